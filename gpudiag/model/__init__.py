@@ -1,0 +1,1 @@
+"""Nouns: what the stages hand to each other. Nothing here computes or draws."""

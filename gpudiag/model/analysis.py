@@ -1,0 +1,136 @@
+"""Analysis: where each step's time went, why, and how far to trust it. Its JSON is a contract (`gpudiag/analysis/1`)."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import msgspec
+
+ANALYSIS_SCHEMA = "gpudiag/analysis/1"
+
+#: The eight exclusive buckets, in the order in which they are drawn.
+BUCKETS = (
+    "compute",
+    "communication_transfer",
+    "communication_wait",
+    "copy",
+    "input",
+    "sync",
+    "launch",
+    "idle",
+)
+
+Severity = Literal["critical", "warning", "info"]
+Confidence = Literal["high", "medium", "low"]
+
+
+class Finding(msgspec.Struct, frozen=True, kw_only=True):
+    """One cause, what removing it alone would gain, how sure we are, and what to do.
+
+    `recoverable_ms_per_step` is the fall in the job's step time if only this cause went away; None where that cannot
+    be known, and then `evidence["reason"]` says why.
+    """
+
+    code: str
+    severity: Severity
+    ranks: tuple[int, ...] = ()
+    cause: str | None = None
+    recoverable_ms_per_step: float | None = None
+    recoverable_percent: float | None = None
+    confidence: Confidence = "medium"
+    title: str = ""
+    evidence: dict[str, Any] = {}
+    advice: tuple[str, ...] = ()
+
+
+class Validity(msgspec.Struct, frozen=True, kw_only=True):
+    """A reason to trust the numbers less, and what to record instead. Not a finding about the job."""
+
+    code: str
+    message: str
+
+
+class Steps(msgspec.Struct, frozen=True, kw_only=True):
+    """Step times in milliseconds; `reasons` says of each missing value why it is missing."""
+
+    analysed: int
+    mean_ms: float
+    median_ms: float
+    unprofiled_mean_ms: float | None = None
+    corrected_mean_ms: float | None = None
+    reasons: dict[str, str] = {}
+
+
+class Device(msgspec.Struct, frozen=True, kw_only=True):
+    """One device (or, on CPU-only runs, one training thread) and its mean step, cut into the eight buckets."""
+
+    rank: int
+    device: str
+    step_ms: float
+    buckets_ms: dict[str, float]
+    hidden_communication_ms: float
+    name: str = ""
+
+
+class Wait(msgspec.Struct, frozen=True, kw_only=True):
+    """How long `rank` waited in collectives for `on_rank`, the last to arrive, per step."""
+
+    rank: int
+    on_rank: int
+    ms_per_step: float
+    cause: str | None = None
+
+
+class CollectiveSummary(msgspec.Struct, frozen=True, kw_only=True):
+    """Collectives of one operation, group and size, over all ranks and analysed steps.
+
+    `transfer_us` is the median time from the last arrival to the common end; `busbw_gb_per_s` is of that time, by the
+    nccl-tests convention, None where the size was not recorded.
+    """
+
+    operation: str
+    group: str
+    ranks: int
+    size_bytes: int | None
+    per_step: float
+    transfer_us: float
+    wait_us: float
+    busbw_gb_per_s: float | None = None
+    probe_busbw_gb_per_s: float | None = None
+
+
+class KernelSummary(msgspec.Struct, frozen=True, kw_only=True):
+    """One kernel by name: its device time per step, averaged over ranks."""
+
+    name: str
+    ms_per_step: float
+    per_step: float
+
+
+class Source(msgspec.Struct, frozen=True, kw_only=True):
+    """What was analysed: the files, and from the run record, if there was one, what ran."""
+
+    paths: tuple[str, ...] = ()
+    title: str = ""
+    workload: str | None = None
+    strategy: str | None = None
+    batch_size_per_device: int | None = None
+    samples_per_s: float | None = None
+    software: dict[str, str] = {}
+
+
+class Analysis(msgspec.Struct, frozen=True, kw_only=True):
+    """The result of analysing one job's traces."""
+
+    schema: str = ANALYSIS_SCHEMA
+    framework: str
+    world_size: int
+    ranks_present: tuple[int, ...]
+    steps: Steps
+    devices: tuple[Device, ...]
+    waits: tuple[Wait, ...] = ()
+    findings: tuple[Finding, ...] = ()
+    validity: tuple[Validity, ...] = ()
+    collectives: tuple[CollectiveSummary, ...] = ()
+    kernels: tuple[KernelSummary, ...] = ()
+    source: Source = Source()

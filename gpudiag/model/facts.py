@@ -1,0 +1,245 @@
+"""Facts: what a machine has and what its links really do (`facts.json`, `gpudiag/facts/1`).
+
+Every figure says its direction, its unit and, where there is one, the ceiling it should be held against and where that
+ceiling comes from. What could not be read is None (null), and `reasons` of the same object says why.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import msgspec
+
+from gpudiag.model.analysis import Finding
+
+FACTS_SCHEMA = "gpudiag/facts/1"
+
+LinkKind = str
+"""`NV<lanes>`, `PIX`, `PXB`, `PHB`, `NODE`, `SYS` as nvidia-smi names them, or `unknown`."""
+
+
+class Clock(msgspec.Struct, frozen=True, kw_only=True):
+    """One clock domain in MHz."""
+
+    current_mhz: int | None = None
+    maximum_mhz: int | None = None
+    application_mhz: int | None = None
+
+
+class PcieLink(msgspec.Struct, frozen=True, kw_only=True):
+    """PCI Express link of a device. An idle link trains down: `generation` counts only when `under_load`."""
+
+    generation: int | None = None
+    width: int | None = None
+    maximum_generation: int | None = None
+    maximum_width: int | None = None
+    under_load: bool = False
+
+
+class GpuProcess(msgspec.Struct, frozen=True, kw_only=True):
+    """A process that holds a GPU."""
+
+    pid: int
+    name: str | None = None
+    memory_bytes: int | None = None
+    own: bool = False
+    """True for gpudiag's own processes and their parents, which are not foreign."""
+
+
+class NvLink(msgspec.Struct, frozen=True, kw_only=True):
+    """One NVLink lane."""
+
+    lane: int
+    active: bool
+    version: int | None = None
+    gb_per_s: float | None = None
+    """One-way rate of this lane."""
+    remote: str | None = None
+    """PCI id of the far end (a GPU or a switch)."""
+
+
+class Gpu(msgspec.Struct, frozen=True, kw_only=True):
+    """One GPU, as NVML describes it."""
+
+    index: int
+    name: str
+    uuid: str | None = None
+    pci_id: str | None = None
+    compute_capability: tuple[int, int] | None = None
+    memory_bytes: int | None = None
+    memory_used_bytes: int | None = None
+    memory_bus_bits: int | None = None
+    sm_clock: Clock = Clock()
+    memory_clock: Clock = Clock()
+    throttle_reasons: tuple[str, ...] = ()
+    power_watts: float | None = None
+    power_limit_watts: float | None = None
+    temperature_c: int | None = None
+    temperature_limit_c: int | None = None
+    ecc: bool | None = None
+    ecc_uncorrected: int | None = None
+    mig: bool | None = None
+    compute_mode: str | None = None
+    persistence: bool | None = None
+    pcie: PcieLink = PcieLink()
+    nvlinks: tuple[NvLink, ...] = ()
+    numa_node: int | None = None
+    cpu_affinity: str | None = None
+    """CPU list, e.g. `0-15,32-47`."""
+    processes: tuple[GpuProcess, ...] = ()
+    visible: bool = True
+    """False when CUDA_VISIBLE_DEVICES hides it from training processes."""
+    reasons: dict[str, str] = {}
+
+
+class Link(msgspec.Struct, frozen=True, kw_only=True):
+    """The path between two GPUs, by index, a < b."""
+
+    a: int
+    b: int
+    kind: LinkKind
+    lanes: int = 0
+    peer_access: bool | None = None
+    reason: str | None = None
+    """NVML's reason where peer access is denied."""
+
+
+class Nic(msgspec.Struct, frozen=True, kw_only=True):
+    """A network or RDMA device and its distance to each GPU (index → `PIX`, `PHB`, `NODE`, `SYS`, `unknown`)."""
+
+    name: str
+    kind: Literal["ethernet", "infiniband", "roce", "other"]
+    pci_id: str | None = None
+    numa_node: int | None = None
+    speed_gb_per_s: float | None = None
+    distance: dict[str, str] = {}
+
+
+class NumaNode(msgspec.Struct, frozen=True, kw_only=True):
+    """One NUMA node."""
+
+    index: int
+    cpus: str
+    memory_bytes: int | None = None
+
+
+class Host(msgspec.Struct, frozen=True, kw_only=True):
+    """The host."""
+
+    name: str = ""
+    os: str = ""
+    kernel: str = ""
+    cpu: str = ""
+    sockets: int | None = None
+    cores: int | None = None
+    threads: int | None = None
+    usable_cpus: int | None = None
+    """CPUs this process may use (affinity and cgroup quota)."""
+    numa: tuple[NumaNode, ...] = ()
+    memory_bytes: int | None = None
+    driver: str | None = None
+    cuda_driver: str | None = None
+    iommu: str | None = None
+    acs: str | None = None
+    container: str | None = None
+    hypervisor: str | None = None
+    shm_bytes: int | None = None
+    shm_free_bytes: int | None = None
+    memlock_bytes: int | None = None
+    """-1 for unlimited."""
+    environment: dict[str, str] = {}
+    """NCCL_*, CUDA_*, and the few other variables that change how training communicates."""
+    nics: tuple[Nic, ...] = ()
+    reasons: dict[str, str] = {}
+
+
+class Bandwidth(msgspec.Struct, frozen=True, kw_only=True):
+    """One measured copy path.
+
+    `path` is `host_to_device`, `device_to_host`, `device_to_device`, `peer` or `host_memory`. `src` and `dst` are
+    `host`, `numa:<i>`, `gpu:<i>`, or `all` for all GPUs at once (then `gb_per_s` is their sum and `per_device` has
+    each one's). `direction` is `one_way`, or `both_ways` (the sum of both directions, which run at once).
+    """
+
+    path: str
+    src: str
+    dst: str
+    memory: Literal["pinned", "pageable", "device"]
+    direction: Literal["one_way", "both_ways"]
+    peer_access: bool | None = None
+    size_bytes: int
+    gb_per_s: float
+    per_device: dict[str, float] = {}
+    ceiling_gb_per_s: float | None = None
+    ceiling_source: str | None = None
+    cv: float | None = None
+    """Coefficient of variation over the repeats behind the median."""
+    repeats: int = 0
+    verified: bool | None = None
+    """True: every byte arrived as sent; False: data was corrupted; None: not checked."""
+
+
+class Latency(msgspec.Struct, frozen=True, kw_only=True):
+    """One measured latency: `kind` is `small_copy` or `dependent_load`."""
+
+    kind: str
+    src: str
+    dst: str
+    time_us: float
+    peer_access: bool | None = None
+    cv: float | None = None
+
+
+class Collective(msgspec.Struct, frozen=True, kw_only=True):
+    """One measured collective: time and bandwidth by the nccl-tests convention.
+
+    `strategy` names the transport: `nccl`, `nccl-no-p2p`, `nccl-ring`, `nccl-tree`, `gloo`, `host-staged`.
+    """
+
+    operation: str
+    strategy: str
+    ranks: int
+    bytes: int
+    time_us: float
+    algbw_gb_per_s: float
+    busbw_gb_per_s: float
+    cv: float | None = None
+    verified: bool | None = None
+
+
+class CollectiveFit(msgspec.Struct, frozen=True, kw_only=True):
+    """time_us = latency_us + bytes × busfactor / busbw, fitted to the measured sizes of one transport."""
+
+    operation: str
+    strategy: str
+    ranks: int
+    latency_us: float
+    busbw_gb_per_s: float
+    worst_relative_error: float
+
+
+class Skipped(msgspec.Struct, frozen=True, kw_only=True):
+    """A measurement that was not made, and why."""
+
+    what: str
+    why: str
+
+
+class Facts(msgspec.Struct, frozen=True, kw_only=True):
+    """Everything known of a machine."""
+
+    schema: str = FACTS_SCHEMA
+    created: str = ""
+    version: str = ""
+    host: Host
+    gpus: tuple[Gpu, ...] = ()
+    links: tuple[Link, ...] = ()
+    islands: tuple[tuple[int, ...], ...] = ()
+    bandwidth: tuple[Bandwidth, ...] = ()
+    latency: tuple[Latency, ...] = ()
+    collectives: tuple[Collective, ...] = ()
+    collective_fits: tuple[CollectiveFit, ...] = ()
+    findings: tuple[Finding, ...] = ()
+    skipped: tuple[Skipped, ...] = ()
+    probes: dict[str, Any] = {}
+    """How the probes ran: seconds per probe, library versions."""

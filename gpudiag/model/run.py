@@ -1,0 +1,76 @@
+"""RunRecord: what ran, on what, and how long its steps took without the profiler (`run.json`, `gpudiag/run/1`)."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+
+RUN_SCHEMA = "gpudiag/run/1"
+
+RunStatus = Literal["complete", "failed", "interrupted"]
+
+
+class StepTimes(msgspec.Struct, frozen=True, kw_only=True):
+    """Times of consecutive steps in milliseconds, each from one step's start to the next, device work included."""
+
+    step_ms: tuple[float, ...]
+    mean_ms: float
+    median_ms: float
+    standard_error_ms: float
+    jitter_ms: float
+    """1.4826 times the median absolute deviation."""
+
+
+class Warmup(msgspec.Struct, frozen=True, kw_only=True):
+    """How long the run took to settle, found from the step times (or told: `automatic` is False)."""
+
+    steps: int
+    seconds: float
+    automatic: bool
+    settled: bool
+    """False when the step times were still falling when the limit on warm-up was reached."""
+
+
+class RankRecord(msgspec.Struct, frozen=True, kw_only=True):
+    """What one rank says of itself and of its steps."""
+
+    rank: int
+    local_rank: int
+    host: str
+    pid: int
+    device: str
+    device_name: str
+    warmup: Warmup | None = None
+    unprofiled: StepTimes | None = None
+    profiled: StepTimes | None = None
+    trace: str | None = None
+    error: str | None = None
+
+
+class ModelRecord(msgspec.Struct, frozen=True, kw_only=True):
+    """The trained model: how many parameters, and the gradient sizes in bytes in the order of exchange."""
+
+    parameters: int
+    gradient_bytes: int
+    gradient_sizes: tuple[int, ...] = ()
+
+
+class RunRecord(msgspec.Struct, frozen=True, kw_only=True):
+    """One profiled run, as saved in the run directory."""
+
+    schema: str = RUN_SCHEMA
+    created: str
+    command: tuple[str, ...]
+    workload: str
+    framework: str
+    strategy: str
+    world_size: int
+    nodes: int
+    batch_size_per_device: int | None
+    options: dict[str, str] = {}
+    model: ModelRecord | None = None
+    software: dict[str, str] = {}
+    ranks: tuple[RankRecord, ...] = ()
+    status: RunStatus
+    error: str | None = None

@@ -1,0 +1,39 @@
+"""Units. Inside, time is integer nanoseconds; at the surface it is milliseconds. 1 GB is 1e9 bytes."""
+
+from __future__ import annotations
+
+NS_PER_US = 1_000
+NS_PER_MS = 1_000_000
+NS_PER_S = 1_000_000_000
+
+#: Factor from algorithm bandwidth to bus bandwidth for n ranks, as nccl-tests defines it
+#: (https://github.com/NVIDIA/nccl-tests/blob/master/doc/PERFORMANCE.md).
+_BUS_FACTOR = {
+    "all_reduce": lambda n: 2 * (n - 1) / n,
+    "all_gather": lambda n: (n - 1) / n,
+    "reduce_scatter": lambda n: (n - 1) / n,
+    "all_to_all": lambda n: (n - 1) / n,
+    "broadcast": lambda _n: 1.0,
+    "reduce": lambda _n: 1.0,
+}
+
+
+def milliseconds(duration_ns: float) -> float:
+    """Nanoseconds as milliseconds."""
+    return duration_ns / NS_PER_MS
+
+
+def gb_per_s(size_bytes: float, duration_ns: float) -> float:
+    """Bandwidth in GB/s (1e9 bytes per second) of `size_bytes` moved in `duration_ns`; 0 < duration."""
+    if duration_ns <= 0:
+        raise ValueError(f"a bandwidth needs a positive duration, not {duration_ns} ns")
+    return size_bytes / duration_ns
+
+
+def bus_factor(operation: str, ranks: int) -> float | None:
+    """busbw / algbw of a collective over `ranks` ranks; None for an operation that has no such factor.
+
+    The size it applies to is the nccl-tests one: for all_gather and reduce_scatter the *whole* buffer, over all ranks.
+    """
+    factor = _BUS_FACTOR.get(operation)
+    return None if factor is None or ranks < 1 else float(factor(ranks))
