@@ -1,0 +1,76 @@
+"""Attribution: every nanosecond of every device window in exactly one bucket."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from gpudiag.model.analysis import BUCKETS
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from gpudiag.intervals import Intervals
+
+    Times = NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LaneAttribution:
+    """The windows of one lane, cut into buckets.
+
+    Attributes:
+        rank: global rank.
+        bounds: int64[k + 1], the windows.
+        parts: for each of the eight buckets its interval set within [bounds[0], bounds[k]): disjoint, and together all of
+            it.
+        buckets_ns: int64[k, 8], length of each bucket in each window, in the order of `BUCKETS`.
+        hidden_ns: int64[k], communication that ran beside compute, in each window.
+        waits_ns: rank waited for → int64[k], its share of `communication_wait`.
+        unsplit_ns: int64[k], what of `communication_transfer` had no known partner, so that it may hold waiting.
+        unmarked_input: what of `idle` lies between a step's start and its first op while the host recorded nothing:
+            usually an input pipeline without marks.
+        queued: what of `idle` passed although the next op had been launched already (gaps between queued kernels,
+            dependencies between streams).
+    """
+
+    rank: int
+    bounds: Times
+    parts: dict[str, Intervals]
+    buckets_ns: Times
+    hidden_ns: Times
+    waits_ns: dict[int, Times]
+    unsplit_ns: Times
+    unmarked_input: Intervals
+    queued: Intervals
+
+    @property
+    def step_ns(self) -> Times:
+        """int64[k], length of each window."""
+        return np.diff(self.bounds)
+
+    def check(self) -> None:
+        """The conservation law: the buckets of each window sum to its length, exactly.
+
+        Raises:
+            ArithmeticError: they do not, which is a defect of gpudiag and never of the trace.
+        """
+        if self.buckets_ns.shape != (len(self.bounds) - 1, len(BUCKETS)):
+            raise ArithmeticError(f"rank {self.rank}: buckets of shape {self.buckets_ns.shape}")
+        off = self.buckets_ns.sum(axis=1) - self.step_ns
+        if (off != 0).any() or (self.buckets_ns < 0).any():
+            raise ArithmeticError(f"rank {self.rank}: buckets miss their windows by {off.tolist()} ns")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Attribution:
+    """All lanes, in the order of the timeline's."""
+
+    lanes: tuple[LaneAttribution, ...]
+
+    def check(self) -> None:
+        """`LaneAttribution.check` of every lane."""
+        for lane in self.lanes:
+            lane.check()

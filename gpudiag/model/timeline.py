@@ -1,0 +1,199 @@
+"""Timeline: the traces of all ranks on one clock, cut into steps, with their collectives matched."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from gpudiag.intervals import Intervals
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from gpudiag.model.analysis import Validity
+    from gpudiag.model.event import Trace
+
+    Times = NDArray[np.int64]
+
+UNKNOWN = -1
+
+
+class OpClass(IntEnum):
+    """What a device op counts as."""
+
+    COMPUTE = 0
+    COMMUNICATION = 1
+    COPY = 2
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeviceOps:
+    """Work on one device as columns of equal length n, by start, on the common clock.
+
+    Attributes:
+        start, end: int64[n], ns.
+        op_class: uint8[n], an `OpClass`.
+        row: int64[n], row in the trace's event table.
+        stream: int64[n].
+        step: int32[n], index of the host step in which the op was launched; `UNKNOWN` when its launch was not captured.
+        launch_start, launch_end: int64[n], the runtime call that launched it; `UNKNOWN` when not captured.
+        launch_thread: int64[n], host thread of that call; `UNKNOWN` when not captured.
+    """
+
+    start: Times
+    end: Times
+    op_class: NDArray[np.uint8]
+    row: NDArray[np.int64]
+    stream: NDArray[np.int64]
+    step: NDArray[np.int32]
+    launch_start: Times
+    launch_end: Times
+    launch_thread: NDArray[np.int64]
+
+    def __len__(self) -> int:
+        return len(self.start)
+
+    def intervals(self, *classes: OpClass) -> Intervals:
+        """The ops of these classes as raw intervals (not yet a set)."""
+        chosen = np.isin(self.op_class, np.array(classes, dtype=np.uint8))
+        return Intervals(self.start[chosen], self.end[chosen])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HostThread:
+    """What one host thread was doing, as interval sets on the common clock.
+
+    Attributes:
+        thread: the thread's id in the trace.
+        busy: inside any framework op, annotation of work, or runtime call, short pauses between them included.
+        input: waiting for data (DataLoader, `gpudiag.input`, tf.data).
+        blocked: raw intervals of calls that waited for the device, by start: synchronizations and copies that block.
+        blocking_calls: the name of each of those calls.
+    """
+
+    thread: int
+    busy: Intervals
+    input: Intervals
+    blocked: Intervals
+    blocking_calls: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HostSteps:
+    """Step marks of one process.
+
+    Attributes:
+        start: int64[n], ns, on the common clock.
+        number: int64[n], the step numbers that the marks carry (counted from 0 where they carry none).
+        end: the end of the last mark.
+        source: what marked them: `gpudiag.step`, `ProfilerStep`, `optimizer`, `pattern` (found) or `none`.
+        thread: the training thread, where the marks are.
+    """
+
+    start: Times
+    number: NDArray[np.int64]
+    end: int
+    source: str
+    thread: int
+
+    def __len__(self) -> int:
+        return len(self.start)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Collectives:
+    """Communication on one lane as columns of equal length m, by start, matched across ranks.
+
+    Attributes:
+        start, end: int64[m], ns, on the common clock.
+        row: int64[m], row in the trace's event table.
+        instance: int64[m], same number on every lane for the same collective; `UNKNOWN` where no partner was found.
+        last_arrival: int64[m], when the last participant that this rank had to wait for arrived, within [start, end];
+            equal to `start` where this rank was itself the last. `UNKNOWN` where no partner was found.
+        last_rank: int64[m], that participant's rank; `UNKNOWN` as above.
+        kind: int32[m], index into `kinds`.
+        kinds: distinct (operation, group, ranks in the group, size in bytes or None).
+    """
+
+    start: Times
+    end: Times
+    row: NDArray[np.int64]
+    instance: NDArray[np.int64]
+    last_arrival: Times
+    last_rank: NDArray[np.int64]
+    kind: NDArray[np.int32]
+    kinds: tuple[tuple[str, str, int, int | None], ...]
+
+    def __len__(self) -> int:
+        return len(self.start)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Lane:
+    """One device of one rank; on CPU-only runs the training thread stands in for the device.
+
+    Attributes:
+        rank: global rank.
+        device: ordinal in its process; `UNKNOWN` for a CPU lane.
+        device_name: model name, or "".
+        trace: index of the trace in `Timeline.traces`.
+        shift_ns: common time = event time + `shift_ns`, for every event of this lane's trace.
+        ops: the device's work (CPU lanes: top-level framework ops of the training thread).
+        collectives: its communication.
+        steps: the process's step marks.
+        bounds: int64[k + 1], the windows: window i is [bounds[i], bounds[i + 1]).
+        window_steps: int64[k], the step number of each window.
+        threads: host threads by id.
+    """
+
+    rank: int
+    device: int
+    device_name: str
+    trace: int
+    shift_ns: int
+    ops: DeviceOps
+    collectives: Collectives
+    steps: HostSteps
+    bounds: Times
+    window_steps: NDArray[np.int64]
+    threads: dict[int, HostThread]
+
+    @property
+    def label(self) -> str:
+        """`cuda:0`-like name of the device, `cpu` for a CPU lane."""
+        return "cpu" if self.device == UNKNOWN else f"cuda:{self.device}"
+
+    @property
+    def is_cpu(self) -> bool:
+        """True when the training thread stands in for the device."""
+        return self.device == UNKNOWN
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClockAlignment:
+    """How one rank's clock was brought onto the reference rank's, from the common ends of collectives.
+
+    `offset_ns` was added to the rank's times; `residual_ns` is the median distance of matched ends after that.
+    """
+
+    rank: int
+    offset_ns: int
+    residual_ns: int
+    matched: int
+    unmatched: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Timeline:
+    """All lanes on one clock, and what stands in the way of trusting them."""
+
+    framework: str
+    world_size: int
+    ranks_present: tuple[int, ...]
+    lanes: tuple[Lane, ...]
+    traces: tuple[Trace, ...]
+    clocks: tuple[ClockAlignment, ...]
+    validity: tuple[Validity, ...]
