@@ -1,0 +1,93 @@
+"""The many names of collectives, of their kernels, and of the data they carry."""
+
+from __future__ import annotations
+
+import re
+
+#: NCCL's and RCCL's kernels: `ncclDevKernel_AllReduce_Sum_f32_RING_LL(…)`, before 2.18 `ncclKernel_AllReduce_RING_LL_…`,
+#: for symmetric memory `ncclSymkDevKernel_AllReduce_RSxLDMC_AGxSTMC_…`, RCCL also `ncclDevKernel_Generic_4(…)`.
+_LIBRARY_KERNEL = re.compile(r"(?:nccl|rccl)(?:Sym[a-z]?)?(?:Dev)?Kernel(?:Debug)?_([A-Za-z0-9]+)")
+
+#: Kernels that move data between devices without NCCL: PyTorch's symmetric memory, vLLM's and TensorRT-LLM's custom
+#: all-reduce, MSCCL, oneCCL.
+_OTHER_KERNELS = (
+    (
+        re.compile(
+            r"(?:one|two)_shot_all_?reduce|multimem_(?:one_shot_)?all_?reduce|all_?reduce_(?:one|two)_?shot", re.I
+        ),
+        "all_reduce",
+    ),
+    (re.compile(r"cross_device_reduce_[12]stage|oneShotAllReduce|twoShotAllReduce"), "all_reduce"),
+    (re.compile(r"multimem_all_gather"), "all_gather"),
+    (re.compile(r"multimem_(?:one_shot_)?reduce_scatter"), "reduce_scatter"),
+    (re.compile(r"nvshmem\w*all_?to_?all|all_to_all_vdev", re.I), "all_to_all"),
+    (re.compile(r"mscclKernel|rccl_main_kernel|oneccl_", re.I), "unknown"),
+)
+
+#: Any of these in a name makes it worth a closer look; most kernels have none.
+_OPERATIONS = {
+    "allreduce": "all_reduce",
+    "reduceall": "all_reduce",
+    "allgather": "all_gather",
+    "allgatherv": "all_gather",
+    "reducescatter": "reduce_scatter",
+    "reducescatterv": "reduce_scatter",
+    "broadcast": "broadcast",
+    "bcast": "broadcast",
+    "reduce": "reduce",
+    "alltoall": "all_to_all",
+    "alltoallv": "all_to_all",
+    "send": "send",
+    "recv": "recv",
+    "recvanysource": "recv",
+    "sendrecv": "send_recv",
+    "barrier": "barrier",
+    "allreducebarrier": "barrier",
+    "gather": "gather",
+    "scatter": "scatter",
+    "generic": "unknown",
+}
+_DECORATION = re.compile(r"_(?:base|coalesced|tensor|into|single|oop|sparse)(?=_|$)|_$")
+
+_ELEMENT_BYTES = {
+    "float": 4, "double": 8, "half": 2, "bfloat16": 2, "long": 8, "int": 4, "short": 2, "char": 1, "byte": 1,
+    "bool": 1, "complexfloat": 8, "complexdouble": 16, "complexhalf": 4, "uint16": 2, "uint32": 4, "uint64": 8,
+    "long int": 8, "long long": 8, "unsigned char": 1, "signed char": 1, "short int": 2,
+    "c10::half": 2, "c10::bfloat16": 2, "c10::complex<float>": 8, "c10::complex<double>": 16,
+}  # fmt: skip
+
+
+def kernel_operation(kernel: str) -> str | None:
+    """The collective that a kernel belongs to, by its name: None where the kernel does not communicate.
+
+    `unknown` where it communicates but the name does not say what (RCCL's `ncclDevKernel_Generic`).
+    """
+    if match := _LIBRARY_KERNEL.search(kernel):
+        return _OPERATIONS.get(match[1].lower(), "unknown")
+    for pattern, operation in _OTHER_KERNELS:
+        if pattern.search(kernel):
+            return operation
+    return None
+
+
+def is_communication_kernel(kernel: str) -> bool:
+    """Whether a kernel of this name moves data between devices."""
+    return kernel_operation(kernel) is not None
+
+
+def normal_operation(word: str) -> str:
+    """One word for one operation: `allreduce` → `all_reduce`, `_allgather_base` → `all_gather`, `nccl:send 0->1` → `send`.
+
+    A word that fits nothing is returned as it came.
+    """
+    plain = word.rpartition(":")[2].strip().split(" ")[0].lower()
+    plain = _DECORATION.sub("", plain).replace("_", "")
+    return _OPERATIONS.get(plain, word)
+
+
+def element_bytes(dtype: str) -> int | None:
+    """Bytes of one element, by PyTorch's name of its type; None for a name that is not known."""
+    lowered = dtype.strip().lower()
+    if lowered.startswith(("float8", "c10::float8")):
+        return 1
+    return _ELEMENT_BYTES.get(lowered)
