@@ -1,1 +1,32 @@
-"""."""
+"""One file per verb.
+
+`commands/<verb>.py` holds one function named like the verb, annotated for typer, and the two constants that its help
+needs: its docstring's first line must equal its line in `SUMMARIES`, and `EXAMPLES` are pairs of a command line and
+what it is good for. A command imports the stages that it needs inside its function, so that help stays fast.
+"""
+
+from __future__ import annotations
+
+import pkgutil
+
+#: What `gpudiag --help` lists, in this order, without importing a single command.
+SUMMARIES = {
+    "topology": "Show what this machine has: GPUs, links, host, and what is wrong with them.",
+    "bandwidth": "Measure what this machine's links really carry.",
+    "profile": "Train, record traces, and say where each step's time went.",
+    "analyze": "Say where each step's time went, from traces that are there already.",
+    "recommend": "Say which strategy suits this machine and model best.",
+    "scale": "Measure how training scales over the GPUs of this machine.",
+    "report": "Draw the report of a run again.",
+    "view": "Show a report in the browser.",
+    "export": "Convert a run to another tool's format.",
+    "diff": "Compare two runs.",
+    "table": "Compare many runs in one table.",
+    "selftest": "Check gpudiag itself on this machine.",
+}
+
+
+def available() -> tuple[str, ...]:
+    """The verbs whose modules are there, in the order of `SUMMARIES`."""
+    present = {module.name for module in pkgutil.iter_modules(__path__)}
+    return tuple(verb for verb in SUMMARIES if verb in present)

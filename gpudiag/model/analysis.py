@@ -1,4 +1,5 @@
-"""Analysis: where each step's time went, why, and how far to trust it. Its JSON is a contract (`gpudiag/analysis/1`)."""
+"""Analysis: where each step's time went, why, and how far to trust it. Its JSON is a contract
+(`gpudiag/analysis/1`)."""
 
 from __future__ import annotations
 
@@ -18,6 +19,38 @@ BUCKETS = (
     "sync",
     "launch",
     "idle",
+)
+
+#: Worst first: critical from 20 % of the step recoverable, warning from 5 %.
+SEVERITIES = ("critical", "warning", "info")
+
+#: Every finding that a rule can make.
+FINDING_CODES = (
+    "input-bound",
+    "straggler",
+    "communication-bound",
+    "launch-bound",
+    "host-sync",
+    "slow-copy",
+    "compute-bound",
+    "clock-mismatch",
+    "throttled",
+    "degraded-link",
+    "no-peer-access",
+    "shared-uplink",
+    "foreign-process",
+    "peer-slower-than-host",
+    "corrupt-transfer",
+)
+
+#: Every reason to trust an analysis less.
+VALIDITY_CODES = (
+    "profiler-overhead",
+    "dropped-events",
+    "missing-ranks",
+    "no-step-marks",
+    "few-steps",
+    "clock-skew",
 )
 
 Severity = Literal["critical", "warning", "info"]

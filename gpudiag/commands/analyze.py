@@ -1,0 +1,81 @@
+"""`gpudiag analyze`: traces in, diagnosis out."""
+
+import sys
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from gpudiag.commands.options import MAX_TRACE_GB, AllRanks, Json, MaxTraceGb, Traces, Width, WorldSize, analyze_traces
+from gpudiag.errors import UsageError
+from gpudiag.model.analysis import FINDING_CODES, SEVERITIES, VALIDITY_CODES
+
+if TYPE_CHECKING:
+    from gpudiag.model.analysis import Analysis
+
+EXAMPLES = (
+    ("gpudiag analyze traces/", "all ranks of one job, a file each (.json or .json.gz)"),
+    ("gpudiag analyze gpudiag-runs/20260301-120000-resnet50-nccl", "a run that `gpudiag profile` recorded"),
+    ("gpudiag analyze 'traces/rank*.pt.trace.json.gz' --json > analysis.json", "for scripts"),
+    ("gpudiag analyze traces/ --fail-on straggler --fail-on critical", "for CI: exit code 1 when found"),
+)
+
+#: What a threshold may be called.
+THRESHOLDS = (*SEVERITIES, *FINDING_CODES, *VALIDITY_CODES)
+
+FailOn = Annotated[
+    list[str] | None,
+    typer.Option(
+        metavar="CODE|SEVERITY",
+        help="Exit with code 1 when the analysis has a finding or a warning of this code, or a finding of this "
+        "severity or a worse one (critical, warning, info). May be given several times.",
+    ),
+]
+
+
+def analyze(
+    paths: Traces,
+    *,
+    as_json: Json = False,
+    fail_on: FailOn = None,
+    world_size: WorldSize = None,
+    all_ranks: AllRanks = False,
+    width: Width = None,
+    max_trace_gb: MaxTraceGb = MAX_TRACE_GB,
+) -> None:
+    """Say where each step's time went, from traces that are there already.
+
+    Reads the traces that torch.profiler writes, of one rank or of all. Needs no GPU and no framework.
+    """
+    thresholds = _known(fail_on or [])
+    analysis = analyze_traces(paths, world_size=world_size, max_trace_gb=max_trace_gb)
+    if as_json:
+        from gpudiag.reporting.json_output import encode
+
+        sys.stdout.write(encode(analysis).decode())
+    else:
+        from gpudiag.reporting.console import report_console
+        from gpudiag.reporting.terminal import render_analysis
+
+        render_analysis(analysis, report_console(width=width), all_ranks=all_ranks)
+    sys.stdout.flush()
+    crossed = [word for word in thresholds if crosses(analysis, word)]
+    for word in crossed:
+        typer.echo(f"gpudiag: --fail-on {word} was crossed", err=True)
+    if crossed:
+        raise typer.Exit(1)
+
+
+def crosses(analysis: "Analysis", word: str) -> bool:
+    """Whether an analysis crosses a threshold: a finding's code, a validity code, or a severity and all above it."""
+    if word in SEVERITIES:
+        enough = SEVERITIES[: SEVERITIES.index(word) + 1]
+        return any(finding.severity in enough for finding in analysis.findings)
+    return word in {finding.code for finding in analysis.findings} | {warning.code for warning in analysis.validity}
+
+
+def _known(words: list[str]) -> list[str]:
+    """The thresholds, once each; a misspelt one would never be crossed, so it is refused before any work."""
+    for word in words:
+        if word not in THRESHOLDS:
+            raise UsageError(f"--fail-on knows no '{word}'", f"There are: {', '.join(THRESHOLDS)}.")
+    return list(dict.fromkeys(words))

@@ -1,0 +1,49 @@
+"""Options that several verbs share, so that they are spelt, bounded and described once."""
+
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+if TYPE_CHECKING:
+    from gpudiag.model.analysis import Analysis
+
+#: Narrower than this no table can be read; wider than this no line is.
+NARROWEST, WIDEST = 40, 1000
+
+Traces = Annotated[
+    list[str],
+    typer.Argument(
+        metavar="PATH...",
+        help="A run directory, trace files, a directory of traces, or patterns such as 'rank*.json.gz'.",
+        show_default=False,
+    ),
+]
+WorldSize = Annotated[
+    int | None,
+    typer.Option(min=1, metavar="N", help="Ranks in the job, where neither the traces nor their names say."),
+]
+MaxTraceGb = Annotated[
+    float, typer.Option(min=0.001, metavar="GB", help="Refuse a trace that unpacks to more than this.")
+]
+MAX_TRACE_GB = 4.0
+Width = Annotated[
+    int | None,
+    typer.Option(
+        min=NARROWEST,
+        max=WIDEST,
+        metavar="N",
+        help="Columns of the report; when left out the terminal's, and 100 where there is none.",
+    ),
+]
+AllRanks = Annotated[
+    bool, typer.Option("--all-ranks", help="Draw every rank; else of more than 8 those unlike the rest.")
+]
+Json = Annotated[bool, typer.Option("--json", help="Print JSON on standard output, and nothing else there.")]
+
+
+def analyze_traces(paths: list[str], *, world_size: int | None, max_trace_gb: float) -> "Analysis":
+    """Run the pipeline as these options ask."""
+    from gpudiag.pipeline import analyze
+    from gpudiag.readers import ReadLimits
+
+    return analyze(paths, world_size=world_size, limits=ReadLimits(max_bytes=int(max_trace_gb * 1e9)))

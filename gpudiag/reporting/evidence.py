@@ -1,0 +1,75 @@
+"""Evidence as a reader takes it in: `mean_wait_ms: 26.1` becomes "mean wait 26.1 ms"."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from gpudiag.reporting import figures
+from gpudiag.reporting.printable import one_line
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+MOST_ITEMS = 6
+LONGEST_TEXT = 80
+
+#: Endings of keys that say the unit, longest first where one ends another.
+_UNITS = (
+    ("_ms_per_step", "ms per step"),
+    ("_gb_per_s", "GB/s"),
+    ("_per_step", "per step"),
+    ("_percent", "%"),
+    ("_ms", "ms"),
+    ("_us", "µs"),
+    ("_mhz", "MHz"),
+    ("_watts", "W"),
+    ("_c", "°C"),
+)
+
+
+def evidence_items(evidence: Mapping[str, Any]) -> list[str]:
+    """Each item in words, in the order given; anything nested deeper than a list or a mapping is cut short."""
+    return [_item(key, value) for key, value in list(evidence.items())[: 2 * MOST_ITEMS]]
+
+
+def _item(key: str, value: Any) -> str:
+    if key.endswith("_bytes") and _is_number(value):
+        return f"{_words(key.removesuffix('_bytes'))} {figures.size(value)}"
+    for ending, unit in _UNITS:
+        if key.endswith(ending) and not isinstance(value, str):
+            return f"{_words(key.removesuffix(ending))} {_value(value)} {unit}"
+    if key in {"reason", "why"}:
+        return _value(value)
+    return f"{_words(key)} {_value(value)}"
+
+
+def _words(key: str) -> str:
+    return one_line(key.replace("_", " "))[:LONGEST_TEXT]
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def _value(value: Any, *, nested: bool = False) -> str:
+    if value is None:
+        return "unknown"
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, int):
+        return figures.thousands(value) if abs(value) >= 10_000 else str(value)
+    if isinstance(value, float):
+        return figures.milliseconds(value)
+    if isinstance(value, list | tuple | dict):
+        return "…" if nested else _several(value)
+    text = one_line(str(value))
+    return text if len(text) <= LONGEST_TEXT else f"{text[: LONGEST_TEXT - 1]}…"
+
+
+def _several(value: list[Any] | tuple[Any, ...] | dict[str, Any]) -> str:
+    if isinstance(value, dict):
+        items = [f"{_words(str(key))} {_value(one, nested=True)}" for key, one in list(value.items())[:MOST_ITEMS]]
+    else:
+        items = [_value(one, nested=True) for one in value[:MOST_ITEMS]]
+    more = f" and {len(value) - MOST_ITEMS} more" if len(value) > MOST_ITEMS else ""
+    return (", ".join(items) or "none") + more

@@ -1,0 +1,17 @@
+"""JSON for standard output: what `--json` prints, byte for byte what a run directory keeps."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import msgspec
+
+if TYPE_CHECKING:
+    from gpudiag.model.analysis import Analysis
+    from gpudiag.model.facts import Facts
+    from gpudiag.model.run import RunRecord
+
+
+def encode(noun: Analysis | Facts | RunRecord) -> bytes:
+    """A noun as indented UTF-8 JSON with a newline at its end; figures that are none (NaN, infinite) become null."""
+    return msgspec.json.format(msgspec.json.encode(noun), indent=2) + b"\n"

@@ -1,0 +1,124 @@
+"""The report in a terminal: what ran, the verdict, where the time went, why, how far to trust it, and what to do."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import TYPE_CHECKING
+
+from rich.console import Group
+from rich.segment import Segment, Segments
+from rich.text import Text
+
+from gpudiag.reporting import figures
+from gpudiag.reporting.palette import fills
+from gpudiag.reporting.printable import one_line
+from gpudiag.reporting.rank_rows import rows_of
+from gpudiag.reporting.terminal_bars import legend, stacked_bars
+from gpudiag.reporting.terminal_findings import findings_section, next_step, validity_section, verdict
+from gpudiag.reporting.terminal_ranks import buckets_seen, rank_table
+from gpudiag.reporting.terminal_traffic import collectives_table, kernels_table, wait_lines
+
+if TYPE_CHECKING:
+    from rich.console import Console, RenderableType
+
+    from gpudiag.model.analysis import Analysis
+
+_SEPARATOR = " · "
+_MOST_SOFTWARE = 6
+_LONGEST_NAME = 60
+
+
+def render_analysis(analysis: Analysis, console: Console, *, all_ranks: bool = False) -> None:
+    """Print the whole report on `console`, without the spaces with which tables fill their lines."""
+    report = analysis_report(analysis, console, all_ranks=all_ranks)
+    lines = console.render_lines(report, pad=False)
+    console.print(Segments([part for line in lines for part in (*_trimmed(line), Segment.line())]), end="")
+
+
+def _trimmed(line: list[Segment]) -> list[Segment]:
+    """A line's segments up to its last visible character."""
+    kept = list(line)
+    while kept and not kept[-1].text.strip(" "):
+        kept.pop()
+    if kept:
+        kept[-1] = Segment(kept[-1].text.rstrip(" "), kept[-1].style)
+    return kept
+
+
+def analysis_report(analysis: Analysis, console: Console, *, all_ranks: bool = False) -> Group:
+    """The report as one renderable, laid out for this console's width, colours and encoding."""
+    rows, note = rows_of(analysis.devices, all_ranks=all_ranks)
+    fill = fills(console)
+    sections: list[tuple[str, RenderableType]] = []
+    if rows:
+        buckets = buckets_seen(rows)
+        bars = stacked_bars(rows, fill, console.width)
+        parts: list[RenderableType] = [bars, legend(buckets, fill, console.width), Text(), rank_table(rows, console)]
+        parts.append(Text("hidden: communication beside compute, which costs no time", style="dim"))
+        parts += [Text(note, style="dim")] if note else []
+        sections.append(("Where a step's time goes", Group(*parts)))
+    waits = wait_lines(analysis.waits, analysis.steps.mean_ms)
+    if waits:
+        sections.append(("Waits", Group(*waits)))
+    if analysis.findings:
+        sections.append(("Findings", findings_section(analysis.findings)))
+    if analysis.collectives:
+        sections.append(("Collectives", collectives_table(analysis.collectives, console.width)))
+    if analysis.kernels:
+        sections.append(("Kernels", kernels_table(analysis.kernels, console.width)))
+    if analysis.validity:
+        sections.append(("How far to trust this", validity_section(analysis.validity)))
+    sections.append(("Next", Text(next_step(analysis))))
+    body = [part for heading, section in sections for part in (Text(), Text(heading, style="bold underline"), section)]
+    return Group(*_header(analysis), Text(), verdict(analysis), *body)
+
+
+def _header(analysis: Analysis) -> list[Text]:
+    lines = [Text(_what_ran(analysis), style="bold")]
+    software = [f"{_name(key)} {_name(value)}" for key, value in analysis.source.software.items()][:_MOST_SOFTWARE]
+    if software:
+        lines.append(Text(_SEPARATOR.join(software), style="dim"))
+    return [*lines, *_step_lines(analysis)]
+
+
+def _what_ran(analysis: Analysis) -> str:
+    source = analysis.source
+    parts = [_name(source.workload or source.title or f"{analysis.framework} job")]
+    parts += [_name(source.strategy)] if source.strategy else []
+    parts.append(_devices(analysis))
+    parts += [f"batch {source.batch_size_per_device} per device"] if source.batch_size_per_device else []
+    return _SEPARATOR.join(parts)
+
+
+def _devices(analysis: Analysis) -> str:
+    names = Counter(_name(device.name or device.device.partition(":")[0]) for device in analysis.devices)
+    present = " + ".join(f"{count} {figures.TIMES} {name}" for name, count in names.most_common(3)) or "no device"
+    missing = analysis.world_size - len(analysis.ranks_present)
+    return f"{present} of {analysis.world_size} ranks" if missing > 0 else present
+
+
+def _step_lines(analysis: Analysis) -> list[Text]:
+    steps = analysis.steps
+    times = [f"{figures.milliseconds(steps.mean_ms)} ms profiled"]
+    if steps.unprofiled_mean_ms is not None:
+        times.append(f"{figures.milliseconds(steps.unprofiled_mean_ms)} ms unprofiled")
+    if steps.corrected_mean_ms is not None:
+        times.append(f"{figures.milliseconds(steps.corrected_mean_ms)} ms without the profiler's share")
+    line = Text("Step ").append(times[0], style="bold")
+    line.append("".join(f"{_SEPARATOR}{time}" for time in times[1:]))
+    if analysis.source.samples_per_s is not None:
+        line.append(f"{_SEPARATOR}{figures.thousands(analysis.source.samples_per_s)} samples/s")
+    line.append(f"{_SEPARATOR}mean of {steps.analysed} steps" if steps.analysed else "")
+    missing = {"unprofiled_mean_ms": "unprofiled", "corrected_mean_ms": "corrected"}
+    reasons = [
+        Text(f"No {missing.get(key, _name(key))} step time: {one_line(reason)[:200]}", style="dim")
+        for key, reason in list(steps.reasons.items())[:4]
+        if getattr(steps, key, None) is None
+    ]
+    return [line, *reasons]
+
+
+def _name(text: str) -> str:
+    """Someone else's name for something, short enough for a header."""
+    name = one_line(text)
+    return name if len(name) <= _LONGEST_NAME else f"{name[: _LONGEST_NAME - 1]}…"

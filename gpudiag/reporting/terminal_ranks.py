@@ -1,0 +1,90 @@
+"""The table per rank, in the form that the terminal's width allows."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from rich.console import Group
+from rich.table import Table
+from rich.text import Text
+
+from gpudiag.model.analysis import BUCKETS
+from gpudiag.reporting import figures
+from gpudiag.reporting.palette import LABELS
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from rich.console import Console, RenderableType
+
+    from gpudiag.reporting.rank_rows import Row
+
+#: A bucket below this on every rank would be a column of zeros.
+_SEEN_MS = 0.005
+_GAP = 2
+
+
+def buckets_seen(rows: Sequence[Row]) -> list[str]:
+    """The buckets that some row has, in their order."""
+    return [bucket for bucket in BUCKETS if any(row.buckets_ms[bucket] >= _SEEN_MS for row in rows)]
+
+
+def rank_table(rows: Sequence[Row], console: Console) -> RenderableType:
+    """Milliseconds per step by rank and bucket.
+
+    The first of these that fits: a line per rank with shares in percent, the same without them, a line per bucket with
+    a column per rank, and that in as many pieces as it takes.
+    """
+    for table in (_line_per_rank(rows, shares=True), _line_per_rank(rows, shares=False), _column_per_rank(rows)):
+        if _fits(table, console):
+            return table
+    for at_once in range(len(rows) - 1, 0, -1):
+        pieces = [_column_per_rank(rows[start : start + at_once]) for start in range(0, len(rows), at_once)]
+        if all(_fits(piece, console) for piece in pieces):
+            break
+    return Group(*(part for piece in pieces for part in (piece, Text())))
+
+
+def _fits(table: Table, console: Console) -> bool:
+    return console.measure(table, options=console.options.update(width=10_000)).maximum <= console.width
+
+
+def _table() -> Table:
+    return Table(box=None, padding=(0, _GAP, 0, 0), pad_edge=False, header_style="bold")
+
+
+def _line_per_rank(rows: Sequence[Row], *, shares: bool) -> Table:
+    buckets = buckets_seen(rows)
+    table = _table()
+    table.add_column("ms per step", no_wrap=True)
+    for heading in (*(LABELS[bucket] for bucket in buckets), "step", "hidden"):
+        table.add_column(heading, justify="right", no_wrap=True)
+    for row in rows:
+        cells = [_cell(row.buckets_ms[bucket], row, share=shares) for bucket in buckets]
+        table.add_row(Text(row.label), *cells, *_totals(row))
+    return table
+
+
+def _column_per_rank(rows: Sequence[Row]) -> Table:
+    table = _table()
+    table.add_column("ms", no_wrap=True)
+    for row in rows:
+        table.add_column(row.label.removeprefix("rank "), justify="right", no_wrap=True)
+    for bucket in buckets_seen(rows):
+        table.add_row(LABELS[bucket], *(_cell(row.buckets_ms[bucket], row, share=False) for row in rows))
+    steps, hidden = zip(*(_totals(row) for row in rows), strict=True)
+    table.add_row(Text("step", style="bold"), *steps)
+    table.add_row(Text("hidden", style="dim"), *hidden)
+    return table
+
+
+def _cell(value_ms: float, row: Row, *, share: bool) -> Text:
+    text = Text(figures.milliseconds(value_ms, beside=row.step_ms), style="" if value_ms >= _SEEN_MS else "dim")
+    if share:
+        text.append(f" {figures.percent(value_ms, row.step_ms).replace(' ', ''):>4}", style="dim")
+    return text
+
+
+def _totals(row: Row) -> tuple[Text, Text]:
+    step = Text(figures.milliseconds(row.step_ms), style="bold")
+    return step, Text(figures.milliseconds(row.hidden_ms, beside=row.step_ms), style="dim")
