@@ -6,15 +6,15 @@ NS_PER_US = 1_000
 NS_PER_MS = 1_000_000
 NS_PER_S = 1_000_000_000
 
-#: Factor from algorithm bandwidth to bus bandwidth for n ranks, as nccl-tests defines it
-#: (https://github.com/NVIDIA/nccl-tests/blob/master/doc/PERFORMANCE.md).
-_BUS_FACTOR = {
-    "all_reduce": lambda n: 2 * (n - 1) / n,
-    "all_gather": lambda n: (n - 1) / n,
-    "reduce_scatter": lambda n: (n - 1) / n,
-    "all_to_all": lambda n: (n - 1) / n,
-    "broadcast": lambda _n: 1.0,
-    "reduce": lambda _n: 1.0,
+#: Of the bytes of a collective over n ranks, (a * n - b) / n pass each link; nccl-tests calls that factor busbw / algbw
+#: (https://github.com/NVIDIA/nccl-tests/blob/master/doc/PERFORMANCE.md). Values: (a, b).
+_BUS_FACTORS = {
+    "all_reduce": (2, 2),
+    "all_gather": (1, 1),
+    "reduce_scatter": (1, 1),
+    "all_to_all": (1, 1),
+    "broadcast": (1, 0),
+    "reduce": (1, 0),
 }
 
 
@@ -35,5 +35,7 @@ def bus_factor(operation: str, ranks: int) -> float | None:
 
     The size it applies to is the nccl-tests one: for all_gather and reduce_scatter the *whole* buffer, over all ranks.
     """
-    factor = _BUS_FACTOR.get(operation)
-    return None if factor is None or ranks < 1 else float(factor(ranks))
+    if operation not in _BUS_FACTORS or ranks < 1:
+        return None
+    a, b = _BUS_FACTORS[operation]
+    return (a * ranks - b) / ranks

@@ -1,16 +1,17 @@
 """Why a device did nothing: what was the host doing that launched the next op?
 
-A gap ends with an op. If that op had been launched before the gap began, the host was ahead and is not to blame: the gap
-is `idle` (queued kernels follow each other about 1 µs apart; streams wait for each other). Otherwise the device waited for
-the host, and what the launching thread (or the training thread, while that one was silent) did until the launch says why:
+A gap ends with an op. If that op had been launched before the gap began, the host was ahead and is not to blame: the
+gap is `idle` (queued kernels follow each other about 1 µs apart; streams wait for each other). Otherwise the device
+waited for the host, and what the launching thread (or the training thread, while that one was silent) did until the
+launch says why:
 
     device     op ──────┤           gap             ├── op
     host    cudaStreamSynchronize ──┤ ops ┤ pause ┤ launch
                                     ^ sync, as long as the time lost in the call, then launch
 
-`input` while it waited for data; `sync` while it was blocked on the device, and after that while it catches up, for as long
-as it had been blocked: had it not been, its launches would have come earlier by at most that much; `launch` while it ran
-framework ops, Python between them, or the launch itself; `idle` when nothing is known.
+`input` while it waited for data; `sync` while it was blocked on the device, and after that while it catches up, for as
+long as it had been blocked: had it not been, its launches would have come earlier by at most that much; `launch` while
+it ran framework ops, Python between them, or the launch itself; `idle` when nothing is known.
 """
 
 from __future__ import annotations
@@ -160,7 +161,7 @@ def _before_first_op(lane: Lane) -> Intervals:
 
 
 def _split_cpu(lane: Lane, free: Intervals) -> IdleSplit:
-    """On a CPU lane the training thread is device and host at once: it waits for data, pauses in Python, or is silent."""
+    """On a CPU lane the training thread is device and host at once: it waits for data, pauses, or is silent."""
     thread = lane.threads.get(lane.steps.thread)
     waiting = thread.input if thread else EMPTY
     busy = thread.busy if thread else EMPTY

@@ -24,7 +24,8 @@ class LaneAttribution:
     Attributes:
         rank: global rank.
         bounds: int64[k + 1], the windows.
-        parts: for each of the eight buckets its interval set within [bounds[0], bounds[k]): disjoint, and together all of
+        parts: for each of the eight buckets its interval set within [bounds[0], bounds[k]): disjoint, and together all
+        of
             it.
         buckets_ns: int64[k, 8], length of each bucket in each window, in the order of `BUCKETS`.
         hidden_ns: int64[k], communication that ran beside compute, in each window.

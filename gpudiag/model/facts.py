@@ -56,6 +56,16 @@ class NvLink(msgspec.Struct, frozen=True, kw_only=True):
     """One-way rate of this lane."""
     remote: str | None = None
     """PCI id of the far end (a GPU or a switch)."""
+    remote_kind: Literal["gpu", "switch", "cpu", "unknown"] = "unknown"
+    """What the far end is."""
+
+
+class MigInstance(msgspec.Struct, frozen=True, kw_only=True):
+    """One slice of a GPU in MIG mode, which CUDA programs see as a device of its own."""
+
+    uuid: str | None = None
+    name: str | None = None
+    memory_bytes: int | None = None
 
 
 class Gpu(msgspec.Struct, frozen=True, kw_only=True):
@@ -79,6 +89,7 @@ class Gpu(msgspec.Struct, frozen=True, kw_only=True):
     ecc: bool | None = None
     ecc_uncorrected: int | None = None
     mig: bool | None = None
+    mig_instances: tuple[MigInstance, ...] = ()
     compute_mode: str | None = None
     persistence: bool | None = None
     pcie: PcieLink = PcieLink()
@@ -208,7 +219,7 @@ class Collective(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class CollectiveFit(msgspec.Struct, frozen=True, kw_only=True):
-    """time_us = latency_us + bytes × busfactor / busbw, fitted to the measured sizes of one transport."""
+    """time_us = latency_us + bytes * bus factor / busbw, fitted to the measured sizes of one transport."""
 
     operation: str
     strategy: str

@@ -1,4 +1,5 @@
-"""Traces → Timeline: one clock, steps, device windows, launches joined to device work, collectives matched across ranks."""
+"""Traces → Timeline: one clock, steps, device windows, launches joined to device work, collectives matched across
+ranks."""
 
 from gpudiag.timeline.build import build_timeline
 

@@ -1,10 +1,10 @@
 """Which collective of one rank is which of another, and how far apart their clocks are.
 
-All participants of a symmetric collective (all-reduce, all-gather, …) leave together, whenever they came: measured on one
-host, 0.4 to 13 µs apart in the median and at most 70 µs. So matched collectives *end* together, up to a constant offset
-between clocks. Counting does not match them: captures begin and end at different instants on different ranks, so the i-th
-of one is the (i + lag)-th of the other, and some have no partner. Ends in ms on two ranks whose captures began one
-collective apart:
+All participants of a symmetric collective (all-reduce, all-gather, …) leave together, whenever they came: measured on
+one host, 0.4 to 13 µs apart in the median and at most 70 µs. So matched collectives *end* together, up to a constant
+offset between clocks. Counting does not match them: captures begin and end at different instants on different ranks,
+so the i-th of one is the (i + lag)-th of the other, and some have no partner. Ends in ms on two ranks whose captures
+began one collective apart:
 
     rank 0      10.0   14.0   20.0   26.0
     rank 1             14.0   20.0   26.0   31.0        lag -1: differences 0, 0, 0;  lag 0: 4, 6, 6, 5
@@ -87,7 +87,9 @@ def align(a: Sequence, b: Sequence, *, clocks_comparable: bool) -> Alignment:
     tolerance = max(LEAST_TOLERANCE_NS, int(8 * best.spread))
     one = (a.signature[index_a] == b.signature[index_b]) & ((distance <= tolerance) | ~a.symmetric[index_a])
     if one.mean() < 0.9:  # something is missing in the middle, so that no single lag fits
-        nearest = [_by_nearest_end(a, b, offset) for offset in ({0, best.offset} if clocks_comparable else {best.offset})]
+        nearest = [
+            _by_nearest_end(a, b, offset) for offset in ({0, best.offset} if clocks_comparable else {best.offset})
+        ]
         rival = max(nearest, key=lambda pairs: len(pairs[0]))
         if len(rival[0]) > one.sum():
             return _finish(a, b, rival[0], rival[1], ambiguous)

@@ -10,7 +10,7 @@ import numpy as np
 from gpudiag.errors import UnreadableInputError
 from gpudiag.model.event import DEVICE_WORK, HOST, EventKind, Trace
 from gpudiag.model.timeline import UNKNOWN, DeviceOps, HostSteps, HostThread, Lane, OpClass, Timeline
-from gpudiag.timeline.collectives import Matching, lane_calls, match_collectives
+from gpudiag.timeline.collectives import lane_calls, match_collectives
 from gpudiag.timeline.host import host_threads, pageable_copy_calls
 from gpudiag.timeline.launches import device_ops, runtime_call_of
 from gpudiag.timeline.steps import find_steps
@@ -35,15 +35,13 @@ def build_timeline(traces: Sequence[Trace], world_size: int | None = None) -> Ti
         UnreadableInputError: no trace holds anything that can be analysed.
     """
     traces = _with_ranks(traces)
-    world = world_size or max(
-        [trace.world_size or 0 for trace in traces] + [(trace.rank or 0) + 1 for trace in traces]
-    )
+    world = world_size or max([trace.world_size or 0 for trace in traces] + [(trace.rank or 0) + 1 for trace in traces])
     slots = [(index, device) for index, trace in enumerate(traces) for device in _devices(trace)]
     if not slots:
         names = ", ".join(trace.source for trace in traces)
         raise UnreadableInputError(
             f"nothing to analyse in {names}: no device work and no framework operators were recorded",
-            "Record with activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA] around at least three training steps.",
+            "Record with activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA] around five training steps.",
         )
     base = min(trace.origin_ns for trace in traces)
     calls = [
@@ -61,10 +59,7 @@ def build_timeline(traces: Sequence[Trace], world_size: int | None = None) -> Ti
     matching = match_collectives(calls, ranks)
     shifts = [traces[i].origin_ns - base + offset for (i, _), offset in zip(slots, matching.offsets, strict=True)]
     host = [_Host(trace) for trace in traces]
-    drafts = [
-        _draft(host[index], device, shift, matching, position)
-        for position, ((index, device), shift) in enumerate(zip(slots, shifts, strict=True))
-    ]
+    drafts = [_draft(host[index], device, shift) for (index, device), shift in zip(slots, shifts, strict=True)]
     windows = common_steps([draft_windows for _, _, draft_windows in drafts])
     lanes = tuple(
         Lane(
@@ -117,9 +112,7 @@ class _Host:
         return self._threads[shift_ns]
 
 
-def _draft(
-    host: _Host, device: int, shift: int, matching: Matching, position: int
-) -> tuple[DeviceOps, HostSteps, Windows]:
+def _draft(host: _Host, device: int, shift: int) -> tuple[DeviceOps, HostSteps, Windows]:
     steps = HostSteps(
         start=host.steps.start + shift,
         number=host.steps.number,

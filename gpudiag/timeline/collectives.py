@@ -123,9 +123,7 @@ def _group(lanes: list[LaneCalls]) -> dict[GroupKey, dict[int, NDArray[np.intp]]
     }
 
 
-def _align_groups(
-    lanes: list[LaneCalls], groups: dict[GroupKey, dict[int, NDArray[np.intp]]]
-) -> list[_Pair]:
+def _align_groups(lanes: list[LaneCalls], groups: dict[GroupKey, dict[int, NDArray[np.intp]]]) -> list[_Pair]:
     pairs = []
     signatures: dict[tuple[str, int | None], int] = {}
 

@@ -16,7 +16,8 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 #: Pauses of a thread between two recorded events up to this long count as Python running between framework calls. In
-#: traces of five workloads 99.5 % of such pauses were below 0.3 ms (95 % below 0.02 ms); the rest were loaders and waits.
+#: traces of five workloads 99.5 % of such pauses were below 0.3 ms (95 % below 0.02 ms); the rest were loaders and
+#: waits.
 PAUSE_NS = 500 * NS_PER_US
 
 _INPUT = re.compile(
@@ -53,7 +54,9 @@ def host_threads(
     is_blocking = _matching(events.names, _BLOCKING)
     kind, name = events.kind[rows], events.name[rows]
     working = (kind == EventKind.OPERATOR) | (kind == EventKind.RUNTIME)
-    waiting = ((kind == EventKind.ANNOTATION) | (kind == EventKind.OPERATOR) | (kind == EventKind.PYTHON)) & is_input[name]
+    waiting = ((kind == EventKind.ANNOTATION) | (kind == EventKind.OPERATOR) | (kind == EventKind.PYTHON)) & is_input[
+        name
+    ]
     blocked = (kind == EventKind.RUNTIME) & is_blocking[name]
     blocked |= np.isin(rows, pageable_calls)
     start, end, thread = events.start_ns[rows] + shift_ns, events.end_ns[rows] + shift_ns, events.thread[rows]

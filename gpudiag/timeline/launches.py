@@ -16,8 +16,8 @@ if TYPE_CHECKING:
 def runtime_call_of(events: EventTable, device_rows: NDArray[np.intp]) -> NDArray[np.intp]:
     """For each device row the row of the runtime call with its correlation id, or `UNKNOWN`.
 
-    Several device ops may share one call (a CUDA graph launch). Where several calls carry one id (a runtime call and the
-    driver call inside it), the first to start is the outer one, and that is taken.
+    Several device ops may share one call (a CUDA graph launch). Where several calls carry one id (a runtime call and
+    the driver call inside it), the first to start is the outer one, and that is taken.
     """
     calls = events.rows_of(EventKind.RUNTIME)
     calls = calls[events.correlation[calls] != NO_CORRELATION]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from itertools import pairwise
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -71,7 +72,7 @@ def _marked(
     carried = [numbers[int(events.name[row])] for row in rows]
     known = [number for number in carried if number is not None]
     # Numbers that repeat (a mark reused, two loops in one capture) order nothing; count instead.
-    ordered = len(known) == len(carried) and all(a < b for a, b in zip(known, known[1:], strict=False))
+    ordered = len(known) == len(carried) and all(a < b for a, b in pairwise(known))
     number = np.array(known if ordered else range(len(rows)), np.int64)
     return HostSteps(
         start=events.start_ns[rows],
@@ -118,7 +119,7 @@ def _repeating(events: EventTable, launches: NDArray[np.intp]) -> HostSteps | No
         return None
     names = events.name[launches]
     order = np.argsort(names, kind="stable")
-    values, first = np.unique(names[order], return_index=True)
+    _, first = np.unique(names[order], return_index=True)
     votes: dict[int, list[NDArray[np.intp]]] = {}
     for begin, end in zip(first, [*first[1:], count], strict=True):
         positions = order[begin:end]

@@ -43,8 +43,8 @@ def _ranks(traces: Sequence[Trace], world: int, matching: Matching) -> list[Vali
     absent = missing or sorted(matching.missing_ranks)
     shown = ", ".join(str(rank) for rank in absent[:8]) + (", …" if len(absent) > 8 else "")
     message = (
-        f"{len(absent)} of {world} ranks missing ({shown}): waiting for a missing rank cannot be told from transferring "
-        "and counts as communication_transfer. Give the traces of all ranks of the same steps."
+        f"{len(absent)} of {world} ranks missing ({shown}): waiting for a missing rank cannot be told from "
+        "transferring and counts as communication_transfer. Give the traces of all ranks of the same steps."
     )
     return [Validity(code="missing-ranks", message=message)]
 
@@ -70,7 +70,9 @@ def _steps(lanes: Sequence[Lane], windows: Sequence[Windows]) -> list[Validity]:
         found.append(Validity(code="few-steps", message=message))
     differing = {tuple(lane.window_steps.tolist()) for lane in lanes}
     if len(differing) > 1:
-        message = "the ranks recorded different steps; each rank's own were analysed. Start all captures at the same step."
+        message = (
+            "the ranks recorded different steps; each rank's own were analysed. Start all captures at the same step."
+        )
         found.append(Validity(code="different-steps", message=message))
     return found
 
@@ -79,7 +81,9 @@ def _dropped(traces: Sequence[Trace]) -> list[Validity]:
     dropped = sum(trace.dropped_events for trace in traces)
     if not dropped:
         return []
-    message = f"the profiler lost {dropped} events: buckets are lower bounds. Record fewer steps or without shapes and stacks."
+    message = (
+        f"the profiler lost {dropped} events: buckets are lower bounds. Record fewer steps, without shapes and stacks."
+    )
     return [Validity(code="dropped-events", message=message)]
 
 

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Windows:
-    """k windows that tile [bounds[0], bounds[k]); `steps` has the step number of each, `whole` is False for a stopgap."""
+    """k windows that tile [bounds[0], bounds[k]); `steps` has their step numbers, `whole` is False for a stopgap."""
 
     bounds: Times
     steps: NDArray[np.int64]

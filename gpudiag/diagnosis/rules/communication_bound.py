@@ -1,0 +1,47 @@
+"""communication-bound: Exposed transfer time."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, ClassVar
+
+from gpudiag.diagnosis.rules.rule import notable, severity_of
+from gpudiag.model.analysis import Finding
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from gpudiag.diagnosis.case import Case
+
+
+class CommunicationBound:
+    """Collectives transfer data while nothing is computed beside them."""
+
+    code: ClassVar[str] = "communication-bound"
+    title: ClassVar[str] = "Exposed transfer time"
+
+    def examine(self, case: Case) -> Iterator[Finding]:
+        """One finding when the exposed time on the least affected lane is notable."""
+        exposed = case.exposed_ms("communication_transfer")
+        gain = min(exposed.values(), default=0.0)
+        lanes = list(exposed)
+        if not notable(gain, case.step_ms):
+            return
+        percent = 100 * gain / case.step_ms
+        yield Finding(
+            code=self.code,
+            severity=severity_of(percent),
+            ranks=case.ranks_of(lanes),
+            cause=None,
+            recoverable_ms_per_step=gain,
+            recoverable_percent=percent,
+            confidence="medium",
+            title=f"{gain:.1f} ms of each step pass transferring with nothing computed beside it",
+            evidence={"exposed_ms_by_lane": exposed},
+            advice=(
+                (
+                    "Look at the links: `gpudiag topology` and `gpudiag bandwidth` show what they do "
+                    "beside what they could."
+                ),
+                "Send fewer bytes: --compress bf16, or accumulate gradients over several batches.",
+            ),
+        )

@@ -1,0 +1,37 @@
+"""compute-bound: nothing else is worth 5 % of the step."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, ClassVar
+
+from gpudiag.diagnosis.rules.rule import WARNING_PERCENT
+from gpudiag.model.analysis import Finding
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from gpudiag.diagnosis.case import Case
+
+
+class ComputeBound:
+    """None of the other causes is worth 5 % of the step: the devices compute, and that is where the time goes."""
+
+    code: ClassVar[str] = "compute-bound"
+    title: ClassVar[str] = "The devices compute"
+
+    def conclude(self, case: Case, findings: Sequence[Finding]) -> Iterator[Finding]:
+        """One finding when no other reaches the bound for a warning."""
+        if any((finding.recoverable_percent or 0.0) >= WARNING_PERCENT for finding in findings):
+            return
+        share = max(case.exposed_ms("compute").values(), default=0.0)
+        percent = 100 * share / case.step_ms if case.step_ms else 0.0
+        yield Finding(
+            code=self.code,
+            severity="info",
+            recoverable_ms_per_step=0.0,
+            recoverable_percent=0.0,
+            confidence="high",
+            title=f"compute takes {percent:.0f} % of the step; nothing else is worth {WARNING_PERCENT:.0f} %",
+            evidence={"compute_ms": share},
+            advice=("Faster kernels help now: bf16 or tf32, channels-last, torch.compile, a larger batch.",),
+        )

@@ -1,0 +1,48 @@
+"""What a rule is: data, and one pure method."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar, Protocol
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from gpudiag.diagnosis.case import Case
+    from gpudiag.model.analysis import Finding, Severity
+
+#: Below this share of the step nothing is worth a finding that asks for action.
+WARNING_PERCENT = 5.0
+CRITICAL_PERCENT = 20.0
+#: Below this share (and below 0.1 ms) a rule stays silent altogether.
+NOTABLE_PERCENT = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class CannotTell:
+    """The data cannot carry a verdict; the reason says what to record instead."""
+
+    reason: str
+
+
+class Rule(Protocol):
+    """A rule names its code and examines a case. Its class docstring is what users read."""
+
+    code: ClassVar[str]
+    title: ClassVar[str]
+
+    def examine(self, case: Case) -> Iterator[Finding | CannotTell]:
+        """Findings, a reason why nothing can be told, or nothing."""
+        ...
+
+
+def severity_of(percent: float) -> Severity:
+    """Severity by the share of the step that can be recovered."""
+    if percent >= CRITICAL_PERCENT:
+        return "critical"
+    return "warning" if percent >= WARNING_PERCENT else "info"
+
+
+def notable(gain_ms: float, step_ms: float) -> bool:
+    """Whether a gain is worth mentioning at all."""
+    return step_ms > 0 and gain_ms >= 0.1 and 100 * gain_ms / step_ms >= NOTABLE_PERCENT

@@ -1,0 +1,40 @@
+"""Why a GPU's clocks are held down: NVML's clock event bits, each under one name everywhere in gpudiag.
+
+The bits are those of `nvmlDeviceGetCurrentClocksEventReasons`
+(https://docs.nvidia.com/deploy/nvml-api/group__nvmlClocksEventReasons.html).
+"""
+
+from __future__ import annotations
+
+IDLE = "idle"
+APPLICATION_CLOCKS = "application clocks setting"
+SOFTWARE_POWER_CAP = "software power cap"
+HARDWARE_SLOWDOWN = "hardware slowdown"
+SYNC_BOOST = "sync boost"
+SOFTWARE_THERMAL = "software thermal slowdown"
+HARDWARE_THERMAL = "hardware thermal slowdown"
+POWER_BRAKE = "hardware power brake"
+DISPLAY_CLOCKS = "display clock setting"
+
+REASONS_BY_BIT = {
+    0x001: IDLE,
+    0x002: APPLICATION_CLOCKS,
+    0x004: SOFTWARE_POWER_CAP,
+    0x008: HARDWARE_SLOWDOWN,
+    0x010: SYNC_BOOST,
+    0x020: SOFTWARE_THERMAL,
+    0x040: HARDWARE_THERMAL,
+    0x080: POWER_BRAKE,
+    0x100: DISPLAY_CLOCKS,
+}
+
+#: Reasons that take speed away from a job. The others describe an idle GPU, a setting somebody chose, or a GPU that
+#: works at its power limit as it is meant to.
+HARMFUL = (HARDWARE_SLOWDOWN, HARDWARE_THERMAL, SOFTWARE_THERMAL, POWER_BRAKE)
+
+
+def reasons_in_words(bits: int) -> tuple[str, ...]:
+    """The set bits in words, lowest first; a bit unknown to this version is given as its number."""
+    known = tuple(words for bit, words in REASONS_BY_BIT.items() if bits & bit)
+    unknown = bits & ~sum(REASONS_BY_BIT)
+    return (*known, f"unknown reason 0x{unknown:x}") if unknown else known
