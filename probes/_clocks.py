@@ -1,0 +1,94 @@
+"""Clocks and PCIe links while the GPU works, read through NVML; everything is optional."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Any
+
+from _cuda import MIB, call
+
+try:
+    import pynvml
+except ImportError:
+    pynvml = None
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from _cuda import Gpu
+
+_LONGEST_S = 0.6
+_SHORTEST_S = 0.1
+
+
+class Sensors:
+    """NVML handles of the GPUs, by their CUDA ordinal; empty, with the reason, where NVML does not answer."""
+
+    def __init__(self, gpus: Sequence[Gpu]) -> None:
+        self.reason: str | None = None
+        self._handles: dict[int, Any] = {}
+        if pynvml is None:
+            self.reason = "nvidia-ml-py is not installed"
+            return
+        try:
+            pynvml.nvmlInit()
+            for gpu in gpus:
+                self._handles[gpu.ordinal] = pynvml.nvmlDeviceGetHandleByPciBusId(gpu.pci_id.encode())
+        except pynvml.NVMLError as error:
+            self.reason = f"NVML: {error}"
+
+    def pcie_link(self, gpu: Gpu) -> tuple[int, int] | None:
+        """Generation and width at this instant."""
+        handle = self._handles.get(gpu.ordinal)
+        if handle is None:
+            return None
+        try:
+            return (
+                int(pynvml.nvmlDeviceGetCurrPcieLinkGeneration(handle)),
+                int(pynvml.nvmlDeviceGetCurrPcieLinkWidth(handle)),
+            )
+        except pynvml.NVMLError:
+            return None
+
+    def clocks_mhz(self, gpu: Gpu) -> dict[str, int]:
+        """SM and memory clock at this instant; what cannot be read is left out."""
+        handle = self._handles.get(gpu.ordinal)
+        found: dict[str, int] = {}
+        if handle is None:
+            return found
+        for name, kind in (("sm_mhz", pynvml.NVML_CLOCK_SM), ("memory_mhz", pynvml.NVML_CLOCK_MEM)):
+            try:
+                found[name] = int(pynvml.nvmlDeviceGetClockInfo(handle, kind))
+            except pynvml.NVMLError:
+                continue
+        return found
+
+
+def warm_up(
+    gpus: Sequence[Gpu], sensors: Sensors, buffers: Sequence[tuple[int, int]], size: int
+) -> list[dict[str, int]]:
+    """Keep all GPUs busy copying within themselves until their clocks stay the same, at most 0.6 s.
+
+    Args:
+        gpus: the GPUs.
+        sensors: where their clocks are read.
+        buffers: source and target address on each.
+        size: bytes of each.
+
+    Returns:
+        The clocks that each GPU came to.
+    """
+    began = time.perf_counter()
+    before: list[dict[str, int]] = []
+    while (elapsed := time.perf_counter() - began) < _LONGEST_S:
+        for gpu, (source, target) in zip(gpus, buffers, strict=True):
+            gpu.use()
+            for _ in range(max(1, 64 * 256 * MIB // size // 4)):
+                call("cuMemcpyAsync", target, source, size, gpu.stream)
+        now = [sensors.clocks_mhz(gpu) for gpu in gpus]
+        for gpu in gpus:
+            gpu.wait()
+        if now == before and elapsed > _SHORTEST_S:
+            break
+        before = now
+    return before

@@ -1,0 +1,67 @@
+"""Latencies: of a copy of 16 bytes, and of a load that waits for the load before it."""
+
+from __future__ import annotations
+
+import statistics
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from _cuda import call
+from _flows import GateGaveUpError, run_on_gpu
+from _protocol import ProbeError
+from _stopwatch import coefficient_of_variation
+
+if TYPE_CHECKING:
+    from _cuda import Gpu
+    from _flows import Flow, Gate
+
+SMALL_BYTES = 16
+#: 2 MiB in lines of 128 bytes: far more than an L1 cache, less than what one TLB entry spans.
+_LINES, _WORDS_PER_LINE = 16384, 16
+TABLE_BYTES = _LINES * _WORDS_PER_LINE * 8
+_REPEATS = 3
+
+
+def small_copy(gate: Gate, flow: Flow, copies: int) -> dict[str, Any]:
+    """Time per copy of 16 bytes, `copies` of them queued back to back; us and coefficient of variation."""
+    gated = True
+    try:
+        run_on_gpu(gate, [flow], SMALL_BYTES, copies)
+    except GateGaveUpError:
+        gated = False
+    times = [run_on_gpu(gate, [flow], SMALL_BYTES, copies, gated=gated)[0][-1] / copies for _ in range(_REPEATS + 2)]
+    return {"time_us": statistics.median(times) * 1e6, "cv": coefficient_of_variation(times), "gated": gated}
+
+
+def chase_table(seed: int) -> np.ndarray:
+    """A table for `Gpu.chase`: one random cycle through every line, so that no prefetcher guesses the next."""
+    order = np.random.default_rng(seed).permutation(_LINES)
+    table = np.zeros(_LINES * _WORDS_PER_LINE, dtype=np.uint64)
+    table[order * _WORDS_PER_LINE] = np.roll(order, -1) * _WORDS_PER_LINE
+    return table
+
+
+def dependent_load(gate: Gate, gpu: Gpu, table: int) -> dict[str, Any]:
+    """Time per load when `gpu` walks once around the table at address `table`; us and coefficient of variation.
+
+    One uncounted round comes first, so that the memory's own cache (the far GPU's L2) holds the table, as it holds the
+    flags and buffers that GPUs exchange.
+    """
+    if gpu.kernels_missing:
+        raise ProbeError(gpu.kernels_missing)
+    gpu.chase(table, _LINES, gpu.stream)
+    gpu.wait()
+    times = []
+    for _ in range(_REPEATS):
+        gate.close()
+        start, end = gpu.events(0, 2)
+        try:
+            gate.hold(gpu, gpu.stream)
+            call("cuEventRecord", start, gpu.stream)
+            gpu.chase(table, _LINES, gpu.stream)
+            call("cuEventRecord", end, gpu.stream)
+        finally:
+            gate.open()
+        call("cuEventSynchronize", end)
+        times.append(call("cuEventElapsedTime", start, end) / 1e3 / _LINES)
+    return {"time_us": statistics.median(times) * 1e6, "cv": coefficient_of_variation(times)}

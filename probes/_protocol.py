@@ -1,0 +1,107 @@
+"""How a probe program talks to whoever started it.
+
+Standard output carries one JSON object, the result, and nothing else: libraries that print there (NCCL_DEBUG=INFO) are
+sent to standard error. Standard error carries progress, one JSON object a line: {"event": "ready"} when everything is
+loaded and allocated, {"event": "progress", "what", "done", "of"} while measuring. With --wait-for-go the program
+measures only after a line arrives on standard input, so that many probes can load at once and measure one by one.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import os
+import sys
+import time
+from typing import TYPE_CHECKING, Any, NoReturn
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+STARTED = time.perf_counter()
+
+
+class ProbeError(Exception):
+    """One measurement failed, for a reason that its message gives; the others go on."""
+
+
+class Probe:
+    """One run of one probe program: its options, its progress, its result.
+
+    Args:
+        schema: name and version of the result, e.g. `gpudiag/probe-copy-host/1`.
+        description: one line for --help.
+    """
+
+    def __init__(self, schema: str, description: str) -> None:
+        self.schema = schema
+        self.parser = argparse.ArgumentParser(description=description)
+        self.parser.add_argument("--quick", action="store_true", help="fewer sizes, paths and repeats")
+        self.parser.add_argument("--wait-for-go", action="store_true", help="measure after a line on standard input")
+        self.parser.add_argument("--seconds", type=float, default=5.0, help="about how long measuring may take")
+        self.errors: list[dict[str, str]] = []
+        self.skipped: list[dict[str, str]] = []
+        self.versions: dict[str, str] = {}
+        self.measuring_since = STARTED
+        self._output = os.dup(1)
+        os.dup2(2, 1)
+
+    def options(self) -> argparse.Namespace:
+        """Parse the command line; programs add their own options to `parser` first."""
+        self.given = self.parser.parse_args()
+        return self.given
+
+    def ready(self) -> None:
+        """Loading is done: say so, and wait for the turn to measure if asked to."""
+        _emit(event="ready", seconds=time.perf_counter() - STARTED)
+        if self.given.wait_for_go and not sys.stdin.readline():
+            sys.exit("nobody is left to wait for")
+        self.measuring_since = time.perf_counter()
+
+    def elapsed(self) -> float:
+        """Seconds of measuring so far."""
+        return time.perf_counter() - self.measuring_since
+
+    def progress(self, what: str, done: int, of: int) -> None:
+        """Say what is measured now."""
+        _emit(event="progress", what=what, done=done, of=of)
+
+    @contextlib.contextmanager
+    def attempt(self, what: str) -> Iterator[None]:
+        """Keep the other measurements when this one fails; `what` and the reason go into the result's `errors`."""
+        try:
+            yield
+        except (ProbeError, OSError, MemoryError, ValueError, RuntimeError) as error:
+            self.errors.append({"what": what, "why": f"{error}" or type(error).__name__})
+
+    def skip(self, what: str, why: str) -> None:
+        """Record a measurement that is left out on purpose."""
+        self.skipped.append({"what": what, "why": why})
+
+    def finish(self, **result: Any) -> NoReturn:
+        """Write the result and leave at once, without waiting for libraries to take their contexts down."""
+        now = time.perf_counter()
+        document = {
+            "schema": self.schema,
+            "errors": self.errors,
+            "skipped": self.skipped,
+            "versions": self.versions,
+            "setup_s": self.measuring_since - STARTED,
+            "measure_s": now - self.measuring_since,
+            **result,
+        }
+        data = (json.dumps(document, allow_nan=False) + "\n").encode()
+        while data:
+            data = data[os.write(self._output, data) :]
+        sys.stderr.flush()
+        os._exit(0)
+
+    def unavailable(self, why: str) -> NoReturn:
+        """Nothing can be measured here, and that is no failure: a library or the hardware is absent."""
+        self.finish(unavailable=why)
+
+
+def _emit(**message: Any) -> None:
+    with contextlib.suppress(OSError):
+        os.write(2, (json.dumps(message) + "\n").encode())

@@ -1,0 +1,236 @@
+"""All-reduce between processes with gloo: of host tensors, and of GPU tensors staged through pinned host memory.
+
+Starts one process per rank (this file again, with --rank) that import PyTorch. Sizes grow from 1 KiB to 512 MiB until
+the time is up; what was left out is said. Prints one JSON object, gpudiag/probe-allreduce/1.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import json
+import os
+import signal
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from datetime import timedelta
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from _protocol import Probe
+from _stopwatch import coefficient_of_variation
+
+if TYPE_CHECKING:
+    import torch
+
+_SIZES = [1 << power for power in range(10, 30)]
+_QUICK = [1 << 10, 1 << 16, 1 << 20, 1 << 24]
+#: Values are integers below this, so that sums with weights up to a few hundred ranks are exact in fp32.
+_VALUES = 64
+
+
+def make_parser(probe: Probe) -> argparse.ArgumentParser:
+    """The options of the program and of its ranks."""
+    parser = probe.parser
+    parser.add_argument("--ranks", type=int, default=2, help="processes")
+    parser.add_argument("--strategies", default="gloo", help="comma-separated, of gloo, host-staged")
+    parser.add_argument("--largest-mib", type=int, default=512, help="largest message in MiB")
+    parser.add_argument("--rank", type=int, help=argparse.SUPPRESS)
+    parser.add_argument("--rendezvous", help=argparse.SUPPRESS)
+    return parser
+
+
+class Rank:
+    """One process's part.
+
+    Args:
+        rank: its number.
+        ranks: how many there are.
+        largest: bytes of the largest message.
+        staged: whether GPU tensors are measured too.
+    """
+
+    def __init__(self, rank: int, ranks: int, largest: int, *, staged: bool) -> None:
+        import torch  # noqa: PLC0415  # only ranks pay for it
+        from torch import distributed  # noqa: PLC0415
+
+        self.torch, self.distributed = torch, distributed
+        self.rank, self.ranks = rank, ranks
+        torch.set_num_threads(max(1, len(os.sched_getaffinity(0)) // ranks))
+        count = largest // 4
+        generator = torch.Generator().manual_seed(time.time_ns())
+        # Every rank takes rank 0's values (broadcast below) times its own weight, plus its own number.
+        self.base = torch.randint(0, _VALUES, (count,), generator=generator, dtype=torch.int32).float()
+        self.host = torch.empty(count, dtype=torch.float32)
+        self.on_gpu: torch.Tensor | None = None
+        if staged:
+            self.host = self.host.pin_memory()
+            self.on_gpu = torch.empty(count, dtype=torch.float32, device=f"cuda:{rank % torch.cuda.device_count()}")
+
+    def connect(self, rendezvous: str) -> None:
+        """Join the group and agree on the values."""
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+        self.distributed.init_process_group(
+            "gloo",
+            init_method=f"file://{rendezvous}",
+            rank=self.rank,
+            world_size=self.ranks,
+            timeout=timedelta(seconds=120),
+        )
+        self.distributed.broadcast(self.base, 0)
+
+    def run(self, strategy: str, count: int) -> None:
+        """One all-reduce of the first `count` values, as a training step would call it."""
+        host = self.host[:count]
+        if strategy == "gloo":
+            self.distributed.all_reduce(host)
+            return
+        assert self.on_gpu is not None  # noqa: S101  # strategies were checked against the hardware before
+        tensor = self.on_gpu[:count]
+        host.copy_(tensor, non_blocking=True)
+        self.torch.cuda.synchronize(tensor.device)
+        self.distributed.all_reduce(host)
+        tensor.copy_(host, non_blocking=True)
+        self.torch.cuda.synchronize(tensor.device)
+
+    def wrong(self, strategy: str, count: int) -> int:
+        """Run once on fresh values; how many results are wrong on any rank."""
+        weight = self.rank + 1
+        fresh = float(count % 7)
+        tensor = self.host if strategy == "gloo" else self.on_gpu
+        assert tensor is not None  # noqa: S101
+        tensor[:count].copy_((self.base[:count] + fresh) * weight + self.rank)
+        self.run(strategy, count)
+        total = self.ranks * (self.ranks + 1) // 2
+        expected = (self.base[:count] + fresh) * total + self.ranks * (self.ranks - 1) // 2
+        mine = int((tensor[:count].cpu() != expected).sum())
+        everyone = self.torch.tensor([mine])
+        self.distributed.all_reduce(everyone)
+        return int(everyone[0])
+
+    def time_s(self, strategy: str, count: int, iterations: int) -> float:
+        """Mean time of one all-reduce on this rank."""
+        self.distributed.barrier()
+        began = time.perf_counter()
+        for _ in range(iterations):
+            self.run(strategy, count)
+        return (time.perf_counter() - began) / iterations
+
+    def agree(self, value: float) -> float:
+        """Rank 0's value, on every rank."""
+        tensor = self.torch.tensor([value], dtype=self.torch.float64)
+        self.distributed.broadcast(tensor, 0)
+        return float(tensor[0])
+
+
+def measure(probe: Probe, rank: Rank, strategy: str, sizes: list[int], seconds: float) -> list[dict[str, Any]]:
+    """One strategy's sizes, smallest first, until `seconds` are over; every rank takes the same decisions."""
+    found: list[dict[str, Any]] = []
+    began = time.perf_counter()
+    last_s = 0.0
+    for done, size in enumerate(sizes):
+        count = size // 4
+        # Verifying costs about two all-reduces and measuring at least four; the next size takes twice the last's time.
+        growth = size / sizes[done - 1] if done else 1
+        if rank.agree(float(time.perf_counter() - began + 6 * last_s * growth > seconds and done > 0)):
+            probe.skip(
+                f"{strategy} all-reduce from {size // 1024} KiB on", f"it would take longer than {seconds:.1f} s"
+            )
+            break
+        if rank.rank == 0:
+            probe.progress(f"{strategy} all-reduce, {size // 1024} KiB", done, len(sizes))
+        wrong = rank.wrong(strategy, count)
+        # The sum overwrites its input; without this, values would grow to infinity over the iterations.
+        tensor = rank.host if strategy == "gloo" else rank.on_gpu
+        assert tensor is not None  # noqa: S101
+        tensor[:count].zero_()
+        once = rank.agree(rank.time_s(strategy, count, 1))
+        iterations = max(1, min(20, int(seconds / len(sizes) / 4 / max(once, 1e-6))))
+        times = [rank.agree(rank.time_s(strategy, count, iterations)) for _ in range(3)]
+        last_s = statistics.median(times)
+        found.append(
+            {
+                "operation": "all_reduce",
+                "strategy": strategy,
+                "ranks": rank.ranks,
+                "bytes": size,
+                "time_us": last_s * 1e6,
+                "cv": coefficient_of_variation(times),
+                "iterations": iterations,
+                "repeats": len(times),
+                "wrong_values": wrong,
+            }
+        )
+    return found
+
+
+def rank_main(probe: Probe, options: argparse.Namespace) -> None:
+    """What each rank runs; rank 0 reports."""
+    largest = (16 if options.quick else options.largest_mib) << 20
+    strategies = options.strategies.split(",")
+    rank = Rank(options.rank, options.ranks, largest, staged="host-staged" in strategies)
+    rank.connect(options.rendezvous)
+    if options.rank == 0:
+        probe.versions["torch"] = rank.torch.__version__
+        probe.ready()
+    rank.distributed.barrier()
+    sizes = [size for size in (_QUICK if options.quick else _SIZES) if size <= largest]
+    found: list[dict[str, Any]] = []
+    for strategy in strategies:
+        found += measure(probe, rank, strategy, sizes, options.seconds / len(strategies))
+    if options.rank == 0:
+        probe.finish(collectives=found)
+    # Rank 0 leaves without a farewell, so the others do not wait for one.
+    os._exit(0)
+
+
+def main() -> None:
+    """Start the ranks, and end all of them as soon as one fails."""
+    probe = Probe("gpudiag/probe-allreduce/1", __doc__.splitlines()[0])
+    options = make_parser(probe).parse_args()
+    probe.given = options
+    if options.rank is not None:
+        rank_main(probe, options)
+    if importlib.util.find_spec("torch") is None:
+        probe.unavailable("PyTorch is not installed, and gloo comes with it (pip install torch)")
+    with tempfile.TemporaryDirectory(prefix="gpudiag-") as directory:
+        rendezvous = str(Path(directory) / "rendezvous")
+        result = run_ranks(options.ranks, [*sys.argv[1:], "--rendezvous", rendezvous])
+    probe.versions.update(result.pop("versions", {}))
+    probe.errors += result.pop("errors", [])
+    probe.skipped += result.pop("skipped", [])
+    probe.finish(**result)
+
+
+def run_ranks(ranks: int, arguments: list[str]) -> dict[str, Any]:
+    """Rank 0's result, or the reason why there is none."""
+    started: list[subprocess.Popen[bytes]] = []
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
+    try:
+        for rank in range(ranks):
+            command = [sys.executable, __file__, *arguments, "--rank", str(rank)]
+            stdin = None if rank == 0 else subprocess.DEVNULL
+            started.append(subprocess.Popen(command, stdin=stdin, stdout=subprocess.PIPE if rank == 0 else 2))
+        while started[0].poll() is None:
+            failed = [rank for rank, process in enumerate(started) if process.poll() not in {None, 0}]
+            if failed:
+                return {"errors": [{"what": "gloo all-reduce", "why": f"rank {failed[0]} ended with an error"}]}
+            time.sleep(0.02)
+        output = started[0].stdout.read() if started[0].stdout else b""
+        if started[0].returncode != 0 or not output:
+            why = f"rank 0 ended with exit code {started[0].returncode}"
+            return {"errors": [{"what": "gloo all-reduce", "why": why}]}
+        result: dict[str, Any] = json.loads(output)
+        return {key: value for key, value in result.items() if key != "schema"}
+    finally:
+        for process in started:
+            if process.poll() is None:
+                process.kill()
+            process.wait()
+
+
+if __name__ == "__main__":
+    main()

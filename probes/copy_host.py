@@ -1,0 +1,236 @@
+"""Copies between host memory and each GPU, and within each GPU: bandwidth, latency, PCIe link under load.
+
+Pinned and pageable host memory, one way and both ways at once, each GPU alone and all GPUs at once. Prints one JSON
+object, gpudiag/probe-copy-host/1. GPUs are named by CUDA ordinal; `gpus` gives each one's PCI id.
+"""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import _latency
+import _numa
+import numpy as np
+from _clocks import Sensors, warm_up
+from _cuda import MIB, Gpu, buffer_bytes, call, open_gpus
+from _flows import Flow, Gate, measure, measure_gated, run_on_host
+from _pattern import HostPattern, fresh_seed
+from _protocol import Probe
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+_DEVICE_BYTES, _PINNED_BYTES, _PAGEABLE_BYTES = 512 * MIB, 256 * MIB, 128 * MIB
+_DIRECTIONS = {
+    "host_to_device": ("one_way", ("h2d",)),
+    "device_to_host": ("one_way", ("d2h",)),
+    "host_to_device both ways": ("both_ways", ("h2d", "d2h")),
+}
+
+
+@dataclass(frozen=True)
+class Side:
+    """One GPU's buffers: two on the device, two pinned and two pageable on the host, with the data's seeds."""
+
+    gpu: Gpu
+    source: int
+    target: int
+    device_bytes: int
+    pinned: tuple[np.ndarray, np.ndarray]
+    pageable: tuple[np.ndarray, np.ndarray]
+    host_seed: int
+    device_seed: int
+
+
+def prepare(gpu: Gpu, pattern: HostPattern, device_bytes: int, pinned_bytes: int, pageable_bytes: int) -> Side:
+    """Allocate one GPU's buffers and fill those that copies read from."""
+    with _numa.thread_on(gpu.numa_node):
+        pageable = (np.zeros(pageable_bytes // 8, dtype=np.uint64), np.zeros(pageable_bytes // 8, dtype=np.uint64))
+        pattern.poison(pageable[1])
+    side = Side(
+        gpu=gpu,
+        source=gpu.allocate(device_bytes),
+        target=gpu.allocate(device_bytes),
+        device_bytes=device_bytes,
+        pinned=(gpu.allocate_pinned(pinned_bytes), gpu.allocate_pinned(pinned_bytes)),
+        pageable=pageable,
+        host_seed=fresh_seed(),
+        device_seed=fresh_seed(),
+    )
+    pattern.fill(side.pinned[0], side.host_seed)
+    pattern.fill(side.pageable[0], side.host_seed)
+    if not gpu.kernels_missing:
+        gpu.fill_pattern(side.source, device_bytes, side.device_seed)
+    return side
+
+
+def host_flow(side: Side, way: str, memory: str, pattern: HostPattern) -> Flow:
+    """Copying `way` ("h2d" or "d2h") between one GPU and its host buffers; both ways need two streams."""
+    gpu = side.gpu
+    source, target = side.pinned if memory == "pinned" else side.pageable
+    if way == "h2d":
+        address = source.ctypes.data
+        return Flow(
+            gpu=gpu,
+            stream=gpu.stream,
+            copy=lambda n: call("cuMemcpyHtoDAsync", side.target, address, n, gpu.stream),
+            poison=lambda n: gpu.poison(side.target, n),
+            count_wrong=lambda n: gpu.count_wrong(side.target, n, side.host_seed),
+        )
+    address = target.ctypes.data
+    return Flow(
+        gpu=gpu,
+        stream=gpu.back_stream,
+        copy=lambda n: call("cuMemcpyDtoHAsync", address, side.source, n, gpu.back_stream),
+        poison=lambda n: pattern.poison(target[: n // 8]),
+        count_wrong=lambda n: pattern.count_wrong(target[: n // 8], side.device_seed),
+    )
+
+
+def device_flow(side: Side) -> Flow:
+    """Copying within one GPU."""
+    gpu = side.gpu
+    return Flow(
+        gpu=gpu,
+        stream=gpu.stream,
+        copy=lambda n: call("cuMemcpyDtoDAsync", side.target, side.source, n, gpu.stream),
+        poison=lambda n: gpu.poison(side.target, n),
+        count_wrong=lambda n: gpu.count_wrong(side.target, n, side.device_seed),
+    )
+
+
+def read_links(sides: list[Side], sensors: Sensors) -> list[dict[str, int] | None]:
+    """PCIe generation and width of each GPU, read while it copies from the host: an idle link trains down."""
+    best: list[dict[str, int] | None] = [None] * len(sides)
+    for i, side in enumerate(sides):
+        gpu = side.gpu
+        gpu.use()
+        size = side.pinned[0].nbytes
+        for _ in range(4):
+            call("cuMemcpyHtoDAsync", side.target, side.pinned[0].ctypes.data, min(size, side.device_bytes), gpu.stream)
+        for _ in range(3):
+            link = sensors.pcie_link(gpu)
+            if link is not None:
+                before = best[i] or {"generation": 0, "width": 0}
+                best[i] = {
+                    "generation": max(before["generation"], link[0]),
+                    "width": max(before["width"], link[1]),
+                }
+        gpu.wait()
+    return best
+
+
+def paths(sides: list[Side], *, quick: bool) -> Iterator[tuple[str, str, str, list[Side]]]:
+    """(memory, direction's name, label, GPUs) of every host path that is to be measured."""
+    for memory in ("pinned",) if quick else ("pinned", "pageable"):
+        groups = [[side] for side in sides] + ([sides] if len(sides) > 1 else [])
+        for group in groups:
+            who = f"GPU {group[0].gpu.ordinal}" if len(group) == 1 else "all GPUs"
+            for name in _DIRECTIONS:
+                yield memory, name, f"{name.replace('_', ' ')}, {memory}, {who}", group
+
+
+def main() -> None:
+    """Measure everything that this machine has."""
+    probe = Probe("gpudiag/probe-copy-host/1", __doc__.splitlines()[0])
+    options = probe.options()
+    gpus = open_gpus(probe)
+    sensors = Sensors(gpus)
+    if sensors.reason:
+        probe.skip("PCIe link under load", sensors.reason)
+    with probe.attempt("allocating buffers"):
+        device_bytes = buffer_bytes(gpus, _DEVICE_BYTES, 0.2)
+        # Two pinned and two pageable buffers per GPU, and the pattern; a quarter of what is available at most.
+        room = _numa.available_bytes() // 4 or 16 * len(gpus) * MIB
+        pinned = max(8 * MIB, min(_PINNED_BYTES, device_bytes, room // (4 * len(gpus) + 1))) // MIB * MIB
+        pageable = min(_PAGEABLE_BYTES, pinned) if not options.quick else MIB
+        pattern = HostPattern(pinned)
+        with ThreadPoolExecutor(len(gpus)) as pool:
+            sides = list(pool.map(lambda gpu: prepare(gpu, pattern, device_bytes, pinned, pageable), gpus))
+        gate = Gate(gpus)
+    if probe.errors:
+        probe.ready()
+        probe.finish(gpus=[gpu.describe() for gpu in gpus])
+    probe.ready()
+
+    probe.progress("warming up", 0, 1)
+    clocks = warm_up(gpus, sensors, [(side.source, side.target) for side in sides], device_bytes)
+    links = read_links(sides, sensors)
+    bandwidth: list[dict[str, Any]] = []
+    latency: list[dict[str, Any]] = []
+    todo = list(paths(sides, quick=options.quick))
+    # One path costs its repeats and about two runs for tasting and verifying.
+    target_s = max(0.002, min(0.02, options.seconds / (len(todo) + 1) / 7))
+    repeats = {"least": 3, "most": 5} if options.quick else {"least": 4, "most": 8}
+    for done, (memory, name, label, group) in enumerate(todo):
+        probe.progress(label, done, len(todo) + len(sides))
+        direction, ways = _DIRECTIONS[name]
+        with probe.attempt(label):
+            flows = [host_flow(side, way, memory, pattern) for side in group for way in ways]
+            if memory == "pinned":
+                transfer = measure_gated(gate, flows, most_bytes=pinned, target_s=target_s, **repeats)
+            else:
+                repeats_here = {"least": 3, "most": 5}
+                transfer = measure(
+                    run_on_host,
+                    flows,
+                    most_bytes=pageable,
+                    target_s=target_s,
+                    gated=False,
+                    most_copies=4,
+                    **repeats_here,
+                )
+            bandwidth.append(
+                transfer.describe(
+                    path=name.split()[0],
+                    memory=memory,
+                    direction=direction,
+                    gpus=[side.gpu.ordinal for side in group for _ in ways],
+                )
+            )
+    for done, side in enumerate(sides):
+        label = f"GPU {side.gpu.ordinal}, on-device copy and latencies"
+        probe.progress(label, len(todo) + done, len(todo) + len(sides))
+        with probe.attempt(f"on-device copy, GPU {side.gpu.ordinal}"):
+            transfer = measure_gated(gate, [device_flow(side)], most_bytes=device_bytes, target_s=target_s, **repeats)
+            bandwidth.append(
+                transfer.describe(
+                    path="device_to_device", memory="device", direction="one_way", gpus=[side.gpu.ordinal]
+                )
+            )
+        if not options.quick:
+            latency.extend(latencies(probe, gate, side, pattern))
+    probe.finish(
+        gpus=[
+            {**gpu.describe(), "pcie_under_load": link, "clocks_under_load": clock}
+            for gpu, link, clock in zip(gpus, links, clocks or [{}] * len(gpus), strict=True)
+        ],
+        bandwidth=bandwidth,
+        latency=latency,
+    )
+
+
+def latencies(probe: Probe, gate: Gate, side: Side, pattern: HostPattern) -> Iterator[dict[str, Any]]:
+    """Small copies to and from the host, and loads that depend on each other from host and own memory."""
+    gpu = side.gpu
+    for way, src, dst in (("h2d", "host", "gpu"), ("d2h", "gpu", "host")):
+        with probe.attempt(f"latency of a small copy, {src} to {dst} {gpu.ordinal}"):
+            figure = _latency.small_copy(gate, host_flow(side, way, "pinned", pattern), 64)
+            yield {"kind": "small_copy", "src": src, "dst": dst, "gpu": gpu.ordinal, **figure}
+    table = _latency.chase_table(gpu.ordinal)
+    for place in ("host", "gpu"):
+        with probe.attempt(f"latency of a dependent load, GPU {gpu.ordinal} from {place}"):
+            address = side.pinned[1].ctypes.data
+            side.pinned[1][: table.size] = table
+            if place == "gpu":
+                gpu.use()
+                call("cuMemcpyHtoD", side.target, address, table.nbytes)
+                address = side.target
+            figure = _latency.dependent_load(gate, gpu, address)
+            yield {"kind": "dependent_load", "src": "gpu", "dst": place, "gpu": gpu.ordinal, **figure}
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,237 @@
+"""Copies between every two GPUs, with peer access off (through the host) and on: bandwidth and latency.
+
+One way, issued by the sender (write) or by the receiver (read), and both ways at once. Peer access is off until it is
+enabled, so the paths without it are measured first. Prints one JSON object, gpudiag/probe-copy-peer/1.
+"""
+
+from __future__ import annotations
+
+import itertools
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any
+
+import _latency
+from _clocks import Sensors, warm_up
+from _cuda import MIB, CudaError, Gpu, buffer_bytes, call, open_gpus
+from _flows import Flow, Gate, GateGaveUpError, Transfer, measure, run_on_gpu
+from _pattern import fresh_seed
+from _protocol import Probe
+
+_DEVICE_BYTES, _STAGED_BYTES = 512 * MIB, 64 * MIB
+
+
+@dataclass(frozen=True)
+class Side:
+    """One GPU's buffers and its data's seed."""
+
+    gpu: Gpu
+    source: int
+    target: int
+    seed: int
+
+
+def prepare(gpu: Gpu, size: int) -> Side:
+    """Allocate one GPU's buffers and fill the one that copies read from."""
+    side = Side(gpu, gpu.allocate(size), gpu.allocate(size), fresh_seed())
+    if not gpu.kernels_missing:
+        gpu.fill_pattern(side.source, size, side.seed)
+    return side
+
+
+def flow(src: Side, dst: Side, initiator: Side) -> Flow:
+    """Copying from one GPU to another on a stream of `initiator`, one of the two.
+
+    cuMemcpyPeerAsync goes directly where `initiator`'s context may reach the other GPU, else through the host.
+    """
+    stream = initiator.gpu.stream
+    return Flow(
+        gpu=initiator.gpu,
+        stream=stream,
+        copy=lambda n: call("cuMemcpyPeerAsync", dst.target, dst.gpu.context, src.source, src.gpu.context, n, stream),
+        poison=lambda n: dst.gpu.poison(dst.target, n),
+        count_wrong=lambda n: dst.gpu.count_wrong(dst.target, n, src.seed),
+    )
+
+
+@dataclass(frozen=True)
+class Path:
+    """One thing to measure: a pair of GPUs, the direction, and who issues the copies ("src" or "dst" of each flow)."""
+
+    src: Side
+    dst: Side
+    direction: str
+    initiator: str
+    peer_access: bool
+
+    @property
+    def label(self) -> str:
+        """In words."""
+        arrow = "→" if self.direction == "one_way" else "↔"
+        how = "read" if self.initiator == "dst" else "write"
+        access = f"direct, {how}" if self.peer_access else "peer access off"
+        return f"GPU {self.src.gpu.ordinal} {arrow} GPU {self.dst.gpu.ordinal}, {access}"
+
+    def flows(self) -> list[Flow]:
+        """One flow, or two in opposite directions."""
+        pairs = [(self.src, self.dst)] + ([(self.dst, self.src)] if self.direction == "both_ways" else [])
+        return [flow(src, dst, src if self.initiator == "src" else dst) for src, dst in pairs]
+
+
+def plan(sides: list[Side], allowed: set[tuple[int, int]], *, quick: bool) -> list[Path]:
+    """Everything to measure, paths with peer access off first."""
+    ordered = list(itertools.permutations(sides, 2))
+    unordered = list(itertools.combinations(sides, 2))
+    off = [Path(a, b, "one_way", "src", False) for a, b in (unordered if quick else ordered)]
+    if not quick:
+        off += [Path(a, b, "both_ways", "src", False) for a, b in unordered]
+    on = [Path(a, b, "one_way", "dst", True) for a, b in ordered]
+    if not quick:
+        on += [Path(a, b, "one_way", "src", True) for a, b in ordered]
+        on += [Path(a, b, "both_ways", "dst", True) for a, b in unordered]
+        on += [Path(a, b, "both_ways", "src", True) for a, b in unordered]
+
+    def reachable(path: Path) -> bool:
+        a, b = path.src.gpu.ordinal, path.dst.gpu.ordinal
+        here, there = ((a, b), (b, a)) if path.initiator == "src" else ((b, a), (a, b))
+        return here in allowed and (path.direction == "one_way" or there in allowed)
+
+    return off + [path for path in on if reachable(path)]
+
+
+def enable_peer_access(probe: Probe, sides: list[Side], allowed: set[tuple[int, int]]) -> None:
+    """Let every GPU reach every other that it may; what fails is taken out of `allowed`."""
+    for a, b in itertools.permutations(sides, 2):
+        pair = (a.gpu.ordinal, b.gpu.ordinal)
+        if pair not in allowed:
+            continue
+        a.gpu.use()
+        try:
+            call("cuCtxEnablePeerAccess", b.gpu.context, 0)
+        except CudaError as error:
+            if "ALREADY_ENABLED" not in str(error):
+                allowed.discard(pair)
+                probe.errors.append({"what": f"peer access of GPU {pair[0]} to GPU {pair[1]}", "why": str(error)})
+
+
+def allowed_pairs(probe: Probe, gpus: list[Gpu]) -> set[tuple[int, int]]:
+    """(a, b) where CUDA lets GPU a reach GPU b's memory."""
+    allowed = set()
+    for a, b in itertools.permutations(gpus, 2):
+        with probe.attempt(f"peer access of GPU {a.ordinal} to GPU {b.ordinal}"):
+            if call("cuDeviceCanAccessPeer", a.handle, b.handle):
+                allowed.add((a.ordinal, b.ordinal))
+            elif a.ordinal < b.ordinal:
+                probe.skip(
+                    f"direct copies between GPU {a.ordinal} and GPU {b.ordinal}",
+                    "CUDA reports no peer access between them",
+                )
+    return allowed
+
+
+def main() -> None:
+    """Measure every pair."""
+    probe = Probe("gpudiag/probe-copy-peer/1", __doc__.splitlines()[0])
+    options = probe.options()
+    gpus = open_gpus(probe)
+    if len(gpus) < 2:
+        probe.unavailable("copies between GPUs need two of them")
+    allowed = allowed_pairs(probe, gpus)
+    sides: list[Side] = []
+    with probe.attempt("allocating buffers"):
+        size = buffer_bytes(gpus, _DEVICE_BYTES, 0.2)
+        with ThreadPoolExecutor(len(gpus)) as pool:
+            sides = list(pool.map(lambda gpu: prepare(gpu, size), gpus))
+        gate = Gate(gpus)
+    sensors = Sensors(gpus)
+    probe.ready()
+    described = [gpu.describe() for gpu in gpus]
+    if not sides:
+        probe.finish(gpus=described)
+
+    probe.progress("warming up", 0, 1)
+    warm_up(gpus, sensors, [(side.source, side.target) for side in sides], size)
+    todo = plan(sides, allowed, quick=options.quick)
+    latency: list[dict[str, Any]] = []
+    bandwidth: list[dict[str, Any]] = []
+    target_s = max(0.002, min(0.01, options.seconds / max(1, len(todo)) / 7))
+    repeats = {"least": 3, "most": 5} if options.quick else {"least": 4, "most": 8}
+    enabled, gated = False, True
+    for done, path in enumerate(todo):
+        if path.peer_access and not enabled:
+            if not options.quick:
+                latency += small_copies(probe, gate, sides, allowed, peer_access=False)
+            enable_peer_access(probe, sides, allowed)
+            enabled = gated = True
+        probe.progress(path.label, done, len(todo))
+        with probe.attempt(path.label):
+            limits = {"most_bytes": size if path.peer_access else min(size, _STAGED_BYTES), "target_s": target_s}
+            if not path.peer_access:
+                # The driver cuts a staged copy into many pieces, and only so many can be queued.
+                limits["most_copies"] = 4
+            try:
+                transfer = measure_path(gate, path, gated=gated, **limits, **repeats)
+            except GateGaveUpError:
+                # Finding that out takes the gate's whole patience, so the next paths of this kind start without it.
+                gated = False
+                transfer = measure_path(gate, path, gated=False, **limits, **repeats)
+            bandwidth.append(
+                transfer.describe(
+                    src=path.src.gpu.ordinal,
+                    dst=path.dst.gpu.ordinal,
+                    direction=path.direction,
+                    initiator=path.initiator,
+                    peer_access=path.peer_access,
+                )
+            )
+    if not options.quick:
+        if not enabled:
+            latency += small_copies(probe, gate, sides, allowed, peer_access=False)
+        else:
+            latency += small_copies(probe, gate, sides, allowed, peer_access=True)
+            latency += loads(probe, gate, sides, allowed)
+    probe.finish(
+        gpus=described, peer_access=sorted(list(pair) for pair in allowed), bandwidth=bandwidth, latency=latency
+    )
+
+
+def measure_path(gate: Gate, path: Path, *, gated: bool, **options: Any) -> Transfer:
+    """One path's bandwidth, behind the gate or not."""
+    return measure(lambda *given: run_on_gpu(gate, *given, gated=gated), path.flows(), gated=gated, **options)
+
+
+def small_copies(
+    probe: Probe, gate: Gate, sides: list[Side], allowed: set[tuple[int, int]], *, peer_access: bool
+) -> list[dict[str, Any]]:
+    """Time of a copy of 16 bytes between every two GPUs, issued by the sender."""
+    found = []
+    for a, b in itertools.permutations(sides, 2):
+        pair = (a.gpu.ordinal, b.gpu.ordinal)
+        if peer_access and pair not in allowed:
+            continue
+        with probe.attempt(f"latency of a small copy, GPU {pair[0]} to GPU {pair[1]}"):
+            figure = _latency.small_copy(gate, flow(a, b, a), 64 if peer_access else 16)
+            found.append({"kind": "small_copy", "src": pair[0], "dst": pair[1], "peer_access": peer_access, **figure})
+    return found
+
+
+def loads(probe: Probe, gate: Gate, sides: list[Side], allowed: set[tuple[int, int]]) -> list[dict[str, Any]]:
+    """Time of a load from another GPU's memory that waits for the load before it."""
+    for side in sides:
+        with probe.attempt(f"table for dependent loads on GPU {side.gpu.ordinal}"):
+            table = _latency.chase_table(side.gpu.ordinal)
+            side.gpu.use()
+            call("cuMemcpyHtoD", side.target, table.ctypes.data, table.nbytes)
+    found = []
+    for a, b in itertools.permutations(sides, 2):
+        pair = (a.gpu.ordinal, b.gpu.ordinal)
+        if pair not in allowed:
+            continue
+        with probe.attempt(f"latency of a dependent load, GPU {pair[0]} from GPU {pair[1]}"):
+            figure = _latency.dependent_load(gate, a.gpu, b.target)
+            found.append({"kind": "dependent_load", "src": pair[0], "dst": pair[1], "peer_access": True, **figure})
+    return found
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,126 @@
+"""Host memory bandwidth of each NUMA node, and between nodes: threads copy buffers far larger than the caches.
+
+One figure per pair of nodes: threads on node i copy from memory of node i to memory of node j. Copied bytes count once
+(STREAM would count them twice, read and written). Prints one JSON object, gpudiag/probe-host-memory/1.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import itertools
+import mmap
+import os
+import threading
+import time
+
+import _numa
+import numpy as np
+from _pattern import POISON_BYTE, HostPattern, fresh_seed
+from _protocol import Probe
+from _stopwatch import rates_while_all_run, repeat_until_settled
+
+MIB = 1 << 20
+
+
+def allocate(size: int, node: int) -> np.ndarray:
+    """`size` bytes on `node`, every page touched, in huge pages where the kernel has them."""
+    memory = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    if hasattr(mmap, "MADV_HUGEPAGE"):
+        with contextlib.suppress(OSError):  # a kernel without huge pages measures with small ones
+            memory.madvise(mmap.MADV_HUGEPAGE)
+    words = np.frombuffer(memory, dtype=np.uint64)
+    with _numa.memory_on(node):
+        words.fill(int.from_bytes(bytes([POISON_BYTE]) * 8, "little"))
+    return words
+
+
+class CopyTeam:
+    """Threads bound to one node, each copying its own slice from `source` to `target`."""
+
+    def __init__(self, source: np.ndarray, target: np.ndarray, cpus: set[int], threads: int) -> None:
+        bounds = np.linspace(0, source.size, threads + 1).astype(int) // 512 * 512
+        bounds[-1] = source.size
+        self.slices = [
+            (source[a:b].ctypes.data, target[a:b].ctypes.data, int(b - a) * 8) for a, b in itertools.pairwise(bounds)
+        ]
+        self.cpus = sorted(cpus)
+
+    def run(self, copies: int) -> list[float]:
+        """Bytes per second of each thread, while all of them run."""
+        barrier = threading.Barrier(len(self.slices))
+        stamps: list[list[float]] = [[] for _ in self.slices]
+        workers = [
+            threading.Thread(target=self._work, args=(i, copies, barrier, mine)) for i, mine in enumerate(stamps)
+        ]
+        for worker in workers:
+            worker.start()
+        for worker in workers:
+            worker.join()
+        return rates_while_all_run(stamps, self.slices[0][2])
+
+    def _work(self, i: int, copies: int, barrier: threading.Barrier, stamps: list[float]) -> None:
+        source, target, size = self.slices[i]
+        os.sched_setaffinity(0, {self.cpus[i % len(self.cpus)]})
+        barrier.wait()
+        start = time.perf_counter()
+        stamps.append(0.0)
+        for _ in range(copies):
+            ctypes.memmove(target, source, size)
+            stamps.append(time.perf_counter() - start)
+
+
+def main() -> None:
+    """Measure every node by itself, and unless --quick every pair of nodes."""
+    probe = Probe("gpudiag/probe-host-memory/1", __doc__.splitlines()[0])
+    probe.parser.add_argument("--mib", type=int, default=512, help="MiB per buffer")
+    probe.parser.add_argument("--threads", type=int, default=0, help="threads; every usable core of the node if 0")
+    options = probe.options()
+    probe.versions["numpy"] = np.__version__
+    nodes = _numa.nodes()
+    size = options.mib * MIB
+    available = _numa.available_bytes()
+    if available:
+        size = max(16 * MIB, min(size, available // 8) // MIB * MIB)
+    pattern = HostPattern(size)
+    buffers: dict[int, tuple[np.ndarray, np.ndarray]] = {}
+    for node in nodes:
+        with probe.attempt(f"host memory of NUMA node {node}"):
+            buffers[node] = (allocate(size, node), allocate(size, node))
+    probe.ready()
+    pairs = [(i, j) for i in buffers for j in buffers if nodes[i] and (i == j or not options.quick)]
+    for node, cpus in nodes.items():
+        if not cpus:
+            probe.skip(f"host memory of NUMA node {node}", "this process may use none of its CPUs")
+    bandwidth = []
+    for done, (i, j) in enumerate(pairs):
+        what = f"host memory, node {i}" if i == j else f"host memory, node {i} to node {j}"
+        probe.progress(what, done, len(pairs))
+        with probe.attempt(what), _numa.thread_on(i):
+            source, target = buffers[i][0], buffers[j][1]
+            seed = fresh_seed()
+            pattern.fill(source, seed)
+            pattern.poison(target)
+            # More than 32 copiers gain nothing on any socket, and starting them takes time.
+            team = CopyTeam(source, target, nodes[i], options.threads or min(32, len(nodes[i])))
+            first = team.run(1)
+            wrong = pattern.count_wrong(target, seed)
+            copies = max(1, min(16, int(options.seconds / len(pairs) / 6 * sum(first) / size)))
+            settled = repeat_until_settled(lambda team=team, copies=copies: team.run(copies), least=3, most=6)
+            bandwidth.append(
+                {
+                    "src": f"numa:{i}",
+                    "dst": f"numa:{j}",
+                    "size_bytes": size,
+                    "threads": len(team.slices),
+                    "gb_per_s": settled.median / 1e9,
+                    "cv": settled.cv,
+                    "repeats": settled.repeats,
+                    "wrong_words": wrong,
+                }
+            )
+    probe.finish(bandwidth=bandwidth)
+
+
+if __name__ == "__main__":
+    main()
