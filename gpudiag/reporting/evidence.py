@@ -38,8 +38,6 @@ def _item(key: str, value: Any) -> str:
     for ending, unit in _UNITS:
         if key.endswith(ending) and not isinstance(value, str):
             return f"{_words(key.removesuffix(ending))} {_value(value)} {unit}"
-    if key in {"reason", "why"}:
-        return _value(value)
     return f"{_words(key)} {_value(value)}"
 
 
@@ -68,7 +66,7 @@ def _value(value: Any, *, nested: bool = False) -> str:
 
 def _several(value: list[Any] | tuple[Any, ...] | dict[str, Any]) -> str:
     if isinstance(value, dict):
-        items = [f"{_words(str(key))} {_value(one, nested=True)}" for key, one in list(value.items())[:MOST_ITEMS]]
+        items = [f"{_words(str(key))}: {_value(one, nested=True)}" for key, one in list(value.items())[:MOST_ITEMS]]
     else:
         items = [_value(one, nested=True) for one in value[:MOST_ITEMS]]
     more = f" and {len(value) - MOST_ITEMS} more" if len(value) > MOST_ITEMS else ""

@@ -9,6 +9,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
 UNKNOWN = "—"
+#: No time, size or count that a report draws comes near.
+_ABSURD = 1e15
 EN_DASH = "\N{EN DASH}"
 TIMES = "\N{MULTIPLICATION SIGN}"
 
@@ -28,11 +30,13 @@ def milliseconds(value: float | None, *, beside: float | None = None) -> str:
 
 
 def thousands(value: float, decimals: int = 0) -> str:
-    """A figure with a space between thousands, as ISO 80000-1 writes it.
+    """A figure with a space between thousands, as ISO 80000-1 writes it; absurd ones in powers of ten.
 
-    >>> thousands(4483.2)
-    '4 483'
+    >>> thousands(4483.2), thousands(1e30)
+    ('4 483', '1e+30')
     """
+    if abs(value) >= _ABSURD:
+        return f"{value:.0e}"
     return f"{value:,.{decimals}f}".replace(",", " ")
 
 

@@ -14,8 +14,8 @@ from gpudiag.reporting.palette import fills
 from gpudiag.reporting.printable import one_line
 from gpudiag.reporting.rank_rows import rows_of
 from gpudiag.reporting.terminal_bars import legend, stacked_bars
-from gpudiag.reporting.terminal_findings import findings_section, next_step, validity_section, verdict
-from gpudiag.reporting.terminal_ranks import buckets_seen, rank_table
+from gpudiag.reporting.terminal_findings import findings_section, next_step, trust_section, verdict
+from gpudiag.reporting.terminal_ranks import HIDDEN, buckets_seen, hides, rank_table
 from gpudiag.reporting.terminal_traffic import collectives_table, kernels_table, wait_lines
 
 if TYPE_CHECKING:
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
     from gpudiag.model.analysis import Analysis
 
+_FRAMEWORKS = {"pytorch": "PyTorch", "tensorflow": "TensorFlow"}
 _SEPARATOR = " · "
 _MOST_SOFTWARE = 6
 _LONGEST_NAME = 60
@@ -54,20 +55,22 @@ def analysis_report(analysis: Analysis, console: Console, *, all_ranks: bool = F
         buckets = buckets_seen(rows)
         bars = stacked_bars(rows, fill, console.width)
         parts: list[RenderableType] = [bars, legend(buckets, fill, console.width), Text(), rank_table(rows, console)]
-        parts.append(Text("hidden: communication beside compute, which costs no time", style="dim"))
+        if hides(rows):
+            parts.append(Text(f"{HIDDEN}: communication beside compute, which costs no time", style="dim"))
         parts += [Text(note, style="dim")] if note else []
         sections.append(("Where a step's time goes", Group(*parts)))
     waits = wait_lines(analysis.waits, analysis.steps.mean_ms)
     if waits:
         sections.append(("Waits", Group(*waits)))
     if analysis.findings:
-        sections.append(("Findings", findings_section(analysis.findings)))
+        sections.append(("Findings", findings_section(analysis.findings, analysis.steps.mean_ms)))
     if analysis.collectives:
         sections.append(("Collectives", collectives_table(analysis.collectives, console.width)))
     if analysis.kernels:
         sections.append(("Kernels", kernels_table(analysis.kernels, console.width)))
-    if analysis.validity:
-        sections.append(("How far to trust this", validity_section(analysis.validity)))
+    doubts = trust_section(analysis.validity, analysis.steps)
+    if doubts is not None:
+        sections.append(("How far to trust this", doubts))
     sections.append(("Next", Text(next_step(analysis))))
     body = [part for heading, section in sections for part in (Text(), Text(heading, style="bold underline"), section)]
     return Group(*_header(analysis), Text(), verdict(analysis), *body)
@@ -78,12 +81,12 @@ def _header(analysis: Analysis) -> list[Text]:
     software = [f"{_name(key)} {_name(value)}" for key, value in analysis.source.software.items()][:_MOST_SOFTWARE]
     if software:
         lines.append(Text(_SEPARATOR.join(software), style="dim"))
-    return [*lines, *_step_lines(analysis)]
+    return [*lines, _step_line(analysis)]
 
 
 def _what_ran(analysis: Analysis) -> str:
     source = analysis.source
-    parts = [_name(source.workload or source.title or f"{analysis.framework} job")]
+    parts = [_name(source.workload or source.title or f"{_FRAMEWORKS.get(analysis.framework, 'Some')} training")]
     parts += [_name(source.strategy)] if source.strategy else []
     parts.append(_devices(analysis))
     parts += [f"batch {source.batch_size_per_device} per device"] if source.batch_size_per_device else []
@@ -91,13 +94,19 @@ def _what_ran(analysis: Analysis) -> str:
 
 
 def _devices(analysis: Analysis) -> str:
-    names = Counter(_name(device.name or device.device.partition(":")[0]) for device in analysis.devices)
+    names = Counter(_name(device.name or _kind(device.device)) for device in analysis.devices)
     present = " + ".join(f"{count} {figures.TIMES} {name}" for name, count in names.most_common(3)) or "no device"
     missing = analysis.world_size - len(analysis.ranks_present)
     return f"{present} of {analysis.world_size} ranks" if missing > 0 else present
 
 
-def _step_lines(analysis: Analysis) -> list[Text]:
+def _kind(device: str) -> str:
+    """What a device without a name is: `cuda:3` a GPU, `cpu` a training process."""
+    kind = device.partition(":")[0]
+    return {"cuda": "GPU", "cpu": "CPU process"}.get(kind, kind)
+
+
+def _step_line(analysis: Analysis) -> Text:
     steps = analysis.steps
     times = [f"{figures.milliseconds(steps.mean_ms)} ms profiled"]
     if steps.unprofiled_mean_ms is not None:
@@ -109,13 +118,7 @@ def _step_lines(analysis: Analysis) -> list[Text]:
     if analysis.source.samples_per_s is not None:
         line.append(f"{_SEPARATOR}{figures.thousands(analysis.source.samples_per_s)} samples/s")
     line.append(f"{_SEPARATOR}mean of {steps.analysed} steps" if steps.analysed else "")
-    missing = {"unprofiled_mean_ms": "unprofiled", "corrected_mean_ms": "corrected"}
-    reasons = [
-        Text(f"No {missing.get(key, _name(key))} step time: {one_line(reason)[:200]}", style="dim")
-        for key, reason in list(steps.reasons.items())[:4]
-        if getattr(steps, key, None) is None
-    ]
-    return [line, *reasons]
+    return line
 
 
 def _name(text: str) -> str:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from rich.console import Group
-from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
@@ -19,45 +18,55 @@ if TYPE_CHECKING:
 
     from rich.console import RenderableType
 
-    from gpudiag.model.analysis import Analysis, Finding, Validity
+    from gpudiag.model.analysis import Analysis, Finding, Steps, Validity
 
 #: A line of someone else's text is cut here; no rule writes longer ones.
 LONGEST_TEXT = 400
-_INDENT = 3
+#: The key of the evidence that says why a finding has no figure.
+_REASON = "reason"
+MOST_REASONS = 4
+_STEP_TIMES = {"unprofiled_mean_ms": "unprofiled", "corrected_mean_ms": "corrected"}
 
 
 def verdict(analysis: Analysis) -> RenderableType:
-    """The largest finding: how bad, what, and what it is worth."""
-    if not analysis.findings:
+    """The finding that matters most: how bad, what, and what it is worth."""
+    finding = main_finding(analysis.findings)
+    if finding is None:
         return Text("No finding: these traces do not carry a verdict. See the warnings below.", style="bold")
-    finding = analysis.findings[0]
     headline = Text()
     headline.append(finding.severity.upper(), style=_style(finding)).append("  ")
     headline.append(_title(finding), style="bold")
-    return Group(headline, Text(_worth(finding)))
+    return Group(headline, Text(_worth(finding, analysis.steps.mean_ms)))
 
 
-def findings_section(findings: Sequence[Finding]) -> RenderableType:
+def main_finding(findings: Sequence[Finding]) -> Finding | None:
+    """The largest finding that is worth acting on; where none is, the one that says so, else the largest."""
+    worthwhile = [finding for finding in findings if finding.severity != "info"]
+    plain = [finding for finding in findings if finding.code == "compute-bound"]
+    return next(iter([*worthwhile, *plain, *findings]), None)
+
+
+def findings_section(findings: Sequence[Finding], step_ms: float) -> RenderableType:
     """Every finding with its evidence and its advice as steps."""
-    parts: list[RenderableType] = []
+    table = Table.grid(padding=(0, 1, 0, 0))
+    table.add_column(no_wrap=True, justify="right")
+    table.add_column()
     for number, finding in enumerate(findings, start=1):
-        heading = Text(f"{number}. ")
-        heading.append(_title(finding), style="bold")
-        parts += [heading, Padding(_details(finding), (0, 0, 0, _INDENT))]
-    return Group(*parts)
+        table.add_row(Text(f"{number}."), Group(Text(_title(finding), style="bold"), _details(finding, step_ms)))
+    return table
 
 
-def _details(finding: Finding) -> RenderableType:
+def _details(finding: Finding, step_ms: float) -> RenderableType:
     facts = Text(one_line(finding.code)[:LONGEST_TEXT], style=_style(finding))
     facts.append(f" · {finding.severity}", style="default not bold")
     if finding.ranks:
         facts.append(f" · {figures.ranks(finding.ranks)}", style="default not bold")
     if finding.cause:
         facts.append(f" · cause: {one_line(finding.cause)[:LONGEST_TEXT]}", style="default not bold")
-    parts: list[RenderableType] = [facts, Text(_worth(finding))]
-    evidence = evidence_items(finding.evidence)
+    parts: list[RenderableType] = [facts, Text(_worth(finding, step_ms))]
+    evidence = evidence_items({key: value for key, value in finding.evidence.items() if key != _REASON})
     if evidence:
-        parts.append(Text(f"Evidence: {'; '.join(evidence)}", style="dim"))
+        parts.append(Text(f"Evidence: {'; '.join(evidence)}"))
     steps = Table.grid(padding=(0, 1, 0, 0))
     steps.add_column(no_wrap=True)
     steps.add_column()
@@ -71,41 +80,50 @@ def _style(finding: Finding) -> str:
 
 
 def _title(finding: Finding) -> str:
-    return one_line(finding.title or finding.code)[:LONGEST_TEXT]
+    title = one_line(finding.title or finding.code)[:LONGEST_TEXT]
+    return title[:1].upper() + title[1:]
 
 
-def _worth(finding: Finding) -> str:
+def _worth(finding: Finding, step_ms: float) -> str:
+    confidence = f"Confidence: {finding.confidence}."
     if finding.recoverable_ms_per_step is None:
-        return f"What it costs is not known. Confidence: {finding.confidence}."
+        reason = one_line(str(finding.evidence.get(_REASON, "")))[:LONGEST_TEXT]
+        return f"What it would save is not known: {reason}. {confidence}" if reason else confidence
+    if finding.recoverable_ms_per_step <= 0:
+        return confidence
     share = finding.recoverable_percent
     percent = "" if share is None else f" ({figures.percent(share, 100)})"
-    saved = figures.milliseconds(finding.recoverable_ms_per_step)
-    return f"Without it a step would be {saved} ms shorter{percent}. Confidence: {finding.confidence}."
+    saved = figures.milliseconds(finding.recoverable_ms_per_step, beside=step_ms)
+    return f"Without it a step would be {saved} ms shorter{percent}. {confidence}"
 
 
-def validity_section(validity: Sequence[Validity]) -> RenderableType:
-    """Why to trust the figures less."""
+def trust_section(validity: Sequence[Validity], steps: Steps) -> RenderableType | None:
+    """Why to trust the figures less, and which are missing; None when there is nothing to say."""
     lines = []
     for warning in validity:
         line = Text()
         line.append(f"{one_line(warning.code)[:LONGEST_TEXT]}: ", style="yellow")
         lines.append(line.append(one_line(warning.message)[:LONGEST_TEXT]))
-    return Group(*lines)
+    for key, reason in list(steps.reasons.items())[:MOST_REASONS]:
+        if getattr(steps, key, None) is None:
+            name = _STEP_TIMES.get(key, one_line(key)[:LONGEST_TEXT])
+            lines.append(Text(f"No {name} step time: {one_line(reason)[:LONGEST_TEXT]}"))
+    return Group(*lines) if lines else None
 
 
 def next_step(analysis: Analysis) -> str:
     """The one thing to do now, and how to see whether it helped."""
-    worthwhile = [finding for finding in analysis.findings if finding.severity != "info" and finding.advice]
-    if not worthwhile:
-        advice = [finding.advice[0] for finding in analysis.findings if finding.advice]
-        return one_line(advice[0])[:LONGEST_TEXT] if advice else "Record again as the warnings say."
-    finding = worthwhile[0]
+    finding = main_finding([finding for finding in analysis.findings if finding.advice])
+    if finding is None:
+        return "Record again as the warnings say."
     step = one_line(finding.advice[0])[:LONGEST_TEXT]
-    gain = finding.recoverable_ms_per_step
-    if gain is None or gain <= 0 or gain >= analysis.steps.mean_ms:
+    if finding.severity == "info":
+        return step
+    gain, before = finding.recoverable_ms_per_step, analysis.steps.mean_ms
+    if gain is None or not 0 < gain < before:
         return f"{step} Then record and analyse again."
-    before, after = analysis.steps.mean_ms, analysis.steps.mean_ms - gain
+    after = figures.milliseconds(before - gain, beside=before)
     return (
         f"{step} Then record and analyse again: the step should fall from {figures.milliseconds(before)} "
-        f"towards {figures.milliseconds(after)} ms."
+        f"towards {after} ms."
     )

@@ -21,12 +21,19 @@ if TYPE_CHECKING:
 
 #: A bucket below this on every rank would be a column of zeros.
 _SEEN_MS = 0.005
+#: Heading of the communication that runs beside compute: no bucket, for it costs no time.
+HIDDEN = "hidden"
 _GAP = 2
 
 
 def buckets_seen(rows: Sequence[Row]) -> list[str]:
     """The buckets that some row has, in their order."""
     return [bucket for bucket in BUCKETS if any(row.buckets_ms[bucket] >= _SEEN_MS for row in rows)]
+
+
+def hides(rows: Sequence[Row]) -> bool:
+    """Whether some row has communication beside its compute."""
+    return any(row.hidden_ms >= _SEEN_MS for row in rows)
 
 
 def rank_table(rows: Sequence[Row], console: Console) -> RenderableType:
@@ -57,11 +64,11 @@ def _line_per_rank(rows: Sequence[Row], *, shares: bool) -> Table:
     buckets = buckets_seen(rows)
     table = _table()
     table.add_column("ms per step", no_wrap=True)
-    for heading in (*(LABELS[bucket] for bucket in buckets), "step", "hidden"):
+    for heading in (*(LABELS[bucket] for bucket in buckets), "step", *([HIDDEN] if hides(rows) else [])):
         table.add_column(heading, justify="right", no_wrap=True)
     for row in rows:
         cells = [_cell(row.buckets_ms[bucket], row, share=shares) for bucket in buckets]
-        table.add_row(Text(row.label), *cells, *_totals(row))
+        table.add_row(Text(row.label), *cells, _step(row), *([_hidden(row)] if hides(rows) else []))
     return table
 
 
@@ -72,9 +79,9 @@ def _column_per_rank(rows: Sequence[Row]) -> Table:
         table.add_column(row.label.removeprefix("rank "), justify="right", no_wrap=True)
     for bucket in buckets_seen(rows):
         table.add_row(LABELS[bucket], *(_cell(row.buckets_ms[bucket], row, share=False) for row in rows))
-    steps, hidden = zip(*(_totals(row) for row in rows), strict=True)
-    table.add_row(Text("step", style="bold"), *steps)
-    table.add_row(Text("hidden", style="dim"), *hidden)
+    table.add_row(Text("step", style="bold"), *(_step(row) for row in rows))
+    if hides(rows):
+        table.add_row(Text(HIDDEN, style="dim"), *(_hidden(row) for row in rows))
     return table
 
 
@@ -85,6 +92,9 @@ def _cell(value_ms: float, row: Row, *, share: bool) -> Text:
     return text
 
 
-def _totals(row: Row) -> tuple[Text, Text]:
-    step = Text(figures.milliseconds(row.step_ms), style="bold")
-    return step, Text(figures.milliseconds(row.hidden_ms, beside=row.step_ms), style="dim")
+def _step(row: Row) -> Text:
+    return Text(figures.milliseconds(row.step_ms), style="bold")
+
+
+def _hidden(row: Row) -> Text:
+    return Text(figures.milliseconds(row.hidden_ms, beside=row.step_ms), style="dim")

@@ -42,7 +42,9 @@ def wait_lines(waits: Sequence[Wait], step_ms: float) -> list[Text]:
 
 
 def _wait_line(on_rank: int, cause: str, waits: Sequence[Wait]) -> Text:
-    low, high = (figures.milliseconds(end([w.ms_per_step for w in waits])) for end in (min, max))
+    longest = max(wait.ms_per_step for wait in waits)
+    low = figures.milliseconds(min(wait.ms_per_step for wait in waits), beside=longest)
+    high = figures.milliseconds(longest)
     line = Text(f"{figures.ranks((w.rank for w in waits), capital=True)} waited ")
     line.append(low if low == high else f"{low}{figures.EN_DASH}{high}", style="bold").append(" ms per step for ")
     line.append(f"rank {on_rank}", style="bold")
@@ -98,7 +100,7 @@ def kernels_table(kernels: Sequence[KernelSummary], width: int) -> Table:
 
 def _count(per_step: float) -> str:
     """Calls per step: whole where they are, else with one decimal."""
-    return f"{duration(per_step):.1f}".removesuffix(".0")
+    return figures.thousands(duration(per_step), 1).removesuffix(".0")
 
 
 def _table() -> Table:

@@ -1,0 +1,83 @@
+# Everything happens in .venv, which the first target that needs it creates. Nothing else has to be installed but
+# make and Python 3.11 or newer.
+
+VENV ?= .venv
+# The first of these that is new enough and can make environments is taken.
+PYTHON ?= python3 python3.13 python3.12 python3.11
+# The PyTorch to install. With an NVIDIA GPU: what the machine's own Python has already, else the newest for its
+# platform. Without one: the version that the tests were written with.
+TORCH ?= $(shell if $(HAS_GPU); then echo torch; else echo torch==2.13.0; fi)
+# Tests of one xdist_group (those that start several training processes) run one after the other.
+PYTEST_ARGS ?= -n 2 --dist loadgroup
+
+HAS_GPU = { nvidia-smi -L >/dev/null 2>&1 || ls /dev/nvidia[0-9]* >/dev/null 2>&1; }
+BIN := $(VENV)/bin
+PIP := PIP_DISABLE_PIP_VERSION_CHECK=1 $(BIN)/python -m pip install --quiet --constraint constraints.txt
+
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+.PHONY: help setup run test check format bench docs wheel clean
+
+help: ## Show this help
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+setup: $(VENV)/.dev ## Create .venv and install gpudiag with everything needed to work on it
+
+run: $(VENV)/.run ## Train a small model on what this machine has and say where its time goes
+	$(BIN)/gpudiag profile
+
+test: $(VENV)/.dev ## Run the tests
+	$(BIN)/python -m pytest $(PYTEST_ARGS)
+
+check: $(VENV)/.dev ## Lint, formatting, strict types, import contracts
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+format: $(VENV)/.dev ## Format the code and fix what can be fixed safely
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+bench: $(VENV)/.dev ## Measure gpudiag beside its peers (see docs/benchmarks.md)
+	@for script in benchmarks/bench_*.py; do echo "== $$script"; $(BIN)/python "$$script" || exit 1; done
+
+docs: $(VENV)/.dev ## Write the generated pages again and check every link
+	$(BIN)/python docs/generate.py
+
+wheel: $(VENV)/.dev ## Build dist/*.whl and check what is in it
+	rm -rf dist
+	$(BIN)/python -m pip wheel --quiet --no-deps --wheel-dir dist .
+	@for needed in gpudiag/_probes/ gpudiag/py.typed gpudiag/__main__.py; do \
+	  $(BIN)/python -m zipfile --list dist/gpudiag-*.whl | grep -q "^$$needed" \
+	    || { echo "make: the wheel lacks $$needed" >&2; exit 1; }; \
+	done
+	@ls dist/gpudiag-*.whl
+
+clean: ## Remove everything that make made (recorded runs stay)
+	rm -rf $(VENV) dist build .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	find gpudiag tests benchmarks probes docs -name __pycache__ -type d -prune -exec rm -rf {} +
+
+# Stamps: a target whose stamp is newer than what it was made from costs nothing.
+$(VENV)/.made:
+	@for python in $(PYTHON); do \
+	  if "$$python" -c 'import sys, venv, ensurepip; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; then \
+	    if $(HAS_GPU) && "$$python" -c 'import torch' 2>/dev/null; then own=--system-site-packages; else own=; fi; \
+	    echo "Creating $(VENV) with $$("$$python" --version)"; \
+	    "$$python" -m venv $$own $(VENV) && touch $@ && exit 0; \
+	    exit 1; \
+	  fi; \
+	done; \
+	echo "make: no Python 3.11 or newer with its venv and ensurepip modules was found (tried: $(PYTHON))" >&2; \
+	echo "  hint: install one (Debian, Ubuntu: apt install python3-venv) or name it: make $(or $(MAKECMDGOALS),setup) PYTHON=/path/to/python3" >&2; \
+	exit 2
+
+$(VENV)/.run: $(VENV)/.made pyproject.toml constraints.txt
+	@echo "Installing gpudiag and $(TORCH)"
+	@$(PIP) "$(TORCH)" --editable ".[torch]"
+	@touch $@
+
+$(VENV)/.dev: $(VENV)/.run
+	@echo "Installing the development tools"
+	@$(PIP) "$(TORCH)" --editable ".[torch,dev]"
+	@touch $@
