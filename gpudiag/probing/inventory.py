@@ -39,7 +39,7 @@ def _why_no_gpu(session: NvmlSession, root: Path, reasons: dict[str, str]) -> No
         where = f"PCI shows {len(present)} NVIDIA GPU{'s' if len(present) > 1 else ''} ({', '.join(present[:4])})"
         reasons["gpus"] = f"{where}, but {why}"
     else:
-        reasons["gpus"] = f"no NVIDIA GPU on the PCI bus; {why}"
+        reasons["gpus"] = f"none on the PCI bus; {why}"
 
 
 def _mark_visible(gpus: Sequence[Gpu], environment: Mapping[str, str], reasons: dict[str, str]) -> tuple[Gpu, ...]:

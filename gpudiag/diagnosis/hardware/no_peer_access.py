@@ -29,7 +29,7 @@ def _links(denied: set[tuple[int, int]], count: int, reason: str | None = None) 
 class NoPeerAccess:
     """Pairs of GPUs between which the driver allows no direct copies.
 
-        Without peer access every byte between the two goes through the host's memory: down one link, into RAM, and up the
+    Without peer access every byte between the two goes through the host's memory: down one link, into RAM, and up the
     other. That halves what a shared link can carry, adds latency, and takes the CPU's memory bandwidth. NCCL falls
     back to shared memory for such pairs (its log says `via SHM` instead of `via P2P`).
 
