@@ -178,6 +178,8 @@ class Bandwidth(msgspec.Struct, frozen=True, kw_only=True):
     memory: Literal["pinned", "pageable", "device"]
     direction: Literal["one_way", "both_ways"]
     peer_access: bool | None = None
+    initiator: Literal["src", "dst"] | None = None
+    """Between GPUs: `src` when the sender issues the copy (a write), `dst` when the receiver does (a read)."""
     size_bytes: int
     gb_per_s: float
     per_device: dict[str, float] = {}
