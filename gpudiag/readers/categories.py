@@ -25,12 +25,11 @@ _KINDS = {
 #: Host calls: `cuda_runtime`, `cuda_driver`, `Runtime`, `hip_runtime`, `xpu_runtime`, `privateuse1_driver`, …
 _RUNTIME_ENDINGS = ("runtime", "driver")
 
-#: The profiler's own span of its recording.
-PROFILER_SPAN = "trace"
+_PROFILER_SPAN = "trace"
 
 #: Known, and of no use here: memory counters, hardware counters, our own joins are by correlation.
 _LEFT_OUT = {
-    PROFILER_SPAN,
+    _PROFILER_SPAN,
     "cpu_instant_event",
     "cuda_event",
     "cuda_profiler_range",
@@ -67,6 +66,11 @@ def kind_of(category: str) -> EventKind | None:
     if kind is None and lowered.endswith(_RUNTIME_ENDINGS):
         return EventKind.RUNTIME
     return kind
+
+
+def is_profiler_span(category: str) -> bool:
+    """Whether it is the profiler's own span of its recording."""
+    return category.lower() == _PROFILER_SPAN
 
 
 def is_known(category: str) -> bool:

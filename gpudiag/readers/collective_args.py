@@ -7,17 +7,17 @@ encloses the kernel's launch; older still, only a range such as `nccl:all_reduce
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from gpudiag.model.event import DEVICE_WORK, NO_CORRELATION, CollectiveCall, EventKind
 from gpudiag.readers.collective_names import element_bytes, kernel_operation, normal_operation
-from gpudiag.readers.event_json import NO_ARGUMENTS
-from gpudiag.readers.header import loosely
+from gpudiag.readers.header import is_told, loosely
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping
 
     from numpy.typing import NDArray
 
@@ -26,121 +26,152 @@ if TYPE_CHECKING:
 
 #: The host range of a collective on CPU (it spans the real work) and on a device (it spans the enqueuing only).
 _HOST_WORK = ("gloo:", "mpi:", "ucc:")
-_HOST_ENQUEUE = "nccl:"
-_HOST_RECORD = "record_param_comms"
+_HOST_ENQUEUE = ("nccl:", "record_param_comms")
+#: Ranges nest at most this deep around a launch: `record_param_comms` in `nccl:coalesced` in `nccl:all_to_all`.
+_NESTED = 8
 
 
-class _Details:
-    """Operation, group and size as far as one event's arguments tell."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Communicated:
+    """What one event's arguments tell of a collective.
 
-    __slots__ = ("group", "operation", "ranks", "sequence", "size_bytes")
+    Attributes:
+        operation: the normal name, or "" where the arguments do not name it.
+        group: process group, or "".
+        ranks: global ranks of the group; empty where not told, or told in part only.
+        sequence: the group's sequence number, or None.
+        members: ranks in the group, or 0.
+        size_bytes: of what nccl-tests counts, from the element counts; None where not told.
+        input_bytes: of the inputs, from their shapes; None where not told.
+    """
 
-    def __init__(self, arguments: Arguments, word: str, groups: dict[str, tuple[int, ...]]) -> None:
-        told = loosely(arguments.collective, str, "")
-        self.operation = normal_operation(told or word)
-        self.group = str(loosely(arguments.group, str | int, ""))
-        self.ranks = _ranks(loosely(arguments.group_ranks, Any, None)) or groups.get(self.group, ())
-        sequence = loosely(arguments.sequence, int, -1)
-        self.sequence = sequence if 0 <= sequence < 2**63 else None
-        members = len(self.ranks) or loosely(arguments.group_size, int, 0)
-        self.size_bytes = _size_from_elements(self.operation, arguments)
-        if self.size_bytes is None:
-            self.size_bytes = _size_from_inputs(self.operation, arguments, members)
+    operation: str = ""
+    group: str = ""
+    ranks: tuple[int, ...] = ()
+    sequence: int | None = None
+    members: int = 0
+    size_bytes: int | None = None
+    input_bytes: int | None = None
+
+    def size_as(self, operation: str) -> int | None:
+        """Bytes in nccl-tests' sense if the operation is this one: all_gather and gather count the whole output."""
+        if self.size_bytes is not None or self.input_bytes is None:
+            return self.size_bytes
+        if operation in {"all_gather", "gather"}:
+            return self.input_bytes * self.members if self.members else None
+        return self.input_bytes
+
+
+def may_tell(name: str) -> bool:
+    """Whether the arguments of an event of this name are worth keeping."""
+    return name.startswith((*_HOST_WORK, *_HOST_ENQUEUE)) or kernel_operation(name) is not None
+
+
+def communicated(arguments: Arguments) -> Communicated:
+    """Decode the arguments of a communication event."""
+    told = loosely(arguments.collective, str, "")
+    operation = normal_operation(told) if told else ""
+    ranks = _ranks(loosely(arguments.group_ranks, Any, None))
+    sequence = loosely(arguments.sequence, int, -1)
+    members = loosely(arguments.group_size, int, 0)
+    return Communicated(
+        operation=operation,
+        group=str(loosely(arguments.group, str | int, "")),
+        ranks=ranks,
+        sequence=sequence if 0 <= sequence < 2**63 else None,
+        members=len(ranks) or (members if 0 < members < 2**31 else 0),
+        size_bytes=_size_from_elements(operation, arguments),
+        input_bytes=_size_of_inputs(arguments),
+    )
 
 
 def collective_calls(
-    table: EventTable,
-    arguments: Sequence[Arguments | None],
-    groups: dict[str, tuple[int, ...]],
+    table: EventTable, told: Mapping[int, Communicated], groups: dict[str, tuple[int, ...]]
 ) -> tuple[CollectiveCall, ...]:
     """One call for each communication kernel; or, without device work, for each collective on the host.
 
     Args:
         table: the events.
-        arguments: the arguments of each row.
+        told: by row, what communication events' arguments tell.
         groups: global ranks by process group, from the header.
     """
-    only_group = next(iter(groups)) if len(groups) == 1 else ""
     if not np.isin(table.kind, np.array(DEVICE_WORK, dtype=np.uint8)).any():
-        return tuple(
-            _call(row, _Details(arguments[row] or NO_ARGUMENTS, table.name_of(row), groups), only_group, groups)
-            for row in _named_rows(table, _HOST_WORK, EventKind.ANNOTATION).tolist()
-        )
+        rows = _rows_named(table, _HOST_WORK, EventKind.ANNOTATION).tolist()
+        return tuple(_call(row, normal_operation(table.name_of(row)), told.get(row), groups) for row in rows)
     operations = [kernel_operation(name) for name in table.names]
     communicates = np.array([operation is not None for operation in operations], dtype=bool)
     if not communicates.any():
         return ()
-    rows = np.flatnonzero((table.kind == EventKind.KERNEL) & communicates[table.name])
-    hosts = _HostRecords(table, arguments)
+    rows = np.flatnonzero((table.kind == EventKind.KERNEL) & communicates[table.name]).tolist()
+    mute = [row for row in rows if row not in told or not told[row].operation]
+    launches = _launches(table, mute) if mute else {}
+    records = _records(table) if launches else {}
     calls = []
-    for row in rows.tolist():
-        own = arguments[row] or NO_ARGUMENTS
-        by_name = operations[int(table.name[row])] or ""
-        details = _Details(own, by_name, groups)
-        if not memoryview(own.collective).nbytes and (host := hosts.behind(row)) is not None:
-            details = _Details(arguments[host] or NO_ARGUMENTS, table.name_of(host), groups)
-            if details.operation == _HOST_RECORD:
-                details.operation = by_name
-        calls.append(_call(row, details, only_group, groups))
+    for row in rows:
+        operation, details = operations[int(table.name[row])] or "", told.get(row)
+        if row in launches and (host := _enclosing(table, told, records, launches[row])) is not None:
+            details = told.get(host)
+            if not table.name_of(host).startswith("record_"):
+                operation = normal_operation(table.name_of(host))
+        calls.append(_call(row, operation, details, groups))
     return tuple(calls)
 
 
-def _call(row: int, details: _Details, only_group: str, groups: dict[str, tuple[int, ...]]) -> CollectiveCall:
+def _call(row: int, operation: str, details: Communicated | None, groups: dict[str, tuple[int, ...]]) -> CollectiveCall:
+    details = details or Communicated()
+    operation = details.operation or operation
+    only_group = next(iter(groups)) if len(groups) == 1 else ""
     group = details.group or only_group
     return CollectiveCall(
         row=row,
-        operation=details.operation,
+        operation=operation,
         group=group,
         group_ranks=details.ranks or groups.get(group, ()),
-        size_bytes=details.size_bytes,
+        size_bytes=details.size_as(operation),
         sequence=details.sequence,
     )
 
 
-class _HostRecords:
-    """Finds the host operator behind a communication kernel, by the launch that it encloses."""
-
-    def __init__(self, table: EventTable, arguments: Sequence[Arguments | None]) -> None:
-        self._table = table
-        self._arguments = arguments
-        self._ready = False
-        self._records: dict[int, list[int]] = {}
-        self._launches: dict[int, int] = {}
-
-    def behind(self, row: int) -> int | None:
-        """The row of the host operator that launched the kernel in `row`; None where the trace has none."""
-        self._prepare()
-        launch = self._launches.get(int(self._table.correlation[row]))
-        if launch is None:
-            return None
-        start, end, thread = self._table.start_ns, self._table.end_ns, int(self._table.thread[launch])
-        # Rows are in order of start: the last record before the launch that still runs is the innermost.
-        candidates = self._records.get(thread, [])
-        position = int(np.searchsorted(np.array(candidates), launch))
-        best: int | None = None
-        for candidate in reversed(candidates[max(0, position - 8) : position]):
-            if start[candidate] <= start[launch] <= end[candidate]:
-                if memoryview((self._arguments[candidate] or NO_ARGUMENTS).collective).nbytes:
-                    return candidate
-                best = candidate if best is None else best
-        return best
-
-    def _prepare(self) -> None:
-        if self._ready:
-            return
-        self._ready = True
-        table = self._table
-        for row in _named_rows(table, (_HOST_ENQUEUE, _HOST_RECORD), EventKind.ANNOTATION, EventKind.OPERATOR).tolist():
-            self._records.setdefault(int(table.thread[row]), []).append(row)
-        calls = np.flatnonzero((table.kind == EventKind.RUNTIME) & (table.correlation != NO_CORRELATION))
-        self._launches = dict(zip(table.correlation[calls].tolist(), calls.tolist(), strict=True))
+def _launches(table: EventTable, kernels: list[int]) -> dict[int, int]:
+    """The row of the call that launched each of these kernels, by the kernel's row; without those not captured."""
+    calls = np.flatnonzero((table.kind == EventKind.RUNTIME) & (table.correlation != NO_CORRELATION))
+    wanted = table.correlation[kernels]
+    calls = calls[np.isin(table.correlation[calls], wanted)]
+    by_correlation = dict(zip(table.correlation[calls].tolist(), calls.tolist(), strict=True))
+    pairs = zip(kernels, wanted.tolist(), strict=True)
+    return {kernel: by_correlation[correlation] for kernel, correlation in pairs if correlation in by_correlation}
 
 
-def _named_rows(table: EventTable, starts: tuple[str, ...], *kinds: EventKind) -> NDArray[np.intp]:
+def _records(table: EventTable) -> dict[int, NDArray[np.intp]]:
+    """Rows of the host's collective ranges, by thread."""
+    rows = _rows_named(table, _HOST_ENQUEUE, EventKind.ANNOTATION, EventKind.OPERATOR)
+    threads = table.thread[rows]
+    return {thread: rows[threads == thread] for thread in np.unique(threads).tolist()}
+
+
+def _enclosing(
+    table: EventTable, told: Mapping[int, Communicated], records: dict[int, NDArray[np.intp]], launch: int
+) -> int | None:
+    """The host range around a launch: the innermost that names the operation, else the innermost."""
+    rows = records.get(int(table.thread[launch]))
+    if rows is None:
+        return None
+    innermost: int | None = None
+    position = int(np.searchsorted(rows, launch))  # rows are in order of start
+    for row in reversed(rows[max(0, position - _NESTED) : position].tolist()):
+        if table.end_ns[row] >= table.start_ns[launch]:
+            if row in told and told[row].operation:
+                return row
+            innermost = row if innermost is None else innermost
+    return innermost
+
+
+def _rows_named(table: EventTable, starts: tuple[str, ...], *kinds: EventKind) -> NDArray[np.intp]:
     """Rows of these kinds whose names start with one of `starts`."""
     wanted = np.array([name.startswith(starts) for name in table.names], dtype=bool)
     rows = table.rows_of(*kinds)
-    return rows[wanted[table.name[rows]]]
+    named: NDArray[np.intp] = rows[wanted[table.name[rows]]]
+    return named
 
 
 def _ranks(told: object) -> tuple[int, ...]:
@@ -157,18 +188,19 @@ def _ranks(told: object) -> tuple[int, ...]:
 
 def _size_from_elements(operation: str, arguments: Arguments) -> int | None:
     """Bytes by the convention of nccl-tests: all_gather and gather count what comes out, all others what goes in."""
-    each = element_bytes(loosely(arguments.dtype, str, ""))
-    if each is None:
+    if not is_told(arguments.dtype) or (each := element_bytes(loosely(arguments.dtype, str, ""))) is None:
         return None
     told = arguments.out_elements if operation in {"all_gather", "gather"} else arguments.in_elements
-    elements = loosely(told, int, -1)
+    elements: int = loosely(told, int, -1)
     return elements * each if 0 <= elements < 2**50 else None
 
 
-def _size_from_inputs(operation: str, arguments: Arguments, members: int) -> int | None:
-    """Bytes from the shapes of the inputs; None where shapes were not recorded or the group's size is needed."""
-    shapes = loosely(arguments.input_dims, list[Any], [])
-    types = loosely(arguments.input_type, list[Any], [])
+def _size_of_inputs(arguments: Arguments) -> int | None:
+    """Bytes of the input tensors; None where shapes were not recorded."""
+    if not is_told(arguments.input_dims):
+        return None
+    shapes: list[Any] = loosely(arguments.input_dims, list[Any], [])
+    types: list[Any] = loosely(arguments.input_type, list[Any], [])
     total = 0
     for shape, kind in zip(shapes, types, strict=False):
         each = element_bytes(kind) if isinstance(kind, str) else None
@@ -177,8 +209,4 @@ def _size_from_inputs(operation: str, arguments: Arguments, members: int) -> int
         if not all(isinstance(extent, int) and 0 <= extent < 2**50 for extent in shape):
             return None
         total += math.prod(shape) * each
-    if not 0 < total < 2**62:
-        return None
-    if operation in {"all_gather", "gather"}:
-        return total * members if members else None
-    return total
+    return total if 0 < total < 2**62 else None

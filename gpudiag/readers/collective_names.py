@@ -4,30 +4,28 @@ from __future__ import annotations
 
 import re
 
-#: NCCL's and RCCL's kernels: `ncclDevKernel_AllReduce_Sum_f32_RING_LL(…)`, before 2.18 `ncclKernel_AllReduce_RING_LL_…`,
-#: for symmetric memory `ncclSymkDevKernel_AllReduce_RSxLDMC_AGxSTMC_…`, RCCL also `ncclDevKernel_Generic_4(…)`.
+#: NCCL's and RCCL's kernels: `ncclDevKernel_AllReduce_Sum_f32_RING_LL(…)`; before 2.18 `ncclKernel_AllReduce_RING_LL…`;
+#: for symmetric memory `ncclSymkDevKernel_AllReduce_RSxLDMC_AGxSTMC_…`; RCCL also `ncclDevKernel_Generic_4(…)`.
 _LIBRARY_KERNEL = re.compile(r"(?:nccl|rccl)(?:Sym[a-z]?)?(?:Dev)?Kernel(?:Debug)?_([A-Za-z0-9]+)")
 
 #: Kernels that move data between devices without NCCL: PyTorch's symmetric memory, vLLM's and TensorRT-LLM's custom
-#: all-reduce, MSCCL, oneCCL.
+#: all-reduce, NVSHMEM, MSCCL, oneCCL.
 _OTHER_KERNELS = (
-    (
-        re.compile(
-            r"(?:one|two)_shot_all_?reduce|multimem_(?:one_shot_)?all_?reduce|all_?reduce_(?:one|two)_?shot", re.I
-        ),
-        "all_reduce",
-    ),
-    (re.compile(r"cross_device_reduce_[12]stage|oneShotAllReduce|twoShotAllReduce"), "all_reduce"),
+    (re.compile(r"(?:one|two)_shot_all_?reduce|multimem_(?:one_shot_)?all_?reduce"), "all_reduce"),
+    (re.compile(r"all_?reduce_(?:one|two)_?shot|(?:one|two)ShotAllReduce"), "all_reduce"),
+    (re.compile(r"cross_device_reduce_[12]stage"), "all_reduce"),
     (re.compile(r"multimem_all_gather"), "all_gather"),
     (re.compile(r"multimem_(?:one_shot_)?reduce_scatter"), "reduce_scatter"),
-    (re.compile(r"nvshmem\w*all_?to_?all|all_to_all_vdev", re.I), "all_to_all"),
-    (re.compile(r"mscclKernel|rccl_main_kernel|oneccl_", re.I), "unknown"),
+    (re.compile(r"nvshmem\w*all_?to_?all|all_to_all_vdev"), "all_to_all"),
+    (re.compile(r"mscclKernel|rccl_main_kernel|oneccl_"), "unknown"),
 )
 
-#: Any of these in a name makes it worth a closer look; most kernels have none.
+#: A name without any of these is none of the above; looking for them first is cheap.
+_SIGNS = ("nccl", "rccl", "shot", "Shot", "multimem", "cross_device", "nvshmem", "vdev", "mscclK", "oneccl")
+
+#: Operations by their names in lower case without underlines.
 _OPERATIONS = {
     "allreduce": "all_reduce",
-    "reduceall": "all_reduce",
     "allgather": "all_gather",
     "allgatherv": "all_gather",
     "reducescatter": "reduce_scatter",
@@ -62,6 +60,8 @@ def kernel_operation(kernel: str) -> str | None:
 
     `unknown` where it communicates but the name does not say what (RCCL's `ncclDevKernel_Generic`).
     """
+    if not any(sign in kernel for sign in _SIGNS):
+        return None
     if match := _LIBRARY_KERNEL.search(kernel):
         return _OPERATIONS.get(match[1].lower(), "unknown")
     for pattern, operation in _OTHER_KERNELS:
@@ -76,9 +76,10 @@ def is_communication_kernel(kernel: str) -> bool:
 
 
 def normal_operation(word: str) -> str:
-    """One word for one operation: `allreduce` → `all_reduce`, `_allgather_base` → `all_gather`, `nccl:send 0->1` → `send`.
+    """One word for one operation.
 
-    A word that fits nothing is returned as it came.
+    `allreduce` → `all_reduce`, `_allgather_base` → `all_gather`, `nccl:send 0->1` → `send`. A word that fits nothing
+    is returned as it came.
     """
     plain = word.rpartition(":")[2].strip().split(" ")[0].lower()
     plain = _DECORATION.sub("", plain).replace("_", "")

@@ -21,7 +21,6 @@ class Arguments(msgspec.Struct, gc=False):
     stream: Int64 | str = -1
     correlation: Int64 | str = 0
     bytes: Int64 | float | str = -1
-    external_id: Int64 | str = msgspec.field(name="External id", default=0)
     collective: msgspec.Raw = msgspec.field(name="Collective name", default=_NOTHING)
     in_elements: msgspec.Raw = msgspec.field(name="In msg nelems", default=_NOTHING)
     out_elements: msgspec.Raw = msgspec.field(name="Out msg nelems", default=_NOTHING)
@@ -69,13 +68,14 @@ class Header(msgspec.Struct, gc=False):
     distributed: msgspec.Raw = msgspec.field(name="distributedInfo", default=_NOTHING)
     devices: msgspec.Raw = msgspec.field(name="deviceProperties", default=_NOTHING)
     host: msgspec.Raw = msgspec.field(name="host_name", default=_NOTHING)
-    schema_version: msgspec.Raw = msgspec.field(name="schemaVersion", default=_NOTHING)
     log_information: msgspec.Raw = msgspec.field(name="INFO", default=_NOTHING)
     log_warnings: msgspec.Raw = msgspec.field(name="WARNING", default=_NOTHING)
     log_errors: msgspec.Raw = msgspec.field(name="ERROR", default=_NOTHING)
 
 
-class _Document(Header, gc=False, kw_only=True):
+class Document(Header, gc=False, kw_only=True):
+    """A whole trace."""
+
     events: list[Event] = msgspec.field(name="traceEvents")
 
 
@@ -83,20 +83,120 @@ class _LooseDocument(Header, gc=False, kw_only=True):
     events: list[msgspec.Raw] = msgspec.field(name="traceEvents")
 
 
-class Decoded(msgspec.Struct, gc=False):
-    """A decoded document: its header, all its events in file order, and what had to be repaired."""
-
-    header: Header
-    events: list[Event]
-    notes: list[str]
-
-
-_document = msgspec.json.Decoder(_Document)
+_document = msgspec.json.Decoder(Document)
 _event_list = msgspec.json.Decoder(list[Event])
 _loose_document = msgspec.json.Decoder(_LooseDocument)
 _loose_list = msgspec.json.Decoder(list[msgspec.Raw])
 _loose_event = msgspec.json.Decoder(Event, strict=False)
 _bare_event = msgspec.json.Decoder(_BareEvent, strict=False)
+
+
+class Repairs:
+    """Counts what was left out in decoding, for the trace's notes."""
+
+    def __init__(self) -> None:
+        self.without_arguments = 0
+        self.no_events = 0
+        self.invalid_json = False
+
+    def notes(self) -> list[str]:
+        """One line for each kind of repair that was made."""
+        notes = []
+        if self.invalid_json:
+            notes.append("the file was not valid JSON; values that are no numbers and stray bytes were left out")
+        if self.without_arguments:
+            notes.append(f"{self.without_arguments} events had arguments of an unknown form, which were left out")
+        if self.no_events:
+            notes.append(f"{self.no_events} entries were no events and were left out")
+        return notes
+
+
+def decode_events(text: bytes | bytearray, repairs: Repairs) -> list[Event]:
+    """Decode a JSON list of events: strictly, and where that fails event by event.
+
+    Raises:
+        msgspec.DecodeError: no valid JSON, or no list.
+    """
+    try:
+        return _event_list.decode(text)
+    except (msgspec.ValidationError, UnicodeDecodeError):
+        return _one_by_one(_loose_list.decode(text), repairs)
+
+
+def decode_document(text: bytes | bytearray, repairs: Repairs) -> Document:
+    """Decode a whole trace: strictly, and where that fails event by event.
+
+    Raises:
+        msgspec.ValidationError: JSON, but no object with a list of `traceEvents`.
+        msgspec.DecodeError: no valid JSON.
+    """
+    try:
+        return _document.decode(text)
+    except (msgspec.ValidationError, UnicodeDecodeError):
+        loose = _loose_document.decode(text)
+        header = {field: getattr(loose, field) for field in Header.__struct_fields__}
+        return Document(**header, events=_one_by_one(loose.events, repairs))
+
+
+def _one_by_one(raw_events: list[msgspec.Raw], repairs: Repairs) -> list[Event]:
+    """Leave out arguments that cannot be read, and events that cannot."""
+    events: list[Event] = []
+    for raw in raw_events:
+        try:
+            events.append(_loose_event.decode(raw))
+        except (msgspec.DecodeError, UnicodeDecodeError):
+            try:
+                bare = _bare_event.decode(raw)
+            except (msgspec.DecodeError, UnicodeDecodeError):
+                repairs.no_events += 1
+            else:
+                repairs.without_arguments += 1
+                events.append(Event(bare.ph, bare.cat, bare.name, bare.pid, bare.tid, bare.ts, bare.dur))
+    return events
+
+
+def decode_whole(text: bytes | bytearray, shown: str, repairs: Repairs) -> Document:
+    """Decode a trace of any layout, with repairs to what profilers are known to get wrong.
+
+    Args:
+        text: the JSON.
+        shown: how to call the file in messages.
+        repairs: what was left out is counted here.
+
+    Raises:
+        NotATraceError: JSON, but neither an object with a list `traceEvents` nor a list of events.
+        UnreadableInputError: no valid JSON: cut short, damaged, or nested too deep.
+    """
+    text = text.removeprefix(b"\xef\xbb\xbf")
+    try:
+        return _either_layout(text, repairs)
+    except msgspec.ValidationError:
+        raise NotATraceError(f"{shown} is JSON, but no profiler trace (it has no list of traceEvents)") from None
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        # msgspec also says "truncated" of half a surrogate pair, which a repair can mend.
+        if "truncated" in str(error) and not _HALF_PAIR.search(text):
+            raise UnreadableInputError(
+                f"{shown} is cut short: its JSON ends unfinished at byte {len(text)}",
+                "The job was probably killed while the profiler wrote; record again and let it finish.",
+            ) from None
+        trouble = " ".join(str(error).split())
+    except RecursionError:
+        raise UnreadableInputError(f"{shown} is nested too deep to be a trace", "Record the trace again.") from None
+    try:
+        document = _either_layout(_repaired(bytes(text)), repairs)
+    except msgspec.ValidationError:
+        raise NotATraceError(f"{shown} is damaged JSON, and no profiler trace") from None
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        raise UnreadableInputError(f"{shown} is damaged: {trouble}") from None
+    repairs.invalid_json = True
+    return document
+
+
+def _either_layout(text: bytes | bytearray, repairs: Repairs) -> Document:
+    if bytes(text[:4096]).lstrip()[:1] == b"[":
+        return Document(events=decode_events(text, repairs))
+    return decode_document(text, repairs)
+
 
 #: What C++ streams write where JSON has no number for it.
 _NOT_FINITE = re.compile(rb"(?<=[:,\[\s])-?(?:nan|inf(?:inity)?)(?=[\s,}\]])", re.IGNORECASE)
@@ -108,86 +208,7 @@ _ESCAPE = re.compile(
 _CONTROL = bytes.maketrans(bytes(range(32)), b" " * 32)
 
 
-def decode(text: bytes | bytearray, shown: str) -> Decoded:
-    """Decode a trace, first strictly, and where that fails event by event.
-
-    Args:
-        text: the JSON.
-        shown: how to call the file in messages.
-
-    Raises:
-        NotATraceError: JSON, but neither an object with a list `traceEvents` nor a list of events.
-        UnreadableInputError: no valid JSON: cut short, damaged, or nested too deep.
-    """
-    buffer = memoryview(text)
-    if buffer[:3] == b"\xef\xbb\xbf":
-        buffer = buffer[3:]
-    try:
-        return _decode(buffer, shown)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        # msgspec also says "truncated" of half a surrogate pair, which a repair can mend.
-        if "truncated" in str(error) and not _HALF_PAIR.search(text):
-            raise UnreadableInputError(
-                f"{shown} is cut short: its JSON ends unfinished at byte {len(buffer)}",
-                "The job was probably killed while the profiler wrote; record again and let it finish.",
-            ) from None
-        first = str(error)
-    except RecursionError:
-        raise UnreadableInputError(f"{shown} is nested too deep to be a trace", "Record the trace again.") from None
-    try:
-        repaired = _decode(memoryview(_repair(bytes(buffer))), shown)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-        raise UnreadableInputError(f"{shown} is damaged JSON: {_one_line(first)}") from None
-    repaired.notes.append("the file was not valid JSON; values that are no numbers and stray bytes were left out")
-    return repaired
-
-
-def _decode(buffer: memoryview, shown: str) -> Decoded:
-    is_list = bytes(buffer[:4096]).lstrip()[:1] == b"["
-    try:
-        if is_list:
-            return Decoded(Header(), _event_list.decode(buffer), [])
-        document = _document.decode(buffer)
-    except msgspec.ValidationError:
-        return _decode_loosely(buffer, shown, is_list=is_list)
-    return Decoded(document, document.events, [])
-
-
-def _decode_loosely(buffer: memoryview, shown: str, *, is_list: bool) -> Decoded:
-    """Decode event by event: leave out arguments that cannot be read, and events that cannot."""
-    header = Header()
-    try:
-        if is_list:
-            raw_events = _loose_list.decode(buffer)
-        else:
-            document = _loose_document.decode(buffer)
-            header, raw_events = document, document.events
-    except msgspec.ValidationError:
-        raise NotATraceError(f"{shown} is JSON, but no profiler trace (it has no list of traceEvents)") from None
-    events: list[Event] = []
-    bare = lost = 0
-    for raw in raw_events:
-        try:
-            events.append(_loose_event.decode(raw))
-        except (msgspec.ValidationError, UnicodeDecodeError):
-            try:
-                event = _bare_event.decode(raw)
-            except (msgspec.ValidationError, UnicodeDecodeError):
-                lost += 1
-            else:
-                bare += 1
-                events.append(
-                    Event(event.ph, event.cat, event.name, event.pid, event.tid, event.ts, event.dur),
-                )
-    notes = []
-    if bare:
-        notes.append(f"{bare} events had arguments of an unknown form, which were left out")
-    if lost:
-        notes.append(f"{lost} entries were no events and were left out")
-    return Decoded(header, events, notes)
-
-
-def _repair(text: bytes) -> bytes:
+def _repaired(text: bytes) -> bytes:
     """Replace what profilers are known to write though JSON forbids it.
 
     That is: nan and inf, control characters, broken UTF-8, backslashes that escape nothing, halves of surrogate pairs.
@@ -195,7 +216,3 @@ def _repair(text: bytes) -> bytes:
     text = text.translate(_CONTROL).decode("utf-8", "replace").encode()
     text = _ESCAPE.sub(lambda match: match[0] if match[1] else b"?", text)
     return _NOT_FINITE.sub(b"null", text)
-
-
-def _one_line(message: str) -> str:
-    return " ".join(message.split())[:200]

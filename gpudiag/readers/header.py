@@ -57,9 +57,14 @@ class Job:
     notes: tuple[str, ...] = ()
 
 
+def is_told(raw: msgspec.Raw) -> bool:
+    """Whether a value is there at all."""
+    return memoryview(raw).nbytes > 0
+
+
 def loosely(raw: msgspec.Raw, wanted: type[_T] | Any, default: _T) -> _T:
     """Decode one value as `wanted`, or take `default` where it is missing or of another form."""
-    if not memoryview(raw).nbytes:
+    if not is_told(raw):
         return default
     try:
         value: _T = msgspec.json.decode(raw, type=wanted, strict=False)
@@ -73,14 +78,13 @@ def describe(header: Header) -> Job:
     distributed = loosely(header.distributed, _Distributed, _Distributed())
     rank = loosely(distributed.rank, int, -1)
     world_size = loosely(distributed.world_size, int, -1)
-    groups = loosely(distributed.pg_config, list[_Group], [])
-    devices = loosely(header.devices, list[_DeviceProperties], [])
+    groups: list[_Group] = loosely(distributed.pg_config, list[_Group], [])
+    devices: list[_DeviceProperties] = loosely(header.devices, list[_DeviceProperties], [])
     base_ns = loosely(header.base_time, int, 0)
-    logs = "\n".join(
-        line
-        for raw in (header.log_information, header.log_warnings, header.log_errors)
-        for line in loosely(raw, list[str], [])
-    )
+    lines: list[str] = []
+    for raw in (header.log_information, header.log_warnings, header.log_errors):
+        lines += loosely(raw, list[str], [])
+    logs = "\n".join(lines)
     return Job(
         rank=rank if 0 <= rank < 2**31 else None,
         world_size=world_size if 0 < world_size < 2**31 else None,

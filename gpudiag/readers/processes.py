@@ -55,7 +55,8 @@ def map_forked(
     results: list[Any] = [None] * len(items)
     try:
         for share in shares[1:]:
-            children.append((*_start(work, items, share), share))
+            process, stream = _start(work, items, share)
+            children.append((process, stream, share))
         for position in shares[0]:
             results[position] = _attempt(work, items[position])
         while children:

@@ -11,7 +11,6 @@ from gpudiag.readers.kineto import read_kineto
 from gpudiag.readers.limits import MEMORY_PER_JSON_BYTE, ReadLimits, free_memory_bytes, usable_cpus
 from gpudiag.readers.processes import WorkerLostError, can_fork, map_forked
 from gpudiag.readers.sources import Source, find_sources
-from gpudiag.readers.unpack import read_json_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -63,7 +62,7 @@ def read_traces(
 
 
 def _read_one(source: Source, limits: ReadLimits) -> Trace:
-    return read_kineto(read_json_bytes(source.path, source.shown, limits), source.shown)
+    return read_kineto(source.path, source.shown, limits)
 
 
 def _read_all(sources: Sequence[Source], limits: ReadLimits) -> list[Trace | Exception]:

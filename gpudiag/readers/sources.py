@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 from gpudiag.errors import GpudiagError, NotATraceError, UnreadableInputError, UsageError
 from gpudiag.readers.limits import ReadLimits
 from gpudiag.readers.trace_names import NameFacts, facts_of, may_be_trace, says_trace
-from gpudiag.readers.unpack import read_json_head
+from gpudiag.readers.unpack import read_head
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -79,7 +79,7 @@ def _expand(given: Path | str) -> Iterator[Source]:
     if os.path.lexists(text):
         matches = [text]
     elif glob.has_magic(text):
-        matches = sorted(glob.glob(text, recursive=True))
+        matches = sorted(glob.glob(text, recursive=True))  # noqa: PTH207 - Path.glob takes no absolute pattern
         if not matches:
             raise UnreadableInputError(f"nothing matches {printable(text)}", "Check the pattern.")
         # A pattern names what it matches only loosely: `run/*` also matches what is no trace.
@@ -173,7 +173,7 @@ def _is_candidate(path: Path) -> bool:
     if says_trace(path.name):
         return True
     try:
-        head = read_json_head(path, printable(str(path)), ReadLimits())
+        head = read_head(path, printable(str(path)), ReadLimits())
     except GpudiagError:
         return False
     return any(sign in head for sign in _SIGNS)

@@ -7,33 +7,38 @@ import stat
 import zlib
 from contextlib import contextmanager
 from io import FileIO
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from gpudiag.errors import NotATraceError, TooLargeError, UnreadableInputError
 from gpudiag.readers.limits import MEMORY_PER_JSON_BYTE, free_memory_bytes
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Generator, Iterator
     from pathlib import Path
 
     from gpudiag.readers.limits import ReadLimits
 
+_deflate: Any
+_format_errors: tuple[type[Exception], ...] = (zlib.error,)
 try:  # unpacks two to three times faster; has wheels for x86-64 and arm64 only
-    from isal import isal_zlib as _deflate
-except ImportError:  # pragma: no cover - depends on the platform
+    from isal import isal_zlib
+
+    _deflate = isal_zlib
+    _format_errors = (zlib.error, isal_zlib.error)
+except ImportError:
     _deflate = zlib
 
 _GZIP = b"\x1f\x8b"
 _OTHER_PACKINGS = {b"\x28\xb5\x2f\xfd": "zstd", b"PK\x03\x04": "zip", b"BZh": "bzip2", b"\xfd7zXZ": "xz"}
 _GZIP_WINDOW = 31  # zlib's code for "a gzip header and trailer, checked"
-_PIECE = 256 << 10
-_STEP = 4 << 20
-_HEAD = 64 << 10
+#: What is read, and what is unpacked, at once. Larger pieces fall out of the caches, smaller ones cost more calls.
+_PACKED_PIECE = 64 << 10
+_PIECE = 1 << 20
 _KILLED = "The file was probably cut short: give the profiler time to finish writing, then copy the file whole."
 
 
-def read_json_bytes(path: Path, shown: str, limits: ReadLimits) -> bytes | bytearray:
-    """The JSON text in a file, unpacked where it is gzip.
+def read_pieces(path: Path, shown: str, limits: ReadLimits) -> Generator[bytes]:
+    """The JSON text in a file, unpacked where it is gzip, a piece at a time.
 
     Args:
         path: the file.
@@ -46,23 +51,35 @@ def read_json_bytes(path: Path, shown: str, limits: ReadLimits) -> bytes | bytea
         TooLargeError: it unpacks to more than the limits allow.
     """
     with _opened(path, shown) as (file, size):
-        return _read(file, size, shown, limits)
+        head = file.read(_PACKED_PIECE)
+        bound = _Bound(shown, limits)
+        if head.startswith(_GZIP):
+            yield from _unpacked(file, head, size, bound)
+        else:
+            _check_plain(head, shown)
+            bound.check(size, size)
+            yield head
+            left = size - len(head)  # a file that grows while it is read is taken at the size it had
+            while left > 0 and (piece := file.read(min(_PIECE, left))):
+                left -= len(piece)
+                yield piece
 
 
-def read_json_head(path: Path, shown: str, limits: ReadLimits) -> bytes:
-    """The first bytes of a file, unpacked: enough to see what it is.
+def read_whole(path: Path, shown: str, limits: ReadLimits) -> bytearray:
+    """The JSON text in a file, whole; raises as `read_pieces` does."""
+    text = bytearray()
+    for piece in read_pieces(path, shown, limits):
+        text += piece
+    return text
 
-    Raises:
-        UnreadableInputError: as `read_json_bytes`.
-    """
-    with _opened(path, shown) as (file, _):
-        head = file.read(_HEAD)
-    if not head.startswith(_GZIP):
-        return head
+
+def read_head(path: Path, shown: str, limits: ReadLimits) -> bytes:
+    """The first piece of that text: enough to see what it is. Raises as `read_pieces` does."""
+    pieces = read_pieces(path, shown, limits)
     try:
-        return bytes(_deflate.decompressobj(_GZIP_WINDOW).decompress(head, min(_HEAD, limits.max_bytes)))
-    except (zlib.error, _deflate.error) as error:
-        raise UnreadableInputError(f"{shown} is a damaged gzip file ({error})", _KILLED) from error
+        return next(pieces, b"")
+    finally:
+        pieces.close()
 
 
 @contextmanager
@@ -85,76 +102,75 @@ def _opened(path: Path, shown: str) -> Iterator[tuple[FileIO, int]]:
             raise UnreadableInputError(f"{shown}: {error.strerror}", "Check the disk it is on.") from error
 
 
-def _read(file: FileIO, packed: int, shown: str, limits: ReadLimits) -> bytes | bytearray:
-    head = file.read(_PIECE)
-    cap, why = _cap(limits)
-    if head.startswith(_GZIP):
-        return _inflate(file, head, packed, shown, limits, cap, why)
+class _Bound:
+    """How many bytes may come out of one file, and the error when more do."""
+
+    def __init__(self, shown: str, limits: ReadLimits) -> None:
+        self.shown = shown
+        self._limits = limits
+        free = free_memory_bytes()
+        self._by_memory = free is not None and free // MEMORY_PER_JSON_BYTE < limits.max_bytes
+        self._most = free // MEMORY_PER_JSON_BYTE if self._by_memory and free is not None else limits.max_bytes
+
+    def check(self, unpacked: int, packed: int) -> None:
+        """Raise TooLargeError if `unpacked` bytes, out of `packed`, are more than any trace should have."""
+        if unpacked > self._most:
+            allowed = "the free memory of this machine allows" if self._by_memory else "is allowed for one trace"
+            raise TooLargeError(
+                f"{self.shown} unpacks to more than the {self._most / 1e9:.3g} GB that {allowed}",
+                "Close other programs or use a larger machine; else record fewer steps." if self._by_memory else None,
+            )
+        if unpacked > self._limits.ratio_free_bytes and unpacked > packed * self._limits.max_ratio:
+            raise TooLargeError(
+                f"{self.shown} unpacks to more than {self._limits.max_ratio} times its size; no profiler's trace does",
+                "Do not trust this file. If it is a trace, unpack it yourself and give the .json.",
+            )
+
+
+def _check_plain(head: bytes, shown: str) -> None:
+    """Raise unless the file begins as JSON does."""
     for magic, packing in _OTHER_PACKINGS.items():
         if head.startswith(magic):
             raise UnreadableInputError(f"{shown} is packed with {packing}", "Unpack it, or pack it with gzip.")
     start = head.removeprefix(b"\xef\xbb\xbf").lstrip()[:1]
-    if start not in {b"{", b"["}:
-        if shown.endswith(".gz"):
-            raise UnreadableInputError(f"{shown} is named .gz but is not gzip", "Copy the file again, in binary mode.")
-        raise NotATraceError(f"{shown} is not JSON")
-    if packed > cap:
-        raise _too_large(shown, cap, why)
-    text = bytearray(head)
-    # A file that grows while it is read is taken at the size it had.
-    while len(text) < packed and (piece := file.read(min(64 << 20, packed - len(text)))):
-        text += piece
-    return text
+    if start in {b"{", b"["}:
+        return
+    if shown.endswith(".gz"):
+        raise UnreadableInputError(f"{shown} is named .gz but is not gzip", "Copy the file again, in binary mode.")
+    raise NotATraceError(f"{shown} is not JSON")
 
 
-def _inflate(file: FileIO, head: bytes, packed: int, shown: str, limits: ReadLimits, cap: int, why: str) -> bytearray:
-    """Unpack gzip members one after another, a few MB at a time, and stop at the first bound that is crossed."""
-    text = bytearray()
-    piece, taken = head, len(head)
+def _unpacked(file: FileIO, head: bytes, size: int, bound: _Bound) -> Iterator[bytes]:
+    """Unpack gzip members one after another, and stop at the first bound that is crossed."""
     stream = _deflate.decompressobj(_GZIP_WINDOW)
+    waiting, packed, unpacked = head, len(head), 0
     try:
-        while piece:
-            text += stream.decompress(piece, _STEP)
-            if len(text) > cap:
-                raise _too_large(shown, cap, why)
-            if len(text) > limits.ratio_free_bytes and len(text) > taken * limits.max_ratio:
-                raise TooLargeError(
-                    f"{shown} unpacks to more than {limits.max_ratio} times its size; no profiler's trace does",
-                    "Do not trust this file. If it is a trace, unpack it yourself and give the .json.",
-                )
-            if stream.eof:
-                piece = stream.unused_data.lstrip(b"\0")  # gzip allows zero padding after a member
-                if not piece:
-                    piece = file.read(_PIECE).lstrip(b"\0")
-                    taken += len(piece)
-                if piece:
-                    if not piece.startswith(_GZIP[: len(piece)]):
-                        raise UnreadableInputError(
-                            f"{shown} has other bytes after its gzip data", "Copy the file again, in binary mode."
-                        )
-                    stream = _deflate.decompressobj(_GZIP_WINDOW)
-            else:
-                piece = stream.unconsumed_tail
-                if not piece:
-                    piece = file.read(_PIECE)
-                    taken += len(piece)
-    except (zlib.error, _deflate.error) as error:
-        raise UnreadableInputError(f"{shown} is a damaged gzip file ({error})", _KILLED) from error
+        while waiting:
+            piece = stream.decompress(waiting, _PIECE)
+            unpacked += len(piece)
+            bound.check(unpacked, packed)
+            if piece:
+                yield piece
+            if not stream.eof:
+                # The checksum behind the data is taken last, so input runs out here only where the file is cut.
+                waiting = stream.unconsumed_tail
+                if not waiting:
+                    waiting = file.read(_PACKED_PIECE)
+                    packed += len(waiting)
+                continue
+            waiting = stream.unused_data.lstrip(b"\0")  # gzip allows zero padding after a member
+            while len(waiting) < len(_GZIP) and (more := file.read(_PACKED_PIECE)):
+                packed += len(more)
+                waiting = (waiting + more).lstrip(b"\0")
+            if waiting:
+                if not waiting.startswith(_GZIP):
+                    raise UnreadableInputError(
+                        f"{bound.shown} has other bytes after its gzip data", "Copy the file again, in binary mode."
+                    )
+                stream = _deflate.decompressobj(_GZIP_WINDOW)
+    except _format_errors as error:
+        raise UnreadableInputError(f"{bound.shown} is a damaged gzip file ({error})", _KILLED) from error
     if not stream.eof:
         raise UnreadableInputError(
-            f"{shown} is a gzip file cut short: it ends after {packed} bytes, {len(text)} unpacked", _KILLED
+            f"{bound.shown} is a gzip file cut short: it ends after {size} bytes, {unpacked} unpacked", _KILLED
         )
-    return text
-
-
-def _cap(limits: ReadLimits) -> tuple[int, str]:
-    """How many bytes may be unpacked, and which bound says so."""
-    free = free_memory_bytes()
-    if free is not None and free // MEMORY_PER_JSON_BYTE < limits.max_bytes:
-        return max(1, free // MEMORY_PER_JSON_BYTE), "the free memory of this machine allows"
-    return limits.max_bytes, "the limit on one trace allows"
-
-
-def _too_large(shown: str, cap: int, why: str) -> TooLargeError:
-    hint = "Close other programs or use a larger machine; else record fewer steps." if "memory" in why else None
-    return TooLargeError(f"{shown} unpacks to more than {cap / 1e9:.1f} GB, all that {why}", hint)
