@@ -46,7 +46,8 @@ def kernel_label(name: str, width: int) -> str:
     for word in telling[1:]:
         if len(f"{own}<{', '.join([*inside, word])}>") <= width:
             inside.append(word)
-    return shorten_middle(f"{own}<{', '.join(inside)}>" if inside else own, width)
+    label = f"{own}<{', '.join(inside)}>" if inside else own
+    return shorten_middle(label or one_line(name[:_LONGEST]), width)
 
 
 def shorten_middle(text: str, width: int) -> str:
@@ -63,6 +64,7 @@ def _without_parameters(text: str) -> str:
     depth = 0
     for index, character in enumerate(text):
         depth = max(depth + (character == "<") - (character == ">"), 0)
-        if character == "(" and depth == 0 and index:
+        # `Memcpy HtoD (Pinned -> Device)` is no C++ name: what its parentheses hold tells.
+        if character == "(" and depth == 0 and index and not text[index - 1].isspace():
             return text[:index]
     return text

@@ -1,0 +1,33 @@
+"""gpudiag as people run it: a process of its own, with an environment in which no one's settings matter."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+SECONDS = 120
+
+
+def environment(**changes: str) -> dict[str, str]:
+    """This process's environment without anything that changes how output is drawn."""
+    drawing = {"COLUMNS", "LINES", "NO_COLOR", "FORCE_COLOR", "CLICOLOR", "CLICOLOR_FORCE", "COLORTERM", "TERM"}
+    return {key: value for key, value in os.environ.items() if key not in drawing} | {"TERM": "xterm"} | changes
+
+
+def gpudiag(*words: str, cwd: Path | None = None, **changes: str) -> subprocess.CompletedProcess[str]:
+    """Run one command line and wait for it."""
+    return subprocess.run(
+        [sys.executable, "-m", "gpudiag", *words],
+        capture_output=True,
+        text=True,
+        encoding="utf-8",
+        cwd=cwd,
+        env=environment(**changes),
+        timeout=SECONDS,
+        check=False,
+    )

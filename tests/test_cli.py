@@ -1,0 +1,185 @@
+"""The command line's edges: help, versions, every way to fail, and readers that leave."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from typing import TYPE_CHECKING
+
+import pytest
+
+from gpudiag import cli, commands
+from gpudiag.errors import GpudiagError, HardwareMissingError, UnreadableInputError, UsageError, WorkerFailedError
+from tests.cli_process import environment, gpudiag
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+VERBS = commands.available()
+
+
+def lines_of(capsys: pytest.CaptureFixture[str]) -> list[str]:
+    """What went to standard error; nothing may have gone to standard output."""
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    return captured.err.splitlines()
+
+
+@pytest.mark.parametrize("words", [[], ["--help"], ["-h"]])
+def test_help_lists_every_verb_on_standard_output(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(words) == 0
+    out = capsys.readouterr().out
+    assert all(f"\n  {verb} " in out for verb in VERBS)
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_each_verb_has_help_with_examples(verb: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main([verb, "--help"]) == 0
+    out = " ".join(capsys.readouterr().out.split())
+    assert commands.SUMMARIES[verb] in out, "the first line of the docstring and SUMMARIES must be the same"
+    assert f"Examples: gpudiag {verb}" in out
+
+
+def test_version(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["--version"]) == 0
+    assert capsys.readouterr().out.startswith("gpudiag 0.")
+
+
+def test_python_dash_m_is_the_same_program() -> None:
+    assert gpudiag("--version").stdout.startswith("gpudiag 0.")
+
+
+@pytest.mark.parametrize(
+    ("words", "wrong", "hint"),
+    [
+        (["analize"], "there is no command 'analize'", "Did you mean 'analyze'?"),
+        (["xyzzy"], "there is no command 'xyzzy'", "There are: "),
+        (["--verison"], "no such option: --verison", "Did you mean '--version'?"),
+        (["analyze", "x", "--jsn"], "no such option: --jsn", "Did you mean '--json'?"),
+        (["analyze"], "missing argument", "gpudiag analyze --help"),
+        (["analyze", "x", "--width", "wide"], "--width", "gpudiag analyze --help"),
+        (["analyze", "x", "--width", "3"], "--width", "gpudiag analyze --help"),
+        (["analyze", "x", "--world-size", "0"], "--world-size", "gpudiag analyze --help"),
+        (["analyze", "x", "--fail-on", "sloth"], "--fail-on knows no 'sloth'", "critical, warning, info, input-bound"),
+    ],
+)
+def test_usage_errors_are_two_lines_and_exit_code_2(
+    words: list[str], wrong: str, hint: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.main(words) == 2
+    first, second = lines_of(capsys)
+    assert first.startswith("gpudiag: ")
+    assert wrong in first
+    assert second.startswith("  hint: ")
+    assert hint in second
+
+
+def raising(monkeypatch: pytest.MonkeyPatch, error: BaseException) -> None:
+    """Make every command end in this error."""
+
+    def dispatch(words: list[str]) -> int:
+        raise error
+
+    monkeypatch.setattr(cli, "_dispatch", dispatch)
+
+
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [
+        (UsageError("u"), 2),
+        (HardwareMissingError("h"), 3),
+        (UnreadableInputError("r"), 4),
+        (WorkerFailedError("w"), 5),
+        (GpudiagError("g"), 5),
+        (ValueError("surprise"), 5),
+        (MemoryError(), 5),
+        (RecursionError("deep"), 5),
+    ],
+)
+def test_every_error_has_its_exit_code_and_two_lines(
+    error: Exception, code: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    raising(monkeypatch, error)
+    assert cli.main(["report"]) == code
+    first, second = lines_of(capsys)
+    assert first.startswith("gpudiag: ")
+    assert second.startswith("  hint: ")
+
+
+@pytest.mark.parametrize("place", [["--debug", "report"], ["report", "--debug"]])
+def test_debug_anywhere_shows_where_it_failed(
+    place: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    raising(monkeypatch, ValueError("surprise"))
+    assert cli.main(place) == 5
+    lines = lines_of(capsys)
+    assert lines[0].startswith("Traceback")
+    assert lines[-2] == "gpudiag: unexpected ValueError: surprise"
+
+
+def test_debug_of_a_users_own_command_is_left_alone() -> None:
+    words, debug = cli._without_debug(["profile", "--", "python", "train.py", "--debug"])
+    assert words == ["profile", "--", "python", "train.py", "--debug"]
+    assert not debug
+
+
+def test_messages_cannot_command_the_terminal(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    raising(monkeypatch, UnreadableInputError("bad \x1b[2J\nname \u202e", hint="\x07 try\nagain"))
+    assert cli.main(["report", "--debug"]) == 4
+    err = capsys.readouterr().err
+    assert "\x1b" not in err
+    assert "\x07" not in err
+    assert err.splitlines()[-2:] == ["gpudiag: bad ␛[2J name <U+202E>", "  hint: ␇ try again"]
+
+
+def test_an_interrupt_during_the_work_ends_it_with_130() -> None:
+    slow = (
+        "import time, gpudiag.pipeline as p; p.analyze = lambda *a, **k: print('working', flush=True) or time.sleep(60)"
+    )
+    process = subprocess.Popen(
+        [sys.executable, "-c", f"{slow}\nfrom gpudiag.cli import main\nraise SystemExit(main(['analyze', 'x']))"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=environment(),
+    )
+    assert process.stdout is not None
+    assert process.stdout.readline() == "working\n"
+    process.send_signal(signal.SIGINT)
+    _, err = process.communicate(timeout=30)
+    assert process.returncode == 130
+    assert err == "gpudiag: interrupted\n"
+
+
+def test_interrupt_is_one_word_and_130(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    raising(monkeypatch, KeyboardInterrupt())
+    assert cli.main(["report"]) == cli.INTERRUPTED == 130
+    assert lines_of(capsys) == ["gpudiag: interrupted"]
+
+
+def test_a_reader_that_leaves_is_no_error() -> None:
+    """As `gpudiag --help | head -0`: no traceback, and the exit code that shells give to SIGPIPE."""
+    read, write = os.pipe()
+    os.close(read)
+    with os.fdopen(write, "w") as gone:
+        result = subprocess.run(
+            [sys.executable, "-m", "gpudiag", "--help"],
+            stdout=gone,
+            stderr=subprocess.PIPE,
+            text=True,
+            env=environment(),
+            timeout=60,
+            check=False,
+        )
+    assert result.stderr == ""
+    assert result.returncode == cli.READER_GONE == 128 + signal.SIGPIPE
+
+
+def test_a_terminal_that_knows_only_ascii_is_no_error(tmp_path: Path) -> None:
+    result = gpudiag("analyze", str(tmp_path / "méthode-\udcff.json"), PYTHONIOENCODING="ascii", PYTHONUTF8="0")
+    assert result.returncode == 4
+    assert "Traceback" not in result.stderr

@@ -1,0 +1,113 @@
+"""What scripts depend on. A change here is a change of the contract: say so in CHANGELOG.md."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+
+import pytest
+
+import gpudiag
+from gpudiag import cli, commands, errors
+from gpudiag.model import analysis, facts, run
+from tests.cli_process import environment
+
+FRAMEWORKS = ("torch", "tensorflow", "pandas")
+
+
+def test_verbs() -> None:
+    designed = "topology bandwidth profile analyze recommend scale report view export diff table selftest"
+    assert tuple(commands.SUMMARIES) == tuple(designed.split())
+    assert {"topology", "analyze", "report"} <= set(commands.available())
+
+
+def test_public_names() -> None:
+    assert sorted(gpudiag.__all__) == ["__version__", "profile", "range"]
+    assert dir(gpudiag) == sorted(gpudiag.__all__)
+
+
+def error_kinds() -> list[type[errors.GpudiagError]]:
+    return [kind for kind in vars(errors).values() if isinstance(kind, type) and issubclass(kind, errors.GpudiagError)]
+
+
+def test_exit_codes() -> None:
+    assert {kind.__name__: kind.exit_code for kind in error_kinds()} == {
+        "GpudiagError": 5,
+        "UsageError": 2,
+        "HardwareMissingError": 3,
+        "UnreadableInputError": 4,
+        "NotATraceError": 4,
+        "TooLargeError": 4,
+        "WorkerFailedError": 5,
+        "FrameworkMissingError": 5,
+    }
+    assert (cli.INTERRUPTED, cli.READER_GONE) == (130, 141)
+
+
+def test_every_error_names_a_remedy() -> None:
+    for kind in error_kinds():
+        assert kind("what is wrong").hint.endswith(".")
+
+
+def test_schemas() -> None:
+    assert analysis.ANALYSIS_SCHEMA == "gpudiag/analysis/1"
+    assert facts.FACTS_SCHEMA == "gpudiag/facts/1"
+    assert run.RUN_SCHEMA == "gpudiag/run/1"
+
+
+def test_buckets_and_codes() -> None:
+    assert analysis.BUCKETS == (
+        "compute",
+        "communication_transfer",
+        "communication_wait",
+        "copy",
+        "input",
+        "sync",
+        "launch",
+        "idle",
+    )
+    assert analysis.SEVERITIES == ("critical", "warning", "info")
+    assert not set(analysis.FINDING_CODES) & set(analysis.VALIDITY_CODES)
+
+
+@pytest.mark.parametrize(
+    "statement",
+    [
+        "import gpudiag",
+        "import gpudiag.pipeline",
+        "from gpudiag.pipeline import analyze; import gpudiag.readers, gpudiag.timeline, gpudiag.diagnosis",
+        "import gpudiag.reporting.terminal",
+        "from gpudiag import cli; cli.main(['analyze', '--help'])",
+        "from gpudiag import cli; cli.main(['--help'])",
+    ],
+)
+def test_no_framework_is_imported_before_training(statement: str) -> None:
+    check = f"import json, sys\n{statement}\nprint(json.dumps(sorted(set(sys.modules) & {set(FRAMEWORKS)!r})))"
+    result = subprocess.run(
+        [sys.executable, "-c", check], capture_output=True, text=True, env=environment(), timeout=60, check=True
+    )
+    assert json.loads(result.stdout.splitlines()[-1]) == []
+
+
+def test_help_imports_nothing_that_is_slow() -> None:
+    check = "import sys; from gpudiag import cli; cli.main(['--help']); print(*sys.modules)"
+    result = subprocess.run(
+        [sys.executable, "-c", check], capture_output=True, text=True, env=environment(), timeout=60, check=True
+    )
+    assert not {"numpy", "msgspec", "rich.console", *FRAMEWORKS} & set(result.stdout.split())
+
+
+def test_help_is_a_small_multiple_of_an_empty_python() -> None:
+    """The measure is 0.25 s on the machine it was set for; on any machine it is that many starts of the interpreter."""
+
+    def fastest(*words: str) -> float:
+        times = []
+        for _ in range(3):
+            start = time.perf_counter()
+            subprocess.run([sys.executable, *words], capture_output=True, env=environment(), timeout=60, check=True)
+            times.append(time.perf_counter() - start)
+        return min(times)
+
+    assert fastest("-m", "gpudiag", "--help") < 25 * fastest("-c", "import typing")
