@@ -37,9 +37,12 @@ def call(name: str, *arguments: Any) -> Any:
     """Call a driver function; returns its value, a tuple of values where it has several, or None.
 
     Raises:
-        CudaError: it returned anything but CUDA_SUCCESS.
+        CudaError: it returned anything but CUDA_SUCCESS, or this version of cuda-bindings does not have it.
     """
-    status, *values = getattr(driver, name)(*arguments)
+    function = getattr(driver, name, None)
+    if function is None:
+        raise CudaError(f"{name}: not in this version of cuda-bindings")
+    status, *values = function(*arguments)
     if status != driver.CUresult.CUDA_SUCCESS:
         raise CudaError(f"{name}: {getattr(status, 'name', status)}")
     return values[0] if len(values) == 1 else tuple(values) or None

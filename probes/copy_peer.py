@@ -138,6 +138,7 @@ def main() -> None:
         probe.unavailable("copies between GPUs need two of them")
     allowed = allowed_pairs(probe, gpus)
     sides: list[Side] = []
+    gate: Gate | None = None
     with probe.attempt("allocating buffers"):
         size = buffer_bytes(gpus, _DEVICE_BYTES, 0.2)
         with ThreadPoolExecutor(len(gpus)) as pool:
@@ -146,7 +147,7 @@ def main() -> None:
     sensors = Sensors(gpus)
     probe.ready()
     described = [gpu.describe() for gpu in gpus]
-    if not sides:
+    if gate is None:
         probe.finish(gpus=described)
 
     probe.progress("warming up", 0, 1)
@@ -156,7 +157,8 @@ def main() -> None:
     bandwidth: list[dict[str, Any]] = []
     target_s = max(0.002, min(0.01, options.seconds / max(1, len(todo)) / 7))
     repeats = {"least": 3, "most": 5} if options.quick else {"least": 4, "most": 8}
-    enabled, gated = False, True
+    # Without the kernel, a gate could not open by itself if staged copies block the host.
+    enabled, gated = False, gate.kernels
     for done, path in enumerate(todo):
         if path.peer_access and not enabled:
             if not options.quick:
