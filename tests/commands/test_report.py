@@ -1,0 +1,122 @@
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING
+
+import msgspec
+import pytest
+
+from gpudiag.model.analysis import Analysis
+from gpudiag.reporting.json_output import encode
+from tests import builders
+from tests.cli_process import gpudiag
+from tests.commands.terminals import in_terminal
+from tests.reporting.consoles import drawn
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+ESCAPE = "\x1b"
+
+
+@pytest.fixture
+def saved(tmp_path: Path) -> Path:
+    path = tmp_path / "analysis.json"
+    path.write_bytes(encode(builders.late_loader()))
+    return path
+
+
+def test_a_saved_analysis_is_drawn_without_its_traces(saved: Path) -> None:
+    result = gpudiag("report", str(saved), "--width", "80")
+    assert (result.returncode, result.stderr) == (0, "")
+    assert result.stdout == drawn(builders.late_loader(), 80)
+
+
+def test_a_run_directory_that_lost_its_traces_shows_what_it_kept(saved: Path) -> None:
+    assert gpudiag("report", str(saved.parent), "--width", "80").stdout == drawn(builders.late_loader(), 80)
+
+
+def test_an_analysis_under_any_name_is_known_by_its_schema(saved: Path) -> None:
+    other = saved.rename(saved.with_name("before.json"))
+    assert gpudiag("report", str(other)).returncode == 0
+
+
+def test_json_and_back_is_the_same_analysis() -> None:
+    for build in (builders.late_loader, builders.processor_only, builders.many_ranks):
+        assert msgspec.json.decode(encode(build()), type=Analysis) == build()
+
+
+def test_figures_that_are_none_are_null_in_json() -> None:
+    data = json.loads(encode(builders.hostile()))
+    assert data["steps"]["mean_ms"] is None
+    assert data["devices"][0]["hidden_communication_ms"] is None
+
+
+@pytest.mark.parametrize(
+    ("content", "wrong"),
+    [
+        (b'{"schema": "gpudiag/analysis/99"}', "gpudiag/analysis/99"),
+        (b'{"schema": "gpudiag/analysis/1"', "analysis.json"),
+        (b'{"schema": "gpudiag/analysis/1"}', "framework"),
+        (b'{"schema": "gpudiag/analysis/1", "framework": 7}', "framework"),
+        (b'{"schema": "gpudiag/analysis/1", "framework": "\xff\xfe"}', "analysis.json"),
+    ],
+)
+def test_a_broken_analysis_is_one_line_a_hint_and_code_4(content: bytes, wrong: str, saved: Path) -> None:
+    saved.write_bytes(content)
+    result = gpudiag("report", str(saved))
+    assert result.returncode == 4
+    assert result.stdout == ""
+    first, second = result.stderr.splitlines()
+    assert wrong in first
+    assert second.startswith("  hint: ")
+
+
+def test_nothing_there(tmp_path: Path) -> None:
+    for path in (tmp_path, tmp_path / "gone"):
+        result = gpudiag("report", str(path))
+        assert result.returncode == 4
+        assert len(result.stderr.splitlines()) == 2
+
+
+def test_a_pipe_gets_100_columns_and_no_escape_sequence(saved: Path) -> None:
+    assert gpudiag("report", str(saved)).stdout == drawn(builders.late_loader(), 100)
+
+
+@pytest.mark.parametrize("columns", [40, 72, 120])
+def test_columns_and_width_set_the_width_of_a_pipe(columns: int, saved: Path) -> None:
+    expected = drawn(builders.late_loader(), columns)
+    assert gpudiag("report", str(saved), COLUMNS=str(columns)).stdout == expected
+    assert gpudiag("report", str(saved), "--width", str(columns), COLUMNS="61").stdout == expected
+
+
+def test_force_color_colours_a_pipe_and_no_color_wins(saved: Path) -> None:
+    coloured = gpudiag("report", str(saved), FORCE_COLOR="1", TERM="xterm-256color").stdout
+    assert "\x1b[38;5;" in coloured
+    quiet = gpudiag("report", str(saved), FORCE_COLOR="1", NO_COLOR="1", TERM="xterm-256color").stdout
+    assert "\x1b[38;5;" not in quiet
+    assert "░" in quiet, "without colour the buckets must differ in their characters"
+
+
+@pytest.mark.parametrize("columns", [40, 100])
+def test_in_a_terminal_it_takes_the_width_and_colours(columns: int, saved: Path) -> None:
+    code, shown = in_terminal("report", str(saved), columns=columns, TERM="xterm-256color")
+    assert code == 0
+    assert shown == drawn(builders.late_loader(), columns, colour="256")
+
+
+@pytest.mark.parametrize("changes", [{"TERM": "dumb"}, {"TERM": "xterm-256color", "NO_COLOR": "1"}])
+def test_a_terminal_without_colours_gets_characters(changes: dict[str, str], saved: Path) -> None:
+    code, shown = in_terminal("report", str(saved), columns=80, **changes)
+    assert code == 0
+    assert "\x1b[38" not in shown
+    assert "\x1b[31" not in shown
+    assert "░" in shown
+    if changes["TERM"] == "dumb":
+        assert ESCAPE not in shown
+
+
+def test_a_terminal_that_knows_only_ascii_gets_ascii_bars(saved: Path) -> None:
+    shown = gpudiag("report", str(saved), PYTHONIOENCODING="ascii").stdout
+    assert "#####" in shown
+    assert shown.isascii()
