@@ -20,7 +20,7 @@ _BUS_FACTORS = {
 
 def milliseconds(duration_ns: float) -> float:
     """Nanoseconds as milliseconds."""
-    return duration_ns / NS_PER_MS
+    return float(duration_ns) / NS_PER_MS
 
 
 def gb_per_s(size_bytes: float, duration_ns: float) -> float:

@@ -138,7 +138,7 @@ def _best(records: dict[str, Bandwidth]) -> float | None:
 
 
 def _signs(one: Gpu, facts: Facts, rates: dict[int, dict[str, Bandwidth]]) -> tuple[str, ...]:
-    """What is wrong with the host link of one GPU: some of `own-maximum`, `narrow`, `ceiling`, `siblings`."""
+    """What is wrong with the host link of one GPU: some of `own-maximum`, `ceiling`, `siblings`, `narrow`."""
     mine = rates.get(one.index, {})
     best, link = _best(mine), one.pcie
     signs = []
@@ -146,8 +146,6 @@ def _signs(one: Gpu, facts: Facts, rates: dict[int, dict[str, Bandwidth]]) -> tu
         full = raw_gb_per_s(link.maximum_generation, link.maximum_width)
         if best is None or full is None or best < _PROVES_FULL_WIDTH * full:
             signs.append("own-maximum")
-    if best is not None and best < _NARROW_GB_PER_S:
-        signs.append("narrow")
     if any(r.ceiling_gb_per_s and r.gb_per_s < _OF_CEILING * r.ceiling_gb_per_s for r in mine.values()):
         signs.append("ceiling")
     for path, record in mine.items():
@@ -159,6 +157,8 @@ def _signs(one: Gpu, facts: Facts, rates: dict[int, dict[str, Bandwidth]]) -> tu
         if others and record.gb_per_s < _OF_SIBLINGS * median(others):
             signs.append("siblings")
             break
+    if best is not None and best < _NARROW_GB_PER_S:
+        signs.append("narrow")
     return tuple(signs)
 
 

@@ -1,0 +1,188 @@
+"""From a timeline to the replay graph of its analysed steps."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from gpudiag.diagnosis.replay.graph import NONE, DeviceNodes, Graph, HostNodes
+from gpudiag.diagnosis.replay.host_chain import Chain, chain_of
+from gpudiag.diagnosis.replay.streams import LaneOps, body_ops
+from gpudiag.model.timeline import UNKNOWN, OpClass
+from gpudiag.units import NS_PER_US
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from gpudiag.model.timeline import Lane, Timeline
+
+#: Longer than this, nothing about a launch explains a delay.
+_EXPLAINED_NS = 50 * NS_PER_US
+
+
+def build_graph(timeline: Timeline) -> Graph | None:
+    """The replay graph of the analysed steps, or None where the timeline has no whole steps to replay."""
+    lanes = [lane for lane in timeline.lanes if len(lane.window_steps)]
+    if not lanes:
+        return None
+    by_trace: dict[int, list[Lane]] = defaultdict(list)
+    for lane in lanes:
+        by_trace[lane.trace].append(lane)
+    chains: list[Chain] = []
+    parts: list[LaneOps] = []
+    for trace_index, members in by_trace.items():
+        ops = [body_ops(lane, timeline.lanes.index(lane)) for lane in members]
+        chain = chain_of(timeline, trace_index, members, ops)
+        if chain is None:
+            return None
+        chains.append(chain)
+        parts.extend(ops)
+    return _assemble(timeline, lanes, chains, parts)
+
+
+def _assemble(timeline: Timeline, lanes: list[Lane], chains: list[Chain], parts: list[LaneOps]) -> Graph | None:
+    chain_first = np.cumsum([0] + [len(chain.time) for chain in chains])
+    part_first = np.cumsum([0] + [len(part.start) for part in parts])
+    if part_first[-1] == 0 and chain_first[-1] == 0:
+        return None
+    chain_by_trace = {chain.trace: index for index, chain in enumerate(chains)}
+    parts_by_trace: dict[int, list[int]] = defaultdict(list)
+    for index, part in enumerate(parts):
+        parts_by_trace[part.trace].append(index)
+    host = _host(chains, parts, parts_by_trace, part_first)
+    launch = np.concatenate(
+        [
+            np.where(part.launch != NONE, part.launch + chain_first[chain_by_trace[part.trace]], NONE)
+            for part in parts
+        ]
+    )
+    start = np.concatenate([part.start for part in parts])
+    end = np.concatenate([part.end for part in parts])
+    wait_a, wait_b = (
+        np.concatenate(
+            [
+                np.where(column(part) != NONE, column(part) + first, NONE)
+                for part, first in zip(parts, part_first, strict=False)
+            ]
+        )
+        for column in (lambda part: part.wait_a, lambda part: part.wait_b)
+    )
+    peers, transfer = _peers(timeline, parts, part_first, start, end)
+    lead, delay = _delays(parts, host, launch, start, end, wait_a, wait_b, part_first)
+    streams = tuple(
+        (int(first + a), int(first + b)) for part, first in zip(parts, part_first, strict=False) for a, b in part.streams
+    )
+    device = DeviceNodes(
+        start=start,
+        end=end,
+        launch=launch,
+        launch_lead=lead,
+        delay=delay,
+        wait_a=wait_a,
+        wait_b=wait_b,
+        transfer=transfer,
+        peers=peers,
+        op_class=np.concatenate([part.op_class for part in parts]),
+        host_copy=np.concatenate([part.host_copy for part in parts]),
+        lane=np.concatenate([np.full(len(part.start), part.lane, np.int64) for part in parts]),
+        row=np.concatenate([part.row for part in parts]),
+    )
+    steps = min(len(lane.window_steps) for lane in lanes)
+    length = float(np.mean([(lane.bounds[-1] - lane.bounds[0]) * steps / len(lane.window_steps) for lane in lanes]))
+    return Graph(
+        host=host,
+        device=device,
+        chains=tuple((int(a), int(b)) for a, b in zip(chain_first[:-1], chain_first[1:], strict=True)),
+        streams=streams,
+        steps=steps,
+        length_ns=length,
+        unexplained_ns=float(delay[delay > _EXPLAINED_NS].sum()),
+    )
+
+
+def _host(
+    chains: list[Chain], parts: list[LaneOps], parts_by_trace: dict[int, list[int]], part_first: NDArray[np.int64]
+) -> HostNodes:
+    block_on = []
+    for chain in chains:
+        # A chain names ops by (position of the part within its process, op within the part).
+        mine = np.array([part_first[index] for index in parts_by_trace[chain.trace]], np.int64)
+        blocked = chain.block_part != NONE
+        absolute = np.where(blocked, mine[np.maximum(chain.block_part, 0)] + chain.block_op, NONE)
+        block_on.append(absolute)
+    return HostNodes(
+        time=np.concatenate([chain.time for chain in chains]),
+        busy=np.concatenate([chain.busy for chain in chains]),
+        input=np.concatenate([chain.input for chain in chains]),
+        silent=np.concatenate([chain.silent for chain in chains]),
+        profiler=np.concatenate([chain.profiler for chain in chains]),
+        events=np.concatenate([chain.events for chain in chains]),
+        block=np.concatenate([chain.block for chain in chains]),
+        block_on=np.concatenate(block_on),
+        block_delay=np.concatenate([chain.block_delay for chain in chains]),
+        row=np.concatenate([chain.row for chain in chains]),
+        process=np.concatenate([np.full(len(chain.time), chain.trace, np.int64) for chain in chains]),
+    )
+
+
+def _peers(
+    timeline: Timeline,
+    parts: list[LaneOps],
+    part_first: NDArray[np.int64],
+    start: NDArray[np.float64],
+    end: NDArray[np.float64],
+) -> tuple[dict[int, NDArray[np.int64]], NDArray[np.float64]]:
+    """Of each matched collective, the ops whose start it waits for, and its time from the last of them to its end."""
+    transfer = np.full(len(start), np.nan)
+    members: dict[int, list[int]] = defaultdict(list)
+    for part, first in zip(parts, part_first, strict=False):
+        table = timeline.lanes[part.lane].collectives
+        order = np.argsort(table.row)
+        rows = table.row[order]
+        slot = np.searchsorted(rows, part.row)
+        slot = np.minimum(slot, max(len(rows) - 1, 0))
+        for op in np.flatnonzero(part.op_class == OpClass.COMMUNICATION):
+            if len(rows) and rows[slot[op]] == part.row[op]:
+                instance = int(table.instance[order[slot[op]]])
+                if instance != UNKNOWN:
+                    members[instance].append(int(first + op))
+    peers = {}
+    for ops in members.values():
+        for op in ops:
+            # Who came only after this op had ended was not waited for (a broadcast's root goes on alone).
+            waited = np.array([p for p in ops if start[p] <= end[op]], np.int64)
+            peers[op] = waited
+            transfer[op] = end[op] - start[waited].max()
+    return peers, transfer
+
+
+def _delays(
+    parts: list[LaneOps],
+    host: HostNodes,
+    launch: NDArray[np.int64],
+    start: NDArray[np.float64],
+    end: NDArray[np.float64],
+    wait_a: NDArray[np.int64],
+    wait_b: NDArray[np.int64],
+    part_first: NDArray[np.int64],
+) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """(launch lead, delay) of every op: what makes the graph give back what was measured."""
+    reached = np.where(launch != NONE, host.time[np.maximum(launch, 0)], -np.inf)
+    lead = np.where(launch != NONE, np.minimum(start - reached, 0.0), 0.0)
+    ready = reached + lead
+    for part, first in zip(parts, part_first, strict=False):
+        # The op before in the stream, in the trace: for the first of the body one before the body.
+        ready[first : first + len(part.start)] = np.maximum(ready[first : first + len(part.start)], part.before_end)
+    for column in (wait_a, wait_b):
+        ready = np.maximum(ready, np.where(column != NONE, _not_later(end, column, start), -np.inf))
+    return lead, np.maximum(start - np.where(np.isfinite(ready), ready, start), 0.0)
+
+
+def _not_later(
+    end: NDArray[np.float64], column: NDArray[np.int64], start: NDArray[np.float64]
+) -> NDArray[np.float64]:
+    """Ends of the ops waited for; of one from the turn before (which ends after this op starts) nothing is said."""
+    ends = end[np.maximum(column, 0)]
+    return np.where(ends <= start, ends, -np.inf)

@@ -1,0 +1,267 @@
+"""The host chain of one process: its launches and its waits in order, and what it did in between."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from gpudiag.diagnosis.replay.graph import NONE, Block
+from gpudiag.diagnosis.replay.streams import LaneOps, find_waits
+from gpudiag.intervals import Intervals, intersect, length, lengths_between, union
+from gpudiag.model.event import EventKind
+from gpudiag.model.timeline import UNKNOWN
+from gpudiag.units import NS_PER_US
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from gpudiag.model.timeline import HostThread, Lane, Timeline
+
+_STREAM_WAIT = re.compile(r"(?:cuda|hip|cu)StreamWaitEvent")
+#: A call that takes longer than this and several times the usual, while this many ops stood in the queue, was held up
+#: because the queue was full. CUDA's holds about a thousand.
+_HELD_UP_NS = 8 * NS_PER_US
+_HELD_UP_FACTOR = 3
+_FULL_QUEUE_OPS = 500
+#: Threads that are busy at the same time as the training thread for more than this share of their time run beside it and
+#: do not take turns with it.
+_BESIDE = 0.2
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Chain:
+    """Host nodes of one process as in `graph.HostNodes`; `block_part` and `block_op` name an op of one of its lanes."""
+
+    trace: int
+    time: NDArray[np.float64]
+    busy: NDArray[np.float64]
+    input: NDArray[np.float64]
+    silent: NDArray[np.float64]
+    profiler: NDArray[np.float64]
+    events: NDArray[np.int64]
+    block: NDArray[np.uint8]
+    block_part: NDArray[np.int64]
+    block_op: NDArray[np.int64]
+    block_delay: NDArray[np.float64]
+    row: NDArray[np.int64]
+
+
+def chain_of(timeline: Timeline, trace_index: int, lanes: list[Lane], parts: list[LaneOps]) -> Chain | None:
+    """The chain of one process, and in `parts` the launches and waits of its ops.
+
+    Args:
+        timeline: the job.
+        trace_index: which trace the process is.
+        lanes: its lanes.
+        parts: the ops of each of these lanes; `launch`, `wait_a`, `wait_b` and `host_copy` are filled in.
+    """
+    lane = lanes[0]
+    events = timeline.traces[trace_index].events
+    shift = lane.shift_ns
+    begin, end = _span(lane)
+    threads = _chain_threads(lane)
+    rows = events.rows_of(EventKind.RUNTIME)
+    rows = rows[np.isin(events.thread[rows], threads)]
+    start, stop = events.start_ns[rows] + shift, events.end_ns[rows] + shift
+    is_wait = _matching(events.names, _STREAM_WAIT)[events.name[rows]]
+    wait_calls = np.sort(start[is_wait])
+    for part in parts:
+        find_waits(part, wait_calls)
+        part.host_copy = _matching(events.names, re.compile(r"Memcpy (HtoD|DtoH)|CopyHostToDevice|CopyDeviceToHost"))[
+            events.name[part.row]
+        ]
+    launching = np.unique(np.concatenate([lane.ops.launch_start for lane in lanes]))
+    blocked_starts = np.concatenate(
+        [lane.threads[t].blocked.start for t in threads if t in lane.threads] or [np.empty(0, np.int64)]
+    )
+    blocking = np.isin(start, blocked_starts)
+    node = (np.isin(start, launching) | blocking) & (start >= begin) & (start < end)
+    chosen = np.flatnonzero(node)
+    if len(chosen) == 0:
+        return None
+    chosen = chosen[np.argsort(stop[chosen], kind="stable")]
+    call_start, time = start[chosen], stop[chosen]
+    queued = _queue_length(lanes, time)
+    before = np.concatenate([[_node_before(start, stop, launching, blocking, begin)], time[:-1]])
+    overhead_rows = events.rows_of(EventKind.OVERHEAD)
+    overhead = union(Intervals(events.start_ns[overhead_rows] + shift, events.end_ns[overhead_rows] + shift))
+    held = _within(overhead, before, time)
+    kinds = _block_kinds(events.names, events.name[rows[chosen]], time - call_start, blocking[chosen], queued)
+    kinds[(kinds == Block.NOT) & (held > _HELD_UP_NS) & (queued >= _FULL_QUEUE_OPS)] = Block.QUEUE
+    waited_from = np.where(held > 0, before, np.maximum(call_start, before))
+    target_part, target_op = _block_targets(parts, call_start, time, waited_from, kinds)
+    block = np.where(target_part != NONE, kinds, Block.NOT).astype(np.uint8)
+    busy, waited, silent = _work(lane.threads, threads, before, call_start, time, block != Block.NOT)
+    overhead_before_call = _within(overhead, before, np.where(block != Block.NOT, np.maximum(call_start, before), time))
+    profiler = np.minimum(overhead_before_call, busy)
+    # Held up by a full queue, as "Command Buffer Full" shows: the device sets the pace, and the time is no work.
+    busy = busy - np.where(block == Block.QUEUE, profiler, 0.0)
+    profiler = np.where(block == Block.QUEUE, 0.0, profiler)
+    _attach_launches(parts, call_start, block != Block.NOT)
+    delay = np.zeros(len(time))
+    for index in np.flatnonzero(block != Block.NOT):
+        delay[index] = max(time[index] - parts[target_part[index]].end[target_op[index]], 0.0)
+    marks = np.concatenate([before[:1], time])
+    host_rows = events.rows_of(EventKind.OPERATOR, EventKind.ANNOTATION, EventKind.RUNTIME, EventKind.PYTHON)
+    host_rows = host_rows[np.isin(events.thread[host_rows], threads)]
+    recorded = np.diff(np.searchsorted(np.sort(events.end_ns[host_rows] + shift), marks, side="right"))
+    return Chain(
+        trace=trace_index,
+        time=time.astype(np.float64),
+        busy=busy,
+        input=waited,
+        silent=silent,
+        profiler=profiler,
+        events=recorded.astype(np.int64),
+        block=block,
+        block_part=target_part,
+        block_op=target_op,
+        block_delay=delay,
+        row=rows[chosen].astype(np.int64),
+    )
+
+
+def _span(lane: Lane) -> tuple[int, int]:
+    """From the mark of the first analysed step to the mark after the last."""
+    steps = lane.steps
+    if len(steps) <= 1:
+        return int(np.iinfo(np.int64).min // 2), int(np.iinfo(np.int64).max // 2)
+    first = int(np.searchsorted(steps.number, lane.window_steps[0]))
+    after = int(np.searchsorted(steps.number, lane.window_steps[-1])) + 1
+    return int(steps.start[first]), int(steps.start[after]) if after < len(steps) else steps.end
+
+
+def _chain_threads(lane: Lane) -> list[int]:
+    """The training thread and the launching threads that take turns with it."""
+    main = lane.steps.thread
+    training = lane.threads.get(main)
+    launchers = [int(t) for t in np.unique(lane.ops.launch_thread) if t != UNKNOWN and t != main]
+    if training is None:
+        return launchers
+    turns = [
+        t
+        for t in launchers
+        if t in lane.threads
+        and length(intersect(lane.threads[t].busy, training.busy)) <= _BESIDE * max(length(lane.threads[t].busy), 1)
+    ]
+    return [main, *turns]
+
+
+def _block_kinds(
+    names: tuple[str, ...],
+    name: NDArray[np.int32],
+    duration: NDArray[np.int64],
+    blocking: NDArray[np.bool_],
+    queued: NDArray[np.int64],
+) -> NDArray[np.uint8]:
+    is_copy = _matching(names, re.compile(r".*[Mm]emcpy.*Async"))[name]
+    kinds = np.where(blocking, np.where(is_copy, Block.PAGEABLE, Block.SYNC), Block.NOT)
+    for ident in np.unique(name):
+        mine = (name == ident) & ~blocking
+        if mine.any():
+            usual = float(np.median(duration[mine]))
+            held_up = mine & (queued >= _FULL_QUEUE_OPS) & (duration > max(_HELD_UP_NS, _HELD_UP_FACTOR * usual))
+            kinds[held_up] = Block.QUEUE
+    return kinds.astype(np.uint8)
+
+
+def _within(spans: Intervals, begin: NDArray[np.int64], end: NDArray[np.int64]) -> NDArray[np.float64]:
+    """Length of the set inside each [begin, end); these must follow one another."""
+    edges = np.empty(2 * len(begin), np.int64)
+    edges[0::2], edges[1::2] = begin, np.maximum(end, begin)
+    return lengths_between(spans, np.maximum.accumulate(edges))[0::2].astype(np.float64)
+
+
+def _queue_length(lanes: list[Lane], time: NDArray[np.int64]) -> NDArray[np.int64]:
+    """How many ops had been launched but had not ended, over all devices of the process, at each time."""
+    total = np.zeros(len(time), np.int64)
+    for lane in lanes:
+        known = lane.ops.launch_start != UNKNOWN
+        launched = np.searchsorted(np.sort(lane.ops.launch_start[known]), time)
+        ended = np.searchsorted(np.sort(lane.ops.end[known]), time)
+        total += launched - ended
+    return total
+
+
+def _node_before(
+    start: NDArray[np.int64],
+    stop: NDArray[np.int64],
+    launching: NDArray[np.int64],
+    blocking: NDArray[np.bool_],
+    begin: int,
+) -> int:
+    """When the last node before the body was reached; the body's begin where there is none."""
+    earlier = (np.isin(start, launching) | blocking) & (start < begin)
+    return int(stop[earlier].max()) if earlier.any() else begin
+
+
+def _block_targets(
+    parts: list[LaneOps],
+    call_start: NDArray[np.int64],
+    time: NDArray[np.int64],
+    waited_from: NDArray[np.int64],
+    kinds: NDArray[np.uint8],
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """For each blocking call the op that it waited for: of those launched before it, the last to end before it returned.
+
+    A synchronization waits for such an op even when that had ended before the call: were the host faster, it would have
+    to wait. A held-up launch counts only where an op did end while it was held up.
+    """
+    target_part = np.full(len(time), NONE, np.int64)
+    target_op = np.full(len(time), NONE, np.int64)
+    latest = np.full(len(time), -np.inf)
+    wanted = np.flatnonzero(kinds != Block.NOT)
+    for position, part in enumerate(parts):
+        for a, b in part.streams:
+            known = part.launch_time[a:b]
+            ended = np.searchsorted(part.end[a:b], time[wanted], side="right") - 1
+            launched = np.searchsorted(np.where(known == UNKNOWN, 0, known), call_start[wanted], side="left") - 1
+            index = np.minimum(ended, launched)
+            valid = index >= 0
+            ends = np.where(valid, part.end[a:b][np.maximum(index, 0)], -np.inf)
+            binding = ends > waited_from[wanted]
+            counts = valid & (binding | (kinds[wanted] == Block.SYNC)) & (ends > latest[wanted])
+            chosen = wanted[counts]
+            latest[chosen] = ends[counts]
+            target_part[chosen] = position
+            target_op[chosen] = a + index[counts]
+    return target_part, target_op
+
+
+def _work(
+    by_thread: dict[int, HostThread],
+    threads: list[int],
+    before: NDArray[np.int64],
+    call_start: NDArray[np.int64],
+    time: NDArray[np.int64],
+    blocks: NDArray[np.bool_],
+) -> tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.float64]]:
+    """(busy, input, silent) work of each node: what lies between the node before and its call, and the call unless it
+    blocks, for then how long it took is no work."""
+    present = [by_thread[t] for t in threads if t in by_thread]
+    busy = union(*(thread.busy for thread in present))
+    waiting = union(*(thread.input for thread in present))
+    stop = np.where(blocks, np.maximum(call_start, before), time)
+    gap = np.maximum(stop - before, 0).astype(np.float64)
+    fetch = _within(waiting, before, stop)
+    covered = _within(union(busy, waiting), before, stop)
+    return covered - fetch, fetch, gap - covered
+
+
+def _attach_launches(parts: list[LaneOps], call_start: NDArray[np.int64], blocks: NDArray[np.bool_]) -> None:
+    """Join ops to nodes. An op that started before its own blocking call returned hangs on the node before."""
+    order = np.argsort(call_start, kind="stable")
+    starts = call_start[order]
+    for part in parts:
+        slot = np.minimum(np.searchsorted(starts, part.launch_time), len(starts) - 1)
+        found = (part.launch_time != UNKNOWN) & (starts[slot] == part.launch_time)
+        node = order[slot]
+        node = np.where(blocks[node], np.maximum(node - 1, 0), node)
+        part.launch = np.where(found, node, NONE)
+
+
+def _matching(names: tuple[str, ...], pattern: re.Pattern[str]) -> NDArray[np.bool_]:
+    return np.fromiter((pattern.match(name) is not None for name in names), np.bool_, len(names))
