@@ -158,7 +158,8 @@ def _enclosing(
         return None
     innermost: int | None = None
     position = int(np.searchsorted(rows, launch))  # rows are in order of start
-    for row in reversed(rows[max(0, position - _NESTED) : position].tolist()):
+    earlier: list[int] = rows[max(0, position - _NESTED) : position].tolist()
+    for row in reversed(earlier):
         if table.end_ns[row] >= table.start_ns[launch]:
             if row in told and told[row].operation:
                 return row
@@ -188,10 +189,11 @@ def _ranks(told: object) -> tuple[int, ...]:
 
 def _size_from_elements(operation: str, arguments: Arguments) -> int | None:
     """Bytes by the convention of nccl-tests: all_gather and gather count what comes out, all others what goes in."""
-    if not is_told(arguments.dtype) or (each := element_bytes(loosely(arguments.dtype, str, ""))) is None:
+    each = element_bytes(loosely(arguments.dtype, str, ""))
+    if each is None:
         return None
     told = arguments.out_elements if operation in {"all_gather", "gather"} else arguments.in_elements
-    elements: int = loosely(told, int, -1)
+    elements = int(loosely(told, int, -1))
     return elements * each if 0 <= elements < 2**50 else None
 
 
@@ -209,4 +211,4 @@ def _size_of_inputs(arguments: Arguments) -> int | None:
         if not all(isinstance(extent, int) and 0 <= extent < 2**50 for extent in shape):
             return None
         total += math.prod(shape) * each
-    return total if 0 < total < 2**62 else None
+    return int(total) if 0 < total < 2**62 else None

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import mmap
 import os
 import pickle
 import signal
+import sys
 import threading
 import warnings
-from typing import TYPE_CHECKING, Any, BinaryIO, NoReturn, TypeVar
+from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -30,7 +32,7 @@ class WorkerLostError(Exception):
 
 def can_fork() -> bool:
     """Whether forking is safe here: on Linux, in a process whose only Python thread is this one."""
-    return hasattr(os, "fork") and os.uname().sysname == "Linux" and threading.active_count() == 1
+    return sys.platform == "linux" and threading.active_count() == 1
 
 
 def map_forked(
@@ -38,8 +40,8 @@ def map_forked(
 ) -> list[_Result | Exception]:
     """`work` on each item, in this process and `workers - 1` forked ones; each result in its item's place.
 
-    This process takes a share too. Forking costs 2 ms, and the children need no imports; results come back pickled
-    through pipes. An exception of `work` takes the place of its result.
+    This process takes a share too. Forking costs 2 ms, and the children need no imports; results come back pickled in
+    files in memory. An exception of `work` takes the place of its result.
 
     Args:
         work: what to do; must not start threads.
@@ -51,30 +53,36 @@ def map_forked(
         WorkerLostError: a child died.
     """
     shares = _even_shares(weights, min(workers, len(items)))
-    children: list[tuple[int, BinaryIO, list[int]]] = []
+    running: dict[int, tuple[int, list[int]]] = {}
     results: list[Any] = [None] * len(items)
     try:
         for share in shares[1:]:
-            process, stream = _start(work, items, share)
-            children.append((process, stream, share))
+            process, file = _start(work, items, share)
+            running[process] = (file, share)
         for position in shares[0]:
             results[position] = _attempt(work, items[position])
-        while children:
-            process, stream, share = children[0]
-            data = stream.read()
-            children.pop(0)
-            stream.close()
+        for process, (file, share) in list(running.items()):
             os.waitpid(process, 0)
-            if not data:
-                raise WorkerLostError(share)
-            # Not foreign data: our own child wrote it into a pipe that nobody else holds.
-            for position, result in zip(share, pickle.loads(data), strict=True):  # noqa: S301 - see above
+            del running[process]
+            for position, result in zip(share, _results(file, share), strict=True):
                 results[position] = result
     finally:
-        for process, stream, _ in children:
-            stream.close()
+        for process, (file, _) in running.items():
+            os.close(file)
             os.kill(process, signal.SIGKILL)
             os.waitpid(process, 0)
+    return results
+
+
+def _results(file: int, share: list[int]) -> list[Any]:
+    """What a child that has ended left in its file."""
+    with os.fdopen(file, "rb"):
+        size = os.fstat(file).st_size
+        if not size:
+            raise WorkerLostError(share)
+        with mmap.mmap(file, size, access=mmap.ACCESS_READ) as data:
+            # Not foreign data: our own child wrote it, into a file without a name.
+            results: list[Any] = pickle.loads(data)  # noqa: S301 - see above
     return results
 
 
@@ -96,28 +104,24 @@ def _attempt(work: Callable[[_Item], _Result], item: _Item) -> _Result | Excepti
         return error
 
 
-def _start(work: Callable[[_Item], _Result], items: Sequence[_Item], share: list[int]) -> tuple[int, BinaryIO]:
-    """Fork a child that works on its share; its process id and the stream on which its results come."""
-    reading, writing = os.pipe()
+def _start(work: Callable[[_Item], _Result], items: Sequence[_Item], share: list[int]) -> tuple[int, int]:
+    """Fork a child that works on its share; its process id and the file that its results go to."""
+    file = os.memfd_create("gpudiag-results", os.MFD_CLOEXEC)
     with warnings.catch_warnings():
         # Python 3.12 warns of native threads; NumPy's BLAS has some, which survive a fork and which we never call.
         warnings.simplefilter("ignore", DeprecationWarning)
         process = os.fork()
     if process == 0:
-        _work_and_exit(work, items, share, reading, writing)
-    os.close(writing)
-    return process, os.fdopen(reading, "rb")
+        _work_and_exit(work, items, share, file)
+    return process, file
 
 
-def _work_and_exit(
-    work: Callable[[_Item], _Result], items: Sequence[_Item], share: list[int], reading: int, writing: int
-) -> NoReturn:
+def _work_and_exit(work: Callable[[_Item], _Result], items: Sequence[_Item], share: list[int], file: int) -> NoReturn:
     """The child: never returns into the parent's code, whatever happens."""
     try:
         signal.signal(signal.SIGINT, signal.SIG_DFL)
-        os.close(reading)
-        data = pickle.dumps([_attempt(work, items[position]) for position in share], protocol=5)
-        with os.fdopen(writing, "wb") as stream:
-            stream.write(data)
+        results = [_attempt(work, items[position]) for position in share]
+        with os.fdopen(file, "wb") as stream:
+            stream.write(pickle.dumps(results, protocol=5))
     finally:
         os._exit(0)

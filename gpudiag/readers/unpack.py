@@ -19,12 +19,8 @@ if TYPE_CHECKING:
     from gpudiag.readers.limits import ReadLimits
 
 _deflate: Any
-_format_errors: tuple[type[Exception], ...] = (zlib.error,)
 try:  # unpacks two to three times faster; has wheels for x86-64 and arm64 only
-    from isal import isal_zlib
-
-    _deflate = isal_zlib
-    _format_errors = (zlib.error, isal_zlib.error)
+    from isal import isal_zlib as _deflate
 except ImportError:
     _deflate = zlib
 
@@ -33,7 +29,7 @@ _OTHER_PACKINGS = {b"\x28\xb5\x2f\xfd": "zstd", b"PK\x03\x04": "zip", b"BZh": "b
 _GZIP_WINDOW = 31  # zlib's code for "a gzip header and trailer, checked"
 #: What is read, and what is unpacked, at once. Larger pieces fall out of the caches, smaller ones cost more calls.
 _PACKED_PIECE = 64 << 10
-_PIECE = 1 << 20
+_PIECE = 512 << 10
 _KILLED = "The file was probably cut short: give the profiler time to finish writing, then copy the file whole."
 
 
@@ -168,7 +164,7 @@ def _unpacked(file: FileIO, head: bytes, size: int, bound: _Bound) -> Iterator[b
                         f"{bound.shown} has other bytes after its gzip data", "Copy the file again, in binary mode."
                     )
                 stream = _deflate.decompressobj(_GZIP_WINDOW)
-    except _format_errors as error:
+    except (zlib.error, _deflate.error) as error:
         raise UnreadableInputError(f"{bound.shown} is a damaged gzip file ({error})", _KILLED) from error
     if not stream.eof:
         raise UnreadableInputError(
