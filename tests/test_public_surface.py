@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pytest
 
@@ -70,6 +72,17 @@ def test_buckets_and_codes() -> None:
     )
     assert analysis.SEVERITIES == ("critical", "warning", "info")
     assert not set(analysis.FINDING_CODES) & set(analysis.VALIDITY_CODES)
+
+
+def test_every_code_in_the_source_is_one_that_fail_on_knows() -> None:
+    sources = [path.read_text(encoding="utf-8") for path in Path(gpudiag.__file__).parent.rglob("*.py")]
+    warnings = {code for source in sources for code in re.findall(r'Validity\(\s*code="([^"]+)"', source)}
+    rule = re.compile(r'^    code(?:: .*)? = "([^"]+)"', re.MULTILINE)
+    findings = {code for source in sources for code in rule.findall(source)}
+    assert warnings
+    assert findings
+    assert warnings <= set(analysis.VALIDITY_CODES)
+    assert findings <= set(analysis.FINDING_CODES)
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ NARROWEST, WIDEST = 40, 1000
 Traces = Annotated[
     list[str],
     typer.Argument(
-        metavar="PATH...",
+        metavar="PATH",
         help="A run directory, trace files, a directory of traces, or patterns such as 'rank*.json.gz'.",
         show_default=False,
     ),

@@ -50,7 +50,9 @@ VALIDITY_CODES = (
     "missing-ranks",
     "no-step-marks",
     "few-steps",
+    "different-steps",
     "clock-skew",
+    "repaired-input",
 )
 
 Severity = Literal["critical", "warning", "info"]

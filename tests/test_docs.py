@@ -1,0 +1,45 @@
+"""The documentation says what the program says, and its links lead somewhere."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from importlib.metadata import version
+from pathlib import Path
+
+import pytest
+
+from gpudiag import commands
+from gpudiag.model.analysis import BUCKETS, VALIDITY_CODES
+
+ROOT = Path(__file__).parents[1]
+DOCS = ROOT / "docs"
+
+
+def pinned(package: str) -> str:
+    """The version that constraints.txt asks for."""
+    lines = (ROOT / "constraints.txt").read_text(encoding="utf-8").splitlines()
+    return next(line.partition("==")[2] for line in lines if line.startswith(f"{package}=="))
+
+
+@pytest.mark.skipif(version("typer") != pinned("typer"), reason="another typer formats help in another way")
+def test_generated_parts_are_up_to_date_and_no_link_is_dead() -> None:
+    result = subprocess.run(
+        [sys.executable, str(DOCS / "generate.py"), "--check"],
+        capture_output=True,
+        text=True,
+        cwd=ROOT,
+        timeout=120,
+        check=False,
+    )
+    assert result.returncode == 0, result.stdout + result.stderr
+
+
+def test_every_command_is_in_the_index() -> None:
+    index = (DOCS / "index.md").read_text(encoding="utf-8")
+    assert all(f"commands/{verb}.md" in index for verb in commands.available())
+
+
+def test_the_report_page_explains_every_bucket_and_warning() -> None:
+    page = (DOCS / "report.md").read_text(encoding="utf-8")
+    assert all(f"`{word}`" in page for word in (*BUCKETS, *VALIDITY_CODES))
