@@ -1,0 +1,176 @@
+"""What a machine's links carry, in a terminal: matrices coloured by share of the ceiling, transports, findings."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from rich.console import Group
+from rich.table import Table
+from rich.text import Text
+
+from gpudiag.reporting import facts_tables as tables
+from gpudiag.reporting import facts_words as words
+from gpudiag.reporting import figures
+from gpudiag.reporting.facts_topology import findings_list
+from gpudiag.reporting.printable import one_line
+from gpudiag.reporting.trimmed import print_trimmed
+
+if TYPE_CHECKING:
+    from rich.console import Console, RenderableType
+
+    from gpudiag.model.facts import Facts
+
+_LONGEST = 400
+_MOST_SKIPPED = 12
+#: Share of the ceiling from which a figure is drawn in each colour; a healthy link reaches 80 to 97 % of it.
+_HEAT = ((0.75, "green"), (0.5, "yellow"), (0.25, "dark_orange"), (0.0, "red"))
+
+
+def render_bandwidth(facts: Facts, console: Console) -> None:
+    """Print the figures on `console`, at its width."""
+    print_trimmed(console, bandwidth_report(facts, console.width))
+
+
+def bandwidth_report(facts: Facts, width: int) -> Group:
+    """The figures as one renderable for a terminal of `width` columns."""
+    sections: list[tuple[str, RenderableType]] = []
+    host = tables.host_matrix(facts)
+    if host is not None:
+        sections.append((host.title, _matrix(host, width)))
+    sections += [(matrix.title, _matrix(matrix, width, arrow="from \\ to")) for matrix in tables.peer_matrices(facts)]
+    if facts.latency:
+        sections.append(("Latency", _latency(facts)))
+    collectives = tables.collective_matrix(facts)
+    if collectives is not None:
+        sections.append((collectives.title, _matrix(collectives, width)))
+    if facts.collective_fits:
+        sections.append(("Each transport in two figures", _fits(facts)))
+    memory = tables.host_memory_rows(facts)
+    if memory:
+        sections.append(("Host memory, copied bytes counted once", _host_memory(facts)))
+    ceilings = _ceilings(facts)
+    if ceilings is not None:
+        sections.append(("Ceilings", ceilings))
+    sections.append(("Findings", findings_list(facts.findings)))
+    if facts.skipped:
+        sections.append(("Not measured", _skipped(facts)))
+    body = [part for heading, section in sections for part in (Text(), Text(heading, style="bold underline"), section)]
+    return Group(*_header(facts), *body)
+
+
+def _header(facts: Facts) -> list[Text]:
+    name = one_line(facts.host.name) or "this machine"
+    what = words.models(facts.gpus) if facts.gpus else "no NVIDIA GPU"
+    return [Text(f"{name} · {what}", style="bold"), Text(_how(facts), style="dim")]
+
+
+def _how(facts: Facts) -> str:
+    """How long it took and what was checked, in a line."""
+    if not (facts.bandwidth or facts.collectives):
+        return "nothing was measured; `gpudiag bandwidth` does"
+    total: Any = facts.probes.get("total")
+    parts = []
+    if isinstance(total, dict) and isinstance(total.get("seconds"), int | float):
+        parts.append(f"measured in {total['seconds']:.1f} s")
+    checked = [record.verified for record in facts.bandwidth] + [one.verified for one in facts.collectives]
+    wrong, unchecked = checked.count(False), checked.count(None)
+    if wrong:
+        parts.append(f"DATA CORRUPTED on {wrong} of {len(checked)} paths")
+    elif unchecked:
+        parts.append(f"data verified on {len(checked) - unchecked} of {len(checked)} paths")
+    else:
+        parts.append("data verified on every path")
+    return ", ".join(parts)
+
+
+def _heat(share: float | None) -> str:
+    return "" if share is None else next((style for least, style in _HEAT if share >= least), "red")
+
+
+def _matrix(matrix: tables.Matrix, width: int, arrow: str = "") -> RenderableType:
+    """A table of figures; where it is too wide, several below each other; below it, the shares of the ceiling."""
+    label_width = max([len(label) for label, _ in matrix.rows] + [len(arrow)])
+    column_width = max([7, *(min(12, len(heading)) for heading in matrix.columns)]) + 2
+    per_table = max(1, (width - label_width - 2) // column_width)
+    parts: list[RenderableType] = []
+    for first in range(0, len(matrix.columns), per_table):
+        last = first + per_table
+        table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
+        table.add_column(arrow, header_style="dim", style="bold", no_wrap=True)
+        for heading in matrix.columns[first:last]:
+            table.add_column(heading, header_style="dim", justify="right", max_width=12)
+        for label, cells in matrix.rows:
+            table.add_row(Text(label), *(_figure(cell) for cell in cells[first:last]))
+        parts += [Text(), table] if parts else [table]
+    shares = [cell.share for cell in matrix.cells() if cell.of_ceiling and cell.share is not None]
+    if shares:
+        parts.append(Text(f"{_range(shares)} of the ceiling", style="dim"))
+    if matrix.note:
+        parts.append(Text(matrix.note, style="dim"))
+    return Group(*parts)
+
+
+def _figure(cell: tables.Cell | None) -> Text:
+    if cell is None:
+        return Text("·", style="dim")
+    if cell.corrupt:
+        return Text(f"{figures.rate(cell.value)}!", style="bold white on red")
+    return Text(figures.rate(cell.value), style=_heat(cell.share))
+
+
+def _range(shares: list[float]) -> str:
+    low, high = 100 * min(shares), 100 * max(shares)
+    return f"{low:.0f} %" if round(low) == round(high) else f"{low:.0f}–{high:.0f} %"  # noqa: RUF001  # a range's dash
+
+
+def _latency(facts: Facts) -> RenderableType:
+    table = Table.grid(padding=(0, 2, 0, 0))
+    table.add_column()
+    table.add_column(justify="right", no_wrap=True)
+    table.add_column(style="dim", no_wrap=True)
+    for what, median, least, most in tables.latency_rows(facts):
+        spread = "" if most - least < 0.05 * median else f"{least:.2f} to {most:.2f}"
+        table.add_row(what, f"{median:.2f} µs", spread)
+    return table
+
+
+def _fits(facts: Facts) -> RenderableType:
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    for heading, side in (("transport", "left"), ("latency", "right"), ("bus bandwidth", "right"), ("off by", "right")):
+        table.add_column(heading, header_style="dim", justify="right" if side == "right" else "left")
+    by_name = {fit.strategy: fit for fit in facts.collective_fits}
+    for name in tables.strategies_of(by_name):
+        fit = by_name[name]
+        table.add_row(
+            Text(one_line(tables.STRATEGIES.get(name, name))[:40]),
+            f"{fit.latency_us:.1f} µs",
+            f"{figures.rate(fit.busbw_gb_per_s)} GB/s",
+            f"≤ {100 * fit.worst_relative_error:.0f} %",
+        )
+    return table
+
+
+def _host_memory(facts: Facts) -> RenderableType:
+    table = Table.grid(padding=(0, 2, 0, 0))
+    for what, record in tables.host_memory_rows(facts):
+        mark = " DATA CORRUPTED" if record.verified is False else ""
+        table.add_row(Text(one_line(what)[:40]), f"{figures.rate(record.gb_per_s)} GB/s{mark}")
+    return table
+
+
+def _ceilings(facts: Facts) -> RenderableType | None:
+    known = [(source, value) for source, value in tables.ceiling_sources(facts) if value is not None]
+    if not known:
+        return None
+    table = Table.grid(padding=(0, 2, 0, 0))
+    table.add_column(justify="right", no_wrap=True)
+    table.add_column(style="dim")
+    for source, value in known:
+        table.add_row(f"{figures.rate(value)} GB/s", Text(one_line(source)[:_LONGEST]))
+    return table
+
+
+def _skipped(facts: Facts) -> RenderableType:
+    lines = [f"{one_line(one.what)}: {one_line(one.why)}"[:_LONGEST] for one in facts.skipped]
+    more = [f"and {len(lines) - _MOST_SKIPPED} more; see --json"] if len(lines) > _MOST_SKIPPED else []
+    return Group(*(Text(line, style="dim") for line in (*lines[:_MOST_SKIPPED], *more)))
