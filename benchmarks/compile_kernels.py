@@ -3,8 +3,8 @@
     pip install "nvidia-cuda-nvrtc-cu12==12.1.105"
     python benchmarks/compile_kernels.py PATH/TO/libnvrtc.so.12
 
-An old compiler and an old target on purpose: PTX runs on every later GPU, but only under a driver that knows its version.
-CUDA 12.1's PTX 8.1 needs driver 530, the oldest that today's cuda-bindings work with; compute_60 is Pascal.
+An old compiler and an old target on purpose: PTX runs on every later GPU, but only under a driver that knows its
+version. CUDA 12.1's PTX 8.1 needs driver 530, about the oldest that today's cuda-bindings work with; compute_60 is Pascal.
 """
 
 from __future__ import annotations
@@ -42,7 +42,8 @@ def main() -> None:
     digest = hashlib.sha256(source.encode()).hexdigest()
     code = compile_ptx(sys.argv[1], source)
     # This compiler adds constants that describe its targets; no kernel here uses them.
-    lines = [line.rstrip() for line in code.splitlines() if line.strip() and not line.startswith(".global .align 8 .u64")]
+    unused = ".global .align 8 .u64"
+    lines = [line.rstrip() for line in code.splitlines() if line.strip() and not line.startswith(unused)]
     (probes / "kernels.ptx").write_text(f"// kernels.cu sha256 {digest}\n" + "\n".join(lines) + "\n")
     print(f"kernels.ptx: {len(lines)} lines")
 
