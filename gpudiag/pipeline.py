@@ -2,16 +2,25 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, cast
 
+from gpudiag.errors import FrameworkMissingError, HardwareMissingError, UsageError
 from gpudiag.model.analysis import Analysis, Source, Steps
+from gpudiag.model.job import Job
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-    from pathlib import Path
+    from collections.abc import Callable, Sequence
 
+    from gpudiag.launch import Interpreter, Plan, Rendezvous
+    from gpudiag.model.facts import Facts
+    from gpudiag.model.job import DataSource, MemoryFormat, Precision
     from gpudiag.model.run import RunRecord
     from gpudiag.readers import ReadLimits
+    from gpudiag.worker.progress import Progress
 
 
 def analyze(
@@ -102,3 +111,172 @@ def _source(paths: Sequence[Path | str], run: RunRecord | None) -> Source:
         samples_per_s=samples,
         software=run.software,
     )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Request:
+    """What a person asks `gpudiag profile` for; None where the choice is gpudiag's."""
+
+    workload: str
+    strategy: str | None = None
+    devices: int | None = None
+    batch_size: int | None = None
+    precision: str | None = None
+    memory_format: str | None = None
+    data: str | None = None
+    loader_workers: int | None = None
+    compile: bool = False
+    p2p: bool = True
+    steps: int | None = None
+    warmup: int | None = None
+    run_dir: Path | None = None
+    python: str = sys.executable
+    timeout_s: float = 600.0
+    nodes: int = 1
+    rendezvous: Rendezvous | None = None
+    command: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prepared:
+    """A request with every choice made."""
+
+    plan: Plan
+    interpreter: Interpreter
+    facts: Facts
+
+    def describe(self) -> str:
+        """What is about to run, in one line."""
+        plan = self.plan
+        what = "GPU" if plan.job.device == "cuda" else "CPU process"
+        count = f"{plan.processes} {what}{'' if plan.processes == 1 else 'es' if what.endswith('s') else 's'}"
+        nodes = f" on each of {plan.nodes} nodes" if plan.nodes > 1 else ""
+        strategy = "" if plan.job.strategy == OWN_STRATEGY else f", {plan.job.strategy}"
+        return f"training {plan.job.workload}{strategy}, {count}{nodes}, PyTorch {self.interpreter.torch}"
+
+
+#: Recorded where the user's function decides how gradients are exchanged.
+OWN_STRATEGY = "own"
+
+#: Processes on a machine without GPUs.
+_CPU_PROCESSES = 2
+
+
+def prepare(request: Request) -> Prepared:
+    """Choose what the request leaves open, and refuse what cannot be.
+
+    Raises:
+        UsageError: a name that does not exist, or options that do not go together.
+        HardwareMissingError: more devices than there are, or GPUs where there is none.
+        FrameworkMissingError: the interpreter has no PyTorch, or one that cannot use this machine's GPUs.
+    """
+    from gpudiag.launch import Plan, inspect_interpreter
+    from gpudiag.probing.inventory import gather_inventory
+    from gpudiag.strategies.registry import strategy_entry
+    from gpudiag.workloads.registry import is_own, workload_entry
+
+    own = is_own(request.workload)
+    if own:
+        _check_own(request)
+    elif request.memory_format == "nhwc" and not workload_entry(request.workload).images:
+        raise UsageError(f"{request.workload} has no images, so --memory-format does not apply", "Leave it out.")
+    elif request.data not in {None, "loader"} and request.loader_workers is not None:
+        raise UsageError(f"--loader-workers does not go with --data {request.data}", "Leave one of them out.")
+    entry = strategy_entry(request.strategy) if request.strategy is not None else None
+    interpreter = inspect_interpreter(request.python)
+    facts = gather_inventory()
+    gpus = sum(gpu.visible for gpu in facts.gpus)
+    if gpus and interpreter.cuda is None:
+        raise FrameworkMissingError(
+            f"there are {gpus} GPUs, but PyTorch {interpreter.torch} of {request.python} was built without CUDA",
+            "Choose another interpreter with --python, or set CUDA_VISIBLE_DEVICES= to train on the CPU.",
+        )
+    cpus = facts.host.usable_cpus or 1
+    if entry is not None and entry.needs_gpu and not gpus:
+        why = facts.host.reasons.get("visible") or facts.host.reasons.get("gpus") or "none found"
+        raise HardwareMissingError(
+            f"strategy {entry.name} needs GPUs, and this machine has none to use ({why})",
+            "Use --strategy gloo, which trains on CPU processes.",
+        )
+    available = gpus or max(cpus, _CPU_PROCESSES)
+    devices = request.devices or (gpus or _CPU_PROCESSES)
+    if devices > available:
+        there = f"{gpus} GPU{'s' if gpus > 1 else ''}" if gpus else f"no GPU, and {cpus} CPUs for {available} processes"
+        raise HardwareMissingError(f"--devices {devices}: this machine has {there}")
+    if entry is None and not own:
+        entry = strategy_entry("nccl" if gpus else "gloo")
+    processes = devices if entry is None else entry.processes(devices)
+    strategy = OWN_STRATEGY if entry is None else entry.name
+    name = request.workload.replace(":", ".")
+    run_dir = request.run_dir or Path("gpudiag-runs") / f"{time.strftime('%Y%m%d-%H%M%S')}-{name}-{strategy}"
+    if run_dir.exists() and not run_dir.is_dir():
+        raise UsageError(f"--output {run_dir} is a file", "Give a directory; it is made if it is not there.")
+    job = Job(
+        workload=request.workload,
+        strategy=strategy,
+        device="cuda" if gpus else "cpu",
+        batch_size=request.batch_size,
+        precision=cast("Precision | None", request.precision),
+        memory_format=cast("MemoryFormat", request.memory_format or "nchw"),
+        data=cast("DataSource", request.data or "loader"),
+        loader_workers=request.loader_workers,
+        steps=request.steps,
+        warmup=request.warmup,
+        compile=request.compile,
+        p2p=request.p2p,
+    )
+    plan = Plan(
+        job=job,
+        run_dir=run_dir,
+        processes=processes,
+        threads=max(1, cpus // processes),
+        python=request.python,
+        command=request.command,
+        nodes=request.nodes,
+        rendezvous=request.rendezvous,
+        timeout_s=request.timeout_s,
+    )
+    return Prepared(plan=plan, interpreter=interpreter, facts=facts)
+
+
+def train(prepared: Prepared, observer: Callable[[Progress], None]) -> RunRecord:
+    """Train and record; leaves run.json, facts.json (without measurements), traces and logs in the run directory.
+
+    Raises: what `gpudiag.launch.launch` raises; what was measured before is kept.
+    """
+    from gpudiag.launch import launch
+    from gpudiag.run_files import FACTS_FILE, write_json
+
+    plan = prepared.plan
+    plan.run_dir.mkdir(parents=True, exist_ok=True)
+    if plan.leads:
+        write_json(plan.run_dir / FACTS_FILE, prepared.facts)
+    return launch(plan, observer, has_gpudiag=prepared.interpreter.has_gpudiag)
+
+
+def analyze_run(run_dir: Path) -> Analysis:
+    """Analyse a run directory and save analysis.json in it. Raises what `analyze` raises."""
+    from gpudiag.run_files import ANALYSIS_FILE, write_json
+
+    analysis = analyze([run_dir])
+    write_json(run_dir / ANALYSIS_FILE, analysis)
+    return analysis
+
+
+def _check_own(request: Request) -> None:
+    """Options that choose how built-in workloads train have no meaning for a user's own function."""
+    given = {
+        "--strategy": request.strategy,
+        "--batch-size": request.batch_size,
+        "--precision": request.precision,
+        "--memory-format": request.memory_format,
+        "--data": request.data,
+        "--loader-workers": request.loader_workers,
+        "--compile": request.compile or None,
+    }
+    named = [option for option, value in given.items() if value is not None]
+    if named:
+        raise UsageError(
+            f"{named[0]} does not go with {request.workload}: a function of your own decides that itself",
+            "Leave it out.",
+        )

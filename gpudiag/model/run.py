@@ -7,6 +7,7 @@ from typing import Literal
 import msgspec
 
 RUN_SCHEMA = "gpudiag/run/1"
+RANK_SCHEMA = "gpudiag/rank/1"
 
 RunStatus = Literal["complete", "failed", "interrupted"]
 
@@ -33,8 +34,12 @@ class Warmup(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RankRecord(msgspec.Struct, frozen=True, kw_only=True):
-    """What one rank says of itself and of its steps."""
+    """What one rank says of itself and of its steps; saved as `ranks/rank<r>.json` while the run goes on.
 
+    `trace` is relative to the run directory. `device` and `device_name` are empty before the first step.
+    """
+
+    schema: str = RANK_SCHEMA
     rank: int
     local_rank: int
     host: str

@@ -1,0 +1,168 @@
+"""`gpudiag profile`: train, record, analyse."""
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from gpudiag.commands.options import AllRanks, Json, Width
+from gpudiag.errors import UsageError
+from gpudiag.model.job import DATA_SOURCES, MEMORY_FORMATS, PRECISIONS
+from gpudiag.strategies.registry import STRATEGIES
+from gpudiag.workloads.registry import DEFAULT_WORKLOAD, WORKLOADS
+
+EXAMPLES = (
+    ("gpudiag profile", f"{DEFAULT_WORKLOAD} on every GPU, or on 2 CPU processes where there is none"),
+    ("gpudiag profile resnet50 --devices 4 --precision bf16 --memory-format nhwc", "ResNet-50 on four GPUs"),
+    ("gpudiag profile gpt --no-p2p", "what it costs to go without peer access"),
+    ("gpudiag profile mytraining:main --output runs/first", "a function of your own, in each process"),
+    ("gpudiag profile resnet50 --strategy independent --json > floor.json", "the step without any exchange"),
+    ("gpudiag profile gpt --nnodes 2 --node-rank 0 --rdzv-endpoint host0:29500 --output runs/two", "on two nodes"),
+)
+
+
+def _one_of(option: str, value: str | None, valid: tuple[str, ...]) -> None:
+    if value is not None and value not in valid:
+        raise UsageError(f"{option} knows no '{value}'", f"There are: {', '.join(valid)}.")
+
+
+def _warmup(text: str) -> int | None:
+    if text == "auto":
+        return None
+    if not text.isdecimal():
+        raise UsageError(f"--warmup takes 'auto' or a number of steps, not '{text}'", "See `gpudiag profile --help`.")
+    return int(text)
+
+
+def profile(  # noqa: PLR0917  # one parameter per option is how typer is told
+    workload: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="[WORKLOAD | MODULE:FUNCTION]",
+            help=f"What to train: {', '.join(WORKLOADS)}, or a function of your own that is called in each process and "
+            f"trains within gpudiag.profile(). Default: {DEFAULT_WORKLOAD}.",
+            show_default=False,
+        ),
+    ] = None,
+    *,
+    strategy: Annotated[
+        str | None,
+        typer.Option(
+            metavar="|".join(STRATEGIES), help="How gradients are exchanged. Default: nccl on GPUs, else gloo."
+        ),
+    ] = None,
+    devices: Annotated[
+        int | None, typer.Option(min=1, metavar="N", help="GPUs (or CPU processes) per node. Default: all GPUs, or 2.")
+    ] = None,
+    batch_size: Annotated[
+        int | None, typer.Option(min=1, metavar="N", help="Samples per device and step. Default: the workload's.")
+    ] = None,
+    precision: Annotated[
+        str | None, typer.Option(metavar="|".join(PRECISIONS), help="Default: tf32 on GPUs, fp32 on CPUs.")
+    ] = None,
+    memory_format: Annotated[
+        str | None, typer.Option(metavar="|".join(MEMORY_FORMATS), help="Layout of images. Default: nchw.")
+    ] = None,
+    data: Annotated[
+        str | None,
+        typer.Option(
+            metavar="|".join(DATA_SOURCES),
+            help="Batches lie on the device, in pinned host memory, or come from a DataLoader. Default: loader.",
+        ),
+    ] = None,
+    loader_workers: Annotated[
+        int | None,
+        typer.Option(min=0, metavar="N", help="DataLoader workers per process. Default: 2 on GPUs, 0 on CPUs."),
+    ] = None,
+    compile_model: Annotated[bool, typer.Option("--compile", help="Train torch.compile(model).")] = False,
+    no_p2p: Annotated[bool, typer.Option("--no-p2p", help="Train without peer access (NCCL_P2P_DISABLE=1).")] = False,
+    steps: Annotated[
+        int | None, typer.Option(min=1, metavar="N", help="Steps timed without the profiler. Default: about 3 s.")
+    ] = None,
+    warmup: Annotated[
+        str, typer.Option(metavar="auto|N", help="Steps left out first; auto: until their times have settled.")
+    ] = "auto",
+    output: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="DIR", help="Run directory. Default: gpudiag-runs/<time>-<workload>-<strategy>.", show_default=False
+        ),
+    ] = None,
+    python: Annotated[
+        str | None, typer.Option(metavar="PATH", help="Interpreter of the training processes. Default: gpudiag's own.")
+    ] = None,
+    timeout: Annotated[
+        float, typer.Option(min=1, metavar="S", help="Give up after this long without progress.")
+    ] = 600.0,
+    nnodes: Annotated[int, typer.Option(min=1, metavar="N", help="Nodes in the job; start it on each.")] = 1,
+    node_rank: Annotated[
+        int | None, typer.Option(min=0, metavar="N", help="This node's number; 0 writes run.json.")
+    ] = None,
+    rdzv_endpoint: Annotated[
+        str | None, typer.Option(metavar="HOST:PORT", help="Where the nodes meet, as for torchrun.")
+    ] = None,
+    rdzv_backend: Annotated[str, typer.Option(metavar="NAME", help="How they meet, as for torchrun.")] = "c10d",
+    as_json: Json = False,
+    all_ranks: AllRanks = False,
+    width: Width = None,
+) -> None:
+    """Train, record traces, and say where each step's time went.
+
+    Leaves out steps until their times have settled, times steps without the profiler, records a few with it, and
+    analyses the traces. On several nodes, each analyses the ranks whose traces it can see.
+    """
+    words = workload or []
+    if len(words) > 1:
+        raise UsageError(
+            "profiling an unchanged command is not supported yet",
+            "Put its training loop into gpudiag.profile(), or name a function of it as module:function.",
+        )
+    _one_of("--precision", precision, PRECISIONS)
+    _one_of("--memory-format", memory_format, MEMORY_FORMATS)
+    _one_of("--data", data, DATA_SOURCES)
+    from gpudiag import pipeline
+    from gpudiag.commands.progress_lines import RunProgress
+    from gpudiag.launch import Rendezvous
+
+    if nnodes > 1 and rdzv_endpoint is None:
+        raise UsageError("--nnodes needs --rdzv-endpoint", "Give one node's HOST:PORT, the same on every node.")
+    asked = pipeline.Request(
+        workload=words[0] if words else DEFAULT_WORKLOAD,
+        strategy=strategy,
+        devices=devices,
+        batch_size=batch_size,
+        precision=precision,
+        memory_format=memory_format,
+        data=data,
+        loader_workers=loader_workers,
+        compile=compile_model,
+        p2p=not no_p2p,
+        steps=steps,
+        warmup=_warmup(warmup),
+        run_dir=output,
+        python=python or sys.executable,
+        timeout_s=timeout,
+        nodes=nnodes,
+        rendezvous=None
+        if rdzv_endpoint is None
+        else Rendezvous(endpoint=rdzv_endpoint, backend=rdzv_backend, node_rank=node_rank),
+        command=("gpudiag", *sys.argv[1:]),
+    )
+    prepared = pipeline.prepare(asked)
+    typer.echo(f"gpudiag: {prepared.describe()}", err=True)
+    with RunProgress(prepared.plan.processes) as progress:
+        pipeline.train(prepared, progress.heard)
+        progress.say("analysing")
+        analysis = pipeline.analyze_run(prepared.plan.run_dir)
+    if as_json:
+        from gpudiag.reporting.json_output import encode
+
+        sys.stdout.write(encode(analysis).decode())
+    else:
+        from gpudiag.reporting.console import report_console
+        from gpudiag.reporting.terminal import render_analysis
+
+        render_analysis(analysis, report_console(width=width), all_ranks=all_ranks)
+    sys.stdout.flush()
+    typer.echo(f"gpudiag: saved in {prepared.plan.run_dir}", err=True)

@@ -1,0 +1,80 @@
+"""The training loop of every built-in workload. It uses what any user's loop can use, and nothing else."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING, cast
+
+import torch
+
+import gpudiag
+from gpudiag.strategies.registry import load_strategy
+from gpudiag.workloads.batches import batches
+from gpudiag.workloads.precision import Arithmetic
+from gpudiag.workloads.registry import load_workload, workload_entry
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from gpudiag.model.job import Job, Precision
+
+#: DataLoader workers per training process: on GPUs enough to keep one busy, on CPUs none, as they would take its cores.
+_GPU_LOADER_WORKERS = 2
+
+
+def train(job: Job) -> None:
+    """Train until the session has what it needs. Runs in each process, started by torchrun."""
+    local_rank = int(os.environ.get("LOCAL_RANK", "0"))
+    on_gpu = job.device == "cuda"
+    device = torch.device("cuda", local_rank) if on_gpu else torch.device("cpu")
+    if on_gpu:
+        torch.cuda.set_device(device)
+        torch.backends.cudnn.benchmark = True
+    entry = workload_entry(job.workload)
+    batch_size = job.batch_size or (entry.gpu_batch if on_gpu else entry.cpu_batch)
+    precision: Precision = job.precision or ("tf32" if on_gpu else "fp32")
+    workers = (_GPU_LOADER_WORKERS if on_gpu else 0) if job.loader_workers is None else job.loader_workers
+    channels_last = job.memory_format == "nhwc"
+    layout = torch.channels_last if channels_last else torch.contiguous_format
+
+    strategy = load_strategy(job.strategy, device)
+    strategy.open()
+    try:
+        torch.manual_seed(0)
+        workload = load_workload(job.workload, on_gpu=on_gpu)
+        bare = workload.model().to(device)
+        if channels_last:
+            bare = bare.to(memory_format=layout)  # type: ignore[call-overload]  # missing from torch's stubs
+        model = strategy.wrap(bare)
+        if job.compile:
+            model = cast("nn.Module", torch.compile(model))
+        optimizer = strategy.optimizer(model, workload.optimizer)
+        arithmetic = Arithmetic(precision, device)
+        rank = int(os.environ.get("RANK", "0"))
+        loader = batches(workload, job.data, batch_size=batch_size, workers=workers, device=device, seed=rank)
+        options = {
+            "precision": precision,
+            "memory_format": job.memory_format,
+            "data": job.data,
+            "loader_workers": str(workers if job.data == "loader" else 0),
+            "compile": str(job.compile).lower(),
+            "threads": str(torch.get_num_threads()),
+        }
+        with gpudiag.profile(model=bare, batch_size=batch_size, device=device, options=options) as prof:
+            for inputs, target in prof.steps(loader):
+                with gpudiag.range("forward"), arithmetic.forward():
+                    # From pinned memory, where there is any, the copies run beside the host's next calls.
+                    x = workload.prepare(inputs.to(device, non_blocking=True))
+                    if channels_last:
+                        x = x.contiguous(memory_format=layout)
+                    loss = workload.loss(model(x), target.to(device, non_blocking=True))
+                with gpudiag.range("backward"):
+                    arithmetic.backward(loss)
+                strategy.exchange(model)
+                with gpudiag.range("optimizer"):
+                    arithmetic.step(optimizer)
+                    optimizer.zero_grad(set_to_none=True)
+            if strategy.exchanged_bytes:
+                prof.describe(bare, gradient_sizes=strategy.exchanged_bytes)
+    finally:
+        strategy.close()

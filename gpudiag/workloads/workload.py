@@ -1,0 +1,60 @@
+"""What a workload is: a model, its samples, its loss, its optimizer."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import TYPE_CHECKING
+
+import torch
+from torch.nn import functional
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from torch import Tensor, nn
+    from torch.optim import Optimizer
+
+
+class Workload(ABC):
+    """One model to train, on samples made up once: a pool in memory from which batches are put together.
+
+    Args:
+        on_gpu: sized for a GPU; otherwise for a CPU process.
+    """
+
+    #: Distinct samples in the pool.
+    pool = 512
+
+    def __init__(self, *, on_gpu: bool) -> None:
+        self.on_gpu = on_gpu
+
+    @abstractmethod
+    def model(self) -> nn.Module:
+        """The model, on the CPU, freshly initialised."""
+
+    @abstractmethod
+    def samples(self, count: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+        """`count` inputs and their targets, stacked along the first dimension, as they would come from disk."""
+
+    def prepare(self, inputs: Tensor) -> Tensor:
+        """Make a batch of inputs, on its device, what the model takes: scaling of bytes, and the like."""
+        return inputs
+
+    def loss(self, output: Tensor, target: Tensor) -> Tensor:
+        """The scalar to minimise; cross-entropy over classes unless a workload says otherwise."""
+        return functional.cross_entropy(output, target)
+
+    def optimizer(self, parameters: Iterable[nn.Parameter]) -> Optimizer:
+        """The optimizer; momentum SGD unless a workload says otherwise."""
+        return torch.optim.SGD(parameters, lr=0.01, momentum=0.9, weight_decay=1e-4)
+
+
+def image_samples(count: int, side: int, classes: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+    """RGB images as bytes, uint8[count, 3, side, side], and classes, int64[count]."""
+    images = torch.randint(0, 256, (count, 3, side, side), dtype=torch.uint8, generator=generator)
+    return images, torch.randint(0, classes, (count,), generator=generator)
+
+
+def scaled(images: Tensor) -> Tensor:
+    """Bytes to floats of about zero mean and unit variance, as image pipelines do last."""
+    return images.to(torch.float32).sub_(127.5).div_(73.9)
