@@ -49,7 +49,7 @@ wheel: $(VENV)/.dev ## Build dist/*.whl and check what is in it
 	rm -rf dist
 	$(BIN)/python -m pip wheel --quiet --no-deps --wheel-dir dist .
 	@for needed in gpudiag/_probes/ gpudiag/py.typed gpudiag/__main__.py; do \
-	  $(BIN)/python -m zipfile --list dist/gpudiag-*.whl | grep -q "^$$needed" \
+	  $(BIN)/python -m zipfile --list dist/gpudiag-*.whl | grep "^$$needed" >/dev/null \
 	    || { echo "make: the wheel lacks $$needed" >&2; exit 1; }; \
 	done
 	@ls dist/gpudiag-*.whl

@@ -58,7 +58,7 @@ def apportion(parts: Sequence[float], cells: int) -> list[int]:
     goes to the largest remainder, so 5, 0, 5.
     """
     shares = [part if math.isfinite(part) and part > 0 else 0.0 for part in parts]
-    total = math.fsum(shares)
+    total = sum(shares)  # not fsum, which raises where a hostile file makes the sum infinite
     if total <= 0 or not math.isfinite(total):
         return [0] * len(parts)
     exact = [share / total * cells for share in shares]
