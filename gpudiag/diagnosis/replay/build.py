@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from gpudiag.diagnosis.replay.cpu_chain import collective_ops, cpu_chain_of
 from gpudiag.diagnosis.replay.graph import NONE, DeviceNodes, Graph, HostNodes
 from gpudiag.diagnosis.replay.host_chain import Chain, chain_of
 from gpudiag.diagnosis.replay.streams import LaneOps, body_ops
@@ -33,8 +34,11 @@ def build_graph(timeline: Timeline) -> Graph | None:
     chains: list[Chain] = []
     parts: list[LaneOps] = []
     for trace_index, members in by_trace.items():
-        ops = [body_ops(lane, timeline.lanes.index(lane)) for lane in members]
-        chain = chain_of(timeline, trace_index, members, ops)
+        ops = [
+            collective_ops(lane, timeline.lanes.index(lane)) if lane.is_cpu else body_ops(lane, timeline.lanes.index(lane))
+            for lane in members
+        ]
+        chain = (cpu_chain_of if members[0].is_cpu else chain_of)(timeline, trace_index, members, ops)
         if chain is None:
             return None
         chains.append(chain)
@@ -87,6 +91,7 @@ def _assemble(timeline: Timeline, lanes: list[Lane], chains: list[Chain], parts:
         op_class=np.concatenate([part.op_class for part in parts]),
         host_copy=np.concatenate([part.host_copy for part in parts]),
         lane=np.concatenate([np.full(len(part.start), part.lane, np.int64) for part in parts]),
+        step=np.concatenate([part.step for part in parts]),
         row=np.concatenate([part.row for part in parts]),
     )
     steps = min(len(lane.window_steps) for lane in lanes)
@@ -98,6 +103,7 @@ def _assemble(timeline: Timeline, lanes: list[Lane], chains: list[Chain], parts:
         streams=streams,
         steps=steps,
         length_ns=length,
+        ranks={lane.trace: lane.rank for lane in lanes},
         unexplained_ns=float(delay[delay > _EXPLAINED_NS].sum()),
     )
 
@@ -124,6 +130,7 @@ def _host(
         block_delay=np.concatenate([chain.block_delay for chain in chains]),
         row=np.concatenate([chain.row for chain in chains]),
         process=np.concatenate([np.full(len(chain.time), chain.trace, np.int64) for chain in chains]),
+        step=np.concatenate([chain.step for chain in chains]),
     )
 
 

@@ -63,8 +63,9 @@ class HostNodes:
         block: uint8[n], a `Block`.
         block_on: int64[n], the op that a blocking call waits for, or `NONE`.
         block_delay: float64[n], from that op's end to the node.
-        name: int64[n], row of the call in its trace's event table.
+        row: int64[n], row of the call in its trace's event table.
         process: int64[n], index of the process (trace) that the chain belongs to.
+        step: int64[n], which of the body's steps, from 0.
     """
 
     time: Times
@@ -78,6 +79,7 @@ class HostNodes:
     block_delay: Times
     row: Index
     process: Index
+    step: Index
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,6 +97,7 @@ class DeviceNodes:
         op_class: uint8[m], a `model.timeline.OpClass`.
         host_copy: bool[m], True for copies between host and device.
         lane: int64[m], index of the lane.
+        step: int64[m], which of the body's steps, from 0.
         row: int64[m], row in the trace's event table.
     """
 
@@ -110,6 +113,7 @@ class DeviceNodes:
     op_class: NDArray[np.uint8]
     host_copy: NDArray[np.bool_]
     lane: Index
+    step: Index
     row: Index
 
 
@@ -123,6 +127,7 @@ class Graph:
         streams: (first, after last) op of each stream.
         steps: how many steps the body holds.
         length_ns: how long the body took, as measured.
+        ranks: rank of each process, by index of its trace.
         unexplained_ns: sum over ops of delays longer than a launch can take: what the graph does not understand.
     """
 
@@ -132,6 +137,7 @@ class Graph:
     streams: tuple[tuple[int, int], ...]
     steps: int
     length_ns: float
+    ranks: dict[int, int]
     unexplained_ns: float
 
     def processes(self) -> NDArray[np.int64]:

@@ -47,6 +47,7 @@ class Chain:
     block_op: NDArray[np.int64]
     block_delay: NDArray[np.float64]
     row: NDArray[np.int64]
+    step: NDArray[np.int64]
 
 
 def chain_of(timeline: Timeline, trace_index: int, lanes: list[Lane], parts: list[LaneOps]) -> Chain | None:
@@ -61,7 +62,7 @@ def chain_of(timeline: Timeline, trace_index: int, lanes: list[Lane], parts: lis
     lane = lanes[0]
     events = timeline.traces[trace_index].events
     shift = lane.shift_ns
-    begin, end = _span(lane)
+    begin, end = body_span(lane)
     threads = _chain_threads(lane)
     rows = events.rows_of(EventKind.RUNTIME)
     rows = rows[np.isin(events.thread[rows], threads)]
@@ -88,14 +89,14 @@ def chain_of(timeline: Timeline, trace_index: int, lanes: list[Lane], parts: lis
     before = np.concatenate([[_node_before(start, stop, launching, blocking, begin)], time[:-1]])
     overhead_rows = events.rows_of(EventKind.OVERHEAD)
     overhead = union(Intervals(events.start_ns[overhead_rows] + shift, events.end_ns[overhead_rows] + shift))
-    held = _within(overhead, before, time)
+    held = within(overhead, before, time)
     kinds = _block_kinds(events.names, events.name[rows[chosen]], time - call_start, blocking[chosen], queued)
     kinds[(kinds == Block.NOT) & (held > _HELD_UP_NS) & (queued >= _FULL_QUEUE_OPS)] = Block.QUEUE
     waited_from = np.where(held > 0, before, np.maximum(call_start, before))
     target_part, target_op = _block_targets(parts, call_start, time, waited_from, kinds)
     block = np.where(target_part != NONE, kinds, Block.NOT).astype(np.uint8)
     busy, waited, silent = _work(lane.threads, threads, before, call_start, time, block != Block.NOT)
-    overhead_before_call = _within(overhead, before, np.where(block != Block.NOT, np.maximum(call_start, before), time))
+    overhead_before_call = within(overhead, before, np.where(block != Block.NOT, np.maximum(call_start, before), time))
     profiler = np.minimum(overhead_before_call, busy)
     # Held up by a full queue, as "Command Buffer Full" shows: the device sets the pace, and the time is no work.
     busy = busy - np.where(block == Block.QUEUE, profiler, 0.0)
@@ -121,10 +122,11 @@ def chain_of(timeline: Timeline, trace_index: int, lanes: list[Lane], parts: lis
         block_op=target_op,
         block_delay=delay,
         row=rows[chosen].astype(np.int64),
+        step=step_index(lane, call_start),
     )
 
 
-def _span(lane: Lane) -> tuple[int, int]:
+def body_span(lane: Lane) -> tuple[int, int]:
     """From the mark of the first analysed step to the mark after the last."""
     steps = lane.steps
     if len(steps) <= 1:
@@ -132,6 +134,14 @@ def _span(lane: Lane) -> tuple[int, int]:
     first = int(np.searchsorted(steps.number, lane.window_steps[0]))
     after = int(np.searchsorted(steps.number, lane.window_steps[-1])) + 1
     return int(steps.start[first]), int(steps.start[after]) if after < len(steps) else steps.end
+
+
+def step_index(lane: Lane, time: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Which of the body's steps each time lies in, from 0."""
+    begin, _ = body_span(lane)
+    first = int(np.searchsorted(lane.steps.start, begin))
+    index = np.searchsorted(lane.steps.start, time, side="right") - 1 - first
+    return np.clip(index, 0, max(len(lane.window_steps) - 1, 0)).astype(np.int64)
 
 
 def _chain_threads(lane: Lane) -> list[int]:
@@ -168,7 +178,7 @@ def _block_kinds(
     return kinds.astype(np.uint8)
 
 
-def _within(spans: Intervals, begin: NDArray[np.int64], end: NDArray[np.int64]) -> NDArray[np.float64]:
+def within(spans: Intervals, begin: NDArray[np.int64], end: NDArray[np.int64]) -> NDArray[np.float64]:
     """Length of the set inside each [begin, end); these must follow one another."""
     edges = np.empty(2 * len(begin), np.int64)
     edges[0::2], edges[1::2] = begin, np.maximum(end, begin)
@@ -246,8 +256,8 @@ def _work(
     waiting = union(*(thread.input for thread in present))
     stop = np.where(blocks, np.maximum(call_start, before), time)
     gap = np.maximum(stop - before, 0).astype(np.float64)
-    fetch = _within(waiting, before, stop)
-    covered = _within(union(busy, waiting), before, stop)
+    fetch = within(waiting, before, stop)
+    covered = within(union(busy, waiting), before, stop)
     return covered - fetch, fetch, gap - covered
 
 

@@ -38,6 +38,7 @@ class LaneOps:
     op_class: NDArray[np.uint8]
     host_copy: NDArray[np.bool_]
     row: NDArray[np.int64]
+    step: NDArray[np.int64]
     order: NDArray[np.int64]
     launch_time: NDArray[np.int64]
     launch_thread: NDArray[np.int64]
@@ -79,6 +80,7 @@ def body_ops(lane: Lane, index: int) -> LaneOps:
         op_class=ops.op_class[order],
         host_copy=np.zeros(count, np.bool_),
         row=ops.row[order],
+        step=np.maximum(ops.step[order].astype(np.int64) - first_step, 0),
         order=order.astype(np.int64),
         launch_time=ops.launch_start[order],
         launch_thread=ops.launch_thread[order],

@@ -1,0 +1,163 @@
+"""The host chain of a CPU-only process: the training thread computes, hands collectives over, and waits for them.
+
+Collectives run on the process group's own threads. They are the graph's "device" ops; the training thread's work is all
+host work:
+
+    training thread   backward ──┤ c10d::allreduce_ ├── backward ──┤ (nothing recorded) ├── copy_bucket_to_grad
+    gloo thread                         ├───────── gloo:all_reduce ─────────┤
+                                 node: handed over                  node: blocked until the collective's end
+"""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from gpudiag.diagnosis.replay.graph import NONE, Block
+from gpudiag.diagnosis.replay.host_chain import Chain, body_span, step_index, within
+from gpudiag.diagnosis.replay.streams import LaneOps
+from gpudiag.intervals import Intervals, union
+from gpudiag.model.event import EventKind
+from gpudiag.model.timeline import UNKNOWN, OpClass
+from gpudiag.units import NS_PER_US
+
+if TYPE_CHECKING:
+    from gpudiag.model.timeline import Lane, Timeline
+
+_HANDS_OVER = re.compile(r"c10d::")
+#: A pause of the training thread of at least this length, in which a collective ended, is waiting for it.
+_WAITED_NS = 30 * NS_PER_US
+
+
+def collective_ops(lane: Lane, index: int) -> LaneOps:
+    """The collectives of a CPU lane's analysed steps, as the ops of the graph; one stream per thread that ran them."""
+    begin, end = body_span(lane)
+    table = lane.collectives
+    inside = np.flatnonzero((table.start >= begin) & (table.start < end))
+    # Without the trace at hand, threads are told apart by what overlaps: greedy, first free stream.
+    stream_ends: list[float] = []
+    stream = np.zeros(len(inside), np.int64)
+    before = np.full(len(inside), -np.inf)
+    for position, op in enumerate(inside):
+        free = next((s for s, e in enumerate(stream_ends) if e <= table.start[op]), None)
+        if free is None:
+            stream_ends.append(-np.inf)
+            free = len(stream_ends) - 1
+        stream[position], before[position] = free, stream_ends[free]
+        stream_ends[free] = float(table.end[op])
+    order = np.argsort(stream, kind="stable")
+    chosen = inside[order]
+    edges = np.searchsorted(stream[order], np.arange(len(stream_ends) + 1))
+    none = np.full(len(chosen), NONE, np.int64)
+    return LaneOps(
+        lane=index,
+        trace=lane.trace,
+        start=table.start[chosen].astype(np.float64),
+        end=table.end[chosen].astype(np.float64),
+        op_class=np.full(len(chosen), OpClass.COMMUNICATION, np.uint8),
+        host_copy=np.zeros(len(chosen), np.bool_),
+        row=table.row[chosen],
+        step=step_index(lane, table.start[chosen]),
+        order=chosen.astype(np.int64),
+        launch_time=np.full(len(chosen), UNKNOWN, np.int64),
+        launch_thread=np.full(len(chosen), lane.steps.thread, np.int64),
+        before_end=before[order],
+        wait_a=none.copy(),
+        wait_b=none.copy(),
+        streams=[(int(a), int(b)) for a, b in zip(edges[:-1], edges[1:], strict=True)],
+        launch=none.copy(),
+    )
+
+
+def cpu_chain_of(timeline: Timeline, trace_index: int, lanes: list[Lane], parts: list[LaneOps]) -> Chain | None:
+    """The chain of one CPU-only process, and in `parts[0]` which node handed each collective over."""
+    lane, part = lanes[0], parts[0]
+    events = timeline.traces[trace_index].events
+    shift = lane.shift_ns
+    begin, end = body_span(lane)
+    thread = lane.threads.get(lane.steps.thread)
+    if thread is None:
+        return None
+    rows = events.rows_of(EventKind.OPERATOR)
+    rows = rows[events.thread[rows] == lane.steps.thread]
+    gives = np.fromiter((_HANDS_OVER.match(name) is not None for name in events.names), np.bool_, len(events.names))
+    over = rows[gives[events.name[rows]]]
+    over_end = events.end_ns[over] + shift
+    over = over[(over_end >= begin) & (over_end < end)]
+    handed = np.sort(events.end_ns[over] + shift)
+    blocked_from, blocked_to, blocked_on = _waits(events.start_ns[rows] + shift, events.end_ns[rows] + shift, part)
+    inside = (blocked_to >= begin) & (blocked_to < end)
+    blocked_from, blocked_to, blocked_on = blocked_from[inside], blocked_to[inside], blocked_on[inside]
+    marks = lane.steps.start[(lane.steps.start >= begin) & (lane.steps.start < end)]
+    time = np.concatenate([handed, blocked_to, marks])
+    if len(time) == 0:
+        return None
+    stop = np.concatenate([handed, blocked_from, marks])
+    kind = np.concatenate([np.zeros(len(handed)), np.ones(len(blocked_to)), np.zeros(len(marks))]).astype(np.bool_)
+    target = np.concatenate([np.full(len(handed), NONE), blocked_on, np.full(len(marks), NONE)]).astype(np.int64)
+    order = np.argsort(time, kind="stable")
+    time, stop, kind, target = time[order], stop[order], kind[order], target[order]
+    before = np.concatenate([[begin], time[:-1]])
+    stop = np.maximum(stop, before)
+    _attach(part, time[~kind & np.isin(time, handed)], np.flatnonzero(~kind & np.isin(time, handed)))
+    waiting = thread.input
+    fetch = within(waiting, before, stop)
+    covered = within(union(thread.busy, waiting), before, stop)
+    gap = (stop - before).astype(np.float64)
+    host_rows = events.rows_of(EventKind.OPERATOR, EventKind.ANNOTATION, EventKind.PYTHON)
+    host_rows = host_rows[events.thread[host_rows] == lane.steps.thread]
+    recorded = np.sort(events.end_ns[host_rows] + shift)
+    edges = np.concatenate([[begin], time])
+    delay = np.where(kind, np.maximum(time - part.end[np.maximum(target, 0)], 0.0), 0.0) if len(part.end) else 0.0 * gap
+    return Chain(
+        trace=trace_index,
+        time=time.astype(np.float64),
+        busy=covered - fetch,
+        input=fetch,
+        silent=gap - covered,
+        profiler=np.zeros(len(time)),
+        events=np.diff(np.searchsorted(recorded, edges, side="right")).astype(np.int64),
+        block=np.where(kind, Block.COLLECTIVE, Block.NOT).astype(np.uint8),
+        block_part=np.where(kind, 0, NONE).astype(np.int64),
+        block_op=target,
+        block_delay=delay,
+        row=np.full(len(time), NONE, np.int64),
+        step=step_index(lane, np.minimum(time, end - 1)),
+    )
+
+
+def _waits(
+    start: np.ndarray[tuple[int], np.dtype[np.int64]],
+    end: np.ndarray[tuple[int], np.dtype[np.int64]],
+    part: LaneOps,
+) -> tuple[np.ndarray[tuple[int], np.dtype[np.int64]], ...]:
+    """(from, to, op) of each pause of the training thread in which a collective ended: the last to end in it."""
+    busy = union(Intervals(start, end))
+    pause_from, pause_to = busy.end[:-1], busy.start[1:]
+    long = pause_to - pause_from >= _WAITED_NS
+    pause_from, pause_to = pause_from[long], pause_to[long]
+    order = np.argsort(part.end, kind="stable")
+    ends = part.end[order]
+    last = np.searchsorted(ends, pause_to, side="right") - 1
+    waited = (last >= 0) & (ends[np.maximum(last, 0)] > pause_from) if len(ends) else np.zeros(len(last), np.bool_)
+    return pause_from[waited], pause_to[waited], order[last[waited]] if len(ends) else last[waited]
+
+
+def _attach(
+    part: LaneOps,
+    handed: np.ndarray[tuple[int], np.dtype[np.int64]],
+    nodes: np.ndarray[tuple[int], np.dtype[np.intp]],
+) -> None:
+    """Join collectives to the nodes that handed them over: first come, first served, each after its own hand-over.
+
+    A worker thread may begin a few µs before the call that handed it the work returns.
+    """
+    by_start = np.argsort(part.start, kind="stable")
+    used = 0
+    for op in by_start:
+        limit = int(np.searchsorted(handed, part.start[op] + 100 * NS_PER_US, side="right"))
+        if used < limit:
+            part.launch[op] = nodes[used]
+            used += 1
