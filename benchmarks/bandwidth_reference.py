@@ -4,7 +4,7 @@
 
 Runs the default and the quick probe, each `--runs` times, and writes to OUTPUT: facts-*.json, page-*.html, log-*.txt,
 and comparison.md with seconds, gpudiag beside the reference, and how far two runs lie apart. Where nvbandwidth or
-all_reduce_perf are on PATH they are run too (their output is kept beside the rest); else the reference is the CSV alone.
+all_reduce_perf are on PATH they are run too (their output is kept beside the rest); else the CSV is the reference.
 Exit code 1 when a measure of the project is missed.
 """
 

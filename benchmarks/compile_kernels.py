@@ -4,7 +4,8 @@
     python benchmarks/compile_kernels.py PATH/TO/libnvrtc.so.12
 
 An old compiler and an old target on purpose: PTX runs on every later GPU, but only under a driver that knows its
-version. CUDA 12.1's PTX 8.1 needs driver 530, about the oldest that today's cuda-bindings work with; compute_60 is Pascal.
+version. CUDA 12.1's PTX 8.1 needs driver 530, about the oldest that cuda-bindings still work with; compute_60 is
+Pascal.
 """
 
 from __future__ import annotations

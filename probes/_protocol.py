@@ -2,8 +2,10 @@
 
 Standard output carries one JSON object, the result, and nothing else: libraries that print there (NCCL_DEBUG=INFO) are
 sent to standard error. Standard error carries progress, one JSON object a line: {"event": "ready"} when everything is
-loaded and allocated, {"event": "progress", "what", "done", "of"} while measuring. With --wait-for-go the program
-measures only after a line arrives on standard input, so that many probes can load at once and measure one by one.
+loaded and allocated, {"event": "progress", "what", "done", "of"} while measuring, {"event": "done"} behind the result.
+
+With --wait-for-go the program measures only after a line arrives on standard input, and afterwards stays until standard
+input ends: many probes can load at once, measure one by one, and none takes its contexts down while another measures.
 """
 
 from __future__ import annotations
@@ -43,7 +45,7 @@ class Probe:
         self.errors: list[dict[str, str]] = []
         self.skipped: list[dict[str, str]] = []
         self.versions: dict[str, str] = {}
-        self.measuring_since = STARTED
+        self.ready_at = self.measuring_since = STARTED
         self._output = os.dup(1)
         os.dup2(2, 1)
 
@@ -54,7 +56,8 @@ class Probe:
 
     def ready(self) -> None:
         """Loading is done: say so, and wait for the turn to measure if asked to."""
-        _emit(event="ready", seconds=time.perf_counter() - STARTED)
+        self.ready_at = time.perf_counter()
+        _emit(event="ready", seconds=self.ready_at - STARTED)
         if self.given.wait_for_go and not sys.stdin.readline():
             sys.exit("nobody is left to wait for")
         self.measuring_since = time.perf_counter()
@@ -79,15 +82,15 @@ class Probe:
         """Record a measurement that is left out on purpose."""
         self.skipped.append({"what": what, "why": why})
 
-    def finish(self, **result: Any) -> NoReturn:
-        """Write the result and leave at once, without waiting for libraries to take their contexts down."""
+    def finish(self, *, linger: bool = True, **result: Any) -> NoReturn:
+        """Write the result and leave, at once or when told; libraries are not asked to take their contexts down."""
         now = time.perf_counter()
         document = {
             "schema": self.schema,
             "errors": self.errors,
             "skipped": self.skipped,
             "versions": self.versions,
-            "setup_s": self.measuring_since - STARTED,
+            "setup_s": self.ready_at - STARTED,
             "measure_s": now - self.measuring_since,
             **result,
         }
@@ -95,6 +98,10 @@ class Probe:
         while data:
             data = data[os.write(self._output, data) :]
         sys.stderr.flush()
+        if linger and self.given.wait_for_go:
+            os.close(self._output)
+            _emit(event="done")
+            sys.stdin.read()
         os._exit(0)
 
     def unavailable(self, why: str) -> NoReturn:

@@ -182,7 +182,7 @@ def rank_main(probe: Probe, options: argparse.Namespace) -> None:
     for strategy in strategies:
         found += measure(probe, rank, strategy, sizes, options.seconds / len(strategies))
     if options.rank == 0:
-        probe.finish(collectives=found)
+        probe.finish(linger=False, collectives=found)
     # Rank 0 leaves without a farewell, so the others do not wait for one.
     os._exit(0)
 

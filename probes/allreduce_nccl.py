@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 
 _LARGEST = 512 * MIB
 _ITERATIONS = 20
+#: Of the free device memory for one buffer: up to four programs with two each are loaded at once.
+_SHARE = 0.05
 _ALGORITHMS = {"nccl": None, "nccl-ring": "Ring", "nccl-tree": "Tree", "nccl-no-p2p": None}
 #: NCCL connects its channels at the first use of a protocol, which depends on the size: touch each while loading.
 _TOUCH = (1024, 64 * 1024, MIB, 8 * MIB, 64 * MIB)
@@ -42,7 +44,7 @@ class Bench:
         self.probe = probe
         self.gpus = gpus
         self.seed = fresh_seed()
-        self.largest = min(_LARGEST, buffer_bytes(gpus, _LARGEST, 0.2))
+        self.largest = min(_LARGEST, buffer_bytes(gpus, _LARGEST, _SHARE))
         self.buffers = [(gpu.allocate(self.largest), gpu.allocate(self.largest)) for gpu in gpus]
         self.verify = not any(gpu.kernels_missing for gpu in gpus)
         if self.verify:

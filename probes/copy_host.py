@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 _DEVICE_BYTES, _PINNED_BYTES, _PAGEABLE_BYTES = 512 * MIB, 256 * MIB, 128 * MIB
+#: Of the free device memory for one buffer: up to four programs with two each are loaded at once.
+_SHARE = 0.05
 _DIRECTIONS = {
     "host_to_device": ("one_way", ("h2d",)),
     "device_to_host": ("one_way", ("d2h",)),
@@ -141,10 +143,11 @@ def main() -> None:
     if sensors.reason:
         probe.skip("PCIe link under load", sensors.reason)
     with probe.attempt("allocating buffers"):
-        device_bytes = buffer_bytes(gpus, _DEVICE_BYTES, 0.2)
+        device_bytes = buffer_bytes(gpus, _DEVICE_BYTES, _SHARE)
         # Two pinned and two pageable buffers per GPU, and the pattern; a quarter of what is available at most.
         room = _numa.available_bytes() // 4 or 16 * len(gpus) * MIB
-        pinned = max(8 * MIB, min(_PINNED_BYTES, device_bytes, room // (4 * len(gpus) + 1))) // MIB * MIB
+        wanted = _PINNED_BYTES // 2 if options.quick else _PINNED_BYTES
+        pinned = max(8 * MIB, min(wanted, device_bytes, room // (4 * len(gpus) + 1))) // MIB * MIB
         pageable = min(_PAGEABLE_BYTES, pinned) if not options.quick else MIB
         pattern = HostPattern(pinned)
         with ThreadPoolExecutor(len(gpus)) as pool:

@@ -20,6 +20,9 @@ from _protocol import Probe
 
 _DEVICE_BYTES, _STAGED_BYTES = 512 * MIB, 64 * MIB
 
+#: Of the free device memory for one buffer: up to four programs with two each are loaded at once.
+_SHARE = 0.05
+
 
 @dataclass(frozen=True)
 class Side:
@@ -140,7 +143,7 @@ def main() -> None:
     sides: list[Side] = []
     gate: Gate | None = None
     with probe.attempt("allocating buffers"):
-        size = buffer_bytes(gpus, _DEVICE_BYTES, 0.2)
+        size = buffer_bytes(gpus, _DEVICE_BYTES, _SHARE)
         with ThreadPoolExecutor(len(gpus)) as pool:
             sides = list(pool.map(lambda gpu: prepare(gpu, size), gpus))
         gate = Gate(gpus)

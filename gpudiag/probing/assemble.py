@@ -264,8 +264,8 @@ def _left_out(outcomes: Sequence[Outcome]) -> list[Skipped]:
 def _how_it_ran(outcome: Outcome) -> dict[str, object]:
     how: dict[str, object] = {
         "status": outcome.status,
-        "setup_s": round(outcome.setup_s, 3),
-        "measure_s": round(outcome.measure_s, 3),
+        "setup_s": round(outcome.setup_s if outcome.document is None else outcome.document.setup_s, 3),
+        "measure_s": round(outcome.measure_s if outcome.document is None else outcome.document.measure_s, 3),
         "program": outcome.planned.program.name,
         "arguments": list(outcome.planned.arguments),
     }

@@ -61,7 +61,7 @@ def plan_probes(facts: Facts, programs: Path, *, quick: bool, timeout_s: float) 
         _plan_cuda(plan, gpus)
     elif facts.gpus:
         plan.skip("copies and NCCL", "CUDA_VISIBLE_DEVICES hides every GPU")
-    plan.add("host memory", "host_memory.py", 0.3 if quick else 0.8)
+    plan.add("host memory", "host_memory.py", 0.3 if quick else 0.8, "--mib", "256" if quick else "512")
     if not (gpus and quick):
         _plan_gloo(plan, gpus)
     return plan.chosen, plan.skipped

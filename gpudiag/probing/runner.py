@@ -1,8 +1,8 @@
 """Run probe programs: each a process of its own, with a time limit, heard but not trusted.
 
 A program first loads (imports, CUDA contexts, buffers, communicators), says that it is ready, and measures when told.
-So all programs load at the same time, nothing loads while something is measured, and a program that hangs or crashes
-loses only its own figures.
+So all programs load at the same time, nothing loads or is taken down while something is measured, and a program that
+hangs or crashes loses only its own figures.
 """
 
 from __future__ import annotations
@@ -83,6 +83,7 @@ class RunningProbe:
         self._too_much = False
         self._events: queue.SimpleQueue[str] = queue.SimpleQueue()
         self._ready_seen = False
+        self._done = threading.Event()
         environment = {**os.environ, **planned.environment}
         # The programs find the files that they share beside themselves, which this variable would forbid.
         environment.pop("PYTHONSAFEPATH", None)
@@ -109,10 +110,14 @@ class RunningProbe:
     def __exit__(self, *_: object) -> None:
         self.kill()
 
-    def kill(self) -> None:
-        """End the program and everything that it started."""
+    def end(self) -> None:
+        """Tell the program and everything that it started to end, now; `kill` also waits until they have."""
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(self._process.pid, signal.SIGKILL)
+
+    def kill(self) -> None:
+        """End the program and everything that it started."""
+        self.end()
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(5)
         for reader in self._readers:
@@ -138,14 +143,19 @@ class RunningProbe:
         with contextlib.suppress(OSError):
             if self._process.stdin is not None:
                 self._process.stdin.write(b"go\n")
-                self._process.stdin.close()
-        try:
-            code = self._process.wait(self.planned.timeout_s)
-        except subprocess.TimeoutExpired:
-            self.kill()
-            if self._too_much:
-                return self._ended("garbage", None, f"printed more than {MAX_OUTPUT_BYTES >> 20} MiB")
-            return self._ended("timeout", None, f"had not finished after {self.planned.timeout_s:g} s{self._last()}")
+                self._process.stdin.flush()
+        deadline = self._go_at + self.planned.timeout_s
+        while not self._done.is_set() and self._process.poll() is None:
+            if time.perf_counter() > deadline:
+                self.kill()
+                limit = self.planned.timeout_s
+                return self._ended("timeout", None, f"had not finished after {limit:g} s{self._last()}")
+            self._done.wait(0.01)
+        if self._done.is_set():
+            # The result was written before the word that it is there, but another thread reads it.
+            self._readers[0].join(5)
+            return self._judge(0)
+        code = self._process.wait()
         for reader in self._readers:
             reader.join(5)
         return self._judge(code)
@@ -206,6 +216,8 @@ class RunningProbe:
                 self._tail = [*self._tail[1 - _KEPT_LINES :], line[:300]]
         elif message["event"] == "ready":
             self._events.put("ready")
+        elif message["event"] == "done":
+            self._done.set()
         elif message["event"] == "progress" and self._on_progress is not None:
             done, of = message.get("done"), message.get("of")
             if isinstance(done, int) and isinstance(of, int):
@@ -249,7 +261,9 @@ def run_probes(plan: Sequence[Planned], on_progress: Callable[[Progress], None] 
         for probe in running:
             if probe.planned.name not in outcomes:
                 outcomes[probe.planned.name] = probe.measure()
-                probe.kill()
+        # All at once: a driver takes a while to take each program's contexts down.
+        for probe in running:
+            probe.end()
         return [outcomes[planned.name] for planned in plan]
 
 
