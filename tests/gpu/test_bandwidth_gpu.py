@@ -1,0 +1,142 @@
+"""`gpudiag bandwidth` on real GPUs: figures are sane, data is verified, and nothing is left unmeasured without a word.
+
+    pytest tests/gpu/test_bandwidth_gpu.py -m "gpu or multigpu"
+
+Speeds are compared with what the hardware allows and with each other, never with a clock.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from typing import TYPE_CHECKING
+
+import pytest
+
+from gpudiag.probing.facts_file import load_facts
+from gpudiag.probing.inventory import gather_inventory
+from gpudiag.probing.machine import failed_probes
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from gpudiag.model.facts import Facts
+
+GPUS = len(gather_inventory().gpus)
+needs_gpu = pytest.mark.skipif(GPUS < 1, reason="there is no NVIDIA GPU")
+needs_gpus = pytest.mark.skipif(GPUS < 2, reason="there are not two NVIDIA GPUs")
+
+
+@pytest.fixture(scope="module")
+def measured(tmp_path_factory: pytest.TempPathFactory) -> Facts:
+    path = tmp_path_factory.mktemp("bandwidth") / "facts.json"
+    page = path.with_name("page.html")
+    command = [sys.executable, "-m", "gpudiag", "bandwidth", "--save", str(path), "--html", str(page)]
+    finished = subprocess.run(command, capture_output=True, text=True, timeout=240, check=False)
+    assert finished.returncode == 0, finished.stderr + finished.stdout
+    assert "<table" in page.read_text()
+    return load_facts(path)
+
+
+@pytest.mark.gpu
+@needs_gpu
+class TestEveryMachine:
+    def test_no_probe_fails(self, measured: Facts) -> None:
+        assert failed_probes(measured) == (), measured.skipped
+
+    def test_every_path_is_verified(self, measured: Facts) -> None:
+        assert {record.verified for record in measured.bandwidth} == {True}
+
+    def test_no_figure_exceeds_its_ceiling(self, measured: Facts) -> None:
+        # A figure above its ceiling means that the ceiling or the way of measuring is wrong.
+        over = [
+            record
+            for record in measured.bandwidth
+            if record.ceiling_gb_per_s and record.gb_per_s > 1.02 * record.ceiling_gb_per_s
+        ]
+        assert not over
+
+    def test_every_gpu_has_its_host_paths(self, measured: Facts) -> None:
+        for gpu in measured.gpus:
+            place = f"gpu:{gpu.index}"
+            found = {
+                (record.path, record.memory, record.direction)
+                for record in measured.bandwidth
+                if place in {record.src, record.dst} and record.path != "peer"
+            }
+            for memory in ("pinned", "pageable"):
+                assert ("host_to_device", memory, "one_way") in found
+                assert ("device_to_host", memory, "one_way") in found
+                assert ("host_to_device", memory, "both_ways") in found
+            assert ("device_to_device", "device", "one_way") in found
+
+    def test_pinned_is_at_least_as_fast_as_pageable(self, measured: Facts) -> None:
+        rates = {
+            (record.path, record.dst, record.memory): record.gb_per_s
+            for record in measured.bandwidth
+            if record.path == "host_to_device" and record.direction == "one_way"
+        }
+        for (path, place, memory), rate in rates.items():
+            if memory == "pinned" and (path, place, "pageable") in rates:
+                assert rate >= 0.9 * rates[path, place, "pageable"]
+
+    def test_repeats_agree(self, measured: Facts) -> None:
+        alone = [one for one in measured.bandwidth if one.memory == "pinned" and "all" not in {one.src, one.dst}]
+        assert all(one.cv is not None and one.cv < 0.05 for one in alone)
+
+    def test_the_pcie_link_was_read_under_load(self, measured: Facts) -> None:
+        assert all(gpu.pcie.under_load for gpu in measured.gpus if gpu.visible)
+
+
+@pytest.mark.multigpu
+@needs_gpus
+class TestSeveralGpus:
+    def test_every_pair_is_measured_with_peer_access_off_and_on(self, measured: Facts) -> None:
+        allowed = {(link.a, link.b) for link in measured.links if link.peer_access}
+        found = {
+            (record.src, record.dst, record.peer_access)
+            for record in measured.bandwidth
+            if record.path == "peer" and record.direction == "one_way"
+        }
+        for a, b in ((x.index, y.index) for x in measured.gpus for y in measured.gpus if x.index != y.index):
+            assert (f"gpu:{a}", f"gpu:{b}", False) in found
+            if (min(a, b), max(a, b)) in allowed:
+                assert (f"gpu:{a}", f"gpu:{b}", True) in found
+
+    def test_both_ways_carry_more_than_one(self, measured: Facts) -> None:
+        one_way = {
+            (one.src, one.dst): one.gb_per_s
+            for one in measured.bandwidth
+            if one.path == "peer" and one.peer_access and one.direction == "one_way" and one.initiator == "dst"
+        }
+        for one in measured.bandwidth:
+            if one.path == "peer" and one.peer_access and one.direction == "both_ways":
+                assert one.gb_per_s > 0.95 * one_way[one.src, one.dst]
+
+    def test_nccl_sums_are_right_at_every_size(self, measured: Facts) -> None:
+        nccl = [one for one in measured.collectives if one.strategy.startswith("nccl")]
+        assert {one.strategy for one in nccl} >= {"nccl", "nccl-ring", "nccl-tree", "nccl-no-p2p"}
+        assert all(one.verified for one in nccl)
+        assert {one.bytes for one in nccl if one.strategy == "nccl"} == {1 << power for power in range(10, 30)}
+
+    def test_peer_access_matters_to_nccl_where_there_is_any(self, measured: Facts) -> None:
+        fits = {fit.strategy: fit for fit in measured.collective_fits}
+        if all(link.lanes for link in measured.links):
+            assert fits["nccl"].busbw_gb_per_s > 1.5 * fits["nccl-no-p2p"].busbw_gb_per_s
+
+
+@pytest.mark.gpu
+@needs_gpu
+def test_hidden_gpus_are_no_failure(tmp_path: Path) -> None:
+    path = tmp_path / "facts.json"
+    finished = subprocess.run(
+        [sys.executable, "-m", "gpudiag", "bandwidth", "--quick", "--save", str(path)],
+        env={**os.environ, "CUDA_VISIBLE_DEVICES": ""},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert finished.returncode == 0, finished.stderr
+    assert "hides every GPU" in " ".join(one.why for one in load_facts(path).skipped)
