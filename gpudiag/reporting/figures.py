@@ -71,10 +71,12 @@ def size(size_bytes: float | None) -> str:
 def rate(value: float | None) -> str:
     """A bandwidth, three figures, without its unit.
 
-    >>> rate(294.61), rate(3.4), rate(None)
-    ('295', '3.40', '—')
+    >>> rate(294.61), rate(3.4), rate(0.001), rate(None)
+    ('295', '3.40', '<0.01', '—')
     """
-    return UNKNOWN if value is None or not math.isfinite(value) else _three_figures(value)
+    if value is None or not math.isfinite(value):
+        return UNKNOWN
+    return "<0.01" if 0 < value < 0.005 else _three_figures(value)
 
 
 def _three_figures(value: float) -> str:

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from gpudiag.model.analysis import Analysis
 
 _FRAMEWORKS = {"pytorch": "PyTorch", "tensorflow": "TensorFlow"}
+_CPU_PROCESS = "CPU process"
 _SEPARATOR = " · "
 _MOST_SOFTWARE = 6
 _LONGEST_NAME = 60
@@ -67,7 +68,8 @@ def analysis_report(analysis: Analysis, console: Console, *, all_ranks: bool = F
     if analysis.collectives:
         sections.append(("Collectives", collectives_table(analysis.collectives, console.width)))
     if analysis.kernels:
-        sections.append(("Kernels", kernels_table(analysis.kernels, console.width)))
+        heading = "Operators" if _on_processors(analysis) else "Kernels"
+        sections.append((heading, kernels_table(analysis.kernels, heading, console.width)))
     doubts = trust_section(analysis.validity, analysis.steps)
     if doubts is not None:
         sections.append(("How far to trust this", doubts))
@@ -103,7 +105,12 @@ def _devices(analysis: Analysis) -> str:
 def _kind(device: str) -> str:
     """What a device without a name is: `cuda:3` a GPU, `cpu` a training process."""
     kind = device.partition(":")[0]
-    return {"cuda": "GPU", "cpu": "CPU process"}.get(kind, kind)
+    return {"cuda": "GPU", "cpu": _CPU_PROCESS}.get(kind, kind)
+
+
+def _on_processors(analysis: Analysis) -> bool:
+    """Whether training threads took the devices' place, whose work is operators and not kernels."""
+    return bool(analysis.devices) and all(_kind(device.device) == _CPU_PROCESS for device in analysis.devices)
 
 
 def _step_line(analysis: Analysis) -> Text:

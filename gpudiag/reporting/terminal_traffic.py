@@ -82,12 +82,12 @@ def collectives_table(collectives: Sequence[CollectiveSummary], width: int) -> T
     return table
 
 
-def kernels_table(kernels: Sequence[KernelSummary], width: int) -> Table:
-    """The kernels that take the most device time."""
+def kernels_table(kernels: Sequence[KernelSummary], heading: str, width: int) -> Table:
+    """The kernels (on CPU runs the operators) that take the most time."""
     table = _table()
     table.add_column("ms per step" if width >= _ROOM_FOR_WAIT else "ms", justify="right", no_wrap=True)
     table.add_column("calls", justify="right", no_wrap=True)
-    table.add_column("kernel", no_wrap=True)
+    table.add_column(heading.removesuffix("s").lower(), no_wrap=True)
     room = max(width - 22 if width >= _ROOM_FOR_WAIT else width - 16, 16)
     for kernel in sorted(kernels, key=lambda k: -duration(k.ms_per_step))[:MOST_LINES]:
         table.add_row(

@@ -1,0 +1,128 @@
+"""`gpudiag analyze` as scripts call it, on a real trace: two CPU processes under gloo."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from gpudiag.commands.analyze import THRESHOLDS, crosses
+from gpudiag.model.analysis import BUCKETS, Finding, Validity
+from tests import builders
+from tests.cli_process import gpudiag
+
+if TYPE_CHECKING:
+    from gpudiag.model.analysis import Severity
+
+TRACES = Path(__file__).parents[1] / "traces" / "gloo_dataloader"
+
+
+def test_json_is_alone_on_standard_output() -> None:
+    result = gpudiag("analyze", str(TRACES), "--json")
+    assert (result.returncode, result.stderr) == (0, "")
+    analysis = json.loads(result.stdout)
+    assert analysis["schema"] == "gpudiag/analysis/1"
+    assert analysis["ranks_present"] == [0, 1]
+    for device in analysis["devices"]:
+        assert tuple(device["buckets_ms"]) == BUCKETS
+        assert sum(device["buckets_ms"].values()) == pytest.approx(device["step_ms"])
+
+
+def test_a_saved_json_gives_the_same_report_as_the_traces(tmp_path: Path) -> None:
+    saved = tmp_path / "analysis.json"
+    saved.write_text(gpudiag("analyze", str(TRACES), "--json").stdout, encoding="utf-8")
+    from_traces = gpudiag("analyze", str(TRACES), "--width", "80")
+    assert gpudiag("report", str(saved), "--width", "80").stdout == from_traces.stdout
+    assert gpudiag("report", str(TRACES), "--width", "80").stdout == from_traces.stdout
+
+
+@pytest.mark.parametrize(("severity", "code"), [("info", 1), ("corrupt-transfer", 0)])
+def test_fail_on_sets_the_exit_code_and_leaves_the_json_alone(severity: str, code: int) -> None:
+    result = gpudiag("analyze", str(TRACES), "--json", "--fail-on", severity)
+    assert result.returncode == code
+    json.loads(result.stdout)
+    assert result.stderr == ("" if code == 0 else "gpudiag: --fail-on info was crossed\n")
+
+
+@pytest.mark.parametrize(
+    ("severities", "word", "crossed"),
+    [
+        (["critical"], "critical", True),
+        (["critical"], "warning", True),
+        (["critical"], "info", True),
+        (["warning"], "critical", False),
+        (["info"], "warning", False),
+        (["info"], "info", True),
+        ([], "info", False),
+        (["info"], "straggler", True),
+        (["critical"], "slow-copy", False),
+        ([], "few-steps", True),
+        ([], "missing-ranks", False),
+    ],
+)
+def test_thresholds(severities: list[Severity], word: str, crossed: bool) -> None:
+    analysis = builders.analysis(
+        findings=tuple(Finding(code="straggler", severity=severity) for severity in severities),
+        validity=(Validity(code="few-steps", message="one step"),),
+    )
+    assert word in THRESHOLDS
+    assert crosses(analysis, word) is crossed
+
+
+def broken(name: str, directory: Path) -> Path:
+    """A file as jobs and networks leave them behind."""
+    whole = (TRACES / "rank0.pt.trace.json.gz").read_bytes()
+    content = {
+        "empty.json": b"",
+        "empty.json.gz": b"",
+        "truncated.json.gz": whole[: len(whole) // 2],
+        "no-json.json": b"hello",
+        "other.json": b'{"a": [1, 2]}',
+        "list.json": b"[1, 2, 3]",
+        "binary.json": bytes(range(256)),
+        "bomb.json.gz": gzip.compress(b'{"traceEvents": [' + b" " * 100_000_000, 9),
+    }[name]
+    path = directory / name
+    path.write_bytes(content)
+    return path
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "empty.json",
+        "empty.json.gz",
+        "truncated.json.gz",
+        "no-json.json",
+        "other.json",
+        "list.json",
+        "binary.json",
+        "bomb.json.gz",
+    ],
+)
+def test_what_is_no_whole_trace_is_code_4_one_line_and_a_remedy(name: str, tmp_path: Path) -> None:
+    result = gpudiag("analyze", str(broken(name, tmp_path)), "--max-trace-gb", "0.05")
+    assert result.returncode == 4, result.stderr
+    assert result.stdout == ""
+    first, second = result.stderr.splitlines()
+    assert name in first
+    assert second.startswith("  hint: ")
+
+
+@pytest.mark.parametrize("path", ["gone.json", "nowhere/*.json.gz", "\x1b[2Jgone", "a\nb", ""])
+def test_a_path_that_is_not_there(path: str, tmp_path: Path) -> None:
+    result = gpudiag("analyze", path, cwd=tmp_path)
+    assert result.returncode == 4
+    assert "\x1b" not in result.stderr
+    assert len(result.stderr.splitlines()) == 2
+
+
+def test_one_rank_of_two_is_analysed_and_said(tmp_path: Path) -> None:
+    (tmp_path / "rank0.pt.trace.json.gz").write_bytes((TRACES / "rank0.pt.trace.json.gz").read_bytes())
+    result = gpudiag("analyze", str(tmp_path), "--fail-on", "missing-ranks")
+    assert result.returncode == 1
+    assert "of 2 ranks" in result.stdout.splitlines()[0]
+    assert "missing-ranks: " in result.stdout
