@@ -90,7 +90,8 @@ def _header(facts: Facts) -> list[Text]:
         for label, value in (("driver", facts.host.driver), ("CUDA", facts.host.cuda_driver))
         if value
     ]
-    return [Text(f"{name} · {words.models(facts.gpus)}", style="bold"), Text(" · ".join(versions), style="dim")]
+    title = Text(f"{name} · {words.models(facts.gpus)}", style="bold")
+    return [title, Text(" · ".join(versions), style="dim")] if versions else [title]
 
 
 def _gpus(gpus: Sequence[Gpu], width: int) -> RenderableType:
@@ -144,7 +145,11 @@ def _host(facts: Facts) -> RenderableType:
         ("CPU", ", ".join(cpu)),
         ("memory", words.gib(host.memory_bytes)),
         *(
-            (f"NUMA node {node.index}", f"CPUs {one_line(node.cpus) or 'none'}, {words.gib(node.memory_bytes)}")
+            (
+                f"NUMA node {node.index}",
+                f"CPUs {one_line(node.cpus) or 'none'}"
+                + ("" if node.memory_bytes is None else f", {words.gib(node.memory_bytes)}"),
+            )
             for node in host.numa
         ),
         ("IOMMU", one_line(host.iommu or "")),

@@ -39,19 +39,20 @@ def clock(domain: Clock) -> str:
 
 
 def pcie(link: PcieLink) -> str:
-    """Generation and width now, and at most: `1 x16 of 5 x16`."""
+    """Generation and width now, and at most where that differs: `gen 1 x16 of gen 5 x16`."""
     now, most = _side(link.generation, link.width), _side(link.maximum_generation, link.maximum_width)
     if now is None and most is None:
         return UNKNOWN
-    if now == most:
+    if now == most or most is None:
         return str(now)
-    return f"{now or UNKNOWN} of {most or UNKNOWN}"
+    return f"{now or UNKNOWN} of {most}"
 
 
 def _side(generation: int | None, width: int | None) -> str | None:
     if generation is None and width is None:
         return None
-    return f"{UNKNOWN if generation is None else generation} x{UNKNOWN if width is None else width}"
+    parts = [f"gen {generation}"] if generation is not None else []
+    return " ".join([*parts, f"x{width}"] if width is not None else parts)
 
 
 def nvlink(gpu: Gpu) -> str:
@@ -94,7 +95,8 @@ def state(gpu: Gpu) -> str:
         parts.append(f"{held} process" + ("es" if held > 1 else ""))
     if parts:
         return ", ".join(parts)
-    return UNKNOWN if "throttle_reasons" in gpu.reasons or "gpu" in gpu.reasons else "full clocks"
+    read = gpu.sm_clock.current_mhz is not None and "throttle_reasons" not in gpu.reasons
+    return "nothing" if read else UNKNOWN
 
 
 def models(gpus: Iterable[Gpu]) -> str:

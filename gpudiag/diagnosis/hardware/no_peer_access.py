@@ -6,6 +6,7 @@ from collections import defaultdict
 from typing import TYPE_CHECKING, ClassVar
 
 from gpudiag.diagnosis.hardware.examples import gpu, machine
+from gpudiag.diagnosis.hardware.measured import host_rates
 from gpudiag.diagnosis.hardware.rule import NO_TRACE
 from gpudiag.diagnosis.hardware.words import pair_list
 from gpudiag.model.analysis import Finding
@@ -107,7 +108,13 @@ def _advice(facts: Facts, stated: str, *, ring: bool, whole: bool) -> tuple[str,
         return ("Nothing to do; with fewer GPUs choose ones that reach each other (see the islands above).",)
     advice = []
     if not whole and facts.islands and any(len(island) > 1 for island in facts.islands):
-        largest = max(facts.islands, key=len)
+        rates = host_rates(facts)
+
+        def worth(island: tuple[int, ...]) -> tuple[int, float]:
+            """The largest island, and of equals the one whose slowest GPU has the fastest link to the host."""
+            return len(island), min(max((r.gb_per_s for r in rates.get(i, {}).values()), default=0.0) for i in island)
+
+        largest = max(facts.islands, key=worth)
         advice.append(
             f"Run smaller jobs on GPUs that reach each other: CUDA_VISIBLE_DEVICES={','.join(map(str, largest))}."
         )

@@ -122,12 +122,20 @@ class PeerSlowerThanHost:
                     "reason": NO_TRACE,
                 },
                 advice=(
-                    "Set NCCL_P2P_LEVEL=PHB, or NCCL_P2P_DISABLE=1 if all pairs are slow, and time the job again.",
+                    _setting(far),
                     "On bare metal switch ACS off (firmware, or setpci) and the IOMMU to passthrough (iommu=pt).",
                     "Prefer GPUs below one PCIe switch or one CPU for a job.",
                 ),
             ),
         )
+
+
+def _setting(kinds: list[str]) -> str:
+    """The NCCL setting that still allows peer access over distances shorter than those that are slow."""
+    nearest = next((kind for kind in ("PIX", "PXB", "PHB", "NODE", "SYS") if kind in kinds), None)
+    level = {"PXB": "PIX", "PHB": "PXB", "NODE": "PHB", "SYS": "PHB"}.get(nearest or "")
+    variable = f"NCCL_P2P_LEVEL={level}" if level else "NCCL_P2P_DISABLE=1"
+    return f"Set {variable}, which makes NCCL go through host memory there, and time the job again."
 
 
 def _pairs(facts: Facts) -> list[tuple[int, int]]:

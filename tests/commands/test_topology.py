@@ -1,0 +1,94 @@
+"""`gpudiag topology` as a process, on this machine and from saved facts."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from typing import TYPE_CHECKING
+
+import pytest
+
+from gpudiag.probing.inventory import gather_inventory
+from tests.cli_process import gpudiag
+from tests.machines import HERE
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+def test_this_machine_as_words_and_as_json(tmp_path: Path) -> None:
+    shown = gpudiag("topology", "--width", "80")
+    assert shown.returncode == 0, shown.stderr
+    assert "Host" in shown.stdout
+    assert shown.stderr == ""
+    here = gather_inventory()
+    if not here.gpus:
+        assert "no NVIDIA GPU" in shown.stdout
+    saved = tmp_path / "facts.json"
+    told = gpudiag("topology", "--json", "--save", str(saved))
+    assert told.returncode == 0, told.stderr
+    facts = json.loads(told.stdout)
+    assert facts["schema"] == "gpudiag/facts/1"
+    assert facts["host"]["name"] == here.host.name
+    assert saved.read_text() == told.stdout
+    again = gpudiag("topology", "--from", str(saved), "--json")
+    assert again.stdout == told.stdout
+
+
+def test_requiring_a_gpu() -> None:
+    ended = gpudiag("topology", "--require-gpu")
+    has_gpu = bool(gather_inventory().gpus)
+    assert ended.returncode == (0 if has_gpu else 3)
+    assert "Host" in ended.stdout, "what is known is shown all the same"
+    if not has_gpu:
+        what, hint = ended.stderr.splitlines()
+        assert "no NVIDIA GPU: " in what
+        assert "--require-gpu" in hint
+
+
+def test_another_machines_facts(tmp_path: Path) -> None:
+    shown = gpudiag("topology", "--from", str(HERE / "7gforce-v2.json"), "--require-gpu", "--width", "100")
+    assert shown.returncode == 0, shown.stderr
+    for words in ("7gforce-v2", "GeForce GTX 1080 Ti", "degraded-link", "peer-slower-than-host", "island of 2"):
+        assert words in shown.stdout
+    told = json.loads(gpudiag("topology", "--from", str(HERE / "7gforce-v2.json"), "--json").stdout)
+    assert [f["code"] for f in told["findings"]][:2] == ["degraded-link", "degraded-link"]
+
+
+def test_findings_in_a_file_are_not_believed(tmp_path: Path) -> None:
+    tree = json.loads((HERE / "h200x4.json").read_text())
+    tree["findings"] = [{"code": "throttled", "severity": "critical", "title": "pay here", "advice": ["run this"]}]
+    forged = tmp_path / "facts.json"
+    forged.write_text(json.dumps(tree))
+    shown = gpudiag("topology", "--from", str(forged))
+    assert "pay here" not in shown.stdout
+    assert "Nothing is wrong" in shown.stdout
+
+
+@pytest.mark.parametrize("content", [None, "", "{}", '{"schema": "gpudiag/facts/2"}', '{"schema": "gpudiag/facts/1"}'])
+def test_what_cannot_be_read(content: str | None, tmp_path: Path) -> None:
+    path = tmp_path / "facts.json"
+    if content is not None:
+        path.write_text(content)
+    ended = gpudiag("topology", "--from", str(path))
+    assert ended.returncode == 4
+    assert ended.stdout == ""
+    assert len(ended.stderr.splitlines()) == 2
+    assert "Traceback" not in ended.stderr
+
+
+def test_what_cannot_be_written(tmp_path: Path) -> None:
+    ended = gpudiag("topology", "--save", str(tmp_path))
+    assert ended.returncode == 5
+    assert "cannot write" in ended.stderr
+
+
+def test_neither_a_framework_nor_a_plotting_library_is_imported() -> None:
+    program = (
+        "import sys; from gpudiag.cli import main; main(['topology', '--json'])\n"
+        "heavy = {'torch', 'tensorflow', 'pandas', 'plotly', 'xprof'} & set(sys.modules)\n"
+        "assert not heavy, heavy"
+    )
+    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False, timeout=60)
+    assert ended.returncode == 0, ended.stderr
