@@ -11,7 +11,8 @@ launch says why:
 
 `input` while it waited for data; `sync` while it was blocked on the device, and after that while it catches up, for as
 long as it had been blocked: had it not been, its launches would have come earlier by at most that much; `launch` while
-it ran framework ops, Python between them, or the launch itself; `idle` when nothing is known.
+it ran framework ops, Python between them, or the launch itself; `idle` when nothing is known, or when it was the
+profiler that held the host up.
 """
 
 from __future__ import annotations
@@ -68,7 +69,8 @@ def split_idle(lane: Lane, free: Intervals) -> IdleSplit:
         launch_parts.append(subtract(intersect(before, busy), union(fetch, stuck)))
         # From the launch call to the op's start: the cost of launching itself.
         launch_parts.append(union(Intervals(gaps.host_until[mine], free.end[mine])))
-    found_input, sync, launch = union(*input_parts), union(*sync_parts), union(*launch_parts)
+    found_input, sync = union(*input_parts), union(*sync_parts)
+    launch = subtract(union(*launch_parts), lane.overhead)
     catching_up = _catching_up(lane, launch)
     sync, launch = union(sync, catching_up), subtract(launch, catching_up)
     idle = subtract(free, union(found_input, sync, launch))
@@ -166,7 +168,7 @@ def _split_cpu(lane: Lane, free: Intervals) -> IdleSplit:
     waiting = thread.input if thread else EMPTY
     busy = thread.busy if thread else EMPTY
     found_input = intersect(free, waiting)
-    launch = subtract(intersect(free, busy), found_input)
+    launch = subtract(intersect(free, busy), union(found_input, lane.overhead))
     idle = subtract(free, union(found_input, launch))
     return IdleSplit(
         input=found_input,

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from gpudiag.intervals import Intervals
+from gpudiag.intervals import EMPTY, Intervals
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -147,6 +147,7 @@ class Lane:
         bounds: int64[k + 1], the windows: window i is [bounds[i], bounds[i + 1]).
         window_steps: int64[k], the step number of each window.
         threads: host threads by id.
+        overhead: when the profiler held the process up ("Command Buffer Full"), as a set; it has no thread.
     """
 
     rank: int
@@ -160,6 +161,7 @@ class Lane:
     bounds: Times
     window_steps: NDArray[np.int64]
     threads: dict[int, HostThread]
+    overhead: Intervals = EMPTY
 
     @property
     def label(self) -> str:

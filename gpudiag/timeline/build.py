@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from gpudiag.errors import UnreadableInputError
+from gpudiag.intervals import Intervals, union
 from gpudiag.model.event import DEVICE_WORK, HOST, EventKind, Trace
 from gpudiag.model.timeline import UNKNOWN, DeviceOps, HostSteps, HostThread, Lane, OpClass, Timeline
 from gpudiag.timeline.collectives import lane_calls, match_collectives
@@ -74,6 +75,7 @@ def build_timeline(traces: Sequence[Trace], world_size: int | None = None) -> Ti
             bounds=windows[position].bounds,
             window_steps=windows[position].steps,
             threads=host[index].threads(shift),
+            overhead=host[index].overhead(shift),
         )
         for position, ((index, device), shift, (ops, steps, _)) in enumerate(zip(slots, shifts, drafts, strict=True))
     )
@@ -110,6 +112,10 @@ class _Host:
         if shift_ns not in self._threads:
             self._threads[shift_ns] = host_threads(self.events, self.rows, self.pageable, shift_ns)
         return self._threads[shift_ns]
+
+    def overhead(self, shift_ns: int) -> Intervals:
+        rows = self.events.rows_of(EventKind.OVERHEAD)
+        return union(Intervals(self.events.start_ns[rows] + shift_ns, self.events.end_ns[rows] + shift_ns))
 
 
 def _draft(host: _Host, device: int, shift: int) -> tuple[DeviceOps, HostSteps, Windows]:

@@ -1,0 +1,106 @@
+"""Intervals against a model that cannot be wrong: the set of the nanoseconds themselves."""
+
+from __future__ import annotations
+
+import doctest
+from itertools import pairwise
+
+import numpy as np
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gpudiag import intervals
+from gpudiag.intervals import (
+    EMPTY,
+    Intervals,
+    as_set,
+    complement,
+    intersect,
+    length,
+    lengths_between,
+    subtract,
+    union,
+)
+
+TIMES = st.integers(-30, 30)
+RAW = st.lists(st.tuples(TIMES, TIMES), max_size=12)
+BOUNDS = st.lists(TIMES, min_size=1, max_size=8).map(sorted)
+
+
+def points(a: Intervals) -> set[int]:
+    return {t for start, end in a.pairs() for t in range(start, end)}
+
+
+def is_normal(a: Intervals) -> bool:
+    flat = [t for pair in a.pairs() for t in pair]
+    return a.start.dtype == a.end.dtype == np.int64 and all(x < y for x, y in pairwise(flat))
+
+
+def raw(pairs: list[tuple[int, int]]) -> Intervals:
+    table = np.array(pairs, np.int64).reshape(-1, 2)
+    return Intervals(table[:, 0], table[:, 1])
+
+
+def test_examples_in_the_documentation() -> None:
+    outcome = doctest.testmod(intervals)
+    assert outcome.attempted >= 4
+    assert outcome.failed == 0
+
+
+@given(RAW, RAW)
+def test_union_holds_what_any_part_holds(a: list[tuple[int, int]], b: list[tuple[int, int]]) -> None:
+    both = union(raw(a), raw(b))
+    assert is_normal(both)
+    assert points(both) == points(raw(a)) | points(raw(b))
+
+
+@given(RAW, st.integers(0, 10))
+def test_bridged_union_also_covers_gaps_up_to_the_bridge(pairs: list[tuple[int, int]], bridge: int) -> None:
+    plain, bridged = union(raw(pairs)), union(raw(pairs), bridge_ns=bridge)
+    assert is_normal(bridged)
+    gaps = zip(plain.end[:-1].tolist(), plain.start[1:].tolist(), strict=True)
+    short = {t for end, start in gaps if start - end <= bridge for t in range(end, start)}
+    assert points(bridged) == points(plain) | short
+
+
+@given(RAW, RAW)
+def test_intersection_and_difference(a: list[tuple[int, int]], b: list[tuple[int, int]]) -> None:
+    x, y = as_set(a), as_set(b)
+    both, only = intersect(x, y), subtract(x, y)
+    assert is_normal(both)
+    assert is_normal(only)
+    assert points(both) == points(x) & points(y)
+    assert points(only) == points(x) - points(y)
+    assert length(x) == length(both) + length(only) == len(points(x))
+
+
+@given(RAW, TIMES, TIMES)
+def test_complement(a: list[tuple[int, int]], begin: int, end: int) -> None:
+    outside = complement(as_set(a), begin, end)
+    assert is_normal(outside)
+    assert points(outside) == set(range(begin, end)) - points(as_set(a))
+
+
+@given(RAW, BOUNDS)
+def test_lengths_between_counts_each_window(a: list[tuple[int, int]], bounds: list[int]) -> None:
+    covered = points(as_set(a))
+    counts = lengths_between(as_set(a), np.array(bounds, np.int64)).tolist()
+    assert counts == [sum(begin <= t < end for t in covered) for begin, end in pairwise(bounds)]
+
+
+def test_nothing_stays_nothing() -> None:
+    one = as_set([(1, 3)])
+    for empty in (union(), union(EMPTY), as_set([]), as_set([(4, 4), (9, 2)]), intersect(one, EMPTY)):
+        assert empty.pairs() == []
+        assert empty.start.dtype == np.int64
+    assert subtract(EMPTY, one).pairs() == []
+    assert subtract(one, EMPTY).pairs() == [(1, 3)]
+    assert complement(EMPTY, 2, 5).pairs() == [(2, 5)]
+    assert complement(one, 5, 2).pairs() == []
+    assert lengths_between(EMPTY, np.array([], np.int64)).tolist() == []
+
+
+def test_exact_at_unix_nanoseconds() -> None:
+    """Floats would lose 256 ns here."""
+    now = 1_795_173_169_345_157_459
+    assert length(as_set([(now, now + 1), (now + 1, now + 3), (now + 7, now + 8)])) == 4
