@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 
 _LONGEST = 400
 _MOST_SKIPPED = 12
+#: A longer heading takes two lines.
+_LONGEST_HEADING = 12
 #: Share of the ceiling from which a figure is drawn in each colour; a healthy link reaches 80 to 97 % of it.
 _HEAT = ((0.75, "green"), (0.5, "yellow"), (0.25, "dark_orange"), (0.0, "red"))
 
@@ -89,25 +91,63 @@ def _heat(share: float | None) -> str:
 
 def _matrix(matrix: tables.Matrix, width: int, arrow: str = "") -> RenderableType:
     """A table of figures; where it is too wide, several below each other; below it, the shares of the ceiling."""
-    label_width = max([len(label) for label, _ in matrix.rows] + [len(arrow)])
-    column_width = max([7, *(min(12, len(heading)) for heading in matrix.columns)]) + 2
-    per_table = max(1, (width - label_width - 2) // column_width)
+    label_width = max([len(label) for label, _ in matrix.rows] + [len(arrow), len("% of ceiling") * matrix.by_column])
     parts: list[RenderableType] = []
-    for first in range(0, len(matrix.columns), per_table):
-        last = first + per_table
+    for first, last in _spans(_column_widths(matrix), width - label_width):
         table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
         table.add_column(arrow, header_style="dim", style="bold", no_wrap=True)
         for heading in matrix.columns[first:last]:
-            table.add_column(heading, header_style="dim", justify="right", max_width=12)
+            table.add_column(heading, header_style="dim", justify="right", max_width=_LONGEST_HEADING)
         for label, cells in matrix.rows:
             table.add_row(Text(label), *(_figure(cell) for cell in cells[first:last]))
+        if matrix.by_column:
+            for label, texts in _shares_by_column(matrix):
+                table.add_row(Text(label, style="dim"), *(Text(text, style="dim") for text in texts[first:last]))
         parts += [Text(), table] if parts else [table]
     shares = [cell.share for cell in matrix.cells() if cell.of_ceiling and cell.share is not None]
-    if shares:
+    if shares and not matrix.by_column:
         parts.append(Text(f"{_range(shares)} of the ceiling", style="dim"))
     if matrix.note:
         parts.append(Text(matrix.note, style="dim"))
     return Group(*parts)
+
+
+def _column_widths(matrix: tables.Matrix) -> list[int]:
+    """Characters that each column takes, with the space before it."""
+    widths = []
+    for i, heading in enumerate(matrix.columns):
+        figures_here = [len(_figure(cells[i]).plain) for _, cells in matrix.rows]
+        widths.append(2 + max([*figures_here, min(_LONGEST_HEADING, len(heading)), 5 * matrix.by_column]))
+    return widths
+
+
+def _spans(widths: list[int], room: int) -> list[tuple[int, int]]:
+    """Columns first to last (not included) of as many tables as it takes for each to fit into `room` characters."""
+    spans, first, used = [], 0, 0
+    for i, width in enumerate(widths):
+        if used + width > room and i > first:
+            spans.append((first, i))
+            first, used = i, 0
+        used += width
+    return [*spans, (first, len(widths))]
+
+
+def _shares_by_column(matrix: tables.Matrix) -> list[tuple[str, list[str]]]:
+    """Rows of the shares of the ceiling in each column, of the GPUs alone and of all at once."""
+    groups = {
+        "% of ceiling": [cells for label, cells in matrix.rows if label != tables.AT_ONCE],
+        "% at once": [cells for label, cells in matrix.rows if label == tables.AT_ONCE],
+    }
+    found = []
+    for label, rows in groups.items():
+        texts = []
+        for column in range(len(matrix.columns)):
+            in_column = [cell for row in rows if (cell := row[column]) is not None and cell.of_ceiling]
+            shares = [cell.share for cell in in_column if cell.share is not None]
+            texts.append(_range(shares).removesuffix(" %") if shares else "")
+        if any(texts):
+            found.append((label, texts))
+    return found
 
 
 def _figure(cell: tables.Cell | None) -> Text:
@@ -120,7 +160,7 @@ def _figure(cell: tables.Cell | None) -> Text:
 
 def _range(shares: list[float]) -> str:
     low, high = 100 * min(shares), 100 * max(shares)
-    return f"{low:.0f} %" if round(low) == round(high) else f"{low:.0f}–{high:.0f} %"  # noqa: RUF001  # a range's dash
+    return f"{low:.0f} %" if round(low) == round(high) else f"{low:.0f}{figures.EN_DASH}{high:.0f} %"
 
 
 def _latency(facts: Facts) -> RenderableType:

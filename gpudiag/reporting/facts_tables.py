@@ -20,6 +20,8 @@ STRATEGIES = {
     "gloo": "gloo",
     "host-staged": "staged on host",
 }
+#: The row of all GPUs copying at the same time.
+AT_ONCE = "all at once"
 #: Below this a collective's time says more, above it its bandwidth.
 LATENCY_BOUND_BYTES = 1 << 20
 #: Sizes that show a curve's shape; the rest is in the JSON.
@@ -45,6 +47,8 @@ class Matrix:
     columns: tuple[str, ...]
     rows: tuple[tuple[str, tuple[Cell | None, ...]], ...]
     note: str = ""
+    by_column: bool = False
+    """Columns are of different kinds, each with a ceiling of its own."""
 
     def cells(self) -> list[Cell]:
         """Every figure."""
@@ -99,7 +103,7 @@ def host_matrix(facts: Facts) -> Matrix | None:
     numbers = sorted({number for key in by_key if (number := gpu_number(key[3])) is not None})
     places = [(f"GPU {number}", f"gpu:{number}") for number in numbers]
     if any(key[3] == "all" for key in by_key):
-        places.append(("all at once", "all"))
+        places.append((AT_ONCE, "all"))
     # Pageable copies have a ceiling too, but what a GPU reaches alone is the better measure of them all.
     best = {column[:3]: max(r.gb_per_s for k, r in by_key.items() if k[:3] == column[:3]) for column in columns}
     rows = []
@@ -115,6 +119,7 @@ def host_matrix(facts: Facts) -> Matrix | None:
         tuple(column[3] for column in columns),
         tuple(rows),
         "→ to the GPU, ← to the host, ↔ both ways at once (sum); within: a copy inside the GPU, counted once",
+        by_column=True,
     )
 
 
