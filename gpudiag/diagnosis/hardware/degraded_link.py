@@ -188,7 +188,7 @@ def _finding(
             f"x{link.maximum_width} is possible"
         )
     shares = [
-        (record.gb_per_s / record.ceiling_gb_per_s, record.ceiling_gb_per_s, record.ceiling_source or "it")
+        (record.gb_per_s / record.ceiling_gb_per_s, record.ceiling_gb_per_s, _short(record.ceiling_source))
         for index in indices
         for record in rates.get(index, {}).values()
         if record.ceiling_gb_per_s
@@ -218,6 +218,11 @@ def _finding(
         },
         advice=_advice(signs, indices),
     )
+
+
+def _short(source: str | None) -> str:
+    """What the ceiling is of, without how it was worked out: `PCIe 5 x16 (read under load)`."""
+    return (source or "").partition(":")[0] or "the link"
 
 
 def _sibling_rates(gpus: list[Gpu], facts: Facts, rates: dict[int, dict[str, Bandwidth]]) -> list[float]:

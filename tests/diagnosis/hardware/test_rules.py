@@ -122,3 +122,20 @@ def test_words() -> None:
     assert pair_list((0, i) for i in range(1, 10)) == "0↔1, 0↔2, 0↔3, 0↔4, 0↔5, 0↔6 and 3 more"
     # 102.2 MB at 0.7635 GB/s, the rule of thumb behind the exposed 133 ms of a parameter server on x1 risers.
     assert gradient_cost(0.7635) == "ResNet-50's 102 MB of gradients take 134 ms to cross it once"
+
+
+def test_of_two_initiators_the_faster_counts() -> None:
+    from gpudiag.diagnosis.hardware.examples import peer_copies
+
+    slow_when_reading = peer_copies(0, 1, 9.0, peer_access=True, initiator="dst")
+    by_writing = peer_copies(0, 1, 12.0, peer_access=True, initiator="src")
+    staged = peer_copies(0, 1, 11.0, peer_access=False, initiator="src")
+    assert examine_facts(machine(gpu(0), gpu(1), bandwidth=(by_writing, slow_when_reading, staged))) == ()
+
+
+def test_the_source_of_a_ceiling_is_named_in_short() -> None:
+    long = "PCIe 5 x16 (read under load): 16 x 32 GT/s x 128/130, packets of 256 bytes with write headers"
+    (finding,) = examine_facts(
+        machine(gpu(0), bandwidth=(host_copies(0, 18.0, ceiling_gb_per_s=57.0, ceiling_source=long),))
+    )
+    assert "that PCIe 5 x16 (read under load) allows" in finding.title
