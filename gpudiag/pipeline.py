@@ -57,12 +57,13 @@ def analyze(
     timeline = build_timeline(traces, world_size)
     attribution = attribute(timeline)
     run = find_run_record(paths)
-    findings, doubts = diagnose(Case(timeline=timeline, attribution=attribution, run=run))
+    case = Case(timeline=timeline, attribution=attribution, run=run)
+    findings, doubts = diagnose(case)
     return Analysis(
         framework=timeline.framework,
         world_size=timeline.world_size,
         ranks_present=timeline.ranks_present,
-        steps=_steps(summarise_steps(attribution), run),
+        steps=_steps(summarise_steps(attribution), run, case.what_if.corrected_ms if case.what_if else None),
         devices=summarise_devices(timeline, attribution),
         waits=summarise_waits(timeline, attribution),
         findings=findings,
@@ -73,9 +74,11 @@ def analyze(
     )
 
 
-def _steps(steps: Steps, run: RunRecord | None) -> Steps:
+def _steps(steps: Steps, run: RunRecord | None, corrected_ms: float | None) -> Steps:
     unprofiled = None
-    reasons = {"corrected_mean_ms": "the profiler's cost was not taken out"}
+    reasons = {}
+    if corrected_ms is None:
+        reasons["corrected_mean_ms"] = "the trace holds nothing that could be replayed without the profiler's cost"
     if run is None:
         reasons["unprofiled_mean_ms"] = (
             "only traces were given; `gpudiag profile` times the same steps unprofiled first"
@@ -91,6 +94,7 @@ def _steps(steps: Steps, run: RunRecord | None) -> Steps:
         mean_ms=steps.mean_ms,
         median_ms=steps.median_ms,
         unprofiled_mean_ms=unprofiled,
+        corrected_mean_ms=corrected_ms,
         reasons=reasons,
     )
 

@@ -102,7 +102,8 @@ def _gaps(lane: Lane, free: Intervals) -> _Gaps:
     thread = ops.launch_thread[index]
     launched = ops.launch_start[index]
     known = thread != UNKNOWN
-    queued = known & (launched < free.start)
+    # While its call still runs, the op may not have reached the device: that gap is the cost of launching.
+    queued = known & (ops.launch_end[index] < free.start)
     thread = np.where(known & ~queued, thread, UNKNOWN)
     return _Gaps(thread, np.clip(launched, free.start, free.end), queued)
 

@@ -110,8 +110,8 @@ def summarise_kernels(timeline: Timeline, most: int = 20) -> tuple[KernelSummary
         total = np.bincount(names, weights=duration, minlength=len(events.names))
         times = np.bincount(names, minlength=len(events.names))
         for index in np.flatnonzero(times):
-            time[events.names[index]] += total[index] / share
-            count[events.names[index]] += times[index] / share
+            time[events.names[index]] += float(total[index]) / share
+            count[events.names[index]] += int(times[index]) / share
     longest = sorted(time, key=lambda name: (-time[name], name))[:most]
     return tuple(
         KernelSummary(name=name, ms_per_step=milliseconds(time[name]), per_step=count[name]) for name in longest

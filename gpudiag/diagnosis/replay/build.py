@@ -35,7 +35,9 @@ def build_graph(timeline: Timeline) -> Graph | None:
     parts: list[LaneOps] = []
     for trace_index, members in by_trace.items():
         ops = [
-            collective_ops(lane, timeline.lanes.index(lane)) if lane.is_cpu else body_ops(lane, timeline.lanes.index(lane))
+            collective_ops(lane, timeline.lanes.index(lane))
+            if lane.is_cpu
+            else body_ops(lane, timeline.lanes.index(lane))
             for lane in members
         ]
         chain = (cpu_chain_of if members[0].is_cpu else chain_of)(timeline, trace_index, members, ops)
@@ -57,10 +59,7 @@ def _assemble(timeline: Timeline, lanes: list[Lane], chains: list[Chain], parts:
         parts_by_trace[part.trace].append(index)
     host = _host(chains, parts, parts_by_trace, part_first)
     launch = np.concatenate(
-        [
-            np.where(part.launch != NONE, part.launch + chain_first[chain_by_trace[part.trace]], NONE)
-            for part in parts
-        ]
+        [np.where(part.launch != NONE, part.launch + chain_first[chain_by_trace[part.trace]], NONE) for part in parts]
     )
     start = np.concatenate([part.start for part in parts])
     end = np.concatenate([part.end for part in parts])
@@ -76,7 +75,9 @@ def _assemble(timeline: Timeline, lanes: list[Lane], chains: list[Chain], parts:
     peers, transfer = _peers(timeline, parts, part_first, start, end)
     lead, delay = _delays(parts, host, launch, start, end, wait_a, wait_b, part_first)
     streams = tuple(
-        (int(first + a), int(first + b)) for part, first in zip(parts, part_first, strict=False) for a, b in part.streams
+        (int(first + a), int(first + b))
+        for part, first in zip(parts, part_first, strict=False)
+        for a, b in part.streams
     )
     device = DeviceNodes(
         start=start,
@@ -187,9 +188,7 @@ def _delays(
     return lead, np.maximum(start - np.where(np.isfinite(ready), ready, start), 0.0)
 
 
-def _not_later(
-    end: NDArray[np.float64], column: NDArray[np.int64], start: NDArray[np.float64]
-) -> NDArray[np.float64]:
+def _not_later(end: NDArray[np.float64], column: NDArray[np.int64], start: NDArray[np.float64]) -> NDArray[np.float64]:
     """Ends of the ops waited for; of one from the turn before (which ends after this op starts) nothing is said."""
     ends = end[np.maximum(column, 0)]
     return np.where(ends <= start, ends, -np.inf)

@@ -26,8 +26,8 @@ _STREAM_WAIT = re.compile(r"(?:cuda|hip|cu)StreamWaitEvent")
 _HELD_UP_NS = 8 * NS_PER_US
 _HELD_UP_FACTOR = 3
 _FULL_QUEUE_OPS = 500
-#: Threads that are busy at the same time as the training thread for more than this share of their time run beside it and
-#: do not take turns with it.
+#: Threads that are busy at the same time as the training thread for more than this share of their time run beside it
+#: and do not take turns with it.
 _BESIDE = 0.2
 
 

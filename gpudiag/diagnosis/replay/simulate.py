@@ -5,8 +5,8 @@ launched and c[j] = delay + duration,
 
     end[j] = max(r[j], end[j - 1]) + c[j]   is   end[j] = C[j] + max(end[before], max over i <= j of (r[i] - C[i - 1]))
 
-where C are the running sums of c. Runs are cut where a node is waited for from elsewhere or waits itself, and done in the
-order in which they were measured to happen, in which everything that a run needs came before it.
+where C are the running sums of c. Runs are cut where a node is waited for from elsewhere or waits itself, and done in
+the order in which they were measured to happen, in which everything that a run needs came before it.
 """
 
 from __future__ import annotations
@@ -121,7 +121,7 @@ def simulate(plan: Plan, costs: Costs) -> float:
         if turn + 1 >= _FEWEST_TURNS and abs(this_turn - turn_before) <= _SETTLED * abs(this_turn):
             break
         turn_before = this_turn
-    return this_turn / max(graph.steps, 1)
+    return float(this_turn) / max(graph.steps, 1)
 
 
 def _runs(graph: Graph) -> list[tuple[int, int, int, int]]:

@@ -95,10 +95,10 @@ def body_ops(lane: Lane, index: int) -> LaneOps:
 def find_waits(ops: LaneOps, wait_calls: NDArray[np.int64]) -> None:
     """Fill in which ops of other streams each op waits for.
 
-    The trace names no events, so this is inferred. A stream-wait call makes the next launch wait for what another stream
-    was given before the call: the latest op launched there before it, or, as that may not be the one meant, the latest
-    of those that had ended when the waiting op started. An op that started right at the end of another stream's op,
-    though launched long before, is taken to have waited for it too.
+    The trace names no events, so this is inferred. A stream-wait call makes the next launch wait for what another
+    stream was given before the call: the latest op launched there before it, or, as that may not be the one meant, the
+    latest of those that had ended when the waiting op started. An op that started right at the end of another stream's
+    op, though launched long before, is taken to have waited for it too.
 
     Args:
         ops: the ops of one lane.

@@ -1,47 +1,107 @@
-"""communication-bound: Exposed transfer time."""
+"""communication-bound: exposed transfer time."""
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, ClassVar
 
-from gpudiag.diagnosis.rules.rule import notable, severity_of
+import numpy as np
+
+from gpudiag.diagnosis.rules.rule import CannotTell, Proposal, notable, severity_of
 from gpudiag.model.analysis import Finding
+from gpudiag.model.timeline import UNKNOWN, OpClass
+from gpudiag.units import bus_factor, milliseconds
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from gpudiag.diagnosis.case import Case
+    from gpudiag.diagnosis.replay.what_if import WhatIf
 
 
 class CommunicationBound:
-    """Collectives transfer data while nothing is computed beside them."""
+    """Collectives transfer data while nothing is computed beside them.
+
+    Counted is only the time after the last participant arrived; waiting for a late rank is not transfer. The replay
+    lets every transfer take no time, and the kernels beside it run undisturbed. The bandwidth reached inside the step
+    stands beside what the same size reaches alone on this machine, where the probes measured that.
+    """
 
     code: ClassVar[str] = "communication-bound"
-    title: ClassVar[str] = "Exposed transfer time"
+    title: ClassVar[str] = "Transfers that no compute hides"
 
-    def examine(self, case: Case) -> Iterator[Finding]:
-        """One finding when the exposed time on the least affected lane is notable."""
-        exposed = case.exposed_ms("communication_transfer")
-        gain = min(exposed.values(), default=0.0)
-        lanes = list(exposed)
-        if not notable(gain, case.step_ms):
+    def examine(self, case: Case) -> Iterator[Proposal | CannotTell]:
+        """One proposal: transfers take no time."""
+        what_if = case.what_if
+        if what_if is None:
             return
-        percent = 100 * gain / case.step_ms
-        yield Finding(
+        device = what_if.graph.device
+        communication = device.op_class == OpClass.COMMUNICATION
+        matched = communication & ~np.isnan(device.transfer)
+        if communication.any() and not matched.any():
+            exposed = max(case.exposed_ms("communication_transfer").values(), default=0.0)
+            if notable(exposed, case.step_ms):
+                yield CannotTell(
+                    f"collectives take {exposed:.1f} ms of the step beside no compute, but without the other ranks' traces "
+                    "transferring cannot be told from waiting for a late rank: give the traces of all ranks"
+                )
+            return
+        if matched.any():
+            yield Proposal(edit=what_if.without_transfer, describe=partial(self._describe, case, what_if))
+
+    def _describe(self, case: Case, what_if: WhatIf, gain: float, percent: float) -> Finding:
+        device, graph = what_if.graph.device, what_if.graph
+        matched = ~np.isnan(device.transfer)
+        transfer = device.transfer[matched]
+        per_step = max(graph.steps, 1) * max(len(case.lanes), 1)
+        sizes = _largest(case)
+        evidence: dict[str, object] = {
+            "collectives_per_step": int(matched.sum()) / per_step,
+            "transfer_ms_per_step": milliseconds(transfer.sum() / per_step),
+            "exposed_transfer_ms_by_rank": case.exposed_ms("communication_transfer"),
+        }
+        if sizes is not None:
+            evidence |= sizes
+        return Finding(
             code=self.code,
             severity=severity_of(percent),
-            ranks=case.ranks_of(lanes),
-            cause=None,
+            ranks=case.timeline.ranks_present,
+            cause="transfer",
             recoverable_ms_per_step=gain,
             recoverable_percent=percent,
-            confidence="medium",
-            title=f"{gain:.1f} ms of each step pass transferring with nothing computed beside it",
-            evidence={"exposed_ms_by_lane": exposed},
+            confidence="high",
+            title=f"transfers that no compute hides cost {gain:.1f} ms of each step",
+            evidence=evidence,
             advice=(
-                (
-                    "Look at the links: `gpudiag topology` and `gpudiag bandwidth` show what they do "
-                    "beside what they could."
-                ),
-                "Send fewer bytes: --compress bf16, or accumulate gradients over several batches.",
+                "See what the links can do: `gpudiag topology` (peer access, NVLink) and `gpudiag bandwidth`.",
+                "Send fewer bytes: gradients in bf16 (DDP communication hook bf16_compress_hook), or fewer exchanges "
+                "(no_sync() over several batches).",
+                "Hide more: larger batches per device; smaller DDP buckets (bucket_cap_mb) so that the last one is short.",
             ),
         )
+
+
+def _largest(case: Case) -> dict[str, object] | None:
+    """Operation, size and achieved bus bandwidth of the kind of collective that takes the most transfer time."""
+    best: tuple[float, dict[str, object]] | None = None
+    for lane in case.lanes[:1]:
+        table = lane.collectives
+        known = table.last_arrival != UNKNOWN
+        for index, (operation, _, ranks, size) in enumerate(table.kinds):
+            mine = known & (table.kind == index)
+            factor = bus_factor(operation, ranks or case.timeline.world_size)
+            if not mine.any() or size is None or factor is None:
+                continue
+            time = (table.end - table.last_arrival)[mine]
+            typical = float(np.median(time))
+            if typical <= 0:
+                continue
+            found: dict[str, object] = {
+                "largest": operation,
+                "largest_bytes": size,
+                "largest_transfer_ms": milliseconds(typical),
+                "largest_busbw_gb_per_s": size / typical * factor,
+            }
+            if best is None or float(time.sum()) > best[0]:
+                best = (float(time.sum()), found)
+    return None if best is None else best[1]

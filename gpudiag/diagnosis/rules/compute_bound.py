@@ -19,9 +19,9 @@ class ComputeBound:
     code: ClassVar[str] = "compute-bound"
     title: ClassVar[str] = "The devices compute"
 
-    def conclude(self, case: Case, findings: Sequence[Finding]) -> Iterator[Finding]:
-        """One finding when no other reaches the bound for a warning."""
-        if any((finding.recoverable_percent or 0.0) >= WARNING_PERCENT for finding in findings):
+    def conclude(self, case: Case, findings: Sequence[Finding], *, conclusive: bool) -> Iterator[Finding]:
+        """One finding when everything could be told and nothing else reaches the bound for a warning."""
+        if not conclusive or any((finding.recoverable_percent or 0.0) >= WARNING_PERCENT for finding in findings):
             return
         share = max(case.exposed_ms("compute").values(), default=0.0)
         percent = 100 * share / case.step_ms if case.step_ms else 0.0

@@ -1,47 +1,80 @@
-"""host-sync: The host blocks on the device every step."""
+"""host-sync: the host blocks on the device every step."""
 
 from __future__ import annotations
 
+from collections import defaultdict
+from functools import partial
 from typing import TYPE_CHECKING, ClassVar
 
-from gpudiag.diagnosis.rules.rule import notable, severity_of
+import numpy as np
+
+from gpudiag.diagnosis.replay.graph import Block
+from gpudiag.diagnosis.rules.rule import CannotTell, Proposal, severity_of
 from gpudiag.model.analysis import Finding
+from gpudiag.model.event import EventKind
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from gpudiag.diagnosis.case import Case
+    from gpudiag.diagnosis.replay.what_if import WhatIf
 
 
 class HostSync:
-    """The host waits for the device, so that it cannot run ahead and the device stands idle after each wait."""
+    """The host waits for the device in the middle of a step, so it cannot run ahead, and the device stands idle after.
+
+    The calls are named, with the framework operators that made them (`aten::item`, `aten::nonzero`, …). Gain is what
+    the step would take if the host never waited in them.
+    """
 
     code: ClassVar[str] = "host-sync"
     title: ClassVar[str] = "The host blocks on the device every step"
 
-    def examine(self, case: Case) -> Iterator[Finding]:
-        """One finding when the exposed time on the least affected lane is notable."""
-        exposed = case.exposed_ms("sync")
-        gain = min(exposed.values(), default=0.0)
-        lanes = list(exposed)
-        if not notable(gain, case.step_ms):
+    def examine(self, case: Case) -> Iterator[Proposal | CannotTell]:
+        """One proposal: no synchronization blocks."""
+        what_if = case.what_if
+        if what_if is None or not (what_if.graph.host.block == Block.SYNC).any():
             return
-        percent = 100 * gain / case.step_ms
-        yield Finding(
+        yield Proposal(edit=what_if.without_syncs, describe=partial(self._describe, case, what_if))
+
+    def _describe(self, case: Case, what_if: WhatIf, gain: float, percent: float) -> Finding:
+        calls, operators = _calls(case, what_if)
+        first = next(iter(operators), None) or next(iter(calls), "a synchronization")
+        return Finding(
             code=self.code,
             severity=severity_of(percent),
-            ranks=case.ranks_of(lanes),
-            cause=None,
+            ranks=case.timeline.ranks_present,
+            cause=first,
             recoverable_ms_per_step=gain,
             recoverable_percent=percent,
-            confidence="medium",
-            title=f"the devices stand idle {gain:.1f} ms of each step because the host waits for them",
-            evidence={"exposed_ms_by_lane": exposed},
+            confidence="high",
+            title=f"the host waits for the device in {first}: {gain:.1f} ms of each step",
+            evidence={"calls_per_step": calls, "operators_per_step": operators},
             advice=(
-                (
-                    "Find .item(), .cpu(), print(loss), nonzero and boolean masks in the loop; log "
-                    "every N steps instead of each."
-                ),
-                "Copy with non_blocking=True from pinned memory (pin_memory=True).",
+                "Find .item(), .cpu(), float(loss), print(loss), nonzero or boolean masks in the loop; do it every N steps.",
+                "Keep running sums on the device and read them once per epoch.",
+                "torch.cuda.set_sync_debug_mode('warn') names the line of each.",
             ),
         )
+
+
+def _calls(case: Case, what_if: WhatIf) -> tuple[dict[str, float], dict[str, float]]:
+    """Blocking calls, and the operators around them, per step and rank; most frequent first."""
+    host = what_if.graph.host
+    per = max(what_if.graph.steps, 1) * max(len(what_if.graph.ranks), 1)
+    calls: dict[str, float] = defaultdict(float)
+    operators: dict[str, float] = defaultdict(float)
+    for trace_index in what_if.graph.ranks:
+        events = case.timeline.traces[trace_index].events
+        rows = host.row[(host.process == trace_index) & (host.block == Block.SYNC)]
+        ops = events.rows_of(EventKind.OPERATOR)
+        for row in rows:
+            calls[events.name_of(row)] += 1 / per
+            thread = events.thread[row]
+            mine = ops[(events.thread[ops] == thread)]
+            upto = int(np.searchsorted(events.start_ns[mine], events.start_ns[row], side="right"))
+            around = [int(op) for op in mine[max(0, upto - 64) : upto] if events.end_ns[op] >= events.end_ns[row]]
+            if around:
+                operators[events.name_of(around[0])] += 1 / per
+    order = lambda table: dict(sorted(table.items(), key=lambda item: -item[1])[:5])  # noqa: E731 - used twice, right here
+    return order(calls), order(operators)

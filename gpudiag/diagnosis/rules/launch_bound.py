@@ -1,44 +1,69 @@
-"""launch-bound: The host cannot launch fast enough."""
+"""launch-bound: the host cannot launch fast enough."""
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, ClassVar
 
-from gpudiag.diagnosis.rules.rule import notable, severity_of
+import numpy as np
+
+from gpudiag.diagnosis.rules.rule import CannotTell, Proposal, severity_of
 from gpudiag.model.analysis import Finding
+from gpudiag.model.timeline import OpClass
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from gpudiag.diagnosis.case import Case
+    from gpudiag.diagnosis.replay.what_if import WhatIf
+
+#: Kernels shorter than this take less time to run than to launch.
+_TINY_US = 10.0
 
 
 class LaunchBound:
-    """The devices stand idle while the host runs framework code to launch the next kernel."""
+    """The devices stand idle while the host runs framework and Python code to launch the next kernel.
+
+    A launch costs the host several microseconds in the framework. Kernels that run shorter than that leave the device
+    waiting. What the profiler itself adds to each launch was taken out before this was judged. The gain is what a CUDA
+    graph would give, which launches a whole step at once.
+    """
 
     code: ClassVar[str] = "launch-bound"
     title: ClassVar[str] = "The host cannot launch fast enough"
 
-    def examine(self, case: Case) -> Iterator[Finding]:
-        """One finding when the exposed time on the least affected lane is notable."""
-        exposed = case.exposed_ms("launch")
-        gain = max(exposed.values(), default=0.0)
-        lanes = [lane for lane, value in exposed.items() if value >= gain / 2]
-        if not notable(gain, case.step_ms):
+    def examine(self, case: Case) -> Iterator[Proposal | CannotTell]:
+        """One proposal: framework and launch calls cost nothing."""
+        what_if = case.what_if
+        if what_if is None or case.lanes[0].is_cpu:
             return
-        percent = 100 * gain / case.step_ms
-        yield Finding(
+        yield Proposal(edit=what_if.without_launch_cost, describe=partial(self._describe, case, what_if))
+
+    def _describe(self, case: Case, what_if: WhatIf, gain: float, percent: float) -> Finding:
+        device, graph = what_if.graph.device, what_if.graph
+        kernels = (device.end - device.start)[device.op_class == OpClass.COMPUTE] / 1e3
+        per_step = len(kernels) / max(graph.steps, 1) / max(len(case.lanes), 1)
+        typical = float(np.median(kernels)) if len(kernels) else 0.0
+        tiny = typical < _TINY_US
+        host_ms = float(what_if.busy.sum()) / max(graph.steps, 1) / max(len(graph.ranks), 1) / 1e6
+        return Finding(
             code=self.code,
             severity=severity_of(percent),
-            ranks=case.ranks_of(lanes),
-            cause="tiny kernels",
+            ranks=case.timeline.ranks_present,
+            cause="tiny kernels" if tiny else "Python and framework overhead",
             recoverable_ms_per_step=gain,
             recoverable_percent=percent,
-            confidence="medium",
-            title=f"the devices wait {gain:.1f} ms of each step for the host to launch work",
-            evidence={"exposed_ms_by_lane": exposed},
+            confidence="high" if tiny else "medium",
+            title=f"the devices wait {gain:.1f} ms of each step for the host to launch {per_step:.0f} kernels",
+            evidence={
+                "kernels_per_step": per_step,
+                "median_kernel_us": typical,
+                "host_launching_ms_per_step": host_ms,
+                "profiler_ms_per_step_taken_out": what_if.replayed_ms - what_if.corrected_ms,
+            },
             advice=(
-                "Capture the step in a CUDA graph, or use torch.compile(mode='reduce-overhead').",
-                "Make the work per kernel larger: a larger batch, fused optimizer (fused=True), fewer small layers.",
+                "Launch a step at once: torch.compile(mode='reduce-overhead'), or torch.cuda.graph around the step.",
+                "Make each kernel do more: a larger batch, fused layers (torch.compile), a fused optimizer (fused=True).",
+                "Keep Python out of the loop: no per-parameter loops, no metrics each step.",
             ),
         )

@@ -1,4 +1,4 @@
-"""What a rule is: data, and one pure method."""
+"""What a rule is: data, and one pure method that proposes what to take away and what to say of it."""
 
 from __future__ import annotations
 
@@ -6,16 +6,18 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, Protocol
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     from gpudiag.diagnosis.case import Case
+    from gpudiag.diagnosis.replay.simulate import Costs
     from gpudiag.model.analysis import Finding, Severity
 
 #: Below this share of the step nothing is worth a finding that asks for action.
 WARNING_PERCENT = 5.0
 CRITICAL_PERCENT = 20.0
-#: Below this share (and below 0.1 ms) a rule stays silent altogether.
+#: Below this share (and below 0.05 ms) a rule stays silent altogether.
 NOTABLE_PERCENT = 1.0
+_NOTABLE_MS = 0.05
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,14 +27,28 @@ class CannotTell:
     reason: str
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Proposal:
+    """A cause to take away.
+
+    Attributes:
+        edit: the costs without the cause, from given costs.
+        describe: the finding, given by how many milliseconds per step the replay without the cause is shorter, and what
+            share of the step that is, in percent.
+    """
+
+    edit: Callable[[Costs], Costs]
+    describe: Callable[[float, float], Finding]
+
+
 class Rule(Protocol):
     """A rule names its code and examines a case. Its class docstring is what users read."""
 
     code: ClassVar[str]
     title: ClassVar[str]
 
-    def examine(self, case: Case) -> Iterator[Finding | CannotTell]:
-        """Findings, a reason why nothing can be told, or nothing."""
+    def examine(self, case: Case) -> Iterator[Proposal | CannotTell]:
+        """Proposals, a reason why nothing can be told, or nothing."""
         ...
 
 
@@ -45,4 +61,4 @@ def severity_of(percent: float) -> Severity:
 
 def notable(gain_ms: float, step_ms: float) -> bool:
     """Whether a gain is worth mentioning at all."""
-    return step_ms > 0 and gain_ms >= 0.1 and 100 * gain_ms / step_ms >= NOTABLE_PERCENT
+    return step_ms > 0 and gain_ms >= _NOTABLE_MS and 100 * gain_ms / step_ms >= NOTABLE_PERCENT

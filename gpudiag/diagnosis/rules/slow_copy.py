@@ -1,47 +1,78 @@
-"""slow-copy: Exposed host to device copies."""
+"""slow-copy: exposed host to device copies."""
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, ClassVar
 
-from gpudiag.diagnosis.rules.rule import notable, severity_of
+import numpy as np
+
+from gpudiag.diagnosis.rules.rule import CannotTell, Proposal, severity_of
 from gpudiag.model.analysis import Finding
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from gpudiag.diagnosis.case import Case
+    from gpudiag.diagnosis.replay.what_if import WhatIf
 
 
 class SlowCopy:
-    """Copies run while nothing is computed beside them."""
+    """Copies between host and device run while nothing is computed beside them.
+
+    Copies from pageable memory are slow and block the host; pinned ones reach the link's bandwidth and can run beside
+    compute. The gain is what the step would take if these copies were hidden.
+    """
 
     code: ClassVar[str] = "slow-copy"
-    title: ClassVar[str] = "Exposed host to device copies"
+    title: ClassVar[str] = "Copies between host and device that no compute hides"
 
-    def examine(self, case: Case) -> Iterator[Finding]:
-        """One finding when the exposed time on the least affected lane is notable."""
-        exposed = case.exposed_ms("copy")
-        gain = min(exposed.values(), default=0.0)
-        lanes = list(exposed)
-        if not notable(gain, case.step_ms):
+    def examine(self, case: Case) -> Iterator[Proposal | CannotTell]:
+        """One proposal: host copies take no time of the device and do not block the host."""
+        what_if = case.what_if
+        if what_if is None or not what_if.graph.device.host_copy.any():
             return
-        percent = 100 * gain / case.step_ms
-        yield Finding(
+        yield Proposal(
+            edit=partial(what_if.with_host_copies, duration_ns=0.0), describe=partial(self._describe, case, what_if)
+        )
+
+    def _describe(self, case: Case, what_if: WhatIf, gain: float, percent: float) -> Finding:
+        device, graph = what_if.graph.device, what_if.graph
+        pageable_ns = pinned_ns = 0.0
+        sizes = {"pageable": 0.0, "pinned": 0.0}
+        for op in np.flatnonzero(device.host_copy):
+            events = case.timeline.traces[case.lanes[device.lane[op]].trace].events
+            row = int(device.row[op])
+            duration, size = float(device.end[op] - device.start[op]), max(int(events.size_bytes[row]), 0)
+            if "ageable" in events.name_of(row):
+                pageable_ns, sizes["pageable"] = pageable_ns + duration, sizes["pageable"] + size
+            else:
+                pinned_ns, sizes["pinned"] = pinned_ns + duration, sizes["pinned"] + size
+        per = max(graph.steps, 1) * max(len(case.lanes), 1)
+        pageable = pageable_ns > pinned_ns
+        evidence: dict[str, object] = {
+            "pageable_ms_per_step": pageable_ns / per / 1e6,
+            "pinned_ms_per_step": pinned_ns / per / 1e6,
+        }
+        total, time = (sizes["pageable"], pageable_ns) if pageable else (sizes["pinned"], pinned_ns)
+        if total and time:
+            evidence["bytes_per_step"] = (sizes["pageable"] + sizes["pinned"]) / per
+            evidence["achieved_gb_per_s"] = total / time
+        advice = [
+            "Copy the next batch on a stream of its own while this one is computed (non_blocking=True).",
+            "Send less: keep images as uint8 and convert on the GPU; keep constant inputs on the device.",
+        ]
+        if pageable:
+            advice.insert(0, "Pin the host memory: DataLoader(pin_memory=True), or tensor.pin_memory() once.")
+        return Finding(
             code=self.code,
             severity=severity_of(percent),
-            ranks=case.ranks_of(lanes),
-            cause=None,
+            ranks=case.timeline.ranks_present,
+            cause="pageable memory" if pageable else "not hidden behind compute",
             recoverable_ms_per_step=gain,
             recoverable_percent=percent,
-            confidence="medium",
-            title=f"{gain:.1f} ms of each step pass copying with nothing computed beside it",
-            evidence={"exposed_ms_by_lane": exposed},
-            advice=(
-                (
-                    "Pin the host memory (DataLoader(pin_memory=True)) and copy with non_blocking=True "
-                    "on a stream of its own."
-                ),
-                "Copy the next batch while this one is computed.",
-            ),
+            confidence="high",
+            title=f"copies between host and device cost {gain:.1f} ms of each step",
+            evidence=evidence,
+            advice=tuple(advice),
         )

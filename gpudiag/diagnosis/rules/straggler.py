@@ -2,49 +2,148 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, ClassVar
 
-from gpudiag.diagnosis.rules.rule import CannotTell, notable, severity_of
+from gpudiag.diagnosis.replay.what_if import PARTS
+from gpudiag.diagnosis.rules.rule import CannotTell, Proposal, notable, severity_of
 from gpudiag.model.analysis import Finding
+from gpudiag.units import milliseconds
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from gpudiag.diagnosis.case import Case
+    from gpudiag.diagnosis.replay.what_if import Part, WhatIf
+
+#: A rank belongs to the late ones when its excess is at least this share of the largest.
+_ALSO_LATE = 0.3
+#: The cause is a part of the step that alone explains at least this share of the gain.
+_EXPLAINS = 0.5
+#: Another rank late each step: levelling every step must gain this much more than levelling ranks.
+_JITTER = 1.3
+
+_ADVICE: dict[str, tuple[str, ...]] = {
+    "input": (
+        "Find out why the loader of {ranks} is slower: its files, disk or network mount, its CPU cores, its share of the data.",
+        "Give it more workers and a deeper prefetch: DataLoader(num_workers=…, prefetch_factor=4, persistent_workers=True).",
+        "If its samples are larger than the others' (sequence lengths, images), distribute by size (bucketing) instead.",
+    ),
+    "compute": (
+        "Compare clocks, power and temperature of the GPU of {ranks} with its peers: `gpudiag topology`.",
+        "Check that {ranks} gets as much work: same batch size, same sequence lengths, no extra evaluation or logging.",
+    ),
+    "launch": (
+        "Give {ranks} CPU cores of its own near its GPU (numactl, taskset, torchrun --numa-binding) and look for other processes there.",
+        "Check that {ranks} runs no extra Python in the loop (logging, checkpoints, metrics on one rank only).",
+    ),
+    "copy": ("Pin the host memory of {ranks} (pin_memory=True) and check its PCIe link: `gpudiag bandwidth`.",),
+    "unknown": ("Look at what {ranks} does that the others do not: its row in the table of ranks.",),
+}
 
 
 class Straggler:
-    """One or few ranks come late to the collectives, and the rest wait for them."""
+    """One or few ranks come late to the collectives, and all others wait for them.
+
+    In a synchronous step the slowest rank sets the pace. What looks like 40 ms of communication on three ranks may be
+    40 ms of a late loader on the fourth. The replay gives each rank no more input, launch, compute and copy time than
+    its peers need; what the step gains by that is recoverable, and the part that alone explains it is the cause. A
+    chain (rank 0 waits for 2, which waited for its loader) is followed by that to its end. When the late rank is
+    another one each step, it is said to be jitter.
+    """
 
     code: ClassVar[str] = "straggler"
     title: ClassVar[str] = "One or few ranks arrive late and the rest wait"
 
-    def examine(self, case: Case) -> Iterator[Finding | CannotTell]:
-        """One finding for the rank that the others wait for most."""
-        if len(case.timeline.lanes) < 2:
-            if case.timeline.world_size > 1:
-                yield CannotTell("late ranks cannot be told from one rank's trace; give the traces of all ranks")
+    def examine(self, case: Case) -> Iterator[Proposal | CannotTell]:
+        """One proposal: all ranks level with their peers."""
+        what_if = case.what_if
+        if what_if is None:
             return
-        waited: dict[int, float] = {}
+        if case.one_of_many():
+            yield CannotTell(
+                "one rank's trace cannot show whether a rank comes late: give the traces of all ranks of the same steps"
+            )
+            return
+        if len(what_if.graph.ranks) < 2 or not any(len(lane.collectives) for lane in case.lanes):
+            return
+        by_rank = what_if.gain_ms(what_if.levelled(what_if.corrected, PARTS))
+        by_step = what_if.gain_ms(what_if.levelled(what_if.corrected, PARTS, each_step=True))
+        jitter = notable(by_step, what_if.corrected_ms) and by_step > _JITTER * by_rank and case.steps > 1
+        yield Proposal(
+            edit=partial(what_if.levelled, parts=PARTS, each_step=jitter),
+            describe=partial(self._describe, case, what_if, jitter),
+        )
+
+    def _describe(self, case: Case, what_if: WhatIf, jitter: bool, gain: float, percent: float) -> Finding:
+        cause, alone = _cause(what_if, gain, jitter)
+        part: Part = cause if cause in PARTS else _largest_excess(what_if)
+        excess = {rank: milliseconds(ns) for rank, ns in what_if.excess(part).by_rank.items()}
+        most = max(excess.values())
+        late = tuple(sorted(rank for rank, ms in excess.items() if ms >= _ALSO_LATE * most and ms > 0))
+        if jitter:
+            late = tuple(sorted(excess))
+        words = "rank " + str(late[0]) if len(late) == 1 else "ranks " + ", ".join(str(rank) for rank in late)
+        unmarked = case.unmarked_input_ms()
+        silent = cause == "input" and max((unmarked.get(rank, 0.0) for rank in late), default=0.0) > 0.5 * most
+        waits: dict[int, float] = {}
         for lane in case.attribution.lanes:
-            for on_rank, share in lane.waits_ns.items():
-                waited[on_rank] = max(waited.get(on_rank, 0.0), float(share.mean()) / 1e6)
-        if not waited:
-            return
-        late = max(waited, key=lambda rank: waited[rank])
-        gain = waited[late]
-        if not notable(gain, case.step_ms):
-            return
-        percent = 100 * gain / case.step_ms
-        yield Finding(
+            waits[lane.rank] = milliseconds(sum(float(share.mean()) for share in lane.waits_ns.values()))
+        evidence: dict[str, object] = {
+            "excess_ms_by_rank": excess,
+            "waited_ms_by_rank": waits,
+            "gain_ms_by_part": alone,
+        }
+        if jitter:
+            evidence["times_last_by_rank"] = _times_last(case)
+        if silent:
+            evidence["unmarked"] = (
+                "the late rank recorded nothing between the step's mark and its first op: usually a loader without marks"
+            )
+        what = {
+            "input": "waits for its input",
+            "compute": "computes longer",
+            "launch": "launches its work more slowly",
+            "copy": "copies longer",
+        }.get(cause, "is late for a reason that the traces do not show")
+        title = (
+            f"a different rank is late each step: the others wait for it, {gain:.1f} ms of each step"
+            if jitter
+            else f"{words} {what} and the others wait: {gain:.1f} ms of each step"
+        )
+        return Finding(
             code=self.code,
             severity=severity_of(percent),
-            ranks=(late,),
-            cause="unknown",
+            ranks=late,
+            cause=cause,
             recoverable_ms_per_step=gain,
             recoverable_percent=percent,
-            confidence="medium",
-            title=f"rank {late} arrives late: the others wait {gain:.1f} ms of each step for it",
-            evidence={"waited_for_ms": waited},
-            advice=(f"Look at what rank {late} does that the others do not: its row in the table of ranks.",),
+            confidence="medium" if cause == "unknown" or silent or jitter else "high",
+            title=title,
+            evidence=evidence,
+            advice=tuple(line.format(ranks=words) for line in _ADVICE[cause]),
         )
+
+
+def _cause(what_if: WhatIf, gain: float, jitter: bool) -> tuple[str, dict[str, float]]:
+    """The part that alone explains the gain, and what each part alone gains."""
+    alone = {part: what_if.gain_ms(what_if.levelled(what_if.corrected, [part], each_step=jitter)) for part in PARTS}
+    best = max(PARTS, key=lambda part: alone[part])
+    return (best if alone[best] >= _EXPLAINS * gain else "unknown"), {str(part): ms for part, ms in alone.items()}
+
+
+def _largest_excess(what_if: WhatIf) -> Part:
+    return max(PARTS, key=lambda part: max(what_if.excess(part).by_rank.values()))
+
+
+def _times_last(case: Case) -> dict[int, int]:
+    """How often each rank was the last to arrive at a collective."""
+    times: dict[int, int] = {}
+    seen: set[int] = set()
+    for lane in case.lanes:
+        table = lane.collectives
+        for instance, rank in zip(table.instance.tolist(), table.last_rank.tolist(), strict=True):
+            if instance >= 0 and instance not in seen:
+                seen.add(instance)
+                times[rank] = times.get(rank, 0) + 1
+    return times
