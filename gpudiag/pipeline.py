@@ -44,7 +44,8 @@ def analyze(
         summarise_steps,
         summarise_waits,
     )
-    from gpudiag.diagnosis import Case, diagnose
+    from gpudiag.diagnosis.case import Case
+    from gpudiag.diagnosis.engine import diagnose
     from gpudiag.readers import read_traces
     from gpudiag.run_files import find_run_record
     from gpudiag.timeline import build_timeline

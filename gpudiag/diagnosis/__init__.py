@@ -1,6 +1,5 @@
-"""Timeline and Attribution → Findings: rules, each one file, run by a small engine."""
+"""Timeline and Attribution → Findings: rules, each one file, run by a small engine.
 
-from gpudiag.diagnosis.case import Case
-from gpudiag.diagnosis.engine import diagnose
-
-__all__ = ["Case", "diagnose"]
+`hardware` judges facts alone and needs no arrays; what judges traces is in `engine` and imported from there, so that
+`gpudiag topology` does not pay for it.
+"""

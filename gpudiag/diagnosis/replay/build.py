@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from itertools import pairwise
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -57,23 +58,17 @@ def _assemble(timeline: Timeline, lanes: list[Lane], chains: list[Chain], parts:
     parts_by_trace: dict[int, list[int]] = defaultdict(list)
     for index, part in enumerate(parts):
         parts_by_trace[part.trace].append(index)
-    host = _host(chains, parts, parts_by_trace, part_first)
+    host = _host(chains, parts_by_trace, part_first)
     launch = np.concatenate(
         [np.where(part.launch != NONE, part.launch + chain_first[chain_by_trace[part.trace]], NONE) for part in parts]
     )
     start = np.concatenate([part.start for part in parts])
     end = np.concatenate([part.end for part in parts])
-    wait_a, wait_b = (
-        np.concatenate(
-            [
-                np.where(column(part) != NONE, column(part) + first, NONE)
-                for part, first in zip(parts, part_first, strict=False)
-            ]
-        )
-        for column in (lambda part: part.wait_a, lambda part: part.wait_b)
-    )
+    wait_a = _absolute([part.wait_a for part in parts], part_first)
+    wait_b = _absolute([part.wait_b for part in parts], part_first)
     peers, transfer = _peers(timeline, parts, part_first, start, end)
-    lead, delay = _delays(parts, host, launch, start, end, wait_a, wait_b, part_first)
+    before = np.concatenate([part.before_end for part in parts])
+    lead, delay = _delays(host, launch, start, np.maximum(before, _latest_waited(end, start, wait_a, wait_b)))
     streams = tuple(
         (int(first + a), int(first + b))
         for part, first in zip(parts, part_first, strict=False)
@@ -100,7 +95,7 @@ def _assemble(timeline: Timeline, lanes: list[Lane], chains: list[Chain], parts:
     return Graph(
         host=host,
         device=device,
-        chains=tuple((int(a), int(b)) for a, b in zip(chain_first[:-1], chain_first[1:], strict=True)),
+        chains=tuple((int(a), int(b)) for a, b in pairwise(chain_first)),
         streams=streams,
         steps=steps,
         length_ns=length,
@@ -109,9 +104,14 @@ def _assemble(timeline: Timeline, lanes: list[Lane], chains: list[Chain], parts:
     )
 
 
-def _host(
-    chains: list[Chain], parts: list[LaneOps], parts_by_trace: dict[int, list[int]], part_first: NDArray[np.int64]
-) -> HostNodes:
+def _absolute(columns: list[NDArray[np.int64]], first: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Op indices within parts as op indices within the graph."""
+    return np.concatenate(
+        [np.where(column != NONE, column + offset, NONE) for column, offset in zip(columns, first, strict=False)]
+    )
+
+
+def _host(chains: list[Chain], parts_by_trace: dict[int, list[int]], part_first: NDArray[np.int64]) -> HostNodes:
     block_on = []
     for chain in chains:
         # A chain names ops by (position of the part within its process, op within the part).
@@ -156,39 +156,36 @@ def _peers(
                 instance = int(table.instance[order[slot[op]]])
                 if instance != UNKNOWN:
                     members[instance].append(int(first + op))
-    peers = {}
+    peers: dict[int, NDArray[np.int64]] = {}
     for ops in members.values():
-        for op in ops:
+        for member in ops:
             # Who came only after this op had ended was not waited for (a broadcast's root goes on alone).
-            waited = np.array([p for p in ops if start[p] <= end[op]], np.int64)
-            peers[op] = waited
-            transfer[op] = end[op] - start[waited].max()
+            waited = np.array([p for p in ops if start[p] <= end[member]], np.int64)
+            peers[member] = waited
+            transfer[member] = end[member] - start[waited].max()
     return peers, transfer
 
 
 def _delays(
-    parts: list[LaneOps],
-    host: HostNodes,
-    launch: NDArray[np.int64],
-    start: NDArray[np.float64],
-    end: NDArray[np.float64],
-    wait_a: NDArray[np.int64],
-    wait_b: NDArray[np.int64],
-    part_first: NDArray[np.int64],
+    host: HostNodes, launch: NDArray[np.int64], start: NDArray[np.float64], free: NDArray[np.float64]
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """(launch lead, delay) of every op: what makes the graph give back what was measured."""
+    """(launch lead, delay) of every op: what makes the graph give back what was measured.
+
+    `free` is when the op before it in its stream, and the ops that it waits for, had ended: for the first ops of the
+    body those are ops before the body.
+    """
     reached = np.where(launch != NONE, host.time[np.maximum(launch, 0)], -np.inf)
     lead = np.where(launch != NONE, np.minimum(start - reached, 0.0), 0.0)
-    ready = reached + lead
-    for part, first in zip(parts, part_first, strict=False):
-        # The op before in the stream, in the trace: for the first of the body one before the body.
-        ready[first : first + len(part.start)] = np.maximum(ready[first : first + len(part.start)], part.before_end)
-    for column in (wait_a, wait_b):
-        ready = np.maximum(ready, np.where(column != NONE, _not_later(end, column, start), -np.inf))
+    ready = np.maximum(reached + lead, free)
     return lead, np.maximum(start - np.where(np.isfinite(ready), ready, start), 0.0)
 
 
-def _not_later(end: NDArray[np.float64], column: NDArray[np.int64], start: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Ends of the ops waited for; of one from the turn before (which ends after this op starts) nothing is said."""
-    ends = end[np.maximum(column, 0)]
-    return np.where(ends <= start, ends, -np.inf)
+def _latest_waited(
+    end: NDArray[np.float64], start: NDArray[np.float64], *columns: NDArray[np.int64]
+) -> NDArray[np.float64]:
+    """When the last op waited for had ended; nothing is said of one that belongs to the turn before."""
+    latest = np.full(len(start), -np.inf)
+    for column in columns:
+        ends = end[np.maximum(column, 0)]
+        latest = np.maximum(latest, np.where((column != NONE) & (ends <= start), ends, -np.inf))
+    return latest

@@ -11,6 +11,7 @@ host work:
 from __future__ import annotations
 
 import re
+from itertools import pairwise
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -66,7 +67,7 @@ def collective_ops(lane: Lane, index: int) -> LaneOps:
         before_end=before[order],
         wait_a=none.copy(),
         wait_b=none.copy(),
-        streams=[(int(a), int(b)) for a, b in zip(edges[:-1], edges[1:], strict=True)],
+        streams=[(int(a), int(b)) for a, b in pairwise(edges)],
         launch=none.copy(),
     )
 

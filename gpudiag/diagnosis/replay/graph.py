@@ -11,7 +11,7 @@ Two kinds of nodes, in program order:
 
 * A *device op* j starts and ends at
 
-      start[j] = max(t[launch[j]] + launch_lead[j],  end[previous in its stream],  end of the ops it waits for) + delay[j]
+      start[j] = max(t[launch[j]] + launch_lead[j],  end[before it in its stream],  end of its waits) + delay[j]
       end[j]   = start[j] + duration[j],  or for a collective  max(start of the participants) + transfer[j]
 
 Delays are what is left between the latest of these and what was measured; so a graph replayed unchanged gives back what

@@ -95,9 +95,9 @@ def chain_of(timeline: Timeline, trace_index: int, lanes: list[Lane], parts: lis
     waited_from = np.where(held > 0, before, np.maximum(call_start, before))
     target_part, target_op = _block_targets(parts, call_start, time, waited_from, kinds)
     block = np.where(target_part != NONE, kinds, Block.NOT).astype(np.uint8)
-    busy, waited, silent = _work(lane.threads, threads, before, call_start, time, block != Block.NOT)
-    overhead_before_call = within(overhead, before, np.where(block != Block.NOT, np.maximum(call_start, before), time))
-    profiler = np.minimum(overhead_before_call, busy)
+    work_until = np.where(block != Block.NOT, np.maximum(call_start, before), time)
+    busy, waited, silent = _work(lane.threads, threads, before, work_until)
+    profiler = np.minimum(within(overhead, before, work_until), busy)
     # Held up by a full queue, as "Command Buffer Full" shows: the device sets the pace, and the time is no work.
     busy = busy - np.where(block == Block.QUEUE, profiler, 0.0)
     profiler = np.where(block == Block.QUEUE, 0.0, profiler)
@@ -148,7 +148,7 @@ def _chain_threads(lane: Lane) -> list[int]:
     """The training thread and the launching threads that take turns with it."""
     main = lane.steps.thread
     training = lane.threads.get(main)
-    launchers = [int(t) for t in np.unique(lane.ops.launch_thread) if t != UNKNOWN and t != main]
+    launchers = [int(t) for t in np.unique(lane.ops.launch_thread) if t not in {UNKNOWN, main}]
     if training is None:
         return launchers
     turns = [
@@ -215,7 +215,7 @@ def _block_targets(
     waited_from: NDArray[np.int64],
     kinds: NDArray[np.uint8],
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """For each blocking call the op that it waited for: of those launched before it, the last to end before it returned.
+    """For each blocking call the op that it waited for: of those launched before, the last to end before it returned.
 
     A synchronization waits for such an op even when that had ended before the call: were the host faster, it would have
     to wait. A held-up launch counts only where an op did end while it was held up.
@@ -245,16 +245,15 @@ def _work(
     by_thread: dict[int, HostThread],
     threads: list[int],
     before: NDArray[np.int64],
-    call_start: NDArray[np.int64],
-    time: NDArray[np.int64],
-    blocks: NDArray[np.bool_],
+    stop: NDArray[np.int64],
 ) -> tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.float64]]:
-    """(busy, input, silent) work of each node: what lies between the node before and its call, and the call unless it
-    blocks, for then how long it took is no work."""
+    """(busy, input, silent) work of each node: what lies between the node before and `stop`.
+
+    That is the node's call, included unless it blocks: for then how long it took is no work.
+    """
     present = [by_thread[t] for t in threads if t in by_thread]
     busy = union(*(thread.busy for thread in present))
     waiting = union(*(thread.input for thread in present))
-    stop = np.where(blocks, np.maximum(call_start, before), time)
     gap = np.maximum(stop - before, 0).astype(np.float64)
     fetch = within(waiting, before, stop)
     covered = within(union(busy, waiting), before, stop)

@@ -72,56 +72,79 @@ def unchanged(graph: Graph) -> Costs:
 def simulate(plan: Plan, costs: Costs) -> float:
     """Step time in ns at which the job settles with these costs."""
     graph = plan.graph
-    host, device = graph.host, graph.device
-    # Before the first turn stands what was measured, one turn earlier.
-    time = host.time - graph.length_ns
-    start = device.start - graph.length_ns
-    end = device.end - graph.length_ns
-    work = np.concatenate([[0.0], np.cumsum(costs.work)])
-    cost = device.delay + costs.duration
-    total = np.concatenate([[0.0], np.cumsum(cost)])
-    launch, lead = device.launch, device.launch_lead
-    launched = launch != NONE
-    wait_a, wait_b, delay = device.wait_a, device.wait_b, device.delay
-    turn_ends: list[float] = []
-    finish = float(end.max(initial=time.max(initial=0.0)))
-    turn_before = 0.0
+    state = _State(graph, costs)
+    finish = state.finished()
+    this_turn = turn_before = 0.0
     for turn in range(_MOST_TURNS):
-        for kind, a, b, before in plan.runs:
-            if kind == _HOST_RUN:
-                time[a:b] = time[before] + (work[a + 1 : b + 1] - work[a])
-            elif kind == _HOST_BLOCK:
-                reached = time[before] + costs.work[a]
-                if costs.blocking[a]:
-                    reached = max(reached, end[host.block_on[a]] + host.block_delay[a])
-                time[a] = reached
-            elif kind == _DEVICE_RUN:
-                ready = np.where(launched[a:b], time[launch[a:b]] + lead[a:b], -np.inf)
-                through = total[a + 1 : b + 1] - total[a]
-                latest = np.maximum.accumulate(ready - (through - cost[a:b]))
-                end[a:b] = through + np.maximum(latest, end[before])
-            elif kind == _COLLECTIVE_END:
-                peers = device.peers[a] if costs.joined else (a,)
-                end[a] = max(start[p] for p in peers) + costs.transfer[a]
-            else:
-                ready = end[before]
-                if launched[a]:
-                    ready = max(ready, time[launch[a]] + lead[a])
-                if wait_a[a] != NONE:
-                    ready = max(ready, end[wait_a[a]])
-                if wait_b[a] != NONE:
-                    ready = max(ready, end[wait_b[a]])
-                start[a] = ready + delay[a]
-                if kind == _DEVICE_WAIT:
-                    end[a] = start[a] + costs.duration[a]
-        finished = float(max(end.max(initial=-np.inf), time.max(initial=-np.inf)))
-        turn_ends.append(finished)
-        this_turn = finished - finish
-        finish = finished
+        state.turn(plan.runs)
+        finished = state.finished()
+        this_turn, finish = finished - finish, finished
         if turn + 1 >= _FEWEST_TURNS and abs(this_turn - turn_before) <= _SETTLED * abs(this_turn):
             break
         turn_before = this_turn
     return float(this_turn) / max(graph.steps, 1)
+
+
+class _State:
+    """Times of all nodes, from one turn to the next."""
+
+    def __init__(self, graph: Graph, costs: Costs) -> None:
+        self.graph, self.costs = graph, costs
+        # Before the first turn stands what was measured, one turn earlier.
+        self.time = graph.host.time - graph.length_ns
+        self.start = graph.device.start - graph.length_ns
+        self.end = graph.device.end - graph.length_ns
+        self.work_before = np.concatenate([[0.0], np.cumsum(costs.work)])
+        self.cost = graph.device.delay + costs.duration
+        self.cost_before = np.concatenate([[0.0], np.cumsum(self.cost)])
+        self.launched = graph.device.launch != NONE
+
+    def finished(self) -> float:
+        """When the last node was reached."""
+        return float(max(self.end.max(initial=-np.inf), self.time.max(initial=-np.inf)))
+
+    def turn(self, runs: list[tuple[int, int, int, int]]) -> None:
+        """Go through all runs once."""
+        time, work = self.time, self.work_before
+        for kind, a, b, before in runs:
+            if kind == _HOST_RUN:
+                time[a:b] = time[before] + (work[a + 1 : b + 1] - work[a])
+            elif kind == _HOST_BLOCK:
+                self._block(a, before)
+            elif kind == _DEVICE_RUN:
+                self._device_run(a, b, before)
+            elif kind == _COLLECTIVE_END:
+                peers = self.graph.device.peers[a] if self.costs.joined else (a,)
+                self.end[a] = max(self.start[p] for p in peers) + self.costs.transfer[a]
+            else:
+                self._begin(a, before)
+                if kind == _DEVICE_WAIT:
+                    self.end[a] = self.start[a] + self.costs.duration[a]
+
+    def _block(self, a: int, before: int) -> None:
+        host = self.graph.host
+        reached = self.time[before] + self.costs.work[a]
+        if self.costs.blocking[a]:
+            reached = max(reached, self.end[host.block_on[a]] + host.block_delay[a])
+        self.time[a] = reached
+
+    def _device_run(self, a: int, b: int, before: int) -> None:
+        device = self.graph.device
+        launched_at = self.time[device.launch[a:b]] + device.launch_lead[a:b]
+        ready = np.where(self.launched[a:b], launched_at, -np.inf)
+        through = self.cost_before[a + 1 : b + 1] - self.cost_before[a]
+        latest = np.maximum.accumulate(ready - (through - self.cost[a:b]))
+        self.end[a:b] = through + np.maximum(latest, self.end[before])
+
+    def _begin(self, a: int, before: int) -> None:
+        device = self.graph.device
+        ready = self.end[before]
+        if self.launched[a]:
+            ready = max(ready, self.time[device.launch[a]] + device.launch_lead[a])
+        for waited in (device.wait_a[a], device.wait_b[a]):
+            if waited != NONE:
+                ready = max(ready, self.end[waited])
+        self.start[a] = ready + device.delay[a]
 
 
 def _runs(graph: Graph) -> list[tuple[int, int, int, int]]:

@@ -24,7 +24,7 @@ _LONG_LAUNCHED_NS = 20_000
 
 @dataclass(slots=True)
 class LaneOps:
-    """Ops of one lane's body as columns of equal length m, each stream's together and in order; indices within the lane.
+    """Ops of one lane's body as columns of equal length m, each stream's together and in order; indices are in them.
 
     `launch_time` is the start of the launching call; `launch` (host node within the process's chain) is filled in once
     the chain is known. `before_end` is when the op before it in its stream ended (-inf for the first of a trace).

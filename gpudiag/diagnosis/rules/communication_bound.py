@@ -42,8 +42,8 @@ class CommunicationBound:
             exposed = max(case.exposed_ms("communication_transfer").values(), default=0.0)
             if notable(exposed, case.step_ms):
                 yield CannotTell(
-                    f"collectives take {exposed:.1f} ms of the step beside no compute, but without the other ranks' traces "
-                    "transferring cannot be told from waiting for a late rank: give the traces of all ranks"
+                    f"collectives take {exposed:.1f} ms of the step beside no compute, but without the other ranks' "
+                    "traces transferring cannot be told from waiting for a late rank: give the traces of all ranks"
                 )
             return
         if matched.any():
@@ -74,9 +74,11 @@ class CommunicationBound:
             evidence=evidence,
             advice=(
                 "See what the links can do: `gpudiag topology` (peer access, NVLink) and `gpudiag bandwidth`.",
-                "Send fewer bytes: gradients in bf16 (DDP communication hook bf16_compress_hook), or fewer exchanges "
-                "(no_sync() over several batches).",
-                "Hide more: larger batches per device; smaller DDP buckets (bucket_cap_mb) so that the last one is short.",
+                "Send fewer bytes: gradients in bf16 (DDP's bf16_compress_hook), or exchange less often (no_sync()).",
+                (
+                    "Hide more: larger batches per device; smaller DDP buckets (bucket_cap_mb) so that "
+                    "the last one is short."
+                ),
             ),
         )
 

@@ -51,7 +51,10 @@ class HostSync:
             title=f"the host waits for the device in {first}: {gain:.1f} ms of each step",
             evidence={"calls_per_step": calls, "operators_per_step": operators},
             advice=(
-                "Find .item(), .cpu(), float(loss), print(loss), nonzero or boolean masks in the loop; do it every N steps.",
+                (
+                    "Find .item(), .cpu(), float(loss), print(loss), nonzero or boolean masks in the "
+                    "loop; do it every N steps."
+                ),
                 "Keep running sums on the device and read them once per epoch.",
                 "torch.cuda.set_sync_debug_mode('warn') names the line of each.",
             ),
@@ -76,5 +79,8 @@ def _calls(case: Case, what_if: WhatIf) -> tuple[dict[str, float], dict[str, flo
             around = [int(op) for op in mine[max(0, upto - 64) : upto] if events.end_ns[op] >= events.end_ns[row]]
             if around:
                 operators[events.name_of(around[0])] += 1 / per
-    order = lambda table: dict(sorted(table.items(), key=lambda item: -item[1])[:5])  # noqa: E731 - used twice, right here
-    return order(calls), order(operators)
+    return _most_frequent(calls), _most_frequent(operators)
+
+
+def _most_frequent(table: dict[str, float]) -> dict[str, float]:
+    return dict(sorted(table.items(), key=lambda item: -item[1])[:5])

@@ -44,7 +44,10 @@ class InputBound:
         silent = float(host.silent.sum()) / steps / len(what_if.graph.ranks) / 1e6
         known = marked >= silent
         advice = [
-            "Let workers prepare batches ahead: DataLoader(num_workers=4 or more, prefetch_factor=4, persistent_workers=True).",
+            (
+                "Let workers prepare batches ahead: DataLoader(num_workers=4 or more, prefetch_factor=4, "
+                "persistent_workers=True)."
+            ),
             "Profile one batch of the dataset alone; cache decoded samples; move augmentation to the GPU.",
             "Copy ahead: pin_memory=True and .to(device, non_blocking=True) for the batch after this one.",
         ]

@@ -63,7 +63,10 @@ class LaunchBound:
             },
             advice=(
                 "Launch a step at once: torch.compile(mode='reduce-overhead'), or torch.cuda.graph around the step.",
-                "Make each kernel do more: a larger batch, fused layers (torch.compile), a fused optimizer (fused=True).",
+                (
+                    "Make each kernel do more: a larger batch, fused layers (torch.compile), a fused "
+                    "optimizer (fused=True)."
+                ),
                 "Keep Python out of the loop: no per-parameter loops, no metrics each step.",
             ),
         )

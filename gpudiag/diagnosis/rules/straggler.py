@@ -25,16 +25,28 @@ _JITTER = 1.3
 
 _ADVICE: dict[str, tuple[str, ...]] = {
     "input": (
-        "Find out why the loader of {ranks} is slower: its files, disk or network mount, its CPU cores, its share of the data.",
-        "Give it more workers and a deeper prefetch: DataLoader(num_workers=…, prefetch_factor=4, persistent_workers=True).",
-        "If its samples are larger than the others' (sequence lengths, images), distribute by size (bucketing) instead.",
+        (
+            "Find out why the loader of {ranks} is slower: its files, disk or network mount, its CPU "
+            "cores, its share of the data."
+        ),
+        (
+            "Give it more workers and a deeper prefetch: DataLoader(num_workers=…, prefetch_factor=4, "
+            "persistent_workers=True)."
+        ),
+        (
+            "If its samples are larger than the others' (sequence lengths, images), distribute by size "
+            "(bucketing) instead."
+        ),
     ),
     "compute": (
         "Compare clocks, power and temperature of the GPU of {ranks} with its peers: `gpudiag topology`.",
         "Check that {ranks} gets as much work: same batch size, same sequence lengths, no extra evaluation or logging.",
     ),
     "launch": (
-        "Give {ranks} CPU cores of its own near its GPU (numactl, taskset, torchrun --numa-binding) and look for other processes there.",
+        (
+            "Give {ranks} CPU cores of its own near its GPU (numactl, taskset, torchrun --numa-binding) "
+            "and look for other processes there."
+        ),
         "Check that {ranks} runs no extra Python in the loop (logging, checkpoints, metrics on one rank only).",
     ),
     "copy": ("Pin the host memory of {ranks} (pin_memory=True) and check its PCIe link: `gpudiag bandwidth`.",),
@@ -98,7 +110,8 @@ class Straggler:
             evidence["times_last_by_rank"] = _times_last(case)
         if silent:
             evidence["unmarked"] = (
-                "the late rank recorded nothing between the step's mark and its first op: usually a loader without marks"
+                "the late rank recorded nothing between the step's mark and its first op: usually a "
+                "loader without marks"
             )
         what = {
             "input": "waits for its input",
