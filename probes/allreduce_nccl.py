@@ -40,7 +40,7 @@ def sizes(largest: int, *, quick: bool) -> list[int]:
 class Bench:
     """All GPUs, their buffers, and the communicators of each strategy."""
 
-    def __init__(self, probe: Probe, gpus: list[Gpu], strategies: list[str]) -> None:
+    def __init__(self, probe: Probe, nccl: Nccl, gpus: list[Gpu], strategies: list[str]) -> None:
         self.probe = probe
         self.gpus = gpus
         self.seed = fresh_seed()
@@ -50,8 +50,7 @@ class Bench:
         if self.verify:
             for rank, (gpu, (source, _)) in enumerate(zip(gpus, self.buffers, strict=True)):
                 gpu.fill_summands(source, self.largest // FLOAT_BYTES, self.seed, rank)
-        self.nccl = Nccl()
-        probe.versions["nccl"] = self.nccl.version()
+        self.nccl = nccl
         self.communicators: dict[str, list[ctypes.c_void_p]] = {}
         for strategy in strategies:
             with probe.attempt(f"{strategy}: communicator"):
@@ -127,11 +126,17 @@ def main() -> None:
     if len(gpus) < 2:
         probe.unavailable("an all-reduce between GPUs needs two of them")
     try:
-        bench = Bench(probe, gpus, options.strategies)
+        nccl = Nccl()
     except OSError as error:
         probe.unavailable(f"NCCL cannot be loaded ({error}); pip install nvidia-nccl-cu12 or -cu13 brings it")
+    bench: Bench | None = None
+    with probe.attempt("all-reduce buffers"):
+        probe.versions["nccl"] = nccl.version()
+        bench = Bench(probe, nccl, gpus, options.strategies)
     sensors = Sensors(gpus)
     probe.ready()
+    if bench is None:
+        probe.finish(gpus=[gpu.describe() for gpu in gpus])
 
     probe.progress("warming up", 0, 1)
     warm_up(gpus, sensors, bench.buffers, bench.largest)

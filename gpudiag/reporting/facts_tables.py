@@ -62,8 +62,10 @@ def gpu_number(place: str) -> int | None:
 
 
 def _cell(record: Bandwidth, best: float | None = None) -> Cell:
+    """One record's figure; pageable copies stand beside the best GPU's, as the host's own copying bounds them."""
     ceiling = record.ceiling_gb_per_s
-    base = ceiling or best
+    by_ceiling = bool(ceiling) and record.memory != "pageable"
+    base = ceiling if by_ceiling else best
     tip = f"{record.gb_per_s:.2f} GB/s"
     if ceiling:
         tip += f", {100 * record.gb_per_s / ceiling:.0f} % of {ceiling:.1f}"
@@ -73,7 +75,7 @@ def _cell(record: Bandwidth, best: float | None = None) -> Cell:
     return Cell(
         record.gb_per_s,
         record.gb_per_s / base if base else None,
-        of_ceiling=bool(ceiling),
+        of_ceiling=by_ceiling,
         corrupt=record.verified is False,
         tip=f"{tip}, {verified}",
     )
@@ -104,13 +106,15 @@ def host_matrix(facts: Facts) -> Matrix | None:
     places = [(f"GPU {number}", f"gpu:{number}") for number in numbers]
     if any(key[3] == "all" for key in by_key):
         places.append((AT_ONCE, "all"))
-    # Pageable copies have a ceiling too, but what a GPU reaches alone is the better measure of them all.
-    best = {column[:3]: max(r.gb_per_s for k, r in by_key.items() if k[:3] == column[:3]) for column in columns}
+    best: dict[tuple[str, str, str], float] = {}
+    for key, record in by_key.items():
+        if key[3] != "all":
+            best[key[:3]] = max(best.get(key[:3], 0.0), record.gb_per_s)
     rows = []
     for label, place in places:
         found = [by_key.get((*column[:3], place)) for column in columns]
         cells = tuple(
-            None if record is None else _cell(record, best[column[:3]])
+            None if record is None else _cell(record, None if place == "all" else best.get(column[:3]))
             for record, column in zip(found, columns, strict=True)
         )
         rows.append((label, cells))

@@ -1,0 +1,223 @@
+"""The probe programs run for real: on this machine's memory and processes, and on a fake CUDA driver.
+
+The fake driver (fake_cuda/) has real memory and copies real bytes, so what is tested is everything but time: which
+paths are measured, that data is verified, and that one failure loses nothing else.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+import subprocess
+import sys
+from importlib import import_module
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from gpudiag.probing.programs import Collectives, HostCopies, HostMemory, PeerCopies, ProbeDocument, decode_document
+
+PROBES = Path(__file__).parents[2] / "probes"
+FAKES = Path(__file__).parent / "fake_cuda"
+
+
+def run(name: str, *arguments: str, **environment: str) -> ProbeDocument:
+    finished = subprocess.run(
+        [sys.executable, str(PROBES / name), *arguments],
+        capture_output=True,
+        timeout=120,
+        check=False,
+        env={**os.environ, **environment},
+    )
+    assert finished.returncode == 0, finished.stderr.decode()
+    return decode_document(finished.stdout)
+
+
+def faked(name: str, *arguments: str, path: str = "", **options: Any) -> Any:
+    where = os.pathsep.join(filter(None, [str(FAKES), path]))
+    return run(name, "--seconds", "0.1", *arguments, PYTHONPATH=where, FAKE_CUDA=json.dumps(options))
+
+
+class TestHostMemory:
+    def test_every_node_is_measured_and_verified(self) -> None:
+        found = run("host_memory.py", "--mib", "16", "--seconds", "0.1", "--threads", "2")
+        assert isinstance(found, HostMemory)
+        assert found.errors == ()
+        assert found.bandwidth
+        for copy in found.bandwidth:
+            assert copy.wrong_words == 0
+            assert copy.size_bytes == 16 << 20
+            assert 0.05 < copy.gb_per_s < 10_000
+
+
+@pytest.mark.skipif(find_spec("torch") is None, reason="PyTorch is not installed")
+class TestGloo:
+    def test_two_processes_sum_and_verify(self) -> None:
+        found = run("allreduce_gloo.py", "--quick", "--ranks", "2", "--seconds", "5")
+        assert isinstance(found, Collectives)
+        assert found.errors == ()
+        assert {one.bytes for one in found.collectives} >= {1 << 10, 1 << 16, 1 << 20}
+        assert all(one.wrong_values == 0 and one.time_us > 0 for one in found.collectives)
+
+    def test_a_rank_that_dies_is_an_error_and_no_hang(self) -> None:
+        # Without a GPU no rank can stage through one.
+        if find_spec("torch") and shutil.which("nvidia-smi"):
+            pytest.skip("this machine has a GPU")
+        found = run("allreduce_gloo.py", "--quick", "--ranks", "2", "--strategies", "host-staged")
+        assert [error.what for error in found.errors] == ["gloo all-reduce"]
+
+
+class TestCopiesOnAFakeDriver:
+    def test_host_paths(self) -> None:
+        found = faked("copy_host.py")
+        assert isinstance(found, HostCopies)
+        assert found.errors == ()
+        paths = {(one.memory, one.path, one.direction, one.gpus) for one in found.bandwidth}
+        for memory in ("pinned", "pageable"):
+            assert (memory, "host_to_device", "one_way", (0,)) in paths
+            assert (memory, "device_to_host", "one_way", (1,)) in paths
+            assert (memory, "host_to_device", "both_ways", (0, 0)) in paths
+            assert (memory, "host_to_device", "both_ways", (0, 0, 1, 1)) in paths
+            assert (memory, "device_to_host", "one_way", (0, 1)) in paths
+        assert ("device", "device_to_device", "one_way", (0,)) in paths
+        assert {one.wrong_words for one in found.bandwidth} == {0}
+        assert {(one.kind, one.src, one.dst) for one in found.latency} == {
+            ("small_copy", "host", "gpu"),
+            ("small_copy", "gpu", "host"),
+            ("dependent_load", "gpu", "host"),
+            ("dependent_load", "gpu", "gpu"),
+        }
+
+    def test_peer_paths_off_and_on(self) -> None:
+        found = faked("copy_peer.py")
+        assert isinstance(found, PeerCopies)
+        assert found.errors == ()
+        paths = [(one.src, one.dst, one.direction, one.initiator, one.peer_access) for one in found.bandwidth]
+        one_way = {(a, b, "one_way", who, True) for a, b in ((0, 1), (1, 0)) for who in ("src", "dst")}
+        assert set(paths) >= one_way | {(0, 1, "both_ways", "dst", True), (0, 1, "one_way", "src", False)}
+        access = [path[-1] for path in paths]
+        assert access == sorted(access), "peer access, once on, stays on: paths without it come first"
+
+    def test_without_peer_access_only_staged_copies_are_left(self) -> None:
+        found = faked("copy_peer.py", "--quick", peer=False)
+        assert {one.peer_access for one in found.bandwidth} == {False}
+        assert "no peer access" in found.skipped[0].why
+
+    @pytest.mark.parametrize("program", ["copy_host.py", "copy_peer.py"])
+    def test_damaged_data_is_seen(self, program: str) -> None:
+        found = faked(program, "--quick", corrupt=True)
+        assert found.bandwidth
+        assert all(one.wrong_words > 0 for one in found.bandwidth)
+
+    def test_one_broken_path_loses_no_other(self) -> None:
+        found = faked("copy_host.py", "--quick", fail="cuMemcpyDtoHAsync")
+        assert {one.path for one in found.bandwidth} == {"host_to_device", "device_to_device"}
+        assert {one.direction for one in found.bandwidth} == {"one_way"}
+        assert all("cuMemcpyDtoHAsync: CUDA_ERROR_INVALID_VALUE" in error.why for error in found.errors)
+
+    @pytest.mark.parametrize("program", ["copy_host.py", "copy_peer.py"])
+    def test_no_memory_is_an_error_and_no_crash(self, program: str) -> None:
+        found = faked(program, fail="cuMemGetInfo")
+        assert found.errors
+        assert "cuMemGetInfo" in found.errors[0].why
+
+    @pytest.mark.parametrize("program", ["copy_host.py", "copy_peer.py", "allreduce_nccl.py"])
+    def test_no_gpu_is_said(self, program: str) -> None:
+        assert "CUDA sees no GPU" in faked(program, devices=0).unavailable
+
+    @pytest.mark.parametrize("program", ["copy_peer.py", "allreduce_nccl.py"])
+    def test_one_gpu_is_not_enough(self, program: str) -> None:
+        assert "need" in faked(program, devices=1).unavailable
+
+    def test_a_driver_that_refuses_the_kernels_leaves_figures_unverified(self) -> None:
+        found = faked("copy_peer.py", "--quick", kernels=False)
+        assert {one.wrong_words for one in found.bandwidth} == {None}
+        assert any("does not take this probe's kernels" in one.why for one in found.skipped)
+
+
+@pytest.fixture(scope="module")
+def library(tmp_path_factory: pytest.TempPathFactory) -> str:
+    folder = tmp_path_factory.mktemp("site")
+    target = folder / "nvidia" / "nccl" / "lib" / "libnccl.so.2"
+    target.parent.mkdir(parents=True)
+    source = Path(__file__).with_name("fake_nccl.c")
+    subprocess.run(["cc", "-O2", "-shared", "-fPIC", "-o", str(target), str(source)], check=True, timeout=60)
+    return str(folder)
+
+
+@pytest.mark.skipif(shutil.which("cc") is None, reason="there is no C compiler to build the fake library with")
+class TestNcclOnAFakeLibrary:
+    def test_all_strategies_are_measured_and_verified(self, library: str) -> None:
+        found = faked("allreduce_nccl.py", "--quick", "--strategies", "nccl,nccl-ring", path=library)
+        assert isinstance(found, Collectives)
+        assert found.errors == ()
+        assert found.versions["nccl"] == "2.27.7"
+        assert {(one.strategy, one.bytes) for one in found.collectives} >= {("nccl", 1 << 20), ("nccl-ring", 1 << 20)}
+        assert {one.wrong_values for one in found.collectives} == {0}
+
+    def test_no_memory_is_an_error_and_no_crash(self, library: str) -> None:
+        found = faked("allreduce_nccl.py", path=library, fail="cuMemGetInfo")
+        assert [error.why for error in found.errors] == ["cuMemGetInfo: CUDA_ERROR_INVALID_VALUE"]
+
+    def test_a_wrong_sum_is_seen(self, library: str, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setenv("FAKE_NCCL", "wrong")
+        found = faked("allreduce_nccl.py", "--quick", path=library)
+        assert all(one.wrong_values > 0 for one in found.collectives)
+
+    def test_a_strategy_that_cannot_start_loses_no_other(self, library: str, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setenv("FAKE_NCCL_NO_TREE", "1")
+        found = faked("allreduce_nccl.py", "--quick", "--strategies", "nccl-tree,nccl", path=library)
+        assert {one.strategy for one in found.collectives} == {"nccl"}
+        assert "ncclCommInitAll: fake failure" in found.errors[0].why
+
+
+def test_without_nccl_the_reason_is_given() -> None:
+    if find_spec("nvidia") is not None:
+        pytest.skip("NCCL may be installed here")
+    assert "NCCL cannot be loaded" in faked("allreduce_nccl.py", "--quick").unavailable
+
+
+def test_without_cuda_bindings_the_reason_is_given(tmp_path: Path) -> None:
+    blocked = tmp_path / "cuda"
+    blocked.mkdir()
+    (blocked / "__init__.py").write_text("raise ImportError('blocked')")
+    found = run("copy_host.py", PYTHONPATH=str(tmp_path))
+    assert found.unavailable is not None
+    assert "cuda-bindings is not installed" in found.unavailable
+
+
+def test_the_compiled_kernels_are_those_of_the_source() -> None:
+    digest = hashlib.sha256((PROBES / "kernels.cu").read_bytes()).hexdigest()
+    compiled = (PROBES / "kernels.ptx").read_text()
+    assert digest in compiled.splitlines()[0], "run benchmarks/compile_kernels.py"
+
+
+def test_host_and_device_agree_on_the_pattern(monkeypatch: pytest.MonkeyPatch) -> None:
+    # The first words of splitmix64 with seed 0, as its author's program prints them (https://prng.di.unimi.it/).
+    monkeypatch.syspath_prepend(str(PROBES))
+    shared = import_module("_pattern")
+
+    published = [0xE220A8397B1DCDAF, 0x6E789E6AA1B965F4, 0x06C45D188009454F]
+    assert [int(word) for word in shared.pattern_words(0, 3)] == published
+    pattern, words = shared.HostPattern(8 << 20), np.empty(1 << 20, dtype=np.uint64)
+    pattern.fill(words, 12345)
+    assert pattern.count_wrong(words, 12345) == 0
+    words[77] ^= np.uint64(1)
+    assert pattern.count_wrong(words, 12345) == 1
+    assert pattern.count_wrong(words, 12346) == words.size
+
+
+def test_rates_count_only_while_all_flows_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(PROBES))
+    shared = import_module("_stopwatch")
+
+    # One flow takes 1 s a copy, the other 2 s for the first and 1 s for the second, alone by then.
+    assert shared.rates_while_all_run([[0, 1, 2], [0, 2, 3]], 10) == [10.0, 5.0]
+    rows = iter([[100.0], [10.0], [10.0], [10.0], [10.0], [99.0]])
+    settled = shared.repeat_until_settled(lambda: next(rows), least=4, most=9)
+    assert (settled.median, settled.repeats) == (10.0, 5)
