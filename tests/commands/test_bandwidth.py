@@ -1,0 +1,108 @@
+"""`gpudiag bandwidth` as people run it, on a machine without a GPU and from saved facts."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from typing import TYPE_CHECKING
+
+import pytest
+
+from gpudiag import cli
+from gpudiag.probing.facts_file import save_facts
+from gpudiag.probing.programs import programs_directory
+from gpudiag.reporting.figures import TIMES
+from tests.cli_process import gpudiag
+from tests.probed_machine import four_h200
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+@pytest.fixture
+def no_gpu_no_torch(monkeypatch: pytest.MonkeyPatch) -> None:
+    from gpudiag.probing import inventory
+    from tests.probed_machine import inventory as machine
+
+    facts = machine(0)
+    facts.host.reasons["gpus"] = "no NVIDIA GPU on the PCI bus"
+    monkeypatch.setattr(inventory, "gather_inventory", lambda: facts)
+    monkeypatch.setattr("gpudiag.probing.plan.installed", lambda _: False)
+
+
+@pytest.fixture
+def saved(tmp_path: Path) -> Path:
+    path = tmp_path / "facts.json"
+    save_facts(four_h200(), path)
+    return path
+
+
+def test_saved_figures_are_shown_anywhere(saved: Path, tmp_path: Path) -> None:
+    page = tmp_path / "page.html"
+    result = gpudiag("bandwidth", "--from", str(saved), "--html", str(page))
+    assert result.returncode == 0, result.stderr
+    assert f"4 {TIMES} NVIDIA H200" in result.stdout
+    assert "Direct, one way" in result.stdout
+    assert "\x1b" not in result.stdout
+    assert page.read_text().startswith("<!doctype html>")
+
+
+def test_json_alone_on_standard_output(saved: Path) -> None:
+    result = gpudiag("bandwidth", "--from", str(saved), "--json")
+    document = json.loads(result.stdout)
+    assert document["schema"] == "gpudiag/facts/1"
+    assert len(document["collective_fits"]) == 4
+    assert result.stderr == ""
+
+
+@pytest.mark.usefixtures("no_gpu_no_torch")
+class TestMeasuring:
+    def test_the_host_is_measured_and_saved(self, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+        path = tmp_path / "facts.json"
+        assert cli.main(["bandwidth", "--quick", "--save", str(path)]) == 0
+        shown = capsys.readouterr()
+        assert "Host memory" in shown.out
+        assert "data verified on every path" in shown.out
+        assert "measuring host memory" in shown.err
+        assert json.loads(path.read_text())["bandwidth"][0]["verified"] is True
+
+    def test_required_hardware_that_is_missing_is_exit_code_3(self, capsys: pytest.CaptureFixture[str]) -> None:
+        assert cli.main(["bandwidth", "--require-gpu"]) == 3
+        shown = capsys.readouterr()
+        assert shown.out == ""
+        assert "no NVIDIA GPU on the PCI bus" in shown.err
+
+    def test_a_probe_that_fails_is_exit_code_5_and_the_rest_is_shown(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        broken = tmp_path / "probes"
+        shutil.copytree(programs_directory(), broken)
+        (broken / "host_memory.py").write_text("raise SystemExit('the memory is on fire')")
+        monkeypatch.setattr("gpudiag.probing.machine.programs_directory", lambda: broken)
+        path = tmp_path / "facts.json"
+        assert cli.main(["bandwidth", "--quick", "--save", str(path)]) == 5
+        shown = capsys.readouterr()
+        assert "host memory: the probe ended with exit code 1: the memory is on fire" in shown.out
+        assert "1 of the probes failed: host memory" in shown.err
+        facts = json.loads(path.read_text())
+        assert facts["probes"]["host memory"]["status"] == "failed"
+
+    def test_from_and_quick_do_not_go_together(self, saved: Path) -> None:
+        assert cli.main(["bandwidth", "--quick", "--from", str(saved)]) == 2
+
+
+def test_a_file_that_is_no_facts_is_exit_code_4(tmp_path: Path) -> None:
+    path = tmp_path / "facts.json"
+    path.write_text("{}")
+    assert cli.main(["bandwidth", "--from", str(path)]) == 4
+
+
+def test_findings_come_from_the_figures_and_not_from_the_file(saved: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    document = json.loads(saved.read_text())
+    document["bandwidth"][0]["verified"] = False
+    document["findings"] = [{"code": "made-up", "severity": "critical"}]
+    saved.write_text(json.dumps(document))
+    assert cli.main(["bandwidth", "--from", str(saved), "--json"]) == 0
+    codes = [finding["code"] for finding in json.loads(capsys.readouterr().out)["findings"]]
+    assert "corrupt-transfer" in codes
+    assert "made-up" not in codes
