@@ -50,6 +50,7 @@ def build_timeline(traces: Sequence[Trace], world_size: int | None = None) -> Ti
             traces[index].events,
             traces[index].collectives,
             rank=_rank(traces[index]),
+            trace=index,
             device=device,
             origin_ns=traces[index].origin_ns - base,
             clock_known=traces[index].origin_ns > 0,

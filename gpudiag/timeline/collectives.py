@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from gpudiag.model.timeline import UNKNOWN, ClockAlignment, Collectives
-from gpudiag.timeline.alignment import Alignment, Sequence, align
-from gpudiag.units import NS_PER_US
+from gpudiag.timeline.alignment import SAME_CLOCK_NS, Alignment, Sequence, align
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -23,8 +22,6 @@ if TYPE_CHECKING:
 SYMMETRIC = frozenset({"all_reduce", "all_gather", "reduce_scatter", "all_to_all", "barrier"})
 #: Operations between two ranks, matched by neither order nor end.
 POINT_TO_POINT = frozenset({"send", "recv", "send_recv"})
-#: Offsets up to this are how unevenly participants leave, not a difference between clocks.
-SAME_CLOCK_NS = 200 * NS_PER_US
 
 GroupKey = tuple[str, tuple[int, ...]]
 """Name of the process group and its global ranks (empty where unknown)."""
@@ -34,9 +31,13 @@ _FAR_PAST = np.iinfo(np.int64).min
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LaneCalls:
-    """Communication of one lane before matching: columns of equal length m by start, on the trace's absolute clock."""
+    """Communication of one lane before matching: columns of equal length m by start, on the trace's absolute clock.
+
+    Lanes of one process share its clock: `trace` tells which.
+    """
 
     rank: int
+    trace: int
     clock_known: bool
     start: Times
     end: Times
@@ -45,7 +46,14 @@ class LaneCalls:
 
 
 def lane_calls(
-    events: EventTable, calls: tuple[CollectiveCall, ...], *, rank: int, device: int, origin_ns: int, clock_known: bool
+    events: EventTable,
+    calls: tuple[CollectiveCall, ...],
+    *,
+    rank: int,
+    trace: int,
+    device: int,
+    origin_ns: int,
+    clock_known: bool,
 ) -> LaneCalls:
     """The communication of one device (UNKNOWN: of the host), by start."""
     chosen = [call for call in calls if int(events.device[call.row]) == device]
@@ -54,6 +62,7 @@ def lane_calls(
     rows = rows[order]
     return LaneCalls(
         rank=rank,
+        trace=trace,
         clock_known=clock_known,
         start=events.start_ns[rows] + origin_ns,
         end=events.end_ns[rows] + origin_ns,
@@ -150,32 +159,57 @@ def _align_groups(lanes: list[LaneCalls], groups: dict[GroupKey, dict[int, NDArr
 
 
 def _clock_offsets(lanes: list[LaneCalls], pairs: list[_Pair]) -> tuple[list[int], list[ClockAlignment]]:
-    """Offset to add to each lane's times, walking from lane to lane along the pairs with the most matches."""
-    if not lanes:
-        return [], []
-    offsets: dict[int, int] = {0: 0}
+    """Offset to add to each lane's times, walking from clock to clock along the pairs with the most matches.
+
+    Processes that no collective joins to the first (a pipeline's stages, say) are still joined among themselves: the
+    first of each such island keeps its clock.
+    """
+    links = [
+        (lanes[pair.a].trace, lanes[pair.b].trace, pair.found)
+        for pair in sorted(pairs, key=lambda pair: -len(pair.found.a))
+        if len(pair.found.a) and lanes[pair.a].trace != lanes[pair.b].trace
+    ]
+    rank_of = {lane.trace: lane.rank for lane in lanes}
+    calls_of = {
+        clock: sum(call.operation not in POINT_TO_POINT for lane in lanes if lane.trace == clock for call in lane.calls)
+        for clock in rank_of
+    }
+    offsets: dict[int, int] = {}
     clocks: list[ClockAlignment] = []
-    waiting = sorted((pair for pair in pairs if len(pair.found.a)), key=lambda pair: -len(pair.found.a))
-    total = [len(lane.calls) for lane in lanes]
-    while waiting:
-        step = next((pair for pair in waiting if (pair.a in offsets) != (pair.b in offsets)), None)
-        if step is None:
-            break
-        waiting.remove(step)
-        measured = step.found.offset_ns if abs(step.found.offset_ns) > SAME_CLOCK_NS else 0
-        known, new, sign = (step.a, step.b, -1) if step.a in offsets else (step.b, step.a, 1)
-        offsets[new] = offsets[known] + sign * measured
-        matched = len(step.found.a)
-        clocks.append(
-            ClockAlignment(
-                rank=lanes[new].rank,
-                offset_ns=offsets[new],
-                residual_ns=step.found.residual_ns,
-                matched=matched,
-                unmatched=max(total[new] - matched, 0),
+    for island in rank_of:
+        if island in offsets:
+            continue
+        offsets[island] = 0
+        while True:
+            link = next(((a, b, found) for a, b, found in links if (a in offsets) != (b in offsets)), None)
+            if link is None:
+                break
+            a, b, found = link
+            measured = found.offset_ns if abs(found.offset_ns) > SAME_CLOCK_NS else 0
+            known, new, sign = (a, b, -1) if a in offsets else (b, a, 1)
+            offsets[new] = offsets[known] + sign * measured
+            matched = _matched(lanes, pairs, new)
+            clocks.append(
+                ClockAlignment(
+                    rank=rank_of[new],
+                    offset_ns=offsets[new],
+                    # An offset too small to be corrected is residual too.
+                    residual_ns=max(found.residual_ns, abs(found.offset_ns - measured)),
+                    matched=matched,
+                    unmatched=calls_of[new] - matched,
+                )
             )
-        )
-    return [offsets.get(index, 0) for index in range(len(lanes))], clocks
+    return [offsets[lane.trace] for lane in lanes], clocks
+
+
+def _matched(lanes: list[LaneCalls], pairs: list[_Pair], clock: int) -> int:
+    """How many of one process's collectives have a partner."""
+    found: dict[tuple[GroupKey, int], list[NDArray[np.intp]]] = defaultdict(list)
+    for pair in pairs:
+        for lane, indices in ((pair.a, pair.found.a), (pair.b, pair.found.b)):
+            if lanes[lane].trace == clock:
+                found[pair.group, lane].append(indices)
+    return sum(len(np.unique(np.concatenate(indices))) for indices in found.values())
 
 
 def _instances(
