@@ -14,20 +14,18 @@ as 0 apart): clocks that count from a common origin decide then, as the smaller 
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from gpudiag.units import NS_PER_MS, NS_PER_US
+from gpudiag.units import NS_PER_US
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 #: Ends of one collective further apart than this (after the clock offset) are not one collective.
 LEAST_TOLERANCE_NS = 300 * NS_PER_US
-#: Where nothing fits that closely (host-side collectives on busy processors), this is tried before giving up.
-_WIDEST_TOLERANCE_NS = 3 * NS_PER_MS
 #: Offsets up to this are how unevenly participants leave, not a difference between clocks.
 SAME_CLOCK_NS = 100 * NS_PER_US
 #: How many collectives one capture may have begun later than another.
@@ -50,11 +48,12 @@ class Sequence:
     """One rank's collectives in one group, in order of start.
 
     Attributes:
-        end: int64[n], ns.
+        start, end: int64[n], ns.
         signature: int64[n], equal where operation and size are equal.
         symmetric: bool[n], True where all participants leave together (False for broadcast, reduce, send, …).
     """
 
+    start: NDArray[np.int64]
     end: NDArray[np.int64]
     signature: NDArray[np.int64]
     symmetric: NDArray[np.bool_]
@@ -93,19 +92,10 @@ def align(a: Sequence, b: Sequence, *, clocks_comparable: bool) -> Alignment:
     fits = [_fit(a, b, offset, LEAST_TOLERANCE_NS) for offset in candidates]
     good = _equally_good([fit for fit in fits if fit.believable])
     if clocks_comparable and all(fit.coverage < _TO_MOVE_A_CLOCK for fit in good):
-        loose = _fit(a, b, 0, _wider_tolerance(a, b))
-        if loose.coverage >= _TO_MOVE_A_CLOCK:
-            # Ends so far apart say nothing about the clocks: they stay, and all of the distance is residual.
-            distance = np.abs(b.end[loose.b] - a.end[loose.a])
-            good = [replace(loose, offset=0, spread=float(np.median(distance)))]
+        together = _by_overlap(a, b)
+        if together.believable and len(together.a) > max((len(fit.a) for fit in good), default=0):
+            good = [together]
     return _finish(a, b, good, clocks_comparable) if good else _nothing()
-
-
-def _wider_tolerance(a: Sequence, b: Sequence) -> int:
-    """As wide as still tells neighbours apart."""
-    ends = np.sort((a if len(a) <= len(b) else b).end)
-    spacing = int(np.median(np.diff(ends))) if len(ends) > 1 else 0
-    return max(min(_WIDEST_TOLERANCE_NS, spacing // 4), LEAST_TOLERANCE_NS)
 
 
 def _offsets(a: Sequence, b: Sequence, tolerance: int, clocks_comparable: bool) -> list[int]:
@@ -212,6 +202,37 @@ def _by_nearest_end(a: Sequence, b: Sequence, offset: int, tolerance: int) -> tu
     mutual = to_a[to_b] == np.arange(len(end_a))
     chosen = mutual & (np.abs(end_b[to_b] - end_a) <= tolerance)
     return keep_a[chosen], keep_b[to_b[chosen]]
+
+
+def _by_overlap(a: Sequence, b: Sequence) -> _Fit:
+    """Pair what overlaps in time, in order, signature by signature, on one clock.
+
+    No participant of a symmetric collective leaves before all have come, so the two records of one must overlap. Where
+    processors are busy, host-side collectives (gloo) end milliseconds apart, and this is all that holds. Ends so far
+    apart say nothing about the clocks: they stay, and all of the distance is residual.
+    """
+    found_a, found_b = [], []
+    for signature in np.intersect1d(a.signature[a.symmetric], b.signature[b.symmetric]).tolist():
+        ours = np.flatnonzero(a.symmetric & (a.signature == signature)).tolist()
+        theirs = np.flatnonzero(b.symmetric & (b.signature == signature)).tolist()
+        i = j = 0
+        while i < len(ours) and j < len(theirs):
+            one, other = ours[i], theirs[j]
+            before, after = a.end[one] < b.start[other], b.end[other] < a.start[one]
+            if not before and not after:
+                found_a.append(one)
+                found_b.append(other)
+            i, j = i + (not after), j + (not before)
+    pairs_a, pairs_b = np.array(found_a, np.intp), np.array(found_b, np.intp)
+    if len(pairs_a) == 0:
+        return _Fit(pairs_a, pairs_b, offset=0, spread=0.0, coverage=0.0, believable=False)
+    order = np.argsort(pairs_a, kind="stable")
+    pairs_a, pairs_b = pairs_a[order], pairs_b[order]
+    seen_a = a.symmetric & (a.end >= b.start.min()) & (a.start <= b.end.max())
+    seen_b = b.symmetric & (b.end >= a.start.min()) & (b.start <= a.end.max())
+    coverage = float(len(pairs_a) / max(min(seen_a.sum(), seen_b.sum()), 1))
+    spread = float(np.median(np.abs(b.end[pairs_b] - a.end[pairs_a])))
+    return _Fit(pairs_a, pairs_b, 0, spread, coverage, believable=coverage >= _TO_MOVE_A_CLOCK)
 
 
 def _nearest(points: NDArray[np.int64], among: NDArray[np.int64]) -> NDArray[np.intp]:

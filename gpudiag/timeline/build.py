@@ -141,6 +141,11 @@ def _host_ops(host: _Host, steps: HostSteps, shift: int) -> DeviceOps:
     rows = rows[events.thread[rows] == steps.thread]
     rows = _top_level(rows, events.start_ns, events.end_ns, events.thread)
     rows = rows[~np.isin(rows, host.communication)]
+    # What the loader runs on this thread (collating, copying into pinned memory) is input, not the model's work.
+    thread = host.threads(0).get(steps.thread)
+    if thread is not None and len(thread.input):
+        opened = np.searchsorted(thread.input.start, events.start_ns[rows], side="right") - 1
+        rows = rows[(opened < 0) | (thread.input.end[opened] <= events.start_ns[rows])]
     start, end = events.start_ns[rows] + shift, events.end_ns[rows] + shift
     hands_over = np.fromiter((name.startswith("c10d::") for name in events.names), np.bool_, len(events.names))
     op_class = np.where(hands_over[events.name[rows]], OpClass.COMMUNICATION, OpClass.COMPUTE)

@@ -139,6 +139,7 @@ def _align_groups(lanes: list[LaneCalls], groups: dict[GroupKey, dict[int, NDArr
     def sequence(lane: LaneCalls, indices: NDArray[np.intp]) -> Sequence:
         calls = [lane.calls[i] for i in indices]
         return Sequence(
+            start=lane.start[indices],
             end=lane.end[indices],
             signature=np.array(
                 [signatures.setdefault((c.operation, c.size_bytes), len(signatures)) for c in calls], np.int64
