@@ -16,10 +16,12 @@ from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from gpudiag.worker.ranges import Range as range  # noqa: A004  # the public name says what it is
-    from gpudiag.worker.session import Session as profile  # noqa: N813  # it is used as a verb
+    from gpudiag.worker.ranges import Range as range  # noqa: A004, N813  # the public names are those of the verbs
+    from gpudiag.worker.session import Session as profile  # noqa: N813
 
 __all__ = ["__version__", "profile", "range"]
+
+_PLACES = {"profile": "gpudiag.worker.session:Session", "range": "gpudiag.worker.ranges:Range"}
 
 try:
     __version__ = version("gpudiag")
@@ -29,15 +31,14 @@ except PackageNotFoundError:  # run from a source tree that was never installed
 
 def __getattr__(name: str) -> Any:
     """Load the public names when they are first used: `import gpudiag` costs nothing."""
-    if name == "profile":
-        from gpudiag.worker.session import Session
+    if name not in _PLACES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    import importlib
 
-        return Session
-    if name == "range":
-        from gpudiag.worker.ranges import Range
-
-        return Range
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    module, _, attribute = _PLACES[name].partition(":")
+    found = getattr(importlib.import_module(module), attribute)
+    globals()[name] = found  # the next use does not come here
+    return found
 
 
 def __dir__() -> list[str]:

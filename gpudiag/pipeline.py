@@ -183,10 +183,12 @@ def prepare(request: Request) -> Prepared:
     own = is_own(request.workload)
     if own:
         _check_own(request)
-    elif request.memory_format == "nhwc" and not workload_entry(request.workload).images:
-        raise UsageError(f"{request.workload} has no images, so --memory-format does not apply", "Leave it out.")
-    elif request.data not in {None, "loader"} and request.loader_workers is not None:
-        raise UsageError(f"--loader-workers does not go with --data {request.data}", "Leave one of them out.")
+    else:
+        images = workload_entry(request.workload).images
+        if request.memory_format == "nhwc" and not images:
+            raise UsageError(f"{request.workload} has no images, so --memory-format does not apply", "Leave it out.")
+        if request.data not in {None, "loader"} and request.loader_workers is not None:
+            raise UsageError(f"--loader-workers does not go with --data {request.data}", "Leave one of them out.")
     entry = strategy_entry(request.strategy) if request.strategy is not None else None
     interpreter = inspect_interpreter(request.python)
     facts = gather_inventory()

@@ -35,7 +35,7 @@ def _warmup(text: str) -> int | None:
     return int(text)
 
 
-def profile(  # noqa: PLR0917  # one parameter per option is how typer is told
+def profile(
     workload: Annotated[
         list[str] | None,
         typer.Argument(

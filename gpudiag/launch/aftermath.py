@@ -25,8 +25,6 @@ _BY_EXIT_CODE: dict[int, type[GpudiagError]] = {
     error.exit_code: error for error in (UsageError, HardwareMissingError, UnreadableInputError)
 }
 
-_RANK = "rank {}"
-
 
 def why_it_failed(plan: Plan, listener: Listener, log: Path) -> GpudiagError:
     """The cause, as far as it can be known.
@@ -36,8 +34,9 @@ def why_it_failed(plan: Plan, listener: Listener, log: Path) -> GpudiagError:
     """
     text = _tail(log)
     killed = [(int(rank), -int(code)) for rank, code in _FAILURE.findall(text) if int(code) < 0]
-    # torchrun ends the others with SIGTERM once one has failed.
-    culprits = [(rank, number) for rank, number in killed if number != signal.SIGTERM] or killed
+    # torchrun ends the others with SIGTERM once one has failed, and lists them too.
+    by_others = [(rank, number) for rank, number in killed if number != signal.SIGTERM]
+    culprits = by_others or ([] if listener.failures else killed)
     if culprits and not any(told.rank == culprits[0][0] for told in listener.failures):
         rank, number = culprits[0]
         hint = f"The end of its output is in {plan.run_dir}/logs/rank{rank}.log."
@@ -50,8 +49,8 @@ def why_it_failed(plan: Plan, listener: Listener, log: Path) -> GpudiagError:
         where = f"See {plan.run_dir}/logs/rank{told.rank}.log."
         message = told.error or "failed"
         return kind(
-            message if kind is UsageError else f"{_RANK.format(told.rank)}: {message}",
-            told.hint if told.hint is not None and kind is not WorkerFailedError else where,
+            message if kind is UsageError else f"rank {told.rank}: {message}",
+            told.hint or where,
         )
     lines = [line.strip() for line in text.splitlines() if line.strip(" =-")]
     last = lines[-1] if lines else "no output"

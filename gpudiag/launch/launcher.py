@@ -164,8 +164,8 @@ def _private_directory() -> Iterator[Path]:
     base = tempfile.gettempdir()
     with tempfile.TemporaryDirectory(
         prefix="gpudiag-",
-        dir=base if len(base) < 60 else "/tmp",
-        ignore_cleanup_errors=True,  # noqa: S108
+        dir=base if len(base) < 60 else "/tmp",  # noqa: S108  # the directory itself gets an unguessable name
+        ignore_cleanup_errors=True,
     ) as name:
         yield Path(name)
 

@@ -5,6 +5,7 @@
 import torch
 from torch import distributed as dist
 from torch import nn
+from torch.distributed import GradBucket  # type: ignore[attr-defined]  # not in its `__all__`
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
 from torch.nn.parallel import DistributedDataParallel
 
@@ -27,7 +28,7 @@ class BucketedStrategy(Strategy):
         wrapped.register_comm_hook(None, self._exchange_bucket)
         return wrapped
 
-    def _exchange_bucket(self, group: dist.ProcessGroup, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
+    def _exchange_bucket(self, group: dist.ProcessGroup, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
         if bucket.index() == 0:
             self.exchanged_bytes.clear()
         buffer = bucket.buffer()

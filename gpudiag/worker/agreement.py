@@ -133,8 +133,9 @@ def job_store(place: Place) -> Any:
     session = next(_sessions)
     if place.world_size == 1:
         return None
-    import torch.distributed as dist
+    from torch import distributed
 
+    dist: Any = distributed  # whose stores are not in its `__all__`
     if dist.is_initialized():
         store = dist.distributed_c10d._get_default_store()  # noqa: SLF001  # there is no public way to the store
     elif os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":

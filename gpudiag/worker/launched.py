@@ -1,4 +1,4 @@
-"""What a process knows when gpudiag itself started it; sessions in it take their run directory and options from here."""
+"""What a process knows when gpudiag itself started it; its sessions take their run directory and options from here."""
 
 from __future__ import annotations
 

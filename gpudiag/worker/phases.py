@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, Any
 from gpudiag.model.run import StepTimes, Warmup
 from gpudiag.worker import warmup
 from gpudiag.worker.agreement import Verdict
-from gpudiag.worker.profiler import PROFILER_WARMUP_STEPS, ProfiledWindow
+from gpudiag.worker.profiler import PROFILER_WARMUP_STEPS, ProfiledWindow, profiler_runs
 from gpudiag.worker.timing import summarize
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Generator, Iterator
     from pathlib import Path
 
     from gpudiag.worker.agreement import Agreement
@@ -120,7 +120,7 @@ class Phases:
         recorded = len(self.profiled.step_ms) if self.profiled else 0
         self.problem = f"the loop ended after {recorded} of {self._active} profiled steps; give it more steps"
 
-    def _warm_up(self) -> Iterator[None]:
+    def _warm_up(self) -> Generator[None, None, Verdict]:
         self._began_s = time.perf_counter()
         self._clock.restart()
         look = warmup.FIRST_LOOK if self._told is None else self._told
@@ -181,6 +181,8 @@ class Phases:
         self._changed()
 
     def _record(self) -> Iterator[None]:
+        if profiler_runs():
+            raise RuntimeError("another torch.profiler is recording; only one can at a time")
         window = self._window = ProfiledWindow(self._trace, active=self._active, cuda=self._on_gpu)
         window.start()
         for step in range(PROFILER_WARMUP_STEPS + self._active):

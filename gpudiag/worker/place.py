@@ -29,9 +29,9 @@ def this_place() -> Place:
     (https://docs.pytorch.org/docs/stable/elastic/run.html#environment-variables).
     """
     rank, world = _number("RANK", 0), _number("WORLD_SIZE", 1)
-    torch = sys.modules.get("torch")
-    if torch is not None and torch.distributed.is_available() and torch.distributed.is_initialized():
-        rank, world = torch.distributed.get_rank(), torch.distributed.get_world_size()
+    loaded: Any = sys.modules.get("torch")
+    if loaded is not None and loaded.distributed.is_available() and loaded.distributed.is_initialized():
+        rank, world = loaded.distributed.get_rank(), loaded.distributed.get_world_size()
     local_world = _number("LOCAL_WORLD_SIZE", world)
     return Place(
         rank=rank,
@@ -51,12 +51,13 @@ def training_device(wanted: Any = None) -> Any:
     import torch
 
     if wanted is not None:
-        device = torch.device(wanted)
+        device: Any = torch.device(wanted)
         if device.type == "cuda" and device.index is None:
             device = torch.device("cuda", torch.cuda.current_device())
         return device
-    if torch.cuda.is_available() and torch.cuda.is_initialized():
-        return torch.device("cuda", torch.cuda.current_device())
+    cuda: Any = torch.cuda
+    if cuda.is_available() and cuda.is_initialized():
+        return torch.device("cuda", cuda.current_device())
     return torch.device("cpu")
 
 
@@ -84,11 +85,12 @@ def software() -> dict[str, str]:
     if torch.version.cuda is None or not torch.cuda.is_available():
         return versions
     versions["cuda"] = torch.version.cuda
-    cudnn = torch.backends.cudnn.version()
+    cudnn = torch.backends.cudnn.version()  # type: ignore[no-untyped-call]  # torch's own
     if cudnn is not None:
         versions["cudnn"] = str(cudnn)
     if torch.distributed.is_available() and torch.distributed.is_nccl_available():
-        versions["nccl"] = ".".join(str(part) for part in torch.cuda.nccl.version())
+        nccl: Any = torch.cuda.nccl
+        versions["nccl"] = ".".join(str(part) for part in nccl.version())
     driver = _driver()
     if driver:
         versions["driver"] = driver

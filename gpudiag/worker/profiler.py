@@ -20,6 +20,13 @@ ACTIVE_STEPS = 6
 _GZIP_LEVEL = 3
 
 
+def profiler_runs() -> bool:
+    """Is a PyTorch profiler, of whoever's, recording this thread? A second one would take its events away."""
+    from torch import autograd
+
+    return bool(autograd._profiler_enabled())  # type: ignore[attr-defined]  # noqa: SLF001  # no public way to ask
+
+
 class ProfiledWindow:
     """Records `active` steps of this process after two that are thrown away.
 

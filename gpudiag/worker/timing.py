@@ -61,8 +61,10 @@ def cuda_clock(device: Any) -> StepClock:
     """
     import torch
 
+    make_event: Any = torch.cuda.Event
+
     def event() -> Any:
-        mark = torch.cuda.Event(enable_timing=True)
+        mark = make_event(enable_timing=True)
         mark.record(torch.cuda.current_stream(device))
         return mark
 

@@ -31,6 +31,10 @@ TOLERANCE = 0.03
 _BLOCK_MS = 500.0
 _BLOCK_STEPS = (3, 50)
 
+#: Timed steps last about this long, and are between these many.
+_TIMED_MS = 3000.0
+_TIMED_STEPS = (10, 100)
+
 #: Two-sided 5 % of the normal distribution.
 _SIGNIFICANT = 1.96
 
@@ -46,7 +50,7 @@ class WarmupLimits:
 def block_length(step_ms: float) -> int:
     """Steps per block for steps of this median length: about half a second, at least 3 and at most 50 steps."""
     fewest, most = _BLOCK_STEPS
-    return fewest if step_ms <= 0 else min(most, max(fewest, math.ceil(_BLOCK_MS / step_ms)))
+    return most if step_ms * most <= _BLOCK_MS else max(fewest, math.ceil(_BLOCK_MS / step_ms))
 
 
 def has_settled(step_ms: Sequence[float], block: int) -> bool:
@@ -100,7 +104,8 @@ def next_look(step_ms: Sequence[float]) -> int:
 
 def timed_steps(step_ms: float) -> int:
     """How many steps to time without the profiler when not told: about three seconds, at least 10, at most 100."""
-    return 100 if step_ms <= 0 else min(100, max(10, round(3000 / step_ms)))
+    fewest, most = _TIMED_STEPS
+    return most if step_ms * most <= _TIMED_MS else max(fewest, round(_TIMED_MS / step_ms))
 
 
 def _sigma(values: Sequence[float]) -> float:

@@ -65,7 +65,7 @@ def main(arguments: list[str]) -> int:
         _note_failure(run_dir, text)
         progress.fail(
             text,
-            hint=error.hint if isinstance(error, GpudiagError) else None,
+            hint=vars(error).get("hint"),  # the class's own would say nothing of this failure
             exit_code=error.exit_code if isinstance(error, GpudiagError) else WorkerFailedError.exit_code,
         )
         return 1 if ours or isinstance(error, Exception) else 2

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import TYPE_CHECKING
 
 import torch
@@ -22,7 +23,7 @@ class Mlp(Workload):
     def model(self) -> nn.Module:
         """The layers in order."""
         layers: list[nn.Module] = []
-        for inputs, outputs in zip(WIDTHS, WIDTHS[1:], strict=False):
+        for inputs, outputs in pairwise(WIDTHS):
             layers += [nn.Linear(inputs, outputs), nn.ReLU()]
         return nn.Sequential(*layers[:-1])
 

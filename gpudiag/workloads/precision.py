@@ -41,7 +41,7 @@ class Arithmetic:
 
     def backward(self, loss: Tensor) -> None:
         """Backward, of the scaled loss where gradients are scaled."""
-        self._scaler.scale(loss).backward()
+        self._scaler.scale(loss).backward()  # type: ignore[no-untyped-call]  # torch's own
 
     def step(self, optimizer: Optimizer) -> None:
         """The update; with gradient scaling, left out when a gradient is not finite (which waits for the device)."""

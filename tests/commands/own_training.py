@@ -1,0 +1,64 @@
+"""Functions of a user's own, for `gpudiag profile tests.commands.own_training:...`."""
+
+from __future__ import annotations
+
+import os
+import time
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+import gpudiag
+
+
+def main() -> None:
+    """A loop over epochs, with a range of its own."""
+    print("a word from the user's code")  # noqa: T201  # which belongs into the rank's log
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo")
+    model = DistributedDataParallel(nn.Sequential(nn.Linear(256, 256), nn.ReLU(), nn.Linear(256, 256)))
+    with gpudiag.profile("ignored under gpudiag", model=model, batch_size=64) as prof:
+        for _ in range(1000):
+            for batch in prof.steps([torch.randn(64, 256)] * 50):
+                with gpudiag.range("augment"):
+                    batch = batch + 1  # noqa: PLW2901  # as people write it
+                model(batch).sum().backward()
+    dist.destroy_process_group()
+
+
+def fails() -> None:
+    """One rank raises before it measures anything."""
+    if os.environ["RANK"] == "1":
+        raise ValueError("[bold]not[/bold] my day\x1b[31m")
+    time.sleep(60)
+
+
+def uneven() -> None:
+    """One rank's loader ends during warm-up, and the ranks do not depend on each other."""
+    dist.init_process_group("gloo")
+    length = 4 if os.environ["RANK"] == "1" else 1_000_000
+    with gpudiag.profile() as prof:
+        for _ in prof.steps(range(length)):
+            time.sleep(0.005)
+
+
+def hangs() -> None:
+    """One rank never comes back from its fifth step."""
+    dist.init_process_group("gloo")
+    with gpudiag.profile() as prof:
+        for step in prof.steps(range(1_000_000)):
+            time.sleep(1000 if step == 5 and os.environ["RANK"] == "1" else 0.005)
+
+
+def endless() -> None:
+    """Both ranks time steps until someone stops them; each has a DataLoader worker."""
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo")
+    model = DistributedDataParallel(nn.Linear(64, 64))
+    samples = torch.utils.data.TensorDataset(torch.ones(1_000_000, 64))
+    loader = torch.utils.data.DataLoader(samples, batch_size=16, num_workers=1)
+    with gpudiag.profile(warmup=5, steps=10_000_000) as prof:
+        for (batch,) in prof.steps(loader):
+            model(batch).sum().backward()

@@ -1,0 +1,300 @@
+"""`gpudiag profile` as people run it: real processes, real gloo, and everything that can end them."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from tests.cli_process import environment, gpudiag
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+OWN = "tests.commands.own_training"
+ROOT = Path(__file__).parents[2]
+NO_GPU = {"CUDA_VISIBLE_DEVICES": ""}
+
+
+def run_json(run_dir: Path) -> dict[str, Any]:
+    record: dict[str, Any] = json.loads((run_dir / "run.json").read_text(encoding="utf-8"))
+    return record
+
+
+def names_in_trace(run_dir: Path, rank: int) -> list[str]:
+    path = run_dir / "traces" / f"rank{rank}.pt.trace.json.gz"
+    return [str(event.get("name")) for event in json.loads(gzip.decompress(path.read_bytes()))["traceEvents"]]
+
+
+def processes_of(run_dir: Path) -> list[str]:
+    """Living processes of this run: the run directory is in the launcher's and the workers' command lines.
+
+    A DataLoader worker is a fork of its training process and has the same command line.
+    """
+    found = []
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdecimal() and int(entry.name) != os.getpid():
+            try:
+                line = (entry / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
+                state = (entry / "stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()[0]
+            except OSError:
+                continue
+            if str(run_dir) in line and state != "Z":
+                found.append(line)
+    return found
+
+
+def gone(run_dir: Path, seconds: float = 15) -> bool:
+    until = time.monotonic() + seconds
+    while processes_of(run_dir) and time.monotonic() < until:
+        time.sleep(0.05)
+    return not processes_of(run_dir)
+
+
+@pytest.fixture
+def endless(tmp_path: Path) -> Iterator[tuple[subprocess.Popen[str], Path]]:
+    """A run that is past warm-up on both ranks, with DataLoader workers, and would never end."""
+    run_dir = tmp_path / "run"
+    program = subprocess.Popen(
+        [sys.executable, "-m", "gpudiag", "profile", f"{OWN}:endless", "--output", str(run_dir)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        cwd=ROOT,
+        env=environment(TMPDIR=str(tmp_path), **NO_GPU),
+    )
+    until = time.monotonic() + 60
+    while not all(past_warmup(run_dir, rank) for rank in (0, 1)):
+        assert program.poll() is None, program.communicate()[1]
+        assert time.monotonic() < until
+        time.sleep(0.05)
+    # gpudiag, guard, torchrun, two processes with a DataLoader worker each.
+    assert len(processes_of(run_dir)) >= 7
+    yield program, run_dir
+    program.kill()
+    program.communicate(timeout=20)
+    assert gone(run_dir)
+
+
+def past_warmup(run_dir: Path, rank: int) -> bool:
+    try:
+        record = json.loads((run_dir / "ranks" / f"rank{rank}.json").read_text(encoding="utf-8"))
+    except OSError:
+        return False
+    return record["warmup"] is not None
+
+
+@pytest.fixture(scope="module")
+def default_run(tmp_path_factory: pytest.TempPathFactory) -> tuple[subprocess.CompletedProcess[str], Path]:
+    """The main job on a machine without GPUs, started as a script would, in an empty directory."""
+    cwd = tmp_path_factory.mktemp("main-job")
+    result = gpudiag("profile", "--batch-size", "4", "--json", cwd=cwd, **NO_GPU)
+    assert result.returncode == 0, result.stderr
+    (run_dir,) = (cwd / "gpudiag-runs").iterdir()
+    return result, run_dir
+
+
+Run = tuple[subprocess.CompletedProcess[str], Path]
+
+
+def test_the_main_job_ends_in_an_analysis(default_run: Run) -> None:
+    result, run_dir = default_run
+    analysis = json.loads(result.stdout)
+    assert analysis["schema"] == "gpudiag/analysis/1"
+    assert (analysis["world_size"], analysis["ranks_present"]) == (2, [0, 1])
+    assert analysis["steps"]["analysed"] >= 4
+    assert analysis["steps"]["unprofiled_mean_ms"] > 0
+    for device in analysis["devices"]:
+        assert sum(device["buckets_ms"].values()) == pytest.approx(device["step_ms"], rel=1e-6)
+        assert device["buckets_ms"]["compute"] > 0
+    assert json.loads((run_dir / "analysis.json").read_text(encoding="utf-8")) == analysis
+
+
+def test_its_words_are_lines_on_standard_error(default_run: Run) -> None:
+    result, run_dir = default_run
+    lines = result.stderr.splitlines()
+    assert all(line.startswith("gpudiag: ") for line in lines)
+    order = ["training resnet20-cifar, gloo, 2 CPU processes", "starting", "warming up", "timing", "recording"]
+    positions = [next(i for i, line in enumerate(lines) if f"gpudiag: {start}" in line) for start in order]
+    assert positions == sorted(positions)
+    assert run_dir.name in lines[-1]
+
+
+def test_its_record(default_run: Run) -> None:
+    _, run_dir = default_run
+    assert run_dir.name.endswith("-resnet20-cifar-gloo")
+    run = run_json(run_dir)
+    assert (run["schema"], run["status"], run["error"]) == ("gpudiag/run/1", "complete", None)
+    assert (run["workload"], run["strategy"], run["framework"]) == ("resnet20-cifar", "gloo", "pytorch")
+    assert (run["world_size"], run["nodes"], run["batch_size_per_device"]) == (2, 1, 4)
+    assert run["command"][:2] == ["gpudiag", "profile"]
+    assert run["model"]["parameters"] == 269_722
+    assert sum(run["model"]["gradient_sizes"]) == run["model"]["gradient_bytes"] == 4 * 269_722
+    assert {"python", "torch"} <= set(run["software"])
+    assert run["options"]["data"] == "loader"
+    timed = {len(rank["unprofiled"]["step_ms"]) for rank in run["ranks"]}
+    assert len(timed) == 1
+    assert {rank["warmup"]["steps"] for rank in run["ranks"]} == {run["ranks"][0]["warmup"]["steps"]}
+    assert all(rank["warmup"]["automatic"] for rank in run["ranks"])
+
+
+def test_its_traces_have_every_range_on_every_rank_at_the_same_steps(default_run: Run) -> None:
+    _, run_dir = default_run
+    marks = []
+    for rank in (0, 1):
+        names = names_in_trace(run_dir, rank)
+        assert {f"gpudiag.{name}" for name in ("input", "forward", "backward", "exchange", "optimizer")} <= set(names)
+        marks.append([name for name in names if name.startswith("gpudiag.step#")])
+    assert marks[0] == marks[1]
+    assert len(marks[0]) == 6
+
+
+def test_its_directory_holds_what_it_should_and_nothing_temporary(default_run: Run) -> None:
+    _, run_dir = default_run
+    files = sorted(str(path.relative_to(run_dir)) for path in run_dir.rglob("*") if path.is_file())
+    ranks = [f"{folder}/rank{rank}{end}" for folder, end in (("logs", ".log"), ("ranks", ".json")) for rank in (0, 1)]
+    traces = [f"traces/rank{rank}.pt.trace.json.gz" for rank in (0, 1)]
+    assert files == sorted(["analysis.json", "facts.json", "run.json", "logs/launcher.log", *ranks, *traces])
+
+
+def test_it_can_be_analysed_and_drawn_again(default_run: Run) -> None:
+    result, run_dir = default_run
+    again = gpudiag("analyze", str(run_dir), "--json")
+    assert json.loads(again.stdout)["devices"] == json.loads(result.stdout)["devices"]
+
+
+def test_a_function_of_ones_own(tmp_path: Path) -> None:
+    run_dir = tmp_path / "run"
+    result = gpudiag(
+        "profile", f"{OWN}:main", "--steps", "12", "--warmup", "4", "--output", str(run_dir), cwd=ROOT, **NO_GPU
+    )
+    assert result.returncode == 0, result.stderr
+    assert "a word from the user's code" not in result.stdout + result.stderr
+    assert "a word from the user's code" in (run_dir / "logs" / "rank1.log").read_text(encoding="utf-8")
+    run = run_json(run_dir)
+    assert (run["workload"], run["strategy"], run["batch_size_per_device"]) == (f"{OWN}:main", "own", 64)
+    assert [(rank["warmup"]["steps"], rank["warmup"]["automatic"]) for rank in run["ranks"]] == [(4, False)] * 2
+    assert [len(rank["unprofiled"]["step_ms"]) for rank in run["ranks"]] == [12] * 2
+    assert "gpudiag.augment" in names_in_trace(run_dir, 0)
+    assert not (ROOT / "ignored under gpudiag").exists()
+    assert "unprofiled" in result.stdout
+
+
+def test_a_killed_worker_ends_the_run_within_seconds_and_what_was_measured_stays(
+    endless: tuple[subprocess.Popen[str], Path],
+) -> None:
+    program, run_dir = endless
+    victim = json.loads((run_dir / "ranks" / "rank1.json").read_text(encoding="utf-8"))["pid"]
+    os.kill(victim, signal.SIGKILL)
+    _, stderr = program.communicate(timeout=20)
+    assert program.returncode == 5
+    assert "rank 1 was ended by SIGKILL" in stderr
+    assert gone(run_dir, 0)
+    run = run_json(run_dir)
+    assert (run["status"], run["error"]) == ("failed", "rank 1 was ended by SIGKILL")
+    assert [rank["warmup"]["steps"] for rank in run["ranks"]] == [5, 5]
+
+
+def test_an_interrupt_leaves_no_process(endless: tuple[subprocess.Popen[str], Path]) -> None:
+    program, run_dir = endless
+    program.send_signal(signal.SIGINT)
+    stdout, stderr = program.communicate(timeout=20)
+    assert program.returncode == 130
+    assert (stdout, stderr.splitlines()[-1]) == ("", "gpudiag: interrupted")
+    assert gone(run_dir, 0)
+    run = run_json(run_dir)
+    assert run["status"] == "interrupted"
+    assert [rank["warmup"]["steps"] for rank in run["ranks"]] == [5, 5]
+    assert list(run_dir.parent.glob("gpudiag-*")) == []
+
+
+def test_when_gpudiag_itself_is_killed_its_workers_die_too(endless: tuple[subprocess.Popen[str], Path]) -> None:
+    program, run_dir = endless
+    program.kill()
+    program.communicate(timeout=20)
+    assert gone(run_dir)
+    assert run_json(run_dir)["error"] == "the run did not finish"
+    assert list(run_dir.parent.glob("gpudiag-*")) == []
+
+
+def test_a_failing_function_says_which_rank_and_where(tmp_path: Path) -> None:
+    run_dir = tmp_path / "run"
+    result = gpudiag("profile", f"{OWN}:fails", "--output", str(run_dir), cwd=ROOT, **NO_GPU)
+    assert result.returncode == 5
+    message, hint = result.stderr.splitlines()[-2:]
+    assert message.startswith("gpudiag: rank 1: ValueError: [bold]not[/bold] my day")
+    assert "\x1b" not in result.stderr
+    assert "rank1.log" in hint
+    assert "Traceback" not in result.stderr
+    assert "Traceback" in (run_dir / "logs" / "rank1.log").read_text(encoding="utf-8")
+    assert gone(run_dir, 0)
+
+
+def test_a_loader_that_ends_early_hangs_nobody(tmp_path: Path) -> None:
+    run_dir = tmp_path / "run"
+    result = gpudiag("profile", f"{OWN}:uneven", "--output", str(run_dir), cwd=ROOT, **NO_GPU)
+    assert result.returncode == 5
+    assert "rank 1: the loop ended after 4 steps, before warm-up was over" in result.stderr
+    ranks = {rank["rank"]: rank for rank in run_json(run_dir)["ranks"]}
+    assert "the loop ended after 4 steps" in ranks[1]["error"]
+
+
+def test_a_hang_ends_when_nothing_was_heard_for_too_long(tmp_path: Path) -> None:
+    run_dir = tmp_path / "run"
+    result = gpudiag("profile", f"{OWN}:hangs", "--output", str(run_dir), "--timeout", "6", cwd=ROOT, **NO_GPU)
+    assert result.returncode == 5
+    assert "no progress for 6 s: " in result.stderr
+    assert "--timeout" in result.stderr
+    assert gone(run_dir, 0)
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "expected"),
+    [
+        (["resnet51"], 2, "resnet20-cifar, mlp, resnet50, gpt"),
+        (["--strategy", "smoke-signals"], 2, "nccl, gloo, independent"),
+        (["--precision", "fp8"], 2, "fp32, tf32, bf16, fp16"),
+        (["--memory-format", "hwcn"], 2, "nchw, nhwc"),
+        (["--data", "tape"], 2, "device, host, loader"),
+        (["--warmup", "soon"], 2, "'auto' or a number"),
+        (["mlp", "--memory-format", "nhwc"], 2, "has no images"),
+        (["--data", "device", "--loader-workers", "2"], 2, "does not go with"),
+        (["a:b", "--strategy", "gloo"], 2, "a function of your own decides that itself"),
+        (["--nnodes", "2"], 2, "--rdzv-endpoint"),
+        (["--", "python", "train.py"], 2, "not supported yet"),
+        (["--python", "/does/not/exist"], 2, "cannot be run"),
+        (["--output", "/proc/cpuinfo"], 2, "is a file"),
+        (["--strategy", "nccl"], 3, "needs GPUs"),
+        (["--devices", "4096"], 3, "this machine has no GPU"),
+    ],
+)
+def test_what_cannot_be_is_refused_at_once(tmp_path: Path, words: list[str], code: int, expected: str) -> None:
+    result = gpudiag("profile", *words, cwd=tmp_path, **NO_GPU)
+    assert result.returncode == code, result.stderr
+    assert expected in result.stderr
+    assert result.stdout == ""
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_an_interpreter_without_torch(tmp_path: Path) -> None:
+    bare = tmp_path / "python"
+    bare.write_text(f'#!/bin/sh\nexec "{sys.executable}" -I -S "$@"\n', encoding="utf-8")
+    bare.chmod(0o755)
+    result = gpudiag("profile", "--python", str(bare), cwd=tmp_path, **NO_GPU)
+    assert result.returncode == 5
+    assert "has no PyTorch" in result.stderr
+
+
+def test_a_module_that_is_not_there(tmp_path: Path) -> None:
+    result = gpudiag("profile", "no.such.module:main", "--output", "run", cwd=tmp_path, **NO_GPU)
+    assert result.returncode == 2
+    assert "there is no module 'no.such.module'" in result.stderr
+    assert run_json(tmp_path / "run")["status"] == "failed"
