@@ -11,9 +11,9 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 MOST_ITEMS = 6
-LONGEST_TEXT = 80
+LONGEST_TEXT = 200
 
-#: Endings of keys that say the unit, longest first where one ends another.
+#: Words of a key that say the unit, wherever they stand; the longest first.
 _UNITS = (
     ("_ms_per_step", "ms per step"),
     ("_gb_per_s", "GB/s"),
@@ -25,6 +25,7 @@ _UNITS = (
     ("_watts", "W"),
     ("_c", "°C"),
 )
+_BYTES = "_bytes"
 
 
 def evidence_items(evidence: Mapping[str, Any]) -> list[str]:
@@ -33,20 +34,23 @@ def evidence_items(evidence: Mapping[str, Any]) -> list[str]:
 
 
 def _item(key: str, value: Any) -> str:
-    if key.endswith("_bytes") and _is_number(value):
-        return f"{_words(key.removesuffix('_bytes'))} {figures.size(value)}"
-    for ending, unit in _UNITS:
-        if key.endswith(ending) and not isinstance(value, str):
-            return f"{_words(key.removesuffix(ending))} {_value(value)} {unit}"
+    if isinstance(value, str):
+        return f"{_words(key)}: {_value(value)}"
+    if _BYTES in key and isinstance(value, int | float) and not isinstance(value, bool):
+        return f"{_words(_without(key, _BYTES))} {figures.size(value)}"
+    for words, unit in _UNITS:
+        if f"{words}_" in f"{key}_":
+            return f"{_words(_without(key, words))} {_value(value)} {unit}"
     return f"{_words(key)} {_value(value)}"
+
+
+def _without(key: str, words: str) -> str:
+    """`step_ms_now` without `_ms` is `step_now`."""
+    return f"{key}_".replace(f"{words}_", "_", 1).removesuffix("_")
 
 
 def _words(key: str) -> str:
     return one_line(key.replace("_", " "))[:LONGEST_TEXT]
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 def _value(value: Any, *, nested: bool = False) -> str:
@@ -57,7 +61,7 @@ def _value(value: Any, *, nested: bool = False) -> str:
     if isinstance(value, int):
         return figures.thousands(value) if abs(value) >= 10_000 else str(value)
     if isinstance(value, float):
-        return figures.milliseconds(value)
+        return figures.milliseconds(value).removesuffix(".00").removesuffix(".0")
     if isinstance(value, list | tuple | dict):
         return "…" if nested else _several(value)
     text = one_line(str(value))

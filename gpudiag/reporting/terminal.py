@@ -27,6 +27,8 @@ _FRAMEWORKS = {"pytorch": "PyTorch", "tensorflow": "TensorFlow"}
 _CPU_PROCESS = "CPU process"
 _SEPARATOR = " · "
 _MOST_SOFTWARE = 6
+#: A profiler's share below this of the step is not worth a figure beside the other.
+_SAME = 0.01
 _LONGEST_NAME = 60
 
 
@@ -118,7 +120,7 @@ def _step_line(analysis: Analysis) -> Text:
     times = [f"{figures.milliseconds(steps.mean_ms)} ms profiled"]
     if steps.unprofiled_mean_ms is not None:
         times.append(f"{figures.milliseconds(steps.unprofiled_mean_ms)} ms unprofiled")
-    if steps.corrected_mean_ms is not None:
+    if steps.corrected_mean_ms is not None and abs(steps.corrected_mean_ms - steps.mean_ms) > _SAME * steps.mean_ms:
         times.append(f"{figures.milliseconds(steps.corrected_mean_ms)} ms without the profiler's share")
     line = Text("Step ").append(times[0], style="bold")
     line.append("".join(f"{_SEPARATOR}{time}" for time in times[1:]))

@@ -119,11 +119,14 @@ def next_step(analysis: Analysis) -> str:
     step = one_line(finding.advice[0])[:LONGEST_TEXT]
     if finding.severity == "info":
         return step
-    gain, before = finding.recoverable_ms_per_step, analysis.steps.mean_ms
+    steps = analysis.steps
+    real = steps.unprofiled_mean_ms or steps.corrected_mean_ms
+    gain, before = finding.recoverable_ms_per_step, real or steps.mean_ms
     if gain is None or not 0 < gain < before:
         return f"{step} Then record and analyse again."
     after = figures.milliseconds(before - gain, beside=before)
+    which = "the step, without the profiler," if real else "the step"
     return (
-        f"{step} Then record and analyse again: the step should fall from {figures.milliseconds(before)} "
+        f"{step} Then record and analyse again: {which} should fall from {figures.milliseconds(before)} "
         f"towards {after} ms."
     )

@@ -20,7 +20,11 @@ JSON = st.recursive(
     [
         ("mean_wait_ms", 26.1, "mean wait 26.1 ms"),
         ("exposed_ms_per_step", 0.83, "exposed 0.83 ms per step"),
-        ("busbw_gb_per_s", 251.04, "busbw 251.0 GB/s"),
+        ("busbw_gb_per_s", 251.04, "busbw 251 GB/s"),
+        ("collectives_per_step", 6.0, "collectives 6 per step"),
+        ("step_ms_now", 63.42, "step now 63.4 ms"),
+        ("exposed_ms_by_rank", {"0": 0.0, "1": 1.25}, "exposed by rank 0: 0, 1: 1.25 ms"),
+        ("largest", "all_reduce", "largest: all_reduce"),
         ("copied_bytes", 26_214_400, "copied 26.2 MB"),
         ("host_events", 20_311, "host events 20 311"),
         ("waiting_ranks", [0, 1, 3], "waiting ranks 0, 1, 3"),

@@ -1,0 +1,22 @@
+"""Whole reports of real jobs (4 GPUs, PyTorch 2.11), as `gpudiag analyze` prints them. The README shows the first."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.cli_process import gpudiag
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+TRACES = Path(__file__).parents[1] / "traces"
+
+
+@pytest.mark.parametrize("job", ["slow_loader_rank2", "vgg_p2poff", "gloo_dataloader"])
+def test_whole_report(job: str, golden: Callable[[str, str], None]) -> None:
+    result = gpudiag("analyze", job, "--width", "100", cwd=TRACES)
+    assert (result.returncode, result.stderr) == (0, "")
+    golden(f"report-{job}.txt", result.stdout)
