@@ -37,6 +37,8 @@ _MOST_CANDIDATES = 8
 #: Pairings whose spread is within this factor of the best, or below the floor, are equally good; the clocks decide.
 _EQUALLY_GOOD = 4.0
 _FINEST_SPREAD_NS = 20 * NS_PER_US
+#: Fewer pairs than this fit each other closely by chance.
+_TELLING = 8
 #: Share of what two captures both saw that must fit before a clock is moved.
 _TO_MOVE_A_CLOCK = 0.75
 #: Pairings that leave more unmatched than the best does, beyond this share, are worse.
@@ -174,8 +176,7 @@ def _equally_good(fits: list[_Fit]) -> list[_Fit]:
     most = max((len(fit.a) for fit in fits), default=0)
     widest = max((fit.coverage for fit in fits), default=0.0)
     many = [fit for fit in fits if 2 * len(fit.a) >= most and fit.coverage >= _NEARLY_ALL * widest]
-    # Few pairs fit each other by chance: the spread of the largest pairings sets the measure.
-    telling = [fit.spread for fit in many if len(fit.a) > 2 and 4 * len(fit.a) >= 3 * most]
+    telling = [fit.spread for fit in many if len(fit.a) >= _TELLING and 4 * len(fit.a) >= 3 * most]
     limit = max(_EQUALLY_GOOD * min(telling), _FINEST_SPREAD_NS) if telling else np.inf
     good: list[_Fit] = []
     for fit in sorted(many, key=lambda fit: -len(fit.a)):
