@@ -14,6 +14,7 @@ from gpudiag.readers import categories
 from gpudiag.readers.collective_args import Communicated, communicated, may_tell
 from gpudiag.readers.event_json import NO_ARGUMENTS
 from gpudiag.readers.limits import free_memory_bytes
+from gpudiag.readers.printable import printable
 from gpudiag.readers.times import Times
 
 if TYPE_CHECKING:
@@ -136,9 +137,11 @@ class Columns:
         return kind, name, start_us, length_us, thread, device, correlation, size_bytes
 
     def unknown_categories(self) -> list[str]:
-        """Categories met that are neither read nor left out on purpose."""
+        """Categories met that are neither read nor left out on purpose, printable."""
         return sorted(
-            word for word, code in self._codes.items() if code == _SKIP and word and not categories.is_known(word)
+            printable(word)
+            for word, code in self._codes.items()
+            if code == _SKIP and word and not categories.is_known(word)
         )
 
     def finish(self, notes: list[str]) -> tuple[EventTable, dict[int, Communicated], int] | None:

@@ -97,6 +97,7 @@ class Repairs:
     def __init__(self) -> None:
         self.without_arguments = 0
         self.no_events = 0
+        self.broken_text = 0
         self.invalid_json = False
 
     def notes(self) -> list[str]:
@@ -106,6 +107,8 @@ class Repairs:
             notes.append("the file was not valid JSON; values that are no numbers and stray bytes were left out")
         if self.without_arguments:
             notes.append(f"{self.without_arguments} events had arguments of an unknown form, which were left out")
+        if self.broken_text:
+            notes.append(f"{self.broken_text} events had text that is not UTF-8; the broken bytes were replaced")
         if self.no_events:
             notes.append(f"{self.no_events} entries were no events and were left out")
         return notes
@@ -143,16 +146,26 @@ def _one_by_one(raw_events: list[msgspec.Raw], repairs: Repairs) -> list[Event]:
     events: list[Event] = []
     for raw in raw_events:
         try:
-            events.append(_loose_event.decode(raw))
-        except (msgspec.DecodeError, UnicodeDecodeError):
+            events.append(_one(raw, repairs))
+        except UnicodeDecodeError:
+            repairs.broken_text += 1
+            mended = bytes(memoryview(raw)).decode("utf-8", "replace").encode()
             try:
-                bare = _bare_event.decode(raw)
-            except (msgspec.DecodeError, UnicodeDecodeError):
+                events.append(_one(msgspec.Raw(mended), repairs))
+            except msgspec.DecodeError:
                 repairs.no_events += 1
-            else:
-                repairs.without_arguments += 1
-                events.append(Event(bare.ph, bare.cat, bare.name, bare.pid, bare.tid, bare.ts, bare.dur))
+        except msgspec.DecodeError:
+            repairs.no_events += 1
     return events
+
+
+def _one(raw: msgspec.Raw, repairs: Repairs) -> Event:
+    try:
+        return _loose_event.decode(raw)
+    except msgspec.ValidationError:
+        bare = _bare_event.decode(raw)
+    repairs.without_arguments += 1
+    return Event(bare.ph, bare.cat, bare.name, bare.pid, bare.tid, bare.ts, bare.dur)
 
 
 def decode_whole(text: bytes | bytearray, shown: str, repairs: Repairs) -> Document:

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 
 from gpudiag.errors import GpudiagError, NotATraceError, UnreadableInputError, UsageError
 from gpudiag.readers.limits import ReadLimits
+from gpudiag.readers.printable import printable
 from gpudiag.readers.trace_names import NameFacts, facts_of, may_be_trace, says_trace
 from gpudiag.readers.unpack import read_head
 
@@ -49,11 +50,6 @@ class Source:
     size: int = 0
     found: bool = False
     notes: tuple[str, ...] = ()
-
-
-def printable(text: str) -> str:
-    """Text of others, safe for a terminal: control characters and broken bytes as escapes."""
-    return "".join(letter if letter.isprintable() else repr(letter)[1:-1] for letter in text)
 
 
 def find_sources(paths: Sequence[Path | str]) -> tuple[Source, ...]:

@@ -1,0 +1,192 @@
+"""`gpudiag analyze` beside HolisticTraceAnalysis, on the same four traces, in one run.
+
+    python benchmarks/bench_analyze.py [TRACES] [--hta PYTHON] [--rounds N] [--cpus N]
+
+Each candidate is a whole process, from `exec` to exit. Rounds are interleaved, so that what else the machine does
+falls on all of them. Memory is measured in rounds of its own: the sum over the process tree of PSS (shared pages are
+counted once), looked at every few milliseconds; a higher peak between two looks would be missed.
+
+HTA is installed into `build/hta-venv` the first time, or `--hta` names an interpreter that has it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import platform
+import shutil
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+import venv
+from dataclasses import dataclass, field
+from importlib.metadata import version
+from pathlib import Path
+
+HTA = "HolisticTraceAnalysis==0.5.0"
+ROOT = Path(__file__).parents[1]
+LOOK_EVERY_S = 0.004
+
+_HTA_PROGRAM = """
+import sys
+from hta.trace_analysis import TraceAnalysis
+TraceAnalysis(trace_dir=sys.argv[1]).get_temporal_breakdown(visualize=False)
+"""
+
+#: What nothing that reads these files can go below: unpack them and decode the JSON, with the structures and on as
+#: many processes as gpudiag does.
+_FLOOR_PROGRAM = """
+import gc, sys
+from pathlib import Path
+from gpudiag.readers.event_json import Repairs
+from gpudiag.readers.limits import ReadLimits, usable_cpus
+from gpudiag.readers.pieces import decode_in_pieces
+from gpudiag.readers.processes import map_forked
+from gpudiag.readers.unpack import read_pieces
+
+gc.disable()
+
+def decode(path):
+    return sum(1 for _ in decode_in_pieces(read_pieces(path, str(path), ReadLimits()), Repairs()))
+
+paths = sorted(Path(sys.argv[1]).iterdir())
+map_forked(decode, paths, [path.stat().st_size for path in paths], usable_cpus())
+"""
+
+_READ_PROGRAM = """
+import sys
+from gpudiag.readers import read_traces
+read_traces([sys.argv[1]])
+"""
+
+
+@dataclass
+class Candidate:
+    """A command, and what it took in each round."""
+
+    name: str
+    command: list[str]
+    wall_s: list[float] = field(default_factory=list)
+    memory_mb: list[float] = field(default_factory=list)
+
+
+def main() -> None:
+    """Run the rounds and print the table."""
+    options = _options()
+    os.sched_setaffinity(0, set(sorted(os.sched_getaffinity(0))[: options.cpus]))
+    hta = options.hta or _install_hta(ROOT / "build" / "hta-venv")
+    with tempfile.TemporaryDirectory() as directory:
+        # Only the traces: HTA takes every file of a directory for one.
+        for path in sorted(options.traces.glob("rank*.json.gz")):
+            shutil.copy(path, directory)
+        candidates = [
+            Candidate("gpudiag analyze --json", [sys.executable, "-m", "gpudiag", "analyze", directory, "--json"]),
+            Candidate("gpudiag: reading alone", [sys.executable, "-c", _READ_PROGRAM, directory]),
+            Candidate("floor: unpack and decode", [sys.executable, "-c", _FLOOR_PROGRAM, directory]),
+            Candidate("HTA 0.5.0, load and temporal breakdown", [str(hta), "-c", _HTA_PROGRAM, directory]),
+        ]
+        for candidate in candidates:
+            _run(candidate.command)  # fills the page cache and Python's caches of compiled modules
+        for number in range(options.rounds):
+            print(f"round {number + 1} of {options.rounds}", file=sys.stderr)
+            for candidate in candidates:
+                candidate.wall_s.append(_run(candidate.command))
+            for candidate in candidates:
+                candidate.memory_mb.append(_peak_memory_mb(candidate.command))
+        _print_conditions(options, Path(directory), hta)
+    _print_table(candidates)
+
+
+def _options() -> argparse.Namespace:
+    shared = ROOT.parent / "shared" / "traces" / "h200x4-torch" / "clean"
+    default = shared if shared.is_dir() else ROOT / "tests" / "traces" / "clean"
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("traces", type=Path, nargs="?", default=default, help="a directory with rank*.json.gz")
+    parser.add_argument("--hta", type=Path, help="an interpreter that has HTA")
+    parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--cpus", type=int, default=2, help="CPUs that all candidates may use")
+    return parser.parse_args()
+
+
+def _install_hta(directory: Path) -> Path:
+    python = directory / "bin" / "python"
+    if not python.exists():
+        print(f"installing {HTA} into {directory}", file=sys.stderr)
+        venv.create(directory, with_pip=True)
+        subprocess.run([python, "-m", "pip", "install", "--quiet", HTA], check=True)
+    return python
+
+
+def _run(command: list[str]) -> float:
+    """Seconds of one whole process."""
+    began = time.perf_counter()
+    done = subprocess.run(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, check=False)
+    took = time.perf_counter() - began
+    if done.returncode:
+        sys.exit(f"{command[:4]} failed:\n{done.stderr.decode()}")
+    return took
+
+
+def _peak_memory_mb(command: list[str]) -> float:
+    """Highest PSS over the process tree."""
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    peak = 0
+    while process.poll() is None:
+        peak = max(peak, _tree_pss_kb(process.pid))
+        time.sleep(LOOK_EVERY_S)
+    return peak * 1024 / 1e6
+
+
+def _tree_pss_kb(process: int) -> int:
+    """PSS of a process and all below it; 0 for what has just ended."""
+    try:
+        tasks = list(Path(f"/proc/{process}/task").iterdir())
+        children = [int(child) for task in tasks for child in (task / "children").read_text().split()]
+        lines = Path(f"/proc/{process}/smaps_rollup").read_text().splitlines()
+    except OSError:
+        return 0
+    own = next((int(line.split()[1]) for line in lines if line.startswith("Pss:")), 0)
+    return own + sum(_tree_pss_kb(child) for child in children)
+
+
+def _print_conditions(options: argparse.Namespace, directory: Path, hta: Path) -> None:
+    packed = sum(path.stat().st_size for path in directory.iterdir())
+    model = next(
+        (line.split(":")[1].strip() for line in Path("/proc/cpuinfo").read_text().splitlines() if "model name" in line),
+        platform.processor(),
+    )
+    listed = subprocess.run(
+        [hta, "-c", "import pandas, sys; print(sys.version.split()[0], pandas.__version__)"],
+        capture_output=True,
+        text=True,
+        check=True,
+    ).stdout.split()
+    print(
+        f"{len(list(directory.iterdir()))} traces, {packed / 1e6:.1f} MB of gzip; {options.rounds} rounds, interleaved."
+    )
+    print(f"{model}, {len(os.sched_getaffinity(0))} CPUs, load {os.getloadavg()[0]:.1f} at the end.")
+    print(
+        f"gpudiag: Python {platform.python_version()}, msgspec {version('msgspec')}, NumPy {version('numpy')}. "
+        f"HTA: Python {listed[0]}, pandas {listed[1]}.\n"
+    )
+
+
+def _print_table(candidates: list[Candidate]) -> None:
+    ours, hta = candidates[0], candidates[-1]
+    print("| whole process | wall s, median (min to max) | peak memory MB, median | HTA takes |")
+    print("| --- | ---: | ---: | ---: |")
+    for candidate in candidates:
+        wall, memory = statistics.median(candidate.wall_s), statistics.median(candidate.memory_mb)
+        times = statistics.median(hta.wall_s) / wall, statistics.median(hta.memory_mb) / memory
+        print(
+            f"| {candidate.name} | {wall:.2f} ({min(candidate.wall_s):.2f} to {max(candidate.wall_s):.2f}) "
+            f"| {memory:.0f} | {times[0]:.1f} times the time, {times[1]:.1f} times the memory |"
+        )
+    floor = statistics.median(candidates[2].wall_s)
+    print(f"\n`gpudiag analyze` takes {statistics.median(ours.wall_s) / floor:.2f} times the floor.")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,24 @@
+#!/bin/sh
+# Make the traces beside this file again from the full ones: make.sh H200X4_DIRECTORY PUBLIC_DIRECTORY
+set -eu
+here=$(dirname "$0")
+python=${PYTHON:-python3}
+minify() { "$python" "$here/minify.py" "$@"; }
+for rank in 0 1 2 3; do
+  for run in clean slow_loader_rank2 vgg_p2poff tiny; do
+    minify "$1/$run/rank$rank.pt.trace.json.gz" "$here/$run/rank$rank.pt.trace.json.gz" --top-level --steps 4
+  done
+  minify "$1/resnet50_dataloader/rank$rank.pt.trace.json.gz" \
+    "$here/resnet50_dataloader/rank$rank.pt.trace.json.gz" --top-level
+done
+for run in clean slow_loader_rank2 vgg_p2poff tiny; do cp "$1/$run/truth.json" "$here/$run/"; done
+minify "$2/kineto_2021_resnet50_workers4.pt.trace.json.gz" \
+  "$here/public/kineto_2021_resnet50_workers4.pt.trace.json.gz" --top-level --steps 3
+minify "$2/nccl_data.json.gz" "$here/public/nccl_data.json.gz" --top-level
+minify "$2/sampled_rank-1.json.gz" "$here/public/sampled_rank-1.json.gz"
+minify "$2/rank_non_gpu.json.gz" "$here/public/rank_non_gpu.json.gz"
+minify "$2/benchmark_result_2869224_1695835535_trace.json.gz" "$here/public/benchmark_result_alexnet.json.gz"
+# Small enough to stay as they are.
+cp "$2"/mi250_minitoy_train_ROCm6_2_kineto.json.gz "$2"/triton_example.json.gz \
+  "$2"/rank-34.Jul_15_10_52_41.1074.pt.trace.json.gz "$here/public/"
+chmod -R u+w "$here"

@@ -1,0 +1,162 @@
+"""Make small copies of real traces for the tests: what gpudiag reads stays exactly as it was, the rest goes.
+
+    python tests/traces/minify.py IN.json.gz OUT.json.gz [--top-level] [--steps N] [--forget-host]
+
+Always dropped: flow, counter, and metadata events, arguments that are not read, most of the device properties. Names of
+kernels are cut to 48 characters and a checksum, but for communication kernels. Times are not touched.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gzip
+import json
+import zlib
+from collections import defaultdict
+from pathlib import Path
+from typing import Any
+
+Event = dict[str, Any]
+
+_HEADER = ("schemaVersion", "distributedInfo", "host_name", "displayTimeUnit", "baseTimeNanoseconds", "INFO")
+_DEVICE_WORK = {"kernel", "gpu_memcpy", "gpu_memset", "memcpy", "memset"}
+_ON_DEVICE = ("device", "stream", "correlation", "bytes")
+_COLLECTIVE = (
+    "Collective name",
+    "In msg nelems",
+    "Out msg nelems",
+    "dtype",
+    "Group size",
+    "Process Group Name",
+    "Process Group Ranks",
+    "Seq",
+)
+_SHAPES = ("Input Dims", "Input type")
+_COMMUNICATES = ("nccl", "gloo:", "record_param_comms")
+_LONGEST_NAME = 48
+
+
+def _arguments(event: Event) -> Event:
+    told = event.get("args")
+    if not isinstance(told, dict):
+        return {}
+    kept = [*(key for key in _ON_DEVICE if key != "correlation"), *_COLLECTIVE, "correlation"]
+    if event["name"].startswith(_COMMUNICATES):
+        kept += _SHAPES
+    return {key: told[key] for key in kept if key in told}
+
+
+def _short(event: Event) -> str:
+    name: str = event["name"]
+    if event["cat"].lower() != "kernel" or len(name) <= _LONGEST_NAME or "nccl" in name:
+        return name
+    return f"{name[:_LONGEST_NAME]}~{zlib.crc32(name.encode()):08x}"
+
+
+def _slim(event: Event) -> Event:
+    slim: Event = {key: event[key] for key in ("ph", "cat", "pid", "tid") if key in event}
+    slim["name"] = _short(event)
+    if arguments := _arguments(event):
+        slim["args"] = arguments
+    return slim | {key: event[key] for key in ("ts", "dur") if key in event}
+
+
+def _without_nested(events: list[Event]) -> list[Event]:
+    """Drop operators inside operators of the same thread, and calls that neither launch work nor wait for it."""
+    launching = {
+        event["args"]["correlation"] for event in events if event["cat"].lower() in _DEVICE_WORK and event.get("args")
+    }
+    reach: dict[Any, float] = defaultdict(lambda: float("-inf"))
+    kept = []
+    for event in sorted(events, key=lambda each: (each["ts"], -each["dur"])):
+        category = event["cat"].lower()
+        if category in {"cpu_op", "operator"} and not event["name"].startswith(_COMMUNICATES):
+            thread, end = event["tid"], event["ts"] + event["dur"]
+            if end <= reach[thread] and not event["name"].startswith("ProfilerStep"):
+                continue
+            reach[thread] = max(reach[thread], end)
+        if (
+            category.endswith(("runtime", "driver"))
+            and (event.get("args") or {}).get("correlation") not in launching
+            and "Synchronize" not in event["name"]
+        ):
+            continue
+        kept.append(event)
+    return kept
+
+
+def _first_steps(events: list[Event], steps: int) -> list[Event]:
+    """Keep what the host did until the end of the first steps, and the device work launched until then."""
+    ends = sorted(
+        event["ts"] + event["dur"]
+        for event in events
+        if event["name"].startswith("ProfilerStep#") and event["cat"].lower() in {"user_annotation", "operator"}
+    )
+    last = ends[steps - 1]
+    host = [event for event in events if event["cat"].lower() not in {*_DEVICE_WORK, "gpu_user_annotation"}]
+    late = {
+        event["args"]["correlation"]
+        for event in host
+        if event["ts"] >= last and "correlation" in (event.get("args") or {})
+    }
+    return [
+        event
+        for event in events
+        if ((event.get("args") or {}).get("correlation") not in late if event not in host else event["ts"] < last)
+    ]
+
+
+def _packed(text: bytes) -> bytes:
+    """Gzip, by zopfli where it is installed (15 % smaller)."""
+    try:
+        from zopfli.gzip import compress  # type: ignore[import-untyped]  # it has no stubs
+    except ImportError:
+        return gzip.compress(text, 9, mtime=0)
+    packed: bytes = compress(text)
+    return packed
+
+
+def minify(source: Path, target: Path, *, top_level: bool, steps: int | None, forget_host: bool) -> None:
+    """Write a small copy of one trace."""
+    opened = gzip.open if source.suffix == ".gz" else open
+    with opened(source, "rt", encoding="utf-8") as file:
+        document = json.load(file)
+    events = [event for event in document["traceEvents"] if event.get("ph") == "X"]
+    if steps is not None:
+        events = _first_steps(events, steps)
+    if top_level:
+        events = _without_nested(events)
+    small = {key: document[key] for key in _HEADER if key in document}
+    if forget_host and "host_name" in small:
+        small["host_name"] = "node-a"
+    small["deviceProperties"] = [
+        {key: device[key] for key in ("id", "name") if key in device} for device in document.get("deviceProperties", [])
+    ]
+    # One thread after another compresses best; readers sort anyhow.
+    events.sort(key=lambda event: (event["cat"], str(event["tid"]), event["ts"]))
+    small["traceEvents"] = [_slim(event) for event in events]
+    text = json.dumps(small, separators=(",", ":")).replace('},{"ph"', '},\n{"ph"').encode()
+    target.parent.mkdir(parents=True, exist_ok=True)
+    target.write_bytes(_packed(text))
+
+
+def main() -> None:
+    """Parse the command line and write the copy."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("source", type=Path)
+    parser.add_argument("target", type=Path)
+    parser.add_argument("--top-level", action="store_true", help="drop operators inside operators, and idle calls")
+    parser.add_argument("--steps", type=int, help="keep only the first steps")
+    parser.add_argument("--forget-host", action="store_true", help="put a made-up name for the host's")
+    options = parser.parse_args()
+    minify(
+        options.source,
+        options.target,
+        top_level=options.top_level,
+        steps=options.steps,
+        forget_host=options.forget_host,
+    )
+
+
+if __name__ == "__main__":
+    main()
