@@ -100,10 +100,13 @@ class _Host:
         self.rows = events.rows_of(EventKind.OPERATOR, EventKind.ANNOTATION, EventKind.RUNTIME, EventKind.PYTHON)
         device_rows = events.rows_of(*DEVICE_WORK)
         calls = runtime_call_of(events, device_rows)
-        launches = np.unique(calls[calls != UNKNOWN])
+        launches, first = np.unique(calls[calls != UNKNOWN], return_index=True)
+        # A launch is known by what it launched: most calls are named cudaLaunchKernel.
+        labels = events.name[device_rows[calls != UNKNOWN][first]]
         if len(device_rows) == 0:
             launches = _top_level(events.rows_of(EventKind.OPERATOR), events.start_ns, events.end_ns, events.thread)
-        self.steps = find_steps(events, launches)
+            labels = events.name[launches]
+        self.steps = find_steps(events, launches, labels)
         copies = events.kind[device_rows] == EventKind.COPY
         self.pageable = pageable_copy_calls(events, device_rows[copies], calls[copies])
         self.communication = np.array([call.row for call in trace.collectives], np.int64)

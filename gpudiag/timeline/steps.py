@@ -25,13 +25,14 @@ _OPTIMIZER = re.compile(r"Optimizer\.step#")
 _FEWEST_REPEATS = 3
 
 
-def find_steps(events: EventTable, launches: NDArray[np.intp]) -> HostSteps:
+def find_steps(events: EventTable, launches: NDArray[np.intp], labels: NDArray[np.int32]) -> HostSteps:
     """Steps of one process, on the trace's own clock.
 
     Args:
         events: the process's events.
         launches: rows of the runtime calls that launched device work (CPU-only traces: of the top-level ops), by start;
             in them a repeating pattern is looked for when nothing is marked.
+        labels: int32[n], for each launch the name of what it launched, as an index into the events' names.
     """
     annotations = events.rows_of(EventKind.ANNOTATION)
     for source, pattern in _MARKS:
@@ -41,7 +42,7 @@ def find_steps(events: EventTable, launches: NDArray[np.intp]) -> HostSteps:
     optimizer = _after_optimizer(events, annotations)
     if optimizer is not None:
         return optimizer
-    pattern_steps = _repeating(events, launches)
+    pattern_steps = _repeating(events, launches, labels)
     if pattern_steps is not None:
         return pattern_steps
     begin = int(events.start_ns[launches[0]]) if len(launches) else 0
@@ -108,7 +109,7 @@ def _after_optimizer(events: EventTable, annotations: NDArray[np.intp]) -> HostS
     )
 
 
-def _repeating(events: EventTable, launches: NDArray[np.intp]) -> HostSteps | None:
+def _repeating(events: EventTable, launches: NDArray[np.intp], names: NDArray[np.int32]) -> HostSteps | None:
     """Steps from what the process launches: names that come back after the same number of launches each time.
 
     Each name votes for the distance between its occurrences, if that is constant. One step holds the distance that most
@@ -117,7 +118,6 @@ def _repeating(events: EventTable, launches: NDArray[np.intp]) -> HostSteps | No
     count = len(launches)
     if count < 2 * _FEWEST_REPEATS:
         return None
-    names = events.name[launches]
     order = np.argsort(names, kind="stable")
     _, first = np.unique(names[order], return_index=True)
     votes: dict[int, list[NDArray[np.intp]]] = {}
