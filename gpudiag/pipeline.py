@@ -37,6 +37,7 @@ def analyze(
         UnreadableInputError: a file is missing, broken, too large or no trace, or nothing in it can be analysed.
     """
     from gpudiag.attribution import attribute
+    from gpudiag.attribution.portions import summarise_portions
     from gpudiag.attribution.summary import (
         summarise_collectives,
         summarise_devices,
@@ -71,12 +72,14 @@ def analyze(
         validity=(*timeline.validity, *doubts),
         collectives=summarise_collectives(timeline),
         kernels=summarise_kernels(timeline),
+        portions=summarise_portions(timeline, attribution),
         source=_source(paths, run),
     )
 
 
 def _steps(steps: Steps, run: RunRecord | None, corrected_ms: float | None) -> Steps:
     unprofiled = None
+    times: tuple[float, ...] = ()
     reasons = {}
     if corrected_ms is None:
         reasons["corrected_mean_ms"] = "the trace holds nothing that could be replayed without the profiler's cost"
@@ -85,9 +88,10 @@ def _steps(steps: Steps, run: RunRecord | None, corrected_ms: float | None) -> S
             "only traces were given; `gpudiag profile` times the same steps unprofiled first"
         )
     else:
-        means = [rank.unprofiled.mean_ms for rank in run.ranks if rank.unprofiled is not None]
-        if means:
-            unprofiled = max(means)
+        timed = [rank.unprofiled for rank in run.ranks if rank.unprofiled is not None]
+        if timed:
+            slowest = max(timed, key=lambda rank: rank.mean_ms)
+            unprofiled, times = slowest.mean_ms, slowest.step_ms
         else:
             reasons["unprofiled_mean_ms"] = "the run ended before its timed steps were done"
     return Steps(
@@ -97,6 +101,7 @@ def _steps(steps: Steps, run: RunRecord | None, corrected_ms: float | None) -> S
         unprofiled_mean_ms=unprofiled,
         corrected_mean_ms=corrected_ms,
         reasons=reasons,
+        unprofiled_times_ms=times,
     )
 
 

@@ -44,6 +44,7 @@ def summarise_devices(timeline: Timeline, attribution: Attribution) -> tuple[Dev
                 for i, bucket in enumerate(BUCKETS)
             },
             hidden_communication_ms=milliseconds(cut.hidden_ns.mean()) if len(cut.hidden_ns) else 0.0,
+            step_times_ms=tuple(milliseconds(step) for step in cut.step_ns.tolist()),
         )
         for lane, cut in zip(timeline.lanes, attribution.lanes, strict=True)
     )

@@ -86,7 +86,10 @@ class Validity(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Steps(msgspec.Struct, frozen=True, kw_only=True):
-    """Step times in milliseconds; `reasons` says of each missing value why it is missing."""
+    """Step times in milliseconds; `reasons` says of each missing value why it is missing.
+
+    `unprofiled_times_ms` are the single steps behind `unprofiled_mean_ms`, in order; empty where they were not kept.
+    """
 
     analysed: int
     mean_ms: float
@@ -94,10 +97,14 @@ class Steps(msgspec.Struct, frozen=True, kw_only=True):
     unprofiled_mean_ms: float | None = None
     corrected_mean_ms: float | None = None
     reasons: dict[str, str] = {}
+    unprofiled_times_ms: tuple[float, ...] = ()
 
 
 class Device(msgspec.Struct, frozen=True, kw_only=True):
-    """One device (or, on CPU-only runs, one training thread) and its mean step, cut into the eight buckets."""
+    """One device (or, on CPU-only runs, one training thread) and its mean step, cut into the eight buckets.
+
+    `step_times_ms` are the single windows behind `step_ms`, in order; empty in analyses from before they were kept.
+    """
 
     rank: int
     device: str
@@ -105,6 +112,7 @@ class Device(msgspec.Struct, frozen=True, kw_only=True):
     buckets_ms: dict[str, float]
     hidden_communication_ms: float
     name: str = ""
+    step_times_ms: tuple[float, ...] = ()
 
 
 class Wait(msgspec.Struct, frozen=True, kw_only=True):
@@ -142,6 +150,29 @@ class KernelSummary(msgspec.Struct, frozen=True, kw_only=True):
     per_step: float
 
 
+class Portion(msgspec.Struct, frozen=True, kw_only=True):
+    """What one kernel, collective or copy contributed to a bucket. The portions of a bucket sum to at most the bucket.
+
+    Unlike the times in `KernelSummary`, these are exclusive: only instants that count for the bucket, and where n ops
+    run at such an instant, each gets 1/n of it.
+
+    Attributes:
+        bucket: one of `BUCKETS`.
+        name: the kernel's or copy's own name; a collective's operation; of `idle`, `unmarked-input` (between a step's
+            mark and its first op, while the host recorded nothing) or `queued` (the next op had been launched already).
+        group, size_bytes: of a collective, as in `CollectiveSummary`.
+        per_step: how many began per step and device.
+        device_ms: milliseconds per step on each of `Analysis.devices`, in that order.
+    """
+
+    bucket: str
+    name: str
+    group: str = ""
+    size_bytes: int | None = None
+    per_step: float = 0.0
+    device_ms: tuple[float, ...]
+
+
 class Source(msgspec.Struct, frozen=True, kw_only=True):
     """What was analysed: the files, and from the run record, if there was one, what ran."""
 
@@ -168,4 +199,5 @@ class Analysis(msgspec.Struct, frozen=True, kw_only=True):
     validity: tuple[Validity, ...] = ()
     collectives: tuple[CollectiveSummary, ...] = ()
     kernels: tuple[KernelSummary, ...] = ()
+    portions: tuple[Portion, ...] = ()
     source: Source = Source()
