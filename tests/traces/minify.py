@@ -112,7 +112,7 @@ def _packed(text: bytes) -> bytes:
         from zopfli.gzip import compress  # type: ignore[import-untyped]  # it has no stubs
     except ImportError:
         return gzip.compress(text, 9, mtime=0)
-    packed: bytes = compress(text)
+    packed: bytes = compress(text, numiterations=5)
     return packed
 
 
