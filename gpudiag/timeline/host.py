@@ -33,10 +33,11 @@ _BLOCKING = re.compile(
     r"(?:cuda|hip)(?:Device|Stream|Event)Synchronize"
     r"|cu(?:Ctx|Stream|Event)Synchronize"
     r"|(?:cuda|hip)(?:Memcpy|Memcpy2D|Memcpy3D|MemcpyToSymbol|MemcpyFromSymbol|Free|FreeHost|HostUnregister)(?:_v\d+)?$"
+    r"|hipMemcpyWithStream$"
     r"|cuMemcpy(?:HtoD|DtoH|DtoD)?(?:_v\d+)?$"
 )
 _MAYBE_BLOCKING = re.compile(r"(?:cuda|hip)Memcpy\w*Async|cuMemcpy\w*Async")
-_PAGEABLE = re.compile(r"Pageable", re.IGNORECASE)
+_PAGEABLE = re.compile(r".*Pageable", re.IGNORECASE)
 
 
 def host_threads(
