@@ -146,7 +146,7 @@ def _records(table: EventTable) -> dict[int, NDArray[np.intp]]:
     """Rows of the host's collective ranges, by thread."""
     rows = _rows_named(table, _HOST_ENQUEUE, EventKind.ANNOTATION, EventKind.OPERATOR)
     threads = table.thread[rows]
-    return {thread: rows[threads == thread] for thread in np.unique(threads).tolist()}
+    return {thread: rows[threads == thread] for thread in set(threads.tolist())}
 
 
 def _enclosing(

@@ -48,7 +48,8 @@ def read_kineto(path: Path, shown: str, limits: ReadLimits) -> Trace:
         if finished is None:
             raise _no_events(shown, unknown)
         table, told, first_ns = finished
-        devices = [device for device in np.unique(table.device).tolist() if device != HOST]
+        # Not np.unique: since NumPy 2.3 it imports numpy.ma, which takes longer than reading a small trace.
+        devices = np.flatnonzero(np.bincount(table.device - np.int64(HOST))) + HOST
         return Trace(
             source=shown,
             framework="pytorch",
@@ -57,7 +58,9 @@ def read_kineto(path: Path, shown: str, limits: ReadLimits) -> Trace:
             rank=job.rank,
             world_size=job.world_size,
             host=job.host,
-            device_names={device: job.device_names[device] for device in devices if device in job.device_names},
+            device_names={
+                device: job.device_names[device] for device in devices.tolist() if device in job.device_names
+            },
             collectives=collective_calls(table, told, job.groups),
             dropped_events=job.dropped_events,
             notes=tuple(notes),
