@@ -18,7 +18,7 @@ EXAMPLES = (
     ("gpudiag profile gpt --no-p2p", "what it costs to go without peer access"),
     ("gpudiag profile mytraining:main --output runs/first", "a function of your own, in each process"),
     ("gpudiag profile resnet50 --strategy independent --json > floor.json", "the step without any exchange"),
-    ("gpudiag profile gpt --nnodes 2 --node-rank 0 --rdzv-endpoint host0:29500 --output runs/two", "on two nodes"),
+    ("gpudiag profile gpt --nnodes 2 --rdzv-endpoint host0:29500 --output runs/two", "on two nodes: the same on each"),
 )
 
 
@@ -97,7 +97,7 @@ def profile(
     ] = 600.0,
     nnodes: Annotated[int, typer.Option(min=1, metavar="N", help="Nodes in the job; start it on each.")] = 1,
     node_rank: Annotated[
-        int | None, typer.Option(min=0, metavar="N", help="This node's number; 0 writes run.json.")
+        int | None, typer.Option(min=0, metavar="N", help="This node's number; only --rdzv-backend static needs it.")
     ] = None,
     rdzv_endpoint: Annotated[
         str | None, typer.Option(metavar="HOST:PORT", help="Where the nodes meet, as for torchrun.")

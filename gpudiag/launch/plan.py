@@ -53,5 +53,6 @@ class Plan:
 
     @property
     def leads(self) -> bool:
-        """Is it known before the start that this node has rank 0?"""
-        return self.nodes == 1 or (self.rendezvous is not None and self.rendezvous.node_rank == 0)
+        """Is it known before the start that this node has rank 0? Of torchrun's backends only `static` says so."""
+        meeting = self.rendezvous
+        return self.nodes == 1 or (meeting is not None and meeting.backend == "static" and meeting.node_rank == 0)
