@@ -53,6 +53,7 @@ VALIDITY_CODES = (
     "different-steps",
     "clock-skew",
     "repaired-input",
+    "cannot-tell",
 )
 
 Severity = Literal["critical", "warning", "info"]
