@@ -91,7 +91,15 @@ def test_a_launch_that_was_not_captured_explains_nothing() -> None:
 
 
 def test_silence_before_the_first_op_of_a_step_may_be_an_unmarked_loader() -> None:
-    trace = middle().compute(0, 30).step(40).operator(30, 36).compute(36, 40, launch=(35, 36)).step(90).compute(0, 1)
+    trace = (
+        middle()
+        .compute(0, 30, launch=(0, 1))
+        .step(40)
+        .operator(30, 36)
+        .compute(36, 40, launch=(35, 36))
+        .step(90)
+        .compute(0, 1)
+    )
     (lane,) = attribute(build_timeline([trace.build()])).lanes
     assert (lane.unmarked_input.end - lane.unmarked_input.start).sum() == 30 * NS_PER_MS
 
