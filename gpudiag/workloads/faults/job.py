@@ -1,0 +1,206 @@
+"""The fault job: `gpudiag selftest` starts `run` in each training process, through the launcher, as a user's function.
+
+First the ablation of every fault: blocks of steps without it and with it, by turns in the order off on on off, so that
+a drift of the machine hits both alike. Then each fault is recorded, in a run directory of its own: the profiler leaves
+its library loaded, so nothing is timed after it first ran.
+"""
+
+from __future__ import annotations
+
+import itertools
+import time
+from typing import TYPE_CHECKING
+
+import gpudiag
+from gpudiag.errors import UsageError
+from gpudiag.model.run import ModelRecord, RankRecord, RunRecord
+from gpudiag.model.selftest import ABLATION_FILE, PLAN_FILE, PLAN_SCHEMA, Ablation, Block, SelftestPlan
+from gpudiag.run_files import read_json, write_json
+from gpudiag.worker import record
+from gpudiag.worker.launched import launched, set_launched
+from gpudiag.worker.place import device_name, software, this_place
+from gpudiag.worker.profiler import PROFILER_WARMUP_STEPS, ProfiledWindow
+from gpudiag.worker.progress import ProgressSender
+from gpudiag.worker.timing import summarize
+from gpudiag.workloads.faults.registry import make_fault
+from gpudiag.workloads.faults.trainer import Trainer
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from gpudiag.model.run import StepTimes
+    from gpudiag.model.selftest import FaultPlan
+    from gpudiag.workloads.faults.fault import Fault
+
+#: Steps after a switch that are not timed: the host runs ahead again, and late ranks show.
+_RUN_IN_STEPS = 3
+
+
+def run() -> None:
+    """This process's share of one launch; the plan is in the launch's run directory."""
+    started = launched()
+    if started is None:
+        raise UsageError("the fault job is started by gpudiag only", "Run `gpudiag selftest`.")
+    run_dir = started.run_dir
+    plan = read_json(run_dir / PLAN_FILE, SelftestPlan, PLAN_SCHEMA)
+    set_launched(None)  # sessions in here have run directories of their own
+    trainer = Trainer(plan)
+    job = _Job(plan, trainer, run_dir)
+    job.progress.tell("warmup")
+    trainer.warm_up(plan.warm_up_s)
+    job.save(run_dir)
+    for number, fault in enumerate(plan.faults, start=1):
+        job.progress.tell("timed", number, len(plan.faults))
+        job.ablate(fault)
+        job.progress.tell("warmup", number, len(plan.faults))
+    for number, fault in enumerate(plan.faults, start=1):
+        job.progress.tell("profiled", number, len(plan.faults))
+        job.profile(fault)
+        job.progress.tell("saving", number, len(plan.faults))
+    job.save(run_dir)
+    job.progress.tell("done")
+    trainer.close()
+
+
+class _Job:
+    """The measurements of one process."""
+
+    def __init__(self, plan: SelftestPlan, trainer: Trainer, run_dir: Path) -> None:
+        self.plan = plan
+        self.trainer = trainer
+        self.run_dir = run_dir
+        self.place = this_place()
+        self.progress = ProgressSender(trainer.rank)
+        self.name = device_name(trainer.device)
+        self.faulty: dict[str, StepTimes | None] = {}
+        self._faults: dict[str, Fault] = {}
+
+    def ablate(self, plan: FaultPlan) -> None:
+        """Time blocks with and without the fault; rank 0 writes all ranks' times down."""
+        fault = self._faults[plan.name] = make_fault(plan, self.trainer)
+        steps = max(self.plan.least_steps, round(self.plan.block_ms / self.trainer.clean_ms))
+        turns = itertools.islice(itertools.cycle((False, True, True, False)), 2 * self.plan.pairs)
+        blocks = []
+        try:
+            for on in turns:
+                self.trainer.gather(None)
+                fault.switch(on=on)
+                times = self.trainer.timed(steps, run_in=_RUN_IN_STEPS)
+                blocks.append(Block(on=on, step_ms=tuple(tuple(one) for one in self.trainer.gather(times))))
+        finally:
+            fault.rest()
+        self.faulty[plan.name] = summarize(
+            [ms for block in blocks if block.on for ms in block.step_ms[self.place.rank]]
+        )
+        if self.place.rank == 0:
+            directory = self.run_dir / plan.name
+            directory.mkdir(parents=True, exist_ok=True)
+            ablation = Ablation(
+                fault=plan,
+                workload=self.plan.workload,
+                device=self.plan.device,
+                device_name=self.name,
+                world_size=self.place.world_size,
+                amount_ms=plan.amount * self.trainer.clean_ms,
+                blocks=tuple(blocks),
+            )
+            write_json(directory / ABLATION_FILE, ablation)
+
+    def profile(self, plan: FaultPlan) -> None:
+        """Record a few steps with the fault, whose ablation is done."""
+        directory = self.run_dir / plan.name
+        fault = self._faults.pop(plan.name)
+        try:
+            self.trainer.gather(None)
+            fault.switch(on=True)
+            if plan.marked:
+                self._marked_session(directory, plan)
+            else:
+                self._plain_window(directory, plan)
+        finally:
+            fault.rest()
+            fault.close()
+
+    def _plain_window(self, directory: Path, plan: FaultPlan) -> None:
+        """As in most users' loops: the profiler's own step marks and nothing else."""
+        trainer, active = self.trainer, self.plan.active
+        path = directory / record.trace_name(self.place.rank)
+        for _ in range(_RUN_IN_STEPS):
+            trainer.step()
+        window = ProfiledWindow(path, active=active, cuda=trainer.device.type == "cuda")
+        window.start()
+        trainer.clock.read()
+        for step in range(PROFILER_WARMUP_STEPS + active):
+            if step == PROFILER_WARMUP_STEPS:
+                trainer.clock.restart()
+            trainer.step()
+            if step >= PROFILER_WARMUP_STEPS:
+                trainer.clock.mark()
+            window.step()
+        profiled = summarize(trainer.clock.read())
+        window.stop()
+        self.save(directory, plan, profiled)
+
+    def _marked_session(self, directory: Path, plan: FaultPlan) -> None:
+        """As in a loop over `prof.steps(loader)`: the session times the steps itself, and the loader is marked."""
+        session = gpudiag.profile(
+            directory,
+            steps=self.plan.least_steps,
+            warmup=_RUN_IN_STEPS,
+            active=self.plan.active,
+            stop=True,
+            model=self.trainer.bare,
+            batch_size=self.plan.batch_size,
+            workload=self._title(plan),
+            strategy=self._strategy,
+            device=self.trainer.device,
+        )
+        with session as prof:
+            for batch in prof.steps(self.trainer.loader):
+                self.trainer.train(batch)
+
+    @property
+    def _strategy(self) -> str:
+        return "nccl" if self.plan.device == "cuda" else "gloo"
+
+    def _title(self, plan: FaultPlan | None) -> str:
+        return self.plan.workload if plan is None else f"{self.plan.workload}, {plan.name}"
+
+    def save(self, directory: Path, plan: FaultPlan | None = None, profiled: StepTimes | None = None) -> None:
+        """Write this rank's record of a run directory and, on rank 0 once all ranks have, the run's."""
+        rank = self.place.rank
+        trace = record.trace_name(rank)
+        mine = RankRecord(
+            rank=rank,
+            local_rank=self.place.local_rank,
+            host=self.place.host,
+            pid=self.place.pid,
+            device=str(self.trainer.device),
+            device_name=self.name,
+            unprofiled=self.faulty.get(plan.name) if plan is not None else None,
+            profiled=profiled,
+            trace=trace if (directory / trace).is_file() else None,
+        )
+        record.write_rank(directory, mine)
+        self.trainer.gather(None)
+        if rank == 0:
+            parameters = list(self.trainer.bare.parameters())
+            run = RunRecord(
+                created=time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+                command=("gpudiag", "selftest"),
+                workload=self._title(plan),
+                framework="pytorch",
+                strategy=self._strategy,
+                world_size=self.place.world_size,
+                nodes=self.place.nodes,
+                batch_size_per_device=self.plan.batch_size,
+                options={"precision": self.plan.precision, "memory_format": self.plan.memory_format},
+                model=ModelRecord(
+                    parameters=sum(p.numel() for p in parameters), gradient_bytes=self.trainer.gradient_bytes
+                ),
+                software=software(),
+                ranks=record.read_ranks(directory, self.place.world_size),
+                status="complete",
+            )
+            record.write_run(directory, run)
+        self.trainer.gather(None)

@@ -1,0 +1,40 @@
+"""A synchronization at every layer: `.item()` of a statistic, as in loops that log what each layer does."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from gpudiag.workloads.faults.fault import Fault
+
+if TYPE_CHECKING:
+    from torch.utils.hooks import RemovableHandle
+
+    from gpudiag.workloads.faults.trainer import Trainer
+
+
+class Syncs(Fault):
+    """Each innermost module's forward ends in an `.item()`.
+
+    The number read is there already, so that the fault is the waiting and no work: with one `.item()` a step the host
+    has soon caught up, which costs next to nothing; with one at each layer the device waits for each layer's launches.
+    """
+
+    def __init__(self, trainer: Trainer, amount_ms: float, *, mine: bool) -> None:
+        super().__init__(trainer, amount_ms, mine=mine)
+        self._statistic = torch.zeros((), device=trainer.device)
+        self._handles: list[RemovableHandle] = []
+
+    def switch(self, *, on: bool) -> None:
+        """Hook the layers, or take the hooks out."""
+        if on and self.mine:
+            layers = [module for module in self.trainer.bare.modules() if next(module.children(), None) is None]
+            self._handles = [layer.register_forward_hook(self._read) for layer in layers]
+            return
+        for handle in self._handles:
+            handle.remove()
+        self._handles = []
+
+    def _read(self, *_: Any) -> None:
+        self._statistic.item()
