@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from gpudiag.launch import Interpreter, Plan, Rendezvous
+    from gpudiag.model.diff import Diff
     from gpudiag.model.facts import Facts
     from gpudiag.model.job import DataSource, MemoryFormat, Precision
     from gpudiag.model.run import RunRecord
@@ -75,6 +76,17 @@ def analyze(
         portions=summarise_portions(timeline, attribution),
         source=_source(paths, run),
     )
+
+
+def diff(before: Analysis, after: Analysis) -> Diff:
+    """What made the step times of two runs differ.
+
+    Raises:
+        UnreadableInputError: one of them has no step to compare, or figures that cannot be.
+    """
+    from gpudiag.comparison import compare
+
+    return compare(before, after)
 
 
 def _steps(steps: Steps, run: RunRecord | None, corrected_ms: float | None) -> Steps:

@@ -82,7 +82,8 @@ def shared_out(ops: Intervals, part: Intervals) -> NDArray[np.float64]:
     inside = np.searchsorted(part.start, at, "right") - np.searchsorted(part.end, at, "right")
     piece = np.where(running > 0, inside * np.diff(edges) / np.maximum(running, 1), 0.0)
     done = np.concatenate([[0.0], np.cumsum(piece)])
-    return done[np.searchsorted(edges, ops.end)] - done[np.searchsorted(edges, ops.start)]
+    shares: NDArray[np.float64] = done[np.searchsorted(edges, ops.end)] - done[np.searchsorted(edges, ops.start)]
+    return shares
 
 
 def _portions_of(lane: Lane, cut: LaneAttribution, events: EventTable) -> Iterator[tuple[Key, float, int]]:
@@ -135,4 +136,5 @@ def _communication(lane: Lane, cut: LaneAttribution, events: EventTable) -> Iter
 
 
 def _begin_inside(start: Times, bounds: Times) -> NDArray[np.bool_]:
-    return (start >= bounds[0]) & (start < bounds[-1])
+    inside: NDArray[np.bool_] = (start >= bounds[0]) & (start < bounds[-1])
+    return inside

@@ -1,0 +1,193 @@
+"""Diff: what made the step times of two runs differ. Its JSON is a contract (`gpudiag/diff/1`).
+
+Every difference is `after - before`, in milliseconds per step: positive where the second run takes longer. Differences
+of parts sum to the difference of the whole, to floating-point rounding.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+
+from gpudiag.model.analysis import Finding
+
+DIFF_SCHEMA = "gpudiag/diff/1"
+
+StepKind = Literal["profiled", "unprofiled", "corrected"]
+RunName = Literal["before", "after"]
+Outcome = Literal["slower", "faster", "no-difference", "cannot-tell"]
+FindingStatus = Literal["appeared", "disappeared", "remained"]
+
+
+class ComparedRun(msgspec.Struct, frozen=True, kw_only=True):
+    """One of the two runs: what was analysed, and on how many steps and devices its figures rest."""
+
+    paths: tuple[str, ...] = ()
+    title: str = ""
+    workload: str | None = None
+    strategy: str | None = None
+    framework: str
+    world_size: int
+    ranks_present: tuple[int, ...]
+    devices: tuple[str, ...]
+    batch_size_per_device: int | None = None
+    samples_per_s: float | None = None
+    software: dict[str, str] = {}
+    steps_analysed: int
+
+
+class StepChange(msgspec.Struct, frozen=True, kw_only=True):
+    """The change of one kind of mean step time.
+
+    `profiled` is the mean device window in the trace, averaged over the devices; `unprofiled` and `corrected` are as in
+    the analysis. `ci95_ms` is Welch's 95 % interval of the difference, from the steps of both runs; None where too few
+    are known, and then `reason` says so.
+    """
+
+    kind: StepKind
+    before_ms: float
+    after_ms: float
+    difference_ms: float
+    percent: float | None
+    ci95_ms: tuple[float, float] | None = None
+    reason: str = ""
+
+
+class PartChange(msgspec.Struct, frozen=True, kw_only=True):
+    """One kernel, collective or copy: its exclusive contribution to a bucket (see `analysis.Portion`) in both runs."""
+
+    bucket: str
+    name: str
+    group: str = ""
+    size_bytes: int | None = None
+    before_ms: float
+    after_ms: float
+    difference_ms: float
+    before_per_step: float = 0.0
+    after_per_step: float = 0.0
+
+
+class BucketChange(msgspec.Struct, frozen=True, kw_only=True):
+    """One bucket, as its mean over the devices; `parts` (largest difference first) and `rest_ms` sum to it."""
+
+    bucket: str
+    before_ms: float
+    after_ms: float
+    difference_ms: float
+    parts: tuple[PartChange, ...]
+    rest_ms: float
+
+
+class RankChange(msgspec.Struct, frozen=True, kw_only=True):
+    """One device that both runs have. `buckets_ms` and `unattributed_ms` sum to `difference_ms`.
+
+    `parts` are only the few with the largest differences.
+    """
+
+    rank: int
+    device: str
+    before_ms: float
+    after_ms: float
+    difference_ms: float
+    buckets_ms: dict[str, float]
+    unattributed_ms: float
+    parts: tuple[PartChange, ...] = ()
+
+
+class WaitChange(msgspec.Struct, frozen=True, kw_only=True):
+    """How much longer `rank` waited for `on_rank`."""
+
+    rank: int
+    on_rank: int
+    before_ms: float
+    after_ms: float
+    difference_ms: float
+
+
+class FindingChange(msgspec.Struct, frozen=True, kw_only=True):
+    """A finding of one run or of both."""
+
+    status: FindingStatus
+    before: Finding | None
+    after: Finding | None
+
+
+class Unlike(msgspec.Struct, frozen=True, kw_only=True):
+    """Something about the runs themselves that differs, and what that means for the comparison.
+
+    `same_work` is False where the steps of the two runs do not do the same work, so that no threshold can be held.
+    """
+
+    what: str
+    before: str
+    after: str
+    message: str
+    same_work: bool = True
+
+
+class RunValidity(msgspec.Struct, frozen=True, kw_only=True):
+    """A reason to trust one run's figures less."""
+
+    run: RunName
+    code: str
+    message: str
+
+
+class Cause(msgspec.Struct, frozen=True, kw_only=True):
+    """Where most of the difference lies.
+
+    Attributes:
+        bucket: the bucket with most of it, over all devices or, with `ranks`, on these.
+        ranks: the ranks that it is about, where it is not about all of them.
+        difference_ms: the change of that bucket: mean over all devices, or over `ranks`.
+        waiting_ms: by how much the mean wait for `ranks` changed on the others; None where that plays no part.
+        part: the kernel, collective or copy with most of it, if it has at least half of it.
+    """
+
+    bucket: str
+    ranks: tuple[int, ...] = ()
+    difference_ms: float
+    waiting_ms: float | None = None
+    part: PartChange | None = None
+
+
+class Diff(msgspec.Struct, frozen=True, kw_only=True):
+    """The result of comparing two analyses.
+
+    Attributes:
+        outcome: what the judged step time says: beyond the noise of its steps slower or faster, or within it;
+            `cannot-tell` where the noise is not known.
+        judged: the kind of step time that `outcome` and `--fail-on` are about: unprofiled where both runs have it with
+            its single steps, else profiled.
+        steps: `profiled` first; others where both runs have them.
+        buckets: the eight; with `unattributed_ms` they sum to the profiled difference.
+        unattributed_ms: 0 unless one of the analyses does not add up, which gpudiag's own do.
+        parts_reason: why the buckets have no parts; "" where they have.
+    """
+
+    schema: str = DIFF_SCHEMA
+    before: ComparedRun
+    after: ComparedRun
+    outcome: Outcome
+    judged: StepKind
+    steps: tuple[StepChange, ...]
+    cause: Cause | None
+    buckets: tuple[BucketChange, ...]
+    unattributed_ms: float
+    hidden_communication_ms: tuple[float, float]
+    parts_reason: str
+    ranks: tuple[RankChange, ...]
+    waits: tuple[WaitChange, ...]
+    findings: tuple[FindingChange, ...]
+    unlike: tuple[Unlike, ...]
+    validity: tuple[RunValidity, ...]
+
+    def step(self, kind: StepKind) -> StepChange:
+        """The change of this kind of step time, which must be among `steps`."""
+        return next(step for step in self.steps if step.kind == kind)
+
+    @property
+    def same_work(self) -> bool:
+        """Whether a step of one run does the same work as one of the other, so far as is known."""
+        return all(one.same_work for one in self.unlike)
