@@ -70,7 +70,9 @@ def crosses(analysis: "Analysis", word: str) -> bool:
     if word in SEVERITIES:
         enough = SEVERITIES[: SEVERITIES.index(word) + 1]
         return any(finding.severity in enough for finding in analysis.findings)
-    return word in {finding.code for finding in analysis.findings} | {warning.code for warning in analysis.validity}
+    # `cannot-tell:straggler` crosses `cannot-tell`: what follows the colon is the rule that could not.
+    warnings = {warning.code.partition(":")[0] for warning in analysis.validity}
+    return word in warnings | {finding.code for finding in analysis.findings}
 
 
 def _known(words: list[str]) -> list[str]:

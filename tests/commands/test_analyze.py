@@ -61,12 +61,16 @@ def test_fail_on_sets_the_exit_code_and_leaves_the_json_alone(severity: str, cod
         (["critical"], "slow-copy", False),
         ([], "few-steps", True),
         ([], "missing-ranks", False),
+        ([], "cannot-tell", True),
     ],
 )
 def test_thresholds(severities: list[Severity], word: str, crossed: bool) -> None:
     analysis = builders.analysis(
         findings=tuple(Finding(code="straggler", severity=severity) for severity in severities),
-        validity=(Validity(code="few-steps", message="one step"),),
+        validity=(
+            Validity(code="few-steps", message="one step"),
+            Validity(code="cannot-tell:straggler", message="one rank of two"),
+        ),
     )
     assert word in THRESHOLDS
     assert crosses(analysis, word) is crossed
