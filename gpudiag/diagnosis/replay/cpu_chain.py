@@ -87,7 +87,8 @@ def cpu_chain_of(timeline: Timeline, trace_index: int, lanes: list[Lane], parts:
     over = rows[gives[events.name[rows]]]
     over_end = events.end_ns[over] + shift
     over = over[(over_end >= begin) & (over_end < end)]
-    handed = np.sort(events.end_ns[over] + shift)
+    over = over[np.argsort(events.end_ns[over], kind="stable")]
+    handed, handed_from = events.end_ns[over] + shift, events.start_ns[over] + shift
     blocked_from, blocked_to, blocked_on = _waits(events.start_ns[rows] + shift, events.end_ns[rows] + shift, part)
     inside = (blocked_to >= begin) & (blocked_to < end)
     blocked_from, blocked_to, blocked_on = blocked_from[inside], blocked_to[inside], blocked_on[inside]
@@ -102,7 +103,7 @@ def cpu_chain_of(timeline: Timeline, trace_index: int, lanes: list[Lane], parts:
     time, stop, kind, target = time[order], stop[order], kind[order], target[order]
     before = np.concatenate([[begin], time[:-1]])
     stop = np.maximum(stop, before)
-    _attach(part, time[~kind & np.isin(time, handed)], np.flatnonzero(~kind & np.isin(time, handed)))
+    _attach(part, handed_from, np.flatnonzero(~kind & np.isin(time, handed)))
     waiting = thread.input
     fetch = within(waiting, before, stop)
     covered = within(union(thread.busy, waiting), before, stop)
@@ -148,17 +149,18 @@ def _waits(
 
 def _attach(
     part: LaneOps,
-    handed: np.ndarray[tuple[int], np.dtype[np.int64]],
+    handed_from: np.ndarray[tuple[int], np.dtype[np.int64]],
     nodes: np.ndarray[tuple[int], np.dtype[np.intp]],
 ) -> None:
     """Join collectives to the nodes that handed them over: first come, first served, each after its own hand-over.
 
-    A worker thread may begin a few µs before the call that handed it the work returns.
+    A worker thread begins as soon as it has the work, often long before the call that handed it over returns: on a busy
+    processor the caller may lose its core to the very thread that it woke. So a call's start counts, not its end.
     """
     by_start = np.argsort(part.start, kind="stable")
     used = 0
     for op in by_start:
-        limit = int(np.searchsorted(handed, part.start[op] + 100 * NS_PER_US, side="right"))
+        limit = int(np.searchsorted(handed_from, part.start[op], side="right"))
         if used < limit:
             part.launch[op] = nodes[used]
             used += 1
