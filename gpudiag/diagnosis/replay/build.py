@@ -20,8 +20,11 @@ if TYPE_CHECKING:
 
     from gpudiag.model.timeline import Lane, Timeline
 
-#: Longer than this, nothing about a launch explains a delay.
+#: Longer than this, nothing about a launch explains why an op did not start.
 _EXPLAINED_NS = 50 * NS_PER_US
+#: An op that started this long after its launch had stood in a queue; one that started this long after the work before
+#: it found the device idle.
+_IDLE_NS = 20 * NS_PER_US
 
 
 def build_graph(timeline: Timeline) -> Graph | None:
@@ -68,7 +71,9 @@ def _assemble(timeline: Timeline, lanes: list[Lane], chains: list[Chain], parts:
     wait_b = _absolute([part.wait_b for part in parts], part_first)
     peers, transfer = _peers(timeline, parts, part_first, start, end)
     before = np.concatenate([part.before_end for part in parts])
-    lead, delay = _delays(host, launch, start, np.maximum(before, _latest_waited(end, start, wait_a, wait_b)))
+    free = np.maximum(before, _latest_waited(end, start, wait_a, wait_b))
+    lane = np.concatenate([np.full(len(part.start), part.lane, np.int64) for part in parts])
+    latency, gap, unexplained = _bounds(host, launch, start, free, lane)
     streams = tuple(
         (int(first + a), int(first + b))
         for part, first in zip(parts, part_first, strict=False)
@@ -78,15 +83,15 @@ def _assemble(timeline: Timeline, lanes: list[Lane], chains: list[Chain], parts:
         start=start,
         end=end,
         launch=launch,
-        launch_lead=lead,
-        delay=delay,
+        latency=latency,
+        gap=gap,
         wait_a=wait_a,
         wait_b=wait_b,
         transfer=transfer,
         peers=peers,
         op_class=np.concatenate([part.op_class for part in parts]),
         host_copy=np.concatenate([part.host_copy for part in parts]),
-        lane=np.concatenate([np.full(len(part.start), part.lane, np.int64) for part in parts]),
+        lane=lane,
         step=np.concatenate([part.step for part in parts]),
         row=np.concatenate([part.row for part in parts]),
     )
@@ -100,7 +105,7 @@ def _assemble(timeline: Timeline, lanes: list[Lane], chains: list[Chain], parts:
         steps=steps,
         length_ns=length,
         ranks={lane.trace: lane.rank for lane in lanes},
-        unexplained_ns=float(delay[delay > _EXPLAINED_NS].sum()),
+        unexplained_ns=unexplained,
     )
 
 
@@ -166,18 +171,39 @@ def _peers(
     return peers, transfer
 
 
-def _delays(
-    host: HostNodes, launch: NDArray[np.int64], start: NDArray[np.float64], free: NDArray[np.float64]
-) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """(launch lead, delay) of every op: what makes the graph give back what was measured.
+def _bounds(
+    host: HostNodes,
+    launch: NDArray[np.int64],
+    start: NDArray[np.float64],
+    free: NDArray[np.float64],
+    lane: NDArray[np.int64],
+) -> tuple[NDArray[np.float64], NDArray[np.float64], float]:
+    """(latency after the launch, gap after the work before, sum of what is too long to be explained).
 
-    `free` is when the op before it in its stream, and the ops that it waits for, had ended: for the first ops of the
-    body those are ops before the body.
+    `free` is when the op before it in its stream, and the ops that it waits for, had ended (-inf where there is none):
+    for the first ops of the body those are ops before the body. The later of launch and `free` bound the op, and is
+    given all of the time to its start; the other is given the usual, or less where that would have been too late.
     """
     reached = np.where(launch != NONE, host.time[np.maximum(launch, 0)], -np.inf)
-    lead = np.where(launch != NONE, np.minimum(start - reached, 0.0), 0.0)
-    ready = np.maximum(reached + lead, free)
-    return lead, np.maximum(start - np.where(np.isfinite(ready), ready, start), 0.0)
+    by_launch = (launch != NONE) & (reached >= free)
+    by_work = ~by_launch & np.isfinite(free)
+    latency, gap = np.zeros(len(start)), np.zeros(len(start))
+    latency[by_launch] = (start - reached)[by_launch]
+    gap[by_work] = (start - free)[by_work]
+    for one in np.unique(lane):
+        mine = lane == one
+        usual_latency = _median(latency[mine & by_launch & (start - free > _IDLE_NS)])
+        usual_gap = _median(gap[mine & by_work & (start - reached > _IDLE_NS)])
+        hidden = mine & by_work & (launch != NONE)
+        latency[hidden] = np.minimum(start[hidden] - reached[hidden], usual_latency)
+        hidden = mine & by_launch & np.isfinite(free)
+        gap[hidden] = np.minimum(start[hidden] - free[hidden], usual_gap)
+    bound = np.where(by_launch, latency, gap)
+    return latency, gap, float(bound[bound > _EXPLAINED_NS].sum())
+
+
+def _median(values: NDArray[np.float64]) -> float:
+    return float(np.median(values)) if len(values) else 0.0
 
 
 def _latest_waited(

@@ -11,12 +11,17 @@ Two kinds of nodes, in program order:
 
 * A *device op* j starts and ends at
 
-      start[j] = max(t[launch[j]] + launch_lead[j],  end[before it in its stream],  end of its waits) + delay[j]
+      start[j] = max(t[launch[j]] + latency[j],  max(end before it in its stream, end of its waits) + gap[j])
       end[j]   = start[j] + duration[j],  or for a collective  max(start of the participants) + transfer[j]
 
-Delays are what is left between the latest of these and what was measured; so a graph replayed unchanged gives back what
-was measured. The graph holds the *body*: the analysed steps. It is replayed in a circle, the end of one turn being what
-the next begins from, until a turn takes the same time as the last: the step time that the job would settle at.
+Whatever bound an op when it was measured, its launch or the work before it, is given what explains its start exactly;
+the other is given what is usual on that device: a launch reaches an idle device in 2.4 µs and kernels of a full queue
+follow each other 1.2 µs apart (H200), so latency that an idle device showed is hidden once the host is faster. A graph
+replayed unchanged gives back what was measured.
+
+The graph holds the *body*: the analysed steps. It is replayed in a circle, the end of one turn being what the next
+begins from, until a turn takes the same time as the last: the step time that the job would settle at. What a node needs
+from one that comes after it in the body is that of the turn before.
 """
 
 from __future__ import annotations
@@ -89,8 +94,10 @@ class DeviceNodes:
     Attributes:
         start, end: float64[m], as measured.
         launch: int64[m], host node of the call that launched the op, or `NONE`.
-        launch_lead: float64[m], at most 0: how long before the end of that call the op could start.
-        delay: float64[m], at least 0, what neither launch nor stream nor another op explains.
+        latency: float64[m], from the end of that call to the earliest start; negative where the op could start before
+            the call returned.
+        gap: float64[m], from the end of the work before it to the earliest start; negative where ops of one stream
+            overlapped (programmatic dependent launch).
         wait_a, wait_b: int64[m], up to two ops of other streams that must have ended first, or `NONE`.
         transfer: float64[m], of a matched collective the time from the last arrival to its end; else NaN.
         peers: for each matched collective the ops (its own included) whose start it waits for.
@@ -104,8 +111,8 @@ class DeviceNodes:
     start: Times
     end: Times
     launch: Index
-    launch_lead: Times
-    delay: Times
+    latency: Times
+    gap: Times
     wait_a: Index
     wait_b: Index
     transfer: Times
@@ -128,7 +135,8 @@ class Graph:
         steps: how many steps the body holds.
         length_ns: how long the body took, as measured.
         ranks: rank of each process, by index of its trace.
-        unexplained_ns: sum over ops of delays longer than a launch can take: what the graph does not understand.
+        unexplained_ns: sum over ops of what bound them, where that is longer than a launch can take: what the graph
+            does not understand.
     """
 
     host: HostNodes

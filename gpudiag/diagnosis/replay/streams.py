@@ -59,15 +59,21 @@ def body_ops(lane: Lane, index: int) -> LaneOps:
         inside = np.ones(len(ops), np.bool_)
     chosen: list[NDArray[np.intp]] = []
     before: list[NDArray[np.float64]] = []
+    step: list[NDArray[np.int64]] = []
     streams = []
     count = 0
     for stream in np.unique(ops.stream[inside]):
         mine = np.flatnonzero(ops.stream == stream)
-        previous = np.concatenate([[-np.inf], np.maximum.accumulate(ops.end[mine].astype(np.float64))[:-1]])
-        kept = inside[mine]
-        # Ops run in the order of their launch; a step's ops are together in their stream.
+        previous = np.concatenate([[-np.inf], ops.end[mine].astype(np.float64)[:-1]])
+        # Ops run in the order of their launch; a step's ops are together in their stream. What lies between them
+        # without a captured launch took its time there too.
+        body = np.flatnonzero(inside[mine])
+        between = ops.step[mine] == UNKNOWN
+        between[: body[0]] = between[body[-1] :] = False
+        kept = inside[mine] | between
         chosen.append(mine[kept])
-        before.append(np.minimum(previous[kept], ops.start[mine[kept]]))
+        before.append(previous[kept])
+        step.append(np.maximum.accumulate(ops.step[mine[kept]].astype(np.int64)))
         streams.append((count, count + int(kept.sum())))
         count += int(kept.sum())
     order = np.concatenate(chosen) if chosen else np.empty(0, np.intp)
@@ -80,7 +86,7 @@ def body_ops(lane: Lane, index: int) -> LaneOps:
         op_class=ops.op_class[order],
         host_copy=np.zeros(count, np.bool_),
         row=ops.row[order],
-        step=np.maximum(ops.step[order].astype(np.int64) - first_step, 0),
+        step=np.clip(np.concatenate(step) - first_step, 0, len(lane.window_steps) - 1) if step else none.copy(),
         order=order.astype(np.int64),
         launch_time=ops.launch_start[order],
         launch_thread=ops.launch_thread[order],

@@ -14,7 +14,8 @@ import numpy as np
 
 from gpudiag.diagnosis.replay.build import build_graph
 from gpudiag.diagnosis.replay.graph import Block
-from gpudiag.diagnosis.replay.simulate import Costs, Plan, simulate, unchanged
+from gpudiag.diagnosis.replay.plan import Plan
+from gpudiag.diagnosis.replay.simulate import Costs, simulate, unchanged
 from gpudiag.diagnosis.replay.twins import Twins, find_twins
 from gpudiag.model.timeline import OpClass
 from gpudiag.units import milliseconds
@@ -78,7 +79,7 @@ class WhatIf:
         host = graph.host
         profiler = np.minimum(per_event_ns * host.events + host.profiler, _MOST_PROFILER_SHARE * host.busy)
         self.busy = host.busy - profiler
-        self.corrected = replace(self.measured, work=self.busy + host.input + host.silent)
+        self.corrected = replace(self.measured, busy=self.busy)
 
     @staticmethod
     def of(timeline: Timeline, unprofiled_ms: float | None = None) -> WhatIf | None:
@@ -122,11 +123,11 @@ class WhatIf:
 
     def without_input(self, costs: Costs) -> Costs:
         """No waiting for data, marked or not."""
-        return replace(costs, work=np.maximum(costs.work - self.graph.host.input - self.graph.host.silent, 0.0))
+        return replace(costs, waiting=np.zeros_like(costs.waiting))
 
     def without_launch_cost(self, costs: Costs) -> Costs:
         """Framework and launch calls take no time, as if the step were a CUDA graph."""
-        return replace(costs, work=np.maximum(costs.work - self.busy, 0.0))
+        return replace(costs, busy=np.zeros_like(costs.busy))
 
     def without_syncs(self, costs: Costs) -> Costs:
         """The host never waits for the device in a synchronization."""
@@ -158,12 +159,12 @@ class WhatIf:
         scaled to the lower median over all of them, which takes a late rank out that is another one each step.
         """
         host, device = self.graph.host, self.graph.device
-        work, duration = costs.work, costs.duration
+        busy, waiting, duration = costs.busy, costs.waiting, costs.duration
         chosen = set(parts)
         if "input" in chosen:
-            work = work - self._surplus(host.input + host.silent, host.process, host.step, each_step)
+            waiting = waiting - self._surplus(waiting, host.process, host.step, each_step)
         if "launch" in chosen:
-            work = work - self._surplus(self.busy, host.process, host.step, each_step)
+            busy = busy - self._surplus(busy, host.process, host.step, each_step)
         if "compute" in chosen:
             compute = np.where(device.op_class == OpClass.COMPUTE, duration, 0.0)
             duration = duration - self._surplus(compute, self._process_of_op, device.step, each_step)
@@ -172,7 +173,7 @@ class WhatIf:
             duration = duration - self._surplus(copies, self._process_of_op, device.step, each_step)
         # Ranks that no longer wait for one another spin no more beside their kernels.
         duration = self.twins.relieved(duration)
-        return replace(costs, work=np.maximum(work, 0.0), duration=duration)
+        return replace(costs, busy=busy, waiting=waiting, duration=duration)
 
     def excess(self, part: Part) -> Excess:
         """By how much each rank's part of the step is above the lower median of the ranks'."""

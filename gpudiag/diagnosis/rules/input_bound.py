@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, ClassVar
 
@@ -71,12 +72,4 @@ class InputBound:
 
 def _common(what_if: WhatIf, costs: Costs) -> Costs:
     """Without what all ranks wait: from ranks that are level, as one that waits alone is a straggler."""
-    level = what_if.levelled(costs, PARTS)
-    removed = level.work - what_if.without_input(level).work
-    return type(costs)(
-        work=costs.work - removed,
-        blocking=costs.blocking,
-        duration=costs.duration,
-        transfer=costs.transfer,
-        joined=costs.joined,
-    )
+    return replace(costs, waiting=costs.waiting - what_if.levelled(costs, PARTS).waiting)
