@@ -14,6 +14,7 @@ from __future__ import annotations
 import argparse
 import os
 import platform
+import resource
 import shutil
 import statistics
 import subprocess
@@ -69,6 +70,7 @@ class Candidate:
     name: str
     command: list[str]
     wall_s: list[float] = field(default_factory=list)
+    cpu_s: list[float] = field(default_factory=list)
     memory_mb: list[float] = field(default_factory=list)
 
 
@@ -92,7 +94,9 @@ def main() -> None:
         for number in range(options.rounds):
             print(f"round {number + 1} of {options.rounds}", file=sys.stderr)
             for candidate in candidates:
-                candidate.wall_s.append(_run(candidate.command))
+                wall_s, cpu_s = _run(candidate.command)
+                candidate.wall_s.append(wall_s)
+                candidate.cpu_s.append(cpu_s)
             for candidate in candidates:
                 candidate.memory_mb.append(_peak_memory_mb(candidate.command))
         _print_conditions(options, Path(directory), hta)
@@ -119,14 +123,14 @@ def _install_hta(directory: Path) -> Path:
     return python
 
 
-def _run(command: list[str]) -> float:
-    """Seconds of one whole process."""
-    began = time.perf_counter()
+def _run(command: list[str]) -> tuple[float, float]:
+    """Seconds of one whole process: wall, and CPU of it and its children."""
+    began, before = time.perf_counter(), resource.getrusage(resource.RUSAGE_CHILDREN)
     done = subprocess.run(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, check=False)
-    took = time.perf_counter() - began
+    took, after = time.perf_counter() - began, resource.getrusage(resource.RUSAGE_CHILDREN)
     if done.returncode:
         sys.exit(f"{command[:4]} failed:\n{done.stderr.decode()}")
-    return took
+    return took, after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
 
 
 def _peak_memory_mb(command: list[str]) -> float:
@@ -175,14 +179,14 @@ def _print_conditions(options: argparse.Namespace, directory: Path, hta: Path) -
 
 def _print_table(candidates: list[Candidate]) -> None:
     ours, hta = candidates[0], candidates[-1]
-    print("| whole process | wall s, median (min to max) | peak memory MB, median | HTA takes |")
-    print("| --- | ---: | ---: | ---: |")
+    print("| whole process | wall s, median (min to max) | CPU s | peak memory MB | HTA: wall | HTA: memory |")
+    print("| --- | ---: | ---: | ---: | ---: | ---: |")
     for candidate in candidates:
         wall, memory = statistics.median(candidate.wall_s), statistics.median(candidate.memory_mb)
         times = statistics.median(hta.wall_s) / wall, statistics.median(hta.memory_mb) / memory
         print(
             f"| {candidate.name} | {wall:.2f} ({min(candidate.wall_s):.2f} to {max(candidate.wall_s):.2f}) "
-            f"| {memory:.0f} | {times[0]:.1f} times the time, {times[1]:.1f} times the memory |"
+            f"| {statistics.median(candidate.cpu_s):.2f} | {memory:.0f} | {times[0]:.1f} times | {times[1]:.1f} times |"
         )
     floor = statistics.median(candidates[2].wall_s)
     print(f"\n`gpudiag analyze` takes {statistics.median(ours.wall_s) / floor:.2f} times the floor.")
