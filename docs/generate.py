@@ -30,7 +30,8 @@ HEADING = re.compile(r"^#+ (.+)$", re.MULTILINE)
 def main() -> int:
     """Generate or check, then look at all links."""
     check = "--check" in sys.argv[1:]
-    pages = {**command_pages(), README: _between(README, f"$ gpudiag analyze {TRACES}\n{_verdict()}")}
+    terminal = f"$ gpudiag analyze {TRACES}\n{_verdict()}"
+    pages = {**command_pages(), README: _between(README, README.read_text(encoding="utf-8"), terminal)}
     stale = [page for page, text in pages.items() if _put(page, text, check=check)]
     for page in stale:
         _say(f"{page.relative_to(ROOT)}: {'out of date: run make docs' if check else 'written'}")
@@ -46,14 +47,13 @@ def command_pages() -> dict[Path, str]:
 
 
 def _page(path: Path, verb: str) -> str:
-    if not path.exists():
-        path.write_text(f"# gpudiag {verb}\n\n{BEGIN}\n{END}\n", encoding="utf-8")
-    return _between(path, f"$ gpudiag {verb} --help\n{_help(verb)}")
+    page = path.read_text(encoding="utf-8") if path.exists() else f"# gpudiag {verb}\n\n{BEGIN}\n{END}\n"
+    return _between(path, page, f"$ gpudiag {verb} --help\n{_help(verb)}")
 
 
-def _between(path: Path, terminal: str) -> str:
-    """A page with what a terminal shows put between its marks."""
-    before, begin, rest = path.read_text(encoding="utf-8").partition(BEGIN)
+def _between(path: Path, page: str, terminal: str) -> str:
+    """A page with what a terminal shows put between its marks; `path` is for the message when they are gone."""
+    before, begin, rest = page.partition(BEGIN)
     _, end, after = rest.partition(END)
     if not (begin and end):
         raise SystemExit(f"{path}: the marks around its generated part are gone: {BEGIN} … {END}")
