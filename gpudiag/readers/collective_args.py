@@ -13,12 +13,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from gpudiag.model.event import DEVICE_WORK, NO_CORRELATION, CollectiveCall, EventKind
-from gpudiag.readers.collective_names import element_bytes, kernel_operation, normal_operation
+from gpudiag.readers.collective_names import UNKNOWN, element_bytes, kernel_operation, normal_operation
 from gpudiag.readers.header import is_told, loosely
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    import msgspec
     from numpy.typing import NDArray
 
     from gpudiag.model.event import EventTable
@@ -29,6 +30,7 @@ _HOST_WORK = ("gloo:", "mpi:", "ucc:")
 _HOST_ENQUEUE = ("nccl:", "record_param_comms")
 #: Ranges nest at most this deep around a launch: `record_param_comms` in `nccl:coalesced` in `nccl:all_to_all`.
 _NESTED = 8
+_COUNTED_OUT = {"all_gather", "gather"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,30 +38,32 @@ class Communicated:
     """What one event's arguments tell of a collective.
 
     Attributes:
-        operation: the normal name, or "" where the arguments do not name it.
+        word: what the profiler calls the operation, or "".
         group: process group, or "".
         ranks: global ranks of the group; empty where not told, or told in part only.
         sequence: the group's sequence number, or None.
         members: ranks in the group, or 0.
-        size_bytes: of what nccl-tests counts, from the element counts; None where not told.
-        input_bytes: of the inputs, from their shapes; None where not told.
+        in_bytes: what this rank puts in, by the count of elements; None where not told.
+        out_bytes: what this rank gets out.
+        shaped_bytes: what this rank puts in, by the shapes of the inputs.
     """
 
-    operation: str = ""
+    word: str = ""
     group: str = ""
     ranks: tuple[int, ...] = ()
     sequence: int | None = None
     members: int = 0
-    size_bytes: int | None = None
-    input_bytes: int | None = None
+    in_bytes: int | None = None
+    out_bytes: int | None = None
+    shaped_bytes: int | None = None
 
     def size_as(self, operation: str) -> int | None:
-        """Bytes in nccl-tests' sense if the operation is this one: all_gather and gather count the whole output."""
-        if self.size_bytes is not None or self.input_bytes is None:
-            return self.size_bytes
-        if operation in {"all_gather", "gather"}:
-            return self.input_bytes * self.members if self.members else None
-        return self.input_bytes
+        """Bytes in nccl-tests' sense: all_gather and gather count what comes out, all others what goes in."""
+        if operation not in _COUNTED_OUT:
+            return self.shaped_bytes if self.in_bytes is None else self.in_bytes
+        if self.out_bytes is None and self.shaped_bytes is not None and self.members:
+            return self.shaped_bytes * self.members
+        return self.out_bytes
 
 
 def may_tell(name: str) -> bool:
@@ -69,19 +73,19 @@ def may_tell(name: str) -> bool:
 
 def communicated(arguments: Arguments) -> Communicated:
     """Decode the arguments of a communication event."""
-    told = loosely(arguments.collective, str, "")
-    operation = normal_operation(told) if told else ""
     ranks = _ranks(loosely(arguments.group_ranks, Any, None))
     sequence = loosely(arguments.sequence, int, -1)
     members = loosely(arguments.group_size, int, 0)
+    each = element_bytes(loosely(arguments.dtype, str, ""))
     return Communicated(
-        operation=operation,
+        word=loosely(arguments.collective, str, ""),
         group=str(loosely(arguments.group, str | int, "")),
         ranks=ranks,
         sequence=sequence if 0 <= sequence < 2**63 else None,
         members=len(ranks) or (members if 0 < members < 2**31 else 0),
-        size_bytes=_size_from_elements(operation, arguments),
-        input_bytes=_size_of_inputs(arguments),
+        in_bytes=_bytes_of(arguments.in_elements, each),
+        out_bytes=_bytes_of(arguments.out_elements, each),
+        shaped_bytes=_bytes_of_inputs(arguments),
     )
 
 
@@ -103,23 +107,27 @@ def collective_calls(
     if not communicates.any():
         return ()
     rows = np.flatnonzero((table.kind == EventKind.KERNEL) & communicates[table.name]).tolist()
-    mute = [row for row in rows if row not in told or not told[row].operation]
+    mute = [row for row in rows if row not in told or not told[row].word]
     launches = _launches(table, mute) if mute else {}
     records = _records(table) if launches else {}
     calls = []
     for row in rows:
-        operation, details = operations[int(table.name[row])] or "", told.get(row)
+        operation, details = operations[int(table.name[row])], told.get(row)
         if row in launches and (host := _enclosing(table, told, records, launches[row])) is not None:
             details = told.get(host)
-            if not table.name_of(host).startswith("record_"):
-                operation = normal_operation(table.name_of(host))
+            operation = normal_operation(table.name_of(host)) or operation
         calls.append(_call(row, operation, details, groups))
     return tuple(calls)
 
 
-def _call(row: int, operation: str, details: Communicated | None, groups: dict[str, tuple[int, ...]]) -> CollectiveCall:
+def _call(
+    row: int, by_name: str | None, details: Communicated | None, groups: dict[str, tuple[int, ...]]
+) -> CollectiveCall:
     details = details or Communicated()
-    operation = details.operation or operation
+    # What a kernel is called says less than its arguments (SendRecv is a part of all_to_all), but more than a word of
+    # theirs that names no operation ("coalesced").
+    told_by_name = None if by_name == UNKNOWN else by_name
+    operation = normal_operation(details.word) or told_by_name or details.word or UNKNOWN
     only_group = next(iter(groups)) if len(groups) == 1 else ""
     group = details.group or only_group
     return CollectiveCall(
@@ -161,7 +169,7 @@ def _enclosing(
     earlier: list[int] = rows[max(0, position - _NESTED) : position].tolist()
     for row in reversed(earlier):
         if table.end_ns[row] >= table.start_ns[launch]:
-            if row in told and told[row].operation:
+            if row in told and told[row].word:
                 return row
             innermost = row if innermost is None else innermost
     return innermost
@@ -187,17 +195,12 @@ def _ranks(told: object) -> tuple[int, ...]:
     return ()
 
 
-def _size_from_elements(operation: str, arguments: Arguments) -> int | None:
-    """Bytes by the convention of nccl-tests: all_gather and gather count what comes out, all others what goes in."""
-    each = element_bytes(loosely(arguments.dtype, str, ""))
-    if each is None:
-        return None
-    told = arguments.out_elements if operation in {"all_gather", "gather"} else arguments.in_elements
-    elements = int(loosely(told, int, -1))
-    return elements * each if 0 <= elements < 2**50 else None
+def _bytes_of(elements: msgspec.Raw, each: int | None) -> int | None:
+    count = int(loosely(elements, int, -1))
+    return count * each if each is not None and 0 <= count < 2**50 else None
 
 
-def _size_of_inputs(arguments: Arguments) -> int | None:
+def _bytes_of_inputs(arguments: Arguments) -> int | None:
     """Bytes of the input tensors; None where shapes were not recorded."""
     if not is_told(arguments.input_dims):
         return None

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import re
 
+#: The operation of a kernel that communicates without saying what.
+UNKNOWN = "unknown"
+
 #: NCCL's and RCCL's kernels: `ncclDevKernel_AllReduce_Sum_f32_RING_LL(…)`; before 2.18 `ncclKernel_AllReduce_RING_LL…`;
 #: for symmetric memory `ncclSymkDevKernel_AllReduce_RSxLDMC_AGxSTMC_…`; RCCL also `ncclDevKernel_Generic_4(…)`.
 _LIBRARY_KERNEL = re.compile(r"(?:nccl|rccl)(?:Sym[a-z]?)?(?:Dev)?Kernel(?:Debug)?_([A-Za-z0-9]+)")
@@ -17,7 +20,7 @@ _OTHER_KERNELS = (
     (re.compile(r"multimem_all_gather"), "all_gather"),
     (re.compile(r"multimem_(?:one_shot_)?reduce_scatter"), "reduce_scatter"),
     (re.compile(r"nvshmem\w*all_?to_?all|all_to_all_vdev"), "all_to_all"),
-    (re.compile(r"mscclKernel|rccl_main_kernel|oneccl_"), "unknown"),
+    (re.compile(r"mscclKernel|rccl_main_kernel|oneccl_"), UNKNOWN),
 )
 
 #: A name without any of these is none of the above; looking for them first is cheap.
@@ -43,7 +46,7 @@ _OPERATIONS = {
     "allreducebarrier": "barrier",
     "gather": "gather",
     "scatter": "scatter",
-    "generic": "unknown",
+    "generic": UNKNOWN,
 }
 _DECORATION = re.compile(r"_(?:base|coalesced|tensor|into|single|oop|sparse)(?=_|$)|_$")
 
@@ -63,7 +66,7 @@ def kernel_operation(kernel: str) -> str | None:
     if not any(sign in kernel for sign in _SIGNS):
         return None
     if match := _LIBRARY_KERNEL.search(kernel):
-        return _OPERATIONS.get(match[1].lower(), "unknown")
+        return _OPERATIONS.get(match[1].lower(), UNKNOWN)
     for pattern, operation in _OTHER_KERNELS:
         if pattern.search(kernel):
             return operation
@@ -75,15 +78,14 @@ def is_communication_kernel(kernel: str) -> bool:
     return kernel_operation(kernel) is not None
 
 
-def normal_operation(word: str) -> str:
-    """One word for one operation.
+def normal_operation(word: str) -> str | None:
+    """One word for one operation; None for a word that fits none.
 
-    `allreduce` → `all_reduce`, `_allgather_base` → `all_gather`, `nccl:send 0->1` → `send`. A word that fits nothing
-    is returned as it came.
+    `allreduce` → `all_reduce`, `_allgather_base` → `all_gather`, `nccl:send 0->1` → `send`.
     """
     plain = word.rpartition(":")[2].strip().split(" ")[0].lower()
     plain = _DECORATION.sub("", plain).replace("_", "")
-    return _OPERATIONS.get(plain, word)
+    return _OPERATIONS.get(plain)
 
 
 def element_bytes(dtype: str) -> int | None:

@@ -126,7 +126,7 @@ class Columns:
             thread[rows] = np.where(numbers == _UNTOLD, thread[rows], numbers)
             numbers = _integers([own.device for own in arguments])
             numbers = np.where(numbers == _UNTOLD, _integers([event.pid for event in on_device]), numbers)
-            device[rows] = np.where((numbers >= 0) & (numbers < 2**15), numbers, 0)
+            device[rows] = np.where((numbers >= 0) & (numbers < 2**15), numbers, 0)  # no such device: the first
             numbers = _integers([own.bytes for own in arguments])
             size_bytes[rows] = np.where(numbers < 0, NO_SIZE, numbers)
 
