@@ -89,7 +89,9 @@ def cpu_chain_of(timeline: Timeline, trace_index: int, lanes: list[Lane], parts:
     over = over[(over_end >= begin) & (over_end < end)]
     over = over[np.argsort(events.end_ns[over], kind="stable")]
     handed, handed_from = events.end_ns[over] + shift, events.start_ns[over] + shift
-    blocked_from, blocked_to, blocked_on = _waits(events.start_ns[rows] + shift, events.end_ns[rows] + shift, part)
+    blocked_from, blocked_to, blocked_on = _waits(
+        events.start_ns[rows] + shift, events.end_ns[rows] + shift, lane.steps.start, part
+    )
     inside = (blocked_to >= begin) & (blocked_to < end)
     blocked_from, blocked_to, blocked_on = blocked_from[inside], blocked_to[inside], blocked_on[inside]
     marks = lane.steps.start[(lane.steps.start >= begin) & (lane.steps.start < end)]
@@ -133,12 +135,18 @@ def cpu_chain_of(timeline: Timeline, trace_index: int, lanes: list[Lane], parts:
 def _waits(
     start: np.ndarray[tuple[int], np.dtype[np.int64]],
     end: np.ndarray[tuple[int], np.dtype[np.int64]],
+    marks: np.ndarray[tuple[int], np.dtype[np.int64]],
     part: LaneOps,
 ) -> tuple[np.ndarray[tuple[int], np.dtype[np.int64]], ...]:
-    """(from, to, op) of each pause of the training thread in which a collective ended: the last to end in it."""
+    """(from, to, op) of each pause of the training thread in which a collective ended: the last to end in it.
+
+    A pause over a step's mark is none: gradients are there before the update, and what comes after that is the loader.
+    A collective may seem to end in it, when its thread lost its core before it could say that it was done.
+    """
     busy = union(Intervals(start, end))
     pause_from, pause_to = busy.end[:-1], busy.start[1:]
-    long = pause_to - pause_from >= _WAITED_NS
+    over_mark = np.searchsorted(marks, pause_to) > np.searchsorted(marks, pause_from)
+    long = (pause_to - pause_from >= _WAITED_NS) & ~over_mark
     pause_from, pause_to = pause_from[long], pause_to[long]
     order = np.argsort(part.end, kind="stable")
     ends = part.end[order]
