@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -62,7 +63,9 @@ class Gpu:
         self.numa_node = _numa.node_of_pci(self.pci_id)
         self.memory_bus_bits = self._attribute("CU_DEVICE_ATTRIBUTE_GLOBAL_MEMORY_BUS_WIDTH")
         self.l2_bytes = self._attribute("CU_DEVICE_ATTRIBUTE_L2_CACHE_SIZE")
+        began = time.perf_counter()
         self.context = call("cuDevicePrimaryCtxRetain", self.handle)
+        self.context_s = time.perf_counter() - began
         self.use()
         flags = int(driver.CUstream_flags.CU_STREAM_NON_BLOCKING)
         self.stream = call("cuStreamCreate", flags)
@@ -71,6 +74,7 @@ class Gpu:
         self._counter = self.allocate(8)
         self.kernels: dict[str, Any] = {}
         self.kernels_missing: str | None = None
+        began = time.perf_counter()
         try:
             code = ctypes.create_string_buffer((Path(__file__).parent / "kernels.ptx").read_bytes())
             module = call("cuModuleLoadData", ctypes.addressof(code))
@@ -85,6 +89,7 @@ class Gpu:
                 self.kernels[name] = call("cuModuleGetFunction", module, name.encode())
         except (CudaError, OSError) as error:
             self.kernels_missing = f"the driver does not take this probe's kernels ({error})"
+        self.kernels_s = time.perf_counter() - began
 
     def describe(self) -> dict[str, Any]:
         """What the result says of this GPU."""
@@ -199,7 +204,8 @@ def open_gpus(probe: Probe) -> list[Gpu]:
     if driver is None:
         probe.unavailable("cuda-bindings is not installed (pip install cuda-bindings)")
     try:
-        call("cuInit", 0)
+        with probe.phase("driver"):
+            call("cuInit", 0)
         count = int(call("cuDeviceGetCount"))
         version = int(call("cuDriverGetVersion"))
     except (CudaError, RuntimeError) as error:  # RuntimeError: cuda-bindings finds no driver library
@@ -216,10 +222,13 @@ def open_gpus(probe: Probe) -> list[Gpu]:
         probe.unavailable("CUDA sees no GPU (CUDA_VISIBLE_DEVICES may hide them)")
 
     gpus: list[Gpu] = []
-    with ThreadPoolExecutor(count) as pool:
+    with probe.phase("contexts and kernels"), ThreadPoolExecutor(count) as pool:
         for ordinal, future in enumerate([pool.submit(Gpu, i) for i in range(count)]):
             with probe.attempt(f"GPU {ordinal}"):
                 gpus.append(future.result())
+    # The slowest GPU's own seconds beside the wall time of all: a driver that makes contexts one at a time shows here.
+    probe.phases["slowest context"] = max((gpu.context_s for gpu in gpus), default=0.0)
+    probe.phases["slowest kernels"] = max((gpu.kernels_s for gpu in gpus), default=0.0)
     if not gpus:
         probe.finish(gpus=[])
     for gpu in gpus:

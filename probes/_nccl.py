@@ -10,16 +10,19 @@ import ctypes
 import importlib.util
 import os
 import sys
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from _cuda import call
+from _flows import GateGaveUpError
 from _protocol import ProbeError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from _cuda import Gpu
+    from _flows import Gate
 
 _FLOAT32, _SUM = 7, 0  # ncclFloat32, ncclSum in nccl.h
 FLOAT_BYTES = 4
@@ -55,15 +58,19 @@ class Nccl:
         # NVLink multicast (NVLS) is left out unless the user asked for it: it can exceed what a link carries, so its
         # figures compare with no ceiling, and where a fabric's state is bad it fails for every user of the machine.
         os.environ.setdefault("NCCL_NVLS_ENABLE", "0")
-        self._library = ctypes.CDLL(str(find_library()))
+        path = str(find_library())
+        self._library = ctypes.CDLL(path)
+        # The calls that are timed keep the interpreter's lock: letting go of it and taking it back costs time, and
+        # they only queue work.
+        queueing = ctypes.PyDLL(path)
         self._library.ncclGetErrorString.restype = ctypes.c_char_p
         self._library.ncclCommInitAll.argtypes = [ctypes.c_void_p, ctypes.c_int, ctypes.c_void_p]
         self._library.ncclCommDestroy.argtypes = [ctypes.c_void_p]
         for name in ("ncclAllReduce", "ncclGroupStart", "ncclGroupEnd"):
-            getattr(self._library, name).restype = ctypes.c_int
-        self.group_start = self._library.ncclGroupStart
-        self.group_end = self._library.ncclGroupEnd
-        self.all_reduce = self._library.ncclAllReduce
+            getattr(queueing, name).restype = ctypes.c_int
+        self.group_start = queueing.ncclGroupStart
+        self.group_end = queueing.ncclGroupEnd
+        self.all_reduce = queueing.ncclAllReduce
 
     def version(self) -> str:
         """For example 2.27.7."""
@@ -90,8 +97,8 @@ class Nccl:
 class AllReduce:
     """Sums of `count` fp32 values over all GPUs, queued by one thread for all of them, as nccl-tests does.
 
-    Everything that a call needs is made beforehand: a step of 4 GPUs takes a few microseconds of Python, beside the 15
-    to 20 that NCCL itself takes to launch its kernels.
+    Everything that a call needs is made beforehand: a step of 4 GPUs takes under two microseconds of Python, beside the
+    15 to 20 that NCCL itself takes to launch its kernels.
     """
 
     def __init__(
@@ -134,6 +141,69 @@ class AllReduce:
         """Wait until all GPUs are done."""
         for gpu in self._gpus:
             call("cuStreamSynchronize", gpu.stream)
+
+    def launched_s(self, times: int) -> float:
+        """Seconds per all-reduce, of `times` launched back to back, by the host's clock: as nccl-tests measures."""
+        began = time.perf_counter()
+        self.queue(times)
+        self.wait()
+        return (time.perf_counter() - began) / times
+
+    def queued_s(self, gate: Gate, times: int) -> float:
+        """Seconds per all-reduce, of `times` that all wait behind `gate`, by the slowest GPU's clock.
+
+        Launching is over before the first one starts, so this is what the GPUs themselves take.
+
+        Raises:
+            GateGaveUpError: NCCL blocked the host while they were queued.
+        """
+        gate.close()
+        marks = [gpu.events(0, 2) for gpu in self._gpus]
+        try:
+            for gpu, (start, _) in zip(self._gpus, marks, strict=True):
+                gpu.use()
+                gate.hold(gpu, gpu.stream)
+                call("cuEventRecord", start, gpu.stream)
+            self.queue(times)
+            for gpu, (_, end) in zip(self._gpus, marks, strict=True):
+                gpu.use()
+                call("cuEventRecord", end, gpu.stream)
+        finally:
+            gate.open()
+        longest_ms = 0.0
+        for gpu, (start, end) in zip(self._gpus, marks, strict=True):
+            gpu.use()
+            call("cuEventSynchronize", end)
+            longest_ms = max(longest_ms, call("cuEventElapsedTime", start, end))
+        if gate.gave_up():
+            raise GateGaveUpError("NCCL blocks the host while all-reduces are queued")
+        return longest_ms / 1e3 / times
+
+
+@contextlib.contextmanager
+def fastest_cpu(step: AllReduce, candidates: int = 8) -> Iterator[None]:
+    """Keep this thread on the CPU, of a few spread over those it may use, from which launching takes least.
+
+    Launching from a core of the far socket, or beside a busy hyper-thread, takes half as long again, and a thread that
+    the kernel moves between such cores gives two figures by turns. A VM does not show which core is which, so each
+    candidate launches a few all-reduces.
+    """
+    before = os.sched_getaffinity(0)
+    usable = sorted(before)
+    chosen = sorted({usable[i * len(usable) // candidates] for i in range(candidates)})
+    if len(chosen) < 2:
+        yield
+        return
+    try:
+        seconds = {}
+        for cpu in chosen:
+            os.sched_setaffinity(0, {cpu})
+            step.launched_s(5)
+            seconds[cpu] = min(step.launched_s(10) for _ in range(3))
+        os.sched_setaffinity(0, {min(seconds, key=lambda cpu: seconds[cpu])})
+        yield
+    finally:
+        os.sched_setaffinity(0, before)
 
 
 @contextlib.contextmanager

@@ -39,7 +39,7 @@ class HostPattern:
 
     def __init__(self, size: int) -> None:
         self._words = np.empty(size // 8, dtype=np.uint64)
-        self._workers = ThreadPoolExecutor(max(1, min(8, len(os.sched_getaffinity(0)))))
+        self._workers = ThreadPoolExecutor(max(1, min(16, len(os.sched_getaffinity(0)))))
         self._each_piece(self._words.size, self._make)
 
     def fill(self, target: np.ndarray, seed: int) -> None:

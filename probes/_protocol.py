@@ -1,8 +1,10 @@
 """How a probe program talks to whoever started it.
 
-Standard output carries one JSON object, the result, and nothing else: libraries that print there (NCCL_DEBUG=INFO) are
-sent to standard error. Standard error carries progress, one JSON object a line: {"event": "ready"} when everything is
-loaded and allocated, {"event": "progress", "what", "done", "of"} while measuring, {"event": "done"} behind the result.
+Standard output carries one JSON object a line, the result of each part, and nothing else: libraries that print there
+(NCCL_DEBUG=INFO) are sent to standard error. A program of several parts writes each one's result as soon as it is
+there, so that a later part that hangs takes no earlier one with it. Standard error carries progress, one JSON object a
+line: {"event": "ready"} when everything is loaded and allocated, {"event": "progress", "schema", "what", "done", "of"}
+while measuring, {"event": "done"} behind the last result.
 
 With --wait-for-go the program measures only after a line arrives on standard input, and afterwards stays until standard
 input ends: many probes can load at once, measure one by one, and none takes its contexts down while another measures.
@@ -12,16 +14,28 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import copy
 import json
 import os
 import sys
 import time
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-STARTED = time.perf_counter()
+
+def _age() -> float:
+    """Seconds since this process began, most of them spent on imports; 0 where the kernel does not say."""
+    with contextlib.suppress(OSError, ValueError, IndexError):
+        # Field 22 of proc(5)'s stat, in clock ticks since boot; the name in field 2 may hold blanks and brackets.
+        began = int(Path("/proc/self/stat").read_text().rpartition(")")[2].split()[19]) / os.sysconf("SC_CLK_TCK")
+        return max(0.0, time.clock_gettime(time.CLOCK_BOOTTIME) - began)
+    return 0.0
+
+
+STARTED = time.perf_counter() - _age()
 
 
 class ProbeError(Exception):
@@ -45,14 +59,33 @@ class Probe:
         self.errors: list[dict[str, str]] = []
         self.skipped: list[dict[str, str]] = []
         self.versions: dict[str, str] = {}
+        self.phases: dict[str, float] = {}
         self.ready_at = self.measuring_since = STARTED
         self._output = os.dup(1)
         os.dup2(2, 1)
 
     def options(self) -> argparse.Namespace:
         """Parse the command line; programs add their own options to `parser` first."""
+        self.phases["interpreter and imports"] = time.perf_counter() - STARTED
         self.given = self.parser.parse_args()
         return self.given
+
+    def part(self, schema: str) -> Probe:
+        """One of several results of this program: the same options, versions and output, its own errors and seconds."""
+        part = copy.copy(self)
+        part.schema = schema
+        part.errors, part.skipped, part.versions, part.phases = [], [], dict(self.versions), {}
+        part.measuring_since = time.perf_counter()
+        return part
+
+    @contextlib.contextmanager
+    def phase(self, name: str) -> Iterator[None]:
+        """Add the seconds spent inside to the result's `phases_s`: where loading goes."""
+        began = time.perf_counter()
+        try:
+            yield
+        finally:
+            self.phases[name] = self.phases.get(name, 0.0) + time.perf_counter() - began
 
     def ready(self) -> None:
         """Loading is done: say so, and wait for the turn to measure if asked to."""
@@ -68,7 +101,7 @@ class Probe:
 
     def progress(self, what: str, done: int, of: int) -> None:
         """Say what is measured now."""
-        _emit(event="progress", what=what, done=done, of=of)
+        _emit(event="progress", schema=self.schema, what=what, done=done, of=of)
 
     @contextlib.contextmanager
     def attempt(self, what: str) -> Iterator[None]:
@@ -82,27 +115,35 @@ class Probe:
         """Record a measurement that is left out on purpose."""
         self.skipped.append({"what": what, "why": why})
 
-    def finish(self, *, linger: bool = True, **result: Any) -> NoReturn:
-        """Write the result and leave, at once or when told; libraries are not asked to take their contexts down."""
-        now = time.perf_counter()
+    def write(self, **result: Any) -> None:
+        """Write one result, as one line."""
         document = {
             "schema": self.schema,
             "errors": self.errors,
             "skipped": self.skipped,
             "versions": self.versions,
             "setup_s": self.ready_at - STARTED,
-            "measure_s": now - self.measuring_since,
+            "measure_s": time.perf_counter() - self.measuring_since,
+            "phases_s": self.phases,
             **result,
         }
         data = (json.dumps(document, allow_nan=False) + "\n").encode()
         while data:
             data = data[os.write(self._output, data) :]
+
+    def leave(self, *, linger: bool = True) -> NoReturn:
+        """Leave, at once or when told; libraries are not asked to take their contexts down."""
         sys.stderr.flush()
         if linger and self.given.wait_for_go:
             os.close(self._output)
             _emit(event="done")
             sys.stdin.read()
         os._exit(0)
+
+    def finish(self, *, linger: bool = True, **result: Any) -> NoReturn:
+        """Write the result and leave."""
+        self.write(**result)
+        self.leave(linger=linger)
 
     def unavailable(self, why: str) -> NoReturn:
         """Nothing can be measured here, and that is no failure: a library or the hardware is absent."""

@@ -15,6 +15,7 @@ import statistics
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from datetime import timedelta
 from pathlib import Path
@@ -26,10 +27,13 @@ from _stopwatch import coefficient_of_variation
 if TYPE_CHECKING:
     import torch
 
-_SIZES = [1 << power for power in range(10, 30)]
+#: Below 1 MiB the time hardly depends on the size; from there on every power of two.
+_SIZES = [1 << 10, 1 << 13, 1 << 16, 1 << 18, *(1 << power for power in range(20, 30))]
 _QUICK = [1 << 10, 1 << 16, 1 << 20, 1 << 24]
 #: Values are integers below this, so that sums with weights up to a few hundred ranks are exact in fp32.
 _VALUES = 64
+#: Values of the first buffers: 4 MiB.
+_LEAST_COUNT = 1 << 20
 
 
 def make_parser(probe: Probe) -> argparse.ArgumentParser:
@@ -44,34 +48,27 @@ def make_parser(probe: Probe) -> argparse.ArgumentParser:
 
 
 class Rank:
-    """One process's part.
+    """One process's part. Buffers grow with the sizes, since few machines get to the largest in time.
 
     Args:
         rank: its number.
         ranks: how many there are.
-        largest: bytes of the largest message.
-        staged: whether GPU tensors are measured too.
     """
 
-    def __init__(self, rank: int, ranks: int, largest: int, *, staged: bool) -> None:
+    def __init__(self, rank: int, ranks: int) -> None:
         import torch  # noqa: PLC0415  # only ranks pay for it
         from torch import distributed  # noqa: PLC0415
 
         self.torch, self.distributed = torch, distributed
         self.rank, self.ranks = rank, ranks
         torch.set_num_threads(max(1, len(os.sched_getaffinity(0)) // ranks))
-        count = largest // 4
-        generator = torch.Generator().manual_seed(time.time_ns())
-        # Every rank takes rank 0's values (broadcast below) times its own weight, plus its own number.
-        self.base = torch.randint(0, _VALUES, (count,), generator=generator, dtype=torch.int32).float()
-        self.host = torch.empty(count, dtype=torch.float32)
+        self.seed = 0
+        self.staged = False
+        self.base = self.host = torch.empty(0)
         self.on_gpu: torch.Tensor | None = None
-        if staged:
-            self.host = self.host.pin_memory()
-            self.on_gpu = torch.empty(count, dtype=torch.float32, device=f"cuda:{rank % torch.cuda.device_count()}")
 
     def connect(self, rendezvous: str) -> None:
-        """Join the group and agree on the values."""
+        """Join the group and agree on a seed."""
         os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
         self.distributed.init_process_group(
             "gloo",
@@ -80,7 +77,41 @@ class Rank:
             world_size=self.ranks,
             timeout=timedelta(seconds=120),
         )
-        self.distributed.broadcast(self.base, 0)
+        self.seed = int(self.agree(float(time.time_ns() % (1 << 30))))
+
+    def prepare(self, strategy: str) -> str | None:
+        """Get ready for a strategy; the reason if any rank cannot.
+
+        A GPU's context is made here and not while loading: it would disturb what others measure meanwhile.
+        """
+        self.staged = strategy == "host-staged"
+        self.base = self.host = self.torch.empty(0)
+        reason = None
+        if self.staged:
+            try:
+                self.torch.zeros(1, device=self._device())
+            except RuntimeError as error:
+                reason = f"{error}".splitlines()[0]
+        failed = self.torch.tensor([float(reason is not None)])
+        self.distributed.all_reduce(failed)
+        return (reason or "another rank cannot use its GPU") if failed[0] else None
+
+    def grow(self, count: int) -> None:
+        """Have room for `count` values. Every rank takes the same base times its weight, plus its number."""
+        if count <= self.base.numel():
+            return
+        count = max(count, _LEAST_COUNT)
+        # Bits of the position, mixed with the seed that all ranks share: nothing has to be sent around.
+        mixed = (self.torch.arange(count, dtype=self.torch.int32) + self.seed) * 0x1E3779B1
+        self.base = ((mixed ^ (mixed >> 15)) & (_VALUES - 1)).float()
+        self.host = self.torch.empty(count, dtype=self.torch.float32, pin_memory=self.staged)
+        self.on_gpu = self.torch.empty(count, device=self._device()) if self.staged else None
+
+    def _device(self) -> str:
+        count = self.torch.cuda.device_count()
+        if not count:
+            raise RuntimeError("PyTorch sees no GPU")
+        return f"cuda:{self.rank % count}"
 
     def run(self, strategy: str, count: int) -> None:
         """One all-reduce of the first `count` values, as a training step would call it."""
@@ -142,6 +173,7 @@ def measure(probe: Probe, rank: Rank, strategy: str, sizes: list[int], seconds: 
             break
         if rank.rank == 0:
             probe.progress(f"{strategy} all-reduce, {size // 1024} KiB", done, len(sizes))
+        rank.grow(count)
         wrong = rank.wrong(strategy, count)
         # The sum overwrites its input; without this, values would grow to infinity over the iterations.
         tensor = rank.host if strategy == "gloo" else rank.on_gpu
@@ -171,7 +203,8 @@ def rank_main(probe: Probe, options: argparse.Namespace) -> None:
     """What each rank runs; rank 0 reports."""
     largest = (16 if options.quick else options.largest_mib) << 20
     strategies = options.strategies.split(",")
-    rank = Rank(options.rank, options.ranks, largest, staged="host-staged" in strategies)
+    with probe.phase("importing PyTorch"):
+        rank = Rank(options.rank, options.ranks)
     rank.connect(options.rendezvous)
     if options.rank == 0:
         probe.versions["torch"] = rank.torch.__version__
@@ -180,6 +213,11 @@ def rank_main(probe: Probe, options: argparse.Namespace) -> None:
     sizes = [size for size in (_QUICK if options.quick else _SIZES) if size <= largest]
     found: list[dict[str, Any]] = []
     for strategy in strategies:
+        with probe.phase("contexts"):
+            why = rank.prepare(strategy)
+        if why is not None:
+            probe.errors.append({"what": f"{strategy} all-reduce", "why": why})
+            continue
         found += measure(probe, rank, strategy, sizes, options.seconds / len(strategies))
     if options.rank == 0:
         probe.finish(linger=False, collectives=found)
@@ -202,34 +240,37 @@ def main() -> None:
     probe.versions.update(result.pop("versions", {}))
     probe.errors += result.pop("errors", [])
     probe.skipped += result.pop("skipped", [])
+    probe.phases = result.pop("phases_s", {})
     probe.finish(**result)
 
 
 def run_ranks(ranks: int, arguments: list[str]) -> dict[str, Any]:
     """Rank 0's result, or the reason why there is none."""
     started: list[subprocess.Popen[bytes]] = []
+    output: list[bytes] = []
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
     try:
         for rank in range(ranks):
             command = [sys.executable, __file__, *arguments, "--rank", str(rank)]
             stdin = None if rank == 0 else subprocess.DEVNULL
             started.append(subprocess.Popen(command, stdin=stdin, stdout=subprocess.PIPE if rank == 0 else 2))
-        while started[0].poll() is None:
+        reader = threading.Thread(target=lambda: output.append(started[0].stdout.readline()), daemon=True)  # type: ignore[union-attr]  # it is a pipe
+        reader.start()
+        # The result is there before the ranks are gone: taking their contexts down is not waited for.
+        while reader.is_alive():
             failed = [rank for rank, process in enumerate(started) if process.poll() not in {None, 0}]
             if failed:
                 return {"errors": [{"what": "gloo all-reduce", "why": f"rank {failed[0]} ended with an error"}]}
-            time.sleep(0.02)
-        output = started[0].stdout.read() if started[0].stdout else b""
-        if started[0].returncode != 0 or not output:
-            why = f"rank 0 ended with exit code {started[0].returncode}"
+            reader.join(0.02)
+        if not output[0].endswith(b"\n"):
+            why = f"rank 0 ended with exit code {started[0].wait()}"
             return {"errors": [{"what": "gloo all-reduce", "why": why}]}
-        result: dict[str, Any] = json.loads(output)
+        result: dict[str, Any] = json.loads(output[0])
         return {key: value for key, value in result.items() if key != "schema"}
     finally:
         for process in started:
             if process.poll() is None:
                 process.kill()
-            process.wait()
 
 
 if __name__ == "__main__":

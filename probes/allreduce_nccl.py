@@ -1,29 +1,41 @@
 """All-reduce over all GPUs with NCCL: 1 KiB to 512 MiB, for each algorithm asked for.
 
-As nccl-tests measures: one process, fp32 sums out of place, 20 of them queued from the host after warm-up, time by the
-host's clock until all GPUs are done, divided by 20. Each size is verified. Peer access off: start this program with
-NCCL_P2P_DISABLE=1. Prints one JSON object, gpudiag/probe-allreduce/1.
+As nccl-tests measures: one process, fp32 sums out of place, 20 of them launched back to back after warm-up, time by the
+host's clock until all GPUs are done, divided by 20. Up to 1 MiB, where launching takes longer than the GPUs do, they
+are measured a second time, launched beforehand and held behind a gate (strategy `<name>-queued`). Each size is
+verified. Peer access off: start this program with NCCL_P2P_DISABLE=1. Prints one JSON object,
+gpudiag/probe-allreduce/1.
 """
 
 from __future__ import annotations
 
+import argparse
+import contextlib
+import gc
 import statistics
-import time
 from typing import TYPE_CHECKING, Any
 
 from _clocks import Sensors, warm_up
 from _cuda import MIB, Gpu, buffer_bytes, open_gpus
-from _nccl import FLOAT_BYTES, AllReduce, Nccl
+from _flows import Gate, GateGaveUpError
+from _nccl import FLOAT_BYTES, AllReduce, Nccl, fastest_cpu
 from _pattern import fresh_seed
 from _protocol import Probe
 from _stopwatch import CV_BOUND, coefficient_of_variation
 
 if TYPE_CHECKING:
-    import argparse
     import ctypes
+    from collections.abc import Callable, Iterator
 
+SCHEMA = "gpudiag/probe-allreduce/1"
 _LARGEST = 512 * MIB
 _ITERATIONS = 20
+#: Up to here launching takes longer than reducing, so that both are measured.
+_LARGEST_QUEUED = MIB
+#: The transports that a training step may meet, which the queued figures are for.
+_QUEUED = {"nccl", "nccl-no-p2p"}
+#: One all-reduce of this length is a run by itself.
+_LONG_S = 0.005
 #: Of the free device memory for one buffer: up to four programs with two each are loaded at once.
 _SHARE = 0.05
 _ALGORITHMS = {"nccl": None, "nccl-ring": "Ring", "nccl-tree": "Tree", "nccl-no-p2p": None}
@@ -38,61 +50,101 @@ def sizes(largest: int, *, quick: bool) -> list[int]:
 
 
 class Bench:
-    """All GPUs, their buffers, and the communicators of each strategy."""
+    """All GPUs, their buffers, and the communicators of each strategy.
 
-    def __init__(self, probe: Probe, nccl: Nccl, gpus: list[Gpu], strategies: list[str]) -> None:
-        self.probe = probe
+    Args:
+        probe: where a communicator that cannot be made is recorded.
+        nccl: the library.
+        gpus: the GPUs.
+        strategies: names of those to measure.
+        buffers: source and target address on each GPU; what is in them is overwritten.
+        largest: bytes of each.
+    """
+
+    def __init__(
+        self,
+        probe: Probe,
+        nccl: Nccl,
+        gpus: list[Gpu],
+        *,
+        strategies: list[str],
+        buffers: list[tuple[int, int]],
+        largest: int,
+    ) -> None:
         self.gpus = gpus
         self.seed = fresh_seed()
-        self.largest = min(_LARGEST, buffer_bytes(gpus, _LARGEST, _SHARE))
-        self.buffers = [(gpu.allocate(self.largest), gpu.allocate(self.largest)) for gpu in gpus]
+        self.largest = largest
+        self.buffers = buffers
         self.verify = not any(gpu.kernels_missing for gpu in gpus)
         if self.verify:
             for rank, (gpu, (source, _)) in enumerate(zip(gpus, self.buffers, strict=True)):
                 gpu.fill_summands(source, self.largest // FLOAT_BYTES, self.seed, rank)
         self.nccl = nccl
+        self._not_queued: set[str] = set()
         self.communicators: dict[str, list[ctypes.c_void_p]] = {}
         for strategy in strategies:
             with probe.attempt(f"{strategy}: communicator"):
-                self.communicators[strategy] = self.nccl.communicators(gpus, _ALGORITHMS[strategy])
-                for size in _TOUCH:
-                    if size <= self.largest:
-                        step = self.all_reduce(strategy, size)
-                        step.queue(1)
-                        step.wait()
+                with probe.phase("communicators"):
+                    self.communicators[strategy] = self.nccl.communicators(gpus, _ALGORITHMS[strategy])
+                with probe.phase("connecting"):
+                    for size in _TOUCH:
+                        if size <= self.largest:
+                            step = self.all_reduce(strategy, size)
+                            step.queue(1)
+                            step.wait()
 
     def all_reduce(self, strategy: str, size: int) -> AllReduce:
         """The collective of one size."""
         return AllReduce(self.nccl, self.gpus, self.communicators[strategy], self.buffers, size // FLOAT_BYTES)
 
-    def measure(self, strategy: str, size: int, target_s: float, repeats: tuple[int, int]) -> dict[str, Any]:
-        """Median time of one all-reduce, verified. Raises ProbeError."""
+    def measure_all(self, probe: Probe, gate: Gate, seconds: float, *, quick: bool) -> dict[str, Any]:
+        """Every strategy at every size, in about `seconds`."""
+        todo = [(name, size) for name in self.communicators for size in sizes(self.largest, quick=quick)]
+        target_s = max(0.005, min(0.06, seconds / max(1, len(todo)) / 4))
+        repeats = (3, 5) if quick else (4, 8)
+        found: list[dict[str, Any]] = []
+        # Launching is measured by the host's clock, which does not stop for the collection of Python's garbage.
+        gc.disable()
+        with contextlib.ExitStack() as stack:
+            if todo:
+                with probe.phase("choosing a CPU"):
+                    stack.enter_context(fastest_cpu(self.all_reduce(todo[0][0], min(64 * 1024, self.largest))))
+            for done, (strategy, size) in enumerate(todo):
+                label = f"{strategy} all-reduce, {size // 1024} KiB"
+                probe.progress(label, done, len(todo))
+                with probe.attempt(label), probe.phase(f"measuring {strategy}"):
+                    found += self.measure(probe, gate, strategy, size, target_s=target_s, repeats=repeats)
+        gc.enable()
+        return {"gpus": [gpu.describe() for gpu in self.gpus], "collectives": found}
+
+    def measure(
+        self, probe: Probe, gate: Gate, strategy: str, size: int, *, target_s: float, repeats: tuple[int, int]
+    ) -> Iterator[dict[str, Any]]:
+        """Median time of one all-reduce, verified, launched and, where that tells more, queued. Raises ProbeError."""
         step = self.all_reduce(strategy, size)
         wrong = self._wrong(step, size) if self.verify else None
-        began = time.perf_counter()
-        step.queue(2)
-        step.wait()
-        taste_s = (time.perf_counter() - began) / 2
-        iterations = max(3, min(_ITERATIONS, int(target_s / taste_s)))
-        least, most = repeats
-        times: list[float] = []
-        while len(times) < least or (len(times) < most and coefficient_of_variation(times[-least:]) >= CV_BOUND):
-            began = time.perf_counter()
-            step.queue(iterations)
-            step.wait()
-            times.append((time.perf_counter() - began) / iterations)
-        settled = times[-least:] if len(times) < most else times
-        return {
+        taste_s = step.launched_s(2)
+        iterations = max(1 if taste_s > _LONG_S else 3, min(_ITERATIONS, int(target_s / taste_s)))
+        record = {
             "operation": "all_reduce",
-            "strategy": strategy,
             "ranks": len(self.gpus),
             "bytes": size,
-            "time_us": statistics.median(settled) * 1e6,
-            "cv": coefficient_of_variation(settled),
             "iterations": iterations,
-            "repeats": len(times),
             "wrong_values": wrong,
         }
+        if size <= _LARGEST_QUEUED:
+            # These take no time worth saving, and launching varies most.
+            repeats = (repeats[0], 2 * repeats[1])
+        yield {**record, "strategy": strategy, **_settled(lambda: step.launched_s(iterations), repeats)}
+        if size <= _LARGEST_QUEUED and gate.kernels and strategy in _QUEUED and strategy not in self._not_queued:
+            try:
+                step.queued_s(gate, 2)
+                queued = _settled(lambda: step.queued_s(gate, iterations), repeats)
+                yield {**record, "strategy": f"{strategy}-queued", **queued}
+            except GateGaveUpError as error:
+                # Finding that out takes the gate's whole patience, so it is tried once.
+                self._not_queued.add(strategy)
+                probe.skip(f"{strategy} all-reduce, queued", str(error))
 
     def _wrong(self, step: AllReduce, size: int) -> int:
         for gpu, (_, target) in zip(self.gpus, self.buffers, strict=True):
@@ -106,49 +158,75 @@ class Bench:
         )
 
 
-def options_of(probe: Probe) -> argparse.Namespace:
-    """The command line, with the strategies to measure."""
+def _settled(measure: Callable[[], float], repeats: tuple[int, int]) -> dict[str, Any]:
+    """Repeat until the last few agree; median, coefficient of variation and count."""
+    least, most = repeats
+    times: list[float] = []
+    while len(times) < least or (len(times) < most and coefficient_of_variation(times[-least:]) >= CV_BOUND):
+        times.append(measure())
+    settled = times[-least:] if len(times) < most else times
+    return {
+        "time_us": statistics.median(settled) * 1e6,
+        "cv": coefficient_of_variation(settled),
+        "repeats": len(times),
+    }
+
+
+def add_strategies(parser: argparse.ArgumentParser) -> None:
+    """The option --strategies."""
     known = ", ".join(_ALGORITHMS)
-    probe.parser.add_argument("--strategies", default="nccl", help=f"comma-separated, of {known}")
-    options = probe.options()
-    options.strategies = [name for name in options.strategies.split(",") if name]
-    unknown = [name for name in options.strategies if name not in _ALGORITHMS]
-    if unknown:
-        probe.parser.error(f"there is no strategy {unknown[0]!r}; there are {known}")
-    return options
+    parser.add_argument("--strategies", type=_strategies, default="nccl", help=f"comma-separated, of {known}")
+
+
+def _strategies(text: str) -> list[str]:
+    names = [name for name in text.split(",") if name]
+    for name in names:
+        if name not in _ALGORITHMS:
+            raise argparse.ArgumentTypeError(f"there is no strategy {name!r}; there are {', '.join(_ALGORITHMS)}")
+    return names
+
+
+def largest_buffer(gpus: list[Gpu]) -> int:
+    """Bytes of the largest message that these GPUs have room for. Raises ProbeError."""
+    return buffer_bytes(gpus, _LARGEST, _SHARE)
+
+
+def load_nccl(probe: Probe) -> Nccl | str:
+    """NCCL's library, or why it cannot be used."""
+    try:
+        with probe.phase("NCCL's library"):
+            nccl = Nccl()
+    except OSError as error:
+        return f"NCCL cannot be loaded ({error}); pip install nvidia-nccl-cu12 or -cu13 brings it"
+    probe.versions["nccl"] = nccl.version()
+    return nccl
 
 
 def main() -> None:
     """Measure each strategy at each size, largest time last."""
-    probe = Probe("gpudiag/probe-allreduce/1", __doc__.splitlines()[0])
-    options = options_of(probe)
+    probe = Probe(SCHEMA, __doc__.splitlines()[0])
+    add_strategies(probe.parser)
+    options = probe.options()
     gpus = open_gpus(probe)
     if len(gpus) < 2:
         probe.unavailable("an all-reduce between GPUs needs two of them")
-    try:
-        nccl = Nccl()
-    except OSError as error:
-        probe.unavailable(f"NCCL cannot be loaded ({error}); pip install nvidia-nccl-cu12 or -cu13 brings it")
+    nccl = load_nccl(probe)
+    if isinstance(nccl, str):
+        probe.unavailable(nccl)
     bench: Bench | None = None
     with probe.attempt("all-reduce buffers"):
-        probe.versions["nccl"] = nccl.version()
-        bench = Bench(probe, nccl, gpus, options.strategies)
+        largest = largest_buffer(gpus)
+        with probe.phase("buffers"):
+            buffers = [(gpu.allocate(largest), gpu.allocate(largest)) for gpu in gpus]
+            gate = Gate(gpus)
+        bench = Bench(probe, nccl, gpus, strategies=options.strategies, buffers=buffers, largest=largest)
     sensors = Sensors(gpus)
     probe.ready()
     if bench is None:
         probe.finish(gpus=[gpu.describe() for gpu in gpus])
-
     probe.progress("warming up", 0, 1)
     warm_up(gpus, sensors, bench.buffers, bench.largest)
-    todo = [(name, size) for name in bench.communicators for size in sizes(bench.largest, quick=options.quick)]
-    target_s = max(0.005, min(0.06, options.seconds / max(1, len(todo)) / 4))
-    collectives: list[dict[str, Any]] = []
-    for done, (strategy, size) in enumerate(todo):
-        label = f"{strategy} all-reduce, {size // 1024} KiB"
-        probe.progress(label, done, len(todo))
-        with probe.attempt(label):
-            collectives.append(bench.measure(strategy, size, target_s, (3, 5) if options.quick else (4, 8)))
-    probe.finish(gpus=[gpu.describe() for gpu in gpus], collectives=collectives)
+    probe.finish(**bench.measure_all(probe, gate, options.seconds, quick=options.quick))
 
 
 if __name__ == "__main__":

@@ -22,7 +22,11 @@ from _protocol import Probe
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-_DEVICE_BYTES, _PINNED_BYTES, _PAGEABLE_BYTES = 512 * MIB, 256 * MIB, 128 * MIB
+SCHEMA = "gpudiag/probe-copy-host/1"
+#: Pinned memory takes longest to get, and a run's length counts, not its buffer's: several copies follow each other.
+_DEVICE_BYTES, _PINNED_BYTES, _PAGEABLE_BYTES = 512 * MIB, 128 * MIB, 64 * MIB
+#: Flows of several GPUs share uplinks and memory, and take turns at them: longer runs even that out.
+_ALL_AT_ONCE_S = 0.04
 #: Of the free device memory for one buffer: up to four programs with two each are loaded at once.
 _SHARE = 0.05
 _DIRECTIONS = {
@@ -134,85 +138,108 @@ def paths(sides: list[Side], *, quick: bool) -> Iterator[tuple[str, str, str, li
                 yield memory, name, f"{name.replace('_', ' ')}, {memory}, {who}", group
 
 
+class HostBench:
+    """The GPUs with the buffers of this probe.
+
+    Args:
+        gpus: the GPUs.
+        quick: pinned memory only, no latencies, fewer repeats.
+
+    Raises:
+        ProbeError: the buffers cannot be had.
+    """
+
+    def __init__(self, gpus: list[Gpu], *, quick: bool) -> None:
+        self.gpus, self.quick = gpus, quick
+        self.device_bytes = buffer_bytes(gpus, _DEVICE_BYTES, _SHARE)
+        # Two pinned and two pageable buffers per GPU, and the pattern; a quarter of what is available at most.
+        room = _numa.available_bytes() // 4 or 16 * len(gpus) * MIB
+        wanted = min(_PINNED_BYTES, self.device_bytes, room // (4 * len(gpus) + 1))
+        self.pinned_bytes = max(8 * MIB, wanted) // MIB * MIB
+        self.pageable_bytes = MIB if quick else min(_PAGEABLE_BYTES, self.pinned_bytes)
+        self.pattern = HostPattern(self.pinned_bytes)
+        with ThreadPoolExecutor(len(gpus)) as pool:
+            self.sides = list(pool.map(self._prepare, gpus))
+
+    def _prepare(self, gpu: Gpu) -> Side:
+        return prepare(gpu, self.pattern, self.device_bytes, self.pinned_bytes, self.pageable_bytes)
+
+    def buffers(self) -> list[tuple[int, int]]:
+        """Source and target address on each GPU, of `device_bytes` each."""
+        return [(side.source, side.target) for side in self.sides]
+
+    def measure(
+        self, probe: Probe, gate: Gate, sensors: Sensors, clocks: list[dict[str, int]], seconds: float
+    ) -> dict[str, Any]:
+        """Everything, in about `seconds`; `clocks` are those that the GPUs warmed up to."""
+        links = read_links(self.sides, sensors)
+        bandwidth: list[dict[str, Any]] = []
+        latency: list[dict[str, Any]] = []
+        todo = list(paths(self.sides, quick=self.quick))
+        count = len(todo) + len(self.sides)
+        # One path costs its repeats and about two runs for tasting and verifying.
+        target_s = max(0.002, min(0.015, seconds / (len(todo) + 1) / 7))
+        repeats = {"least": 3, "most": 5} if self.quick else {"least": 4, "most": 8}
+        for done, (memory, name, label, group) in enumerate(todo):
+            probe.progress(label, done, count)
+            with probe.attempt(label), probe.phase(f"measuring {memory}"):
+                target_here_s = target_s
+                if len(group) > 1 and memory == "pinned":
+                    target_here_s = max(target_s, _ALL_AT_ONCE_S / 2 if self.quick else _ALL_AT_ONCE_S)
+                bandwidth.append(self._path(gate, memory, name, group, target_s=target_here_s, repeats=repeats))
+        for done, side in enumerate(self.sides):
+            label = f"GPU {side.gpu.ordinal}, on-device copy and latencies"
+            probe.progress(label, len(todo) + done, count)
+            what = {"path": "device_to_device", "memory": "device", "direction": "one_way", "gpus": [side.gpu.ordinal]}
+            with probe.attempt(f"on-device copy, GPU {side.gpu.ordinal}"), probe.phase("measuring on-device copies"):
+                limits = {"most_bytes": self.device_bytes, "target_s": min(target_s, 0.01)}
+                transfer = measure_gated(gate, [device_flow(side)], **limits, **repeats)
+                bandwidth.append(transfer.describe(**what))
+            if not self.quick:
+                with probe.phase("measuring latencies"):
+                    latency.extend(latencies(probe, gate, side, self.pattern))
+        return {
+            "gpus": [
+                {**gpu.describe(), "pcie_under_load": link, "clocks_under_load": clock}
+                for gpu, link, clock in zip(self.gpus, links, clocks or [{}] * len(self.gpus), strict=True)
+            ],
+            "bandwidth": bandwidth,
+            "latency": latency,
+        }
+
+    def _path(
+        self, gate: Gate, memory: str, name: str, group: list[Side], *, target_s: float, repeats: dict[str, int]
+    ) -> dict[str, Any]:
+        direction, ways = _DIRECTIONS[name]
+        flows = [host_flow(side, way, memory, self.pattern) for side in group for way in ways]
+        if memory == "pinned":
+            transfer = measure_gated(gate, flows, most_bytes=self.pinned_bytes, target_s=target_s, **repeats)
+        else:
+            limits = {"most_bytes": self.pageable_bytes, "target_s": target_s, "most_copies": 4, "least": 3, "most": 5}
+            transfer = measure(run_on_host, flows, gated=False, **limits)
+        gpus = [side.gpu.ordinal for side in group for _ in ways]
+        return transfer.describe(path=name.split(maxsplit=1)[0], memory=memory, direction=direction, gpus=gpus)
+
+
 def main() -> None:
     """Measure everything that this machine has."""
-    probe = Probe("gpudiag/probe-copy-host/1", __doc__.splitlines()[0])
+    probe = Probe(SCHEMA, __doc__.splitlines()[0])
     options = probe.options()
     gpus = open_gpus(probe)
     sensors = Sensors(gpus)
     if sensors.reason:
         probe.skip("PCIe link under load", sensors.reason)
-    with probe.attempt("allocating buffers"):
-        device_bytes = buffer_bytes(gpus, _DEVICE_BYTES, _SHARE)
-        # Two pinned and two pageable buffers per GPU, and the pattern; a quarter of what is available at most.
-        room = _numa.available_bytes() // 4 or 16 * len(gpus) * MIB
-        wanted = _PINNED_BYTES // 2 if options.quick else _PINNED_BYTES
-        pinned = max(8 * MIB, min(wanted, device_bytes, room // (4 * len(gpus) + 1))) // MIB * MIB
-        pageable = min(_PAGEABLE_BYTES, pinned) if not options.quick else MIB
-        pattern = HostPattern(pinned)
-        with ThreadPoolExecutor(len(gpus)) as pool:
-            sides = list(pool.map(lambda gpu: prepare(gpu, pattern, device_bytes, pinned, pageable), gpus))
+    bench: HostBench | None = None
+    with probe.attempt("allocating buffers"), probe.phase("buffers"):
+        bench = HostBench(gpus, quick=options.quick)
         gate = Gate(gpus)
-    if probe.errors:
-        probe.ready()
-        probe.finish(gpus=[gpu.describe() for gpu in gpus])
     probe.ready()
-
+    if bench is None:
+        probe.finish(gpus=[gpu.describe() for gpu in gpus])
     probe.progress("warming up", 0, 1)
-    clocks = warm_up(gpus, sensors, [(side.source, side.target) for side in sides], device_bytes)
-    links = read_links(sides, sensors)
-    bandwidth: list[dict[str, Any]] = []
-    latency: list[dict[str, Any]] = []
-    todo = list(paths(sides, quick=options.quick))
-    # One path costs its repeats and about two runs for tasting and verifying.
-    target_s = max(0.002, min(0.02, options.seconds / (len(todo) + 1) / 7))
-    repeats = {"least": 3, "most": 5} if options.quick else {"least": 4, "most": 8}
-    for done, (memory, name, label, group) in enumerate(todo):
-        probe.progress(label, done, len(todo) + len(sides))
-        direction, ways = _DIRECTIONS[name]
-        with probe.attempt(label):
-            flows = [host_flow(side, way, memory, pattern) for side in group for way in ways]
-            if memory == "pinned":
-                transfer = measure_gated(gate, flows, most_bytes=pinned, target_s=target_s, **repeats)
-            else:
-                repeats_here = {"least": 3, "most": 5}
-                transfer = measure(
-                    run_on_host,
-                    flows,
-                    most_bytes=pageable,
-                    target_s=target_s,
-                    gated=False,
-                    most_copies=4,
-                    **repeats_here,
-                )
-            bandwidth.append(
-                transfer.describe(
-                    path=name.split()[0],
-                    memory=memory,
-                    direction=direction,
-                    gpus=[side.gpu.ordinal for side in group for _ in ways],
-                )
-            )
-    for done, side in enumerate(sides):
-        label = f"GPU {side.gpu.ordinal}, on-device copy and latencies"
-        probe.progress(label, len(todo) + done, len(todo) + len(sides))
-        with probe.attempt(f"on-device copy, GPU {side.gpu.ordinal}"):
-            transfer = measure_gated(gate, [device_flow(side)], most_bytes=device_bytes, target_s=target_s, **repeats)
-            bandwidth.append(
-                transfer.describe(
-                    path="device_to_device", memory="device", direction="one_way", gpus=[side.gpu.ordinal]
-                )
-            )
-        if not options.quick:
-            latency.extend(latencies(probe, gate, side, pattern))
-    probe.finish(
-        gpus=[
-            {**gpu.describe(), "pcie_under_load": link, "clocks_under_load": clock}
-            for gpu, link, clock in zip(gpus, links, clocks or [{}] * len(gpus), strict=True)
-        ],
-        bandwidth=bandwidth,
-        latency=latency,
-    )
+    with probe.phase("warming up"):
+        clocks = warm_up(gpus, sensors, bench.buffers(), bench.device_bytes)
+    probe.finish(**bench.measure(probe, gate, sensors, clocks, options.seconds))
 
 
 def latencies(probe: Probe, gate: Gate, side: Side, pattern: HostPattern) -> Iterator[dict[str, Any]]:

@@ -18,6 +18,7 @@ from _flows import Flow, Gate, GateGaveUpError, Transfer, measure, run_on_gpu
 from _pattern import fresh_seed
 from _protocol import Probe
 
+SCHEMA = "gpudiag/probe-copy-peer/1"
 _DEVICE_BYTES, _STAGED_BYTES = 512 * MIB, 64 * MIB
 
 #: Of the free device memory for one buffer: up to four programs with two each are loaded at once.
@@ -132,72 +133,95 @@ def allowed_pairs(probe: Probe, gpus: list[Gpu]) -> set[tuple[int, int]]:
     return allowed
 
 
+class PeerBench:
+    """Every two GPUs, with buffers on each.
+
+    Args:
+        probe: where it says which pairs have no peer access.
+        sides: the GPUs, their buffers and what is in them.
+        size: bytes of each buffer.
+        quick: one way, issued by the receiver, few repeats.
+    """
+
+    def __init__(self, probe: Probe, sides: list[Side], size: int, *, quick: bool) -> None:
+        self.sides, self.size, self.quick = sides, size, quick
+        self.allowed = allowed_pairs(probe, [side.gpu for side in sides])
+
+    def measure(self, probe: Probe, gate: Gate, seconds: float) -> dict[str, Any]:
+        """Everything, in about `seconds`; peer access is on afterwards."""
+        todo = plan(self.sides, self.allowed, quick=self.quick)
+        latency: list[dict[str, Any]] = []
+        bandwidth: list[dict[str, Any]] = []
+        target_s = max(0.002, min(0.006, seconds / max(1, len(todo)) / 7))
+        repeats = {"least": 3, "most": 5} if self.quick else {"least": 4, "most": 8}
+        # Without the kernel, a gate could not open by itself if staged copies block the host.
+        enabled, gated = False, gate.kernels
+        for done, path in enumerate(todo):
+            if path.peer_access and not enabled:
+                latency += self._small_copies(probe, gate, peer_access=False)
+                with probe.phase("enabling peer access"):
+                    enable_peer_access(probe, self.sides, self.allowed)
+                enabled = gated = True
+            probe.progress(path.label, done, len(todo))
+            with probe.attempt(path.label), probe.phase(f"measuring {'direct' if path.peer_access else 'staged'}"):
+                limits = {"most_bytes": self.size if path.peer_access else min(self.size, _STAGED_BYTES)}
+                if not path.peer_access:
+                    # The driver cuts a staged copy into many pieces, and only so many can be queued.
+                    limits["most_copies"] = 4
+                try:
+                    transfer = measure_path(gate, path, gated=gated, target_s=target_s, **limits, **repeats)
+                except GateGaveUpError:
+                    # Finding that out takes the gate's whole patience: the next paths of this kind start without it.
+                    gated = False
+                    transfer = measure_path(gate, path, gated=False, target_s=target_s, **limits, **repeats)
+                bandwidth.append(
+                    transfer.describe(
+                        src=path.src.gpu.ordinal,
+                        dst=path.dst.gpu.ordinal,
+                        direction=path.direction,
+                        initiator=path.initiator,
+                        peer_access=path.peer_access,
+                    )
+                )
+        latency += self._small_copies(probe, gate, peer_access=enabled)
+        if enabled and not self.quick:
+            with probe.phase("measuring latencies"):
+                latency += loads(probe, gate, self.sides, self.allowed)
+        return {
+            "gpus": [side.gpu.describe() for side in self.sides],
+            "peer_access": sorted(list(pair) for pair in self.allowed),
+            "bandwidth": bandwidth,
+            "latency": latency,
+        }
+
+    def _small_copies(self, probe: Probe, gate: Gate, *, peer_access: bool) -> list[dict[str, Any]]:
+        if self.quick:
+            return []
+        with probe.phase("measuring latencies"):
+            return small_copies(probe, gate, self.sides, self.allowed, peer_access=peer_access)
+
+
 def main() -> None:
     """Measure every pair."""
-    probe = Probe("gpudiag/probe-copy-peer/1", __doc__.splitlines()[0])
+    probe = Probe(SCHEMA, __doc__.splitlines()[0])
     options = probe.options()
     gpus = open_gpus(probe)
     if len(gpus) < 2:
         probe.unavailable("copies between GPUs need two of them")
-    allowed = allowed_pairs(probe, gpus)
-    sides: list[Side] = []
-    gate: Gate | None = None
-    with probe.attempt("allocating buffers"):
+    bench: PeerBench | None = None
+    with probe.attempt("allocating buffers"), probe.phase("buffers"):
         size = buffer_bytes(gpus, _DEVICE_BYTES, _SHARE)
         with ThreadPoolExecutor(len(gpus)) as pool:
             sides = list(pool.map(lambda gpu: prepare(gpu, size), gpus))
         gate = Gate(gpus)
+        bench = PeerBench(probe, sides, size, quick=options.quick)
     sensors = Sensors(gpus)
     probe.ready()
-    described = [gpu.describe() for gpu in gpus]
-    if gate is None:
-        probe.finish(gpus=described)
-
+    if bench is None:
+        probe.finish(gpus=[gpu.describe() for gpu in gpus])
     probe.progress("warming up", 0, 1)
     warm_up(gpus, sensors, [(side.source, side.target) for side in sides], size)
-    todo = plan(sides, allowed, quick=options.quick)
-    latency: list[dict[str, Any]] = []
-    bandwidth: list[dict[str, Any]] = []
-    target_s = max(0.002, min(0.01, options.seconds / max(1, len(todo)) / 7))
-    repeats = {"least": 3, "most": 5} if options.quick else {"least": 4, "most": 8}
-    # Without the kernel, a gate could not open by itself if staged copies block the host.
-    enabled, gated = False, gate.kernels
-    for done, path in enumerate(todo):
-        if path.peer_access and not enabled:
-            if not options.quick:
-                latency += small_copies(probe, gate, sides, allowed, peer_access=False)
-            enable_peer_access(probe, sides, allowed)
-            enabled = gated = True
-        probe.progress(path.label, done, len(todo))
-        with probe.attempt(path.label):
-            limits = {"most_bytes": size if path.peer_access else min(size, _STAGED_BYTES), "target_s": target_s}
-            if not path.peer_access:
-                # The driver cuts a staged copy into many pieces, and only so many can be queued.
-                limits["most_copies"] = 4
-            try:
-                transfer = measure_path(gate, path, gated=gated, **limits, **repeats)
-            except GateGaveUpError:
-                # Finding that out takes the gate's whole patience, so the next paths of this kind start without it.
-                gated = False
-                transfer = measure_path(gate, path, gated=False, **limits, **repeats)
-            bandwidth.append(
-                transfer.describe(
-                    src=path.src.gpu.ordinal,
-                    dst=path.dst.gpu.ordinal,
-                    direction=path.direction,
-                    initiator=path.initiator,
-                    peer_access=path.peer_access,
-                )
-            )
-    if not options.quick:
-        if not enabled:
-            latency += small_copies(probe, gate, sides, allowed, peer_access=False)
-        else:
-            latency += small_copies(probe, gate, sides, allowed, peer_access=True)
-            latency += loads(probe, gate, sides, allowed)
-    probe.finish(
-        gpus=described, peer_access=sorted(list(pair) for pair in allowed), bandwidth=bandwidth, latency=latency
-    )
+    probe.finish(**bench.measure(probe, gate, options.seconds))
 
 
 def measure_path(gate: Gate, path: Path, *, gated: bool, **options: Any) -> Transfer:

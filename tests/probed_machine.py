@@ -198,7 +198,7 @@ def outcome(name: str, document: ProbeDocument | None, reason: str | None = None
     """A program that ended well, or with `reason`."""
     planned = Planned(name, Path("program.py"))
     status = "ok" if reason is None else "failed"
-    return Outcome(planned, status, document, reason, setup_s=1.0, measure_s=2.0)  # type: ignore[arg-type]  # a literal
+    return Outcome(planned.name, planned, status, document, reason, setup_s=1.0, measure_s=2.0)  # type: ignore[arg-type]  # a literal
 
 
 def four_h200() -> Facts:

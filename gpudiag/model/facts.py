@@ -13,6 +13,8 @@ import msgspec
 from gpudiag.model.analysis import Finding
 
 FACTS_SCHEMA = "gpudiag/facts/1"
+QUEUED = "-queued"
+"""Ending of the name of a transport whose collectives were measured without the time to launch them."""
 
 LinkKind = str
 """`NV<lanes>`, `PIX`, `PXB`, `PHB`, `NODE`, `SYS` as nvidia-smi names them, or `unknown`."""
@@ -206,7 +208,10 @@ class Latency(msgspec.Struct, frozen=True, kw_only=True):
 class Collective(msgspec.Struct, frozen=True, kw_only=True):
     """One measured collective: time and bandwidth by the nccl-tests convention.
 
-    `strategy` names the transport: `nccl`, `nccl-no-p2p`, `nccl-ring`, `nccl-tree`, `gloo`, `host-staged`.
+    `strategy` names the transport: `nccl`, `nccl-no-p2p`, `nccl-ring`, `nccl-tree`, `gloo`, `host-staged`. `time_us` is
+    what a call takes when one host thread launches them back to back for all GPUs, as nccl-tests does. With `-queued`
+    behind the name it is what the GPUs themselves take: launched beforehand, held behind a gate, timed by the GPUs. A
+    collective that a training step launched well ahead takes that time; small ones only, as large ones do not differ.
     """
 
     operation: str

@@ -95,7 +95,7 @@ def assemble(facts: Facts, outcomes: Sequence[Outcome], skipped: Sequence[Skippe
         collectives=tuple(collectives),
         collective_fits=fit_collectives(collectives),
         skipped=tuple(dict.fromkeys([*facts.skipped, *skipped, *_left_out(outcomes)])),
-        probes={**facts.probes, **{outcome.planned.name: _how_it_ran(outcome) for outcome in outcomes}},
+        probes={**facts.probes, **{outcome.name: _how_it_ran(outcome) for outcome in outcomes}},
     )
 
 
@@ -253,7 +253,7 @@ def _left_out(outcomes: Sequence[Outcome]) -> list[Skipped]:
     for outcome in outcomes:
         if outcome.reason is not None:
             prefix = "" if outcome.status == "unavailable" else "the probe "
-            found.append(Skipped(what=outcome.planned.name, why=neutral_text(prefix + outcome.reason)))
+            found.append(Skipped(what=outcome.name, why=neutral_text(prefix + outcome.reason)))
         document = outcome.document
         if document is not None:
             parts = (*document.errors, *document.skipped)
@@ -271,5 +271,6 @@ def _how_it_ran(outcome: Outcome) -> dict[str, object]:
     }
     if outcome.document is not None:
         how["versions"] = neutral(outcome.document.versions)
+        how["phases_s"] = {neutral_text(name): round(seconds, 3) for name, seconds in outcome.document.phases_s.items()}
         how["errors"] = len(outcome.document.errors)
     return how

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from gpudiag.model.facts import Collective, CollectiveFit
+from gpudiag.model.facts import QUEUED, Collective, CollectiveFit
 from gpudiag.units import bus_factor
 
 if TYPE_CHECKING:
@@ -70,6 +70,8 @@ def fit_collectives(collectives: Iterable[Collective]) -> tuple[CollectiveFit, .
     """One fit per operation, transport and number of ranks that has two sizes or more and a bandwidth to speak of."""
     groups: dict[tuple[str, str, int], list[Collective]] = {}
     for measured in collectives:
+        if measured.strategy.endswith(QUEUED):
+            continue  # small messages only: no bandwidth shows in them
         groups.setdefault((measured.operation, measured.strategy, measured.ranks), []).append(measured)
     fits = []
     for (operation, strategy, ranks), members in groups.items():

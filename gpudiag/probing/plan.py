@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from gpudiag.model.facts import Skipped
 from gpudiag.probing.runner import Planned
@@ -17,6 +17,15 @@ if TYPE_CHECKING:
 _CPU_RANKS = 2
 #: The largest message between processes without GPUs: beyond the caches, and done within the budget on a laptop.
 _CPU_LARGEST_MIB = 64
+#: Cores per rank from which on importing PyTorch leaves the measured programs theirs.
+_CPUS_PER_IMPORT = 4
+#: Results of gpu_paths.py: schema and name.
+_HOST = ("gpudiag/probe-copy-host/1", "copies to and from the host")
+_PEER = ("gpudiag/probe-copy-peer/1", "copies between GPUs")
+_NCCL = ("gpudiag/probe-allreduce/1", "NCCL all-reduce")
+#: Name, program, and seconds of measuring per part.
+_COPIES = ("copies", "gpu_paths.py", 4.0)
+_QUICK = ("copies and NCCL", "gpu_paths.py", 0.8)
 
 
 class _Plan:
@@ -29,12 +38,11 @@ class _Plan:
         self._programs = programs
         self._timeout_s = timeout_s
 
-    def add(self, name: str, program: str, seconds: float, *arguments: str, **environment: str) -> None:
-        """Run `program` with about `seconds` of measuring."""
+    def add(self, name: str, program: str, seconds: float, *arguments: str, **how: Any) -> None:
+        """Run `program` with about `seconds` of measuring; `how` are further fields of `Planned`."""
         given = (*arguments, "--seconds", f"{seconds:g}", *(["--quick"] if self.quick else []))
-        self.chosen.append(
-            Planned(name, self._programs / program, given, environment, self._timeout_s, self._timeout_s)
-        )
+        path, limit_s = self._programs / program, self._timeout_s
+        self.chosen.append(Planned(name, path, given, setup_timeout_s=limit_s, timeout_s=limit_s, **how))
 
     def skip(self, what: str, why: str) -> None:
         """Leave something out."""
@@ -51,7 +59,8 @@ def plan_probes(facts: Facts, programs: Path, *, quick: bool, timeout_s: float) 
         timeout_s: bound on loading and, again, on measuring of each program.
 
     Returns:
-        Programs in the order in which they measure. Copies come first: they are what the rest is judged by.
+        Programs in the order in which they measure. Copies come first: they are what the rest is judged by. What
+        needs no GPU comes last: GPUs are let go meanwhile.
     """
     plan = _Plan(programs, timeout_s, quick=quick)
     gpus = sum(gpu.visible for gpu in facts.gpus)
@@ -61,34 +70,39 @@ def plan_probes(facts: Facts, programs: Path, *, quick: bool, timeout_s: float) 
         _plan_cuda(plan, gpus)
     elif facts.gpus:
         plan.skip("copies and NCCL", "CUDA_VISIBLE_DEVICES hides every GPU")
-    plan.add("host memory", "host_memory.py", 0.3 if quick else 0.8, "--mib", "256" if quick else "512")
+    plan.add("host memory", "host_memory.py", 0.3 if quick else 0.8)
     if not (gpus and quick):
-        _plan_gloo(plan, gpus)
+        _plan_gloo(plan, gpus, facts.host.usable_cpus or 0)
     return plan.chosen, plan.skipped
 
 
 def _plan_cuda(plan: _Plan, gpus: int) -> None:
-    quick = plan.quick
-    plan.add("copies to and from the host", "copy_host.py", 0.8 if quick else 4)
+    """Contexts take longest to make, and the driver makes one at a time: as few programs as the transports allow."""
     if gpus < 2:
+        plan.add(*(_QUICK if plan.quick else _COPIES), "--parts", "host", parts=(_HOST,), holds_gpus=True)
         return
-    plan.add("copies between GPUs", "copy_peer.py", 0.8 if quick else 3)
-    if quick:
-        plan.add("NCCL all-reduce", "allreduce_nccl.py", 0.4, "--strategies", "nccl")
+    if plan.quick:
+        parts = (_HOST, _PEER, _NCCL)
+        plan.add(*_QUICK, "--parts", "host,peer,nccl", parts=parts, holds_gpus=True)
         plan.skip("all-reduce with other transports than NCCL's default", "left out by --quick")
         return
-    plan.add("NCCL all-reduce", "allreduce_nccl.py", 2.5, "--strategies", "nccl,nccl-ring,nccl-tree")
+    plan.add(*_COPIES, "--parts", "host,peer", parts=(_HOST, _PEER), holds_gpus=True)
+    plan.add(_NCCL[1], "allreduce_nccl.py", 2.5, "--strategies", "nccl,nccl-ring,nccl-tree", holds_gpus=True)
     # Which transports NCCL may use is fixed when its library first reads the variable: a process of its own.
     off = {"NCCL_P2P_DISABLE": "1"}
-    plan.add("NCCL all-reduce, peer access off", "allreduce_nccl.py", 1.5, "--strategies", "nccl-no-p2p", **off)
+    name = "NCCL all-reduce, peer access off"
+    plan.add(name, "allreduce_nccl.py", 1.5, "--strategies", "nccl-no-p2p", environment=off, holds_gpus=True)
 
 
-def _plan_gloo(plan: _Plan, gpus: int) -> None:
+def _plan_gloo(plan: _Plan, gpus: int, cpus: int) -> None:
     """All-reduce between processes, which PyTorch brings."""
     if not installed("torch"):
         plan.skip("gloo all-reduce", "PyTorch is not installed (pip install 'gpudiag[torch]')")
     elif gpus > 1:
-        plan.add("gloo all-reduce", "allreduce_gloo.py", 3, "--ranks", str(gpus), "--strategies", "gloo,host-staged")
+        # Importing PyTorch takes seconds of one core per rank. With cores to spare that disturbs no copy.
+        aside = cpus >= _CPUS_PER_IMPORT * gpus
+        arguments = ("--ranks", str(gpus), "--strategies", "gloo,host-staged")
+        plan.add("gloo all-reduce", "allreduce_gloo.py", 2.4, *arguments, loads_aside=aside)
     else:
         arguments = ("--ranks", str(_CPU_RANKS), "--largest-mib", str(_CPU_LARGEST_MIB))
         plan.add("gloo all-reduce", "allreduce_gloo.py", 1.5 if plan.quick else 3, *arguments)

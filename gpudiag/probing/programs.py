@@ -53,6 +53,8 @@ class ProbeDocument(msgspec.Struct, frozen=True, kw_only=True):
     versions: dict[str, str] = {}
     setup_s: float = 0.0
     measure_s: float = 0.0
+    phases_s: dict[str, float] = {}
+    """Where the seconds of loading and measuring went; a part of a program has only its own."""
     gpus: tuple[ProbedGpu, ...] = ()
 
 

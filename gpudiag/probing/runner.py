@@ -1,8 +1,12 @@
 """Run probe programs: each a process of its own, with a time limit, heard but not trusted.
 
 A program first loads (imports, CUDA contexts, buffers, communicators), says that it is ready, and measures when told.
-So all programs load at the same time, nothing loads or is taken down while something is measured, and a program that
+So programs load at the same time, no GPU's context is made or taken down while copies are measured, and a program that
 hangs or crashes loses only its own figures.
+
+Two things go on in the shade of measuring, since they disturb nothing that is measured then: programs that load on the
+CPU alone (importing PyTorch) may get ready late, and programs that hold GPUs are ended as soon as the last of them has
+measured, while the host is measured.
 """
 
 from __future__ import annotations
@@ -38,7 +42,9 @@ Status = Literal["ok", "unavailable", "failed", "timeout", "garbage"]
 class Planned:
     """A program to run.
 
-    `name` is for people and keys; `setup_timeout_s` bounds loading, `timeout_s` measuring.
+    `name` is for people and keys; `setup_timeout_s` bounds loading, `timeout_s` measuring. A program that prints more
+    than one result has `parts`, the schema and the name of each. `holds_gpus`: it makes CUDA contexts while it loads.
+    `loads_aside`: it loads on the CPU alone, and others may measure meanwhile.
     """
 
     name: str
@@ -47,12 +53,18 @@ class Planned:
     environment: Mapping[str, str] = field(default_factory=dict)
     setup_timeout_s: float = 60.0
     timeout_s: float = 60.0
+    parts: tuple[tuple[str, str], ...] = ()
+    holds_gpus: bool = False
+    loads_aside: bool = False
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """How a program ended: its checked result when `status` is ok or unavailable, else the reason why there is none."""
+    """How a program, or a part of one, ended: its checked result when `status` is ok or unavailable, else the reason
+    why there is none.
+    """
 
+    name: str
     planned: Planned
     status: Status
     document: ProbeDocument | None
@@ -137,8 +149,8 @@ class RunningProbe:
             self._ready_seen = event in {"ready", "ended"}
         return True
 
-    def measure(self) -> Outcome:
-        """Tell the program to go, and wait for its result."""
+    def measure(self) -> list[Outcome]:
+        """Tell the program to go, and wait for its result; one outcome, or one per part."""
         self._go_at = time.perf_counter()
         with contextlib.suppress(OSError):
             if self._process.stdin is not None:
@@ -149,41 +161,61 @@ class RunningProbe:
             if time.perf_counter() > deadline:
                 self.kill()
                 limit = self.planned.timeout_s
-                return self._ended("timeout", None, f"had not finished after {limit:g} s{self._last()}")
+                return self._judge("timeout", f"had not finished after {limit:g} s{self._last()}")
             self._done.wait(0.01)
         if self._done.is_set():
             # The result was written before the word that it is there, but another thread reads it.
             self._readers[0].join(5)
-            return self._judge(0)
+            return self._judge()
         code = self._process.wait()
         for reader in self._readers:
             reader.join(5)
-        return self._judge(code)
+        if code != 0 and not self._too_much:
+            how = f"was ended by {signal_name(-code)}" if code < 0 else f"ended with exit code {code}"
+            return self._judge("failed", how + self._last())
+        return self._judge()
 
-    def give_up(self) -> Outcome:
+    def give_up(self) -> list[Outcome]:
         """End a program that did not get ready in time."""
         self.kill()
         limit = self.planned.setup_timeout_s
-        return self._ended("timeout", None, f"was not ready to measure after {limit:g} s{self._last()}")
+        return self._judge("timeout", f"was not ready to measure after {limit:g} s{self._last()}")
 
-    def _judge(self, code: int) -> Outcome:
+    def _judge(self, status: Status = "ok", reason: str | None = None) -> list[Outcome]:
+        """What became of each part, of a program that ended with `status`: a result that it wrote before that stays."""
         if self._too_much:
-            return self._ended("garbage", None, f"printed more than {MAX_OUTPUT_BYTES >> 20} MiB")
-        if code != 0:
-            how = f"was ended by {signal_name(-code)}" if code < 0 else f"ended with exit code {code}"
-            return self._ended("failed", None, how + self._last())
-        try:
-            document = decode_document(bytes(self._output))
-        except ValueError as error:
-            return self._ended("garbage", None, str(error))
-        if document.unavailable is not None:
-            return self._ended("unavailable", document, document.unavailable)
-        return self._ended("ok", document, None)
+            status, reason = "garbage", f"printed more than {MAX_OUTPUT_BYTES >> 20} MiB"
+        documents: list[ProbeDocument] = []
+        if not self._too_much and (status == "ok" or self.planned.parts):
+            try:
+                documents = [decode_document(line) for line in self._results(whole=status != "ok")]
+            except ValueError as error:
+                if status == "ok":
+                    status, reason = "garbage", str(error)
+        if not self.planned.parts:
+            return [self._ended(self.planned.name, status, documents[0] if documents else None, reason)]
+        found = {document.schema: document for document in documents}
+        if status == "ok" and documents and documents[-1].unavailable is not None:
+            # What keeps one part from measuring (no driver, no GPU) keeps those after it too.
+            status, reason = "unavailable", documents[-1].unavailable
+        elif status == "ok":
+            status, reason = "garbage", "printed no result"
+        return [
+            self._ended(name, "ok", found[schema], None) if schema in found else self._ended(name, status, None, reason)
+            for schema, name in self.planned.parts
+        ]
 
-    def _ended(self, status: Status, document: ProbeDocument | None, reason: str | None) -> Outcome:
+    def _results(self, *, whole: bool) -> list[bytes]:
+        """Lines of the output (`whole` ones only, of a program that may have been cut off), or that it is empty."""
+        lines = bytes(self._output).splitlines(keepends=True) if self.planned.parts else [bytes(self._output)]
+        return [line for line in lines if line.endswith(b"\n") or not whole] or ([] if whole else [b""])
+
+    def _ended(self, name: str, status: Status, document: ProbeDocument | None, reason: str | None) -> Outcome:
+        if document is not None and document.unavailable is not None:
+            status, reason = "unavailable", document.unavailable
         now = time.perf_counter()
         go = self._go_at if self._go_at is not None else now
-        return Outcome(self.planned, status, document, reason, go - self._started, now - go)
+        return Outcome(name, self.planned, status, document, reason, go - self._started, now - go)
 
     def _last(self) -> str:
         """The last thing the program said that was no progress, as the end of a sentence."""
@@ -222,7 +254,8 @@ class RunningProbe:
             done, of = message.get("done"), message.get("of")
             if isinstance(done, int) and isinstance(of, int):
                 what = str(message.get("what", ""))[:200]
-                self._on_progress(Progress(self.planned.name, "measuring", what, done, of))
+                name = dict(self.planned.parts).get(str(message.get("schema")), self.planned.name)
+                self._on_progress(Progress(name, "measuring", what, done, of))
 
 
 def _message(line: str) -> dict[str, Any] | None:
@@ -245,26 +278,35 @@ def signal_name(number: int) -> str:
 
 
 def run_probes(plan: Sequence[Planned], on_progress: Callable[[Progress], None] | None = None) -> list[Outcome]:
-    """Load all programs at once, then let them measure one after another, in the order of the plan.
+    """Load the programs at once, then let them measure one after another, in the order of the plan.
 
-    Every process group that was started is gone when this returns or raises, also after Ctrl-C.
+    Returns:
+        Outcomes in that order, one per program or per part of one. Every process group that was started is gone when
+        this returns or raises, also after Ctrl-C.
     """
     with contextlib.ExitStack() as stack:
         if on_progress is not None:
             on_progress(Progress("", "loading", ", ".join(planned.name for planned in plan), 0, len(plan)))
         running = [stack.enter_context(RunningProbe(planned, on_progress)) for planned in plan]
-        outcomes: dict[str, Outcome] = {}
+        outcomes: dict[str, list[Outcome]] = {}
         started = time.perf_counter()
         for probe in running:
-            if not probe.wait_until_ready(started + probe.planned.setup_timeout_s):
+            if not probe.planned.loads_aside and not probe.wait_until_ready(started + probe.planned.setup_timeout_s):
                 outcomes[probe.planned.name] = probe.give_up()
+        holding = [probe for probe in running if probe.planned.holds_gpus]
         for probe in running:
-            if probe.planned.name not in outcomes:
-                outcomes[probe.planned.name] = probe.measure()
-        # All at once: a driver takes a while to take each program's contexts down.
+            name = probe.planned.name
+            if name not in outcomes and probe.wait_until_ready(started + probe.planned.setup_timeout_s):
+                outcomes[name] = probe.measure()
+            elif name not in outcomes:
+                outcomes[name] = probe.give_up()
+            if holding and probe is holding[-1]:
+                # All at once: a driver takes a while to take each program's contexts down.
+                for done in holding:
+                    done.end()
         for probe in running:
             probe.end()
-        return [outcomes[planned.name] for planned in plan]
+        return [outcome for planned in plan for outcome in outcomes[planned.name]]
 
 
 def failures(outcomes: Iterable[Outcome]) -> list[Outcome]:

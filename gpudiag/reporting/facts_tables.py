@@ -6,6 +6,8 @@ import statistics
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from gpudiag.model.facts import QUEUED
+
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
@@ -14,9 +16,11 @@ if TYPE_CHECKING:
 #: Transports in the order in which they are drawn, with the words for them.
 STRATEGIES = {
     "nccl": "NCCL",
+    "nccl-queued": "NCCL queued",
     "nccl-ring": "NCCL ring",
     "nccl-tree": "NCCL tree",
     "nccl-no-p2p": "NCCL, no peer access",
+    "nccl-no-p2p-queued": "NCCL, no peer access, queued",
     "gloo": "gloo",
     "host-staged": "staged on host",
 }
@@ -203,12 +207,17 @@ def collective_matrix(facts: Facts) -> Matrix | None:
         row = [by_key.get((size, name)) for name in names]
         slow = size < LATENCY_BOUND_BYTES
         values = [None if one is None else one.time_us if slow else one.busbw_gb_per_s for one in row]
-        known = [value for value in values if value is not None]
         cells: list[Cell | None] = []
         for one, value in zip(row, values, strict=True):
             if one is None or value is None:
                 cells.append(None)
                 continue
+            # Queued beside queued: the GPUs alone always take less than launching does.
+            known = [
+                other
+                for name, other in zip(names, values, strict=True)
+                if other is not None and name.endswith(QUEUED) == one.strategy.endswith(QUEUED)
+            ]
             share = min(known) / value if slow else value / max(known)
             tip = f"{one.time_us:.1f} µs, bus bandwidth {one.busbw_gb_per_s:.2f} GB/s"
             cells.append(Cell(value, share, of_ceiling=False, corrupt=one.verified is False, tip=tip))

@@ -64,12 +64,20 @@ class TestGloo:
         assert {one.bytes for one in found.collectives} >= {1 << 10, 1 << 16, 1 << 20}
         assert all(one.wrong_values == 0 and one.time_us > 0 for one in found.collectives)
 
-    def test_a_rank_that_dies_is_an_error_and_no_hang(self) -> None:
-        # Without a GPU no rank can stage through one.
-        if find_spec("torch") and shutil.which("nvidia-smi"):
+    def test_without_gpus_nothing_is_staged_through_them_and_the_rest_stays(self) -> None:
+        if shutil.which("nvidia-smi"):
             pytest.skip("this machine has a GPU")
-        found = run("allreduce_gloo.py", "--quick", "--ranks", "2", "--strategies", "host-staged")
-        assert [error.what for error in found.errors] == ["gloo all-reduce"]
+        found = run("allreduce_gloo.py", "--quick", "--ranks", "2", "--strategies", "host-staged,gloo")
+        assert isinstance(found, Collectives)
+        assert [error.what for error in found.errors] == ["host-staged all-reduce"]
+        assert {one.strategy for one in found.collectives} == {"gloo"}
+
+
+def test_a_rank_that_dies_is_an_error_and_no_hang(tmp_path: Path) -> None:
+    (tmp_path / "torch").mkdir()
+    (tmp_path / "torch" / "__init__.py").write_text("raise RuntimeError('broken installation')")
+    found = run("allreduce_gloo.py", "--quick", "--ranks", "2", PYTHONPATH=str(tmp_path))
+    assert [error.what for error in found.errors] == ["gloo all-reduce"]
 
 
 class TestCopiesOnAFakeDriver:
@@ -140,6 +148,48 @@ class TestCopiesOnAFakeDriver:
         assert any("does not take this probe's kernels" in one.why for one in found.skipped)
 
 
+def faked_session(*arguments: str, path: str = "", **options: Any) -> list[ProbeDocument]:
+    where = os.pathsep.join(filter(None, [str(FAKES), path]))
+    finished = subprocess.run(
+        [sys.executable, str(PROBES / "gpu_paths.py"), "--seconds", "0.1", *arguments],
+        capture_output=True,
+        timeout=120,
+        check=False,
+        env={**os.environ, "PYTHONPATH": where, "FAKE_CUDA": json.dumps(options)},
+    )
+    assert finished.returncode == 0, finished.stderr.decode()
+    return [decode_document(line) for line in finished.stdout.splitlines()]
+
+
+class TestSeveralPartsInOneProcess:
+    def test_each_part_has_a_result_of_its_own_and_says_where_loading_went(self) -> None:
+        host, peer = faked_session("--quick", "--parts", "peer,host")
+        assert isinstance(host, HostCopies)
+        assert isinstance(peer, PeerCopies)
+        assert {one.wrong_words for one in host.bandwidth} == {one.wrong_words for one in peer.bandwidth} == {0}
+        assert [one.peer_access for one in peer.bandwidth] == [False, True, True]
+        assert {"interpreter and imports", "driver", "contexts and kernels", "buffers"} <= set(host.phases_s)
+
+    def test_a_part_that_cannot_be_measured_leaves_the_others(self) -> None:
+        if find_spec("nvidia") is not None:
+            pytest.skip("NCCL may be installed here")
+        host, nccl = faked_session("--quick", "--parts", "host,nccl")
+        assert host.unavailable is None
+        assert "NCCL cannot be loaded" in (nccl.unavailable or "")
+
+    def test_no_memory_and_no_gpu_are_said_once(self) -> None:
+        host, peer = faked_session("--parts", "host,peer", fail="cuMemGetInfo")
+        assert "cuMemGetInfo" in host.errors[0].why
+        assert peer.errors == ()
+        (nothing,) = faked_session("--parts", "host,peer", devices=0)
+        assert "CUDA sees no GPU" in (nothing.unavailable or "")
+
+    def test_one_gpu_has_no_peer(self) -> None:
+        host, peer = faked_session("--quick", "--parts", "host,peer", devices=1)
+        assert host.unavailable is None
+        assert "two GPUs" in (peer.unavailable or "")
+
+
 @pytest.fixture(scope="module")
 def library(tmp_path_factory: pytest.TempPathFactory) -> str:
     folder = tmp_path_factory.mktemp("site")
@@ -160,6 +210,20 @@ class TestNcclOnAFakeLibrary:
         assert {(one.strategy, one.bytes) for one in found.collectives} >= {("nccl", 1 << 20), ("nccl-ring", 1 << 20)}
         assert {one.wrong_values for one in found.collectives} == {0}
 
+    def test_small_messages_are_measured_launched_and_queued(self, library: str) -> None:
+        found = faked("allreduce_nccl.py", "--quick", path=library)
+        launched = {one.bytes for one in found.collectives if one.strategy == "nccl"}
+        queued = {one.bytes for one in found.collectives if one.strategy == "nccl-queued"}
+        assert queued == {size for size in launched if size <= 1 << 20}
+        assert all(one.time_us > 0 for one in found.collectives)
+
+    def test_nccl_is_the_last_part_of_a_session(self, library: str) -> None:
+        documents = faked_session("--quick", "--parts", "nccl,host,peer", path=library)
+        assert [type(document) for document in documents] == [HostCopies, PeerCopies, Collectives]
+        assert isinstance(documents[-1], Collectives)
+        assert {one.wrong_values for one in documents[-1].collectives} == {0}
+        assert {"communicators", "connecting"} <= set(documents[-1].phases_s)
+
     def test_no_memory_is_an_error_and_no_crash(self, library: str) -> None:
         found = faked("allreduce_nccl.py", path=library, fail="cuMemGetInfo")
         assert [error.why for error in found.errors] == ["cuMemGetInfo: CUDA_ERROR_INVALID_VALUE"]
@@ -172,7 +236,7 @@ class TestNcclOnAFakeLibrary:
     def test_a_strategy_that_cannot_start_loses_no_other(self, library: str, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv("FAKE_NCCL_NO_TREE", "1")
         found = faked("allreduce_nccl.py", "--quick", "--strategies", "nccl-tree,nccl", path=library)
-        assert {one.strategy for one in found.collectives} == {"nccl"}
+        assert {one.strategy for one in found.collectives} == {"nccl", "nccl-queued"}
         assert "ncclCommInitAll: fake failure" in found.errors[0].why
 
 

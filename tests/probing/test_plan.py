@@ -29,8 +29,23 @@ def everything_installed(monkeypatch: pytest.MonkeyPatch) -> None:
 class TestWithEveryLibrary:
     def test_four_gpus_get_everything(self) -> None:
         names, why = planned(inventory())
-        assert names == ["copy_host", "copy_peer", "allreduce_nccl", "allreduce_nccl", "host_memory", "allreduce_gloo"]
+        assert names == ["gpu_paths", "allreduce_nccl", "allreduce_nccl", "host_memory", "allreduce_gloo"]
         assert why == []
+
+    def test_gpus_are_let_go_before_the_host_is_measured(self) -> None:
+        programs, _ = plan.plan_probes(inventory(), PROGRAMS, quick=False, timeout_s=9)
+        holding = [one.holds_gpus for one in programs]
+        assert holding == sorted(holding, reverse=True)
+
+    @pytest.mark.parametrize(("cpus", "aside"), [(64, True), (8, False), (None, False)])
+    def test_pytorch_is_imported_beside_the_copies_where_there_are_cores_to_spare(
+        self, cpus: int | None, aside: bool
+    ) -> None:
+        facts = inventory()
+        facts = msgspec.structs.replace(facts, host=msgspec.structs.replace(facts.host, usable_cpus=cpus))
+        programs, _ = plan.plan_probes(facts, PROGRAMS, quick=False, timeout_s=9)
+        assert programs[-1].program.stem == "allreduce_gloo"
+        assert programs[-1].loads_aside == aside
 
     def test_peer_access_off_is_a_process_of_its_own(self) -> None:
         programs, _ = plan.plan_probes(inventory(), PROGRAMS, quick=False, timeout_s=9)
@@ -39,12 +54,21 @@ class TestWithEveryLibrary:
 
     def test_quick_leaves_out_what_is_slow_to_load_and_says_so(self) -> None:
         names, why = planned(inventory(), quick=True)
-        assert names == ["copy_host", "copy_peer", "allreduce_nccl", "host_memory"]
+        assert names == ["gpu_paths", "host_memory"]
         assert why == ["left out by --quick"]
 
+    def test_quick_makes_contexts_once_and_keeps_the_results_apart(self) -> None:
+        programs, _ = plan.plan_probes(inventory(), PROGRAMS, quick=True, timeout_s=9)
+        assert [name for _, name in programs[0].parts] == [
+            "copies to and from the host",
+            "copies between GPUs",
+            "NCCL all-reduce",
+        ]
+
     def test_one_gpu_has_no_peer(self) -> None:
-        names, _ = planned(inventory(1))
-        assert names == ["copy_host", "host_memory", "allreduce_gloo"]
+        programs, _ = plan.plan_probes(inventory(1), PROGRAMS, quick=False, timeout_s=9)
+        assert [one.program.stem for one in programs] == ["gpu_paths", "host_memory", "allreduce_gloo"]
+        assert [name for _, name in programs[0].parts] == ["copies to and from the host"]
 
     def test_without_gpus_the_host_is_measured(self) -> None:
         for quick in (False, True):

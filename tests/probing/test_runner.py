@@ -9,6 +9,7 @@ import sys
 import textwrap
 import threading
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -186,3 +187,81 @@ def _running(pid: int) -> bool:
         return False
     # A zombie that nobody has waited for has ended all the same.
     return "State:\tZ" not in Path(f"/proc/{pid}/status").read_text()
+
+
+HOST, MEMORY = "gpudiag/probe-copy-host/1", "gpudiag/probe-host-memory/1"
+TWO_PARTS = """
+    import json, os, sys, time
+    print(json.dumps({"event": "ready"}), file=sys.stderr, flush=True)
+    sys.stdin.readline()
+    first = {"event": "progress", "schema": "gpudiag/probe-host-memory/1", "what": "x", "done": 0, "of": 1}
+    print(json.dumps(first), file=sys.stderr, flush=True)
+    print(json.dumps({"schema": "gpudiag/probe-copy-host/1", "phases_s": {"buffers": 0.5}}), flush=True)
+"""
+
+
+@pytest.mark.parametrize(
+    ("end", "status", "reason"),
+    [
+        ('print(json.dumps({"schema": "gpudiag/probe-host-memory/1"}), flush=True)', "ok", ""),
+        ("time.sleep(600)", "timeout", "had not finished after 0.5 s"),
+        ("os.abort()", "failed", "was ended by SIGABRT"),
+        ("""print('{"schema": "gpudiag/pro', end="", flush=True); os.abort()""", "failed", "was ended by SIGABRT"),
+        ("", "garbage", "printed no result"),
+        ("print('hello')", "garbage", "printed no valid result"),
+        (
+            """print('{"schema": "gpudiag/probe-host-memory/1", "unavailable": "no library"}')""",
+            "unavailable",
+            "no library",
+        ),
+    ],
+)
+def test_a_part_that_fails_leaves_those_before_it(tmp_path: Path, end: str, status: str, reason: str) -> None:
+    planned = program(tmp_path, "both", textwrap.dedent(TWO_PARTS) + end, timeout_s=0.5 if "sleep" in end else 30.0)
+    heard: list[Progress] = []
+    planned = replace(planned, parts=((HOST, "copies"), (MEMORY, "memory")))
+    copies, memory = run_probes([planned], heard.append)
+    assert (copies.name, memory.name) == ("copies", "memory")
+    assert [step.probe for step in heard if step.stage == "measuring"] == ["memory"]
+    assert memory.status == status
+    assert reason in (memory.reason or "")
+    if end != "print('hello')":  # rubbish throws doubt on all of the output
+        assert copies.status == "ok"
+        assert copies.document is not None
+        assert copies.document.phases_s == {"buffers": 0.5}
+
+
+def test_no_gpu_is_no_failure_of_any_part(tmp_path: Path) -> None:
+    text = f"""print('{{"schema": "{HOST}", "unavailable": "CUDA sees no GPU"}}')"""
+    planned = replace(program(tmp_path, "both", text), parts=((HOST, "copies"), (MEMORY, "memory")))
+    assert [(one.status, one.reason) for one in run_probes([planned])] == [("unavailable", "CUDA sees no GPU")] * 2
+
+
+def test_what_loads_aside_does_not_keep_others_waiting_and_gpus_are_let_go_early(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    holding = f"""
+        import json, os, sys
+        print('{{"event": "ready"}}', file=sys.stderr, flush=True)
+        sys.stdin.readline()
+        open({str(log)!r}, "a").write(f"measured {{os.getpid()}}\\n")
+        print(json.dumps({{"schema": "gpudiag/probe-host-memory/1"}}), flush=True)
+        print('{{"event": "done"}}', file=sys.stderr, flush=True)
+        sys.stdin.read()
+    """
+    late = f"""
+        import json, os, pathlib, sys, time
+        log = pathlib.Path({str(log)!r})
+        while not log.exists() or not log.read_text().endswith("\\n"):
+            time.sleep(0.01)  # ready only after the other has measured
+        print('{{"event": "ready"}}', file=sys.stderr, flush=True)
+        sys.stdin.readline()
+        status = pathlib.Path("/proc") / log.read_text().split()[1] / "status"
+        deadline = time.monotonic() + 20
+        while status.exists() and "State:\\tZ" not in status.read_text():
+            assert time.monotonic() < deadline, "it still holds its GPUs"
+            time.sleep(0.01)
+        print(json.dumps({{"schema": "gpudiag/probe-host-memory/1"}}), flush=True)
+    """
+    first = replace(program(tmp_path, "holding", holding), holds_gpus=True)
+    second = replace(program(tmp_path, "late", late), loads_aside=True)
+    assert [(one.status, one.reason) for one in run_probes([first, second])] == [("ok", None)] * 2
