@@ -11,6 +11,7 @@ import numpy as np
 from gpudiag.diagnosis.replay.what_if import WhatIf
 from gpudiag.intervals import length
 from gpudiag.model.analysis import BUCKETS
+from gpudiag.model.timeline import UNKNOWN
 from gpudiag.units import milliseconds
 
 if TYPE_CHECKING:
@@ -32,11 +33,7 @@ class Case:
     @cached_property
     def what_if(self) -> WhatIf | None:
         """The replay, or None where the traces hold nothing that can be replayed."""
-        unprofiled = None
-        if self.run is not None:
-            means = [rank.unprofiled.mean_ms for rank in self.run.ranks if rank.unprofiled is not None]
-            unprofiled = max(means) if means else None
-        return WhatIf.of(self.timeline, unprofiled_ms=unprofiled)
+        return WhatIf.of(self.timeline, unprofiled_ms=self.unprofiled_ms)
 
     @cached_property
     def step_ms(self) -> float:
@@ -70,6 +67,26 @@ class Case:
             lane.rank: milliseconds(length(lane.unmarked_input) / max(len(lane.step_ns), 1))
             for lane in self.attribution.lanes
         }
+
+    @cached_property
+    def unprofiled_ms(self) -> float | None:
+        """Step time without the profiler as the run measured it: of the slowest rank. None where it did not."""
+        if self.run is None:
+            return None
+        return max((rank.unprofiled.mean_ms for rank in self.run.ranks if rank.unprofiled is not None), default=None)
+
+    def unseen_share(self) -> float:
+        """Share of all time transferring that is of collectives in which ranks took part whose traces are not here."""
+        tables = [lane.collectives for lane in self.lanes]
+        instance = np.concatenate([table.instance for table in tables])
+        ranks = [np.array([kind[2] or self.timeline.world_size for kind in table.kinds], np.int64) for table in tables]
+        expected = np.concatenate([of[table.kind] for of, table in zip(ranks, tables, strict=True)])
+        time = np.concatenate([table.end - np.maximum(table.last_arrival, table.start) for table in tables])
+        if not time.sum():
+            return 0.0
+        _, which, seen = np.unique(instance, return_inverse=True, return_counts=True)
+        incomplete = (instance == UNKNOWN) | (seen[which] < expected)
+        return float(time[incomplete].sum() / time.sum())
 
     def one_of_many(self) -> bool:
         """Whether these are the traces of one rank of a job that has several."""

@@ -9,14 +9,28 @@ import msgspec
 from gpudiag.diagnosis.rules import RULES
 from gpudiag.diagnosis.rules.compute_bound import ComputeBound
 from gpudiag.diagnosis.rules.rule import CannotTell, Proposal, notable
-from gpudiag.model.analysis import Finding, Validity
+from gpudiag.model.analysis import Confidence, Finding, Validity
+from gpudiag.units import NS_PER_US
 
 if TYPE_CHECKING:
     from gpudiag.diagnosis.case import Case
     from gpudiag.diagnosis.replay.what_if import WhatIf
 
-#: A replay that misses the measured step time by more than this share is trusted less.
+#: A replay that misses the measured step time by more than this share is trusted less; by more than the other, not at
+#: all.
 _POOR_REPLAY = 0.03
+_FAILED_REPLAY = 0.25
+#: What makes every verdict less certain than the rule by itself thinks.
+_WEAKENING = frozenset({"few-steps", "dropped-events", "different-steps", "no-step-marks"})
+#: What blurs who waited for whom.
+_WEAKENING_BETWEEN_RANKS = frozenset({"clock-skew", "missing-ranks"})
+_BETWEEN_RANKS = frozenset({"straggler", "communication-bound"})
+#: What the profiler's cost, where it is not measured, makes uncertain: it lies in these findings' own time.
+_ON_THE_HOST = frozenset({"launch-bound", "host-sync"})
+#: From this share of the step on, the profiler's cost is worth a word.
+_NOTABLE_OVERHEAD = 0.05
+
+_CONFIDENCES: tuple[Confidence, ...] = ("high", "medium", "low")
 
 
 def diagnose(case: Case) -> tuple[tuple[Finding, ...], tuple[Validity, ...]]:
@@ -24,8 +38,15 @@ def diagnose(case: Case) -> tuple[tuple[Finding, ...], tuple[Validity, ...]]:
     what_if = case.what_if
     if what_if is None:
         reason = (
-            "nothing that could be replayed was recorded: neither launches of device work nor collectives handed over "
-            "in whole steps. Record both CPU and CUDA activities over five or more marked steps."
+            "nothing that could be replayed was recorded: it takes two marked steps or more, with launches of device "
+            "work or collectives handed over. Record both CPU and CUDA activities over five or more marked steps."
+        )
+        return (), (Validity(code="cannot-tell", message=reason),)
+    if abs(what_if.replayed_ms - case.step_ms) > _FAILED_REPLAY * case.step_ms:
+        reason = (
+            f"replayed unchanged, a step takes {what_if.replayed_ms:.1f} ms and not the measured {case.step_ms:.1f} ms: "
+            "what sets the pace is not in the traces, or no two steps are alike. Record five or more steps after "
+            "warm-up, with CPU and CUDA activities, from all ranks."
         )
         return (), (Validity(code="cannot-tell", message=reason),)
     proposals: list[Proposal] = []
@@ -36,13 +57,45 @@ def diagnose(case: Case) -> tuple[tuple[Finding, ...], tuple[Validity, ...]]:
                 doubts.append(Validity(code=f"cannot-tell:{rule.code}", message=verdict.reason))
             else:
                 proposals.append(verdict)
-    findings = [*_weigh(case, what_if, proposals)]
-    conclusive = not doubts
-    findings.extend(ComputeBound().conclude(case, findings, conclusive=conclusive))
-    return tuple(findings), tuple(doubts)
+    findings = [*_weigh(what_if, proposals)]
+    findings.extend(ComputeBound().conclude(case, findings, conclusive=not doubts))
+    doubts.extend(_overhead(case, what_if))
+    return tuple(_as_sure_as_the_data(case, what_if, finding) for finding in findings), tuple(doubts)
 
 
-def _weigh(case: Case, what_if: WhatIf, proposals: list[Proposal]) -> list[Finding]:
+def _overhead(case: Case, what_if: WhatIf) -> list[Validity]:
+    """How much of the step was the profiler's own doing, where that is much."""
+    profiled, corrected = what_if.replayed_ms, what_if.corrected_ms
+    if profiled - corrected < _NOTABLE_OVERHEAD * profiled:
+        return []
+    message = f"recording made a step {profiled:.1f} ms long; without it, it takes about {corrected:.1f} ms"
+    if case.unprofiled_ms is None:
+        message += (
+            f", if each recorded event costs the host {what_if.per_event_ns / NS_PER_US:.1f} µs as on the machines "
+            "where that was measured. `gpudiag profile` times the same steps unprofiled."
+        )
+    else:
+        message += f", and {case.unprofiled_ms:.1f} ms were measured unprofiled."
+    return [Validity(code="profiler-overhead", message=message)]
+
+
+def _as_sure_as_the_data(case: Case, what_if: WhatIf, finding: Finding) -> Finding:
+    """The finding, less sure by one grade for each kind of doubt that the data raises."""
+    codes = {validity.code for validity in case.timeline.validity}
+    overhead = what_if.replayed_ms - what_if.corrected_ms
+    doubts = [
+        bool(codes & _WEAKENING),
+        finding.code in _BETWEEN_RANKS and bool(codes & _WEAKENING_BETWEEN_RANKS),
+        abs(what_if.replayed_ms - case.step_ms) > _POOR_REPLAY * case.step_ms,
+        finding.code in _ON_THE_HOST
+        and case.unprofiled_ms is None
+        and overhead > (finding.recoverable_ms_per_step or 0.0),
+    ]
+    grade = _CONFIDENCES.index(finding.confidence) + sum(doubts)
+    return msgspec.structs.replace(finding, confidence=_CONFIDENCES[min(grade, len(_CONFIDENCES) - 1)])
+
+
+def _weigh(what_if: WhatIf, proposals: list[Proposal]) -> list[Finding]:
     """Findings by gain, alone; a cause whose gain is gone once the larger ones are fixed is not a cause of its own.
 
     A host that spends 40 ms in its loader and 15 ms launching, for a device that needs 30 ms, would be 15 ms faster
@@ -64,9 +117,6 @@ def _weigh(case: Case, what_if: WhatIf, proposals: list[Proposal]) -> list[Findi
         evidence = {**finding.evidence, "step_ms_now": base_ms, "step_ms_without": base_ms - gain}
         if findings:
             evidence["gain_after_larger_fixes_ms"] = fixed_ms - together_ms
-        confidence = finding.confidence
-        if abs(what_if.replayed_ms - case.step_ms) > _POOR_REPLAY * case.step_ms or case.steps < 2:
-            confidence = "low" if confidence == "medium" else "medium" if confidence == "high" else "low"
-        findings.append(msgspec.structs.replace(finding, evidence=evidence, confidence=confidence))
+        findings.append(msgspec.structs.replace(finding, evidence=evidence))
         fixed, fixed_ms = together, together_ms
     return findings

@@ -28,9 +28,12 @@ _IDLE_NS = 20 * NS_PER_US
 
 
 def build_graph(timeline: Timeline) -> Graph | None:
-    """The replay graph of the analysed steps, or None where the timeline has no whole steps to replay."""
+    """The replay graph of the analysed steps, or None where the timeline has no whole steps to replay.
+
+    Of a capture without a second step nothing says where the next begins, and so nothing can be replayed in a circle.
+    """
     lanes = [lane for lane in timeline.lanes if len(lane.window_steps)]
-    if not lanes:
+    if not lanes or any(len(lane.steps) < 2 for lane in lanes):
         return None
     by_trace: dict[int, list[Lane]] = defaultdict(list)
     for lane in lanes:

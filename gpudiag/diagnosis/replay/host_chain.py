@@ -127,10 +127,8 @@ def chain_of(timeline: Timeline, trace_index: int, lanes: list[Lane], parts: lis
 
 
 def body_span(lane: Lane) -> tuple[int, int]:
-    """From the mark of the first analysed step to the mark after the last."""
+    """From the mark of the first analysed step to the mark after the last, or to its end where it is the last."""
     steps = lane.steps
-    if len(steps) <= 1:
-        return int(np.iinfo(np.int64).min // 2), int(np.iinfo(np.int64).max // 2)
     first = int(np.searchsorted(steps.number, lane.window_steps[0]))
     after = int(np.searchsorted(steps.number, lane.window_steps[-1])) + 1
     return int(steps.start[first]), int(steps.start[after]) if after < len(steps) else steps.end

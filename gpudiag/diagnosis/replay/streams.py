@@ -55,8 +55,6 @@ def body_ops(lane: Lane, index: int) -> LaneOps:
     first_step = int(np.searchsorted(lane.steps.number, lane.window_steps[0]))
     last_step = int(np.searchsorted(lane.steps.number, lane.window_steps[-1]))
     inside = (ops.step >= first_step) & (ops.step <= last_step)
-    if len(lane.steps) <= 1:
-        inside = np.ones(len(ops), np.bool_)
     chosen: list[NDArray[np.intp]] = []
     before: list[NDArray[np.float64]] = []
     step: list[NDArray[np.int64]] = []

@@ -16,6 +16,7 @@ from gpudiag.diagnosis.replay.build import build_graph
 from gpudiag.diagnosis.replay.graph import Block
 from gpudiag.diagnosis.replay.plan import Plan
 from gpudiag.diagnosis.replay.simulate import Costs, simulate, unchanged
+from gpudiag.diagnosis.replay.surplus import host_segments, lower_median, op_segments, surplus
 from gpudiag.diagnosis.replay.twins import Twins, find_twins
 from gpudiag.model.timeline import OpClass
 from gpudiag.units import milliseconds
@@ -31,21 +32,12 @@ if TYPE_CHECKING:
 #: What the profiler adds to the host for each event that it records. Measured: 26.1 ms profiled against 14.5 ms for
 #: 9,130 events (a step of many tiny kernels), and 67.1 against 57.1 ms for 8,110 (a late loader): 1.27 and 1.24 µs.
 PROFILER_NS_PER_EVENT = 1270.0
-#: Costs per event to choose from where the unprofiled step time says which is right.
-_PER_EVENT_NS = (
-    0.0,
-    300.0,
-    600.0,
-    900.0,
-    1100.0,
-    PROFILER_NS_PER_EVENT,
-    1500.0,
-    1800.0,
-    2200.0,
-    2700.0,
-    3300.0,
-    4000.0,
-)
+#: What it is taken to add at most; between 1.0 and 2.5 µs were seen.
+_MOST_NS_PER_EVENT = 5000.0
+_HALVINGS = 12
+_CLOSE = 1e-3
+#: A mean of a few steps this many standard errors above nothing is hardly chance.
+_BEYOND_CHANCE = 2.0
 #: At most this share of a stretch of host work is taken to be the profiler's.
 _MOST_PROFILER_SHARE = 0.9
 
@@ -55,10 +47,24 @@ PARTS: tuple[Part, ...] = ("input", "launch", "compute", "copy")
 
 @dataclass(frozen=True, slots=True)
 class Excess:
-    """By how much each rank's part of the step is above what its peers need, in ns per step: rank → ns."""
+    """By how much each rank's part of the step is above what its peers need.
+
+    Attributes:
+        part: which part.
+        by_rank: rank → ns per step, above the lower median of the ranks' totals.
+        by_step: rank → ns of each step, above the lower median of the ranks' in that step.
+    """
 
     part: Part
     by_rank: dict[int, float]
+    by_step: dict[int, tuple[float, ...]]
+
+    def steady(self, rank: int) -> bool:
+        """Whether the rank is above its peers step after step: its mean excess is twice what chance would leave."""
+        steps = np.array(self.by_step[rank])
+        if len(steps) < 2:
+            return False
+        return bool(steps.mean() >= _BEYOND_CHANCE * steps.std(ddof=1) / np.sqrt(len(steps)))
 
 
 class WhatIf:
@@ -68,12 +74,19 @@ class WhatIf:
         graph: the replay graph.
         timeline: what the graph was built from.
         per_event_ns: the profiler's cost per recorded host event.
+        plan: the graph's plan where there is one already.
     """
 
-    def __init__(self, graph: Graph, timeline: Timeline, per_event_ns: float = PROFILER_NS_PER_EVENT) -> None:
+    def __init__(
+        self,
+        graph: Graph,
+        timeline: Timeline,
+        per_event_ns: float = PROFILER_NS_PER_EVENT,
+        plan: Plan | None = None,
+    ) -> None:
         self.graph = graph
         self.timeline = timeline
-        self.plan = Plan(graph)
+        self.plan = Plan(graph) if plan is None else plan
         self.measured = unchanged(graph)
         self.per_event_ns = per_event_ns
         host = graph.host
@@ -90,15 +103,27 @@ class WhatIf:
         graph = build_graph(timeline)
         if graph is None:
             return None
-        if unprofiled_ms is None:
-            return WhatIf(graph, timeline)
-        return min(
-            (WhatIf(graph, timeline, cost) for cost in _PER_EVENT_NS),
-            key=lambda one: (
-                round(abs(one.corrected_ms - unprofiled_ms), 3),
-                abs(one.per_event_ns - PROFILER_NS_PER_EVENT),
-            ),
-        )
+        usual = WhatIf(graph, timeline)
+        return usual if unprofiled_ms is None else usual._calibrated(unprofiled_ms)
+
+    def _at_cost(self, per_event_ns: float) -> WhatIf:
+        return WhatIf(self.graph, self.timeline, per_event_ns, plan=self.plan)
+
+    def _calibrated(self, unprofiled_ms: float) -> WhatIf:
+        """With the cost per event nearest to the usual that leads to the unprofiled step time, or nearest to it.
+
+        The corrected step time falls with the cost until the device sets the pace, and nothing beyond that is known.
+        """
+        usual, far = self.per_event_ns, (_MOST_NS_PER_EVENT if self.corrected_ms > unprofiled_ms else 0.0)
+        limit = self._at_cost(far).corrected_ms
+        target = max(unprofiled_ms, limit) if far > usual else min(unprofiled_ms, limit)
+        near = usual
+        for _ in range(_HALVINGS):
+            middle = (near + far) / 2
+            ahead = self._at_cost(middle).corrected_ms - target
+            enough = ahead <= _CLOSE * target if far > usual else ahead >= -_CLOSE * target
+            near, far = (near, middle) if enough else (middle, far)
+        return self._at_cost(far)
 
     @cached_property
     def replayed_ms(self) -> float:
@@ -154,23 +179,24 @@ class WhatIf:
     def levelled(self, costs: Costs, parts: Iterable[Part], *, each_step: bool = False) -> Costs:
         """Every rank needs no more for these parts of the step than its peers do.
 
-        A rank's part is scaled to the lower median of all ranks' parts (with an even number of ranks the smaller of the
+        A rank's part is brought to the lower median of all ranks' parts (with an even number of ranks the smaller of the
         two in the middle, so that two late ranks of four count as late). With `each_step`, every step of every rank is
-        scaled to the lower median over all of them, which takes a late rank out that is another one each step.
+        brought to the lower median over all of them, which takes a late rank out that is another one each step. What a
+        rank does more of is taken from where in the step it does it (`surplus`).
         """
         host, device = self.graph.host, self.graph.device
         busy, waiting, duration = costs.busy, costs.waiting, costs.duration
         chosen = set(parts)
         if "input" in chosen:
-            waiting = waiting - self._surplus(waiting, host.process, host.step, each_step)
+            waiting = waiting - self._host_surplus(waiting, each_step)
         if "launch" in chosen:
-            busy = busy - self._surplus(busy, host.process, host.step, each_step)
+            busy = busy - self._host_surplus(busy, each_step)
         if "compute" in chosen:
             compute = np.where(device.op_class == OpClass.COMPUTE, duration, 0.0)
-            duration = duration - self._surplus(compute, self._process_of_op, device.step, each_step)
+            duration = duration - self._op_surplus(compute, each_step)
         if "copy" in chosen:
             copies = np.where(device.op_class == OpClass.COPY, duration, 0.0)
-            duration = duration - self._surplus(copies, self._process_of_op, device.step, each_step)
+            duration = duration - self._op_surplus(copies, each_step)
         # Ranks that no longer wait for one another spin no more beside their kernels.
         duration = self.twins.relieved(duration)
         return replace(costs, busy=busy, waiting=waiting, duration=duration)
@@ -186,9 +212,21 @@ class WhatIf:
             process = self._process_of_op
         else:
             amount, process = (host.input + host.silent if part == "input" else self.busy), host.process
-        totals = {q: float(amount[process == q].sum()) / max(self.graph.steps, 1) for q in self.graph.ranks}
-        reference = _lower_median(np.array(list(totals.values())))
-        return Excess(part, {self.graph.ranks[q]: total - reference for q, total in totals.items()})
+        step = device.step if part in {"compute", "copy"} else host.step
+        steps = max(self.graph.steps, 1)
+        cells = np.bincount(
+            process * steps + np.minimum(step, steps - 1), weights=amount, minlength=(max(self.graph.ranks) + 1) * steps
+        )
+        by_process = cells.reshape(-1, steps)
+        used = list(self.graph.ranks)
+        totals = by_process.mean(axis=1)
+        reference = float(lower_median(totals[used]))
+        by_step = by_process - np.sort(by_process[used], axis=0)[(len(used) - 1) // 2]
+        return Excess(
+            part,
+            {rank: float(totals[q] - reference) for q, rank in self.graph.ranks.items()},
+            {rank: tuple(by_step[q].tolist()) for q, rank in self.graph.ranks.items()},
+        )
 
     @cached_property
     def twins(self) -> Twins:
@@ -200,21 +238,30 @@ class WhatIf:
         trace_of_lane = np.array([lane.trace for lane in self.timeline.lanes], np.int64)
         return trace_of_lane[self.graph.device.lane]
 
+    @cached_property
+    def _segments(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Of host nodes and of device ops: between which collectives of the step they lie."""
+        of_node = host_segments(self.graph)
+        return of_node, op_segments(self.graph, of_node)
+
+    def _host_surplus(self, amount: NDArray[np.float64], each_step: bool) -> NDArray[np.float64]:
+        host = self.graph.host
+        return self._surplus(amount, host.process, host.step, self._segments[0], each_step)
+
+    def _op_surplus(self, amount: NDArray[np.float64], each_step: bool) -> NDArray[np.float64]:
+        return self._surplus(amount, self._process_of_op, self.graph.device.step, self._segments[1], each_step)
+
     def _surplus(
-        self, amount: NDArray[np.float64], process: NDArray[np.int64], step: NDArray[np.int64], each_step: bool
+        self,
+        amount: NDArray[np.float64],
+        process: NDArray[np.int64],
+        step: NDArray[np.int64],
+        segment: NDArray[np.int64],
+        each_step: bool,
     ) -> NDArray[np.float64]:
-        """What of each node's amount is above the level: shape as `amount`."""
+        """What of each node's amount is above the level of the processes, or of all their steps: shape as `amount`."""
         steps = self.graph.steps if each_step else 1
         slot = step if each_step else np.zeros_like(step)
         cell = process * steps + np.minimum(slot, steps - 1)
-        size = (max(self.graph.ranks) + 1) * steps
-        total = np.bincount(cell, weights=amount, minlength=size)
         used = np.concatenate([np.arange(q * steps, (q + 1) * steps) for q in self.graph.ranks])
-        level = _lower_median(total[used])
-        with np.errstate(divide="ignore", invalid="ignore"):
-            keep = np.where(total > level, level / np.maximum(total, 1e-9), 1.0)
-        return amount * (1.0 - keep[cell])
-
-
-def _lower_median(values: NDArray[np.float64]) -> float:
-    return float(np.sort(values)[(len(values) - 1) // 2]) if len(values) else 0.0
+        return surplus(amount, cell, segment, used)

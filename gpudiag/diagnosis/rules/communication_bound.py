@@ -19,6 +19,10 @@ if TYPE_CHECKING:
     from gpudiag.diagnosis.replay.what_if import WhatIf
 
 
+#: With more of the transferring than this in collectives of ranks whose traces are missing, nothing can be said of it.
+_MOSTLY_UNSEEN = 0.1
+
+
 class CommunicationBound:
     """Collectives transfer data while nothing is computed beside them.
 
@@ -38,12 +42,13 @@ class CommunicationBound:
         device = what_if.graph.device
         communication = device.op_class == OpClass.COMMUNICATION
         matched = communication & ~np.isnan(device.transfer)
-        if communication.any() and not matched.any():
+        missing = set(range(case.timeline.world_size)) - set(case.timeline.ranks_present)
+        if communication.any() and missing and case.unseen_share() > _MOSTLY_UNSEEN:
             exposed = max(case.exposed_ms("communication_transfer").values(), default=0.0)
             if notable(exposed, case.step_ms):
                 yield CannotTell(
-                    f"collectives take {exposed:.1f} ms of the step beside no compute, but without the other ranks' "
-                    "traces transferring cannot be told from waiting for a late rank: give the traces of all ranks"
+                    f"collectives take {exposed:.1f} ms of the step beside no compute, but without the traces of all "
+                    "their ranks transferring cannot be told from waiting for a late rank: give the traces of all ranks"
                 )
             return
         if matched.any():

@@ -24,7 +24,9 @@ class ComputeBound:
         if not conclusive or any((finding.recoverable_percent or 0.0) >= WARNING_PERCENT for finding in findings):
             return
         share = max(case.exposed_ms("compute").values(), default=0.0)
-        percent = 100 * share / case.step_ms if case.step_ms else 0.0
+        # Beside the step without the profiler's cost, as all other figures are.
+        step_ms = case.step_ms if case.what_if is None else case.what_if.corrected_ms
+        percent = min(100 * share / step_ms, 100.0) if step_ms else 0.0
         yield Finding(
             code=self.code,
             severity="info",

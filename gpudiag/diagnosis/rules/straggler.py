@@ -81,7 +81,8 @@ class Straggler:
             return
         by_rank = what_if.gain_ms(what_if.levelled(what_if.corrected, PARTS))
         by_step = what_if.gain_ms(what_if.levelled(what_if.corrected, PARTS, each_step=True))
-        jitter = notable(by_step, what_if.corrected_ms) and by_step > _JITTER * by_rank and case.steps > 1
+        jitter = case.steps > 1 and notable(by_step, what_if.corrected_ms)
+        jitter = jitter and (by_step > _JITTER * by_rank or not _steady(what_if))
         yield Proposal(
             edit=partial(what_if.levelled, parts=PARTS, each_step=jitter),
             describe=partial(self._describe, case, what_if, jitter),
@@ -95,7 +96,8 @@ class Straggler:
         late = tuple(sorted(rank for rank, ms in excess.items() if ms >= _ALSO_LATE * most and ms > 0))
         if jitter:
             late = tuple(sorted(excess))
-        words = "rank " + str(late[0]) if len(late) == 1 else "ranks " + ", ".join(str(rank) for rank in late)
+        one = len(late) == 1
+        words = f"rank {late[0]}" if one else "ranks " + ", ".join(str(rank) for rank in late)
         unmarked = case.unmarked_input_ms()
         silent = cause == "input" and max((unmarked.get(rank, 0.0) for rank in late), default=0.0) > 0.5 * most
         waits: dict[int, float] = {}
@@ -114,11 +116,11 @@ class Straggler:
                 "loader without marks"
             )
         what = {
-            "input": "waits for its input",
-            "compute": "computes longer",
-            "launch": "launches its work more slowly",
-            "copy": "copies longer",
-        }.get(cause, "is late for a reason that the traces do not show")
+            "input": "waits for its input" if one else "wait for their input",
+            "compute": "computes longer" if one else "compute longer",
+            "launch": "launches its work more slowly" if one else "launch their work more slowly",
+            "copy": "copies longer" if one else "copy longer",
+        }.get(cause, f"{'is' if one else 'are'} late for a reason that the traces do not show")
         title = (
             f"a different rank is late each step: the others wait for it, {gain:.1f} ms of each step"
             if jitter
@@ -143,6 +145,12 @@ def _cause(what_if: WhatIf, gain: float, jitter: bool) -> tuple[str, dict[str, f
     alone = {part: what_if.gain_ms(what_if.levelled(what_if.corrected, [part], each_step=jitter)) for part in PARTS}
     best = max(PARTS, key=lambda part: alone[part])
     return (best if alone[best] >= _EXPLAINS * gain else "unknown"), {str(part): ms for part, ms in alone.items()}
+
+
+def _steady(what_if: WhatIf) -> bool:
+    """Whether the rank that is latest in the largest part is late step after step, and not by chance in some."""
+    excess = what_if.excess(_largest_excess(what_if))
+    return excess.steady(max(excess.by_rank, key=lambda rank: excess.by_rank[rank]))
 
 
 def _largest_excess(what_if: WhatIf) -> Part:
