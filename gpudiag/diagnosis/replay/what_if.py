@@ -179,12 +179,12 @@ class WhatIf:
     def levelled(self, costs: Costs, parts: Iterable[Part], *, each_step: bool = False) -> Costs:
         """Every rank needs no more for these parts of the step than its peers do.
 
-        A rank's part is brought to the lower median of all ranks' parts (with an even number of ranks the smaller of the
-        two in the middle, so that two late ranks of four count as late). With `each_step`, every step of every rank is
-        brought to the lower median over all of them, which takes a late rank out that is another one each step. What a
-        rank does more of is taken from where in the step it does it (`surplus`).
+        A rank's part is brought to the lower median of all ranks' parts (with an even number of ranks the smaller of
+        the two in the middle, so that two late ranks of four count as late). With `each_step`, every step of every rank
+        is brought to the lower median over all of them, which takes a late rank out that is another one each step. What
+        a rank does more of is taken from where in the step it does it (`surplus`).
         """
-        host, device = self.graph.host, self.graph.device
+        device = self.graph.device
         busy, waiting, duration = costs.busy, costs.waiting, costs.duration
         chosen = set(parts)
         if "input" in chosen:
