@@ -12,7 +12,7 @@ thirds of them would come from where rank 1 is no later than its peer, and rank 
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -78,11 +78,12 @@ def surplus(amount: Amounts, cell: Index, segment: Index, used: Index) -> Amount
         taken = above * np.where(yields > 0, from_above / yields, 0.0)[:, None]
         left = total - from_above
         taken += (parts - taken) * np.where(left > 0, rest / left, 0.0)[:, None]
-        share = np.where(parts > 0, taken / parts, 0.0)
-    return amount * share.reshape(-1)[slot]
+        share: Amounts = np.where(parts > 0, taken / parts, 0.0)
+    found: Amounts = amount * share.reshape(-1)[slot]
+    return found
 
 
-def lower_median(values: Amounts) -> Any:
-    """The median over the first axis (an array of one axis less); of an even number the smaller of the two in the
-    middle."""
-    return np.sort(values, axis=0)[(len(values) - 1) // 2]
+def lower_median(values: Amounts) -> Amounts:
+    """The median over the first axis; of an even number the smaller of the two in the middle."""
+    found: Amounts = np.sort(values, axis=0)[(len(values) - 1) // 2]
+    return found
