@@ -53,6 +53,11 @@ _ADVICE: dict[str, tuple[str, ...]] = {
     "unknown": ("Look at what {ranks} does that the others do not: its row in the table of ranks.",),
 }
 
+_CPU_ADVICE = (
+    "Give {ranks} CPU cores of its own (numactl, taskset, OMP_NUM_THREADS) and look for other processes there.",
+    "Check that {ranks} gets as much work: same batch size, same sequence lengths, no extra evaluation or logging.",
+)
+
 
 class Straggler:
     """One or few ranks come late to the collectives, and all others wait for them.
@@ -91,6 +96,11 @@ class Straggler:
     def _describe(self, case: Case, what_if: WhatIf, jitter: bool, gain: float, percent: float) -> Finding:
         cause, alone = _cause(what_if, gain, jitter)
         part: Part = cause if cause in PARTS else _largest_excess(what_if)
+        advice = _ADVICE[cause]
+        if case.lanes[0].is_cpu:
+            # The training thread is host and device at once: what it does itself is compute.
+            alone["compute"] = alone.pop("launch")
+            cause, advice = ("compute", _CPU_ADVICE) if cause == "launch" else (cause, advice)
         excess = {rank: milliseconds(ns) for rank, ns in what_if.excess(part).by_rank.items()}
         most = max(excess.values())
         late = tuple(sorted(rank for rank, ms in excess.items() if ms >= _ALSO_LATE * most and ms > 0))
@@ -136,7 +146,7 @@ class Straggler:
             confidence="medium" if cause == "unknown" or silent or jitter else "high",
             title=title,
             evidence=evidence,
-            advice=tuple(line.format(ranks=words) for line in _ADVICE[cause]),
+            advice=tuple(line.format(ranks=words) for line in advice),
         )
 
 
