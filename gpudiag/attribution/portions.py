@@ -106,7 +106,8 @@ def _by_name(
     begun = _begin_inside(ops.start[chosen], cut.bounds)
     share_of = np.bincount(names, weights=shares, minlength=len(events.names))
     begun_of = np.bincount(names, weights=begun, minlength=len(events.names))
-    for name in np.flatnonzero(share_of > 0):
+    # What ran beside something that counts first has no share, but is counted: it is there.
+    for name in np.flatnonzero((share_of > 0) | (begun_of > 0)):
         yield (bucket, events.names[name], "", None), float(share_of[name]), int(begun_of[name])
 
 
@@ -127,11 +128,11 @@ def _communication(lane: Lane, cut: LaneAttribution, events: EventTable) -> Iter
         count = int(begun[mine].sum())
         own = transfers[: len(table)][mine].sum(), waits[mine].sum()
         for bucket, share in zip(("communication_transfer", "communication_wait"), own, strict=True):
-            if share > 0:
+            if share > 0 or count:
                 yield (bucket, operation, group, size_bytes), float(share), count
     inside = _begin_inside(lane.ops.start[handed], cut.bounds)
     for row, share, began in zip(lane.ops.row[handed], transfers[len(table) :], inside, strict=True):
-        if share > 0:
+        if share > 0 or began:
             yield ("communication_transfer", events.name_of(int(row)), "", None), float(share), int(began)
 
 

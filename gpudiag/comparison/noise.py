@@ -23,8 +23,8 @@ def half_width(before: Sequence[float], after: Sequence[float]) -> float | None:
     interval (B. L. Welch, Biometrika 34 (1947), 28-35). Steps count as independent of each other; what changes from one
     start of a job to the next (placement, clocks, neighbours) is not in it.
 
-    >>> half_width([10, 11, 12], [10, 11, 12])
-    2.2669
+    >>> round(half_width([10, 11, 12], [10, 11, 12]), 4)
+    2.267
     """
     if min(len(before), len(after)) < FEWEST_STEPS:
         return None

@@ -72,7 +72,7 @@ def _statement(diff: Diff, step: StepChange) -> str:
     if diff.outcome == "no-difference":
         return f"beyond noise: B's{kind} step is {signed(step.difference_ms)} ms, {interval(step)}."
     if step.difference_ms == 0:
-        return f"whether these differ beyond noise: their{kind} mean steps are the same, and {step.reason}."
+        return f"The mean{kind} steps are the same, but their noise is not known: {step.reason}."
     size = figures.milliseconds(abs(step.difference_ms))
     longer = "longer" if step.difference_ms >= 0 else "less"
     subject = f"{kind.strip().capitalize()} steps" if kind else "Steps"

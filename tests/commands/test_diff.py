@@ -1,0 +1,179 @@
+"""`gpudiag diff` as scripts call it, on real traces of four GPUs: a clean job, and one with a slow loader on rank 2."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+import pytest
+
+from gpudiag.commands.diff import regressed
+from gpudiag.comparison import compare
+from gpudiag.errors import UsageError
+from gpudiag.reporting.json_output import encode
+from tests.cli_process import gpudiag
+from tests.comparison.runs import healthy, late_rank, run, source
+
+if TYPE_CHECKING:
+    from gpudiag.model.analysis import Analysis
+
+TRACES = Path(__file__).parents[1] / "traces"
+REGRESSION = ("--fail-on", "regression=5%")
+
+
+def saved(path: Path, analysis: Analysis) -> str:
+    path.write_bytes(encode(analysis))
+    return str(path)
+
+
+@pytest.fixture(scope="module")
+def slow_loader() -> dict[str, Any]:
+    """The difference that a late loader on rank 2 makes, as JSON."""
+    result = gpudiag("diff", "clean", "slow_loader_rank2", "--json", cwd=TRACES)
+    assert (result.returncode, result.stderr) == (0, "")
+    found: dict[str, Any] = json.loads(result.stdout)
+    return found
+
+
+def test_json_is_alone_on_standard_output_and_adds_up(slow_loader: dict[str, Any]) -> None:
+    assert slow_loader["schema"] == "gpudiag/diff/1"
+    difference = slow_loader["steps"][0]["difference_ms"]
+    assert difference > 20
+    assert sum(bucket["difference_ms"] for bucket in slow_loader["buckets"]) == pytest.approx(difference)
+    for bucket in slow_loader["buckets"]:
+        parts = sum(part["difference_ms"] for part in bucket["parts"])
+        assert parts + bucket["rest_ms"] == pytest.approx(bucket["difference_ms"])
+    for rank in slow_loader["ranks"]:
+        assert sum(rank["buckets_ms"].values()) == pytest.approx(rank["difference_ms"])
+
+
+def test_a_slow_loader_is_on_its_rank_and_waiting_on_the_others(slow_loader: dict[str, Any]) -> None:
+    by_rank = {rank["rank"]: rank for rank in slow_loader["ranks"]}
+    late = by_rank.pop(2)
+    # The loader has no marks: its time is the pause before the step's first op.
+    assert late["buckets_ms"]["idle"] + late["buckets_ms"]["input"] > 0.8 * late["difference_ms"]
+    assert late["parts"][0]["name"] == "unmarked-input"
+    assert by_rank
+    for rank in by_rank.values():
+        assert rank["buckets_ms"]["communication_wait"] > 0.8 * rank["difference_ms"]
+    cause = slow_loader["cause"]
+    assert (cause["bucket"], cause["ranks"]) == ("idle", [2])
+    assert {wait["on_rank"] for wait in slow_loader["waits"] if wait["difference_ms"] > 20} == {2}
+    appeared = [one["after"] for one in slow_loader["findings"] if one["status"] == "appeared"]
+    assert ("straggler", [2]) in [(finding["code"], finding["ranks"]) for finding in appeared]
+
+
+def test_a_saved_analysis_gives_the_same_difference_as_its_traces(tmp_path: Path, slow_loader: dict[str, Any]) -> None:
+    kept = tmp_path / "clean.json"
+    kept.write_text(gpudiag("analyze", "clean", "--json", cwd=TRACES).stdout, encoding="utf-8")
+    result = gpudiag("diff", str(kept), str(TRACES / "slow_loader_rank2"), "--json")
+    assert json.loads(result.stdout)["buckets"] == slow_loader["buckets"]
+
+
+def test_the_report_of_two_saved_analyses_follows_the_width(tmp_path: Path) -> None:
+    before, after = saved(tmp_path / "a.json", healthy()), saved(tmp_path / "b.json", late_rank())
+    result = gpudiag("diff", before, after, "--width", "60")
+    assert (result.returncode, result.stderr) == (0, "")
+    assert result.stdout.startswith("SLOWER  ")
+    assert max(len(line) for line in result.stdout.splitlines()) <= 60
+
+
+@pytest.mark.parametrize(("before", "after", "code"), [("a", "b", 1), ("b", "a", 0), ("a", "a", 0)])
+def test_fail_on_sets_the_exit_code_and_leaves_the_json_alone(
+    before: str, after: str, code: int, tmp_path: Path
+) -> None:
+    saved(tmp_path / "a.json", healthy())
+    saved(tmp_path / "b.json", late_rank())
+    result = gpudiag("diff", f"{before}.json", f"{after}.json", "--json", *REGRESSION, cwd=tmp_path)
+    assert result.returncode == code
+    assert json.loads(result.stdout)["schema"] == "gpudiag/diff/1"
+    assert result.stderr == ("gpudiag: --fail-on regression=5% was crossed\n" if code else "")
+
+
+def test_a_build_that_cannot_tell_does_not_pass(tmp_path: Path) -> None:
+    before = saved(tmp_path / "a.json", healthy())
+    few = msgspec.structs.replace(
+        late_rank(),
+        devices=tuple(
+            msgspec.structs.replace(device, step_times_ms=device.step_times_ms[:2]) for device in late_rank().devices
+        ),
+    )
+    result = gpudiag("diff", before, saved(tmp_path / "b.json", few), *REGRESSION)
+    assert result.returncode == 2
+    assert result.stdout.startswith("CANNOT TELL  ")
+    first, second = result.stderr.splitlines()
+    assert "noise is not known" in first
+    assert second.startswith("  hint: Record five steps or more")
+
+
+@pytest.mark.parametrize(
+    ("before_ms", "after_ms", "jitter", "percent", "crossed"),
+    [
+        (100.0, 106.0, 0.1, 5, True),
+        (100.0, 104.0, 0.1, 5, False),
+        (100.0, 105.0, 0.1, 5, False),
+        (100.0, 106.0, 20.0, 5, False),
+        (100.0, 90.0, 0.1, 0, False),
+        (100.0, 100.5, 0.1, 0, True),
+    ],
+)
+def test_a_regression_is_beyond_the_threshold_and_beyond_noise(
+    before_ms: float, after_ms: float, jitter: float, percent: float, crossed: bool
+) -> None:
+    jitters = (-jitter, 0.0, jitter, -jitter, jitter)
+    runs = [run({"compute": mean}, jitter_ms=jitters) for mean in (before_ms, after_ms)]
+    assert regressed(compare(*runs), percent) is crossed
+
+
+def test_few_steps_that_are_no_longer_need_no_noise() -> None:
+    runs = [run({"compute": mean}, jitter_ms=(0.0, 0.1)) for mean in (100.0, 104.0)]
+    assert not regressed(compare(*runs), 5)
+
+
+@pytest.mark.parametrize("change", [{"batch_size_per_device": 128}, {"workload": "vgg16"}])
+def test_other_work_is_no_regression(change: dict[str, Any]) -> None:
+    after = msgspec.structs.replace(healthy(), source=source(**change))
+    with pytest.raises(UsageError, match="no regression"):
+        regressed(compare(healthy(), after), 5)
+
+
+@pytest.mark.parametrize(
+    "word", ["regression", "regression=5", "regression=-5%", "regression=%", "slowdown=5%", "regression=1e3%", "5%", ""]
+)
+def test_a_misspelt_threshold_is_refused_before_any_work(word: str) -> None:
+    result = gpudiag("diff", "gone", "gone", "--fail-on", word)
+    assert result.returncode == 2
+    assert result.stdout == ""
+    assert "regression=5%" in result.stderr.splitlines()[1]
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"",
+        b"hello",
+        b'{"schema": "gpudiag/analysis/99"}',
+        b'{"schema": "gpudiag/analysis/1"',
+        encode(run()),
+        encode(run({"compute": 1e308})),
+        encode(run({"compute": float("nan")})),
+    ],
+)
+def test_bad_input_on_either_side_is_code_4_one_line_and_a_remedy(content: bytes, tmp_path: Path) -> None:
+    good = saved(tmp_path / "good.json", healthy())
+    bad = tmp_path / "bad.json"
+    bad.write_bytes(content)
+    for pair in ((good, str(bad)), (str(bad), good)):
+        result = gpudiag("diff", *pair)
+        assert result.returncode == 4, result.stderr
+        assert result.stdout == ""
+        assert len(result.stderr.splitlines()) == 2
+
+
+@pytest.mark.parametrize("words", [["a"], [], ["a", "b", "c"]])
+def test_two_runs_are_needed(words: list[str]) -> None:
+    result = gpudiag("diff", *words)
+    assert result.returncode == 2
+    assert len(result.stderr.splitlines()) == 2
