@@ -12,25 +12,22 @@ In a training loop of your own:
 
 from __future__ import annotations
 
-from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from gpudiag.worker.ranges import Range as range  # noqa: A004, N813  # the public names are those of the verbs
     from gpudiag.worker.session import Session as profile  # noqa: N813
 
+    __version__: str
+
 __all__ = ["__version__", "profile", "range"]
 
 _PLACES = {"profile": "gpudiag.worker.session:Session", "range": "gpudiag.worker.ranges:Range"}
 
-try:
-    __version__ = version("gpudiag")
-except PackageNotFoundError:  # run from a source tree that was never installed
-    __version__ = "0+unknown"
-
-
 def __getattr__(name: str) -> Any:
     """Load the public names when they are first used: `import gpudiag` costs nothing."""
+    if name == "__version__":
+        return _version()
     if name not in _PLACES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     import importlib
@@ -39,6 +36,16 @@ def __getattr__(name: str) -> Any:
     found = getattr(importlib.import_module(module), attribute)
     globals()[name] = found  # the next use does not come here
     return found
+
+
+def _version() -> str:
+    # Importing importlib.metadata takes longer than all else that `gpudiag --help` needs.
+    from importlib.metadata import PackageNotFoundError, version
+
+    try:
+        return version("gpudiag")
+    except PackageNotFoundError:  # run from a source tree that was never installed
+        return "0+unknown"
 
 
 def __dir__() -> list[str]:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from gpudiag import __version__, commands
+from gpudiag import commands
 from gpudiag.errors import GpudiagError, UsageError
 
 if TYPE_CHECKING:
@@ -76,6 +76,8 @@ app = typer.Typer(
 
 def _print_version(wanted: bool) -> None:
     if wanted:
+        from gpudiag import __version__
+
         typer.echo(f"gpudiag {__version__}")
         raise typer.Exit
 
