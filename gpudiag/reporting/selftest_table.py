@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from gpudiag.model.selftest import Found, Row, Selftest
 
 _STYLE = {"right": "green", "wrong": "bold red", "too small": "yellow"}
+_LONGEST_CODE = len("communication-bound")
 _HEADINGS = ("fault", "should be found", "found", "true cost ms", "found ms", "verdict")
 
 
@@ -23,13 +24,20 @@ def render_selftest(result: Selftest, console: Console) -> None:
     """Draw the table, what is wrong in it, what was left out, and by which tolerance."""
     console.print(Text(title(result), style="bold"))
     for workload in dict.fromkeys(row.workload for row in result.rows):
-        table = Table(title=Text(one_line(workload)), title_justify="left", title_style="", box=None, pad_edge=False)
+        table = Table(
+            title=Text(one_line(workload)), title_justify="left", title_style="bold", box=None, pad_edge=False
+        )
         for number, heading in enumerate(_HEADINGS):
-            table.add_column(heading, justify="right" if number in {3, 4} else "left", no_wrap=number in {0, 3, 4})
+            table.add_column(
+                heading,
+                justify="right" if number in {3, 4} else "left",
+                no_wrap=number in {0, 3, 4},
+                min_width=_LONGEST_CODE if number in {1, 2} else None,
+            )
         rows = [row for row in result.rows if row.workload == workload]
         for row in rows:
-            *words, verdict = _cells(row)
-            table.add_row(*map(Text, words), Text(verdict, style=_STYLE[row.verdict]))
+            *words, _ = _cells(row, between="\n")
+            table.add_row(*map(Text, words), Text(row.verdict, style=_STYLE[row.verdict]))
         console.print()
         console.print(table)
     wrong = [row for row in result.rows if row.why]
@@ -37,10 +45,10 @@ def render_selftest(result: Selftest, console: Console) -> None:
         console.print()
     for row in wrong:
         console.print(Text(f"{row.workload}, {row.fault}: {'; '.join(map(one_line, row.why))}", style=_STYLE["wrong"]))
-        console.print(Text(f"  see: gpudiag analyze <output>/{row.run_dir}"))
+        console.print(Text(f"  run: {one_line(row.run_dir)}"))
     console.print()
-    for one in result.left_out:
-        console.print(Text(f"Left out: {one.fault} {one_line(one.why)}."))
+    for line in left_out(result):
+        console.print(Text(line))
     console.print(Text(f"Tolerance: {result.tolerance}."))
     console.print(Text(summary(result), style="bold"))
 
@@ -53,10 +61,10 @@ def markdown(result: Selftest) -> str:
         lines += [f"| {' | '.join(headings)} |", "| --- | --- | --- | ---: | ---: | --- |"]
         for row in result.rows:
             if row.workload == workload:
-                cells = [cell.replace("|", "\\|") for cell in _cells(row)]
+                cells = [cell.replace("|", "\\|") for cell in _cells(row, between=", ")]
                 lines.append(f"| {' | '.join(cells)} |")
         lines.append("")
-    lines += [f"Left out: {one.fault} ({one.why})." for one in result.left_out]
+    lines += left_out(result)
     lines += [f"Tolerance: {result.tolerance}. {summary(result)}", ""]
     return "\n".join(lines)
 
@@ -69,6 +77,15 @@ def title(result: Selftest) -> str:
     return f"Selftest on {result.world_size} {what} ({one_line(result.device_name)}){versions}"
 
 
+def left_out(result: Selftest) -> list[str]:
+    """What could not be put in, one line per reason."""
+    reasons = dict.fromkeys(one.why for one in result.left_out)
+    return [
+        f"Left out: {', '.join(one.fault for one in result.left_out if one.why == why)} ({one_line(why)})."
+        for why in reasons
+    ]
+
+
 def summary(result: Selftest) -> str:
     """How many rows are what, in one line."""
     count = {verdict: sum(row.verdict == verdict for row in result.rows) for verdict in _STYLE}
@@ -78,15 +95,17 @@ def summary(result: Selftest) -> str:
     return f"{len(result.rows)} rows: {', '.join(words)}."
 
 
-def _cells(row: Row) -> tuple[str, ...]:
+def _cells(row: Row, *, between: str) -> tuple[str, ...]:
+    """The row's cells; `between` stands between a finding's code and the rest of it."""
     expected = row.expected
-    should = "no alarm" if expected.code is None else _words(expected.code, expected.ranks, expected.causes[:1])
+    cause = expected.causes if len(expected.causes) == 1 else ()
+    should = "no alarm" if expected.code is None else _words(expected.code, expected.ranks, cause, between)
     error = figures.milliseconds(row.true.standard_error_ms, beside=max(row.true.faulty_ms, 10.0))
     true = f"{figures.milliseconds(row.true.ms, beside=max(row.true.faulty_ms, 10.0))} ± {error}"
     return (
         row.fault,
         should,
-        "no alarm" if row.found is None else _described(row.found),
+        "no alarm" if row.found is None else _described(row.found, between),
         figures.UNKNOWN if expected.code is None else f"{true} of {figures.milliseconds(row.true.faulty_ms)}",
         figures.UNKNOWN
         if row.found is None
@@ -95,10 +114,10 @@ def _cells(row: Row) -> tuple[str, ...]:
     )
 
 
-def _described(found: Found) -> str:
-    return _words(found.code, found.ranks, (found.cause,) if found.cause else ())
+def _described(found: Found, between: str) -> str:
+    return _words(found.code, found.ranks, (found.cause,) if found.cause else (), between)
 
 
-def _words(code: str, ranks: tuple[int, ...], causes: tuple[str, ...]) -> str:
-    parts = [one_line(code), figures.ranks(ranks), *(one_line(cause) for cause in causes)]
-    return ", ".join(parts)
+def _words(code: str, ranks: tuple[int, ...], causes: tuple[str, ...], between: str) -> str:
+    details = ", ".join([figures.ranks(ranks), *(one_line(cause) for cause in causes)])
+    return f"{one_line(code)}{between}{details}"

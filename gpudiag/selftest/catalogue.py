@@ -146,7 +146,7 @@ _ENTRIES = (
         code="straggler",
         causes=("launch",),
         cpu_causes=("compute",),
-        gpu_amount=4.0,
+        gpu_amount=3.0,
         cpu_amount=1.0,
         one_rank=True,
         several=True,
@@ -201,7 +201,7 @@ def choose(
             continue
         why = None
         if entry.amount(device) is None:
-            why = "needs GPUs: on a CPU the training thread does the work itself"
+            why = "needs GPUs"
         elif entry.several and world_size < 2:
             why = "needs two devices or more"
         elif entry.kind == "pinned-core" and usable_cpus < 2:

@@ -111,7 +111,7 @@ def selftest(asked: Asked, observer: Observer, say: Callable[[str], None]) -> Se
         peer_access=any(link.peer_access for link in first.facts.links),
     )
     if not chosen:
-        raise UsageError("none of the faults asked for can be put in here", f"{left_out[0].fault} {left_out[0].why}.")
+        raise UsageError("none of the faults asked for can be put in here", f"{left_out[0].fault}: {left_out[0].why}.")
     for training in trainings:
         for p2p in (True, False):
             entries = tuple(entry for entry in chosen if entry.p2p == p2p)

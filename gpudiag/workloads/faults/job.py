@@ -8,6 +8,7 @@ its library loaded, so nothing is timed after it first ran.
 from __future__ import annotations
 
 import itertools
+import os
 import time
 from typing import TYPE_CHECKING
 
@@ -20,7 +21,7 @@ from gpudiag.worker import record
 from gpudiag.worker.launched import launched, set_launched
 from gpudiag.worker.place import device_name, software, this_place
 from gpudiag.worker.profiler import PROFILER_WARMUP_STEPS, ProfiledWindow
-from gpudiag.worker.progress import ProgressSender
+from gpudiag.worker.progress import SOCKET_VARIABLE, ProgressSender
 from gpudiag.worker.timing import summarize
 from gpudiag.workloads.faults.registry import make_fault
 from gpudiag.workloads.faults.trainer import Trainer
@@ -143,6 +144,8 @@ class _Job:
 
     def _marked_session(self, directory: Path, plan: FaultPlan) -> None:
         """As in a loop over `prof.steps(loader)`: the session times the steps itself, and the loader is marked."""
+        # The session would tell its own progress, which is none of the whole's.
+        heard = {name: os.environ.pop(name) for name in (SOCKET_VARIABLE,) if name in os.environ}
         session = gpudiag.profile(
             directory,
             steps=self.plan.least_steps,
@@ -158,6 +161,7 @@ class _Job:
         with session as prof:
             for batch in prof.steps(self.trainer.loader):
                 self.trainer.train(batch)
+        os.environ.update(heard)
 
     @property
     def _strategy(self) -> str:

@@ -78,12 +78,12 @@ class Trainer:
     def train(self, batch: Batch) -> None:
         """One forward, backward and update."""
         inputs, target = batch
+        x = self._workload.prepare(inputs.to(self.device, non_blocking=True))
+        if self._images:
+            x = x.contiguous(memory_format=self._layout)
+        if self.extra is not None:
+            self.extra()
         with self._arithmetic.forward():
-            x = self._workload.prepare(inputs.to(self.device, non_blocking=True))
-            if self._images:
-                x = x.contiguous(memory_format=self._layout)
-            if self.extra is not None:
-                self.extra()
             loss = self._workload.loss(self._model(x), target.to(self.device, non_blocking=True))
         self._arithmetic.backward(loss)
         self._arithmetic.step(self._optimizer)
