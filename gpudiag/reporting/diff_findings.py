@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
 MOST_FINDINGS = 12
 _LONGEST = 300
+_WITHIN_A_RUN = "Noise here is how steps scatter within each run; two starts of the same code may differ by more."
 
 
 def findings_table(findings: Sequence[FindingChange]) -> Table:
@@ -71,6 +72,8 @@ def doubt_lines(diff: Diff) -> list[Text]:
         letters = " and ".join("A" if run == "before" else "B" for run in runs)
         line = Text(f"{letters}: {one_line(code)[:_LONGEST]}: ", style="yellow")
         lines.append(line.append(one_line(message)[:_LONGEST], style="default"))
+    if diff.outcome in {"slower", "faster"}:
+        lines.append(Text(_WITHIN_A_RUN, style="dim"))
     return lines
 
 
