@@ -16,8 +16,10 @@ if TYPE_CHECKING:
     from gpudiag.model.selftest import Found, Row, Selftest
 
 _STYLE = {"right": "green", "wrong": "bold red", "too small": "yellow"}
+#: Columns of figures.
+_FIGURES = {3, 4, 5}
 _LONGEST_CODE = len("communication-bound")
-_HEADINGS = ("fault", "should be found", "found", "true cost ms", "found ms", "verdict")
+_HEADINGS = ("fault", "should be found", "found", "true ms", "found ms", "step ms", "verdict")
 
 
 def render_selftest(result: Selftest, console: Console) -> None:
@@ -25,13 +27,13 @@ def render_selftest(result: Selftest, console: Console) -> None:
     console.print(Text(title(result), style="bold"))
     for workload in dict.fromkeys(row.workload for row in result.rows):
         table = Table(
-            title=Text(one_line(workload)), title_justify="left", title_style="bold", box=None, pad_edge=False
+            title=Text(one_line(workload)), title_justify="left", title_style="bold", box=None, padding=(0, 1, 0, 0)
         )
         for number, heading in enumerate(_HEADINGS):
             table.add_column(
                 heading,
-                justify="right" if number in {3, 4} else "left",
-                no_wrap=number in {0, 3, 4},
+                justify="right" if number in _FIGURES else "left",
+                no_wrap=number not in {1, 2},
                 min_width=_LONGEST_CODE if number in {1, 2} else None,
             )
         rows = [row for row in result.rows if row.workload == workload]
@@ -58,7 +60,7 @@ def markdown(result: Selftest) -> str:
     lines = [f"{title(result)}.", ""]
     for workload in dict.fromkeys(row.workload for row in result.rows):
         headings = (f"`{workload}`: fault", *_HEADINGS[1:])
-        lines += [f"| {' | '.join(headings)} |", "| --- | --- | --- | ---: | ---: | --- |"]
+        lines += [f"| {' | '.join(headings)} |", "| --- | --- | --- | ---: | ---: | ---: | --- |"]
         for row in result.rows:
             if row.workload == workload:
                 cells = [cell.replace("|", "\\|") for cell in _cells(row, between=", ")]
@@ -100,18 +102,21 @@ def _cells(row: Row, *, between: str) -> tuple[str, ...]:
     expected = row.expected
     cause = expected.causes if len(expected.causes) == 1 else ()
     should = "no alarm" if expected.code is None else _words(expected.code, expected.ranks, cause, between)
-    error = figures.milliseconds(row.true.standard_error_ms, beside=max(row.true.faulty_ms, 10.0))
-    true = f"{figures.milliseconds(row.true.ms, beside=max(row.true.faulty_ms, 10.0))} ± {error}"
+    step_ms = row.true.faulty_ms
+    true = f"{_beside(row.true.ms, step_ms)} ± {_beside(row.true.standard_error_ms, step_ms)}"
     return (
         row.fault,
         should,
         "no alarm" if row.found is None else _described(row.found, between),
-        figures.UNKNOWN if expected.code is None else f"{true} of {figures.milliseconds(row.true.faulty_ms)}",
-        figures.UNKNOWN
-        if row.found is None
-        else figures.milliseconds(row.found.ms, beside=max(row.true.faulty_ms, 10)),
+        figures.UNKNOWN if expected.code is None else true,
+        figures.UNKNOWN if row.found is None else _beside(row.found.ms, step_ms),
+        figures.milliseconds(step_ms),
         row.verdict if not row.why else f"wrong: {'; '.join(map(one_line, row.why))}",
     )
+
+
+def _beside(value_ms: float, step_ms: float) -> str:
+    return figures.milliseconds(value_ms, beside=step_ms)
 
 
 def _described(found: Found, between: str) -> str:
