@@ -3,7 +3,8 @@
     python docs/generate.py            write the generated parts again
     python docs/generate.py --check    change nothing; exit code 1 when something is out of date or a link is dead
 
-A command's page has its help between two marks, the README a report; everything around them is written by hand.
+A command's page has its help between two marks, the README a report; everything around them is written by hand. The
+pages of findings are made from their rules as a whole.
 """
 
 from __future__ import annotations
@@ -13,6 +14,8 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+
+from finding_pages import finding_pages
 
 from gpudiag import commands
 
@@ -31,7 +34,11 @@ def main() -> int:
     """Generate or check, then look at all links."""
     check = "--check" in sys.argv[1:]
     terminal = f"$ gpudiag analyze {TRACES}\n{_verdict()}"
-    pages = {**command_pages(), README: _between(README, README.read_text(encoding="utf-8"), terminal)}
+    pages = {
+        **command_pages(),
+        **finding_pages(),
+        README: _between(README, README.read_text(encoding="utf-8"), terminal),
+    }
     stale = [page for page, text in pages.items() if _put(page, text, check=check)]
     for page in stale:
         _say(f"{page.relative_to(ROOT)}: {'out of date: run make docs' if check else 'written'}")
@@ -82,6 +89,7 @@ def _put(path: Path, text: str, *, check: bool) -> bool:
     if path.exists() and path.read_text(encoding="utf-8") == text:
         return False
     if not check:
+        path.parent.mkdir(exist_ok=True)
         path.write_text(text, encoding="utf-8")
     return True
 

@@ -42,6 +42,11 @@ class Case:
         return milliseconds(float(np.mean(means))) if means else 0.0
 
     @cached_property
+    def slowest_ms(self) -> float:
+        """Mean step time of the slowest lane as profiled, in milliseconds; lanes that meet all take the same."""
+        return milliseconds(max((float(a.step_ns.mean()) for a in self.attribution.lanes if len(a.step_ns)), default=0))
+
+    @cached_property
     def steps(self) -> int:
         """How many steps were analysed."""
         return min((len(lane.window_steps) for lane in self.timeline.lanes), default=0)

@@ -42,9 +42,9 @@ def diagnose(case: Case) -> tuple[tuple[Finding, ...], tuple[Validity, ...]]:
             "work or collectives handed over. Record both CPU and CUDA activities over five or more marked steps."
         )
         return (), (Validity(code="cannot-tell", message=reason),)
-    if abs(what_if.replayed_ms - case.step_ms) > _FAILED_REPLAY * case.step_ms:
+    if abs(what_if.replayed_ms - case.slowest_ms) > _FAILED_REPLAY * case.slowest_ms:
         reason = (
-            f"replayed unchanged, a step takes {what_if.replayed_ms:.1f} ms and not the measured {case.step_ms:.1f} ms: "
+            f"replayed unchanged, a step takes {what_if.replayed_ms:.1f} ms, but it was {case.slowest_ms:.1f} ms long: "
             "what sets the pace is not in the traces, or no two steps are alike. Record five or more steps after "
             "warm-up, with CPU and CUDA activities, from all ranks."
         )
@@ -86,7 +86,7 @@ def _as_sure_as_the_data(case: Case, what_if: WhatIf, finding: Finding) -> Findi
     doubts = [
         bool(codes & _WEAKENING),
         finding.code in _BETWEEN_RANKS and bool(codes & _WEAKENING_BETWEEN_RANKS),
-        abs(what_if.replayed_ms - case.step_ms) > _POOR_REPLAY * case.step_ms,
+        abs(what_if.replayed_ms - case.slowest_ms) > _POOR_REPLAY * case.slowest_ms,
         finding.code in _ON_THE_HOST
         and case.unprofiled_ms is None
         and overhead > (finding.recoverable_ms_per_step or 0.0),

@@ -39,6 +39,10 @@ class Piece:
     pinned: bool = True
 
 
+def _ns(ms: float) -> int:
+    return round(ms * NS_PER_MS)
+
+
 def fetch(ms: float) -> Piece:
     """The training loop waits for its DataLoader."""
     return Piece("fetch", _ns(ms))
@@ -77,6 +81,10 @@ def all_reduce(ms: float, *, megabytes: float = 100) -> Piece:
 def update(ms: float) -> Piece:
     """The optimizer's kernel: waits for the collectives."""
     return Piece("update", _ns(ms))
+
+
+#: A step as DDP runs it: the gradients of the last layers are exchanged while those of the first are computed.
+DDP = (kernels(10), all_reduce(2), kernels(10), all_reduce(1), update(1))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -288,7 +296,3 @@ class _Rank:
         self.rows.append(_Row(EventKind.OPERATOR, "aten::item", begin, returned + 1_000))
         self.rows.append(_Row(EventKind.RUNTIME, "cudaStreamSynchronize", begin + 1_000, returned))
         self.now = returned + 1_000
-
-
-def _ns(ms: float) -> int:
-    return round(ms * NS_PER_MS)

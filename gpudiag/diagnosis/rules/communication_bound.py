@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 
+from gpudiag.diagnosis.examples import DDP, Job, all_reduce, fetch, kernels, update
 from gpudiag.diagnosis.rules.rule import CannotTell, Proposal, notable, severity_of
 from gpudiag.model.analysis import Finding
 from gpudiag.model.timeline import UNKNOWN, OpClass
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
 
     from gpudiag.diagnosis.case import Case
     from gpudiag.diagnosis.replay.what_if import WhatIf
+    from gpudiag.diagnosis.rules.rule import Examples
 
 
 #: With more of the transferring than this in collectives of ranks whose traces are missing, nothing can be said of it.
@@ -33,6 +35,27 @@ class CommunicationBound:
 
     code: ClassVar[str] = "communication-bound"
     title: ClassVar[str] = "Transfers that no compute hides"
+
+    FIRES: ClassVar[Examples] = (
+        ("all gradients are exchanged at the end", Job(ranks=4, step=(kernels(10), all_reduce(10), update(1)))),
+        (
+            "what is computed hides only half of it",
+            Job(ranks=2, step=(kernels(10), all_reduce(20), kernels(10), update(1))),
+        ),
+    )
+    SILENT: ClassVar[Examples] = (
+        ("computing hides all of it", Job(ranks=4, step=(kernels(10), all_reduce(10), kernels(15), update(1)))),
+        (
+            "40 ms in a collective, all of it waiting for a late rank",
+            Job(ranks=4, step=(kernels(10), all_reduce(0.1), update(1)), extra={2: (fetch(50),)}),
+        ),
+    )
+    ABSTAINS: ClassVar[Examples] = (
+        (
+            "the trace of the rank that came late is missing",
+            Job(ranks=4, step=DDP, extra={2: (fetch(30),)}, recorded=(0, 1, 3)),
+        ),
+    )
 
     def examine(self, case: Case) -> Iterator[Proposal | CannotTell]:
         """One proposal: transfers take no time."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, ClassVar
 
+from gpudiag.diagnosis.examples import DDP, Job, fetch, kernels
 from gpudiag.diagnosis.rules.rule import WARNING_PERCENT
 from gpudiag.model.analysis import Finding
 
@@ -11,6 +12,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from gpudiag.diagnosis.case import Case
+    from gpudiag.diagnosis.rules.rule import Examples
 
 
 class ComputeBound:
@@ -18,6 +20,16 @@ class ComputeBound:
 
     code: ClassVar[str] = "compute-bound"
     title: ClassVar[str] = "The devices compute"
+
+    FIRES: ClassVar[Examples] = (
+        ("one GPU that is never idle", Job(ranks=1, step=(kernels(20),))),
+        ("four that exchange their gradients beside", Job(ranks=4, step=DDP)),
+    )
+    SILENT: ClassVar[Examples] = (
+        ("waiting for input", Job(ranks=1, step=(fetch(30), kernels(20)))),
+        ("nothing else was found, but not all could be told", Job(ranks=4, step=DDP, recorded=(0,))),
+    )
+    ABSTAINS: ClassVar[Examples] = ()
 
     def conclude(self, case: Case, findings: Sequence[Finding], *, conclusive: bool) -> Iterator[Finding]:
         """One finding when everything could be told and nothing else reaches the bound for a warning."""

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 
+from gpudiag.diagnosis.examples import Job, item, kernels, python
 from gpudiag.diagnosis.replay.graph import Block
 from gpudiag.diagnosis.rules.rule import CannotTell, Proposal, severity_of
 from gpudiag.model.analysis import Finding
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
 
     from gpudiag.diagnosis.case import Case
     from gpudiag.diagnosis.replay.what_if import WhatIf
+    from gpudiag.diagnosis.rules.rule import Examples
 
 
 class HostSync:
@@ -29,6 +31,22 @@ class HostSync:
 
     code: ClassVar[str] = "host-sync"
     title: ClassVar[str] = "The host blocks on the device every step"
+
+    FIRES: ClassVar[Examples] = (
+        (
+            "loss.item() before the next step is prepared",
+            Job(ranks=1, step=(kernels(5), item(), python(4))),
+        ),
+        (
+            "an .item() after each layer",
+            Job(ranks=1, step=(kernels(1, count=40), item(), python(0.5)) * 4),
+        ),
+    )
+    SILENT: ClassVar[Examples] = (
+        ("nothing waits", Job(ranks=1, step=(kernels(5), python(4)))),
+        ("the device has next to nothing to wait for", Job(ranks=1, step=(kernels(20, count=10), item()))),
+    )
+    ABSTAINS: ClassVar[Examples] = ()
 
     def examine(self, case: Case) -> Iterator[Proposal | CannotTell]:
         """One proposal: no synchronization blocks."""

@@ -6,6 +6,7 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, ClassVar
 
+from gpudiag.diagnosis.examples import DDP, Job, fetch, kernels, silence
 from gpudiag.diagnosis.replay.what_if import PARTS
 from gpudiag.diagnosis.rules.rule import CannotTell, Proposal, severity_of
 from gpudiag.model.analysis import Finding
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
     from gpudiag.diagnosis.case import Case
     from gpudiag.diagnosis.replay.simulate import Costs
     from gpudiag.diagnosis.replay.what_if import WhatIf
+    from gpudiag.diagnosis.rules.rule import Examples
 
 
 class InputBound:
@@ -28,6 +30,17 @@ class InputBound:
 
     code: ClassVar[str] = "input-bound"
     title: ClassVar[str] = "The devices wait for the input pipeline"
+
+    FIRES: ClassVar[Examples] = (
+        ("one GPU waits for its DataLoader", Job(ranks=1, step=(fetch(30), kernels(20)))),
+        ("the loaders of all ranks are late", Job(ranks=4, step=(fetch(30), *DDP))),
+        ("the same, but nobody marked the loaders", Job(ranks=4, step=(silence(30), *DDP))),
+    )
+    SILENT: ClassVar[Examples] = (
+        ("the next batch is there before it is wanted", Job(ranks=4, step=(fetch(5), *DDP))),
+        ("the loader of one rank alone is late", Job(ranks=4, step=DDP, extra={2: (fetch(30),)})),
+    )
+    ABSTAINS: ClassVar[Examples] = ()
 
     def examine(self, case: Case) -> Iterator[Proposal | CannotTell]:
         """One proposal: no rank waits for data."""

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 
+from gpudiag.diagnosis.examples import DDP, Job, fetch, kernels
 from gpudiag.diagnosis.rules.rule import CannotTell, Proposal, severity_of
 from gpudiag.model.analysis import Finding
 from gpudiag.model.timeline import OpClass
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
 
     from gpudiag.diagnosis.case import Case
     from gpudiag.diagnosis.replay.what_if import WhatIf
+    from gpudiag.diagnosis.rules.rule import Examples
 
 #: Kernels shorter than this take less time to run than to launch.
 _TINY_US = 10.0
@@ -31,6 +33,19 @@ class LaunchBound:
 
     code: ClassVar[str] = "launch-bound"
     title: ClassVar[str] = "The host cannot launch fast enough"
+
+    FIRES: ClassVar[Examples] = (
+        ("300 kernels of 3 µs", Job(ranks=1, step=(kernels(1, count=300, launch_us=12),))),
+        ("long kernels, longer to launch", Job(ranks=1, step=(kernels(10, count=100, launch_us=200),))),
+    )
+    SILENT: ClassVar[Examples] = (
+        ("kernels that last longer than their launch", Job(ranks=4, step=DDP)),
+        (
+            "a slow host whose launches hide behind the device once the loader is fixed",
+            Job(ranks=1, step=(fetch(40), kernels(30, count=300, launch_us=50))),
+        ),
+    )
+    ABSTAINS: ClassVar[Examples] = ()
 
     def examine(self, case: Case) -> Iterator[Proposal | CannotTell]:
         """One proposal: framework and launch calls cost nothing."""

@@ -9,6 +9,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from gpudiag.diagnosis.case import Case
+    from gpudiag.diagnosis.examples import Job
     from gpudiag.diagnosis.replay.simulate import Costs
     from gpudiag.model.analysis import Finding, Severity
 
@@ -41,11 +42,22 @@ class Proposal:
     describe: Callable[[float, float], Finding]
 
 
+#: What an example shows, and the job that shows it.
+Examples = tuple[tuple[str, "Job"], ...]
+
+
 class Rule(Protocol):
-    """A rule names its code and examines a case. Its class docstring is what users read."""
+    """A rule names its code and examines a case. Its class docstring is what users read.
+
+    It carries the examples that tests and its page in the documentation are made from: jobs in which it fires, in which
+    it is silent, and of which it cannot tell.
+    """
 
     code: ClassVar[str]
     title: ClassVar[str]
+    FIRES: ClassVar[Examples]
+    SILENT: ClassVar[Examples]
+    ABSTAINS: ClassVar[Examples]
 
     def examine(self, case: Case) -> Iterator[Proposal | CannotTell]:
         """Proposals, a reason why nothing can be told, or nothing."""

@@ -7,14 +7,17 @@ from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 
+from gpudiag.diagnosis.examples import DDP, Job, host_copy, kernels
 from gpudiag.diagnosis.rules.rule import CannotTell, Proposal, severity_of
 from gpudiag.model.analysis import Finding
+from gpudiag.model.probed import pinned_to_device
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from gpudiag.diagnosis.case import Case
     from gpudiag.diagnosis.replay.what_if import WhatIf
+    from gpudiag.diagnosis.rules.rule import Examples
 
 
 class SlowCopy:
@@ -26,6 +29,19 @@ class SlowCopy:
 
     code: ClassVar[str] = "slow-copy"
     title: ClassVar[str] = "Copies between host and device that no compute hides"
+
+    FIRES: ClassVar[Examples] = (
+        (
+            "50 MB from pageable memory each step",
+            Job(ranks=1, step=(host_copy(5, megabytes=50, pinned=False), kernels(10))),
+        ),
+        ("250 MB pinned, on the stream that computes", Job(ranks=1, step=(host_copy(5, megabytes=250), kernels(10)))),
+    )
+    SILENT: ClassVar[Examples] = (
+        ("data that is on the device", Job(ranks=4, step=DDP)),
+        ("a small batch, pinned", Job(ranks=1, step=(host_copy(0.1, megabytes=5), kernels(20)))),
+    )
+    ABSTAINS: ClassVar[Examples] = ()
 
     def examine(self, case: Case) -> Iterator[Proposal | CannotTell]:
         """One proposal: host copies take no time of the device and do not block the host."""
@@ -58,6 +74,9 @@ class SlowCopy:
         if total and time:
             evidence["bytes_per_step"] = (sizes["pageable"] + sizes["pinned"]) / per
             evidence["achieved_gb_per_s"] = total / time
+            pinned = pinned_to_device(case.facts) if case.facts is not None else None
+            if pinned is not None:
+                evidence["probe_pinned_gb_per_s"] = pinned
         advice = [
             "Copy the next batch on a stream of its own while this one is computed (non_blocking=True).",
             "Send less: keep images as uint8 and convert on the GPU; keep constant inputs on the device.",

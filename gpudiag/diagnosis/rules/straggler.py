@@ -5,6 +5,7 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING, ClassVar
 
+from gpudiag.diagnosis.examples import DDP, Job, fetch, kernels, python, silence
 from gpudiag.diagnosis.replay.what_if import PARTS
 from gpudiag.diagnosis.rules.rule import CannotTell, Proposal, notable, severity_of
 from gpudiag.model.analysis import Finding
@@ -15,6 +16,7 @@ if TYPE_CHECKING:
 
     from gpudiag.diagnosis.case import Case
     from gpudiag.diagnosis.replay.what_if import Part, WhatIf
+    from gpudiag.diagnosis.rules.rule import Examples
 
 #: A rank belongs to the late ones when its excess is at least this share of the largest.
 _ALSO_LATE = 0.3
@@ -71,6 +73,27 @@ class Straggler:
 
     code: ClassVar[str] = "straggler"
     title: ClassVar[str] = "One or few ranks arrive late and the rest wait"
+
+    FIRES: ClassVar[Examples] = (
+        ("the loader of one rank is late", Job(ranks=4, step=DDP, extra={2: (fetch(30),)})),
+        ("the same, but nobody marked the loader", Job(ranks=4, step=DDP, extra={2: (silence(30),)})),
+        ("two of four loaders are late", Job(ranks=4, step=DDP, extra={0: (fetch(30),), 3: (fetch(30),)})),
+        ("one rank has more to compute", Job(ranks=4, step=DDP, extra={1: (kernels(8, count=4),)})),
+        ("one rank logs and saves", Job(ranks=4, step=DDP, extra={0: (python(30),)})),
+        (
+            "another rank has more to compute each step",
+            Job(ranks=4, step=DDP, rotating=(kernels(8, count=4),), steps=10),
+        ),
+    )
+    SILENT: ClassVar[Examples] = (
+        ("all ranks alike", Job(ranks=4, step=DDP)),
+        ("one loader is later, but its host is far enough ahead", Job(ranks=4, step=DDP, extra={2: (fetch(10),)})),
+        ("all loaders are late", Job(ranks=4, step=(fetch(30), *DDP))),
+        ("ranks that never meet", Job(ranks=4, step=(kernels(20),), extra={2: (kernels(8),)})),
+    )
+    ABSTAINS: ClassVar[Examples] = (
+        ("the trace of one rank of four", Job(ranks=4, step=DDP, extra={2: (fetch(30),)}, recorded=(0,))),
+    )
 
     def examine(self, case: Case) -> Iterator[Proposal | CannotTell]:
         """One proposal: all ranks level with their peers."""

@@ -1,0 +1,89 @@
+"""A page per finding, from its rule: what users read of it, when it fires, when it is silent, and what it then says."""
+
+from __future__ import annotations
+
+import inspect
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from gpudiag.attribution import attribute
+from gpudiag.diagnosis.case import Case
+from gpudiag.diagnosis.engine import diagnose
+from gpudiag.diagnosis.hardware import HARDWARE_RULES
+from gpudiag.diagnosis.rules import RULES
+from gpudiag.diagnosis.rules.compute_bound import ComputeBound
+from gpudiag.timeline import build_timeline
+
+if TYPE_CHECKING:
+    from gpudiag.diagnosis.examples import Job
+    from gpudiag.diagnosis.hardware.rule import FactsRule
+    from gpudiag.diagnosis.rules.rule import Rule
+    from gpudiag.model.analysis import Finding
+
+    AnyRule = type[Rule] | type[ComputeBound] | FactsRule
+
+FINDINGS = Path(__file__).resolve().parent / "findings"
+TRACE_RULES = (*RULES, ComputeBound)
+
+
+def finding_pages() -> dict[Path, str]:
+    """The page of every finding, and the index of all."""
+    pages = {}
+    rows = []
+    for rule in TRACE_RULES:
+        shown = [(what, _found(rule.code, job)) for what, job in rule.FIRES]
+        pages[FINDINGS / f"{rule.code}.md"] = _page(
+            rule, rule.title, shown, [what for what, _ in rule.SILENT], [what for what, _ in rule.ABSTAINS]
+        )
+        rows.append((rule.code, "traces", _first_sentence(rule)))
+    for hardware in HARDWARE_RULES:
+        shown = [(what, hardware.examine(facts)[0]) for what, facts in hardware.FIRES]
+        pages[FINDINGS / f"{hardware.code}.md"] = _page(
+            hardware, _first_sentence(hardware), shown, [what for what, _ in hardware.SILENT], []
+        )
+        rows.append((hardware.code, "the machine", _first_sentence(hardware)))
+    pages[FINDINGS / "index.md"] = _index(rows)
+    return pages
+
+
+def _page(rule: AnyRule, title: str, shown: list[tuple[str, Finding]], silent: list[str], abstains: list[str]) -> str:
+    parts = [f"# {rule.code}\n\n{title.rstrip('.')}.\n", _words(rule, without=title)]
+    parts.append("## When it fires\n\n" + "\n".join(f"- {what}: *{found.title}*" for what, found in shown) + "\n")
+    parts.append("## When it is silent\n\n" + "\n".join(f"- {what}" for what in silent) + "\n")
+    if abstains:
+        parts.append("## When it cannot tell\n\n" + "\n".join(f"- {what}" for what in abstains) + "\n")
+    by_cause: dict[str | None, Finding] = {}
+    for _, found in shown:
+        by_cause.setdefault(found.cause, found)
+    parts.append("## What it advises\n")
+    for cause, found in by_cause.items():
+        lines = "\n".join(f"- {line}" for line in found.advice)
+        parts.append(f"When the cause is *{cause}*:\n\n{lines}\n" if len(by_cause) > 1 else f"{lines}\n")
+    return "\n".join(part for part in parts if part)
+
+
+def _words(rule: AnyRule, *, without: str) -> str:
+    """The rule's docstring as paragraphs, less a first sentence that the page has already."""
+    text = inspect.cleandoc(type(rule).__doc__ or "" if not isinstance(rule, type) else rule.__doc__ or "")
+    text = text.removeprefix(without).strip()
+    return f"{text}\n" if text else ""
+
+
+def _first_sentence(rule: AnyRule) -> str:
+    text = inspect.cleandoc((rule if isinstance(rule, type) else type(rule)).__doc__ or "")
+    return " ".join(text.partition("\n\n")[0].split())
+
+
+def _found(code: str, job: Job) -> Finding:
+    timeline = build_timeline(job.traces())
+    findings, _ = diagnose(Case(timeline=timeline, attribution=attribute(timeline)))
+    return next(finding for finding in findings if finding.code == code)
+
+
+def _index(rows: list[tuple[str, str, str]]) -> str:
+    table = "\n".join(f"| [{code}]({code}.md) | {source} | {words} |" for code, source, words in rows)
+    return (
+        "# Findings\n\nOne page per finding, made from its rule: what it means, examples in which it fires and in which\n"
+        "it is silent, and what it advises. The examples are played as traces (or machines) and tested.\n\n"
+        f"| finding | from | meaning |\n| --- | --- | --- |\n{table}\n"
+    )
