@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     AnyRule = type[Rule] | type[ComputeBound] | FactsRule
 
 FINDINGS = Path(__file__).resolve().parent / "findings"
-TRACE_RULES = (*RULES, ComputeBound)
+TRACE_RULES: tuple[type[Rule] | type[ComputeBound], ...] = (*RULES, ComputeBound)
 
 
 def finding_pages() -> dict[Path, str]:
@@ -83,7 +83,7 @@ def _found(code: str, job: Job) -> Finding:
 def _index(rows: list[tuple[str, str, str]]) -> str:
     table = "\n".join(f"| [{code}]({code}.md) | {source} | {words} |" for code, source, words in rows)
     return (
-        "# Findings\n\nOne page per finding, made from its rule: what it means, examples in which it fires and in which\n"
-        "it is silent, and what it advises. The examples are played as traces (or machines) and tested.\n\n"
+        "# Findings\n\nOne page per finding, made from its rule: what it means, examples in which it fires and is\n"
+        "silent, and what it advises. The examples are played as traces (or machines) and tested.\n\n"
         f"| finding | from | meaning |\n| --- | --- | --- |\n{table}\n"
     )
