@@ -79,13 +79,13 @@ def tolerance_in_words(device: str) -> str:
     """The tolerance, for people."""
     if device == "cuda":
         return (
-            f"found and true cost may differ by {GPU_SHARE:.0%} or {GPU_MS:g} ms, whichever is more; "
-            f"anything else worth {ALARM_SHARE:.0%} of the step is a false alarm"
+            f"found and true cost may differ by {100 * GPU_SHARE:.0f} % or {GPU_MS:g} ms, whichever is more; "
+            f"anything else worth {100 * ALARM_SHARE:.0f} % of the step is a false alarm"
         )
     return (
-        f"found and true cost may differ by {CPU_SHARE:.0%} or {CPU_ERRORS:g} standard errors (of the true cost over "
-        f"pairs of blocks and of the recorded steps together), whichever is more; anything else worth "
-        f"{ALARM_SHARE:.0%} of the step or that many standard errors is a false alarm"
+        f"found and true cost may differ by {100 * CPU_SHARE:.0f} % or {CPU_ERRORS:g} standard errors (of the true "
+        f"cost over pairs of blocks and of the recorded steps together), whichever is more; anything else worth "
+        f"{100 * ALARM_SHARE:.0f} % of the step or that many standard errors is a false alarm"
     )
 
 

@@ -16,6 +16,8 @@ if TYPE_CHECKING:
 
 _TRIAL_BYTES = 32 << 20
 _REPEATS = 5
+#: Extra bytes per byte at most: they lie in memory, one bucket's at a time.
+_MOST_EXTRA = 200.0
 
 
 class Exchange:
@@ -63,7 +65,7 @@ class SlowExchange(Fault):
 
     def __init__(self, trainer: "Trainer", amount_ms: float, *, mine: bool) -> None:
         super().__init__(trainer, amount_ms, mine=mine)
-        self._extra = amount_ms / self._plain_ms()
+        self._extra = min(amount_ms / self._plain_ms(), _MOST_EXTRA)
 
     def switch(self, *, on: bool) -> None:
         """Exchange slowly, or barely."""

@@ -1,0 +1,116 @@
+"""`gpudiag selftest` as people run it on a machine without GPUs: real processes, real faults, a real diagnosis."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import statistics
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from tests.cli_process import gpudiag
+
+if TYPE_CHECKING:
+    import subprocess
+    from pathlib import Path
+
+NO_GPU = {"CUDA_VISIBLE_DEVICES": ""}
+FAULTS = ("none", "late-loader-marked", "late-loader-one")
+
+Run = tuple["subprocess.CompletedProcess[str]", "Path"]
+
+pytestmark = pytest.mark.xdist_group("processes")
+
+
+@pytest.fixture(scope="module")
+def quick(tmp_path_factory: pytest.TempPathFactory) -> Run:
+    cwd = tmp_path_factory.mktemp("selftest")
+    words = ("--quick", "--faults", ",".join(FAULTS), "--output", "out", "--json", "--markdown", "table.md")
+    result = gpudiag("selftest", *words, cwd=cwd, **NO_GPU)
+    assert result.returncode in {0, 1}, result.stderr
+    return result, cwd
+
+
+def rows(run: Run) -> dict[str, Any]:
+    return {row["fault"]: row for row in json.loads(run[0].stdout)["rows"]}
+
+
+def names_in_trace(run: Run, fault: str, rank: int) -> set[str]:
+    path = run[1] / "out" / "resnet20-cifar" / fault / "traces" / f"rank{rank}.pt.trace.json.gz"
+    return {str(event.get("name")) for event in json.loads(gzip.decompress(path.read_bytes()))["traceEvents"]}
+
+
+def test_the_result_is_one_json_object_and_is_saved(quick: Run) -> None:
+    result = json.loads(quick[0].stdout)
+    assert (result["schema"], result["device"], result["world_size"]) == ("gpudiag/selftest/1", "cpu", 2)
+    assert tuple(row["fault"] for row in result["rows"]) == FAULTS
+    assert json.loads((quick[1] / "out" / "selftest.json").read_text(encoding="utf-8")) == result
+    table = (quick[1] / "table.md").read_text(encoding="utf-8")
+    assert all(f"| {fault} |" in table for fault in FAULTS)
+
+
+def test_the_exit_code_says_whether_a_row_is_wrong(quick: Run) -> None:
+    wrong = any(row["verdict"] == "wrong" for row in rows(quick).values())
+    assert quick[0].returncode == int(wrong)
+
+
+def test_the_late_rank_is_found_with_its_cause(quick: Run) -> None:
+    row = rows(quick)["late-loader-one"]
+    assert (row["found"]["code"], row["found"]["ranks"], row["found"]["cause"]) == ("straggler", [1], "input")
+    assert row["verdict"] == "right", row["why"]
+
+
+def test_a_marked_loader_is_found_as_one(quick: Run) -> None:
+    row = rows(quick)["late-loader-marked"]
+    assert (row["found"]["code"], row["found"]["cause"]) == ("input-bound", "loader"), row["why"]
+
+
+@pytest.mark.parametrize("fault", ["late-loader-marked", "late-loader-one"])
+def test_a_late_loader_costs_what_it_is_late(quick: Run, fault: str) -> None:
+    run_dir = quick[1] / "out" / "resnet20-cifar" / fault
+    ablation = json.loads((run_dir / "ablation.json").read_text(encoding="utf-8"))
+    assert [block["on"] for block in ablation["blocks"]] == [False, True, True, False]
+    fastest = min(ms for block in ablation["blocks"] if block["on"] for ms in block["step_ms"][1])
+    assert fastest > ablation["amount_ms"]
+    off = statistics.median(ms for block in ablation["blocks"] if not block["on"] for ms in block["step_ms"][0])
+    on = statistics.median(ms for block in ablation["blocks"] if block["on"] for ms in block["step_ms"][0])
+    assert on > off
+
+
+def test_the_faults_leave_no_mark_in_a_trace(quick: Run) -> None:
+    for rank in (0, 1):
+        marks = {name for name in names_in_trace(quick, "late-loader-one", rank) if "gpudiag" in name}
+        assert marks == set()
+        assert "gpudiag.input" in names_in_trace(quick, "late-loader-marked", rank)
+
+
+def test_each_fault_is_a_run_that_can_be_analysed(quick: Run) -> None:
+    result = gpudiag("analyze", "out/resnet20-cifar/late-loader-one", "--json", cwd=quick[1])
+    assert result.returncode == 0, result.stderr
+    steps = json.loads(result.stdout)["steps"]
+    assert steps["analysed"] >= 4
+    assert steps["unprofiled_mean_ms"] > 0
+
+
+def test_recorded_runs_are_judged_again_without_training(quick: Run) -> None:
+    again = gpudiag("selftest", "--from", "out", "--json", cwd=quick[1])
+    assert again.returncode == quick[0].returncode
+    assert json.loads(again.stdout)["rows"] == json.loads(quick[0].stdout)["rows"]
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "message"),
+    [
+        (("--faults", "slow"), 2, "there is no fault 'slow'"),
+        (("--faults", "sync"), 2, "none of the faults"),
+        (("--workloads", "gpt"), 2, "trains no 'gpt'"),
+        (("--from", "nowhere"), 4, "holds no selftest's runs"),
+        (("--from", "nowhere", "--devices", "2"), 2, "--devices does not go with --from"),
+    ],
+)
+def test_what_cannot_be_done_is_refused(tmp_path: Path, words: tuple[str, ...], code: int, message: str) -> None:
+    result = gpudiag("selftest", *words, cwd=tmp_path, **NO_GPU)
+    assert result.returncode == code
+    assert message in result.stderr
+    assert list(tmp_path.iterdir()) == []
