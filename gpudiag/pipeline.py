@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import sys
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
-from gpudiag.errors import FrameworkMissingError, HardwareMissingError, UsageError
-from gpudiag.model.analysis import Analysis, Source, Steps
+import msgspec
+
+from gpudiag.errors import FrameworkMissingError, HardwareMissingError, UnreadableInputError, UsageError
+from gpudiag.model.analysis import Analysis, Source, Steps, Validity
 from gpudiag.model.job import Job
 
 if TYPE_CHECKING:
@@ -20,6 +22,7 @@ if TYPE_CHECKING:
     from gpudiag.model.facts import Facts
     from gpudiag.model.job import DataSource, MemoryFormat, Precision
     from gpudiag.model.run import RunRecord
+    from gpudiag.probing.runner import Progress as ProbeProgress
     from gpudiag.readers import ReadLimits
     from gpudiag.worker.progress import Progress
 
@@ -48,6 +51,8 @@ def analyze(
     )
     from gpudiag.diagnosis.case import Case
     from gpudiag.diagnosis.engine import diagnose
+    from gpudiag.diagnosis.hardware import examine_facts
+    from gpudiag.model.probed import beside_probe, transport_of
     from gpudiag.readers import read_traces
     from gpudiag.run_files import find_run_record
     from gpudiag.timeline import build_timeline
@@ -60,8 +65,12 @@ def analyze(
     timeline = build_timeline(traces, world_size)
     attribution = attribute(timeline)
     run = find_run_record(paths)
-    case = Case(timeline=timeline, attribution=attribution, run=run)
+    facts, unread = _facts_of_run(paths)
+    case = Case(timeline=timeline, attribution=attribution, run=run, facts=facts)
     findings, doubts = diagnose(case)
+    if facts is not None:
+        # These carry no time of their own, so they come after those that do.
+        findings = (*findings, *examine_facts(facts))
     return Analysis(
         framework=timeline.framework,
         world_size=timeline.world_size,
@@ -70,12 +79,26 @@ def analyze(
         devices=summarise_devices(timeline, attribution),
         waits=summarise_waits(timeline, attribution),
         findings=findings,
-        validity=(*timeline.validity, *doubts),
-        collectives=summarise_collectives(timeline),
+        validity=(*timeline.validity, *doubts, *unread),
+        collectives=beside_probe(summarise_collectives(timeline), facts, transport_of(run)),
         kernels=summarise_kernels(timeline),
         portions=summarise_portions(timeline, attribution),
         source=_source(paths, run),
     )
+
+
+def _facts_of_run(paths: Sequence[Path | str]) -> tuple[Facts | None, tuple[Validity, ...]]:
+    """The facts beside the run record, if there are any; ones that cannot be read cost their figures only."""
+    from gpudiag.probing.facts_file import load_facts
+    from gpudiag.run_files import find_facts_file
+
+    path = find_facts_file(paths)
+    if path is None:
+        return None, ()
+    try:
+        return load_facts(path), ()
+    except UnreadableInputError as error:
+        return None, (Validity(code="repaired-input", message=f"the machine's facts are left out: {error}"),)
 
 
 def diff(before: Analysis, after: Analysis) -> Diff:
@@ -157,6 +180,8 @@ class Request:
     nodes: int = 1
     rendezvous: Rendezvous | None = None
     command: tuple[str, ...] = ()
+    probe: bool | None = None
+    """Measure the links before: None for what was measured within a day, else anew; True for anew; False for not."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -263,8 +288,37 @@ def prepare(request: Request) -> Prepared:
     return Prepared(plan=plan, interpreter=interpreter, facts=facts)
 
 
+def measure_links(
+    prepared: Prepared, probe: bool | None = None, on_progress: Callable[[ProbeProgress], None] | None = None
+) -> Prepared:
+    """Put figures of the machine's links beside the inventory, where several GPUs will exchange gradients over them.
+
+    Args:
+        prepared: what is about to run.
+        probe: as `Request.probe`. Measuring takes about 5 s.
+        on_progress: called from several threads with what is measured now.
+    """
+    from gpudiag.diagnosis.hardware import examine_facts
+    from gpudiag.probing.cache import cached_measurements, keep_measurements
+    from gpudiag.probing.machine import failed_probes, probe_machine
+    from gpudiag.probing.plan import installed
+
+    facts, job = prepared.facts, prepared.plan.job
+    several = job.device == "cuda" and prepared.plan.processes > 1 and sum(gpu.visible for gpu in facts.gpus) > 1
+    measured: Facts | None = None
+    if several and probe is not False and installed("cuda.bindings"):
+        if probe is None:
+            measured = cached_measurements(facts, "nccl" if job.p2p else "nccl-no-p2p")
+        if measured is None:
+            measured = probe_machine(facts, quick=True, p2p=job.p2p, on_progress=on_progress)
+            if not failed_probes(measured):
+                keep_measurements(measured)
+    facts = measured or facts
+    return replace(prepared, facts=msgspec.structs.replace(facts, findings=examine_facts(facts)))
+
+
 def train(prepared: Prepared, observer: Callable[[Progress], None]) -> RunRecord:
-    """Train and record; leaves run.json, facts.json (without measurements), traces and logs in the run directory.
+    """Train and record; leaves run.json, facts.json, traces and logs in the run directory.
 
     Raises: what `gpudiag.launch.launch` raises; what was measured before is kept.
     """

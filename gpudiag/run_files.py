@@ -83,3 +83,15 @@ def find_run_record(paths: Sequence[Path | str]) -> RunRecord | None:
         if directory.is_dir() and path.is_file():
             return read_json(path, RunRecord, RUN_SCHEMA)
     return None
+
+
+def find_facts_file(paths: Sequence[Path | str]) -> Path | None:
+    """The facts beside the given traces, if a single path names a run directory (or its `traces/`)."""
+    if len(paths) != 1:
+        return None
+    given = Path(paths[0])
+    for directory in (given, given.parent):
+        if directory.is_dir() and (directory / RUN_FILE).is_file():
+            path = directory / FACTS_FILE
+            return path if path.is_file() else None
+    return None

@@ -89,14 +89,18 @@ def bandwidth(
 
 def _measure(*, quick: bool, timeout_s: float, require_gpu: bool) -> "Facts":
     from gpudiag.commands.probe_progress import ProbeProgress
+    from gpudiag.probing.cache import keep_measurements
     from gpudiag.probing.inventory import gather_inventory
-    from gpudiag.probing.machine import probe_machine
+    from gpudiag.probing.machine import failed_probes, probe_machine
 
     facts = gather_inventory()
     if require_gpu and not facts.gpus:
         raise _no_gpu(facts)
     with ProbeProgress() as progress:
-        return probe_machine(facts, quick=quick, timeout_s=timeout_s, on_progress=progress)
+        measured = probe_machine(facts, quick=quick, timeout_s=timeout_s, on_progress=progress)
+    if not failed_probes(measured):
+        keep_measurements(measured)  # for `gpudiag profile`, which then need not measure
+    return measured
 
 
 def _no_gpu(facts: "Facts") -> HardwareMissingError:

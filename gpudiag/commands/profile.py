@@ -103,6 +103,15 @@ def profile(
         str | None, typer.Option(metavar="HOST:PORT", help="Where the nodes meet, as for torchrun.")
     ] = None,
     rdzv_backend: Annotated[str, typer.Option(metavar="NAME", help="How they meet, as for torchrun.")] = "c10d",
+    probe: Annotated[
+        bool | None,
+        typer.Option(
+            "--probe/--no-probe",
+            help="Measure the links between several GPUs first (about 5 s), or do not. Default: unless they were "
+            "measured within a day.",
+            show_default=False,
+        ),
+    ] = None,
     as_json: Json = False,
     all_ranks: AllRanks = False,
     width: Width = None,
@@ -122,6 +131,7 @@ def profile(
     _one_of("--memory-format", memory_format, MEMORY_FORMATS)
     _one_of("--data", data, DATA_SOURCES)
     from gpudiag import pipeline
+    from gpudiag.commands.probe_progress import ProbeProgress
     from gpudiag.commands.progress_lines import RunProgress
     from gpudiag.launch import Rendezvous
 
@@ -148,9 +158,12 @@ def profile(
         if rdzv_endpoint is None
         else Rendezvous(endpoint=rdzv_endpoint, backend=rdzv_backend, node_rank=node_rank),
         command=("gpudiag", *sys.argv[1:]),
+        probe=probe,
     )
     prepared = pipeline.prepare(asked)
     typer.echo(f"gpudiag: {prepared.describe()}", err=True)
+    with ProbeProgress() as probing:
+        prepared = pipeline.measure_links(prepared, asked.probe, probing)
     with RunProgress(prepared.plan.processes) as progress:
         pipeline.train(prepared, progress.heard)
         progress.say("analysing")

@@ -26,6 +26,7 @@ def probe_machine(
     facts: Facts,
     *,
     quick: bool = False,
+    p2p: bool = True,
     timeout_s: float = DEFAULT_TIMEOUT_S,
     on_progress: Callable[[Progress], None] | None = None,
     programs: Path | None = None,
@@ -35,6 +36,7 @@ def probe_machine(
     Args:
         facts: its inventory.
         quick: the essential paths only.
+        p2p: False when quick and NCCL is to be measured with peer access off, instead of as it chooses.
         timeout_s: bound on loading and, again, on measuring of each program.
         on_progress: called from several threads with what runs now.
         programs: folder of the programs, other than the installed one.
@@ -44,7 +46,7 @@ def probe_machine(
         and in `probes` with its status, and takes nothing else with it.
     """
     began = time.perf_counter()
-    plan, skipped = plan_probes(facts, programs or programs_directory(), quick=quick, timeout_s=timeout_s)
+    plan, skipped = plan_probes(facts, programs or programs_directory(), quick=quick, p2p=p2p, timeout_s=timeout_s)
     outcomes = run_probes(plan, on_progress)
     measured = assemble(facts, outcomes, skipped)
     total = {"mode": "quick" if quick else "default", "seconds": round(time.perf_counter() - began, 3)}

@@ -23,6 +23,7 @@ _CPUS_PER_IMPORT = 4
 _HOST = ("gpudiag/probe-copy-host/1", "copies to and from the host")
 _PEER = ("gpudiag/probe-copy-peer/1", "copies between GPUs")
 _NCCL = ("gpudiag/probe-allreduce/1", "NCCL all-reduce")
+_NO_P2P = "NCCL all-reduce, peer access off"
 #: Name, program, and seconds of measuring per part.
 _COPIES = ("copies", "gpu_paths.py", 4.0)
 _QUICK = ("copies and NCCL", "gpu_paths.py", 0.8)
@@ -49,7 +50,9 @@ class _Plan:
         self.skipped.append(Skipped(what=what, why=why))
 
 
-def plan_probes(facts: Facts, programs: Path, *, quick: bool, timeout_s: float) -> tuple[list[Planned], list[Skipped]]:
+def plan_probes(
+    facts: Facts, programs: Path, *, quick: bool, timeout_s: float, p2p: bool = True
+) -> tuple[list[Planned], list[Skipped]]:
     """The programs to run on this machine, and what is left out with its reason.
 
     Args:
@@ -57,6 +60,7 @@ def plan_probes(facts: Facts, programs: Path, *, quick: bool, timeout_s: float) 
         programs: the folder of the probe programs.
         quick: only what matters most, in about 5 s on 4 GPUs instead of 20.
         timeout_s: bound on loading and, again, on measuring of each program.
+        p2p: False when quick and NCCL is to be measured with peer access off.
 
     Returns:
         Programs in the order in which they measure. Copies come first: they are what the rest is judged by. What
@@ -67,7 +71,7 @@ def plan_probes(facts: Facts, programs: Path, *, quick: bool, timeout_s: float) 
     if gpus and not installed("cuda.bindings"):
         plan.skip("copies and NCCL", "cuda-bindings is not installed (pip install cuda-bindings)")
     elif gpus:
-        _plan_cuda(plan, gpus)
+        _plan_cuda(plan, gpus, p2p=p2p)
     elif facts.gpus:
         plan.skip("copies and NCCL", "CUDA_VISIBLE_DEVICES hides every GPU")
     plan.add("host memory", "host_memory.py", 0.3 if quick else 0.8)
@@ -76,10 +80,16 @@ def plan_probes(facts: Facts, programs: Path, *, quick: bool, timeout_s: float) 
     return plan.chosen, plan.skipped
 
 
-def _plan_cuda(plan: _Plan, gpus: int) -> None:
+def _plan_cuda(plan: _Plan, gpus: int, *, p2p: bool) -> None:
     """Contexts take longest to make, and the driver makes one at a time: as few programs as the transports allow."""
     if gpus < 2:
         plan.add(*(_QUICK if plan.quick else _COPIES), "--parts", "host", parts=(_HOST,), holds_gpus=True)
+        return
+    # Which transports NCCL may use is fixed when its library first reads the variable: a process of its own.
+    off = {"environment": {"NCCL_P2P_DISABLE": "1"}, "holds_gpus": True}
+    if plan.quick and not p2p:
+        plan.add(*_QUICK, "--parts", "host,peer", parts=(_HOST, _PEER), holds_gpus=True)
+        plan.add(_NO_P2P, "allreduce_nccl.py", 0.8, "--strategies", "nccl-no-p2p", **off)
         return
     if plan.quick:
         parts = (_HOST, _PEER, _NCCL)
@@ -88,10 +98,7 @@ def _plan_cuda(plan: _Plan, gpus: int) -> None:
         return
     plan.add(*_COPIES, "--parts", "host,peer", parts=(_HOST, _PEER), holds_gpus=True)
     plan.add(_NCCL[1], "allreduce_nccl.py", 2.5, "--strategies", "nccl,nccl-ring,nccl-tree", holds_gpus=True)
-    # Which transports NCCL may use is fixed when its library first reads the variable: a process of its own.
-    off = {"NCCL_P2P_DISABLE": "1"}
-    name = "NCCL all-reduce, peer access off"
-    plan.add(name, "allreduce_nccl.py", 1.5, "--strategies", "nccl-no-p2p", environment=off, holds_gpus=True)
+    plan.add(_NO_P2P, "allreduce_nccl.py", 1.5, "--strategies", "nccl-no-p2p", **off)
 
 
 def _plan_gloo(plan: _Plan, gpus: int, cpus: int) -> None:

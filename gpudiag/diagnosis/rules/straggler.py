@@ -6,9 +6,11 @@ from functools import partial
 from typing import TYPE_CHECKING, ClassVar
 
 from gpudiag.diagnosis.examples import DDP, Job, fetch, kernels, python, silence
+from gpudiag.diagnosis.hardware import examine_facts
 from gpudiag.diagnosis.replay.what_if import PARTS
 from gpudiag.diagnosis.rules.rule import CannotTell, Proposal, notable, severity_of
 from gpudiag.model.analysis import Finding
+from gpudiag.model.probed import gpu_of_rank
 from gpudiag.units import milliseconds
 
 if TYPE_CHECKING:
@@ -24,6 +26,9 @@ _ALSO_LATE = 0.3
 _EXPLAINS = 0.5
 #: Another rank late each step: levelling every step must gain this much more than levelling ranks.
 _JITTER = 1.3
+
+#: Findings about a machine that explain why a GPU computes longer than its peers.
+_CLOCKS = frozenset({"clock-mismatch", "throttled"})
 
 _ADVICE: dict[str, tuple[str, ...]] = {
     "input": (
@@ -43,6 +48,10 @@ _ADVICE: dict[str, tuple[str, ...]] = {
     "compute": (
         "Compare clocks, power and temperature of the GPU of {ranks} with its peers: `gpudiag topology`.",
         "Check that {ranks} gets as much work: same batch size, same sequence lengths, no extra evaluation or logging.",
+    ),
+    "clock": (
+        "Let the GPU of {ranks} run at its peers' clocks: see the finding about it (clock-mismatch, throttled).",
+        "Until then set the same clocks on all GPUs (nvidia-smi -lgc), or leave that GPU out, and compare.",
     ),
     "launch": (
         (
@@ -68,7 +77,8 @@ class Straggler:
     40 ms of a late loader on the fourth. The replay gives each rank no more input, launch, compute and copy time than
     its peers need; what the step gains by that is recoverable, and the part that alone explains it is the cause. A
     chain (rank 0 waits for 2, which waited for its loader) is followed by that to its end. When the late rank is
-    another one each step, it is said to be jitter.
+    another one each step, it is said to be jitter. Where the machine's facts say that a late rank's GPU runs at slower
+    clocks than its peers, or is throttled, that is the cause.
     """
 
     code: ClassVar[str] = "straggler"
@@ -136,11 +146,16 @@ class Straggler:
         waits: dict[int, float] = {}
         for lane in case.attribution.lanes:
             waits[lane.rank] = milliseconds(sum(float(share.mean()) for share in lane.waits_ns.values()))
+        held = _held_back(case, late) if cause == "compute" and not jitter else {}
+        if held:
+            cause, advice = "clock", _ADVICE["clock"]
         evidence: dict[str, object] = {
             "excess_ms_by_rank": excess,
             "waited_ms_by_rank": waits,
             "gain_ms_by_part": alone,
         }
+        if held:
+            evidence["clock"] = held
         if jitter:
             evidence["times_last_by_rank"] = _times_last(case)
         if silent:
@@ -151,6 +166,7 @@ class Straggler:
         what = {
             "input": "waits for its input" if one else "wait for their input",
             "compute": "computes longer" if one else "compute longer",
+            "clock": "computes longer, on a GPU with slower clocks," if one else "compute longer, at slower clocks,",
             "launch": "launches its work more slowly" if one else "launch their work more slowly",
             "copy": "copies longer" if one else "copy longer",
         }.get(cause, f"{'is' if one else 'are'} late for a reason that the traces do not show")
@@ -178,6 +194,20 @@ def _cause(what_if: WhatIf, gain: float, jitter: bool) -> tuple[str, dict[str, f
     alone = {part: what_if.gain_ms(what_if.levelled(what_if.corrected, [part], each_step=jitter)) for part in PARTS}
     best = max(PARTS, key=lambda part: alone[part])
     return (best if alone[best] >= _EXPLAINS * gain else "unknown"), {str(part): ms for part, ms in alone.items()}
+
+
+def _held_back(case: Case, late: tuple[int, ...]) -> dict[str, list[str]]:
+    """What the machine's facts say against the clocks of the late ranks' GPUs, by rank; empty unless of every one."""
+    if case.facts is None:
+        return {}
+    against: dict[int, list[str]] = {}
+    for finding in examine_facts(case.facts):
+        if finding.code in _CLOCKS:
+            for gpu in finding.evidence.get("gpus", ()):
+                against.setdefault(gpu, []).append(finding.code)
+    gpus = {rank: gpu_of_rank(case.facts, case.run, rank) for rank in late}
+    found = {str(rank): against[gpu] for rank, gpu in gpus.items() if gpu is not None and gpu in against}
+    return found if len(found) == len(late) else {}
 
 
 def _steady(what_if: WhatIf) -> bool:
