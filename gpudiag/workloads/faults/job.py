@@ -1,8 +1,8 @@
 """The fault job: `gpudiag selftest` starts `run` in each training process, through the launcher, as a user's function.
 
 First the ablation of every fault: blocks of steps without it and with it, by turns in the order off on on off, so that
-a drift of the machine hits both alike. Then each fault is recorded, in a run directory of its own: the profiler leaves
-its library loaded, so nothing is timed after it first ran.
+a drift of the machine hits both alike. Each fault is then recorded, in a run directory of its own: on GPUs only when
+all have been timed, because the profiler leaves its library loaded; on CPUs at once, while the machine is as it was.
 """
 
 from __future__ import annotations
@@ -50,14 +50,14 @@ def run() -> None:
     job.progress.tell("warmup")
     trainer.warm_up(plan.warm_up_s)
     job.save(run_dir)
-    for number, fault in enumerate(plan.faults, start=1):
-        job.progress.tell("timed", number, len(plan.faults))
-        job.ablate(fault)
-        job.progress.tell("warmup", number, len(plan.faults))
-    for number, fault in enumerate(plan.faults, start=1):
-        job.progress.tell("profiled", number, len(plan.faults))
-        job.profile(fault)
-        job.progress.tell("saving", number, len(plan.faults))
+    for together in [plan.faults] if plan.device == "cuda" else [(fault,) for fault in plan.faults]:
+        for fault in together:
+            job.progress.tell("timed", plan.faults.index(fault) + 1, len(plan.faults))
+            job.ablate(fault)
+        for fault in together:
+            job.progress.tell("profiled", plan.faults.index(fault) + 1, len(plan.faults))
+            job.profile(fault)
+            job.progress.tell("saving")
     job.save(run_dir)
     job.progress.tell("done")
     trainer.close()

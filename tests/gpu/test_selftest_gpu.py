@@ -1,0 +1,70 @@
+"""`gpudiag selftest` on real GPUs: every fault, found as what it is and for what it costs.
+
+    pytest tests/gpu/test_selftest_gpu.py -m "gpu or multigpu"
+
+One quick run of one workload: about two minutes on 4 GPUs. The whole selftest is `gpudiag selftest` itself.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gpudiag.probing.inventory import gather_inventory
+from gpudiag.selftest.catalogue import CATALOGUE
+
+GPUS = sum(gpu.visible for gpu in gather_inventory().gpus)
+ROOT = Path(__file__).parents[2]
+NEED_SEVERAL = {entry.name for entry in CATALOGUE.values() if entry.several}
+
+pytestmark = [
+    pytest.mark.timeout(900),
+    pytest.mark.skipif(GPUS < 1, reason="there is no NVIDIA GPU"),
+]
+
+
+@pytest.fixture(scope="module")
+def result(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    output = tmp_path_factory.mktemp("selftest") / "out"
+    command = [sys.executable, "-m", "gpudiag", "selftest", "--quick", "--json", "--output", str(output)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=800, check=False, cwd=ROOT)
+    logs = "\n".join(path.read_text(errors="replace")[-2000:] for path in output.glob("*/logs/*.log"))
+    assert done.returncode in {0, 1}, f"{done.stderr}\n{logs}"
+    parsed: dict[str, Any] = json.loads(done.stdout)
+    return parsed
+
+
+def row(result: dict[str, Any], fault: str) -> dict[str, Any]:
+    left_out = {one["fault"]: one["why"] for one in result["left_out"]}
+    if fault in left_out:
+        pytest.skip(left_out[fault])
+    found: dict[str, Any] = next(row for row in result["rows"] if row["fault"] == fault)
+    return found
+
+
+@pytest.mark.parametrize(
+    "fault",
+    [pytest.param(name, marks=pytest.mark.multigpu if name in NEED_SEVERAL else pytest.mark.gpu) for name in CATALOGUE],
+)
+def test_every_fault_is_found_as_what_it_is(result: dict[str, Any], fault: str) -> None:
+    found = row(result, fault)
+    assert found["verdict"] != "wrong", found
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("fault", ["late-loader", "pageable-copies", "sync", "tiny-kernels"])
+def test_faults_are_large_enough_to_see(result: dict[str, Any], fault: str) -> None:
+    found = row(result, fault)
+    assert found["true"]["ms"] > found["alarm_ms"], found
+
+
+@pytest.mark.multigpu
+@pytest.mark.parametrize("fault", ["late-loader-one", "slow-compute-one", "slow-exchange", "pinned-core-one"])
+def test_faults_of_several_gpus_are_large_enough_to_see(result: dict[str, Any], fault: str) -> None:
+    found = row(result, fault)
+    assert found["true"]["ms"] > found["alarm_ms"], found
