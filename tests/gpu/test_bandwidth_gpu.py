@@ -7,6 +7,7 @@ Speeds are compared with what the hardware allows and with each other, never wit
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -119,6 +120,49 @@ class TestSeveralGpus:
         assert {one.strategy for one in nccl} >= {"nccl", "nccl-ring", "nccl-tree", "nccl-no-p2p"}
         assert all(one.verified for one in nccl)
         assert {one.bytes for one in nccl if one.strategy == "nccl"} == {1 << power for power in range(10, 30)}
+
+    def test_small_all_reduces_take_the_gpus_less_than_launching_them(self, measured: Facts) -> None:
+        times = {(one.strategy, one.bytes): one.time_us for one in measured.collectives}
+        queued = {size: time for (name, size), time in times.items() if name == "nccl-queued"}
+        assert queued.keys() == {1 << power for power in range(10, 21)}
+        assert all(time < 1.05 * times["nccl", size] for size, time in queued.items())
+
+    def test_where_the_seconds_went_is_told(self, measured: Facts) -> None:
+        phases = measured.probes["copies to and from the host"]["phases_s"]
+        assert {"interpreter and imports", "driver", "contexts and kernels", "buffers"} <= set(phases)
+
+    def test_quick_has_the_essentials_from_one_set_of_contexts(self, tmp_path: Path) -> None:
+        path = tmp_path / "facts.json"
+        command = [sys.executable, "-m", "gpudiag", "bandwidth", "--quick", "--save", str(path)]
+        finished = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+        assert finished.returncode == 0, finished.stderr + finished.stdout
+        facts = load_facts(path)
+        assert {one.path for one in facts.bandwidth} >= {"host_to_device", "device_to_host", "device_to_device", "peer"}
+        assert {one.strategy for one in facts.collectives} == {"nccl", "nccl-queued"}
+        assert {one.verified for one in facts.bandwidth} == {one.verified for one in facts.collectives} == {True}
+        # Peer access that NCCL had enabled would make the paths without it as fast as those with it.
+        links = {(link.a, link.b) for link in facts.links if link.lanes}
+        direct = {(one.src, one.dst): one.gb_per_s for one in facts.bandwidth if one.path == "peer" and one.peer_access}
+        for one in facts.bandwidth:
+            if one.path == "peer" and one.peer_access is False and links:
+                assert one.gb_per_s < 0.7 * direct[one.src, one.dst]
+
+    def test_a_profile_stands_beside_the_probe(self, tmp_path: Path) -> None:
+        run = tmp_path / "run"
+        environment = {**os.environ, "XDG_CACHE_HOME": str(tmp_path / "cache")}
+        for expected in ("measuring", ""):
+            command = [sys.executable, "-m", "gpudiag", "profile", "resnet50", "--steps", "5", "--output", str(run)]
+            finished = subprocess.run(
+                command, env=environment, capture_output=True, text=True, timeout=240, check=False
+            )
+            assert finished.returncode == 0, finished.stderr
+            assert ("measuring" in finished.stderr) == bool(expected), "measured once, then kept"
+            analysis = json.loads((run / "analysis.json").read_bytes())
+            large = [one for one in analysis["collectives"] if (one["size_bytes"] or 0) >= 1 << 20]
+            assert large
+            for one in large:
+                if one["operation"] == "all_reduce":
+                    assert 0.3 < one["busbw_gb_per_s"] / one["probe_busbw_gb_per_s"] < 1.3
 
     def test_peer_access_matters_to_nccl_where_there_is_any(self, measured: Facts) -> None:
         fits = {fit.strategy: fit for fit in measured.collective_fits}
