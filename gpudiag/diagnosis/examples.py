@@ -290,6 +290,8 @@ class _Rank:
             # The call returns when the copy is done.
             self.now = end + 3_000
             self.rows[begin : begin + 2] = [replace(row, end=self.now) for row in self.rows[begin : begin + 2]]
+            # PyTorch's `.to(device)` then synchronizes, where it was not told non_blocking.
+            self._call("cudaStreamSynchronize", 9_000)
 
     def _item(self) -> None:
         begin, returned = self.now, max(*self.free.values(), self.now) + 5_000

@@ -48,7 +48,7 @@ class Block(IntEnum):
     SYNC = 1
     """A synchronization."""
     PAGEABLE = 2
-    """An asynchronous copy from or to pageable memory."""
+    """A copy to the device that holds the host: from pageable memory, or synchronized right behind it."""
     QUEUE = 3
     """A launch while the device's queue was full: the host was far ahead."""
     COLLECTIVE = 4

@@ -11,15 +11,19 @@ import numpy as np
 from gpudiag.diagnosis.replay.graph import NONE, Block
 from gpudiag.diagnosis.replay.streams import LaneOps, find_waits
 from gpudiag.intervals import Intervals, intersect, length, lengths_between, union
-from gpudiag.model.event import EventKind
+from gpudiag.model.event import NO_CORRELATION, EventKind
 from gpudiag.model.timeline import UNKNOWN
 from gpudiag.units import NS_PER_US
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
+    from gpudiag.model.event import EventTable
     from gpudiag.model.timeline import HostThread, Lane, Timeline
 
+_TO_DEVICE = re.compile(r"Memcpy HtoD|.*CopyHostToDevice")
+#: A synchronization that begins this soon after a copy's call is of the same `.to(device)`. Measured: 1 to 9 µs.
+_BEHIND_NS = 20 * NS_PER_US
 _STREAM_WAIT = re.compile(r"(?:cuda|hip|cu)StreamWaitEvent")
 #: A call that takes longer than this and several times the usual, while this many ops stood in the queue, was held up
 #: because the queue was full. CUDA's holds about a thousand.
@@ -91,6 +95,7 @@ def chain_of(timeline: Timeline, trace_index: int, lanes: list[Lane], parts: lis
     overhead = union(Intervals(events.start_ns[overhead_rows] + shift, events.end_ns[overhead_rows] + shift))
     held = within(overhead, before, time)
     kinds = _block_kinds(events.names, events.name[rows[chosen]], time - call_start, blocking[chosen], queued)
+    kinds = _with_copies(events, rows[chosen], kinds, call_start, time)
     kinds[(kinds == Block.NOT) & (held > _HELD_UP_NS) & (queued >= _FULL_QUEUE_OPS)] = Block.QUEUE
     waited_from = np.where(held > 0, before, np.maximum(call_start, before))
     target_part, target_op = _block_targets(parts, call_start, time, waited_from, kinds)
@@ -174,6 +179,30 @@ def _block_kinds(
             held_up = mine & (queued >= _FULL_QUEUE_OPS) & (duration > max(_HELD_UP_NS, _HELD_UP_FACTOR * usual))
             kinds[held_up] = Block.QUEUE
     return kinds.astype(np.uint8)
+
+
+def _with_copies(
+    events: EventTable,
+    rows: NDArray[np.intp],
+    kinds: NDArray[np.uint8],
+    call_start: NDArray[np.int64],
+    time: NDArray[np.int64],
+) -> NDArray[np.uint8]:
+    """Kinds with what belongs to a copy told apart from what waits for a result.
+
+    `.to(device)` makes two calls: the copy and, unless told non_blocking, a synchronization right behind it, which goes
+    when the copy goes. A blocking copy to the host is the other way round: the program wants the result now.
+    """
+    copies = events.rows_of(EventKind.COPY)
+    copies = copies[events.correlation[copies] != NO_CORRELATION]
+    to_device = _matching(events.names, _TO_DEVICE)[events.name[copies]]
+    is_to = np.isin(events.correlation[rows], events.correlation[copies[to_device]])
+    is_from = np.isin(events.correlation[rows], events.correlation[copies[~to_device]])
+    behind = np.zeros(len(rows), np.bool_)
+    same_thread = events.thread[rows[1:]] == events.thread[rows[:-1]]
+    behind[1:] = is_to[:-1] & same_thread & (call_start[1:] - time[:-1] <= _BEHIND_NS)
+    kinds = np.where(behind & (kinds == Block.SYNC), Block.PAGEABLE, kinds)
+    return np.where(is_from & (kinds == Block.PAGEABLE), Block.SYNC, kinds).astype(np.uint8)
 
 
 def within(spans: Intervals, begin: NDArray[np.int64], end: NDArray[np.int64]) -> NDArray[np.float64]:
