@@ -19,6 +19,7 @@ from gpudiag.model.selftest import (
     ABLATION_SCHEMA,
     PLAN_FILE,
     SELFTEST_FILE,
+    SELFTEST_SCHEMA,
     Ablation,
     LeftOut,
     Selftest,
@@ -123,8 +124,12 @@ def selftest(asked: Asked, observer: Observer, say: Callable[[str], None]) -> Se
     return judge_directory(asked.output, left_out=left_out)
 
 
-def judge_directory(output: Path, *, left_out: tuple[LeftOut, ...] = ()) -> Selftest:
+def judge_directory(output: Path, *, left_out: tuple[LeftOut, ...] | None = None) -> Selftest:
     """Analyse all runs of an earlier selftest again, judge them, and save the result beside them.
+
+    Args:
+        output: where the selftest wrote.
+        left_out: what it could not put in; as its own result says when not given.
 
     Raises:
         UnreadableInputError: there is none in the directory, or its files are broken.
@@ -153,6 +158,9 @@ def judge_directory(output: Path, *, left_out: tuple[LeftOut, ...] = ()) -> Self
             )
         )
     first = known[0][1]
+    if left_out is None:
+        earlier = output / SELFTEST_FILE
+        left_out = read_json(earlier, Selftest, SELFTEST_SCHEMA).left_out if earlier.is_file() else ()
     result = Selftest(
         device=first.device,
         device_name=first.device_name,
