@@ -28,13 +28,13 @@ class Syncs(Fault):
 
     def switch(self, *, on: bool) -> None:
         """Hook the layers, or take the hooks out."""
-        if on and self.mine:
-            layers = [module for module in self.trainer.bare.modules() if next(module.children(), None) is None]
-            self._handles = [layer.register_forward_hook(self._read) for layer in layers]
-            return
+        # Blocks with the fault follow each other: hooks of the last one must not stay beside those of this.
         for handle in self._handles:
             handle.remove()
         self._handles = []
+        if on and self.mine:
+            layers = [module for module in self.trainer.bare.modules() if next(module.children(), None) is None]
+            self._handles = [layer.register_forward_hook(self._read) for layer in layers]
 
     def _read(self, *_: Any) -> None:
         self._statistic.item()
