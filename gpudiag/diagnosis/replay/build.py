@@ -74,7 +74,7 @@ def _assemble(timeline: Timeline, lanes: list[Lane], chains: list[Chain], parts:
     wait_b = _absolute([part.wait_b for part in parts], part_first)
     peers, transfer = _peers(timeline, parts, part_first, start, end)
     before = np.concatenate([part.before_end for part in parts])
-    free = np.maximum(before, _latest_waited(end, start, wait_a, wait_b))
+    free = np.maximum(before, np.concatenate([part.waited_end for part in parts]))
     lane = np.concatenate([np.full(len(part.start), part.lane, np.int64) for part in parts])
     latency, gap, unexplained = _bounds(host, launch, start, free, lane)
     streams = tuple(
@@ -207,14 +207,3 @@ def _bounds(
 
 def _median(values: NDArray[np.float64]) -> float:
     return float(np.median(values)) if len(values) else 0.0
-
-
-def _latest_waited(
-    end: NDArray[np.float64], start: NDArray[np.float64], *columns: NDArray[np.int64]
-) -> NDArray[np.float64]:
-    """When the last op waited for had ended; nothing is said of one that belongs to the turn before."""
-    latest = np.full(len(start), -np.inf)
-    for column in columns:
-        ends = end[np.maximum(column, 0)]
-        latest = np.maximum(latest, np.where((column != NONE) & (ends <= start), ends, -np.inf))
-    return latest

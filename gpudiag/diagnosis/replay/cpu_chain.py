@@ -67,6 +67,8 @@ def collective_ops(lane: Lane, index: int) -> LaneOps:
         before_end=before[order],
         wait_a=none.copy(),
         wait_b=none.copy(),
+        waited_end=np.full(len(chosen), -np.inf),
+        given=[],
         streams=[(int(a), int(b)) for a, b in pairwise(edges)],
         launch=none.copy(),
     )

@@ -98,7 +98,7 @@ def chain_of(timeline: Timeline, trace_index: int, lanes: list[Lane], parts: lis
     kinds = _with_copies(events, rows[chosen], kinds, call_start, time)
     kinds[(kinds == Block.NOT) & (held > _HELD_UP_NS) & (queued >= _FULL_QUEUE_OPS)] = Block.QUEUE
     waited_from = np.where(held > 0, before, np.maximum(call_start, before))
-    target_part, target_op = _block_targets(parts, call_start, time, waited_from, kinds)
+    target_part, target_op, target_end = _block_targets(parts, call_start, time, waited_from, kinds)
     block = np.where(target_part != NONE, kinds, Block.NOT).astype(np.uint8)
     work_until = np.where(block != Block.NOT, np.maximum(call_start, before), time)
     busy, waited, silent = _work(lane.threads, threads, before, work_until)
@@ -107,9 +107,7 @@ def chain_of(timeline: Timeline, trace_index: int, lanes: list[Lane], parts: lis
     busy = busy - np.where(block == Block.QUEUE, profiler, 0.0)
     profiler = np.where(block == Block.QUEUE, 0.0, profiler)
     _attach_launches(parts, call_start, block != Block.NOT)
-    delay = np.zeros(len(time))
-    for index in np.flatnonzero(block != Block.NOT):
-        delay[index] = max(time[index] - parts[target_part[index]].end[target_op[index]], 0.0)
+    delay = np.where(block != Block.NOT, np.maximum(time - target_end, 0.0), 0.0)
     marks = np.concatenate([before[:1], time])
     host_rows = events.rows_of(EventKind.OPERATOR, EventKind.ANNOTATION, EventKind.RUNTIME, EventKind.PYTHON)
     host_rows = host_rows[np.isin(events.thread[host_rows], threads)]
@@ -241,8 +239,10 @@ def _block_targets(
     time: NDArray[np.int64],
     waited_from: NDArray[np.int64],
     kinds: NDArray[np.uint8],
-) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.float64]]:
     """For each blocking call the op that it waited for: of those launched before, the last to end before it returned.
+
+    Returns its part, its index there, and when it ended.
 
     A synchronization waits for such an op even when that had ended before the call: were the host faster, it would have
     to wait. A held-up launch counts only where an op did end while it was held up.
@@ -252,20 +252,19 @@ def _block_targets(
     latest = np.full(len(time), -np.inf)
     wanted = np.flatnonzero(kinds != Block.NOT)
     for position, part in enumerate(parts):
-        for a, b in part.streams:
-            known = part.launch_time[a:b]
-            ended = np.searchsorted(part.end[a:b], time[wanted], side="right") - 1
-            launched = np.searchsorted(np.where(known == UNKNOWN, 0, known), call_start[wanted], side="left") - 1
+        for given in part.given:
+            ended = np.searchsorted(given.end, time[wanted], side="right") - 1
+            launched = np.searchsorted(given.launch_time, call_start[wanted], side="left") - 1
             index = np.minimum(ended, launched)
             valid = index >= 0
-            ends = np.where(valid, part.end[a:b][np.maximum(index, 0)], -np.inf)
+            ends = np.where(valid, given.end[np.maximum(index, 0)], -np.inf)
             binding = ends > waited_from[wanted]
             counts = valid & (binding | (kinds[wanted] == Block.SYNC)) & (ends > latest[wanted])
             chosen = wanted[counts]
             latest[chosen] = ends[counts]
             target_part[chosen] = position
-            target_op[chosen] = a + index[counts]
-    return target_part, target_op
+            target_op[chosen] = given.op[index[counts]]
+    return target_part, target_op, latest
 
 
 def _work(

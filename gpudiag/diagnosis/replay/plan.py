@@ -13,8 +13,6 @@ from gpudiag.diagnosis.replay.graph import NONE
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from numpy.typing import NDArray
-
     from gpudiag.diagnosis.replay.graph import Graph
 
 
@@ -31,6 +29,9 @@ class Kind(IntEnum):
     """One op that waits for ops of other streams."""
     COLLECTIVE_START = 4
     COLLECTIVE_END = 5
+
+
+_ON_HOST = frozenset({Kind.HOST_RUN, Kind.HOST_BLOCK})
 
 
 class Run(NamedTuple):
@@ -106,7 +107,7 @@ def _in_order(graph: Graph, runs: list[Run]) -> list[Run]:
     host, device = graph.host, graph.device
     measured = [
         float(host.time[run.after - 1])
-        if run.kind in {Kind.HOST_RUN, Kind.HOST_BLOCK}
+        if run.kind in _ON_HOST
         else float((device.start if run.kind == Kind.COLLECTIVE_START else device.end)[run.after - 1])
         for run in runs
     ]
@@ -136,35 +137,54 @@ def _in_order(graph: Graph, runs: list[Run]) -> list[Run]:
 
 
 def _needs(graph: Graph, runs: list[Run]) -> list[set[int]]:
-    """For each run the runs whose nodes it needs of the same turn."""
-    host, device = graph.host, graph.device
-    run_of_node = np.full(len(host.time), NONE, np.int64)
+    """For each run the runs that must be done before it in the same turn."""
+    device = graph.device
+    run_of_node = np.full(len(graph.host.time), NONE, np.int64)
     run_of_end = np.full(len(device.start), NONE, np.int64)
     run_of_start: dict[int, int] = {}
     for index, run in enumerate(runs):
-        if run.kind in {Kind.HOST_RUN, Kind.HOST_BLOCK}:
+        if run.kind in _ON_HOST:
             run_of_node[run.first : run.after] = index
         elif run.kind == Kind.COLLECTIVE_START:
             run_of_start[run.first] = index
         else:
             run_of_end[run.first : run.after] = index
-    needs: list[set[int]] = []
-    for run in runs:
-        mine: set[int] = set()
-        on_host = run.kind in {Kind.HOST_RUN, Kind.HOST_BLOCK}
-        if run.before < run.first and run.kind != Kind.COLLECTIVE_END:
-            mine.add(int((run_of_node if on_host else run_of_end)[run.before]))
-        if run.kind == Kind.HOST_BLOCK:
-            mine.add(int(run_of_end[host.block_on[run.first]]))
-        elif run.kind == Kind.COLLECTIVE_END:
-            mine.update(run_of_start[int(peer)] for peer in device.peers[run.first])
-        elif not on_host:
+    needs: list[set[int]] = [set() for _ in runs]
+    for index, run in enumerate(runs):
+        if run.kind == Kind.COLLECTIVE_END:
+            needs[index].update(run_of_start[int(peer)] for peer in device.peers[run.first])
+            continue
+        if run.before < run.first:
+            needs[index].add(int((run_of_node if run.kind in _ON_HOST else run_of_end)[run.before]))
+        if run.kind not in _ON_HOST:
             launches = device.launch[run.first : run.after]
-            mine.update(np.unique(run_of_node[launches[launches != NONE]]).tolist())
-            mine.update(_ends(run_of_end, device.wait_a[run.first], device.wait_b[run.first]))
-        needs.append(mine)
+            needs[index].update(np.unique(run_of_node[launches[launches != NONE]]).tolist())
+        for op in _waits_for(graph, run):
+            other = int(run_of_end[op])
+            if not _of_the_turn_before(graph, run, op):
+                needs[index].add(other)
+            elif other != index:
+                # What is wanted of the turn before must not be done anew until it was taken.
+                needs[other].add(index)
     return needs
 
 
-def _ends(run_of_end: NDArray[np.int64], *waits: np.int64) -> Iterator[int]:
-    return (int(run_of_end[op]) for op in waits if op != NONE)
+def _waits_for(graph: Graph, run: Run) -> list[int]:
+    """The ops whose end a run waits for, besides those before it in its stream."""
+    if run.kind == Kind.HOST_BLOCK:
+        return [int(graph.host.block_on[run.first])]
+    if run.kind == Kind.HOST_RUN:
+        return []
+    return [int(op) for op in (graph.device.wait_a[run.first], graph.device.wait_b[run.first]) if op != NONE]
+
+
+def _of_the_turn_before(graph: Graph, run: Run, op: int) -> bool:
+    """Whether what a run waits for comes after it in the body: launched later or, launched at once, ended later."""
+    host, device = graph.host, graph.device
+    on_host = run.kind == Kind.HOST_BLOCK
+    launched = run.first if on_host else int(device.launch[run.first])
+    began = host.time[run.first] if on_host else device.start[run.first]
+    other = int(device.launch[op])
+    if NONE in (launched, other) or launched == other:
+        return bool(device.end[op] > began)
+    return other > launched

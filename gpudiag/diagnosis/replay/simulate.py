@@ -41,6 +41,7 @@ class Costs:
         busy: float64[n], host work before each node.
         waiting: float64[n], what the host waited for data before each node.
         blocking: bool[n], whether the node still waits for its op.
+        gap: float64[m], from the end of the work before each op to its earliest start.
         duration: float64[m], of ops that are no matched collectives.
         transfer: float64[m], of matched collectives from last arrival to end; NaN elsewhere.
         joined: False lets every collective go without waiting for its peers.
@@ -49,6 +50,7 @@ class Costs:
     busy: Times
     waiting: Times
     blocking: NDArray[np.bool_]
+    gap: Times
     duration: Times
     transfer: Times
     joined: bool = True
@@ -61,6 +63,7 @@ def unchanged(graph: Graph) -> Costs:
         busy=host.busy,
         waiting=host.input + host.silent,
         blocking=host.block_on != NONE,
+        gap=device.gap,
         duration=device.end - device.start,
         transfer=device.transfer,
     )
@@ -101,7 +104,7 @@ class _State:
         self.end = graph.device.end - graph.length_ns
         self.work = costs.busy + costs.waiting
         self.work_before = np.concatenate([[0.0], np.cumsum(self.work)])
-        self.cost = graph.device.gap + costs.duration
+        self.cost = costs.gap + costs.duration
         self.cost_before = np.concatenate([[0.0], np.cumsum(self.cost)])
         self.launched = graph.device.launch != NONE
 
@@ -137,7 +140,7 @@ class _State:
     def _device_run(self, a: int, b: int, before: int) -> None:
         device = self.graph.device
         launched_at = self.time[device.launch[a:b]] + device.latency[a:b]
-        ready = np.where(self.launched[a:b], launched_at - device.gap[a:b], -np.inf)
+        ready = np.where(self.launched[a:b], launched_at - self.costs.gap[a:b], -np.inf)
         through = self.cost_before[a + 1 : b + 1] - self.cost_before[a]
         latest = np.maximum.accumulate(ready - (through - self.cost[a:b]))
         self.end[a:b] = through + np.maximum(latest, self.end[before])
@@ -148,7 +151,7 @@ class _State:
         for waited in (device.wait_a[a], device.wait_b[a]):
             if waited != NONE:
                 ready = max(ready, self.end[waited])
-        ready += device.gap[a]
+        ready += self.costs.gap[a]
         if self.launched[a]:
             ready = max(ready, self.time[device.launch[a]] + device.latency[a])
         self.start[a] = ready

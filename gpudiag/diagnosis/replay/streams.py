@@ -22,12 +22,26 @@ _AT_ONCE_NS = 10_000
 _LONG_LAUNCHED_NS = 20_000
 
 
+@dataclass(frozen=True, slots=True)
+class Given:
+    """What a stream was given in the body and, as long again, before it; columns of equal length, in order.
+
+    What the first steps of the body wait for may lie before it. As the body is replayed in a circle, the op that lies
+    as far before the body's end stands for it: `op` is that op's index (of ops of the body their own).
+    """
+
+    end: NDArray[np.float64]
+    launch_time: NDArray[np.int64]
+    op: NDArray[np.int64]
+
+
 @dataclass(slots=True)
 class LaneOps:
     """Ops of one lane's body as columns of equal length m, each stream's together and in order; indices are in them.
 
     `launch_time` is the start of the launching call; `launch` (host node within the process's chain) is filled in once
-    the chain is known. `before_end` is when the op before it in its stream ended (-inf for the first of a trace).
+    the chain is known. `before_end` is when the op before it in its stream ended (-inf for the first of a trace),
+    `waited_end` when the last of those that it waits for had. `given` has what each stream was given, as `streams`.
     `order` is the op's index in the lane's `DeviceOps`.
     """
 
@@ -45,6 +59,8 @@ class LaneOps:
     before_end: NDArray[np.float64]
     wait_a: NDArray[np.int64]
     wait_b: NDArray[np.int64]
+    waited_end: NDArray[np.float64]
+    given: list[Given]
     streams: list[tuple[int, int]]
     launch: NDArray[np.int64]
 
@@ -58,6 +74,7 @@ def body_ops(lane: Lane, index: int) -> LaneOps:
     chosen: list[NDArray[np.intp]] = []
     before: list[NDArray[np.float64]] = []
     step: list[NDArray[np.int64]] = []
+    given: list[Given] = []
     streams = []
     count = 0
     for stream in np.unique(ops.stream[inside]):
@@ -72,8 +89,18 @@ def body_ops(lane: Lane, index: int) -> LaneOps:
         chosen.append(mine[kept])
         before.append(previous[kept])
         step.append(np.maximum.accumulate(ops.step[mine[kept]].astype(np.int64)))
-        streams.append((count, count + int(kept.sum())))
-        count += int(kept.sum())
+        size = int(kept.sum())
+        earlier = mine[max(int(body[0]) - size, 0) : body[0]]
+        launches = ops.launch_start[np.concatenate([earlier, mine[kept]])]
+        given.append(
+            Given(
+                end=ops.end[np.concatenate([earlier, mine[kept]])].astype(np.float64),
+                launch_time=np.maximum.accumulate(launches),
+                op=count + np.concatenate([np.arange(size - len(earlier), size), np.arange(size)]),
+            )
+        )
+        streams.append((count, count + size))
+        count += size
     order = np.concatenate(chosen) if chosen else np.empty(0, np.intp)
     none = np.full(count, NONE, np.int64)
     return LaneOps(
@@ -91,6 +118,8 @@ def body_ops(lane: Lane, index: int) -> LaneOps:
         before_end=np.concatenate(before) if before else np.empty(0),
         wait_a=none.copy(),
         wait_b=none.copy(),
+        waited_end=np.full(count, -np.inf),
+        given=given,
         streams=streams,
         launch=none.copy(),
     )
@@ -119,22 +148,23 @@ def find_waits(ops: LaneOps, wait_calls: NDArray[np.int64]) -> None:
     called = np.full(len(ops.start), UNKNOWN, np.int64)
     called[told] = wait_calls[position < len(by_launch)]
     for a, b in ops.streams:
-        for c, d in ops.streams:
-            if (a, b) == (c, d):
+        for (c, _), given in zip(ops.streams, ops.given, strict=True):
+            if a == c:
                 continue
             mine = np.arange(a, b)
-            latest_ended = np.searchsorted(ops.end[c:d], ops.start[a:b], side="right") - 1
-            latest_launched = np.searchsorted(ops.launch_time[c:d], called[a:b], side="left") - 1
+            latest_ended = np.searchsorted(given.end, ops.start[a:b], side="right") - 1
+            latest_launched = np.searchsorted(given.launch_time, called[a:b], side="left") - 1
             by_call = np.where(called[a:b] != UNKNOWN, np.minimum(latest_ended, latest_launched), -1)
             safe = np.maximum(latest_ended, 0)
-            just_ended = ops.start[a:b] - ops.end[c:d][safe] <= _AT_ONCE_NS
-            stream_free = ops.before_end[a:b] <= ops.end[c:d][safe] - _AT_ONCE_NS
+            just_ended = ops.start[a:b] - given.end[safe] <= _AT_ONCE_NS
+            stream_free = ops.before_end[a:b] <= given.end[safe] - _AT_ONCE_NS
             early = (ops.launch_time[a:b] != UNKNOWN) & (ops.launch_time[a:b] < ops.start[a:b] - _LONG_LAUNCHED_NS)
-            before = ops.launch_time[c:d][safe] < ops.launch_time[a:b]
+            before = given.launch_time[safe] < ops.launch_time[a:b]
             observed = (latest_ended >= 0) & just_ended & stream_free & early & before
             target = np.maximum(by_call, np.where(observed, latest_ended, -1))
             found = target >= 0
-            waiting, waited = mine[found], c + target[found]
+            waiting, waited = mine[found], given.op[target[found]]
             free = ops.wait_a[waiting] == NONE
             ops.wait_a[waiting[free]] = waited[free]
             ops.wait_b[waiting[~free]] = waited[~free]
+            ops.waited_end[waiting] = np.maximum(ops.waited_end[waiting], given.end[target[found]])

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Literal
 import numpy as np
 
 from gpudiag.diagnosis.replay.build import build_graph
+from gpudiag.diagnosis.replay.exchange import packing_ops, undisturbed_gaps
 from gpudiag.diagnosis.replay.graph import Block
 from gpudiag.diagnosis.replay.plan import Plan
 from gpudiag.diagnosis.replay.simulate import Costs, simulate, unchanged
@@ -166,6 +167,18 @@ class WhatIf:
             duration=self.twins.relieved(costs.duration),
         )
 
+    def without_exchange(self, costs: Costs) -> Costs:
+        """The ranks train each for itself: no transfer, no packing of gradients, nothing disturbed beside them.
+
+        They still wait for one another, so that a late rank's lateness is not counted as the exchange's.
+        """
+        alone = self.without_transfer(costs)
+        return replace(
+            alone,
+            duration=np.where(self.packing, 0.0, alone.duration),
+            gap=np.where(self.packing, 0.0, np.fmin(alone.gap, self._undisturbed_gaps)),
+        )
+
     def with_host_copies(self, costs: Costs, duration_ns: NDArray[np.float64] | float) -> Costs:
         """Copies between host and device take `duration_ns` (at most what they took) and do not block the host."""
         device = self.graph.device
@@ -232,6 +245,15 @@ class WhatIf:
     def twins(self) -> Twins:
         """Ops that are the same work on other ranks and steps."""
         return find_twins(self.graph, self.timeline)
+
+    @cached_property
+    def packing(self) -> NDArray[np.bool_]:
+        """bool[m]: ops that only move gradients in and out of the buckets in which they are exchanged."""
+        return packing_ops(self.graph, self.timeline)
+
+    @cached_property
+    def _undisturbed_gaps(self) -> NDArray[np.float64]:
+        return undisturbed_gaps(self.graph, self.timeline)
 
     @cached_property
     def _process_of_op(self) -> NDArray[np.int64]:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, ClassVar
 import numpy as np
 
 from gpudiag.diagnosis.examples import DDP, Job, all_reduce, fetch, kernels, update
-from gpudiag.diagnosis.rules.rule import CannotTell, Proposal, notable, severity_of
+from gpudiag.diagnosis.rules.rule import NOTABLE_PERCENT, CannotTell, Proposal, notable, severity_of
 from gpudiag.model.analysis import Finding
 from gpudiag.model.probed import probed_busbw, transport_of
 from gpudiag.model.timeline import UNKNOWN, OpClass
@@ -24,14 +24,18 @@ if TYPE_CHECKING:
 
 #: With more of the transferring than this in collectives of ranks whose traces are missing, nothing can be said of it.
 _MOSTLY_UNSEEN = 0.1
+_LESS_PACKING = (
+    "Do not copy gradients back out of the buckets: DistributedDataParallel(gradient_as_bucket_view=True).",
+)
 
 
 class CommunicationBound:
     """Collectives transfer data while nothing is computed beside them.
 
     Counted is only the time after the last participant arrived; waiting for a late rank is not transfer. The replay
-    lets every transfer take no time, and the kernels beside it run undisturbed. The bandwidth reached inside the step
-    stands beside what the same size reaches alone on this machine, where the probes measured that.
+    lets every transfer take no time, leaves out the kernels that only move gradients in and out of buckets, and lets
+    the others run undisturbed. The bandwidth reached inside the step stands beside what the same size reaches alone on
+    this machine, where the probes measured that.
     """
 
     code: ClassVar[str] = "communication-bound"
@@ -59,7 +63,7 @@ class CommunicationBound:
     )
 
     def examine(self, case: Case) -> Iterator[Proposal | CannotTell]:
-        """One proposal: transfers take no time."""
+        """One proposal: exchanging costs nothing."""
         what_if = case.what_if
         if what_if is None:
             return
@@ -76,17 +80,19 @@ class CommunicationBound:
                 )
             return
         if matched.any():
-            yield Proposal(edit=what_if.without_transfer, describe=partial(self._describe, case, what_if))
+            yield Proposal(edit=what_if.without_exchange, describe=partial(self._describe, case, what_if))
 
     def _describe(self, case: Case, what_if: WhatIf, gain: float, percent: float) -> Finding:
         device, graph = what_if.graph.device, what_if.graph
         matched = ~np.isnan(device.transfer)
         transfer = device.transfer[matched]
         per_step = max(graph.steps, 1) * max(len(case.lanes), 1)
+        packing = milliseconds((device.end - device.start)[what_if.packing].sum() / per_step)
         sizes = _largest(case)
         evidence: dict[str, object] = {
             "collectives_per_step": int(matched.sum()) / per_step,
             "transfer_ms_per_step": milliseconds(transfer.sum() / per_step),
+            "packing_ms_per_step": packing,
             "exposed_transfer_ms_by_rank": case.exposed_ms("communication_transfer"),
         }
         if sizes is not None:
@@ -108,6 +114,7 @@ class CommunicationBound:
                     "Hide more: larger batches per device; smaller DDP buckets (bucket_cap_mb) so that "
                     "the last one is short."
                 ),
+                *(_LESS_PACKING if 100 * packing >= NOTABLE_PERCENT * case.step_ms else ()),
             ),
         )
 

@@ -26,6 +26,7 @@ class Node:
     input: int = 0
     block_on: int = NONE
     block_delay: int = 0
+    """An op that comes later is waited for as of the turn before."""
 
 
 @dataclass
@@ -101,6 +102,16 @@ def jobs(draw: st.DrawFn) -> Job:
             job.ops[member].joins = members
     for process in range(processes):
         job.nodes.append(Node(process, draw(st.integers(1, 9))))
+    for process in range(processes):
+        # The first op, or the host, may wait for what the turn before gave to the other stream.
+        first = next((j for j, op in enumerate(job.ops) if op.process == process and not op.joins), NONE)
+        last = NONE if first == NONE else job.last_op(process, 1 - job.ops[first].stream)
+        if last > first and not job.ops[first].waits and draw(st.booleans()):
+            job.ops[first].waits = (last,)
+        node = next(i for i, n in enumerate(job.nodes) if n.process == process)
+        last = job.last_op(process, 1)
+        if last != NONE and job.nodes[node].block_on == NONE and draw(st.booleans()):
+            job.nodes[node].block_on = last
     return job
 
 
@@ -143,7 +154,9 @@ class BruteForce:
                 before = before_node[i]
                 t = (old_time[before] if before >= i else node(before)) + self.work[i]
                 if self.blocking[i]:
-                    t = max(t, end(job.nodes[i].block_on) + job.nodes[i].block_delay)
+                    waited = job.nodes[i].block_on
+                    later = job.ops[waited].launch >= i
+                    t = max(t, (old_end[waited] if later else end(waited)) + job.nodes[i].block_delay)
                 self.time[i] = t
             return self.time[i]
 
@@ -151,7 +164,12 @@ class BruteForce:
             if j not in done_starts:
                 done_starts.add(j)
                 op, before = job.ops[j], before_op[j]
-                free = max([old_end[before] if before >= j else end(before), *(end(w) for w in op.waits)])
+                free = max(
+                    [
+                        old_end[before] if before >= j else end(before),
+                        *(old_end[w] if w > j else end(w) for w in op.waits),
+                    ]
+                )
                 self.start[j] = max(node(op.launch) + op.latency, free + op.gap)
             return self.start[j]
 
