@@ -92,9 +92,10 @@ class CommunicationBound:
         evidence: dict[str, object] = {
             "collectives_per_step": int(matched.sum()) / per_step,
             "transfer_ms_per_step": milliseconds(transfer.sum() / per_step),
-            "packing_ms_per_step": packing,
             "exposed_transfer_ms_by_rank": case.exposed_ms("communication_transfer"),
         }
+        if packing:
+            evidence["packing_ms_per_step"] = packing
         if sizes is not None:
             evidence |= sizes
         return Finding(
