@@ -47,7 +47,7 @@ _ADVICE: dict[str, tuple[str, ...]] = {
     ),
     "compute": (
         "Compare clocks, power and temperature of the GPU of {ranks} with its peers: `gpudiag topology`.",
-        "Check that {ranks} gets as much work: same batch size, same sequence lengths, no extra evaluation or logging.",
+        "Look for more work on {ranks}: batch size, sequence lengths, evaluation or logging that others do not do.",
     ),
     "clock": (
         "Let the GPU of {ranks} run at its peers' clocks: see the finding about it (clock-mismatch, throttled).",
@@ -55,18 +55,26 @@ _ADVICE: dict[str, tuple[str, ...]] = {
     ),
     "launch": (
         (
-            "Give {ranks} CPU cores of its own near its GPU (numactl, taskset, torchrun --numa-binding) "
+            "Give {ranks} CPU cores of their own, near the GPU (numactl, taskset, torchrun --numa-binding) "
             "and look for other processes there."
         ),
-        "Check that {ranks} runs no extra Python in the loop (logging, checkpoints, metrics on one rank only).",
+        "Look for extra Python in the loop of {ranks}: logging, checkpoints, metrics on one rank only.",
     ),
     "copy": ("Pin the host memory of {ranks} (pin_memory=True) and check its PCIe link: `gpudiag bandwidth`.",),
-    "unknown": ("Look at what {ranks} does that the others do not: its row in the table of ranks.",),
+    "unknown": ("Compare {ranks} with the others in the table of ranks: what takes longer there?",),
 }
 
+_JITTER_ADVICE = (
+    (
+        "Look for what happens now and then on one rank or another: garbage collection (gc.collect() every N steps on "
+        "all ranks at once instead), samples of uneven size, logging, other processes on the same CPU cores."
+    ),
+    "Let hosts run ahead, so that they absorb it: fewer synchronizations per step, a deeper prefetch of the loader.",
+)
+
 _CPU_ADVICE = (
-    "Give {ranks} CPU cores of its own (numactl, taskset, OMP_NUM_THREADS) and look for other processes there.",
-    "Check that {ranks} gets as much work: same batch size, same sequence lengths, no extra evaluation or logging.",
+    "Give {ranks} CPU cores of their own (numactl, taskset, OMP_NUM_THREADS) and look for other processes there.",
+    "Look for more work on {ranks}: batch size, sequence lengths, evaluation or logging that others do not do.",
 )
 
 
@@ -146,6 +154,7 @@ class Straggler:
         waits: dict[int, float] = {}
         for lane in case.attribution.lanes:
             waits[lane.rank] = milliseconds(sum(float(share.mean()) for share in lane.waits_ns.values()))
+        advice = _JITTER_ADVICE if jitter else advice
         held = _held_back(case, late) if cause == "compute" and not jitter else {}
         if held:
             cause, advice = "clock", _ADVICE["clock"]
