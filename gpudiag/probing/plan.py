@@ -26,7 +26,7 @@ _NCCL = ("gpudiag/probe-allreduce/1", "NCCL all-reduce")
 _NO_P2P = "NCCL all-reduce, peer access off"
 #: Name, program, and seconds of measuring per part.
 _COPIES = ("copies", "gpu_paths.py", 4.0)
-_QUICK = ("copies and NCCL", "gpu_paths.py", 0.8)
+_QUICK = ("copies and NCCL", "gpu_paths.py", 0.55)
 
 
 class _Plan:
@@ -74,7 +74,7 @@ def plan_probes(
         _plan_cuda(plan, gpus, p2p=p2p)
     elif facts.gpus:
         plan.skip("copies and NCCL", "CUDA_VISIBLE_DEVICES hides every GPU")
-    plan.add("host memory", "host_memory.py", 0.3 if quick else 0.8)
+    plan.add("host memory", "host_memory.py", 0.2 if quick else 0.8)
     if not (gpus and quick):
         _plan_gloo(plan, gpus, facts.host.usable_cpus or 0)
     return plan.chosen, plan.skipped
