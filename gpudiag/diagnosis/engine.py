@@ -5,12 +5,13 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import msgspec
+import numpy as np
 
 from gpudiag.diagnosis.rules import RULES
 from gpudiag.diagnosis.rules.compute_bound import ComputeBound
 from gpudiag.diagnosis.rules.rule import CannotTell, Proposal, notable
 from gpudiag.model.analysis import Confidence, Finding, Validity
-from gpudiag.units import NS_PER_US
+from gpudiag.units import NS_PER_US, milliseconds
 
 if TYPE_CHECKING:
     from gpudiag.diagnosis.case import Case
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
 _POOR_REPLAY = 0.03
 _FAILED_REPLAY = 0.25
 #: What makes every verdict less certain than the rule by itself thinks.
-_WEAKENING = frozenset({"few-steps", "dropped-events", "different-steps", "no-step-marks"})
+_WEAKENING = frozenset({"few-steps", "dropped-events", "different-steps", "no-step-marks", "uneven-steps"})
 #: What blurs who waited for whom.
 _WEAKENING_BETWEEN_RANKS = frozenset({"clock-skew", "missing-ranks"})
 _BETWEEN_RANKS = frozenset({"straggler", "communication-bound"})
@@ -29,6 +30,8 @@ _BETWEEN_RANKS = frozenset({"straggler", "communication-bound"})
 _ON_THE_HOST = frozenset({"launch-bound", "host-sync"})
 #: From this share of the step on, the profiler's cost is worth a word.
 _NOTABLE_OVERHEAD = 0.05
+#: A step so many times as long as the others is of another kind.
+_UNEVEN = 1.5
 
 _CONFIDENCES: tuple[Confidence, ...] = ("high", "medium", "low")
 
@@ -60,7 +63,30 @@ def diagnose(case: Case) -> tuple[tuple[Finding, ...], tuple[Validity, ...]]:
     findings = [*_weigh(what_if, proposals)]
     findings.extend(ComputeBound().conclude(case, findings, conclusive=not doubts))
     doubts.extend(_overhead(case, what_if))
-    return tuple(_as_sure_as_the_data(case, what_if, finding) for finding in findings), tuple(doubts)
+    doubts.extend(_uneven(case))
+    codes = {validity.code for validity in (*case.timeline.validity, *doubts)}
+    return tuple(_as_sure_as_the_data(case, what_if, finding, codes) for finding in findings), tuple(doubts)
+
+
+def _uneven(case: Case) -> list[Validity]:
+    """Which step, if any, is so much longer than the others that the mean says little of either."""
+    worst = 0.0
+    message = ""
+    for lane, attribution in zip(case.lanes, case.attribution.lanes, strict=True):
+        lengths = attribution.step_ns
+        if len(lengths) < 2:
+            continue
+        longest = int(lengths.argmax())
+        others = float(np.median(np.delete(lengths, longest)))
+        times = lengths[longest] / max(others, 1.0)
+        if times > max(worst, _UNEVEN):
+            worst = float(times)
+            message = (
+                f"step {lane.window_steps[longest]} took rank {lane.rank} {milliseconds(lengths[longest]):.1f} ms, the "
+                f"others {milliseconds(others):.1f} ms: the means are of unlike steps. Record steps after warm-up, "
+                "without an evaluation or a checkpoint among them."
+            )
+    return [Validity(code="uneven-steps", message=message)] if message else []
 
 
 def _overhead(case: Case, what_if: WhatIf) -> list[Validity]:
@@ -79,9 +105,8 @@ def _overhead(case: Case, what_if: WhatIf) -> list[Validity]:
     return [Validity(code="profiler-overhead", message=message)]
 
 
-def _as_sure_as_the_data(case: Case, what_if: WhatIf, finding: Finding) -> Finding:
+def _as_sure_as_the_data(case: Case, what_if: WhatIf, finding: Finding, codes: set[str]) -> Finding:
     """The finding, less sure by one grade for each kind of doubt that the data raises."""
-    codes = {validity.code for validity in case.timeline.validity}
     overhead = what_if.replayed_ms - what_if.corrected_ms
     doubts = [
         bool(codes & _WEAKENING),

@@ -51,6 +51,7 @@ VALIDITY_CODES = (
     "no-step-marks",
     "few-steps",
     "different-steps",
+    "uneven-steps",
     "clock-skew",
     "repaired-input",
     "cannot-tell",
