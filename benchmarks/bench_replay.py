@@ -1,0 +1,139 @@
+"""How long the replay takes as jobs grow, and how much memory: real traces, repeated.
+
+    python benchmarks/bench_replay.py [TRACES] [--events-per-step N] [--rounds N]
+
+The analysed steps of each rank's trace are put behind each other until there are enough, and every so many marks one is
+kept, so that a step has about the events asked for. Measured are building the graph, one simulation, and the whole
+diagnosis (every rule, every edit), in one process; memory is what Python and NumPy had allocated at most.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import sys
+import time
+import tracemalloc
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from gpudiag.attribution import attribute
+from gpudiag.diagnosis.case import Case
+from gpudiag.diagnosis.engine import diagnose
+from gpudiag.diagnosis.replay.build import build_graph
+from gpudiag.diagnosis.replay.plan import Plan
+from gpudiag.diagnosis.replay.simulate import simulate, unchanged
+from gpudiag.model.event import NO_CORRELATION, EventKind, EventTable, Trace
+from gpudiag.readers import read_traces
+from gpudiag.timeline import build_timeline
+
+if TYPE_CHECKING:
+    from gpudiag.model.timeline import Timeline
+
+ROOT = Path(__file__).parents[1]
+COLUMNS = ("kind", "name", "start_ns", "end_ns", "thread", "device", "correlation", "size_bytes")
+
+
+def main() -> int:
+    """Measure and print one row per size."""
+    options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    options.add_argument("traces", nargs="?", type=Path, default=ROOT / "tests" / "traces" / "clean")
+    options.add_argument("--events-per-step", type=int, default=14_000)
+    options.add_argument("--rounds", type=int, default=3)
+    given = options.parse_args()
+    timeline = build_timeline(read_traces([given.traces]))
+    print("| ranks | steps | events per step | events | graph and plan s | one simulation s | diagnosis s | peak MB |")
+    print("| ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: |")
+    for steps in (5, 10, 20):
+        print(row(timeline, steps, given.events_per_step, given.rounds), flush=True)
+    return 0
+
+
+def row(timeline: Timeline, steps: int, events_per_step: int, rounds: int) -> str:
+    """One size: medians over the rounds."""
+    # Two more than analysed: the first and the last of a capture are left out.
+    traces = tuple(repeated(timeline, index, steps + 2, events_per_step) for index in range(len(timeline.traces)))
+    events = sum(len(trace.events) for trace in traces)
+    grown = build_timeline(traces)
+    attribution = attribute(grown)
+    building, simulating, diagnosing = [], [], []
+    for _ in range(rounds):
+        begin = time.perf_counter()
+        graph = build_graph(grown)
+        assert graph is not None
+        plan = Plan(graph)
+        built = time.perf_counter()
+        simulate(plan, unchanged(graph))
+        simulated = time.perf_counter()
+        diagnose(Case(timeline=grown, attribution=attribution))
+        building.append(built - begin)
+        simulating.append(simulated - built)
+        diagnosing.append(time.perf_counter() - simulated)
+    tracemalloc.start()
+    diagnose(Case(timeline=grown, attribution=attribution))
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    analysed = min(len(lane.window_steps) for lane in grown.lanes)
+    times = " | ".join(f"{statistics.median(values):.2f}" for values in (building, simulating, diagnosing))
+    per_step = events / len(traces) / (steps + 2)
+    return f"| {len(traces)} | {analysed} | {per_step:,.0f} | {events:,} | {times} | {peak / 1e6:.0f} |"
+
+
+def repeated(timeline: Timeline, index: int, steps: int, events_per_step: int) -> Trace:
+    """A trace of so many steps, each of as many of the trace's own as it takes to have so many events."""
+    trace = timeline.traces[index]
+    lane = next(lane for lane in timeline.lanes if lane.trace == index)
+    events = trace.events
+    first = int(np.searchsorted(lane.steps.number, lane.window_steps[0]))
+    after = int(np.searchsorted(lane.steps.number, lane.window_steps[-1])) + 1
+    own = after - first
+    begin, end = (int(lane.steps.start[at]) - lane.shift_ns for at in (first, min(after, len(lane.steps) - 1)))
+    on_host = events.device < 0
+    # Host events of these steps, and the device work that they launched.
+    body = on_host & (events.start_ns >= begin) & (events.start_ns < end)
+    launched = np.unique(events.correlation[body & (events.correlation != NO_CORRELATION)])
+    body |= ~on_host & np.isin(events.correlation, launched)
+    rows = np.flatnonzero(body)
+    marks = (events.kind[rows] == EventKind.ANNOTATION) & (events.start_ns[rows] >= begin)
+    marks &= np.isin(events.name[rows], [i for i, name in enumerate(events.names) if name.startswith("ProfilerStep")])
+    per_step = max(round(events_per_step * own / len(rows)), 1)
+    copies = -(-steps * per_step // own)
+    length, stride = end - begin, int(events.correlation.max()) + 1
+    names = list(events.names)
+    parts: dict[str, list[np.ndarray]] = {name: [] for name in COLUMNS}
+    calls = []
+    offset = 0
+    for copy in range(copies):
+        number = copy * own + np.arange(int(marks.sum()))
+        keep = np.ones(len(rows), np.bool_)
+        keep[np.flatnonzero(marks)] = number % per_step == 0
+        chosen = rows[keep]
+        table = {name: getattr(events, name)[chosen].copy() for name in COLUMNS}
+        for column in ("start_ns", "end_ns"):
+            table[column] += copy * length
+        table["correlation"] = np.where(
+            table["correlation"] == NO_CORRELATION, NO_CORRELATION, table["correlation"] + copy * stride
+        )
+        for at, which in zip(np.flatnonzero(marks[keep]), number[number % per_step == 0] // per_step, strict=True):
+            table["name"][at] = len(names)
+            names.append(f"ProfilerStep#{which}")
+        place = dict(zip(chosen.tolist(), range(offset, offset + len(chosen)), strict=True))
+        calls += [replace(call, row=place[call.row], sequence=None) for call in trace.collectives if call.row in place]
+        for name in COLUMNS:
+            parts[name].append(table[name])
+        offset += len(chosen)
+    columns = {name: np.concatenate(parts[name]) for name in COLUMNS}
+    order = np.lexsort((-columns["end_ns"], columns["start_ns"]))
+    back = np.argsort(order)
+    return replace(
+        trace,
+        events=EventTable(names=tuple(names), **{name: column[order] for name, column in columns.items()}),
+        collectives=tuple(replace(call, row=int(back[call.row])) for call in calls),
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(main())
