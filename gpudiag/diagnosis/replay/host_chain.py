@@ -30,6 +30,9 @@ _STREAM_WAIT = re.compile(r"(?:cuda|hip|cu)StreamWaitEvent")
 _HELD_UP_NS = 8 * NS_PER_US
 _HELD_UP_FACTOR = 3
 _FULL_QUEUE_OPS = 500
+#: Of calls held up by a full queue it is enough to keep one now and then: the device sets the pace between them too, as
+#: the queue holds many times this much work. It makes the replay twice as fast where the host is ahead.
+_ONE_HELD_UP_PER_NS = 2_000 * NS_PER_US
 #: Threads that are busy at the same time as the training thread for more than this share of their time run beside it
 #: and do not take turns with it.
 _BESIDE = 0.2
@@ -107,6 +110,8 @@ def chain_of(timeline: Timeline, trace_index: int, lanes: list[Lane], parts: lis
     busy = busy - np.where(block == Block.QUEUE, profiler, 0.0)
     profiler = np.where(block == Block.QUEUE, 0.0, profiler)
     _attach_launches(parts, call_start, block != Block.NOT)
+    block = _thinned(block, time)
+    target_part = np.where(block != Block.NOT, target_part, NONE)
     delay = np.where(block != Block.NOT, np.maximum(time - target_end, 0.0), 0.0)
     marks = np.concatenate([before[:1], time])
     host_rows = events.rows_of(EventKind.OPERATOR, EventKind.ANNOTATION, EventKind.RUNTIME, EventKind.PYTHON)
@@ -177,6 +182,18 @@ def _block_kinds(
             held_up = mine & (queued >= _FULL_QUEUE_OPS) & (duration > max(_HELD_UP_NS, _HELD_UP_FACTOR * usual))
             kinds[held_up] = Block.QUEUE
     return kinds.astype(np.uint8)
+
+
+def _thinned(block: NDArray[np.uint8], time: NDArray[np.int64]) -> NDArray[np.uint8]:
+    """Block kinds with fewer calls that were held up by a full queue."""
+    thinned = block.copy()
+    last = -_ONE_HELD_UP_PER_NS
+    for node in np.flatnonzero(block == Block.QUEUE):
+        if int(time[node]) - last < _ONE_HELD_UP_PER_NS:
+            thinned[node] = Block.NOT
+        else:
+            last = int(time[node])
+    return thinned
 
 
 def _with_copies(

@@ -55,6 +55,11 @@ class Costs:
     transfer: Times
     joined: bool = True
 
+    def digest(self) -> int:
+        """The same for equal costs: rules often ask for the same edit again, or for one that changes nothing."""
+        columns = (self.busy, self.waiting, self.blocking, self.gap, self.duration, self.transfer)
+        return hash((self.joined, *(column.tobytes() for column in columns)))
+
 
 def unchanged(graph: Graph) -> Costs:
     """The costs as measured, the profiler's own included."""
@@ -75,6 +80,25 @@ def simulate(plan: Plan, costs: Costs) -> float:
     What counts is how far the chain or stream that moves most gets on in a turn. When the last of all nodes is reached
     says less: a device that works off what a host far ahead has given it is the last for many turns, at its own pace.
     """
+    return _settled(plan, costs)[1]
+
+
+def waits(plan: Plan, costs: Costs) -> Times:
+    """float64[m]: how long each op, once the job has settled, waits for its peers, in ns; 0 for all but collectives."""
+    state, _ = _settled(plan, costs)
+    return waited_for(plan.graph, state.start)
+
+
+def waited_for(graph: Graph, start: Times) -> Times:
+    """float64[m]: from the start of each collective to the last of its participants' starts; 0 for other ops."""
+    waited = np.zeros(len(start))
+    for op, peers in graph.device.peers.items():
+        waited[op] = max(start[peers].max() - start[op], 0.0)
+    return waited
+
+
+def _settled(plan: Plan, costs: Costs) -> tuple[_State, float]:
+    """The state after the last turn, and the step time."""
     state = _State(plan, costs)
     ends = [state.ends()]
     advance = np.zeros(len(ends[0]))
@@ -89,7 +113,7 @@ def simulate(plan: Plan, costs: Costs) -> float:
         # Turns that differ for ever alternate; then their mean is the pace.
         half = _MOST_TURNS // 2
         pace = float((ends[-1] - ends[half]).max(initial=0.0)) / (_MOST_TURNS - half)
-    return pace / max(plan.graph.steps, 1)
+    return state, pace / max(plan.graph.steps, 1)
 
 
 class _State:
