@@ -115,6 +115,10 @@ def _as_sure_as_the_data(case: Case, what_if: WhatIf, finding: Finding, codes: s
         finding.code in _ON_THE_HOST
         and case.unprofiled_ms is None
         and overhead > (finding.recoverable_ms_per_step or 0.0),
+        # Which rank's host is slow, the profiler may have made so: its cost differs by rank and step.
+        finding.code == "straggler"
+        and finding.cause == "launch"
+        and overhead > (finding.recoverable_ms_per_step or 0.0),
     ]
     grade = _CONFIDENCES.index(finding.confidence) + sum(doubts)
     return msgspec.structs.replace(finding, confidence=_CONFIDENCES[min(grade, len(_CONFIDENCES) - 1)])

@@ -16,7 +16,7 @@ from gpudiag.diagnosis.replay.build import build_graph
 from gpudiag.diagnosis.replay.exchange import packing_ops, undisturbed_gaps
 from gpudiag.diagnosis.replay.graph import Block
 from gpudiag.diagnosis.replay.plan import Plan
-from gpudiag.diagnosis.replay.simulate import Costs, simulate, unchanged
+from gpudiag.diagnosis.replay.simulate import Costs, simulate, unchanged, waited_for, waits
 from gpudiag.diagnosis.replay.surplus import host_segments, lower_median, op_segments, surplus
 from gpudiag.diagnosis.replay.twins import Twins, find_twins
 from gpudiag.model.timeline import OpClass
@@ -87,13 +87,25 @@ class WhatIf:
     ) -> None:
         self.graph = graph
         self.timeline = timeline
+        self._known_ms: dict[int, float] = {}
         self.plan = Plan(graph) if plan is None else plan
         self.measured = unchanged(graph)
         self.per_event_ns = per_event_ns
         host = graph.host
         profiler = np.minimum(per_event_ns * host.events + host.profiler, _MOST_PROFILER_SHARE * host.busy)
         self.busy = host.busy - profiler
-        self.corrected = replace(self.measured, busy=self.busy)
+
+    @cached_property
+    def corrected(self) -> Costs:
+        """The costs without the profiler's: on the host, and in kernels beside collectives that waited for it."""
+        on_host = replace(self.measured, busy=self.busy)
+        if not self.twins.beside_waiting.any():
+            return on_host
+        lane = self.graph.device.lane
+        before = np.bincount(lane, weights=waited_for(self.graph, self.graph.device.start))
+        after = np.bincount(lane, weights=waits(self.plan, on_host))
+        gone = np.where(before > 0, np.clip(1 - after / np.maximum(before, 1.0), 0.0, 1.0), 0.0)
+        return replace(on_host, duration=self.twins.relieved_of_waiting(on_host.duration, gone[lane]))
 
     @staticmethod
     def of(timeline: Timeline, unprofiled_ms: float | None = None) -> WhatIf | None:
@@ -108,7 +120,9 @@ class WhatIf:
         return usual if unprofiled_ms is None else usual._calibrated(unprofiled_ms)
 
     def _at_cost(self, per_event_ns: float) -> WhatIf:
-        return WhatIf(self.graph, self.timeline, per_event_ns, plan=self.plan)
+        one = WhatIf(self.graph, self.timeline, per_event_ns, plan=self.plan)
+        one.twins = self.twins
+        return one
 
     def _calibrated(self, unprofiled_ms: float) -> WhatIf:
         """With the cost per event nearest to the usual that leads to the unprofiled step time, or nearest to it.
@@ -138,7 +152,10 @@ class WhatIf:
 
     def step_ms(self, costs: Costs) -> float:
         """Step time with these costs."""
-        return milliseconds(simulate(self.plan, costs))
+        key = costs.digest()
+        if key not in self._known_ms:
+            self._known_ms[key] = milliseconds(simulate(self.plan, costs))
+        return self._known_ms[key]
 
     def gain_ms(self, costs: Costs, base: Costs | None = None) -> float:
         """By how much the step time falls from `base` (the corrected replay) to `costs`."""
