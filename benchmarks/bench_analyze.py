@@ -1,12 +1,13 @@
 """`gpudiag analyze` beside HolisticTraceAnalysis, on the same four traces, in one run.
 
-    python benchmarks/bench_analyze.py [TRACES] [--hta PYTHON] [--rounds N] [--cpus N]
+    python benchmarks/bench_analyze.py [TRACES] [--hta PYTHON] [--gpudiag PYTHON] [--rounds N] [--cpus N]
 
 Each candidate is a whole process, from `exec` to exit. Rounds are interleaved, so that what else the machine does
 falls on all of them. Memory is measured in rounds of its own: the sum over the process tree of PSS (shared pages are
 counted once), looked at every few milliseconds; a higher peak between two looks would be missed.
 
-HTA is installed into `build/hta-venv` the first time, or `--hta` names an interpreter that has it.
+HTA and gpudiag are installed into `build/`, each with what it needs and nothing else, as their users have them; or `--hta`
+and `--gpudiag` name interpreters that have them.
 """
 
 from __future__ import annotations
@@ -78,15 +79,16 @@ def main() -> None:
     """Run the rounds and print the table."""
     options = _options()
     os.sched_setaffinity(0, set(sorted(os.sched_getaffinity(0))[: options.cpus]))
-    hta = options.hta or _install_hta(ROOT / "build" / "hta-venv")
+    hta = options.hta or _install(ROOT / "build" / "hta-venv", HTA)
+    ours = options.gpudiag or _install(ROOT / "build" / "gpudiag-venv", str(ROOT), again=True)
     with tempfile.TemporaryDirectory() as directory:
         # Only the traces: HTA takes every file of a directory for one.
         for path in sorted(options.traces.glob("rank*.json.gz")):
             shutil.copy(path, directory)
         candidates = [
-            Candidate("gpudiag analyze --json", [sys.executable, "-m", "gpudiag", "analyze", directory, "--json"]),
-            Candidate("gpudiag: reading alone", [sys.executable, "-c", _READ_PROGRAM, directory]),
-            Candidate("floor: unpack and decode", [sys.executable, "-c", _FLOOR_PROGRAM, directory]),
+            Candidate("gpudiag analyze --json", [str(ours), "-m", "gpudiag", "analyze", directory, "--json"]),
+            Candidate("gpudiag: reading alone", [str(ours), "-c", _READ_PROGRAM, directory]),
+            Candidate("floor: unpack and decode", [str(ours), "-c", _FLOOR_PROGRAM, directory]),
             Candidate("HTA 0.5.0, load and temporal breakdown", [str(hta), "-c", _HTA_PROGRAM, directory]),
         ]
         for candidate in candidates:
@@ -109,17 +111,21 @@ def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("traces", type=Path, nargs="?", default=default, help="a directory with rank*.json.gz")
     parser.add_argument("--hta", type=Path, help="an interpreter that has HTA")
+    parser.add_argument("--gpudiag", type=Path, help="an interpreter that has gpudiag")
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--cpus", type=int, default=2, help="CPUs that all candidates may use")
     return parser.parse_args()
 
 
-def _install_hta(directory: Path) -> Path:
+def _install(directory: Path, requirement: str, *, again: bool = False) -> Path:
+    """The interpreter of an environment that holds this requirement and what it needs, as a user would install it."""
     python = directory / "bin" / "python"
     if not python.exists():
-        print(f"installing {HTA} into {directory}", file=sys.stderr)
         venv.create(directory, with_pip=True)
-        subprocess.run([python, "-m", "pip", "install", "--quiet", HTA], check=True)
+        again = True
+    if again:
+        print(f"installing {requirement} into {directory}", file=sys.stderr)
+        subprocess.run([python, "-m", "pip", "install", "--quiet", "--upgrade", requirement], check=True)
     return python
 
 

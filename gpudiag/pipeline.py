@@ -51,8 +51,6 @@ def analyze(
     )
     from gpudiag.diagnosis.case import Case
     from gpudiag.diagnosis.engine import diagnose
-    from gpudiag.diagnosis.hardware import examine_facts
-    from gpudiag.model.probed import beside_probe, transport_of
     from gpudiag.readers import read_traces
     from gpudiag.run_files import find_run_record
     from gpudiag.timeline import build_timeline
@@ -68,7 +66,12 @@ def analyze(
     facts, unread = _facts_of_run(paths)
     case = Case(timeline=timeline, attribution=attribution, run=run, facts=facts)
     findings, doubts = diagnose(case)
+    collectives = summarise_collectives(timeline)
     if facts is not None:
+        from gpudiag.diagnosis.hardware import examine_facts
+        from gpudiag.model.probed import beside_probe, transport_of
+
+        collectives = beside_probe(collectives, facts, transport_of(run))
         # These carry no time of their own, so they come after those that do.
         findings = (*findings, *examine_facts(facts))
     return Analysis(
@@ -80,7 +83,7 @@ def analyze(
         waits=summarise_waits(timeline, attribution),
         findings=findings,
         validity=(*timeline.validity, *doubts, *unread),
-        collectives=beside_probe(summarise_collectives(timeline), facts, transport_of(run)),
+        collectives=collectives,
         kernels=summarise_kernels(timeline),
         portions=summarise_portions(timeline, attribution),
         source=_source(paths, run),
@@ -89,12 +92,13 @@ def analyze(
 
 def _facts_of_run(paths: Sequence[Path | str]) -> tuple[Facts | None, tuple[Validity, ...]]:
     """The facts beside the run record, if there are any; ones that cannot be read cost their figures only."""
-    from gpudiag.probing.facts_file import load_facts
     from gpudiag.run_files import find_facts_file
 
     path = find_facts_file(paths)
     if path is None:
         return None, ()
+    from gpudiag.probing.facts_file import load_facts
+
     try:
         return load_facts(path), ()
     except UnreadableInputError as error:

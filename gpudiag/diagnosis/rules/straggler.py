@@ -6,7 +6,6 @@ from functools import partial
 from typing import TYPE_CHECKING, ClassVar
 
 from gpudiag.diagnosis.examples import DDP, Job, fetch, kernels, python, silence
-from gpudiag.diagnosis.hardware import examine_facts
 from gpudiag.diagnosis.replay.what_if import PARTS
 from gpudiag.diagnosis.rules.rule import CannotTell, Proposal, notable, severity_of
 from gpudiag.model.analysis import Finding
@@ -209,6 +208,8 @@ def _held_back(case: Case, late: tuple[int, ...]) -> dict[str, list[str]]:
     """What the machine's facts say against the clocks of the late ranks' GPUs, by rank; empty unless of every one."""
     if case.facts is None:
         return {}
+    from gpudiag.diagnosis.hardware import examine_facts
+
     against: dict[int, list[str]] = {}
     for finding in examine_facts(case.facts):
         if finding.code in _CLOCKS:
