@@ -6,7 +6,7 @@ Each candidate is a whole process, from `exec` to exit. Rounds are interleaved, 
 falls on all of them. Memory is measured in rounds of its own: the sum over the process tree of PSS (shared pages are
 counted once), looked at every few milliseconds; a higher peak between two looks would be missed.
 
-HTA and gpudiag are installed into `build/`, each with what it needs and nothing else, as their users have them; or `--hta`
+HTA and gpudiag are installed into `build/`, each with what it needs and nothing else, as users have them; or `--hta`
 and `--gpudiag` name interpreters that have them.
 """
 

@@ -24,6 +24,7 @@ __all__ = ["__version__", "profile", "range"]
 
 _PLACES = {"profile": "gpudiag.worker.session:Session", "range": "gpudiag.worker.ranges:Range"}
 
+
 def __getattr__(name: str) -> Any:
     """Load the public names when they are first used: `import gpudiag` costs nothing."""
     if name == "__version__":

@@ -40,6 +40,9 @@ def analyze(
     Raises:
         UnreadableInputError: a file is missing, broken, too large or no trace, or nothing in it can be analysed.
     """
+    from gpudiag.readers import read_traces
+
+    traces = read_traces(paths, world_size=world_size, limits=limits, meanwhile=_import_stages)
     from gpudiag.attribution import attribute
     from gpudiag.attribution.portions import summarise_portions
     from gpudiag.attribution.summary import (
@@ -51,15 +54,9 @@ def analyze(
     )
     from gpudiag.diagnosis.case import Case
     from gpudiag.diagnosis.engine import diagnose
-    from gpudiag.readers import read_traces
     from gpudiag.run_files import find_run_record
     from gpudiag.timeline import build_timeline
 
-    traces = (
-        read_traces(paths, world_size=world_size)
-        if limits is None
-        else read_traces(paths, world_size=world_size, limits=limits)
-    )
     timeline = build_timeline(traces, world_size)
     attribution = attribute(timeline)
     run = find_run_record(paths)
@@ -88,6 +85,15 @@ def analyze(
         portions=summarise_portions(timeline, attribution),
         source=_source(paths, run),
     )
+
+
+def _import_stages() -> None:
+    """Import what follows reading; it takes a tenth of a second, in which other processes can read."""
+    import gpudiag.attribution.portions
+    import gpudiag.attribution.summary
+    import gpudiag.diagnosis.engine
+    import gpudiag.run_files
+    import gpudiag.timeline  # noqa: F401 - imported for later
 
 
 def _facts_of_run(paths: Sequence[Path | str]) -> tuple[Facts | None, tuple[Validity, ...]]:

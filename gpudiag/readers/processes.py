@@ -36,18 +36,24 @@ def can_fork() -> bool:
 
 
 def map_forked(
-    work: Callable[[_Item], _Result], items: Sequence[_Item], weights: Sequence[int], workers: int
+    work: Callable[[_Item], _Result],
+    items: Sequence[_Item],
+    weights: Sequence[int],
+    workers: int,
+    meanwhile: Callable[[], None] | None = None,
 ) -> list[_Result | Exception]:
     """`work` on each item, in this process and `workers - 1` forked ones; each result in its item's place.
 
-    This process takes a share too. Forking costs 2 ms, and the children need no imports; results come back pickled in
-    files in memory. An exception of `work` takes the place of its result.
+    This process takes a share too; or, given something to do `meanwhile`, it does that and leaves all items to others.
+    Forking costs 2 ms, and the children need no imports; results come back pickled in files in memory. An exception of
+    `work` takes the place of its result.
 
     Args:
         work: what to do; must not start threads.
         items: what to do it on.
         weights: how much work each item is, in any unit, to share it evenly.
-        workers: processes in all, this one included.
+        workers: processes that work on items.
+        meanwhile: called once while the forked processes work.
 
     Raises:
         WorkerLostError: a child died.
@@ -56,11 +62,14 @@ def map_forked(
     running: dict[int, tuple[int, list[int]]] = {}
     results: list[Any] = [None] * len(items)
     try:
-        for share in shares[1:]:
+        for share in shares if meanwhile else shares[1:]:
             process, file = _start(work, items, share)
             running[process] = (file, share)
-        for position in shares[0]:
-            results[position] = _attempt(work, items[position])
+        if meanwhile:
+            meanwhile()
+        else:
+            for position in shares[0]:
+                results[position] = _attempt(work, items[position])
         for process, (file, share) in list(running.items()):
             os.waitpid(process, 0)
             del running[process]

@@ -13,7 +13,7 @@ from gpudiag.readers.processes import WorkerLostError, can_fork, map_forked
 from gpudiag.readers.sources import Source, find_sources
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
     from pathlib import Path
 
     from gpudiag.model.event import Trace
@@ -25,7 +25,11 @@ _USUAL_RATIO = 16
 
 
 def read_traces(
-    paths: Sequence[Path | str], *, limits: ReadLimits | None = None, world_size: int | None = None
+    paths: Sequence[Path | str],
+    *,
+    limits: ReadLimits | None = None,
+    world_size: int | None = None,
+    meanwhile: Callable[[], None] | None = None,
 ) -> tuple[Trace, ...]:
     """Read the traces of one job.
 
@@ -33,6 +37,7 @@ def read_traces(
         paths: files, directories (traces, run directories, torchtitan's and TensorBoard's), or globs.
         limits: bounds on size and on processes; None for the usual ones.
         world_size: ranks in the job, where neither the traces nor their names say.
+        meanwhile: called while other processes read, if there are any; what comes next may get ready in it.
 
     Returns:
         One trace per file, in order of rank; those without a rank come last, in order of path.
@@ -46,7 +51,7 @@ def read_traces(
     limits = limits or ReadLimits()
     sources = find_sources(paths)
     traces: list[Trace] = []
-    for source, outcome in zip(sources, _read_all(sources, limits), strict=True):
+    for source, outcome in zip(sources, _read_all(sources, limits, meanwhile), strict=True):
         if isinstance(outcome, NotATraceError) and source.found:
             continue
         if isinstance(outcome, Exception):
@@ -65,7 +70,9 @@ def _read_one(source: Source, limits: ReadLimits) -> Trace:
     return read_kineto(source.path, source.shown, limits)
 
 
-def _read_all(sources: Sequence[Source], limits: ReadLimits) -> list[Trace | Exception]:
+def _read_all(
+    sources: Sequence[Source], limits: ReadLimits, meanwhile: Callable[[], None] | None
+) -> list[Trace | Exception]:
     """Each file's trace or its error, in the order of the files."""
     read = partial(_read_one, limits=limits)
     sizes = [_json_size(source) for source in sources]
@@ -74,7 +81,7 @@ def _read_all(sources: Sequence[Source], limits: ReadLimits) -> list[Trace | Exc
         workers = min(workers, max(1, free // (MEMORY_PER_JSON_BYTE * max(sizes) or 1)))
     if workers > 1 and sum(sizes) > _WORTH_FORKING_JSON_BYTES and can_fork():
         try:
-            return map_forked(read, sources, sizes, workers)
+            return map_forked(read, sources, sizes, workers, meanwhile)
         except WorkerLostError as error:
             lost = ", ".join(sources[item].shown for item in error.items)
             raise UnreadableInputError(
