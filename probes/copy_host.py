@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 SCHEMA = "gpudiag/probe-copy-host/1"
 #: Host buffers must lie well past the host's caches as well: with 128 MiB, four GPUs copying to the host at once seemed
-#: 7 % faster than with 512 (179 and 168 GB/s on 4 x H200). Pinned memory takes longest to get: the quick probe has less.
+#: 7 % faster than with 512 (179 and 168 GB/s on 4 x H200). Pinned memory takes longest to get; quick has less.
 _DEVICE_BYTES, _PINNED_BYTES, _QUICK_PINNED_BYTES, _PAGEABLE_BYTES = 512 * MIB, 512 * MIB, 128 * MIB, 64 * MIB
 #: Flows of several GPUs share uplinks and memory, and take turns at them: longer runs even that out.
 _ALL_AT_ONCE_S = 0.04
