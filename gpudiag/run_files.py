@@ -54,7 +54,7 @@ def read_json(path: Path, noun: type[Noun], schema: str) -> Noun:
         raise UnreadableInputError(f"{path}: {error.strerror or error}", "Check the path.") from error
     try:
         found = msgspec.json.decode(data, type=_Schema).schema
-    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise UnreadableInputError(
             f"{path}: not a JSON object ({error})", "Run the command that wrote it again."
         ) from error
@@ -65,7 +65,7 @@ def read_json(path: Path, noun: type[Noun], schema: str) -> Noun:
         )
     try:
         return msgspec.json.decode(data, type=noun)
-    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise UnreadableInputError(f"{path}: {error}", "Run the command that wrote it again.") from error
 
 
