@@ -116,7 +116,18 @@ def test_clocks_without_a_common_origin(seed: int, origin: int, cut: tuple[int, 
         job.seen(of_a, 0, noise, TYPICAL_NS), job.seen(of_b, origin, noise, TYPICAL_NS), clocks_comparable=False
     )
     check_pairing(found, of_a, of_b, at_least=0.99)
-    assert not found.ambiguous
+
+
+def test_steps_of_uneven_length_leave_hardly_a_doubt_without_a_common_origin() -> None:
+    """By chance two steps may be so alike that a rival comes close: then doubt is said, although the pairing is right."""
+    doubted = 0
+    for seed in range(100):
+        noise = np.random.default_rng(seed)
+        job = training(6, 4, noise)
+        every = np.arange(len(job.end))
+        a, b = job.seen(every, 0, noise, TYPICAL_NS), job.seen(every[:-2], 10**9, noise, TYPICAL_NS)
+        doubted += align(a, b, clocks_comparable=False).ambiguous
+    assert doubted <= 5
 
 
 def test_periodic_collectives_without_a_common_origin_are_called_ambiguous() -> None:
