@@ -119,7 +119,7 @@ def test_clocks_without_a_common_origin(seed: int, origin: int, cut: tuple[int, 
 
 
 def test_steps_of_uneven_length_leave_hardly_a_doubt_without_a_common_origin() -> None:
-    """By chance two steps may be so alike that a rival comes close: then doubt is said, although the pairing is right."""
+    """By chance two steps are so alike that a rival comes close: then doubt is said, though the pairing is right."""
     doubted = 0
     for seed in range(100):
         noise = np.random.default_rng(seed)
