@@ -109,7 +109,7 @@ def _first_steps(events: list[Event], steps: int) -> list[Event]:
 def _packed(text: bytes) -> bytes:
     """Gzip, by zopfli where it is installed (15 % smaller)."""
     try:
-        from zopfli.gzip import compress  # type: ignore[import-untyped]  # it has no stubs
+        from zopfli.gzip import compress
     except ImportError:
         return gzip.compress(text, 9, mtime=0)
     packed: bytes = compress(text, numiterations=5)
