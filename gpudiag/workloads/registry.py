@@ -61,6 +61,14 @@ _ENTRIES = (
         images=True,
     ),
     WorkloadEntry(
+        name="vgg16",
+        summary="VGG-16 on 224x224 images (64x64 on a CPU), 138 million parameters: much to exchange per step.",
+        module="gpudiag.workloads.vgg16",
+        gpu_batch=64,
+        cpu_batch=2,
+        images=True,
+    ),
+    WorkloadEntry(
         name="gpt",
         summary="GPT-2 small on 1024 tokens (128 on a CPU), 124 million parameters.",
         module="gpudiag.workloads.gpt",

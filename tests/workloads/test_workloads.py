@@ -22,7 +22,13 @@ if TYPE_CHECKING:
 
 CPU = torch.device("cpu")
 
-PARAMETERS = {"resnet20-cifar": 269_722, "mlp": 41_157_101, "resnet50": 25_557_032, "gpt": 124_475_904}
+PARAMETERS = {
+    "resnet20-cifar": 269_722,
+    "mlp": 41_157_101,
+    "resnet50": 25_557_032,
+    "vgg16": 138_357_544,
+    "gpt": 124_475_904,
+}
 
 
 NOT_OWN = ("mlp", "a:b:c", ":b", "a/b:c", "a:", "1a:b")
