@@ -3,15 +3,17 @@
     python benchmarks/bandwidth_reference.py OUTPUT [--reference FILE.csv] [--runs 2] [--python PATH]
 
 Runs the default and the quick probe, each `--runs` times, and writes to OUTPUT: facts-*.json, page-*.html, log-*.txt,
-and comparison.md with seconds, gpudiag beside the reference, and how far two runs lie apart. Where nvbandwidth or
-all_reduce_perf are on PATH they are run too (their output is kept beside the rest); else the CSV is the reference.
-Exit code 1 when a measure of the project is missed.
+and comparison.md with seconds, gpudiag beside the reference, and how far two runs lie apart. Where nvcc and NCCL's
+header are there, the reference is measured on the same machine, before and after each run of gpudiag, by the C++
+programs in `peers/`, which follow the method of nvbandwidth and of nccl-tests; else it is the CSV, measured by those
+tools on another machine of the same kind. Exit code 1 when a measure of the project is missed.
 """
 
 from __future__ import annotations
 
 import argparse
 import csv
+import os
 import shutil
 import statistics
 import subprocess
@@ -32,10 +34,79 @@ REFERENCE = ROOT / "docs" / "benchmarks" / "h200x4_reference.csv"
 #: The measures: relative difference allowed, and seconds for 4 GPUs.
 COPY, COLLECTIVE, SMALL_MESSAGE, REPEAT = 0.02, 0.05, 0.20, 0.02
 SECONDS = {"default": 20.0, "quick": 5.0}
-PEERS = {
-    "nvbandwidth": ["nvbandwidth"],
-    "all_reduce_perf": ["all_reduce_perf", "-b", "1K", "-e", "512M", "-f", "2", "-g"],
-}
+PEERS = Path(__file__).resolve().parent / "peers"
+#: One round of the peers: program, arguments, environment, and what its all-reduces are called in the CSV.
+ALL_REDUCE_BYTES = ("65536", "33554432", "268435456")
+PEER_RUNS: tuple[tuple[str, tuple[str, ...], dict[str, str], str], ...] = (
+    ("copies", (), {}, ""),
+    ("all_reduce", ALL_REDUCE_BYTES, {}, "all_reduce_perf"),
+    ("all_reduce", ("134217728",), {"NCCL_P2P_DISABLE": "1"}, "all_reduce_perf NCCL_P2P_DISABLE=1"),
+)
+#: What one round of peers found: (test, bytes) to one figure per GPU or pair; bytes are 0 for copies.
+PeerFigures = dict[tuple[str, int], list[float]]
+
+
+def build_peers(output: Path) -> bool:
+    """Compile the peers into OUTPUT; False where nvcc or NCCL's header is missing."""
+    nccl = next((place for place in nccl_places() if (place / "include" / "nccl.h").is_file()), None)
+    if shutil.which("nvcc") is None or nccl is None:
+        return False
+    compile_it = ["nvcc", "-O2", "-std=c++17", "-I", str(nccl / "include")]
+    library = nccl / "lib" / "libnccl.so.2"
+    for name, link in (("copies", []), ("all_reduce", [str(library), "-Xlinker", f"-rpath={library.parent}"])):
+        subprocess.run([*compile_it, "-o", str(output / name), str(PEERS / f"{name}.cu"), *link], check=True)
+    return True
+
+
+def nccl_places() -> Iterator[Path]:
+    """Where NCCL may be installed: the wheel that PyTorch uses, then the system."""
+    for place in sys.path:
+        yield Path(place) / "nvidia" / "nccl"
+    yield Path("/usr")
+
+
+def run_peers(output: Path, number: int) -> PeerFigures:
+    """One round of all peers; what they print is kept in OUTPUT."""
+    found: PeerFigures = {}
+    printed = ""
+    for program, arguments, variables, collective in PEER_RUNS:
+        environment = {"NCCL_NVLS_ENABLE": "0", **os.environ, **variables}
+        finished = subprocess.run(
+            [str(output / program), *arguments],
+            env=environment,
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=120,
+        )
+        printed += f"{program} {' '.join(arguments)} {variables}: exit code {finished.returncode}\n"
+        printed += finished.stdout + finished.stderr
+        for line in finished.stdout.splitlines():
+            fields = line.split()
+            if len(fields) != 3:
+                continue
+            if collective:
+                size, microseconds, busbw = int(fields[0]), float(fields[1]), float(fields[2])
+                found.setdefault((collective, size), []).append(microseconds if size == 65536 else busbw)
+            else:
+                found.setdefault((fields[0], 0), []).append(float(fields[2]))
+    (output / f"peers-{number}.txt").write_text(printed)
+    return found
+
+
+def with_peers(rows: list[dict[str, str]], rounds: list[PeerFigures]) -> list[dict[str, str]]:
+    """The reference rows with this machine's figures in place of the other's, where a peer measured them."""
+    local = []
+    for row in rows:
+        key = (row["test"], int(row["bytes"]) if row["direction"] == "collective" else 0)
+        figures = [statistics.median(one[key]) for one in rounds if key in one]
+        if figures:
+            spread = f" (C++ here, {min(figures):.4g} to {max(figures):.4g})"
+            tool = row["tool"] + ("'s method" + spread)
+            local.append({**row, "tool": tool, "value": f"{statistics.fmean(figures):.5g}"})
+        else:
+            local.append(row)
+    return local
 
 
 def run_gpudiag(python: str, output: Path, mode: str, number: int) -> tuple[Facts | None, float]:
@@ -162,10 +233,15 @@ def main() -> int:
     options = parser.parse_args()
     options.output.mkdir(parents=True, exist_ok=True)
     rows = list(csv.DictReader(options.reference.open()))
-    runs = {
-        mode: [run_gpudiag(options.python, options.output, mode, number) for number in range(options.runs)]
-        for mode in ("default", "quick")
-    }
+    peers = build_peers(options.output)
+    # Before and after every run of gpudiag, so that what the machine's other users do hits both alike.
+    rounds = [run_peers(options.output, 0)] if peers else []
+    runs: dict[str, list[tuple[Facts | None, float]]] = {"default": [], "quick": []}
+    for number in range(options.runs):
+        for mode, results in runs.items():
+            results.append(run_gpudiag(options.python, options.output, mode, number))
+            if peers:
+                rounds.append(run_peers(options.output, len(rounds)))
     lines, fine = ["| mode | seconds | at most |", "| --- | --- | --- |"], True
     for mode, results in runs.items():
         shown = ", ".join(f"{seconds:.1f}" for _, seconds in results)
@@ -184,7 +260,9 @@ def main() -> int:
             "| test | reference | gpudiag | apart | within |",
             "| --- | --- | --- | --- | --- |",
         ]
-        for line, within in compare(found[-1], rows):
+        # The last run of each mode lies between two rounds of peers; those are its reference.
+        here = len(rounds) - 2 if mode == "quick" else len(rounds) - 3
+        for line, within in compare(found[-1], with_peers(rows, rounds[here : here + 2])):
             if mode == "quick" and "not measured" in line:
                 continue
             lines.append(line)
@@ -203,13 +281,6 @@ def main() -> int:
             lines += ["", f"{mode}: {agreed}, {half}; {all_close} of all {len(apart)}. Furthest apart:", ""]
             lines += [f"- {100 * away:.1f} % {what}" for away, what, of_link in apart if of_link][:10]
             lines += [f"- {100 * away:.1f} % {what} (host)" for away, what, of_link in apart if not of_link][:8]
-    for program, command in PEERS.items():
-        if shutil.which(program):
-            gpus = max((len(found[0].gpus) for found in measured.values() if found), default=1)
-            call = [*command, str(gpus)] if program == "all_reduce_perf" else command
-            began = time.perf_counter()
-            text = subprocess.run(call, capture_output=True, text=True, check=False).stdout
-            (options.output / f"{program}.txt").write_text(f"{time.perf_counter() - began:.1f} s\n{text}")
     text = "\n".join(lines) + "\n"
     (options.output / "comparison.md").write_text(text)
     print(text)
