@@ -53,7 +53,7 @@ def build_peers(output: Path) -> bool:
         return False
     compile_it = ["nvcc", "-O2", "-std=c++17", "-I", str(nccl / "include")]
     library = nccl / "lib" / "libnccl.so.2"
-    for name, link in (("copies", []), ("all_reduce", [str(library), "-Xlinker", f"-rpath={library.parent}"])):
+    for name, link in (("copies", []), ("all_reduce", ["-Xlinker", f"{library},-rpath={library.parent}"])):
         subprocess.run([*compile_it, "-o", str(output / name), str(PEERS / f"{name}.cu"), *link], check=True)
     return True
 

@@ -3,7 +3,7 @@
 // Its method for one process with all GPUs: fp32 sums, out of place, each repetition one group call over the GPUs, five
 // repetitions for warming up, then twenty between two synchronizations, timed by the host.
 //
-//     nvcc -O2 -std=c++17 -I NCCL/include -o all_reduce all_reduce.cu NCCL/lib/libnccl.so.2
+//     nvcc -O2 -std=c++17 -I NCCL/include -o all_reduce all_reduce.cu -Xlinker NCCL/lib/libnccl.so.2
 //     ./all_reduce 65536 33554432                one line per size: bytes, microseconds, bus bandwidth in GB/s
 #include <chrono>
 #include <cstdio>
