@@ -24,8 +24,8 @@ class BucketedStrategy(Strategy):
     def wrap(self, model: nn.Module) -> nn.Module:
         """Wrap in DistributedDataParallel; broadcasts the parameters of rank 0."""
         on_gpu = self.device.type == "cuda"
-        wrapped = DistributedDataParallel(model, device_ids=[self.device] if on_gpu else None)
-        wrapped.register_comm_hook(None, self._exchange_bucket)
+        wrapped = DistributedDataParallel(model, device_ids=[self.device] if on_gpu else None, process_group=self.group)
+        wrapped.register_comm_hook(self.group, self._exchange_bucket)
         return wrapped
 
     def _exchange_bucket(self, group: dist.ProcessGroup, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:

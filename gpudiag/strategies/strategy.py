@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -27,6 +27,9 @@ class Strategy:
 
     Wherever gradients or parameters travel, a strategy opens `gpudiag.range("exchange")`.
 
+    Several strategies may be open in one process at the same time (`gpudiag recommend` measures them by turns). So each
+    exchanges over `self.group` and never over the default process group, unless the two are the same.
+
     Args:
         device: what this process trains on.
     """
@@ -38,12 +41,20 @@ class Strategy:
         self.device = device
         #: Bytes of each piece exchanged in the last step, in order of exchange; empty where unknown.
         self.exchanged_bytes: list[int] = []
+        #: The group over which this strategy exchanges; None for the default one. Set by `open`.
+        self.group: Any = None
 
     def open(self) -> None:
-        """Join the other processes. Raises RuntimeError or DistError when they cannot be reached."""
+        """Join the other processes. Raises RuntimeError or DistError when they cannot be reached.
+
+        Where the processes have met already, this makes a group beside the others; all processes must do so at once.
+        """
         import torch.distributed as dist
 
         on_gpu = self.backend == "nccl"
+        if dist.is_initialized():
+            self.group = dist.new_group(backend=self.backend, device_id=self.device if on_gpu else None)
+            return
         dist.init_process_group(self.backend, device_id=self.device if on_gpu else None)
 
     def wrap(self, model: nn.Module) -> nn.Module:
@@ -58,8 +69,8 @@ class Strategy:
         """Bring gradients together after backward, where the wrapped model has not done so."""
 
     def close(self) -> None:
-        """Leave the other processes."""
+        """Leave the other processes; only this strategy's group where it was opened beside others."""
         import torch.distributed as dist
 
         if dist.is_initialized():
-            dist.destroy_process_group()
+            dist.destroy_process_group(self.group)
