@@ -30,6 +30,8 @@ if TYPE_CHECKING:
 _HANDS_OVER = re.compile(r"c10d::")
 #: A pause of the training thread of at least this length, in which a collective ended, is waiting for it.
 _WAITED_NS = 30 * NS_PER_US
+#: Collectives that may be under way at once; PyTorch's gloo has two threads per group.
+_MOST_BESIDE = 16
 
 
 def collective_ops(lane: Lane, index: int) -> LaneOps:
@@ -116,7 +118,8 @@ def cpu_chain_of(timeline: Timeline, trace_index: int, lanes: list[Lane], parts:
     host_rows = host_rows[events.thread[host_rows] == lane.steps.thread]
     recorded = np.sort(events.end_ns[host_rows] + shift)
     edges = np.concatenate([[begin], time])
-    delay = np.where(kind, np.maximum(time - part.end[np.maximum(target, 0)], 0.0), 0.0) if len(part.end) else 0.0 * gap
+    # Negative where the collective's end was recorded late.
+    delay = np.where(kind, time - part.end[np.maximum(target, 0)], 0.0) if len(part.end) else 0.0 * gap
     return Chain(
         trace=trace_index,
         time=time.astype(np.float64),
@@ -140,7 +143,16 @@ def _waits(
     marks: np.ndarray[tuple[int], np.dtype[np.int64]],
     part: LaneOps,
 ) -> tuple[np.ndarray[tuple[int], np.dtype[np.int64]], ...]:
-    """(from, to, op) of each pause of the training thread in which a collective ended: the last to end in it.
+    """(from, to, op) of each pause of the training thread that a collective ended: the one whose end is nearest to its.
+
+    A collective's thread wakes the training thread and then records its own end, unless it loses its core in between:
+    the end that a trace shows may lie milliseconds after the pause that it ended. In ms, of one step's last two
+    collectives:
+
+        gloo threads       ──── A ────┤118.8       ─────────── B ───────────┤170.1
+        training thread    ┤119.3 ═══════════ pause ═══════════ 167.5├ copies gradients
+
+    B ended it, not A. Were it A, the 49 ms of the pause would be no transfer's.
 
     A pause over a step's mark is none: gradients are there before the update, and what comes after that is the loader.
     A collective may seem to end in it, when its thread lost its core before it could say that it was done.
@@ -152,9 +164,17 @@ def _waits(
     pause_from, pause_to = pause_from[long], pause_to[long]
     order = np.argsort(part.end, kind="stable")
     ends = part.end[order]
-    last = np.searchsorted(ends, pause_to, side="right") - 1
-    waited = (last >= 0) & (ends[np.maximum(last, 0)] > pause_from) if len(ends) else np.zeros(len(last), np.bool_)
-    return pause_from[waited], pause_to[waited], order[last[waited]] if len(ends) else last[waited]
+    ended = np.full(len(pause_to), NONE, np.int64)
+    for pause, (begin, stop) in enumerate(zip(pause_from.tolist(), pause_to.tolist(), strict=True)):
+        after = int(np.searchsorted(ends, stop, side="right"))
+        if after == 0 or ends[after - 1] <= begin:
+            continue
+        ended[pause] = order[after - 1]
+        under_way = after + np.flatnonzero(part.start[order[after : after + _MOST_BESIDE]] < stop)
+        if len(under_way) and ends[under_way[0]] - stop < stop - ends[after - 1]:
+            ended[pause] = order[under_way[0]]
+    waited = ended != NONE
+    return pause_from[waited], pause_to[waited], ended[waited]
 
 
 def _attach(
