@@ -1,8 +1,10 @@
-"""`resnet20-cifar`: the ResNet-20 of K. He et al., "Deep Residual Learning for Image Recognition", section 4.2.
+"""`resnet20-cifar` and its deeper kin: K. He et al., "Deep Residual Learning for Image Recognition", section 4.2.
 
-269,722 parameters: shortcuts that change the shape have none (option A: every other pixel, new channels zero), and the
-last layer has a bias. tf_cnn_benchmarks counts 271,164 for its own `resnet20`, which is built differently at these two
-places, so that figures of the two are close but not of the same model.
+Parameters: 269,722 with 20 layers, 464,154 with 32, 658,586 with 44, 853,018 with 56 and 1,727,962 with 110. Shortcuts
+that change the shape have none (option A: every other pixel, new channels zero), and the last layer has a bias.
+
+tf_cnn_benchmarks logs 271,164 (466,492; 661,820; 857,148; 1,736,124) for the same networks: it counts the running mean
+and variance of each normalised channel too, an eleventh class, and its step counter.
 """
 
 from __future__ import annotations
@@ -12,14 +14,11 @@ from typing import TYPE_CHECKING
 from torch import nn
 from torch.nn import functional
 
-from gpudiag.workloads.workload import Workload, image_samples, scaled
+from gpudiag.workloads.cifar import CLASSES, CifarWorkload
 
 if TYPE_CHECKING:
-    import torch
     from torch import Tensor
 
-SIDE = 32
-CLASSES = 10
 WIDTHS = (16, 32, 64)
 
 
@@ -71,20 +70,36 @@ class ResNetCifar(nn.Module):
         return logits
 
 
-class ResNet20Cifar(Workload):
+class ResNet20Cifar(CifarWorkload):
     """Small kernels and little data: what it shows is mostly how fast the host can launch."""
 
+    #: Blocks per stage; the network is 6 * blocks + 2 deep.
+    blocks = 3
+
     def model(self) -> nn.Module:
-        """20 layers."""
-        return ResNetCifar(blocks=3)
-
-    def samples(self, count: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
-        """uint8[count, 3, 32, 32] and classes."""
-        return image_samples(count, SIDE, CLASSES, generator)
-
-    def prepare(self, inputs: Tensor) -> Tensor:
-        """Bytes to floats."""
-        return scaled(inputs)
+        """6 * blocks + 2 layers."""
+        return ResNetCifar(self.blocks)
 
 
-WORKLOAD = ResNet20Cifar
+class ResNet32Cifar(ResNet20Cifar):
+    """32 layers."""
+
+    blocks = 5
+
+
+class ResNet44Cifar(ResNet20Cifar):
+    """44 layers."""
+
+    blocks = 7
+
+
+class ResNet56Cifar(ResNet20Cifar):
+    """56 layers."""
+
+    blocks = 9
+
+
+class ResNet110Cifar(ResNet20Cifar):
+    """110 layers."""
+
+    blocks = 18

@@ -25,6 +25,9 @@ class Workload(ABC):
     #: Distinct samples in the pool.
     pool = 512
 
+    #: What `nhwc` means for its inputs and weights.
+    channels_last: torch.memory_format = torch.channels_last
+
     def __init__(self, *, on_gpu: bool) -> None:
         self.on_gpu = on_gpu
 
