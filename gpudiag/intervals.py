@@ -15,10 +15,11 @@ set, so lengths add up exactly, to the nanosecond:
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
+
+from gpudiag.record import Record
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -28,8 +29,7 @@ if TYPE_CHECKING:
     Times = NDArray[np.int64]
 
 
-@dataclass(frozen=True, slots=True)
-class Intervals:
+class Intervals(Record, frozen=True):
     """Columns `start` and `end` (int64, ns) of equal length."""
 
     start: Times

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 import time
-from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
@@ -13,6 +12,7 @@ import msgspec
 from gpudiag.errors import FrameworkMissingError, HardwareMissingError, UnreadableInputError, UsageError
 from gpudiag.model.analysis import Analysis, Source, Steps, Validity
 from gpudiag.model.job import Job
+from gpudiag.record import Record
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -168,8 +168,7 @@ def _source(paths: Sequence[Path | str], run: RunRecord | None) -> Source:
     )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Request:
+class Request(Record, frozen=True, kw_only=True):
     """What a person asks `gpudiag profile` for; None where the choice is gpudiag's."""
 
     workload: str
@@ -194,8 +193,7 @@ class Request:
     """Measure the links before: None for what was measured within a day, else anew; True for anew; False for not."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Prepared:
+class Prepared(Record, frozen=True, kw_only=True):
     """A request with every choice made."""
 
     plan: Plan
@@ -324,7 +322,7 @@ def measure_links(
             if not failed_probes(measured):
                 keep_measurements(measured)
     facts = measured or facts
-    return replace(prepared, facts=msgspec.structs.replace(facts, findings=examine_facts(facts)))
+    return msgspec.structs.replace(prepared, facts=msgspec.structs.replace(facts, findings=examine_facts(facts)))
 
 
 def train(prepared: Prepared, observer: Callable[[Progress], None]) -> RunRecord:

@@ -17,10 +17,11 @@ captured.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Self
 
 import numpy as np
+from msgspec.structs import replace
 
 from gpudiag.model.event import HOST, NO_CORRELATION, NO_SIZE, CollectiveCall, EventKind, EventTable, Trace
 from gpudiag.units import NS_PER_US

@@ -17,13 +17,13 @@ profiler that held the host up.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from gpudiag.intervals import EMPTY, Intervals, intersect, subtract, union
 from gpudiag.model.timeline import UNKNOWN
+from gpudiag.record import Record
 from gpudiag.units import NS_PER_US
 
 if TYPE_CHECKING:
@@ -33,8 +33,7 @@ if TYPE_CHECKING:
 _AHEAD_NS = 20 * NS_PER_US
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class IdleSplit:
+class IdleSplit(Record, frozen=True, kw_only=True):
     """Disjoint parts of the idle time; `unmarked_input` and `queued` lie within `idle`."""
 
     input: Intervals
@@ -85,8 +84,7 @@ def split_idle(lane: Lane, free: Intervals) -> IdleSplit:
     )
 
 
-@dataclass(frozen=True, slots=True)
-class _Gaps:
+class _Gaps(Record, frozen=True):
     """Per gap: the thread that launched the op at its end, until when that thread had not launched it, and whether the
     op had been launched before the gap began."""
 

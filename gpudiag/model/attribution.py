@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from gpudiag.model.analysis import BUCKETS
+from gpudiag.record import Record
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -17,8 +17,7 @@ if TYPE_CHECKING:
     Times = NDArray[np.int64]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LaneAttribution:
+class LaneAttribution(Record, frozen=True, kw_only=True):
     """The windows of one lane, cut into buckets.
 
     Attributes:
@@ -65,8 +64,7 @@ class LaneAttribution:
             raise ArithmeticError(f"rank {self.rank}: buckets miss their windows by {off.tolist()} ns")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Attribution:
+class Attribution(Record, frozen=True, kw_only=True):
     """All lanes, in the order of the timeline's."""
 
     lanes: tuple[LaneAttribution, ...]

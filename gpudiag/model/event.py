@@ -6,11 +6,13 @@ objects. Rows are in order of their start.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
 from enum import IntEnum
 from typing import TYPE_CHECKING
 
+import msgspec
 import numpy as np
+
+from gpudiag.record import Record
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -48,8 +50,7 @@ class EventKind(IntEnum):
 DEVICE_WORK = (EventKind.KERNEL, EventKind.COPY, EventKind.MEMSET)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EventTable:
+class EventTable(Record, frozen=True, kw_only=True):
     """Events as columns of equal length n, sorted by `start_ns` (ties: the longer first, so that parents precede).
 
     Attributes:
@@ -105,8 +106,7 @@ class EventTable:
         return np.flatnonzero(wanted[self.kind])
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CollectiveCall:
+class CollectiveCall(Record, frozen=True, kw_only=True):
     """What the profiler said of one communication kernel or host-side collective, beyond its times.
 
     Attributes:
@@ -127,8 +127,7 @@ class CollectiveCall:
     sequence: int | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Trace:
+class Trace(Record, frozen=True, kw_only=True):
     """Everything read from one trace file: one process, one rank, one or more devices.
 
     Attributes:
@@ -153,7 +152,7 @@ class Trace:
     rank: int | None = None
     world_size: int | None = None
     host: str = ""
-    device_names: dict[int, str] = field(default_factory=dict)
+    device_names: dict[int, str] = msgspec.field(default_factory=dict)
     collectives: tuple[CollectiveCall, ...] = ()
     dropped_events: int = 0
     notes: tuple[str, ...] = ()

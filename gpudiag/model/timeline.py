@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from enum import IntEnum
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from gpudiag.intervals import EMPTY, Intervals
+from gpudiag.record import Record
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -29,8 +29,7 @@ class OpClass(IntEnum):
     COPY = 2
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DeviceOps:
+class DeviceOps(Record, frozen=True, kw_only=True):
     """Work on one device as columns of equal length n, by start, on the common clock.
 
     Attributes:
@@ -62,8 +61,7 @@ class DeviceOps:
         return Intervals(self.start[chosen], self.end[chosen])
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class HostThread:
+class HostThread(Record, frozen=True, kw_only=True):
     """What one host thread was doing, as interval sets on the common clock.
 
     Attributes:
@@ -81,8 +79,7 @@ class HostThread:
     blocking_calls: tuple[str, ...]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class HostSteps:
+class HostSteps(Record, frozen=True, kw_only=True):
     """Step marks of one process.
 
     Attributes:
@@ -103,8 +100,7 @@ class HostSteps:
         return len(self.start)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Collectives:
+class Collectives(Record, frozen=True, kw_only=True):
     """Communication on one lane as columns of equal length m, by start, matched across ranks.
 
     Attributes:
@@ -131,8 +127,7 @@ class Collectives:
         return len(self.start)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Lane:
+class Lane(Record, frozen=True, kw_only=True):
     """One device of one rank; on CPU-only runs the training thread stands in for the device.
 
     Attributes:
@@ -174,8 +169,7 @@ class Lane:
         return self.device == UNKNOWN
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ClockAlignment:
+class ClockAlignment(Record, frozen=True, kw_only=True):
     """How one rank's clock was brought onto the reference rank's, from the common ends of collectives.
 
     `offset_ns` was added to the rank's times; `residual_ns` is the median distance of matched ends after that.
@@ -188,8 +182,7 @@ class ClockAlignment:
     unmatched: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Timeline:
+class Timeline(Record, frozen=True, kw_only=True):
     """All lanes on one clock, and what stands in the way of trusting them."""
 
     framework: str

@@ -7,7 +7,6 @@ encloses the kernel's launch; older still, only a range such as `nccl:all_reduce
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -15,6 +14,7 @@ import numpy as np
 from gpudiag.model.event import DEVICE_WORK, NO_CORRELATION, CollectiveCall, EventKind
 from gpudiag.readers.collective_names import UNKNOWN, element_bytes, kernel_operation, normal_operation
 from gpudiag.readers.header import is_told, loosely
+from gpudiag.record import Record
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -33,8 +33,7 @@ _NESTED = 8
 _COUNTED_OUT = {"all_gather", "gather"}
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Communicated:
+class Communicated(Record, frozen=True, kw_only=True):
     """What one event's arguments tell of a collective.
 
     Attributes:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
+
+from gpudiag.record import Record
 
 if TYPE_CHECKING:
     from gpudiag.readers.event_json import Header
@@ -32,8 +33,7 @@ class _DeviceProperties(msgspec.Struct, gc=False):
     name: str = ""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Job:
+class Job(Record, frozen=True, kw_only=True):
     """What the header tells.
 
     Attributes:
@@ -49,9 +49,9 @@ class Job:
 
     rank: int | None = None
     world_size: int | None = None
-    groups: dict[str, tuple[int, ...]] = field(default_factory=dict)
+    groups: dict[str, tuple[int, ...]] = msgspec.field(default_factory=dict)
     host: str = ""
-    device_names: dict[int, str] = field(default_factory=dict)
+    device_names: dict[int, str] = msgspec.field(default_factory=dict)
     base_ns: int = 0
     dropped_events: int = 0
     notes: tuple[str, ...] = ()

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
 from pathlib import Path
+
+from gpudiag.record import Record
 
 #: Bytes of memory that reading takes per byte of JSON: the text itself and the decoded events (2.6 measured on
 #: traces of PyTorch 2.11; the rest is margin).
 MEMORY_PER_JSON_BYTE = 4
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ReadLimits:
+class ReadLimits(Record, frozen=True, kw_only=True):
     """Bounds on reading.
 
     Attributes:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
+
+import msgspec
 
 from gpudiag.errors import NotATraceError, UnreadableInputError
 from gpudiag.readers.kineto import read_kineto
@@ -104,7 +105,7 @@ def _json_size(source: Source) -> int:
 def _completed(trace: Trace, source: Source, world_size: int | None) -> Trace:
     """The trace with what only its name, its finding, or the caller tells."""
     told = trace.world_size or source.facts.world_size or world_size
-    return replace(
+    return msgspec.structs.replace(
         trace,
         rank=source.facts.rank if trace.rank is None else trace.rank,
         world_size=told,

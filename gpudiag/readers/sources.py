@@ -9,15 +9,17 @@ from __future__ import annotations
 import glob
 import os
 import re
-from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+import msgspec
 
 from gpudiag.errors import GpudiagError, NotATraceError, UnreadableInputError, UsageError
 from gpudiag.readers.limits import ReadLimits
 from gpudiag.readers.printable import printable
 from gpudiag.readers.trace_names import NameFacts, facts_of, may_be_trace, says_trace
 from gpudiag.readers.unpack import read_head
+from gpudiag.record import Record
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -31,8 +33,7 @@ _SIGNS = (b'"traceEvents"', b'"schemaVersion"', b'"distributedInfo"', b'"deviceP
 _DEEPEST = 4
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Source:
+class Source(Record, frozen=True, kw_only=True):
     """One file to read.
 
     Attributes:
@@ -152,7 +153,7 @@ def _noted(sources: tuple[Source, ...], note: str, choices: Sequence[Path] | dic
     """The sources, the first with a note where there was a choice."""
     if len(choices) < 2:
         return sources
-    return (replace(sources[0], notes=(*sources[0].notes, printable(note))), *sources[1:])
+    return (msgspec.structs.replace(sources[0], notes=(*sources[0].notes, printable(note))), *sources[1:])
 
 
 def _directories(parent: Path) -> list[Path]:
@@ -187,6 +188,6 @@ def _newest_of_each_worker(sources: list[Source]) -> tuple[Source, ...]:
         newest = max(several, key=lambda source: source.facts.stamp)
         if len(several) > 1:
             note = f"{newest.shown}: the newest of the {len(several)} files of its worker; the others were left out"
-            kept[newest.path] = replace(newest, notes=(*newest.notes, note))
+            kept[newest.path] = msgspec.structs.replace(newest, notes=(*newest.notes, note))
             dropped.update(source.path for source in several if source is not newest)
     return tuple(kept.get(source.path, source) for source in sources if source.path not in dropped)

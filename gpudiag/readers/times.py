@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
 
+from gpudiag.record import Record
 from gpudiag.units import NS_PER_US
 
 if TYPE_CHECKING:
@@ -18,8 +18,7 @@ _DAY_US = 86_400e6
 _LAST_US = 4e15  # the year 2096; no time is later, and it fits int64 nanoseconds
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Times:
+class Times(Record, frozen=True, kw_only=True):
     """Starts and ends in order.
 
     Attributes:

@@ -8,8 +8,9 @@ Names in use: `rank0.pt.trace.json.gz`, `rank_3.json.gz`, `rank-34.Jul_15_10_52_
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
+
+from gpudiag.record import Record
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -21,8 +22,7 @@ _HOST_AND_PROCESS = re.compile(r"^(?P<host>.+)_\d{1,10}$")
 _ENDINGS = (".json", ".json.gz")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class NameFacts:
+class NameFacts(Record, frozen=True, kw_only=True):
     """What a file name tells; None and "" where it does not.
 
     Attributes:

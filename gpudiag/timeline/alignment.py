@@ -14,11 +14,11 @@ as 0 apart): clocks that count from a common origin decide then, as the smaller 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
 
+from gpudiag.record import Record
 from gpudiag.units import NS_PER_US
 
 if TYPE_CHECKING:
@@ -45,8 +45,7 @@ _TO_MOVE_A_CLOCK = 0.75
 _NEARLY_ALL = 0.95
 
 
-@dataclass(frozen=True, slots=True)
-class Sequence:
+class Sequence(Record, frozen=True):
     """One rank's collectives in one group, in order of start.
 
     Attributes:
@@ -64,8 +63,7 @@ class Sequence:
         return len(self.end)
 
 
-@dataclass(frozen=True, slots=True)
-class Alignment:
+class Alignment(Record, frozen=True):
     """Pairs (a[i], b[i]) of indices that are one collective; `offset_ns` = what b's clock shows more than a's.
 
     `residual_ns` is the median distance of matched ends after the offset was taken out; `ambiguous` when another
@@ -132,8 +130,7 @@ def _offsets(a: Sequence, b: Sequence, tolerance: int, clocks_comparable: bool) 
     return [offset for offset, _ in peaks[:_MOST_CANDIDATES]]
 
 
-@dataclass(frozen=True, slots=True)
-class _Fit:
+class _Fit(Record, frozen=True):
     """A pairing of symmetric collectives under one offset, in order of a.
 
     `coverage` is the matched share of what both captures saw under that offset: of the rank that saw less there.

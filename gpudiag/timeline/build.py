@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
+import msgspec
 import numpy as np
 
 from gpudiag.errors import UnreadableInputError
@@ -202,5 +202,5 @@ def _with_ranks(traces: Sequence[Trace]) -> list[Trace]:
             continue
         rank = next(free)
         note = f"{trace.source}: neither the trace nor its name says its rank; taken as rank {rank}"
-        ranked.append(replace(trace, rank=rank, notes=(*trace.notes, note)))
+        ranked.append(msgspec.structs.replace(trace, rank=rank, notes=(*trace.notes, note)))
     return sorted(ranked, key=_rank)

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from gpudiag.model.timeline import UNKNOWN, ClockAlignment, Collectives
+from gpudiag.record import Record
 from gpudiag.timeline.alignment import SAME_CLOCK_NS, Alignment, Sequence, align
 
 if TYPE_CHECKING:
@@ -29,8 +29,7 @@ GroupKey = tuple[str, tuple[int, ...]]
 _FAR_PAST = np.iinfo(np.int64).min
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LaneCalls:
+class LaneCalls(Record, frozen=True, kw_only=True):
     """Communication of one lane before matching: columns of equal length m by start, on the trace's absolute clock.
 
     Lanes of one process share its clock: `trace` tells which.
@@ -71,8 +70,7 @@ def lane_calls(
     )
 
 
-@dataclass(frozen=True, slots=True)
-class Matching:
+class Matching(Record, frozen=True):
     """What matching all lanes gave: per lane its collectives and the correction of its clock; and what was in doubt."""
 
     collectives: list[Collectives]
@@ -111,8 +109,7 @@ def match_collectives(lanes: list[LaneCalls], ranks_present: set[int]) -> Matchi
     return Matching(collectives, offsets, clocks, missing, any(pair.found.ambiguous for pair in pairs))
 
 
-@dataclass(frozen=True, slots=True)
-class _Pair:
+class _Pair(Record, frozen=True):
     group: GroupKey
     a: int
     b: int

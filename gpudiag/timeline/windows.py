@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
+
+from gpudiag.record import Record
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -15,8 +16,7 @@ if TYPE_CHECKING:
     Times = NDArray[np.int64]
 
 
-@dataclass(frozen=True, slots=True)
-class Windows:
+class Windows(Record, frozen=True):
     """k windows that tile [bounds[0], bounds[k]); `steps` has their step numbers, `whole` is False for a stopgap."""
 
     bounds: Times

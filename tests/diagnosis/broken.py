@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import numpy as np
+from msgspec.structs import replace
 
 from gpudiag.model.event import DEVICE_WORK, NO_CORRELATION, EventKind, EventTable, Trace
 

@@ -26,11 +26,12 @@ from one that comes after it in the body is that of the turn before.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from enum import IntEnum
 from typing import TYPE_CHECKING
 
 import numpy as np
+
+from gpudiag.record import Record
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -55,8 +56,7 @@ class Block(IntEnum):
     """A host-side collective (gloo) that the training thread waited for."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class HostNodes:
+class HostNodes(Record, frozen=True, kw_only=True):
     """Host nodes of all chains, each chain's nodes together and in order. Times in ns, on the common clock.
 
     Attributes:
@@ -87,8 +87,7 @@ class HostNodes:
     step: Index
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DeviceNodes:
+class DeviceNodes(Record, frozen=True, kw_only=True):
     """Device ops of all streams, each stream's ops together and in order. Times in ns, on the common clock.
 
     Attributes:
@@ -124,8 +123,7 @@ class DeviceNodes:
     row: Index
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Graph:
+class Graph(Record, frozen=True, kw_only=True):
     """A job's analysed steps.
 
     Attributes:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -13,6 +12,7 @@ from gpudiag.diagnosis.replay.streams import LaneOps, find_waits
 from gpudiag.intervals import Intervals, intersect, length, lengths_between, union
 from gpudiag.model.event import NO_CORRELATION, EventKind
 from gpudiag.model.timeline import UNKNOWN
+from gpudiag.record import Record
 from gpudiag.units import NS_PER_US
 
 if TYPE_CHECKING:
@@ -38,8 +38,7 @@ _ONE_HELD_UP_PER_NS = 2_000 * NS_PER_US
 _BESIDE = 0.2
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Chain:
+class Chain(Record, frozen=True, kw_only=True):
     """Host nodes of one process as in `graph.HostNodes`; `block_part` and `block_op` name an op of one of its lanes."""
 
     trace: int

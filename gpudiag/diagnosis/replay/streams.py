@@ -9,6 +9,7 @@ import numpy as np
 
 from gpudiag.diagnosis.replay.graph import NONE
 from gpudiag.model.timeline import UNKNOWN
+from gpudiag.record import Record
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -22,8 +23,7 @@ _AT_ONCE_NS = 10_000
 _LONG_LAUNCHED_NS = 20_000
 
 
-@dataclass(frozen=True, slots=True)
-class Given:
+class Given(Record, frozen=True):
     """What a stream was given in the body and, as long again, before it; columns of equal length, in order.
 
     What the first steps of the body wait for may lie before it. As the body is replayed in a circle, the op that lies

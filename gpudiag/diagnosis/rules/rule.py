@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, Protocol
+
+from gpudiag.record import Record
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -21,15 +22,13 @@ NOTABLE_PERCENT = 1.0
 _NOTABLE_MS = 0.05
 
 
-@dataclass(frozen=True, slots=True)
-class CannotTell:
+class CannotTell(Record, frozen=True):
     """The data cannot carry a verdict; the reason says what to record instead."""
 
     reason: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Proposal:
+class Proposal(Record, frozen=True, kw_only=True):
     """A cause to take away.
 
     Attributes:
