@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from gpudiag.launch import Interpreter, Plan, Rendezvous
     from gpudiag.model.diff import Diff
     from gpudiag.model.facts import Facts
-    from gpudiag.model.job import DataSource, MemoryFormat, Precision
+    from gpudiag.model.job import DataSource, MemoryFormat, Precision, TrainedModel
     from gpudiag.model.run import RunRecord
     from gpudiag.probing.runner import Progress as ProbeProgress
     from gpudiag.readers import ReadLimits
@@ -179,6 +179,8 @@ class Request(Record, frozen=True, kw_only=True):
     memory_format: str | None = None
     data: str | None = None
     loader_workers: int | None = None
+    prefetch: bool = False
+    model: str | None = None
     compile: bool = False
     p2p: bool = True
     steps: int | None = None
@@ -237,8 +239,7 @@ def prepare(request: Request) -> Prepared:
         images = workload_entry(request.workload).images
         if request.memory_format == "nhwc" and not images:
             raise UsageError(f"{request.workload} has no images, so --memory-format does not apply", "Leave it out.")
-        if request.data not in {None, "loader"} and request.loader_workers is not None:
-            raise UsageError(f"--loader-workers does not go with --data {request.data}", "Leave one of them out.")
+        _check_input(request)
     entry = strategy_entry(request.strategy) if request.strategy is not None else None
     interpreter = inspect_interpreter(request.python)
     facts = gather_inventory()
@@ -277,6 +278,8 @@ def prepare(request: Request) -> Prepared:
         memory_format=cast("MemoryFormat", request.memory_format or "nchw"),
         data=cast("DataSource", request.data or "loader"),
         loader_workers=request.loader_workers,
+        prefetch=request.prefetch,
+        model=cast("TrainedModel", request.model or "whole"),
         steps=request.steps,
         warmup=request.warmup,
         compile=request.compile,
@@ -349,6 +352,19 @@ def analyze_run(run_dir: Path) -> Analysis:
     return analysis
 
 
+def _check_input(request: Request) -> None:
+    """Options of the input that do not go together."""
+    if request.data in {"device", "host"} and request.loader_workers is not None:
+        raise UsageError(f"--loader-workers does not go with --data {request.data}", "Leave one of them out.")
+    if request.data == "zmq" and request.loader_workers == 0:
+        raise UsageError("--data zmq needs a process that makes batches", "Give --loader-workers 1 or more.")
+    if request.data == "device" and (request.prefetch or request.model == "none"):
+        option = "--prefetch" if request.prefetch else "--model none"
+        raise UsageError(f"{option} does not go with --data device: its batch is there already", "Leave it out.")
+    if request.prefetch and request.model == "none":
+        raise UsageError("--prefetch does not go with --model none: nothing is copied", "Leave it out.")
+
+
 def _check_own(request: Request) -> None:
     """Options that choose how built-in workloads train have no meaning for a user's own function."""
     given = {
@@ -358,6 +374,8 @@ def _check_own(request: Request) -> None:
         "--memory-format": request.memory_format,
         "--data": request.data,
         "--loader-workers": request.loader_workers,
+        "--prefetch": request.prefetch or None,
+        "--model": request.model,
         "--compile": request.compile or None,
     }
     named = [option for option, value in given.items() if value is not None]

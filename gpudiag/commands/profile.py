@@ -8,7 +8,7 @@ import typer
 
 from gpudiag.commands.options import AllRanks, Json, Width
 from gpudiag.errors import UsageError
-from gpudiag.model.job import DATA_SOURCES, MEMORY_FORMATS, PRECISIONS
+from gpudiag.model.job import DATA_SOURCES, MEMORY_FORMATS, PRECISIONS, TRAINED_MODELS
 from gpudiag.strategies.registry import STRATEGIES
 from gpudiag.workloads.registry import DEFAULT_WORKLOAD, WORKLOADS
 
@@ -17,6 +17,7 @@ EXAMPLES = (
     ("gpudiag profile resnet50 --devices 4 --precision bf16 --memory-format nhwc", "ResNet-50 on four GPUs"),
     ("gpudiag profile gpt --no-p2p", "what it costs to go without peer access"),
     ("gpudiag profile mytraining:main --output runs/first", "a function of your own, in each process"),
+    ("gpudiag profile resnet50 --model trivial --strategy independent", "what its input alone takes"),
     ("gpudiag profile resnet50 --strategy independent --json > floor.json", "the step without any exchange"),
     ("gpudiag profile gpt --nnodes 2 --rdzv-endpoint host0:29500 --output runs/two", "on two nodes: the same on each"),
 )
@@ -68,12 +69,25 @@ def profile(
         str | None,
         typer.Option(
             metavar="|".join(DATA_SOURCES),
-            help="Batches lie on the device, in pinned host memory, or come from a DataLoader. Default: loader.",
+            help="Batches lie on the device, in pinned host memory, or come from a DataLoader or from other processes "
+            "over ZeroMQ. Default: loader.",
         ),
     ] = None,
     loader_workers: Annotated[
         int | None,
-        typer.Option(min=0, metavar="N", help="DataLoader workers per process. Default: 2 on GPUs, 0 on CPUs."),
+        typer.Option(
+            min=0, metavar="N", help="Processes that make batches, for each that trains. Default: 2 on GPUs, 0 on CPUs."
+        ),
+    ] = None,
+    prefetch: Annotated[
+        bool, typer.Option("--prefetch", help="Copy each batch to the GPU while the step before it runs.")
+    ] = False,
+    model: Annotated[
+        str | None,
+        typer.Option(
+            metavar="|".join(TRAINED_MODELS),
+            help="Train one weight per input value instead, or nothing: what the input alone takes. Default: whole.",
+        ),
     ] = None,
     compile_model: Annotated[bool, typer.Option("--compile", help="Train torch.compile(model).")] = False,
     no_p2p: Annotated[bool, typer.Option("--no-p2p", help="Train without peer access (NCCL_P2P_DISABLE=1).")] = False,
@@ -130,6 +144,7 @@ def profile(
     _one_of("--precision", precision, PRECISIONS)
     _one_of("--memory-format", memory_format, MEMORY_FORMATS)
     _one_of("--data", data, DATA_SOURCES)
+    _one_of("--model", model, TRAINED_MODELS)
     from gpudiag import pipeline
     from gpudiag.commands.probe_progress import ProbeProgress
     from gpudiag.commands.progress_lines import RunProgress
@@ -146,6 +161,8 @@ def profile(
         memory_format=memory_format,
         data=data,
         loader_workers=loader_workers,
+        prefetch=prefetch,
+        model=model,
         compile=compile_model,
         p2p=not no_p2p,
         steps=steps,

@@ -8,11 +8,13 @@ import msgspec
 
 Precision = Literal["fp32", "tf32", "bf16", "fp16"]
 MemoryFormat = Literal["nchw", "nhwc"]
-DataSource = Literal["device", "host", "loader"]
+DataSource = Literal["device", "host", "loader", "zmq"]
+TrainedModel = Literal["whole", "trivial", "none"]
 
 PRECISIONS = ("fp32", "tf32", "bf16", "fp16")
 MEMORY_FORMATS = ("nchw", "nhwc")
-DATA_SOURCES = ("device", "host", "loader")
+DATA_SOURCES = ("device", "host", "loader", "zmq")
+TRAINED_MODELS = ("whole", "trivial", "none")
 
 
 class Job(msgspec.Struct, frozen=True, kw_only=True):
@@ -23,7 +25,11 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
         strategy: how gradients are exchanged; not used by a user's own function.
         device: `cuda` for one GPU per process (`cuda:<local rank>`), `cpu` for CPU processes.
         batch_size: samples per process and step.
-        loader_workers: DataLoader worker processes per training process.
+        loader_workers: processes per training process that put batches together, for `loader` and `zmq`.
+        prefetch: copy each batch to the device while the step before it runs.
+        model: `whole`; `trivial` for one weight per input value, so that the input is all that takes time; `none` for
+            taking batches and doing nothing with them.
+        volume: voxels along z, y and x, for workloads that predict a volume.
         steps: timed steps.
         warmup: steps left out; None to find out from their times.
         p2p: False where peer access between GPUs was switched off.
@@ -37,6 +43,9 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     memory_format: MemoryFormat = "nchw"
     data: DataSource = "loader"
     loader_workers: int | None = None
+    prefetch: bool = False
+    model: TrainedModel = "whole"
+    volume: tuple[int, int, int] | None = None
     steps: int | None = None
     warmup: int | None = None
     compile: bool = False

@@ -6,9 +6,7 @@ process prints goes to `RUN_DIR/logs/rank<r>.log`. Exit code 1 after any failure
 
 from __future__ import annotations
 
-import ctypes
 import os
-import signal
 import sys
 import traceback
 from pathlib import Path
@@ -22,16 +20,15 @@ from gpudiag.worker import record
 from gpudiag.worker.launched import Launched, set_launched
 from gpudiag.worker.place import this_place
 from gpudiag.worker.progress import ProgressSender
+from gpudiag.workloads.parent import die_with_parent
 from gpudiag.workloads.registry import is_own
-
-_PR_SET_PDEATHSIG = 1
 
 
 def main(arguments: list[str]) -> int:
     """Run this process's share of the job."""
     run_dir, job = Path(arguments[0]), msgspec.json.decode(arguments[1], type=Job)
     command = msgspec.json.decode(arguments[2], type=tuple[str, ...])
-    _die_with_parent()
+    die_with_parent()  # torchrun starts its workers in sessions of their own
     place = this_place()
     _log_to(run_dir / record.LOGS_DIR / f"rank{place.rank}.log")
     progress = ProgressSender(place.rank)
@@ -106,15 +103,6 @@ def _log_to(path: Path) -> None:
     for stream in (1, 2):
         os.dup2(log, stream)
     os.close(log)
-
-
-def _die_with_parent() -> None:
-    """Linux: be killed when torchrun dies, however it dies; it starts its workers in sessions of their own."""
-    parent = os.getppid()
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-        if os.getppid() != parent:
-            os.kill(os.getpid(), signal.SIGKILL)
 
 
 if __name__ == "__main__":

@@ -1,15 +1,17 @@
-"""Where a workload's batches come from: the device itself, pinned host memory, or a real DataLoader."""
+"""Where a workload's batches come from: the device, host memory, a DataLoader, or other processes over ZeroMQ."""
 
 from __future__ import annotations
 
+from contextlib import contextmanager
 from itertools import cycle, repeat
 from typing import TYPE_CHECKING
 
 import torch
-from torch.utils.data import DataLoader, Dataset
+
+from gpudiag.workloads.pool import loader
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Iterator
 
     from torch import Tensor
 
@@ -18,26 +20,8 @@ if TYPE_CHECKING:
 
     Batch = tuple[Tensor, Tensor]
 
-#: A DataLoader that never ends in practice, so that no epoch ends within a measurement.
-_ENDLESS = 1 << 40
-
 #: Distinct batches in host memory.
 _HOST_BATCHES = 4
-
-
-class Pool(Dataset["Batch"]):
-    """Samples made once, given out one by one, each as a copy, as a decoder would make it."""
-
-    def __init__(self, inputs: Tensor, targets: Tensor) -> None:
-        self._inputs = inputs
-        self._targets = targets
-
-    def __len__(self) -> int:
-        return _ENDLESS
-
-    def __getitem__(self, index: int) -> Batch:
-        index %= len(self._inputs)
-        return self._inputs[index].clone(), self._targets[index]
 
 
 def batches(
@@ -54,9 +38,12 @@ def batches(
     `device`: one batch, on the device all along. `host`: a few batches in host memory (pinned where the device is a
     GPU), to be copied each step. `loader`: a DataLoader with `workers` processes that puts each batch together from
     single samples, pinned likewise.
+
+    Raises:
+        ValueError: `zmq`, whose servers have to be ended; see `open_batches`.
     """
-    generator = torch.Generator().manual_seed(seed)
     on_gpu = device.type == "cuda"
+    generator = torch.Generator().manual_seed(seed)
     if source == "device":
         inputs, targets = workload.samples(batch_size, generator)
         return repeat((inputs.to(device), targets.to(device)))
@@ -65,12 +52,47 @@ def batches(
         if on_gpu:
             made = [(inputs.pin_memory(), targets.pin_memory()) for inputs, targets in made]
         return cycle(made)
-    pool = Pool(*workload.samples(workload.pool, generator))
-    return DataLoader(
-        pool,
+    if source == "loader":
+        return loader(workload, batch_size=batch_size, workers=workers, pinned=on_gpu, seed=seed)
+    raise ValueError(f"batches of '{source}' have to be opened")
+
+
+@contextmanager
+def open_batches(
+    name: str,
+    workload: Workload,
+    source: DataSource,
+    *,
+    batch_size: int,
+    workers: int,
+    device: torch.device,
+    seed: int,
+) -> Iterator[Iterable[Batch]]:
+    """The same from any source, also `zmq`: `workers` server processes, at least one, that are ended with the block.
+
+    Args:
+        name: the workload's name in the registry, by which servers find it.
+        workload: whose samples the batches are made of.
+        source: where they come from.
+        batch_size: samples per batch.
+        workers: processes that put batches together.
+        device: what is trained on; batches are pinned where it is a GPU.
+        seed: for the samples.
+
+    Raises:
+        FrameworkMissingError: `zmq` without pyzmq.
+    """
+    if source != "zmq":
+        yield batches(workload, source, batch_size=batch_size, workers=workers, device=device, seed=seed)
+        return
+    from gpudiag.workloads.batch_client import ServedBatches
+
+    with ServedBatches(
+        name,
+        on_gpu=workload.on_gpu,
         batch_size=batch_size,
-        num_workers=workers,
-        pin_memory=on_gpu,
-        persistent_workers=workers > 0,
-        drop_last=True,
-    )
+        servers=max(1, workers),
+        pinned=device.type == "cuda",
+        seed=seed,
+    ) as served:
+        yield served

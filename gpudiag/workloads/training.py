@@ -9,14 +9,20 @@ import torch
 
 import gpudiag
 from gpudiag.strategies.registry import load_strategy
-from gpudiag.workloads.batches import batches
+from gpudiag.workloads.batches import open_batches
 from gpudiag.workloads.precision import Arithmetic
+from gpudiag.workloads.prefetch import DevicePrefetch
 from gpudiag.workloads.registry import load_workload, workload_entry
+from gpudiag.workloads.trivial import InputOnly
 
 if TYPE_CHECKING:
-    from torch import nn
+    from collections.abc import Iterable
+
+    from torch import Tensor, nn
 
     from gpudiag.model.job import Job, Precision
+    from gpudiag.strategies.strategy import Strategy
+    from gpudiag.workloads.workload import Workload
 
 #: DataLoader workers per training process: on GPUs enough to keep one busy, on CPUs none, as they would take its cores.
 _GPU_LOADER_WORKERS = 2
@@ -32,49 +38,84 @@ def train(job: Job) -> None:
         torch.backends.cudnn.benchmark = True
     entry = workload_entry(job.workload)
     batch_size = job.batch_size or (entry.gpu_batch if on_gpu else entry.cpu_batch)
-    precision: Precision = job.precision or ("tf32" if on_gpu else "fp32")
     workers = (_GPU_LOADER_WORKERS if on_gpu else 0) if job.loader_workers is None else job.loader_workers
-    channels_last = job.memory_format == "nhwc"
-    layout = torch.channels_last if channels_last else torch.contiguous_format
-
+    if job.data == "zmq":
+        workers = max(1, workers)
     strategy = load_strategy(job.strategy, device)
     strategy.open()
     try:
         torch.manual_seed(0)
         workload = load_workload(job.workload, on_gpu=on_gpu)
-        bare = workload.model().to(device)
-        if channels_last:
-            bare = bare.to(memory_format=layout)  # type: ignore[call-overload]  # missing from torch's stubs
-        model = strategy.wrap(bare)
-        if job.compile:
-            model = cast("nn.Module", torch.compile(model))
-        optimizer = strategy.optimizer(model, workload.optimizer)
-        arithmetic = Arithmetic(precision, device)
+        if job.model == "trivial":
+            workload = InputOnly(workload)
         rank = int(os.environ.get("RANK", "0"))
-        loader = batches(workload, job.data, batch_size=batch_size, workers=workers, device=device, seed=rank)
         options = {
-            "precision": precision,
-            "memory_format": job.memory_format,
             "data": job.data,
-            "loader_workers": str(workers if job.data == "loader" else 0),
-            "compile": str(job.compile).lower(),
+            "loader_workers": str(workers if job.data in {"loader", "zmq"} else 0),
+            "prefetch": str(job.prefetch).lower(),
+            "model": job.model,
             "threads": str(torch.get_num_threads()),
         }
-        with gpudiag.profile(model=bare, batch_size=batch_size, device=device, options=options) as prof:
-            for inputs, target in prof.steps(loader):
-                with gpudiag.range("forward"), arithmetic.forward():
-                    # From pinned memory, where there is any, the copies run beside the host's next calls.
-                    x = workload.prepare(inputs.to(device, non_blocking=True))
-                    if channels_last:
-                        x = x.contiguous(memory_format=layout)
-                    loss = workload.loss(model(x), target.to(device, non_blocking=True))
-                with gpudiag.range("backward"):
-                    arithmetic.backward(loss)
-                strategy.exchange(model)
-                with gpudiag.range("optimizer"):
-                    arithmetic.step(optimizer)
-                    optimizer.zero_grad(set_to_none=True)
-            if strategy.exchanged_bytes:
-                prof.describe(bare, gradient_sizes=strategy.exchanged_bytes)
+        with open_batches(
+            job.workload, workload, job.data, batch_size=batch_size, workers=workers, device=device, seed=rank
+        ) as source:
+            if job.model == "none":
+                _only_take(source, batch_size, options)
+            else:
+                loader = DevicePrefetch(source, device) if job.prefetch else source
+                _train(job, workload, strategy, loader, device=device, batch_size=batch_size, options=options)
     finally:
         strategy.close()
+
+
+def _only_take(source: Iterable[tuple[Tensor, Tensor]], batch_size: int, options: dict[str, str]) -> None:
+    """What the input alone can deliver: batches in host memory, pinned where they would be, and no step after them."""
+    with gpudiag.profile(batch_size=batch_size, device="cpu", options=options) as prof:
+        for _ in prof.steps(source):
+            pass
+
+
+def _train(
+    job: Job,
+    workload: Workload,
+    strategy: Strategy,
+    loader: Iterable[tuple[Tensor, Tensor]],
+    *,
+    device: torch.device,
+    batch_size: int,
+    options: dict[str, str],
+) -> None:
+    """The loop itself."""
+    precision: Precision = job.precision or ("tf32" if device.type == "cuda" else "fp32")
+    channels_last = job.memory_format == "nhwc"
+    layout = workload.channels_last if channels_last else torch.contiguous_format
+    bare = workload.model().to(device)
+    if channels_last:
+        bare = bare.to(memory_format=layout)  # type: ignore[call-overload]  # missing from torch's stubs
+    model = strategy.wrap(bare)
+    if job.compile:
+        model = cast("nn.Module", torch.compile(model))
+    optimizer = strategy.optimizer(model, workload.optimizer)
+    arithmetic = Arithmetic(precision, device)
+    options = {
+        "precision": precision,
+        "memory_format": job.memory_format,
+        "compile": str(job.compile).lower(),
+        **options,
+    }
+    with gpudiag.profile(model=bare, batch_size=batch_size, device=device, options=options) as prof:
+        for inputs, target in prof.steps(loader):
+            with gpudiag.range("forward"), arithmetic.forward():
+                # From pinned memory, where there is any, the copies run beside the host's next calls.
+                x = workload.prepare(inputs.to(device, non_blocking=True))
+                if channels_last:
+                    x = x.contiguous(memory_format=layout)
+                loss = workload.loss(model(x), target.to(device, non_blocking=True))
+            with gpudiag.range("backward"):
+                arithmetic.backward(loss)
+            strategy.exchange(model)
+            with gpudiag.range("optimizer"):
+                arithmetic.step(optimizer)
+                optimizer.zero_grad(set_to_none=True)
+        if strategy.exchanged_bytes:
+            prof.describe(bare, gradient_sizes=strategy.exchanged_bytes)
