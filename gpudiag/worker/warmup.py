@@ -10,6 +10,7 @@ steps later the blocks are 30 29 31 30 | 30 30 29 30: medians 30 and 30, no tren
 
 from __future__ import annotations
 
+import itertools
 import math
 import statistics
 from dataclasses import dataclass
@@ -34,6 +35,9 @@ _BLOCK_STEPS = (3, 50)
 #: Timed steps last about this long, and are between these many.
 _TIMED_MS = 3000.0
 _TIMED_STEPS = (10, 100)
+
+#: Trends are looked for among this many values: every pair of them is compared.
+_OUTLINE = 100
 
 #: Two-sided 5 % of the normal distribution.
 _SIGNIFICANT = 1.96
@@ -94,6 +98,14 @@ def trending(step_ms: Sequence[float]) -> bool:
     z = (abs(score) - 1) / math.sqrt(n * (n - 1) * (2 * n + 5) / 18)
     level = statistics.median(step_ms)
     return level > 0 and z > _SIGNIFICANT and abs(statistics.median(slopes)) * (n - 1) > TOLERANCE * level
+
+
+def outline(step_ms: Sequence[float]) -> Sequence[float]:
+    """At most `_OUTLINE` values that rise and fall as the series does: medians of equal pieces of a longer one."""
+    if len(step_ms) <= _OUTLINE:
+        return step_ms
+    edges = [piece * len(step_ms) // _OUTLINE for piece in range(_OUTLINE + 1)]
+    return [statistics.median(step_ms[begin:end]) for begin, end in itertools.pairwise(edges)]
 
 
 def next_look(step_ms: Sequence[float]) -> int:
