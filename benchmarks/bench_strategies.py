@@ -1,0 +1,400 @@
+"""All-reduce through host memory (`cpu-reduce`) beside NCCL's, on one machine, in one run, in turn.
+
+    python benchmarks/bench_strategies.py [--output FILE.json] [--sizes-mb 1,5,25,100,400] [--sweep]
+
+Every size is measured in rounds, each method once per round, so that drift meets all alike; the median of the rounds
+is shown. Bus bandwidth is that of nccl-tests, 2(n-1)/n x bytes / time, with the bytes of the float32 gradients also
+where they travel in half precision: it says how soon the gradients are there. Every result is compared with NCCL's, bit
+by bit (the summands are integers whose sums every format holds).
+
+The rooflines are measured in the same run: what all GPUs together copy to and from pinned host memory, each way and
+both ways at once; what the CPUs read, add and copy in memory and in cache; and how fast they form the sums when nothing
+is copied. Without GPUs it runs on CPU processes, with gloo in NCCL's place.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shutil
+import socket
+import statistics
+import subprocess
+import sys
+import time
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.distributed as dist
+
+from gpudiag.strategies.shared_host import layout as places
+from gpudiag.strategies.shared_host.all_reduce import SharedHostAllReduce
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+ROUNDS = 3
+#: Each measurement repeats its all-reduce back to back for about this long.
+AIM_S = 0.06
+#: All-reduce in these many bytes for the sweep over the parameters of cpu-reduce.
+SWEEP_MB = 100
+SWEEP: list[dict[str, Any]] = [
+    {"chunk_bytes": chunk << 20, "slots": slots, "lanes": lanes, "threads": threads}
+    for chunk, slots, lanes, threads in (
+        (1, 4, 2, 8),
+        (1, 8, 2, 8),
+        (2, 4, 2, 8),
+        (2, 8, 2, 8),
+        (4, 4, 1, 8),
+        (4, 4, 2, 8),
+        (4, 8, 2, 8),
+        (4, 8, 4, 8),
+        (8, 4, 2, 8),
+        (4, 4, 2, 2),
+        (4, 4, 2, 4),
+        (4, 4, 2, 12),
+    )
+]
+
+
+class Rank:
+    """One process's part of the measurements. Rank 0 collects and prints them as JSON."""
+
+    def __init__(self) -> None:
+        self.rank, self.world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+        self.on_gpu = torch.cuda.is_available()
+        self.device = torch.device("cuda", self.rank) if self.on_gpu else torch.device("cpu")
+        if self.on_gpu:
+            torch.cuda.set_device(self.device)
+        else:
+            torch.set_num_threads(max(1, (os.cpu_count() or 1) // self.world))
+        backend = "nccl" if self.on_gpu else "gloo"
+        dist.init_process_group(backend, device_id=self.device if self.on_gpu else None)
+        self.control = dist.new_group(backend="gloo")
+        self.peer = "nccl" if self.on_gpu else "gloo"
+
+    def meet(self) -> None:
+        """Wait for all ranks, their GPUs idle."""
+        if self.on_gpu:
+            torch.cuda.synchronize()
+        dist.barrier(group=self.control)
+
+    def slowest(self, seconds: float) -> float:
+        """The largest of all ranks' seconds."""
+        worst = torch.tensor([seconds], dtype=torch.float64)
+        dist.all_reduce(worst, op=dist.ReduceOp.MAX, group=self.control)
+        return float(worst)
+
+    def seconds(self, run: Callable[[], Any], repeats: int) -> float:
+        """Seconds per call of `repeats` calls back to back, on the slowest rank."""
+        self.meet()
+        began = time.perf_counter()
+        for _ in range(repeats):
+            run()
+        if self.on_gpu:
+            torch.cuda.synchronize()
+        return self.slowest((time.perf_counter() - began) / repeats)
+
+    def repeats(self, run: Callable[[], Any]) -> int:
+        """How many calls to time at once; the same on every rank."""
+        run()
+        return max(3, min(50, int(AIM_S / self.seconds(run, 2))))
+
+    def values(self, count: int) -> torch.Tensor:
+        """Small integers, different on each rank; any sum of them is exact in bfloat16."""
+        generator = torch.Generator().manual_seed(self.rank)
+        return torch.randint(0, 256 // self.world, (count,), generator=generator).float().to(self.device)
+
+    def busbw(self, count: int, seconds: float) -> float:
+        """Bus bandwidth in GB/s of `count` float32 values."""
+        return 2 * (self.world - 1) / self.world * 4 * count / seconds / 1e9
+
+
+def all_reduces(at: Rank, sizes_mb: list[float], *, with_ours: bool) -> list[dict[str, Any]]:
+    """Each method at each size."""
+
+    def compressed(tensor: torch.Tensor, dtype: torch.dtype) -> None:
+        small = tensor.to(dtype)
+        dist.all_reduce(small)
+        tensor.copy_(small)
+
+    methods: dict[str, Callable[[torch.Tensor], Any]] = {
+        at.peer: dist.all_reduce,
+        f"{at.peer} bf16": lambda tensor: compressed(tensor, torch.bfloat16),
+    }
+    ours = []
+    if with_ours:
+        wires = {"": None, " bf16": torch.bfloat16, " fp16": torch.float16}
+        plans = [("native", name, wire) for name, wire in wires.items()]
+        plans += [("torch", "", None), ("torch", " bf16", torch.bfloat16)]
+        for engine, name, wire in plans:
+            try:
+                options: dict[str, Any] = {"wire": wire, "mean": False, "engine": engine}
+                made = SharedHostAllReduce(group=at.control, device=at.device, **options)
+            except ValueError as error:
+                if at.rank == 0:
+                    print(f"{engine}: {error}", file=sys.stderr)
+                continue
+            ours.append(made)
+            methods[f"cpu-reduce{' (torch ops)' if engine == 'torch' else ''}{name}"] = made.all_reduce
+    rows = []
+    for megabytes in sizes_mb:
+        count = int(megabytes * 1e6) // 4
+        source = at.values(count)
+        work = source.clone()
+        dist.all_reduce(work)
+        truth = work.clone()
+        times: dict[str, list[float]] = {name: [] for name in methods}
+        right = {}
+        for name, method in methods.items():
+            work.copy_(source)
+            method(work)
+            right[name] = torch.equal(work, truth)
+        # The values grow with every sum, from now on; only the time counts.
+        plans_s = {name: at.repeats(partial(method, work)) for name, method in methods.items()}
+        for _ in range(ROUNDS):
+            for name, method in methods.items():
+                work.copy_(source)
+                times[name].append(at.seconds(partial(method, work), plans_s[name]))
+        for name, seconds in times.items():
+            verified = torch.tensor([float(right[name])])
+            dist.all_reduce(verified, op=dist.ReduceOp.MIN, group=at.control)
+            rows.append(
+                {
+                    "method": name,
+                    "megabytes": megabytes,
+                    "ms": statistics.median(seconds) * 1e3,
+                    "busbw_gb_per_s": at.busbw(count, statistics.median(seconds)),
+                    "lowest": at.busbw(count, max(seconds)),
+                    "highest": at.busbw(count, min(seconds)),
+                    "verified": bool(verified),
+                }
+            )
+    for made in ours:
+        made.close()
+    return rows
+
+
+def sweep(at: Rank) -> list[dict[str, Any]]:
+    """cpu-reduce with other chunks, slots, lanes and threads."""
+    count = int(SWEEP_MB * 1e6) // 4
+    work = at.values(count)
+    rows = []
+    for options in SWEEP:
+        row: dict[str, Any] = dict(options)
+        for name, wire in (("fp32", None), ("bf16", torch.bfloat16)):
+            made = SharedHostAllReduce(group=at.control, device=at.device, wire=wire, **options)
+            run = partial(made.all_reduce, work)
+            repeats = at.repeats(run)
+            row[name] = at.busbw(count, min(at.seconds(run, repeats) for _ in range(2)))
+            made.close()
+        rows.append(row)
+    return rows
+
+
+def sums_alone(at: Rank) -> list[dict[str, Any]]:
+    """The CPUs' part alone: GB/s of float32 gradients that all ranks' threads together sum, nothing being copied."""
+    rows = []
+    for engine in ("native", "torch"):
+        for threads in (1, 2, 4, 8, 12) if engine == "native" else (0,):
+            try:
+                made = SharedHostAllReduce(
+                    group=at.control,
+                    device=at.device,
+                    engine="native" if engine == "native" else "torch",
+                    threads=threads,
+                )
+            except ValueError:
+                continue
+            control, chunks = made._control, 200  # noqa: SLF001  # no one else drives the threads by hand
+            size = control.layout.chunk_bytes
+            for number in range(chunks):
+                control.put_piece(number, size // 4, 0, 1)
+                control.set(control.lane(places.ARRIVED, number), number + 1)
+                control.set(control.lane(places.FETCHED, number), number + 1)
+            at.meet()
+            began = time.perf_counter()
+            made._reducer.submit(chunks)  # noqa: SLF001
+            while not control.is_ready(chunks):
+                time.sleep(1e-4)
+            seconds = at.slowest(time.perf_counter() - began)
+            rows.append({"engine": engine, "threads": threads, "gb_per_s": chunks * size / seconds / 1e9})
+            made.close()
+    return rows
+
+
+def copies(at: Rank) -> list[dict[str, Any]]:
+    """All GPUs at once to and from pinned host memory: GB/s per GPU and direction, in large and in cached buffers."""
+    if not at.on_gpu:
+        return []
+    rows = []
+    for kind, megabytes in (("256 MB, in memory", 256), ("16 MB, in cache", 16)):
+        size = megabytes << 20
+        host = [torch.empty(size, dtype=torch.uint8, pin_memory=True) for _ in range(2)]
+        gpu = [torch.empty(size, dtype=torch.uint8, device=at.device) for _ in range(2)]
+        make_stream: Any = torch.cuda.Stream
+        streams = [make_stream() for _ in range(2)]
+
+        def out(host: Any = host, gpu: Any = gpu, streams: Any = streams) -> None:
+            with torch.cuda.stream(streams[0]):
+                host[0].copy_(gpu[0], non_blocking=True)
+
+        def back(host: Any = host, gpu: Any = gpu, streams: Any = streams) -> None:
+            with torch.cuda.stream(streams[1]):
+                gpu[1].copy_(host[1], non_blocking=True)
+
+        ways = {"to host": [out], "to GPU": [back], "both ways": [out, back]}
+        for way, runs in ways.items():
+            run = lambda runs=runs: [each() for each in runs]  # noqa: E731
+            repeats = at.repeats(run)
+            seconds = statistics.median(at.seconds(run, repeats) for _ in range(3))
+            rows.append({"buffers": kind, "way": way, "gb_per_s_per_gpu_and_way": size / seconds / 1e9})
+    return rows
+
+
+def worker(options: argparse.Namespace) -> None:
+    at = Rank()
+    sizes = [float(size) for size in options.sizes_mb.split(",")]
+    ours = os.environ.get("NCCL_P2P_DISABLE") == "1" or not at.on_gpu
+    found: dict[str, Any] = {"all_reduces": all_reduces(at, sizes, with_ours=ours)}
+    if ours:
+        found["copies"] = copies(at)
+        found["sums_alone"] = sums_alone(at)
+        if options.sweep:
+            found["sweep"] = sweep(at)
+    if at.rank == 0:
+        print(f"RESULT {json.dumps(found)}", flush=True)
+    at.meet()
+    dist.destroy_process_group()
+
+
+def host_memory() -> list[dict[str, Any]]:
+    """What all CPUs together read, copy and add: GB/s of the bytes read and written, without the reads that caches make
+    before they write."""
+    threads = len(os.sched_getaffinity(0))
+    torch.set_num_threads(threads)
+    rows = []
+    for kind, megabytes in (("1.5 GB, in memory", 512), ("48 MB, in cache", 16)):
+        count = (megabytes << 20) // 4
+        a, b, c = (torch.ones(count) for _ in range(3))
+        runs: dict[str, tuple[Callable[[], Any], int]] = {
+            "read": (a.sum, 1),
+            "copy": (partial(b.copy_, a), 2),
+            "add": (partial(torch.add, a, b, out=c), 3),
+        }
+        for name, (run, streams) in runs.items():
+            run()
+            times = []
+            for _ in range(9):
+                began = time.perf_counter()
+                run()
+                times.append(time.perf_counter() - began)
+            rows.append(
+                {"buffers": kind, "what": name, "gb_per_s": streams * count * 4 / statistics.median(times) / 1e9}
+            )
+    return rows
+
+
+def start(ranks: int, options: argparse.Namespace, **variables: str) -> dict[str, Any]:
+    """One group of processes; what its rank 0 found."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    command = [sys.executable, __file__, "--worker", "--sizes-mb", options.sizes_mb, *(["--sweep"] * options.sweep)]
+    processes = []
+    for rank in range(ranks):
+        placed = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": ranks, "MASTER_ADDR": "127.0.0.1"}
+        values = {name: str(value) for name, value in placed.items()} | {"MASTER_PORT": str(port), **variables}
+        threads = str(max(1, (os.cpu_count() or 1) // ranks))
+        values |= {"OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", threads), "GLOO_SOCKET_IFNAME": "lo"}
+        output = subprocess.PIPE if rank == 0 else None
+        processes.append(subprocess.Popen(command, stdout=output, text=True, env={**os.environ, **values}))
+    try:
+        text, _ = processes[0].communicate(timeout=options.timeout)
+        for process in processes:
+            process.wait(timeout=30)
+    finally:
+        for process in processes:
+            process.kill()
+    results = [line.removeprefix("RESULT ") for line in text.splitlines() if line.startswith("RESULT ")]
+    if not results:
+        raise SystemExit("the processes ended without a result; see their messages above")
+    found: dict[str, Any] = json.loads(results[0])
+    return found
+
+
+def show(found: dict[str, Any]) -> None:
+    """The tables."""
+    sizes = sorted({row["megabytes"] for row in found["all_reduces"]})
+    methods = dict.fromkeys(row["method"] for row in found["all_reduces"])
+    print(f"\nall-reduce bus bandwidth in GB/s, {found['ranks']} ranks, by megabytes of float32 gradients")
+    print("| method | " + " | ".join(f"{size:g}" for size in sizes) + " | verified |")
+    print("| --- |" + " ---: |" * len(sizes) + " --- |")
+    for method in methods:
+        by_size = {row["megabytes"]: row for row in found["all_reduces"] if row["method"] == method}
+        verified = "yes" if all(row["verified"] for row in by_size.values()) else "NO"
+        cells = (f"{by_size[size]['busbw_gb_per_s']:.1f}" if size in by_size else "—" for size in sizes)
+        print(f"| {method} | {' | '.join(cells)} | {verified} |")
+    print("\nrooflines")
+    for row in found["copies"]:
+        print(
+            f"  copies, all GPUs at once, {row['buffers']}, {row['way']}: "
+            f"{row['gb_per_s_per_gpu_and_way']:.1f} GB/s per GPU and way"
+        )
+    for row in found["host_memory"]:
+        print(f"  CPUs, {row['buffers']}, {row['what']}: {row['gb_per_s']:.0f} GB/s")
+    both = [row["gb_per_s_per_gpu_and_way"] for row in found["copies"] if row["way"] == "both ways"]
+    if both:
+        n = found["ranks"]
+        print(f"  so the copies alone allow a bus bandwidth of {2 * (n - 1) / n * max(both):.1f} GB/s in float32")
+    for row in found["sums_alone"]:
+        print(
+            f"  sums alone, {row['engine']}, {row['threads']} threads per rank: {row['gb_per_s']:.1f} GB/s of gradients"
+        )
+    for row in found.get("sweep", []):
+        shape = f"{row['chunk_bytes'] >> 20} MB x {row['slots']}, lanes {row['lanes']}, threads {row['threads']}"
+        print(f"  sweep {shape}: fp32 {row['fp32']:.1f}, bf16 {row['bf16']:.1f} GB/s at {SWEEP_MB} MB")
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--ranks", type=int, help="processes; by default one per GPU, or 2")
+    parser.add_argument("--sizes-mb", default="1,5,25,100,400")
+    parser.add_argument("--sweep", action="store_true", help="also other chunk sizes, slots, lanes and threads")
+    parser.add_argument("--output", type=Path, help="write all figures there as JSON")
+    parser.add_argument("--timeout", type=float, default=240)
+    parser.add_argument("--worker", action="store_true", help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.worker:
+        worker(options)
+        return 0
+    on_gpu = torch.cuda.is_available()
+    ranks = options.ranks or (torch.cuda.device_count() if on_gpu else 2)
+    found: dict[str, Any] = {
+        "ranks": ranks,
+        "torch": torch.__version__,
+        "device": torch.cuda.get_device_name(0) if on_gpu else "cpu",
+        "cpus": os.cpu_count(),
+        "compilers": {name: shutil.which(name) for name in ("cc", "gcc", "clang", "nvcc")},
+    }
+    print(json.dumps(found))
+    found["host_memory"] = host_memory()
+    began = time.perf_counter()
+    found |= start(ranks, options, **({"NCCL_P2P_DISABLE": "1"} if on_gpu else {}))
+    for row in found["all_reduces"]:
+        row["method"] += " no P2P" if on_gpu and row["method"].startswith("nccl") else ""
+    if on_gpu:
+        found["all_reduces"] += start(ranks, options)["all_reduces"]
+    found["seconds"] = time.perf_counter() - began
+    show(found)
+    print(f"{found['seconds']:.0f} s")
+    if options.output:
+        options.output.write_text(json.dumps(found, indent=1))
+    return 0 if all(row["verified"] for row in found["all_reduces"]) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,276 @@
+/* The CPU's side of an all-reduce through shared host memory: the loops of one rank's threads.
+ *
+ * Python starts each loop in a thread of its own through ctypes, which releases the interpreter's lock: nothing here
+ * ever needs it, so a training loop that keeps it busy does not delay the exchange. layout.py describes the memory and
+ * native.py mirrors `struct engine`; both must change with this file.
+ *
+ * Counters are 32 bits and may wrap: a is at or after b when (int32_t)(a - b) >= 0.
+ */
+#define _GNU_SOURCE
+#include <limits.h>
+#include <linux/futex.h>
+#include <stdint.h>
+#include <string.h>
+#include <sys/syscall.h>
+#include <time.h>
+#include <unistd.h>
+#if defined(__x86_64__)
+#include <immintrin.h>
+#endif
+
+enum { MAX_THREADS = 64, BLOCK = 2048, LINE = 128 };
+enum { ARRIVED = 0, FETCHED = 1024, REDUCED = 2048, READY = 2176 };   /* within a rank's control page */
+enum { FLOAT32 = 0, BFLOAT16 = 1, FLOAT16 = 2, FLOAT64 = 3 };
+enum { STOPPED = 0, MISMATCH = 1 };
+
+struct piece { uint32_t count, kind, divisor, unused; };
+
+struct engine {
+    uint8_t *control, *pieces, *staging;      /* shared: a page per rank; a ring of pieces per rank; the slots */
+    uint64_t page_bytes, chunk_bytes;
+    uint32_t rank, world, slots, lanes, ring, threads;
+    /* Private to the process, each on its own cache line. */
+    uint32_t submitted __attribute__((aligned(LINE)));
+    uint32_t go __attribute__((aligned(LINE)));
+    uint32_t stop __attribute__((aligned(LINE)));
+    uint32_t sleepers __attribute__((aligned(LINE)));
+    struct { uint32_t value __attribute__((aligned(LINE))); } done[MAX_THREADS];
+};
+
+static inline uint32_t load(const void *at) { return __atomic_load_n((const uint32_t *)at, __ATOMIC_ACQUIRE); }
+static inline void store(void *at, uint32_t value) { __atomic_store_n((uint32_t *)at, value, __ATOMIC_RELEASE); }
+static inline int reached(uint32_t value, uint32_t wanted) { return (int32_t)(value - wanted) >= 0; }
+
+static inline void pause_briefly(void) {
+#if defined(__x86_64__)
+    _mm_pause();
+#elif defined(__aarch64__)
+    __asm__ volatile("yield");
+#endif
+}
+
+/* Waiting gets lazier the longer it takes: a few ten microseconds of spinning, then naps. */
+static inline void wait_a_little(uint32_t *rounds) {
+    if (++*rounds < 1500) {
+        pause_briefly();
+    } else {
+        struct timespec nap = {0, *rounds < 3000 ? 5000 : 50000};
+        nanosleep(&nap, 0);
+    }
+}
+
+static void sleep_until_changed(struct engine *e, uint32_t *word, uint32_t seen) {
+    struct timespec longest = {0, 100000000};
+    __atomic_add_fetch(&e->sleepers, 1, __ATOMIC_SEQ_CST);
+    if (__atomic_load_n(word, __ATOMIC_SEQ_CST) == seen && !load(&e->stop))
+        syscall(SYS_futex, word, FUTEX_WAIT_PRIVATE, seen, &longest, 0, 0);
+    __atomic_sub_fetch(&e->sleepers, 1, __ATOMIC_SEQ_CST);
+}
+
+static void wake(struct engine *e) {
+    if (__atomic_load_n(&e->sleepers, __ATOMIC_SEQ_CST))
+        syscall(SYS_futex, &e->submitted, FUTEX_WAKE_PRIVATE, INT_MAX, 0, 0, 0);
+}
+
+/* --- sums ------------------------------------------------------------------------------------------------------- */
+
+static inline float from_bfloat16(uint16_t bits) {
+    uint32_t wide = (uint32_t)bits << 16;
+    float value;
+    memcpy(&value, &wide, 4);
+    return value;
+}
+
+static inline uint16_t to_bfloat16(float value) { /* to nearest, ties to even; a NaN stays one */
+    uint32_t bits;
+    memcpy(&bits, &value, 4);
+    uint32_t rounded = (bits + 0x7fff + ((bits >> 16) & 1)) >> 16;
+    return (uint16_t)((bits & 0x7fffffff) > 0x7f800000 ? (bits >> 16) | 0x40 : rounded);
+}
+
+static void add_bfloat16(float *restrict sum, const uint16_t *restrict source, long count) {
+    for (long i = 0; i < count; i++) sum[i] += from_bfloat16(source[i]);
+}
+
+static void put_bfloat16(uint16_t *restrict target, const float *restrict sum, long count, float scale) {
+    for (long i = 0; i < count; i++) target[i] = to_bfloat16(sum[i] * scale);
+}
+
+static void add_float32(float *restrict sum, const float *restrict source, long count) {
+    for (long i = 0; i < count; i++) sum[i] += source[i];
+}
+
+static void put_float32(float *restrict target, const float *restrict sum, long count, float scale) {
+    for (long i = 0; i < count; i++) target[i] = sum[i] * scale;
+}
+
+#if defined(__F16C__)
+#define HAS_FLOAT16 1
+static void add_float16(float *restrict sum, const uint16_t *restrict source, long count) {
+    long i = 0;
+    for (; i + 8 <= count; i += 8)
+        _mm256_storeu_ps(sum + i, _mm256_add_ps(_mm256_loadu_ps(sum + i),
+                                                _mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)(source + i)))));
+    for (; i < count; i++) sum[i] += _cvtsh_ss(source[i]);
+}
+
+static void put_float16(uint16_t *restrict target, const float *restrict sum, long count, float scale) {
+    long i = 0;
+    __m256 by = _mm256_set1_ps(scale);
+    for (; i + 8 <= count; i += 8)
+        _mm_storeu_si128((__m128i *)(target + i),
+                         _mm256_cvtps_ph(_mm256_mul_ps(_mm256_loadu_ps(sum + i), by), _MM_FROUND_TO_NEAREST_INT));
+    for (; i < count; i++) target[i] = _cvtss_sh(sum[i] * scale, _MM_FROUND_TO_NEAREST_INT);
+}
+#elif defined(__aarch64__)
+#define HAS_FLOAT16 1
+static void add_float16(float *restrict sum, const uint16_t *restrict source, long count) {
+    const __fp16 *from = (const __fp16 *)source;
+    for (long i = 0; i < count; i++) sum[i] += from[i];
+}
+
+static void put_float16(uint16_t *restrict target, const float *restrict sum, long count, float scale) {
+    __fp16 *to = (__fp16 *)target;
+    for (long i = 0; i < count; i++) to[i] = (__fp16)(sum[i] * scale);
+}
+#else
+#define HAS_FLOAT16 0
+static void add_float16(float *sum, const uint16_t *source, long count) { (void)sum, (void)source, (void)count; }
+static void put_float16(uint16_t *t, const float *s, long n, float x) { (void)t, (void)s, (void)n, (void)x; }
+#endif
+
+static const uint8_t *slot(const struct engine *e, uint32_t rank, uint32_t number) {
+    return e->staging + ((uint64_t)rank * e->slots + number % e->slots) * e->chunk_bytes;
+}
+
+static void sum_float64(const struct engine *e, uint32_t number, const struct piece *p, long begin, long end) {
+    double sum[BLOCK], scale = 1.0 / p->divisor;
+    double *target = (double *)slot(e, e->world, number);
+    for (long at = begin; at < end; at += BLOCK) {
+        long count = end - at < BLOCK ? end - at : BLOCK;
+        memset(sum, 0, sizeof sum);
+        for (uint32_t r = 0; r < e->world; r++) {
+            const double *source = (const double *)slot(e, r, number) + at;
+            for (long i = 0; i < count; i++) sum[i] += source[i];
+        }
+        for (long i = 0; i < count; i++) target[at + i] = sum[i] * scale;
+    }
+}
+
+/* target[begin:end] = (rank 0 + rank 1 + ...) / divisor, added in that order on every rank, in float32 (float64). */
+static void sum_ranks(const struct engine *e, uint32_t number, const struct piece *p, long begin, long end) {
+    if (p->kind == FLOAT64) {
+        sum_float64(e, number, p, begin, end);
+        return;
+    }
+    float sum[BLOCK];
+    float scale = 1.0f / (float)p->divisor;
+    uint8_t *target = (uint8_t *)slot(e, e->world, number);
+    for (long at = begin; at < end; at += BLOCK) {
+        long count = end - at < BLOCK ? end - at : BLOCK;
+        memset(sum, 0, sizeof(float) * count);
+        for (uint32_t r = 0; r < e->world; r++) {
+            const uint8_t *source = slot(e, r, number);
+            if (p->kind == FLOAT32) add_float32(sum, (const float *)source + at, count);
+            else if (p->kind == BFLOAT16) add_bfloat16(sum, (const uint16_t *)source + at, count);
+            else add_float16(sum, (const uint16_t *)source + at, count);
+        }
+        if (p->kind == FLOAT32) put_float32((float *)target + at, sum, count, scale);
+        else if (p->kind == BFLOAT16) put_bfloat16((uint16_t *)target + at, sum, count, scale);
+        else put_float16((uint16_t *)target + at, sum, count, scale);
+    }
+}
+
+/* --- loops ------------------------------------------------------------------------------------------------------ */
+
+static struct piece *piece_of(const struct engine *e, uint32_t rank, uint32_t number) {
+    return (struct piece *)e->pieces + (uint64_t)rank * e->ring + number % e->ring;
+}
+
+/* Part `index` of `parts` of the piece, on borders of 32 elements (a cache line or more). */
+static long border(uint32_t count, uint32_t index, uint32_t parts) {
+    if (index == parts) return count;
+    long at = (long)((uint64_t)count * index / parts);
+    return at & ~31L;
+}
+
+/* A reducing thread: forms its part of the rank's share of each chunk that the coordinator has let go. */
+int gpudiag_reduce(struct engine *e, uint32_t thread) {
+    uint32_t number = load(&e->done[thread].value), rounds = 0;
+    for (;;) {
+        while (!reached(load(&e->go), number + 1)) {
+            if (load(&e->stop)) return STOPPED;
+            uint32_t submitted = load(&e->submitted);
+            if (submitted == number && rounds > 1500) sleep_until_changed(e, &e->submitted, submitted);
+            wait_a_little(&rounds);
+        }
+        rounds = 0;
+        struct piece p = *piece_of(e, e->rank, number);
+        uint32_t parts = e->world * e->threads, mine = e->rank * e->threads + thread;
+        sum_ranks(e, number, &p, border(p.count, mine, parts), border(p.count, mine + 1, parts));
+        store(&e->done[thread].value, ++number);
+    }
+}
+
+/* The coordinating thread of a rank: lets chunks go that are there from every rank and whose result slot is free, and
+ * tells the rank's GPU (`READY`) and the other ranks (`REDUCED`) how far the sums are.
+ * Returns STOPPED, or MISMATCH + 256 * rank when that rank sends something else than this one. */
+int gpudiag_coordinate(struct engine *e) {
+    uint8_t *mine = e->control + e->rank * e->page_bytes;
+    uint32_t go = load(&e->go), reduced = load(mine + REDUCED), ready = load(mine + READY), rounds = 0;
+    for (;;) {
+        if (load(&e->stop)) return STOPPED;
+        int moved = 0;
+        uint32_t submitted = load(&e->submitted);
+        if (go != submitted) {
+            /* The chunk that had this slot before went over the same lane: lanes divide slots. */
+            uint32_t lane = go % e->lanes * LINE, behind = go + 1 - e->slots;
+            int there = 1;
+            for (uint32_t r = 0; r < e->world && there; r++) {
+                const uint8_t *page = e->control + r * e->page_bytes;
+                there = reached(load(page + ARRIVED + lane), go + 1)
+                     && reached(load(page + FETCHED + lane), behind);
+            }
+            if (there) {
+                const struct piece *own = piece_of(e, e->rank, go);
+                for (uint32_t r = 0; r < e->world; r++) {
+                    const struct piece *other = piece_of(e, r, go);
+                    if (other->count != own->count || other->kind != own->kind) return MISMATCH + 256 * (int)r;
+                }
+                store(&e->go, ++go);
+                moved = 1;
+            }
+        }
+        uint32_t least = go;
+        for (uint32_t t = 0; t < e->threads; t++) {
+            uint32_t done = load(&e->done[t].value);
+            if (!reached(done, least)) least = done;
+        }
+        if (least != reduced) store(mine + REDUCED, reduced = least), moved = 1;
+        for (uint32_t r = 0; r < e->world; r++) {
+            uint32_t theirs = load(e->control + r * e->page_bytes + REDUCED);
+            if (!reached(theirs, least)) least = theirs;
+        }
+        if (least != ready) store(mine + READY, ready = least), moved = 1;
+        if (moved) {
+            rounds = 0;
+        } else {
+            if (ready == submitted && rounds > 1500) sleep_until_changed(e, &e->submitted, submitted);
+            wait_a_little(&rounds);
+        }
+    }
+}
+
+/* `number` chunks have been submitted in all: their pieces are in the ring. */
+void gpudiag_submit(struct engine *e, uint32_t number) {
+    __atomic_store_n(&e->submitted, number, __ATOMIC_SEQ_CST);
+    wake(e);
+}
+
+void gpudiag_stop(struct engine *e) {
+    __atomic_store_n(&e->stop, 1, __ATOMIC_SEQ_CST);
+    syscall(SYS_futex, &e->submitted, FUTEX_WAKE_PRIVATE, INT_MAX, 0, 0, 0);
+}
+
+int gpudiag_engine_bytes(void) { return sizeof(struct engine); }
+int gpudiag_has_float16(void) { return HAS_FLOAT16; }
