@@ -7,20 +7,21 @@ from __future__ import annotations
 
 import statistics
 import time
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from gpudiag.model.run import StepTimes, Warmup
 from gpudiag.worker import warmup
 from gpudiag.worker.agreement import Verdict
-from gpudiag.worker.profiler import PROFILER_WARMUP_STEPS, ProfiledWindow, profiler_runs
+from gpudiag.worker.enough import first_block, next_block
 from gpudiag.worker.timing import summarize
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterator
-    from pathlib import Path
 
     from gpudiag.worker.agreement import Agreement
+    from gpudiag.worker.enough import Enough
     from gpudiag.worker.progress import ProgressSender
+    from gpudiag.worker.runtime import Window
     from gpudiag.worker.timing import StepClock
 
 #: Steps on a GPU between a synchronization and the first timed step: they let the host run ahead again.
@@ -38,12 +39,14 @@ class Phases:
         agreement: the other ranks.
         progress: whom to tell.
         changed: called when something was measured that is worth saving.
-        trace: where the trace goes.
-        device: the `torch.device` trained on.
+        window: makes the profiled window.
+        on_gpu: the device works beside the host.
         steps: timed steps; None to choose by their length.
         warmup_steps: warm-up steps; None to find out.
         active: recorded steps.
         limits: where automatic warm-up ends in any case.
+        enough: how well the step time is to be known; decides on the number of timed steps where given.
+        recorded: False to leave out the profiled window.
     """
 
     def __init__(
@@ -53,12 +56,14 @@ class Phases:
         agreement: Agreement,
         progress: ProgressSender,
         changed: Callable[[], None],
-        trace: Path,
-        device: Any,
+        window: Callable[[], Window],
+        on_gpu: bool,
         steps: int | None,
         warmup_steps: int | None,
         active: int,
         limits: warmup.WarmupLimits,
+        enough: Enough | None = None,
+        recorded: bool = True,
     ) -> None:
         self.warmup: Warmup | None = None
         self.unprofiled: StepTimes | None = None
@@ -70,18 +75,21 @@ class Phases:
         self._agreement = agreement
         self._progress = progress
         self._changed = changed
-        self._trace = trace
-        self._on_gpu = device.type == "cuda"
+        self._make_window = window
+        self._on_gpu = on_gpu
         self._steps = steps
         self._told = warmup_steps
         self._active = active
         self._limits = limits
+        self._enough = enough
+        self._recorded = recorded
         self._began_s = 0.0
         self._warmup_ran = 0
         self._phase = "warm-up"
-        self._window: ProfiledWindow | None = None
+        self._window: Window | None = None
         #: Rank 0 only: step times of each rank, its first step left out.
         self._series: list[list[float]] = []
+        self._timed: list[float] = []
 
     def run(self) -> Iterator[None]:
         """The coroutine. Raises TimeoutError when a peer does not come, and whatever the profiler raises."""
@@ -91,8 +99,9 @@ class Phases:
             return
         self._phase = "timed"
         yield from self._time(verdict.steps)
-        self._phase = "profiled"
-        yield from self._record()
+        if self._recorded:
+            self._phase = "profiled"
+            yield from self._record()
         self._phase = "over"
         self.done = True
 
@@ -108,7 +117,7 @@ class Phases:
             )
             return
         if self._phase == "timed":
-            self.unprofiled = summarize(self._clock.read())
+            self.unprofiled = summarize([*self._timed, *self._clock.read()])
             timed = len(self.unprofiled.step_ms) if self.unprofiled else 0
             self.problem = f"the loop ended after {timed} timed steps: no step was profiled; give it more steps"
             return
@@ -164,29 +173,42 @@ class Phases:
             return Verdict(again=warmup.next_look(slowest))
         if self._told is not None and len(slowest) < 2 * block:
             settled = True  # too few to tell; the timed steps themselves will show a trend if there is one
+        if self._enough is not None and self._steps is None:
+            return Verdict(settled=settled, steps=first_block(step_ms, self._enough))
         return Verdict(settled=settled, steps=self._steps or warmup.timed_steps(step_ms))
 
     def _time(self, steps: int) -> Iterator[None]:
-        for _ in range(_RUN_IN_STEPS if self._on_gpu else 0):
-            yield
-        self._clock.restart()
-        for step in range(1, steps + 1):
-            yield
-            self._clock.mark()
-            self._progress.tell("timed", step, steps)
-        step_ms = self._clock.read()
+        while steps > 0:
+            for _ in range(_RUN_IN_STEPS if self._on_gpu else 0):
+                yield
+            self._clock.restart()
+            before = len(self._timed)
+            for step in range(1, steps + 1):
+                yield
+                self._clock.mark()
+                self._progress.tell("timed", before + step, before + steps)
+            self._timed += self._clock.read()
+            if self._enough is None or self._steps is not None:
+                break
+            steps = self._agreement.decide(self._timed, self._judge_timed).steps
+        step_ms = self._timed
         self.unprofiled = summarize(step_ms)
-        if self.warmup is not None and warmup.trending(step_ms) and step_ms[-1] < step_ms[0]:
+        outline = warmup.outline(step_ms)
+        if self.warmup is not None and warmup.trending(outline) and outline[-1] < outline[0]:
             self._note_warmup(settled=False)
         self._changed()
 
+    def _judge_timed(self, posted: list[list[float]]) -> Verdict:
+        """On rank 0: how many more steps are to be timed?"""
+        assert self._enough is not None  # noqa: S101  # asked only where it is given
+        return Verdict(steps=next_block(posted, self._enough))
+
     def _record(self) -> Iterator[None]:
-        if profiler_runs():
-            raise RuntimeError("another torch.profiler is recording; only one can at a time")
-        window = self._window = ProfiledWindow(self._trace, active=self._active, cuda=self._on_gpu)
+        window = self._make_window()
         window.start()
-        for step in range(PROFILER_WARMUP_STEPS + self._active):
-            recorded = step - PROFILER_WARMUP_STEPS
+        self._window = window
+        for step in range(window.warmup_steps + self._active):
+            recorded = step - window.warmup_steps
             if recorded == 0:
                 self._clock.restart()
             self._progress.tell("profiled", max(0, recorded), self._active)
@@ -194,6 +216,7 @@ class Phases:
             if recorded >= 0:
                 self._clock.mark()
             if recorded == self._active - 1:
+                self._clock.finish()
                 self._progress.tell("saving")
             window.step()
         self.profiled = summarize(self._clock.read())

@@ -12,7 +12,10 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Place:
-    """One process of the job, as `torchrun` and the default process group describe it."""
+    """One process of the job, as `torchrun` and the default process group, or TensorFlow's cluster, describe it.
+
+    `rank` and `world_size` count processes; each drives `devices` devices, which are ranks of their own in the records.
+    """
 
     rank: int
     local_rank: int
@@ -20,6 +23,17 @@ class Place:
     nodes: int
     host: str
     pid: int
+    devices: int = 1
+
+    @property
+    def first_rank(self) -> int:
+        """The rank of this process's first device."""
+        return self.rank * self.devices
+
+    @property
+    def ranks(self) -> int:
+        """Devices in the whole job."""
+        return self.world_size * self.devices
 
 
 def this_place() -> Place:
@@ -67,6 +81,11 @@ def device_name(device: Any) -> str:
         import torch
 
         return str(torch.cuda.get_device_name(device))
+    return cpu_name()
+
+
+def cpu_name() -> str:
+    """Model of the CPU."""
     try:
         with open("/proc/cpuinfo", encoding="utf-8", errors="replace") as lines:  # noqa: PTH123  # not a file to keep
             for line in lines:
@@ -91,13 +110,14 @@ def software() -> dict[str, str]:
     if torch.distributed.is_available() and torch.distributed.is_nccl_available():
         nccl: Any = torch.cuda.nccl
         versions["nccl"] = ".".join(str(part) for part in nccl.version())
-    driver = _driver()
+    driver = driver_version()
     if driver:
         versions["driver"] = driver
     return versions
 
 
-def _driver() -> str:
+def driver_version() -> str:
+    """Version of the NVIDIA driver; "" where none is known."""
     try:
         import pynvml
 

@@ -36,6 +36,8 @@ class ProfiledWindow:
         cuda: record device activity too.
     """
 
+    warmup_steps = PROFILER_WARMUP_STEPS
+
     def __init__(self, path: Path, *, active: int, cuda: bool) -> None:
         from torch.profiler import ProfilerActivity, profile, schedule
 
@@ -51,7 +53,13 @@ class ProfiledWindow:
         )
 
     def start(self) -> None:
-        """Begin with the steps that are thrown away."""
+        """Begin with the steps that are thrown away.
+
+        Raises:
+            RuntimeError: another profiler is recording.
+        """
+        if profiler_runs():
+            raise RuntimeError("another torch.profiler is recording; only one can at a time")
         self._profiler.start()
 
     def step(self) -> None:

@@ -1,9 +1,10 @@
 """Named ranges: one mark for every tool that may listen, and next to nothing when none does.
 
-A range goes to NVTX (domain `gpudiag`; Nsight Systems, ncu) and to the PyTorch profiler (`gpudiag.<name>`). What it
-costs while nobody listens: `torch.profiler.record_function` alone takes 5.8 us even when no profiler runs, asking
-whether one runs takes 0.04 us, so we ask first; then a whole range takes 0.5 us (0.7 us with making the object), less
-than adding two numbers in PyTorch (1.1 us). Measured on one CPU, PyTorch 2.13.
+A range goes to NVTX (domain `gpudiag`; Nsight Systems, ncu) and to the PyTorch or TensorFlow profiler
+(`gpudiag.<name>`), whichever the program has imported. What it costs while nobody listens:
+`torch.profiler.record_function` alone takes 5.8 us even when no profiler runs, asking whether one runs takes 0.04 us,
+so we ask first; then a whole range takes 0.5 us (0.7 us with making the object), less than adding two numbers in
+PyTorch (1.1 us). Measured on one CPU, PyTorch 2.13.
 """
 
 from __future__ import annotations
@@ -65,7 +66,8 @@ class _NoDomain:
 class Range:
     """Name a stretch of code: `with gpudiag.range("augment"): ...`, or `@gpudiag.range("augment")` on a function.
 
-    It appears as `gpudiag.augment` in PyTorch traces and as `augment` in the NVTX domain `gpudiag`. The names `input`,
+    It appears as `gpudiag.augment` in PyTorch and TensorFlow traces and as `augment` in the NVTX domain `gpudiag`. In
+    the body of a `tf.function` it is the name scope of the ops made there. The names `input`,
     `forward`, `backward`, `exchange` and `optimizer` have a meaning to the analysis: `input` counts as waiting for
     data. Ranges nest, may be entered from any thread, and one object may be entered again, also while it is open.
 
@@ -100,16 +102,28 @@ class Range:
             label = PREFIX + self._name if self._number is None else f"{PREFIX}{self._name}#{self._number}"
             recorded = autograd.profiler.record_function(label)
             recorded.__enter__()
+        tensorflow = sys.modules.get("tensorflow")
+        marked = None if tensorflow is None else self._mark(tensorflow)
         try:
-            _open.stack.append(recorded)
+            _open.stack.append((recorded, marked))
         except AttributeError:
-            _open.stack = [recorded]
+            _open.stack = [(recorded, marked)]
         return self
+
+    def _mark(self, tensorflow: Any) -> Any:
+        from gpudiag.worker.tensorflow.marks import mark
+
+        marked = mark(tensorflow, PREFIX + self._name, self._number, step=self._name == STEP)
+        if marked is not None:
+            marked.__enter__()
+        return marked
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        recorded = _open.stack.pop()
+        recorded, marked = _open.stack.pop()
+        if marked is not None:
+            marked.__exit__(kind, error, trace)
         if recorded is not None:
             recorded.__exit__(kind, error, trace)
         _domain.pop_range()

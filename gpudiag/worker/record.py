@@ -26,9 +26,18 @@ def trace_name(rank: int) -> str:
     return f"{TRACES_DIR}/rank{rank}.pt.trace.json.gz"
 
 
+def tensorflow_trace_name(rank: int) -> str:
+    """The trace of the TensorFlow process whose first device has this rank, relative to the run directory."""
+    return f"{TRACES_DIR}/rank{rank}.xplane.pb.gz"
+
+
 def clear_rank(run_dir: Path, rank: int) -> None:
     """Remove what an earlier run left of this rank."""
-    for stale in (rank_file(run_dir, rank), run_dir / trace_name(rank)):
+    for stale in (
+        rank_file(run_dir, rank),
+        run_dir / trace_name(rank),
+        run_dir / tensorflow_trace_name(rank),
+    ):
         stale.unlink(missing_ok=True)
 
 
@@ -36,7 +45,8 @@ def clear_run(run_dir: Path, world_size: int) -> None:
     """Remove what an earlier run left of the run as a whole, and of ranks that this one does not have."""
     for name in (RUN_FILE, ANALYSIS_FILE):
         (run_dir / name).unlink(missing_ok=True)
-    for folder, ending in ((RANKS_DIR, ".json"), (TRACES_DIR, ".pt.trace.json.gz"), (LOGS_DIR, ".log")):
+    traces = ((TRACES_DIR, ".pt.trace.json.gz"), (TRACES_DIR, ".xplane.pb.gz"))
+    for folder, ending in ((RANKS_DIR, ".json"), *traces, (LOGS_DIR, ".log")):
         for path in (run_dir / folder).glob(f"rank*{ending}"):
             number = path.name.removeprefix("rank").removesuffix(ending)
             if number.isdecimal() and int(number) >= world_size:

@@ -9,16 +9,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from gpudiag.errors import UsageError
-from gpudiag.model.run import ModelRecord, RankRecord, RunRecord
+from gpudiag.model.run import RankRecord, RunRecord
 from gpudiag.worker import record
-from gpudiag.worker.agreement import Agreement, job_store
+from gpudiag.worker.agreement import Agreement
 from gpudiag.worker.launched import launched
 from gpudiag.worker.phases import Phases
-from gpudiag.worker.place import device_name, software, this_place, training_device
+from gpudiag.worker.place import this_place
 from gpudiag.worker.profiler import ACTIVE_STEPS
 from gpudiag.worker.progress import ProgressSender
 from gpudiag.worker.ranges import INPUT, STEP, Range
-from gpudiag.worker.timing import clock_for
+from gpudiag.worker.runtime import load_runtime
 from gpudiag.worker.warmup import WarmupLimits
 
 if TYPE_CHECKING:
@@ -26,7 +26,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
     from types import TracebackType
 
-    from gpudiag.model.run import RunStatus
+    from gpudiag.model.run import ModelRecord, RunStatus
+    from gpudiag.worker.runtime import Runtime
 
 T = TypeVar("T")
 
@@ -66,7 +67,10 @@ class Session:
         workload: a name for the record; by default the script's.
         strategy: how gradients are exchanged, for the record.
         options: anything else for the record.
-        device: the device trained on; by default the current GPU if this process uses one, else the CPU.
+        device: the device trained on; by default the current GPU if this process uses one, else the CPU. Under
+            TensorFlow the logical devices that this process drives, one or a sequence; by default those of the model's
+            strategy.
+        framework: `pytorch` or `tensorflow`; by default the one that the program has imported, PyTorch of both.
         warmup_limits: where automatic warm-up ends although the steps have not settled.
         timeout_s: how long to wait for a peer that does not reach the same step.
 
@@ -88,6 +92,7 @@ class Session:
         strategy: str | None = None,
         options: Mapping[str, str] | None = None,
         device: Any = None,
+        framework: str | None = None,
         warmup_limits: WarmupLimits | None = None,
         timeout_s: float = 600.0,
     ) -> None:
@@ -97,6 +102,8 @@ class Session:
                 "gpudiag.profile was given no run directory",
                 'Write gpudiag.profile("run-dir"), or start the function with `gpudiag profile module:function`.',
             )
+        if framework not in {None, "pytorch", "tensorflow"}:
+            raise UsageError(f"gpudiag.profile knows no framework '{framework}'", "There are: pytorch, tensorflow.")
         for name, value, least in (("steps", steps, 1), ("warmup", warmup, 0), ("active", active, 3)):
             if value is not None and value < least:
                 raise UsageError(f"gpudiag.profile: {name} must be at least {least}, not {value}", "Leave it out.")
@@ -112,12 +119,18 @@ class Session:
         self._command = run.command if run is not None and run.command else tuple(sys.argv)
         self._options = {**(run.options if run is not None else {}), **(options or {})}
         self._device = device
+        self._framework = framework or (run.framework if run is not None else None)
+        self._runtime: Runtime | None = None
+        self._devices: tuple[tuple[str, str], ...] = (("", ""),)
         self._limits = warmup_limits or WarmupLimits()
+        if run is not None and run.warmup_s is not None:
+            self._limits = WarmupLimits(seconds=run.warmup_s)
+        self._enough = run.enough if run is not None else None
+        self._recorded = run is None or run.recorded
         self._timeout_s = timeout_s
         self._created = ""
         self._model: ModelRecord | None = None
         self._software: dict[str, str] = {}
-        self._device_label = self._device_name = ""
         self._error: str | None = None
         self._phases: Phases | None = None
         self._schedule: Iterator[None] | None = None
@@ -126,16 +139,17 @@ class Session:
         self._number = 0
         self._place = this_place()
         self._progress = ProgressSender(self._place.rank)
+        self._bare = model
         if model is not None:
             self.describe(model)
 
     def __enter__(self) -> Session:
         self._created = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
-        self._place = this_place()
+        self._place = load_runtime(self._framework).place(())
         self._progress = ProgressSender(self._place.rank)
         record.clear_rank(self.run_dir, self._place.rank)
         if self._place.rank == 0:
-            record.clear_run(self.run_dir, self._place.world_size)
+            record.clear_run(self.run_dir, self._place.ranks)
         self._save()
         self._progress.tell("starting")
         return self
@@ -169,17 +183,11 @@ class Session:
         """Put the model into the record.
 
         Args:
-            model: a `torch.nn.Module`, wrapped or not.
+            model: a `torch.nn.Module`, wrapped or not, or a Keras model.
             gradient_sizes: bytes of each piece in which gradients are exchanged, in order; by default each parameter's
                 gradient, last parameter first, which is about the order in which backward makes them.
         """
-        parameters = list(model.parameters())
-        trained = [p.numel() * p.element_size() for p in parameters if p.requires_grad]
-        self._model = ModelRecord(
-            parameters=sum(p.numel() for p in parameters),
-            gradient_bytes=sum(trained),
-            gradient_sizes=tuple(gradient_sizes) if gradient_sizes else tuple(reversed(trained)),
-        )
+        self._model = load_runtime(self._framework).describe(model, gradient_sizes or ())
 
     def steps(self, loader: Iterable[T]) -> Iterator[T]:
         """Iterate over the loader; each round is one step, of which fetching the batch is the input.
@@ -221,23 +229,27 @@ class Session:
 
     def _begin(self) -> None:
         """The first step is about to begin: by now the process group and the device are there."""
-        self._place = this_place()
-        device = training_device(self._device)
-        self._device_label, self._device_name = str(device), device_name(device)
-        self._software = software()
-        self._clock = clock_for(device)
-        self._agreement = Agreement(self._place, job_store(self._place), timeout_s=self._timeout_s)
+        runtime = self._runtime = load_runtime(self._framework)
+        devices = runtime.devices(self._device, self._bare)
+        self._place = runtime.place(devices)
+        self._devices = tuple((runtime.label(device), runtime.device_name(device)) for device in devices)
+        self._software = runtime.software()
+        self._clock = runtime.clock(devices)
+        self._agreement = Agreement(self._place, runtime.store(self._place), timeout_s=self._timeout_s)
+        trace = self.run_dir / runtime.trace_name(self._place.first_rank)
         self._phases = Phases(
             clock=self._clock,
             agreement=self._agreement,
             progress=self._progress,
             changed=self._save,
-            trace=self.run_dir / record.trace_name(self._place.rank),
-            device=device,
+            window=lambda: runtime.window(trace, active=self._active, devices=devices),
+            on_gpu=runtime.on_gpu(devices[0]),
             steps=self._steps,
             warmup_steps=self._warmup,
             active=self._active,
             limits=self._limits,
+            enough=self._enough,
+            recorded=self._recorded,
         )
         self._schedule = self._phases.run()
         self._save()
@@ -262,21 +274,23 @@ class Session:
 
     def _save(self, status: RunStatus = "failed") -> None:
         """Write this rank's record, and on rank 0 the run's, so that a killed run leaves what it had."""
-        phases = self._phases
-        rank = RankRecord(
-            rank=self._place.rank,
-            local_rank=self._place.local_rank,
-            host=self._place.host,
-            pid=self._place.pid,
-            device=self._device_label,
-            device_name=self._device_name,
-            warmup=phases.warmup if phases else None,
-            unprofiled=phases.unprofiled if phases else None,
-            profiled=phases.profiled if phases else None,
-            trace=record.trace_name(self._place.rank) if phases and phases.traced else None,
-            error=self._error if status != "complete" or self._error else None,
-        )
-        record.write_rank(self.run_dir, rank)
+        phases, place, runtime = self._phases, self._place, self._runtime
+        # Devices of one process are ranks that share its steps and its trace.
+        for number, (label, name) in enumerate(self._devices):
+            rank = RankRecord(
+                rank=place.first_rank + number,
+                local_rank=place.local_rank * place.devices + number,
+                host=place.host,
+                pid=place.pid,
+                device=label,
+                device_name=name,
+                warmup=phases.warmup if phases else None,
+                unprofiled=phases.unprofiled if phases else None,
+                profiled=phases.profiled if phases else None,
+                trace=runtime.trace_name(place.first_rank) if runtime and phases and phases.traced else None,
+                error=self._error if status != "complete" or self._error else None,
+            )
+            record.write_rank(self.run_dir, rank)
         if self._place.rank == 0:
             self._write_run(status, self._error if status != "failed" or self._error else _UNFINISHED)
 
@@ -285,7 +299,7 @@ class Session:
         if self._phases is not None:
             self._agreement.wait_for_all(timeout_s=_WAIT_S if status == "complete" else _WAIT_AFTER_FAILURE_S)
         error = self._error
-        for other in record.read_ranks(self.run_dir, self._place.world_size):
+        for other in record.read_ranks(self.run_dir, self._place.ranks):
             if other.error is not None and error is None:
                 status, error = "failed", f"rank {other.rank}: {other.error}"
         self._write_run(status, error)
@@ -295,15 +309,15 @@ class Session:
             created=self._created,
             command=self._command,
             workload=self._workload,
-            framework="pytorch",
+            framework=self._runtime.framework if self._runtime else self._framework or "pytorch",
             strategy=self._strategy,
-            world_size=self._place.world_size,
+            world_size=self._place.ranks,
             nodes=self._place.nodes,
             batch_size_per_device=self._batch_size,
             options=self._options,
             model=self._model,
             software=self._software,
-            ranks=record.read_ranks(self.run_dir, self._place.world_size),
+            ranks=record.read_ranks(self.run_dir, self._place.ranks),
             status=status,
             error=error,
         )

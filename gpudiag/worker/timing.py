@@ -41,6 +41,9 @@ class StepClock:
         self._gaps.add(len(self._marks))
         self.mark()
 
+    def finish(self) -> None:
+        """The last step of a series has just been marked, and something else follows before the times are read."""
+
     def read(self) -> list[float]:
         """Times in milliseconds of the steps since the last reading, which it forgets. Waits for the device."""
         self._settle()

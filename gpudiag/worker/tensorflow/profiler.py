@@ -1,0 +1,93 @@
+"""The profiled window: a few steps under the TensorFlow profiler, saved as one compressed XSpace."""
+
+from __future__ import annotations
+
+import contextlib
+import gzip
+import shutil
+import tempfile
+from pathlib import Path
+
+#: Steps under a recording that is thrown away: the first recording of a process pays for starting CUPTI.
+WARMUP_STEPS = 2
+
+#: zlib level of the saved trace, as of PyTorch's.
+_GZIP_LEVEL = 3
+
+
+class TensorflowWindow:
+    """Records `active` steps of this process, on all its devices, after two that are thrown away.
+
+    Args:
+        path: where the trace goes, `*.xplane.pb.gz`; written beside it first and renamed when it is whole.
+        active: how many steps to record.
+    """
+
+    warmup_steps = WARMUP_STEPS
+
+    def __init__(self, path: Path, *, active: int) -> None:
+        self.path = path
+        self.saved = False
+        self._active = active
+        self._steps = 0
+        self._records = False
+        self._directory: tempfile.TemporaryDirectory[str] | None = None
+
+    def start(self) -> None:
+        """Begin with the steps that are thrown away.
+
+        Raises:
+            RuntimeError: another profiler is recording.
+        """
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        self._directory = tempfile.TemporaryDirectory(prefix=f".{self.path.name}.", dir=self.path.parent)
+        self._begin()
+
+    def step(self) -> None:
+        """A step has ended. The last one's end saves the trace, which can take seconds."""
+        self._steps += 1
+        if self._steps == WARMUP_STEPS:
+            self._end(save=False)
+            self._begin()
+        elif self._steps == WARMUP_STEPS + self._active:
+            self.stop()
+
+    def stop(self) -> None:
+        """End the recording; saves what there is if the window was cut short while it recorded."""
+        if self._directory is None:
+            return
+        try:
+            if self._records:
+                self._end(save=self._steps > WARMUP_STEPS)
+        finally:
+            with contextlib.suppress(OSError):
+                self._directory.cleanup()
+            self._directory = None
+
+    def _begin(self) -> None:
+        import tensorflow as tf
+
+        assert self._directory is not None  # noqa: S101  # made by start
+        try:
+            # Kernels of ops and what TensorFlow calls informative on the host; more would cost the host more time.
+            tf.profiler.experimental.start(self._directory.name)
+        except tf.errors.AlreadyExistsError as error:
+            raise RuntimeError("another TensorFlow profiler is recording; only one can at a time") from error
+        self._records = True
+
+    def _end(self, *, save: bool) -> None:
+        import tensorflow as tf
+
+        self._records = False
+        tf.profiler.experimental.stop(save=save)
+        if not save or self._directory is None:
+            return
+        # TensorFlow writes plugins/profile/<time>/<host>.xplane.pb.
+        written = sorted(Path(self._directory.name).rglob("*.xplane.pb"))
+        if not written:
+            raise RuntimeError("the TensorFlow profiler wrote no trace")
+        whole = Path(self._directory.name) / "whole"
+        with written[-1].open("rb") as source, gzip.open(whole, "wb", compresslevel=_GZIP_LEVEL) as target:
+            shutil.copyfileobj(source, target, 1 << 20)
+        whole.replace(self.path)
+        self.saved = True
