@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable
 
 #: Words per piece of work: 2 MiB stays in a core's own cache.
 _PIECE = 1 << 18
@@ -60,6 +60,11 @@ class HostPattern:
         """Overwrite `target` (uint64) with bytes that the pattern would hardly hold."""
         word = np.uint64(int.from_bytes(bytes([POISON_BYTE]) * 8, "little"))
         self._each_piece(target.size, lambda at, end: target[at:end].fill(word))
+
+    def poison_each(self, targets: Iterable[np.ndarray]) -> None:
+        """Overwrite several buffers."""
+        for target in targets:
+            self.poison(target)
 
     def _make(self, at: int, end: int) -> None:
         self._words[at:end] = pattern_words(at, end - at)
