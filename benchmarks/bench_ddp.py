@@ -1,0 +1,184 @@
+"""Is `nccl` through gpudiag as fast as bare DistributedDataParallel? Both in one run, in turn.
+
+    python benchmarks/bench_ddp.py [--output FILE.json] [--models resnet50,gpt,mlp] [--rounds 9]
+
+Each process trains three copies of the model on a batch that lies on the device: one wrapped in bare DDP, one as the
+strategy `nccl` wraps it, and one with a Python communication hook from the start, which is what naming each bucket's
+exchange takes. They take turns of some steps each, in another order each round. Shown is the median step of each, and
+the ratio to bare DDP with a 95 % interval over the rounds' own ratios (Student's t), since within a round the machine
+is much the same. Without GPUs: small models on CPU processes, with gloo.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import os
+import socket
+import statistics
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
+from torch.nn.parallel import DistributedDataParallel
+
+from gpudiag.strategies.registry import load_strategy
+from gpudiag.workloads.precision import Arithmetic
+from gpudiag.workloads.registry import load_workload, workload_entry
+
+#: 97.5 % quantiles of Student's t by degrees of freedom; beyond the last the normal's.
+T_975 = {4: 2.776, 5: 2.571, 6: 2.447, 7: 2.365, 8: 2.306, 9: 2.262, 10: 2.228, 14: 2.145, 19: 2.093}
+#: A turn lasts about this long.
+TURN_S = 0.4
+
+
+class Trainer:
+    """One way to wrap the model, with an optimizer and a batch of its own."""
+
+    def __init__(self, name: str, workload_name: str, device: torch.device) -> None:
+        on_gpu = device.type == "cuda"
+        torch.manual_seed(0)
+        workload = load_workload(workload_name, on_gpu=on_gpu)
+        bare = workload.model().to(device)
+        self.model: nn.Module
+        if name == "gpudiag":
+            self.strategy = load_strategy("nccl" if on_gpu else "gloo", device)
+            self.model = self.strategy.wrap(bare)
+        else:
+            self.strategy = load_strategy("independent", device)
+            wrapped = DistributedDataParallel(bare, device_ids=[device] if on_gpu else None)
+            if name == "python hook":
+                wrapped.register_comm_hook(None, allreduce_hook)
+            self.model = wrapped
+        self.optimizer = workload.optimizer(self.model.parameters())
+        self.arithmetic = Arithmetic("tf32" if on_gpu else "fp32", device)
+        entry = workload_entry(workload_name)
+        size = entry.gpu_batch if on_gpu else entry.cpu_batch
+        inputs, target = workload.samples(size, torch.Generator().manual_seed(dist.get_rank()))
+        self.inputs, self.target = workload.prepare(inputs.to(device)), target.to(device)
+        self.workload, self.device = workload, device
+
+    def step(self) -> None:
+        """One training step, as gpudiag's own loop takes it."""
+        loss = self.workload.loss(self.model(self.inputs), self.target)
+        self.arithmetic.backward(loss)
+        self.strategy.exchange(self.model)
+        self.arithmetic.step(self.optimizer)
+        self.optimizer.zero_grad(set_to_none=True)
+
+    def seconds(self, steps: int) -> float:
+        """Seconds per step, on the slowest rank."""
+        self.settle()
+        began = time.perf_counter()
+        for _ in range(steps):
+            self.step()
+        self.settle()
+        worst = torch.tensor([(time.perf_counter() - began) / steps], dtype=torch.float64, device=self.device)
+        dist.all_reduce(worst, op=dist.ReduceOp.MAX)
+        return float(worst)
+
+    def settle(self) -> None:
+        """Wait for the device, and the other ranks."""
+        if self.device.type == "cuda":
+            torch.cuda.synchronize()
+        dist.barrier()
+
+
+def measure(workload: str, rounds: int, device: torch.device) -> dict[str, Any]:
+    """Step times of the three, in milliseconds, and their ratios to bare DDP."""
+    trainers = {name: Trainer(name, workload, device) for name in ("bare", "gpudiag", "python hook")}
+    for trainer in trainers.values():
+        trainer.seconds(5)
+    steps = max(3, math.ceil(TURN_S / trainers["bare"].seconds(5)))
+    times: dict[str, list[float]] = {name: [] for name in trainers}
+    order = list(trainers)
+    for _ in range(rounds):
+        for name in order:
+            times[name].append(trainers[name].seconds(steps) * 1e3)
+        order = order[1:] + order[:1]
+    found: dict[str, Any] = {"workload": workload, "steps_per_turn": steps, "rounds": rounds}
+    for name, series in times.items():
+        ratios = [mine / bare for mine, bare in zip(series, times["bare"], strict=True)]
+        spread = statistics.stdev(ratios) / math.sqrt(len(ratios)) * T_975.get(len(ratios) - 1, 2.1)
+        found[name] = {
+            "ms": statistics.median(series),
+            "ratio": statistics.fmean(ratios),
+            "ci95": spread,
+            "all": series,
+        }
+    return found
+
+
+def worker(options: argparse.Namespace) -> None:
+    """One process of the measurement; rank 0 prints what was found."""
+    rank = int(os.environ["RANK"])
+    on_gpu = torch.cuda.is_available()
+    device = torch.device("cuda", rank) if on_gpu else torch.device("cpu")
+    if on_gpu:
+        torch.cuda.set_device(device)
+        torch.backends.cudnn.benchmark = True
+    else:
+        torch.set_num_threads(1)
+    dist.init_process_group("nccl" if on_gpu else "gloo", device_id=device if on_gpu else None)
+    found = [measure(name, options.rounds, device) for name in options.models.split(",")]
+    if rank == 0:
+        print(f"RESULT {json.dumps(found)}", flush=True)
+    dist.destroy_process_group()
+
+
+def main() -> int:
+    """Start the processes and show what rank 0 found."""
+    on_gpu = torch.cuda.is_available()
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--models", default="resnet50,gpt,mlp" if on_gpu else "resnet20-cifar,mlp")
+    parser.add_argument("--rounds", type=int, default=9, help="at least 5")
+    parser.add_argument("--output", type=Path, help="write all figures there as JSON")
+    parser.add_argument("--worker", action="store_true", help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.worker:
+        worker(options)
+        return 0
+    ranks = torch.cuda.device_count() if on_gpu else 2
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    command = [sys.executable, __file__, "--worker", "--models", options.models, "--rounds", str(options.rounds)]
+    processes = []
+    for rank in range(ranks):
+        placed = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": ranks, "MASTER_ADDR": "127.0.0.1"}
+        variables = {name: str(value) for name, value in placed.items()} | {"MASTER_PORT": str(port)}
+        variables["GLOO_SOCKET_IFNAME"] = "lo"
+        output = subprocess.PIPE if rank == 0 else None
+        processes.append(subprocess.Popen(command, stdout=output, text=True, env={**os.environ, **variables}))
+    try:
+        text, _ = processes[0].communicate(timeout=600)
+    finally:
+        for process in processes:
+            process.kill()
+    lines = [line.removeprefix("RESULT ") for line in text.splitlines() if line.startswith("RESULT ")]
+    if not lines:
+        raise SystemExit("the processes ended without a result; see their messages above")
+    found = json.loads(lines[0])
+    print(f"{ranks} {'GPUs' if on_gpu else 'CPU processes'}, PyTorch {torch.__version__}, {options.rounds} rounds")
+    print("| workload | bare DDP ms | gpudiag nccl ms | ratio | Python hook ms | ratio |")
+    print("| --- | ---: | ---: | ---: | ---: | ---: |")
+    for row in found:
+        ours, hook = row["gpudiag"], row["python hook"]
+        cells = [row["workload"], f"{row['bare']['ms']:.2f}"]
+        for one in (ours, hook):
+            cells += [f"{one['ms']:.2f}", f"{one['ratio']:.4f} ± {one['ci95']:.4f}"]
+        print(f"| {' | '.join(cells)} |")
+    if options.output:
+        options.output.write_text(json.dumps(found, indent=1))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
