@@ -15,6 +15,8 @@ ABLATION_SCHEMA = "gpudiag/ablation/1"
 #: Where, within the directory of one launch, the plan is; and within a fault's run directory, what it costs.
 PLAN_FILE = "selftest-plan.json"
 ABLATION_FILE = "ablation.json"
+#: Name and directory of what the clean job's own exchange costs.
+CLEAN_EXCHANGE = "clean-exchange"
 SELFTEST_FILE = "selftest.json"
 
 Verdict = Literal["right", "wrong", "too small"]
@@ -48,6 +50,7 @@ class SelftestPlan(msgspec.Struct, frozen=True, kw_only=True):
         least_steps: steps of a block at least.
         active: recorded steps.
         warm_up_s: how long to train before anything is timed.
+        background: what the clean job costs by itself, measured as a fault is, but neither recorded nor judged.
     """
 
     schema: str = PLAN_SCHEMA
@@ -62,6 +65,7 @@ class SelftestPlan(msgspec.Struct, frozen=True, kw_only=True):
     least_steps: int
     active: int
     warm_up_s: float
+    background: tuple[FaultPlan, ...] = ()
 
 
 class Block(msgspec.Struct, frozen=True, kw_only=True):
@@ -120,6 +124,8 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         found: the finding worth most that asks for action; None where there was none.
         others: what else was found that is worth more than the alarm level once larger causes are gone.
+        exchange_ms: what exchanging the gradients costs the clean job, by ablation; None where that was not measured. A
+            finding of that much is no false alarm.
         tolerance_ms: by how much found and true cost may differ; for a clean run the level of an alarm.
         verdict: `too small` where the fault costs less than the tolerance or the alarm level here, so that nothing has
             to be found; it must still raise no other alarm.
@@ -133,6 +139,7 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
     true: Cost
     found: Found | None
     others: tuple[Found, ...] = ()
+    exchange_ms: float | None = None
     tolerance_ms: float
     alarm_ms: float
     verdict: Verdict

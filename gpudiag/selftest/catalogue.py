@@ -114,7 +114,7 @@ _ENTRIES = (
     # Its size is the number of layers.
     CatalogueEntry(
         name="sync",
-        summary="an .item() after each layer's forward",
+        summary="an .item() before and after each layer's forward",
         kind="syncs",
         code="host-sync",
         causes=("aten::item", "aten::_local_scalar_dense", "cudaStreamSynchronize"),

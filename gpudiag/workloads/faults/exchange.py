@@ -21,18 +21,19 @@ _MOST_EXTRA = 200.0
 
 
 class Exchange:
-    """DDP's communication hook, in one of three ways.
+    """DDP's communication hook, in one of four ways.
 
     `plain`: PyTorch's own all-reduce of each bucket. `slow`: the same behind an all-reduce of `extra` other bytes per
     byte, as if the link were that much slower. `barely`: of one element per bucket: ranks still wait for each other,
-    but hardly anything is transferred.
+    but hardly anything is transferred. `alone`: the trainer steps under `no_sync()`, so that no bucket is filled, none
+    comes here, and each rank trains for itself.
 
     On a CPU all of the other bytes go with the last bucket, when backward is over: gloo's threads would take the core
     from backward, of one rank more than of another, and the fault would be as much slow compute as slow exchange.
     """
 
     def __init__(self) -> None:
-        self.way: Literal["plain", "slow", "barely"] = "plain"
+        self.way: Literal["plain", "slow", "barely", "alone"] = "plain"
         self.extra = 0.0
         self._other = torch.empty(0)
         self._elements = 0
@@ -64,20 +65,26 @@ class Exchange:
         self._other = torch.empty(0)
 
 
-class SlowExchange(Fault):
-    """The exchange takes `amount_ms` longer, measured beforehand. Without the fault nearly nothing is exchanged.
+def _without(trainer: "Trainer") -> Literal["barely", "alone"]:
+    """How the ranks train when the exchange is to cost nothing.
 
-    What the diagnosis calls recoverable is the whole exposed transfer, so that is what is switched off.
+    What the diagnosis calls recoverable is the whole of it, packing and all, but no waiting for a late rank. GPUs of a
+    clean job are level, so each may go alone. Processes on shared cores never are: they go on waiting for each other.
     """
+    return "alone" if trainer.device.type == "cuda" else "barely"
+
+
+class SlowExchange(Fault):
+    """The exchange takes `amount_ms` longer, measured beforehand. Without the fault there is none."""
 
     def __init__(self, trainer: "Trainer", amount_ms: float, *, mine: bool) -> None:
         super().__init__(trainer, amount_ms, mine=mine)
         self._extra = min(amount_ms / self._plain_ms(), _MOST_EXTRA)
 
     def switch(self, *, on: bool) -> None:
-        """Exchange slowly, or barely."""
+        """Exchange slowly, or not."""
         self.trainer.exchange.extra = self._extra
-        self.trainer.exchange.way = "slow" if on else "barely"
+        self.trainer.exchange.way = "slow" if on else _without(self.trainer)
 
     def rest(self) -> None:
         """Exchange as PyTorch does."""
@@ -93,11 +100,11 @@ class SlowExchange(Fault):
 
 
 class WholeExchange(Fault):
-    """The exchange as it is, against nearly none: for launches whose transport is the fault."""
+    """The exchange as it is, against none: for launches whose transport is the fault, and for the clean job."""
 
     def switch(self, *, on: bool) -> None:
-        """Exchange as PyTorch does, or barely."""
-        self.trainer.exchange.way = "plain" if on else "barely"
+        """Exchange as PyTorch does, or not."""
+        self.trainer.exchange.way = "plain" if on else _without(self.trainer)
 
     def rest(self) -> None:
         """Exchange as PyTorch does."""

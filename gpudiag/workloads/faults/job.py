@@ -50,6 +50,10 @@ def run() -> None:
     job.progress.tell("warmup")
     trainer.warm_up(plan.warm_up_s)
     job.save(run_dir)
+    for background in plan.background:
+        job.progress.tell("timed", 0, len(plan.faults))
+        job.ablate(background)
+        job.forget(background)
     for together in [plan.faults] if plan.device == "cuda" else [(fault,) for fault in plan.faults]:
         for fault in together:
             job.progress.tell("timed", plan.faults.index(fault) + 1, len(plan.faults))
@@ -106,6 +110,10 @@ class _Job:
                 blocks=tuple(blocks),
             )
             write_json(directory / ABLATION_FILE, ablation)
+
+    def forget(self, plan: FaultPlan) -> None:
+        """Give back what was only to be timed."""
+        self._faults.pop(plan.name).close()
 
     def profile(self, plan: FaultPlan) -> None:
         """Record a few steps with the fault, whose ablation is done."""

@@ -1,4 +1,4 @@
-"""A synchronization at every layer: `.item()` of a statistic, as in loops that log what each layer does."""
+"""Synchronizations at every layer: `.item()` of a statistic, as in loops that log what goes in and out of each."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 class Syncs(Fault):
-    """Each innermost module's forward ends in an `.item()`.
+    """Each innermost module's forward begins and ends with an `.item()`.
 
     The number read is there already, so that the fault is the waiting and no work: with one `.item()` a step the host
     has soon caught up, which costs next to nothing; with one at each layer the device waits for each layer's launches.
@@ -34,7 +34,8 @@ class Syncs(Fault):
         self._handles = []
         if on and self.mine:
             layers = [module for module in self.trainer.bare.modules() if next(module.children(), None) is None]
-            self._handles = [layer.register_forward_hook(self._read) for layer in layers]
+            self._handles = [layer.register_forward_pre_hook(self._read) for layer in layers]
+            self._handles += [layer.register_forward_hook(self._read) for layer in layers]
 
     def _read(self, *_: Any) -> None:
         self._statistic.item()

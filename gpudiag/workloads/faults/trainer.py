@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import statistics
 import time
+from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -57,7 +58,9 @@ class Trainer:
         if self._images:
             self.bare = self.bare.to(memory_format=self._layout)  # type: ignore[call-overload]  # not in torch's stubs
         self.exchange = Exchange()
-        self._model = DistributedDataParallel(self.bare, device_ids=[self.device] if on_gpu else None)
+        self._model = DistributedDataParallel(
+            self.bare, device_ids=[self.device] if on_gpu else None, gradient_as_bucket_view=True
+        )
         self._model.register_comm_hook(None, self.exchange.bucket)
         self._optimizer = self._workload.optimizer(self._model.parameters())
         self._arithmetic = Arithmetic(plan.precision, self.device)
@@ -83,9 +86,10 @@ class Trainer:
             x = x.contiguous(memory_format=self._layout)
         if self.extra is not None:
             self.extra()
-        with self._arithmetic.forward():
-            loss = self._workload.loss(self._model(x), target.to(self.device, non_blocking=True))
-        self._arithmetic.backward(loss)
+        with self._model.no_sync() if self.exchange.way == "alone" else nullcontext():
+            with self._arithmetic.forward():
+                loss = self._workload.loss(self._model(x), target.to(self.device, non_blocking=True))
+            self._arithmetic.backward(loss)
         self._arithmetic.step(self._optimizer)
         self._optimizer.zero_grad(set_to_none=True)
 
