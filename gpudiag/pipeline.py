@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from gpudiag.launch import Interpreter, Plan, Rendezvous
     from gpudiag.model.diff import Diff
     from gpudiag.model.facts import Facts
+    from gpudiag.model.inference import InferenceRecord
     from gpudiag.model.job import DataSource, MemoryFormat, Precision, TrainedModel
     from gpudiag.model.run import RunRecord
     from gpudiag.probing.runner import Progress as ProbeProgress
@@ -181,6 +182,8 @@ class Request(Record, frozen=True, kw_only=True):
     loader_workers: int | None = None
     prefetch: bool = False
     model: str | None = None
+    volume: tuple[int, int, int] | None = None
+    keep_prediction: bool = False
     compile: bool = False
     p2p: bool = True
     steps: int | None = None
@@ -240,6 +243,7 @@ def prepare(request: Request) -> Prepared:
         if request.memory_format == "nhwc" and not images:
             raise UsageError(f"{request.workload} has no images, so --memory-format does not apply", "Leave it out.")
         _check_input(request)
+        request = _check_prediction(request, trains=workload_entry(request.workload).trains)
     entry = strategy_entry(request.strategy) if request.strategy is not None else None
     interpreter = inspect_interpreter(request.python)
     facts = gather_inventory()
@@ -280,6 +284,8 @@ def prepare(request: Request) -> Prepared:
         loader_workers=request.loader_workers,
         prefetch=request.prefetch,
         model=cast("TrainedModel", request.model or "whole"),
+        volume=request.volume,
+        keep_prediction=request.keep_prediction,
         steps=request.steps,
         warmup=request.warmup,
         compile=request.compile,
@@ -334,13 +340,24 @@ def train(prepared: Prepared, observer: Callable[[Progress], None]) -> RunRecord
     Raises: what `gpudiag.launch.launch` raises; what was measured before is kept.
     """
     from gpudiag.launch import launch
+    from gpudiag.model.inference import INFERENCE_FILE
     from gpudiag.run_files import FACTS_FILE, write_json
 
     plan = prepared.plan
     plan.run_dir.mkdir(parents=True, exist_ok=True)
     if plan.leads:
+        (plan.run_dir / INFERENCE_FILE).unlink(missing_ok=True)  # of an earlier run
         write_json(plan.run_dir / FACTS_FILE, prepared.facts)
     return launch(plan, observer, has_gpudiag=prepared.interpreter.has_gpudiag)
+
+
+def inference_of(run_dir: Path) -> InferenceRecord | None:
+    """How fast the run predicted its volume; None where it trained."""
+    from gpudiag.model.inference import INFERENCE_FILE, INFERENCE_SCHEMA, InferenceRecord
+    from gpudiag.run_files import read_json
+
+    path = run_dir / INFERENCE_FILE
+    return read_json(path, InferenceRecord, INFERENCE_SCHEMA) if path.exists() else None
 
 
 def analyze_run(run_dir: Path) -> Analysis:
@@ -365,6 +382,23 @@ def _check_input(request: Request) -> None:
         raise UsageError("--prefetch does not go with --model none: nothing is copied", "Leave it out.")
 
 
+def _check_prediction(request: Request, *, trains: bool) -> Request:
+    """The same request; for a workload that predicts, with the strategy that suits it. Refuses what does not."""
+    predicting = {"--volume": request.volume, "--keep-prediction": request.keep_prediction or None}
+    training = {
+        "--data": request.data,
+        "--loader-workers": request.loader_workers,
+        "--prefetch": request.prefetch or None,
+        "--model": request.model,
+        "--strategy": None if request.strategy == "independent" else request.strategy,
+    }
+    named = [option for option, value in (predicting if trains else training).items() if value is not None]
+    if named:
+        why = "which predicts no volume" if trains else "which predicts a volume from disk and exchanges nothing"
+        raise UsageError(f"{named[0]} does not go with {request.workload}, {why}", "Leave it out.")
+    return request if trains else msgspec.structs.replace(request, strategy="independent")
+
+
 def _check_own(request: Request) -> None:
     """Options that choose how built-in workloads train have no meaning for a user's own function."""
     given = {
@@ -376,6 +410,8 @@ def _check_own(request: Request) -> None:
         "--loader-workers": request.loader_workers,
         "--prefetch": request.prefetch or None,
         "--model": request.model,
+        "--volume": request.volume,
+        "--keep-prediction": request.keep_prediction or None,
         "--compile": request.compile or None,
     }
     named = [option for option, value in given.items() if value is not None]

@@ -36,6 +36,18 @@ def _warmup(text: str) -> int | None:
     return int(text)
 
 
+def _volume(text: str | None) -> tuple[int, int, int] | None:
+    if text is None:
+        return None
+    extents = text.split(",")
+    if len(extents) != 3 or not all(extent.isdecimal() and int(extent) > 0 for extent in extents):
+        raise UsageError(
+            f"--volume takes three numbers of voxels, Z,Y,X, not '{text}'", "For example: --volume 55,575,575."
+        )
+    z, y, x = map(int, extents)
+    return z, y, x
+
+
 def profile(
     workload: Annotated[
         list[str] | None,
@@ -89,6 +101,14 @@ def profile(
             help="Train one weight per input value instead, or nothing: what the input alone takes. Default: whole.",
         ),
     ] = None,
+    volume: Annotated[
+        str | None,
+        typer.Option(metavar="Z,Y,X", help="Voxels of the volume that unet3d-predict predicts.", show_default=False),
+    ] = None,
+    keep_prediction: Annotated[
+        bool,
+        typer.Option("--keep-prediction", help="Leave the predicted volume, prediction.zarr, in the run directory."),
+    ] = False,
     compile_model: Annotated[bool, typer.Option("--compile", help="Train torch.compile(model).")] = False,
     no_p2p: Annotated[bool, typer.Option("--no-p2p", help="Train without peer access (NCCL_P2P_DISABLE=1).")] = False,
     steps: Annotated[
@@ -163,6 +183,8 @@ def profile(
         loader_workers=loader_workers,
         prefetch=prefetch,
         model=model,
+        volume=_volume(volume),
+        keep_prediction=keep_prediction,
         compile=compile_model,
         p2p=not no_p2p,
         steps=steps,
@@ -195,4 +217,8 @@ def profile(
 
         render_analysis(analysis, report_console(width=width), all_ranks=all_ranks)
     sys.stdout.flush()
+    inference = pipeline.inference_of(prepared.plan.run_dir)
+    if inference is not None:
+        rate = f"{inference.mvox_per_s:.3g} Mvox/s"
+        typer.echo(f"gpudiag: {inference.voxels:,} voxels written in {inference.seconds:.1f} s: {rate}", err=True)
     typer.echo(f"gpudiag: saved in {prepared.plan.run_dir}", err=True)

@@ -30,6 +30,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
         model: `whole`; `trivial` for one weight per input value, so that the input is all that takes time; `none` for
             taking batches and doing nothing with them.
         volume: voxels along z, y and x, for workloads that predict a volume.
+        keep_prediction: leave the predicted volume in the run directory.
         steps: timed steps.
         warmup: steps left out; None to find out from their times.
         p2p: False where peer access between GPUs was switched off.
@@ -46,6 +47,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     prefetch: bool = False
     model: TrainedModel = "whole"
     volume: tuple[int, int, int] | None = None
+    keep_prediction: bool = False
     steps: int | None = None
     warmup: int | None = None
     compile: bool = False

@@ -21,7 +21,7 @@ from gpudiag.worker.launched import Launched, set_launched
 from gpudiag.worker.place import this_place
 from gpudiag.worker.progress import ProgressSender
 from gpudiag.workloads.parent import die_with_parent
-from gpudiag.workloads.registry import is_own
+from gpudiag.workloads.registry import is_own, workload_entry
 
 
 def main(arguments: list[str]) -> int:
@@ -50,6 +50,10 @@ def main(arguments: list[str]) -> int:
             from gpudiag.workloads.own import find_function
 
             find_function(job.workload)()
+        elif not workload_entry(job.workload).trains:
+            from gpudiag.workloads.unet3d_predict import predict
+
+            predict(job)
         else:
             from gpudiag.workloads.training import train
 

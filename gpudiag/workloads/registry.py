@@ -28,6 +28,7 @@ class WorkloadEntry:
         cpu_batch: samples per CPU process and step, unless told: small enough for a step of about a second.
         images: its input is images or volumes, for which a memory format can be chosen.
         made_by: the name of the class in the module.
+        trains: it trains; otherwise its module has `predict(job)`, which runs in each process instead.
     """
 
     name: str
@@ -38,6 +39,7 @@ class WorkloadEntry:
     cpu_batch: int
     images: bool = False
     made_by: str = "WORKLOAD"
+    trains: bool = True
 
 
 _ENTRIES = (
@@ -93,6 +95,17 @@ _ENTRIES = (
         gpu_batch=1,
         cpu_batch=1,
         images=True,
+    ),
+    WorkloadEntry(
+        name="unet3d-predict",
+        summary="The 3D U-Net predicts a volume of 1.9 gigavoxels (0.08 megavoxels on CPUs) in overlapping blocks.",
+        module="gpudiag.workloads.unet3d_predict",
+        parameters=93_659_931,
+        gpu_batch=1,
+        cpu_batch=1,
+        images=True,
+        made_by="UNet3dPrediction",
+        trains=False,
     ),
     WorkloadEntry(
         name="alexnet",
