@@ -1,0 +1,1 @@
+"""From facts, gradient sizes and compute time to the step time of each strategy. Imports no framework."""

@@ -1,0 +1,74 @@
+"""How long a transport takes for a collective of any size, from what was measured of it."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from typing import TYPE_CHECKING
+
+from gpudiag.model.facts import QUEUED
+from gpudiag.units import bus_factor
+
+if TYPE_CHECKING:
+    from gpudiag.model.facts import Facts
+
+
+class Curve:
+    """Time in ms of an all-reduce of any number of bytes over one transport.
+
+    Between two measured sizes time grows in a straight line. Above the largest it grows as it did between the two
+    largest; below the smallest it stays. For another number of ranks than was measured the part that is latency grows
+    with the hops and the rest with the bytes per link: time = latency (m - 1)/(n - 1) + bytes x factor(m) / busbw.
+
+    Args:
+        points: measured bytes and ms.
+        ranks: how many it was measured with.
+    """
+
+    def __init__(self, points: dict[int, float], ranks: int) -> None:
+        self._points = sorted(points.items())
+        self.ranks = ranks
+
+    def time_ms(self, size: float, ranks: int | None = None) -> float:
+        """One all-reduce of `size` bytes per rank."""
+        alone = self._measured(size)
+        if ranks is None or ranks == self.ranks or self.ranks < 2:
+            return alone
+        if ranks < 2:
+            return 0.0
+        latency = min(alone, self._points[0][1])
+        here, there = bus_factor("all_reduce", self.ranks) or 1.0, bus_factor("all_reduce", ranks) or 1.0
+        return latency * (ranks - 1) / (self.ranks - 1) + (alone - latency) * there / here
+
+    def busbw(self, size: float) -> float:
+        """Bus bandwidth in GB/s at this size."""
+        return size * (bus_factor("all_reduce", self.ranks) or 1.0) / (self._measured(size) * 1e6)
+
+    def _measured(self, size: float) -> float:
+        points = self._points
+        if size <= points[0][0]:
+            return points[0][1]
+        below, above = points[-1], None
+        for (a, at), (b, bt) in pairwise(points):
+            if a <= size <= b:
+                return at + (size - a) / (b - a) * (bt - at)
+            below, above = (a, at), (b, bt)
+        if above is None:
+            return below[1] * size / below[0]
+        slope = max((above[1] - below[1]) / (above[0] - below[0]), 0.5 * above[1] / above[0])
+        return above[1] + (size - above[0]) * slope
+
+
+def measured_curve(facts: Facts, transport: str, ranks: int) -> Curve | None:
+    """The curve of a transport with the number of ranks nearest to `ranks`; None where it was not measured.
+
+    Small sizes count as they are when launched beforehand, where that was measured: a training step launches ahead.
+    """
+    by_ranks: dict[int, dict[int, float]] = {}
+    for name in (transport, transport + QUEUED):
+        for one in facts.collectives:
+            if (one.operation, one.strategy) == ("all_reduce", name) and one.verified is not False and one.time_us > 0:
+                by_ranks.setdefault(one.ranks, {})[one.bytes] = one.time_us / 1e3
+    if not by_ranks:
+        return None
+    nearest = min(by_ranks, key=lambda measured: (abs(measured - ranks), measured))
+    return Curve(by_ranks[nearest], nearest)

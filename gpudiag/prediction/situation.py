@@ -1,0 +1,97 @@
+"""Everything that a prediction looks at: the machine's paths and curves, the model, the devices."""
+
+from __future__ import annotations
+
+from functools import cached_property
+from itertools import accumulate
+from typing import TYPE_CHECKING
+
+from gpudiag.model.prediction import Compute
+from gpudiag.prediction.curves import Curve, measured_curve
+from gpudiag.prediction.overlap import ready_at
+from gpudiag.prediction.paths import Paths
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from gpudiag.model.facts import Facts
+    from gpudiag.model.prediction import Gradients
+
+_NO_COMPUTE = Compute(forward_ms=0.0, backward_ms=0.0, update_ms=0.0, step_ms=0.0, source="unknown")
+
+
+class Situation:
+    """One model on so many devices of one machine.
+
+    Args:
+        facts: the machine.
+        model: what is trained. Without its compute nothing hides behind it.
+        devices: how many train: the first of the visible GPUs, or CPU processes where there is no GPU.
+        p2p: False where peer access is switched off.
+        curves: measured all-reduces that count before those of the facts, by transport.
+    """
+
+    def __init__(
+        self,
+        facts: Facts,
+        model: Gradients,
+        devices: int,
+        *,
+        p2p: bool = True,
+        curves: dict[str, Curve] | None = None,
+    ) -> None:
+        self.facts = facts
+        self.model = model
+        self.devices = devices
+        visible = [gpu.index for gpu in facts.gpus if gpu.visible]
+        self.on_gpu = bool(visible)
+        self.gpus = len(visible)
+        self.p2p = p2p
+        self.paths = Paths(facts, visible[:devices] if visible else range(devices), p2p=p2p)
+        self.compute = model.compute or _NO_COMPUTE
+        self._curves = curves or {}
+
+    @cached_property
+    def ready_ms(self) -> list[float]:
+        """When each gradient is there, in ms from backward's start."""
+        backward = self.compute.backward_ms
+        if self.model.ready:
+            return [share * backward for share in self.model.ready]
+        return ready_at([1.0] * len(self.model.sizes), backward)
+
+    @property
+    def peer_access(self) -> bool:
+        """Whether every pair of the devices copies directly."""
+        count = len(self.paths)
+        return all(self.paths.peer_access(a, b) for a in range(count) for b in range(a + 1, count))
+
+    def bucket_times(self, buckets: Sequence[Sequence[int]]) -> list[tuple[int, float]]:
+        """Bytes of each bucket and when it is complete, in ms from backward's start."""
+        sizes, ready = self.model.sizes, self.ready_ms
+        done = list(accumulate((max(ready[i] for i in bucket) for bucket in buckets), max))
+        return [(sum(sizes[i] for i in bucket), when) for bucket, when in zip(buckets, done, strict=True)]
+
+    def curve(self, transport: str) -> Curve | None:
+        """How long an all-reduce over this transport takes on this machine, where it was measured."""
+        given = self._curves.get(transport)
+        return given if given is not None else measured_curve(self.facts, transport, self.devices)
+
+    def on_device_ms(self, size: float) -> float:
+        """To copy so many bytes within a GPU: what packing gradients into buckets, or rounding them, takes."""
+        rates = [one.gb_per_s for one in self.facts.bandwidth if one.path == "device_to_device"]
+        if rates:
+            rate = min(rates)
+        elif self.on_gpu:
+            rate = min(_device_memory(gpu.compute_capability) for gpu in self.facts.gpus if gpu.visible)
+        else:
+            rate = self.paths.host_memory() / 2
+        return size / (rate * 1e6)
+
+
+#: GB/s of copies within a GPU where they were not measured, by the major number of its compute capability: about what
+#: the smaller boards of each generation reach. Copied bytes count once.
+_DEVICE_MEMORY = {5: 110.0, 6: 150.0, 7: 250.0, 8: 350.0, 9: 1300.0, 10: 2500.0, 12: 600.0}
+
+
+def _device_memory(capability: tuple[int, int] | None) -> float:
+    return _DEVICE_MEMORY.get(capability[0] if capability else 6, 350.0)
