@@ -7,6 +7,9 @@ launched less its gap, and c[j] = gap + duration,
 
 where C are the running sums of c. Runs are cut where a node is waited for from elsewhere or waits itself, and done in
 an order in which everything that a run needs came before it.
+
+Several costs are simulated at once, each a column of the same arrays: what a run takes is mostly NumPy's overhead per
+call, which ten columns share. Each column's results are those that it would have alone, to the bit.
 """
 
 from __future__ import annotations
@@ -20,6 +23,8 @@ from gpudiag.diagnosis.replay.graph import NONE
 from gpudiag.diagnosis.replay.plan import Kind
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
     from numpy.typing import NDArray
 
     from gpudiag.diagnosis.replay.graph import Graph
@@ -31,6 +36,9 @@ if TYPE_CHECKING:
 _SETTLED = 1e-3
 _MOST_TURNS = 24
 _FEWEST_TURNS = 3
+#: Nodes times columns that are held at once; what is more is simulated in several goes. An array of times then takes
+#: 8 MB, and a simulation about ten of them.
+_MOST_AT_ONCE = 1_000_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,57 +88,95 @@ def simulate(plan: Plan, costs: Costs) -> float:
     What counts is how far the chain or stream that moves most gets on in a turn. When the last of all nodes is reached
     says less: a device that works off what a host far ahead has given it is the last for many turns, at its own pace.
     """
-    return _settled(plan, costs)[1]
+    return settle(plan, costs).step_ns
 
 
 def waits(plan: Plan, costs: Costs) -> Times:
     """float64[m]: how long each op, once the job has settled, waits for its peers, in ns; 0 for all but collectives."""
-    state, _ = _settled(plan, costs)
-    return waited_for(plan.graph, state.start)
+    return settle(plan, costs).waited
+
+
+@dataclass(frozen=True, slots=True)
+class Settled:
+    """The job once it has settled.
+
+    Attributes:
+        step_ns: its step time.
+        waited: float64[m], how long each collective waits for its peers, in ns; 0 for other ops.
+    """
+
+    step_ns: float
+    waited: Times
+
+
+def settle(plan: Plan, costs: Costs) -> Settled:
+    """Replay in a circle until a turn takes as long as the one before."""
+    return settle_each(plan, [costs])[0]
+
+
+def settle_each(plan: Plan, many: Sequence[Costs]) -> list[Settled]:
+    """`settle` with each of these costs; five take twice as long as one."""
+    nodes = len(plan.graph.host.time) + len(plan.graph.device.start)
+    at_once = max(1, _MOST_AT_ONCE // max(nodes, 1))
+    return [one for first in range(0, len(many), at_once) for one in _settle(plan, many[first : first + at_once])]
 
 
 def waited_for(graph: Graph, start: Times) -> Times:
     """float64[m]: from the start of each collective to the last of its participants' starts; 0 for other ops."""
     waited = np.zeros(len(start))
-    for op, peers in graph.device.peers.items():
-        waited[op] = max(start[peers].max() - start[op], 0.0)
+    if graph.device.peers:
+        ops = np.fromiter(graph.device.peers, np.int64, len(graph.device.peers))
+        counts = np.array([len(peers) for peers in graph.device.peers.values()])
+        last = np.maximum.reduceat(start[np.concatenate([*graph.device.peers.values()])], np.cumsum(counts) - counts)
+        waited[ops] = np.maximum(last - start[ops], 0.0)
     return waited
 
 
-def _settled(plan: Plan, costs: Costs) -> tuple[_State, float]:
-    """The state after the last turn, and the step time."""
-    state = _State(plan, costs)
+def _settle(plan: Plan, many: Sequence[Costs]) -> list[Settled]:
+    """Turn after turn until the last column has settled; each is taken as it is in the turn in which it does."""
+    state = _State(plan, many)
+    steps = max(plan.graph.steps, 1)
+    settled: dict[int, Settled] = {}
+
+    def take(column: int, pace_ns: float) -> None:
+        settled[column] = Settled(pace_ns / steps, waited_for(plan.graph, state.start[:, column]))
+
     ends = [state.ends()]
-    advance = np.zeros(len(ends[0]))
+    advance = np.zeros_like(ends[0])
     for turn in range(1, _MOST_TURNS + 1):
         state.turn()
         ends.append(state.ends())
         before, advance = advance, ends[-1] - ends[-2]
-        pace = float(advance.max(initial=0.0))
-        if turn >= _FEWEST_TURNS and np.abs(advance - before).max(initial=0.0) <= _SETTLED * pace:
+        if turn < _FEWEST_TURNS:
+            continue
+        pace = advance.max(axis=0, initial=0.0)
+        alike = np.abs(advance - before).max(axis=0, initial=0.0) <= _SETTLED * pace
+        for column in np.flatnonzero(alike).tolist():
+            if column not in settled:
+                take(column, float(pace[column]))
+        if len(settled) == len(many):
             break
-    else:
-        # Turns that differ for ever alternate; then their mean is the pace.
-        half = _MOST_TURNS // 2
-        pace = float((ends[-1] - ends[half]).max(initial=0.0)) / (_MOST_TURNS - half)
-    return state, pace / max(plan.graph.steps, 1)
+    # Turns that differ for ever alternate; then their mean is the pace.
+    half = _MOST_TURNS // 2
+    for column in sorted(set(range(len(many))) - settled.keys()):
+        take(column, float((ends[-1] - ends[half])[:, column].max(initial=0.0)) / (_MOST_TURNS - half))
+    return [settled[column] for column in range(len(many))]
 
 
 class _State:
-    """Times of all nodes, from one turn to the next."""
+    """Times of all nodes, from one turn to the next: float64[nodes, columns], a column for each of the costs.
 
-    def __init__(self, plan: Plan, costs: Costs) -> None:
+    The runs are made into calls on rows and slices of these arrays, once: cutting slices takes as long as adding them.
+    """
+
+    def __init__(self, plan: Plan, many: Sequence[Costs]) -> None:
         graph = plan.graph
-        self.plan, self.graph, self.costs = plan, graph, costs
+        self.plan, self.graph = plan, graph
         # Before the first turn stands what was measured, one turn earlier.
-        self.time = graph.host.time - graph.length_ns
-        self.start = graph.device.start - graph.length_ns
-        self.end = graph.device.end - graph.length_ns
-        self.work = costs.busy + costs.waiting
-        self.work_before = np.concatenate([[0.0], np.cumsum(self.work)])
-        self.cost = costs.gap + costs.duration
-        self.cost_before = np.concatenate([[0.0], np.cumsum(self.cost)])
-        self.launched = graph.device.launch != NONE
+        self.time = _repeated(graph.host.time - graph.length_ns, len(many))
+        self.start = _repeated(graph.device.start - graph.length_ns, len(many))
+        self.end = _repeated(graph.device.end - graph.length_ns, len(many))
+        self.calls = list(self._calls(many))
 
     def ends(self) -> Times:
         """When the last node of each chain and stream was reached."""
@@ -138,44 +184,87 @@ class _State:
 
     def turn(self) -> None:
         """Go through all runs once."""
-        time, work = self.time, self.work_before
+        for call, arguments in self.calls:
+            call(*arguments)
+
+    def _calls(self, many: Sequence[Costs]) -> Iterator[tuple[Callable[..., object], tuple[object, ...]]]:
+        host, device = self.graph.host, self.graph.device
+        time, start, end = self.time, self.start, self.end
+        work = np.stack([costs.busy + costs.waiting for costs in many], axis=1)
+        work_before = _sums_before(work)
+        gap = np.stack([costs.gap for costs in many], axis=1)
+        duration = np.stack([costs.duration for costs in many], axis=1)
+        transfer = np.stack([costs.transfer for costs in many], axis=1)
+        cost = gap + duration
+        cost_before = _sums_before(cost)
+        # -inf holds nothing up: ops whose launch was not captured, calls that no longer block.
+        latency = np.where(device.launch != NONE, device.latency, -np.inf)[:, None]
+        blocking = np.stack([costs.blocking for costs in many], axis=1)
+        delay = np.where(blocking, host.block_delay[:, None], -np.inf)
+        alone = np.array([not costs.joined for costs in many], np.bool_)
         for kind, a, b, before in self.plan.runs:
             if kind == Kind.HOST_RUN:
-                time[a:b] = time[before] + (work[a + 1 : b + 1] - work[a])
+                yield np.add, (time[before], work_before[a + 1 : b + 1] - work_before[a], time[a:b])
             elif kind == Kind.HOST_BLOCK:
-                self._block(a, before)
+                yield _block, (time[before], work[a], end[host.block_on[a]], delay[a], time[a])
             elif kind == Kind.DEVICE_RUN:
-                self._device_run(a, b, before)
+                through = cost_before[a + 1 : b + 1] - cost_before[a]
+                own = (latency[a:b], gap[a:b], through - cost[a:b], through)
+                yield _device_run, (time, device.launch[a:b], *own, end[before], end[a:b])
             elif kind == Kind.COLLECTIVE_END:
-                peers = self.graph.device.peers[a] if self.costs.joined else (a,)
-                self.end[a] = max(self.start[p] for p in peers) + self.costs.transfer[a]
+                yield _meet, (start, device.peers[a], alone if alone.any() else None, start[a], transfer[a], end[a])
             else:
-                self._begin(a, before)
+                waited = [end[op] for op in (device.wait_a[a], device.wait_b[a]) if op != NONE]
+                yield _begin, (time[device.launch[a]], latency[a], [end[before], *waited], gap[a], start[a])
                 if kind == Kind.DEVICE_WAIT:
-                    self.end[a] = self.start[a] + self.costs.duration[a]
+                    yield np.add, (start[a], duration[a], end[a])
 
-    def _block(self, a: int, before: int) -> None:
-        host = self.graph.host
-        reached = self.time[before] + self.work[a]
-        if self.costs.blocking[a]:
-            reached = max(reached, self.end[host.block_on[a]] + host.block_delay[a])
-        self.time[a] = reached
 
-    def _device_run(self, a: int, b: int, before: int) -> None:
-        device = self.graph.device
-        launched_at = self.time[device.launch[a:b]] + device.latency[a:b]
-        ready = np.where(self.launched[a:b], launched_at - self.costs.gap[a:b], -np.inf)
-        through = self.cost_before[a + 1 : b + 1] - self.cost_before[a]
-        latest = np.maximum.accumulate(ready - (through - self.cost[a:b]))
-        self.end[a:b] = through + np.maximum(latest, self.end[before])
+def _block(before: Times, work: Times, waited: Times, delay: Times, out: Times) -> None:
+    np.maximum(before + work, waited + delay, out=out)
 
-    def _begin(self, a: int, before: int) -> None:
-        device = self.graph.device
-        ready = self.end[before]
-        for waited in (device.wait_a[a], device.wait_b[a]):
-            if waited != NONE:
-                ready = max(ready, self.end[waited])
-        ready += self.costs.gap[a]
-        if self.launched[a]:
-            ready = max(ready, self.time[device.launch[a]] + device.latency[a])
-        self.start[a] = ready
+
+def _device_run(  # noqa: PLR0917  # what a run needs, in the order in which it is used
+    time: Times,
+    launch: NDArray[np.int64],
+    latency: Times,
+    gap: Times,
+    until_last: Times,
+    through: Times,
+    before: Times,
+    out: Times,
+) -> None:
+    ready = time.take(launch, axis=0)
+    ready += latency
+    ready -= gap
+    ready -= until_last
+    np.maximum.accumulate(ready, axis=0, out=ready)
+    np.add(through, np.maximum(ready, before, out=ready), out=out)
+
+
+def _meet(  # noqa: PLR0917  # as above
+    start: Times, peers: NDArray[np.int64], alone: NDArray[np.bool_] | None, own: Times, transfer: Times, out: Times
+) -> None:
+    last = start.take(peers, axis=0).max(axis=0)
+    if alone is not None:
+        last = np.where(alone, own, last)
+    np.add(last, transfer, out=out)
+
+
+def _begin(launched: Times, latency: Times, ends: Sequence[Times], gap: Times, out: Times) -> None:
+    ready = ends[0]
+    for other in ends[1:]:
+        ready = np.maximum(ready, other)
+    np.maximum(ready + gap, launched + latency, out=out)
+
+
+def _repeated(values: Times, columns: int) -> Times:
+    """float64[n, columns]: the same values in every column."""
+    return np.repeat(values[:, None], columns, axis=1)
+
+
+def _sums_before(values: Times) -> Times:
+    """float64[n + 1, columns]: the sum of all rows before each."""
+    sums: Times = np.zeros((len(values) + 1, values.shape[1]))
+    np.cumsum(values, axis=0, out=sums[1:])
+    return sums

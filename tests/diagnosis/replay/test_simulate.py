@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from gpudiag.diagnosis.replay.graph import NONE
 from gpudiag.diagnosis.replay.plan import Kind, Plan
-from gpudiag.diagnosis.replay.simulate import Costs, simulate, unchanged
+from gpudiag.diagnosis.replay.simulate import Costs, settle, settle_each, simulate, unchanged
 from tests.diagnosis.replay.random_graphs import BruteForce, Job, Node, Op, graph_of, jobs
 
 if TYPE_CHECKING:
@@ -49,6 +49,19 @@ def test_agrees_with_a_replay_node_by_node(job: Job, settled: int, data: st.Data
     costs = data.draw(less_work(unchanged(graph)))
     expected = BruteForce(job, costs, order).turns(TURNS)
     assert simulate(Plan(graph), costs) == pytest.approx(expected, rel=TOLERANCE, abs=0.02)
+
+
+@given(job=jobs(), settled=st.integers(0, 40), data=st.data())
+@settings(deadline=None, max_examples=40)
+def test_replayed_at_once_costs_do_not_touch_each_other(job: Job, settled: int, data: st.DataObject) -> None:
+    graph, _ = graph_of(job, settled)
+    plan = Plan(graph)
+    many = [unchanged(graph), *(data.draw(less_work(unchanged(graph))) for _ in range(3))]
+    many.append(replace(many[0], joined=False))
+    for one, costs in zip(settle_each(plan, many), many, strict=True):
+        alone = settle(plan, costs)
+        assert one.step_ns == alone.step_ns
+        assert np.array_equal(one.waited, alone.waited)
 
 
 @given(job=jobs())
