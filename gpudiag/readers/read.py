@@ -11,13 +11,15 @@ from gpudiag.errors import NotATraceError, UnreadableInputError
 from gpudiag.readers.kineto import read_kineto
 from gpudiag.readers.limits import MEMORY_PER_JSON_BYTE, ReadLimits, free_memory_bytes, usable_cpus
 from gpudiag.readers.processes import WorkerLostError, can_fork, map_forked
-from gpudiag.readers.sources import Source, find_sources
+from gpudiag.readers.sources import NO_TRACES_HINT, Source, find_sources
+from gpudiag.readers.trace_names import is_xspace
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from pathlib import Path
 
     from gpudiag.model.event import Trace
+    from gpudiag.readers.xspace.process import Process
 
 #: What forking costs (some ms) buys this much reading: traces below it are read in this process.
 _WORTH_FORKING_JSON_BYTES = 4_000_000
@@ -41,7 +43,8 @@ def read_traces(
         meanwhile: called while other processes read, if there are any; what comes next may get ready in it.
 
     Returns:
-        One trace per file, in order of rank; those without a rank come last, in order of path.
+        One trace per file, in order of rank; those without a rank come last, in order of path. Of TensorFlow, where one
+        process drives several GPUs, one per GPU.
 
     Raises:
         UsageError: no path was given.
@@ -52,28 +55,64 @@ def read_traces(
     limits = limits or ReadLimits()
     sources = find_sources(paths)
     traces: list[Trace] = []
+    processes: list[tuple[Source, tuple[Trace, ...]]] = []
     for source, outcome in zip(sources, _read_all(sources, limits, meanwhile), strict=True):
         if isinstance(outcome, NotATraceError) and source.found:
             continue
         if isinstance(outcome, Exception):
             raise outcome
-        traces.append(_completed(outcome, source, world_size))
+        if isinstance(outcome, tuple):
+            processes.append((source, outcome))
+        else:
+            traces.append(_completed(outcome, source, world_size))
+    if processes:
+        traces.extend(_of_processes(processes, world_size))
     if not traces:
-        raise NotATraceError(
-            f"no traces in {sources[0].path.parent}",
-            "Give a directory with .json or .json.gz files that torch.profiler wrote.",
-        )
+        raise NotATraceError(f"no traces in {sources[0].path.parent}", NO_TRACES_HINT)
+    _check_frameworks(traces)
     _check_ranks(traces)
     return tuple(sorted(traces, key=lambda trace: (trace.rank is None, trace.rank or 0)))
 
 
-def _read_one(source: Source, limits: ReadLimits) -> Trace:
+def read_processes(paths: Sequence[Path | str], *, limits: ReadLimits | None = None) -> tuple[Process, ...]:
+    """Read TensorFlow's profiles, one process per file, whole: with all of its GPUs and threads. Raises as above."""
+    from gpudiag.readers.xspace.read import read_xspace
+
+    limits = limits or ReadLimits()
+    return tuple(read_xspace(source.path, source.shown, limits) for source in find_sources(paths))
+
+
+def _read_one(source: Source, limits: ReadLimits) -> Trace | tuple[Trace, ...]:
+    if is_xspace(source.path.name):
+        from gpudiag.readers.xspace.devices import trace_per_device
+        from gpudiag.readers.xspace.read import read_xspace
+
+        return trace_per_device(read_xspace(source.path, source.shown, limits))
     return read_kineto(source.path, source.shown, limits)
+
+
+def _of_processes(processes: Sequence[tuple[Source, tuple[Trace, ...]]], world_size: int | None) -> list[Trace]:
+    """The traces of TensorFlow's processes with their ranks."""
+    from gpudiag.readers.xspace.devices import ranked
+
+    told = next((source.facts.world_size for source, _ in processes if source.facts.world_size), world_size)
+    return list(ranked([(source.facts.rank, traces) for source, traces in processes], told))
+
+
+def _check_frameworks(traces: Sequence[Trace]) -> None:
+    """One job has one framework."""
+    first = traces[0]
+    for trace in traces:
+        if trace.framework != first.framework:
+            raise UnreadableInputError(
+                f"{first.source} is of {first.framework} and {trace.source} of {trace.framework}: these are two jobs",
+                "Give the traces of one run only.",
+            )
 
 
 def _read_all(
     sources: Sequence[Source], limits: ReadLimits, meanwhile: Callable[[], None] | None
-) -> list[Trace | Exception]:
+) -> list[Trace | tuple[Trace, ...] | Exception]:
     """Each file's trace or its error, in the order of the files."""
     read = partial(_read_one, limits=limits)
     sizes = [_json_size(source) for source in sources]
@@ -89,7 +128,7 @@ def _read_all(
                 f"the process that read {lost} was killed, probably for lack of memory",
                 "Close other programs, analyse fewer traces at once, or record fewer steps.",
             ) from error
-    outcomes: list[Trace | Exception] = []
+    outcomes: list[Trace | tuple[Trace, ...] | Exception] = []
     for source in sources:
         try:
             outcomes.append(read(source))

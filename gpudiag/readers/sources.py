@@ -17,7 +17,7 @@ import msgspec
 from gpudiag.errors import GpudiagError, NotATraceError, UnreadableInputError, UsageError
 from gpudiag.readers.limits import ReadLimits
 from gpudiag.readers.printable import printable
-from gpudiag.readers.trace_names import NameFacts, facts_of, may_be_trace, says_trace
+from gpudiag.readers.trace_names import NameFacts, facts_of, is_xspace, may_be_trace, says_trace
 from gpudiag.readers.unpack import read_head
 from gpudiag.record import Record
 
@@ -31,6 +31,9 @@ _TRACE_DIRECTORIES = ("traces", "profile_trace", "profile_traces")
 _ITERATION = re.compile(r"iteration_(\d{1,12})")
 _SIGNS = (b'"traceEvents"', b'"schemaVersion"', b'"distributedInfo"', b'"deviceProperties"')
 _DEEPEST = 4
+NO_TRACES_HINT = (
+    "Give a directory with .json or .json.gz files that torch.profiler wrote, or TensorFlow's .xplane.pb files."
+)
 
 
 class Source(Record, frozen=True, kw_only=True):
@@ -115,7 +118,7 @@ def no_traces(directory: Path) -> NotATraceError:
     """The error for a directory without traces."""
     return NotATraceError(
         f"no traces in {printable(str(directory))}",
-        "Give a directory with .json or .json.gz files that torch.profiler wrote.",
+        NO_TRACES_HINT,
     )
 
 
@@ -124,8 +127,8 @@ def _search(directory: Path, depth: int) -> tuple[Source, ...]:
     with os.scandir(directory) as listing:
         entries = sorted(listing, key=lambda entry: entry.name)
     files = [Path(entry.path) for entry in entries if entry.is_file(follow_symlinks=False)]
-    if direct := [_source(path, found=True) for path in files if _is_candidate(path)]:
-        return tuple(direct)
+    if direct := _candidates(files):
+        return tuple(_source(path, found=True) for path in direct)
     if depth == 0:
         return ()
     below = {entry.name: Path(entry.path) for entry in entries if entry.is_dir(follow_symlinks=False)}
@@ -161,6 +164,11 @@ def _directories(parent: Path) -> list[Path]:
         return []
     with os.scandir(parent) as listing:
         return [Path(entry.path) for entry in listing if entry.is_dir(follow_symlinks=False)]
+
+
+def _candidates(files: list[Path]) -> list[Path]:
+    """The files to be read. What lies as JSON beside TensorFlow's profiles, TensorFlow made of them."""
+    return [path for path in files if is_xspace(path.name)] or [path for path in files if _is_candidate(path)]
 
 
 def _is_candidate(path: Path) -> bool:

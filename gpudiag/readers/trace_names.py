@@ -19,7 +19,8 @@ _RANK = re.compile(r"(?:^|[^a-z])(?:rank|worker)[-_ ]?(\d{1,7})(?!\d)", re.IGNOR
 _WORLD_SIZE = re.compile(r"(?:world|world[-_]?size|ws)[-_]?(\d{1,7})(?!\d)", re.IGNORECASE)
 _HANDLER = re.compile(r"^(?P<worker>.+?)\.(?P<stamp>\d{10,20})\.pt\.trace\.json(?:\.gz)?$")
 _HOST_AND_PROCESS = re.compile(r"^(?P<host>.+)_\d{1,10}$")
-_ENDINGS = (".json", ".json.gz")
+_XSPACE_ENDINGS = (".xplane.pb", ".xplane.pb.gz")
+_ENDINGS = (".json", ".json.gz", *_XSPACE_ENDINGS)
 
 
 class NameFacts(Record, frozen=True, kw_only=True):
@@ -63,6 +64,11 @@ def may_be_trace(name: str) -> bool:
     return name.lower().endswith(_ENDINGS)
 
 
+def is_xspace(name: str) -> bool:
+    """Whether the name is that of TensorFlow's profiles."""
+    return name.lower().endswith(_XSPACE_ENDINGS)
+
+
 def says_trace(name: str) -> bool:
     """Whether the name says that the file is a trace: then a broken one is an error, not a file to pass over."""
-    return may_be_trace(name) and ("trace" in name.lower() or _RANK.search(name) is not None)
+    return may_be_trace(name) and ("trace" in name.lower() or is_xspace(name) or _RANK.search(name) is not None)

@@ -33,13 +33,14 @@ _PIECE = 512 << 10
 _KILLED = "The file was probably cut short: give the profiler time to finish writing, then copy the file whole."
 
 
-def read_pieces(path: Path, shown: str, limits: ReadLimits) -> Generator[bytes]:
+def read_pieces(path: Path, shown: str, limits: ReadLimits, *, binary: bool = False) -> Generator[bytes]:
     """The JSON text in a file, unpacked where it is gzip, a piece at a time.
 
     Args:
         path: the file.
         shown: how to call it in messages.
         limits: bounds on what it may unpack to.
+        binary: it need not be JSON.
 
     Raises:
         UnreadableInputError: missing, no permission, no regular file, empty, or a broken gzip stream.
@@ -52,7 +53,7 @@ def read_pieces(path: Path, shown: str, limits: ReadLimits) -> Generator[bytes]:
         if head.startswith(_GZIP):
             yield from _unpacked(file, head, size, bound)
         else:
-            _check_plain(head, shown)
+            _check_plain(head, shown, binary=binary)
             bound.check(size, size)
             yield head
             left = size - len(head)  # a file that grows while it is read is taken at the size it had
@@ -61,10 +62,10 @@ def read_pieces(path: Path, shown: str, limits: ReadLimits) -> Generator[bytes]:
                 yield piece
 
 
-def read_whole(path: Path, shown: str, limits: ReadLimits) -> bytearray:
-    """The JSON text in a file, whole; raises as `read_pieces` does."""
+def read_whole(path: Path, shown: str, limits: ReadLimits, *, binary: bool = False) -> bytearray:
+    """The JSON text in a file, or whatever it is if `binary`, whole; raises as `read_pieces` does."""
     text = bytearray()
-    for piece in read_pieces(path, shown, limits):
+    for piece in read_pieces(path, shown, limits, binary=binary):
         text += piece
     return text
 
@@ -123,17 +124,18 @@ class _Bound:
             )
 
 
-def _check_plain(head: bytes, shown: str) -> None:
-    """Raise unless the file begins as JSON does."""
+def _check_plain(head: bytes, shown: str, *, binary: bool) -> None:
+    """Raise where the file is packed in another way or, unless it is `binary`, does not begin as JSON does."""
     for magic, packing in _OTHER_PACKINGS.items():
         if head.startswith(magic):
             raise UnreadableInputError(f"{shown} is packed with {packing}", "Unpack it, or pack it with gzip.")
     start = head.removeprefix(b"\xef\xbb\xbf").lstrip()[:1]
-    if start in {b"{", b"["}:
+    if start in {b"{", b"["} and not binary:
         return
     if shown.endswith(".gz"):
         raise UnreadableInputError(f"{shown} is named .gz but is not gzip", "Copy the file again, in binary mode.")
-    raise NotATraceError(f"{shown} is not JSON")
+    if not binary:
+        raise NotATraceError(f"{shown} is not JSON")
 
 
 def _unpacked(file: FileIO, head: bytes, size: int, bound: _Bound) -> Iterator[bytes]:

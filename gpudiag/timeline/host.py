@@ -25,7 +25,8 @@ _INPUT = re.compile(
     r"|.*DataLoaderIter\.__next__"
     r"|gpudiag\.input$"
     r"|.*\btrain_dataloader_next\b"  # Lightning's profiler
-    r"|.*\bdataloader_next\b|.*\bfetch_batch\b|.*\bget_batch\b",
+    r"|.*\bdataloader_next\b|.*\bfetch_batch\b|.*\bget_batch\b"
+    r"|Iterator(?:GetNext|GetNextAsOptional|GetNextSync)(?:Op)?::DoCompute",  # tf.data
     re.IGNORECASE,
 )
 
@@ -35,6 +36,7 @@ _BLOCKING = re.compile(
     r"|(?:cuda|hip)(?:Memcpy|Memcpy2D|Memcpy3D|MemcpyToSymbol|MemcpyFromSymbol|Free|FreeHost|HostUnregister)(?:_v\d+)?$"
     r"|hipMemcpyWithStream$"
     r"|cuMemcpy(?:HtoD|DtoH|DtoD)?(?:_v\d+)?$"
+    r"|tf\.executor waits for the device$"  # derived by the reader of TensorFlow's traces
 )
 _MAYBE_BLOCKING = re.compile(r"(?:cuda|hip)Memcpy\w*Async|cuMemcpy\w*Async")
 _PAGEABLE = re.compile(r".*Pageable", re.IGNORECASE)

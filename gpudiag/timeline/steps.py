@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 _MARKS = (
     ("gpudiag.step", re.compile(r"gpudiag\.step(?:#(\d+))?$")),
     ("ProfilerStep", re.compile(r"ProfilerStep[#*](\d+)?")),
+    ("step_num", re.compile(r"[^#]*#step_num=(\d+)#$")),  # TensorFlow's Trace(name, step_num=…, _r=1)
 )
 _OPTIMIZER = re.compile(r"Optimizer\.step#")
 

@@ -1,0 +1,1 @@
+"""Reader of XSpace, the format of TensorFlow's profiler."""

@@ -1,0 +1,194 @@
+"""One trace per GPU, from the one of the process that drives them all: in the analysis each GPU is a rank.
+
+A rank's trace has the GPU's own work, the calls that launched it, and of the host what concerns it: the training
+thread, and what the threads that launch on it did around those calls. Executor threads serve one GPU in one step and
+another in the next, so it is calls, not threads, that are shared out.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from msgspec.structs import replace
+
+from gpudiag.intervals import EMPTY, Intervals, union
+from gpudiag.model.event import DEVICE_WORK, HOST, NO_CORRELATION, NO_SIZE, EventKind, EventTable, Trace
+from gpudiag.readers.xspace.host import INPUT
+from gpudiag.readers.xspace.waits import DEVICE_WAIT, device_waits
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from numpy.typing import NDArray
+
+    from gpudiag.readers.xspace.process import Process
+
+
+def trace_per_device(process: Process) -> tuple[Trace, ...]:
+    """The traces of a process's GPUs in order of their ordinals; the whole trace where it has none. Ranks are unset."""
+    events = process.trace.events
+    work = events.rows_of(*DEVICE_WORK)
+    devices = [int(device) for device in np.unique(events.device[work])]
+    if not devices:
+        return (process.trace,)
+    overhead = events.rows_of(EventKind.OVERHEAD)
+    behind = _devices_behind(process, overhead)
+    return tuple(_of_device(process, device, overhead[(behind == device) | (behind == HOST)]) for device in devices)
+
+
+def _of_device(process: Process, device: int, overhead: NDArray[np.intp]) -> Trace:
+    trace, events = process.trace, process.trace.events
+    kept = np.zeros(len(events), np.bool_)
+    kept[events.device == device] = True
+    kept[overhead] = True
+    calls = np.flatnonzero((events.kind == EventKind.RUNTIME) & (process.launches_on == device))
+    kept[calls] = True
+    on_host = events.device == HOST
+    lasting = events.end_ns > events.start_ns
+    for thread in np.unique(events.thread[calls]):
+        kept |= _around_calls(process, int(thread), device, on_host & lasting)
+    if process.training_thread is not None:
+        training = on_host & lasting & (events.thread == process.training_thread)
+        kept |= training & (events.kind != EventKind.RUNTIME)
+    rows = np.flatnonzero(kept)
+    waits = _waits(process, device, calls)
+    table, place = _with_waits(events, rows, waits, _waiting_thread(process, calls))
+    return replace(
+        trace,
+        events=table,
+        device_names={device: trace.device_names[device]} if device in trace.device_names else {},
+        collectives=tuple(
+            replace(call, row=int(place[np.searchsorted(rows, call.row)]))
+            for call in trace.collectives
+            if events.device[call.row] == device
+        ),
+    )
+
+
+def _waits(process: Process, device: int, calls: NDArray[np.intp]) -> Intervals:
+    """When the executor waited for this GPU."""
+    events = process.trace.events
+    work = np.flatnonzero((events.device == device) & (events.correlation != NO_CORRELATION))
+    work = work[np.argsort(events.correlation[work], kind="stable")]
+    if not len(work):
+        return EMPTY
+    slot = np.minimum(np.searchsorted(events.correlation[work], events.correlation[calls]), len(work) - 1)
+    found = events.correlation[work[slot]] == events.correlation[calls]
+    calls, ends = calls[found], events.end_ns[work[slot[found]]]
+    iterators = np.array([INPUT.match(name) is not None for name in events.names], np.bool_)
+    fetching = np.flatnonzero(iterators[events.name] & (events.device == HOST))
+    return device_waits(
+        Intervals(events.start_ns[calls], events.end_ns[calls]),
+        ends,
+        union(Intervals(events.start_ns[fetching], events.end_ns[fetching])),
+    )
+
+
+def _waiting_thread(process: Process, calls: NDArray[np.intp]) -> int:
+    """The thread that is blocked meanwhile: the training thread, inside the function call that it made."""
+    if process.training_thread is not None:
+        return process.training_thread
+    return int(process.trace.events.thread[calls[0]]) if len(calls) else 0
+
+
+def _with_waits(
+    events: EventTable, rows: NDArray[np.intp], waits: Intervals, thread: int
+) -> tuple[EventTable, NDArray[np.intp]]:
+    """The table of these rows and of waits, as calls that block; and where each row of them now is."""
+    count = len(waits)
+    start = np.concatenate([events.start_ns[rows], waits.start])
+    end = np.concatenate([events.end_ns[rows], waits.end])
+    order = np.lexsort((-end, start))
+
+    def column(values: NDArray[Any], added: int) -> NDArray[Any]:
+        return np.concatenate([values[rows], np.full(count, added, values.dtype)])[order]
+
+    table = EventTable(
+        kind=column(events.kind, EventKind.RUNTIME),
+        name=column(events.name, len(events.names)),
+        start_ns=start[order],
+        end_ns=end[order],
+        thread=column(events.thread, thread),
+        device=column(events.device, HOST),
+        correlation=column(events.correlation, NO_CORRELATION),
+        size_bytes=column(events.size_bytes, NO_SIZE),
+        names=(*events.names, DEVICE_WAIT),
+    )
+    place = np.empty(len(order), np.intp)
+    place[order] = np.arange(len(order))
+    return table, place
+
+
+def _around_calls(process: Process, thread: int, device: int, candidates: NDArray[np.bool_]) -> NDArray[np.bool_]:
+    """bool[n]: of one thread's events those around a call for this GPU, or around no call at all."""
+    events = process.trace.events
+    kept = np.zeros(len(events), np.bool_)
+    mine = events.thread == thread
+    rows = np.flatnonzero(candidates & mine & (events.kind != EventKind.RUNTIME) & (events.kind != EventKind.OVERHEAD))
+    calls = np.flatnonzero(mine & (events.kind == EventKind.RUNTIME))
+    start = events.start_ns[calls]
+    of_device = np.concatenate([[0], np.cumsum(process.launches_on[calls] == device)])
+    first = np.searchsorted(start, events.start_ns[rows], side="left")
+    after = np.searchsorted(start, events.end_ns[rows], side="left")
+    kept[rows[(of_device[after] > of_device[first]) | (after <= first)]] = True
+    return kept
+
+
+def _devices_behind(process: Process, overhead: NDArray[np.intp]) -> NDArray[np.int64]:
+    """int64[k]: for which GPU's launch the profiler held a thread up; `HOST` where that cannot be told.
+
+    CUPTI names threads by the operating system's numbers, TensorFlow by its own. A launch that is held up lies around
+    the hold-up: of all threads, the one of which that is true most often is the same thread.
+    """
+    events = process.trace.events
+    device = np.full(len(overhead), HOST, np.int64)
+    if not len(overhead):
+        return device
+    launches = list(_launches_by_thread(process))
+    around = np.array([_around(events, calls, overhead) for calls in launches]).reshape(len(launches), len(overhead))
+    for held in np.unique(events.thread[overhead]):
+        mine = np.flatnonzero(events.thread[overhead] == held)
+        counts = (around[:, mine] >= 0).sum(axis=1)
+        if not len(counts) or counts.max() == 0:
+            continue
+        calls = around[int(counts.argmax()), mine]
+        device[mine] = np.where(calls >= 0, process.launches_on[np.maximum(calls, 0)], HOST)
+    return device
+
+
+def _launches_by_thread(process: Process) -> Iterator[NDArray[np.intp]]:
+    """Rows of the calls that launch something, thread by thread."""
+    events = process.trace.events
+    calls = np.flatnonzero(process.launches_on != HOST)
+    for thread in np.unique(events.thread[calls]):
+        yield calls[events.thread[calls] == thread]
+
+
+def _around(events: EventTable, calls: NDArray[np.intp], rows: NDArray[np.intp]) -> NDArray[np.intp]:
+    """For each row the call of one thread that it lies within, or -1."""
+    slot = np.searchsorted(events.start_ns[calls], events.start_ns[rows], side="right") - 1
+    call = calls[np.maximum(slot, 0)]
+    inside = (slot >= 0) & (events.end_ns[call] >= events.end_ns[rows])
+    return np.where(inside, call, -1)
+
+
+def ranked(groups: list[tuple[int | None, tuple[Trace, ...]]], world_size: int | None) -> tuple[Trace, ...]:
+    """Traces of several processes with their ranks.
+
+    Args:
+        groups: of each process the rank that its file's name claims, or None, and its traces. A process with one GPU
+            has that rank; else ranks count on through the processes, in the order given.
+        world_size: number of ranks where it is known.
+    """
+    total = sum(len(traces) for _, traces in groups)
+    found: list[Trace] = []
+    following = 0
+    for claimed, traces in groups:
+        first = claimed if claimed is not None and len(traces) == 1 else following
+        found.extend(
+            replace(trace, rank=first + position, world_size=world_size or max(total, first + len(traces)))
+            for position, trace in enumerate(traces)
+        )
+        following = first + len(traces)
+    return tuple(found)

@@ -1,0 +1,82 @@
+"""What the events of TensorFlow's host threads are.
+
+A function call of TensorFlow goes through several layers on the training thread, each an event around the next, and the
+innermost waits until executor threads have run the function: in
+
+    python3      train │ EagerExecute │ EagerKernelExecute │ KernelAndDeviceFunc::Run                              │
+    tf_Compute                                                  ExecutorState::Process (launch launch launch …) │
+
+the training thread does nothing from the first launch to the end, though four of its events say otherwise. So on that
+thread only events without others inside are work.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from gpudiag.model.event import EventKind
+from gpudiag.readers.xspace.planes import CORRELATION, STEP
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from gpudiag.readers.xspace.planes import Plane
+
+#: The iterator of a tf.data pipeline gives its next element: where the training thread waits when input is late.
+INPUT = re.compile(r"Iterator(?:GetNext|GetNextAsOptional|GetNextSync)(?:Op)?::DoCompute")
+#: Layers of a function call; innermost ones where a low trace level records nothing inside.
+_LAYERS = re.compile(r"KernelAndDeviceFunc::Run|EagerKernelExecute|EagerExecute|EagerLocalExecute|TFE_Py_Execute")
+_PYTHON = re.compile(r"\$")  # the Python tracer: "$file.py:12 function"
+
+NO_STEP = -1
+
+
+def host_kinds(plane: Plane, *, has_devices: bool) -> tuple[NDArray[np.uint8], NDArray[np.int64], int | None]:
+    """An `EventKind` and a step number (`NO_STEP`) for every event of a host plane, and the line with the step marks.
+
+    Without devices the training thread stands in for one, and the function calls on it are its work.
+    """
+    kind = np.full(len(plane.name), EventKind.OPERATOR, np.uint8)
+    kind[_named(plane, _PYTHON)] = EventKind.PYTHON
+    step = plane.whole(STEP, NO_STEP)
+    marks = np.flatnonzero(step >= 0)
+    training = None
+    if len(marks):
+        training = int(np.bincount(plane.line[marks]).argmax())
+        mine = np.flatnonzero(plane.line == training)
+        around = _around_others(plane.start_ns[mine], plane.end_ns[mine])
+        if not has_devices:
+            waits = _named(plane, INPUT)[mine]
+            around = _around_others(plane.start_ns[mine], plane.end_ns[mine], waits)
+        kind[mine[around]] = EventKind.ANNOTATION
+    if has_devices:
+        kind[_named(plane, _LAYERS)] = EventKind.ANNOTATION
+    kind[marks] = EventKind.ANNOTATION
+    if CORRELATION in plane.stats:
+        kind[plane.stats[CORRELATION][0]] = EventKind.RUNTIME
+    overhead = plane.overhead & (kind != EventKind.RUNTIME)
+    kind[overhead] = EventKind.OVERHEAD
+    return kind, step, training
+
+
+def _named(plane: Plane, pattern: re.Pattern[str]) -> NDArray[np.bool_]:
+    names = np.fromiter((pattern.match(name) is not None for name in plane.names), np.bool_, len(plane.names))
+    return names[plane.name]
+
+
+def _around_others(
+    start: NDArray[np.int64], end: NDArray[np.int64], inner: NDArray[np.bool_] | None = None
+) -> NDArray[np.bool_]:
+    """bool[n]: inside which of the events of one thread another one lies (of those in `inner`, if given)."""
+    order = np.lexsort((-end, start))
+    start, end = start[order], end[order]
+    counts = np.ones(len(order), np.int64) if inner is None else inner[order].astype(np.int64)
+    before = np.concatenate([[0], np.cumsum(counts)])
+    # Events of a thread are nested: what starts later, but before the end, lies inside.
+    inside = before[np.searchsorted(start, end, side="left")] - before[np.arange(len(order)) + 1]
+    found = np.zeros(len(order), np.bool_)
+    found[order] = inside > 0
+    return found
