@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from gpudiag.attribution.idle import split_idle
+from gpudiag.distinct import distinct
 from gpudiag.intervals import EMPTY, Intervals, complement, intersect, lengths_between, subtract, union
 from gpudiag.model.analysis import BUCKETS
 from gpudiag.model.attribution import Attribution, LaneAttribution
@@ -88,7 +89,7 @@ def _waits(lane: Lane, wait: Intervals) -> dict[int, np.ndarray[tuple[int], np.d
     known = collectives.last_arrival > collectives.start
     shares = {}
     left = wait
-    for rank in np.unique(collectives.last_rank[known]):
+    for rank in distinct(collectives.last_rank[known]):
         mine = known & (collectives.last_rank == rank)
         span = union(Intervals(collectives.start[mine], collectives.last_arrival[mine]))
         shares[int(rank)] = lengths_between(intersect(left, span), lane.bounds)

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from gpudiag.distinct import distinct
 from gpudiag.intervals import EMPTY, Intervals, intersect, subtract, union
 from gpudiag.model.timeline import UNKNOWN
 from gpudiag.record import Record
@@ -57,7 +58,7 @@ def split_idle(lane: Lane, free: Intervals) -> IdleSplit:
         return _split_cpu(lane, free)
     gaps = _gaps(lane, free)
     input_parts, sync_parts, launch_parts = [], [], []
-    for thread in np.unique(gaps.thread[gaps.thread != UNKNOWN]):
+    for thread in distinct(gaps.thread[gaps.thread != UNKNOWN]):
         mine = gaps.thread == thread
         before = union(Intervals(free.start[mine], gaps.host_until[mine]))
         waiting, blocked, busy = _host_state(lane, int(thread))
@@ -122,7 +123,7 @@ def _catching_up(lane: Lane, launch: Intervals) -> Intervals:
     After a call that blocked for b ns, the first b ns of launch-bound time count, until an op shows that the host is
     ahead of the device again.
     """
-    launching = {int(t) for t in np.unique(lane.ops.launch_thread) if t != UNKNOWN} | {lane.steps.thread}
+    launching = {int(t) for t in distinct(lane.ops.launch_thread) if t != UNKNOWN} | {lane.steps.thread}
     blocked = union(*(lane.threads[t].blocked for t in launching if t in lane.threads))
     if len(blocked) == 0 or len(launch) == 0:
         return EMPTY

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from gpudiag.distinct import distinct
 from gpudiag.intervals import Intervals, length, lengths_between
 from gpudiag.model.analysis import Portion
 from gpudiag.model.timeline import UNKNOWN, OpClass
@@ -74,7 +75,7 @@ def shared_out(ops: Intervals, part: Intervals) -> NDArray[np.float64]:
     >>> shared_out(ops, as_set([(0, 9)])).tolist(), shared_out(ops, as_set([(5, 20)])).tolist()
     ([5.0, 4.0], [0.5, 3.5])
     """
-    edges = np.unique(np.concatenate([ops.start, ops.end, part.start, part.end]))
+    edges = distinct(np.concatenate([ops.start, ops.end, part.start, part.end]))
     if len(edges) < 2 or len(ops) == 0:
         return np.zeros(len(ops))
     at = edges[:-1]

@@ -57,7 +57,9 @@ class DeviceOps(Record, frozen=True, kw_only=True):
 
     def intervals(self, *classes: OpClass) -> Intervals:
         """The ops of these classes as raw intervals (not yet a set)."""
-        chosen = np.isin(self.op_class, np.array(classes, dtype=np.uint8))
+        wanted = np.zeros(256, np.bool_)
+        wanted[list(classes)] = True
+        chosen = wanted[self.op_class]
         return Intervals(self.start[chosen], self.end[chosen])
 
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from gpudiag.distinct import among
 from gpudiag.model.event import DEVICE_WORK, NO_CORRELATION, CollectiveCall, EventKind
 from gpudiag.readers.collective_names import UNKNOWN, element_bytes, kernel_operation, normal_operation
 from gpudiag.readers.header import is_told, loosely
@@ -98,7 +99,7 @@ def collective_calls(
         told: by row, what communication events' arguments tell.
         groups: global ranks by process group, from the header.
     """
-    if not np.isin(table.kind, np.array(DEVICE_WORK, dtype=np.uint8)).any():
+    if not len(table.rows_of(*DEVICE_WORK)):
         rows = _rows_named(table, _HOST_WORK, EventKind.ANNOTATION).tolist()
         return tuple(_call(row, normal_operation(table.name_of(row)), told.get(row), groups) for row in rows)
     operations = [kernel_operation(name) for name in table.names]
@@ -143,7 +144,7 @@ def _launches(table: EventTable, kernels: list[int]) -> dict[int, int]:
     """The row of the call that launched each of these kernels, by the kernel's row; without those not captured."""
     calls = np.flatnonzero((table.kind == EventKind.RUNTIME) & (table.correlation != NO_CORRELATION))
     wanted = table.correlation[kernels]
-    calls = calls[np.isin(table.correlation[calls], wanted)]
+    calls = calls[among(table.correlation[calls], wanted)]
     by_correlation = dict(zip(table.correlation[calls].tolist(), calls.tolist(), strict=True))
     pairs = zip(kernels, wanted.tolist(), strict=True)
     return {kernel: by_correlation[correlation] for kernel, correlation in pairs if correlation in by_correlation}

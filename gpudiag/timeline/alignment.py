@@ -210,7 +210,7 @@ def _by_overlap(a: Sequence, b: Sequence) -> _Fit:
     apart say nothing about the clocks: they stay, and all of the distance is residual.
     """
     found_a, found_b = [], []
-    for signature in np.intersect1d(a.signature[a.symmetric], b.signature[b.symmetric]).tolist():
+    for signature in sorted({*a.signature[a.symmetric].tolist()} & {*b.signature[b.symmetric].tolist()}):
         ours = np.flatnonzero(a.symmetric & (a.signature == signature)).tolist()
         theirs = np.flatnonzero(b.symmetric & (b.signature == signature)).tolist()
         i = j = 0

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import msgspec
 import numpy as np
 
+from gpudiag.distinct import among, distinct
 from gpudiag.errors import UnreadableInputError
 from gpudiag.intervals import Intervals, union
 from gpudiag.model.event import DEVICE_WORK, HOST, EventKind, Trace
@@ -143,7 +144,7 @@ def _host_ops(host: _Host, steps: HostSteps, shift: int) -> DeviceOps:
     rows = events.rows_of(EventKind.OPERATOR)
     rows = rows[events.thread[rows] == steps.thread]
     rows = _top_level(rows, events.start_ns, events.end_ns, events.thread)
-    rows = rows[~np.isin(rows, host.communication)]
+    rows = rows[~among(rows, host.communication)]
     # What the loader runs on this thread (collating, copying into pinned memory) is input, not the model's work.
     thread = host.threads(0).get(steps.thread)
     if thread is not None and len(thread.input):
@@ -171,7 +172,7 @@ def _top_level(
 ) -> NDArray[np.intp]:
     """Of rows sorted by start (ties: longer first), those inside no other of the same thread; sorted by start."""
     kept = []
-    for ident in np.unique(thread[rows]):
+    for ident in distinct(thread[rows]):
         mine = rows[thread[rows] == ident]
         reach = np.maximum.accumulate(end[mine])
         outside = np.concatenate([[True], start[mine][1:] >= reach[:-1]])
@@ -184,7 +185,7 @@ def _devices(trace: Trace) -> list[int]:
     events = trace.events
     rows = events.rows_of(*DEVICE_WORK)
     if len(rows):
-        return [int(device) for device in np.unique(events.device[rows])]
+        return [int(device) for device in distinct(events.device[rows])]
     return [HOST] if len(events.rows_of(EventKind.OPERATOR)) else []
 
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from gpudiag.distinct import distinct
 from gpudiag.model.timeline import UNKNOWN, ClockAlignment, Collectives
 from gpudiag.record import Record
 from gpudiag.timeline.alignment import SAME_CLOCK_NS, Alignment, Sequence, align
@@ -207,7 +208,7 @@ def _matched(lanes: list[LaneCalls], pairs: list[_Pair], clock: int) -> int:
         for lane, indices in ((pair.a, pair.found.a), (pair.b, pair.found.b)):
             if lanes[lane].trace == clock:
                 found[pair.group, lane].append(indices)
-    return sum(len(np.unique(np.concatenate(indices))) for indices in found.values())
+    return sum(len(distinct(np.concatenate(indices))) for indices in found.values())
 
 
 def _instances(

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from gpudiag.distinct import among, distinct
 from gpudiag.intervals import EMPTY, Intervals, union
 from gpudiag.model.event import EventKind, EventTable
 from gpudiag.model.timeline import HostThread
@@ -61,10 +62,10 @@ def host_threads(
         name
     ]
     blocked = (kind == EventKind.RUNTIME) & is_blocking[name]
-    blocked |= np.isin(rows, pageable_calls)
+    blocked |= among(rows, pageable_calls)
     start, end, thread = events.start_ns[rows] + shift_ns, events.end_ns[rows] + shift_ns, events.thread[rows]
     threads = {}
-    for ident in np.unique(thread[working | waiting]):
+    for ident in distinct(thread[working | waiting]):
         mine = thread == ident
         blocks = mine & blocked
         threads[int(ident)] = HostThread(
@@ -82,7 +83,7 @@ def pageable_copy_calls(events: EventTable, copy_rows: NDArray[np.intp], calls: 
     if len(copy_rows) == 0:
         return np.empty(0, np.intp)
     pageable = _matching(events.names, _PAGEABLE)[events.name[copy_rows]] & (calls >= 0)
-    candidates = np.unique(calls[pageable])
+    candidates = distinct(calls[pageable])
     return candidates[_matching(events.names, _MAYBE_BLOCKING)[events.name[candidates]]]
 
 

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from gpudiag.distinct import among
 from gpudiag.model.event import DEVICE_WORK, NO_CORRELATION, EventKind, EventTable
 from gpudiag.model.timeline import UNKNOWN, DeviceOps, OpClass
 
@@ -56,7 +57,7 @@ def device_ops(
     # The last mark at or before the launch; launched before the first mark, or before the capture: no step.
     step = np.where(known, np.searchsorted(step_start, launch_start, side="right") - 1, UNKNOWN)
     op_class = np.where(events.kind[rows] == EventKind.KERNEL, OpClass.COMPUTE, OpClass.COPY)
-    op_class[np.isin(rows, communication_rows)] = OpClass.COMMUNICATION
+    op_class[among(rows, communication_rows)] = OpClass.COMMUNICATION
     return DeviceOps(
         start=events.start_ns[rows] + shift_ns,
         end=events.end_ns[rows] + shift_ns,

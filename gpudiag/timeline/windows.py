@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from gpudiag.distinct import distinct
 from gpudiag.record import Record
 
 if TYPE_CHECKING:
@@ -36,7 +37,7 @@ def device_windows(ops: DeviceOps, steps: HostSteps) -> Windows:
     the windows are [53.1, 84.3) for #4, [84.3, 115.5) for #5 and [115.5, 146.7) for #6. With fewer than three steps
     nothing is left after that; then what there is becomes the window and `whole` is False.
     """
-    launched = np.unique(ops.step[ops.step >= 0])
+    launched = distinct(ops.step[ops.step >= 0])
     if len(launched) == 0:
         return _everything(ops.start, ops.end)
     first = np.full(len(steps), np.iinfo(np.int64).max, np.int64)

@@ -12,6 +12,7 @@ from gpudiag.diagnosis.replay.cpu_chain import collective_ops, cpu_chain_of
 from gpudiag.diagnosis.replay.graph import NONE, DeviceNodes, Graph, HostNodes
 from gpudiag.diagnosis.replay.host_chain import Chain, chain_of
 from gpudiag.diagnosis.replay.streams import LaneOps, body_ops
+from gpudiag.distinct import distinct
 from gpudiag.model.timeline import UNKNOWN, OpClass
 from gpudiag.units import NS_PER_US
 
@@ -193,7 +194,7 @@ def _bounds(
     latency, gap = np.zeros(len(start)), np.zeros(len(start))
     latency[by_launch] = (start - reached)[by_launch]
     gap[by_work] = (start - free)[by_work]
-    for one in np.unique(lane):
+    for one in distinct(lane):
         mine = lane == one
         usual_latency = _median(latency[mine & by_launch & (start - free > _IDLE_NS)])
         usual_gap = _median(gap[mine & by_work & (start - reached > _IDLE_NS)])

@@ -19,6 +19,7 @@ import numpy as np
 from gpudiag.diagnosis.replay.graph import NONE, Block
 from gpudiag.diagnosis.replay.host_chain import Chain, body_span, step_index, within
 from gpudiag.diagnosis.replay.streams import LaneOps
+from gpudiag.distinct import among
 from gpudiag.intervals import Intervals, union
 from gpudiag.model.event import EventKind
 from gpudiag.model.timeline import UNKNOWN, OpClass
@@ -109,7 +110,7 @@ def cpu_chain_of(timeline: Timeline, trace_index: int, lanes: list[Lane], parts:
     time, stop, kind, target = time[order], stop[order], kind[order], target[order]
     before = np.concatenate([[begin], time[:-1]])
     stop = np.maximum(stop, before)
-    _attach(part, handed_from, np.flatnonzero(~kind & np.isin(time, handed)))
+    _attach(part, handed_from, np.flatnonzero(~kind & among(time, handed)))
     waiting = thread.input
     fetch = within(waiting, before, stop)
     covered = within(union(thread.busy, waiting), before, stop)

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from gpudiag.diagnosis.replay.graph import NONE
+from gpudiag.distinct import distinct
 from gpudiag.intervals import Intervals, union
 from gpudiag.model.event import EventKind
 from gpudiag.model.timeline import OpClass
@@ -43,7 +44,7 @@ def packing_ops(graph: Graph, timeline: Timeline) -> NDArray[np.bool_]:
         operators = events.rows_of(EventKind.OPERATOR, EventKind.ANNOTATION)
         operators = operators[named[events.name[operators]]]
         nodes = np.flatnonzero((host.process == trace) & (host.row != NONE))
-        for thread in np.unique(events.thread[operators]):
+        for thread in distinct(events.thread[operators]):
             mine = operators[events.thread[operators] == thread]
             spans = union(Intervals(events.start_ns[mine], events.end_ns[mine]))
             of_thread = nodes[events.thread[host.row[nodes]] == thread]
@@ -65,7 +66,7 @@ def undisturbed_gaps(graph: Graph, timeline: Timeline) -> NDArray[np.float64]:
     reached = np.where(device.launch != NONE, host.time[np.maximum(device.launch, 0)], -np.inf)
     queued = (device.launch != NONE) & (device.start - reached > _QUEUED_NS)
     candidates = queued & (device.op_class != OpClass.COMMUNICATION)
-    for index in np.unique(device.lane):
+    for index in distinct(device.lane):
         table = timeline.lanes[index].collectives
         busy = union(Intervals(table.start, table.end))
         if len(busy) == 0:

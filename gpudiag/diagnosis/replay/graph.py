@@ -29,11 +29,11 @@ from __future__ import annotations
 from enum import IntEnum
 from typing import TYPE_CHECKING
 
-import numpy as np
-
+from gpudiag.distinct import distinct
 from gpudiag.record import Record
 
 if TYPE_CHECKING:
+    import numpy as np
     from numpy.typing import NDArray
 
     Times = NDArray[np.float64]
@@ -148,4 +148,4 @@ class Graph(Record, frozen=True, kw_only=True):
 
     def processes(self) -> NDArray[np.int64]:
         """The distinct processes."""
-        return np.unique(self.host.process)
+        return distinct(self.host.process)

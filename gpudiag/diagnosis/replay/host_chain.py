@@ -9,6 +9,7 @@ import numpy as np
 
 from gpudiag.diagnosis.replay.graph import NONE, Block
 from gpudiag.diagnosis.replay.streams import LaneOps, find_waits
+from gpudiag.distinct import among, distinct
 from gpudiag.intervals import Intervals, intersect, length, lengths_between, union
 from gpudiag.model.event import NO_CORRELATION, EventKind
 from gpudiag.model.timeline import UNKNOWN
@@ -80,12 +81,12 @@ def chain_of(timeline: Timeline, trace_index: int, lanes: list[Lane], parts: lis
         part.host_copy = _matching(events.names, re.compile(r"Memcpy (HtoD|DtoH)|CopyHostToDevice|CopyDeviceToHost"))[
             events.name[part.row]
         ]
-    launching = np.unique(np.concatenate([lane.ops.launch_start for lane in lanes]))
+    launching = distinct(np.concatenate([lane.ops.launch_start for lane in lanes]))
     blocked_starts = np.concatenate(
         [lane.threads[t].blocked.start for t in threads if t in lane.threads] or [np.empty(0, np.int64)]
     )
-    blocking = np.isin(start, blocked_starts)
-    node = (np.isin(start, launching) | blocking) & (start >= begin) & (start < end)
+    blocking = among(start, blocked_starts)
+    node = (among(start, launching) | blocking) & (start >= begin) & (start < end)
     chosen = np.flatnonzero(node)
     if len(chosen) == 0:
         return None
@@ -153,7 +154,7 @@ def _chain_threads(lane: Lane) -> list[int]:
     """The training thread and the launching threads that take turns with it."""
     main = lane.steps.thread
     training = lane.threads.get(main)
-    launchers = [int(t) for t in np.unique(lane.ops.launch_thread) if t not in {UNKNOWN, main}]
+    launchers = [int(t) for t in distinct(lane.ops.launch_thread) if t not in {UNKNOWN, main}]
     if training is None:
         return launchers
     turns = [
@@ -174,7 +175,7 @@ def _block_kinds(
 ) -> NDArray[np.uint8]:
     is_copy = _matching(names, re.compile(r".*[Mm]emcpy.*Async"))[name]
     kinds = np.where(blocking, np.where(is_copy, Block.PAGEABLE, Block.SYNC), Block.NOT)
-    for ident in np.unique(name):
+    for ident in distinct(name):
         mine = (name == ident) & ~blocking
         if mine.any():
             usual = float(np.median(duration[mine]))
@@ -210,8 +211,8 @@ def _with_copies(
     copies = events.rows_of(EventKind.COPY)
     copies = copies[events.correlation[copies] != NO_CORRELATION]
     to_device = _matching(events.names, _TO_DEVICE)[events.name[copies]]
-    is_to = np.isin(events.correlation[rows], events.correlation[copies[to_device]])
-    is_from = np.isin(events.correlation[rows], events.correlation[copies[~to_device]])
+    is_to = among(events.correlation[rows], events.correlation[copies[to_device]])
+    is_from = among(events.correlation[rows], events.correlation[copies[~to_device]])
     behind = np.zeros(len(rows), np.bool_)
     same_thread = events.thread[rows[1:]] == events.thread[rows[:-1]]
     behind[1:] = is_to[:-1] & same_thread & (call_start[1:] - time[:-1] <= _BEHIND_NS)
@@ -245,7 +246,7 @@ def _node_before(
     begin: int,
 ) -> int:
     """When the last node before the body was reached; the body's begin where there is none."""
-    earlier = (np.isin(start, launching) | blocking) & (start < begin)
+    earlier = (among(start, launching) | blocking) & (start < begin)
     return int(stop[earlier].max()) if earlier.any() else begin
 
 

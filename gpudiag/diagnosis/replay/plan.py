@@ -158,7 +158,7 @@ def _needs(graph: Graph, runs: list[Run]) -> list[set[int]]:
             needs[index].add(int((run_of_node if run.kind in _ON_HOST else run_of_end)[run.before]))
         if run.kind not in _ON_HOST:
             launches = device.launch[run.first : run.after]
-            needs[index].update(np.unique(run_of_node[launches[launches != NONE]]).tolist())
+            needs[index].update(set(run_of_node[launches[launches != NONE]].tolist()))
         for op in _waits_for(graph, run):
             other = int(run_of_end[op])
             if not _of_the_turn_before(graph, run, op):

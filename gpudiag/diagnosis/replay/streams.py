@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from gpudiag.diagnosis.replay.graph import NONE
+from gpudiag.distinct import distinct
 from gpudiag.model.timeline import UNKNOWN
 from gpudiag.record import Record
 
@@ -77,7 +78,7 @@ def body_ops(lane: Lane, index: int) -> LaneOps:
     given: list[Given] = []
     streams = []
     count = 0
-    for stream in np.unique(ops.stream[inside]):
+    for stream in distinct(ops.stream[inside]):
         mine = np.flatnonzero(ops.stream == stream)
         previous = np.concatenate([[-np.inf], ops.end[mine].astype(np.float64)[:-1]])
         # Ops run in the order of their launch; a step's ops are together in their stream. What lies between them
