@@ -13,9 +13,9 @@ and of what it predicts only that is written which no other block writes.
 
 from __future__ import annotations
 
-import itertools
 import math
-from typing import NamedTuple
+from collections.abc import Sequence
+from typing import NamedTuple, overload
 
 from gpudiag.errors import UsageError
 
@@ -77,34 +77,50 @@ GPU_VOLUME = (200, 3072, 3072)
 CPU_VOLUME = (8, 100, 100)
 
 
-def blocks(volume: Voxels, cut: Cut) -> list[Block]:
-    """The blocks of a volume, x running fastest.
+class Blocks(Sequence[Block]):
+    """The blocks of a volume, x running fastest; each is made when asked for, as a large volume has very many.
 
     Raises:
         UsageError: the volume is smaller than a block.
     """
-    if any(extent < inner for extent, inner in zip(volume, cut.written, strict=True)):
-        raise UsageError(
-            f"a volume of {_text(volume)} voxels is smaller than a block, which writes {_text(cut.written)}",
-            "Give a larger --volume Z,Y,X.",
-        )
-    axes = [_intervals(*axis) for axis in zip(volume, cut.written, cut.halo, strict=True)]
-    return [
-        Block(
-            written=Region((z[0][0], y[0][0], x[0][0]), (z[0][1], y[0][1], x[0][1])),
-            seen=Region((z[1][0], y[1][0], x[1][0]), (z[1][1], y[1][1], x[1][1])),
-        )
-        for z, y, x in itertools.product(*axes)
-    ]
 
+    def __init__(self, volume: Voxels, cut: Cut) -> None:
+        if any(extent < inner for extent, inner in zip(volume, cut.written, strict=True)):
+            raise UsageError(
+                f"a volume of {_text(volume)} voxels is smaller than a block, which writes {_text(cut.written)}",
+                "Give a larger --volume Z,Y,X.",
+            )
+        self._volume = volume
+        self._cut = cut
+        self._counts = [math.ceil(extent / inner) for extent, inner in zip(volume, cut.written, strict=True)]
 
-def _intervals(extent: int, inner: int, halo: int) -> list[tuple[tuple[int, int], tuple[int, int]]]:
-    """Along one axis: what each block writes, and what it sees."""
-    made = []
-    for begin in range(0, extent, inner):
+    def __len__(self) -> int:
+        return math.prod(self._counts)
+
+    @overload
+    def __getitem__(self, number: int) -> Block: ...
+    @overload
+    def __getitem__(self, number: slice) -> list[Block]: ...
+    def __getitem__(self, number: int | slice) -> Block | list[Block]:
+        if isinstance(number, slice):
+            return [self[one] for one in range(len(self))[number]]
+        number = range(len(self))[number]
+        _, rows, columns = self._counts
+        z, y, x = (
+            self._interval(axis, index)
+            for axis, index in enumerate((number // (rows * columns), number // columns % rows, number % columns))
+        )
+        return Block(
+            written=Region((z[0], y[0], x[0]), (z[1], y[1], x[1])),
+            seen=Region((z[2], y[2], x[2]), (z[3], y[3], x[3])),
+        )
+
+    def _interval(self, axis: int, index: int) -> tuple[int, int, int, int]:
+        """Along one axis: begin and end of what the block writes, and of what it sees."""
+        extent, inner, halo = self._volume[axis], self._cut.written[axis], self._cut.halo[axis]
+        begin = index * inner
         predicted = min(begin, extent - inner)
-        made.append(((begin, min(begin + inner, extent)), (predicted - halo, predicted + inner + halo)))
-    return made
+        return begin, min(begin + inner, extent), predicted - halo, predicted + inner + halo
 
 
 def _text(shape: Voxels) -> str:

@@ -25,7 +25,7 @@ from gpudiag.model.inference import INFERENCE_FILE, InferenceRecord, RankInferen
 from gpudiag.run_files import write_json
 from gpudiag.strategies.registry import load_strategy
 from gpudiag.worker.launched import launched
-from gpudiag.workloads.blocks import CPU_CUT, CPU_VOLUME, GPU_CUT, GPU_VOLUME, blocks
+from gpudiag.workloads.blocks import CPU_CUT, CPU_VOLUME, GPU_CUT, GPU_VOLUME, Blocks
 from gpudiag.workloads.precision import Arithmetic
 from gpudiag.workloads.unet3d import OUTPUTS, UNet3dTraining
 from gpudiag.workloads.volumes import Volume, Writer, check_space, chunk_of
@@ -185,7 +185,7 @@ class _Work:
         self._run_dir = run_dir
         self._cut = GPU_CUT if on_gpu else CPU_CUT
         self._shape = job.volume or (GPU_VOLUME if on_gpu else CPU_VOLUME)
-        self._blocks = blocks(self._shape, self._cut)
+        self._blocks = Blocks(self._shape, self._cut)
         self._batch_size = job.batch_size or 1
         self._precision: Precision = job.precision or ("tf32" if on_gpu else "fp32")
 
@@ -193,8 +193,8 @@ class _Work:
         """Predict, note the figures, time and record steps, and leave no volume that nobody wants."""
         names = (VOLUME, PREDICTION, _AGAIN)
         volume, prediction, scratch = (self._run_dir / name for name in names)
-        mine = self._blocks[rank::world]
-        again = (mine or self._blocks)[:_AGAIN_BLOCKS]
+        mine = range(rank, len(self._blocks), world)
+        again = [self._blocks[number] for number in (mine or range(len(self._blocks)))[:_AGAIN_BLOCKS]]
         voxels = math.prod(self._shape)
         check_space(self._run_dir, voxels + OUTPUTS * (voxels + world * sum(block.written.voxels for block in again)))
         _together()  # before anything is there that another process would take for used space
@@ -213,7 +213,9 @@ class _Work:
             predictor.predict_all(self._batches(source, iter(again[: self._batch_size])), Volume.open(scratch))
             _together()
             began_s = time.perf_counter()
-            written = predictor.predict_all(self._batches(source, iter(mine)), Volume.open(prediction))
+            written = predictor.predict_all(
+                self._batches(source, map(self._blocks.__getitem__, mine)), Volume.open(prediction)
+            )
             part = RankInference(rank=rank, blocks=len(mine), voxels=written, seconds=time.perf_counter() - began_s)
             parts: list[Any] = [None] * world
             torch.distributed.all_gather_object(parts, part)
@@ -275,7 +277,7 @@ class _Work:
             seen=self._cut.seen,
             blocks=len(self._blocks),
             voxels=voxels,
-            predicted=sum(block.seen.voxels for block in self._blocks),
+            predicted=len(self._blocks) * math.prod(self._cut.seen),
             channels=OUTPUTS,
             seconds=seconds,
             mvox_per_s=voxels / seconds / 1e6,

@@ -110,12 +110,12 @@ class Volume:
         """Write this process's part of a made-up volume: one of `parts`, whole chunks each."""
         import numpy as np
 
-        from gpudiag.workloads.blocks import Cut, blocks
+        from gpudiag.workloads.blocks import Blocks, Cut
 
         z, y, x = self.shape
         generator = np.random.default_rng((seed, part))
         with Writer(self) as writer:
-            for block in blocks((z, y, x), Cut(chunk_of((z, y, x)), (0, 0, 0)))[part::parts]:
+            for block in Blocks((z, y, x), Cut(chunk_of((z, y, x)), (0, 0, 0)))[part::parts]:
                 writer.put(block.written, generator.integers(0, 256, block.written.shape, dtype=np.uint8))
 
     def read_ahead(self, wanted: Iterator[Block], ahead: int) -> Iterator[tuple[Block, Bytes]]:
