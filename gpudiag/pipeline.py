@@ -21,10 +21,12 @@ if TYPE_CHECKING:
     from gpudiag.model.diff import Diff
     from gpudiag.model.facts import Facts
     from gpudiag.model.inference import InferenceRecord
-    from gpudiag.model.job import DataSource, MemoryFormat, Precision, TrainedModel
+    from gpudiag.model.job import DataSource, Framework, MemoryFormat, Precision, TrainedModel
     from gpudiag.model.run import RunRecord
     from gpudiag.probing.runner import Progress as ProbeProgress
     from gpudiag.readers import ReadLimits
+    from gpudiag.strategies.registry import StrategyEntry
+    from gpudiag.strategies.tensorflow.registry import TensorflowStrategyEntry
     from gpudiag.worker.progress import Progress
 
 
@@ -173,6 +175,7 @@ class Request(Record, frozen=True, kw_only=True):
     """What a person asks `gpudiag profile` for; None where the choice is gpudiag's."""
 
     workload: str
+    framework: Framework = "pytorch"
     strategy: str | None = None
     devices: int | None = None
     batch_size: int | None = None
@@ -208,11 +211,17 @@ class Prepared(Record, frozen=True, kw_only=True):
     def describe(self) -> str:
         """What is about to run, in one line."""
         plan = self.plan
-        what = "GPU" if plan.job.device == "cuda" else "CPU process"
-        count = f"{plan.processes} {what}{'' if plan.processes == 1 else 'es' if what.endswith('s') else 's'}"
+        several = plan.job.devices > 1
+        devices = plan.processes * plan.job.devices
+        what = "GPU" if plan.job.device == "cuda" else "CPU device" if several else "CPU process"
+        count = f"{devices} {what}{'' if devices == 1 else 'es' if what.endswith('s') else 's'}"
+        if several:
+            count += " in one process"
         nodes = f" on each of {plan.nodes} nodes" if plan.nodes > 1 else ""
         strategy = "" if plan.job.strategy == OWN_STRATEGY else f", {plan.job.strategy}"
-        return f"training {plan.job.workload}{strategy}, {count}{nodes}, PyTorch {self.interpreter.torch}"
+        tensorflow = plan.job.framework == "tensorflow"
+        with_what = f"TensorFlow {self.interpreter.tensorflow}" if tensorflow else f"PyTorch {self.interpreter.torch}"
+        return f"training {plan.job.workload}{strategy}, {count}{nodes}, {with_what}"
 
 
 #: Recorded where the user's function decides how gradients are exchanged.
@@ -228,14 +237,20 @@ def prepare(request: Request) -> Prepared:
     Raises:
         UsageError: a name that does not exist, or options that do not go together.
         HardwareMissingError: more devices than there are, or GPUs where there is none.
-        FrameworkMissingError: the interpreter has no PyTorch, or one that cannot use this machine's GPUs.
+        FrameworkMissingError: the interpreter lacks the framework, or has one that cannot use this machine's GPUs.
     """
     from gpudiag.launch import Plan, inspect_interpreter
     from gpudiag.probing.inventory import gather_inventory
     from gpudiag.strategies.registry import strategy_entry
+    from gpudiag.strategies.tensorflow.registry import DEFAULT_ON_CPUS, DEFAULT_ON_GPUS, tensorflow_strategy_entry
     from gpudiag.workloads.registry import is_own, workload_entry
 
     own = is_own(request.workload)
+    tensorflow = request.framework == "tensorflow"
+    find_entry: Callable[[str], StrategyEntry | TensorflowStrategyEntry]
+    find_entry = tensorflow_strategy_entry if tensorflow else strategy_entry
+    if tensorflow:
+        _check_tensorflow(request)
     if own:
         _check_own(request)
     else:
@@ -244,21 +259,24 @@ def prepare(request: Request) -> Prepared:
             raise UsageError(f"{request.workload} has no images, so --memory-format does not apply", "Leave it out.")
         _check_input(request)
         request = _check_prediction(request, trains=workload_entry(request.workload).trains)
-    entry = strategy_entry(request.strategy) if request.strategy is not None else None
-    interpreter = inspect_interpreter(request.python)
+    entry = find_entry(request.strategy) if request.strategy is not None else None
+    interpreter = inspect_interpreter(request.python, request.framework)
     facts = gather_inventory()
     gpus = sum(gpu.visible for gpu in facts.gpus)
     if gpus and interpreter.cuda is None:
+        there = f"TensorFlow {interpreter.tensorflow}" if tensorflow else f"PyTorch {interpreter.torch}"
         raise FrameworkMissingError(
-            f"there are {gpus} GPUs, but PyTorch {interpreter.torch} of {request.python} was built without CUDA",
+            f"there are {gpus} GPUs, but {there} of {request.python} was built without CUDA",
             "Choose another interpreter with --python, or set CUDA_VISIBLE_DEVICES= to train on the CPU.",
         )
+    if tensorflow and not gpus and request.memory_format == "nchw":
+        raise UsageError("TensorFlow has no convolutions in nchw for the CPU", "Leave --memory-format out.")
     cpus = facts.host.usable_cpus or 1
     if entry is not None and entry.needs_gpu and not gpus:
         why = facts.host.reasons.get("visible") or facts.host.reasons.get("gpus") or "none found"
         raise HardwareMissingError(
             f"strategy {entry.name} needs GPUs, and this machine has none to use ({why})",
-            "Use --strategy gloo, which trains on CPU processes.",
+            f"Use --strategy {DEFAULT_ON_CPUS if tensorflow else 'gloo'}, which trains on the CPU.",
         )
     available = gpus or max(cpus, _CPU_PROCESSES)
     devices = request.devices or (gpus or _CPU_PROCESSES)
@@ -266,8 +284,10 @@ def prepare(request: Request) -> Prepared:
         there = f"{gpus} GPU{'s' if gpus > 1 else ''}" if gpus else f"no GPU, and {cpus} CPUs for {available} processes"
         raise HardwareMissingError(f"--devices {devices}: this machine has {there}")
     if entry is None and not own:
-        entry = strategy_entry("nccl" if gpus else "gloo")
-    processes = devices if entry is None else entry.processes(devices)
+        on_gpus, on_cpus = (DEFAULT_ON_GPUS, DEFAULT_ON_CPUS) if tensorflow else ("nccl", "gloo")
+        entry = find_entry(on_gpus if gpus else on_cpus)
+    # A TensorFlow process drives all devices unless told otherwise, a PyTorch process one.
+    processes = entry.processes(devices) if entry is not None else 1 if tensorflow else devices
     strategy = OWN_STRATEGY if entry is None else entry.name
     name = request.workload.replace(":", ".")
     run_dir = request.run_dir or Path("gpudiag-runs") / f"{time.strftime('%Y%m%d-%H%M%S')}-{name}-{strategy}"
@@ -275,11 +295,13 @@ def prepare(request: Request) -> Prepared:
         raise UsageError(f"--output {run_dir} is a file", "Give a directory; it is made if it is not there.")
     job = Job(
         workload=request.workload,
+        framework=request.framework,
+        devices=devices // processes if tensorflow else 1,
         strategy=strategy,
         device="cuda" if gpus else "cpu",
         batch_size=request.batch_size,
         precision=cast("Precision | None", request.precision),
-        memory_format=cast("MemoryFormat", request.memory_format or "nchw"),
+        memory_format=cast("MemoryFormat", request.memory_format or ("nhwc" if tensorflow else "nchw")),
         data=cast("DataSource", request.data or "loader"),
         loader_workers=request.loader_workers,
         prefetch=request.prefetch,
@@ -321,7 +343,7 @@ def measure_links(
     from gpudiag.probing.plan import installed
 
     facts, job = prepared.facts, prepared.plan.job
-    several = job.device == "cuda" and prepared.plan.processes > 1 and sum(gpu.visible for gpu in facts.gpus) > 1
+    several = job.device == "cuda" and prepared.plan.ranks > 1 and sum(gpu.visible for gpu in facts.gpus) > 1
     measured: Facts | None = None
     if several and probe is not False and installed("cuda.bindings"):
         if probe is None:
@@ -397,6 +419,26 @@ def _check_prediction(request: Request, *, trains: bool) -> Request:
         why = "which predicts no volume" if trains else "which predicts a volume from disk and exchanges nothing"
         raise UsageError(f"{named[0]} does not go with {request.workload}, {why}", "Leave it out.")
     return request if trains else msgspec.structs.replace(request, strategy="independent")
+
+
+def _check_tensorflow(request: Request) -> None:
+    """What gpudiag's TensorFlow jobs do not do."""
+    from gpudiag.workloads.registry import is_own
+    from gpudiag.workloads.tensorflow.registry import check_workload
+
+    if not is_own(request.workload):
+        check_workload(request.workload)
+    if request.data == "zmq":
+        raise UsageError("--data zmq feeds PyTorch's processes only", "Use --data loader, a tf.data pipeline.")
+    if request.prefetch:
+        raise UsageError(
+            "--prefetch does not apply to --framework tensorflow, which always copies ahead", "Leave it out."
+        )
+    if request.nodes > 1:
+        raise UsageError(
+            "--nnodes does not go with --framework tensorflow",
+            "Start a program of your own on each node, with TF_CONFIG and gpudiag.profile() in it.",
+        )
 
 
 def _check_own(request: Request) -> None:

@@ -8,8 +8,9 @@ import typer
 
 from gpudiag.commands.options import AllRanks, Json, Width
 from gpudiag.errors import UsageError
-from gpudiag.model.job import DATA_SOURCES, MEMORY_FORMATS, PRECISIONS, TRAINED_MODELS
+from gpudiag.model.job import DATA_SOURCES, MEMORY_FORMATS, PRECISIONS, TRAINED_MODELS, Framework
 from gpudiag.strategies.registry import STRATEGIES
+from gpudiag.strategies.tensorflow.registry import TENSORFLOW_STRATEGIES
 from gpudiag.workloads.registry import DEFAULT_WORKLOAD, WORKLOADS
 
 EXAMPLES = (
@@ -18,9 +19,13 @@ EXAMPLES = (
     ("gpudiag profile gpt --no-p2p", "what it costs to go without peer access"),
     ("gpudiag profile mytraining:main --output runs/first", "a function of your own, in each process"),
     ("gpudiag profile resnet50 --model trivial --strategy independent", "what its input alone takes"),
+    ("gpudiag profile resnet50 --framework tensorflow --strategy hierarchical-copy", "the same under TensorFlow"),
     ("gpudiag profile resnet50 --strategy independent --json > floor.json", "the step without any exchange"),
     ("gpudiag profile gpt --nnodes 2 --rdzv-endpoint host0:29500 --output runs/two", "on two nodes: the same on each"),
 )
+
+#: As on the command line, and as in records.
+FRAMEWORKS: dict[str, Framework] = {"torch": "pytorch", "tensorflow": "tensorflow"}
 
 
 def _one_of(option: str, value: str | None, valid: tuple[str, ...]) -> None:
@@ -59,10 +64,15 @@ def profile(
         ),
     ] = None,
     *,
+    framework: Annotated[
+        str, typer.Option(metavar="torch|tensorflow", help="What trains; --strategy and defaults differ.")
+    ] = "torch",
     strategy: Annotated[
         str | None,
         typer.Option(
-            metavar="|".join(STRATEGIES), help="How gradients are exchanged. Default: nccl on GPUs, else gloo."
+            metavar="|".join(STRATEGIES),
+            help="How gradients are exchanged. Default: nccl on GPUs, else gloo. "
+            f"With --framework tensorflow: {', '.join(TENSORFLOW_STRATEGIES)}; default: nccl on GPUs, else cpu-reduce.",
         ),
     ] = None,
     devices: Annotated[
@@ -161,6 +171,7 @@ def profile(
             "profiling an unchanged command is not supported yet",
             "Put its training loop into gpudiag.profile(), or name a function of it as module:function.",
         )
+    _one_of("--framework", framework, tuple(FRAMEWORKS))
     _one_of("--precision", precision, PRECISIONS)
     _one_of("--memory-format", memory_format, MEMORY_FORMATS)
     _one_of("--data", data, DATA_SOURCES)
@@ -174,6 +185,7 @@ def profile(
         raise UsageError("--nnodes needs --rdzv-endpoint", "Give one node's HOST:PORT, the same on every node.")
     asked = pipeline.Request(
         workload=words[0] if words else DEFAULT_WORKLOAD,
+        framework=FRAMEWORKS[framework],
         strategy=strategy,
         devices=devices,
         batch_size=batch_size,

@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from gpudiag.errors import GpudiagError, UnreadableInputError
+from gpudiag.launch import tensorflow_processes, torchrun
 from gpudiag.launch.aftermath import who_hangs, why_it_failed
 from gpudiag.launch.listener import Listener
-from gpudiag.launch.torchrun import command_line, environment
 from gpudiag.model.run import RUN_SCHEMA, RunRecord
 from gpudiag.run_files import RUN_FILE, read_json
 from gpudiag.worker import record
@@ -70,9 +70,10 @@ def launch(plan: Plan, observer: Callable[[Progress], None], *, has_gpudiag: boo
             progress = private / "progress"
             with Listener(progress, plan.processes) as listener, log.open("wb") as output:
                 heard = listener
-                values = environment(plan, private, progress, has_gpudiag=has_gpudiag, inherited=os.environ)
+                starter = tensorflow_processes if plan.job.framework == "tensorflow" else torchrun
+                values = starter.environment(plan, private, progress, has_gpudiag=has_gpudiag, inherited=os.environ)
                 guard = subprocess.Popen(
-                    [sys.executable, "-I", str(_GUARD), str(private), *command_line(plan)],
+                    [sys.executable, "-I", str(_GUARD), str(private), *starter.command_line(plan)],
                     stdin=subprocess.DEVNULL,
                     stdout=output,
                     stderr=subprocess.STDOUT,
@@ -137,7 +138,7 @@ def _stop(guard: subprocess.Popen[bytes]) -> None:
 
 def _final_record(plan: Plan, created: str, status: RunStatus, error: str | None) -> RunRecord:
     """What rank 0 wrote, with the ranks' records as they are now and how the run really ended."""
-    ranks = record.read_ranks(plan.run_dir, plan.world_size)
+    ranks = record.read_ranks(plan.run_dir, plan.ranks)
     try:
         known = read_json(plan.run_dir / RUN_FILE, RunRecord, RUN_SCHEMA)
     except UnreadableInputError:
@@ -145,15 +146,15 @@ def _final_record(plan: Plan, created: str, status: RunStatus, error: str | None
             created=created,
             command=plan.command,
             workload=plan.job.workload,
-            framework="pytorch",
+            framework=plan.job.framework,
             strategy=plan.job.strategy,
-            world_size=plan.world_size,
+            world_size=plan.ranks,
             nodes=plan.nodes,
             batch_size_per_device=plan.job.batch_size,
             status=status,
         )
     return msgspec.structs.replace(
-        known, ranks=ranks, status=status, error=error, world_size=plan.world_size, nodes=plan.nodes
+        known, ranks=ranks, status=status, error=error, world_size=plan.ranks, nodes=plan.nodes
     )
 
 

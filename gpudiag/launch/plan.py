@@ -52,6 +52,11 @@ class Plan:
         return self.nodes * self.processes
 
     @property
+    def ranks(self) -> int:
+        """Devices in the whole job; each is a rank in its records."""
+        return self.world_size * self.job.devices
+
+    @property
     def leads(self) -> bool:
         """Is it known before the start that this node has rank 0? Of torchrun's backends only `static` says so."""
         meeting = self.rendezvous

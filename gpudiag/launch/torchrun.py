@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from gpudiag.launch.plan import Plan
 
-_WORKER = "gpudiag.workloads"
+WORKER = "gpudiag.workloads"
 
 
 def command_line(plan: Plan) -> list[str]:
@@ -45,7 +45,7 @@ def command_line(plan: Plan) -> list[str]:
         f"--nproc-per-node={plan.processes}",
         *meeting,
         "-m",
-        _WORKER,
+        WORKER,
         str(plan.run_dir.resolve()),
         msgspec.json.encode(plan.job).decode(),
         msgspec.json.encode(plan.command).decode(),

@@ -6,15 +6,51 @@ from typing import Literal
 
 import msgspec
 
+Framework = Literal["pytorch", "tensorflow"]
 Precision = Literal["fp32", "tf32", "bf16", "fp16"]
 MemoryFormat = Literal["nchw", "nhwc"]
 DataSource = Literal["device", "host", "loader", "zmq"]
 TrainedModel = Literal["whole", "trivial", "none"]
+Compression = Literal["bf16", "fp16"]
+NcclAlgorithm = Literal["ring", "tree"]
 
 PRECISIONS = ("fp32", "tf32", "bf16", "fp16")
 MEMORY_FORMATS = ("nchw", "nhwc")
 DATA_SOURCES = ("device", "host", "loader", "zmq")
 TRAINED_MODELS = ("whole", "trivial", "none")
+COMPRESSIONS = ("bf16", "fp16")
+NCCL_ALGORITHMS = ("ring", "tree")
+
+
+class ExchangeOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """How a strategy is to exchange gradients, where it leaves a choice; `StrategyEntry.options` says which it does.
+
+    Attributes:
+        bucket_mb: megabytes (2**20 bytes) of gradients that travel together; None for the framework's own 25.
+        compress: precision in which gradients travel; None for their own.
+        accumulate: batches whose gradients are added up on each device before they are exchanged, once per step.
+        nccl_algo: algorithm that NCCL must take; None to let it choose.
+        ps_device: the one device that has all variables; None to spread them over all.
+        devices: devices of each process; more than 1 only where one process drives all of a node.
+    """
+
+    bucket_mb: float | None = None
+    compress: Compression | None = None
+    accumulate: int = 1
+    nccl_algo: NcclAlgorithm | None = None
+    ps_device: int | None = None
+    devices: int = 1
+
+    def given(self) -> dict[str, str]:
+        """What differs from the defaults, by name, for the record and for messages; `devices` is no choice."""
+        values = {
+            name: getattr(self, name) for name in ("bucket_mb", "compress", "accumulate", "nccl_algo", "ps_device")
+        }
+        return {
+            name: f"{value:g}" if isinstance(value, float) else str(value)
+            for name, value in values.items()
+            if value is not None and not (name == "accumulate" and value == 1)
+        }
 
 
 class Job(msgspec.Struct, frozen=True, kw_only=True):
@@ -22,9 +58,11 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         workload: a built-in name, or `module:function` of the user's own.
+        framework: what trains.
         strategy: how gradients are exchanged; not used by a user's own function.
         device: `cuda` for one GPU per process (`cuda:<local rank>`), `cpu` for CPU processes.
-        batch_size: samples per process and step.
+        devices: how many each process drives.
+        batch_size: samples per device and step.
         loader_workers: processes per training process that put batches together, for `loader` and `zmq`.
         prefetch: copy each batch to the device while the step before it runs.
         model: `whole`; `trivial` for one weight per input value, so that the input is all that takes time; `none` for
@@ -34,11 +72,14 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
         steps: timed steps.
         warmup: steps left out; None to find out from their times.
         p2p: False where peer access between GPUs was switched off.
+        exchange: options of the strategy.
     """
 
     workload: str
     strategy: str
     device: Literal["cuda", "cpu"]
+    framework: Framework = "pytorch"
+    devices: int = 1
     batch_size: int | None = None
     precision: Precision | None = None
     memory_format: MemoryFormat = "nchw"
@@ -52,3 +93,4 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     warmup: int | None = None
     compile: bool = False
     p2p: bool = True
+    exchange: ExchangeOptions = ExchangeOptions()

@@ -38,6 +38,7 @@ def main(arguments: list[str]) -> int:
         Launched(
             run_dir=run_dir,
             workload=job.workload,
+            framework=job.framework,
             strategy="own" if own else job.strategy,
             steps=job.steps,
             warmup=job.warmup,
@@ -54,6 +55,10 @@ def main(arguments: list[str]) -> int:
             from gpudiag.workloads.unet3d_predict import predict
 
             predict(job)
+        elif job.framework == "tensorflow":
+            from gpudiag.workloads.tensorflow.training import train as train_with_tensorflow
+
+            train_with_tensorflow(job)
         else:
             from gpudiag.workloads.training import train
 

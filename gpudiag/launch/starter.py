@@ -1,0 +1,95 @@
+"""Starts several training processes of one node that find each other by addresses, as TensorFlow's do.
+
+    python starter.py PROCESSES COMMAND...
+
+Each process gets the variables that torchrun would set (RANK, LOCAL_RANK, WORLD_SIZE, LOCAL_WORLD_SIZE), and where
+there are several, `TF_CONFIG` with free ports of the loopback address and one GPU of its own. When one fails, the
+others are ended; which failed is said at the end in the words that torchrun uses. The exit code is 1 then.
+
+Needs nothing but the standard library, and is run as a file.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+
+#: How often it looks.
+_EVERY_S = 0.05
+
+#: How long processes have to leave by themselves after SIGTERM.
+_GRACE_S = 5.0
+
+
+def main(arguments: list[str]) -> int:
+    """Run all processes to their end."""
+    count, command = int(arguments[0]), arguments[1:]
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # the guard, which sends it, ends the processes too
+    addresses = [f"127.0.0.1:{port}" for port in _free_ports(count)] if count > 1 else []
+    processes = [
+        subprocess.Popen(command, env={**os.environ, **_variables(rank, count, addresses)}) for rank in range(count)
+    ]
+    while any(process.poll() is None for process in processes):
+        if any(process.poll() not in {None, 0} for process in processes):
+            _end(processes)
+            break
+        time.sleep(_EVERY_S)
+    failed = [(rank, process) for rank, process in enumerate(processes) if process.wait() != 0]
+    for rank, process in failed:
+        who = f"  rank      : {rank} (local_rank: {rank})\n"
+        sys.stdout.write(f"{who}  exitcode  : {process.returncode} (pid: {process.pid})\n")
+    return 1 if failed else 0
+
+
+def _end(processes: list[subprocess.Popen[bytes]]) -> None:
+    """One has failed. Those that fail because of it have a moment to say so first; they say more than a signal."""
+    time.sleep(10 * _EVERY_S)
+    for process in processes:
+        if process.poll() is None:
+            process.terminate()
+    until = time.monotonic() + _GRACE_S
+    for process in processes:
+        try:
+            process.wait(max(0.0, until - time.monotonic()))
+        except subprocess.TimeoutExpired:
+            process.kill()
+
+
+def _variables(rank: int, count: int, addresses: list[str]) -> dict[str, str]:
+    values = {
+        "RANK": str(rank),
+        "LOCAL_RANK": str(rank),
+        "WORLD_SIZE": str(count),
+        "LOCAL_WORLD_SIZE": str(count),
+        "GROUP_WORLD_SIZE": "1",
+    }
+    if count > 1:
+        task = {"type": "worker", "index": rank}
+        values["TF_CONFIG"] = json.dumps({"cluster": {"worker": addresses}, "task": task})
+        visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+        if visible is None:
+            values["CUDA_VISIBLE_DEVICES"] = str(rank)
+        elif visible:
+            values["CUDA_VISIBLE_DEVICES"] = visible.split(",")[rank]
+    return values
+
+
+def _free_ports(count: int) -> list[int]:
+    """Ports that nobody listens on now; another program could take one before TensorFlow does, which then fails."""
+    sockets = [socket.socket() for _ in range(count)]
+    try:
+        for one in sockets:
+            one.bind(("127.0.0.1", 0))
+        return [one.getsockname()[1] for one in sockets]
+    finally:
+        for one in sockets:
+            one.close()
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,1 @@
+"""How gradients are exchanged under TensorFlow; one file each. `registry` lists them without importing it."""

@@ -1,0 +1,73 @@
+"""One training step under a strategy, as one `tf.function`."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import tensorflow as tf
+
+import gpudiag
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from gpudiag.workloads.tensorflow.workload import KerasWorkload
+
+
+def make_step(
+    workload: KerasWorkload, model: Any, optimizer: Any, strategy: Any, *, compiled: bool
+) -> Callable[[Any], Any]:
+    """A function that trains on one batch per device and gives each device's loss, on the device.
+
+    Everything is in one graph. The ranges below are opened while it is built, and so name the ops in it; see
+    `gpudiag.worker.tensorflow.marks`.
+
+    Args:
+        workload: prepares inputs and makes the loss.
+        model: in the strategy's scope.
+        optimizer: the same, built.
+        strategy: the `tf.distribute.Strategy`.
+        compiled: forward and backward are compiled by XLA. The exchange and the update are not, so that every strategy
+            can do it its own way.
+    """
+    _name_exchange(optimizer)
+    # Gradients are summed over devices: each device's share of the mean over all samples.
+    share = 1.0 / strategy.num_replicas_in_sync
+    scale = getattr(optimizer, "scale_loss", lambda loss: loss)
+
+    def gradients_of(inputs: Any, target: Any) -> tuple[Any, Any]:
+        with tf.GradientTape() as tape, gpudiag.range("forward"):
+            loss = workload.loss(model(workload.prepare(inputs), training=True), target) * share
+            scaled = scale(loss)
+        with gpudiag.range("backward"):
+            return tape.gradient(scaled, model.trainable_variables), loss
+
+    if compiled:
+        gradients_of = tf.function(gradients_of, jit_compile=True)
+
+    def on_one_device(inputs: Any, target: Any) -> Any:
+        gradients, loss = gradients_of(inputs, target)
+        with gpudiag.range("optimizer"):
+            optimizer.apply(gradients, model.trainable_variables)
+        return loss
+
+    @tf.function  # type: ignore[untyped-decorator]
+    def step(batch: Any) -> Any:
+        return strategy.run(on_one_device, args=batch)
+
+    made: Callable[[Any], Any] = step
+    return made
+
+
+def _name_exchange(optimizer: Any) -> None:
+    """Put the exchange of gradients, which Keras's optimizer does first when it is applied, into a range of its own."""
+    inner = getattr(optimizer, "inner_optimizer", optimizer)
+    exchange = getattr(inner, "_all_reduce_sum_gradients", None)
+    if exchange is None:  # another version of Keras: the range is missing, and nothing else
+        return
+
+    def named(pairs: Any) -> Any:
+        with gpudiag.range("exchange"):
+            return exchange(pairs)
+
+    inner._all_reduce_sum_gradients = named  # noqa: SLF001  # there is no public way to it
