@@ -8,6 +8,7 @@ Research, 1999, section 6.6); negative r counts as 0.
 
 from __future__ import annotations
 
+import itertools
 import math
 import statistics
 from dataclasses import dataclass
@@ -41,9 +42,7 @@ class Estimate:
 
     def inverse(self) -> Estimate:
         """1 / value, for a positive quantity; where its lower bound is not positive, the upper one is infinite."""
-        return Estimate(
-            value=1 / self.value, low=1 / self.high, high=1 / self.low if self.low > 0 else math.inf
-        )
+        return Estimate(value=1 / self.value, low=1 / self.high, high=1 / self.low if self.low > 0 else math.inf)
 
     def over(self, other: Estimate) -> Estimate:
         """The ratio of two independent positive estimates: their relative errors are added in quadrature."""
@@ -62,7 +61,7 @@ def mean_of(values: Sequence[float]) -> Estimate:
     if n < 2:
         raise ValueError(f"an interval needs two values or more, not {n}")
     mean = statistics.fmean(values)
-    variance = statistics.fsum((value - mean) ** 2 for value in values) / (n - 1)
+    variance = math.fsum((value - mean) ** 2 for value in values) / (n - 1)
     effective = n / _inflation(values, mean, variance)
     half = student_t(max(1.0, effective - 1)) * math.sqrt(variance / effective)
     return Estimate(value=mean, low=mean - half, high=mean + half)
@@ -78,7 +77,7 @@ def sum_of(parts: Sequence[Estimate]) -> Estimate:
 def _inflation(values: Sequence[float], mean: float, variance: float) -> float:
     if variance <= 0 or len(values) < 4:
         return 1.0
-    products = zip(values[:-1], values[1:], strict=True)
+    products = itertools.pairwise(values)
     r = math.fsum((a - mean) * (b - mean) for a, b in products) / (variance * (len(values) - 1))
     # Of n values no more than half can be told apart as one slow phase; more would leave nothing to estimate from.
     return min((1 + r) / (1 - r), len(values) / 2) if 0 < r < 1 else 1.0

@@ -11,9 +11,10 @@ if TYPE_CHECKING:
     from gpudiag.model.diff import Diff
     from gpudiag.model.facts import Facts
     from gpudiag.model.run import RunRecord
+    from gpudiag.model.scaling import Scaling
     from gpudiag.model.selftest import Selftest
 
 
-def encode(noun: Analysis | Diff | Facts | RunRecord | Selftest) -> bytes:
+def encode(noun: Analysis | Diff | Facts | RunRecord | Scaling | Selftest) -> bytes:
     """A noun as indented UTF-8 JSON with a newline at its end; figures that are none (NaN, infinite) become null."""
     return msgspec.json.format(msgspec.json.encode(noun), indent=2) + b"\n"

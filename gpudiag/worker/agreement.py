@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from gpudiag.worker.place import Place
 
-#: One number per session of this process; ranks open their sessions in the same order.
+#: One number per session of this process's job; ranks open their sessions in the same order.
 _sessions = itertools.count()
 
 
@@ -122,6 +122,15 @@ class Agreement:
                 raise TimeoutError(f"rank {self._place.rank} waited in vain for its peers to reach the same step")
             time.sleep(pause_s)
             pause_s = min(0.02, pause_s * 1.5)
+
+
+def new_job() -> None:
+    """This process is about to join another job, with a store of its own: its sessions are counted anew.
+
+    Processes that have taken part in different jobs before would otherwise look for each other under different names.
+    """
+    global _sessions  # noqa: PLW0603  # a process is in one job at a time
+    _sessions = itertools.count()
 
 
 def job_store(place: Place) -> Any:

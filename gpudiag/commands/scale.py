@@ -1,0 +1,270 @@
+"""`gpudiag scale`: throughput from one device to all of them, and where each lost percent goes."""
+
+import re
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, cast
+
+import typer
+
+from gpudiag.commands.options import Json, Width
+from gpudiag.errors import UsageError
+from gpudiag.model.job import DATA_SOURCES, MEMORY_FORMATS, PRECISIONS
+from gpudiag.strategies.registry import STRATEGIES
+from gpudiag.workloads.registry import WORKLOADS
+
+if TYPE_CHECKING:
+    from gpudiag.model.scaling import Scaling
+    from gpudiag.scaling.asked import Asked, Profile
+    from gpudiag.scaling.forecast import Network
+
+EXAMPLES = (
+    ("gpudiag scale", "one workload on 1, 2, 4 ... devices, up to all of them"),
+    ("gpudiag scale --quick", "a first look, on any machine, within two minutes"),
+    (
+        "gpudiag scale resnet50 vgg16 --strategies nccl,nccl-no-p2p,cpu-reduce,independent --precision bf16",
+        "four strategies beside each other",
+    ),
+    ("gpudiag scale resnet50 --batch-size 32,64 --output runs/rn50", "give it again to go on where it ended"),
+    ("gpudiag scale resnet50 --strong --batch-size 256", "256 samples per step, however many devices share them"),
+    ("gpudiag scale resnet50 --subsets pairs", "every pair of GPUs, compared by the link between them"),
+    ("gpudiag scale --from runs/rn50 --network 50 --samples 115e6", "forecasts from an earlier run; trains nothing"),
+)
+
+_UNITS = {"": 1.0, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0}
+
+
+def _words(text: str | None) -> tuple[str, ...]:
+    return tuple(word.strip() for word in (text or "").split(",") if word.strip())
+
+
+def _numbers(option: str, text: str | None) -> tuple[int, ...]:
+    words = _words(text)
+    if not all(word.isdecimal() and int(word) > 0 for word in words):
+        raise UsageError(f"{option} takes numbers such as 1,2,4, not '{text}'", "See `gpudiag scale --help`.")
+    return tuple(int(word) for word in words)
+
+
+def _seconds(option: str, text: str | None) -> float | None:
+    if text is None:
+        return None
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*(s|m|min|h)?", text.strip())
+    if match is None or float(match[1]) <= 0:
+        raise UsageError(f"{option} takes a time such as 300s or 20m, not '{text}'", "See `gpudiag scale --help`.")
+    return float(match[1]) * _UNITS[match[2] or ""]
+
+
+def scale(
+    workloads: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="[WORKLOAD]...",
+            help=f"What to train: {', '.join(WORKLOADS)}. Default: resnet50 on GPUs, resnet20-cifar on CPUs.",
+            show_default=False,
+        ),
+    ] = None,
+    *,
+    devices: Annotated[
+        str | None,
+        typer.Option(metavar="1,2,4", help="Numbers of devices. Default: powers of two, and all.", show_default=False),
+    ] = None,
+    strategies: Annotated[
+        str | None,
+        typer.Option(
+            metavar="A,B",
+            help=f"Of {', '.join(STRATEGIES)}; nccl-no-p2p is nccl without peer access. "
+            "Default: nccl (gloo on CPUs) and independent.",
+            show_default=False,
+        ),
+    ] = None,
+    batch_size: Annotated[
+        str | None,
+        typer.Option(
+            metavar="N,M",
+            help="Samples per device and step; with --strong, of the whole step. Default: the workload's.",
+            show_default=False,
+        ),
+    ] = None,
+    precision: Annotated[
+        str | None,
+        typer.Option(metavar=",".join(PRECISIONS), help="Default: tf32 on GPUs, fp32 on CPUs.", show_default=False),
+    ] = None,
+    memory_format: Annotated[
+        str | None, typer.Option(metavar=",".join(MEMORY_FORMATS), help="Layout of images. Default: nchw.")
+    ] = None,
+    data: Annotated[
+        str | None,
+        typer.Option(
+            metavar=",".join(DATA_SOURCES), help="Where batches come from. Default: device.", show_default=False
+        ),
+    ] = None,
+    framework: Annotated[str, typer.Option(metavar="torch|tensorflow", help="What trains.")] = "torch",
+    strong: Annotated[
+        bool, typer.Option("--strong", help="Keep the samples of the whole step, not of a device.")
+    ] = False,
+    subsets: Annotated[
+        str | None, typer.Option(metavar="pairs", help="Also measure every pair of devices by itself.")
+    ] = None,
+    alone: Annotated[
+        bool, typer.Option("--alone/--no-alone", help="Measure every GPU by itself too, on the first workload.")
+    ] = True,
+    profile: Annotated[
+        str,
+        typer.Option(
+            metavar="auto|all|none", help="Record the largest points and their baselines for the waterfall, or more."
+        ),
+    ] = "auto",
+    compile_model: Annotated[bool, typer.Option("--compile", help="Train torch.compile(model).")] = False,
+    accuracy: Annotated[
+        float,
+        typer.Option(
+            min=0.01, max=50, metavar="PERCENT", help="Time steps until their mean is known this well (95 %)."
+        ),
+    ] = 1.0,
+    seconds: Annotated[
+        float, typer.Option(min=0.1, metavar="S", help="Time the steps of a point for this long at most.")
+    ] = 10.0,
+    budget: Annotated[
+        str | None,
+        typer.Option(metavar="300s", help="Begin no point after this time; what is worth most is measured first."),
+    ] = None,
+    quick: Annotated[bool, typer.Option("--quick", help="A first look: points of about a second each.")] = False,
+    halve_batch: Annotated[
+        bool, typer.Option("--halve-batch", help="Halve the batch of a point that runs out of memory, until it fits.")
+    ] = False,
+    again: Annotated[bool, typer.Option("--again", help="Measure points anew that failed in an earlier call.")] = False,
+    samples: Annotated[
+        float | None, typer.Option(min=1, metavar="N", help="Say how long so many samples take.")
+    ] = None,
+    volume: Annotated[
+        float | None, typer.Option(min=1, metavar="VOXELS", help="Say how long so many voxels take.")
+    ] = None,
+    voxels_per_sample: Annotated[
+        int | None, typer.Option(min=1, metavar="N", help="Voxels that one sample writes, for --volume.")
+    ] = None,
+    network: Annotated[
+        str | None,
+        typer.Option(
+            metavar="GB/S[,US]",
+            help="Forecast for machines joined by this: GB/s per machine and direction, latency in µs (5).",
+        ),
+    ] = None,
+    output: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="DIR",
+            help="Results; one that has some is gone on with. Default: gpudiag-runs/<time>-scale.",
+            show_default=False,
+        ),
+    ] = None,
+    source: Annotated[
+        Path | None,
+        typer.Option("--from", metavar="DIR", help="Measure nothing; conclude again from the points in DIR."),
+    ] = None,
+    python: Annotated[
+        str | None, typer.Option(metavar="PATH", help="Interpreter of the training processes. Default: gpudiag's own.")
+    ] = None,
+    timeout: Annotated[
+        float, typer.Option(min=1, metavar="S", help="Give a point up after this long without progress.")
+    ] = 120.0,
+    as_json: Json = False,
+    width: Width = None,
+) -> None:
+    """Measure how training scales over the GPUs of this machine.
+
+    Every combination of devices, strategies, batch sizes, precisions, layouts and data sources is a point. Each one is
+    saved as soon as it is known; the same command goes on where it was ended. Samples per device stay the same (weak
+    scaling) unless --strong is given.
+    """
+    from gpudiag.scaling.asked import Asked
+    from gpudiag.scaling.conclude import Wanted
+
+    if subsets not in {None, "pairs"}:
+        raise UsageError(f"--subsets knows no '{subsets}'", "There is: pairs.")
+    if profile not in {"auto", "all", "none"}:
+        raise UsageError(f"--profile knows no '{profile}'", "There are: auto, all, none.")
+    if strong and subsets:
+        raise UsageError("--subsets does not go with --strong", "Leave one of them out.")
+    names = tuple(workloads or ())
+    wanted = Wanted(
+        network=_network(network),
+        samples=samples,
+        voxels=volume,
+        voxels_per_sample=dict.fromkeys(names or WORKLOADS, voxels_per_sample) if voxels_per_sample else {},
+    )
+    if volume is not None and not voxels_per_sample:
+        raise UsageError("--volume needs --voxels-per-sample", "Give how many voxels one sample writes.")
+    place = source or output or Path("gpudiag-runs") / f"{time.strftime('%Y%m%d-%H%M%S')}-scale"
+    asked = Asked(
+        output=place,
+        workloads=names,
+        framework=framework,
+        devices=_numbers("--devices", devices),
+        strategies=_words(strategies),
+        batch_sizes=_numbers("--batch-size", batch_size),
+        data=_words(data),
+        precisions=_words(precision),
+        memory_formats=_words(memory_format),
+        mode="strong" if strong else "weak",
+        pairs=subsets == "pairs",
+        alone=alone,
+        quick=quick,
+        accuracy=0.05 if quick else accuracy / 100,
+        seconds=min(seconds, 2.0) if quick else seconds,
+        warmup_s=5.0 if quick else 20.0,
+        budget_s=_seconds("--budget", budget),
+        profile=cast("Profile", profile),
+        halve=halve_batch,
+        again=again,
+        timeout_s=timeout,
+        python=python or sys.executable,
+        command=("gpudiag", *sys.argv[1:]),
+        job_options={"compile": True} if compile_model else {},
+        wanted=wanted,
+    )
+    result = _again(asked) if source is not None else _measured(asked)
+    _show(result, place, as_json=as_json, width=width)
+
+
+def _measured(asked: "Asked") -> "Scaling":
+    from gpudiag.commands.point_progress import PointProgress
+    from gpudiag.scaling.session import scale as run_scale
+
+    with PointProgress() as progress:
+        return run_scale(asked, progress.heard, progress.say)
+
+
+def _again(asked: "Asked") -> "Scaling":
+    from gpudiag.scaling.session import conclude_again
+
+    return conclude_again(asked)
+
+
+def _network(text: str | None) -> "Network | None":
+    from gpudiag.scaling.forecast import Network
+
+    if text is None:
+        return None
+    words = _words(text)
+    try:
+        numbers = [float(word) for word in words]
+    except ValueError:
+        numbers = []
+    if not 1 <= len(numbers) <= 2 or min(numbers, default=0) <= 0:
+        raise UsageError(f"--network takes GB/s[,µs] such as 50,5, not '{text}'", "See `gpudiag scale --help`.")
+    return Network(gb_per_s=numbers[0], latency_us=numbers[1] if len(numbers) == 2 else 5.0)
+
+
+def _show(result: "Scaling", place: Path, *, as_json: bool, width: int | None) -> None:
+    if as_json:
+        from gpudiag.reporting.json_output import encode
+
+        sys.stdout.write(encode(result).decode())
+    else:
+        from gpudiag.reporting.console import report_console
+        from gpudiag.reporting.scaling_terminal import render_scaling
+
+        render_scaling(result, report_console(width=width))
+    sys.stdout.flush()
+    typer.echo(f"gpudiag: saved in {place}", err=True)

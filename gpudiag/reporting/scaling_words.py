@@ -1,0 +1,189 @@
+"""Scaling results in words and cells, for the terminal, Markdown, CSV and the page alike."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from gpudiag.reporting import figures
+from gpudiag.reporting.printable import one_line
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from gpudiag.model.scaling import Duration, Forecast, Machine, Prospect, ScalePoint, Scaling, Waterfall
+
+#: Losses as people read them.
+LOSSES = {
+    "input": "input",
+    "slower_compute": "slower compute",
+    "launch": "launch and host",
+    "exposed_transfer": "exposed transfer",
+    "waiting": "waiting for peers",
+    "rest": "rest",
+}
+
+HEADINGS = (
+    "devices",
+    "strategy",
+    "samples/s",
+    "±",
+    "step ms",
+    "median",
+    "jitter",
+    "steps",
+    "warm-up",
+    "speedup",
+    "efficiency",
+    "it/min",
+)
+
+
+def machine(known: Machine) -> str:
+    """What it ran on, in one line: the GPUs with their number, and the software's versions."""
+    if known.gpus:
+        names = ", ".join(
+            f"{known.gpus.count(name)} {figures.TIMES} {one_line(name)}" for name in dict.fromkeys(known.gpus)
+        )
+    else:
+        names = f"CPU processes on {one_line(known.cpu) or 'an unknown CPU'}"
+        names += f", {known.usable_cpus} CPUs" if known.usable_cpus else ""
+    software = [f"{one_line(name)} {one_line(version)}" for name, version in sorted(known.software.items())]
+    return ", ".join([names, *software])
+
+
+def setting(point: ScalePoint) -> str:
+    """What the rows of one table share: `resnet50 · weak: 64 samples per device · bf16 · nhwc · data on device`."""
+    batch = (
+        f"weak scaling, {point.batch_per_device} samples per device"
+        if point.mode == "weak"
+        else f"strong scaling, {point.global_batch} samples per step"
+    )
+    words = [point.workload, batch, point.precision, point.memory_format, f"data: {point.data}"]
+    words += [f"{name} {value}" for name, value in sorted(point.options.items())]
+    if point.framework != "pytorch":
+        words.insert(1, point.framework)
+    if point.threads is not None:
+        words.append(f"{point.threads} CPU thread{'s' * (point.threads != 1)} each")
+    return " · ".join(one_line(word) for word in words)
+
+
+def groups(points: Iterable[ScalePoint]) -> list[tuple[str, list[ScalePoint]]]:
+    """Points that may be ranked together, with what they share; points on other devices than the first are left out."""
+    found: dict[str, list[ScalePoint]] = {}
+    for point in points:
+        if point.device_indices == tuple(range(point.devices)):
+            found.setdefault(setting(point), []).append(point)
+    return list(found.items())
+
+
+def cells(point: ScalePoint) -> tuple[str, ...]:
+    """One point under `HEADINGS`."""
+    if point.status != "measured" or point.samples_per_s is None or point.ci95 is None or point.step_ms is None:
+        why = one_line(point.error or point.status)
+        return (str(point.devices), one_line(point.strategy), *["" for _ in HEADINGS[2:-1]], why)
+    step = point.step_ms
+    half = (point.ci95[1] - point.ci95[0]) / 2
+    return (
+        str(point.devices),
+        one_line(point.strategy),
+        figures.rate(point.samples_per_s),
+        f"{100 * half / point.samples_per_s:.1f} %",
+        f"{figures.milliseconds(step)} ± {figures.milliseconds(point.standard_error_ms, beside=step)}",
+        figures.milliseconds(point.median_ms, beside=step),
+        figures.milliseconds(point.jitter_ms, beside=step),
+        str(point.steps),
+        warmup(point),
+        figures.UNKNOWN if point.speedup is None else f"{point.speedup:.2f}",
+        share(point.efficiency, point.efficiency_ci95 if point.devices > 1 else None),
+        figures.thousands(60e3 / step, 0 if step < 6e3 else 1),
+    )
+
+
+def warmup(point: ScalePoint) -> str:
+    """`40 steps, 2.1 s`; a question mark where step times had not settled."""
+    if point.warmup_steps is None or point.warmup_seconds is None:
+        return figures.UNKNOWN
+    return f"{point.warmup_steps}, {point.warmup_seconds:.1f} s{'' if point.settled else ' ?'}"
+
+
+def share(value: float | None, interval: tuple[float, float] | None = None) -> str:
+    """A share in percent with its interval: `94.2 % (93.9 to 94.5)`; `—` for a missing one."""
+    if value is None:
+        return figures.UNKNOWN
+    text = f"{100 * value:.1f} %"
+    return text if interval is None else f"{text} ({100 * interval[0]:.1f} to {100 * interval[1]:.1f})"
+
+
+def waterfall_title(fall: Waterfall) -> str:
+    """What was reached, in one line."""
+    return (
+        f"{one_line(fall.workload)}, {one_line(fall.strategy)}, {fall.devices} devices: "
+        f"{fall.reached_percent:.1f} % of {fall.devices} {figures.TIMES} one device"
+    )
+
+
+def waterfall_rows(fall: Waterfall) -> list[tuple[str, float, float, float]]:
+    """(name, percent, samples/s, ms per step) from the ideal down to what was reached; losses are negative."""
+    rows = [("ideal", 100.0, fall.ideal_samples_per_s, 0.0)]
+    rows += [(LOSSES[loss.name], -loss.percent, -loss.samples_per_s, loss.ms_per_step) for loss in fall.losses]
+    return [*rows, ("reached", fall.reached_percent, fall.reached_samples_per_s, 0.0)]
+
+
+def prospect_title(found: Prospect) -> str:
+    """Which curve, and the fitted cost."""
+    return (
+        f"{one_line(found.workload)}, {one_line(found.strategy)}, {found.batch_per_device} samples per device: step = "
+        f"{found.compute_ms:.2f} + {found.transfer_ms:.2f} · 2(n {figures.MINUS} 1)/n + {found.latency_ms:.3f} · "
+        f"({found.growth}) ms"
+    )
+
+
+def forecast_cells(one: Forecast) -> tuple[str, str, str, str]:
+    """Devices, efficiency with its range, samples per second with its range, network."""
+    rates = one.samples_per_s
+    return (
+        figures.thousands(one.devices),
+        share(one.efficiency.value, (one.efficiency.low, one.efficiency.high)),
+        f"{figures.rate(rates.value)} ({figures.rate(rates.low)} to {figures.rate(rates.high)})",
+        one.network or "as measured",
+    )
+
+
+def duration_words(one: Duration, point: ScalePoint) -> str:
+    """How long, in one line that says the batch."""
+    what = f"{figures.thousands(one.voxels)} voxels" if one.voxels is not None else f"{_count(one.samples)} samples"
+    return (
+        f"{what} at {one_line(point.workload)}, {one_line(point.strategy)}, {point.devices} devices: "
+        f"{_hours(one.hours)} ({_count(one.iterations)} iterations of {point.global_batch} samples)"
+    )
+
+
+def _count(value: float) -> str:
+    return figures.thousands(round(value)) if value >= 1 else f"{value:.2f}"
+
+
+def _hours(hours: float) -> str:
+    if hours >= 72:
+        return f"{hours / 24:.1f} days"
+    if hours >= 1:
+        return f"{hours:.1f} h"
+    return f"{60 * hours:.1f} min" if hours >= 1 / 60 else f"{3600 * hours:.1f} s"
+
+
+def relative_performance(points: Sequence[ScalePoint]) -> list[tuple[ScalePoint, float]]:
+    """Strategies on the most devices that one group has, fastest first, each beside the fastest that exchanges.
+
+    `independent` does not train one model and is left out.
+    """
+    measured = [point for point in points if point.samples_per_s is not None and point.strategy != "independent"]
+    most = max((point.devices for point in measured), default=0)
+    last = sorted(
+        (point for point in measured if point.devices == most), key=lambda one: one.samples_per_s or 0.0, reverse=True
+    )
+    best = last[0].samples_per_s if last else None
+    return [(point, (point.samples_per_s or 0.0) / best) for point in last] if best else []
+
+
+def title(result: Scaling) -> str:
+    """The heading of every form of the result."""
+    return f"{'Strong' if result.mode == 'strong' else 'Weak'} scaling of {one_line(result.workload) or 'nothing'}"

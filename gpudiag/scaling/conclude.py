@@ -1,0 +1,241 @@
+"""All that follows from measured points: speedups, odd GPUs, waterfalls, forecasts, and what to be wary of."""
+
+from __future__ import annotations
+
+import os
+import time
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass, field
+from multiprocessing import get_context
+from typing import TYPE_CHECKING
+
+import msgspec
+
+import gpudiag
+from gpudiag import pipeline
+from gpudiag.errors import GpudiagError, UnreadableInputError
+from gpudiag.model.analysis import ANALYSIS_SCHEMA, Analysis
+from gpudiag.model.scaling import Machine, Remark, Scaling
+from gpudiag.run_files import ANALYSIS_FILE, RUN_FILE, read_json
+from gpudiag.scaling import devices
+from gpudiag.scaling.forecast import Network, durations, prospect
+from gpudiag.scaling.points import INDEPENDENT
+from gpudiag.scaling.speedup import baseline_of, curve, with_speedups
+from gpudiag.scaling.store import Store
+from gpudiag.scaling.waterfall import waterfall
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+    from pathlib import Path
+
+    from gpudiag.model.facts import Facts
+    from gpudiag.model.scaling import AloneGpu, Mode, Prospect, ScalePoint, Waterfall
+
+#: An interval wider than this share of its figure is worth a warning.
+_UNSURE = 0.05
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wanted:
+    """What else is to be computed, beside what always is.
+
+    Attributes:
+        network: forecasts over machines that it joins.
+        samples, voxels: how long so many take.
+        voxels_per_sample: voxels that a sample writes, by workload.
+    """
+
+    network: Network | None = None
+    samples: float | None = None
+    voxels: float | None = None
+    voxels_per_sample: dict[str, int] = field(default_factory=dict)
+
+
+def conclude(
+    output: Path,
+    known: Mapping[str, ScalePoint],
+    facts: Facts | None,
+    *,
+    remarks: Sequence[Remark],
+    mode: Mode,
+    command: tuple[str, ...],
+    wanted: Wanted | None = None,
+) -> Scaling:
+    """The result for one output directory.
+
+    Args:
+        output: where the points' run directories are.
+        known: all points, by id.
+        facts: of the machine.
+        remarks: what is known already.
+        mode: points of the other mode are left out, and that is said.
+        command: the command line, for the record.
+        wanted: what else to compute.
+    """
+    wanted = wanted or Wanted()
+    said = list(remarks)
+    points = [point for point in known.values() if point.mode == mode]
+    if len(points) < len(known):
+        said.append(
+            Remark(
+                code="mixed-scaling",
+                message=f"{len(known) - len(points)} points of the other kind of scaling are left out: weak and strong "
+                "scaling keep different things constant and are never ranked together",
+            )
+        )
+    points = sorted(with_speedups(points), key=_order)
+    analyses, problems = _analyses(output, points)
+    said += problems
+    points = [_with_profile(point, analyses) for point in points]
+    falls = _waterfalls(points, analyses, said)
+    together = devices.pairs(points, facts)
+    lone = devices.alone(points, points[0].machine.gpus if points else ())
+    measured = [point for point in points if point.status == "measured"]
+    said += _doubts(points, lone)
+    return Scaling(
+        workload=",".join(dict.fromkeys(point.workload for point in points)),
+        mode=mode,
+        created=time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+        version=gpudiag.__version__,
+        command=command,
+        machine=measured[0].machine if measured else Machine(),
+        points=tuple(points),
+        alone=lone,
+        pairs=together,
+        links=devices.by_link(together),
+        waterfalls=tuple(falls),
+        prospects=tuple(_prospects(points, falls, wanted.network)) if mode == "weak" else (),
+        durations=durations(
+            points, samples=wanted.samples, voxels=wanted.voxels, voxels_per_sample=wanted.voxels_per_sample
+        ),
+        remarks=tuple(said),
+    )
+
+
+def _order(point: ScalePoint) -> tuple[object, ...]:
+    return (
+        point.workload,
+        point.precision,
+        point.memory_format,
+        point.data,
+        point.batch_per_device if point.mode == "weak" else point.global_batch,
+        point.devices,
+        point.strategy,
+        point.device_indices,
+    )
+
+
+def _analyses(output: Path, points: Iterable[ScalePoint]) -> tuple[dict[str, Analysis], list[Remark]]:
+    """Analyses of all profiled points by id, made where they are not there, side by side."""
+    directories = {point.id: output / Store.relative(point.id, profile=True) for point in points}
+    there = {name: path for name, path in directories.items() if (path / RUN_FILE).is_file()}
+    missing = [path for path in there.values() if not (path / ANALYSIS_FILE).is_file()]
+    problems = _analyse(missing)
+    found: dict[str, Analysis] = {}
+    for name, path in there.items():
+        try:
+            found[name] = read_json(path / ANALYSIS_FILE, Analysis, ANALYSIS_SCHEMA)
+        except UnreadableInputError as error:
+            reason = problems.get(path, str(error))
+            problems[path] = reason
+    remarks = [Remark(code="not-analysed", message=f"{path.parent.name}: {why}") for path, why in problems.items()]
+    return found, remarks
+
+
+def _analyse(directories: list[Path]) -> dict[Path, str]:
+    """Analyse run directories beside each other; why, of those that could not be."""
+    workers = min(len(directories), os.cpu_count() or 1, 8)
+    if workers < 2:
+        outcomes = [_try(path) for path in directories]
+    else:
+        with ProcessPoolExecutor(workers, mp_context=get_context("spawn")) as pool:
+            outcomes = list(pool.map(_try, directories))
+    return {path: why for path, why in zip(directories, outcomes, strict=True) if why is not None}
+
+
+def _try(path: Path) -> str | None:
+    try:
+        pipeline.analyze_run(path)
+    except GpudiagError as error:
+        return str(error)
+    return None
+
+
+def _with_profile(point: ScalePoint, analyses: Mapping[str, Analysis]) -> ScalePoint:
+    relative = Store.relative(point.id, profile=True) if point.id in analyses else None
+    return msgspec.structs.replace(point, profiled=relative)
+
+
+def _waterfalls(points: list[ScalePoint], analyses: Mapping[str, Analysis], said: list[Remark]) -> list[Waterfall]:
+    found = []
+    for point in points:
+        several = analyses.get(point.id)
+        base = baseline_of(point, points)
+        if several is None or point.devices == 1 or point.status != "measured":
+            continue
+        one = analyses.get(base.id) if base is not None else None
+        if base is None or one is None:
+            said.append(
+                Remark(
+                    code="no-waterfall", message=f"{point.id}: its one-device baseline was not measured and profiled"
+                )
+            )
+            continue
+        found.append(waterfall(point, base, several, one))
+    return found
+
+
+def _prospects(points: list[ScalePoint], falls: Iterable[Waterfall], network: Network | None) -> Iterable[Prospect]:
+    hidden = {fall.point: _hidden_share(fall) for fall in falls}
+    curves: dict[tuple[object, ...], dict[int, ScalePoint]] = {}
+    for point in points:
+        first = point.device_indices == tuple(range(point.devices))
+        if point.status == "measured" and point.strategy != INDEPENDENT and first:
+            curves.setdefault(curve(point), {})[point.devices] = point
+    for sizes in curves.values():
+        largest = sizes[max(sizes)]
+        base = baseline_of(largest, points)
+        if base is not None:
+            sizes.setdefault(1, base)
+        found = prospect([sizes[n] for n in sorted(sizes)], network, hidden.get(largest.id))
+        if found is not None:
+            yield found
+
+
+def _hidden_share(fall: Waterfall) -> float | None:
+    exposed = sum(max(0.0, loss.ms_per_step) for loss in fall.losses if loss.name == "exposed_transfer")
+    whole = exposed + fall.hidden_communication_ms
+    return fall.hidden_communication_ms / whole if whole > 0 else None
+
+
+def _doubts(points: Sequence[ScalePoint], lone: Iterable[AloneGpu]) -> list[Remark]:
+    """What makes figures less certain than they look."""
+    said = [
+        Remark(
+            code="odd-gpu",
+            message=f"GPU {gpu.index} alone reaches {100 * gpu.relative:.0f} % of the median GPU: look there before "
+            "blaming the exchange",
+        )
+        for gpu in lone
+        if gpu.odd
+    ]
+    failed = [point for point in points if point.status == "failed"]
+    said += [Remark(code="failed-point", message=f"{point.id}: {point.error}") for point in failed]
+    unsettled = [point.id for point in points if point.settled is False and point.status == "measured"]
+    if unsettled:
+        said.append(
+            Remark(code="unsettled", message=f"step times were still falling when timing began: {', '.join(unsettled)}")
+        )
+    unsure = [
+        point.id
+        for point in points
+        if point.ci95 and point.samples_per_s and (point.ci95[1] - point.ci95[0]) / 2 > _UNSURE * point.samples_per_s
+    ]
+    if unsure:
+        said.append(Remark(code="unsure", message=f"known to no better than 5 %: {', '.join(unsure)}"))
+    lonely = [p.id for p in points if p.status == "measured" and p.baseline is None and p.devices > 1]
+    if lonely:
+        said.append(
+            Remark(code="no-baseline", message=f"no speedup, for want of a one-device point: {', '.join(lonely)}")
+        )
+    return said

@@ -1,0 +1,119 @@
+"""The cost of a step as devices are added, fitted to measured points.
+
+    step(n) = compute + transfer * 2 (n - 1) / n + latency * growth(n)
+
+2 (n - 1) / n is the share of the gradients that crosses each link in an all-reduce (the nccl-tests convention); growth
+is n - 1 for what is passed on from device to device (a ring's latency) and log2 n for what halves (a tree's). Three
+numbers of devices determine the three terms, and nothing checks them; from the fourth on the deviation does.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from numpy.typing import NDArray
+
+    from gpudiag.confidence import Estimate
+
+    Array = NDArray[np.float64]
+
+GROWTHS: Mapping[str, Callable[[float], float]] = {"n - 1": lambda n: n - 1.0, "log2 n": math.log2}
+
+#: Draws behind each range; fixed, and drawn from a fixed seed, so that a report can be made again.
+_DRAWS = 400
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cost:
+    """Non-negative terms in milliseconds, and which growth the last one has."""
+
+    compute_ms: float
+    transfer_ms: float
+    latency_ms: float
+    growth: str
+
+    def step_ms(self, devices: float) -> float:
+        """The step time on this many devices; 1 <= devices."""
+        terms = np.array(_terms(devices, self.growth))
+        return float(terms @ np.array((self.compute_ms, self.transfer_ms, self.latency_ms)))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fit:
+    """The cost that fits best, and others that the measurements leave possible.
+
+    Attributes:
+        cost: the best.
+        possible: fits, by either growth, to what the measurements might as well have been.
+        worst_error: largest relative deviation of a measured point from `cost`.
+        degrees: measured points less terms; 0 when nothing checks the fit.
+    """
+
+    cost: Cost
+    possible: tuple[Cost, ...]
+    worst_error: float
+    degrees: int
+
+    def range_of(self, figure: Callable[[Cost], float]) -> tuple[float, float]:
+        """The 95 % range of a figure over all possible costs."""
+        values = np.sort([figure(cost) for cost in self.possible])
+        low, high = np.quantile(values, (0.025, 0.975))
+        return float(low), float(high)
+
+
+def fit(step_ms: Mapping[int, Estimate]) -> Fit:
+    """Fit the cost to step times by number of devices.
+
+    Args:
+        step_ms: mean step times; one device and at least one larger number must be among them.
+
+    Raises:
+        ValueError: too few points.
+    """
+    sizes = sorted(step_ms)
+    if len(sizes) < 2 or sizes[0] != 1:
+        raise ValueError("a fit needs the step time of one device and of at least one larger number")
+    values = np.array([step_ms[n].value for n in sizes])
+    errors = np.array([(step_ms[n].high - step_ms[n].low) / 2 / 1.96 for n in sizes])
+    # What no run repeats better than is no certainty, however many steps it had.
+    errors = np.maximum(errors, 0.005 * values)
+    best = min((_solve(sizes, values, errors, growth) for growth in GROWTHS), key=lambda found: found[1])[0]
+    deviation = max(abs(best.step_ms(n) / step_ms[n].value - 1) for n in sizes)
+    spread = np.maximum(errors, deviation * values)
+    draws = np.random.default_rng(0).normal(values, spread, (_DRAWS, len(sizes)))
+    draws = np.maximum(draws, 0.05 * values)
+    possible = tuple(_solve(sizes, draw, errors, growth)[0] for draw in draws for growth in GROWTHS)
+    return Fit(cost=best, possible=possible, worst_error=deviation, degrees=max(0, len(sizes) - 3))
+
+
+def _terms(devices: float, growth: str) -> tuple[float, float, float]:
+    return 1.0, 2 * (devices - 1) / devices, GROWTHS[growth](devices)
+
+
+def _solve(sizes: Sequence[int], values: Array, errors: Array, growth: str) -> tuple[Cost, float]:
+    """Weighted non-negative least squares over three terms: every subset of them is tried, which is exact."""
+    matrix = np.array([_terms(n, growth) for n in sizes]) / errors[:, None]
+    target = values / errors
+    best, least = np.array([float(values[0]), 0.0, 0.0]), math.inf
+    for count in (1, 2, 3):
+        for chosen in itertools.combinations(range(3), count):
+            if 0 not in chosen or count > len(sizes):
+                continue
+            part = matrix[:, chosen]
+            found, *_ = np.linalg.lstsq(part, target, rcond=None)
+            if (found < 0).any():
+                continue
+            off = float(((part @ found - target) ** 2).sum())
+            if off < least - 1e-9:
+                best, least = np.zeros(3), off
+                best[list(chosen)] = found
+    cost = Cost(compute_ms=float(best[0]), transfer_ms=float(best[1]), latency_ms=float(best[2]), growth=growth)
+    return cost, least

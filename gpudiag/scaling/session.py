@@ -1,0 +1,300 @@
+"""`gpudiag scale` from beginning to end: measure what is missing, then say what it means."""
+
+from __future__ import annotations
+
+import shutil
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from gpudiag import pipeline
+from gpudiag.errors import GpudiagError, UnreadableInputError, UsageError, WorkerFailedError
+from gpudiag.model.scaling import SCALING_FILE, Machine, Remark, Scaling
+from gpudiag.model.sweep import SWEEP_FILE
+from gpudiag.run_files import FACTS_FILE, write_json
+from gpudiag.scaling.conclude import conclude
+from gpudiag.scaling.launches import Launch, next_launch, plan
+from gpudiag.scaling.measured import with_figures
+from gpudiag.scaling.points import INDEPENDENT, NO_P2P, Case, Site, cases, halved
+from gpudiag.scaling.store import POINTS, Store, check_machine, writing
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from gpudiag.model.facts import Facts
+    from gpudiag.model.scaling import ScalePoint
+    from gpudiag.pipeline import Prepared
+    from gpudiag.scaling.asked import Asked
+    from gpudiag.worker.progress import Progress
+
+#: The launcher's name for the sweep, as for any function of a user's own.
+_JOB = "gpudiag.workloads.sweep:run"
+
+#: Starting processes, before their first point begins: nothing is launched for less.
+_START_S = 12.0
+
+#: Called with each message of a training process and the cases of its launch.
+Observer = Callable[["Progress", "Launch"], None]
+
+
+@dataclass(slots=True, kw_only=True)
+class _State:
+    """What is measured and what is left."""
+
+    store: Store
+    machine: Machine
+    points: dict[str, ScalePoint]
+    timed: list[Case]
+    profiled: list[Case]
+    remarks: list[Remark]
+
+
+def scale(asked: Asked, observer: Observer, say: Callable[[str], None]) -> Scaling:
+    """Measure all points that are asked for and not there yet, and write `scaling.json`.
+
+    Args:
+        asked: what to measure.
+        observer: called with each message of each training process.
+        say: called with each thing that is done, in words.
+
+    Raises:
+        UsageError: a name that does not exist, or an output directory with points of another machine.
+        HardwareMissingError: more devices than there are.
+        FrameworkMissingError: the interpreter cannot train.
+        GpudiagError: results cannot be written; what was measured is kept.
+        WorkerFailedError: not one point could be measured.
+    """
+    store = Store(asked.output)
+    first = _prepared(asked, asked.output / "launch-0", devices=None, p2p=True)
+    facts = first.facts
+    gpus = tuple(gpu.name for gpu in facts.gpus if gpu.visible)
+    site = Site(gpus=len(gpus), cpus=facts.host.usable_cpus or 1)
+    machine = Machine(
+        host=facts.host.name,
+        cpu=facts.host.cpu,
+        usable_cpus=facts.host.usable_cpus,
+        gpus=gpus,
+        software=_software(first),
+    )
+    wanted = cases(asked, site)
+    known = store.points()
+    check_machine(known, machine, asked.output)
+    state = _State(store=store, machine=machine, points=known, timed=[], profiled=[], remarks=[])
+    for case in wanted:
+        before = known.get(case.point.id)
+        if case.point.status == "failed":  # it cannot be, whatever runs
+            _note(state, case.point)
+            continue
+        missing = before is None or (before.status != "measured" and (asked.again or before.status == "not measured"))
+        if missing and not _harvest(state, case):
+            state.timed.append(case)
+    state.profiled = [case for case in _to_profile(asked, wanted) if not _is_profiled(store, case.point.id)]
+    with writing(asked.output):
+        write_json(asked.output / FACTS_FILE, facts)
+    there = len(wanted) - len(state.timed)
+    say(f"{len(wanted)} points, {there} of them there already" if there else f"{len(wanted)} points")
+    _measure(asked, state, observer, say)
+    say("analysing")
+    return finish(asked, state.points, facts, state.remarks + _notes(store))
+
+
+def finish(asked: Asked, points: dict[str, ScalePoint], facts: Facts | None, remarks: list[Remark]) -> Scaling:
+    """Draw all conclusions from saved points and write them down."""
+    scaling = conclude(
+        asked.output,
+        points,
+        facts,
+        remarks=remarks,
+        mode=asked.mode,
+        command=asked.command,
+        wanted=asked.wanted,
+    )
+    with writing(asked.output):
+        write_json(asked.output / SCALING_FILE, scaling)
+    if not any(point.status == "measured" for point in scaling.points):
+        why = next((point.error for point in scaling.points if point.error), None)
+        raise WorkerFailedError(f"no point could be measured{f': {why}' if why else ''}", f"See {asked.output}/points.")
+    return scaling
+
+
+def _measure(asked: Asked, state: _State, observer: Observer, say: Callable[[str], None]) -> None:
+    """Launch after launch, until nothing is left or the budget is used up."""
+    began_s = time.monotonic()
+    number = 0
+    while state.timed or state.profiled:
+        left_s = None if asked.budget_s is None else asked.budget_s - (time.monotonic() - began_s)
+        if left_s is not None and left_s < _START_S:
+            say(f"the budget is used up: {len(state.timed)} points are left for another call")
+            state.remarks.append(_budget_remark(state))
+            return
+        launch = next_launch(state.timed, state.profiled)
+        number += 1
+        if left_s is not None:
+            # Launches share what is left by the number of their points.
+            of_all = len(state.timed) + len(state.profiled)
+            left_s = max(5.0, left_s * len(launch.cases) / of_all - _START_S)
+        _run(asked, state, launch, directory=asked.output / f"launch-{number}", left_s=left_s, observer=observer)
+
+
+def _run(
+    asked: Asked, state: _State, launch: Launch, *, directory: Path, left_s: float | None, observer: Observer
+) -> None:
+    """One launch; afterwards every case of it whose turn came is out of the queue."""
+    store = state.store
+    prepared = _prepared(asked, directory, devices=launch.processes, p2p=launch.p2p)
+    with writing(asked.output):
+        directory.mkdir(parents=True, exist_ok=True)
+        write_json(directory / SWEEP_FILE, plan(launch, asked, left_s))
+    for case in launch.timed:
+        store.clear(case.point.id)
+    for case in launch.profiled:
+        store.clear(case.point.id, profile=True)
+    failure: GpudiagError | None = None
+    try:
+        pipeline.train(prepared, lambda message: observer(message, launch))
+    except WorkerFailedError as error:
+        failure = error
+    except OSError as error:
+        with writing(asked.output):
+            raise error from None
+    _take_in(asked, state, launch, failure)
+    if failure is None:
+        shutil.rmtree(directory, ignore_errors=True)
+
+
+def _take_in(asked: Asked, state: _State, launch: Launch, failure: GpudiagError | None) -> None:
+    store = state.store
+    begun = 0
+    for case in launch.timed:
+        outcome = store.outcome(case.point.id)
+        if outcome is None:
+            continue
+        begun += 1
+        state.timed.remove(case)
+        if not outcome.done and outcome.error is None:
+            outcome = msgspec.structs.replace(outcome, error=str(failure) if failure else "its processes were ended")
+        point = with_figures(case.point, store.run(case.point.id), outcome, state.machine)
+        _note(state, point)
+        memory = outcome.out_of_memory or "out of memory" in (point.error or "").lower()
+        if point.status == "failed" and asked.halve and memory and point.batch_per_device > 1:
+            state.timed.insert(0, halved(case))
+    for case in launch.profiled:
+        outcome = store.outcome(case.point.id, profile=True)
+        if outcome is None:
+            continue
+        begun += 1
+        state.profiled.remove(case)
+        if not outcome.done:
+            why = outcome.error or (str(failure) if failure else "its processes were ended")
+            state.remarks.append(Remark(code="not-profiled", message=f"{case.point.id} was not profiled: {why}"))
+    if begun == 0:
+        # Nothing will be different the next time.
+        if failure is not None and not any(point.status == "measured" for point in state.points.values()):
+            raise failure
+        why = str(failure) if failure is not None else "no time was left for it"
+        state.remarks.append(Remark(code="not-measured", message=f"{len(launch.cases)} points: {why}"))
+        for case in launch.timed:
+            state.timed.remove(case)
+        for case in launch.profiled:
+            state.profiled.remove(case)
+
+
+def _note(state: _State, point: ScalePoint) -> None:
+    state.points[point.id] = point
+    state.store.save(point)
+
+
+def _harvest(state: _State, case: Case) -> bool:
+    """Take a point whose job was done when an earlier call was ended before it could note that."""
+    outcome = state.store.outcome(case.point.id)
+    if outcome is None or not outcome.done:
+        return False
+    point = with_figures(case.point, state.store.run(case.point.id), outcome, state.machine)
+    if point.status == "measured":
+        _note(state, point)
+    return point.status == "measured"
+
+
+def _to_profile(asked: Asked, wanted: list[Case]) -> list[Case]:
+    """Points to record: for `auto`, the largest of each curve that exchanges, and the baselines of those."""
+    possible = [case for case in wanted if case.point.status != "failed"]
+    if asked.profile == "none":
+        return []
+    if asked.profile == "all":
+        return possible
+    whole = [case for case in possible if case.point.device_indices == tuple(range(case.point.devices))]
+    most = max((case.point.devices for case in whole), default=1)
+    if most == 1:
+        return whole[:1]
+    first = [case for case in whole if case.worth[0] < 10]  # of several batches, precisions ... the first
+    largest = [case for case in first if case.point.devices == most and case.point.strategy != INDEPENDENT]
+    strategies = {case.point.strategy.removesuffix(NO_P2P) for case in largest}
+    ones = [case for case in first if case.point.devices == 1 and case.point.strategy in strategies]
+    return sorted([*largest, *ones], key=lambda case: case.worth)
+
+
+def _is_profiled(store: Store, point_id: str) -> bool:
+    outcome = store.outcome(point_id, profile=True)
+    return outcome is not None and outcome.done
+
+
+def _notes(store: Store) -> list[Remark]:
+    return [Remark(code="unreadable-point", message=note) for note in store.notes]
+
+
+def _budget_remark(state: _State) -> Remark:
+    names = ", ".join(case.point.id for case in (*state.timed, *state.profiled)[:5])
+    count = len(state.timed) + len(state.profiled)
+    return Remark(
+        code="budget",
+        message=f"{count} points were left out when the budget was used up ({names}{', ...' if count > 5 else ''}); "
+        "the same command goes on with them",
+    )
+
+
+def _prepared(asked: Asked, run_dir: Path, *, devices: int | None, p2p: bool) -> Prepared:
+    if asked.framework not in ("torch", "tensorflow"):
+        raise UsageError(f"--framework knows no '{asked.framework}'", "There are: torch, tensorflow.")
+    return pipeline.prepare(
+        pipeline.Request(
+            workload=_JOB,
+            devices=devices,
+            p2p=p2p,
+            run_dir=run_dir,
+            python=asked.python,
+            timeout_s=asked.timeout_s,
+            command=asked.command,
+        )
+    )
+
+
+def _software(prepared: Prepared) -> dict[str, str]:
+    known = {"torch": prepared.interpreter.torch}
+    if prepared.facts.host.driver:
+        known["driver"] = prepared.facts.host.driver
+    return known
+
+
+def conclude_again(asked: Asked) -> Scaling:
+    """Conclude anew from the points in `asked.output`; trains nothing and needs no GPU.
+
+    Raises:
+        UnreadableInputError: there are none.
+    """
+    from gpudiag.probing.facts_file import load_facts  # noqa: PLC0415  # only here
+
+    if not (asked.output / POINTS).is_dir():
+        raise UnreadableInputError(f"{asked.output}: holds no points", "Give a directory that `gpudiag scale` wrote.")
+    store = Store(asked.output)
+    known = store.points()
+    if not known:
+        raise UnreadableInputError(f"{asked.output}: holds no points", "Give a directory that `gpudiag scale` wrote.")
+    facts = asked.output / FACTS_FILE
+    modes = {point.mode for point in known.values()}
+    mode = asked.mode if asked.mode in modes else modes.pop()
+    return finish(
+        replace(asked, mode=mode), known, load_facts(facts) if facts.is_file() else None, remarks=_notes(store)
+    )
