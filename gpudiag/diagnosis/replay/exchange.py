@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 _REDUCER = re.compile(r"torch(?:::|\.)distributed(?:::|\.).*reducer::")
 #: An op launched this long before it started stood in a queue: its gap is the device's own.
-_QUEUED_NS = 20 * NS_PER_US
+QUEUED_NS = 20 * NS_PER_US
 
 
 def packing_ops(graph: Graph, timeline: Timeline) -> NDArray[np.bool_]:
@@ -64,7 +64,7 @@ def undisturbed_gaps(graph: Graph, timeline: Timeline) -> NDArray[np.float64]:
     host, device = graph.host, graph.device
     gap = device.gap.copy()
     reached = np.where(device.launch != NONE, host.time[np.maximum(device.launch, 0)], -np.inf)
-    queued = (device.launch != NONE) & (device.start - reached > _QUEUED_NS)
+    queued = (device.launch != NONE) & (device.start - reached > QUEUED_NS)
     candidates = queued & (device.op_class != OpClass.COMMUNICATION)
     for index in distinct(device.lane):
         table = timeline.lanes[index].collectives

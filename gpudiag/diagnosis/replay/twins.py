@@ -1,9 +1,18 @@
-"""The same kernel at the same place of the step, on other ranks and in other steps: how long does it take undisturbed?
+"""How long a kernel that ran beside a collective takes undisturbed, as its twins that ran beside none tell.
 
-A collective's kernel that waits for a late rank spins on the device, and takes processors and memory bandwidth from the
-kernels beside it: 31.2 against 28.3 ms of compute were measured on ranks whose all-reduces spun for 40 ms, and on the
-late rank itself. When the waiting goes away, so does that. Kernels that ran beside a collective are therefore given the
-time that their twins needed which ran beside none.
+A collective's kernel takes processors and memory bandwidth from the kernels beside it, while it transfers as much as
+while it spins for a late rank: 31.2 against 28.3 ms of compute were measured on ranks whose all-reduces spun for 40 ms,
+and single matrix products of a GPT's backward pass took 103 µs beside an all-reduce that took 55 alone. When the
+collective goes away, so does that.
+
+Twins of a kernel are kernels of the same name that do the same work: those at the same place of the step in other steps
+and on other ranks, and those of the step's other layers. Of the latter a name may stand for several sizes; what ran
+before and after tells them apart, and where it does not, their times differ and they say nothing:
+
+    layer 11   gemm 55 | bias 4 | gemm 103          no collective yet
+    layer 10   gemm 98 | bias 6 | gemm 160          beside the first bucket: twins of gemm, bias and gemm above
+
+A rank's own twins come first: another rank's clocks may be faster.
 
 The profiler makes hosts late that would not be, and so makes their peers' collectives spin: with its cost taken out,
 what kernels took longer because of that goes in proportion (30.3 to 29.3 ms for a GPT whose rank 3 the profiler made
@@ -21,15 +30,36 @@ from gpudiag.intervals import Intervals, lengths_between, union
 from gpudiag.model.timeline import UNKNOWN, OpClass
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from numpy.typing import NDArray
 
     from gpudiag.diagnosis.replay.graph import Graph
     from gpudiag.model.timeline import Timeline
 
+    Times = NDArray[np.float64]
+    Keys = NDArray[np.int64]
+
 #: An op counts as undisturbed when less than this share of it ran beside a collective.
 _UNDISTURBED = 0.05
 #: With fewer undisturbed twins than this the median says too little.
 _FEWEST_TWINS = 2
+#: Kernels are taken for the same work when the middle half of their undisturbed times is within this share of the
+#: median, and that of their disturbed times within the other. Measured on an H200: 0.2 to 2 % for one size undisturbed,
+#: 5 to 20 % disturbed, several times the median for two sizes.
+_ALIKE = 0.1
+_DISTURBED_ALIKE = 0.25
+#: Of a layer that is repeated the kernels are at this many places of the step at least: undisturbed, or else disturbed.
+_CALM_PLACES = 2
+_DISTURBED_PLACES = 3
+#: A kernel that takes longer than this times its supposed twins is other work. A collective takes a fifth of the
+#: processors and some of the bandwidth; at worst, work that filled all processors once must fill them twice.
+_MOST_SLOWED = 2.5
+#: How many kernels before and after tell which of a layer's a kernel is; at first more, then fewer.
+_AROUND = (2, 1)
+#: Where twins are known of at least this share of a device's disturbed time, the rest is taken to be disturbed as they
+#: are.
+_MOSTLY_KNOWN = 0.5
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,61 +69,208 @@ class Twins:
     Attributes:
         undisturbed_ns: float64[m], the median time of an op's undisturbed twins where it was disturbed itself and has
             enough of them; NaN elsewhere.
-        beside_waiting: bool[m], whether what disturbed it was, in part at least, a collective that waited.
+        waiting_share: float64[m], how much of what ran beside it was a collective that waited, and not one that
+            transferred: 0 to 1.
     """
 
-    undisturbed_ns: NDArray[np.float64]
-    beside_waiting: NDArray[np.bool_]
+    undisturbed_ns: Times
+    waiting_share: Times
 
-    def relieved(self, duration: NDArray[np.float64]) -> NDArray[np.float64]:
+    def relieved(self, duration: Times) -> Times:
         """Durations without the disturbance; never longer than given."""
         return np.where(np.isnan(self.undisturbed_ns), duration, np.fmin(duration, self.undisturbed_ns))
 
-    def relieved_of_waiting(self, duration: NDArray[np.float64], share: NDArray[np.float64]) -> NDArray[np.float64]:
-        """Durations when this share (float64[m], 0 to 1) of the waiting is gone; never longer than given."""
-        gained = np.where(self.beside_waiting, duration - self.relieved(duration), 0.0)
-        return duration - share * gained
+    def relieved_of_waiting(self, duration: Times, share: Times | float = 1.0) -> Times:
+        """Durations when this share (of each op, 0 to 1) of the waiting is gone; never longer than given.
+
+        What the waiting and what the transferring took of an op is not known apart; each is given its share by time.
+        """
+        return duration - share * self.waiting_share * (duration - self.relieved(duration))
+
+
+@dataclass(frozen=True, slots=True)
+class _Kernels:
+    """The compute ops of a graph as columns: their indices, lane, name, and how long each ran beside collectives."""
+
+    op: NDArray[np.intp]
+    lane: Keys
+    name: Keys
+    duration: Times
+    beside: Times
+    waiting: Times
+
+    @property
+    def calm(self) -> NDArray[np.bool_]:
+        return self.beside < _UNDISTURBED * np.maximum(self.duration, 1.0)
 
 
 def find_twins(graph: Graph, timeline: Timeline) -> Twins:
-    """Find each compute op's twins: the same name, the same place among the ops of that name in its step."""
+    """Find each disturbed compute op's twins, the nearest kin first, and what they took."""
+    count = len(graph.device.start)
+    undisturbed, waiting_share = np.full(count, np.nan), np.zeros(count)
+    kernels = _kernels(graph, timeline)
+    calm = kernels.calm
+    wanted = np.flatnonzero(~calm)
+    if len(wanted) == 0:
+        return Twins(undisturbed, waiting_share)
+    time = np.full(len(kernels.op), np.nan)
+    for kin, undisturbed_of in _kin(graph, kernels):
+        unknown = wanted[np.isnan(time[wanted])]
+        if len(unknown) == 0:
+            break
+        found = undisturbed_of[kin[unknown]]
+        time[unknown] = np.where(kernels.duration[unknown] <= _MOST_SLOWED * found, found, np.nan)
+    _as_the_known(kernels, time, wanted)
+    undisturbed[kernels.op[wanted]] = time[wanted]
+    waiting_share[kernels.op[wanted]] = (kernels.waiting / np.maximum(kernels.beside, 1.0))[wanted]
+    return Twins(undisturbed, np.clip(waiting_share, 0.0, 1.0))
+
+
+def _kernels(graph: Graph, timeline: Timeline) -> _Kernels:
     device = graph.device
-    count = len(device.start)
-    undisturbed = np.full(count, np.nan)
     compute = np.flatnonzero(device.op_class == OpClass.COMPUTE)
-    if len(compute) == 0:
-        return Twins(undisturbed, np.zeros(count, np.bool_))
-    names: dict[str, int] = {}
-    name = np.zeros(len(compute), np.int64)
-    beside = np.zeros(len(compute))
-    waiting = np.zeros(count)
+    beside, waiting = np.zeros(len(compute)), np.zeros(len(compute))
     for lane_index in np.unique(device.lane[compute]):
-        lane = timeline.lanes[lane_index]
-        events = timeline.traces[lane.trace].events
+        table = timeline.lanes[lane_index].collectives
         mine = np.flatnonzero(device.lane[compute] == lane_index)
-        table = np.array([names.setdefault(text, len(names)) for text in events.names], np.int64)
-        name[mine] = table[events.name[device.row[compute[mine]]]]
-        communication = union(Intervals(lane.collectives.start, lane.collectives.end))
-        beside[mine] = _inside(communication, device.start[compute[mine]], device.end[compute[mine]])
-        matched = lane.collectives.last_arrival != UNKNOWN
-        spinning = union(Intervals(lane.collectives.start[matched], lane.collectives.last_arrival[matched]))
-        waiting[compute[mine]] = _inside(spinning, device.start[compute[mine]], device.end[compute[mine]])
-    duration = (device.end - device.start)[compute]
-    # Rank ops of one (lane, step, name) by start: their place.
-    order = np.lexsort((device.start[compute], name, device.step[compute], device.lane[compute]))
-    key = np.stack([device.lane[compute][order], device.step[compute][order], name[order]])
-    opens = np.concatenate([[True], (np.diff(key, axis=1) != 0).any(axis=0)])
-    first = np.flatnonzero(opens)
-    place = np.arange(len(order)) - np.repeat(first, np.diff(np.append(first, len(order))))
-    twin = np.empty(len(compute), np.int64)
-    twin[order] = name[order] * (int(place.max()) + 1) + place
-    calm = beside < _UNDISTURBED * np.maximum(duration, 1.0)
-    typical = _median_by_group(twin[calm], duration[calm])
-    for position in np.flatnonzero(~calm):
-        found = typical.get(int(twin[position]))
-        if found is not None:
-            undisturbed[compute[position]] = found
-    return Twins(undisturbed, waiting >= _UNDISTURBED * np.maximum(device.end - device.start, 1.0))
+        start, end = device.start[compute[mine]], device.end[compute[mine]]
+        beside[mine] = _inside(union(Intervals(table.start, table.end)), start, end)
+        matched = table.last_arrival != UNKNOWN
+        spinning = union(Intervals(table.start[matched], table.last_arrival[matched]))
+        waiting[mine] = _inside(spinning, start, end)
+    return _Kernels(
+        op=compute,
+        lane=device.lane[compute],
+        name=_names(graph, timeline)[compute],
+        duration=(device.end - device.start)[compute],
+        beside=beside,
+        waiting=waiting,
+    )
+
+
+def _names(graph: Graph, timeline: Timeline) -> Keys:
+    """int64[m]: the same number for the same name, over all traces."""
+    device = graph.device
+    known: dict[str, int] = {}
+    name = np.zeros(len(device.start), np.int64)
+    for lane_index in np.unique(device.lane):
+        events = timeline.traces[timeline.lanes[lane_index].trace].events
+        mine = device.lane == lane_index
+        table = np.array([known.setdefault(text, len(known)) for text in events.names], np.int64)
+        name[mine] = table[events.name[device.row[mine]]]
+    return name
+
+
+def _kin(graph: Graph, kernels: _Kernels) -> Iterator[tuple[Keys, Times]]:
+    """The surest first: keys that kernels of the same work share, and what each key's take undisturbed (NaN: unknown).
+
+    Kernels at the same place of other steps do the same work; those of other places must be seen to.
+    """
+    place = _places(graph, kernels)
+    around = [_surroundings(graph, kernels, reach) for reach in _AROUND]
+    for of_lane in (kernels.lane, np.zeros_like(kernels.lane)):
+        same_place = _joined(of_lane, place)
+        yield same_place, _Groups(same_place, kernels.duration, kernels.calm).median()
+        for key in around:
+            kin = _joined(of_lane, key)
+            yield kin, _of_repeated_layers(kernels, kin, place)
+
+
+def _of_repeated_layers(kernels: _Kernels, kin: Keys, place: Keys) -> Times:
+    """What each key's kernels take undisturbed, where they are seen to do the same work at several places of a step."""
+    beside = kernels.beside > (1 - _UNDISTURBED) * kernels.duration
+    calm, disturbed = _Groups(kin, kernels.duration, kernels.calm), _Groups(kin, kernels.duration, beside)
+    alike = (calm.spread() <= _ALIKE) & (disturbed.spread() <= _DISTURBED_ALIKE)
+    repeated = (calm.distinct(place) >= _CALM_PLACES) | (disturbed.distinct(place) >= _DISTURBED_PLACES)
+    undisturbed = calm.median()
+    same_work = alike & repeated & (disturbed.median() <= _MOST_SLOWED * undisturbed)
+    return np.where(same_work, undisturbed, np.nan)
+
+
+class _Groups:
+    """Times of kernels by key. What is worked out of a key with too few of them is NaN.
+
+    Args:
+        key: int64[n], from 0.
+        time: float64[n].
+        chosen: bool[n], which to take.
+    """
+
+    def __init__(self, key: Keys, time: Times, chosen: NDArray[np.bool_]) -> None:
+        self._count = int(key.max(initial=-1)) + 1
+        self._key, self._chosen = key[chosen], chosen
+        self._time = time[chosen][np.lexsort((time[chosen], self._key))]
+        sizes = np.bincount(self._key, minlength=self._count)
+        self._size, self._first = sizes, np.cumsum(sizes) - sizes
+
+    def median(self) -> Times:
+        """The lower median of each key's times."""
+        return self._quartile(2)
+
+    def spread(self) -> Times:
+        """The middle half of each key's times as a share of their median."""
+        with np.errstate(divide="ignore", invalid="ignore"):
+            return (self._quartile(3) - self._quartile(1)) / self.median()
+
+    def distinct(self, other: Keys) -> NDArray[np.int64]:
+        """How many different values of `other` each key's kernels have."""
+        pairs = np.unique(np.stack([self._key, other[self._chosen]]), axis=1)
+        return np.bincount(pairs[0], minlength=self._count)
+
+    def _quartile(self, which: int) -> Times:
+        found = np.full(self._count, np.nan)
+        enough = np.flatnonzero(self._size >= _FEWEST_TWINS)
+        found[enough] = self._time[self._first[enough] + (self._size[enough] - 1) * which // 4]
+        return found
+
+
+def _places(graph: Graph, kernels: _Kernels) -> Keys:
+    """The how-manieth of its name in its step a kernel is, with the name, as one key."""
+    device = graph.device
+    start, step = device.start[kernels.op], device.step[kernels.op]
+    order = np.lexsort((start, kernels.name, step, kernels.lane))
+    key = np.stack([kernels.lane[order], step[order], kernels.name[order]])
+    first = np.flatnonzero(np.concatenate([[True], (np.diff(key, axis=1) != 0).any(axis=0)]))
+    place = np.empty(len(order), np.int64)
+    place[order] = np.arange(len(order)) - np.repeat(first, np.diff(np.append(first, len(order))))
+    return _joined(kernels.name, place)
+
+
+def _surroundings(graph: Graph, kernels: _Kernels, reach: int) -> Keys:
+    """A kernel's name with those of the `reach` compute ops before and after it in its stream, as one key."""
+    stream = np.zeros(len(graph.device.start), np.int64)
+    for index, (first, after) in enumerate(graph.streams):
+        stream[first:after] = index
+    stream, key = stream[kernels.op], kernels.name
+    for distance in range(1, reach + 1):
+        for shift in (-distance, distance):
+            other = np.roll(kernels.name, shift)
+            there = np.roll(stream, shift) == stream
+            # The ends of a body meet in `roll`; no kernel there is anyone's neighbour.
+            there[:distance] &= shift < 0
+            there[-distance:] &= shift > 0
+            key = _joined(key, np.where(there, other, -1))
+    return key
+
+
+def _joined(a: Keys, b: Keys) -> Keys:
+    """One key for each pair of keys."""
+    low = b.min(initial=0)
+    _, key = np.unique(a * (b.max(initial=0) - low + 1) + b - low, return_inverse=True)
+    return key.astype(np.int64)
+
+
+def _as_the_known(kernels: _Kernels, time: Times, wanted: NDArray[np.intp]) -> None:
+    """Fill in the disturbed kernels without twins by how much those with twins were slowed beside collectives."""
+    for lane in np.unique(kernels.lane[wanted]):
+        mine = wanted[kernels.lane[wanted] == lane]
+        known = mine[~np.isnan(time[mine])]
+        rest = mine[np.isnan(time[mine])]
+        beside = float(kernels.beside[known].sum())
+        if len(rest) == 0 or beside < _MOSTLY_KNOWN * kernels.beside[mine].sum():
+            continue
+        lost = np.maximum(kernels.duration[known] - time[known], 0.0).sum()
+        time[rest] = kernels.duration[rest] - kernels.beside[rest] * min(float(lost) / max(beside, 1.0), 1.0)
 
 
 def _inside(spans: Intervals, start: NDArray[np.float64], end: NDArray[np.float64]) -> NDArray[np.float64]:
@@ -106,15 +283,3 @@ def _inside(spans: Intervals, start: NDArray[np.float64], end: NDArray[np.float6
     b = np.searchsorted(points, end[order].astype(np.int64))
     result[order] = covered[b] - covered[a]
     return result
-
-
-def _median_by_group(group: NDArray[np.int64], value: NDArray[np.float64]) -> dict[int, float]:
-    order = np.lexsort((value, group))
-    group, value = group[order], value[order]
-    first = np.flatnonzero(np.concatenate([[True], np.diff(group) != 0])) if len(group) else np.empty(0, np.intp)
-    sizes = np.diff(np.append(first, len(group)))
-    return {
-        int(group[f]): float(value[f + (size - 1) // 2])
-        for f, size in zip(first, sizes, strict=True)
-        if size >= _FEWEST_TWINS
-    }

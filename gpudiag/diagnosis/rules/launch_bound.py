@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 
 from gpudiag.diagnosis.examples import DDP, Job, fetch, kernels
-from gpudiag.diagnosis.rules.rule import CannotTell, Proposal, severity_of
+from gpudiag.diagnosis.replay.what_if import PARTS
+from gpudiag.diagnosis.rules.rule import CannotTell, Proposal, notable, severity_of
 from gpudiag.model.analysis import Finding
 from gpudiag.model.timeline import OpClass
 
@@ -16,6 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from gpudiag.diagnosis.case import Case
+    from gpudiag.diagnosis.replay.simulate import Costs
     from gpudiag.diagnosis.replay.what_if import WhatIf
     from gpudiag.diagnosis.rules.rule import Examples
 
@@ -48,11 +51,11 @@ class LaunchBound:
     ABSTAINS: ClassVar[Examples] = ()
 
     def examine(self, case: Case) -> Iterator[Proposal | CannotTell]:
-        """One proposal: framework and launch calls cost nothing."""
+        """One proposal: no rank takes time to launch its step."""
         what_if = case.what_if
         if what_if is None or case.lanes[0].is_cpu:
             return
-        yield Proposal(edit=what_if.without_launch_cost, describe=partial(self._describe, case, what_if))
+        yield Proposal(edit=partial(_common, what_if), describe=partial(self._describe, case, what_if))
 
     def _describe(self, case: Case, what_if: WhatIf, gain: float, percent: float) -> Finding:
         device, graph = what_if.graph.device, what_if.graph
@@ -85,3 +88,17 @@ class LaunchBound:
                 "Keep Python out of the loop: no per-parameter loops, no metrics each step.",
             ),
         )
+
+
+def _common(what_if: WhatIf, costs: Costs) -> Costs:
+    """Steps as CUDA graphs, of ranks that are level: one host that is slower than the others makes a straggler.
+
+    In a graph kernels also follow each other faster. Where the device does not wait for the host that would be all of
+    the gain, and is not counted.
+    """
+    graph = what_if.as_cuda_graph(costs)
+    busy = costs.busy - what_if.levelled(costs, PARTS).busy
+    launched = replace(costs, busy=busy)
+    if not notable(what_if.gain_ms(launched, costs), what_if.step_ms(costs)):
+        return launched
+    return replace(graph, busy=busy)
