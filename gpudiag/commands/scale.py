@@ -212,7 +212,7 @@ def scale(
         quick=quick,
         accuracy=0.05 if quick else accuracy / 100,
         seconds=min(seconds, 2.0) if quick else seconds,
-        warmup_s=5.0 if quick else 20.0,
+        warmup_s=5.0 if quick else 8.0 if budget else 20.0,
         budget_s=_seconds("--budget", budget),
         profile=cast("Profile", profile),
         halve=halve_batch,

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from gpudiag.scaling.points import Case
 
 #: Share of a launch's time that is kept for profiled windows, where there are any: each takes about as long as a point.
-_MOST_FOR_PROFILES = 0.4
+_MOST_FOR_PROFILES = 0.3
 #: Timed steps before a profiled window: they are measured elsewhere.
 _PROFILED_SECONDS = 0.5
 

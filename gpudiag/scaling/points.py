@@ -31,17 +31,19 @@ NO_P2P = "-no-p2p"
 INDEPENDENT = "independent"
 
 #: Fields of a job that a point names itself.
-_NAMED = (
-    "workload",
-    "strategy",
-    "device",
-    "batch_size",
-    "precision",
-    "memory_format",
-    "data",
-    "p2p",
-    "steps",
-    "warmup",
+_NAMED = frozenset(
+    (
+        "workload",
+        "framework",
+        "strategy",
+        "device",
+        "devices",
+        "batch_size",
+        "precision",
+        "memory_format",
+        "data",
+        "p2p",
+    )
 )
 
 
@@ -85,7 +87,8 @@ def cases(asked: Asked, site: Site) -> list[Case]:
     workloads = asked.workloads or (("resnet20-cifar",) if site.gpus == 0 else ("resnet50",))
     for place, name in enumerate(workloads):
         for variant, made in enumerate(_variants(asked, site, name, max(sizes))):
-            for devices, strategy in itertools.product(sizes, strategies):
+            exchanging = strategies if workload_entry(name).trains else (INDEPENDENT,)
+            for devices, strategy in itertools.product(sizes, exchanging):
                 worth = (_tier(devices, strategy, sizes, strategies) + 10 * variant, place)
                 _add(found, _case(asked, made, strategy, tuple(range(devices)), worth))
         if place == 0:
@@ -211,9 +214,9 @@ def _case(asked: Asked, variant: _Variant, strategy: str, indices: tuple[int, ..
                 "partial batches are no strong scaling; choose --batch-size as a multiple of every number of devices"
             )
             batch = max(1, batch)
-    # One device has no peers whose access could be switched off.
+    # One device has no peers whose access could be switched off, and some strategies need peers to exchange with.
     p2p = not strategy.endswith(NO_P2P) or devices == 1
-    bare = strategy.removesuffix(NO_P2P)
+    bare = on_one_device(strategy) if devices == 1 else strategy.removesuffix(NO_P2P)
     made: dict[str, Any] = {
         **asked.job_options,
         "workload": variant.workload,
@@ -245,6 +248,13 @@ def _case(asked: Asked, variant: _Variant, strategy: str, indices: tuple[int, ..
         error=error,
     )
     return Case(job=job, point=msgspec.structs.replace(point, id=point_id(point)), worth=worth)
+
+
+def on_one_device(strategy: str) -> str:
+    """What a strategy comes to on a single device, which has nobody to exchange with: itself, or no exchange."""
+    bare = strategy.removesuffix(NO_P2P)
+    entry = STRATEGIES.get(bare)
+    return INDEPENDENT if entry is not None and entry.least_devices > 1 else bare
 
 
 def halved(case: Case) -> Case:
@@ -289,8 +299,9 @@ def point_id(point: ScalePoint) -> str:
 def _options(job: Job) -> dict[str, str]:
     """What of a job is neither named by the point nor the default."""
     default = Job(workload=job.workload, strategy=job.strategy, device=job.device)
-    return {
+    changed = {
         name: str(getattr(job, name))
         for name in job.__struct_fields__
-        if name not in _NAMED and getattr(job, name) != getattr(default, name)
+        if name not in _NAMED | {"exchange"} and getattr(job, name) != getattr(default, name)
     }
+    return {**changed, **job.exchange.given()}

@@ -18,7 +18,7 @@ from gpudiag.run_files import FACTS_FILE, write_json
 from gpudiag.scaling.conclude import conclude
 from gpudiag.scaling.launches import Launch, next_launch, plan
 from gpudiag.scaling.measured import with_figures
-from gpudiag.scaling.points import INDEPENDENT, NO_P2P, Case, Site, cases, halved
+from gpudiag.scaling.points import INDEPENDENT, Case, Site, cases, halved, on_one_device
 from gpudiag.scaling.store import POINTS, Store, check_machine, writing
 
 if TYPE_CHECKING:
@@ -231,7 +231,7 @@ def _to_profile(asked: Asked, wanted: list[Case]) -> list[Case]:
         return whole[:1]
     first = [case for case in whole if case.worth[0] < 10]  # of several batches, precisions ... the first
     largest = [case for case in first if case.point.devices == most and case.point.strategy != INDEPENDENT]
-    strategies = {case.point.strategy.removesuffix(NO_P2P) for case in largest}
+    strategies = {on_one_device(case.point.strategy) for case in largest}
     ones = [case for case in first if case.point.devices == 1 and case.point.strategy in strategies]
     return sorted([*largest, *ones], key=lambda case: case.worth)
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from gpudiag.confidence import Estimate
-from gpudiag.scaling.points import NO_P2P
+from gpudiag.scaling.points import on_one_device
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -45,9 +45,10 @@ def setting(point: ScalePoint) -> tuple[object, ...]:
 def baseline_of(point: ScalePoint, points: Iterable[ScalePoint]) -> ScalePoint | None:
     """The measured one-device point of the same curve; of the first device where several were measured alone.
 
-    One device has no peers, so that `nccl-no-p2p` on one device is `nccl` on one.
+    One device has no peers, so that `nccl-no-p2p` on one device is `nccl` on one, and a strategy that cannot run on one
+    device is `independent` on one: the same training, with nothing to exchange.
     """
-    wanted = curve(msgspec.structs.replace(point, strategy=point.strategy.removesuffix(NO_P2P)))
+    wanted = curve(msgspec.structs.replace(point, strategy=on_one_device(point.strategy)))
     ones = [one for one in points if one.devices == 1 and rate_of(one) is not None and curve(one) == wanted]
     return min(ones, key=lambda one: one.device_indices, default=None)
 

@@ -35,10 +35,13 @@ from gpudiag.worker.enough import Enough
 from gpudiag.worker.launched import Launched, launched, set_launched
 from gpudiag.worker.place import this_place
 from gpudiag.worker.progress import ProgressSender
+from gpudiag.workloads.registry import workload_entry
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
+
+    from gpudiag.model.job import Job
 
 #: How long one process waits for the others once a job is over on it: a peer that failed alone has left it hanging
 #: before, and the launcher's patience ends that.
@@ -191,8 +194,6 @@ class _Sweep:
 
     def _train(self, number: int, entry: SweepEntry, directory: Path) -> _Report:
         """Train as if gpudiag had started this job alone."""
-        from gpudiag.workloads.training import train
-
         try:
             with self._standing(number, entry):
                 set_launched(
@@ -209,7 +210,7 @@ class _Sweep:
                         recorded=entry.recorded,
                     )
                 )
-                train(entry.job)
+                _work(entry.job)
         except Exception as error:  # noqa: BLE001  # told to the others, whatever it is, before anyone goes on
             traceback.print_exc()
             return _Report(
@@ -255,6 +256,18 @@ class _Sweep:
                     os.environ.pop(name, None)
                 else:
                     os.environ[name] = value
+
+
+def _work(job: Job) -> None:
+    """Train, or predict, as the workload does."""
+    if workload_entry(job.workload).trains:
+        from gpudiag.workloads.training import train
+
+        train(job)
+    else:
+        from gpudiag.workloads.unet3d_predict import predict
+
+        predict(job)
 
 
 def _free_port() -> int:
