@@ -9,7 +9,9 @@ from gpudiag.model.facts import QUEUED
 from gpudiag.units import bus_factor
 
 if TYPE_CHECKING:
-    from gpudiag.model.facts import Facts
+    from collections.abc import Iterable
+
+    from gpudiag.model.facts import Collective, Facts
 
 
 class Curve:
@@ -72,3 +74,13 @@ def measured_curve(facts: Facts, transport: str, ranks: int) -> Curve | None:
         return None
     nearest = min(by_ranks, key=lambda measured: (abs(measured - ranks), measured))
     return Curve(by_ranks[nearest], nearest)
+
+
+def curves_of(collectives: Iterable[Collective]) -> dict[str, Curve]:
+    """A curve for each transport among these, all of them measured with the same ranks."""
+    points: dict[str, dict[int, float]] = {}
+    ranks: dict[str, int] = {}
+    for one in collectives:
+        points.setdefault(one.strategy, {})[one.bytes] = one.time_us / 1e3
+        ranks[one.strategy] = one.ranks
+    return {transport: Curve(found, ranks[transport]) for transport, found in points.items()}

@@ -1,0 +1,1 @@
+"""Several strategies in one set of processes, by turns: what `gpudiag recommend` starts in each process."""

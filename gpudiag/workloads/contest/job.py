@@ -1,0 +1,271 @@
+"""The contest job: `gpudiag recommend` starts `run` in each training process, as a user's function.
+
+For each workload of the plan: a step without exchange, its parts, and when each gradient is there; all-reduces of its
+buckets over each transport; from these and the machine's facts a prediction for each candidate; then the best few, each
+with a copy of the model of its own, by turns, so that a drift of the machine hits all alike.
+"""
+
+from __future__ import annotations
+
+import gc
+import statistics
+import time
+from collections import defaultdict
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from gpudiag.errors import GpudiagError, UsageError
+from gpudiag.model.contest import CONTEST_PLAN_SCHEMA, PLAN_FILE, Contest, ContestPlan, Turns, contest_file
+from gpudiag.model.facts import FACTS_SCHEMA, Facts
+from gpudiag.model.prediction import Candidate
+from gpudiag.model.run import RankRecord
+from gpudiag.prediction.buckets import ddp_buckets
+from gpudiag.prediction.curves import curves_of
+from gpudiag.prediction.predict import predict
+from gpudiag.run_files import FACTS_FILE, read_json, write_json
+from gpudiag.worker import record
+from gpudiag.worker.launched import launched
+from gpudiag.worker.place import device_name, software, this_place
+from gpudiag.worker.progress import ProgressSender
+from gpudiag.workloads.contest import transports
+from gpudiag.workloads.contest.side import Side
+from gpudiag.workloads.contest.subject import Subject
+from gpudiag.workloads.contest.world import World
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+    from pathlib import Path
+
+    from gpudiag.model.contest import Entry
+    from gpudiag.model.prediction import Prediction
+
+INDEPENDENT = Candidate(strategy="independent")
+
+#: Predictions are wrong by as much now and then.
+_MAY_ERR = 0.2
+_MOST_FINALISTS = 6
+#: What people take by default, on GPUs and on CPUs: what is gained is said over these.
+_USUAL = ("nccl", "gloo")
+
+#: Steps after a switch that are not timed: the host runs ahead again.
+_RUN_IN_STEPS = 2
+#: The first steps of a side: compilation, autotuning, allocation, connections; DDP forms its buckets anew after one.
+_FIRST_STEPS = 3
+#: A side is warm when two looks in a row agree this well, or after so many of them.
+_AGREE, _MOST_LOOKS = 0.03, 6
+
+
+def run() -> None:
+    """This process's share; the plan is in the launch's run directory."""
+    started = launched()
+    if started is None:
+        raise UsageError("the contest is started by gpudiag only", "Run `gpudiag recommend`.")
+    run_dir = started.run_dir
+    plan = read_json(run_dir / PLAN_FILE, ContestPlan, CONTEST_PLAN_SCHEMA)
+    world = World(plan.device)
+    progress = ProgressSender(world.rank)
+    facts = read_json(run_dir / FACTS_FILE, Facts, FACTS_SCHEMA)
+    _save_rank(run_dir, world)
+    for number, entry in enumerate(plan.entries):
+        progress.tell("warmup", number, len(plan.entries))
+        found = _Contest(world, plan, entry, facts, progress).hold()
+        if world.rank == 0:
+            write_json(run_dir / contest_file(entry.workload), found)
+        gc.collect()
+        if world.on_gpu:
+            torch.cuda.empty_cache()
+    world.gather(None)
+    progress.tell("done")
+    world.close()
+
+
+def _save_rank(run_dir: Path, world: World) -> None:
+    place = this_place()
+    mine = RankRecord(
+        rank=place.rank,
+        local_rank=place.local_rank,
+        host=place.host,
+        pid=place.pid,
+        device=str(world.device),
+        device_name=device_name(world.device),
+    )
+    record.write_rank(run_dir, mine)
+
+
+def _finalists(predictions: Sequence[Prediction], least: int) -> list[Candidate]:
+    """Those worth measuring: the best by prediction, whoever is so near that the prediction may err, and the usual."""
+    possible = [one for one in predictions if one.cannot is None and one.candidate != INDEPENDENT]
+    if not possible:
+        return []
+    best = possible[0].step_ms or 0.0
+    near = [one.candidate for one in possible if (one.step_ms or 0.0) <= best * (1 + _MAY_ERR)]
+    chosen = (near if len(near) > least else [one.candidate for one in possible[:least]])[:_MOST_FINALISTS]
+    usual = next((one.candidate for one in possible if one.candidate.label in _USUAL), None)
+    return [*chosen, usual] if usual is not None and usual not in chosen else chosen
+
+
+class _Contest:
+    """One workload."""
+
+    def __init__(self, world: World, plan: ContestPlan, entry: Entry, facts: Facts, progress: ProgressSender) -> None:
+        self.world = world
+        self.plan = plan
+        self.entry = entry
+        self.facts = facts
+        self.progress = progress
+        self.seconds: dict[str, float] = defaultdict(float)
+        self.sides: dict[str, Side] = {}
+        self.step_ms: dict[str, float] = {}
+        self.failed: dict[str, str] = {}
+
+    def hold(self) -> Contest:
+        """All of it; the same on every rank but for what only rank 0 needs."""
+        world, entry = self.world, self.entry
+        with self._timing("model"):
+            subject = Subject(world, entry)
+        with self._timing("compute"):
+            self._admit(subject, INDEPENDENT)
+            if INDEPENDENT.label not in self.sides:
+                raise GpudiagError(f"{entry.workload} cannot be trained: {self.failed[INDEPENDENT.label]}")
+            # Ranks may differ a little; the slowest is what the others would wait for.
+            parts = max(
+                world.gather(subject.parts(self.step_ms[INDEPENDENT.label])),
+                key=lambda one: one.compute.step_ms if one.compute else 0.0,
+            )
+        with self._timing("transports"):
+            measured = transports.measure(world, self._transports(), self._sizes(parts))
+        predictions = predict(
+            self.facts,
+            parts,
+            entry.candidates,
+            self.plan.devices,
+            p2p=self.plan.p2p,
+            curves=curves_of(measured),
+            cannot=entry.cannot,
+        )
+        turns: tuple[Turns, ...] = ()
+        if self.plan.measure:
+            possible = [one.candidate for one in predictions if one.cannot is None and one.candidate != INDEPENDENT]
+            finalists = _finalists(predictions, entry.finalists) if entry.finalists else possible
+            with self._timing("setup"):
+                for number, candidate in enumerate(finalists):
+                    self.progress.tell("warmup", number, len(finalists))
+                    self._admit(subject, candidate)
+            with self._timing("turns"):
+                turns = self._turns([INDEPENDENT, *finalists])
+        for side in self.sides.values():
+            side.close()
+        return Contest(
+            workload=entry.workload,
+            device_name=device_name(world.device),
+            devices=self.plan.devices,
+            batch_size=subject.batch_size,
+            p2p=self.plan.p2p,
+            precision=subject.precision,
+            memory_format=subject.memory_format,
+            gradients=parts,
+            transports=tuple(measured),
+            predictions=predictions,
+            turns=turns,
+            software=software(),
+            seconds={name: round(value, 3) for name, value in self.seconds.items()},
+        )
+
+    @contextmanager
+    def _timing(self, phase: str) -> Iterator[None]:
+        began = time.perf_counter()
+        yield
+        self.seconds[phase] += time.perf_counter() - began
+
+    def _transports(self) -> list[str]:
+        """Those that any candidate uses."""
+        wanted = []
+        on_gpu = self.world.on_gpu
+        for candidate in self.entry.candidates:
+            if candidate.label in self.entry.cannot:
+                continue
+            name = {
+                "nccl": "nccl" if self.plan.p2p else "nccl-no-p2p",
+                "fsdp": ("nccl" if self.plan.p2p else "nccl-no-p2p") if on_gpu else "gloo",
+                "gloo": "gloo-device" if on_gpu else "gloo",
+                "cpu-reduce": "cpu-reduce" + (f"-{candidate.compress}" if candidate.compress else ""),
+            }.get(candidate.strategy)
+            if name is not None and name not in wanted:
+                wanted.append(name)
+        return wanted
+
+    def _sizes(self, parts: Any) -> list[int]:
+        buckets = [sum(parts.sizes[i] for i in bucket) for bucket in ddp_buckets(parts.sizes)]
+        # Half of the smallest: what a bucket in bf16 has on the wire.
+        return transports.chosen_sizes([*buckets, min(buckets) // 2])
+
+    def _admit(self, subject: Subject, candidate: Candidate) -> None:
+        """Make a side and warm it up; if any rank cannot, none has it."""
+        problem = None
+        side = None
+        try:
+            side = Side(self.world, subject, candidate)
+        except Exception as error:  # noqa: BLE001  # whatever keeps one strategy from working, the others go on
+            problem = f"{type(error).__name__}: {error}" if not isinstance(error, GpudiagError) else str(error)
+        told = next((one for one in self.world.gather(problem) if one), None)
+        if told is None and side is not None:
+            try:
+                self.step_ms[candidate.label] = self._warm(side)
+            except Exception as error:  # noqa: BLE001  # as above; ranks in a collective fail together or time out
+                problem = f"{type(error).__name__}: {error}" if not isinstance(error, GpudiagError) else str(error)
+            told = next((one for one in self.world.gather(problem) if one), None)
+        if told is not None or side is None:
+            self.failed[candidate.label] = (told or "could not be made").splitlines()[0][:300]
+            if side is not None:
+                side.close()
+            return
+        self.sides[candidate.label] = side
+
+    def _warm(self, side: Side) -> float:
+        """Train until two looks agree; the step time in ms, the same on every rank."""
+        self._slowest(side.timed(_FIRST_STEPS, run_in=0))
+        before = self._slowest(side.timed(_FIRST_STEPS, run_in=0))
+        for _ in range(_MOST_LOOKS):
+            steps = self._steps(before)
+            now = self._slowest(side.timed(steps, run_in=0))
+            if abs(now / before - 1) < _AGREE:
+                return now
+            before = now
+        return before
+
+    def _steps(self, step_ms: float) -> int:
+        return max(self.plan.least_steps, round(self.plan.block_ms / step_ms))
+
+    def _slowest(self, times: list[float]) -> float:
+        """The median step of the slowest rank."""
+        return float(max(self.world.gather(statistics.median(times) if times else 0.0)))
+
+    def _turns(self, order: list[Candidate]) -> tuple[Turns, ...]:
+        """Rounds in which each candidate has its turn, in an order that moves on by one from round to round."""
+        rounds: dict[str, list[float]] = {candidate.label: [] for candidate in order}
+        running = [candidate for candidate in order if candidate.label in self.sides]
+        steps = {candidate.label: self._steps(self.step_ms[candidate.label]) for candidate in running}
+        began = time.perf_counter()
+        run_in = _RUN_IN_STEPS if self.world.on_gpu else 1
+        for number in range(self.plan.most_rounds):
+            self.progress.tell("timed", number, self.plan.most_rounds)
+            shift = number % len(running)
+            for candidate in (*running[shift:], *running[:shift]):
+                self.world.gather(None)
+                times = self.sides[candidate.label].timed(steps[candidate.label], run_in=run_in)
+                means = self.world.gather(statistics.fmean(times) if times else 0.0)
+                rounds[candidate.label].append(max(means))
+            enough = number + 1 >= self.plan.least_rounds and time.perf_counter() - began > self.entry.seconds
+            if self.world.first(enough):
+                break
+        return tuple(
+            Turns(
+                candidate=candidate,
+                round_ms=tuple(round(value, 6) for value in rounds[candidate.label]),
+                steps=steps.get(candidate.label, 0),
+                cannot=self.failed.get(candidate.label),
+            )
+            for candidate in order
+        )

@@ -1,0 +1,88 @@
+"""One strategy of a contest with its own copy of the model."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import msgspec
+import torch
+
+from gpudiag.model.job import ExchangeOptions
+from gpudiag.strategies.registry import load_strategy, strategy_entry
+from gpudiag.worker.timing import clock_for
+
+if TYPE_CHECKING:
+    from gpudiag.model.prediction import Candidate
+    from gpudiag.workloads.contest.subject import Subject
+    from gpudiag.workloads.contest.world import World
+
+
+class Side:
+    """Trains the subject with one candidate. All ranks make it at once; a rank that has no part in it makes no step.
+
+    Args:
+        world: the processes.
+        subject: what is trained.
+        candidate: how.
+
+    Raises: whatever the strategy raises when it cannot be used.
+    """
+
+    def __init__(self, world: World, subject: Subject, candidate: Candidate) -> None:
+        self.candidate = candidate
+        self._world = world
+        self._subject = subject
+        entry = strategy_entry(candidate.strategy)
+        self._takes_part = not entry.one_process or world.rank == 0
+        devices = world.size if entry.one_process else 1
+        options = ExchangeOptions(
+            bucket_mb=candidate.bucket_mb, compress=candidate.compress, ps_device=candidate.ps_device
+        )
+        if entry.one_process:
+            options = msgspec.structs.replace(options, devices=devices)
+        self.strategy = load_strategy(candidate.strategy, world.device, options)
+        self._clock = clock_for(world.device)
+        if not self._takes_part:
+            return
+        self._batch = subject.batch if devices == 1 else subject.larger_batch(devices)
+        with world.acting(self.strategy.backend):
+            self._model = self.strategy.wrap(subject.fresh_model())
+            self._optimizer = self.strategy.optimizer(self._model, subject.workload.optimizer)
+
+    def step(self) -> None:
+        """Forward, backward, exchange, update, as the training loop of every workload does it."""
+        if not self._takes_part:
+            return
+        subject = self._subject
+        inputs, target = self._batch
+        with subject.arithmetic.forward():
+            loss = subject.workload.loss(self._model(subject.prepared(inputs)), target)
+        subject.arithmetic.backward(loss)
+        self.strategy.exchange(self._model)
+        subject.arithmetic.step(self._optimizer)
+        self._optimizer.zero_grad(set_to_none=True)
+
+    def timed(self, steps: int, *, run_in: int) -> list[float]:
+        """Train this many steps after `run_in` others; their times in ms, none on a rank that has no part in it."""
+        if not self._takes_part:
+            return []
+        with self._world.acting(self.strategy.backend):
+            for _ in range(run_in):
+                self.step()
+            self._clock.restart()
+            for _ in range(steps):
+                self.step()
+                self._clock.mark()
+            times = self._clock.read()
+        if not all(torch.isfinite(torch.tensor(times))):
+            raise RuntimeError("step times are not finite")
+        return times
+
+    def close(self) -> None:
+        """Let the model and what the strategy holds beside its process group go."""
+        release = getattr(self.strategy, "release", None)
+        if release is not None and self._takes_part:
+            with self._world.acting(self.strategy.backend):
+                release()
+        if self._takes_part:
+            del self._model, self._optimizer

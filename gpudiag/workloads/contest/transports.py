@@ -1,0 +1,115 @@
+"""All-reduces of the sizes in which a model's gradients travel, over each transport that its candidates use."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import distributed as dist
+
+from gpudiag.model.facts import Collective
+from gpudiag.units import bus_factor
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from gpudiag.workloads.contest.world import World
+
+#: Sizes measured per transport: the smallest and the largest bucket and some between.
+_SIZES = 5
+#: A transport gets about this long; slow ones leave out the largest sizes.
+_SECONDS = 0.5
+_REPEATS = 3
+#: All-reduces that are launched after one another and timed together, as a step launches its buckets.
+_TOGETHER = 2
+
+
+def chosen_sizes(buckets: Sequence[int], most: int = _SIZES) -> list[int]:
+    """A few of the buckets' sizes that span all of them, rising."""
+    every = sorted(set(buckets))
+    if len(every) <= most:
+        return every
+    return sorted({every[round(i * (len(every) - 1) / (most - 1))] for i in range(most)})
+
+
+def measure(world: World, transports: Sequence[str], sizes: Sequence[int]) -> list[Collective]:
+    """Time of an all-reduce of fp32 values per transport and size; a transport that cannot be used is left out.
+
+    Args:
+        world: the processes; all of them call this at once.
+        transports: of `nccl`, `nccl-no-p2p`, `gloo`, `gloo-device`, `cpu-reduce`, `cpu-reduce-bf16`,
+            `cpu-reduce-fp16`.
+        sizes: bytes per rank, rising.
+    """
+    found: list[Collective] = []
+    if world.size < 2 or not sizes:
+        return found
+    buffer = torch.zeros(max(sizes) // 4 + 1, device=world.device)
+    for transport in transports:
+        close: Callable[[], None] | None = None
+        problem = None
+        reduce: Callable[[torch.Tensor], Any] | None = None
+        try:
+            reduce, close = _open(world, transport)
+        except Exception as error:  # noqa: BLE001  # whatever keeps one transport from working, the others go on
+            problem = f"{error}"
+        if not any(world.gather(problem)) and reduce is not None:
+            found += _measure(world, transport, reduce, buffer, sizes)
+        if close is not None:
+            close()
+    return found
+
+
+def _open(world: World, transport: str) -> tuple[Callable[[torch.Tensor], Any], Callable[[], None] | None]:
+    if transport.startswith("cpu-reduce"):
+        from gpudiag.strategies.shared_host.all_reduce import SharedHostAllReduce
+
+        wire = {"cpu-reduce-bf16": torch.bfloat16, "cpu-reduce-fp16": torch.float16}.get(transport)
+        with world.acting(None):
+            shared = SharedHostAllReduce(device=world.device, wire=wire)
+        return shared.all_reduce, shared.close
+    group = world.group("nccl" if transport.startswith("nccl") else "gloo")
+
+    def reduce(tensor: torch.Tensor) -> None:
+        dist.all_reduce(tensor, group=group)
+
+    return reduce, None
+
+
+def _measure(
+    world: World, transport: str, reduce: Callable[[torch.Tensor], Any], buffer: torch.Tensor, sizes: Sequence[int]
+) -> list[Collective]:
+    found = []
+    began = time.perf_counter()
+    for size in sizes:
+        part = buffer[: max(1, size // 4)]
+        reduce(part)
+        times = []
+        for _ in range(_REPEATS):
+            world.settle()
+            world.gather(None)
+            start = time.perf_counter()
+            for _ in range(_TOGETHER):
+                reduce(part)
+            world.settle()
+            times.append((time.perf_counter() - start) * 1e6 / _TOGETHER)
+        # The slowest rank has taken part from the start to the end.
+        slowest = [max(one) for one in zip(*world.gather(times), strict=True)]
+        time_us = statistics.median(slowest)
+        factor = bus_factor("all_reduce", world.size) or 1.0
+        found.append(
+            Collective(
+                operation="all_reduce",
+                strategy=transport,
+                ranks=world.size,
+                bytes=part.numel() * 4,
+                time_us=time_us,
+                algbw_gb_per_s=part.numel() * 4 / time_us / 1e3,
+                busbw_gb_per_s=part.numel() * 4 / time_us / 1e3 * factor,
+            )
+        )
+        if world.first(time.perf_counter() - began > _SECONDS):
+            break
+    return found
