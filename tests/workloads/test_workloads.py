@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import itertools
 import math
+import re
 import sys
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
@@ -93,6 +95,15 @@ def test_parameters(name: str) -> None:
     count = sum(p.numel() for p in bare(name).parameters() if p.requires_grad)
     assert count == PARAMETERS[name] == WORKLOADS[name].parameters
     assert f"{count:,}" in str(sys.modules[WORKLOADS[name].module].__doc__)
+
+
+def test_the_page_of_workloads_says_what_the_registry_says() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "workloads.md").read_text(encoding="utf-8")
+    rows = re.findall(r"^\| `([\w-]+)` \| ([\d,]+) \| .* \| (\d+) / (\d+) \| \w+ \|$", page, re.MULTILINE)
+    told = {name: (count, gpu, cpu) for name, count, gpu, cpu in rows}
+    assert told == {
+        name: (f"{entry.parameters:,}", str(entry.gpu_batch), str(entry.cpu_batch)) for name, entry in WORKLOADS.items()
+    }
 
 
 @pytest.mark.parametrize(("name", "logged"), TF_CNN.items())
