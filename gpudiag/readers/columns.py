@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+from itertools import compress
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -86,18 +87,18 @@ class Columns:
         self._most_rows = 2**40 if free is None else free // _MEMORY_PER_ROW
 
     def add(self, events: list[Event]) -> None:
-        """Take the complete events of known categories from a batch."""
-        complete = [event for event in events if event.ph == "X"]
-        codes = np.fromiter(map(self._codes.__getitem__, [event.cat for event in complete]), np.uint8, len(complete))
+        """Take the events of known categories from a batch."""
+        code_of = self._codes
+        codes = np.frombuffer(bytes([code_of[event.cat] for event in events]), np.uint8)
         if len(codes) and codes.max() >= _PROFILER:
             for row in np.flatnonzero(codes == _PROFILER).tolist():
-                self._recordings.append((complete[row].ts, complete[row].dur))
+                self._recordings.append((events[row].ts, events[row].dur))
             known = codes < _PROFILER
-            complete = [complete[row] for row in np.flatnonzero(known).tolist()]
+            events = list(compress(events, known))
             codes = codes[known]
-        if complete:
-            self._batches.append(self._batch(complete, codes))
-            self._rows += len(complete)
+        if events:
+            self._batches.append(self._batch(events, codes))
+            self._rows += len(events)
             if self._rows > self._most_rows:
                 raise TooLargeError(
                     f"{self._shown} has more than the {self._most_rows} events that fit the free memory",
@@ -106,7 +107,8 @@ class Columns:
 
     def _batch(self, events: list[Event], kind: NDArray[np.uint8]) -> tuple[NDArray[np.generic], ...]:
         count = len(events)
-        name = np.fromiter(map(self._names.__getitem__, [event.name for event in events]), np.int32, count)
+        index_of = self._names
+        name = np.fromiter([index_of[event.name] for event in events], np.int32, count)
         start_us = np.fromiter([event.ts for event in events], np.float64, count)
         length_us = np.fromiter([event.dur for event in events], np.float64, count)
         thread = _integers([event.tid for event in events])
@@ -114,21 +116,21 @@ class Columns:
         correlation = np.full(count, NO_CORRELATION, dtype=np.int64)
         size_bytes = np.full(count, NO_SIZE, dtype=np.int64)
 
-        rows = np.flatnonzero(_CORRELATED[kind])
-        numbers = _integers([(events[row].args or NO_ARGUMENTS).correlation for row in rows.tolist()])
-        correlation[rows] = np.where(numbers <= 0, NO_CORRELATION, numbers)  # CUPTI counts from 1; 0 is none
+        chosen = _CORRELATED[kind]
+        numbers = _integers([(event.args or NO_ARGUMENTS).correlation for event in compress(events, chosen)])
+        correlation[chosen] = np.where(numbers <= 0, NO_CORRELATION, numbers)  # CUPTI counts from 1; 0 is none
 
-        rows = np.flatnonzero(_ON_DEVICE[kind])
-        if len(rows):
-            on_device = [events[row] for row in rows.tolist()]
+        chosen = _ON_DEVICE[kind]
+        if chosen.any():
+            on_device = list(compress(events, chosen))
             arguments = [event.args or NO_ARGUMENTS for event in on_device]
             numbers = _integers([own.stream for own in arguments])
-            thread[rows] = np.where(numbers == _UNTOLD, thread[rows], numbers)
+            thread[chosen] = np.where(numbers == _UNTOLD, thread[chosen], numbers)
             numbers = _integers([own.device for own in arguments])
             numbers = np.where(numbers == _UNTOLD, _integers([event.pid for event in on_device]), numbers)
-            device[rows] = np.where((numbers >= 0) & (numbers < 2**15), numbers, 0)  # no such device: the first
+            device[chosen] = np.where((numbers >= 0) & (numbers < 2**15), numbers, 0)  # no such device: the first
             numbers = _integers([own.bytes for own in arguments])
-            size_bytes[rows] = np.where(numbers < 0, NO_SIZE, numbers)
+            size_bytes[chosen] = np.where(numbers < 0, NO_SIZE, numbers)
 
         tells = np.frombuffer(bytes(self._names.may_tell), dtype=bool)[name]
         for row in np.flatnonzero(tells).tolist():

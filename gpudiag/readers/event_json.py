@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from typing import Annotated
+from typing import Annotated, Any, Union
 
 import msgspec
 
@@ -37,9 +37,8 @@ NO_ARGUMENTS = Arguments()
 
 
 class Event(msgspec.Struct, gc=False):
-    """One event; times in microseconds as written. Integers up to 2**53 are exact as floats."""
+    """One complete event (phase X); times in microseconds as written. Integers up to 2**53 are exact as floats."""
 
-    ph: str = ""
     cat: str = ""
     name: str = ""
     pid: Int64 | str = 0
@@ -47,6 +46,24 @@ class Event(msgspec.Struct, gc=False):
     ts: float = 0.0
     dur: float = 0.0
     args: Arguments | None = None
+
+
+class _Complete(Event, gc=False, tag_field="ph", tag="X"):
+    """An event that says so."""
+
+
+#: Other phases that profilers write: arrows, instants, counters, names of processes. They are a third of a
+#: trace; nothing of them is decoded.
+_OTHERS = [
+    msgspec.defstruct(f"_Phase{ord(phase)}", [], tag_field="ph", tag=phase, gc=False) for phase in "BEiICbnestfM"
+]
+_ANY_PHASE: Any = Union[_Complete, *_OTHERS]  # made of a list
+
+
+class _LooseEvent(Event, gc=False):
+    """An event of any phase, or of none."""
+
+    ph: str = ""
 
 
 class _BareEvent(msgspec.Struct, gc=False):
@@ -76,18 +93,22 @@ class Header(msgspec.Struct, gc=False):
 class Document(Header, gc=False, kw_only=True):
     """A whole trace."""
 
-    events: list[Event] = msgspec.field(name="traceEvents")
+    events: list[Event]
+
+
+class _StrictDocument(Header, gc=False, kw_only=True):
+    events: list[_ANY_PHASE] = msgspec.field(name="traceEvents")
 
 
 class _LooseDocument(Header, gc=False, kw_only=True):
     events: list[msgspec.Raw] = msgspec.field(name="traceEvents")
 
 
-_document = msgspec.json.Decoder(Document)
-_event_list = msgspec.json.Decoder(list[Event])
+_document = msgspec.json.Decoder(_StrictDocument)
+_event_list: msgspec.json.Decoder[list[object]] = msgspec.json.Decoder(list[_ANY_PHASE])
 _loose_document = msgspec.json.Decoder(_LooseDocument)
 _loose_list = msgspec.json.Decoder(list[msgspec.Raw])
-_loose_event = msgspec.json.Decoder(Event, strict=False)
+_loose_event = msgspec.json.Decoder(_LooseEvent, strict=False)
 _bare_event = msgspec.json.Decoder(_BareEvent, strict=False)
 
 
@@ -115,13 +136,13 @@ class Repairs:
 
 
 def decode_events(text: bytes | bytearray, repairs: Repairs) -> list[Event]:
-    """Decode a JSON list of events: strictly, and where that fails event by event.
+    """Decode the complete events of a JSON list: strictly, and where that fails event by event.
 
     Raises:
         msgspec.DecodeError: no valid JSON, or no list.
     """
     try:
-        return _event_list.decode(text)
+        return _complete(_event_list.decode(text))
     except (msgspec.ValidationError, UnicodeDecodeError):
         return _one_by_one(_loose_list.decode(text), repairs)
 
@@ -133,25 +154,31 @@ def decode_document(text: bytes | bytearray, repairs: Repairs) -> Document:
         msgspec.ValidationError: JSON, but no object with a list of `traceEvents`.
         msgspec.DecodeError: no valid JSON.
     """
+    document: _StrictDocument | _LooseDocument
     try:
-        return _document.decode(text)
+        document = _document.decode(text)
+        events = _complete(document.events)
     except (msgspec.ValidationError, UnicodeDecodeError):
-        loose = _loose_document.decode(text)
-        header = {field: getattr(loose, field) for field in Header.__struct_fields__}
-        return Document(**header, events=_one_by_one(loose.events, repairs))
+        document = _loose_document.decode(text)
+        events = _one_by_one(document.events, repairs)
+    return Document(**{field: getattr(document, field) for field in Header.__struct_fields__}, events=events)
+
+
+def _complete(events: list[object]) -> list[Event]:
+    return [event for event in events if type(event) is _Complete]
 
 
 def _one_by_one(raw_events: list[msgspec.Raw], repairs: Repairs) -> list[Event]:
-    """Leave out arguments that cannot be read, and events that cannot."""
+    """The complete events; arguments that cannot be read are left out, and events that cannot."""
     events: list[Event] = []
     for raw in raw_events:
         try:
-            events.append(_one(raw, repairs))
+            events += _one(raw, repairs)
         except UnicodeDecodeError:
             repairs.broken_text += 1
             mended = bytes(memoryview(raw)).decode("utf-8", "replace").encode()
             try:
-                events.append(_one(msgspec.Raw(mended), repairs))
+                events += _one(msgspec.Raw(mended), repairs)
             except msgspec.DecodeError:
                 repairs.no_events += 1
         except msgspec.DecodeError:
@@ -159,13 +186,17 @@ def _one_by_one(raw_events: list[msgspec.Raw], repairs: Repairs) -> list[Event]:
     return events
 
 
-def _one(raw: msgspec.Raw, repairs: Repairs) -> Event:
+def _one(raw: msgspec.Raw, repairs: Repairs) -> list[Event]:
+    """The event if it is complete, else nothing."""
     try:
-        return _loose_event.decode(raw)
+        loose = _loose_event.decode(raw)
     except msgspec.ValidationError:
         bare = _bare_event.decode(raw)
+    else:
+        return [loose] if loose.ph == "X" else []
     repairs.without_arguments += 1
-    return Event(bare.ph, bare.cat, bare.name, bare.pid, bare.tid, bare.ts, bare.dur)
+    event = Event(bare.cat, bare.name, bare.pid, bare.tid, bare.ts, bare.dur)
+    return [event] if bare.ph == "X" else []
 
 
 def decode_whole(text: bytes | bytearray, shown: str, repairs: Repairs) -> Document:
