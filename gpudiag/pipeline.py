@@ -11,18 +11,21 @@ import msgspec
 
 from gpudiag.errors import FrameworkMissingError, HardwareMissingError, UnreadableInputError, UsageError
 from gpudiag.model.analysis import Analysis, Source, Steps, Validity
-from gpudiag.model.job import Job
+from gpudiag.model.job import ExchangeOptions, Job
 from gpudiag.record import Record
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from gpudiag.launch import Interpreter, Plan, Rendezvous
+    from gpudiag.model.attribution import Attribution
     from gpudiag.model.diff import Diff
     from gpudiag.model.facts import Facts
     from gpudiag.model.inference import InferenceRecord
     from gpudiag.model.job import DataSource, Framework, MemoryFormat, Precision, TrainedModel
     from gpudiag.model.run import RunRecord
+    from gpudiag.model.step_view import StepView
+    from gpudiag.model.timeline import Timeline
     from gpudiag.probing.runner import Progress as ProbeProgress
     from gpudiag.readers import ReadLimits
     from gpudiag.strategies.registry import StrategyEntry
@@ -31,7 +34,11 @@ if TYPE_CHECKING:
 
 
 def analyze(
-    paths: Sequence[Path | str], *, world_size: int | None = None, limits: ReadLimits | None = None
+    paths: Sequence[Path | str],
+    *,
+    world_size: int | None = None,
+    limits: ReadLimits | None = None,
+    keep: Callable[[Timeline, Attribution], None] | None = None,
 ) -> Analysis:
     """Analyse the traces of one job.
 
@@ -39,6 +46,7 @@ def analyze(
         paths: traces, directories of traces, a run directory, or patterns.
         world_size: number of ranks, where the traces do not say.
         limits: bounds on what is read; the reader's own when left out.
+        keep: called with what the analysis is made of, for whoever wants more of it than the result.
 
     Raises:
         UnreadableInputError: a file is missing, broken, too large or no trace, or nothing in it can be analysed.
@@ -62,6 +70,8 @@ def analyze(
 
     timeline = build_timeline(traces, world_size)
     attribution = attribute(timeline)
+    if keep is not None:
+        keep(timeline, attribution)
     run = find_run_record(paths)
     facts, unread = _facts_of_run(paths)
     case = Case(timeline=timeline, attribution=attribution, run=run, facts=facts)
@@ -189,6 +199,7 @@ class Request(Record, frozen=True, kw_only=True):
     keep_prediction: bool = False
     compile: bool = False
     p2p: bool = True
+    exchange: ExchangeOptions = ExchangeOptions()
     steps: int | None = None
     warmup: int | None = None
     run_dir: Path | None = None
@@ -288,6 +299,7 @@ def prepare(request: Request) -> Prepared:
         entry = find_entry(on_gpus if gpus else on_cpus)
     # A TensorFlow process drives all devices unless told otherwise, a PyTorch process one.
     processes = entry.processes(devices) if entry is not None else 1 if tensorflow else devices
+    _check_exchange(entry, request, devices)
     strategy = OWN_STRATEGY if entry is None else entry.name
     name = request.workload.replace(":", ".")
     run_dir = request.run_dir or Path("gpudiag-runs") / f"{time.strftime('%Y%m%d-%H%M%S')}-{name}-{strategy}"
@@ -296,7 +308,7 @@ def prepare(request: Request) -> Prepared:
     job = Job(
         workload=request.workload,
         framework=request.framework,
-        devices=devices // processes if tensorflow else 1,
+        devices=devices // processes,
         strategy=strategy,
         device="cuda" if gpus else "cpu",
         batch_size=request.batch_size,
@@ -312,6 +324,7 @@ def prepare(request: Request) -> Prepared:
         warmup=request.warmup,
         compile=request.compile,
         p2p=request.p2p,
+        exchange=request.exchange,
     )
     plan = Plan(
         job=job,
@@ -383,12 +396,33 @@ def inference_of(run_dir: Path) -> InferenceRecord | None:
 
 
 def analyze_run(run_dir: Path) -> Analysis:
-    """Analyse a run directory and save analysis.json in it. Raises what `analyze` raises."""
+    """Analyse a run directory and save analysis.json and step.json in it. Raises what `analyze` raises."""
+    from gpudiag.model.step_view import STEP_FILE
     from gpudiag.run_files import ANALYSIS_FILE, write_json
 
-    analysis = analyze([run_dir])
+    analysis, view = analyze_with_step([run_dir])
     write_json(run_dir / ANALYSIS_FILE, analysis)
+    if view is not None:
+        write_json(run_dir / STEP_FILE, view, indent=0)
     return analysis
+
+
+def analyze_with_step(
+    paths: Sequence[Path | str], *, world_size: int | None = None, limits: ReadLimits | None = None
+) -> tuple[Analysis, StepView | None]:
+    """The analysis and one typical step of all ranks to draw; None for it where nothing was cut into steps.
+
+    Takes and raises what `analyze` does.
+    """
+    views: list[StepView | None] = []
+
+    def keep(timeline: Timeline, attribution: Attribution) -> None:
+        from gpudiag.timeline.step_view import view_of_step
+
+        views.append(view_of_step(timeline, attribution))
+
+    analysis = analyze(paths, world_size=world_size, limits=limits, keep=keep)
+    return analysis, views[0]
 
 
 def _check_input(request: Request) -> None:
@@ -421,6 +455,14 @@ def _check_prediction(request: Request, *, trains: bool) -> Request:
     return request if trains else msgspec.structs.replace(request, strategy="independent")
 
 
+def _check_exchange(entry: StrategyEntry | TensorflowStrategyEntry | None, request: Request, devices: int) -> None:
+    """A PyTorch strategy says itself what it cannot do."""
+    from gpudiag.strategies.registry import StrategyEntry
+
+    if isinstance(entry, StrategyEntry):
+        entry.check(request.exchange, devices=devices, nodes=request.nodes, precision=request.precision)
+
+
 def _check_tensorflow(request: Request) -> None:
     """What gpudiag's TensorFlow jobs do not do."""
     from gpudiag.workloads.registry import is_own
@@ -434,6 +476,9 @@ def _check_tensorflow(request: Request) -> None:
         raise UsageError(
             "--prefetch does not apply to --framework tensorflow, which always copies ahead", "Leave it out."
         )
+    if given := request.exchange.given():
+        option = next(iter(given)).replace("_", "-")
+        raise UsageError(f"--{option} does not go with --framework tensorflow", "Leave it out.")
     if request.nodes > 1:
         raise UsageError(
             "--nnodes does not go with --framework tensorflow",
@@ -455,6 +500,7 @@ def _check_own(request: Request) -> None:
         "--volume": request.volume,
         "--keep-prediction": request.keep_prediction or None,
         "--compile": request.compile or None,
+        **{f"--{name.replace('_', '-')}": value for name, value in request.exchange.given().items()},
     }
     named = [option for option, value in given.items() if value is not None]
     if named:

@@ -26,9 +26,17 @@ MOST_BYTES = 64 * 1024 * 1024
 Noun = TypeVar("Noun", bound=msgspec.Struct)
 
 
-def write_json(path: Path, noun: msgspec.Struct) -> None:
-    """Write a noun as indented JSON, whole or not at all: into a temporary file beside `path`, then renamed."""
-    text = msgspec.json.format(msgspec.json.encode(noun), indent=2)
+def write_json(path: Path, noun: msgspec.Struct, *, indent: int = 2) -> None:
+    """Write a noun as JSON, whole or not at all: into a temporary file beside `path`, then renamed.
+
+    Args:
+        path: where to.
+        noun: what.
+        indent: spaces per level; 0 for one line, where the noun is mostly long arrays.
+    """
+    text = msgspec.json.encode(noun)
+    if indent:
+        text = msgspec.json.format(text, indent=indent)
     handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     try:
         with os.fdopen(handle, "wb") as file:

@@ -1,0 +1,70 @@
+"""One step over all ranks, as it is drawn: `step.json`, made from the traces, which a page cannot carry whole."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+
+STEP_SCHEMA = "gpudiag/step/1"
+STEP_FILE = "step.json"
+
+TrackKind = Literal["buckets", "device", "host"]
+
+#: What a span's colour stands for in a `device` track; in a `buckets` track it is an index into `BUCKETS`.
+DEVICE_COLOURS = ("compute", "communication", "copy")
+#: In a `host` track.
+HOST_COLOURS = ("operator", "annotation", "runtime")
+
+
+class Track(msgspec.Struct, frozen=True, kw_only=True):
+    """Spans of one row, as columns of equal length, by start.
+
+    Attributes:
+        kind: what the row shows.
+        label: `stream 7`, `host`, ...
+        start, length: nanoseconds; the start counts from `StepView`'s begin and may be negative where a span began
+            before.
+        name: indices into `StepView.names`.
+        colour: see above.
+        depth: 0 for what nothing encloses.
+        left_out: spans too short to be kept.
+    """
+
+    kind: TrackKind
+    label: str
+    start: tuple[int, ...]
+    length: tuple[int, ...]
+    name: tuple[int, ...]
+    colour: tuple[int, ...]
+    depth: tuple[int, ...]
+    left_out: int = 0
+
+
+class RankView(msgspec.Struct, frozen=True, kw_only=True):
+    """One rank's rows, and where its window of the step begins and ends."""
+
+    rank: int
+    device: str
+    begin: int
+    end: int
+    tracks: tuple[Track, ...]
+
+
+class StepView(msgspec.Struct, frozen=True, kw_only=True):
+    """One step on every lane, on one clock whose zero is the earliest begin.
+
+    Attributes:
+        step: its number, as the loop's marks carry it.
+        length: nanoseconds from the earliest begin to the latest end.
+        names: of spans.
+        ranks: in order of rank; of many, those that the report's table shows.
+        ranks_left_out: how many are not there.
+    """
+
+    schema: str = STEP_SCHEMA
+    step: int
+    length: int
+    names: tuple[str, ...]
+    ranks: tuple[RankView, ...]
+    ranks_left_out: int = 0
