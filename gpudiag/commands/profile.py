@@ -2,13 +2,24 @@
 
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, cast
 
 import typer
 
 from gpudiag.commands.options import AllRanks, Json, Width
 from gpudiag.errors import UsageError
-from gpudiag.model.job import DATA_SOURCES, MEMORY_FORMATS, PRECISIONS, TRAINED_MODELS, Framework
+from gpudiag.model.job import (
+    COMPRESSIONS,
+    DATA_SOURCES,
+    MEMORY_FORMATS,
+    NCCL_ALGORITHMS,
+    PRECISIONS,
+    TRAINED_MODELS,
+    Compression,
+    ExchangeOptions,
+    Framework,
+    NcclAlgorithm,
+)
 from gpudiag.strategies.registry import STRATEGIES
 from gpudiag.strategies.tensorflow.registry import TENSORFLOW_STRATEGIES
 from gpudiag.workloads.registry import DEFAULT_WORKLOAD, WORKLOADS
@@ -120,6 +131,23 @@ def profile(
         typer.Option("--keep-prediction", help="Leave the predicted volume, prediction.zarr, in the run directory."),
     ] = False,
     compile_model: Annotated[bool, typer.Option("--compile", help="Train torch.compile(model).")] = False,
+    bucket_mb: Annotated[
+        float | None,
+        typer.Option(min=0.001, metavar="MB", help="Gradients that travel together (DDP). Default: PyTorch's 25."),
+    ] = None,
+    compress: Annotated[
+        str | None,
+        typer.Option(metavar="|".join(COMPRESSIONS), help="Precision in which gradients travel. Default: their own."),
+    ] = None,
+    accumulate: Annotated[
+        int, typer.Option(min=1, metavar="N", help="Batches per step, exchanged once after the last.")
+    ] = 1,
+    nccl_algo: Annotated[
+        str | None, typer.Option(metavar="|".join(NCCL_ALGORITHMS), help="Algorithm that NCCL takes (NCCL_ALGO).")
+    ] = None,
+    ps_device: Annotated[
+        int | None, typer.Option(min=0, metavar="N", help="ps-gpu: all variables on this device. Default: spread.")
+    ] = None,
     no_p2p: Annotated[bool, typer.Option("--no-p2p", help="Train without peer access (NCCL_P2P_DISABLE=1).")] = False,
     steps: Annotated[
         int | None, typer.Option(min=1, metavar="N", help="Steps timed without the profiler. Default: about 3 s.")
@@ -176,6 +204,8 @@ def profile(
     _one_of("--memory-format", memory_format, MEMORY_FORMATS)
     _one_of("--data", data, DATA_SOURCES)
     _one_of("--model", model, TRAINED_MODELS)
+    _one_of("--compress", compress, COMPRESSIONS)
+    _one_of("--nccl-algo", nccl_algo, NCCL_ALGORITHMS)
     from gpudiag import pipeline
     from gpudiag.commands.probe_progress import ProbeProgress
     from gpudiag.commands.progress_lines import RunProgress
@@ -199,6 +229,13 @@ def profile(
         keep_prediction=keep_prediction,
         compile=compile_model,
         p2p=not no_p2p,
+        exchange=ExchangeOptions(
+            bucket_mb=bucket_mb,
+            compress=cast("Compression | None", compress),
+            accumulate=accumulate,
+            nccl_algo=cast("NcclAlgorithm | None", nccl_algo),
+            ps_device=ps_device,
+        ),
         steps=steps,
         warmup=_warmup(warmup),
         run_dir=output,

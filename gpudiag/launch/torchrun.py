@@ -81,6 +81,8 @@ def environment(
         values.setdefault(name, value)
     if not plan.job.p2p:
         values["NCCL_P2P_DISABLE"] = "1"
+    if plan.job.exchange.nccl_algo is not None:
+        values["NCCL_ALGO"] = plan.job.exchange.nccl_algo.capitalize()
     if not has_gpudiag:
         only_us = private / "import"
         only_us.mkdir()

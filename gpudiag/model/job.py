@@ -31,7 +31,6 @@ class ExchangeOptions(msgspec.Struct, frozen=True, kw_only=True):
         accumulate: batches whose gradients are added up on each device before they are exchanged, once per step.
         nccl_algo: algorithm that NCCL must take; None to let it choose.
         ps_device: the one device that has all variables; None to spread them over all.
-        devices: devices of each process; more than 1 only where one process drives all of a node.
     """
 
     bucket_mb: float | None = None
@@ -39,18 +38,15 @@ class ExchangeOptions(msgspec.Struct, frozen=True, kw_only=True):
     accumulate: int = 1
     nccl_algo: NcclAlgorithm | None = None
     ps_device: int | None = None
-    devices: int = 1
 
     def given(self) -> dict[str, str]:
-        """What differs from the defaults, by name, for the record and for messages; `devices` is no choice."""
-        values = {
-            name: getattr(self, name) for name in ("bucket_mb", "compress", "accumulate", "nccl_algo", "ps_device")
-        }
-        return {
-            name: f"{value:g}" if isinstance(value, float) else str(value)
-            for name, value in values.items()
-            if value is not None and not (name == "accumulate" and value == 1)
-        }
+        """What differs from the defaults, by name, for the record and for messages."""
+        found = {}
+        for name in ("bucket_mb", "compress", "accumulate", "nccl_algo", "ps_device"):
+            value = getattr(self, name)
+            if value is not None and (name, value) != ("accumulate", 1):
+                found[name] = f"{value:g}" if isinstance(value, float) else str(value)
+        return found
 
 
 class Job(msgspec.Struct, frozen=True, kw_only=True):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from gpudiag.model.run import ModelRecord
@@ -20,17 +21,19 @@ if TYPE_CHECKING:
 
 
 class PyTorchRuntime:
-    """One device per process, as DistributedDataParallel has it."""
+    """One device per process, as DistributedDataParallel has it, unless it is told several."""
 
     framework = "pytorch"
 
     def devices(self, wanted: Any, model: Any) -> tuple[Any, ...]:  # noqa: ARG002  # the model does not tell
-        """The device wanted; else the current GPU if this process has used one; else the CPU."""
+        """The device wanted, or devices; else the current GPU if this process has used one; else the CPU."""
+        if isinstance(wanted, list | tuple):
+            return tuple(placing.training_device(device) for device in wanted)
         return (placing.training_device(wanted),)
 
-    def place(self, devices: Sequence[Any]) -> Place:  # noqa: ARG002  # always one
+    def place(self, devices: Sequence[Any]) -> Place:
         """From the default process group, else from torchrun's environment."""
-        return placing.this_place()
+        return replace(placing.this_place(), devices=len(devices))
 
     def on_gpu(self, device: Any) -> bool:
         """Is it a CUDA device?"""

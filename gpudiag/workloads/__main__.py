@@ -43,7 +43,7 @@ def main(arguments: list[str]) -> int:
             steps=job.steps,
             warmup=job.warmup,
             command=command,
-            options={} if job.p2p else {"p2p": "off"},
+            options={**({} if job.p2p else {"p2p": "off"}), **job.exchange.given()},
         )
     )
     try:

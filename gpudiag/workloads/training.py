@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from contextlib import nullcontext
 from typing import TYPE_CHECKING, cast
 
 import torch
@@ -10,6 +11,7 @@ import torch
 import gpudiag
 from gpudiag.strategies.registry import load_strategy
 from gpudiag.workloads.batches import open_batches
+from gpudiag.workloads.micro_batches import MicroBatches
 from gpudiag.workloads.precision import Arithmetic
 from gpudiag.workloads.prefetch import DevicePrefetch
 from gpudiag.workloads.registry import load_workload, workload_entry
@@ -41,7 +43,9 @@ def train(job: Job) -> None:
     workers = (_GPU_LOADER_WORKERS if on_gpu else 0) if job.loader_workers is None else job.loader_workers
     if job.data == "zmq":
         workers = max(1, workers)
-    strategy = load_strategy(job.strategy, device)
+    strategy = load_strategy(job.strategy, device, job.exchange, job.devices)
+    # One process for all devices takes a batch for each of them at once.
+    batch_size *= job.devices
     strategy.open()
     try:
         torch.manual_seed(0)
@@ -63,7 +67,8 @@ def train(job: Job) -> None:
                 _only_take(source, batch_size, options)
             else:
                 loader = DevicePrefetch(source, device) if job.prefetch else source
-                _train(job, workload, strategy, loader, device=device, batch_size=batch_size, options=options)
+                steps = MicroBatches(loader, job.exchange.accumulate)
+                _train(job, workload, strategy, steps, device=device, batch_size=batch_size, options=options)
     finally:
         strategy.close()
 
@@ -79,7 +84,7 @@ def _train(
     job: Job,
     workload: Workload,
     strategy: Strategy,
-    loader: Iterable[tuple[Tensor, Tensor]],
+    loader: Iterable[list[tuple[Tensor, Tensor]]],
     *,
     device: torch.device,
     batch_size: int,
@@ -103,16 +108,22 @@ def _train(
         "compile": str(job.compile).lower(),
         **options,
     }
-    with gpudiag.profile(model=bare, batch_size=batch_size, device=device, options=options) as prof:
-        for inputs, target in prof.steps(loader):
-            with gpudiag.range("forward"), arithmetic.forward():
-                # From pinned memory, where there is any, the copies run beside the host's next calls.
-                x = workload.prepare(inputs.to(device, non_blocking=True))
-                if channels_last:
-                    x = x.contiguous(memory_format=layout)
-                loss = workload.loss(model(x), target.to(device, non_blocking=True))
-            with gpudiag.range("backward"):
-                arithmetic.backward(loss)
+    share = job.exchange.accumulate
+    devices = [torch.device(device.type, number) for number in range(job.devices)] if job.devices > 1 else device
+    samples = batch_size // job.devices * share  # of each device in each step
+    with gpudiag.profile(model=bare, batch_size=samples, device=devices, options=options) as prof:
+        for batches in prof.steps(loader):
+            for number, (inputs, target) in enumerate(batches, 1):
+                with strategy.accumulating() if number < share else nullcontext():
+                    with gpudiag.range("forward"), arithmetic.forward():
+                        # From pinned memory, where there is any, the copies run beside the host's next calls.
+                        x = workload.prepare(inputs.to(device, non_blocking=True))
+                        if channels_last:
+                            x = x.contiguous(memory_format=layout)
+                        loss = workload.loss(model(x), target.to(device, non_blocking=True))
+                        loss = loss / share if share > 1 else loss
+                    with gpudiag.range("backward"):
+                        arithmetic.backward(loss)
             strategy.exchange(model)
             with gpudiag.range("optimizer"):
                 arithmetic.step(optimizer)

@@ -31,7 +31,7 @@ from gpudiag.strategies.shared_host.peers import PeerWatch
 from gpudiag.strategies.shared_host.processors import processors_near
 from gpudiag.strategies.shared_host.reducers import KINDS, make_reducer
 from gpudiag.strategies.shared_host.segment import Segment
-from gpudiag.strategies.shared_host.work import Work, cut
+from gpudiag.strategies.shared_host.work import Work, chunk_length
 
 if TYPE_CHECKING:
     from collections.abc import Hashable
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from gpudiag.strategies.shared_host.cuda_mover import CudaMover
 
 CHUNK_BYTES = 4 << 20
-SLOTS = 4
+SLOTS = 8
 LANES = 2
 
 #: Below this a chunk's own overhead outweighs what overlapping gains.
@@ -48,7 +48,7 @@ _LEAST_CHUNK_BYTES = 256 << 10
 _FEW_CHUNKS = 4
 
 #: Adding threads per rank at most; more do not help, since then memory is the limit.
-_MOST_THREADS = 8
+_MOST_THREADS = 4
 
 
 class SharedHostAllReduce:
@@ -64,7 +64,7 @@ class SharedHostAllReduce:
             tensors are.
         mean: divide the sum by the number of ranks.
         chunk_bytes, slots, lanes: see `Layout`.
-        threads: CPU threads that add, per rank; by default up to 8 of this rank's part of the machine.
+        threads: CPU threads that add, per rank; by default up to 4 of this rank's part of the machine.
         engine: `native` for compiled loops, `torch` for PyTorch's operators, `auto` for native where there is a C
             compiler.
         timeout_s: how long to wait for a rank that does not get on.
@@ -105,7 +105,7 @@ class SharedHostAllReduce:
         self._segment = Segment(layout.total_bytes, self.rank, self._gather)
         self._reserve(near)
         self._control = Control(self._segment, layout, self.rank)
-        self._mover = self._make_mover()
+        self._mover = self._make_mover(engine)
         if threads is None:
             threads = max(1, min(_MOST_THREADS, (os.cpu_count() or 1) // (2 * self.world)))
         self._control.set(at.STATE, at.ACTIVE)
@@ -145,19 +145,24 @@ class SharedHostAllReduce:
             if wire is None or wire.numel() != flat.numel():
                 wire = self._wires[key] = torch.empty(flat.numel(), dtype=self._wire, device=self.device)
         size = flat.element_size() if wire is None else wire.element_size()
-        pieces = cut(flat.numel(), self._layout.chunk_bytes // size, max(1, _LEAST_CHUNK_BYTES // size), _FEW_CHUNKS)
-        if len(pieces) > at.RING // 2:
-            raise UsageError(f"{len(pieces)} chunks are too many for one tensor", "Use a larger chunk_bytes.")
-        kind = KINDS[flat.dtype if wire is None else wire.dtype]
-        chunks = []
-        for begin, end in pieces:
-            self._await_room()
-            self._control.put_piece(self._number, end - begin, kind, self.world if self._mean else 1)
-            chunks.append((self._number, begin, end))
-            self._number = (self._number + 1) % at.WRAP
+        most, least = self._layout.chunk_bytes // size, max(1, _LEAST_CHUNK_BYTES // size)
+        work = Work(
+            tensor=flat,
+            wire=wire,
+            first=self._number,
+            length=chunk_length(flat.numel(), most, least, _FEW_CHUNKS),
+        )
+        chunks = work.chunks
+        if len(chunks) > at.RING // 2:
+            raise UsageError(f"{len(chunks)} chunks are too many for one tensor", "Use a larger chunk_bytes.")
+        kind, divisor = KINDS[work.packed.dtype], self.world if self._mean else 1
+        self._await_room(len(chunks))
+        for number, begin, end in chunks:
+            self._control.put_piece(number, end - begin, kind, divisor)
+        self._number = (self._number + len(chunks)) % at.WRAP
         self._control.set(at.SUBMITTED, self._number)
         self._reducer.submit(self._number)
-        future = self._mover.exchange(Work(tensor=flat, wire=wire, chunks=chunks))
+        future = self._mover.exchange(work)
         return future.then(lambda done: done.value().view_as(tensor)) if tensor.dim() != 1 else future
 
     def all_reduce(self, tensor: torch.Tensor) -> torch.Tensor:
@@ -207,7 +212,7 @@ class SharedHostAllReduce:
         finally:
             os.sched_setaffinity(0, before)
 
-    def _make_mover(self) -> CpuMover | CudaMover:
+    def _make_mover(self, engine: str) -> CpuMover | CudaMover:
         """The mover for the device; if any rank cannot make one, none goes on."""
         mover: CpuMover | CudaMover | None = None
         problem = None
@@ -215,7 +220,7 @@ class SharedHostAllReduce:
             if self.device.type == "cuda":
                 from gpudiag.strategies.shared_host.cuda_mover import CudaMover
 
-                mover = CudaMover(self._control, self.device)
+                mover = CudaMover(self._control, self.device, native=engine != "torch")
             else:
                 from gpudiag.strategies.shared_host.cpu_mover import CpuMover
 
@@ -233,9 +238,9 @@ class SharedHostAllReduce:
             raise UsageError(failed or "there is no mover", "See that rank's output.")
         return mover
 
-    def _await_room(self) -> None:
-        """Let the pieces of the chunk that was here a round of the ring before be read by every rank."""
-        while not self._control.is_ready(self._number + 1 - at.RING):
+    def _await_room(self, count: int) -> None:
+        """Let the pieces that were in the ring's next `count` places a round before be read by every rank."""
+        while not self._control.is_ready(self._number + count - at.RING):
             self.check()
             time.sleep(1e-4)
 

@@ -59,7 +59,9 @@ class CpuMover:
                 future.set_exception(problem)
 
     def _move(self, work: Work) -> bool:
-        packed = work.tensor if work.wire is None else work.wire.copy_(work.tensor)
+        packed = work.packed
+        if work.wire is not None:
+            packed.copy_(work.tensor)
         control, layout = self._control, self._control.layout
         sent = fetched = rounds = 0
         chunks = work.chunks

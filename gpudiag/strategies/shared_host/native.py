@@ -13,7 +13,7 @@ import subprocess
 import tempfile
 from pathlib import Path
 
-from gpudiag.strategies.shared_host.layout import LINE
+from gpudiag.strategies.shared_host.layout import LINE, MOST_LANES
 
 #: As in reduce.c.
 MOST_THREADS = 64
@@ -38,7 +38,49 @@ class Engine(ctypes.Structure):
         ("lanes", ctypes.c_uint32),
         ("ring", ctypes.c_uint32),
         ("threads", ctypes.c_uint32),
+        ("spin", ctypes.c_uint32),
     )
+
+
+class Queues(ctypes.Structure):
+    """`struct queues` of reduce.c."""
+
+    _fields_ = (
+        ("wait", ctypes.c_void_p),
+        ("write", ctypes.c_void_p),
+        ("out", ctypes.c_void_p),
+        ("into", ctypes.c_void_p),
+        ("staging", ctypes.c_void_p),
+        ("page", ctypes.c_uint64),
+        ("chunk_bytes", ctypes.c_uint64),
+        ("rank", ctypes.c_uint32),
+        ("world", ctypes.c_uint32),
+        ("slots", ctypes.c_uint32),
+        ("lanes", ctypes.c_uint32),
+        ("outgoing", ctypes.c_void_p * MOST_LANES),
+        ("incoming", ctypes.c_void_p * MOST_LANES),
+    )
+
+
+#: The driver's functions in the first fields of `Queues`.
+DRIVER_FUNCTIONS = {
+    "wait": "cuStreamWaitValue32_v2",
+    "write": "cuStreamWriteValue32_v2",
+    "out": "cuMemcpyDtoHAsync_v2",
+    "into": "cuMemcpyHtoDAsync_v2",
+}
+
+
+def new_queues() -> Queues | None:
+    """Queues with the driver's functions in them; None where there is no such driver."""
+    queues = Queues()
+    try:
+        driver = ctypes.CDLL("libcuda.so.1")
+        for field, name in DRIVER_FUNCTIONS.items():
+            setattr(queues, field, ctypes.cast(getattr(driver, name), ctypes.c_void_p).value)
+    except (OSError, AttributeError):
+        return None
+    return queues
 
 
 @functools.cache
@@ -78,6 +120,7 @@ def _load(path: Path) -> ctypes.CDLL:
         "gpudiag_coordinate": [pointer],
         "gpudiag_submit": [pointer, ctypes.c_uint32],
         "gpudiag_stop": [pointer],
+        "gpudiag_queue": [pointer, *[ctypes.c_uint64] * 3, ctypes.c_uint32],
         "gpudiag_engine_bytes": [],
         "gpudiag_has_float16": [],
     }.items():

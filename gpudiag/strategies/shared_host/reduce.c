@@ -18,7 +18,7 @@
 #include <immintrin.h>
 #endif
 
-enum { MAX_THREADS = 64, BLOCK = 2048, LINE = 128 };
+enum { MAX_THREADS = 64, BLOCK = 2048, LINE = 128, IDLE_ROUNDS = 1000 };
 enum { ARRIVED = 0, FETCHED = 1024, REDUCED = 2048, READY = 2176 };   /* within a rank's control page */
 enum { FLOAT32 = 0, BFLOAT16 = 1, FLOAT16 = 2, FLOAT64 = 3 };
 enum { STOPPED = 0, MISMATCH = 1 };
@@ -29,6 +29,7 @@ struct engine {
     uint8_t *control, *pieces, *staging;      /* shared: a page per rank; a ring of pieces per rank; the slots */
     uint64_t page_bytes, chunk_bytes;
     uint32_t rank, world, slots, lanes, ring, threads;
+    uint32_t spin;                            /* rounds of spinning before a nap, some 15 to 70 ns each */
     /* Private to the process, each on its own cache line. */
     uint32_t submitted __attribute__((aligned(LINE)));
     uint32_t go __attribute__((aligned(LINE)));
@@ -49,12 +50,13 @@ static inline void pause_briefly(void) {
 #endif
 }
 
-/* Waiting gets lazier the longer it takes: a few ten microseconds of spinning, then naps. */
-static inline void wait_a_little(uint32_t *rounds) {
-    if (++*rounds < 1500) {
+/* While chunks are under way waiting is spinning: waking from a nap takes longer than a chunk, and every chunk would wait
+ * for the last of all ranks' threads to wake. A rank that is late for a millisecond is waited for in naps. */
+static inline void wait_a_little(const struct engine *e, uint32_t *rounds) {
+    if (++*rounds < e->spin) {
         pause_briefly();
     } else {
-        struct timespec nap = {0, *rounds < 3000 ? 5000 : 50000};
+        struct timespec nap = {0, 50000};
         nanosleep(&nap, 0);
     }
 }
@@ -201,8 +203,8 @@ int gpudiag_reduce(struct engine *e, uint32_t thread) {
         while (!reached(load(&e->go), number + 1)) {
             if (load(&e->stop)) return STOPPED;
             uint32_t submitted = load(&e->submitted);
-            if (submitted == number && rounds > 1500) sleep_until_changed(e, &e->submitted, submitted);
-            wait_a_little(&rounds);
+            if (submitted == number && rounds > IDLE_ROUNDS) sleep_until_changed(e, &e->submitted, submitted);
+            wait_a_little(e, &rounds);
         }
         rounds = 0;
         struct piece p = *piece_of(e, e->rank, number);
@@ -255,8 +257,8 @@ int gpudiag_coordinate(struct engine *e) {
         if (moved) {
             rounds = 0;
         } else {
-            if (ready == submitted && rounds > 1500) sleep_until_changed(e, &e->submitted, submitted);
-            wait_a_little(&rounds);
+            if (ready == submitted && rounds > IDLE_ROUNDS) sleep_until_changed(e, &e->submitted, submitted);
+            wait_a_little(e, &rounds);
         }
     }
 }
@@ -270,6 +272,45 @@ void gpudiag_submit(struct engine *e, uint32_t number) {
 void gpudiag_stop(struct engine *e) {
     __atomic_store_n(&e->stop, 1, __ATOMIC_SEQ_CST);
     syscall(SYS_futex, &e->submitted, FUTEX_WAKE_PRIVATE, INT_MAX, 0, 0, 0);
+}
+
+/* --- the GPU's queues ------------------------------------------------------------------------------------------- */
+
+typedef int (*wait_value)(void *stream, uint64_t at, uint32_t value, uint32_t flags);
+typedef int (*write_value)(void *stream, uint64_t at, uint32_t value, uint32_t flags);
+typedef int (*copy_out)(void *host, uint64_t device, size_t bytes, void *stream);
+typedef int (*copy_in)(uint64_t device, const void *host, size_t bytes, void *stream);
+
+struct queues {
+    wait_value wait;              /* cuStreamWaitValue32_v2 */
+    write_value write;            /* cuStreamWriteValue32_v2 */
+    copy_out out;                 /* cuMemcpyDtoHAsync_v2 */
+    copy_in in;                   /* cuMemcpyHtoDAsync_v2 */
+    uint8_t *staging;             /* the slots as the host sees them */
+    uint64_t page;                /* the rank's control page as the GPU sees it */
+    uint64_t chunk_bytes;
+    uint32_t rank, world, slots, lanes;
+    void *outgoing[8], *incoming[8];
+};
+
+/* Queue `count` bytes at `data` as chunks from `number` on, `step` bytes each: out to this rank's slots and, when every
+ * rank has formed its share, back from the result's. Returns CUDA's first error, or 0. */
+int gpudiag_queue(const struct queues *q, uint64_t data, uint64_t count, uint64_t step, uint32_t number) {
+    for (uint64_t at = 0; at < count; at += step, number++) {
+        uint64_t bytes = count - at < step ? count - at : step;
+        uint32_t lane = number % q->lanes, slot = number % q->slots;
+        void *out = q->outgoing[lane], *in = q->incoming[lane];
+        uint8_t *own = q->staging + ((uint64_t)q->rank * q->slots + slot) * q->chunk_bytes;
+        uint8_t *result = q->staging + ((uint64_t)q->world * q->slots + slot) * q->chunk_bytes;
+        int problem = q->wait(out, q->page + READY, number + 1 - q->slots, 0); /* 0: until at least */
+        if (!problem) problem = q->out(own, data + at, bytes, out);
+        if (!problem) problem = q->write(out, q->page + ARRIVED + lane * LINE, number + 1, 0);
+        if (!problem) problem = q->wait(in, q->page + READY, number + 1, 0);
+        if (!problem) problem = q->in(data + at, result, bytes, in);
+        if (!problem) problem = q->write(in, q->page + FETCHED + lane * LINE, number + 1, 0);
+        if (problem) return problem;
+    }
+    return 0;
 }
 
 int gpudiag_engine_bytes(void) { return sizeof(struct engine); }

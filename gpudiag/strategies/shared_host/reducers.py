@@ -23,6 +23,12 @@ if TYPE_CHECKING:
 KINDS = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2, torch.float64: 3}
 DTYPES = {number: dtype for dtype, number in KINDS.items()}
 
+#: Rounds of spinning before a nap, some 15 to 70 ns each: a millisecond, or what it takes to notice that one must wait.
+_SPIN, _SPIN_IN_TURN = 20_000, 300
+
+#: Threads with which PyTorch's operators add. More of them only wait for each other.
+_TORCH_THREADS = 4
+
 #: Joining a thread takes as long as the chunk that it works on.
 _JOIN_S = 10.0
 
@@ -68,6 +74,9 @@ class NativeReducer:
         engine.rank, engine.world = control.rank, where.world
         engine.slots, engine.lanes, engine.ring = where.slots, where.lanes, at.RING
         engine.threads = min(threads, MOST_THREADS)
+        # Where there are fewer processors than threads, one that spins keeps another from working.
+        roomy = len(cpus) >= where.world * (engine.threads + 2)
+        engine.spin = _SPIN if roomy else _SPIN_IN_TURN
         self._keep = control  # the engine's pointers are into its memory
         self._engine = ctypes.addressof(engine)
 
@@ -105,7 +114,17 @@ class TorchReducer:
         self._stopped = False
         self._sum, self._term = torch.empty(0), torch.empty(0)
         self._news = threading.Event()
-        self._threads = [_start(self._loop, cpus)]
+        threads, set_up = torch.get_num_threads(), threading.Event()
+
+        def run() -> None:
+            torch.set_num_threads(min(threads, _TORCH_THREADS))
+            set_up.set()
+            self._loop()
+
+        self._threads = [_start(run, cpus)]
+        set_up.wait()
+        # The number of threads is each thread's own, but threads that begin later would take the last one set.
+        torch.set_num_threads(threads)
 
     def submit(self, number: int) -> None:
         """See `Reducer`."""
