@@ -383,7 +383,22 @@ def train(prepared: Prepared, observer: Callable[[Progress], None]) -> RunRecord
     if plan.leads:
         (plan.run_dir / INFERENCE_FILE).unlink(missing_ok=True)  # of an earlier run
         write_json(plan.run_dir / FACTS_FILE, prepared.facts)
-    return launch(plan, observer, has_gpudiag=prepared.interpreter.has_gpudiag)
+    try:
+        return launch(plan, observer, has_gpudiag=prepared.interpreter.has_gpudiag)
+    except BaseException:
+        _remove_half_done(plan)
+        raise
+
+
+def _remove_half_done(plan: Plan) -> None:
+    """Volumes are gigabytes; half of one is no measurement, and whoever was killed could not remove it."""
+    from gpudiag.workloads.registry import WORKLOADS
+
+    entry = WORKLOADS.get(plan.job.workload)
+    if entry is not None and not entry.trains:
+        from gpudiag.workloads.volumes import remove_volumes
+
+        remove_volumes(plan.run_dir)
 
 
 def inference_of(run_dir: Path) -> InferenceRecord | None:

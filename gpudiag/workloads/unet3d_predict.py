@@ -28,7 +28,16 @@ from gpudiag.worker.launched import launched
 from gpudiag.workloads.blocks import CPU_CUT, CPU_VOLUME, GPU_CUT, GPU_VOLUME, Blocks
 from gpudiag.workloads.precision import Arithmetic
 from gpudiag.workloads.unet3d import OUTPUTS, UNet3dTraining
-from gpudiag.workloads.volumes import Volume, Writer, check_space, chunk_of
+from gpudiag.workloads.volumes import (
+    PREDICTION,
+    SCRATCH,
+    VOLUME,
+    Volume,
+    Writer,
+    check_space,
+    chunk_of,
+    remove_volumes,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -41,12 +50,6 @@ if TYPE_CHECKING:
     from gpudiag.workloads.volumes import Bytes
 
     Batch = list[tuple[Block, Bytes]]
-
-#: Made for each run, and removed at its end.
-VOLUME = "volume.zarr"
-#: Removed at the end unless the job says to keep it.
-PREDICTION = "prediction.zarr"
-_AGAIN = "again.zarr"
 
 #: Blocks of each process that the timed and recorded steps go round.
 _AGAIN_BLOCKS = 8
@@ -191,8 +194,7 @@ class _Work:
 
     def run(self, rank: int, world: int) -> None:
         """Predict, note the figures, time and record steps, and leave no volume that nobody wants."""
-        names = (VOLUME, PREDICTION, _AGAIN)
-        volume, prediction, scratch = (self._run_dir / name for name in names)
+        volume, prediction, scratch = (self._run_dir / name for name in (VOLUME, PREDICTION, SCRATCH))
         mine = range(rank, len(self._blocks), world)
         again = [self._blocks[number] for number in (mine or range(len(self._blocks)))[:_AGAIN_BLOCKS]]
         voxels = math.prod(self._shape)
@@ -224,12 +226,10 @@ class _Work:
             self._record(model, predictor, self._batches(source, itertools.cycle(again)), Volume.open(scratch))
             _together()
         except BaseException:
-            for path in (volume, prediction, scratch):  # whichever process fails: the others are ended for it
-                Volume.remove_at(path)
+            remove_volumes(self._run_dir)  # whichever process fails: the others are ended for it
             raise
         if rank == 0:
-            for path in (volume, scratch) if self._job.keep_prediction else (volume, prediction, scratch):
-                Volume.remove_at(path)
+            remove_volumes(self._run_dir, but=PREDICTION if self._job.keep_prediction else None)
 
     def _predictor(self) -> tuple[Predictor, nn.Module]:
         torch.manual_seed(0)

@@ -23,6 +23,13 @@ if TYPE_CHECKING:
 
     Bytes = np.ndarray[Any, np.dtype[np.uint8]]
 
+#: In the run directory: made for each run, and removed at its end.
+VOLUME = "volume.zarr"
+#: Removed at the end unless the job says to keep it.
+PREDICTION = "prediction.zarr"
+#: Where the timed and recorded steps write.
+SCRATCH = "again.zarr"
+
 #: Writes under way at a time; more would hold more memory and no longer hide anything.
 _WRITES = 4
 
@@ -47,6 +54,13 @@ def library() -> Any:
             "Install it: pip install tensorstore",
         ) from error
     return tensorstore
+
+
+def remove_volumes(run_dir: Path, *, but: str | None = None) -> None:
+    """Delete what there is of a run's volumes, except the one called `but`."""
+    for name in (VOLUME, PREDICTION, SCRATCH):
+        if name != but:
+            shutil.rmtree(run_dir / name, ignore_errors=True)
 
 
 def check_space(directory: Path, needed: int) -> None:
@@ -97,9 +111,19 @@ class Volume:
 
     @classmethod
     def open(cls, path: Path) -> Volume:
-        """Open what another process has made."""
+        """Open what another process has made.
+
+        Raises:
+            WorkerFailedError: there is none, as on a node that does not share the directory with the one that made it.
+        """
         spec = {"driver": "zarr3", "kvstore": {"driver": "file", "path": f"{path}/"}}
-        return cls(library().open(spec).result(), path)
+        try:
+            return cls(library().open(spec).result(), path)
+        except (OSError, ValueError) as error:
+            raise WorkerFailedError(
+                f"{path} cannot be opened: {str(error).splitlines()[0]}",
+                "Several nodes need an --output directory that they share.",
+            ) from error
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -149,11 +173,6 @@ class Volume:
     def write(self, region: Region, values: Bytes) -> Any:
         """Begin to write all channels of a region; the future's result is that it is on disk."""
         return self._store[(..., *region.slices())].write(values)
-
-    @staticmethod
-    def remove_at(path: Path) -> None:
-        """Delete the array from the disk, if it is there."""
-        shutil.rmtree(path, ignore_errors=True)
 
 
 class Writer:

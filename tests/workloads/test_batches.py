@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import itertools
+import os
 import signal
+import subprocess
+import sys
+import time
 from collections import deque
 from pathlib import Path
 from typing import TYPE_CHECKING, get_args
@@ -84,6 +88,38 @@ def test_a_server_that_dies_is_an_error_and_no_hang() -> None:
         with pytest.raises(WorkerFailedError, match="exit code -9"):
             deque(endless, maxlen=0)  # what it had sent before, and then nothing
     assert not theirs._processes
+
+
+TRAINER = """
+import time
+from gpudiag.workloads.batch_client import ServedBatches
+
+with ServedBatches("resnet20-cifar", on_gpu=False, batch_size=2, servers=2, pinned=False, seed=0) as served:
+    next(iter(served))
+    print(*(process.pid for process in served._processes), flush=True)
+    time.sleep(100)
+"""
+
+
+def test_servers_end_with_a_trainer_that_is_killed(tmp_path: Path) -> None:
+    environment = {**os.environ, "TMPDIR": str(tmp_path)}
+    with subprocess.Popen([sys.executable, "-c", TRAINER], stdout=subprocess.PIPE, env=environment) as trainer:
+        assert trainer.stdout is not None
+        servers = [Path("/proc") / number for number in trainer.stdout.readline().decode().split()]
+        assert len(servers) == 2
+        assert all(server.exists() for server in servers)
+        trainer.kill()
+    until = time.monotonic() + 20
+    while any(living(server) for server in servers) and time.monotonic() < until:
+        time.sleep(0.05)
+    assert not any(living(server) for server in servers)
+
+
+def living(process: Path) -> bool:
+    try:
+        return (process / "stat").read_text(encoding="utf-8").rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
 
 
 def test_a_server_that_cannot_begin_is_an_error_too(capfd: pytest.CaptureFixture[str]) -> None:

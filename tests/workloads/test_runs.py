@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import json
+import signal
+import subprocess
+import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +14,7 @@ import numpy as np
 import pytest
 
 from gpudiag.workloads.volumes import Volume
-from tests.cli_process import gpudiag
+from tests.cli_process import environment, gpudiag
 
 SHORT = ("--devices", "2", "--steps", "3", "--warmup", "2")
 
@@ -119,6 +123,21 @@ def test_a_volume_smaller_than_a_block_is_a_usage_error(tmp_path: Path) -> None:
     )
     assert result.returncode == 2
     assert "a volume of 4 x 35 x 36 voxels is smaller than a block, which writes 4 x 36 x 36" in result.stderr
+
+
+def test_an_interrupted_prediction_leaves_no_volume(tmp_path: Path) -> None:
+    words = ["unet3d-predict", "--volume", "40,720,720", "--output", str(tmp_path)]
+    command = [sys.executable, "-m", "gpudiag", "profile", *words]
+    with subprocess.Popen(command, env=environment(CUDA_VISIBLE_DEVICES=""), stderr=subprocess.PIPE) as program:
+        until = time.monotonic() + 60
+        while not (tmp_path / "prediction.zarr" / "c").exists():
+            assert program.poll() is None
+            assert time.monotonic() < until
+            time.sleep(0.05)
+        program.send_signal(signal.SIGINT)
+        program.communicate(timeout=60)
+    assert program.returncode == 130
+    assert not list(tmp_path.glob("*.zarr"))
 
 
 def test_a_volume_larger_than_the_disk_is_said_and_nothing_of_it_stays(tmp_path: Path) -> None:

@@ -71,6 +71,18 @@ def test_processes_fill_a_volume_between_them(tmp_path: Path) -> None:
     assert 126 < everything.mean() < 129
 
 
+def test_a_volume_that_another_node_has(tmp_path: Path) -> None:
+    with pytest.raises(WorkerFailedError, match=r"v\.zarr cannot be opened") as caught:
+        Volume.open(tmp_path / "v.zarr")
+    assert "share" in caught.value.hint
+
+
+def test_a_directory_that_cannot_be_written_to(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(WorkerFailedError, match=r"v\.zarr cannot be written to"):
+        Volume.create(tmp_path / "file" / "v.zarr", SHAPE, (4, 8, 8))
+
+
 def test_too_little_room_is_said_before_anything_is_written(tmp_path: Path) -> None:
     with pytest.raises(WorkerFailedError, match=r"the volumes need 1000000.0 GB in .* GB are free") as caught:
         check_space(tmp_path, 10**15)
