@@ -117,6 +117,8 @@ class CollectiveCall(Record, frozen=True, kw_only=True):
         group_ranks: global ranks in the group; empty where unknown.
         size_bytes: bytes given per rank in nccl-tests' sense, or None: sizes are there only when shapes were recorded.
         sequence: the group's own sequence number where recorded, else None.
+        processor_share: the share of the device's multiprocessors that its kernel holds, a block each, in (0, 1]; None
+            where the trace does not say.
     """
 
     row: int
@@ -125,6 +127,7 @@ class CollectiveCall(Record, frozen=True, kw_only=True):
     group_ranks: tuple[int, ...] = ()
     size_bytes: int | None = None
     sequence: int | None = None
+    processor_share: float | None = None
 
 
 class Trace(Record, frozen=True, kw_only=True):

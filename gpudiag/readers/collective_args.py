@@ -46,6 +46,7 @@ class Communicated(Record, frozen=True, kw_only=True):
         in_bytes: what this rank puts in, by the count of elements; None where not told.
         out_bytes: what this rank gets out.
         shaped_bytes: what this rank puts in, by the shapes of the inputs.
+        blocks_per_sm: the kernel's blocks over the device's multiprocessors; None where not told.
     """
 
     word: str = ""
@@ -56,6 +57,7 @@ class Communicated(Record, frozen=True, kw_only=True):
     in_bytes: int | None = None
     out_bytes: int | None = None
     shaped_bytes: int | None = None
+    blocks_per_sm: float | None = None
 
     def size_as(self, operation: str) -> int | None:
         """Bytes in nccl-tests' sense: all_gather and gather count what comes out, all others what goes in."""
@@ -77,6 +79,7 @@ def communicated(arguments: Arguments) -> Communicated:
     sequence = loosely(arguments.sequence, int, -1)
     members = loosely(arguments.group_size, int, 0)
     each = element_bytes(loosely(arguments.dtype, str, ""))
+    blocks = loosely(arguments.blocks_per_sm, float, 0.0)
     return Communicated(
         word=loosely(arguments.collective, str, ""),
         group=str(loosely(arguments.group, str | int, "")),
@@ -86,6 +89,7 @@ def communicated(arguments: Arguments) -> Communicated:
         in_bytes=_bytes_of(arguments.in_elements, each),
         out_bytes=_bytes_of(arguments.out_elements, each),
         shaped_bytes=_bytes_of_inputs(arguments),
+        blocks_per_sm=blocks if 0 < blocks < math.inf else None,
     )
 
 
@@ -116,12 +120,17 @@ def collective_calls(
         if row in launches and (host := _enclosing(table, told, records, launches[row])) is not None:
             details = told.get(host)
             operation = normal_operation(table.name_of(host)) or operation
-        calls.append(_call(row, operation, details, groups))
+        own = told.get(row)
+        calls.append(_call(row, operation, details, groups, blocks_per_sm=own.blocks_per_sm if own else None))
     return tuple(calls)
 
 
 def _call(
-    row: int, by_name: str | None, details: Communicated | None, groups: dict[str, tuple[int, ...]]
+    row: int,
+    by_name: str | None,
+    details: Communicated | None,
+    groups: dict[str, tuple[int, ...]],
+    blocks_per_sm: float | None = None,
 ) -> CollectiveCall:
     details = details or Communicated()
     # What a kernel is called says less than its arguments (SendRecv is a part of all_to_all), but more than a word of
@@ -137,6 +146,7 @@ def _call(
         group_ranks=details.ranks or groups.get(group, ()),
         size_bytes=details.size_as(operation),
         sequence=details.sequence,
+        processor_share=None if blocks_per_sm is None else min(blocks_per_sm, 1.0),
     )
 
 

@@ -31,6 +31,7 @@ class Arguments(msgspec.Struct, gc=False):
     sequence: msgspec.Raw = msgspec.field(name="Seq", default=_NOTHING)
     input_dims: msgspec.Raw = msgspec.field(name="Input Dims", default=_NOTHING)
     input_type: msgspec.Raw = msgspec.field(name="Input type", default=_NOTHING)
+    blocks_per_sm: msgspec.Raw = msgspec.field(name="blocks per SM", default=_NOTHING)
 
 
 NO_ARGUMENTS = Arguments()

@@ -232,3 +232,14 @@ def test_nccl_ranges_of_a_trace_without_device_work_are_no_work(tmp_path: Path) 
 def test_gloo_ranges_beside_device_work_are_not_kernels(tmp_path: Path) -> None:
     trace = read_one(tmp_path, document(event("user_annotation", "gloo:all_reduce", 1, 9), kernel("gemm", 2, 3, 1)))
     assert trace.collectives == ()
+
+
+@pytest.mark.parametrize(
+    ("blocks", "share"), [(0.181818, 0.181818), (2.5, 1.0), (None, None), (0, None), (-1, None), ("many", None)]
+)
+def test_the_share_of_processors_that_a_collective_holds(tmp_path: Path, blocks: object, share: float | None) -> None:
+    arguments: dict[str, Any] = {} if blocks is None else {"blocks per SM": blocks}
+    # What else is told of the collective may stand on the host's record, and not on the kernel.
+    trace = read_one(tmp_path, document(launch(10, 1), kernel(_NCCL, 30, 9, 1, **arguments)))
+    (call,) = trace.collectives
+    assert call.processor_share == share

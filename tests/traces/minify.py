@@ -32,6 +32,7 @@ _COLLECTIVE = (
     "Seq",
 )
 _SHAPES = ("Input Dims", "Input type")
+_PROCESSORS = "blocks per SM"
 _COMMUNICATES = ("nccl", "gloo:", "record_param_comms")
 _LONGEST_NAME = 48
 
@@ -42,7 +43,7 @@ def _arguments(event: Event) -> Event:
         return {}
     kept = [*(key for key in _ON_DEVICE if key != "correlation"), *_COLLECTIVE, "correlation"]
     if event["name"].startswith(_COMMUNICATES):
-        kept += _SHAPES
+        kept += (*_SHAPES, _PROCESSORS)
     return {key: told[key] for key in kept if key in told}
 
 
