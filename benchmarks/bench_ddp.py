@@ -15,10 +15,10 @@ import argparse
 import json
 import math
 import os
-import socket
 import statistics
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 from typing import Any
@@ -126,7 +126,13 @@ def worker(options: argparse.Namespace) -> None:
         torch.backends.cudnn.benchmark = True
     else:
         torch.set_num_threads(1)
-    dist.init_process_group("nccl" if on_gpu else "gloo", device_id=device if on_gpu else None)
+    dist.init_process_group(
+        "nccl" if on_gpu else "gloo",
+        init_method=f"file://{options.worker}",
+        rank=rank,
+        world_size=int(os.environ["WORLD_SIZE"]),
+        device_id=device if on_gpu else None,
+    )
     found = [measure(name, options.rounds, device) for name in options.models.split(",")]
     if rank == 0:
         print(f"RESULT {json.dumps(found)}", flush=True)
@@ -140,21 +146,18 @@ def main() -> int:
     parser.add_argument("--models", default="resnet50,gpt,mlp" if on_gpu else "resnet20-cifar,mlp")
     parser.add_argument("--rounds", type=int, default=9, help="at least 5")
     parser.add_argument("--output", type=Path, help="write all figures there as JSON")
-    parser.add_argument("--worker", action="store_true", help=argparse.SUPPRESS)
+    parser.add_argument("--worker", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.worker:
         worker(options)
         return 0
     ranks = torch.cuda.device_count() if on_gpu else 2
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    command = [sys.executable, __file__, "--worker", "--models", options.models, "--rounds", str(options.rounds)]
+    meeting = tempfile.TemporaryDirectory(prefix="bench-")
+    command = [sys.executable, __file__, "--worker", f"{meeting.name}/meeting"]
+    command += ["--models", options.models, "--rounds", str(options.rounds)]
     processes = []
     for rank in range(ranks):
-        placed = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": ranks, "MASTER_ADDR": "127.0.0.1"}
-        variables = {name: str(value) for name, value in placed.items()} | {"MASTER_PORT": str(port)}
-        variables["GLOO_SOCKET_IFNAME"] = "lo"
+        variables = {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(ranks), "GLOO_SOCKET_IFNAME": "lo"}
         output = subprocess.PIPE if rank == 0 else None
         processes.append(subprocess.Popen(command, stdout=output, text=True, env={**os.environ, **variables}))
     try:
@@ -162,6 +165,7 @@ def main() -> int:
     finally:
         for process in processes:
             process.kill()
+        meeting.cleanup()
     lines = [line.removeprefix("RESULT ") for line in text.splitlines() if line.startswith("RESULT ")]
     if not lines:
         raise SystemExit("the processes ended without a result; see their messages above")

@@ -18,10 +18,10 @@ import argparse
 import json
 import os
 import shutil
-import socket
 import statistics
 import subprocess
 import sys
+import tempfile
 import time
 from functools import partial
 from pathlib import Path
@@ -44,18 +44,19 @@ SWEEP_MB = 100
 SWEEP: list[dict[str, Any]] = [
     {"chunk_bytes": chunk << 20, "slots": slots, "lanes": lanes, "threads": threads}
     for chunk, slots, lanes, threads in (
-        (1, 4, 2, 8),
-        (1, 8, 2, 8),
-        (2, 4, 2, 8),
-        (2, 8, 2, 8),
-        (4, 4, 1, 8),
-        (4, 4, 2, 8),
-        (4, 8, 2, 8),
-        (4, 8, 4, 8),
-        (8, 4, 2, 8),
-        (4, 4, 2, 2),
+        (1, 8, 2, 4),
+        (2, 8, 2, 4),
+        (4, 8, 2, 4),
+        (8, 8, 2, 4),
         (4, 4, 2, 4),
-        (4, 4, 2, 12),
+        (4, 16, 2, 4),
+        (2, 16, 2, 4),
+        (4, 8, 1, 4),
+        (4, 8, 4, 4),
+        (4, 8, 2, 1),
+        (4, 8, 2, 2),
+        (4, 8, 2, 8),
+        (4, 8, 2, 12),
     )
 ]
 
@@ -63,7 +64,7 @@ SWEEP: list[dict[str, Any]] = [
 class Rank:
     """One process's part of the measurements. Rank 0 collects and prints them as JSON."""
 
-    def __init__(self) -> None:
+    def __init__(self, meeting: str) -> None:
         self.rank, self.world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
         self.on_gpu = torch.cuda.is_available()
         self.device = torch.device("cuda", self.rank) if self.on_gpu else torch.device("cpu")
@@ -72,7 +73,13 @@ class Rank:
         else:
             torch.set_num_threads(max(1, (os.cpu_count() or 1) // self.world))
         backend = "nccl" if self.on_gpu else "gloo"
-        dist.init_process_group(backend, device_id=self.device if self.on_gpu else None)
+        dist.init_process_group(
+            backend,
+            init_method=f"file://{meeting}",
+            rank=self.rank,
+            world_size=self.world,
+            device_id=self.device if self.on_gpu else None,
+        )
         self.control = dist.new_group(backend="gloo")
         self.peer = "nccl" if self.on_gpu else "gloo"
 
@@ -226,6 +233,36 @@ def sums_alone(at: Rank) -> list[dict[str, Any]]:
     return rows
 
 
+def copies_through_slots(at: Rank) -> list[dict[str, Any]]:
+    """The copies of cpu-reduce alone: as its movers make them, through its own slots, but without waiting for sums."""
+    if not at.on_gpu:
+        return []
+    made = SharedHostAllReduce(group=at.control, device=at.device)
+    control, mover, layout = made._control, made._mover, made._control.layout  # noqa: SLF001  # nothing waits here
+    driver, size = mover._driver, layout.chunk_bytes  # type: ignore[union-attr]  # noqa: SLF001  # on a GPU it is a CudaMover
+    gpu = [torch.empty(size, dtype=torch.uint8, device=at.device) for _ in range(2)]
+    outgoing, incoming = mover._out, mover._in  # type: ignore[union-attr]  # noqa: SLF001  # likewise
+    rows = []
+    for way, ways in (("to host", (True, False)), ("to GPU", (False, True)), ("both ways", (True, True))):
+
+        def run(ways: tuple[bool, bool] = ways) -> None:
+            for number in range(32):
+                lane = number % layout.lanes
+                own, result = layout.slot(control.rank, number), layout.slot(layout.world, number)
+                if ways[0]:
+                    stream = outgoing[lane].cuda_stream
+                    driver.cuMemcpyDtoHAsync(control.address + own, gpu[0].data_ptr(), size, stream)
+                if ways[1]:
+                    stream = incoming[lane].cuda_stream
+                    driver.cuMemcpyHtoDAsync(gpu[1].data_ptr(), control.address + result, size, stream)
+
+        repeats = at.repeats(run)
+        seconds = statistics.median(at.seconds(run, repeats) for _ in range(3))
+        rows.append({"buffers": "its slots", "way": way, "gb_per_s_per_gpu_and_way": 32 * size / seconds / 1e9})
+    made.close()
+    return rows
+
+
 def copies(at: Rank) -> list[dict[str, Any]]:
     """All GPUs at once to and from pinned host memory: GB/s per GPU and direction, in large and in cached buffers."""
     if not at.on_gpu:
@@ -256,12 +293,12 @@ def copies(at: Rank) -> list[dict[str, Any]]:
 
 
 def worker(options: argparse.Namespace) -> None:
-    at = Rank()
+    at = Rank(options.worker)
     sizes = [float(size) for size in options.sizes_mb.split(",")]
     ours = os.environ.get("NCCL_P2P_DISABLE") == "1" or not at.on_gpu
     found: dict[str, Any] = {"all_reduces": all_reduces(at, sizes, with_ours=ours)}
     if ours:
-        found["copies"] = copies(at)
+        found["copies"] = copies(at) + copies_through_slots(at)
         found["sums_alone"] = sums_alone(at)
         if options.sweep:
             found["sweep"] = sweep(at)
@@ -300,14 +337,19 @@ def host_memory() -> list[dict[str, Any]]:
 
 def start(ranks: int, options: argparse.Namespace, **variables: str) -> dict[str, Any]:
     """One group of processes; what its rank 0 found."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    command = [sys.executable, __file__, "--worker", "--sizes-mb", options.sizes_mb, *(["--sweep"] * options.sweep)]
+    meeting = tempfile.TemporaryDirectory(prefix="bench-")
+    command = [
+        sys.executable,
+        __file__,
+        "--worker",
+        f"{meeting.name}/meeting",
+        "--sizes-mb",
+        options.sizes_mb,
+        *(["--sweep"] * options.sweep),
+    ]
     processes = []
     for rank in range(ranks):
-        placed = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": ranks, "MASTER_ADDR": "127.0.0.1"}
-        values = {name: str(value) for name, value in placed.items()} | {"MASTER_PORT": str(port), **variables}
+        values = {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(ranks), **variables}
         threads = str(max(1, (os.cpu_count() or 1) // ranks))
         values |= {"OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", threads), "GLOO_SOCKET_IFNAME": "lo"}
         output = subprocess.PIPE if rank == 0 else None
@@ -319,6 +361,7 @@ def start(ranks: int, options: argparse.Namespace, **variables: str) -> dict[str
     finally:
         for process in processes:
             process.kill()
+        meeting.cleanup()
     results = [line.removeprefix("RESULT ") for line in text.splitlines() if line.startswith("RESULT ")]
     if not results:
         raise SystemExit("the processes ended without a result; see their messages above")
@@ -366,7 +409,7 @@ def main() -> int:
     parser.add_argument("--sweep", action="store_true", help="also other chunk sizes, slots, lanes and threads")
     parser.add_argument("--output", type=Path, help="write all figures there as JSON")
     parser.add_argument("--timeout", type=float, default=240)
-    parser.add_argument("--worker", action="store_true", help=argparse.SUPPRESS)
+    parser.add_argument("--worker", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.worker:
         worker(options)
