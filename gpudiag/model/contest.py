@@ -87,6 +87,8 @@ class Contest(msgspec.Struct, frozen=True, kw_only=True):
     """One workload's result (`gpudiag/contest/1`).
 
     Attributes:
+        p2p: False where peer access was switched off.
+        peer_access: whether every pair of GPUs copies directly; None without GPUs.
         gradients: sizes, compute and when each gradient is there, as measured.
         transports: all-reduces of the sizes of its buckets.
         predictions: of all candidates, from the facts, `gradients` and `transports`, made before any was measured.
@@ -100,6 +102,7 @@ class Contest(msgspec.Struct, frozen=True, kw_only=True):
     devices: int
     batch_size: int
     p2p: bool
+    peer_access: bool | None = None
     precision: str
     memory_format: str
     gradients: Gradients

@@ -19,6 +19,9 @@ if TYPE_CHECKING:
 _UPDATE_PASSES = 5
 #: µs of host work per tensor of a module that one process copies to every device (replicate, gather, threads).
 _REPLICATE_US = 25.0
+#: Passes over a GPU's memory per byte of parameters: out of each gathered buffer, twice, and into and out of the
+#: scattered one; and µs of host work per tensor of the hooks that gather and free.
+_FSDP_PASSES, _SHARD_US = 4, 15.0
 #: Share of multiprocessors that collectives hold beside compute; as in `all_reduce`.
 _NCCL_HOLDS = 0.15
 
@@ -98,9 +101,12 @@ def fsdp(now: Situation, candidate: Candidate) -> Cost:
     else:
         half = (count - 1) / count * total / (now.paths.ring_rate() * 1e6)
     forward, backward = now.compute.forward_ms, now.compute.backward_ms
+    # The largest part is gathered while a smaller one is computed, or none at all when it comes first or last.
+    largest = max(now.model.sizes) / total * half
     slower = _NCCL_HOLDS * (min(half, forward) + min(2 * half, backward))
-    packing = 4 * now.on_device_ms(total)
-    exposed = max(0.0, half - forward) + max(0.0, 2 * half - backward) + slower + packing
+    packing = _FSDP_PASSES * now.on_device_ms(total)
+    host = len(now.model.sizes) * _SHARD_US / 1e3
+    exposed = max(largest, half - forward) + max(largest, 2 * half - backward) + slower + packing + host
     # Every device updates its own part only.
     exposed -= now.compute.update_ms * (count - 1) / count
     return Cost(

@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 INDEPENDENT = "independent"
 #: Measured strategies closer than this are a tie even if the interval is narrower: no second run would agree with it.
 TIE_MEASURED = 0.005
+#: Width in percent of an interval from which the machine was too restless to tell much.
+_SCATTERED = 10.0
 #: Predictions closer than this are a tie: they are not more exact than that.
 TIE_PREDICTED = 0.02
 
@@ -43,6 +45,7 @@ def judge(contest: Contest, *, facts_notes: Sequence[str] = (), seconds: float |
             devices=contest.devices,
             batch_size=contest.batch_size,
             p2p=contest.p2p,
+            peer_access=contest.peer_access,
             device_name=contest.device_name,
             notes=notes,
             failed=failed,
@@ -57,6 +60,13 @@ def judge(contest: Contest, *, facts_notes: Sequence[str] = (), seconds: float |
     ceiling = _ceiling(contest, measured, chosen)
     rivals = [one for one in ranked if one.strategy in racing and one.strategy not in tied]
     reason = _reason(contest, chosen, tied, rivals)
+    widest = max(
+        (one.slower_ci95[1] - one.slower_ci95[0] for one in ranked if one.slower_ci95 is not None), default=0.0
+    )
+    if widest > _SCATTERED:
+        notes.append(
+            f"turns scattered by up to {widest / 2:.0f} %: other work runs here; measure again when it does not"
+        )
     return Recommendation(
         verdict="tie" if len(tied) > 1 else "winner",
         recommended=best.label,
@@ -67,8 +77,8 @@ def judge(contest: Contest, *, facts_notes: Sequence[str] = (), seconds: float |
         device_name=contest.device_name,
         devices=contest.devices,
         batch_size_per_device=contest.batch_size,
-        peer_access=contest.p2p,
-        gain=_gain(ranked, racing, best, by_label),
+        peer_access=contest.peer_access,
+        gain=_gain(ranked, racing, best, tied),
         ceiling=ceiling,
         flags=flags(best, p2p=contest.p2p),
         code=code_change(best),
@@ -86,6 +96,7 @@ def from_predictions(
     devices: int,
     batch_size: int | None,
     p2p: bool,
+    peer_access: bool | None = None,
     device_name: str = "",
     notes: Sequence[str] = (),
     failed: Mapping[str, str | None] | None = None,
@@ -146,7 +157,7 @@ def from_predictions(
         device_name=device_name,
         devices=devices,
         batch_size_per_device=batch_size,
-        peer_access=p2p,
+        peer_access=peer_access,
         gain=gain,
         ceiling=None
         if floor is None
@@ -234,17 +245,14 @@ def _ceiling(contest: Contest, measured: dict[str, Turns], chosen: Ranked) -> Ce
     )
 
 
-def _gain(
-    ranked: Sequence[Ranked], racing: dict[str, Turns], best: Candidate, by_label: dict[str, Candidate]
-) -> Gain | None:
-    """Over what people take by default, where that was measured and is not the best; else over the next."""
-    usual = [label for label in ("nccl", "gloo") if label in racing and label != best.label][:1]
-    usual = usual if by_label[best.label].strategy != "nccl" or best.lossy else []
-    others = usual or [one.strategy for one in ranked if one.strategy in racing and one.strategy != best.label][:1]
-    if not others:
+def _gain(ranked: Sequence[Ranked], racing: dict[str, Turns], best: Candidate, tied: Sequence[str]) -> Gain | None:
+    """Over what people take by default, where that is slower; else over the next that is."""
+    slower = [one.strategy for one in ranked if one.strategy in racing and one.strategy not in tied]
+    over = next((label for label in ("nccl", "gloo") if label in slower), slower[0] if slower else None)
+    if over is None:
         return None
-    mine, other = (statistics.fmean(racing[label].round_ms) for label in (best.label, others[0]))
-    return Gain(over=others[0], ms=other - mine, percent=100 * (other - mine) / other, measured=True)
+    mine, other = (statistics.fmean(racing[label].round_ms) for label in (best.label, over))
+    return Gain(over=over, ms=other - mine, percent=100 * (other - mine) / other, measured=True)
 
 
 def _reason(contest: Contest, chosen: Ranked, tied: Sequence[str], rivals: Sequence[Ranked]) -> str:

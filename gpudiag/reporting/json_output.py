@@ -10,11 +10,12 @@ if TYPE_CHECKING:
     from gpudiag.model.analysis import Analysis
     from gpudiag.model.diff import Diff
     from gpudiag.model.facts import Facts
+    from gpudiag.model.recommendation import Recommendation
     from gpudiag.model.run import RunRecord
     from gpudiag.model.scaling import Scaling
     from gpudiag.model.selftest import Selftest
 
 
-def encode(noun: Analysis | Diff | Facts | RunRecord | Scaling | Selftest) -> bytes:
+def encode(noun: Analysis | Diff | Facts | Recommendation | RunRecord | Scaling | Selftest) -> bytes:
     """A noun as indented UTF-8 JSON with a newline at its end; figures that are none (NaN, infinite) become null."""
     return msgspec.json.format(msgspec.json.encode(noun), indent=2) + b"\n"

@@ -23,7 +23,9 @@ from gpudiag.model.prediction import Candidate
 from gpudiag.model.run import RankRecord
 from gpudiag.prediction.buckets import ddp_buckets
 from gpudiag.prediction.curves import curves_of
+from gpudiag.prediction.finalists import finalists_of
 from gpudiag.prediction.predict import predict
+from gpudiag.prediction.situation import Situation
 from gpudiag.run_files import FACTS_FILE, read_json, write_json
 from gpudiag.worker import record
 from gpudiag.worker.launched import launched
@@ -35,19 +37,12 @@ from gpudiag.workloads.contest.subject import Subject
 from gpudiag.workloads.contest.world import World
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator
     from pathlib import Path
 
     from gpudiag.model.contest import Entry
-    from gpudiag.model.prediction import Prediction
 
 INDEPENDENT = Candidate(strategy="independent")
-
-#: Predictions are wrong by as much now and then.
-_MAY_ERR = 0.2
-_MOST_FINALISTS = 6
-#: What people take by default, on GPUs and on CPUs: what is gained is said over these.
-_USUAL = ("nccl", "gloo")
 
 #: Steps after a switch that are not timed: the host runs ahead again.
 _RUN_IN_STEPS = 2
@@ -55,6 +50,8 @@ _RUN_IN_STEPS = 2
 _FIRST_STEPS = 3
 #: A side is warm when two looks in a row agree this well, or after so many of them.
 _AGREE, _MOST_LOOKS = 0.03, 6
+#: Slower than another by this factor is slow beyond doubt; so many rounds are enough for such a one.
+_SLOW, _SLOW_ROUNDS = 1.5, 2
 
 
 def run() -> None:
@@ -92,18 +89,6 @@ def _save_rank(run_dir: Path, world: World) -> None:
         device_name=device_name(world.device),
     )
     record.write_rank(run_dir, mine)
-
-
-def _finalists(predictions: Sequence[Prediction], least: int) -> list[Candidate]:
-    """Those worth measuring: the best by prediction, whoever is so near that the prediction may err, and the usual."""
-    possible = [one for one in predictions if one.cannot is None and one.candidate != INDEPENDENT]
-    if not possible:
-        return []
-    best = possible[0].step_ms or 0.0
-    near = [one.candidate for one in possible if (one.step_ms or 0.0) <= best * (1 + _MAY_ERR)]
-    chosen = (near if len(near) > least else [one.candidate for one in possible[:least]])[:_MOST_FINALISTS]
-    usual = next((one.candidate for one in possible if one.candidate.label in _USUAL), None)
-    return [*chosen, usual] if usual is not None and usual not in chosen else chosen
 
 
 class _Contest:
@@ -148,7 +133,7 @@ class _Contest:
         turns: tuple[Turns, ...] = ()
         if self.plan.measure:
             possible = [one.candidate for one in predictions if one.cannot is None and one.candidate != INDEPENDENT]
-            finalists = _finalists(predictions, entry.finalists) if entry.finalists else possible
+            finalists = finalists_of(predictions, entry.finalists) if entry.finalists else possible
             with self._timing("setup"):
                 for number, candidate in enumerate(finalists):
                     self.progress.tell("warmup", number, len(finalists))
@@ -163,6 +148,9 @@ class _Contest:
             devices=self.plan.devices,
             batch_size=subject.batch_size,
             p2p=self.plan.p2p,
+            peer_access=Situation(self.facts, parts, self.plan.devices, p2p=self.plan.p2p).peer_access
+            if world.on_gpu
+            else None,
             precision=subject.precision,
             memory_format=subject.memory_format,
             gradients=parts,
@@ -224,16 +212,26 @@ class _Contest:
         self.sides[candidate.label] = side
 
     def _warm(self, side: Side) -> float:
-        """Train until two looks agree; the step time in ms, the same on every rank."""
+        """Train until two looks agree; the step time in ms, the same on every rank.
+
+        One that is slow beyond doubt needs no precision.
+        """
         self._slowest(side.timed(_FIRST_STEPS, run_in=0))
         before = self._slowest(side.timed(_FIRST_STEPS, run_in=0))
         for _ in range(_MOST_LOOKS):
+            if self._is_slow(before):
+                break
             steps = self._steps(before)
             now = self._slowest(side.timed(steps, run_in=0))
             if abs(now / before - 1) < _AGREE:
                 return now
             before = now
         return before
+
+    def _is_slow(self, step_ms: float) -> bool:
+        """Whether another strategy is faster beyond doubt."""
+        rivals = [known for label, known in self.step_ms.items() if label != INDEPENDENT.label]
+        return bool(rivals) and step_ms > _SLOW * min(rivals)
 
     def _steps(self, step_ms: float) -> int:
         return max(self.plan.least_steps, round(self.plan.block_ms / step_ms))
@@ -243,7 +241,10 @@ class _Contest:
         return float(max(self.world.gather(statistics.median(times) if times else 0.0)))
 
     def _turns(self, order: list[Candidate]) -> tuple[Turns, ...]:
-        """Rounds in which each candidate has its turn, in an order that moves on by one from round to round."""
+        """Rounds in which each candidate has its turn, in an order that moves on by one from round to round.
+
+        Those that are slow beyond doubt have a turn in the first rounds only.
+        """
         rounds: dict[str, list[float]] = {candidate.label: [] for candidate in order}
         running = [candidate for candidate in order if candidate.label in self.sides]
         steps = {candidate.label: self._steps(self.step_ms[candidate.label]) for candidate in running}
@@ -253,6 +254,8 @@ class _Contest:
             self.progress.tell("timed", number, self.plan.most_rounds)
             shift = number % len(running)
             for candidate in (*running[shift:], *running[:shift]):
+                if number >= _SLOW_ROUNDS and self._is_slow(self.step_ms[candidate.label]):
+                    continue
                 self.world.gather(None)
                 times = self.sides[candidate.label].timed(steps[candidate.label], run_in=run_in)
                 means = self.world.gather(statistics.fmean(times) if times else 0.0)
