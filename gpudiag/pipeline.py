@@ -232,7 +232,7 @@ class Prepared(Record, frozen=True, kw_only=True):
         strategy = "" if plan.job.strategy == OWN_STRATEGY else f", {plan.job.strategy}"
         tensorflow = plan.job.framework == "tensorflow"
         with_what = f"TensorFlow {self.interpreter.tensorflow}" if tensorflow else f"PyTorch {self.interpreter.torch}"
-        return f"training {plan.job.workload}{strategy}, {count}{nodes}, {with_what}"
+        return f"training {plan.job.title}{strategy}, {count}{nodes}, {with_what}"
 
 
 #: Recorded where the user's function decides how gradients are exchanged.

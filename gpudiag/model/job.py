@@ -90,3 +90,8 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     compile: bool = False
     p2p: bool = True
     exchange: ExchangeOptions = ExchangeOptions()
+
+    @property
+    def title(self) -> str:
+        """What is trained, as records and reports call it: a workload's input alone is never taken for the workload."""
+        return self.workload + {"whole": "", "trivial": " (trivial model)", "none": " (input only)"}[self.model]

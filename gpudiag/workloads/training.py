@@ -64,7 +64,7 @@ def train(job: Job) -> None:
             job.workload, workload, job.data, batch_size=batch_size, workers=workers, device=device, seed=rank
         ) as source:
             if job.model == "none":
-                _only_take(source, batch_size, options)
+                _only_take(job, source, batch_size, options)
             else:
                 loader = DevicePrefetch(source, device) if job.prefetch else source
                 steps = MicroBatches(loader, job.exchange.accumulate)
@@ -73,9 +73,9 @@ def train(job: Job) -> None:
         strategy.close()
 
 
-def _only_take(source: Iterable[tuple[Tensor, Tensor]], batch_size: int, options: dict[str, str]) -> None:
+def _only_take(job: Job, source: Iterable[tuple[Tensor, Tensor]], batch_size: int, options: dict[str, str]) -> None:
     """What the input alone can deliver: batches in host memory, pinned where they would be, and no step after them."""
-    with gpudiag.profile(batch_size=batch_size, device="cpu", options=options) as prof:
+    with gpudiag.profile(workload=job.title, batch_size=batch_size, device="cpu", options=options) as prof:
         for _ in prof.steps(source):
             pass
 
@@ -111,7 +111,7 @@ def _train(
     share = job.exchange.accumulate
     devices = [torch.device(device.type, number) for number in range(job.devices)] if job.devices > 1 else device
     samples = batch_size // job.devices * share  # of each device in each step
-    with gpudiag.profile(model=bare, batch_size=samples, device=devices, options=options) as prof:
+    with gpudiag.profile(workload=job.title, model=bare, batch_size=samples, device=devices, options=options) as prof:
         for batches in prof.steps(loader):
             for number, (inputs, target) in enumerate(batches, 1):
                 with strategy.accumulating() if number < share else nullcontext():

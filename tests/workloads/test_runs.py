@@ -62,11 +62,13 @@ def test_the_trivial_model_leaves_little_but_the_input(tmp_path: Path) -> None:
     )
     assert (record["options"]["model"], record["options"]["prefetch"]) == ("trivial", "true")
     assert record["model"]["parameters"] == 3 * 224 * 224 + 1
+    assert record["workload"] == "resnet50 (trivial model)"
 
 
 def test_taking_batches_and_nothing_else(tmp_path: Path) -> None:
     analysis, record = run(tmp_path, "resnet50", "--model", "none", "--batch-size", "16")
     assert record["options"]["model"] == "none"
+    assert record["workload"] == "resnet50 (input only)"
     assert record["model"] is None
     for device in analysis["devices"]:
         assert device["buckets_ms"]["input"] > 0.5 * device["step_ms"]
