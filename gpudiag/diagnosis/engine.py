@@ -131,7 +131,8 @@ def _weigh(what_if: WhatIf, proposals: list[Proposal]) -> list[Finding]:
     with launches for free. But once the loader is fixed the launches hide behind the device: they are no finding.
     """
     base_ms = what_if.corrected_ms
-    gains = [(what_if.gain_ms(proposal.edit(what_if.corrected)), proposal) for proposal in proposals]
+    edits = [proposal.edit(what_if.corrected) for proposal in proposals]
+    gains = list(zip(what_if.gains_ms(edits), proposals, strict=True))
     gains.sort(key=lambda pair: -pair[0])
     findings: list[Finding] = []
     fixed, fixed_ms = what_if.corrected, base_ms

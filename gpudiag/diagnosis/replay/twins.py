@@ -26,6 +26,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from gpudiag.distinct import distinct
 from gpudiag.intervals import Intervals, lengths_between, union
 from gpudiag.model.timeline import UNKNOWN, OpClass
 
@@ -136,7 +137,7 @@ def _kernels(graph: Graph, timeline: Timeline) -> _Kernels:
     device = graph.device
     compute = np.flatnonzero(device.op_class == OpClass.COMPUTE)
     beside, waiting, held = np.zeros(len(compute)), np.zeros(len(compute)), np.zeros(len(compute))
-    for lane_index in np.unique(device.lane[compute]):
+    for lane_index in distinct(device.lane[compute]):
         table = timeline.lanes[lane_index].collectives
         mine = np.flatnonzero(device.lane[compute] == lane_index)
         start, end = device.start[compute[mine]], device.end[compute[mine]]
@@ -174,7 +175,7 @@ def _names(graph: Graph, timeline: Timeline) -> Keys:
     device = graph.device
     known: dict[str, int] = {}
     name = np.zeros(len(device.start), np.int64)
-    for lane_index in np.unique(device.lane):
+    for lane_index in distinct(device.lane):
         events = timeline.traces[timeline.lanes[lane_index].trace].events
         mine = device.lane == lane_index
         table = np.array([known.setdefault(text, len(known)) for text in events.names], np.int64)
@@ -235,8 +236,9 @@ class _Groups:
 
     def distinct(self, other: Keys) -> NDArray[np.int64]:
         """How many different values of `other` each key's kernels have."""
-        pairs = np.unique(np.stack([self._key, other[self._chosen]]), axis=1)
-        return np.bincount(pairs[0], minlength=self._count)
+        values = int(other.max(initial=0)) + 1
+        pairs = distinct(self._key * values + other[self._chosen])
+        return np.bincount(pairs // values, minlength=self._count)
 
     def _quartile(self, which: int) -> Times:
         found = np.full(self._count, np.nan)
@@ -277,8 +279,9 @@ def _surroundings(graph: Graph, kernels: _Kernels, reach: int) -> Keys:
 def _joined(a: Keys, b: Keys) -> Keys:
     """One key for each pair of keys."""
     low = b.min(initial=0)
-    _, key = np.unique(a * (b.max(initial=0) - low + 1) + b - low, return_inverse=True)
-    return key.astype(np.int64)
+    pairs = a * (b.max(initial=0) - low + 1) + b - low
+    key: Keys = np.searchsorted(distinct(pairs), pairs).astype(np.int64)
+    return key
 
 
 def _as_the_known(kernels: _Kernels, time: Times, wanted: NDArray[np.intp]) -> None:
@@ -287,7 +290,7 @@ def _as_the_known(kernels: _Kernels, time: Times, wanted: NDArray[np.intp]) -> N
     Where most have twins, the rest is taken to be slowed as they are. Where few have, a kernel loses the share of the
     processors that the collective holds, and more where that also transfers.
     """
-    for lane in np.unique(kernels.lane[wanted]):
+    for lane in distinct(kernels.lane[wanted]):
         mine = wanted[kernels.lane[wanted] == lane]
         known = mine[~np.isnan(time[mine])]
         rest = mine[np.isnan(time[mine])]
@@ -302,7 +305,7 @@ def _as_the_known(kernels: _Kernels, time: Times, wanted: NDArray[np.intp]) -> N
 def _inside(spans: Intervals, start: NDArray[np.float64], end: NDArray[np.float64]) -> NDArray[np.float64]:
     """Length of the set inside each op; the ops may overlap."""
     order = np.argsort(start, kind="stable")
-    points = np.unique(np.concatenate([start, end]).astype(np.int64))
+    points = distinct(np.concatenate([start, end]).astype(np.int64))
     covered = np.concatenate([[0], np.cumsum(lengths_between(spans, points))])
     result = np.empty(len(start))
     a = np.searchsorted(points, start[order].astype(np.int64))

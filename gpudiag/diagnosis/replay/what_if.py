@@ -17,7 +17,7 @@ from gpudiag.diagnosis.replay.exchange import QUEUED_NS, packing_ops, undisturbe
 from gpudiag.diagnosis.replay.graph import NONE, Block
 from gpudiag.diagnosis.replay.plan import Plan
 from gpudiag.diagnosis.replay.profiler_cost import PROFILER_NS_PER_EVENT, host_pace, profiler_cost
-from gpudiag.diagnosis.replay.simulate import Costs, settle, unchanged, waited_for
+from gpudiag.diagnosis.replay.simulate import Costs, settle_each, unchanged, waited_for
 from gpudiag.diagnosis.replay.surplus import host_segments, lower_median, op_segments, surplus
 from gpudiag.diagnosis.replay.twins import Twins, find_twins
 from gpudiag.model.timeline import OpClass
@@ -69,6 +69,14 @@ class Excess:
         return bool(steps.mean() >= _BEYOND_CHANCE * steps.std(ddof=1) / np.sqrt(len(steps)))
 
 
+@dataclass(frozen=True, slots=True)
+class _Replayed:
+    """A step's time, and how long each lane's collectives wait for their peers, in ns."""
+
+    step_ns: float
+    waited: NDArray[np.float64]
+
+
 class WhatIf:
     """One job's replay, ready to be edited. Every gain is in milliseconds per step and never negative.
 
@@ -90,7 +98,7 @@ class WhatIf:
     ) -> None:
         self.graph = graph
         self.timeline = timeline
-        self._known_ms: dict[int, float] = {}
+        self._replayed: dict[int, _Replayed] = {}
         self.plan = Plan(graph) if plan is None else plan
         self.measured = unchanged(graph)
         self.per_event_ns = per_event_ns
@@ -103,7 +111,8 @@ class WhatIf:
     def corrected(self) -> Costs:
         """The costs without the profiler's: on the host, and in kernels beside collectives that waited for it."""
         on_host = replace(self.measured, busy=self.busy, waiting=self.waiting)
-        return self._eased(on_host, settle(self.plan, on_host).waited)
+        # The unchanged replay is asked for as well, and costs little beside another.
+        return self._eased(on_host, self._replay([on_host, self.measured])[0])
 
     @staticmethod
     def of(timeline: Timeline, unprofiled_ms: float | None = None) -> WhatIf | None:
@@ -120,6 +129,7 @@ class WhatIf:
     def _at_cost(self, per_event_ns: float) -> WhatIf:
         one = WhatIf(self.graph, self.timeline, per_event_ns, plan=self.plan, pace=self.pace)
         one.twins = self.twins
+        one._replayed = self._replayed
         return one
 
     def _calibrated(self, unprofiled_ms: float) -> WhatIf:
@@ -145,7 +155,7 @@ class WhatIf:
     @cached_property
     def replayed_ms(self) -> float:
         """Step time of the unchanged replay."""
-        return self.step_ms(self.measured)
+        return self.each_step_ms([self.measured, self.corrected])[0]
 
     @cached_property
     def corrected_ms(self) -> float:
@@ -154,22 +164,32 @@ class WhatIf:
 
     def step_ms(self, costs: Costs) -> float:
         """Step time with these costs; where they leave less waiting, kernels beside it are that much less disturbed."""
-        key = costs.digest()
-        if key not in self._known_ms:
-            settled = settle(self.plan, costs)
-            eased = self._eased(costs, settled.waited)
-            if eased is not costs:
-                settled = settle(self.plan, eased)
-            self._known_ms[key] = milliseconds(settled.step_ns)
-        return self._known_ms[key]
+        return self.each_step_ms([costs])[0]
 
-    def _eased(self, costs: Costs, waited: NDArray[np.float64]) -> Costs:
-        """The costs with what kernels gain when collectives wait only as long as given (float64[m], ns)."""
+    def each_step_ms(self, many: Iterable[Costs]) -> list[float]:
+        """`step_ms` with each of these costs: several at once take little longer than one."""
+        asked = list(many)
+        known = [self._eased(costs, one) for costs in asked if (one := self._replayed.get(costs.digest()))]
+        first = self._replay([*asked, *known])
+        eased = [self._eased(costs, one) for costs, one in zip(asked, first, strict=False)]
+        return [milliseconds(one.step_ns) for one in self._replay(eased)]
+
+    def _replay(self, many: Iterable[Costs]) -> list[_Replayed]:
+        """The replay with each of these costs as they are; with costs that are known already it is not done again."""
+        keyed = [(costs.digest(), costs) for costs in many]
+        new = {key: costs for key, costs in keyed if key not in self._replayed}
+        lane = self.graph.device.lane
+        for key, settled in zip(new, settle_each(self.plan, list(new.values())), strict=True):
+            waited = np.bincount(lane, weights=settled.waited).astype(np.float64)
+            self._replayed[key] = _Replayed(settled.step_ns, waited)
+        return [self._replayed[key] for key, _ in keyed]
+
+    def _eased(self, costs: Costs, replayed: _Replayed) -> Costs:
+        """The costs with what kernels gain when collectives wait only as long as they did in the replay."""
+        lane = self.graph.device.lane
         if not costs.joined or not self.twins.waiting_share.any():
             return costs
-        lane = self.graph.device.lane
-        after = np.bincount(lane, weights=waited)
-        gone = np.clip(1 - after / np.maximum(self._waited_as_measured, 1.0), 0.0, 1.0)
+        gone = np.clip(1 - replayed.waited / np.maximum(self._waited_as_measured, 1.0), 0.0, 1.0)
         duration = np.fmin(costs.duration, self.twins.relieved_of_waiting(self.measured.duration, gone[lane]))
         return costs if np.array_equal(duration, costs.duration) else replace(costs, duration=duration)
 
@@ -181,8 +201,12 @@ class WhatIf:
 
     def gain_ms(self, costs: Costs, base: Costs | None = None) -> float:
         """By how much the step time falls from `base` (the corrected replay) to `costs`."""
-        before = self.corrected_ms if base is None else self.step_ms(base)
-        return max(before - self.step_ms(costs), 0.0)
+        return self.gains_ms([costs], base)[0]
+
+    def gains_ms(self, many: Iterable[Costs], base: Costs | None = None) -> list[float]:
+        """By how much it falls to each of these costs: several at once take little longer than one."""
+        before, *after = self.each_step_ms([self.corrected if base is None else base, *many])
+        return [max(before - ms, 0.0) for ms in after]
 
     # Edits, each from given costs to new ones, so that they can be put on top of one another.
 

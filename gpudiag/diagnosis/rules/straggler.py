@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from gpudiag.diagnosis.case import Case
+    from gpudiag.diagnosis.replay.simulate import Costs
     from gpudiag.diagnosis.replay.what_if import Part, WhatIf
     from gpudiag.diagnosis.rules.rule import Examples
 
@@ -124,8 +125,8 @@ class Straggler:
             return
         if len(what_if.graph.ranks) < 2 or not any(len(lane.collectives) for lane in case.lanes):
             return
-        by_rank = what_if.gain_ms(what_if.levelled(what_if.corrected, PARTS))
-        by_step = what_if.gain_ms(what_if.levelled(what_if.corrected, PARTS, each_step=True))
+        edits = [what_if.levelled(what_if.corrected, PARTS, each_step=each_step) for each_step in (False, True)]
+        by_rank, by_step = what_if.gains_ms(edits)
         jitter = case.steps > 1 and notable(by_step, what_if.corrected_ms)
         jitter = jitter and (by_step > _JITTER * by_rank or not _steady(what_if))
         yield Proposal(
@@ -204,13 +205,15 @@ def _cause(what_if: WhatIf, gain: float, jitter: bool) -> tuple[str, dict[str, f
     computes 15 ms too long and another's host is the next to set the pace, computing alone gains less than half.
     """
 
-    def levelled(*parts: Part) -> float:
-        return what_if.gain_ms(what_if.levelled(what_if.corrected, parts, each_step=jitter))
+    def levelled(*parts: Part) -> Costs:
+        return what_if.levelled(what_if.corrected, parts, each_step=jitter)
 
-    alone = {part: levelled(part) for part in PARTS}
+    alone = dict(zip(PARTS, what_if.gains_ms([levelled(part) for part in PARTS]), strict=True))
     best = max(PARTS, key=lambda part: alone[part])
     explains = alone[best] >= _EXPLAINS * gain
-    explains = explains or gain - levelled(*(part for part in PARTS if part != best)) >= _EXPLAINS * gain
+    if not explains:
+        others = what_if.gain_ms(levelled(*(part for part in PARTS if part != best)))
+        explains = gain - others >= _EXPLAINS * gain
     return (best if explains else "unknown"), {str(part): ms for part, ms in alone.items()}
 
 
