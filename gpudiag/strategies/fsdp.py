@@ -38,8 +38,11 @@ class Fsdp(Strategy):
         compress = self.options.compress
         policy = MixedPrecisionPolicy(reduce_dtype=_DTYPES[compress]) if compress else MixedPrecisionPolicy()
         mesh = init_device_mesh(self.device.type, (torch.distributed.get_world_size(),))
-        for parameter in (*model.parameters(), *model.buffers()):
-            torch.distributed.broadcast(parameter.detach(), src=0)
+        for parameter in model.parameters():
+            # FSDP knows no other layout of weights; channels-last inputs stay what they are.
+            parameter.data = parameter.data.contiguous()
+        for tensor in (*model.parameters(), *model.buffers()):
+            torch.distributed.broadcast(tensor.detach(), src=0)
         units = [*parts(model), model]
         counted = 0
         for unit in units:

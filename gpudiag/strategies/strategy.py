@@ -55,9 +55,11 @@ class Strategy:
         self._checked = False
 
     def open(self) -> None:
-        """Join the other processes. Raises RuntimeError or DistError when they cannot be reached."""
+        """Join the other processes, unless this one has. Raises RuntimeError or DistError if they cannot be reached."""
         import torch.distributed as dist
 
+        if dist.is_initialized():
+            return
         backend = self.backend or ("nccl" if self.device.type == "cuda" else "gloo")
         dist.init_process_group(backend, device_id=self.device if backend == "nccl" else None)
 
