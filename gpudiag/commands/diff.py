@@ -8,7 +8,7 @@ import typer
 
 from gpudiag.commands.options import MAX_TRACE_GB, Json, MaxTraceGb, Width
 from gpudiag.commands.saved import analysis_of
-from gpudiag.errors import UsageError
+from gpudiag.errors import UnreadableInputError, UsageError
 
 if TYPE_CHECKING:
     from gpudiag.model.diff import Diff
@@ -30,7 +30,7 @@ FailOn = Annotated[
     typer.Option(
         metavar="regression=N%",
         help="Exit with code 1 when B's mean step is more than N % longer than A's and that is beyond the noise of "
-        "their steps; with code 2 when these runs cannot tell.",
+        "their steps; with code 4 when these runs cannot tell.",
     ),
 ]
 
@@ -71,14 +71,14 @@ def regressed(diff: "Diff", percent: float) -> bool:
     """Whether the judged step time grew by more than `percent`, and by more than noise.
 
     Raises:
-        UsageError: the runs do other work, or their steps are too few to know the noise of what looks like a
-            regression. A build that cannot tell must not pass as one that can.
+        UnreadableInputError: the runs do other work, or their steps are too few to know the noise of what looks like a
+            regression. A build that cannot tell must not pass as one that can, nor fail as one that asked wrongly.
     """
     unlike = next((one for one in diff.unlike if not one.same_work), None)
     if unlike is not None:
         from gpudiag.reporting.printable import one_line
 
-        raise UsageError(
+        raise UnreadableInputError(
             f"--fail-on regression: {unlike.what} is {one_line(unlike.before)} in A and {one_line(unlike.after)} in B, "
             "so that a longer step is no regression",
             "Compare runs of the same work, or leave --fail-on out.",
@@ -87,7 +87,7 @@ def regressed(diff: "Diff", percent: float) -> bool:
     if step.percent is None or step.percent <= percent:
         return False
     if step.ci95_ms is None:
-        raise UsageError(
+        raise UnreadableInputError(
             f"--fail-on regression: the step is {step.percent:.1f} % longer, but its noise is not known: {step.reason}",
             "Record five steps or more of both runs, with `gpudiag profile` or after a warm-up.",
         )

@@ -11,7 +11,7 @@ import pytest
 
 from gpudiag.commands.diff import regressed
 from gpudiag.comparison import compare
-from gpudiag.errors import UsageError
+from gpudiag.errors import UnreadableInputError
 from gpudiag.reporting.json_output import encode
 from tests.cli_process import gpudiag
 from tests.comparison.runs import healthy, late_rank, run, source
@@ -101,7 +101,7 @@ def test_a_build_that_cannot_tell_does_not_pass(tmp_path: Path) -> None:
         ),
     )
     result = gpudiag("diff", before, saved(tmp_path / "b.json", few), *REGRESSION)
-    assert result.returncode == 2
+    assert result.returncode == 4
     assert result.stdout.startswith("CANNOT TELL  ")
     first, second = result.stderr.splitlines()
     assert "noise is not known" in first
@@ -135,7 +135,7 @@ def test_few_steps_that_are_no_longer_need_no_noise() -> None:
 @pytest.mark.parametrize("change", [{"batch_size_per_device": 128}, {"workload": "vgg16"}])
 def test_other_work_is_no_regression(change: dict[str, Any]) -> None:
     after = msgspec.structs.replace(healthy(), source=source(**change))
-    with pytest.raises(UsageError, match="no regression"):
+    with pytest.raises(UnreadableInputError, match="no regression"):
         regressed(compare(healthy(), after), 5)
 
 
