@@ -16,7 +16,7 @@ PIP := PIP_DISABLE_PIP_VERSION_CHECK=1 $(BIN)/python -m pip install --quiet --co
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup run test check format bench docs xplane wheel clean
+.PHONY: help setup run test check format bench docs protobuf wheel clean
 
 help: ## Show this help
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -45,10 +45,12 @@ bench: $(VENV)/.dev ## Measure gpudiag beside its peers (see docs/benchmarks.md)
 docs: $(VENV)/.dev ## Write the generated pages again and check every link
 	$(BIN)/python docs/generate.py
 
-xplane: $(VENV)/.dev ## Make the descriptor of TensorFlow's traces again, from its .proto
+protobuf: $(VENV)/.dev ## Make the descriptors of protobuf formats again, from their .proto
 	$(PIP) grpcio-tools
-	$(BIN)/python -m grpc_tools.protoc --proto_path gpudiag/readers/xspace \
-	  --descriptor_set_out gpudiag/readers/xspace/xplane.binpb xplane.proto
+	@for proto in gpudiag/protobuf/*.proto; do \
+	  $(BIN)/python -m grpc_tools.protoc --proto_path gpudiag/protobuf \
+	    --descriptor_set_out "$${proto%.proto}.binpb" "$$(basename "$$proto")" || exit 1; \
+	done
 
 wheel: $(VENV)/.dev ## Build dist/*.whl and check what is in it
 	rm -rf dist

@@ -17,6 +17,8 @@ from gpudiag.record import Record
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from gpudiag.exporting.scalars import Series
+    from gpudiag.exporting.scene import Scene
     from gpudiag.launch import Interpreter, Plan, Rendezvous
     from gpudiag.model.attribution import Attribution
     from gpudiag.model.diff import Diff
@@ -28,6 +30,7 @@ if TYPE_CHECKING:
     from gpudiag.model.timeline import Timeline
     from gpudiag.probing.runner import Progress as ProbeProgress
     from gpudiag.readers import ReadLimits
+    from gpudiag.readers.read import Profile
     from gpudiag.strategies.registry import StrategyEntry
     from gpudiag.strategies.tensorflow.registry import TensorflowStrategyEntry
     from gpudiag.worker.progress import Progress
@@ -97,6 +100,39 @@ def analyze(
         kernels=summarise_kernels(timeline),
         portions=summarise_portions(timeline, attribution),
         source=_source(paths, run),
+    )
+
+
+class Shown(Record, frozen=True, kw_only=True):
+    """What can be shown of a job: everything that was recorded, the run's curves, and TensorFlow's own files."""
+
+    scene: Scene
+    series: tuple[Series, ...]
+    profiles: tuple[Profile, ...] = ()
+
+
+def show(
+    paths: Sequence[Path | str], *, world_size: int | None = None, limits: ReadLimits | None = None
+) -> Shown:
+    """Read the traces of one job to show them in other tools. Arguments and errors as of `analyze`."""
+    from gpudiag.attribution import attribute
+    from gpudiag.exporting.assemble import scene_of
+    from gpudiag.exporting.scalars import series_of
+    from gpudiag.readers import read_traces
+    from gpudiag.readers.read import read_processes, read_profiles
+    from gpudiag.timeline import build_timeline
+
+    timeline = build_timeline(read_traces(paths, world_size=world_size, limits=limits), world_size)
+    attribution = attribute(timeline)
+    recordings = timeline.traces
+    profiles: tuple[Profile, ...] = ()
+    if timeline.framework == "tensorflow":
+        recordings = tuple(process.trace for process in read_processes(paths, limits=limits))
+        profiles = read_profiles(paths, limits=limits)
+    return Shown(
+        scene=scene_of(timeline, attribution, recordings),
+        series=series_of(timeline, attribution),
+        profiles=profiles,
     )
 
 

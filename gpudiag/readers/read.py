@@ -13,6 +13,8 @@ from gpudiag.readers.limits import MEMORY_PER_JSON_BYTE, ReadLimits, free_memory
 from gpudiag.readers.processes import WorkerLostError, can_fork, map_forked
 from gpudiag.readers.sources import NO_TRACES_HINT, Source, find_sources
 from gpudiag.readers.trace_names import is_xspace
+from gpudiag.readers.unpack import read_whole
+from gpudiag.record import Record
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -25,6 +27,18 @@ if TYPE_CHECKING:
 _WORTH_FORKING_JSON_BYTES = 4_000_000
 #: How much JSON is packed into a byte of gzip in ordinary traces.
 _USUAL_RATIO = 16
+
+
+class Profile(Record, frozen=True, kw_only=True):
+    """One of TensorFlow's profiles as it is.
+
+    Attributes:
+        name: its file's name without endings: the host.
+        data: the serialized XSpace.
+    """
+
+    name: str
+    data: bytes
 
 
 def read_traces(
@@ -80,6 +94,19 @@ def read_processes(paths: Sequence[Path | str], *, limits: ReadLimits | None = N
 
     limits = limits or ReadLimits()
     return tuple(read_xspace(source.path, source.shown, limits) for source in find_sources(paths))
+
+
+def read_profiles(paths: Sequence[Path | str], *, limits: ReadLimits | None = None) -> tuple[Profile, ...]:
+    """TensorFlow's profiles as they are, unpacked. Raises as above."""
+    limits = limits or ReadLimits()
+    return tuple(
+        Profile(
+            name=source.path.name.removesuffix(".gz").removesuffix(".xplane.pb"),
+            data=bytes(read_whole(source.path, source.shown, limits, binary=True)),
+        )
+        for source in find_sources(paths)
+        if is_xspace(source.path.name)
+    )
 
 
 def _read_one(source: Source, limits: ReadLimits) -> Trace | tuple[Trace, ...]:

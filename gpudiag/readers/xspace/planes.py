@@ -95,7 +95,7 @@ def device_of(plane: Any) -> int | None:
 
 
 def read_plane(plane: Any) -> Plane:
-    """The columns of one plane (`raw_events` messages). Of a GPU only its streams are read: other lines repeat them.
+    """The columns of one plane, whose events are undecoded. Of a GPU only streams are read: other lines repeat them.
 
     Raises:
         WireError: an event is broken.

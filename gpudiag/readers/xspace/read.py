@@ -55,10 +55,10 @@ def read_xspace(path: Path, shown: str, limits: ReadLimits) -> Process:
 def _parse(data: bytes, shown: str) -> Any:
     from google.protobuf.message import DecodeError
 
-    from gpudiag.readers.xspace.messages import space_type
+    from gpudiag.protobuf import message_type
 
     try:
-        space = space_type(raw_events=True).FromString(data)
+        space = message_type("xplane", "XSpace", undecoded="XLine.events").FromString(data)
     except DecodeError as error:
         raise UnreadableInputError(f"{shown} is no whole XSpace: it breaks off or is damaged", _CUT) from error
     if not space.planes:
