@@ -78,12 +78,16 @@ class TensorflowWindow:
     def _end(self, *, save: bool) -> None:
         import tensorflow as tf
 
+        assert self._directory is not None  # noqa: S101  # made by start
         self._records = False
-        tf.profiler.experimental.stop(save=save)
-        if not save or self._directory is None:
-            return
+        # Stopped with save=False, TensorFlow 2.21 frees its buffers while threads still write to them, and may crash.
+        tf.profiler.experimental.stop()
         # TensorFlow writes plugins/profile/<time>/<host>.xplane.pb.
         written = sorted(Path(self._directory.name).rglob("*.xplane.pb"))
+        if not save:
+            for path in written:
+                path.unlink()
+            return
         if not written:
             raise RuntimeError("the TensorFlow profiler wrote no trace")
         whole = Path(self._directory.name) / "whole"

@@ -17,8 +17,8 @@ def set_precision(precision: Precision) -> None:
     """Set it for all models made from now on in this process.
 
     `fp32` computes in IEEE single precision throughout, `tf32` lets matrix units round its inputs to 10 bits of
-    mantissa (NVIDIA Ampere and later; TensorFlow's own default), `bf16` and `fp16` are Keras's mixed policies, whose variables
-    stay in single precision.
+    mantissa (NVIDIA Ampere and later; TensorFlow's own default), `bf16` and `fp16` are Keras's mixed policies, whose
+    variables stay in single precision.
     """
     tf.config.experimental.enable_tensor_float_32_execution(precision != "fp32")
     keras.config.set_dtype_policy(_POLICIES.get(precision, "float32"))
