@@ -209,6 +209,7 @@ def profile(
     from gpudiag import pipeline
     from gpudiag.commands.probe_progress import ProbeProgress
     from gpudiag.commands.progress_lines import RunProgress
+    from gpudiag.commands.report_files import REPORT_FILE, run_html, step_beside
     from gpudiag.launch import Rendezvous
 
     if nnodes > 1 and rdzv_endpoint is None:
@@ -255,7 +256,9 @@ def profile(
     with RunProgress(prepared.plan.processes) as progress:
         pipeline.train(prepared, progress.heard)
         progress.say("analysing")
-        analysis = pipeline.analyze_run(prepared.plan.run_dir)
+        run_dir = prepared.plan.run_dir
+        analysis = pipeline.analyze_run(run_dir)
+        run_html(analysis, step_beside(run_dir), run_dir, run_dir / REPORT_FILE)
     if as_json:
         from gpudiag.reporting.json_output import encode
 

@@ -8,6 +8,7 @@ from gpudiag.errors import NotATraceError
 
 if TYPE_CHECKING:
     from gpudiag.model.analysis import Analysis
+    from gpudiag.model.step_view import StepView
 
 #: The schema is the first thing in every JSON that gpudiag writes.
 _HEAD_BYTES = 4096
@@ -29,6 +30,25 @@ def analysis_of(paths: list[str], *, world_size: int | None, max_trace_gb: float
         if kept is None:
             raise
         return kept
+
+
+def analysis_with_step(
+    paths: list[str], *, world_size: int | None, max_trace_gb: float
+) -> "tuple[Analysis, StepView | None]":
+    """The same, and one step to draw where it comes from traces. Raises what `analysis_of` does."""
+    from gpudiag.pipeline import analyze_with_step
+    from gpudiag.readers import ReadLimits
+
+    named = _named(paths)
+    if named is not None:
+        return named, None
+    try:
+        return analyze_with_step(paths, world_size=world_size, limits=ReadLimits(max_bytes=int(max_trace_gb * 1e9)))
+    except NotATraceError:
+        kept = _kept(paths)
+        if kept is None:
+            raise
+        return kept, None
 
 
 def _named(paths: list[str]) -> "Analysis | None":

@@ -257,6 +257,9 @@ def _network(text: str | None) -> "Network | None":
 
 
 def _show(result: "Scaling", place: Path, *, as_json: bool, width: int | None) -> None:
+    from gpudiag.commands.report_files import write_scaling
+
+    write_scaling(result, place)
     if as_json:
         from gpudiag.reporting.json_output import encode
 

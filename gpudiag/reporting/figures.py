@@ -13,6 +13,7 @@ UNKNOWN = "—"
 _ABSURD = 1e15
 EN_DASH = "\N{EN DASH}"
 TIMES = "\N{MULTIPLICATION SIGN}"
+MINUS = "\N{MINUS SIGN}"
 
 
 def milliseconds(value: float | None, *, beside: float | None = None) -> str:

@@ -70,7 +70,7 @@ def analysis_report(analysis: Analysis, console: Console, *, all_ranks: bool = F
     if analysis.collectives:
         sections.append(("Collectives", collectives_table(analysis.collectives, console.width)))
     if analysis.kernels:
-        heading = "Operators" if _on_processors(analysis) else "Kernels"
+        heading = "Operators" if on_processors(analysis) else "Kernels"
         sections.append((heading, kernels_table(analysis.kernels, heading, console.width)))
     doubts = trust_section(analysis.validity, analysis.steps)
     if doubts is not None:
@@ -81,14 +81,15 @@ def analysis_report(analysis: Analysis, console: Console, *, all_ranks: bool = F
 
 
 def _header(analysis: Analysis) -> list[Text]:
-    lines = [Text(_what_ran(analysis), style="bold")]
+    lines = [Text(what_ran(analysis), style="bold")]
     software = [f"{_name(key)} {_name(value)}" for key, value in analysis.source.software.items()][:_MOST_SOFTWARE]
     if software:
         lines.append(Text(_SEPARATOR.join(software), style="dim"))
-    return [*lines, _step_line(analysis)]
+    return [*lines, step_line(analysis)]
 
 
-def _what_ran(analysis: Analysis) -> str:
+def what_ran(analysis: Analysis) -> str:
+    """Workload, strategy, devices and batch in one line."""
     source = analysis.source
     parts = [_name(source.workload or source.title or f"{_FRAMEWORKS.get(analysis.framework, 'Some')} training")]
     parts += [_name(source.strategy)] if source.strategy else []
@@ -110,12 +111,13 @@ def _kind(device: str) -> str:
     return {"cuda": "GPU", "cpu": _CPU_PROCESS}.get(kind, kind)
 
 
-def _on_processors(analysis: Analysis) -> bool:
+def on_processors(analysis: Analysis) -> bool:
     """Whether training threads took the devices' place, whose work is operators and not kernels."""
     return bool(analysis.devices) and all(_kind(device.device) == _CPU_PROCESS for device in analysis.devices)
 
 
-def _step_line(analysis: Analysis) -> Text:
+def step_line(analysis: Analysis) -> Text:
+    """The step's times: profiled, unprofiled, without the profiler's share; throughput."""
     steps = analysis.steps
     times = [f"{figures.milliseconds(steps.mean_ms)} ms profiled"]
     if steps.unprofiled_mean_ms is not None:

@@ -35,8 +35,8 @@ def verdict(analysis: Analysis) -> RenderableType:
         return Text("No finding: these traces do not carry a verdict. See the warnings below.", style="bold")
     headline = Text()
     headline.append(finding.severity.upper(), style=_style(finding)).append("  ")
-    headline.append(_title(finding), style="bold")
-    return Group(headline, Text(_worth(finding, analysis.steps.mean_ms)))
+    headline.append(title_of(finding), style="bold")
+    return Group(headline, Text(worth(finding, analysis.steps.mean_ms)))
 
 
 def main_finding(findings: Sequence[Finding]) -> Finding | None:
@@ -52,7 +52,7 @@ def findings_section(findings: Sequence[Finding], step_ms: float) -> RenderableT
     table.add_column(no_wrap=True, justify="right")
     table.add_column()
     for number, finding in enumerate(findings, start=1):
-        table.add_row(Text(f"{number}."), Group(Text(_title(finding), style="bold"), _details(finding, step_ms)))
+        table.add_row(Text(f"{number}."), Group(Text(title_of(finding), style="bold"), _details(finding, step_ms)))
     return table
 
 
@@ -63,7 +63,7 @@ def _details(finding: Finding, step_ms: float) -> RenderableType:
         facts.append(f" · {figures.ranks(finding.ranks)}", style="default not bold")
     if finding.cause:
         facts.append(f" · cause: {one_line(finding.cause)[:LONGEST_TEXT]}", style="default not bold")
-    parts: list[RenderableType] = [facts, Text(_worth(finding, step_ms))]
+    parts: list[RenderableType] = [facts, Text(worth(finding, step_ms))]
     evidence = evidence_items({key: value for key, value in finding.evidence.items() if key != _REASON})
     if evidence:
         parts.append(Text(f"Evidence: {'; '.join(evidence)}"))
@@ -79,12 +79,14 @@ def _style(finding: Finding) -> str:
     return SEVERITY_STYLE[finding.severity]
 
 
-def _title(finding: Finding) -> str:
+def title_of(finding: Finding) -> str:
+    """Its title as a sentence begins, short enough for a line."""
     title = one_line(finding.title or finding.code)[:LONGEST_TEXT]
     return title[:1].upper() + title[1:]
 
 
-def _worth(finding: Finding, step_ms: float) -> str:
+def worth(finding: Finding, step_ms: float) -> str:
+    """What removing the cause would save, and how sure that is."""
     confidence = f"Confidence: {finding.confidence}."
     if finding.recoverable_ms_per_step is None:
         reason = one_line(str(finding.evidence.get(_REASON, "")))[:LONGEST_TEXT]

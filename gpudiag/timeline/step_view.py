@@ -106,7 +106,7 @@ def _bucket_track(part: LaneAttribution, span: tuple[int, int], names: _Names) -
     start, end, kind = np.concatenate(starts), np.concatenate(ends), np.concatenate(kinds)
     order = np.argsort(start, kind="stable")
     name = np.array([names.index(BUCKETS[index]) for index in kind[order]], np.int64)
-    return _track("buckets", "where the time goes", (start[order], end[order], name, kind[order]), span[0])
+    return _track("buckets", "where time goes", (start[order], end[order], name, kind[order]), span[0])
 
 
 def _host_track(timeline: Timeline, lane: Lane, span: tuple[int, int], names: _Names) -> Track:
