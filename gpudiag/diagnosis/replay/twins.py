@@ -60,7 +60,7 @@ _MOST_SLOWED = 2.5
 _AROUND = (2, 1)
 #: Beside a collective that transfers a kernel loses so many times the share of the processors that the collective's
 #: kernel holds, as it also takes bandwidth. Measured by twins on H200s, where NCCL holds 24 of 132 processors, 18 %:
-#: of the time that kernels ran beside all-reduces that spun 17 to 23 % were lost, beside such as transferred 30 and 32 %.
+#: of the time of kernels beside all-reduces 17 to 23 % was lost to such as spun, 30 and 32 % to such as transferred.
 _TRANSFERRING = 1.7
 #: Where twins are known of at least this share of a device's disturbed time, the rest is taken to be disturbed as they
 #: are.
@@ -91,6 +91,10 @@ class Twins:
         What the waiting and what the transferring took of an op is not known apart; each is given its share by time.
         """
         return duration - share * self.waiting_share * (duration - self.relieved(duration))
+
+    def relieved_of_transfer(self, duration: Times, share: Times | float = 1.0) -> Times:
+        """The same when this share of the transferring is gone."""
+        return duration - share * (1 - self.waiting_share) * (duration - self.relieved(duration))
 
 
 @dataclass(frozen=True, slots=True)

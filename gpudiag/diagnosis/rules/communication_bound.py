@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, ClassVar
 import numpy as np
 
 from gpudiag.diagnosis.examples import DDP, Job, all_reduce, fetch, kernels, update
+from gpudiag.diagnosis.replay.as_probed import transports, with_transport
 from gpudiag.diagnosis.rules.rule import NOTABLE_PERCENT, CannotTell, Proposal, notable, severity_of
 from gpudiag.model.analysis import Finding
 from gpudiag.model.probed import probed_busbw, transport_of
@@ -24,6 +25,12 @@ if TYPE_CHECKING:
 
 #: With more of the transferring than this in collectives of ranks whose traces are missing, nothing can be said of it.
 _MOSTLY_UNSEEN = 0.1
+_OTHER_TRANSPORT = (
+    (
+        "Use the transport that the probes found faster at these sizes (gain_ms_at_probed): peer access "
+        "(unset NCCL_P2P_DISABLE), or NCCL_ALGO=Ring or Tree."
+    ),
+)
 _LESS_PACKING = (
     "Do not copy gradients back out of the buckets: DistributedDataParallel(gradient_as_bucket_view=True).",
 )
@@ -98,6 +105,9 @@ class CommunicationBound:
             evidence["packing_ms_per_step"] = packing
         if sizes is not None:
             evidence |= sizes
+        faster = _faster_transports(case, what_if)
+        if faster:
+            evidence["gain_ms_at_probed"] = faster
         return Finding(
             code=self.code,
             severity=severity_of(percent),
@@ -115,9 +125,26 @@ class CommunicationBound:
                     "Hide more: larger batches per device; smaller DDP buckets (bucket_cap_mb) so that "
                     "the last one is short."
                 ),
+                *(_OTHER_TRANSPORT if faster.keys() - {transport_of(case.run)} else ()),
                 *(_LESS_PACKING if 100 * packing >= NOTABLE_PERCENT * case.step_ms else ()),
             ),
         )
+
+
+def _faster_transports(case: Case, what_if: WhatIf) -> dict[str, float]:
+    """By how much the step would be shorter if each transfer took what the probes measured over each transport alone.
+
+    The job's own transport is among them: what it gains so is what contention and late launches cost the transfers.
+    """
+    if case.facts is None:
+        return {}
+    gains: dict[str, float] = {}
+    for transport in transports(case.facts):
+        edited = with_transport(what_if, what_if.corrected, case.facts, transport)
+        gain = 0.0 if edited is None else what_if.gain_ms(edited)
+        if notable(gain, what_if.corrected_ms):
+            gains[transport] = gain
+    return dict(sorted(gains.items(), key=lambda item: -item[1]))
 
 
 def _largest(case: Case) -> dict[str, object] | None:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, ClassVar
 import numpy as np
 
 from gpudiag.diagnosis.examples import DDP, Job, host_copy, kernels
+from gpudiag.diagnosis.replay.as_probed import with_pinned_copies
 from gpudiag.diagnosis.rules.rule import CannotTell, Proposal, severity_of
 from gpudiag.model.analysis import Finding
 from gpudiag.model.probed import pinned_to_device
@@ -77,6 +78,9 @@ class SlowCopy:
             pinned = pinned_to_device(case.facts) if case.facts is not None else None
             if pinned is not None:
                 evidence["probe_pinned_gb_per_s"] = pinned
+            at_probed = None if case.facts is None else with_pinned_copies(what_if, what_if.corrected, case.facts)
+            if at_probed is not None:
+                evidence["gain_ms_pinned"] = what_if.gain_ms(at_probed)
         advice = [
             "Copy the next batch on a stream of its own while this one is computed (non_blocking=True).",
             "Send less: keep images as uint8 and convert on the GPU; keep constant inputs on the device.",
