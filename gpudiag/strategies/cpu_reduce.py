@@ -108,11 +108,10 @@ class CpuReduce(BucketedStrategy):
         assert self._hook is not None  # noqa: S101  # made by wrap
         self._hook.check()
 
-    def close(self) -> None:
-        """Let go of the memory and leave the other processes."""
+    def release(self) -> None:
+        """Let go of the memory."""
         if self._hook is not None:
             self._hook.close()
-        super().close()
 
 
 STRATEGY = CpuReduce

@@ -110,11 +110,10 @@ class PsCpu(Strategy):
                 self._stream.synchronize()
             dist.barrier(group=self._control)
 
-    def close(self) -> None:
-        """Let go of the memory and leave the other processes."""
+    def release(self) -> None:
+        """Let go of the memory."""
         for pinned in getattr(self, "_pinned", []):
             pinned.close()
-        super().close()
 
     def _sender(self, index: int) -> Callable[[torch.Tensor], None]:
         def send(parameter: torch.Tensor) -> None:

@@ -82,10 +82,14 @@ class Strategy:
             UsageError: after the first step, if a parameter that is to be trained got no gradient.
         """
 
+    def release(self) -> None:
+        """Let go of what this strategy holds beside the process group; `close` does so first. May be called again."""
+
     def close(self) -> None:
-        """Leave the other processes."""
+        """Let go of everything and leave the other processes."""
         import torch.distributed as dist
 
+        self.release()
         if dist.is_initialized():
             dist.destroy_process_group()
 
