@@ -14,11 +14,11 @@ import statistics
 import sys
 import time
 import tracemalloc
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
+from msgspec.structs import replace
 
 from gpudiag.attribution import attribute
 from gpudiag.diagnosis.case import Case
