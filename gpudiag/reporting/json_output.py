@@ -16,6 +16,6 @@ if TYPE_CHECKING:
     from gpudiag.model.selftest import Selftest
 
 
-def encode(noun: Analysis | Diff | Facts | Recommendation | RunRecord | Scaling | Selftest) -> bytes:
+def encode(noun: Analysis | Diff | Facts | Recommendation | ResultsTable | RunRecord | Scaling | Selftest) -> bytes:
     """A noun as indented UTF-8 JSON with a newline at its end; figures that are none (NaN, infinite) become null."""
     return msgspec.json.format(msgspec.json.encode(noun), indent=2) + b"\n"

@@ -12,6 +12,8 @@ from xml.etree.ElementTree import Element, SubElement, tostring
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+#: Fits a phone as it is.
+_NARROW = 450
 #: No label that a drawing has room for is longer.
 _LONGEST = 60
 
@@ -30,7 +32,9 @@ class Drawing:
             "svg",
             {"viewBox": f"0 0 {width:g} {height:g}", "role": "img", "aria-label": title[:400], "class": "drawing"},
         )
-        self.root.set("style", f"max-width:{width:g}px")
+        # A wide drawing scrolls sideways on a phone sooner than its words become too small to read.
+        least = f";min-width:{0.8 * width:g}px" if width > _NARROW else ""
+        self.root.set("style", f"max-width:{width:g}px{least}")
 
     def line(self, begin: tuple[float, float], end: tuple[float, float], style: str, tip: str = "") -> None:
         """A straight line of a CSS class."""
