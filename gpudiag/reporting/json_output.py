@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from gpudiag.model.diff import Diff
     from gpudiag.model.facts import Facts
     from gpudiag.model.recommendation import Recommendation
+    from gpudiag.model.results_table import ResultsTable
     from gpudiag.model.run import RunRecord
     from gpudiag.model.scaling import Scaling
     from gpudiag.model.selftest import Selftest
