@@ -3,9 +3,9 @@
     python benchmarks/recommend_regret.py [--output DIR] [--p2p on,off] [--workloads vgg16,resnet50,gpt,mlp]
 
 One set of processes per setting of peer access trains all workloads with all strategies, by turns. For each workload:
-predicted and measured step of each strategy, the error, and the regret: how much slower the strategy is that `recommend`
-would have chosen from the few that it would have measured than the fastest of all. Prints Markdown. About 5 minutes on
-4 GPUs; `--from DIR` prints the tables of an earlier run again.
+predicted and measured step of each strategy, the error, and the regret: how much slower the strategy that `recommend`
+would have chosen, from the few that it would have measured, is than the fastest of all. Prints Markdown. About 5
+minutes on 4 GPUs; `--from DIR` prints the tables of an earlier run again.
 """
 
 from __future__ import annotations
@@ -119,13 +119,15 @@ def show(contest: Contest, setting: str) -> tuple[float, float]:
         predicted = one.step_ms or 0.0
         error = 100 * (predicted / means[label] - 1)
         worst = max(worst, abs(error))
-        print(
-            f"| {label} | {predicted:.2f} | {means[label]:.2f} | {error:+.0f} % | {'yes' if label in finalists else ''} |"
-        )
+        print(f"| {label} | {predicted:.2f} | {means[label]:.2f} | {error:+.0f} % | {_mark(label, finalists)} |")
     print(f"\nrecommended: {found.recommended} ({found.verdict}); fastest: {fastest}; regret {regret:.1f} %")
     phases = ", ".join(f"{name} {seconds:.0f} s" for name, seconds in contest.seconds.items())
     print(f"seconds: {phases}")
     return regret, worst
+
+
+def _mark(label: str, finalists: set[str]) -> str:
+    return "yes" if label in finalists else ""
 
 
 if __name__ == "__main__":

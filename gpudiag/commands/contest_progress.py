@@ -46,7 +46,7 @@ class ContestProgress:
             left = per_round * (message.of - message.steps)
             self._show(f"{doing}: round {message.steps + 1}, at most {left:.0f} s more", lasting=False)
             return
-        self._show(f"{doing} ({message.steps + 1} of {message.of})" if message.of else doing, lasting=not message.of)
+        self._show(doing)
 
     def say(self, line: str) -> None:
         """Tell what is about to be done."""

@@ -14,9 +14,6 @@ if TYPE_CHECKING:
 
 #: Share of a GPU's multiprocessors that NCCL's kernels hold while they run: 16 to 24 of about 130, one per channel.
 _NCCL_HOLDS = 0.15
-#: Of the rate of the links, what a ring through host memory reaches: a GPU's kernel writes what the next one's reads,
-#: and the two take turns.
-_STAGED_RING = 0.55
 #: Host memory passes per byte and rank of gloo's all-reduce over sockets: into the kernel, out of it, added.
 _GLOO_PASSES = 6
 #: Bytes per chunk in which an exchange through the host is pipelined.
@@ -43,7 +40,7 @@ def nccl(now: Situation, candidate: Candidate) -> Cost:
         busbw = curve.busbw(25e6)
         reason = f"{busbw:.3g} GB/s of bus bandwidth at 25 MB"
     else:
-        rate = now.paths.ring_rate() * (1.0 if now.peer_access else _STAGED_RING)
+        rate = now.ring_rate()
         curve = _ring(now, rate)
         reason = f"{rate:.3g} GB/s around the slowest link of the ring"
     where = "" if now.peer_access else ", through the host: there is no peer access"

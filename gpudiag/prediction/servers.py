@@ -14,11 +14,13 @@ if TYPE_CHECKING:
     from gpudiag.model.prediction import Candidate
     from gpudiag.prediction.situation import Situation
 
-#: Passes over host memory per byte of parameters of an update with momentum: gradient, state and parameter are read,
-#: state and parameter are written.
-_UPDATE_PASSES = 5
-#: µs of host work per tensor of a module that one process copies to every device (replicate, gather, threads).
-_REPLICATE_US = 25.0
+#: Passes over host memory per byte of parameters of an update with momentum and weight decay by PyTorch's operators.
+_UPDATE_PASSES = 8
+#: Passes per byte to add one more gradient to a sum (two are read, one is written), and to divide the sum.
+_ADD_PASSES, _DIVIDE_PASSES = 3, 2
+#: µs of host work per tensor of a module that one process copies to every device (replicate, gather, threads), and of
+#: launching what computes with it, which one interpreter does for all devices in turn.
+_REPLICATE_US, _LAUNCH_US = 25.0, 40.0
 #: Passes over a GPU's memory per byte of parameters: out of each gathered buffer, twice, and into and out of the
 #: scattered one; and µs of host work per tensor of the hooks that gather and free.
 _FSDP_PASSES, _SHARD_US = 4, 15.0
@@ -33,7 +35,7 @@ def ps_cpu(now: Situation, candidate: Candidate) -> Cost:
     pushed = run(patterns.deliver(now.paths, sizes, owners, now.ready_ms, wire))
     push = exposed_after(pushed, now.compute.backward_ms)
     pull = exposed_after(run(patterns.fetch(now.paths, sizes, owners, wire)), 0.0)
-    passes = now.devices + 1 + _UPDATE_PASSES
+    passes = _ADD_PASSES * (now.devices - 1) + _DIVIDE_PASSES + _UPDATE_PASSES
     host = passes * now.model.total_bytes / (now.paths.host_memory() * 1e6)
     alone = exposed_after(run(patterns.deliver(now.paths, sizes, owners, [0.0] * len(sizes), wire)), 0.0)
     exposed = push + host + pull - now.compute.update_ms
@@ -48,43 +50,47 @@ def ps_cpu(now: Situation, candidate: Candidate) -> Cost:
 
 
 def ps_gpu(now: Situation, candidate: Candidate) -> Cost:
-    """The same with parameters on the GPUs: spread over all, or all on one."""
-    sizes, wire = now.model.sizes, 0.5 if candidate.lossy else 1.0
-    if now.devices < 2:
+    """Gradients are reduced to their homes after backward, updated there and broadcast: each link carries them twice."""
+    count = now.devices
+    if count < 2:
         return Cost(0.0, 0.0, "one device exchanges nothing")
-    if candidate.ps_device is None:
-        owners = patterns.owners_by_size(sizes, now.devices)
-        where = f"{now.devices} GPUs share the parameters"
-    else:
-        owners = [min(candidate.ps_device, now.devices - 1)] * len(sizes)
-        where = (
-            f"GPU {owners[0]} is a hub: {2 * (now.devices - 1)} x {now.model.total_bytes / 1e6:.0f} MB over its links"
-        )
-    pushed = run(patterns.deliver(now.paths, sizes, owners, now.ready_ms, wire))
-    push = exposed_after(pushed, now.compute.backward_ms)
-    pull = exposed_after(run(patterns.fetch(now.paths, sizes, owners, wire)), 0.0)
-    alone = exposed_after(run(patterns.deliver(now.paths, sizes, owners, [0.0] * len(sizes), wire)), 0.0)
-    return Cost(push + pull, alone + pull, f"{where}; fetching them takes {pull:.1f} ms and hides behind nothing")
+    total = now.model.total_bytes
+    spread = candidate.ps_device is None
+    curve = now.curve("nccl" if now.p2p else "nccl-no-p2p")
+    rate = curve.busbw(total / count if spread else total) if curve is not None else now.ring_rate()
+    exchange = 2 * total / (rate * 1e6)
+    # Gradients are added to zeros where they lie, as their memory is what is sent.
+    packing = 2 * now.on_device_ms(total)
+    saved = now.compute.update_ms * (count - 1) / count if spread else 0.0
+    where = f"{count} GPUs share the parameters" if spread else f"all parameters are on GPU {candidate.ps_device}"
+    return Cost(
+        max(0.0, exchange + packing - saved),
+        exchange,
+        f"{where}: {total / 1e6:.0f} MB to their homes and back at {rate:.3g} GB/s, {exchange:.1f} ms after backward",
+    )
 
 
 def data_parallel(now: Situation, candidate: Candidate) -> Cost:
     """One process copies the model to every device each step, and adds the gradients on the first."""
     del candidate
-    if now.devices < 2:
+    count = now.devices
+    if count < 2:
         return Cost(0.0, 0.0, "one device exchanges nothing")
-    sizes = now.model.sizes
-    # torch.nn.parallel broadcasts and reduces with NCCL where it can: every link carries the bytes once.
-    rate = now.paths.ring_rate() * 1e6
-    copies = now.model.total_bytes / rate
-    adds = now.model.total_bytes / rate
-    inputs = (now.devices - 1) * now.model.input_bytes / (now.paths.rate(0, 1) * 1e6)
-    host = now.devices * len(sizes) * _REPLICATE_US / 1e3
-    exposed = copies + adds + inputs + host
+    total, tensors = now.model.total_bytes, len(now.model.sizes)
+    # torch.nn.parallel broadcasts and reduces with NCCL, through buffers of 10 MB: every link carries the bytes once.
+    curve = now.curve("nccl" if now.p2p else "nccl-no-p2p")
+    rate = curve.busbw(10e6) if curve is not None else now.ring_rate()
+    copies = 2 * total / (rate * 1e6)
+    inputs = (count - 1) * now.model.input_bytes / (now.paths.rate(0, 1) * 1e6)
+    host = count * tensors * _REPLICATE_US / 1e3
+    launching = max(0.0, count * tensors * _LAUNCH_US / 1e3 - now.compute.forward_ms)
+    packing = 4 * now.on_device_ms(total)
+    exposed = copies + inputs + host + launching + packing
     return Cost(
         exposed,
-        exposed,
-        f"one process serves {now.devices} devices: {copies + adds:.1f} ms to copy parameters out and gradients back, "
-        f"{host:.1f} ms of host work, nothing hidden",
+        copies + inputs,
+        f"one process serves {count} devices: {copies:.1f} ms to copy parameters out and gradients back, "
+        f"{host + launching:.1f} ms of host work, nothing hidden",
     )
 
 
@@ -99,7 +105,7 @@ def fsdp(now: Situation, candidate: Candidate) -> Cost:
     if curve is not None:
         half = curve.time_ms(total, count) / 2
     else:
-        half = (count - 1) / count * total / (now.paths.ring_rate() * 1e6)
+        half = (count - 1) / count * total / (now.ring_rate() * 1e6)
     forward, backward = now.compute.forward_ms, now.compute.backward_ms
     # The largest part is gathered while a smaller one is computed, or none at all when it comes first or last.
     largest = max(now.model.sizes) / total * half

@@ -65,6 +65,10 @@ class Situation:
         count = len(self.paths)
         return all(self.paths.peer_access(a, b) for a in range(count) for b in range(a + 1, count))
 
+    def ring_rate(self) -> float:
+        """GB/s of bus bandwidth that a ring over the GPUs' links should reach, where no collective was measured."""
+        return self.paths.ring_rate() * (1.0 if self.peer_access else _STAGED_RING)
+
     def bucket_times(self, buckets: Sequence[Sequence[int]]) -> list[tuple[int, float]]:
         """Bytes of each bucket and when it is complete, in ms from backward's start."""
         sizes, ready = self.model.sizes, self.ready_ms
@@ -88,6 +92,9 @@ class Situation:
         return size / (rate * 1e6)
 
 
+#: Of the rate of the links, what a ring through host memory reaches: a GPU's kernel writes what the next one's reads,
+#: and the two take turns.
+_STAGED_RING = 0.55
 #: GB/s of copies within a GPU where they were not measured, by the major number of its compute capability: about what
 #: the smaller boards of each generation reach. Copied bytes count once.
 _DEVICE_MEMORY = {5: 110.0, 6: 150.0, 7: 250.0, 8: 350.0, 9: 1300.0, 10: 2500.0, 12: 600.0}

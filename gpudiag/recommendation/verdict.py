@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 INDEPENDENT = "independent"
 #: Measured strategies closer than this are a tie even if the interval is narrower: no second run would agree with it.
 TIE_MEASURED = 0.005
+#: Of tied ones the plainest is taken, but none that came out slower than the fastest by more than this.
+_NEAR = 0.01
 #: Width in percent of an interval from which the machine was too restless to tell much.
 _SCATTERED = 10.0
 #: Predictions closer than this are a tie: they are not more exact than that.
@@ -55,7 +57,8 @@ def judge(contest: Contest, *, facts_notes: Sequence[str] = (), seconds: float |
     ranked.sort(key=_order)
     by_label = {one.candidate.label: one.candidate for one in contest.predictions}
     tied = [one.strategy for one in ranked if one.strategy in racing and _is_tied(one)]
-    best = min((by_label[label] for label in tied), key=plainness)
+    near = [one.strategy for one in ranked if one.strategy in tied and (one.slower_percent or 0.0) <= 100 * _NEAR]
+    best = min((by_label[label] for label in near), key=plainness)
     chosen = next(one for one in ranked if one.strategy == best.label)
     ceiling = _ceiling(contest, measured, chosen)
     rivals = [one for one in ranked if one.strategy in racing and one.strategy not in tied]

@@ -65,8 +65,7 @@ def run() -> None:
     progress = ProgressSender(world.rank)
     facts = read_json(run_dir / FACTS_FILE, Facts, FACTS_SCHEMA)
     _save_rank(run_dir, world)
-    for number, entry in enumerate(plan.entries):
-        progress.tell("warmup", number, len(plan.entries))
+    for entry in plan.entries:
         found = _Contest(world, plan, entry, facts, progress).hold()
         if world.rank == 0:
             write_json(run_dir / contest_file(entry.workload), found)
@@ -104,6 +103,7 @@ class _Contest:
         self.sides: dict[str, Side] = {}
         self.step_ms: dict[str, float] = {}
         self.failed: dict[str, str] = {}
+        self._beats = 0
 
     def hold(self) -> Contest:
         """All of it; the same on every rank but for what only rank 0 needs."""
@@ -120,6 +120,7 @@ class _Contest:
                 key=lambda one: one.compute.step_ms if one.compute else 0.0,
             )
         with self._timing("transports"):
+            self._beat()
             measured = transports.measure(world, self._transports(), self._sizes(parts))
         predictions = predict(
             self.facts,
@@ -135,8 +136,8 @@ class _Contest:
             possible = [one.candidate for one in predictions if one.cannot is None and one.candidate != INDEPENDENT]
             finalists = finalists_of(predictions, entry.finalists) if entry.finalists else possible
             with self._timing("setup"):
-                for number, candidate in enumerate(finalists):
-                    self.progress.tell("warmup", number, len(finalists))
+                for candidate in finalists:
+                    self._beat()
                     self._admit(subject, candidate)
             with self._timing("turns"):
                 turns = self._turns([INDEPENDENT, *finalists])
@@ -166,6 +167,11 @@ class _Contest:
         began = time.perf_counter()
         yield
         self.seconds[phase] += time.perf_counter() - began
+
+    def _beat(self) -> None:
+        """Tell that something goes on."""
+        self._beats += 1
+        self.progress.tell("warmup", self._beats)
 
     def _transports(self) -> list[str]:
         """Those that any candidate uses."""
@@ -217,11 +223,13 @@ class _Contest:
         One that is slow beyond doubt needs no precision.
         """
         self._slowest(side.timed(_FIRST_STEPS, run_in=0))
+        self._beat()
         before = self._slowest(side.timed(_FIRST_STEPS, run_in=0))
         for _ in range(_MOST_LOOKS):
             if self._is_slow(before):
                 break
             steps = self._steps(before)
+            self._beat()
             now = self._slowest(side.timed(steps, run_in=0))
             if abs(now / before - 1) < _AGREE:
                 return now

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-import msgspec
 import torch
 
 from gpudiag.model.job import ExchangeOptions
@@ -38,9 +37,7 @@ class Side:
         options = ExchangeOptions(
             bucket_mb=candidate.bucket_mb, compress=candidate.compress, ps_device=candidate.ps_device
         )
-        if entry.one_process:
-            options = msgspec.structs.replace(options, devices=devices)
-        self.strategy = load_strategy(candidate.strategy, world.device, options)
+        self.strategy = load_strategy(candidate.strategy, world.device, options, devices)
         self._clock = clock_for(world.device)
         if not self._takes_part:
             return
@@ -80,9 +77,7 @@ class Side:
 
     def close(self) -> None:
         """Let the model and what the strategy holds beside its process group go."""
-        release = getattr(self.strategy, "release", None)
-        if release is not None and self._takes_part:
-            with self._world.acting(self.strategy.backend):
-                release()
-        if self._takes_part:
-            del self._model, self._optimizer
+        with self._world.acting(self.strategy.backend):
+            self.strategy.release()
+        self.__dict__.pop("_model", None)
+        self.__dict__.pop("_optimizer", None)
