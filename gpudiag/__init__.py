@@ -17,12 +17,17 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from gpudiag.worker.ranges import Range as range  # noqa: A004, N813  # the public names are those of the verbs
     from gpudiag.worker.session import Session as profile  # noqa: N813
+    from gpudiag.worker.tensorflow.callback import KerasCallback
 
     __version__: str
 
-__all__ = ["__version__", "profile", "range"]
+__all__ = ["KerasCallback", "__version__", "profile", "range"]
 
-_PLACES = {"profile": "gpudiag.worker.session:Session", "range": "gpudiag.worker.ranges:Range"}
+_PLACES = {
+    "KerasCallback": "gpudiag.worker.tensorflow.callback:KerasCallback",
+    "profile": "gpudiag.worker.session:Session",
+    "range": "gpudiag.worker.ranges:Range",
+}
 
 
 def __getattr__(name: str) -> Any:

@@ -26,7 +26,7 @@ def test_verbs() -> None:
 
 
 def test_public_names() -> None:
-    assert sorted(gpudiag.__all__) == ["__version__", "profile", "range"]
+    assert sorted(gpudiag.__all__) == ["KerasCallback", "__version__", "profile", "range"]
     assert dir(gpudiag) == sorted(gpudiag.__all__)
 
 
