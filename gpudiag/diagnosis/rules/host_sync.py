@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, ClassVar
 import numpy as np
 
 from gpudiag.diagnosis.examples import Job, item, kernels, python
+from gpudiag.diagnosis.frames import user_frames
 from gpudiag.diagnosis.replay.graph import Block
 from gpudiag.diagnosis.rules.rule import CannotTell, Proposal, severity_of
 from gpudiag.model.analysis import Finding
@@ -25,8 +26,9 @@ if TYPE_CHECKING:
 class HostSync:
     """The host waits for the device in the middle of a step, so it cannot run ahead, and the device stands idle after.
 
-    The calls are named, with the framework operators that made them (`aten::item`, `aten::nonzero`, …). Gain is what
-    the step would take if the host never waited in them.
+    The calls are named, with the framework operators that made them (`aten::item`, `aten::nonzero`, …) and, where
+    stacks were recorded, the program's functions that they came from. The gain is by how much the step would be shorter
+    if the host never waited in them, nor had copied to it what it waited for.
     """
 
     code: ClassVar[str] = "host-sync"
@@ -56,7 +58,10 @@ class HostSync:
         yield Proposal(edit=what_if.without_syncs, describe=partial(self._describe, case, what_if))
 
     def _describe(self, case: Case, what_if: WhatIf, gain: float, percent: float) -> Finding:
-        calls, operators = _calls(case, what_if)
+        calls, operators, frames = _calls(case, what_if)
+        evidence: dict[str, object] = {"calls_per_step": calls, "operators_per_step": operators}
+        if frames:
+            evidence["host_frames_per_step"] = frames
         first = next(iter(operators), None) or next(iter(calls), "a synchronization")
         return Finding(
             code=self.code,
@@ -67,7 +72,7 @@ class HostSync:
             recoverable_percent=percent,
             confidence="high",
             title=f"the host waits for the device in {first}: {gain:.1f} ms of each step",
-            evidence={"calls_per_step": calls, "operators_per_step": operators},
+            evidence=evidence,
             advice=(
                 (
                     "Find .item(), .cpu(), float(loss), print(loss), nonzero or boolean masks in the "
@@ -79,16 +84,19 @@ class HostSync:
         )
 
 
-def _calls(case: Case, what_if: WhatIf) -> tuple[dict[str, float], dict[str, float]]:
-    """Blocking calls, and the operators around them, per step and rank; most frequent first."""
+def _calls(case: Case, what_if: WhatIf) -> tuple[dict[str, float], dict[str, float], dict[str, float]]:
+    """Blocking calls, the operators and the user's functions around them, per step and rank; most frequent first."""
     host = what_if.graph.host
     per = max(what_if.graph.steps, 1) * max(len(what_if.graph.ranks), 1)
     calls: dict[str, float] = defaultdict(float)
     operators: dict[str, float] = defaultdict(float)
+    frames: dict[str, float] = defaultdict(float)
     for trace_index in what_if.graph.ranks:
         events = case.timeline.traces[trace_index].events
         rows = host.row[(host.process == trace_index) & (host.block == Block.SYNC)]
         ops = events.rows_of(EventKind.OPERATOR)
+        for frame, times in user_frames(events, rows.tolist()).items():
+            frames[frame] += times / per
         for row in rows:
             calls[events.name_of(row)] += 1 / per
             thread = events.thread[row]
@@ -97,7 +105,7 @@ def _calls(case: Case, what_if: WhatIf) -> tuple[dict[str, float], dict[str, flo
             around = [int(op) for op in mine[max(0, upto - 64) : upto] if events.end_ns[op] >= events.end_ns[row]]
             if around:
                 operators[events.name_of(around[0])] += 1 / per
-    return _most_frequent(calls), _most_frequent(operators)
+    return _most_frequent(calls), _most_frequent(operators), _most_frequent(frames)
 
 
 def _most_frequent(table: dict[str, float]) -> dict[str, float]:

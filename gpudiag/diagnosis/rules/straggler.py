@@ -6,6 +6,7 @@ from functools import partial
 from typing import TYPE_CHECKING, ClassVar
 
 from gpudiag.diagnosis.examples import DDP, Job, fetch, kernels, python, silence
+from gpudiag.diagnosis.frames import time_in
 from gpudiag.diagnosis.replay.what_if import PARTS
 from gpudiag.diagnosis.rules.rule import CannotTell, Proposal, notable, severity_of
 from gpudiag.model.analysis import Finding
@@ -24,6 +25,8 @@ if TYPE_CHECKING:
 _ALSO_LATE = 0.3
 #: The cause is a part of the step that explains at least this share of the gain.
 _EXPLAINS = 0.5
+#: How many of the user's functions are named.
+_MOST_FRAMES = 5
 #: Another rank late each step: levelling every step must gain this much more than levelling ranks.
 _JITTER = 1.3
 
@@ -165,6 +168,9 @@ class Straggler:
         }
         if held:
             evidence["clock"] = held
+        frames = _frames_ms(case, late) if part == "launch" and not jitter else {}
+        if frames:
+            evidence["host_frames_ms_more_than_peers"] = frames
         if jitter:
             evidence["times_last_by_rank"] = _times_last(case)
         if silent:
@@ -215,6 +221,27 @@ def _cause(what_if: WhatIf, gain: float, jitter: bool) -> tuple[str, dict[str, f
         others = what_if.gain_ms(levelled(*(part for part in PARTS if part != best)))
         explains = gain - others >= _EXPLAINS * gain
     return (best if explains else "unknown"), {str(part): ms for part, ms in alone.items()}
+
+
+def _frames_ms(case: Case, late: tuple[int, ...]) -> dict[str, float]:
+    """The user's functions in which late ranks spend more of a step than the others, in ms; the most first.
+
+    Empty where no stacks were recorded, or no other rank is there to compare with.
+    """
+    spent: dict[bool, list[dict[str, float]]] = {True: [], False: []}
+    for lane in case.lanes:
+        events, steps = case.timeline.traces[lane.trace].events, max(len(lane.window_steps), 1)
+        begin, end = (int(edge) - lane.shift_ns for edge in (lane.bounds[0], lane.bounds[-1]))
+        times = time_in(events, lane.steps.thread, begin, end)
+        spent[lane.rank in late].append({name: milliseconds(ns / steps) for name, ns in times.items()})
+    if not all(spent.values()):
+        return {}
+    most: dict[str, float] = {}
+    for name in {name for one in spent[True] for name in one}:
+        more = max(one.get(name, 0.0) for one in spent[True]) - max(one.get(name, 0.0) for one in spent[False])
+        if notable(more, case.step_ms):
+            most[name] = more
+    return dict(sorted(most.items(), key=lambda item: -item[1])[:_MOST_FRAMES])
 
 
 def _held_back(case: Case, late: tuple[int, ...]) -> dict[str, list[str]]:
