@@ -7,6 +7,7 @@ objects. Rows are in order of their start.
 from __future__ import annotations
 
 from enum import IntEnum
+from functools import cache
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -15,11 +16,35 @@ import numpy as np
 from gpudiag.record import Record
 
 if TYPE_CHECKING:
+    import re
+    from collections.abc import Sequence
+
     from numpy.typing import NDArray
 
 NO_CORRELATION = -1
 NO_SIZE = -1
 HOST = -1
+
+
+class _Matches(dict[str, bool]):
+    """Which names match a pattern, as far as they were asked for: the traces of a job have most names in common."""
+
+    def __init__(self, pattern: re.Pattern[str]) -> None:
+        super().__init__()
+        self._pattern = pattern
+
+    def __missing__(self, name: str) -> bool:
+        self[name] = found = self._pattern.match(name) is not None
+        return found
+
+
+_matches = cache(_Matches)
+
+
+def names_matching(names: Sequence[str], pattern: re.Pattern[str]) -> NDArray[np.bool_]:
+    """bool[n]: which of n names the pattern matches, from their beginning."""
+    matches = _matches(pattern)
+    return np.fromiter([matches[name] for name in names], np.bool_, len(names))
 
 
 class EventKind(IntEnum):

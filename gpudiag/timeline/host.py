@@ -9,7 +9,7 @@ import numpy as np
 
 from gpudiag.distinct import among, distinct
 from gpudiag.intervals import EMPTY, Intervals, union
-from gpudiag.model.event import EventKind, EventTable
+from gpudiag.model.event import EventKind, EventTable, names_matching
 from gpudiag.model.timeline import HostThread
 from gpudiag.units import NS_PER_US
 
@@ -54,8 +54,8 @@ def host_threads(
         pageable_calls: rows of runtime calls that copied from or to pageable memory, which blocks the caller.
         shift_ns: added to every time.
     """
-    is_input = _matching(events.names, _INPUT)
-    is_blocking = _matching(events.names, _BLOCKING)
+    is_input = names_matching(events.names, _INPUT)
+    is_blocking = names_matching(events.names, _BLOCKING)
     kind, name = events.kind[rows], events.name[rows]
     working = (kind == EventKind.OPERATOR) | (kind == EventKind.RUNTIME)
     waiting = ((kind == EventKind.ANNOTATION) | (kind == EventKind.OPERATOR) | (kind == EventKind.PYTHON)) & is_input[
@@ -82,9 +82,9 @@ def pageable_copy_calls(events: EventTable, copy_rows: NDArray[np.intp], calls: 
     """Rows of the asynchronous copy calls that blocked all the same, because the host memory was pageable."""
     if len(copy_rows) == 0:
         return np.empty(0, np.intp)
-    pageable = _matching(events.names, _PAGEABLE)[events.name[copy_rows]] & (calls >= 0)
+    pageable = names_matching(events.names, _PAGEABLE)[events.name[copy_rows]] & (calls >= 0)
     candidates = distinct(calls[pageable])
-    return candidates[_matching(events.names, _MAYBE_BLOCKING)[events.name[candidates]]]
+    return candidates[names_matching(events.names, _MAYBE_BLOCKING)[events.name[candidates]]]
 
 
 def merged(threads: dict[int, HostThread], *idents: int) -> tuple[Intervals, Intervals]:
@@ -97,7 +97,3 @@ def merged(threads: dict[int, HostThread], *idents: int) -> tuple[Intervals, Int
 
 def _raw(start: NDArray[np.int64], end: NDArray[np.int64], chosen: NDArray[np.bool_]) -> Intervals:
     return Intervals(start[chosen], end[chosen])
-
-
-def _matching(names: tuple[str, ...], pattern: re.Pattern[str]) -> NDArray[np.bool_]:
-    return np.fromiter((pattern.match(name) is not None for name in names), np.bool_, len(names))

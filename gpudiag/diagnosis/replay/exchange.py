@@ -19,7 +19,7 @@ import numpy as np
 from gpudiag.diagnosis.replay.graph import NONE
 from gpudiag.distinct import distinct
 from gpudiag.intervals import Intervals, union
-from gpudiag.model.event import EventKind
+from gpudiag.model.event import EventKind, names_matching
 from gpudiag.model.timeline import OpClass
 from gpudiag.units import NS_PER_US
 
@@ -40,7 +40,7 @@ def packing_ops(graph: Graph, timeline: Timeline) -> NDArray[np.bool_]:
     node_packs = np.zeros(len(host.time), np.bool_)
     for trace in graph.ranks:
         events = timeline.traces[trace].events
-        named = np.fromiter((_REDUCER.match(name) is not None for name in events.names), np.bool_, len(events.names))
+        named = names_matching(events.names, _REDUCER)
         operators = events.rows_of(EventKind.OPERATOR, EventKind.ANNOTATION)
         operators = operators[named[events.name[operators]]]
         nodes = np.flatnonzero((host.process == trace) & (host.row != NONE))

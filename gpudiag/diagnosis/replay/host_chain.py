@@ -11,7 +11,7 @@ from gpudiag.diagnosis.replay.graph import NONE, Block
 from gpudiag.diagnosis.replay.streams import LaneOps, find_waits
 from gpudiag.distinct import among, distinct
 from gpudiag.intervals import Intervals, intersect, length, lengths_between, union
-from gpudiag.model.event import NO_CORRELATION, EventKind
+from gpudiag.model.event import NO_CORRELATION, EventKind, names_matching
 from gpudiag.model.timeline import UNKNOWN
 from gpudiag.record import Record
 from gpudiag.units import NS_PER_US
@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     from gpudiag.model.event import EventTable
     from gpudiag.model.timeline import HostThread, Lane, Timeline
 
+_ASYNC_COPY = re.compile(r".*[Mm]emcpy.*Async")
+_HOST_COPY = re.compile(r"Memcpy (HtoD|DtoH)|CopyHostToDevice|CopyDeviceToHost")
 _TO_DEVICE = re.compile(r"Memcpy HtoD|.*CopyHostToDevice")
 #: A synchronization that begins this soon after a copy's call is of the same `.to(device)`. Measured: 1 to 9 µs.
 _BEHIND_NS = 20 * NS_PER_US
@@ -74,13 +76,11 @@ def chain_of(timeline: Timeline, trace_index: int, lanes: list[Lane], parts: lis
     rows = events.rows_of(EventKind.RUNTIME)
     rows = rows[np.isin(events.thread[rows], threads)]
     start, stop = events.start_ns[rows] + shift, events.end_ns[rows] + shift
-    is_wait = _matching(events.names, _STREAM_WAIT)[events.name[rows]]
+    is_wait = names_matching(events.names, _STREAM_WAIT)[events.name[rows]]
     wait_calls = np.sort(start[is_wait])
     for part in parts:
         find_waits(part, wait_calls)
-        part.host_copy = _matching(events.names, re.compile(r"Memcpy (HtoD|DtoH)|CopyHostToDevice|CopyDeviceToHost"))[
-            events.name[part.row]
-        ]
+        part.host_copy = names_matching(events.names, _HOST_COPY)[events.name[part.row]]
     launching = distinct(np.concatenate([lane.ops.launch_start for lane in lanes]))
     blocked_starts = np.concatenate(
         [lane.threads[t].blocked.start for t in threads if t in lane.threads] or [np.empty(0, np.int64)]
@@ -173,7 +173,7 @@ def _block_kinds(
     blocking: NDArray[np.bool_],
     queued: NDArray[np.int64],
 ) -> NDArray[np.uint8]:
-    is_copy = _matching(names, re.compile(r".*[Mm]emcpy.*Async"))[name]
+    is_copy = names_matching(names, _ASYNC_COPY)[name]
     kinds = np.where(blocking, np.where(is_copy, Block.PAGEABLE, Block.SYNC), Block.NOT)
     for ident in distinct(name):
         mine = (name == ident) & ~blocking
@@ -210,7 +210,7 @@ def _with_copies(
     """
     copies = events.rows_of(EventKind.COPY)
     copies = copies[events.correlation[copies] != NO_CORRELATION]
-    to_device = _matching(events.names, _TO_DEVICE)[events.name[copies]]
+    to_device = names_matching(events.names, _TO_DEVICE)[events.name[copies]]
     is_to = among(events.correlation[rows], events.correlation[copies[to_device]])
     is_from = among(events.correlation[rows], events.correlation[copies[~to_device]])
     behind = np.zeros(len(rows), np.bool_)
@@ -313,7 +313,3 @@ def _attach_launches(parts: list[LaneOps], call_start: NDArray[np.int64], blocks
         node = order[slot]
         node = np.where(blocks[node], np.maximum(node - 1, 0), node)
         part.launch = np.where(found, node, NONE)
-
-
-def _matching(names: tuple[str, ...], pattern: re.Pattern[str]) -> NDArray[np.bool_]:
-    return np.fromiter((pattern.match(name) is not None for name in names), np.bool_, len(names))

@@ -15,6 +15,7 @@ call, which ten columns share. Each column's results are those that it would hav
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -41,7 +42,7 @@ _FEWEST_TURNS = 3
 _MOST_AT_ONCE = 1_000_000
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Costs:
     """What an edit may change. Shapes as in the graph: host nodes n, device ops m; times in ns.
 
@@ -63,6 +64,7 @@ class Costs:
     transfer: Times
     joined: bool = True
 
+    @cached_property
     def digest(self) -> int:
         """The same for equal costs: rules often ask for the same edit again, or for one that changes nothing."""
         columns = (self.busy, self.waiting, self.blocking, self.gap, self.duration, self.transfer)

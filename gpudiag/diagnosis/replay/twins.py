@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from gpudiag.distinct import distinct
-from gpudiag.intervals import Intervals, lengths_between, union
+from gpudiag.intervals import Intervals, union
 from gpudiag.model.timeline import UNKNOWN, OpClass
 
 if TYPE_CHECKING:
@@ -308,11 +308,14 @@ def _as_the_known(kernels: _Kernels, time: Times, wanted: NDArray[np.intp]) -> N
 
 def _inside(spans: Intervals, start: NDArray[np.float64], end: NDArray[np.float64]) -> NDArray[np.float64]:
     """Length of the set inside each op; the ops may overlap."""
-    order = np.argsort(start, kind="stable")
-    points = distinct(np.concatenate([start, end]).astype(np.int64))
-    covered = np.concatenate([[0], np.cumsum(lengths_between(spans, points))])
-    result = np.empty(len(start))
-    a = np.searchsorted(points, start[order].astype(np.int64))
-    b = np.searchsorted(points, end[order].astype(np.int64))
-    result[order] = covered[b] - covered[a]
-    return result
+    if len(spans) == 0:
+        return np.zeros(len(start))
+    done = np.concatenate([[0], np.cumsum(spans.end - spans.start)])
+
+    def covered_before(time: NDArray[np.int64]) -> NDArray[np.int64]:
+        # All spans that began by then, less what of the last lies beyond.
+        begun = np.searchsorted(spans.start, time, side="right")
+        beyond = np.maximum(spans.end[np.maximum(begun - 1, 0)] - time, 0)
+        return np.asarray(done[begun] - np.where(begun > 0, beyond, 0))
+
+    return (covered_before(end.astype(np.int64)) - covered_before(start.astype(np.int64))).astype(np.float64)

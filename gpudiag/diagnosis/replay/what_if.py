@@ -169,14 +169,14 @@ class WhatIf:
     def each_step_ms(self, many: Iterable[Costs]) -> list[float]:
         """`step_ms` with each of these costs: several at once take little longer than one."""
         asked = list(many)
-        known = [self._eased(costs, one) for costs in asked if (one := self._replayed.get(costs.digest()))]
+        known = [self._eased(costs, one) for costs in asked if (one := self._replayed.get(costs.digest))]
         first = self._replay([*asked, *known])
         eased = [self._eased(costs, one) for costs, one in zip(asked, first, strict=False)]
         return [milliseconds(one.step_ns) for one in self._replay(eased)]
 
     def _replay(self, many: Iterable[Costs]) -> list[_Replayed]:
         """The replay with each of these costs as they are; with costs that are known already it is not done again."""
-        keyed = [(costs.digest(), costs) for costs in many]
+        keyed = [(costs.digest, costs) for costs in many]
         new = {key: costs for key, costs in keyed if key not in self._replayed}
         lane = self.graph.device.lane
         for key, settled in zip(new, settle_each(self.plan, list(new.values())), strict=True):
