@@ -32,12 +32,19 @@ def view(
         typer.Argument(metavar="PATH", help="A run, a directory of runs, traces, or a directory of traces."),
     ],
     *,
-    host: Annotated[str, typer.Option(metavar="HOST", help="The address to serve on.")] = "127.0.0.1",
-    port: Annotated[int, typer.Option(min=0, max=65535, metavar="N", help="The port; 0 for any free one.")] = _PORT,
+    host: Annotated[str, typer.Option("--host", metavar="ADDRESS", help="The address to serve on.")] = "127.0.0.1",
+    port: Annotated[
+        int, typer.Option("--port", min=0, max=65535, metavar="N", help="The port; 0 for any free one.")
+    ] = _PORT,
     browser: Annotated[bool, typer.Option("--open/--no-open", help="Open a browser where there is a screen.")] = True,
     python: Annotated[
-        str, typer.Option("--python", metavar="PATH", help="The interpreter that has TensorBoard.")
-    ] = sys.executable,
+        str | None,
+        typer.Option(
+            "--python",
+            metavar="PATH",
+            help="The interpreter that has TensorBoard; the one that runs gpudiag if left out.",
+        ),
+    ] = None,
     world_size: WorldSize = None,
     max_trace_gb: MaxTraceGb = MAX_TRACE_GB,
 ) -> None:
@@ -50,6 +57,7 @@ def view(
     from gpudiag.exporting.log_directory import run_name
     from gpudiag.readers import ReadLimits
 
+    python = python or sys.executable
     versions = check_interpreter(python)
     free_port(host, port)  # before the work of converting
     limits = ReadLimits(max_bytes=int(max_trace_gb * 1e9))

@@ -32,11 +32,16 @@ _MOST_DEVICES = 249
 
 
 class _Plane:
-    """A plane that is being filled; names are numbered as they come."""
+    """A plane that is being filled; names are numbered as they come.
 
-    def __init__(self, plane: Any, origin_ns: int) -> None:
+    Args:
+        plane: the message.
+        begins_ns: the scene's zero on the file's clock, which counts from the begin of the profile.
+    """
+
+    def __init__(self, plane: Any, begins_ns: int = 0) -> None:
         self.message = plane
-        self._origin_ns = origin_ns
+        self._begins_ns = begins_ns
         self._names: dict[str, int] = {}
         self._stats: dict[str, int] = {}
 
@@ -64,7 +69,7 @@ class _Plane:
 
     def line(self, track: Track, *, ident: int, title: str, calls_from: int = 0) -> None:
         """Add a track; `calls_from` is added to its correlation ids, which are of one process."""
-        line = self.message.lines.add(id=ident, display_id=ident, name=title, timestamp_ns=self._origin_ns)
+        line = self.message.lines.add(id=ident, display_id=ident, name=title, timestamp_ns=self._begins_ns)
         used = {index: self.name(track.names[index]) for index in set(track.name.tolist())}
         add = line.events.add
         for start, end, index in zip(track.start.tolist(), track.end.tolist(), track.name.tolist(), strict=True):
@@ -112,23 +117,23 @@ def xspace_of(scene: Scene, host: str = "gpudiag") -> Any:
     for place, group in enumerate(devices):
         own_id, gpu_id = _ids(place, len(devices))
         streams = [track for track in group.tracks if track.kind is not TrackKind.OWN]
-        plane = _Plane(space.planes.add(id=gpu_id, name=f"/device:GPU:{place}"), scene.origin_ns)
+        plane = _Plane(space.planes.add(id=gpu_id, name=f"/device:GPU:{place}"))
         plane.about("device_vendor", "AMD" if group.model.startswith(("AMD", "gfx")) else "Nvidia")
         plane.about("gpu_device_name", group.model or group.title)
         for ident, track in enumerate(streams, start=1):
             plane.line(track, ident=ident, title=_stream_title(track), calls_from=calls_from[group.process])
         if own_id is not None:
-            _own_plane(space, scene.origin_ns, group, own_id)
-    threads = _Plane(space.planes.add(id=len(space.planes), name=_HOST_PLANE), scene.origin_ns)
+            _own_plane(space, 0, group, own_id)
+    threads = _Plane(space.planes.add(id=len(space.planes), name=_HOST_PLANE))
     ident = 0
     for place, group in enumerate(group for group in scene.groups if group.device is None):
-        _own_plane(space, scene.origin_ns, group, place)
+        _own_plane(space, 0, group, place)
         for track in group.tracks:
             if track.kind is not TrackKind.OWN:
                 ident += 1
                 title = f"{group.title.removesuffix(' · host')} {track.title}"
                 threads.line(track, ident=ident, title=title, calls_from=calls_from[group.process])
-    environment = _Plane(space.planes.add(id=len(space.planes), name="Task Environment"), scene.origin_ns)
+    environment = _Plane(space.planes.add(id=len(space.planes), name="Task Environment"))
     last = max((int(t.end.max()) for g in scene.groups for t in g.tracks if len(t)), default=0)
     for name, value in (("profile_start_time", scene.origin_ns), ("profile_stop_time", scene.origin_ns + last)):
         environment.message.stats.add(metadata_id=environment.stat(name), uint64_value=value)
@@ -191,11 +196,11 @@ def _ids(place: int, devices: int) -> tuple[int | None, int]:
     return None, place
 
 
-def _own_plane(space: Any, origin_ns: int, group: Group, ident: int) -> None:
+def _own_plane(space: Any, begins_ns: int, group: Group, ident: int) -> None:
     own = [track for track in group.tracks if track.kind is TrackKind.OWN]
     if own:
         title = group.title.partition(" · ")[0]
-        plane = _Plane(space.planes.add(id=ident, name=_OWN_PLANE.format(title)), origin_ns)
+        plane = _Plane(space.planes.add(id=ident, name=_OWN_PLANE.format(title)), begins_ns)
         for number, track in enumerate(own, start=1):
             plane.line(track, ident=number, title=track.title)
 

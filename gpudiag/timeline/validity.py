@@ -20,6 +20,11 @@ FEW_STEPS = 3
 #: Ends of matched collectives further apart than this in the median blur who came last.
 CLOCK_RESIDUAL_NS = 100 * NS_PER_US
 
+_STEP_MARKS = {
+    "pytorch": "Call prof.step() each step",
+    "tensorflow": "Put each step into tf.profiler.experimental.Trace('train', step_num=step, _r=1)",
+}
+
 
 def examine(
     traces: Sequence[Trace], lanes: Sequence[Lane], windows: Sequence[Windows], matching: Matching, world: int
@@ -27,7 +32,7 @@ def examine(
     """All validity warnings that the timeline itself gives rise to."""
     found = [
         *_ranks(traces, world, matching),
-        *_steps(lanes, windows),
+        *_steps(traces, lanes, windows),
         *_dropped(traces),
         *_clocks(matching),
     ]
@@ -49,7 +54,7 @@ def _ranks(traces: Sequence[Trace], world: int, matching: Matching) -> list[Vali
     return [Validity(code="missing-ranks", message=message)]
 
 
-def _steps(lanes: Sequence[Lane], windows: Sequence[Windows]) -> list[Validity]:
+def _steps(traces: Sequence[Trace], lanes: Sequence[Lane], windows: Sequence[Windows]) -> list[Validity]:
     found = []
     sources = {lane.steps.source for lane in lanes}
     if sources & {"optimizer", "pattern", "none"}:
@@ -59,7 +64,8 @@ def _steps(lanes: Sequence[Lane], windows: Sequence[Windows]) -> list[Validity]:
             "none": "no repetition was found either, so the whole capture counts as one step",
         }
         said = "; ".join(how[source] for source in ("optimizer", "pattern", "none") if source in sources)
-        message = f"the trace has no step marks: {said}. Call prof.step() each step, or use gpudiag.profile()."
+        mark = _STEP_MARKS.get(traces[0].framework, _STEP_MARKS["pytorch"])
+        message = f"the trace has no step marks: {said}. {mark}, or use gpudiag.profile()."
         found.append(Validity(code="no-step-marks", message=message))
     fewest = min(len(lane.window_steps) for lane in lanes)
     if fewest < FEW_STEPS or not all(w.whole for w in windows):

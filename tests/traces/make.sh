@@ -1,5 +1,5 @@
 #!/bin/sh
-# Make the traces beside this file again from the full ones: make.sh H200X4_DIRECTORY PUBLIC_DIRECTORY
+# Make the traces beside this file again from the full ones: make.sh H200X4_DIRECTORY PUBLIC_DIRECTORY H200X4_TF_DIRECTORY
 set -eu
 here=$(dirname "$0")
 python=${PYTHON:-python3}
@@ -21,4 +21,6 @@ minify "$2/benchmark_result_2869224_1695835535_trace.json.gz" "$here/public/benc
 # Small enough to stay as they are.
 cp "$2"/mi250_minitoy_train_ROCm6_2_kineto.json.gz "$2"/triton_example.json.gz \
   "$2"/rank-34.Jul_15_10_52_41.1074.pt.trace.json.gz "$here/public/"
+"$python" "$here/minify_xspace.py" "$3/mirrored_nccl.xplane.pb.gz" \
+  "$here/tensorflow/mirrored_nccl.xplane.pb.gz" --steps 3 --shortest 10
 chmod -R u+w "$here"

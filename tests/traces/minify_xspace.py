@@ -1,0 +1,176 @@
+"""Make small copies of real XSpaces for the tests: what gpudiag reads stays exactly as it was, the rest goes.
+
+    python tests/traces/minify_xspace.py IN.xplane.pb.gz OUT.xplane.pb.gz [--steps N] [--shortest US]
+
+Always dropped: stats that are not read, events that last no time, threads that neither launch, nor train, nor hold the
+profiler's own overhead. With --shortest also short kernels and their launches. Names of kernels are cut to 48
+characters and a checksum, but for communication kernels. Times are not touched.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gzip
+import zlib
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+from gpudiag.protobuf import message_type
+
+_READ = {"correlation_id", "step_num", "_r", "buffer_size", "memcpy_details", "Memset_details"}
+_LONGEST_NAME = 48
+
+
+def minify(source: Path, target: Path, steps: int | None, shortest_ps: int) -> None:
+    """Write a small copy."""
+    data = source.read_bytes()
+    space = message_type("xplane", "XSpace").FromString(gzip.decompress(data) if source.suffix == ".gz" else data)
+    last_ps = _end_of_steps(space, steps)
+    late = _launched_after(space, last_ps) | _short_kernels(space, shortest_ps)
+    for plane in list(space.planes):
+        if plane.name == "/host:__ScopeRangeCallStack__":
+            space.planes.remove(plane)
+            continue
+        _slim(plane, last_ps, late)
+    del space.hostnames[:]
+    space.hostnames.append("node-a")
+    for plane in space.planes:
+        if plane.name == "Task Environment":
+            _forget_paths(plane)
+    target.parent.mkdir(parents=True, exist_ok=True)
+    target.write_bytes(_packed(space.SerializeToString(deterministic=True)))
+
+
+def _stat_names(plane: Any) -> dict[int, str]:
+    return {number: entry.name for number, entry in plane.stat_metadata.items()}
+
+
+def _begin_ps(line: Any, event: Any) -> int:
+    return int(line.timestamp_ns * 1000 + event.offset_ps)
+
+
+def _end_of_steps(space: Any, steps: int | None) -> int:
+    """When the last of the steps that stay has ended on the host."""
+    ends: list[int] = []
+    for plane in space.planes:
+        names = _stat_names(plane)
+        for line in plane.lines:
+            for event in line.events:
+                marked = any(names[stat.metadata_id] == "step_num" for stat in event.stats)
+                ends += [_begin_ps(line, event) + event.duration_ps] if marked else []
+    return sorted(ends)[steps - 1] if steps is not None else max(ends) + 10**12
+
+
+def _launched_after(space: Any, last_ps: int) -> set[int]:
+    """Correlation ids of what the host launched later."""
+    late: set[int] = set()
+    for plane in space.planes:
+        if plane.name.startswith("/device:"):
+            continue
+        names = _stat_names(plane)
+        for line in plane.lines:
+            for event in line.events:
+                if _begin_ps(line, event) >= last_ps:
+                    late.update(s.uint64_value for s in event.stats if names[s.metadata_id] == "correlation_id")
+    return late
+
+
+def _short_kernels(space: Any, shortest_ps: int) -> set[int]:
+    """Correlation ids of the kernels that are shorter; copies and communication stay."""
+    short: set[int] = set()
+    for plane in space.planes:
+        if not plane.name.startswith("/device:"):
+            continue
+        names = _stat_names(plane)
+        for line in plane.lines:
+            for event in line.events:
+                name = plane.event_metadata[event.metadata_id].name
+                if event.duration_ps < shortest_ps and not name.startswith(("Mem", "nccl")):
+                    short.update(s.uint64_value for s in event.stats if names[s.metadata_id] == "correlation_id")
+    return short
+
+
+def _slim(plane: Any, last_ps: int, late: set[int]) -> None:
+    names = _stat_names(plane)
+    on_device = plane.name.startswith("/device:")
+    for line in list(plane.lines):
+        kept = []
+        for event in line.events:
+            stats = [stat for stat in event.stats if names[stat.metadata_id] in _READ]
+            calls = {stat.uint64_value for stat in stats if names[stat.metadata_id] == "correlation_id"}
+            gone = calls & late or (not on_device and _begin_ps(line, event) >= last_ps)
+            if event.duration_ps == 0 or gone:
+                continue
+            del event.stats[:]
+            event.stats.extend(stats)
+            kept.append(event)
+        del line.events[:]
+        line.events.extend(kept)
+        launches = any(names[s.metadata_id] == "correlation_id" for event in kept for s in event.stats)
+        trains = any(names[s.metadata_id] == "step_num" for event in kept for s in event.stats)
+        if not kept or not (launches or trains or line.name.startswith("Host Threads/")):
+            plane.lines.remove(line)
+    _forget_unused(plane)
+
+
+def _forget_unused(plane: Any) -> None:
+    """Drop the names that no event has any more, and number the others from 1, the most used first."""
+    events = [event for line in plane.lines for event in line.events]
+    used = [ident for ident, _ in Counter(event.metadata_id for event in events).most_common()]
+    number = {ident: place for place, ident in enumerate(used, start=1)}
+    texts = {place: _short(plane.event_metadata[ident].name) for ident, place in number.items()}
+    for event in events:
+        event.metadata_id = number[event.metadata_id]
+    plane.event_metadata.clear()
+    for place, text in texts.items():
+        plane.event_metadata[place].id, plane.event_metadata[place].name = place, text
+    stats = [*plane.stats, *(stat for event in events for stat in event.stats)]
+    needed = {stat.metadata_id for stat in stats} | {s.ref_value for s in stats if s.WhichOneof("value") == "ref_value"}
+    number = {ident: place for place, ident in enumerate(sorted(needed & set(plane.stat_metadata)), start=1)}
+    texts = {place: plane.stat_metadata[ident].name for ident, place in number.items()}
+    for stat in stats:
+        stat.metadata_id = number[stat.metadata_id]
+        if stat.WhichOneof("value") == "ref_value":
+            stat.ref_value = number[stat.ref_value]
+    plane.stat_metadata.clear()
+    for place, text in texts.items():
+        plane.stat_metadata[place].id, plane.stat_metadata[place].name = place, text
+
+
+def _short(name: str) -> str:
+    if len(name) <= _LONGEST_NAME or "nccl" in name:
+        return name
+    return f"{name[:_LONGEST_NAME]}~{zlib.crc32(name.encode()):08x}"
+
+
+def _forget_paths(plane: Any) -> None:
+    names = _stat_names(plane)
+    kept = [stat for stat in plane.stats if names[stat.metadata_id].startswith("profile_st")]
+    del plane.stats[:]
+    plane.stats.extend(kept)
+
+
+def _packed(data: bytes) -> bytes:
+    """Gzip, by zopfli where it is installed."""
+    try:
+        from zopfli.gzip import compress
+    except ImportError:
+        return gzip.compress(data, 9, mtime=0)
+    packed: bytes = compress(data, numiterations=5)
+    return packed
+
+
+def main() -> None:
+    """Parse the command line and write the copy."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("source", type=Path)
+    parser.add_argument("target", type=Path)
+    parser.add_argument("--steps", type=int, help="keep this many steps; all when left out")
+    parser.add_argument("--shortest", type=int, default=0, metavar="US", help="drop kernels shorter than this")
+    options = parser.parse_args()
+    minify(options.source, options.target, options.steps, options.shortest * 10**6)
+
+
+if __name__ == "__main__":
+    main()
