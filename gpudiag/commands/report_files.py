@@ -48,11 +48,12 @@ def write_scaling(result: "Scaling", directory: Path) -> None:
 def scaling_html(result: "Scaling", directory: Path, path: Path) -> None:
     """One page: the scaling, the machine, and the profiled run that the first waterfall is about."""
     from gpudiag.reporting.page.render import write_report
+    from gpudiag.scaling.store import recorded
 
     by_id = {point.id: point for point in result.points}
     told = next((by_id[fall.point] for fall in result.waterfalls if fall.point in by_id), None)
     # The id is a name that gpudiag made; a hostile one must not lead out of the directory.
-    run = directory / "points" / Path(told.id).name / "profile" if told is not None else None
+    run = recorded(directory, Path(told.id).name) if told is not None else None
     analysis = _analysis(run) if run is not None else None
     heading = f"The profiled run of {told.workload}, {told.strategy}, {told.devices} devices" if told else ""
     write_report(

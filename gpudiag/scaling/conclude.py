@@ -16,12 +16,12 @@ from gpudiag import pipeline
 from gpudiag.errors import GpudiagError, UnreadableInputError
 from gpudiag.model.analysis import ANALYSIS_SCHEMA, Analysis
 from gpudiag.model.scaling import Machine, Remark, Scaling
-from gpudiag.run_files import ANALYSIS_FILE, RUN_FILE, read_json
+from gpudiag.run_files import ANALYSIS_FILE, read_json
 from gpudiag.scaling import devices
 from gpudiag.scaling.forecast import Network, durations, prospect
 from gpudiag.scaling.points import INDEPENDENT
 from gpudiag.scaling.speedup import baseline_of, curve, with_speedups
-from gpudiag.scaling.store import Store
+from gpudiag.scaling.store import recorded
 from gpudiag.scaling.waterfall import waterfall
 
 if TYPE_CHECKING:
@@ -86,7 +86,7 @@ def conclude(
     points = sorted(with_speedups(points), key=_order)
     analyses, problems = _analyses(output, points)
     said += problems
-    points = [_with_profile(point, analyses) for point in points]
+    points = [_with_profile(point, output, analyses) for point in points]
     falls = _waterfalls(points, analyses, said)
     together = devices.pairs(points, facts)
     lone = devices.alone(points, points[0].machine.gpus if points else ())
@@ -127,8 +127,8 @@ def _order(point: ScalePoint) -> tuple[object, ...]:
 
 def _analyses(output: Path, points: Iterable[ScalePoint]) -> tuple[dict[str, Analysis], list[Remark]]:
     """Analyses of all profiled points by id, made where they are not there, side by side."""
-    directories = {point.id: output / Store.relative(point.id, profile=True) for point in points}
-    there = {name: path for name, path in directories.items() if (path / RUN_FILE).is_file()}
+    directories = {point.id: recorded(output, point.id) for point in points}
+    there = {name: path for name, path in directories.items() if path is not None}
     missing = [path for path in there.values() if not (path / ANALYSIS_FILE).is_file()]
     problems = _analyse(missing)
     found: dict[str, Analysis] = {}
@@ -138,7 +138,9 @@ def _analyses(output: Path, points: Iterable[ScalePoint]) -> tuple[dict[str, Ana
         except UnreadableInputError as error:
             reason = problems.get(path, str(error))
             problems[path] = reason
-    remarks = [Remark(code="not-analysed", message=f"{path.parent.name}: {why}") for path, why in problems.items()]
+    remarks = [
+        Remark(code="not-analysed", message=f"{path.relative_to(output)}: {why}") for path, why in problems.items()
+    ]
     return found, remarks
 
 
@@ -161,9 +163,9 @@ def _try(path: Path) -> str | None:
     return None
 
 
-def _with_profile(point: ScalePoint, analyses: Mapping[str, Analysis]) -> ScalePoint:
-    relative = Store.relative(point.id, profile=True) if point.id in analyses else None
-    return msgspec.structs.replace(point, profiled=relative)
+def _with_profile(point: ScalePoint, output: Path, analyses: Mapping[str, Analysis]) -> ScalePoint:
+    directory = recorded(output, point.id) if point.id in analyses else None
+    return msgspec.structs.replace(point, profiled=str(directory.relative_to(output)) if directory else None)
 
 
 def _waterfalls(points: list[ScalePoint], analyses: Mapping[str, Analysis], said: list[Remark]) -> list[Waterfall]:

@@ -9,7 +9,6 @@ numbers of devices determine the three terms, and nothing checks them; from the 
 
 from __future__ import annotations
 
-import itertools
 import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -85,12 +84,13 @@ def fit(step_ms: Mapping[int, Estimate]) -> Fit:
     errors = np.array([(step_ms[n].high - step_ms[n].low) / 2 / 1.96 for n in sizes])
     # What no run repeats better than is no certainty, however many steps it had.
     errors = np.maximum(errors, 0.005 * values)
-    best = min((_solve(sizes, values, errors, growth) for growth in GROWTHS), key=lambda found: found[1])[0]
+    candidates = [_solve(sizes, values[None, :], errors, growth) for growth in GROWTHS]
+    best = min(candidates, key=lambda found: found[1][0])[0][0]
     deviation = max(abs(best.step_ms(n) / step_ms[n].value - 1) for n in sizes)
     spread = np.maximum(errors, deviation * values)
     draws = np.random.default_rng(0).normal(values, spread, (_DRAWS, len(sizes)))
     draws = np.maximum(draws, 0.05 * values)
-    possible = tuple(_solve(sizes, draw, errors, growth)[0] for draw in draws for growth in GROWTHS)
+    possible = tuple(cost for growth in GROWTHS for cost in _solve(sizes, draws, errors, growth)[0])
     return Fit(cost=best, possible=possible, worst_error=deviation, degrees=max(0, len(sizes) - 3))
 
 
@@ -98,22 +98,33 @@ def _terms(devices: float, growth: str) -> tuple[float, float, float]:
     return 1.0, 2 * (devices - 1) / devices, GROWTHS[growth](devices)
 
 
-def _solve(sizes: Sequence[int], values: Array, errors: Array, growth: str) -> tuple[Cost, float]:
-    """Weighted non-negative least squares over three terms: every subset of them is tried, which is exact."""
+def _solve(sizes: Sequence[int], draws: Array, errors: Array, growth: str) -> tuple[list[Cost], Array]:
+    """Weighted non-negative least squares over three terms: every subset of them is tried, which is exact.
+
+    Args:
+        sizes: numbers of devices.
+        draws: float64[d, len(sizes)], step times in ms; each row is fitted by itself.
+        errors: float64[len(sizes)], their standard errors.
+        growth: of the last term.
+
+    Returns:
+        The cost of each row, and the weighted sum of squares that it leaves.
+    """
     matrix = np.array([_terms(n, growth) for n in sizes]) / errors[:, None]
-    target = values / errors
-    best, least = np.array([float(values[0]), 0.0, 0.0]), math.inf
-    for count in (1, 2, 3):
-        for chosen in itertools.combinations(range(3), count):
-            if 0 not in chosen or count > len(sizes):
-                continue
-            part = matrix[:, chosen]
-            found, *_ = np.linalg.lstsq(part, target, rcond=None)
-            if (found < 0).any():
-                continue
-            off = float(((part @ found - target) ** 2).sum())
-            if off < least - 1e-9:
-                best, least = np.zeros(3), off
-                best[list(chosen)] = found
-    cost = Cost(compute_ms=float(best[0]), transfer_ms=float(best[1]), latency_ms=float(best[2]), growth=growth)
-    return cost, least
+    targets = (draws / errors).T
+    best = np.zeros((3, len(draws)))
+    best[0] = draws[:, 0]
+    least = np.full(len(draws), np.inf)
+    for chosen in ((0,), (0, 1), (0, 2), (0, 1, 2)):
+        if len(chosen) > len(sizes):
+            continue
+        part = matrix[:, chosen]
+        found, *_ = np.linalg.lstsq(part, targets, rcond=None)
+        off = ((part @ found - targets) ** 2).sum(axis=0)
+        better = (found >= 0).all(axis=0) & (off < least - 1e-9)
+        least = np.where(better, off, least)
+        best[:, better] = 0.0
+        for term, values in zip(chosen, found, strict=True):
+            best[term, better] = values[better]
+    costs = [Cost(compute_ms=c, transfer_ms=t, latency_ms=last, growth=growth) for c, t, last in best.T.tolist()]
+    return costs, least

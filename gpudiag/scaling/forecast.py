@@ -135,7 +135,7 @@ def _between(
         forecasts.append(
             _forecast(devices, efficiency, 1e3 * largest.batch_per_device / cost.step_ms(1), network.describe())
         )
-        machines *= 2 if machines < 8 else 4
+        machines *= 2 if machines < 16 else 4
     return forecasts
 
 

@@ -20,6 +20,7 @@ from gpudiag.errors import HardwareMissingError, UsageError
 from gpudiag.model.job import DATA_SOURCES, MEMORY_FORMATS, PRECISIONS, Job
 from gpudiag.model.scaling import ScalePoint
 from gpudiag.strategies.registry import STRATEGIES, strategy_entry
+from gpudiag.strategies.tensorflow.registry import DEFAULT_ON_CPUS, DEFAULT_ON_GPUS, tensorflow_strategy_entry
 from gpudiag.workloads.registry import workload_entry
 
 if TYPE_CHECKING:
@@ -54,6 +55,13 @@ class Case:
     job: Job
     point: ScalePoint
     worth: tuple[int, ...] = (0,)
+
+    @property
+    def by_itself(self) -> bool:
+        """It needs a launch of its own: one process drives all devices, or the framework starts its own."""
+        if self.point.framework == "tensorflow":
+            return True
+        return STRATEGIES[self.job.strategy].one_process
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -115,7 +123,8 @@ def _variants(asked: Asked, site: Site, name: str, largest: int) -> list[_Varian
     entry = workload_entry(name)
     batch = entry.gpu_batch if site.gpus else entry.cpu_batch
     batches = asked.batch_sizes or (batch * (largest if asked.mode == "strong" else 1),)
-    formats = [one for one in asked.memory_formats or ("nchw",) if one == "nchw" or entry.images] or ["nchw"]
+    default = "nhwc" if asked.framework == "tensorflow" else "nchw"
+    formats = [one for one in asked.memory_formats or (default,) if one == default or entry.images] or [default]
     for one, valid, option in (
         *((one, PRECISIONS, "--precision") for one in asked.precisions),
         *((one, MEMORY_FORMATS, "--memory-format") for one in asked.memory_formats),
@@ -151,6 +160,8 @@ def _sizes(asked: Asked, site: Site) -> tuple[int, ...]:
 
 
 def _strategies(asked: Asked, site: Site) -> tuple[str, ...]:
+    if asked.framework == "tensorflow":
+        return _tensorflow_strategies(asked, site)
     chosen = asked.strategies or ((("nccl", INDEPENDENT)) if site.gpus else ("gloo", INDEPENDENT))
     for name in chosen:
         bare = name.removesuffix(NO_P2P)
@@ -160,6 +171,16 @@ def _strategies(asked: Asked, site: Site) -> tuple[str, ...]:
         if strategy_entry(bare).needs_gpu and not site.gpus:
             raise HardwareMissingError(
                 f"strategy {name} needs GPUs, and this machine has none to use", "Use --strategies gloo,independent."
+            )
+    return tuple(dict.fromkeys(chosen))
+
+
+def _tensorflow_strategies(asked: Asked, site: Site) -> tuple[str, ...]:
+    chosen = asked.strategies or ((DEFAULT_ON_GPUS if site.gpus else DEFAULT_ON_CPUS), INDEPENDENT)
+    for name in chosen:
+        if tensorflow_strategy_entry(name).needs_gpu and not site.gpus:
+            raise HardwareMissingError(
+                f"strategy {name} needs GPUs, and this machine has none to use", f"Use --strategies {DEFAULT_ON_CPUS}."
             )
     return tuple(dict.fromkeys(chosen))
 
@@ -186,8 +207,8 @@ def _add_subsets(
     found: dict[str, Case], asked: Asked, site: Site, variant: _Variant, strategies: Sequence[str]
 ) -> None:
     """Each GPU by itself, and each pair, compared on one workload."""
-    if asked.mode == "strong":
-        return  # what a device does alone is a question of weak scaling
+    if asked.mode == "strong" or asked.framework == "tensorflow":
+        return  # TensorFlow jobs take the first devices; what a device does alone is a question of weak scaling
     everyone = range(site.most if site.gpus else max(_sizes(asked, site)))
     if (asked.alone and site.gpus > 1) or asked.pairs:
         for device in everyone:
@@ -216,10 +237,12 @@ def _case(asked: Asked, variant: _Variant, strategy: str, indices: tuple[int, ..
             batch = max(1, batch)
     # One device has no peers whose access could be switched off, and some strategies need peers to exchange with.
     p2p = not strategy.endswith(NO_P2P) or devices == 1
-    bare = on_one_device(strategy) if devices == 1 else strategy.removesuffix(NO_P2P)
+    tensorflow = asked.framework == "tensorflow"
+    bare = on_one_device(strategy) if devices == 1 and not tensorflow else strategy.removesuffix(NO_P2P)
     made: dict[str, Any] = {
         **asked.job_options,
         "workload": variant.workload,
+        "framework": "tensorflow" if tensorflow else "pytorch",
         "strategy": bare,
         "device": variant.device,
         "batch_size": batch,
@@ -232,7 +255,7 @@ def _case(asked: Asked, variant: _Variant, strategy: str, indices: tuple[int, ..
     point = ScalePoint(
         id="",
         workload=job.workload,
-        framework="tensorflow" if asked.framework == "tensorflow" else "pytorch",
+        framework=job.framework,
         strategy=bare + ("" if p2p else NO_P2P),
         devices=devices,
         device_indices=indices,
@@ -298,7 +321,7 @@ def point_id(point: ScalePoint) -> str:
 
 def _options(job: Job) -> dict[str, str]:
     """What of a job is neither named by the point nor the default."""
-    default = Job(workload=job.workload, strategy=job.strategy, device=job.device)
+    default = Job(workload=job.workload, strategy=job.strategy, device=job.device, framework=job.framework)
     changed = {
         name: str(getattr(job, name))
         for name in job.__struct_fields__

@@ -11,7 +11,13 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from gpudiag import pipeline
-from gpudiag.errors import GpudiagError, UnreadableInputError, UsageError, WorkerFailedError
+from gpudiag.errors import (
+    GpudiagError,
+    HardwareMissingError,
+    UnreadableInputError,
+    UsageError,
+    WorkerFailedError,
+)
 from gpudiag.model.scaling import SCALING_FILE, Machine, Remark, Scaling
 from gpudiag.model.sweep import SWEEP_FILE
 from gpudiag.run_files import FACTS_FILE, write_json
@@ -20,6 +26,7 @@ from gpudiag.scaling.launches import Launch, next_launch, plan
 from gpudiag.scaling.measured import with_figures
 from gpudiag.scaling.points import INDEPENDENT, Case, Site, cases, halved, on_one_device
 from gpudiag.scaling.store import POINTS, Store, check_machine, writing
+from gpudiag.workloads.registry import workload_entry
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -91,7 +98,9 @@ def scale(asked: Asked, observer: Observer, say: Callable[[str], None]) -> Scali
         missing = before is None or (before.status != "measured" and (asked.again or before.status == "not measured"))
         if missing and not _harvest(state, case):
             state.timed.append(case)
-    state.profiled = [case for case in _to_profile(asked, wanted) if not _is_profiled(store, case.point.id)]
+    state.profiled = [
+        case for case in _to_profile(asked, wanted) if not case.by_itself and not _is_profiled(store, case.point.id)
+    ]
     with writing(asked.output):
         write_json(asked.output / FACTS_FILE, facts)
     there = len(wanted) - len(state.timed)
@@ -130,7 +139,12 @@ def _measure(asked: Asked, state: _State, observer: Observer, say: Callable[[str
             say(f"the budget is used up: {len(state.timed)} points are left for another call")
             state.remarks.append(_budget_remark(state))
             return
-        launch = next_launch(state.timed, state.profiled)
+        lone = next((case for case in state.timed if case.by_itself), None)
+        if lone is not None and (lone is state.timed[0] or all(case.by_itself for case in state.timed)):
+            say(f"measuring {lone.point.id}, in processes of its own ({len(state.timed)} left)")
+            _run_by_itself(asked, state, lone, observer)
+            continue
+        launch = next_launch([case for case in state.timed if not case.by_itself], state.profiled)
         number += 1
         if left_s is not None:
             # Launches share what is left by the number of their points.
@@ -163,6 +177,42 @@ def _run(
     _take_in(asked, state, launch, failure)
     if failure is None:
         shutil.rmtree(directory, ignore_errors=True)
+
+
+def _run_by_itself(asked: Asked, state: _State, case: Case, observer: Observer) -> None:
+    """A point that cannot share its processes: timed and recorded in one run, as `gpudiag profile` does it."""
+    point, job = case.point, case.job
+    state.timed.remove(case)
+    directory = state.store.directory(point.id)
+    began_s = time.monotonic()
+    try:
+        prepared = pipeline.prepare(
+            pipeline.Request(
+                workload=job.workload,
+                framework=job.framework,
+                strategy=job.strategy,
+                devices=point.devices,
+                batch_size=job.batch_size,
+                precision=job.precision,
+                memory_format=job.memory_format if workload_entry(job.workload).images else None,
+                data=job.data,
+                compile=job.compile,
+                p2p=job.p2p,
+                run_dir=directory,
+                python=asked.python,
+                timeout_s=asked.timeout_s,
+                command=asked.command,
+            )
+        )
+        state.store.clear(point.id)
+        pipeline.train(prepared, lambda message: observer(message, Launch(timed=(), profiled=())))
+    except (WorkerFailedError, UsageError, HardwareMissingError) as error:
+        _note(state, msgspec.structs.replace(point, status="failed", error=str(error)))
+        if asked.halve and "memory" in str(error).lower() and point.batch_per_device > 1:
+            state.timed.insert(0, halved(case))
+        return
+    timed = msgspec.structs.replace(point, seconds=time.monotonic() - began_s)
+    _note(state, with_figures(timed, state.store.run(point.id), None, state.machine))
 
 
 def _take_in(asked: Asked, state: _State, launch: Launch, failure: GpudiagError | None) -> None:
@@ -261,6 +311,7 @@ def _prepared(asked: Asked, run_dir: Path, *, devices: int | None, p2p: bool) ->
     return pipeline.prepare(
         pipeline.Request(
             workload=_JOB,
+            framework="tensorflow" if asked.framework == "tensorflow" and devices is None else "pytorch",
             devices=devices,
             p2p=p2p,
             run_dir=run_dir,
@@ -272,7 +323,11 @@ def _prepared(asked: Asked, run_dir: Path, *, devices: int | None, p2p: bool) ->
 
 
 def _software(prepared: Prepared) -> dict[str, str]:
-    known = {"torch": prepared.interpreter.torch}
+    known = {
+        name: version
+        for name, version in (("torch", prepared.interpreter.torch), ("tensorflow", prepared.interpreter.tensorflow))
+        if version and name == ("tensorflow" if prepared.plan.job.framework == "tensorflow" else "torch")
+    }
     if prepared.facts.host.driver:
         known["driver"] = prepared.facts.host.driver
     return known

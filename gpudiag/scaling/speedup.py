@@ -48,7 +48,8 @@ def baseline_of(point: ScalePoint, points: Iterable[ScalePoint]) -> ScalePoint |
     One device has no peers, so that `nccl-no-p2p` on one device is `nccl` on one, and a strategy that cannot run on one
     device is `independent` on one: the same training, with nothing to exchange.
     """
-    wanted = curve(msgspec.structs.replace(point, strategy=on_one_device(point.strategy)))
+    alone = on_one_device(point.strategy) if point.framework == "pytorch" else point.strategy
+    wanted = curve(msgspec.structs.replace(point, strategy=alone))
     ones = [one for one in points if one.devices == 1 and rate_of(one) is not None and curve(one) == wanted]
     return min(ones, key=lambda one: one.device_indices, default=None)
 

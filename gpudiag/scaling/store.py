@@ -14,7 +14,7 @@ from gpudiag.errors import GpudiagError, UnreadableInputError, UsageError
 from gpudiag.model.run import RUN_SCHEMA, RunRecord
 from gpudiag.model.scaling import POINT_FILE, POINT_SCHEMA, ScalePoint
 from gpudiag.model.sweep import OUTCOME_FILE, OUTCOME_SCHEMA, Outcome
-from gpudiag.run_files import RUN_FILE, read_json, write_json
+from gpudiag.run_files import ANALYSIS_FILE, RUN_FILE, TRACES_DIR, read_json, write_json
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -57,6 +57,10 @@ class Store:
     def relative(point_id: str, *, profile: bool = False) -> str:
         """The same, relative to the output directory."""
         return f"{POINTS}/{point_id}" + (f"/{PROFILE}" if profile else "")
+
+    def recorded(self, point_id: str) -> Path | None:
+        """The run directory with a point's recorded steps; None where none were recorded."""
+        return recorded(self.output, point_id)
 
     def points(self) -> dict[str, ScalePoint]:
         """All saved points, by id."""
@@ -103,6 +107,17 @@ class Store:
         with contextlib.suppress(UnreadableInputError):
             return read_json(path, RunRecord, RUN_SCHEMA)
         return None
+
+
+def recorded(output: Path, point_id: str) -> Path | None:
+    """The same, by the output directory: a run of its own where the point shared its processes, else the point's."""
+    for profile in (True, False):
+        directory = output / Store.relative(point_id, profile=profile)
+        if (directory / RUN_FILE).is_file() and (
+            (directory / TRACES_DIR).is_dir() or (directory / ANALYSIS_FILE).is_file()
+        ):
+            return directory
+    return None
 
 
 def check_machine(points: dict[str, ScalePoint], machine: Machine, output: Path) -> None:
