@@ -523,6 +523,11 @@ def _check_tensorflow(request: Request) -> None:
         check_workload(request.workload)
     if request.data == "zmq":
         raise UsageError("--data zmq feeds PyTorch's processes only", "Use --data loader, a tf.data pipeline.")
+    if request.data == "device" and request.strategy == "parameter-server":
+        raise UsageError(
+            "--data device does not go with parameter-server, whose workers take batches from the host",
+            "Use --data host.",
+        )
     if request.prefetch:
         raise UsageError(
             "--prefetch does not apply to --framework tensorflow, which always copies ahead", "Leave it out."

@@ -43,19 +43,17 @@ def distributed_batches(
         workers: batches that are put together at a time; None to let tf.data find out.
         seed: of the samples.
     """
-    generator = np.random.default_rng(seed)
     if source == "device":
-        batch = workload.samples(batch_size, generator)
+        batch = workload.samples(batch_size, np.random.default_rng(seed))
         return repeat(_on_each_device(strategy, devices, batch))
-    data = pipeline(workload, source, batch_size=batch_size, workers=workers, generator=generator)
+    data = pipeline(workload, source, batch_size=batch_size, workers=workers, seed=seed)
     batches: Iterable[Any] = strategy.distribute_datasets_from_function(lambda _: data)
     return batches
 
 
-def pipeline(
-    workload: KerasWorkload, source: DataSource, *, batch_size: int, workers: int | None, generator: np.random.Generator
-) -> Any:
-    """The `tf.data.Dataset` of `host` or `loader`."""
+def pipeline(workload: KerasWorkload, source: DataSource, *, batch_size: int, workers: int | None, seed: int) -> Any:
+    """The `tf.data.Dataset` of `host` or `loader`; arguments as above."""
+    generator = np.random.default_rng(seed)
     if source == "host":
         made = [workload.samples(batch_size, generator) for _ in range(_HOST_BATCHES)]
         inputs, targets = (np.stack(column) for column in zip(*made, strict=True))

@@ -17,9 +17,26 @@ if TYPE_CHECKING:
 def make_step(
     workload: KerasWorkload, model: Any, optimizer: Any, strategy: Any, *, compiled: bool
 ) -> Callable[[Any], Any]:
-    """A function that trains on one batch per device and gives each device's loss, on the device.
+    """A function that trains on one batch per device and gives each device's loss, on the device: one graph.
 
-    Everything is in one graph. The ranges below are opened while it is built, and so name the ops in it; see
+    Arguments are those of `step_on_each_device`.
+    """
+    on_one_device = step_on_each_device(workload, model, optimizer, strategy, compiled=compiled)
+
+    @tf.function  # type: ignore[untyped-decorator]
+    def step(batch: Any) -> Any:
+        return strategy.run(on_one_device, args=batch)
+
+    made: Callable[[Any], Any] = step
+    return made
+
+
+def step_on_each_device(
+    workload: KerasWorkload, model: Any, optimizer: Any, strategy: Any, *, compiled: bool
+) -> Callable[[Any, Any], Any]:
+    """What each device does with its inputs and targets, for `strategy.run` within a graph.
+
+    The ranges below are opened while the graph is built, and so name the ops in it; see
     `gpudiag.worker.tensorflow.marks`.
 
     Args:
@@ -51,12 +68,7 @@ def make_step(
             optimizer.apply(gradients, model.trainable_variables)
         return loss
 
-    @tf.function  # type: ignore[untyped-decorator]
-    def step(batch: Any) -> Any:
-        return strategy.run(on_one_device, args=batch)
-
-    made: Callable[[Any], Any] = step
-    return made
+    return on_one_device
 
 
 def _name_exchange(optimizer: Any) -> None:

@@ -16,10 +16,13 @@ from gpudiag.workloads.tensorflow.batches import distributed_batches, pipeline
 from gpudiag.workloads.tensorflow.hardware import use_devices
 from gpudiag.workloads.tensorflow.precision import scaling, set_precision
 from gpudiag.workloads.tensorflow.registry import load_workload
+from gpudiag.workloads.tensorflow.rounds import Rounds
 from gpudiag.workloads.tensorflow.step import make_step
 from gpudiag.workloads.tensorflow.trivial import InputOnly
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from gpudiag.model.job import Job
     from gpudiag.workloads.tensorflow.workload import KerasWorkload
 
@@ -60,16 +63,27 @@ def train(job: Job) -> None:
         model = workload.model()
         optimizer = scaling(workload.optimizer(), precision)
         optimizer.build(model.trainable_variables)
-    batches = distributed_batches(
-        workload,
-        job.data,
-        strategy=strategy,
-        devices=devices,
-        batch_size=batch_size,
-        workers=job.loader_workers,
-        seed=seed,
-    )
-    step = make_step(workload, model, optimizer, strategy, compiled=job.compile)
+    step: Callable[[Any], Any]
+    if job.strategy == "parameter-server":
+        from gpudiag.strategies.tensorflow.parameter_server import number_of_workers
+
+        def data() -> Any:
+            return pipeline(workload, job.data, batch_size=batch_size, workers=job.loader_workers, seed=seed)
+
+        count = number_of_workers(devices)
+        step = rounds = Rounds(workload, model, optimizer, strategy, data, workers=count, compiled=job.compile)
+        batches = rounds.batches()
+    else:
+        step = make_step(workload, model, optimizer, strategy, compiled=job.compile)
+        batches = distributed_batches(
+            workload,
+            job.data,
+            strategy=strategy,
+            devices=devices,
+            batch_size=batch_size,
+            workers=job.loader_workers,
+            seed=seed,
+        )
     with gpudiag.profile(model=model, batch_size=batch_size, device=devices, options=options) as prof:
         for batch in prof.steps(batches):
             try:
@@ -81,10 +95,7 @@ def train(job: Job) -> None:
 
 def _only_take(workload: KerasWorkload, job: Job, *, batch_size: int, seed: int, options: dict[str, str]) -> None:
     """What the input alone can deliver: batches in host memory, and no step after them."""
-    import numpy as np
-
-    generator = np.random.default_rng(seed)
-    source = pipeline(workload, job.data, batch_size=batch_size, workers=job.loader_workers, generator=generator)
+    source = pipeline(workload, job.data, batch_size=batch_size, workers=job.loader_workers, seed=seed)
     with gpudiag.profile(batch_size=batch_size, device="CPU:0", options=options) as prof:
         for _ in prof.steps(source):
             pass
@@ -99,9 +110,9 @@ def _workers_in_words(job: Job) -> str:
 def _explain(error: ValueError, job: Job) -> None:
     """Raise what a strategy's failure means where that is known: some do not work with some layers of Keras 3."""
     text: Any = str(error)
-    if job.strategy == "central-storage" and "AggregatingVariable" in text:
+    if "AggregatingVariable" in text:
         raise WorkerFailedError(
-            f"central-storage does not work with {job.workload}: BatchNormalization of Keras {keras.__version__} "
+            f"{job.strategy} does not work with {job.workload}: BatchNormalization of Keras {keras.__version__} "
             f"updates its moving averages in a way that TensorFlow {tf.__version__}'s central variables refuse",
             "Use --strategy cpu-reduce, or a workload without batch normalization (mlp, vgg16, gpt, unet3d).",
         ) from error
