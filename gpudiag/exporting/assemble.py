@@ -77,7 +77,7 @@ def _streams(events: EventTable, device: int, shift: int) -> list[Track]:
     shadow = events.kind == EventKind.DEVICE_ANNOTATION
     return [
         *_tracks(events, on_device & ~shadow, shift, TrackKind.STREAM, "Stream {}"),
-        *_tracks(events, on_device & shadow, shift, TrackKind.SHADOWS, "Stream {} annotations"),
+        *_tracks(events, on_device & shadow, shift, TrackKind.SHADOWS, "Annotations of stream {}"),
     ]
 
 
@@ -88,6 +88,8 @@ def _threads(events: EventTable, shift: int) -> list[Track]:
 def _tracks(events: EventTable, chosen: NDArray[np.bool_], shift: int, kind: TrackKind, title: str) -> list[Track]:
     """A track per thread of the chosen events."""
     rows = np.flatnonzero(chosen)
+    if not len(rows):
+        return []
     order = rows[np.argsort(events.thread[rows], kind="stable")]
     threads, first = np.unique(events.thread[order], return_index=True)
     numbers = _step_numbers(events)
