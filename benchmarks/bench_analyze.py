@@ -43,9 +43,9 @@ _FLOOR_PROGRAM = """
 import gc, sys
 from pathlib import Path
 from gpudiag.readers.event_json import Repairs
-from gpudiag.readers.limits import ReadLimits, usable_cpus
+from gpudiag.processes import map_forked, usable_cpus
+from gpudiag.readers.limits import ReadLimits
 from gpudiag.readers.pieces import decode_in_pieces
-from gpudiag.readers.processes import map_forked
 from gpudiag.readers.unpack import read_pieces
 
 gc.disable()

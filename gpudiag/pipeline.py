@@ -36,6 +36,10 @@ if TYPE_CHECKING:
     from gpudiag.worker.progress import Progress
 
 
+#: From so many device ops on, summarising them takes longer than forking a process for that.
+_WORTH_FORKING_OPS = 10_000
+
+
 def analyze(
     paths: Sequence[Path | str],
     *,
@@ -54,6 +58,7 @@ def analyze(
     Raises:
         UnreadableInputError: a file is missing, broken, too large or no trace, or nothing in it can be analysed.
     """
+    from gpudiag.processes import Background
     from gpudiag.readers import read_traces
 
     traces = read_traces(paths, world_size=world_size, limits=limits, meanwhile=_import_stages)
@@ -73,6 +78,10 @@ def analyze(
 
     timeline = build_timeline(traces, world_size)
     attribution = attribute(timeline)
+    summaries = Background(
+        lambda: (summarise_kernels(timeline), summarise_portions(timeline, attribution)),
+        worth=sum(len(lane.ops) for lane in timeline.lanes) > _WORTH_FORKING_OPS,
+    )
     if keep is not None:
         keep(timeline, attribution)
     run = find_run_record(paths)
@@ -87,6 +96,7 @@ def analyze(
         collectives = beside_probe(collectives, facts, transport_of(run))
         # These carry no time of their own, so they come after those that do.
         findings = (*findings, *examine_facts(facts))
+    kernels, portions = summaries.result()
     return Analysis(
         framework=timeline.framework,
         world_size=timeline.world_size,
@@ -97,8 +107,8 @@ def analyze(
         findings=findings,
         validity=(*timeline.validity, *doubts, *unread),
         collectives=collectives,
-        kernels=summarise_kernels(timeline),
-        portions=summarise_portions(timeline, attribution),
+        kernels=kernels,
+        portions=portions,
         source=_source(paths, run),
     )
 
@@ -111,9 +121,7 @@ class Shown(Record, frozen=True, kw_only=True):
     profiles: tuple[Profile, ...] = ()
 
 
-def show(
-    paths: Sequence[Path | str], *, world_size: int | None = None, limits: ReadLimits | None = None
-) -> Shown:
+def show(paths: Sequence[Path | str], *, world_size: int | None = None, limits: ReadLimits | None = None) -> Shown:
     """Read the traces of one job to show them in other tools. Arguments and errors as of `analyze`."""
     from gpudiag.attribution import attribute
     from gpudiag.exporting.assemble import scene_of

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 from gpudiag.record import Record
@@ -32,13 +31,6 @@ class ReadLimits(Record, frozen=True, kw_only=True):
             raise ValueError(f"limits must be positive: {self}")
         if self.workers is not None and self.workers < 1:
             raise ValueError(f"at least one process must read, not {self.workers}")
-
-
-def usable_cpus() -> int:
-    """CPUs that this process may run on."""
-    if hasattr(os, "sched_getaffinity"):
-        return max(1, len(os.sched_getaffinity(0)))
-    return os.cpu_count() or 1
 
 
 def free_memory_bytes() -> int | None:

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from gpudiag.errors import NotATraceError, UnreadableInputError
+from gpudiag.processes import WorkerLostError, can_fork, map_forked, usable_cpus
 from gpudiag.readers.kineto import read_kineto
-from gpudiag.readers.limits import MEMORY_PER_JSON_BYTE, ReadLimits, free_memory_bytes, usable_cpus
-from gpudiag.readers.processes import WorkerLostError, can_fork, map_forked
+from gpudiag.readers.limits import MEMORY_PER_JSON_BYTE, ReadLimits, free_memory_bytes
 from gpudiag.readers.sources import NO_TRACES_HINT, Source, find_sources
 from gpudiag.readers.trace_names import is_xspace
 from gpudiag.readers.unpack import read_whole

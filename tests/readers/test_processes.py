@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 
 from gpudiag.errors import UnreadableInputError
+from gpudiag.processes import WorkerLostError, can_fork, map_forked
 from gpudiag.readers import ReadLimits, read, read_traces
 from gpudiag.readers.kineto import read_kineto
-from gpudiag.readers.processes import WorkerLostError, can_fork, map_forked
 from tests.readers.documents import TRACES, document, event, write
 
 if TYPE_CHECKING:

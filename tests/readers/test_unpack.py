@@ -14,8 +14,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as some
 
 from gpudiag.errors import UnreadableInputError
+from gpudiag.processes import usable_cpus
 from gpudiag.readers import ReadLimits, unpack
-from gpudiag.readers.limits import free_memory_bytes, usable_cpus
+from gpudiag.readers.limits import free_memory_bytes
 
 
 @settings(deadline=None, max_examples=150)

@@ -21,6 +21,7 @@ from gpudiag.diagnosis.replay.simulate import Costs, settle_each, unchanged, wai
 from gpudiag.diagnosis.replay.surplus import host_segments, lower_median, op_segments, surplus
 from gpudiag.diagnosis.replay.twins import Twins, find_twins
 from gpudiag.model.timeline import OpClass
+from gpudiag.processes import Background
 from gpudiag.units import milliseconds
 
 if TYPE_CHECKING:
@@ -34,6 +35,8 @@ if TYPE_CHECKING:
 #: What the profiler is taken to add to the host per event at most; between 1.0 and 2.5 µs were seen.
 _MOST_NS_PER_EVENT = 5000.0
 _HALVINGS = 12
+#: From so many device ops on, looking for their twins takes longer than forking a process for that.
+_WORTH_FORKING_OPS = 5_000
 _CLOSE = 1e-3
 #: From a kernel's end to the start of the next in a CUDA graph. Measured on H200s: 0.41 and 0.51 µs in the mean, of
 #: 3,648 and 2,404 kernels; launched one by one they are 1.2 to 1.3 µs apart when the host is far ahead.
@@ -99,6 +102,12 @@ class WhatIf:
         self.graph = graph
         self.timeline = timeline
         self._replayed: dict[int, _Replayed] = {}
+        if plan is None:
+            # Worked out beside the plan and the first replay, which do not need them.
+            self._beside = Background(
+                lambda: (find_twins(graph, timeline), packing_ops(graph, timeline), undisturbed_gaps(graph, timeline)),
+                worth=len(graph.device.start) > _WORTH_FORKING_OPS,
+            )
         self.plan = Plan(graph) if plan is None else plan
         self.measured = unchanged(graph)
         self.per_event_ns = per_event_ns
@@ -128,7 +137,7 @@ class WhatIf:
 
     def _at_cost(self, per_event_ns: float) -> WhatIf:
         one = WhatIf(self.graph, self.timeline, per_event_ns, plan=self.plan, pace=self.pace)
-        one.twins = self.twins
+        one._beside = self._beside
         one._replayed = self._replayed
         return one
 
@@ -327,19 +336,19 @@ class WhatIf:
             {rank: tuple(by_step[q].tolist()) for q, rank in self.graph.ranks.items()},
         )
 
-    @cached_property
+    @property
     def twins(self) -> Twins:
         """Ops that are the same work on other ranks and steps."""
-        return find_twins(self.graph, self.timeline)
+        return self._beside.result()[0]
 
-    @cached_property
+    @property
     def packing(self) -> NDArray[np.bool_]:
         """bool[m]: ops that only move gradients in and out of the buckets in which they are exchanged."""
-        return packing_ops(self.graph, self.timeline)
+        return self._beside.result()[1]
 
-    @cached_property
+    @property
     def _undisturbed_gaps(self) -> NDArray[np.float64]:
-        return undisturbed_gaps(self.graph, self.timeline)
+        return self._beside.result()[2]
 
     @cached_property
     def _process_of_op(self) -> NDArray[np.int64]:

@@ -1,4 +1,4 @@
-"""Work on several files at once, in processes forked from this one."""
+"""Work done in processes forked from this one: several items at once, or something beside what this one does."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import signal
 import sys
 import threading
 import warnings
-from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, NoReturn, TypeVar, cast
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -28,6 +28,13 @@ class WorkerLostError(Exception):
     def __init__(self, items: Sequence[int]) -> None:
         super().__init__(f"the process working on items {list(items)} was lost")
         self.items = tuple(items)
+
+
+def usable_cpus() -> int:
+    """CPUs that this process may run on."""
+    if hasattr(os, "sched_getaffinity"):
+        return max(1, len(os.sched_getaffinity(0)))
+    return os.cpu_count() or 1
 
 
 def can_fork() -> bool:
@@ -81,6 +88,49 @@ def map_forked(
             os.kill(process, signal.SIGKILL)
             os.waitpid(process, 0)
     return results
+
+
+class Background(Generic[_Result]):
+    """A value that a process of its own works out while this one goes on.
+
+    Where forking is not safe, or there is no second processor, it is worked out here when it is asked for.
+
+    Args:
+        work: what to do; must not start threads, and what it changes stays in that process.
+        worth: False where the work takes less than forking does (some ms).
+    """
+
+    def __init__(self, work: Callable[[], _Result], *, worth: bool = True) -> None:
+        self._work = work
+        self._found: list[_Result] = []
+        self._running: tuple[int, int] | None = None
+        if worth and usable_cpus() > 1 and can_fork():
+            self._running = _start(lambda _: work(), (None,), [0])
+
+    def result(self) -> _Result:
+        """The value, as soon as it is there. Raises what the work raised."""
+        if not self._found:
+            self._found.append(self._collected() if self._running else self._work())
+        return self._found[0]
+
+    def _collected(self) -> _Result:
+        process, file = cast("tuple[int, int]", self._running)
+        os.waitpid(process, 0)
+        self._running = None
+        try:
+            found = _results(file, [0])[0]
+        except WorkerLostError:  # killed, for lack of memory perhaps: then without a second process
+            return self._work()
+        if isinstance(found, Exception):
+            raise found
+        return cast("_Result", found)
+
+    def __del__(self) -> None:
+        if self._running:  # nobody asked
+            process, file = self._running
+            os.close(file)
+            os.kill(process, signal.SIGKILL)
+            os.waitpid(process, 0)
 
 
 def _results(file: int, share: list[int]) -> list[Any]:
