@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 import importlib
+from typing import Any
 
 import pytest
 import torch
+from torch import nn
 
-from gpudiag.errors import UsageError
+from gpudiag.errors import HardwareMissingError, UsageError
+from gpudiag.model.job import ExchangeOptions
 from gpudiag.strategies.registry import STRATEGIES, load_strategy, strategy_entry
 from gpudiag.strategies.strategy import Strategy
 
 
 def test_names() -> None:
-    assert set(STRATEGIES) == {"nccl", "gloo", "independent"}
-    assert [name for name, entry in STRATEGIES.items() if entry.needs_gpu] == ["nccl"]
+    designed = "nccl gloo cpu-reduce ps-cpu ps-gpu data-parallel fsdp independent"
+    assert tuple(STRATEGIES) == tuple(designed.split())
+    assert [name for name, entry in STRATEGIES.items() if entry.needs_gpu] == ["nccl", "data-parallel"]
+    assert [name for name, entry in STRATEGIES.items() if not entry.exchanges] == ["independent"]
 
 
 @pytest.mark.parametrize("name", STRATEGIES)
@@ -33,3 +38,73 @@ def test_an_unknown_name_lists_those_that_there_are() -> None:
 
 def test_each_device_has_a_process() -> None:
     assert strategy_entry("gloo").processes(4) == 4
+
+
+def check(name: str, *, devices: int = 4, nodes: int = 1, precision: str | None = None, **options: Any) -> None:
+    strategy_entry(name).check(ExchangeOptions(**options), devices=devices, nodes=nodes, precision=precision)
+
+
+def test_every_option_is_taken_by_some_strategy() -> None:
+    everything = ExchangeOptions(bucket_mb=1.0, compress="bf16", accumulate=2, nccl_algo="ring", ps_device=0)
+    assert set(everything.given()) == {name for entry in STRATEGIES.values() for name in entry.options}
+    assert ExchangeOptions().given() == {}
+
+
+@pytest.mark.parametrize("name", STRATEGIES)
+def test_options_that_do_not_apply_are_refused(name: str) -> None:
+    everything: dict[str, Any] = {
+        "bucket_mb": 1.0,
+        "compress": "fp16",
+        "accumulate": 2,
+        "nccl_algo": "tree",
+        "ps_device": 0,
+    }
+    for option, value in everything.items():
+        if option in STRATEGIES[name].options:
+            check(name, **{option: value})
+        else:
+            with pytest.raises(UsageError, match=f"--{option.replace('_', '-')} does not apply to {name}") as caught:
+                check(name, **{option: value})
+            assert any(other in caught.value.hint for other in STRATEGIES)
+
+
+def test_what_a_strategy_cannot_do_is_said_beforehand() -> None:
+    with pytest.raises(UsageError, match="devices 0 to 3"):
+        check("ps-gpu", ps_device=4)
+    for name in ("cpu-reduce", "ps-cpu", "data-parallel"):
+        with pytest.raises(UsageError, match="within one node"):
+            check(name, nodes=2)
+    for name in ("cpu-reduce", "ps-cpu", "ps-gpu"):
+        with pytest.raises(HardwareMissingError, match="at least 2 devices"):
+            check(name, devices=1)
+    for name in ("ps-cpu", "ps-gpu", "fsdp"):
+        with pytest.raises(UsageError, match="--precision fp16") as caught:
+            check(name, precision="fp16")
+        assert "bf16" in caught.value.hint
+        check(name, precision="bf16")
+
+
+def test_one_process_drives_all_devices_of_data_parallel() -> None:
+    assert strategy_entry("data-parallel").processes(4) == 1
+
+
+@pytest.mark.parametrize(
+    ("model", "said"),
+    [
+        (nn.Sequential(nn.Embedding(9, 3, sparse=True), nn.Linear(3, 2)), "gradients of 0 are sparse"),
+        (nn.Linear(3, 2, dtype=torch.complex64), "weight, bias: complex"),
+        (nn.Linear(3, 2).requires_grad_(False), "no parameter to train"),
+    ],
+)
+def test_models_whose_gradients_cannot_travel_are_refused(model: nn.Module, said: str) -> None:
+    with pytest.raises(UsageError, match=said):
+        load_strategy("nccl", torch.device("cpu")).check_model(model)
+
+
+def test_a_parameter_without_a_gradient_is_named_after_the_first_step() -> None:
+    model = nn.ModuleDict({"used": nn.Linear(3, 2), "forgotten": nn.Linear(3, 2)})
+    model["used"](torch.ones(1, 3)).sum().backward()
+    strategy = load_strategy("gloo", torch.device("cpu"))
+    with pytest.raises(UsageError, match=r"forgotten\.weight, forgotten\.bias got no gradient"):
+        strategy.check_gradients(model)
+    strategy.check_gradients(model)  # looked at once

@@ -68,6 +68,8 @@ def test_it_learns_and_independent_learns_something_else(trained: list[dict[str,
 
 @pytest.mark.xdist_group("processes")
 def test_bytes_of_all_gradients_are_told(trained: list[dict[str, Any]]) -> None:
-    whole = {sum(found["exchanged_bytes"]) for (name, _, _), found in zip(CASES, trained, strict=False) if name != "gloo"}
+    whole = {
+        sum(found["exchanged_bytes"]) for (name, _, _), found in zip(CASES, trained, strict=False) if name != "gloo"
+    }
     assert len(whole) == 1
     assert whole.pop() > 4 * 600 * 600

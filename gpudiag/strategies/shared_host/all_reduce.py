@@ -175,6 +175,8 @@ class SharedHostAllReduce:
         """Raise WorkerFailedError if the exchange has been given up; what came out of it since is NaN."""
         if self._failure is not None:
             raise WorkerFailedError(*self._failure)
+        if self._closed:
+            raise WorkerFailedError("this exchange has been closed", "Close it after the last step.")
 
     def close(self) -> None:
         """Finish what is under way and let go of everything. May be called again."""
@@ -188,6 +190,8 @@ class SharedHostAllReduce:
         self._at_exit.detach()
         self._reducer.stop()
         self._mover.close()
+        # The memory is given back with the last that refers to it.
+        del self._mover, self._reducer, self._peers, self._control, self._segment, self._at_exit
 
     def _gather(self, mine: Any) -> list[Any]:
         theirs: list[Any] = [None] * self.world
@@ -256,7 +260,7 @@ class SharedHostAllReduce:
             if self._failure is not None or self._closed:
                 return
             self._failure = (what, hint)
-        self._mover.abandon()
+        self._mover.abandon(WorkerFailedError(what, hint))
         _finish(self._reducer, self._control)
 
 

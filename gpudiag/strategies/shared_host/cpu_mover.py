@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from gpudiag.errors import WorkerFailedError
 from gpudiag.strategies.shared_host import layout as at
 
 if TYPE_CHECKING:
+    from gpudiag.errors import WorkerFailedError
     from gpudiag.strategies.shared_host.control import Control
     from gpudiag.strategies.shared_host.work import Work
 
@@ -26,7 +26,7 @@ class CpuMover:
 
     def __init__(self, control: Control) -> None:
         self._control = control
-        self._abandoned = False
+        self._problem: WorkerFailedError | None = None
         self._works: queue.SimpleQueue[tuple[Work, torch.futures.Future[torch.Tensor]] | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._loop, name="gpudiag-copy", daemon=True)
         self._thread.start()
@@ -45,9 +45,9 @@ class CpuMover:
     def close(self) -> None:
         """Nothing is pinned."""
 
-    def abandon(self) -> None:
-        """Give up what is under way: its futures raise."""
-        self._abandoned = True
+    def abandon(self, problem: WorkerFailedError) -> None:
+        """Give up what is under way: its futures raise this."""
+        self._problem = problem
 
     def _loop(self) -> None:
         while (item := self._works.get()) is not None:
@@ -55,7 +55,7 @@ class CpuMover:
             if self._move(work):
                 future.set_result(work.tensor)
             else:
-                problem: Any = WorkerFailedError("the exchange was given up")  # torch's stub wants a value here
+                problem: Any = self._problem  # torch's stub wants a value here
                 future.set_exception(problem)
 
     def _move(self, work: Work) -> bool:
@@ -66,7 +66,7 @@ class CpuMover:
         sent = fetched = rounds = 0
         chunks = work.chunks
         while fetched < len(chunks):
-            if self._abandoned:
+            if self._problem is not None:
                 return False
             before = fetched + sent
             if sent < len(chunks) and control.is_ready(chunks[sent][0] + 1 - layout.slots):

@@ -16,6 +16,7 @@ from gpudiag.strategies.shared_host.native import library, new_queues
 from gpudiag.strategies.shared_host.pinning import Pinned, checked
 
 if TYPE_CHECKING:
+    from gpudiag.errors import WorkerFailedError
     from gpudiag.strategies.shared_host.control import Control
     from gpudiag.strategies.shared_host.native import Queues
     from gpudiag.strategies.shared_host.work import Work
@@ -142,7 +143,7 @@ class CudaMover:
         """Unpin the memory. Nothing may be under way."""
         self._pinned.close()
 
-    def abandon(self) -> None:
+    def abandon(self, problem: WorkerFailedError) -> None:
         """Nothing to do: the streams go on once READY says so."""
 
     def _try_waiting(self) -> None:
