@@ -84,7 +84,7 @@ def _cell(value: object) -> object:
 
 def to_markdown(result: Scaling) -> str:
     """The whole result, for documentation and tickets."""
-    lines = [f"# {words.title(result)}", "", escaped(words.machine(result.machine)) + ".", ""]
+    lines = [f"# {escaped(words.title(result))}", "", escaped(words.machine(result.machine)) + ".", ""]
     for setting, points in words.groups(result.points):
         lines += [f"## {escaped(setting)}", "", *table(words.HEADINGS, map(words.cells, points), left=2), ""]
         ranked = words.relative_performance(points)

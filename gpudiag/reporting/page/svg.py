@@ -9,6 +9,8 @@ import math
 from typing import TYPE_CHECKING
 from xml.etree.ElementTree import Element, SubElement, tostring
 
+from gpudiag.reporting.printable import one_line
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
@@ -30,7 +32,12 @@ class Drawing:
         self.width, self.height = width, height
         self.root = Element(
             "svg",
-            {"viewBox": f"0 0 {width:g} {height:g}", "role": "img", "aria-label": title[:400], "class": "drawing"},
+            {
+                "viewBox": f"0 0 {width:g} {height:g}",
+                "role": "img",
+                "aria-label": one_line(title)[:400],
+                "class": "drawing",
+            },
         )
         # A wide drawing scrolls sideways on a phone sooner than its words become too small to read.
         least = f";min-width:{0.8 * width:g}px" if width > _NARROW else ""
@@ -78,7 +85,8 @@ class Drawing:
         made.set("x", _number(at[0]))
         made.set("y", _number(at[1]))
         made.set("text-anchor", anchor)
-        made.text = words if len(words) <= _LONGEST else f"{words[: _LONGEST - 1]}…"
+        line = one_line(words)
+        made.text = line if len(line) <= _LONGEST else f"{line[: _LONGEST - 1]}…"
 
     def markup(self) -> str:
         """The whole image as text for a page."""
@@ -87,7 +95,7 @@ class Drawing:
     def _add(self, name: str, style: str, tip: str) -> Element:
         made = SubElement(self.root, name, {"class": style} if style else {})
         if tip:
-            SubElement(made, "title").text = tip[:400]
+            SubElement(made, "title").text = one_line(tip)[:400]
         return made
 
 

@@ -1,0 +1,135 @@
+"""`gpudiag scale` for real, on CPU processes: its points, going on, and a point that is killed."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from typing import TYPE_CHECKING
+
+import pytest
+
+from gpudiag import cli
+from tests.cli_process import environment
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+pytestmark = pytest.mark.xdist_group("training")
+
+COMMAND = ("scale", "trivial", "--devices", "1,2", "--strategies", "gloo,independent", "--quick", "--seconds", "0.5")
+
+
+def command(*words: str) -> list[str]:
+    return [sys.executable, "-m", "gpudiag", *words]
+
+
+def run(*words: str) -> subprocess.CompletedProcess[str]:
+    values = {**environment(), "CUDA_VISIBLE_DEVICES": ""}
+    return subprocess.run(command(*words), capture_output=True, text=True, env=values, timeout=200, check=False)
+
+
+@pytest.fixture(scope="module")
+def benchmark(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    output = tmp_path_factory.mktemp("scale")
+    done = run(*COMMAND, "--output", str(output))
+    assert done.returncode == 0, done.stderr
+    assert "Weak scaling of trivial" in done.stdout
+    return output
+
+
+def test_every_point_is_measured_against_its_own_baseline(benchmark: Path) -> None:
+    result = json.loads((benchmark / "scaling.json").read_text())
+    assert result["schema"] == "gpudiag/scaling/1"
+    points = {(point["strategy"], point["devices"]): point for point in result["points"]}
+    assert set(points) == {("gloo", 1), ("gloo", 2), ("independent", 1), ("independent", 2)}
+    for (strategy, devices), point in points.items():
+        assert point["status"] == "measured"
+        assert point["baseline"] == points[strategy, 1]["id"]
+        assert point["ci95"][0] <= point["samples_per_s"] <= point["ci95"][1]
+        assert len(point["per_device_samples_per_s"]) == devices
+        assert point["warmup_steps"] > 0
+
+
+def test_the_waterfall_closes(benchmark: Path) -> None:
+    (fall,) = json.loads((benchmark / "scaling.json").read_text())["waterfalls"]
+    total = fall["reached_percent"] + sum(loss["percent"] for loss in fall["losses"])
+    assert total == pytest.approx(100, abs=1)
+
+
+def test_it_leaves_a_page_and_tables(benchmark: Path) -> None:
+    assert "<svg" in (benchmark / "report.html").read_text()
+    assert len((benchmark / "scaling.csv").read_text().splitlines()) == 5
+    assert (benchmark / "scaling.md").read_text().startswith("# Weak scaling of trivial")
+
+
+def test_a_second_call_measures_nothing_again(benchmark: Path) -> None:
+    before = {path: path.stat().st_mtime_ns for path in benchmark.glob("points/*/run.json")}
+    done = run(*COMMAND, "--output", str(benchmark), "--json")
+    assert done.returncode == 0, done.stderr
+    assert "4 of them there already" in done.stderr
+    assert json.loads(done.stdout)["schema"] == "gpudiag/scaling/1"
+    assert {path: path.stat().st_mtime_ns for path in benchmark.glob("points/*/run.json")} == before
+
+
+def test_report_and_table_read_it(benchmark: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["report", str(benchmark)]) == 0
+    assert "Weak scaling of trivial" in capsys.readouterr().out
+    assert cli.main(["table", str(benchmark), str(benchmark / "nothing")]) == 0
+    out = " ".join(capsys.readouterr().out.split())
+    assert "2 devices" in out
+    assert "holds no results" in out
+
+
+def test_conclusions_can_be_drawn_again(benchmark: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["scale", "--from", str(benchmark), "--network", "25", "--samples", "1e6"]) == 0
+    out = capsys.readouterr().out
+    assert "25 GB/s per machine" in out
+    assert "1 000 000 samples" in out
+
+
+def test_a_killed_point_is_noted_and_the_rest_goes_on(tmp_path: Path) -> None:
+    values = {**environment(), "CUDA_VISIBLE_DEVICES": ""}
+    words = command(*COMMAND, "--profile", "none", "--output", str(tmp_path))
+    process = subprocess.Popen(words, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True, env=values)
+    try:
+        victim = _wait_for_point(tmp_path, "gloo-2x")
+        os.kill(victim, signal.SIGKILL)
+        _, errors = process.communicate(timeout=200)
+    finally:
+        process.kill()
+    assert process.returncode == 0, errors
+    points = json.loads((tmp_path / "scaling.json").read_text())["points"]
+    by_name = {(point["strategy"], point["devices"]): point for point in points}
+    assert by_name["gloo", 2]["status"] == "failed"
+    assert "SIGKILL" in by_name["gloo", 2]["error"]
+    assert [point["status"] for key, point in by_name.items() if key != ("gloo", 2)] == ["measured"] * 3
+
+
+def _wait_for_point(output: Path, name: str) -> int:
+    """The process of rank 1 of this point, once it trains."""
+    until = time.monotonic() + 120
+    while time.monotonic() < until:
+        for path in output.glob(f"points/*{name}*/ranks/rank1.json"):
+            text = path.read_text()
+            if text and (pid := json.loads(text)["pid"]):
+                return int(pid)
+        time.sleep(0.02)
+    raise AssertionError(f"{name} was never begun")
+
+
+def test_what_cannot_be_is_said_before_anything_runs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for words, code, told in (
+        (["--devices", "9000"], 3, "--devices 9000"),
+        (["--devices", "two"], 2, "--devices takes numbers"),
+        (["--budget", "soon"], 2, "--budget takes a time"),
+        (["--network", "fast"], 2, "--network takes"),
+        (["--subsets", "threes"], 2, "--subsets knows no"),
+        (["--strong", "--subsets", "pairs"], 2, "does not go with"),
+    ):
+        assert cli.main(["scale", "mlp", "--output", str(tmp_path / "out"), *words]) == code
+        assert told in capsys.readouterr().err
+    assert cli.main(["scale", "--from", str(tmp_path)]) == 4
