@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import socket
 import subprocess
 import time
@@ -95,11 +96,17 @@ def serving(python: str, directory: Path, host: str, port: int, versions: str) -
         WorkerFailedError: it ended before it served, or did not serve in time.
         FrameworkMissingError: it serves, but did not load the profile plugin.
     """
-    log = directory / "tensorboard.log"
+    own = directory / ".tensorboard"
+    own.mkdir()
+    log = own / "log"
     command = [python, "-m", "tensorboard.main", "--logdir", str(directory), "--host", host, "--port", str(port)]
     with log.open("wb") as output:
         process = subprocess.Popen(
-            [*command, "--load_fast=false"], stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT
+            [*command, "--load_fast=false"],
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            env={**os.environ, "TMPDIR": str(own)},  # it leaves files behind when it is ended
         )
     try:
         _wait_until_it_serves(process, url_of(host, port), log, versions)

@@ -1,0 +1,232 @@
+"""`gpudiag view`: TensorBoard on a run, seen in a real browser; and one clear line for what cannot be shown."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import shutil
+import socket
+import sys
+import urllib.request
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from tests.cli_process import gpudiag
+from tests.commands.boards import board_python, browser_path, viewing
+from tests.readers.documents import TRACES
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from playwright.sync_api import Frame, Page
+
+SCREENSHOT = Path(__file__).parents[2] / "docs" / "images" / "view-trace-viewer.png"
+PATIENCE_MS = 120_000
+#: All tests that start TensorBoard run in one worker, one after the other.
+pytestmark = pytest.mark.xdist_group("tensorboard")
+
+
+def fetched(url: str) -> Any:
+    """JSON that our own server gives."""
+    with urllib.request.urlopen(url, timeout=60) as answer:  # noqa: S310 - a URL of our own
+        data = answer.read()
+    return json.loads(gzip.decompress(data) if data.startswith(b"\x1f\x8b") else data)
+
+
+@pytest.fixture
+def page() -> Iterator[Page]:
+    playwright = pytest.importorskip("playwright.sync_api", reason="playwright, which drives the browser, is missing")
+    with playwright.sync_playwright() as driver:
+        # Tests in containers run as root, where Chromium's sandbox does not start; the page is our own.
+        browser = driver.chromium.launch(executable_path=browser_path(), args=["--no-sandbox"])
+        page = browser.new_page(viewport={"width": 1500, "height": 1060})
+        yield page
+        browser.close()
+
+
+def trace_viewer(page: Page, url: str) -> Frame:
+    """Open the plugin's trace viewer, as a person does, and wait until it has drawn."""
+    page.goto(f"{url}#profile")
+    page.wait_for_selector("iframe", timeout=PATIENCE_MS)
+    plugin = page.frame_locator("iframe")
+    plugin.get_by_text("Overview Page").first.wait_for(timeout=PATIENCE_MS)
+    plugin.locator("mat-select").nth(1).click()
+    plugin.locator("mat-option", has_text="Trace Viewer").first.click()
+    until = PATIENCE_MS // 500
+    for _ in range(until):
+        for frame in page.frames:
+            if "trace_viewer_index" in frame.url and frame.get_by_text("gpudiag steps").count():
+                return frame
+        page.wait_for_timeout(500)
+    raise AssertionError("the trace viewer drew nothing")
+
+
+def heights(frame: Frame, text: str) -> list[float]:
+    """How far down each heading with this text is drawn, from top to bottom."""
+    boxes = [one.bounding_box() for one in frame.get_by_text(text).all() if one.is_visible()]
+    return sorted(box["y"] for box in boxes if box is not None)
+
+
+def test_a_pytorch_job_of_four_ranks_in_the_trace_viewer(page: Page, request: pytest.FixtureRequest) -> None:
+    with viewing(str(TRACES / "slow_loader_rank2"), "--port", "0") as (_, url):
+        frame = trace_viewer(page, url)
+        own = [heights(frame, f"rank {rank} · gpudiag") for rank in range(4)]
+        devices = [heights(frame, f"/device:GPU:{rank}") for rank in range(4)]
+        assert [len(found) for found in (*own, *devices)] == [1] * 8
+        tops = [top for rank in range(4) for top in (own[rank][0], devices[rank][0])]
+        assert tops == sorted(tops), "ranks are in order, each one's own lines above its streams"
+        steps, parts, streams = (heights(frame, text) for text in ("gpudiag steps", "gpudiag buckets", "Stream #7("))
+        assert len(steps) == len(parts) == len(streams) == 4
+        for rank in range(4):
+            assert own[rank][0] < steps[rank] < parts[rank] < devices[rank][0] < streams[rank]
+        # Rank 2 is the late one: it waits for nobody.
+        assert len(heights(frame, "gpudiag waits")) == 3
+        if request.config.getoption("--update-golden"):
+            page.wait_for_timeout(3000)
+            SCREENSHOT.parent.mkdir(exist_ok=True)
+            page.screenshot(path=SCREENSHOT)
+
+
+def test_the_overview_of_a_pytorch_job(page: Page) -> None:
+    with viewing(str(TRACES / "clean"), "--port", "0") as (_, url):
+        page.goto(f"{url}#profile")
+        page.wait_for_selector("iframe", timeout=PATIENCE_MS)
+        plugin = page.frame_locator("iframe")
+        plugin.get_by_text("Device Compute Time").first.wait_for(timeout=PATIENCE_MS)
+        assert "Device Collective Communication Time" in plugin.locator("body").inner_text().replace("\n", " ")
+
+
+def test_a_tensorflow_run_and_a_pytorch_run_beside_each_other(tmp_path: Path) -> None:
+    for name in ("tensorflow", "clean"):
+        run = tmp_path / name
+        shutil.copytree(TRACES / name, run / "traces")
+        (run / "run.json").write_text(RUN.replace("pytorch", "tensorflow" if name == "tensorflow" else "pytorch"))
+    lost = tmp_path / "lost"
+    lost.mkdir()
+    (lost / "run.json").write_text(RUN)
+    with viewing(str(tmp_path), "--port", "0") as (_, url):
+        runs = fetched(f"{url}data/plugin/profile/runs")
+        assert sorted(run.partition("/")[0] for run in runs) == ["clean", "tensorflow"]
+        tags = fetched(f"{url}data/plugin/scalars/tags")
+        assert {"step/ms", "efficiency/compute", "buckets_ms/communication_wait"} <= set(tags["clean"])
+        points = fetched(f"{url}data/plugin/scalars/scalars?run=clean&tag=step/ms")
+        assert [value for _, _, value in points] == pytest.approx([31.2, 31.2], rel=0.05)
+
+
+RUN = json.dumps(
+    {
+        "schema": "gpudiag/run/1",
+        "created": "2026-01-01T00:00:00",
+        "command": [],
+        "workload": "resnet50",
+        "framework": "pytorch",
+        "strategy": "nccl",
+        "world_size": 4,
+        "nodes": 1,
+        "batch_size_per_device": 64,
+        "status": "complete",
+    }
+)
+
+
+def test_it_serves_this_machine_only_unless_told_otherwise() -> None:
+    with viewing(str(TRACES / "gloo_dataloader"), "--port", "0") as (_, url):
+        port = int(url.rpartition(":")[2].strip("/"))
+        with socket.socket() as outside:
+            outside.settimeout(2)
+            addresses = {info[4][0] for info in socket.getaddrinfo(socket.gethostname(), None, socket.AF_INET)}
+            for address in addresses - {"127.0.0.1", "127.0.1.1"}:
+                assert outside.connect_ex((str(address), port)) != 0
+
+
+def refused(*words: str, code: int) -> tuple[str, str]:
+    result = gpudiag("view", *words)
+    assert result.returncode == code, result.stderr
+    what, hint = result.stderr.splitlines()
+    return what, hint
+
+
+def test_a_busy_port() -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        what, hint = refused(
+            str(TRACES / "clean"), "--port", str(port), "--python", board_python(), "--no-open", code=2
+        )
+    assert f"port {port} of 127.0.0.1 is taken" in what
+    assert "--port" in hint
+
+
+def test_a_host_that_is_none_of_ours() -> None:
+    what, _ = refused(str(TRACES / "clean"), "--host", "192.0.2.1", "--python", board_python(), code=2)
+    assert "192.0.2.1" in what
+
+
+def bare_python(tmp_path: Path, *modules: str) -> str:
+    """An interpreter without site-packages, but with empty packages of these names."""
+    for module in modules:
+        (tmp_path / "site" / module).mkdir(parents=True)
+        (tmp_path / "site" / module / "__init__.py").touch()
+    program = tmp_path / "python"
+    program.write_text(f'#!/bin/sh\nPYTHONPATH={tmp_path}/site exec {sys.executable} -S "$@"\n')
+    program.chmod(0o755)
+    return str(program)
+
+
+def test_no_tensorboard(tmp_path: Path) -> None:
+    what, hint = refused(str(TRACES / "clean"), "--python", bare_python(tmp_path), code=5)
+    assert "has no TensorBoard" in what
+    assert "gpudiag[tensorboard]" in hint
+
+
+def test_tensorboard_without_its_plugin(tmp_path: Path) -> None:
+    what, hint = refused(str(TRACES / "clean"), "--python", bare_python(tmp_path, "tensorboard"), code=5)
+    assert "without the profile plugin" in what
+    assert "pip install xprof" in hint
+
+
+def test_a_tensorboard_that_does_not_go_with_its_plugin(tmp_path: Path) -> None:
+    python = bare_python(tmp_path, "tensorboard", "xprof")
+    (tmp_path / "site" / "tensorboard" / "main.py").write_text("raise ImportError('xprof wants another protobuf')")
+    what, hint = refused(str(TRACES / "gloo_dataloader"), "--port", "0", "--python", python, code=5)
+    assert "xprof wants another protobuf" in what
+    assert "pip install --upgrade tensorboard xprof" in hint
+
+
+#: A TensorBoard that serves, but whose list of plugins lacks this one: what a version that does not match looks like.
+_WITHOUT_PROFILE = """
+import http.server, sys
+class Answer(http.server.BaseHTTPRequestHandler):
+    def do_GET(self):
+        self.send_response(200); self.end_headers(); self.wfile.write(b'{"scalars": {}}')
+port = int(sys.argv[sys.argv.index("--port") + 1])
+http.server.HTTPServer(("127.0.0.1", port), Answer).serve_forever()
+"""
+
+
+def test_a_plugin_that_tensorboard_does_not_load(tmp_path: Path) -> None:
+    python = bare_python(tmp_path, "tensorboard", "xprof")
+    (tmp_path / "site" / "tensorboard" / "main.py").write_text(_WITHOUT_PROFILE)
+    what, hint = refused(str(TRACES / "gloo_dataloader"), "--port", "0", "--python", python, code=5)
+    assert "the plugin was not loaded" in what
+    assert "Upgrade both" in hint
+
+
+def test_no_such_interpreter(tmp_path: Path) -> None:
+    what, _ = refused(str(TRACES / "clean"), "--python", str(tmp_path / "python"), code=5)
+    assert "is no Python that runs" in what
+
+
+def test_a_run_with_no_traces_left(tmp_path: Path) -> None:
+    (tmp_path / "run.json").write_text(RUN)
+    what, hint = refused(str(tmp_path), "--port", "0", "--python", board_python(), code=4)
+    assert "has no traces left" in what
+    assert "gpudiag report" in hint
+
+
+def test_nothing_to_show(tmp_path: Path) -> None:
+    refused(str(tmp_path), "--port", "0", "--python", board_python(), code=4)
+    refused(str(tmp_path / "gone"), "--port", "0", "--python", board_python(), code=4)
