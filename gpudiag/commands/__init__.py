@@ -18,7 +18,7 @@ SUMMARIES = {
     "recommend": "Say which strategy suits this machine and model best.",
     "scale": "Measure how training scales over the GPUs of this machine.",
     "report": "Draw the report of a run again.",
-    "view": "Show a report in the browser.",
+    "view": "Show a run in TensorBoard: trace viewer, overview, curves.",
     "export": "Convert a run to another tool's format.",
     "diff": "Compare two runs.",
     "table": "Compare many runs in one table.",
