@@ -50,7 +50,7 @@ def ps_cpu(now: Situation, candidate: Candidate) -> Cost:
 
 
 def ps_gpu(now: Situation, candidate: Candidate) -> Cost:
-    """Gradients are reduced to their homes after backward, updated there and broadcast: each link carries them twice."""
+    """Gradients are reduced to their homes after backward, updated there and broadcast: two times over each link."""
     count = now.devices
     if count < 2:
         return Cost(0.0, 0.0, "one device exchanges nothing")

@@ -40,8 +40,7 @@ class World:
         """The group of a backend (None for the device's usual one), made at its first use, by all ranks at once."""
         name = backend or ("nccl" if self.on_gpu else "gloo")
         if name not in self._groups:
-            device = self.device if name == "nccl" else None
-            self._groups[name] = dist.new_group(backend=name, device_id=device)
+            self._groups[name] = dist.new_group(backend=name)
         return self._groups[name]
 
     @contextmanager

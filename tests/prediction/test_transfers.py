@@ -1,0 +1,74 @@
+"""Links that carry one transfer at a time, and what overlap leaves of them."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gpudiag.prediction.buckets import MIB, ddp_buckets
+from gpudiag.prediction.curves import Curve
+from gpudiag.prediction.overlap import exposed_after, forward_stall, ready_at
+from gpudiag.prediction.transfers import Transfer, run
+
+SIZES = st.lists(st.integers(1, 200 * MIB), min_size=1, max_size=40)
+
+
+def _transfer(ways: str, takes_ms: float, *, ready_ms: float = 0.0, piece: int = 0, to: int = 0) -> Transfer:
+    return Transfer(ways=tuple(ways.split()), ready_ms=ready_ms, takes_ms=takes_ms, piece=piece, to=to)
+
+
+def test_one_way_out_serves_one_after_another() -> None:
+    asked = [_transfer("out:0 in:1", 10), _transfer("out:0 in:2", 10), _transfer("out:0 in:1", 10)]
+    assert [end for _, end in run(asked)] == [10, 20, 30]
+
+
+def test_different_links_work_at_once() -> None:
+    assert [end for _, end in run([_transfer("out:0 in:1", 10), _transfer("out:2 in:3", 10)])] == [10, 10]
+
+
+def test_what_backward_hides() -> None:
+    """Two buckets of 5 ms, ready at 4 and 10 of 10 ms: 5 ms are left; of 8 ms each: 10."""
+    ready = ready_at([2, 3], 10.0)
+    assert ready == [4.0, 10.0]
+    for takes, exposed in ((5.0, 5.0), (8.0, 10.0)):
+        ended = run([_transfer("ring", takes, ready_ms=at) for at in ready])
+        assert exposed_after(ended, 10.0) == pytest.approx(exposed)
+
+
+def test_forward_waits_for_what_it_needs_first() -> None:
+    ended = run([_transfer("in:0", 4, piece=0), _transfer("in:0", 4, piece=1)])
+    assert forward_stall(ended, [1, 1], 20.0, gpu=0) == pytest.approx(4.0)
+    assert forward_stall(ended, [1, 1], 20.0, gpu=1) == 0.0
+
+
+@given(st.lists(st.tuples(st.floats(0, 100), st.floats(0, 50)), min_size=1, max_size=30))
+def test_a_link_is_never_faster_than_its_load(pieces: list[tuple[float, float]]) -> None:
+    ended = run([_transfer("ring", takes, ready_ms=ready) for ready, takes in pieces])
+    last = max(end for _, end in ended)
+    assert last >= sum(takes for _, takes in pieces) - 1e-6
+    assert last <= max(ready for ready, _ in pieces) + sum(takes for _, takes in pieces) + 1e-6
+
+
+@given(SIZES, st.one_of(st.none(), st.floats(0.5, 100)))
+def test_every_gradient_is_in_one_bucket_in_order(sizes: list[int], bucket_mb: float | None) -> None:
+    buckets = ddp_buckets(sizes, bucket_mb)
+    assert [number for bucket in buckets for number in bucket] == list(range(len(sizes)))
+    limit = (25 if bucket_mb is None else bucket_mb) * MIB
+    assert all(sum(sizes[i] for i in bucket[:-1]) < limit for bucket in buckets)
+
+
+def test_curve_between_beyond_and_with_other_ranks() -> None:
+    curve = Curve({1_000: 0.02, 1_000_000: 0.03, 100_000_000: 1.02}, 4)
+    assert curve.time_ms(10) == 0.02
+    assert curve.time_ms(50_500_000) == pytest.approx(0.525)
+    assert curve.time_ms(200_000_000) == pytest.approx(2.03, rel=0.01)
+    assert curve.time_ms(100_000_000, 1) == 0.0
+    # Of two ranks 1 of 1 passes each link, of four 1.5: the rest beyond the latency shrinks by that, the latency by 3.
+    assert curve.time_ms(100_000_000, 2) == pytest.approx(0.02 / 3 + 1.0 / 1.5)
+
+
+@given(st.integers(1, 1 << 32), st.integers(2, 16))
+def test_more_bytes_never_take_less(size: int, ranks: int) -> None:
+    curve = Curve({1 << 10: 0.02, 1 << 20: 0.04, 1 << 28: 2.0}, 4)
+    assert 0 < curve.time_ms(size, ranks) <= curve.time_ms(2 * size, ranks)
