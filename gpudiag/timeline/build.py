@@ -9,7 +9,7 @@ import numpy as np
 
 from gpudiag.distinct import among, distinct
 from gpudiag.errors import UnreadableInputError
-from gpudiag.intervals import Intervals, union
+from gpudiag.intervals import Intervals, subtract, union
 from gpudiag.model.event import DEVICE_WORK, HOST, EventKind, Trace
 from gpudiag.model.timeline import UNKNOWN, DeviceOps, HostSteps, HostThread, Lane, OpClass, Timeline
 from gpudiag.timeline.collectives import lane_calls, match_collectives
@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from numpy.typing import NDArray
+
+    Times = NDArray[np.int64]
 
 
 def build_timeline(traces: Sequence[Trace], world_size: int | None = None) -> Timeline:
@@ -111,7 +113,14 @@ class _Host:
         copies = events.kind[device_rows] == EventKind.COPY
         self.pageable = pageable_copy_calls(events, device_rows[copies], calls[copies])
         self.communication = np.array([call.row for call in trace.collectives], np.int64)
+        #: TensorFlow's training thread does nothing while executor threads run its function; so where one of them is in
+        #: a collective, that is what goes on.
+        self.waits_in_ops = trace.framework == "tensorflow"
         self._threads: dict[int, dict[int, HostThread]] = {}
+
+    def communication_times(self, shift_ns: int) -> Intervals:
+        rows = self.communication
+        return union(Intervals(self.events.start_ns[rows] + shift_ns, self.events.end_ns[rows] + shift_ns))
 
     def threads(self, shift_ns: int) -> dict[int, HostThread]:
         if shift_ns not in self._threads:
@@ -151,6 +160,8 @@ def _host_ops(host: _Host, steps: HostSteps, shift: int) -> DeviceOps:
         opened = np.searchsorted(thread.input.start, events.start_ns[rows], side="right") - 1
         rows = rows[(opened < 0) | (thread.input.end[opened] <= events.start_ns[rows])]
     start, end = events.start_ns[rows] + shift, events.end_ns[rows] + shift
+    if host.waits_in_ops:
+        rows, start, end = _without(rows, start, end, host.communication_times(shift))
     hands_over = np.fromiter((name.startswith("c10d::") for name in events.names), np.bool_, len(events.names))
     op_class = np.where(hands_over[events.name[rows]], OpClass.COMMUNICATION, OpClass.COMPUTE)
     unknown = np.full(len(rows), UNKNOWN, np.int64)
@@ -165,6 +176,12 @@ def _host_ops(host: _Host, steps: HostSteps, shift: int) -> DeviceOps:
         launch_end=unknown,
         launch_thread=np.full(len(rows), steps.thread, np.int64),
     )
+
+
+def _without(rows: NDArray[np.intp], start: Times, end: Times, cut: Intervals) -> tuple[NDArray[np.intp], Times, Times]:
+    """Operators that do not overlap, with this cut out of each: 0-10 without 4-6 is 0-4 and 6-10, of the same row."""
+    left = subtract(Intervals(start, end), cut)
+    return rows[np.searchsorted(start, left.start, side="right") - 1], left.start, left.end
 
 
 def _top_level(

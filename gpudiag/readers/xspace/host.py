@@ -31,7 +31,26 @@ INPUT = re.compile(r"Iterator(?:GetNext|GetNextAsOptional|GetNextSync)(?:Op)?::D
 _LAYERS = re.compile(r"KernelAndDeviceFunc::Run|EagerKernelExecute|EagerExecute|EagerLocalExecute|TFE_Py_Execute")
 _PYTHON = re.compile(r"\$")  # the Python tracer: "$file.py:12 function"
 
+#: Ops in which executor threads wait for the other processes, named `scope/of/op:Type`.
+_COLLECTIVE = re.compile(r"[^:]*:Collective(Reduce|Gather|ReduceScatter|AllToAll)(?:V\d)?$")
+_OPERATIONS = {
+    "Reduce": "all_reduce",
+    "Gather": "all_gather",
+    "ReduceScatter": "reduce_scatter",
+    "AllToAll": "all_to_all",
+}
+
 NO_STEP = -1
+
+
+def host_operation(name: str) -> str | None:
+    """The collective that an op of this name does between processes; None where it does none.
+
+    >>> host_operation("gpudiag.exchange/CollectiveReduceV2:CollectiveReduceV2")
+    'all_reduce'
+    """
+    match = _COLLECTIVE.match(name)
+    return _OPERATIONS[match[1]] if match else None
 
 
 def host_kinds(plane: Plane, *, has_devices: bool) -> tuple[NDArray[np.uint8], NDArray[np.int64], int | None]:

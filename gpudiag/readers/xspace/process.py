@@ -9,7 +9,7 @@ import numpy as np
 from gpudiag.model.event import HOST, NO_CORRELATION, NO_SIZE, CollectiveCall, EventKind, EventTable, Trace
 from gpudiag.readers.collective_names import kernel_operation
 from gpudiag.readers.xspace.copies import copy_of, set_bytes
-from gpudiag.readers.xspace.host import NO_STEP, host_kinds
+from gpudiag.readers.xspace.host import NO_STEP, host_kinds, host_operation
 from gpudiag.readers.xspace.planes import BUFFER, COPY_DETAILS, CORRELATION, DEVICE, SET_DETAILS
 from gpudiag.record import Record
 
@@ -258,9 +258,16 @@ def _order(columns: dict[str, NDArray[Any]], notes: list[str]) -> tuple[NDArray[
 
 
 def _collectives(table: EventTable, buffer: NDArray[np.int64]) -> tuple[CollectiveCall, ...]:
-    """The kernels that communicate. Their process group is not recorded: TensorFlow's replicas are one group."""
-    operations = {index: kernel_operation(name) for index, name in enumerate(table.names)}
+    """What communicates: kernels, or in a process without GPUs the ops that wait for other processes.
+
+    Their process group is not recorded: TensorFlow's replicas are one group.
+    """
     rows = table.rows_of(EventKind.KERNEL)
+    if len(rows):
+        operations = {index: kernel_operation(name) for index, name in enumerate(table.names)}
+    else:
+        rows = table.rows_of(EventKind.OPERATOR)
+        operations = {index: host_operation(name) for index, name in enumerate(table.names)}
     communicates = np.array([operations[index] is not None for index in range(len(table.names))], np.bool_)
     return tuple(
         CollectiveCall(
