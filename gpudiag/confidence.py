@@ -41,8 +41,9 @@ class Estimate:
         return Estimate(value=factor * self.value, low=factor * self.low, high=factor * self.high)
 
     def inverse(self) -> Estimate:
-        """1 / value, for a positive quantity; where its lower bound is not positive, the upper one is infinite."""
-        return Estimate(value=1 / self.value, low=1 / self.high, high=1 / self.low if self.low > 0 else math.inf)
+        """1 / value, for a positive quantity: the relative error is the same, to first order, and always finite."""
+        error = self.relative_half_width
+        return Estimate(value=1 / self.value, low=max(0.0, 1 - error) / self.value, high=(1 + error) / self.value)
 
     def over(self, other: Estimate) -> Estimate:
         """The ratio of two independent positive estimates: their relative errors are added in quadrature."""

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-
 import numpy as np
 import pytest
 from hypothesis import given
@@ -70,5 +68,6 @@ def test_ratios_and_sums_add_errors_in_quadrature() -> None:
     assert (total.low, total.high) == (105, 115)
 
 
-def test_an_inverse_may_have_no_upper_bound() -> None:
-    assert Estimate(value=1, low=0, high=2).inverse().high == math.inf
+def test_an_inverse_is_as_uncertain_and_always_finite() -> None:
+    inverse = Estimate(value=4, low=0, high=8).inverse()
+    assert (inverse.low, inverse.value, inverse.high) == (0, 0.25, 0.5)

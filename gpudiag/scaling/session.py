@@ -18,9 +18,9 @@ from gpudiag.errors import (
     UsageError,
     WorkerFailedError,
 )
-from gpudiag.model.scaling import SCALING_FILE, Machine, Remark, Scaling
+from gpudiag.model.scaling import SCALING_FILE, SCALING_SCHEMA, Machine, Remark, Scaling
 from gpudiag.model.sweep import SWEEP_FILE
-from gpudiag.run_files import FACTS_FILE, write_json
+from gpudiag.run_files import FACTS_FILE, read_json, write_json
 from gpudiag.scaling.conclude import conclude
 from gpudiag.scaling.launches import Launch, next_launch, plan
 from gpudiag.scaling.measured import with_figures
@@ -291,6 +291,14 @@ def _is_profiled(store: Store, point_id: str) -> bool:
     return outcome is not None and outcome.done
 
 
+def _command_before(asked: Asked) -> tuple[str, ...]:
+    """The command that measured, where its result is still there."""
+    try:
+        return read_json(asked.output / SCALING_FILE, Scaling, SCALING_SCHEMA).command or asked.command
+    except UnreadableInputError:
+        return asked.command
+
+
 def _notes(store: Store) -> list[Remark]:
     return [Remark(code="unreadable-point", message=note) for note in store.notes]
 
@@ -350,6 +358,5 @@ def conclude_again(asked: Asked) -> Scaling:
     facts = asked.output / FACTS_FILE
     modes = {point.mode for point in known.values()}
     mode = asked.mode if asked.mode in modes else modes.pop()
-    return finish(
-        replace(asked, mode=mode), known, load_facts(facts) if facts.is_file() else None, remarks=_notes(store)
-    )
+    asked = replace(asked, mode=mode, command=_command_before(asked))
+    return finish(asked, known, load_facts(facts) if facts.is_file() else None, remarks=_notes(store))

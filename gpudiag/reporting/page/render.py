@@ -67,27 +67,19 @@ def report(
     Raises:
         UsageError: neither an analysis nor a scaling result is given.
     """
-    import jinja2  # noqa: PLC0415  # only pages pay for it
-
     if analysis is None and scaling is None:
         raise UsageError("there is nothing to report", "Give a run directory, traces, or a directory of a scale run.")
-    environment = jinja2.Environment(
-        loader=jinja2.PackageLoader("gpudiag.reporting.page", "templates"),
-        autoescape=True,
-        undefined=jinja2.StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
+    environment = _environment()
     environment.filters["figure"] = figures.rate
     environment.filters["heat"] = heat_bucket
     environment.filters["line"] = lambda text: one_line(str(text))[:_LONGEST]
     environment.filters["slug"] = _slug
-    source, _, _ = environment.loader.get_source(environment, "timeline.js")  # type: ignore[union-attr]  # set above
+    source, _, _ = environment.loader.get_source(environment, "timeline.js")
     run = _finished(run_part(analysis, step, run_heading)) if analysis is not None else None
     scaled = _finished(scaling_part(scaling)) if scaling is not None else None
     machine = _finished(machine_part(facts)) if facts is not None and (facts.gpus or facts.bandwidth) else None
     leading = scaled or run or {}
-    return environment.get_template("report.html.j2").render(
+    page: str = environment.get_template("report.html.j2").render(
         title=leading["title"],
         subtitle=[text for text in leading.get("subtitle", []) if text],
         contents=_contents(run, scaled, machine),
@@ -97,6 +89,25 @@ def report(
         version=gpudiag.__version__,
         script=_markup(source),
         script_hash=f"sha256-{base64.b64encode(hashlib.sha256(source.encode()).digest()).decode()}",
+    )
+    return page
+
+
+def style_sheet() -> str:
+    """The page's style, with its colours for light and dark, for drawings that stand by themselves."""
+    text: str = _environment().get_template("page.css").render()
+    return text
+
+
+def _environment() -> Any:
+    import jinja2  # noqa: PLC0415  # only pages pay for it
+
+    return jinja2.Environment(
+        loader=jinja2.PackageLoader("gpudiag.reporting.page", "templates"),
+        autoescape=True,
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
     )
 
 
