@@ -260,7 +260,7 @@ def test_a_hang_ends_when_nothing_was_heard_for_too_long(tmp_path: Path) -> None
     ("words", "code", "expected"),
     [
         (["resnet51"], 2, "resnet20-cifar, mlp, resnet50, vgg16"),
-        (["--strategy", "smoke-signals"], 2, "nccl, gloo, independent"),
+        (["--strategy", "smoke-signals"], 2, "nccl, gloo, cpu-reduce"),
         (["--precision", "fp8"], 2, "fp32, tf32, bf16, fp16"),
         (["--memory-format", "hwcn"], 2, "nchw, nhwc"),
         (["--data", "tape"], 2, "device, host, loader"),
