@@ -9,12 +9,13 @@ on all together, synchronizations hold the host until the device is done. Times 
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
+import msgspec
 import numpy as np
 
 from gpudiag.model.event import HOST, NO_CORRELATION, NO_SIZE, CollectiveCall, EventKind, EventTable, Trace
+from gpudiag.record import Record
 from gpudiag.units import NS_PER_MS, NS_PER_US
 
 if TYPE_CHECKING:
@@ -27,8 +28,7 @@ _GAP_NS = 1_200
 _ORIGIN_NS = 10**18
 
 
-@dataclass(frozen=True, slots=True)
-class Piece:
+class Piece(Record, frozen=True):
     """One thing that a rank does in a step; made by the functions below."""
 
     what: str
@@ -87,8 +87,7 @@ def update(ms: float) -> Piece:
 DDP = (kernels(10), all_reduce(2), kernels(10), all_reduce(1), update(1))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Job:
+class Job(Record, frozen=True, kw_only=True):
     """What each rank does in a step.
 
     Attributes:
@@ -103,7 +102,7 @@ class Job:
 
     ranks: int
     step: tuple[Piece, ...]
-    extra: Mapping[int, tuple[Piece, ...]] = field(default_factory=dict)
+    extra: Mapping[int, tuple[Piece, ...]] = msgspec.field(default_factory=dict)
     rotating: tuple[Piece, ...] = ()
     recorded: tuple[int, ...] = ()
     steps: int = 7
@@ -139,8 +138,7 @@ class Job:
         player.close()
 
 
-@dataclass(frozen=True, slots=True)
-class _Row:
+class _Row(Record, frozen=True):
     kind: EventKind
     name: str
     start: int
@@ -289,7 +287,9 @@ class _Rank:
         if not piece.pinned:
             # The call returns when the copy is done.
             self.now = end + 3_000
-            self.rows[begin : begin + 2] = [replace(row, end=self.now) for row in self.rows[begin : begin + 2]]
+            self.rows[begin : begin + 2] = [
+                msgspec.structs.replace(row, end=self.now) for row in self.rows[begin : begin + 2]
+            ]
             # PyTorch's `.to(device)` then synchronizes, where it was not told non_blocking.
             self._call("cudaStreamSynchronize", 9_000)
 

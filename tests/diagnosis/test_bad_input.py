@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from gpudiag.diagnosis.engine import diagnose
 from gpudiag.diagnosis.examples import DDP, Job, fetch, item, kernels

@@ -22,6 +22,7 @@ import numpy as np
 
 from gpudiag.diagnosis.replay.graph import NONE
 from gpudiag.diagnosis.replay.plan import Kind
+from gpudiag.record import Record
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -98,8 +99,7 @@ def waits(plan: Plan, costs: Costs) -> Times:
     return settle(plan, costs).waited
 
 
-@dataclass(frozen=True, slots=True)
-class Settled:
+class Settled(Record, frozen=True):
     """The job once it has settled.
 
     Attributes:

@@ -21,7 +21,6 @@ late; 28.2 ms were measured unprofiled).
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -29,6 +28,7 @@ import numpy as np
 from gpudiag.distinct import distinct
 from gpudiag.intervals import Intervals, union
 from gpudiag.model.timeline import UNKNOWN, OpClass
+from gpudiag.record import Record
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -67,8 +67,7 @@ _TRANSFERRING = 1.7
 _MOSTLY_KNOWN = 0.5
 
 
-@dataclass(frozen=True, slots=True)
-class Twins:
+class Twins(Record, frozen=True):
     """How long disturbed ops take undisturbed.
 
     Attributes:
@@ -97,8 +96,7 @@ class Twins:
         return duration - share * (1 - self.waiting_share) * (duration - self.relieved(duration))
 
 
-@dataclass(frozen=True, slots=True)
-class _Kernels:
+class _Kernels(Record, frozen=True):
     """The compute ops of a graph as columns: their indices, lane and name, how long each ran beside collectives and
     beside such as waited, and how much longer it took by the processors and the bandwidth that those held."""
 
