@@ -51,6 +51,8 @@ class CpuReduceHook:
     ) -> None:
         if wire is not None and wire not in WIRES:
             raise UsageError(f"gradients cannot travel as {wire}", f"Choose one of {', '.join(WIRES)}.")
+        # DDP asks hooks for their names, as functions have them.
+        self.__name__ = self.__qualname__ = "cpu_reduce_hook"
         self._exchange = SharedHostAllReduce(
             group=group,
             device=torch.device(device),

@@ -107,7 +107,7 @@ class SharedHostAllReduce:
         self._control = Control(self._segment, layout, self.rank)
         self._mover = self._make_mover(engine)
         if threads is None:
-            threads = max(1, min(_MOST_THREADS, (os.cpu_count() or 1) // (2 * self.world)))
+            threads = max(1, min(_MOST_THREADS, len(near) // (2 * self.world)))
         self._control.set(at.STATE, at.ACTIVE)
         pids = self._gather(os.getpid())
         self._segment.close()

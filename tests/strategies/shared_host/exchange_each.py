@@ -16,8 +16,11 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
 
 from gpudiag.errors import GpudiagError
+from gpudiag.strategies.cpu_reduce import CpuReduceHook
 from gpudiag.strategies.shared_host.all_reduce import SharedHostAllReduce
 from tests.strategies.processes import tell
 
@@ -89,6 +92,22 @@ def many(plan: dict[str, Any]) -> dict[str, Any]:
     exchange.close()
     exchange.close()
     return {"right": right, "engine": exchange.engine}
+
+
+def as_hook(plan: dict[str, Any]) -> dict[str, Any]:
+    """The hook as a user puts it into DistributedDataParallel: the mean of the ranks' gradients."""
+    torch.manual_seed(0)
+    model = nn.Linear(300, 200).to(DEVICE)
+    wrapped = DistributedDataParallel(model, device_ids=[DEVICE] if ON_GPU else None)
+    hook = CpuReduceHook(DEVICE, wire="bf16", engine=plan.get("engine", "auto"))
+    wrapped.register_comm_hook(None, hook)
+    for _ in range(3):
+        wrapped.zero_grad()
+        wrapped(torch.full((4, 300), float(RANK), device=DEVICE)).sum().backward()
+    hook.check()
+    hook.close()
+    assert model.weight.grad is not None
+    return {"gradients": sorted(set(model.weight.grad.flatten().tolist()))}
 
 
 def shapes(plan: dict[str, Any]) -> dict[str, Any]:

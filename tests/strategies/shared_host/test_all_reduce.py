@@ -25,7 +25,7 @@ RANKS = 3
 @pytest.fixture(scope="module", params=ENGINES)
 def healthy(request: pytest.FixtureRequest) -> list[dict[str, Any]]:
     """What each rank found where nothing goes wrong; in one set of processes, since starting them takes longest."""
-    asked = {"scenarios": ["sums", "special", "many", "shapes"], "engine": request.param}
+    asked = {"scenarios": ["sums", "special", "many", "shapes", "as_hook"], "engine": request.param}
     with Job(PROGRAM, RANKS, asked) as job:
         answers = [job.answer(rank) for rank in range(RANKS)]
     assert {answer["many"]["engine"] for answer in answers} == {request.param}
@@ -57,6 +57,11 @@ def test_what_cannot_be_summed_is_refused(healthy: list[dict[str, Any]]) -> None
         refused, shape, value = (answer["shapes"][name] for name in ("refused", "shape", "value"))
         assert [text.split()[3] for text in refused] == ["int64", "complex64", "sparse"]
         assert (shape, value) == ([30, 40], 1.0)
+
+
+def test_it_is_a_hook_for_anyone_s_model(healthy: list[dict[str, Any]]) -> None:
+    # Each of 4 samples adds the rank's own number: the mean over ranks 0 to 2 is 4.
+    assert [answer["as_hook"]["gradients"] for answer in healthy] == [[4.0]] * RANKS
 
 
 @pytest.fixture(scope="module", params=ENGINES)
