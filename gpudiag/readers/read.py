@@ -123,7 +123,17 @@ def _of_processes(processes: Sequence[tuple[Source, tuple[Trace, ...]]], world_s
     from gpudiag.readers.xspace.devices import ranked
 
     told = next((source.facts.world_size for source, _ in processes if source.facts.world_size), world_size)
-    return list(ranked([(source.facts.rank, traces) for source, traces in processes], told))
+    noted = [
+        (source.facts.rank, (_noted(traces[0], source.notes), *traces[1:]))
+        if source.notes
+        else (source.facts.rank, traces)
+        for source, traces in processes
+    ]
+    return list(ranked(noted, told))
+
+
+def _noted(trace: Trace, notes: tuple[str, ...]) -> Trace:
+    return msgspec.structs.replace(trace, notes=(*notes, *trace.notes))
 
 
 def _check_frameworks(traces: Sequence[Trace]) -> None:
@@ -146,7 +156,9 @@ def _read_all(
     workers = min(limits.workers or usable_cpus(), len(sources))
     if (free := free_memory_bytes()) is not None:
         workers = min(workers, max(1, free // (MEMORY_PER_JSON_BYTE * max(sizes) or 1)))
-    if workers > 1 and sum(sizes) > _WORTH_FORKING_JSON_BYTES and can_fork():
+    # TensorFlow's is often one file for all GPUs: another process reads it while this one does what comes `meanwhile`.
+    alone = meanwhile is not None and is_xspace(sources[0].path.name) and (limits.workers or usable_cpus()) > 1
+    if (workers > 1 or alone) and sum(sizes) > _WORTH_FORKING_JSON_BYTES and can_fork():
         try:
             return map_forked(read, sources, sizes, workers, meanwhile)
         except WorkerLostError as error:

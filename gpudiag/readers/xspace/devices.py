@@ -12,10 +12,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from msgspec.structs import replace
 
+from gpudiag.distinct import distinct
 from gpudiag.intervals import EMPTY, Intervals, union
 from gpudiag.model.event import DEVICE_WORK, HOST, NO_CORRELATION, NO_SIZE, EventKind, EventTable, Trace
 from gpudiag.readers.xspace.host import INPUT
 from gpudiag.readers.xspace.waits import DEVICE_WAIT, device_waits
+from gpudiag.record import Record
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -29,28 +31,52 @@ def trace_per_device(process: Process) -> tuple[Trace, ...]:
     """The traces of a process's GPUs in order of their ordinals; the whole trace where it has none. Ranks are unset."""
     events = process.trace.events
     work = events.rows_of(*DEVICE_WORK)
-    devices = [int(device) for device in np.unique(events.device[work])]
+    devices = [int(device) for device in distinct(events.device[work])]
     if not devices:
         return (process.trace,)
     overhead = events.rows_of(EventKind.OVERHEAD)
     behind = _devices_behind(process, overhead)
-    return tuple(_of_device(process, device, overhead[(behind == device) | (behind == HOST)]) for device in devices)
+    threads = _launching_threads(process)
+    return tuple(
+        _of_device(process, device, threads, overhead[(behind == device) | (behind == HOST)]) for device in devices
+    )
 
 
-def _of_device(process: Process, device: int, overhead: NDArray[np.intp]) -> Trace:
+class _Thread(Record, frozen=True):
+    """What a thread that launches does: rows of its calls, and of what else lasted a while on it."""
+
+    calls: NDArray[np.intp]
+    others: NDArray[np.intp]
+
+
+def _launching_threads(process: Process) -> tuple[_Thread, ...]:
+    events = process.trace.events
+    on_host = np.flatnonzero((events.device == HOST) & (events.end_ns > events.start_ns))
+    order = on_host[np.argsort(events.thread[on_host], kind="stable")]
+    cuts = np.flatnonzero(np.diff(events.thread[order])) + 1
+    threads = []
+    for rows in np.split(order, cuts):
+        kind = events.kind[rows]
+        calls = rows[kind == EventKind.RUNTIME]
+        if (process.launches_on[calls] != HOST).any():
+            others = (kind != EventKind.RUNTIME) & (kind != EventKind.OVERHEAD)
+            threads.append(_Thread(calls, rows[others]))
+    return tuple(threads)
+
+
+def _of_device(process: Process, device: int, threads: tuple[_Thread, ...], overhead: NDArray[np.intp]) -> Trace:
     trace, events = process.trace, process.trace.events
     kept = np.zeros(len(events), np.bool_)
     kept[events.device == device] = True
     kept[overhead] = True
     calls = np.flatnonzero((events.kind == EventKind.RUNTIME) & (process.launches_on == device))
     kept[calls] = True
-    on_host = events.device == HOST
-    lasting = events.end_ns > events.start_ns
-    for thread in np.unique(events.thread[calls]):
-        kept |= _around_calls(process, int(thread), device, on_host & lasting)
+    for thread in threads:
+        kept[_around_calls(process, thread, device)] = True
     if process.training_thread is not None:
-        training = on_host & lasting & (events.thread == process.training_thread)
-        kept |= training & (events.kind != EventKind.RUNTIME)
+        training = np.flatnonzero((events.thread == process.training_thread) & (events.device == HOST))
+        lasting = events.end_ns[training] > events.start_ns[training]
+        kept[training[lasting & (events.kind[training] != EventKind.RUNTIME)]] = True
     rows = np.flatnonzero(kept)
     waits = _waits(process, device, calls)
     table, place = _with_waits(events, rows, waits, _waiting_thread(process, calls))
@@ -120,19 +146,17 @@ def _with_waits(
     return table, place
 
 
-def _around_calls(process: Process, thread: int, device: int, candidates: NDArray[np.bool_]) -> NDArray[np.bool_]:
-    """bool[n]: of one thread's events those around a call for this GPU, or around no call at all."""
+def _around_calls(process: Process, thread: _Thread, device: int) -> NDArray[np.intp]:
+    """Of the events of one thread those around a call for this GPU, or, if it launches there, around no call at all."""
     events = process.trace.events
-    kept = np.zeros(len(events), np.bool_)
-    mine = events.thread == thread
-    rows = np.flatnonzero(candidates & mine & (events.kind != EventKind.RUNTIME) & (events.kind != EventKind.OVERHEAD))
-    calls = np.flatnonzero(mine & (events.kind == EventKind.RUNTIME))
-    start = events.start_ns[calls]
-    of_device = np.concatenate([[0], np.cumsum(process.launches_on[calls] == device)])
-    first = np.searchsorted(start, events.start_ns[rows], side="left")
-    after = np.searchsorted(start, events.end_ns[rows], side="left")
-    kept[rows[(of_device[after] > of_device[first]) | (after <= first)]] = True
-    return kept
+    mine = process.launches_on[thread.calls] == device
+    if not mine.any():
+        return np.empty(0, np.intp)
+    start = events.start_ns[thread.calls]
+    of_device = np.concatenate([[0], np.cumsum(mine)])
+    first = np.searchsorted(start, events.start_ns[thread.others], side="left")
+    after = np.searchsorted(start, events.end_ns[thread.others], side="left")
+    return thread.others[(of_device[after] > of_device[first]) | (after <= first)]
 
 
 def _devices_behind(process: Process, overhead: NDArray[np.intp]) -> NDArray[np.int64]:
@@ -147,7 +171,7 @@ def _devices_behind(process: Process, overhead: NDArray[np.intp]) -> NDArray[np.
         return device
     launches = list(_launches_by_thread(process))
     around = np.array([_around(events, calls, overhead) for calls in launches]).reshape(len(launches), len(overhead))
-    for held in np.unique(events.thread[overhead]):
+    for held in distinct(events.thread[overhead]):
         mine = np.flatnonzero(events.thread[overhead] == held)
         counts = (around[:, mine] >= 0).sum(axis=1)
         if not len(counts) or counts.max() == 0:
@@ -161,7 +185,7 @@ def _launches_by_thread(process: Process) -> Iterator[NDArray[np.intp]]:
     """Rows of the calls that launch something, thread by thread."""
     events = process.trace.events
     calls = np.flatnonzero(process.launches_on != HOST)
-    for thread in np.unique(events.thread[calls]):
+    for thread in distinct(events.thread[calls]):
         yield calls[events.thread[calls] == thread]
 
 

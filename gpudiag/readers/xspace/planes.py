@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from gpudiag.distinct import distinct
 from gpudiag.readers.xspace.wire import decode_events
 from gpudiag.record import Record
 
@@ -25,6 +26,8 @@ _PS_PER_NS = 1_000
 
 _DEVICE_PLANE = re.compile(r"/device:GPU:(\d{1,4})$")
 _STREAM = re.compile(r"Stream #?(\d{1,18})\b")
+#: Instants of TensorFlow's allocator: a third of all events, each with a dozen stats of which none is read.
+_WITHOUT_STATS = {"MemoryAllocation", "MemoryDeallocation"}
 #: Where CUPTI files what it cost itself, by thread of the operating system.
 _OVERHEAD_LINE = "Host Threads/"
 
@@ -110,7 +113,8 @@ def read_plane(plane: Any) -> Plane:
         idents.append((int(stream[1]) if device is not None and stream is not None else line.id, line.name))
     metadata = plane.stat_metadata
     wanted = {ident: _WANTED[entry.name.lower()] for ident, entry in metadata.items() if entry.name.lower() in _WANTED}
-    raw = decode_events([event for line in chosen for event in line.events], wanted)
+    bare = [ident for ident, entry in plane.event_metadata.items() if entry.name in _WITHOUT_STATS]
+    raw = decode_events([event for line in chosen for event in line.events], wanted, bare)
     line_of = np.repeat(np.arange(len(chosen)), [len(line.events) for line in chosen])
     begins = np.array([line.timestamp_ns for line in chosen], np.int64)
     base_ns = int(begins.min()) if len(begins) else 0
@@ -136,7 +140,8 @@ def read_plane(plane: Any) -> Plane:
 
 def _names(plane: Any, metadata_id: NDArray[np.int64]) -> tuple[NDArray[np.int64], tuple[str, ...]]:
     """Each event's name as an index, and the names."""
-    idents, index = np.unique(metadata_id, return_inverse=True)
+    idents = distinct(metadata_id)
+    index = np.searchsorted(idents, metadata_id)
     known = plane.event_metadata
     names = tuple(known[ident].name if ident in known else "" for ident in idents.tolist())
     return index.astype(np.int64), names
@@ -156,6 +161,6 @@ def _stats(
         value = raw.stat_value[mine]
         stats[name] = (place[raw.stat_event[mine]], value)
         if name in {COPY_DETAILS, SET_DETAILS}:
-            referred = np.unique(value).tolist()
+            referred = distinct(value).tolist()
             texts.update({one: metadata[one].name for one in referred if one in metadata})
     return stats, texts

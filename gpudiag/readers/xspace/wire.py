@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from gpudiag.distinct import among
 from gpudiag.record import Record
 
 if TYPE_CHECKING:
@@ -33,8 +34,8 @@ _MOST_FIELDS = 4096
 
 #: Fields of an XEvent.
 _METADATA_ID, _OFFSET, _DURATION, _STAT, _OCCURRENCES = 1, 2, 3, 4, 5
-#: Fields of an XStat that are whole numbers: uint64_value, int64_value, ref_value.
-_WHOLE_NUMBERS = (3, 4, 7)
+#: By field of an XStat, whether it is a whole number: uint64_value, int64_value, ref_value.
+_IS_WHOLE = np.array([False, False, False, True, True, False, False, True, False])
 _METADATA_ID_TAG = _METADATA_ID << 3 | _VARINT
 
 _NO_BODY = -1
@@ -70,36 +71,47 @@ class RawEvents(Record, frozen=True, kw_only=True):
     stat_value: NDArray[np.int64]
 
 
-def decode_events(events: Sequence[bytes], wanted_stats: Collection[int]) -> RawEvents:
+def decode_events(events: Sequence[bytes], wanted_stats: Collection[int], bare: Collection[int] = ()) -> RawEvents:
     """Decode serialized XEvents, and of their stats those with the metadata ids that are wanted.
+
+    Args:
+        events: one XEvent each.
+        wanted_stats: metadata ids of stats.
+        bare: metadata ids of events of which no stat is wanted. Of these, nothing behind the first stat is looked at:
+            protobuf writes fields in the order of their numbers.
 
     Raises:
         WireError: one of them is none.
     """
-    batches = [_decode(events[begin : begin + _BATCH], wanted_stats) for begin in range(0, len(events), _BATCH)]
+    batches = [_decode(events[begin : begin + _BATCH], wanted_stats, bare) for begin in range(0, len(events), _BATCH)]
     if not batches:
-        return _decode([], wanted_stats)
+        return _decode([], wanted_stats, bare)
     for index, batch in enumerate(batches):
         batch.stat_event[:] += index * _BATCH
     names = RawEvents.__struct_fields__
     return RawEvents(**{name: np.concatenate([getattr(batch, name) for batch in batches]) for name in names})
 
 
-def _decode(events: Sequence[bytes], wanted_stats: Collection[int]) -> RawEvents:
+def _decode(events: Sequence[bytes], wanted_stats: Collection[int], bare: Collection[int]) -> RawEvents:
     lengths = np.fromiter(map(len, events), np.int64, len(events))
     text = np.frombuffer(b"".join((*events, bytes(_MARGIN))), np.uint8)
     ends = np.cumsum(lengths)
     columns = {number: np.zeros(len(events), np.int64) for number in (_METADATA_ID, _OFFSET, _DURATION)}
     aggregated = np.zeros(len(events), np.bool_)
+    bare_ids, done = np.array(sorted(bare), np.int64), np.zeros(len(events), np.bool_)
     none = np.empty(0, np.int64)
     owner, begin, stop = [none], [none], [none]
-    for event, field, value, body in _fields(text, ends - lengths, ends):
+    for event, field, value, body in _fields(text, ends - lengths, ends, done):
         plain = body == _NO_BODY
         for number, column in columns.items():
             chosen = plain & (field == number)
             column[event[chosen]] = value[chosen]
         aggregated[event[plain & (field == _OCCURRENCES)]] = True
         stats = ~plain & (field == _STAT)
+        if len(bare_ids):
+            closed = stats & among(columns[_METADATA_ID][event], bare_ids)
+            done[event[closed]] = True
+            stats &= ~closed
         owner.append(event[stats])
         begin.append(body[stats])
         stop.append(body[stats] + value[stats])
@@ -130,25 +142,28 @@ def _stats(
     first = np.flatnonzero(text[begin] == _METADATA_ID_TAG)
     other, _ = _varints(text, begin[first] + 1)
     told = np.ones(len(begin), np.bool_)
-    told[first[~np.isin(other, ids)]] = False
+    told[first[~among(other, ids)]] = False
     owner, begin, stop = owner[told], begin[told], stop[told]
     ident, number = np.zeros(len(begin), np.int64), np.zeros(len(begin), np.int64)
-    for stat, field, value, body in _fields(text, begin, stop):
+    for stat, field, value, body in _fields(text, begin, stop, np.zeros(len(begin), np.bool_)):
         plain = body == _NO_BODY
         names = plain & (field == _METADATA_ID)
         ident[stat[names]] = value[names]
-        whole = plain & np.isin(field, _WHOLE_NUMBERS)
+        whole = plain & _IS_WHOLE[np.minimum(field, len(_IS_WHOLE) - 1)]
         number[stat[whole]] = value[whole]
-    kept = np.isin(ident, ids)
+    kept = among(ident, ids)
     return owner[kept], ident[kept], number[kept]
 
 
-def _fields(text: NDArray[np.uint8], begin: NDArray[np.int64], stop: NDArray[np.int64]) -> Iterator[Columns]:
+def _fields(
+    text: NDArray[np.uint8], begin: NDArray[np.int64], stop: NDArray[np.int64], done: NDArray[np.bool_]
+) -> Iterator[Columns]:
     """The first field of every message, then the second of every message that has one, and so on.
 
     Args:
         text: the bytes, with a margin behind them.
         begin, stop: int64[n], where each message lies in it.
+        done: bool[n], messages of which no further field is wanted; the caller may set more meanwhile.
 
     Yields:
         Columns of equal length: which message; the number of its field; its value (of bytes: how many; of what is
@@ -161,7 +176,7 @@ def _fields(text: NDArray[np.uint8], begin: NDArray[np.int64], stop: NDArray[np.
     message = np.arange(len(begin))
     position = begin
     for _ in range(_MOST_FIELDS):
-        inside = position < stop
+        inside = (position < stop) & ~done[message]
         message, position, stop = message[inside], position[inside], stop[inside]
         if len(message) == 0:
             return

@@ -60,6 +60,17 @@ def test_what_protobuf_decodes(events: list[Any], wanted: set[int]) -> None:
     assert sorted(found) == sorted(expected)
 
 
+@given(EVENTS, st.sets(st.integers(-3, 3)))
+def test_of_bare_events_all_but_the_stats(events: list[Any], bare: set[int]) -> None:
+    messages = [message(ident % 7 - 3, *rest) for ident, *rest in events if not rest[-1]]
+    raw = decode_events([one.SerializeToString() for one in messages], range(-2, 301), bare)
+    assert raw.metadata_id.tolist() == [one.metadata_id for one in messages]
+    assert raw.offset_ps.tolist() == [one.offset_ps for one in messages]
+    assert raw.duration_ps.tolist() == [one.duration_ps for one in messages]
+    counts = [0 if one.metadata_id in bare else len(one.stats) for one in messages]
+    assert [raw.stat_event.tolist().count(index) for index in range(len(messages))] == counts
+
+
 def test_more_events_than_are_decoded_at_once() -> None:
     one = message(3, 10, 5, [(1, ("uint64_value", 9))], aggregated=False).SerializeToString()
     other = message(4, 11, 6, [], aggregated=False).SerializeToString()
