@@ -16,7 +16,7 @@ PIP := PIP_DISABLE_PIP_VERSION_CHECK=1 $(BIN)/python -m pip install --quiet --co
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup run test check format bench docs protobuf wheel clean
+.PHONY: help setup run test check format bench docs protobuf tensorboard wheel clean
 
 help: ## Show this help
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -44,6 +44,13 @@ bench: $(VENV)/.dev ## Measure gpudiag beside its peers (see docs/benchmarks.md)
 
 docs: $(VENV)/.dev ## Write the generated pages again and check every link
 	$(BIN)/python docs/generate.py
+
+tensorboard: build/xprof-venv/.made ## Install TensorBoard with its profile plugin into build/, for tests and benchmarks
+
+build/xprof-venv/.made: $(VENV)/.made
+	$(BIN)/python -m venv build/xprof-venv
+	build/xprof-venv/bin/python -m pip install --quiet "tensorboard>=2.19" "xprof>=2.20"
+	@touch $@
 
 protobuf: $(VENV)/.dev ## Make the descriptors of protobuf formats again, from their .proto
 	$(PIP) grpcio-tools

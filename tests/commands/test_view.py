@@ -41,7 +41,7 @@ def page() -> Iterator[Page]:
     with playwright.sync_playwright() as driver:
         # Tests in containers run as root, where Chromium's sandbox does not start; the page is our own.
         browser = driver.chromium.launch(executable_path=browser_path(), args=["--no-sandbox"])
-        page = browser.new_page(viewport={"width": 1500, "height": 1060})
+        page = browser.new_page(viewport={"width": 1400, "height": 1290})
         yield page
         browser.close()
 
