@@ -25,9 +25,8 @@ def main() -> None:
     """Print all tables."""
     groups = published.groups()
     apart = [group for group in groups if not group.alike]
-    print(
-        f"{len(groups)} groups: {sum(g.named for g in groups)} right, {sum(g.right for g in groups)} by the stricter count;"
-    )
+    named, strict = (sum(getattr(group, how) for group in groups) for how in ("named", "right"))
+    print(f"{len(groups)} groups: {named} right, {strict} by the stricter count;")
     print(f"{len(apart)} whose strategies differ: {sum(g.named for g in apart)} right\n")
     print("| machine | model | GPUs | batch | data | measured | by | predicted | by |")
     print("| --- | --- | --- | ---: | --- | --- | ---: | --- | ---: |")
@@ -35,17 +34,17 @@ def main() -> None:
         if not group.named:
             row = group.row
             gpus = row["gpu_ids"] or row["gpus"]
-            measured, lead = _short(group.truth), f"{float(row['margin_pct']):.1f} %"
-            print(
-                f"| {row['machine']} | {row['model']} | {gpus} | {row['batch_per_gpu']} | {row['data_source'].split(' ')[0]} "
-                f"| {measured} | {lead} | {_short(group.said)} | {group.margin_percent:.1f} % |"
-            )
+            setting = [row["machine"], row["model"], gpus, row["batch_per_gpu"], row["data_source"].split(" ")[0]]
+            verdicts = [_short(group.truth), f"{float(row['margin_pct']):.1f} %"]
+            verdicts += [_short(group.said), f"{group.margin_percent:.1f} %"]
+            print(f"| {' | '.join([*setting, *verdicts])} |")
     print("\n| machine | step times | median error | within 15 % |")
     print("| --- | ---: | ---: | ---: |")
     by_machine: dict[str, list[float]] = {}
-    for row, predicted, measured in published.targets():
-        by_machine.setdefault(row["machine"], []).append(abs(predicted / measured - 1))
-    for name, errors in [*by_machine.items(), ("all", [e for errors in by_machine.values() for e in errors])]:
+    for target, predicted, taken in published.targets():
+        by_machine.setdefault(target["machine"], []).append(abs(predicted / taken - 1))
+    every = list(itertools.chain.from_iterable(by_machine.values()))
+    for name, errors in [*by_machine.items(), ("all", every)]:
         within = sum(error <= 0.15 for error in errors) / len(errors)
         print(f"| {name} | {len(errors)} | {statistics.median(errors):.1%} | {within:.0%} |")
     held_out()

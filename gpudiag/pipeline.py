@@ -230,6 +230,8 @@ class Request(Record, frozen=True, kw_only=True):
 
     workload: str
     framework: Framework = "pytorch"
+    process_per_device: bool = False
+    """Of a TensorFlow function: start it once per device, with `TF_CONFIG`, and not once for all devices."""
     strategy: str | None = None
     devices: int | None = None
     batch_size: int | None = None
@@ -298,7 +300,7 @@ def prepare(request: Request) -> Prepared:
     from gpudiag.probing.inventory import gather_inventory
     from gpudiag.strategies.registry import strategy_entry
     from gpudiag.strategies.tensorflow.registry import DEFAULT_ON_CPUS, DEFAULT_ON_GPUS, tensorflow_strategy_entry
-    from gpudiag.workloads.registry import is_own, workload_entry
+    from gpudiag.workloads.registry import is_own
 
     own = is_own(request.workload)
     tensorflow = request.framework == "tensorflow"
@@ -309,11 +311,7 @@ def prepare(request: Request) -> Prepared:
     if own:
         _check_own(request)
     else:
-        images = workload_entry(request.workload).images
-        if request.memory_format == "nhwc" and not images:
-            raise UsageError(f"{request.workload} has no images, so --memory-format does not apply", "Leave it out.")
-        _check_input(request)
-        request = _check_prediction(request, trains=workload_entry(request.workload).trains)
+        request = _check_workload(request)
     entry = find_entry(request.strategy) if request.strategy is not None else None
     interpreter = inspect_interpreter(request.python, request.framework)
     facts = gather_inventory()
@@ -342,7 +340,8 @@ def prepare(request: Request) -> Prepared:
         on_gpus, on_cpus = (DEFAULT_ON_GPUS, DEFAULT_ON_CPUS) if tensorflow else ("nccl", "gloo")
         entry = find_entry(on_gpus if gpus else on_cpus)
     # A TensorFlow process drives all devices unless told otherwise, a PyTorch process one.
-    processes = entry.processes(devices) if entry is not None else 1 if tensorflow else devices
+    one = tensorflow and not request.process_per_device
+    processes = entry.processes(devices) if entry is not None else 1 if one else devices
     _check_exchange(entry, request, devices)
     strategy = OWN_STRATEGY if entry is None else entry.name
     name = request.workload.replace(":", ".")
@@ -482,6 +481,17 @@ def analyze_with_step(
 
     analysis = analyze(paths, world_size=world_size, limits=limits, keep=keep)
     return analysis, views[0]
+
+
+def _check_workload(request: Request) -> Request:
+    """The request for one of gpudiag's own workloads, with what that one settles itself. Refuses what does not suit it."""
+    from gpudiag.workloads.registry import workload_entry
+
+    entry = workload_entry(request.workload)
+    if request.memory_format == "nhwc" and not entry.images:
+        raise UsageError(f"{request.workload} has no images, so --memory-format does not apply", "Leave it out.")
+    _check_input(request)
+    return _check_prediction(request, trains=entry.trains)
 
 
 def _check_input(request: Request) -> None:

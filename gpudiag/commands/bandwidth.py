@@ -8,14 +8,17 @@ import typer
 
 from gpudiag.commands.options import Json, Width
 from gpudiag.errors import HardwareMissingError, UsageError, WorkerFailedError
+from gpudiag.workloads.registry import workload_entry
 
 if TYPE_CHECKING:
     from gpudiag.model.facts import Facts
+    from gpudiag.model.like import ModelBuckets
 
 EXAMPLES = (
     ("gpudiag bandwidth", "every link, memory and transport; about 20 s on 4 GPUs"),
     ("gpudiag bandwidth --quick", "the essential paths, in about 5 s"),
     ("gpudiag bandwidth --save facts.json --html bandwidth.html", "keep the figures, and a page to show"),
+    ("gpudiag bandwidth --quick --like vgg16", "and each transport on the buckets of VGG-16's own gradients"),
     ("gpudiag bandwidth --from facts.json", "show another machine's figures, here without a GPU"),
 )
 
@@ -23,6 +26,10 @@ EXAMPLES = (
 def bandwidth(
     *,
     quick: Annotated[bool, typer.Option("--quick", help="Measure only the essential paths, in about 5 s.")] = False,
+    like: Annotated[
+        str | None,
+        typer.Option(metavar="WORKLOAD", help="Also measure each transport's all-reduce on this model's own buckets."),
+    ] = None,
     as_json: Json = False,
     require_gpu: Annotated[
         bool, typer.Option("--require-gpu", help="Exit with code 3, measuring nothing, when there is no NVIDIA GPU.")
@@ -55,9 +62,12 @@ def bandwidth(
     from gpudiag.probing.facts_file import encode_facts, load_facts, save_facts
     from gpudiag.probing.machine import failed_probes
 
+    if like is not None:
+        workload_entry(like)  # before anything is measured
     if source is not None:
-        if quick:
-            raise UsageError("--quick measures and --from does not", "Give one of them.")
+        for option, given in (("--quick", quick), ("--like", like is not None)):
+            if given:
+                raise UsageError(f"{option} measures and --from does not", "Give one of them.")
         facts = load_facts(source)
         failed: tuple[str, ...] = ()
     else:
@@ -65,6 +75,14 @@ def bandwidth(
         failed = failed_probes(facts)
     if require_gpu and not facts.gpus:
         raise _no_gpu(facts)
+    buckets = None
+    if like is not None:
+        buckets = _measure_like(like, timeout_s=timeout)
+        facts = msgspec.structs.replace(
+            facts,
+            collectives=(*facts.collectives, *buckets.collectives),
+            probes={**facts.probes, "like": {"workload": buckets.workload, "bucket_bytes": list(buckets.bucket_bytes)}},
+        )
     facts = msgspec.structs.replace(facts, findings=examine_facts(facts))
     if save is not None:
         save_facts(facts, save)
@@ -75,16 +93,25 @@ def bandwidth(
     if as_json:
         sys.stdout.write(encode_facts(facts).decode())
     else:
-        from gpudiag.reporting.console import report_console
-        from gpudiag.reporting.facts_bandwidth import render_bandwidth
-
-        render_bandwidth(facts, report_console(width=width))
+        _draw(facts, buckets, width=width)
     sys.stdout.flush()
     if failed:
         raise WorkerFailedError(
             f"{len(failed)} of the probes failed: {', '.join(failed)}",
             "What was measured is shown; the reasons are under 'Not measured' and in the JSON's `skipped`.",
         )
+
+
+def _draw(facts: "Facts", buckets: "ModelBuckets | None", *, width: int | None) -> None:
+    from gpudiag.reporting.console import report_console
+    from gpudiag.reporting.facts_bandwidth import render_bandwidth
+
+    console = report_console(width=width)
+    render_bandwidth(facts, console)
+    if buckets is not None:
+        from gpudiag.reporting.like_table import render_like
+
+        render_like(buckets, console)
 
 
 def _measure(*, quick: bool, timeout_s: float, require_gpu: bool) -> "Facts":
@@ -101,6 +128,15 @@ def _measure(*, quick: bool, timeout_s: float, require_gpu: bool) -> "Facts":
     if not failed_probes(measured):
         keep_measurements(measured)  # for `gpudiag profile`, which then need not measure
     return measured
+
+
+def _measure_like(workload: str, *, timeout_s: float) -> "ModelBuckets":
+    from gpudiag.commands.contest_progress import ContestProgress
+    from gpudiag.recommendation.like import measure_like
+
+    with ContestProgress() as progress:
+        progress.say(f"all-reduces on the buckets of {workload}")
+        return measure_like(workload, progress.heard, timeout_s=timeout_s)
 
 
 def _no_gpu(facts: "Facts") -> HardwareMissingError:

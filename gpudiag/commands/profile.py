@@ -11,13 +11,13 @@ from gpudiag.errors import UsageError
 from gpudiag.model.job import (
     COMPRESSIONS,
     DATA_SOURCES,
+    FRAMEWORKS,
     MEMORY_FORMATS,
     NCCL_ALGORITHMS,
     PRECISIONS,
     TRAINED_MODELS,
     Compression,
     ExchangeOptions,
-    Framework,
     NcclAlgorithm,
 )
 from gpudiag.strategies.registry import STRATEGIES
@@ -34,9 +34,6 @@ EXAMPLES = (
     ("gpudiag profile resnet50 --strategy independent --json > floor.json", "the step without any exchange"),
     ("gpudiag profile gpt --nnodes 2 --rdzv-endpoint host0:29500 --output runs/two", "on two nodes: the same on each"),
 )
-
-#: As on the command line, and as in records.
-FRAMEWORKS: dict[str, Framework] = {"torch": "pytorch", "tensorflow": "tensorflow"}
 
 
 def _one_of(option: str, value: str | None, valid: tuple[str, ...]) -> None:

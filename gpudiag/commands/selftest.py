@@ -8,6 +8,7 @@ import typer
 
 from gpudiag.commands.options import Json, Width
 from gpudiag.errors import GpudiagError, UsageError
+from gpudiag.model.job import FRAMEWORKS
 from gpudiag.selftest.catalogue import CATALOGUE, catalogue_entry
 
 if TYPE_CHECKING:
@@ -27,6 +28,7 @@ def _words(text: str | None) -> tuple[str, ...]:
 
 def selftest(
     *,
+    framework: Annotated[str, typer.Option(metavar="torch|tensorflow", help="What trains.")] = "torch",
     quick: Annotated[bool, typer.Option("--quick", help="One workload, and fewer steps of each fault.")] = False,
     devices: Annotated[
         int | None, typer.Option(min=1, metavar="N", help="GPUs (or CPU processes). Default: all GPUs, or 2.")
@@ -65,6 +67,8 @@ def selftest(
     with it against steps without it, by turns), diagnoses a trace of each, and compares. Exit code 1 when a verdict
     is wrong.
     """
+    if framework not in FRAMEWORKS:
+        raise UsageError(f"--framework knows no '{framework}'", f"There are: {', '.join(FRAMEWORKS)}.")
     names = _words(faults)
     for name in names:
         catalogue_entry(name)
@@ -89,6 +93,7 @@ def selftest(
             devices=devices,
             python=python or sys.executable,
             timeout_s=timeout,
+            framework=FRAMEWORKS[framework],
             command=("gpudiag", *sys.argv[1:]),
         )
         with FaultProgress() as progress:

@@ -14,6 +14,8 @@ TrainedModel = Literal["whole", "trivial", "none"]
 Compression = Literal["bf16", "fp16"]
 NcclAlgorithm = Literal["ring", "tree"]
 
+#: As on the command line, and as in records.
+FRAMEWORKS: dict[str, Framework] = {"torch": "pytorch", "tensorflow": "tensorflow"}
 PRECISIONS = ("fp32", "tf32", "bf16", "fp16")
 MEMORY_FORMATS = ("nchw", "nhwc")
 DATA_SOURCES = ("device", "host", "loader", "zmq")

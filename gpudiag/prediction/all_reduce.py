@@ -43,8 +43,9 @@ def nccl(now: Situation, candidate: Candidate) -> Cost:
         rate = now.ring_rate()
         curve = _ring(now, rate)
         reason = f"{rate:.3g} GB/s around the slowest link of the ring"
-    where = "" if now.peer_access else ", through the host: there is no peer access"
-    return _bucketed(now, candidate, curve, wire, reason + where, holds=_NCCL_HOLDS)
+    if not now.peer_access:
+        reason = f"there is no peer access, and {reason}, through the host"
+    return _bucketed(now, candidate, curve, wire, reason, holds=_NCCL_HOLDS)
 
 
 def gloo(now: Situation, candidate: Candidate) -> Cost:
@@ -70,11 +71,11 @@ def cpu_reduce(now: Situation, candidate: Candidate) -> Cost:
     curve = now.curve(f"cpu-reduce-{candidate.compress}") if candidate.compress else now.curve("cpu-reduce")
     if curve is not None:
         # Of a wire that was measured itself the sizes are those of the gradients, as they were.
-        reason = f"{curve.busbw(25e6):.3g} GB/s of bus bandwidth through shared host memory"
+        reason = f"{_no_peers(now)}{curve.busbw(25e6):.3g} GB/s of bus bandwidth through shared host memory"
         return _bucketed(now, candidate, curve, 1.0, reason, holds=0.0)
     if now.on_gpu:
         link = now.paths.all_rate_both()
-        reason = f"{link:.3g} GB/s per GPU each way through the host, at once"
+        reason = f"{_no_peers(now)}{link:.3g} GB/s per GPU each way through the host, at once"
     else:
         link = now.paths.host_memory() / 2 / max(1, now.devices)
         reason = f"{link:.3g} GB/s of host memory per process"
@@ -90,6 +91,10 @@ def cpu_reduce(now: Situation, candidate: Candidate) -> Cost:
     if adding < link:
         reason = f"the CPUs add {adding:.3g} GB/s per rank from host memory"
     return _bucketed(now, candidate, Curve(points, now.devices), wire, reason, holds=0.0)
+
+
+def _no_peers(now: Situation) -> str:
+    return "there is no peer access, and " if now.on_gpu and not now.peer_access else ""
 
 
 def _ring(now: Situation, rate: float) -> Curve:
@@ -131,4 +136,4 @@ def _bucketed(now: Situation, candidate: Candidate, curve: Curve, wire: float, r
     words = f"{total * wire / 1e6:.0f} MB in {len(pieces)} buckets take {exchange:.1f} ms"
     if now.compute.backward_ms:
         words += f", {hidden:.1f} of them behind backward"
-    return Cost(exposed, exchange, f"{words}; {reason}")
+    return Cost(exposed, exchange, f"{reason}: {words}")

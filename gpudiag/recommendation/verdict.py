@@ -262,7 +262,7 @@ def _reason(contest: Contest, chosen: Ranked, tied: Sequence[str], rivals: Seque
     words = chosen.reason
     if len(tied) > 1:
         others = ", ".join(label for label in tied if label != chosen.strategy)
-        words = f"{others} cannot be told from it in {_rounds(contest)} rounds; it is the plainest. {words}"
+        words = f"{others} cannot be told from it in {_rounds(contest)} rounds. {words}"
     if rivals and rivals[0].slower_percent is not None:
         words += f". Next is {rivals[0].strategy}, {rivals[0].slower_percent:.1f} % slower"
     return words

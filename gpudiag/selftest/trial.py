@@ -30,12 +30,14 @@ from gpudiag.model.selftest import (
 from gpudiag.run_files import RUN_FILE, read_json, write_json
 from gpudiag.selftest.catalogue import CATALOGUE, choose, plan_of
 from gpudiag.selftest.judge import cost_of, judge, tolerance_in_words
+from gpudiag.selftest.tensorflow import JOB as TENSORFLOW_JOB
+from gpudiag.selftest.tensorflow import in_tensorflow
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from gpudiag.model.analysis import Analysis
-    from gpudiag.model.job import MemoryFormat, Precision
+    from gpudiag.model.job import Framework, MemoryFormat, Precision
     from gpudiag.pipeline import Prepared
     from gpudiag.selftest.catalogue import CatalogueEntry
     from gpudiag.worker.progress import Progress
@@ -79,6 +81,7 @@ class Asked:
         devices: how many; None for all GPUs, or two CPU processes.
         python: interpreter of the training processes.
         timeout_s: how long a process may show no progress.
+        framework: what trains.
         command: the command line, for the records.
     """
 
@@ -89,6 +92,7 @@ class Asked:
     devices: int | None = None
     python: str = sys.executable
     timeout_s: float = 300.0
+    framework: Framework = "pytorch"
     command: tuple[str, ...] = ()
 
 
@@ -114,6 +118,8 @@ def selftest(asked: Asked, observer: Observer, say: Callable[[str], None]) -> Se
         usable_cpus=first.facts.host.usable_cpus or 1,
         peer_access=any(link.peer_access for link in first.facts.links),
     )
+    if asked.framework == "tensorflow":
+        chosen, left_out = in_tensorflow(chosen, left_out, asked.faults)
     if not chosen:
         raise UsageError("none of the faults asked for can be put in here", f"{left_out[0].fault}: {left_out[0].why}.")
     for training in trainings:
@@ -183,7 +189,9 @@ def judge_directory(output: Path, *, left_out: tuple[LeftOut, ...] | None = None
 def _prepared(asked: Asked, run_dir: Path, *, p2p: bool) -> Prepared:
     return pipeline.prepare(
         pipeline.Request(
-            workload=_JOB,
+            workload=TENSORFLOW_JOB if asked.framework == "tensorflow" else _JOB,
+            framework=asked.framework,
+            process_per_device=True,
             devices=asked.devices,
             p2p=p2p,
             run_dir=run_dir,
@@ -215,7 +223,7 @@ def _launch(
         device=device,
         batch_size=training.batch_size,
         precision=training.precision,
-        memory_format=training.memory_format,
+        memory_format="nhwc" if asked.framework == "tensorflow" else training.memory_format,
         faults=tuple(plan_of(entry, device=device, world_size=world_size) for entry in entries),
         # A GPU that is ours alone needs less repetition than cores that are shared.
         pairs=2 if asked.quick else 3 if device == "cuda" else 4,
@@ -223,7 +231,9 @@ def _launch(
         least_steps=6 if asked.quick else 8,
         active=8,
         warm_up_s=3.0 if device == "cuda" else 2.0,
-        background=(FaultPlan(name=CLEAN_EXCHANGE, kind="whole-exchange"),) if p2p and world_size > 1 else (),
+        background=(FaultPlan(name=CLEAN_EXCHANGE, kind="whole-exchange"),)
+        if p2p and world_size > 1 and asked.framework == "pytorch"
+        else (),
     )
     directory.mkdir(parents=True, exist_ok=True)
     write_json(directory / PLAN_FILE, plan)

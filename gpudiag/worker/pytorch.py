@@ -33,7 +33,7 @@ class PyTorchRuntime:
 
     def place(self, devices: Sequence[Any]) -> Place:
         """From the default process group, else from torchrun's environment."""
-        return replace(placing.this_place(), devices=len(devices))
+        return replace(placing.this_place(), devices=max(1, len(devices)))  # none is known before the first step
 
     def on_gpu(self, device: Any) -> bool:
         """Is it a CUDA device?"""

@@ -162,7 +162,8 @@ def test_its_directory_holds_what_it_should_and_nothing_temporary(default_run: R
     files = sorted(str(path.relative_to(run_dir)) for path in run_dir.rglob("*") if path.is_file())
     ranks = [f"{folder}/rank{rank}{end}" for folder, end in (("logs", ".log"), ("ranks", ".json")) for rank in (0, 1)]
     traces = [f"traces/rank{rank}.pt.trace.json.gz" for rank in (0, 1)]
-    assert files == sorted(["analysis.json", "facts.json", "run.json", "logs/launcher.log", *ranks, *traces])
+    whole = ["analysis.json", "facts.json", "report.html", "run.json", "step.json", "logs/launcher.log"]
+    assert files == sorted([*whole, *ranks, *traces])
 
 
 def test_it_can_be_analysed_and_drawn_again(default_run: Run) -> None:

@@ -16,6 +16,7 @@ import csv
 import re
 from dataclasses import dataclass
 from functools import cache
+from itertools import pairwise
 from pathlib import Path
 
 from gpudiag.prediction import overlap, patterns
@@ -41,7 +42,7 @@ def _even(megabytes: float, count: int) -> list[int]:
 
 
 def _dense(*widths: int) -> list[int]:
-    return [size for a, b in zip(widths, widths[1:], strict=False) for size in (4 * a * b, 4 * b)]
+    return [size for a, b in pairwise(widths) for size in (4 * a * b, 4 * b)]
 
 
 def _convolutions(*shapes: tuple[int, int, int]) -> list[int]:
@@ -54,8 +55,7 @@ _VGG = (3, 64, 64, 128, 128, 256, 256, 256, 512, 512, 512, 512, 512, 512)
 TENSORS: dict[str, list[int]] = {
     "alexnet": _convolutions((11, 3, 64), (5, 64, 192), (3, 192, 384), (3, 384, 384), (3, 384, 256))
     + _dense(9216, 4096, 4096, 1001),
-    "vgg16": _convolutions(*((3, a, b) for a, b in zip(_VGG, _VGG[1:], strict=False)))
-    + _dense(25088, 4096, 4096, 1000),
+    "vgg16": _convolutions(*((3, a, b) for a, b in pairwise(_VGG))) + _dense(25088, 4096, 4096, 1000),
     "overfeat": _convolutions((11, 3, 96), (5, 96, 256), (3, 256, 512), (3, 512, 1024), (3, 1024, 1024))
     + _dense(36864, 3072, 4096, 1001),
     "mlp_kuza55": _dense(8000, 4000, 2000, 500, 300, 1),

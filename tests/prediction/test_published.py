@@ -26,23 +26,17 @@ def test_strategies_that_differ_are_told_apart(groups: list[published.Group]) ->
 
 
 @pytest.mark.parametrize(
-    ("machine", "model", "gpus", "ids", "winner"),
+    ("setting", "winner"),
     [
-        ("7gforce", "alexnet", "2", "0,1", "parameter_server/gpu"),
-        ("7gforce", "alexnet", "2", "0,5", "parameter_server/gpu"),
-        ("7gforce", "inception3", "2", "", "parameter_server/gpu"),
-        ("7gforce", "inception3", "4", "", "parameter_server/cpu"),
+        (("7gforce", "alexnet", "2", "0,1"), "parameter_server/gpu"),
+        (("7gforce", "alexnet", "2", "0,5"), "parameter_server/gpu"),
+        (("7gforce", "inception3", "2", ""), "parameter_server/gpu"),
+        (("7gforce", "inception3", "4", ""), "parameter_server/cpu"),
     ],
 )
-def test_slow_links_and_hubs_decide(
-    groups: list[published.Group], machine: str, model: str, gpus: str, ids: str, winner: str
-) -> None:
-    found = [
-        group.said
-        for group in groups
-        if (group.row["machine"], group.row["model"], group.row["gpus"], group.row["gpu_ids"])
-        == (machine, model, gpus, ids)
-    ]
+def test_slow_links_and_hubs_decide(groups: list[published.Group], setting: tuple[str, ...], winner: str) -> None:
+    keys = ("machine", "model", "gpus", "gpu_ids")
+    found = [group.said for group in groups if tuple(group.row[key] for key in keys) == setting]
     assert found
     assert found[0].startswith(winner)
 

@@ -60,9 +60,7 @@ def test_any_cut_of_any_layout(words: list[str], indent: int | None, step: int, 
 
 
 def test_headers_on_both_sides_of_the_events_are_read() -> None:
-    text = (
-        b'{"baseTimeNanoseconds": 7, "traceEvents": [{"ph":"X", "ts":1},\n {"ph":"X", "ts":2}], "host_name": "n"}'
-    )
+    text = b'{"baseTimeNanoseconds": 7, "traceEvents": [{"ph":"X", "ts":1},\n {"ph":"X", "ts":2}], "host_name": "n"}'
     events, header = _in_pieces([text[:50], text[50:]])
     assert [event.ts for event in events] == [1, 2]
     assert (bytes(memoryview(header.base_time)), bytes(memoryview(header.host))) == (b"7", b'"n"')

@@ -64,7 +64,7 @@ def run() -> None:
     world = World(plan.device)
     progress = ProgressSender(world.rank)
     facts = read_json(run_dir / FACTS_FILE, Facts, FACTS_SCHEMA)
-    _save_rank(run_dir, world)
+    save_rank(run_dir, world)
     for entry in plan.entries:
         found = _Contest(world, plan, entry, facts, progress).hold()
         if world.rank == 0:
@@ -77,7 +77,8 @@ def run() -> None:
     world.close()
 
 
-def _save_rank(run_dir: Path, world: World) -> None:
+def save_rank(run_dir: Path, world: World) -> None:
+    """Leave this rank's record, which the launcher looks for."""
     place = this_place()
     mine = RankRecord(
         rank=place.rank,

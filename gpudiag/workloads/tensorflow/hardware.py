@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import ctypes
-from typing import TYPE_CHECKING
+from typing import Literal
 
 import tensorflow as tf
 
 from gpudiag.errors import FrameworkMissingError, HardwareMissingError
-
-if TYPE_CHECKING:
-    from gpudiag.model.job import Job
 
 #: What TensorFlow's CUDA 12 builds load, and cannot use a GPU without.
 _LIBRARIES = (
@@ -24,28 +21,32 @@ _LIBRARIES = (
 )
 
 
-def use_devices(job: Job) -> tuple[str, ...]:
+def use_devices(kind: Literal["cuda", "cpu"], count: int) -> tuple[str, ...]:
     """Short names of this process's devices: the first GPUs that it sees, or logical CPU devices that share its cores.
 
     Must be called before TensorFlow has run anything.
+
+    Args:
+        kind: GPUs or CPU devices.
+        count: how many.
 
     Raises:
         FrameworkMissingError: there should be GPUs, and TensorFlow sees none.
         HardwareMissingError: it sees fewer than wanted.
     """
-    if job.device == "cpu":
+    if kind == "cpu":
         tf.config.set_visible_devices([], "GPU")
-        if job.devices > 1:
+        if count > 1:
             one = tf.config.LogicalDeviceConfiguration()
-            tf.config.set_logical_device_configuration(tf.config.list_physical_devices("CPU")[0], [one] * job.devices)
-        return tuple(f"CPU:{number}" for number in range(job.devices))
+            tf.config.set_logical_device_configuration(tf.config.list_physical_devices("CPU")[0], [one] * count)
+        return tuple(f"CPU:{number}" for number in range(count))
     there = tf.config.list_physical_devices("GPU")
     if not there:
         raise FrameworkMissingError(why_no_gpu(), "Install it with them: pip install 'tensorflow[and-cuda]'.")
-    if len(there) < job.devices:
-        raise HardwareMissingError(f"TensorFlow sees {len(there)} of the {job.devices} GPUs asked for")
-    tf.config.set_visible_devices(there[: job.devices], "GPU")
-    return tuple(f"GPU:{number}" for number in range(job.devices))
+    if len(there) < count:
+        raise HardwareMissingError(f"TensorFlow sees {len(there)} of the {count} GPUs asked for")
+    tf.config.set_visible_devices(there[:count], "GPU")
+    return tuple(f"GPU:{number}" for number in range(count))
 
 
 def why_no_gpu() -> str:

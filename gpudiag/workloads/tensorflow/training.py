@@ -34,7 +34,7 @@ def train(job: Job) -> None:
         FrameworkMissingError: TensorFlow cannot use the GPUs that are to be trained on.
         WorkerFailedError: the strategy does not work with this model in the versions installed.
     """
-    devices = use_devices(job)
+    devices = use_devices(job.device, job.devices)
     strategy = make_strategy(job.strategy, devices)
     on_gpu = job.device == "cuda"
     entry = workload_entry(job.workload)

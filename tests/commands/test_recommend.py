@@ -1,0 +1,153 @@
+"""`gpudiag recommend` as a user starts it."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from tests.cli_process import gpudiag as run_cli
+from tests.machines import HERE as MACHINES
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+FACTS = str(MACHINES / "h200x4.json")
+KEYS = {"schema", "verdict", "recommended", "reason", "ranking", "gain", "ceiling", "flags", "code", "scaling"}
+RANKED = {"strategy", "predicted_step_ms", "measured_step_ms", "ci95", "samples_per_s"}
+
+
+def _sizes(tmp_path: Path) -> str:
+    path = tmp_path / "sizes.json"
+    path.write_text(json.dumps([16_000_000, 67_000_000, 411_000_000, *[4_000_000] * 13]))
+    return str(path)
+
+
+def _predicted(*arguments: str) -> dict[str, Any]:
+    result = run_cli("recommend", "--predict-only", "--json", *arguments)
+    assert result.returncode == 0, result.stderr
+    found: dict[str, Any] = json.loads(result.stdout)
+    return found
+
+
+def test_predicts_from_files_alone(tmp_path: Path) -> None:
+    given = ("--facts", FACTS, "--gradients", _sizes(tmp_path), "--compute-ms", "19.5", "--batch-size", "64")
+    found = _predicted(*given)
+    assert found["schema"] == "gpudiag/recommendation/1"
+    assert set(found) >= KEYS
+    assert all(set(one) >= RANKED for one in found["ranking"])
+    assert found["basis"] == "predicted"
+    assert found["ceiling"]["step_ms"] == pytest.approx(19.5)
+    assert [one["devices"] for one in found["scaling"]] == [1, 2, 3, 4]
+    assert found["scaling"][0]["efficiency"] == 1.0
+    far = _predicted(*given, "--no-p2p")
+    assert far["recommended"] == "cpu-reduce --compress bf16"
+    assert far["flags"] == ["--strategy", "cpu-reduce", "--compress", "bf16", "--no-p2p"]
+    assert _predicted(*given, "--no-p2p", "--exact")["recommended"] == "cpu-reduce"
+
+
+def test_without_compute_the_exchange_is_predicted_and_that_is_said(tmp_path: Path) -> None:
+    found = _predicted("--facts", FACTS, "--gradients", _sizes(tmp_path))
+    assert all(one["predicted_step_ms"] is None for one in found["ranking"])
+    assert found["scaling"] == []
+    assert any("--compute-ms" in note for note in found["notes"])
+
+
+def test_the_report_has_verdict_reason_and_change(tmp_path: Path) -> None:
+    result = run_cli(
+        "recommend",
+        "--predict-only",
+        "--facts",
+        FACTS,
+        "--gradients",
+        _sizes(tmp_path),
+        "--compute-ms",
+        "19.5",
+        "--no-p2p",
+        "--width",
+        "90",
+    )
+    assert result.returncode == 0
+    for words in (
+        "Take cpu-reduce --compress bf16",
+        "there is no peer access",
+        "To use it",
+        "CpuReduceHook",
+        "speedup",
+    ):
+        assert words in result.stdout or words in " ".join(result.stdout.split()), words
+    assert all(len(line) <= 90 for line in result.stdout.splitlines())
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("[1, 2, -3]", "positive"),
+        ("[]", "positive"),
+        ("{", "no list of gradient sizes"),
+        ('["\\u001b[31m"]', "no list of gradient sizes"),
+        ('{"schema": "gpudiag/gradients/1", "sizes": [5], "ready": [2.0]}', "ready"),
+        ("[" * 100_000, "no list of gradient sizes"),
+    ],
+)
+def test_bad_gradients_are_refused(tmp_path: Path, text: str, words: str) -> None:
+    path = tmp_path / "bad.json"
+    path.write_text(text)
+    result = run_cli("recommend", "--predict-only", "--facts", FACTS, "--gradients", str(path))
+    assert result.returncode == 4
+    assert words in result.stderr
+    assert "Traceback" not in result.stderr
+    assert "\x1b" not in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("nonsense",), "no workload 'nonsense'"),
+        (("mytraining:main",), "cannot change how"),
+        (("mlp", "--facts", FACTS), "goes with --predict-only"),
+        (("mlp", "--predict-only", "--all"), "runs nothing"),
+        (("mlp", "--only", "carrier-pigeon"), "no strategy 'carrier-pigeon'"),
+        (("mlp", "--precision", "int8"), "knows no 'int8'"),
+        (("--predict-only", "--facts", FACTS, "--devices", "9", "--gradients", "SIZES"), "machine with 4"),
+    ],
+)
+def test_usage_errors(tmp_path: Path, arguments: tuple[str, ...], words: str) -> None:
+    result = run_cli("recommend", *(_sizes(tmp_path) if word == "SIZES" else word for word in arguments))
+    assert result.returncode == 2, result.stderr
+    assert words in result.stderr
+
+
+def test_a_missing_facts_file_is_unreadable(tmp_path: Path) -> None:
+    result = run_cli(
+        "recommend", "--predict-only", "--facts", str(tmp_path / "none.json"), "--gradients", _sizes(tmp_path)
+    )
+    assert result.returncode == 4
+
+
+@pytest.mark.xdist_group("training")
+def test_measures_on_two_processes(tmp_path: Path) -> None:
+    """The real thing: two CPU processes, two strategies by turns, in one launch."""
+    pytest.importorskip("torch")
+    result = run_cli(
+        "recommend",
+        "trivial",
+        "--only",
+        "gloo,cpu-reduce",
+        "--batch-size",
+        "4",
+        "--budget",
+        "20",
+        "--json",
+        "--output",
+        str(tmp_path / "run"),
+    )
+    assert result.returncode == 0, result.stderr
+    found = json.loads(result.stdout)
+    measured = {one["strategy"] for one in found["ranking"] if one["measured_step_ms"] is not None}
+    assert measured == {"independent", "gloo", "cpu-reduce"}
+    assert found["basis"] == "measured"
+    assert found["recommended"] in {"gloo", "cpu-reduce"}
+    assert json.loads((tmp_path / "run" / "recommendation.json").read_text()) == found
+    assert (tmp_path / "run" / "contest-trivial.json").is_file()
