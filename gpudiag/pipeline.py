@@ -484,7 +484,7 @@ def analyze_with_step(
 
 
 def _check_workload(request: Request) -> Request:
-    """The request for one of gpudiag's own workloads, with what that one settles itself. Refuses what does not suit it."""
+    """The request for one of gpudiag's own workloads, with what that one settles itself. Refuses what does not fit."""
     from gpudiag.workloads.registry import workload_entry
 
     entry = workload_entry(request.workload)
