@@ -4,6 +4,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from gpudiag.model.job import MEMORY_FORMATS, PRECISIONS
+
 if TYPE_CHECKING:
     from gpudiag.model.analysis import Analysis
 
@@ -38,6 +40,22 @@ Width = Annotated[
 AllRanks = Annotated[
     bool, typer.Option("--all-ranks", help="Draw every rank; else of more than 8 those unlike the rest.")
 ]
+Devices = Annotated[
+    int | None, typer.Option(min=1, metavar="N", help="GPUs (or CPU processes). Default: all GPUs, or 2.")
+]
+BatchSize = Annotated[
+    int | None, typer.Option(min=1, metavar="N", help="Samples per device and step. Default: the workload's.")
+]
+OnePrecision = Annotated[
+    str | None, typer.Option(metavar="|".join(PRECISIONS), help="Default: tf32 on GPUs, fp32 on CPUs.")
+]
+OneMemoryFormat = Annotated[
+    str | None, typer.Option(metavar="|".join(MEMORY_FORMATS), help="Layout of images. Default: nchw.")
+]
+Python = Annotated[
+    str | None, typer.Option(metavar="PATH", help="Interpreter of the training processes. Default: gpudiag's own.")
+]
+Timeout = Annotated[float, typer.Option(min=1, metavar="S", help="Give up after this long without progress.")]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON on standard output, and nothing else there.")]
 
 

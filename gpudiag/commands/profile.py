@@ -6,7 +6,7 @@ from typing import Annotated, cast
 
 import typer
 
-from gpudiag.commands.options import AllRanks, Json, Width
+from gpudiag.commands.options import AllRanks, BatchSize, Json, OneMemoryFormat, OnePrecision, Python, Timeout, Width
 from gpudiag.errors import UsageError
 from gpudiag.model.job import (
     COMPRESSIONS,
@@ -86,15 +86,9 @@ def profile(
     devices: Annotated[
         int | None, typer.Option(min=1, metavar="N", help="GPUs (or CPU processes) per node. Default: all GPUs, or 2.")
     ] = None,
-    batch_size: Annotated[
-        int | None, typer.Option(min=1, metavar="N", help="Samples per device and step. Default: the workload's.")
-    ] = None,
-    precision: Annotated[
-        str | None, typer.Option(metavar="|".join(PRECISIONS), help="Default: tf32 on GPUs, fp32 on CPUs.")
-    ] = None,
-    memory_format: Annotated[
-        str | None, typer.Option(metavar="|".join(MEMORY_FORMATS), help="Layout of images. Default: nchw.")
-    ] = None,
+    batch_size: BatchSize = None,
+    precision: OnePrecision = None,
+    memory_format: OneMemoryFormat = None,
     data: Annotated[
         str | None,
         typer.Option(
@@ -158,12 +152,8 @@ def profile(
             metavar="DIR", help="Run directory. Default: gpudiag-runs/<time>-<workload>-<strategy>.", show_default=False
         ),
     ] = None,
-    python: Annotated[
-        str | None, typer.Option(metavar="PATH", help="Interpreter of the training processes. Default: gpudiag's own.")
-    ] = None,
-    timeout: Annotated[
-        float, typer.Option(min=1, metavar="S", help="Give up after this long without progress.")
-    ] = 600.0,
+    python: Python = None,
+    timeout: Timeout = 600.0,
     nnodes: Annotated[int, typer.Option(min=1, metavar="N", help="Nodes in the job; start it on each.")] = 1,
     node_rank: Annotated[
         int | None, typer.Option(min=0, metavar="N", help="This node's number; only --rdzv-backend static needs it.")

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from gpudiag.commands.options import Json, Width
+from gpudiag.commands.options import BatchSize, Devices, Json, OneMemoryFormat, OnePrecision, Python, Timeout, Width
 from gpudiag.errors import UsageError
 from gpudiag.model.job import MEMORY_FORMATS, PRECISIONS
 from gpudiag.workloads.registry import DEFAULT_WORKLOAD, WORKLOADS
@@ -64,18 +64,10 @@ def recommend(
             min=0.001, metavar="MS", help="With --predict-only: the step without exchange, where you know it."
         ),
     ] = None,
-    devices: Annotated[
-        int | None, typer.Option(min=1, metavar="N", help="GPUs (or CPU processes). Default: all GPUs, or 2.")
-    ] = None,
-    batch_size: Annotated[
-        int | None, typer.Option(min=1, metavar="N", help="Samples per device and step. Default: the workload's.")
-    ] = None,
-    precision: Annotated[
-        str | None, typer.Option(metavar="|".join(PRECISIONS), help="Default: tf32 on GPUs, fp32 on CPUs.")
-    ] = None,
-    memory_format: Annotated[
-        str | None, typer.Option(metavar="|".join(MEMORY_FORMATS), help="Layout of images. Default: nchw.")
-    ] = None,
+    devices: Devices = None,
+    batch_size: BatchSize = None,
+    precision: OnePrecision = None,
+    memory_format: OneMemoryFormat = None,
     no_p2p: Annotated[bool, typer.Option("--no-p2p", help="As on a machine without peer access.")] = False,
     exact: Annotated[
         bool, typer.Option("--exact", help="Leave out strategies that round gradients on the way.")
@@ -94,12 +86,8 @@ def recommend(
             metavar="DIR", help="Run directory. Default: gpudiag-runs/<time>-<workload>-recommend.", show_default=False
         ),
     ] = None,
-    python: Annotated[
-        str | None, typer.Option(metavar="PATH", help="Interpreter of the training processes. Default: gpudiag's own.")
-    ] = None,
-    timeout: Annotated[
-        float, typer.Option(min=1, metavar="S", help="Give up after this long without progress.")
-    ] = 120.0,
+    python: Python = None,
+    timeout: Timeout = 120.0,
     probe: Annotated[
         bool | None,
         typer.Option(

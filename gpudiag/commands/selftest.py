@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from gpudiag.commands.options import Json, Width
+from gpudiag.commands.options import Devices, Json, Python, Timeout, Width
 from gpudiag.errors import GpudiagError, UsageError
 from gpudiag.model.job import FRAMEWORKS
 from gpudiag.selftest.catalogue import CATALOGUE, catalogue_entry
@@ -30,9 +30,7 @@ def selftest(
     *,
     framework: Annotated[str, typer.Option(metavar="torch|tensorflow", help="What trains.")] = "torch",
     quick: Annotated[bool, typer.Option("--quick", help="One workload, and fewer steps of each fault.")] = False,
-    devices: Annotated[
-        int | None, typer.Option(min=1, metavar="N", help="GPUs (or CPU processes). Default: all GPUs, or 2.")
-    ] = None,
+    devices: Devices = None,
     faults: Annotated[
         str | None,
         typer.Option(metavar="A,B", help=f"Put in only these: {', '.join(CATALOGUE)}.", show_default=False),
@@ -49,12 +47,8 @@ def selftest(
         Path | None,
         typer.Option("--from", metavar="DIR", help="Train nothing; analyse and judge the runs in DIR again."),
     ] = None,
-    python: Annotated[
-        str | None, typer.Option(metavar="PATH", help="Interpreter of the training processes. Default: gpudiag's own.")
-    ] = None,
-    timeout: Annotated[
-        float, typer.Option(min=1, metavar="S", help="Give up after this long without progress.")
-    ] = 300.0,
+    python: Python = None,
+    timeout: Timeout = 300.0,
     markdown: Annotated[
         Path | None, typer.Option("--markdown", metavar="FILE", help="Also write the table to this file.")
     ] = None,

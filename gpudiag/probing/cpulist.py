@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Sequence
 
 _MOST = 65536
 
@@ -24,17 +24,6 @@ def parse_cpu_list(text: str) -> tuple[int, ...]:
             raise ValueError(f"not a CPU list: {text!r}")
         numbers.update(range(low, high + 1))
     return tuple(sorted(numbers))
-
-
-def format_cpu_list(numbers: Iterable[int]) -> str:
-    """The shortest list notation of the numbers, e.g. `0-3,8`; "" for none."""
-    runs: list[list[int]] = []
-    for number in sorted(set(numbers)):
-        if runs and number == runs[-1][1] + 1:
-            runs[-1][1] = number
-        else:
-            runs.append([number, number])
-    return ",".join(str(low) if low == high else f"{low}-{high}" for low, high in runs)
 
 
 def numbers_in_mask(words: Sequence[int], bits_per_word: int = 64) -> tuple[int, ...]:

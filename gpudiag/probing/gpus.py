@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 from gpudiag.model.facts import Clock, Gpu, MigInstance, PcieLink
 from gpudiag.model.throttle import reasons_in_words
-from gpudiag.probing.cpulist import format_cpu_list, numbers_in_mask
+from gpudiag.number_list import number_list
+from gpudiag.probing.cpulist import numbers_in_mask
 from gpudiag.probing.nvlinks import nvlinks
 from gpudiag.probing.nvml import INVALID_ARGUMENT
 from gpudiag.probing.pci import normal_pci_id, numa_node
@@ -85,7 +86,7 @@ class _Questions:
         words = self.ask("cpu_affinity", "nvmlDeviceGetCpuAffinity", _AFFINITY_WORDS)
         if words is None:
             return None
-        text = format_cpu_list(numbers_in_mask(list(words)))
+        text = number_list(numbers_in_mask(list(words)))
         if not text:
             self.reasons["cpu_affinity"] = "the driver names no CPU"
         return text or None

@@ -102,8 +102,12 @@ def bars_of(differences: Sequence[float], total: float, width: int, pen: Pens) -
         sums.append(sums[-1] + difference)
     spans = [*pairwise(sums), (0.0, total)]
     low, high = min(*sums, total), max(*sums, total)
-    scale = width / (high - low) if high > low else 0.0
-    return [_bar(round((a - low) * scale), round((b - low) * scale), width, b - a, pen) for a, b in spans]
+    reach = high - low if high > low else 1.0
+
+    def cell(value: float) -> int:
+        return round((value - low) / reach * width)
+
+    return [_bar(cell(a), cell(b), width, b - a, pen) for a, b in spans]
 
 
 def _bar(begin: int, end: int, width: int, difference: float, pen: Pens) -> Text:

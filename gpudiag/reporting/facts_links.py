@@ -10,7 +10,7 @@ from rich.table import Table
 from rich.text import Text
 from rich.tree import Tree
 
-from gpudiag.reporting.facts_words import spans
+from gpudiag.number_list import number_list
 from gpudiag.reporting.figures import UNKNOWN
 from gpudiag.reporting.printable import one_line
 
@@ -153,6 +153,10 @@ def nics_section(facts: Facts) -> RenderableType:
             nic.kind,
             UNKNOWN if nic.speed_gb_per_s is None else f"{nic.speed_gb_per_s:.4g}",
             UNKNOWN if nic.numa_node is None else str(nic.numa_node),
-            *([Text(", ".join(f"{kind} {spans(ids)}" for kind, ids in near.items()) or UNKNOWN)] if facts.gpus else []),
+            *(
+                [Text(", ".join(f"{kind} {number_list(ids)}" for kind, ids in near.items()) or UNKNOWN)]
+                if facts.gpus
+                else []
+            ),
         )
     return table

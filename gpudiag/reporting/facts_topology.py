@@ -9,6 +9,7 @@ from rich.console import Group
 from rich.table import Table
 from rich.text import Text
 
+from gpudiag.number_list import number_list
 from gpudiag.reporting import facts_words as words
 from gpudiag.reporting.facts_links import islands_tree, links_section, nics_section
 from gpudiag.reporting.figures import UNKNOWN
@@ -213,7 +214,7 @@ def _unknown(facts: Facts) -> list[Text]:
         for field, indices in fields.items():
             by_gpus[frozenset(indices)].append(field)
         for owners, names in by_gpus.items():
-            where = "" if owners == everyone else f" of GPU {words.spans(owners)}"
+            where = "" if owners == everyone else f" of GPU {number_list(owners)}"
             lines.append(f"{one_line(', '.join(names))}{where}: {one_line(reason)}")
     more = [f"and {len(lines) - _MOST_REASONS} more; see --json"] if len(lines) > _MOST_REASONS else []
     return [Text(line[:_LONGEST], style="dim") for line in (*lines[:_MOST_REASONS], *more)]

@@ -103,14 +103,3 @@ def models(gpus: Iterable[Gpu]) -> str:
     """`4 x NVIDIA H200`, or several such joined by `+`."""
     counts = Counter(one_line(gpu.name)[:60] for gpu in gpus)
     return " + ".join(f"{count} {TIMES} {name}" for name, count in counts.items())
-
-
-def spans(numbers: Iterable[int]) -> str:
-    """`0-3,5`: numbers in the kernel's list notation."""
-    runs: list[list[int]] = []
-    for number in sorted(set(numbers)):
-        if runs and number == runs[-1][1] + 1:
-            runs[-1][1] = number
-        else:
-            runs.append([number, number])
-    return ",".join(str(low) if low == high else f"{low}-{high}" for low, high in runs)

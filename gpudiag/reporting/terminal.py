@@ -6,7 +6,6 @@ from collections import Counter
 from typing import TYPE_CHECKING
 
 from rich.console import Group
-from rich.segment import Segment, Segments
 from rich.text import Text
 
 from gpudiag.reporting import figures
@@ -17,6 +16,7 @@ from gpudiag.reporting.terminal_bars import legend, stacked_bars
 from gpudiag.reporting.terminal_findings import findings_section, next_step, trust_section, verdict
 from gpudiag.reporting.terminal_ranks import HIDDEN, buckets_seen, hides, rank_table
 from gpudiag.reporting.terminal_traffic import collectives_table, kernels_table, wait_lines
+from gpudiag.reporting.trimmed import print_trimmed
 
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
@@ -35,18 +35,7 @@ _LONGEST_NAME = 60
 def render_analysis(analysis: Analysis, console: Console, *, all_ranks: bool = False) -> None:
     """Print the whole report on `console`, without the spaces with which tables fill their lines."""
     report = analysis_report(analysis, console, all_ranks=all_ranks)
-    lines = console.render_lines(report, pad=False)
-    console.print(Segments([part for line in lines for part in (*_trimmed(line), Segment.line())]), end="")
-
-
-def _trimmed(line: list[Segment]) -> list[Segment]:
-    """A line's segments up to its last visible character."""
-    kept = list(line)
-    while kept and not kept[-1].text.strip(" "):
-        kept.pop()
-    if kept:
-        kept[-1] = Segment(kept[-1].text.rstrip(" "), kept[-1].style)
-    return kept
+    print_trimmed(console, report)
 
 
 def analysis_report(analysis: Analysis, console: Console, *, all_ranks: bool = False) -> Group:

@@ -4,14 +4,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpudiag.probing.cpulist import format_cpu_list, numbers_in_mask, parse_cpu_list
+from gpudiag.number_list import number_list
+from gpudiag.probing.cpulist import numbers_in_mask, parse_cpu_list
 
 NUMBERS = st.sets(st.integers(0, 1023), max_size=60)
 
 
 @given(NUMBERS)
 def test_formatting_and_parsing_are_inverse(numbers: set[int]) -> None:
-    assert parse_cpu_list(format_cpu_list(numbers)) == tuple(sorted(numbers))
+    assert parse_cpu_list(number_list(numbers)) == tuple(sorted(numbers))
 
 
 @given(NUMBERS)
