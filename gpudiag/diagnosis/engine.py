@@ -132,7 +132,13 @@ def _weigh(what_if: WhatIf, proposals: list[Proposal]) -> list[Finding]:
     """
     base_ms = what_if.corrected_ms
     edits = [proposal.edit(what_if.corrected) for proposal in proposals]
-    gains = list(zip(what_if.gains_ms(edits), proposals, strict=True))
+    conditions = [(proposal.provided or proposal.edit)(what_if.corrected) for proposal in proposals]
+    by_edit = what_if.gains_ms([*edits, *conditions])
+    gains = [
+        (gain, proposal)
+        for gain, own, proposal in zip(by_edit, by_edit[len(edits) :], proposals, strict=False)
+        if notable(own, base_ms)
+    ]
     gains.sort(key=lambda pair: -pair[0])
     findings: list[Finding] = []
     fixed, fixed_ms = what_if.corrected, base_ms

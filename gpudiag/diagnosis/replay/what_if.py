@@ -16,7 +16,7 @@ from gpudiag.diagnosis.replay.build import build_graph
 from gpudiag.diagnosis.replay.exchange import QUEUED_NS, packing_ops, undisturbed_gaps
 from gpudiag.diagnosis.replay.graph import NONE, Block
 from gpudiag.diagnosis.replay.plan import Plan
-from gpudiag.diagnosis.replay.profiler_cost import PROFILER_NS_PER_EVENT, host_pace, profiler_cost
+from gpudiag.diagnosis.replay.profiler_cost import PROFILER_NS_PER_EVENT, host_pace, profiler_cost, usual_ns_per_event
 from gpudiag.diagnosis.replay.simulate import Costs, settle_each, unchanged, waited_for
 from gpudiag.diagnosis.replay.surplus import host_segments, lower_median, op_segments, surplus
 from gpudiag.diagnosis.replay.twins import Twins, find_twins
@@ -112,7 +112,7 @@ class WhatIf:
         self.measured = unchanged(graph)
         self.per_event_ns = per_event_ns
         self.pace = host_pace(graph) if pace is None else pace
-        cost = profiler_cost(graph, per_event_ns, self.pace)
+        cost = profiler_cost(graph, self.per_event_ns, self.pace)
         self.busy = graph.host.busy - cost.busy
         self.waiting = self.measured.waiting - cost.silent
 
@@ -132,8 +132,11 @@ class WhatIf:
         graph = build_graph(timeline)
         if graph is None:
             return None
-        usual = WhatIf(graph, timeline)
-        return usual if unprofiled_ms is None else usual._calibrated(unprofiled_ms)
+        if unprofiled_ms is None:
+            return WhatIf(graph, timeline)
+        # From a trace alone a slow host cannot be told from one that waits for other threads, such as a DataLoader's.
+        usual = WhatIf(graph, timeline, usual_ns_per_event(graph))
+        return usual._calibrated(unprofiled_ms)
 
     def _at_cost(self, per_event_ns: float) -> WhatIf:
         one = WhatIf(self.graph, self.timeline, per_event_ns, plan=self.plan, pace=self.pace)
@@ -263,9 +266,22 @@ class WhatIf:
         )
 
     def without_exchange(self, costs: Costs) -> Costs:
-        """The ranks train each for itself: no transfer, no packing of gradients, nothing disturbed beside them.
+        """The ranks train each for itself: nothing of the exchange on the devices, and no calls on the host for it."""
+        alone = self.without_exchange_on_devices(costs)
+        if self.timeline.lanes[0].is_cpu:  # there what comes before a collective's call is the training itself
+            return alone
+        device = self.graph.device
+        launches = device.launch[(device.op_class == OpClass.COMMUNICATION) | self.packing]
+        called = np.zeros(len(costs.busy), np.bool_)
+        called[launches[launches != NONE]] = True
+        # What one host takes more than the others for it is that host's slowness.
+        common = self.levelled(costs, ["launch"]).busy
+        return replace(alone, busy=np.where(called, costs.busy - common, costs.busy))
 
-        They still wait for one another, so that a late rank's lateness is not counted as the exchange's.
+    def without_exchange_on_devices(self, costs: Costs) -> Costs:
+        """No transfer, no packing of gradients, nothing disturbed beside them; the host calls for them as it did.
+
+        The ranks still wait for one another, so that a late rank's lateness is not counted as the exchange's.
         """
         alone = self.without_transfer(costs)
         return replace(
