@@ -16,7 +16,7 @@ PIP := PIP_DISABLE_PIP_VERSION_CHECK=1 $(BIN)/python -m pip install --quiet --co
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup run test check format bench docs protobuf tensorboard wheel clean
+.PHONY: help setup run test check format bench docs protobuf tensorboard tensorflow wheel clean
 
 help: ## Show this help
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -50,6 +50,16 @@ tensorboard: build/xprof-venv/.made ## Install TensorBoard with its profile plug
 build/xprof-venv/.made: $(VENV)/.made
 	$(BIN)/python -m venv build/xprof-venv
 	build/xprof-venv/bin/python -m pip install --quiet "tensorboard>=2.19" "xprof>=2.20"
+	@touch $@
+
+tensorflow: build/tf-venv/.made ## Install TensorFlow for CPUs into build/, for the tests that train with it
+
+# Without CUDA's libraries: a third of the size. Where there is no such build, the plain one.
+build/tf-venv/.made: $(VENV)/.made constraints.txt
+	$(BIN)/python -m venv build/tf-venv
+	build/tf-venv/bin/python -m pip install --quiet --constraint constraints.txt msgspec nvtx \
+	  "tensorflow-cpu; sys_platform == 'linux' and platform_machine == 'x86_64'" \
+	  "tensorflow; sys_platform != 'linux' or platform_machine != 'x86_64'"
 	@touch $@
 
 protobuf: $(VENV)/.dev ## Make the descriptors of protobuf formats again, from their .proto
