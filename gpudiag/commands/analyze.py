@@ -1,11 +1,11 @@
 """`gpudiag analyze`: traces in, diagnosis out."""
 
-import sys
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from gpudiag.commands.options import MAX_TRACE_GB, AllRanks, Json, MaxTraceGb, Traces, Width, WorldSize, analyze_traces
+from gpudiag.commands.options import MAX_TRACE_GB, AllRanks, Json, MaxTraceGb, Traces, Width, WorldSize
+from gpudiag.commands.plain import show_analysis
 from gpudiag.errors import UsageError
 from gpudiag.model.analysis import FINDING_CODES, SEVERITIES, VALIDITY_CODES
 
@@ -47,17 +47,9 @@ def analyze(
     Reads the traces that torch.profiler writes, of one rank or of all. Needs no GPU and no framework.
     """
     thresholds = _known(fail_on or [])
-    analysis = analyze_traces(paths, world_size=world_size, max_trace_gb=max_trace_gb)
-    if as_json:
-        from gpudiag.reporting.json_output import encode
-
-        sys.stdout.write(encode(analysis).decode())
-    else:
-        from gpudiag.reporting.console import report_console
-        from gpudiag.reporting.terminal import render_analysis
-
-        render_analysis(analysis, report_console(width=width), all_ranks=all_ranks)
-    sys.stdout.flush()
+    analysis = show_analysis(
+        paths, as_json=as_json, world_size=world_size, all_ranks=all_ranks, width=width, max_trace_gb=max_trace_gb
+    )
     crossed = [word for word in thresholds if crosses(analysis, word)]
     for word in crossed:
         typer.echo(f"gpudiag: --fail-on {word} was crossed", err=True)

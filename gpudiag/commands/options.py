@@ -1,14 +1,13 @@
 """Options that several verbs share, so that they are spelt, bounded and described once."""
 
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
+from gpudiag.commands import plain
 from gpudiag.model.job import MEMORY_FORMATS, PRECISIONS
 
-if TYPE_CHECKING:
-    from gpudiag.model.analysis import Analysis
-
+MAX_TRACE_GB = plain.MAX_TRACE_GB
 #: Narrower than this no table can be read; wider than this no line is.
 NARROWEST, WIDEST = 40, 1000
 
@@ -27,7 +26,6 @@ WorldSize = Annotated[
 MaxTraceGb = Annotated[
     float, typer.Option(min=0.001, metavar="GB", help="Refuse a trace that unpacks to more than this.")
 ]
-MAX_TRACE_GB = 4.0
 Width = Annotated[
     int | None,
     typer.Option(
@@ -57,11 +55,3 @@ Python = Annotated[
 ]
 Timeout = Annotated[float, typer.Option(min=1, metavar="S", help="Give up after this long without progress.")]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON on standard output, and nothing else there.")]
-
-
-def analyze_traces(paths: list[str], *, world_size: int | None, max_trace_gb: float) -> "Analysis":
-    """Run the pipeline as these options ask."""
-    from gpudiag.pipeline import analyze
-    from gpudiag.readers import ReadLimits
-
-    return analyze(paths, world_size=world_size, limits=ReadLimits(max_bytes=int(max_trace_gb * 1e9)))

@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from gpudiag.commands.options import analyze_traces
+from gpudiag.commands.plain import analyze_traces
 from gpudiag.errors import NotATraceError
 
 if TYPE_CHECKING:
