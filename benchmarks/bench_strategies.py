@@ -1,6 +1,6 @@
 """All-reduce through host memory (`cpu-reduce`) beside NCCL's, on one machine, in one run, in turn.
 
-    python benchmarks/bench_strategies.py [--output FILE.json] [--sizes-mb 1,5,25,100,400] [--sweep]
+    python benchmarks/bench_strategies.py [--output FILE.json] [--sizes-mb 1,5,25,100,400] [--sweep] [--pieces]
 
 Every size is measured in rounds, each method once per round, so that drift meets all alike; the median of the rounds
 is shown. Bus bandwidth is that of nccl-tests, 2(n-1)/n x bytes / time, with the bytes of the float32 gradients also
@@ -59,6 +59,9 @@ SWEEP: list[dict[str, Any]] = [
         (4, 8, 2, 12),
     )
 ]
+
+#: For --pieces: least numbers of chunks, sizes of the gradients in fp32, adding threads per rank.
+PIECES, PIECES_MB, PIECES_THREADS = (4, 8, 12, 16, 24, 32), (5, 25, 100), (4, 8)
 
 
 class Rank:
@@ -202,6 +205,34 @@ def sweep(at: Rank) -> list[dict[str, Any]]:
     return rows
 
 
+def pieces(at: Rank) -> list[dict[str, Any]]:
+    """cpu-reduce with buckets cut into fewer or more chunks, by fewer or more threads."""
+    rows = []
+    for threads in PIECES_THREADS:
+        for name, wire in (("fp32", None), ("bf16", torch.bfloat16)):
+            made = SharedHostAllReduce(group=at.control, device=at.device, wire=wire, threads=threads)
+            for megabytes in PIECES_MB:
+                count = int(megabytes * 1e6) // 4
+                work = at.values(count)
+                for number in PIECES:
+                    made._pieces = number  # noqa: SLF001  # cheaper than to pin memory for each anew
+                    run = partial(made.all_reduce, work)
+                    repeats = at.repeats(run)
+                    seconds = statistics.median(at.seconds(run, repeats) for _ in range(ROUNDS))
+                    rows.append(
+                        {
+                            "wire": name,
+                            "threads": threads,
+                            "megabytes": megabytes,
+                            "pieces": number,
+                            "ms": seconds * 1e3,
+                            "busbw_gb_per_s": at.busbw(count, seconds),
+                        }
+                    )
+            made.close()
+    return rows
+
+
 def sums_alone(at: Rank) -> list[dict[str, Any]]:
     """The CPUs' part alone: GB/s of float32 gradients that all ranks' threads together sum, nothing being copied."""
     rows = []
@@ -296,8 +327,12 @@ def worker(options: argparse.Namespace) -> None:
     at = Rank(options.worker)
     sizes = [float(size) for size in options.sizes_mb.split(",")]
     ours = os.environ.get("NCCL_P2P_DISABLE") == "1" or not at.on_gpu
-    found: dict[str, Any] = {"all_reduces": all_reduces(at, sizes, with_ours=ours)}
-    if ours:
+    found: dict[str, Any] = {}
+    if ours and options.pieces:
+        found["pieces"] = pieces(at)
+    else:
+        found["all_reduces"] = all_reduces(at, sizes, with_ours=ours)
+    if ours and not options.pieces:
         found["copies"] = copies(at) + copies_through_slots(at)
         found["sums_alone"] = sums_alone(at)
         if options.sweep:
@@ -346,6 +381,7 @@ def start(ranks: int, options: argparse.Namespace, **variables: str) -> dict[str
         "--sizes-mb",
         options.sizes_mb,
         *(["--sweep"] * options.sweep),
+        *(["--pieces"] * options.pieces),
     ]
     processes = []
     for rank in range(ranks):
@@ -402,11 +438,23 @@ def show(found: dict[str, Any]) -> None:
         print(f"  sweep {shape}: fp32 {row['fp32']:.1f}, bf16 {row['bf16']:.1f} GB/s at {SWEEP_MB} MB")
 
 
+def show_pieces(rows: list[dict[str, Any]]) -> None:
+    """GB/s of bus bandwidth by number of chunks."""
+    counts = sorted({row["pieces"] for row in rows})
+    print("| wire | threads | MB | " + " | ".join(f"{count} chunks" for count in counts) + " |")
+    print("| --- | ---: | ---: |" + " ---: |" * len(counts))
+    for key in dict.fromkeys((row["wire"], row["threads"], row["megabytes"]) for row in rows):
+        by_count = {r["pieces"]: r for r in rows if (r["wire"], r["threads"], r["megabytes"]) == key}
+        cells = (f"{by_count[count]['busbw_gb_per_s']:.1f}" for count in counts)
+        print(f"| {key[0]} | {key[1]} | {key[2]} | {' | '.join(cells)} |")
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--ranks", type=int, help="processes; by default one per GPU, or 2")
     parser.add_argument("--sizes-mb", default="1,5,25,100,400")
     parser.add_argument("--sweep", action="store_true", help="also other chunk sizes, slots, lanes and threads")
+    parser.add_argument("--pieces", action="store_true", help="only: into how many chunks a bucket is best cut")
     parser.add_argument("--output", type=Path, help="write all figures there as JSON")
     parser.add_argument("--timeout", type=float, default=240)
     parser.add_argument("--worker", help=argparse.SUPPRESS)
@@ -424,6 +472,12 @@ def main() -> int:
         "compilers": {name: shutil.which(name) for name in ("cc", "gcc", "clang", "nvcc")},
     }
     print(json.dumps(found))
+    if options.pieces:
+        found |= start(ranks, options, **({"NCCL_P2P_DISABLE": "1"} if on_gpu else {}))
+        show_pieces(found["pieces"])
+        if options.output:
+            options.output.write_text(json.dumps(found, indent=1))
+        return 0
     found["host_memory"] = host_memory()
     began = time.perf_counter()
     found |= start(ranks, options, **({"NCCL_P2P_DISABLE": "1"} if on_gpu else {}))

@@ -53,6 +53,8 @@ class ContestPlan(msgspec.Struct, frozen=True, kw_only=True):
         block_ms: how long a turn is timed for.
         least_steps: and for how many steps at least.
         measure: False to stop when gradients, compute and transports have been measured.
+        limit_s: all entries together take no longer, about. Candidates for which no time is left are not measured. None
+            for no limit.
     """
 
     schema: str = CONTEST_PLAN_SCHEMA
@@ -65,6 +67,7 @@ class ContestPlan(msgspec.Struct, frozen=True, kw_only=True):
     block_ms: float = 300.0
     least_steps: int = 4
     measure: bool = True
+    limit_s: float | None = None
 
 
 class Turns(msgspec.Struct, frozen=True, kw_only=True):
@@ -72,7 +75,8 @@ class Turns(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         candidate: which.
-        round_ms: mean step of its turn in each round, of the slowest rank.
+        round_ms: mean step of its turn in each round, of the slowest rank. Of one that is slow beyond doubt, what was
+            seen of it while it warmed up: it has no turns.
         steps: timed steps per turn.
         cannot: why it was not measured, or not to the end.
     """
@@ -94,6 +98,7 @@ class Contest(msgspec.Struct, frozen=True, kw_only=True):
         predictions: of all candidates, from the facts, `gradients` and `transports`, made before any was measured.
         turns: of the candidates that were measured, or that failed.
         seconds: where the time went, by phase.
+        setup_s: of the phase `setup`, by candidate.
     """
 
     schema: str = CONTEST_SCHEMA
@@ -111,3 +116,4 @@ class Contest(msgspec.Struct, frozen=True, kw_only=True):
     turns: tuple[Turns, ...] = ()
     software: dict[str, str] = {}
     seconds: dict[str, float] = {}
+    setup_s: dict[str, float] = {}

@@ -14,12 +14,17 @@ if TYPE_CHECKING:
     from gpudiag.model.facts import Collective, Facts
 
 
+#: The slope beyond the largest measured size is taken from one that is at most this share of it.
+_FAR = 0.7
+
+
 class Curve:
     """Time in ms of an all-reduce of any number of bytes over one transport.
 
-    Between two measured sizes time grows in a straight line. Above the largest it grows as it did between the two
-    largest; below the smallest it stays. For another number of ranks than was measured the part that is latency grows
-    with the hops and the rest with the bytes per link: time = latency (m - 1)/(n - 1) + bytes x factor(m) / busbw.
+    Between two measured sizes time grows in a straight line. Above the largest it grows as it did between that and one
+    clearly smaller; below the smallest it stays. For another number of ranks than was measured the part that is latency
+    grows with the hops and the rest with the bytes per link: time = latency (m - 1)/(n - 1) + bytes x factor(m) /
+    busbw.
 
     Args:
         points: measured bytes and ms.
@@ -49,15 +54,17 @@ class Curve:
         points = self._points
         if size <= points[0][0]:
             return points[0][1]
-        below, above = points[-1], None
         for (a, at), (b, bt) in pairwise(points):
             if a <= size <= b:
                 return at + (size - a) / (b - a) * (bt - at)
-            below, above = (a, at), (b, bt)
-        if above is None:
-            return below[1] * size / below[0]
-        slope = max((above[1] - below[1]) / (above[0] - below[0]), 0.5 * above[1] / above[0])
-        return above[1] + (size - above[0]) * slope
+        last, took = points[-1]
+        # Two points that are near each other have no slope but that of their noise.
+        far = [(a, at) for a, at in points if a <= _FAR * last]
+        if not far:
+            return took * size / last
+        a, at = far[-1]
+        slope = max((took - at) / (last - a), 0.5 * took / last)
+        return took + (size - last) * slope
 
 
 def measured_curve(facts: Facts, transport: str, ranks: int) -> Curve | None:

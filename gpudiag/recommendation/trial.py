@@ -34,6 +34,8 @@ if TYPE_CHECKING:
 
 #: What the launcher starts in each training process.
 _JOB = "gpudiag.workloads.contest.job:run"
+#: Seconds until training processes have started, and until they have ended.
+_LAUNCH_S = 12.0
 #: Seconds for starting processes and warming up, for measuring transports and for each finalist, by experience.
 _START_S, _FINALIST_S = 30.0, 6.0
 
@@ -125,6 +127,7 @@ def recommend(
         ),
         # Cores that are shared need more repetition than GPUs that are ours alone.
         block_ms=300.0 if prepared.plan.job.device == "cuda" else 600.0,
+        limit_s=max(15.0, asked.budget_s - (time.monotonic() - began) - _LAUNCH_S),
     )
     estimate = time.monotonic() - began + _START_S + number * _FINALIST_S + plan.entries[0].seconds
     say(f"{asked.workload} on {devices} devices: {number} of {len(chosen)} strategies by turns, about {estimate:.0f} s")

@@ -42,10 +42,11 @@ if TYPE_CHECKING:
 CHUNK_BYTES = 4 << 20
 SLOTS = 8
 LANES = 2
+#: Into so many chunks a tensor is cut at least, so that copies both ways and sums of one tensor overlap.
+PIECES = 4
 
 #: Below this a chunk's own overhead outweighs what overlapping gains.
 _LEAST_CHUNK_BYTES = 256 << 10
-_FEW_CHUNKS = 4
 
 #: Adding threads per rank at most; more do not help, since then memory is the limit.
 _MOST_THREADS = 4
@@ -64,6 +65,7 @@ class SharedHostAllReduce:
             tensors are.
         mean: divide the sum by the number of ranks.
         chunk_bytes, slots, lanes: see `Layout`.
+        pieces: a tensor is cut into at least so many chunks, unless they would be shorter than 256 KiB.
         threads: CPU threads that add, per rank; by default up to 4 of this rank's part of the machine.
         engine: `native` for compiled loops, `torch` for PyTorch's operators, `auto` for native where there is a C
             compiler.
@@ -84,6 +86,7 @@ class SharedHostAllReduce:
         chunk_bytes: int = CHUNK_BYTES,
         slots: int = SLOTS,
         lanes: int = LANES,
+        pieces: int = PIECES,
         threads: int | None = None,
         engine: Literal["auto", "native", "torch"] = "auto",
         timeout_s: float = 600.0,
@@ -95,6 +98,7 @@ class SharedHostAllReduce:
         self._group = group
         self._wire = wire
         self._mean = mean
+        self._pieces = pieces
         self._number = 0
         self._wires: dict[Hashable, torch.Tensor] = {}
         self._failure: tuple[str, str] | None = None
@@ -150,7 +154,7 @@ class SharedHostAllReduce:
             tensor=flat,
             wire=wire,
             first=self._number,
-            length=chunk_length(flat.numel(), most, least, _FEW_CHUNKS),
+            length=chunk_length(flat.numel(), most, least, self._pieces),
         )
         chunks = work.chunks
         if len(chunks) > at.RING // 2:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import gc
 import statistics
+import sys
 import time
 from collections import defaultdict
 from contextlib import contextmanager
@@ -50,8 +51,10 @@ _RUN_IN_STEPS = 2
 _FIRST_STEPS = 3
 #: A side is warm when two looks in a row agree this well, or after so many of them.
 _AGREE, _MOST_LOOKS = 0.03, 6
-#: Slower than another by this factor is slow beyond doubt; so many rounds are enough for such a one.
-_SLOW, _SLOW_ROUNDS = 1.5, 2
+#: Slower than another by this factor is slow beyond doubt: such a one has no turns, and this many looks at most while
+#: it warms up are its rounds.
+_SLOW, _SLOW_LOOKS = 1.5, 3
+_NO_TIME = "there was no time left to measure it"
 
 
 def run() -> None:
@@ -65,8 +68,15 @@ def run() -> None:
     progress = ProgressSender(world.rank)
     facts = read_json(run_dir / FACTS_FILE, Facts, FACTS_SCHEMA)
     save_rank(run_dir, world)
-    for entry in plan.entries:
-        found = _Contest(world, plan, entry, facts, progress).hold()
+    began = time.perf_counter()
+    for number, entry in enumerate(plan.entries):
+        limit_s = None
+        if plan.limit_s is not None:
+            # The first one pays for what is loaded and connected once, so it may take what it needs; the others keep
+            # half of an equal part each.
+            kept_s = (len(plan.entries) - number - 1) * plan.limit_s / (2 * len(plan.entries))
+            limit_s = plan.limit_s - (time.perf_counter() - began) - kept_s
+        found = _Contest(world, plan, entry, facts, progress, limit_s=limit_s).hold()
         if world.rank == 0:
             write_json(run_dir / contest_file(entry.workload), found)
         gc.collect()
@@ -94,7 +104,18 @@ def save_rank(run_dir: Path, world: World) -> None:
 class _Contest:
     """One workload."""
 
-    def __init__(self, world: World, plan: ContestPlan, entry: Entry, facts: Facts, progress: ProgressSender) -> None:
+    def __init__(
+        self,
+        world: World,
+        plan: ContestPlan,
+        entry: Entry,
+        facts: Facts,
+        progress: ProgressSender,
+        *,
+        limit_s: float | None = None,
+    ) -> None:
+        self._began = time.perf_counter()
+        self._limit_s = limit_s
         self.world = world
         self.plan = plan
         self.entry = entry
@@ -102,7 +123,9 @@ class _Contest:
         self.progress = progress
         self.seconds: dict[str, float] = defaultdict(float)
         self.sides: dict[str, Side] = {}
+        self.setup_s: dict[str, float] = {}
         self.step_ms: dict[str, float] = {}
+        self.slow_ms: dict[str, list[float]] = {}
         self.failed: dict[str, str] = {}
         self._beats = 0
 
@@ -139,7 +162,10 @@ class _Contest:
             with self._timing("setup"):
                 for candidate in finalists:
                     self._beat()
-                    self._admit(subject, candidate)
+                    if self._over(0.6):
+                        self.failed[candidate.label] = _NO_TIME
+                    else:
+                        self._admit(subject, candidate)
             with self._timing("turns"):
                 turns = self._turns([INDEPENDENT, *finalists])
         for side in self.sides.values():
@@ -161,6 +187,7 @@ class _Contest:
             turns=turns,
             software=software(),
             seconds={name: round(value, 3) for name, value in self.seconds.items()},
+            setup_s=self.setup_s,
         )
 
     @contextmanager
@@ -168,6 +195,18 @@ class _Contest:
         began = time.perf_counter()
         yield
         self.seconds[phase] += time.perf_counter() - began
+        self._log(phase)
+
+    def _log(self, what: str) -> None:
+        """Leave in the rank's log what is done, and when."""
+        if self.world.rank == 0:
+            line = f"{time.perf_counter() - self._began:7.2f} s  {self.entry.workload}: {what}"
+            print(line, file=sys.stderr, flush=True)  # noqa: T201  # the log is this process's standard error
+
+    def _over(self, share: float = 1.0) -> bool:
+        """Whether this share of the time is used up; the same on every rank."""
+        used = self._limit_s is not None and time.perf_counter() - self._began > share * self._limit_s
+        return bool(self.world.first(used))
 
     def _beat(self) -> None:
         """Tell that something goes on."""
@@ -198,6 +237,14 @@ class _Contest:
 
     def _admit(self, subject: Subject, candidate: Candidate) -> None:
         """Make a side and warm it up; if any rank cannot, none has it."""
+        began = time.perf_counter()
+        self._try(subject, candidate)
+        took = self.setup_s[candidate.label] = round(time.perf_counter() - began, 3)
+        label = candidate.label
+        step = self.failed.get(label) or f"{self.step_ms[label]:.2f} ms a step"
+        self._log(f"{label} set up in {took:.2f} s, {step}{', too slow for turns' if label in self.slow_ms else ''}")
+
+    def _try(self, subject: Subject, candidate: Candidate) -> None:
         problem = None
         side = None
         try:
@@ -207,7 +254,7 @@ class _Contest:
         told = next((one for one in self.world.gather(problem) if one), None)
         if told is None and side is not None:
             try:
-                self.step_ms[candidate.label] = self._warm(side)
+                self.step_ms[candidate.label] = self._warm(side, candidate.label)
             except Exception as error:  # noqa: BLE001  # as above; ranks in a collective fail together or time out
                 problem = f"{type(error).__name__}: {error}" if not isinstance(error, GpudiagError) else str(error)
             told = next((one for one in self.world.gather(problem) if one), None)
@@ -216,23 +263,31 @@ class _Contest:
             if side is not None:
                 side.close()
             return
-        self.sides[candidate.label] = side
+        if candidate.label in self.slow_ms:
+            side.close()
+        else:
+            self.sides[candidate.label] = side
 
-    def _warm(self, side: Side) -> float:
+    def _warm(self, side: Side, label: str) -> float:
         """Train until two looks agree; the step time in ms, the same on every rank.
 
-        One that is slow beyond doubt needs no precision.
+        One that is slow beyond doubt needs no precision: it is looked at a few times, and done with.
         """
-        self._slowest(side.timed(_FIRST_STEPS, run_in=0))
+        # The last of the first steps is about as long as those to come.
+        first = max(self.world.gather((side.timed(_FIRST_STEPS, run_in=0) or [0.0])[-1]))
+        few = max(1, min(_FIRST_STEPS, round(self.plan.block_ms / first))) if self._is_slow(first) else _FIRST_STEPS
         self._beat()
-        before = self._slowest(side.timed(_FIRST_STEPS, run_in=0))
+        before = self._slowest(side.timed(few, run_in=0))
+        looks = [before]
         for _ in range(_MOST_LOOKS):
-            if self._is_slow(before):
-                break
-            steps = self._steps(before)
+            slow = self._is_slow(before)
+            if slow and len(looks) >= 2 and (len(looks) >= _SLOW_LOOKS or abs(looks[-1] / looks[-2] - 1) < _AGREE):
+                self.slow_ms[label] = looks[-2:]
+                return statistics.fmean(looks[-2:])
             self._beat()
-            now = self._slowest(side.timed(steps, run_in=0))
-            if abs(now / before - 1) < _AGREE:
+            now = self._slowest(side.timed(few if slow else self._steps(before), run_in=0))
+            looks.append(now)
+            if not slow and abs(now / before - 1) < _AGREE:
                 return now
             before = now
         return before
@@ -252,9 +307,9 @@ class _Contest:
     def _turns(self, order: list[Candidate]) -> tuple[Turns, ...]:
         """Rounds in which each candidate has its turn, in an order that moves on by one from round to round.
 
-        Those that are slow beyond doubt have a turn in the first rounds only.
+        One that turned out to be slow when others had warmed up has few.
         """
-        rounds: dict[str, list[float]] = {candidate.label: [] for candidate in order}
+        rounds = {candidate.label: list(self.slow_ms.get(candidate.label, ())) for candidate in order}
         running = [candidate for candidate in order if candidate.label in self.sides]
         steps = {candidate.label: self._steps(self.step_ms[candidate.label]) for candidate in running}
         began = time.perf_counter()
@@ -263,20 +318,20 @@ class _Contest:
             self.progress.tell("timed", number, self.plan.most_rounds)
             shift = number % len(running)
             for candidate in (*running[shift:], *running[:shift]):
-                if number >= _SLOW_ROUNDS and self._is_slow(self.step_ms[candidate.label]):
+                if number >= _SLOW_LOOKS and self._is_slow(self.step_ms[candidate.label]):
                     continue
                 self.world.gather(None)
                 times = self.sides[candidate.label].timed(steps[candidate.label], run_in=run_in)
                 means = self.world.gather(statistics.fmean(times) if times else 0.0)
                 rounds[candidate.label].append(max(means))
             enough = number + 1 >= self.plan.least_rounds and time.perf_counter() - began > self.entry.seconds
-            if self.world.first(enough):
+            if self.world.first(enough) or (number and self._over()):
                 break
         return tuple(
             Turns(
                 candidate=candidate,
                 round_ms=tuple(round(value, 6) for value in rounds[candidate.label]),
-                steps=steps.get(candidate.label, 0),
+                steps=steps.get(candidate.label, 1 if candidate.label in self.slow_ms else 0),
                 cannot=self.failed.get(candidate.label),
             )
             for candidate in order

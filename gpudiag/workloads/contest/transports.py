@@ -22,13 +22,20 @@ _SIZES = 5
 #: A transport gets about this long; slow ones leave out the largest sizes.
 _SECONDS = 0.5
 _REPEATS = 3
+#: A size is measured where it is below this share of the next larger one.
+_APART = 0.8
 #: All-reduces that are launched after one another and timed together, as a step launches its buckets.
 _TOGETHER = 2
 
 
 def chosen_sizes(buckets: Sequence[int], most: int = _SIZES) -> list[int]:
     """A few of the buckets' sizes that span all of them, rising."""
-    every = sorted(set(buckets))
+    every: list[int] = []
+    for size in sorted(set(buckets), reverse=True):
+        # Between two sizes that are nearly the same there is only noise to see.
+        if not every or size < _APART * every[-1]:
+            every.append(size)
+    every.reverse()
     if len(every) <= most:
         return every
     return sorted({every[round(i * (len(every) - 1) / (most - 1))] for i in range(most)})
@@ -82,6 +89,9 @@ def _measure(
     world: World, transport: str, reduce: Callable[[torch.Tensor], Any], buffer: torch.Tensor, sizes: Sequence[int]
 ) -> list[Collective]:
     found = []
+    # The first one makes connections, which is not what is measured and counts for no time.
+    reduce(buffer[: max(1, sizes[0] // 4)])
+    world.settle()
     began = time.perf_counter()
     for size in sizes:
         part = buffer[: max(1, size // 4)]
