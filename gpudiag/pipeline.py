@@ -453,12 +453,12 @@ def inference_of(run_dir: Path) -> InferenceRecord | None:
     return read_json(path, InferenceRecord, INFERENCE_SCHEMA) if path.exists() else None
 
 
-def analyze_run(run_dir: Path) -> Analysis:
-    """Analyse a run directory and save analysis.json and step.json in it. Raises what `analyze` raises."""
+def analyze_run(run_dir: Path, keep: Callable[[Timeline, Attribution], None] | None = None) -> Analysis:
+    """Analyse a run directory and save analysis.json and step.json in it. Takes `keep` and raises as `analyze` does."""
     from gpudiag.model.step_view import STEP_FILE
     from gpudiag.run_files import ANALYSIS_FILE, write_json
 
-    analysis, view = analyze_with_step([run_dir])
+    analysis, view = analyze_with_step([run_dir], keep=keep)
     write_json(run_dir / ANALYSIS_FILE, analysis)
     if view is not None:
         write_json(run_dir / STEP_FILE, view, indent=0)
@@ -466,7 +466,11 @@ def analyze_run(run_dir: Path) -> Analysis:
 
 
 def analyze_with_step(
-    paths: Sequence[Path | str], *, world_size: int | None = None, limits: ReadLimits | None = None
+    paths: Sequence[Path | str],
+    *,
+    world_size: int | None = None,
+    limits: ReadLimits | None = None,
+    keep: Callable[[Timeline, Attribution], None] | None = None,
 ) -> tuple[Analysis, StepView | None]:
     """The analysis and one typical step of all ranks to draw; None for it where nothing was cut into steps.
 
@@ -474,12 +478,14 @@ def analyze_with_step(
     """
     views: list[StepView | None] = []
 
-    def keep(timeline: Timeline, attribution: Attribution) -> None:
+    def look(timeline: Timeline, attribution: Attribution) -> None:
         from gpudiag.timeline.step_view import view_of_step
 
         views.append(view_of_step(timeline, attribution))
+        if keep is not None:
+            keep(timeline, attribution)
 
-    analysis = analyze(paths, world_size=world_size, limits=limits, keep=keep)
+    analysis = analyze(paths, world_size=world_size, limits=limits, keep=look)
     return analysis, views[0]
 
 

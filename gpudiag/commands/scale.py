@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, cast
 
 import typer
 
-from gpudiag.commands.options import Json, Width
+from gpudiag.commands.options import Json, Python, Width
 from gpudiag.errors import UsageError
 from gpudiag.model.job import DATA_SOURCES, MEMORY_FORMATS, PRECISIONS
 from gpudiag.strategies.registry import STRATEGIES
@@ -29,6 +29,7 @@ EXAMPLES = (
     ("gpudiag scale resnet50 --batch-size 32,64 --output runs/rn50", "give it again to go on where it ended"),
     ("gpudiag scale resnet50 --strong --batch-size 256", "256 samples per step, however many devices share them"),
     ("gpudiag scale resnet50 --subsets pairs", "every pair of GPUs, compared by the link between them"),
+    ("gpudiag scale resnet50 --measure-only --output runs/rn50", "conclude later with --from, also on another machine"),
     ("gpudiag scale --from runs/rn50 --network 50 --samples 115e6", "forecasts from an earlier run; trains nothing"),
 )
 
@@ -112,7 +113,8 @@ def scale(
     profile: Annotated[
         str,
         typer.Option(
-            metavar="auto|all|none", help="Record the largest points and their baselines for the waterfall, or more."
+            metavar="auto|first|all|none",
+            help="Record the largest points and their baselines for the waterfall: of every strategy, or of the first.",
         ),
     ] = "auto",
     compile_model: Annotated[bool, typer.Option("--compile", help="Train torch.compile(model).")] = False,
@@ -134,6 +136,9 @@ def scale(
         bool, typer.Option("--halve-batch", help="Halve the batch of a point that runs out of memory, until it fits.")
     ] = False,
     again: Annotated[bool, typer.Option("--again", help="Measure points anew that failed in an earlier call.")] = False,
+    measure_only: Annotated[
+        bool, typer.Option("--measure-only", help="Save the points and conclude later, with --from.")
+    ] = False,
     samples: Annotated[
         float | None, typer.Option(min=1, metavar="N", help="Say how long so many samples take.")
     ] = None,
@@ -162,9 +167,7 @@ def scale(
         Path | None,
         typer.Option("--from", metavar="DIR", help="Measure nothing; conclude again from the points in DIR."),
     ] = None,
-    python: Annotated[
-        str | None, typer.Option(metavar="PATH", help="Interpreter of the training processes. Default: gpudiag's own.")
-    ] = None,
+    python: Python = None,
     timeout: Annotated[
         float, typer.Option(min=1, metavar="S", help="Give a point up after this long without progress.")
     ] = 120.0,
@@ -182,8 +185,10 @@ def scale(
 
     if subsets not in {None, "pairs"}:
         raise UsageError(f"--subsets knows no '{subsets}'", "There is: pairs.")
-    if profile not in {"auto", "all", "none"}:
-        raise UsageError(f"--profile knows no '{profile}'", "There are: auto, all, none.")
+    if profile not in {"auto", "first", "all", "none"}:
+        raise UsageError(f"--profile knows no '{profile}'", "There are: auto, first, all, none.")
+    if measure_only and source is not None:
+        raise UsageError("--measure-only does not go with --from", "Leave one of them out.")
     if strong and subsets:
         raise UsageError("--subsets does not go with --strong", "Leave one of them out.")
     names = tuple(workloads or ())
@@ -217,6 +222,7 @@ def scale(
         profile=cast("Profile", profile),
         halve=halve_batch,
         again=again,
+        measure_only=measure_only,
         timeout_s=timeout,
         python=python or sys.executable,
         command=("gpudiag", *sys.argv[1:]),
@@ -224,10 +230,13 @@ def scale(
         wanted=wanted,
     )
     result = _again(asked) if source is not None else _measured(asked)
+    if result is None:
+        typer.echo(f"gpudiag: points saved in {place}; conclude with: gpudiag scale --from {place}", err=True)
+        return
     _show(result, place, as_json=as_json, width=width)
 
 
-def _measured(asked: "Asked") -> "Scaling":
+def _measured(asked: "Asked") -> "Scaling | None":
     from gpudiag.commands.point_progress import PointProgress
     from gpudiag.scaling.session import scale as run_scale
 

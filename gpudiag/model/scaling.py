@@ -22,6 +22,11 @@ PointStatus = Literal["measured", "failed", "not measured"]
 #: What a device may lose on the way from N times one device's throughput down to what was reached, in drawing order.
 LOSSES = ("input", "slower_compute", "launch", "exposed_transfer", "waiting", "rest")
 
+#: What a step's time consists of, in the order in which it is taken away in the replay.
+STEP_PARTS = ("waiting", "exposed_transfer", "disturbed", "input", "launch", "compute")
+PARTS_FILE = "parts.json"
+PARTS_SCHEMA = "gpudiag/step-parts/1"
+
 
 class Interval(msgspec.Struct, frozen=True, kw_only=True):
     """A figure and its 95 % confidence interval. It says how well *this run* knows the figure, not how runs differ."""
@@ -112,6 +117,32 @@ class ScalePoint(msgspec.Struct, frozen=True, kw_only=True):
     machine: Machine = Machine()
 
 
+class StepParts(msgspec.Struct, frozen=True, kw_only=True):
+    """What a step's time consists of without the profiler (`parts.json`), in milliseconds.
+
+    Attributes:
+        timed_ms: the mean step as timed without the profiler.
+        replayed_ms: the replay's, whose parts these are; they add up to it.
+        recorded_ms: the mean recorded step, with the profiler.
+        profiler_us_per_event: what the profiler is taken to have cost the host per event, so that the replay takes as
+            long as the timed steps.
+        parts_ms: by name of `STEP_PARTS`; `disturbed` is what kernels take longer beside collectives.
+        scaled_by: what all parts (on CPUs), or all but the kernels' (on GPUs), were multiplied by, where recorded steps
+            were longer than the timed ones beyond what the profiler explains; else 1.
+        hidden_communication_ms: transfers that the step does not wait for.
+    """
+
+    schema: str = PARTS_SCHEMA
+    timed_ms: float
+    replayed_ms: float
+    recorded_ms: float
+    profiler_us_per_event: float
+    parts_ms: dict[str, float]
+    scaled_by: float = 1.0
+    on_cpu: bool = False
+    hidden_communication_ms: float = 0.0
+
+
 class Loss(msgspec.Struct, frozen=True, kw_only=True):
     """One loss: in percent of the ideal throughput, in samples per second, and per step in milliseconds.
 
@@ -127,7 +158,8 @@ class Loss(msgspec.Struct, frozen=True, kw_only=True):
 class Waterfall(msgspec.Struct, frozen=True, kw_only=True):
     """From N times one device's throughput (100 %) down to what N devices reached.
 
-    `reached_percent` and the losses' percents sum to 100. `rest` is what the profiled parts leave unexplained.
+    `reached_percent` and the losses' percents sum to 100. `rest` is by how much the replays of the two points miss the
+    timed difference.
     """
 
     point: str
@@ -140,6 +172,8 @@ class Waterfall(msgspec.Struct, frozen=True, kw_only=True):
     reached_percent: float
     losses: tuple[Loss, ...]
     hidden_communication_ms: float
+    parts: StepParts | None = None
+    baseline_parts: StepParts | None = None
     notes: tuple[str, ...] = ()
 
 

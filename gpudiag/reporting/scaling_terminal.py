@@ -122,7 +122,7 @@ def _print_waterfall(fall: Waterfall, console: Console) -> None:
         begin, end = sorted((round(scale * before), round(scale * after)))
         bar = " " * begin + ("█" if total else "▒") * max(end - begin, 1 if abs(percent) >= 0.05 else 0)
         each = "" if total else f"{figures.milliseconds(ms, beside=10)} ms"
-        console.print(Text(f"{name:<18}{percent:7.1f} %  {bar:<{_BAR + 1}} {figures.rate(rate):>9}  {each}".rstrip()))
+        console.print(Text(f"{name:<18}{percent:z7.1f} %  {bar:<{_BAR + 1}} {figures.rate(rate):>9}  {each}".rstrip()))
     if fall.hidden_communication_ms > 0:
         console.print(Text(f"hidden communication: {fall.hidden_communication_ms:.2f} ms per step", style="dim"))
     for note in fall.notes:

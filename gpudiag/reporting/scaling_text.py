@@ -131,7 +131,7 @@ def _waterfalls(result: Scaling) -> list[str]:
             fall.workload,
             fall.strategy,
             str(fall.devices),
-            *(f"{percent:.1f} %" for _, percent, *_ in words.waterfall_rows(fall)),
+            *(f"{percent:z.1f} %" for _, percent, *_ in words.waterfall_rows(fall)),
         )
         for fall in result.waterfalls
     ]

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
     from gpudiag.model.scaling import Mode
 
-Profile = Literal["auto", "all", "none"]
+Profile = Literal["auto", "first", "all", "none"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,10 +34,11 @@ class Asked:
         warmup_s: and its warm-up this long.
         budget_s: begin no point after this many seconds of measuring; what is most worth comes first.
         profile: which points are recorded for the waterfall: `auto` the largest of each strategy that exchanges, and
-            their baselines.
+            their baselines; `first` those of the first strategy only.
         halve: halve the batch of a point that runs out of memory, until it fits.
         again: measure anew what failed before.
         job_options: fields of `gpudiag.model.job.Job` that hold for every point.
+        measure_only: save the points and conclude nothing: that can be done elsewhere, while the GPUs do other work.
         wanted: what else to compute from the points.
     """
 
@@ -61,6 +62,7 @@ class Asked:
     profile: Profile = "auto"
     halve: bool = False
     again: bool = False
+    measure_only: bool = False
     timeout_s: float = 120.0
     python: str = sys.executable
     command: tuple[str, ...] = ()

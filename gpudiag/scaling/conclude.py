@@ -2,26 +2,19 @@
 
 from __future__ import annotations
 
-import os
 import time
-from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field
-from multiprocessing import get_context
 from typing import TYPE_CHECKING
 
 import msgspec
 
 import gpudiag
-from gpudiag import pipeline
-from gpudiag.errors import GpudiagError, UnreadableInputError
-from gpudiag.model.analysis import ANALYSIS_SCHEMA, Analysis
 from gpudiag.model.scaling import Machine, Remark, Scaling
-from gpudiag.run_files import ANALYSIS_FILE, read_json
 from gpudiag.scaling import devices
 from gpudiag.scaling.forecast import Network, durations, prospect
 from gpudiag.scaling.points import INDEPENDENT
-from gpudiag.scaling.speedup import baseline_of, curve, with_speedups
-from gpudiag.scaling.store import recorded
+from gpudiag.scaling.recordings import analysed
+from gpudiag.scaling.speedup import baseline_of, curve, rate_of, with_speedups
 from gpudiag.scaling.waterfall import waterfall
 
 if TYPE_CHECKING:
@@ -30,6 +23,7 @@ if TYPE_CHECKING:
 
     from gpudiag.model.facts import Facts
     from gpudiag.model.scaling import AloneGpu, Mode, Prospect, ScalePoint, Waterfall
+    from gpudiag.scaling.recordings import Recorded
 
 #: An interval wider than this share of its figure is worth a warning.
 _UNSURE = 0.05
@@ -84,10 +78,10 @@ def conclude(
             )
         )
     points = sorted(with_speedups(points), key=_order)
-    analyses, problems = _analyses(output, points)
+    known_steps, problems = analysed(output, points)
     said += problems
-    points = [_with_profile(point, output, analyses) for point in points]
-    falls = _waterfalls(points, analyses, said)
+    points = [_with_profile(point, output, known_steps) for point in points]
+    falls = _waterfalls(points, known_steps, said)
     together = devices.pairs(points, facts)
     lone = devices.alone(points, points[0].machine.gpus if points else ())
     measured = [point for point in points if point.status == "measured"]
@@ -125,66 +119,40 @@ def _order(point: ScalePoint) -> tuple[object, ...]:
     )
 
 
-def _analyses(output: Path, points: Iterable[ScalePoint]) -> tuple[dict[str, Analysis], list[Remark]]:
-    """Analyses of all profiled points by id, made where they are not there, side by side."""
-    directories = {point.id: recorded(output, point.id) for point in points}
-    there = {name: path for name, path in directories.items() if path is not None}
-    missing = [path for path in there.values() if not (path / ANALYSIS_FILE).is_file()]
-    problems = _analyse(missing)
-    found: dict[str, Analysis] = {}
-    for name, path in there.items():
-        try:
-            found[name] = read_json(path / ANALYSIS_FILE, Analysis, ANALYSIS_SCHEMA)
-        except UnreadableInputError as error:
-            reason = problems.get(path, str(error))
-            problems[path] = reason
-    remarks = [
-        Remark(code="not-analysed", message=f"{path.relative_to(output)}: {why}") for path, why in problems.items()
-    ]
-    return found, remarks
-
-
-def _analyse(directories: list[Path]) -> dict[Path, str]:
-    """Analyse run directories beside each other; why, of those that could not be."""
-    workers = min(len(directories), os.cpu_count() or 1, 8)
-    if workers < 2:
-        outcomes = [_try(path) for path in directories]
-    else:
-        with ProcessPoolExecutor(workers, mp_context=get_context("spawn")) as pool:
-            outcomes = list(pool.map(_try, directories))
-    return {path: why for path, why in zip(directories, outcomes, strict=True) if why is not None}
-
-
-def _try(path: Path) -> str | None:
-    try:
-        pipeline.analyze_run(path)
-    except GpudiagError as error:
-        return str(error)
-    return None
-
-
-def _with_profile(point: ScalePoint, output: Path, analyses: Mapping[str, Analysis]) -> ScalePoint:
-    directory = recorded(output, point.id) if point.id in analyses else None
+def _with_profile(point: ScalePoint, output: Path, known: Mapping[str, Recorded]) -> ScalePoint:
+    directory = known[point.id].directory if point.id in known else None
     return msgspec.structs.replace(point, profiled=str(directory.relative_to(output)) if directory else None)
 
 
-def _waterfalls(points: list[ScalePoint], analyses: Mapping[str, Analysis], said: list[Remark]) -> list[Waterfall]:
+def _waterfalls(points: list[ScalePoint], known: Mapping[str, Recorded], said: list[Remark]) -> list[Waterfall]:
     found = []
     for point in points:
-        several = analyses.get(point.id)
+        several = known.get(point.id)
         base = baseline_of(point, points)
         if several is None or point.devices == 1 or point.status != "measured":
             continue
-        one = analyses.get(base.id) if base is not None else None
+        one = known.get(base.id) if base is not None else None
         if base is None or one is None:
-            said.append(
-                Remark(
-                    code="no-waterfall", message=f"{point.id}: its one-device baseline was not measured and profiled"
-                )
-            )
+            why = "its one-device baseline was not measured and recorded"
+        elif several.parts is None or one.parts is None:
+            why = "its recorded steps could not be replayed, or were concluded from by an earlier version"
+        else:
+            found.append(waterfall(point, base, several.parts, one.parts, _apart(point, points)))
             continue
-        found.append(waterfall(point, base, several, one))
+        said.append(Remark(code="no-waterfall", message=f"{point.id}: {why}"))
     return found
+
+
+def _apart(point: ScalePoint, points: list[ScalePoint]) -> tuple[ScalePoint, ScalePoint] | None:
+    """The same job without exchange, on as many devices and on one."""
+    if point.strategy == INDEPENDENT or point.mode == "strong":
+        return None
+    wanted = curve(msgspec.structs.replace(point, strategy=INDEPENDENT))
+    many = next(
+        (p for p in points if p.device_indices == point.device_indices and rate_of(p) and curve(p) == wanted), None
+    )
+    one = baseline_of(many, points) if many is not None else None
+    return (many, one) if many is not None and one is not None else None
 
 
 def _prospects(points: list[ScalePoint], falls: Iterable[Waterfall], network: Network | None) -> Iterable[Prospect]:

@@ -24,7 +24,7 @@ from gpudiag.strategies.tensorflow.registry import DEFAULT_ON_CPUS, DEFAULT_ON_G
 from gpudiag.workloads.registry import workload_entry
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
 
     from gpudiag.scaling.asked import Asked
 
@@ -102,7 +102,15 @@ def cases(asked: Asked, site: Site) -> list[Case]:
         if place == 0:
             first = next(iter(_variants(asked, site, name, max(sizes))))
             _add_subsets(found, asked, site, first, strategies)
-    return sorted(found.values(), key=lambda case: case.worth)
+    return in_order(found.values())
+
+
+def in_order(found: Iterable[Case]) -> list[Case]:
+    """Most worth first; of equal worth the one with most devices, so that they all load their libraries at once.
+
+    On 4 H200s a process's first three steps of ResNet-50 took 9 s; with one device before four that was paid twice.
+    """
+    return sorted(found, key=lambda case: (case.worth, -case.point.devices))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import shutil
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -24,7 +25,7 @@ from gpudiag.run_files import FACTS_FILE, read_json, write_json
 from gpudiag.scaling.conclude import conclude
 from gpudiag.scaling.launches import Launch, next_launch, plan
 from gpudiag.scaling.measured import with_figures
-from gpudiag.scaling.points import INDEPENDENT, Case, Site, cases, halved, on_one_device
+from gpudiag.scaling.points import INDEPENDENT, Case, Site, cases, halved, in_order, on_one_device
 from gpudiag.scaling.store import POINTS, Store, check_machine, writing
 from gpudiag.workloads.registry import workload_entry
 
@@ -52,6 +53,7 @@ class _State:
     """What is measured and what is left."""
 
     store: Store
+    first: Prepared
     machine: Machine
     points: dict[str, ScalePoint]
     timed: list[Case]
@@ -59,8 +61,8 @@ class _State:
     remarks: list[Remark]
 
 
-def scale(asked: Asked, observer: Observer, say: Callable[[str], None]) -> Scaling:
-    """Measure all points that are asked for and not there yet, and write `scaling.json`.
+def scale(asked: Asked, observer: Observer, say: Callable[[str], None]) -> Scaling | None:
+    """Measure all points that are asked for and not there yet, and write `scaling.json`; None when only to measure.
 
     Args:
         asked: what to measure.
@@ -75,7 +77,7 @@ def scale(asked: Asked, observer: Observer, say: Callable[[str], None]) -> Scali
         WorkerFailedError: not one point could be measured.
     """
     store = Store(asked.output)
-    first = _prepared(asked, asked.output / "launch-0", devices=None, p2p=True)
+    first = _prepared(asked)
     facts = first.facts
     gpus = tuple(gpu.name for gpu in facts.gpus if gpu.visible)
     site = Site(gpus=len(gpus), cpus=facts.host.usable_cpus or 1)
@@ -89,7 +91,7 @@ def scale(asked: Asked, observer: Observer, say: Callable[[str], None]) -> Scali
     wanted = cases(asked, site)
     known = store.points()
     check_machine(known, machine, asked.output)
-    state = _State(store=store, machine=machine, points=known, timed=[], profiled=[], remarks=[])
+    state = _State(store=store, first=first, machine=machine, points=known, timed=[], profiled=[], remarks=[])
     for case in wanted:
         before = known.get(case.point.id)
         if case.point.status == "failed":  # it cannot be, whatever runs
@@ -106,6 +108,9 @@ def scale(asked: Asked, observer: Observer, say: Callable[[str], None]) -> Scali
     there = len(wanted) - len(state.timed)
     say(f"{len(wanted)} points, {there} of them there already" if there else f"{len(wanted)} points")
     _measure(asked, state, observer, say)
+    if asked.measure_only:
+        _check_any(state.points.values(), asked)
+        return None
     say("analysing")
     return finish(asked, state.points, facts, state.remarks + _notes(store))
 
@@ -123,10 +128,14 @@ def finish(asked: Asked, points: dict[str, ScalePoint], facts: Facts | None, rem
     )
     with writing(asked.output):
         write_json(asked.output / SCALING_FILE, scaling)
-    if not any(point.status == "measured" for point in scaling.points):
-        why = next((point.error for point in scaling.points if point.error), None)
-        raise WorkerFailedError(f"no point could be measured{f': {why}' if why else ''}", f"See {asked.output}/points.")
+    _check_any(scaling.points, asked)
     return scaling
+
+
+def _check_any(points: Collection[ScalePoint], asked: Asked) -> None:
+    if not any(point.status == "measured" for point in points):
+        why = next((point.error for point in points if point.error), None)
+        raise WorkerFailedError(f"no point could be measured{f': {why}' if why else ''}", f"See {asked.output}/points.")
 
 
 def _measure(asked: Asked, state: _State, observer: Observer, say: Callable[[str], None]) -> None:
@@ -158,7 +167,7 @@ def _run(
 ) -> None:
     """One launch; afterwards every case of it whose turn came is out of the queue."""
     store = state.store
-    prepared = _prepared(asked, directory, devices=launch.processes, p2p=launch.p2p)
+    prepared = _for_launch(state.first, launch, directory)
     with writing(asked.output):
         directory.mkdir(parents=True, exist_ok=True)
         write_json(directory / SWEEP_FILE, plan(launch, asked, left_s))
@@ -269,7 +278,8 @@ def _harvest(state: _State, case: Case) -> bool:
 
 
 def _to_profile(asked: Asked, wanted: list[Case]) -> list[Case]:
-    """Points to record: for `auto`, the largest of each curve that exchanges, and the baselines of those."""
+    """Points to record: for `auto`, the largest of each curve that exchanges, and the baselines of those; for `first`,
+    those of the strategy that was named first."""
     possible = [case for case in wanted if case.point.status != "failed"]
     if asked.profile == "none":
         return []
@@ -281,9 +291,11 @@ def _to_profile(asked: Asked, wanted: list[Case]) -> list[Case]:
         return whole[:1]
     first = [case for case in whole if case.worth[0] < 10]  # of several batches, precisions ... the first
     largest = [case for case in first if case.point.devices == most and case.point.strategy != INDEPENDENT]
+    if asked.profile == "first":
+        largest = [case for case in largest if case.worth[0] == 0]
     strategies = {on_one_device(case.point.strategy) for case in largest}
     ones = [case for case in first if case.point.devices == 1 and case.point.strategy in strategies]
-    return sorted([*largest, *ones], key=lambda case: case.worth)
+    return in_order([*largest, *ones])
 
 
 def _is_profiled(store: Store, point_id: str) -> bool:
@@ -292,11 +304,12 @@ def _is_profiled(store: Store, point_id: str) -> bool:
 
 
 def _command_before(asked: Asked) -> tuple[str, ...]:
-    """The command that measured, where its result is still there."""
-    try:
+    """The command that measured, where it left a result or the record of a point."""
+    with contextlib.suppress(UnreadableInputError):
         return read_json(asked.output / SCALING_FILE, Scaling, SCALING_SCHEMA).command or asked.command
-    except UnreadableInputError:
-        return asked.command
+    store = Store(asked.output)
+    runs = (store.run(point_id) for point_id in store.points())
+    return next((run.command for run in runs if run is not None and run.command), asked.command)
 
 
 def _notes(store: Store) -> list[Remark]:
@@ -313,20 +326,35 @@ def _budget_remark(state: _State) -> Remark:
     )
 
 
-def _prepared(asked: Asked, run_dir: Path, *, devices: int | None, p2p: bool) -> Prepared:
+def _prepared(asked: Asked) -> Prepared:
+    """The machine and the interpreter, looked at once."""
     if asked.framework not in ("torch", "tensorflow"):
         raise UsageError(f"--framework knows no '{asked.framework}'", "There are: torch, tensorflow.")
     return pipeline.prepare(
         pipeline.Request(
             workload=_JOB,
-            framework="tensorflow" if asked.framework == "tensorflow" and devices is None else "pytorch",
-            devices=devices,
-            p2p=p2p,
-            run_dir=run_dir,
+            framework="tensorflow" if asked.framework == "tensorflow" else "pytorch",
+            run_dir=asked.output / "launch-0",
             python=asked.python,
             timeout_s=asked.timeout_s,
             command=asked.command,
         )
+    )
+
+
+def _for_launch(first: Prepared, launch: Launch, directory: Path) -> Prepared:
+    """What a launch's processes need: the same on the same machine, in as many processes as it takes."""
+    cpus = first.facts.host.usable_cpus or 1
+    plan_of_first = first.plan
+    return msgspec.structs.replace(
+        first,
+        plan=replace(
+            plan_of_first,
+            job=msgspec.structs.replace(plan_of_first.job, p2p=launch.p2p),
+            run_dir=directory,
+            processes=launch.processes,
+            threads=max(1, cpus // launch.processes),
+        ),
     )
 
 

@@ -27,6 +27,9 @@ if TYPE_CHECKING:
 #: Steps on a GPU between a synchronization and the first timed step: they let the host run ahead again.
 _RUN_IN_STEPS = 2
 
+#: A block of warm-up steps takes at most this share of the time in which steps are timed.
+_BLOCK_SHARE = 0.1
+
 #: Timed steps where there were no warm-up steps to choose by.
 _STEPS_UNSEEN = 20
 
@@ -83,7 +86,9 @@ class Phases:
         self._limits = limits
         self._enough = enough
         self._recorded = recorded
-        self._began_s = 0.0
+        #: Where steps are timed for a second or two, looking for two seconds whether they have settled is too much.
+        self._block_ms = min(warmup.BLOCK_MS, _BLOCK_SHARE * 1e3 * enough.seconds) if enough else warmup.BLOCK_MS
+        self._began_s = self._first_look_s = 0.0
         self._warmup_ran = 0
         self._phase = "warm-up"
         self._window: Window | None = None
@@ -151,6 +156,8 @@ class Phases:
     def _judge(self, posted: list[list[float]]) -> Verdict:
         """On rank 0: is warm-up over? It is when it is over on every rank."""
         if not self._series:
+            # What the first steps load, compile, and try out says nothing of how soon the others settle.
+            self._first_look_s = time.perf_counter()
             self._series = [list(step_ms[1:]) for step_ms in posted]
         else:
             for known, new in zip(self._series, posted, strict=True):
@@ -161,16 +168,16 @@ class Phases:
         # The slowest rank sets the pace.
         slowest = max(usable, key=lambda series: statistics.median(series[-4:]))
         step_ms = statistics.median(slowest[-8:])
-        block = warmup.block_length(step_ms)
+        block = warmup.block_length(step_ms, self._block_ms)
         settled = all(warmup.has_settled(series, block) for series in usable)
         over = (
             self._told is not None
             or settled
             or self._warmup_ran >= self._limits.steps
-            or time.perf_counter() - self._began_s >= self._limits.seconds
+            or time.perf_counter() - self._first_look_s >= self._limits.seconds
         )
         if not over:
-            return Verdict(again=warmup.next_look(slowest))
+            return Verdict(again=warmup.next_look(slowest, self._block_ms))
         if self._told is not None and len(slowest) < 2 * block:
             settled = True  # too few to tell; the timed steps themselves will show a trend if there is one
         if self._enough is not None and self._steps is None:

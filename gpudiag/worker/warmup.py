@@ -29,7 +29,7 @@ FIRST_LOOK = 3
 TOLERANCE = 0.03
 
 #: A block holds about this long, and between these many steps.
-_BLOCK_MS = 500.0
+BLOCK_MS = 500.0
 _BLOCK_STEPS = (3, 50)
 
 #: Timed steps last about this long, and are between these many.
@@ -45,16 +45,21 @@ _SIGNIFICANT = 1.96
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WarmupLimits:
-    """Where warm-up ends although the steps have not settled: at whichever of the two comes first."""
+    """Where warm-up ends although the steps have not settled: at whichever of the two comes first.
+
+    Attributes:
+        steps: all of them.
+        seconds: from the first look on: the steps before it load libraries and compile.
+    """
 
     steps: int = 2000
     seconds: float = 60.0
 
 
-def block_length(step_ms: float) -> int:
-    """Steps per block for steps of this median length: about half a second, at least 3 and at most 50 steps."""
+def block_length(step_ms: float, block_ms: float = BLOCK_MS) -> int:
+    """Steps per block of about `block_ms` for steps of this median length: at least 3 and at most 50 steps."""
     fewest, most = _BLOCK_STEPS
-    return most if step_ms * most <= _BLOCK_MS else max(fewest, math.ceil(_BLOCK_MS / step_ms))
+    return most if step_ms * most <= block_ms else max(fewest, math.ceil(block_ms / step_ms))
 
 
 def has_settled(step_ms: Sequence[float], block: int) -> bool:
@@ -108,9 +113,9 @@ def outline(step_ms: Sequence[float]) -> Sequence[float]:
     return [statistics.median(step_ms[begin:end]) for begin, end in itertools.pairwise(edges)]
 
 
-def next_look(step_ms: Sequence[float]) -> int:
+def next_look(step_ms: Sequence[float], block_ms: float = BLOCK_MS) -> int:
     """How many more steps to run before looking again: what is missing to two blocks, else one block."""
-    block = block_length(statistics.median(step_ms[-4:]))
+    block = block_length(statistics.median(step_ms[-4:]), block_ms)
     return max(2 * block - len(step_ms), block)
 
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import msgspec
 
-from gpudiag.model.scaling import Machine, ScalePoint
+from gpudiag.model.scaling import STEP_PARTS, Machine, ScalePoint, StepParts
 from gpudiag.scaling.points import point_id
 
 HERE = Machine(host="here", cpu="a CPU", gpus=("H200",) * 4, software={"torch": "2.11"})
@@ -43,3 +43,15 @@ def measured(devices: int, step_ms: float, **given: Any) -> ScalePoint:
     }
     point = ScalePoint(**values)
     return msgspec.structs.replace(point, id=point_id(point))
+
+
+def parts(timed_ms: float | None = None, **parts_ms: float) -> StepParts:
+    """Parts of a step; those that are not named are 0."""
+    whole = sum(parts_ms.values())
+    return StepParts(
+        timed_ms=whole if timed_ms is None else timed_ms,
+        replayed_ms=whole,
+        recorded_ms=whole,
+        profiler_us_per_event=1.3,
+        parts_ms={name: parts_ms.get(name, 0.0) for name in STEP_PARTS},
+    )

@@ -8,27 +8,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpudiag.confidence import Estimate
-from gpudiag.model.analysis import BUCKETS, Analysis, Device, Steps
 from gpudiag.model.facts import Facts, Gpu, Host, Link
+from gpudiag.model.scaling import STEP_PARTS
 from gpudiag.scaling import devices
 from gpudiag.scaling.fit import fit
 from gpudiag.scaling.forecast import Network, durations, prospect
 from gpudiag.scaling.speedup import with_speedups
-from gpudiag.scaling.waterfall import parts_of, waterfall
-from tests.scaling.points import measured
-
-
-def analysis(**buckets_ms: float) -> Analysis:
-    parts = {bucket: buckets_ms.get(bucket, 0.0) for bucket in BUCKETS}
-    step = sum(parts.values())
-    device = Device(rank=0, device="cuda:0", step_ms=step, buckets_ms=parts, hidden_communication_ms=2.0)
-    return Analysis(
-        framework="pytorch",
-        world_size=1,
-        ranks_present=(0,),
-        steps=Steps(analysed=4, mean_ms=step, median_ms=step),
-        devices=(device,),
-    )
+from gpudiag.scaling.waterfall import waterfall
+from tests.scaling.points import measured, parts
 
 
 def test_efficiency_is_against_one_device_of_the_same_curve() -> None:
@@ -62,29 +49,47 @@ def test_strong_scaling_compares_the_same_step() -> None:
 
 def test_the_worked_example_of_the_waterfall() -> None:
     one, four = measured(1, 30.0), measured(4, 40.0)
-    fall = waterfall(
-        four, one, analysis(compute=31, communication_transfer=7, communication_wait=2), analysis(compute=30)
-    )
+    fall = waterfall(four, one, parts(compute=30.5, disturbed=0.5, exposed_transfer=7, waiting=2), parts(compute=30))
     lost = {loss.name: loss.percent for loss in fall.losses}
     assert fall.reached_percent == pytest.approx(75)
     assert lost["slower_compute"] == pytest.approx(2.5)
     assert lost["exposed_transfer"] == pytest.approx(17.5)
     assert lost["waiting"] == pytest.approx(5)
     assert lost["rest"] == pytest.approx(0, abs=1e-9)
+    assert fall.notes == ()
 
 
-def test_copies_are_transfer_where_gradients_go_through_the_host() -> None:
-    one = measured(1, 30.0, strategy="independent")
-    four = measured(4, 40.0, strategy="cpu-reduce")
-    fall = waterfall(four, one, analysis(compute=30, copy=10), analysis(compute=30))
-    assert {loss.name: round(loss.percent) for loss in fall.losses}["exposed_transfer"] == 25
+def test_what_the_replay_misses_is_the_rest_and_is_said() -> None:
+    fall = waterfall(measured(4, 40.0), measured(1, 30.0), parts(compute=38), parts(compute=30))
+    assert {loss.name: loss.percent for loss in fall.losses}["rest"] == pytest.approx(5)
+    assert any("5.0 %" in note for note in fall.notes)
 
 
-part = st.floats(0, 50)
+def test_strong_scaling_compares_with_the_share_of_the_work() -> None:
+    one = measured(1, 40.0, mode="strong", batch_per_device=256, global_batch=256)
+    four = measured(4, 12.5, mode="strong", batch_per_device=64, global_batch=256)
+    fall = waterfall(four, one, parts(compute=10.5, waiting=2), parts(compute=40))
+    lost = {loss.name: loss.percent for loss in fall.losses}
+    assert fall.reached_percent == pytest.approx(80)
+    assert lost["slower_compute"] == pytest.approx(4)
+    assert lost["waiting"] == pytest.approx(16)
+
+
+def test_the_same_job_without_exchange_is_held_beside_it() -> None:
+    apart = measured(4, 31.0, strategy="independent"), measured(1, 30.0, strategy="independent")
+    fall = waterfall(measured(4, 40.0), measured(1, 30.0), parts(compute=40), parts(compute=30), apart)
+    assert any("4 devices reach 96.8 %" in note for note in fall.notes)
+
+
+length = st.floats(0, 50)
 
 
 @given(
-    st.tuples(*[part] * 8), st.tuples(*[part] * 8), st.floats(1, 200), st.floats(1, 200), st.sampled_from([1, 2, 4, 64])
+    st.tuples(*[length] * len(STEP_PARTS)),
+    st.tuples(*[length] * len(STEP_PARTS)),
+    st.floats(1, 200),
+    st.floats(1, 200),
+    st.sampled_from([1, 2, 4, 64]),
 )
 def test_the_waterfall_closes(
     several: tuple[float, ...], single: tuple[float, ...], step_ms: float, one_ms: float, count: int
@@ -92,27 +97,13 @@ def test_the_waterfall_closes(
     fall = waterfall(
         measured(count, step_ms),
         measured(1, one_ms),
-        analysis(**dict(zip(BUCKETS, several, strict=True))),
-        analysis(**dict(zip(BUCKETS, single, strict=True))),
+        parts(step_ms, **dict(zip(STEP_PARTS, several, strict=True))),
+        parts(one_ms, **dict(zip(STEP_PARTS, single, strict=True))),
     )
     total = fall.reached_percent + sum(loss.percent for loss in fall.losses)
     assert total == pytest.approx(100, abs=1e-6)
     left = fall.ideal_samples_per_s - sum(loss.samples_per_s for loss in fall.losses)
     assert left == pytest.approx(fall.reached_samples_per_s, rel=1e-6)
-
-
-@given(st.tuples(*[part] * 8), st.floats(1, 300))
-def test_parts_never_exceed_the_step(buckets: tuple[float, ...], step_ms: float) -> None:
-    parts = parts_of(analysis(**dict(zip(BUCKETS, buckets, strict=True))), step_ms)
-    assert sum(parts.buckets_ms.values()) <= max(step_ms, 0) + 1e-6
-    assert min(parts.buckets_ms.values()) >= -1e-9
-
-
-def test_the_profilers_cost_is_the_hosts() -> None:
-    parts = parts_of(analysis(compute=30, launch=8, communication_transfer=4), 36.0)
-    assert parts.overhead_ms == pytest.approx(6)
-    assert parts.buckets_ms["launch"] == pytest.approx(2)
-    assert parts.buckets_ms["compute"] == pytest.approx(30)
 
 
 def known(step_ms: float) -> Estimate:

@@ -117,7 +117,7 @@ def _series(points: list[ScalePoint], strategy: str, number: int, *, efficiency:
 
 def _waterfall(fall: Waterfall) -> str:
     rows = [
-        (name, percent, f"{name}: {percent:.2f} %, {figures.rate(abs(rate))} samples/s, {ms:.2f} ms per step")
+        (name, percent, f"{name}: {percent:z.2f} %, {figures.rate(abs(rate))} samples/s, {ms:z.2f} ms per step")
         for name, percent, rate, ms in words.waterfall_rows(fall)
     ]
     colours = ["ideal", *("gain" if percent > 0 else "loss" for _, percent, _ in rows[1:-1]), "s0"]
