@@ -84,7 +84,9 @@ def train(job: Job) -> None:
             workers=job.loader_workers,
             seed=seed,
         )
-    with gpudiag.profile(model=model, batch_size=batch_size, device=devices, options=options) as prof:
+    with gpudiag.profile(
+        workload=job.title, model=model, batch_size=batch_size, device=devices, options=options
+    ) as prof:
         for batch in prof.steps(batches):
             try:
                 step(batch)
@@ -96,7 +98,7 @@ def train(job: Job) -> None:
 def _only_take(workload: KerasWorkload, job: Job, *, batch_size: int, seed: int, options: dict[str, str]) -> None:
     """What the input alone can deliver: batches in host memory, and no step after them."""
     source = pipeline(workload, job.data, batch_size=batch_size, workers=job.loader_workers, seed=seed)
-    with gpudiag.profile(batch_size=batch_size, device="CPU:0", options=options) as prof:
+    with gpudiag.profile(workload=job.title, batch_size=batch_size, device="CPU:0", options=options) as prof:
         for _ in prof.steps(source):
             pass
 
