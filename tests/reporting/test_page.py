@@ -24,8 +24,7 @@ from gpudiag.scaling.speedup import with_speedups
 from gpudiag.scaling.table import results_table
 from gpudiag.scaling.waterfall import waterfall
 from tests.machines import machine
-from tests.scaling.points import measured
-from tests.scaling.test_conclusions import analysis as made_analysis
+from tests.scaling.points import measured, parts
 
 if TYPE_CHECKING:
     from gpudiag.model.analysis import Analysis
@@ -70,7 +69,7 @@ def hostile_scaling() -> Scaling:
             for n, ms in ((1, 30), (2, 33), (4, 40))
         ]
     )
-    fall = waterfall(points[2], points[0], made_analysis(compute=31, communication_wait=9), made_analysis(compute=30))
+    fall = waterfall(points[2], points[0], parts(compute=31, waiting=9), parts(compute=30))
     found = prospect(points[:3], None, None)
     assert found is not None
     return Scaling(
