@@ -79,7 +79,8 @@ def shared_out(ops: Intervals, part: Intervals) -> NDArray[np.float64]:
     if len(edges) < 2 or len(ops) == 0:
         return np.zeros(len(ops))
     at = edges[:-1]
-    running = np.searchsorted(np.sort(ops.start), at, "right") - np.searchsorted(np.sort(ops.end), at, "right")
+    begun, ended = np.sort(ops.start, kind="stable"), np.sort(ops.end, kind="stable")  # in order, or nearly
+    running = np.searchsorted(begun, at, "right") - np.searchsorted(ended, at, "right")
     inside = np.searchsorted(part.start, at, "right") - np.searchsorted(part.end, at, "right")
     piece = np.where(running > 0, inside * np.diff(edges) / np.maximum(running, 1), 0.0)
     done = np.concatenate([[0.0], np.cumsum(piece)])

@@ -66,14 +66,14 @@ def host_threads(
     start, end, thread = events.start_ns[rows] + shift_ns, events.end_ns[rows] + shift_ns, events.thread[rows]
     threads = {}
     for ident in distinct(thread[working | waiting]):
-        mine = thread == ident
-        blocks = mine & blocked
+        mine = np.flatnonzero(thread == ident)
+        blocks = mine[blocked[mine]]
         threads[int(ident)] = HostThread(
             thread=int(ident),
-            busy=union(_raw(start, end, mine & working), bridge_ns=PAUSE_NS),
-            input=union(_raw(start, end, mine & waiting)),
+            busy=union(_raw(start, end, mine[working[mine]]), bridge_ns=PAUSE_NS),
+            input=union(_raw(start, end, mine[waiting[mine]])),
             blocked=_raw(start, end, blocks),
-            blocking_calls=tuple(events.names[i] for i in name[blocks]),
+            blocking_calls=tuple(events.names[i] for i in name[blocks].tolist()),
         )
     return threads
 
@@ -95,5 +95,5 @@ def merged(threads: dict[int, HostThread], *idents: int) -> tuple[Intervals, Int
     return union(*(thread.busy for thread in present)), union(*(thread.input for thread in present))
 
 
-def _raw(start: NDArray[np.int64], end: NDArray[np.int64], chosen: NDArray[np.bool_]) -> Intervals:
+def _raw(start: NDArray[np.int64], end: NDArray[np.int64], chosen: NDArray[np.intp]) -> Intervals:
     return Intervals(start[chosen], end[chosen])

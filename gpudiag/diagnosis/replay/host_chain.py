@@ -77,7 +77,7 @@ def chain_of(timeline: Timeline, trace_index: int, lanes: list[Lane], parts: lis
     rows = rows[np.isin(events.thread[rows], threads)]
     start, stop = events.start_ns[rows] + shift, events.end_ns[rows] + shift
     is_wait = names_matching(events.names, _STREAM_WAIT)[events.name[rows]]
-    wait_calls = np.sort(start[is_wait])
+    wait_calls = np.sort(start[is_wait], kind="stable")
     for part in parts:
         find_waits(part, wait_calls)
         part.host_copy = names_matching(events.names, _HOST_COPY)[events.name[part.row]]
@@ -116,7 +116,8 @@ def chain_of(timeline: Timeline, trace_index: int, lanes: list[Lane], parts: lis
     marks = np.concatenate([before[:1], time])
     host_rows = events.rows_of(EventKind.OPERATOR, EventKind.ANNOTATION, EventKind.RUNTIME, EventKind.PYTHON)
     host_rows = host_rows[np.isin(events.thread[host_rows], threads)]
-    recorded = np.diff(np.searchsorted(np.sort(events.end_ns[host_rows] + shift), marks, side="right"))
+    ended = np.sort(events.end_ns[host_rows] + shift, kind="stable")  # in order but for what is nested
+    recorded = np.diff(np.searchsorted(ended, marks, side="right"))
     return Chain(
         trace=trace_index,
         time=time.astype(np.float64),
@@ -232,8 +233,8 @@ def _queue_length(lanes: list[Lane], time: NDArray[np.int64]) -> NDArray[np.int6
     total = np.zeros(len(time), np.int64)
     for lane in lanes:
         known = lane.ops.launch_start != UNKNOWN
-        launched = np.searchsorted(np.sort(lane.ops.launch_start[known]), time)
-        ended = np.searchsorted(np.sort(lane.ops.end[known]), time)
+        launched = np.searchsorted(np.sort(lane.ops.launch_start[known], kind="stable"), time)
+        ended = np.searchsorted(np.sort(lane.ops.end[known], kind="stable"), time)
         total += launched - ended
     return total
 

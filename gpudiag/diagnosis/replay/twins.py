@@ -191,19 +191,21 @@ def _kin(graph: Graph, kernels: _Kernels) -> Iterator[tuple[Keys, Times]]:
     Kernels at the same place of other steps do the same work; those of other places must be seen to.
     """
     place = _places(graph, kernels)
-    around = [_surroundings(graph, kernels, reach) for reach in _AROUND]
+    by_time = np.argsort(kernels.duration, kind="stable")
+    calm = by_time[kernels.calm[by_time]]
+    disturbed = by_time[(kernels.beside > (1 - _UNDISTURBED) * kernels.duration)[by_time]]
+    around = _surroundings(graph, kernels)
     for of_lane in (kernels.lane, np.zeros_like(kernels.lane)):
         same_place = _joined(of_lane, place)
-        yield same_place, _Groups(same_place, kernels.duration, kernels.calm).median()
+        yield same_place, _Groups(same_place, kernels.duration, calm).median()
         for key in around:
             kin = _joined(of_lane, key)
-            yield kin, _of_repeated_layers(kernels, kin, place)
+            undisturbed = _Groups(kin, kernels.duration, calm)
+            yield kin, _of_repeated_layers(undisturbed, _Groups(kin, kernels.duration, disturbed), place)
 
 
-def _of_repeated_layers(kernels: _Kernels, kin: Keys, place: Keys) -> Times:
+def _of_repeated_layers(calm: _Groups, disturbed: _Groups, place: Keys) -> Times:
     """What each key's kernels take undisturbed, where they are seen to do the same work at several places of a step."""
-    beside = kernels.beside > (1 - _UNDISTURBED) * kernels.duration
-    calm, disturbed = _Groups(kin, kernels.duration, kernels.calm), _Groups(kin, kernels.duration, beside)
     alike = (calm.spread() <= _ALIKE) & (disturbed.spread() <= _DISTURBED_ALIKE)
     repeated = (calm.distinct(place) >= _CALM_PLACES) | (disturbed.distinct(place) >= _DISTURBED_PLACES)
     undisturbed = calm.median()
@@ -217,13 +219,13 @@ class _Groups:
     Args:
         key: int64[n], from 0.
         time: float64[n].
-        chosen: bool[n], which to take.
+        chosen: intp[k], which to take, in order of their times.
     """
 
-    def __init__(self, key: Keys, time: Times, chosen: NDArray[np.bool_]) -> None:
+    def __init__(self, key: Keys, time: Times, chosen: NDArray[np.intp]) -> None:
         self._count = int(key.max(initial=-1)) + 1
         self._key, self._chosen = key[chosen], chosen
-        self._time = time[chosen][np.lexsort((time[chosen], self._key))]
+        self._time = time[chosen][np.argsort(self._key, kind="stable")]
         sizes = np.bincount(self._key, minlength=self._count)
         self._size, self._first = sizes, np.cumsum(sizes) - sizes
 
@@ -261,13 +263,14 @@ def _places(graph: Graph, kernels: _Kernels) -> Keys:
     return _joined(kernels.name, place)
 
 
-def _surroundings(graph: Graph, kernels: _Kernels, reach: int) -> Keys:
-    """A kernel's name with those of the `reach` compute ops before and after it in its stream, as one key."""
+def _surroundings(graph: Graph, kernels: _Kernels) -> list[Keys]:
+    """For each of `_AROUND`: a kernel's name with those of so many compute ops before and after it, as one key."""
     stream = np.zeros(len(graph.device.start), np.int64)
     for index, (first, after) in enumerate(graph.streams):
         stream[first:after] = index
     stream, key = stream[kernels.op], kernels.name
-    for distance in range(1, reach + 1):
+    by_reach = {}
+    for distance in range(1, max(_AROUND) + 1):
         for shift in (-distance, distance):
             other = np.roll(kernels.name, shift)
             there = np.roll(stream, shift) == stream
@@ -275,7 +278,8 @@ def _surroundings(graph: Graph, kernels: _Kernels, reach: int) -> Keys:
             there[:distance] &= shift < 0
             there[-distance:] &= shift > 0
             key = _joined(key, np.where(there, other, -1))
-    return key
+        by_reach[distance] = key
+    return [by_reach[reach] for reach in _AROUND]
 
 
 def _joined(a: Keys, b: Keys) -> Keys:
