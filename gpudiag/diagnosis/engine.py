@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import msgspec
 import numpy as np
 
+from gpudiag.diagnosis.certainty import Certainty
 from gpudiag.diagnosis.rules import RULES
 from gpudiag.diagnosis.rules.compute_bound import ComputeBound
 from gpudiag.diagnosis.rules.rule import CannotTell, Proposal, notable
@@ -14,7 +15,10 @@ from gpudiag.model.analysis import Confidence, Finding, Validity
 from gpudiag.units import NS_PER_US, milliseconds
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from gpudiag.diagnosis.case import Case
+    from gpudiag.diagnosis.replay.simulate import Costs
     from gpudiag.diagnosis.replay.what_if import WhatIf
 
 #: A replay that misses the measured step time by more than this share is trusted less; by more than the other, not at
@@ -60,7 +64,8 @@ def diagnose(case: Case) -> tuple[tuple[Finding, ...], tuple[Validity, ...]]:
                 doubts.append(Validity(code=f"cannot-tell:{rule.code}", message=verdict.reason))
             else:
                 proposals.append(verdict)
-    findings = [*_weigh(what_if, proposals)]
+    findings, unsure = _weigh(what_if, proposals, Certainty(case, what_if))
+    doubts.extend(unsure)
     findings.extend(ComputeBound().conclude(case, findings, conclusive=not doubts))
     doubts.extend(_overhead(case, what_if))
     doubts.extend(_uneven(case))
@@ -124,7 +129,7 @@ def _as_sure_as_the_data(case: Case, what_if: WhatIf, finding: Finding, codes: s
     return msgspec.structs.replace(finding, confidence=_CONFIDENCES[min(grade, len(_CONFIDENCES) - 1)])
 
 
-def _weigh(what_if: WhatIf, proposals: list[Proposal]) -> list[Finding]:
+def _weigh(what_if: WhatIf, proposals: list[Proposal], certainty: Certainty) -> tuple[list[Finding], list[Validity]]:
     """Findings by gain, alone; a cause whose gain is gone once the larger ones are fixed is not a cause of its own.
 
     A host that spends 40 ms in its loader and 15 ms launching, for a device that needs 30 ms, would be 15 ms faster
@@ -141,6 +146,8 @@ def _weigh(what_if: WhatIf, proposals: list[Proposal]) -> list[Finding]:
     ]
     gains.sort(key=lambda pair: -pair[0])
     findings: list[Finding] = []
+    doubts: list[Validity] = []
+    edited: list[Callable[[Costs], Costs]] = []
     fixed, fixed_ms = what_if.corrected, base_ms
     for gain, proposal in gains:
         if not notable(gain, base_ms):
@@ -150,9 +157,14 @@ def _weigh(what_if: WhatIf, proposals: list[Proposal]) -> list[Finding]:
         if findings and not notable(fixed_ms - together_ms, base_ms):
             continue
         finding = proposal.describe(gain, 100 * gain / base_ms)
+        doubt = certainty.doubt(finding, fixed_ms - together_ms, edited, proposal.edit)
+        if doubt is not None:
+            doubts.append(Validity(code=f"cannot-tell:{finding.code}", message=doubt))
+            continue
         evidence = {**finding.evidence, "step_ms_now": base_ms, "step_ms_without": base_ms - gain}
         if findings:
             evidence["gain_after_larger_fixes_ms"] = fixed_ms - together_ms
         findings.append(msgspec.structs.replace(finding, evidence=evidence))
+        edited.append(proposal.edit)
         fixed, fixed_ms = together, together_ms
-    return findings
+    return findings, doubts

@@ -76,49 +76,81 @@ def usual_ns_per_event(graph: Graph) -> float:
     return float(np.clip(_SHARE_OF_EVENT * typical, _LEAST_NS_PER_EVENT, MOST_NS_SEEN))
 
 
-def profiler_cost(graph: Graph, per_event_ns: float, pace: dict[int, float]) -> ProfilerCost:
+@dataclass(frozen=True, slots=True)
+class HostPace:
+    """How much slower than usual the hosts are, as far as that shows throughout a step and not in one place of it.
+
+    Attributes:
+        of_node: float64[n], of each host node's process in that step: how many times longer it takes than usual.
+        slow: by process, how many times longer it takes in all steps, where it is so slow that it stalls; else 1.0.
+    """
+
+    of_node: Amounts
+    slow: dict[int, float]
+
+
+def profiler_cost(graph: Graph, per_event_ns: float, pace: HostPace) -> ProfilerCost:
     """What the profiler cost.
 
     Args:
         graph: the replay graph.
         per_event_ns: its cost per recorded event on a host that is not slow.
-        pace: by process, how many times longer than its peers its host takes throughout (`host_pace`).
+        pace: of the hosts (`host_pace`).
     """
     host = graph.host
-    busy = np.minimum(per_event_ns * host.events + host.profiler, _MOST_PROFILER_SHARE * host.busy)
+    recording = per_event_ns * pace.of_node * host.events + host.profiler
+    busy = np.minimum(recording, _MOST_PROFILER_SHARE * host.busy)
     silent = np.zeros_like(busy)
     within = _within_steps(graph)
-    for process, times in pace.items():
+    for process, times in pace.slow.items():
         mine = host.process == process
         if times <= 1.0 or not mine.any():
             continue
+        usual = np.minimum(per_event_ns * host.events + host.profiler, _MOST_PROFILER_SHARE * host.busy)[mine]
         work = float(host.busy[mine].sum() + within[mine].sum())
-        share = min(times * float(busy[mine].sum()) / max(work, 1.0), _MOST_PROFILER_SHARE)
+        share = min(times * float(usual.sum()) / max(work, 1.0), _MOST_PROFILER_SHARE)
         busy[mine], silent[mine] = share * host.busy[mine], share * within[mine]
     return ProfilerCost(busy, silent)
 
 
-def host_pace(graph: Graph) -> dict[int, float]:
-    """By process, how many times longer than the lower median of all its host takes for a step, where it is slow
-    throughout; 1.0 for all others, and where too few calls were recorded to tell."""
+def host_pace(graph: Graph) -> HostPace:
+    """The pace of each host in each step; 1.0 where too few calls were recorded to tell.
+
+    Each step's calls are divided into parts of as many calls each, and each part is compared with what it takes in
+    the lower median of all ranks and steps. The pace is the median of that over a step: what a host does more of in
+    one place moves it little.
+    """
     host = graph.host
+    slow = dict.fromkeys(graph.ranks, 1.0)
     if not _enough_calls(graph):
-        return dict.fromkeys(graph.ranks, 1.0)
+        return HostPace(np.ones(len(host.time)), slow)
+    steps = max(graph.steps, 1)
     work: Amounts = host.busy + _within_steps(graph)
-    slot = _part_of_step(graph) + _PARTS * host.process
-    count = (max(graph.ranks, default=0) + 1) * _PARTS
-    used = list(graph.ranks)
-    by_part: Amounts = np.bincount(slot, weights=work, minlength=count).astype(np.float64).reshape(-1, _PARTS)[used]
-    usual = lower_median(by_part)
+    cell = host.process * steps + np.minimum(host.step, steps - 1)
+    count = (max(graph.ranks, default=0) + 1) * steps
+    slot = _part_of_step(graph) + _PARTS * cell
+    flat: Amounts = np.bincount(slot, weights=work, minlength=count * _PARTS).astype(np.float64)
+    by_part = flat.reshape(count, _PARTS)
+    used = np.concatenate([np.arange(q * steps, (q + 1) * steps) for q in graph.ranks])
+    pace = np.ones(count)
+    pace[used] = _typical(by_part[used], lower_median(by_part[used]))
+    by_rank = by_part.reshape(-1, steps, _PARTS).sum(axis=1)[list(graph.ranks)]
+    usual = lower_median(by_rank)
+    for process, times, total in zip(graph.ranks, _typical(by_rank, usual), by_rank.sum(axis=1), strict=True):
+        if times >= _SLOW_THROUGHOUT:
+            slow[process] = float(total / max(usual.sum(), 1.0))
+    return HostPace(pace[cell], slow)
+
+
+def _typical(by_part: Amounts, usual: Amounts) -> Amounts:
+    """Of each row, how many times what is usual its parts are, in the median over what is usual."""
     times = by_part / np.maximum(usual, 1.0)
-    pace = {}
-    for row, process in enumerate(used):
-        order = np.argsort(times[row])
-        reached = np.cumsum(usual[order])
-        half = int(np.searchsorted(reached, reached[-1] / 2))
-        slow = times[row][order][min(half, _PARTS - 1)] >= _SLOW_THROUGHOUT
-        pace[process] = float(by_part[row].sum() / max(usual.sum(), 1.0)) if slow else 1.0
-    return pace
+    order = np.argsort(times, axis=1)
+    reached = np.cumsum(usual[order], axis=1)
+    half = np.minimum((reached < reached[:, -1:] / 2).sum(axis=1), by_part.shape[1] - 1)
+    rows = np.arange(len(by_part))
+    found: Amounts = times[rows, order[rows, half]]
+    return found
 
 
 def _enough_calls(graph: Graph) -> bool:

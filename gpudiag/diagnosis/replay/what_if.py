@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from gpudiag.diagnosis.replay.graph import Graph
+    from gpudiag.diagnosis.replay.profiler_cost import HostPace
     from gpudiag.model.timeline import Timeline
 
 #: What the profiler is taken to add to the host per event at most; between 1.0 and 2.5 µs were seen.
@@ -88,7 +89,7 @@ class WhatIf:
         timeline: what the graph was built from.
         per_event_ns: the profiler's cost per recorded host event.
         plan: the graph's plan where there is one already.
-        pace: by process, how many times longer than its peers its host takes, where that is known already.
+        pace: of the hosts, where that is known already.
     """
 
     def __init__(
@@ -97,7 +98,7 @@ class WhatIf:
         timeline: Timeline,
         per_event_ns: float = PROFILER_NS_PER_EVENT,
         plan: Plan | None = None,
-        pace: dict[int, float] | None = None,
+        pace: HostPace | None = None,
     ) -> None:
         self.graph = graph
         self.timeline = timeline
@@ -138,7 +139,8 @@ class WhatIf:
         usual = WhatIf(graph, timeline, usual_ns_per_event(graph))
         return usual._calibrated(unprofiled_ms)
 
-    def _at_cost(self, per_event_ns: float) -> WhatIf:
+    def at_cost(self, per_event_ns: float) -> WhatIf:
+        """The same with the profiler at another cost per event."""
         one = WhatIf(self.graph, self.timeline, per_event_ns, plan=self.plan, pace=self.pace)
         one._beside = self._beside
         one._replayed = self._replayed
@@ -153,16 +155,16 @@ class WhatIf:
         if abs(self.corrected_ms - unprofiled_ms) <= _AS_NEAR_AS_REPLAYS_ARE * unprofiled_ms:
             return self
         usual, far = self.per_event_ns, (_MOST_NS_PER_EVENT if self.corrected_ms > unprofiled_ms else 0.0)
-        limit = self._at_cost(far).corrected_ms
+        limit = self.at_cost(far).corrected_ms
         near_limit = limit * (1 + _AS_NEAR_AS_REPLAYS_ARE) if far > usual else limit
         target = max(unprofiled_ms, near_limit) if far > usual else min(unprofiled_ms, limit)
         near = usual
         for _ in range(_HALVINGS):
             middle = (near + far) / 2
-            ahead = self._at_cost(middle).corrected_ms - target
+            ahead = self.at_cost(middle).corrected_ms - target
             enough = ahead <= _CLOSE * target if far > usual else ahead >= -_CLOSE * target
             near, far = (near, middle) if enough else (middle, far)
-        return self._at_cost(far)
+        return self.at_cost(far)
 
     @cached_property
     def replayed_ms(self) -> float:
