@@ -1,6 +1,10 @@
-"""`gpudiag analyze` beside HolisticTraceAnalysis, on the same four traces, in one run.
+"""`gpudiag analyze` beside HolisticTraceAnalysis, on the same traces, in one run.
 
-    python benchmarks/bench_analyze.py [TRACES] [--hta PYTHON] [--gpudiag PYTHON] [--rounds N] [--cpus N]
+    python benchmarks/bench_analyze.py [TRACES…] [--hta PYTHON] [--gpudiag PYTHON] [--rounds N] [--cpus N]
+
+HTA does two amounts of work: it loads the traces and computes its temporal breakdown, the least that may be called an
+analysis; and it answers, as far as it can, what gpudiag's report answers of the same traces. Of several directories
+each has its table, and all have a line in one.
 
 Each candidate is a whole process, from `exec` to exit. Rounds are interleaved, so that what else the machine does
 falls on all of them. Memory is measured in rounds of its own: the sum over the process tree of PSS (shared pages are
@@ -35,6 +39,21 @@ _HTA_PROGRAM = """
 import sys
 from hta.trace_analysis import TraceAnalysis
 TraceAnalysis(trace_dir=sys.argv[1]).get_temporal_breakdown(visualize=False)
+"""
+
+#: Where time goes, what of communication is hidden, which kernels take it, why devices are idle and how they are
+#: launched to, of all ranks. Left out: what a cause costs, for which HTA has nothing, and which rank the others
+#: wait for, as its `get_potential_stragglers` raises a ValueError on these traces.
+_HTA_REPORT_PROGRAM = """
+import sys
+from hta.trace_analysis import TraceAnalysis
+analyzer = TraceAnalysis(trace_dir=sys.argv[1])
+ranks = sorted(analyzer.t.traces)
+analyzer.get_temporal_breakdown(visualize=False)
+analyzer.get_comm_comp_overlap(visualize=False)
+analyzer.get_gpu_kernel_breakdown(visualize=False)
+analyzer.get_idle_time_breakdown(ranks=ranks, visualize=False)
+analyzer.get_cuda_kernel_launch_stats(ranks=ranks, visualize=False)
 """
 
 #: What nothing that reads these files can go below: unpack them and decode the JSON, with the structures and on as
@@ -75,41 +94,67 @@ class Candidate:
     memory_mb: list[float] = field(default_factory=list)
 
 
+@dataclass
+class Comparison:
+    """All candidates on the traces of one directory."""
+
+    name: str
+    ours: Candidate
+    reading: Candidate
+    floor: Candidate
+    hta: Candidate
+    hta_report: Candidate
+
+    @property
+    def candidates(self) -> list[Candidate]:
+        """In the order of the table; HTA's least work is what the others are compared with."""
+        return [self.ours, self.reading, self.floor, self.hta, self.hta_report]
+
+
 def main() -> None:
-    """Run the rounds and print the table."""
+    """Run the rounds and print the tables."""
     options = _options()
     os.sched_setaffinity(0, set(sorted(os.sched_getaffinity(0))[: options.cpus]))
     hta = options.hta or _install(ROOT / "build" / "hta-venv", HTA)
     ours = options.gpudiag or _install(ROOT / "build" / "gpudiag-venv", str(ROOT), again=True)
+    done = [_compare(traces, options.rounds, ours, hta) for traces in options.traces]
+    if len(done) > 1:
+        _print_by_trace(done)
+
+
+def _compare(traces: Path, rounds: int, ours: Path, hta: Path) -> Comparison:
     with tempfile.TemporaryDirectory() as directory:
         # Only the traces: HTA takes every file of a directory for one.
-        for path in sorted(options.traces.glob("rank*.json.gz")):
+        for path in sorted(traces.glob("rank*.json.gz")):
             shutil.copy(path, directory)
-        candidates = [
+        comparison = Comparison(
+            traces.resolve().name,
             Candidate("gpudiag analyze --json", [str(ours), "-m", "gpudiag", "analyze", directory, "--json"]),
             Candidate("gpudiag: reading alone", [str(ours), "-c", _READ_PROGRAM, directory]),
             Candidate("floor: unpack and decode", [str(ours), "-c", _FLOOR_PROGRAM, directory]),
             Candidate("HTA 0.5.0, load and temporal breakdown", [str(hta), "-c", _HTA_PROGRAM, directory]),
-        ]
-        for candidate in candidates:
+            Candidate("HTA 0.5.0, what gpudiag's report answers", [str(hta), "-c", _HTA_REPORT_PROGRAM, directory]),
+        )
+        for candidate in comparison.candidates:
             _run(candidate.command)  # fills the page cache and Python's caches of compiled modules
-        for number in range(options.rounds):
-            print(f"round {number + 1} of {options.rounds}", file=sys.stderr)
-            for candidate in candidates:
+        for number in range(rounds):
+            print(f"{comparison.name}: round {number + 1} of {rounds}", file=sys.stderr)
+            for candidate in comparison.candidates:
                 wall_s, cpu_s = _run(candidate.command)
                 candidate.wall_s.append(wall_s)
                 candidate.cpu_s.append(cpu_s)
-            for candidate in candidates:
+            for candidate in comparison.candidates:
                 candidate.memory_mb.append(_peak_memory_mb(candidate.command))
-        _print_conditions(options, Path(directory), hta)
-    _print_table(candidates)
+        _print_conditions(comparison.name, rounds, Path(directory), hta)
+    _print_table(comparison)
+    return comparison
 
 
 def _options() -> argparse.Namespace:
     shared = ROOT.parent / "shared" / "traces" / "h200x4-torch" / "clean"
     default = shared if shared.is_dir() else ROOT / "tests" / "traces" / "clean"
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("traces", type=Path, nargs="?", default=default, help="a directory with rank*.json.gz")
+    parser.add_argument("traces", type=Path, nargs="*", default=[default], help="directories with rank*.json.gz")
     parser.add_argument("--hta", type=Path, help="an interpreter that has HTA")
     parser.add_argument("--gpudiag", type=Path, help="an interpreter that has gpudiag")
     parser.add_argument("--rounds", type=int, default=7)
@@ -161,7 +206,7 @@ def _tree_pss_kb(process: int) -> int:
     return own + sum(_tree_pss_kb(child) for child in children)
 
 
-def _print_conditions(options: argparse.Namespace, directory: Path, hta: Path) -> None:
+def _print_conditions(name: str, rounds: int, directory: Path, hta: Path) -> None:
     packed = sum(path.stat().st_size for path in directory.iterdir())
     model = next(
         (line.split(":")[1].strip() for line in Path("/proc/cpuinfo").read_text().splitlines() if "model name" in line),
@@ -173,9 +218,8 @@ def _print_conditions(options: argparse.Namespace, directory: Path, hta: Path) -
         text=True,
         check=True,
     ).stdout.split()
-    print(
-        f"{len(list(directory.iterdir()))} traces, {packed / 1e6:.1f} MB of gzip; {options.rounds} rounds, interleaved."
-    )
+    count = len(list(directory.iterdir()))
+    print(f"\n{name}: {count} traces, {packed / 1e6:.1f} MB of gzip; {rounds} rounds, interleaved.")
     print(f"{model}, {len(os.sched_getaffinity(0))} CPUs, load {os.getloadavg()[0]:.1f} at the end.")
     print(
         f"gpudiag: Python {platform.python_version()}, msgspec {version('msgspec')}, NumPy {version('numpy')}. "
@@ -183,19 +227,40 @@ def _print_conditions(options: argparse.Namespace, directory: Path, hta: Path) -
     )
 
 
-def _print_table(candidates: list[Candidate]) -> None:
-    ours, hta = candidates[0], candidates[-1]
+def _print_table(comparison: Comparison) -> None:
     print("| whole process | wall s, median (min to max) | CPU s | peak memory MB | HTA: wall | HTA: memory |")
     print("| --- | ---: | ---: | ---: | ---: | ---: |")
-    for candidate in candidates:
-        wall, memory = statistics.median(candidate.wall_s), statistics.median(candidate.memory_mb)
-        times = statistics.median(hta.wall_s) / wall, statistics.median(hta.memory_mb) / memory
+    for candidate in comparison.candidates:
+        wall, memory = _medians(candidate)
+        hta_wall, hta_memory = _medians(comparison.hta)
         print(
             f"| {candidate.name} | {wall:.2f} ({min(candidate.wall_s):.2f} to {max(candidate.wall_s):.2f}) "
-            f"| {statistics.median(candidate.cpu_s):.2f} | {memory:.0f} | {times[0]:.1f} times | {times[1]:.1f} times |"
+            f"| {statistics.median(candidate.cpu_s):.2f} | {memory:.0f} "
+            f"| {hta_wall / wall:.1f} times | {hta_memory / memory:.1f} times |"
         )
-    floor = statistics.median(candidates[2].wall_s)
-    print(f"\n`gpudiag analyze` takes {statistics.median(ours.wall_s) / floor:.2f} times the floor.")
+    wall, report_wall, floor = (
+        _medians(candidate)[0] for candidate in (comparison.ours, comparison.hta_report, comparison.floor)
+    )
+    print(f"\n`gpudiag analyze` takes {wall / floor:.2f} times the floor.")
+    print(f"HTA takes {report_wall / wall:.1f} times as long to answer what gpudiag's report answers.")
+
+
+def _print_by_trace(done: list[Comparison]) -> None:
+    print("\n| traces | gpudiag s | HTA: temporal breakdown | HTA: what gpudiag's report answers | HTA: memory |")
+    print("| --- | ---: | ---: | ---: | ---: |")
+    for comparison in done:
+        wall, memory = _medians(comparison.ours)
+        hta_wall, hta_memory = _medians(comparison.hta)
+        report_wall, _ = _medians(comparison.hta_report)
+        print(
+            f"| {comparison.name} | {wall:.2f} | {hta_wall:.2f} s, {hta_wall / wall:.1f} times "
+            f"| {report_wall:.2f} s, {report_wall / wall:.1f} times | {hta_memory / memory:.1f} times |"
+        )
+
+
+def _medians(candidate: Candidate) -> tuple[float, float]:
+    """Seconds and MB."""
+    return statistics.median(candidate.wall_s), statistics.median(candidate.memory_mb)
 
 
 if __name__ == "__main__":

@@ -2,7 +2,7 @@
 
 As `np.unique` and `np.isin`, which for columns of integers take several times as long: since NumPy 2.3 the one hashes
 what sorts faster, and imports `numpy.ma` for that, which by itself takes as long as reading a small trace. They sort
-stably, because that finds what is in order already, as a trace's columns mostly are, and takes a tenth of the time then.
+stably, because that finds what is in order already, as a trace's columns mostly are: a tenth of the time then.
 """
 
 from __future__ import annotations
