@@ -8,7 +8,7 @@ import typer
 
 from gpudiag.commands.options import Json, Width
 from gpudiag.errors import HardwareMissingError, UsageError, WorkerFailedError
-from gpudiag.workloads.registry import workload_entry
+from gpudiag.workloads.registry import training_entry
 
 if TYPE_CHECKING:
     from gpudiag.model.facts import Facts
@@ -63,7 +63,7 @@ def bandwidth(
     from gpudiag.probing.machine import failed_probes
 
     if like is not None:
-        workload_entry(like)  # before anything is measured
+        training_entry(like, "--like")  # before anything is measured
     if source is not None:
         for option, given in (("--quick", quick), ("--like", like is not None)):
             if given:

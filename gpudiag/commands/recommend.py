@@ -164,14 +164,14 @@ def _measure(asked: "Asked") -> "Recommendation":
 def _predict(asked: "Asked", facts: Path | None, gradients: Path | None, compute_ms: float | None) -> "Recommendation":
     from gpudiag.recommendation.outlook import describe_workload, outlook, read_gradients
     from gpudiag.recommendation.trial import considered
-    from gpudiag.workloads.registry import workload_entry
+    from gpudiag.workloads.registry import training_entry
 
     chosen = considered(asked)
     machine = _facts(facts, p2p=asked.p2p)
     if gradients is not None:
         model = read_gradients(gradients)
     else:
-        name = workload_entry(asked.workload).name
+        name = training_entry(asked.workload, "gpudiag recommend").name
         model = describe_workload(name, on_gpu=any(gpu.visible for gpu in machine.gpus), python=asked.python)
     return outlook(
         machine,

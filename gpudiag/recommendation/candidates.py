@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from gpudiag.errors import HardwareMissingError
 from gpudiag.model.prediction import Candidate
 from gpudiag.prediction.predict import PREDICTED
 from gpudiag.strategies.registry import STRATEGIES
@@ -16,8 +17,6 @@ if TYPE_CHECKING:
 _ORDER = ("nccl", "gloo", "cpu-reduce", "fsdp", "ps-gpu", "ps-cpu", "data-parallel", "independent")
 #: Strategies whose gradients may travel shorter than they are.
 _COMPRESSED = ("nccl", "cpu-reduce")
-#: Shared memory that an exchange through the host takes at least.
-_LEAST_SHM = 64 << 20
 
 
 def plainness(candidate: Candidate) -> tuple[bool, int, int]:
@@ -41,7 +40,10 @@ def candidates(*, compress: Compress | None = "bf16") -> tuple[Candidate, ...]:
 
 
 def why_not(facts: Facts, chosen: tuple[Candidate, ...], devices: int) -> dict[str, str]:
-    """Labels of candidates that cannot run on so many devices of this machine, each with the reason."""
+    """Labels of candidates that cannot run on so many devices of this machine, each with the reason.
+
+    The size of /dev/shm is none: what processes share here has no name in any directory, and is not bounded by it.
+    """
     gpus = sum(gpu.visible for gpu in facts.gpus)
     refused: dict[str, str] = {}
     for candidate in chosen:
@@ -53,9 +55,6 @@ def why_not(facts: Facts, chosen: tuple[Candidate, ...], devices: int) -> dict[s
             reason = "there is no GPU to hold the parameters"
         elif devices < entry.least_devices:
             reason = "one device exchanges nothing"
-        elif candidate.strategy in {"cpu-reduce", "ps-cpu"} and _short_of_shm(facts):
-            left = (facts.host.shm_free_bytes or 0) >> 20
-            reason = f"shared memory has only {left} MiB left; raise it (--shm-size, --ipc=host)"
         elif candidate.strategy in {"cpu-reduce", "ps-cpu"} and gpus and _cannot_pin(facts):
             reason = f"memory cannot be locked (limit {(facts.host.memlock_bytes or 0) >> 10} KiB); raise `ulimit -l`"
         elif candidate.lossy and not gpus:
@@ -65,9 +64,22 @@ def why_not(facts: Facts, chosen: tuple[Candidate, ...], devices: int) -> dict[s
     return refused
 
 
-def _short_of_shm(facts: Facts) -> bool:
-    free = facts.host.shm_free_bytes
-    return free is not None and free < _LEAST_SHM
+def check_possible(chosen: tuple[Candidate, ...], refused: dict[str, str], devices: int) -> None:
+    """Say before anything starts when there is nothing to choose between.
+
+    Raises:
+        HardwareMissingError: one device, or none of the candidates can run.
+    """
+    if devices < 2:
+        raise HardwareMissingError(
+            "one device exchanges nothing, so there is no strategy to choose",
+            "Train with --strategy independent, or choose two or more devices with --devices.",
+        )
+    reasons = [f"{label}: {why}" for label, why in refused.items()]
+    if all(one.label in refused for one in chosen if one.strategy != "independent"):
+        raise HardwareMissingError(
+            f"no strategy that was asked for can run here ({'; '.join(reasons)})", "Leave --only out, or change that."
+        )
 
 
 def _cannot_pin(facts: Facts) -> bool:

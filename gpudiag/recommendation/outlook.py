@@ -16,7 +16,7 @@ from gpudiag.prediction.datasheet import estimated_compute
 from gpudiag.prediction.overlap import BACKWARD_SHARE
 from gpudiag.prediction.predict import predict
 from gpudiag.prediction.situation import Situation
-from gpudiag.recommendation.candidates import why_not
+from gpudiag.recommendation.candidates import check_possible, why_not
 from gpudiag.recommendation.forecast import expected_scaling
 from gpudiag.recommendation.verdict import from_predictions
 from gpudiag.run_files import MOST_BYTES, read_json
@@ -196,6 +196,7 @@ def outlook(
         notes.append(f"the compute of a step is {compute.source}; give --compute-ms where you know it")
     gradients = msgspec.structs.replace(gradients, compute=compute, batch_size=batch)
     refused = why_not(facts, candidates, count)
+    check_possible(candidates, refused, count)
     predictions = predict(facts, gradients, candidates, count, p2p=p2p, cannot=refused)
     situation = Situation(facts, gradients, count, p2p=p2p)
     found = from_predictions(

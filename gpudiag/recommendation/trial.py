@@ -15,11 +15,11 @@ from gpudiag.errors import UsageError
 from gpudiag.model.contest import CONTEST_SCHEMA, PLAN_FILE, Contest, ContestPlan, Entry, contest_file
 from gpudiag.model.recommendation import RECOMMENDATION_FILE
 from gpudiag.prediction.curves import curves_of
-from gpudiag.recommendation.candidates import candidates, why_not
+from gpudiag.recommendation.candidates import candidates, check_possible, why_not
 from gpudiag.recommendation.forecast import expected_scaling
 from gpudiag.recommendation.verdict import judge
 from gpudiag.run_files import read_json, write_json
-from gpudiag.workloads.registry import is_own, workload_entry
+from gpudiag.workloads.registry import is_own, training_entry
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -98,14 +98,15 @@ def recommend(
             f"gpudiag cannot change how {asked.workload} exchanges gradients",
             "Name a built-in workload like it, or give --gradients with its gradient sizes and --predict-only.",
         )
-    entry = workload_entry(asked.workload)
+    entry = training_entry(asked.workload, "gpudiag recommend")
     if asked.memory_format == "nhwc" and not entry.images:
         raise UsageError(f"{asked.workload} has no images, so --memory-format does not apply", "Leave it out.")
-    prepared = _prepared(asked)
-    prepared = pipeline.measure_links(prepared, asked.probe, on_probe)
-    devices = prepared.plan.processes
     chosen = considered(asked)
+    prepared = _prepared(asked)
+    devices = prepared.plan.processes
     refused = why_not(prepared.facts, chosen, devices)
+    check_possible(chosen, refused, devices)
+    prepared = pipeline.measure_links(prepared, asked.probe, on_probe)
     finalists = 0 if asked.every else 3
     number = len(chosen) - len(refused) if asked.every else min(5, len(chosen) - len(refused))
     left_s = asked.budget_s - (time.monotonic() - began) - _START_S - number * _FINALIST_S

@@ -23,11 +23,9 @@ def render_like(found: ModelBuckets, console: Console) -> None:
     total = sum(found.bucket_bytes) / 1e6
     count = len(found.bucket_bytes)
     title = (
-        f"All-reduce of {one_line(found.workload)}'s {count} buckets, {total:.0f} MB per step: GB/s of bus bandwidth"
+        f"All-reduce of {one_line(found.workload)}'s {count} buckets, {total:.3g} MB per step: GB/s of bus bandwidth"
     )
-    table = Table(
-        title=Text(title), title_justify="left", title_style="bold", box=None, padding=(0, 2, 0, 0), header_style="bold"
-    )
+    table = Table(box=None, padding=(0, 2, 0, 0), header_style="bold")
     table.add_column("MB", justify="right")
     for transport in transports:
         table.add_column(one_line(transport), justify="right")
@@ -40,6 +38,7 @@ def render_like(found: ModelBuckets, console: Console) -> None:
     steps = [found.step_ms(transport) for transport in transports]
     table.add_row(*map(Text, ["all, ms", *("—" if step is None else f"{step:.1f}" for step in steps)]), style="bold")
     console.print()
+    console.print(Text(title, style="bold"))
     console.print(table)
     for name, why in found.skipped.items():
         console.print(Text(f"not measured: {one_line(name)}: {one_line(why)}"))

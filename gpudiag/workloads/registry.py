@@ -229,6 +229,19 @@ def workload_entry(name: str) -> WorkloadEntry:
     return WORKLOADS[name]
 
 
+def training_entry(name: str, what: str) -> WorkloadEntry:
+    """The entry of a workload that trains, for `what`, which is about exchanging gradients.
+
+    Raises:
+        UsageError: there is none, or it only predicts.
+    """
+    entry = workload_entry(name)
+    if not entry.trains:
+        training = ", ".join(one.name for one in _ENTRIES if one.trains)
+        raise UsageError(f"{name} does not train, so it has no gradients to exchange", f"{what} knows {training}.")
+    return entry
+
+
 def load_workload(name: str, *, on_gpu: bool) -> Workload:
     """Make the workload, sized for a GPU or for a CPU process. Imports the framework."""
     entry = workload_entry(name)

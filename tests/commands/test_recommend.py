@@ -106,6 +106,8 @@ def test_bad_gradients_are_refused(tmp_path: Path, text: str, words: str) -> Non
     [
         (("nonsense",), "no workload 'nonsense'"),
         (("mytraining:main",), "cannot change how"),
+        (("unet3d-predict",), "does not train"),
+        (("unet3d-predict", "--predict-only", "--facts", FACTS), "does not train"),
         (("mlp", "--facts", FACTS), "goes with --predict-only"),
         (("mlp", "--predict-only", "--all"), "runs nothing"),
         (("mlp", "--only", "carrier-pigeon"), "no strategy 'carrier-pigeon'"),
@@ -117,6 +119,15 @@ def test_usage_errors(tmp_path: Path, arguments: tuple[str, ...], words: str) ->
     result = run_cli("recommend", *(_sizes(tmp_path) if word == "SIZES" else word for word in arguments))
     assert result.returncode == 2, result.stderr
     assert words in result.stderr
+
+
+def test_one_device_is_said_before_anything_starts(tmp_path: Path) -> None:
+    for arguments in (("trivial", "--devices", "1"), ("--predict-only", "--facts", FACTS, "--devices", "1")):
+        result = run_cli("recommend", *arguments, cwd=tmp_path)
+        assert result.returncode == 3, result.stderr
+        assert "one device exchanges nothing" in result.stderr
+        assert "independent" in result.stderr
+    assert not list(tmp_path.iterdir())
 
 
 def test_a_missing_facts_file_is_unreadable(tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
 _NAME = "gpudiag-exchange"
+_MORE = "Free memory, raise the limit on it (docker --memory, ulimit -f), or use nccl."
 
 
 class Segment:
@@ -42,6 +43,8 @@ class Segment:
         node = _boot_id()
         mine = self._create(size) if rank == 0 else None
         announced = gather((node, mine))
+        if announced[0][1] is None:
+            raise HardwareMissingError(f"there is no room for {size / 1e6:.0f} MB of shared memory", _MORE)
         nodes = {other for other, _ in announced}
         if len(nodes) > 1:
             raise UsageError(
@@ -59,9 +62,14 @@ class Segment:
             with contextlib.suppress(OSError):  # a kernel without them
                 self._map.madvise(mmap.MADV_HUGEPAGE)
 
-    def _create(self, size: int) -> tuple[int, int, int]:
-        self._file = os.memfd_create(_NAME, os.MFD_CLOEXEC)
-        os.ftruncate(self._file, size)
+    def _create(self, size: int) -> tuple[int, int, int] | None:
+        """Process, file and inode; None where the system refuses, which the other ranks must hear."""
+        try:
+            self._file = os.memfd_create(_NAME, os.MFD_CLOEXEC)
+            os.ftruncate(self._file, size)
+        except OSError:
+            self.close()
+            return None
         return os.getpid(), self._file, os.fstat(self._file).st_ino
 
     def _open(self, pid: int, file: int, inode: int) -> None:
@@ -91,7 +99,7 @@ class Segment:
             problem = f"there is no room for {self.size / 1e6:.0f} MB of shared memory: {error.strerror}"
         failed = next((told for told in self._gather(problem) if told), None)
         if failed:
-            raise HardwareMissingError(failed, "Free memory, raise the container's limit, or use smaller chunks.")
+            raise HardwareMissingError(failed, _MORE)
 
     @property
     def address(self) -> int:

@@ -54,6 +54,8 @@ _AGREE, _MOST_LOOKS = 0.03, 6
 #: Slower than another by this factor is slow beyond doubt: such a one has no turns, and this many looks at most while
 #: it warms up are its rounds.
 _SLOW, _SLOW_LOOKS = 1.5, 3
+#: Of the time that there is, what setting up may take; but so many are measured in any case, since one is no choice.
+_SETUP_SHARE, _LEAST = 0.6, 2
 _NO_TIME = "there was no time left to measure it"
 
 
@@ -160,9 +162,9 @@ class _Contest:
             possible = [one.candidate for one in predictions if one.cannot is None and one.candidate != INDEPENDENT]
             finalists = finalists_of(predictions, entry.finalists) if entry.finalists else possible
             with self._timing("setup"):
-                for candidate in finalists:
+                for number, candidate in enumerate(finalists):
                     self._beat()
-                    if self._over(0.6):
+                    if self._over(_SETUP_SHARE) and number >= _LEAST:
                         self.failed[candidate.label] = _NO_TIME
                     else:
                         self._admit(subject, candidate)

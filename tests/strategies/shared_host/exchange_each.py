@@ -8,6 +8,7 @@ from __future__ import annotations
 import gc
 import json
 import os
+import resource
 import signal
 import sys
 import time
@@ -19,8 +20,9 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from gpudiag.errors import GpudiagError
+from gpudiag.errors import GpudiagError, HardwareMissingError
 from gpudiag.strategies.cpu_reduce import CpuReduceHook
+from gpudiag.strategies.shared_host import cpu_mover
 from gpudiag.strategies.shared_host.all_reduce import SharedHostAllReduce
 from tests.strategies.processes import tell
 
@@ -122,6 +124,39 @@ def shapes(plan: dict[str, Any]) -> dict[str, Any]:
     square = exchange.all_reduce(torch.full((30, 40), float(RANK), device=DEVICE))
     exchange.close()
     return {"refused": refused, "shape": list(square.shape), "value": float(square[29, 39])}
+
+
+def no_room(plan: dict[str, Any]) -> dict[str, Any]:
+    """Rank 0, which makes the memory that all share, may make nothing that large: a limit of the system."""
+    limit = resource.getrlimit(resource.RLIMIT_FSIZE)
+    if RANK == 0:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (64 << 10, limit[1]))
+    try:
+        make(plan)
+    except GpudiagError as error:
+        return {"error": type(error).__name__, "message": str(error), "hint": error.hint}
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limit)
+    return {}
+
+
+def refused_pinning(plan: dict[str, Any]) -> dict[str, Any]:
+    """The driver of rank 1 refuses to pin: its answer comes through the seam behind which a GPU's driver is."""
+
+    class Refuses:
+        def __init__(self, control: Any) -> None:
+            raise HardwareMissingError(f"{DEVICE} cannot pin {control.layout.total_bytes / 1e6:.0f} MB", "ulimit -l")
+
+    kept = cpu_mover.CpuMover
+    if RANK == 1:
+        cpu_mover.CpuMover = Refuses  # type: ignore[misc,assignment]  # this rank's, for this scenario
+    try:
+        make(plan)
+    except GpudiagError as error:
+        return {"message": str(error)}
+    finally:
+        cpu_mover.CpuMover = kept  # type: ignore[misc]  # as it was
+    return {}
 
 
 def dies(plan: dict[str, Any]) -> dict[str, Any]:

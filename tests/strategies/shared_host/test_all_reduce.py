@@ -25,7 +25,10 @@ RANKS = 3
 @pytest.fixture(scope="module", params=ENGINES)
 def healthy(request: pytest.FixtureRequest) -> list[dict[str, Any]]:
     """What each rank found where nothing goes wrong; in one set of processes, since starting them takes longest."""
-    asked = {"scenarios": ["sums", "special", "many", "shapes", "as_hook"], "engine": request.param}
+    asked = {
+        "scenarios": ["sums", "special", "many", "shapes", "as_hook", "no_room", "refused_pinning"],
+        "engine": request.param,
+    }
     with Job(PROGRAM, RANKS, asked) as job:
         answers = [job.answer(rank) for rank in range(RANKS)]
     assert {answer["many"]["engine"] for answer in answers} == {request.param}
@@ -62,6 +65,18 @@ def test_what_cannot_be_summed_is_refused(healthy: list[dict[str, Any]]) -> None
 def test_it_is_a_hook_for_anyone_s_model(healthy: list[dict[str, Any]]) -> None:
     # Each of 4 samples adds the rank's own number: the mean over ranks 0 to 2 is 4.
     assert [answer["as_hook"]["gradients"] for answer in healthy] == [[4.0]] * RANKS
+
+
+def test_no_room_is_an_error_on_every_rank(healthy: list[dict[str, Any]]) -> None:
+    for answer in healthy:
+        told = answer["no_room"]
+        assert told["error"] == "HardwareMissingError"
+        assert "there is no room for" in told["message"]
+        assert "ulimit" in told["hint"]
+
+
+def test_memory_that_cannot_be_pinned_on_one_rank_is_heard_by_all(healthy: list[dict[str, Any]]) -> None:
+    assert all("cannot pin" in answer["refused_pinning"]["message"] for answer in healthy)
 
 
 @pytest.fixture(scope="module", params=ENGINES)
