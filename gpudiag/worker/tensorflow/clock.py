@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import time
-from typing import Any
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
 from gpudiag.worker.timing import StepClock
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 
 class SettledClock(StepClock):
@@ -47,8 +51,24 @@ class SettledClock(StepClock):
         return super().read()
 
 
-def synchronized_clock() -> SettledClock:
-    """A clock for steps on this process's GPUs."""
-    import tensorflow as tf
+def synchronized_clock(devices: Sequence[str]) -> SettledClock:
+    """A clock for steps on these devices of this process."""
+    return SettledClock(partial(settle, devices))
 
-    return SettledClock(tf.test.experimental.sync_devices)
+
+def settle(devices: Sequence[str]) -> None:
+    """Return when devices of this process have nothing left to do.
+
+    `tf.test.experimental.sync_devices` does that for all devices that TensorFlow knows, and fails in a job of several
+    processes, where those of the others are among them.
+
+    Args:
+        devices: by their short names.
+    """
+    import tensorflow as tf
+    from tensorflow.python.eager import context  # there is no public way to its queue
+
+    for device in devices:
+        with tf.device(device):
+            tf.raw_ops.SyncDevice()
+    context.async_wait()

@@ -73,7 +73,7 @@ class TensorflowRuntime:
 
     def clock(self, devices: Sequence[Any]) -> StepClock:
         """The host's clock, with synchronizations at either end of a series of steps on GPUs."""
-        return synchronized_clock() if self.on_gpu(devices[0]) else host_clock()
+        return synchronized_clock(devices) if self.on_gpu(devices[0]) else host_clock()
 
     def store(self, place: Place) -> Any:
         """The launcher's directory, else TensorFlow's coordination service."""

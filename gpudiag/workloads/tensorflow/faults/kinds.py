@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
 
+from gpudiag.worker.tensorflow.clock import settle
+
 if TYPE_CHECKING:
     from collections.abc import Callable
 
@@ -43,7 +45,7 @@ def extra_compute(trainer: Trainer, amount_ms: float) -> Callable[[bool], None]:
             for _ in range(count):
                 product = tf.matmul(matrix, product)
 
-        each_ms = _milliseconds_of(lambda: multiply(_REPEATS)) / _REPEATS
+        each_ms = _milliseconds_of(lambda: multiply(_REPEATS), trainer.device) / _REPEATS
 
     def work() -> None:
         with tf.device(trainer.device):
@@ -56,14 +58,14 @@ def extra_compute(trainer: Trainer, amount_ms: float) -> Callable[[bool], None]:
 
 
 def syncs(trainer: Trainer, amount_ms: float) -> Callable[[bool], None]:  # noqa: ARG001  # one per step
-    """The loss is read after each step, as in loops that log it, and all devices are waited for.
+    """The loss is read after each step, as in loops that log it, and the device is waited for.
 
     Functions on a CPU end when their work is done, so that there it costs next to nothing, which is to be found too.
     """
 
     def read(loss: Any) -> None:
         float(loss.values[0] if hasattr(loss, "values") else loss)
-        tf.test.experimental.sync_devices()
+        settle([trainer.device])
 
     def switch(on: bool) -> None:
         trainer.after = read if on else None
@@ -81,13 +83,13 @@ def make_fault(plan: FaultPlan, trainer: Trainer) -> Callable[[bool], None]:
     return switch if mine else lambda _on: None
 
 
-def _milliseconds_of(function: Callable[[], object]) -> float:
-    """How long one call takes, work on devices included: the fastest of three, since other programs run too."""
+def _milliseconds_of(function: Callable[[], object], device: str) -> float:
+    """How long one call takes, work on the device included: the fastest of three, since other programs run too."""
     rounds = []
     for _ in range(_ROUNDS):
-        tf.test.experimental.sync_devices()
+        settle([device])
         began = time.perf_counter()
         function()
-        tf.test.experimental.sync_devices()
+        settle([device])
         rounds.append(1e3 * (time.perf_counter() - began))
     return min(rounds)
