@@ -6,6 +6,12 @@ host work:
     training thread   backward ──┤ c10d::allreduce_ ├── backward ──┤ (nothing recorded) ├── copy_bucket_to_grad
     gloo thread                         ├───────── gloo:all_reduce ─────────┤
                                  node: handed over                  node: blocked until the collective's end
+
+TensorFlow's training thread is inside the call of its function all the while, and waits where an executor thread does:
+
+    training thread   ──────────────── EagerExecute: step ────────────────────
+    executor thread   forward, backward ┤ CollectiveReduceV2 ├ optimizer
+                            node: handed over      node: blocked until its end
 """
 
 from __future__ import annotations
@@ -26,7 +32,13 @@ from gpudiag.model.timeline import UNKNOWN, OpClass
 from gpudiag.units import NS_PER_US
 
 if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from gpudiag.model.event import EventTable
     from gpudiag.model.timeline import Lane, Timeline
+
+    #: Of each collective when its hand-over begins and ends; of each wait when it begins and ends, and for which op.
+    _HandedOver = tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]
 
 _HANDS_OVER = re.compile(r"c10d::")
 #: A pause of the training thread of at least this length, in which a collective ended, is waiting for it.
@@ -86,19 +98,8 @@ def cpu_chain_of(timeline: Timeline, trace_index: int, lanes: list[Lane], parts:
     thread = lane.threads.get(lane.steps.thread)
     if thread is None:
         return None
-    rows = events.rows_of(EventKind.OPERATOR)
-    rows = rows[events.thread[rows] == lane.steps.thread]
-    gives = np.fromiter((_HANDS_OVER.match(name) is not None for name in events.names), np.bool_, len(events.names))
-    over = rows[gives[events.name[rows]]]
-    over_end = events.end_ns[over] + shift
-    over = over[(over_end >= begin) & (over_end < end)]
-    over = over[np.argsort(events.end_ns[over], kind="stable")]
-    handed, handed_from = events.end_ns[over] + shift, events.start_ns[over] + shift
-    blocked_from, blocked_to, blocked_on = _waits(
-        events.start_ns[rows] + shift, events.end_ns[rows] + shift, lane.steps.start, part
-    )
-    inside = (blocked_to >= begin) & (blocked_to < end)
-    blocked_from, blocked_to, blocked_on = blocked_from[inside], blocked_to[inside], blocked_on[inside]
+    hand_over = _in_a_function if timeline.framework == "tensorflow" else _beside_the_loop
+    handed_from, handed, blocked_from, blocked_to, blocked_on = hand_over(events, lane, part)
     marks = lane.steps.start[(lane.steps.start >= begin) & (lane.steps.start < end)]
     time = np.concatenate([handed, blocked_to, marks])
     if len(time) == 0:
@@ -135,6 +136,38 @@ def cpu_chain_of(timeline: Timeline, trace_index: int, lanes: list[Lane], parts:
         block_delay=delay,
         row=np.full(len(time), NONE, np.int64),
         step=step_index(lane, np.minimum(time, end - 1)),
+    )
+
+
+def _in_a_function(events: EventTable, lane: Lane, part: LaneOps) -> _HandedOver:  # noqa: ARG001  # as of the other
+    """TensorFlow's: from a collective's start to its end its process waits for it."""
+    start, end = part.start.astype(np.int64), part.end.astype(np.int64)
+    order = np.argsort(start, kind="stable")
+    inside = order[end[order] < body_span(lane)[1]]
+    return start[order], start[order], start[inside], end[inside], inside.astype(np.int64)
+
+
+def _beside_the_loop(events: EventTable, lane: Lane, part: LaneOps) -> _HandedOver:
+    """PyTorch's: the training thread hands collectives over by calls of its own, and pauses until they are done."""
+    begin, end = body_span(lane)
+    shift = lane.shift_ns
+    rows = events.rows_of(EventKind.OPERATOR)
+    rows = rows[events.thread[rows] == lane.steps.thread]
+    gives = np.fromiter((_HANDS_OVER.match(name) is not None for name in events.names), np.bool_, len(events.names))
+    over = rows[gives[events.name[rows]]]
+    over_end = events.end_ns[over] + shift
+    over = over[(over_end >= begin) & (over_end < end)]
+    over = over[np.argsort(events.end_ns[over], kind="stable")]
+    blocked_from, blocked_to, blocked_on = _waits(
+        events.start_ns[rows] + shift, events.end_ns[rows] + shift, lane.steps.start, part
+    )
+    inside = (blocked_to >= begin) & (blocked_to < end)
+    return (
+        events.start_ns[over] + shift,
+        events.end_ns[over] + shift,
+        blocked_from[inside],
+        blocked_to[inside],
+        blocked_on[inside],
     )
 
 
