@@ -55,6 +55,7 @@ class Plan:
             makes needs go in a circle, the earliest as measured goes first, and takes what it misses from the turn
             before.
         last_nodes, last_ops: the last host node of each chain and the last op of each stream.
+        first_nodes, first_ops: int64[n] and int64[m], the first of the run that each host node and each op is in.
     """
 
     def __init__(self, graph: Graph) -> None:
@@ -63,6 +64,9 @@ class Plan:
         self.last_ops = np.array([after - 1 for first, after in graph.streams if after > first], np.int64)
         runs = [*_host_runs(graph), *_device_runs(graph)]
         self.runs = _in_order(graph, runs)
+        self.first_nodes, self.first_ops = np.arange(len(graph.host.time)), np.arange(len(graph.device.start))
+        for run in runs:
+            (self.first_nodes if run.kind in _ON_HOST else self.first_ops)[run.first : run.after] = run.first
 
 
 def _host_runs(graph: Graph) -> Iterator[Run]:

@@ -192,33 +192,36 @@ class _State:
     def _calls(self, many: Sequence[Costs]) -> Iterator[tuple[Callable[..., object], tuple[object, ...]]]:
         host, device = self.graph.host, self.graph.device
         time, start, end = self.time, self.start, self.end
+        first_node, first_op = self.plan.first_nodes, self.plan.first_ops
         work = np.stack([costs.busy + costs.waiting for costs in many], axis=1)
-        work_before = _sums_before(work)
+        work_through = _sums_within(work, first_node)
         gap = np.stack([costs.gap for costs in many], axis=1)
         duration = np.stack([costs.duration for costs in many], axis=1)
         transfer = np.stack([costs.transfer for costs in many], axis=1)
         cost = gap + duration
-        cost_before = _sums_before(cost)
+        through = _sums_within(cost, first_op)
         # -inf holds nothing up: ops whose launch was not captured, calls that no longer block.
-        latency = np.where(device.launch != NONE, device.latency, -np.inf)[:, None]
+        latency = _repeated(np.where(device.launch != NONE, device.latency, -np.inf), len(many))
+        ready = latency - gap - (through - cost)
         blocking = np.stack([costs.blocking for costs in many], axis=1)
         delay = np.where(blocking, host.block_delay[:, None], -np.inf)
-        alone = np.array([not costs.joined for costs in many], np.bool_)
+        without_peers = np.array([not costs.joined for costs in many], np.bool_)
+        alone = without_peers if without_peers.any() else None
+        launch, block_on, wait_a, wait_b = device.launch, host.block_on, device.wait_a, device.wait_b
+        host_run, host_block, device_run, device_wait, _, collective_end = Kind
         for kind, a, b, before in self.plan.runs:
-            if kind == Kind.HOST_RUN:
-                yield np.add, (time[before], work_before[a + 1 : b + 1] - work_before[a], time[a:b])
-            elif kind == Kind.HOST_BLOCK:
-                yield _block, (time[before], work[a], end[host.block_on[a]], delay[a], time[a])
-            elif kind == Kind.DEVICE_RUN:
-                through = cost_before[a + 1 : b + 1] - cost_before[a]
-                own = (latency[a:b], gap[a:b], through - cost[a:b], through)
-                yield _device_run, (time, device.launch[a:b], *own, end[before], end[a:b])
-            elif kind == Kind.COLLECTIVE_END:
-                yield _meet, (start, device.peers[a], alone if alone.any() else None, start[a], transfer[a], end[a])
+            if kind is host_run:
+                yield np.add, (time[before], work_through[a:b], time[a:b])
+            elif kind is host_block:
+                yield _block, (time[before], work[a], end[block_on[a]], delay[a], time[a])
+            elif kind is device_run:
+                yield _device_run, (time, launch[a:b], ready[a:b], through[a:b], end[before], end[a:b])
+            elif kind is collective_end:
+                yield _meet, (start, device.peers[a], alone, start[a], transfer[a], end[a])
             else:
-                waited = [end[op] for op in (device.wait_a[a], device.wait_b[a]) if op != NONE]
-                yield _begin, (time[device.launch[a]], latency[a], [end[before], *waited], gap[a], start[a])
-                if kind == Kind.DEVICE_WAIT:
+                waited = [end[op] for op in (wait_a[a], wait_b[a]) if op != NONE]
+                yield _begin, (time[launch[a]], latency[a], [end[before], *waited], gap[a], start[a])
+                if kind is device_wait:
                     yield np.add, (start[a], duration[a], end[a])
 
 
@@ -227,19 +230,10 @@ def _block(before: Times, work: Times, waited: Times, delay: Times, out: Times) 
 
 
 def _device_run(  # noqa: PLR0917  # what a run needs, in the order in which it is used
-    time: Times,
-    launch: NDArray[np.int64],
-    latency: Times,
-    gap: Times,
-    until_last: Times,
-    through: Times,
-    before: Times,
-    out: Times,
+    time: Times, launch: NDArray[np.int64], after_launch: Times, through: Times, before: Times, out: Times
 ) -> None:
     ready = time.take(launch, axis=0)
-    ready += latency
-    ready -= gap
-    ready -= until_last
+    ready += after_launch
     np.maximum.accumulate(ready, axis=0, out=ready)
     np.add(through, np.maximum(ready, before, out=ready), out=out)
 
@@ -265,8 +259,9 @@ def _repeated(values: Times, columns: int) -> Times:
     return np.repeat(values[:, None], columns, axis=1)
 
 
-def _sums_before(values: Times) -> Times:
-    """float64[n + 1, columns]: the sum of all rows before each."""
-    sums: Times = np.zeros((len(values) + 1, values.shape[1]))
-    np.cumsum(values, axis=0, out=sums[1:])
+def _sums_within(values: Times, first: NDArray[np.int64]) -> Times:
+    """float64[n, columns]: the sum of each row and all before it from the row `first` of its run on."""
+    before: Times = np.zeros((len(values) + 1, values.shape[1]))
+    np.cumsum(values, axis=0, out=before[1:])
+    sums: Times = before[1:] - before[first]
     return sums
