@@ -71,6 +71,7 @@ def analyze(
         summarise_steps,
         summarise_waits,
     )
+    from gpudiag.diagnosis.alike import of_alike_steps
     from gpudiag.diagnosis.case import Case
     from gpudiag.diagnosis.engine import diagnose
     from gpudiag.run_files import find_run_record
@@ -86,7 +87,7 @@ def analyze(
         keep(timeline, attribution)
     run = find_run_record(paths)
     facts, unread = _facts_of_run(paths)
-    case = Case(timeline=timeline, attribution=attribution, run=run, facts=facts)
+    case = of_alike_steps(Case(timeline=timeline, attribution=attribution, run=run, facts=facts))
     findings, doubts = diagnose(case)
     collectives = summarise_collectives(timeline)
     if facts is not None:

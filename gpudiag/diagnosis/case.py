@@ -24,12 +24,16 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class Case:
-    """One job: what happened, and what is known of the machine and the run."""
+    """One job: what happened, and what is known of the machine and the run.
+
+    `unlike_steps` says in words which steps are of another kind than the others (`alike`); empty where none is.
+    """
 
     timeline: Timeline
     attribution: Attribution
     facts: Facts | None = None
     run: RunRecord | None = None
+    unlike_steps: str = ""
 
     @cached_property
     def what_if(self) -> WhatIf | None:

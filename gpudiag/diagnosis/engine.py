@@ -5,14 +5,13 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import msgspec
-import numpy as np
 
 from gpudiag.diagnosis.certainty import Certainty
 from gpudiag.diagnosis.rules import RULES
 from gpudiag.diagnosis.rules.compute_bound import ComputeBound
 from gpudiag.diagnosis.rules.rule import CannotTell, Proposal, notable
 from gpudiag.model.analysis import Confidence, Finding, Validity
-from gpudiag.units import NS_PER_US, milliseconds
+from gpudiag.units import NS_PER_US
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -34,8 +33,6 @@ _BETWEEN_RANKS = frozenset({"straggler", "communication-bound"})
 _ON_THE_HOST = frozenset({"launch-bound", "host-sync"})
 #: From this share of the step on, the profiler's cost is worth a word.
 _NOTABLE_OVERHEAD = 0.05
-#: A step so many times as long as the others is of another kind.
-_UNEVEN = 1.5
 
 _CONFIDENCES: tuple[Confidence, ...] = ("high", "medium", "low")
 
@@ -68,30 +65,10 @@ def diagnose(case: Case) -> tuple[tuple[Finding, ...], tuple[Validity, ...]]:
     doubts.extend(unsure)
     findings.extend(ComputeBound().conclude(case, findings, conclusive=not doubts))
     doubts.extend(_overhead(case, what_if))
-    doubts.extend(_uneven(case))
+    if case.unlike_steps:
+        doubts.append(Validity(code="uneven-steps", message=case.unlike_steps))
     codes = {validity.code for validity in (*case.timeline.validity, *doubts)}
     return tuple(_as_sure_as_the_data(case, what_if, finding, codes) for finding in findings), tuple(doubts)
-
-
-def _uneven(case: Case) -> list[Validity]:
-    """Which step, if any, is so much longer than the others that the mean says little of either."""
-    worst = 0.0
-    message = ""
-    for lane, attribution in zip(case.lanes, case.attribution.lanes, strict=True):
-        lengths = attribution.step_ns
-        if len(lengths) < 2:
-            continue
-        longest = int(lengths.argmax())
-        others = float(np.median(np.delete(lengths, longest)))
-        times = lengths[longest] / max(others, 1.0)
-        if times > max(worst, _UNEVEN):
-            worst = float(times)
-            message = (
-                f"step {lane.window_steps[longest]} took rank {lane.rank} {milliseconds(lengths[longest]):.1f} ms, the "
-                f"others {milliseconds(others):.1f} ms: the means are of unlike steps. Record steps after warm-up, "
-                "without an evaluation or a checkpoint among them."
-            )
-    return [Validity(code="uneven-steps", message=message)] if message else []
 
 
 def _overhead(case: Case, what_if: WhatIf) -> list[Validity]:

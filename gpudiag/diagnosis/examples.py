@@ -95,6 +95,7 @@ class Job(Record, frozen=True, kw_only=True):
         step: what every rank does in each step.
         extra: what some ranks do before that.
         rotating: what one rank does before that, another one each step.
+        once: what all ranks do before that in some steps, by the step's number.
         recorded: the ranks whose traces are there.
         steps: steps in the capture; the first and the last are not analysed.
         dropped_events: what the profiler of rank 0 says that it lost.
@@ -104,6 +105,7 @@ class Job(Record, frozen=True, kw_only=True):
     step: tuple[Piece, ...]
     extra: Mapping[int, tuple[Piece, ...]] = msgspec.field(default_factory=dict)
     rotating: tuple[Piece, ...] = ()
+    once: Mapping[int, tuple[Piece, ...]] = msgspec.field(default_factory=dict)
     recorded: tuple[int, ...] = ()
     steps: int = 7
     dropped_events: int = 0
@@ -130,6 +132,7 @@ class Job(Record, frozen=True, kw_only=True):
             pieces = (*self.extra.get(rank, ()), *self.step)
             if number % self.ranks == rank:
                 pieces = (*self.rotating, *pieces)
+            pieces = (*self.once.get(number, ()), *pieces)
             for piece in pieces:
                 if piece.what == "all_reduce":
                     yield player.arrive(), piece

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from gpudiag.attribution import attribute
+from gpudiag.diagnosis.alike import of_alike_steps
 from gpudiag.diagnosis.case import Case
 from gpudiag.diagnosis.engine import diagnose
 from gpudiag.timeline import build_timeline
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
 
 def case_of(traces: Sequence[Trace]) -> Case:
     timeline = build_timeline(traces)
-    return Case(timeline=timeline, attribution=attribute(timeline))
+    return of_alike_steps(Case(timeline=timeline, attribution=attribute(timeline)))
 
 
 def diagnosis_of(traces: Sequence[Trace]) -> tuple[dict[str, Finding], dict[str, str]]:
