@@ -21,6 +21,8 @@ PointStatus = Literal["measured", "failed", "not measured"]
 
 #: What a device may lose on the way from N times one device's throughput down to what was reached, in drawing order.
 LOSSES = ("input", "slower_compute", "launch", "exposed_transfer", "waiting", "rest")
+#: And where no step was recorded: what is lost without any exchange, and what the exchange costs in all.
+MEASURED_LOSSES = ("together", "exchange")
 
 #: What a step's time consists of, in the order in which it is taken away in the replay.
 STEP_PARTS = ("waiting", "exposed_transfer", "disturbed", "input", "launch", "compute")
@@ -44,6 +46,8 @@ class Machine(msgspec.Struct, frozen=True, kw_only=True):
     usable_cpus: int | None = None
     gpus: tuple[str, ...] = ()
     """Model names of the GPUs that training could use, by index; empty for CPU processes."""
+    which: str = ""
+    """A digest of these GPUs' UUIDs: tells machines of one kind apart, whose hosts may be called the same."""
     software: dict[str, str] = {}
 
 
@@ -159,7 +163,7 @@ class Waterfall(msgspec.Struct, frozen=True, kw_only=True):
     """From N times one device's throughput (100 %) down to what N devices reached.
 
     `reached_percent` and the losses' percents sum to 100. `rest` is by how much the replays of the two points miss the
-    timed difference.
+    timed difference. Without recorded steps the losses are those of `MEASURED_LOSSES`, and `parts` None.
     """
 
     point: str

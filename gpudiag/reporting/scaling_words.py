@@ -19,6 +19,8 @@ LOSSES = {
     "launch": "launch and host",
     "exposed_transfer": "exposed transfer",
     "waiting": "waiting for peers",
+    "together": "running together",
+    "exchange": "the exchange",
     "rest": "rest",
 }
 

@@ -11,7 +11,7 @@ from gpudiag.model.run import RUN_SCHEMA, RunRecord
 from gpudiag.model.scaling import POINT_FILE, SCALING_FILE, SCALING_SCHEMA, Machine, ScalePoint, Scaling
 from gpudiag.probing.facts_file import load_facts
 from gpudiag.run_files import FACTS_FILE, RUN_FILE, read_json
-from gpudiag.scaling.measured import with_figures
+from gpudiag.scaling.measured import which_gpus, with_figures
 from gpudiag.scaling.points import NO_P2P, point_id
 from gpudiag.scaling.speedup import with_speedups
 from gpudiag.scaling.store import POINTS, Store
@@ -65,6 +65,7 @@ def point_of_run(directory: Path) -> ScalePoint:
         cpu=facts.host.cpu if facts is not None else "" if on_gpu or not run.ranks else run.ranks[0].device_name,
         usable_cpus=facts.host.usable_cpus if facts is not None else None,
         gpus=usable,
+        which=which_gpus(facts) if facts is not None and on_gpu else "",
     )
     threads = run.options.get("threads", "")
     point = ScalePoint(

@@ -15,7 +15,7 @@ from gpudiag.scaling.forecast import Network, durations, prospect
 from gpudiag.scaling.points import INDEPENDENT
 from gpudiag.scaling.recordings import analysed
 from gpudiag.scaling.speedup import baseline_of, curve, rate_of, with_speedups
-from gpudiag.scaling.waterfall import waterfall
+from gpudiag.scaling.waterfall import measured_waterfall, waterfall
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -125,21 +125,24 @@ def _with_profile(point: ScalePoint, output: Path, known: Mapping[str, Recorded]
 
 
 def _waterfalls(points: list[ScalePoint], known: Mapping[str, Recorded], said: list[Remark]) -> list[Waterfall]:
+    """Of the recorded points, and from timed steps alone of the others on most devices."""
     found = []
+    most = max((point.devices for point in points if point.status == "measured"), default=0)
     for point in points:
-        several = known.get(point.id)
+        if point.devices == 1 or point.status != "measured":
+            continue
         base = baseline_of(point, points)
-        if several is None or point.devices == 1 or point.status != "measured":
-            continue
-        one = known.get(base.id) if base is not None else None
-        if base is None or one is None:
-            why = "its one-device baseline was not measured and recorded"
-        elif several.parts is None or one.parts is None:
-            why = "its recorded steps could not be replayed, or were concluded from by an earlier version"
-        else:
-            found.append(waterfall(point, base, several.parts, one.parts, _apart(point, points)))
-            continue
-        said.append(Remark(code="no-waterfall", message=f"{point.id}: {why}"))
+        several, one = known.get(point.id), known.get(base.id) if base is not None else None
+        apart = _apart(point, points)
+        if base is not None and several and one and several.parts and one.parts:
+            found.append(waterfall(point, base, several.parts, one.parts, apart))
+        elif base is not None and apart is not None and point.devices == most:
+            found.append(measured_waterfall(point, base, apart))
+        elif several is not None:
+            why = "its one-device baseline was not recorded"
+            if one is not None:
+                why = "its recorded steps could not be replayed, or an earlier version concluded from them"
+            said.append(Remark(code="no-waterfall", message=f"{point.id}: {why}"))
     return found
 
 

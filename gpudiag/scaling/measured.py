@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -10,9 +11,18 @@ from gpudiag.confidence import Estimate, mean_of, sum_of
 from gpudiag.scaling.points import INDEPENDENT
 
 if TYPE_CHECKING:
+    from gpudiag.model.facts import Facts
     from gpudiag.model.run import RunRecord, StepTimes
     from gpudiag.model.scaling import Machine, ScalePoint
     from gpudiag.model.sweep import Outcome
+
+
+def which_gpus(facts: Facts) -> str:
+    """A digest of the usable GPUs' UUIDs in their order; empty where not all are known."""
+    uuids = [gpu.uuid for gpu in facts.gpus if gpu.visible]
+    if not uuids or None in uuids:
+        return ""
+    return hashlib.sha256(" ".join(str(one) for one in uuids).encode()).hexdigest()[:8]
 
 
 def with_figures(point: ScalePoint, run: RunRecord | None, outcome: Outcome | None, machine: Machine) -> ScalePoint:

@@ -24,7 +24,7 @@ from gpudiag.model.sweep import SWEEP_FILE
 from gpudiag.run_files import FACTS_FILE, read_json, write_json
 from gpudiag.scaling.conclude import conclude
 from gpudiag.scaling.launches import Launch, next_launch, plan
-from gpudiag.scaling.measured import with_figures
+from gpudiag.scaling.measured import which_gpus, with_figures
 from gpudiag.scaling.points import INDEPENDENT, Case, Site, cases, halved, in_order, on_one_device
 from gpudiag.scaling.store import POINTS, Store, check_machine, writing
 from gpudiag.workloads.registry import workload_entry
@@ -86,6 +86,7 @@ def scale(asked: Asked, observer: Observer, say: Callable[[str], None]) -> Scali
         cpu=facts.host.cpu,
         usable_cpus=facts.host.usable_cpus,
         gpus=gpus,
+        which=which_gpus(facts),
         software=_software(first),
     )
     wanted = cases(asked, site)
@@ -105,7 +106,7 @@ def scale(asked: Asked, observer: Observer, say: Callable[[str], None]) -> Scali
     ]
     with writing(asked.output):
         write_json(asked.output / FACTS_FILE, facts)
-    there = len(wanted) - len(state.timed)
+    there = sum(case.point.id in known and known[case.point.id].status == "measured" for case in wanted)
     say(f"{len(wanted)} points, {there} of them there already" if there else f"{len(wanted)} points")
     _measure(asked, state, observer, say)
     if asked.measure_only:

@@ -138,9 +138,18 @@ def check_machine(points: dict[str, ScalePoint], machine: Machine, output: Path)
 
 
 def differences(one: Machine, other: Machine) -> list[str]:
-    """What makes two machines' points incomparable, in words (`torch 2.11 and not 2.13`); unknown is no difference."""
+    """What makes two machines' points incomparable, in words (`torch 2.11 and not 2.13`); unknown is no difference.
+
+    Two machines of one kind are two machines: ResNet-50 took 18 ms on one GPU of one and 33 ms on one of another, whose
+    host was busy. An efficiency made of points of both would be of neither.
+    """
     found = []
-    for what, a, b in (("GPUs", one.gpus, other.gpus), ("host", one.host, other.host), ("CPU", one.cpu, other.cpu)):
+    for what, a, b in (
+        ("GPUs", one.gpus, other.gpus),
+        ("host", one.host, other.host),
+        ("CPU", one.cpu, other.cpu),
+        ("the GPUs of machine", one.which, other.which),
+    ):
         if a and b and a != b:
             words = [", ".join(value) if isinstance(value, tuple) else value for value in (a, b)]
             found.append(f"{what} {words[0]} and not {words[1]}")

@@ -14,7 +14,7 @@ from gpudiag.scaling import devices
 from gpudiag.scaling.fit import fit
 from gpudiag.scaling.forecast import Network, durations, prospect
 from gpudiag.scaling.speedup import with_speedups
-from gpudiag.scaling.waterfall import waterfall
+from gpudiag.scaling.waterfall import measured_waterfall, waterfall
 from tests.scaling.points import measured, parts
 
 
@@ -79,6 +79,14 @@ def test_the_same_job_without_exchange_is_held_beside_it() -> None:
     apart = measured(4, 31.0, strategy="independent"), measured(1, 30.0, strategy="independent")
     fall = waterfall(measured(4, 40.0), measured(1, 30.0), parts(compute=40), parts(compute=30), apart)
     assert any("4 devices reach 96.8 %" in note for note in fall.notes)
+
+
+def test_a_waterfall_of_timed_steps_alone() -> None:
+    apart = measured(4, 31.0, strategy="independent"), measured(1, 29.0, strategy="independent")
+    fall = measured_waterfall(measured(4, 40.0), measured(1, 30.0), apart)
+    lost = {loss.name: loss.percent for loss in fall.losses}
+    assert lost == {"together": pytest.approx(5), "exchange": pytest.approx(20)}
+    assert fall.reached_percent + sum(lost.values()) == pytest.approx(100)
 
 
 length = st.floats(0, 50)

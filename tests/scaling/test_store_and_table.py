@@ -15,9 +15,10 @@ from gpudiag.model.scaling import SCALING_FILE, Machine, Scaling
 from gpudiag.model.sweep import Outcome
 from gpudiag.run_files import RUN_FILE, write_json
 from gpudiag.scaling.collect import points_of
-from gpudiag.scaling.measured import with_figures
+from gpudiag.scaling.measured import which_gpus, with_figures
 from gpudiag.scaling.store import Store, check_machine, differences, writing
 from gpudiag.scaling.table import results_table
+from tests.machines import machine
 from tests.scaling.points import HERE, measured
 
 if TYPE_CHECKING:
@@ -130,6 +131,24 @@ def test_points_of_another_machine_are_not_gone_on_with(tmp_path: Path) -> None:
     other = msgspec.structs.replace(HERE, software={"torch": "2.13"})
     with pytest.raises(UsageError, match=r"torch 2.11 and not 2.13"):
         check_machine({point.id: point}, other, tmp_path)
+
+
+def test_another_machine_of_the_same_kind_is_another_machine() -> None:
+    here = msgspec.structs.replace(HERE, which="0a1b2c3d")
+    (words,) = differences(here, msgspec.structs.replace(HERE, which="ffffffff"))
+    assert words == "the GPUs of machine 0a1b2c3d and not ffffffff"
+    assert differences(here, HERE) == []
+
+
+def test_gpus_are_told_apart_by_their_uuids() -> None:
+    known = machine("h200x4")
+    assert which_gpus(known) == ""  # a kept inventory without them
+    gpus = tuple(msgspec.structs.replace(gpu, uuid=f"GPU-{gpu.index}") for gpu in known.gpus)
+    facts = msgspec.structs.replace(known, gpus=gpus)
+    assert len(which_gpus(facts)) == 8
+    assert which_gpus(facts) == which_gpus(facts)
+    turned = msgspec.structs.replace(facts, gpus=facts.gpus[::-1])
+    assert which_gpus(turned) != which_gpus(facts)
 
 
 def test_what_is_unknown_is_no_difference() -> None:
