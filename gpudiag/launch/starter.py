@@ -4,7 +4,8 @@
 
 Each process gets the variables that torchrun would set (RANK, LOCAL_RANK, WORLD_SIZE, LOCAL_WORLD_SIZE), and where
 there are several, `TF_CONFIG` with free ports of the loopback address and one GPU of its own. When one fails, the
-others are ended; which failed is said at the end in the words that torchrun uses. The exit code is 1 then.
+others are ended; which failed is said at the end in the words that torchrun uses, but not which were ended because of
+it: TensorFlow catches SIGTERM, and what SIGKILL ended would look as if it had failed. The exit code is 1 then.
 
 Needs nothing but the standard library, and is run as a file.
 """
@@ -34,12 +35,14 @@ def main(arguments: list[str]) -> int:
     processes = [
         subprocess.Popen(command, env={**os.environ, **_variables(rank, count, addresses)}) for rank in range(count)
     ]
-    while any(process.poll() is None for process in processes):
-        if any(process.poll() not in {None, 0} for process in processes):
-            _end(processes)
+    while True:
+        some_run = any(process.poll() is None for process in processes)
+        failed = [(rank, process) for rank, process in enumerate(processes) if process.poll() not in {None, 0}]
+        if failed or not some_run:
             break
         time.sleep(_EVERY_S)
-    failed = [(rank, process) for rank, process in enumerate(processes) if process.wait() != 0]
+    if failed:
+        _end(processes)
     for rank, process in failed:
         who = f"  rank      : {rank} (local_rank: {rank})\n"
         sys.stdout.write(f"{who}  exitcode  : {process.returncode} (pid: {process.pid})\n")
