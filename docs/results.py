@@ -1,6 +1,8 @@
 """Writes docs/results/ from what `gpudiag scale` wrote: tables, plots, and the forms of earlier systems' tables.
 
-    python docs/results.py RUNS/scale [--name h200x4]
+    python docs/results.py RUNS/scale --name h200x4 [--beside other=RUNS/other] [--bare bare.json]
+
+`--beside` names runs of the same points on other machines, `--bare` what `benchmarks/bare_ddp.py` printed on the last.
 
 Nothing in it is written by hand, so that a new run replaces all of it. The plots are the page's own drawings, with its
 colours for light and dark in each file.
@@ -9,26 +11,26 @@ colours for light and dark in each file.
 from __future__ import annotations
 
 import argparse
+import itertools
+import json
 import re
-import statistics
 from pathlib import Path
-from typing import TYPE_CHECKING
 
+from seed_tables import seed_tables
+
+from gpudiag.model.run import RUN_SCHEMA, RunRecord
 from gpudiag.model.scaling import SCALING_FILE, SCALING_SCHEMA, ScalePoint, Scaling
-from gpudiag.reporting import scaling_words as words
 from gpudiag.reporting.page.render import style_sheet
 from gpudiag.reporting.page.scaling_page import scaling_part
 from gpudiag.reporting.scaling_text import escaped, table, to_csv, to_markdown
-from gpudiag.run_files import read_json
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
+from gpudiag.run_files import RUN_FILE, read_json
 
 RESULTS = Path(__file__).parent / "results"
 
-#: Iterations that the 3D U-Net's systems trained for, and the volume that they predicted.
-ITERATIONS = 100_000
-VOLUME = 8.1e12
+#: The table that is wanted of a machine.
+WORKLOADS = ("resnet50", "vgg16", "gpt", "unet3d", "mlp")
+STRATEGIES = ("nccl", "nccl-no-p2p", "cpu-reduce", "independent")
+DEVICES = (1, 2, 4)
 
 
 def main() -> None:
@@ -36,20 +38,35 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("directory", type=Path)
     parser.add_argument("--name", default="scaling", help="names the files")
+    parser.add_argument("--beside", action="append", default=[], metavar="NAME=DIR")
+    parser.add_argument("--bare", type=Path)
     given = parser.parse_args()
-    result = read_json(given.directory / SCALING_FILE, Scaling, SCALING_SCHEMA)
     RESULTS.mkdir(exist_ok=True)
-    plots = _plots(result, given.name)
-    pictures = "".join(f"![{escaped(title)}]({path})\n\n" for title, path in plots)
-    command = " ".join(result.command)
-    head = f"Made by `python docs/results.py` from one run of `{command}`.\n\n"
-    text = to_markdown(result)
-    first, _, rest = text.partition("\n")
-    (RESULTS / f"{given.name}.md").write_text(
-        f"{first}\n\n{head}{rest.lstrip()}\n## Plots\n\n{pictures}", encoding="utf-8"
-    )
-    (RESULTS / f"{given.name}.csv").write_text(to_csv(result.points), encoding="utf-8")
-    (RESULTS / "seeds.md").write_text("\n".join([*_seeds(result, head), ""]), encoding="utf-8")
+    result = _write(given.name, given.directory)
+    others = []
+    for name, _, directory in (one.partition("=") for one in given.beside):
+        others.append((name, _write(name, Path(directory)), Path(directory)))
+    lines = ["# How far results repeat", "", "Made by `python docs/results.py`.", ""]
+    lines += _repeats(result, others, given.directory)
+    lines += ["", *_bare(given.bare, others)] if given.bare is not None else []
+    (RESULTS / "repeats.md").write_text("\n".join([*lines, ""]).rstrip() + "\n", encoding="utf-8")
+    (RESULTS / "seeds.md").write_text("\n".join(seed_tables(result, _head(result))).rstrip() + "\n", encoding="utf-8")
+
+
+def _write(name: str, directory: Path) -> Scaling:
+    """A run's page, table, and plots."""
+    result = read_json(directory / SCALING_FILE, Scaling, SCALING_SCHEMA)
+    pictures = "".join(f"![{escaped(title)}]({path})\n\n" for title, path in _plots(result, name))
+    first, _, rest = to_markdown(result).partition("\n")
+    parts = (first, "", _head(result), rest.strip(), "", *_missing(result), "## Plots", "", pictures.strip(), "")
+    (RESULTS / f"{name}.md").write_text("\n".join(parts), encoding="utf-8")
+    (RESULTS / f"{name}.csv").write_text(to_csv(result.points), encoding="utf-8")
+    return result
+
+
+def _head(result: Scaling) -> str:
+    command = re.sub(r" --output \S+", "", " ".join(result.command))
+    return f"Made by `python docs/results.py` from one run of `{command}`, {result.points[0].created[:10]}.\n"
 
 
 def _plots(result: Scaling, name: str) -> list[tuple[str, str]]:
@@ -71,114 +88,86 @@ def _plots(result: Scaling, name: str) -> list[tuple[str, str]]:
     return made
 
 
-def _seeds(result: Scaling, head: str) -> list[str]:
-    points = [point for point in result.points if point.status == "measured" and point.samples_per_s is not None]
-    whole = [point for point in points if point.device_indices == tuple(range(point.devices))]
-    main_strategy = next((point.strategy for point in whole if point.strategy != "independent"), "independent")
-    first = [point for point in whole if point.strategy == main_strategy]
-    lines = [
-        "# In the form of earlier systems' tables",
-        "",
-        escaped(words.machine(result.machine)) + ".",
-        "",
-        head.strip(),
-    ]
-    lines += [
-        "",
-        *_images_per_second(whole),
-        *_speedups(first),
-        *_by_devices(first),
-        *_iterations(first),
-        *_voxels(points),
-    ]
-    return lines
-
-
-def _images_per_second(points: list[ScalePoint]) -> list[str]:
-    """Devices down, strategies across, samples per second: a table per workload."""
-    lines = ["## Samples per second", ""]
-    for setting, members in words.groups(points):
-        strategies = list(dict.fromkeys(point.strategy for point in members))
-        rows = []
-        for devices in sorted({point.devices for point in members}):
-            by_name = {point.strategy: point.samples_per_s for point in members if point.devices == devices}
-            rows.append([str(devices), *(_figure(by_name.get(name)) for name in strategies)])
-        lines += [f"{escaped(setting)}:", "", *table(["devices", *strategies], rows, left=0), ""]
-    return lines
-
-
-def _speedups(points: list[ScalePoint]) -> list[str]:
-    """Models down: parameters, speedup, efficiency on the most devices."""
-    most = max((point.devices for point in points), default=0)
-    last = [point for point in points if point.devices == most and point.speedup is not None]
-    rows = [
-        (
-            point.workload,
-            f"{point.parameters or 0:,}",
-            f"{point.speedup or 0:.2f}x",
-            f"{100 * (point.efficiency or 0):.1f} %",
-        )
-        for point in last
-    ]
-    title = f"## Speedup on {most} devices, {points[0].strategy if points else ''}"
-    return [title, "", *table(("model", "parameters", "speedup", "efficiency"), rows, left=1), ""]
-
-
-def _by_devices(points: list[ScalePoint]) -> list[str]:
-    """Devices down: median over the models."""
+def _missing(result: Scaling) -> list[str]:
+    """What of the asked table is not there, with its reason."""
+    reached = {(point.workload, point.strategy, point.devices) for point in result.points if point.status == "measured"}
+    failed = {(point.workload, point.strategy, point.devices): point.error for point in result.points if point.error}
     rows = []
-    for devices in sorted({point.devices for point in points if point.devices > 1}):
-        speedups = [point.speedup for point in points if point.devices == devices and point.speedup is not None]
-        if speedups:
-            middle = statistics.median(speedups)
-            rows.append((str(devices), f"{middle:.2f}x", f"{100 * middle / devices:.1f} %"))
-    return [
-        "## Median over the models",
-        "",
-        *table(("devices", "median speedup", "median efficiency"), rows, left=0),
-        "",
-    ]
-
-
-def _iterations(points: list[ScalePoint]) -> list[str]:
-    """Iterations per minute, and days for a number of iterations and for as many samples as one device sees in them."""
-    rows = []
-    for point in points:
-        if point.step_ms is None or point.samples_per_s is None:
-            continue
-        samples = ITERATIONS * point.batch_per_device
-        rows.append(
-            (
-                f"{point.workload} (x{point.devices})",
-                str(point.global_batch),
-                f"{60e3 / point.step_ms:,.1f}",
-                f"{ITERATIONS * point.step_ms / 86.4e6:.2f}",
-                f"{samples / point.samples_per_s / 86400:.2f}",
-            )
-        )
-    headings = ("system", "samples per iteration", "iterations per minute", "100k iterations [d]", "their samples [d]")
-    note = (
-        "An iteration on N devices is N times the samples of one on a single device, so that the time to a number of "
-        "iterations says little by itself; the last column is the time to the samples of 100k one-device iterations."
-    )
-    return ["## Iterations per minute", "", *table(headings, rows, left=1), "", note, ""]
-
-
-def _voxels(points: Iterable[ScalePoint]) -> list[str]:
-    """Written voxels per second, and hours for the volume, where a volume was predicted."""
-    rows = []
-    for point in points:
-        if point.workload != "unet3d-predict" or point.samples_per_s is None:
-            continue
-        rate = point.samples_per_s * 55 * 575 * 575  # voxels that one block writes
-        rows.append((f"{point.devices} devices", f"{rate / 1e6:.1f}", f"{VOLUME / rate / 3600:.1f}"))
+    for workload, strategy in itertools.product(WORKLOADS, STRATEGIES):
+        alone = {"nccl-no-p2p": "nccl", "cpu-reduce": "independent"}.get(strategy, strategy)
+        missing = [n for n in DEVICES if (workload, alone if n == 1 else strategy, n) not in reached]
+        if missing:
+            why = next((failed[workload, strategy, n] for n in missing if (workload, strategy, n) in failed), None)
+            rows.append((workload, strategy, ", ".join(map(str, missing)), why or "no time on the machine"))
     if not rows:
         return []
-    return ["## Prediction", "", *table(("system", "Mvox/s, written", "8.1 teravoxels [h]"), rows, left=1), ""]
+    return ["## Not measured", "", *table(("workload", "strategy", "devices", "why"), rows, left=4), ""]
 
 
-def _figure(value: float | None) -> str:
-    return "" if value is None else f"{value:,.0f}" if value >= 100 else f"{value:.2f}"
+def _repeats(first: Scaling, others: list[tuple[str, Scaling, Path]], place: Path) -> list[str]:
+    """The same points timed again: by their own recording run in the same processes, and on other machines."""
+    rows = []
+    for point in first.points:
+        again = _again(place, point)
+        if again is not None and point.step_ms is not None:
+            rows.append(_repeat(point, again, "same processes, after other points and before its own recording"))
+    by_id = {point.id: point for point in first.points}
+    for name, other, _ in others:
+        for point in other.points:
+            before = by_id.get(point.id)
+            if before is not None and before.step_ms is not None and point.step_ms is not None:
+                rows.append(_repeat(before, point.step_ms, f"another machine of the same kind ({name})"))
+    if not rows:
+        return []
+    note = (
+        "Points that were recorded had their steps timed once more before that, in processes in which others had been "
+        "recorded already. The profiler's library stays loaded and makes launches dearer, so that models that launch "
+        "many short kernels (ResNet-50) take longer, and those that keep the device busy (GPT) do not."
+    )
+    return [
+        "## The same points again",
+        "",
+        *table(("point", "step ms", "again", "difference", "where"), rows, left=1),
+        "",
+        note,
+    ]
+
+
+def _again(place: Path, point: ScalePoint) -> float | None:
+    """The mean step of the slowest rank in a point's recording run, before its steps were recorded."""
+    path = place / "points" / point.id / "profile" / RUN_FILE
+    if point.profiled is None or not path.is_file():
+        return None
+    run = read_json(path, RunRecord, RUN_SCHEMA)
+    return max((rank.unprofiled.mean_ms for rank in run.ranks if rank.unprofiled is not None), default=None)
+
+
+def _repeat(point: ScalePoint, again: float, where: str) -> tuple[str, ...]:
+    before = point.step_ms or 0.0
+    name = f"{point.workload}, {point.strategy}, {point.devices}"
+    return (name, f"{before:.2f}", f"{again:.2f}", f"{100 * (again / before - 1):+.1f} %", where)
+
+
+def _bare(path: Path, others: list[tuple[str, Scaling, Path]]) -> list[str]:
+    """A bare loop beside the same point on the machine where both ran."""
+    bare = json.loads(path.read_text(encoding="utf-8").strip().splitlines()[-1])
+    rows = [
+        (
+            name,
+            f"{bare['samples_per_s']:,.0f}",
+            f"{point.samples_per_s:,.0f}",
+            f"{100 * (point.samples_per_s / bare['samples_per_s'] - 1):+.1f} %",
+            f"{100 * (point.ci95[1] - point.ci95[0]) / 2 / point.samples_per_s:.1f} %",
+        )
+        for name, other, _ in others
+        for point in other.points
+        if (point.workload, point.strategy, point.devices) == ("resnet50", "nccl", bare["devices"])
+        and point.samples_per_s is not None
+        and point.ci95 is not None
+    ]
+    headings = ("machine", "bare loop, samples/s", "gpudiag scale", "difference", "±")
+    note = "`benchmarks/bare_ddp.py` is the same model under DistributedDataParallel with nothing of gpudiag around it."
+    return ["## Beside a bare loop", "", *table(headings, rows, left=1), "", note, ""]
 
 
 if __name__ == "__main__":

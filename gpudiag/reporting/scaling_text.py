@@ -14,7 +14,7 @@ from gpudiag.reporting.printable import one_line
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from gpudiag.model.scaling import ScalePoint, Scaling
+    from gpudiag.model.scaling import ScalePoint, Scaling, Waterfall
 
 _COLUMNS = (
     "workload",
@@ -123,19 +123,24 @@ def to_markdown(result: Scaling) -> str:
 
 
 def _waterfalls(result: Scaling) -> list[str]:
-    """A row per waterfall, all in percent of the ideal."""
-    first = words.waterfall_rows(result.waterfalls[0])
-    headings = ("workload", "strategy", "devices", *(name for name, *_ in first))
-    rows = [
-        (
-            fall.workload,
-            fall.strategy,
-            str(fall.devices),
-            *(f"{percent:z.1f} %" for _, percent, *_ in words.waterfall_rows(fall)),
-        )
-        for fall in result.waterfalls
-    ]
-    return table(headings, rows, left=2)
+    """A row per waterfall, all in percent of the ideal; a table for each kind of losses."""
+    kinds: dict[tuple[str, ...], list[Waterfall]] = {}
+    for fall in result.waterfalls:
+        kinds.setdefault(tuple(name for name, *_ in words.waterfall_rows(fall)), []).append(fall)
+    lines: list[str] = []
+    for names, falls in kinds.items():
+        rows = [
+            (
+                fall.workload,
+                fall.strategy,
+                str(fall.devices),
+                *(f"{percent:z.1f} %" for _, percent, *_ in words.waterfall_rows(fall)),
+            )
+            for fall in falls
+        ]
+        notes = dict.fromkeys(f"- {escaped(note)}" for fall in falls for note in fall.notes)
+        lines += ["", *table(("workload", "strategy", "devices", *names), rows, left=2), "", *notes]
+    return lines[1:]
 
 
 def table(headings: Sequence[str], rows: Iterable[Sequence[str]], *, left: int) -> list[str]:
