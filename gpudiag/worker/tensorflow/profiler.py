@@ -6,7 +6,6 @@ import contextlib
 import gzip
 import shutil
 import tempfile
-import time
 from pathlib import Path
 
 #: Steps under a recording that is thrown away: the first recording of a process pays for starting CUPTI.
@@ -14,10 +13,6 @@ WARMUP_STEPS = 2
 
 #: zlib level of the saved trace, as of PyTorch's.
 _GZIP_LEVEL = 3
-
-#: How long other threads of TensorFlow (prefetching, exchanging) have to come to rest before a recording ends. TensorFlow
-#: 2.21 takes their buffers while they may still write to them: one of some hundred recordings on CPUs ended in a crash.
-_REST_S = 0.05
 
 
 class TensorflowWindow:
@@ -85,7 +80,6 @@ class TensorflowWindow:
 
         assert self._directory is not None  # noqa: S101  # made by start
         self._records = False
-        time.sleep(_REST_S)
         # Stopped with save=False, TensorFlow 2.21 frees its buffers while threads still write to them, and may crash.
         tf.profiler.experimental.stop()
         # TensorFlow writes plugins/profile/<time>/<host>.xplane.pb.
