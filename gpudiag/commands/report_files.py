@@ -46,16 +46,22 @@ def write_scaling(result: "Scaling", directory: Path) -> None:
 
 
 def scaling_html(result: "Scaling", directory: Path, path: Path) -> None:
-    """One page: the scaling, the machine, and the profiled run that the first waterfall is about."""
+    """One page: the scaling, the machine, and the recorded steps of the first point with a waterfall that has some."""
     from gpudiag.reporting.page.render import write_report
     from gpudiag.scaling.store import recorded
 
     by_id = {point.id: point for point in result.points}
-    told = next((by_id[fall.point] for fall in result.waterfalls if fall.point in by_id), None)
+    shown = [by_id[fall.point] for fall in result.waterfalls if fall.point in by_id]
     # The id is a name that gpudiag made; a hostile one must not lead out of the directory.
-    run = recorded(directory, Path(told.id).name) if told is not None else None
+    runs = [(point, directory_of) for point in shown if (directory_of := recorded(directory, Path(point.id).name))]
+    told, run = runs[0] if runs else (None, None)
     analysis = _analysis(run) if run is not None else None
-    heading = f"The profiled run of {told.workload}, {told.strategy}, {told.devices} devices" if told else ""
+    heading = ""
+    if told is not None:
+        heading = (
+            f"Recorded steps of {told.workload}, {told.strategy}, {told.devices} devices. They were timed after other "
+            "points had been recorded, which makes launches dearer: the throughput above is the point's"
+        )
     write_report(
         path,
         scaling=result,

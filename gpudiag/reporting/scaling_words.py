@@ -188,4 +188,5 @@ def relative_performance(points: Sequence[ScalePoint]) -> list[tuple[ScalePoint,
 
 def title(result: Scaling) -> str:
     """The heading of every form of the result."""
-    return f"{'Strong' if result.mode == 'strong' else 'Weak'} scaling of {one_line(result.workload) or 'nothing'}"
+    workloads = one_line(", ".join(result.workload.split(",")))
+    return f"{'Strong' if result.mode == 'strong' else 'Weak'} scaling of {workloads or 'nothing'}"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gpudiag.confidence import Estimate
@@ -130,6 +130,7 @@ def test_the_fit_finds_the_terms_it_was_made_of() -> None:
     assert low <= 30 + 4 * 2 * 31 / 32 + 0.2 * 31 <= high
 
 
+@settings(deadline=None)
 @given(st.floats(5, 100), st.floats(0, 50), st.floats(0, 5))
 def test_costs_are_never_negative_and_never_fall(compute: float, transfer: float, latency: float) -> None:
     steps = {n: known(compute + transfer * 2 * (n - 1) / n + latency * (n - 1)) for n in (1, 2, 4)}

@@ -79,8 +79,8 @@ def curves(
 
 def stacked_bars(title: str, rows: Sequence[tuple[str, Sequence[tuple[str, float, str]]]]) -> str:
     """Horizontal bars of parts: rows of a label and (colour, milliseconds, tip)."""
-    label, bar, gap = 74.0, 22.0, 8.0
-    width = 760.0
+    label, bar, gap = 60.0, 22.0, 8.0
+    width = 520.0
     most = max((sum(part[1] for part in parts) for _, parts in rows), default=1.0) or 1.0
     height = len(rows) * (bar + gap) + 24
     drawing = Drawing(width, height, title)
@@ -105,13 +105,13 @@ def stacked_bars(title: str, rows: Sequence[tuple[str, Sequence[tuple[str, float
 
 def waterfall(title: str, rows: Sequence[tuple[str, float, str]], colours: Sequence[str]) -> str:
     """From the ideal (first row) down to what was reached (last row), in percent; rows are (name, percent, tip)."""
-    label, bar, gap = 132.0, 21.0, 7.0
-    width = 620.0
+    label, bar, gap = 112.0, 21.0, 7.0
+    width = 460.0  # all of it fits on a phone: the losses are at its right end
     levels = [rows[0][1]]
     for _, percent, _ in rows[1:-1]:
         levels.append(levels[-1] + percent)
     most = max(100.0, *levels, rows[-1][1])
-    scale = (width - label - 78) / most
+    scale = (width - label - 58) / most
     drawing = Drawing(width, len(rows) * (bar + gap), title)
     for number, ((name, percent, tip), colour) in enumerate(zip(rows, colours, strict=True)):
         top = number * (bar + gap)
@@ -131,10 +131,15 @@ def waterfall(title: str, rows: Sequence[tuple[str, float, str]], colours: Seque
     return drawing.markup()
 
 
+#: Width of a letter of a label, in the font's size of the page; wide enough for most.
+_LETTER = 6.9
+
+
 def bars(title: str, rows: Sequence[tuple[str, float, str, str]]) -> str:
     """Horizontal bars: (label, value from 0 to 1 of the longest, words at its end, colour)."""
-    label, bar, gap = 240.0, 20.0, 7.0
+    bar, gap = 20.0, 7.0
     width = 720.0
+    label = min(300.0, 16 + _LETTER * max((len(name) for name, *_ in rows), default=0))
     drawing = Drawing(width, max(1, len(rows)) * (bar + gap), title)
     scale = width - label - 170
     for number, (name, value, words, colour) in enumerate(rows):

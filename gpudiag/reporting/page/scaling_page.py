@@ -107,10 +107,12 @@ def _group(setting: str, points: list[ScalePoint]) -> dict[str, Any]:
 
 def _series(points: list[ScalePoint], strategy: str, number: int, *, efficiency: bool) -> Series:
     found = []
+    # Strategies that need peers begin at a point of another one: the same training, with nothing to exchange.
+    bases = {point.baseline for point in points if point.strategy == strategy}
     for point in points:
         value = point.efficiency if efficiency else point.samples_per_s
         interval = point.efficiency_ci95 if efficiency else point.ci95
-        if point.strategy == strategy and value is not None and interval is not None:
+        if (point.strategy == strategy or point.id in bases) and value is not None and interval is not None:
             found.append((float(point.devices), value, *interval))
     return Series(name=one_line(strategy), points=tuple(sorted(found)), colour=number)
 

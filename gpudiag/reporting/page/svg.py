@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 #: Fits a phone as it is.
-_NARROW = 450
+_NARROW = 520.0
 #: No label that a drawing has room for is longer.
 _LONGEST = 60
 

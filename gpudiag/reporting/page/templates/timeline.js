@@ -81,7 +81,7 @@
       context.restore();
       const seen = windows.get(row.rank) ?? windows.set(row.rank, [top, top]).get(row.rank);
       seen[1] = top + row.lines * rowHeight;
-      context.fillStyle = colours.faint; context.fillText(track.label.slice(0, narrow() ? 9 : 19), 4, top + rowHeight / 2);
+      context.fillStyle = colours.faint; context.fillText(narrow() ? track.label.replace("where time goes", "time").slice(0, 10) : track.label.slice(0, 19), 4, top + rowHeight / 2);
     }
     // Steps before and after a rank's own are dimmed.
     context.fillStyle = colours.card; context.globalAlpha = 0.7;
