@@ -114,12 +114,12 @@ def _weigh(what_if: WhatIf, proposals: list[Proposal], certainty: Certainty) -> 
     """
     base_ms = what_if.corrected_ms
     edits = [proposal.edit(what_if.corrected) for proposal in proposals]
-    conditions = [(proposal.provided or proposal.edit)(what_if.corrected) for proposal in proposals]
-    by_edit = what_if.gains_ms([*edits, *conditions])
+    parts = [what_if.corrected if one.beyond is None else one.beyond(what_if.corrected) for one in proposals]
+    by_edit = what_if.gains_ms([*edits, *parts])
     gains = [
         (gain, proposal)
-        for gain, own, proposal in zip(by_edit, by_edit[len(edits) :], proposals, strict=False)
-        if notable(own, base_ms)
+        for gain, part, proposal in zip(by_edit, by_edit[len(edits) :], proposals, strict=False)
+        if notable(gain - part, base_ms)
     ]
     gains.sort(key=lambda pair: -pair[0])
     findings: list[Finding] = []

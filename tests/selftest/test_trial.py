@@ -65,8 +65,10 @@ def test_the_late_rank_is_found_with_its_cause(quick: Run) -> None:
 
 
 def test_a_marked_loader_is_found_as_one(quick: Run) -> None:
-    row = rows(quick)["late-loader-marked"]
-    assert (row["found"]["code"], row["found"]["cause"]) == ("input-bound", "loader"), row["why"]
+    # Whether it is worth an alarm is judged where nothing else runs: with scattering steps the bar for one rises.
+    run_dir = quick[1] / "out" / rows(quick)["late-loader-marked"]["run_dir"]
+    found = json.loads((run_dir / "analysis.json").read_text(encoding="utf-8"))["findings"]
+    assert "loader" in {finding["cause"] for finding in found if finding["code"] == "input-bound"}
 
 
 @pytest.mark.parametrize("fault", ["late-loader-marked", "late-loader-one"])

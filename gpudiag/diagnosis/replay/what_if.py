@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Literal
 import numpy as np
 
 from gpudiag.diagnosis.replay.build import build_graph
+from gpudiag.diagnosis.replay.excess import Excess
 from gpudiag.diagnosis.replay.exchange import QUEUED_NS, packing_ops, undisturbed_gaps
 from gpudiag.diagnosis.replay.graph import NONE, Block
 from gpudiag.diagnosis.replay.plan import Plan
@@ -44,33 +45,9 @@ _CLOSE = 1e-3
 _GAP_IN_GRAPH_NS = 450.0
 #: How near the replay comes to what was measured: a step time within this share says nothing of the profiler's cost.
 _AS_NEAR_AS_REPLAYS_ARE = 0.01
-#: A mean of a few steps this many standard errors above nothing is hardly chance.
-_BEYOND_CHANCE = 2.0
 
 Part = Literal["input", "launch", "compute", "copy"]
 PARTS: tuple[Part, ...] = ("input", "launch", "compute", "copy")
-
-
-@dataclass(frozen=True, slots=True)
-class Excess:
-    """By how much each rank's part of the step is above what its peers need.
-
-    Attributes:
-        part: which part.
-        by_rank: rank → ns per step, above the lower median of the ranks' totals.
-        by_step: rank → ns of each step, above the lower median of the ranks' in that step.
-    """
-
-    part: Part
-    by_rank: dict[int, float]
-    by_step: dict[int, tuple[float, ...]]
-
-    def steady(self, rank: int) -> bool:
-        """Whether the rank is above its peers step after step: its mean excess is twice what chance would leave."""
-        steps = np.array(self.by_step[rank])
-        if len(steps) < 2:
-            return False
-        return bool(steps.mean() >= _BEYOND_CHANCE * steps.std(ddof=1) / np.sqrt(len(steps)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -260,37 +237,41 @@ class WhatIf:
         )
 
     def without_transfer(self, costs: Costs) -> Costs:
-        """Collectives take no longer than their last participant takes to arrive, and slow no kernel beside them."""
+        """Collectives take no longer than their last participant takes to arrive, and their transfers slow no kernel.
+
+        What they slow while they wait for a late rank is that rank's doing.
+        """
+        as_measured = self.measured.duration
+        slowed = as_measured - self.twins.relieved_of_transfer(as_measured)
         return replace(
             costs,
             transfer=np.where(np.isnan(costs.transfer), costs.transfer, 0.0),
-            duration=self.twins.relieved(costs.duration),
+            duration=np.fmax(self.twins.relieved(costs.duration), costs.duration - slowed),
         )
 
     def without_exchange(self, costs: Costs) -> Costs:
-        """The ranks train each for itself: nothing of the exchange on the devices, and no calls on the host for it."""
-        alone = self.without_exchange_on_devices(costs)
-        if self.timeline.lanes[0].is_cpu:  # there what comes before a collective's call is the training itself
-            return alone
-        device = self.graph.device
-        launches = device.launch[(device.op_class == OpClass.COMMUNICATION) | self.packing]
-        called = np.zeros(len(costs.busy), np.bool_)
-        called[launches[launches != NONE]] = True
-        # What one host takes more than the others for it is that host's slowness.
-        common = self.levelled(costs, ["launch"]).busy
-        return replace(alone, busy=np.where(called, costs.busy - common, costs.busy))
+        """The ranks train each for itself: no transfer, no packing of gradients, nothing disturbed beside them, and no
+        calls on the host for any of it.
 
-    def without_exchange_on_devices(self, costs: Costs) -> Costs:
-        """No transfer, no packing of gradients, nothing disturbed beside them; the host calls for them as it did.
-
-        The ranks still wait for one another, so that a late rank's lateness is not counted as the exchange's.
+        They still wait for one another, so that a late rank's lateness is not counted as the exchange's.
         """
-        alone = self.without_transfer(costs)
+        alone = self.without_transfer(self.without_exchange_calls(costs))
         return replace(
             alone,
             duration=np.where(self.packing, 0.0, alone.duration),
             gap=np.where(self.packing, 0.0, np.fmin(alone.gap, self._undisturbed_gaps)),
         )
+
+    def without_exchange_calls(self, costs: Costs) -> Costs:
+        """The host's calls for the exchange take no time; what one takes more than the others is its slowness."""
+        if self.timeline.lanes[0].is_cpu:  # there what comes before a collective's call is the training itself
+            return costs
+        device = self.graph.device
+        launches = device.launch[(device.op_class == OpClass.COMMUNICATION) | self.packing]
+        called = np.zeros(len(costs.busy), np.bool_)
+        called[launches[launches != NONE]] = True
+        common = self.levelled(costs, ["launch"]).busy
+        return replace(costs, busy=np.where(called, costs.busy - common, costs.busy))
 
     def with_host_copies(self, costs: Costs, duration_ns: NDArray[np.float64] | float) -> Costs:
         """Copies between host and device take `duration_ns` (at most what they took) and do not block the host."""

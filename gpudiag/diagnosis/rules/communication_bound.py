@@ -41,8 +41,9 @@ class CommunicationBound:
 
     Counted is only the time after the last participant arrived; waiting for a late rank is not transfer. The replay
     lets every transfer take no time, leaves out the kernels that only move gradients in and out of buckets, and lets
-    the others run undisturbed; where that gains something, the calls for it on the host go too. The bandwidth reached
-    inside the step stands beside what the same size reaches alone on this machine, where the probes measured that.
+    the others run undisturbed, without the host's calls for all that; where those calls are all that costs, it is
+    silent. The bandwidth reached inside the step stands beside what the same size reaches alone on this machine, where
+    the probes measured that.
     """
 
     code: ClassVar[str] = "communication-bound"
@@ -90,7 +91,7 @@ class CommunicationBound:
             yield Proposal(
                 edit=what_if.without_exchange,
                 # What only the host's calls for it cost is a matter of launching, not of transferring.
-                provided=what_if.without_exchange_on_devices,
+                beyond=what_if.without_exchange_calls,
                 describe=partial(self._describe, case, what_if),
             )
 

@@ -23,19 +23,10 @@ if TYPE_CHECKING:
     from gpudiag.diagnosis.rules.rule import Examples
 
 
-_PYTORCH = (
+_ADVICE = (
     "Find .item(), .cpu(), float(loss), print(loss), nonzero or boolean masks in the loop; do it every N steps.",
     "Keep running sums on the device and read them once per epoch.",
     "torch.cuda.set_sync_debug_mode('warn') names the line of each.",
-)
-#: There the all-reduce itself holds up the process that launches for all GPUs; a loop has no such line to find.
-_TENSORFLOW = (
-    "Read losses and metrics (.numpy(), float(), print) every N steps, not in each.",
-    (
-        "NcclAllReduce and copies to the CPU hold up what is launched after them: several steps in one tf.function, or "
-        "steps_per_execution of model.compile, let the host go on."
-    ),
-    "Launch less after the exchange: jit_compile=True for the model and its optimizer.",
 )
 
 
@@ -89,7 +80,7 @@ class HostSync:
             confidence="high",
             title=f"the host waits for the device in {first}: {gain:.1f} ms of each step",
             evidence=evidence,
-            advice=_TENSORFLOW if case.timeline.framework == "tensorflow" else _PYTORCH,
+            advice=_ADVICE,
         )
 
 

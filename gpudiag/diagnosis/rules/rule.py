@@ -35,12 +35,12 @@ class Proposal(Record, frozen=True, kw_only=True):
         edit: the costs without the cause, from given costs.
         describe: the finding, given by how many milliseconds per step the replay without the cause is shorter, and what
             share of the step that is, in percent.
-        provided: the part of the edit that must gain something by itself for the cause to be there at all.
+        beyond: the part of the edit that is another cause's too; where the whole gains no more, this one is not there.
     """
 
     edit: Callable[[Costs], Costs]
     describe: Callable[[float, float], Finding]
-    provided: Callable[[Costs], Costs] | None = None
+    beyond: Callable[[Costs], Costs] | None = None
 
 
 #: What an example shows, and the job that shows it.
