@@ -89,6 +89,10 @@ def analyze(
     facts, unread = _facts_of_run(paths)
     case = of_alike_steps(Case(timeline=timeline, attribution=attribution, run=run, facts=facts))
     findings, doubts = diagnose(case)
+    if timeline.framework == "tensorflow":
+        from gpudiag.diagnosis.tensorflow_advice import in_tensorflow
+
+        findings = tuple(in_tensorflow(finding) for finding in findings)
     collectives = summarise_collectives(timeline)
     if facts is not None:
         from gpudiag.diagnosis.hardware import examine_facts

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import re
+from typing import TYPE_CHECKING
 
 import msgspec
 
-from gpudiag.model.analysis import Finding
+if TYPE_CHECKING:
+    from gpudiag.model.analysis import Finding
 
 #: Lines of advice that mean nothing to a TensorFlow user.
 _PYTORCH = re.compile(
@@ -19,8 +21,8 @@ _PIPELINE = (
 )
 _COMPILE = "jit_compile=True (--compile) for the model and its optimizer makes few kernels of many."
 _SEVERAL_STEPS = (
-    "Several steps in one tf.function, or steps_per_execution of model.compile, keep Python and the ends of functions out "
-    "of the step."
+    "Several steps in one tf.function, or steps_per_execution of model.compile, keep Python and the ends of functions "
+    "out of the step."
 )
 
 #: By code of the finding; where it depends on the cause, by `code: cause`.
@@ -36,7 +38,7 @@ _ADVICE: dict[str, tuple[str, ...]] = {
         _COMPILE,
     ),
     "communication-bound": (
-        "Send fewer bytes: mixed precision for variables that allow it, or gradients of several batches added up first.",
+        "Send fewer bytes: exchange the gradients of several batches at once, added up first.",
         "Hide more: larger batches per device; compare `--strategy nccl`, `multi-worker` and `hierarchical-copy`.",
     ),
     "compute-bound": (
