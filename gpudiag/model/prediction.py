@@ -15,10 +15,11 @@ class Compute(msgspec.Struct, frozen=True, kw_only=True):
     """One step without any exchange, in ms of one device, at the batch that will be trained.
 
     Attributes:
-        forward_ms: forward and loss.
+        forward_ms: forward and loss, the device's own time.
         backward_ms: backward.
         update_ms: the optimizer.
-        step_ms: the whole step, input and launch gaps included; at least the sum of the three.
+        step_ms: the whole step, input and launch gaps included; at least the sum of the three. What is left of it is
+            time in which the device waits for the host, and in which an exchange costs nothing.
         source: `measured`, `given`, or how it was estimated, in words.
     """
 
@@ -27,6 +28,11 @@ class Compute(msgspec.Struct, frozen=True, kw_only=True):
     update_ms: float
     step_ms: float
     source: str = "measured"
+
+    @property
+    def waiting_ms(self) -> float:
+        """Of the step, what the device waits for the host."""
+        return max(0.0, self.step_ms - self.forward_ms - self.backward_ms - self.update_ms)
 
 
 class Gradients(msgspec.Struct, frozen=True, kw_only=True):
@@ -39,6 +45,7 @@ class Gradients(msgspec.Struct, frozen=True, kw_only=True):
         compute: a step without exchange; None where unknown.
         batch_size: samples per device and step, which `compute` is for.
         input_bytes: of one batch per device.
+        blocks: parts of the model that FSDP would gather by themselves, the rest being one; None where unknown.
     """
 
     schema: str = GRADIENTS_SCHEMA
@@ -48,6 +55,7 @@ class Gradients(msgspec.Struct, frozen=True, kw_only=True):
     compute: Compute | None = None
     batch_size: int | None = None
     input_bytes: int = 0
+    blocks: int | None = None
 
     @property
     def total_bytes(self) -> int:

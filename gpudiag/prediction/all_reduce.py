@@ -24,11 +24,15 @@ _PER_BUCKET_US = 60.0
 
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """What an exchange adds to the step, what it takes by itself, and why."""
+    """What an exchange adds to the step, what it takes by itself, and why.
+
+    `host_ms` is what its host adds to the step in any case, where the host is what the step waits for.
+    """
 
     exposed_ms: float
     exchange_ms: float
     reason: str
+    host_ms: float = 0.0
 
 
 def nccl(now: Situation, candidate: Candidate) -> Cost:

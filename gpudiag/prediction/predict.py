@@ -33,6 +33,9 @@ _MODELS: dict[str, Callable[[Situation, Candidate], Cost]] = {
     "independent": _independent,
 }
 
+#: Those whose exchange is launched ahead and waits for no host.
+_ON_DEVICE = ("nccl", "cpu-reduce", "ps-gpu", "fsdp")
+
 #: Strategies that this module knows to predict.
 PREDICTED = tuple(_MODELS)
 
@@ -70,11 +73,15 @@ def _one(now: Situation, candidate: Candidate, cannot: str | None) -> Prediction
     now.paths.assumed.clear()
     cost = _MODELS[candidate.strategy](now, candidate)
     known = now.model.compute
+    # A device that waits for its host has time for an exchange, unless it is the host's work that takes longer.
+    exposed = cost.exposed_ms
+    if known is not None and now.on_gpu and candidate.strategy in _ON_DEVICE:
+        exposed = max(cost.host_ms, exposed - known.waiting_ms)
     return Prediction(
         candidate=candidate,
         devices=now.devices,
-        step_ms=None if known is None else known.step_ms + cost.exposed_ms,
-        exposed_ms=cost.exposed_ms,
+        step_ms=None if known is None else known.step_ms + exposed,
+        exposed_ms=exposed,
         exchange_ms=cost.exchange_ms,
         reason=cost.reason,
         assumed=dict(now.paths.assumed),

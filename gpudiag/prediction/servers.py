@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import TYPE_CHECKING
 
 from gpudiag.prediction import patterns
@@ -11,19 +12,28 @@ from gpudiag.prediction.paths import HOST
 from gpudiag.prediction.transfers import run
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from gpudiag.model.prediction import Candidate
     from gpudiag.prediction.situation import Situation
 
-#: Passes over host memory per byte of parameters of an update with momentum and weight decay by PyTorch's operators.
-_UPDATE_PASSES = 8
+#: Passes over host memory per byte of parameters of an update with momentum and weight decay by PyTorch's operators:
+#: gradient + decay x parameter into new memory (two read, one written after it was zeroed and fetched), momentum scaled
+#: (2) and added to (3), parameter (3).
+_UPDATE_PASSES = 13
 #: Passes per byte to add one more gradient to a sum (two are read, one is written), and to divide the sum.
 _ADD_PASSES, _DIVIDE_PASSES = 3, 2
 #: µs of host work per tensor of a module that one process copies to every device (replicate, gather, threads), and of
 #: launching what computes with it, which one interpreter does for all devices in turn.
 _REPLICATE_US, _LAUNCH_US = 25.0, 40.0
 #: Passes over a GPU's memory per byte of parameters: out of each gathered buffer, twice, and into and out of the
-#: scattered one; and µs of host work per tensor of the hooks that gather and free.
-_FSDP_PASSES, _SHARD_US = 4, 15.0
+#: scattered one.
+_FSDP_PASSES = 4
+#: ms of host work per part of a model whose hooks gather, free and scatter it, and per trained tensor of launching the
+#: rest of a step: where the host is slower than the device, FSDP's hooks are what the step takes.
+_SHARD_MS, _LAUNCH_STEP_MS = 2.3, 0.1
+#: Bytes of a tensor that stands for a part of its own where the parts are not known.
+_PART_BYTES = 400_000
 #: Share of multiprocessors that collectives hold beside compute; as in `all_reduce`.
 _NCCL_HOLDS = 0.15
 
@@ -107,17 +117,41 @@ def fsdp(now: Situation, candidate: Candidate) -> Cost:
     else:
         half = (count - 1) / count * total / (now.ring_rate() * 1e6)
     forward, backward = now.compute.forward_ms, now.compute.backward_ms
-    # The largest part is gathered while a smaller one is computed, or none at all when it comes first or last.
-    largest = max(now.model.sizes) / total * half
+    back = [after - before for before, after in pairwise([0.0, *now.ready_ms])]
+    gathers = [size / total * half for size in now.model.sizes]
+    ahead = [takes * forward / backward if backward else 0.0 for takes in reversed(back)]
+    stalled = _stalls(gathers[::-1], ahead, [0.0] * len(gathers)) + _stalls(gathers, back, gathers)
     slower = _NCCL_HOLDS * (min(half, forward) + min(2 * half, backward))
     packing = _FSDP_PASSES * now.on_device_ms(total)
-    host = len(now.model.sizes) * _SHARD_US / 1e3
-    exposed = max(largest, half - forward) + max(largest, 2 * half - backward) + slower + packing + host
     # Every device updates its own part only.
-    exposed -= now.compute.update_ms * (count - 1) / count
+    exposed = stalled + slower + packing - now.compute.update_ms * (count - 1) / count
+    blocks = now.model.blocks or sum(size >= _PART_BYTES for size in now.model.sizes)
+    host = (blocks + 1) * _SHARD_MS + len(now.model.sizes) * _LAUNCH_STEP_MS - now.compute.step_ms
     return Cost(
         max(0.0, exposed),
         3 * half,
         f"{3 * half:.1f} ms to gather {total / 1e6:.0f} MB twice and to scatter gradients once, beside compute; saves "
         f"memory more than time",
+        host_ms=max(0.0, host) if now.on_gpu and now.model.compute is not None else 0.0,
     )
+
+
+def _stalls(gathers: Sequence[float], work: Sequence[float], scatters: Sequence[float]) -> float:
+    """How much longer a pass over parts takes that have to be gathered first, in ms.
+
+    While one part computes the next one is gathered, and none further; what a part leaves is scattered over the same
+    links when it is done, behind whatever is under way. All three in ms by part, in the order of the pass.
+
+    >>> _stalls([4.0, 4.0], [10.0, 10.0], [0.0, 0.0])  # the second is gathered beside the first
+    4.0
+    >>> _stalls([4.0, 12.0], [10.0, 1.0], [0.0, 0.0])  # 2 ms of the second are left when the first is done
+    6.0
+    """
+    link = began = done = 0.0
+    left = 0.0
+    for gather, takes, scatter in zip(gathers, work, scatters, strict=True):
+        arrived = link = max(link, began) + gather
+        link = max(link, done) + left
+        began = max(done, arrived)
+        done, left = began + takes, scatter
+    return max(done, max(link, done) + left) - sum(work)

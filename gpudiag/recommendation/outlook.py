@@ -40,6 +40,7 @@ class _Described(msgspec.Struct):
     flops: int | None
     batch_size: int
     input_bytes: int
+    blocks: int | None = None
 
 
 class _Labelled(msgspec.Struct):
@@ -78,7 +79,11 @@ def describe_workload(name: str, *, on_gpu: bool, python: str = sys.executable) 
     except msgspec.MsgspecError as error:
         raise WorkerFailedError(f"the gradients of {name} could not be listed: {error}") from error
     gradients = Gradients(
-        name=name, sizes=found.sizes, batch_size=found.batch_size, input_bytes=found.input_bytes * found.batch_size
+        name=name,
+        sizes=found.sizes,
+        batch_size=found.batch_size,
+        input_bytes=found.input_bytes * found.batch_size,
+        blocks=found.blocks,
     )
     return Model(gradients=gradients, flops=found.flops)
 

@@ -2,7 +2,8 @@
 
 The model is built of tensors that have shapes and no memory, so this takes as long as importing PyTorch. Prints one
 JSON object: `sizes` in bytes of each parameter's gradient (fp32), last parameter first, which is about the order in
-which backward makes them; `flops` of forward and backward of one sample; `batch_size`; `input_bytes` of one sample.
+which backward makes them; `blocks` that FSDP would gather by themselves; `flops` of forward and backward of one sample;
+`batch_size`; `input_bytes` of one sample.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from typing import Any
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
+from gpudiag.strategies.fsdp import parts as fsdp_parts
 from gpudiag.workloads.registry import load_workload, workload_entry
 
 
@@ -46,6 +48,7 @@ def describe(name: str, *, on_gpu: bool) -> dict[str, Any]:
     return {
         "sizes": [parameter.numel() * parameter.element_size() for parameter in reversed(trained)],
         "flops": flops,
+        "blocks": len(fsdp_parts(model)),
         "batch_size": entry.gpu_batch if on_gpu else entry.cpu_batch,
         "input_bytes": inputs.numel() * inputs.element_size(),
     }

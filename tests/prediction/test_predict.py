@@ -5,10 +5,14 @@ from __future__ import annotations
 import itertools
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from gpudiag.model.prediction import Candidate, Compute, Gradients, Prediction
+from gpudiag.prediction.curves import Curve
 from gpudiag.prediction.finalists import finalists_of
 from gpudiag.prediction.predict import PREDICTED, predict
+from gpudiag.prediction.servers import _stalls
 from tests.machines import machine
 
 COMPUTE = Compute(forward_ms=6.0, backward_ms=12.0, update_ms=1.5, step_ms=19.5)
@@ -77,3 +81,59 @@ def test_finalists_hold_the_best_those_near_and_the_usual() -> None:
 def test_what_was_not_measured_is_said() -> None:
     (found,) = predict(machine("dgx-1"), LARGE, [Candidate(strategy="ps-cpu")], 8)
     assert "host link" in found.assumed
+
+
+def _one(candidate: Candidate, model: Gradients) -> Prediction:
+    (found,) = predict(machine("h200x4"), model, [candidate], 4)
+    return found
+
+
+def test_a_device_that_waits_for_its_host_has_time_for_an_exchange() -> None:
+    """The same work on the device, in steps that last longer as the host launches slowly."""
+    bound, slow, idle = (
+        Gradients(
+            sizes=(30_000_000, 60_000_000),
+            compute=Compute(forward_ms=0.5, backward_ms=1.0, update_ms=0.2, step_ms=step_ms),
+        )
+        for step_ms in (1.7, 2.0, 9.0)
+    )
+    nccl = Candidate(strategy="nccl")
+    exposed = _one(nccl, bound).exposed_ms
+    assert exposed > 0.3
+    assert _one(nccl, slow).exposed_ms == pytest.approx(exposed - 0.3)
+    assert _one(nccl, idle).exposed_ms == 0.0
+
+
+def test_fsdp_waits_for_parts_that_nothing_hides() -> None:
+    """The same bytes: spread over a backward that hides them, or all in front of it, where nothing computes yet."""
+    compute = Compute(forward_ms=20, backward_ms=40, update_ms=0, step_ms=60)
+    even = Gradients(sizes=(60_000_000,) * 10, ready=tuple(i / 10 for i in range(1, 11)), compute=compute, blocks=10)
+    first = Gradients(sizes=(600_000_000,), ready=(1.0,), compute=compute, blocks=1)
+    fsdp = Candidate(strategy="fsdp")
+    hidden = predict(machine("h200x4"), even, [fsdp], 4, p2p=False)[0]
+    stalled = predict(machine("h200x4"), first, [fsdp], 4, p2p=False)[0]
+    assert hidden.exchange_ms == pytest.approx(stalled.exchange_ms)
+    assert stalled.exposed_ms > hidden.exposed_ms + 0.5 * stalled.exchange_ms
+
+
+def test_hooks_of_many_small_parts_are_what_fsdp_takes() -> None:
+    compute = Compute(forward_ms=0.5, backward_ms=1.0, update_ms=0.2, step_ms=1.8)
+    few = Gradients(sizes=(1_000_000,) * 10, compute=compute, blocks=2)
+    many = Gradients(sizes=(1_000_000,) * 10, compute=compute, blocks=10)
+    fsdp = Candidate(strategy="fsdp")
+    assert (_one(fsdp, many).step_ms or 0) > (_one(fsdp, few).step_ms or 0) + 8
+
+
+@given(
+    st.lists(st.tuples(*(st.floats(0.0, 50.0) for _ in range(3))), min_size=1, max_size=12),
+)
+def test_stalls_lie_between_nothing_and_everything(parts: list[tuple[float, float, float]]) -> None:
+    gathers, work, scatters = (list(column) for column in zip(*parts, strict=True))
+    stalled = _stalls(gathers, work, scatters)
+    assert gathers[0] - 1e-6 <= stalled <= sum(gathers) + sum(scatters) + 1e-6
+
+
+def test_two_sizes_that_are_nearly_the_same_make_no_slope() -> None:
+    """28.3157 MB in 1532.6 us and 28.3208 MB in 1532.4 us, as measured: 411 MB take their share, not half of it."""
+    curve = Curve({1_111_168: 0.262, 28_315_648: 1.532636, 28_320_768: 1.532352}, 4)
+    assert curve.time_ms(411_058_176) == pytest.approx(1.5324 * 411_058_176 / 28_320_768, rel=0.15)

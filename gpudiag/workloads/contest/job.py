@@ -54,8 +54,8 @@ _AGREE, _MOST_LOOKS = 0.03, 6
 #: Slower than another by this factor is slow beyond doubt: such a one has no turns, and this many looks at most while
 #: it warms up are its rounds.
 _SLOW, _SLOW_LOOKS = 1.5, 3
-#: Of the time that there is, what setting up may take; but so many are measured in any case, since one is no choice.
-_SETUP_SHARE, _LEAST = 0.6, 2
+#: So many candidates are measured, in so many rounds, whatever the time: one is no choice, and one round no interval.
+_LEAST, _LEAST_ROUNDS = 2, 2
 _NO_TIME = "there was no time left to measure it"
 
 
@@ -164,7 +164,7 @@ class _Contest:
             with self._timing("setup"):
                 for number, candidate in enumerate(finalists):
                     self._beat()
-                    if self._over(_SETUP_SHARE) and number >= _LEAST:
+                    if self._over(self._turns_s()) and number >= _LEAST:
                         self.failed[candidate.label] = _NO_TIME
                     else:
                         self._admit(subject, candidate)
@@ -205,10 +205,15 @@ class _Contest:
             line = f"{time.perf_counter() - self._began:7.2f} s  {self.entry.workload}: {what}"
             print(line, file=sys.stderr, flush=True)  # noqa: T201  # the log is this process's standard error
 
-    def _over(self, share: float = 1.0) -> bool:
-        """Whether this share of the time is used up; the same on every rank."""
-        used = self._limit_s is not None and time.perf_counter() - self._began > share * self._limit_s
+    def _over(self, kept_s: float = 0.0) -> bool:
+        """Whether the time is used up but for so many seconds; the same on every rank."""
+        used = self._limit_s is not None and time.perf_counter() - self._began + kept_s > self._limit_s
         return bool(self.world.first(used))
+
+    def _turns_s(self) -> float:
+        """What turns of all that are set up will take at least."""
+        steps_ms = (self.step_ms[label] for label in self.sides)
+        return _LEAST_ROUNDS * sum((self._steps(step) + _RUN_IN_STEPS) * step / 1e3 for step in steps_ms)
 
     def _beat(self) -> None:
         """Tell that something goes on."""

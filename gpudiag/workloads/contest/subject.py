@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from gpudiag.model.prediction import Compute, Gradients
+from gpudiag.strategies.fsdp import parts as fsdp_parts
 from gpudiag.workloads.batches import batches
 from gpudiag.workloads.precision import Arithmetic
 from gpudiag.workloads.registry import load_workload, workload_entry
@@ -22,6 +23,10 @@ if TYPE_CHECKING:
 
 #: Steps of which the parts are timed.
 _STEPS = 8
+#: A device is held back this many times as long as a step takes, so that what it then does waits for no host.
+_HELD = 1.5
+#: Clock cycles per ms of a GPU, at most about.
+_CYCLES_PER_MS = 2_000_000
 
 
 class Subject:
@@ -94,6 +99,7 @@ class Subject:
         inputs, target = self.batch
         for _ in range(_STEPS):
             made.clear()
+            clock.hold_back(_HELD * step_ms)
             start = clock.mark()
             with self.arithmetic.forward():
                 loss = self.workload.loss(model(self.prepared(inputs)), target)
@@ -115,7 +121,7 @@ class Subject:
         sizes = tuple(trained[number].numel() * trained[number].element_size() for number in order)
         longest = max(backward_ms, 1e-9)
         together = forward_ms + backward_ms + update_ms
-        # With the host's hooks and waits in between the parts are longer than in a step that runs freely.
+        # Where the host could not launch all of a step ahead, the parts hold its time too.
         shrink = min(1.0, step_ms / together) if together else 1.0
         return Gradients(
             name=self.name,
@@ -129,6 +135,7 @@ class Subject:
             ),
             batch_size=self.batch_size,
             input_bytes=inputs.numel() * inputs.element_size(),
+            blocks=len(fsdp_parts(model)),
         )
 
 
@@ -145,6 +152,12 @@ class _Marks:
         event = make(enable_timing=True)
         event.record(torch.cuda.current_stream(self._world.device))
         return event
+
+    def hold_back(self, ms: float) -> None:
+        """Let a GPU's stream wait, so that the host gets ahead. A kernel that counts clock cycles does it."""
+        sleep: Any = getattr(torch.cuda, "_sleep", None)
+        if self._world.on_gpu and sleep is not None:
+            sleep(int(ms * _CYCLES_PER_MS))
 
     def between(self, begin: Any, end: Any) -> float:
         return float(begin.elapsed_time(end)) if self._world.on_gpu else (end - begin) / 1e6

@@ -17,6 +17,9 @@ if TYPE_CHECKING:
 
     from gpudiag.workloads.contest.world import World
 
+    #: Begins an all-reduce, the one of this number among those under way; what it returns can be waited for.
+    _Start = Callable[[torch.Tensor, int], Any]
+
 #: Sizes measured per transport: the smallest and the largest bucket and some between.
 _SIZES = 5
 #: A transport gets about this long; slow ones leave out the largest sizes.
@@ -24,8 +27,8 @@ _SECONDS = 0.5
 _REPEATS = 3
 #: A size is measured where it is below this share of the next larger one.
 _APART = 0.8
-#: All-reduces that are launched after one another and timed together, as a step launches its buckets.
-_TOGETHER = 2
+#: All-reduces that are under way and timed together, as a step's buckets are: the time of one is a share of it.
+_TOGETHER = 3
 
 
 def chosen_sizes(buckets: Sequence[int], most: int = _SIZES) -> list[int]:
@@ -57,54 +60,62 @@ def measure(world: World, transports: Sequence[str], sizes: Sequence[int]) -> li
     for transport in transports:
         close: Callable[[], None] | None = None
         problem = None
-        reduce: Callable[[torch.Tensor], Any] | None = None
+        start: _Start | None = None
         try:
-            reduce, close = _open(world, transport)
+            start, close = _open(world, transport)
         except Exception as error:  # noqa: BLE001  # whatever keeps one transport from working, the others go on
             problem = f"{error}"
-        if not any(world.gather(problem)) and reduce is not None:
-            found += _measure(world, transport, reduce, buffer, sizes)
+        if not any(world.gather(problem)) and start is not None:
+            found += _measure(world, transport, start, buffer, sizes)
         if close is not None:
             close()
     return found
 
 
-def _open(world: World, transport: str) -> tuple[Callable[[torch.Tensor], Any], Callable[[], None] | None]:
+def _open(world: World, transport: str) -> tuple[_Start, Callable[[], None] | None]:
     if transport.startswith("cpu-reduce"):
         from gpudiag.strategies.shared_host.all_reduce import SharedHostAllReduce
 
         wire = {"cpu-reduce-bf16": torch.bfloat16, "cpu-reduce-fp16": torch.float16}.get(transport)
         with world.acting(None):
             shared = SharedHostAllReduce(device=world.device, wire=wire)
-        return shared.all_reduce, shared.close
+
+        def start(tensor: torch.Tensor, number: int) -> Any:
+            return shared.start(tensor, key=number)
+
+        return start, shared.close
     group = world.group("nccl" if transport.startswith("nccl") else "gloo")
 
-    def reduce(tensor: torch.Tensor) -> None:
-        dist.all_reduce(tensor, group=group)
+    def begin(tensor: torch.Tensor, _: int) -> Any:
+        return dist.all_reduce(tensor, group=group, async_op=True)
 
-    return reduce, None
+    return begin, None
 
 
 def _measure(
-    world: World, transport: str, reduce: Callable[[torch.Tensor], Any], buffer: torch.Tensor, sizes: Sequence[int]
+    world: World, transport: str, start: _Start, buffer: torch.Tensor, sizes: Sequence[int]
 ) -> list[Collective]:
+    def several(part: torch.Tensor) -> None:
+        # The values do not count, so all of them may be of the same memory.
+        for one in [start(part, number) for number in range(_TOGETHER)]:
+            one.wait()
+
     found = []
     # The first one makes connections, which is not what is measured and counts for no time.
-    reduce(buffer[: max(1, sizes[0] // 4)])
+    several(buffer[: max(1, sizes[0] // 4)])
     world.settle()
     began = time.perf_counter()
     for size in sizes:
         part = buffer[: max(1, size // 4)]
-        reduce(part)
+        several(part)
         times = []
         for _ in range(_REPEATS):
             world.settle()
             world.gather(None)
-            start = time.perf_counter()
-            for _ in range(_TOGETHER):
-                reduce(part)
+            from_s = time.perf_counter()
+            several(part)
             world.settle()
-            times.append((time.perf_counter() - start) * 1e6 / _TOGETHER)
+            times.append((time.perf_counter() - from_s) * 1e6 / _TOGETHER)
         # The slowest rank has taken part from the start to the end.
         slowest = [max(one) for one in zip(*world.gather(times), strict=True)]
         time_us = statistics.median(slowest)
