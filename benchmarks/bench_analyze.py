@@ -57,17 +57,18 @@ analyzer.get_cuda_kernel_launch_stats(ranks=ranks, visualize=False)
 """
 
 #: What nothing that reads these files can go below: unpack them and decode the JSON, with the structures and on as
-#: many processes as gpudiag does.
+#: many processes as gpudiag does, and the allocator told the same.
 _FLOOR_PROGRAM = """
-import gc, sys
+import sys
 from pathlib import Path
+from gpudiag.__main__ import _prepare_to_read
+_prepare_to_read()
 from gpudiag.readers.event_json import Repairs
 from gpudiag.processes import map_forked, usable_cpus
 from gpudiag.readers.limits import ReadLimits
 from gpudiag.readers.pieces import decode_in_pieces
 from gpudiag.readers.unpack import read_pieces
 
-gc.disable()
 
 def decode(path):
     return sum(1 for _ in decode_in_pieces(read_pieces(path, str(path), ReadLimits()), Repairs()))
@@ -78,6 +79,8 @@ map_forked(decode, paths, [path.stat().st_size for path in paths], usable_cpus()
 
 _READ_PROGRAM = """
 import sys
+from gpudiag.__main__ import _prepare_to_read
+_prepare_to_read()
 from gpudiag.readers import read_traces
 read_traces([sys.argv[1]])
 """

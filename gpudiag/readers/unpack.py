@@ -29,7 +29,7 @@ _OTHER_PACKINGS = {b"\x28\xb5\x2f\xfd": "zstd", b"PK\x03\x04": "zip", b"BZh": "b
 _GZIP_WINDOW = 31  # zlib's code for "a gzip header and trailer, checked"
 #: What is read, and what is unpacked, at once. Larger pieces fall out of the caches, smaller ones cost more calls.
 _PACKED_PIECE = 64 << 10
-_PIECE = 256 << 10
+_PIECE = 512 << 10
 _KILLED = "The file was probably cut short: give the profiler time to finish writing, then copy the file whole."
 
 
