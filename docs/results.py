@@ -15,6 +15,7 @@ import itertools
 import json
 import re
 from pathlib import Path
+from xml.etree import ElementTree as ET
 
 from seed_tables import seed_tables
 
@@ -73,19 +74,35 @@ def _plots(result: Scaling, name: str) -> list[tuple[str, str]]:
     """Each drawing as a file of its own; its title and its path beside the pages."""
     part = scaling_part(result)
     drawings = [
-        (f"{what} of {group['setting']}", group[what])
+        (f"{what} of {group['setting']}", group[what], [] if what == "relative" else group["legend"])
         for group in part["groups"]
         for what in ("throughput", "efficiency", "relative")
     ]
-    drawings += [(fall["title"], fall["drawing"]) for fall in part["waterfalls"]]
+    drawings += [(fall["title"], fall["drawing"], []) for fall in part["waterfalls"]]
     made = []
-    for number, (title, drawing) in enumerate((one for one in drawings if one[1]), start=1):
+    for number, (title, drawing, legend) in enumerate((one for one in drawings if one[1]), start=1):
         path = f"{name}-{number:02d}.svg"
-        opening = '<svg xmlns="http://www.w3.org/2000/svg" '
-        styled = re.sub(r"^(<svg [^>]*>)", lambda match: match[1] + f"<style>{style_sheet()}</style>", drawing, count=1)
-        (RESULTS / path).write_text(styled.replace("<svg ", opening, 1) + "\n", encoding="utf-8")
+        (RESULTS / path).write_text(_standing_alone(drawing, legend) + "\n", encoding="utf-8")
         made.append((title, path))
     return made
+
+
+def _standing_alone(drawing: str, legend: list[tuple[str, str]]) -> str:
+    """A drawing of the page with the page's colours and, as there is no page around it, its legend, in it."""
+    root = ET.fromstring(drawing)  # noqa: S314  # gpudiag has just made it
+    width, height = (float(number) for number in root.attrib["viewBox"].split()[2:])
+    for row, (name, colour) in enumerate(legend):
+        top = height + 6 + 18 * row
+        box = {"x": "60", "y": f"{top:g}", "width": "12", "height": "12", "style": f"fill:var(--{colour})"}
+        ET.SubElement(root, "rect", box)
+        words = ET.SubElement(root, "text", {"x": "80", "y": f"{top + 10:g}", "class": "tick"})
+        words.text = name
+    root.set("viewBox", f"0 0 {width:g} {height + (6 + 18 * len(legend) if legend else 0):g}")
+    root.set("xmlns", "http://www.w3.org/2000/svg")
+    style = ET.Element("style")
+    style.text = style_sheet()
+    root.insert(0, style)
+    return ET.tostring(root, encoding="unicode")
 
 
 def _missing(result: Scaling) -> list[str]:
