@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+import re
+import subprocess
+from pathlib import Path
+from typing import Any
 
 import pytest
 
-from tests.cli_process import gpudiag
+from tests.cli_process import environment, gpudiag
 from tests.workloads.tensorflow_python import profile, tensorflow_python, trained
 
-if TYPE_CHECKING:
-    from pathlib import Path
+ROOT = Path(__file__).parents[2]
 
 pytestmark = pytest.mark.xdist_group("processes")
 
@@ -134,3 +136,28 @@ def test_no_tensorflow(tmp_path: Path) -> None:
     what, hint = result.stderr.splitlines()
     assert "has no TensorFlow" in what
     assert "pip install 'gpudiag[tensorflow]'" in hint
+
+
+_ASK_FOR_A_GPU = """
+from gpudiag.errors import FrameworkMissingError
+from gpudiag.workloads.tensorflow.hardware import use_devices
+try:
+    use_devices("cuda", 1)
+except FrameworkMissingError as error:
+    print(error)
+    print(error.hint)
+"""
+
+
+def test_a_tensorflow_that_cannot_use_gpus_says_why() -> None:
+    done = subprocess.run(
+        [tensorflow_python(), "-c", _ASK_FOR_A_GPU],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+        env=environment(CUDA_VISIBLE_DEVICES="", PYTHONPATH=str(ROOT)),
+    )
+    what, hint = done.stdout.splitlines()
+    assert re.search(r"TensorFlow \S+ (here was built without CUDA|cannot use the GPUs)", what), done.stderr
+    assert "pip install 'tensorflow[and-cuda]'" in hint
