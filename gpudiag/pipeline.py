@@ -17,6 +17,7 @@ from gpudiag.record import Record
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from gpudiag.diagnosis.case import Case
     from gpudiag.exporting.scalars import Series
     from gpudiag.exporting.scene import Scene
     from gpudiag.launch import Interpreter, Plan, Rendezvous
@@ -106,7 +107,7 @@ def analyze(
         framework=timeline.framework,
         world_size=timeline.world_size,
         ranks_present=timeline.ranks_present,
-        steps=_steps(summarise_steps(attribution), run, case.what_if.corrected_ms if case.what_if else None),
+        steps=_steps(summarise_steps(attribution), run, case),
         devices=summarise_devices(timeline, attribution),
         waits=summarise_waits(timeline, attribution),
         findings=findings,
@@ -184,7 +185,11 @@ def diff(before: Analysis, after: Analysis) -> Diff:
     return compare(before, after)
 
 
-def _steps(steps: Steps, run: RunRecord | None, corrected_ms: float | None) -> Steps:
+def _steps(steps: Steps, run: RunRecord | None, case: Case) -> Steps:
+    from gpudiag.diagnosis.certainty import Certainty
+
+    what_if = case.what_if
+    corrected_ms = None if what_if is None else what_if.corrected_ms
     unprofiled = None
     times: tuple[float, ...] = ()
     reasons = {}
@@ -207,6 +212,7 @@ def _steps(steps: Steps, run: RunRecord | None, corrected_ms: float | None) -> S
         median_ms=steps.median_ms,
         unprofiled_mean_ms=unprofiled,
         corrected_mean_ms=corrected_ms,
+        corrected_interval_ms=None if what_if is None else Certainty(case, what_if).interval_ms,
         reasons=reasons,
         unprofiled_times_ms=times,
     )

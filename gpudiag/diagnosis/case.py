@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from gpudiag.diagnosis.drift import mean_error
 from gpudiag.diagnosis.replay.what_if import WhatIf
 from gpudiag.intervals import length
 from gpudiag.model.analysis import BUCKETS
@@ -84,14 +83,6 @@ class Case:
         if self.run is None:
             return None
         return max((rank.unprofiled.mean_ms for rank in self.run.ranks if rank.unprofiled is not None), default=None)
-
-    @cached_property
-    def unprofiled_error_ms(self) -> float | None:
-        """Standard error of `unprofiled_ms`, in which steps may drift; None where it was not measured."""
-        if self.run is None:
-            return None
-        timed = [rank.unprofiled for rank in self.run.ranks if rank.unprofiled is not None]
-        return max((max(mean_error(one.step_ms), one.standard_error_ms) for one in timed), default=None)
 
     def unseen_share(self) -> float:
         """Share of all time transferring that is of collectives in which ranks took part whose traces are not here."""

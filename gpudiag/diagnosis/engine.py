@@ -79,8 +79,8 @@ def _overhead(case: Case, what_if: WhatIf) -> list[Validity]:
     message = f"recording made a step {profiled:.1f} ms long; without it, it takes about {corrected:.1f} ms"
     if case.unprofiled_ms is None:
         message += (
-            f", if each recorded event costs the host {what_if.per_event_ns / NS_PER_US:.1f} µs as on the machines "
-            "where that was measured. `gpudiag profile` times the same steps unprofiled."
+            f", if each recorded event costs the host {what_if.per_event_ns / NS_PER_US:.1f} µs, as its pace suggests. "
+            "`gpudiag profile` times the same steps unprofiled."
         )
     else:
         message += f", and {case.unprofiled_ms:.1f} ms were measured unprofiled."

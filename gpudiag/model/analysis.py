@@ -90,6 +90,7 @@ class Validity(msgspec.Struct, frozen=True, kw_only=True):
 class Steps(msgspec.Struct, frozen=True, kw_only=True):
     """Step times in milliseconds; `reasons` says of each missing value why it is missing.
 
+    `corrected_interval_ms` is where `corrected_mean_ms` lies at 95 %: (low, high); None of a single step.
     `unprofiled_times_ms` are the single steps behind `unprofiled_mean_ms`, in order; empty where they were not kept.
     """
 
@@ -98,6 +99,7 @@ class Steps(msgspec.Struct, frozen=True, kw_only=True):
     median_ms: float
     unprofiled_mean_ms: float | None = None
     corrected_mean_ms: float | None = None
+    corrected_interval_ms: tuple[float, float] | None = None
     reasons: dict[str, str] = {}
     unprofiled_times_ms: tuple[float, ...] = ()
 

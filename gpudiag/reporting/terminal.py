@@ -112,7 +112,11 @@ def step_line(analysis: Analysis) -> Text:
     if steps.unprofiled_mean_ms is not None:
         times.append(f"{figures.milliseconds(steps.unprofiled_mean_ms)} ms unprofiled")
     if steps.corrected_mean_ms is not None and abs(steps.corrected_mean_ms - steps.mean_ms) > _SAME * steps.mean_ms:
-        times.append(f"{figures.milliseconds(steps.corrected_mean_ms)} ms without the profiler's share")
+        between = ""
+        if steps.corrected_interval_ms is not None:
+            low, high = (figures.milliseconds(ms) for ms in steps.corrected_interval_ms)
+            between = f" ({low}{figures.EN_DASH}{high})"
+        times.append(f"{figures.milliseconds(steps.corrected_mean_ms)} ms{between} without the profiler's share")
     line = Text("Step ").append(times[0], style="bold")
     line.append("".join(f"{_SEPARATOR}{time}" for time in times[1:]))
     if analysis.source.samples_per_s is not None:

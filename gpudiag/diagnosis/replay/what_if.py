@@ -110,11 +110,8 @@ class WhatIf:
         graph = build_graph(timeline)
         if graph is None:
             return None
-        if unprofiled_ms is None:
-            return WhatIf(graph, timeline)
-        # From a trace alone a slow host cannot be told from one that waits for other threads, such as a DataLoader's.
         usual = WhatIf(graph, timeline, usual_ns_per_event(graph))
-        return usual._calibrated(unprofiled_ms)
+        return usual if unprofiled_ms is None else usual._calibrated(unprofiled_ms)
 
     def at_cost(self, per_event_ns: float) -> WhatIf:
         """The same with the profiler at another cost per event."""
