@@ -52,6 +52,21 @@ def cost_of(blocks: Sequence[Block]) -> Cost:
     )
 
 
+def exchange_of(clean: Cost, apart: Cost) -> Cost:
+    """What exchanging the gradients costs the clean job, from two faults' blocks without them.
+
+    Args:
+        clean: of the fault that is none.
+        apart: of a fault of the exchange, in whose blocks without it nothing is exchanged.
+    """
+    return Cost(
+        clean_ms=apart.clean_ms,
+        faulty_ms=clean.clean_ms,
+        ms=clean.clean_ms - apart.clean_ms,
+        standard_error_ms=math.hypot(clean.standard_error_ms, apart.standard_error_ms),
+    )
+
+
 def _step_ms(block: Block) -> float:
     return statistics.fmean(trimmed_mean(steps) for steps in block.step_ms)
 

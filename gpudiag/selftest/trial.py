@@ -29,7 +29,7 @@ from gpudiag.model.selftest import (
 )
 from gpudiag.run_files import RUN_FILE, read_json, write_json
 from gpudiag.selftest.catalogue import CATALOGUE, choose, plan_of
-from gpudiag.selftest.judge import cost_of, judge, tolerance_in_words
+from gpudiag.selftest.judge import cost_of, exchange_of, judge, tolerance_in_words
 from gpudiag.selftest.tensorflow import JOB as TENSORFLOW_JOB
 from gpudiag.selftest.tensorflow import in_tensorflow
 
@@ -38,6 +38,7 @@ if TYPE_CHECKING:
 
     from gpudiag.model.analysis import Analysis
     from gpudiag.model.job import Framework, MemoryFormat, Precision
+    from gpudiag.model.selftest import Cost
     from gpudiag.pipeline import Prepared
     from gpudiag.selftest.catalogue import CatalogueEntry
     from gpudiag.worker.progress import Progress
@@ -152,7 +153,7 @@ def judge_directory(output: Path, *, left_out: tuple[LeftOut, ...] | None = None
     known.sort(key=lambda one: (one[1].workload, order.index(one[1].fault.name)))
     analyses = _analyses([run for run, _ in known])
     timed = [read_json(path, Ablation, ABLATION_SCHEMA) for path in output.glob(f"*/{CLEAN_EXCHANGE}/{ABLATION_FILE}")]
-    exchanges = {one.workload: cost_of(one.blocks) for one in timed}
+    exchanges = _exchanges(ablations) | {one.workload: cost_of(one.blocks) for one in timed}
     rows = []
     software: dict[str, str] = {}
     for (run, ablation), analysis in zip(known, analyses, strict=True):
@@ -184,6 +185,16 @@ def judge_directory(output: Path, *, left_out: tuple[LeftOut, ...] | None = None
     )
     write_json(output / SELFTEST_FILE, result)
     return result
+
+
+def _exchanges(ablations: list[Ablation]) -> dict[str, Cost]:
+    """By workload, what the clean job's exchange costs on GPUs, where no ablation of its own says so."""
+    by_name = {(one.workload, one.fault.name): cost_of(one.blocks) for one in ablations if one.device == "cuda"}
+    return {
+        workload: exchange_of(clean, by_name[workload, "slow-exchange"])
+        for (workload, name), clean in by_name.items()
+        if name == "none" and (workload, "slow-exchange") in by_name
+    }
 
 
 def _prepared(asked: Asked, run_dir: Path, *, p2p: bool) -> Prepared:
@@ -231,9 +242,7 @@ def _launch(
         least_steps=6 if asked.quick else 8,
         active=8,
         warm_up_s=3.0 if device == "cuda" else 2.0,
-        background=(FaultPlan(name=CLEAN_EXCHANGE, kind="whole-exchange"),)
-        if p2p and world_size > 1 and asked.framework == "pytorch"
-        else (),
+        background=(FaultPlan(name=CLEAN_EXCHANGE, kind="whole-exchange"),) if p2p and world_size > 1 else (),
     )
     directory.mkdir(parents=True, exist_ok=True)
     write_json(directory / PLAN_FILE, plan)

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from gpudiag.model.analysis import Analysis, Finding, Steps
 from gpudiag.model.selftest import Ablation, Block, Cost, Expected, FaultPlan, Found
-from gpudiag.selftest.judge import compare, cost_of, judge, tolerance_ms, trimmed_mean
+from gpudiag.selftest.judge import compare, cost_of, exchange_of, judge, tolerance_ms, trimmed_mean
 
 STEP_MS = st.floats(0.1, 1e4)
 LATE = Expected(code="straggler", ranks=(2,), causes=("input",))
@@ -153,3 +153,9 @@ def test_on_cpus_noise_raises_the_level_of_an_alarm() -> None:
     assert judge(ablation("cpu"), expected, analysis(jitter), window_error_ms=0.1).verdict == "wrong"
     assert judge(ablation("cpu"), expected, analysis(jitter), window_error_ms=3.0).verdict == "right"
     assert judge(ablation("cuda"), expected, analysis(jitter), window_error_ms=3.0).verdict == "wrong"
+
+
+def test_the_clean_exchange_is_what_the_clean_job_takes_longer_than_one_that_exchanges_nothing() -> None:
+    exchange = exchange_of(cost_of(blocks((28.3, 28.4), (28.5, 28.4))), cost_of(blocks((26.6, 42.3), (26.6, 42.5))))
+    assert exchange.ms == pytest.approx(1.8)
+    assert exchange.standard_error_ms == pytest.approx(math.hypot(0.1, 0.1))
