@@ -13,7 +13,14 @@ from tests.cli_process import gpudiag as run_cli
 if TYPE_CHECKING:
     from pathlib import Path
 
-pytestmark = pytest.mark.multigpu
+pytestmark = [pytest.mark.gpu, pytest.mark.multigpu]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _two_gpus() -> None:
+    torch = pytest.importorskip("torch")
+    if torch.cuda.device_count() < 2:
+        pytest.skip("needs two GPUs")
 
 
 @pytest.mark.parametrize("options", [(), ("--no-p2p",)])
