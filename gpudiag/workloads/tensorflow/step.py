@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
@@ -9,9 +10,12 @@ import tensorflow as tf
 import gpudiag
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
     from gpudiag.workloads.tensorflow.workload import KerasWorkload
+
+#: What Keras's optimizer calls first; there is no public way to it.
+_EXCHANGE = "_all_reduce_sum_gradients"
 
 
 def make_step(
@@ -73,8 +77,7 @@ def step_on_each_device(
 
 def _name_exchange(optimizer: Any) -> None:
     """Put the exchange of gradients, which Keras's optimizer does first when it is applied, into a range of its own."""
-    inner = getattr(optimizer, "inner_optimizer", optimizer)
-    exchange = getattr(inner, "_all_reduce_sum_gradients", None)
+    exchange = getattr(_inner(optimizer), _EXCHANGE, None)
     if exchange is None:  # another version of Keras: the range is missing, and nothing else
         return
 
@@ -82,4 +85,24 @@ def _name_exchange(optimizer: Any) -> None:
         with gpudiag.range("exchange"):
             return exchange(pairs)
 
-    inner._all_reduce_sum_gradients = named  # noqa: SLF001  # there is no public way to it
+    setattr(_inner(optimizer), _EXCHANGE, named)
+
+
+@contextmanager
+def exchanged_by(optimizer: Any, exchange: Callable[[Any], Any]) -> Iterator[None]:
+    """Steps whose graph is built within exchange pairs of gradient and variable by this function instead.
+
+    Raises:
+        AttributeError: this version of Keras does it in another way.
+    """
+    usual = getattr(_inner(optimizer), _EXCHANGE)
+    setattr(_inner(optimizer), _EXCHANGE, exchange)
+    try:
+        yield
+    finally:
+        setattr(_inner(optimizer), _EXCHANGE, usual)
+
+
+def _inner(optimizer: Any) -> Any:
+    """The optimizer that exchanges: the one within, where losses are scaled."""
+    return getattr(optimizer, "inner_optimizer", optimizer)

@@ -28,6 +28,7 @@ from gpudiag.workloads.tensorflow.faults.kinds import make_fault
 from gpudiag.workloads.tensorflow.faults.trainer import STRATEGY, Trainer
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
 
     from gpudiag.model.run import StepTimes
@@ -50,6 +51,10 @@ def run() -> None:
     job.progress.tell("warmup")
     trainer.warm_up(plan.warm_up_s)
     job.save(run_dir)
+    for background in plan.background:
+        job.progress.tell("timed", 0, len(plan.faults))
+        switch, _ = job.ablate(background)
+        switch(True)  # as the clean job is
     for number, fault in enumerate(plan.faults, 1):
         job.progress.tell("timed", number, len(plan.faults))
         job.measure(fault)
@@ -68,8 +73,8 @@ class _Job:
         self.progress = ProgressSender(self.place.rank)
         self._name = RUNTIME.device_name(trainer.device)
 
-    def measure(self, plan: FaultPlan) -> None:
-        """Time a fault by ablation, and record a few steps with it."""
+    def ablate(self, plan: FaultPlan) -> tuple[Callable[[bool], None], StepTimes | None]:
+        """Time a fault by ablation: its switch, and this process's steps with it."""
         switch = make_fault(plan, self.trainer)
         steps = max(self.plan.least_steps, round(self.plan.block_ms / self.trainer.clean_ms))
         blocks = []
@@ -91,7 +96,12 @@ class _Job:
                 blocks=tuple(blocks),
             )
             write_json(directory / ABLATION_FILE, ablation)
-        faulty = summarize([ms for block in blocks if block.on for ms in block.step_ms[self.place.rank]])
+        return switch, summarize([ms for block in blocks if block.on for ms in block.step_ms[self.place.rank]])
+
+    def measure(self, plan: FaultPlan) -> None:
+        """Time a fault by ablation, and record a few steps with it."""
+        switch, faulty = self.ablate(plan)
+        directory = self.run_dir / plan.name
         self.progress.tell("profiled")
         self.trainer.together.gather(None)
         switch(True)

@@ -73,7 +73,18 @@ def syncs(trainer: Trainer, amount_ms: float) -> Callable[[bool], None]:  # noqa
     return switch
 
 
-KINDS = {"none": nothing, "late-loader": late_loader, "extra-compute": extra_compute, "syncs": syncs}
+def whole_exchange(trainer: Trainer, amount_ms: float) -> Callable[[bool], None]:  # noqa: ARG001  # there is but one
+    """Off, the gradients are not exchanged; on is the clean job. So what its exchange costs can be told."""
+    return trainer.exchange_barely()
+
+
+KINDS = {
+    "none": nothing,
+    "late-loader": late_loader,
+    "extra-compute": extra_compute,
+    "syncs": syncs,
+    "whole-exchange": whole_exchange,
+}
 
 
 def make_fault(plan: FaultPlan, trainer: Trainer) -> Callable[[bool], None]:

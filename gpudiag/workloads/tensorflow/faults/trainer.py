@@ -5,9 +5,11 @@ from __future__ import annotations
 import os
 import statistics
 import time
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import keras
+import tensorflow as tf
 
 from gpudiag.strategies.tensorflow.registry import make_strategy
 from gpudiag.worker.tensorflow.runtime import RUNTIME
@@ -16,7 +18,7 @@ from gpudiag.workloads.tensorflow.faults.together import Together
 from gpudiag.workloads.tensorflow.hardware import use_devices
 from gpudiag.workloads.tensorflow.precision import scaling, set_precision
 from gpudiag.workloads.tensorflow.registry import load_workload
-from gpudiag.workloads.tensorflow.step import make_step
+from gpudiag.workloads.tensorflow.step import exchanged_by, make_step
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -70,7 +72,9 @@ class Trainer:
             self.model = workload.model()
             optimizer = scaling(workload.optimizer(), plan.precision)
             optimizer.build(self.model.trainable_variables)
-        self._step = make_step(workload, self.model, optimizer, strategy, compiled=False)
+        self._make_step = partial(make_step, workload, self.model, optimizer, strategy, compiled=False)
+        self._optimizer = optimizer
+        self._usual = self._step = self._make_step()
         self.loader = Loader(
             distributed_batches(
                 workload,
@@ -100,6 +104,18 @@ class Trainer:
         if self.after is not None:
             self.after(loss)
 
+    def exchange_barely(self) -> Callable[[bool], None]:
+        """A switch: on, gradients are exchanged as usual; off, the processes only wait for each other."""
+        with exchanged_by(self._optimizer, _wait_for_each_other):
+            barely = self._step = self._make_step()
+            self.step()  # builds the graph
+
+        def switch(on: bool) -> None:
+            self._step = self._usual if on else barely
+
+        switch(True)
+        return switch
+
     def warm_up(self, seconds: float) -> None:
         """Train for about this long, and set `clean_ms` by the second half of it."""
         began = time.perf_counter()
@@ -118,6 +134,15 @@ class Trainer:
             self.step()
             self.clock.mark()
         return self.clock.read()
+
+
+def _wait_for_each_other(pairs: Any) -> list[tuple[Any, Any]]:
+    """One number is reduced over all devices, once all gradients are there; then each has its own."""
+    pairs = list(pairs)
+    with tf.control_dependencies([gradient for gradient, _ in pairs]):
+        reduced = tf.distribute.get_replica_context().all_reduce(tf.distribute.ReduceOp.SUM, tf.zeros(()))
+    with tf.control_dependencies([reduced]):
+        return [(tf.identity(gradient), variable) for gradient, variable in pairs]
 
 
 def _keep_to_own_cores() -> None:
