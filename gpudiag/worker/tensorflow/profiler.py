@@ -21,14 +21,18 @@ class TensorflowWindow:
     Args:
         path: where the trace goes, `*.xplane.pb.gz`; written beside it first and renamed when it is whole.
         active: how many steps to record.
+        on_gpu: the first two steps are recorded too. On CPUs there is nothing to start, and each recording is a risk:
+            where an event begins on one thread and ends on another, as collectives' do, TensorFlow 2.21 may damage its
+            heap when the recording ends (`SplitEventTracker::FindStartAndMerge`), and crash or hang.
     """
 
     warmup_steps = WARMUP_STEPS
 
-    def __init__(self, path: Path, *, active: int) -> None:
+    def __init__(self, path: Path, *, active: int, on_gpu: bool) -> None:
         self.path = path
         self.saved = False
         self._active = active
+        self._on_gpu = on_gpu
         self._steps = 0
         self._records = False
         self._directory: tempfile.TemporaryDirectory[str] | None = None
@@ -41,13 +45,15 @@ class TensorflowWindow:
         """
         self.path.parent.mkdir(parents=True, exist_ok=True)
         self._directory = tempfile.TemporaryDirectory(prefix=f".{self.path.name}.", dir=self.path.parent)
-        self._begin()
+        if self._on_gpu:
+            self._begin()
 
     def step(self) -> None:
         """A step has ended. The last one's end saves the trace, which can take seconds."""
         self._steps += 1
         if self._steps == WARMUP_STEPS:
-            self._end(save=False)
+            if self._records:
+                self._end(save=False)
             self._begin()
         elif self._steps == WARMUP_STEPS + self._active:
             self.stop()

@@ -83,9 +83,9 @@ class TensorflowRuntime:
         """`traces/rank<r>.xplane.pb.gz`."""
         return record.tensorflow_trace_name(rank)
 
-    def window(self, path: Path, *, active: int, devices: Sequence[Any]) -> TensorflowWindow:  # noqa: ARG002
+    def window(self, path: Path, *, active: int, devices: Sequence[Any]) -> TensorflowWindow:
         """A window of tf.profiler, which records all devices of the process."""
-        return TensorflowWindow(path, active=active)
+        return TensorflowWindow(path, active=active, on_gpu=self.on_gpu(devices[0]))
 
     def describe(self, model: Any, gradient_sizes: Sequence[int]) -> ModelRecord:
         """The trained variables of a Keras model; moving averages and the like are no parameters, as in PyTorch."""

@@ -114,7 +114,8 @@ class _Job:
     def _plain_window(self, directory: Path, plan: FaultPlan, faulty: StepTimes | None) -> None:
         """As in most users' loops: TensorFlow's own step marks and nothing else."""
         trainer, active = self.trainer, self.plan.active
-        window = TensorflowWindow(directory / record.tensorflow_trace_name(self.place.rank), active=active)
+        path = directory / record.tensorflow_trace_name(self.place.rank)
+        window = TensorflowWindow(path, active=active, on_gpu=RUNTIME.on_gpu(trainer.device))
         for _ in range(_RUN_IN_STEPS):
             trainer.step()
         window.start()
