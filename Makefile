@@ -49,7 +49,7 @@ tensorboard: build/xprof-venv/.made ## Install TensorBoard with its profile plug
 
 build/xprof-venv/.made: $(VENV)/.made
 	$(BIN)/python -m venv build/xprof-venv
-	build/xprof-venv/bin/python -m pip install --quiet "tensorboard>=2.19" "xprof>=2.20"
+	PIP_DISABLE_PIP_VERSION_CHECK=1 build/xprof-venv/bin/python -m pip install --quiet "tensorboard>=2.19" "xprof>=2.20"
 	@touch $@
 
 tensorflow: build/tf-venv/.made ## Install TensorFlow for CPUs into build/, for the tests that train with it
@@ -57,7 +57,7 @@ tensorflow: build/tf-venv/.made ## Install TensorFlow for CPUs into build/, for 
 # Without CUDA's libraries: a third of the size. Where there is no such build, the plain one.
 build/tf-venv/.made: $(VENV)/.made constraints.txt
 	$(BIN)/python -m venv build/tf-venv
-	build/tf-venv/bin/python -m pip install --quiet --constraint constraints.txt msgspec nvtx \
+	PIP_DISABLE_PIP_VERSION_CHECK=1 build/tf-venv/bin/python -m pip install --quiet --constraint constraints.txt msgspec nvtx \
 	  "tensorflow-cpu; sys_platform == 'linux' and platform_machine == 'x86_64'" \
 	  "tensorflow; sys_platform != 'linux' or platform_machine != 'x86_64'"
 	@touch $@
