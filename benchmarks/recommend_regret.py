@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from gpudiag import pipeline
+from gpudiag import pipeline, preparation
 from gpudiag.confidence import mean_of
 from gpudiag.model.contest import CONTEST_SCHEMA, PLAN_FILE, Contest, ContestPlan, Entry, contest_file
 from gpudiag.model.facts import FACTS_SCHEMA, Facts
@@ -100,10 +100,10 @@ def predicted_again(contest: Contest, run_dir: Path) -> Contest:
 def measure(run_dir: Path, names: list[str], options: argparse.Namespace, *, p2p: bool) -> None:
     """Train all workloads with all strategies, in one launch."""
     began = time.monotonic()
-    prepared = pipeline.prepare(
-        pipeline.Request(workload=_JOB, devices=options.devices, p2p=p2p, run_dir=run_dir, timeout_s=120.0)
+    prepared = preparation.prepare(
+        preparation.Request(workload=_JOB, devices=options.devices, p2p=p2p, run_dir=run_dir, timeout_s=120.0)
     )
-    prepared = pipeline.measure_links(prepared)
+    prepared = preparation.measure_links(prepared)
     said(began, f"facts are there; {', '.join(names)}")
     devices = prepared.plan.processes
     chosen = candidates()

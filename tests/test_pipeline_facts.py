@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import pytest
 
-from gpudiag import pipeline
+from gpudiag import pipeline, preparation
 from gpudiag.launch import Interpreter, Plan
 from gpudiag.model.job import Job as TrainingJob
 from gpudiag.model.run import RankRecord, RunRecord
@@ -126,36 +126,36 @@ class TestMeasuring:
         monkeypatch.setattr(cache, "cache_directory", lambda: tmp_path / "cache")
         return calls
 
-    def prepared(self, facts: Facts, processes: int = 4, **job: Any) -> pipeline.Prepared:
+    def prepared(self, facts: Facts, processes: int = 4, **job: Any) -> preparation.Prepared:
         device = "cuda" if facts.gpus else "cpu"
         training = TrainingJob(workload="mlp", strategy="nccl", **{"device": device, **job})
         launch = Plan(
             job=training, run_dir=Path("nowhere"), processes=processes, threads=1, python="python3", command=()
         )
         interpreter = Interpreter(path="python3", version="3.12", torch="2.11", cuda="13.0", has_gpudiag=True)
-        return pipeline.Prepared(plan=launch, interpreter=interpreter, facts=facts)
+        return preparation.Prepared(plan=launch, interpreter=interpreter, facts=facts)
 
     def test_is_done_once_a_day_per_transport(self, probed: list[bool]) -> None:
-        first = pipeline.measure_links(self.prepared(inventory()))
-        again = pipeline.measure_links(self.prepared(inventory()))
+        first = preparation.measure_links(self.prepared(inventory()))
+        again = preparation.measure_links(self.prepared(inventory()))
         assert probed == [True]
         assert again.facts.collectives == first.facts.collectives != ()
-        without = pipeline.measure_links(self.prepared(inventory(), p2p=False))
+        without = preparation.measure_links(self.prepared(inventory(), p2p=False))
         assert probed == [True, False]
         assert {one.strategy for one in without.facts.collectives} == {"nccl-no-p2p"}
 
     def test_can_be_asked_for_and_left_out(self, probed: list[bool]) -> None:
-        assert pipeline.measure_links(self.prepared(inventory()), probe=False).facts.collectives == ()
-        pipeline.measure_links(self.prepared(inventory()), probe=True)
-        pipeline.measure_links(self.prepared(inventory()), probe=True)
+        assert preparation.measure_links(self.prepared(inventory()), probe=False).facts.collectives == ()
+        preparation.measure_links(self.prepared(inventory()), probe=True)
+        preparation.measure_links(self.prepared(inventory()), probe=True)
         assert probed == [True, True]
 
     def test_is_not_done_where_nothing_is_exchanged_between_gpus(self, probed: list[bool]) -> None:
-        pipeline.measure_links(self.prepared(inventory(1)))
-        pipeline.measure_links(self.prepared(inventory(0)))
-        pipeline.measure_links(self.prepared(inventory(), processes=1))
+        preparation.measure_links(self.prepared(inventory(1)))
+        preparation.measure_links(self.prepared(inventory(0)))
+        preparation.measure_links(self.prepared(inventory(), processes=1))
         assert probed == []
 
     def test_findings_go_into_the_facts(self, probed: list[bool]) -> None:
-        found = pipeline.measure_links(self.prepared(hot(inventory(), 2)), probe=False)
+        found = preparation.measure_links(self.prepared(hot(inventory(), 2)), probe=False)
         assert [finding.code for finding in found.facts.findings] == ["throttled"]

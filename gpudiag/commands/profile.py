@@ -193,7 +193,7 @@ def profile(
     _one_of("--model", model, TRAINED_MODELS)
     _one_of("--compress", compress, COMPRESSIONS)
     _one_of("--nccl-algo", nccl_algo, NCCL_ALGORITHMS)
-    from gpudiag import pipeline
+    from gpudiag import pipeline, preparation
     from gpudiag.commands.probe_progress import ProbeProgress
     from gpudiag.commands.progress_lines import RunProgress
     from gpudiag.commands.report_files import REPORT_FILE, run_html, step_beside
@@ -201,7 +201,7 @@ def profile(
 
     if nnodes > 1 and rdzv_endpoint is None:
         raise UsageError("--nnodes needs --rdzv-endpoint", "Give one node's HOST:PORT, the same on every node.")
-    asked = pipeline.Request(
+    asked = preparation.Request(
         workload=words[0] if words else DEFAULT_WORKLOAD,
         framework=FRAMEWORKS[framework],
         strategy=strategy,
@@ -236,10 +236,10 @@ def profile(
         command=("gpudiag", *sys.argv[1:]),
         probe=probe,
     )
-    prepared = pipeline.prepare(asked)
+    prepared = preparation.prepare(asked)
     typer.echo(f"gpudiag: {prepared.describe()}", err=True)
     with ProbeProgress() as probing:
-        prepared = pipeline.measure_links(prepared, asked.probe, probing)
+        prepared = preparation.measure_links(prepared, asked.probe, probing)
     with RunProgress(prepared.plan.processes) as progress:
         pipeline.train(prepared, progress.heard)
         progress.say("analysing")

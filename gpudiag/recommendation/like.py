@@ -7,7 +7,7 @@ import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from gpudiag import pipeline
+from gpudiag import pipeline, preparation
 from gpudiag.errors import UsageError
 from gpudiag.model.like import LIKE_FILE, LIKE_PLAN_FILE, LIKE_SCHEMA, Like, LikePlan, ModelBuckets
 from gpudiag.prediction.buckets import ddp_buckets
@@ -49,8 +49,8 @@ def measure_like(
     with tempfile.TemporaryDirectory(prefix="gpudiag-like-") as directory:
         for p2p in (True, False):
             run_dir = Path(directory) / ("p2p" if p2p else "no-p2p")
-            prepared = pipeline.prepare(
-                pipeline.Request(
+            prepared = preparation.prepare(
+                preparation.Request(
                     workload=_JOB, devices=devices, p2p=p2p, run_dir=run_dir, python=python, timeout_s=timeout_s
                 )
             )

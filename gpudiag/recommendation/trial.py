@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, cast
 
 import msgspec
 
-from gpudiag import pipeline
+from gpudiag import pipeline, preparation
 from gpudiag.errors import UsageError
 from gpudiag.model.contest import CONTEST_SCHEMA, PLAN_FILE, Contest, ContestPlan, Entry, contest_file
 from gpudiag.model.recommendation import RECOMMENDATION_FILE
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from gpudiag.model.job import MemoryFormat, Precision
     from gpudiag.model.prediction import Candidate, Compress
     from gpudiag.model.recommendation import Expected, Recommendation
-    from gpudiag.pipeline import Prepared
+    from gpudiag.preparation import Prepared
     from gpudiag.probing.runner import Progress as ProbeProgress
     from gpudiag.worker.progress import Progress
 
@@ -106,7 +106,7 @@ def recommend(
     devices = prepared.plan.processes
     refused = why_not(prepared.facts, chosen, devices)
     check_possible(chosen, refused, devices)
-    prepared = pipeline.measure_links(prepared, asked.probe, on_probe)
+    prepared = preparation.measure_links(prepared, asked.probe, on_probe)
     finalists = 0 if asked.every else 3
     number = len(chosen) - len(refused) if asked.every else min(5, len(chosen) - len(refused))
     left_s = asked.budget_s - (time.monotonic() - began) - _START_S - number * _FINALIST_S
@@ -157,8 +157,8 @@ def considered(asked: Asked) -> tuple[Candidate, ...]:
 
 def _prepared(asked: Asked) -> Prepared:
     name = time.strftime("%Y%m%d-%H%M%S")
-    return pipeline.prepare(
-        pipeline.Request(
+    return preparation.prepare(
+        preparation.Request(
             workload=_JOB,
             devices=asked.devices,
             p2p=asked.p2p,

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from gpudiag import pipeline
+from gpudiag import pipeline, preparation
 from gpudiag.errors import (
     GpudiagError,
     HardwareMissingError,
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
     from gpudiag.model.facts import Facts
     from gpudiag.model.scaling import ScalePoint
-    from gpudiag.pipeline import Prepared
+    from gpudiag.preparation import Prepared
     from gpudiag.scaling.asked import Asked
     from gpudiag.worker.progress import Progress
 
@@ -196,8 +196,8 @@ def _run_by_itself(asked: Asked, state: _State, case: Case, observer: Observer) 
     directory = state.store.directory(point.id)
     began_s = time.monotonic()
     try:
-        prepared = pipeline.prepare(
-            pipeline.Request(
+        prepared = preparation.prepare(
+            preparation.Request(
                 workload=job.workload,
                 framework=job.framework,
                 strategy=job.strategy,
@@ -331,8 +331,8 @@ def _prepared(asked: Asked) -> Prepared:
     """The machine and the interpreter, looked at once."""
     if asked.framework not in ("torch", "tensorflow"):
         raise UsageError(f"--framework knows no '{asked.framework}'", "There are: torch, tensorflow.")
-    return pipeline.prepare(
-        pipeline.Request(
+    return preparation.prepare(
+        preparation.Request(
             workload=_JOB,
             framework="tensorflow" if asked.framework == "tensorflow" else "pytorch",
             run_dir=asked.output / "launch-0",

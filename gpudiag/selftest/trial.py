@@ -11,7 +11,7 @@ from multiprocessing import get_context
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from gpudiag import pipeline
+from gpudiag import pipeline, preparation
 from gpudiag.errors import UnreadableInputError, UsageError
 from gpudiag.model.run import RUN_SCHEMA, RunRecord
 from gpudiag.model.selftest import (
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from gpudiag.model.analysis import Analysis
     from gpudiag.model.job import Framework, MemoryFormat, Precision
     from gpudiag.model.selftest import Cost
-    from gpudiag.pipeline import Prepared
+    from gpudiag.preparation import Prepared
     from gpudiag.selftest.catalogue import CatalogueEntry
     from gpudiag.worker.progress import Progress
 
@@ -198,8 +198,8 @@ def _exchanges(ablations: list[Ablation]) -> dict[str, Cost]:
 
 
 def _prepared(asked: Asked, run_dir: Path, *, p2p: bool) -> Prepared:
-    return pipeline.prepare(
-        pipeline.Request(
+    return preparation.prepare(
+        preparation.Request(
             workload=TENSORFLOW_JOB if asked.framework == "tensorflow" else _JOB,
             framework=asked.framework,
             process_per_device=True,

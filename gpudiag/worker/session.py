@@ -331,5 +331,5 @@ def _script() -> str:
 def _length(loader: Any) -> int | None:
     try:
         return len(loader)
-    except (TypeError, NotImplementedError):
+    except (TypeError, NotImplementedError):  # an iterator, or a stream that cannot say
         return None
