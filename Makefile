@@ -16,7 +16,7 @@ PIP := PIP_DISABLE_PIP_VERSION_CHECK=1 $(BIN)/python -m pip install --quiet --co
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup run test check format bench docs protobuf tensorboard tensorflow wheel clean
+.PHONY: help setup run test unit check format bench docs protobuf tensorboard tensorflow wheel clean
 
 help: ## Show this help
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -28,6 +28,9 @@ run: $(VENV)/.run ## Train a small model on what this machine has and say where 
 
 test: $(VENV)/.dev ## Run the tests
 	$(BIN)/python -m pytest $(PYTEST_ARGS)
+
+unit: $(VENV)/.dev ## Run the tests that start no programs and train no models: the inner loop
+	$(BIN)/python -m pytest -n 2 --dist loadfile -m "not processes and not long" --hypothesis-profile=unit
 
 check: $(VENV)/.dev ## Lint, formatting, strict types, import contracts
 	$(BIN)/ruff check .
@@ -64,8 +67,8 @@ build/tf-venv/.made: $(VENV)/.made constraints.txt
 
 protobuf: $(VENV)/.dev ## Make the descriptors of protobuf formats again, from their .proto
 	$(PIP) grpcio-tools
-	@for proto in gpudiag/protobuf/*.proto; do \
-	  $(BIN)/python -m grpc_tools.protoc --proto_path gpudiag/protobuf \
+	@for proto in gpudiag/model/protobuf/*.proto; do \
+	  $(BIN)/python -m grpc_tools.protoc --proto_path gpudiag/model/protobuf \
 	    --descriptor_set_out "$${proto%.proto}.binpb" "$$(basename "$$proto")" || exit 1; \
 	done
 

@@ -22,7 +22,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from gpudiag.probing.facts_file import load_facts
+from gpudiag.machine.facts_file import load_facts
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -20,8 +20,7 @@ import torch.distributed as dist
 from torch.nn import functional
 from torch.nn.parallel import DistributedDataParallel
 
-from gpudiag.workloads.registry import load_workload
-from gpudiag.workloads.workload import scaled
+from gpudiag.training.models.registry import load_workload
 
 
 def main() -> None:
@@ -37,7 +36,8 @@ def main() -> None:
         torch.backends.cudnn.benchmark = True
     dist.init_process_group("nccl" if on_gpu else "gloo", device_id=device if on_gpu else None)
     torch.manual_seed(0)
-    bare = load_workload("resnet50", on_gpu=on_gpu).model().to(device, memory_format=torch.channels_last)  # type: ignore[call-overload]  # not in torch's stubs
+    workload = load_workload("resnet50", on_gpu=on_gpu)
+    bare = workload.model().to(device, memory_format=torch.channels_last)  # type: ignore[call-overload]  # not in torch's stubs
     model = DistributedDataParallel(bare, device_ids=[device] if on_gpu else None)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9, weight_decay=1e-4)
     images = torch.randint(0, 256, (given.batch, 3, 224, 224), dtype=torch.uint8, device=device)
@@ -45,7 +45,7 @@ def main() -> None:
 
     def step() -> None:
         with torch.autocast(device.type, dtype=torch.bfloat16):
-            inputs = scaled(images).contiguous(memory_format=torch.channels_last)
+            inputs = workload.prepare(images).contiguous(memory_format=torch.channels_last)
             loss = functional.cross_entropy(model(inputs), labels)
         loss.backward()  # type: ignore[no-untyped-call]  # torch's own
         optimizer.step()

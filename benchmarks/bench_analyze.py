@@ -57,31 +57,29 @@ analyzer.get_cuda_kernel_launch_stats(ranks=ranks, visualize=False)
 """
 
 #: What nothing that reads these files can go below: unpack them and decode the JSON, with the structures and on as
-#: many processes as gpudiag does, and the allocator told the same.
+#: many processes as gpudiag does.
 _FLOOR_PROGRAM = """
 import sys
 from pathlib import Path
-from gpudiag.__main__ import _prepare_to_read
-_prepare_to_read()
-from gpudiag.readers.event_json import Repairs
-from gpudiag.processes import map_forked, usable_cpus
-from gpudiag.readers.limits import ReadLimits
-from gpudiag.readers.pieces import decode_in_pieces
-from gpudiag.readers.unpack import read_pieces
+from gpudiag.trace.readers.kineto.event_json import Repairs
+from concurrent.futures import ProcessPoolExecutor
+from gpudiag.trace.read import usable_cpus
+from gpudiag.trace.limits import ReadLimits
+from gpudiag.trace.readers.kineto.pieces import decode_in_pieces
+from gpudiag.trace.unpack import read_pieces
 
 
 def decode(path):
     return sum(1 for _ in decode_in_pieces(read_pieces(path, str(path), ReadLimits()), Repairs()))
 
 paths = sorted(Path(sys.argv[1]).iterdir())
-map_forked(decode, paths, [path.stat().st_size for path in paths], usable_cpus())
+with ProcessPoolExecutor(usable_cpus()) as pool:
+    list(pool.map(decode, paths))
 """
 
 _READ_PROGRAM = """
 import sys
-from gpudiag.__main__ import _prepare_to_read
-_prepare_to_read()
-from gpudiag.readers import read_traces
+from gpudiag.trace import read_traces
 read_traces([sys.argv[1]])
 """
 

@@ -29,9 +29,9 @@ from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
 from torch.nn.parallel import DistributedDataParallel
 
-from gpudiag.strategies.registry import load_strategy
-from gpudiag.workloads.precision import Arithmetic
-from gpudiag.workloads.registry import load_workload, workload_entry
+from gpudiag.training.jobs.precision import Arithmetic
+from gpudiag.training.models.registry import load_workload, workload_entry
+from gpudiag.training.strategies.registry import load_strategy
 
 #: 97.5 % quantiles of Student's t by degrees of freedom; beyond the last the normal's.
 T_975 = {4: 2.776, 5: 2.571, 6: 2.447, 7: 2.365, 8: 2.306, 9: 2.262, 10: 2.228, 14: 2.145, 19: 2.093}

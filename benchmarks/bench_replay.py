@@ -20,21 +20,20 @@ from typing import TYPE_CHECKING
 import numpy as np
 from msgspec.structs import replace
 
-from gpudiag.attribution import attribute
-from gpudiag.diagnosis.case import Case
-from gpudiag.diagnosis.engine import diagnose
-from gpudiag.diagnosis.replay.build import build_graph
-from gpudiag.diagnosis.replay.plan import Plan
-from gpudiag.diagnosis.replay.simulate import simulate, unchanged
-from gpudiag.model.event import NO_CORRELATION, EventKind, EventTable, Trace
-from gpudiag.readers import read_traces
-from gpudiag.timeline import build_timeline
+from gpudiag.analysis.attribution import attribute
+from gpudiag.analysis.diagnosis.case import Case
+from gpudiag.analysis.diagnosis.engine import diagnose
+from gpudiag.analysis.diagnosis.replay.build import build_graph
+from gpudiag.analysis.diagnosis.replay.schedule import Schedule
+from gpudiag.analysis.diagnosis.replay.simulate import simulate, unchanged
+from gpudiag.analysis.timeline import build_timeline
+from gpudiag.model.event import NO_CORRELATION, EventTable, Role, StepMarks, Trace
+from gpudiag.trace import read_traces
 
 if TYPE_CHECKING:
     from gpudiag.model.timeline import Timeline
 
 ROOT = Path(__file__).parents[1]
-COLUMNS = ("kind", "name", "start_ns", "end_ns", "thread", "device", "correlation", "size_bytes")
 
 
 def main() -> int:
@@ -45,7 +44,7 @@ def main() -> int:
     options.add_argument("--rounds", type=int, default=3)
     given = options.parse_args()
     timeline = build_timeline(read_traces([given.traces]))
-    print("| ranks | steps | events per step | events | graph and plan s | one simulation s | diagnosis s | peak MB |")
+    print("| ranks | steps | events per step | events | graph, schedule s | one simulation s | diagnosis s | peak MB |")
     print("| ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: |")
     for steps in (5, 10, 20):
         print(row(timeline, steps, given.events_per_step, given.rounds), flush=True)
@@ -64,9 +63,9 @@ def row(timeline: Timeline, steps: int, events_per_step: int, rounds: int) -> st
         begin = time.perf_counter()
         graph = build_graph(grown)
         assert graph is not None
-        plan = Plan(graph)
+        schedule = Schedule(graph)
         built = time.perf_counter()
-        simulate(plan, unchanged(graph))
+        simulate(schedule, unchanged(graph))
         simulated = time.perf_counter()
         diagnose(Case(timeline=grown, attribution=attribution))
         building.append(built - begin)
@@ -97,21 +96,21 @@ def repeated(timeline: Timeline, index: int, steps: int, events_per_step: int) -
     launched = np.unique(events.correlation[body & (events.correlation != NO_CORRELATION)])
     body |= ~on_host & np.isin(events.correlation, launched)
     rows = np.flatnonzero(body)
-    marks = (events.kind[rows] == EventKind.ANNOTATION) & (events.start_ns[rows] >= begin)
-    marks &= np.isin(events.name[rows], [i for i, name in enumerate(events.names) if name.startswith("ProfilerStep")])
+    marks = (events.role[rows] == Role.STEP_MARK) & (events.start_ns[rows] >= begin)
     per_step = max(round(events_per_step * own / len(rows)), 1)
     copies = -(-steps * per_step // own)
     length, stride = end - begin, int(events.correlation.max()) + 1
     names = list(events.names)
-    parts: dict[str, list[np.ndarray]] = {name: [] for name in COLUMNS}
+    parts: dict[str, list[np.ndarray]] = {name: [] for name in events.columns()}
     calls = []
+    numbers: list[int] = []
     offset = 0
     for copy in range(copies):
         number = copy * own + np.arange(int(marks.sum()))
         keep = np.ones(len(rows), np.bool_)
         keep[np.flatnonzero(marks)] = number % per_step == 0
         chosen = rows[keep]
-        table = {name: getattr(events, name)[chosen].copy() for name in COLUMNS}
+        table = {name: column[chosen].copy() for name, column in events.columns().items()}
         for column in ("start_ns", "end_ns"):
             table[column] += copy * length
         table["correlation"] = np.where(
@@ -120,17 +119,21 @@ def repeated(timeline: Timeline, index: int, steps: int, events_per_step: int) -
         for at, which in zip(np.flatnonzero(marks[keep]), number[number % per_step == 0] // per_step, strict=True):
             table["name"][at] = len(names)
             names.append(f"ProfilerStep#{which}")
+            numbers.append(which)
         place = dict(zip(chosen.tolist(), range(offset, offset + len(chosen)), strict=True))
         calls += [replace(call, row=place[call.row], sequence=None) for call in trace.collectives if call.row in place]
-        for name in COLUMNS:
-            parts[name].append(table[name])
+        for field, pieces in parts.items():
+            pieces.append(table[field])
         offset += len(chosen)
-    columns = {name: np.concatenate(parts[name]) for name in COLUMNS}
+    columns = {name: np.concatenate(parts[name]) for name in parts}
     order = np.lexsort((-columns["end_ns"], columns["start_ns"]))
     back = np.argsort(order)
+    events = EventTable(names=tuple(names), **{name: column[order] for name, column in columns.items()})
+    marked = np.flatnonzero(events.role == Role.STEP_MARK)
     return replace(
         trace,
-        events=EventTable(names=tuple(names), **{name: column[order] for name, column in columns.items()}),
+        events=events,
+        step_marks=(StepMarks(source="ProfilerStep", row=marked, number=np.array(numbers, np.int64)),),
         collectives=tuple(replace(call, row=int(back[call.row])) for call in calls),
     )
 

@@ -30,8 +30,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.distributed as dist
 
-from gpudiag.strategies.shared_host import layout as places
-from gpudiag.strategies.shared_host.all_reduce import SharedHostAllReduce
+from gpudiag.training.strategies.shared_host import layout as places
+from gpudiag.training.strategies.shared_host.all_reduce import SharedHostAllReduce
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -11,12 +11,12 @@ import argparse
 import statistics
 from pathlib import Path
 
+from gpudiag.analysis.scaling.parts import step_parts
+from gpudiag.analysis.timeline import build_timeline
+from gpudiag.model.benchmarks.scaling import STEP_PARTS
 from gpudiag.model.run import RUN_SCHEMA, RunRecord
-from gpudiag.model.scaling import STEP_PARTS
-from gpudiag.readers import read_traces
-from gpudiag.run_files import RUN_FILE, read_json
-from gpudiag.scaling.parts import step_parts
-from gpudiag.timeline import build_timeline
+from gpudiag.model.run_directory import RUN_FILE, read_json
+from gpudiag.trace import read_traces
 
 
 def main() -> None:

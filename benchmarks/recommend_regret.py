@@ -25,24 +25,33 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from gpudiag import pipeline, preparation
-from gpudiag.confidence import mean_of
-from gpudiag.model.contest import CONTEST_SCHEMA, PLAN_FILE, Contest, ContestPlan, Entry, contest_file
+from gpudiag.app.profile.links import measure_links
+from gpudiag.app.profile.prepare import prepare
+from gpudiag.app.profile.train import train
+from gpudiag.app.recommend.candidates import candidates, why_not
+from gpudiag.app.recommend.verdict import judge
+from gpudiag.model.benchmarks.strategy_benchmark import (
+    PLAN_FILE,
+    STRATEGY_BENCHMARK_SCHEMA,
+    Entry,
+    StrategyBenchmark,
+    StrategyBenchmarkPlan,
+    benchmark_file,
+)
 from gpudiag.model.facts import FACTS_SCHEMA, Facts
+from gpudiag.model.job import RunOptions
+from gpudiag.model.run_directory import FACTS_FILE, read_json, write_json
 from gpudiag.prediction.curves import curves_of
-from gpudiag.prediction.finalists import finalists_of
-from gpudiag.prediction.predict import predict
-from gpudiag.recommendation.candidates import candidates, why_not
-from gpudiag.recommendation.verdict import judge
-from gpudiag.run_files import FACTS_FILE, read_json, write_json
-from gpudiag.workloads.registry import workload_entry
+from gpudiag.statistics import mean_of
+from gpudiag.training.models.registry import workload_entry
+from gpudiag.training.strategies.predict import finalists_of, predict
 
 if TYPE_CHECKING:
-    from gpudiag.worker.progress import Progress
+    from gpudiag.training.session.progress import Progress
 
 #: Seconds that processes take to start.
 _START_S = 12.0
-_JOB = "gpudiag.workloads.contest.job:run"
+_JOB = "gpudiag.training.jobs.strategy_benchmark.job:run"
 
 
 def main() -> int:
@@ -75,8 +84,8 @@ def main() -> int:
         for name in names:
             path = found(directory / setting, name)
             if path is not None:
-                contest = read_json(path, Contest, CONTEST_SCHEMA)
-                regret, error = show(predicted_again(contest, path.parent) if options.again else contest, setting)
+                benchmark = read_json(path, StrategyBenchmark, STRATEGY_BENCHMARK_SCHEMA)
+                regret, error = show(predicted_again(benchmark, path.parent) if options.again else benchmark, setting)
                 worst_regret, worst_error = max(worst_regret, regret), max(worst_error, error)
     print(f"worst regret {worst_regret:.1f} %, worst error of a step time {worst_error:.0f} %")
     return 0 if worst_regret <= 2.0 else 1
@@ -84,30 +93,31 @@ def main() -> int:
 
 def found(directory: Path, name: str) -> Path | None:
     """One workload's result, from whichever launch has it."""
-    return next(iter(sorted(directory.glob(f"**/{contest_file(name)}"))), None)
+    return next(iter(sorted(directory.glob(f"**/{benchmark_file(name)}"))), None)
 
 
-def predicted_again(contest: Contest, run_dir: Path) -> Contest:
+def predicted_again(benchmark: StrategyBenchmark, run_dir: Path) -> StrategyBenchmark:
     """The same measurements with the predictions of today's model."""
     facts = read_json(run_dir / FACTS_FILE, Facts, FACTS_SCHEMA)
-    chosen = [one.candidate for one in contest.predictions]
-    cannot = {one.candidate.label: one.cannot for one in contest.predictions if one.cannot is not None}
-    curves = curves_of(contest.transports)
-    again = predict(facts, contest.gradients, chosen, contest.devices, p2p=contest.p2p, curves=curves, cannot=cannot)
-    return msgspec.structs.replace(contest, predictions=again)
+    chosen = [one.candidate for one in benchmark.predictions]
+    cannot = {one.candidate.label: one.cannot for one in benchmark.predictions if one.cannot is not None}
+    curves = curves_of(benchmark.transports)
+    again = predict(
+        facts, benchmark.gradients, chosen, benchmark.devices, p2p=benchmark.p2p, curves=curves, cannot=cannot
+    )
+    return msgspec.structs.replace(benchmark, predictions=again)
 
 
 def measure(run_dir: Path, names: list[str], options: argparse.Namespace, *, p2p: bool) -> None:
     """Train all workloads with all strategies, in one launch."""
     began = time.monotonic()
-    prepared = preparation.prepare(
-        preparation.Request(workload=_JOB, devices=options.devices, p2p=p2p, run_dir=run_dir, timeout_s=120.0)
+    prepared = measure_links(
+        prepare(RunOptions(workload=_JOB, devices=options.devices, p2p=p2p, output=str(run_dir), timeout_s=120.0))
     )
-    prepared = preparation.measure_links(prepared)
     said(began, f"facts are there; {', '.join(names)}")
     devices = prepared.plan.processes
     chosen = candidates()
-    plan = ContestPlan(
+    plan = StrategyBenchmarkPlan(
         device=prepared.plan.job.device,
         devices=devices,
         p2p=p2p,
@@ -130,7 +140,7 @@ def measure(run_dir: Path, names: list[str], options: argparse.Namespace, *, p2p
     )
     run_dir.mkdir(parents=True, exist_ok=True)
     write_json(run_dir / PLAN_FILE, plan)
-    pipeline.train(prepared, Heard(began))
+    train(prepared, Heard(began))
     said(began, f"{run_dir} is done")
 
 
@@ -153,30 +163,32 @@ def said(began: float, what: str) -> None:
     print(f"{time.monotonic() - began:6.1f} s  {what}", file=sys.stderr, flush=True)
 
 
-def show(contest: Contest, setting: str) -> tuple[float, float]:
+def show(benchmark: StrategyBenchmark, setting: str) -> tuple[float, float]:
     """Print one workload's table; its regret and its worst error, in percent."""
-    measured = {one.candidate.label: one for one in contest.turns if one.round_ms and one.cannot is None}
+    measured = {one.candidate.label: one for one in benchmark.turns if one.round_ms and one.cannot is None}
     means = {label: statistics.fmean(one.round_ms) for label, one in measured.items()}
     racing = {label: mean for label, mean in means.items() if label != "independent"}
     if not racing:
-        print(f"\n`{contest.workload}`, peer access {setting}: nothing was measured in time")
+        print(f"\n`{benchmark.workload}`, peer access {setting}: nothing was measured in time")
         return 0.0, 0.0
-    finalists = {one.label for one in finalists_of(contest.predictions, 3)} | {"independent"}
+    finalists = {one.label for one in finalists_of(benchmark.predictions, 3)} | {"independent"}
     few = msgspec.structs.replace(
-        contest, turns=tuple(one for one in contest.turns if one.candidate.label in finalists)
+        benchmark, turns=tuple(one for one in benchmark.turns if one.candidate.label in finalists)
     )
     verdict = judge(few)
     fastest = min(racing, key=lambda label: racing[label])
     regret = 100 * (racing[verdict.recommended] / racing[fastest] - 1)
-    precise = f"batch {contest.batch_size}, {contest.precision}"
-    print(f"\n`{contest.workload}`, {contest.devices} x {contest.device_name}, {precise}, peer access {setting}\n")
+    precise = f"batch {benchmark.batch_size}, {benchmark.precision}"
+    print(
+        f"\n`{benchmark.workload}`, {benchmark.devices} x {benchmark.device_name}, {precise}, peer access {setting}\n"
+    )
     print("| strategy | predicted ms | measured ms (±95 %) | error | would be measured |")
     print("| --- | ---: | ---: | ---: | --- |")
     worst = 0.0
-    for one in contest.predictions:
+    for one in benchmark.predictions:
         label = one.candidate.label
         if label not in means:
-            why = one.cannot or next((turn.cannot for turn in contest.turns if turn.candidate == one.candidate), None)
+            why = one.cannot or next((turn.cannot for turn in benchmark.turns if turn.candidate == one.candidate), None)
             print(f"| {label} | — | — | — | {why or 'not measured'} |")
             continue
         predicted = one.step_ms or 0.0
@@ -184,10 +196,10 @@ def show(contest: Contest, setting: str) -> tuple[float, float]:
         worst = max(worst, abs(error))
         rounds = measured[label].round_ms
         spread = mean_of(rounds)
-        near = f"{means[label]:.2f}" + (f" ± {(spread.high - spread.low) / 2:.2f}" if len(rounds) > 1 else "")
+        near = f"{means[label]:.2f}" + (f" ± {spread.half_width:.2f}" if len(rounds) > 1 else "")
         print(f"| {label} | {predicted:.2f} | {near} | {error:+.0f} % | {_mark(label, finalists)} |")
     print(f"\nrecommended: {verdict.recommended} ({verdict.verdict}); fastest: {fastest}; regret {regret:.1f} %")
-    phases = ", ".join(f"{name} {seconds:.0f} s" for name, seconds in contest.seconds.items())
+    phases = ", ".join(f"{name} {seconds:.0f} s" for name, seconds in benchmark.seconds.items())
     print(f"seconds: {phases}")
     return regret, worst
 

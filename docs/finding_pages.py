@@ -6,18 +6,18 @@ import inspect
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from gpudiag.attribution import attribute
-from gpudiag.diagnosis.case import Case
-from gpudiag.diagnosis.engine import diagnose
-from gpudiag.diagnosis.hardware import HARDWARE_RULES
-from gpudiag.diagnosis.rules import RULES
-from gpudiag.diagnosis.rules.compute_bound import ComputeBound
-from gpudiag.timeline import build_timeline
+from gpudiag.analysis.attribution import attribute
+from gpudiag.analysis.diagnosis.case import Case
+from gpudiag.analysis.diagnosis.engine import diagnose
+from gpudiag.analysis.diagnosis.hardware import HARDWARE_RULES
+from gpudiag.analysis.diagnosis.rules import RULES
+from gpudiag.analysis.diagnosis.rules.compute_bound import ComputeBound
+from gpudiag.analysis.timeline import build_timeline
 
 if TYPE_CHECKING:
-    from gpudiag.diagnosis.examples import Job
-    from gpudiag.diagnosis.hardware.rule import FactsRule
-    from gpudiag.diagnosis.rules.rule import Rule
+    from gpudiag.analysis.diagnosis.examples import Job
+    from gpudiag.analysis.diagnosis.hardware.rule import FactsRule
+    from gpudiag.analysis.diagnosis.rules.rule import Rule
     from gpudiag.model.analysis import Finding
 
     AnyRule = type[Rule] | type[ComputeBound] | FactsRule
@@ -48,16 +48,16 @@ def finding_pages() -> dict[Path, str]:
 
 def _page(rule: AnyRule, title: str, shown: list[tuple[str, Finding]], silent: list[str], abstains: list[str]) -> str:
     parts = [f"# {rule.code}\n\n{title.rstrip('.')}.\n", _words(rule, without=title)]
-    parts.append("## When it fires\n\n" + "\n".join(f"- {what}: *{found.title}*" for what, found in shown) + "\n")
+    parts.append("## When it fires\n\n" + "\n".join(f"- {what}: *{finding.title}*" for what, finding in shown) + "\n")
     parts.append("## When it is silent\n\n" + "\n".join(f"- {what}" for what in silent) + "\n")
     if abstains:
         parts.append("## When it cannot tell\n\n" + "\n".join(f"- {what}" for what in abstains) + "\n")
     by_cause: dict[str | None, Finding] = {}
-    for _, found in shown:
-        by_cause.setdefault(found.cause, found)
+    for _, finding in shown:
+        by_cause.setdefault(finding.cause, finding)
     parts.append("## What it advises\n")
-    for cause, found in by_cause.items():
-        lines = "\n".join(f"- {line}" for line in found.advice)
+    for cause, finding in by_cause.items():
+        lines = "\n".join(f"- {line}" for line in finding.advice)
         parts.append(f"When the cause is *{cause}*:\n\n{lines}\n" if len(by_cause) > 1 else f"{lines}\n")
     return "\n".join(part for part in parts if part)
 

@@ -19,12 +19,12 @@ from xml.etree import ElementTree as ET
 
 from seed_tables import seed_tables
 
+from gpudiag.model.benchmarks.scaling import SCALING_FILE, SCALING_SCHEMA, PointRecord, Scaling
 from gpudiag.model.run import RUN_SCHEMA, RunRecord
-from gpudiag.model.scaling import SCALING_FILE, SCALING_SCHEMA, ScalePoint, Scaling
-from gpudiag.reporting.page.render import style_sheet
-from gpudiag.reporting.page.scaling_page import scaling_part
-from gpudiag.reporting.scaling_text import escaped, table, to_csv, to_markdown
-from gpudiag.run_files import RUN_FILE, read_json
+from gpudiag.model.run_directory import RUN_FILE, read_json
+from gpudiag.report.page.render import style_sheet
+from gpudiag.report.page.scaling import scaling_part
+from gpudiag.report.scaling.text import escaped, table, to_csv, to_markdown
 
 RESULTS = Path(__file__).parent / "results"
 
@@ -45,7 +45,7 @@ def main() -> None:
     RESULTS.mkdir(exist_ok=True)
     result = _write(given.name, given.directory)
     others = []
-    for name, _, directory in (one.partition("=") for one in given.beside):
+    for name, _, directory in (beside.partition("=") for beside in given.beside):
         others.append((name, _write(name, Path(directory)), Path(directory)))
     lines = ["# How far results repeat", "", "Made by `python docs/results.py`.", ""]
     lines += _repeats(result, others, given.directory)
@@ -80,7 +80,7 @@ def _plots(result: Scaling, name: str) -> list[tuple[str, str]]:
     ]
     drawings += [(fall["title"], fall["drawing"], []) for fall in part["waterfalls"]]
     made = []
-    for number, (title, drawing, legend) in enumerate((one for one in drawings if one[1]), start=1):
+    for number, (title, drawing, legend) in enumerate((entry for entry in drawings if entry[1]), start=1):
         path = f"{name}-{number:02d}.svg"
         (RESULTS / path).write_text(_standing_alone(drawing, legend) + "\n", encoding="utf-8")
         made.append((title, path))
@@ -150,7 +150,7 @@ def _repeats(first: Scaling, others: list[tuple[str, Scaling, Path]], place: Pat
     ]
 
 
-def _again(place: Path, point: ScalePoint) -> float | None:
+def _again(place: Path, point: PointRecord) -> float | None:
     """The mean step of the slowest rank in a point's recording run, before its steps were recorded."""
     path = place / "points" / point.id / "profile" / RUN_FILE
     if point.profiled is None or not path.is_file():
@@ -159,7 +159,7 @@ def _again(place: Path, point: ScalePoint) -> float | None:
     return max((rank.unprofiled.mean_ms for rank in run.ranks if rank.unprofiled is not None), default=None)
 
 
-def _repeat(point: ScalePoint, again: float, where: str) -> tuple[str, ...]:
+def _repeat(point: PointRecord, again: float, where: str) -> tuple[str, ...]:
     before = point.step_ms or 0.0
     name = f"{point.workload}, {point.strategy}, {point.devices}"
     return (name, f"{before:.2f}", f"{again:.2f}", f"{100 * (again / before - 1):+.1f} %", where)

@@ -5,13 +5,13 @@ from __future__ import annotations
 import statistics
 from typing import TYPE_CHECKING
 
-from gpudiag.reporting import scaling_words as words
-from gpudiag.reporting.scaling_text import escaped, table
+from gpudiag.report.scaling import words
+from gpudiag.report.scaling.text import escaped, table
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from gpudiag.model.scaling import ScalePoint, Scaling
+    from gpudiag.model.benchmarks.scaling import PointRecord, Scaling
 
 #: Iterations that the 3D U-Net's systems were timed for, and those to which they were extrapolated.
 TIMED = 1001
@@ -46,10 +46,10 @@ def seed_tables(result: Scaling, head: str) -> list[str]:
     ]
 
 
-def _training(points: list[ScalePoint]) -> list[str]:
+def _training(points: list[PointRecord]) -> list[str]:
     """GPU benchmarks of a 3D U-Net: seconds for 1001 iterations, iterations per minute, days to 100k."""
     rows = []
-    for point in sorted(points, key=lambda one: (one.workload != "unet3d", one.workload, one.devices)):
+    for point in sorted(points, key=lambda point: (point.workload != "unet3d", point.workload, point.devices)):
         if point.strategy != _exchanging(points) or point.step_ms is None or point.samples_per_s is None:
             continue
         samples = ITERATIONS * point.batch_per_device
@@ -81,7 +81,7 @@ def _training(points: list[ScalePoint]) -> list[str]:
     return [*lines, *table(headings, rows, left=1), "", note, ""]
 
 
-def _prediction(points: Iterable[ScalePoint]) -> list[str]:
+def _prediction(points: Iterable[PointRecord]) -> list[str]:
     """Written voxels per second, and hours for the volumes."""
     rows = []
     for point in points:
@@ -96,7 +96,7 @@ def _prediction(points: Iterable[ScalePoint]) -> list[str]:
     return [*lines, *table(("system", "1.9 Gvox [s]", "Mvox/s", "8.1 Tvox [h]"), rows, left=1), ""]
 
 
-def _images_per_second(points: list[ScalePoint]) -> list[str]:
+def _images_per_second(points: list[PointRecord]) -> list[str]:
     """GPUs down, strategies across, a table per model."""
     lines = ["## Samples per second: GPUs down, strategies across", ""]
     for setting, members in words.groups(points):
@@ -109,7 +109,7 @@ def _images_per_second(points: list[ScalePoint]) -> list[str]:
     return lines
 
 
-def _parameter_servers(points: list[ScalePoint]) -> list[str]:
+def _parameter_servers(points: list[PointRecord]) -> list[str]:
     """GPUs and where gradients are reduced, with samples per second, speedup and efficiency."""
     rows = [
         (
@@ -127,7 +127,7 @@ def _parameter_servers(points: list[ScalePoint]) -> list[str]:
     return ["## Speedup and efficiency by strategy", "", *table(headings, rows, left=1), ""]
 
 
-def _models(points: list[ScalePoint]) -> list[str]:
+def _models(points: list[PointRecord]) -> list[str]:
     """Models down: parameters, speedup, efficiency on the most devices; then the median over them."""
     exchanging = [point for point in points if point.strategy == _exchanging(points) and point.speedup is not None]
     most = max((point.devices for point in exchanging), default=0)
@@ -181,7 +181,7 @@ def _pairs(result: Scaling) -> list[str]:
     return [*lines, *table(("link", "GPUs", "strategy", "samples/s"), rows, left=3), ""]
 
 
-def _relative(points: list[ScalePoint]) -> list[str]:
+def _relative(points: list[PointRecord]) -> list[str]:
     """Strategies on the most GPUs, relative to reducing on the CPU."""
     lines = ["## Strategies beside reducing on the CPU", ""]
     rows = []
@@ -199,7 +199,7 @@ def _relative(points: list[ScalePoint]) -> list[str]:
     return [*lines, *table(("model", "strategy", "samples/s", "of cpu-reduce"), rows, left=2), ""]
 
 
-def _exchanging(points: Sequence[ScalePoint]) -> str:
+def _exchanging(points: Sequence[PointRecord]) -> str:
     """The strategy in which most was measured, of those that exchange gradients."""
     names = [point.strategy for point in points if point.strategy != "independent"]
     return max(dict.fromkeys(names), key=names.count) if names else "independent"

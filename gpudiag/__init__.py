@@ -15,18 +15,20 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from gpudiag.worker.ranges import Range as range  # noqa: A004, N813  # the public names are those of the verbs
-    from gpudiag.worker.session import Session as profile  # noqa: N813
-    from gpudiag.worker.tensorflow.callback import KerasCallback
+    from gpudiag.training.session.keras_callback import KerasCallback
+    from gpudiag.training.session.ranges import Range as range  # noqa: A004, N813  # the public names are those of the verbs
+    from gpudiag.training.session.session import Session as profile  # noqa: N813
+    from gpudiag.training.strategies.pytorch.cpu_reduce import CpuReduceHook
 
     __version__: str
 
-__all__ = ["KerasCallback", "__version__", "profile", "range"]
+__all__ = ["CpuReduceHook", "KerasCallback", "__version__", "profile", "range"]
 
 _PLACES = {
-    "KerasCallback": "gpudiag.worker.tensorflow.callback:KerasCallback",
-    "profile": "gpudiag.worker.session:Session",
-    "range": "gpudiag.worker.ranges:Range",
+    "CpuReduceHook": "gpudiag.training.strategies.pytorch.cpu_reduce:CpuReduceHook",
+    "KerasCallback": "gpudiag.training.session.keras_callback:KerasCallback",
+    "profile": "gpudiag.training.session.session:Session",
+    "range": "gpudiag.training.session.ranges:Range",
 }
 
 

@@ -64,4 +64,4 @@ class FrameworkMissingError(GpudiagError):
     """The framework that the workload needs cannot be imported by the chosen interpreter."""
 
     exit_code = 5
-    hint = "Install it (pip install 'gpudiag[torch]') or choose another interpreter with --python."
+    hint = "Install it (in a clone: pip install '.[torch]') or choose another interpreter with --python."

@@ -15,21 +15,16 @@ set, so lengths add up exactly, to the nanosecond:
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Iterable
 
+import msgspec
 import numpy as np
+from numpy.typing import NDArray
 
-from gpudiag.record import Record
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
-
-    from numpy.typing import NDArray
-
-    Times = NDArray[np.int64]
+Times = NDArray[np.int64]
 
 
-class Intervals(Record, frozen=True):
+class Intervals(msgspec.Struct, frozen=True):
     """Columns `start` and `end` (int64, ns) of equal length."""
 
     start: Times

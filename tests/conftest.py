@@ -1,17 +1,26 @@
-"""What all tests share: golden files, and an environment in which no one's terminal settings matter."""
+"""What all tests share: golden files, whole recordings, and an environment in which no one's settings matter."""
 
 from __future__ import annotations
 
+import contextlib
+import os
 import signal
+import sys
+from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+from hypothesis import settings
+
+from tests.traces.pack import unpack
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Generator
 
 GOLDEN = Path(__file__).parent / "golden"
+CONSTRAINTS = Path(__file__).parents[1] / "constraints.txt"
+WHOLE = Path(__file__).parent / "traces" / "whole"
 TERMINAL_VARIABLES = ("COLUMNS", "LINES", "NO_COLOR", "FORCE_COLOR", "CLICOLOR", "CLICOLOR_FORCE", "COLORTERM")
 
 
@@ -19,8 +28,50 @@ TERMINAL_VARIABLES = ("COLUMNS", "LINES", "NO_COLOR", "FORCE_COLOR", "CLICOLOR",
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
+# How long an example takes says nothing on machines that do other work beside. `unit` is the inner loop's.
+settings.register_profile("whole", deadline=None)
+settings.register_profile("unit", deadline=None, max_examples=25)
+settings.load_profile("whole")
+
+_programs: list[str] = []
+
+
+def _note_programs(event: str, arguments: tuple[object, ...]) -> None:
+    if event == "subprocess.Popen":
+        _programs.append(str(arguments[1]))
+
+
+sys.addaudithook(_note_programs)
+
+
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--update-golden", action="store_true", help="write tests/golden/ again instead of comparing")
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark what follows from something else: what shares a group of xdist's or needs a GPU starts programs."""
+    for item in items:
+        if any(item.get_closest_marker(name) for name in ("xdist_group", "gpu", "multigpu")):
+            item.add_marker("processes")
+        if "whole_recording" in getattr(item, "fixturenames", ()):
+            item.add_marker("long")
+            item.add_marker(pytest.mark.xdist_group("recordings"))  # one worker analyses each of them once
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_setup(item: pytest.Item) -> Generator[None]:
+    _programs.clear()
+    return (yield)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_teardown(item: pytest.Item) -> Generator[None]:
+    """A test that starts a program has to say so: `make unit` leaves it out."""
+    result = yield
+    if _programs and not item.get_closest_marker("processes"):
+        pytest.fail(f"mark it with @pytest.mark.processes, as it starts {_programs[0]}")
+    return result
 
 
 @pytest.fixture(autouse=True)
@@ -34,6 +85,9 @@ def _plain_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
 def golden(request: pytest.FixtureRequest) -> Callable[[str, str], None]:
     """Compare a whole output with `tests/golden/<name>`; `pytest --update-golden` writes it instead."""
 
+    if f"rich=={version('rich')}\n" not in CONSTRAINTS.read_text(encoding="utf-8"):
+        pytest.skip("another rich breaks lines elsewhere")
+
     def compare(name: str, output: str) -> None:
         path = GOLDEN / name
         if request.config.getoption("--update-golden"):
@@ -43,3 +97,22 @@ def golden(request: pytest.FixtureRequest) -> Callable[[str, str], None]:
         assert output == path.read_text(encoding="utf-8"), f"{name} differs: look, then pytest --update-golden"
 
     return compare
+
+
+@pytest.fixture(scope="session")
+def whole_recording(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    """The directory of a recording in `tests/traces/whole`, unpacked when the first test asks for it."""
+    base = tmp_path_factory.getbasetemp()
+    # The workers of pytest-xdist have a directory each, in one that they share.
+    shared = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "whole"
+
+    def unpacked(name: str) -> Path:
+        if not (shared / name).is_dir():
+            mine = tmp_path_factory.mktemp("whole")
+            unpack(WHOLE / f"{name}.npz", mine)
+            shared.mkdir(exist_ok=True)
+            with contextlib.suppress(OSError):  # another worker was faster
+                mine.rename(shared / name)
+        return shared / name
+
+    return unpacked

@@ -5,9 +5,8 @@ from __future__ import annotations
 import itertools
 from pathlib import Path
 
-from gpudiag.model.facts import Clock, Facts, Gpu, Host, Link, NvLink, PcieLink, Skipped
-from gpudiag.probing.assemble import assemble
-from gpudiag.probing.programs import (
+from gpudiag.machine.probes.assemble import assemble
+from gpudiag.machine.probes.programs import (
     Collectives,
     Failure,
     HostCopies,
@@ -23,7 +22,8 @@ from gpudiag.probing.programs import (
     ProbedGpu,
     ProbeDocument,
 )
-from gpudiag.probing.runner import Outcome, Planned
+from gpudiag.machine.probes.runner import Outcome, Planned
+from gpudiag.model.facts import Clock, Facts, Gpu, Host, Link, NvLink, PcieLink, Skipped
 
 COUNT = 4
 MIB = 1 << 20
@@ -196,9 +196,17 @@ def collectives(*strategies: tuple[str, float, float], count: int = COUNT) -> Co
 
 def outcome(name: str, document: ProbeDocument | None, reason: str | None = None, **more: object) -> Outcome:
     """A program that ended well, or with `reason`."""
-    planned = Planned(name, Path("program.py"))
+    planned = Planned(name=name, program=Path("program.py"))
     status = "ok" if reason is None else "failed"
-    return Outcome(planned.name, planned, status, document, reason, setup_s=1.0, measure_s=2.0)  # type: ignore[arg-type]  # a literal
+    return Outcome(
+        name=name,
+        planned=planned,
+        status=status,  # type: ignore[arg-type]  # a literal
+        document=document,
+        reason=reason,
+        setup_s=1.0,
+        measure_s=2.0,
+    )
 
 
 def four_h200() -> Facts:

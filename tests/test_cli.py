@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from gpudiag import cli, commands
+from gpudiag import commands
+from gpudiag.commands import main as cli
 from gpudiag.errors import GpudiagError, HardwareMissingError, UnreadableInputError, UsageError, WorkerFailedError
 from tests.cli_process import environment, gpudiag
 
@@ -47,6 +48,7 @@ def test_version(capsys: pytest.CaptureFixture[str]) -> None:
     assert capsys.readouterr().out.startswith("gpudiag 0.")
 
 
+@pytest.mark.processes
 def test_python_dash_m_is_the_same_program() -> None:
     assert gpudiag("--version").stdout.startswith("gpudiag 0.")
 
@@ -82,7 +84,7 @@ def raising(monkeypatch: pytest.MonkeyPatch, error: BaseException) -> None:
     def dispatch(words: list[str]) -> int:
         raise error
 
-    monkeypatch.setattr(cli, "_dispatch", dispatch)
+    monkeypatch.setattr(cli, "dispatch", dispatch)
 
 
 @pytest.mark.parametrize(
@@ -136,12 +138,18 @@ def test_messages_cannot_command_the_terminal(
     assert err.splitlines()[-2:] == ["gpudiag: bad ␛[2J name <U+202E>", "  hint: ␇ try again"]
 
 
+@pytest.mark.processes
 def test_an_interrupt_during_the_work_ends_it_with_130() -> None:
     slow = (
-        "import time, gpudiag.pipeline as p; p.analyze = lambda *a, **k: print('working', flush=True) or time.sleep(60)"
+        "import time, gpudiag.app.analyze as p\n"
+        "p.analyze = lambda *a, **k: print('working', flush=True) or time.sleep(60)"
     )
     process = subprocess.Popen(
-        [sys.executable, "-c", f"{slow}\nfrom gpudiag.cli import main\nraise SystemExit(main(['analyze', 'x']))"],
+        [
+            sys.executable,
+            "-c",
+            f"{slow}\nfrom gpudiag.commands.main import main\nraise SystemExit(main(['analyze', 'x']))",
+        ],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
@@ -161,6 +169,7 @@ def test_interrupt_is_one_word_and_130(monkeypatch: pytest.MonkeyPatch, capsys: 
     assert lines_of(capsys) == ["gpudiag: interrupted"]
 
 
+@pytest.mark.processes
 def test_a_reader_that_leaves_is_no_error() -> None:
     """As `gpudiag --help | head -0`: no traceback, and the exit code that shells give to SIGPIPE."""
     read, write = os.pipe()
@@ -179,6 +188,7 @@ def test_a_reader_that_leaves_is_no_error() -> None:
     assert result.returncode == cli.READER_GONE == 128 + signal.SIGPIPE
 
 
+@pytest.mark.processes
 def test_a_terminal_that_knows_only_ascii_is_no_error(tmp_path: Path) -> None:
     result = gpudiag("analyze", str(tmp_path / "méthode-\udcff.json"), PYTHONIOENCODING="ascii", PYTHONUTF8="0")
     assert result.returncode == 4

@@ -23,6 +23,7 @@ def pinned(package: str) -> str:
 
 
 @pytest.mark.skipif(version("typer") != pinned("typer"), reason="another typer formats help in another way")
+@pytest.mark.processes
 def test_generated_parts_are_up_to_date_and_no_link_is_dead() -> None:
     result = subprocess.run(
         [sys.executable, str(DOCS / "generate.py"), "--check"],

@@ -12,7 +12,8 @@ from pathlib import Path
 import pytest
 
 import gpudiag
-from gpudiag import cli, commands, errors
+from gpudiag import commands, errors
+from gpudiag.commands import main as cli
 from gpudiag.model import analysis, facts, run
 from tests.cli_process import environment
 
@@ -26,7 +27,7 @@ def test_verbs() -> None:
 
 
 def test_public_names() -> None:
-    assert sorted(gpudiag.__all__) == ["KerasCallback", "__version__", "profile", "range"]
+    assert sorted(gpudiag.__all__) == ["CpuReduceHook", "KerasCallback", "__version__", "profile", "range"]
     assert dir(gpudiag) == sorted(gpudiag.__all__)
 
 
@@ -89,13 +90,17 @@ def test_every_code_in_the_source_is_one_that_fail_on_knows() -> None:
     "statement",
     [
         "import gpudiag",
-        "import gpudiag.pipeline",
-        "from gpudiag.pipeline import analyze; import gpudiag.readers, gpudiag.timeline, gpudiag.diagnosis",
-        "import gpudiag.reporting.terminal",
-        "from gpudiag import cli; cli.main(['analyze', '--help'])",
-        "from gpudiag import cli; cli.main(['--help'])",
+        "import gpudiag.app.analyze",
+        "import gpudiag.app.analyze, gpudiag.analysis.timeline.build, gpudiag.analysis.diagnosis.engine",
+        "import gpudiag.app.profile.profile, gpudiag.app.recommend.recommend, gpudiag.app.scale.scale",
+        "import gpudiag.app.selftest.selftest, gpudiag.app.bandwidth, gpudiag.app.table, gpudiag.app.view",
+        "import gpudiag.training.session.session, gpudiag.training.launch.launcher",
+        "import gpudiag.report.terminal.report",
+        "from gpudiag.commands import main as cli; cli.main(['analyze', '--help'])",
+        "from gpudiag.commands import main as cli; cli.main(['--help'])",
     ],
 )
+@pytest.mark.processes
 def test_no_framework_is_imported_before_training(statement: str) -> None:
     check = f"import json, sys\n{statement}\nprint(json.dumps(sorted(set(sys.modules) & {set(FRAMEWORKS)!r})))"
     result = subprocess.run(
@@ -104,14 +109,16 @@ def test_no_framework_is_imported_before_training(statement: str) -> None:
     assert json.loads(result.stdout.splitlines()[-1]) == []
 
 
+@pytest.mark.processes
 def test_help_imports_nothing_that_is_slow() -> None:
-    check = "import sys; from gpudiag import cli; cli.main(['--help']); print(*sys.modules)"
+    check = "import sys; from gpudiag.commands import main as cli; cli.main(['--help']); print(*sys.modules)"
     result = subprocess.run(
         [sys.executable, "-c", check], capture_output=True, text=True, env=environment(), timeout=60, check=True
     )
     assert not {"numpy", "msgspec", "rich.console", *FRAMEWORKS} & set(result.stdout.split())
 
 
+@pytest.mark.processes
 def test_help_is_a_small_multiple_of_an_empty_python() -> None:
     """The measure is 0.25 s on the machine it was set for; on any machine it is that many starts of the interpreter."""
 

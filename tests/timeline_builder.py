@@ -24,6 +24,7 @@ import numpy as np
 from msgspec.structs import replace
 
 from gpudiag.model.event import HOST, NO_CORRELATION, NO_SIZE, CollectiveCall, EventKind, EventTable, Trace
+from gpudiag.trace.readers.kineto.roles import roles_of, step_marks_of
 from gpudiag.units import NS_PER_US
 
 if TYPE_CHECKING:
@@ -218,15 +219,21 @@ class TraceBuilder:
         rows.sort(key=lambda row: (row.start, -row.end))
         names = {name: index for index, name in enumerate(dict.fromkeys(row.name for row in rows))}
         clock = self._clock
+        kind = np.array([row.kind for row in rows], np.uint8)
+        name = np.array([names[row.name] for row in rows], np.int32)
+        roles = roles_of(kind, name, tuple(names))
         table = EventTable(
-            kind=np.array([row.kind for row in rows], np.uint8),
-            name=np.array([names[row.name] for row in rows], np.int32),
+            kind=kind,
+            name=name,
             start_ns=np.array([row.start + clock for row in rows], np.int64),
             end_ns=np.array([row.end + clock for row in rows], np.int64),
             thread=np.array([row.thread for row in rows], np.int64),
             device=np.array([row.device for row in rows], np.int16),
             correlation=np.array([row.correlation for row in rows], np.int64),
             size_bytes=np.array([row.size_bytes for row in rows], np.int64),
+            role=roles.role,
+            direction=roles.direction,
+            host_memory=roles.host_memory,
             names=tuple(names),
         )
         fields = self._trace_fields
@@ -234,6 +241,7 @@ class TraceBuilder:
             source=f"rank{fields['rank']}.json",
             framework="pytorch",
             events=table,
+            step_marks=step_marks_of(table),
             collectives=tuple(replace(row.call, row=i) for i, row in enumerate(rows) if row.call is not None),
             **fields,  # type: ignore[arg-type]  # the values are of the types that __init__ takes
         )

@@ -2,7 +2,8 @@
 
 `commands/<verb>.py` holds one function named like the verb, annotated for typer, and the two constants that its help
 needs: its docstring's first line must equal its line in `SUMMARIES`, and `EXAMPLES` are pairs of a command line and
-what it is good for. A command imports the stages that it needs inside its function, so that help stays fast.
+what it is good for. It makes of its options what its use case in
+`gpudiag/app/` takes, calls that, and draws what comes back. Both are imported inside its function: help stays fast.
 """
 
 from __future__ import annotations

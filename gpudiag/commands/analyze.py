@@ -4,8 +4,17 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from gpudiag.commands.options import MAX_TRACE_GB, AllRanks, Json, MaxTraceGb, Traces, Width, WorldSize
-from gpudiag.commands.plain import show_analysis
+from gpudiag.commands.command_line.options import (
+    MAX_TRACE_GB,
+    AllRanks,
+    Json,
+    MaxTraceGb,
+    Traces,
+    Width,
+    WorldSize,
+    read_limits,
+)
+from gpudiag.commands.command_line.output import show_analysis
 from gpudiag.errors import UsageError
 from gpudiag.model.analysis import FINDING_CODES, SEVERITIES, VALIDITY_CODES
 
@@ -47,9 +56,10 @@ def analyze(
     Reads the traces that torch.profiler writes, of one rank or of all. Needs no GPU and no framework.
     """
     thresholds = _known(fail_on or [])
-    analysis = show_analysis(
-        paths, as_json=as_json, world_size=world_size, all_ranks=all_ranks, width=width, max_trace_gb=max_trace_gb
-    )
+    from gpudiag.app.analyze import analyze as run
+
+    analysis = run(paths, world_size=world_size, limits=read_limits(max_trace_gb))
+    show_analysis(analysis, as_json=as_json, all_ranks=all_ranks, width=width)
     crossed = [word for word in thresholds if crosses(analysis, word)]
     for word in crossed:
         typer.echo(f"gpudiag: --fail-on {word} was crossed", err=True)

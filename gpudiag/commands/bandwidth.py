@@ -6,13 +6,11 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from gpudiag.commands.options import Json, Width
-from gpudiag.errors import HardwareMissingError, UsageError, WorkerFailedError
-from gpudiag.workloads.registry import training_entry
+from gpudiag.commands.command_line.options import Json, Width
+from gpudiag.errors import WorkerFailedError
 
 if TYPE_CHECKING:
-    from gpudiag.model.facts import Facts
-    from gpudiag.model.like import ModelBuckets
+    from gpudiag.app.bandwidth import Measured
 
 EXAMPLES = (
     ("gpudiag bandwidth", "every link, memory and transport; about 20 s on 4 GPUs"),
@@ -56,91 +54,48 @@ def bandwidth(
     hardware allows, and the data of every path is verified. Without a GPU, host memory and an all-reduce between
     processes are measured.
     """
-    import msgspec
+    from gpudiag.app.bandwidth import bandwidth as measure
+    from gpudiag.commands.progress.probes import ProbeProgress
+    from gpudiag.commands.progress.strategy_benchmark import StrategyBenchmarkProgress
 
-    from gpudiag.diagnosis.hardware import examine_facts
-    from gpudiag.probing.facts_file import encode_facts, load_facts, save_facts
-    from gpudiag.probing.machine import failed_probes
-
-    if like is not None:
-        training_entry(like, "--like")  # before anything is measured
-    if source is not None:
-        for option, given in (("--quick", quick), ("--like", like is not None)):
-            if given:
-                raise UsageError(f"{option} measures and --from does not", "Give one of them.")
-        facts = load_facts(source)
-        failed: tuple[str, ...] = ()
-    else:
-        facts = _measure(quick=quick, timeout_s=timeout, require_gpu=require_gpu)
-        failed = failed_probes(facts)
-    if require_gpu and not facts.gpus:
-        raise _no_gpu(facts)
-    buckets = None
-    if like is not None:
-        buckets = _measure_like(like, timeout_s=timeout)
-        facts = msgspec.structs.replace(
-            facts,
-            collectives=(*facts.collectives, *buckets.collectives),
-            probes={**facts.probes, "like": {"workload": buckets.workload, "bucket_bytes": list(buckets.bucket_bytes)}},
+    with ProbeProgress() as probing, StrategyBenchmarkProgress() as progress:
+        measured = measure(
+            probing,
+            progress.heard,
+            progress.say,
+            source=source,
+            quick=quick,
+            workload=like,
+            require_gpu=require_gpu,
+            timeout_s=timeout,
+            save=save,
         )
-    facts = msgspec.structs.replace(facts, findings=examine_facts(facts))
-    if save is not None:
-        save_facts(facts, save)
     if html is not None:
-        from gpudiag.reporting.facts_html import write_page
+        from gpudiag.report.page.bandwidth import bandwidth_page
+        from gpudiag.report.page.templating import write_page
 
-        write_page(facts, html)
+        write_page(bandwidth_page(measured.facts), html)
     if as_json:
-        sys.stdout.write(encode_facts(facts).decode())
+        from gpudiag.machine.facts_file import encode_facts
+
+        sys.stdout.write(encode_facts(measured.facts).decode())
     else:
-        _draw(facts, buckets, width=width)
+        _draw(measured, width=width)
     sys.stdout.flush()
-    if failed:
+    if measured.failed:
         raise WorkerFailedError(
-            f"{len(failed)} of the probes failed: {', '.join(failed)}",
+            f"{len(measured.failed)} of the probes failed: {', '.join(measured.failed)}",
             "What was measured is shown; the reasons are under 'Not measured' and in the JSON's `skipped`.",
         )
 
 
-def _draw(facts: "Facts", buckets: "ModelBuckets | None", *, width: int | None) -> None:
-    from gpudiag.reporting.console import report_console
-    from gpudiag.reporting.facts_bandwidth import render_bandwidth
+def _draw(measured: "Measured", *, width: int | None) -> None:
+    from gpudiag.report.console import report_console
+    from gpudiag.report.facts.bandwidth import render_bandwidth
 
     console = report_console(width=width)
-    render_bandwidth(facts, console)
-    if buckets is not None:
-        from gpudiag.reporting.like_table import render_like
+    render_bandwidth(measured.facts, console)
+    if measured.buckets is not None:
+        from gpudiag.report.terminal.gradient_bandwidth import render_gradient_bandwidth
 
-        render_like(buckets, console)
-
-
-def _measure(*, quick: bool, timeout_s: float, require_gpu: bool) -> "Facts":
-    from gpudiag.commands.probe_progress import ProbeProgress
-    from gpudiag.probing.cache import keep_measurements
-    from gpudiag.probing.inventory import gather_inventory
-    from gpudiag.probing.machine import failed_probes, probe_machine
-
-    facts = gather_inventory()
-    if require_gpu and not facts.gpus:
-        raise _no_gpu(facts)
-    with ProbeProgress() as progress:
-        measured = probe_machine(facts, quick=quick, timeout_s=timeout_s, on_progress=progress)
-    if not failed_probes(measured):
-        keep_measurements(measured)  # for `gpudiag profile`, which then need not measure
-    return measured
-
-
-def _measure_like(workload: str, *, timeout_s: float) -> "ModelBuckets":
-    from gpudiag.commands.contest_progress import ContestProgress
-    from gpudiag.recommendation.like import measure_like
-
-    with ContestProgress() as progress:
-        progress.say(f"all-reduces on the buckets of {workload}")
-        return measure_like(workload, progress.heard, timeout_s=timeout_s)
-
-
-def _no_gpu(facts: "Facts") -> HardwareMissingError:
-    return HardwareMissingError(
-        f"no NVIDIA GPU: {facts.host.reasons.get('gpus', 'none is listed')}",
-        "Leave --require-gpu out to measure the host alone.",
-    )
+        render_gradient_bandwidth(measured.buckets, console)

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from gpudiag.commands.options import MAX_TRACE_GB, Json, MaxTraceGb, Width
-from gpudiag.commands.saved import analysis_of
+from gpudiag.commands.command_line.options import MAX_TRACE_GB, Json, MaxTraceGb, Width, read_limits
+from gpudiag.commands.command_line.output import write_as_json
 from gpudiag.errors import UnreadableInputError, UsageError
 
 if TYPE_CHECKING:
@@ -49,20 +49,18 @@ def diff(
     Says which bucket, rank, kernel, collective or copy made the difference of their step times, adding up to it.
     """
     threshold = _percent(fail_on) if fail_on is not None else None
-    from gpudiag.pipeline import diff as compare
+    from gpudiag.app.diff import diff as compare
 
-    found = compare(*(analysis_of([path], world_size=None, max_trace_gb=max_trace_gb) for path in (before, after)))
+    result = compare(before, after, limits=read_limits(max_trace_gb))
     if as_json:
-        from gpudiag.reporting.json_output import encode
-
-        sys.stdout.write(encode(found).decode())
+        write_as_json(result)
     else:
-        from gpudiag.reporting.console import report_console
-        from gpudiag.reporting.terminal_diff import render_diff
+        from gpudiag.report.console import report_console
+        from gpudiag.report.diff.terminal import render_diff
 
-        render_diff(found, report_console(width=width))
-    sys.stdout.flush()
-    if threshold is not None and regressed(found, threshold):
+        render_diff(result, report_console(width=width))
+        sys.stdout.flush()
+    if threshold is not None and regressed(result, threshold):
         typer.echo(f"gpudiag: --fail-on {fail_on} was crossed", err=True)
         raise typer.Exit(1)
 
@@ -74,13 +72,13 @@ def regressed(diff: "Diff", percent: float) -> bool:
         UnreadableInputError: the runs do other work, or their steps are too few to know the noise of what looks like a
             regression. A build that cannot tell must not pass as one that can, nor fail as one that asked wrongly.
     """
-    unlike = next((one for one in diff.unlike if not one.same_work), None)
-    if unlike is not None:
-        from gpudiag.reporting.printable import one_line
+    other_work = next((change for change in diff.run_differences if not change.same_work), None)
+    if other_work is not None:
+        from gpudiag.model.sanitize import one_line
 
         raise UnreadableInputError(
-            f"--fail-on regression: {unlike.what} is {one_line(unlike.before)} in A and {one_line(unlike.after)} in B, "
-            "so that a longer step is no regression",
+            f"--fail-on regression: {other_work.what} is {one_line(other_work.before)} in A and "
+            f"{one_line(other_work.after)} in B, so that a longer step is no regression",
             "Compare runs of the same work, or leave --fail-on out.",
         )
     step = diff.step(diff.judged)

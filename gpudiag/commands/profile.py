@@ -1,28 +1,30 @@
 """`gpudiag profile`: train, record, analyse."""
 
-import sys
 from pathlib import Path
-from typing import Annotated, cast
+from typing import Annotated
 
 import typer
 
-from gpudiag.commands.options import AllRanks, BatchSize, Json, OneMemoryFormat, OnePrecision, Python, Timeout, Width
+from gpudiag.commands.command_line.options import AllRanks, Json, Width
+from gpudiag.commands.command_line.output import show_analysis
+from gpudiag.commands.command_line.run_options import (
+    BatchSize,
+    OneMemoryFormat,
+    OnePrecision,
+    Python,
+    Timeout,
+    run_options,
+)
 from gpudiag.errors import UsageError
 from gpudiag.model.job import (
     COMPRESSIONS,
     DATA_SOURCES,
-    FRAMEWORKS,
-    MEMORY_FORMATS,
     NCCL_ALGORITHMS,
-    PRECISIONS,
     TRAINED_MODELS,
-    Compression,
-    ExchangeOptions,
-    NcclAlgorithm,
+    Rendezvous,
 )
-from gpudiag.strategies.registry import STRATEGIES
-from gpudiag.strategies.tensorflow.registry import TENSORFLOW_STRATEGIES
-from gpudiag.workloads.registry import DEFAULT_WORKLOAD, WORKLOADS
+from gpudiag.training.models.registry import DEFAULT_WORKLOAD, WORKLOADS
+from gpudiag.training.strategies.registry import default_strategy, strategies
 
 EXAMPLES = (
     ("gpudiag profile", f"{DEFAULT_WORKLOAD} on every GPU, or on 2 CPU processes where there is none"),
@@ -36,9 +38,8 @@ EXAMPLES = (
 )
 
 
-def _one_of(option: str, value: str | None, valid: tuple[str, ...]) -> None:
-    if value is not None and value not in valid:
-        raise UsageError(f"{option} knows no '{value}'", f"There are: {', '.join(valid)}.")
+def _defaults(framework: str) -> str:
+    return f"{default_strategy(framework, on_gpu=True)} on GPUs, else {default_strategy(framework, on_gpu=False)}"
 
 
 def _warmup(text: str) -> int | None:
@@ -78,9 +79,9 @@ def profile(
     strategy: Annotated[
         str | None,
         typer.Option(
-            metavar="|".join(STRATEGIES),
-            help="How gradients are exchanged. Default: nccl on GPUs, else gloo. "
-            f"With --framework tensorflow: {', '.join(TENSORFLOW_STRATEGIES)}; default: nccl on GPUs, else cpu-reduce.",
+            metavar="|".join(strategies()),
+            help=f"How gradients are exchanged. Default: {_defaults('pytorch')}. "
+            f"With --framework tensorflow: {', '.join(strategies('tensorflow'))}; default: {_defaults('tensorflow')}.",
         ),
     ] = None,
     devices: Annotated[
@@ -186,78 +187,30 @@ def profile(
             "profiling an unchanged command is not supported yet",
             "Put its training loop into gpudiag.profile(), or name a function of it as module:function.",
         )
-    _one_of("--framework", framework, tuple(FRAMEWORKS))
-    _one_of("--precision", precision, PRECISIONS)
-    _one_of("--memory-format", memory_format, MEMORY_FORMATS)
-    _one_of("--data", data, DATA_SOURCES)
-    _one_of("--model", model, TRAINED_MODELS)
-    _one_of("--compress", compress, COMPRESSIONS)
-    _one_of("--nccl-algo", nccl_algo, NCCL_ALGORITHMS)
-    from gpudiag import pipeline, preparation
-    from gpudiag.commands.probe_progress import ProbeProgress
-    from gpudiag.commands.progress_lines import RunProgress
-    from gpudiag.commands.report_files import REPORT_FILE, run_html, step_beside
-    from gpudiag.launch import Rendezvous
-
     if nnodes > 1 and rdzv_endpoint is None:
         raise UsageError("--nnodes needs --rdzv-endpoint", "Give one node's HOST:PORT, the same on every node.")
-    asked = preparation.Request(
-        workload=words[0] if words else DEFAULT_WORKLOAD,
-        framework=FRAMEWORKS[framework],
-        strategy=strategy,
-        devices=devices,
-        batch_size=batch_size,
-        precision=precision,
-        memory_format=memory_format,
-        data=data,
-        loader_workers=loader_workers,
-        prefetch=prefetch,
-        model=model,
-        volume=_volume(volume),
-        keep_prediction=keep_prediction,
-        compile=compile_model,
-        p2p=not no_p2p,
-        exchange=ExchangeOptions(
-            bucket_mb=bucket_mb,
-            compress=cast("Compression | None", compress),
-            accumulate=accumulate,
-            nccl_algo=cast("NcclAlgorithm | None", nccl_algo),
-            ps_device=ps_device,
-        ),
-        steps=steps,
-        warmup=_warmup(warmup),
-        run_dir=output,
-        python=python or sys.executable,
-        timeout_s=timeout,
-        nodes=nnodes,
-        rendezvous=None
-        if rdzv_endpoint is None
-        else Rendezvous(endpoint=rdzv_endpoint, backend=rdzv_backend, node_rank=node_rank),
-        command=("gpudiag", *sys.argv[1:]),
-        probe=probe,
+    meeting = (
+        Rendezvous(endpoint=rdzv_endpoint, backend=rdzv_backend, node_rank=node_rank)
+        if rdzv_endpoint is not None
+        else None
     )
-    prepared = preparation.prepare(asked)
-    typer.echo(f"gpudiag: {prepared.describe()}", err=True)
-    with ProbeProgress() as probing:
-        prepared = preparation.measure_links(prepared, asked.probe, probing)
-    with RunProgress(prepared.plan.processes) as progress:
-        pipeline.train(prepared, progress.heard)
-        progress.say("analysing")
-        run_dir = prepared.plan.run_dir
-        analysis = pipeline.analyze_run(run_dir)
-        run_html(analysis, step_beside(run_dir), run_dir, run_dir / REPORT_FILE)
-    if as_json:
-        from gpudiag.reporting.json_output import encode
+    options = run_options(
+        locals(),
+        workload=words[0] if words else DEFAULT_WORKLOAD,
+        volume=_volume(volume),
+        warmup=_warmup(warmup),
+        compile=compile_model,
+        nodes=nnodes,
+        rendezvous=meeting,
+    )
+    from gpudiag.app.profile.profile import profile as run
+    from gpudiag.commands.progress.run import RunProgress
 
-        sys.stdout.write(encode(analysis).decode())
-    else:
-        from gpudiag.reporting.console import report_console
-        from gpudiag.reporting.terminal import render_analysis
-
-        render_analysis(analysis, report_console(width=width), all_ranks=all_ranks)
-    sys.stdout.flush()
-    inference = pipeline.inference_of(prepared.plan.run_dir)
-    if inference is not None:
-        rate = f"{inference.mvox_per_s:.3g} Mvox/s"
-        typer.echo(f"gpudiag: {inference.voxels:,} voxels written in {inference.seconds:.1f} s: {rate}", err=True)
-    typer.echo(f"gpudiag: saved in {prepared.plan.run_dir}", err=True)
+    with RunProgress() as progress:
+        done = run(options, progress)
+    show_analysis(done.analysis, as_json=as_json, all_ranks=all_ranks, width=width)
+    if done.inference is not None:
+        rate = f"{done.inference.mvox_per_s:.3g} Mvox/s"
+        voxels, seconds = done.inference.voxels, done.inference.seconds
+        typer.echo(f"gpudiag: {voxels:,} voxels written in {seconds:.1f} s: {rate}", err=True)
+    typer.echo(f"gpudiag: saved in {done.run_dir}", err=True)

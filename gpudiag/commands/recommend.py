@@ -1,20 +1,24 @@
 """`gpudiag recommend`: which strategy suits this machine and model best."""
 
-import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
-from gpudiag.commands.options import BatchSize, Devices, Json, OneMemoryFormat, OnePrecision, Python, Timeout, Width
+from gpudiag.commands.command_line.options import Json, Width, words_of
+from gpudiag.commands.command_line.output import write_as_json
+from gpudiag.commands.command_line.run_options import (
+    BatchSize,
+    Devices,
+    OneMemoryFormat,
+    OnePrecision,
+    Python,
+    Timeout,
+    run_options,
+)
 from gpudiag.errors import UsageError
-from gpudiag.model.job import MEMORY_FORMATS, PRECISIONS
-from gpudiag.workloads.registry import DEFAULT_WORKLOAD, WORKLOADS
-
-if TYPE_CHECKING:
-    from gpudiag.model.facts import Facts
-    from gpudiag.model.recommendation import Recommendation
-    from gpudiag.recommendation.trial import Asked
+from gpudiag.model.benchmarks.recommendation import RecommendRequest
+from gpudiag.training.models.registry import DEFAULT_WORKLOAD, WORKLOADS
 
 EXAMPLES = (
     ("gpudiag recommend vgg16", "predict every strategy, measure the best few by turns, and choose; under 3 minutes"),
@@ -105,10 +109,7 @@ def recommend(
     of every strategy from bytes, links and overlap, measures the best few side by side, by turns, and names a winner,
     or a tie where the difference is within noise. Says why, what is gained, how far the ceiling is, and what to change.
     """
-    from gpudiag.recommendation.trial import Asked
-
-    _one_of("--precision", precision, PRECISIONS)
-    _one_of("--memory-format", memory_format, MEMORY_FORMATS)
+    run = run_options(locals(), workload=workload or DEFAULT_WORKLOAD)
     given = {"--facts": facts, "--gradients": gradients, "--compute-ms": compute_ms}
     for option, value in given.items():
         if value is not None and not predict_only:
@@ -117,81 +118,22 @@ def recommend(
         raise UsageError("--predict-only runs nothing, so --all and --output do not apply", "Leave them out.")
     if gradients is not None and workload is not None:
         raise UsageError("give a workload or --gradients, not both", "Leave one of them out.")
-    asked = Asked(
-        workload=workload or DEFAULT_WORKLOAD,
-        devices=devices,
-        batch_size=batch_size,
-        precision=precision,
-        memory_format=memory_format,
-        p2p=not no_p2p,
-        exact=exact,
-        every=every,
-        only=tuple(word.strip() for word in (only or "").split(",") if word.strip()),
-        budget_s=budget,
-        output=output,
-        python=python or sys.executable,
-        timeout_s=timeout,
-        probe=probe,
-        command=("gpudiag", *sys.argv[1:]),
-    )
-    found = _predict(asked, facts, gradients, compute_ms) if predict_only else _measure(asked)
+    request = RecommendRequest(run=run, exact=exact, every=every, only=words_of(only), budget_s=budget)
+    if predict_only:
+        from gpudiag.app.recommend.offline_recommendation import recommend_offline
+
+        result = recommend_offline(request, facts=facts, gradients=gradients, compute_ms=compute_ms)
+    else:
+        from gpudiag.app.recommend.recommend import recommend as measure
+        from gpudiag.commands.progress.probes import ProbeProgress
+        from gpudiag.commands.progress.strategy_benchmark import StrategyBenchmarkProgress
+
+        with ProbeProgress() as probing, StrategyBenchmarkProgress() as progress:
+            result = measure(request, progress.heard, progress.say, probing)
     if as_json:
-        from gpudiag.reporting.json_output import encode
-
-        sys.stdout.write(encode(found).decode())
+        write_as_json(result)
     else:
-        from gpudiag.reporting.console import report_console
-        from gpudiag.reporting.recommendation_table import render_recommendation
+        from gpudiag.report.console import report_console
+        from gpudiag.report.terminal.recommendation import render_recommendation
 
-        render_recommendation(found, report_console(width=width))
-    sys.stdout.flush()
-
-
-def _one_of(option: str, value: str | None, valid: tuple[str, ...]) -> None:
-    if value is not None and value not in valid:
-        raise UsageError(f"{option} knows no '{value}'", f"There are: {', '.join(valid)}.")
-
-
-def _measure(asked: "Asked") -> "Recommendation":
-    from gpudiag.commands.contest_progress import ContestProgress
-    from gpudiag.commands.probe_progress import ProbeProgress
-    from gpudiag.recommendation.trial import recommend as run
-
-    with ProbeProgress() as probing, ContestProgress() as progress:
-        return run(asked, progress.heard, progress.say, probing)
-
-
-def _predict(asked: "Asked", facts: Path | None, gradients: Path | None, compute_ms: float | None) -> "Recommendation":
-    from gpudiag.recommendation.outlook import describe_workload, outlook, read_gradients
-    from gpudiag.recommendation.trial import considered
-    from gpudiag.workloads.registry import training_entry
-
-    chosen = considered(asked)
-    machine = _facts(facts, p2p=asked.p2p)
-    if gradients is not None:
-        model = read_gradients(gradients)
-    else:
-        name = training_entry(asked.workload, "gpudiag recommend").name
-        model = describe_workload(name, on_gpu=any(gpu.visible for gpu in machine.gpus), python=asked.python)
-    return outlook(
-        machine,
-        model,
-        chosen,
-        devices=asked.devices,
-        batch_size=asked.batch_size,
-        compute_ms=compute_ms,
-        precision=asked.precision,
-        p2p=asked.p2p,
-    )
-
-
-def _facts(path: Path | None, *, p2p: bool) -> "Facts":
-    """The saved facts, or this machine's inventory with what was measured of it within a day."""
-    from gpudiag.probing.cache import cached_measurements
-    from gpudiag.probing.facts_file import load_facts
-    from gpudiag.probing.inventory import gather_inventory
-
-    if path is not None:
-        return load_facts(path)
-    inventory = gather_inventory()
-    return cached_measurements(inventory, "nccl" if p2p else "nccl-no-p2p") or inventory
+        render_recommendation(result, report_console(width=width))

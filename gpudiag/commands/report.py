@@ -5,12 +5,19 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from gpudiag.commands.options import MAX_TRACE_GB, AllRanks, MaxTraceGb, Traces, Width, WorldSize
-from gpudiag.commands.report_files import run_html, scaling_html, scaling_of, step_beside, write_text
-from gpudiag.commands.saved import analysis_of, analysis_with_step
+from gpudiag.commands.command_line.options import (
+    MAX_TRACE_GB,
+    AllRanks,
+    MaxTraceGb,
+    Traces,
+    Width,
+    WorldSize,
+    read_limits,
+)
 
 if TYPE_CHECKING:
-    from gpudiag.model.scaling import Scaling
+    from gpudiag.model.analysis import Analysis
+    from gpudiag.model.benchmarks.scaling import Scaling
 
 EXAMPLES = (
     ("gpudiag report gpudiag-runs/20260301-120000-resnet50-nccl", "a run, from its traces"),
@@ -41,47 +48,24 @@ def report(
     The analysis is redone from the run's traces. Where only analysis.json was kept, that is drawn; it may also be
     named itself. Of a directory that `gpudiag scale` wrote, the scaling is drawn.
     """
-    known = scaling_of(paths)
-    if known is not None:
-        _scaling(*known, html=html, markdown=markdown, csv=csv, width=width)
-        return
-    if html is not None:
-        analysis, step = analysis_with_step(paths, world_size=world_size, max_trace_gb=max_trace_gb)
-        given = Path(paths[0])
-        directory = given if len(paths) == 1 and given.is_dir() else given.parent if len(paths) == 1 else None
-        if step is None and directory is not None:
-            step = step_beside(directory)
-        run_html(analysis, step, directory, html)
+    from gpudiag.app.report import report as make
+
+    limits = read_limits(max_trace_gb)
+    result = make(paths, html=html, markdown=markdown, csv=csv, world_size=world_size, limits=limits)
+    if html is markdown is csv is None:
+        _draw(result, width=width, all_ranks=all_ranks)
+
+
+def _draw(result: "Analysis | Scaling", *, width: int | None, all_ranks: bool) -> None:
+    from gpudiag.model.analysis import Analysis
+    from gpudiag.report.console import report_console
+
+    console = report_console(width=width)
+    if isinstance(result, Analysis):
+        from gpudiag.report.terminal.report import render_analysis
+
+        render_analysis(result, console, all_ranks=all_ranks)
     else:
-        analysis = analysis_of(paths, world_size=world_size, max_trace_gb=max_trace_gb)
-    if markdown is not None:
-        from gpudiag.reporting import run_text
+        from gpudiag.report.scaling.terminal import render_scaling
 
-        write_text(markdown, run_text.to_markdown(analysis))
-    if csv is not None:
-        from gpudiag.reporting import run_text
-
-        write_text(csv, run_text.to_csv(analysis))
-    if html is None and markdown is None and csv is None:
-        from gpudiag.reporting.console import report_console
-        from gpudiag.reporting.terminal import render_analysis
-
-        render_analysis(analysis, report_console(width=width), all_ranks=all_ranks)
-
-
-def _scaling(
-    result: "Scaling", directory: Path, *, html: Path | None, markdown: Path | None, csv: Path | None, width: int | None
-) -> None:
-    from gpudiag.reporting import scaling_text
-
-    if html is not None:
-        scaling_html(result, directory, html)
-    if markdown is not None:
-        write_text(markdown, scaling_text.to_markdown(result))
-    if csv is not None:
-        write_text(csv, scaling_text.to_csv(result.points))
-    if html is None and markdown is None and csv is None:
-        from gpudiag.reporting.console import report_console
-        from gpudiag.reporting.scaling_terminal import render_scaling
-
-        render_scaling(result, report_console(width=width))
+        render_scaling(result, console)

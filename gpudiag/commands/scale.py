@@ -8,16 +8,17 @@ from typing import TYPE_CHECKING, Annotated, cast
 
 import typer
 
-from gpudiag.commands.options import Json, Python, Width
+from gpudiag.commands.command_line.options import Json, Width, known_word, words_of
+from gpudiag.commands.command_line.output import write_as_json
+from gpudiag.commands.command_line.run_options import Python, run_options
 from gpudiag.errors import UsageError
-from gpudiag.model.job import DATA_SOURCES, MEMORY_FORMATS, PRECISIONS
-from gpudiag.strategies.registry import STRATEGIES
-from gpudiag.workloads.registry import WORKLOADS
+from gpudiag.model.benchmarks.scale_request import RECORDED, Network, Recorded, ScaleRequest, Wanted
+from gpudiag.model.job import DATA_SOURCES, INDEPENDENT, MEMORY_FORMATS, PRECISIONS
+from gpudiag.training.models.registry import WORKLOADS
+from gpudiag.training.strategies.registry import default_strategy, strategies
 
 if TYPE_CHECKING:
-    from gpudiag.model.scaling import Scaling
-    from gpudiag.scaling.asked import Asked, Profile
-    from gpudiag.scaling.forecast import Network
+    from gpudiag.model.benchmarks.scaling import Scaling
 
 EXAMPLES = (
     ("gpudiag scale", "one workload on 1, 2, 4 ... devices, up to all of them"),
@@ -36,12 +37,8 @@ EXAMPLES = (
 _UNITS = {"": 1.0, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0}
 
 
-def _words(text: str | None) -> tuple[str, ...]:
-    return tuple(word.strip() for word in (text or "").split(",") if word.strip())
-
-
 def _numbers(option: str, text: str | None) -> tuple[int, ...]:
-    words = _words(text)
+    words = words_of(text)
     if not all(word.isdecimal() and int(word) > 0 for word in words):
         raise UsageError(f"{option} takes numbers such as 1,2,4, not '{text}'", "See `gpudiag scale --help`.")
     return tuple(int(word) for word in words)
@@ -74,8 +71,9 @@ def scale(
         str | None,
         typer.Option(
             metavar="A,B",
-            help=f"Of {', '.join(STRATEGIES)}; nccl-no-p2p is nccl without peer access. "
-            "Default: nccl (gloo on CPUs) and independent.",
+            help=f"Of {', '.join(strategies())}; nccl-no-p2p is nccl without peer access. "
+            f"Default: {default_strategy('pytorch', on_gpu=True)} "
+            f"({default_strategy('pytorch', on_gpu=False)} on CPUs) and {INDEPENDENT}.",
             show_default=False,
         ),
     ] = None,
@@ -180,13 +178,9 @@ def scale(
     saved as soon as it is known; the same command goes on where it was ended. Samples per device stay the same (weak
     scaling) unless --strong is given.
     """
-    from gpudiag.scaling.asked import Asked
-    from gpudiag.scaling.conclude import Wanted
-
     if subsets not in {None, "pairs"}:
         raise UsageError(f"--subsets knows no '{subsets}'", "There is: pairs.")
-    if profile not in {"auto", "first", "all", "none"}:
-        raise UsageError(f"--profile knows no '{profile}'", "There are: auto, first, all, none.")
+    known_word("--profile", profile, RECORDED)
     if measure_only and source is not None:
         raise UsageError("--measure-only does not go with --from", "Leave one of them out.")
     if strong and subsets:
@@ -201,61 +195,57 @@ def scale(
     if volume is not None and not voxels_per_sample:
         raise UsageError("--volume needs --voxels-per-sample", "Give how many voxels one sample writes.")
     place = source or output or Path("gpudiag-runs") / f"{time.strftime('%Y%m%d-%H%M%S')}-scale"
-    asked = Asked(
+    run = {"framework": framework, "python": python, "timeout": timeout}
+    request = ScaleRequest(
+        run=run_options(run, workload="", compile=compile_model),
         output=place,
         workloads=names,
-        framework=framework,
         devices=_numbers("--devices", devices),
-        strategies=_words(strategies),
+        strategies=words_of(strategies),
         batch_sizes=_numbers("--batch-size", batch_size),
-        data=_words(data),
-        precisions=_words(precision),
-        memory_formats=_words(memory_format),
+        data=words_of(data),
+        precisions=words_of(precision),
+        memory_formats=words_of(memory_format),
         mode="strong" if strong else "weak",
         pairs=subsets == "pairs",
         alone=alone,
-        quick=quick,
         accuracy=0.05 if quick else accuracy / 100,
         seconds=min(seconds, 2.0) if quick else seconds,
         warmup_s=5.0 if quick else 8.0 if budget else 20.0,
         budget_s=_seconds("--budget", budget),
-        profile=cast("Profile", profile),
+        recorded=cast("Recorded", profile),
         halve=halve_batch,
         again=again,
         measure_only=measure_only,
-        timeout_s=timeout,
-        python=python or sys.executable,
-        command=("gpudiag", *sys.argv[1:]),
-        job_options={"compile": True} if compile_model else {},
         wanted=wanted,
     )
-    result = _again(asked) if source is not None else _measured(asked)
+    from gpudiag.app.scale.scale import conclude_again
+    from gpudiag.app.scale.scale import scale as measure
+    from gpudiag.commands.progress.points import PointProgress
+
+    if source is not None:
+        result: Scaling | None = conclude_again(request)
+    else:
+        with PointProgress() as progress:
+            result = measure(request, progress.heard, progress.say)
     if result is None:
         typer.echo(f"gpudiag: points saved in {place}; conclude with: gpudiag scale --from {place}", err=True)
         return
-    _show(result, place, as_json=as_json, width=width)
+    if as_json:
+        write_as_json(result)
+    else:
+        from gpudiag.report.console import report_console
+        from gpudiag.report.scaling.terminal import render_scaling
+
+        render_scaling(result, report_console(width=width))
+    sys.stdout.flush()
+    typer.echo(f"gpudiag: saved in {place}", err=True)
 
 
-def _measured(asked: "Asked") -> "Scaling | None":
-    from gpudiag.commands.point_progress import PointProgress
-    from gpudiag.scaling.session import scale as run_scale
-
-    with PointProgress() as progress:
-        return run_scale(asked, progress.heard, progress.say)
-
-
-def _again(asked: "Asked") -> "Scaling":
-    from gpudiag.scaling.session import conclude_again
-
-    return conclude_again(asked)
-
-
-def _network(text: str | None) -> "Network | None":
-    from gpudiag.scaling.forecast import Network
-
+def _network(text: str | None) -> Network | None:
     if text is None:
         return None
-    words = _words(text)
+    words = words_of(text)
     try:
         numbers = [float(word) for word in words]
     except ValueError:
@@ -263,20 +253,3 @@ def _network(text: str | None) -> "Network | None":
     if not 1 <= len(numbers) <= 2 or min(numbers, default=0) <= 0:
         raise UsageError(f"--network takes GB/s[,µs] such as 50,5, not '{text}'", "See `gpudiag scale --help`.")
     return Network(gb_per_s=numbers[0], latency_us=numbers[1] if len(numbers) == 2 else 5.0)
-
-
-def _show(result: "Scaling", place: Path, *, as_json: bool, width: int | None) -> None:
-    from gpudiag.commands.report_files import write_scaling
-
-    write_scaling(result, place)
-    if as_json:
-        from gpudiag.reporting.json_output import encode
-
-        sys.stdout.write(encode(result).decode())
-    else:
-        from gpudiag.reporting.console import report_console
-        from gpudiag.reporting.scaling_terminal import render_scaling
-
-        render_scaling(result, report_console(width=width))
-    sys.stdout.flush()
-    typer.echo(f"gpudiag: saved in {place}", err=True)

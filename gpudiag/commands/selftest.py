@@ -1,18 +1,18 @@
 """`gpudiag selftest`: faults of known size, and what the diagnosis makes of them."""
 
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from gpudiag.commands.options import Devices, Json, Python, Timeout, Width
-from gpudiag.errors import GpudiagError, UsageError
-from gpudiag.model.job import FRAMEWORKS
-from gpudiag.selftest.catalogue import CATALOGUE, catalogue_entry
+from gpudiag.app.selftest.catalogue import CATALOGUE, catalogue_entry
+from gpudiag.commands.command_line.options import Json, Width, words_of
+from gpudiag.commands.command_line.output import write_as_json
+from gpudiag.commands.command_line.run_options import Devices, Python, Timeout, run_options
+from gpudiag.errors import UsageError
 
 if TYPE_CHECKING:
-    from gpudiag.model.selftest import Selftest
+    from gpudiag.model.benchmarks.selftest import Selftest
 
 EXAMPLES = (
     ("gpudiag selftest", "all faults on all GPUs, or on 2 CPU processes where there is none"),
@@ -20,10 +20,6 @@ EXAMPLES = (
     ("gpudiag selftest --faults late-loader,sync", "two of them"),
     ("gpudiag selftest --from gpudiag-runs/20260301-120000-selftest", "judge the runs of an earlier one again"),
 )
-
-
-def _words(text: str | None) -> tuple[str, ...]:
-    return tuple(word.strip() for word in (text or "").split(",") if word.strip())
 
 
 def selftest(
@@ -61,13 +57,12 @@ def selftest(
     with it against steps without it, by turns), diagnoses a trace of each, and compares. Exit code 1 when a verdict
     is wrong.
     """
-    if framework not in FRAMEWORKS:
-        raise UsageError(f"--framework knows no '{framework}'", f"There are: {', '.join(FRAMEWORKS)}.")
-    names = _words(faults)
+    run = run_options(locals(), workload="")
+    names = words_of(faults)
     for name in names:
         catalogue_entry(name)
-    from gpudiag.selftest.trial import Asked, default_output, judge_directory
-    from gpudiag.selftest.trial import selftest as run_selftest
+    from gpudiag.app.selftest.selftest import SelftestRequest, default_output, judge_directory
+    from gpudiag.app.selftest.selftest import selftest as run_selftest
 
     if source is not None:
         given = {"--faults": faults, "--workloads": workloads, "--output": output, "--devices": devices}
@@ -76,22 +71,12 @@ def selftest(
                 raise UsageError(f"{option} does not go with --from, which trains nothing", "Leave one of them out.")
         result, place = judge_directory(source), source
     else:
-        from gpudiag.commands.fault_progress import FaultProgress
+        from gpudiag.commands.progress.faults import FaultProgress
 
         place = output or default_output()
-        asked = Asked(
-            output=place,
-            faults=names,
-            workloads=_words(workloads),
-            quick=quick,
-            devices=devices,
-            python=python or sys.executable,
-            timeout_s=timeout,
-            framework=FRAMEWORKS[framework],
-            command=("gpudiag", *sys.argv[1:]),
-        )
+        request = SelftestRequest(run=run, output=place, faults=names, workloads=words_of(workloads), quick=quick)
         with FaultProgress() as progress:
-            result = run_selftest(asked, progress.heard, progress.say)
+            result = run_selftest(request, progress.heard, progress.say)
     _show(result, place, as_json=as_json, width=width, markdown=markdown)
     if not result.passed:
         raise typer.Exit(1)
@@ -99,20 +84,15 @@ def selftest(
 
 def _show(result: "Selftest", place: Path, *, as_json: bool, width: int | None, markdown: Path | None) -> None:
     if markdown is not None:
-        from gpudiag.reporting import selftest_table
+        from gpudiag.app.report import write_text
+        from gpudiag.report.terminal.selftest import markdown as as_markdown
 
-        try:
-            markdown.write_text(selftest_table.markdown(result), encoding="utf-8")
-        except OSError as error:
-            raise GpudiagError(f"cannot write {markdown}: {error.strerror}", "Choose another --markdown.") from error
+        write_text(markdown, as_markdown(result))
     if as_json:
-        from gpudiag.reporting.json_output import encode
-
-        sys.stdout.write(encode(result).decode())
+        write_as_json(result)
     else:
-        from gpudiag.reporting.console import report_console
-        from gpudiag.reporting.selftest_table import render_selftest
+        from gpudiag.report.console import report_console
+        from gpudiag.report.terminal.selftest import render_selftest
 
         render_selftest(result, report_console(width=width))
-    sys.stdout.flush()
     typer.echo(f"gpudiag: saved in {place}", err=True)

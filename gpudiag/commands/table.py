@@ -1,13 +1,12 @@
 """`gpudiag table`: many runs and machines in one table."""
 
-import sys
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from gpudiag.commands.options import Json, Width
-from gpudiag.errors import UnreadableInputError
+from gpudiag.commands.command_line.options import Json, Width
+from gpudiag.commands.command_line.output import write_as_json
 
 EXAMPLES = (
     ("gpudiag table gpudiag-runs/*-scale", "all scaling benchmarks"),
@@ -34,33 +33,13 @@ def table(
     Results are ranked only where the strategy is all that differs; where more does, the table says what. A directory
     that cannot be read is named, and the others are shown.
     """
-    from gpudiag.scaling.collect import points_of
-    from gpudiag.scaling.table import results_table
+    from gpudiag.app.table import table as arrange
 
-    found, left_out = [], []
-    for name in runs:
-        try:
-            found += [(name, point) for point in points_of(Path(name))]
-        except UnreadableInputError as error:
-            left_out.append(str(error))
-    if not found:
-        raise UnreadableInputError(
-            left_out[0] if left_out else "nothing was given",
-            "Give directories that `gpudiag scale` or `gpudiag profile` wrote.",
-        )
-    result = results_table(found, left_out)
-    from gpudiag.commands.report_files import write_text
-    from gpudiag.reporting import results_text
-
-    if markdown is not None:
-        write_text(markdown, results_text.to_markdown(result))
-    if csv is not None:
-        write_text(csv, results_text.to_csv_rows(result))
+    result = arrange(runs, markdown=markdown, csv=csv)
     if as_json:
-        from gpudiag.reporting.json_output import encode
-
-        sys.stdout.write(encode(result).decode())
+        write_as_json(result)
     else:
-        from gpudiag.reporting.console import report_console
+        from gpudiag.report.console import report_console
+        from gpudiag.report.text.results import render_table
 
-        results_text.render_table(result, report_console(width=width))
+        render_table(result, report_console(width=width))

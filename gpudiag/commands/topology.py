@@ -6,8 +6,7 @@ from typing import Annotated
 
 import typer
 
-from gpudiag.commands.options import Json, Width
-from gpudiag.errors import HardwareMissingError
+from gpudiag.commands.command_line.options import Json, Width
 
 EXAMPLES = (
     ("gpudiag topology", "GPUs, links, network devices and host of this machine, and what is wrong with them"),
@@ -36,31 +35,19 @@ def topology(
     Reads the driver, /proc and /sys; needs no framework and runs nothing on a GPU. Figures that only a measurement
     gives come from `gpudiag bandwidth`.
     """
-    import msgspec
+    from gpudiag.app.topology import check_gpu
+    from gpudiag.app.topology import topology as look
 
-    from gpudiag.diagnosis.hardware import examine_facts
-    from gpudiag.probing.facts_file import encode_facts, load_facts, save_facts
-
-    if source is not None:
-        facts = load_facts(source)
-    else:
-        from gpudiag.probing.inventory import gather_inventory
-
-        facts = gather_inventory()
-    # Also for saved facts: the rules of today on the figures of then, and no word of a finding taken from a file.
-    facts = msgspec.structs.replace(facts, findings=examine_facts(facts))
-    if save is not None:
-        save_facts(facts, save)
+    facts = look(source, save=save)
     if as_json:
+        from gpudiag.machine.facts_file import encode_facts
+
         sys.stdout.write(encode_facts(facts).decode())
     else:
-        from gpudiag.reporting.console import report_console
-        from gpudiag.reporting.facts_topology import render_topology
+        from gpudiag.report.console import report_console
+        from gpudiag.report.facts.topology import render_topology
 
         render_topology(facts, report_console(width=width))
     sys.stdout.flush()
-    if require_gpu and not facts.gpus:
-        raise HardwareMissingError(
-            f"no NVIDIA GPU: {facts.host.reasons.get('gpus', 'none is listed')}",
-            "Leave --require-gpu out to see the host alone.",
-        )
+    if require_gpu:
+        check_gpu(facts, "see")

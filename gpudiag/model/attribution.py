@@ -2,22 +2,17 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
+import msgspec
 import numpy as np
+from numpy.typing import NDArray
 
+from gpudiag.intervals import Intervals
 from gpudiag.model.analysis import BUCKETS
-from gpudiag.record import Record
 
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
-    from gpudiag.intervals import Intervals
-
-    Times = NDArray[np.int64]
+Times = NDArray[np.int64]
 
 
-class LaneAttribution(Record, frozen=True, kw_only=True):
+class LaneAttribution(msgspec.Struct, frozen=True, kw_only=True):
     """The windows of one lane, cut into buckets.
 
     Attributes:
@@ -64,7 +59,7 @@ class LaneAttribution(Record, frozen=True, kw_only=True):
             raise ArithmeticError(f"rank {self.rank}: buckets miss their windows by {off.tolist()} ns")
 
 
-class Attribution(Record, frozen=True, kw_only=True):
+class Attribution(msgspec.Struct, frozen=True, kw_only=True):
     """All lanes, in the order of the timeline's."""
 
     lanes: tuple[LaneAttribution, ...]

@@ -113,7 +113,7 @@ class FindingChange(msgspec.Struct, frozen=True, kw_only=True):
     after: Finding | None
 
 
-class Unlike(msgspec.Struct, frozen=True, kw_only=True):
+class RunDifference(msgspec.Struct, frozen=True, kw_only=True):
     """Something about the runs themselves that differs, and what that means for the comparison.
 
     `same_work` is False where the steps of the two runs do not do the same work, so that no threshold can be held.
@@ -180,7 +180,7 @@ class Diff(msgspec.Struct, frozen=True, kw_only=True):
     ranks: tuple[RankChange, ...]
     waits: tuple[WaitChange, ...]
     findings: tuple[FindingChange, ...]
-    unlike: tuple[Unlike, ...]
+    run_differences: tuple[RunDifference, ...] = msgspec.field(name="unlike")
     validity: tuple[RunValidity, ...]
 
     def step(self, kind: StepKind) -> StepChange:
@@ -190,4 +190,4 @@ class Diff(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def same_work(self) -> bool:
         """Whether a step of one run does the same work as one of the other, so far as is known."""
-        return all(one.same_work for one in self.unlike)
+        return all(difference.same_work for difference in self.run_differences)

@@ -7,44 +7,16 @@ objects. Rows are in order of their start.
 from __future__ import annotations
 
 from enum import IntEnum
-from functools import cache
-from typing import TYPE_CHECKING
+from typing import Any
 
 import msgspec
 import numpy as np
-
-from gpudiag.record import Record
-
-if TYPE_CHECKING:
-    import re
-    from collections.abc import Sequence
-
-    from numpy.typing import NDArray
+from numpy.typing import NDArray
 
 NO_CORRELATION = -1
 NO_SIZE = -1
 HOST = -1
-
-
-class _Matches(dict[str, bool]):
-    """Which names match a pattern, as far as they were asked for: the traces of a job have most names in common."""
-
-    def __init__(self, pattern: re.Pattern[str]) -> None:
-        super().__init__()
-        self._pattern = pattern
-
-    def __missing__(self, name: str) -> bool:
-        self[name] = found = self._pattern.match(name) is not None
-        return found
-
-
-_matches = cache(_Matches)
-
-
-def names_matching(names: Sequence[str], pattern: re.Pattern[str]) -> NDArray[np.bool_]:
-    """bool[n]: which of n names the pattern matches, from their beginning."""
-    matches = _matches(pattern)
-    return np.fromiter([matches[name] for name in names], np.bool_, len(names))
+NO_NUMBER = -1
 
 
 class EventKind(IntEnum):
@@ -75,7 +47,64 @@ class EventKind(IntEnum):
 DEVICE_WORK = (EventKind.KERNEL, EventKind.COPY, EventKind.MEMSET)
 
 
-class EventTable(Record, frozen=True, kw_only=True):
+class Role(IntEnum):
+    """What an event does in a training step. Its reader tells; no later stage looks at names except to show them."""
+
+    OTHER = 0
+    """Nothing that the analysis asks about."""
+    COMPUTE = 1
+    """A kernel that computes."""
+    EXCHANGE = 2
+    """Moves gradients, parameters or activations between ranks: a kernel, or a collective on the host."""
+    COPY = 3
+    """A copy or memset on a device; a host call that starts one and returns, unless its host memory is pageable."""
+    LAUNCH = 4
+    """A host call that puts other work into a device's queue."""
+    SYNCHRONIZATION = 5
+    """A host call that returns when the device has done something: synchronizations, blocking copies, frees."""
+    STREAM_WAIT = 6
+    """A host call that lets a stream wait for an event of another."""
+    ALLOCATION = 7
+    """A host call that takes device memory or pinned memory from the driver."""
+    INPUT = 8
+    """Waits for data: a loader gives its next batch."""
+    STEP_MARK = 9
+    """Spans a training step; see `Trace.step_marks`."""
+    OPTIMIZER = 10
+    """Spans an optimizer's update."""
+    PACKING = 11
+    """Moves gradients in and out of the buckets in which they are exchanged."""
+    HAND_OVER = 12
+    """Gives a collective to those who carry it out."""
+    OPERATOR = 13
+    """A framework's operator that is none of these."""
+    USER_FUNCTION = 14
+    """A call of a function of the user's own program."""
+
+
+class Direction(IntEnum):
+    """From where to where a copy goes."""
+
+    NONE = 0
+    """No copy, or it is not told."""
+    HOST_TO_DEVICE = 1
+    DEVICE_TO_HOST = 2
+    DEVICE_TO_DEVICE = 3
+    """Within one device."""
+    PEER = 4
+    """From one device to another."""
+    HOST_TO_HOST = 5
+
+
+class HostMemory(IntEnum):
+    """What the host's side of a copy is."""
+
+    UNKNOWN = 0
+    PINNED = 1
+    PAGEABLE = 2
+
+
+class EventTable(msgspec.Struct, frozen=True, kw_only=True):
     """Events as columns of equal length n, sorted by `start_ns` (ties: the longer first, so that parents precede).
 
     Attributes:
@@ -87,6 +116,9 @@ class EventTable(Record, frozen=True, kw_only=True):
         device: int16[n], device ordinal; `HOST` for host events.
         correlation: int64[n], joins a runtime call to the device work that it launched; `NO_CORRELATION` for none.
         size_bytes: int64[n], bytes of a copy or memset; `NO_SIZE` where unknown.
+        role: uint8[n], a `Role`.
+        direction: uint8[n], a `Direction`, of copies on a device.
+        host_memory: uint8[n], a `HostMemory`, of copies on a device.
         names: the distinct names, by index.
     """
 
@@ -98,27 +130,22 @@ class EventTable(Record, frozen=True, kw_only=True):
     device: NDArray[np.int16]
     correlation: NDArray[np.int64]
     size_bytes: NDArray[np.int64]
+    role: NDArray[np.uint8]
+    direction: NDArray[np.uint8]
+    host_memory: NDArray[np.uint8]
     names: tuple[str, ...]
 
     def __post_init__(self) -> None:
-        lengths = {
-            len(column)
-            for column in (
-                self.kind,
-                self.name,
-                self.start_ns,
-                self.end_ns,
-                self.thread,
-                self.device,
-                self.correlation,
-                self.size_bytes,
-            )
-        }
+        lengths = {len(column) for column in self.columns().values()}
         if len(lengths) > 1:
             raise ValueError(f"event columns of different lengths: {sorted(lengths)}")
 
     def __len__(self) -> int:
         return len(self.kind)
+
+    def columns(self) -> dict[str, NDArray[Any]]:
+        """The columns by name: all fields but `names`."""
+        return {field: getattr(self, field) for field in self.__struct_fields__ if field != "names"}
 
     def name_of(self, row: int) -> str:
         """The name of the event in this row."""
@@ -131,7 +158,21 @@ class EventTable(Record, frozen=True, kw_only=True):
         return np.flatnonzero(wanted[self.kind])
 
 
-class CollectiveCall(Record, frozen=True, kw_only=True):
+class StepMarks(msgspec.Struct, frozen=True, kw_only=True):
+    """Marks of training steps, of one kind.
+
+    Attributes:
+        source: what makes such marks: `gpudiag.step`, `ProfilerStep`, `step_num`.
+        row: intp[k], rows in the event table, by start.
+        number: int64[k], the step's number; `NO_NUMBER` where the mark carries none.
+    """
+
+    source: str
+    row: NDArray[np.intp]
+    number: NDArray[np.int64]
+
+
+class CollectiveCall(msgspec.Struct, frozen=True, kw_only=True):
     """What the profiler said of one communication kernel or host-side collective, beyond its times.
 
     Attributes:
@@ -155,7 +196,7 @@ class CollectiveCall(Record, frozen=True, kw_only=True):
     processor_share: float | None = None
 
 
-class Trace(Record, frozen=True, kw_only=True):
+class Trace(msgspec.Struct, frozen=True, kw_only=True):
     """Everything read from one trace file: one process, one rank, one or more devices.
 
     Attributes:
@@ -169,6 +210,10 @@ class Trace(Record, frozen=True, kw_only=True):
         host: host name where the trace or its file name says, else "".
         device_names: model name by device ordinal.
         collectives: details of the communication events, by row.
+        step_marks: the marks of steps, those to be preferred first.
+        waits_in_collectives: True where the training thread waits in a function's call while other threads run its
+            operators (TensorFlow's executor): what it does meanwhile is what they do, and where one of them is in a
+            collective of the host, the process waits for it. False where the training thread runs operators itself.
         dropped_events: how many events the profiler said it lost; 0 when it said nothing.
         notes: what the reader had to repair or leave out, one line each, for the validity section.
     """
@@ -182,5 +227,7 @@ class Trace(Record, frozen=True, kw_only=True):
     host: str = ""
     device_names: dict[int, str] = msgspec.field(default_factory=dict)
     collectives: tuple[CollectiveCall, ...] = ()
+    step_marks: tuple[StepMarks, ...] = ()
+    waits_in_collectives: bool = False
     dropped_events: int = 0
     notes: tuple[str, ...] = ()

@@ -6,6 +6,7 @@ ceiling comes from. What could not be read is None (null), and `reasons` of the 
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any, Literal
 
 import msgspec
@@ -15,6 +16,12 @@ from gpudiag.model.analysis import Finding
 FACTS_SCHEMA = "gpudiag/facts/1"
 QUEUED = "-queued"
 """Ending of the name of a transport whose collectives were measured without the time to launch them."""
+
+
+def nccl_transport(*, p2p: bool = True) -> str:
+    """The transport of NCCL's collectives, with peer access between GPUs or as on a machine without."""
+    return "nccl" if p2p else "nccl-no-p2p"
+
 
 LinkKind = str
 """`NV<lanes>`, `PIX`, `PXB`, `PHB`, `NODE`, `SYS` as nvidia-smi names them, or `unknown`."""
@@ -261,3 +268,18 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True):
     skipped: tuple[Skipped, ...] = ()
     probes: dict[str, Any] = {}
     """How the probes ran: seconds per probe, library versions."""
+
+
+def number_list(numbers: Iterable[int]) -> str:
+    """Numbers in the kernel's list notation, as short as it can be; "" for none.
+
+    >>> number_list([8, 0, 1, 3, 2])
+    '0-3,8'
+    """
+    runs: list[list[int]] = []
+    for number in sorted(set(numbers)):
+        if runs and number == runs[-1][1] + 1:
+            runs[-1][1] = number
+        else:
+            runs.append([number, number])
+    return ",".join(str(low) if low == high else f"{low}-{high}" for low, high in runs)

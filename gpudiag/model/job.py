@@ -1,12 +1,12 @@
-"""Job: what to train and how, as the launcher tells it to the training processes."""
+"""RunOptions: what is asked of a run. Job: the same with every choice made, as its processes are told it."""
 
 from __future__ import annotations
 
+import sys
 from typing import Literal
 
 import msgspec
 
-Framework = Literal["pytorch", "tensorflow"]
 Precision = Literal["fp32", "tf32", "bf16", "fp16"]
 MemoryFormat = Literal["nchw", "nhwc"]
 DataSource = Literal["device", "host", "loader", "zmq"]
@@ -14,18 +14,23 @@ TrainedModel = Literal["whole", "trivial", "none"]
 Compression = Literal["bf16", "fp16"]
 NcclAlgorithm = Literal["ring", "tree"]
 
-#: As on the command line, and as in records.
-FRAMEWORKS: dict[str, Framework] = {"torch": "pytorch", "tensorflow": "tensorflow"}
-PRECISIONS = ("fp32", "tf32", "bf16", "fp16")
-MEMORY_FORMATS = ("nchw", "nhwc")
-DATA_SOURCES = ("device", "host", "loader", "zmq")
-TRAINED_MODELS = ("whole", "trivial", "none")
-COMPRESSIONS = ("bf16", "fp16")
-NCCL_ALGORITHMS = ("ring", "tree")
+#: The strategy that exchanges nothing, under every framework: the floor that others are held against, in records too.
+INDEPENDENT = "independent"
+#: Recorded where the user's function decides how gradients are exchanged.
+OWN_STRATEGY = "own"
+
+#: The framework where nothing says which.
+DEFAULT_FRAMEWORK = "pytorch"
+PRECISIONS: tuple[Precision, ...] = ("fp32", "tf32", "bf16", "fp16")
+MEMORY_FORMATS: tuple[MemoryFormat, ...] = ("nchw", "nhwc")
+DATA_SOURCES: tuple[DataSource, ...] = ("device", "host", "loader", "zmq")
+TRAINED_MODELS: tuple[TrainedModel, ...] = ("whole", "trivial", "none")
+COMPRESSIONS: tuple[Compression, ...] = ("bf16", "fp16")
+NCCL_ALGORITHMS: tuple[NcclAlgorithm, ...] = ("ring", "tree")
 
 
 class ExchangeOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """How a strategy is to exchange gradients, where it leaves a choice; `StrategyEntry.options` says which it does.
+    """How a strategy is to exchange gradients, where it leaves a choice; `Strategy.takes` says which it does.
 
     Attributes:
         bucket_mb: megabytes (2**20 bytes) of gradients that travel together; None for the framework's own 25.
@@ -43,23 +48,31 @@ class ExchangeOptions(msgspec.Struct, frozen=True, kw_only=True):
 
     def given(self) -> dict[str, str]:
         """What differs from the defaults, by name, for the record and for messages."""
-        found = {}
+        given = {}
         for name in ("bucket_mb", "compress", "accumulate", "nccl_algo", "ps_device"):
             value = getattr(self, name)
             if value is not None and (name, value) != ("accumulate", 1):
-                found[name] = f"{value:g}" if isinstance(value, float) else str(value)
-        return found
+                given[name] = f"{value:g}" if isinstance(value, float) else str(value)
+        return given
 
 
-class Job(msgspec.Struct, frozen=True, kw_only=True):
-    """One training job. None means: whatever suits the workload and the device; `resolved` values are in `run.json`.
+class Rendezvous(msgspec.Struct, frozen=True, kw_only=True):
+    """How several nodes find each other; the meaning is torchrun's (`--rdzv-backend`, `--rdzv-endpoint`, ...)."""
+
+    endpoint: str
+    backend: str = "c10d"
+    node_rank: int | None = None
+
+
+class RunOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """All that is asked of a run, from the command line to its processes. None leaves the choice to gpudiag.
 
     Attributes:
         workload: a built-in name, or `module:function` of the user's own.
         framework: what trains.
+        process_per_device: of a function in a framework whose processes drive all devices: start it once per device.
         strategy: how gradients are exchanged; not used by a user's own function.
-        device: `cuda` for one GPU per process (`cuda:<local rank>`), `cpu` for CPU processes.
-        devices: how many each process drives.
+        devices: GPUs, or CPU processes, on this node.
         batch_size: samples per device and step.
         loader_workers: processes per training process that put batches together, for `loader` and `zmq`.
         prefetch: copy each batch to the device while the step before it runs.
@@ -67,31 +80,73 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
             taking batches and doing nothing with them.
         volume: voxels along z, y and x, for workloads that predict a volume.
         keep_prediction: leave the predicted volume in the run directory.
+        p2p: False where peer access between GPUs is to be switched off.
+        exchange: options of the strategy.
         steps: timed steps.
         warmup: steps left out; None to find out from their times.
-        p2p: False where peer access between GPUs was switched off.
-        exchange: options of the strategy.
+        output: the run directory.
+        python: the interpreter of the training processes.
+        timeout_s: how long a process may show no progress before the run counts as hung.
+        nodes: nodes in the job.
+        rendezvous: needed when there is more than one.
+        command: the user's command line, for the record.
+        probe: measure the links before: None for what was measured within a day, else anew; True for anew; False for
+            not.
     """
 
     workload: str
-    strategy: str
-    device: Literal["cuda", "cpu"]
-    framework: Framework = "pytorch"
-    devices: int = 1
+    framework: str = DEFAULT_FRAMEWORK
+    process_per_device: bool = False
+    strategy: str | None = None
+    devices: int | None = None
     batch_size: int | None = None
     precision: Precision | None = None
-    memory_format: MemoryFormat = "nchw"
-    data: DataSource = "loader"
+    memory_format: MemoryFormat | None = None
+    data: DataSource | None = None
     loader_workers: int | None = None
     prefetch: bool = False
-    model: TrainedModel = "whole"
+    model: TrainedModel | None = None
     volume: tuple[int, int, int] | None = None
     keep_prediction: bool = False
-    steps: int | None = None
-    warmup: int | None = None
     compile: bool = False
     p2p: bool = True
     exchange: ExchangeOptions = ExchangeOptions()
+    steps: int | None = None
+    warmup: int | None = None
+    output: str | None = None
+    python: str = sys.executable
+    timeout_s: float = 600.0
+    nodes: int = 1
+    rendezvous: Rendezvous | None = None
+    command: tuple[str, ...] = ()
+    probe: bool | None = None
+
+
+class Job(RunOptions, frozen=True, kw_only=True):
+    """The options of a run with every choice made, as its processes are told; what is left None suits the workload.
+
+    Attributes:
+        device: `cuda` for one GPU per process (`cuda:<local rank>`), `cpu` for CPU processes.
+        devices: how many each process drives.
+    """
+
+    strategy: str
+    device: Literal["cuda", "cpu"]
+    devices: int = 1
+    memory_format: MemoryFormat = "nchw"
+    data: DataSource = "loader"
+    model: TrainedModel = "whole"
+
+    @classmethod
+    def chosen(cls, options: RunOptions, **choices: object) -> Job:
+        """The job of these options and these choices; what neither has keeps the job's own default."""
+        given = {**msgspec.structs.asdict(options), **choices}
+        return msgspec.convert({name: value for name, value in given.items() if value is not None}, cls)
+
+    @property
+    def environment_options(self) -> dict[str, str]:
+        """For the record: what holds for the processes as a whole, whatever they train."""
+        return {**({} if self.p2p else {"p2p": "off"}), **self.exchange.given()}
 
     @property
     def title(self) -> str:

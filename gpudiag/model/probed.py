@@ -3,30 +3,25 @@
 from __future__ import annotations
 
 import statistics
-from typing import TYPE_CHECKING
+from collections.abc import Iterable
 
 import msgspec
 
-from gpudiag.model.facts import QUEUED
+from gpudiag.model.analysis import CollectiveSummary
+from gpudiag.model.facts import QUEUED, Facts, nccl_transport
+from gpudiag.model.run import RunRecord
 from gpudiag.units import NS_PER_US, bus_factor, gb_per_s
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
-
-    from gpudiag.model.analysis import CollectiveSummary
-    from gpudiag.model.facts import Facts
-    from gpudiag.model.run import RunRecord
 
 
 def transport_of(run: RunRecord | None) -> str:
     """The probed transport (`Collective.strategy`) that this run's collectives take; `nccl` where no run is known."""
     if run is None:
-        return "nccl"
+        return nccl_transport()
     devices = {rank.device for rank in run.ranks if rank.device}
     if run.strategy == "gloo" or (devices and not any(device.startswith("cuda") for device in devices)):
         return "gloo"
     # A function of the user's own leaves no options, but its command line does.
-    return "nccl-no-p2p" if run.options.get("p2p") == "off" or "--no-p2p" in run.command else "nccl"
+    return nccl_transport(p2p=run.options.get("p2p") != "off" and "--no-p2p" not in run.command)
 
 
 def probed_time_us(facts: Facts, operation: str, size_bytes: int, ranks: int, transport: str) -> float | None:
@@ -38,10 +33,10 @@ def probed_time_us(facts: Facts, operation: str, size_bytes: int, ranks: int, tr
     """
     times: dict[int, float] = {}
     for name in (transport, transport + QUEUED):
-        for one in facts.collectives:
-            same = one.operation == operation and one.ranks == ranks and one.strategy == name
-            if same and one.verified is not False and one.time_us > 0:
-                times[one.bytes] = one.time_us
+        for call in facts.collectives:
+            same = call.operation == operation and call.ranks == ranks and call.strategy == name
+            if same and call.verified is not False and call.time_us > 0:
+                times[call.bytes] = call.time_us
     below = max((size for size in times if size <= size_bytes), default=None)
     above = min((size for size in times if size >= size_bytes), default=None)
     if below is None or above is None:
@@ -69,23 +64,23 @@ def beside_probe(
         return tuple(collectives)
     return tuple(
         msgspec.structs.replace(
-            one,
+            call,
             probe_busbw_gb_per_s=None
-            if one.size_bytes is None
-            else probed_busbw(facts, one.operation, one.size_bytes, one.ranks, transport),
+            if call.size_bytes is None
+            else probed_busbw(facts, call.operation, call.size_bytes, call.ranks, transport),
         )
-        for one in collectives
+        for call in collectives
     )
 
 
 def pinned_to_device(facts: Facts) -> float | None:
     """GB/s of copies from pinned host memory to one GPU at a time, one way: the median GPU's; None if unmeasured."""
     rates = [
-        one.gb_per_s
-        for one in facts.bandwidth
-        if (one.path, one.memory, one.direction) == ("host_to_device", "pinned", "one_way")
-        and one.dst != "all"
-        and one.verified is not False
+        copy.gb_per_s
+        for copy in facts.bandwidth
+        if (copy.path, copy.memory, copy.direction) == ("host_to_device", "pinned", "one_way")
+        and copy.dst != "all"
+        and copy.verified is not False
     ]
     return statistics.median(rates) if rates else None
 
@@ -97,7 +92,7 @@ def gpu_of_rank(facts: Facts, run: RunRecord | None, rank: int) -> int | None:
     """
     if run is None or run.nodes > 1:
         return None
-    local = next((one.local_rank for one in run.ranks if one.rank == rank and one.device.startswith("cuda")), None)
+    local = next((told.local_rank for told in run.ranks if told.rank == rank and told.device.startswith("cuda")), None)
     shown = [gpu.index for gpu in facts.gpus if gpu.visible]
     chosen = facts.host.environment.get("CUDA_VISIBLE_DEVICES", "")
     order = [int(part) for part in chosen.split(",") if part.strip().isdecimal()]

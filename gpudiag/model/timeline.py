@@ -3,20 +3,16 @@
 from __future__ import annotations
 
 from enum import IntEnum
-from typing import TYPE_CHECKING
 
+import msgspec
 import numpy as np
+from numpy.typing import NDArray
 
 from gpudiag.intervals import EMPTY, Intervals
-from gpudiag.record import Record
+from gpudiag.model.analysis import Validity
+from gpudiag.model.event import Trace
 
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
-    from gpudiag.model.analysis import Validity
-    from gpudiag.model.event import Trace
-
-    Times = NDArray[np.int64]
+Times = NDArray[np.int64]
 
 UNKNOWN = -1
 
@@ -29,7 +25,7 @@ class OpClass(IntEnum):
     COPY = 2
 
 
-class DeviceOps(Record, frozen=True, kw_only=True):
+class DeviceOps(msgspec.Struct, frozen=True, kw_only=True):
     """Work on one device as columns of equal length n, by start, on the common clock.
 
     Attributes:
@@ -63,7 +59,7 @@ class DeviceOps(Record, frozen=True, kw_only=True):
         return Intervals(self.start[chosen], self.end[chosen])
 
 
-class HostThread(Record, frozen=True, kw_only=True):
+class HostThread(msgspec.Struct, frozen=True, kw_only=True):
     """What one host thread was doing, as interval sets on the common clock.
 
     Attributes:
@@ -81,7 +77,7 @@ class HostThread(Record, frozen=True, kw_only=True):
     blocking_calls: tuple[str, ...]
 
 
-class HostSteps(Record, frozen=True, kw_only=True):
+class HostSteps(msgspec.Struct, frozen=True, kw_only=True):
     """Step marks of one process.
 
     Attributes:
@@ -102,7 +98,7 @@ class HostSteps(Record, frozen=True, kw_only=True):
         return len(self.start)
 
 
-class Collectives(Record, frozen=True, kw_only=True):
+class Collectives(msgspec.Struct, frozen=True, kw_only=True):
     """Communication on one lane as columns of equal length m, by start, matched across ranks.
 
     Attributes:
@@ -129,7 +125,7 @@ class Collectives(Record, frozen=True, kw_only=True):
         return len(self.start)
 
 
-class Lane(Record, frozen=True, kw_only=True):
+class Lane(msgspec.Struct, frozen=True, kw_only=True):
     """One device of one rank; on CPU-only runs the training thread stands in for the device.
 
     Attributes:
@@ -171,7 +167,7 @@ class Lane(Record, frozen=True, kw_only=True):
         return self.device == UNKNOWN
 
 
-class ClockAlignment(Record, frozen=True, kw_only=True):
+class ClockAlignment(msgspec.Struct, frozen=True, kw_only=True):
     """How one rank's clock was brought onto the reference rank's, from the common ends of collectives.
 
     `offset_ns` was added to the rank's times; `residual_ns` is the median distance of matched ends after that.
@@ -184,7 +180,7 @@ class ClockAlignment(Record, frozen=True, kw_only=True):
     unmatched: int
 
 
-class Timeline(Record, frozen=True, kw_only=True):
+class Timeline(msgspec.Struct, frozen=True, kw_only=True):
     """All lanes on one clock, and what stands in the way of trusting them."""
 
     framework: str

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
+from collections.abc import Sequence
 
 MIB = 1 << 20
 #: DistributedDataParallel's defaults: a first bucket of 1 MiB, so that the exchange starts early, then 25 MiB

@@ -2,17 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from itertools import pairwise
-from typing import TYPE_CHECKING
 
-from gpudiag.model.facts import QUEUED
+from gpudiag.model.facts import QUEUED, Collective, Facts
 from gpudiag.units import bus_factor
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
-
-    from gpudiag.model.facts import Collective, Facts
-
 
 #: The slope beyond the largest measured size is taken from one that is at most this share of it.
 _FAR = 0.7
@@ -74,9 +68,13 @@ def measured_curve(facts: Facts, transport: str, ranks: int) -> Curve | None:
     """
     by_ranks: dict[int, dict[int, float]] = {}
     for name in (transport, transport + QUEUED):
-        for one in facts.collectives:
-            if (one.operation, one.strategy) == ("all_reduce", name) and one.verified is not False and one.time_us > 0:
-                by_ranks.setdefault(one.ranks, {})[one.bytes] = one.time_us / 1e3
+        for collective in facts.collectives:
+            if (
+                (collective.operation, collective.strategy) == ("all_reduce", name)
+                and collective.verified is not False
+                and collective.time_us > 0
+            ):
+                by_ranks.setdefault(collective.ranks, {})[collective.bytes] = collective.time_us / 1e3
     if not by_ranks:
         return None
     nearest = min(by_ranks, key=lambda measured: (abs(measured - ranks), measured))
@@ -87,7 +85,7 @@ def curves_of(collectives: Iterable[Collective]) -> dict[str, Curve]:
     """A curve for each transport among these, all of them measured with the same ranks."""
     points: dict[str, dict[int, float]] = {}
     ranks: dict[str, int] = {}
-    for one in collectives:
-        points.setdefault(one.strategy, {})[one.bytes] = one.time_us / 1e3
-        ranks[one.strategy] = one.ranks
+    for collective in collectives:
+        points.setdefault(collective.strategy, {})[collective.bytes] = collective.time_us / 1e3
+        ranks[collective.strategy] = collective.ranks
     return {transport: Curve(found, ranks[transport]) for transport, found in points.items()}

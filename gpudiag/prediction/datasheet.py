@@ -7,12 +7,8 @@ and matrix products, less for small layers. An estimate of this kind may be off 
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
-from gpudiag.model.prediction import Compute
-
-if TYPE_CHECKING:
-    from gpudiag.model.facts import Facts
+from gpudiag.model.benchmarks.prediction import Compute
+from gpudiag.model.facts import Facts
 
 #: By a part of the name that NVML gives; longer parts first where one holds another.
 _TFLOPS: tuple[tuple[str, tuple[float, float, float]], ...] = (

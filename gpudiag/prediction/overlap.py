@@ -7,13 +7,10 @@ done at 9, hidden; the second at 15: 5 ms are exposed. Were they 8 ms long, the 
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from itertools import accumulate
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
-
-    from gpudiag.prediction.transfers import Transfer
+from gpudiag.prediction.transfers import Transfer
 
 #: Backward's share of forward and backward: it computes gradients of inputs and of weights, forward the outputs alone.
 BACKWARD_SHARE = 2 / 3

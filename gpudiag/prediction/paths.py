@@ -7,13 +7,10 @@ kind, PCIe generation and width), at the share of the ceiling that healthy links
 from __future__ import annotations
 
 import statistics
+from collections.abc import Iterable, Sequence
 from itertools import permutations
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
-
-    from gpudiag.model.facts import Facts, Gpu
+from gpudiag.model.facts import Facts, Gpu
 
 HOST = -1
 """The host, where GPUs are numbered from 0."""
@@ -50,11 +47,11 @@ class Paths:
         self._gpus = {gpu.index: gpu for gpu in facts.gpus}
         self._links = {frozenset((link.a, link.b)): link for link in facts.links}
         self._measured: dict[tuple[str, str, str, str, bool | None], float] = {}
-        for one in facts.bandwidth:
-            if one.verified is not False and one.memory != "pageable":
-                key = (one.path, one.src, one.dst, one.direction, one.peer_access)
-                self._measured[key] = max(one.gb_per_s, self._measured.get(key, 0.0))
-        self._peer_bandwidth = any(one.path == "peer" for one in facts.bandwidth)
+        for record in facts.bandwidth:
+            if record.verified is not False and record.memory != "pageable":
+                key = (record.path, record.src, record.dst, record.direction, record.peer_access)
+                self._measured[key] = max(record.gb_per_s, self._measured.get(key, 0.0))
+        self._peer_bandwidth = any(record.path == "peer" for record in facts.bandwidth)
 
     def __len__(self) -> int:
         return len(self.devices)
@@ -106,9 +103,9 @@ class Paths:
     def all_rate_both(self) -> float:
         """Of each GPU and each way while all copy to and from the host at once."""
         found = [
-            one.gb_per_s
-            for one in self.facts.bandwidth
-            if one.direction == "both_ways" and "all" in (one.src, one.dst) and one.path != "peer"
+            record.gb_per_s
+            for record in self.facts.bandwidth
+            if record.direction == "both_ways" and "all" in (record.src, record.dst) and record.path != "peer"
         ]
         one_way = min(self.all_rate("host_to_device"), self.all_rate("device_to_host"))
         return min(one_way, found[0] / 2 / len(self)) if found and len(self) > 1 else one_way
@@ -118,24 +115,26 @@ class Paths:
         if HOST in (src, dst):
             place = f"gpu:{self.devices[dst if src == HOST else src]}"
             found = [
-                one.time_us
-                for one in self.facts.latency
-                if one.kind == "small_copy" and "host" in (one.src, one.dst) and place in (one.src, one.dst)
+                record.time_us
+                for record in self.facts.latency
+                if record.kind == "small_copy"
+                and "host" in (record.src, record.dst)
+                and place in (record.src, record.dst)
             ]
             if found:
                 return statistics.median(found)
             staged = [
-                one.time_us / 2
-                for one in self.facts.latency
-                if one.kind == "small_copy" and one.peer_access is False and place in (one.src, one.dst)
+                record.time_us / 2
+                for record in self.facts.latency
+                if record.kind == "small_copy" and record.peer_access is False and place in (record.src, record.dst)
             ]
             return statistics.median(staged) if staged else self._assume("latency", _HOP_US, "µs per copy")
         direct = self.peer_access(src, dst)
         ends = {f"gpu:{self.devices[src]}", f"gpu:{self.devices[dst]}"}
         found = [
-            one.time_us
-            for one in self.facts.latency
-            if one.kind == "small_copy" and {one.src, one.dst} == ends and one.peer_access is direct
+            record.time_us
+            for record in self.facts.latency
+            if record.kind == "small_copy" and {record.src, record.dst} == ends and record.peer_access is direct
         ]
         if found:
             return statistics.median(found)
@@ -143,7 +142,7 @@ class Paths:
 
     def host_memory(self) -> float:
         """GB/s that the CPUs read and write together. Copied bytes count once where it was measured, here twice."""
-        found = [one.gb_per_s for one in self.facts.bandwidth if one.path == "host_memory"]
+        found = [record.gb_per_s for record in self.facts.bandwidth if record.path == "host_memory"]
         if found:
             return 2 * max(found)
         cores = self.facts.host.cores or (self.facts.host.threads or 0) / 2 or 10

@@ -6,15 +6,10 @@ pattern says which links each piece holds and for how long; `transfers.run` says
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
 
-from gpudiag.prediction.paths import HOST
+from gpudiag.prediction.paths import HOST, Paths
 from gpudiag.prediction.transfers import Transfer
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from gpudiag.prediction.paths import Paths
 
 _BYTES_PER_MS = 1e6
 """1 GB/s."""

@@ -2,20 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import cached_property
 from itertools import accumulate
-from typing import TYPE_CHECKING
 
-from gpudiag.model.prediction import Compute
+from gpudiag.model.benchmarks.prediction import Compute, Gradients
+from gpudiag.model.facts import Facts, nccl_transport
 from gpudiag.prediction.curves import Curve, measured_curve
 from gpudiag.prediction.overlap import ready_at
 from gpudiag.prediction.paths import Paths
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from gpudiag.model.facts import Facts
-    from gpudiag.model.prediction import Gradients
 
 _NO_COMPUTE = Compute(forward_ms=0.0, backward_ms=0.0, update_ms=0.0, step_ms=0.0, source="unknown")
 
@@ -80,9 +75,14 @@ class Situation:
         given = self._curves.get(transport)
         return given if given is not None else measured_curve(self.facts, transport, self.devices)
 
+    @property
+    def nccl_curve(self) -> Curve | None:
+        """The same over NCCL, with or without peer access as it is here."""
+        return self.curve(nccl_transport(p2p=self.p2p))
+
     def on_device_ms(self, size: float) -> float:
         """To copy so many bytes within a GPU: what packing gradients into buckets, or rounding them, takes."""
-        rates = [one.gb_per_s for one in self.facts.bandwidth if one.path == "device_to_device"]
+        rates = [record.gb_per_s for record in self.facts.bandwidth if record.path == "device_to_device"]
         if rates:
             rate = min(rates)
         elif self.on_gpu:

@@ -17,6 +17,8 @@ from tests.cli_process import gpudiag
 if TYPE_CHECKING:
     from gpudiag.model.analysis import Severity
 
+pytestmark = pytest.mark.processes
+
 TRACES = Path(__file__).parents[1] / "traces" / "gloo_dataloader"
 
 

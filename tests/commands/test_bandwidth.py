@@ -8,26 +8,27 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from gpudiag import cli
-from gpudiag.probing.facts_file import save_facts
-from gpudiag.probing.programs import programs_directory
-from gpudiag.reporting.figures import TIMES
+from gpudiag.commands import main as cli
+from gpudiag.machine.facts_file import save_facts
+from gpudiag.machine.probes.programs import programs_directory
+from gpudiag.report.figures import TIMES
 from tests.cli_process import gpudiag
 from tests.probed_machine import four_h200
 
 if TYPE_CHECKING:
     from pathlib import Path
 
+pytestmark = pytest.mark.processes
+
 
 @pytest.fixture
 def no_gpu_no_torch(monkeypatch: pytest.MonkeyPatch) -> None:
-    from gpudiag.probing import inventory
     from tests.probed_machine import inventory as machine
 
     facts = machine(0)
     facts.host.reasons["gpus"] = "no NVIDIA GPU on the PCI bus"
-    monkeypatch.setattr(inventory, "gather_inventory", lambda: facts)
-    monkeypatch.setattr("gpudiag.probing.plan.installed", lambda _: False)
+    monkeypatch.setattr("gpudiag.app.bandwidth.gather_inventory", lambda: facts)
+    monkeypatch.setattr("gpudiag.machine.probes.plan.installed", lambda _: False)
 
 
 @pytest.fixture
@@ -78,7 +79,7 @@ class TestMeasuring:
         broken = tmp_path / "probes"
         shutil.copytree(programs_directory(), broken)
         (broken / "host_memory.py").write_text("raise SystemExit('the memory is on fire')")
-        monkeypatch.setattr("gpudiag.probing.machine.programs_directory", lambda: broken)
+        monkeypatch.setattr("gpudiag.machine.measure.programs_directory", lambda: broken)
         path = tmp_path / "facts.json"
         assert cli.main(["bandwidth", "--quick", "--save", str(path)]) == 5
         shown = capsys.readouterr()

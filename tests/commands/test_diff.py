@@ -9,15 +9,17 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import pytest
 
+from gpudiag.analysis.comparison import compare
 from gpudiag.commands.diff import regressed
-from gpudiag.comparison import compare
 from gpudiag.errors import UnreadableInputError
-from gpudiag.reporting.json_output import encode
+from gpudiag.report.json_output import encode
+from tests.analysis.comparison.runs import healthy, late_rank, run, source
 from tests.cli_process import gpudiag
-from tests.comparison.runs import healthy, late_rank, run, source
 
 if TYPE_CHECKING:
     from gpudiag.model.analysis import Analysis
+
+pytestmark = pytest.mark.processes
 
 TRACES = Path(__file__).parents[1] / "traces"
 REGRESSION = ("--fail-on", "regression=5%")

@@ -19,6 +19,8 @@ from tests.cli_process import environment, gpudiag
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+pytestmark = pytest.mark.processes
+
 OWN = "tests.commands.own_training"
 ROOT = Path(__file__).parents[2]
 NO_GPU = {"CUDA_VISIBLE_DEVICES": ""}

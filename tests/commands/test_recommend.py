@@ -13,6 +13,8 @@ from tests.machines import HERE as MACHINES
 if TYPE_CHECKING:
     from pathlib import Path
 
+pytestmark = pytest.mark.processes
+
 FACTS = str(MACHINES / "h200x4.json")
 KEYS = {"schema", "verdict", "recommended", "reason", "ranking", "gain", "ceiling", "flags", "code", "scaling"}
 RANKED = {"strategy", "predicted_step_ms", "measured_step_ms", "ci95", "samples_per_s"}

@@ -7,14 +7,16 @@ import msgspec
 import pytest
 
 from gpudiag.model.analysis import Analysis
-from gpudiag.reporting.json_output import encode
+from gpudiag.report.json_output import encode
 from tests import builders
 from tests.cli_process import gpudiag
 from tests.commands.terminals import in_terminal
-from tests.reporting.consoles import drawn
+from tests.report.consoles import drawn
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+pytestmark = pytest.mark.processes
 
 ESCAPE = "\x1b"
 

@@ -12,6 +12,8 @@ from tests.cli_process import gpudiag
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+pytestmark = pytest.mark.processes
+
 TRACES = Path(__file__).parents[1] / "traces"
 
 

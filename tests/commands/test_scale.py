@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from gpudiag import cli
+from gpudiag.commands import main as cli
 from tests.cli_process import environment
 
 if TYPE_CHECKING:

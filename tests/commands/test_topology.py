@@ -9,12 +9,14 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from gpudiag.probing.inventory import gather_inventory
+from gpudiag.machine.inventory.gather import gather_inventory
 from tests.cli_process import gpudiag
 from tests.machines import HERE
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+pytestmark = pytest.mark.processes
 
 
 def test_this_machine_as_words_and_as_json(tmp_path: Path) -> None:
@@ -86,7 +88,7 @@ def test_what_cannot_be_written(tmp_path: Path) -> None:
 
 def test_neither_a_framework_nor_a_plotting_library_is_imported() -> None:
     program = (
-        "import sys; from gpudiag.cli import main; main(['topology', '--json'])\n"
+        "import sys; from gpudiag.commands.main import main; main(['topology', '--json'])\n"
         "heavy = {'torch', 'tensorflow', 'pandas', 'plotly', 'xprof'} & set(sys.modules)\n"
         "assert not heavy, heavy"
     )

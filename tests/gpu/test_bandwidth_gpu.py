@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from gpudiag.probing.facts_file import load_facts
-from gpudiag.probing.inventory import gather_inventory
-from gpudiag.probing.machine import failed_probes
+from gpudiag.machine.facts_file import load_facts
+from gpudiag.machine.inventory.gather import gather_inventory
+from gpudiag.machine.measure import failed_probes
 
 if TYPE_CHECKING:
     from pathlib import Path

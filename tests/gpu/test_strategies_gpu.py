@@ -16,8 +16,8 @@ from typing import Any
 
 import pytest
 
-from gpudiag.probing.inventory import gather_inventory
-from tests.strategies.processes import Job
+from gpudiag.machine.inventory.gather import gather_inventory
+from tests.training.strategies.processes import Job
 
 GPUS = sum(gpu.visible for gpu in gather_inventory().gpus)
 DEVICES = min(GPUS, 4)

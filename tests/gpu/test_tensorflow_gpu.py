@@ -15,8 +15,8 @@ from typing import Any
 
 import pytest
 
-from gpudiag.probing.inventory import gather_inventory
-from tests.workloads.tensorflow_python import tensorflow_python
+from gpudiag.machine.inventory.gather import gather_inventory
+from tests.training.jobs.tensorflow_python import tensorflow_python
 
 GPUS = sum(gpu.visible for gpu in gather_inventory().gpus)
 needs_gpus = pytest.mark.skipif(GPUS < 2, reason="there are not two NVIDIA GPUs")

@@ -16,10 +16,10 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from gpudiag.diagnosis.hardware import examine_facts
+from gpudiag.analysis.diagnosis.hardware import examine_facts
+from gpudiag.machine.inventory.gather import gather_inventory
+from gpudiag.machine.inventory.host.pci import normal_pci_id
 from gpudiag.model.throttle import IDLE
-from gpudiag.probing.inventory import gather_inventory
-from gpudiag.probing.pci import normal_pci_id
 from tests.cli_process import gpudiag
 
 if TYPE_CHECKING:

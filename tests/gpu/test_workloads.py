@@ -19,9 +19,9 @@ from typing import TYPE_CHECKING, Any, get_args
 
 import pytest
 
+from gpudiag.machine.inventory.gather import gather_inventory
 from gpudiag.model.job import Precision
-from gpudiag.probing.inventory import gather_inventory
-from gpudiag.workloads.registry import WORKLOADS, load_workload
+from gpudiag.training.models.registry import WORKLOADS, load_workload
 
 if TYPE_CHECKING:
     import torch
@@ -57,7 +57,7 @@ def run(run_dir: Path, *words: str) -> tuple[dict[str, Any], dict[str, Any]]:
 def test_each_trains_in_each_precision_and_layout(name: str, precision: Precision) -> None:
     import torch
 
-    from gpudiag.workloads.precision import Arithmetic
+    from gpudiag.training.jobs.precision import Arithmetic
 
     device = torch.device("cuda", 0)
     workload = load_workload(name, on_gpu=True)
@@ -97,7 +97,7 @@ def test_each_trains_in_each_precision_and_layout(name: str, precision: Precisio
 def test_prefetched_batches_are_whole_when_they_are_used() -> None:
     import torch
 
-    from gpudiag.workloads.prefetch import DevicePrefetch
+    from gpudiag.training.jobs.data.prefetch import DevicePrefetch
 
     device = torch.device("cuda", 0)
     made = [
@@ -157,7 +157,7 @@ def test_the_unet_trains_on_volumes_of_the_seeds_shape(tmp_path: Path) -> None:
 def test_a_volume_is_predicted_on_all_gpus(tmp_path: Path) -> None:
     import numpy as np
 
-    from gpudiag.workloads.volumes import Volume
+    from gpudiag.training.jobs.volume.storage import Volume
 
     volume = (70, 1200, 1200)
     words = ("--devices", str(DEVICES), "--precision", "bf16", "--steps", "5", "--keep-prediction")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from gpudiag.probing.facts_file import load_facts
+from gpudiag.machine.facts_file import load_facts
 
 if TYPE_CHECKING:
     from gpudiag.model.facts import Facts

@@ -28,6 +28,8 @@ from typing import Any
 
 import msgspec
 
+from gpudiag.machine.inventory.host.pci import normal_pci_id
+from gpudiag.machine.inventory.islands import find_islands
 from gpudiag.model.facts import (
     Bandwidth,
     Clock,
@@ -42,8 +44,6 @@ from gpudiag.model.facts import (
     PcieLink,
 )
 from gpudiag.model.throttle import reasons_in_words
-from gpudiag.probing.islands import find_islands
-from gpudiag.probing.pci import normal_pci_id
 
 HERE = Path(__file__).parent
 MIB = 1 << 20

@@ -8,11 +8,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpudiag.model.prediction import Candidate, Compute, Gradients, Prediction
+from gpudiag.model.benchmarks.prediction import Candidate, Compute, Gradients, Prediction
 from gpudiag.prediction.curves import Curve
-from gpudiag.prediction.finalists import finalists_of
-from gpudiag.prediction.predict import PREDICTED, predict
-from gpudiag.prediction.servers import _stalls
+from gpudiag.training.strategies.predict import finalists_of, predict
+from gpudiag.training.strategies.pytorch.fsdp import _stalls
+from gpudiag.training.strategies.registry import strategies
 from tests.machines import machine
 
 COMPUTE = Compute(forward_ms=6.0, backward_ms=12.0, update_ms=1.5, step_ms=19.5)
@@ -20,7 +20,7 @@ COMPUTE = Compute(forward_ms=6.0, backward_ms=12.0, update_ms=1.5, step_ms=19.5)
 LARGE = Gradients(
     sizes=(16_384_000, 67_108_864, 411_041_792, *[4_000_000] * 13), compute=COMPUTE, batch_size=64, input_bytes=1 << 20
 )
-EVERY = tuple(Candidate(strategy=name) for name in PREDICTED)
+EVERY = tuple(Candidate(strategy=name) for name in strategies())
 MACHINES = ("h200x4", "7gforce", "7gforce-v2", "az-2x-m60", "az-4x-m60", "dgx-1", "patrick-4x")
 
 
@@ -34,7 +34,7 @@ def test_nothing_beats_no_exchange(name: str, p2p: bool) -> None:
     facts = machine(name)
     for devices in range(1, len(facts.gpus) + 1):
         found = predict(facts, LARGE, EVERY, devices, p2p=p2p)
-        assert {one.candidate.strategy for one in found} == set(PREDICTED)
+        assert {one.candidate.strategy for one in found} == set(strategies())
         for one in found:
             assert one.step_ms is not None
             assert one.step_ms >= COMPUTE.step_ms

@@ -20,7 +20,16 @@ from typing import Any
 import numpy as np
 import pytest
 
-from gpudiag.probing.programs import Collectives, HostCopies, HostMemory, PeerCopies, ProbeDocument, decode_document
+from gpudiag.machine.probes.programs import (
+    Collectives,
+    HostCopies,
+    HostMemory,
+    PeerCopies,
+    ProbeDocument,
+    decode_document,
+)
+
+pytestmark = pytest.mark.processes
 
 PROBES = Path(__file__).parents[2] / "probes"
 FAKES = Path(__file__).parent / "fake_cuda"

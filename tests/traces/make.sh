@@ -1,7 +1,8 @@
 #!/bin/sh
 # Make the traces beside this file again from the full ones: make.sh H200X4_DIRECTORY PUBLIC_DIRECTORY H200X4_TF_DIRECTORY
+# The directories are absolute.
 set -eu
-here=$(dirname "$0")
+here=$(cd "$(dirname "$0")" && pwd)
 python=${PYTHON:-python3}
 minify() { "$python" "$here/minify.py" "$@"; }
 for rank in 0 1 2 3; do
@@ -23,4 +24,11 @@ cp "$2"/mi250_minitoy_train_ROCm6_2_kineto.json.gz "$2"/triton_example.json.gz \
   "$2"/rank-34.Jul_15_10_52_41.1074.pt.trace.json.gz "$here/public/"
 "$python" "$here/minify_xspace.py" "$3/mirrored_nccl.xplane.pb.gz" \
   "$here/tensorflow/mirrored_nccl.xplane.pb.gz" --steps 3 --shortest 10
+# The whole ones, in the repository's root so that the module is found.
+cd "$here/../.."
+for run in clean slow_loader_rank2 vgg_p2poff tiny resnet50_dataloader; do
+  "$python" -m tests.traces.pack pack "$1/$run" "tests/traces/whole/$run.npz"
+done
+"$python" -m tests.traces.pack pack "$2/kineto_2021_resnet50_workers4.pt.trace.json.gz" \
+  tests/traces/whole/kineto_2021_resnet50_workers4.npz
 chmod -R u+w "$here"

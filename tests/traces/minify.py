@@ -37,7 +37,8 @@ _COMMUNICATES = ("nccl", "gloo:", "record_param_comms")
 _LONGEST_NAME = 48
 
 
-def _arguments(event: Event) -> Event:
+def read_arguments(event: Event) -> Event:
+    """The arguments of an event that gpudiag reads."""
     told = event.get("args")
     if not isinstance(told, dict):
         return {}
@@ -45,6 +46,15 @@ def _arguments(event: Event) -> Event:
     if event["name"].startswith(_COMMUNICATES):
         kept += (*_SHAPES, _PROCESSORS)
     return {key: told[key] for key in kept if key in told}
+
+
+def header_of(document: Event) -> Event:
+    """What stands beside a trace's events and gpudiag reads."""
+    header = {key: document[key] for key in _HEADER if key in document}
+    devices = document.get("deviceProperties", [])
+    return header | {
+        "deviceProperties": [{key: each[key] for key in ("id", "name") if key in each} for each in devices]
+    }
 
 
 def _short(event: Event) -> str:
@@ -57,7 +67,7 @@ def _short(event: Event) -> str:
 def _slim(event: Event) -> Event:
     slim: Event = {key: event[key] for key in ("ph", "cat", "pid", "tid") if key in event}
     slim["name"] = _short(event)
-    if arguments := _arguments(event):
+    if arguments := read_arguments(event):
         slim["args"] = arguments
     return slim | {key: event[key] for key in ("ts", "dur") if key in event}
 
@@ -127,12 +137,9 @@ def minify(source: Path, target: Path, *, top_level: bool, steps: int | None, fo
         events = _first_steps(events, steps)
     if top_level:
         events = _without_nested(events)
-    small = {key: document[key] for key in _HEADER if key in document}
+    small = header_of(document)
     if forget_host and "host_name" in small:
         small["host_name"] = "node-a"
-    small["deviceProperties"] = [
-        {key: device[key] for key in ("id", "name") if key in device} for device in document.get("deviceProperties", [])
-    ]
     # One thread after another compresses best; readers sort anyhow.
     events.sort(key=lambda event: (event["cat"], str(event["tid"]), event["ts"]))
     small["traceEvents"] = [_slim(event) for event in events]

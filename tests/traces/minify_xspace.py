@@ -16,7 +16,7 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
-from gpudiag.protobuf import message_type
+from gpudiag.model.protobuf import message_type
 
 _READ = {"correlation_id", "step_num", "_r", "buffer_size", "memcpy_details", "Memset_details"}
 _LONGEST_NAME = 48

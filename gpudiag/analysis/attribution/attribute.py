@@ -1,0 +1,91 @@
+"""Cuts every device window into the eight exclusive buckets.
+
+At each instant the first that holds wins: a compute kernel, a collective whose last participant has arrived, a
+collective that still waits for one, a copy; and when the device does nothing, what the host was doing that launches
+next. On rank 1 of
+
+    rank 0   compute |------|  all-reduce |--------|
+    rank 1   compute |--|  all-reduce |............|
+             0       3      5  6       8          12   ms
+
+rank 1 is in its all-reduce from 5 and rank 0 arrives at 8: [0, 3) compute, [3, 5) idle, [5, 8) communication_wait,
+[8, 12) communication_transfer, which sum to 12.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from gpudiag.analysis.attribution.idle import split_idle
+from gpudiag.intervals import EMPTY, Intervals, complement, intersect, lengths_between, subtract, union
+from gpudiag.model.analysis import BUCKETS
+from gpudiag.model.attribution import Attribution, LaneAttribution
+from gpudiag.model.timeline import UNKNOWN, Lane, OpClass, Timeline
+
+
+def attribute(timeline: Timeline) -> Attribution:
+    """Attribute all windows of all lanes."""
+    attribution = Attribution(lanes=tuple(attribute_lane(lane) for lane in timeline.lanes))
+    attribution.check()
+    return attribution
+
+
+def attribute_lane(lane: Lane) -> LaneAttribution:
+    """Attribute the windows of one lane."""
+    bounds = lane.bounds
+    begin, end = int(bounds[0]), int(bounds[-1])
+    span = Intervals(bounds[:1], bounds[-1:]) if end > begin else EMPTY
+
+    def within(*parts: Intervals) -> Intervals:
+        return intersect(union(*parts), span)
+
+    collectives = lane.collectives
+    known = collectives.last_arrival != UNKNOWN
+    joined = np.where(known, collectives.last_arrival, collectives.start)
+    compute = within(lane.ops.intervals(OpClass.COMPUTE))
+    # On a CPU lane the collective runs on another thread; the op that hands it over is communication too.
+    handed_over = lane.ops.intervals(OpClass.COMMUNICATION) if lane.is_cpu else EMPTY
+    communication = within(Intervals(collectives.start, collectives.end), handed_over)
+    transfer_all = within(Intervals(joined, collectives.end), handed_over)
+    transfer = subtract(transfer_all, compute)
+    wait = subtract(subtract(communication, transfer_all), compute)
+    taken = union(compute, transfer, wait)
+    copy = subtract(within(lane.ops.intervals(OpClass.COPY)), taken)
+    free = complement(union(taken, copy), begin, end)
+    idle = split_idle(lane, free)
+    parts = {
+        "compute": compute,
+        "communication_transfer": transfer,
+        "communication_wait": wait,
+        "copy": copy,
+        "input": idle.input,
+        "sync": idle.sync,
+        "launch": idle.launch,
+        "idle": idle.idle,
+    }
+    unsplit = subtract(within(Intervals(collectives.start[~known], collectives.end[~known])), compute)
+    return LaneAttribution(
+        rank=lane.rank,
+        bounds=bounds,
+        parts=parts,
+        buckets_ns=np.stack([lengths_between(parts[bucket], bounds) for bucket in BUCKETS], axis=1),
+        hidden_ns=lengths_between(intersect(communication, compute), bounds),
+        waits_ns=_waits(lane, wait),
+        unsplit_ns=lengths_between(intersect(unsplit, transfer), bounds),
+        unmarked_input=idle.unmarked_input,
+        queued=idle.queued,
+    )
+
+
+def _waits(lane: Lane, wait: Intervals) -> dict[int, np.ndarray[tuple[int], np.dtype[np.int64]]]:
+    """The lane's waiting, shared out to the ranks waited for; where two waits overlap, the first rank has it."""
+    collectives = lane.collectives
+    known = collectives.last_arrival > collectives.start
+    shares = {}
+    left = wait
+    for rank in np.unique(collectives.last_rank[known]):
+        mine = known & (collectives.last_rank == rank)
+        span = union(Intervals(collectives.start[mine], collectives.last_arrival[mine]))
+        shares[int(rank)] = lengths_between(intersect(left, span), lane.bounds)
+        left = subtract(left, span)
+    return {rank: share for rank, share in shares.items() if share.any()}

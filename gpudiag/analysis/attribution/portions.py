@@ -1,0 +1,136 @@
+"""What each kernel, collective and copy contributes to the buckets, so that contributions add up to them.
+
+A bucket is time; ops overlap. Each instant that counts for a bucket is therefore shared equally by the ops of its kind
+that run at that instant:
+
+    stream 7   |--- gemm ---|
+    stream 8          |-- relu --|
+               0      4     6    9   µs
+
+is 9 µs of compute, of which gemm has 4 + 2/2 = 5 and relu 2/2 + 3 = 4.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gpudiag.intervals import Intervals, length, lengths_between
+from gpudiag.model.analysis import Portion
+from gpudiag.model.attribution import Attribution, LaneAttribution
+from gpudiag.model.event import EventTable
+from gpudiag.model.timeline import UNKNOWN, Lane, OpClass, Timeline
+from gpudiag.units import milliseconds
+
+Times = NDArray[np.int64]
+Key = tuple[str, str, str, int | None]
+
+#: A bucket has at most this many portions, the largest; no job has so many kernels, but a damaged file may.
+MOST_PORTIONS = 1000
+
+
+def summarise_portions(timeline: Timeline, attribution: Attribution) -> tuple[Portion, ...]:
+    """The portions of all buckets, largest first within each kind of op; lanes in the order of the devices."""
+    lanes = len(timeline.lanes)
+    shares: dict[Key, NDArray[np.float64]] = defaultdict(lambda: np.zeros(lanes))
+    counts: dict[Key, float] = defaultdict(float)
+    for index, (lane, cut) in enumerate(zip(timeline.lanes, attribution.lanes, strict=True)):
+        steps = len(cut.step_ns)
+        if not steps:
+            continue
+        for key, share_ns, begun in _portions_of(lane, cut, timeline.traces[lane.trace].events):
+            shares[key][index] += milliseconds(share_ns / steps)
+            counts[key] += begun / steps / lanes
+    portions: dict[str, list[Portion]] = defaultdict(list)
+    for key in sorted(shares, key=lambda one: (-float(shares[one].sum()), str(one))):
+        bucket, name, group, size_bytes = key
+        portions[bucket].append(
+            Portion(
+                bucket=bucket,
+                name=name,
+                group=group,
+                size_bytes=size_bytes,
+                per_step=counts[key],
+                device_ms=tuple(shares[key].tolist()),
+            )
+        )
+    return tuple(portion for group in portions.values() for portion in group[:MOST_PORTIONS])
+
+
+def shared_out(ops: Intervals, part: Intervals) -> NDArray[np.float64]:
+    """float64[n], ns: what each of n raw intervals gets of a normal set when each instant is shared equally.
+
+    >>> from gpudiag.intervals import as_set
+    >>> ops = Intervals(np.array([0, 4]), np.array([6, 9]))
+    >>> shared_out(ops, as_set([(0, 9)])).tolist(), shared_out(ops, as_set([(5, 20)])).tolist()
+    ([5.0, 4.0], [0.5, 3.5])
+    """
+    edges = np.unique(np.concatenate([ops.start, ops.end, part.start, part.end]))
+    if len(edges) < 2 or len(ops) == 0:
+        return np.zeros(len(ops))
+    at = edges[:-1]
+    begun, ended = np.sort(ops.start, kind="stable"), np.sort(ops.end, kind="stable")  # in order, or nearly
+    running = np.searchsorted(begun, at, "right") - np.searchsorted(ended, at, "right")
+    inside = np.searchsorted(part.start, at, "right") - np.searchsorted(part.end, at, "right")
+    piece = np.where(running > 0, inside * np.diff(edges) / np.maximum(running, 1), 0.0)
+    done = np.concatenate([[0.0], np.cumsum(piece)])
+    shares: NDArray[np.float64] = done[np.searchsorted(edges, ops.end)] - done[np.searchsorted(edges, ops.start)]
+    return shares
+
+
+def _portions_of(lane: Lane, cut: LaneAttribution, events: EventTable) -> Iterator[tuple[Key, float, int]]:
+    """(key, ns over all windows, how many began in them), keys more than once."""
+    yield from _by_name("compute", OpClass.COMPUTE, lane, cut, events)
+    yield from _by_name("copy", OpClass.COPY, lane, cut, events)
+    yield from _communication(lane, cut, events)
+    for name, part in (("unmarked-input", cut.unmarked_input), ("queued", cut.queued)):
+        if length(part):
+            yield ("idle", name, "", None), float(lengths_between(part, cut.bounds).sum()), 0
+
+
+def _by_name(
+    bucket: str, op_class: OpClass, lane: Lane, cut: LaneAttribution, events: EventTable
+) -> Iterator[tuple[Key, float, int]]:
+    ops = lane.ops
+    chosen = np.flatnonzero(ops.op_class == op_class)
+    names = events.name[ops.row[chosen]]
+    shares = shared_out(Intervals(ops.start[chosen], ops.end[chosen]), cut.parts[bucket])
+    begun = _begin_inside(ops.start[chosen], cut.bounds)
+    share_of = np.bincount(names, weights=shares, minlength=len(events.names))
+    begun_of = np.bincount(names, weights=begun, minlength=len(events.names))
+    # What ran beside something that counts first has no share, but is counted: it is there.
+    for name in np.flatnonzero((share_of > 0) | (begun_of > 0)):
+        yield (bucket, events.names[name], "", None), float(share_of[name]), int(begun_of[name])
+
+
+def _communication(lane: Lane, cut: LaneAttribution, events: EventTable) -> Iterator[tuple[Key, float, int]]:
+    table = lane.collectives
+    joined = np.where(table.last_arrival == UNKNOWN, table.start, table.last_arrival)
+    waits = shared_out(Intervals(table.start, joined), cut.parts["communication_wait"])
+    start, end = joined, table.end
+    handed = np.empty(0, np.intp)
+    if lane.is_cpu:
+        # The ops that hand a collective over to its thread count as transfer beside it; they go by their own names.
+        handed = np.flatnonzero(lane.ops.op_class == OpClass.COMMUNICATION)
+        start, end = np.append(start, lane.ops.start[handed]), np.append(end, lane.ops.end[handed])
+    transfers = shared_out(Intervals(start, end), cut.parts["communication_transfer"])
+    begun = _begin_inside(table.start, cut.bounds)
+    for index, (operation, group, _, size_bytes) in enumerate(table.kinds):
+        mine = table.kind == index
+        count = int(begun[mine].sum())
+        own = transfers[: len(table)][mine].sum(), waits[mine].sum()
+        for bucket, share in zip(("communication_transfer", "communication_wait"), own, strict=True):
+            if share > 0 or count:
+                yield (bucket, operation, group, size_bytes), float(share), count
+    inside = _begin_inside(lane.ops.start[handed], cut.bounds)
+    for row, share, began in zip(lane.ops.row[handed], transfers[len(table) :], inside, strict=True):
+        if share > 0 or began:
+            yield ("communication_transfer", events.name_of(int(row)), "", None), float(share), int(began)
+
+
+def _begin_inside(start: Times, bounds: Times) -> NDArray[np.bool_]:
+    inside: NDArray[np.bool_] = (start >= bounds[0]) & (start < bounds[-1])
+    return inside

@@ -1,0 +1,5 @@
+"""Compares two analyses."""
+
+from gpudiag.analysis.comparison.compare import compare
+
+__all__ = ["compare"]

@@ -1,0 +1,98 @@
+"""Case: the facts that every rule looks at, computed once and passed on frozen."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+
+from gpudiag.analysis.diagnosis.replay.what_if import WhatIf
+from gpudiag.intervals import length
+from gpudiag.model.analysis import BUCKETS
+from gpudiag.model.attribution import Attribution
+from gpudiag.model.facts import Facts
+from gpudiag.model.run import RunRecord
+from gpudiag.model.timeline import UNKNOWN, Lane, Timeline
+from gpudiag.units import milliseconds
+
+
+@dataclass(frozen=True, kw_only=True)
+class Case:
+    """One job: what happened, and what is known of the machine and the run.
+
+    `outlier_steps` says in words which steps are of another kind than the others (`alike`); empty where none is.
+    """
+
+    timeline: Timeline
+    attribution: Attribution
+    facts: Facts | None = None
+    run: RunRecord | None = None
+    outlier_steps: str = ""
+
+    @cached_property
+    def what_if(self) -> WhatIf | None:
+        """The replay, or None where the traces hold nothing that can be replayed."""
+        return WhatIf.of(self.timeline, unprofiled_ms=self.unprofiled_ms)
+
+    @cached_property
+    def step_ms(self) -> float:
+        """Mean step time over all lanes as profiled, in milliseconds."""
+        means = [float(lane.step_ns.mean()) for lane in self.attribution.lanes if len(lane.step_ns)]
+        return milliseconds(float(np.mean(means))) if means else 0.0
+
+    @cached_property
+    def slowest_ms(self) -> float:
+        """Mean step time of the slowest lane as profiled, in milliseconds; lanes that meet all take the same."""
+        return milliseconds(max((float(a.step_ns.mean()) for a in self.attribution.lanes if len(a.step_ns)), default=0))
+
+    @cached_property
+    def steps(self) -> int:
+        """How many steps were analysed."""
+        return min((len(lane.window_steps) for lane in self.timeline.lanes), default=0)
+
+    @property
+    def lanes(self) -> tuple[Lane, ...]:
+        """The lanes."""
+        return self.timeline.lanes
+
+    def exposed_ms(self, *buckets: str) -> dict[int, float]:
+        """Exposed time in these buckets per step, in milliseconds, by rank; over a rank's devices the most."""
+        columns = [BUCKETS.index(bucket) for bucket in buckets]
+        exposed: dict[int, float] = {}
+        for lane in self.attribution.lanes:
+            if len(lane.buckets_ns):
+                value = milliseconds(lane.buckets_ns[:, columns].sum(axis=1).mean())
+                exposed[lane.rank] = max(exposed.get(lane.rank, 0.0), value)
+        return exposed
+
+    def unmarked_input_ms(self) -> dict[int, float]:
+        """Unmarked time at step starts per step, in milliseconds, by rank."""
+        return {
+            lane.rank: milliseconds(length(lane.unmarked_input) / max(len(lane.step_ns), 1))
+            for lane in self.attribution.lanes
+        }
+
+    @cached_property
+    def unprofiled_ms(self) -> float | None:
+        """Step time without the profiler as the run measured it: of the slowest rank. None where it did not."""
+        if self.run is None:
+            return None
+        return max((rank.unprofiled.mean_ms for rank in self.run.ranks if rank.unprofiled is not None), default=None)
+
+    def unseen_share(self) -> float:
+        """Share of all time transferring that is of collectives in which ranks took part whose traces are not here."""
+        tables = [lane.collectives for lane in self.lanes]
+        instance = np.concatenate([table.instance for table in tables])
+        ranks = [np.array([kind[2] or self.timeline.world_size for kind in table.kinds], np.int64) for table in tables]
+        expected = np.concatenate([of[table.kind] for of, table in zip(ranks, tables, strict=True)])
+        time = np.concatenate([table.end - np.maximum(table.last_arrival, table.start) for table in tables])
+        if not time.sum():
+            return 0.0
+        _, which, seen = np.unique(instance, return_inverse=True, return_counts=True)
+        incomplete = (instance == UNKNOWN) | (seen[which] < expected)
+        return float(time[incomplete].sum() / time.sum())
+
+    def one_of_many(self) -> bool:
+        """Whether these are the traces of one rank of a job that has several."""
+        return len(self.timeline.ranks_present) == 1 and len(self.lanes) == 1 and self.timeline.world_size > 1

@@ -1,0 +1,332 @@
+"""Tiny training jobs for the examples that rules carry: what each rank does in a step, played on a made-up device.
+
+    Job(ranks=4, step=(kernels(20), all_reduce(2), update(1)), extra={2: (fetch(30),)})
+
+is a job of four ranks of which rank 2 waits 30 ms longer for its loader in each step. `Job.traces()` plays it as a
+framework would: the host runs ahead of the device, collectives start on every rank when its gradients are there and end
+on all together, synchronizations hold the host until the device is done. Times are in milliseconds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+import msgspec
+import numpy as np
+
+from gpudiag.model.event import (
+    HOST,
+    NO_CORRELATION,
+    NO_NUMBER,
+    NO_SIZE,
+    CollectiveCall,
+    Direction,
+    EventKind,
+    EventTable,
+    HostMemory,
+    Role,
+    StepMarks,
+    Trace,
+)
+from gpudiag.units import NS_PER_MS, NS_PER_US
+
+_HOST_THREAD = 1
+_COMPUTE_STREAM, _COMMUNICATION_STREAM = 7, 20
+_LATENCY_NS = 2_400
+_GAP_NS = 1_200
+_ORIGIN_NS = 10**18
+
+
+class Piece(msgspec.Struct, frozen=True):
+    """One thing that a rank does in a step; made by the functions below."""
+
+    what: str
+    ns: int = 0
+    count: int = 1
+    launch_ns: int = 0
+    size_bytes: int = NO_SIZE
+    pinned: bool = True
+
+
+def _ns(ms: float) -> int:
+    return round(ms * NS_PER_MS)
+
+
+def fetch(ms: float) -> Piece:
+    """The training loop waits for its DataLoader."""
+    return Piece("fetch", _ns(ms))
+
+
+def silence(ms: float) -> Piece:
+    """The training loop does something that nobody marked."""
+    return Piece("silence", _ns(ms))
+
+
+def python(ms: float) -> Piece:
+    """Framework and Python work that launches nothing."""
+    return Piece("python", _ns(ms))
+
+
+def kernels(ms: float, *, count: int = 20, launch_us: float = 8) -> Piece:
+    """`count` kernels, `ms` in all, each launched in `launch_us`."""
+    return Piece("kernels", _ns(ms / count), count, int(launch_us * NS_PER_US))
+
+
+def host_copy(ms: float, *, megabytes: float, pinned: bool = True) -> Piece:
+    """A copy to the device on the compute stream; from pageable memory it holds the host until it is done."""
+    return Piece("copy", _ns(ms), size_bytes=int(megabytes * 1e6), pinned=pinned)
+
+
+def item() -> Piece:
+    """`tensor.item()`: the host waits until the device has done all."""
+    return Piece("item")
+
+
+def all_reduce(ms: float, *, megabytes: float = 100) -> Piece:
+    """A collective of all ranks that takes `ms` from the last rank's arrival; computing goes on beside it."""
+    return Piece("all_reduce", _ns(ms), size_bytes=int(megabytes * 1e6))
+
+
+def update(ms: float) -> Piece:
+    """The optimizer's kernel: waits for the collectives."""
+    return Piece("update", _ns(ms))
+
+
+#: A step as DDP runs it: the gradients of the last layers are exchanged while those of the first are computed.
+DDP = (kernels(10), all_reduce(2), kernels(10), all_reduce(1), update(1))
+
+
+class Job(msgspec.Struct, frozen=True, kw_only=True):
+    """What each rank does in a step.
+
+    Attributes:
+        ranks: how many ranks the job has.
+        step: what every rank does in each step.
+        extra: what some ranks do before that.
+        rotating: what one rank does before that, another one each step.
+        once: what all ranks do before that in some steps, by the step's number.
+        recorded: the ranks whose traces are there.
+        steps: steps in the capture; the first and the last are not analysed.
+        dropped_events: what the profiler of rank 0 says that it lost.
+    """
+
+    ranks: int
+    step: tuple[Piece, ...]
+    extra: Mapping[int, tuple[Piece, ...]] = msgspec.field(default_factory=dict)
+    rotating: tuple[Piece, ...] = ()
+    once: Mapping[int, tuple[Piece, ...]] = msgspec.field(default_factory=dict)
+    recorded: tuple[int, ...] = ()
+    steps: int = 7
+    dropped_events: int = 0
+
+    def traces(self) -> tuple[Trace, ...]:
+        """The traces of the recorded ranks, as a reader would give them."""
+        players = [_Rank(rank, self) for rank in range(self.ranks)]
+        scripts = [self._script(rank, player) for rank, player in enumerate(players)]
+        while True:
+            # Each rank goes on to its next collective; then all leave it together.
+            arrived = [next(script, None) for script in scripts]
+            meeting = [arrival for arrival in arrived if arrival is not None]
+            if not meeting:
+                break
+            end = max(start + piece.ns for start, piece in meeting)
+            for player, arrival in zip(players, arrived, strict=True):
+                if arrival is not None:
+                    player.leave(*arrival, end)
+        return tuple(players[rank].trace() for rank in self.recorded or range(self.ranks))
+
+    def _script(self, rank: int, player: _Rank) -> Iterator[tuple[int, Piece]]:
+        for number in range(self.steps):
+            player.mark(number)
+            pieces = (*self.extra.get(rank, ()), *self.step)
+            if number % self.ranks == rank:
+                pieces = (*self.rotating, *pieces)
+            pieces = (*self.once.get(number, ()), *pieces)
+            for piece in pieces:
+                if piece.what == "all_reduce":
+                    yield player.arrive(), piece
+                else:
+                    player.do(piece)
+        player.close()
+
+
+class _Row(msgspec.Struct, frozen=True):
+    kind: EventKind
+    role: Role
+    name: str
+    start: int
+    end: int
+    thread: int = _HOST_THREAD
+    device: int = HOST
+    correlation: int = NO_CORRELATION
+    size_bytes: int = NO_SIZE
+    host_memory: HostMemory = HostMemory.UNKNOWN
+    step: int = NO_NUMBER
+
+
+class _Rank:
+    """One rank's host and device, and what its profiler records."""
+
+    def __init__(self, rank: int, of: Job) -> None:
+        self.rank, self.job = rank, of
+        self.now = 1_000
+        self.free = {_COMPUTE_STREAM: 0, _COMMUNICATION_STREAM: 0}
+        self.gradients_ready = 0
+        self.rows: list[_Row] = []
+        self.marked: tuple[int, int] | None = None
+        self.launched = 0
+
+    def mark(self, number: int) -> None:
+        self.close()
+        self.marked = (number, self.now)
+
+    def close(self) -> None:
+        if self.marked is not None:
+            number, start = self.marked
+            name = f"ProfilerStep#{number}"
+            self.rows.append(_Row(EventKind.ANNOTATION, Role.STEP_MARK, name, start, self.now, step=number))
+        self.marked = None
+
+    def do(self, piece: Piece) -> None:
+        if piece.what == "fetch":
+            name = "enumerate(DataLoader)#_MultiProcessingDataLoaderIter.__next__"
+            self.rows.append(_Row(EventKind.ANNOTATION, Role.INPUT, name, self.now, self.now + piece.ns))
+            self.now += piece.ns
+        elif piece.what == "silence":
+            self.now += piece.ns
+        elif piece.what == "python":
+            self.rows.append(_Row(EventKind.OPERATOR, Role.OPERATOR, "aten::to", self.now, self.now + piece.ns))
+            self.now += piece.ns
+        elif piece.what == "item":
+            self._item()
+        elif piece.what == "copy":
+            self._copy(piece)
+        elif piece.what == "update":
+            self._wait_event()
+            after = self.free[_COMMUNICATION_STREAM]
+            self._launch("multi_tensor_apply_kernel", piece.ns, after=after)
+        else:
+            for index in range(piece.count):
+                self._launch(f"gemm_{index}", piece.ns, launch_ns=piece.launch_ns)
+
+    def arrive(self) -> int:
+        """Launch a collective after what is computed; returns when this rank is there."""
+        self._wait_event()
+        self.launched += 1
+        self._call(Role.LAUNCH, "cudaLaunchKernelExC", 8_000, self.launched)
+        return max(self.now + _LATENCY_NS, *(free + _GAP_NS for free in self.free.values()))
+
+    def leave(self, start: int, piece: Piece, end: int) -> None:
+        self.rows.append(
+            _Row(
+                EventKind.KERNEL,
+                Role.EXCHANGE,
+                "ncclDevKernel_AllReduce_Sum_f32_RING_LL",
+                start,
+                end,
+                _COMMUNICATION_STREAM,
+                0,
+                self.launched,
+                piece.size_bytes,
+            )
+        )
+        self.free[_COMMUNICATION_STREAM] = end
+
+    def trace(self) -> Trace:
+        rows = sorted(self.rows, key=lambda row: (row.start, -row.end))
+        names = {name: index for index, name in enumerate(dict.fromkeys(row.name for row in rows))}
+        table = EventTable(
+            kind=np.array([row.kind for row in rows], np.uint8),
+            name=np.array([names[row.name] for row in rows], np.int32),
+            start_ns=np.array([row.start for row in rows], np.int64),
+            end_ns=np.array([row.end for row in rows], np.int64),
+            thread=np.array([row.thread for row in rows], np.int64),
+            device=np.array([row.device for row in rows], np.int16),
+            correlation=np.array([row.correlation for row in rows], np.int64),
+            size_bytes=np.array([row.size_bytes if row.role == Role.COPY else NO_SIZE for row in rows], np.int64),
+            role=np.array([row.role for row in rows], np.uint8),
+            direction=np.array(
+                [Direction.HOST_TO_DEVICE if row.kind == EventKind.COPY else Direction.NONE for row in rows], np.uint8
+            ),
+            host_memory=np.array([row.host_memory for row in rows], np.uint8),
+            names=tuple(names),
+        )
+        marked = [index for index, row in enumerate(rows) if row.role == Role.STEP_MARK]
+        return Trace(
+            source=f"rank{self.rank}.json",
+            framework="pytorch",
+            events=table,
+            origin_ns=_ORIGIN_NS,
+            rank=self.rank,
+            world_size=self.job.ranks,
+            host="example",
+            device_names={0: "example"},
+            collectives=tuple(
+                CollectiveCall(
+                    row=index,
+                    operation="all_reduce",
+                    group="default_pg",
+                    group_ranks=tuple(range(self.job.ranks)),
+                    size_bytes=row.size_bytes,
+                )
+                for index, row in enumerate(rows)
+                if row.role == Role.EXCHANGE
+            ),
+            step_marks=(
+                StepMarks(
+                    source="ProfilerStep",
+                    row=np.array(marked, np.intp),
+                    number=np.array([rows[index].step for index in marked], np.int64),
+                ),
+            ),
+            dropped_events=self.job.dropped_events if self.rank == 0 else 0,
+        )
+
+    def _call(self, role: Role, name: str, ns: int, correlation: int = NO_CORRELATION) -> None:
+        self.rows.append(_Row(EventKind.OPERATOR, Role.OPERATOR, "aten::add", self.now, self.now + ns))
+        begin, end = self.now + ns // 4, self.now + ns
+        self.rows.append(_Row(EventKind.RUNTIME, role, name, begin, end, correlation=correlation))
+        self.now += ns
+
+    def _wait_event(self) -> None:
+        self._call(Role.STREAM_WAIT, "cudaStreamWaitEvent", 1_000)
+
+    def _launch(self, name: str, ns: int, *, launch_ns: int = 8_000, after: int = 0) -> None:
+        """A kernel on the compute stream, no sooner than `after`."""
+        self.launched += 1
+        self._call(Role.LAUNCH, "cudaLaunchKernel", launch_ns, self.launched)
+        start, end = self._queued(ns, after)
+        row = _Row(EventKind.KERNEL, Role.COMPUTE, name, start, end, _COMPUTE_STREAM, 0, self.launched)
+        self.rows.append(row)
+
+    def _queued(self, ns: int, after: int = 0) -> tuple[int, int]:
+        """From when to when work that was just launched runs on the compute stream."""
+        start = max(self.now + _LATENCY_NS, self.free[_COMPUTE_STREAM] + _GAP_NS, after + _GAP_NS if after else 0)
+        self.free[_COMPUTE_STREAM] = start + ns
+        return start, start + ns
+
+    def _copy(self, piece: Piece) -> None:
+        memory = HostMemory.PINNED if piece.pinned else HostMemory.PAGEABLE
+        name = f"Memcpy HtoD ({memory.name.capitalize()} -> Device)"
+        begin = len(self.rows)
+        self.launched += 1
+        self._call(Role.COPY, "cudaMemcpyAsync", 8_000, self.launched)
+        start, end = self._queued(piece.ns)
+        where = (_COMPUTE_STREAM, 0, self.launched)
+        self.rows.append(_Row(EventKind.COPY, Role.COPY, name, start, end, *where, piece.size_bytes, memory))
+        if not piece.pinned:
+            # The call returns when the copy is done.
+            self.now = end + 3_000
+            self.rows[begin : begin + 2] = [
+                msgspec.structs.replace(row, end=self.now) for row in self.rows[begin : begin + 2]
+            ]
+            # PyTorch's `.to(device)` then synchronizes, where it was not told non_blocking.
+            self._call(Role.SYNCHRONIZATION, "cudaStreamSynchronize", 9_000)
+
+    def _item(self) -> None:
+        begin, returned = self.now, max(*self.free.values(), self.now) + 5_000
+        self.rows.append(_Row(EventKind.OPERATOR, Role.OPERATOR, "aten::item", begin, returned + 1_000))
+        self.rows.append(
+            _Row(EventKind.RUNTIME, Role.SYNCHRONIZATION, "cudaStreamSynchronize", begin + 1_000, returned)
+        )
+        self.now = returned + 1_000

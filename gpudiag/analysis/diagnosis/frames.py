@@ -1,0 +1,66 @@
+"""Which functions of the user's own program made a call, where the profiler recorded stacks (`with_stack=True`)."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Iterable
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gpudiag.model.event import EventTable, Role
+
+#: Calls of the same name nest at most this deep around another's.
+_NESTED = 64
+
+
+def user_frames(events: EventTable, rows: Iterable[int]) -> Counter[str]:
+    """How often each function of the user's is the innermost around these host events; empty where none was recorded.
+
+    Args:
+        events: one process's events.
+        rows: rows of host events.
+    """
+    counted: Counter[str] = Counter()
+    frames = np.flatnonzero(events.role == Role.USER_FUNCTION)
+    if len(frames) == 0:
+        return counted
+    by_thread: dict[int, NDArray[np.intp]] = {}
+    for row in rows:
+        thread = int(events.thread[row])
+        if thread not in by_thread:
+            by_thread[thread] = frames[events.thread[frames] == thread]
+        of_thread = by_thread[thread]
+        upto = int(np.searchsorted(events.start_ns[of_thread], events.start_ns[row], side="right"))
+        around = of_thread[max(0, upto - _NESTED) : upto]
+        around = around[events.end_ns[around] >= events.end_ns[row]]
+        if len(around):
+            counted[events.name_of(int(around[-1]))] += 1
+    return counted
+
+
+def time_in(events: EventTable, thread: int, begin_ns: int, end_ns: int) -> dict[str, int]:
+    """How long each function of the user's was the innermost of the user's on a thread, in ns, within a span.
+
+    Args:
+        events: one process's events.
+        thread: the thread.
+        begin_ns, end_ns: the span, on the events' own clock.
+    """
+    frames = np.flatnonzero((events.role == Role.USER_FUNCTION) & (events.thread == thread))
+    frames = frames[(events.end_ns[frames] > begin_ns) & (events.start_ns[frames] < end_ns)]
+    total: dict[str, int] = defaultdict(int)
+    open_frames: list[tuple[int, str]] = []
+    starts = np.maximum(events.start_ns[frames], begin_ns).tolist()
+    ends = np.minimum(events.end_ns[frames], end_ns).tolist()
+    for row, start, end in zip(frames.tolist(), starts, ends, strict=True):
+        while open_frames and open_frames[-1][0] <= start:
+            open_frames.pop()
+        name = events.name_of(row)
+        # A frame that ends after the one around it (a broken record) counts as far as that goes.
+        stop = min(end, open_frames[-1][0]) if open_frames else end
+        total[name] += stop - start
+        if open_frames:
+            total[open_frames[-1][1]] -= stop - start
+        open_frames.append((stop, name))
+    return dict(total)

@@ -1,0 +1,83 @@
+"""`corrupt-transfer`: data did not arrive as it was sent."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+import msgspec
+
+from gpudiag.analysis.diagnosis.hardware.examples import gpu, host_copies, machine, peer_copies
+from gpudiag.analysis.diagnosis.hardware.measured import gpu_index
+from gpudiag.analysis.diagnosis.hardware.rule import NO_TRACE
+from gpudiag.model.analysis import Finding
+from gpudiag.model.facts import Collective, Facts
+
+_REDUCED = Collective(
+    operation="all_reduce", strategy="nccl", ranks=2, bytes=1 << 20, time_us=40.0, algbw_gb_per_s=26.0,
+    busbw_gb_per_s=26.0, verified=True,
+)  # fmt: skip
+
+
+class CorruptTransfer:
+    """A copy or a collective finished without an error, and its result was wrong.
+
+    Every probe sends fresh random data into a poisoned destination and compares. When that fails, no throughput figure
+    of this path means anything, and a training job over it computes garbage: losses that diverge or turn to NaN, or
+    worse, a model that is quietly bad.
+
+    Known causes: peer copies through an IOMMU that translates (bare metal with `iommu=on` and ACS redirection), a
+    faulty riser, cable or NVLink bridge, unstable overclocking, a driver bug.
+
+    What to do: do not train over this path. Turn peer access off (`NCCL_P2P_DISABLE=1`) and measure again; if that
+    heals it, look at the IOMMU and ACS settings; else reseat or replace the part.
+    """
+
+    code: ClassVar[str] = "corrupt-transfer"
+
+    FIRES: ClassVar[tuple[tuple[str, Facts], ...]] = (
+        (
+            "peer copies arrive damaged",
+            machine(gpu(0), gpu(1), bandwidth=(peer_copies(0, 1, 22.0, peer_access=True, verified=False),)),
+        ),
+        (
+            "an all-reduce gives a wrong sum",
+            machine(gpu(0), gpu(1), collectives=(msgspec.structs.replace(_REDUCED, verified=False),)),
+        ),
+    )
+    SILENT: ClassVar[tuple[tuple[str, Facts], ...]] = (
+        ("all verified", machine(gpu(0), bandwidth=(host_copies(0, 55.0, verified=True),), collectives=(_REDUCED,))),
+        ("not checked", machine(gpu(0), bandwidth=(host_copies(0, 55.0),))),
+    )
+
+    def examine(self, facts: Facts) -> tuple[Finding, ...]:
+        """One finding that names every path that failed."""
+        copies = [record for record in facts.bandwidth if record.verified is False]
+        collectives = [record for record in facts.collectives if record.verified is False]
+        if not copies and not collectives:
+            return ()
+        paths = [
+            f"{record.src} → {record.dst}"
+            + ("" if record.peer_access is None else f" (peer access {'on' if record.peer_access else 'off'})")
+            for record in copies
+        ]
+        paths += [f"{record.operation} over {record.ranks} GPUs by {record.strategy}" for record in collectives]
+        distinct = list(dict.fromkeys(paths))
+        places = {index for r in copies for p in (r.src, r.dst) if (index := gpu_index(p)) is not None}
+        over_peer = any(record.peer_access for record in copies) or any(r.strategy == "nccl" for r in collectives)
+        shown = ", ".join(distinct[:4]) + (f" and {len(distinct) - 4} more" if len(distinct) > 4 else "")
+        return (
+            Finding(
+                code=self.code,
+                severity="critical",
+                cause="peer-access" if over_peer else "path",
+                confidence="high",
+                title=f"Data arrives damaged: {shown}. Training over this path computes with wrong numbers",
+                evidence={"gpus": sorted(places), "paths": distinct, "reason": NO_TRACE},
+                advice=(
+                    "Do not train over this path, and trust no result that came over it.",
+                    *(("Set NCCL_P2P_DISABLE=1 and measure again with `gpudiag bandwidth`.",) if over_peer else ()),
+                    "On bare metal switch the IOMMU to passthrough (`iommu=pt`) or off, and ACS off on the switches.",
+                    "See `dmesg | grep -i -e xid -e aer` and reseat or replace the riser, cable or bridge it names.",
+                ),
+            ),
+        )

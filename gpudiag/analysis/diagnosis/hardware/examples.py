@@ -1,0 +1,87 @@
+"""Small machines for the rules' examples, each built in one expression."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from gpudiag.model.facts import Bandwidth, Clock, Facts, Gpu, Host, Link, PcieLink
+
+_MIB_256 = 256 << 20
+
+
+def gpu(index: int, name: str = "Example 9000", *, sm_mhz: int = 1980, memory_mhz: int = 3201, **fields: Any) -> Gpu:
+    """A healthy idle GPU on PCIe 5 x16, its link trained down to generation 1 as idle links are."""
+    defaults: dict[str, Any] = {
+        "sm_clock": Clock(current_mhz=345, maximum_mhz=sm_mhz),
+        "memory_clock": Clock(current_mhz=memory_mhz, maximum_mhz=memory_mhz),
+        "memory_bytes": 80 << 30,
+        "throttle_reasons": ("idle",),
+        "pcie": PcieLink(generation=1, width=16, maximum_generation=5, maximum_width=16),
+    }
+    return Gpu(index=index, name=name, **(defaults | fields))
+
+
+def loaded(generation: int, width: int, maximum_generation: int, maximum_width: int) -> PcieLink:
+    """A link as it was read while data crossed it."""
+    return PcieLink(
+        generation=generation,
+        width=width,
+        maximum_generation=maximum_generation,
+        maximum_width=maximum_width,
+        under_load=True,
+    )
+
+
+def machine(
+    *gpus: Gpu, links: Iterable[Link] = (), bandwidth: Iterable[Bandwidth | tuple[Bandwidth, ...]] = (), **fields: Any
+) -> Facts:
+    """A machine with these GPUs and figures."""
+    flat = tuple(r for item in bandwidth for r in (item if isinstance(item, tuple) else (item,)))
+    return Facts(host=Host(name="example"), gpus=gpus, links=tuple(links), bandwidth=flat, **fields)
+
+
+def host_copies(index: int, gb_per_s: float, **fields: Any) -> tuple[Bandwidth, ...]:
+    """Pinned copies of one GPU to and from the host, at the same rate."""
+    common: dict[str, Any] = {"memory": "pinned", "direction": "one_way", "size_bytes": _MIB_256, "gb_per_s": gb_per_s}
+    return (
+        Bandwidth(path="host_to_device", src="host", dst=f"gpu:{index}", **(common | fields)),
+        Bandwidth(path="device_to_host", src=f"gpu:{index}", dst="host", **(common | fields)),
+    )
+
+
+def together(*shares: float) -> Bandwidth:
+    """Every GPU to the host at once, each with its share."""
+    return Bandwidth(
+        path="device_to_host",
+        src="all",
+        dst="host",
+        memory="pinned",
+        direction="one_way",
+        size_bytes=_MIB_256,
+        gb_per_s=sum(shares),
+        per_device={f"gpu:{index}": share for index, share in enumerate(shares)},
+    )
+
+
+def peer_copies(
+    a: int, b: int, one_way: float, both_ways: float | None = None, *, peer_access: bool, **fields: Any
+) -> tuple[Bandwidth, ...]:
+    """Copies between two GPUs: each direction alone and, if given, both at once (the sum)."""
+    records = [(a, b, "one_way", one_way), (b, a, "one_way", one_way)]
+    if both_ways is not None:
+        records.append((a, b, "both_ways", both_ways))
+    return tuple(
+        Bandwidth(
+            path="peer",
+            src=f"gpu:{source}",
+            dst=f"gpu:{destination}",
+            memory="device",
+            direction="one_way" if direction == "one_way" else "both_ways",
+            peer_access=peer_access,
+            size_bytes=_MIB_256,
+            gb_per_s=rate,
+            **fields,
+        )
+        for source, destination, direction, rate in records
+    )

@@ -1,0 +1,117 @@
+"""Steps of another kind: a pause of the machine, an evaluation, a checkpoint, a compilation among the steps.
+
+A mean over unlike steps is of neither kind, and what is found in it is not what the job does: of 29 ms steps with one
+of 147 ms between them, a diagnosis of the mean says that 20 ms of each step are lost. Few such steps are left out, and
+said to have been; the others are diagnosed. Where many are, they are what the job does.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import groupby
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from gpudiag.analysis.diagnosis.case import Case
+from gpudiag.intervals import Intervals, intersect
+from gpudiag.model.attribution import LaneAttribution
+from gpudiag.model.timeline import Lane
+from gpudiag.units import milliseconds
+
+#: A step so many times as long as the others is of another kind.
+_UNLIKE = 1.5
+#: More than this share of the steps are not an exception.
+_MOST_EXCEPTIONS = 0.25
+#: With fewer steps than this left nothing is gained by leaving some out.
+_FEWEST_LEFT = 3
+
+
+def without_outlier_steps(case: Case) -> Case:
+    """The case of the longest run of alike steps, where few steps are unlike the others; else the case itself.
+
+    Where the step time was measured without the profiler, there may be as many as there are, but what is left must be
+    nearer to that time than what there was.
+    """
+    unlike = _outlier_steps(case)
+    if not unlike:
+        return case
+    said = replace(case, outlier_steps=_in_words(unlike, left_out=False))
+    numbers = {tuple(lane.window_steps.tolist()) for lane in case.lanes}
+    if len(numbers) != 1 or case.lanes[0].is_cpu:
+        return said
+    (every,) = numbers
+    runs = [list(run) for odd, run in groupby(range(len(every)), lambda index: every[index] in unlike) if not odd]
+    # What held the device up at the end of a window may be what the host did before the next step's first launch.
+    runs = [run if run[0] == 0 else run[1:] for run in runs]
+    longest = max(runs, key=len, default=[])
+    timed = case.unprofiled_ms
+    if len(longest) < _FEWEST_LEFT or (timed is None and len(unlike) > _MOST_EXCEPTIONS * len(every)):
+        return said
+    first, after = longest[0], longest[-1] + 1
+    lanes = tuple(_cut_lane(lane, first, after) for lane in case.lanes)
+    attributed = tuple(_cut_attribution(lane, first, after) for lane in case.attribution.lanes)
+    cut = replace(
+        case,
+        timeline=msgspec.structs.replace(case.timeline, lanes=lanes),
+        attribution=msgspec.structs.replace(case.attribution, lanes=attributed),
+        outlier_steps=_in_words(unlike, left_out=True),
+    )
+    if timed is not None and abs(case.slowest_ms - timed) < abs(cut.slowest_ms - timed):
+        return said
+    return cut
+
+
+def _outlier_steps(case: Case) -> dict[int, tuple[float, float, int]]:
+    """Step number → (its length, that of the others, both in ns, and the rank where it is most so) of unlike steps."""
+    found: dict[int, tuple[float, float, int]] = {}
+    for lane, attributed in zip(case.lanes, case.attribution.lanes, strict=True):
+        lengths = attributed.step_ns.astype(np.float64)
+        if len(lengths) < 2:
+            continue
+        usual = float(np.median(np.sort(lengths)[:-1]))
+        for index in np.flatnonzero(lengths > _UNLIKE * max(usual, 1.0)).tolist():
+            number = int(lane.window_steps[index])
+            known = found.get(number)
+            if known is None or lengths[index] / usual > known[0] / known[1]:
+                found[number] = (float(lengths[index]), max(usual, 1.0), lane.rank)
+    return found
+
+
+def _in_words(unlike: dict[int, tuple[float, float, int]], *, left_out: bool) -> str:
+    number = max(unlike, key=lambda one: unlike[one][0] / unlike[one][1])
+    length, usual, rank = unlike[number]
+    others = f" (and {len(unlike) - 1} more like it)" if len(unlike) > 1 else ""
+    took = f"{milliseconds(length):.1f} ms, the others {milliseconds(usual):.1f} ms"
+    of = "the longest run of steps without it" if left_out else "means of unlike steps"
+    return (
+        f"step {number}{others} took rank {rank} {took}: the findings are of {of}. Record steps after warm-up, without "
+        "an evaluation or a checkpoint among them."
+    )
+
+
+def _cut_lane(lane: Lane, first: int, after: int) -> Lane:
+    return msgspec.structs.replace(
+        lane, bounds=lane.bounds[first : after + 1], window_steps=lane.window_steps[first:after]
+    )
+
+
+def _cut_attribution(lane: LaneAttribution, first: int, after: int) -> LaneAttribution:
+    bounds = lane.bounds[first : after + 1]
+    span = Intervals(bounds[:1], bounds[-1:])
+
+    def rows(values: NDArray[np.int64]) -> NDArray[np.int64]:
+        return values[first:after]
+
+    return msgspec.structs.replace(
+        lane,
+        bounds=bounds,
+        parts={bucket: intersect(part, span) for bucket, part in lane.parts.items()},
+        buckets_ns=rows(lane.buckets_ns),
+        hidden_ns=rows(lane.hidden_ns),
+        waits_ns={rank: rows(share) for rank, share in lane.waits_ns.items()},
+        unsplit_ns=rows(lane.unsplit_ns),
+        unmarked_input=intersect(lane.unmarked_input, span),
+        queued=intersect(lane.queued, span),
+    )

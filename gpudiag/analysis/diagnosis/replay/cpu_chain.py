@@ -1,0 +1,221 @@
+"""The host chain of a CPU-only process: the training thread computes, hands collectives over, and waits for them.
+
+Collectives run on the process group's own threads. They are the graph's "device" ops; the training thread's work is all
+host work:
+
+    training thread   backward ──┤ c10d::allreduce_ ├── backward ──┤ (nothing recorded) ├── copy_bucket_to_grad
+    gloo thread                         ├───────── gloo:all_reduce ─────────┤
+                                 node: handed over                  node: blocked until the collective's end
+
+TensorFlow's training thread is inside the call of its function all the while, and waits where an executor thread does:
+
+    training thread   ──────────────── EagerExecute: step ────────────────────
+    executor thread   forward, backward ┤ CollectiveReduceV2 ├ optimizer
+                            node: handed over      node: blocked until its end
+"""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gpudiag.analysis.diagnosis.replay.graph import NONE, Block
+from gpudiag.analysis.diagnosis.replay.host_chain import Chain, body_span, step_index, within
+from gpudiag.analysis.diagnosis.replay.streams import LaneOps
+from gpudiag.intervals import Intervals, union
+from gpudiag.model.event import EventKind, EventTable, Role
+from gpudiag.model.timeline import UNKNOWN, Lane, OpClass, Timeline
+from gpudiag.units import NS_PER_US
+
+#: Of each collective when its hand-over begins and ends; of each wait when it begins and ends, and for which op.
+_HandedOver = tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]
+
+#: A pause of the training thread of at least this length, in which a collective ended, is waiting for it.
+_WAITED_NS = 30 * NS_PER_US
+#: Collectives that may be under way at once; PyTorch's gloo has two threads per group.
+_MOST_BESIDE = 16
+
+
+def collective_ops(lane: Lane, index: int) -> LaneOps:
+    """The collectives of a CPU lane's analysed steps, as the ops of the graph; one stream per thread that ran them."""
+    begin, end = body_span(lane)
+    table = lane.collectives
+    inside = np.flatnonzero((table.start >= begin) & (table.start < end))
+    # Without the trace at hand, threads are told apart by what overlaps: greedy, first free stream.
+    stream_ends: list[float] = []
+    stream = np.zeros(len(inside), np.int64)
+    before = np.full(len(inside), -np.inf)
+    for position, op in enumerate(inside):
+        free = next((s for s, e in enumerate(stream_ends) if e <= table.start[op]), None)
+        if free is None:
+            stream_ends.append(-np.inf)
+            free = len(stream_ends) - 1
+        stream[position], before[position] = free, stream_ends[free]
+        stream_ends[free] = float(table.end[op])
+    order = np.argsort(stream, kind="stable")
+    chosen = inside[order]
+    edges = np.searchsorted(stream[order], np.arange(len(stream_ends) + 1))
+    none = np.full(len(chosen), NONE, np.int64)
+    return LaneOps(
+        lane=index,
+        trace=lane.trace,
+        start=table.start[chosen].astype(np.float64),
+        end=table.end[chosen].astype(np.float64),
+        op_class=np.full(len(chosen), OpClass.COMMUNICATION, np.uint8),
+        host_copy=np.zeros(len(chosen), np.bool_),
+        row=table.row[chosen],
+        step=step_index(lane, table.start[chosen]),
+        order=chosen.astype(np.int64),
+        launch_time=np.full(len(chosen), UNKNOWN, np.int64),
+        launch_thread=np.full(len(chosen), lane.steps.thread, np.int64),
+        before_end=before[order],
+        wait_a=none.copy(),
+        wait_b=none.copy(),
+        waited_end=np.full(len(chosen), -np.inf),
+        given=[],
+        streams=[(int(a), int(b)) for a, b in pairwise(edges)],
+        launch=none.copy(),
+    )
+
+
+def cpu_chain_of(timeline: Timeline, trace_index: int, lanes: list[Lane], parts: list[LaneOps]) -> Chain | None:
+    """The chain of one CPU-only process, and in `parts[0]` which node handed each collective over."""
+    lane, part = lanes[0], parts[0]
+    events = timeline.traces[trace_index].events
+    shift = lane.shift_ns
+    begin, end = body_span(lane)
+    thread = lane.threads.get(lane.steps.thread)
+    if thread is None:
+        return None
+    waits_in_them = timeline.traces[trace_index].waits_in_collectives
+    hand_over = _in_a_function if waits_in_them else _beside_the_loop
+    handed_from, handed, blocked_from, blocked_to, blocked_on = hand_over(events, lane, part)
+    marks = lane.steps.start[(lane.steps.start >= begin) & (lane.steps.start < end)]
+    time = np.concatenate([handed, blocked_to, marks])
+    if len(time) == 0:
+        return None
+    stop = np.concatenate([handed, blocked_from, marks])
+    kind = np.concatenate([np.zeros(len(handed)), np.ones(len(blocked_to)), np.zeros(len(marks))]).astype(np.bool_)
+    target = np.concatenate([np.full(len(handed), NONE), blocked_on, np.full(len(marks), NONE)]).astype(np.int64)
+    order = np.argsort(time, kind="stable")
+    time, stop, kind, target = time[order], stop[order], kind[order], target[order]
+    before = np.concatenate([[begin], time[:-1]])
+    stop = np.maximum(stop, before)
+    _attach(part, handed_from, np.flatnonzero(~kind & np.isin(time, handed)))
+    waiting = thread.input
+    fetch = within(waiting, before, stop)
+    covered = within(union(thread.busy, waiting), before, stop)
+    gap = (stop - before).astype(np.float64)
+    host_rows = events.rows_of(EventKind.OPERATOR, EventKind.ANNOTATION, EventKind.PYTHON)
+    host_rows = host_rows[events.thread[host_rows] == lane.steps.thread]
+    recorded = np.sort(events.end_ns[host_rows] + shift)
+    edges = np.concatenate([[begin], time])
+    # Negative where the collective's end was recorded late.
+    delay = np.where(kind, time - part.end[np.maximum(target, 0)], 0.0) if len(part.end) else 0.0 * gap
+    return Chain(
+        trace=trace_index,
+        time=time.astype(np.float64),
+        busy=covered - fetch,
+        input=fetch,
+        silent=gap - covered,
+        profiler=np.zeros(len(time)),
+        events=np.diff(np.searchsorted(recorded, edges, side="right")).astype(np.int64),
+        block=np.where(kind, Block.COLLECTIVE, Block.NOT).astype(np.uint8),
+        block_part=np.where(kind, 0, NONE).astype(np.int64),
+        block_op=target,
+        block_delay=delay,
+        row=np.full(len(time), NONE, np.int64),
+        step=step_index(lane, np.minimum(time, end - 1)),
+    )
+
+
+def _in_a_function(events: EventTable, lane: Lane, part: LaneOps) -> _HandedOver:  # noqa: ARG001  # as of the other
+    """TensorFlow's: from a collective's start to its end its process waits for it."""
+    start, end = part.start.astype(np.int64), part.end.astype(np.int64)
+    order = np.argsort(start, kind="stable")
+    inside = order[end[order] < body_span(lane)[1]]
+    return start[order], start[order], start[inside], end[inside], inside.astype(np.int64)
+
+
+def _beside_the_loop(events: EventTable, lane: Lane, part: LaneOps) -> _HandedOver:
+    """PyTorch's: the training thread hands collectives over by calls of its own, and pauses until they are done."""
+    begin, end = body_span(lane)
+    shift = lane.shift_ns
+    rows = events.rows_of(EventKind.OPERATOR)
+    rows = rows[events.thread[rows] == lane.steps.thread]
+    over = rows[events.role[rows] == Role.HAND_OVER]
+    over_end = events.end_ns[over] + shift
+    over = over[(over_end >= begin) & (over_end < end)]
+    over = over[np.argsort(events.end_ns[over], kind="stable")]
+    blocked_from, blocked_to, blocked_on = _waits(
+        events.start_ns[rows] + shift, events.end_ns[rows] + shift, lane.steps.start, part
+    )
+    inside = (blocked_to >= begin) & (blocked_to < end)
+    return (
+        events.start_ns[over] + shift,
+        events.end_ns[over] + shift,
+        blocked_from[inside],
+        blocked_to[inside],
+        blocked_on[inside],
+    )
+
+
+def _waits(
+    start: np.ndarray[tuple[int], np.dtype[np.int64]],
+    end: np.ndarray[tuple[int], np.dtype[np.int64]],
+    marks: np.ndarray[tuple[int], np.dtype[np.int64]],
+    part: LaneOps,
+) -> tuple[np.ndarray[tuple[int], np.dtype[np.int64]], ...]:
+    """(from, to, op) of each pause of the training thread that a collective ended: the one whose end is nearest to its.
+
+    A collective's thread wakes the training thread and then records its own end, unless it loses its core in between:
+    the end that a trace shows may lie milliseconds after the pause that it ended. In ms, of one step's last two
+    collectives:
+
+        gloo threads       ──── A ────┤118.8       ─────────── B ───────────┤170.1
+        training thread    ┤119.3 ═══════════ pause ═══════════ 167.5├ copies gradients
+
+    B ended it, not A. Were it A, the 49 ms of the pause would be no transfer's.
+
+    A pause over a step's mark is none: gradients are there before the update, and what comes after that is the loader.
+    A collective may seem to end in it, when its thread lost its core before it could say that it was done.
+    """
+    busy = union(Intervals(start, end))
+    pause_from, pause_to = busy.end[:-1], busy.start[1:]
+    over_mark = np.searchsorted(marks, pause_to) > np.searchsorted(marks, pause_from)
+    long = (pause_to - pause_from >= _WAITED_NS) & ~over_mark
+    pause_from, pause_to = pause_from[long], pause_to[long]
+    order = np.argsort(part.end, kind="stable")
+    ends = part.end[order]
+    ended = np.full(len(pause_to), NONE, np.int64)
+    for pause, (begin, stop) in enumerate(zip(pause_from.tolist(), pause_to.tolist(), strict=True)):
+        after = int(np.searchsorted(ends, stop, side="right"))
+        if after == 0 or ends[after - 1] <= begin:
+            continue
+        ended[pause] = order[after - 1]
+        under_way = after + np.flatnonzero(part.start[order[after : after + _MOST_BESIDE]] < stop)
+        if len(under_way) and ends[under_way[0]] - stop < stop - ends[after - 1]:
+            ended[pause] = order[under_way[0]]
+    waited = ended != NONE
+    return pause_from[waited], pause_to[waited], ended[waited]
+
+
+def _attach(
+    part: LaneOps,
+    handed_from: np.ndarray[tuple[int], np.dtype[np.int64]],
+    nodes: np.ndarray[tuple[int], np.dtype[np.intp]],
+) -> None:
+    """Join collectives to the nodes that handed them over: first come, first served, each after its own hand-over.
+
+    A worker thread begins as soon as it has the work, often long before the call that handed it over returns: on a busy
+    processor the caller may lose its core to the very thread that it woke. So a call's start counts, not its end.
+    """
+    by_start = np.argsort(part.start, kind="stable")
+    used = 0
+    for op in by_start:
+        limit = int(np.searchsorted(handed_from, part.start[op], side="right"))
+        if used < limit:
+            part.launch[op] = nodes[used]
+            used += 1

@@ -1,0 +1,303 @@
+"""The host chain of one process: its launches and its waits in order, and what it did in between."""
+
+from __future__ import annotations
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from gpudiag.analysis.diagnosis.replay.graph import NONE, Block
+from gpudiag.analysis.diagnosis.replay.streams import LaneOps, find_waits
+from gpudiag.intervals import Intervals, intersect, length, lengths_between, union
+from gpudiag.model.event import NO_CORRELATION, Direction, EventKind, EventTable, Role
+from gpudiag.model.timeline import UNKNOWN, HostThread, Lane, Timeline
+from gpudiag.units import NS_PER_US
+
+#: A synchronization that begins this soon after a copy's call is of the same `.to(device)`. Measured: 1 to 9 µs.
+_BEHIND_NS = 20 * NS_PER_US
+#: A call that takes longer than this and several times the usual, while this many ops stood in the queue, was held up
+#: because the queue was full. CUDA's holds about a thousand.
+_HELD_UP_NS = 8 * NS_PER_US
+_HELD_UP_FACTOR = 3
+_FULL_QUEUE_OPS = 500
+#: Of calls held up by a full queue it is enough to keep one now and then: the device sets the pace between them too, as
+#: the queue holds many times this much work. It makes the replay twice as fast where the host is ahead.
+_ONE_HELD_UP_PER_NS = 2_000 * NS_PER_US
+#: Threads that are busy at the same time as the training thread for more than this share of their time run beside it
+#: and do not take turns with it.
+_BESIDE = 0.2
+
+
+class Chain(msgspec.Struct, frozen=True, kw_only=True):
+    """Host nodes of one process as in `graph.HostNodes`; `block_part` and `block_op` name an op of one of its lanes."""
+
+    trace: int
+    time: NDArray[np.float64]
+    busy: NDArray[np.float64]
+    input: NDArray[np.float64]
+    silent: NDArray[np.float64]
+    profiler: NDArray[np.float64]
+    events: NDArray[np.int64]
+    block: NDArray[np.uint8]
+    block_part: NDArray[np.int64]
+    block_op: NDArray[np.int64]
+    block_delay: NDArray[np.float64]
+    row: NDArray[np.int64]
+    step: NDArray[np.int64]
+
+
+def chain_of(timeline: Timeline, trace_index: int, lanes: list[Lane], parts: list[LaneOps]) -> Chain | None:
+    """The chain of one process, and in `parts` the launches and waits of its ops.
+
+    Args:
+        timeline: the job.
+        trace_index: which trace the process is.
+        lanes: its lanes.
+        parts: the ops of each of these lanes; `launch`, `wait_a`, `wait_b` and `host_copy` are filled in.
+    """
+    lane = lanes[0]
+    events = timeline.traces[trace_index].events
+    shift = lane.shift_ns
+    begin, end = body_span(lane)
+    threads = _chain_threads(lane)
+    rows = events.rows_of(EventKind.RUNTIME)
+    rows = rows[np.isin(events.thread[rows], threads)]
+    start, stop = events.start_ns[rows] + shift, events.end_ns[rows] + shift
+    wait_calls = np.sort(start[events.role[rows] == Role.STREAM_WAIT], kind="stable")
+    for part in parts:
+        find_waits(part, wait_calls)
+        part.host_copy = np.isin(events.direction[part.row], (Direction.HOST_TO_DEVICE, Direction.DEVICE_TO_HOST))
+    launching = np.concatenate([lane.ops.launch_start for lane in lanes])
+    blocked_starts = np.concatenate(
+        [lane.threads[t].blocked.start for t in threads if t in lane.threads] or [np.empty(0, np.int64)]
+    )
+    blocking = np.isin(start, blocked_starts)
+    node = (np.isin(start, launching) | blocking) & (start >= begin) & (start < end)
+    chosen = np.flatnonzero(node)
+    if len(chosen) == 0:
+        return None
+    chosen = chosen[np.argsort(stop[chosen], kind="stable")]
+    call_start, time = start[chosen], stop[chosen]
+    queued = _queue_length(lanes, time)
+    before = np.concatenate([[_node_before(start, stop, launching, blocking, begin)], time[:-1]])
+    overhead_rows = events.rows_of(EventKind.OVERHEAD)
+    overhead = union(Intervals(events.start_ns[overhead_rows] + shift, events.end_ns[overhead_rows] + shift))
+    held = within(overhead, before, time)
+    kinds = _block_kinds(events, rows[chosen], time - call_start, blocking[chosen], queued)
+    kinds = _with_copies(events, rows[chosen], kinds, call_start, time)
+    kinds[(kinds == Block.NOT) & (held > _HELD_UP_NS) & (queued >= _FULL_QUEUE_OPS)] = Block.QUEUE
+    waited_from = np.where(held > 0, before, np.maximum(call_start, before))
+    target_part, target_op, target_end = _block_targets(parts, call_start, time, waited_from, kinds)
+    block = np.where(target_part != NONE, kinds, Block.NOT).astype(np.uint8)
+    work_until = np.where(block != Block.NOT, np.maximum(call_start, before), time)
+    busy, waited, silent = _work(lane.threads, threads, before, work_until)
+    profiler = np.minimum(within(overhead, before, work_until), busy)
+    # Held up by a full queue, as "Command Buffer Full" shows: the device sets the pace, and the time is no work.
+    busy = busy - np.where(block == Block.QUEUE, profiler, 0.0)
+    profiler = np.where(block == Block.QUEUE, 0.0, profiler)
+    _attach_launches(parts, call_start, block != Block.NOT)
+    block = _thinned(block, time)
+    target_part = np.where(block != Block.NOT, target_part, NONE)
+    delay = np.where(block != Block.NOT, np.maximum(time - target_end, 0.0), 0.0)
+    marks = np.concatenate([before[:1], time])
+    host_rows = events.rows_of(EventKind.OPERATOR, EventKind.ANNOTATION, EventKind.RUNTIME, EventKind.PYTHON)
+    host_rows = host_rows[np.isin(events.thread[host_rows], threads)]
+    ended = np.sort(events.end_ns[host_rows] + shift, kind="stable")  # in order but for what is nested
+    recorded = np.diff(np.searchsorted(ended, marks, side="right"))
+    return Chain(
+        trace=trace_index,
+        time=time.astype(np.float64),
+        busy=busy,
+        input=waited,
+        silent=silent,
+        profiler=profiler,
+        events=recorded.astype(np.int64),
+        block=block,
+        block_part=target_part,
+        block_op=target_op,
+        block_delay=delay,
+        row=rows[chosen].astype(np.int64),
+        step=step_index(lane, call_start),
+    )
+
+
+def body_span(lane: Lane) -> tuple[int, int]:
+    """From the mark of the first analysed step to the mark after the last, or to its end where it is the last."""
+    steps = lane.steps
+    first = int(np.searchsorted(steps.number, lane.window_steps[0]))
+    after = int(np.searchsorted(steps.number, lane.window_steps[-1])) + 1
+    return int(steps.start[first]), int(steps.start[after]) if after < len(steps) else steps.end
+
+
+def step_index(lane: Lane, time: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Which of the body's steps each time lies in, from 0."""
+    begin, _ = body_span(lane)
+    first = int(np.searchsorted(lane.steps.start, begin))
+    index = np.searchsorted(lane.steps.start, time, side="right") - 1 - first
+    return np.clip(index, 0, max(len(lane.window_steps) - 1, 0)).astype(np.int64)
+
+
+def _chain_threads(lane: Lane) -> list[int]:
+    """The training thread and the launching threads that take turns with it."""
+    main = lane.steps.thread
+    training = lane.threads.get(main)
+    launchers = [int(t) for t in np.unique(lane.ops.launch_thread) if t not in {UNKNOWN, main}]
+    if training is None:
+        return launchers
+    turns = [
+        t
+        for t in launchers
+        if t in lane.threads
+        and length(intersect(lane.threads[t].busy, training.busy)) <= _BESIDE * max(length(lane.threads[t].busy), 1)
+    ]
+    return [main, *turns]
+
+
+def _block_kinds(
+    events: EventTable,
+    rows: NDArray[np.intp],
+    duration: NDArray[np.int64],
+    blocking: NDArray[np.bool_],
+    queued: NDArray[np.int64],
+) -> NDArray[np.uint8]:
+    is_copy = events.role[rows] == Role.COPY
+    kinds = np.where(blocking, np.where(is_copy, Block.PAGEABLE, Block.SYNC), Block.NOT)
+    name = events.name[rows]
+    for ident in np.unique(name):
+        mine = (name == ident) & ~blocking
+        if mine.any():
+            usual = float(np.median(duration[mine]))
+            held_up = mine & (queued >= _FULL_QUEUE_OPS) & (duration > max(_HELD_UP_NS, _HELD_UP_FACTOR * usual))
+            kinds[held_up] = Block.QUEUE
+    return kinds.astype(np.uint8)
+
+
+def _thinned(block: NDArray[np.uint8], time: NDArray[np.int64]) -> NDArray[np.uint8]:
+    """Block kinds with fewer calls that were held up by a full queue."""
+    thinned = block.copy()
+    last = -_ONE_HELD_UP_PER_NS
+    for node in np.flatnonzero(block == Block.QUEUE):
+        if int(time[node]) - last < _ONE_HELD_UP_PER_NS:
+            thinned[node] = Block.NOT
+        else:
+            last = int(time[node])
+    return thinned
+
+
+def _with_copies(
+    events: EventTable,
+    rows: NDArray[np.intp],
+    kinds: NDArray[np.uint8],
+    call_start: NDArray[np.int64],
+    time: NDArray[np.int64],
+) -> NDArray[np.uint8]:
+    """Kinds with what belongs to a copy told apart from what waits for a result.
+
+    `.to(device)` makes two calls: the copy and, unless told non_blocking, a synchronization right behind it, which goes
+    when the copy goes. A blocking copy to the host is the other way round: the program wants the result now.
+    """
+    copies = events.rows_of(EventKind.COPY)
+    copies = copies[events.correlation[copies] != NO_CORRELATION]
+    to_device = events.direction[copies] == Direction.HOST_TO_DEVICE
+    is_to = np.isin(events.correlation[rows], events.correlation[copies[to_device]])
+    is_from = np.isin(events.correlation[rows], events.correlation[copies[~to_device]])
+    behind = np.zeros(len(rows), np.bool_)
+    same_thread = events.thread[rows[1:]] == events.thread[rows[:-1]]
+    behind[1:] = is_to[:-1] & same_thread & (call_start[1:] - time[:-1] <= _BEHIND_NS)
+    kinds = np.where(behind & (kinds == Block.SYNC), Block.PAGEABLE, kinds)
+    return np.where(is_from & (kinds == Block.PAGEABLE), Block.SYNC, kinds).astype(np.uint8)
+
+
+def within(spans: Intervals, begin: NDArray[np.int64], end: NDArray[np.int64]) -> NDArray[np.float64]:
+    """Length of the set inside each [begin, end); these must follow one another."""
+    edges = np.empty(2 * len(begin), np.int64)
+    edges[0::2], edges[1::2] = begin, np.maximum(end, begin)
+    return lengths_between(spans, np.maximum.accumulate(edges))[0::2].astype(np.float64)
+
+
+def _queue_length(lanes: list[Lane], time: NDArray[np.int64]) -> NDArray[np.int64]:
+    """How many ops had been launched but had not ended, over all devices of the process, at each time."""
+    total = np.zeros(len(time), np.int64)
+    for lane in lanes:
+        known = lane.ops.launch_start != UNKNOWN
+        launched = np.searchsorted(np.sort(lane.ops.launch_start[known], kind="stable"), time)
+        ended = np.searchsorted(np.sort(lane.ops.end[known], kind="stable"), time)
+        total += launched - ended
+    return total
+
+
+def _node_before(
+    start: NDArray[np.int64],
+    stop: NDArray[np.int64],
+    launching: NDArray[np.int64],
+    blocking: NDArray[np.bool_],
+    begin: int,
+) -> int:
+    """When the last node before the body was reached; the body's begin where there is none."""
+    earlier = (np.isin(start, launching) | blocking) & (start < begin)
+    return int(stop[earlier].max()) if earlier.any() else begin
+
+
+def _block_targets(
+    parts: list[LaneOps],
+    call_start: NDArray[np.int64],
+    time: NDArray[np.int64],
+    waited_from: NDArray[np.int64],
+    kinds: NDArray[np.uint8],
+) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.float64]]:
+    """For each blocking call the op that it waited for: of those launched before, the last to end before it returned.
+
+    Returns its part, its index there, and when it ended.
+
+    A synchronization waits for such an op even when that had ended before the call: were the host faster, it would have
+    to wait. A held-up launch counts only where an op did end while it was held up.
+    """
+    target_part = np.full(len(time), NONE, np.int64)
+    target_op = np.full(len(time), NONE, np.int64)
+    latest = np.full(len(time), -np.inf)
+    wanted = np.flatnonzero(kinds != Block.NOT)
+    for position, part in enumerate(parts):
+        for given in part.given:
+            ended = np.searchsorted(given.end, time[wanted], side="right") - 1
+            launched = np.searchsorted(given.launch_time, call_start[wanted], side="left") - 1
+            index = np.minimum(ended, launched)
+            valid = index >= 0
+            ends = np.where(valid, given.end[np.maximum(index, 0)], -np.inf)
+            binding = ends > waited_from[wanted]
+            counts = valid & (binding | (kinds[wanted] == Block.SYNC)) & (ends > latest[wanted])
+            chosen = wanted[counts]
+            latest[chosen] = ends[counts]
+            target_part[chosen] = position
+            target_op[chosen] = given.op[index[counts]]
+    return target_part, target_op, latest
+
+
+def _work(
+    by_thread: dict[int, HostThread],
+    threads: list[int],
+    before: NDArray[np.int64],
+    stop: NDArray[np.int64],
+) -> tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.float64]]:
+    """(busy, input, silent) work of each node: what lies between the node before and `stop`.
+
+    That is the node's call, included unless it blocks: for then how long it took is no work.
+    """
+    present = [by_thread[t] for t in threads if t in by_thread]
+    busy = union(*(thread.busy for thread in present))
+    waiting = union(*(thread.input for thread in present))
+    gap = np.maximum(stop - before, 0).astype(np.float64)
+    fetch = within(waiting, before, stop)
+    covered = within(union(busy, waiting), before, stop)
+    return covered - fetch, fetch, gap - covered
+
+
+def _attach_launches(parts: list[LaneOps], call_start: NDArray[np.int64], blocks: NDArray[np.bool_]) -> None:
+    """Join ops to nodes. An op that started before its own blocking call returned hangs on the node before."""
+    order = np.argsort(call_start, kind="stable")
+    starts = call_start[order]
+    for part in parts:
+        slot = np.minimum(np.searchsorted(starts, part.launch_time), len(starts) - 1)
+        found = (part.launch_time != UNKNOWN) & (starts[slot] == part.launch_time)
+        node = order[slot]
+        node = np.where(blocks[node], np.maximum(node - 1, 0), node)
+        part.launch = np.where(found, node, NONE)

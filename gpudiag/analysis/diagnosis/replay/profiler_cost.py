@@ -1,0 +1,180 @@
+"""What the profiler cost the hosts: so much for each recorded event, and more on a host that is slow throughout.
+
+A process that shares its core with others gets a part of each second. Everything that it does takes so many times
+longer, the profiler's own work included, and most of that shows as stalls between events, not in them: 75 + 15 ms of
+host work and stalls were measured on such a rank beside 25 ms on its peers, and 54.7 ms of step unprofiled. 7,300
+events at 1.27 µs are 9.3 of the peers' 25 ms; of its 90 ms they are as large a share, 34 ms, and not 9.3.
+
+A rank whose loop does something more than the others, in one place of the step, is not slow throughout: the profiler
+costs it what it costs the others.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gpudiag.analysis.diagnosis.replay.graph import Graph
+from gpudiag.analysis.diagnosis.replay.level_between_ranks import lower_median
+
+Amounts = NDArray[np.float64]
+
+#: What the profiler adds to the host for each event that it records. Measured: 26.1 ms profiled against 14.5 ms for
+#: 9,130 events (a step of many tiny kernels), and 67.1 against 57.1 ms for 8,110 (a late loader): 1.27 and 1.24 µs.
+PROFILER_NS_PER_EVENT = 1270.0
+#: The same as a share of what the host takes per event with the profiler, in the median over events: the profiler's
+#: work slows down with the host. Measured in 18 jobs on two days, on one of which the same machine's host took 3.3 µs
+#: per event and on the other 4.2: 1.28 to 1.63 µs and 1.6 to 2.4 µs, which is 0.49 of that median with a scatter of
+#: 15 %; taken as one figure for all, 24 %.
+_SHARE_OF_EVENT = 0.5
+_LEAST_NS_PER_EVENT, MOST_NS_SEEN = 1000.0, 2500.0
+#: A host that takes longer than this per event does mostly what is not recorded, and that says nothing of its speed.
+_DENSE_NS = 6000.0
+#: At most this share of a stretch of host work is taken to be the profiler's.
+_MOST_PROFILER_SHARE = 0.9
+#: Into how many parts a step's calls are divided to see where in it a host is slower than its peers.
+_PARTS = 32
+#: With fewer calls than this in each part of a step nothing can be said of it.
+_FEWEST_CALLS = 4
+#: A host is slow throughout when it takes this many times as long as its peers in half of the step. Measured: 2.7 and
+#: 3.1 for a quarter of a core, at most 1.2 for ranks that have a core each, whatever else one of them had more to do.
+_SLOW_THROUGHOUT = 1.5
+
+
+@dataclass(frozen=True, slots=True)
+class ProfilerCost:
+    """Of each host node's work what was the profiler's, in ns: of its `busy` and of its `silent` time (float64[n])."""
+
+    busy: Amounts
+    silent: Amounts
+
+
+def usual_ns_per_event(graph: Graph) -> float:
+    """What the profiler costs for each event on this job's hosts, as far as the trace tells, in ns.
+
+    A DataLoader's threads slow the training thread down too, and the profiler's work less: beside one, the cost is at
+    most what it was on hosts that nothing slowed down.
+    """
+    host = graph.host
+    if not _enough_calls(graph):
+        return PROFILER_NS_PER_EVENT
+    takes = []
+    for process in graph.ranks:
+        mine = (host.process == process) & (host.events > 0)
+        if not mine.any():
+            continue
+        per_event, events = host.busy[mine] / host.events[mine], host.events[mine]
+        order = np.argsort(per_event)
+        reached = np.cumsum(events[order])
+        takes.append(float(per_event[order][np.searchsorted(reached, reached[-1] / 2)]))
+    # Of a process that shares its core the median says the same as of its peers, and what lies above it is stalls.
+    typical = float(lower_median(np.array(takes))) if takes else 0.0
+    if not 0 < typical <= _DENSE_NS:
+        return PROFILER_NS_PER_EVENT
+    most = PROFILER_NS_PER_EVENT if host.input.any() else MOST_NS_SEEN
+    return float(np.clip(_SHARE_OF_EVENT * typical, _LEAST_NS_PER_EVENT, most))
+
+
+@dataclass(frozen=True, slots=True)
+class HostPace:
+    """How much slower than usual the hosts are, as far as that shows throughout a step and not in one place of it.
+
+    Attributes:
+        of_node: float64[n], of each host node's process in that step: how many times longer it takes than usual.
+        slow: by process, how many times longer it takes in all steps, where it is so slow that it stalls; else 1.0.
+    """
+
+    of_node: Amounts
+    slow: dict[int, float]
+
+
+def profiler_cost(graph: Graph, per_event_ns: float, pace: HostPace) -> ProfilerCost:
+    """What the profiler cost.
+
+    Args:
+        graph: the replay graph.
+        per_event_ns: its cost per recorded event on a host that is not slow.
+        pace: of the hosts (`host_pace`).
+    """
+    host = graph.host
+    recording = per_event_ns * pace.of_node * host.events + host.profiler
+    busy = np.minimum(recording, _MOST_PROFILER_SHARE * host.busy)
+    silent = np.zeros_like(busy)
+    within = _within_steps(graph)
+    for process, times in pace.slow.items():
+        mine = host.process == process
+        if times <= 1.0 or not mine.any():
+            continue
+        usual = np.minimum(per_event_ns * host.events + host.profiler, _MOST_PROFILER_SHARE * host.busy)[mine]
+        work = float(host.busy[mine].sum() + within[mine].sum())
+        share = min(times * float(usual.sum()) / max(work, 1.0), _MOST_PROFILER_SHARE)
+        busy[mine], silent[mine] = share * host.busy[mine], share * within[mine]
+    return ProfilerCost(busy, silent)
+
+
+def host_pace(graph: Graph) -> HostPace:
+    """The pace of each host in each step; 1.0 where too few calls were recorded to tell.
+
+    Each step's calls are divided into parts of as many calls each, and each part is compared with what it takes in
+    the lower median of all ranks and steps. The pace is the median of that over a step: what a host does more of in
+    one place moves it little.
+    """
+    host = graph.host
+    slow = dict.fromkeys(graph.ranks, 1.0)
+    if not _enough_calls(graph):
+        return HostPace(np.ones(len(host.time)), slow)
+    steps = max(graph.steps, 1)
+    work: Amounts = host.busy + _within_steps(graph)
+    cell = host.process * steps + np.minimum(host.step, steps - 1)
+    count = (max(graph.ranks, default=0) + 1) * steps
+    slot = _part_of_step(graph) + _PARTS * cell
+    flat: Amounts = np.bincount(slot, weights=work, minlength=count * _PARTS).astype(np.float64)
+    by_part = flat.reshape(count, _PARTS)
+    used = np.concatenate([np.arange(q * steps, (q + 1) * steps) for q in graph.ranks])
+    pace = np.ones(count)
+    pace[used] = _typical(by_part[used], lower_median(by_part[used]))
+    by_rank = by_part.reshape(-1, steps, _PARTS).sum(axis=1)[list(graph.ranks)]
+    usual = lower_median(by_rank)
+    for process, times, total in zip(graph.ranks, _typical(by_rank, usual), by_rank.sum(axis=1), strict=True):
+        if times >= _SLOW_THROUGHOUT:
+            slow[process] = float(total / max(usual.sum(), 1.0))
+    return HostPace(pace[cell], slow)
+
+
+def _typical(by_part: Amounts, usual: Amounts) -> Amounts:
+    """Of each row, how many times what is usual its parts are, in the median over what is usual."""
+    times = by_part / np.maximum(usual, 1.0)
+    order = np.argsort(times, axis=1)
+    reached = np.cumsum(usual[order], axis=1)
+    half = np.minimum((reached < reached[:, -1:] / 2).sum(axis=1), by_part.shape[1] - 1)
+    rows = np.arange(len(by_part))
+    found: Amounts = times[rows, order[rows, half]]
+    return found
+
+
+def _enough_calls(graph: Graph) -> bool:
+    return len(graph.host.time) >= _FEWEST_CALLS * _PARTS * max(graph.steps, 1) * len(graph.ranks)
+
+
+def _within_steps(graph: Graph) -> Amounts:
+    """The silent time before each node but the first of a step, which may have waited for an unmarked loader."""
+    host = graph.host
+    return np.where(_opens_step(graph), 0.0, host.silent)
+
+
+def _opens_step(graph: Graph) -> NDArray[np.bool_]:
+    host = graph.host
+    opens = np.ones(len(host.time), np.bool_)
+    opens[1:] = (np.diff(host.step) != 0) | (np.diff(host.process) != 0)
+    return opens
+
+
+def _part_of_step(graph: Graph) -> NDArray[np.int64]:
+    """Which of the step's parts, of as many calls each, every node lies in."""
+    opens = np.flatnonzero(_opens_step(graph))
+    size = np.diff(np.append(opens, len(graph.host.time)))
+    place = np.arange(len(graph.host.time)) - np.repeat(opens, size)
+    part: NDArray[np.int64] = np.minimum(place * _PARTS // np.repeat(np.maximum(size, 1), size), _PARTS - 1)
+    return part

@@ -1,0 +1,190 @@
+"""The order in which a replay graph is run: its nodes in runs that NumPy can do at once, each after what it needs."""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Iterator
+from enum import IntEnum
+from typing import NamedTuple
+
+import numpy as np
+
+from gpudiag.analysis.diagnosis.replay.graph import NONE, Graph
+
+
+class Kind(IntEnum):
+    """What a run is."""
+
+    HOST_RUN = 0
+    """Host nodes that wait for nothing but the one before."""
+    HOST_BLOCK = 1
+    """One host node that waits for an op."""
+    DEVICE_RUN = 2
+    """Ops of one stream that wait for nothing but their launches and the op before."""
+    DEVICE_WAIT = 3
+    """One op that waits for ops of other streams."""
+    COLLECTIVE_START = 4
+    COLLECTIVE_END = 5
+
+
+_ON_HOST = frozenset({Kind.HOST_RUN, Kind.HOST_BLOCK})
+
+
+class Run(NamedTuple):
+    """Nodes or ops [first, after) of one chain or stream; `before` is the one that they follow.
+
+    The first run of a chain or stream follows the last of the turn before.
+    """
+
+    kind: Kind
+    first: int
+    after: int
+    before: int
+
+
+class Schedule:
+    """The order of the runs of one graph; worked out once and used for every edit.
+
+    Attributes:
+        graph: the graph.
+        runs: the runs in an order in which each comes after all that it needs of the same turn. Where broken input
+            makes needs go in a circle, the earliest as measured goes first, and takes what it misses from the turn
+            before.
+        last_nodes, last_ops: the last host node of each chain and the last op of each stream.
+        first_nodes, first_ops: int64[n] and int64[m], the first of the run that each host node and each op is in.
+    """
+
+    def __init__(self, graph: Graph) -> None:
+        self.graph = graph
+        self.last_nodes = np.array([after - 1 for first, after in graph.chains if after > first], np.int64)
+        self.last_ops = np.array([after - 1 for first, after in graph.streams if after > first], np.int64)
+        runs = [*_host_runs(graph), *_device_runs(graph)]
+        self.runs = _in_order(graph, runs)
+        self.first_nodes, self.first_ops = np.arange(len(graph.host.time)), np.arange(len(graph.device.start))
+        for run in runs:
+            (self.first_nodes if run.kind in _ON_HOST else self.first_ops)[run.first : run.after] = run.first
+
+
+def _host_runs(graph: Graph) -> Iterator[Run]:
+    blocked = graph.host.block_on != NONE
+    for first, after in graph.chains:
+        begin = first
+        for block in [*(first + np.flatnonzero(blocked[first:after])).tolist(), after]:
+            if block > begin:
+                yield Run(Kind.HOST_RUN, begin, block, begin - 1 if begin > first else after - 1)
+            if block < after:
+                yield Run(Kind.HOST_BLOCK, block, block + 1, block - 1 if block > first else after - 1)
+            begin = block + 1
+
+
+def _device_runs(graph: Graph) -> Iterator[Run]:
+    host, device = graph.host, graph.device
+    wanted = np.zeros(len(device.start), np.bool_)
+    for column in (host.block_on, device.wait_a, device.wait_b):
+        wanted[column[column != NONE]] = True
+    waits = (device.wait_a != NONE) | (device.wait_b != NONE)
+    joined = ~np.isnan(device.transfer)
+    special = waits | joined
+    for first, after in graph.streams:
+        begin = first
+        for cut in [*(first + np.flatnonzero(special[first:after] | wanted[first:after])).tolist(), after]:
+            stop = cut if cut == after or special[cut] else cut + 1
+            if stop > begin:
+                yield Run(Kind.DEVICE_RUN, begin, stop, begin - 1 if begin > first else after - 1)
+                begin = stop
+            if cut < after and special[cut]:
+                before = cut - 1 if cut > first else after - 1
+                if joined[cut]:
+                    yield Run(Kind.COLLECTIVE_START, cut, cut + 1, before)
+                    yield Run(Kind.COLLECTIVE_END, cut, cut + 1, before)
+                else:
+                    yield Run(Kind.DEVICE_WAIT, cut, cut + 1, before)
+                begin = cut + 1
+
+
+def _in_order(graph: Graph, runs: list[Run]) -> list[Run]:
+    """The runs after all that they need, else in the order in which they were measured to end."""
+    host, device = graph.host, graph.device
+    measured = [
+        float(host.time[run.after - 1])
+        if run.kind in _ON_HOST
+        else float((device.start if run.kind == Kind.COLLECTIVE_START else device.end)[run.after - 1])
+        for run in runs
+    ]
+    needs = _needs(graph, runs)
+    needed_by: list[list[int]] = [[] for _ in runs]
+    missing = [len(of_one) for of_one in needs]
+    for index, of_one in enumerate(needs):
+        for need in of_one:
+            needed_by[need].append(index)
+    ready = [(measured[index], index) for index, count in enumerate(missing) if count == 0]
+    heapq.heapify(ready)
+    stuck = sorted((measured[index], index) for index, count in enumerate(missing) if count)
+    stuck.reverse()
+    done = np.zeros(len(runs), np.bool_)
+    order: list[Run] = []
+    while ready or stuck:
+        _, index = heapq.heappop(ready) if ready else stuck.pop()
+        if done[index]:
+            continue
+        done[index] = True
+        order.append(runs[index])
+        for follower in needed_by[index]:
+            missing[follower] -= 1
+            if missing[follower] == 0:
+                heapq.heappush(ready, (measured[follower], follower))
+    return order
+
+
+def _needs(graph: Graph, runs: list[Run]) -> list[set[int]]:
+    """For each run the runs that must be done before it in the same turn."""
+    device = graph.device
+    run_of_node = np.full(len(graph.host.time), NONE, np.int64)
+    run_of_end = np.full(len(device.start), NONE, np.int64)
+    run_of_start: dict[int, int] = {}
+    for index, run in enumerate(runs):
+        if run.kind in _ON_HOST:
+            run_of_node[run.first : run.after] = index
+        elif run.kind == Kind.COLLECTIVE_START:
+            run_of_start[run.first] = index
+        else:
+            run_of_end[run.first : run.after] = index
+    needs: list[set[int]] = [set() for _ in runs]
+    for index, run in enumerate(runs):
+        if run.kind == Kind.COLLECTIVE_END:
+            needs[index].update(run_of_start[int(peer)] for peer in device.peers[run.first])
+            continue
+        if run.before < run.first:
+            needs[index].add(int((run_of_node if run.kind in _ON_HOST else run_of_end)[run.before]))
+        if run.kind not in _ON_HOST:
+            launches = device.launch[run.first : run.after]
+            needs[index].update(set(run_of_node[launches[launches != NONE]].tolist()))
+        for op in _waits_for(graph, run):
+            other = int(run_of_end[op])
+            if not _of_the_turn_before(graph, run, op):
+                needs[index].add(other)
+            elif other != index:
+                # What is wanted of the turn before must not be done anew until it was taken.
+                needs[other].add(index)
+    return needs
+
+
+def _waits_for(graph: Graph, run: Run) -> list[int]:
+    """The ops whose end a run waits for, besides those before it in its stream."""
+    if run.kind == Kind.HOST_BLOCK:
+        return [int(graph.host.block_on[run.first])]
+    if run.kind == Kind.HOST_RUN:
+        return []
+    return [int(op) for op in (graph.device.wait_a[run.first], graph.device.wait_b[run.first]) if op != NONE]
+
+
+def _of_the_turn_before(graph: Graph, run: Run, op: int) -> bool:
+    """Whether what a run waits for comes after it in the body: launched later or, launched at once, ended later."""
+    host, device = graph.host, graph.device
+    on_host = run.kind == Kind.HOST_BLOCK
+    launched = run.first if on_host else int(device.launch[run.first])
+    began = host.time[run.first] if on_host else device.start[run.first]
+    other = int(device.launch[op])
+    if NONE in (launched, other) or launched == other:
+        return bool(device.end[op] > began)
+    return other > launched

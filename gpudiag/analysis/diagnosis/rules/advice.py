@@ -1,0 +1,48 @@
+"""What a rule advises, framework by framework."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import msgspec
+
+
+class For(msgspec.Struct, frozen=True):
+    """A line that only users of one framework can follow."""
+
+    framework: str
+    line: str
+
+
+def pytorch(line: str) -> For:
+    """A line for users of PyTorch alone."""
+    return For("pytorch", line)
+
+
+def tensorflow(line: str) -> For:
+    """A line for users of TensorFlow alone."""
+    return For("tensorflow", line)
+
+
+#: Lines in the order in which they are given; one that is not `For` a framework holds in all of them.
+Advice = tuple[str | For, ...]
+
+TF_DATA = tensorflow(
+    "Let tf.data prepare batches ahead: map(…, num_parallel_calls=tf.data.AUTOTUNE), then batch, then "
+    "prefetch(tf.data.AUTOTUNE) as the last of the pipeline; cache() what is decoded once.",
+)
+TF_COMPILE = tensorflow("jit_compile=True (--compile) for the model and its optimizer makes few kernels of many.")
+TF_SEVERAL_STEPS = (
+    "Several steps in one tf.function, or steps_per_execution of model.compile, keep Python and the ends of functions "
+    "out of the step."
+)
+
+
+def advice_for(framework: str, lines: Iterable[str | For], **words: str) -> tuple[str, ...]:
+    """The lines that a user of this framework can follow, with `words` put where the lines name them in braces."""
+    texts = (
+        line if isinstance(line, str) else line.line
+        for line in lines
+        if isinstance(line, str) or line.framework == framework
+    )
+    return tuple(text.format(**words) if words else text for text in texts)

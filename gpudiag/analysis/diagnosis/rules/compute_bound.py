@@ -1,0 +1,53 @@
+"""compute-bound: nothing else is worth 5 % of the step."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import ClassVar
+
+from gpudiag.analysis.diagnosis.case import Case
+from gpudiag.analysis.diagnosis.examples import DDP, Job, fetch, kernels
+from gpudiag.analysis.diagnosis.rules.advice import advice_for, pytorch, tensorflow
+from gpudiag.analysis.diagnosis.rules.rule import WARNING_PERCENT, Examples
+from gpudiag.model.analysis import Finding
+
+_ADVICE = (
+    tensorflow("Faster kernels help now: a mixed_bfloat16 policy, channels last, jit_compile=True, a larger batch."),
+    pytorch("Faster kernels help now: bf16 or tf32, channels-last, torch.compile, a larger batch."),
+)
+
+
+class ComputeBound:
+    """None of the other causes is worth 5 % of the step: the devices compute, and that is where the time goes."""
+
+    code: ClassVar[str] = "compute-bound"
+    title: ClassVar[str] = "The devices compute"
+
+    FIRES: ClassVar[Examples] = (
+        ("one GPU that is never idle", Job(ranks=1, step=(kernels(20),))),
+        ("four that exchange their gradients beside", Job(ranks=4, step=DDP)),
+    )
+    SILENT: ClassVar[Examples] = (
+        ("waiting for input", Job(ranks=1, step=(fetch(30), kernels(20)))),
+        ("nothing else was found, but not all could be told", Job(ranks=4, step=DDP, recorded=(0,))),
+    )
+    ABSTAINS: ClassVar[Examples] = ()
+
+    def conclude(self, case: Case, findings: Sequence[Finding], *, conclusive: bool) -> Iterator[Finding]:
+        """One finding when everything could be told and nothing else reaches the bound for a warning."""
+        if not conclusive or any((finding.recoverable_percent or 0.0) >= WARNING_PERCENT for finding in findings):
+            return
+        share = max(case.exposed_ms("compute").values(), default=0.0)
+        # Beside the step without the profiler's cost, as all other figures are.
+        step_ms = case.step_ms if case.what_if is None else case.what_if.corrected_ms
+        percent = min(100 * share / step_ms, 100.0) if step_ms else 0.0
+        yield Finding(
+            code=self.code,
+            severity="info",
+            recoverable_ms_per_step=0.0,
+            recoverable_percent=0.0,
+            confidence="high",
+            title=f"compute takes {percent:.0f} % of the step; nothing else is worth {WARNING_PERCENT:.0f} %",
+            evidence={"compute_ms": share},
+            advice=advice_for(case.timeline.framework, _ADVICE),
+        )

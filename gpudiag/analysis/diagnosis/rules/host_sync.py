@@ -1,0 +1,114 @@
+"""host-sync: the host blocks on the device every step."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator
+from functools import partial
+from typing import ClassVar
+
+import numpy as np
+
+from gpudiag.analysis.diagnosis.case import Case
+from gpudiag.analysis.diagnosis.examples import Job, item, kernels, python
+from gpudiag.analysis.diagnosis.frames import user_frames
+from gpudiag.analysis.diagnosis.replay.graph import Block
+from gpudiag.analysis.diagnosis.replay.what_if import WhatIf
+from gpudiag.analysis.diagnosis.rules.advice import TF_COMPILE, TF_SEVERAL_STEPS, advice_for, pytorch, tensorflow
+from gpudiag.analysis.diagnosis.rules.rule import CannotTell, Examples, Proposal, severity_of
+from gpudiag.model.analysis import Finding
+from gpudiag.model.event import EventKind
+
+_ADVICE = (
+    tensorflow("Read losses and metrics (.numpy(), float(), print) every N steps, not in each."),
+    tensorflow("NcclAllReduce and copies to the CPU hold up what is launched after them. " + TF_SEVERAL_STEPS),
+    TF_COMPILE,
+    pytorch(
+        "Find .item(), .cpu(), float(loss), print(loss), nonzero or boolean masks in the loop; do it every N steps."
+    ),
+    "Keep running sums on the device and read them once per epoch.",
+    pytorch("torch.cuda.set_sync_debug_mode('warn') names the line of each."),
+)
+
+
+class HostSync:
+    """The host waits for the device in the middle of a step, so it cannot run ahead, and the device stands idle after.
+
+    The calls are named, with the framework operators that made them (`aten::item`, `aten::nonzero`, …) and, where
+    stacks were recorded, the program's functions that they came from. The gain is by how much the step would be shorter
+    if the host never waited in them, nor had copied to it what it waited for.
+    """
+
+    code: ClassVar[str] = "host-sync"
+    order: ClassVar[int] = 5
+    title: ClassVar[str] = "The host blocks on the device every step"
+
+    FIRES: ClassVar[Examples] = (
+        (
+            "loss.item() before the next step is prepared",
+            Job(ranks=1, step=(kernels(5), item(), python(4))),
+        ),
+        (
+            "an .item() after each layer",
+            Job(ranks=1, step=(kernels(1, count=40), item(), python(0.5)) * 4),
+        ),
+    )
+    SILENT: ClassVar[Examples] = (
+        ("nothing waits", Job(ranks=1, step=(kernels(5), python(4)))),
+        ("the device has next to nothing to wait for", Job(ranks=1, step=(kernels(20, count=10), item()))),
+    )
+    ABSTAINS: ClassVar[Examples] = ()
+
+    def examine(self, case: Case) -> Iterator[Proposal | CannotTell]:
+        """One proposal: no synchronization blocks."""
+        what_if = case.what_if
+        if what_if is None or not (what_if.graph.host.block == Block.SYNC).any():
+            return
+        yield Proposal(edit=what_if.without_syncs, describe=partial(self._describe, case, what_if))
+
+    def _describe(self, case: Case, what_if: WhatIf, gain: float, percent: float) -> Finding:
+        calls, operators, frames = _calls(case, what_if)
+        evidence: dict[str, object] = {"calls_per_step": calls, "operators_per_step": operators}
+        if frames:
+            evidence["host_frames_per_step"] = frames
+        first = next(iter(operators), None) or next(iter(calls), "a synchronization")
+        return Finding(
+            code=self.code,
+            severity=severity_of(percent),
+            ranks=case.timeline.ranks_present,
+            cause=first,
+            recoverable_ms_per_step=gain,
+            recoverable_percent=percent,
+            confidence="high",
+            title=f"the host waits for the device in {first}: {gain:.1f} ms of each step",
+            evidence=evidence,
+            advice=advice_for(case.timeline.framework, _ADVICE),
+        )
+
+
+def _calls(case: Case, what_if: WhatIf) -> tuple[dict[str, float], dict[str, float], dict[str, float]]:
+    """Blocking calls, the operators and the user's functions around them, per step and rank; most frequent first."""
+    host = what_if.graph.host
+    per = max(what_if.graph.steps, 1) * max(len(what_if.graph.ranks), 1)
+    calls: dict[str, float] = defaultdict(float)
+    operators: dict[str, float] = defaultdict(float)
+    frames: dict[str, float] = defaultdict(float)
+    for trace_index in what_if.graph.ranks:
+        events = case.timeline.traces[trace_index].events
+        rows = host.row[(host.process == trace_index) & (host.block == Block.SYNC)]
+        ops = events.rows_of(EventKind.OPERATOR)
+        for frame, times in user_frames(events, rows.tolist()).items():
+            frames[frame] += times / per
+        for row in rows:
+            calls[events.name_of(row)] += 1 / per
+            thread = events.thread[row]
+            mine = ops[(events.thread[ops] == thread)]
+            upto = int(np.searchsorted(events.start_ns[mine], events.start_ns[row], side="right"))
+            around = [int(op) for op in mine[max(0, upto - 64) : upto] if events.end_ns[op] >= events.end_ns[row]]
+            if around:
+                operators[events.name_of(around[0])] += 1 / per
+    return _most_frequent(calls), _most_frequent(operators), _most_frequent(frames)
+
+
+def _most_frequent(table: dict[str, float]) -> dict[str, float]:
+    return dict(sorted(table.items(), key=lambda item: -item[1])[:5])

@@ -1,0 +1,76 @@
+"""What a rule is: data, and one pure method that proposes what to take away and what to say of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import ClassVar, Protocol
+
+import msgspec
+
+from gpudiag.analysis.diagnosis.case import Case
+from gpudiag.analysis.diagnosis.examples import Job
+from gpudiag.analysis.diagnosis.replay.simulate import Costs
+from gpudiag.model.analysis import Finding, Severity
+
+#: Below this share of the step nothing is worth a finding that asks for action.
+WARNING_PERCENT = 5.0
+CRITICAL_PERCENT = 20.0
+#: Below this share (and below 0.05 ms) a rule stays silent altogether.
+NOTABLE_PERCENT = 1.0
+_NOTABLE_MS = 0.05
+
+
+class CannotTell(msgspec.Struct, frozen=True):
+    """The data cannot carry a verdict; the reason says what to record instead."""
+
+    reason: str
+
+
+class Proposal(msgspec.Struct, frozen=True, kw_only=True):
+    """A cause to take away.
+
+    Attributes:
+        edit: the costs without the cause, from given costs.
+        describe: the finding, given by how many milliseconds per step the replay without the cause is shorter, and what
+            share of the step that is, in percent.
+        beyond: the part of the edit that is another cause's too; where the whole gains no more, this one is not there.
+    """
+
+    edit: Callable[[Costs], Costs]
+    describe: Callable[[float, float], Finding]
+    beyond: Callable[[Costs], Costs] | None = None
+
+
+#: What an example shows, and the job that shows it.
+Examples = tuple[tuple[str, "Job"], ...]
+
+
+class Rule(Protocol):
+    """A rule names its code and examines a case. Its class docstring is what users read.
+
+    It carries the examples that tests and its page in the documentation are made from: jobs in which it fires, in which
+    it is silent, and of which it cannot tell. Rules are asked by their `order`, in which findings of equal gain stay.
+    """
+
+    code: ClassVar[str]
+    order: ClassVar[int]
+    title: ClassVar[str]
+    FIRES: ClassVar[Examples]
+    SILENT: ClassVar[Examples]
+    ABSTAINS: ClassVar[Examples]
+
+    def examine(self, case: Case) -> Iterator[Proposal | CannotTell]:
+        """Proposals, a reason why nothing can be told, or nothing."""
+        ...
+
+
+def severity_of(percent: float) -> Severity:
+    """Severity by the share of the step that can be recovered."""
+    if percent >= CRITICAL_PERCENT:
+        return "critical"
+    return "warning" if percent >= WARNING_PERCENT else "info"
+
+
+def notable(gain_ms: float, step_ms: float) -> bool:
+    """Whether a gain is worth mentioning at all."""
+    return step_ms > 0 and gain_ms >= _NOTABLE_MS and 100 * gain_ms / step_ms >= NOTABLE_PERCENT

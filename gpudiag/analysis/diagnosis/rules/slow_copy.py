@@ -1,0 +1,101 @@
+"""slow-copy: exposed host to device copies."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import partial
+from typing import ClassVar
+
+import numpy as np
+
+from gpudiag.analysis.diagnosis.case import Case
+from gpudiag.analysis.diagnosis.examples import DDP, Job, host_copy, kernels
+from gpudiag.analysis.diagnosis.replay.probe_what_if import with_pinned_copies
+from gpudiag.analysis.diagnosis.replay.what_if import WhatIf
+from gpudiag.analysis.diagnosis.rules.advice import advice_for, pytorch, tensorflow
+from gpudiag.analysis.diagnosis.rules.rule import CannotTell, Examples, Proposal, severity_of
+from gpudiag.model.analysis import Finding
+from gpudiag.model.event import HostMemory
+from gpudiag.model.probed import pinned_to_device
+
+_ADVICE = (
+    tensorflow("Let tf.distribute copy ahead: a distributed dataset, prefetched, instead of arrays fed to each step."),
+    "Copy the next batch on a stream of its own while this one is computed (non_blocking=True).",
+    "Send less: keep images as uint8 and convert on the GPU; keep constant inputs on the device.",
+)
+_PIN = pytorch("Pin the host memory: DataLoader(pin_memory=True), or tensor.pin_memory() once.")
+
+
+class SlowCopy:
+    """Copies between host and device run while nothing is computed beside them.
+
+    Copies from pageable memory are slow and block the host; pinned ones reach the link's bandwidth and can run beside
+    compute. The gain is what the step would take if these copies were hidden.
+    """
+
+    code: ClassVar[str] = "slow-copy"
+    order: ClassVar[int] = 6
+    title: ClassVar[str] = "Copies between host and device that no compute hides"
+
+    FIRES: ClassVar[Examples] = (
+        (
+            "50 MB from pageable memory each step",
+            Job(ranks=1, step=(host_copy(5, megabytes=50, pinned=False), kernels(10))),
+        ),
+        ("250 MB pinned, on the stream that computes", Job(ranks=1, step=(host_copy(5, megabytes=250), kernels(10)))),
+    )
+    SILENT: ClassVar[Examples] = (
+        ("data that is on the device", Job(ranks=4, step=DDP)),
+        ("a small batch, pinned", Job(ranks=1, step=(host_copy(0.1, megabytes=5), kernels(20)))),
+    )
+    ABSTAINS: ClassVar[Examples] = ()
+
+    def examine(self, case: Case) -> Iterator[Proposal | CannotTell]:
+        """One proposal: host copies take no time of the device and do not block the host."""
+        what_if = case.what_if
+        if what_if is None or not what_if.graph.device.host_copy.any():
+            return
+        yield Proposal(
+            edit=partial(what_if.with_host_copies, duration_ns=0.0), describe=partial(self._describe, case, what_if)
+        )
+
+    def _describe(self, case: Case, what_if: WhatIf, gain: float, percent: float) -> Finding:
+        device, graph = what_if.graph.device, what_if.graph
+        pageable_ns = pinned_ns = 0.0
+        sizes = {"pageable": 0.0, "pinned": 0.0}
+        for op in np.flatnonzero(device.host_copy):
+            events = case.timeline.traces[case.lanes[device.lane[op]].trace].events
+            row = int(device.row[op])
+            duration, size = float(device.end[op] - device.start[op]), max(int(events.size_bytes[row]), 0)
+            if events.host_memory[row] == HostMemory.PAGEABLE:
+                pageable_ns, sizes["pageable"] = pageable_ns + duration, sizes["pageable"] + size
+            else:
+                pinned_ns, sizes["pinned"] = pinned_ns + duration, sizes["pinned"] + size
+        per = max(graph.steps, 1) * max(len(case.lanes), 1)
+        pageable = pageable_ns > pinned_ns
+        evidence: dict[str, object] = {
+            "pageable_ms_per_step": pageable_ns / per / 1e6,
+            "pinned_ms_per_step": pinned_ns / per / 1e6,
+        }
+        total, time = (sizes["pageable"], pageable_ns) if pageable else (sizes["pinned"], pinned_ns)
+        if total and time:
+            evidence["bytes_per_step"] = (sizes["pageable"] + sizes["pinned"]) / per
+            evidence["achieved_gb_per_s"] = total / time
+            pinned = pinned_to_device(case.facts) if case.facts is not None else None
+            if pinned is not None:
+                evidence["probe_pinned_gb_per_s"] = pinned
+            at_probed = None if case.facts is None else with_pinned_copies(what_if, what_if.corrected, case.facts)
+            if at_probed is not None:
+                evidence["gain_ms_pinned"] = what_if.gain_ms(at_probed)
+        return Finding(
+            code=self.code,
+            severity=severity_of(percent),
+            ranks=case.timeline.ranks_present,
+            cause="pageable memory" if pageable else "not hidden behind compute",
+            recoverable_ms_per_step=gain,
+            recoverable_percent=percent,
+            confidence="high",
+            title=f"copies between host and device cost {gain:.1f} ms of each step",
+            evidence=evidence,
+            advice=advice_for(case.timeline.framework, (_PIN, *_ADVICE) if pageable else _ADVICE),
+        )

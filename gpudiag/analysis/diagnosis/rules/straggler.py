@@ -1,0 +1,285 @@
+"""straggler: one or few ranks arrive late and the rest wait."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import partial
+from typing import ClassVar
+
+from gpudiag.analysis.diagnosis.case import Case
+from gpudiag.analysis.diagnosis.examples import DDP, Job, fetch, kernels, python, silence
+from gpudiag.analysis.diagnosis.frames import time_in
+from gpudiag.analysis.diagnosis.replay.simulate import Costs
+from gpudiag.analysis.diagnosis.replay.what_if import PARTS, Part, WhatIf
+from gpudiag.analysis.diagnosis.rules.advice import TF_DATA, Advice, advice_for, pytorch, tensorflow
+from gpudiag.analysis.diagnosis.rules.rule import CannotTell, Examples, Proposal, notable, severity_of
+from gpudiag.model.analysis import Finding
+from gpudiag.model.probed import gpu_of_rank
+from gpudiag.units import milliseconds
+
+#: A rank belongs to the late ones when its excess is at least this share of the largest.
+_ALSO_LATE = 0.3
+#: The cause is a part of the step that explains at least this share of the gain.
+_EXPLAINS = 0.5
+#: How many of the user's functions are named.
+_MOST_FRAMES = 5
+#: Another rank late each step: levelling every step must gain this much more than levelling ranks.
+_JITTER = 1.3
+
+#: Findings about a machine that explain why a GPU computes longer than its peers.
+_CLOCKS = frozenset({"clock-mismatch", "throttled"})
+
+_ADVICE: dict[str, Advice] = {
+    "input": (
+        TF_DATA,
+        (
+            "Find out why the loader of {ranks} is slower: its files, disk or network mount, its CPU "
+            "cores, its share of the data."
+        ),
+        pytorch(
+            "Give it more workers and a deeper prefetch: DataLoader(num_workers=…, prefetch_factor=4, "
+            "persistent_workers=True).",
+        ),
+        (
+            "If its samples are larger than the others' (sequence lengths, images), distribute by size "
+            "(bucketing) instead."
+        ),
+    ),
+    "compute": (
+        "Compare clocks, power and temperature of the GPU of {ranks} with its peers: `gpudiag topology`.",
+        "Look for more work on {ranks}: batch size, sequence lengths, evaluation or logging that others do not do.",
+    ),
+    "clock": (
+        "Let the GPU of {ranks} run at its peers' clocks: see the finding about it (clock-mismatch, throttled).",
+        "Until then set the same clocks on all GPUs (nvidia-smi -lgc), or leave that GPU out, and compare.",
+    ),
+    "launch": (
+        tensorflow("Give its process CPU cores of its own, near the GPU (numactl, taskset)."),
+        pytorch(
+            "Give {ranks} CPU cores of their own, near the GPU (numactl, taskset, torchrun --numa-binding) "
+            "and look for other processes there.",
+        ),
+        "Look for extra Python in the loop of {ranks}: logging, checkpoints, metrics on one rank only.",
+    ),
+    "copy": (
+        tensorflow("Check the PCIe link of its GPU: `gpudiag bandwidth`."),
+        pytorch("Pin the host memory of {ranks} (pin_memory=True) and check its PCIe link: `gpudiag bandwidth`."),
+    ),
+    "unknown": ("Compare {ranks} with the others in the table of ranks: what takes longer there?",),
+}
+
+_JITTER_ADVICE = (
+    (
+        "Look for what happens now and then on one rank or another: garbage collection (gc.collect() every N steps on "
+        "all ranks at once instead), samples of uneven size, logging, other processes on the same CPU cores."
+    ),
+    "Let hosts run ahead, so that they absorb it: fewer synchronizations per step, a deeper prefetch of the loader.",
+)
+
+_CPU_ADVICE = (
+    "Give {ranks} CPU cores of their own (numactl, taskset, OMP_NUM_THREADS) and look for other processes there.",
+    "Look for more work on {ranks}: batch size, sequence lengths, evaluation or logging that others do not do.",
+)
+
+
+class Straggler:
+    """One or few ranks come late to the collectives, and all others wait for them.
+
+    In a synchronous step the slowest rank sets the pace. What looks like 40 ms of communication on three ranks may be
+    40 ms of a late loader on the fourth. The replay gives each rank no more input, launch, compute and copy time than
+    its peers need; what the step gains by that is recoverable, and the part that alone explains it is the cause. A
+    chain (rank 0 waits for 2, which waited for its loader) is followed by that to its end. When the late rank is
+    another one each step, it is said to be jitter. Where the machine's facts say that a late rank's GPU runs at slower
+    clocks than its peers, or is throttled, that is the cause.
+    """
+
+    code: ClassVar[str] = "straggler"
+    order: ClassVar[int] = 1
+    title: ClassVar[str] = "One or few ranks arrive late and the rest wait"
+
+    FIRES: ClassVar[Examples] = (
+        ("the loader of one rank is late", Job(ranks=4, step=DDP, extra={2: (fetch(30),)})),
+        ("the same, but nobody marked the loader", Job(ranks=4, step=DDP, extra={2: (silence(30),)})),
+        ("two of four loaders are late", Job(ranks=4, step=DDP, extra={0: (fetch(30),), 3: (fetch(30),)})),
+        ("one rank has more to compute", Job(ranks=4, step=DDP, extra={1: (kernels(8, count=4),)})),
+        ("one rank logs and saves", Job(ranks=4, step=DDP, extra={0: (python(30),)})),
+        (
+            "another rank has more to compute each step",
+            Job(ranks=4, step=DDP, rotating=(kernels(8, count=4),), steps=10),
+        ),
+    )
+    SILENT: ClassVar[Examples] = (
+        ("all ranks alike", Job(ranks=4, step=DDP)),
+        ("one loader is later, but its host is far enough ahead", Job(ranks=4, step=DDP, extra={2: (fetch(10),)})),
+        ("all loaders are late", Job(ranks=4, step=(fetch(30), *DDP))),
+        ("ranks that never meet", Job(ranks=4, step=(kernels(20),), extra={2: (kernels(8),)})),
+    )
+    ABSTAINS: ClassVar[Examples] = (
+        ("the trace of one rank of four", Job(ranks=4, step=DDP, extra={2: (fetch(30),)}, recorded=(0,))),
+    )
+
+    def examine(self, case: Case) -> Iterator[Proposal | CannotTell]:
+        """One proposal: all ranks level with their peers."""
+        what_if = case.what_if
+        if what_if is None:
+            return
+        if case.one_of_many():
+            yield CannotTell(
+                "one rank's trace cannot show whether a rank comes late: give the traces of all ranks of the same steps"
+            )
+            return
+        if len(what_if.graph.ranks) < 2 or not any(len(lane.collectives) for lane in case.lanes):
+            return
+        edits = [what_if.levelled(what_if.corrected, PARTS, each_step=each_step) for each_step in (False, True)]
+        by_rank, by_step = what_if.gains_ms(edits)
+        jitter = case.steps > 1 and notable(by_step, what_if.corrected_ms)
+        jitter = jitter and (by_step > _JITTER * by_rank or not _steady(what_if))
+        yield Proposal(
+            edit=partial(what_if.levelled, parts=PARTS, each_step=jitter),
+            describe=partial(self._describe, case, what_if, jitter),
+        )
+
+    def _describe(self, case: Case, what_if: WhatIf, jitter: bool, gain: float, percent: float) -> Finding:
+        cause, alone = _cause(what_if, gain, jitter)
+        part: Part = cause if cause in PARTS else _largest_excess(what_if)
+        advice = _ADVICE[cause]
+        if case.lanes[0].is_cpu:
+            # The training thread is host and device at once: what it does itself is compute.
+            alone["compute"] = alone.pop("launch")
+            cause, advice = ("compute", _CPU_ADVICE) if cause == "launch" else (cause, advice)
+        excess = {rank: milliseconds(ns) for rank, ns in what_if.excess(part).by_rank.items()}
+        most = max(excess.values())
+        late = tuple(sorted(rank for rank, ms in excess.items() if ms >= _ALSO_LATE * most and ms > 0))
+        if jitter:
+            late = tuple(sorted(excess))
+        one = len(late) == 1
+        words = f"rank {late[0]}" if one else "ranks " + ", ".join(str(rank) for rank in late)
+        unmarked = case.unmarked_input_ms()
+        silent = cause == "input" and max((unmarked.get(rank, 0.0) for rank in late), default=0.0) > 0.5 * most
+        waits: dict[int, float] = {}
+        for lane in case.attribution.lanes:
+            waits[lane.rank] = milliseconds(sum(float(share.mean()) for share in lane.waits_ns.values()))
+        advice = _JITTER_ADVICE if jitter else advice
+        held = _held_back(case, late) if cause == "compute" and not jitter else {}
+        if held:
+            cause, advice = "clock", _ADVICE["clock"]
+        evidence: dict[str, object] = {
+            "excess_ms_by_rank": excess,
+            "waited_ms_by_rank": waits,
+            "gain_ms_by_part": alone,
+        }
+        if held:
+            evidence["clock"] = held
+        frames = _frames_ms(case, late) if part == "launch" and not jitter else {}
+        if frames:
+            evidence["host_frames_ms_more_than_peers"] = frames
+        if jitter:
+            evidence["times_last_by_rank"] = _times_last(case)
+        if silent:
+            evidence["unmarked"] = (
+                "the late rank recorded nothing between the step's mark and its first op: usually a "
+                "loader without marks"
+            )
+        what = {
+            "input": "waits for its input" if one else "wait for their input",
+            "compute": "computes longer" if one else "compute longer",
+            "clock": "computes longer, on a GPU with slower clocks," if one else "compute longer, at slower clocks,",
+            "launch": "launches its work more slowly" if one else "launch their work more slowly",
+            "copy": "copies longer" if one else "copy longer",
+        }.get(cause, f"{'is' if one else 'are'} late for a reason that the traces do not show")
+        title = (
+            f"a different rank is late each step: the others wait for it, {gain:.1f} ms of each step"
+            if jitter
+            else f"{words} {what} and the others wait: {gain:.1f} ms of each step"
+        )
+        return Finding(
+            code=self.code,
+            severity=severity_of(percent),
+            ranks=late,
+            cause=cause,
+            recoverable_ms_per_step=gain,
+            recoverable_percent=percent,
+            confidence="medium" if cause == "unknown" or silent or jitter else "high",
+            title=title,
+            evidence=evidence,
+            advice=advice_for(case.timeline.framework, advice, ranks=words),
+        )
+
+
+def _cause(what_if: WhatIf, gain: float, jitter: bool) -> tuple[str, dict[str, float]]:
+    """The part that explains the gain, and what each part alone gains.
+
+    A part explains it that alone gains most of it, or else without which most of it is not gained: where a rank
+    computes 15 ms too long and another's host is the next to set the pace, computing alone gains less than half.
+    """
+
+    def levelled(*parts: Part) -> Costs:
+        return what_if.levelled(what_if.corrected, parts, each_step=jitter)
+
+    alone = dict(zip(PARTS, what_if.gains_ms([levelled(part) for part in PARTS]), strict=True))
+    best = max(PARTS, key=lambda part: alone[part])
+    explains = alone[best] >= _EXPLAINS * gain
+    if not explains:
+        others = what_if.gain_ms(levelled(*(part for part in PARTS if part != best)))
+        explains = gain - others >= _EXPLAINS * gain
+    return (best if explains else "unknown"), {str(part): ms for part, ms in alone.items()}
+
+
+def _frames_ms(case: Case, late: tuple[int, ...]) -> dict[str, float]:
+    """The user's functions in which late ranks spend more of a step than the others, in ms; the most first.
+
+    Empty where no stacks were recorded, or no other rank is there to compare with.
+    """
+    spent: dict[bool, list[dict[str, float]]] = {True: [], False: []}
+    for lane in case.lanes:
+        events, steps = case.timeline.traces[lane.trace].events, max(len(lane.window_steps), 1)
+        begin, end = (int(edge) - lane.shift_ns for edge in (lane.bounds[0], lane.bounds[-1]))
+        times = time_in(events, lane.steps.thread, begin, end)
+        spent[lane.rank in late].append({name: milliseconds(ns / steps) for name, ns in times.items()})
+    if not all(spent.values()):
+        return {}
+    most: dict[str, float] = {}
+    for name in {name for one in spent[True] for name in one}:
+        more = max(one.get(name, 0.0) for one in spent[True]) - max(one.get(name, 0.0) for one in spent[False])
+        if notable(more, case.step_ms):
+            most[name] = more
+    return dict(sorted(most.items(), key=lambda item: -item[1])[:_MOST_FRAMES])
+
+
+def _held_back(case: Case, late: tuple[int, ...]) -> dict[str, list[str]]:
+    """What the machine's facts say against the clocks of the late ranks' GPUs, by rank; empty unless of every one."""
+    if case.facts is None:
+        return {}
+    from gpudiag.analysis.diagnosis.hardware import examine_facts
+
+    against: dict[int, list[str]] = {}
+    for finding in examine_facts(case.facts):
+        if finding.code in _CLOCKS:
+            for gpu in finding.evidence.get("gpus", ()):
+                against.setdefault(gpu, []).append(finding.code)
+    gpus = {rank: gpu_of_rank(case.facts, case.run, rank) for rank in late}
+    found = {str(rank): against[gpu] for rank, gpu in gpus.items() if gpu is not None and gpu in against}
+    return found if len(found) == len(late) else {}
+
+
+def _steady(what_if: WhatIf) -> bool:
+    """Whether the rank that is latest in the largest part is late step after step, and not by chance in some."""
+    excess = what_if.excess(_largest_excess(what_if))
+    return excess.steady(max(excess.by_rank, key=lambda rank: excess.by_rank[rank]))
+
+
+def _largest_excess(what_if: WhatIf) -> Part:
+    return max(PARTS, key=lambda part: max(what_if.excess(part).by_rank.values()))
+
+
+def _times_last(case: Case) -> dict[int, int]:
+    """How often each rank was the last to arrive at a collective."""
+    times: dict[int, int] = {}
+    seen: set[int] = set()
+    for lane in case.lanes:
+        table = lane.collectives
+        for instance, rank in zip(table.instance.tolist(), table.last_rank.tolist(), strict=True):
+            if instance >= 0 and instance not in seen:
+                seen.add(instance)
+                times[rank] = times.get(rank, 0) + 1
+    return times

@@ -1,0 +1,1 @@
+"""How training scales with devices: what follows from measured points, wherever they were measured."""

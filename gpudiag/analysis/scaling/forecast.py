@@ -1,0 +1,173 @@
+"""What to expect of more devices than were measured, and how long a given amount of training takes.
+
+Within one machine the fitted cost is continued. Between machines, m of them with g devices each, every step also passes
+the gradients over the network: 2 (m - 1) / m of their bytes at the network's rate, and 2 (m - 1) latencies in a ring or
+2 log2 m in a tree. How much of that hides behind backward is not known beforehand; the range spans from all that fits
+into backward (two thirds of a step's compute: it has two matrix products for each one of forward) to nothing. The
+expected value takes the share that the measured points hid. To the slow end are added the longer wait for the slowest
+of more devices, jitter * (sqrt(2 ln n) - sqrt(2 ln g)) for normally distributed steps, and the ring's latencies.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+
+from gpudiag.analysis.scaling.fit import Cost, Fit, fit
+from gpudiag.analysis.scaling.speedup import rate_of
+from gpudiag.model.benchmarks.scale_request import Network
+from gpudiag.model.benchmarks.scaling import Duration, Forecast, Interval, PointRecord, Prospect
+from gpudiag.statistics import Estimate
+
+#: Backward's share of the compute of a step.
+_BACKWARD = 2 / 3
+#: Without a network stated, this many times the measured devices.
+_TIMES = (2, 4, 8)
+#: With one, up to this many devices.
+_MOST_DEVICES = 4096
+
+
+def prospect(curve: Sequence[PointRecord], network: Network | None, hidden_share: float | None) -> Prospect | None:
+    """Forecasts from the measured points of one curve; None where there are too few.
+
+    Args:
+        curve: points that differ in nothing but devices.
+        network: what would join more machines like this one.
+        hidden_share: how much of its communication the largest point hid behind compute, 0 to 1, where it was profiled.
+    """
+    steps = {point.devices: _step_of(point) for point in curve}
+    measured: dict[int, Estimate] = {n: step for n, step in steps.items() if step is not None}
+    if len(measured) < 2 or 1 not in measured:
+        return None
+    found = fit(measured)
+    first = next(point for point in curve if point.devices == 1)
+    most = max(measured)
+    largest = next(point for point in curve if point.devices == most)
+    batch = first.batch_per_device
+    assumptions = [
+        "the samples per device stay as they are",
+        f"more devices are joined as the {most} measured ones are",
+    ]
+    if network is None or not first.gradient_bytes:
+        forecasts = [_within(found, n * most, batch) for n in _TIMES]
+    else:
+        forecasts = _between(found, largest, first.gradient_bytes, network, hidden_share)
+        assumptions[1] = f"devices beyond {most} are in machines like this one, each with {most}"
+        assumptions.append(f"between machines {network.describe()}; the range spans from no overlap to full overlap")
+    if len(measured) <= 3:
+        assumptions.append(f"{len(measured)} sizes were measured, which determine the fit without checking it")
+    cost = found.cost
+    return Prospect(
+        workload=first.workload,
+        strategy=largest.strategy,
+        batch_per_device=batch,
+        precision=first.precision,
+        memory_format=first.memory_format,
+        data=first.data,
+        compute_ms=cost.compute_ms,
+        transfer_ms=cost.transfer_ms,
+        latency_ms=cost.latency_ms,
+        growth=cost.growth,
+        worst_error=found.worst_error,
+        degrees=found.degrees,
+        measured_devices=tuple(sorted(measured)),
+        forecasts=tuple(forecasts),
+        assumptions=tuple(assumptions),
+    )
+
+
+def _step_of(point: PointRecord) -> Estimate | None:
+    rate = rate_of(point)
+    return None if rate is None else rate.inverse().scaled(1e3 * point.global_batch)
+
+
+def _within(found: Fit, devices: int, batch: int) -> Forecast:
+    low, high = found.range_of(lambda cost: _efficiency(cost, cost.step_ms(devices)))
+    middle = _efficiency(found.cost, found.cost.step_ms(devices))
+    efficiency = Interval(value=middle, low=min(low, middle), high=max(high, middle))
+    return _forecast(devices, efficiency, 1e3 * batch / found.cost.step_ms(1), "")
+
+
+def _between(
+    found: Fit, largest: PointRecord, gradient_bytes: int, network: Network, hidden_share: float | None
+) -> list[Forecast]:
+    per_machine = largest.devices
+    cost = found.cost
+    jitter_ms = largest.jitter_ms or 0.0
+    forecasts = []
+    machines = 2
+    while machines * per_machine <= max(_MOST_DEVICES, 2 * per_machine):
+        devices = machines * per_machine
+        bytes_ms = 1e-6 * 2 * (machines - 1) / machines * gradient_bytes / network.gb_per_s
+        ring_ms, tree_ms = (1e-3 * network.latency_us * 2 * hops for hops in (machines - 1.0, math.log2(machines)))
+        room_ms = _BACKWARD * cost.compute_ms
+        here_ms = cost.step_ms(per_machine)
+        best_ms = here_ms + max(0.0, bytes_ms + tree_ms - room_ms)
+        wait_ms = jitter_ms * (math.sqrt(2 * math.log(devices)) - math.sqrt(2 * math.log(max(2, per_machine))))
+        worst_ms = here_ms + bytes_ms + ring_ms + max(0.0, wait_ms)
+        share = 0.5 if hidden_share is None else hidden_share
+        exchange_ms = bytes_ms + tree_ms
+        expected_ms = here_ms + exchange_ms - min(room_ms, share * exchange_ms)
+        spread = found.range_of(lambda one: one.step_ms(per_machine) / one.step_ms(1))
+        ratio = here_ms / cost.step_ms(1)
+        efficiency = Interval(
+            value=_efficiency(cost, expected_ms),
+            low=_efficiency(cost, worst_ms) * min(1.0, ratio / spread[1]),
+            high=min(1.0, _efficiency(cost, best_ms) * max(1.0, ratio / spread[0])),
+        )
+        forecasts.append(
+            _forecast(devices, efficiency, 1e3 * largest.batch_per_device / cost.step_ms(1), network.describe())
+        )
+        machines *= 2 if machines < 16 else 4
+    return forecasts
+
+
+def _efficiency(cost: Cost, step_ms: float) -> float:
+    return cost.step_ms(1) / step_ms
+
+
+def _forecast(devices: int, efficiency: Interval, one_samples_per_s: float, network: str) -> Forecast:
+    ideal = devices * one_samples_per_s
+    return Forecast(
+        devices=devices,
+        efficiency=efficiency,
+        samples_per_s=Interval(
+            value=ideal * efficiency.value, low=ideal * efficiency.low, high=ideal * efficiency.high
+        ),
+        network=network,
+    )
+
+
+def durations(
+    points: Sequence[PointRecord],
+    *,
+    samples: float | None,
+    voxels: float | None,
+    voxels_per_sample: Mapping[str, int],
+) -> tuple[Duration, ...]:
+    """How long a number of samples, or a volume, takes at each measured point's pace.
+
+    Args:
+        points: measured or not; those that are not are left out.
+        samples: how many samples; None for no such figure.
+        voxels: how many voxels of output; each counts once, however many blocks overlap in it.
+        voxels_per_sample: voxels that one sample *writes*, by workload.
+    """
+    found = []
+    for point in points:
+        if point.samples_per_s is None:
+            continue
+        wanted: list[tuple[float, float | None]] = [(samples, None)] if samples is not None else []
+        if voxels is not None and point.workload in voxels_per_sample:
+            wanted.append((voxels / voxels_per_sample[point.workload], voxels))
+        found += [
+            Duration(
+                point=point.id,
+                samples=count,
+                iterations=count / point.global_batch,
+                hours=count / point.samples_per_s / 3600,
+                voxels=volume,
+            )
+            for count, volume in wanted
+        ]
+    return tuple(found)

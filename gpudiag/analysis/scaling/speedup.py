@@ -1,0 +1,89 @@
+"""Speedup and efficiency, each against a baseline that differs in the number of devices and in nothing else."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Iterable
+
+import msgspec
+
+from gpudiag.model.benchmarks.scaling import NO_P2P, PointRecord
+from gpudiag.model.job import INDEPENDENT
+from gpudiag.statistics import Estimate
+
+
+def rate_of(point: PointRecord) -> Estimate | None:
+    """Samples per second of a measured point."""
+    if point.status != "measured" or point.samples_per_s is None or point.ci95 is None:
+        return None
+    freedom = math.inf if point.freedom is None else point.freedom
+    return Estimate(value=point.samples_per_s, low=point.ci95[0], high=point.ci95[1], freedom=freedom)
+
+
+def curve(point: PointRecord) -> tuple[object, ...]:
+    """What points must share to lie on one curve: all but the devices and what follows from their number."""
+    batch = point.global_batch if point.mode == "strong" else point.batch_per_device
+    return (*setting(point), point.strategy, batch)
+
+
+def setting(point: PointRecord) -> tuple[object, ...]:
+    """What points must share to be ranked against each other, beside the batch and the number of devices."""
+    return (
+        point.workload,
+        point.framework,
+        point.mode,
+        point.precision,
+        point.memory_format,
+        point.data,
+        tuple(sorted(point.options.items())),
+        point.threads,
+    )
+
+
+def _baseline_of(
+    point: PointRecord, points: Iterable[PointRecord], need_peers: Collection[tuple[str, str]]
+) -> PointRecord | None:
+    """The measured one-device point of the same curve; of the first device where several were measured alone.
+
+    One device has no peers, so that `nccl-no-p2p` on one device is `nccl` on one, and a strategy that cannot run on one
+    device is `independent` on one: the same training, with nothing to exchange.
+    """
+    alone = point.strategy.removesuffix(NO_P2P)
+    if (point.framework, alone) in need_peers:
+        alone = INDEPENDENT
+    wanted = curve(msgspec.structs.replace(point, strategy=alone))
+    ones = [one for one in points if one.devices == 1 and rate_of(one) is not None and curve(one) == wanted]
+    return min(ones, key=lambda one: one.device_indices, default=None)
+
+
+def with_speedups(points: Iterable[PointRecord], need_peers: Collection[tuple[str, str]] = ()) -> list[PointRecord]:
+    """The points with baseline, speedup and efficiency filled in wherever the baseline was measured.
+
+    Args:
+        points: all points.
+        need_peers: frameworks and strategies that cannot run on one device.
+    """
+    known = list(points)
+    return [_with_speedup(point, known, need_peers) for point in known]
+
+
+def _with_speedup(point: PointRecord, known: list[PointRecord], need_peers: Collection[tuple[str, str]]) -> PointRecord:
+    rate = rate_of(point)
+    base = _baseline_of(point, known, need_peers)
+    alone = rate_of(base) if base is not None else None
+    if rate is None or base is None or alone is None:
+        return point
+    if point.devices == 1:
+        # Of the baseline itself the ratio is 1 and not uncertain; of another device alone it says how they compare.
+        ratio = Estimate(value=1.0, low=1.0, high=1.0) if base.id == point.id else rate.over(alone)
+    else:
+        ratio = rate.over(alone)
+    share = ratio.scaled(1 / point.devices)
+    return msgspec.structs.replace(
+        point,
+        baseline=base.id,
+        speedup=ratio.value,
+        speedup_ci95=(ratio.low, ratio.high),
+        efficiency=share.value,
+        efficiency_ci95=(share.low, share.high),
+    )

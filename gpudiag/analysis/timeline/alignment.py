@@ -1,0 +1,292 @@
+"""Which collective of one rank is which of another, and how far apart their clocks are.
+
+All participants of a symmetric collective (all-reduce, all-gather, …) leave together, whenever they came: measured on
+one host, 0.4 to 13 µs apart in the median and at most 70 µs. So matched collectives *end* together, up to a constant
+offset between clocks. Counting does not match them: captures begin and end at different instants on different ranks,
+and some collectives have no partner. Ends in ms on two ranks whose captures began one collective apart:
+
+    rank 0      10.0   14.0   20.0   26.0
+    rank 1             14.0   20.0   26.0   31.0        pairs 0 apart: 3;   4 apart: 1;   5 apart: 1;   6 apart: 3
+
+The offset under which most collectives end together wins. Periodic collectives fit under several (here 6 apart as well
+as 0 apart): clocks that count from a common origin decide then, as the smaller offset is the right one.
+"""
+
+from __future__ import annotations
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from gpudiag.units import NS_PER_US
+
+#: Ends of one collective further apart than this (after the clock offset) are not one collective.
+LEAST_TOLERANCE_NS = 300 * NS_PER_US
+#: Offsets up to this are how unevenly participants leave, not a difference between clocks.
+SAME_CLOCK_NS = 100 * NS_PER_US
+#: How many collectives one capture may have begun later than another.
+_WIDEST_LAG = 256
+#: How many collectives vote on the offset: enough for certainty, few enough for long captures.
+_VOTERS = 512
+#: How many offsets are looked at closely.
+_MOST_CANDIDATES = 8
+#: Pairings whose spread is within this factor of the best, or below the floor, are equally good; the clocks decide.
+_EQUALLY_GOOD = 4.0
+_FINEST_SPREAD_NS = 20 * NS_PER_US
+#: Fewer pairs than this fit each other closely by chance.
+_TELLING = 8
+#: Share of what two captures both saw that must fit before a clock is moved.
+_TO_MOVE_A_CLOCK = 0.75
+#: Pairings that leave more unmatched than the best does, beyond this share, are worse.
+_NEARLY_ALL = 0.95
+
+
+class Sequence(msgspec.Struct, frozen=True):
+    """One rank's collectives in one group, in order of start.
+
+    Attributes:
+        start, end: int64[n], ns.
+        signature: int64[n], equal where operation and size are equal.
+        symmetric: bool[n], True where all participants leave together (False for broadcast, reduce, send, …).
+    """
+
+    start: NDArray[np.int64]
+    end: NDArray[np.int64]
+    signature: NDArray[np.int64]
+    symmetric: NDArray[np.bool_]
+
+    def __len__(self) -> int:
+        return len(self.end)
+
+
+class Alignment(msgspec.Struct, frozen=True):
+    """Pairs (a[i], b[i]) of indices that are one collective; `offset_ns` = what b's clock shows more than a's.
+
+    `residual_ns` is the median distance of matched ends after the offset was taken out; `ambiguous` when another
+    pairing, by a different offset, would fit about as well.
+    """
+
+    a: NDArray[np.intp]
+    b: NDArray[np.intp]
+    offset_ns: int
+    residual_ns: int
+    ambiguous: bool
+
+
+def align(a: Sequence, b: Sequence, *, clocks_comparable: bool) -> Alignment:
+    """Match two ranks' collectives of one group.
+
+    Rooted collectives (a broadcast's root leaves early) are matched by their place between matched symmetric ones; a
+    group without any symmetric one is not matched.
+
+    Args:
+        a, b: their collectives.
+        clocks_comparable: True when both clocks count from a known common origin (they may still be a little off).
+            Of pairings that fit equally well, the one with the smaller offset is then the right one.
+    """
+    candidates = _offsets(a, b, LEAST_TOLERANCE_NS, clocks_comparable)
+    fits = [_fit(a, b, offset, LEAST_TOLERANCE_NS) for offset in candidates]
+    good = _equally_good([fit for fit in fits if fit.believable])
+    if clocks_comparable and all(fit.coverage < _TO_MOVE_A_CLOCK for fit in good):
+        together = _by_overlap(a, b)
+        if together.believable and len(together.a) > max((len(fit.a) for fit in good), default=0):
+            good = [together]
+    return _finish(a, b, good, clocks_comparable) if good else _nothing()
+
+
+def _offsets(a: Sequence, b: Sequence, tolerance: int, clocks_comparable: bool) -> list[int]:
+    """Offsets of b's clock under which many collectives end together, the most promising first."""
+    first = max(0, (len(a) - _VOTERS) // 2)
+    voters = np.arange(first, min(first + _VOTERS, len(a)))
+    lags = np.arange(-min(_WIDEST_LAG, len(a)), min(_WIDEST_LAG, len(b)) + 1)
+    partner = voters[None, :] + lags[:, None]
+    mine = np.broadcast_to(voters, partner.shape)
+    inside = (partner >= 0) & (partner < len(b))
+    mine, partner = mine[inside], partner[inside]
+    same = (a.signature[mine] == b.signature[partner]) & a.symmetric[mine] & b.symmetric[partner]
+    votes = np.sort(b.end[partner[same]] - a.end[mine[same]])
+    if len(votes) == 0:
+        return []
+    # Votes within one tolerance above each vote; the highest counts are peaks, told apart by the tolerance.
+    count = np.searchsorted(votes, votes + tolerance, side="right") - np.arange(len(votes))
+    enough = count.max() // 2
+    peaks: list[tuple[int, int]] = []
+    left = count.copy()
+    while len(peaks) < 2 * _WIDEST_LAG:
+        top = int(left.argmax())
+        if left[top] < max(enough, 1):
+            break
+        stop = top + int(count[top])
+        peaks.append((int(np.median(votes[top:stop])), int(count[top])))
+        low, high = np.searchsorted(votes, [votes[top] - tolerance, votes[stop - 1] + tolerance])
+        left[low : max(high, stop)] = 0
+    if clocks_comparable:
+        nearest = sorted(peaks, key=lambda peak: abs(peak[0]))[:_MOST_CANDIDATES]
+        return [0, *(offset for offset, _ in nearest)]
+    return [offset for offset, _ in peaks[:_MOST_CANDIDATES]]
+
+
+class _Fit(msgspec.Struct, frozen=True):
+    """A pairing of symmetric collectives under one offset, in order of a.
+
+    `coverage` is the matched share of what both captures saw under that offset: of the rank that saw less there.
+    """
+
+    a: NDArray[np.intp]
+    b: NDArray[np.intp]
+    offset: int
+    spread: float
+    coverage: float
+    believable: bool
+
+
+def _fit(a: Sequence, b: Sequence, offset: int, tolerance: int) -> _Fit:
+    """Pair what ends together under this offset.
+
+    Half of what both captures saw must fit. To move a clock takes more: three quarters, closely, and half of the
+    shorter capture, as an offset that lets the captures hardly overlap always fits.
+    """
+    pairs_a, pairs_b = _by_nearest_end(a, b, offset, tolerance)
+    if len(pairs_a) == 0:
+        return _Fit(pairs_a, pairs_b, offset, spread=0.0, coverage=0.0, believable=False)
+    difference = b.end[pairs_b] - a.end[pairs_a]
+    offset = int(np.median(difference))
+    spread = float(np.median(np.abs(difference - offset)))
+    end_a, end_b = a.end[a.symmetric], b.end[b.symmetric] - offset
+    seen_a = (end_a >= end_b.min() - tolerance) & (end_a <= end_b.max() + tolerance)
+    seen_b = (end_b >= end_a.min() - tolerance) & (end_b <= end_a.max() + tolerance)
+    coverage = len(pairs_a) / max(min(seen_a.sum(), seen_b.sum()), 1)
+    if abs(offset) <= SAME_CLOCK_NS:
+        believable = coverage >= 0.5
+    else:
+        enough = 2 * len(pairs_a) >= min(len(end_a), len(end_b))
+        believable = enough and coverage >= _TO_MOVE_A_CLOCK and spread <= SAME_CLOCK_NS
+    return _Fit(pairs_a, pairs_b, offset, spread, float(coverage), bool(believable))
+
+
+def _equally_good(fits: list[_Fit]) -> list[_Fit]:
+    """The pairings that fit about as well as the best, most pairs first; one per offset."""
+    most = max((len(fit.a) for fit in fits), default=0)
+    widest = max((fit.coverage for fit in fits), default=0.0)
+    many = [fit for fit in fits if 2 * len(fit.a) >= most and fit.coverage >= _NEARLY_ALL * widest]
+    telling = [fit.spread for fit in many if len(fit.a) >= _TELLING and 4 * len(fit.a) >= 3 * most]
+    limit = max(_EQUALLY_GOOD * min(telling), _FINEST_SPREAD_NS) if telling else np.inf
+    good: list[_Fit] = []
+    for fit in sorted(many, key=lambda fit: -len(fit.a)):
+        fine = fit.spread <= limit or abs(fit.offset) <= SAME_CLOCK_NS
+        if fine and all(abs(fit.offset - other.offset) > LEAST_TOLERANCE_NS for other in good):
+            good.append(fit)
+    return good
+
+
+def _by_nearest_end(a: Sequence, b: Sequence, offset: int, tolerance: int) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
+    """Pairs that are each other's nearest in end time among those of one signature, within the tolerance."""
+    keep_a, keep_b = np.flatnonzero(a.symmetric), np.flatnonzero(b.symmetric)
+    if len(keep_a) == 0 or len(keep_b) == 0:
+        empty = np.empty(0, np.intp)
+        return empty, empty
+    first, last = int(a.end[keep_a].min()), int(a.end[keep_a].max())
+    end_a = a.end[keep_a] - first
+    end_b = np.clip(b.end[keep_b] - offset - first, -2 * tolerance, last - first + 2 * tolerance)
+    # Signatures side by side on one axis, too far apart for a nearest neighbour of another signature.
+    _, code = np.unique(np.concatenate([a.signature[keep_a], b.signature[keep_b]]), return_inverse=True)
+    apart = code.astype(np.int64) * (last - first + 8 * tolerance)
+    end_a, end_b = end_a + apart[: len(end_a)], end_b + apart[len(end_a) :]
+    to_b, to_a = _nearest(end_a, end_b), _nearest(end_b, end_a)
+    mutual = to_a[to_b] == np.arange(len(end_a))
+    chosen = mutual & (np.abs(end_b[to_b] - end_a) <= tolerance)
+    return keep_a[chosen], keep_b[to_b[chosen]]
+
+
+def _by_overlap(a: Sequence, b: Sequence) -> _Fit:
+    """Pair what overlaps in time, in order, signature by signature, on one clock.
+
+    No participant of a symmetric collective leaves before all have come, so the two records of one must overlap. Where
+    processors are busy, host-side collectives (gloo) end milliseconds apart, and this is all that holds. Ends so far
+    apart say nothing about the clocks: they stay, and all of the distance is residual.
+    """
+    found_a, found_b = [], []
+    for signature in sorted({*a.signature[a.symmetric].tolist()} & {*b.signature[b.symmetric].tolist()}):
+        ours = np.flatnonzero(a.symmetric & (a.signature == signature)).tolist()
+        theirs = np.flatnonzero(b.symmetric & (b.signature == signature)).tolist()
+        i = j = 0
+        while i < len(ours) and j < len(theirs):
+            one, other = ours[i], theirs[j]
+            before, after = a.end[one] < b.start[other], b.end[other] < a.start[one]
+            if not before and not after:
+                found_a.append(one)
+                found_b.append(other)
+            i, j = i + (not after), j + (not before)
+    pairs_a, pairs_b = np.array(found_a, np.intp), np.array(found_b, np.intp)
+    if len(pairs_a) == 0:
+        return _Fit(pairs_a, pairs_b, offset=0, spread=0.0, coverage=0.0, believable=False)
+    order = np.argsort(pairs_a, kind="stable")
+    pairs_a, pairs_b = pairs_a[order], pairs_b[order]
+    seen_a = a.symmetric & (a.end >= b.start.min()) & (a.start <= b.end.max())
+    seen_b = b.symmetric & (b.end >= a.start.min()) & (b.start <= a.end.max())
+    coverage = float(len(pairs_a) / max(min(seen_a.sum(), seen_b.sum()), 1))
+    spread = float(np.median(np.abs(b.end[pairs_b] - a.end[pairs_a])))
+    return _Fit(pairs_a, pairs_b, 0, spread, coverage, believable=coverage >= _TO_MOVE_A_CLOCK)
+
+
+def _nearest(points: NDArray[np.int64], among: NDArray[np.int64]) -> NDArray[np.intp]:
+    """Index in `among` (any order) of the value nearest to each point."""
+    order = np.argsort(among, kind="stable")
+    ordered = among[order]
+    right = np.clip(np.searchsorted(ordered, points), 1, max(len(ordered) - 1, 1))
+    left = right - 1
+    right = np.minimum(right, len(ordered) - 1)
+    pick = np.where(np.abs(ordered[left] - points) <= np.abs(ordered[right] - points), left, right)
+    return order[pick]
+
+
+def _finish(a: Sequence, b: Sequence, good: list[_Fit], clocks_comparable: bool) -> Alignment:
+    if clocks_comparable:
+        good = sorted(good, key=lambda fit: abs(fit.offset))
+        best, rivals = good[0], good[1:]
+        # A rival that is hardly further from agreement, or pairs more, could as well be the truth.
+        ambiguous = abs(best.offset) > SAME_CLOCK_NS and any(
+            abs(rival.offset) < 2 * abs(best.offset) or len(rival.a) > len(best.a) for rival in rivals
+        )
+    else:
+        good = sorted(good, key=lambda fit: (-len(fit.a), fit.spread))
+        best, ambiguous = good[0], len(good) > 1
+    rooted_a, rooted_b = _between(a, b, best)
+    index_a, index_b = np.concatenate([best.a, rooted_a]), np.concatenate([best.b, rooted_b])
+    order = np.argsort(index_a, kind="stable")
+    return Alignment(index_a[order], index_b[order], best.offset, int(best.spread), ambiguous)
+
+
+def _between(a: Sequence, b: Sequence, fit: _Fit) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
+    """Pairs of rooted collectives: those between two matched neighbours, where both ranks saw the same ones there.
+
+    Before the first match and after the last the captures' edges may cut some off on one rank: pairs are made from the
+    match outwards, while the signatures agree.
+    """
+    rooted_a, rooted_b = np.flatnonzero(~a.symmetric), np.flatnonzero(~b.symmetric)
+    in_order = np.concatenate([[True], np.diff(np.maximum.accumulate(fit.b)) > 0])
+    cuts_a, cuts_b = np.searchsorted(rooted_a, fit.a[in_order]), np.searchsorted(rooted_b, fit.b[in_order])
+    found_a: list[NDArray[np.intp]] = []
+    found_b: list[NDArray[np.intp]] = []
+
+    def pair(one: NDArray[np.intp], other: NDArray[np.intp]) -> None:
+        agree = np.cumprod(a.signature[one] == b.signature[other]).astype(bool)
+        found_a.append(one[agree])
+        found_b.append(other[agree])
+
+    head = min(cuts_a[0], cuts_b[0])
+    pair(rooted_a[cuts_a[0] - head : cuts_a[0]][::-1], rooted_b[cuts_b[0] - head : cuts_b[0]][::-1])
+    tail = min(len(rooted_a) - cuts_a[-1], len(rooted_b) - cuts_b[-1])
+    pair(rooted_a[cuts_a[-1] : cuts_a[-1] + tail], rooted_b[cuts_b[-1] : cuts_b[-1] + tail])
+    some = np.flatnonzero((np.diff(cuts_a) == np.diff(cuts_b)) & (np.diff(cuts_a) > 0))
+    for i in some:
+        one, other = rooted_a[cuts_a[i] : cuts_a[i + 1]], rooted_b[cuts_b[i] : cuts_b[i + 1]]
+        if (a.signature[one] == b.signature[other]).all():
+            found_a.append(one)
+            found_b.append(other)
+    return np.concatenate(found_a), np.concatenate(found_b)
+
+
+def _nothing() -> Alignment:
+    empty = np.empty(0, np.intp)
+    return Alignment(empty, empty, 0, 0, ambiguous=False)

@@ -1,0 +1,216 @@
+"""From the traces of all ranks to one timeline."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from gpudiag.analysis.timeline.collectives import lane_calls, match_collectives
+from gpudiag.analysis.timeline.host import host_threads, pageable_copy_calls
+from gpudiag.analysis.timeline.launches import device_ops, runtime_call_of
+from gpudiag.analysis.timeline.steps import find_steps
+from gpudiag.analysis.timeline.validity import examine
+from gpudiag.analysis.timeline.windows import Windows, common_steps, device_windows, host_windows
+from gpudiag.errors import UnreadableInputError
+from gpudiag.intervals import Intervals, subtract, union
+from gpudiag.model.event import DEVICE_WORK, HOST, EventKind, Role, Trace
+from gpudiag.model.timeline import UNKNOWN, DeviceOps, HostSteps, HostThread, Lane, OpClass, Timeline
+
+Times = NDArray[np.int64]
+
+
+def build_timeline(traces: Sequence[Trace], world_size: int | None = None) -> Timeline:
+    """Put the traces of one job on one clock and cut them into steps.
+
+    Args:
+        traces: one per process; ranks must be distinct. Where a trace does not know its rank, it takes the first that
+            no other trace has.
+        world_size: number of ranks in the job where the traces do not say; at least the number of traces is assumed.
+
+    Raises:
+        UnreadableInputError: no trace holds anything that can be analysed.
+    """
+    traces = _with_ranks(traces)
+    world = world_size or max([trace.world_size or 0 for trace in traces] + [(trace.rank or 0) + 1 for trace in traces])
+    slots = [(index, device) for index, trace in enumerate(traces) for device in _devices(trace)]
+    if not slots:
+        names = ", ".join(trace.source for trace in traces)
+        raise UnreadableInputError(
+            f"nothing to analyse in {names}: no device work and no framework operators were recorded",
+            "Record with activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA] around five training steps.",
+        )
+    base = min(trace.origin_ns for trace in traces)
+    calls = [
+        lane_calls(
+            traces[index].events,
+            traces[index].collectives,
+            rank=_rank(traces[index]),
+            trace=index,
+            device=device,
+            origin_ns=traces[index].origin_ns - base,
+            clock_known=traces[index].origin_ns > 0,
+        )
+        for index, device in slots
+    ]
+    ranks = {_rank(trace) for trace in traces}
+    matching = match_collectives(calls, ranks)
+    shifts = [traces[i].origin_ns - base + offset for (i, _), offset in zip(slots, matching.offsets, strict=True)]
+    host = [_Host(trace) for trace in traces]
+    drafts = [_draft(host[index], device, shift) for (index, device), shift in zip(slots, shifts, strict=True)]
+    windows = common_steps([draft_windows for _, _, draft_windows in drafts])
+    lanes = tuple(
+        Lane(
+            rank=_rank(traces[index]),
+            device=device,
+            device_name=traces[index].device_names.get(device, "") if device != HOST else "",
+            trace=index,
+            shift_ns=shift,
+            ops=ops,
+            collectives=matching.collectives[position],
+            steps=steps,
+            bounds=windows[position].bounds,
+            window_steps=windows[position].steps,
+            threads=host[index].threads(shift),
+            overhead=host[index].overhead(shift),
+        )
+        for position, ((index, device), shift, (ops, steps, _)) in enumerate(zip(slots, shifts, drafts, strict=True))
+    )
+    return Timeline(
+        framework=traces[0].framework,
+        world_size=world,
+        ranks_present=tuple(sorted(ranks)),
+        lanes=lanes,
+        traces=tuple(traces),
+        clocks=tuple(matching.clocks),
+        validity=examine(traces, lanes, windows, matching, world),
+    )
+
+
+class _Host:
+    """The host side of one trace, worked out once for all its devices."""
+
+    def __init__(self, trace: Trace) -> None:
+        events = trace.events
+        self.events = events
+        self.rows = events.rows_of(EventKind.OPERATOR, EventKind.ANNOTATION, EventKind.RUNTIME, EventKind.PYTHON)
+        device_rows = events.rows_of(*DEVICE_WORK)
+        calls = runtime_call_of(events, device_rows)
+        launches, first = np.unique(calls[calls != UNKNOWN], return_index=True)
+        # A launch is known by what it launched: most calls are named cudaLaunchKernel.
+        labels = events.name[device_rows[calls != UNKNOWN][first]]
+        if len(device_rows) == 0:
+            launches = _top_level(events.rows_of(EventKind.OPERATOR), events.start_ns, events.end_ns, events.thread)
+            labels = events.name[launches]
+        self.steps = find_steps(trace, launches, labels)
+        copies = events.kind[device_rows] == EventKind.COPY
+        self.pageable = pageable_copy_calls(events, device_rows[copies], calls[copies])
+        self.communication = np.array([call.row for call in trace.collectives], np.int64)
+        self.waits_in_collectives = trace.waits_in_collectives
+        self._threads: dict[int, dict[int, HostThread]] = {}
+
+    def communication_times(self, shift_ns: int) -> Intervals:
+        rows = self.communication
+        return union(Intervals(self.events.start_ns[rows] + shift_ns, self.events.end_ns[rows] + shift_ns))
+
+    def threads(self, shift_ns: int) -> dict[int, HostThread]:
+        if shift_ns not in self._threads:
+            self._threads[shift_ns] = host_threads(self.events, self.rows, self.pageable, shift_ns)
+        return self._threads[shift_ns]
+
+    def overhead(self, shift_ns: int) -> Intervals:
+        rows = self.events.rows_of(EventKind.OVERHEAD)
+        return union(Intervals(self.events.start_ns[rows] + shift_ns, self.events.end_ns[rows] + shift_ns))
+
+
+def _draft(host: _Host, device: int, shift: int) -> tuple[DeviceOps, HostSteps, Windows]:
+    steps = HostSteps(
+        start=host.steps.start + shift,
+        number=host.steps.number,
+        end=host.steps.end + shift,
+        source=host.steps.source,
+        thread=host.steps.thread,
+    )
+    if device == HOST:
+        ops = _host_ops(host, steps, shift)
+        return ops, steps, host_windows(steps)
+    ops = device_ops(host.events, device, host.steps.start, shift)
+    return ops, steps, device_windows(ops, steps)
+
+
+def _host_ops(host: _Host, steps: HostSteps, shift: int) -> DeviceOps:
+    """Top-level operators of the training thread, which on CPU-only runs do the work of a device."""
+    events = host.events
+    rows = events.rows_of(EventKind.OPERATOR)
+    rows = rows[events.thread[rows] == steps.thread]
+    rows = _top_level(rows, events.start_ns, events.end_ns, events.thread)
+    rows = rows[~np.isin(rows, host.communication)]
+    # What the loader runs on this thread (collating, copying into pinned memory) is input, not the model's work.
+    thread = host.threads(0).get(steps.thread)
+    if thread is not None and len(thread.input):
+        opened = np.searchsorted(thread.input.start, events.start_ns[rows], side="right") - 1
+        rows = rows[(opened < 0) | (thread.input.end[opened] <= events.start_ns[rows])]
+    start, end = events.start_ns[rows] + shift, events.end_ns[rows] + shift
+    if host.waits_in_collectives:
+        rows, start, end = _without(rows, start, end, host.communication_times(shift))
+    op_class = np.where(events.role[rows] == Role.HAND_OVER, OpClass.COMMUNICATION, OpClass.COMPUTE)
+    unknown = np.full(len(rows), UNKNOWN, np.int64)
+    return DeviceOps(
+        start=start,
+        end=end,
+        op_class=op_class.astype(np.uint8),
+        row=rows.astype(np.int64),
+        stream=unknown,
+        step=(np.searchsorted(steps.start, start, side="right") - 1).astype(np.int32),
+        launch_start=unknown,
+        launch_end=unknown,
+        launch_thread=np.full(len(rows), steps.thread, np.int64),
+    )
+
+
+def _without(rows: NDArray[np.intp], start: Times, end: Times, cut: Intervals) -> tuple[NDArray[np.intp], Times, Times]:
+    """Operators that do not overlap, with this cut out of each: 0-10 without 4-6 is 0-4 and 6-10, of the same row."""
+    left = subtract(Intervals(start, end), cut)
+    return rows[np.searchsorted(start, left.start, side="right") - 1], left.start, left.end
+
+
+def _top_level(
+    rows: NDArray[np.intp], start: NDArray[np.int64], end: NDArray[np.int64], thread: NDArray[np.int64]
+) -> NDArray[np.intp]:
+    """Of rows sorted by start (ties: longer first), those inside no other of the same thread; sorted by start."""
+    kept = []
+    for ident in np.unique(thread[rows]):
+        mine = rows[thread[rows] == ident]
+        reach = np.maximum.accumulate(end[mine])
+        outside = np.concatenate([[True], start[mine][1:] >= reach[:-1]])
+        kept.append(mine[outside])
+    return np.sort(np.concatenate(kept)) if kept else rows
+
+
+def _devices(trace: Trace) -> list[int]:
+    """The devices with work in a trace; HOST alone where there is none but the host computed."""
+    events = trace.events
+    rows = events.rows_of(*DEVICE_WORK)
+    if len(rows):
+        return [int(device) for device in np.unique(events.device[rows])]
+    return [HOST] if len(events.rows_of(EventKind.OPERATOR)) else []
+
+
+def _rank(trace: Trace) -> int:
+    return trace.rank if trace.rank is not None else 0
+
+
+def _with_ranks(traces: Sequence[Trace]) -> list[Trace]:
+    taken = {trace.rank for trace in traces if trace.rank is not None}
+    free = (rank for rank in range(len(traces) + len(taken) + 1) if rank not in taken)
+    ranked = []
+    for trace in traces:
+        if trace.rank is not None:
+            ranked.append(trace)
+            continue
+        rank = next(free)
+        note = f"{trace.source}: neither the trace nor its name says its rank; taken as rank {rank}"
+        ranked.append(msgspec.structs.replace(trace, rank=rank, notes=(*trace.notes, note)))
+    return sorted(ranked, key=_rank)

@@ -1,0 +1,71 @@
+"""What the host threads were doing: working, waiting for data, or blocked on the device."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gpudiag.intervals import EMPTY, Intervals, union
+from gpudiag.model.event import EventKind, EventTable, HostMemory, Role
+from gpudiag.model.timeline import HostThread
+from gpudiag.units import NS_PER_US
+
+#: Pauses of a thread between two recorded events up to this long count as Python running between framework calls. In
+#: traces of five workloads 99.5 % of such pauses were below 0.3 ms (95 % below 0.02 ms); the rest were loaders and
+#: waits.
+PAUSE_NS = 500 * NS_PER_US
+
+
+def host_threads(
+    events: EventTable, rows: NDArray[np.intp], pageable_calls: NDArray[np.intp], shift_ns: int
+) -> dict[int, HostThread]:
+    """The threads that run framework ops, launch device work or wait for data, by thread id.
+
+    Args:
+        events: the process's events, on the trace's own clock.
+        rows: the host rows to look at (operators, annotations, runtime calls).
+        pageable_calls: rows of runtime calls that copied from or to pageable memory, which blocks the caller.
+        shift_ns: added to every time.
+    """
+    kind, role = events.kind[rows], events.role[rows]
+    working = (kind == EventKind.OPERATOR) | (kind == EventKind.RUNTIME)
+    waiting = role == Role.INPUT
+    blocked = role == Role.SYNCHRONIZATION
+    held = np.zeros(len(events), np.bool_)
+    held[pageable_calls] = True
+    blocked |= held[rows]
+    start, end, thread = events.start_ns[rows] + shift_ns, events.end_ns[rows] + shift_ns, events.thread[rows]
+    threads = {}
+    for ident in np.unique(thread[working | waiting]):
+        mine = np.flatnonzero(thread == ident)
+        blocks = mine[blocked[mine]]
+        threads[int(ident)] = HostThread(
+            thread=int(ident),
+            busy=union(_raw(start, end, mine[working[mine]]), bridge_ns=PAUSE_NS),
+            input=union(_raw(start, end, mine[waiting[mine]])),
+            blocked=_raw(start, end, blocks),
+            blocking_calls=tuple(events.name_of(row) for row in rows[blocks].tolist()),
+        )
+    return threads
+
+
+def pageable_copy_calls(events: EventTable, copy_rows: NDArray[np.intp], calls: NDArray[np.intp]) -> NDArray[np.intp]:
+    """Rows of the asynchronous copy calls that blocked all the same, because the host memory was pageable."""
+    if len(copy_rows) == 0:
+        return np.empty(0, np.intp)
+    pageable = (events.host_memory[copy_rows] == HostMemory.PAGEABLE) & (calls >= 0)
+    candidates = np.unique(calls[pageable])
+    blocking: NDArray[np.intp] = candidates[events.role[candidates] == Role.COPY]
+    return blocking
+
+
+def merged(threads: dict[int, HostThread], *idents: int) -> tuple[Intervals, Intervals]:
+    """(busy, input) of several threads together; threads that were not recorded count as silent."""
+    present = [threads[ident] for ident in dict.fromkeys(idents) if ident in threads]
+    if not present:
+        return EMPTY, EMPTY
+    return union(*(thread.busy for thread in present)), union(*(thread.input for thread in present))
+
+
+def _raw(start: NDArray[np.int64], end: NDArray[np.int64], chosen: NDArray[np.intp]) -> Intervals:
+    return Intervals(start[chosen], end[chosen])

@@ -1,0 +1,67 @@
+"""Device work of one process, joined to the host calls that launched it."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gpudiag.model.event import DEVICE_WORK, NO_CORRELATION, EventKind, EventTable, Role
+from gpudiag.model.timeline import UNKNOWN, DeviceOps, OpClass
+
+_CLASS_OF = np.full(256, OpClass.COPY, np.uint8)
+_CLASS_OF[Role.COMPUTE] = OpClass.COMPUTE
+_CLASS_OF[Role.EXCHANGE] = OpClass.COMMUNICATION
+
+
+def runtime_call_of(events: EventTable, device_rows: NDArray[np.intp]) -> NDArray[np.intp]:
+    """For each device row the row of the runtime call with its correlation id, or `UNKNOWN`.
+
+    Several device ops may share one call (a CUDA graph launch). Where several calls carry one id (a runtime call and
+    the driver call inside it), the first to start is the outer one, and that is taken.
+    """
+    calls = events.rows_of(EventKind.RUNTIME)
+    calls = calls[events.correlation[calls] != NO_CORRELATION]
+    if len(calls) == 0:
+        return np.full(len(device_rows), UNKNOWN, np.intp)
+    order = np.argsort(events.correlation[calls], kind="stable")
+    ids = events.correlation[calls[order]]
+    wanted = events.correlation[device_rows]
+    slot = np.minimum(np.searchsorted(ids, wanted), len(ids) - 1)
+    found = (ids[slot] == wanted) & (wanted != NO_CORRELATION)
+    return np.where(found, calls[order[slot]], UNKNOWN)
+
+
+def device_ops(
+    events: EventTable,
+    device: int,
+    step_start: NDArray[np.int64],
+    shift_ns: int,
+) -> DeviceOps:
+    """The work of one device, with launch and step.
+
+    Args:
+        events: the process's events, on the trace's own clock.
+        device: which device.
+        step_start: int64[n], sorted starts of the host steps, on the trace's own clock.
+        shift_ns: added to every time, to bring it onto the common clock.
+    """
+    rows = events.rows_of(*DEVICE_WORK)
+    rows = rows[events.device[rows] == device]
+    calls = runtime_call_of(events, rows)
+    known = calls != UNKNOWN
+    launch_start = np.where(known, events.start_ns[calls], 0)
+    launch_end = np.where(known, events.end_ns[calls], 0)
+    # The last mark at or before the launch; launched before the first mark, or before the capture: no step.
+    step = np.where(known, np.searchsorted(step_start, launch_start, side="right") - 1, UNKNOWN)
+    op_class = _CLASS_OF[events.role[rows]]
+    return DeviceOps(
+        start=events.start_ns[rows] + shift_ns,
+        end=events.end_ns[rows] + shift_ns,
+        op_class=op_class,
+        row=rows.astype(np.int64),
+        stream=events.thread[rows],
+        step=step.astype(np.int32),
+        launch_start=np.where(known, launch_start + shift_ns, UNKNOWN),
+        launch_end=np.where(known, launch_end + shift_ns, UNKNOWN),
+        launch_thread=np.where(known, events.thread[calls], UNKNOWN),
+    )

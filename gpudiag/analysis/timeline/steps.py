@@ -1,0 +1,125 @@
+"""Where the steps of a process begin: marks on the training thread, or else a pattern that repeats."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gpudiag.model.event import NO_NUMBER, EventKind, EventTable, Role, StepMarks, Trace
+from gpudiag.model.timeline import HostSteps
+
+#: Fewer repetitions than this are no pattern.
+_FEWEST_REPEATS = 3
+
+
+def find_steps(trace: Trace, launches: NDArray[np.intp], labels: NDArray[np.int32]) -> HostSteps:
+    """Steps of one process, on the trace's own clock.
+
+    Args:
+        trace: the process.
+        launches: rows of the runtime calls that launched device work (CPU-only traces: of the top-level ops), by start;
+            in them a repeating pattern is looked for when nothing is marked.
+        labels: int32[n], for each launch the name of what it launched, as an index into the events' names.
+    """
+    events = trace.events
+    if trace.step_marks:
+        return _marked(events, trace.step_marks[0])
+    optimizer = _after_optimizer(events)
+    if optimizer is not None:
+        return optimizer
+    pattern_steps = _repeating(events, launches, labels)
+    if pattern_steps is not None:
+        return pattern_steps
+    begin = int(events.start_ns[launches[0]]) if len(launches) else 0
+    end = int(events.end_ns[launches].max()) if len(launches) else 0
+    thread = _busiest_thread(events, launches)
+    return HostSteps(
+        start=np.array([begin], np.int64), number=np.zeros(1, np.int64), end=end, source="none", thread=thread
+    )
+
+
+def _marked(events: EventTable, marks: StepMarks) -> HostSteps:
+    # A step may be marked on several threads; the training thread is the one with the most marks.
+    threads, counts = np.unique(events.thread[marks.row], return_counts=True)
+    thread = int(threads[np.argmax(counts)])
+    mine = events.thread[marks.row] == thread
+    rows, number = marks.row[mine], marks.number[mine]
+    # Numbers that repeat (a mark reused, two loops in one capture) order nothing; count instead.
+    ordered = bool((number != NO_NUMBER).all()) and bool((np.diff(number) > 0).all())
+    return HostSteps(
+        start=events.start_ns[rows],
+        number=number if ordered else np.arange(len(rows)),
+        end=int(events.end_ns[rows].max()),
+        source=marks.source,
+        thread=thread,
+    )
+
+
+def _after_optimizer(events: EventTable) -> HostSteps | None:
+    """Steps that begin where an optimizer step ends: every training loop has that, marked or not.
+
+    Gradient accumulation and several optimizers per step still give a true period: with several optimizers, the one
+    that steps first after a pause defines it only if all step equally often; so one optimizer's name is taken.
+    """
+    rows = np.flatnonzero(events.role == Role.OPTIMIZER)
+    if len(rows) == 0:
+        return None
+    values, counts = np.unique(events.name[rows], return_counts=True)
+    rows = rows[events.name[rows] == values[np.argmax(counts)]]
+    thread = int(events.thread[rows[0]])
+    rows = rows[events.thread[rows] == thread]
+    if len(rows) < _FEWEST_REPEATS:
+        return None
+    return HostSteps(
+        start=events.end_ns[rows],
+        number=np.arange(len(rows), dtype=np.int64),
+        end=int(events.end_ns[rows[-1]]),
+        source="optimizer",
+        thread=thread,
+    )
+
+
+def _repeating(events: EventTable, launches: NDArray[np.intp], names: NDArray[np.int32]) -> HostSteps | None:
+    """Steps from what the process launches: names that come back after the same number of launches each time.
+
+    Each name votes for the distance between its occurrences, if that is constant. One step holds the distance that most
+    distinct names vote for; among equals the longest, as names that occur twice in a step vote for half of it.
+    """
+    count = len(launches)
+    if count < 2 * _FEWEST_REPEATS:
+        return None
+    order = np.argsort(names, kind="stable")
+    _, first = np.unique(names[order], return_index=True)
+    votes: dict[int, list[NDArray[np.intp]]] = {}
+    for begin, end in zip(first, [*first[1:], count], strict=True):
+        positions = order[begin:end]
+        if len(positions) < _FEWEST_REPEATS:
+            continue
+        distance = np.diff(positions)
+        period = int(np.median(distance))
+        if period > 1 and np.all(np.abs(distance - period) <= max(2, period // 50)):
+            votes.setdefault(period, []).append(positions)
+    # Periods within 2 % are one period, told apart by a launch more or less.
+    best = max(votes, key=lambda p: (sum(len(votes[q]) for q in votes if abs(q - p) <= p // 50), p), default=None)
+    if best is None:
+        return None
+    anchor = min(votes[best], key=lambda positions: int(positions[0]))
+    if (anchor[-1] - anchor[0] + best) < count // 2:
+        return None  # it repeats in a small part of the trace only
+    rows = launches[anchor]
+    return HostSteps(
+        start=events.start_ns[rows],
+        number=np.arange(len(rows), dtype=np.int64),
+        end=int(events.end_ns[launches].max()),
+        source="pattern",
+        thread=int(events.thread[rows[0]]),
+    )
+
+
+def _busiest_thread(events: EventTable, rows: NDArray[np.intp]) -> int:
+    if len(rows) == 0:
+        rows = events.rows_of(EventKind.OPERATOR, EventKind.ANNOTATION)
+    if len(rows) == 0:
+        return 0
+    threads, counts = np.unique(events.thread[rows], return_counts=True)
+    return int(threads[np.argmax(counts)])

@@ -1,0 +1,107 @@
+"""What stands in the way of trusting a timeline, and what to record instead."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from gpudiag.analysis.timeline.collectives import Matching
+from gpudiag.analysis.timeline.windows import Windows
+from gpudiag.model.analysis import Validity
+from gpudiag.model.event import Trace
+from gpudiag.model.timeline import Lane
+from gpudiag.units import NS_PER_MS, NS_PER_US
+
+#: Fewer analysed steps than this say little about the steps that were not recorded.
+FEW_STEPS = 3
+#: Ends of matched collectives further apart than this in the median blur who came last.
+CLOCK_RESIDUAL_NS = 100 * NS_PER_US
+
+_STEP_MARKS = {
+    "pytorch": "Call prof.step() each step",
+    "tensorflow": "Put each step into tf.profiler.experimental.Trace('train', step_num=step, _r=1)",
+}
+
+
+def examine(
+    traces: Sequence[Trace], lanes: Sequence[Lane], windows: Sequence[Windows], matching: Matching, world: int
+) -> tuple[Validity, ...]:
+    """All validity warnings that the timeline itself gives rise to."""
+    found = [
+        *_ranks(traces, world, matching),
+        *_steps(traces, lanes, windows),
+        *_dropped(traces),
+        *_clocks(matching),
+    ]
+    found.extend(Validity(code="repaired-input", message=note) for trace in traces for note in trace.notes)
+    return tuple(found)
+
+
+def _ranks(traces: Sequence[Trace], world: int, matching: Matching) -> list[Validity]:
+    present = {trace.rank for trace in traces}
+    missing = sorted(set(range(world)) - present)
+    if not missing and not matching.missing_ranks:
+        return []
+    absent = missing or sorted(matching.missing_ranks)
+    shown = ", ".join(str(rank) for rank in absent[:8]) + (", …" if len(absent) > 8 else "")
+    message = (
+        f"{len(absent)} of {world} ranks missing ({shown}): waiting for a missing rank cannot be told from "
+        "transferring and counts as communication_transfer. Give the traces of all ranks of the same steps."
+    )
+    return [Validity(code="missing-ranks", message=message)]
+
+
+def _steps(traces: Sequence[Trace], lanes: Sequence[Lane], windows: Sequence[Windows]) -> list[Validity]:
+    found = []
+    sources = {lane.steps.source for lane in lanes}
+    if sources & {"optimizer", "pattern", "none"}:
+        how = {
+            "optimizer": "steps were taken from the ends of Optimizer.step",
+            "pattern": "steps were taken from a repeating pattern of launches",
+            "none": "no repetition was found either, so the whole capture counts as one step",
+        }
+        said = "; ".join(how[source] for source in ("optimizer", "pattern", "none") if source in sources)
+        mark = _STEP_MARKS.get(traces[0].framework, _STEP_MARKS["pytorch"])
+        message = f"the trace has no step marks: {said}. {mark}, or use gpudiag.profile()."
+        found.append(Validity(code="no-step-marks", message=message))
+    fewest = min(len(lane.window_steps) for lane in lanes)
+    if fewest < FEW_STEPS or not all(w.whole for w in windows):
+        message = (
+            f"{fewest} step(s) could be analysed, as the first and the last of a capture are incomplete. "
+            f"Record {FEW_STEPS + 2} or more steps after warm-up."
+        )
+        found.append(Validity(code="few-steps", message=message))
+    differing = {tuple(lane.window_steps.tolist()) for lane in lanes}
+    if len(differing) > 1:
+        message = (
+            "the ranks recorded different steps; each rank's own were analysed. Start all captures at the same step."
+        )
+        found.append(Validity(code="different-steps", message=message))
+    return found
+
+
+def _dropped(traces: Sequence[Trace]) -> list[Validity]:
+    dropped = sum(trace.dropped_events for trace in traces)
+    if not dropped:
+        return []
+    message = (
+        f"the profiler lost {dropped} events: buckets are lower bounds. Record fewer steps, without shapes and stacks."
+    )
+    return [Validity(code="dropped-events", message=message)]
+
+
+def _clocks(matching: Matching) -> list[Validity]:
+    found = []
+    worst = max(matching.clocks, key=lambda clock: clock.residual_ns, default=None)
+    if worst is not None and worst.residual_ns > CLOCK_RESIDUAL_NS:
+        message = (
+            f"the clock of rank {worst.rank} fits the others' to {worst.residual_ns / NS_PER_MS:.2f} ms only: "
+            "waits shorter than that may be attributed to the wrong rank."
+        )
+        found.append(Validity(code="clock-skew", message=message))
+    if matching.ambiguous:
+        message = (
+            "the clocks of the ranks have no common origin and the collectives fit together in more than one way: "
+            "waits may be attributed to the wrong rank. Keep baseTimeNanoseconds in the traces (PyTorch 2.3 or later)."
+        )
+        found.append(Validity(code="clock-skew", message=message))
+    return found

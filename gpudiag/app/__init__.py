@@ -1,0 +1,1 @@
+"""One use case per verb: puts the stages together. Draws nothing."""

@@ -1,0 +1,159 @@
+"""`gpudiag bandwidth`: what the links carry, and how all-reduces on a model's own buckets go over each transport."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+
+from gpudiag.app.profile.prepare import prepare
+from gpudiag.app.profile.train import train
+from gpudiag.app.recommend.candidates import candidates, why_not
+from gpudiag.app.recommend.offline_recommendation import describe_workload
+from gpudiag.app.topology import check_gpu, judged
+from gpudiag.errors import UsageError
+from gpudiag.machine.facts_file import load_facts
+from gpudiag.machine.inventory.gather import gather_inventory
+from gpudiag.machine.measure import failed_probes, probe_machine
+from gpudiag.machine.probes.cache import keep_measurements
+from gpudiag.machine.probes.runner import Progress as ProbeProgress
+from gpudiag.model.benchmarks.gradient_bandwidth import (
+    GRADIENT_BANDWIDTH_FILE,
+    GRADIENT_BANDWIDTH_PLAN_FILE,
+    GRADIENT_BANDWIDTH_SCHEMA,
+    GradientBandwidth,
+    GradientBandwidthPlan,
+    ModelBuckets,
+)
+from gpudiag.model.facts import Collective, Facts
+from gpudiag.model.job import RunOptions
+from gpudiag.model.run_directory import read_json, write_json
+from gpudiag.prediction.buckets import ddp_buckets
+from gpudiag.training.models.registry import training_entry
+from gpudiag.training.session.progress import Progress
+from gpudiag.training.strategies.registry import transports_of
+
+_JOB = "gpudiag.training.jobs.strategy_benchmark.gradient_bandwidth:run"
+#: Different sizes that are measured; those between them follow from these.
+_SIZES = 8
+
+
+class Measured(msgspec.Struct, frozen=True, kw_only=True):
+    """What is known of the links; `buckets` where a model was named, `failed` the probes that failed."""
+
+    facts: Facts
+    buckets: ModelBuckets | None = None
+    failed: tuple[str, ...] = ()
+
+
+def bandwidth(
+    on_probe: Callable[[ProbeProgress], None],
+    observer: Callable[[Progress], None],
+    say: Callable[[str], None],
+    *,
+    source: Path | None = None,
+    quick: bool = False,
+    workload: str | None = None,
+    require_gpu: bool = False,
+    timeout_s: float = 60.0,
+    save: Path | None = None,
+) -> Measured:
+    """Measure this machine's links, or take saved figures, and say what is wrong with them.
+
+    Args:
+        on_probe: called from several threads with what is measured now.
+        observer: called with each message of each process that exchanges gradients.
+        say: called with what is done, in words.
+        source: saved facts instead of measuring.
+        quick: the essential paths only.
+        workload: also measure all-reduces on this model's buckets.
+        require_gpu: measure nothing where there is no GPU.
+        timeout_s: end a probe that takes longer.
+        save: where to keep the facts.
+
+    Raises:
+        UsageError: no such workload, or options that do not go together.
+        HardwareMissingError: `require_gpu`, and there is none.
+        FrameworkMissingError, WorkerFailedError: the workload's, as `gpudiag profile`.
+    """
+    if workload is not None:
+        training_entry(workload, "--like")  # before anything is measured
+    if source is not None and (quick or workload is not None):
+        raise UsageError(f"{'--quick' if quick else '--like'} measures and --from does not", "Give one of them.")
+    facts = gather_inventory() if source is None else load_facts(source)
+    if require_gpu:
+        check_gpu(facts, "measure")
+    failed: tuple[str, ...] = ()
+    if source is None:
+        facts = probe_machine(facts, quick=quick, timeout_s=timeout_s, on_progress=on_probe)
+        failed = failed_probes(facts)
+        if not failed:
+            keep_measurements(facts)  # for `gpudiag profile`, which then need not measure
+    buckets = None
+    if workload is not None:
+        say(f"all-reduces on the buckets of {workload}")
+        buckets = measure_gradient_bandwidth(workload, observer, timeout_s=timeout_s)
+        facts = msgspec.structs.replace(
+            facts,
+            collectives=(*facts.collectives, *buckets.collectives),
+            probes={**facts.probes, "like": {"workload": workload, "bucket_bytes": list(buckets.bucket_bytes)}},
+        )
+    return Measured(facts=judged(facts, save), buckets=buckets, failed=failed)
+
+
+def measure_gradient_bandwidth(
+    workload: str, observer: Callable[[Progress], None], *, timeout_s: float
+) -> ModelBuckets:
+    """Measure each transport on the buckets in which DistributedDataParallel sends this workload's gradients.
+
+    On GPUs NCCL without peer access is a second launch, since NCCL decides that when it starts.
+
+    Raises:
+        UsageError: one device, which exchanges nothing.
+        FrameworkMissingError, WorkerFailedError: as `gpudiag profile`.
+    """
+    measured: list[Collective] = []
+    buckets: tuple[int, ...] = ()
+    wanted: list[str] = []
+    with tempfile.TemporaryDirectory(prefix="gpudiag-gradients-") as directory:
+        for p2p in (True, False):
+            run_dir = Path(directory) / ("p2p" if p2p else "no-p2p")
+            prepared = prepare(RunOptions(workload=_JOB, p2p=p2p, output=str(run_dir), timeout_s=timeout_s))
+            job = prepared.plan.job
+            on_gpu = job.device == "cuda"
+            if prepared.plan.processes < 2:
+                raise UsageError("one device exchanges nothing", "Leave --like out.")
+            if p2p:
+                sizes = describe_workload(workload, on_gpu=on_gpu, python=job.python).gradients.sizes
+                buckets = tuple(sum(sizes[i] for i in bucket) for bucket in ddp_buckets(sizes))
+            elif not on_gpu:
+                break
+            chosen = candidates()
+            refused = why_not(prepared.facts, chosen, prepared.plan.processes)
+            possible = [candidate for candidate in chosen if candidate.label not in refused]
+            used = transports_of(possible, on_gpu=on_gpu, p2p=p2p)
+            transports = {name: candidate for name, candidate in used.items() if name not in wanted}
+            wanted += transports
+            run_dir.mkdir(parents=True)
+            plan = GradientBandwidthPlan(device=job.device, transports=transports, sizes=chosen_sizes(buckets, _SIZES))
+            write_json(run_dir / GRADIENT_BANDWIDTH_PLAN_FILE, plan)
+            train(prepared, observer)
+            result = read_json(run_dir / GRADIENT_BANDWIDTH_FILE, GradientBandwidth, GRADIENT_BANDWIDTH_SCHEMA)
+            measured += result.collectives
+    names = {collective.strategy for collective in measured}
+    return ModelBuckets(
+        workload=workload,
+        bucket_bytes=buckets,
+        collectives=tuple(measured),
+        skipped={name: "it could not be used here" for name in wanted if name not in names},
+    )
+
+
+def chosen_sizes(buckets: tuple[int, ...], most: int) -> tuple[int, ...]:
+    """A few of the buckets' sizes that span all of them, rising."""
+    every = sorted(set(buckets))
+    if len(every) <= most:
+        return tuple(every)
+    return tuple(sorted({every[round(i * (len(every) - 1) / (most - 1))] for i in range(most)}))

@@ -1,0 +1,86 @@
+"""`gpudiag export`: all that was recorded of a job, as other tools read it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import msgspec
+
+from gpudiag.analysis.attribution import attribute
+from gpudiag.analysis.timeline import build_timeline
+from gpudiag.errors import UnreadableInputError, UsageError
+from gpudiag.report.export.assemble import export_model_of
+from gpudiag.report.export.format import Format
+from gpudiag.report.export.formats import format_named
+from gpudiag.report.export.model import ExportModel
+from gpudiag.report.export.tensorboard.log_directory import run_name
+from gpudiag.report.export.tensorboard.scalars import Series, series_of
+from gpudiag.trace import ReadLimits, read_traces
+from gpudiag.trace.profiles import Profile, read_processes, read_profiles
+
+STANDARD_OUTPUT = "-"
+
+
+class Recorded(msgspec.Struct, frozen=True, kw_only=True):
+    """What can be shown of a job: everything that was recorded, the run's curves, and TensorFlow's own files."""
+
+    export_model: ExportModel
+    series: tuple[Series, ...]
+    profiles: tuple[Profile, ...] = ()
+
+
+class Exported(msgspec.Struct, frozen=True, kw_only=True):
+    """Where a job was written, in which format, and how many events it has."""
+
+    target: Path
+    format: Format
+    events: int
+
+
+def export(
+    paths: Sequence[str],
+    format_name: str,
+    output: Path | None = None,
+    *,
+    world_size: int | None = None,
+    limits: ReadLimits | None = None,
+) -> Exported:
+    """Write the traces of one job in another tool's format. Other arguments and errors as of `analyze`.
+
+    Args:
+        paths: traces.
+        format_name: as on the command line.
+        output: where to; `-` for standard output; None for a new file here, named after the run.
+
+    Raises:
+        UsageError: no such format, or the file that would be made is there already.
+        UnreadableInputError: it cannot be written.
+    """
+    chosen = format_named(format_name)
+    target = output or Path(f"{run_name(Path(paths[0]))}{chosen.ending}")
+    if output is None and target.exists():
+        raise UsageError(f"{target} is there already", "Name the file to write with -o.")
+    recorded = read_recorded(paths, world_size=world_size, limits=limits)
+    try:
+        chosen.write(recorded.export_model, Path("/dev/stdout") if str(target) == STANDARD_OUTPUT else target)
+    except OSError as error:
+        raise UnreadableInputError(f"{target}: {error.strerror}", "Choose another file with -o.") from error
+    return Exported(target=target, format=chosen, events=recorded.export_model.events())
+
+
+def read_recorded(
+    paths: Sequence[Path | str], *, world_size: int | None = None, limits: ReadLimits | None = None
+) -> Recorded:
+    """Read the traces of one job to show them in other tools. Arguments and errors as of `analyze`."""
+    timeline = build_timeline(read_traces(paths, world_size=world_size, limits=limits), world_size)
+    attribution = attribute(timeline)
+    recordings = timeline.traces
+    profiles = read_profiles(paths, limits=limits)
+    if profiles:
+        recordings = tuple(process.trace for process in read_processes(paths, limits=limits))
+    return Recorded(
+        export_model=export_model_of(timeline, attribution, recordings),
+        series=series_of(timeline, attribution),
+        profiles=profiles,
+    )

@@ -1,0 +1,139 @@
+"""Every choice that a run leaves open, made before anything starts, and everything refused that cannot be."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import msgspec
+
+from gpudiag.app.profile.refusals import check_options
+from gpudiag.errors import FrameworkMissingError, HardwareMissingError, UsageError
+from gpudiag.machine.inventory.gather import gather_inventory
+from gpudiag.model.facts import Facts
+from gpudiag.model.job import OWN_STRATEGY, Job, RunOptions
+from gpudiag.training.frameworks.registry import framework_named
+from gpudiag.training.launch import Interpreter, Plan, inspect_interpreter
+from gpudiag.training.models.registry import is_own
+from gpudiag.training.strategies.registry import check_exchange, default_strategy, strategy_entry
+from gpudiag.training.strategies.strategy import Strategy
+
+#: Processes on a machine without GPUs.
+_CPU_PROCESSES = 2
+
+
+class Prepared(msgspec.Struct, frozen=True, kw_only=True):
+    """A run with every choice made."""
+
+    plan: Plan
+    interpreter: Interpreter
+    facts: Facts
+
+    def describe(self) -> str:
+        """What is about to run, in one line."""
+        plan = self.plan
+        several = plan.job.devices > 1
+        devices = plan.processes * plan.job.devices
+        what = "GPU" if plan.job.device == "cuda" else "CPU device" if several else "CPU process"
+        count = f"{devices} {what}{'' if devices == 1 else 'es' if what.endswith('s') else 's'}"
+        if several:
+            count += " in one process"
+        nodes = f" on each of {plan.job.nodes} nodes" if plan.job.nodes > 1 else ""
+        strategy = "" if plan.job.strategy == OWN_STRATEGY else f", {plan.job.strategy}"
+        with_what = framework_named(plan.job.framework).title
+        return f"training {plan.job.title}{strategy}, {count}{nodes}, {with_what} {self.interpreter.framework}"
+
+
+def prepare(options: RunOptions) -> Prepared:
+    """Choose what the options leave open, and refuse what cannot be.
+
+    Raises:
+        UsageError: a name that does not exist, or options that do not go together.
+        HardwareMissingError: more devices than there are, or GPUs where there is none.
+        FrameworkMissingError: the interpreter lacks the framework, or has one that cannot use this machine's GPUs.
+    """
+    options = check_options(options)
+    framework = framework_named(options.framework)
+    entry = None if options.strategy is None else strategy_entry(options.strategy, framework.name)
+    interpreter = inspect_interpreter(options.python, options.framework)
+    facts = gather_inventory()
+    gpus = usable_gpus(facts)
+    _check_framework(options, interpreter, gpus)
+    _check_gpus(options, entry, facts)
+    devices = _devices(options, facts)
+    if entry is None and not is_own(options.workload):
+        entry = strategy_entry(default_strategy(framework.name, on_gpu=gpus > 0), framework.name)
+    processes = _processes(options, entry, devices)
+    if entry is not None:
+        check_exchange(entry, options.exchange, devices=devices, nodes=options.nodes, precision=options.precision)
+    job = Job.chosen(
+        options,
+        devices=devices // processes,
+        strategy=OWN_STRATEGY if entry is None else entry.name,
+        device="cuda" if gpus else "cpu",
+        memory_format=options.memory_format or framework.memory_format,
+    )
+    plan = Plan(
+        job=job,
+        run_dir=_run_directory(job),
+        processes=processes,
+        threads=max(1, (facts.host.usable_cpus or 1) // processes),
+    )
+    return Prepared(plan=plan, interpreter=interpreter, facts=facts)
+
+
+def usable_gpus(facts: Facts) -> int:
+    """How many GPUs training may use."""
+    return sum(gpu.visible for gpu in facts.gpus)
+
+
+def _check_framework(options: RunOptions, interpreter: Interpreter, gpus: int) -> None:
+    """Can this framework use what the machine has?"""
+    framework = framework_named(options.framework)
+    if gpus and interpreter.cuda is None:
+        raise FrameworkMissingError(
+            f"there are {gpus} GPUs, but {framework.title} {interpreter.framework} of {options.python} was built "
+            "without CUDA",
+            "Choose another interpreter with --python, or set CUDA_VISIBLE_DEVICES= to train on the CPU.",
+        )
+    memory_format = options.memory_format or framework.memory_format
+    if not gpus and memory_format not in framework.cpu_memory_formats:
+        raise UsageError(
+            f"{framework.title} has no convolutions in {memory_format} for the CPU", "Leave --memory-format out."
+        )
+
+
+def _check_gpus(options: RunOptions, entry: type[Strategy] | None, facts: Facts) -> None:
+    """Does the strategy need GPUs where there is none?"""
+    if entry is not None and entry.needs_gpu and not usable_gpus(facts):
+        why = facts.host.reasons.get("visible") or facts.host.reasons.get("gpus") or "none found"
+        raise HardwareMissingError(
+            f"strategy {entry.name} needs GPUs, and this machine has none to use ({why})",
+            f"Use --strategy {default_strategy(options.framework, on_gpu=False)}, which trains on the CPU.",
+        )
+
+
+def _devices(options: RunOptions, facts: Facts) -> int:
+    """As many as were asked for, else all GPUs, else two CPU processes."""
+    gpus, cpus = usable_gpus(facts), facts.host.usable_cpus or 1
+    available = gpus or max(cpus, _CPU_PROCESSES)
+    devices = options.devices or (gpus or _CPU_PROCESSES)
+    if devices > available:
+        there = f"{gpus} GPU{'s' if gpus > 1 else ''}" if gpus else f"no GPU, and {cpus} CPUs for {available} processes"
+        raise HardwareMissingError(f"--devices {devices}: this machine has {there}")
+    return devices
+
+
+def _processes(options: RunOptions, entry: type[Strategy] | None, devices: int) -> int:
+    """As the strategy has it; of a program of the user's own, as the framework has it unless told otherwise."""
+    if entry is not None:
+        return entry.processes(devices)
+    return 1 if framework_named(options.framework).one_process and not options.process_per_device else devices
+
+
+def _run_directory(job: Job) -> Path:
+    name = job.workload.replace(":", ".")
+    directory = Path(job.output or f"gpudiag-runs/{time.strftime('%Y%m%d-%H%M%S')}-{name}-{job.strategy}")
+    if directory.exists() and not directory.is_dir():
+        raise UsageError(f"--output {directory} is a file", "Give a directory; it is made if it is not there.")
+    return directory

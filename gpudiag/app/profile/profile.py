@@ -1,0 +1,69 @@
+"""`gpudiag profile` from its options to the analysis: prepare, train, analyse."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import Protocol
+
+import msgspec
+
+from gpudiag.app.analyze import analyze_run
+from gpudiag.app.profile.links import measure_links
+from gpudiag.app.profile.prepare import Prepared, prepare
+from gpudiag.app.profile.train import train
+from gpudiag.app.report import REPORT_FILE, run_html, step_beside
+from gpudiag.machine.probes.runner import Progress as ProbeProgress
+from gpudiag.model.analysis import Analysis
+from gpudiag.model.inference import INFERENCE_FILE, INFERENCE_SCHEMA, InferenceRecord
+from gpudiag.model.job import RunOptions
+from gpudiag.model.run_directory import read_json
+from gpudiag.training.session.progress import Progress
+
+
+class Watcher(Protocol):
+    """Whoever shows how far a run is."""
+
+    def prepared(self, prepared: Prepared) -> None:
+        """Every choice is made; nothing has started."""
+
+    def probing(self) -> AbstractContextManager[Callable[[ProbeProgress], None]]:
+        """While links are measured: what is called, from several threads, with what is measured now."""
+
+    def heard(self, message: Progress) -> None:
+        """A training process says how far it is."""
+
+    def say(self, phase: str) -> None:
+        """Something else is done now."""
+
+
+class Profiled(msgspec.Struct, frozen=True, kw_only=True):
+    """A run and what came of it. `inference`: how fast it predicted its volume; None where it trained."""
+
+    run_dir: Path
+    analysis: Analysis
+    inference: InferenceRecord | None
+
+
+def profile(options: RunOptions, watcher: Watcher) -> Profiled:
+    """Train, record and analyse. Whatever was measured is in the run directory, also after a failure.
+
+    Raises:
+        UsageError, HardwareMissingError, FrameworkMissingError: before anything starts, as `prepare`.
+        WorkerFailedError: as `gpudiag.training.launch.launch`.
+        UnreadableInputError: nothing that was recorded can be analysed.
+    """
+    prepared = prepare(options)
+    watcher.prepared(prepared)
+    with watcher.probing() as on_probe:
+        prepared = measure_links(prepared, on_probe)
+    watcher.say("starting")
+    train(prepared, watcher.heard)
+    watcher.say("analysing")
+    run_dir = prepared.plan.run_dir
+    analysis = analyze_run(run_dir)
+    run_html(analysis, step_beside(run_dir), run_dir, run_dir / REPORT_FILE)
+    path = run_dir / INFERENCE_FILE
+    inference = read_json(path, InferenceRecord, INFERENCE_SCHEMA) if path.exists() else None
+    return Profiled(run_dir=run_dir, analysis=analysis, inference=inference)

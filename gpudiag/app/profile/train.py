@@ -1,0 +1,34 @@
+"""Carry out a prepared run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from gpudiag.app.profile.prepare import Prepared
+from gpudiag.model.inference import INFERENCE_FILE
+from gpudiag.model.run import RunRecord
+from gpudiag.model.run_directory import FACTS_FILE, write_json
+from gpudiag.training.jobs.volume.storage import remove_volumes
+from gpudiag.training.launch import launch
+from gpudiag.training.models.registry import WORKLOADS
+from gpudiag.training.session.progress import Progress
+
+
+def train(prepared: Prepared, observer: Callable[[Progress], None]) -> RunRecord:
+    """Train and record; leaves run.json, facts.json, traces and logs in the run directory.
+
+    Raises: what `gpudiag.training.launch.launch` raises; what was measured before is kept.
+    """
+    plan = prepared.plan
+    plan.run_dir.mkdir(parents=True, exist_ok=True)
+    if plan.leads:
+        (plan.run_dir / INFERENCE_FILE).unlink(missing_ok=True)  # of an earlier run
+        write_json(plan.run_dir / FACTS_FILE, prepared.facts)
+    try:
+        return launch(plan, observer, has_gpudiag=prepared.interpreter.has_gpudiag)
+    except BaseException:
+        entry = WORKLOADS.get(plan.job.workload)
+        if entry is not None and not entry.trains:
+            # Volumes are gigabytes; half of one is no measurement, and whoever was killed could not remove it.
+            remove_volumes(plan.run_dir)
+        raise

@@ -1,0 +1,252 @@
+"""A recommendation without running anything: from saved facts and a model, on any machine."""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+
+import msgspec
+
+from gpudiag.app.profile.prepare import usable_gpus
+from gpudiag.app.recommend.candidates import check_possible, considered, why_not
+from gpudiag.app.recommend.forecast import expected_scaling
+from gpudiag.app.recommend.verdict import from_predictions
+from gpudiag.errors import FrameworkMissingError, UnreadableInputError, UsageError, WorkerFailedError
+from gpudiag.machine.facts_file import load_facts
+from gpudiag.machine.inventory.gather import gather_inventory
+from gpudiag.machine.probes.cache import cached_measurements
+from gpudiag.model.benchmarks.prediction import GRADIENTS_SCHEMA, Candidate, Compute, Gradients
+from gpudiag.model.benchmarks.recommendation import Recommendation, RecommendRequest
+from gpudiag.model.facts import Facts, nccl_transport
+from gpudiag.model.job import INDEPENDENT, RunOptions
+from gpudiag.model.run import RUN_SCHEMA, RunRecord
+from gpudiag.model.run_directory import MOST_BYTES, read_json
+from gpudiag.prediction.datasheet import estimated_compute
+from gpudiag.prediction.overlap import BACKWARD_SHARE
+from gpudiag.prediction.situation import Situation
+from gpudiag.training.models.registry import training_entry
+from gpudiag.training.strategies.predict import predict
+
+_DESCRIBE_S = 120.0
+#: Parts of a step whose length alone is known: forward and backward take 1 to 2, the update little.
+_UPDATE_SHARE = 0.06
+#: Gradients of a model that somebody trains; beyond these a file is no such thing.
+_MOST_SIZES, _MOST_SIZE = 1_000_000, 1 << 50
+
+
+class _Described(msgspec.Struct):
+    sizes: tuple[int, ...]
+    flops: int | None
+    batch_size: int
+    input_bytes: int
+    blocks: int | None = None
+
+
+class _Labelled(msgspec.Struct):
+    schema: str = ""
+
+
+class Model(msgspec.Struct, frozen=True, kw_only=True):
+    """A model as it was described: its gradients, and the work of a step per sample where that is known."""
+
+    gradients: Gradients
+    flops: int | None = None
+
+
+def describe_workload(name: str, *, on_gpu: bool, python: str) -> Model:
+    """Gradient sizes of a built-in workload, from a process of its own that imports the framework.
+
+    Raises:
+        FrameworkMissingError: the interpreter has none.
+        WorkerFailedError: it fails or takes too long.
+    """
+    command = [python, "-m", "gpudiag.training.models.pytorch.gradients", name, *([] if on_gpu else ["--cpu"])]
+    try:
+        done = subprocess.run(command, capture_output=True, timeout=_DESCRIBE_S, check=False)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise WorkerFailedError(f"the gradients of {name} could not be listed: {error}", "Check --python.") from error
+    said = done.stderr.decode(errors="replace").strip().splitlines()
+    if done.returncode != 0:
+        if any("No module named 'torch'" in line for line in said):
+            raise FrameworkMissingError(f"{python} has no PyTorch, which knows the model {name}")
+        raise WorkerFailedError(
+            f"the gradients of {name} could not be listed: {said[-1] if said else 'no reason given'}"
+        )
+    try:
+        found = msgspec.json.decode(done.stdout, type=_Described)
+    except msgspec.MsgspecError as error:
+        raise WorkerFailedError(f"the gradients of {name} could not be listed: {error}") from error
+    gradients = Gradients(
+        name=name,
+        sizes=found.sizes,
+        batch_size=found.batch_size,
+        input_bytes=found.input_bytes * found.batch_size,
+        blocks=found.blocks,
+    )
+    return Model(gradients=gradients, flops=found.flops)
+
+
+def read_gradients(path: Path) -> Model:
+    """Gradient sizes from a file: `gpudiag/gradients/1`, a run's `run.json`, or a JSON list of bytes.
+
+    Raises:
+        UnreadableInputError: it is none of these, or its sizes cannot be.
+    """
+    try:
+        if path.stat().st_size > MOST_BYTES:
+            raise UnreadableInputError(f"{path}: larger than {MOST_BYTES >> 20} MB, which no such file is")
+        data = path.read_bytes()
+    except OSError as error:
+        raise UnreadableInputError(f"{path}: {error.strerror or error}", "Check the path.") from error
+    try:
+        if data.lstrip()[:1] == b"[":
+            gradients = Gradients(name=path.stem, sizes=msgspec.json.decode(data, type=tuple[int, ...]))
+        elif msgspec.json.decode(data, type=_Labelled).schema == RUN_SCHEMA:
+            gradients = _of_run(path)
+        else:
+            gradients = read_json(path, Gradients, GRADIENTS_SCHEMA)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        raise UnreadableInputError(
+            f"{path}: no list of gradient sizes ({error})",
+            "Give a JSON list of bytes per gradient, in the order of backward, or a run.json.",
+        ) from error
+    _check(path, gradients)
+    return Model(gradients=gradients)
+
+
+def _of_run(path: Path) -> Gradients:
+    run = read_json(path, RunRecord, RUN_SCHEMA)
+    if run.model is None or not run.model.gradient_sizes:
+        raise UnreadableInputError(f"{path}: this run did not record its model", "Give gpudiag.profile(model=...).")
+    compute = None
+    timed = [rank.unprofiled.mean_ms for rank in run.ranks if rank.unprofiled is not None]
+    if run.strategy == INDEPENDENT and timed:
+        compute = parts_of(max(timed), "measured by the run")
+    return Gradients(
+        name=run.workload, sizes=run.model.gradient_sizes, compute=compute, batch_size=run.batch_size_per_device
+    )
+
+
+def _check(path: Path, gradients: Gradients) -> None:
+    sizes = gradients.sizes
+    if not sizes or len(sizes) > _MOST_SIZES or not all(0 < size <= _MOST_SIZE for size in sizes):
+        raise UnreadableInputError(
+            f"{path}: gradient sizes must be positive numbers of bytes", "Give one number per gradient."
+        )
+    ready = gradients.ready
+    if ready and (len(ready) != len(sizes) or not all(0 <= share <= 1 for share in ready)):
+        raise UnreadableInputError(
+            f"{path}: `ready` must have one share between 0 and 1 per gradient", "Leave `ready` out."
+        )
+
+
+def parts_of(step_ms: float, source: str) -> Compute:
+    """A step of which only the length is known."""
+    work = step_ms * (1 - _UPDATE_SHARE)
+    return Compute(
+        forward_ms=work * (1 - BACKWARD_SHARE),
+        backward_ms=work * BACKWARD_SHARE,
+        update_ms=step_ms * _UPDATE_SHARE,
+        step_ms=step_ms,
+        source=source,
+    )
+
+
+def recommend_offline(
+    request: RecommendRequest,
+    *,
+    facts: Path | None = None,
+    gradients: Path | None = None,
+    compute_ms: float | None = None,
+) -> Recommendation:
+    """Predict and judge; runs nothing on a device.
+
+    Args:
+        request: what is asked.
+        facts: the machine; None for this one, with what was measured of it within a day.
+        gradients: the model, as `read_gradients` takes it; None for the workload that is asked about.
+        compute_ms: a step without exchange, where the person knows it.
+
+    Raises:
+        UsageError: a name that does not exist, or more devices than there are.
+        HardwareMissingError: no strategy can run.
+        UnreadableInputError: a file is not what it should be.
+    """
+    run = request.run
+    candidates = considered(request)
+    machine = _this_machine(run) if facts is None else load_facts(facts)
+    if gradients is not None:
+        model = read_gradients(gradients)
+    else:
+        name = training_entry(run.workload, "gpudiag recommend").name
+        model = describe_workload(name, on_gpu=usable_gpus(machine) > 0, python=run.python)
+    return predicted_recommendation(machine, model, candidates, run, compute_ms=compute_ms)
+
+
+def _this_machine(run: RunOptions) -> Facts:
+    inventory = gather_inventory()
+    return cached_measurements(inventory, nccl_transport(p2p=run.p2p)) or inventory
+
+
+def predicted_recommendation(
+    facts: Facts, model: Model, candidates: tuple[Candidate, ...], run: RunOptions, *, compute_ms: float | None = None
+) -> Recommendation:
+    """Predict and judge.
+
+    Args:
+        facts: the machine.
+        model: what is trained.
+        candidates: what comes into question.
+        run: devices (None for all GPUs, or two processes without any), batch (None for the model's own), precision, for
+            an estimate of the compute, and peer access.
+        compute_ms: a step without exchange, where the person knows it.
+
+    Raises:
+        UsageError: more devices than there are.
+        HardwareMissingError: no strategy can run.
+    """
+    gpus = usable_gpus(facts)
+    count = run.devices or gpus or 2
+    if gpus and count > gpus:
+        raise UsageError(f"--devices {count}: these facts are of a machine with {gpus}", "Choose fewer.")
+    gradients = model.gradients
+    batch = run.batch_size or gradients.batch_size
+    compute = _compute(facts, model, run, count, compute_ms)
+    notes = []
+    if compute is None:
+        notes.append("the compute of a step is not known: only the exchange is predicted; give --compute-ms")
+    elif compute.source.startswith("estimated"):
+        notes.append(f"the compute of a step is {compute.source}; give --compute-ms where you know it")
+    gradients = msgspec.structs.replace(gradients, compute=compute, batch_size=batch)
+    refused = why_not(facts, candidates, count)
+    check_possible(candidates, refused, count)
+    predictions = predict(facts, gradients, candidates, count, p2p=run.p2p, cannot=refused)
+    situation = Situation(facts, gradients, count, p2p=run.p2p)
+    recommendation = from_predictions(
+        predictions,
+        workload=gradients.name,
+        devices=count,
+        batch_size=batch,
+        p2p=run.p2p,
+        peer_access=situation.peer_access if gpus else None,
+        device_name=next((gpu.name for gpu in facts.gpus if gpu.visible), facts.host.cpu),
+        notes=notes,
+    )
+    best = next(
+        prediction.candidate for prediction in predictions if prediction.candidate.label == recommendation.recommended
+    )
+    scaling = expected_scaling(facts, gradients, best, count, p2p=run.p2p)
+    return msgspec.structs.replace(recommendation, scaling=scaling)
+
+
+def _compute(facts: Facts, model: Model, run: RunOptions, devices: int, compute_ms: float | None) -> Compute | None:
+    """A step without exchange: as given, as measured, or estimated from the work per sample."""
+    gradients = model.gradients
+    batch = run.batch_size or gradients.batch_size
+    if compute_ms is not None:
+        return parts_of(compute_ms, "given")
+    if gradients.compute is None and model.flops and batch:
+        return estimated_compute(
+            facts, model.flops * batch, len(gradients.sizes), precision=run.precision, processes=devices
+        )
+    return gradients.compute

@@ -1,0 +1,136 @@
+"""`gpudiag recommend`, measured: strategies by turns, from what is asked to the verdict."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+import msgspec
+
+from gpudiag.app.profile.links import measure_links
+from gpudiag.app.profile.prepare import Prepared, prepare
+from gpudiag.app.profile.train import train
+from gpudiag.app.recommend.candidates import check_possible, considered, why_not
+from gpudiag.app.recommend.forecast import expected_scaling
+from gpudiag.app.recommend.verdict import judge
+from gpudiag.errors import UsageError
+from gpudiag.machine.probes.runner import Progress as ProbeProgress
+from gpudiag.model.benchmarks.recommendation import RECOMMENDATION_FILE, Expected, Recommendation, RecommendRequest
+from gpudiag.model.benchmarks.strategy_benchmark import (
+    PLAN_FILE,
+    STRATEGY_BENCHMARK_SCHEMA,
+    Entry,
+    StrategyBenchmark,
+    StrategyBenchmarkPlan,
+    benchmark_file,
+)
+from gpudiag.model.facts import Facts
+from gpudiag.model.job import RunOptions
+from gpudiag.model.run_directory import read_json, write_json
+from gpudiag.prediction.curves import curves_of
+from gpudiag.training.models.registry import is_own, training_entry
+from gpudiag.training.session.progress import Progress
+
+#: What the launcher starts in each training process.
+_JOB = "gpudiag.training.jobs.strategy_benchmark.job:run"
+#: Seconds until training processes have started, and until they have ended.
+_LAUNCH_S = 12.0
+#: Seconds for starting processes and warming up, for measuring transports and for each finalist, by experience.
+_START_S, _FINALIST_S = 30.0, 6.0
+
+
+def recommend(
+    request: RecommendRequest,
+    observer: Callable[[Progress], None],
+    say: Callable[[str], None],
+    on_probe: Callable[[ProbeProgress], None] | None = None,
+) -> Recommendation:
+    """Predict, measure the best few by turns, and judge. What was measured is in the run directory.
+
+    Args:
+        request: what to do.
+        observer: called with each message of each training process.
+        say: called with each thing that is done, in words.
+        on_probe: called with what the probes do.
+
+    Raises:
+        UsageError: a name that does not exist, or a function of the user's own.
+        HardwareMissingError, FrameworkMissingError, WorkerFailedError: as `gpudiag profile`.
+    """
+    began = time.monotonic()
+    run = request.run
+    if is_own(run.workload):
+        raise UsageError(
+            f"gpudiag cannot change how {run.workload} exchanges gradients",
+            "Name a built-in workload like it, or give --gradients with its gradient sizes and --predict-only.",
+        )
+    entry = training_entry(run.workload, "gpudiag recommend")
+    if run.memory_format == "nhwc" and not entry.images:
+        raise UsageError(f"{run.workload} has no images, so --memory-format does not apply", "Leave it out.")
+    chosen = considered(request)
+    prepared = _prepared(run)
+    devices = prepared.plan.processes
+    refused = why_not(prepared.facts, chosen, devices)
+    check_possible(chosen, refused, devices)
+    prepared = measure_links(prepared, on_probe)
+    finalists = 0 if request.every else 3
+    number = len(chosen) - len(refused) if request.every else min(5, len(chosen) - len(refused))
+    left_s = request.budget_s - (time.monotonic() - began) - _START_S - number * _FINALIST_S
+    plan = StrategyBenchmarkPlan(
+        device=prepared.plan.job.device,
+        devices=devices,
+        p2p=run.p2p,
+        entries=(
+            Entry(
+                workload=run.workload,
+                batch_size=run.batch_size,
+                precision=run.precision,
+                memory_format=run.memory_format or "nchw",
+                candidates=chosen,
+                cannot=refused,
+                finalists=finalists,
+                seconds=max(5.0, min(25.0, left_s)),
+            ),
+        ),
+        # Cores that are shared need more repetition than GPUs that are ours alone.
+        block_ms=300.0 if prepared.plan.job.device == "cuda" else 600.0,
+        limit_s=max(15.0, request.budget_s - (time.monotonic() - began) - _LAUNCH_S),
+    )
+    estimate = time.monotonic() - began + _START_S + number * _FINALIST_S + plan.entries[0].seconds
+    say(f"{run.workload} on {devices} devices: {number} of {len(chosen)} strategies by turns, about {estimate:.0f} s")
+    run_dir = prepared.plan.run_dir
+    run_dir.mkdir(parents=True, exist_ok=True)
+    write_json(run_dir / PLAN_FILE, plan)
+    train(prepared, observer)
+    benchmark = read_json(run_dir / benchmark_file(run.workload), StrategyBenchmark, STRATEGY_BENCHMARK_SCHEMA)
+    found = judge(benchmark, seconds=round(time.monotonic() - began, 1))
+    found = msgspec.structs.replace(found, scaling=_scaling(prepared.facts, benchmark, found.recommended))
+    write_json(run_dir / RECOMMENDATION_FILE, found)
+    return found
+
+
+def _prepared(run: RunOptions) -> Prepared:
+    """The processes that measure: the benchmark chooses batch, precision and layout itself."""
+    name = f"{time.strftime('%Y%m%d-%H%M%S')}-{run.workload}-recommend"
+    return prepare(
+        msgspec.structs.replace(
+            run,
+            workload=_JOB,
+            batch_size=None,
+            precision=None,
+            memory_format=None,
+            output=run.output or f"gpudiag-runs/{name}",
+        )
+    )
+
+
+def _scaling(facts: Facts, benchmark: StrategyBenchmark, recommended: str) -> tuple[Expected, ...]:
+    by_label = {one.candidate.label: one.candidate for one in benchmark.predictions}
+    return expected_scaling(
+        facts,
+        benchmark.gradients,
+        by_label[recommended],
+        benchmark.devices,
+        p2p=benchmark.p2p,
+        curves=curves_of(benchmark.transports),
+    )

@@ -1,0 +1,279 @@
+"""From what was predicted and measured to the verdict: a winner, or a tie."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Mapping, Sequence
+
+from gpudiag.app.recommend.candidates import code_change, flags, plainness
+from gpudiag.errors import HardwareMissingError
+from gpudiag.model.benchmarks.prediction import Candidate, Prediction
+from gpudiag.model.benchmarks.recommendation import Ceiling, Gain, Ranked, Recommendation
+from gpudiag.model.benchmarks.strategy_benchmark import StrategyBenchmark, Turns
+from gpudiag.model.job import INDEPENDENT
+from gpudiag.statistics import mean_of
+from gpudiag.training.strategies.predict import usual_strategies
+
+#: Measured strategies closer than this are a tie even if the interval is narrower: no second run would agree with it.
+TIE_MEASURED = 0.005
+#: Of tied ones the plainest is taken, but none that came out slower than the fastest by more than this.
+_NEAR = 0.01
+#: Width in percent of an interval from which the machine was too restless to tell much.
+_SCATTERED = 10.0
+#: Predictions closer than this are a tie: they are not more exact than that.
+TIE_PREDICTED = 0.02
+
+
+def judge(benchmark: StrategyBenchmark, *, seconds: float | None = None) -> Recommendation:
+    """The verdict on what was measured; by prediction alone where no strategy was.
+
+    Candidates are compared turn by turn of the same round, so that a drift of the machine cancels out. One that is
+    slower than the fastest by an interval that holds 0, or by less than 0.5 %, is tied with it.
+    """
+    measured = {
+        turn.candidate.label: turn for turn in benchmark.turns if len(turn.round_ms) > 1 and turn.cannot is None
+    }
+    failed = {turn.candidate.label: turn.cannot for turn in benchmark.turns if turn.cannot is not None}
+    racing = {label: turn for label, turn in measured.items() if label != INDEPENDENT}
+    notes: list[str] = []
+    if not racing:
+        if benchmark.turns:
+            notes.append("no strategy could be measured: the verdict is the prediction's")
+        return from_predictions(
+            benchmark.predictions,
+            workload=benchmark.workload,
+            devices=benchmark.devices,
+            batch_size=benchmark.batch_size,
+            p2p=benchmark.p2p,
+            peer_access=benchmark.peer_access,
+            device_name=benchmark.device_name,
+            notes=notes,
+            failed=failed,
+        )
+    fastest = min(racing, key=lambda label: statistics.fmean(racing[label].round_ms))
+    ranked = [_ranked(one, measured, failed, fastest, benchmark) for one in benchmark.predictions]
+    ranked.sort(key=_order)
+    by_label = {one.candidate.label: one.candidate for one in benchmark.predictions}
+    tied = [one.strategy for one in ranked if one.strategy in racing and _is_tied(one)]
+    near = [one.strategy for one in ranked if one.strategy in tied and (one.slower_percent or 0.0) <= 100 * _NEAR]
+    best = min((by_label[label] for label in near), key=plainness)
+    chosen = next(one for one in ranked if one.strategy == best.label)
+    ceiling = _ceiling(benchmark, measured, chosen)
+    rivals = [one for one in ranked if one.strategy in racing and one.strategy not in tied]
+    reason = _reason(benchmark, chosen, tied, rivals)
+    widest = max(
+        (one.slower_ci95[1] - one.slower_ci95[0] for one in ranked if one.slower_ci95 is not None), default=0.0
+    )
+    if widest > _SCATTERED:
+        notes.append(
+            f"turns scattered by up to {widest / 2:.0f} %: other work runs here; measure again when it does not"
+        )
+    return Recommendation(
+        verdict="tie" if len(tied) > 1 else "winner",
+        recommended=best.label,
+        tied=tuple(tied) if len(tied) > 1 else (),
+        reason=reason,
+        basis="measured",
+        workload=benchmark.workload,
+        device_name=benchmark.device_name,
+        devices=benchmark.devices,
+        batch_size_per_device=benchmark.batch_size,
+        peer_access=benchmark.peer_access,
+        gain=_gain(ranked, racing, best, tied),
+        ceiling=ceiling,
+        flags=flags(best, p2p=benchmark.p2p),
+        code=code_change(best),
+        ranking=tuple(ranked),
+        notes=(*notes, *_lossy_note(best)),
+        assumed={name: value for one in benchmark.predictions for name, value in one.assumed.items()},
+        seconds=seconds,
+    )
+
+
+def from_predictions(
+    predictions: Sequence[Prediction],
+    *,
+    workload: str,
+    devices: int,
+    batch_size: int | None,
+    p2p: bool,
+    peer_access: bool | None = None,
+    device_name: str = "",
+    notes: Sequence[str] = (),
+    failed: Mapping[str, str | None] | None = None,
+) -> Recommendation:
+    """The verdict of predictions alone. Those within 2 % of the best are tied with it.
+
+    Raises:
+        HardwareMissingError: none of them can run.
+    """
+    failed = failed or {}
+    possible = [
+        one
+        for one in predictions
+        if one.cannot is None and one.candidate.label != INDEPENDENT and one.candidate.label not in failed
+    ]
+    ranked = [
+        Ranked(
+            strategy=one.candidate.label,
+            predicted_step_ms=one.step_ms,
+            exposed_ms=None if one.cannot else one.exposed_ms,
+            exchange_ms=None if one.cannot else one.exchange_ms,
+            samples_per_s=_samples(one.step_ms, devices, batch_size),
+            reason=one.reason,
+            lossy=one.candidate.lossy,
+            cannot=one.cannot or failed.get(one.candidate.label),
+        )
+        for one in predictions
+    ]
+    ranked.sort(key=_order)
+    if not possible:
+        raise HardwareMissingError(
+            f"no strategy can run on {devices} device{'s' if devices > 1 else ''} here",
+            "See the reasons with --json, or choose another number with --devices.",
+        )
+    least = min(possible, key=_cost)
+    tied = [one for one in possible if _cost(one) <= _cost(least) * (1 + TIE_PREDICTED)]
+    best = min(tied, key=lambda one: plainness(one.candidate))
+    floor = next((one.step_ms for one in predictions if one.candidate.label == INDEPENDENT), None)
+    reason = best.reason
+    if len(tied) > 1:
+        others = ", ".join(one.candidate.label for one in tied if one is not best)
+        reason = (
+            f"{others} would take as long within {TIE_PREDICTED:.0%}; {best.candidate.label} is the plainest. {reason}"
+        )
+    slower = [one for one in possible if one not in tied]
+    gain = None
+    if slower and best.step_ms is not None and slower[0].step_ms is not None:
+        lost = slower[0].step_ms - best.step_ms
+        gain = Gain(over=slower[0].candidate.label, ms=lost, percent=100 * lost / slower[0].step_ms, measured=False)
+    return Recommendation(
+        verdict="tie" if len(tied) > 1 else "winner",
+        recommended=best.candidate.label,
+        tied=tuple(one.candidate.label for one in tied) if len(tied) > 1 else (),
+        reason=reason,
+        basis="predicted",
+        workload=workload,
+        device_name=device_name,
+        devices=devices,
+        batch_size_per_device=batch_size,
+        peer_access=peer_access,
+        gain=gain,
+        ceiling=None
+        if floor is None
+        else Ceiling(
+            step_ms=floor,
+            samples_per_s=_samples(floor, devices, batch_size),
+            percent_left=None if not best.step_ms else 100 * (1 - floor / best.step_ms),
+            measured=False,
+        ),
+        flags=flags(best.candidate, p2p=p2p),
+        code=code_change(best.candidate),
+        ranking=tuple(ranked),
+        notes=(*notes, *_lossy_note(best.candidate)),
+        assumed={name: value for one in possible for name, value in one.assumed.items()},
+    )
+
+
+def _cost(one: Prediction) -> float:
+    return one.exposed_ms if one.step_ms is None else one.step_ms
+
+
+def _order(one: Ranked) -> tuple[int, float, str]:
+    """Measured ones by their figure, then predicted ones by theirs, then those that cannot run."""
+    if one.cannot is not None:
+        return 2, 0.0, one.strategy
+    if one.measured_step_ms is not None:
+        return 0, one.measured_step_ms, one.strategy
+    value = one.predicted_step_ms if one.predicted_step_ms is not None else one.exposed_ms
+    return 1, value or 0.0, one.strategy
+
+
+def _ranked(
+    one: Prediction,
+    measured: dict[str, Turns],
+    failed: Mapping[str, str | None],
+    fastest: str,
+    benchmark: StrategyBenchmark,
+) -> Ranked:
+    label = one.candidate.label
+    turn = measured.get(label)
+    step = interval = slower = slower_interval = None
+    if turn is not None:
+        found = mean_of(turn.round_ms)
+        step, interval = found.value, (found.low, found.high)
+        best = measured[fastest].round_ms
+        if label == fastest:
+            slower, slower_interval = 0.0, (0.0, 0.0)
+        else:
+            # Turns of the same round are near in time.
+            ratio = mean_of([mine / other - 1 for mine, other in zip(turn.round_ms, best, strict=False)])
+            slower, slower_interval = 100 * ratio.value, (100 * ratio.low, 100 * ratio.high)
+    return Ranked(
+        strategy=label,
+        predicted_step_ms=one.step_ms,
+        exposed_ms=None if one.cannot else one.exposed_ms,
+        exchange_ms=None if one.cannot else one.exchange_ms,
+        measured_step_ms=step,
+        ci95=interval,
+        samples_per_s=_samples(step if step is not None else one.step_ms, benchmark.devices, benchmark.batch_size),
+        slower_percent=slower,
+        slower_ci95=slower_interval,
+        reason=one.reason,
+        lossy=one.candidate.lossy,
+        cannot=one.cannot or failed.get(label),
+    )
+
+
+def _is_tied(one: Ranked) -> bool:
+    if one.slower_percent is None or one.slower_ci95 is None:
+        return False
+    return one.slower_ci95[0] <= 0.0 or one.slower_percent < 100 * TIE_MEASURED
+
+
+def _samples(step_ms: float | None, devices: int, batch_size: int | None) -> float | None:
+    return None if not step_ms or not batch_size else 1e3 * devices * batch_size / step_ms
+
+
+def _ceiling(benchmark: StrategyBenchmark, measured: dict[str, Turns], chosen: Ranked) -> Ceiling | None:
+    turn = measured.get(INDEPENDENT)
+    if turn is None or chosen.measured_step_ms is None:
+        return None
+    step = statistics.fmean(turn.round_ms)
+    return Ceiling(
+        step_ms=step,
+        samples_per_s=_samples(step, benchmark.devices, benchmark.batch_size),
+        percent_left=100 * (1 - step / chosen.measured_step_ms),
+        measured=True,
+    )
+
+
+def _gain(ranked: Sequence[Ranked], racing: dict[str, Turns], best: Candidate, tied: Sequence[str]) -> Gain | None:
+    """Over what people take by default, where that is slower; else over the next that is."""
+    slower = [one.strategy for one in ranked if one.strategy in racing and one.strategy not in tied]
+    over = next((label for label in usual_strategies() if label in slower), slower[0] if slower else None)
+    if over is None:
+        return None
+    mine, other = (statistics.fmean(racing[label].round_ms) for label in (best.label, over))
+    return Gain(over=over, ms=other - mine, percent=100 * (other - mine) / other, measured=True)
+
+
+def _reason(benchmark: StrategyBenchmark, chosen: Ranked, tied: Sequence[str], rivals: Sequence[Ranked]) -> str:
+    words = chosen.reason
+    if len(tied) > 1:
+        others = ", ".join(label for label in tied if label != chosen.strategy)
+        words = f"{others} cannot be told from it in {_rounds(benchmark)} rounds. {words}"
+    if rivals and rivals[0].slower_percent is not None:
+        words += f". Next is {rivals[0].strategy}, {rivals[0].slower_percent:.1f} % slower"
+    return words
+
+
+def _rounds(benchmark: StrategyBenchmark) -> int:
+    return max((len(turn.round_ms) for turn in benchmark.turns), default=0)
+
+
+def _lossy_note(best: Candidate) -> tuple[str, ...]:
+    if not best.lossy:
+        return ()
+    how = f"{best.label} rounds gradients to {best.compress} on the way"
+    return (f"{how}: check that the loss falls as before, or ask again with --exact",)

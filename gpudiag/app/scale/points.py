@@ -1,0 +1,291 @@
+"""From what is asked to the points to measure, most worth first.
+
+A point's worth is what would be missing without it. Worked example, with strategies nccl and cpu-reduce on up to 4
+GPUs: first nccl on 4 and its baseline on 1, which give one efficiency; then `independent` on 4, the floor; then
+cpu-reduce on 4 and on 1; then the sizes between. Of several batch sizes, precisions and so on, the first of each makes
+a complete picture before the second adds to it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import re
+from collections.abc import Iterable, Sequence
+
+import msgspec
+
+from gpudiag.errors import HardwareMissingError, UsageError
+from gpudiag.model.benchmarks.scale_request import ScaleRequest
+from gpudiag.model.benchmarks.scaling import NO_P2P, PointRecord
+from gpudiag.model.job import (
+    DATA_SOURCES,
+    INDEPENDENT,
+    MEMORY_FORMATS,
+    PRECISIONS,
+    Job,
+    RunOptions,
+)
+from gpudiag.training.frameworks.registry import FRAMEWORKS, framework_named
+from gpudiag.training.models.registry import workload_entry
+from gpudiag.training.strategies.registry import default_strategy, strategies, strategy_entry
+
+#: Frameworks and strategies that cannot run on one device.
+NEED_PEERS = frozenset(
+    (framework, name)
+    for framework in FRAMEWORKS
+    for name, strategy in strategies(framework).items()
+    if strategy.least_devices > 1
+)
+
+#: Fields of a job that say what is trained, beside those that a point names itself.
+_OPTIONS = ("loader_workers", "prefetch", "model", "volume", "keep_prediction", "steps", "warmup", "compile")
+
+
+class Point(msgspec.Struct, frozen=True, kw_only=True):
+    """One point before it is measured: its job, its record so far, and its place in the queue (0 comes first)."""
+
+    job: Job
+    record: PointRecord
+    worth: tuple[int, ...] = (0,)
+
+    @property
+    def by_itself(self) -> bool:
+        """It needs a launch of its own: one process drives all devices, or the framework's jobs share no processes."""
+        shared = framework_named(self.job.framework).shares_launches
+        return not shared or strategy_entry(self.job.strategy, self.job.framework).one_process
+
+
+class Site(msgspec.Struct, frozen=True, kw_only=True):
+    """Where it will be measured: `gpus` that training may use, 0 for CPU processes, and `cpus` that it may use."""
+
+    gpus: int
+    cpus: int
+
+    @property
+    def most(self) -> int:
+        """As many devices as a point can have. On CPUs at least two processes, which then share a core."""
+        return self.gpus or max(self.cpus, 2)
+
+
+def all_points(request: ScaleRequest, site: Site) -> list[Point]:
+    """All points that were asked for, most worth first. Those that cannot be are there too, with their error.
+
+    Raises:
+        UsageError: a name that does not exist, or options that do not go together.
+        HardwareMissingError: more devices than there are.
+    """
+    sizes = _sizes(request, site)
+    chosen = _strategies(request, site)
+    found: dict[str, Point] = {}
+    workloads = request.workloads or (("resnet20-cifar",) if site.gpus == 0 else ("resnet50",))
+    for place, name in enumerate(workloads):
+        for number, variant in enumerate(_variants(request, site, name)):
+            exchanging = chosen if workload_entry(name).trains else (INDEPENDENT,)
+            for devices, strategy in itertools.product(sizes, exchanging):
+                worth = (_tier(devices, strategy, sizes, chosen) + 10 * number, place)
+                _add(found, _point(request, site, variant, strategy, tuple(range(devices)), worth=worth))
+        if place == 0:
+            first = next(iter(_variants(request, site, name)))
+            _add_subsets(found, request, site, first, chosen)
+    return in_order(found.values())
+
+
+def in_order(found: Iterable[Point]) -> list[Point]:
+    """Most worth first; of equal worth the one with most devices, so that they all load their libraries at once.
+
+    On 4 H200s a process's first three steps of ResNet-50 took 9 s; with one device before four that was paid twice.
+    """
+    return sorted(found, key=lambda point: (point.worth, -point.record.devices))
+
+
+def _variants(request: ScaleRequest, site: Site, name: str) -> list[RunOptions]:
+    """What all points of one curve share; in strong mode the batch is the whole step's."""
+    entry = workload_entry(name)
+    batch = entry.gpu_batch if site.gpus else entry.cpu_batch
+    batches = request.batch_sizes or (batch * (max(_sizes(request, site)) if request.mode == "strong" else 1),)
+    default = framework_named(request.run.framework).memory_format
+    for values, valid, option in (
+        (request.precisions, PRECISIONS, "--precision"),
+        (request.memory_formats, MEMORY_FORMATS, "--memory-format"),
+        (request.data, DATA_SOURCES, "--data"),
+    ):
+        for value in values:
+            if value not in valid:
+                raise UsageError(f"{option} knows no '{value}'", f"There are: {', '.join(valid)}.")
+    layouts = [value for value in request.memory_formats if value == default or entry.images] or [default]
+    precisions = request.precisions or (("tf32",) if site.gpus else ("fp32",))
+    return [
+        msgspec.structs.replace(
+            request.run, workload=name, batch_size=batch, precision=precision, memory_format=layout, data=data
+        )
+        for batch, precision, layout, data in itertools.product(
+            batches, precisions, layouts, request.data or ("device",)
+        )
+    ]
+
+
+def _sizes(request: ScaleRequest, site: Site) -> tuple[int, ...]:
+    there = f"{site.gpus} GPU{'s' * (site.gpus != 1)}" if site.gpus else f"no GPU, and CPUs for {site.most} processes"
+    for devices in request.devices:
+        if devices > site.most:
+            raise HardwareMissingError(f"--devices {devices}: this machine has {there}")
+    if request.devices:
+        return tuple(sorted({1, *request.devices}))
+    largest = site.gpus or 2
+    powers = [1 << i for i in range(largest.bit_length()) if 1 << i < largest]
+    return (*powers, largest)
+
+
+def _strategies(request: ScaleRequest, site: Site) -> tuple[str, ...]:
+    framework = framework_named(request.run.framework)
+    chosen = request.strategies or (default_strategy(framework.name, on_gpu=site.gpus > 0), INDEPENDENT)
+    for name in chosen:
+        # Peer access is switched off for a launch, which only jobs that share one are compared in.
+        bare = name.removesuffix(NO_P2P) if framework.shares_launches else name
+        entry = strategy_entry(bare, framework.name)
+        if name != bare and not site.gpus:
+            raise UsageError(f"strategy {name} needs GPUs", f"Use {bare}.")
+        if entry.needs_gpu and not site.gpus:
+            raise HardwareMissingError(
+                f"strategy {name} needs GPUs, and this machine has none to use",
+                f"Use --strategies {default_strategy(framework.name, on_gpu=False)},{INDEPENDENT}.",
+            )
+    return tuple(dict.fromkeys(chosen))
+
+
+def _tier(devices: int, strategy: str, sizes: Sequence[int], strategies: Sequence[str]) -> int:
+    at_the_ends = devices in (1, max(sizes))
+    if strategy == strategies[0]:
+        return 0 if at_the_ends else 3
+    if strategy == INDEPENDENT:
+        return 1 if devices == max(sizes) else 4
+    return 2 if at_the_ends else 5
+
+
+def _add(found: dict[str, Point], point: Point) -> None:
+    """Note a point once, at the earlier of its places in the queue."""
+    known = found.get(point.record.id)
+    if known is None:
+        found[point.record.id] = point
+    elif point.worth < known.worth:
+        found[point.record.id] = msgspec.structs.replace(known, worth=point.worth)
+
+
+def _add_subsets(
+    found: dict[str, Point], request: ScaleRequest, site: Site, variant: RunOptions, strategies: Sequence[str]
+) -> None:
+    """Each GPU by itself, and each pair, compared on one workload."""
+    if request.mode == "strong" or not framework_named(request.run.framework).shares_launches:
+        return  # jobs by themselves take the first devices; what a device does alone is a question of weak scaling
+    everyone = range(site.most if site.gpus else max(_sizes(request, site)))
+    if (request.alone and site.gpus > 1) or request.pairs:
+        for device in everyone:
+            point = _point(request, site, variant, INDEPENDENT, (device,), worth=(1, -1))
+            record = msgspec.structs.replace(point.record, alone=True)
+            known = found.get(record.id, point)
+            found[record.id] = Point(job=point.job, record=record, worth=min(point.worth, known.worth))
+    if request.pairs:
+        for pair in itertools.combinations(everyone, 2):
+            for strategy in strategies:
+                if strategy != INDEPENDENT:
+                    _add(found, _point(request, site, variant, strategy, pair, worth=(4, -1)))
+
+
+def _point(
+    request: ScaleRequest,
+    site: Site,
+    variant: RunOptions,
+    strategy: str,
+    indices: tuple[int, ...],
+    *,
+    worth: tuple[int, ...],
+) -> Point:
+    devices = len(indices)
+    error = None
+    batch = whole = variant.batch_size or 1
+    if request.mode == "strong":
+        batch, left = divmod(whole, devices)
+        if left or batch == 0:
+            error = (
+                f"a batch of {whole} samples does not divide among {devices} devices: "
+                "partial batches are no strong scaling; choose --batch-size as a multiple of every number of devices"
+            )
+            batch = max(1, batch)
+    # One device has no peers whose access could be switched off, and some strategies need peers to exchange with.
+    p2p = not strategy.endswith(NO_P2P) or devices == 1
+    bare = on_one_device(strategy, request.run.framework) if devices == 1 else strategy.removesuffix(NO_P2P)
+    job = Job.chosen(
+        variant, strategy=bare, device="cuda" if site.gpus else "cpu", devices=1, batch_size=batch, p2p=p2p
+    )
+    record = PointRecord(
+        id="",
+        workload=job.workload,
+        framework=job.framework,
+        strategy=bare + ("" if p2p else NO_P2P),
+        devices=devices,
+        device_indices=indices,
+        batch_per_device=batch,
+        global_batch=whole if request.mode == "strong" else batch * devices,
+        mode=request.mode,
+        precision=job.precision or "",
+        memory_format=job.memory_format,
+        data=job.data,
+        options=_options(job),
+        threads=None if site.gpus else max(1, site.cpus // max(_sizes(request, site))),
+        status="failed" if error else "not measured",
+        error=error,
+    )
+    return Point(job=job, record=msgspec.structs.replace(record, id=point_id(record)), worth=worth)
+
+
+def on_one_device(strategy: str, framework: str) -> str:
+    """What a strategy comes to on a single device, which has nobody to exchange with: itself, or no exchange."""
+    bare = strategy.removesuffix(NO_P2P)
+    return INDEPENDENT if (framework, bare) in NEED_PEERS else bare
+
+
+def halved(point: Point) -> Point:
+    """The same point with half the samples per device."""
+    batch = point.record.batch_per_device // 2
+    record = msgspec.structs.replace(
+        point.record,
+        batch_per_device=batch,
+        global_batch=batch * point.record.devices,
+        status="not measured",
+        error=None,
+        halved_from=point.record.id,
+    )
+    record = msgspec.structs.replace(record, id=point_id(record))
+    return Point(job=msgspec.structs.replace(point.job, batch_size=batch), record=record, worth=point.worth)
+
+
+def point_id(record: PointRecord) -> str:
+    """A name that says what the point is, with a digest of all that makes it so: `resnet50-nccl-4x64-bf16-1f3a9c`.
+
+    Independent of the order in which points are asked for, so that a later call knows what an earlier one has measured.
+    """
+    identity = (
+        record.workload,
+        record.framework,
+        record.strategy,
+        record.device_indices,
+        record.batch_per_device,
+        record.global_batch,
+        record.mode,
+        record.precision,
+        record.memory_format,
+        record.data,
+        sorted(record.options.items()),
+        record.threads,
+    )
+    digest = hashlib.sha256(msgspec.json.encode(identity)).hexdigest()[:8]
+    readable = f"{record.workload}-{record.strategy}-{record.devices}x{record.batch_per_device}-{record.precision}"
+    return f"{re.sub(r'[^A-Za-z0-9.]+', '-', readable)}-{digest}"
+
+
+def _options(job: Job) -> dict[str, str]:
+    """What of a job is neither named by the point nor the default."""
+    default = Job(workload=job.workload, strategy=job.strategy, device=job.device, framework=job.framework)
+    changed = {name: str(getattr(job, name)) for name in _OPTIONS if getattr(job, name) != getattr(default, name)}
+    return {**changed, **job.exchange.given()}

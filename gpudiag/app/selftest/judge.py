@@ -1,0 +1,223 @@
+"""Truth beside verdict: pure functions from what was measured to right or wrong."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Sequence
+
+from gpudiag.model.analysis import Analysis, Finding
+from gpudiag.model.benchmarks.selftest import Ablation, Block, Cost, Expected, Found, Row, Verdict
+from gpudiag.statistics import mean_of
+
+#: On GPUs: found and true cost may differ by this share of the true cost, or by this many ms, whichever is more.
+GPU_SHARE, GPU_MS = 0.10, 1.0
+#: On CPU processes, whose cores are shared with everything else: by this share, or by this many standard errors.
+CPU_SHARE, CPU_ERRORS = 0.25, 3.0
+#: A finding worth less than this share of the step is no alarm.
+ALARM_SHARE = 0.05
+#: What the finding about the gradient exchange is called; from this share of an alarm's level on, an exchange of that
+#: cost may be found.
+_EXCHANGE = "communication-bound"
+_NEARLY = 0.5
+#: Of each block's steps this share is left out at either end, so that one hiccup of the machine is no cost.
+_TRIMMED = 0.1
+
+
+def cost_of(blocks: Sequence[Block]) -> Cost:
+    """The true cost, from blocks with and without the fault by turns.
+
+    The step time of a block is the trimmed mean of its steps, averaged over ranks. Neighbouring blocks of either kind
+    make a pair; the cost is the mean of the pairs' differences, and its standard error is of that mean.
+
+    Raises:
+        ValueError: there is no pair.
+    """
+    off = [_step_ms(block) for block in blocks if not block.on]
+    on = [_step_ms(block) for block in blocks if block.on]
+    differences = [b - a for a, b in zip(off, on, strict=False)]
+    if not differences:
+        raise ValueError("no pair of blocks with and without the fault")
+    return Cost(
+        clean_ms=statistics.fmean(off),
+        faulty_ms=statistics.fmean(on),
+        ms=statistics.fmean(differences),
+        standard_error_ms=mean_of(differences).standard_error if len(differences) > 1 else 0.0,
+    )
+
+
+def exchange_of(clean: Cost, apart: Cost) -> Cost:
+    """What exchanging the gradients costs the clean job, from two faults' blocks without them.
+
+    Args:
+        clean: of the fault that is none.
+        apart: of a fault of the exchange, in whose blocks without it nothing is exchanged.
+    """
+    return Cost(
+        clean_ms=apart.clean_ms,
+        faulty_ms=clean.clean_ms,
+        ms=clean.clean_ms - apart.clean_ms,
+        standard_error_ms=math.hypot(clean.standard_error_ms, apart.standard_error_ms),
+    )
+
+
+def _step_ms(block: Block) -> float:
+    return statistics.fmean(trimmed_mean(steps) for steps in block.step_ms)
+
+
+def trimmed_mean(values: Sequence[float]) -> float:
+    """The mean without the lowest and the highest tenth.
+
+    >>> trimmed_mean([1, 2, 3, 4, 5, 6, 7, 8, 9, 1000])
+    5.5
+    """
+    out = int(len(values) * _TRIMMED)
+    return statistics.fmean(sorted(values)[out : len(values) - out])
+
+
+def tolerance_ms(cost: Cost, *, device: str, window_error_ms: float, window_ms: float | None = None) -> float:
+    """By how much the found cost may differ from the true one.
+
+    Args:
+        cost: the true cost.
+        device: `cuda` or `cpu`.
+        window_error_ms: standard error of the mean of the recorded steps, from which the found cost comes.
+        window_ms: their mean. On a CPU that differs from the mean of the timed ones when the machine has changed.
+    """
+    if device == "cuda":
+        return max(GPU_SHARE * abs(cost.ms), GPU_MS)
+    changed = 0.0 if window_ms is None else abs(window_ms - cost.faulty_ms)
+    return max(CPU_SHARE * abs(cost.ms), CPU_ERRORS * math.hypot(cost.standard_error_ms, window_error_ms), changed)
+
+
+def tolerance_in_words(device: str) -> str:
+    """The tolerance, for people."""
+    if device == "cuda":
+        return (
+            f"found and true cost may differ by {100 * GPU_SHARE:.0f} % or {GPU_MS:g} ms, whichever is more; "
+            f"anything else worth {100 * ALARM_SHARE:.0f} % of the step is a false alarm"
+        )
+    return (
+        f"found and true cost may differ by {100 * CPU_SHARE:.0f} % or {CPU_ERRORS:g} standard errors (of the true "
+        f"cost over pairs of blocks and of the recorded steps together) or by as much as recorded and timed steps "
+        f"differ, whichever is most; anything else worth {100 * ALARM_SHARE:.0f} % of the step or that many standard "
+        f"errors is a false alarm"
+    )
+
+
+def judge(
+    ablation: Ablation,
+    expected: Expected,
+    analysis: Analysis,
+    *,
+    window_error_ms: float,
+    exchange: Cost | None = None,
+    run_dir: str = "",
+) -> Row:
+    """One row of the table.
+
+    Args:
+        ablation: what the fault costs.
+        expected: what should be found.
+        analysis: what was found.
+        window_error_ms: standard error of the mean of the recorded steps.
+        exchange: what exchanging the gradients costs the clean job, where that was measured.
+        run_dir: where it was recorded.
+    """
+    cost = cost_of(ablation.blocks)
+    tolerance = tolerance_ms(
+        cost, device=ablation.device, window_error_ms=window_error_ms, window_ms=analysis.steps.mean_ms
+    )
+    alarm = ALARM_SHARE * cost.faulty_ms
+    if ablation.device == "cpu":
+        alarm = max(alarm, CPU_ERRORS * window_error_ms)
+    alarms = [finding for finding in analysis.findings if _worth(finding) >= alarm]
+    if exchange is not None and expected.code != _EXCHANGE:
+        allowed = tolerance_ms(exchange, device=ablation.device, window_error_ms=window_error_ms)
+        alarms = [finding for finding in alarms if not _is_the_exchange(finding, exchange, alarm, allowed)]
+    found = _found(alarms[0]) if alarms else None
+    others = tuple(_found(finding) for finding in alarms[1:])
+    verdict, why = compare(cost, expected, found, others, tolerance=tolerance, alarm=alarm)
+    return Row(
+        workload=ablation.workload,
+        fault=ablation.fault.name,
+        expected=expected,
+        true=cost,
+        found=found,
+        others=others,
+        exchange_ms=None if exchange is None else exchange.ms,
+        tolerance_ms=tolerance,
+        alarm_ms=alarm,
+        verdict=verdict,
+        why=why,
+        profiled_ms=analysis.steps.mean_ms,
+        corrected_ms=analysis.steps.corrected_mean_ms,
+        run_dir=run_dir,
+    )
+
+
+def compare(
+    cost: Cost,
+    expected: Expected,
+    found: Found | None,
+    others: tuple[Found, ...],
+    *,
+    tolerance: float,
+    alarm: float,
+) -> tuple[Verdict, tuple[str, ...]]:
+    """The verdict and, where it is `wrong`, why.
+
+    A fault that costs no more than an alarm's level need not be found, but where it is, it counts as found.
+    """
+    false_alarms = tuple(f"false alarm: {other.code}, {other.ms:.1f} ms" for other in others)
+    if expected.code is None:
+        if found is None:
+            return "right", ()
+        return "wrong", (f"false alarm: {found.code}, {found.ms:.1f} ms", *false_alarms)
+    if found is None:
+        if cost.ms <= max(alarm, tolerance):
+            return "too small", ()
+        return "wrong", (f"not found: {cost.ms:.1f} ms of {cost.faulty_ms:.1f}",)
+    why = []
+    if found.code != expected.code:
+        why.append(f"{found.code} instead of {expected.code}")
+    else:
+        if found.ranks != expected.ranks:
+            why.append(f"ranks {_list(found.ranks)} instead of {_list(expected.ranks)}")
+        if expected.causes and found.cause not in expected.causes:
+            why.append(f"cause '{found.cause}' instead of '{expected.causes[0]}'")
+        off = found.ms - cost.ms
+        if abs(off) > tolerance:
+            why.append(f"{abs(off):.1f} ms too {'much' if off > 0 else 'little'}")
+    why.extend(false_alarms)
+    return ("wrong" if why else "right"), tuple(why)
+
+
+def _is_the_exchange(finding: Finding, exchange: Cost, alarm: float, tolerance: float) -> bool:
+    """Whether a finding says what the clean job's exchange costs, and that is worth a word: then it is no false alarm.
+
+    Beside a fault the exchange may cost less than in the clean job, as the fault may hide it, but not more.
+    """
+    if finding.code != _EXCHANGE or exchange.ms < _NEARLY * alarm:
+        return False
+    return _worth(finding) <= exchange.ms + tolerance
+
+
+def _worth(finding: Finding) -> float:
+    """What a finding gains, for one that is not the largest once the larger ones are fixed; nothing for `info`."""
+    after = finding.evidence.get("gain_after_larger_fixes_ms", finding.recoverable_ms_per_step)
+    return float(after) if isinstance(after, int | float) and finding.severity != "info" else 0.0
+
+
+def _found(finding: Finding) -> Found:
+    return Found(
+        code=finding.code,
+        ranks=finding.ranks,
+        cause=finding.cause,
+        ms=finding.recoverable_ms_per_step or 0.0,
+        confidence=finding.confidence,
+    )
+
+
+def _list(ranks: tuple[int, ...]) -> str:
+    return ", ".join(map(str, ranks)) or "none"

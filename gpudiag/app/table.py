@@ -1,0 +1,132 @@
+"""`gpudiag table`: results from wherever they were kept, scaling benchmarks and single profiled runs, in one table."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import msgspec
+
+from gpudiag.analysis.scaling.measured import which_gpus, with_figures
+from gpudiag.analysis.scaling.speedup import with_speedups
+from gpudiag.analysis.scaling.table import results_table
+from gpudiag.app.report import facts_beside, write_text
+from gpudiag.app.scale.points import NEED_PEERS, point_id
+from gpudiag.app.scale.store import POINTS, Store
+from gpudiag.errors import UnreadableInputError
+from gpudiag.model.benchmarks.results_table import ResultsTable
+from gpudiag.model.benchmarks.scaling import (
+    NO_P2P,
+    POINT_FILE,
+    SCALING_FILE,
+    SCALING_SCHEMA,
+    Machine,
+    PointRecord,
+    Scaling,
+)
+from gpudiag.model.run import RUN_SCHEMA, RunRecord
+from gpudiag.model.run_directory import RUN_FILE, read_json
+from gpudiag.report.text import results as results_text
+
+#: Of a run's options, those that a point names itself, and those that say nothing of what is trained.
+_NAMED = frozenset({"precision", "memory_format", "data", "threads", "p2p"})
+_DEFAULTS = {"compile": "false", "prefetch": "false", "model": "whole", "loader_workers": "0"}
+
+
+def table(runs: Sequence[str], *, markdown: Path | None = None, csv: Path | None = None) -> ResultsTable:
+    """One table of all results, also written to the files that are wanted.
+
+    Args:
+        runs: directories that `gpudiag scale` or `gpudiag profile` wrote; one that cannot be read is named.
+        markdown, csv: where to write the table.
+
+    Raises:
+        UnreadableInputError: none of them has results.
+        GpudiagError: a file cannot be written.
+    """
+    results, left_out = [], []
+    for name in runs:
+        try:
+            results += [(name, point) for point in points_of(Path(name))]
+        except UnreadableInputError as error:
+            left_out.append(str(error))
+    if not results:
+        raise UnreadableInputError(
+            left_out[0] if left_out else "nothing was given",
+            "Give directories that `gpudiag scale` or `gpudiag profile` wrote.",
+        )
+    arranged = results_table(results, left_out)
+    if markdown is not None:
+        write_text(markdown, results_text.to_markdown(arranged))
+    if csv is not None:
+        write_text(csv, results_text.to_csv_rows(arranged))
+    return arranged
+
+
+def points_of(path: Path) -> list[PointRecord]:
+    """All points that a path has.
+
+    Args:
+        path: a directory that `gpudiag scale` wrote, its `scaling.json`, or a run directory.
+
+    Raises:
+        UnreadableInputError: it is none of these, or of another version.
+    """
+    file = path / SCALING_FILE if path.is_dir() else path
+    if file.is_file():
+        return list(read_json(file, Scaling, SCALING_SCHEMA).points)
+    if (path / POINTS).is_dir() and any((path / POINTS).glob(f"*/{POINT_FILE}")):
+        return with_speedups(
+            Store(path).points().values(), NEED_PEERS
+        )  # a benchmark that was ended before it could conclude
+    if (path / RUN_FILE).is_file():
+        return [point_of_run(path)]
+    raise UnreadableInputError(
+        f"{path}: holds no results", "Give a directory that `gpudiag scale` or `gpudiag profile` wrote."
+    )
+
+
+def point_of_run(directory: Path) -> PointRecord:
+    """A single run as a point.
+
+    Raises:
+        UnreadableInputError: its record cannot be read.
+    """
+    run = read_json(directory / RUN_FILE, RunRecord, RUN_SCHEMA)
+    facts = facts_beside(directory)
+    batch = run.batch_size_per_device or 0
+    devices = len(run.ranks) or run.world_size
+    on_gpu = any(rank.device.startswith(("cuda", "GPU")) for rank in run.ranks)
+    names = tuple(rank.device_name for rank in run.ranks) if on_gpu else ()
+    usable = tuple(gpu.name for gpu in facts.gpus if gpu.visible) if facts is not None else names
+    machine = Machine(
+        host=run.ranks[0].host if run.ranks else "",
+        cpu=facts.host.cpu if facts is not None else "" if on_gpu or not run.ranks else run.ranks[0].device_name,
+        usable_cpus=facts.host.usable_cpus if facts is not None else None,
+        gpus=usable,
+        which=which_gpus(facts) if facts is not None and on_gpu else "",
+    )
+    threads = run.options.get("threads", "")
+    point = PointRecord(
+        id="",
+        workload=run.workload,
+        framework=run.framework,
+        strategy=run.strategy + (NO_P2P if run.options.get("p2p") == "off" else ""),
+        devices=devices,
+        device_indices=tuple(rank.local_rank for rank in run.ranks) or tuple(range(devices)),
+        batch_per_device=batch,
+        global_batch=batch * devices,
+        precision=run.options.get("precision", "unknown"),
+        memory_format=run.options.get("memory_format", "unknown"),
+        data=run.options.get("data", "unknown"),
+        options={
+            name: value
+            for name, value in run.options.items()
+            if name not in _NAMED and value != _DEFAULTS.get(name) and not (name == "loader_workers" and value == "0")
+        },
+        threads=int(threads) if threads.isdecimal() and not on_gpu else None,
+    )
+    named = msgspec.structs.replace(point, id=point_id(point))
+    if not batch:
+        return msgspec.structs.replace(named, status="failed", error="its batch size was not recorded")
+    return with_figures(named, run, None, machine)

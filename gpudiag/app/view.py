@@ -1,0 +1,102 @@
+"""`gpudiag view`: TensorBoard on a run, or on many."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import NoReturn
+
+from gpudiag.app.export import read_recorded
+from gpudiag.errors import GpudiagError, NotATraceError, UnreadableInputError
+from gpudiag.model.run_directory import ANALYSIS_FILE, RUN_FILE
+from gpudiag.report.export.tensorboard.log_directory import run_name, write_run
+from gpudiag.report.export.tensorboard.server import check_interpreter, free_port, serving, url_of
+from gpudiag.trace import ReadLimits
+
+
+def view(
+    path: Path,
+    opened: Callable[[str, str], None],
+    say: Callable[[str], None],
+    *,
+    host: str,
+    port: int,
+    python: str,
+    world_size: int | None = None,
+    limits: ReadLimits | None = None,
+) -> NoReturn:
+    """Convert runs and serve them, until interrupted.
+
+    Args:
+        path: a run, a directory of runs, or traces.
+        opened: called with the address and TensorBoard's versions when it answers.
+        say: called with each run that is left out, in words.
+        host, port: where to serve; port 0 for any free one.
+        python: the interpreter that has TensorBoard.
+        world_size, limits: as of `analyze`.
+
+    Raises:
+        FrameworkMissingError: the interpreter has no TensorBoard.
+        UnreadableInputError: there is nothing to show.
+        GpudiagError: the port is taken, or TensorBoard has ended.
+        KeyboardInterrupt: interrupted. Nothing temporary is left when it is raised.
+    """
+    versions = check_interpreter(python)
+    free_port(host, port)  # before the work of converting
+    with tempfile.TemporaryDirectory(prefix="gpudiag-view-") as name:
+        directory = Path(name)
+        runs = _runs(path)
+        written = 0
+        for run in runs:
+            try:
+                _write(run, directory / _unused(directory, run_name(run)), world_size=world_size, limits=limits)
+            except UnreadableInputError as error:
+                if len(runs) == 1:
+                    raise
+                say(f"{run.name} is left out: {error}")
+                continue
+            written += 1
+        if not written:
+            raise NotATraceError(f"no run below {path} has traces left", "Record again with gpudiag profile.")
+        port = free_port(host, port)
+        with serving(python, directory, host, port, versions) as process:
+            opened(url_of(host, port), versions)
+            process.wait()
+    raise GpudiagError(f"{versions} has ended", "Start it again; its last words are above.")
+
+
+def _runs(path: Path) -> list[Path]:
+    """The runs in a directory of runs, the oldest first; else the path itself."""
+    if path.is_dir() and not (path / RUN_FILE).is_file():
+        below = sorted(entry for entry in path.iterdir() if (entry / RUN_FILE).is_file())
+        if below:
+            return below
+    return [path]
+
+
+def _unused(directory: Path, name: str) -> str:
+    number = 1
+    chosen = name
+    while (directory / chosen).exists():
+        number += 1
+        chosen = f"{name}-{number}"
+    return chosen
+
+
+def _write(run: Path, directory: Path, *, world_size: int | None, limits: ReadLimits | None) -> None:
+    """Convert one run. A run whose traces are gone is told apart from what never was one."""
+    try:
+        recorded = read_recorded([run], world_size=world_size, limits=limits)
+    except NotATraceError as error:
+        if (run / RUN_FILE).is_file() or (run / ANALYSIS_FILE).is_file():
+            raise NotATraceError(
+                f"{run} has no traces left to show", "Record again, or draw its saved analysis with gpudiag report."
+            ) from error
+        raise
+    write_run(
+        directory,
+        recorded.export_model,
+        recorded.series,
+        [(profile.name, profile.data) for profile in recorded.profiles],
+    )

@@ -1,0 +1,1 @@
+"""Options that verbs share, and the parser of the whole command line."""

@@ -1,0 +1,31 @@
+"""What verbs print on standard output."""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import msgspec
+
+    from gpudiag.model.analysis import Analysis
+
+
+def write_as_json(noun: msgspec.Struct) -> None:
+    """The noun's JSON, and nothing else."""
+    from gpudiag.report.json_output import encode
+
+    sys.stdout.write(encode(noun).decode())
+    sys.stdout.flush()
+
+
+def show_analysis(analysis: Analysis, *, as_json: bool, all_ranks: bool, width: int | None) -> None:
+    """The JSON or the report of an analysis."""
+    if as_json:
+        write_as_json(analysis)
+        return
+    from gpudiag.report.console import report_console
+    from gpudiag.report.terminal.report import render_analysis
+
+    render_analysis(analysis, report_console(width=width), all_ranks=all_ranks)
+    sys.stdout.flush()

@@ -1,0 +1,88 @@
+"""Dispatch, and turn every failure into an exit code, one line of what is wrong and one of what to do."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+from typing import TYPE_CHECKING, Any
+
+from gpudiag.commands.command_line.parser import dispatch
+from gpudiag.errors import GpudiagError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+#: As a shell reports a program that SIGINT ended.
+INTERRUPTED = 130
+#: As a shell reports a program that SIGPIPE ended: whoever read the output has left (`| head`).
+READER_GONE = 141
+
+DEBUG = "--debug"
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one command line and return its exit code.
+
+    0 done; 1 a threshold given with --fail-on was crossed; 2 usage; 3 the hardware asked for is not there; 4 input
+    unreadable or not a trace; 5 a worker or probe failed or timed out, or gpudiag itself failed; 130 interrupted;
+    141 the reader of the output left.
+    """
+    words = list(sys.argv[1:] if arguments is None else arguments) or ["--help"]
+    words, debug = _without_debug(words)
+    for stream in (sys.stdout, sys.stderr):
+        # A terminal that cannot show a character gets a question mark, not a traceback.
+        with contextlib.suppress(AttributeError):
+            stream.reconfigure(errors="replace")  # type: ignore[union-attr]  # a stream put there by a test may lack it
+    try:
+        code = dispatch(words)
+        sys.stdout.flush()
+    except KeyboardInterrupt:
+        _say("interrupted")
+        return INTERRUPTED
+    except BrokenPipeError:
+        _silence(sys.stdout)
+        return READER_GONE
+    except GpudiagError as error:
+        return _fail(error, debug=debug)
+    except Exception as error:  # noqa: BLE001  # the one place where everything unexpected ends
+        return _fail(_as_expected(error), debug=debug, cause=error)
+    return code
+
+
+def _without_debug(words: list[str]) -> tuple[list[str], bool]:
+    """Take `--debug` out of the command line, but not out of a user's own command behind `--`."""
+    end = words.index("--") if "--" in words else len(words)
+    ours = [word for word in words[:end] if word != DEBUG]
+    return [*(ours or ["--help"]), *words[end:]], len(ours) < end
+
+
+def _as_expected(error: Exception) -> GpudiagError:
+    """Our own error for one that nobody expected."""
+    if isinstance(error, MemoryError):
+        return GpudiagError("this machine's memory was not enough", "Give fewer or shorter traces at once.")
+    return GpudiagError(f"unexpected {type(error).__name__}: {error}" if str(error) else type(error).__name__)
+
+
+def _fail(error: GpudiagError, *, debug: bool, cause: Exception | None = None) -> int:
+    from gpudiag.model.sanitize import one_line, printable
+
+    if debug:
+        import traceback
+
+        _say(printable("".join(traceback.format_exception(cause or error)).rstrip("\n"), keep="\n"), prefix="")
+    _say(one_line(str(error)))
+    _say(f"hint: {one_line(error.hint)}", prefix="  ")
+    return error.exit_code
+
+
+def _say(line: str, *, prefix: str = "gpudiag: ") -> None:
+    with contextlib.suppress(OSError, ValueError):  # nobody reads standard error any more: nothing left to say
+        sys.stdout.flush()
+        print(f"{prefix}{line}", file=sys.stderr, flush=True)  # noqa: T201  # the error funnel's one way out
+
+
+def _silence(stream: Any) -> None:
+    """Send what is still buffered nowhere, so that the interpreter does not complain when it exits."""
+    with contextlib.suppress(OSError, ValueError):
+        os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())

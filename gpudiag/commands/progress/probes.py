@@ -1,0 +1,61 @@
+"""Progress of the probes on standard error: a bar in a terminal, a line per probe in a pipe or a log."""
+
+from __future__ import annotations
+
+import sys
+import threading
+from typing import TYPE_CHECKING
+
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.text import Text
+
+from gpudiag.model.sanitize import one_line
+from gpudiag.report.console import report_console
+
+if TYPE_CHECKING:
+    from gpudiag.machine.probes.runner import Progress as Step
+
+_LONGEST = 60
+
+
+class ProbeProgress:
+    """Call it with what runs now, from any thread; as a context manager it leaves no bar behind."""
+
+    def __init__(self) -> None:
+        console = report_console(sys.stderr)
+        self._lock = threading.Lock()
+        self._said: set[str] = set()
+        self._bar: Progress | None = None
+        if console.is_terminal:
+            self._bar = Progress(
+                BarColumn(bar_width=20),
+                TextColumn("{task.description}", markup=False),
+                TimeElapsedColumn(),
+                console=console,
+                transient=True,
+            )
+            self._task = self._bar.add_task("loading", total=None)
+
+    def __enter__(self) -> ProbeProgress:
+        if self._bar is not None:
+            self._bar.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._bar is not None:
+            self._bar.stop()
+
+    def __call__(self, step: Step) -> None:
+        """Show one step."""
+        what = one_line(step.what)[:_LONGEST]
+        with self._lock:
+            if self._bar is not None:
+                description = f"loading: {what}" if step.stage == "loading" else f"{step.probe}: {what}"
+                done = step.done if step.stage == "measuring" else None
+                self._bar.update(
+                    self._task, description=Text(description).plain, completed=done or 0, total=step.of or None
+                )
+            elif step.probe not in self._said:
+                self._said.add(step.probe)
+                line = "loading the probes" if step.stage == "loading" else f"measuring {step.probe}"
+                print(line, file=sys.stderr, flush=True)  # noqa: T201  # progress is for people, beside the report

@@ -1,0 +1,92 @@
+"""How far a run is, for people: a bar in a terminal, a line per phase in a pipe. Always on standard error."""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING, Any
+
+from gpudiag.commands.progress.probes import ProbeProgress
+
+if TYPE_CHECKING:
+    from types import TracebackType
+
+    from gpudiag.app.profile.prepare import Prepared
+    from gpudiag.training.session.progress import Progress
+
+#: Phases in the order in which a rank goes through them, and what to call them.
+_PHASES = {
+    "starting": "starting",
+    "warmup": "warming up",
+    "timed": "timing steps without the profiler",
+    "profiled": "recording steps",
+    "saving": "saving traces",
+    "done": "done",
+}
+_ORDER = tuple(_PHASES)
+
+
+class RunProgress:
+    """Shows the rank that is furthest behind: the run is no further than that."""
+
+    def __init__(self) -> None:
+        self._processes = 0
+        self._latest: dict[int, Progress] = {}
+        self._phase = ""
+        self._bar: Any = None
+        self._task: Any = None
+
+    def __enter__(self) -> RunProgress:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._bar is not None:
+            self._bar.stop()
+
+    def prepared(self, prepared: Prepared) -> None:
+        """Say what is about to run."""
+        self._processes = prepared.plan.processes
+        print(f"gpudiag: {prepared.describe()}", file=sys.stderr, flush=True)  # noqa: T201
+
+    def probing(self) -> ProbeProgress:
+        """A bar of its own, while links are measured."""
+        return ProbeProgress()
+
+    def heard(self, message: Progress) -> None:
+        """Take in one message."""
+        if message.phase == "failed":
+            return
+        self._latest[message.rank] = message
+        if len(self._latest) < self._processes:
+            return
+        behind = min(self._latest.values(), key=lambda told: (_ORDER.index(told.phase), told.steps))
+        self._show(_PHASES[behind.phase], behind.steps, behind.of)
+
+    def say(self, phase: str) -> None:
+        """Show a phase that no process tells of."""
+        self._show(phase, 0, None)
+
+    def _show(self, phase: str, steps: int, of: int | None) -> None:
+        if self._bar is None and sys.stderr.isatty():
+            self._start()
+        if self._bar is not None:
+            self._bar.update(self._task, description=phase, completed=steps, total=of)
+        elif phase != self._phase:
+            print(f"gpudiag: {phase}{f' ({of})' if of else ''}", file=sys.stderr, flush=True)  # noqa: T201
+        self._phase = phase
+
+    def _start(self) -> None:
+        from rich.console import Console
+        from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn
+
+        self._bar = Progress(
+            SpinnerColumn(),
+            TextColumn("{task.description}", markup=False),
+            BarColumn(),
+            MofNCompleteColumn(),
+            console=Console(stderr=True, markup=False, highlight=False),
+            transient=True,
+        )
+        self._bar.start()
+        self._task = self._bar.add_task("", total=None)

@@ -1,0 +1,153 @@
+"""What the hardware allows on each path, and where that number comes from. Pure functions; GB/s are 1e9 bytes/s.
+
+PCI Express, one way (PCI Express Base Specification 6.0, sections 2.2, 3.6, 4.2):
+
+    lanes x transfer rate x encoding / 8 x payload / (payload + overhead)
+
+- transfer rate 2.5, 5, 8, 16, 32, 64 GT/s for generations 1 to 6; encoding 8b/10b up to generation 2, 128b/130b up to
+  5, and in generation 6 a FLIT of 256 bytes carries 236 bytes of packets;
+- a packet carries at most the maximum payload size, 256 bytes on nearly every server and PC (128 in some VMs and
+  laptops);
+- overhead per packet: framing and sequence number 4 bytes, link CRC 4 bytes (in generation 6 the FLIT holds both), and
+  the header: 16 bytes for a write (device to host), 12 for a read's completion (host to device).
+
+Acknowledgements and flow control take another 1 to 3 %, which is not counted: healthy links reach 93 to 97 % of this
+ceiling.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+
+from gpudiag.model.facts import Gpu, Link, PcieLink
+
+_TRANSFERS_PER_S = {1: 2.5e9, 2: 5e9, 3: 8e9, 4: 16e9, 5: 32e9, 6: 64e9}
+_ENCODING = {1: (8, 10), 2: (8, 10), 3: (128, 130), 4: (128, 130), 5: (128, 130), 6: (236, 256)}
+_MAX_PAYLOAD_BYTES = 256
+_FRAMING_AND_CRC_BYTES = 8
+_WRITE_HEADER_BYTES, _COMPLETION_HEADER_BYTES = 16, 12
+_FLIT_GENERATION = 6
+
+#: One-way GB/s of an NVLink lane by version, as NVIDIA's data sheets count it (both ways: P100 160 GB/s over 4 lanes,
+#: V100 300 over 6, A100 600 over 12, H100 and H200 900 over 18, B200 1800 over 18).
+_NVLINK_LANE_GB_PER_S = {1: 20.0, 2: 25.0, 3: 25.0, 4: 25.0, 5: 50.0}
+
+Way = Literal["host_to_device", "device_to_host"]
+
+
+class Ceiling(msgspec.Struct, frozen=True, kw_only=True):
+    """A bound, or None, and in words where it comes from or why there is none."""
+
+    gb_per_s: float | None = None
+    source: str
+
+
+def pcie_gb_per_s(generation: int, width: int, way: Way) -> float:
+    """One-way ceiling of a PCIe link for copies in one direction.
+
+    >>> round(pcie_gb_per_s(5, 16, "host_to_device"), 1), round(pcie_gb_per_s(3, 1, "device_to_host"), 2)
+    (58.4, 0.9)
+
+    Raises:
+        ValueError: no such generation.
+    """
+    if generation not in _TRANSFERS_PER_S:
+        raise ValueError(f"PCIe generation {generation} is unknown here")
+    carried, sent = _ENCODING[generation]
+    raw = width * _TRANSFERS_PER_S[generation] * carried / sent / 8
+    header = _COMPLETION_HEADER_BYTES if way == "host_to_device" else _WRITE_HEADER_BYTES
+    overhead = header + (0 if generation >= _FLIT_GENERATION else _FRAMING_AND_CRC_BYTES)
+    return raw * _MAX_PAYLOAD_BYTES / (_MAX_PAYLOAD_BYTES + overhead) / 1e9
+
+
+def pcie(link: PcieLink, way: Way) -> Ceiling:
+    """Ceiling of a GPU's PCIe link, from the generation and width read under load, else its own maximum."""
+    measured = link.under_load and link.generation is not None and link.width is not None
+    generation = link.generation if measured else link.maximum_generation
+    width = link.width if measured else link.maximum_width
+    if not generation or not width:
+        return Ceiling(source="the PCIe generation and width cannot be read")
+    try:
+        value = pcie_gb_per_s(generation, width, way)
+    except ValueError as error:
+        return Ceiling(source=str(error))
+    basis = "read under load" if measured else "the link's maximum; under load it could not be read"
+    carried, sent = _ENCODING[generation]
+    rate = _TRANSFERS_PER_S[generation] / 1e9
+    headers = "completion" if way == "host_to_device" else "write"
+    source = (
+        f"PCIe {generation} x{width} ({basis}): {width} x {rate:g} GT/s x {carried}/{sent}, "
+        f"packets of {_MAX_PAYLOAD_BYTES} bytes with {headers} headers"
+    )
+    return Ceiling(gb_per_s=value, source=source)
+
+
+def both_ways(there: Ceiling, back: Ceiling) -> Ceiling:
+    """Sum of the ceilings of two directions, which a full-duplex link carries at once."""
+    if there.gb_per_s is None or back.gb_per_s is None:
+        return Ceiling(source=there.source if there.gb_per_s is None else back.source)
+    if there.source == back.source:
+        return Ceiling(gb_per_s=there.gb_per_s + back.gb_per_s, source=f"both directions of {there.source}")
+    return Ceiling(gb_per_s=there.gb_per_s + back.gb_per_s, source=f"{there.source}; and back {back.source}")
+
+
+def all_at_once(each: list[Ceiling]) -> Ceiling:
+    """Sum of the links' own ceilings: what would be carried if they shared nothing."""
+    total = 0.0
+    for ceiling in each:
+        if ceiling.gb_per_s is None:
+            return Ceiling(source=ceiling.source)
+        total += ceiling.gb_per_s
+    kinds = list(dict.fromkeys(ceiling.source for ceiling in each))
+    return Ceiling(gb_per_s=total, source=f"{len(each)} links that share nothing, each {' or '.join(kinds)}")
+
+
+def nvlink(a: Gpu, lanes: int) -> Ceiling:
+    """One-way ceiling of `lanes` NVLink lanes of a GPU."""
+    active = [lane for lane in a.nvlinks if lane.active]
+    versions = {lane.version for lane in active if lane.version is not None}
+    version = min(versions) if versions else None
+    if version in _NVLINK_LANE_GB_PER_S:
+        rate = _NVLINK_LANE_GB_PER_S[version]
+        return Ceiling(gb_per_s=lanes * rate, source=f"NVLink {version}: {lanes} lanes x {rate:g} GB/s one way")
+    rates = [lane.gb_per_s for lane in active if lane.gb_per_s]
+    if rates:
+        source = f"NVLink: {lanes} lanes x {min(rates):g} GB/s one way, as NVML reads them"
+        return Ceiling(gb_per_s=lanes * min(rates), source=source)
+    return Ceiling(source="the NVLink version and rate cannot be read")
+
+
+def peer(a: Gpu, b: Gpu, link: Link | None) -> Ceiling:
+    """One-way ceiling of direct copies from a to b: NVLink lanes between them, else the slower of their PCIe links."""
+    if link is not None and link.lanes > 0:
+        return nvlink(a, link.lanes)
+    return staged(a, b)
+
+
+def staged(a: Gpu, b: Gpu) -> Ceiling:
+    """One-way ceiling of copies from a to b over PCIe, directly or through the host: the slower of the two links."""
+    out, into = pcie(a.pcie, "device_to_host"), pcie(b.pcie, "host_to_device")
+    if out.gb_per_s is None or into.gb_per_s is None:
+        return out if out.gb_per_s is None else into
+    slower = min(out, into, key=lambda ceiling: ceiling.gb_per_s or 0.0)
+    return Ceiling(gb_per_s=slower.gb_per_s, source=f"the slower of two links: {slower.source}")
+
+
+def on_device(gpu: Gpu) -> Ceiling:
+    """Ceiling of a copy within a GPU, copied bytes counted once: half of memory clock x 2 x bus width.
+
+    NVML's memory clock times two is the data rate per pin for HBM and GDDR alike.
+    """
+    clock, bits = gpu.memory_clock.maximum_mhz, gpu.memory_bus_bits
+    if not clock or not bits:
+        return Ceiling(source="the memory clock or bus width cannot be read")
+    peak = clock * 1e6 * 2 * bits / 8 / 1e9
+    source = f"memory {clock} MHz x 2 x {bits} bit = {peak:.0f} GB/s, half for reading and half for writing"
+    return Ceiling(gb_per_s=peak / 2, source=source)
+
+
+def host_memory() -> Ceiling:
+    """The host's memory has none that can be read without privileges."""
+    return Ceiling(source="memory channels and speed of the host cannot be read without privileges (dmidecode)")

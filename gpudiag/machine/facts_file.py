@@ -1,0 +1,81 @@
+"""facts.json: written whole or not at all, and read as the untrusted data that it is."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import msgspec
+
+from gpudiag.errors import GpudiagError, UnreadableInputError
+from gpudiag.model.facts import FACTS_SCHEMA, Facts
+from gpudiag.model.run_directory import write_whole
+from gpudiag.model.sanitize import sanitize
+
+_MOST_BYTES = 64 << 20
+"""A full probe of 16 GPUs is below 1 MB."""
+_HINT = "Write it with `gpudiag topology --save FILE` or `gpudiag bandwidth`."
+
+
+def encode_facts(facts: Facts) -> bytes:
+    """The facts as indented JSON, with a newline at the end."""
+    return msgspec.json.format(msgspec.json.encode(facts), indent=2) + b"\n"
+
+
+def save_facts(facts: Facts, path: Path) -> None:
+    """Write the facts to `path`, replacing it only once the new file is complete.
+
+    Raises:
+        GpudiagError: the file cannot be written.
+    """
+    umask = os.umask(0)
+    os.umask(umask)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_whole(path, encode_facts(facts), mode=0o666 & ~umask, sync=True)  # as readable as any file
+    except OSError as error:
+        raise GpudiagError(f"cannot write {path}: {error.strerror}", "Choose another place with --save.") from error
+
+
+def decode_facts(data: bytes, source: str = "facts") -> Facts:
+    """Facts from JSON, every string in it made harmless for terminals.
+
+    Args:
+        data: the JSON.
+        source: what to call it in messages.
+
+    Raises:
+        UnreadableInputError: it is no JSON, no facts, or facts of a schema that this version does not know.
+    """
+    try:
+        tree = msgspec.json.decode(data)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise UnreadableInputError(f"{source} is not JSON: {error}", _HINT) from error
+    schema = tree.get("schema") if isinstance(tree, dict) else None
+    if schema != FACTS_SCHEMA:
+        stated = f"schema {sanitize(schema)[:60]!r}" if isinstance(schema, str) else "no schema"
+        raise UnreadableInputError(f"{source} has {stated}; this gpudiag reads {FACTS_SCHEMA}", _HINT)
+    try:
+        return msgspec.convert(sanitize(tree), Facts)
+    except (msgspec.ValidationError, RecursionError) as error:
+        raise UnreadableInputError(f"{source} is damaged: {sanitize(str(error))}", _HINT) from error
+
+
+def load_facts(path: Path) -> Facts:
+    """Facts from a file of at most 64 MB.
+
+    Raises:
+        UnreadableInputError: it cannot be read, is too large, or is not facts.
+    """
+    name = sanitize(str(path))
+    try:
+        if not path.is_file():  # a pipe or a device would block or never end
+            reason = "a directory" if path.is_dir() else "not a file" if path.exists() else "not there"
+            raise UnreadableInputError(f"{name} is {reason}", _HINT)
+        with path.open("rb") as file:
+            data = file.read(_MOST_BYTES + 1)
+    except OSError as error:
+        raise UnreadableInputError(f"cannot read {name}: {error.strerror}", _HINT) from error
+    if len(data) > _MOST_BYTES:
+        raise UnreadableInputError(f"{name} is larger than {_MOST_BYTES >> 20} MB, which no facts file is", _HINT)
+    return decode_facts(data, name)

@@ -1,0 +1,88 @@
+"""The whole inventory of this machine: GPUs, links and host, without a framework and without CUDA."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from gpudiag import __version__
+from gpudiag.machine.inventory.gpus.gather import gather_gpus
+from gpudiag.machine.inventory.gpus.nvml import NvmlSession, open_nvml
+from gpudiag.machine.inventory.gpus.visible import cuda_visible
+from gpudiag.machine.inventory.host.gather import gather_host
+from gpudiag.machine.inventory.host.pci import nvidia_gpus_on_bus
+from gpudiag.machine.inventory.islands import find_islands
+from gpudiag.machine.inventory.links import gather_links
+from gpudiag.model.facts import Facts, Gpu
+from gpudiag.model.sanitize import sanitize
+
+
+def _cuda_version(session: NvmlSession, reasons: dict[str, str]) -> str | None:
+    number = session.ask(
+        reasons, "cuda_driver", ("nvmlSystemGetCudaDriverVersion_v2", "nvmlSystemGetCudaDriverVersion")
+    )
+    return None if number is None else f"{number // 1000}.{number % 1000 // 10}"
+
+
+def _why_no_gpu(session: NvmlSession, root: Path, reasons: dict[str, str]) -> None:
+    """Say why no GPU is listed, telling a machine without one from one whose driver does not work."""
+    why = session.unavailable or reasons.get("gpus") or "the driver lists none"
+    present = nvidia_gpus_on_bus(root)
+    if present:
+        where = f"PCI shows {len(present)} NVIDIA GPU{'s' if len(present) > 1 else ''} ({', '.join(present[:4])})"
+        reasons["gpus"] = f"{where}, but {why}"
+    else:
+        reasons["gpus"] = f"none on the PCI bus; {why}"
+
+
+def _mark_visible(gpus: Sequence[Gpu], environment: Mapping[str, str], reasons: dict[str, str]) -> tuple[Gpu, ...]:
+    seen = cuda_visible(environment.get("CUDA_VISIBLE_DEVICES"), gpus, environment.get("CUDA_DEVICE_ORDER"))
+    if seen.note:
+        reasons["visible"] = seen.note
+    return tuple(msgspec.structs.replace(gpu, visible=gpu.index in seen.indices) for gpu in gpus)
+
+
+def gather_inventory(
+    nvml: Any | None = None, root: Path = Path("/"), environment: Mapping[str, str] | None = None
+) -> Facts:
+    """What the machine has, as far as NVML, /proc and /sys tell; takes well under a second and never raises.
+
+    Args:
+        nvml: in place of the module `pynvml`: an object with its functions and error classes.
+        root: in place of "/": a recorded tree of /proc, /sys and /etc.
+        environment: in place of this process's environment variables.
+
+    Returns:
+        Facts without measurements and findings. Without a GPU `gpus` is empty and `host.reasons["gpus"]` says why.
+        Strings hold no control characters. PCIe generation and width are those of the moment (`under_load` False): an
+        idle link trains down.
+    """
+    environment = os.environ if environment is None else environment
+    reasons: dict[str, str] = {}
+    with open_nvml(nvml) as session:
+        driver = session.ask(reasons, "driver", "nvmlSystemGetDriverVersion")
+        cuda_driver = _cuda_version(session, reasons)
+        gpus, handles = gather_gpus(session, root, reasons)
+        links = gather_links(session, gpus, handles, root)
+        if not gpus:
+            _why_no_gpu(session, root, reasons)
+    gpus = _mark_visible(gpus, environment, reasons)
+    host = gather_host(root, environment, gpus, driver=driver, cuda_driver=cuda_driver, reasons=reasons)
+    if host.hypervisor and gpus:
+        host.reasons["topology"] = (
+            "this is a virtual machine: distances over PCI are those of the guest's view, not of the hardware"
+        )
+    facts = Facts(
+        created=datetime.now(UTC).isoformat(timespec="seconds"),
+        version=__version__,
+        host=host,
+        gpus=gpus,
+        links=links,
+        islands=find_islands([gpu.index for gpu in gpus], links),
+    )
+    return msgspec.convert(sanitize(msgspec.to_builtins(facts)), Facts)

@@ -1,0 +1,60 @@
+"""NVLink lanes of one GPU: which are up, how fast, and what is at the far end."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from gpudiag.machine.inventory.gpus.nvml import INVALID_ARGUMENT, NOT_SUPPORTED, NvmlSession
+from gpudiag.machine.inventory.host.pci import pci_id_of
+from gpudiag.model.facts import NvLink
+
+#: NVML's enumeration of link revisions (nvml.h, NVML_NVLINK_VERSION_*) to the version that people call them.
+_VERSION = {1: 1, 2: 2, 3: 2, 4: 3, 5: 3, 6: 4, 7: 5, 8: 6}
+_REMOTE: dict[int, Literal["gpu", "switch", "cpu", "unknown"]] = {0: "gpu", 1: "cpu", 2: "switch"}
+
+#: NVML field identifiers (nvml.h): speed of one lane, and the speed common to all, both in MB/s.
+_LANE_SPEED = 164
+_COMMON_SPEED = 90
+_MOST_LANES = 64
+
+
+def _speed(session: NvmlSession, handle: Any, lane: int) -> float | None:
+    values = session.ask({}, "speed", "nvmlDeviceGetFieldValues", handle, [(_LANE_SPEED, lane), _COMMON_SPEED])
+    for value in values or ():
+        if value.nvmlReturn == 0 and value.value.uiVal > 0:
+            return float(value.value.uiVal) / 1000
+    return None
+
+
+def _remote(session: NvmlSession, handle: Any, lane: int) -> str | None:
+    info = session.ask({}, "remote", "nvmlDeviceGetNvLinkRemotePciInfo", handle, lane)
+    return pci_id_of(info)
+
+
+def nvlinks(session: NvmlSession, handle: Any, reasons: dict[str, str]) -> tuple[NvLink, ...]:
+    """Every lane the GPU has, in order; empty with a reason where NVLink cannot be read or is not there."""
+    lanes: list[NvLink] = []
+    for lane in range(_MOST_LANES):
+        filed: dict[str, str] = {}
+        state = session.ask(filed, "nvlinks", "nvmlDeviceGetNvLinkState", handle, lane)
+        if state is None:
+            if not lanes or session.last_code not in {INVALID_ARGUMENT, NOT_SUPPORTED}:
+                reasons["nvlinks"] = filed["nvlinks"]
+            # The lanes end where the driver no longer knows their number.
+            break
+        if not state:
+            lanes.append(NvLink(lane=lane, active=False))
+            continue
+        version = session.ask({}, "version", "nvmlDeviceGetNvLinkVersion", handle, lane)
+        kind = session.ask({}, "kind", "nvmlDeviceGetNvLinkRemoteDeviceType", handle, lane)
+        lanes.append(
+            NvLink(
+                lane=lane,
+                active=True,
+                version=_VERSION.get(version) if version is not None else None,
+                gb_per_s=_speed(session, handle, lane),
+                remote=_remote(session, handle, lane),
+                remote_kind=_REMOTE.get(kind, "unknown") if kind is not None else "unknown",
+            )
+        )
+    return tuple(lanes)

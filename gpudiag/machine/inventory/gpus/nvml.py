@@ -1,0 +1,132 @@
+"""The one place that calls NVML. Every question may fail on its own, and a failure becomes a reason in words.
+
+NVML answers differ by GPU, driver and permission: a consumer card has no ECC, an old driver lacks newer functions, a
+container may not see processes. So each question is asked through `NvmlSession.ask`, which gives the answer or None and
+files the reason under the name of the field concerned. Nothing else in gpudiag imports `pynvml`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from importlib import import_module
+from typing import Any
+
+# Return codes of NVML (nvml.h, nvmlReturn_t). They are part of its ABI and never change.
+NOT_SUPPORTED = 3
+NO_PERMISSION = 4
+INVALID_ARGUMENT = 2
+NOT_FOUND = 6
+DRIVER_NOT_LOADED = 9
+LIBRARY_NOT_FOUND = 12
+FUNCTION_NOT_FOUND = 13
+GPU_IS_LOST = 15
+RESET_REQUIRED = 16
+LIBRARY_MISMATCH = 18
+UNKNOWN = 999
+
+_WORDS = {
+    INVALID_ARGUMENT: "the driver does not know this counter for this GPU",
+    NOT_SUPPORTED: "not supported by this GPU or in this mode",
+    NO_PERMISSION: "no permission: the driver shows this to root only",
+    NOT_FOUND: "the driver has no such entry",
+    FUNCTION_NOT_FOUND: "the driver is older than this counter",
+    GPU_IS_LOST: "the GPU has fallen off the bus; see dmesg for Xid 79, then power-cycle the machine",
+    RESET_REQUIRED: "the GPU must be reset before it can be used",
+    UNKNOWN: "the driver reports an unknown error",
+}
+
+_UNAVAILABLE = {
+    LIBRARY_NOT_FOUND: (
+        "the NVIDIA driver library (libnvidia-ml.so.1) is not here: no driver is installed, or the container was "
+        "started without its GPUs (docker run --gpus all)"
+    ),
+    DRIVER_NOT_LOADED: (
+        "the NVIDIA driver library is here, but its kernel module is not loaded or not reachable: "
+        "try `modprobe nvidia` and see dmesg"
+    ),
+    LIBRARY_MISMATCH: (
+        "the NVIDIA driver library and the loaded kernel module are of different versions, as after an update: reboot, "
+        "or reload the module"
+    ),
+    NO_PERMISSION: "no permission to open the NVIDIA device files (/dev/nvidiactl): see their group and mode",
+    GPU_IS_LOST: _WORDS[GPU_IS_LOST],
+}
+
+
+def _code(error: Exception) -> int | None:
+    value = getattr(error, "value", None)
+    return value if isinstance(value, int) else None
+
+
+class NvmlSession:
+    """An open NVML library, or the reason why there is none.
+
+    Args:
+        module: `pynvml`, or an object with its functions, constants and error classes; None when NVML did not open.
+        unavailable: why there is no NVML, in words; None when it is open.
+    """
+
+    def __init__(self, module: Any, unavailable: str | None = None) -> None:
+        self.module: Any = module
+        self.unavailable = unavailable
+        self.last_code: int | None = None
+
+    def ask(self, reasons: dict[str, str], field: str, function: str | tuple[str, ...], *arguments: Any) -> Any | None:
+        """The answer of one NVML function, or None with `reasons[field]` saying why.
+
+        Args:
+            reasons: where to file the reason.
+            field: the name of the value that would be missing.
+            function: name of the function, or several, newest first: an older one is tried only where the driver
+                (or the Python binding) lacks the newer.
+            arguments: passed on as they are.
+        """
+        names = (function,) if isinstance(function, str) else function
+        self.last_code = None
+        words = self.unavailable or "NVML is not available"
+        module = self.module
+        for name in names if module is not None else ():
+            call = getattr(module, name, None)
+            if call is None:
+                words, self.last_code = f"the installed nvidia-ml-py has no {name}", FUNCTION_NOT_FOUND
+                continue
+            try:
+                return call(*arguments)
+            except module.NVMLError as error:
+                self.last_code = _code(error)
+                words = _WORDS.get(self.last_code or 0, str(error))
+            except (ValueError, TypeError, OSError) as error:  # an answer that the binding could not decode
+                words = f"the driver's answer could not be read: {error}"
+            if self.last_code != FUNCTION_NOT_FOUND:
+                break
+        reasons[field] = words
+        return None
+
+
+@contextmanager
+def open_nvml(replacement: Any | None = None) -> Iterator[NvmlSession]:
+    """NVML, initialised for the length of the `with` block; never raises for want of a driver.
+
+    Args:
+        replacement: what to use in place of `pynvml`, for tests and recordings.
+    """
+    module: Any = replacement
+    if module is None:
+        try:
+            module = import_module("pynvml")
+        except ImportError:
+            yield NvmlSession(None, "the Python package nvidia-ml-py is not installed")
+            return
+    try:
+        module.nvmlInit()
+    except module.NVMLError as error:
+        code = _code(error)
+        yield NvmlSession(None, _UNAVAILABLE.get(code or 0, f"NVML could not start: {error}"))
+        return
+    try:
+        yield NvmlSession(module)
+    finally:
+        # A driver that went away in the meantime has nothing left to shut down.
+        with suppress(module.NVMLError):
+            module.nvmlShutdown()

@@ -1,0 +1,67 @@
+"""Processes that hold a GPU, and which of them are gpudiag's own."""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+from typing import Any
+
+from gpudiag.machine.inventory.gpus.nvml import NvmlSession
+from gpudiag.model.facts import GpuProcess
+
+_LISTS = (
+    ("nvmlDeviceGetComputeRunningProcesses_v3", "nvmlDeviceGetComputeRunningProcesses_v2"),
+    ("nvmlDeviceGetGraphicsRunningProcesses_v3", "nvmlDeviceGetGraphicsRunningProcesses_v2"),
+    ("nvmlDeviceGetMPSComputeRunningProcesses_v3", "nvmlDeviceGetMPSComputeRunningProcesses_v2"),
+)
+
+
+def _parent(root: Path, pid: int) -> int | None:
+    try:
+        status = (root / f"proc/{pid}/status").read_text(errors="replace")
+    except OSError:
+        return None
+    match = re.search(r"^PPid:\s*(\d+)", status, re.MULTILINE)
+    return int(match[1]) if match else None
+
+
+def ancestors(root: Path, pid: int) -> tuple[int, ...]:
+    """The process, its parent, and so on up; the walk stops at a process that /proc does not show."""
+    line: list[int] = []
+    current: int | None = pid
+    while current and current not in line:
+        line.append(current)
+        current = _parent(root, current)
+    return tuple(line)
+
+
+def _name(session: NvmlSession, root: Path, pid: int) -> str | None:
+    try:
+        return (root / f"proc/{pid}/comm").read_text(errors="replace").strip() or None
+    except OSError:
+        # A process outside this container's process namespace; the driver may still know its name.
+        answer = session.ask({}, "name", "nvmlSystemGetProcessName", pid)
+        return str(answer).rsplit("/", 1)[-1] or None if answer is not None else None
+
+
+def gpu_processes(session: NvmlSession, handle: Any, root: Path, reasons: dict[str, str]) -> tuple[GpuProcess, ...]:
+    """Every process with a compute, graphics or MPS context on the GPU, each once, by process id."""
+    memory: dict[int, int | None] = {}
+    for position, functions in enumerate(_LISTS):
+        # Compute contexts matter; a GPU without graphics or MPS is no missing value.
+        filed = reasons if position == 0 else {}
+        for entry in session.ask(filed, "processes", functions, handle) or ():
+            known = memory.get(entry.pid)
+            memory[entry.pid] = entry.usedGpuMemory if known is None else max(known, entry.usedGpuMemory or 0)
+    here = os.getpid()
+    line = set(ancestors(root, here))
+    return tuple(
+        GpuProcess(
+            pid=pid,
+            name=_name(session, root, pid),
+            memory_bytes=memory[pid],
+            own=pid in line or here in ancestors(root, pid),
+        )
+        for pid in sorted(memory)
+    )

@@ -1,0 +1,96 @@
+"""Processors of the host, and how many of them this process may use."""
+
+from __future__ import annotations
+
+import math
+import re
+from pathlib import Path
+
+import msgspec
+
+from gpudiag.machine.inventory.host.cpulist import parse_cpu_list
+from gpudiag.machine.inventory.host.textfile import read_int, read_text
+
+
+class Cpus(msgspec.Struct, frozen=True, kw_only=True):
+    """The host's processors; None where the kernel does not show them."""
+
+    model: str
+    sockets: int | None
+    cores: int | None
+    threads: int | None
+    usable: int | None
+
+
+def _model(root: Path) -> str:
+    text = read_text(root / "proc/cpuinfo") or ""
+    for label in ("model name", "Model", "cpu model", "Hardware", "cpu"):
+        match = re.search(rf"^{label}\s*:\s*(.+)$", text, re.MULTILINE)
+        if match:
+            return re.sub(r"\s+", " ", match[1]).strip()
+    return ""
+
+
+def _online(root: Path) -> tuple[int, ...]:
+    try:
+        return parse_cpu_list(read_text(root / "sys/devices/system/cpu/online") or "")
+    except ValueError:
+        return ()
+
+
+def _quota(root: Path) -> float | None:
+    """CPUs that the control group grants: the tightest `cpu.max` from this process's group up to the root."""
+    limits = []
+    for line in (read_text(root / "proc/self/cgroup") or "").splitlines():
+        _, controllers, path = (*line.split(":", 2), "", "")[:3]
+        if ".." in path:
+            continue
+        unified = not controllers
+        base = root / ("sys/fs/cgroup" if unified else "sys/fs/cgroup/cpu")
+        if not unified and "cpu" not in controllers.split(","):
+            continue
+        group = base / path.lstrip("/")
+        while True:
+            limits.append(_group_quota(group, unified=unified))
+            if group == base:
+                break
+            group = group.parent
+    return min((limit for limit in limits if limit is not None), default=None)
+
+
+def _group_quota(group: Path, *, unified: bool) -> float | None:
+    if unified:
+        quota, _, period = (read_text(group / "cpu.max") or "").partition(" ")
+        return int(quota) / int(period) if quota.isdigit() and period.isdigit() and int(period) else None
+    quota_us, period_us = read_int(group / "cpu.cfs_quota_us"), read_int(group / "cpu.cfs_period_us")
+    return quota_us / period_us if quota_us and period_us and quota_us > 0 else None
+
+
+def _usable(root: Path, online: int) -> int | None:
+    allowed = re.search(r"^Cpus_allowed_list:\s*(\S+)", read_text(root / "proc/self/status") or "", re.MULTILINE)
+    try:
+        count = len(parse_cpu_list(allowed[1])) if allowed else online
+    except ValueError:
+        count = online
+    quota = _quota(root)
+    if quota is not None:
+        count = min(count, math.ceil(quota))
+    return max(count, 1) if count else None
+
+
+def host_cpus(root: Path) -> Cpus:
+    """The processors, from /proc/cpuinfo and the kernel's topology files."""
+    online = _online(root)
+    base = root / "sys/devices/system/cpu"
+    places = [
+        (read_int(base / f"cpu{i}/topology/physical_package_id"), read_int(base / f"cpu{i}/topology/core_id"))
+        for i in online
+    ]
+    known = [(package, core) for package, core in places if package is not None and core is not None]
+    return Cpus(
+        model=_model(root),
+        sockets=len({package for package, _ in known}) or None,
+        cores=len(set(known)) or None,
+        threads=len(online) or None,
+        usable=_usable(root, len(online)),
+    )

@@ -1,0 +1,104 @@
+"""PCI devices as sysfs shows them: which there are, and how far apart two of them sit.
+
+The directory of a PCI device is the chain of bridges above it, from the host bridge down:
+`pci0000:00/0000:00:01.0/0000:01:00.0/0000:02:08.0/0000:03:00.0`. Two devices are as far apart as what remains of their
+chains after the common beginning. The names are those of `nvidia-smi topo -m`.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+_ADDRESS = re.compile(r"^[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]$")
+_ROOT = re.compile(r"^pci[0-9a-f]{4,8}:[0-9a-f]{2}$")
+
+PciChain = tuple[str, ...]
+"""A host bridge, the bridges below it, and the device itself."""
+
+
+def normal_pci_id(text: str) -> str | None:
+    """A PCI address as sysfs writes it (`0000:3b:00.0`), also from NVML's eight-digit domain; None if it is none."""
+    address = text.strip().lower()
+    if address.count(":") == 1:
+        address = f"0000:{address}"
+    if not _ADDRESS.match(address):
+        return None
+    domain, rest = address.split(":", 1)
+    return f"{int(domain, 16):04x}:{rest}"
+
+
+def pci_id_of(info: Any) -> str | None:
+    """The address in NVML's answer about a device, which gives it as bytes or as text; None where it gives none."""
+    bus_id = getattr(info, "busId", None)
+    if bus_id is None:
+        return None
+    return normal_pci_id(bus_id.decode(errors="replace") if isinstance(bus_id, bytes) else str(bus_id))
+
+
+def device_directory(root: Path, pci_id: str) -> Path:
+    """Where sysfs keeps a device's attributes."""
+    return root / "sys/bus/pci/devices" / pci_id
+
+
+def pci_chain(root: Path, pci_id: str) -> PciChain | None:
+    """The chain from the host bridge to the device, or None where sysfs does not show the device."""
+    directory = device_directory(root, pci_id)
+    if not directory.exists():
+        return None
+    parts = directory.resolve().parts
+    start = next((i for i, part in enumerate(parts) if _ROOT.match(part)), None)
+    return None if start is None else tuple(p for p in parts[start:] if _ROOT.match(p) or _ADDRESS.match(p))
+
+
+def numa_node(root: Path, pci_id: str) -> int | None:
+    """The device's NUMA node; None where firmware does not say (sysfs then reads -1)."""
+    try:
+        node = int((device_directory(root, pci_id) / "numa_node").read_text())
+    except (OSError, ValueError):
+        return None
+    return node if node >= 0 else None
+
+
+def distance(a: PciChain | None, b: PciChain | None, node_a: int | None, node_b: int | None) -> str:
+    """`PIX`, `PXB`, `PHB`, `NODE`, `SYS` or `unknown` between two devices.
+
+    A PCIe switch is one bridge above (upstream) and one below (downstream) in sysfs, so two devices of one switch
+    differ in their last two entries: `(…, upstream, downstream 1, device 1)` and `(…, upstream, downstream 2,
+    device 2)`. That is `PIX`; a longer remainder passes more switches, `PXB`.
+
+    Args:
+        a: chain of one device, None where unknown.
+        b: chain of the other.
+        node_a: NUMA node of the first, None where unknown.
+        node_b: NUMA node of the other.
+    """
+    if a is None or b is None:
+        return "unknown"
+    common = 0
+    for left, right in zip(a, b, strict=False):
+        if left != right:
+            break
+        common += 1
+    if common == 0:
+        if node_a is None or node_b is None:
+            return "unknown"
+        return "NODE" if node_a == node_b else "SYS"
+    if common == 1:
+        return "PHB"
+    return "PIX" if max(len(a), len(b)) - common <= 2 else "PXB"
+
+
+def nvidia_gpus_on_bus(root: Path) -> tuple[str, ...]:
+    """PCI ids of NVIDIA display and 3D controllers, whether or not a driver serves them."""
+    gpus = []
+    for device in sorted((root / "sys/bus/pci/devices").glob("*")):
+        try:
+            vendor = (device / "vendor").read_text().strip().lower()
+            kind = (device / "class").read_text().strip().lower()
+        except OSError:
+            continue
+        if vendor == "0x10de" and kind.startswith("0x03"):
+            gpus.append(device.name)
+    return tuple(gpus)

@@ -1,0 +1,68 @@
+"""Whether this is a container, and whether it is a virtual machine."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from pathlib import Path
+
+from gpudiag.machine.inventory.host.textfile import read_text
+
+_CGROUP_NAMES = {
+    "kubepods": "Kubernetes",
+    "docker": "Docker",
+    "libpod": "Podman",
+    "containerd": "containerd",
+    "lxc": "LXC",
+}
+_ENVIRONMENT = {
+    "KUBERNETES_SERVICE_HOST": "Kubernetes",
+    "APPTAINER_CONTAINER": "Apptainer",
+    "SINGULARITY_CONTAINER": "Singularity",
+}
+#: Words of DMI's vendor and product that virtual machines carry.
+_DMI = {
+    "amazon ec2": "Amazon EC2",
+    "google compute engine": "Google Compute Engine",
+    "google": "Google Compute Engine",
+    "microsoft corporation virtual machine": "Hyper-V or Azure",
+    "vmware": "VMware",
+    "qemu": "QEMU",
+    "kvm": "KVM",
+    "xen": "Xen",
+    "virtualbox": "VirtualBox",
+    "openstack": "OpenStack",
+    "alibaba": "Alibaba Cloud",
+}
+
+
+def container_hint(root: Path, environment: Mapping[str, str]) -> str | None:
+    """The kind of container this process runs in, or None where nothing points to one."""
+    hints = [name for variable, name in _ENVIRONMENT.items() if variable in environment]
+    groups = "\n".join(read_text(root / path) or "" for path in ("proc/self/cgroup", "proc/1/cgroup"))
+    hints += [name for word, name in _CGROUP_NAMES.items() if word in groups]
+    if (root / ".dockerenv").exists():
+        hints.append("Docker")
+    if (root / "run/.containerenv").exists():
+        hints.append("Podman")
+    return ", ".join(dict.fromkeys(hints)) or None
+
+
+def hypervisor_hint(root: Path) -> str | None:
+    """The hypervisor this machine runs on as far as the guest can see, or None where nothing points to one.
+
+    EC2's bare-metal instances carry Amazon's name as well, so the name counts only beside the CPU's hypervisor bit; a
+    processor that has no such bit (Arm) is judged by its firmware's names alone.
+    """
+    kind = read_text(root / "sys/hypervisor/type")
+    flags = re.search(r"^flags\s*:(.*)$", read_text(root / "proc/cpuinfo", most=16384) or "", re.MULTILINE)
+    guest = flags is not None and " hypervisor" in flags[1]
+    firmware = " ".join(
+        read_text(root / "sys/class/dmi/id" / field) or "" for field in ("sys_vendor", "product_name", "bios_vendor")
+    ).lower()
+    named = next((name for words, name in _DMI.items() if words in firmware), None)
+    if flags is not None and not guest:
+        return None
+    if named is None and kind:
+        named = kind.capitalize()
+    return named or ("unnamed (the CPU reports a hypervisor)" if guest else None)

@@ -1,0 +1,82 @@
+"""The path between every two GPUs, and whether one may read and write the other's memory."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import combinations
+from pathlib import Path
+from typing import Any
+
+from gpudiag.machine.inventory.gpus.nvml import NvmlSession
+from gpudiag.machine.inventory.host.pci import distance, pci_chain
+from gpudiag.model.facts import Gpu, Link
+
+# nvml.h: nvmlGpuP2PCapsIndex_t, nvmlGpuP2PStatus_t, nvmlGpuTopologyLevel_t.
+_READ = 0
+_WRITE = 1
+_NVLINK = 2
+_STATUS_OK = 0
+_DENIED = {
+    1: "chipset not supported (CNS): the path between them crosses a chipset that does not carry peer traffic",
+    2: "GPU not supported (GNS): this model, or this model in a virtual machine, has no peer access",
+    3: "topology not supported (TNS): they hang on different CPUs or I/O hubs",
+    4: "disabled by a driver setting (registry key)",
+    5: "not supported (NS)",
+    6: "unknown (U): the driver cannot tell, which is usual in virtual machines",
+}
+_LEVEL = {0: "PIX", 10: "PIX", 20: "PXB", 30: "PHB", 40: "NODE", 50: "SYS"}
+
+
+def _nvlink_lanes(session: NvmlSession, a: Gpu, b: Gpu, handle_a: Any, handle_b: Any) -> int:
+    """Lanes that join two GPUs: those that end at each other, else those through switches that both are on."""
+    direct = sum(lane.active and lane.remote is not None and lane.remote == b.pci_id for lane in a.nvlinks)
+    if direct:
+        return direct
+    through = [sum(lane.active and lane.remote_kind == "switch" for lane in gpu.nvlinks) for gpu in (a, b)]
+    if all(through):
+        return min(through)
+    # A guest may hide the far end of every lane; then the driver's word that NVLink joins the two has to do.
+    hidden = [sum(lane.active and lane.remote_kind == "unknown" for lane in gpu.nvlinks) for gpu in (a, b)]
+    joined = all(hidden) and session.ask({}, "p2p", "nvmlDeviceGetP2PStatus", handle_a, handle_b, _NVLINK) == _STATUS_OK
+    return min(hidden) if joined else 0
+
+
+def _peer_access(session: NvmlSession, handle_a: Any, handle_b: Any) -> tuple[bool | None, str | None]:
+    for capability in (_READ, _WRITE):
+        reasons: dict[str, str] = {}
+        status = session.ask(reasons, "p2p", "nvmlDeviceGetP2PStatus", handle_a, handle_b, capability)
+        if status is None:
+            return None, reasons["p2p"]
+        if status != _STATUS_OK:
+            return False, _DENIED.get(status, f"the driver gives status {status}")
+    return True, None
+
+
+def _pcie_kind(session: NvmlSession, a: Gpu, b: Gpu, handles: tuple[Any, Any], root: Path) -> str:
+    level = session.ask({}, "kind", "nvmlDeviceGetTopologyCommonAncestor", *handles)
+    if level in _LEVEL:
+        return _LEVEL[level]
+    if a.pci_id is None or b.pci_id is None:
+        return "unknown"
+    return distance(pci_chain(root, a.pci_id), pci_chain(root, b.pci_id), a.numa_node, b.numa_node)
+
+
+def gather_links(session: NvmlSession, gpus: Sequence[Gpu], handles: Sequence[Any], root: Path) -> tuple[Link, ...]:
+    """One link per pair of GPUs, a < b, in order.
+
+    Args:
+        session: NVML.
+        gpus: the GPUs.
+        handles: their NVML handles in the same order, None for a GPU that cannot be opened.
+        root: file system that /sys is read from, where NVML does not give the distance.
+    """
+    links = []
+    for (a, handle_a), (b, handle_b) in combinations(zip(gpus, handles, strict=True), 2):
+        if handle_a is None or handle_b is None:
+            links.append(Link(a=a.index, b=b.index, kind="unknown", reason="one of the two GPUs cannot be opened"))
+            continue
+        lanes = _nvlink_lanes(session, a, b, handle_a, handle_b)
+        peer, reason = _peer_access(session, handle_a, handle_b)
+        kind = f"NV{lanes}" if lanes else _pcie_kind(session, a, b, (handle_a, handle_b), root)
+        links.append(Link(a=a.index, b=b.index, kind=kind, lanes=lanes, peer_access=peer, reason=reason))
+    return tuple(links)

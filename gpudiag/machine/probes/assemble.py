@@ -1,0 +1,275 @@
+"""From what the probe programs printed to facts: GPUs by their inventory index, ceilings beside figures, fits."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from typing import Any
+
+from msgspec.structs import replace
+
+from gpudiag.machine import ceilings
+from gpudiag.machine.ceilings import Ceiling
+from gpudiag.machine.inventory.host.pci import normal_pci_id
+from gpudiag.machine.probes.fits import fit_collectives
+from gpudiag.machine.probes.programs import (
+    Collectives,
+    Copy,
+    HostCopies,
+    HostCopy,
+    HostLatency,
+    HostMemory,
+    PeerCopies,
+    PeerCopy,
+    PeerLatency,
+    ProbeDocument,
+)
+from gpudiag.machine.probes.runner import Outcome
+from gpudiag.model.facts import Bandwidth, Collective, Facts, Gpu, Latency, Link, Skipped
+from gpudiag.model.sanitize import sanitize, sanitize_text
+from gpudiag.units import bus_factor
+
+
+class _Machine:
+    """The inventory, with each program's CUDA ordinals resolved to its indices."""
+
+    def __init__(self, facts: Facts) -> None:
+        self.gpus = {gpu.index: gpu for gpu in facts.gpus}
+        self.links = {(link.a, link.b): link for link in facts.links}
+        self._by_pci = {normal_pci_id(gpu.pci_id): gpu.index for gpu in facts.gpus if gpu.pci_id}
+        self._visible = [gpu.index for gpu in facts.gpus if gpu.visible]
+
+    def indices(self, document: ProbeDocument) -> dict[int, int]:
+        """CUDA ordinal to index in the inventory; the PCI id decides, as CUDA may count otherwise than NVML."""
+        indices = {}
+        for gpu in document.gpus:
+            index = self._by_pci.get(normal_pci_id(gpu.pci_id))
+            if index is None and gpu.ordinal < len(self._visible):
+                index = self._visible[gpu.ordinal]
+            indices[gpu.ordinal] = gpu.ordinal if index is None else index
+        return indices
+
+    def gpu(self, index: int) -> Gpu:
+        """The inventory's GPU, or one of which nothing is known."""
+        return self.gpus.get(index, Gpu(index=index, name=""))
+
+    def link(self, a: int, b: int) -> Link | None:
+        """The path between two GPUs."""
+        return self.links.get((min(a, b), max(a, b)))
+
+
+def assemble(facts: Facts, outcomes: Sequence[Outcome], skipped: Sequence[Skipped]) -> Facts:
+    """The inventory `facts` with everything that the programs measured; what they did not is in `skipped`."""
+    documents = [outcome.document for outcome in outcomes if outcome.document is not None]
+    facts = _with_links_under_load(facts, documents)
+    machine = _Machine(facts)
+    bandwidth: list[Bandwidth] = []
+    latency: list[Latency] = []
+    collectives: list[Collective] = []
+    for document in documents:
+        index = machine.indices(document)
+        try:
+            match document:
+                case HostCopies():
+                    bandwidth += [_host_copy(machine, index, copy) for copy in document.bandwidth]
+                    latency += [_host_latency(index, measured) for measured in document.latency]
+                case PeerCopies():
+                    bandwidth += [_peer_copy(machine, index, copy) for copy in document.bandwidth]
+                    latency += [_peer_latency(index, measured) for measured in document.latency]
+                case HostMemory():
+                    bandwidth += _host_memory(document)
+                case Collectives():
+                    collectives += _collectives(document)
+        except KeyError as error:
+            skipped = [*skipped, Skipped(what=document.schema, why=f"names a GPU that it does not list: {error}")]
+    return replace(
+        facts,
+        bandwidth=tuple(bandwidth),
+        latency=tuple(latency),
+        collectives=tuple(collectives),
+        collective_fits=fit_collectives(collectives),
+        skipped=tuple(dict.fromkeys([*facts.skipped, *skipped, *_left_out(outcomes)])),
+        probes={**facts.probes, **{outcome.name: _how_it_ran(outcome) for outcome in outcomes}},
+    )
+
+
+def _with_links_under_load(facts: Facts, documents: Sequence[ProbeDocument]) -> Facts:
+    """Put in what the programs read while data moved: PCIe links, and the memory bus where NVML does not say it."""
+    machine = _Machine(facts)
+    gpus = dict(machine.gpus)
+    for document in documents:
+        index = machine.indices(document)
+        for probed in document.gpus:
+            gpu = gpus.get(index[probed.ordinal])
+            if gpu is None:
+                continue
+            if gpu.memory_bus_bits is None:
+                gpu = replace(gpu, memory_bus_bits=probed.memory_bus_bits)
+            if probed.pcie_under_load is not None:
+                seen = probed.pcie_under_load
+                link = replace(gpu.pcie, generation=seen.generation, width=seen.width, under_load=True)
+                gpu = replace(gpu, pcie=link)
+            gpus[gpu.index] = gpu
+    return replace(facts, gpus=tuple(gpus[gpu.index] for gpu in facts.gpus))
+
+
+def _host_copy(machine: _Machine, index: dict[int, int], copy: HostCopy) -> Bandwidth:
+    places = list(dict.fromkeys(f"gpu:{index[ordinal]}" for ordinal in copy.gpus))
+    per_device: dict[str, float] = {}
+    for ordinal, rate in zip(copy.gpus, copy.each_gb_per_s, strict=True):
+        place = f"gpu:{index[ordinal]}"
+        per_device[place] = per_device.get(place, 0.0) + rate
+    where = places[0] if len(places) == 1 else "all"
+    bound = ceilings.all_at_once([_host_ceiling(machine.gpu(index[i]), copy) for i in dict.fromkeys(copy.gpus)])
+    if len(places) == 1:
+        bound = _host_ceiling(machine.gpu(index[copy.gpus[0]]), copy)
+    return _bandwidth(
+        copy,
+        bound,
+        path=copy.path,
+        src=where if copy.path != "host_to_device" else "host",
+        dst=where if copy.path != "device_to_host" else "host",
+        memory=copy.memory if copy.memory in {"pinned", "pageable"} else "device",
+        direction="both_ways" if copy.direction == "both_ways" else "one_way",
+        per_device=per_device if len(places) > 1 else {},
+    )
+
+
+def _host_ceiling(gpu: Gpu, copy: HostCopy) -> Ceiling:
+    if copy.path == "device_to_device":
+        return ceilings.on_device(gpu)
+    there, back = ceilings.pcie(gpu.pcie, "host_to_device"), ceilings.pcie(gpu.pcie, "device_to_host")
+    if copy.direction == "both_ways":
+        return ceilings.both_ways(there, back)
+    return there if copy.path == "host_to_device" else back
+
+
+def _host_latency(index: dict[int, int], measured: HostLatency) -> Latency:
+    gpu = f"gpu:{index[measured.gpu]}"
+    return Latency(
+        kind=measured.kind,
+        src=gpu if measured.src == "gpu" else "host",
+        dst=gpu if measured.dst == "gpu" else "host",
+        time_us=measured.time_us,
+        cv=measured.cv,
+    )
+
+
+def _peer_latency(index: dict[int, int], measured: PeerLatency) -> Latency:
+    return Latency(
+        kind=measured.kind,
+        src=f"gpu:{index[measured.src]}",
+        dst=f"gpu:{index[measured.dst]}",
+        time_us=measured.time_us,
+        peer_access=measured.peer_access,
+        cv=measured.cv,
+    )
+
+
+def _peer_copy(machine: _Machine, index: dict[int, int], copy: PeerCopy) -> Bandwidth:
+    a, b = index[copy.src], index[copy.dst]
+    there, back = (_peer_ceiling(machine, x, y, copy) for x, y in itertools.permutations((a, b)))
+    bound = ceilings.both_ways(there, back) if copy.direction == "both_ways" else there
+    return _bandwidth(
+        copy,
+        bound,
+        path="peer",
+        src=f"gpu:{a}",
+        dst=f"gpu:{b}",
+        memory="device",
+        direction="both_ways" if copy.direction == "both_ways" else "one_way",
+        peer_access=copy.peer_access,
+        initiator="dst" if copy.initiator == "dst" else "src",
+    )
+
+
+def _peer_ceiling(machine: _Machine, a: int, b: int, copy: PeerCopy) -> Ceiling:
+    if copy.peer_access:
+        return ceilings.peer(machine.gpu(a), machine.gpu(b), machine.link(a, b))
+    return ceilings.staged(machine.gpu(a), machine.gpu(b))
+
+
+def _host_memory(document: HostMemory) -> list[Bandwidth]:
+    bound = ceilings.host_memory()
+    return [
+        _bandwidth(
+            copy,
+            bound,
+            path="host_memory",
+            src=sanitize_text(copy.src),
+            dst=sanitize_text(copy.dst),
+            memory="pageable",
+            direction="one_way",
+        )
+        for copy in document.bandwidth
+    ]
+
+
+def _bandwidth(copy: Copy, bound: Ceiling, **where: Any) -> Bandwidth:
+    """A copy's figures beside their ceiling; `where` says which path it took."""
+    return Bandwidth(
+        size_bytes=copy.size_bytes,
+        gb_per_s=copy.gb_per_s,
+        ceiling_gb_per_s=bound.gb_per_s,
+        ceiling_source=bound.source,
+        cv=copy.cv,
+        repeats=copy.repeats,
+        verified=_verified(copy.wrong_words),
+        **where,
+    )
+
+
+def _collectives(document: Collectives) -> list[Collective]:
+    collectives = []
+    for measured in document.collectives:
+        algbw = measured.bytes / measured.time_us / 1e3  # bytes per µs are 1e6 bytes/s
+        collectives.append(
+            Collective(
+                operation=measured.operation,
+                strategy=measured.strategy,
+                ranks=measured.ranks,
+                bytes=measured.bytes,
+                time_us=measured.time_us,
+                algbw_gb_per_s=algbw,
+                busbw_gb_per_s=algbw * (bus_factor(measured.operation, measured.ranks) or 1.0),
+                cv=measured.cv,
+                verified=_verified(measured.wrong_values),
+            )
+        )
+    return collectives
+
+
+def _verified(wrong: int | None) -> bool | None:
+    return None if wrong is None else wrong == 0
+
+
+def _left_out(outcomes: Sequence[Outcome]) -> list[Skipped]:
+    """What each program could not measure, in words."""
+    left_out = []
+    for outcome in outcomes:
+        if outcome.reason is not None:
+            prefix = "" if outcome.status == "unavailable" else "the probe "
+            left_out.append(Skipped(what=outcome.name, why=sanitize_text(prefix + outcome.reason)))
+        document = outcome.document
+        if document is not None:
+            parts = (*document.errors, *document.skipped)
+            left_out += [Skipped(what=sanitize_text(part.what), why=sanitize_text(part.why)) for part in parts]
+    return left_out
+
+
+def _how_it_ran(outcome: Outcome) -> dict[str, object]:
+    document = outcome.document
+    how: dict[str, object] = {
+        "status": outcome.status,
+        "setup_s": round(outcome.setup_s if document is None else document.setup_s, 3),
+        "measure_s": round(outcome.measure_s if document is None else document.measure_s, 3),
+        "program": outcome.planned.program.name,
+        "arguments": list(outcome.planned.arguments),
+    }
+    if outcome.document is not None:
+        how["versions"] = sanitize(outcome.document.versions)
+        how["phases_s"] = {
+            sanitize_text(name): round(seconds, 3) for name, seconds in outcome.document.phases_s.items()
+        }
+        how["errors"] = len(outcome.document.errors)
+    return how

@@ -1,0 +1,94 @@
+"""A transport in two numbers: the latency and the bandwidth that describe its measured times best."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+
+from gpudiag.model.facts import QUEUED, Collective, CollectiveFit
+from gpudiag.units import bus_factor
+
+#: A relative error beyond which a point loses weight (Huber's bound): NCCL changes protocol between sizes, and the
+#: sizes around a change lie off any one line.
+_BOUND = 0.1
+_ROUNDS = 60
+
+
+def fit_latency_and_bandwidth(sizes: Sequence[float], times: Sequence[float]) -> tuple[float, float]:
+    """(a, b) of time = a + b x size, with a, b ≥ 0, that keep *relative* errors small.
+
+    Least squares of relative errors by iterated weights: each point is divided by its own time, so that 20 µs at 1 KiB
+    count as much as 2 ms at 512 MiB, and points further off than 10 % weigh less, so that one odd size does not bend
+    the rest.
+
+    Args:
+        sizes: at least two different ones, positive.
+        times: positive, as many.
+
+    Raises:
+        ValueError: fewer than two different sizes, or values that are not positive and finite.
+    """
+    x, y = np.asarray(sizes, dtype=float), np.asarray(times, dtype=float)
+    if len(set(x)) < 2 or not (np.isfinite(x).all() and np.isfinite(y).all() and (x > 0).all() and (y > 0).all()):
+        raise ValueError("a fit needs two different sizes, and positive finite values")
+    weights = np.ones_like(y)
+    a = b = 0.0
+    for _ in range(_ROUNDS):
+        a, b = _weighted(x, y, weights)
+        error = np.abs((a + b * x) / y - 1)
+        updated = np.minimum(1.0, _BOUND / np.maximum(error, 1e-12))
+        if np.allclose(updated, weights, rtol=1e-6):
+            break
+        weights = updated
+    return a, b
+
+
+def _weighted(x: np.ndarray, y: np.ndarray, weights: np.ndarray) -> tuple[float, float]:
+    """Weighted least squares of (a + b x)/y = 1, neither number below zero."""
+    root = np.sqrt(weights)
+    # Columns are scaled to their largest entry, as sizes span six orders of magnitude.
+    columns = np.stack([root / y, root * x / y])
+    scale = columns.max(axis=1)
+    both, *_ = np.linalg.lstsq((columns / scale[:, None]).T, root, rcond=None)
+    a, b = both / scale
+    if a >= 0 and b >= 0:
+        return float(a), float(b)
+    alone = (columns @ root) / (columns * columns).sum(axis=1)
+    only_a, only_b = (float(alone[0]), 0.0), (0.0, float(alone[1]))
+
+    def cost(pair: tuple[float, float]) -> float:
+        return float((weights * ((pair[0] + pair[1] * x) / y - 1) ** 2).sum())
+
+    return min(only_a, only_b, key=cost)
+
+
+def fit_collectives(collectives: Iterable[Collective]) -> tuple[CollectiveFit, ...]:
+    """One fit per operation, transport and number of ranks that has two sizes or more and a bandwidth to speak of."""
+    groups: dict[tuple[str, str, int], list[Collective]] = {}
+    for measured in collectives:
+        if measured.strategy.endswith(QUEUED):
+            continue  # small messages only: no bandwidth shows in them
+        groups.setdefault((measured.operation, measured.strategy, measured.ranks), []).append(measured)
+    fits = []
+    for (operation, strategy, ranks), members in groups.items():
+        factor = bus_factor(operation, ranks)
+        sizes = [float(member.bytes) for member in members]
+        times = [member.time_us for member in members]
+        if factor is None or len(set(sizes)) < 2:
+            continue
+        latency_us, per_byte = fit_latency_and_bandwidth(sizes, times)
+        if per_byte <= 0:
+            continue  # no size was large enough to show a bandwidth
+        worst = max(abs((latency_us + per_byte * n) / t - 1) for n, t in zip(sizes, times, strict=True))
+        fits.append(
+            CollectiveFit(
+                operation=operation,
+                strategy=strategy,
+                ranks=ranks,
+                latency_us=latency_us,
+                busbw_gb_per_s=factor / per_byte / 1e3,  # bytes per µs are 1e6 bytes/s
+                worst_relative_error=worst,
+            )
+        )
+    return tuple(fits)

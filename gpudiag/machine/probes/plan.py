@@ -1,0 +1,121 @@
+"""Which probes a machine needs, in which order, and how long each may take."""
+
+from __future__ import annotations
+
+import importlib.util
+from pathlib import Path
+from typing import Any
+
+from gpudiag.machine.probes.runner import Planned
+from gpudiag.model.facts import Facts, Skipped
+
+#: Ranks of an all-reduce between processes where there is no GPU to give one each.
+_CPU_RANKS = 2
+#: The largest message between processes without GPUs: beyond the caches, and done within the budget on a laptop.
+_CPU_LARGEST_MIB = 64
+#: Cores per rank from which on importing PyTorch leaves the measured programs theirs.
+_CPUS_PER_IMPORT = 4
+#: Results of gpu_paths.py: schema and name.
+_HOST = ("gpudiag/probe-copy-host/1", "copies to and from the host")
+_PEER = ("gpudiag/probe-copy-peer/1", "copies between GPUs")
+_NCCL = ("gpudiag/probe-allreduce/1", "NCCL all-reduce")
+_NO_P2P = "NCCL all-reduce, peer access off"
+#: Name, program, and seconds of measuring per part.
+_COPIES = ("copies", "gpu_paths.py", 4.0)
+_QUICK = ("copies and NCCL", "gpu_paths.py", 0.55)
+
+
+class _Plan:
+    """The programs chosen so far."""
+
+    def __init__(self, programs: Path, timeout_s: float, *, quick: bool) -> None:
+        self.chosen: list[Planned] = []
+        self.skipped: list[Skipped] = []
+        self.quick = quick
+        self._programs = programs
+        self._timeout_s = timeout_s
+
+    def add(self, name: str, program: str, seconds: float, *arguments: str, **how: Any) -> None:
+        """Run `program` with about `seconds` of measuring; `how` are further fields of `Planned`."""
+        given = (*arguments, "--seconds", f"{seconds:g}", *(["--quick"] if self.quick else []))
+        path, limit_s = self._programs / program, self._timeout_s
+        self.chosen.append(
+            Planned(name=name, program=path, arguments=given, setup_timeout_s=limit_s, timeout_s=limit_s, **how)
+        )
+
+    def skip(self, what: str, why: str) -> None:
+        """Leave something out."""
+        self.skipped.append(Skipped(what=what, why=why))
+
+
+def plan_probes(
+    facts: Facts, programs: Path, *, quick: bool, timeout_s: float, p2p: bool = True
+) -> tuple[list[Planned], list[Skipped]]:
+    """The programs to run on this machine, and what is left out with its reason.
+
+    Args:
+        facts: the inventory.
+        programs: the folder of the probe programs.
+        quick: only what matters most, in about 5 s on 4 GPUs instead of 20.
+        timeout_s: bound on loading and, again, on measuring of each program.
+        p2p: False when quick and NCCL is to be measured with peer access off.
+
+    Returns:
+        Programs in the order in which they measure. Copies come first: they are what the rest is judged by. What
+        needs no GPU comes last: GPUs are let go meanwhile.
+    """
+    plan = _Plan(programs, timeout_s, quick=quick)
+    gpus = sum(gpu.visible for gpu in facts.gpus)
+    if gpus and not installed("cuda.bindings"):
+        plan.skip("copies and NCCL", "cuda-bindings is not installed (pip install cuda-bindings)")
+    elif gpus:
+        _plan_cuda(plan, gpus, p2p=p2p)
+    elif facts.gpus:
+        plan.skip("copies and NCCL", "CUDA_VISIBLE_DEVICES hides every GPU")
+    plan.add("host memory", "host_memory.py", 0.2 if quick else 0.8)
+    if not (gpus and quick):
+        _plan_gloo(plan, gpus, facts.host.usable_cpus or 0)
+    return plan.chosen, plan.skipped
+
+
+def _plan_cuda(plan: _Plan, gpus: int, *, p2p: bool) -> None:
+    """Contexts take longest to make, and the driver makes one at a time: as few programs as the transports allow."""
+    if gpus < 2:
+        plan.add(*(_QUICK if plan.quick else _COPIES), "--parts", "host", parts=(_HOST,), holds_gpus=True)
+        return
+    # Which transports NCCL may use is fixed when its library first reads the variable: a process of its own.
+    off = {"environment": {"NCCL_P2P_DISABLE": "1"}, "holds_gpus": True}
+    if plan.quick and not p2p:
+        plan.add(*_QUICK, "--parts", "host,peer", parts=(_HOST, _PEER), holds_gpus=True)
+        plan.add(_NO_P2P, "allreduce_nccl.py", 0.8, "--strategies", "nccl-no-p2p", **off)
+        return
+    if plan.quick:
+        parts = (_HOST, _PEER, _NCCL)
+        plan.add(*_QUICK, "--parts", "host,peer,nccl", parts=parts, holds_gpus=True)
+        plan.skip("all-reduce with other transports than NCCL's default", "left out by --quick")
+        return
+    plan.add(*_COPIES, "--parts", "host,peer", parts=(_HOST, _PEER), holds_gpus=True)
+    plan.add(_NCCL[1], "allreduce_nccl.py", 2.5, "--strategies", "nccl,nccl-ring,nccl-tree", holds_gpus=True)
+    plan.add(_NO_P2P, "allreduce_nccl.py", 1.5, "--strategies", "nccl-no-p2p", **off)
+
+
+def _plan_gloo(plan: _Plan, gpus: int, cpus: int) -> None:
+    """All-reduce between processes, which PyTorch brings."""
+    if not installed("torch"):
+        plan.skip("gloo all-reduce", "PyTorch is not installed (in a clone: pip install '.[torch]')")
+    elif gpus > 1:
+        # Importing PyTorch takes seconds of one core per rank. With cores to spare that disturbs no copy.
+        aside = cpus >= _CPUS_PER_IMPORT * gpus
+        arguments = ("--ranks", str(gpus), "--strategies", "gloo,host-staged")
+        plan.add("gloo all-reduce", "allreduce_gloo.py", 2.4, *arguments, loads_aside=aside)
+    else:
+        arguments = ("--ranks", str(_CPU_RANKS), "--largest-mib", str(_CPU_LARGEST_MIB))
+        plan.add("gloo all-reduce", "allreduce_gloo.py", 1.5 if plan.quick else 3, *arguments)
+
+
+def installed(module: str) -> bool:
+    """Whether a module could be imported; it is not imported."""
+    try:
+        return importlib.util.find_spec(module) is not None
+    except (ImportError, ValueError):  # its parent package is missing or odd
+        return False

@@ -1,0 +1,200 @@
+"""Where the probe programs are, and how their results are read.
+
+A program prints one JSON object whose `schema` names its kind and version. Programs may be killed at any time and may
+be replaced by other people's, so what they print is checked against these types before it is used.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TypeVar
+
+import msgspec
+
+import gpudiag
+from gpudiag.errors import GpudiagError
+
+
+class Failure(msgspec.Struct, frozen=True, kw_only=True):
+    """One measurement that failed, or was left out, and why."""
+
+    what: str
+    why: str
+
+
+class PciePair(msgspec.Struct, frozen=True, kw_only=True):
+    """Generation and width of a PCIe link, read while data moved."""
+
+    generation: int
+    width: int
+
+
+class ProbedGpu(msgspec.Struct, frozen=True, kw_only=True):
+    """A GPU as CUDA numbers it; `pci_id` says which of the inventory it is."""
+
+    ordinal: int
+    pci_id: str
+    name: str = ""
+    memory_bus_bits: int | None = None
+    l2_bytes: int | None = None
+    numa_node: int | None = None
+    pcie_under_load: PciePair | None = None
+    clocks_under_load: dict[str, int] = {}
+
+
+class ProbeDocument(msgspec.Struct, frozen=True, kw_only=True):
+    """What every program's result has."""
+
+    schema: str
+    unavailable: str | None = None
+    """Why nothing could be measured, where that is no failure."""
+    errors: tuple[Failure, ...] = ()
+    skipped: tuple[Failure, ...] = ()
+    versions: dict[str, str] = {}
+    setup_s: float = 0.0
+    measure_s: float = 0.0
+    phases_s: dict[str, float] = {}
+    """Where the seconds of loading and measuring went; a part of a program has only its own."""
+    gpus: tuple[ProbedGpu, ...] = ()
+
+
+class Copy(msgspec.Struct, frozen=True, kw_only=True):
+    """What is measured of every copy; `wrong_words` is None where data was not compared."""
+
+    gb_per_s: float
+    size_bytes: int
+    cv: float
+    repeats: int
+    wrong_words: int | None = None
+
+
+class HostCopy(Copy, frozen=True, kw_only=True):
+    """Copies between the host and GPUs, or within one. Rates in GB/s; `gpus` holds CUDA ordinals, one per flow."""
+
+    path: str
+    memory: str
+    direction: str
+    gpus: tuple[int, ...]
+    each_gb_per_s: tuple[float, ...]
+
+
+class HostLatency(msgspec.Struct, frozen=True, kw_only=True):
+    """`src` and `dst` are `host` or `gpu`, the GPU being `gpu`."""
+
+    kind: str
+    src: str
+    dst: str
+    gpu: int
+    time_us: float
+    cv: float
+
+
+class HostCopies(ProbeDocument, frozen=True, kw_only=True):
+    """gpudiag/probe-copy-host/1."""
+
+    bandwidth: tuple[HostCopy, ...] = ()
+    latency: tuple[HostLatency, ...] = ()
+
+
+class PeerCopy(Copy, frozen=True, kw_only=True):
+    """Copies from GPU `src` to GPU `dst`, or both ways; `initiator` is `src` (write) or `dst` (read)."""
+
+    src: int
+    dst: int
+    direction: str
+    initiator: str
+    peer_access: bool
+
+
+class PeerLatency(msgspec.Struct, frozen=True, kw_only=True):
+    """Latency between two GPUs: a load goes from `src` to memory of `dst`."""
+
+    kind: str
+    src: int
+    dst: int
+    peer_access: bool
+    time_us: float
+    cv: float
+
+
+class PeerCopies(ProbeDocument, frozen=True, kw_only=True):
+    """gpudiag/probe-copy-peer/1."""
+
+    bandwidth: tuple[PeerCopy, ...] = ()
+    latency: tuple[PeerLatency, ...] = ()
+
+
+class HostMemoryCopy(Copy, frozen=True, kw_only=True):
+    """Copies between NUMA nodes by threads on the first; copied bytes count once."""
+
+    src: str
+    dst: str
+    threads: int
+
+
+class HostMemory(ProbeDocument, frozen=True, kw_only=True):
+    """gpudiag/probe-host-memory/1."""
+
+    bandwidth: tuple[HostMemoryCopy, ...] = ()
+
+
+class MeasuredCollective(msgspec.Struct, frozen=True, kw_only=True):
+    """One collective of one size; `bytes` of one rank's buffer."""
+
+    operation: str
+    strategy: str
+    ranks: int
+    bytes: int
+    time_us: float
+    cv: float
+    wrong_values: int | None = None
+
+
+class Collectives(ProbeDocument, frozen=True, kw_only=True):
+    """gpudiag/probe-allreduce/1."""
+
+    collectives: tuple[MeasuredCollective, ...] = ()
+
+
+#: Each program's file and the type of what it prints.
+SCHEMAS: dict[str, type[ProbeDocument]] = {
+    "gpudiag/probe-copy-host/1": HostCopies,
+    "gpudiag/probe-copy-peer/1": PeerCopies,
+    "gpudiag/probe-host-memory/1": HostMemory,
+    "gpudiag/probe-allreduce/1": Collectives,
+}
+
+Document = TypeVar("Document", bound=ProbeDocument)
+
+
+class _Labelled(msgspec.Struct):
+    schema: str
+
+
+def programs_directory() -> Path:
+    """The folder of the probe programs: inside the installed package, else beside it in a checkout.
+
+    Raises:
+        GpudiagError: neither is there.
+    """
+    package = Path(gpudiag.__file__).resolve().parent
+    for place in (package / "_probes", package.parent / "probes"):
+        if (place / "_protocol.py").is_file():
+            return place
+    raise GpudiagError("the probe programs are not installed", "Install gpudiag again; the wheel carries them.")
+
+
+def decode_document(output: bytes) -> ProbeDocument:
+    """A program's output, checked.
+
+    Raises:
+        ValueError: it is no JSON, of an unknown schema, or lacks what its schema needs; the message says which.
+    """
+    try:
+        schema = msgspec.json.decode(output, type=_Labelled).schema
+        if schema not in SCHEMAS:
+            raise ValueError(f"printed a result of unknown schema {schema[:80]!r}")
+        document = msgspec.json.decode(output, type=SCHEMAS[schema])
+    except (msgspec.DecodeError, RecursionError) as error:
+        raise ValueError(f"printed no valid result: {str(error)[:200]}") from error
+    return document

@@ -1,0 +1,315 @@
+"""Run probe programs: each a process of its own, with a time limit, heard but not trusted.
+
+A program first loads (imports, CUDA contexts, buffers, communicators), says that it is ready, and measures when told.
+So programs load at the same time, no GPU's context is made or taken down while copies are measured, and a program that
+hangs or crashes loses only its own figures.
+
+Two things go on in the shade of measuring, since they disturb nothing that is measured then: programs that load on the
+CPU alone (importing PyTorch) may get ready late, and programs that hold GPUs are ended as soon as the last of them has
+measured, while the host is measured.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import queue
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+import msgspec
+
+from gpudiag.machine.probes.programs import ProbeDocument, decode_document
+
+#: More than any probe prints; a program that prints more is broken and is ended before it fills memory.
+MAX_OUTPUT_BYTES = 16 << 20
+#: Lines of standard error kept for the message when a program fails.
+_KEPT_LINES = 20
+_LONGEST_LINE = 4096
+
+Status = Literal["ok", "unavailable", "failed", "timeout", "garbage"]
+
+
+class Planned(msgspec.Struct, frozen=True, kw_only=True):
+    """A program to run.
+
+    `name` is for people and keys; `setup_timeout_s` bounds loading, `timeout_s` measuring. A program that prints more
+    than one result has `parts`, the schema and the name of each. `holds_gpus`: it makes CUDA contexts while it loads.
+    `loads_aside`: it loads on the CPU alone, and others may measure meanwhile.
+    """
+
+    name: str
+    program: Path
+    arguments: tuple[str, ...] = ()
+    environment: Mapping[str, str] = {}
+    setup_timeout_s: float = 60.0
+    timeout_s: float = 60.0
+    parts: tuple[tuple[str, str], ...] = ()
+    holds_gpus: bool = False
+    loads_aside: bool = False
+
+
+class Outcome(msgspec.Struct, frozen=True, kw_only=True):
+    """How a program, or a part of one, ended: its checked result when `status` is ok or unavailable, else the reason
+    why there is none.
+    """
+
+    name: str
+    planned: Planned
+    status: Status
+    document: ProbeDocument | None
+    reason: str | None
+    setup_s: float
+    measure_s: float
+
+
+class Progress(msgspec.Struct, frozen=True, kw_only=True):
+    """What a program does now: `done` of `of` measurements; `stage` is loading or measuring."""
+
+    probe: str
+    stage: Literal["loading", "measuring"]
+    what: str = ""
+    done: int = 0
+    of: int = 0
+
+
+class RunningProbe:
+    """One started program. Use as a context manager: its whole process group is gone afterwards."""
+
+    def __init__(self, planned: Planned, on_progress: Callable[[Progress], None] | None = None) -> None:
+        self.planned = planned
+        self._on_progress = on_progress
+        self._output = bytearray()
+        self._tail: list[str] = []
+        self._too_much = False
+        self._events: queue.SimpleQueue[str] = queue.SimpleQueue()
+        self._ready_seen = False
+        self._done = threading.Event()
+        environment = {**os.environ, **planned.environment}
+        # The programs find the files that they share beside themselves, which this variable would forbid.
+        environment.pop("PYTHONSAFEPATH", None)
+        self._started = time.perf_counter()
+        self._go_at: float | None = None
+        self._process = subprocess.Popen(
+            [sys.executable, str(planned.program), "--wait-for-go", *planned.arguments],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            env=environment,
+            start_new_session=True,
+        )
+        self._readers = [
+            threading.Thread(target=self._read_output, daemon=True),
+            threading.Thread(target=self._read_messages, daemon=True),
+        ]
+        for reader in self._readers:
+            reader.start()
+
+    def __enter__(self) -> RunningProbe:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.kill()
+
+    def end(self) -> None:
+        """Tell the program and everything that it started to end, now; `kill` also waits until they have."""
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(self._process.pid, signal.SIGKILL)
+
+    def kill(self) -> None:
+        """End the program and everything that it started."""
+        self.end()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(5)
+        for reader in self._readers:
+            reader.join(1)
+        for stream in (self._process.stdin, self._process.stdout, self._process.stderr):
+            if stream is not None and not any(reader.is_alive() for reader in self._readers):
+                with contextlib.suppress(OSError):
+                    stream.close()
+
+    def wait_until_ready(self, deadline: float) -> bool:
+        """Wait until the program is ready to measure or has ended; False when it is neither at `deadline`."""
+        while not self._ready_seen:
+            try:
+                event = self._events.get(timeout=max(0.0, deadline - time.perf_counter()))
+            except queue.Empty:
+                return False
+            self._ready_seen = event in {"ready", "ended"}
+        return True
+
+    def measure(self) -> list[Outcome]:
+        """Tell the program to go, and wait for its result; one outcome, or one per part."""
+        self._go_at = time.perf_counter()
+        with contextlib.suppress(OSError):
+            if self._process.stdin is not None:
+                self._process.stdin.write(b"go\n")
+                self._process.stdin.flush()
+        deadline = self._go_at + self.planned.timeout_s
+        while not self._done.is_set() and self._process.poll() is None:
+            if time.perf_counter() > deadline:
+                self.kill()
+                limit = self.planned.timeout_s
+                return self._judge("timeout", f"had not finished after {limit:g} s{self._last()}")
+            self._done.wait(0.01)
+        if self._done.is_set():
+            # The result was written before the word that it is there, but another thread reads it.
+            self._readers[0].join(5)
+            return self._judge()
+        code = self._process.wait()
+        for reader in self._readers:
+            reader.join(5)
+        if code != 0 and not self._too_much:
+            how = f"was ended by {signal_name(-code)}" if code < 0 else f"ended with exit code {code}"
+            return self._judge("failed", how + self._last())
+        return self._judge()
+
+    def give_up(self) -> list[Outcome]:
+        """End a program that did not get ready in time."""
+        self.kill()
+        limit = self.planned.setup_timeout_s
+        return self._judge("timeout", f"was not ready to measure after {limit:g} s{self._last()}")
+
+    def _judge(self, status: Status = "ok", reason: str | None = None) -> list[Outcome]:
+        """What became of each part, of a program that ended with `status`: a result that it wrote before that stays."""
+        if self._too_much:
+            status, reason = "garbage", f"printed more than {MAX_OUTPUT_BYTES >> 20} MiB"
+        documents: list[ProbeDocument] = []
+        if not self._too_much and (status == "ok" or self.planned.parts):
+            try:
+                documents = [decode_document(line) for line in self._results(whole=status != "ok")]
+            except ValueError as error:
+                if status == "ok":
+                    status, reason = "garbage", str(error)
+        if not self.planned.parts:
+            return [self._ended(self.planned.name, status, documents[0] if documents else None, reason)]
+        by_schema = {document.schema: document for document in documents}
+        if status == "ok" and documents and documents[-1].unavailable is not None:
+            # What keeps one part from measuring (no driver, no GPU) keeps those after it too.
+            status, reason = "unavailable", documents[-1].unavailable
+        elif status == "ok":
+            status, reason = "garbage", "printed no result"
+        return [
+            self._ended(name, "ok", by_schema[schema], None)
+            if schema in by_schema
+            else self._ended(name, status, None, reason)
+            for schema, name in self.planned.parts
+        ]
+
+    def _results(self, *, whole: bool) -> list[bytes]:
+        """Lines of the output (`whole` ones only, of a program that may have been cut off), or that it is empty."""
+        lines = bytes(self._output).splitlines(keepends=True) if self.planned.parts else [bytes(self._output)]
+        return [line for line in lines if line.endswith(b"\n") or not whole] or ([] if whole else [b""])
+
+    def _ended(self, name: str, status: Status, document: ProbeDocument | None, reason: str | None) -> Outcome:
+        if document is not None and document.unavailable is not None:
+            status, reason = "unavailable", document.unavailable
+        now = time.perf_counter()
+        go = self._go_at if self._go_at is not None else now
+        return Outcome(
+            name=name,
+            planned=self.planned,
+            status=status,
+            document=document,
+            reason=reason,
+            setup_s=go - self._started,
+            measure_s=now - go,
+        )
+
+    def _last(self) -> str:
+        """The last thing the program said that was no progress, as the end of a sentence."""
+        return f": {self._tail[-1]}" if self._tail else ""
+
+    def _read_output(self) -> None:
+        stream = self._process.stdout
+        if stream is None:
+            return
+        while block := os.read(stream.fileno(), 1 << 16):
+            self._output += block
+            if len(self._output) > MAX_OUTPUT_BYTES:
+                self._too_much = True
+                self._output.clear()
+                self.end()
+                return
+
+    def _read_messages(self) -> None:
+        stream = self._process.stderr
+        if stream is not None:
+            while line := stream.readline(_LONGEST_LINE):
+                self._hear(line.decode(errors="replace").strip())
+        self._events.put("ended")
+
+    def _hear(self, line: str) -> None:
+        message = _message(line)
+        if message is None:
+            if line:
+                self._tail = [*self._tail[1 - _KEPT_LINES :], line[:300]]
+        elif message["event"] == "ready":
+            self._events.put("ready")
+        elif message["event"] == "done":
+            self._done.set()
+        elif message["event"] == "progress" and self._on_progress is not None:
+            done, of = message.get("done"), message.get("of")
+            if isinstance(done, int) and isinstance(of, int):
+                what = str(message.get("what", ""))[:200]
+                name = dict(self.planned.parts).get(str(message.get("schema")), self.planned.name)
+                self._on_progress(Progress(probe=name, stage="measuring", what=what, done=done, of=of))
+
+
+def _message(line: str) -> dict[str, Any] | None:
+    """A progress message, or None for any other line."""
+    if not line.startswith("{"):
+        return None
+    try:
+        message = json.loads(line)
+    except (ValueError, RecursionError):
+        return None
+    return message if isinstance(message, dict) and isinstance(message.get("event"), str) else None
+
+
+def signal_name(number: int) -> str:
+    """SIGSEGV and so on; the number where it has no name."""
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"
+
+
+def run_probes(plan: Sequence[Planned], on_progress: Callable[[Progress], None] | None = None) -> list[Outcome]:
+    """Load the programs at once, then let them measure one after another, in the order of the plan.
+
+    Returns:
+        Outcomes in that order, one per program or per part of one. Every process group that was started is gone when
+        this returns or raises, also after Ctrl-C.
+    """
+    with contextlib.ExitStack() as stack:
+        if on_progress is not None:
+            names = ", ".join(planned.name for planned in plan)
+            on_progress(Progress(probe="", stage="loading", what=names, of=len(plan)))
+        running = [stack.enter_context(RunningProbe(planned, on_progress)) for planned in plan]
+        outcomes: dict[str, list[Outcome]] = {}
+        started = time.perf_counter()
+        for probe in running:
+            if not probe.planned.loads_aside and not probe.wait_until_ready(started + probe.planned.setup_timeout_s):
+                outcomes[probe.planned.name] = probe.give_up()
+        holding = [probe for probe in running if probe.planned.holds_gpus]
+        for probe in running:
+            name = probe.planned.name
+            if name not in outcomes and probe.wait_until_ready(started + probe.planned.setup_timeout_s):
+                outcomes[name] = probe.measure()
+            elif name not in outcomes:
+                outcomes[name] = probe.give_up()
+            if holding and probe is holding[-1]:
+                # All at once: a driver takes a while to take each program's contexts down.
+                for done in holding:
+                    done.end()
+        for probe in running:
+            probe.end()
+        return [outcome for planned in plan for outcome in outcomes[planned.name]]

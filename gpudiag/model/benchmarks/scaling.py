@@ -1,0 +1,337 @@
+"""Scaling: how throughput grows with devices, and where each lost percent goes (`scaling.json`, `gpudiag/scaling/1`).
+
+A *point* is one training job on a fixed set of devices. Its figures come from steps timed without the profiler. What is
+compared is always stated: the samples per device and step, the precision, the layout, where batches come from.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+
+SCALING_SCHEMA = "gpudiag/scaling/1"
+POINT_SCHEMA = "gpudiag/scale-point/1"
+
+SCALING_FILE = "scaling.json"
+POINT_FILE = "point.json"
+
+Mode = Literal["weak", "strong"]
+#: Ends the name of a strategy that exchanges without peer access.
+NO_P2P = "-no-p2p"
+
+PointStatus = Literal["measured", "failed", "not measured"]
+
+#: What a device may lose on the way from N times one device's throughput down to what was reached, in drawing order.
+LOSSES = ("input", "slower_compute", "launch", "exposed_transfer", "waiting", "rest")
+#: And where no step was recorded: what is lost without any exchange, and what the exchange costs in all.
+MEASURED_LOSSES = ("together", "exchange")
+
+#: What a step's time consists of, in the order in which it is taken away in the replay.
+STEP_PARTS = ("waiting", "exposed_transfer", "disturbed", "input", "launch", "compute")
+PARTS_FILE = "parts.json"
+PARTS_SCHEMA = "gpudiag/step-parts/1"
+
+
+#: Software that does not change what a step takes.
+_HARMLESS = frozenset({"python"})
+
+
+class Interval(msgspec.Struct, frozen=True, kw_only=True):
+    """A figure and its 95 % confidence interval. It says how well *this run* knows the figure, not how runs differ."""
+
+    value: float
+    low: float
+    high: float
+
+
+class Machine(msgspec.Struct, frozen=True, kw_only=True):
+    """What points must share to be compared: host, devices, software."""
+
+    host: str = ""
+    cpu: str = ""
+    usable_cpus: int | None = None
+    gpus: tuple[str, ...] = ()
+    """Model names of the GPUs that training could use, by index; empty for CPU processes."""
+    which: str = ""
+    """A digest of these GPUs' UUIDs: tells machines of one kind apart, whose hosts may be called the same."""
+    software: dict[str, str] = {}
+
+    def differences(self, other: Machine) -> list[str]:
+        """What makes two machines' points incomparable, in words (`torch 2.11 and not 2.13`); unknown is none.
+
+        Two machines of one kind are two machines: ResNet-50 took 18 ms on one GPU of one and 33 ms on one of another,
+        whose host was busy. An efficiency made of points of both would be of neither.
+        """
+        pairs = (
+            ("GPUs", ", ".join(self.gpus), ", ".join(other.gpus)),
+            ("host", self.host, other.host),
+            ("CPU", self.cpu, other.cpu),
+            ("the GPUs of machine", self.which, other.which),
+            *((name, self.software[name], other.software.get(name, "")) for name in sorted(self.software)),
+        )
+        return [
+            f"{what} {mine} and not {theirs}"
+            for what, mine, theirs in pairs
+            if mine and theirs and mine != theirs and what not in _HARMLESS
+        ]
+
+
+class PointRecord(msgspec.Struct, frozen=True, kw_only=True):
+    """One point. Missing figures are None, and `error` says why.
+
+    Attributes:
+        id: names its run directory, `points/<id>`; it is made of what follows up to `threads`.
+        strategy: `nccl-no-p2p` where peer access was off.
+        device_indices: which GPUs, or how many CPU processes (0, 1, ...).
+        batch_per_device, global_batch: samples per step.
+        options: modifiers of the strategy and of the job that are not the default.
+        threads: CPU threads of each process.
+        samples_per_s, ci95: of all devices together.
+        freedom: degrees of freedom of the Student t behind `ci95`.
+        mean_ms, median_ms, standard_error_ms, jitter_ms: step times on the slowest device; `jitter_ms` is 1.4826 times
+            the median absolute deviation; `step_ms` is the mean.
+        steps: how many were timed.
+        per_device_samples_per_s: of each device by itself, in the order of `device_indices`.
+        warmup_steps, warmup_seconds, settled: what was left out first, and whether step times had settled by then.
+        baseline: id of the one-device point that `speedup` refers to: same strategy, same samples per device (weak) or
+            per step (strong), same everything else.
+        speedup, efficiency: samples per second over the baseline's, and that over the number of devices.
+        parameters, gradient_bytes: of the model.
+        alone: this GPU by itself, to find one that is unlike the others.
+        profiled: the run directory with its trace and analysis, relative to `scaling.json`; None where not profiled.
+        halved_from: id of the point whose larger batch did not fit.
+        seconds: how long the point took, set-up included.
+    """
+
+    schema: str = POINT_SCHEMA
+    id: str
+    workload: str
+    framework: str = "pytorch"
+    strategy: str
+    devices: int
+    device_indices: tuple[int, ...]
+    batch_per_device: int
+    global_batch: int
+    mode: Mode = "weak"
+    precision: str
+    memory_format: str
+    data: str
+    options: dict[str, str] = {}
+    threads: int | None = None
+    status: PointStatus = "not measured"
+    error: str | None = None
+    samples_per_s: float | None = None
+    ci95: tuple[float, float] | None = None
+    freedom: float | None = None
+    step_ms: float | None = None
+    mean_ms: float | None = None
+    median_ms: float | None = None
+    standard_error_ms: float | None = None
+    jitter_ms: float | None = None
+    steps: int = 0
+    per_device_samples_per_s: tuple[float, ...] = ()
+    warmup_steps: int | None = None
+    warmup_seconds: float | None = None
+    settled: bool | None = None
+    baseline: str | None = None
+    speedup: float | None = None
+    speedup_ci95: tuple[float, float] | None = None
+    efficiency: float | None = None
+    efficiency_ci95: tuple[float, float] | None = None
+    parameters: int | None = None
+    gradient_bytes: int | None = None
+    alone: bool = False
+    profiled: str | None = None
+    halved_from: str | None = None
+    created: str = ""
+    seconds: float = 0.0
+    machine: Machine = Machine()
+
+
+class StepParts(msgspec.Struct, frozen=True, kw_only=True):
+    """What a step's time consists of without the profiler (`parts.json`), in milliseconds.
+
+    Attributes:
+        timed_ms: the mean step as timed without the profiler.
+        replayed_ms: the replay's, whose parts these are; they add up to it.
+        recorded_ms: the mean recorded step, with the profiler.
+        profiler_us_per_event: what the profiler is taken to have cost the host per event, so that the replay takes as
+            long as the timed steps.
+        parts_ms: by name of `STEP_PARTS`; `disturbed` is what kernels take longer beside collectives.
+        scaled_by: what all parts (on CPUs), or all but the kernels' (on GPUs), were multiplied by, where recorded steps
+            were longer than the timed ones beyond what the profiler explains; else 1.
+        hidden_communication_ms: transfers that the step does not wait for.
+    """
+
+    schema: str = PARTS_SCHEMA
+    timed_ms: float
+    replayed_ms: float
+    recorded_ms: float
+    profiler_us_per_event: float
+    parts_ms: dict[str, float]
+    scaled_by: float = 1.0
+    on_cpu: bool = False
+    hidden_communication_ms: float = 0.0
+
+
+class RecordedSteps(msgspec.Struct, frozen=True, kw_only=True):
+    """Recorded steps of a point: their run directory, relative to the benchmark's, and their parts where known."""
+
+    directory: str
+    parts: StepParts | None
+
+
+class Loss(msgspec.Struct, frozen=True, kw_only=True):
+    """One loss: in percent of the ideal throughput, in samples per second, and per step in milliseconds.
+
+    A negative loss is a gain: with N devices this part took less than with one.
+    """
+
+    name: str
+    percent: float
+    samples_per_s: float
+    ms_per_step: float
+
+
+class Waterfall(msgspec.Struct, frozen=True, kw_only=True):
+    """From N times one device's throughput (100 %) down to what N devices reached.
+
+    `reached_percent` and the losses' percents sum to 100. `rest` is by how much the replays of the two points miss the
+    timed difference. Without recorded steps the losses are those of `MEASURED_LOSSES`, and `parts` None.
+    """
+
+    point: str
+    baseline: str
+    workload: str
+    strategy: str
+    devices: int
+    ideal_samples_per_s: float
+    reached_samples_per_s: float
+    reached_percent: float
+    losses: tuple[Loss, ...]
+    hidden_communication_ms: float
+    parts: StepParts | None = None
+    baseline_parts: StepParts | None = None
+    notes: tuple[str, ...] = ()
+
+
+class Forecast(msgspec.Struct, frozen=True, kw_only=True):
+    """What to expect of more devices, with the same samples per device. Percents of N times one device.
+
+    Attributes:
+        devices: how many.
+        efficiency: expected, with the range that the measured points and the assumptions leave open.
+        samples_per_s: likewise.
+        network: what carries the gradients between machines; empty within the machine that was measured.
+    """
+
+    devices: int
+    efficiency: Interval
+    samples_per_s: Interval
+    network: str = ""
+
+
+class Prospect(msgspec.Struct, frozen=True, kw_only=True):
+    """The fitted cost of one workload and strategy, and what follows from it.
+
+    step_ms(n) = compute_ms + transfer_ms * 2 (n - 1) / n + latency_ms * growth(n), for 2 <= n; `growth` is n - 1 for a
+    ring and log2 n for a tree; both are fitted, and the range covers both.
+
+    Attributes:
+        worst_error: largest relative deviation of a measured point from the fit.
+        degrees: measured points less fitted terms; 0 means that the fit passes through the points by construction and
+            nothing checks it.
+        assumptions: in words.
+    """
+
+    workload: str
+    strategy: str
+    batch_per_device: int
+    precision: str
+    memory_format: str
+    data: str
+    compute_ms: float
+    transfer_ms: float
+    latency_ms: float
+    growth: str
+    worst_error: float
+    degrees: int
+    measured_devices: tuple[int, ...]
+    forecasts: tuple[Forecast, ...]
+    assumptions: tuple[str, ...] = ()
+
+
+class Duration(msgspec.Struct, frozen=True, kw_only=True):
+    """How long a given amount of training takes at a measured point's pace.
+
+    `iterations` states how many steps that is; a step of N devices is N times the samples of a step of one.
+    """
+
+    point: str
+    samples: float
+    iterations: float
+    hours: float
+    voxels: float | None = None
+
+
+class AloneGpu(msgspec.Struct, frozen=True, kw_only=True):
+    """One GPU by itself: its throughput beside the median of all, and whether it is unlike the rest."""
+
+    index: int
+    name: str
+    point: str
+    samples_per_s: float
+    relative: float
+    odd: bool
+
+
+class Pair(msgspec.Struct, frozen=True, kw_only=True):
+    """Two GPUs together, beside the sum of what each does alone."""
+
+    indices: tuple[int, int]
+    link: str
+    strategy: str
+    point: str
+    samples_per_s: float
+    efficiency: float
+    efficiency_ci95: tuple[float, float]
+
+
+class LinkComparison(msgspec.Struct, frozen=True, kw_only=True):
+    """All pairs of one link kind: the median efficiency and its range."""
+
+    link: str
+    strategy: str
+    pairs: int
+    efficiency: float
+    lowest: float
+    highest: float
+
+
+class Remark(msgspec.Struct, frozen=True, kw_only=True):
+    """Something to know before the figures are used: `code` for scripts, `message` for people."""
+
+    code: str
+    message: str
+
+
+class Scaling(msgspec.Struct, frozen=True, kw_only=True):
+    """The result of `gpudiag scale`; its JSON is a contract (`gpudiag/scaling/1`)."""
+
+    schema: str = SCALING_SCHEMA
+    workload: str
+    """The workload; several are joined by a comma, and each point names its own."""
+    mode: Mode = "weak"
+    created: str = ""
+    version: str = ""
+    command: tuple[str, ...] = ()
+    machine: Machine = Machine()
+    points: tuple[PointRecord, ...] = ()
+    alone: tuple[AloneGpu, ...] = ()
+    pairs: tuple[Pair, ...] = ()
+    links: tuple[LinkComparison, ...] = ()
+    waterfalls: tuple[Waterfall, ...] = ()
+    prospects: tuple[Prospect, ...] = ()
+    durations: tuple[Duration, ...] = ()
+    remarks: tuple[Remark, ...] = ()

@@ -1,0 +1,175 @@
+"""The selftest's nouns: what the training processes are told, what they measured, and what came of it."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+
+from gpudiag.model.job import MemoryFormat, Precision
+
+SELFTEST_SCHEMA = "gpudiag/selftest/1"
+PLAN_SCHEMA = "gpudiag/selftest-plan/1"
+ABLATION_SCHEMA = "gpudiag/ablation/1"
+
+#: Where, within the directory of one launch, the plan is; and within a fault's run directory, what it costs.
+PLAN_FILE = "selftest-plan.json"
+ABLATION_FILE = "ablation.json"
+#: Name and directory of what the clean job's own exchange costs.
+CLEAN_EXCHANGE = "clean-exchange"
+SELFTEST_FILE = "selftest.json"
+
+Verdict = Literal["right", "wrong", "too small"]
+
+
+class FaultPlan(msgspec.Struct, frozen=True, kw_only=True):
+    """One fault to put in.
+
+    Attributes:
+        name: names its run directory.
+        kind: which fault it is, as `CatalogueEntry.kind` says.
+        amount: its size as a share of the clean step.
+        ranks: the ranks that have it; empty for all.
+        marked: the profiled steps go through `gpudiag.profile`'s marks; otherwise the profiler is all there is.
+    """
+
+    name: str
+    kind: str
+    amount: float = 0.0
+    ranks: tuple[int, ...] = ()
+    marked: bool = False
+
+
+class SelftestPlan(msgspec.Struct, frozen=True, kw_only=True):
+    """What one launch goes through, one fault after the other.
+
+    Attributes:
+        workload: what is trained.
+        pairs: blocks with the fault, and as many without.
+        block_ms: how long a block lasts at the clean step time, about.
+        least_steps: steps of a block at least.
+        active: recorded steps.
+        warm_up_s: how long to train before anything is timed.
+        background: what the clean job costs by itself, measured as a fault is, but neither recorded nor judged.
+    """
+
+    schema: str = PLAN_SCHEMA
+    workload: str
+    device: Literal["cuda", "cpu"]
+    batch_size: int
+    precision: Precision
+    memory_format: MemoryFormat
+    faults: tuple[FaultPlan, ...]
+    pairs: int
+    block_ms: float
+    least_steps: int
+    active: int
+    warm_up_s: float
+    background: tuple[FaultPlan, ...] = ()
+
+
+class Block(msgspec.Struct, frozen=True, kw_only=True):
+    """Consecutive steps, all with the fault or all without; `step_ms[rank][step]`, in milliseconds."""
+
+    on: bool
+    step_ms: tuple[tuple[float, ...], ...]
+
+
+class Ablation(msgspec.Struct, frozen=True, kw_only=True):
+    """What one fault really costs: blocks of steps with it and without it, in turn, none of them profiled.
+
+    `amount_ms` is what the fault was sized to (time late, time of extra work); what it costs shows in the blocks.
+    """
+
+    schema: str = ABLATION_SCHEMA
+    fault: FaultPlan
+    workload: str
+    device: Literal["cuda", "cpu"]
+    device_name: str
+    world_size: int
+    amount_ms: float
+    blocks: tuple[Block, ...]
+
+
+class Cost(msgspec.Struct, frozen=True, kw_only=True):
+    """The true cost per step: faulty minus clean, in milliseconds, and its standard error over pairs of blocks."""
+
+    clean_ms: float
+    faulty_ms: float
+    ms: float
+    standard_error_ms: float
+
+
+class Expected(msgspec.Struct, frozen=True, kw_only=True):
+    """What the diagnosis should say; no code for a clean run. `causes` lists those that are right, empty for any."""
+
+    code: str | None
+    ranks: tuple[int, ...]
+    causes: tuple[str, ...] = ()
+
+
+class Found(msgspec.Struct, frozen=True, kw_only=True):
+    """One finding, in short."""
+
+    code: str
+    ranks: tuple[int, ...]
+    cause: str | None
+    ms: float
+    confidence: str
+
+
+class Row(msgspec.Struct, frozen=True, kw_only=True):
+    """One fault: the truth beside what was found.
+
+    Attributes:
+        found: the finding worth most that asks for action; None where there was none.
+        others: what else was found that is worth more than the alarm level once larger causes are gone.
+        exchange_ms: what exchanging the gradients costs the clean job, by ablation; None where that was not measured. A
+            finding of that much is no false alarm.
+        tolerance_ms: by how much found and true cost may differ; for a clean run the level of an alarm.
+        verdict: `too small` where the fault costs less than the tolerance or the alarm level here, so that nothing has
+            to be found; it must still raise no other alarm.
+        why: what is wrong, one line each; empty for a right row.
+        run_dir: relative to the output directory.
+    """
+
+    workload: str
+    fault: str
+    expected: Expected
+    true: Cost
+    found: Found | None
+    others: tuple[Found, ...] = ()
+    exchange_ms: float | None = None
+    tolerance_ms: float
+    alarm_ms: float
+    verdict: Verdict
+    why: tuple[str, ...] = ()
+    profiled_ms: float | None = None
+    corrected_ms: float | None = None
+    run_dir: str = ""
+
+
+class LeftOut(msgspec.Struct, frozen=True, kw_only=True):
+    """A fault that could not be put in here, and why."""
+
+    fault: str
+    why: str
+
+
+class Selftest(msgspec.Struct, frozen=True, kw_only=True):
+    """The result of `gpudiag selftest`; its JSON is a contract (`gpudiag/selftest/1`)."""
+
+    schema: str = SELFTEST_SCHEMA
+    device: Literal["cuda", "cpu"]
+    device_name: str
+    world_size: int
+    tolerance: str
+    """The tolerance in words."""
+    rows: tuple[Row, ...]
+    left_out: tuple[LeftOut, ...] = ()
+    software: dict[str, str] = {}
+
+    @property
+    def passed(self) -> bool:
+        """Whether there are rows and none of them is wrong."""
+        return bool(self.rows) and all(row.verdict != "wrong" for row in self.rows)

@@ -1,0 +1,62 @@
+"""A sweep: several training jobs that one set of processes goes through, one after the other (`sweep.json`)."""
+
+from __future__ import annotations
+
+import msgspec
+
+from gpudiag.model.job import Job
+
+SWEEP_SCHEMA = "gpudiag/sweep/1"
+SWEEP_FILE = "sweep.json"
+#: Beside a job's own record: written when its turn came, with what became of it.
+OUTCOME_SCHEMA = "gpudiag/outcome/1"
+OUTCOME_FILE = "outcome.json"
+
+
+class SweepEntry(msgspec.Struct, frozen=True, kw_only=True):
+    """One job of a sweep.
+
+    Attributes:
+        directory: its run directory, relative to the directory above the sweep's own.
+        job: what is trained.
+        ranks: the processes of the sweep that take part; the others wait until it is over. On GPUs also the devices.
+        accuracy, seconds: as in `gpudiag.training.session.enough.Enough`.
+        warmup_s: automatic warm-up ends after this long in any case.
+        recorded: profile a few steps after the timed ones.
+        not_after_s: not begun later than this many seconds after the first entry; None for no limit.
+    """
+
+    directory: str
+    job: Job
+    ranks: tuple[int, ...]
+    accuracy: float
+    seconds: float
+    warmup_s: float
+    recorded: bool = False
+    not_after_s: float | None = None
+
+
+class SweepPlan(msgspec.Struct, frozen=True, kw_only=True):
+    """All jobs, in their order."""
+
+    schema: str = SWEEP_SCHEMA
+    entries: tuple[SweepEntry, ...]
+
+
+class Outcome(msgspec.Struct, frozen=True, kw_only=True):
+    """What became of one entry: `began` with nothing else says that it never came to its end.
+
+    Attributes:
+        seconds: how long it took, set-up included.
+        error: why it failed, one line.
+        out_of_memory: it failed because a device's memory was not enough.
+        usage: it failed because it asks for what does not go together.
+    """
+
+    schema: str = OUTCOME_SCHEMA
+    began: str
+    done: bool = False
+    seconds: float = 0.0
+    error: str | None = None
+    out_of_memory: bool = False
+    usage: bool = False

@@ -1,0 +1,37 @@
+"""Protobuf messages, made at run time from the descriptors beside this file.
+
+Classes that protoc generates demand a protobuf runtime of about their own age, and TensorFlow pins one; a descriptor
+works with all of them. Its pool is our own, so that nothing collides with what TensorFlow registers in one process.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
+
+
+@cache
+def message_type(schema: str, message: str, undecoded: str = "") -> Any:
+    """A message class.
+
+    Args:
+        schema: `xplane` or `perfetto`.
+        message: its name there.
+        undecoded: `Message.field` to be left as `bytes`: reading many small messages one Python object at a time takes
+            longer than all else.
+    """
+    data = Path(__file__).with_name(f"{schema}.binpb").read_bytes()
+    (file,) = descriptor_pb2.FileDescriptorSet.FromString(data).file
+    if undecoded:
+        owner, _, name = undecoded.partition(".")
+        (parent,) = (message for message in file.message_type if message.name == owner)
+        (field,) = (known for known in parent.field if known.name == name)
+        # On the wire a submessage is bytes with a length before them.
+        field.type = descriptor_pb2.FieldDescriptorProto.TYPE_BYTES
+        field.ClearField("type_name")
+    pool = descriptor_pool.DescriptorPool()
+    pool.Add(file)
+    return message_factory.GetMessageClass(pool.FindMessageTypeByName(f"{file.package}.{message}"))

@@ -1,0 +1,86 @@
+"""Text from files, devices and other people, made safe: it may name things, and do nothing else.
+
+Traces carry event names, paths and messages that anyone may have written, a process may call itself anything, and a
+facts file may come from anyone. A terminal obeys escape sequences, and right-to-left overrides make a line read as what
+it is not. Each such character is replaced: in what is kept (`sanitize`) by U+FFFD, in what is drawn (`one_line`,
+`printable`) by a picture of it, in the names of files in our own messages (`with_escapes`) by what Python would write.
+Markup of terminals and pages is the business of whoever draws.
+"""
+
+from __future__ import annotations
+
+import unicodedata
+from typing import Any
+
+#: Categories that a terminal acts on or that change how the rest of the line reads: control, format (bidirectional
+#: overrides, zero width, soft hyphen), surrogate, private use, line and paragraph separators.
+_HARMFUL = frozenset({"Cc", "Cf", "Cs", "Co", "Zl", "Zp"})
+#: And what this version of Unicode does not know, which may be any of these to whoever draws it.
+_UNPRINTABLE = _HARMFUL | {"Cn"}
+_CONTROL_PICTURES = 0x2400
+_DELETE = 0x7F
+_MOST_CHARACTERS = 4096
+#: A spreadsheet takes text that begins with one of these for a formula, and runs it.
+_FORMULA = ("=", "+", "-", "@", "\t", "\r")
+
+
+def sanitize(value: Any) -> Any:
+    """The same tree of dicts, lists and scalars with every string, keys included, made harmless: `sanitize_text`."""
+    if isinstance(value, str):
+        return sanitize_text(value)
+    if isinstance(value, dict):
+        return {sanitize(key): sanitize(inner) for key, inner in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [sanitize(inner) for inner in value]
+    return value
+
+
+def sanitize_text(text: str) -> str:
+    """The text cut at 4096 characters, with U+FFFD for each control and format character."""
+    text = text[:_MOST_CHARACTERS]
+    if text.isascii() and text.isprintable():
+        return text
+    return "".join("\N{REPLACEMENT CHARACTER}" if unicodedata.category(c) in _HARMFUL else c for c in text)
+
+
+def one_line(text: str) -> str:
+    """`text` printable and on one line: runs of line breaks and tabs become one space."""
+    return printable(" ".join(text.split()))
+
+
+def printable(text: str, *, keep: str = "") -> str:
+    """`text` with every character that is not plainly visible replaced by one that is; those in `keep` stay.
+
+    >>> printable("a\\x1b[31mb")
+    'a␛[31mb'
+    >>> printable("a\\u202eb")
+    'a<U+202E>b'
+    """
+    if text.isascii() and text.isprintable():
+        return text
+    return "".join(character if character in keep else _visible(character) for character in text)
+
+
+def _visible(character: str) -> str:
+    if unicodedata.category(character) not in _UNPRINTABLE:
+        return character
+    code = ord(character)
+    if code < 0x20:
+        return chr(_CONTROL_PICTURES + code)
+    if code == _DELETE:
+        return "␡"
+    return f"<U+{code:04X}>"
+
+
+def with_escapes(text: str) -> str:
+    r"""Text that is safe in one line of a message, which can be copied into a program: broken bytes as escapes.
+
+    >>> with_escapes("rank0\x1b.json")
+    'rank0\\x1b.json'
+    """
+    return "".join(letter if letter.isprintable() else repr(letter)[1:-1] for letter in text)
+
+
+def not_a_formula(text: str) -> str:
+    """Text for a cell of a CSV file, quoted where a spreadsheet would run it."""
+    return f"'{text}" if text.startswith(_FORMULA) else text

@@ -1,1 +1,0 @@
-"""Reader of XSpace, the format of TensorFlow's profiler."""

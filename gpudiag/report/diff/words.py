@@ -1,0 +1,149 @@
+"""A difference in words: the verdict, the runs, and their step times."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from rich.text import Text
+
+from gpudiag.model.diff import Cause, ComparedRun, Diff, Outcome, PartChange, StepChange, StepKind
+from gpudiag.model.sanitize import one_line
+from gpudiag.report import figures
+from gpudiag.report.kernel_names import kernel_label, shorten_middle
+from gpudiag.report.palette import LABELS
+
+#: What opens the verdict, and how it stands out.
+_VERDICT: dict[Outcome, tuple[str, str]] = {
+    "slower": ("SLOWER", "bold red"),
+    "faster": ("FASTER", "bold green"),
+    "no-difference": ("NO DIFFERENCE", "bold green"),
+    "cannot-tell": ("CANNOT TELL", "bold yellow"),
+}
+_KINDS: dict[StepKind, str] = {"profiled": "Profiled", "unprofiled": "Unprofiled", "corrected": "Corrected"}
+_IDLE_PARTS = {"unmarked-input": "before a step's first op", "queued": "between queued ops"}
+#: Said once, in the verdict: a loader without marks leaves nothing but this pause.
+_UNMARKED = ", perhaps input that nothing marks"
+_SEPARATOR = " · "
+_LONGEST = 60
+
+
+def signed(value_ms: float, *, beside: float | None = None) -> str:
+    """A difference with its sign; a plain hyphen, which every terminal has, for minus.
+
+    >>> signed(35.62), signed(-0.071), signed(0.0), signed(-0.2, beside=35.0)
+    ('+35.6', '-0.07', '0.00', '-0.2')
+    """
+    text = figures.milliseconds(abs(value_ms), beside=beside)
+    if not any(digit in text for digit in "123456789"):
+        return text
+    return f"{'+' if value_ms > 0 else '-'}{text}"
+
+
+def signed_percent(value: float | None) -> str:
+    """A relative change: whole percents from 10 on, one decimal below.
+
+    >>> signed_percent(114.2), signed_percent(-3.25), signed_percent(None)
+    ('+114 %', '-3.2 %', '—')
+    """
+    if value is None:
+        return figures.UNKNOWN
+    return f"{'+' if value > 0 else '-' if value < 0 else ''}{figures.thousands(abs(value), int(abs(value) < 10))} %"
+
+
+def verdict(diff: Diff) -> list[Text]:
+    """What happened in one line, and where most of it lies."""
+    step = diff.step(diff.judged)
+    word, style = _VERDICT[diff.outcome]
+    line = Text(word, style=style).append("  ", style="default not bold")
+    line.append(_statement(diff, step), style="default bold")
+    if diff.outcome == "no-difference" or diff.cause is None:
+        return [line]
+    profiled = diff.step("profiled")
+    if profiled.difference_ms * step.difference_ms < 0:
+        return [line, Text("The profiled steps changed the other way, so that nothing below explains it.")]
+    return [line, Text(_because(diff.cause))]
+
+
+def _statement(diff: Diff, step: StepChange) -> str:
+    kind = "" if step.kind == "profiled" else f" {step.kind}"
+    if diff.outcome == "no-difference":
+        return f"beyond noise: B's{kind} step is {signed(step.difference_ms)} ms, {interval(step)}."
+    if step.difference_ms == 0:
+        return f"The mean{kind} steps are the same, but their noise is not known: {step.reason}."
+    size = figures.milliseconds(abs(step.difference_ms))
+    longer = "longer" if step.difference_ms >= 0 else "less"
+    subject = f"{kind.strip().capitalize()} steps" if kind else "Steps"
+    text = f"{subject} of B take {size} ms {longer} than those of A ({signed_percent(step.percent)})"
+    if diff.outcome == "cannot-tell":
+        return f"{text}; whether beyond noise is not known: {step.reason}."
+    return f"{text}."
+
+
+def _because(cause: Cause) -> str:
+    more = "more" if cause.difference_ms > 0 else "less"
+    size = figures.milliseconds(abs(cause.difference_ms))
+    part = ""
+    if cause.part is not None:
+        unmarked = _UNMARKED if (cause.part.bucket, cause.part.name) == ("idle", "unmarked-input") else ""
+        part = f" ({part_label(cause.part, _LONGEST)}{unmarked})"
+    bucket = LABELS[cause.bucket]
+    if not cause.ranks:
+        return f"Mostly {bucket}{part}: {size} ms {more} on the mean of all devices."
+    who = figures.ranks(cause.ranks)
+    verb = "has" if len(cause.ranks) == 1 else "have"
+    text = f"Mostly because {who} {verb} {size} ms {more} {bucket}{part}"
+    if cause.waiting_ms is None:
+        return f"{text}."
+    longer = "longer" if cause.waiting_ms > 0 else "less"
+    return f"{text}, and others wait {figures.milliseconds(abs(cause.waiting_ms))} ms {longer} for it."
+
+
+def interval(step: StepChange) -> str:
+    """The 95 % interval in words."""
+    if step.ci95_ms is None:
+        return ""
+    beside = max(abs(end) for end in step.ci95_ms)
+    low, high = (signed(end, beside=beside) for end in step.ci95_ms)
+    return f"95 % interval {low} to {high} ms"
+
+
+def header(diff: Diff, width: int) -> list[Text]:
+    """Which runs, and each kind of step time that both have."""
+    lines = [_run_line("A", diff.before, width), _run_line("B", diff.after, width)]
+    for step in diff.steps:
+        times = f"{figures.milliseconds(step.before_ms)} → {figures.milliseconds(step.after_ms)} ms"
+        line = Text(f"{_KINDS[step.kind]} step ").append(times, style="bold")
+        line.append(f", {signed(step.difference_ms)} ms ({signed_percent(step.percent)})")
+        line.append(f"{_SEPARATOR}{interval(step)}" if step.ci95_ms is not None else "")
+        lines.append(line)
+    rates = diff.before.samples_per_s, diff.after.samples_per_s
+    if rates[0] is not None and rates[1] is not None:
+        lines.append(Text(f"Samples/s {figures.thousands(rates[0])} → {figures.thousands(rates[1])}"))
+    return lines
+
+
+def _run_line(letter: str, run: ComparedRun, width: int) -> Text:
+    """One run: its path, what ran, on what, over how many steps."""
+    parts = [shorten_middle(one_line(path), min(_LONGEST, width - 6)) for path in run.paths[:1]]
+    parts += [f"and {len(run.paths) - 1} more"] if len(run.paths) > 1 else []
+    parts += [_short(word) for word in (run.workload, run.strategy) if word]
+    names = Counter(_short(name) for name in run.devices)
+    parts.append(" + ".join(f"{count} {figures.TIMES} {name}" for name, count in names.most_common(3)))
+    parts += [f"batch {run.batch_size_per_device} per device"] if run.batch_size_per_device else []
+    parts.append(f"{run.steps_analysed} steps")
+    return Text(f"{letter}  ", style="bold").append(_SEPARATOR.join(parts), style="default not bold")
+
+
+def part_label(part: PartChange, width: int, *, groups: bool = False) -> str:
+    """What a part is, in at most `width` characters; with its process group when there are several."""
+    if part.bucket.startswith("communication_"):
+        size = f" {figures.size(part.size_bytes)}" if part.size_bytes is not None else ""
+        group = f" (group {shorten_middle(one_line(part.group), 16)})" if groups and part.group else ""
+        return shorten_middle(f"{one_line(part.name)}{size}{group}", width)
+    if part.bucket == "idle":
+        return shorten_middle(_IDLE_PARTS.get(part.name, one_line(part.name)), width)
+    return kernel_label(part.name, width)
+
+
+def _short(text: str) -> str:
+    return shorten_middle(one_line(text), _LONGEST)

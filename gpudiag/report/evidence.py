@@ -1,0 +1,75 @@
+"""Evidence as a reader takes it in: `mean_wait_ms: 26.1` becomes "mean wait 26.1 ms"."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from gpudiag.model.sanitize import one_line
+from gpudiag.report import figures
+
+MOST_ITEMS = 6
+LONGEST_TEXT = 200
+
+#: Words of a key that say the unit, wherever they stand; the longest first.
+_UNITS = (
+    ("_ms_per_step", "ms per step"),
+    ("_gb_per_s", "GB/s"),
+    ("_per_step", "per step"),
+    ("_percent", "%"),
+    ("_ms", "ms"),
+    ("_us", "µs"),
+    ("_mhz", "MHz"),
+    ("_watts", "W"),
+    ("_c", "°C"),
+)
+_BYTES = "_bytes"
+
+
+def evidence_items(evidence: Mapping[str, Any]) -> list[str]:
+    """Each item in words, in the order given; anything nested deeper than a list or a mapping is cut short."""
+    return [_item(key, value) for key, value in list(evidence.items())[: 2 * MOST_ITEMS]]
+
+
+def _item(key: str, value: Any) -> str:
+    if isinstance(value, str):
+        return f"{_words(key)}: {_value(value)}"
+    if _BYTES in key and isinstance(value, int | float) and not isinstance(value, bool):
+        return f"{_words(_without(key, _BYTES))} {figures.size(value)}"
+    for words, unit in _UNITS:
+        if f"{words}_" in f"{key}_":
+            return f"{_words(_without(key, words))} {_value(value)} {unit}"
+    return f"{_words(key)} {_value(value)}"
+
+
+def _without(key: str, words: str) -> str:
+    """`step_ms_now` without `_ms` is `step_now`."""
+    return f"{key}_".replace(f"{words}_", "_", 1).removesuffix("_")
+
+
+def _words(key: str) -> str:
+    return one_line(key.replace("_", " "))[:LONGEST_TEXT]
+
+
+def _value(value: Any, *, nested: bool = False) -> str:
+    if value is None:
+        return "unknown"
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, int):
+        return figures.thousands(value) if abs(value) >= 10_000 else str(value)
+    if isinstance(value, float):
+        return figures.milliseconds(value).removesuffix(".00").removesuffix(".0")
+    if isinstance(value, list | tuple | dict):
+        return "…" if nested else _several(value)
+    text = one_line(str(value))
+    return text if len(text) <= LONGEST_TEXT else f"{text[: LONGEST_TEXT - 1]}…"
+
+
+def _several(value: list[Any] | tuple[Any, ...] | dict[str, Any]) -> str:
+    if isinstance(value, dict):
+        items = [f"{_words(str(key))}: {_value(item, nested=True)}" for key, item in list(value.items())[:MOST_ITEMS]]
+    else:
+        items = [_value(item, nested=True) for item in value[:MOST_ITEMS]]
+    more = f" and {len(value) - MOST_ITEMS} more" if len(value) > MOST_ITEMS else ""
+    return (", ".join(items) or "none") + more

@@ -1,0 +1,25 @@
+"""What a format says of itself: its name, the ending of its files, what opens them, and how it is written."""
+
+from __future__ import annotations
+
+import gzip
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+
+from gpudiag.report.export.model import ExportModel
+
+
+class Format(msgspec.Struct, frozen=True, kw_only=True):
+    """One format; each module in `formats/` has one as `FORMAT`."""
+
+    name: str
+    ending: str
+    opens: str
+    encode: Callable[[ExportModel], bytes]
+
+    def write(self, exported: ExportModel, path: Path) -> None:
+        """Write it to a file, gzipped where its name ends in `.gz`."""
+        data = self.encode(exported)
+        path.write_bytes(gzip.compress(data, 6, mtime=0) if path.suffix == ".gz" else data)

@@ -1,0 +1,27 @@
+"""The formats that `gpudiag export` writes, a module each. A new one is one more module here, with its `FORMAT`."""
+
+from __future__ import annotations
+
+import importlib
+import pkgutil
+
+from gpudiag.errors import UsageError
+from gpudiag.report.export.format import Format
+
+
+def formats() -> dict[str, Format]:
+    """Every format by its name."""
+    modules = (importlib.import_module(f"{__name__}.{module.name}") for module in pkgutil.iter_modules(__path__))
+    return {module.FORMAT.name: module.FORMAT for module in modules}
+
+
+def format_named(name: str) -> Format:
+    """The format of that name.
+
+    Raises:
+        UsageError: there is none.
+    """
+    known = formats()
+    if name not in known:
+        raise UsageError(f"unknown format {name!r}", f"Formats: {', '.join(known)}.")
+    return known[name]

@@ -1,0 +1,94 @@
+"""An export model as a JSON trace, which Chrome (`about:tracing`), Perfetto and Speedscope open.
+
+The format: https://docs.google.com/document/d/1CvAClvFfyA5R-PhYUmn5OOQtYMH4h6I0nSsKchNAySU. Times are microseconds with
+three decimals, so nanoseconds are kept.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import msgspec
+
+from gpudiag.model.event import NO_CORRELATION, NO_SIZE, EventKind
+from gpudiag.report.export.format import Format
+from gpudiag.report.export.model import ExportModel, Track, TrackKind
+from gpudiag.units import NS_PER_US
+
+#: Kineto's own words, so that tools made for PyTorch's traces read what we write.
+_CATEGORIES = {
+    EventKind.OPERATOR: "cpu_op",
+    EventKind.ANNOTATION: "user_annotation",
+    EventKind.RUNTIME: "cuda_runtime",
+    EventKind.KERNEL: "kernel",
+    EventKind.COPY: "gpu_memcpy",
+    EventKind.MEMSET: "gpu_memset",
+    EventKind.DEVICE_ANNOTATION: "gpu_user_annotation",
+    EventKind.OVERHEAD: "overhead",
+    EventKind.DEVICE_SYNC: "cuda_sync",
+    EventKind.PYTHON: "python_function",
+}
+_GPUDIAG = "gpudiag"
+
+
+def encode_chrome(exported: ExportModel) -> bytes:
+    """The file's bytes."""
+    document = {
+        "displayTimeUnit": "ms",
+        "baseTimeNanoseconds": exported.origin_ns,
+        "traceEvents": [*_metadata(exported), *_events(exported)],
+    }
+    return msgspec.json.encode(document).replace(b'},{"ph"', b'},\n{"ph"')
+
+
+def _metadata(exported: ExportModel) -> Iterator[dict[str, Any]]:
+    """Names and order of groups (its processes) and tracks (its threads)."""
+    for pid, group in enumerate(exported.groups):
+        yield {"ph": "M", "name": "process_name", "pid": pid, "args": {"name": group.title}}
+        yield {"ph": "M", "name": "process_sort_index", "pid": pid, "args": {"sort_index": pid}}
+        for tid, track in enumerate(group.tracks):
+            yield {"ph": "M", "name": "thread_name", "pid": pid, "tid": tid, "args": {"name": track.title}}
+            yield {"ph": "M", "name": "thread_sort_index", "pid": pid, "tid": tid, "args": {"sort_index": tid}}
+
+
+def _events(exported: ExportModel) -> Iterator[dict[str, Any]]:
+    for pid, group in enumerate(exported.groups):
+        for tid, track in enumerate(group.tracks):
+            arguments = _arguments(track, group.device)
+            for row, (start, end, name) in enumerate(track.rows()):
+                event: dict[str, Any] = {
+                    "ph": "X",
+                    "cat": _GPUDIAG if track.event_kind is None else _CATEGORIES[EventKind(int(track.event_kind[row]))],
+                    "name": name,
+                    "pid": pid,
+                    "tid": tid,
+                    "ts": start / NS_PER_US,
+                    "dur": (end - start) / NS_PER_US,
+                }
+                if told := arguments[row]:
+                    event["args"] = told
+                yield event
+
+
+def _arguments(track: Track, device: int | None) -> list[dict[str, int]]:
+    """What is known of each event beyond its times."""
+    if track.correlation is None or track.size_bytes is None:
+        return [{} for _ in range(len(track))]
+    where = {} if device is None else {"device": device}
+    if track.kind is TrackKind.STREAM:
+        where["stream"] = track.ident
+    return [
+        where
+        | ({"correlation": correlation} if correlation != NO_CORRELATION else {})
+        | ({"bytes": size} if size != NO_SIZE else {})
+        for correlation, size in zip(track.correlation.tolist(), track.size_bytes.tolist(), strict=True)
+    ]
+
+
+FORMAT = Format(
+    name="chrome",
+    ending=".trace.json.gz",
+    opens="chrome://tracing or https://ui.perfetto.dev",
+    encode=encode_chrome,
+)

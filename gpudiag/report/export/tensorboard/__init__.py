@@ -1,0 +1,1 @@
+"""TensorBoard: its curves (`scalars`), its directory (`log_directory`), its process (`server`)."""

@@ -1,0 +1,150 @@
+"""Links between GPUs drawn: the matrices of kinds and of peer access, the islands, and the network devices."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable
+
+from rich.console import Group, RenderableType
+from rich.text import Text
+from rich.tree import Tree
+
+from gpudiag.model.facts import Facts, Link, number_list
+from gpudiag.model.sanitize import one_line
+from gpudiag.report.figures import UNKNOWN
+from gpudiag.report.layout import plain_table
+
+_LEGEND = {
+    "PIX": "one PCIe switch",
+    "PXB": "several PCIe switches",
+    "PHB": "the CPU's host bridge",
+    "NODE": "host bridges of one NUMA node",
+    "SYS": "the link between CPUs",
+    "unknown": "not known",
+}
+_STYLES = {"PIX": "green", "PXB": "cyan", "PHB": "yellow", "NODE": "yellow", "SYS": "red", "SOC": "red"}
+
+
+def kind_style(kind: str) -> str:
+    """NVLink and switches green, the far side of the machine red."""
+    return "bold green" if kind.startswith("NV") else _STYLES.get(kind, "dim")
+
+
+def links_section(facts: Facts, width: int) -> RenderableType:
+    """The kinds of all pairs, with a legend, then peer access with the driver's reasons."""
+    kinds = {link.kind for link in facts.links}
+    legend = [f"{kind} {words}" for kind, words in _LEGEND.items() if kind in kinds]
+    if any(kind.startswith("NV") for kind in kinds):
+        legend.insert(0, "NV<n> n NVLink lanes")
+    return Group(
+        _matrix(facts, width, lambda link: Text(one_line(link.kind)[:8], style=kind_style(link.kind))),
+        Text(" · ".join(legend), style="dim"),
+        Text(),
+        *_peer_access(facts, width),
+    )
+
+
+def _peer_access(facts: Facts, width: int) -> list[RenderableType]:
+    answers = {link.peer_access for link in facts.links}
+    reasons: dict[str, list[Link]] = defaultdict(list)
+    for link in facts.links:
+        if link.peer_access is not True:
+            reasons[one_line(link.reason or "the driver gives no reason")[:200]].append(link)
+    if answers == {True}:
+        return [Text("Peer access: every pair may read and write each other's memory", style="green")]
+    if len(answers) == 1 and len(reasons) == 1:
+        what = "no pair" if answers == {False} else "not known"
+        return [Text(f"Peer access: {what} ({next(iter(reasons))})", style="yellow")]
+    lines: list[RenderableType] = [Text("Peer access"), _matrix(facts, width, _peer_cell)]
+    lines += [Text(f"{_pairs(links)}: {reason}", style="dim") for reason, links in reasons.items()]
+    return lines
+
+
+def _peer_cell(link: Link) -> Text:
+    if link.peer_access is None:
+        return Text("?", style="dim")
+    return Text("yes", style="green") if link.peer_access else Text("no", style="red")
+
+
+def _pairs(links: list[Link]) -> str:
+    shown = ", ".join(f"{link.a}-{link.b}" for link in links[:8])
+    return shown if len(links) <= 8 else f"{shown} and {len(links) - 8} more"
+
+
+def _matrix(facts: Facts, width: int, cell: Callable[[Link], Text]) -> RenderableType:
+    """A square of cells, or where it does not fit a line per content."""
+    by_pair = {(link.a, link.b): cell(link) for link in facts.links}
+    indices = [gpu.index for gpu in facts.gpus]
+    widest = max((text.cell_len for text in by_pair.values()), default=1)
+    if (max(widest, 2) + 2) * len(indices) + 7 > width:
+        groups: dict[str, list[Link]] = defaultdict(list)
+        for link in facts.links:
+            groups[cell(link).plain].append(link)
+        return Group(*(Text(f"{content}: {_pairs(links)}") for content, links in groups.items()))
+    table = plain_table()
+    for name in ("", *map(str, indices)):
+        table.add_column(name, no_wrap=bool(name))
+    for row in indices:
+        cells = [
+            Text("·", style="dim")
+            if row == column
+            else by_pair.get((min(row, column), max(row, column)), Text(UNKNOWN, style="dim"))
+            for column in indices
+        ]
+        table.add_row(Text(f"GPU {row}", style="bold"), *cells)
+    return table
+
+
+def islands_tree(facts: Facts) -> RenderableType:
+    """Islands of GPUs that reach each other directly, as a tree: island, switch, GPU."""
+    kinds = {(link.a, link.b): link.kind for link in facts.links}
+    names = {gpu.index: one_line(gpu.name)[:60] for gpu in facts.gpus}
+    tree = Tree(Text(one_line(facts.host.name) or "host", style="bold"), guide_style="dim")
+    for island in facts.islands:
+        inside = [kinds.get((a, b), "unknown") for a in island for b in island if a < b]
+        over = ", ".join(dict.fromkeys(one_line(kind)[:8] for kind in sorted(inside)))
+        label = f"island of {len(island)}, directly over {over}" if len(island) > 1 else "alone"
+        branch = tree.add(Text(label, style=kind_style(min(inside, default="unknown"))))
+        groups = _switch_groups(island, kinds)
+        for group in groups:
+            # A switch that holds the whole island, or one GPU, is no level of its own.
+            holder = branch
+            if 1 < len(group) < len(island):
+                holder = branch.add(Text("one PCIe switch", style="green"))
+            for index in group:
+                holder.add(Text(f"GPU {index}  {names.get(index, 'unknown GPU')}"))
+    return tree
+
+
+def _switch_groups(island: tuple[int, ...], kinds: dict[tuple[int, int], str]) -> list[list[int]]:
+    groups: list[list[int]] = []
+    for index in island:
+        home = next(
+            (g for g in groups if all(kinds.get((min(index, o), max(index, o))) == "PIX" for o in g)),
+            None,
+        )
+        if home is None:
+            groups.append([index])
+        else:
+            home.append(index)
+    return groups
+
+
+def nics_section(facts: Facts) -> RenderableType:
+    """Network and RDMA devices, and how far each GPU is from them."""
+    headings = ("device", "kind", "GB/s", "NUMA", *(["distance to GPUs"] if facts.gpus else []))
+    table = plain_table(headings, left=headings, dim=True)
+    for nic in facts.host.nics:
+        near: dict[str, list[int]] = defaultdict(list)
+        for index, kind in nic.distance.items():
+            if index.isascii() and index.isdigit():
+                near[one_line(kind)[:8]].append(int(index[:6]))
+        distances = ", ".join(f"{kind} {number_list(ids)}" for kind, ids in near.items()) or UNKNOWN
+        table.add_row(
+            Text(one_line(nic.name)[:20]),
+            nic.kind,
+            UNKNOWN if nic.speed_gb_per_s is None else f"{nic.speed_gb_per_s:.4g}",
+            UNKNOWN if nic.numa_node is None else str(nic.numa_node),
+            *([Text(distances)] if facts.gpus else []),
+        )
+    return table

@@ -1,0 +1,122 @@
+"""Figures as people read them: units at hand, no digit that means nothing."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+
+UNKNOWN = "—"
+#: No time, size or count that a report draws comes near.
+_ABSURD = 1e15
+EN_DASH = "\N{EN DASH}"
+TIMES = "\N{MULTIPLICATION SIGN}"
+MINUS = "\N{MINUS SIGN}"
+
+
+def milliseconds(value: float | None, *, beside: float | None = None) -> str:
+    """A time in ms without its unit: two decimals below 10, one below 1000, none above; `—` for a missing one.
+
+    In a table, `beside` is the figure that sets the decimals for all, so that they line up.
+
+    >>> milliseconds(0.042), milliseconds(26.14), milliseconds(12345.6), milliseconds(0.8, beside=57.1)
+    ('0.04', '26.1', '12 346', '0.8')
+    """
+    if value is None or not math.isfinite(value):
+        return UNKNOWN
+    magnitude = abs(value if beside is None or not math.isfinite(beside) else beside)
+    return thousands(value, 2 if magnitude < 10 else 1 if magnitude < 1000 else 0)
+
+
+def thousands(value: float, decimals: int = 0) -> str:
+    """A figure with a space between thousands, as ISO 80000-1 writes it; absurd ones in powers of ten.
+
+    >>> thousands(4483.2), thousands(1e30)
+    ('4 483', '1e+30')
+    """
+    if abs(value) >= _ABSURD:
+        return f"{value:.0e}"
+    return f"{value:,.{decimals}f}".replace(",", " ")
+
+
+def count(per_step: float) -> str:
+    """Calls per step: whole where they are, else with one decimal."""
+    return thousands(per_step, 1).removesuffix(".0")
+
+
+def percent(part: float, whole: float) -> str:
+    """A share in whole percent; below 1 % it says so rather than 0; `—` of nothing.
+
+    >>> percent(26.2, 57.1), percent(0.1, 57.1), percent(0, 57.1)
+    ('46 %', '<1 %', '0 %')
+    """
+    if not (math.isfinite(part) and math.isfinite(whole)) or whole <= 0:
+        return UNKNOWN
+    share = 100 * part / whole
+    return "<1 %" if 0 < share < 1 else f"{share:.0f} %"
+
+
+def size(size_bytes: float | None) -> str:
+    """Bytes in the unit that keeps three figures; powers of 1000, as bandwidths use.
+
+    >>> size(102_228_128), size(512), size(None)
+    ('102 MB', '512 B', '—')
+    """
+    if size_bytes is None or not math.isfinite(size_bytes):
+        return UNKNOWN
+    value = float(size_bytes)
+    for unit in ("B", "kB", "MB", "GB"):
+        if abs(value) < 999.5:
+            return f"{_three_figures(value) if unit != 'B' else f'{value:.0f}'} {unit}"
+        value /= 1000
+    return f"{_three_figures(value)} TB"
+
+
+def rate(value: float | None) -> str:
+    """A bandwidth, three figures, without its unit.
+
+    >>> rate(294.61), rate(3.4), rate(0.001), rate(None)
+    ('295', '3.40', '<0.01', '—')
+    """
+    if value is None or not math.isfinite(value):
+        return UNKNOWN
+    return "<0.01" if 0 < value < 0.005 else _three_figures(value)
+
+
+def _three_figures(value: float) -> str:
+    magnitude = abs(value)
+    if magnitude >= 99.95:
+        return thousands(value)
+    return f"{value:.1f}" if magnitude >= 9.995 else f"{value:.2f}"
+
+
+def ranks(numbers: Iterable[int], *, capital: bool = False) -> str:
+    """Ranks in words, neighbours joined.
+
+    >>> ranks([2]), ranks([0, 1, 3]), ranks([*range(8), 9], capital=True).replace(EN_DASH, "-")
+    ('rank 2', 'ranks 0, 1 and 3', 'Ranks 0-7 and 9')
+    """
+    distinct = sorted(set(numbers))
+    word = "Rank" if capital else "rank"
+    if not distinct:
+        return f"no {word.lower()}"
+    if len(distinct) == 1:
+        return f"{word} {distinct[0]}"
+    return f"{word}s {_joined(list(_spans(distinct)))}"
+
+
+def _spans(distinct: list[int]) -> Iterable[str]:
+    start = previous = distinct[0]
+    for number in [*distinct[1:], None]:
+        if number is not None and number == previous + 1:
+            previous = number
+            continue
+        if previous - start >= 2:
+            yield f"{start}{EN_DASH}{previous}"
+        else:
+            yield from map(str, range(start, previous + 1))
+        if number is not None:
+            start = previous = number
+
+
+def _joined(words: list[str]) -> str:
+    return words[0] if len(words) == 1 else f"{', '.join(words[:-1])} and {words[-1]}"

@@ -1,0 +1,127 @@
+"""Scaling results in a terminal: tables, the waterfall as bars, forecasts, and what to be wary of."""
+
+from __future__ import annotations
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from gpudiag.model.benchmarks.scaling import PointRecord, Scaling, Waterfall
+from gpudiag.model.sanitize import one_line
+from gpudiag.report import figures
+from gpudiag.report.layout import heading, print_trimmed
+from gpudiag.report.scaling import words
+
+#: Left out on narrow consoles, in this order.
+_DISPENSABLE = ("median", "warm-up", "steps", "it/min", "jitter", "±")
+_LEFT = {"strategy"}
+_BAR = 30
+
+
+def render_scaling(result: Scaling, console: Console) -> None:
+    """Print the whole result."""
+    console.print(Text(words.title(result), style="bold"))
+    console.print(Text(words.machine(result.machine), style="dim"))
+    for setting, points in words.groups(result.points):
+        _print_heading(setting, console)
+        print_trimmed(console, _table(points, console.width))
+        _print_failures(points, console)
+        _print_relative(points, console)
+    if result.alone:
+        _print_heading("Each device alone", console)
+        for gpu in result.alone:
+            mark = "  unlike the rest" if gpu.odd else ""
+            share = f"{100 * gpu.relative:.1f} % of the median{mark}"
+            console.print(Text(f"{gpu.index}  {figures.rate(gpu.samples_per_s)} samples/s, {share}"))
+    if result.links:
+        _print_heading("Pairs by link, beside the sum of their two devices alone", console)
+        for link in result.links:
+            pairs = f"{one_line(link.link)}  {one_line(link.strategy)}  {link.pairs} pair{'s' * (link.pairs != 1)}"
+            console.print(Text(f"{pairs}: {words.share(link.efficiency, (link.lowest, link.highest))}"))
+    for fall in result.waterfalls:
+        _print_waterfall(fall, console)
+    _print_forecasts(result, console)
+    by_id = {point.id: point for point in result.points}
+    if result.durations:
+        _print_heading("How long it takes", console)
+        for duration in result.durations:
+            console.print(Text(words.duration_words(duration, by_id[duration.point])))
+    remarks = [remark for remark in result.remarks if remark.code != "failed-point"]
+    if remarks:
+        _print_heading("How far to trust this", console)
+        for remark in remarks:
+            console.print(Text(f"{one_line(remark.code)}: {one_line(remark.message)}"))
+
+
+def _print_heading(words_: str, console: Console) -> None:
+    console.print()
+    console.print(heading(words_))
+
+
+def _table(points: list[PointRecord], width: int) -> Table:
+    rows = [words.cells(point) for point in points if point.status == "measured"]
+    shown = list(words.HEADINGS)
+    for name in _DISPENSABLE:
+        if _needed(shown, rows) <= width:
+            break
+        shown.remove(name)
+    columns = [words.HEADINGS.index(name) for name in shown]
+    table = Table(box=None, padding=(0, 2, 0, 0), show_header=True)
+    for name in shown:
+        table.add_column(name, justify="left" if name in _LEFT else "right", no_wrap=True)
+    for row in rows:
+        table.add_row(*(Text(row[column]) for column in columns))
+    return table
+
+
+def _needed(shown: list[str], rows: list[tuple[str, ...]]) -> int:
+    columns = [words.HEADINGS.index(name) for name in shown]
+    return sum(2 + max([len(words.HEADINGS[i]), *(len(row[i]) for row in rows)]) for i in columns)
+
+
+def _print_failures(points: list[PointRecord], console: Console) -> None:
+    for point in points:
+        if point.status != "measured":
+            console.print(Text(one_line(words.failure(point)), style="yellow"))
+
+
+def _print_relative(points: list[PointRecord], console: Console) -> None:
+    ranked = words.relative_performance(points)
+    if len(ranked) < 2:
+        return
+    console.print()
+    for point, relative in ranked:
+        bar = "█" * max(1, round(_BAR * relative))
+        console.print(Text(f"{point.strategy:<16} {100 * relative:5.1f} %  {bar}"))
+
+
+def _print_waterfall(fall: Waterfall, console: Console) -> None:
+    _print_heading(words.waterfall_title(fall), console)
+    level = 0.0
+    scale = _BAR / max(100.0, fall.reached_percent, 100.0 - sum(min(0.0, loss.percent) for loss in fall.losses))
+    for name, percent, rate, ms in words.waterfall_rows(fall):
+        total = name in {"ideal", "reached"}
+        before = 0.0 if total else level
+        after = percent if total else level + percent
+        level = after
+        begin, end = sorted((round(scale * before), round(scale * after)))
+        bar = " " * begin + ("█" if total else "▒") * max(end - begin, 1 if abs(percent) >= 0.05 else 0)
+        each = "" if total else f"{figures.milliseconds(ms, beside=10)} ms"
+        console.print(Text(f"{name:<18}{percent:z7.1f} %  {bar:<{_BAR + 1}} {figures.rate(rate):>9}  {each}".rstrip()))
+    if fall.hidden_communication_ms > 0:
+        console.print(Text(f"hidden communication: {fall.hidden_communication_ms:.2f} ms per step", style="dim"))
+    for note in fall.notes:
+        console.print(Text(one_line(note), style="dim"))
+
+
+def _print_forecasts(result: Scaling, console: Console) -> None:
+    for prospect in result.prospects:
+        _print_heading("What to expect of more devices", console)
+        console.print(Text(words.prospect_title(prospect)))
+        table = Table(box=None, padding=(0, 2, 0, 0))
+        for name in words.FORECAST_HEADINGS:
+            table.add_column(name, justify="left" if name == "joined by" else "right")
+        for forecast in prospect.forecasts:
+            table.add_row(*map(Text, words.forecast_cells(forecast)))
+        print_trimmed(console, table)
+        console.print(Text("Assumed: " + "; ".join(map(one_line, prospect.assumptions)) + ".", style="dim"))

@@ -1,0 +1,192 @@
+"""Scaling results in words and cells, for the terminal, Markdown, CSV and the page alike."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from gpudiag.model.benchmarks.scaling import Duration, Forecast, Machine, PointRecord, Prospect, Scaling, Waterfall
+from gpudiag.model.job import DEFAULT_FRAMEWORK, INDEPENDENT
+from gpudiag.model.sanitize import one_line
+from gpudiag.report import figures
+
+#: Losses as people read them.
+LOSSES = {
+    "input": "input",
+    "slower_compute": "slower compute",
+    "launch": "launch and host",
+    "exposed_transfer": "exposed transfer",
+    "waiting": "waiting for peers",
+    "together": "running together",
+    "exchange": "the exchange",
+    "rest": "rest",
+}
+
+#: Of a table of points.
+HEADINGS = (
+    *("devices", "strategy", "samples/s", "±", "step ms", "median", "jitter", "steps"),
+    *("warm-up", "speedup", "efficiency", "it/min"),
+)
+
+
+FORECAST_HEADINGS = ("devices", "efficiency", "samples/s", "joined by")
+
+
+def machine(known: Machine) -> str:
+    """What it ran on, in one line: the GPUs with their number, and the software's versions."""
+    if known.gpus:
+        names = ", ".join(
+            f"{known.gpus.count(name)} {figures.TIMES} {one_line(name)}" for name in dict.fromkeys(known.gpus)
+        )
+    else:
+        names = f"CPU processes on {one_line(known.cpu) or 'an unknown CPU'}"
+        names += f", {known.usable_cpus} CPUs" if known.usable_cpus else ""
+    software = [f"{one_line(name)} {one_line(version)}" for name, version in sorted(known.software.items())]
+    return ", ".join([names, *software])
+
+
+def setting(point: PointRecord) -> str:
+    """What the rows of one table share: `resnet50 · weak: 64 samples per device · bf16 · nhwc · data on device`."""
+    batch = (
+        f"weak scaling, {point.batch_per_device} samples per device"
+        if point.mode == "weak"
+        else f"strong scaling, {point.global_batch} samples per step"
+    )
+    words = [point.workload, batch, point.precision, point.memory_format, f"data: {point.data}"]
+    words += [f"{name} {value}" for name, value in sorted(point.options.items())]
+    if point.framework != DEFAULT_FRAMEWORK:
+        words.insert(1, point.framework)
+    if point.threads is not None:
+        words.append(f"{point.threads} CPU thread{'s' * (point.threads != 1)} each")
+    return " · ".join(one_line(word) for word in words)
+
+
+def groups(points: Iterable[PointRecord]) -> list[tuple[str, list[PointRecord]]]:
+    """Points that may be ranked together, with what they share; points on other devices than the first are left out."""
+    by_setting: dict[str, list[PointRecord]] = {}
+    for point in points:
+        if point.device_indices == tuple(range(point.devices)):
+            by_setting.setdefault(setting(point), []).append(point)
+    return list(by_setting.items())
+
+
+def failure(point: PointRecord) -> str:
+    """Which point was not measured, and why."""
+    return f"{point.devices} {figures.TIMES} {point.batch_per_device}, {point.strategy}: {point.error or point.status}"
+
+
+def cells(point: PointRecord) -> tuple[str, ...]:
+    """One point under `HEADINGS`."""
+    if point.status != "measured" or point.samples_per_s is None or point.ci95 is None or point.step_ms is None:
+        why = one_line(point.error or point.status)
+        return (str(point.devices), one_line(point.strategy), *["" for _ in HEADINGS[2:-1]], why)
+    step = point.step_ms
+    half = (point.ci95[1] - point.ci95[0]) / 2
+    return (
+        str(point.devices),
+        one_line(point.strategy),
+        figures.rate(point.samples_per_s),
+        f"{100 * half / point.samples_per_s:.1f} %",
+        f"{figures.milliseconds(step)} ± {figures.milliseconds(point.standard_error_ms, beside=step)}",
+        figures.milliseconds(point.median_ms, beside=step),
+        figures.milliseconds(point.jitter_ms, beside=step),
+        str(point.steps),
+        warmup(point),
+        figures.UNKNOWN if point.speedup is None else f"{point.speedup:.2f}",
+        share(point.efficiency, point.efficiency_ci95 if point.devices > 1 else None),
+        figures.thousands(60e3 / step, 0 if step < 6e3 else 1),
+    )
+
+
+def warmup(point: PointRecord) -> str:
+    """`40 steps, 2.1 s`; a question mark where step times had not settled."""
+    if point.warmup_steps is None or point.warmup_seconds is None:
+        return figures.UNKNOWN
+    return f"{point.warmup_steps}, {point.warmup_seconds:.1f} s{'' if point.settled else ' ?'}"
+
+
+def share(value: float | None, interval: tuple[float, float] | None = None) -> str:
+    """A share in percent with its interval: `94.2 % (93.9 to 94.5)`; `—` for a missing one."""
+    if value is None:
+        return figures.UNKNOWN
+    text = f"{100 * value:.1f} %"
+    return text if interval is None else f"{text} ({100 * interval[0]:.1f} to {100 * interval[1]:.1f})"
+
+
+def waterfall_title(fall: Waterfall) -> str:
+    """What was reached, in one line."""
+    return (
+        f"{one_line(fall.workload)}, {one_line(fall.strategy)}, {fall.devices} devices: "
+        f"{fall.reached_percent:.1f} % of {fall.devices} {figures.TIMES} one device"
+    )
+
+
+def waterfall_rows(fall: Waterfall) -> list[tuple[str, float, float, float]]:
+    """(name, percent, samples/s, ms per step) from the ideal down to what was reached; losses are negative."""
+    rows = [("ideal", 100.0, fall.ideal_samples_per_s, 0.0)]
+    rows += [(LOSSES[loss.name], -loss.percent, -loss.samples_per_s, loss.ms_per_step) for loss in fall.losses]
+    return [*rows, ("reached", fall.reached_percent, fall.reached_samples_per_s, 0.0)]
+
+
+def prospect_title(prospect: Prospect) -> str:
+    """Which curve, and the fitted cost."""
+    what = (
+        f"{one_line(prospect.workload)}, {one_line(prospect.strategy)}, {prospect.batch_per_device} samples per device"
+    )
+    return (
+        f"{what}: "
+        f"step = {prospect.compute_ms:.2f} + {prospect.transfer_ms:.2f} · 2(n {figures.MINUS} 1)/n + "
+        f"{prospect.latency_ms:.3f} · ({prospect.growth}) ms"
+    )
+
+
+def forecast_cells(forecast: Forecast) -> tuple[str, str, str, str]:
+    """One forecast under `FORECAST_HEADINGS`, each figure with its range."""
+    rates, efficiency = forecast.samples_per_s, forecast.efficiency
+    return (
+        figures.thousands(forecast.devices),
+        share(efficiency.value, (efficiency.low, efficiency.high)),
+        f"{figures.rate(rates.value)} ({figures.rate(rates.low)} to {figures.rate(rates.high)})",
+        forecast.network or "as measured",
+    )
+
+
+def duration_words(duration: Duration, point: PointRecord) -> str:
+    """How long, in one line that says the batch."""
+    what = f"{_count(duration.samples)} samples"
+    if duration.voxels is not None:
+        what = f"{figures.thousands(duration.voxels)} voxels"
+    return (
+        f"{what} at {one_line(point.workload)}, {one_line(point.strategy)}, {point.devices} devices: "
+        f"{_hours(duration.hours)} ({_count(duration.iterations)} iterations of {point.global_batch} samples)"
+    )
+
+
+def _count(value: float) -> str:
+    return figures.thousands(round(value)) if value >= 1 else f"{value:.2f}"
+
+
+def _hours(hours: float) -> str:
+    if hours >= 72:
+        return f"{hours / 24:.1f} days"
+    if hours >= 1:
+        return f"{hours:.1f} h"
+    return f"{60 * hours:.1f} min" if hours >= 1 / 60 else f"{3600 * hours:.1f} s"
+
+
+def relative_performance(points: Sequence[PointRecord]) -> list[tuple[PointRecord, float]]:
+    """Strategies on the most devices that one group has, fastest first, each beside the fastest that exchanges.
+
+    `independent` does not train one model and is left out.
+    """
+    measured = [point for point in points if point.samples_per_s is not None and point.strategy != INDEPENDENT]
+    most = max((point.devices for point in measured), default=0)
+    last = [point for point in measured if point.devices == most]
+    last.sort(key=lambda point: point.samples_per_s or 0.0, reverse=True)
+    best = last[0].samples_per_s if last else None
+    return [(point, (point.samples_per_s or 0.0) / best) for point in last] if best else []
+
+
+def title(result: Scaling) -> str:
+    """The heading of every form of the result."""
+    workloads = one_line(", ".join(result.workload.split(",")))
+    return f"{'Strong' if result.mode == 'strong' else 'Weak'} scaling of {workloads or 'nothing'}"

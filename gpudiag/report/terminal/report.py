@@ -1,0 +1,125 @@
+"""The report in a terminal: what ran, the verdict, where the time went, why, how far to trust it, and what to do."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from rich.console import Console, Group, RenderableType
+from rich.text import Text
+
+from gpudiag.model.analysis import Analysis
+from gpudiag.model.sanitize import one_line
+from gpudiag.report import figures
+from gpudiag.report.layout import print_trimmed, under_headings
+from gpudiag.report.palette import fills
+from gpudiag.report.rank_rows import rows_of
+from gpudiag.report.terminal.bars import legend, stacked_bars
+from gpudiag.report.terminal.findings import findings_section, next_step, trust_section, verdict
+from gpudiag.report.terminal.ranks import HIDDEN, buckets_seen, hides, rank_table
+from gpudiag.report.terminal.traffic import collectives_table, kernels_table, wait_lines
+
+_FRAMEWORKS = {"pytorch": "PyTorch", "tensorflow": "TensorFlow"}
+_CPU_PROCESS = "CPU process"
+_SEPARATOR = " · "
+_MOST_SOFTWARE = 6
+#: A profiler's share below this of the step is not worth a figure beside the other.
+_SAME = 0.01
+_LONGEST_NAME = 60
+
+
+def render_analysis(analysis: Analysis, console: Console, *, all_ranks: bool = False) -> None:
+    """Print the whole report on `console`, without the spaces with which tables fill their lines."""
+    report = analysis_report(analysis, console, all_ranks=all_ranks)
+    print_trimmed(console, report)
+
+
+def analysis_report(analysis: Analysis, console: Console, *, all_ranks: bool = False) -> Group:
+    """The report as one renderable, laid out for this console's width, colours and encoding."""
+    rows, note = rows_of(analysis.devices, all_ranks=all_ranks)
+    fill = fills(console)
+    sections: list[tuple[str, RenderableType]] = []
+    if rows:
+        buckets = buckets_seen(rows)
+        bars = stacked_bars(rows, fill, console.width)
+        parts: list[RenderableType] = [bars, legend(buckets, fill, console.width), Text(), rank_table(rows, console)]
+        if hides(rows):
+            parts.append(Text(f"{HIDDEN}: communication beside compute, which costs no time", style="dim"))
+        parts += [Text(note, style="dim")] if note else []
+        sections.append(("Where a step's time goes", Group(*parts)))
+    waits = wait_lines(analysis.waits, analysis.steps.mean_ms)
+    if waits:
+        sections.append(("Waits", Group(*waits)))
+    if analysis.findings:
+        sections.append(("Findings", findings_section(analysis.findings, analysis.steps.mean_ms)))
+    if analysis.collectives:
+        sections.append(("Collectives", collectives_table(analysis.collectives, console.width)))
+    if analysis.kernels:
+        heading = "Operators" if on_processors(analysis) else "Kernels"
+        sections.append((heading, kernels_table(analysis.kernels, heading, console.width)))
+    doubts = trust_section(analysis.validity, analysis.steps)
+    if doubts is not None:
+        sections.append(("How far to trust this", doubts))
+    sections.append(("Next", Text(next_step(analysis))))
+    return Group(*_header(analysis), Text(), verdict(analysis), *under_headings(sections))
+
+
+def _header(analysis: Analysis) -> list[Text]:
+    lines = [Text(what_ran(analysis), style="bold")]
+    software = [f"{_name(key)} {_name(value)}" for key, value in analysis.source.software.items()][:_MOST_SOFTWARE]
+    if software:
+        lines.append(Text(_SEPARATOR.join(software), style="dim"))
+    return [*lines, step_line(analysis)]
+
+
+def what_ran(analysis: Analysis) -> str:
+    """Workload, strategy, devices and batch in one line."""
+    source = analysis.source
+    parts = [_name(source.workload or source.title or f"{_FRAMEWORKS.get(analysis.framework, 'Some')} training")]
+    parts += [_name(source.strategy)] if source.strategy else []
+    parts.append(_devices(analysis))
+    parts += [f"batch {source.batch_size_per_device} per device"] if source.batch_size_per_device else []
+    return _SEPARATOR.join(parts)
+
+
+def _devices(analysis: Analysis) -> str:
+    names = Counter(_name(device.name or _kind(device.device)) for device in analysis.devices)
+    present = " + ".join(f"{count} {figures.TIMES} {name}" for name, count in names.most_common(3)) or "no device"
+    missing = analysis.world_size - len(analysis.ranks_present)
+    return f"{present} of {analysis.world_size} ranks" if missing > 0 else present
+
+
+def _kind(device: str) -> str:
+    """What a device without a name is: `cuda:3` a GPU, `cpu` a training process."""
+    kind = device.partition(":")[0]
+    return {"cuda": "GPU", "cpu": _CPU_PROCESS}.get(kind, kind)
+
+
+def on_processors(analysis: Analysis) -> bool:
+    """Whether training threads took the devices' place, whose work is operators and not kernels."""
+    return bool(analysis.devices) and all(_kind(device.device) == _CPU_PROCESS for device in analysis.devices)
+
+
+def step_line(analysis: Analysis) -> Text:
+    """The step's times: profiled, unprofiled, without the profiler's share; throughput."""
+    steps = analysis.steps
+    times = [f"{figures.milliseconds(steps.mean_ms)} ms profiled"]
+    if steps.unprofiled_mean_ms is not None:
+        times.append(f"{figures.milliseconds(steps.unprofiled_mean_ms)} ms unprofiled")
+    if steps.corrected_mean_ms is not None and abs(steps.corrected_mean_ms - steps.mean_ms) > _SAME * steps.mean_ms:
+        between = ""
+        if steps.corrected_interval_ms is not None:
+            low, high = (figures.milliseconds(ms) for ms in steps.corrected_interval_ms)
+            between = f" ({low}{figures.EN_DASH}{high})"
+        times.append(f"{figures.milliseconds(steps.corrected_mean_ms)} ms{between} without the profiler's share")
+    line = Text("Step ").append(times[0], style="bold")
+    line.append("".join(f"{_SEPARATOR}{time}" for time in times[1:]))
+    if analysis.source.samples_per_s is not None:
+        line.append(f"{_SEPARATOR}{figures.thousands(analysis.source.samples_per_s)} samples/s")
+    line.append(f"{_SEPARATOR}mean of {steps.analysed} steps" if steps.analysed else "")
+    return line
+
+
+def _name(text: str) -> str:
+    """Someone else's name for something, short enough for a header."""
+    name = one_line(text)
+    return name if len(name) <= _LONGEST_NAME else f"{name[: _LONGEST_NAME - 1]}…"

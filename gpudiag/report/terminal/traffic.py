@@ -1,0 +1,98 @@
+"""Who waited for whom, what the collectives carried, and which kernels take the time."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+
+from rich.table import Table
+from rich.text import Text
+
+from gpudiag.model.analysis import CollectiveSummary, KernelSummary, Wait
+from gpudiag.model.sanitize import one_line
+from gpudiag.report import figures
+from gpudiag.report.kernel_names import kernel_label, shorten_middle
+from gpudiag.report.layout import and_more, plain_table
+from gpudiag.report.rank_rows import duration, largest_collectives, largest_kernels
+
+MOST_LINES = 5
+#: Waits below this share of the step are the ordinary jitter of arrival.
+WAIT_SHARE = 0.01
+#: Room that a collective's probe figure and group need beside the other columns.
+_ROOM_FOR_PROBE = 84
+_ROOM_FOR_GROUP = 104
+_ROOM_FOR_WAIT = 56
+_NAME_WIDTH = 24
+
+
+def wait_lines(waits: Sequence[Wait], step_ms: float) -> list[Text]:
+    """One line for each late rank and cause, the most waited-for first."""
+    groups: dict[tuple[int, str], list[Wait]] = defaultdict(list)
+    for wait in waits:
+        if duration(wait.ms_per_step) >= WAIT_SHARE * duration(step_ms) and wait.ms_per_step > 0:
+            groups[wait.on_rank, one_line(wait.cause or "")[:40]].append(wait)
+    ordered = sorted(groups.items(), key=lambda item: -sum(wait.ms_per_step for wait in item[1]))
+    lines = [
+        wait_line(on_rank, [(wait.rank, wait.ms_per_step) for wait in group], cause=cause)
+        for (on_rank, cause), group in ordered[:MOST_LINES]
+    ]
+    return and_more(lines, len(ordered) - MOST_LINES, of="for ")
+
+
+def wait_line(on_rank: int, waits: Sequence[tuple[int, float]], how: str = "", cause: str = "") -> Text:
+    """Which ranks waited how many milliseconds for whom.
+
+    Args:
+        on_rank: the rank waited for.
+        waits: each waiting rank and its milliseconds per step.
+        how: ` longer` or ` less` where they are differences.
+        cause: what made the rank late, where it is known.
+    """
+    longest = max(ms for _, ms in waits)
+    low, high = figures.milliseconds(min(ms for _, ms in waits), beside=longest), figures.milliseconds(longest)
+    line = Text(f"{figures.ranks((rank for rank, _ in waits), capital=True)} waited ")
+    line.append(low if low == high else f"{low}{figures.EN_DASH}{high}", style="bold").append(f" ms per step{how} for ")
+    line.append(f"rank {on_rank}", style="bold")
+    return line.append(f" (late because of: {cause})" if cause else "")
+
+
+def collectives_table(collectives: Sequence[CollectiveSummary], width: int) -> Table:
+    """The collectives that take the most time; narrow terminals lose the group first, then the probe, then the wait."""
+    columns = ["size", "per step", "transfer µs"]
+    columns += ["wait µs"] if width >= _ROOM_FOR_WAIT else []
+    columns += ["busbw GB/s"] if width >= _ROOM_FOR_WAIT else ["GB/s"]
+    columns += ["alone GB/s"] if width >= _ROOM_FOR_PROBE else []
+    columns += ["group"] if width >= _ROOM_FOR_GROUP else []
+    if width < _ROOM_FOR_WAIT:
+        columns = ["size", "µs", "GB/s"]
+    table = plain_table(("collective", *columns), left=("collective", "group"), no_wrap=True)
+    for call in largest_collectives(collectives, MOST_LINES):
+        cells = {
+            "size": figures.size(call.size_bytes),
+            "per step": figures.count(duration(call.per_step)),
+            "transfer µs": figures.thousands(duration(call.transfer_us)),
+            "µs": figures.thousands(duration(call.transfer_us)),
+            "wait µs": figures.thousands(duration(call.wait_us)),
+            "busbw GB/s": figures.rate(call.busbw_gb_per_s),
+            "GB/s": figures.rate(call.busbw_gb_per_s),
+            "alone GB/s": figures.rate(call.probe_busbw_gb_per_s),
+            "group": f"{shorten_middle(one_line(call.group), _NAME_WIDTH)} ({call.ranks} ranks)",
+        }
+        name = shorten_middle(one_line(call.operation), _NAME_WIDTH if width >= _ROOM_FOR_WAIT else 14)
+        table.add_row(Text(name), *(Text(cells[column]) for column in columns))
+    return table
+
+
+def kernels_table(kernels: Sequence[KernelSummary], heading: str, width: int) -> Table:
+    """The kernels (on CPU runs the operators) that take the most time."""
+    what = heading.removesuffix("s").lower()
+    columns = ("ms per step" if width >= _ROOM_FOR_WAIT else "ms", "calls", what)
+    table = plain_table(columns, left=(what,), no_wrap=True)
+    room = max(width - 22 if width >= _ROOM_FOR_WAIT else width - 16, 16)
+    for kernel in largest_kernels(kernels, MOST_LINES):
+        table.add_row(
+            Text(figures.milliseconds(duration(kernel.ms_per_step))),
+            Text(figures.count(duration(kernel.per_step))),
+            Text(kernel_label(kernel.name, room)),
+        )
+    return table

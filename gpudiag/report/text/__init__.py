@@ -1,0 +1,1 @@
+"""Reports as Markdown and CSV: of one `run`, and of the `results` of many."""

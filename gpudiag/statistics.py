@@ -1,0 +1,184 @@
+"""What is certain of step times and of what is computed from them: the one Student t, the one effective sample size.
+
+Consecutive steps are not independent: a slow phase of the machine lasts for several. Their mean is therefore less
+certain than scatter / sqrt(n) says. Here n is replaced by the effective sample size of a first-order autoregressive
+series, n (1 - r) / (1 + r), r the lag-one autocorrelation (von Storch & Zwiers, Statistical Analysis in Climate
+Research, 1999, section 6.6); negative r counts as 0. Of a short series the measured r is too small, since the mean
+that is taken off follows the slow phases: by (1 + 4 r) / n on average, which is added (F. H. C. Marriott & J. A. Pope,
+Biometrika 41, 1954, 390-402, and M. G. Kendall, 403-404, for products summed over n - 1 pairs and squares over n
+values). Without it runs that are alike are called different too often; batch means and Geyer's initial sequences do
+worse at these lengths. Of 8,000 pairs of equal runs, called different at a nominal 5 %, by length and true correlation:
+
+    steps each         10                   20                   50                   200
+    correlation    0   .3   .5   .7     0   .3   .5   .7     0   .3   .5   .7     0   .3   .5   .7
+    as here       2.7  4.9  6.0  7.1   3.2  4.9  4.8  4.9   4.1  5.1  4.5  4.9   4.5  4.9  5.1  4.7
+    r as measured 3.4  7.4 11.4 16.3   3.8  6.9  8.2 11.2   4.3  6.3  6.1  7.9   4.5  5.2  5.5  5.5
+    r = 0         4.9 14.1 26.0 42.0   5.0 14.4 26.2 42.7   5.4 15.2 25.0 41.8   5.0 14.7 26.2 41.6
+    Geyer's       3.3  7.6 12.7 20.5   3.3  6.7  9.2 14.0   3.9  5.7  6.6  9.4   3.9  4.9  5.4  5.7
+    8 batches     2.9 10.1 21.5 38.1   2.9  6.7 12.2 24.6   4.7  5.8  6.8 12.1   4.7  4.9  5.6  6.2
+
+Of fewer than ten steps nobody can tell a slow phase from a slow run: eight steps each come to 3, 5, 7 and 9 %, five
+to 3, 6, 10 and 15 %.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import statistics
+from collections.abc import Iterable, Sequence
+
+import msgspec
+
+#: Two-sided.
+LEVEL = 0.95
+
+#: Scales the median absolute deviation to the standard deviation of a normal distribution.
+MAD_TO_SIGMA = 1.4826
+
+#: From this many values on, that they hang together can show.
+_FEWEST = 4
+
+_NORMAL = statistics.NormalDist()
+
+
+class Estimate(msgspec.Struct, frozen=True, kw_only=True):
+    """A value with its 95 % confidence interval, all in one unit.
+
+    Attributes:
+        value: the estimate.
+        low, high: the interval's ends.
+        freedom: degrees of freedom of the Student t behind it; infinite for a normal distribution.
+    """
+
+    value: float
+    low: float
+    high: float
+    freedom: float = math.inf
+
+    @property
+    def half_width(self) -> float:
+        """Half the interval's width."""
+        return (self.high - self.low) / 2
+
+    @property
+    def standard_error(self) -> float:
+        """The standard deviation of the estimate, slow phases considered."""
+        return self.half_width / student_t(self.freedom)
+
+    @property
+    def relative_half_width(self) -> float:
+        """Half the interval's width as a share of the value; infinite where the value is 0."""
+        return self.half_width / abs(self.value) if self.value else math.inf
+
+    def scaled(self, factor: float) -> Estimate:
+        """The same in another unit; 0 < factor."""
+        return msgspec.structs.replace(self, value=factor * self.value, low=factor * self.low, high=factor * self.high)
+
+    def inverse(self) -> Estimate:
+        """1 / value, for a positive quantity: the relative error is the same, to first order, and always finite."""
+        return _positive(1 / self.value, self.relative_half_width, self.freedom)
+
+    def minus(self, other: Estimate) -> Estimate:
+        """The difference from an independent estimate, with Welch's interval."""
+        half, freedom = _together([(self.standard_error, self.freedom), (other.standard_error, other.freedom)])
+        return _around(self.value - other.value, half, freedom)
+
+    def over(self, other: Estimate) -> Estimate:
+        """The ratio of two independent positive estimates, from their relative errors."""
+        parts = [(one.standard_error / abs(one.value), one.freedom) for one in (self, other)]
+        return _positive(self.value / other.value, *_together(parts))
+
+
+def mean_of(values: Sequence[float], *, as_measured: bool = False) -> Estimate:
+    """The mean of consecutive measurements and its 95 % interval by Student's t, autocorrelation considered.
+
+    Args:
+        values: in the order in which they were measured.
+        as_measured: take the autocorrelation of a short series as it is measured, which is too small: for the analysis
+            of a trace, whose figures stay what they were.
+
+    Raises:
+        ValueError: fewer than two values.
+    """
+    n = len(values)
+    if n < 2:
+        raise ValueError(f"an interval needs two values or more, not {n}")
+    mean = statistics.fmean(values)
+    variance = math.fsum((value - mean) ** 2 for value in values) / (n - 1)
+    effective = n / _inflation(values, mean, variance, as_measured=as_measured)
+    freedom = max(1.0, effective - 1)
+    return _around(mean, student_t(freedom) * math.sqrt(variance / effective), freedom)
+
+
+def sum_of(parts: Iterable[Estimate]) -> Estimate:
+    """The sum of independent estimates, with Welch's interval."""
+    parts = list(parts)
+    half, freedom = _together([(part.standard_error, part.freedom) for part in parts])
+    return _around(math.fsum(part.value for part in parts), half, freedom)
+
+
+def student_t(freedom: float) -> float:
+    """The two-sided 95 % quantile of Student's t distribution; `freedom` may be a fraction or infinite, 1 <= freedom.
+
+    Exact for 1 and 2 degrees; above, the expansion in 1 / freedom of Abramowitz & Stegun, Handbook of Mathematical
+    Functions, 26.7.5, which is within 0.13 % at 3 degrees and better above; linear between 1, 2 and 3, which errs
+    towards the wider interval.
+
+    >>> [round(student_t(freedom), 3) for freedom in (1, 2, 5, 10, 30, 120, math.inf)]
+    [12.706, 4.303, 2.57, 2.228, 2.042, 1.98, 1.96]
+    """
+    p = (1 + LEVEL) / 2
+    if freedom < 3:
+        exact = {
+            1: math.tan(math.pi * (p - 0.5)),
+            2: (2 * p - 1) * math.sqrt(2 / (4 * p * (1 - p))),
+            3: _expansion(3.0, p),
+        }
+        below = int(freedom)
+        return exact[below] + (freedom - below) * (exact[below + 1] - exact[below])
+    return _expansion(freedom, p)
+
+
+def _around(value: float, half: float, freedom: float) -> Estimate:
+    return Estimate(value=value, low=value - half, high=value + half, freedom=freedom)
+
+
+def _positive(value: float, error: float, freedom: float) -> Estimate:
+    """A positive value with an interval of this relative half width, which does not reach below 0."""
+    return Estimate(value=value, low=value * max(0.0, 1 - error), high=value * (1 + error), freedom=freedom)
+
+
+def _together(parts: Sequence[tuple[float, float]]) -> tuple[float, float]:
+    """Half the 95 % interval, and the degrees of freedom, of a sum of independent (standard error, freedom).
+
+    B. L. Welch, Biometrika 34 (1947), 28-35: errors are added in quadrature, and the freedom is what a single estimate
+    with as uncertain an error would have.
+    """
+    error = math.hypot(*(part for part, _ in parts))
+    # Divided by the total first: a tiny error's fourth power would be 0.
+    shares = math.fsum((part / error) ** 4 / freedom for part, freedom in parts) if error else 0.0
+    freedom = max(1.0, 1 / shares) if shares else math.inf
+    return student_t(freedom) * error, freedom
+
+
+def _inflation(values: Sequence[float], mean: float, variance: float, *, as_measured: bool) -> float:
+    """By how much the variance of the mean exceeds that of as many independent values."""
+    n = len(values)
+    if variance <= 0 or n < _FEWEST:
+        return 1.0
+    r = math.fsum((a - mean) * (b - mean) for a, b in itertools.pairwise(values)) / (variance * (n - 1))
+    r = max(r if as_measured else r + (1 + 4 * r) / n, 0.0)
+    # Of n values no more than half can be told apart as one slow phase; more would leave nothing to estimate from.
+    return min((1 + r) / (1 - r), n / 2) if r < 1 else n / 2
+
+
+def _expansion(freedom: float, p: float) -> float:
+    x = _NORMAL.inv_cdf(p)
+    terms = (
+        (x**3 + x) / 4,
+        (5 * x**5 + 16 * x**3 + 3 * x) / 96,
+        (3 * x**7 + 19 * x**5 + 17 * x**3 - 15 * x) / 384,
+        (79 * x**9 + 776 * x**7 + 1482 * x**5 - 1920 * x**3 - 945 * x) / 92160,
+    )
+    return x + math.fsum(term / freedom**power for power, term in enumerate(terms, start=1))

@@ -1,6 +1,0 @@
-"""Traces → Timeline: one clock, steps, device windows, launches joined to device work, collectives matched across
-ranks."""
-
-from gpudiag.timeline.build import build_timeline
-
-__all__ = ["build_timeline"]

@@ -1,0 +1,192 @@
+"""Reading traces: from paths to one `Trace` per file, several files at once on several processes."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import threading
+import warnings
+from collections.abc import Sequence
+from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from multiprocessing import active_children, get_context
+from pathlib import Path
+
+import msgspec
+
+from gpudiag.errors import NotATraceError, UnreadableInputError
+from gpudiag.model.event import Trace
+from gpudiag.trace.limits import MEMORY_PER_JSON_BYTE, ReadLimits, free_memory_bytes
+from gpudiag.trace.readers import reader_of
+from gpudiag.trace.sources import NO_TRACES_HINT, Source, find_sources
+
+#: What starting processes costs (some 20 ms) buys this much reading: traces below it are read in this process.
+_WORTH_PROCESSES_JSON_BYTES = 4_000_000
+#: How much JSON is packed into a byte of gzip in ordinary traces.
+_USUAL_RATIO = 16
+
+
+def read_traces(
+    paths: Sequence[Path | str],
+    *,
+    limits: ReadLimits | None = None,
+    world_size: int | None = None,
+) -> tuple[Trace, ...]:
+    """Read the traces of one job.
+
+    Args:
+        paths: files, directories (traces, run directories, torchtitan's and TensorBoard's), or globs.
+        limits: bounds on size and on processes; None for the usual ones.
+        world_size: ranks in the job, where neither the traces nor their names say.
+
+    Returns:
+        One trace per file, in order of rank; those without a rank come last, in order of path. Of TensorFlow, where one
+        process drives several GPUs, one per GPU.
+
+    Raises:
+        UsageError: no path was given.
+        UnreadableInputError: a path does not exist, a file is broken, or two files claim one rank.
+        NotATraceError: a file that was named is no trace, or a directory holds none.
+        TooLargeError: a file unpacks to more than the limits allow.
+    """
+    limits = limits or ReadLimits()
+    sources = find_sources(paths)
+    traces: list[Trace] = []
+    processes: list[tuple[Source, tuple[Trace, ...]]] = []
+    for source, outcome in zip(sources, _read_all(sources, limits), strict=True):
+        if isinstance(outcome, NotATraceError):
+            if source.found:
+                continue
+            raise outcome
+        if reader_of(source.path).RANK_PER_DEVICE:
+            processes.append((source, outcome))
+        else:
+            traces.extend(_completed(trace, source, world_size) for trace in outcome)
+    if processes:
+        traces.extend(_of_processes(processes, world_size))
+    if not traces:
+        raise NotATraceError(f"no traces in {sources[0].path.parent}", NO_TRACES_HINT)
+    _check_frameworks(traces)
+    _check_ranks(traces)
+    return tuple(sorted(traces, key=lambda trace: (trace.rank is None, trace.rank or 0)))
+
+
+def _read_one(source: Source, limits: ReadLimits) -> tuple[Trace, ...]:
+    return reader_of(source.path).read(source.path, source.shown, limits)
+
+
+def _of_processes(processes: Sequence[tuple[Source, tuple[Trace, ...]]], world_size: int | None) -> list[Trace]:
+    """The traces of TensorFlow's processes with their ranks."""
+    from gpudiag.trace.readers.xspace.devices import ranked
+
+    told = next((source.facts.world_size for source, _ in processes if source.facts.world_size), world_size)
+    noted = [
+        (source.facts.rank, (_noted(traces[0], source.notes), *traces[1:]))
+        if source.notes
+        else (source.facts.rank, traces)
+        for source, traces in processes
+    ]
+    return list(ranked(noted, told))
+
+
+def _noted(trace: Trace, notes: tuple[str, ...]) -> Trace:
+    return msgspec.structs.replace(trace, notes=(*notes, *trace.notes))
+
+
+def _check_frameworks(traces: Sequence[Trace]) -> None:
+    """One job has one framework."""
+    first = traces[0]
+    for trace in traces:
+        if trace.framework != first.framework:
+            raise UnreadableInputError(
+                f"{first.source} is of {first.framework} and {trace.source} of {trace.framework}: these are two jobs",
+                "Give the traces of one run only.",
+            )
+
+
+def _read_all(sources: Sequence[Source], limits: ReadLimits) -> list[tuple[Trace, ...] | NotATraceError]:
+    """Each file's traces, or why it is none, in the order of the files."""
+    sizes = [_json_size(source) for source in sources]
+    workers = min(limits.workers or usable_cpus(), len(sources))
+    if (free := free_memory_bytes()) is not None:
+        workers = min(workers, max(1, free // (MEMORY_PER_JSON_BYTE * max(sizes) or 1)))
+    if workers > 1 and sum(sizes) > _WORTH_PROCESSES_JSON_BYTES and _can_fork():
+        return _read_in_processes(sources, limits, workers)
+    return [_attempt(source, limits) for source in sources]
+
+
+def _read_in_processes(
+    sources: Sequence[Source], limits: ReadLimits, workers: int
+) -> list[tuple[Trace, ...] | NotATraceError]:
+    # Forked: what is imported here need not be imported again.
+    pool = ProcessPoolExecutor(workers, mp_context=get_context("fork"), initializer=_end_when_interrupted)
+    try:
+        with warnings.catch_warnings():
+            # Python 3.12 warns of native threads; NumPy's BLAS has some, which survive a fork and which we never call.
+            warnings.simplefilter("ignore", DeprecationWarning)
+            outcomes = [pool.submit(_attempt, source, limits) for source in sources]
+        return [outcome.result() for outcome in outcomes]
+    except BrokenProcessPool as error:
+        files = ", ".join(source.shown for source in sources)
+        raise UnreadableInputError(
+            f"a process that read one of {files} was killed, probably for lack of memory",
+            "Close other programs, analyse fewer traces at once, or record fewer steps.",
+        ) from error
+    except BaseException:
+        for child in active_children():
+            child.kill()
+        raise
+    finally:
+        pool.shutdown()
+
+
+def _attempt(source: Source, limits: ReadLimits) -> tuple[Trace, ...] | NotATraceError:
+    try:
+        return _read_one(source, limits)
+    except NotATraceError as error:  # the only error that may be passed over
+        return error
+
+
+def _end_when_interrupted() -> None:
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
+def _can_fork() -> bool:
+    """Whether forking is safe here: on Linux, in a process whose only Python thread is this one."""
+    return sys.platform == "linux" and threading.active_count() == 1
+
+
+def usable_cpus() -> int:
+    """CPUs that this process may run on."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def _json_size(source: Source) -> int:
+    return source.size * (_USUAL_RATIO if source.path.suffix == ".gz" else 1)
+
+
+def _completed(trace: Trace, source: Source, world_size: int | None) -> Trace:
+    """The trace with what only its name, its finding, or the caller tells."""
+    told = trace.world_size or source.facts.world_size or world_size
+    return msgspec.structs.replace(
+        trace,
+        rank=source.facts.rank if trace.rank is None else trace.rank,
+        world_size=told,
+        host=trace.host or source.facts.host,
+        notes=(*source.notes, *trace.notes),
+    )
+
+
+def _check_ranks(traces: Sequence[Trace]) -> None:
+    """No two traces may claim one rank."""
+    first: dict[int, Trace] = {}
+    for trace in traces:
+        if trace.rank is None:
+            continue
+        if trace.rank in first:
+            raise UnreadableInputError(
+                f"two traces claim rank {trace.rank}: {first[trace.rank].source} and {trace.source}",
+                "Give the traces of one run only: leave one of the two out.",
+            )
+        first[trace.rank] = trace

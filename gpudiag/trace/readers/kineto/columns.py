@@ -1,0 +1,207 @@
+"""Columns of events, built from batches of decoded ones."""
+
+from __future__ import annotations
+
+import math
+import re
+from itertools import compress
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gpudiag.errors import TooLargeError
+from gpudiag.model.event import HOST, NO_CORRELATION, NO_SIZE, EventKind, EventTable
+from gpudiag.model.sanitize import with_escapes
+from gpudiag.trace.limits import free_memory_bytes
+from gpudiag.trace.readers.kineto import categories
+from gpudiag.trace.readers.kineto.collective_args import Communicated, communicated, may_tell
+from gpudiag.trace.readers.kineto.event_json import NO_ARGUMENTS, Event
+from gpudiag.trace.readers.kineto.roles import roles_of
+from gpudiag.trace.readers.kineto.times import Times
+
+_SKIP = 255
+_PROFILER = 254
+_UNTOLD = -1
+#: A row takes 50 bytes in its columns and three times that while they are put in order.
+_MEMORY_PER_ROW = 256
+_NUMBER = re.compile(r"0[xX][0-9a-fA-F]{1,16}|-?\d{1,19}(?!\d)")
+
+
+def _kinds(*kinds: EventKind) -> NDArray[np.bool_]:
+    flags = np.zeros(256, dtype=bool)
+    flags[list(kinds)] = True
+    return flags
+
+
+_ON_DEVICE = _kinds(
+    EventKind.KERNEL, EventKind.COPY, EventKind.MEMSET, EventKind.DEVICE_ANNOTATION, EventKind.DEVICE_SYNC
+)
+_CORRELATED = _kinds(EventKind.RUNTIME, EventKind.KERNEL, EventKind.COPY, EventKind.MEMSET, EventKind.DEVICE_SYNC)
+
+
+class _KindCodes(dict[str, int]):
+    """The code of each category met: its `EventKind`, or why it is not one."""
+
+    def __missing__(self, category: str) -> int:
+        kind = categories.kind_of(category)
+        other = _PROFILER if categories.is_profiler_span(category) else _SKIP
+        self[category] = code = other if kind is None else int(kind)
+        return code
+
+
+class _Names(dict[str, int]):
+    """The index of each name met, and what the name says of its events."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.annotation = bytearray()
+        self.may_tell = bytearray()
+
+    def __missing__(self, name: str) -> int:
+        self[name] = index = len(self)
+        self.annotation.append(categories.is_annotation(name))
+        self.may_tell.append(may_tell(name))
+        return index
+
+
+class Columns:
+    """Takes events in file order, batch by batch, and makes the table.
+
+    Args:
+        shown: how to call the file in messages.
+    """
+
+    def __init__(self, shown: str) -> None:
+        self._shown = shown
+        self._codes = _KindCodes()
+        self._names = _Names()
+        self._batches: list[tuple[NDArray[np.generic], ...]] = []
+        self._told: dict[int, Communicated] = {}
+        self._rows = 0
+        self._recordings: list[tuple[float, float]] = []
+        free = free_memory_bytes()
+        self._most_rows = 2**40 if free is None else free // _MEMORY_PER_ROW
+
+    def add(self, events: list[Event]) -> None:
+        """Take the events of known categories from a batch."""
+        code_of = self._codes
+        codes = np.frombuffer(bytes([code_of[event.cat] for event in events]), np.uint8)
+        if len(codes) and codes.max() >= _PROFILER:
+            for row in np.flatnonzero(codes == _PROFILER).tolist():
+                self._recordings.append((events[row].ts, events[row].dur))
+            known = codes < _PROFILER
+            events = list(compress(events, known))
+            codes = codes[known]
+        if events:
+            self._batches.append(self._batch(events, codes))
+            self._rows += len(events)
+            if self._rows > self._most_rows:
+                raise TooLargeError(
+                    f"{self._shown} has more than the {self._most_rows} events that fit the free memory",
+                    "Close other programs or use a larger machine; else record fewer steps.",
+                )
+
+    def _batch(self, events: list[Event], kind: NDArray[np.uint8]) -> tuple[NDArray[np.generic], ...]:
+        count = len(events)
+        index_of = self._names
+        name = np.fromiter([index_of[event.name] for event in events], np.int32, count)
+        start_us = np.fromiter([event.ts for event in events], np.float64, count)
+        length_us = np.fromiter([event.dur for event in events], np.float64, count)
+        thread = _integers([event.tid for event in events])
+        device = np.full(count, HOST, dtype=np.int16)
+        correlation = np.full(count, NO_CORRELATION, dtype=np.int64)
+        size_bytes = np.full(count, NO_SIZE, dtype=np.int64)
+
+        chosen = _CORRELATED[kind]
+        numbers = _integers([(event.args or NO_ARGUMENTS).correlation for event in compress(events, chosen)])
+        correlation[chosen] = np.where(numbers <= 0, NO_CORRELATION, numbers)  # CUPTI counts from 1; 0 is none
+
+        chosen = _ON_DEVICE[kind]
+        if chosen.any():
+            on_device = list(compress(events, chosen))
+            arguments = [event.args or NO_ARGUMENTS for event in on_device]
+            numbers = _integers([own.stream for own in arguments])
+            thread[chosen] = np.where(numbers == _UNTOLD, thread[chosen], numbers)
+            numbers = _integers([own.device for own in arguments])
+            numbers = np.where(numbers == _UNTOLD, _integers([event.pid for event in on_device]), numbers)
+            device[chosen] = np.where((numbers >= 0) & (numbers < 2**15), numbers, 0)  # no such device: the first
+            numbers = _integers([own.bytes for own in arguments])
+            size_bytes[chosen] = np.where(numbers < 0, NO_SIZE, numbers)
+
+        tells = np.frombuffer(bytes(self._names.may_tell), dtype=bool)[name]
+        for row in np.flatnonzero(tells).tolist():
+            if (own := events[row].args) is not None:
+                self._told[self._rows + row] = communicated(own)
+        return kind, name, start_us, length_us, thread, device, correlation, size_bytes
+
+    def unknown_categories(self) -> list[str]:
+        """Categories met that are neither read nor left out on purpose, printable."""
+        return sorted(
+            with_escapes(word)
+            for word, code in self._codes.items()
+            if code == _SKIP and word and not categories.is_known(word)
+        )
+
+    def finish(self, notes: list[str]) -> tuple[EventTable, dict[int, Communicated], int] | None:
+        """The table, what communication events told by row, and the first start in ns; None without any events.
+
+        Args:
+            notes: what had to be repaired is appended here.
+        """
+        if not self._batches:
+            return None
+        columns = [np.concatenate(parts) for parts in zip(*self._batches, strict=True)]
+        self._batches.clear()
+        kind, name, start_us, length_us, thread, device, correlation, size_bytes = columns
+        times = Times.from_microseconds(start_us, length_us, self._recordings, notes)
+        order = times.order
+        if not len(order):
+            return None
+        annotation = np.frombuffer(bytes(self._names.annotation), dtype=bool)[name]
+        kind = np.where((kind == EventKind.OPERATOR) & annotation, np.uint8(EventKind.ANNOTATION), kind)
+        kind, name, names = kind[order], name[order], tuple(self._names)
+        roles = roles_of(kind, name, names)
+        table = EventTable(
+            kind=kind,
+            name=name,
+            start_ns=times.start_ns,
+            end_ns=times.end_ns,
+            thread=thread[order],
+            device=device[order],
+            correlation=correlation[order],
+            size_bytes=size_bytes[order],
+            role=roles.role,
+            direction=roles.direction,
+            host_memory=roles.host_memory,
+            names=names,
+        )
+        return table, self._told_in_order(order), times.first_ns
+
+    def _told_in_order(self, order: NDArray[np.intp]) -> dict[int, Communicated]:
+        """What was told, by row of the table."""
+        position = np.full(self._rows, -1, dtype=np.int64)
+        position[order] = np.arange(len(order))
+        before = np.fromiter(self._told, dtype=np.int64, count=len(self._told))
+        pairs = zip(position[before].tolist(), self._told.values(), strict=True)
+        return {row: told for row, told in pairs if row >= 0}
+
+
+def _integers(values: list[int | str] | list[int | float | str]) -> NDArray[np.int64]:
+    """A column of integers; text such as `stream 7`, `0x7` or `5555` counts as its number."""
+    try:
+        return np.fromiter(values, dtype=np.int64, count=len(values))
+    except (TypeError, ValueError, OverflowError):
+        numbers = {value: _integer(value) for value in dict.fromkeys(values)}
+        return np.fromiter(map(numbers.__getitem__, values), dtype=np.int64, count=len(values))
+
+
+def _integer(value: float | str) -> int:
+    """The number in a value. Text without one gets a number of its own, which no profiler writes: below -2**32."""
+    if isinstance(value, float):
+        value = int(value) if math.isfinite(value) else _UNTOLD
+    elif isinstance(value, str):
+        match = _NUMBER.search(value)
+        if match is None:
+            return -(2**32) - int.from_bytes(value.encode("utf-8", "replace")[:6], "big")
+        value = int(match[0], 16 if "x" in match[0].lower() else 10)
+    return value if -(2**63) <= value < 2**63 else _UNTOLD

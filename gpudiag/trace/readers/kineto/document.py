@@ -1,0 +1,87 @@
+"""Kineto: from the JSON that torch.profiler writes to a `Trace`, whatever year and vendor it comes from."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+
+from gpudiag.errors import NotATraceError, UnreadableInputError
+from gpudiag.model.event import HOST, Trace
+from gpudiag.trace.limits import ReadLimits
+from gpudiag.trace.readers.kineto.collective_args import collective_calls
+from gpudiag.trace.readers.kineto.columns import Columns
+from gpudiag.trace.readers.kineto.event_json import Document, Header, Repairs, decode_whole
+from gpudiag.trace.readers.kineto.header import describe
+from gpudiag.trace.readers.kineto.pieces import NotInPiecesError, decode_in_pieces
+from gpudiag.trace.readers.kineto.roles import step_marks_of
+from gpudiag.trace.unpack import read_pieces, read_whole
+
+
+def read_kineto(path: Path, shown: str, limits: ReadLimits) -> Trace:
+    """Read one trace.
+
+    Args:
+        path: the file, JSON or gzip of JSON.
+        shown: how the user named it; becomes `Trace.source`, and is used in messages.
+        limits: bounds on what it may unpack to.
+
+    Raises:
+        UnreadableInputError: missing, damaged, cut short, or a trace in which nothing was recorded.
+        NotATraceError: not JSON, or not of a PyTorch profiler.
+        TooLargeError: it unpacks to more than the limits allow.
+    """
+    header, columns, repairs = _decode(path, shown, limits)
+    job = describe(header)
+    notes = [*job.notes, *repairs.notes()]
+    unknown = columns.unknown_categories()
+    if unknown:
+        notes.append(f"events of unknown categories were left out: {', '.join(unknown[:5])}")
+    finished = columns.finish(notes)
+    if finished is None:
+        raise _no_events(shown, unknown)
+    table, told, first_ns = finished
+
+    devices = np.flatnonzero(np.bincount(table.device - np.int64(HOST))) + HOST
+    return Trace(
+        source=shown,
+        framework="pytorch",
+        events=table,
+        origin_ns=job.base_ns + first_ns,
+        rank=job.rank,
+        world_size=job.world_size,
+        host=job.host,
+        device_names={device: job.device_names[device] for device in devices.tolist() if device in job.device_names},
+        collectives=collective_calls(table, told, job.groups),
+        step_marks=step_marks_of(table),
+        dropped_events=job.dropped_events,
+        notes=tuple(notes),
+    )
+
+
+def _decode(path: Path, shown: str, limits: ReadLimits) -> tuple[Header, Columns, Repairs]:
+    """Decode piece by piece, or whole where the text's layout or damage does not allow that."""
+    columns, repairs = Columns(shown), Repairs()
+    try:
+        for part in decode_in_pieces(read_pieces(path, shown, limits), repairs):
+            if isinstance(part, Document):
+                columns.add(part.events)
+                return part, columns, repairs
+            columns.add(part)
+    except NotInPiecesError:
+        pass
+    columns, repairs = Columns(shown), Repairs()
+    document = decode_whole(read_whole(path, shown, limits), shown, repairs)
+    columns.add(document.events)
+    return document, columns, repairs
+
+
+def _no_events(shown: str, unknown: list[str]) -> UnreadableInputError:
+    if unknown:
+        return NotATraceError(
+            f"{shown} has trace events, but none that PyTorch's profiler writes (categories: {', '.join(unknown[:3])})"
+        )
+    return UnreadableInputError(
+        f"{shown} is a trace without events: nothing was recorded",
+        "Record while steps run: start the profiler before the loop and call prof.step() in it.",
+    )

@@ -1,0 +1,94 @@
+"""What a trace says of itself beside its events: rank, world size, process groups, host, devices, lost events."""
+
+from __future__ import annotations
+
+import re
+from typing import Any, TypeVar
+
+import msgspec
+
+from gpudiag.trace.readers.kineto.event_json import Header
+
+_T = TypeVar("_T")
+_DROPPED = re.compile(r"dropped (\d+) (?:activity )?records", re.IGNORECASE)
+_STOPPED_EARLY = re.compile(r"CUPTI stopped early\? = ([1-9])")
+
+
+class _Distributed(msgspec.Struct, gc=False):
+    rank: msgspec.Raw = msgspec.Raw(b"")
+    world_size: msgspec.Raw = msgspec.Raw(b"")
+    pg_config: msgspec.Raw = msgspec.Raw(b"")
+
+
+class _Group(msgspec.Struct, gc=False):
+    pg_name: str | int = ""
+    ranks: list[int] = []
+
+
+class _DeviceProperties(msgspec.Struct, gc=False):
+    id: int = -1
+    name: str = ""
+
+
+class Job(msgspec.Struct, frozen=True, kw_only=True):
+    """What the header tells.
+
+    Attributes:
+        rank: this process's global rank, or None.
+        world_size: ranks in the job, or None.
+        groups: global ranks by name of process group.
+        host: host name, or "".
+        device_names: model by ordinal.
+        base_ns: the absolute time (Unix, ns) that timestamps count from.
+        dropped_events: how many the profiler said it lost.
+        notes: what else it said of its own trouble.
+    """
+
+    rank: int | None = None
+    world_size: int | None = None
+    groups: dict[str, tuple[int, ...]] = msgspec.field(default_factory=dict)
+    host: str = ""
+    device_names: dict[int, str] = msgspec.field(default_factory=dict)
+    base_ns: int = 0
+    dropped_events: int = 0
+    notes: tuple[str, ...] = ()
+
+
+def is_told(raw: msgspec.Raw) -> bool:
+    """Whether a value is there at all."""
+    return memoryview(raw).nbytes > 0
+
+
+def loosely(raw: msgspec.Raw, wanted: type[_T] | Any, default: _T) -> _T:
+    """Decode one value as `wanted`, or take `default` where it is missing or of another form."""
+    if not is_told(raw):
+        return default
+    try:
+        value: _T = msgspec.json.decode(raw, type=wanted, strict=False)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return default
+    return value
+
+
+def describe(header: Header) -> Job:
+    """Read the header leniently: what is missing or of an unknown form is left out."""
+    distributed = loosely(header.distributed, _Distributed, _Distributed())
+    rank = loosely(distributed.rank, int, -1)
+    world_size = loosely(distributed.world_size, int, -1)
+    groups: list[_Group] = loosely(distributed.pg_config, list[_Group], [])
+    devices: list[_DeviceProperties] = loosely(header.devices, list[_DeviceProperties], [])
+    base_ns = loosely(header.base_time, int, 0)
+    lines: list[str] = []
+    for raw in (header.log_information, header.log_warnings, header.log_errors):
+        lines += loosely(raw, list[str], [])
+    logs = "\n".join(lines)
+    return Job(
+        rank=rank if 0 <= rank < 2**31 else None,
+        world_size=world_size if 0 < world_size < 2**31 else None,
+        groups={str(group.pg_name): tuple(group.ranks) for group in groups},
+        host=loosely(header.host, str, ""),
+        device_names={device.id: device.name for device in devices if device.id >= 0},
+        base_ns=base_ns if 0 <= base_ns < 2**62 else 0,
+        dropped_events=min(2**62, sum(int(count) for count in _DROPPED.findall(logs))),
+        notes=("the profiler says that it stopped early, out of buffers",) if _STOPPED_EARLY.search(logs) else (),
+    )

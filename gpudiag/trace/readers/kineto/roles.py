@@ -1,0 +1,173 @@
+"""What the events of PyTorch's profiler do in a training step, by the names that PyTorch, CUDA and loaders give."""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Callable, Sequence
+from functools import cache
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from gpudiag.model.event import NO_NUMBER, Direction, EventKind, EventTable, HostMemory, Role, StepMarks
+from gpudiag.trace.readers.cuda_calls import role_of_call
+from gpudiag.trace.readers.kineto.collective_names import HOST_COLLECTIVES, kernel_operation
+
+#: Marks by preference. Each captures the step number where the mark carries one.
+_STEP_MARKS = (
+    ("gpudiag.step", re.compile(r"gpudiag\.step(?:#(\d+))?$")),
+    ("ProfilerStep", re.compile(r"ProfilerStep[#*](\d+)?")),
+    ("step_num", re.compile(r"[^#]*#step_num=(\d+)#$")),  # TensorFlow's Trace(name, step_num=…, _r=1)
+)
+_INPUT = re.compile(
+    r"enumerate\(DataLoader\)"  # torch.utils.data, all versions
+    r"|.*DataLoaderIter\.__next__"
+    r"|gpudiag\.input$"
+    r"|.*\btrain_dataloader_next\b"  # Lightning's profiler
+    r"|.*\bdataloader_next\b|.*\bfetch_batch\b|.*\bget_batch\b",
+    re.IGNORECASE,
+)
+_PACKING = re.compile(r"torch(?:::|\.)distributed(?:::|\.).*reducer::")
+
+#: `train.py(42): log_metrics`: the file, relative to where Python finds modules, the line in which the function begins.
+_FRAME = re.compile(r"(?P<file>[^<>()]+\.py)\(\d+\): .+")
+#: Frames of these are not the user's: the standard library, and what a training loop is built on.
+_LIBRARIES = sys.stdlib_module_names | {"torch", "torchvision", "torchaudio", "numpy", "gpudiag", "triton", "nvtx"}
+_INSTALLED = ("site-packages", "dist-packages", "/lib/python")
+
+#: Directions as CUPTI's tools write them (`Memcpy HtoD (Pinned -> Device)`) and as ROCm's do (`CopyHostToDevice`).
+_DIRECTIONS = (
+    (Direction.HOST_TO_DEVICE, re.compile(r"Memcpy HtoD|.*CopyHostToDevice")),
+    (Direction.DEVICE_TO_HOST, re.compile(r"Memcpy DtoH|CopyDeviceToHost")),
+    (Direction.PEER, re.compile(r"Memcpy PtoP|.*CopyPeer")),
+    (Direction.DEVICE_TO_DEVICE, re.compile(r"Memcpy DtoD|.*CopyDeviceToDevice")),
+    (Direction.HOST_TO_HOST, re.compile(r"Memcpy HtoH|.*CopyHostToHost")),
+)
+
+
+class Roles(msgspec.Struct, frozen=True):
+    """The columns `role`, `direction` and `host_memory` of an event table."""
+
+    role: NDArray[np.uint8]
+    direction: NDArray[np.uint8]
+    host_memory: NDArray[np.uint8]
+
+
+def roles_of(kind: NDArray[np.uint8], name: NDArray[np.int32], names: Sequence[str]) -> Roles:
+    """What events do, by kind and name.
+
+    Args:
+        kind: uint8[n], an `EventKind` each.
+        name: int32[n], index into `names`.
+        names: the distinct names.
+    """
+    role = np.zeros(len(kind), np.uint8)
+    for of_kind, role_of in _ROLE_OF.items():
+        rows = np.flatnonzero(kind == of_kind)
+        role[rows] = _by_name(name[rows], names, role_of)
+    direction, host_memory = np.zeros(len(kind), np.uint8), np.zeros(len(kind), np.uint8)
+    copies = np.flatnonzero(kind == EventKind.COPY)
+    direction[copies] = _by_name(name[copies], names, _direction)
+    host_memory[copies] = _by_name(name[copies], names, _host_memory)
+    return Roles(role, direction, host_memory)
+
+
+def step_marks_of(events: EventTable) -> tuple[StepMarks, ...]:
+    """The step marks of a table whose roles are known, those to be preferred first."""
+    rows = np.flatnonzero((events.role == Role.STEP_MARK) & (events.kind == EventKind.ANNOTATION))
+    names = [events.name_of(row) for row in rows.tolist()]
+    marks = []
+    for source, pattern in _STEP_MARKS:
+        carried = {index: match[1] for index, name in enumerate(names) if (match := pattern.match(name))}
+        if carried:
+            numbers = [int(text) if text is not None and len(text) < 18 else NO_NUMBER for text in carried.values()]
+            marks.append(StepMarks(source=source, row=rows[list(carried)], number=np.array(numbers, np.int64)))
+    return tuple(marks)
+
+
+def is_users(name: str) -> bool:
+    """Whether an event of this name is a function of the user's own program.
+
+    >>> is_users("train.py(42): log_metrics")
+    True
+    >>> is_users("torch/nn/modules/module.py(1782): _call_impl"), is_users("typing.py(2268): cast")
+    (False, False)
+    >>> is_users("<built-in method item of Tensor object at 0x7f68>"), is_users("nn.Module: Linear_0")
+    (False, False)
+    """
+    match = _FRAME.fullmatch(name)
+    if match is None:
+        return False
+    path = match["file"]
+    module = path.split("/", 1)[0].removesuffix(".py")
+    return module not in _LIBRARIES and not any(place in path for place in _INSTALLED)
+
+
+def _by_name(name: NDArray[np.int32], names: Sequence[str], value_of: Callable[[str], int]) -> NDArray[np.uint8]:
+    """uint8[n]: a value for each event, worked out once for each distinct name."""
+    values = np.zeros(len(names), np.uint8)
+    for index in np.flatnonzero(np.bincount(name, minlength=len(names))).tolist():
+        values[index] = value_of(names[index])
+    return values[name]
+
+
+@cache
+def _operator(name: str) -> Role:
+    if name.startswith("c10d::"):
+        return Role.HAND_OVER
+    if _INPUT.match(name):
+        return Role.INPUT
+    return Role.PACKING if _PACKING.match(name) else Role.OPERATOR
+
+
+@cache
+def _annotation(name: str) -> Role:
+    if any(pattern.match(name) for _, pattern in _STEP_MARKS):
+        return Role.STEP_MARK
+    if name.startswith("Optimizer.step#"):
+        return Role.OPTIMIZER
+    if name.startswith(HOST_COLLECTIVES):
+        return Role.EXCHANGE
+    if _INPUT.match(name):
+        return Role.INPUT
+    return Role.PACKING if _PACKING.match(name) else Role.OTHER
+
+
+@cache
+def _python(name: str) -> Role:
+    if _INPUT.match(name):
+        return Role.INPUT
+    return Role.USER_FUNCTION if is_users(name) else Role.OTHER
+
+
+def _kernel(name: str) -> Role:
+    return Role.COMPUTE if kernel_operation(name) is None else Role.EXCHANGE
+
+
+def _copy(_name: str) -> Role:
+    return Role.COPY
+
+
+@cache
+def _direction(name: str) -> Direction:
+    return next((direction for direction, pattern in _DIRECTIONS if pattern.match(name)), Direction.NONE)
+
+
+def _host_memory(name: str) -> HostMemory:
+    lowered = name.lower()
+    if "pageable" in lowered:
+        return HostMemory.PAGEABLE
+    return HostMemory.PINNED if "pinned" in lowered else HostMemory.UNKNOWN
+
+
+_ROLE_OF: dict[EventKind, Callable[[str], Role]] = {
+    EventKind.OPERATOR: _operator,
+    EventKind.ANNOTATION: _annotation,
+    EventKind.PYTHON: _python,
+    EventKind.RUNTIME: role_of_call,
+    EventKind.KERNEL: _kernel,
+    EventKind.COPY: _copy,
+    EventKind.MEMSET: _copy,
+}

@@ -1,0 +1,111 @@
+"""XSpace: from what TensorFlow's profiler writes (`*.xplane.pb`, plain or gzipped) to events."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from gpudiag.errors import NotATraceError, TooLargeError, UnreadableInputError
+from gpudiag.model.sanitize import with_escapes
+from gpudiag.trace.limits import ReadLimits, free_memory_bytes
+from gpudiag.trace.readers.xspace.planes import about, device_of, read_plane
+from gpudiag.trace.readers.xspace.process import Process, assemble
+from gpudiag.trace.readers.xspace.wire import WireError
+from gpudiag.trace.unpack import read_whole
+
+#: Columns of an event, three times over while they are put in order.
+_MEMORY_PER_EVENT = 512
+_ENVIRONMENT = "Task Environment"
+_CUT = "Let the profiler stop before the job ends, and copy the file whole, in binary mode."
+_RECORD = "Record five steps with tf.profiler.experimental while training runs, and stop it before the job ends."
+
+
+def read_xspace(path: Path, shown: str, limits: ReadLimits) -> Process:
+    """Read the XSpace of one process.
+
+    Args:
+        path: the file, protobuf or gzip of it.
+        shown: how the user named it.
+        limits: bounds on what it may unpack to.
+
+    Raises:
+        UnreadableInputError: missing, damaged, cut short, of several hosts, or nothing was recorded.
+        NotATraceError: no XSpace.
+        TooLargeError: it unpacks to more than the limits allow, or has more events than fit the memory.
+    """
+    space = _parse(bytes(read_whole(path, shown, limits, binary=True)), shown)
+    _check(space, shown)
+    notes = [with_escapes(line) for line in (*space.errors, *space.warnings)][:20]
+    chosen = [plane for plane in space.planes if device_of(plane) is not None or plane.name.startswith("/host:")]
+    try:
+        planes = [read_plane(plane) for plane in chosen]
+    except WireError as error:
+        raise UnreadableInputError(f"{shown} is damaged: {error}", _CUT) from error
+    if not any(len(plane.name) for plane in planes):
+        raise UnreadableInputError(f"{shown} is an XSpace without events: nothing was recorded", _RECORD)
+    if not any(len(plane.name) for plane in planes if plane.device is not None):
+        notes.append(_no_device(space, shown))
+    return assemble(planes, shown=shown, host=_host(space), begun_ns=_begun_ns(space), notes=notes)
+
+
+def _parse(data: bytes, shown: str) -> Any:
+    from google.protobuf.message import DecodeError
+
+    from gpudiag.model.protobuf import message_type
+
+    try:
+        space = message_type("xplane", "XSpace", undecoded="XLine.events").FromString(data)
+    except DecodeError as error:
+        raise UnreadableInputError(f"{shown} is no whole XSpace: it breaks off or is damaged", _CUT) from error
+    if not space.planes:
+        raise NotATraceError(f"{shown} is no XSpace: it holds no planes", _RECORD)
+    return space
+
+
+def _check(space: Any, shown: str) -> None:
+    """Raise for what cannot be one process's trace that fits the memory."""
+    hosts = sorted(set(space.hostnames))
+    owners: dict[int, int] = {}
+    for plane in space.planes:
+        device = device_of(plane)
+        if device is not None and any(len(line.events) for line in plane.lines):
+            owners[device] = owners.get(device, 0) + 1
+    if len(hosts) > 1 or any(count > 1 for count in owners.values()):
+        who = with_escapes(", ".join(hosts)) if len(hosts) > 1 else "several"
+        raise UnreadableInputError(
+            f"{shown} holds the planes of several hosts ({who}), and does not say whose is whose",
+            "Give the file of each host: the profiler writes one <host>.xplane.pb each into the same directory.",
+        )
+    events = sum(len(line.events) for plane in space.planes for line in plane.lines)
+    free = free_memory_bytes()
+    if free is not None and events * _MEMORY_PER_EVENT > free:
+        raise TooLargeError(
+            f"{shown} has {events} events, more than fit the free memory of this machine",
+            "Close other programs or use a larger machine; else record fewer steps.",
+        )
+
+
+def _no_device(space: Any, shown: str) -> str:
+    others = sorted({plane.name for plane in space.planes if plane.name.startswith("/device:")})
+    if others:
+        return (
+            f"{shown} has no GPU plane, only {with_escapes(', '.join(others[:3]))}, which is not read: the training "
+            "thread stands in for the device"
+        )
+    return (
+        f"{shown} has no device plane: TensorFlow saw no GPU, or could not trace it (see the job's log for CUPTI), so "
+        "the training thread stands in for the device"
+    )
+
+
+def _host(space: Any) -> str:
+    return with_escapes(space.hostnames[0]) if len(space.hostnames) == 1 else ""
+
+
+def _begun_ns(space: Any) -> int:
+    """When the profile began (Unix, ns), or 0."""
+    for plane in space.planes:
+        if plane.name == _ENVIRONMENT:
+            begun = about(plane).get("profile_start_time", 0)
+            return begun if isinstance(begun, int) and 0 <= begun < 2**62 else 0
+    return 0

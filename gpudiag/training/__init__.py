@@ -1,0 +1,1 @@
+"""What runs in and around a training process."""

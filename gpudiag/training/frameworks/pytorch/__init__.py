@@ -1,0 +1,1 @@
+"""PyTorch in a training process: its clock, its profiler."""

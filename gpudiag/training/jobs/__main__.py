@@ -1,0 +1,102 @@
+"""The program of each training process: `python -m gpudiag.training.jobs RUN_DIR JOB`, started by torchrun.
+
+JOB is a `gpudiag.model.job.Job` as JSON. What the process prints goes to `RUN_DIR/logs/rank<r>.log`. Exit code 1 after
+any failure; which, the launcher has been told.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+import traceback
+from pathlib import Path
+
+import msgspec
+
+from gpudiag.errors import GpudiagError, WorkerFailedError
+from gpudiag.model.job import Job
+from gpudiag.model.run import RankRecord
+from gpudiag.training.frameworks.registry import framework_named
+from gpudiag.training.jobs.parent import die_with_parent
+from gpudiag.training.models.registry import is_own, workload_entry
+from gpudiag.training.session import record
+from gpudiag.training.session.launched import Launched, set_launched
+from gpudiag.training.session.place import this_place
+from gpudiag.training.session.progress import ProgressSender
+
+
+def main(arguments: list[str]) -> int:
+    """Run this process's share of the job."""
+    run_dir, job = Path(arguments[0]), msgspec.json.decode(arguments[1], type=Job)
+    die_with_parent()  # torchrun starts its workers in sessions of their own
+    place = this_place()
+    _log_to(run_dir / record.LOGS_DIR / f"rank{place.rank}.log")
+    progress = ProgressSender(place.rank)
+    progress.tell("starting")
+    set_launched(Launched(run_dir=run_dir, job=job))
+    try:
+        if is_own(job.workload):
+            from gpudiag.training.jobs.own import find_function
+
+            find_function(job.workload)()
+        elif not workload_entry(job.workload).trains:
+            from gpudiag.training.jobs.volume.unet3d_predict import predict
+
+            predict(job)
+        else:
+            module, _, function = framework_named(job.framework).trainer.partition(":")
+            getattr(importlib.import_module(module), function)(job)
+        _check_measured(run_dir, place.rank, job.workload)
+    except BaseException as error:  # noqa: BLE001  # told to the launcher, whatever it is, before the process ends
+        traceback.print_exc()
+        ours = isinstance(error, GpudiagError)
+        text = str(error) if isinstance(error, GpudiagError) else f"{type(error).__name__}: {error}"
+        _note_failure(run_dir, text)
+        progress.fail(
+            text,
+            hint=vars(error).get("hint"),  # the class's own would say nothing of this failure
+            exit_code=error.exit_code if isinstance(error, GpudiagError) else WorkerFailedError.exit_code,
+        )
+        return 1 if ours or isinstance(error, Exception) else 2
+    return 0
+
+
+def _check_measured(run_dir: Path, rank: int, workload: str) -> None:
+    """A worker that ends well has measured something."""
+    mine = [known for known in record.read_ranks(run_dir, rank + 1) if known.rank == rank]
+    if not mine:
+        raise WorkerFailedError(
+            f"{workload} ended without measuring anything",
+            "Its training loop must run within `with gpudiag.profile() as prof:` and over `prof.steps(loader)`.",
+        )
+    if mine[0].error is not None:
+        raise WorkerFailedError(mine[0].error)
+
+
+def _note_failure(run_dir: Path, text: str) -> None:
+    """Keep the reason in this rank's record, made here if the failure came before a session was opened."""
+    place = this_place()
+    mine = [known for known in record.read_ranks(run_dir, place.rank + 1) if known.rank == place.rank]
+    known = (
+        mine[0]
+        if mine
+        else RankRecord(
+            rank=place.rank, local_rank=place.local_rank, host=place.host, pid=place.pid, device="", device_name=""
+        )
+    )
+    if known.error is None:
+        record.write_rank(run_dir, msgspec.structs.replace(known, error=text))
+
+
+def _log_to(path: Path) -> None:
+    """Send both output streams, also those of libraries and children, to one file."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    log = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
+    for stream in (1, 2):
+        os.dup2(log, stream)
+    os.close(log)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

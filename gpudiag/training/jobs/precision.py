@@ -1,0 +1,44 @@
+"""Number formats: which the matrix units use, and what goes with each."""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager, nullcontext
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+
+from gpudiag.model.job import Precision
+
+
+class Arithmetic:
+    """The precision of one training run.
+
+    `fp32` computes in IEEE single precision throughout, `tf32` lets matrix units round its inputs to 10 bits of
+    mantissa (NVIDIA Ampere and later), `bf16` and `fp16` run under autocast, `fp16` with gradient scaling.
+
+    Args:
+        precision: one of the four.
+        device: what is trained on. On a CPU `tf32` is the same as `fp32`.
+    """
+
+    def __init__(self, precision: Precision, device: torch.device) -> None:
+        self._type = device.type
+        tf32 = precision == "tf32"
+        torch.set_float32_matmul_precision("high" if tf32 else "highest")
+        torch.backends.cudnn.allow_tf32 = tf32
+        self._autocast = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(precision)
+        self._scaler = torch.amp.GradScaler(device.type, enabled=precision == "fp16")
+
+    def forward(self) -> AbstractContextManager[object]:
+        """Around forward and loss."""
+        return nullcontext() if self._autocast is None else torch.autocast(self._type, dtype=self._autocast)
+
+    def backward(self, loss: Tensor) -> None:
+        """Backward, of the scaled loss where gradients are scaled."""
+        self._scaler.scale(loss).backward()  # type: ignore[no-untyped-call]  # torch's own
+
+    def step(self, optimizer: Optimizer) -> None:
+        """The update; with gradient scaling, left out when a gradient is not finite (which waits for the device)."""
+        self._scaler.step(optimizer)
+        self._scaler.update()

@@ -1,0 +1,119 @@
+"""The training loop of every built-in workload under TensorFlow. It uses what any user's loop can use."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+import gpudiag
+from gpudiag.errors import WorkerFailedError
+from gpudiag.model.job import Job
+from gpudiag.training.jobs.tensorflow.batches import distributed_batches, pipeline
+from gpudiag.training.jobs.tensorflow.hardware import use_devices
+from gpudiag.training.jobs.tensorflow.precision import scaling, set_precision
+from gpudiag.training.jobs.tensorflow.rounds import Rounds
+from gpudiag.training.jobs.tensorflow.step import make_step
+from gpudiag.training.models.registry import workload_entry
+from gpudiag.training.models.tensorflow.registry import load_workload
+from gpudiag.training.models.tensorflow.trivial import InputOnly
+from gpudiag.training.models.tensorflow.workload import KerasWorkload
+from gpudiag.training.strategies.registry import default_strategy, tensorflow_strategy
+
+
+def train(job: Job) -> None:
+    """Train until the session has what it needs. Runs in each process that the launcher starts.
+
+    Raises:
+        FrameworkMissingError: TensorFlow cannot use the GPUs that are to be trained on.
+        WorkerFailedError: the strategy does not work with this model in the versions installed.
+    """
+    devices = use_devices(job.device, job.devices)
+    kind = tensorflow_strategy(job.strategy)
+    strategy = kind.make(devices)
+    on_gpu = job.device == "cuda"
+    entry = workload_entry(job.workload)
+    batch_size = job.batch_size or (entry.gpu_batch if on_gpu else entry.cpu_batch)
+    precision = job.precision or ("tf32" if on_gpu else "fp32")
+    set_precision(precision)
+    keras.config.set_image_data_format("channels_first" if job.memory_format == "nchw" else "channels_last")
+    keras.utils.set_random_seed(0)
+    workload = load_workload(job.workload, on_gpu=on_gpu)
+    if job.model == "trivial":
+        workload = InputOnly(workload)
+    options = {
+        "precision": precision,
+        "memory_format": job.memory_format,
+        "data": job.data,
+        "loader_workers": _workers_in_words(job),
+        "model": job.model,
+        "compile": str(job.compile).lower(),
+        "threads": os.environ.get("TF_NUM_INTRAOP_THREADS", "all"),
+    }
+    seed = int(os.environ.get("RANK", "0"))
+    if job.model == "none":
+        _only_take(workload, job, batch_size=batch_size, seed=seed, options=options)
+        return
+    with strategy.scope():
+        model = workload.model()
+        optimizer = scaling(workload.optimizer(), precision)
+        optimizer.build(model.trainable_variables)
+    step: Callable[[Any], Any]
+    if kind.feeds_itself:
+
+        def data() -> Any:
+            return pipeline(workload, job.data, batch_size=batch_size, workers=job.loader_workers, seed=seed)
+
+        step = rounds = Rounds(
+            workload, model, optimizer, strategy, data, workers=kind.workers(devices), compiled=job.compile
+        )
+        batches = rounds.batches()
+    else:
+        step = make_step(workload, model, optimizer, strategy, compiled=job.compile)
+        batches = distributed_batches(
+            workload,
+            job.data,
+            strategy=strategy,
+            devices=devices,
+            batch_size=batch_size,
+            workers=job.loader_workers,
+            seed=seed,
+        )
+    with gpudiag.profile(
+        workload=job.title, model=model, batch_size=batch_size, device=devices, options=options
+    ) as prof:
+        for batch in prof.steps(batches):
+            try:
+                step(batch)
+            except ValueError as error:
+                _explain(error, job)
+                raise
+
+
+def _only_take(workload: KerasWorkload, job: Job, *, batch_size: int, seed: int, options: dict[str, str]) -> None:
+    """What the input alone can deliver: batches in host memory, and no step after them."""
+    source = pipeline(workload, job.data, batch_size=batch_size, workers=job.loader_workers, seed=seed)
+    with gpudiag.profile(workload=job.title, batch_size=batch_size, device="CPU:0", options=options) as prof:
+        for _ in prof.steps(source):
+            pass
+
+
+def _workers_in_words(job: Job) -> str:
+    if job.data != "loader":
+        return "0"
+    return "auto" if job.loader_workers is None else str(job.loader_workers)
+
+
+def _explain(error: ValueError, job: Job) -> None:
+    """Raise what a strategy's failure means where that is known: some do not work with some layers of Keras 3."""
+    text: Any = str(error)
+    if "AggregatingVariable" in text:
+        raise WorkerFailedError(
+            f"{job.strategy} does not work with {job.workload}: BatchNormalization of Keras {keras.__version__} "
+            f"updates its moving averages in a way that TensorFlow {tf.__version__}'s central variables refuse",
+            f"Use --strategy {default_strategy(job.framework, on_gpu=False)}, or a workload without batch "
+            "normalization (mlp, vgg16, gpt, unet3d).",
+        ) from error

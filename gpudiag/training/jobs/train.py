@@ -1,0 +1,128 @@
+"""The training loop of every built-in workload. It uses what any user's loop can use, and nothing else."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+from contextlib import nullcontext
+from typing import cast
+
+import torch
+from torch import Tensor, nn
+
+import gpudiag
+from gpudiag.model.job import Job, Precision
+from gpudiag.training.jobs.data.batches import open_batches
+from gpudiag.training.jobs.data.micro_batches import MicroBatches
+from gpudiag.training.jobs.data.prefetch import DevicePrefetch
+from gpudiag.training.jobs.precision import Arithmetic
+from gpudiag.training.models.pytorch.trivial import InputOnly
+from gpudiag.training.models.pytorch.workload import Workload
+from gpudiag.training.models.registry import load_workload, workload_entry
+from gpudiag.training.strategies.pytorch_strategy import PytorchStrategy
+from gpudiag.training.strategies.registry import load_strategy
+
+#: DataLoader workers per training process: on GPUs enough to keep one busy, on CPUs none, as they would take its cores.
+_GPU_LOADER_WORKERS = 2
+
+
+def train(job: Job) -> None:
+    """Train until the session has what it needs. Runs in each process, started by torchrun."""
+    local_rank = int(os.environ.get("LOCAL_RANK", "0"))
+    on_gpu = job.device == "cuda"
+    device = torch.device("cuda", local_rank) if on_gpu else torch.device("cpu")
+    if on_gpu:
+        torch.cuda.set_device(device)
+        torch.backends.cudnn.benchmark = True
+    entry = workload_entry(job.workload)
+    batch_size = job.batch_size or (entry.gpu_batch if on_gpu else entry.cpu_batch)
+    workers = (_GPU_LOADER_WORKERS if on_gpu else 0) if job.loader_workers is None else job.loader_workers
+    if job.data == "zmq":
+        workers = max(1, workers)
+    strategy = load_strategy(job.strategy, device, job.exchange, job.devices)
+    # One process for all devices takes a batch for each of them at once.
+    batch_size *= job.devices
+    strategy.open()
+    try:
+        torch.manual_seed(0)
+        workload = load_workload(job.workload, on_gpu=on_gpu)
+        if job.model == "trivial":
+            workload = InputOnly(workload)
+        rank = int(os.environ.get("RANK", "0"))
+        options = {
+            "data": job.data,
+            "loader_workers": str(workers if job.data in {"loader", "zmq"} else 0),
+            "prefetch": str(job.prefetch).lower(),
+            "model": job.model,
+            "threads": str(torch.get_num_threads()),
+        }
+        with open_batches(
+            job.workload, workload, job.data, batch_size=batch_size, workers=workers, device=device, seed=rank
+        ) as source:
+            if job.model == "none":
+                _only_take(job, source, batch_size, options)
+            else:
+                loader = DevicePrefetch(source, device) if job.prefetch else source
+                steps = MicroBatches(loader, job.exchange.accumulate)
+                _train(job, workload, strategy, steps, device=device, batch_size=batch_size, options=options)
+    finally:
+        strategy.close()
+
+
+def _only_take(job: Job, source: Iterable[tuple[Tensor, Tensor]], batch_size: int, options: dict[str, str]) -> None:
+    """What the input alone can deliver: batches in host memory, pinned where they would be, and no step after them."""
+    with gpudiag.profile(workload=job.title, batch_size=batch_size, device="cpu", options=options) as prof:
+        for _ in prof.steps(source):
+            pass
+
+
+def _train(
+    job: Job,
+    workload: Workload,
+    strategy: PytorchStrategy,
+    loader: Iterable[list[tuple[Tensor, Tensor]]],
+    *,
+    device: torch.device,
+    batch_size: int,
+    options: dict[str, str],
+) -> None:
+    """The loop itself."""
+    precision: Precision = job.precision or ("tf32" if device.type == "cuda" else "fp32")
+    channels_last = job.memory_format == "nhwc"
+    layout = workload.channels_last if channels_last else torch.contiguous_format
+    bare = workload.model().to(device)
+    if channels_last:
+        bare = bare.to(memory_format=layout)  # type: ignore[call-overload]  # missing from torch's stubs
+    model = strategy.wrap(bare)
+    if job.compile:
+        model = cast("nn.Module", torch.compile(model))
+    optimizer = strategy.optimizer(model, workload.optimizer)
+    arithmetic = Arithmetic(precision, device)
+    options = {
+        "precision": precision,
+        "memory_format": job.memory_format,
+        "compile": str(job.compile).lower(),
+        **options,
+    }
+    share = job.exchange.accumulate
+    devices = [torch.device(device.type, number) for number in range(job.devices)] if job.devices > 1 else device
+    samples = batch_size // job.devices * share  # of each device in each step
+    with gpudiag.profile(workload=job.title, model=bare, batch_size=samples, device=devices, options=options) as prof:
+        for batches in prof.steps(loader):
+            for number, (inputs, target) in enumerate(batches, 1):
+                with strategy.accumulating() if number < share else nullcontext():
+                    with gpudiag.range("forward"), arithmetic.forward():
+                        # From pinned memory, where there is any, the copies run beside the host's next calls.
+                        x = workload.prepare(inputs.to(device, non_blocking=True))
+                        if channels_last:
+                            x = x.contiguous(memory_format=layout)
+                        loss = workload.loss(model(x), target.to(device, non_blocking=True))
+                        loss = loss / share if share > 1 else loss
+                    with gpudiag.range("backward"):
+                        arithmetic.backward(loss)
+            strategy.exchange(model)
+            with gpudiag.range("optimizer"):
+                arithmetic.step(optimizer)
+                optimizer.zero_grad(set_to_none=True)
+        if strategy.exchanged_bytes:
+            prof.describe(bare, gradient_sizes=strategy.exchanged_bytes)

@@ -1,0 +1,129 @@
+"""A volume cut into blocks, each predicted with some surroundings, each voxel written by exactly one of them.
+
+Along one axis, of 130 voxels, with 55 written per block and 5 of surroundings (halo) on either side:
+
+    block    written      predicted    read
+    0        0 to 55      0 to 55      -5 to 60, of which 5 do not exist and are mirrored
+    1        55 to 110    55 to 110    50 to 115
+    2        110 to 130   75 to 130    70 to 135, of which 5 are mirrored
+
+The network always sees the same shape. The last block is moved back until it fits, so that at most a halo is mirrored,
+and of what it predicts only that is written which no other block writes.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import overload
+
+import msgspec
+
+from gpudiag.errors import UsageError
+
+Voxels = tuple[int, int, int]
+"""Along z, y and x."""
+
+
+class Region(msgspec.Struct, frozen=True, kw_only=True):
+    """A box of voxels, `begin` included and `end` not."""
+
+    begin: Voxels
+    end: Voxels
+
+    @property
+    def voxels(self) -> int:
+        """How many it holds."""
+        return math.prod(self.shape)
+
+    @property
+    def shape(self) -> Voxels:
+        """Its extent along z, y and x."""
+        z, y, x = (end - begin for begin, end in zip(self.begin, self.end, strict=True))
+        return z, y, x
+
+    def slices(self, origin: Voxels = (0, 0, 0)) -> tuple[slice, slice, slice]:
+        """As indices of an array whose first voxel is `origin`."""
+        z, y, x = (
+            slice(begin - first, end - first) for begin, end, first in zip(self.begin, self.end, origin, strict=True)
+        )
+        return z, y, x
+
+
+class Block(msgspec.Struct, frozen=True, kw_only=True):
+    """One block: what is written of it, and what the network sees, which may reach beyond the volume."""
+
+    written: Region
+    seen: Region
+
+
+class Cut(msgspec.Struct, frozen=True, kw_only=True):
+    """How a volume is cut: voxels that a block writes at most, and those around them on either side that it sees."""
+
+    written: Voxels
+    halo: Voxels
+
+    @property
+    def seen(self) -> Voxels:
+        """The shape of the network's input."""
+        z, y, x = (inner + 2 * halo for inner, halo in zip(self.written, self.halo, strict=True))
+        return z, y, x
+
+
+#: 65 x 675 x 675 in, 55 x 575 x 575 out.
+GPU_CUT = Cut(written=(55, 575, 575), halo=(5, 50, 50))
+#: 6 x 54 x 54 in, 4 x 36 x 36 out.
+CPU_CUT = Cut(written=(4, 36, 36), halo=(1, 9, 9))
+#: About 1.9 gigavoxels: a CREMI volume (125 x 1250 x 1250) with its padding.
+GPU_VOLUME = (200, 3072, 3072)
+CPU_VOLUME = (8, 100, 100)
+
+
+class Blocks(Sequence[Block]):
+    """The blocks of a volume, x running fastest; each is made when asked for, as a large volume has very many.
+
+    Raises:
+        UsageError: the volume is smaller than a block.
+    """
+
+    def __init__(self, volume: Voxels, cut: Cut) -> None:
+        if any(extent < inner for extent, inner in zip(volume, cut.written, strict=True)):
+            raise UsageError(
+                f"a volume of {_text(volume)} voxels is smaller than a block, which writes {_text(cut.written)}",
+                "Give a larger --volume Z,Y,X.",
+            )
+        self._volume = volume
+        self._cut = cut
+        self._counts = [math.ceil(extent / inner) for extent, inner in zip(volume, cut.written, strict=True)]
+
+    def __len__(self) -> int:
+        return math.prod(self._counts)
+
+    @overload
+    def __getitem__(self, number: int) -> Block: ...
+    @overload
+    def __getitem__(self, number: slice) -> list[Block]: ...
+    def __getitem__(self, number: int | slice) -> Block | list[Block]:
+        if isinstance(number, slice):
+            return [self[place] for place in range(len(self))[number]]
+        number = range(len(self))[number]
+        _, rows, columns = self._counts
+        z, y, x = (
+            self._interval(axis, index)
+            for axis, index in enumerate((number // (rows * columns), number // columns % rows, number % columns))
+        )
+        return Block(
+            written=Region(begin=(z[0], y[0], x[0]), end=(z[1], y[1], x[1])),
+            seen=Region(begin=(z[2], y[2], x[2]), end=(z[3], y[3], x[3])),
+        )
+
+    def _interval(self, axis: int, index: int) -> tuple[int, int, int, int]:
+        """Along one axis: begin and end of what the block writes, and of what it sees."""
+        extent, inner, halo = self._volume[axis], self._cut.written[axis], self._cut.halo[axis]
+        begin = index * inner
+        predicted = min(begin, extent - inner)
+        return begin, min(begin + inner, extent), predicted - halo, predicted + inner + halo
+
+
+def _text(shape: Voxels) -> str:
+    return " x ".join(str(extent) for extent in shape)

@@ -1,0 +1,225 @@
+"""Volumes on disk as Zarr (version 3): chunked arrays that several processes read and write at once.
+
+A block of the prediction is exactly one chunk, so that no two processes ever write the same file. Chunks are not
+compressed: how well real predictions compress says nothing about made-up ones.
+"""
+
+from __future__ import annotations
+
+import shutil
+import sys
+from collections import deque
+from typing import TYPE_CHECKING, Any
+
+from gpudiag.errors import FrameworkMissingError, WorkerFailedError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+    from pathlib import Path
+
+    import numpy as np
+
+    from gpudiag.training.jobs.volume.blocks import Block, Region, Voxels
+
+    Bytes = np.ndarray[Any, np.dtype[np.uint8]]
+
+#: In the run directory: made for each run, and removed at its end.
+VOLUME = "volume.zarr"
+#: Removed at the end unless the job says to keep it.
+PREDICTION = "prediction.zarr"
+#: Where the timed and recorded steps write.
+SCRATCH = "again.zarr"
+
+#: Writes under way at a time; more would hold more memory and no longer hide anything.
+_WRITES = 4
+
+#: Of the volume that is read; smaller than a block, as the writer of a volume does not know who will read it.
+_CHUNK = (32, 256, 256)
+
+#: How the operating system says that there is no room (ENOSPC, EDQUOT).
+_FULL = ("No space left on device", "Disk quota exceeded")
+
+
+def library() -> Any:
+    """The `tensorstore` module.
+
+    Raises:
+        FrameworkMissingError: this interpreter does not have it.
+    """
+    try:
+        import tensorstore
+    except ImportError as error:
+        raise FrameworkMissingError(
+            f"predicting a volume needs tensorstore, which {sys.executable} does not have",
+            "Install it: pip install tensorstore",
+        ) from error
+    return tensorstore
+
+
+def remove_volumes(run_dir: Path, *, but: str | None = None) -> None:
+    """Delete what there is of a run's volumes, except the one called `but`."""
+    for name in (VOLUME, PREDICTION, SCRATCH):
+        if name != but:
+            shutil.rmtree(run_dir / name, ignore_errors=True)
+
+
+def check_space(directory: Path, needed: int) -> None:
+    """Raises WorkerFailedError when the disk has less than `needed` bytes left."""
+    free = shutil.disk_usage(directory).free
+    if free < needed:
+        raise WorkerFailedError(
+            f"the volumes need {needed / 1e9:.1f} GB in {directory}, where {free / 1e9:.1f} GB are free", _ROOM
+        )
+
+
+_ROOM = "Give a smaller --volume Z,Y,X, or an --output on a larger disk."
+
+
+class Volume:
+    """A uint8 array on disk, with or without channels before z, y and x.
+
+    Args:
+        store: an open tensorstore.
+        path: where it is.
+    """
+
+    def __init__(self, store: Any, path: Path) -> None:
+        self._store = store
+        self.path = path
+
+    @classmethod
+    def create(cls, path: Path, shape: Sequence[int], chunk: Sequence[int]) -> Volume:
+        """Make an array of zeros, in place of any that is there.
+
+        Raises:
+            WorkerFailedError: the disk is full.
+        """
+        spec = {
+            "driver": "zarr3",
+            "kvstore": {"driver": "file", "path": f"{path}/"},
+            "metadata": {
+                "shape": list(shape),
+                "chunk_grid": {"name": "regular", "configuration": {"chunk_shape": list(chunk)}},
+                "data_type": "uint8",
+                "fill_value": 0,
+            },
+        }
+        try:
+            return cls(library().open(spec, create=True, delete_existing=True).result(), path)
+        except (OSError, ValueError) as error:
+            raise _as_ours(error, path) from error
+
+    @classmethod
+    def open(cls, path: Path) -> Volume:
+        """Open what another process has made.
+
+        Raises:
+            WorkerFailedError: there is none, as on a node that does not share the directory with the one that made it.
+        """
+        spec = {"driver": "zarr3", "kvstore": {"driver": "file", "path": f"{path}/"}}
+        try:
+            return cls(library().open(spec).result(), path)
+        except (OSError, ValueError) as error:
+            raise WorkerFailedError(
+                f"{path} cannot be opened: {str(error).splitlines()[0]}",
+                "Several nodes need an --output directory that they share.",
+            ) from error
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Channels, if it has any, and voxels along z, y and x."""
+        return tuple(self._store.shape)
+
+    def fill(self, seed: int, part: int, parts: int) -> None:
+        """Write this process's part of a made-up volume: one of `parts`, whole chunks each."""
+        import numpy as np
+
+        from gpudiag.training.jobs.volume.blocks import Blocks, Cut
+
+        z, y, x = self.shape
+        generator = np.random.default_rng((seed, part))
+        with Writer(self) as writer:
+            for block in Blocks((z, y, x), Cut(written=chunk_of((z, y, x)), halo=(0, 0, 0)))[part::parts]:
+                writer.put(block.written, generator.integers(0, 256, block.written.shape, dtype=np.uint8))
+
+    def read_ahead(self, wanted: Iterator[Block], ahead: int) -> Iterator[tuple[Block, Bytes]]:
+        """What each block sees, in order, the next `ahead` of them being read meanwhile.
+
+        What lies beyond the volume is mirrored from within it (the voxel at the edge not repeated).
+        """
+        under_way: deque[tuple[Block, Any]] = deque()
+        shape = self.shape[-3:]
+        for block in wanted:
+            z, y, x = block.seen.slices()
+            inside = tuple(
+                slice(max(0, axis.start), min(extent, axis.stop)) for axis, extent in zip((z, y, x), shape, strict=True)
+            )
+            under_way.append((block, self._store[inside].read()))
+            if len(under_way) > ahead:
+                yield self._arrived(*under_way.popleft())
+        while under_way:
+            yield self._arrived(*under_way.popleft())
+
+    def _arrived(self, block: Block, future: Any) -> tuple[Block, Bytes]:
+        import numpy as np
+
+        read: Bytes = future.result()
+        missing = [
+            (max(0, -begin), max(0, end - extent))
+            for begin, end, extent in zip(block.seen.begin, block.seen.end, self.shape[-3:], strict=True)
+        ]
+        return block, np.pad(read, missing, mode="reflect") if any(map(any, missing)) else read
+
+    def write(self, region: Region, values: Bytes) -> Any:
+        """Begin to write all channels of a region; the future's result is that it is on disk."""
+        return self._store[(..., *region.slices())].write(values)
+
+
+class Writer:
+    """Writes regions in the background, a few at a time, and counts the voxels that are on disk.
+
+    Raises:
+        WorkerFailedError: (from `put` and at the end of the block) the disk is full, or cannot be written to.
+    """
+
+    def __init__(self, volume: Volume) -> None:
+        self._volume = volume
+        self._under_way: deque[tuple[Region, Any]] = deque()
+        self.voxels = 0
+
+    def __enter__(self) -> Writer:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        while self._under_way:
+            if kind is None:
+                self._wait()
+            else:
+                self._under_way.popleft()
+
+    def put(self, region: Region, values: Bytes) -> None:
+        """Begin to write; waits while too much is under way. `values` must not change any more."""
+        self._under_way.append((region, self._volume.write(region, values)))
+        if len(self._under_way) > _WRITES:
+            self._wait()
+
+    def _wait(self) -> None:
+        region, future = self._under_way.popleft()
+        try:
+            future.result()
+        except (OSError, ValueError) as error:
+            raise _as_ours(error, self._volume.path, self.voxels) from error
+        self.voxels += region.voxels
+
+
+def chunk_of(volume: Voxels) -> Voxels:
+    """Chunks of a made-up volume."""
+    z, y, x = (min(chunk, extent) for chunk, extent in zip(_CHUNK, volume, strict=True))
+    return z, y, x
+
+
+def _as_ours(error: Exception, path: Path, voxels: int | None = None) -> WorkerFailedError:
+    if any(words in str(error) for words in _FULL):
+        written = "" if voxels is None else f"; this process had written {voxels:,} voxels"
+        return WorkerFailedError(f"the disk is full: {path} cannot be written to{written}", _ROOM)
+    return WorkerFailedError(f"{path} cannot be written to: {str(error).splitlines()[0]}", "Choose another --output.")

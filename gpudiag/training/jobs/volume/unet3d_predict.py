@@ -1,0 +1,290 @@
+"""`unet3d-predict`: the 3D U-Net of `unet3d` (93,659,931 parameters) predicts a volume that lies on disk.
+
+Each process has a GPU and its share of the volume's blocks. Reading ahead, predicting and writing run beside each
+other: the host takes a finished block from the device only when the next one is under way.
+
+The whole volume is predicted first, without the profiler; its rate counts voxels that were written, each once, and the
+time until the last of them was on disk. Then steps over some of the same blocks are timed and recorded, as training's
+are, with their results going to a second volume that is removed.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import os
+import time
+from collections import deque
+from typing import TYPE_CHECKING, Any, cast
+
+import torch
+
+import gpudiag
+from gpudiag.errors import WorkerFailedError
+from gpudiag.model.inference import INFERENCE_FILE, InferenceRecord, RankInference
+from gpudiag.model.run_directory import write_json
+from gpudiag.training.jobs.precision import Arithmetic
+from gpudiag.training.jobs.volume.blocks import CPU_CUT, CPU_VOLUME, GPU_CUT, GPU_VOLUME, Blocks
+from gpudiag.training.jobs.volume.storage import (
+    PREDICTION,
+    SCRATCH,
+    VOLUME,
+    Volume,
+    Writer,
+    check_space,
+    chunk_of,
+    remove_volumes,
+)
+from gpudiag.training.models.pytorch.unet3d import OUTPUTS, UNet3dTraining
+from gpudiag.training.session.launched import launched
+from gpudiag.training.strategies.registry import load_strategy
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+    from pathlib import Path
+
+    from torch import Tensor, nn
+
+    from gpudiag.model.job import Job, Precision
+    from gpudiag.training.jobs.volume.blocks import Block
+    from gpudiag.training.jobs.volume.storage import Bytes
+
+    Batch = list[tuple[Block, Bytes]]
+
+#: Blocks of each process that the timed and recorded steps go round.
+_AGAIN_BLOCKS = 8
+
+#: Blocks that are read while one is predicted.
+_AHEAD = 2
+
+#: Predictions are written as 1 (for 0.0) to 255 (for 1.0), so that 0 says: never written.
+_LEVELS = 254
+
+
+class UNet3dPrediction(UNet3dTraining):
+    """The network, and blocks as samples."""
+
+    def samples(self, count: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+        """uint8[count, 1, z, y, x] as large as a block with its surroundings, and targets that nobody asks for."""
+        shape = (GPU_CUT if self.on_gpu else CPU_CUT).seen
+        volumes = torch.randint(0, 256, (count, 1, *shape), dtype=torch.uint8, generator=generator)
+        return volumes, torch.zeros(count, OUTPUTS, 1, 1, 1, dtype=torch.uint8)
+
+
+class Predictor:
+    """Sends batches of blocks through the network, one batch ahead of taking the results.
+
+    Args:
+        model: the network, on its device.
+        workload: prepares its input.
+        arithmetic: the precision.
+        device: where the network is.
+        memory_format: of the input.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        workload: UNet3dTraining,
+        arithmetic: Arithmetic,
+        device: torch.device,
+        memory_format: torch.memory_format,
+    ) -> None:
+        self._model = model
+        self._workload = workload
+        self._arithmetic = arithmetic
+        self._device = device
+        self._format = memory_format
+        self._on_gpu = device.type == "cuda"
+        self._under_way: deque[tuple[list[Block], list[Tensor], Any]] = deque()
+
+    @torch.inference_mode()
+    def predict(self, batch: Batch, writer: Writer) -> None:
+        """Begin with a batch, then hand the results of the one before to the writer."""
+        with gpudiag.range("forward"):
+            inputs = torch.stack([torch.from_numpy(seen) for _, seen in batch]).unsqueeze(1)
+            if self._on_gpu:
+                inputs = inputs.pin_memory().to(self._device, non_blocking=True)
+            x = self._workload.prepare(inputs).contiguous(memory_format=self._format)
+            with self._arithmetic.forward():
+                output = self._model(x)
+            levels = output.float().mul_(_LEVELS).add_(1.5).to(torch.uint8)
+            results = [
+                self._fetched(levels[index][(..., *block.written.slices(block.seen.begin))])
+                for index, (block, _) in enumerate(batch)
+            ]
+        done: Any = torch.cuda.Event() if self._on_gpu else None  # type: ignore[no-untyped-call]  # torch's own
+        if done is not None:
+            done.record(torch.cuda.current_stream(self._device))
+        self._under_way.append(([block for block, _ in batch], results, done))
+        if len(self._under_way) > 1:
+            self._hand_over(writer)
+
+    def predict_all(self, batches: Iterable[Batch], into: Volume) -> int:
+        """Predict all the batches; how many voxels are on disk then."""
+        with Writer(into) as writer:
+            for batch in batches:
+                self.predict(batch, writer)
+            self.finish(writer)
+        return writer.voxels
+
+    def finish(self, writer: Writer) -> None:
+        """Hand over what is still under way."""
+        while self._under_way:
+            self._hand_over(writer)
+
+    def _hand_over(self, writer: Writer) -> None:
+        finished, results, done = self._under_way.popleft()
+        if done is not None:
+            done.synchronize()
+        with gpudiag.range("write"):
+            for block, result in zip(finished, results, strict=True):
+                writer.put(block.written, result.numpy())
+
+    def _fetched(self, result: Tensor) -> Tensor:
+        """In host memory, or on its way there; of its own, so that the writer may keep it."""
+        host = torch.empty(result.shape, dtype=result.dtype, pin_memory=self._on_gpu)
+        return host.copy_(result, non_blocking=True)
+
+
+def predict(job: Job) -> None:
+    """Predict the job's volume, then time and record steps. Runs in each process, started by torchrun.
+
+    Raises:
+        UsageError: the volume is smaller than a block.
+        WorkerFailedError: the disk is full or cannot be written to.
+        FrameworkMissingError: tensorstore is missing.
+    """
+    started = launched()
+    if started is None:
+        raise WorkerFailedError("volumes are predicted in processes that gpudiag starts", "Run `gpudiag profile`.")
+    on_gpu = job.device == "cuda"
+    device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0"))) if on_gpu else torch.device("cpu")
+    if on_gpu:
+        torch.cuda.set_device(device)
+        torch.backends.cudnn.benchmark = True
+    work = _Work(job, device, started.run_dir)
+    strategy = load_strategy(job.strategy, device)
+    strategy.open()
+    try:
+        work.run(torch.distributed.get_rank(), torch.distributed.get_world_size())
+    finally:
+        strategy.close()
+
+
+class _Work:
+    """One process's work on the job's volume.
+
+    Args:
+        job: what to predict and how.
+        device: what to predict on.
+        run_dir: where volumes and figures go.
+    """
+
+    def __init__(self, job: Job, device: torch.device, run_dir: Path) -> None:
+        on_gpu = device.type == "cuda"
+        self._job = job
+        self._device = device
+        self._run_dir = run_dir
+        self._cut = GPU_CUT if on_gpu else CPU_CUT
+        self._shape = job.volume or (GPU_VOLUME if on_gpu else CPU_VOLUME)
+        self._blocks = Blocks(self._shape, self._cut)
+        self._batch_size = job.batch_size or 1
+        self._precision: Precision = job.precision or ("tf32" if on_gpu else "fp32")
+
+    def run(self, rank: int, world: int) -> None:
+        """Predict, note the figures, time and record steps, and leave no volume that nobody wants."""
+        volume, prediction, scratch = (self._run_dir / name for name in (VOLUME, PREDICTION, SCRATCH))
+        mine = range(rank, len(self._blocks), world)
+        again = [self._blocks[number] for number in (mine or range(len(self._blocks)))[:_AGAIN_BLOCKS]]
+        voxels = math.prod(self._shape)
+        check_space(self._run_dir, voxels + OUTPUTS * (voxels + world * sum(block.written.voxels for block in again)))
+        _together()  # before anything is there that another process would take for used space
+        try:
+            if rank == 0:
+                (self._run_dir / INFERENCE_FILE).unlink(missing_ok=True)
+                Volume.create(volume, self._shape, chunk_of(self._shape))
+                for path in (prediction, scratch):
+                    Volume.create(path, (OUTPUTS, *self._shape), (OUTPUTS, *self._cut.written))
+            _together()
+            source = Volume.open(volume)
+            source.fill(seed=0, part=rank, parts=world)
+            _together()
+            predictor, model = self._predictor()
+            # Autotuning and the first allocations belong to no measurement.
+            predictor.predict_all(self._batches(source, iter(again[: self._batch_size])), Volume.open(scratch))
+            _together()
+            began_s = time.perf_counter()
+            written = predictor.predict_all(
+                self._batches(source, map(self._blocks.__getitem__, mine)), Volume.open(prediction)
+            )
+            part = RankInference(rank=rank, blocks=len(mine), voxels=written, seconds=time.perf_counter() - began_s)
+            parts: list[Any] = [None] * world
+            torch.distributed.all_gather_object(parts, part)
+            if rank == 0:
+                write_json(self._run_dir / INFERENCE_FILE, self._figures(parts))
+            self._record(model, predictor, self._batches(source, itertools.cycle(again)), Volume.open(scratch))
+            _together()
+        except BaseException:
+            remove_volumes(self._run_dir)  # whichever process fails: the others are ended for it
+            raise
+        if rank == 0:
+            remove_volumes(self._run_dir, but=PREDICTION if self._job.keep_prediction else None)
+
+    def _predictor(self) -> tuple[Predictor, nn.Module]:
+        torch.manual_seed(0)
+        workload = UNet3dPrediction(on_gpu=self._device.type == "cuda")
+        channels_last = self._job.memory_format == "nhwc"
+        memory_format = workload.channels_last if channels_last else torch.contiguous_format
+        bare = workload.model().to(self._device).eval()
+        bare = bare.to(memory_format=memory_format)  # type: ignore[call-overload]  # missing from torch's stubs
+        model = cast("nn.Module", torch.compile(bare)) if self._job.compile else bare
+        arithmetic = Arithmetic(self._precision, self._device)
+        return Predictor(model, workload, arithmetic, self._device, memory_format), bare
+
+    def _batches(self, volume: Volume, wanted: Iterator[Block]) -> Iterator[Batch]:
+        """Blocks with what they see, a batch at a time; the last batch may be smaller."""
+        ahead = volume.read_ahead(wanted, _AHEAD * self._batch_size)
+        while batch := list(itertools.islice(ahead, self._batch_size)):
+            yield batch
+
+    def _record(self, model: nn.Module, predictor: Predictor, batches: Iterator[Batch], into: Volume) -> None:
+        """Time and record steps."""
+        options = {
+            "precision": self._precision,
+            "memory_format": self._job.memory_format,
+            "compile": str(self._job.compile).lower(),
+            "volume": ",".join(map(str, self._shape)),
+            "threads": str(torch.get_num_threads()),
+        }
+        with (
+            gpudiag.profile(model=model, batch_size=self._batch_size, device=self._device, options=options) as prof,
+            Writer(into) as writer,
+        ):
+            for batch in prof.steps(batches):
+                predictor.predict(batch, writer)
+            predictor.finish(writer)
+
+    def _figures(self, parts: list[RankInference]) -> InferenceRecord:
+        """Raises WorkerFailedError when not every voxel was written once."""
+        voxels = sum(part.voxels for part in parts)
+        if voxels != math.prod(self._shape):
+            raise WorkerFailedError(f"{voxels:,} voxels were written of {math.prod(self._shape):,}")
+        seconds = max(part.seconds for part in parts)
+        return InferenceRecord(
+            volume=self._shape,
+            written=self._cut.written,
+            seen=self._cut.seen,
+            blocks=len(self._blocks),
+            voxels=voxels,
+            predicted=len(self._blocks) * math.prod(self._cut.seen),
+            channels=OUTPUTS,
+            seconds=seconds,
+            mvox_per_s=voxels / seconds / 1e6,
+            ranks=tuple(parts),
+        )
+
+
+def _together() -> None:
+    """Wait for all processes."""
+    torch.distributed.barrier()

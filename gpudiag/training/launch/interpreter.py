@@ -1,0 +1,98 @@
+"""What the training processes' interpreter has, found without importing a framework into this process or that one."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+
+import msgspec
+
+from gpudiag.errors import FrameworkMissingError, UsageError
+from gpudiag.training.frameworks.registry import framework_named
+
+#: Run by the interpreter in question, with the framework's own question in it.
+_QUESTION = """
+import importlib.metadata, importlib.util, json, os, platform, re
+def has(name):
+    try: return importlib.util.find_spec(name)
+    except (ImportError, ValueError): return None
+def text(folder, name):
+    try: return open(os.path.join(folder, name)).read()
+    except OSError: return ""
+answer = {"version": platform.python_version(), "framework": None, "cuda": None, "lacks": None,
+          "msgspec": has("msgspec") is not None, "gpudiag": has("gpudiag") is not None}
+%s
+print(json.dumps(answer))
+"""
+
+_PATIENCE_S = 60
+
+
+class Interpreter(msgspec.Struct, frozen=True, kw_only=True):
+    """A Python interpreter that can train.
+
+    Attributes:
+        path: as it was named.
+        version: of Python.
+        framework: version of the framework asked for.
+        cuda: version of CUDA that the framework was built for; None where it was built without.
+        has_gpudiag: it can import gpudiag by itself.
+    """
+
+    path: str
+    version: str
+    framework: str
+    cuda: str | None
+    has_gpudiag: bool
+
+
+class _Answer(msgspec.Struct):
+    version: str
+    framework: str | None
+    cuda: str | None
+    lacks: str | None
+    msgspec: bool
+    gpudiag: bool
+
+
+def inspect_interpreter(path: str, framework: str = "pytorch") -> Interpreter:
+    """Ask an interpreter what it has.
+
+    Args:
+        path: the interpreter.
+        framework: what it must have.
+
+    Raises:
+        UsageError: it cannot be run, or is no Python.
+        FrameworkMissingError: it has no such framework, or lacks what the training processes need beside it.
+    """
+    wanted = framework_named(framework)
+    command = [path, "-c", _QUESTION % wanted.question]
+    environment = {**os.environ, "PYTHONWARNINGS": "ignore"}
+    try:
+        done = subprocess.run(command, capture_output=True, timeout=_PATIENCE_S, check=False, env=environment)
+        answer = msgspec.json.decode(done.stdout, type=_Answer)
+    except OSError as error:
+        raise UsageError(
+            f"--python: {path} cannot be run: {error.strerror}", "Give the path of a Python interpreter."
+        ) from error
+    except (subprocess.TimeoutExpired, msgspec.DecodeError, json.JSONDecodeError) as error:
+        raise UsageError(f"--python: {path} does not answer as Python does", "Give a Python interpreter.") from error
+    if answer.framework is None or answer.lacks is not None:
+        raise FrameworkMissingError(
+            f"{path} (Python {answer.version}) has no {answer.lacks or wanted.title}",
+            f"Install it there (in a clone: pip install '.[{wanted.package}]') or choose another (--python).",
+        )
+    if not answer.msgspec:
+        raise FrameworkMissingError(
+            f"{path} (Python {answer.version}) lacks msgspec, which records are written with",
+            f"Install it there: {path} -m pip install msgspec nvtx",
+        )
+    return Interpreter(
+        path=path,
+        version=answer.version,
+        framework=answer.framework,
+        cuda=answer.cuda,
+        has_gpudiag=answer.gpudiag,
+    )

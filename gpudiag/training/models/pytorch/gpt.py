@@ -1,0 +1,92 @@
+"""`gpt`: GPT-2 small (A. Radford et al., 2019): 12 layers, 768 wide, 12 heads, input and output embedding shared.
+
+124,475,904 parameters: GPT-2's 124,439,808 and 47 more rows of the embedding, whose 50,257 tokens are rounded up to
+50,304 as every training code does, because matrix sizes divisible by 64 are faster.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+from torch.optim import Optimizer
+
+from gpudiag.training.models.pytorch.workload import Workload
+
+VOCABULARY = 50_304
+CONTEXT = 1024
+#: A CPU process trains the same model on shorter sequences.
+CPU_CONTEXT = 128
+WIDTH = 768
+LAYERS = 12
+HEADS = 12
+
+
+class Block(nn.Module):
+    """Causal self-attention and a feed-forward layer, each behind a layer norm."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm1 = nn.LayerNorm(WIDTH)
+        self.qkv = nn.Linear(WIDTH, 3 * WIDTH)
+        self.projection = nn.Linear(WIDTH, WIDTH)
+        self.norm2 = nn.LayerNorm(WIDTH)
+        self.up = nn.Linear(WIDTH, 4 * WIDTH)
+        self.down = nn.Linear(4 * WIDTH, WIDTH)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """float[n, t, WIDTH] to the same."""
+        n, t, _ = x.shape
+        heads = self.qkv(self.norm1(x)).view(n, t, 3, HEADS, WIDTH // HEADS).permute(2, 0, 3, 1, 4)
+        query, key, value = heads.unbind(0)
+        attended = functional.scaled_dot_product_attention(query, key, value, is_causal=True)
+        x = x + self.projection(attended.transpose(1, 2).reshape(n, t, WIDTH))
+        out: Tensor = x + self.down(functional.gelu(self.up(self.norm2(x)), approximate="tanh"))
+        return out
+
+
+class Gpt(nn.Module):
+    """Token and position embedding, twelve blocks, and the token embedding again as output layer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.tokens = nn.Embedding(VOCABULARY, WIDTH)
+        self.positions = nn.Embedding(CONTEXT, WIDTH)
+        self.blocks = nn.Sequential(*(Block() for _ in range(LAYERS)))
+        self.norm = nn.LayerNorm(WIDTH)
+        for name, parameter in self.named_parameters():
+            if parameter.dim() > 1:
+                # Layers that add to the residual stream start smaller, as GPT-2's do.
+                residual = name.endswith(("projection.weight", "down.weight"))
+                nn.init.normal_(parameter, std=0.02 / math.sqrt(2 * LAYERS) if residual else 0.02)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        """int64[n, t] to logits, float[n, t, VOCABULARY]."""
+        positions = torch.arange(tokens.shape[1], device=tokens.device)
+        x = self.norm(self.blocks(self.tokens(tokens) + self.positions(positions)))
+        return functional.linear(x, self.tokens.weight)
+
+
+class Gpt2Small(Workload):
+    """Large matrix products and 498 MB of gradients in fp32."""
+
+    def model(self) -> nn.Module:
+        """GPT-2 small."""
+        return Gpt()
+
+    def samples(self, count: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+        """int64[count, t] tokens and the tokens that follow them."""
+        context = CONTEXT if self.on_gpu else CPU_CONTEXT
+        tokens = torch.randint(0, VOCABULARY, (count, context + 1), generator=generator)
+        return tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous()
+
+    def loss(self, output: Tensor, target: Tensor) -> Tensor:
+        """Cross-entropy over all positions."""
+        return functional.cross_entropy(output.flatten(0, 1), target.flatten())
+
+    def optimizer(self, parameters: Iterable[nn.Parameter]) -> Optimizer:
+        """AdamW, fused where the device has it."""
+        return torch.optim.AdamW(parameters, lr=3e-4, betas=(0.9, 0.95), weight_decay=0.1, fused=self.on_gpu)

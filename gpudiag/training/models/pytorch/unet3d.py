@@ -1,0 +1,114 @@
+"""`unet3d`: a 3D U-Net for boundaries in electron microscopy, 93,659,931 parameters, 375 MB of gradients in fp32.
+
+The network of the neurofire library on the CREMI data sets: 12, 60, 300 and 1500 channels, two 3x3x3 convolutions with
+ELU on each level, pooling by 1x3x3 because such volumes are coarse along z, nearest-neighbour upsampling, and a sigmoid
+over three outputs. O. Cicek et al., "3D U-Net" (2016) is the general design.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+from torch.optim import Optimizer
+
+from gpudiag.training.models.pytorch.workload import Workload
+
+#: Training volume, z, y, x in voxels.
+SHAPE = (40, 432, 432)
+#: A CPU process trains the same model on a smaller volume.
+CPU_SHAPE = (4, 54, 54)
+FEATURES = (12, 60, 300, 1500)
+OUTPUTS = 3
+#: Voxels along z, y and x that pooling makes one.
+POOLING = (1, 3, 3)
+
+
+class TwoConvolutions(nn.Sequential):
+    """Two 3x3x3 convolutions that keep the shape, each with ELU."""
+
+    def __init__(self, inputs: int, outputs: int) -> None:
+        super().__init__(
+            nn.Conv3d(inputs, outputs, 3, padding=1),
+            nn.ELU(inplace=True),
+            nn.Conv3d(outputs, outputs, 3, padding=1),
+            nn.ELU(inplace=True),
+        )
+
+
+class UNet3d(nn.Module):
+    """Down by pooling, up by repeating voxels, with the same level's way down beside each way up.
+
+    Args:
+        features: channels of each level, the deepest last.
+    """
+
+    def __init__(self, features: Sequence[int] = FEATURES) -> None:
+        super().__init__()
+        self.down = nn.ModuleList()
+        inputs = 1
+        for width in features:
+            self.down.append(TwoConvolutions(inputs, width))
+            inputs = width
+        self.up = nn.ModuleList()
+        for width in reversed(features[:-1]):
+            self.up.append(TwoConvolutions(inputs + width, width))
+            inputs = width
+        self.last = nn.Conv3d(inputs, OUTPUTS, 3, padding=1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """float[n, 1, z, y, x] to float[n, 3, z, y, x] between 0 and 1; y and x divisible by 3 per level of pooling."""
+        passed: list[Tensor] = []
+        for level, convolutions in enumerate(self.down):
+            x = convolutions(x if level == 0 else functional.max_pool3d(x, POOLING))
+            passed.append(x)
+        passed.pop()
+        for convolutions in self.up:
+            x = functional.interpolate(x, scale_factor=[float(factor) for factor in POOLING], mode="nearest")
+            x = convolutions(torch.cat((x, passed.pop()), dim=1))
+        return torch.sigmoid(self.last(x))
+
+
+def dice_loss(output: Tensor, target: Tensor) -> Tensor:
+    """Sørensen's and Dice's coefficient of each channel, from -1 (equal) to 0 (disjoint), summed over channels.
+
+    -2 sum(p t) / (sum(p^2) + sum(t^2)) per channel, over samples and voxels, in single precision: sums over millions of
+    voxels do not fit half precision.
+    """
+    p = output.float().transpose(0, 1).flatten(1)
+    t = target.float().transpose(0, 1).flatten(1)
+    shared = (p * t).sum(1)
+    both = (p * p).sum(1) + (t * t).sum(1)
+    return (-2 * shared / both.clamp(min=1e-6)).sum()
+
+
+class UNet3dTraining(Workload):
+    """Few large convolutions on one volume per step, much memory, and gradients of a middling size."""
+
+    #: Volumes are large: 30 MB each with their targets.
+    pool = 8
+    channels_last = torch.channels_last_3d
+
+    def model(self) -> nn.Module:
+        """Four levels."""
+        return UNet3d()
+
+    def samples(self, count: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+        """uint8[count, 1, z, y, x], grey values, and uint8[count, 3, z, y, x], 1 where there is a boundary."""
+        shape = SHAPE if self.on_gpu else CPU_SHAPE
+        volumes = torch.randint(0, 256, (count, 1, *shape), dtype=torch.uint8, generator=generator)
+        return volumes, torch.randint(0, 2, (count, OUTPUTS, *shape), dtype=torch.uint8, generator=generator)
+
+    def prepare(self, inputs: Tensor) -> Tensor:
+        """Grey values to floats from 0 to 1."""
+        return inputs.to(torch.float32).div_(255)
+
+    def loss(self, output: Tensor, target: Tensor) -> Tensor:
+        """Sørensen-Dice."""
+        return dice_loss(output, target)
+
+    def optimizer(self, parameters: Iterable[nn.Parameter]) -> Optimizer:
+        """Adam, fused where the device has it."""
+        return torch.optim.Adam(parameters, lr=1e-4, fused=self.on_gpu)

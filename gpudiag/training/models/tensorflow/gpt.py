@@ -1,0 +1,75 @@
+"""`gpt`: GPT-2 small (A. Radford et al., 2019): 12 layers, 768 wide, 12 heads, input and output embedding shared.
+
+124,475,904 parameters, as of the PyTorch workload: the 50,257 tokens are rounded up to 50,304, because matrix sizes
+divisible by 64 are faster.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+from keras import layers
+
+from gpudiag.training.models.tensorflow.workload import KerasWorkload, Samples
+
+VOCABULARY = 50_304
+CONTEXT = 1024
+#: A CPU device trains the same model on shorter sequences.
+CPU_CONTEXT = 128
+WIDTH = 768
+LAYERS = 12
+HEADS = 12
+
+
+@keras.saving.register_keras_serializable(package="gpudiag")
+class Positions(layers.Layer):  # type: ignore[misc]  # keras is untyped
+    """Adds a trained vector per position; CONTEXT of them, of which a shorter sequence uses the first."""
+
+    def build(self, input_shape: Any) -> None:
+        """Make the vectors, float[CONTEXT, width]."""
+        self.vectors = self.add_weight(shape=(CONTEXT, input_shape[-1]), initializer="random_normal", name="vectors")
+
+    def call(self, x: Any) -> Any:
+        """float[n, t, width] to the same."""
+        return x + tf.cast(self.vectors[: x.shape[1]], x.dtype)
+
+
+def block(x: Any) -> Any:
+    """Causal self-attention and a feed-forward layer, each behind a layer norm."""
+    y = layers.LayerNormalization(epsilon=1e-5)(x)
+    # Query, key and value come from one matrix each, with 3 * WIDTH biases in all, as GPT-2's one matrix has.
+    y = layers.MultiHeadAttention(HEADS, WIDTH // HEADS)(y, y, use_causal_mask=True)
+    x = layers.Add()([x, y])
+    y = layers.LayerNormalization(epsilon=1e-5)(x)
+    y = layers.Dense(4 * WIDTH, activation=keras.activations.gelu)(y)
+    return layers.Add()([x, layers.Dense(WIDTH)(y)])
+
+
+class Gpt2Small(KerasWorkload):
+    """Large matrix products and 498 MB of gradients in fp32."""
+
+    def model(self) -> Any:
+        """Token and position embedding, twelve blocks, and the token embedding again as output layer."""
+        tokens = layers.Input((self._context,), dtype="int32")
+        embedding = layers.ReversibleEmbedding(VOCABULARY, WIDTH, tie_weights=True)
+        x = Positions()(embedding(tokens))
+        for _ in range(LAYERS):
+            x = block(x)
+        x = layers.LayerNormalization(epsilon=1e-5)(x)
+        return keras.Model(tokens, embedding(x, reverse=True))
+
+    def samples(self, count: int, generator: np.random.Generator) -> Samples:
+        """int32[count, t] tokens and the tokens that follow them."""
+        tokens = generator.integers(0, VOCABULARY, (count, self._context + 1), dtype=np.int32)
+        return np.ascontiguousarray(tokens[:, :-1]), np.ascontiguousarray(tokens[:, 1:])
+
+    def optimizer(self) -> Any:
+        """AdamW."""
+        return keras.optimizers.AdamW(learning_rate=3e-4, beta_1=0.9, beta_2=0.95, weight_decay=0.1)
+
+    @property
+    def _context(self) -> int:
+        return CONTEXT if self.on_gpu else CPU_CONTEXT

@@ -1,0 +1,68 @@
+"""Step times: from each step's start to the next, device work included, without waiting for the device in between."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from gpudiag.model.run import StepTimes
+from gpudiag.statistics import MAD_TO_SIGMA, mean_of
+
+
+class StepClock:
+    """Marks the instants between steps; the times come out later, in one go.
+
+    Args:
+        instant: makes a mark.
+        between_ms: milliseconds between two marks.
+        settle: waits until every mark has happened.
+    """
+
+    def __init__(
+        self, instant: Callable[[], Any], between_ms: Callable[[Any, Any], float], settle: Callable[[], None]
+    ) -> None:
+        self._instant = instant
+        self._between_ms = between_ms
+        self._settle = settle
+        self._marks: list[Any] = []
+        self._gaps: set[int] = set()
+
+    def mark(self) -> None:
+        """One step ends and the next begins here."""
+        self._marks.append(self._instant())
+
+    def restart(self) -> None:
+        """The next step begins here; what passed since the last mark is no step (validation between epochs)."""
+        self._gaps.add(len(self._marks))
+        self.mark()
+
+    def finish(self) -> None:
+        """The last step of a series has just been marked, and something else follows before the times are read."""
+
+    def read(self) -> list[float]:
+        """Times in milliseconds of the steps since the last reading, which it forgets. Waits for the device."""
+        self._settle()
+        marks, gaps = self._marks, self._gaps
+        self._marks, self._gaps = [], set()
+        return [self._between_ms(marks[i - 1], marks[i]) for i in range(1, len(marks)) if i not in gaps]
+
+
+def host_clock() -> StepClock:
+    """For training on the CPU: the step's work is done when its code has run."""
+    return StepClock(time.perf_counter_ns, lambda begin, end: (end - begin) / 1e6, lambda: None)
+
+
+def summarize(step_ms: Sequence[float]) -> StepTimes | None:
+    """Mean, median, standard error of the mean and robust scatter of step times in milliseconds; None of none."""
+    if not step_ms:
+        return None
+    median = statistics.median(step_ms)
+    return StepTimes(
+        step_ms=tuple(round(value, 6) for value in step_ms),
+        mean_ms=statistics.fmean(step_ms),
+        median_ms=median,
+        standard_error_ms=mean_of(step_ms).standard_error if len(step_ms) > 1 else 0.0,
+        jitter_ms=MAD_TO_SIGMA * statistics.median([abs(value - median) for value in step_ms]),
+    )

@@ -1,0 +1,230 @@
+"""The phases of a session as one coroutine: warm-up, timed steps, profiled window.
+
+Each `yield` lets the training loop run one step; what stands after it runs between that step and the next.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Generator, Iterator
+
+from gpudiag.model.run import StepTimes, Warmup
+from gpudiag.training.session import warmup
+from gpudiag.training.session.agreement import Agreement, Verdict
+from gpudiag.training.session.clock import StepClock, summarize
+from gpudiag.training.session.enough import Enough, first_block, next_block
+from gpudiag.training.session.progress import ProgressSender
+from gpudiag.training.session.runtime import Window
+
+#: Steps on a GPU between a synchronization and the first timed step: they let the host run ahead again.
+_RUN_IN_STEPS = 2
+
+#: A block of warm-up steps takes at most this share of the time in which steps are timed.
+_BLOCK_SHARE = 0.1
+
+#: Timed steps where there were no warm-up steps to choose by.
+_STEPS_UNSEEN = 20
+
+
+class Phases:
+    """Measures one rank. What it has so far is always in its attributes, also when the loop ends early.
+
+    Args:
+        clock: times steps on this rank's device.
+        agreement: the other ranks.
+        progress: whom to tell.
+        changed: called when something was measured that is worth saving.
+        window: makes the profiled window.
+        on_gpu: the device works beside the host.
+        steps: timed steps; None to choose by their length.
+        warmup_steps: warm-up steps; None to find out.
+        active: recorded steps.
+        limits: where automatic warm-up ends in any case.
+        enough: how well the step time is to be known; decides on the number of timed steps where given.
+        recorded: False to leave out the profiled window.
+    """
+
+    def __init__(
+        self,
+        *,
+        clock: StepClock,
+        agreement: Agreement,
+        progress: ProgressSender,
+        changed: Callable[[], None],
+        window: Callable[[], Window],
+        on_gpu: bool,
+        steps: int | None,
+        warmup_steps: int | None,
+        active: int,
+        limits: warmup.WarmupLimits,
+        enough: Enough | None = None,
+        recorded: bool = True,
+    ) -> None:
+        self.warmup: Warmup | None = None
+        self.unprofiled: StepTimes | None = None
+        self.profiled: StepTimes | None = None
+        self.traced = False
+        self.done = False
+        self.problem: str | None = None
+        self._clock = clock
+        self._agreement = agreement
+        self._progress = progress
+        self._changed = changed
+        self._make_window = window
+        self._on_gpu = on_gpu
+        self._steps = steps
+        self._told = warmup_steps
+        self._active = active
+        self._limits = limits
+        self._enough = enough
+        self._recorded = recorded
+        #: Where steps are timed for a second or two, looking for two seconds whether they have settled is too much.
+        self._block_ms = min(warmup.BLOCK_MS, _BLOCK_SHARE * 1e3 * enough.seconds) if enough else warmup.BLOCK_MS
+        self._began_s = self._first_look_s = 0.0
+        self._warmup_ran = 0
+        self._phase = "warm-up"
+        self._window: Window | None = None
+        #: Rank 0 only: step times of each rank, its first step left out.
+        self._series: list[list[float]] = []
+        self._timed: list[float] = []
+
+    def run(self) -> Iterator[None]:
+        """The coroutine. Raises TimeoutError when a peer does not come, and whatever the profiler raises."""
+        verdict = yield from self._warm_up()
+        if verdict.ended:
+            self.problem = "another rank's loop ended while this one was still warming up"
+            return
+        self._phase = "timed"
+        yield from self._time(verdict.steps)
+        if self._recorded:
+            self._phase = "profiled"
+            yield from self._record()
+        self._phase = "over"
+        self.done = True
+
+    def close(self) -> None:
+        """The loop is over: keep what the phase that was running has measured."""
+        if self._phase == "over" or self.problem is not None:
+            return
+        if self._phase == "warm-up":
+            self._note_warmup(settled=False)
+            self.problem = (
+                f"the loop ended after {self._warmup_ran} steps, before warm-up was over: nothing was timed; "
+                "give it more steps, or say how many to leave out with warmup="
+            )
+            return
+        if self._phase == "timed":
+            self.unprofiled = summarize([*self._timed, *self._clock.read()])
+            timed = len(self.unprofiled.step_ms) if self.unprofiled else 0
+            self.problem = f"the loop ended after {timed} timed steps: no step was profiled; give it more steps"
+            return
+        if self._window is not None:
+            self.profiled = summarize(self._clock.read())
+            window, self._window = self._window, None
+            window.stop()
+            self.traced = window.saved
+        recorded = len(self.profiled.step_ms) if self.profiled else 0
+        self.problem = f"the loop ended after {recorded} of {self._active} profiled steps; give it more steps"
+
+    def _warm_up(self) -> Generator[None, None, Verdict]:
+        self._began_s = time.perf_counter()
+        self._clock.restart()
+        look = warmup.FIRST_LOOK if self._told is None else self._told
+        while True:
+            for _ in range(look):
+                yield
+                self._clock.mark()
+                self._warmup_ran += 1
+                self._progress.tell("warmup", self._warmup_ran, self._told)
+            verdict = self._agreement.decide(self._clock.read(), self._judge)
+            if verdict.again == 0:
+                break
+            self._clock.restart()
+            look = verdict.again
+        self._note_warmup(settled=verdict.settled)
+        self._changed()
+        return verdict
+
+    def _judge(self, posted: list[list[float]]) -> Verdict:
+        """On rank 0: is warm-up over? It is when it is over on every rank."""
+        if not self._series:
+            # What the first steps load, compile, and try out says nothing of how soon the others settle.
+            self._first_look_s = time.perf_counter()
+            self._series = [list(step_ms[1:]) for step_ms in posted]
+        else:
+            for known, new in zip(self._series, posted, strict=True):
+                known.extend(new)
+        usable = [series for series in self._series if series]
+        if not usable:
+            return Verdict(settled=self._told is not None, steps=self._steps or _STEPS_UNSEEN)
+        # The slowest rank sets the pace.
+        slowest = max(usable, key=lambda series: statistics.median(series[-4:]))
+        step_ms = statistics.median(slowest[-8:])
+        block = warmup.block_length(step_ms, self._block_ms)
+        settled = all(warmup.has_settled(series, block) for series in usable)
+        over = (
+            self._told is not None
+            or settled
+            or self._warmup_ran >= self._limits.steps
+            or time.perf_counter() - self._first_look_s >= self._limits.seconds
+        )
+        if not over:
+            return Verdict(again=warmup.next_look(slowest, self._block_ms))
+        if self._told is not None and len(slowest) < 2 * block:
+            settled = True  # too few to tell; the timed steps themselves will show a trend if there is one
+        if self._enough is not None and self._steps is None:
+            return Verdict(settled=settled, steps=first_block(step_ms, self._enough))
+        return Verdict(settled=settled, steps=self._steps or warmup.timed_steps(step_ms))
+
+    def _time(self, steps: int) -> Iterator[None]:
+        while steps > 0:
+            for _ in range(_RUN_IN_STEPS if self._on_gpu else 0):
+                yield
+            self._clock.restart()
+            before = len(self._timed)
+            for step in range(1, steps + 1):
+                yield
+                self._clock.mark()
+                self._progress.tell("timed", before + step, before + steps)
+            self._timed += self._clock.read()
+            if self._enough is None or self._steps is not None:
+                break
+            steps = self._agreement.decide(self._timed, self._judge_timed).steps
+        step_ms = self._timed
+        self.unprofiled = summarize(step_ms)
+        outline = warmup.outline(step_ms)
+        if self.warmup is not None and warmup.trending(outline) and outline[-1] < outline[0]:
+            self._note_warmup(settled=False)
+        self._changed()
+
+    def _judge_timed(self, posted: list[list[float]]) -> Verdict:
+        """On rank 0: how many more steps are to be timed?"""
+        assert self._enough is not None  # noqa: S101  # asked only where it is given
+        return Verdict(steps=next_block(posted, self._enough))
+
+    def _record(self) -> Iterator[None]:
+        window = self._make_window()
+        window.start()
+        self._window = window
+        for step in range(window.warmup_steps + self._active):
+            recorded = step - window.warmup_steps
+            if recorded == 0:
+                self._clock.restart()
+            self._progress.tell("profiled", max(0, recorded), self._active)
+            yield
+            if recorded >= 0:
+                self._clock.mark()
+            if recorded == self._active - 1:
+                self._clock.finish()
+                self._progress.tell("saving")
+            window.step()
+        self.profiled = summarize(self._clock.read())
+        self._window = None
+        window.stop()
+        self.traced = window.saved
+        self._changed()
+
+    def _note_warmup(self, *, settled: bool) -> None:
+        seconds = self.warmup.seconds if self.warmup is not None else time.perf_counter() - self._began_s
+        self.warmup = Warmup(steps=self._warmup_ran, seconds=seconds, automatic=self._told is None, settled=settled)

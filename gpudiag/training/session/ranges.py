@@ -1,0 +1,139 @@
+"""Named ranges: one mark for every tool that may listen, and next to nothing when none does.
+
+A range goes to NVTX (domain `gpudiag`; Nsight Systems, ncu) and to the PyTorch or TensorFlow profiler
+(`gpudiag.<name>`), whichever the program has imported. What it costs while nobody listens:
+`torch.profiler.record_function` alone takes 5.8 us even when no profiler runs, asking whether one runs takes 0.04 us,
+so we ask first; then a whole range takes 0.5 us (0.7 us with making the object), less than adding two numbers in
+PyTorch (1.1 us). Measured on one CPU, PyTorch 2.13.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import sys
+import threading
+from collections.abc import Callable
+from types import TracebackType
+from typing import Any, ParamSpec, TypeVar
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+#: Every range's name in a PyTorch trace begins with this.
+PREFIX = "gpudiag."
+
+#: Ranges that the analysis gives a meaning to.
+STEP = "step"
+INPUT = "input"
+FORWARD = "forward"
+BACKWARD = "backward"
+EXCHANGE = "exchange"
+OPTIMIZER = "optimizer"
+
+_domain: Any = None
+_attributes: dict[str, Any] = {}
+_open = threading.local()
+
+
+def _load_domain() -> Any:
+    """The NVTX domain; one that does nothing where the package is missing or no tool was attached at start."""
+    global _domain  # noqa: PLW0603  # loaded once, on the first range
+    try:
+        import nvtx
+    except ImportError:
+        _domain = _NoDomain()
+    else:
+        _domain = nvtx.get_domain("gpudiag")
+    return _domain
+
+
+class _NoDomain:
+    """What NVTX's own dummy domain does, for where the package cannot be installed."""
+
+    def get_event_attributes(self, **_: object) -> None:
+        return None
+
+    def push_range(self, _attributes: object) -> None:
+        return None
+
+    def pop_range(self) -> None:
+        return None
+
+
+class Range:
+    """Name a stretch of code: `with gpudiag.range("augment"): ...`, or `@gpudiag.range("augment")` on a function.
+
+    It appears as `gpudiag.augment` in PyTorch and TensorFlow traces and as `augment` in the NVTX domain `gpudiag`. In
+    the body of a `tf.function` it is the name scope of the ops made there. The names `input`,
+    `forward`, `backward`, `exchange` and `optimizer` have a meaning to the analysis: `input` counts as waiting for
+    data. Ranges nest, may be entered from any thread, and one object may be entered again, also while it is open.
+
+    Args:
+        name: what the code does; one of few distinct names, as each is kept for the life of the process.
+        number: drawn after the name as `#<number>` in PyTorch traces, and the payload of the NVTX range.
+
+    Raises:
+        TypeError: when it decorates a generator or coroutine function, whose body runs after the call has returned.
+    """
+
+    __slots__ = ("_name", "_number")
+
+    def __init__(self, name: str, *, number: int | None = None) -> None:
+        self._name = name
+        self._number = number
+
+    def __enter__(self) -> Range:
+        domain = _domain or _load_domain()
+        if self._number is None:
+            attributes = _attributes.get(self._name)
+            if attributes is None:
+                attributes = _attributes[self._name] = domain.get_event_attributes(message=self._name)
+        else:
+            attributes = domain.get_event_attributes(message=self._name, payload=self._number)
+        domain.push_range(attributes)
+        torch = sys.modules.get("torch")
+        recorded = None
+        # A torch that is still being imported has no `autograd` yet.
+        autograd = getattr(torch, "autograd", None)
+        if autograd is not None and autograd._profiler_enabled():  # noqa: SLF001  # there is no public way to ask
+            label = PREFIX + self._name if self._number is None else f"{PREFIX}{self._name}#{self._number}"
+            recorded = autograd.profiler.record_function(label)
+            recorded.__enter__()
+        tensorflow = sys.modules.get("tensorflow")
+        marked = None if tensorflow is None else self._mark(tensorflow)
+        try:
+            _open.stack.append((recorded, marked))
+        except AttributeError:
+            _open.stack = [(recorded, marked)]
+        return self
+
+    def _mark(self, tensorflow: Any) -> Any:
+        from gpudiag.training.session.tensorflow_marks import mark
+
+        marked = mark(tensorflow, PREFIX + self._name, self._number, step=self._name == STEP)
+        if marked is not None:
+            marked.__enter__()
+        return marked
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        recorded, marked = _open.stack.pop()
+        if marked is not None:
+            marked.__exit__(kind, error, trace)
+        if recorded is not None:
+            recorded.__exit__(kind, error, trace)
+        _domain.pop_range()
+
+    def __call__(self, function: Callable[P, R]) -> Callable[P, R]:
+        """Decorate `function`: each of its calls is a range."""
+        if inspect.isgeneratorfunction(function) or inspect.iscoroutinefunction(function):
+            raise TypeError(f"{function.__qualname__} suspends while it runs; open the range inside its body instead")
+
+        @functools.wraps(function)
+        def ranged(*args: P.args, **kwargs: P.kwargs) -> R:
+            with self:
+                return function(*args, **kwargs)
+
+        return ranged

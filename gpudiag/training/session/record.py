@@ -1,0 +1,72 @@
+"""The run's record on disk: one file per rank, written whole at every change, and merged into `run.json`."""
+
+from __future__ import annotations
+
+import contextlib
+from pathlib import Path
+
+from gpudiag.errors import UnreadableInputError
+from gpudiag.model.run import RANK_SCHEMA, RankRecord, RunRecord
+from gpudiag.model.run_directory import ANALYSIS_FILE, RUN_FILE, TRACES_DIR, read_json, write_json
+
+RANKS_DIR = "ranks"
+LOGS_DIR = "logs"
+
+
+def rank_file(run_dir: Path, rank: int) -> Path:
+    """Where this rank's record is."""
+    return run_dir / RANKS_DIR / f"rank{rank}.json"
+
+
+def trace_name(rank: int) -> str:
+    """This rank's trace, relative to the run directory."""
+    return f"{TRACES_DIR}/rank{rank}.pt.trace.json.gz"
+
+
+def tensorflow_trace_name(rank: int) -> str:
+    """The trace of the TensorFlow process whose first device has this rank, relative to the run directory."""
+    return f"{TRACES_DIR}/rank{rank}.xplane.pb.gz"
+
+
+def clear_rank(run_dir: Path, rank: int) -> None:
+    """Remove what an earlier run left of this rank."""
+    for stale in (
+        rank_file(run_dir, rank),
+        run_dir / trace_name(rank),
+        run_dir / tensorflow_trace_name(rank),
+    ):
+        stale.unlink(missing_ok=True)
+
+
+def clear_run(run_dir: Path, world_size: int) -> None:
+    """Remove what an earlier run left of the run as a whole, and of ranks that this one does not have."""
+    for name in (RUN_FILE, ANALYSIS_FILE):
+        (run_dir / name).unlink(missing_ok=True)
+    traces = ((TRACES_DIR, ".pt.trace.json.gz"), (TRACES_DIR, ".xplane.pb.gz"))
+    for folder, ending in ((RANKS_DIR, ".json"), *traces, (LOGS_DIR, ".log")):
+        for path in (run_dir / folder).glob(f"rank*{ending}"):
+            number = path.name.removeprefix("rank").removesuffix(ending)
+            if number.isdecimal() and int(number) >= world_size:
+                path.unlink(missing_ok=True)
+
+
+def write_rank(run_dir: Path, record: RankRecord) -> None:
+    """Save one rank's record."""
+    path = rank_file(run_dir, record.rank)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_json(path, record)
+
+
+def read_ranks(run_dir: Path, world_size: int) -> tuple[RankRecord, ...]:
+    """The records that there are of ranks below `world_size`, by rank; one that is unreadable is left out."""
+    found = []
+    for rank in range(world_size):
+        with contextlib.suppress(UnreadableInputError):
+            found.append(read_json(rank_file(run_dir, rank), RankRecord, RANK_SCHEMA))
+    return tuple(found)
+
+
+def write_run(run_dir: Path, record: RunRecord) -> None:
+    """Save the run's record."""
+    run_dir.mkdir(parents=True, exist_ok=True)
+    write_json(run_dir / RUN_FILE, record)

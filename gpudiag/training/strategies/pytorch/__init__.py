@@ -1,0 +1,1 @@
+"""How gradients are exchanged under PyTorch; one file each."""

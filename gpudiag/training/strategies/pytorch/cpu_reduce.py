@@ -1,0 +1,210 @@
+"""`cpu-reduce`: DistributedDataParallel with gradients summed by the CPUs, in host memory that all processes share."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import gpudiag
+from gpudiag.errors import UsageError
+from gpudiag.prediction.cost import Cost, bucketed
+from gpudiag.prediction.curves import Curve
+from gpudiag.training.strategies.bucketed import BucketedStrategy, distributed_data_parallel
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    import torch
+    from torch import distributed as dist
+    from torch import nn
+    from torch.distributed import GradBucket  # type: ignore[attr-defined]  # not in its `__all__`
+
+    from gpudiag.model.benchmarks.prediction import Candidate
+    from gpudiag.model.job import ExchangeOptions
+    from gpudiag.prediction.situation import Situation
+    from gpudiag.training.strategies.pytorch_strategy import StartAllReduce
+
+_WIRES = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
+#: Bytes per chunk in which an exchange through the host is pipelined.
+_CHUNK = 4 << 20
+
+
+class CpuReduceHook:
+    """A communication hook for DistributedDataParallel that averages gradients through shared host memory.
+
+        hook = gpudiag.CpuReduceHook(device, wire="bf16")
+        model.register_comm_hook(None, hook)
+        ...
+        hook.close()
+
+    It wins where GPUs have no peer access to each other: each gradient travels once to the host and once back, where
+    a ring moves it 2(n-1)/n times each way. The processes must be on one node. Sums are formed in float32. NaN and
+    infinities travel as they are. If a process dies, the others get an error in the next bucket instead of waiting.
+
+    Args:
+        device: the GPU of this process, or the CPU.
+        wire: `fp32`, `bf16` or `fp16`: the precision in which gradients travel; their own when None.
+        group: the processes; the default group when None. All must make the hook at the same point.
+        **tuning: anything else that `SharedHostAllReduce` takes.
+
+    Raises:
+        UsageError: the processes are not on one node, or there is no such wire.
+        HardwareMissingError: memory cannot be shared or pinned. Both are raised in every process.
+    """
+
+    def __init__(
+        self,
+        device: torch.device | int | str,
+        *,
+        wire: str | None = None,
+        group: dist.ProcessGroup | None = None,
+        **tuning: Any,
+    ) -> None:
+        import torch
+
+        from gpudiag.training.strategies.shared_host.all_reduce import SharedHostAllReduce
+
+        if wire is not None and wire not in _WIRES:
+            raise UsageError(f"gradients cannot travel as {wire}", f"Choose one of {', '.join(_WIRES)}.")
+        # DDP asks hooks for their names, as functions have them.
+        self.__name__ = self.__qualname__ = "cpu_reduce_hook"
+        self._exchange = SharedHostAllReduce(
+            group=group,
+            device=torch.device(device),
+            wire=_dtype(wire),
+            mean=True,
+            **tuning,
+        )
+
+    def __call__(self, _state: object, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
+        """Average one bucket. Raises WorkerFailedError when another process has died or does not get on."""
+        with gpudiag.range("exchange"):
+            return self.reduce(bucket)
+
+    def reduce(self, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
+        """The same without a range around it."""
+        return self._exchange.start(bucket.buffer(), key=bucket.index())
+
+    def check(self) -> None:
+        """Raise WorkerFailedError if the exchange has been given up."""
+        self._exchange.check()
+
+    def close(self) -> None:
+        """Finish and let go of the memory. May be called again."""
+        self._exchange.close()
+
+
+# DDP compares a hook's annotations with its own types, which are imported in training processes only.
+CpuReduceHook.__call__.__annotations__.clear()
+
+
+class CpuReduce(BucketedStrategy):
+    """Each gradient goes to the host once and comes back once; the GPUs' own links are not used."""
+
+    name = "cpu-reduce"
+    summary = "DistributedDataParallel through shared host memory: the CPUs of the node sum each bucket, in chunks."
+    listed, special = 30, 30
+    one_node = True
+    least_devices = 2
+    locks_memory = True
+    through_host = True
+    rounding_pays = True
+    launched_ahead = True
+    #: For the parameters at the start, and for buffers such as batch norm's.
+    backend = None
+
+    def __init__(self, device: torch.device, options: ExchangeOptions | None = None, devices: int = 1) -> None:
+        super().__init__(device, options, devices)
+        self._hook: CpuReduceHook | None = None
+
+    def wrap(self, model: nn.Module) -> nn.Module:
+        """As DDP, after the memory has been shared."""
+        self.check_model(model)
+        self._hook = CpuReduceHook(self.device, wire=self.options.compress)
+        return super().wrap(model)
+
+    def needs_hook(self) -> bool:
+        """Always: the hook is the exchange."""
+        return True
+
+    def reduce_bucket(self, _group: dist.ProcessGroup, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
+        """Exchange one bucket through the host."""
+        assert self._hook is not None  # noqa: S101  # made by wrap
+        return self._hook.reduce(bucket)
+
+    def exchange(self, model: nn.Module) -> None:
+        """The buckets have travelled during backward. Raises WorkerFailedError if a process has died."""
+        super().exchange(model)
+        assert self._hook is not None  # noqa: S101  # made by wrap
+        self._hook.check()
+
+    def release(self) -> None:
+        """Let go of the memory."""
+        if self._hook is not None:
+            self._hook.close()
+
+    @classmethod
+    def transport(cls, candidate: Candidate, *, on_gpu: bool, p2p: bool) -> str:
+        """One for each precision in which gradients travel."""
+        return f"{cls.name}-{candidate.compress}" if candidate.compress else cls.name
+
+    @classmethod
+    def all_reduce(cls, device: torch.device, candidate: Candidate) -> tuple[StartAllReduce, Callable[[], None]]:
+        """The exchange behind the hook."""
+        from gpudiag.training.strategies.shared_host.all_reduce import SharedHostAllReduce
+
+        shared = SharedHostAllReduce(device=device, wire=_dtype(candidate.compress))
+        return lambda tensor, number: shared.start(tensor, key=number), shared.close
+
+    @classmethod
+    def cost(cls, now: Situation, candidate: Candidate) -> Cost:
+        """Gradients go to host memory that all processes share, the CPUs add them, the sums come back."""
+        curve = now.curve(cls.transport(candidate, on_gpu=now.on_gpu, p2p=now.p2p))
+        if curve is not None:
+            # Of a wire that was measured itself the sizes are those of the gradients, as they were.
+            reason = f"{_no_peers(now)}{curve.busbw(25e6):.3g} GB/s of bus bandwidth through shared host memory"
+            return bucketed(now, candidate, curve, 1.0, reason, holds=0.0)
+        if now.on_gpu:
+            link = now.paths.all_rate_both()
+            reason = f"{_no_peers(now)}{link:.3g} GB/s per GPU each way through the host, at once"
+        else:
+            link = now.paths.host_memory() / 2 / max(1, now.devices)
+            reason = f"{link:.3g} GB/s of host memory per process"
+        # Every byte of each rank is read once and every sum written once.
+        adding = now.paths.host_memory() / (1 + 1 / max(1, now.devices)) / max(1, now.devices)
+        slowest = min(link, adding)
+        hops = 2 * max((now.paths.latency_us(-1, gpu) for gpu in range(len(now.paths))), default=0.0) / 1e3
+        # The first chunk is there and back before the first sum is.
+        points = {
+            size: hops + 2 * min(size, _CHUNK) / (link * 1e6) + size / (slowest * 1e6)
+            for size in (1 << 10, _CHUNK, 1 << 30)
+        }
+        if adding < link:
+            reason = f"the CPUs add {adding:.3g} GB/s per rank from host memory"
+        return bucketed(now, candidate, Curve(points, now.devices), candidate.wire, reason, holds=0.0)
+
+    @classmethod
+    def code(cls, candidate: Candidate) -> tuple[str, ...]:
+        """DistributedDataParallel with the hook."""
+        wire = f', wire="{candidate.compress}"' if candidate.compress else ""
+        return (
+            "import gpudiag",
+            distributed_data_parallel(candidate, "device_ids=[local_rank]"),
+            f"hook = gpudiag.CpuReduceHook(device{wire})",
+            "model.register_comm_hook(None, hook)",
+            "...  # train; then:",
+            "hook.close()",
+        )
+
+
+def _no_peers(now: Situation) -> str:
+    return "there is no peer access, and " if now.on_gpu and not now.peer_access else ""
+
+
+def _dtype(wire: str | None) -> torch.dtype | None:
+    import torch
+
+    dtype: torch.dtype | None = None if wire is None else getattr(torch, _WIRES[wire])
+    return dtype
+
+
+STRATEGY = CpuReduce

@@ -1,0 +1,164 @@
+"""`ps-gpu`: a parameter server on the GPUs: each variable has one home, where it is summed and updated."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import gpudiag
+from gpudiag.errors import UsageError
+from gpudiag.model.benchmarks.prediction import Candidate
+from gpudiag.prediction.cost import ONE_DEVICE, Cost
+from gpudiag.training.strategies.pytorch_strategy import PytorchStrategy
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+    import torch
+    from torch import nn
+    from torch.optim import Optimizer
+
+    from gpudiag.model.benchmarks.prediction import Compress
+    from gpudiag.model.facts import Facts
+    from gpudiag.model.job import ExchangeOptions
+    from gpudiag.prediction.situation import Situation
+
+
+class PsGpu(PytorchStrategy):
+    """Gradients of a variable are summed on its home GPU, which updates it and sends it to all others.
+
+    Whole variables are spread over the GPUs by size, or all are on one (`--ps-device`), whose links then carry
+    everything. Variables of one home travel together. Nothing overlaps with backward. On CPU processes the same through
+    gloo.
+    """
+
+    name = "ps-gpu"
+    summary = "Parameter server on the GPUs: each variable is summed and updated on one of them, and sent to all."
+    listed, special = 50, 50
+    least_devices = 2
+    scales_losses = False
+    launched_ahead = True
+    takes = ("accumulate", "ps_device", "nccl_algo")
+    backend = None
+
+    def wrap(self, model: nn.Module) -> nn.Module:
+        """Lay the parameters, and their gradients, one behind the other by home; all start as on rank 0."""
+        from torch import distributed as dist
+
+        from gpudiag.training.strategies.central_optimizer import owners
+
+        self.check_model(model)
+        self._rank, self._world = dist.get_rank(), dist.get_world_size()
+        parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
+        if self.options.ps_device is None:
+            home = owners([parameter.numel() for parameter in parameters], self._world)
+        else:
+            home = [self.options.ps_device] * len(parameters)
+        fixed = [parameter for parameter in model.parameters() if not parameter.requires_grad]
+        for tensor in (*fixed, *model.buffers()):
+            dist.broadcast(tensor.detach(), src=0)
+        #: By home: its variables, all parameters in one tensor, all gradients in another.
+        self._homes: list[tuple[int, torch.Tensor, torch.Tensor]] = []
+        self._owned: list[nn.Parameter] = []
+        for rank in range(self._world):
+            # One flat tensor has one type.
+            for dtype in dict.fromkeys(parameter.dtype for parameter in parameters):
+                group = [p for p, owner in zip(parameters, home, strict=True) if (owner, p.dtype) == (rank, dtype)]
+                if group:
+                    values, gradients = _flatten(group)
+                    dist.broadcast(values, src=0)
+                    self._homes.append((rank, values, gradients))
+                    self._owned += group if rank == self._rank else []
+        self._gradients = [gradients for _, _, gradients in self._homes]
+        self.exchanged_bytes = [flat.numel() * flat.element_size() for flat in self._gradients]
+        return model
+
+    def optimizer(self, model: nn.Module, make: Callable[[Iterable[nn.Parameter]], Optimizer]) -> Optimizer:
+        """Updates the variables that live here and fetches the others."""
+        from gpudiag.training.strategies.central_optimizer import CentralOptimizer
+
+        return CentralOptimizer(model.parameters(), make, self._owned, lambda: None, self._fetch, kept=self._gradients)
+
+    def exchange(self, model: nn.Module) -> None:
+        """Send the gradients of each variable to its home."""
+        from torch import distributed as dist
+
+        self.check_gradients(model)
+        with gpudiag.range("exchange"):
+            works = [dist.reduce(gradients, dst=rank, async_op=True) for rank, _, gradients in self._homes]
+            for work in works:
+                work.wait()
+            for rank, _, gradients in self._homes:
+                if rank == self._rank:
+                    gradients.div_(self._world)
+
+    def _fetch(self) -> None:
+        from torch import distributed as dist
+
+        with gpudiag.range("exchange"):
+            works = [dist.broadcast(values, src=rank, async_op=True) for rank, values, _ in self._homes]
+            for work in works:
+                work.wait()
+
+    @classmethod
+    def check(cls, options: ExchangeOptions, *, devices: int, nodes: int, precision: str | None) -> None:
+        """As every strategy; the one home must be there."""
+        if options.ps_device is not None and options.ps_device >= devices:
+            raise UsageError(
+                f"--ps-device {options.ps_device}: there are devices 0 to {devices - 1}", "Choose one of them."
+            )
+        super().check(options, devices=devices, nodes=nodes, precision=precision)
+
+    @classmethod
+    def candidates(cls, compress: Compress | None) -> tuple[Candidate, ...]:
+        """Variables spread over all devices, or all on the first."""
+        return Candidate(strategy=cls.name), Candidate(strategy=cls.name, ps_device=0)
+
+    @classmethod
+    def why_not(cls, facts: Facts, candidate: Candidate, devices: int) -> str | None:
+        """CPU processes can train with it, but nobody should."""
+        if not any(gpu.visible for gpu in facts.gpus):
+            return "there is no GPU to hold the parameters"
+        return super().why_not(facts, candidate, devices)
+
+    @classmethod
+    def cost(cls, now: Situation, candidate: Candidate) -> Cost:
+        """Gradients are reduced to their homes after backward, updated there and broadcast: twice over each link."""
+        count = now.devices
+        if count < 2:
+            return ONE_DEVICE
+        total = now.model.total_bytes
+        spread = candidate.ps_device is None
+        curve = now.nccl_curve
+        rate = curve.busbw(total / count if spread else total) if curve is not None else now.ring_rate()
+        exchange = 2 * total / (rate * 1e6)
+        # Gradients are added to zeros where they lie, as their memory is what is sent.
+        packing = 2 * now.on_device_ms(total)
+        saved = now.compute.update_ms * (count - 1) / count if spread else 0.0
+        where = f"{count} GPUs share the parameters" if spread else f"all parameters are on GPU {candidate.ps_device}"
+        return Cost(
+            exposed_ms=max(0.0, exchange + packing - saved),
+            exchange_ms=exchange,
+            reason=f"{where}: {total / 1e6:.0f} MB to their homes and back at {rate:.3g} GB/s, "
+            f"{exchange:.1f} ms after backward",
+        )
+
+
+def _flatten(parameters: list[nn.Parameter]) -> tuple[torch.Tensor, torch.Tensor]:
+    """Put parameters, and gradients for them, into one tensor each, every one in its own memory format."""
+    import torch
+
+    total = sum(parameter.numel() for parameter in parameters)
+    values = parameters[0].detach().new_zeros(total)
+    gradients = torch.zeros_like(values)
+    begin = 0
+    for parameter in parameters:
+        place = (parameter.shape, parameter.stride(), begin)
+        with torch.no_grad():
+            values.as_strided(*place).copy_(parameter)
+        parameter.data = values.as_strided(*place)
+        parameter.grad = gradients.as_strided(*place)
+        begin += parameter.numel()
+    return values, gradients
+
+
+STRATEGY = PsGpu

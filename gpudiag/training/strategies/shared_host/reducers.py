@@ -1,0 +1,227 @@
+"""The threads of one rank that form its share of each sum: compiled loops, or PyTorch's own operators."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import threading
+import time
+from collections.abc import Callable, Collection
+from typing import Any, Protocol
+
+import torch
+
+from gpudiag.training.strategies.shared_host import layout as at
+from gpudiag.training.strategies.shared_host.control import Control
+from gpudiag.training.strategies.shared_host.native import MOST_THREADS, library, new_engine
+
+#: Element types, as reduce.c numbers them.
+KINDS = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2, torch.float64: 3}
+DTYPES = {number: dtype for dtype, number in KINDS.items()}
+
+#: Rounds of spinning before a nap, some 15 to 70 ns each: a millisecond, or what it takes to notice that one must wait.
+_SPIN, _SPIN_IN_TURN = 20_000, 300
+
+#: Threads with which PyTorch's operators add. More of them only wait for each other.
+_TORCH_THREADS = 4
+
+#: Joining a thread takes as long as the chunk that it works on.
+_JOIN_S = 10.0
+
+
+class Reducer(Protocol):
+    """Forms one rank's share of each chunk's sum as soon as the chunk is there from every rank."""
+
+    name: str
+
+    def submit(self, number: int) -> None:
+        """`number` chunks have been submitted in all; their pieces are in the ring."""
+
+    def stop(self) -> None:
+        """End the threads, and wait until they have ended."""
+
+
+class NativeReducer:
+    """The loops of reduce.c: one thread coordinates, the others add.
+
+    Args:
+        control: the shared memory, seen from this rank.
+        threads: adding threads.
+        cpus: the processors they may run on.
+        mismatch: called from a thread with the number of a rank whose chunk is not like this rank's.
+    """
+
+    name = "native"
+
+    def __init__(
+        self,
+        control: Control,
+        *,
+        threads: int,
+        cpus: Collection[int],
+        mismatch: Callable[[int], None],
+        loaded: ctypes.CDLL,
+    ) -> None:
+        self._library = loaded
+        engine, self._memory = new_engine(loaded)
+        base, where = control.address, control.layout
+        engine.control, engine.pieces, engine.staging = base, base + where.pieces, base + where.staging
+        engine.page_bytes, engine.chunk_bytes = at.PAGE, where.chunk_bytes
+        engine.rank, engine.world = control.rank, where.world
+        engine.slots, engine.lanes, engine.ring = where.slots, where.lanes, at.RING
+        engine.threads = min(threads, MOST_THREADS)
+        # Where there are fewer processors than threads, one that spins keeps another from working.
+        roomy = len(cpus) >= where.world * (engine.threads + 2)
+        engine.spin = _SPIN if roomy else _SPIN_IN_TURN
+        self._keep = control  # the engine's pointers are into its memory
+        self._engine = ctypes.addressof(engine)
+
+        def coordinate() -> None:
+            answer = loaded.gpudiag_coordinate(self._engine)
+            if answer:
+                mismatch(answer >> 8)
+
+        loops: list[Callable[[], Any]] = [coordinate]
+        loops += [lambda thread=thread: loaded.gpudiag_reduce(self._engine, thread) for thread in range(engine.threads)]  # type: ignore[misc]  # mypy cannot infer a lambda with a default
+        self._threads = [_start(loop, cpus) for loop in loops]
+
+    def submit(self, number: int) -> None:
+        """See `Reducer`."""
+        self._library.gpudiag_submit(self._engine, number % at.WRAP)
+
+    def stop(self) -> None:
+        """See `Reducer`."""
+        self._library.gpudiag_stop(self._engine)
+        _join(self._threads)
+
+
+class TorchReducer:
+    """The same with PyTorch's operators, in one thread that uses PyTorch's own intra-op threads.
+
+    Slower to notice what has happened, since it looks from Python and must not keep the interpreter's lock.
+    """
+
+    name = "torch"
+
+    def __init__(self, control: Control, *, cpus: Collection[int], mismatch: Callable[[int], None]) -> None:
+        self._control = control
+        self._mismatch = mismatch
+        self._submitted = 0
+        self._stopped = False
+        self._sum, self._term = torch.empty(0), torch.empty(0)
+        self._news = threading.Event()
+        threads, set_up = torch.get_num_threads(), threading.Event()
+
+        def run() -> None:
+            torch.set_num_threads(min(threads, _TORCH_THREADS))
+            set_up.set()
+            self._loop()
+
+        self._threads = [_start(run, cpus)]
+        set_up.wait()
+        # The number of threads is each thread's own, but threads that begin later would take the last one set.
+        torch.set_num_threads(threads)
+
+    def submit(self, number: int) -> None:
+        """See `Reducer`."""
+        self._submitted = number % at.WRAP
+        self._news.set()
+
+    def stop(self) -> None:
+        """See `Reducer`."""
+        self._stopped = True
+        self._news.set()
+        _join(self._threads)
+
+    def _loop(self) -> None:
+        control, done, ready, idle = self._control, 0, 0, 0
+        while not self._stopped:
+            moved = False
+            if done != self._submitted and control.may_reduce(done):
+                odd = control.unlike(done)
+                if odd is not None:
+                    self._mismatch(odd)
+                    return
+                self._reduce(done)
+                done = (done + 1) % at.WRAP
+                control.set(at.REDUCED, done)
+                moved = True
+            least = control.least_reduced(done)
+            if least != ready:
+                ready = least
+                control.set(at.READY, ready)
+                moved = True
+            idle = 0 if moved else idle + 1
+            if ready == self._submitted and idle > 100:
+                self._news.clear()
+                if ready == self._submitted and not self._stopped:
+                    self._news.wait(0.1)
+            elif idle:
+                time.sleep(0 if idle < 20 else 2e-5)
+
+    def _reduce(self, number: int) -> None:
+        """Form this rank's share of a chunk: in float32 (float64), rank after rank, then divide."""
+        control = self._control
+        count, kind, divisor = control.piece(control.rank, number)
+        dtype, world = DTYPES[kind], control.layout.world
+        begin, end = (count * share // world & ~31 for share in (control.rank, control.rank + 1))
+        end = count if control.rank == world - 1 else end
+        if begin >= end:
+            return
+        terms = [control.slot(rank, number, dtype)[begin:end] for rank in range(world)]
+        result = control.slot(world, number, dtype)[begin:end]
+        if dtype in {torch.float32, torch.float64}:
+            torch.add(terms[0], terms[1], out=result)
+            for term in terms[2:]:
+                result.add_(term)
+            result.mul_(1.0 / divisor)
+            return
+        if self._sum.numel() < end - begin:
+            self._sum, self._term = torch.empty(end - begin), torch.empty(end - begin)
+        total, wide = self._sum[: end - begin], self._term[: end - begin]
+        total.copy_(terms[0])
+        for term in terms[1:]:
+            total.add_(wide.copy_(term))
+        result.copy_(total.mul_(1.0 / divisor))
+
+
+def make_reducer(
+    control: Control, *, engine: str, threads: int, cpus: Collection[int], mismatch: Callable[[int], None]
+) -> Reducer:
+    """The reducer that was asked for.
+
+    Args:
+        control: the shared memory, seen from this rank.
+        engine: `native`, `torch`, or `auto` for native where it can be had.
+        threads: adding threads of the native one.
+        cpus: the processors to run on.
+        mismatch: called with the number of a rank whose chunk is not like this rank's.
+
+    Raises:
+        ValueError: `native` was asked for and there is no C compiler.
+    """
+    loaded = None if engine == "torch" else library()
+    if loaded is not None:
+        return NativeReducer(control, threads=threads, cpus=cpus, mismatch=mismatch, loaded=loaded)
+    if engine == "native":
+        raise ValueError("the native engine needs a C compiler (cc, gcc or clang), which was not found")
+    return TorchReducer(control, cpus=cpus, mismatch=mismatch)
+
+
+def _start(loop: Callable[[], Any], cpus: Collection[int]) -> threading.Thread:
+    def run() -> None:
+        if cpus:
+            with contextlib.suppress(OSError):  # taken away since we looked
+                os.sched_setaffinity(0, cpus)
+        loop()
+
+    thread = threading.Thread(target=run, name="gpudiag-reduce", daemon=True)
+    thread.start()
+    return thread
+
+
+def _join(threads: list[threading.Thread]) -> None:
+    for thread in threads:
+        if thread is not threading.current_thread():
+            thread.join(_JOIN_S)

@@ -1,0 +1,154 @@
+"""Why the device did nothing: the host's part, in milliseconds of one window."""
+
+from __future__ import annotations
+
+import pytest
+
+from gpudiag.analysis.attribution import attribute
+from gpudiag.analysis.timeline import build_timeline
+from gpudiag.model.analysis import BUCKETS
+from gpudiag.units import NS_PER_MS
+from tests.timeline_builder import BACKWARD, TraceBuilder
+
+
+def middle(*, cpu: bool = False) -> TraceBuilder:
+    """A step before; what follows is written into the step that is the window, [0, 40) ms."""
+    trace = TraceBuilder(unit_ns=NS_PER_MS).step(-9)
+    return (trace.operator(0, 1) if cpu else trace.compute(0, 1)).step(0)
+
+
+def buckets(trace: TraceBuilder, *, cpu: bool = False) -> dict[str, int]:
+    trace.step(40)
+    (lane,) = attribute(build_timeline([(trace.operator(0, 1) if cpu else trace.compute(0, 1)).build()])).lanes
+    (window,) = lane.buckets_ns.tolist()
+    return {bucket: value // NS_PER_MS for bucket, value in zip(BUCKETS, window, strict=True) if value}
+
+
+def test_input_of_the_training_thread() -> None:
+    trace = middle().compute(0, 5).loader(5, 25).operator(25, 30).compute(30, 40, launch=(28, 30))
+    assert buckets(trace) == {"compute": 15, "input": 20, "launch": 5}
+
+
+def test_loader_while_the_device_is_busy_costs_nothing() -> None:
+    assert buckets(middle().loader(2, 30).compute(0, 40)) == {"compute": 40}
+
+
+def test_gap_before_an_op_that_was_launched_in_time_is_nobodys() -> None:
+    """The host is ahead, in its next batch: the loader is not why the device pauses."""
+    trace = middle().compute(0, 10, launch=(0, 1)).compute(15, 40, launch=(1, 2)).loader(4, 30)
+    assert buckets(trace) == {"compute": 35, "idle": 5}
+
+
+def test_a_launch_call_that_still_runs_when_the_device_falls_idle_is_launching() -> None:
+    assert buckets(middle().compute(0, 10).compute(15, 40, launch=(8, 14))) == {"compute": 35, "launch": 5}
+
+
+def test_synchronization_and_what_it_makes_late() -> None:
+    """`.item()`: blocked for 10 ms, the device drains, the host needs 8 ms to launch again: all 8 are its doing."""
+    trace = middle().compute(0, 10).operator(0, 12, "aten::item").sync(2, 12, "cudaStreamSynchronize")
+    trace.operator(12, 18).compute(18, 40, launch=(17, 18))
+    assert buckets(trace) == {"compute": 32, "sync": 8}
+
+
+def test_catching_up_lasts_as_long_as_the_block_and_no_longer() -> None:
+    """Blocked for 3 ms, launch-bound for 20: without the block 3 ms less."""
+    trace = middle().compute(0, 10).sync(7, 10).operator(10, 30).compute(30, 40, launch=(29, 30))
+    assert buckets(trace) == {"compute": 20, "sync": 3, "launch": 17}
+
+
+def test_catching_up_ends_when_the_host_is_ahead_again() -> None:
+    trace = middle().compute(0, 10).sync(0, 10).compute(12, 20, launch=(10, 11)).compute(20, 25, launch=(11, 12))
+    trace.operator(15, 33).compute(33, 40, launch=(32, 33))
+    assert buckets(trace) == {"compute": 30, "sync": 2, "launch": 8}
+
+
+@pytest.mark.parametrize(
+    ("name", "call", "blocks"),
+    [
+        ("Memcpy DtoH (Device -> Pageable)", "cudaMemcpyAsync", True),
+        ("Memcpy DtoH (Device -> Pinned)", "cudaMemcpyAsync", False),
+        ("Memcpy DtoH (Device -> Pinned)", "cudaMemcpy", True),
+        ("CopyDeviceToHost", "hipMemcpyWithStream", True),
+    ],
+)
+def test_copies_that_block(name: str, call: str, blocks: bool) -> None:
+    """The call returns when the copy is done (at 14): then it takes 6 ms to launch again."""
+    trace = middle().compute(0, 10).copy(10, 14, name, launch=(1, 14), call=call)
+    trace.operator(14, 20).compute(20, 40, launch=(19, 20))
+    assert buckets(trace) == {"compute": 30, "copy": 4, "sync" if blocks else "launch": 6}
+
+
+def test_the_thread_that_launches_is_looked_at_and_the_training_thread_beside_it() -> None:
+    """Backward runs on a thread of its own; a third thread's loader is not in the way."""
+    trace = middle().compute(0, 10).by(77).loader(10, 30).by(BACKWARD).operator(12, 20)
+    trace.compute(20, 40, launch=(19, 20))
+    assert buckets(trace) == {"compute": 30, "idle": 2, "launch": 8}
+
+
+def test_a_launch_that_was_not_captured_explains_nothing() -> None:
+    trace = middle().compute(0, 10).operator(10, 20).compute(20, 40, launch=None)
+    assert buckets(trace) == {"compute": 30, "idle": 10}
+
+
+def test_silence_before_the_first_op_of_a_step_may_be_an_unmarked_loader() -> None:
+    trace = (
+        middle()
+        .compute(0, 30, launch=(0, 1))
+        .step(40)
+        .operator(30, 36)
+        .compute(36, 40, launch=(35, 36))
+        .step(90)
+        .compute(0, 1)
+    )
+    (lane,) = attribute(build_timeline([trace.build()])).lanes
+    assert (lane.unmarked_input.end - lane.unmarked_input.start).sum() == 30 * NS_PER_MS
+
+
+def test_the_profilers_own_time_is_neither_compute_nor_launch() -> None:
+    """ "Command Buffer Full" holds the host up from 12 to 18 while the device has nothing to do."""
+    trace = middle().compute(0, 10).operator(10, 20).overhead(12, 18).compute(20, 40, launch=(19, 20))
+    assert buckets(trace) == {"compute": 30, "launch": 4, "idle": 6}
+
+
+def test_the_profilers_own_time_explains_no_input_or_synchronization_away() -> None:
+    trace = middle().compute(0, 10).loader(10, 15).sync(15, 20).overhead(10, 20).compute(20, 40, launch=20)
+    assert buckets(trace) == {"compute": 30, "input": 5, "sync": 5}
+
+
+def test_the_profilers_own_time_beside_a_busy_device_costs_nothing() -> None:
+    assert buckets(middle().compute(0, 40).overhead(5, 30)) == {"compute": 40}
+
+
+def test_gaps_within_a_graph_are_nobodys() -> None:
+    trace = middle().graph((0, 1), (1, 10), (12, 20), (25, 40)).operator(5, 30)
+    assert buckets(trace) == {"compute": 32, "idle": 7}
+
+
+def test_each_device_of_a_process_has_its_own_gaps() -> None:
+    trace = TraceBuilder(unit_ns=NS_PER_MS)
+    trace.steps(
+        3, 40, lambda s: s.on(0).compute(0, 40).on(1).compute(0, 10).operator(10, 30).compute(30, 40, launch=30)
+    )
+    first, second = attribute(build_timeline([trace.build()])).lanes
+    assert first.buckets_ns[0, BUCKETS.index("compute")] == 40 * NS_PER_MS
+    assert second.buckets_ns[0, BUCKETS.index("launch")] == 20 * NS_PER_MS
+
+
+def test_cpu_lane_with_gloo() -> None:
+    """Top-level ops compute, gloo's thread communicates, the loader is input, and a pause is idle."""
+    trace = middle(cpu=True).loader(0, 6).operator(6, 20, "aten::conv2d").operator(8, 12, "aten::mm")
+    trace.operator(20, 21, "c10d::allreduce_").gloo(21, 30).operator(31, 38, "Optimizer")
+    assert buckets(trace, cpu=True) == {"compute": 21, "communication_transfer": 10, "input": 6, "idle": 3}
+
+
+def test_what_the_loader_runs_on_a_cpu_lane_is_input() -> None:
+    """Without workers the batch is collated on the training thread, under the loader's range."""
+    trace = middle(cpu=True).loader(0, 10).operator(2, 9, "aten::stack").operator(10, 40, "aten::mm")
+    assert buckets(trace, cpu=True) == {"compute": 30, "input": 10}
+
+
+def test_hidden_communication_is_beside_the_buckets() -> None:
+    trace = middle().compute(0, 40).collective(10, 35).step(40).compute(0, 1)
+    (lane,) = attribute(build_timeline([trace.build()])).lanes
+    assert lane.hidden_ns.tolist() == [25 * NS_PER_MS]
+    assert lane.buckets_ns[0, BUCKETS.index("compute")] == 40 * NS_PER_MS

@@ -1,0 +1,75 @@
+"""Portions are exclusive: they sum to their buckets, whatever overlaps."""
+
+from __future__ import annotations
+
+import doctest
+from collections import defaultdict
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gpudiag.analysis.attribution import attribute, portions
+from gpudiag.analysis.attribution.portions import shared_out, summarise_portions
+from gpudiag.analysis.timeline import build_timeline
+from gpudiag.app.analyze import analyze
+from gpudiag.intervals import Intervals, as_set, intersect, length, union
+from tests.timeline_builder import TraceBuilder
+
+TRACES = Path(__file__).parents[2] / "traces"
+SPANS = st.lists(st.tuples(st.integers(0, 30), st.integers(0, 8)).map(lambda p: (p[0], p[0] + p[1])), max_size=8)
+
+
+def test_examples_hold() -> None:
+    assert doctest.testmod(portions).failed == 0
+
+
+@given(SPANS, SPANS)
+def test_every_instant_is_shared_equally(ops: list[tuple[int, int]], part: list[tuple[int, int]]) -> None:
+    raw = Intervals(np.array([a for a, _ in ops], np.int64), np.array([b for _, b in ops], np.int64))
+    inside = as_set(part)
+    shares = shared_out(raw, inside)
+    expected = [0.0] * len(ops)
+    for at in range(40):
+        running = [i for i, (a, b) in enumerate(ops) if a <= at < b]
+        if any(a <= at < b for a, b in part):
+            for i in running:
+                expected[i] += 1 / len(running)
+    assert shares.tolist() == pytest.approx(expected)
+    assert shares.sum() == pytest.approx(length(intersect(union(raw), inside)))
+
+
+def test_a_step_by_hand() -> None:
+    """compute [0, 4) gemm, [2, 6) relu on another stream; all_reduce [5, 9), joined at 7 by the other rank."""
+
+    def body(arrival: int) -> TraceBuilder:
+        trace = TraceBuilder(rank=int(arrival == 7), world_size=2, unit_ns=1_000_000)
+        for start in (0, 10, 20, 30):
+            trace.step(start).compute(0, 4, "gemm")
+            trace.compute(2, 6 if arrival == 5 else 4, "relu", stream=8)
+            trace.collective(arrival, 9, size_bytes=1000, ranks=(0, 1))
+        return trace
+
+    timeline = build_timeline([body(5).build(), body(7).build()])
+    found = {(p.bucket, p.name): p for p in summarise_portions(timeline, attribute(timeline))}
+    assert found["compute", "gemm"].device_ms == pytest.approx((3.0, 3.0))
+    assert found["compute", "relu"].device_ms == pytest.approx((3.0, 1.0))
+    assert found["communication_wait", "all_reduce"].device_ms == pytest.approx((1.0, 0.0))
+    assert found["communication_transfer", "all_reduce"].device_ms == pytest.approx((2.0, 2.0))
+    assert found["communication_transfer", "all_reduce"].size_bytes == 1000
+    assert found["compute", "gemm"].per_step == pytest.approx(1.0)
+
+
+@pytest.mark.parametrize("job", ["clean", "gloo_dataloader"])
+def test_portions_of_real_traces_sum_to_their_buckets(job: str) -> None:
+    analysis = analyze([TRACES / job])
+    for place, device in enumerate(analysis.devices):
+        sums: dict[str, float] = defaultdict(float)
+        for portion in analysis.portions:
+            sums[portion.bucket] += portion.device_ms[place]
+        for bucket in ("compute", "communication_transfer", "communication_wait", "copy"):
+            assert sums[bucket] == pytest.approx(device.buckets_ms[bucket], abs=1e-9)
+        assert sums["idle"] <= device.buckets_ms["idle"] + 1e-9
+        assert sum(device.step_times_ms) / len(device.step_times_ms) == pytest.approx(device.step_ms)

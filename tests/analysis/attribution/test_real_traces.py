@@ -1,0 +1,160 @@
+"""Facts about the real traces in `tests/traces/`: the small ones and the whole recordings."""
+
+from __future__ import annotations
+
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pytest
+from msgspec.structs import replace
+
+from gpudiag.analysis.attribution import attribute
+from gpudiag.analysis.timeline import build_timeline
+from gpudiag.model.analysis import BUCKETS
+from gpudiag.model.event import Role
+from gpudiag.trace import read_traces
+from gpudiag.units import NS_PER_MS
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from gpudiag.model.attribution import Attribution
+    from gpudiag.model.timeline import Timeline
+
+HERE = Path(__file__).parents[2] / "traces"
+WHOLE = sorted(path.stem for path in (HERE / "whole").glob("*.npz"))
+
+#: Step times without the profiler, ms, of the four-GPU jobs that the device bounds.
+UNPROFILED_MS = {"clean": 30.81, "vgg_p2poff": 39.07}
+
+
+def jobs(root: Path) -> list[Path]:
+    """Directories of one job each; traces in `public` are jobs of their own."""
+    found = {path.parent for path in root.rglob("*.json.gz")}
+    alone = sorted(path for path in root.rglob("public/*.json.gz"))
+    return sorted(directory for directory in found if directory.name != "public") + alone
+
+
+@pytest.fixture(
+    params=[
+        *[pytest.param(path, id=f"small-{path.name}") for path in jobs(HERE)],
+        *[pytest.param(name, id=f"whole-{name}") for name in WHOLE],
+    ]
+)
+def job(request: pytest.FixtureRequest, whole_recording: Callable[[str], Path]) -> Path:
+    """The traces of one job."""
+    return request.param if isinstance(request.param, Path) else whole_recording(request.param)
+
+
+@cache
+def analysed(path: Path) -> tuple[Timeline, Attribution]:
+    timeline = build_timeline(read_traces(sorted(path.glob("*.json.gz")) if path.is_dir() else [path]))
+    return timeline, attribute(timeline)
+
+
+def mean_ms(attribution: Attribution, bucket: str) -> list[float]:
+    return [float(lane.buckets_ns[:, BUCKETS.index(bucket)].mean()) / NS_PER_MS for lane in attribution.lanes]
+
+
+def test_every_nanosecond_is_in_one_bucket(job: Path) -> None:
+    _, attribution = analysed(job)
+    for lane in attribution.lanes:
+        assert lane.buckets_ns.sum(axis=1).tolist() == lane.step_ns.tolist()
+        waited = sum(int(share.sum()) for share in lane.waits_ns.values())
+        assert waited == lane.buckets_ns[:, BUCKETS.index("communication_wait")].sum()
+
+
+def test_there_is_something_in_it(job: Path) -> None:
+    timeline, attribution = analysed(job)
+    assert timeline.lanes
+    assert all(len(lane.step_ns) >= 1 and lane.step_ns.sum() > 0 for lane in attribution.lanes)
+
+
+@pytest.mark.parametrize("name", sorted(UNPROFILED_MS))
+def test_step_time_on_the_device_is_the_unprofiled_one(name: str) -> None:
+    _, attribution = analysed(HERE / name)
+    steps = [float(lane.step_ns.mean()) / NS_PER_MS for lane in attribution.lanes]
+    assert steps == pytest.approx([UNPROFILED_MS[name]] * len(steps), rel=0.03)
+
+
+@pytest.mark.parametrize("name", ["clean", "slow_loader_rank2", "tiny", "vgg_p2poff", "resnet50_dataloader"])
+def test_all_ranks_have_one_step_time(name: str) -> None:
+    _, attribution = analysed(HERE / name)
+    steps = [float(lane.step_ns.mean()) for lane in attribution.lanes]
+    assert max(steps) <= 1.01 * min(steps)
+
+
+def test_a_late_loader_is_waited_for_and_named() -> None:
+    """Rank 2's loader takes 40 ms: the others wait in their all-reduces, which transfer for a fraction of that."""
+    _, attribution = analysed(HERE / "slow_loader_rank2")
+    waits, transfers = mean_ms(attribution, "communication_wait"), mean_ms(attribution, "communication_transfer")
+    for lane, wait, transfer in zip(attribution.lanes, waits, transfers, strict=True):
+        if lane.rank == 2:
+            assert wait < 0.1
+            assert lane.unmarked_input.end.sum() - lane.unmarked_input.start.sum() > 20 * NS_PER_MS * len(lane.step_ns)
+        else:
+            assert wait > 25
+            assert transfer < 1
+            named = {rank: int(share.sum()) for rank, share in lane.waits_ns.items()}
+            assert max(named, key=named.__getitem__) == 2
+            assert named[2] > 0.99 * sum(named.values())
+
+
+def test_without_peer_access_it_is_transfer_and_not_waiting() -> None:
+    """The truth: 19.9 ms of 39.4 are communication, all ranks alike."""
+    _, attribution = analysed(HERE / "vgg_p2poff")
+    assert mean_ms(attribution, "communication_transfer") == pytest.approx([18.5] * len(attribution.lanes), rel=0.1)
+    assert max(mean_ms(attribution, "communication_wait")) < 0.5
+
+
+def test_small_layers_are_bound_by_launches() -> None:
+    """Rank 2, for which the others wait, launches for most of its step."""
+    _, attribution = analysed(HERE / "tiny")
+    (slowest,) = (lane for lane in attribution.lanes if lane.rank == 2)
+    assert slowest.buckets_ns[:, BUCKETS.index("launch")].sum() > 0.7 * slowest.step_ns.sum()
+
+
+@pytest.mark.parametrize("name", ["clean", "vgg_p2poff", "slow_loader_rank2"])
+def test_nothing_is_unmatched_within_the_windows(name: str) -> None:
+    _, attribution = analysed(HERE / name)
+    assert [lane.unsplit_ns.sum() for lane in attribution.lanes] == [0] * len(attribution.lanes)
+
+
+@pytest.mark.parametrize("source", ["optimizer", "pattern"])
+@pytest.mark.parametrize("name", ["clean", "vgg_p2poff"])
+def test_steps_without_marks_are_as_long(name: str, source: str) -> None:
+    """Taken from optimizer ends, and then from the pattern of launches, they have the same period."""
+    hidden = {Role.STEP_MARK} if source == "optimizer" else {Role.STEP_MARK, Role.OPTIMIZER}
+    (trace,) = read_traces(sorted((HERE / name).glob("*.json.gz"))[:1])
+    role = np.where(np.isin(trace.events.role, list(hidden)), np.uint8(Role.OTHER), trace.events.role)
+    (lane,) = build_timeline([replace(trace, events=replace(trace.events, role=role), step_marks=())]).lanes
+    assert lane.steps.source == source
+    assert np.diff(lane.bounds).mean() / NS_PER_MS == pytest.approx(UNPROFILED_MS[name], rel=0.03)
+
+
+def test_gloo_on_processors() -> None:
+    """Two CPU ranks: each has compute, transfer, and input; collectives pair up though they end milliseconds apart."""
+    timeline, attribution = analysed(HERE / "gloo_dataloader")
+    assert [lane.label for lane in timeline.lanes] == ["cpu", "cpu"]
+    for bucket in ("compute", "communication_transfer", "input"):
+        assert min(mean_ms(attribution, bucket)) > 0.5
+    assert [int((lane.collectives.instance == -1).sum()) for lane in timeline.lanes] == [0, 0]
+    assert {clock.offset_ns for clock in timeline.clocks} == {0}
+
+
+@pytest.mark.parametrize("offset_ms", [4, -2_500])
+def test_a_clock_that_is_off_changes_nothing(offset_ms: int) -> None:
+    """Rank 1 as if on another host: its collectives bring its clock back, and with it all that was found."""
+    traces = read_traces(sorted((HERE / "clean").glob("*.json.gz")))
+    shifted = [
+        replace(trace, origin_ns=trace.origin_ns + offset_ms * NS_PER_MS) if trace.rank == 1 else trace
+        for trace in traces
+    ]
+    timeline = build_timeline(shifted)
+    (clock,) = (clock for clock in timeline.clocks if clock.rank == 1)
+    assert clock.offset_ns / NS_PER_MS == pytest.approx(-offset_ms, abs=0.03)
+    _, right = analysed(HERE / "clean")
+    for found, expected in zip(attribute(timeline).lanes, right.lanes, strict=True):
+        assert np.abs(found.buckets_ns - expected.buckets_ns).max() < 0.05 * NS_PER_MS

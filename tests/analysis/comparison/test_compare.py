@@ -1,0 +1,257 @@
+"""Differences add up at every level, and turn round with the runs."""
+
+from __future__ import annotations
+
+from math import fsum
+from typing import TYPE_CHECKING
+
+import msgspec
+import pytest
+from hypothesis import given
+
+from gpudiag.analysis.comparison import compare
+from gpudiag.errors import UnreadableInputError
+from gpudiag.model.analysis import BUCKETS, Steps
+from gpudiag.model.diff import DIFF_SCHEMA, Diff
+from gpudiag.report.json_output import encode
+from tests.analysis.comparison.runs import analyses, healthy, hostile, late_rank, run, source
+from tests.examples import examples
+
+if TYPE_CHECKING:
+    from gpudiag.model.analysis import Analysis
+
+OPPOSITE = {"slower": "faster", "faster": "slower"}
+TURNED = {"appeared": "disappeared", "disappeared": "appeared", "remained": "remained"}
+
+
+@examples(60)
+@given(analyses(), analyses())
+def test_every_level_adds_up_to_the_one_above(before: Analysis, after: Analysis) -> None:
+    diff = compare(before, after)
+    step = diff.step("profiled")
+    # Rounding: sums of figures up to 1e4 ms are exact to some 1e-11 ms; a nanosecond is 1e-6 ms.
+    assert fsum(bucket.difference_ms for bucket in diff.buckets) == pytest.approx(step.difference_ms, abs=1e-8)
+    assert diff.unattributed_ms == pytest.approx(0, abs=1e-8)
+    assert fsum(one.before_ms for one in diff.buckets) == pytest.approx(step.before_ms)
+    assert fsum(one.after_ms for one in diff.buckets) == pytest.approx(step.after_ms)
+    for bucket in diff.buckets:
+        parts = fsum([bucket.rest_ms, *(part.difference_ms for part in bucket.parts)])
+        assert parts == pytest.approx(bucket.difference_ms, abs=1e-8)
+    for rank in diff.ranks:
+        buckets = fsum([rank.unattributed_ms, *rank.buckets_ms.values()])
+        assert buckets == pytest.approx(rank.difference_ms, abs=1e-8)
+    if len(before.devices) == len(after.devices) == len(diff.ranks):
+        for bucket in diff.buckets:
+            mean = fsum(rank.buckets_ms[bucket.bucket] for rank in diff.ranks) / len(diff.ranks)
+            assert mean == pytest.approx(bucket.difference_ms, abs=1e-8)
+
+
+@examples(60)
+@given(analyses(), analyses())
+def test_turning_the_runs_round_turns_every_sign(before: Analysis, after: Analysis) -> None:
+    there, back = compare(before, after), compare(after, before)
+    assert back.outcome == OPPOSITE.get(there.outcome, there.outcome)
+    assert back.unattributed_ms == -there.unattributed_ms
+    for one, other in zip(there.steps, back.steps, strict=True):
+        assert (other.before_ms, other.after_ms, other.difference_ms) == (
+            one.after_ms,
+            one.before_ms,
+            -one.difference_ms,
+        )
+        if one.ci95_ms is not None:
+            assert other.ci95_ms == (-one.ci95_ms[1], -one.ci95_ms[0])
+    for bucket, turned in zip(there.buckets, back.buckets, strict=True):
+        assert (turned.difference_ms, turned.rest_ms) == (-bucket.difference_ms, -bucket.rest_ms)
+        assert [(p.name, p.size_bytes, -p.difference_ms) for p in bucket.parts] == [
+            (p.name, p.size_bytes, p.difference_ms) for p in turned.parts
+        ]
+    for rank, turned_rank in zip(there.ranks, back.ranks, strict=True):
+        assert turned_rank.buckets_ms == {bucket: -value for bucket, value in rank.buckets_ms.items()}
+    assert {(w.rank, w.on_rank, -w.difference_ms) for w in there.waits} == {
+        (w.rank, w.on_rank, w.difference_ms) for w in back.waits
+    }
+    assert sorted(TURNED[one.status] for one in there.findings) == sorted(one.status for one in back.findings)
+    if there.step("profiled").difference_ms != 0:
+        assert (there.cause is None) == (back.cause is None)
+        if there.cause and back.cause:
+            assert (there.cause.bucket, there.cause.ranks) == (back.cause.bucket, back.cause.ranks)
+            assert there.cause.difference_ms == -back.cause.difference_ms
+
+
+@examples(20)
+@given(analyses())
+def test_a_run_differs_from_itself_by_nothing(analysis: Analysis) -> None:
+    diff = compare(analysis, analysis)
+    assert diff.cause is None
+    assert diff.run_differences == ()
+    assert {one.status for one in diff.findings} <= {"remained"}
+    assert all(bucket.difference_ms == 0 for bucket in diff.buckets)
+    assert diff.outcome in {"no-difference", "cannot-tell"}
+
+
+def test_json_and_back_is_the_same_diff() -> None:
+    for before, after in ((healthy(), late_rank()), (healthy(), hostile())):
+        diff = compare(before, after)
+        assert diff.schema == DIFF_SCHEMA == "gpudiag/diff/1"
+        assert msgspec.json.decode(encode(diff), type=Diff) == diff
+
+
+def test_a_late_rank_explains_the_others_waiting() -> None:
+    diff = compare(healthy(), late_rank())
+    assert (diff.outcome, diff.judged) == ("slower", "profiled")
+    assert diff.cause is not None
+    assert (diff.cause.bucket, diff.cause.ranks) == ("idle", (2,))
+    assert diff.cause.difference_ms == pytest.approx(26.0)
+    assert diff.cause.waiting_ms == pytest.approx(25.8)
+    assert diff.cause.part is not None
+    assert diff.cause.part.name == "unmarked-input"
+
+
+def test_a_late_rank_of_two_explains_it_too() -> None:
+    before = run({"compute": 20.0}, {"compute": 20.0})
+    after = late_rank()
+    after = run(
+        {"compute": 20.0, "communication_wait": 10.0},
+        {"compute": 20.0, "launch": 10.0},
+        waits=(msgspec.structs.replace(after.waits[0], rank=0, on_rank=1, ms_per_step=10.0),),
+    )
+    cause = compare(before, after).cause
+    assert cause is not None
+    assert (cause.bucket, cause.ranks, cause.waiting_ms) == ("launch", (1,), 10.0)
+
+
+def test_waiting_for_everyone_in_turn_is_no_late_rank() -> None:
+    parts = {"compute": 20.0, "communication_wait": 6.0}
+    template = late_rank().waits[0]
+    waits = tuple(
+        msgspec.structs.replace(template, rank=rank, on_rank=other, ms_per_step=2.0)
+        for rank in range(4)
+        for other in range(4)
+        if rank != other
+    )
+    before = run(*({"compute": 20.0} for _ in range(4)))
+    cause = compare(before, run(*(parts for _ in range(4)), waits=waits)).cause
+    assert cause is not None
+    assert (cause.bucket, cause.ranks) == ("communication_wait", ())
+
+
+def test_what_changed_on_one_rank_without_waiting_is_about_that_rank() -> None:
+    before = run(*({"compute": 20.0} for _ in range(4)))
+    after = run(*({"compute": 20.0 + (8.0 if rank == 3 else 0.0)} for rank in range(4)))
+    cause = compare(before, after).cause
+    assert cause is not None
+    assert (cause.bucket, cause.ranks, cause.difference_ms) == ("compute", (3,), 8.0)
+
+
+def test_unprofiled_steps_are_judged_where_both_runs_have_them() -> None:
+    def timed(mean: float) -> Analysis:
+        times = tuple(mean + off for off in (-0.1, 0.1, 0.0, 0.05))
+        steps = Steps(
+            analysed=5,
+            mean_ms=30,
+            median_ms=30,
+            unprofiled_mean_ms=mean,
+            unprofiled_times_ms=times,
+            corrected_mean_ms=mean,
+        )
+        return run({"compute": 30.0}, steps=steps)
+
+    diff = compare(timed(20.0), timed(22.0))
+    assert [step.kind for step in diff.steps] == ["profiled", "corrected", "unprofiled"]
+    assert (diff.outcome, diff.judged) == ("slower", "unprofiled")
+    assert diff.step("unprofiled").percent == pytest.approx(10)
+    assert compare(timed(20.0), run({"compute": 30.0})).judged == "profiled"
+
+
+def test_two_steps_say_nothing_of_noise() -> None:
+    diff = compare(run({"compute": 10.0}, jitter_ms=(0.0, 0.1)), run({"compute": 20.0}))
+    assert diff.outcome == "cannot-tell"
+    assert "2 and 5 steps" in diff.step("profiled").reason
+
+
+def test_an_analysis_from_before_step_times_were_kept() -> None:
+    old = run({"compute": 10.0}, jitter_ms=())
+    diff = compare(old, run({"compute": 20.0}))
+    assert diff.outcome == "cannot-tell"
+    assert diff.step("profiled").reason == "the single step times of the first run were not kept"
+    assert diff.parts_reason.startswith("neither run's analysis says")
+    assert all(not bucket.parts and bucket.rest_ms == bucket.difference_ms for bucket in diff.buckets)
+
+
+@pytest.mark.parametrize(
+    ("change", "what", "same_work"),
+    [
+        ({"batch_size_per_device": 128}, "batch size per device", False),
+        ({"workload": "vgg16"}, "workload", False),
+        ({"strategy": "gloo"}, "strategy", True),
+        ({"software": {"torch": "2.13.0"}}, "version of torch", True),
+        ({"workload": None}, None, True),
+    ],
+)
+def test_what_differs_between_the_runs_is_said(change: dict[str, object], what: str | None, same_work: bool) -> None:
+    before = msgspec.structs.replace(healthy(), source=source())
+    after = msgspec.structs.replace(healthy(), source=source(**change))
+    diff = compare(before, after)
+    assert [one.what for one in diff.run_differences] == ([what] if what else [])
+    assert diff.same_work is same_work
+
+
+def test_other_ranks_are_compared_where_both_runs_have_them() -> None:
+    parts = {"compute": 20.0}
+    diff = compare(run(parts, parts), run(parts, parts, {"compute": 26.0}))
+    assert [one.what for one in diff.run_differences] == ["number of ranks"]
+    assert not diff.same_work
+    assert [rank.rank for rank in diff.ranks] == [0, 1]
+    assert fsum(bucket.difference_ms for bucket in diff.buckets) == pytest.approx(2.0)
+    assert diff.cause is not None
+    assert diff.cause.ranks == ()
+
+
+def test_a_missing_rank_is_said_but_is_the_same_work() -> None:
+    parts = {"compute": 20.0}
+    diff = compare(run(parts, parts), run(parts, world_size=2))
+    assert [(one.what, one.same_work) for one in diff.run_differences] == [("ranks with steps", True)]
+
+
+def test_a_device_without_steps_counts_nowhere() -> None:
+    whole = run({"compute": 20.0}, {"compute": 20.0})
+    diff = compare(whole, run({"compute": 20.0}, {}))
+    assert diff.step("profiled").difference_ms == 0
+    assert [rank.rank for rank in diff.ranks] == [0]
+
+
+def test_what_does_not_add_up_is_left_unattributed() -> None:
+    diff = compare(healthy(), hostile())
+    sums = fsum([diff.unattributed_ms, *(bucket.difference_ms for bucket in diff.buckets)])
+    assert sums == pytest.approx(diff.step("profiled").difference_ms)
+    assert diff.unattributed_ms == pytest.approx(3.0)
+
+
+@pytest.mark.parametrize("wrong", ["no device", "no step", "absurd", "nan", "portions"])
+def test_an_analysis_that_cannot_be_compared_is_refused(wrong: str) -> None:
+    analysis = {
+        "no device": run(),
+        "no step": run({}),
+        "absurd": run({"compute": 1e300}),
+        "nan": run({"compute": 1.0}, jitter_ms=(float("nan"),)),
+        "portions": msgspec.structs.replace(run({"compute": 1.0}), portions=healthy().portions),
+    }[wrong]
+    for pair in ((analysis, healthy()), (healthy(), analysis)):
+        with pytest.raises(UnreadableInputError):
+            compare(*pair)
+
+
+def test_findings_of_one_code_are_paired_by_cause_and_ranks_first() -> None:
+    finding = late_rank().findings[0]
+    on_0, on_1 = (msgspec.structs.replace(finding, ranks=(rank,)) for rank in (0, 1))
+    before = msgspec.structs.replace(healthy(), findings=(on_0, on_1))
+    after = msgspec.structs.replace(healthy(), findings=(on_1, finding))
+    changes = compare(before, after).findings
+    assert [(one.status, one.before and one.before.ranks, one.after and one.after.ranks) for one in changes] == [
+        ("remained", (1,), (1,)),
+        ("remained", (0,), (2,)),
+    ]
+
+
+def test_all_buckets_are_there_in_order() -> None:
+    assert tuple(bucket.bucket for bucket in compare(healthy(), late_rank()).buckets) == BUCKETS

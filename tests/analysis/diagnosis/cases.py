@@ -1,0 +1,31 @@
+"""From traces to a case and its diagnosis, through the real stages."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from gpudiag.analysis.attribution import attribute
+from gpudiag.analysis.diagnosis.case import Case
+from gpudiag.analysis.diagnosis.engine import diagnose
+from gpudiag.analysis.diagnosis.outlier_steps import without_outlier_steps
+from gpudiag.analysis.timeline import build_timeline
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from gpudiag.model.analysis import Finding
+    from gpudiag.model.event import Trace
+
+
+def case_of(traces: Sequence[Trace]) -> Case:
+    timeline = build_timeline(traces)
+    return without_outlier_steps(Case(timeline=timeline, attribution=attribute(timeline)))
+
+
+def diagnosis_of(traces: Sequence[Trace]) -> tuple[dict[str, Finding], dict[str, str]]:
+    """Findings by code; what could not be told and why the data is doubtful, by code."""
+    case = case_of(traces)
+    findings, doubts = diagnose(case)
+    validity = {one.code: one.message for one in (*case.timeline.validity, *doubts)}
+    assert len({finding.code for finding in findings}) == len(findings)
+    return {finding.code: finding for finding in findings}, validity

@@ -1,0 +1,75 @@
+"""What is true of each recorded machine is found, and nothing else."""
+
+from __future__ import annotations
+
+import pytest
+
+from gpudiag.analysis.diagnosis.hardware import examine_facts
+from tests.machines import NAMES, machine
+
+ALL_OF_8 = [0, 1, 2, 3, 4, 5, 6, 7]
+
+#: (code, severity, GPUs) of every finding, in any order.
+TRUE = {
+    # Six GTX 1070 on one-lane risers beside a GTX 1080 on x8; three of the six boards boost 5 % less.
+    "7gforce": [
+        ("degraded-link", "critical", [0, 1, 2, 3, 4, 5]),
+        ("clock-mismatch", "warning", [1, 2, 3]),
+    ],
+    # Two 1070 on risers, a third at half even of that; peer access for four pairs only, one of them across sockets.
+    "7gforce-v2": [
+        ("degraded-link", "critical", [0, 4]),
+        ("degraded-link", "critical", [3]),
+        ("peer-slower-than-host", "warning", [3, 4]),
+        ("no-peer-access", "warning", [0, 1, 2, 3, 4, 5, 6]),
+    ],
+    # One M60 board: two GPUs behind one uplink. The VM hides that and calls the pair SYS.
+    "az-2x-m60": [("shared-uplink", "warning", [0, 1]), ("no-peer-access", "warning", [0, 1])],
+    # Two such boards, told apart by their copies alone.
+    "az-4x-m60": [
+        ("shared-uplink", "warning", [0, 2]),
+        ("shared-uplink", "warning", [1, 3]),
+        ("no-peer-access", "warning", [0, 1, 2, 3]),
+    ],
+    # Hybrid cube meshes: pairs without a direct way, but rings of direct ones.
+    "dgx-1": [("no-peer-access", "info", ALL_OF_8)],
+    "gcp-8x-v100": [("no-peer-access", "info", ALL_OF_8)],
+    # Nothing is known of its links, so nothing is said of them.
+    "patrick-4x": [],
+    "staging-area-box": [],
+    # Healthy: idle clocks, 159 GB/s from all four to the host at once against 55 alone, a VM.
+    "h200x4": [],
+}
+
+
+def test_every_recorded_machine_is_judged() -> None:
+    assert set(NAMES) == set(TRUE)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_what_is_true_of_it_and_nothing_else(name: str) -> None:
+    found = [(f.code, f.severity, f.evidence["gpus"]) for f in examine_facts(machine(name))]
+    assert sorted(found) == sorted(TRUE[name])
+
+
+def test_the_clock_that_was_called_memory_clock_is_the_sm_clock() -> None:
+    (finding,) = [f for f in examine_facts(machine("7gforce")) if f.code == "clock-mismatch"]
+    assert finding.cause == "sm_clock"
+    assert finding.title.startswith("SM clock maximum differs")
+    assert finding.evidence["mhz"] == {"0": 1772, "4": 1772, "5": 1772, "1": 1683, "2": 1683, "3": 1683}
+    assert finding.evidence["percent"] == 5.0
+
+
+def test_the_half_rate_riser_is_told_from_the_other_risers() -> None:
+    worst, others = [f for f in examine_facts(machine("7gforce-v2")) if f.code == "degraded-link"]
+    assert (worst.evidence["gpus"], worst.cause) == ([3], "siblings")
+    assert worst.evidence["gb_per_s"] == pytest.approx(0.4048)
+    assert worst.evidence["siblings_gb_per_s"] == pytest.approx(0.796, abs=0.01)
+    assert (others.evidence["gpus"], others.cause) == ([0, 4], "narrow")
+
+
+def test_peer_access_across_sockets_is_slower_and_the_pairs_within_one_are_not() -> None:
+    (finding,) = [f for f in examine_facts(machine("7gforce-v2")) if f.code == "peer-slower-than-host"]
+    (pair,) = finding.evidence["pairs"]
+    assert (pair["a"], pair["b"]) == (3, 4)
+    assert pair["direct_gb_per_s"] < pair["staged_gb_per_s"]

@@ -1,0 +1,141 @@
+"""Each rule on its own example machines, and all rules together on each other's healthy ones."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import msgspec
+import pytest
+
+from gpudiag.analysis.diagnosis.hardware import HARDWARE_RULES, examine_facts
+from gpudiag.analysis.diagnosis.hardware.examples import gpu, host_copies, machine, together
+from gpudiag.analysis.diagnosis.hardware.no_peer_access import has_ring
+from gpudiag.analysis.diagnosis.hardware.words import gpu_list, gradient_cost, pair_list
+from gpudiag.model.analysis import FINDING_CODES, Finding
+from gpudiag.model.facts import Facts, Host, Link
+
+if TYPE_CHECKING:
+    from gpudiag.analysis.diagnosis.hardware.rule import FactsRule
+
+FIRES = [pytest.param(r, facts, id=f"{r.code}: {what}") for r in HARDWARE_RULES for what, facts in r.FIRES]
+SILENT = [pytest.param(r, facts, id=f"{r.code}: {what}") for r in HARDWARE_RULES for what, facts in r.SILENT]
+
+
+@pytest.mark.parametrize(("rule", "facts"), FIRES)
+def test_fires(rule: FactsRule, facts: Facts) -> None:
+    findings = rule.examine(facts)
+    assert findings
+    for finding in findings:
+        assert_usable(finding, facts)
+        assert finding.code == rule.code
+
+
+@pytest.mark.parametrize(("rule", "facts"), SILENT)
+def test_is_silent(rule: FactsRule, facts: Facts) -> None:
+    assert rule.examine(facts) == ()
+
+
+def assert_usable(finding: Finding, facts: Facts) -> None:
+    """What every hardware finding owes its reader."""
+    assert finding.code in FINDING_CODES
+    assert finding.advice, "a finding says what to do"
+    assert len(finding.title) <= 400
+    assert finding.recoverable_ms_per_step is None
+    assert "profile" in finding.evidence["reason"]
+    assert finding.ranks == (), "the machine does not know which rank runs where"
+    assert set(finding.evidence["gpus"]) <= {one.index for one in facts.gpus}
+    msgspec.json.encode(finding)
+
+
+@pytest.mark.parametrize("rule", HARDWARE_RULES, ids=lambda rule: rule.code)
+def test_says_what_it_is_and_has_both_kinds_of_examples(rule: FactsRule) -> None:
+    words = type(rule).__doc__ or ""
+    assert len(words) > 400, "the docstring is the page that users read"
+    assert "What to do" in words or "can be done" in words
+    assert rule.FIRES
+    assert rule.SILENT
+
+
+def test_a_machine_without_gpus_has_no_findings() -> None:
+    assert examine_facts(Facts(host=Host())) == ()
+
+
+def test_the_worst_comes_first() -> None:
+    facts = machine(
+        gpu(0, sm_mhz=1700), gpu(1, sm_mhz=1600), links=(Link(a=0, b=1, kind="PHB", peer_access=False),),
+        bandwidth=(host_copies(0, 0.8), host_copies(1, 25.0)),
+    )  # fmt: skip
+    assert [f.code for f in examine_facts(facts)] == ["degraded-link", "no-peer-access", "clock-mismatch"]
+
+
+@pytest.mark.parametrize(
+    ("shares", "fires"),
+    [
+        ((55.0, 55.0, 55.0, 55.0), False),
+        ((38.8, 39.4, 39.6, 40.9), False),
+        ((27.5, 27.5, 27.5, 27.5), False),  # two links' worth: two uplinks or the host's memory, which this cannot tell
+        ((14.0, 14.0, 14.0, 14.0), True),
+    ],
+)
+def test_only_a_total_near_one_links_worth_is_a_shared_uplink(shares: tuple[float, ...], fires: bool) -> None:
+    facts = machine(
+        *(gpu(i) for i in range(4)), bandwidth=(*(host_copies(i, 55.4) for i in range(4)), together(*shares))
+    )
+    findings = examine_facts(facts)
+    assert [f.code for f in findings] == (["shared-uplink"] if fires else [])
+    if fires:
+        assert findings[0].evidence["gpus"] == [0, 1, 2, 3]
+
+
+def test_a_loaded_link_at_its_own_maximum_is_silent_whatever_the_card_could_do_elsewhere() -> None:
+    from gpudiag.analysis.diagnosis.hardware.examples import loaded
+
+    facts = machine(gpu(0, pcie=loaded(3, 8, 3, 8)), bandwidth=(host_copies(0, 6.3, ceiling_gb_per_s=7.3),))
+    assert examine_facts(facts) == ()
+
+
+@pytest.mark.parametrize(
+    ("count", "edges", "expected"),
+    [
+        (1, set(), False),
+        (2, {(0, 1)}, True),
+        (3, {(0, 1), (1, 2)}, False),
+        (4, {(0, 1), (1, 2), (2, 3), (0, 3)}, True),
+        (6, {(0, 1), (1, 2), (0, 2), (3, 4), (4, 5), (3, 5)}, False),
+    ],
+)
+def test_rings(count: int, edges: set[tuple[int, int]], expected: bool) -> None:
+    assert has_ring(list(range(count)), edges) is expected
+
+
+def test_the_search_for_a_ring_ends_on_the_worst_graph() -> None:
+    # Two complete halves of eight joined by one edge: every GPU has many neighbours, and there is no ring.
+    halves = {(a, b) for half in (range(8), range(8, 16)) for a in half for b in half if a < b}
+    assert has_ring(list(range(16)), halves | {(0, 8)}) is False
+
+
+def test_words() -> None:
+    assert [gpu_list(x) for x in ([3], [0, 2], [0, 1], range(6), [0, 1, 2, 5])] == [
+        "GPU 3", "GPUs 0 and 2", "GPUs 0 and 1", "GPUs 0-5", "GPUs 0-2 and 5",
+    ]  # fmt: skip
+    assert pair_list([(1, 2), (0, 1)]) == "0↔1, 1↔2"
+    assert pair_list((0, i) for i in range(1, 10)) == "0↔1, 0↔2, 0↔3, 0↔4, 0↔5, 0↔6 and 3 more"
+    # 102.2 MB at 0.7635 GB/s, the rule of thumb behind the exposed 133 ms of a parameter server on x1 risers.
+    assert gradient_cost(0.7635) == "ResNet-50's 102 MB of gradients take 134 ms to cross it once"
+
+
+def test_of_two_initiators_the_faster_counts() -> None:
+    from gpudiag.analysis.diagnosis.hardware.examples import peer_copies
+
+    slow_when_reading = peer_copies(0, 1, 9.0, peer_access=True, initiator="dst")
+    by_writing = peer_copies(0, 1, 12.0, peer_access=True, initiator="src")
+    staged = peer_copies(0, 1, 11.0, peer_access=False, initiator="src")
+    assert examine_facts(machine(gpu(0), gpu(1), bandwidth=(by_writing, slow_when_reading, staged))) == ()
+
+
+def test_the_source_of_a_ceiling_is_named_in_short() -> None:
+    long = "PCIe 5 x16 (read under load): 16 x 32 GT/s x 128/130, packets of 256 bytes with write headers"
+    (finding,) = examine_facts(
+        machine(gpu(0), bandwidth=(host_copies(0, 18.0, ceiling_gb_per_s=57.0, ceiling_source=long),))
+    )
+    assert "that PCIe 5 x16 (read under load) allows" in finding.title

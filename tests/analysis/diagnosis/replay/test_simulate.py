@@ -1,0 +1,131 @@
+"""The replay in NumPy against one that goes node by node, on jobs of a few nodes; and what must hold for any job."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pytest
+from hypothesis import assume, given
+from hypothesis import strategies as st
+
+from gpudiag.analysis.diagnosis.replay.graph import NONE
+from gpudiag.analysis.diagnosis.replay.schedule import Kind, Schedule
+from gpudiag.analysis.diagnosis.replay.simulate import Costs, settle, settle_each, simulate, unchanged
+from tests.analysis.diagnosis.replay.random_graphs import BruteForce, Job, Node, Op, graph_of, jobs
+from tests.examples import examples
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+TURNS = 80
+#: Relative, and absolute for jobs that take a few ns: what the search for the settled turn may leave.
+TOLERANCE = 2e-3
+
+
+@st.composite
+def less_work(draw: st.DrawFn, costs: Costs) -> Costs:
+    """Costs of which none is more than given."""
+
+    def part(column: NDArray[np.float64]) -> NDArray[np.float64]:
+        factors = draw(st.lists(st.sampled_from([0.0, 0.5, 1.0]), min_size=len(column), max_size=len(column)))
+        return column * np.array(factors, np.float64)
+
+    keep = draw(st.lists(st.booleans(), min_size=len(costs.blocking), max_size=len(costs.blocking)))
+    return replace(
+        costs,
+        busy=part(costs.busy),
+        waiting=part(costs.waiting),
+        duration=part(costs.duration),
+        transfer=part(costs.transfer),
+        blocking=costs.blocking & np.array(keep),
+    )
+
+
+@given(job=jobs(), settled=st.integers(0, 40), data=st.data())
+@examples(60)
+def test_agrees_with_a_replay_node_by_node(job: Job, settled: int, data: st.DataObject) -> None:
+    graph, order = graph_of(job, settled)
+    costs = data.draw(less_work(unchanged(graph)))
+    expected = BruteForce(job, costs, order).turns(TURNS)
+    assert simulate(Schedule(graph), costs) == pytest.approx(expected, rel=TOLERANCE, abs=0.02)
+
+
+@given(job=jobs(), settled=st.integers(0, 40), data=st.data())
+@examples(40)
+def test_replayed_at_once_costs_do_not_touch_each_other(job: Job, settled: int, data: st.DataObject) -> None:
+    graph, _ = graph_of(job, settled)
+    schedule = Schedule(graph)
+    many = [unchanged(graph), *(data.draw(less_work(unchanged(graph))) for _ in range(3))]
+    many.append(replace(many[0], joined=False))
+    for one, costs in zip(settle_each(schedule, many), many, strict=True):
+        alone = settle(schedule, costs)
+        assert one.step_ns == alone.step_ns
+        assert np.array_equal(one.waited, alone.waited)
+
+
+@given(job=jobs())
+@examples(50)
+def test_unchanged_gives_back_what_was_measured(job: Job) -> None:
+    graph, _ = graph_of(job, 60)
+    # Jobs whose turns alternate were measured in one of the two.
+    assume(BruteForce(job).turns(TURNS) == pytest.approx(graph.length_ns))
+    assert simulate(Schedule(graph), unchanged(graph)) == pytest.approx(graph.length_ns, rel=0.01, abs=0.02)
+
+
+@given(job=jobs(), settled=st.integers(0, 40), data=st.data())
+@examples(50)
+def test_less_work_never_takes_longer(job: Job, settled: int, data: st.DataObject) -> None:
+    graph, _ = graph_of(job, settled)
+    schedule = Schedule(graph)
+    all_work = unchanged(graph)
+    less = data.draw(less_work(all_work))
+    still_less = data.draw(less_work(less))
+    times = [simulate(schedule, costs) for costs in (all_work, less, still_less)]
+    assert times[1] <= times[0] * (1 + TOLERANCE) + 0.02
+    assert times[2] <= times[1] * (1 + TOLERANCE) + 0.02
+
+
+@given(job=jobs())
+@examples(50)
+def test_every_node_is_in_one_run_after_all_that_it_needs(job: Job) -> None:
+    graph, _ = graph_of(job, 3)
+    schedule = Schedule(graph)
+    host_done = np.zeros(len(graph.host.time), np.int64)
+    started = np.zeros(len(graph.device.start), np.int64)
+    ended = np.zeros(len(graph.device.start), np.int64)
+    for run in schedule.runs:
+        span = slice(run.first, run.after)
+        if run.kind in {Kind.HOST_RUN, Kind.HOST_BLOCK}:
+            targets = graph.host.block_on[span]
+            targets = targets[targets != NONE]
+            # What was launched after the node is waited for as of the turn before, and must not be done yet.
+            assert (ended[targets] == (graph.device.launch[targets] < run.first)).all()
+            host_done[span] += 1
+        elif run.kind == Kind.COLLECTIVE_END:
+            assert started[graph.device.peers[run.first]].all()
+            ended[span] += 1
+        else:
+            launches = graph.device.launch[span]
+            assert host_done[launches[launches != NONE]].all()
+            for column in (graph.device.wait_a, graph.device.wait_b):
+                waited = column[span][column[span] != NONE]
+                assert (ended[waited] == (graph.device.launch[waited] < launches.max())).all()
+            started[span] += 1
+            ended[span] += run.kind != Kind.COLLECTIVE_START
+    assert (host_done == 1).all()
+    assert (started == 1).all()
+    assert (ended == 1).all()
+
+
+def test_a_host_far_ahead_is_found_to_set_the_pace() -> None:
+    """Ten steps ahead when the device's work is made half: it then works that off at its own pace for many turns."""
+    job = Job()
+    job.nodes = [Node(0, 90)]
+    job.ops = [Op(0, 0, launch=0, latency=1, gap=0, duration=100)]
+    graph, _ = graph_of(job, 60)
+    assert graph.device.start[0] - graph.host.time[0] > 5 * 90
+    costs = unchanged(graph)
+    assert simulate(Schedule(graph), costs) == pytest.approx(100)
+    assert simulate(Schedule(graph), replace(costs, duration=costs.duration / 2)) == pytest.approx(90)

@@ -1,0 +1,63 @@
+"""Every finding of every rule, as users of each framework would read it."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING
+
+import pytest
+from msgspec.structs import replace
+
+from gpudiag.analysis.attribution import attribute
+from gpudiag.analysis.diagnosis.case import Case
+from gpudiag.analysis.diagnosis.engine import diagnose
+from gpudiag.analysis.diagnosis.examples import Job
+from gpudiag.analysis.diagnosis.outlier_steps import without_outlier_steps
+from gpudiag.analysis.diagnosis.rules import RULES
+from gpudiag.analysis.diagnosis.rules.advice import For, advice_for
+from gpudiag.analysis.diagnosis.rules.compute_bound import ComputeBound
+from gpudiag.analysis.timeline import build_timeline
+from gpudiag.app.analyze import analyze
+from gpudiag.trace import read_traces
+from tests.trace.documents import TRACES
+
+if TYPE_CHECKING:
+    from gpudiag.analysis.diagnosis.rules.rule import Rule
+    from gpudiag.model.analysis import Finding
+
+PYTORCH = re.compile(r"torch|DataLoader|DDP|pin_memory|\.item\(\)")
+JOBS = ("slow_loader_rank2", "vgg_p2poff", "tiny", "clean", "gloo_dataloader", "resnet50_dataloader")
+ALL: tuple[type[Rule] | type[ComputeBound], ...] = (*RULES, ComputeBound)
+EXAMPLES = [pytest.param(job, id=f"{rule.code}: {what}") for rule in ALL for what, job in rule.FIRES]
+
+
+@pytest.mark.parametrize("job", [*JOBS, *EXAMPLES])
+def test_a_finding_has_advice_in_either_framework_and_none_in_tensorflow_is_pytorch(job: str | Job) -> None:
+    timeline = build_timeline(job.traces() if isinstance(job, Job) else read_traces([TRACES / job]))
+    attribution = attribute(timeline)
+
+    def findings_in(framework: str) -> tuple[Finding, ...]:
+        case = Case(timeline=replace(timeline, framework=framework), attribution=attribution)
+        return diagnose(without_outlier_steps(case))[0]
+
+    findings, told = findings_in("pytorch"), findings_in("tensorflow")
+    assert findings
+    assert [(finding.code, finding.recoverable_ms_per_step) for finding in told] == [
+        (finding.code, finding.recoverable_ms_per_step) for finding in findings
+    ]
+    for finding in (*findings, *told):
+        assert finding.advice, finding.code
+    assert not [line for finding in told for line in finding.advice if PYTORCH.search(line)]
+
+
+def test_what_holds_for_all_frameworks_stands_in_the_order_of_the_rule() -> None:
+    lines = (For("tensorflow", "Prefetch."), "Look at {ranks}.", For("pytorch", "Pin it."), "Cache.")
+    assert advice_for("pytorch", lines, ranks="rank 2") == ("Look at rank 2.", "Pin it.", "Cache.")
+    assert advice_for("tensorflow", lines, ranks="rank 2") == ("Prefetch.", "Look at rank 2.", "Cache.")
+    assert advice_for("another", lines[3:]) == ("Cache.",)
+
+
+def test_the_real_trace_of_tensorflow() -> None:
+    advice = [line for finding in analyze([TRACES / "tensorflow"]).findings for line in finding.advice]
+    assert advice
+    assert not [line for line in advice if PYTORCH.search(line)]

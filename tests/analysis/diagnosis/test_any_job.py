@@ -1,0 +1,145 @@
+"""What holds for every job: conservation, replays that give back what was measured, edits that only gain."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pytest
+from hypothesis import assume, given
+from hypothesis import strategies as st
+
+from gpudiag.analysis.diagnosis.engine import diagnose
+from gpudiag.analysis.diagnosis.examples import (
+    Job,
+    Piece,
+    all_reduce,
+    fetch,
+    host_copy,
+    item,
+    kernels,
+    python,
+    silence,
+    update,
+)
+from gpudiag.analysis.diagnosis.replay.what_if import PARTS
+from gpudiag.model.timeline import OpClass
+from tests.analysis.diagnosis.cases import case_of
+from tests.examples import examples
+
+if TYPE_CHECKING:
+    from gpudiag.analysis.diagnosis.case import Case
+    from gpudiag.analysis.diagnosis.replay.simulate import Costs
+
+#: What the search for the settled turn may leave, relative.
+SETTLED = 2e-3
+
+milliseconds = st.sampled_from([0.0, 0.2, 1.0, 3.0, 8.0])
+host_pieces = st.one_of(
+    milliseconds.map(fetch),
+    milliseconds.map(silence),
+    milliseconds.map(python),
+    st.just(item()),
+    milliseconds.map(lambda ms: host_copy(ms, megabytes=10, pinned=False)),
+    milliseconds.map(lambda ms: host_copy(ms, megabytes=10)),
+    st.tuples(milliseconds, st.integers(1, 12)).map(lambda pair: kernels(pair[0], count=pair[1])),
+)
+
+
+@st.composite
+def jobs(draw: st.DrawFn) -> Job:
+    step: list[Piece] = []
+    for _ in range(draw(st.integers(0, 2))):
+        step += draw(st.lists(host_pieces, max_size=3))
+        step += [kernels(draw(milliseconds), count=draw(st.integers(1, 8))), all_reduce(draw(milliseconds))]
+    step += [*draw(st.lists(host_pieces, max_size=3)), update(1)]
+    ranks = draw(st.integers(1, 3))
+    extra = draw(st.dictionaries(st.integers(0, ranks - 1), st.lists(host_pieces, max_size=2).map(tuple), max_size=2))
+    return Job(ranks=ranks, step=tuple(step), extra=extra, steps=draw(st.integers(6, 9)))
+
+
+def edits_of(case: Case, costs: Costs) -> dict[str, Costs]:
+    what_if = case.what_if
+    assert what_if is not None
+    return {
+        "input": what_if.without_input(costs),
+        "launch": what_if.without_launch_cost(costs),
+        "syncs": what_if.without_syncs(costs),
+        "transfer": what_if.without_transfer(costs),
+        "exchange": what_if.without_exchange(costs),
+        "copies": what_if.with_host_copies(costs, 0.0),
+        "level": what_if.levelled(costs, PARTS),
+        "level each step": what_if.levelled(costs, PARTS, each_step=True),
+    }
+
+
+@given(job=jobs())
+@examples(40)
+def test_buckets_fill_the_step_exactly(job: Job) -> None:
+    case = case_of(job.traces())
+    for lane in case.attribution.lanes:
+        assert (lane.buckets_ns.sum(axis=1) == lane.step_ns).all()
+
+
+@given(job=jobs())
+@examples(40)
+def test_unchanged_it_takes_what_was_measured(job: Job) -> None:
+    case = case_of(job.traces())
+    what_if = case.what_if
+    assert what_if is not None
+    steps = np.concatenate([lane.step_ns for lane in case.attribution.lanes])
+    # Hosts that still run further ahead from step to step, or a device that catches up, are not settled.
+    assume(steps.max() - steps.min() <= 0.01 * steps.mean())
+    assert what_if.replayed_ms == pytest.approx(case.slowest_ms, rel=0.01)
+
+
+@given(job=jobs(), order=st.permutations(range(8)))
+@examples(40)
+def test_taking_work_away_never_takes_longer_one_edit_on_top_of_another(job: Job, order: list[int]) -> None:
+    case = case_of(job.traces())
+    what_if = case.what_if
+    assert what_if is not None
+    costs, before = what_if.corrected, what_if.corrected_ms
+    assert before <= what_if.replayed_ms * (1 + SETTLED)
+    for index in order:
+        name = list(edits_of(case, costs))[index]
+        once = edits_of(case, costs)[name]
+        now = what_if.step_ms(once)
+        assert now <= before * (1 + SETTLED) + 1e-4, name
+        assert (once.busy >= 0).all()
+        assert (once.waiting >= -1e-6).all()
+        assert (once.duration[np.isnan(once.transfer)] >= -1e-6).all()
+        if "level" not in name:
+            assert what_if.step_ms(edits_of(case, once)[name]) == pytest.approx(now, rel=SETTLED, abs=1e-4), name
+        costs, before = once, now
+
+
+@given(job=jobs())
+@examples(30)
+def test_the_graph_is_well_formed(job: Job) -> None:
+    case = case_of(job.traces())
+    assert case.what_if is not None
+    host, device = case.what_if.graph.host, case.what_if.graph.device
+    for column in (host.busy, host.input, host.silent, host.block_delay, host.profiler):
+        assert (column >= 0).all()
+    assert (device.gap >= 0).all(), "nothing overlaps in a stream here"
+    assert (device.transfer[~np.isnan(device.transfer)] >= 0).all()
+    for first, after in case.what_if.graph.chains:
+        assert (np.diff(host.time[first:after]) >= 0).all()
+    for first, after in case.what_if.graph.streams:
+        assert (np.diff(device.start[first:after]) >= 0).all()
+        launched = device.launch[first:after]
+        assert (np.diff(launched[launched >= 0]) >= 0).all(), "a stream runs in the order of launches"
+    for op, peers in device.peers.items():
+        assert op in peers
+        assert (device.op_class[peers] == OpClass.COMMUNICATION).all()
+
+
+@given(job=jobs())
+@examples(30)
+def test_findings_are_within_the_step_and_largest_first(job: Job) -> None:
+    case = case_of(job.traces())
+    findings, _ = diagnose(case)
+    gains = [finding.recoverable_ms_per_step or 0.0 for finding in findings]
+    assert gains == sorted(gains, reverse=True)
+    assert all(0 <= (finding.recoverable_percent or 0.0) <= 100 for finding in findings)

@@ -1,0 +1,45 @@
+"""A rank that computes longer because its GPU's clocks are held down, as the machine's facts say."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import pytest
+
+from gpudiag.analysis.diagnosis.engine import diagnose
+from gpudiag.analysis.diagnosis.examples import DDP, Job, Piece, fetch, kernels
+from tests.analysis.diagnosis.cases import case_of
+from tests.app.test_analyze_facts import hot, record
+from tests.probed_machine import four_h200
+
+if TYPE_CHECKING:
+    from gpudiag.model.analysis import Finding
+
+
+def straggler(extra: tuple[Piece, ...], *, hot_gpu: int, known_run: bool = True) -> Finding:
+    case = case_of(Job(ranks=4, step=DDP, extra={1: extra}).traces())
+    case = replace(case, facts=hot(four_h200(), hot_gpu), run=record() if known_run else None)
+    findings, _ = diagnose(case)
+    return next(finding for finding in findings if finding.code == "straggler")
+
+
+def test_the_clock_is_the_cause_where_the_late_ranks_gpu_is_throttled() -> None:
+    found = straggler((kernels(8, count=4),), hot_gpu=1)
+    assert found.cause == "clock"
+    assert found.evidence["clock"] == {"1": ["throttled"]}
+    assert "slower clocks" in found.title
+    assert any("throttled" in line for line in found.advice)
+
+
+@pytest.mark.parametrize(
+    ("extra", "hot_gpu", "known_run", "cause"),
+    [
+        ((kernels(8, count=4),), 2, True, "compute"),
+        ((kernels(8, count=4),), 1, False, "compute"),
+        ((fetch(30),), 1, True, "input"),
+    ],
+    ids=["another GPU is throttled", "which GPU the rank had is not known", "it is late for another reason"],
+)
+def test_and_nowhere_else(extra: tuple[Piece, ...], hot_gpu: int, known_run: bool, cause: str) -> None:
+    assert straggler(extra, hot_gpu=hot_gpu, known_run=known_run).cause == cause

@@ -1,0 +1,64 @@
+"""Steps of another kind are left out, and said to have been."""
+
+from __future__ import annotations
+
+import pytest
+from msgspec.structs import replace
+
+from gpudiag.analysis.attribution import attribute
+from gpudiag.analysis.diagnosis.case import Case
+from gpudiag.analysis.diagnosis.engine import diagnose
+from gpudiag.analysis.diagnosis.examples import DDP, Job, fetch, silence
+from gpudiag.analysis.diagnosis.outlier_steps import without_outlier_steps
+from gpudiag.analysis.timeline import build_timeline
+from tests.analysis.diagnosis.records import run_of
+
+STEPS = 10
+LATE = Job(ranks=3, step=DDP, extra={1: (fetch(30),)}, steps=STEPS)
+PAUSE_MS = 200
+
+
+def paused_in(*steps: int) -> Case:
+    """All ranks stand still in some steps."""
+    timeline = build_timeline(replace(LATE, once={step: (silence(PAUSE_MS),) for step in steps}).traces())
+    return Case(timeline=timeline, attribution=attribute(timeline))
+
+
+def usual() -> float:
+    (straggler, *_), _ = diagnose(paused_in())
+    assert straggler.recoverable_ms_per_step is not None
+    return straggler.recoverable_ms_per_step
+
+
+@pytest.mark.parametrize("step", range(1, STEPS))
+def test_a_pause_does_not_change_what_is_found(step: int) -> None:
+    case = without_outlier_steps(paused_in(step))
+    for lane in case.attribution.lanes:
+        lane.check()
+    findings, doubts = diagnose(case)
+    assert findings[0].code == "straggler"
+    assert findings[0].ranks == (1,)
+    assert findings[0].recoverable_ms_per_step == pytest.approx(usual(), rel=0.05)
+    if any(lane.step_ns.max() > 1e6 * PAUSE_MS for lane in paused_in(step).attribution.lanes):
+        assert "uneven-steps" in {doubt.code for doubt in doubts}
+        assert findings[0].confidence != "high"
+
+
+def test_alike_steps_are_all_kept() -> None:
+    case = paused_in()
+    assert without_outlier_steps(case) is case
+
+
+def test_what_happens_in_many_steps_is_the_job() -> None:
+    case = without_outlier_steps(paused_in(2, 5, 7))
+    assert case.steps == paused_in().steps
+    assert "unlike" in case.outlier_steps
+
+
+def test_the_step_timed_without_the_profiler_says_which_steps_are_the_job() -> None:
+    case = paused_in(6)
+    kept = without_outlier_steps(case).steps
+    assert kept < case.steps
+    alike_ms = without_outlier_steps(case).slowest_ms
+    assert without_outlier_steps(run_of(case, [alike_ms] * 20)).steps == kept
+    assert without_outlier_steps(run_of(case, [case.slowest_ms] * 20)).steps == case.steps

@@ -1,0 +1,121 @@
+"""Each rule on its own examples, played as traces and taken through all stages."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import msgspec
+import pytest
+
+from gpudiag.analysis.diagnosis.examples import DDP, Job, Piece, fetch, kernels, python
+from gpudiag.analysis.diagnosis.rules import RULES
+from gpudiag.analysis.diagnosis.rules.compute_bound import ComputeBound
+from gpudiag.model.analysis import FINDING_CODES
+from tests.analysis.diagnosis.cases import case_of, diagnosis_of
+
+if TYPE_CHECKING:
+    from gpudiag.analysis.diagnosis.rules.rule import Rule
+
+ALL: tuple[type[Rule] | type[ComputeBound], ...] = (*RULES, ComputeBound)
+FIRES = [pytest.param(rule.code, job, id=f"{rule.code}: {what}") for rule in ALL for what, job in rule.FIRES]
+SILENT = [pytest.param(rule.code, job, id=f"{rule.code}: {what}") for rule in ALL for what, job in rule.SILENT]
+ABSTAINS = [pytest.param(rule.code, job, id=f"{rule.code}: {what}") for rule in ALL for what, job in rule.ABSTAINS]
+EXAMPLES = [pytest.param(job, id=f"{rule.code}: {what}") for rule in ALL for what, job in (*rule.FIRES, *rule.SILENT)]
+
+
+@pytest.mark.parametrize(("code", "job"), FIRES)
+def test_fires(code: str, job: Job) -> None:
+    findings, _ = diagnosis_of(job.traces())
+    assert code in findings
+    finding = findings[code]
+    assert finding.advice
+    assert finding.title
+    assert finding.recoverable_ms_per_step is not None
+    assert finding.code in FINDING_CODES
+    msgspec.json.encode(finding)
+    if code != "compute-bound":
+        assert finding.severity in {"warning", "critical"}
+        assert next(iter(findings)) == code, "an example shows its own cause first"
+
+
+@pytest.mark.parametrize(("code", "job"), SILENT)
+def test_is_silent(code: str, job: Job) -> None:
+    findings, validity = diagnosis_of(job.traces())
+    assert code not in findings
+    assert f"cannot-tell:{code}" not in validity
+
+
+@pytest.mark.parametrize(("code", "job"), ABSTAINS)
+def test_abstains_and_says_what_to_record(code: str, job: Job) -> None:
+    findings, validity = diagnosis_of(job.traces())
+    assert code not in findings
+    assert "give the traces of all ranks" in validity[f"cannot-tell:{code}"]
+    assert "compute-bound" not in findings
+
+
+@pytest.mark.parametrize("rule", ALL, ids=lambda rule: rule.code)
+def test_says_what_it_is_and_has_both_kinds_of_examples(rule: type[Rule] | type[ComputeBound]) -> None:
+    assert len((rule.__doc__ or "").split()) >= 20, "the docstring is the page that users read"
+    assert rule.FIRES
+    assert rule.SILENT
+
+
+@pytest.mark.parametrize("job", EXAMPLES)
+def test_an_example_replayed_unchanged_takes_what_was_measured(job: Job) -> None:
+    case = case_of(job.traces())
+    assert case.what_if is not None
+    assert case.what_if.replayed_ms == pytest.approx(case.slowest_ms, rel=0.01)
+
+
+@pytest.mark.parametrize(
+    ("extra", "ranks", "cause"),
+    [
+        ({2: (fetch(30),)}, (2,), "input"),
+        ({0: (fetch(30),), 3: (fetch(30),)}, (0, 3), "input"),
+        ({1: (kernels(8, count=4),)}, (1,), "compute"),
+        ({3: (python(30),)}, (3,), "launch"),
+    ],
+)
+def test_the_straggler_is_named_with_its_cause_and_its_gain_is_what_the_job_without_it_is_faster(
+    extra: dict[int, tuple[Piece, ...]], ranks: tuple[int, ...], cause: str
+) -> None:
+    job = Job(ranks=4, step=DDP, extra=extra)
+    finding = diagnosis_of(job.traces())[0]["straggler"]
+    assert finding.ranks == ranks
+    assert finding.cause == cause
+    truth = case_of(job.traces()).step_ms - case_of(Job(ranks=4, step=DDP).traces()).step_ms
+    assert finding.recoverable_ms_per_step == pytest.approx(truth, rel=0.05)
+    assert finding.confidence == "high"
+
+
+def test_a_late_rank_that_rotates_is_jitter_with_its_distribution() -> None:
+    job = Job(ranks=4, step=DDP, rotating=(kernels(8, count=4),), steps=10)
+    finding = diagnosis_of(job.traces())[0]["straggler"]
+    assert finding.title.startswith("a different rank is late each step")
+    assert finding.ranks == (0, 1, 2, 3)
+    assert finding.evidence["times_last_by_rank"].keys() == {0, 1, 2, 3}
+    assert finding.confidence != "high"
+
+
+def test_a_rank_late_a_little_more_often_than_others_is_not_named_as_the_late_one() -> None:
+    # Of the five analysed steps 1 to 5, rank 1 is late in two, each other in one.
+    job = Job(ranks=4, step=DDP, rotating=(kernels(8, count=4),), steps=7)
+    finding = diagnosis_of(job.traces())[0]["straggler"]
+    assert finding.title.startswith("a different rank")
+
+
+def test_dropped_events_and_few_steps_lower_the_confidence() -> None:
+    whole = diagnosis_of(Job(ranks=4, step=DDP, extra={2: (fetch(30),)}).traces())
+    dropped = diagnosis_of(Job(ranks=4, step=DDP, extra={2: (fetch(30),)}, dropped_events=100).traces())
+    few = diagnosis_of(Job(ranks=4, step=DDP, extra={2: (fetch(30),)}, steps=4).traces())
+    assert whole[0]["straggler"].confidence == "high"
+    assert "dropped-events" in dropped[1]
+    assert "few-steps" in few[1]
+    assert dropped[0]["straggler"].confidence != "high"
+    assert few[0]["straggler"].confidence != "high"
+
+
+def test_one_step_cannot_be_replayed() -> None:
+    findings, validity = diagnosis_of(Job(ranks=4, step=DDP, steps=1).traces())
+    assert not findings
+    assert "five or more marked steps" in validity["cannot-tell"]

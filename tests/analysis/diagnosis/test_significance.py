@@ -1,0 +1,81 @@
+"""A finding about the hosts' pace is made only where it can be neither chance nor the recording's doing."""
+
+from __future__ import annotations
+
+import statistics
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import msgspec
+import numpy as np
+import pytest
+
+from gpudiag.analysis.diagnosis.engine import diagnose
+from gpudiag.analysis.diagnosis.examples import Job, fetch, kernels
+from gpudiag.analysis.diagnosis.replay.profiler_cost import PROFILER_NS_PER_EVENT
+from tests.analysis.diagnosis.cases import case_of
+from tests.analysis.diagnosis.records import run_of
+
+if TYPE_CHECKING:
+    from gpudiag.analysis.diagnosis.case import Case
+
+#: 100 kernels that take 10 ms, launched in 11: a step that the host sets the pace of by a tenth.
+SLIGHTLY_BOUND = Job(ranks=1, step=(kernels(10, count=100, launch_us=110),), steps=10)
+
+
+def told(case: Case) -> tuple[set[str], dict[str, str]]:
+    findings, doubts = diagnose(case)
+    return {finding.code for finding in findings}, {doubt.code: doubt.message for doubt in doubts}
+
+
+def timed(job: Job, *, slow_times: float) -> Case:
+    """The job with its steps timed without the profiler: as long as recorded in the mean, but one in eight slower."""
+    case = case_of(job.traces())
+    times = [1.0] * 70 + [slow_times] * 10
+    scale = case.slowest_ms / statistics.fmean(times)
+    return run_of(case, [scale * one for one in times])
+
+
+def test_steps_that_scatter_little_carry_a_small_finding() -> None:
+    codes, doubts = told(timed(SLIGHTLY_BOUND, slow_times=1.02))
+    assert "launch-bound" in codes
+    assert "cannot-tell:launch-bound" not in doubts
+
+
+def test_what_is_lost_in_a_few_steps_is_none() -> None:
+    codes, doubts = told(timed(SLIGHTLY_BOUND, slow_times=1.8))
+    assert not codes & {"launch-bound", "compute-bound"}, "nor is it said that nothing is wrong"
+    assert "chance" in doubts["cannot-tell:launch-bound"]
+
+
+def with_events(case: Case, per_node: int) -> Case:
+    """The case as if so many events had been recorded before each launch."""
+    what_if = case.what_if
+    assert what_if is not None
+    host = msgspec.structs.replace(what_if.graph.host, events=np.full(len(what_if.graph.host.time), per_node))
+    graph = msgspec.structs.replace(what_if.graph, host=host)
+    again = replace(case)
+    object.__setattr__(again, "what_if", type(what_if)(graph, case.timeline))
+    return again
+
+
+@pytest.mark.parametrize(("launch_us", "found"), [(250.0, True), (160.0, False)])
+def test_what_the_profiler_might_have_cost_is_no_finding(launch_us: float, *, found: bool) -> None:
+    """100 launches with 40 events each: the profiler costs them 5.1 ms, and 6.6 where it costs 30 % more."""
+    case = with_events(
+        case_of(Job(ranks=1, step=(kernels(10, count=100, launch_us=launch_us),), steps=10).traces()), 40
+    )
+    assert case.what_if is not None
+    assert case.what_if.corrected_ms == pytest.approx(launch_us / 10 - 40 * PROFILER_NS_PER_EVENT / 1e4, rel=0.02)
+    codes, doubts = told(case)
+    assert ("launch-bound" in codes) == found
+    assert ("cannot-tell:launch-bound" in doubts) == (not found)
+
+
+def test_what_is_left_once_a_larger_cause_is_gone_must_remain_when_the_profiler_costs_more() -> None:
+    job = Job(ranks=1, step=(fetch(15), kernels(10, count=100, launch_us=168)), steps=10)
+    without_profiler_ms = 15 + 100 * (0.168 - 40 * PROFILER_NS_PER_EVENT / 1e6)
+    codes, doubts = told(with_events(run_of(case_of(job.traces()), [without_profiler_ms] * 20), 40))
+    assert "input-bound" in codes
+    assert "launch-bound" not in codes
+    assert "30 % more" in doubts["cannot-tell:launch-bound"]

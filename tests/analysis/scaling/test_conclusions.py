@@ -1,0 +1,220 @@
+"""Speedup, waterfall, fit and forecast, against figures worked out by hand."""
+
+from __future__ import annotations
+
+import math
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gpudiag.analysis.scaling import devices
+from gpudiag.analysis.scaling.fit import fit
+from gpudiag.analysis.scaling.forecast import durations, prospect
+from gpudiag.analysis.scaling.speedup import with_speedups
+from gpudiag.analysis.scaling.waterfall import measured_waterfall, waterfall
+from gpudiag.model.benchmarks.scale_request import Network
+from gpudiag.model.benchmarks.scaling import STEP_PARTS
+from gpudiag.model.facts import Facts, Gpu, Host, Link
+from gpudiag.statistics import Estimate
+from tests.app.scale.points import measured, parts
+
+
+def test_efficiency_is_against_one_device_of_the_same_curve() -> None:
+    one, four = measured(1, 30.0), measured(4, 40.0)
+    other = measured(1, 60.0, precision="fp32")
+    found = {point.id: point for point in with_speedups([four, other, one])}
+    assert found[four.id].baseline == one.id
+    assert found[four.id].speedup == pytest.approx(3.0)
+    assert found[four.id].efficiency == pytest.approx(0.75)
+    low, high = found[four.id].efficiency_ci95 or (0, 0)
+    assert high - low == pytest.approx(2 * 0.75 * 0.01 * 2**0.5, rel=0.01)
+
+
+@pytest.mark.parametrize(
+    "unlike",
+    [{"batch_per_device": 32}, {"data": "loader"}, {"strategy": "gloo"}, {"mode": "strong"}, {"workload": "vgg16"}],
+)
+def test_no_speedup_over_another_job(unlike: dict[str, object]) -> None:
+    four = with_speedups([measured(4, 40.0), measured(1, 30.0, **unlike)])[0]
+    assert four.speedup is None
+    assert four.baseline is None
+
+
+def test_strong_scaling_compares_the_same_step() -> None:
+    one = measured(1, 40.0, mode="strong", batch_per_device=256, global_batch=256)
+    four = measured(4, 12.5, mode="strong", batch_per_device=64, global_batch=256)
+    found = with_speedups([one, four])[1]
+    assert found.speedup == pytest.approx(3.2)
+    assert found.efficiency == pytest.approx(0.8)
+
+
+def test_the_worked_example_of_the_waterfall() -> None:
+    one, four = measured(1, 30.0), measured(4, 40.0)
+    fall = waterfall(four, one, parts(compute=30.5, disturbed=0.5, exposed_transfer=7, waiting=2), parts(compute=30))
+    lost = {loss.name: loss.percent for loss in fall.losses}
+    assert fall.reached_percent == pytest.approx(75)
+    assert lost["slower_compute"] == pytest.approx(2.5)
+    assert lost["exposed_transfer"] == pytest.approx(17.5)
+    assert lost["waiting"] == pytest.approx(5)
+    assert lost["rest"] == pytest.approx(0, abs=1e-9)
+    assert fall.notes == ()
+
+
+def test_what_the_replay_misses_is_the_rest_and_is_said() -> None:
+    fall = waterfall(measured(4, 40.0), measured(1, 30.0), parts(compute=38), parts(compute=30))
+    assert {loss.name: loss.percent for loss in fall.losses}["rest"] == pytest.approx(5)
+    assert any("5.0 %" in note for note in fall.notes)
+
+
+def test_strong_scaling_compares_with_the_share_of_the_work() -> None:
+    one = measured(1, 40.0, mode="strong", batch_per_device=256, global_batch=256)
+    four = measured(4, 12.5, mode="strong", batch_per_device=64, global_batch=256)
+    fall = waterfall(four, one, parts(compute=10.5, waiting=2), parts(compute=40))
+    lost = {loss.name: loss.percent for loss in fall.losses}
+    assert fall.reached_percent == pytest.approx(80)
+    assert lost["slower_compute"] == pytest.approx(4)
+    assert lost["waiting"] == pytest.approx(16)
+
+
+def test_the_same_job_without_exchange_is_held_beside_it() -> None:
+    apart = measured(4, 31.0, strategy="independent"), measured(1, 30.0, strategy="independent")
+    fall = waterfall(measured(4, 40.0), measured(1, 30.0), parts(compute=40), parts(compute=30), apart)
+    assert any("4 devices reach 96.8 %" in note for note in fall.notes)
+
+
+def test_a_waterfall_of_timed_steps_alone() -> None:
+    apart = measured(4, 31.0, strategy="independent"), measured(1, 29.0, strategy="independent")
+    fall = measured_waterfall(measured(4, 40.0), measured(1, 30.0), apart)
+    lost = {loss.name: loss.percent for loss in fall.losses}
+    assert lost == {"together": pytest.approx(5), "exchange": pytest.approx(20)}
+    assert fall.reached_percent + sum(lost.values()) == pytest.approx(100)
+
+
+length = st.floats(0, 50)
+
+
+@given(
+    st.tuples(*[length] * len(STEP_PARTS)),
+    st.tuples(*[length] * len(STEP_PARTS)),
+    st.floats(1, 200),
+    st.floats(1, 200),
+    st.sampled_from([1, 2, 4, 64]),
+)
+def test_the_waterfall_closes(
+    several: tuple[float, ...], single: tuple[float, ...], step_ms: float, one_ms: float, count: int
+) -> None:
+    fall = waterfall(
+        measured(count, step_ms),
+        measured(1, one_ms),
+        parts(step_ms, **dict(zip(STEP_PARTS, several, strict=True))),
+        parts(one_ms, **dict(zip(STEP_PARTS, single, strict=True))),
+    )
+    total = fall.reached_percent + sum(loss.percent for loss in fall.losses)
+    assert total == pytest.approx(100, abs=1e-6)
+    left = fall.ideal_samples_per_s - sum(loss.samples_per_s for loss in fall.losses)
+    assert left == pytest.approx(fall.reached_samples_per_s, rel=1e-6)
+
+
+def known(step_ms: float) -> Estimate:
+    return Estimate(value=step_ms, low=0.998 * step_ms, high=1.002 * step_ms)
+
+
+def test_the_fit_finds_the_terms_it_was_made_of() -> None:
+    steps = {n: known(30 + 4 * 2 * (n - 1) / n + 0.2 * (n - 1)) for n in (1, 2, 4, 8, 16)}
+    found = fit(steps)
+    assert found.cost.compute_ms == pytest.approx(30, rel=0.01)
+    assert found.cost.transfer_ms == pytest.approx(4, rel=0.1)
+    assert found.cost.latency_ms == pytest.approx(0.2, rel=0.15)
+    assert found.cost.growth == "n - 1"
+    assert found.degrees == 2
+    low, high = found.range_of(lambda cost: cost.step_ms(32))
+    assert low <= 30 + 4 * 2 * 31 / 32 + 0.2 * 31 <= high
+
+
+@given(st.floats(5, 100), st.floats(0, 50), st.floats(0, 5))
+def test_costs_are_never_negative_and_never_fall(compute: float, transfer: float, latency: float) -> None:
+    steps = {n: known(compute + transfer * 2 * (n - 1) / n + latency * (n - 1)) for n in (1, 2, 4)}
+    cost = fit(steps).cost
+    assert min(cost.compute_ms, cost.transfer_ms, cost.latency_ms) >= 0
+    assert cost.step_ms(8) >= cost.step_ms(4) - 1e-9
+
+
+@pytest.mark.parametrize("freedom", [3.0, 9.0, math.inf])
+def test_the_range_at_a_measured_size_is_its_interval(freedom: float) -> None:
+    steps = {
+        1: Estimate(value=30, low=29.9, high=30.1, freedom=freedom),
+        2: Estimate(value=40, low=36, high=44, freedom=freedom),
+    }
+    low, high = fit(steps).range_of(lambda cost: cost.step_ms(2))
+    # Of 400 draws, ten are beyond either end.
+    assert low == pytest.approx(36, abs=1.2)
+    assert high == pytest.approx(44, abs=1.2)
+
+
+def test_too_few_sizes_give_no_fit() -> None:
+    with pytest.raises(ValueError, match="one device"):
+        fit({2: known(10), 4: known(12)})
+    assert prospect([measured(1, 30.0)], None, None) is None
+
+
+def test_forecasts_within_the_machine() -> None:
+    found = prospect([measured(1, 30.0), measured(2, 34.0), measured(4, 36.0)], None, None)
+    assert found is not None
+    assert [one.devices for one in found.forecasts] == [8, 16, 32]
+    for one in found.forecasts:
+        assert one.efficiency.low <= one.efficiency.value <= one.efficiency.high <= 1
+    assert found.forecasts[0].efficiency.value == pytest.approx(30 / 37, rel=0.03)
+
+
+def test_forecasts_over_a_network_span_from_no_overlap_to_all() -> None:
+    # 100 MB over 10 GB/s: 20 ms between many machines, as much as backward hides.
+    found = prospect([measured(1, 30.0), measured(2, 30.0), measured(4, 30.0)], Network(gb_per_s=10.0), 0.5)
+    assert found is not None
+    last = found.forecasts[-1]
+    assert last.devices == 4096
+    assert last.efficiency.high > 0.97
+    assert last.efficiency.low < 30 / 50
+    values = [one.efficiency.value for one in found.forecasts]
+    assert values == sorted(values, reverse=True)
+    assert "10 GB/s" in last.network
+
+
+def test_durations_count_samples_and_say_the_batch() -> None:
+    (one,) = durations([measured(4, 40.0)], samples=64e6, voxels=None, voxels_per_sample={})
+    assert one.iterations == pytest.approx(64e6 / 256)
+    assert one.hours == pytest.approx(64e6 / 6400 / 3600)
+
+
+def test_voxels_count_once() -> None:
+    """8.1 teravoxels at 8.8 million voxels a second take 256 hours, and not 25.7."""
+    point = measured(1, 1000.0, batch_per_device=1, samples_per_s=1.0)
+    (one,) = durations([point], samples=None, voxels=8.1e12, voxels_per_sample={"resnet50": 8_800_000})
+    assert one.hours == pytest.approx(255.7, abs=0.1)
+
+
+def test_an_odd_gpu_is_found_before_its_pair_is_blamed() -> None:
+    singles = [
+        measured(1, ms, strategy="independent", device_indices=(i,), alone=True)
+        for i, ms in enumerate((30.0, 40.0, 30.0, 30.0))
+    ]
+    slow, fast = (measured(2, ms, device_indices=indices) for ms, indices in ((40.0, (0, 1)), (30.3, (2, 3))))
+    lone = devices.alone(singles, ("H200",) * 4)
+    assert [gpu.index for gpu in lone if gpu.odd] == [1]
+    facts = Facts(
+        host=Host(),
+        gpus=tuple(Gpu(index=i, name="H200") for i in range(4)),
+        links=(Link(a=0, b=1, kind="PIX"), Link(a=2, b=3, kind="PHB")),
+    )
+    pairs = {pair.link: pair for pair in devices.pairs([*singles, slow, fast], facts)}
+    # The pair with the slow GPU is compared with its own two, of which one can only wait for the other.
+    assert pairs["PIX"].efficiency == pytest.approx(3200 / (64e3 / 30 + 64e3 / 40))
+    assert pairs["PHB"].efficiency == pytest.approx(30 / 30.3)
+    assert [link.link for link in devices.by_link(pairs.values())] == ["PHB", "PIX"]
+
+
+def test_nothing_alone_says_nothing() -> None:
+    assert devices.alone([measured(1, 30.0)], ()) == ()
+    broken = msgspec.structs.replace(measured(1, 30.0), alone=True, status="failed", samples_per_s=None, ci95=None)
+    assert devices.alone([broken], ()) == ()

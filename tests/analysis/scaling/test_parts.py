@@ -1,0 +1,77 @@
+"""What a step consists of, from recorded steps of real jobs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gpudiag.analysis.diagnosis.replay.what_if import WhatIf
+from gpudiag.analysis.scaling.parts import factor, step_parts
+from gpudiag.analysis.timeline import build_timeline
+from gpudiag.model.benchmarks.scaling import STEP_PARTS, StepParts
+from gpudiag.trace import read_traces
+
+TRACES = Path(__file__).parents[2] / "traces"
+
+
+def of(name: str, share: float = 1.0, *, fed: bool = True) -> StepParts:
+    """Parts of a recorded job whose timed steps took this share of what its replay takes."""
+    timeline = build_timeline(read_traces([TRACES / name]), None)
+    what_if = WhatIf.of(timeline)
+    assert what_if is not None
+    found = step_parts(timeline, share * what_if.corrected_ms, fed=fed)
+    assert found is not None
+    return found
+
+
+@pytest.mark.parametrize("name", ["clean", "slow_loader_rank2", "vgg_p2poff", "gloo_dataloader"])
+def test_the_parts_are_the_timed_step(name: str) -> None:
+    found = of(name)
+    assert set(found.parts_ms) == set(STEP_PARTS)
+    assert min(found.parts_ms.values()) >= 0
+    assert sum(found.parts_ms.values()) == pytest.approx(found.timed_ms, rel=0.03)
+    assert found.replayed_ms <= found.recorded_ms * 1.01
+
+
+def test_a_late_rank_is_waited_for() -> None:
+    late, clean = of("slow_loader_rank2"), of("clean")
+    assert late.parts_ms["waiting"] > 0.2 * late.replayed_ms
+    assert clean.parts_ms["waiting"] < 0.1 * clean.replayed_ms
+
+
+def test_transfers_that_nothing_hides_are_the_exchange_through_host_memory() -> None:
+    found = of("vgg_p2poff")
+    assert found.parts_ms["exposed_transfer"] > 0.4 * found.replayed_ms
+    assert found.parts_ms["exposed_transfer"] > 10 * found.parts_ms["waiting"]
+
+
+def test_a_loader_is_input_only_where_batches_come_from_somewhere() -> None:
+    fed, unfed = of("resnet50_dataloader"), of("resnet50_dataloader", fed=False)
+    assert fed.parts_ms["input"] > 0
+    assert unfed.parts_ms["input"] == 0
+    assert sum(fed.parts_ms.values()) == pytest.approx(sum(unfed.parts_ms.values()))
+
+
+def test_steps_that_were_slower_when_recorded_are_scaled_and_it_is_said() -> None:
+    found = of("gloo_dataloader", 0.6)
+    assert found.on_cpu
+    assert found.scaled_by == pytest.approx(found.timed_ms / found.replayed_ms)
+    assert sum(found.parts_ms.values()) == pytest.approx(found.timed_ms)
+
+
+milliseconds = st.floats(0, 100)
+
+
+@given(st.tuples(*[milliseconds] * len(STEP_PARTS)), st.floats(1, 300), st.booleans())
+def test_scaling_never_makes_parts_longer_than_the_timed_step(
+    lengths: tuple[float, ...], timed_ms: float, on_cpu: bool
+) -> None:
+    parts_ms = dict(zip(STEP_PARTS, lengths, strict=True))
+    found = factor(parts_ms, timed_ms, on_cpu=on_cpu)
+    kernels = 0.0 if on_cpu else parts_ms["compute"] + parts_ms["disturbed"]
+    whole = kernels + found * (sum(lengths) - kernels)
+    assert found >= 0
+    assert whole <= max(timed_ms * 1.03, kernels) + 1e-6

@@ -1,0 +1,143 @@
+"""The wall between readers and what comes after: names of events are shown, and nothing is concluded from them."""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import msgspec
+import numpy as np
+import pytest
+from msgspec.structs import replace
+
+import gpudiag
+from gpudiag.analysis.attribution import attribute
+from gpudiag.analysis.attribution.portions import summarise_portions
+from gpudiag.analysis.attribution.summary import summarise_collectives, summarise_kernels
+from gpudiag.analysis.diagnosis.case import Case
+from gpudiag.analysis.diagnosis.engine import diagnose
+from gpudiag.analysis.timeline import build_timeline
+from gpudiag.report.export.assemble import export_model_of
+from gpudiag.trace import read_traces
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from gpudiag.model.event import Trace
+
+TRACES = Path(__file__).parents[1] / "traces"
+BEHIND_THE_WALL = ("timeline", "attribution", "diagnosis", "comparison", "scaling")
+SOURCES = Path(gpudiag.__file__).parent
+JOBS = ("clean", "slow_loader_rank2", "vgg_p2poff", "tiny", "resnet50_dataloader", "gloo_dataloader", "tensorflow")
+
+
+def modules() -> list[Path]:
+    rooms = [SOURCES / "analysis" / name for name in BEHIND_THE_WALL]
+    return sorted(path for room in (*rooms, SOURCES / "report" / "export") for path in room.rglob("*.py"))
+
+
+def in_disguise(traces: Sequence[Trace], key: str) -> tuple[Trace, ...]:
+    """Every event under another name, the same on all ranks, with the order of names kept."""
+    order = {name: rank for rank, name in enumerate(sorted({name for trace in traces for name in trace.events.names}))}
+    return tuple(
+        replace(
+            trace,
+            events=replace(trace.events, names=tuple(f"{key}{order[name]:06d}{key}" for name in trace.events.names)),
+        )
+        for trace in traces
+    )
+
+
+def conclusions(traces: Sequence[Trace]) -> bytes:
+    """All that is concluded of a job, as JSON."""
+    timeline = build_timeline(traces)
+    attribution = attribute(timeline)
+    case = Case(timeline=timeline, attribution=attribution, run=None, facts=None)
+    tracks = [
+        (track.title, track.start, track.event_kind, track.step)
+        for group in export_model_of(timeline, attribution, timeline.traces).groups
+        for track in group.tracks
+    ]
+    return msgspec.json.encode(
+        (
+            [lane.buckets_ns.tolist() for lane in attribution.lanes],
+            diagnose(case),
+            summarise_kernels(timeline),
+            summarise_portions(timeline, attribution),
+            summarise_collectives(timeline),
+            tracks,
+        ),
+        enc_hook=lambda value: value.tolist() if isinstance(value, np.ndarray | np.generic) else str(value),
+    )
+
+
+@pytest.mark.parametrize("job", JOBS)
+def test_events_under_other_names_lead_to_the_same_conclusions(job: str) -> None:
+    traces = read_traces([TRACES / job])
+    first, second = (conclusions(in_disguise(traces, key)) for key in ("#", "@"))
+    assert first.replace(b"#", b"@") == second.replace(b"#", b"@")
+    # And with the names as they were recorded: all that is no text stays.
+    assert figures(conclusions(traces)) == figures(first)
+
+
+def figures(concluded: bytes) -> object:
+    """What was concluded, without texts, which may show names."""
+
+    def bare(value: object) -> object:
+        if isinstance(value, dict):
+            return sorted((bare(inner) for inner in value.values()), key=repr)
+        if isinstance(value, list):
+            return [bare(inner) for inner in value]
+        return "" if isinstance(value, str) else value
+
+    return bare(msgspec.json.decode(concluded))
+
+
+@pytest.mark.parametrize("module", modules(), ids=lambda path: path.relative_to(SOURCES).as_posix())
+def test_no_module_looks_into_names(module: Path) -> None:
+    tree = ast.parse(module.read_text(encoding="utf-8"))
+    assert [ast.unparse(node) for node in looks(tree)] == []
+
+
+def looks(tree: ast.AST) -> Iterator[ast.AST]:
+    """Comparisons of an event's name, searches in it, and methods that look into it."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Compare) and any(is_name(side) for side in (node.left, *node.comparators)):
+            yield node
+        elif isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
+            into_text = node.func.attr in {"startswith", "endswith", "find", "split", "partition", "lower", "replace"}
+            matches = node.func.attr in {"match", "search", "fullmatch", "findall"}
+            if (into_text and is_name(node.func.value)) or (matches and any(map(is_name, node.args))):
+                yield node
+
+
+def is_name(node: ast.AST) -> bool:
+    """`events.name_of(row)`, `events.names[index]`."""
+    if isinstance(node, ast.Call):
+        return isinstance(node.func, ast.Attribute) and node.func.attr == "name_of"
+    return isinstance(node, ast.Subscript) and isinstance(node.value, ast.Attribute) and node.value.attr == "names"
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "x = events.name_of(row).startswith('c10d::')",
+        "x = 'ageable' in events.name_of(row)",
+        "x = PATTERN.match(events.names[i])",
+        "x = events.names[i] == 'ProfilerStep#3'",
+    ],
+)
+def test_the_check_itself_finds_what_looks(line: str) -> None:
+    assert len(list(looks(ast.parse(line)))) == 1
+
+
+def test_only_patterns_of_what_is_no_event_are_left() -> None:
+    with_patterns = {path.name for path in modules() if "re" in imported(path)}
+    # The names of planes in TensorFlow's own file, and of directories for TensorBoard.
+    assert with_patterns <= {"xspace.py", "log_directory.py"}
+
+
+def imported(path: Path) -> set[str]:
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    return {alias.name for node in ast.walk(tree) if isinstance(node, ast.Import) for alias in node.names}

@@ -1,0 +1,212 @@
+"""Of injected lags, drops, jitter and clock offsets, the true pairing must come back."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gpudiag.analysis.timeline.alignment import SAME_CLOCK_NS, Alignment, Sequence, align
+from gpudiag.units import NS_PER_MS, NS_PER_US
+from tests.examples import examples
+
+JITTER_NS = 70 * NS_PER_US
+"""How far apart participants leave at most in real traces."""
+TYPICAL_NS = 13 * NS_PER_US
+"""... in the median of the worst of them."""
+
+
+@dataclass
+class Job:
+    """Collectives as they truly happened: when, of what size, whether all leave together."""
+
+    end: np.ndarray[tuple[int], np.dtype[np.int64]]
+    signature: np.ndarray[tuple[int], np.dtype[np.int64]]
+    symmetric: np.ndarray[tuple[int], np.dtype[np.bool_]]
+
+    def seen(
+        self,
+        which: np.ndarray[tuple[int], np.dtype[np.intp]],
+        offset: int,
+        noise: np.random.Generator,
+        jitter_ns: int = JITTER_NS,
+    ) -> Sequence:
+        """One rank's record of the collectives in `which`: late by some jitter, by a clock that shows `offset` more."""
+        end = self.end[which] + noise.integers(0, jitter_ns, len(which)) + offset
+        return Sequence(
+            start=end - noise.integers(100 * NS_PER_US, 2 * NS_PER_MS, len(which)),
+            end=end,
+            signature=self.signature[which],
+            symmetric=self.symmetric[which],
+        )
+
+
+def training(steps: int, buckets: int, noise: np.random.Generator, *, sized: bool = True, broadcasts: int = 0) -> Job:
+    """Steps of about 30 ms, each with `buckets` all-reduces in its second half; step times vary by 2 %."""
+    ends, signatures, symmetric = [], [], []
+    begin = 0.0
+    for _ in range(steps):
+        length = 30 * NS_PER_MS * noise.normal(1, 0.02)
+        for index in range(broadcasts):
+            ends.append(begin + length * 0.05 * (index + 1))
+            signatures.append(100 + index)
+            symmetric.append(False)
+        for index in range(buckets):
+            ends.append(begin + length * (0.5 + 0.5 * (index + 1) / buckets) + noise.normal(0, 30 * NS_PER_US))
+            signatures.append(index if sized else 0)
+            symmetric.append(True)
+        begin += length
+    return Job(np.array(ends).astype(np.int64), np.array(signatures, np.int64), np.array(symmetric, np.bool_))
+
+
+def check_pairing(found: Alignment, of_a: np.ndarray, of_b: np.ndarray, *, at_least: float) -> None:
+    """Every pair is one collective, and hardly any that both ranks saw is left out."""
+    assert (of_a[found.a] == of_b[found.b]).all()
+    assert len(found.a) >= at_least * len(np.intersect1d(of_a, of_b))
+
+
+@given(
+    seed=st.integers(0, 2**32),
+    steps=st.integers(2, 8),
+    buckets=st.integers(1, 8),
+    sized=st.booleans(),
+    broadcasts=st.integers(0, 2),
+    cut=st.tuples(*[st.integers(0, 6)] * 4),
+    offset=st.sampled_from([0, 2 * NS_PER_US, -300 * NS_PER_US, 3 * NS_PER_MS, -5 * NS_PER_MS]),
+)
+@examples(200)
+def test_captures_that_begin_and_end_apart(
+    *, seed: int, steps: int, buckets: int, sized: bool, broadcasts: int, cut: tuple[int, int, int, int], offset: int
+) -> None:
+    noise = np.random.default_rng(seed)
+    job = training(steps, buckets, noise, sized=sized, broadcasts=broadcasts)
+    count = len(job.end)
+    most = count // 4
+    of_a = np.arange(min(cut[0], most), count - min(cut[1], most))
+    of_b = np.arange(min(cut[2], most), count - min(cut[3], most))
+    found = align(job.seen(of_a, 0, noise), job.seen(of_b, offset, noise), clocks_comparable=True)
+    # A handful of like collectives under a clock that is off may fit in several ways: then it must be said.
+    if abs(offset) < NS_PER_MS or not found.ambiguous:
+        check_pairing(found, of_a, of_b, at_least=0.99)
+        assert abs(found.offset_ns - offset) <= JITTER_NS
+
+
+@given(seed=st.integers(0, 2**32), lost=st.integers(1, 6), offset=st.sampled_from([0, 40 * NS_PER_US, 2 * NS_PER_MS]))
+@examples(100)
+def test_collectives_lost_in_the_middle(seed: int, lost: int, offset: int) -> None:
+    noise = np.random.default_rng(seed)
+    job = training(6, 5, noise)
+    of_a = np.arange(len(job.end))
+    of_b = np.delete(of_a, noise.choice(np.arange(1, len(of_a) - 1), lost, replace=False))
+    found = align(job.seen(of_a, 0, noise), job.seen(of_b, offset, noise), clocks_comparable=True)
+    check_pairing(found, of_a, of_b, at_least=0.9)
+
+
+@given(seed=st.integers(0, 2**32), origin=st.integers(-(10**12), 10**12), cut=st.tuples(*[st.integers(0, 3)] * 4))
+@examples(100)
+def test_clocks_without_a_common_origin(seed: int, origin: int, cut: tuple[int, int, int, int]) -> None:
+    """Steps of uneven length make one pairing fit far better than the others."""
+    noise = np.random.default_rng(seed)
+    job = training(6, 4, noise)
+    count = len(job.end)
+    of_a, of_b = np.arange(cut[0], count - cut[1]), np.arange(cut[2], count - cut[3])
+    found = align(
+        job.seen(of_a, 0, noise, TYPICAL_NS), job.seen(of_b, origin, noise, TYPICAL_NS), clocks_comparable=False
+    )
+    check_pairing(found, of_a, of_b, at_least=0.99)
+
+
+def test_steps_of_uneven_length_leave_hardly_a_doubt_without_a_common_origin() -> None:
+    """By chance two steps are so alike that a rival comes close: then doubt is said, though the pairing is right."""
+    doubted = 0
+    for seed in range(100):
+        noise = np.random.default_rng(seed)
+        job = training(6, 4, noise)
+        every = np.arange(len(job.end))
+        a, b = job.seen(every, 0, noise, TYPICAL_NS), job.seen(every[:-2], 10**9, noise, TYPICAL_NS)
+        doubted += align(a, b, clocks_comparable=False).ambiguous
+    assert doubted <= 5
+
+
+def test_periodic_collectives_without_a_common_origin_are_called_ambiguous() -> None:
+    end = np.arange(20, dtype=np.int64) * 30 * NS_PER_MS
+    same, all_leave = np.zeros(20, np.int64), np.ones(20, np.bool_)
+    a = Sequence(start=end - 1000, end=end, signature=same, symmetric=all_leave)
+    b = Sequence(
+        start=end[:18] + 7_000_000_000, end=end[:18] + 7_000_000_123, signature=same[:18], symmetric=all_leave[:18]
+    )
+    assert align(a, b, clocks_comparable=False).ambiguous
+
+
+def test_periodic_collectives_on_one_clock_pair_where_they_end_together() -> None:
+    end = np.arange(20, dtype=np.int64) * 30 * NS_PER_MS
+    same, all_leave = np.zeros(20, np.int64), np.ones(20, np.bool_)
+    a = Sequence(start=end - 1000, end=end, signature=same, symmetric=all_leave)
+    b = Sequence(start=end[3:], end=end[3:] + 5_000, signature=same[3:], symmetric=all_leave[3:])
+    found = align(a, b, clocks_comparable=True)
+    assert (found.a - found.b).tolist() == [3] * 17
+    assert found.offset_ns == 5_000
+    assert not found.ambiguous
+
+
+@pytest.mark.parametrize("comparable", [True, False])
+def test_one_collective_each(comparable: bool) -> None:
+    one = Sequence(
+        start=np.array([1], np.int64),
+        end=np.array([5], np.int64),
+        signature=np.zeros(1, np.int64),
+        symmetric=np.ones(1, np.bool_),
+    )
+    found = align(one, one, clocks_comparable=comparable)
+    assert (found.a.tolist(), found.b.tolist(), found.offset_ns) == ([0], [0], 0)
+
+
+@given(seed=st.integers(0, 2**32))
+@examples(50)
+def test_strangers_on_one_clock_move_no_clock(seed: int) -> None:
+    """Groups that only share a name end at unrelated instants: no offset may be made of chance neighbours."""
+    noise = np.random.default_rng(seed)
+    count = 40
+    one, other = (
+        Sequence(
+            start=(end := np.sort(noise.integers(0, 200 * NS_PER_MS, count))) - 50 * NS_PER_US,
+            end=end,
+            signature=np.zeros(count, np.int64),
+            symmetric=np.ones(count, np.bool_),
+        )
+        for _ in range(2)
+    )
+    assert abs(align(one, other, clocks_comparable=True).offset_ns) <= SAME_CLOCK_NS
+
+
+@given(seed=st.integers(0, 2**32), steps=st.integers(3, 6), lost=st.integers(0, 2))
+@examples(50)
+def test_loose_ends_on_one_clock_pair_where_they_overlap(seed: int, steps: int, lost: int) -> None:
+    """gloo's threads on busy processors: ends milliseconds apart, as in `tests/traces/gloo_dataloader`."""
+    noise = np.random.default_rng(seed)
+    job = training(steps, 3, noise)
+    of_a, of_b = np.arange(len(job.end)), np.arange(lost, len(job.end))
+
+    def loose(which: np.ndarray[tuple[int], np.dtype[np.intp]]) -> Sequence:
+        seen = job.seen(which, 0, noise)
+        late = noise.integers(0, 8 * NS_PER_MS, len(which))
+        return Sequence(
+            start=seen.start - NS_PER_MS, end=seen.end + late, signature=seen.signature, symmetric=seen.symmetric
+        )
+
+    found = align(loose(of_a), loose(of_b), clocks_comparable=True)
+    check_pairing(found, of_a, of_b, at_least=0.9)
+    assert found.offset_ns == 0
+
+
+def test_empty() -> None:
+    none = Sequence(
+        start=np.empty(0, np.int64),
+        end=np.empty(0, np.int64),
+        signature=np.empty(0, np.int64),
+        symmetric=np.empty(0, np.bool_),
+    )
+    assert len(align(none, none, clocks_comparable=True).a) == 0

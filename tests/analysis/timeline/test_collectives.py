@@ -1,0 +1,227 @@
+"""Collectives of several ranks: who came last, on whose clock, in which group."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from msgspec.structs import replace
+
+from gpudiag.analysis.attribution import attribute
+from gpudiag.analysis.timeline import build_timeline
+from gpudiag.model.analysis import BUCKETS
+from gpudiag.units import NS_PER_MS, NS_PER_S, NS_PER_US
+from tests.examples import examples
+from tests.timeline_builder import TraceBuilder
+
+WAIT = BUCKETS.index("communication_wait")
+TRANSFER = BUCKETS.index("communication_transfer")
+
+
+def job(
+    arrivals: list[int], *, steps: int = 6, period: int = 30_000, clocks_ns: list[int] | None = None, jitter: int = 0
+) -> list[TraceBuilder]:
+    """Ranks with one all-reduce per step that each enters at its own time (µs) and all leave at 20 000."""
+    noise = np.random.default_rng(5)
+    lengths = noise.integers(0, 900, steps)
+    builders = []
+    for rank, arrival in enumerate(arrivals):
+        trace = TraceBuilder(rank, world_size=len(arrivals), host=f"node{rank}")
+        at = 0
+        for step in range(steps):
+            end = 20_000 + int(noise.integers(0, jitter + 1))
+            trace.step(at).compute(0, arrival).collective(arrival, end, ranks=tuple(range(len(arrivals))))
+            at += period + int(lengths[step])
+        builders.append(trace.clock_ahead(clocks_ns[rank]) if clocks_ns else trace)
+    return builders
+
+
+@pytest.mark.parametrize("clocks_ns", [None, [0, 3 * NS_PER_MS, -7 * NS_PER_MS]])
+def test_all_wait_for_the_last_and_the_last_for_nobody(clocks_ns: list[int] | None) -> None:
+    builders = job([4_000, 15_000, 9_000], clocks_ns=clocks_ns, jitter=10)
+    timeline = build_timeline([builder.build() for builder in builders])
+    attribution = attribute(timeline)
+    for lane, late_us in zip(attribution.lanes, (11_000, 0, 6_000), strict=True):
+        assert set(lane.waits_ns) == ({1} if late_us else set())
+        each = lane.buckets_ns[:, WAIT] / NS_PER_US
+        assert each == pytest.approx([late_us] * len(each), abs=30)
+    if clocks_ns:
+        offsets = {clock.rank: clock.offset_ns for clock in timeline.clocks}
+        reference = {0, 1, 2} - set(offsets)
+        assert len(reference) == 1
+        zero = clocks_ns[reference.pop()]
+        for rank, offset in offsets.items():
+            assert offset == pytest.approx(zero - clocks_ns[rank], abs=30 * NS_PER_US)
+
+
+def test_clocks_of_processes_that_share_no_collective_with_the_first_are_aligned_too() -> None:
+    """Two groups of two; the clock of rank 3 is 4 ms ahead, which only rank 2 can tell."""
+    traces = []
+    for rank in range(4):
+        ranks = (0, 1) if rank < 2 else (2, 3)
+        trace = TraceBuilder(rank, world_size=4)
+        for step, at in enumerate((0, 30_000, 61_000, 90_500, 121_000, 150_000)):
+            trace.step(at).compute(0, 100).collective(5_000 + 100 * rank, 20_000 + step, group="tp", ranks=ranks)
+        traces.append(trace.clock_ahead(4 * NS_PER_MS if rank == 3 else 0).build())
+    timeline = build_timeline(traces)
+    shifts = [lane.shift_ns for lane in timeline.lanes]
+    assert shifts[:3] == [0, 0, 0]
+    assert shifts[3] == -4 * NS_PER_MS
+    assert attribute(timeline).lanes[2].waits_ns.keys() == {3}
+
+
+def test_two_devices_of_one_process_share_its_clock() -> None:
+    """The second device takes part in no collective; its clock is off as the first's is."""
+    reference, other = (
+        TraceBuilder(rank, world_size=2).steps(
+            6, 30_000, lambda s: s.on(0).compute(0, 100).collective(5_000, 20_000, ranks=(0, 1)).on(1).compute(0, 100)
+        )
+        for rank in range(2)
+    )
+    timeline = build_timeline([reference.build(), other.clock_ahead(9 * NS_PER_MS).build()])
+    assert [lane.shift_ns for lane in timeline.lanes] == [0, 0, -9 * NS_PER_MS, -9 * NS_PER_MS]
+
+
+def test_groups_of_one_name_with_different_ranks_are_different_groups() -> None:
+    traces = []
+    for rank in range(4):
+        ranks = (0, 1) if rank < 2 else (2, 3)
+        late = {0: 2_000, 1: 10_000, 2: 14_000, 3: 2_000}[rank]
+        trace = TraceBuilder(rank, world_size=4)
+        for step in range(5):
+            trace.step(30_000 * step).collective(late, 20_000, group="tp", ranks=ranks)
+        traces.append(trace.build())
+    waits = [set(lane.waits_ns) for lane in attribute(build_timeline(traces)).lanes]
+    assert waits == [{1}, set(), set(), {2}]
+
+
+def test_several_groups_of_one_process() -> None:
+    """Tensor-parallel pairs within the step, a data-parallel all-reduce at its end."""
+    traces = []
+    for rank in range(4):
+        pair = (0, 1) if rank < 2 else (2, 3)
+        trace = TraceBuilder(rank, world_size=4)
+        for step in range(6):
+            trace.step(30_000 * step).collective(1_000 + 500 * (rank % 2), 3_000, group="tp", ranks=pair)
+            trace.collective(10_000 + 1_000 * rank, 20_000, group="dp", ranks=(0, 1, 2, 3), stream=21)
+        traces.append(trace.build())
+    lanes = attribute(build_timeline(traces)).lanes
+    assert [set(lane.waits_ns) for lane in lanes] == [{1, 3}, {3}, {3}, set()]
+    assert lanes[0].waits_ns[1].tolist() == [500 * NS_PER_US] * 4
+    assert lanes[0].waits_ns[3].tolist() == [3_000 * NS_PER_US] * 4
+
+
+def test_a_broadcast_whose_root_leaves_early() -> None:
+    """The root hands over and goes on; the others are not waited for by it, and wait for it if it comes late."""
+    traces = []
+    for rank in range(2):
+        trace = TraceBuilder(rank, world_size=2)
+        for step in range(6):
+            trace.step(30_000 * step)
+            start, end = ((5_000, 5_040), (6_000, 6_040))[rank] if step % 2 else ((5_000, 5_040), (4_000, 5_045))[rank]
+            trace.collective(start, end, "broadcast", ranks=(0, 1))
+            trace.compute(7_000, 9_000).collective(10_000, 20_000, ranks=(0, 1))
+        traces.append(trace.build())
+    root, other = attribute(build_timeline(traces)).lanes
+    assert not root.waits_ns
+    assert other.waits_ns[0].tolist() == [0, 1_000 * NS_PER_US, 0, 1_000 * NS_PER_US]
+
+
+def test_a_group_of_one_waits_for_nobody() -> None:
+    trace = TraceBuilder(0, world_size=1).steps(4, 100, lambda s: s.collective(10, 60, ranks=(0,)))
+    (lane,) = attribute(build_timeline([trace.build()])).lanes
+    assert lane.buckets_ns[:, TRANSFER].tolist() == [50 * NS_PER_US] * 2
+    assert not lane.waits_ns
+    assert lane.unsplit_ns.tolist() == [0, 0]
+
+
+def test_one_rank_of_many_shows_transfer_that_may_hold_waiting() -> None:
+    trace = TraceBuilder(5, world_size=8).steps(4, 100, lambda s: s.collective(10, 60, ranks=tuple(range(8))))
+    timeline = build_timeline([trace.build()])
+    (lane,) = attribute(timeline).lanes
+    assert timeline.world_size == 8
+    assert lane.unsplit_ns.tolist() == [50 * NS_PER_US] * 2
+    assert "missing-ranks" in {v.code for v in timeline.validity}
+
+
+def test_of_ranks_partly_missing_the_present_ones_are_still_matched() -> None:
+    builders = job([4_000, 15_000, 9_000])
+    timeline = build_timeline([builders[0].build(), builders[2].build()])
+    first, second = attribute(timeline).lanes
+    assert set(first.waits_ns) == {2}
+    assert not second.waits_ns
+    assert "missing-ranks" in {v.code for v in timeline.validity}
+
+
+def test_send_and_receive_have_no_partner() -> None:
+    traces = []
+    for rank, operation in enumerate(("send", "recv")):
+        trace = TraceBuilder(rank, world_size=2)
+        for step in range(4):
+            trace.step(100 * step).collective(10, 60, operation, ranks=(0, 1))
+        traces.append(trace.build())
+    timeline = build_timeline(traces)
+    for lane, cut in zip(timeline.lanes, attribute(timeline).lanes, strict=True):
+        assert (lane.collectives.instance == -1).all()
+        assert cut.unsplit_ns.tolist() == cut.buckets_ns[:, TRANSFER].tolist()
+
+
+def test_captures_that_end_early_and_lose_some_in_the_middle() -> None:
+    builders = [job([4_000, 12_000], steps=9)[rank] for rank in range(2)]
+    whole, cut = (builder.build() for builder in builders)
+    lost = cut.collectives[4]
+    cut = replace(cut, collectives=tuple(call for call in cut.collectives if call is not lost))
+    first, second = build_timeline([whole, cut]).lanes
+    matched = set(first.collectives.instance.tolist()) & set(second.collectives.instance.tolist())
+    assert len(matched - {-1}) == 8
+    assert (first.collectives.last_rank[first.collectives.instance >= 0] == 1).all()
+
+
+def test_clocks_of_unknown_origin() -> None:
+    """Files without baseTimeNanoseconds: each clock starts anywhere."""
+    builders = job([4_000, 15_000], steps=8, jitter=3, clocks_ns=[0, 17 * NS_PER_S])
+    traces = [replace(builder.build(), origin_ns=0) for builder in builders]
+    timeline = build_timeline(traces)
+    first, second = attribute(timeline).lanes
+    assert (set(first.waits_ns), set(second.waits_ns)) == ({1}, set())
+    assert timeline.lanes[1].shift_ns == pytest.approx(-17 * NS_PER_S, abs=50 * NS_PER_US)
+
+
+def test_gloo_order_differs_between_worker_threads() -> None:
+    """Two threads run the collectives; which of two starts first is chance."""
+    traces = []
+    for rank in range(2):
+        trace = TraceBuilder(rank, world_size=2)
+        for step in range(6):
+            trace.step(40_000 * step).operator(0, 8_000, "aten::mm")
+            first, second = (10_000, 10_100) if (step + rank) % 2 else (10_100, 10_000)
+            trace.gloo(first, 20_000, thread=91, ranks=(0, 1), size_bytes=4_000)
+            trace.gloo(second, 26_000, thread=92, ranks=(0, 1), size_bytes=900)
+        traces.append(trace.build())
+    a, b = (lane.collectives for lane in build_timeline(traces).lanes)
+    of_a = {int(i): a.kinds[k] for i, k in zip(a.instance, a.kind, strict=True)}
+    of_b = {int(i): b.kinds[k] for i, k in zip(b.instance, b.kind, strict=True)}
+    assert -1 not in of_a
+    assert of_a == of_b
+
+
+@given(
+    arrivals=st.lists(st.integers(100, 19_000), min_size=2, max_size=4, unique=True),
+    jitter=st.integers(0, 60),
+    offset=st.integers(-20, 20),
+)
+@examples(40)
+def test_waits_name_the_right_rank(arrivals: list[int], jitter: int, offset: int) -> None:
+    builders = job(
+        arrivals, jitter=jitter, clocks_ns=[offset * NS_PER_MS * (rank % 2) for rank in range(len(arrivals))]
+    )
+    attribution = attribute(build_timeline([builder.build() for builder in builders]))
+    ranked = sorted(arrivals)
+    if ranked[-1] - ranked[-2] < 200:
+        return  # the clocks' residual leaves open who came last
+    last = arrivals.index(ranked[-1])
+    for lane in attribution.lanes:
+        total = sum(int(share.sum()) for share in lane.waits_ns.values())
+        assert total == lane.buckets_ns[:, WAIT].sum()
+        assert set(lane.waits_ns) == (set() if lane.rank == last else {last})

@@ -1,0 +1,239 @@
+"""Steps, and the device windows cut from them."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gpudiag.analysis.timeline import build_timeline
+from gpudiag.errors import UnreadableInputError
+from gpudiag.units import NS_PER_MS, NS_PER_US
+from tests.timeline_builder import TraceBuilder
+
+if TYPE_CHECKING:
+    from gpudiag.model.event import Trace
+    from gpudiag.model.timeline import Lane
+
+
+def lane_of(trace: TraceBuilder | Trace) -> Lane:
+    (lane,) = build_timeline([trace.build() if isinstance(trace, TraceBuilder) else trace]).lanes
+    return lane
+
+
+def windows(lane: Lane) -> list[tuple[int, int, int]]:
+    """(step number, begin, end) in microseconds."""
+    bounds = (lane.bounds // NS_PER_US).tolist()
+    return list(zip(lane.window_steps.tolist(), bounds[:-1], bounds[1:], strict=True))
+
+
+def test_first_and_last_step_are_left_out() -> None:
+    lane = lane_of(TraceBuilder().steps(5, 100, lambda s: s.compute(10, 90)))
+    assert windows(lane) == [(1, 110, 210), (2, 210, 310), (3, 310, 410)]
+
+
+def test_work_belongs_to_the_step_that_launched_it_however_late_it_runs() -> None:
+    """The host is one and a half steps ahead: step k's kernels run while the host is in k + 1 or k + 2."""
+    trace = TraceBuilder()
+    for step in range(6):
+        trace.step(100 * step).compute(150, 240)
+    lane = lane_of(trace)
+    assert windows(lane) == [(1, 250, 350), (2, 350, 450), (3, 450, 550), (4, 550, 650)]
+    assert lane.ops.step.tolist() == [0, 1, 2, 3, 4, 5]
+
+
+def test_work_launched_before_the_capture_belongs_to_no_step() -> None:
+    trace = TraceBuilder().compute(0, 40, launch=None).steps(4, 100, lambda s: s.compute(50, 90), first=0)
+    lane = lane_of(trace)
+    assert lane.ops.step.tolist()[0] == -1
+    assert windows(lane) == [(1, 150, 250), (2, 250, 350)]
+
+
+@pytest.mark.parametrize(
+    ("steps", "expected"),
+    [(1, [(0, 10, 90)]), (2, [(0, 10, 110)]), (3, [(1, 110, 210)]), (4, [(1, 110, 210), (2, 210, 310)])],
+)
+def test_few_steps(steps: int, expected: list[tuple[int, int, int]]) -> None:
+    timeline = build_timeline([TraceBuilder().steps(steps, 100, lambda s: s.compute(10, 90)).build()])
+    assert windows(timeline.lanes[0]) == expected
+    assert [v.code for v in timeline.validity] == ["few-steps"]
+
+
+def test_steps_of_very_different_length_keep_their_own() -> None:
+    trace = TraceBuilder()
+    for at in (0, 10, 1000, 1003, 1500):
+        trace.step(at).compute(1, 3)
+    assert windows(lane_of(trace)) == [(1, 11, 1001), (2, 1001, 1004), (3, 1004, 1501)]
+
+
+def test_a_step_that_launches_nothing_gives_its_time_to_the_one_before() -> None:
+    """An evaluation step on the host, in the middle."""
+    trace = TraceBuilder()
+    for step in range(6):
+        trace.step(100 * step)
+        if step != 3:
+            trace.compute(10, 90)
+    assert windows(lane_of(trace)) == [(1, 110, 210), (2, 210, 410), (4, 410, 510)]
+
+
+def test_numbers_that_repeat_are_counted_instead() -> None:
+    trace = TraceBuilder()
+    for step, number in enumerate((7, 8, 7, 8, 9)):
+        trace.step(100 * step, number=number).compute(10, 90)
+    assert lane_of(trace).window_steps.tolist() == [1, 2, 3]
+
+
+def test_marks_without_numbers_are_counted() -> None:
+    trace = TraceBuilder()
+    for step in range(5):
+        trace.step(100 * step, mark="gpudiag.step").compute(10, 90)
+    lane = lane_of(trace)
+    assert (lane.steps.source, lane.window_steps.tolist()) == ("gpudiag.step", [1, 2, 3])
+
+
+def test_a_copy_that_overtakes_its_step_does_not_reorder_windows() -> None:
+    trace = TraceBuilder().steps(5, 100, lambda s: s.compute(50, 130))
+    trace.step(400, mark=None).copy(-250, -240, launch=1)  # launched in step 4, ran during step 1
+    lane = lane_of(trace)
+    assert (np.diff(lane.bounds) > 0).all()
+
+
+def test_without_marks_steps_begin_where_the_optimizer_ends() -> None:
+    trace = TraceBuilder()
+    for step in range(6):
+        trace.step(100 * step, mark=None).compute(10, 80, launch=5).optimizer(85, 95)
+    timeline = build_timeline([trace.build()])
+    (lane,) = timeline.lanes
+    assert lane.steps.source == "optimizer"
+    assert np.diff(lane.bounds).tolist() == [100 * NS_PER_US] * 3
+    assert "no-step-marks" in {v.code for v in timeline.validity}
+
+
+def test_without_marks_and_optimizer_a_repeating_pattern_is_found() -> None:
+    trace = TraceBuilder()
+    for step in range(8):
+        trace.step(100 * step, mark=None).copy(5, 8, launch=1)
+        for kernel in range(6):
+            trace.compute(10 + 10 * kernel, 18 + 10 * kernel, f"kernel{kernel}", launch=2 + kernel)
+    lane = lane_of(trace)
+    assert lane.steps.source == "pattern"
+    assert set(np.diff(lane.bounds).tolist()) == {100 * NS_PER_US}
+
+
+def test_a_pattern_of_kernels_alone_is_found() -> None:
+    """Every launch call has the same name: only the kernels tell where the pattern begins again."""
+    trace = TraceBuilder()
+    for step in range(8):
+        trace.step(100 * step, mark=None)
+        for kernel in range(6):
+            trace.compute(10 + 10 * kernel, 18 + 10 * kernel, f"kernel{kernel % 4}", launch=2 + kernel)
+    lane = lane_of(trace)
+    assert lane.steps.source == "pattern"
+    assert set(np.diff(lane.bounds).tolist()) == {100 * NS_PER_US}
+
+
+def test_without_anything_the_whole_capture_is_one_window() -> None:
+    timeline = build_timeline([TraceBuilder().compute(10, 30, launch=1).compute(50, 95, launch=2).build()])
+    (lane,) = timeline.lanes
+    assert lane.steps.source == "none"
+    assert (lane.bounds // NS_PER_US).tolist() == [10, 95]
+    assert {v.code for v in timeline.validity} == {"no-step-marks", "few-steps"}
+
+
+def test_ranks_are_cut_to_the_steps_that_all_have() -> None:
+    early = TraceBuilder(0).steps(7, 100, lambda s: s.compute(10, 90))
+    late = TraceBuilder(1)
+    for number in range(2, 9):
+        late.step(100 * number, number=number).compute(10, 90)
+    a, b = build_timeline([early.build(), late.build()]).lanes
+    assert a.window_steps.tolist() == b.window_steps.tolist() == [3, 4, 5]
+    assert a.bounds.tolist() == b.bounds.tolist()
+
+
+def test_ranks_with_nothing_in_common_keep_their_own_and_it_is_said() -> None:
+    early = TraceBuilder(0).steps(4, 100, lambda s: s.compute(10, 90))
+    late = TraceBuilder(1)
+    for number in range(10, 14):
+        late.step(100 * number, number=number).compute(10, 90)
+    timeline = build_timeline([early.build(), late.build()])
+    assert [lane.window_steps.tolist() for lane in timeline.lanes] == [[1, 2], [11, 12]]
+    assert "different-steps" in {v.code for v in timeline.validity}
+
+
+def test_two_devices_of_one_process_have_windows_of_their_own() -> None:
+    trace = TraceBuilder()
+    trace.steps(5, 100, lambda s: s.on(0).compute(10, 60).on(1).compute(20, 70))
+    first, second = build_timeline([trace.build()]).lanes
+    assert [first.label, second.label] == ["cuda:0", "cuda:1"]
+    assert (second.bounds - first.bounds).tolist() == [10 * NS_PER_US] * 4
+
+
+def test_a_graph_gives_all_its_kernels_to_the_step_of_its_one_launch() -> None:
+    trace = TraceBuilder().steps(4, 100, lambda s: s.graph((5, 9), (20, 40), (40, 70), (70, 115)))
+    lane = lane_of(trace)
+    assert lane.ops.step.tolist() == [step for step in range(4) for _ in range(3)]
+    assert windows(lane) == [(1, 120, 220), (2, 220, 320)]
+
+
+def test_ranks_unknown_to_their_traces_take_free_places() -> None:
+    unnamed = TraceBuilder(None).steps(3, 100, lambda s: s.compute(1, 9)).build()
+    zero = TraceBuilder(0).steps(3, 100, lambda s: s.compute(1, 9)).build()
+    timeline = build_timeline([unnamed, zero])
+    assert timeline.ranks_present == (0, 1)
+    assert "repaired-input" in {v.code for v in timeline.validity}
+
+
+def test_nothing_to_analyse_is_an_error_with_a_remedy() -> None:
+    with pytest.raises(UnreadableInputError, match="nothing to analyse"):
+        build_timeline([TraceBuilder().annotation(0, 5, "my range").build()])
+
+
+@given(
+    st.lists(st.tuples(st.integers(1, 40), st.integers(0, 30), st.integers(0, 9)), min_size=1, max_size=8),
+    st.integers(0, 60),
+)
+def test_windows_tile(steps: list[tuple[int, int, int]], ahead: int) -> None:
+    """Whatever the lengths of steps and ops and however far the host is ahead: no gap and no overlap."""
+    trace, at = TraceBuilder(), 0
+    for length, duration, kernels in steps:
+        trace.step(at)
+        for kernel in range(kernels):
+            trace.compute(ahead + kernel, ahead + kernel + duration)
+        at += length
+    if all(kernels == 0 for _, _, kernels in steps):
+        return
+    lane = lane_of(trace)
+    assert (np.diff(lane.bounds) > 0).all()
+    assert len(lane.window_steps) == len(lane.bounds) - 1 >= 1
+    assert (np.diff(lane.window_steps) > 0).all()
+
+
+def test_the_timeline_grows_linearly() -> None:
+    """Four times the steps: the same work per step. Counted in calls of Python and NumPy, not in seconds."""
+    import cProfile
+    import pstats
+
+    from gpudiag.analysis.attribution import attribute
+
+    def calls(steps: int) -> int:
+        traces = [
+            TraceBuilder(rank, world_size=2)
+            .steps(steps, 40 * 10, lambda s: s.sync(1, 3).compute(10, 90, launch=4).collective(200, 300, ranks=(0, 1)))
+            .build()
+            for rank in range(2)
+        ]
+        profiler = cProfile.Profile()
+        profiler.enable()
+        attribute(build_timeline(traces))
+        profiler.disable()
+        return int(pstats.Stats(profiler).total_calls)  # type: ignore[attr-defined]  # typeshed leaves it out
+
+    assert calls(800) <= 6 * calls(200)
+
+
+def test_milliseconds_too() -> None:
+    lane = lane_of(TraceBuilder(unit_ns=NS_PER_MS).steps(4, 30, lambda s: s.compute(0, 25)))
+    assert np.diff(lane.bounds).tolist() == [30 * NS_PER_MS] * 2

@@ -1,0 +1,138 @@
+"""Winner or tie, from turns whose truth is known."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gpudiag.app.recommend.verdict import from_predictions, judge
+from gpudiag.errors import HardwareMissingError
+from gpudiag.model.benchmarks.prediction import Candidate, Compute, Gradients, Prediction
+from gpudiag.model.benchmarks.strategy_benchmark import StrategyBenchmark, Turns
+from tests.examples import examples
+
+NCCL, GLOO = Candidate(strategy="nccl"), Candidate(strategy="gloo")
+HOST, ROUNDED = Candidate(strategy="cpu-reduce"), Candidate(strategy="cpu-reduce", compress="bf16")
+ALONE = Candidate(strategy="independent")
+
+
+def _benchmark(
+    means: dict[Candidate, float], *, noise: float, drift: float = 0.0, rounds: int = 8
+) -> StrategyBenchmark:
+    """Turns of these mean steps, with noise of its own for each and a drift that all have in common."""
+    chance = random.Random(1)  # noqa: S311  # noise, not secrets
+    turns = tuple(
+        Turns(
+            candidate=candidate,
+            steps=10,
+            round_ms=tuple(mean * (1 + noise * chance.gauss(0, 1)) * (1 + drift * number) for number in range(rounds)),
+        )
+        for candidate, mean in means.items()
+    )
+    predictions = tuple(
+        Prediction(candidate=candidate, devices=4, step_ms=mean, exposed_ms=mean, reason="bytes over links")
+        for candidate, mean in means.items()
+    )
+    return StrategyBenchmark(
+        workload="vgg16",
+        device_name="a GPU",
+        devices=4,
+        batch_size=64,
+        p2p=True,
+        peer_access=False,
+        precision="tf32",
+        memory_format="nchw",
+        gradients=Gradients(
+            sizes=(1 << 20,), compute=Compute(forward_ms=3, backward_ms=6, update_ms=1, step_ms=10), batch_size=64
+        ),
+        predictions=predictions,
+        turns=turns,
+    )
+
+
+def test_a_clear_lead_wins_and_says_what_it_gains() -> None:
+    found = judge(_benchmark({ALONE: 10, NCCL: 20, HOST: 12}, noise=0.002))
+    assert (found.verdict, found.recommended, found.tied) == ("winner", "cpu-reduce", ())
+    assert found.gain is not None
+    assert found.gain.over == "nccl"
+    assert found.gain.ms == pytest.approx(8, rel=0.05)
+    assert found.gain.percent == pytest.approx(40, rel=0.05)
+    assert found.ceiling is not None
+    assert found.ceiling.percent_left == pytest.approx(100 * 2 / 12, rel=0.1)
+    assert found.flags == ("--strategy", "cpu-reduce")
+    assert "CpuReduceHook" in found.code
+
+
+def test_within_noise_is_a_tie_and_the_plainest_is_taken() -> None:
+    found = judge(_benchmark({ALONE: 10, ROUNDED: 12.0, NCCL: 12.01}, noise=0.01))
+    assert found.verdict == "tie"
+    assert set(found.tied) == {"nccl", "cpu-reduce --compress bf16"}
+    assert found.recommended == "nccl"
+
+
+def test_a_drift_that_all_share_decides_nothing() -> None:
+    """Every round is 5 % slower than the one before: the two still differ by 2 % in each."""
+    found = judge(_benchmark({ALONE: 10, NCCL: 12.0, GLOO: 12.24}, noise=0.0005, drift=0.05))
+    assert (found.verdict, found.recommended) == ("winner", "nccl")
+    slower = next(one for one in found.ranking if one.strategy == "gloo")
+    assert slower.slower_percent == pytest.approx(2.0, abs=0.2)
+
+
+def test_a_difference_that_no_second_run_would_find_is_a_tie() -> None:
+    assert judge(_benchmark({ALONE: 10, NCCL: 12.0, GLOO: 12.03}, noise=1e-5)).verdict == "tie"
+
+
+def test_a_restless_machine_is_said() -> None:
+    assert any("scattered" in note for note in judge(_benchmark({ALONE: 10, NCCL: 12, GLOO: 14}, noise=0.3)).notes)
+
+
+def test_what_failed_is_listed_and_the_others_go_on() -> None:
+    benchmark = _benchmark({ALONE: 10, NCCL: 12, HOST: 11}, noise=0.001)
+    failing = tuple(
+        Turns(candidate=HOST, cannot="memory cannot be shared") if turn.candidate == HOST else turn
+        for turn in benchmark.turns
+    )
+    found = judge(
+        StrategyBenchmark(
+            **{**{name: getattr(benchmark, name) for name in benchmark.__struct_fields__}, "turns": failing}
+        )
+    )
+    assert found.recommended == "nccl"
+    assert next(one.cannot for one in found.ranking if one.strategy == "cpu-reduce") == "memory cannot be shared"
+
+
+def test_rounding_is_said() -> None:
+    found = judge(_benchmark({ALONE: 10, NCCL: 20, ROUNDED: 11}, noise=0.001))
+    assert found.recommended == "cpu-reduce --compress bf16"
+    assert any("rounds gradients to bf16" in note for note in found.notes)
+
+
+def test_predictions_alone_tie_within_two_percent() -> None:
+    def verdict(*steps: float) -> str:
+        made = [
+            Prediction(candidate=candidate, devices=4, step_ms=step, exposed_ms=step, reason="r")
+            for candidate, step in zip((NCCL, GLOO), steps, strict=True)
+        ]
+        return from_predictions(made, workload="w", devices=4, batch_size=None, p2p=True).verdict
+
+    assert verdict(100.0, 101.0) == "tie"
+    assert verdict(100.0, 103.0) == "winner"
+
+
+def test_nothing_that_can_run_is_an_error() -> None:
+    none = [Prediction(candidate=NCCL, devices=1, cannot="no GPU")]
+    with pytest.raises(HardwareMissingError):
+        from_predictions(none, workload="w", devices=1, batch_size=None, p2p=True)
+
+
+@examples(30)
+@given(st.lists(st.floats(1, 100), min_size=3, max_size=3), st.floats(0, 0.05))
+def test_what_is_recommended_was_never_much_slower(means: list[float], noise: float) -> None:
+    benchmark = _benchmark(dict(zip((NCCL, GLOO, HOST), means, strict=True)), noise=noise)
+    found = judge(benchmark)
+    chosen = next(one for one in found.ranking if one.strategy == found.recommended)
+    assert chosen.slower_percent is not None
+    assert chosen.slower_percent <= 1.0

@@ -1,0 +1,71 @@
+"""Which faults are put in where, and what should be found."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from gpudiag.app.selftest.catalogue import CATALOGUE, catalogue_entry, choose, late_rank, plan_of
+from gpudiag.errors import UsageError
+from gpudiag.model.analysis import FINDING_CODES
+from gpudiag.training.frameworks.registry import framework_named
+
+PYTORCH = {"framework": framework_named("pytorch")}
+FOUR_GPUS: dict[str, Any] = {"device": "cuda", "world_size": 4, "usable_cpus": 64, "peer_access": True} | PYTORCH
+TWO_CPUS: dict[str, Any] = {"device": "cpu", "world_size": 2, "usable_cpus": 2, "peer_access": False} | PYTORCH
+
+
+def names(chosen: tuple[Any, ...]) -> set[str]:
+    return {entry.name for entry in chosen}
+
+
+def test_all_faults_are_put_into_four_gpus() -> None:
+    chosen, left_out = choose((), **FOUR_GPUS)
+    assert names(chosen) == set(CATALOGUE)
+    assert left_out == ()
+
+
+def test_a_cpu_has_no_device_to_wait_for() -> None:
+    chosen, left_out = choose((), **TWO_CPUS)
+    assert {one.fault for one in left_out} == {"pageable-copies", "sync", "tiny-kernels", "no-p2p"}
+    assert names(chosen) == set(CATALOGUE) - {one.fault for one in left_out}
+
+
+@pytest.mark.parametrize(
+    ("changes", "name", "why"),
+    [
+        ({"world_size": 1}, "late-loader-one", "two devices"),
+        ({"usable_cpus": 1}, "pinned-core-one", "two CPU cores"),
+        ({"peer_access": False}, "no-p2p", "no peer access"),
+    ],
+)
+def test_what_cannot_be_put_in_is_left_out_with_a_reason(changes: dict[str, Any], name: str, why: str) -> None:
+    chosen, left_out = choose((name, "none"), **(FOUR_GPUS | changes))
+    assert names(chosen) == {"none"}
+    assert [one.fault for one in left_out] == [name]
+    assert why in left_out[0].why
+
+
+def test_unknown_faults_are_refused_with_those_that_there_are() -> None:
+    with pytest.raises(UsageError) as raised:
+        catalogue_entry("slow")
+    assert "late-loader" in raised.value.hint
+
+
+@pytest.mark.parametrize("entry", CATALOGUE.values(), ids=lambda entry: entry.name)
+def test_what_should_be_found_is_something_that_can_be(entry: Any) -> None:
+    assert entry.code is None or entry.code in FINDING_CODES
+    expected = entry.expected("cuda", plan_of(entry, device="cuda", world_size=4, framework="pytorch").ranks, 4)
+    assert expected.ranks == (() if entry.code is None else (2,) if entry.one_rank else (0, 1, 2, 3))
+
+
+def test_on_a_cpu_slow_launching_is_slow_compute() -> None:
+    pinned = CATALOGUE["pinned-core-one"]
+    assert pinned.expected("cuda", (2,), 4).causes == ("launch",)
+    assert pinned.expected("cpu", (1,), 2).causes == ("compute",)
+
+
+@pytest.mark.parametrize("world_size", [2, 4, 8])
+def test_rank_0_is_never_the_late_one(world_size: int) -> None:
+    assert 0 < late_rank(world_size) < world_size

@@ -1,0 +1,161 @@
+"""From blocks of steps and an analysis to right or wrong."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gpudiag.app.selftest.judge import compare, cost_of, exchange_of, judge, tolerance_ms, trimmed_mean
+from gpudiag.model.analysis import Analysis, Finding, Steps
+from gpudiag.model.benchmarks.selftest import Ablation, Block, Cost, Expected, FaultPlan, Found
+
+STEP_MS = st.floats(0.1, 1e4)
+LATE = Expected(code="straggler", ranks=(2,), causes=("input",))
+
+
+def blocks(*pairs: tuple[float, float], ranks: int = 2, steps: int = 4) -> list[Block]:
+    """Blocks of equal steps, off and on."""
+    found = []
+    for off, on in pairs:
+        found += [Block(on=False, step_ms=((off,) * steps,) * ranks), Block(on=True, step_ms=((on,) * steps,) * ranks)]
+    return found
+
+
+def found(**changes: Any) -> Found:
+    usual: dict[str, Any] = {"code": "straggler", "ranks": (2,), "cause": "input", "ms": 26.0, "confidence": "high"}
+    return Found(**(usual | changes))
+
+
+def cost(ms: float, error_ms: float = 0.0) -> Cost:
+    return Cost(clean_ms=30.0, faulty_ms=30.0 + ms, ms=ms, standard_error_ms=error_ms)
+
+
+def test_cost_is_faulty_minus_clean_with_the_scatter_of_the_pairs() -> None:
+    result = cost_of(blocks((30, 56), (31, 57.5), (29, 55.5)))
+    assert result.ms == pytest.approx((26 + 26.5 + 26.5) / 3)
+    assert result.clean_ms == pytest.approx(30)
+    assert result.faulty_ms == pytest.approx((56 + 57.5 + 55.5) / 3)
+    # Differences 26, 26.5, 26.5: standard deviation 0.5 / sqrt(3), over the root of 3.
+    assert result.standard_error_ms == pytest.approx(0.5 / math.sqrt(3) / math.sqrt(3))
+
+
+def test_a_drift_of_the_machine_is_no_cost() -> None:
+    # Off on on off off on: a machine that slows down by 1 ms per block.
+    order = [False, True, True, False, False, True, True, False]
+    drifting = [Block(on=on, step_ms=((30.0 + number,) * 4,)) for number, on in enumerate(order)]
+    assert cost_of(drifting).ms == pytest.approx(0.0)
+
+
+def test_one_hiccup_is_no_cost() -> None:
+    steady = [Block(on=on, step_ms=((30.0,) * 10,)) for on in (False, True)]
+    hiccup = [steady[0], Block(on=True, step_ms=((30.0,) * 9 + (500.0,),))]
+    assert cost_of(hiccup).ms == cost_of(steady).ms == 0.0
+
+
+def test_no_pair_is_no_cost() -> None:
+    with pytest.raises(ValueError, match="no pair"):
+        cost_of([Block(on=True, step_ms=((1.0,),))])
+
+
+@given(st.lists(STEP_MS, min_size=1, max_size=40))
+def test_a_trimmed_mean_lies_within_the_values(values: list[float]) -> None:
+    assert min(values) * (1 - 1e-9) <= trimmed_mean(values) <= max(values) * (1 + 1e-9)
+
+
+@given(st.lists(st.tuples(STEP_MS, STEP_MS), min_size=1, max_size=6), st.floats(-50, 50))
+def test_a_cost_does_not_depend_on_what_is_added_to_all_steps(pairs: list[tuple[float, float]], shift: float) -> None:
+    shifted = [(off + shift, on + shift) for off, on in pairs]
+    assert cost_of(blocks(*shifted)).ms == pytest.approx(cost_of(blocks(*pairs)).ms, abs=1e-6)
+
+
+@pytest.mark.parametrize(("true_ms", "allowed_ms"), [(26.0, 2.6), (4.0, 1.0), (10.0, 1.0)])
+def test_tolerance_on_gpus_is_a_tenth_or_a_millisecond(true_ms: float, allowed_ms: float) -> None:
+    assert tolerance_ms(cost(true_ms, 9.0), device="cuda", window_error_ms=9.0) == pytest.approx(allowed_ms)
+
+
+def test_tolerance_on_cpus_follows_the_noise() -> None:
+    assert tolerance_ms(cost(40.0, 0.1), device="cpu", window_error_ms=0.1) == pytest.approx(10.0)
+    assert tolerance_ms(cost(40.0, 3.0), device="cpu", window_error_ms=4.0) == pytest.approx(15.0)
+    # Timed at 70 ms, recorded at 90: nobody can tell to better than 20 ms what was recorded.
+    assert tolerance_ms(cost(40.0, 0.1), device="cpu", window_error_ms=0.1, window_ms=90.0) == pytest.approx(20.0)
+    assert tolerance_ms(cost(26.0), device="cuda", window_error_ms=0.1, window_ms=90.0) == pytest.approx(2.6)
+
+
+@pytest.mark.parametrize(
+    ("ms", "finding", "others", "verdict", "why"),
+    [
+        (26.2, found(), (), "right", ()),
+        (26.2, found(ms=23.6), (), "right", ()),
+        (26.2, found(ms=23.0), (), "wrong", ("3.2 ms too little",)),
+        (26.2, found(ms=30.2), (), "wrong", ("4.0 ms too much",)),
+        (26.2, found(cause="compute"), (), "wrong", ("cause 'compute' instead of 'input'",)),
+        (26.2, found(ranks=(0, 2)), (), "wrong", ("ranks 0, 2 instead of 2",)),
+        (26.2, found(code="input-bound"), (), "wrong", ("input-bound instead of straggler",)),
+        (26.2, None, (), "wrong", ("not found: 26.2 ms of 56.2",)),
+        (0.8, None, (), "too small", ()),
+        (0.8, found(ms=0.9), (), "right", ()),
+        (26.2, found(), (found(code="launch-bound", ms=5.0),), "wrong", ("false alarm: launch-bound, 5.0 ms",)),
+    ],
+)
+def test_a_fault(ms: float, finding: Found | None, others: tuple[Found, ...], verdict: str, why: Any) -> None:
+    assert compare(cost(ms), LATE, finding, others, tolerance=max(0.1 * ms, 1.0), alarm=1.5) == (verdict, why)
+
+
+def test_a_clean_run_must_raise_no_alarm() -> None:
+    clean = Expected(code=None, ranks=())
+    assert compare(cost(0.1), clean, None, (), tolerance=1.0, alarm=1.5) == ("right", ())
+    verdict, why = compare(cost(0.1), clean, found(ms=2.0), (), tolerance=1.0, alarm=1.5)
+    assert (verdict, why) == ("wrong", ("false alarm: straggler, 2.0 ms",))
+
+
+def analysis(*findings: Finding) -> Analysis:
+    steps = Steps(analysed=6, mean_ms=58.0, median_ms=58.0, corrected_mean_ms=56.0)
+    return Analysis(
+        framework="pytorch", world_size=4, ranks_present=(0, 1, 2, 3), steps=steps, devices=(), findings=findings
+    )
+
+
+def ablation(device: Any = "cuda") -> Ablation:
+    return Ablation(
+        fault=FaultPlan(name="late-loader-one", kind="late-loader", amount=1.2, ranks=(2,)),
+        workload="resnet50",
+        device=device,
+        device_name="a device",
+        world_size=4,
+        amount_ms=36.0,
+        blocks=tuple(blocks((30, 56), (30, 56), ranks=4)),
+    )
+
+
+def finding(code: str, ms: float, **changes: Any) -> Finding:
+    given: dict[str, Any] = {"code": code, "severity": "warning", "recoverable_ms_per_step": ms}
+    return Finding(**(given | changes))
+
+
+def test_a_row_leaves_out_what_is_no_alarm() -> None:
+    late = finding("straggler", 25.0, ranks=(2,), cause="input")
+    small = finding("slow-copy", 0.7)
+    gone = finding("launch-bound", 12.0, evidence={"gain_after_larger_fixes_ms": 0.2})
+    row = judge(ablation(), LATE, analysis(late, gone, small), window_error_ms=0.1, run_dir="resnet50/late-loader-one")
+    assert (row.verdict, row.why, row.others) == ("right", (), ())
+    assert row.found is not None
+    assert (row.found.code, row.true.ms, row.tolerance_ms) == ("straggler", 26.0, 2.6)
+    assert row.alarm_ms == pytest.approx(2.8)
+
+
+def test_on_cpus_noise_raises_the_level_of_an_alarm() -> None:
+    jitter = finding("straggler", 6.0, ranks=(0, 1))
+    expected = Expected(code=None, ranks=())
+    assert judge(ablation("cpu"), expected, analysis(jitter), window_error_ms=0.1).verdict == "wrong"
+    assert judge(ablation("cpu"), expected, analysis(jitter), window_error_ms=3.0).verdict == "right"
+    assert judge(ablation("cuda"), expected, analysis(jitter), window_error_ms=3.0).verdict == "wrong"
+
+
+def test_the_clean_exchange_is_what_the_clean_job_takes_longer_than_one_that_exchanges_nothing() -> None:
+    exchange = exchange_of(cost_of(blocks((28.3, 28.4), (28.5, 28.4))), cost_of(blocks((26.6, 42.3), (26.6, 42.5))))
+    assert exchange.ms == pytest.approx(1.8)
+    assert exchange.standard_error_ms == pytest.approx(math.hypot(0.1, 0.1))

@@ -1,0 +1,137 @@
+"""`gpudiag selftest` as people run it on a machine without GPUs: real processes, real faults, a real diagnosis."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import shutil
+import statistics
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from tests.cli_process import gpudiag
+
+if TYPE_CHECKING:
+    import subprocess
+    from pathlib import Path
+
+NO_GPU = {"CUDA_VISIBLE_DEVICES": ""}
+FAULTS = ("none", "late-loader-marked", "late-loader-one")
+
+Run = tuple["subprocess.CompletedProcess[str]", "Path"]
+
+pytestmark = pytest.mark.xdist_group("processes")
+
+
+def exit_code_of(stdout: str) -> int:
+    """What the command must return for the rows that it printed."""
+    return int(any(row["verdict"] == "wrong" for row in json.loads(stdout)["rows"]))
+
+
+@pytest.fixture(scope="module")
+def quick(tmp_path_factory: pytest.TempPathFactory) -> Run:
+    cwd = tmp_path_factory.mktemp("selftest")
+    words = ("--quick", "--faults", ",".join(FAULTS), "--output", "out", "--json", "--markdown", "table.md")
+    result = gpudiag("selftest", *words, cwd=cwd, **NO_GPU)
+    # What the rows say depends on what else runs here; that the exit code says it does not.
+    assert result.returncode == exit_code_of(result.stdout), result.stderr
+    return result, cwd
+
+
+def rows(run: Run) -> dict[str, Any]:
+    return {row["fault"]: row for row in json.loads(run[0].stdout)["rows"]}
+
+
+def names_in_trace(run: Run, fault: str, rank: int) -> set[str]:
+    path = run[1] / "out" / "resnet20-cifar" / fault / "traces" / f"rank{rank}.pt.trace.json.gz"
+    return {str(event.get("name")) for event in json.loads(gzip.decompress(path.read_bytes()))["traceEvents"]}
+
+
+def test_the_result_is_one_json_object_and_is_saved(quick: Run) -> None:
+    result = json.loads(quick[0].stdout)
+    assert (result["schema"], result["device"], result["world_size"]) == ("gpudiag/selftest/1", "cpu", 2)
+    assert tuple(row["fault"] for row in result["rows"]) == FAULTS
+    assert json.loads((quick[1] / "out" / "selftest.json").read_text(encoding="utf-8")) == result
+    table = (quick[1] / "table.md").read_text(encoding="utf-8")
+    assert all(f"| {fault} |" in table for fault in FAULTS)
+
+
+def test_a_wrong_row_is_exit_code_1(quick: Run, tmp_path: Path) -> None:
+    """The same runs beside a truth that no analysis can come near: a fault of twenty times its cost."""
+    shutil.copytree(quick[1] / "out", tmp_path / "out")
+    path = tmp_path / "out" / rows(quick)["late-loader-one"]["run_dir"] / "ablation.json"
+    ablation = json.loads(path.read_text(encoding="utf-8"))
+    for block in ablation["blocks"]:
+        if block["on"]:
+            block["step_ms"] = [[20 * ms for ms in steps] for steps in block["step_ms"]]
+    path.write_text(json.dumps(ablation), encoding="utf-8")
+    again = gpudiag("selftest", "--from", "out", "--json", cwd=tmp_path)
+    (row,) = (row for row in json.loads(again.stdout)["rows"] if row["fault"] == "late-loader-one")
+    assert (row["verdict"], again.returncode) == ("wrong", 1)
+
+
+def test_the_late_rank_is_found_with_its_cause(quick: Run) -> None:
+    row = rows(quick)["late-loader-one"]
+    assert (row["found"]["code"], row["found"]["ranks"], row["found"]["cause"]) == ("straggler", [1], "input")
+    # What it costs is judged where nothing else runs: cores that other tests share make any step late. But the loader
+    # sleeps whatever else there is, and no less than that may be found.
+    late_ms = json.loads((quick[1] / "out" / row["run_dir"] / "ablation.json").read_text(encoding="utf-8"))["amount_ms"]
+    assert row["found"]["ms"] > 0.5 * late_ms
+
+
+def test_a_marked_loader_is_found_as_one(quick: Run) -> None:
+    # Whether it is worth an alarm is judged where nothing else runs: with scattering steps the bar for one rises.
+    run_dir = quick[1] / "out" / rows(quick)["late-loader-marked"]["run_dir"]
+    found = json.loads((run_dir / "analysis.json").read_text(encoding="utf-8"))["findings"]
+    assert "loader" in {finding["cause"] for finding in found if finding["code"] == "input-bound"}
+
+
+@pytest.mark.parametrize("fault", ["late-loader-marked", "late-loader-one"])
+def test_a_late_loader_costs_what_it_is_late(quick: Run, fault: str) -> None:
+    run_dir = quick[1] / "out" / "resnet20-cifar" / fault
+    ablation = json.loads((run_dir / "ablation.json").read_text(encoding="utf-8"))
+    assert [block["on"] for block in ablation["blocks"]] == [False, True, True, False]
+    fastest = min(ms for block in ablation["blocks"] if block["on"] for ms in block["step_ms"][1])
+    assert fastest > ablation["amount_ms"]
+    off = statistics.median(ms for block in ablation["blocks"] if not block["on"] for ms in block["step_ms"][0])
+    on = statistics.median(ms for block in ablation["blocks"] if block["on"] for ms in block["step_ms"][0])
+    assert on > off
+
+
+def test_the_faults_leave_no_mark_in_a_trace(quick: Run) -> None:
+    for rank in (0, 1):
+        marks = {name for name in names_in_trace(quick, "late-loader-one", rank) if "gpudiag" in name}
+        assert marks == set()
+        assert "gpudiag.input" in names_in_trace(quick, "late-loader-marked", rank)
+
+
+def test_each_fault_is_a_run_that_can_be_analysed(quick: Run) -> None:
+    result = gpudiag("analyze", "out/resnet20-cifar/late-loader-one", "--json", cwd=quick[1])
+    assert result.returncode == 0, result.stderr
+    steps = json.loads(result.stdout)["steps"]
+    assert steps["analysed"] >= 4
+    assert steps["unprofiled_mean_ms"] > 0
+
+
+def test_recorded_runs_are_judged_again_without_training(quick: Run) -> None:
+    again = gpudiag("selftest", "--from", "out", "--json", cwd=quick[1])
+    assert again.returncode == quick[0].returncode
+    assert json.loads(again.stdout)["rows"] == json.loads(quick[0].stdout)["rows"]
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "message"),
+    [
+        (("--faults", "slow"), 2, "there is no fault 'slow'"),
+        (("--faults", "sync"), 2, "none of the faults"),
+        (("--workloads", "gpt"), 2, "trains no 'gpt'"),
+        (("--from", "nowhere"), 4, "holds no selftest's runs"),
+        (("--from", "nowhere", "--devices", "2"), 2, "--devices does not go with --from"),
+    ],
+)
+def test_what_cannot_be_done_is_refused(tmp_path: Path, words: tuple[str, ...], code: int, message: str) -> None:
+    result = gpudiag("selftest", *words, cwd=tmp_path, **NO_GPU)
+    assert result.returncode == code
+    assert message in result.stderr
+    assert list(tmp_path.iterdir()) == []

@@ -1,0 +1,71 @@
+"""The selftest under TensorFlow: which faults there are, and real ones found in real processes on CPUs."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from gpudiag.app.selftest.catalogue import CATALOGUE, choose
+from gpudiag.training.frameworks.registry import framework_named
+from tests.cli_process import gpudiag
+from tests.training.jobs.tensorflow_python import tensorflow_python
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+FAULTS = ("late-loader-marked", "late-loader-one", "sync")
+
+
+def chosen(*names: str, device: str = "cpu") -> tuple[list[str], dict[str, str]]:
+    framework = framework_named("tensorflow")
+    entries, left_out = choose(
+        names, device=device, world_size=2, usable_cpus=2, peer_access=False, framework=framework
+    )
+    return [entry.name for entry in entries], {one.fault: one.why for one in left_out}
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_every_fault_is_put_in_or_left_out_with_a_reason(device: str) -> None:
+    entries, left_out = chosen(device=device)
+    assert entries == ["none", "late-loader", "late-loader-marked", "late-loader-one", "slow-compute-one", "sync"]
+    assert set(entries) | set(left_out) == set(CATALOGUE)
+    assert all(left_out.values())
+
+
+def test_one_fault_alone() -> None:
+    assert chosen("late-loader-one")[0] == ["late-loader-one"]
+    assert chosen("sync")[0] == ["sync"]
+
+
+@pytest.fixture(scope="module")
+def rows(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    place: Path = tmp_path_factory.mktemp("selftest")
+    words = ("--quick", "--framework", "tensorflow", "--python", tensorflow_python(), "--output", str(place / "out"))
+    result = gpudiag("selftest", *words, "--faults", ",".join(FAULTS), "--json", CUDA_VISIBLE_DEVICES="")
+    assert result.stdout, result.stderr
+    found = json.loads(result.stdout)
+    assert result.returncode == int(any(row["verdict"] == "wrong" for row in found["rows"]))
+    assert found["software"]["tensorflow"]
+    assert [row["fault"] for row in found["rows"]] == list(FAULTS)
+    return {row["fault"]: row for row in found["rows"]}
+
+
+@pytest.mark.xdist_group("processes")
+def test_the_late_rank_is_found_with_its_cause(rows: dict[str, Any]) -> None:
+    found = rows["late-loader-one"]["found"]
+    assert (found["code"], found["ranks"], found["cause"]) == ("straggler", [1], "input")
+
+
+@pytest.mark.xdist_group("processes")
+def test_late_input_on_all_ranks_is_found(rows: dict[str, Any]) -> None:
+    found = rows["late-loader-marked"]["found"]
+    assert (found["code"], found["ranks"], found["cause"]) == ("input-bound", [0, 1], "loader")
+
+
+@pytest.mark.xdist_group("processes")
+def test_a_synchronization_that_costs_nothing_is_not_found(rows: dict[str, Any]) -> None:
+    """A function on a CPU returns when its work is done, so that asking for its result waits for nothing."""
+    found = rows["sync"]["found"]
+    assert found is None or found["code"] != "host-sync"

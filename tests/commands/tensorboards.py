@@ -1,0 +1,79 @@
+"""Where TensorBoard and a browser are, for the tests of `gpudiag view`; and a view that is running."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from contextlib import contextmanager
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from gpudiag.errors import FrameworkMissingError
+from gpudiag.report.export.tensorboard.server import check_interpreter
+from tests.cli_process import environment
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+#: TensorBoard brings half a gigabyte, so it may have an environment of its own: `make tensorboard` makes the first.
+PLACES = (Path(__file__).parents[2] / "build" / "xprof-venv" / "bin" / "python", Path(sys.executable))
+BROWSERS = ("chromium", "chromium-browser", "google-chrome", "chrome")
+STARTS_WITHIN_S = 150
+
+
+@cache
+def board_python() -> str:
+    """An interpreter that has TensorBoard with its profile plugin; skips the test where there is none."""
+    told = os.environ.get("GPUDIAG_TENSORBOARD_PYTHON")
+    for python in [told] if told else [str(place) for place in PLACES if place.exists()]:
+        try:
+            check_interpreter(python)
+        except FrameworkMissingError:
+            continue
+        return python
+    pytest.skip("no interpreter here has TensorBoard with its profile plugin (make tensorboard)")
+
+
+def browser_path() -> str:
+    """A Chromium; skips the test where there is none."""
+    found = next((path for name in BROWSERS if (path := shutil.which(name))), None)
+    if found is None:
+        pytest.skip("no Chromium is installed")
+    return found
+
+
+@contextmanager
+def viewing(*words: str) -> Iterator[tuple[subprocess.Popen[bytes], str]]:
+    """`gpudiag view` while it serves, and its URL; ended as a service manager does, it leaves nothing behind."""
+    with tempfile.TemporaryDirectory() as temporary:
+        log = Path(temporary) / "stderr"
+        command = [sys.executable, "-m", "gpudiag", "view", *words, "--no-open", "--python", board_python()]
+        with log.open("wb") as output:
+            process = subprocess.Popen(command, stderr=output, env=environment(TMPDIR=temporary))
+        try:
+            yield process, _url(process, log)
+        finally:
+            process.send_signal(signal.SIGTERM)
+            process.wait(60)
+        assert process.returncode == 130
+        assert [path.name for path in Path(temporary).iterdir()] == ["stderr"], "temporary files were left behind"
+
+
+def _url(process: subprocess.Popen[bytes], log: Path) -> str:
+    until = time.monotonic() + STARTS_WITHIN_S
+    while time.monotonic() < until:
+        if found := re.search(r"http://\S+?/(?=#)", log.read_text(encoding="utf-8")):
+            return found[0]
+        if process.poll() is not None:
+            break
+        time.sleep(0.2)
+    pytest.fail(f"gpudiag view did not serve: {log.read_text(encoding='utf-8')}")

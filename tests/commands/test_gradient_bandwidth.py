@@ -1,0 +1,101 @@
+"""`gpudiag bandwidth --like`: all-reduces on a model's own buckets, between real processes."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING
+
+import pytest
+
+from gpudiag.app.bandwidth import chosen_sizes
+from gpudiag.model.benchmarks.gradient_bandwidth import ModelBuckets
+from gpudiag.model.facts import Collective
+from gpudiag.report.console import report_console
+from gpudiag.report.terminal.gradient_bandwidth import render_gradient_bandwidth
+from tests.cli_process import gpudiag as run_cli
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+def _all_reduce(transport: str, size: int, time_us: float) -> Collective:
+    busbw = size / time_us / 1e3
+    return Collective(
+        operation="all_reduce",
+        strategy=transport,
+        ranks=2,
+        bytes=size,
+        time_us=time_us,
+        algbw_gb_per_s=busbw,
+        busbw_gb_per_s=busbw,
+    )
+
+
+def _buckets() -> ModelBuckets:
+    return ModelBuckets(
+        workload="vgg16\x1b[31m",
+        bucket_bytes=(1_000_000, 20_000_000, 10_000_000, 40_000_000),
+        collectives=(
+            _all_reduce("nccl", 1_000_000, 100.0),
+            _all_reduce("nccl", 20_000_000, 1000.0),
+            _all_reduce("gloo", 1_000_000, 2000.0),
+        ),
+        skipped={"cpu-reduce": "it could not be used here"},
+    )
+
+
+def test_all_buckets_one_after_another() -> None:
+    """Straight lines between measured sizes, in proportion beyond: 0.1 + 1 + (0.1 + 9/19 x 0.9) + 2 ms."""
+    found = _buckets()
+    assert found.step_ms("nccl") == pytest.approx(0.1 + 1.0 + (0.1 + 9 / 19 * 0.9) + 2.0)
+    assert found.step_ms("gloo") == pytest.approx(2.0 * (1 + 20 + 10 + 40))
+    assert found.step_ms("cpu-reduce") is None
+
+
+def test_few_sizes_span_all_buckets() -> None:
+    assert chosen_sizes((5, 3, 5), 8) == (3, 5)
+    few = chosen_sizes(tuple(range(1, 101)), 8)
+    assert (few[0], few[-1], len(few)) == (1, 100, 8)
+
+
+def test_the_table(capsys: pytest.CaptureFixture[str]) -> None:
+    render_gradient_bandwidth(_buckets(), report_console(width=90))
+    shown = capsys.readouterr().out
+    assert "4 buckets, 71 MB per step" in shown
+    assert "cpu-reduce: it could not be used here" in shown
+    assert "\x1b[31m" not in shown
+    rows = [line.split() for line in shown.splitlines()]
+    assert ["20", "20", "—"] in rows
+    assert ["all,", "ms", "3.6", "142.0"] in rows
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("--like", "nonsense"), "no workload 'nonsense'"),
+        (("--like", "unet3d-predict"), "does not train"),
+        (("--like", "mlp", "--from", "facts.json"), "--like measures and --from does not"),
+    ],
+)
+@pytest.mark.processes
+def test_usage_errors_come_before_anything_is_measured(arguments: tuple[str, ...], words: str) -> None:
+    result = run_cli("bandwidth", *arguments)
+    assert result.returncode == 2
+    assert words in result.stderr
+    assert "measuring" not in result.stderr
+
+
+@pytest.mark.xdist_group("training")
+def test_measures_between_processes(tmp_path: Path) -> None:
+    pytest.importorskip("torch")
+    saved = tmp_path / "facts.json"
+    result = run_cli("bandwidth", "--quick", "--like", "resnet20-cifar", "--json", "--save", str(saved))
+    assert result.returncode == 0, result.stderr
+    found = json.loads(result.stdout)
+    sizes = found["probes"]["like"]["bucket_bytes"]
+    # ResNet-20 has 269,722 parameters of 4 bytes; all of its gradients travel.
+    assert sum(sizes) == 4 * 269_722
+    measured = {(one["strategy"], one["bytes"]) for one in found["collectives"] if one["bytes"] in sizes}
+    assert {transport for transport, _ in measured} == {"gloo", "cpu-reduce"}
+    assert {size for _, size in measured} == set(sizes)
+    assert json.loads(saved.read_text())["probes"]["like"]["workload"] == "resnet20-cifar"

@@ -1,0 +1,136 @@
+"""From what the programs printed to facts: names, ceilings, verification, and what is missing."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import msgspec
+import pytest
+
+from gpudiag.machine.facts_file import decode_facts, encode_facts
+from gpudiag.machine.measure import failed_probes, probe_machine
+from gpudiag.machine.probes.assemble import assemble
+from gpudiag.machine.probes.programs import HostCopies, PeerCopies, PeerCopy
+from tests.probed_machine import COUNT, collectives, four_h200, host_copies, inventory, outcome, peer_copies
+
+if TYPE_CHECKING:
+    from gpudiag.model.facts import Bandwidth, Facts
+
+
+@pytest.fixture(scope="module")
+def facts() -> Facts:
+    return four_h200()
+
+
+def one(facts: Facts, **wanted: object) -> Bandwidth:
+    found = [
+        record for record in facts.bandwidth if all(getattr(record, name) == value for name, value in wanted.items())
+    ]
+    assert len(found) == 1, found
+    return found[0]
+
+
+def test_cuda_ordinals_become_inventory_indices_by_pci_address() -> None:
+    copies = host_copies()
+    slow = msgspec.structs.replace(copies.bandwidth[0], gb_per_s=7.0, each_gb_per_s=(7.0,))
+    document = msgspec.structs.replace(copies, bandwidth=(slow,), latency=())
+    found = assemble(inventory(), [outcome("copies", document)], [])
+    assert found.bandwidth[0].dst == f"gpu:{COUNT - 1}"  # CUDA's first GPU has the last PCI address here
+
+
+def test_ceilings_stand_beside_the_figures(facts: Facts) -> None:
+    pinned = one(facts, path="host_to_device", dst="gpu:1", memory="pinned", direction="one_way")
+    assert pinned.ceiling_gb_per_s == pytest.approx(58.45, abs=0.01)
+    assert "PCIe 5 x16 (read under load)" in (pinned.ceiling_source or "")
+    assert one(facts, path="host_to_device", dst="gpu:1", memory="pinned", direction="both_ways").ceiling_gb_per_s == (
+        pytest.approx(58.45 + 57.61, abs=0.02)
+    )
+    together = one(facts, path="device_to_host", src="all", memory="pinned")
+    assert together.ceiling_gb_per_s == pytest.approx(4 * 57.61, abs=0.05)
+    assert set(together.per_device) == {f"gpu:{i}" for i in range(4)}
+    assert sum(together.per_device.values()) == pytest.approx(together.gb_per_s)
+    assert one(facts, path="device_to_device", src="gpu:2").ceiling_gb_per_s == pytest.approx(2458, abs=1)
+    assert one(facts, path="host_memory").ceiling_gb_per_s is None
+    assert one(facts, path="host_memory").ceiling_source
+
+
+def test_peer_paths_have_nvlink_or_pcie_above_them(facts: Facts) -> None:
+    direct = one(facts, path="peer", src="gpu:0", dst="gpu:3", peer_access=True, initiator="dst", direction="one_way")
+    staged = one(facts, path="peer", src="gpu:0", dst="gpu:3", peer_access=False, direction="one_way")
+    both = [r for r in facts.bandwidth if r.path == "peer" and r.peer_access and r.direction == "both_ways"]
+    assert direct.ceiling_gb_per_s == 450
+    assert staged.ceiling_gb_per_s == pytest.approx(57.61, abs=0.01)
+    assert {record.ceiling_gb_per_s for record in both} == {900}
+
+
+def test_links_read_under_load_replace_idle_ones(facts: Facts) -> None:
+    assert all(gpu.pcie.under_load and gpu.pcie.generation == 5 and gpu.pcie.maximum_width == 16 for gpu in facts.gpus)
+    assert {gpu.memory_bus_bits for gpu in facts.gpus} == {6144}
+
+
+def test_both_ways_on_all_gpus_adds_up_per_device(facts: Facts) -> None:
+    record = one(facts, path="host_to_device", dst="all", memory="pinned", direction="both_ways")
+    assert record.per_device["gpu:0"] == pytest.approx((52.4 + 50.1) * 0.71)
+
+
+def test_collectives_follow_the_convention_of_nccl_tests(facts: Facts) -> None:
+    found = next(c for c in facts.collectives if c.strategy == "nccl" and c.bytes == 1 << 28)
+    assert found.algbw_gb_per_s == pytest.approx((1 << 28) / found.time_us / 1e3)
+    assert found.busbw_gb_per_s == pytest.approx(1.5 * found.algbw_gb_per_s)
+    fits = {fit.strategy: fit for fit in facts.collective_fits}
+    assert fits["nccl-no-p2p"].busbw_gb_per_s == pytest.approx(29.6, rel=1e-3)
+
+
+def test_what_was_not_measured_is_said(facts: Facts) -> None:
+    reasons = {skipped.what: skipped.why for skipped in facts.skipped}
+    assert reasons["gloo all-reduce"] == "the probe had not finished after 60 s"
+    assert reasons["latency of a small copy, GPU 9"] == "made up"
+    assert reasons["something"] == "left out"
+
+
+def test_failed_probes_are_those_that_failed_in_whole_or_in_part(facts: Facts) -> None:
+    assert failed_probes(facts) == ("copies to and from the host", "gloo all-reduce")
+
+
+def test_damaged_data_is_marked() -> None:
+    copies = peer_copies()
+    spoilt = msgspec.structs.replace(copies.bandwidth[0], wrong_words=3)
+    unknown = msgspec.structs.replace(copies.bandwidth[1], wrong_words=None)
+    document = msgspec.structs.replace(copies, bandwidth=(spoilt, unknown, copies.bandwidth[2]))
+    found = assemble(inventory(), [outcome("peers", document)], [])
+    assert [record.verified for record in found.bandwidth] == [False, None, True]
+
+
+def test_a_program_that_names_unknown_gpus_loses_only_itself() -> None:
+    strange = PeerCopy(
+        src=7, dst=8, direction="one_way", initiator="src", peer_access=True, gb_per_s=1, size_bytes=1, cv=0, repeats=1
+    )
+    document = PeerCopies(schema="gpudiag/probe-copy-peer/1", bandwidth=(strange,))
+    found = assemble(inventory(), [outcome("a", document), outcome("b", collectives(("nccl", 1, 1)))], [])
+    assert found.bandwidth == ()
+    assert found.collectives
+    assert any("names a GPU that it does not list" in skipped.why for skipped in found.skipped)
+
+
+def test_words_of_programs_are_made_harmless() -> None:
+    document = HostCopies(schema="gpudiag/probe-copy-host/1", versions={"x": "\x1b[31m"})
+    failed = outcome("a", None, "said \x1b[2J")
+    found = assemble(inventory(), [outcome("b", document), failed], [])
+    assert "\x1b" not in encode_facts(found).decode()
+    assert "\\u001b" not in encode_facts(found).decode()
+
+
+def test_facts_survive_a_file(facts: Facts) -> None:
+    assert decode_facts(encode_facts(facts)) == facts
+
+
+@pytest.mark.processes
+def test_a_machine_without_gpus_is_measured_for_real(monkeypatch: pytest.MonkeyPatch) -> None:
+    # PyTorch's processes are measured by the programs' own tests; here the memory alone, to stay fast.
+    monkeypatch.setattr("gpudiag.machine.probes.plan.installed", lambda _: False)
+    bare = msgspec.structs.replace(inventory(), gpus=(), links=())
+    found = probe_machine(bare, quick=True)
+    assert failed_probes(found) == ()
+    assert {record.path for record in found.bandwidth} == {"host_memory"}
+    assert found.probes["host memory"]["status"] == "ok"
+    assert found.probes["total"]["mode"] == "quick"

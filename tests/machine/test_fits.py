@@ -1,0 +1,82 @@
+"""The two-number model of a transport."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gpudiag.machine.probes.fits import fit_collectives, fit_latency_and_bandwidth
+from gpudiag.model.facts import Collective
+
+SIZES = [float(1 << power) for power in range(10, 30)]
+latencies = st.floats(0.5, 5000)
+per_byte = st.floats(1e-6, 1e-1)  # 1 TB/s down to 10 MB/s, in µs
+
+
+@given(latencies, per_byte)
+def test_exact_times_are_found_again(a: float, b: float) -> None:
+    fitted = fit_latency_and_bandwidth(SIZES, [a + b * size for size in SIZES])
+    assert fitted[0] + fitted[1] * SIZES[0] == pytest.approx(a + b * SIZES[0], rel=1e-4)
+    assert fitted[0] + fitted[1] * SIZES[-1] == pytest.approx(a + b * SIZES[-1], rel=1e-4)
+
+
+@given(latencies, per_byte, st.integers(0, len(SIZES) - 1), st.floats(2, 20))
+def test_one_odd_size_does_not_bend_the_rest(a: float, b: float, odd: int, by: float) -> None:
+    times = [a + b * size for size in SIZES]
+    times[odd] *= by
+    fitted = fit_latency_and_bandwidth(SIZES, times)
+    errors = sorted(
+        abs((fitted[0] + fitted[1] * size) / time - 1)
+        for i, (size, time) in enumerate(zip(SIZES, times, strict=True))
+        if i != odd
+    )
+    assert errors[len(errors) // 2] < 0.05
+
+
+@given(st.lists(st.floats(0.1, 1e6), min_size=2, max_size=20), st.floats(0.1, 10))
+def test_no_number_is_negative_and_units_do_not_matter(times: list[float], scale: float) -> None:
+    sizes = SIZES[: len(times)]
+    a, b = fit_latency_and_bandwidth(sizes, times)
+    assert a >= 0
+    assert b >= 0
+    again = fit_latency_and_bandwidth(sizes, [scale * time for time in times])
+    assert again[0] + again[1] * sizes[-1] == pytest.approx(scale * (a + b * sizes[-1]), rel=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("sizes", "times"),
+    [([1.0], [1.0]), ([1.0, 1.0], [1.0, 2.0]), ([1.0, 2.0], [0.0, 1.0]), ([1.0, 2.0], [1.0, float("nan")])],
+)
+def test_what_cannot_be_fitted_is_refused(sizes: list[float], times: list[float]) -> None:
+    with pytest.raises(ValueError, match="two different sizes"):
+        fit_latency_and_bandwidth(sizes, times)
+
+
+def collective(size: int, time_us: float, strategy: str = "nccl") -> Collective:
+    return Collective(
+        operation="all_reduce",
+        strategy=strategy,
+        ranks=4,
+        bytes=size,
+        time_us=time_us,
+        algbw_gb_per_s=0,
+        busbw_gb_per_s=0,
+    )
+
+
+def test_bus_bandwidth_by_the_convention_of_nccl_tests() -> None:
+    # 256 MiB in 1180.8 µs over 4 ranks: 227.3 GB/s, times 2 x 3/4 is 341 GB/s on the bus.
+    per_byte_us = 1.5 / 341e3
+    (fit,) = fit_collectives([collective(1 << power, 19 + (1 << power) * per_byte_us) for power in range(10, 30)])
+    assert fit.latency_us == pytest.approx(19, rel=1e-3)
+    assert fit.busbw_gb_per_s == pytest.approx(341, rel=1e-3)
+    assert fit.worst_relative_error < 1e-3
+
+
+def test_each_transport_has_its_own_fit_and_one_size_has_none() -> None:
+    found = fit_collectives(
+        [collective(1024, 10), collective(1 << 20, 20), collective(1024, 10, "gloo"), collective(1024, 9, "gloo")]
+    )
+    assert [fit.strategy for fit in found] == ["nccl"]
+    assert fit_collectives([collective(1024, 10), collective(1 << 20, 5)]) == ()

@@ -1,0 +1,40 @@
+"""Traces whose events were chosen, changed or put in another order, with all that points at them following."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from msgspec.structs import replace
+
+from gpudiag.model.event import EventTable, Trace
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from numpy.typing import NDArray
+
+
+def with_rows(trace: Trace, columns: Mapping[str, NDArray[Any]], came_from: NDArray[np.intp]) -> Trace:
+    """The trace with a table of these columns, brought into order of start.
+
+    Args:
+        trace: whose names, collectives and step marks stay as far as their events do.
+        columns: the new columns, of equal length n.
+        came_from: intp[n], the row in the trace's table of each; -1 for an event that is new.
+    """
+    order = np.lexsort((-columns["end_ns"], columns["start_ns"]))
+    place = {int(row): index for index, row in enumerate(came_from[order].tolist()) if row >= 0}
+    marks = []
+    for kind in trace.step_marks:
+        kept = np.array([row in place for row in kind.row.tolist()], np.bool_)
+        rows = np.array([place[row] for row in kind.row[kept].tolist()], np.intp)
+        by_start = np.argsort(rows)
+        if len(rows):
+            marks.append(replace(kind, row=rows[by_start], number=kind.number[kept][by_start]))
+    return replace(
+        trace,
+        events=EventTable(names=trace.events.names, **{name: column[order] for name, column in columns.items()}),
+        collectives=tuple(replace(call, row=place[call.row]) for call in trace.collectives if call.row in place),
+        step_marks=tuple(marks),
+    )

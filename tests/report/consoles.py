@@ -1,0 +1,50 @@
+"""Consoles that write to a string, as a pipe or a terminal of a given width and kind would show it."""
+
+from __future__ import annotations
+
+import io
+from typing import TYPE_CHECKING, Literal
+
+from gpudiag.report.console import ReportConsole
+from gpudiag.report.terminal.report import render_analysis
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from gpudiag.model.analysis import Analysis
+
+Colour = Literal["standard", "256", "truecolor"]
+
+
+class _Encoded(io.StringIO):
+    """A string that says it has an encoding, as a real stream does."""
+
+    def __init__(self, encoding: str) -> None:
+        super().__init__()
+        self._encoding = encoding
+
+    @property
+    def encoding(self) -> str:  # type: ignore[override]  # StringIO's is None
+        return self._encoding
+
+
+def console(width: int, *, colour: Colour | None = None, encoding: str = "utf-8") -> Console:
+    """A console as `report_console` makes it, on a string."""
+    return ReportConsole(
+        file=_Encoded(encoding),
+        width=width,
+        color_system=colour,
+        force_terminal=colour is not None,
+        markup=False,
+        emoji=False,
+        highlight=False,
+        _environ={},
+    )
+
+
+def drawn(analysis: Analysis, width: int, *, colour: Colour | None = None, all_ranks: bool = False) -> str:
+    """The whole report as text."""
+    target = console(width, colour=colour)
+    render_analysis(analysis, target, all_ranks=all_ranks)
+    assert isinstance(target.file, io.StringIO)
+    return target.file.getvalue()

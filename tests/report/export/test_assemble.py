@@ -1,0 +1,86 @@
+"""Own lines say what the attribution says, and rows hold only what can be drawn in one."""
+
+from __future__ import annotations
+
+import numpy as np
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gpudiag.app.analyze import analyze
+from gpudiag.report.export.model import Track, TrackKind, rows_apart
+from tests.report.export.exported import shown
+from tests.trace.documents import TRACES
+
+
+def track_of(spans: list[tuple[int, int]]) -> Track:
+    spans = sorted(((begin, begin + length) for begin, length in spans), key=lambda span: (span[0], -span[1]))
+    table = np.array(spans, np.int64).reshape(-1, 2)
+    return Track(
+        kind=TrackKind.THREAD,
+        title="",
+        ident=0,
+        start=table[:, 0],
+        end=table[:, 1],
+        name=np.zeros(len(table), np.int32),
+        names=("a",),
+    )
+
+
+@given(st.lists(st.tuples(st.integers(0, 40), st.integers(0, 20)), max_size=30))
+def test_events_of_a_row_are_nested_or_disjoint(spans: list[tuple[int, int]]) -> None:
+    track = track_of(spans)
+    rows = rows_apart(track)
+    assert sorted(index for row in rows for index in row.tolist()) == list(range(len(spans)))
+    for row in rows:
+        for position, a in enumerate(row):
+            for b in row[position + 1 :]:
+                assert track.start[b] >= track.end[a] or track.end[b] <= track.end[a]
+
+
+def test_what_is_nested_takes_one_row() -> None:
+    assert len(rows_apart(track_of([(0, 10), (1, 3), (1, 2), (5, 5), (10, 4)]))) == 1
+    assert len(rows_apart(track_of([(0, 4), (2, 4)]))) == 2
+
+
+def test_own_lines_are_the_attribution() -> None:
+    job = "slow_loader_rank2"
+    analysis = analyze([TRACES / job])
+    groups = [group for group in shown(job).export_model.groups if group.device is not None]
+    for group, device in zip(groups, analysis.devices, strict=True):
+        lines = {track.title: track for track in group.tracks if track.kind is TrackKind.GPUDIAG}
+        steps, parts = lines["gpudiag steps"], lines["gpudiag buckets"]
+        assert group.ranks == (device.rank,)
+        assert steps.total_ns() == parts.total_ns() == round(device.step_ms * 1e6 * len(steps))
+        assert parts.start[0] == steps.start[0]
+        assert (parts.start[1:] == parts.end[:-1]).all(), "buckets tile the steps"
+        lengths = parts.end - parts.start
+        for bucket, mean_ms in device.buckets_ms.items():
+            found = lengths[parts.name == parts.names.index(bucket)].sum()
+            assert abs(found - mean_ms * 1e6 * len(steps)) < 1
+    waits = {name for group in groups for track in group.tracks if "waits" in track.title for name in track.names}
+    assert "waits for rank 2" in waits
+
+
+def test_one_clock() -> None:
+    """All ranks leave an all-reduce together, so its kernels end together in the export model."""
+    groups = [group for group in shown("clean").export_model.groups if group.device is not None]
+    ends = []
+    for group in groups:
+        for track in group.tracks:
+            reduces = [
+                end
+                for _, end, name in track.rows()
+                if track.kind is TrackKind.STREAM and name.startswith("ncclDevKernel_AllReduce")
+            ]
+            ends += [np.array(reduces[2:-2])] if reduces else []
+    assert len(ends) == 4
+    for other in ends[1:]:
+        nearest = np.abs(ends[0][:, None] - other[None, :]).min(axis=1)
+        assert np.median(nearest) < 100_000
+
+
+def test_nothing_begins_before_zero() -> None:
+    exported = shown("slow_loader_rank2").export_model
+    starts = [int(track.start[0]) for group in exported.groups for track in group.tracks]
+    assert min(starts) == 0
+    assert exported.origin_ns > 1_700_000_000 * 10**9

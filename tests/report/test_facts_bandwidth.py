@@ -1,0 +1,85 @@
+"""The figures of a machine, drawn at the widths at which people read them."""
+
+from __future__ import annotations
+
+import io
+import re
+from typing import TYPE_CHECKING
+
+import msgspec
+import pytest
+from rich.cells import cell_len
+
+from gpudiag.analysis.diagnosis.hardware import examine_facts
+from gpudiag.model.facts import Facts, Host, Skipped
+from gpudiag.report.facts.bandwidth import render_bandwidth
+from tests.probed_machine import four_h200
+from tests.report.consoles import Colour, console
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+ANSI = re.compile(r"\x1b\[[0-9;]*m")
+
+
+def measured() -> Facts:
+    facts = four_h200()
+    return msgspec.structs.replace(facts, findings=examine_facts(facts))
+
+
+def corrupt() -> Facts:
+    facts = measured()
+    first, *rest = facts.bandwidth
+    spoilt = msgspec.structs.replace(first, verified=False)
+    facts = msgspec.structs.replace(facts, bandwidth=(spoilt, *rest))
+    return msgspec.structs.replace(facts, findings=examine_facts(facts))
+
+
+def hostile() -> Facts:
+    evil = "\x1b[31m[bold]<script>\u202e"
+    return msgspec.structs.replace(measured(), host=Host(name=evil), skipped=(Skipped(what=evil, why=evil),))
+
+
+def drawn(facts: Facts, width: int, colour: Colour | None = None) -> str:
+    target = console(width, colour=colour)
+    render_bandwidth(facts, target)
+    assert isinstance(target.file, io.StringIO)
+    return target.file.getvalue()
+
+
+@pytest.mark.parametrize("width", [40, 80, 120])
+def test_whole_report(width: int, golden: Callable[[str, str], None]) -> None:
+    golden(f"bandwidth-h200x4-{width}.txt", drawn(measured(), width))
+
+
+def test_heat_is_drawn_in_colour(golden: Callable[[str, str], None]) -> None:
+    golden("bandwidth-h200x4-80.ansi", drawn(measured(), 80, "256"))
+
+
+def test_colour_changes_no_word() -> None:
+    assert ANSI.sub("", drawn(measured(), 80, "256")) == drawn(measured(), 80)
+
+
+@pytest.mark.parametrize("width", [40, 47, 60, 80, 99, 120, 160])
+@pytest.mark.parametrize("make", [measured, corrupt, hostile])
+def test_no_line_is_wider_than_the_terminal_and_none_ends_in_spaces(make: Callable[[], Facts], width: int) -> None:
+    lines = drawn(make(), width).splitlines()
+    assert max(cell_len(line) for line in lines) <= width
+    assert all(line == line.rstrip(" ") for line in lines)
+
+
+def test_corruption_is_seen_without_colour() -> None:
+    text = drawn(corrupt(), 100)
+    assert "DATA CORRUPTED on 1 of" in text
+    assert "55.6!" in text
+
+
+def test_text_from_files_does_nothing() -> None:
+    text = drawn(hostile(), 100)
+    assert "\x1b" not in text
+    assert "\u202e" not in text
+    assert "[bold]<script>" in text
+
+
+def test_facts_without_measurements_say_so() -> None:
+    assert "nothing was measured" in drawn(Facts(host=Host(name="laptop")), 80)

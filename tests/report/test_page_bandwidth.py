@@ -1,0 +1,86 @@
+"""The page: one file, nothing loaded, nothing in it that came from a file does anything."""
+
+from __future__ import annotations
+
+from html.parser import HTMLParser
+from typing import TYPE_CHECKING
+
+import pytest
+
+from gpudiag.errors import GpudiagError
+from gpudiag.model.facts import Facts, Host
+from gpudiag.report.page.bandwidth import bandwidth_page
+from gpudiag.report.page.templating import heat_bucket, write_page
+from tests.report.test_facts_bandwidth import corrupt, hostile, measured
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+class Page(HTMLParser):
+    """Counts elements, and keeps text and everything that could load or run something."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.count: dict[str, int] = {}
+        self.active: list[str] = []
+        self.words: list[str] = []
+        self.feed(text)
+        self.close()
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.count[tag] = self.count.get(tag, 0) + 1
+        if tag not in {"meta", "link", "br"}:
+            self.open.append(tag)
+        if tag in {"script", "link", "img", "iframe", "object"}:
+            self.active.append(tag)
+        self.active += [name for name, _ in attrs if name.startswith("on") or name in {"href", "src", "style"}]
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        self.words.append(data.strip())
+
+
+def test_every_figure_is_there_and_every_element_is_closed() -> None:
+    page = Page(bandwidth_page(measured()))
+    assert page.open == []
+    assert page.active == []
+    assert page.words.count("394") == 12
+    assert "59 %" not in page.words
+    assert page.count["td"] > 4 * 7 + 5 * 16
+
+
+def test_nothing_from_a_file_becomes_markup() -> None:
+    text = bandwidth_page(hostile())
+    assert Page(text).active == []
+    assert "<script" not in text
+    assert "&lt;script&gt;" in text
+    assert "\x1b" not in text
+    assert "\u202e" not in text
+
+
+def test_corruption_stands_out() -> None:
+    text = bandwidth_page(corrupt())
+    assert 'class="corrupt"' in text
+    assert "data corrupted on 1 of" in text
+
+
+def test_a_page_without_figures_says_so() -> None:
+    assert "nothing was measured" in bandwidth_page(Facts(host=Host()))
+
+
+def test_light_and_dark() -> None:
+    assert "prefers-color-scheme: dark" in bandwidth_page(measured())
+
+
+@pytest.mark.parametrize(("share", "bucket"), [(None, 0), (-1, 0), (0.04, 0), (0.5, 5), (0.96, 10), (7, 10)])
+def test_heat(share: float | None, bucket: int) -> None:
+    assert heat_bucket(share) == bucket
+
+
+def test_a_place_that_cannot_be_written_is_an_expected_error(tmp_path: Path) -> None:
+    with pytest.raises(GpudiagError, match="cannot write"):
+        write_page(bandwidth_page(measured()), tmp_path / "nowhere" / "page.html")

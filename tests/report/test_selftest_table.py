@@ -1,0 +1,66 @@
+"""The selftest's table, whole, and in Markdown."""
+
+from __future__ import annotations
+
+import io
+from typing import TYPE_CHECKING
+
+from gpudiag.model.benchmarks.selftest import Cost, Expected, Found, LeftOut, Row, Selftest
+from gpudiag.report.console import report_console
+from gpudiag.report.terminal.selftest import markdown, render_selftest, summary
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+
+def result() -> Selftest:
+    def row(fault: str, expected: Expected, ms: float, found: Found | None, *why: str) -> Row:
+        return Row(
+            workload="resnet50",
+            fault=fault,
+            expected=expected,
+            true=Cost(clean_ms=30.9, faulty_ms=30.9 + ms, ms=ms, standard_error_ms=0.21),
+            found=found,
+            tolerance_ms=2.6,
+            alarm_ms=2.0,
+            verdict="wrong" if why else "too small" if ms and found is None else "right",
+            why=why,
+            run_dir=f"resnet50/{fault}",
+        )
+
+    late = Expected(code="straggler", ranks=(2,), causes=("input",))
+    sync = Expected(code="host-sync", ranks=(0, 1, 2, 3), causes=("aten::item", "cudaStreamSynchronize"))
+    hostile = Found(code="launch-bound", ranks=(0, 1, 2, 3), cause="a|b\x1b[31m[red]", ms=12.3, confidence="high")
+    return Selftest(
+        device="cuda",
+        device_name="NVIDIA H200",
+        world_size=4,
+        tolerance="found and true cost may differ by 10 % or 1 ms",
+        rows=(
+            row("none", Expected(code=None, ranks=()), 0.0, None),
+            row(
+                "late-loader-one",
+                late,
+                26.2,
+                Found(code="straggler", ranks=(2,), cause="input", ms=25.9, confidence="high"),
+            ),
+            row("sync", sync, 12.0, hostile, "launch-bound instead of host-sync"),
+            row("no-p2p", Expected(code="communication-bound", ranks=(0, 1, 2, 3), causes=("transfer",)), 0.9, None),
+        ),
+        left_out=(LeftOut(fault="tiny-kernels", why="needs GPUs"), LeftOut(fault="pageable-copies", why="needs GPUs")),
+        software={"torch": "2.11"},
+    )
+
+
+def test_the_whole_table(golden: Callable[[str, str], None]) -> None:
+    drawn = io.StringIO()
+    render_selftest(result(), report_console(drawn, width=100))
+    golden("selftest-100.txt", "".join(f"{line.rstrip()}\n" for line in drawn.getvalue().splitlines()))
+
+
+def test_markdown(golden: Callable[[str, str], None]) -> None:
+    golden("selftest.md", markdown(result()))
+
+
+def test_every_kind_of_verdict_is_counted() -> None:
+    assert summary(result()) == "4 rows: 2 right, 1 wrong, 1 too small to see."

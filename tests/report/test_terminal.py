@@ -1,0 +1,143 @@
+"""The report as a whole, at the widths and in the colours in which people read it."""
+
+from __future__ import annotations
+
+import re
+import unicodedata
+from typing import TYPE_CHECKING
+
+import pytest
+from hypothesis import HealthCheck, given
+from hypothesis import strategies as st
+from rich.cells import cell_len
+
+from gpudiag.model.analysis import BUCKETS, Analysis, Device, Finding, Steps, Validity
+from gpudiag.report.figures import EN_DASH, TIMES
+from tests import builders
+from tests.examples import examples
+from tests.report.consoles import drawn
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+CASES: dict[str, Callable[[], Analysis]] = {
+    "late_loader": builders.late_loader,
+    "processor_only": builders.processor_only,
+    "many_ranks": builders.many_ranks,
+    "hostile": builders.hostile,
+}
+WIDTHS = (40, 80, 120)
+ANSI = re.compile(r"\x1b\[[0-9;]*m")
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+@pytest.mark.parametrize("case", CASES)
+def test_whole_report(case: str, width: int, golden: Callable[[str, str], None]) -> None:
+    golden(f"report-{case}-{width}.txt", drawn(CASES[case](), width))
+
+
+@pytest.mark.parametrize("colour", ["standard", "256"])
+def test_whole_report_in_colour(colour: str, golden: Callable[[str, str], None]) -> None:
+    output = drawn(builders.late_loader(), 80, colour="standard" if colour == "standard" else "256")
+    golden(f"report-late_loader-80-{colour}.ansi", output)
+
+
+def test_colour_changes_no_word() -> None:
+    plain = drawn(builders.late_loader(), 80)
+    coloured = ANSI.sub("", drawn(builders.late_loader(), 80, colour="standard"))
+    assert coloured == plain
+
+
+@pytest.mark.parametrize("width", [*WIDTHS, 43, 57, 64, 99, 200])
+@pytest.mark.parametrize("case", CASES)
+def test_no_line_is_wider_than_the_terminal_and_none_ends_in_spaces(case: str, width: int) -> None:
+    lines = drawn(CASES[case](), width, all_ranks=True).splitlines()
+    assert max(cell_len(line) for line in lines) <= width
+    assert all(line == line.rstrip(" ") for line in lines)
+
+
+@pytest.mark.parametrize("colour", [None, "256"])
+def test_names_from_files_are_shown_and_never_obeyed(colour: str | None) -> None:
+    output = drawn(builders.hostile(), 80, colour="256" if colour else None)
+    text = ANSI.sub("", output)
+    assert not [c for c in text if unicodedata.category(c) in {"Cc", "Cf", "Cs"} and c != "\n"]
+    assert "[bold red]" in text.replace("\n", " ")
+    assert "␛[2J" in text
+    assert ":skull:" in text.replace("\n", " ")
+
+
+def test_ten_seconds() -> None:
+    """What a person must see first is in the first lines: what ran, how long a step takes, and what is wrong."""
+    top = "\n".join(drawn(builders.late_loader(), 80).splitlines()[:7])
+    for fact in (
+        "resnet50",
+        "nccl",
+        f"4 {TIMES} NVIDIA H200",
+        "56.6 ms profiled",
+        "57.1 ms unprofiled",
+        "CRITICAL",
+        "Rank 2",
+    ):
+        assert fact in top
+    assert "26.1 ms shorter (46 %)" in top
+
+
+def test_many_ranks_are_summarised_unless_all_are_asked_for() -> None:
+    summary = drawn(builders.many_ranks(128, late=17), 80)
+    assert len(summary.splitlines()) < 45
+    assert "rank 17" in summary
+    assert f"Ranks 0{EN_DASH}16 and 18{EN_DASH}127 waited" in summary
+    everything = drawn(builders.many_ranks(128, late=17), 80, all_ranks=True)
+    assert all(f"rank {rank} " in everything for rank in range(128))
+
+
+def test_without_findings_it_says_that_there_is_no_verdict() -> None:
+    analysis = builders.analysis(
+        builders.device(0, compute=10.0), validity=(Validity(code="few-steps", message="1 step was analysed"),)
+    )
+    output = drawn(analysis, 80)
+    assert "No finding" in output
+    assert "few-steps: 1 step was analysed" in output
+
+
+def test_missing_figures_come_with_their_reasons() -> None:
+    steps = Steps(analysed=3, mean_ms=10, median_ms=10, reasons={"unprofiled_mean_ms": "only traces were given"})
+    output = drawn(builders.analysis(builders.device(0, compute=10.0), steps=steps), 80)
+    assert "No unprofiled step time: only traces were given" in output
+
+
+def test_missing_ranks_are_in_the_first_line() -> None:
+    analysis = builders.analysis(*(builders.device(rank, compute=10.0) for rank in (0, 1, 3)), world_size=4)
+    assert f"3 {TIMES} NVIDIA H200 of 4 ranks" in drawn(analysis, 80).splitlines()[0]
+
+
+def test_no_device_at_all_is_still_a_report() -> None:
+    analysis = Analysis(
+        framework="pytorch",
+        world_size=1,
+        ranks_present=(),
+        steps=Steps(analysed=0, mean_ms=0.0, median_ms=0.0),
+        devices=(),
+    )
+    assert "no device" in drawn(analysis, 40)
+
+
+def test_small_findings_do_not_make_the_verdict() -> None:
+    small = Finding(code="slow-copy", severity="info", title="copies take 3 %", recoverable_ms_per_step=0.3)
+    plain = Finding(code="compute-bound", severity="info", title="the devices compute", recoverable_ms_per_step=0.0)
+    analysis = builders.analysis(builders.device(0, compute=10.0), findings=(small, plain))
+    verdict = next(line for line in drawn(analysis, 80).splitlines() if line.startswith("INFO"))
+    assert "The devices compute" in verdict
+
+
+@examples(40, suppress_health_check=[HealthCheck.too_slow])
+@given(
+    st.lists(st.dictionaries(st.sampled_from(BUCKETS), st.floats(0, 1e6), min_size=1), min_size=1, max_size=12),
+    st.integers(40, 160),
+)
+def test_any_figures_fit_any_width(buckets: list[dict[str, float]], width: int) -> None:
+    devices = tuple(
+        Device(rank=rank, device="cuda", step_ms=sum(parts.values()), buckets_ms=parts, hidden_communication_ms=0.0)
+        for rank, parts in enumerate(buckets)
+    )
+    assert max(cell_len(line) for line in drawn(builders.analysis(*devices), width).splitlines()) <= width

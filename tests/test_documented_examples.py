@@ -1,0 +1,17 @@
+"""The examples in docstrings are run, so that they stay true."""
+
+from __future__ import annotations
+
+import doctest
+import importlib
+
+import pytest
+
+MODULES = ("report.figures", "report.kernel_names", "model.sanitize")
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_examples_hold(name: str) -> None:
+    result = doctest.testmod(importlib.import_module(f"gpudiag.{name}"))
+    assert result.attempted
+    assert not result.failed

@@ -1,0 +1,107 @@
+"""Columns from bytes: the same as protobuf's own decoding of any events, and errors for what is none."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gpudiag.model.protobuf import message_type
+from gpudiag.trace.readers.xspace.wire import WireError, decode_events
+
+INT64 = st.integers(-(2**63), 2**63 - 1)
+VALUE = st.one_of(
+    st.tuples(st.just("uint64_value"), st.integers(0, 2**64 - 1)),
+    st.tuples(st.just("int64_value"), INT64),
+    st.tuples(st.just("ref_value"), st.integers(0, 2**64 - 1)),
+    st.tuples(st.just("double_value"), st.floats(allow_nan=False)),
+    st.tuples(st.just("str_value"), st.text(max_size=300)),
+    st.tuples(st.just("bytes_value"), st.binary(max_size=20)),
+)
+STATS = st.lists(st.tuples(st.integers(-2, 300), VALUE), max_size=6)
+EVENTS = st.lists(st.tuples(INT64, INT64, INT64, STATS, st.booleans()), max_size=12)
+WHOLE = {"uint64_value", "int64_value", "ref_value"}
+
+
+def message(ident: int, offset: int, duration: int, stats: list[Any], aggregated: bool) -> Any:
+    plane = message_type("xplane", "XSpace")().planes.add()
+    event = plane.lines.add().events.add(metadata_id=ident, duration_ps=duration)
+    if aggregated:
+        event.num_occurrences = offset
+    else:
+        event.offset_ps = offset
+    for stat, (kind, value) in stats:
+        setattr(event.stats.add(metadata_id=stat), kind, value)
+    return event
+
+
+def signed(value: int) -> int:
+    return value - 2**64 if value >= 2**63 else value
+
+
+@given(EVENTS, st.sets(st.integers(-2, 300)))
+def test_what_protobuf_decodes(events: list[Any], wanted: set[int]) -> None:
+    messages = [message(*event) for event in events]
+    raw = decode_events([one.SerializeToString() for one in messages], wanted)
+    assert raw.metadata_id.tolist() == [one.metadata_id for one in messages]
+    assert raw.offset_ps.tolist() == [one.offset_ps for one in messages]
+    assert raw.duration_ps.tolist() == [one.duration_ps for one in messages]
+    assert raw.aggregated.tolist() == [one.WhichOneof("data") == "num_occurrences" for one in messages]
+    expected = [
+        (index, stat.metadata_id, signed(getattr(stat, kind)) if kind in WHOLE else 0)
+        for index, one in enumerate(messages)
+        for stat in one.stats
+        if stat.metadata_id in wanted
+        for kind in [stat.WhichOneof("value")]
+    ]
+    found = zip(raw.stat_event.tolist(), raw.stat_id.tolist(), raw.stat_value.tolist(), strict=True)
+    assert sorted(found) == sorted(expected)
+
+
+@given(EVENTS, st.sets(st.integers(-3, 3)))
+def test_of_bare_events_all_but_the_stats(events: list[Any], bare: set[int]) -> None:
+    messages = [message(ident % 7 - 3, *rest) for ident, *rest in events if not rest[-1]]
+    raw = decode_events([one.SerializeToString() for one in messages], range(-2, 301), bare)
+    assert raw.metadata_id.tolist() == [one.metadata_id for one in messages]
+    assert raw.offset_ps.tolist() == [one.offset_ps for one in messages]
+    assert raw.duration_ps.tolist() == [one.duration_ps for one in messages]
+    counts = [0 if one.metadata_id in bare else len(one.stats) for one in messages]
+    assert [raw.stat_event.tolist().count(index) for index in range(len(messages))] == counts
+
+
+def test_more_events_than_are_decoded_at_once() -> None:
+    one = message(3, 10, 5, [(1, ("uint64_value", 9))], aggregated=False).SerializeToString()
+    other = message(4, 11, 6, [], aggregated=False).SerializeToString()
+    raw = decode_events([one, other] * 20_000, {1})
+    assert raw.metadata_id.tolist() == [3, 4] * 20_000
+    assert raw.stat_event.tolist() == list(range(0, 40_000, 2))
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"\x08",  # a field without its value
+        b"\x08\x80",  # a varint without its end
+        b"\x22\x05\x08",  # a stat longer than the event
+        b"\x22\xff\xff\xff\xff\xff\xff\xff\xff\x7f",  # a length as large as can be
+        b"\x22\xff\xff\xff\xff\xff\xff\xff\xff\xff\x01",  # a negative one
+        b"\x0b",  # a group, which this version of the format does not have
+        b"\x08\x01" * 5000,  # fields without end
+        b"\x22\x02\x08\x80",  # a stat that is cut
+    ],
+)
+def test_what_is_no_event(data: bytes) -> None:
+    with pytest.raises(WireError):
+        decode_events([data], {1, 0})
+
+
+@given(st.binary(max_size=40))
+def test_any_bytes_are_decoded_or_refused(data: bytes) -> None:
+    try:
+        raw = decode_events([data, b"\x08\x05"], {1, 2, 3})
+    except WireError:
+        return
+    assert len(raw.metadata_id) == 2
+    assert raw.metadata_id[1] == 5

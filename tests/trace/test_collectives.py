@@ -1,0 +1,245 @@
+"""Every communication kernel becomes one call, with what the trace tells of it, wherever it tells it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from gpudiag.trace import is_communication_kernel
+from gpudiag.trace.readers.kineto.collective_names import element_bytes, kernel_operation, normal_operation
+from tests.trace.documents import document, event, kernel, launch, read_one
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+_NCCL = "ncclDevKernel_AllReduce_Sum_f32_RING_LL(ncclDevKernelArgsStorage<4096ul>)"
+
+
+@pytest.mark.parametrize(
+    ("name", "operation"),
+    [
+        (_NCCL, "all_reduce"),
+        ("ncclDevKernel_AllGather_RING_LL(ncclDevComm*, unsigned long, ncclWork*)", "all_gather"),
+        ("ncclKernel_ReduceScatter_RING_LL_Sum_half(ncclDevComm*, unsigned long, ncclWork*)", "reduce_scatter"),
+        ("ncclDevKernel_Reduce_Sum_f32_RING_LL(ncclDevComm*)", "reduce"),
+        ("ncclDevKernel_Broadcast_RING_LL(ncclDevKernelArgsStorage<4096ul>)", "broadcast"),
+        ("ncclKernel_SendRecv_RING_SIMPLE_Sum_int8_t(ncclDevComm*, unsigned long, ncclWork*)", "send_recv"),
+        ("ncclSymkDevKernel_AllReduce_RSxLDMC_AGxSTMC_sum_bf16(ncclSymkDevWorkArgs4K)", "all_reduce"),
+        ("ncclDevKernel_Generic_4(ncclDevKernelArgsStorage<4096ul>)", "unknown"),
+        ("ncclDevKernelDebug_Generic(ncclDevComm*, channelMasks, ncclWork*)", "unknown"),
+        ("void vllm::cross_device_reduce_2stage<__nv_bfloat16, 8>(vllm::RankData*)", "all_reduce"),
+        ("void two_shot_all_reduce_kernel_inplace<float, 16>(float**)", "all_reduce"),
+        ("multimem_all_gather_kernel", "all_gather"),
+        ("void at::native::reduce_kernel<512, 1, at::native::ReduceOp<float>>", None),
+        ("void at::native::vectorized_gather_kernel<16, long>", None),
+        ("ampere_sgemm_128x64_tn", None),
+        ("void deviceReduceSnapshot<int>", None),
+        ("", None),
+    ],
+)
+def test_kernel_names(name: str, operation: str | None) -> None:
+    assert kernel_operation(name) == operation
+    assert is_communication_kernel(name) is (operation is not None)
+
+
+@pytest.mark.parametrize(
+    ("word", "operation"),
+    [
+        ("allreduce", "all_reduce"),
+        ("allreduce_coalesced", "all_reduce"),
+        ("nccl:all_reduce", "all_reduce"),
+        ("_allgather_base", "all_gather"),
+        ("nccl:_all_gather_base", "all_gather"),
+        ("allgather_into_tensor_coalesced", "all_gather"),
+        ("_reduce_scatter_base", "reduce_scatter"),
+        ("reduce_scatter_tensor_coalesced", "reduce_scatter"),
+        ("all_to_allv", "all_to_all"),
+        ("alltoall_base", "all_to_all"),
+        ("nccl:send 0->1", "send"),
+        ("nccl:recv 1<-0", "recv"),
+        ("gloo:barrier", "barrier"),
+        ("coalesced", None),
+        ("", None),
+    ],
+)
+def test_operation_names(word: str, operation: str | None) -> None:
+    assert normal_operation(word) == operation
+
+
+@pytest.mark.parametrize(
+    ("dtype", "size"),
+    [
+        ("Float", 4),
+        ("BFloat16", 2),
+        ("Long", 8),
+        ("c10::Half", 2),
+        ("Float8_e4m3fn", 1),
+        ("unsigned char", 1),
+        ("?", None),
+    ],
+)
+def test_element_sizes(dtype: str, size: int | None) -> None:
+    assert element_bytes(dtype) == size
+
+
+def _told(operation: str, **more: Any) -> dict[str, Any]:
+    return {
+        "Collective name": operation,
+        "In msg nelems": 1000,
+        "Out msg nelems": 4000,
+        "dtype": "Float",
+        "Group size": 4,
+        "Process Group Name": "tp",
+        "Process Group Ranks": "[0, 1, 2, 3]",
+    } | more
+
+
+@pytest.mark.parametrize(
+    ("operation", "normal", "size"),
+    [
+        ("allreduce", "all_reduce", 4000),
+        ("_allgather_base", "all_gather", 16000),
+        ("_reduce_scatter_base", "reduce_scatter", 4000),
+        ("broadcast", "broadcast", 4000),
+    ],
+)
+def test_arguments_on_the_kernel(tmp_path: Path, operation: str, normal: str, size: int) -> None:
+    trace = read_one(tmp_path, document(event("cpu_op", "x", 0, 1), kernel(_NCCL, 5, 9, 1, **_told(operation, Seq=17))))
+    (call,) = trace.collectives
+    assert (call.row, call.operation, call.group, call.sequence) == (1, normal, "tp", 17)
+    assert call.group_ranks == (0, 1, 2, 3)
+    assert call.size_bytes == size
+
+
+@pytest.mark.parametrize(
+    ("name", "word", "operation", "size"),
+    [
+        ("ncclDevKernel_AllGather_RING_LL(x)", "coalesced", "all_gather", 16000),
+        ("ncclDevKernel_SendRecv(x)", "all_to_all", "all_to_all", 4000),
+        ("ncclDevKernel_Generic_4(x)", "allreduce", "all_reduce", 4000),
+        ("ncclDevKernel_Generic_4(x)", "something_new", "something_new", 4000),
+        ("ncclDevKernel_Generic_4(x)", "", "unknown", 4000),
+    ],
+)
+def test_a_kernels_name_and_its_arguments_together(
+    tmp_path: Path, name: str, word: str, operation: str, size: int
+) -> None:
+    (call,) = read_one(tmp_path, document(kernel(name, 5, 9, 1, **_told(word)))).collectives
+    assert (call.operation, call.size_bytes) == (operation, size)
+
+
+def test_arguments_on_the_host_operator_around_the_launch(tmp_path: Path) -> None:
+    trace = read_one(
+        tmp_path,
+        document(
+            event("cpu_op", "record_param_comms", 0, 20, args=_told("allreduce")),
+            event("user_annotation", "nccl:all_reduce", 1, 18),
+            launch(5, 1),
+            kernel(_NCCL, 100, 9, 1),
+            event("cpu_op", "record_param_comms", 30, 20, args=_told("broadcast", **{"In msg nelems": 7})),
+            launch(60, 2),  # after it, not in it
+            kernel(_NCCL, 120, 9, 2),
+        ),
+    )
+    assert [(call.operation, call.group, call.size_bytes) for call in trace.collectives] == [
+        ("all_reduce", "tp", 4000),
+        ("all_reduce", "", None),
+    ]
+
+
+def test_shapes_on_an_old_range_around_the_launch(tmp_path: Path) -> None:
+    shapes = {"Input Dims": [[1024], [2, 8], []], "Input type": ["float", "c10::Half", "Scalar"]}
+    trace = read_one(
+        tmp_path,
+        document(
+            event("user_annotation", "nccl:all_to_all", 0, 20, args=shapes),
+            launch(5, 1),
+            kernel("ncclKernel_SendRecv_RING_SIMPLE_Sum_int8_t(x)", 100, 9, 1),
+            event("user_annotation", "nccl:_all_gather_base", 30, 20, args=shapes),
+            launch(35, 2),
+            kernel("ncclKernel_AllGather_RING_LL_Sum_int8_t(x)", 120, 9, 2),
+        ),
+    )
+    assert [(call.operation, call.size_bytes) for call in trace.collectives] == [
+        ("all_to_all", 4096 + 32),
+        ("all_gather", None),  # what comes out depends on the size of the group, which is not told
+    ]
+
+
+def test_a_kernel_launched_before_the_capture_has_its_operation_by_name(tmp_path: Path) -> None:
+    (call,) = read_one(tmp_path, document(kernel(_NCCL, 5, 9, 1))).collectives
+    assert (call.operation, call.group, call.group_ranks, call.size_bytes) == ("all_reduce", "", (), None)
+
+
+def test_a_list_of_ranks_that_was_cut_is_filled_from_the_header(tmp_path: Path) -> None:
+    groups = [{"pg_name": "0", "ranks": list(range(64))}, {"pg_name": "tp", "ranks": list(range(32))}]
+    trace = read_one(
+        tmp_path,
+        document(
+            kernel(_NCCL, 5, 9, 1, **_told("allreduce", **{"Process Group Ranks": "[0, 1, 2, ...]"})),
+            kernel(_NCCL, 25, 9, 2),
+            distributedInfo={"rank": 0, "world_size": 64, "pg_config": groups},
+        ),
+    )
+    told, untold = trace.collectives
+    assert told.group_ranks == tuple(range(32))
+    assert (untold.group, untold.group_ranks) == ("", ())  # with two groups one cannot tell which
+
+
+def test_the_only_group_is_everyones(tmp_path: Path) -> None:
+    group = {"pg_name": "0", "ranks": [0, 1]}
+    (call,) = read_one(
+        tmp_path, document(kernel(_NCCL, 5, 9, 1), distributedInfo={"rank": 0, "world_size": 2, "pg_config": [group]})
+    ).collectives
+    assert (call.group, call.group_ranks) == ("0", (0, 1))
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"Collective name": 7, "dtype": [], "In msg nelems": "many", "Process Group Ranks": {"a": 1}, "Seq": "x"},
+        {"In msg nelems": 10**400, "Group size": -4, "Seq": 2**70},
+        {"Process Group Ranks": "[0, one]", "Process Group Name": 3, "Seq": -1},
+        {"Process Group Ranks": [-1, "a"], "Input Dims": [["a"], 3, None], "Input type": [None, "float", "float"]},
+        {"dtype": None, "Input Dims": [[2**60, 2**60]], "Input type": ["float"]},
+    ],
+)
+def test_arguments_of_a_wrong_form_are_not_told(tmp_path: Path, wrong: dict[str, Any]) -> None:
+    (call,) = read_one(tmp_path, document(kernel(_NCCL, 5, 9, 1, **_told("allreduce", **wrong)))).collectives
+    assert call.operation == "all_reduce"
+    assert call.sequence is None
+    assert call.size_bytes in {None, 4000}
+
+
+def test_gloo_on_processors_is_the_hosts_own_ranges(tmp_path: Path) -> None:
+    shapes = {"Input Dims": [[2768]], "Input type": ["float"]}
+    trace = read_one(
+        tmp_path,
+        document(
+            event("cpu_op", "c10d::allreduce_", 0, 2),
+            event("user_annotation", "gloo:all_reduce", 1, 900, tid=77, args=shapes),
+        ),
+    )
+    (call,) = trace.collectives
+    assert (trace.events.name_of(call.row), call.operation, call.size_bytes) == ("gloo:all_reduce", "all_reduce", 11072)
+
+
+def test_nccl_ranges_of_a_trace_without_device_work_are_no_work(tmp_path: Path) -> None:
+    assert read_one(tmp_path, document(event("user_annotation", "nccl:all_reduce", 1, 9))).collectives == ()
+
+
+def test_gloo_ranges_beside_device_work_are_not_kernels(tmp_path: Path) -> None:
+    trace = read_one(tmp_path, document(event("user_annotation", "gloo:all_reduce", 1, 9), kernel("gemm", 2, 3, 1)))
+    assert trace.collectives == ()
+
+
+@pytest.mark.parametrize(
+    ("blocks", "share"), [(0.181818, 0.181818), (2.5, 1.0), (None, None), (0, None), (-1, None), ("many", None)]
+)
+def test_the_share_of_processors_that_a_collective_holds(tmp_path: Path, blocks: object, share: float | None) -> None:
+    arguments: dict[str, Any] = {} if blocks is None else {"blocks per SM": blocks}
+    # What else is told of the collective may stand on the host's record, and not on the kernel.
+    trace = read_one(tmp_path, document(launch(10, 1), kernel(_NCCL, 30, 9, 1, **arguments)))
+    (call,) = trace.collectives
+    assert call.processor_share == share

@@ -1,0 +1,115 @@
+"""Reading in pieces gives what reading whole gives, wherever the text is cut and however it is laid out."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as some
+
+from gpudiag.trace import ReadLimits, read_traces, unpack
+from gpudiag.trace.readers.kineto.event_json import Document, Event, Repairs, decode_whole
+from gpudiag.trace.readers.kineto.pieces import NotInPiecesError, decode_in_pieces
+from tests.trace.documents import TRACES, document, event
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+_HOSTILE = ['}, {"ph": "X"}', '"traceEvents": [', "},{", '\\"},\\n{\\"', "]}", "\\", '"']
+
+
+def _in_pieces(pieces: Iterable[bytes]) -> tuple[list[Event], Document]:
+    events: list[Event] = []
+    for part in decode_in_pieces(pieces, Repairs()):
+        if isinstance(part, Document):
+            return [*events, *part.events], part
+        events += part
+    raise AssertionError("the document never came")
+
+
+def _plain(events: list[Event]) -> list[Any]:
+    return [msgspec.to_builtins((event.cat, event.name, event.tid, event.ts, event.dur)) for event in events]
+
+
+@given(
+    some.lists(some.sampled_from([*_HOSTILE, "aten::add", "k" * 300]), min_size=1, max_size=12),
+    some.sampled_from([None, 0, 2]),
+    some.integers(1, 400),
+    some.booleans(),
+)
+def test_any_cut_of_any_layout(words: list[str], indent: int | None, step: int, tail: bool) -> None:
+    whole = document(
+        *(
+            event("cpu_op", word, position, 1, args={"nested": [{"a": 1}, {"b": word}]})
+            for position, word in enumerate(words)
+        ),
+        note=_HOSTILE,
+    )
+    if tail:
+        whole["traceName"] = whole.pop("note")
+    text = json.dumps(whole, indent=indent).encode()
+    try:
+        events, _ = _in_pieces(text[start : start + step] for start in range(0, len(text), step))
+    except NotInPiecesError:
+        pass  # cut in a text or a list that looks like the end of an event: noticed, and read whole
+    else:
+        assert _plain(events) == _plain(decode_whole(text, "x", Repairs()).events)
+
+
+def test_headers_on_both_sides_of_the_events_are_read() -> None:
+    text = b'{"baseTimeNanoseconds": 7, "traceEvents": [{"ph":"X", "ts":1},\n {"ph":"X", "ts":2}], "host_name": "n"}'
+    events, header = _in_pieces([text[:50], text[50:]])
+    assert [event.ts for event in events] == [1, 2]
+    assert (bytes(memoryview(header.base_time)), bytes(memoryview(header.host))) == (b"7", b'"n"')
+
+
+@pytest.mark.parametrize("broken", ["", '{"ph": "X", "ts": 1e0, "args": {"stream": []}},'])
+def test_events_of_all_phases_and_of_none_are_told_apart(broken: str) -> None:
+    """Whether all are decoded in one go or, for one that cannot be, one by one."""
+    others = ",".join(f'{{"ph": "{phase}", "name": "n", "ts": 2}}' for phase in "BEiICbnestfMPNRv")
+    last = '{"name": "no phase", "ts": 2}, {"ts": 1, "ph": "X"}'
+    decoded = decode_whole(f'{{"traceEvents": [{others}, {broken} {last}]}}'.encode(), "x", Repairs())
+    assert [event.ts for event in decoded.events] == [1] * (2 if broken else 1)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        b'[{"ph": "X"}]',
+        b'{"x": {"traceEvents": [{"ph": "X"}]}}',
+        b'{"traceEvents": [{"ph": "X"}, {"ph": "Y"}',
+        b'{"traceEvents": 5}',
+        b"{}",
+        b"",
+        b'{"traceEvents": [' + b"[" * 5000,
+    ],
+)
+def test_what_cannot_be_cut_is_left_to_reading_whole(text: bytes) -> None:
+    with pytest.raises(NotInPiecesError):
+        _in_pieces([text])
+
+
+def test_a_real_trace_in_pieces_of_any_size(monkeypatch: pytest.MonkeyPatch) -> None:
+    path = TRACES / "public" / "nccl_data.json.gz"
+    (expected,) = read_traces([path])
+    for piece in (5_000, 40_000, 1 << 30):
+        monkeypatch.setattr(unpack, "_PIECE", piece)
+        events, _ = _in_pieces(unpack.read_pieces(path, "x", ReadLimits()))  # no need to read whole
+        assert len(events) == len(expected.events) + 1  # the profiler's own span
+        (trace,) = read_traces([path])
+        assert trace.events.names == expected.events.names
+        assert (trace.events.start_ns == expected.events.start_ns).all()
+        assert (trace.events.correlation == expected.events.correlation).all()
+        assert trace.collectives == expected.collectives
+
+
+def test_a_kernel_that_tells_nothing_finds_its_host_in_another_piece(monkeypatch: pytest.MonkeyPatch) -> None:
+    path = TRACES / "public" / "sampled_rank-1.json.gz"
+    (expected,) = read_traces([path])
+    monkeypatch.setattr(unpack, "_PIECE", 10_000)
+    (trace,) = read_traces([path])
+    assert trace.collectives == expected.collectives
+    assert {call.operation for call in trace.collectives} == {"all_to_all", "all_reduce", "all_gather"}

@@ -1,0 +1,100 @@
+"""Several files at once: results in their places, errors as errors, and no process left behind."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+import threading
+import time
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pytest
+
+from gpudiag.errors import UnreadableInputError
+from gpudiag.trace import ReadLimits, read, read_traces
+from gpudiag.trace.readers.kineto.document import read_kineto
+from tests.trace.documents import TRACES, document, event, write
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from gpudiag.model.event import Trace
+
+
+@pytest.fixture
+def always_fork(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(read, "_WORTH_PROCESSES_JSON_BYTES", 0)
+    if not read._can_fork():
+        pytest.skip("forking needs Linux and a single thread")
+
+
+@pytest.mark.usefixtures("always_fork")
+def test_traces_read_by_several_processes_are_those_read_by_one() -> None:
+    several = read_traces([TRACES / "vgg_p2poff"], limits=ReadLimits(workers=3))
+    alone = read_traces([TRACES / "vgg_p2poff"], limits=ReadLimits(workers=1))
+    assert [trace.rank for trace in several] == [0, 1, 2, 3]
+    for one, other in zip(several, alone, strict=True):
+        assert one.collectives == other.collectives
+        assert one.events.names == other.events.names
+        for name, column in one.events.columns().items():
+            assert np.array_equal(column, getattr(other.events, name))
+
+
+@pytest.mark.usefixtures("always_fork")
+def test_a_broken_file_is_named_whoever_reads_it(tmp_path: Path) -> None:
+    write(tmp_path / "rank0.json", document(event("cpu_op", "a", 1, 1)))
+    write(tmp_path / "rank1.json", '{"traceEvents": [')
+    with pytest.raises(UnreadableInputError, match=r"rank1\.json is cut short"):
+        read_traces([tmp_path], limits=ReadLimits(workers=2))
+
+
+@pytest.mark.usefixtures("always_fork")
+def test_a_reader_that_is_killed_is_an_error_that_names_its_files(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for rank in (0, 1):
+        write(tmp_path / f"rank{rank}.json", document(event("cpu_op", "a", 1, 1)))
+    parent = os.getpid()
+
+    def killed(path: Path, shown: str, limits: ReadLimits) -> Trace:
+        if os.getpid() != parent:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return read_kineto(path, shown, limits)
+
+    monkeypatch.setattr("gpudiag.trace.readers.kineto.read_kineto", killed)
+    with pytest.raises(UnreadableInputError, match=r"a process that read one of .*rank0\.json.*rank1\.json was killed"):
+        read_traces([tmp_path], limits=ReadLimits(workers=2))
+    assert not multiprocessing.active_children()
+
+
+@pytest.mark.usefixtures("always_fork")
+def test_an_interrupt_ends_the_children_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for rank in (0, 1):
+        write(tmp_path / f"rank{rank}.json", document(event("cpu_op", "a", 1, 1)))
+    parent = os.getpid()
+
+    def slow(path: Path, shown: str, limits: ReadLimits) -> Trace:
+        if path.name == "rank0.json":
+            os.kill(parent, signal.SIGINT)
+        time.sleep(60)
+        return read_kineto(path, shown, limits)
+
+    monkeypatch.setattr("gpudiag.trace.readers.kineto.read_kineto", slow)
+    began = time.monotonic()
+    with pytest.raises(KeyboardInterrupt):
+        read_traces([tmp_path], limits=ReadLimits(workers=2))
+    assert time.monotonic() - began < 30
+    assert not multiprocessing.active_children()
+
+
+def test_no_fork_beside_other_threads() -> None:
+    stop = threading.Event()
+    other = threading.Thread(target=stop.wait)
+    other.start()
+    try:
+        assert not read._can_fork()
+    finally:
+        stop.set()
+        other.join()

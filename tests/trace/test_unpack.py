@@ -1,0 +1,61 @@
+"""Unpacking gives back what was packed, however it was packed and in whatever pieces it is read."""
+
+from __future__ import annotations
+
+import gzip
+import random
+import zlib
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from unittest.mock import patch
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as some
+
+from gpudiag.errors import UnreadableInputError
+from gpudiag.trace import ReadLimits, unpack
+from gpudiag.trace.limits import free_memory_bytes
+from gpudiag.trace.read import usable_cpus
+from tests.examples import examples
+
+
+@examples(150)
+@given(
+    some.integers(0, 2**32),
+    some.lists(some.tuples(some.integers(0, 20_000), some.integers(0, 9)), min_size=1, max_size=4),
+    some.integers(3, 5_000),
+    some.integers(1, 9_000),
+    some.booleans(),
+)
+def test_any_gzip_in_any_pieces(
+    seed: int, members: list[tuple[int, int]], packed_piece: int, piece: int, plainly: bool
+) -> None:
+    make = random.Random(seed)  # noqa: S311 - data to pack, not a secret
+    alphabet = make.choice([b" ", b'{"ph": "X"}', bytes(range(256))])
+    parts = [bytes(make.choices(alphabet, k=length)) for length, _ in members]
+    packed = b"".join(gzip.compress(part, level) for part, (_, level) in zip(parts, members, strict=True))
+    with (
+        TemporaryDirectory() as directory,
+        patch.object(unpack, "_PACKED_PIECE", packed_piece),
+        patch.object(unpack, "_PIECE", piece),
+        patch.object(unpack, "_deflate", zlib if plainly else unpack._deflate),
+    ):
+        path = Path(directory) / "rank0.json.gz"
+        path.write_bytes(packed)
+        pieces = list(unpack.read_pieces(path, "x", ReadLimits()))
+        assert b"".join(pieces) == b"".join(parts)
+        assert all(0 < len(one) <= piece for one in pieces)
+        path.write_bytes(packed[:-1])
+        with pytest.raises(UnreadableInputError, match=r"cut short|damaged"):
+            list(unpack.read_pieces(path, "x", ReadLimits()))
+
+
+def test_limits_make_sense() -> None:
+    with pytest.raises(ValueError, match="positive"):
+        ReadLimits(max_bytes=0)
+    with pytest.raises(ValueError, match="at least one process"):
+        ReadLimits(workers=0)
+    assert usable_cpus() >= 1
+    free = free_memory_bytes()
+    assert free is None or free > 0

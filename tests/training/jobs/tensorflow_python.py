@@ -1,0 +1,60 @@
+"""Where TensorFlow is, for the tests that train with it, and what a run of it leaves."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from gpudiag.errors import GpudiagError
+from gpudiag.training.launch import inspect_interpreter
+from tests.cli_process import gpudiag
+
+if TYPE_CHECKING:
+    import subprocess
+
+#: TensorFlow and PyTorch want different things of an environment; `make tensorflow` makes the first.
+PLACES = (Path(__file__).parents[3] / "build" / "tf-venv" / "bin" / "python", Path(sys.executable))
+
+
+@cache
+def tensorflow_python() -> str:
+    """An interpreter that can train with TensorFlow; skips the test where there is none."""
+    told = os.environ.get("GPUDIAG_TENSORFLOW_PYTHON")
+    for python in [told] if told else [str(place) for place in PLACES if place.exists()]:
+        try:
+            inspect_interpreter(python, "tensorflow")
+        except GpudiagError:
+            continue
+        return python
+    pytest.skip("no interpreter here has TensorFlow (make tensorflow)")
+
+
+def profile(run_dir: Path, *words: str, path: Path | None = None) -> subprocess.CompletedProcess[str]:
+    """`gpudiag profile --framework tensorflow` on CPU devices, with few steps, its analysis as JSON.
+
+    Args:
+        run_dir: where the run goes.
+        words: of the command line.
+        path: where modules are found beside the usual places.
+    """
+    short = ("--steps", "4", "--warmup", "2", "--output", str(run_dir), "--json")
+    python = ("--framework", "tensorflow", "--python", tensorflow_python())
+    return gpudiag("profile", *words, *python, *short, CUDA_VISIBLE_DEVICES="", PYTHONPATH=str(path or ""))
+
+
+def trained(
+    run_dir: Path, *words: str, ranks: int = 2, path: Path | None = None
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The analysis and the record of a run that came to its end."""
+    result = profile(run_dir, *words, path=path)
+    logs = "\n".join(path.read_text(errors="replace")[-2000:] for path in (run_dir / "logs").glob("*.log"))
+    assert result.returncode == 0, f"{result.stderr}\n{logs}"
+    record = json.loads((run_dir / "run.json").read_text(encoding="utf-8"))
+    assert (record["status"], record["framework"], len(record["ranks"])) == ("complete", "tensorflow", ranks)
+    return json.loads(result.stdout), record

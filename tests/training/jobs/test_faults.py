@@ -1,0 +1,153 @@
+"""Each fault in one real training process: what it does while it is on, and that nothing of it stays."""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import torch
+
+from gpudiag.app.selftest.catalogue import CATALOGUE
+from gpudiag.model.benchmarks.selftest import FaultPlan, SelftestPlan
+from gpudiag.training.frameworks.registry import framework_named
+from gpudiag.training.jobs.faults.fault import Fault, make_fault
+from gpudiag.training.jobs.faults.pytorch.registry import KINDS
+from gpudiag.training.jobs.faults.pytorch.trainer import DdpTrainer
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+
+pytestmark = pytest.mark.long
+
+
+@pytest.fixture
+def trainer(monkeypatch: pytest.MonkeyPatch) -> Iterator[DdpTrainer]:
+    for name, value in {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"}.items():
+        monkeypatch.setenv(name, value)
+    plan = SelftestPlan(
+        workload="resnet20-cifar",
+        device="cpu",
+        batch_size=2,
+        precision="fp32",
+        memory_format="nchw",
+        faults=(),
+        pairs=1,
+        block_ms=1.0,
+        least_steps=1,
+        active=3,
+        warm_up_s=0.0,
+    )
+    made = DdpTrainer(plan)
+    made.warm_up(0.0)
+    yield made
+    made.close()
+
+
+def fault_of(trainer: DdpTrainer, plan: FaultPlan) -> Fault[DdpTrainer]:
+    return make_fault(KINDS, plan, trainer)
+
+
+def update(trainer: DdpTrainer) -> list[torch.Tensor]:
+    """By how much one step on the same data moves each of the same parameters; it is undone."""
+    state = {name: value.clone() for name, value in trainer.model.state_dict().items()}
+    trainer._optimizer.state.clear()  # no momentum from before
+    trainer.train((torch.zeros(2, 3, 32, 32, dtype=torch.uint8), torch.tensor([1, 2])))
+    moved = [(parameter - state[name]).detach() for name, parameter in trainer.model.named_parameters()]
+    trainer.model.load_state_dict(state)
+    return moved
+
+
+def test_every_fault_of_the_catalogue_is_there() -> None:
+    assert {entry.kind for entry in CATALOGUE.values()} == set(KINDS) == framework_named("pytorch").fault_kinds
+
+
+def test_warming_up_finds_the_clean_step_time(trainer: DdpTrainer) -> None:
+    assert trainer.clean_ms > 0
+    assert len(trainer.timed(3, run_in=1)) == 3
+
+
+def test_a_late_loader_is_late_while_it_is_on(trainer: DdpTrainer) -> None:
+    fault = fault_of(trainer, FaultPlan(name="late", kind="late-loader", amount=2.0))
+    batches = iter(trainer.loader)
+    for on in (True, False):
+        fault.switch(on=on)
+        began = time.perf_counter()
+        next(batches)
+        assert (time.perf_counter() - began >= 2e-3 * trainer.clean_ms) is on
+
+
+def test_a_fault_of_another_rank_does_nothing_here(trainer: DdpTrainer) -> None:
+    fault = fault_of(trainer, FaultPlan(name="late", kind="late-loader", amount=2.0, ranks=(1,)))
+    fault.switch(on=True)
+    assert trainer.loader.late_s == 0.0
+    compute = fault_of(trainer, FaultPlan(name="slow", kind="extra-compute", amount=1.0, ranks=(1,)))
+    compute.switch(on=True)
+    assert trainer.extra is None
+
+
+def test_extra_compute_grows_with_what_is_asked(trainer: DdpTrainer) -> None:
+    spent_s = []
+    for amount in (1.0, 8.0):
+        fault = fault_of(trainer, FaultPlan(name="slow", kind="extra-compute", amount=amount))
+        fault.switch(on=True)
+        assert trainer.extra is not None
+        began = time.thread_time()
+        trainer.extra()
+        spent_s.append(time.thread_time() - began)
+        fault.rest()
+        assert trainer.extra is None
+    assert spent_s[1] > 2 * spent_s[0] > 0
+
+
+@pytest.mark.parametrize("way", ["slow", "barely"])
+def test_every_exchange_leaves_the_gradients_of_one_process_as_they_are(trainer: DdpTrainer, way: Any) -> None:
+    plain = update(trainer)
+    trainer.exchange.extra, trainer.exchange.way = 3.0, way
+    for mine, theirs in zip(update(trainer), plain, strict=True):
+        assert torch.allclose(mine, theirs, atol=1e-6)
+
+
+def test_the_exchange_is_as_it_was_once_the_fault_rests(trainer: DdpTrainer) -> None:
+    fault = fault_of(trainer, FaultPlan(name="exchange", kind="whole-exchange"))
+    ways = []
+    for on in (True, False):
+        fault.switch(on=on)
+        ways.append(trainer.exchange.way)
+    fault.rest()
+    assert [*ways, trainer.exchange.way] == ["plain", "barely", "plain"]
+
+
+def test_layers_are_hooked_only_while_the_fault_is_on(trainer: DdpTrainer) -> None:
+    fault = fault_of(trainer, FaultPlan(name="sync", kind="syncs", amount=1.0))
+    layers = [module for module in trainer.model.modules() if next(module.children(), None) is None]
+    fault.switch(on=True)
+    assert all(layer._forward_hooks for layer in layers)
+    trainer.step()
+    fault.rest()
+    assert not any(layer._forward_hooks for layer in layers)
+
+
+@pytest.mark.processes
+@pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="one core cannot be told from all")
+def test_all_threads_share_one_core_with_a_busy_program(trainer: DdpTrainer) -> None:
+    usual = os.sched_getaffinity(0)
+    fault = fault_of(trainer, FaultPlan(name="pinned", kind="pinned-core", amount=1.0))
+    try:
+        fault.switch(on=True)
+        tasks = [int(task.name) for task in Path("/proc/self/task").iterdir()]
+        assert {frozenset(os.sched_getaffinity(task)) for task in tasks} == {frozenset({max(usual)})}
+        children = _children()
+        assert children
+    finally:
+        fault.rest()
+        fault.close()
+    assert os.sched_getaffinity(0) == usual
+    assert not set(children) & set(_children())
+
+
+def _children() -> list[str]:
+    return Path(f"/proc/self/task/{os.getpid()}/children").read_text(encoding="ascii").split()

@@ -1,0 +1,151 @@
+"""Workloads and data modes in whole runs of two real processes."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from gpudiag.training.jobs.volume.storage import Volume
+from tests.cli_process import environment, gpudiag
+
+SHORT = ("--devices", "2", "--steps", "3", "--warmup", "2")
+
+pytestmark = pytest.mark.xdist_group("processes")
+
+
+def run(run_dir: Path, *words: str) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The analysis and the record."""
+    result = gpudiag("profile", *words, *SHORT, "--output", str(run_dir), "--json", CUDA_VISIBLE_DEVICES="")
+    logs = "\n".join(path.read_text(errors="replace")[-2000:] for path in (run_dir / "logs").glob("*.log"))
+    assert result.returncode == 0, f"{result.stderr}\n{logs}"
+    record = json.loads((run_dir / "run.json").read_text())
+    assert record["status"] == "complete"
+    assert len(record["ranks"]) == 2
+    return json.loads(result.stdout), record
+
+
+def batch_servers(run_dir: Path) -> list[str]:
+    found = []
+    for entry in Path("/proc").iterdir():
+        try:
+            line = (entry / "cmdline").read_text(errors="replace") if entry.name.isdecimal() else ""
+        except OSError:
+            continue
+        if "gpudiag.training.jobs.data.batch_server" in line and str(run_dir) in line:
+            found.append(line)
+    return found
+
+
+def test_batches_from_other_processes_train_a_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    temporary = tmp_path / "t"
+    temporary.mkdir()
+    monkeypatch.setenv("TMPDIR", str(temporary))  # so that the servers' command lines can be told from others'
+    analysis, record = run(tmp_path / "run", "cnn-cifar", "--data", "zmq", "--batch-size", "5")
+    assert (record["options"]["data"], record["options"]["loader_workers"]) == ("zmq", "1")
+    assert record["model"]["parameters"] == 1_250_858
+    assert analysis["devices"][0]["buckets_ms"]["compute"] > 0
+    assert not batch_servers(temporary)
+    assert not list(temporary.glob("gpudiag*"))
+
+
+def test_the_trivial_model_leaves_little_but_the_input(tmp_path: Path) -> None:
+    _, record = run(
+        tmp_path, "resnet50", "--model", "trivial", "--strategy", "independent", "--batch-size", "4", "--prefetch"
+    )
+    assert (record["options"]["model"], record["options"]["prefetch"]) == ("trivial", "true")
+    assert record["model"]["parameters"] == 3 * 224 * 224 + 1
+    assert record["workload"] == "resnet50 (trivial model)"
+
+
+def test_taking_batches_and_nothing_else(tmp_path: Path) -> None:
+    analysis, record = run(tmp_path, "resnet50", "--model", "none", "--batch-size", "16")
+    assert record["options"]["model"] == "none"
+    assert record["workload"] == "resnet50 (input only)"
+    assert record["model"] is None
+    for device in analysis["devices"]:
+        assert device["buckets_ms"]["input"] > 0.5 * device["step_ms"]
+        assert device["buckets_ms"]["compute"] == 0
+    slowest = max(rank["unprofiled"]["mean_ms"] for rank in record["ranks"])
+    assert analysis["source"]["samples_per_s"] == pytest.approx(2 * 16 * 1000 / slowest)
+
+
+def test_two_processes_predict_every_voxel_of_a_volume_once(tmp_path: Path) -> None:
+    volume = (5, 40, 36)
+    _, record = run(tmp_path, "unet3d-predict", "--volume", ",".join(map(str, volume)), "--keep-prediction")
+    assert record["options"]["volume"] == "5,40,36"
+    figures = json.loads((tmp_path / "inference.json").read_text())
+    assert figures["blocks"] == 2 * 2 * 1
+    assert sum(rank["voxels"] for rank in figures["ranks"]) == figures["voxels"] == np.prod(volume)
+    assert [rank["blocks"] for rank in figures["ranks"]] == [2, 2]
+    assert figures["predicted"] == 4 * np.prod(figures["seen"])
+    assert figures["mvox_per_s"] == pytest.approx(np.prod(volume) / figures["seconds"] / 1e6)
+    written = np.asarray(Volume.open(tmp_path / "prediction.zarr")._store.read().result())
+    assert written.shape == (3, *volume)
+    assert (written > 0).all()  # 0 is what nobody has written
+    assert not (tmp_path / "volume.zarr").exists()
+    assert not (tmp_path / "again.zarr").exists()
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        (["--data", "zmq", "--loader-workers", "0"], "needs a process that makes batches"),
+        (["--data", "device", "--prefetch"], "is there already"),
+        (["--data", "device", "--model", "none"], "is there already"),
+        (["--model", "none", "--prefetch"], "nothing is copied"),
+        (["--model", "half"], "whole, trivial, none"),
+        (["resnet50", "--volume", "9,9,9"], "predicts no volume"),
+        (["resnet50", "--keep-prediction"], "predicts no volume"),
+        (["unet3d-predict", "--data", "zmq"], "from disk"),
+        (["unet3d-predict", "--strategy", "gloo"], "exchanges nothing"),
+        (["unet3d-predict", "--volume", "9,9"], "Z,Y,X"),
+        (["unet3d-predict", "--volume", "9,-9,9"], "Z,Y,X"),
+        (["unet3d-predict", "--volume", "0,9,9"], "Z,Y,X"),
+        (["a:b", "--prefetch"], "decides that itself"),
+    ],
+)
+def test_what_does_not_go_together(tmp_path: Path, words: list[str], expected: str) -> None:
+    result = gpudiag("profile", *words, "--output", str(tmp_path / "run"), CUDA_VISIBLE_DEVICES="")
+    assert (result.returncode, result.stdout) == (2, "")
+    assert expected in result.stderr
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_volume_smaller_than_a_block_is_a_usage_error(tmp_path: Path) -> None:
+    result = gpudiag(
+        "profile", "unet3d-predict", "--volume", "4,35,36", "--output", str(tmp_path / "run"), CUDA_VISIBLE_DEVICES=""
+    )
+    assert result.returncode == 2
+    assert "a volume of 4 x 35 x 36 voxels is smaller than a block, which writes 4 x 36 x 36" in result.stderr
+
+
+def test_an_interrupted_prediction_leaves_no_volume(tmp_path: Path) -> None:
+    words = ["unet3d-predict", "--volume", "40,720,720", "--output", str(tmp_path)]
+    command = [sys.executable, "-m", "gpudiag", "profile", *words]
+    with subprocess.Popen(command, env=environment(CUDA_VISIBLE_DEVICES=""), stderr=subprocess.PIPE) as program:
+        until = time.monotonic() + 60
+        while not (tmp_path / "prediction.zarr" / "c").exists():
+            assert program.poll() is None
+            assert time.monotonic() < until
+            time.sleep(0.05)
+        program.send_signal(signal.SIGINT)
+        program.communicate(timeout=60)
+    assert program.returncode == 130
+    assert not list(tmp_path.glob("*.zarr"))
+
+
+def test_a_volume_larger_than_the_disk_is_said_and_nothing_of_it_stays(tmp_path: Path) -> None:
+    words = ("unet3d-predict", "--volume", "4000,36000,36000", "--output", str(tmp_path / "run"))
+    result = gpudiag("profile", *words, CUDA_VISIBLE_DEVICES="")
+    assert result.returncode == 5
+    assert "the volumes need" in result.stderr
+    assert "larger disk" in result.stderr
+    assert not list((tmp_path / "run").glob("*.zarr"))

@@ -1,0 +1,163 @@
+"""Training with TensorFlow on CPU devices, end to end: real processes, TensorFlow's own profiler, a real analysis."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.cli_process import environment, gpudiag
+from tests.training.jobs.tensorflow_python import profile, tensorflow_python, trained
+
+ROOT = Path(__file__).parents[3]
+
+pytestmark = pytest.mark.xdist_group("processes")
+
+
+def check(analysis: dict[str, Any], record: dict[str, Any], *, processes: int = 1) -> None:
+    """What holds of every run: each device was timed, and each process's steps are divided with nothing left.
+
+    TensorFlow's profiler does not say which logical CPU device an op ran on, so that those of a process are one rank.
+    """
+    assert (analysis["framework"], analysis["world_size"]) == ("tensorflow", processes)
+    assert analysis["steps"]["analysed"] >= 3
+    assert analysis["steps"]["unprofiled_mean_ms"] > 0
+    assert [device["rank"] for device in analysis["devices"]] == list(range(processes))
+    for device in analysis["devices"]:
+        assert sum(device["buckets_ms"].values()) == pytest.approx(device["step_ms"], rel=1e-6)
+        assert device["buckets_ms"]["compute"] > 0
+    for rank in record["ranks"]:
+        assert len(rank["unprofiled"]["step_ms"]) == 4
+        assert rank["device"].startswith("CPU:")
+    assert record["software"]["tensorflow"]
+    assert record["software"]["keras"]
+
+
+def test_two_devices_of_one_process(tmp_path: Path) -> None:
+    analysis, record = trained(tmp_path, "resnet20-cifar", "--batch-size", "4")
+    check(analysis, record)
+    assert record["strategy"] == "cpu-reduce"
+    assert [rank["device"] for rank in record["ranks"]] == ["CPU:0", "CPU:1"]
+    assert len({rank["pid"] for rank in record["ranks"]}) == 1
+    assert record["model"]["parameters"] == 269_722
+    assert [path.name for path in (tmp_path / "traces").iterdir()] == ["rank0.xplane.pb.gz"]
+    assert (tmp_path / "report.html").is_file()
+
+
+def test_two_processes_that_exchange_gradients(tmp_path: Path) -> None:
+    analysis, record = trained(tmp_path, "mlp", "--strategy", "multi-worker", "--batch-size", "8", "--data", "host")
+    check(analysis, record, processes=2)
+    assert len({rank["pid"] for rank in record["ranks"]}) == 2
+    for device in analysis["devices"]:
+        exchange = device["buckets_ms"]["communication_transfer"] + device["buckets_ms"]["communication_wait"]
+        assert exchange > 0, "153 MB of gradients travel between the processes"
+
+
+def test_a_parameter_server(tmp_path: Path) -> None:
+    analysis, record = trained(tmp_path, "mlp", "--strategy", "parameter-server", "--batch-size", "8")
+    check(analysis, record)
+    # The training loop's thread hands steps to workers and waits for them, which is no waiting for input.
+    assert "input-bound" not in {finding["code"] for finding in analysis["findings"]}
+
+
+def test_xla_and_mixed_precision_on_batches_that_lie_on_the_devices(tmp_path: Path) -> None:
+    words = ("--strategy", "hierarchical-copy", "--compile", "--precision", "bf16", "--data", "device")
+    analysis, record = trained(tmp_path, "mlp", "--batch-size", "8", *words)
+    check(analysis, record)
+    chosen = {name: record["options"][name] for name in ("compile", "precision", "data")}
+    assert chosen == {"compile": "true", "precision": "bf16", "data": "device"}
+
+
+def test_taking_batches_and_nothing_else(tmp_path: Path) -> None:
+    analysis, record = trained(tmp_path, "resnet50", "--model", "none", "--devices", "1", "--batch-size", "8", ranks=1)
+    assert record["workload"] == "resnet50 (input only)"
+    assert analysis["devices"][0]["buckets_ms"]["input"] > 0.5 * analysis["devices"][0]["step_ms"]
+
+
+_CALLBACK = """
+import keras, numpy as np
+import gpudiag
+
+def main():
+    model = keras.Sequential([keras.layers.Input((64,)), keras.layers.Dense(256), keras.layers.Dense(1)])
+    model.compile("sgd", "mse")
+    x = np.random.default_rng(0).random((512, 64), dtype="float32")
+    model.fit(x, x[:, :1], batch_size=8, epochs=9, verbose=0, callbacks=[gpudiag.KerasCallback(batch_size=8)])
+"""
+
+
+def test_a_function_of_a_users_own_with_a_callback_in_fit(tmp_path: Path) -> None:
+    (tmp_path / "fitted.py").write_text(_CALLBACK, encoding="utf-8")
+    run_dir = tmp_path / "run"
+    analysis, record = trained(run_dir, "fitted:main", "--devices", "1", ranks=1, path=tmp_path)
+    check(analysis, record)
+    assert (record["workload"], record["strategy"]) == ("fitted:main", "own")
+    assert record["model"]["parameters"] == 64 * 256 + 256 + 256 + 1
+
+
+def test_what_a_version_of_keras_breaks_is_said(tmp_path: Path) -> None:
+    result = profile(tmp_path, "resnet20-cifar", "--strategy", "central-storage", "--batch-size", "4")
+    assert result.returncode == 5
+    assert "central-storage does not work with resnet20-cifar: BatchNormalization of Keras" in result.stderr
+    assert "Use --strategy cpu-reduce" in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        (["--data", "zmq"], "feeds PyTorch's processes only"),
+        (["--prefetch"], "always copies ahead"),
+        (["unet3d-predict"], "no unet3d-predict for TensorFlow"),
+        (["--strategy", "gloo"], "no strategy 'gloo' with --framework tensorflow"),
+        (["--memory-format", "nchw"], "no convolutions in nchw for the CPU"),
+        (["--data", "device", "--strategy", "parameter-server"], "take batches from the host"),
+        (["--bucket-mb", "5"], "--bucket-mb does not go with --framework tensorflow"),
+        (["--nnodes", "2", "--rdzv-endpoint", "a:1"], "--nnodes does not go with --framework tensorflow"),
+        (["--data", "device", "--model", "none"], "is there already"),
+    ],
+)
+def test_what_does_not_go_together(tmp_path: Path, words: list[str], expected: str) -> None:
+    result = profile(tmp_path / "run", *words)
+    assert (result.returncode, result.stdout) == (2, "")
+    assert expected in result.stderr
+    assert not (tmp_path / "run").exists()
+
+
+def test_no_tensorflow(tmp_path: Path) -> None:
+    program = tmp_path / "python"
+    program.write_text(f'#!/bin/sh\nexec {tensorflow_python()} -S "$@"\n', encoding="utf-8")
+    program.chmod(0o755)
+    words = ("--framework", "tensorflow", "--python", str(program), "--output", str(tmp_path / "run"))
+    result = gpudiag("profile", *words, CUDA_VISIBLE_DEVICES="")
+    assert result.returncode == 5
+    what, hint = result.stderr.splitlines()
+    assert "has no TensorFlow" in what
+    assert "pip install '.[tensorflow]'" in hint
+
+
+_ASK_FOR_A_GPU = """
+from gpudiag.errors import FrameworkMissingError
+from gpudiag.training.jobs.tensorflow.hardware import use_devices
+try:
+    use_devices("cuda", 1)
+except FrameworkMissingError as error:
+    print(error)
+    print(error.hint)
+"""
+
+
+def test_a_tensorflow_that_cannot_use_gpus_says_why() -> None:
+    done = subprocess.run(
+        [tensorflow_python(), "-c", _ASK_FOR_A_GPU],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+        env=environment(CUDA_VISIBLE_DEVICES="", PYTHONPATH=str(ROOT)),
+    )
+    what, hint = done.stdout.splitlines()
+    assert re.search(r"TensorFlow \S+ (here was built without CUDA|cannot use the GPUs)", what), done.stderr
+    assert "pip install 'tensorflow[and-cuda]'" in hint

@@ -1,0 +1,165 @@
+"""The built-in workloads are the models that they say they are, and train."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import re
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+import torch
+from torch import nn
+
+from gpudiag.errors import UsageError
+from gpudiag.training.jobs.precision import Arithmetic
+from gpudiag.training.models.registry import DEFAULT_WORKLOAD, WORKLOADS, is_own, load_workload, workload_entry
+
+if TYPE_CHECKING:
+    from gpudiag.training.models.pytorch.workload import Workload
+
+pytestmark = pytest.mark.long
+
+CPU = torch.device("cpu")
+
+#: From the papers, or counted once by hand; see docs/workloads.md.
+PARAMETERS = {
+    "resnet20-cifar": 269_722,
+    "mlp": 41_157_101,
+    "resnet50": 25_557_032,
+    "vgg16": 138_357_544,
+    "gpt": 124_475_904,
+    "unet3d": 93_659_931,
+    "unet3d-predict": 93_659_931,
+    "alexnet": 61_100_840,
+    "inception3": 23_834_568,
+    "resnet32-cifar": 464_154,
+    "resnet44-cifar": 658_586,
+    "resnet56-cifar": 853_018,
+    "resnet110-cifar": 1_727_962,
+    "densenet40-cifar": 1_019_722,
+    "densenet100-cifar": 6_979_642,
+    "cnn-cifar": 1_250_858,
+    "trivial": 150_529,
+}
+
+#: What tf_cnn_benchmarks logs for its CIFAR networks.
+TF_CNN = {
+    "resnet20-cifar": 271_164,
+    "resnet32-cifar": 466_492,
+    "resnet44-cifar": 661_820,
+    "resnet56-cifar": 857_148,
+    "resnet110-cifar": 1_736_124,
+}
+
+NOT_OWN = ("mlp", "a:b:c", ":b", "a/b:c", "a:", "1a:b")
+
+
+def train_step(
+    workload: Workload,
+    model: nn.Module,
+    inputs: torch.Tensor,
+    target: torch.Tensor,
+    arithmetic: Arithmetic,
+    *,
+    skipped_first: bool = False,
+) -> float:
+    optimizer = workload.optimizer(model.parameters())
+    with arithmetic.forward():
+        loss = workload.loss(model(workload.prepare(inputs)), target)
+    arithmetic.backward(loss)
+    before = [p.detach().clone() for p in itertools.islice(model.parameters(), 2)]
+    arithmetic.step(optimizer)
+    changed = any(not torch.equal(old, new) for old, new in zip(before, model.parameters(), strict=False))
+    assert changed or skipped_first
+    return float(loss.detach())
+
+
+def test_names() -> None:
+    assert set(WORKLOADS) == set(PARAMETERS)
+    assert DEFAULT_WORKLOAD in WORKLOADS
+
+
+def bare(name: str) -> nn.Module:
+    """The model without memory for its parameters."""
+    with torch.device("meta"):
+        return load_workload(name, on_gpu=True).model()
+
+
+def normalised_channels(model: nn.Module) -> int:
+    return sum(module.num_features for module in model.modules() if isinstance(module, nn.BatchNorm2d))
+
+
+@pytest.mark.parametrize("name", WORKLOADS)
+def test_parameters(name: str) -> None:
+    count = sum(p.numel() for p in bare(name).parameters() if p.requires_grad)
+    assert count == PARAMETERS[name] == WORKLOADS[name].parameters
+    assert f"{count:,}" in str(sys.modules[WORKLOADS[name].module].__doc__)
+
+
+def test_the_page_of_workloads_says_what_the_registry_says() -> None:
+    page = (Path(__file__).parents[3] / "docs" / "workloads.md").read_text(encoding="utf-8")
+    rows = re.findall(r"^\| `([\w-]+)` \| ([\d,]+) \| .* \| (\d+) / (\d+) \| \w+ \|$", page, re.MULTILINE)
+    told = {name: (count, gpu, cpu) for name, count, gpu, cpu in rows}
+    assert told == {
+        name: (f"{entry.parameters:,}", str(entry.gpu_batch), str(entry.cpu_batch)) for name, entry in WORKLOADS.items()
+    }
+
+
+@pytest.mark.parametrize(("name", "logged"), TF_CNN.items())
+def test_tf_cnn_counts_more_of_the_same_network(name: str, logged: int) -> None:
+    """Running means and variances, an eleventh class with its 64 weights and its bias, and the global step."""
+    assert PARAMETERS[name] + 2 * normalised_channels(bare(name)) + 65 + 1 == logged
+
+
+def test_keras_counts_other_things_of_the_same_inception() -> None:
+    """Running means and variances, but no scales."""
+    assert PARAMETERS["inception3"] + normalised_channels(bare("inception3")) == 23_851_784
+
+
+#: Sizes to which samples are cut where the model takes smaller ones too, so that a step takes a moment.
+SMALL = {"resnet50": 64, "vgg16": 32, "inception3": 139, "densenet40-cifar": 16, "densenet100-cifar": 16}
+
+
+@pytest.mark.parametrize("name", [name for name, entry in WORKLOADS.items() if entry.trains])
+def test_each_trains(name: str) -> None:
+    workload = load_workload(name, on_gpu=False)
+    inputs, target = workload.samples(1 if name in {"gpt", "unet3d"} else 2, torch.Generator().manual_seed(0))
+    if name == "gpt":
+        inputs, target = inputs[:, :8], target[:, :8]
+    if name == "unet3d":
+        inputs, target = inputs[:, :, :2, :27, :27], target[:, :, :2, :27, :27]
+    if name in SMALL:
+        inputs = inputs[:, :, : SMALL[name], : SMALL[name]]
+    loss = train_step(workload, workload.model(), inputs, target, Arithmetic("fp32", CPU))
+    if name == "gpt":  # which begins with small weights, so that it is as good as guessing
+        assert loss == pytest.approx(math.log(50_304), rel=0.1)
+    assert math.isfinite(loss)
+
+
+@pytest.mark.parametrize("precision", ["tf32", "bf16", "fp16"])
+def test_precisions(precision: str) -> None:
+    workload = load_workload("resnet20-cifar", on_gpu=False)
+    inputs, target = workload.samples(4, torch.Generator().manual_seed(0))
+    arithmetic = Arithmetic(precision, CPU)  # type: ignore[arg-type]  # one of those that there are
+    # Gradient scaling begins too high on purpose, and leaves out updates until it has come down.
+    loss = train_step(workload, workload.model(), inputs, target, arithmetic, skipped_first=precision == "fp16")
+    assert math.isfinite(loss)
+    Arithmetic("fp32", CPU)
+    assert torch.get_float32_matmul_precision() == "highest"
+
+
+def test_unknown_names_list_those_that_there_are() -> None:
+    with pytest.raises(UsageError) as caught:
+        workload_entry("resnet51")
+    assert all(name in caught.value.hint for name in WORKLOADS)
+
+
+@pytest.mark.parametrize(
+    ("name", "own"),
+    [("a:b", True), ("pkg.mod:main", True), ("a.py:b", True), *((name, False) for name in NOT_OWN)],
+)
+def test_what_counts_as_a_function_of_ones_own(name: str, own: bool) -> None:
+    assert is_own(name) == own

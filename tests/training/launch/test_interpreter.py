@@ -1,0 +1,41 @@
+"""What an interpreter has is found without importing a framework."""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING
+
+import pytest
+
+from gpudiag.errors import FrameworkMissingError, UsageError
+from gpudiag.training.launch import inspect_interpreter
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+pytestmark = pytest.mark.processes
+
+
+def test_this_one() -> None:
+    import importlib.metadata
+
+    found = inspect_interpreter(sys.executable)
+    assert found.framework.partition("+")[0] == importlib.metadata.version("torch").partition("+")[0]
+    assert found.has_gpudiag
+    assert found.version.startswith(f"{sys.version_info.major}.{sys.version_info.minor}.")
+    assert "torch" not in sys.modules or found.cuda == sys.modules["torch"].version.cuda
+
+
+@pytest.mark.parametrize(("framework", "title"), [("pytorch", "PyTorch"), ("tensorflow", "TensorFlow")])
+def test_one_without_a_framework(tmp_path: Path, framework: str, title: str) -> None:
+    bare = tmp_path / "python"
+    bare.write_text(f'#!/bin/sh\nexec "{sys.executable}" -I -S "$@"\n')
+    bare.chmod(0o755)
+    with pytest.raises(FrameworkMissingError, match=f"has no {title}"):
+        inspect_interpreter(str(bare), framework)
+
+
+@pytest.mark.parametrize("path", ["/does/not/exist", "/bin/true", "/"])
+def test_what_is_no_interpreter(path: str) -> None:
+    with pytest.raises(UsageError, match="--python"):
+        inspect_interpreter(path)

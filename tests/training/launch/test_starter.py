@@ -1,0 +1,76 @@
+"""Processes of one node, started as TensorFlow's are: what they are told, and who is to blame when one fails."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import gpudiag.training.frameworks.tensorflow
+
+pytestmark = pytest.mark.processes
+
+STARTER = Path(gpudiag.training.frameworks.tensorflow.__file__).with_name("starter.py")
+WAITS_S = 30
+
+
+def start(count: int, program: str, **changes: str) -> subprocess.CompletedProcess[str]:
+    kept = {name: value for name, value in os.environ.items() if name != "CUDA_VISIBLE_DEVICES"}
+    command = [sys.executable, "-I", str(STARTER), str(count), sys.executable, "-u", "-c", program]
+    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False, env={**kept, **changes})
+
+
+_TELL = """
+import json, os
+known = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "CUDA_VISIBLE_DEVICES", "TF_CONFIG")
+print(json.dumps({name: os.environ[name] for name in known if name in os.environ}) + "\\n", end="", flush=True)
+"""
+
+
+def test_each_process_knows_its_place_its_peers_and_its_gpu() -> None:
+    done = start(2, _TELL, CUDA_VISIBLE_DEVICES="3,1")
+    assert done.returncode == 0, done.stderr
+    told = sorted((json.loads(line) for line in done.stdout.splitlines()), key=lambda one: int(one["RANK"]))
+    assert [one["LOCAL_RANK"] for one in told] == ["0", "1"]
+    assert [one["CUDA_VISIBLE_DEVICES"] for one in told] == ["3", "1"]
+    assert {one["WORLD_SIZE"] for one in told} == {one["LOCAL_WORLD_SIZE"] for one in told} == {"2"}
+    configs = [json.loads(one["TF_CONFIG"]) for one in told]
+    assert [config["task"] for config in configs] == [{"type": "worker", "index": rank} for rank in (0, 1)]
+    addresses = configs[0]["cluster"]["worker"]
+    assert configs[1]["cluster"]["worker"] == addresses
+    assert len(set(addresses)) == 2
+    assert all(address.startswith("127.0.0.1:") for address in addresses)
+
+
+def test_a_process_alone_needs_no_cluster() -> None:
+    told = json.loads(start(1, _TELL).stdout)
+    assert (told["RANK"], told["WORLD_SIZE"]) == ("0", "1")
+    assert "TF_CONFIG" not in told
+    assert "CUDA_VISIBLE_DEVICES" not in told
+
+
+def test_no_gpu_for_anyone_stays_none() -> None:
+    told = [json.loads(line) for line in start(2, _TELL, CUDA_VISIBLE_DEVICES="").stdout.splitlines()]
+    assert [one["CUDA_VISIBLE_DEVICES"] for one in told] == ["", ""]
+
+
+#: Rank 0 does not care for SIGTERM, as TensorFlow's preemption notifier does not.
+_ONE_CRASHES = f"""
+import os, signal, time
+if os.environ["RANK"] == "0":
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    time.sleep({WAITS_S})
+time.sleep(0.5)
+os.abort()
+"""
+
+
+def test_who_crashed_is_blamed_and_not_who_was_ended_because_of_it() -> None:
+    done = start(2, _ONE_CRASHES)
+    assert done.returncode == 1
+    assert "rank      : 1 (local_rank: 1)\n  exitcode  : -6 " in done.stdout
+    assert "rank      : 0" not in done.stdout

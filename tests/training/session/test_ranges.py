@@ -1,0 +1,158 @@
+"""Ranges reach the PyTorch profiler, nest, and cost next to nothing when nobody listens."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import os
+import subprocess
+import sys
+import threading
+import timeit
+from collections import Counter
+from typing import TYPE_CHECKING
+
+import pytest
+import torch
+from torch.profiler import ProfilerActivity, profile
+
+import gpudiag
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+
+def recorded(path: Path, profiler: profile) -> list[dict[str, object]]:
+    target = path / "trace.json.gz"
+    profiler.export_chrome_trace(str(target))
+    events = json.loads(gzip.decompress(target.read_bytes()))["traceEvents"]
+    return [event for event in events if str(event.get("name", "")).startswith("gpudiag.") and event["ph"] == "X"]
+
+
+def test_ranges_are_user_annotations_that_nest(tmp_path: Path) -> None:
+    with profile(activities=[ProfilerActivity.CPU]) as profiler:
+        with gpudiag.range("outer"), gpudiag.range("inner"):
+            torch.ones(2).sum()
+        with gpudiag.range("numbered", number=7):
+            pass
+    events = {str(event["name"]): event for event in recorded(tmp_path, profiler)}
+    assert set(events) == {"gpudiag.outer", "gpudiag.inner", "gpudiag.numbered#7"}
+    assert {event["cat"] for event in events.values()} == {"user_annotation"}
+    outer, inner = events["gpudiag.outer"], events["gpudiag.inner"]
+    assert float(str(outer["ts"])) <= float(str(inner["ts"]))
+    assert float(str(inner["dur"])) <= float(str(outer["dur"]))
+
+
+def test_as_a_decorator_each_call_is_a_range(tmp_path: Path) -> None:
+    @gpudiag.range("work")
+    def work(depth: int) -> int:
+        return depth if depth == 0 else work(depth - 1)
+
+    with profile(activities=[ProfilerActivity.CPU]) as profiler:
+        assert work(2) == 0
+    assert work.__name__ == "work"
+    assert Counter(str(event["name"]) for event in recorded(tmp_path, profiler)) == {"gpudiag.work": 3}
+
+
+def test_an_exception_closes_the_range_and_passes(tmp_path: Path) -> None:
+    with profile(activities=[ProfilerActivity.CPU]) as profiler:
+        with pytest.raises(ValueError, match="as planned"), gpudiag.range("failing"):
+            raise ValueError("as planned")
+        with gpudiag.range("after"):
+            pass
+    events = {str(event["name"]): event for event in recorded(tmp_path, profiler)}
+    failing, after = events["gpudiag.failing"], events["gpudiag.after"]
+    assert float(str(failing["ts"])) + float(str(failing["dur"])) <= float(str(after["ts"]))
+
+
+def test_a_profiler_that_starts_or_stops_inside_a_range_does_no_harm() -> None:
+    profiler = profile(activities=[ProfilerActivity.CPU])
+    with gpudiag.range("across"):
+        profiler.start()
+        with gpudiag.range("inside"):
+            profiler.stop()
+    with gpudiag.range("later"):
+        pass
+
+
+def test_one_object_serves_many_threads_at_once() -> None:
+    shared = gpudiag.range("shared")
+    together = threading.Barrier(4)
+    failures: list[BaseException] = []
+
+    def use() -> None:
+        try:
+            together.wait(10)
+            for _ in range(200):
+                with shared, shared:
+                    pass
+        except BaseException as error:  # noqa: BLE001  # reported by the assertion below
+            failures.append(error)
+
+    threads = [threading.Thread(target=use) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(30)
+    assert failures == []
+
+
+def test_functions_that_suspend_are_refused() -> None:
+    def generator() -> Iterator[int]:
+        yield 1
+
+    async def coroutine() -> None:
+        pass
+
+    for function in (generator, coroutine):
+        with pytest.raises(TypeError, match="inside its body"):
+            gpudiag.range("suspended")(function)
+
+
+def test_a_range_costs_less_than_the_smallest_operation_when_nobody_listens() -> None:
+    one = torch.ones(1)
+
+    def ranged() -> None:
+        with gpudiag.range("cheap"):
+            pass
+
+    def operation() -> None:
+        torch.nn.functional.linear(one, one)
+
+    ranged()
+    cost = min(timeit.repeat(ranged, number=2000, repeat=7))
+    assert cost < min(timeit.repeat(operation, number=2000, repeat=7))
+
+
+@pytest.mark.processes
+def test_it_works_in_a_program_without_torch() -> None:
+    program = "import sys, gpudiag\nwith gpudiag.range('x'): pass\nassert 'torch' not in sys.modules"
+    subprocess.run([sys.executable, "-c", program], check=True, timeout=60)
+
+
+@pytest.mark.processes
+def test_nvtx_is_told_when_a_tool_listens(tmp_path: Path) -> None:
+    """NVTX loads the library that NVTX_INJECTION64_PATH names; then ranges go through it and must stay balanced."""
+    program = (
+        "import nvtx, gpudiag\n"
+        "from gpudiag.training.session import ranges\n"
+        "with gpudiag.range('a'), gpudiag.range('step', number=3): pass\n"
+        "print(type(ranges._domain).__name__, sorted(ranges._attributes))\n"
+    )
+    quiet = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=60)
+    assert quiet.stdout.split()[0] == "DummyDomain"
+    source, library = tmp_path / "listener.c", tmp_path / "listener.so"
+    source.write_text("int InitializeInjectionNvtx2(void *get_table) { return get_table != 0; }\n")
+    compiled = subprocess.run(["cc", "-shared", "-fPIC", "-o", library, source], capture_output=True, check=False)
+    if compiled.returncode:
+        pytest.skip("no C compiler to make a listener with")
+    heard = subprocess.run(
+        [sys.executable, "-c", program],
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=60,
+        env={**os.environ, "NVTX_INJECTION64_PATH": str(library)},
+    )
+    assert heard.stdout.split()[0] == "Domain"

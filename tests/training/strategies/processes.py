@@ -1,0 +1,80 @@
+"""Start the processes of one job as programs of their own, as torchrun would, and hear what each of them found."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parents[3]
+
+#: One line of a rank's output that is its answer.
+MARK = "ANSWER "
+
+
+class Job:
+    """Processes that run `python PROGRAM RANK WORLD MEETING ARGUMENT`, ARGUMENT being JSON.
+
+    Args:
+        program: a file; it meets its peers through the file MEETING, which does not exist yet.
+        world: processes.
+        argument: anything that JSON can hold.
+        environment: further variables.
+    """
+
+    def __init__(self, program: Path, world: int, argument: object = None, **environment: str) -> None:
+        self._folder = tempfile.TemporaryDirectory()
+        folder = Path(self._folder.name)
+        values = {**os.environ, "PYTHONPATH": str(ROOT), "GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"}
+        self.outputs = [folder / f"rank{rank}.txt" for rank in range(world)]
+        self.processes = []
+        for rank, output in enumerate(self.outputs):
+            words = [str(program), str(rank), str(world), str(folder / "meeting"), json.dumps(argument)]
+            with output.open("w") as file:
+                self.processes.append(
+                    subprocess.Popen(
+                        [sys.executable, *words], stdout=file, stderr=subprocess.STDOUT, env={**values, **environment}
+                    )
+                )
+
+    def __enter__(self) -> Job:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for process in self.processes:
+            process.kill()
+            process.wait()
+        self._folder.cleanup()
+
+    def answer(self, rank: int, timeout_s: float = 120) -> Any:
+        """What a rank found. Fails with its output if it found nothing, or takes longer."""
+        try:
+            self.processes[rank].wait(timeout_s)
+        except subprocess.TimeoutExpired:
+            raise AssertionError(f"rank {rank} still runs: {self.text(rank)}") from None
+        lines = [line for line in self.text(rank).splitlines() if line.startswith(MARK)]
+        assert lines, self.text(rank)[-4000:]
+        return json.loads(lines[-1].removeprefix(MARK))
+
+    def until(self, rank: int, text: str, timeout_s: float = 60) -> None:
+        """Wait until a rank has printed something."""
+        until = time.monotonic() + timeout_s
+        while text not in self.text(rank):
+            assert time.monotonic() < until, self.text(rank)
+            assert self.processes[rank].poll() is None, self.text(rank)
+            time.sleep(0.02)
+
+    def text(self, rank: int) -> str:
+        """All that a rank has printed so far."""
+        return self.outputs[rank].read_text(errors="replace")
+
+
+def tell(answer: object) -> None:
+    """Used by the programs: print the answer."""
+    sys.stdout.write(f"{MARK}{json.dumps(answer)}\n")
+    sys.stdout.flush()

@@ -1,0 +1,242 @@
+"""A rank of an exchange through shared host memory that does what a test asks for.
+
+python exchange_each.py RANK WORLD MEETING '{"scenarios": ["sums", ...], ...}'
+"""
+
+from __future__ import annotations
+
+import gc
+import json
+import os
+import resource
+import signal
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+from gpudiag import CpuReduceHook
+from gpudiag.errors import GpudiagError, HardwareMissingError
+from gpudiag.training.strategies.shared_host import cpu_mover
+from gpudiag.training.strategies.shared_host.all_reduce import SharedHostAllReduce
+from tests.training.strategies.processes import tell
+
+SIZES = (1, 31, 32, 1000, 100_001)
+WIRES = {None: None, "bf16": torch.bfloat16, "fp16": torch.float16}
+
+
+def make(plan: dict[str, Any], **options: Any) -> SharedHostAllReduce:
+    return SharedHostAllReduce(
+        device=DEVICE,
+        engine=plan.get("engine", "auto"),
+        chunk_bytes=64 << 10,
+        timeout_s=plan.get("timeout_s", 600),
+        **options,
+    )
+
+
+def sums(plan: dict[str, Any]) -> dict[str, Any]:
+    """Every size, in every type and wire: how far from the exact sum, relative to it; the same on all ranks?"""
+    worst: dict[str, float] = {}
+    alike = True
+    for dtype in (torch.float32, torch.float64, torch.bfloat16, torch.float16):
+        for name, wire in WIRES.items():
+            exchange = make(plan, wire=wire, mean=False)
+            for size in SIZES:
+                parts = [
+                    torch.randn(size, generator=torch.Generator().manual_seed(100 * size + r)) for r in range(WORLD)
+                ]
+                # What both types hold: rounding on the way there is no error of the exchange.
+                parts = [part.to(dtype).to(wire or dtype).to(dtype).to(wire or dtype).double() for part in parts]
+                result = exchange.all_reduce(parts[RANK].clone().to(device=DEVICE, dtype=dtype)).cpu()
+                exact = torch.stack(parts).sum(0)
+                off = ((result.double() - exact).abs() / exact.abs().clamp(min=0.5)).max()
+                key = f"{str(dtype).removeprefix('torch.')} {name}"
+                worst[key] = max(worst.get(key, 0.0), float(off))
+                everyone: list[Any] = [None] * WORLD
+                dist.all_gather_object(everyone, result.double().sum().item())
+                alike &= len(set(everyone)) == 1
+            exchange.close()
+    return {"worst": worst, "alike": alike}
+
+
+def special(plan: dict[str, Any]) -> dict[str, Any]:
+    """NaN and infinities, in each wire."""
+    found = {}
+    for name, wire in WIRES.items():
+        exchange = make(plan, wire=wire)
+        values = torch.ones(100_000, device=DEVICE)
+        if RANK == 0:
+            values[7], values[8], values[9], values[99_999] = float("nan"), float("inf"), float("inf"), float("-inf")
+        if RANK == 1:
+            values[9] = float("-inf")
+        result = exchange.all_reduce(values).cpu()
+        odd = [index for index in range(len(result)) if result[index] != 1]
+        found[str(name)] = {str(index): str(float(result[index])) for index in odd}
+        exchange.close()
+    return found
+
+
+def many(plan: dict[str, Any]) -> dict[str, Any]:
+    """Several tensors under way at once, time and again, so that slots, lanes and the ring are used many times over."""
+    exchange = make(plan, slots=2, lanes=2)
+    right = True
+    for turn in range(30):
+        tensors = [torch.full((size,), float(RANK + turn), device=DEVICE) for size in (70_000, 3, 200_000)]
+        for future in [exchange.start(tensor) for tensor in tensors]:
+            result = future.wait()
+            right &= bool((result == turn + (WORLD - 1) / 2).all())
+    exchange.close()
+    exchange.close()
+    return {"right": right, "engine": exchange.engine}
+
+
+def as_hook(plan: dict[str, Any]) -> dict[str, Any]:
+    """The hook as a user puts it into DistributedDataParallel: the mean of the ranks' gradients."""
+    torch.manual_seed(0)
+    model = nn.Linear(300, 200).to(DEVICE)
+    wrapped = DistributedDataParallel(model, device_ids=[DEVICE] if ON_GPU else None)
+    hook = CpuReduceHook(DEVICE, wire="bf16", engine=plan.get("engine", "auto"))
+    wrapped.register_comm_hook(None, hook)
+    for _ in range(3):
+        wrapped.zero_grad()
+        wrapped(torch.full((4, 300), float(RANK), device=DEVICE)).sum().backward()
+    hook.check()
+    hook.close()
+    assert model.weight.grad is not None
+    return {"gradients": sorted(set(model.weight.grad.flatten().tolist()))}
+
+
+def shapes(plan: dict[str, Any]) -> dict[str, Any]:
+    """What it refuses, and a tensor of several dimensions, which it does not."""
+    exchange = make(plan)
+    refused = []
+    for tensor in (torch.ones(4, dtype=torch.int64), torch.ones(4, dtype=torch.complex64), torch.eye(3).to_sparse()):
+        try:
+            exchange.start(tensor)
+        except GpudiagError as error:
+            refused.append(str(error))
+    square = exchange.all_reduce(torch.full((30, 40), float(RANK), device=DEVICE))
+    exchange.close()
+    return {"refused": refused, "shape": list(square.shape), "value": float(square[29, 39])}
+
+
+def no_room(plan: dict[str, Any]) -> dict[str, Any]:
+    """Rank 0, which makes the memory that all share, may make nothing that large: a limit of the system."""
+    limit = resource.getrlimit(resource.RLIMIT_FSIZE)
+    if RANK == 0:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (64 << 10, limit[1]))
+    try:
+        make(plan)
+    except GpudiagError as error:
+        return {"error": type(error).__name__, "message": str(error), "hint": error.hint}
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limit)
+    return {}
+
+
+def refused_pinning(plan: dict[str, Any]) -> dict[str, Any]:
+    """The driver of rank 1 refuses to pin: its answer comes through the seam behind which a GPU's driver is."""
+
+    class Refuses:
+        def __init__(self, control: Any) -> None:
+            raise HardwareMissingError(f"{DEVICE} cannot pin {control.layout.total_bytes / 1e6:.0f} MB", "ulimit -l")
+
+    kept = cpu_mover.CpuMover
+    if RANK == 1:
+        cpu_mover.CpuMover = Refuses  # type: ignore[misc,assignment]  # this rank's, for this scenario
+    try:
+        make(plan)
+    except GpudiagError as error:
+        return {"message": str(error)}
+    finally:
+        cpu_mover.CpuMover = kept  # type: ignore[misc]  # as it was
+    return {}
+
+
+def dies(plan: dict[str, Any]) -> dict[str, Any]:
+    """The last rank is killed in the middle; the others must hear of it and go on."""
+    exchange = make(plan)
+    exchange.all_reduce(torch.ones(1000, device=DEVICE))
+    sys.stdout.write("under way\n")
+    sys.stdout.flush()
+    if WORLD - 1 == RANK:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return until_it_fails(exchange, lambda: exchange.all_reduce(torch.ones(100_000, device=DEVICE)))
+
+
+def leaves(plan: dict[str, Any]) -> dict[str, Any]:
+    """The last rank takes fewer steps than the others."""
+    exchange = make(plan)
+    for _ in range(3):
+        exchange.all_reduce(torch.ones(1000, device=DEVICE))
+    if WORLD - 1 == RANK:
+        exchange.close()
+        dist.barrier()
+        return {}
+    found = until_it_fails(exchange, lambda: exchange.all_reduce(torch.ones(1000, device=DEVICE)))
+    dist.barrier()
+    return found
+
+
+def stuck(plan: dict[str, Any]) -> dict[str, Any]:
+    """The last rank does not come, though it lives."""
+    exchange = make(plan)
+    exchange.all_reduce(torch.ones(1000, device=DEVICE))
+    found = {}
+    if WORLD - 1 != RANK:
+        found = until_it_fails(exchange, lambda: exchange.all_reduce(torch.ones(1000, device=DEVICE)))
+    dist.barrier()
+    return found
+
+
+def unlike(plan: dict[str, Any]) -> dict[str, Any]:
+    """The last rank gives a tensor of another size."""
+    exchange = make(plan)
+    exchange.all_reduce(torch.ones(1000, device=DEVICE))
+    size = 2000 + (WORLD - 1 == RANK)
+    found = until_it_fails(exchange, lambda: exchange.all_reduce(torch.ones(size, device=DEVICE)))
+    dist.barrier()
+    return found
+
+
+def until_it_fails(exchange: SharedHostAllReduce, run: Any) -> dict[str, Any]:
+    """What the error says, how long it took, and what is left: mappings of the shared memory after closing."""
+    began = time.monotonic()
+    message = hint = None
+    nan = False
+    try:
+        while time.monotonic() - began < 60:
+            nan = bool(run().isnan().any())
+    except GpudiagError as error:
+        message, hint = str(error), error.hint
+    seconds = time.monotonic() - began
+    exchange.close()
+    gc.collect()
+    files = [str(link.readlink()) for link in Path("/proc/self/fd").iterdir() if link.is_symlink() and link.exists()]
+    mapped = [line for line in Path("/proc/self/maps").read_text().splitlines() if "gpudiag-exchange" in line]
+    return {
+        "message": message,
+        "hint": hint,
+        "seconds": seconds,
+        "nan": nan,
+        "open": [name for name in files if "gpudiag-exchange" in name] + mapped,
+    }
+
+
+if __name__ == "__main__":
+    RANK, WORLD, meeting, asked = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3], json.loads(sys.argv[4])
+    ON_GPU = asked.get("device") == "cuda"
+    DEVICE = torch.device("cuda", RANK) if ON_GPU else torch.device("cpu")
+    if ON_GPU:
+        torch.cuda.set_device(DEVICE)
+    dist.init_process_group("gloo", init_method=f"file://{meeting}", rank=RANK, world_size=WORLD)
+    tell({name: globals()[name](asked) for name in asked["scenarios"]})
+    # A peer was killed in one of them; leaving politely would wait for it.
+    sys.stdout.flush()
+    os._exit(0)

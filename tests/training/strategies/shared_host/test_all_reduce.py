@@ -1,0 +1,119 @@
+"""The exchange through shared host memory, between real processes: right sums, and what happens when one is missing."""
+
+from __future__ import annotations
+
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gpudiag.training.strategies.shared_host.native import library
+from tests.training.strategies.processes import Job
+
+pytestmark = pytest.mark.xdist_group("processes")
+
+PROGRAM = Path(__file__).with_name("exchange_each.py")
+ENGINES = ["torch", *(["native"] if library() is not None else [])]
+#: The result is rounded once, from a sum that float32 (float64) holds.
+ROUNDING = {"float32": 2e-6, "float64": 1e-14, "bfloat16": 2**-8, "float16": 2**-10, "bf16": 2**-8, "fp16": 2**-10}
+
+
+RANKS = 3
+
+
+@pytest.fixture(scope="module", params=ENGINES)
+def healthy(request: pytest.FixtureRequest) -> list[dict[str, Any]]:
+    """What each rank found where nothing goes wrong; in one set of processes, since starting them takes longest."""
+    asked = {
+        "scenarios": ["sums", "special", "many", "shapes", "as_hook", "no_room", "refused_pinning"],
+        "engine": request.param,
+    }
+    with Job(PROGRAM, RANKS, asked) as job:
+        answers = [job.answer(rank) for rank in range(RANKS)]
+    assert {answer["many"]["engine"] for answer in answers} == {request.param}
+    return answers
+
+
+def test_sums_are_right_in_every_type(healthy: list[dict[str, Any]]) -> None:
+    for answer in healthy:
+        assert answer["sums"]["alike"]
+        assert len(answer["sums"]["worst"]) == 12
+        for key, off in answer["sums"]["worst"].items():
+            # Gradients and wire may both round: the sum into the wire's type, and then into the gradients'.
+            assert off <= sum(ROUNDING[name] for name in key.split() if name != "None") * 1.01, key
+
+
+def test_nan_and_infinity_travel_as_they_are(healthy: list[dict[str, Any]]) -> None:
+    for answer in healthy:
+        assert set(answer["special"]) == {"None", "bf16", "fp16"}
+        for odd in answer["special"].values():
+            assert odd == {"7": "nan", "8": "inf", "9": "nan", "99999": "-inf"}
+
+
+def test_slots_are_used_again_and_again(healthy: list[dict[str, Any]]) -> None:
+    assert all(answer["many"]["right"] for answer in healthy)
+
+
+def test_what_cannot_be_summed_is_refused(healthy: list[dict[str, Any]]) -> None:
+    for answer in healthy:
+        refused, shape, value = (answer["shapes"][name] for name in ("refused", "shape", "value"))
+        assert [text.split()[3] for text in refused] == ["int64", "complex64", "sparse"]
+        assert (shape, value) == ([30, 40], 1.0)
+
+
+def test_it_is_a_hook_for_anyone_s_model(healthy: list[dict[str, Any]]) -> None:
+    # Each of 4 samples adds the rank's own number: the mean over ranks 0 to 2 is 4.
+    assert [answer["as_hook"]["gradients"] for answer in healthy] == [[4.0]] * RANKS
+
+
+def test_no_room_is_an_error_on_every_rank(healthy: list[dict[str, Any]]) -> None:
+    for answer in healthy:
+        told = answer["no_room"]
+        assert told["error"] == "HardwareMissingError"
+        assert "there is no room for" in told["message"]
+        assert "ulimit" in told["hint"]
+
+
+def test_memory_that_cannot_be_pinned_on_one_rank_is_heard_by_all(healthy: list[dict[str, Any]]) -> None:
+    assert all("cannot pin" in answer["refused_pinning"]["message"] for answer in healthy)
+
+
+@pytest.fixture(scope="module", params=ENGINES)
+def broken(request: pytest.FixtureRequest) -> list[dict[str, Any]]:
+    """What ranks 0 and 1 heard when rank 2 left early, did not come, sent something else, and was killed."""
+    asked = {"scenarios": ["leaves", "stuck", "unlike", "dies"], "engine": request.param, "timeout_s": 2}
+    with Job(PROGRAM, RANKS, asked) as job:
+        answers = [job.answer(rank) for rank in range(2)]
+        assert job.processes[2].wait(10) == -signal.SIGKILL
+    return answers
+
+
+def messages(broken: list[dict[str, Any]], scenario: str, said: str) -> list[dict[str, Any]]:
+    """The answers that say this. A rank may also have heard of it from another that was quicker to notice."""
+    found = [answer[scenario] for answer in broken]
+    direct = [told for told in found if said in told["message"]]
+    assert direct, found
+    assert all(told in direct or "has given the exchange up" in told["message"] for told in found)
+    return direct
+
+
+def test_a_rank_that_is_killed_ends_the_exchange_of_the_others(broken: list[dict[str, Any]]) -> None:
+    messages(broken, "dies", "rank 2 (process ")
+    for answer in broken:
+        assert answer["dies"]["seconds"] < 30  # the measure is a second; this machine may be busy
+        assert answer["dies"]["open"] == []
+    assert not [entry.name for entry in Path("/dev/shm").iterdir() if "gpudiag" in entry.name]  # noqa: S108  # only looked at
+
+
+def test_a_rank_with_fewer_steps_is_named(broken: list[dict[str, Any]]) -> None:
+    told = messages(broken, "leaves", "rank 2 has ended its training while rank")
+    assert all("drop_last" in answer["hint"] for answer in told)
+
+
+def test_a_rank_that_does_not_come_is_named_after_the_timeout(broken: list[dict[str, Any]]) -> None:
+    messages(broken, "stuck", "no gradient was exchanged for 2 s: rank 2 has sent 1 pieces")
+
+
+def test_tensors_of_different_size_are_an_error_on_every_rank(broken: list[dict[str, Any]]) -> None:
+    messages(broken, "unlike", "sends gradients of another size or type")

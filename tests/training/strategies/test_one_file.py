@@ -1,0 +1,194 @@
+"""A strategy that another package brings in one file is listed, trained, predicted and measured by every command."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from importlib.metadata import EntryPoint
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from gpudiag.errors import UsageError
+from gpudiag.training.strategies import registry
+from gpudiag.training.strategies.tensorflow_strategy import TensorflowStrategy
+from tests.cli_process import environment
+from tests.cli_process import gpudiag as run_cli
+from tests.machines import HERE as MACHINES
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+NAME = "one-by-one"
+
+#: All of it. The registry finds it by the entry point.
+FILE = '''
+"""`one-by-one`: each gradient is all-reduced by itself, after backward."""
+
+import gpudiag
+from gpudiag.prediction.cost import Cost
+from gpudiag.training.strategies.pytorch_strategy import PytorchStrategy
+
+
+class OneByOne(PytorchStrategy):
+    """The least that an exchange can be: no buckets, nothing hidden."""
+
+    name = "one-by-one"
+    summary = "Each gradient is all-reduced by itself, after backward."
+    least_devices = 2
+    backend = "gloo"
+
+    def wrap(self, model):
+        import torch.distributed as dist
+
+        self.check_model(model)
+        for tensor in (*model.parameters(), *model.buffers()):
+            dist.broadcast(tensor.detach(), src=0)
+        return model
+
+    def exchange(self, model):
+        import torch.distributed as dist
+
+        self.check_gradients(model)
+        with gpudiag.range("exchange"):
+            for parameter in model.parameters():
+                dist.all_reduce(parameter.grad)
+                parameter.grad /= dist.get_world_size()
+
+    @classmethod
+    def transport(cls, candidate, *, on_gpu, p2p):
+        return "one-by-one"
+
+    @classmethod
+    def cost(cls, now, candidate):
+        curve = now.curve("one-by-one")
+        each = [curve.time_ms(size) if curve else 1.0 + size / 1e6 for size in now.model.sizes]
+        return Cost(exposed_ms=sum(each), exchange_ms=sum(each), reason=f"{len(each)} gradients, nothing hidden")
+
+    @classmethod
+    def code(cls, candidate):
+        return ("for parameter in model.parameters():", "    torch.distributed.all_reduce(parameter.grad)")
+'''
+
+
+@pytest.fixture(scope="module")
+def package(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """PYTHONPATH with a package of somebody else's."""
+    directory = tmp_path_factory.mktemp("package")
+    (directory / "their_strategy.py").write_text(FILE)
+    info = directory / "their_strategy-1.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: their-strategy\nVersion: 1.0\n")
+    (info / "entry_points.txt").write_text(f"[gpudiag.strategies]\n{NAME} = their_strategy:OneByOne\n")
+    return os.pathsep.join((str(directory), *filter(None, [os.environ.get("PYTHONPATH")])))
+
+
+def _json(package: str, *words: str) -> dict[str, Any]:
+    result = run_cli(*words, "--json", PYTHONPATH=package)
+    assert result.returncode == 0, result.stderr
+    answer: dict[str, Any] = json.loads(result.stdout)
+    return answer
+
+
+@pytest.mark.parametrize(
+    "words", [("profile", "--strategy", "nicl"), ("scale", "--strategies", "nicl"), ("recommend", "--only", "nicl")]
+)
+@pytest.mark.processes
+def test_every_command_lists_it_behind_its_own(package: str, words: tuple[str, ...]) -> None:
+    result = run_cli(*words, PYTHONPATH=package)
+    assert result.returncode == 2, result.stderr
+    assert f"independent, {NAME}." in result.stderr
+
+
+@pytest.mark.processes
+def test_help_lists_it(package: str) -> None:
+    result = run_cli("profile", "--help", PYTHONPATH=package, COLUMNS="300")
+    assert f"independent|{NAME}" in result.stdout
+
+
+@pytest.mark.xdist_group("processes")
+def test_it_is_trained(package: str, tmp_path: Path) -> None:
+    words = ("profile", "mlp", "--strategy", NAME, "--devices", "2", "--steps", "3", "--warmup", "1")
+    assert _json(package, *words, "--output", str(tmp_path / "run"))["schema"] == "gpudiag/analysis/1"
+    run = json.loads((tmp_path / "run" / "run.json").read_bytes())
+    assert (run["strategy"], run["status"]) == (NAME, "complete")
+    refused = run_cli("profile", "mlp", "--strategy", NAME, "--devices", "1", PYTHONPATH=package)
+    assert refused.returncode == 3
+    assert f"{NAME} needs at least 2 devices" in refused.stderr
+
+
+@pytest.mark.processes
+def test_it_is_predicted(package: str, tmp_path: Path) -> None:
+    sizes = tmp_path / "sizes.json"
+    sizes.write_text("[4000000, 8000000]")
+    given = ("--facts", str(MACHINES / "h200x4.json"), "--gradients", str(sizes), "--compute-ms", "20")
+    found = _json(package, "recommend", "--predict-only", "--only", NAME, *given)
+    assert found["recommended"] == NAME
+    assert found["flags"] == ["--strategy", NAME]
+    assert found["code"].endswith("all_reduce(parameter.grad)")
+    ranked = {one["strategy"]: one for one in found["ranking"]}
+    # Two gradients of 4 and 8 MB at 1 ms and 1 ms per MB, beside nothing.
+    assert ranked[NAME]["predicted_step_ms"] == pytest.approx(20 + 2 + 12)
+
+
+@pytest.mark.xdist_group("processes")
+def test_it_is_measured_beside_others(package: str, tmp_path: Path) -> None:
+    words = ("recommend", "mlp", "--only", f"gloo,{NAME}", "--devices", "2", "--budget", "20", "--batch-size", "8")
+    found = _json(package, *words, "--output", str(tmp_path / "run"))
+    measured = {one["strategy"]: one["measured_step_ms"] for one in found["ranking"]}
+    assert measured.keys() == {"gloo", NAME, "independent"}
+    assert all(step is not None for step in measured.values())
+    contest = json.loads(next((tmp_path / "run").glob("*-mlp.json")).read_bytes())
+    assert {one["strategy"] for one in contest["transports"]} == {"gloo", NAME}
+
+
+@pytest.mark.xdist_group("processes")
+def test_it_scales(package: str, tmp_path: Path) -> None:
+    words = ("scale", "mlp", "--strategies", NAME, "--devices", "2", "--quick", "--batch-size", "8")
+    points = _json(package, *words, "--output", str(tmp_path / "scaling"))["points"]
+    # On one device it has nobody to exchange with.
+    assert {(point["strategy"], point["devices"]) for point in points} == {(NAME, 2), ("independent", 1)}
+    assert all(point["status"] == "measured" for point in points)
+
+
+@pytest.mark.xdist_group("processes")
+def test_its_transport_is_measured_on_the_buckets_of_a_model(package: str) -> None:
+    facts = _json(package, "bandwidth", "--quick", "--like", "mlp")
+    like = {one["strategy"] for one in facts["collectives"] if one["ranks"] == 2}
+    assert {"gloo", "cpu-reduce", NAME} <= like
+
+
+@pytest.mark.processes
+def test_no_framework_is_imported_before_something_trains(package: str) -> None:
+    program = f"""
+import sys
+from gpudiag.training.strategies.registry import strategies
+assert "{NAME}" in strategies() and len(strategies("tensorflow")) == 8
+assert not {{"torch", "tensorflow"}} & sys.modules.keys()
+"""
+    subprocess.run([sys.executable, "-c", program], check=True, env=environment(PYTHONPATH=package))
+
+
+class AnotherNccl(TensorflowStrategy):
+    """Has a name that is taken."""
+
+    name = "nccl"
+
+
+@pytest.mark.parametrize(
+    ("value", "said"),
+    [
+        ("no_such_module:Strategy", "cannot be loaded: ModuleNotFoundError"),
+        (f"{__name__}:AnotherNccl", "two strategies 'nccl'"),
+    ],
+)
+def test_a_package_that_does_not_fit_is_named(monkeypatch: pytest.MonkeyPatch, value: str, said: str) -> None:
+    monkeypatch.setattr("importlib.metadata.entry_points", lambda group: [EntryPoint("theirs", value, group)])
+    registry.strategies.cache_clear()
+    try:
+        with pytest.raises(UsageError, match=said):
+            registry.strategies("tensorflow")
+    finally:
+        registry.strategies.cache_clear()

@@ -1,0 +1,75 @@
+"""Every strategy trains the same: the loss of each step, and the parameters at the end. Two real processes, gloo."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.training.strategies.processes import Job
+
+PROGRAM = Path(__file__).with_name("train_each.py")
+
+#: Strategy, its options, and how far its losses may lie from those of plain float32 all-reduce.
+EXACT, ROUNDED = 2e-5, 2e-2
+CASES: list[tuple[str, dict[str, Any], float]] = [
+    ("gloo", {}, EXACT),
+    ("gloo", {"compress": "bf16"}, ROUNDED),
+    ("cpu-reduce", {}, EXACT),
+    ("cpu-reduce", {"bucket_mb": 0.5}, EXACT),
+    ("cpu-reduce", {"compress": "bf16"}, ROUNDED),
+    ("cpu-reduce", {"compress": "fp16"}, ROUNDED),
+    ("ps-cpu", {}, EXACT),
+    ("ps-gpu", {}, EXACT),
+    ("ps-gpu", {"ps_device": 1}, EXACT),
+    ("fsdp", {}, EXACT),
+    ("fsdp", {"compress": "bf16"}, ROUNDED),
+]
+ACCUMULATING = ["gloo", "cpu-reduce", "ps-cpu", "ps-gpu", "fsdp"]
+
+
+@pytest.fixture(scope="module")
+def trained() -> list[dict[str, Any]]:
+    """All in one pair of processes, since starting them takes longer than training."""
+    strategies = [(name, options) for name, options, _ in CASES]
+    strategies += [(name, {"accumulate": 2}) for name in ACCUMULATING] + [("independent", {})]
+    with Job(PROGRAM, 2, {"device": "cpu", "strategies": strategies}) as job:
+        answers = [job.answer(rank) for rank in range(2)]
+    for mine, theirs in zip(*answers, strict=True):
+        assert mine["losses"] == theirs["losses"]
+    assert all(mine["sums"] == theirs["sums"] for mine, theirs in zip(*(found[:-1] for found in answers), strict=True))
+    found: list[dict[str, Any]] = answers[0]
+    return found
+
+
+@pytest.mark.xdist_group("processes")
+@pytest.mark.parametrize("number", range(len(CASES)), ids=[f"{name}-{options}" for name, options, _ in CASES])
+def test_same_curve_as_all_reduce(trained: list[dict[str, Any]], number: int) -> None:
+    _, _, tolerance = CASES[number]
+    assert trained[number]["losses"] == pytest.approx(trained[0]["losses"], abs=tolerance)
+    assert trained[number]["sums"] == pytest.approx(trained[0]["sums"], rel=tolerance)
+
+
+@pytest.mark.xdist_group("processes")
+@pytest.mark.parametrize("number", range(len(ACCUMULATING)), ids=ACCUMULATING)
+def test_same_curve_with_accumulated_gradients(trained: list[dict[str, Any]], number: int) -> None:
+    first = len(CASES)
+    assert trained[first + number]["losses"] == pytest.approx(trained[first]["losses"], abs=EXACT)
+    # Half as many updates of twice the samples: another curve than without.
+    assert trained[first]["losses"] != pytest.approx(trained[0]["losses"], abs=1e-3)
+
+
+@pytest.mark.xdist_group("processes")
+def test_it_learns_and_independent_learns_something_else(trained: list[dict[str, Any]]) -> None:
+    assert trained[0]["losses"][-1] < trained[0]["losses"][0]
+    assert trained[-1]["sums"] != pytest.approx(trained[0]["sums"], rel=1e-4)
+
+
+@pytest.mark.xdist_group("processes")
+def test_bytes_of_all_gradients_are_told(trained: list[dict[str, Any]]) -> None:
+    whole = {
+        sum(found["exchanged_bytes"]) for (name, _, _), found in zip(CASES, trained, strict=False) if name != "gloo"
+    }
+    assert len(whole) == 1
+    assert whole.pop() > 4 * 600 * 600
