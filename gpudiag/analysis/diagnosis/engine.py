@@ -108,7 +108,7 @@ def _weigh(what_if: WhatIf, proposals: list[Proposal], certainty: Significance) 
     A host that spends 40 ms in its loader and 15 ms launching, for a device that needs 30 ms, would be 15 ms faster
     with launches for free. But once the loader is fixed the launches hide behind the device: they are no finding.
     """
-    base_ms = what_if.corrected_ms
+    base_ms = what_if.now_ms
     edits = [proposal.edit(what_if.corrected) for proposal in proposals]
     parts = [what_if.corrected if one.beyond is None else one.beyond(what_if.corrected) for one in proposals]
     by_edit = what_if.gains_ms([*edits, *parts])
@@ -121,7 +121,7 @@ def _weigh(what_if: WhatIf, proposals: list[Proposal], certainty: Significance) 
     findings: list[Finding] = []
     doubts: list[Validity] = []
     edited: list[Callable[[Costs], Costs]] = []
-    fixed, fixed_ms = what_if.corrected, base_ms
+    fixed, fixed_ms = what_if.corrected, what_if.corrected_ms
     for gain, proposal in gains:
         if not notable(gain, base_ms):
             continue

@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gpudiag.analysis.timeline.collectives import lane_calls, match_collectives
+from gpudiag.analysis.timeline.exchange import Spans, exchange_spans, launched_within
 from gpudiag.analysis.timeline.host import host_threads, pageable_copy_calls
 from gpudiag.analysis.timeline.launches import device_ops, runtime_call_of
 from gpudiag.analysis.timeline.steps import find_steps
@@ -49,7 +50,7 @@ def build_timeline(traces: Sequence[Trace], world_size: int | None = None) -> Ti
             traces[index].collectives,
             rank=_rank(traces[index]),
             trace=index,
-            device=device,
+            devices=_calls_of(slots, index, device),
             origin_ns=traces[index].origin_ns - base,
             clock_known=traces[index].origin_ns > 0,
         )
@@ -75,6 +76,10 @@ def build_timeline(traces: Sequence[Trace], world_size: int | None = None) -> Ti
             window_steps=windows[position].steps,
             threads=host[index].threads(shift),
             overhead=host[index].overhead(shift),
+            exchange=host[index].exchange(shift),
+            exchange_calls=exchange_spans(
+                host[index].events, shift, Role.EXCHANGE, Role.HAND_OVER, Role.PACKING
+            ),
         )
         for position, ((index, device), shift, (ops, steps, _)) in enumerate(zip(slots, shifts, drafts, strict=True))
     )
@@ -87,6 +92,11 @@ def build_timeline(traces: Sequence[Trace], world_size: int | None = None) -> Ti
         clocks=tuple(matching.clocks),
         validity=examine(traces, lanes, windows, matching, world),
     )
+
+
+def _calls_of(slots: Sequence[tuple[int, int]], trace: int, device: int) -> tuple[int, ...]:
+    """Whose collectives a lane has: its device's, and on the first of a process those of the host."""
+    return (device, HOST) if slots.index((trace, device)) == [index for index, _ in slots].index(trace) else (device,)
 
 
 class _Host:
@@ -120,6 +130,9 @@ class _Host:
             self._threads[shift_ns] = host_threads(self.events, self.rows, self.pageable, shift_ns)
         return self._threads[shift_ns]
 
+    def exchange(self, shift_ns: int) -> Spans:
+        return exchange_spans(self.events, shift_ns, Role.EXCHANGE)
+
     def overhead(self, shift_ns: int) -> Intervals:
         rows = self.events.rows_of(EventKind.OVERHEAD)
         return union(Intervals(self.events.start_ns[rows] + shift_ns, self.events.end_ns[rows] + shift_ns))
@@ -136,7 +149,7 @@ def _draft(host: _Host, device: int, shift: int) -> tuple[DeviceOps, HostSteps, 
     if device == HOST:
         ops = _host_ops(host, steps, shift)
         return ops, steps, host_windows(steps)
-    ops = device_ops(host.events, device, host.steps.start, shift)
+    ops = device_ops(host.events, device, host.steps.start, shift, host.exchange(0))
     return ops, steps, device_windows(ops, steps)
 
 
@@ -155,7 +168,9 @@ def _host_ops(host: _Host, steps: HostSteps, shift: int) -> DeviceOps:
     start, end = events.start_ns[rows] + shift, events.end_ns[rows] + shift
     if host.waits_in_collectives:
         rows, start, end = _without(rows, start, end, host.communication_times(shift))
-    op_class = np.where(events.role[rows] == Role.HAND_OVER, OpClass.COMMUNICATION, OpClass.COMPUTE)
+    exchanging = np.isin(events.role[rows], (Role.HAND_OVER, Role.EXCHANGE))
+    exchanging |= launched_within(host.exchange(shift), events.thread[rows], start)
+    op_class = np.where(exchanging, OpClass.COMMUNICATION, OpClass.COMPUTE)
     unknown = np.full(len(rows), UNKNOWN, np.int64)
     return DeviceOps(
         start=start,
