@@ -162,7 +162,8 @@ class Portion(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         bucket: one of `BUCKETS`.
-        name: the kernel's or copy's own name; a collective's operation; of `idle`, `unmarked-input` (between a step's
+        name: the kernel's or copy's own name; a collective's operation; `host` for what the host itself does for an
+            exchange beside no transfer; of `idle`, `unmarked-input` (between a step's
             mark and its first op, while the host recorded nothing) or `queued` (the next op had been launched already).
         group, size_bytes: of a collective, as in `CollectiveSummary`.
         per_step: how many began per step and device.

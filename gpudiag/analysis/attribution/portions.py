@@ -18,7 +18,7 @@ from collections.abc import Iterator
 import numpy as np
 from numpy.typing import NDArray
 
-from gpudiag.intervals import Intervals, length, lengths_between
+from gpudiag.intervals import Intervals, length, lengths_between, subtract, union
 from gpudiag.model.analysis import Portion
 from gpudiag.model.attribution import Attribution, LaneAttribution
 from gpudiag.model.event import EventTable
@@ -124,6 +124,9 @@ def _communication(lane: Lane, cut: LaneAttribution, events: EventTable) -> Iter
             if share > 0 or count:
                 yield (bucket, operation, group, size_bytes), float(share), count
     inside = _begin_inside(lane.ops.start[handed], cut.bounds)
+    rest = subtract(cut.parts["communication_transfer"], union(Intervals(start, end)))
+    if length(rest):
+        yield ("communication_transfer", "host", "", None), float(lengths_between(rest, cut.bounds).sum()), 0
     names = events.name[lane.ops.row[handed]]
     share_of = np.bincount(names, weights=transfers[len(table) :], minlength=len(events.names))
     begun_of = np.bincount(names, weights=inside, minlength=len(events.names))

@@ -77,9 +77,7 @@ def build_timeline(traces: Sequence[Trace], world_size: int | None = None) -> Ti
             threads=host[index].threads(shift),
             overhead=host[index].overhead(shift),
             exchange=host[index].exchange(shift),
-            exchange_calls=exchange_spans(
-                host[index].events, shift, Role.EXCHANGE, Role.HAND_OVER, Role.PACKING
-            ),
+            exchange_calls=host[index].exchange_calls(shift),
         )
         for position, ((index, device), shift, (ops, steps, _)) in enumerate(zip(slots, shifts, drafts, strict=True))
     )
@@ -120,6 +118,9 @@ class _Host:
         self.communication = np.array([call.row for call in trace.collectives], np.int64)
         self.waits_in_collectives = trace.waits_in_collectives
         self._threads: dict[int, dict[int, HostThread]] = {}
+        self._exchange = exchange_spans(trace, self.threads(0), self.steps.thread, Role.EXCHANGE)
+        everything = (Role.EXCHANGE, Role.HAND_OVER, Role.PACKING)
+        self._calls = exchange_spans(trace, self.threads(0), self.steps.thread, *everything)
 
     def communication_times(self, shift_ns: int) -> Intervals:
         rows = self.communication
@@ -131,7 +132,10 @@ class _Host:
         return self._threads[shift_ns]
 
     def exchange(self, shift_ns: int) -> Spans:
-        return exchange_spans(self.events, shift_ns, Role.EXCHANGE)
+        return _shifted(self._exchange, shift_ns)
+
+    def exchange_calls(self, shift_ns: int) -> Spans:
+        return _shifted(self._calls, shift_ns)
 
     def overhead(self, shift_ns: int) -> Intervals:
         rows = self.events.rows_of(EventKind.OVERHEAD)
@@ -183,6 +187,10 @@ def _host_ops(host: _Host, steps: HostSteps, shift: int) -> DeviceOps:
         launch_end=unknown,
         launch_thread=np.full(len(rows), steps.thread, np.int64),
     )
+
+
+def _shifted(spans: Spans, shift_ns: int) -> Spans:
+    return {thread: Intervals(found.start + shift_ns, found.end + shift_ns) for thread, found in spans.items()}
 
 
 def _without(rows: NDArray[np.intp], start: Times, end: Times, cut: Intervals) -> tuple[NDArray[np.intp], Times, Times]:

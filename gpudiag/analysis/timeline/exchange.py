@@ -14,27 +14,46 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from gpudiag.intervals import Intervals, union
-from gpudiag.model.event import NO_CORRELATION, EventKind, EventTable, Role
+from gpudiag.analysis.timeline.host import PAUSE_NS
+from gpudiag.intervals import EMPTY, Intervals, subtract, union
+from gpudiag.model.event import NO_CORRELATION, EventKind, EventTable, Role, Trace
+from gpudiag.model.timeline import HostThread
 
 Spans = dict[int, Intervals]
 
 _ON_HOST = (EventKind.OPERATOR, EventKind.ANNOTATION, EventKind.RUNTIME, EventKind.PYTHON)
 
 
-def exchange_spans(events: EventTable, shift_ns: int, *roles: Role) -> Spans:
-    """When each host thread is in an event of one of these roles, as sets by thread id.
+def exchange_spans(trace: Trace, threads: dict[int, HostThread], trainer: int, *roles: Role) -> Spans:
+    """When each host thread is at an exchange, on the trace's own clock, as sets by thread id.
+
+    Around threads that give devices their work (DataParallel's replicas) it is so only while those do nothing.
 
     Args:
-        events: the process's events, on the trace's own clock.
-        shift_ns: added to every time.
+        trace: the process's trace.
+        threads: what its host threads do, on the trace's own clock.
+        trainer: the training thread.
         roles: `EXCHANGE`, and what goes with it where that is asked for.
     """
+    events = trace.events
     rows = events.rows_of(*_ON_HOST)
     exchanging = rows[np.isin(events.role[rows], roles)]
     exchanging = np.concatenate([exchanging, _updates_on_host(events, rows)])
-    threads = np.unique(events.thread[exchanging]).tolist()
-    return {thread: _spans(events, exchanging[events.thread[exchanging] == thread], shift_ns) for thread in threads}
+    around = (events.kind[exchanging] == EventKind.ANNOTATION) & ~np.isin(
+        exchanging, [call.row for call in trace.collectives]
+    )
+    launching = set(np.unique(events.thread[_launches(events, rows)]).tolist()) & threads.keys()
+    spans = {}
+    awaited = _awaited(events, exchanging[around], threads, trainer)
+    for thread in np.unique(np.append(events.thread[exchanging], trainer)).tolist():
+        mine = events.thread[exchanging] == thread
+        others = union(*(threads[other].busy for other in launching - {thread}))
+        spans[thread] = union(
+            _spans(events, exchanging[mine & ~around]),
+            subtract(_spans(events, exchanging[mine & around]), others),
+            *([awaited] if thread == trainer else []),
+        )
+    return {thread: found for thread, found in spans.items() if len(found)}
 
 
 def copies_beside(events: EventTable, rows: NDArray[np.intp]) -> NDArray[np.bool_]:
@@ -48,7 +67,7 @@ def copies_beside(events: EventTable, rows: NDArray[np.intp]) -> NDArray[np.bool
     for device, stream in {*zip(events.device[marks].tolist(), events.thread[marks].tolist(), strict=True)}:
         mine = marks[(events.device[marks] == device) & (events.thread[marks] == stream)]
         here = np.flatnonzero((events.device[rows] == device) & (events.thread[rows] == stream))
-        beside[here] = within(_spans(events, mine, 0), events.start_ns[rows[here]])
+        beside[here] = within(_spans(events, mine), events.start_ns[rows[here]])
     return beside
 
 
@@ -70,17 +89,43 @@ def within(spans: Intervals, time: NDArray[np.int64]) -> NDArray[np.bool_]:
     return found
 
 
+def _awaited(
+    events: EventTable, ranges: NDArray[np.intp], threads: dict[int, HostThread], trainer: int
+) -> Intervals:
+    """When the training thread did nothing between the last range of an exchange and the update that needs it.
+
+    Whoever carries such an exchange out (a library's thread, which no profiler sees) is not done before; gradients that
+    are there let the update begin.
+    """
+    updates = np.sort(events.start_ns[(events.role == Role.OPTIMIZER) & (events.thread == trainer)])
+    ends = np.sort(events.end_ns[ranges])
+    if trainer not in threads or len(ends) == 0 or len(updates) == 0:
+        return EMPTY
+    last = np.searchsorted(ends, updates, side="right") - 1
+    begun = np.where(last >= 0, ends[np.maximum(last, 0)], updates)
+    # A range that an earlier update has seen the end of is that update's.
+    begun = np.maximum(begun, np.concatenate([updates[:1], updates[:-1]]))
+    working = union(*(thread.busy for thread in threads.values()), *(thread.input for thread in threads.values()))
+    silent = subtract(union(Intervals(begun, updates)), working)
+    long = silent.end - silent.start >= PAUSE_NS
+    return Intervals(silent.start[long], silent.end[long])
+
+
 def _updates_on_host(events: EventTable, rows: NDArray[np.intp]) -> NDArray[np.intp]:
     """Optimizer steps around an exchange of a job with devices that give them no work but copies."""
     exchanges = rows[events.role[rows] == Role.EXCHANGE]
-    kernels = events.correlation[events.rows_of(EventKind.KERNEL)]
-    if len(exchanges) == 0 or len(kernels) == 0:
+    launches = _launches(events, rows)
+    if len(exchanges) == 0 or len(launches) == 0:
         return np.empty(0, np.intp)
-    calls = rows[(events.kind[rows] == EventKind.RUNTIME) & (events.correlation[rows] != NO_CORRELATION)]
-    launches = calls[np.isin(events.correlation[calls], kernels)]
     steps = rows[events.role[rows] == Role.OPTIMIZER]
     kept = [row for row in steps.tolist() if _holds(events, row, exchanges) and not _holds(events, row, launches)]
     return np.array(kept, np.intp)
+
+
+def _launches(events: EventTable, rows: NDArray[np.intp]) -> NDArray[np.intp]:
+    """Of host rows the calls that launched a kernel."""
+    calls = rows[(events.kind[rows] == EventKind.RUNTIME) & (events.correlation[rows] != NO_CORRELATION)]
+    return calls[np.isin(events.correlation[calls], events.correlation[events.rows_of(EventKind.KERNEL)])]
 
 
 def _holds(events: EventTable, row: int, others: NDArray[np.intp]) -> bool:
@@ -89,5 +134,5 @@ def _holds(events: EventTable, row: int, others: NDArray[np.intp]) -> bool:
     return bool((begun & (events.thread[others] == events.thread[row])).any())
 
 
-def _spans(events: EventTable, rows: NDArray[np.intp], shift_ns: int) -> Intervals:
-    return union(Intervals(events.start_ns[rows] + shift_ns, events.end_ns[rows] + shift_ns))
+def _spans(events: EventTable, rows: NDArray[np.intp]) -> Intervals:
+    return union(Intervals(events.start_ns[rows], events.end_ns[rows]))

@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gpudiag.analysis.diagnosis.replay.graph import NONE, Graph
-from gpudiag.intervals import Intervals, lengths_between, subtract, union
+from gpudiag.intervals import Intervals, intersect, lengths_between, subtract, union
 from gpudiag.model.event import HOST, Role
 from gpudiag.model.timeline import Lane, OpClass, Timeline
 from gpudiag.units import NS_PER_US
@@ -147,13 +147,13 @@ def _host_nodes(graph: Graph, timeline: Timeline, lane: Lane, nodes: slice, part
     before = np.concatenate([until[:1], until[:-1]])
     blocked = host.block_on[nodes] != NONE
     until = np.where(blocked & (rows != NONE), np.maximum(called, before), until)
-    within, beside = _covered(own, before, until), _covered(others, before, until)
-    part.busy[nodes] = np.minimum(within, host.busy[nodes])
-    part.waiting[nodes] = np.minimum(within - part.busy[nodes] + beside, (host.input + host.silent)[nodes])
-    awaited = graph.device.op_class[np.maximum(host.block_on[nodes], 0)] == OpClass.COMMUNICATION
-    awaited &= np.isnan(graph.device.transfer[np.maximum(host.block_on[nodes], 0)])
+    part.busy[nodes] = np.minimum(_covered(intersect(own, busy), before, until), host.busy[nodes])
+    silent = union(subtract(own, busy), others)
+    part.waiting[nodes] = np.minimum(_covered(silent, before, until), (host.input + host.silent)[nodes])
+    unmatched = np.isnan(graph.device.transfer) & (graph.device.op_class == OpClass.COMMUNICATION)
     inside = (rows != NONE) & (_covered(own, called, called + 1) > 0)
-    part.blocks[nodes] = blocked & (awaited | inside)
+    inside[blocked] |= unmatched[host.block_on[nodes][blocked]]
+    part.blocks[nodes] = blocked & inside
 
 
 def _covered(spans: Intervals, begin: NDArray[np.int64], end: NDArray[np.int64]) -> NDArray[np.float64]:

@@ -34,8 +34,8 @@ _PACKING = re.compile(r"torch(?:::|\.)distributed(?:::|\.).*reducer::|fsdp::")
 #: Hands a collective over: eager calls, functional ones (DTensor's, compiled).
 _HAND_OVER = re.compile(r"c10d::|_?c10d_functional::")
 #: The host at an exchange: what gpudiag's strategies and a user's own code mark, FSDP's hooks, and what DataParallel and
-#: its relatives do as functions of the autograd engine.
-_EXCHANGE_RANGE = re.compile(r"gpudiag\.exchange|FSDP::|FullyShardedDataParallel\._")
+#: its relatives do as functions of the autograd engine, or around the threads in which its replicas train.
+_EXCHANGE_RANGE = re.compile(r"gpudiag\.exchange|FSDP::|FullyShardedDataParallel\._|DataParallel\.forward")
 _EXCHANGE_FUNCTION = re.compile(
     r"(?:autograd::engine::evaluate_function: )?(?:Broadcast|Gather|Scatter|ReduceAddCoalesced)(?:Backward)?$"
 )
@@ -166,6 +166,10 @@ def _direction(name: str) -> Direction:
     return next((direction for direction, pattern in _DIRECTIONS if pattern.match(name)), Direction.NONE)
 
 
+def _device_annotation(name: str) -> Role:
+    return Role.EXCHANGE if name.startswith("gpudiag.exchange") else Role.OTHER
+
+
 def _host_memory(name: str) -> HostMemory:
     lowered = name.lower()
     if "pageable" in lowered:
@@ -181,5 +185,5 @@ _ROLE_OF: dict[EventKind, Callable[[str], Role]] = {
     EventKind.KERNEL: _kernel,
     EventKind.COPY: _copy,
     EventKind.MEMSET: _copy,
-    EventKind.DEVICE_ANNOTATION: lambda name: Role.EXCHANGE if _EXCHANGE_RANGE.match(name) else Role.OTHER,
+    EventKind.DEVICE_ANNOTATION: _device_annotation,
 }
