@@ -118,9 +118,9 @@ class _Host:
         self.communication = np.array([call.row for call in trace.collectives], np.int64)
         self.waits_in_collectives = trace.waits_in_collectives
         self._threads: dict[int, dict[int, HostThread]] = {}
-        self._exchange = exchange_spans(trace, self.threads(0), self.steps.thread, Role.EXCHANGE)
+        self._exchange = exchange_spans(trace, self.threads(0), self.steps, Role.EXCHANGE)
         everything = (Role.EXCHANGE, Role.HAND_OVER, Role.PACKING)
-        self._calls = exchange_spans(trace, self.threads(0), self.steps.thread, *everything)
+        self._calls = exchange_spans(trace, self.threads(0), self.steps, *everything)
 
     def communication_times(self, shift_ns: int) -> Intervals:
         rows = self.communication

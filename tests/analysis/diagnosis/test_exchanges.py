@@ -32,7 +32,7 @@ def timed_ms(name: str) -> float:
 
 
 def cost_ms(name: str) -> float:
-    return timed_ms(name) - timed_ms(f"{name.split('-')[0]}-independent")
+    return timed_ms(name) - timed_ms(f"{name.split('-', maxsplit=1)[0]}-independent")
 
 
 @pytest.fixture(scope="module", params=RECORDED)

@@ -71,6 +71,7 @@ class WhatIf:
         graph: Graph,
         timeline: Timeline,
         per_event_ns: float = PROFILER_NS_PER_EVENT,
+        *,
         schedule: Schedule | None = None,
         pace: HostPace | None = None,
         timed_ms: float | None = None,
@@ -202,7 +203,9 @@ class WhatIf:
         now = before if base is not None else self.now_ms
         # Where the timed steps are faster than the replay, the recording slowed what it cannot tell from the job: what
         # is left without a cause is known, and what it costs is the rest of the timed step, or its share of that.
-        return [max(min(before - ms, max(now - ms, (before - ms) * now / before)), 0.0) if before else 0.0 for ms in after]
+        return [
+            max(min(before - ms, max(now - ms, (before - ms) * now / before)), 0.0) if before else 0.0 for ms in after
+        ]
 
     # Edits, each from given costs to new ones, so that they can be put on top of one another.
 

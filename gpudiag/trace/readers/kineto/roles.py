@@ -33,8 +33,8 @@ _INPUT = re.compile(
 _PACKING = re.compile(r"torch(?:::|\.)distributed(?:::|\.).*reducer::|fsdp::")
 #: Hands a collective over: eager calls, functional ones (DTensor's, compiled).
 _HAND_OVER = re.compile(r"c10d::|_?c10d_functional::")
-#: The host at an exchange: what gpudiag's strategies and a user's own code mark, FSDP's hooks, and what DataParallel and
-#: its relatives do as functions of the autograd engine, or around the threads in which its replicas train.
+#: The host at an exchange: what gpudiag's strategies and a user's own code mark, FSDP's hooks, and what DataParallel
+#: and its relatives do as functions of the autograd engine, or around the threads in which its replicas train.
 _EXCHANGE_RANGE = re.compile(r"gpudiag\.exchange|FSDP::|FullyShardedDataParallel\._|DataParallel\.forward")
 _EXCHANGE_FUNCTION = re.compile(
     r"(?:autograd::engine::evaluate_function: )?(?:Broadcast|Gather|Scatter|ReduceAddCoalesced)(?:Backward)?$"
