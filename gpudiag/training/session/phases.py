@@ -36,7 +36,7 @@ _RECORDINGS: tuple[Recording, ...] = ("light", "full")
 
 _NO_DEVICE_ACTIVITY = (
     "the profiler recorded no activity of the GPU: nothing can be said of what runs there. Another profiler may be "
-    "attached (nsys, ncu, DCGM's profiling metrics), or this user may not use the GPU's counters: end the other one, or "
+    "attached (nsys, ncu, DCGM's profiling metrics), or this user may not read the GPU's counters: end the other, or "
     "load the driver with NVreg_RestrictProfilingToAdminUsers=0 (in a container: --cap-add SYS_ADMIN), and run again"
 )
 
@@ -141,9 +141,9 @@ class Phases:
             timed = len(self._series.step_ms)
             self.problem = f"the loop ended after {timed} timed steps: no step was profiled; give it more steps"
             return
-        if self._window is not None:
+        window = self._take_window()
+        if window is not None:
             self.recorded[self._recording] = summarize(self._clock.read())
-            window, self._window = self._window, None
             window.stop()
             self._note_saved(window)
         times = self.recorded.get(self._recording)
@@ -251,7 +251,7 @@ class Phases:
                 with guard():
                     self._window.step()
         times = summarize(self._clock.read())
-        window, self._window = self._window, None
+        window = self._take_window()
         if window is None:
             return
         with guard():
@@ -266,14 +266,18 @@ class Phases:
         try:
             yield
         except Exception as error:  # noqa: BLE001  # whatever a profiler's private parts may raise
-            window, self._window = self._window, None
+            window = self._take_window()
             if window is not None:
                 with contextlib.suppress(Exception):
                     window.stop()
             self._note(
                 "no-light-recording",
-                f"the light recording failed ({type(error).__name__}: {error}); the steps are recorded with operators only",
+                f"the light recording failed ({type(error).__name__}: {error}); recorded with operators only",
             )
+
+    def _take_window(self) -> Window | None:
+        window, self._window = self._window, None
+        return window
 
     def _note_saved(self, window: Window) -> None:
         if window.saved:

@@ -11,7 +11,6 @@ from gpudiag.model.run import ModelRecord
 from gpudiag.training.session.clock import StepClock
 from gpudiag.training.session.place import Place
 
-
 #: `light`: what devices do, calls to their runtime, and marks; `full`: what the framework does too.
 Recording = Literal["light", "full"]
 
@@ -76,9 +75,7 @@ class Runtime(Protocol):
     def trace_name(self, rank: int) -> str:
         """Where the full trace of the process with this first rank goes, relative to the run directory."""
 
-    def window(
-        self, path: Path, *, active: int, devices: Sequence[Any], recording: Recording = "full"
-    ) -> Window:
+    def window(self, path: Path, *, active: int, devices: Sequence[Any], recording: Recording = "full") -> Window:
         """A profiled window of `active` steps whose trace goes to `path`."""
 
     def describe(self, model: Any, gradient_sizes: Sequence[int]) -> ModelRecord:

@@ -47,10 +47,11 @@ class Session:
                 train(batch)
 
     Steps are left out until their times have settled, then some are timed without the profiler, then a few are
-    recorded with it, first lightly, then with operators. All processes of a distributed job open the block, each with the same arguments; they enter the
-    phases at the same step, and agree on it through the job's store, never by a collective of gpudiag's own. Afterwards
-    `run_dir` has `run.json`, `traces/rank<r>.pt.trace.json.gz` and `traces/light/`, and `gpudiag analyze run_dir` says where the time
-    went. What was measured is kept when the loop ends early, and when an exception leaves the block (which it does).
+    recorded with it, first lightly and then with operators. All processes of a distributed job open the block, each
+    with the same arguments; they enter the phases at the same step, and agree on it through the job's store, never by a
+    collective of gpudiag's own. Afterwards `run_dir` has `run.json`, `traces/rank<r>.pt.trace.json.gz` and the light
+    recordings in `traces/light/`, and `gpudiag analyze run_dir` says where the time went. What was measured is kept
+    when the loop ends early, and when an exception leaves the block (which it does).
 
     Args:
         run_dir: the run directory; what an earlier run left there is replaced. May be left out in a function that

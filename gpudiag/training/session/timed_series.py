@@ -2,8 +2,8 @@
 
 The training thread notes three instants per step: before it fetches the batch, when it has it, when the step's work is
 queued. Where the device works beside it, an event recorded at the step's end says when the device was done, on the
-device's clock. Before and after the series, while the device is idle, an event is recorded and waited for: these anchors
-place all others on the host's clock, after the fact, so that nothing waits within the steps.
+device's clock. Before and after the series, while the device is idle, an event is recorded and waited for: these
+anchors place all others on the host's clock, after the fact, so that nothing waits within the steps.
 
 Worked example. Anchors at 0 and 1000 us of the host, 0 and 999 us of the device: its clock is slow by 0.1 %. A step's
 work was queued at 400 us and done at 450 us of the device, which is 450.45 us of the host: a lead of 50 us.
@@ -36,7 +36,7 @@ class Anchor(NamedTuple):
 
 
 class TimedSeries:
-    """Times of steps, and what the host did in each; all lists in ms and of one length, `None` for what is not known."""
+    """Times of steps, and what the host did in each: lists in ms of one length, or None for what is not known."""
 
     def __init__(self) -> None:
         self.step_ms: list[float] = []
@@ -45,10 +45,8 @@ class TimedSeries:
         self.lead_ms: list[float] | None = []
 
     @classmethod
-    def of(
-        cls, step_ms: list[float], host: Sequence[HostStep | None], ends_ns: Sequence[float] | None
-    ) -> TimedSeries:
-        """From step times, the host's instants, and when the device had finished each step in ns of the host's clock."""
+    def of(cls, step_ms: list[float], host: Sequence[HostStep | None], ends_ns: Sequence[float] | None) -> TimedSeries:
+        """From step times, the host's instants, and when the device finished each step, in ns of the host's clock."""
         series = cls()
         series.step_ms = step_ms
         told = [step for step in host if step is not None]
