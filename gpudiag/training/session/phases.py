@@ -233,9 +233,9 @@ class Phases:
         guard: Callable[[], contextlib.AbstractContextManager[None]]
         guard = self._failing if recording == "light" else contextlib.nullcontext
         with guard():
-            window = self._make_window(recording)
-            window.start()
-            self._window = window
+            started = self._make_window(recording)
+            started.start()
+            self._window = started
         for step in range(WARMUP_STEPS + self._active):
             recorded = step - WARMUP_STEPS
             if recorded == 0:
