@@ -268,8 +268,7 @@ class Phases:
         except Exception as error:  # noqa: BLE001  # whatever a profiler's private parts may raise
             window = self._take_window()
             if window is not None:
-                with contextlib.suppress(Exception):
-                    window.stop()
+                window.discard()
             self._note(
                 "no-light-recording",
                 f"the light recording failed ({type(error).__name__}: {error}); recorded with operators only",

@@ -38,6 +38,9 @@ class Window(Protocol):
     def stop(self) -> None:
         """End the recording; saves what there is if the window was cut short while it recorded."""
 
+    def discard(self) -> None:
+        """End a recording that has failed; leaves nothing of it, and raises nothing."""
+
 
 class Runtime(Protocol):
     """One framework, as a session sees it.

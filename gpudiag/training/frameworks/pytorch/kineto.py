@@ -54,7 +54,12 @@ def annotations_only() -> Any:
             def start() -> None:
                 recorder.entered = True
                 began()
-                enable(recorder.config(), recorder.kineto_activities, {scopes.USER_SCOPE})
+                try:
+                    enable(recorder.config(), recorder.kineto_activities, {scopes.USER_SCOPE})
+                except Exception:
+                    # Ending a recording that was prepared and never enabled kills the process (PyTorch 2.13).
+                    enable(recorder.config(), recorder.kineto_activities)
+                    raise
 
             recorder._start_trace = start  # noqa: SLF001
 

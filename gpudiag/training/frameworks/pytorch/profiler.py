@@ -34,6 +34,7 @@ class ProfiledWindow:
         self.saved = False
         self.device_activity: bool | None = None
         self._cuda = cuda
+        self._kept = True
         self._profiler = (annotations_only() if light else profile)(
             activities=[ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if cuda else [])],
             schedule=schedule(wait=0, warmup=WARMUP_STEPS, active=active, repeat=1),
@@ -62,7 +63,17 @@ class ProfiledWindow:
         """End the recording; saves what there is if the window was cut short while it recorded."""
         self._profiler.stop()
 
+    def discard(self) -> None:
+        """End a recording that has failed; leaves nothing of it, and raises nothing."""
+        self._kept = False
+        with contextlib.suppress(Exception):
+            self._profiler.stop()
+        with contextlib.suppress(OSError):
+            self.path.unlink()
+
     def _save(self, profiler: Any) -> None:
+        if not self._kept:
+            return
         self.path.parent.mkdir(parents=True, exist_ok=True)
         whole = self.path.with_name(f".{self.path.name}.part")
         plain = self.path.with_name(f".{self.path.name}.json")

@@ -69,6 +69,14 @@ class TensorflowWindow:
                 self._directory.cleanup()
             self._directory = None
 
+    def discard(self) -> None:
+        """End a recording that has failed; leaves nothing of it, and raises nothing."""
+        self._steps = 0
+        with contextlib.suppress(Exception):
+            self.stop()
+        with contextlib.suppress(OSError):
+            self.path.unlink()
+
     def _begin(self) -> None:
         import tensorflow as tf
 
