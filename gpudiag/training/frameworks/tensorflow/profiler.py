@@ -83,7 +83,7 @@ class TensorflowWindow:
         assert self._directory is not None  # noqa: S101  # made by start
         try:
             # Kernels of ops and, by default (level 2), what TensorFlow calls informative on the host; more would cost
-            # the host more time. Level 1 has marks and what TensorFlow itself calls critical.
+            # the host more time. Level 1 has marks and ops that are expensive on the host: those of CPUs, few of GPUs'.
             options = tf.profiler.experimental.ProfilerOptions(host_tracer_level=1) if self._light else None
             tf.profiler.experimental.start(self._directory.name, options=options)
         except tf.errors.AlreadyExistsError as error:
