@@ -124,12 +124,14 @@ def test_a_note_reaches_whoever_watches_the_run_once(capsys: pytest.CaptureFixtu
 
 
 def test_device_activity_is_seen_in_a_saved_trace(tmp_path: Path) -> None:
-    source = sorted((TRACES / "clean").glob("*.json.gz"))[0]
+    source = min((TRACES / "clean").glob("*.json.gz"))
     with_kernels = tmp_path / "with.json"
     with_kernels.write_bytes(gzip.decompress(source.read_bytes()))
     assert contains(with_kernels, _DEVICE_ACTIVITY)
     document = json.loads(with_kernels.read_bytes())
-    host = [event for event in document["traceEvents"] if event.get("cat") not in {"kernel", "gpu_memcpy", "gpu_memset"}]
+    host = [
+        event for event in document["traceEvents"] if event.get("cat") not in {"kernel", "gpu_memcpy", "gpu_memset"}
+    ]
     without = tmp_path / "without.json"
     without.write_text(json.dumps({**document, "traceEvents": host}))
     assert not contains(without, _DEVICE_ACTIVITY)

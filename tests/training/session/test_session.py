@@ -142,7 +142,7 @@ def test_the_steps_of_epochs_stay_with_what_the_host_did_in_them(tmp_path: Path)
 def test_a_light_recording_that_fails_leaves_the_full_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    real = torch.autograd.profiler._enable_profiler
+    real: Any = torch.autograd.profiler._enable_profiler  # type: ignore[attr-defined]
 
     def refuses_scopes(config: Any, activities: Any, scopes: Any = None) -> None:
         if scopes:

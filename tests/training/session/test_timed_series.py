@@ -1,4 +1,4 @@
-"""What the host did in timed steps, and where its device stood by the host's clock: with clocks that are told the time."""
+"""What the host did in timed steps, and where its device stood by the host's clock: with clocks that are told."""
 
 from __future__ import annotations
 
