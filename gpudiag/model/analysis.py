@@ -54,6 +54,7 @@ VALIDITY_CODES = (
     "uneven-steps",
     "clock-skew",
     "repaired-input",
+    "no-light-recording",
     "cannot-tell",
 )
 
@@ -102,6 +103,34 @@ class Steps(msgspec.Struct, frozen=True, kw_only=True):
     corrected_interval_ms: tuple[float, float] | None = None
     reasons: dict[str, str] = {}
     unprofiled_times_ms: tuple[float, ...] = ()
+
+
+class TimedRank(msgspec.Struct, frozen=True, kw_only=True):
+    """What one rank's training thread did in the steps without profiler, as means in milliseconds over `steps` of them.
+
+    Attributes:
+        step_ms: the step.
+        input_ms: fetching the batch.
+        host_ms: from having the batch to having put the step's work into the queue.
+        lead_ms: by how much the thread was then ahead of its device.
+        reasons: of each missing value why it is missing.
+    """
+
+    rank: int
+    step_ms: float
+    input_ms: float | None = None
+    host_ms: float
+    lead_ms: float | None = None
+    steps: int
+    reasons: dict[str, str] = {}
+
+
+class RecordingCost(msgspec.Struct, frozen=True, kw_only=True):
+    """The mean step of the slowest rank in ms: timed, recorded lightly, recorded with operators; None if it was not."""
+
+    unprofiled_ms: float | None = None
+    light_ms: float | None = None
+    full_ms: float | None = None
 
 
 class Device(msgspec.Struct, frozen=True, kw_only=True):
@@ -206,3 +235,5 @@ class Analysis(msgspec.Struct, frozen=True, kw_only=True):
     kernels: tuple[KernelSummary, ...] = ()
     portions: tuple[Portion, ...] = ()
     source: Source = Source()
+    timed: tuple[TimedRank, ...] | None = None
+    recording: RecordingCost | None = None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Annotated, Literal
 
 import msgspec
 
@@ -10,6 +10,9 @@ RUN_SCHEMA = "gpudiag/run/1"
 RANK_SCHEMA = "gpudiag/rank/1"
 
 RunStatus = Literal["complete", "failed", "interrupted"]
+
+#: Within a step; a figure beyond eleven days is none.
+Milliseconds = Annotated[float, msgspec.Meta(ge=0, le=1e9)]
 
 
 class StepTimes(msgspec.Struct, frozen=True, kw_only=True):
@@ -21,6 +24,21 @@ class StepTimes(msgspec.Struct, frozen=True, kw_only=True):
     standard_error_ms: float
     jitter_ms: float
     """1.4826 times the median absolute deviation."""
+
+
+class TimedSteps(msgspec.Struct, frozen=True, kw_only=True):
+    """What the training thread did in the steps of `RankRecord.unprofiled`, in milliseconds, one value for each step.
+
+    Attributes:
+        input_ms: fetching the batch; None where the framework fetches it within the step's own work (Keras).
+        host_ms: from having the batch to having put the step's work into the queue.
+        lead_ms: by how much the thread was then ahead of its device: how long that still took to finish the step. None
+            where there is no device beside the thread (CPUs), or none whose progress can be told (TensorFlow).
+    """
+
+    input_ms: tuple[Milliseconds, ...] | None = None
+    host_ms: tuple[Milliseconds, ...]
+    lead_ms: tuple[Milliseconds, ...] | None = None
 
 
 class Warmup(msgspec.Struct, frozen=True, kw_only=True):
@@ -36,7 +54,15 @@ class Warmup(msgspec.Struct, frozen=True, kw_only=True):
 class RankRecord(msgspec.Struct, frozen=True, kw_only=True):
     """What one rank says of itself and of its steps; saved as `ranks/rank<r>.json` while the run goes on.
 
-    `trace` is relative to the run directory. `device` and `device_name` are empty before the first step.
+    `device` and `device_name` are empty before the first step.
+
+    Attributes:
+        unprofiled: the timed steps, without the profiler; `timed` is what the host did in them.
+        light: steps while they were recorded without operators; `light_trace` is that recording.
+        profiled: steps while they were recorded with operators; `trace` is that recording.
+        trace, light_trace: relative to the run directory; None where there is none.
+        notes: what went wrong in recording and did not end the run, by code: `no-light-recording`,
+            `missing-device-activity`.
     """
 
     schema: str = RANK_SCHEMA
@@ -48,8 +74,12 @@ class RankRecord(msgspec.Struct, frozen=True, kw_only=True):
     device_name: str
     warmup: Warmup | None = None
     unprofiled: StepTimes | None = None
+    timed: TimedSteps | None = None
+    light: StepTimes | None = None
     profiled: StepTimes | None = None
     trace: str | None = None
+    light_trace: str | None = None
+    notes: dict[str, str] = {}
     error: str | None = None
 
 

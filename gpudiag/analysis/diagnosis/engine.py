@@ -11,6 +11,7 @@ from gpudiag.analysis.diagnosis.replay.simulate import Costs
 from gpudiag.analysis.diagnosis.replay.what_if import WhatIf
 from gpudiag.analysis.diagnosis.rules import RULES
 from gpudiag.analysis.diagnosis.rules.compute_bound import ComputeBound
+from gpudiag.analysis.diagnosis.rules.input_bound import with_timed_input
 from gpudiag.analysis.diagnosis.rules.rule import CannotTell, Proposal, notable
 from gpudiag.analysis.diagnosis.significance import Significance
 from gpudiag.model.analysis import Confidence, Finding, Validity
@@ -41,14 +42,14 @@ def diagnose(case: Case) -> tuple[tuple[Finding, ...], tuple[Validity, ...]]:
             "nothing that could be replayed was recorded: it takes two marked steps or more, with launches of device "
             "work or collectives handed over. Record both CPU and CUDA activities over five or more marked steps."
         )
-        return (), (Validity(code="cannot-tell", message=reason),)
+        return tuple(with_timed_input(case, ())), (Validity(code="cannot-tell", message=reason),)
     if abs(what_if.replayed_ms - case.slowest_ms) > _FAILED_REPLAY * case.slowest_ms:
         reason = (
             f"replayed unchanged, a step takes {what_if.replayed_ms:.1f} ms, but it was {case.slowest_ms:.1f} ms long: "
             "what sets the pace is not in the traces, or no two steps are alike. Record five or more steps after "
             "warm-up, with CPU and CUDA activities, from all ranks."
         )
-        return (), (Validity(code="cannot-tell", message=reason),)
+        return tuple(with_timed_input(case, ())), (Validity(code="cannot-tell", message=reason),)
     proposals: list[Proposal] = []
     doubts: list[Validity] = []
     for rule in RULES:
@@ -59,6 +60,7 @@ def diagnose(case: Case) -> tuple[tuple[Finding, ...], tuple[Validity, ...]]:
                 proposals.append(verdict)
     findings, unsure = _weigh(what_if, proposals, Significance(case, what_if))
     doubts.extend(unsure)
+    findings = with_timed_input(case, findings)
     findings.extend(ComputeBound().conclude(case, findings, conclusive=not doubts))
     doubts.extend(_overhead(case, what_if))
     if case.outlier_steps:
@@ -84,7 +86,9 @@ def _overhead(case: Case, what_if: WhatIf) -> list[Validity]:
 
 
 def _as_sure_as_the_data(case: Case, what_if: WhatIf, finding: Finding, codes: set[str]) -> Finding:
-    """The finding, less sure by one grade for each kind of doubt that the data raises."""
+    """The finding, less sure by one grade for each kind of doubt that the data raises, if it hangs on that data."""
+    if "timed_steps" in finding.evidence:
+        return finding
     overhead = what_if.replayed_ms - what_if.corrected_ms
     doubts = [
         bool(codes & _WEAKENING),
