@@ -25,6 +25,7 @@ from gpudiag.analysis.diagnosis.significance import Significance
 from gpudiag.analysis.diagnosis.timed_steps import recording_cost, recording_doubts, timed_ranks
 from gpudiag.analysis.timeline import build_timeline
 from gpudiag.analysis.timeline.step_view import view_of_step
+from gpudiag.app.recordings import least_disturbed
 from gpudiag.errors import NotATraceError, UnreadableInputError
 from gpudiag.model.analysis import ANALYSIS_SCHEMA, Analysis, Source, Steps, Validity
 from gpudiag.model.attribution import Attribution
@@ -61,7 +62,8 @@ def analyze(
     Raises:
         UnreadableInputError: a file is missing, broken, too large or no trace, or nothing in it can be analysed.
     """
-    timeline = build_timeline(read_traces(paths, world_size=world_size, limits=limits), world_size)
+    traces, unused = least_disturbed(paths, read_traces(paths, world_size=world_size, limits=limits), limits)
+    timeline = build_timeline(traces, world_size)
     attribution = attribute(timeline)
     if keep is not None:
         keep(timeline, attribution)
@@ -84,7 +86,7 @@ def analyze(
         devices=summarise_devices(timeline, attribution),
         waits=summarise_waits(timeline, attribution),
         findings=findings,
-        validity=(*timeline.validity, *doubts, *unread, *recording_doubts(run)),
+        validity=(*timeline.validity, *doubts, *unread, *unused, *recording_doubts(run)),
         collectives=collectives,
         kernels=summarise_kernels(timeline),
         portions=summarise_portions(timeline, attribution),

@@ -21,7 +21,9 @@ if TYPE_CHECKING:
     from gpudiag.model.analysis import Analysis
 
 RUNS: dict[str, dict[str, Any]] = json.loads((WHOLE / "exchanges" / "runs.json").read_text(encoding="utf-8"))
-RECORDED = sorted(path.stem for path in (WHOLE / "exchanges").glob("*.npz"))
+#: A recording without operators beside one with them has the same name and this ending.
+LIGHT = "-light"
+RECORDED = sorted(path.stem for path in (WHOLE / "exchanges").glob("*.npz") if not path.stem.endswith(LIGHT))
 #: Of what the step takes on its devices, what no compute hides is at least this share an exchange's: where devices
 #: wait for its host's part, the table says so too.
 LEAST_IN_TABLE = 0.6
@@ -39,6 +41,9 @@ def cost_ms(name: str) -> float:
 def job(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[str, Analysis]:
     run: Path = tmp_path_factory.mktemp("exchange")
     unpack(WHOLE / "exchanges" / f"{request.param}.npz", run / "traces")
+    light = WHOLE / "exchanges" / f"{request.param}{LIGHT}.npz"
+    if light.is_file():
+        unpack(light, run / "traces" / "light")
     (run / "run.json").write_text(json.dumps(RUNS[request.param]), encoding="utf-8")
     return request.param, analyze([run])
 
