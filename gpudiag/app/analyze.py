@@ -60,7 +60,7 @@ def analyze(
     Raises:
         UnreadableInputError: a file is missing, broken, too large or no trace, or nothing in it can be analysed.
     """
-    timeline = build_timeline(read_traces(paths, world_size=world_size, limits=limits), world_size)
+    timeline = build_timeline(read_traces(paths, world_size=world_size, limits=limits, repeated=True), world_size)
     attribution = attribute(timeline)
     if keep is not None:
         keep(timeline, attribution)
@@ -79,7 +79,7 @@ def analyze(
         framework=timeline.framework,
         world_size=timeline.world_size,
         ranks_present=timeline.ranks_present,
-        steps=_steps(summarise_steps(attribution), run, case),
+        steps=_steps(summarise_steps(timeline, attribution), run, case),
         devices=summarise_devices(timeline, attribution),
         waits=summarise_waits(timeline, attribution),
         findings=findings,

@@ -55,7 +55,17 @@ VALIDITY_CODES = (
     "clock-skew",
     "repaired-input",
     "cannot-tell",
+    "mixed-runs",
+    "duplicate-ranks",
+    "missing-device-activity",
+    "lost-kernels",
+    "thin-recording",
 )
+
+#: Those that leave no finding above low confidence.
+UNTRUSTED_CODES = frozenset(VALIDITY_CODES[-5:])
+#: Those with which nothing can be said of what happens between ranks.
+NOT_ONE_JOB_CODES = frozenset({"mixed-runs", "missing-device-activity"})
 
 Severity = Literal["critical", "warning", "info"]
 Confidence = Literal["high", "medium", "low"]

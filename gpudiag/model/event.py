@@ -214,6 +214,7 @@ class Trace(msgspec.Struct, frozen=True, kw_only=True):
         waits_in_collectives: True where the training thread waits in a function's call while other threads run its
             operators (TensorFlow's executor): what it does meanwhile is what they do, and where one of them is in a
             collective of the host, the process waits for it. False where the training thread runs operators itself.
+        uses_devices: True where the trace says that its process works on a device, whatever was recorded of that.
         dropped_events: how many events the profiler said it lost; 0 when it said nothing.
         notes: what the reader had to repair or leave out, one line each, for the validity section.
     """
@@ -229,5 +230,6 @@ class Trace(msgspec.Struct, frozen=True, kw_only=True):
     collectives: tuple[CollectiveCall, ...] = ()
     step_marks: tuple[StepMarks, ...] = ()
     waits_in_collectives: bool = False
+    uses_devices: bool = False
     dropped_events: int = 0
     notes: tuple[str, ...] = ()

@@ -107,7 +107,7 @@ class Collectives(msgspec.Struct, frozen=True, kw_only=True):
         instance: int64[m], same number on every lane for the same collective; `UNKNOWN` where no partner was found.
         last_arrival: int64[m], when the last participant that this rank had to wait for arrived, within [start, end];
             equal to `start` where this rank was itself the last. `UNKNOWN` where no partner was found.
-        last_rank: int64[m], that participant's rank; `UNKNOWN` as above.
+        last_rank: int64[m], that participant's rank; `UNKNOWN` as above, and where a participant's trace is not here.
         kind: int32[m], index into `kinds`.
         kinds: distinct (operation, group, ranks in the group, size in bytes or None).
     """
@@ -190,3 +190,5 @@ class Timeline(msgspec.Struct, frozen=True, kw_only=True):
     traces: tuple[Trace, ...]
     clocks: tuple[ClockAlignment, ...]
     validity: tuple[Validity, ...]
+    unseen: dict[int, Times] = {}
+    """Rank → int64[k + 1], host steps, of processes whose devices' work is missing: they have no lane."""

@@ -32,6 +32,7 @@ def read_traces(
     *,
     limits: ReadLimits | None = None,
     world_size: int | None = None,
+    repeated: bool = False,
 ) -> tuple[Trace, ...]:
     """Read the traces of one job.
 
@@ -39,6 +40,7 @@ def read_traces(
         paths: files, directories (traces, run directories, torchtitan's and TensorBoard's), or globs.
         limits: bounds on size and on processes; None for the usual ones.
         world_size: ranks in the job, where neither the traces nor their names say.
+        repeated: two files may claim one rank; whoever asks for that sorts them out.
 
     Returns:
         One trace per file, in order of rank; those without a rank come last, in order of path. Of TensorFlow, where one
@@ -68,7 +70,8 @@ def read_traces(
     if not traces:
         raise NotATraceError(f"no traces in {sources[0].path.parent}", NO_TRACES_HINT)
     _check_frameworks(traces)
-    _check_ranks(traces)
+    if not repeated:
+        _check_ranks(traces)
     return tuple(sorted(traces, key=lambda trace: (trace.rank is None, trace.rank or 0)))
 
 

@@ -13,7 +13,7 @@ from gpudiag.analysis.diagnosis.rules import RULES
 from gpudiag.analysis.diagnosis.rules.compute_bound import ComputeBound
 from gpudiag.analysis.diagnosis.rules.rule import CannotTell, Proposal, notable
 from gpudiag.analysis.diagnosis.significance import Significance
-from gpudiag.model.analysis import Confidence, Finding, Validity
+from gpudiag.model.analysis import NOT_ONE_JOB_CODES, UNTRUSTED_CODES, Confidence, Finding, Validity
 from gpudiag.units import NS_PER_US
 
 #: A replay that misses the measured step time by more than this share is trusted less; by more than the other, not at
@@ -30,12 +30,15 @@ _ON_THE_HOST = frozenset({"launch-bound", "host-sync"})
 #: From this share of the step on, the profiler's cost is worth a word.
 _NOTABLE_OVERHEAD = 0.05
 
+_NOT_ONE_JOB = "what the ranks recorded does not fit together, so that nothing can be told of what happens between them"
+
 _CONFIDENCES: tuple[Confidence, ...] = ("high", "medium", "low")
 
 
 def diagnose(case: Case) -> tuple[tuple[Finding, ...], tuple[Validity, ...]]:
     """All findings, largest recoverable time first, and what could not be told and why."""
     what_if = case.what_if
+    told = {validity.code for validity in case.timeline.validity}
     if what_if is None:
         reason = (
             "nothing that could be replayed was recorded: it takes two marked steps or more, with launches of device "
@@ -52,6 +55,9 @@ def diagnose(case: Case) -> tuple[tuple[Finding, ...], tuple[Validity, ...]]:
     proposals: list[Proposal] = []
     doubts: list[Validity] = []
     for rule in RULES:
+        if rule.code in _BETWEEN_RANKS and told & NOT_ONE_JOB_CODES:
+            doubts.append(Validity(code=f"cannot-tell:{rule.code}", message=_NOT_ONE_JOB))
+            continue
         for verdict in rule().examine(case):
             if isinstance(verdict, CannotTell):
                 doubts.append(Validity(code=f"cannot-tell:{rule.code}", message=verdict.reason))
@@ -63,7 +69,7 @@ def diagnose(case: Case) -> tuple[tuple[Finding, ...], tuple[Validity, ...]]:
     doubts.extend(_overhead(case, what_if))
     if case.outlier_steps:
         doubts.append(Validity(code="uneven-steps", message=case.outlier_steps))
-    codes = {validity.code for validity in (*case.timeline.validity, *doubts)}
+    codes = told | {validity.code for validity in doubts}
     return tuple(_as_sure_as_the_data(case, what_if, finding, codes) for finding in findings), tuple(doubts)
 
 
@@ -98,7 +104,7 @@ def _as_sure_as_the_data(case: Case, what_if: WhatIf, finding: Finding, codes: s
         and finding.cause == "launch"
         and overhead > (finding.recoverable_ms_per_step or 0.0),
     ]
-    grade = _CONFIDENCES.index(finding.confidence) + sum(doubts)
+    grade = len(_CONFIDENCES) if codes & UNTRUSTED_CODES else _CONFIDENCES.index(finding.confidence) + sum(doubts)
     return msgspec.structs.replace(finding, confidence=_CONFIDENCES[min(grade, len(_CONFIDENCES) - 1)])
 
 

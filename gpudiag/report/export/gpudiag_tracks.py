@@ -66,5 +66,7 @@ def _waits(lane: Lane) -> Track:
         start=begin[kept],
         end=end[kept],
         name=np.searchsorted(ranks, rank[kept]).astype(np.int32),
-        names=tuple(f"waits for rank {number}" for number in ranks.tolist()),
+        names=tuple(
+            f"waits for rank {number}" if number >= 0 else "waits for another rank" for number in ranks.tolist()
+        ),
     )

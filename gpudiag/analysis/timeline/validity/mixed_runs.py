@@ -1,0 +1,140 @@
+"""Traces of several runs taken for one job: of two runs, of two models, of other hours.
+
+Ranks that exchange meet in every step. So over the same steps none takes longer than another by more than about a step,
+and what both captures saw of a collective ends together. Measured on sound jobs: at least 97 % of the collectives that
+two captures saw match; mixed runs match to 0 to 2 %. Steps of sound jobs on GPUs differ by up to 4 % between ranks
+(captures of three steps, one rank's garbage collection in one of them), on two busy CPUs by 22 % of four steps.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from gpudiag.analysis.timeline.collectives import SYMMETRIC
+from gpudiag.analysis.timeline.validity.wording import ranks_in_words
+from gpudiag.model.analysis import Validity
+from gpudiag.model.event import Trace
+from gpudiag.model.timeline import UNKNOWN, ClockAlignment, Lane
+from gpudiag.units import NS_PER_S, milliseconds
+
+#: Less than half of what both captures saw matched: no alignment of clocks is believed below it either. Far from both
+#: what sound jobs match and what mixed runs do.
+MATCHED_SHARE = 0.5
+#: Fewer collectives than this match or do not by chance.
+FEWEST_SEEN = 4
+#: Clocks of one host are one clock.
+ONE_CLOCK_NS = NS_PER_S
+
+
+class _Member(msgspec.Struct, frozen=True):
+    """A lane in a process group; `mine`: bool[m], which of its collectives are of that group."""
+
+    lane: Lane
+    mine: NDArray[np.bool_]
+
+    @property
+    def ends(self) -> NDArray[np.int64]:
+        """When they ended."""
+        return self.lane.collectives.end[self.mine]
+
+
+def doubts(
+    traces: Sequence[Trace], lanes: Sequence[Lane], clocks: Sequence[ClockAlignment], lossy: Iterable[int | None]
+) -> list[Validity]:
+    """What says that these traces are not of one run.
+
+    Args:
+        traces: of the job.
+        lanes: all lanes.
+        clocks: how the clocks were aligned.
+        lossy: ranks whose trace lacks device work, of whose collectives too few match for that reason.
+    """
+    groups = _groups(traces, lanes)
+    said = [*_worlds(traces), *_step_lengths(groups), *_collectives(groups, set(lossy)), *_clocks(traces, clocks)]
+    if not said:
+        return []
+    message = (
+        f"these traces are not of one run: {'; '.join(said)}. Nothing is said of waits and exchange. Give the traces "
+        "of one run only, recorded over the same steps."
+    )
+    return [Validity(code="mixed-runs", message=message)]
+
+
+def _worlds(traces: Sequence[Trace]) -> list[str]:
+    sizes = sorted({trace.world_size for trace in traces if trace.world_size is not None})
+    return [f"they say that the job has {' and '.join(map(str, sizes))} ranks"] if len(sizes) > 1 else []
+
+
+def _groups(traces: Sequence[Trace], lanes: Sequence[Lane]) -> list[list[_Member]]:
+    """For each process group that is told, the lanes with collectives in it that all leave together."""
+    groups: dict[tuple[str, tuple[int, ...]], list[_Member]] = defaultdict(list)
+    for lane in lanes:
+        calls = {call.row: call for call in traces[lane.trace].collectives if call.operation in SYMMETRIC}
+        of = [
+            (calls[row].group, calls[row].group_ranks) if row in calls else None
+            for row in lane.collectives.row.tolist()
+        ]
+        for key in {one for one in of if one is not None and one != ("", ())}:
+            groups[key].append(_Member(lane, np.array([one == key for one in of], np.bool_)))
+    return [members for members in groups.values() if len({member.lane.trace for member in members}) > 1]
+
+
+def _step_lengths(groups: Sequence[Sequence[_Member]]) -> list[str]:
+    """Ranks that exchange in every step, and whose time over the same steps differs by more than a step."""
+    for members in groups:
+        lanes = [member.lane for member in members]
+        steps = min(len(lane.window_steps) for lane in lanes)
+        often = all(np.count_nonzero(member.mine) >= steps for member in members)
+        if not steps or not often or len({tuple(lane.window_steps.tolist()) for lane in lanes}) > 1:
+            continue
+        mean = {lane.rank: float(np.diff(lane.bounds).mean()) for lane in lanes}
+        shortest, longest = min(mean, key=lambda rank: mean[rank]), max(mean, key=lambda rank: mean[rank])
+        if steps * (mean[longest] - mean[shortest]) > mean[longest]:
+            ms = {rank: f"{milliseconds(mean[rank]):.1f} ms on rank {rank}" for rank in (longest, shortest)}
+            return [f"a step takes {ms[longest]} and {ms[shortest]}, which exchange in every step"]
+    return []
+
+
+def _collectives(groups: Sequence[Sequence[_Member]], lossy: set[int | None]) -> list[str]:
+    """Ranks most of whose collectives match no other rank's of their group."""
+    alone: set[int] = set()
+    for members in groups:
+        # Of what was lost, too few match for that reason alone.
+        whole = [member for member in members if member.lane.rank not in lossy]
+        for member in whole:
+            others = [other for other in whole if other.lane.trace != member.lane.trace]
+            if others and not _meets(member, others):
+                alone.add(member.lane.rank)
+    return [f"most collectives of {ranks_in_words(alone)} match no other rank's"] if alone else []
+
+
+def _meets(member: _Member, others: Sequence[_Member]) -> bool:
+    """Whether enough of the lane's collectives match, of those that ended while another rank's capture saw some."""
+    ends, instances = member.ends, member.lane.collectives.instance[member.mine]
+    if len(ends) < FEWEST_SEEN:
+        return True
+    seen = np.zeros(len(ends), np.bool_)
+    for other in others:
+        seen |= (ends >= other.ends.min()) & (ends <= other.ends.max())
+    matched = instances != UNKNOWN
+    if np.count_nonzero(seen) < FEWEST_SEEN:
+        # The captures do not overlap: another rank's saw as many, at another time.
+        return bool(matched.any()) or all(len(other.ends) < FEWEST_SEEN for other in others)
+    return bool(np.count_nonzero(matched & seen) >= MATCHED_SHARE * np.count_nonzero(seen))
+
+
+def _clocks(traces: Sequence[Trace], clocks: Sequence[ClockAlignment]) -> list[str]:
+    """Ranks of one host whose clocks had to be moved to make their collectives match."""
+    host = {trace.rank: trace.host for trace in traces}
+    first = host[traces[0].rank]
+    moved = [
+        clock.rank
+        for clock in clocks
+        if abs(clock.offset_ns) > ONE_CLOCK_NS and first and host.get(clock.rank) == first
+    ]
+    return [f"the clock of {ranks_in_words(moved)} is more than a second from that of its host"] if moved else []
