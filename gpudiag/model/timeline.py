@@ -107,7 +107,7 @@ class Collectives(msgspec.Struct, frozen=True, kw_only=True):
         instance: int64[m], same number on every lane for the same collective; `UNKNOWN` where no partner was found.
         last_arrival: int64[m], when the last participant that this rank had to wait for arrived, within [start, end];
             equal to `start` where this rank was itself the last. `UNKNOWN` where no partner was found.
-        last_rank: int64[m], that participant's rank; `UNKNOWN` as above, and where a participant's trace is not here.
+        last_rank: int64[m], that participant's rank; `UNKNOWN` as above.
         kind: int32[m], index into `kinds`.
         kinds: distinct (operation, group, ranks in the group, size in bytes or None).
     """
@@ -192,3 +192,12 @@ class Timeline(msgspec.Struct, frozen=True, kw_only=True):
     validity: tuple[Validity, ...]
     unseen: dict[int, Times] = {}
     """Rank → int64[k + 1], host steps, of processes whose devices' work is missing: they have no lane."""
+
+    def whole_collectives(self, lane: Lane) -> NDArray[np.bool_]:
+        """bool[m], of the lane's collectives: all who take part have a lane, so that it is known who came last."""
+        seen = {one.rank for one in self.lanes}
+        ranks = {call.row: call.group_ranks for call in self.traces[lane.trace].collectives}
+        whole = {
+            told: seen.issuperset(told) if told else len(seen) >= self.world_size for told in {(), *ranks.values()}
+        }
+        return np.array([whole[ranks.get(row, ())] for row in lane.collectives.row.tolist()], np.bool_)

@@ -59,12 +59,15 @@ def summarise_waits(timeline: Timeline, attribution: Attribution) -> tuple[Wait,
     """Who waited how long for whom, per step, longest first; nothing where that cannot be known."""
     if UNTRUSTED_CODES & {validity.code for validity in timeline.validity}:
         return ()
-    waits = [
-        Wait(rank=lane.rank, on_rank=on_rank, ms_per_step=milliseconds(float(share.mean())))
-        for lane, cut in zip(timeline.lanes, attribution.lanes, strict=True)
-        for on_rank, share in cut.waits_ns.items()
-        if on_rank != UNKNOWN
-    ]
+    waits = []
+    for lane, cut in zip(timeline.lanes, attribution.lanes, strict=True):
+        # Where another rank took part whose trace is not here, that one may have come later still.
+        partly = set(lane.collectives.last_rank[~timeline.whole_collectives(lane)].tolist())
+        waits += [
+            Wait(rank=lane.rank, on_rank=on_rank, ms_per_step=milliseconds(float(share.mean())))
+            for on_rank, share in cut.waits_ns.items()
+            if on_rank not in partly
+        ]
     return tuple(
         sorted((w for w in waits if w.ms_per_step >= _LEAST_WAIT_MS), key=lambda w: (-w.ms_per_step, w.rank, w.on_rank))
     )

@@ -65,7 +65,7 @@ def diagnose(case: Case) -> tuple[tuple[Finding, ...], tuple[Validity, ...]]:
                 proposals.append(verdict)
     findings, unsure = _weigh(what_if, proposals, Significance(case, what_if))
     doubts.extend(unsure)
-    findings.extend(ComputeBound().conclude(case, findings, conclusive=not doubts))
+    findings.extend(ComputeBound().conclude(case, findings, conclusive=not doubts and not told & UNTRUSTED_CODES))
     doubts.extend(_overhead(case, what_if))
     if case.outlier_steps:
         doubts.append(Validity(code="uneven-steps", message=case.outlier_steps))

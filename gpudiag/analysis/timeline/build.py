@@ -60,7 +60,7 @@ def build_timeline(traces: Sequence[Trace], world_size: int | None = None) -> Ti
         for index, device in slots
     ]
     ranks = {_rank(trace) for trace in traces}
-    matching = match_collectives(calls, ranks, world)
+    matching = match_collectives(calls, ranks)
     shifts = [traces[i].origin_ns - base + offset for (i, _), offset in zip(slots, matching.offsets, strict=True)]
     host = [_Host(trace) for trace in traces]
     drafts = [_draft(host[index], device, shift) for (index, device), shift in zip(slots, shifts, strict=True)]

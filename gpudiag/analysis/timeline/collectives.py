@@ -76,19 +76,12 @@ class Matching(msgspec.Struct, frozen=True):
     ambiguous: bool
 
 
-def match_collectives(lanes: list[LaneCalls], ranks_present: set[int], world: int | None = None) -> Matching:
-    """Match the collectives of all lanes, align the clocks, and find each one's last arrival.
-
-    Args:
-        lanes: all lanes.
-        ranks_present: the ranks whose traces are here.
-        world: ranks in the job; those present when left out. Where a rank took part that no lane is of, the last
-            arrival of those present is known, and not who was last.
-    """
+def match_collectives(lanes: list[LaneCalls], ranks_present: set[int]) -> Matching:
+    """Match the collectives of all lanes, align the clocks, and find each one's last arrival."""
     groups = _group(lanes)
     pairs = _align_groups(lanes, groups)
     offsets, clocks = _clock_offsets(lanes, pairs)
-    instance, arrival, last = _instances(lanes, groups, pairs, offsets, world or len(ranks_present))
+    instance, arrival, last = _instances(lanes, groups, pairs, offsets)
     collectives = []
     for index, lane in enumerate(lanes):
         kinds: dict[tuple[str, str, int, int | None], int] = {}
@@ -218,12 +211,10 @@ def _instances(
     groups: dict[GroupKey, dict[int, NDArray[np.intp]]],
     pairs: list[_Pair],
     offsets: list[int],
-    world: int,
 ) -> tuple[list[NDArray[np.int64]], list[Times], list[NDArray[np.int64]]]:
     instance = [np.full(len(lane.calls), UNKNOWN, np.int64) for lane in lanes]
     arrival = [np.full(len(lane.calls), UNKNOWN, np.int64) for lane in lanes]
     last = [np.full(len(lane.calls), UNKNOWN, np.int64) for lane in lanes]
-    seen = {lane.rank for lane in lanes}
     next_instance = 0
     for group, by_lane in groups.items():
         reference = max(by_lane, key=lambda lane: (len(by_lane[lane]), -lane))
@@ -253,7 +244,6 @@ def _instances(
             latest = came.argmax(axis=1)
             instance[lane][indices] = next_instance + slots
             arrival[lane][indices] = came[np.arange(len(slots)), latest]
-            if seen.issuperset(group[1]) if group[1] else len(seen) >= world:
-                last[lane][indices] = np.array([lanes[i].rank for i in order])[latest]
+            last[lane][indices] = np.array([lanes[i].rank for i in order])[latest]
         next_instance += count
     return instance, arrival, last

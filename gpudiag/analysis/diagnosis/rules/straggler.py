@@ -279,7 +279,7 @@ def _times_last(case: Case) -> dict[int, int]:
     for lane in case.lanes:
         table = lane.collectives
         for instance, rank in zip(table.instance.tolist(), table.last_rank.tolist(), strict=True):
-            if instance >= 0 and rank >= 0 and instance not in seen:
+            if instance >= 0 and instance not in seen:
                 seen.add(instance)
                 times[rank] = times.get(rank, 0) + 1
     return times
