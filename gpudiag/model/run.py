@@ -6,6 +6,8 @@ from typing import Literal
 
 import msgspec
 
+from gpudiag.model.quantities import Bytes, Count, Devices, Milliseconds, Ordinal, Seconds
+
 RUN_SCHEMA = "gpudiag/run/1"
 RANK_SCHEMA = "gpudiag/rank/1"
 
@@ -15,19 +17,19 @@ RunStatus = Literal["complete", "failed", "interrupted"]
 class StepTimes(msgspec.Struct, frozen=True, kw_only=True):
     """Times of consecutive steps in milliseconds, each from one step's start to the next, device work included."""
 
-    step_ms: tuple[float, ...]
-    mean_ms: float
-    median_ms: float
-    standard_error_ms: float
-    jitter_ms: float
+    step_ms: tuple[Milliseconds, ...]
+    mean_ms: Milliseconds
+    median_ms: Milliseconds
+    standard_error_ms: Milliseconds
+    jitter_ms: Milliseconds
     """1.4826 times the median absolute deviation."""
 
 
 class Warmup(msgspec.Struct, frozen=True, kw_only=True):
     """How long the run took to settle, found from the step times (or told: `automatic` is False)."""
 
-    steps: int
-    seconds: float
+    steps: Count
+    seconds: Seconds
     automatic: bool
     settled: bool
     """False when the step times were still falling when the limit on warm-up was reached."""
@@ -40,10 +42,10 @@ class RankRecord(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     schema: str = RANK_SCHEMA
-    rank: int
-    local_rank: int
+    rank: Ordinal
+    local_rank: Ordinal
     host: str
-    pid: int
+    pid: Count
     device: str
     device_name: str
     warmup: Warmup | None = None
@@ -56,9 +58,9 @@ class RankRecord(msgspec.Struct, frozen=True, kw_only=True):
 class ModelRecord(msgspec.Struct, frozen=True, kw_only=True):
     """The trained model: how many parameters, and the gradient sizes in bytes in the order of exchange."""
 
-    parameters: int
-    gradient_bytes: int
-    gradient_sizes: tuple[int, ...] = ()
+    parameters: Count
+    gradient_bytes: Bytes
+    gradient_sizes: tuple[Bytes, ...] = ()
 
 
 class RunRecord(msgspec.Struct, frozen=True, kw_only=True):
@@ -70,9 +72,9 @@ class RunRecord(msgspec.Struct, frozen=True, kw_only=True):
     workload: str
     framework: str
     strategy: str
-    world_size: int
-    nodes: int
-    batch_size_per_device: int | None
+    world_size: Devices
+    nodes: Devices
+    batch_size_per_device: Count | None
     options: dict[str, str] = {}
     model: ModelRecord | None = None
     software: dict[str, str] = {}

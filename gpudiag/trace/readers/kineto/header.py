@@ -7,6 +7,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
+from gpudiag.model.quantities import MOST_RANKS
 from gpudiag.trace.readers.kineto.event_json import Header
 
 _T = TypeVar("_T")
@@ -88,7 +89,11 @@ def describe(header: Header) -> Job:
     return Job(
         rank=rank if 0 <= rank < 2**31 else None,
         world_size=world_size if 0 < world_size < 2**31 else None,
-        groups={str(group.pg_name): tuple(group.ranks) for group in groups},
+        groups={
+            str(group.pg_name): tuple(group.ranks)
+            for group in groups
+            if all(0 <= rank < MOST_RANKS for rank in group.ranks)
+        },
         host=loosely(header.host, str, ""),
         device_names={device.id: device.name for device in devices if device.id >= 0},
         backend=loosely(distributed.backend, str, ""),

@@ -126,7 +126,7 @@ def assemble(planes: Sequence[Plane], *, shown: str, host: str, begun_ns: int, n
         host_memory=joined["host_memory"],
         names=names.all(),
     )
-    origin = base + first + (0 if base >= _LEAST_UNIX_NS else begun_ns)
+    origin = base + first + (0 if base + first >= _LEAST_UNIX_NS else begun_ns)
     trace = Trace(
         source=shown,
         framework="tensorflow",
