@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from gpudiag.model.quantities import Bytes, Count, Devices, Difference, Microseconds, Milliseconds, Ordinal, Rate
+from gpudiag.model.quantities import Bytes, Count, Devices, Microseconds, Milliseconds, Ordinal, Rate
 
 ANALYSIS_SCHEMA = "gpudiag/analysis/1"
 
@@ -111,7 +111,7 @@ class Steps(msgspec.Struct, frozen=True, kw_only=True):
     median_ms: Milliseconds
     unprofiled_mean_ms: Milliseconds | None = None
     corrected_mean_ms: Milliseconds | None = None
-    corrected_interval_ms: tuple[Difference, Difference] | None = None
+    corrected_interval_ms: tuple[Milliseconds, Milliseconds] | None = None
     reasons: dict[str, str] = {}
     unprofiled_times_ms: tuple[Milliseconds, ...] = ()
 
