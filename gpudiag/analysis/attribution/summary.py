@@ -74,7 +74,9 @@ def summarise_waits(timeline: Timeline, attribution: Attribution) -> tuple[Wait,
 
 
 def summarise_collectives(timeline: Timeline) -> tuple[CollectiveSummary, ...]:
-    """Collectives in the analysed windows by operation, group and size; most time first."""
+    """Collectives in the analysed windows by operation, group and size; most time first. Of mixed runs nothing."""
+    if any(validity.code == "mixed-runs" for validity in timeline.validity):
+        return ()
     rows: dict[tuple[str, str, int, int | None], list[tuple[np.ndarray, np.ndarray]]] = defaultdict(list)
     steps = 0
     for lane in timeline.lanes:

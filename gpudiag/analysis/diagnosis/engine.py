@@ -30,7 +30,10 @@ _ON_THE_HOST = frozenset({"launch-bound", "host-sync"})
 #: From this share of the step on, the profiler's cost is worth a word.
 _NOTABLE_OVERHEAD = 0.05
 
-_NOT_ONE_JOB = "what the ranks recorded does not fit together, so that nothing can be told of what happens between them"
+_NOT_ONE_JOB = (
+    "what the ranks recorded does not fit together, or that of a device is missing: nothing can be told of what "
+    "happens between ranks. Record again as the warnings say."
+)
 
 _CONFIDENCES: tuple[Confidence, ...] = ("high", "medium", "low")
 

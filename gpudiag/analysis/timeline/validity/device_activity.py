@@ -83,9 +83,11 @@ def doubts(traces: Sequence[Trace], activities: Sequence[DeviceActivity]) -> lis
     found = []
     missing = [trace.rank for trace, activity in zip(traces, activities, strict=True) if activity.missing]
     if missing:
-        of = "" if len(missing) == len(traces) else f" of {ranks_in_words(missing)}"
+        every = len(missing) == len(traces)
+        of = "" if every else f" of {ranks_in_words(missing)}"
+        waits = "" if every else ", and waiting for them cannot be told from transferring"
         message = (
-            f"work was launched on devices, but no kernel{of} was recorded: what those devices did is not known. "
+            f"work was launched on devices, but no kernel{of} was recorded: what those did is not known{waits}. "
             "Record with ProfilerActivity.CUDA, let the driver allow it (NVreg_RestrictProfilingToAdminUsers=0, or "
             "CAP_SYS_ADMIN), and end other profilers of the same GPUs."
         )

@@ -39,7 +39,7 @@ def examine(
         trace.rank for trace, activity in zip(traces, activities, strict=True) if activity.missing or activity.lossy
     ]
     found = [
-        *mixed_runs.doubts(traces, lanes, matching.clocks, lossy),
+        *mixed_runs.doubts(traces, lanes, lossy),
         *device_activity.doubts(traces, activities),
         *thin_recording.doubts(traces, lanes),
         *_ranks(traces, world, matching),

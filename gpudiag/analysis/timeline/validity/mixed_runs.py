@@ -20,16 +20,14 @@ from gpudiag.analysis.timeline.collectives import SYMMETRIC
 from gpudiag.analysis.timeline.validity.wording import ranks_in_words
 from gpudiag.model.analysis import Validity
 from gpudiag.model.event import Trace
-from gpudiag.model.timeline import UNKNOWN, ClockAlignment, Lane
-from gpudiag.units import NS_PER_S, milliseconds
+from gpudiag.model.timeline import UNKNOWN, Lane
+from gpudiag.units import milliseconds
 
 #: Less than half of what both captures saw matched: no alignment of clocks is believed below it either. Far from both
 #: what sound jobs match and what mixed runs do.
 MATCHED_SHARE = 0.5
 #: Fewer collectives than this match or do not by chance.
 FEWEST_SEEN = 4
-#: Clocks of one host are one clock.
-ONE_CLOCK_NS = NS_PER_S
 
 
 class _Member(msgspec.Struct, frozen=True):
@@ -44,19 +42,16 @@ class _Member(msgspec.Struct, frozen=True):
         return self.lane.collectives.end[self.mine]
 
 
-def doubts(
-    traces: Sequence[Trace], lanes: Sequence[Lane], clocks: Sequence[ClockAlignment], lossy: Iterable[int | None]
-) -> list[Validity]:
+def doubts(traces: Sequence[Trace], lanes: Sequence[Lane], lossy: Iterable[int | None]) -> list[Validity]:
     """What says that these traces are not of one run.
 
     Args:
         traces: of the job.
         lanes: all lanes.
-        clocks: how the clocks were aligned.
         lossy: ranks whose trace lacks device work, of whose collectives too few match for that reason.
     """
     groups = _groups(traces, lanes)
-    said = [*_worlds(traces), *_step_lengths(groups), *_collectives(groups, set(lossy)), *_clocks(traces, clocks)]
+    said = [*_worlds(traces), *_step_lengths(groups), *_collectives(groups, set(lossy))]
     if not said:
         return []
     message = (
@@ -129,15 +124,3 @@ def _meets(member: _Member, others: Sequence[_Member]) -> bool:
         # The captures do not overlap: another rank's saw as many, at another time.
         return bool(matched.any()) or all(len(other.ends) < FEWEST_SEEN for other in others)
     return bool(np.count_nonzero(matched & seen) >= MATCHED_SHARE * np.count_nonzero(seen))
-
-
-def _clocks(traces: Sequence[Trace], clocks: Sequence[ClockAlignment]) -> list[str]:
-    """Ranks of one host whose clocks had to be moved to make their collectives match."""
-    host = {trace.rank: trace.host for trace in traces}
-    first = host[traces[0].rank]
-    moved = [
-        clock.rank
-        for clock in clocks
-        if abs(clock.offset_ns) > ONE_CLOCK_NS and first and host.get(clock.rank) == first
-    ]
-    return [f"the clock of {ranks_in_words(moved)} is more than a second from that of its host"] if moved else []

@@ -37,8 +37,8 @@ _FRAME = re.compile(r"(?P<file>[^<>()]+\.py)\(\d+\): .+")
 _LIBRARIES = sys.stdlib_module_names | {"torch", "torchvision", "torchaudio", "numpy", "gpudiag", "triton", "nvtx"}
 _INSTALLED = ("site-packages", "dist-packages", "/lib/python")
 
-#: What PyTorch runs on GPUs only: operators of vendors' libraries, and ranges of NCCL's collectives.
-_ON_GPUS = ("nccl:", "aten::cudnn_", "aten::_cudnn", "aten::miopen_")
+#: What PyTorch runs on GPUs only: operators of vendors' libraries.
+_ON_GPUS = ("aten::cudnn_", "aten::_cudnn", "aten::miopen_")
 
 #: Directions as CUPTI's tools write them (`Memcpy HtoD (Pinned -> Device)`) and as ROCm's do (`CopyHostToDevice`).
 _DIRECTIONS = (
@@ -91,7 +91,7 @@ def step_marks_of(events: EventTable) -> tuple[StepMarks, ...]:
 
 
 def runs_on_gpus(names: Sequence[str]) -> bool:
-    """Whether events of these names, of operators and ranges among others, are of a process that uses GPUs."""
+    """Whether events of these names, of operators among others, are of a process that uses GPUs."""
     return any(name.startswith(_ON_GPUS) for name in names)
 
 
