@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -14,6 +15,7 @@ from gpudiag.analysis.timeline import build_timeline
 from gpudiag.app.analyze import analyze, analyze_with_step
 from gpudiag.model.analysis import UNTRUSTED_CODES
 from gpudiag.model.event import EventKind, Role
+from gpudiag.model.protobuf import message_type
 from tests.analysis.diagnosis import broken
 from tests.analysis.timeline import broken_recordings as recordings
 
@@ -25,6 +27,7 @@ if TYPE_CHECKING:
     from gpudiag.model.timeline import Timeline
 
 TRACES = Path(__file__).parents[2] / "traces"
+MIRRORED = TRACES / "tensorflow" / "mirrored_nccl.xplane.pb.gz"
 EVERY = range(4)
 SOUND = (
     *(TRACES / name for name in ("clean", "slow_loader_rank2", "vgg_p2poff", "tiny", "resnet50_dataloader")),
@@ -105,6 +108,31 @@ def test_what_is_broken_is_named_and_nothing_is_sure(
     assert not any(device.device == "cpu" for device in analysis.devices)
     if code in {"mixed-runs", "missing-device-activity"}:
         assert not {"straggler", "communication-bound"} & {finding.code for finding in analysis.findings}
+
+
+@pytest.mark.parametrize(
+    ("code", "lost", "share"),
+    [
+        ("missing-device-activity", ("GPU:0", "GPU:1", "GPU:2", "GPU:3"), 1.0),
+        ("missing-device-activity", ("GPU:2",), 1.0),
+        ("lost-kernels", ("GPU:0", "GPU:1", "GPU:2", "GPU:3"), 0.4),
+    ],
+)
+def test_so_it_is_in_tensorflow(code: str, lost: tuple[str, ...], share: float, tmp_path: Path) -> None:
+    space = message_type("xplane", "XSpace")()
+    space.ParseFromString(gzip.decompress(MIRRORED.read_bytes()))
+    draw = np.random.default_rng(0)
+    for line in (line for plane in space.planes if plane.name.endswith(lost) for line in plane.lines):
+        kept = [event for event in line.events if draw.random() >= share]
+        del line.events[:]
+        line.events.extend(kept)
+    path = tmp_path / "a.xplane.pb"
+    path.write_bytes(space.SerializeToString())
+    analysis = analyze([path])
+    assert untrusted(analysis) == {code}
+    assert {finding.confidence for finding in analysis.findings} <= {"low"}
+    assert not analysis.waits
+    assert not any(device.device == "cpu" for device in analysis.devices)
 
 
 def test_without_any_device_work_the_hosts_steps_are_all_that_is_said(
