@@ -5,7 +5,7 @@ from __future__ import annotations
 import gzip
 import json
 import re
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -79,3 +79,20 @@ def with_lost_work(source: Path, target: Path, share: float, seed: int = 0) -> P
     return with_events(
         source, target, lambda category, _: category not in DEVICE_WORK or draw.random() >= share, range(64)
     )
+
+
+def say_devices_of_calls(space: Any) -> None:
+    """What TensorFlow writes and the small recording lacks: each call says the GPU that it gives work to."""
+    device_of: dict[int, int] = {}
+    for plane in space.planes:
+        names = {ident: entry.name for ident, entry in plane.stat_metadata.items()}
+        on_gpu = plane.name.startswith("/device:GPU:")
+        ident = max(names, default=0) + 1
+        if not on_gpu:
+            plane.stat_metadata[ident].name = "device_id"
+        for event in (event for line in plane.lines for event in line.events):
+            for stat in [stat for stat in event.stats if names[stat.metadata_id] == "correlation_id"]:
+                if on_gpu:
+                    device_of[stat.uint64_value] = int(plane.name.rpartition(":")[2])
+                elif stat.uint64_value in device_of:
+                    event.stats.add(metadata_id=ident, uint64_value=device_of[stat.uint64_value])

@@ -121,6 +121,7 @@ def test_what_is_broken_is_named_and_nothing_is_sure(
 def test_so_it_is_in_tensorflow(code: str, lost: tuple[str, ...], share: float, tmp_path: Path) -> None:
     space = message_type("xplane", "XSpace")()
     space.ParseFromString(gzip.decompress(MIRRORED.read_bytes()))
+    recordings.say_devices_of_calls(space)
     draw = np.random.default_rng(0)
     for line in (line for plane in space.planes if plane.name.endswith(lost) for line in plane.lines):
         kept = [event for event in line.events if draw.random() >= share]
