@@ -27,10 +27,10 @@ run: $(VENV)/.run ## Train a small model on what this machine has and say where 
 	$(BIN)/gpudiag profile
 
 test: $(VENV)/.dev ## Run the tests
-	$(BIN)/python -m pytest $(PYTEST_ARGS)
+	$(BIN)/python -m pytest $(PYTEST_ARGS) -m "not measured"
 
 unit: $(VENV)/.dev ## Run the tests that start no programs and train no models: the inner loop
-	$(BIN)/python -m pytest -n 2 --dist loadfile -m "not processes and not long" --hypothesis-profile=unit
+	$(BIN)/python -m pytest -n 2 --dist loadfile -m "not processes and not long and not measured" --hypothesis-profile=unit
 
 check: $(VENV)/.dev ## Lint, formatting, strict types, import contracts
 	$(BIN)/ruff check .

@@ -22,6 +22,7 @@ from gpudiag.analysis.diagnosis.case import Case
 from gpudiag.analysis.diagnosis.engine import diagnose
 from gpudiag.analysis.diagnosis.outlier_steps import without_outlier_steps
 from gpudiag.analysis.diagnosis.significance import Significance
+from gpudiag.analysis.diagnosis.timed_steps import recording_cost, recording_doubts, timed_ranks
 from gpudiag.analysis.timeline import build_timeline
 from gpudiag.analysis.timeline.step_view import view_of_step
 from gpudiag.errors import NotATraceError, UnreadableInputError
@@ -83,11 +84,13 @@ def analyze(
         devices=summarise_devices(timeline, attribution),
         waits=summarise_waits(timeline, attribution),
         findings=findings,
-        validity=(*timeline.validity, *doubts, *unread),
+        validity=(*timeline.validity, *doubts, *unread, *recording_doubts(run)),
         collectives=collectives,
         kernels=summarise_kernels(timeline),
         portions=summarise_portions(timeline, attribution),
         source=_source(paths, run),
+        timed=timed_ranks(run),
+        recording=recording_cost(run),
     )
 
 

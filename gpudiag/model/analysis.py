@@ -56,6 +56,7 @@ VALIDITY_CODES = (
     "uneven-steps",
     "clock-skew",
     "repaired-input",
+    "no-light-recording",
     "cannot-tell",
     "mixed-runs",
     "duplicate-ranks",
@@ -116,6 +117,34 @@ class Steps(msgspec.Struct, frozen=True, kw_only=True):
     unprofiled_times_ms: tuple[Milliseconds, ...] = ()
 
 
+class TimedRank(msgspec.Struct, frozen=True, kw_only=True):
+    """What one rank's training thread did in the steps without profiler, as means in milliseconds over `steps` of them.
+
+    Attributes:
+        step_ms: the step.
+        input_ms: fetching the batch.
+        host_ms: from having the batch to having put the step's work into the queue.
+        lead_ms: by how much the thread was then ahead of its device.
+        reasons: of each missing value why it is missing.
+    """
+
+    rank: Ordinal
+    step_ms: Milliseconds
+    input_ms: Milliseconds | None = None
+    host_ms: Milliseconds
+    lead_ms: Milliseconds | None = None
+    steps: Count
+    reasons: dict[str, str] = {}
+
+
+class RecordingCost(msgspec.Struct, frozen=True, kw_only=True):
+    """The mean step of the slowest rank in ms: timed, recorded lightly, recorded with operators; None if it was not."""
+
+    unprofiled_ms: Milliseconds | None = None
+    light_ms: Milliseconds | None = None
+    full_ms: Milliseconds | None = None
+
+
 class Device(msgspec.Struct, frozen=True, kw_only=True):
     """One device (or, on CPU-only runs, one training thread) and its mean step, cut into the eight buckets.
 
@@ -174,7 +203,8 @@ class Portion(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         bucket: one of `BUCKETS`.
-        name: the kernel's or copy's own name; a collective's operation; of `idle`, `unmarked-input` (between a step's
+        name: the kernel's or copy's own name; a collective's operation; `host` for what the host itself does for an
+            exchange beside no transfer; of `idle`, `unmarked-input` (between a step's
             mark and its first op, while the host recorded nothing) or `queued` (the next op had been launched already).
         group, size_bytes: of a collective, as in `CollectiveSummary`.
         per_step: how many began per step and device.
@@ -217,3 +247,5 @@ class Analysis(msgspec.Struct, frozen=True, kw_only=True):
     kernels: tuple[KernelSummary, ...] = ()
     portions: tuple[Portion, ...] = ()
     source: Source = Source()
+    timed: tuple[TimedRank, ...] | None = None
+    recording: RecordingCost | None = None

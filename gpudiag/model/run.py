@@ -25,6 +25,21 @@ class StepTimes(msgspec.Struct, frozen=True, kw_only=True):
     """1.4826 times the median absolute deviation."""
 
 
+class TimedSteps(msgspec.Struct, frozen=True, kw_only=True):
+    """What the training thread did in the steps of `RankRecord.unprofiled`, in milliseconds, one value for each step.
+
+    Attributes:
+        input_ms: fetching the batch; None where the framework fetches it within the step's own work (Keras).
+        host_ms: from having the batch to having put the step's work into the queue.
+        lead_ms: by how much the thread was then ahead of its device: how long that still took to finish the step. None
+            where there is no device beside the thread (CPUs), or none whose progress can be told (TensorFlow).
+    """
+
+    input_ms: tuple[Milliseconds, ...] | None = None
+    host_ms: tuple[Milliseconds, ...]
+    lead_ms: tuple[Milliseconds, ...] | None = None
+
+
 class Warmup(msgspec.Struct, frozen=True, kw_only=True):
     """How long the run took to settle, found from the step times (or told: `automatic` is False)."""
 
@@ -38,7 +53,15 @@ class Warmup(msgspec.Struct, frozen=True, kw_only=True):
 class RankRecord(msgspec.Struct, frozen=True, kw_only=True):
     """What one rank says of itself and of its steps; saved as `ranks/rank<r>.json` while the run goes on.
 
-    `trace` is relative to the run directory. `device` and `device_name` are empty before the first step.
+    `device` and `device_name` are empty before the first step.
+
+    Attributes:
+        unprofiled: the timed steps, without the profiler; `timed` is what the host did in them.
+        light: steps while they were recorded without operators; `light_trace` is that recording.
+        profiled: steps while they were recorded with operators; `trace` is that recording.
+        trace, light_trace: relative to the run directory; None where there is none.
+        notes: what went wrong in recording and did not end the run, by code: `no-light-recording`,
+            `missing-device-activity`.
     """
 
     schema: str = RANK_SCHEMA
@@ -50,8 +73,12 @@ class RankRecord(msgspec.Struct, frozen=True, kw_only=True):
     device_name: str
     warmup: Warmup | None = None
     unprofiled: StepTimes | None = None
+    timed: TimedSteps | None = None
+    light: StepTimes | None = None
     profiled: StepTimes | None = None
     trace: str | None = None
+    light_trace: str | None = None
+    notes: dict[str, str] = {}
     error: str | None = None
 
 

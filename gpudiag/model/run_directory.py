@@ -18,6 +18,8 @@ RUN_FILE = "run.json"
 FACTS_FILE = "facts.json"
 ANALYSIS_FILE = "analysis.json"
 TRACES_DIR = "traces"
+#: In it, recordings without operators.
+LIGHT_TRACES = "light"
 
 #: No JSON of a run directory but its traces comes near this size.
 MOST_BYTES = 64 * 1024 * 1024

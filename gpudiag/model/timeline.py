@@ -8,7 +8,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from gpudiag.intervals import EMPTY, Intervals
+from gpudiag.intervals import EMPTY, Intervals, union
 from gpudiag.model.analysis import Validity
 from gpudiag.model.event import Trace
 
@@ -141,6 +141,8 @@ class Lane(msgspec.Struct, frozen=True, kw_only=True):
         window_steps: int64[k], the step number of each window.
         threads: host threads by id.
         overhead: when the profiler held the process up ("Command Buffer Full"), as a set; it has no thread.
+        exchange: when each of the process's host threads was itself at an exchange, as sets by thread id.
+        exchange_calls: the same with all that the exchange needs of them: handing collectives over, packing gradients.
     """
 
     rank: int
@@ -155,11 +157,18 @@ class Lane(msgspec.Struct, frozen=True, kw_only=True):
     window_steps: NDArray[np.int64]
     threads: dict[int, HostThread]
     overhead: Intervals = EMPTY
+    exchange: dict[int, Intervals] = {}
+    exchange_calls: dict[int, Intervals] = {}
 
     @property
     def label(self) -> str:
         """`cuda:0`-like name of the device, `cpu` for a CPU lane."""
         return "cpu" if self.device == UNKNOWN else f"cuda:{self.device}"
+
+    @property
+    def host_exchange(self) -> Intervals:
+        """When any of the process's host threads was at an exchange."""
+        return union(*self.exchange.values())
 
     @property
     def is_cpu(self) -> bool:

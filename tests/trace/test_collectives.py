@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from gpudiag.model.event import HOST
 from gpudiag.trace import is_communication_kernel
 from gpudiag.trace.readers.kineto.collective_names import element_bytes, kernel_operation, normal_operation
 from tests.trace.documents import document, event, kernel, launch, read_one
@@ -229,9 +230,10 @@ def test_nccl_ranges_of_a_trace_without_device_work_are_no_work(tmp_path: Path) 
     assert read_one(tmp_path, document(event("user_annotation", "nccl:all_reduce", 1, 9))).collectives == ()
 
 
-def test_gloo_ranges_beside_device_work_are_not_kernels(tmp_path: Path) -> None:
+def test_gloo_ranges_beside_device_work_are_collectives_of_the_host(tmp_path: Path) -> None:
     trace = read_one(tmp_path, document(event("user_annotation", "gloo:all_reduce", 1, 9), kernel("gemm", 2, 3, 1)))
-    assert trace.collectives == ()
+    (call,) = trace.collectives
+    assert (call.operation, int(trace.events.device[call.row])) == ("all_reduce", HOST)
 
 
 @pytest.mark.parametrize(

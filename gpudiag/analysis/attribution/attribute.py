@@ -44,11 +44,14 @@ def attribute_lane(lane: Lane) -> LaneAttribution:
     joined = np.where(known, collectives.last_arrival, collectives.start)
     compute = within(lane.ops.intervals(OpClass.COMPUTE))
     # On a CPU lane the collective runs on another thread; the op that hands it over is communication too.
-    handed_over = lane.ops.intervals(OpClass.COMMUNICATION) if lane.is_cpu else EMPTY
-    communication = within(Intervals(collectives.start, collectives.end), handed_over)
-    transfer_all = within(Intervals(joined, collectives.end), handed_over)
-    transfer = subtract(transfer_all, compute)
-    wait = subtract(subtract(communication, transfer_all), compute)
+    moved = _unmatched(lane)
+    on_host = lane.host_exchange
+    communication = within(Intervals(collectives.start, collectives.end), moved, on_host)
+    transfer_all = within(Intervals(joined, collectives.end), moved)
+    waiting = subtract(within(Intervals(collectives.start, collectives.end)), transfer_all)
+    # What the host does for an exchange is known to wait where one of its collectives does.
+    transfer = subtract(union(transfer_all, subtract(within(on_host), waiting)), compute)
+    wait = subtract(waiting, compute)
     taken = union(compute, transfer, wait)
     copy = subtract(within(lane.ops.intervals(OpClass.COPY)), taken)
     free = complement(union(taken, copy), begin, end)
@@ -75,6 +78,13 @@ def attribute_lane(lane: Lane) -> LaneAttribution:
         unmarked_input=idle.unmarked_input,
         queued=idle.queued,
     )
+
+
+def _unmatched(lane: Lane) -> Intervals:
+    """Raw intervals of ops that exchange and are no collective: copies, peers', and on CPU lanes hand-overs."""
+    ops = lane.ops
+    chosen = (ops.op_class == OpClass.COMMUNICATION) & ~np.isin(ops.row, lane.collectives.row)
+    return Intervals(ops.start[chosen], ops.end[chosen])
 
 
 def _waits(lane: Lane, wait: Intervals) -> dict[int, np.ndarray[tuple[int], np.dtype[np.int64]]]:

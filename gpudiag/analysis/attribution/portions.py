@@ -18,7 +18,7 @@ from collections.abc import Iterator
 import numpy as np
 from numpy.typing import NDArray
 
-from gpudiag.intervals import Intervals, length, lengths_between
+from gpudiag.intervals import Intervals, length, lengths_between, subtract, union
 from gpudiag.model.analysis import Portion
 from gpudiag.model.attribution import Attribution, LaneAttribution
 from gpudiag.model.event import EventTable
@@ -111,11 +111,9 @@ def _communication(lane: Lane, cut: LaneAttribution, events: EventTable) -> Iter
     joined = np.where(table.last_arrival == UNKNOWN, table.start, table.last_arrival)
     waits = shared_out(Intervals(table.start, joined), cut.parts["communication_wait"])
     start, end = joined, table.end
-    handed = np.empty(0, np.intp)
-    if lane.is_cpu:
-        # The ops that hand a collective over to its thread count as transfer beside it; they go by their own names.
-        handed = np.flatnonzero(lane.ops.op_class == OpClass.COMMUNICATION)
-        start, end = np.append(start, lane.ops.start[handed]), np.append(end, lane.ops.end[handed])
+    # Ops that exchange and are no collective (copies, calls that hand a collective over) go by their own names.
+    handed = np.flatnonzero((lane.ops.op_class == OpClass.COMMUNICATION) & ~np.isin(lane.ops.row, table.row))
+    start, end = np.append(start, lane.ops.start[handed]), np.append(end, lane.ops.end[handed])
     transfers = shared_out(Intervals(start, end), cut.parts["communication_transfer"])
     begun = _begin_inside(table.start, cut.bounds)
     for index, (operation, group, _, size_bytes) in enumerate(table.kinds):
@@ -126,9 +124,14 @@ def _communication(lane: Lane, cut: LaneAttribution, events: EventTable) -> Iter
             if share > 0 or count:
                 yield (bucket, operation, group, size_bytes), float(share), count
     inside = _begin_inside(lane.ops.start[handed], cut.bounds)
-    for row, share, began in zip(lane.ops.row[handed], transfers[len(table) :], inside, strict=True):
-        if share > 0 or began:
-            yield ("communication_transfer", events.name_of(int(row)), "", None), float(share), int(began)
+    rest = subtract(cut.parts["communication_transfer"], union(Intervals(start, end)))
+    if length(rest):
+        yield ("communication_transfer", "host", "", None), float(lengths_between(rest, cut.bounds).sum()), 0
+    names = events.name[lane.ops.row[handed]]
+    share_of = np.bincount(names, weights=transfers[len(table) :], minlength=len(events.names))
+    begun_of = np.bincount(names, weights=inside, minlength=len(events.names))
+    for name in np.flatnonzero((share_of > 0) | (begun_of > 0)):
+        yield ("communication_transfer", events.names[name], "", None), float(share_of[name]), int(begun_of[name])
 
 
 def _begin_inside(start: Times, bounds: Times) -> NDArray[np.bool_]:

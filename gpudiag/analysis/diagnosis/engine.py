@@ -11,6 +11,7 @@ from gpudiag.analysis.diagnosis.replay.simulate import Costs
 from gpudiag.analysis.diagnosis.replay.what_if import WhatIf
 from gpudiag.analysis.diagnosis.rules import RULES
 from gpudiag.analysis.diagnosis.rules.compute_bound import ComputeBound
+from gpudiag.analysis.diagnosis.rules.input_bound import with_timed_input
 from gpudiag.analysis.diagnosis.rules.rule import CannotTell, Proposal, notable
 from gpudiag.analysis.diagnosis.significance import Significance
 from gpudiag.model.analysis import NOT_ONE_JOB_CODES, UNTRUSTED_CODES, Confidence, Finding, Validity
@@ -47,14 +48,14 @@ def diagnose(case: Case) -> tuple[tuple[Finding, ...], tuple[Validity, ...]]:
             "nothing that could be replayed was recorded: it takes two marked steps or more, with launches of device "
             "work or collectives handed over. Record both CPU and CUDA activities over five or more marked steps."
         )
-        return (), (Validity(code="cannot-tell", message=reason),)
+        return tuple(with_timed_input(case, ())), (Validity(code="cannot-tell", message=reason),)
     if abs(what_if.replayed_ms - case.slowest_ms) > _FAILED_REPLAY * case.slowest_ms:
         reason = (
             f"replayed unchanged, a step takes {what_if.replayed_ms:.1f} ms, but it was {case.slowest_ms:.1f} ms long: "
             "what sets the pace is not in the traces, or no two steps are alike. Record five or more steps after "
             "warm-up, with CPU and CUDA activities, from all ranks."
         )
-        return (), (Validity(code="cannot-tell", message=reason),)
+        return tuple(with_timed_input(case, ())), (Validity(code="cannot-tell", message=reason),)
     proposals: list[Proposal] = []
     doubts: list[Validity] = []
     for rule in RULES:
@@ -68,6 +69,7 @@ def diagnose(case: Case) -> tuple[tuple[Finding, ...], tuple[Validity, ...]]:
                 proposals.append(verdict)
     findings, unsure = _weigh(what_if, proposals, Significance(case, what_if))
     doubts.extend(unsure)
+    findings = with_timed_input(case, findings)
     findings.extend(ComputeBound().conclude(case, findings, conclusive=not doubts and not told & UNTRUSTED_CODES))
     doubts.extend(_overhead(case, what_if))
     if case.outlier_steps:
@@ -93,7 +95,9 @@ def _overhead(case: Case, what_if: WhatIf) -> list[Validity]:
 
 
 def _as_sure_as_the_data(case: Case, what_if: WhatIf, finding: Finding, codes: set[str]) -> Finding:
-    """The finding, less sure by one grade for each kind of doubt that the data raises."""
+    """The finding, less sure by one grade for each kind of doubt that the data raises, if it hangs on that data."""
+    if "timed_steps" in finding.evidence:
+        return finding
     overhead = what_if.replayed_ms - what_if.corrected_ms
     doubts = [
         bool(codes & _WEAKENING),
@@ -117,7 +121,7 @@ def _weigh(what_if: WhatIf, proposals: list[Proposal], certainty: Significance) 
     A host that spends 40 ms in its loader and 15 ms launching, for a device that needs 30 ms, would be 15 ms faster
     with launches for free. But once the loader is fixed the launches hide behind the device: they are no finding.
     """
-    base_ms = what_if.corrected_ms
+    base_ms = what_if.now_ms
     edits = [proposal.edit(what_if.corrected) for proposal in proposals]
     parts = [what_if.corrected if one.beyond is None else one.beyond(what_if.corrected) for one in proposals]
     by_edit = what_if.gains_ms([*edits, *parts])
@@ -130,7 +134,7 @@ def _weigh(what_if: WhatIf, proposals: list[Proposal], certainty: Significance) 
     findings: list[Finding] = []
     doubts: list[Validity] = []
     edited: list[Callable[[Costs], Costs]] = []
-    fixed, fixed_ms = what_if.corrected, base_ms
+    fixed, fixed_ms = what_if.corrected, what_if.corrected_ms
     for gain, proposal in gains:
         if not notable(gain, base_ms):
             continue

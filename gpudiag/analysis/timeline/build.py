@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gpudiag.analysis.timeline.collectives import lane_calls, match_collectives
+from gpudiag.analysis.timeline.exchange import Spans, exchange_spans, launched_within
 from gpudiag.analysis.timeline.host import host_threads, pageable_copy_calls
 from gpudiag.analysis.timeline.launches import device_ops, runtime_call_of
 from gpudiag.analysis.timeline.steps import find_steps
@@ -53,7 +54,7 @@ def build_timeline(traces: Sequence[Trace], world_size: int | None = None) -> Ti
             traces[index].collectives,
             rank=_rank(traces[index]),
             trace=index,
-            device=device,
+            devices=_calls_of(slots, index, device),
             origin_ns=traces[index].origin_ns - base,
             clock_known=traces[index].origin_ns > 0,
         )
@@ -79,6 +80,8 @@ def build_timeline(traces: Sequence[Trace], world_size: int | None = None) -> Ti
             window_steps=windows[position].steps,
             threads=host[index].threads(shift),
             overhead=host[index].overhead(shift),
+            exchange=host[index].exchange(shift),
+            exchange_calls=host[index].exchange_calls(shift),
         )
         for position, ((index, device), shift, (ops, steps, _)) in enumerate(zip(slots, shifts, drafts, strict=True))
     )
@@ -92,6 +95,11 @@ def build_timeline(traces: Sequence[Trace], world_size: int | None = None) -> Ti
         validity=(*repeated, *examine(traces, lanes, windows, matching, world=world, activities=activities)),
         unseen={_rank(traces[index]): host_windows(_Host(traces[index]).steps).bounds for index in sorted(unseen)},
     )
+
+
+def _calls_of(slots: Sequence[tuple[int, int]], trace: int, device: int) -> tuple[int, ...]:
+    """Whose collectives a lane has: its device's, and on the first of a process those of the host."""
+    return (device, HOST) if slots.index((trace, device)) == [index for index, _ in slots].index(trace) else (device,)
 
 
 class _Host:
@@ -115,6 +123,9 @@ class _Host:
         self.communication = np.array([call.row for call in trace.collectives], np.int64)
         self.waits_in_collectives = trace.waits_in_collectives
         self._threads: dict[int, dict[int, HostThread]] = {}
+        self._exchange = exchange_spans(trace, self.threads(0), self.steps, Role.EXCHANGE)
+        everything = (Role.EXCHANGE, Role.HAND_OVER, Role.PACKING)
+        self._calls = exchange_spans(trace, self.threads(0), self.steps, *everything)
 
     def communication_times(self, shift_ns: int) -> Intervals:
         rows = self.communication
@@ -124,6 +135,12 @@ class _Host:
         if shift_ns not in self._threads:
             self._threads[shift_ns] = host_threads(self.events, self.rows, self.pageable, shift_ns)
         return self._threads[shift_ns]
+
+    def exchange(self, shift_ns: int) -> Spans:
+        return _shifted(self._exchange, shift_ns)
+
+    def exchange_calls(self, shift_ns: int) -> Spans:
+        return _shifted(self._calls, shift_ns)
 
     def overhead(self, shift_ns: int) -> Intervals:
         rows = self.events.rows_of(EventKind.OVERHEAD)
@@ -141,7 +158,7 @@ def _draft(host: _Host, device: int, shift: int) -> tuple[DeviceOps, HostSteps, 
     if device == HOST:
         ops = _host_ops(host, steps, shift)
         return ops, steps, host_windows(steps)
-    ops = device_ops(host.events, device, host.steps.start, shift)
+    ops = device_ops(host.events, device, host.steps.start, shift, host.exchange(0))
     return ops, steps, device_windows(ops, steps)
 
 
@@ -160,7 +177,9 @@ def _host_ops(host: _Host, steps: HostSteps, shift: int) -> DeviceOps:
     start, end = events.start_ns[rows] + shift, events.end_ns[rows] + shift
     if host.waits_in_collectives:
         rows, start, end = _without(rows, start, end, host.communication_times(shift))
-    op_class = np.where(events.role[rows] == Role.HAND_OVER, OpClass.COMMUNICATION, OpClass.COMPUTE)
+    exchanging = np.isin(events.role[rows], (Role.HAND_OVER, Role.EXCHANGE))
+    exchanging |= launched_within(host.exchange(shift), events.thread[rows], start)
+    op_class = np.where(exchanging, OpClass.COMMUNICATION, OpClass.COMPUTE)
     unknown = np.full(len(rows), UNKNOWN, np.int64)
     return DeviceOps(
         start=start,
@@ -173,6 +192,10 @@ def _host_ops(host: _Host, steps: HostSteps, shift: int) -> DeviceOps:
         launch_end=unknown,
         launch_thread=np.full(len(rows), steps.thread, np.int64),
     )
+
+
+def _shifted(spans: Spans, shift_ns: int) -> Spans:
+    return {thread: Intervals(found.start + shift_ns, found.end + shift_ns) for thread, found in spans.items()}
 
 
 def _without(rows: NDArray[np.intp], start: Times, end: Times, cut: Intervals) -> tuple[NDArray[np.intp], Times, Times]:

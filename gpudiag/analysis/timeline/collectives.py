@@ -46,12 +46,12 @@ def lane_calls(
     *,
     rank: int,
     trace: int,
-    device: int,
+    devices: tuple[int, ...],
     origin_ns: int,
     clock_known: bool,
 ) -> LaneCalls:
-    """The communication of one device (UNKNOWN: of the host), by start."""
-    chosen = [call for call in calls if int(events.device[call.row]) == device]
+    """The communication of these devices (UNKNOWN: of the host), by start."""
+    chosen = [call for call in calls if int(events.device[call.row]) in devices]
     rows = np.array([call.row for call in chosen], np.int64)
     order = np.argsort(events.start_ns[rows], kind="stable")
     rows = rows[order]

@@ -5,11 +5,13 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
+from gpudiag.analysis.timeline.exchange import Spans, copies_beside, launched_within
 from gpudiag.model.event import DEVICE_WORK, NO_CORRELATION, EventKind, EventTable, Role
 from gpudiag.model.timeline import UNKNOWN, DeviceOps, OpClass
 
 _CLASS_OF = np.full(256, OpClass.COPY, np.uint8)
 _CLASS_OF[Role.COMPUTE] = OpClass.COMPUTE
+_CLASS_OF[Role.PACKING] = OpClass.COMPUTE
 _CLASS_OF[Role.EXCHANGE] = OpClass.COMMUNICATION
 
 
@@ -36,6 +38,7 @@ def device_ops(
     device: int,
     step_start: NDArray[np.int64],
     shift_ns: int,
+    exchange: Spans,
 ) -> DeviceOps:
     """The work of one device, with launch and step.
 
@@ -44,6 +47,7 @@ def device_ops(
         device: which device.
         step_start: int64[n], sorted starts of the host steps, on the trace's own clock.
         shift_ns: added to every time, to bring it onto the common clock.
+        exchange: when host threads were at an exchange, on the trace's own clock; copies launched there belong to it.
     """
     rows = events.rows_of(*DEVICE_WORK)
     rows = rows[events.device[rows] == device]
@@ -54,6 +58,10 @@ def device_ops(
     # The last mark at or before the launch; launched before the first mark, or before the capture: no step.
     step = np.where(known, np.searchsorted(step_start, launch_start, side="right") - 1, UNKNOWN)
     op_class = _CLASS_OF[events.role[rows]]
+    thread = np.where(known, events.thread[calls], UNKNOWN)
+    beside = np.where(known, launched_within(exchange, thread, launch_start), copies_beside(events, rows))
+    copied = (op_class == OpClass.COPY) & beside
+    op_class = np.where(copied, np.uint8(OpClass.COMMUNICATION), op_class)
     return DeviceOps(
         start=events.start_ns[rows] + shift_ns,
         end=events.end_ns[rows] + shift_ns,
@@ -63,5 +71,5 @@ def device_ops(
         step=step.astype(np.int32),
         launch_start=np.where(known, launch_start + shift_ns, UNKNOWN),
         launch_end=np.where(known, launch_end + shift_ns, UNKNOWN),
-        launch_thread=np.where(known, events.thread[calls], UNKNOWN),
+        launch_thread=thread,
     )

@@ -71,6 +71,7 @@ def test_a_wrong_row_is_exit_code_1(quick: Run, tmp_path: Path) -> None:
     assert (row["verdict"], again.returncode) == ("wrong", 1)
 
 
+@pytest.mark.measured
 def test_the_late_rank_is_found_with_its_cause(quick: Run) -> None:
     row = rows(quick)["late-loader-one"]
     assert (row["found"]["code"], row["found"]["ranks"], row["found"]["cause"]) == ("straggler", [1], "input")
@@ -80,6 +81,7 @@ def test_the_late_rank_is_found_with_its_cause(quick: Run) -> None:
     assert row["found"]["ms"] > 0.5 * late_ms
 
 
+@pytest.mark.measured
 def test_a_marked_loader_is_found_as_one(quick: Run) -> None:
     # Whether it is worth an alarm is judged where nothing else runs: with scattering steps the bar for one rises.
     run_dir = quick[1] / "out" / rows(quick)["late-loader-marked"]["run_dir"]
@@ -87,6 +89,7 @@ def test_a_marked_loader_is_found_as_one(quick: Run) -> None:
     assert "loader" in {finding["cause"] for finding in found if finding["code"] == "input-bound"}
 
 
+@pytest.mark.measured
 @pytest.mark.parametrize("fault", ["late-loader-marked", "late-loader-one"])
 def test_a_late_loader_costs_what_it_is_late(quick: Run, fault: str) -> None:
     run_dir = quick[1] / "out" / "resnet20-cifar" / fault

@@ -133,6 +133,7 @@ def test_it_is_predicted(package: str, tmp_path: Path) -> None:
     assert ranked[NAME]["predicted_step_ms"] == pytest.approx(20 + 2 + 12)
 
 
+@pytest.mark.measured
 @pytest.mark.xdist_group("processes")
 def test_it_is_measured_beside_others(package: str, tmp_path: Path) -> None:
     words = ("recommend", "mlp", "--only", f"gloo,{NAME}", "--devices", "2", "--budget", "20", "--batch-size", "8")
@@ -144,6 +145,7 @@ def test_it_is_measured_beside_others(package: str, tmp_path: Path) -> None:
     assert {one["strategy"] for one in contest["transports"]} == {"gloo", NAME}
 
 
+@pytest.mark.measured
 @pytest.mark.xdist_group("processes")
 def test_it_scales(package: str, tmp_path: Path) -> None:
     words = ("scale", "mlp", "--strategies", NAME, "--devices", "2", "--quick", "--batch-size", "8")
@@ -153,6 +155,7 @@ def test_it_scales(package: str, tmp_path: Path) -> None:
     assert all(point["status"] == "measured" for point in points)
 
 
+@pytest.mark.measured
 @pytest.mark.xdist_group("processes")
 def test_its_transport_is_measured_on_the_buckets_of_a_model(package: str) -> None:
     facts = _json(package, "bandwidth", "--quick", "--like", "mlp")

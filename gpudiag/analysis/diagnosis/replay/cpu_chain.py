@@ -92,7 +92,8 @@ def cpu_chain_of(timeline: Timeline, trace_index: int, lanes: list[Lane], parts:
     waits_in_them = timeline.traces[trace_index].waits_in_collectives
     hand_over = _in_a_function if waits_in_them else _beside_the_loop
     handed_from, handed, blocked_from, blocked_to, blocked_on = hand_over(events, lane, part)
-    marks = lane.steps.start[(lane.steps.start >= begin) & (lane.steps.start < end)]
+    # The body's end is a node too: what the thread does after the last collective is part of the turn.
+    marks = np.append(lane.steps.start[(lane.steps.start > begin) & (lane.steps.start < end)], end)
     time = np.concatenate([handed, blocked_to, marks])
     if len(time) == 0:
         return None

@@ -1,4 +1,4 @@
-"""What the exchange of gradients costs a step besides its transfers.
+"""What the exchange of gradients costs a step besides the transfers of its collectives.
 
 The cost of communication is what the step would be shorter if the ranks trained each for itself. That is more than its
 transfers:
@@ -8,17 +8,21 @@ transfers:
 * *Disturbance*: a kernel that runs beside a collective is slower (`undisturbed_baseline`), and starts later after the
   one before it:
   3.4 against 1.6 µs in the mean on an H200 whose all-reduces went through host memory.
+* *The host's part*: what its threads do in ranges of the exchange, and what the training thread waits meanwhile. An op
+  that starts when the exchange lets it (an optimizer's first, after copies from another thread's stream) has a gap or a
+  latency that no launch explains: what of it the exchange covers goes with the exchange.
 """
 
 from __future__ import annotations
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
 from gpudiag.analysis.diagnosis.replay.graph import NONE, Graph
-from gpudiag.intervals import Intervals, union
-from gpudiag.model.event import Role
-from gpudiag.model.timeline import OpClass, Timeline
+from gpudiag.intervals import Intervals, intersect, lengths_between, subtract, union
+from gpudiag.model.event import HOST, Role
+from gpudiag.model.timeline import Lane, OpClass, Timeline
 from gpudiag.units import NS_PER_US
 
 #: An op launched this long before it started stood in a queue: its gap is the device's own.
@@ -31,11 +35,15 @@ def packing_ops(graph: Graph, timeline: Timeline) -> NDArray[np.bool_]:
     node_packs = np.zeros(len(host.time), np.bool_)
     for trace in graph.ranks:
         events = timeline.traces[trace].events
-        operators = np.flatnonzero(events.role == Role.PACKING)
+        operators = np.flatnonzero(np.isin(events.role, (Role.PACKING, Role.EXCHANGE)) & (events.device == HOST))
         nodes = np.flatnonzero((host.process == trace) & (host.row != NONE))
         for thread in np.unique(events.thread[operators]):
             mine = operators[events.thread[operators] == thread]
             spans = union(Intervals(events.start_ns[mine], events.end_ns[mine]))
+            updates = np.flatnonzero((events.role == Role.OPTIMIZER) & (events.thread == thread))
+            # A parameter server's update, inside its exchange, would be made without one too.
+            updates = updates[_covered(spans, events.start_ns[updates], events.start_ns[updates] + 1) > 0]
+            spans = subtract(spans, union(Intervals(events.start_ns[updates], events.end_ns[updates])))
             of_thread = nodes[events.thread[host.row[nodes]] == thread]
             called = events.start_ns[host.row[of_thread]]
             slot = np.searchsorted(spans.start, called, side="right") - 1
@@ -69,3 +77,90 @@ def undisturbed_gaps(graph: Graph, timeline: Timeline) -> NDArray[np.float64]:
         usual = float(np.median(gap[mine[~beside]]))
         gap[mine[beside]] = np.minimum(gap[mine[beside]], usual)
     return gap
+
+
+class HostPart(msgspec.Struct, frozen=True, kw_only=True):
+    """What of a graph's nodes and ops is the exchange's, besides its collectives; times in ns.
+
+    Attributes:
+        busy, waiting: float64[n], of each host node's work.
+        blocks: bool[n], whether a node waits for the exchange: for one of its copies, or in one of its calls.
+        devices: float64[n], how many devices the node's process drives: without an exchange each has a process of its
+            own, which launches for it alone.
+        gap, latency: float64[m], what of each op's gap and latency passed while an exchange was under way.
+    """
+
+    busy: NDArray[np.float64]
+    waiting: NDArray[np.float64]
+    blocks: NDArray[np.bool_]
+    devices: NDArray[np.float64]
+    gap: NDArray[np.float64]
+    latency: NDArray[np.float64]
+
+    def any(self) -> bool:
+        """Whether the hosts take part at all."""
+        return bool(self.busy.any() or self.waiting.any() or self.blocks.any())
+
+
+def host_part(graph: Graph, timeline: Timeline) -> HostPart:
+    """What the exchange has the hosts do and wait for, and the ops whose starts it held up."""
+    host, device = graph.host, graph.device
+    part = HostPart(
+        busy=np.zeros(len(host.time)),
+        waiting=np.zeros(len(host.time)),
+        blocks=np.zeros(len(host.time), np.bool_),
+        devices=np.bincount([lane.trace for lane in timeline.lanes]).astype(np.float64)[host.process],
+        gap=np.zeros(len(device.start)),
+        latency=np.zeros(len(device.start)),
+    )
+    lanes = {lane.trace: lane for lane in reversed(timeline.lanes)}
+    for first, after in graph.chains:
+        if first < after:
+            _host_nodes(graph, timeline, lanes[int(host.process[first])], slice(first, after), part)
+    for index in np.unique(device.lane).tolist():
+        lane = timeline.lanes[index]
+        if lane.is_cpu:
+            continue
+        moved = lane.ops.intervals(OpClass.COMMUNICATION)
+        under_way = union(moved, Intervals(lane.collectives.start, lane.collectives.end), lane.host_exchange)
+        mine = np.flatnonzero((device.lane == index) & (device.op_class != OpClass.COMMUNICATION))
+        start = device.start[mine].astype(np.int64)
+        for column, before in ((part.gap, device.gap), (part.latency, device.latency)):
+            length = np.maximum(before[mine], 0.0).astype(np.int64)
+            # A full queue or a launch takes its time with or without an exchange.
+            least = np.minimum(length, np.median(length)) if len(length) else length
+            column[mine] = np.minimum(_covered(under_way, start - length, start), length - least)
+    return part
+
+
+def _host_nodes(graph: Graph, timeline: Timeline, lane: Lane, nodes: slice, part: HostPart) -> None:
+    host = graph.host
+    events = timeline.traces[lane.trace].events
+    rows = host.row[nodes]
+    called = np.where(rows != NONE, events.start_ns[np.maximum(rows, 0)] + lane.shift_ns, 0)
+    threads = {lane.steps.thread, *np.unique(events.thread[rows[rows != NONE]]).tolist()}
+    busy = union(*(lane.threads[thread].busy for thread in threads if thread in lane.threads))
+    own = union(*(spans for thread, spans in lane.exchange_calls.items() if thread in threads))
+    others = union(*(spans for thread, spans in lane.exchange.items() if thread not in threads))
+    others = subtract(subtract(others, busy), own)
+    until = host.time[nodes].astype(np.int64)
+    before = np.concatenate([until[:1], until[:-1]])
+    blocked = host.block_on[nodes] != NONE
+    until = np.where(blocked & (rows != NONE), np.maximum(called, before), until)
+    part.busy[nodes] = np.minimum(_covered(intersect(own, busy), before, until), host.busy[nodes])
+    silent = union(subtract(own, busy), others)
+    part.waiting[nodes] = np.minimum(_covered(silent, before, until), (host.input + host.silent)[nodes])
+    unmatched = np.isnan(graph.device.transfer) & (graph.device.op_class == OpClass.COMMUNICATION)
+    inside = (rows != NONE) & (_covered(own, called, called + 1) > 0)
+    inside[blocked] |= unmatched[host.block_on[nodes][blocked]]
+    part.blocks[nodes] = blocked & inside
+
+
+def _covered(spans: Intervals, begin: NDArray[np.int64], end: NDArray[np.int64]) -> NDArray[np.float64]:
+    """float64[n]: length of the set inside each [begin, end); these may overlap and come in any order."""
+    if len(begin) == 0:
+        return np.zeros(0)
+    edges, place = np.unique(np.concatenate([begin, end]), return_inverse=True)
+    done = np.concatenate([[0], np.cumsum(lengths_between(spans, edges))])
+    covered: NDArray[np.float64] = (done[place[len(begin) :]] - done[place[: len(begin)]]).astype(np.float64)
+    return np.maximum(covered, 0.0)

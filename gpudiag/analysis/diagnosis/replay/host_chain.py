@@ -10,7 +10,7 @@ from gpudiag.analysis.diagnosis.replay.graph import NONE, Block
 from gpudiag.analysis.diagnosis.replay.streams import LaneOps, find_waits
 from gpudiag.intervals import Intervals, intersect, length, lengths_between, union
 from gpudiag.model.event import NO_CORRELATION, Direction, EventKind, EventTable, Role
-from gpudiag.model.timeline import UNKNOWN, HostThread, Lane, Timeline
+from gpudiag.model.timeline import UNKNOWN, HostThread, Lane, OpClass, Timeline
 from gpudiag.units import NS_PER_US
 
 #: A synchronization that begins this soon after a copy's call is of the same `.to(device)`. Measured: 1 to 9 µs.
@@ -67,6 +67,7 @@ def chain_of(timeline: Timeline, trace_index: int, lanes: list[Lane], parts: lis
     for part in parts:
         find_waits(part, wait_calls)
         part.host_copy = np.isin(events.direction[part.row], (Direction.HOST_TO_DEVICE, Direction.DEVICE_TO_HOST))
+        part.host_copy &= part.op_class != OpClass.COMMUNICATION
     launching = np.concatenate([lane.ops.launch_start for lane in lanes])
     blocked_starts = np.concatenate(
         [lane.threads[t].blocked.start for t in threads if t in lane.threads] or [np.empty(0, np.int64)]

@@ -44,6 +44,7 @@ class Costs:
         busy: float64[n], host work before each node.
         waiting: float64[n], what the host waited for data before each node.
         blocking: bool[n], whether the node still waits for its op.
+        latency: float64[m], from the end of the call that launched each op to its earliest start.
         gap: float64[m], from the end of the work before each op to its earliest start.
         duration: float64[m], of ops that are no matched collectives.
         transfer: float64[m], of matched collectives from last arrival to end; NaN elsewhere.
@@ -53,6 +54,7 @@ class Costs:
     busy: Times
     waiting: Times
     blocking: NDArray[np.bool_]
+    latency: Times
     gap: Times
     duration: Times
     transfer: Times
@@ -61,7 +63,7 @@ class Costs:
     @cached_property
     def digest(self) -> int:
         """The same for equal costs: rules often ask for the same edit again, or for one that changes nothing."""
-        columns = (self.busy, self.waiting, self.blocking, self.gap, self.duration, self.transfer)
+        columns = (self.busy, self.waiting, self.blocking, self.latency, self.gap, self.duration, self.transfer)
         return hash((self.joined, *(column.tobytes() for column in columns)))
 
 
@@ -72,6 +74,7 @@ def unchanged(graph: Graph) -> Costs:
         busy=host.busy,
         waiting=host.input + host.silent,
         blocking=host.block_on != NONE,
+        latency=device.latency,
         gap=device.gap,
         duration=device.end - device.start,
         transfer=device.transfer,
@@ -194,7 +197,7 @@ class _State:
         cost = gap + duration
         through = _sums_within(cost, first_op)
         # -inf holds nothing up: ops whose launch was not captured, calls that no longer block.
-        latency = _repeated(np.where(device.launch != NONE, device.latency, -np.inf), len(many))
+        latency = np.stack([np.where(device.launch != NONE, costs.latency, -np.inf) for costs in many], axis=1)
         ready = latency - gap - (through - cost)
         blocking = np.stack([costs.blocking for costs in many], axis=1)
         delay = np.where(blocking, host.block_delay[:, None], -np.inf)

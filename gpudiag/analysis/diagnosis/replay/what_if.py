@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from gpudiag.analysis.diagnosis.replay.build import build_graph
 from gpudiag.analysis.diagnosis.replay.excess import Excess
-from gpudiag.analysis.diagnosis.replay.exchange import QUEUED_NS, packing_ops, undisturbed_gaps
+from gpudiag.analysis.diagnosis.replay.exchange import QUEUED_NS, HostPart, host_part, packing_ops, undisturbed_gaps
 from gpudiag.analysis.diagnosis.replay.graph import NONE, Block, Graph
 from gpudiag.analysis.diagnosis.replay.level_between_ranks import above_level, host_segments, lower_median, op_segments
 from gpudiag.analysis.diagnosis.replay.profiler_cost import (
@@ -63,6 +63,7 @@ class WhatIf:
         per_event_ns: the profiler's cost per recorded host event.
         schedule: the graph's schedule where there is one already.
         pace: of the hosts, where that is known already.
+        timed_ms: a step's time without the profiler, where the run measured it.
     """
 
     def __init__(
@@ -70,11 +71,14 @@ class WhatIf:
         graph: Graph,
         timeline: Timeline,
         per_event_ns: float = PROFILER_NS_PER_EVENT,
+        *,
         schedule: Schedule | None = None,
         pace: HostPace | None = None,
+        timed_ms: float | None = None,
     ) -> None:
         self.graph = graph
         self.timeline = timeline
+        self.timed_ms = timed_ms
         self._replayed: dict[int, _Replayed] = {}
         self.schedule = Schedule(graph) if schedule is None else schedule
         self.measured = unchanged(graph)
@@ -100,14 +104,16 @@ class WhatIf:
         graph = build_graph(timeline)
         if graph is None:
             return None
-        usual = WhatIf(graph, timeline, usual_ns_per_event(graph))
+        usual = WhatIf(graph, timeline, usual_ns_per_event(graph), timed_ms=unprofiled_ms)
         return usual if unprofiled_ms is None else usual._calibrated(unprofiled_ms)
 
     def at_cost(self, per_event_ns: float) -> WhatIf:
         """The same with the profiler at another cost per event."""
-        other = WhatIf(self.graph, self.timeline, per_event_ns, schedule=self.schedule, pace=self.pace)
+        other = WhatIf(
+            self.graph, self.timeline, per_event_ns, schedule=self.schedule, pace=self.pace, timed_ms=self.timed_ms
+        )
         # What does not hang on the profiler's cost is worked out once.
-        for shared in ("baseline", "packing", "_undisturbed_gaps"):
+        for shared in ("baseline", "packing", "exchanged", "_undisturbed_gaps"):
             if shared in self.__dict__:
                 other.__dict__[shared] = self.__dict__[shared]
         other._replayed = self._replayed
@@ -142,6 +148,13 @@ class WhatIf:
     def corrected_ms(self) -> float:
         """Step time with the profiler's cost taken out."""
         return self.step_ms(self.corrected)
+
+    @property
+    def now_ms(self) -> float:
+        """The step as it is: corrected, or as it was timed where it was so much faster."""
+        timed = self.timed_ms
+        slower = timed is not None and self.corrected_ms > (1 + _AS_NEAR_AS_REPLAYS_ARE) * timed
+        return timed if slower and timed is not None else self.corrected_ms
 
     def step_ms(self, costs: Costs) -> float:
         """Step time with these costs; where they leave less waiting, kernels beside it are that much less disturbed."""
@@ -187,17 +200,22 @@ class WhatIf:
     def gains_ms(self, many: Iterable[Costs], base: Costs | None = None) -> list[float]:
         """By how much it falls to each of these costs: several at once take little longer than one."""
         before, *after = self.each_step_ms([self.corrected if base is None else base, *many])
-        return [max(before - ms, 0.0) for ms in after]
+        now = before if base is not None else self.now_ms
+        # Where the timed steps are faster than the replay, the recording slowed what it cannot tell from the job: what
+        # is left without a cause is known, and what it costs is the rest of the timed step, or its share of that.
+        return [
+            max(min(before - ms, max(now - ms, (before - ms) * now / before)), 0.0) if before else 0.0 for ms in after
+        ]
 
     # Edits, each from given costs to new ones, so that they can be put on top of one another.
 
     def without_input(self, costs: Costs) -> Costs:
-        """No waiting for data, marked or not."""
-        return replace(costs, waiting=np.zeros_like(costs.waiting))
+        """No waiting for data, marked or not. Waiting for the exchange stays."""
+        return replace(costs, waiting=np.fmin(costs.waiting, self.exchanged.waiting))
 
     def without_launch_cost(self, costs: Costs) -> Costs:
-        """Framework and launch calls take no time."""
-        return replace(costs, busy=np.zeros_like(costs.busy))
+        """Framework and launch calls take no time. What the exchange has the host do stays."""
+        return replace(costs, busy=np.fmin(costs.busy, self.exchanged.busy))
 
     def as_cuda_graph(self, costs: Costs) -> Costs:
         """The step is launched at once: no time on the host, and kernels that follow each other as in a CUDA graph.
@@ -221,7 +239,7 @@ class WhatIf:
         wanted &= device.host_copy
         return replace(
             costs,
-            blocking=costs.blocking & (host.block != Block.SYNC),
+            blocking=costs.blocking & ((host.block != Block.SYNC) | self.exchanged.blocks),
             duration=np.where(wanted, 0.0, costs.duration),
             gap=np.where(wanted, 0.0, costs.gap),
         )
@@ -246,14 +264,25 @@ class WhatIf:
         They still wait for one another, so that a late rank's lateness is not counted as the exchange's.
         """
         alone = self.without_transfer(self.without_exchange_calls(costs))
+        part = self.exchanged
+        gone = self.packing | (self.graph.device.op_class == OpClass.COMMUNICATION)
+        gap = np.fmin(alone.gap, self._undisturbed_gaps)
         return replace(
             alone,
-            duration=np.where(self.packing, 0.0, alone.duration),
-            gap=np.where(self.packing, 0.0, np.fmin(alone.gap, self._undisturbed_gaps)),
+            blocking=alone.blocking & ~part.blocks,
+            latency=np.where(gone, np.fmin(alone.latency, 0.0), _without(alone.latency, part.latency)),
+            duration=np.where(gone, 0.0, alone.duration),
+            gap=np.where(gone, np.fmin(alone.gap, 0.0), _without(gap, part.gap)),
         )
 
     def without_exchange_calls(self, costs: Costs) -> Costs:
         """The host's calls for the exchange take no time; what one takes more than the others is its slowness."""
+        part = self.exchanged
+        costs = replace(
+            costs,
+            busy=np.maximum(costs.busy - part.busy, 0.0) / part.devices,
+            waiting=np.maximum(costs.waiting - part.waiting, 0.0),
+        )
         if self.timeline.lanes[0].is_cpu:  # there what comes before a collective's call is the training itself
             return costs
         device = self.graph.device
@@ -336,6 +365,11 @@ class WhatIf:
         return packing_ops(self.graph, self.timeline)
 
     @cached_property
+    def exchanged(self) -> HostPart:
+        """What the exchange has the hosts do and wait for."""
+        return host_part(self.graph, self.timeline)
+
+    @cached_property
     def _undisturbed_gaps(self) -> NDArray[np.float64]:
         return undisturbed_gaps(self.graph, self.timeline)
 
@@ -371,3 +405,8 @@ class WhatIf:
         cell = process * steps + np.minimum(slot, steps - 1)
         used = np.concatenate([np.arange(q * steps, (q + 1) * steps) for q in self.graph.ranks])
         return above_level(amount, cell, segment, used)
+
+
+def _without(amount: NDArray[np.float64], taken: NDArray[np.float64]) -> NDArray[np.float64]:
+    """float64[n]: amounts less what is taken of them; what is negative stays."""
+    return np.where(amount > 0, np.maximum(amount - taken, 0.0), amount)

@@ -91,7 +91,7 @@ class CommunicationBound:
                     "their ranks transferring cannot be told from waiting for a late rank: give the traces of all ranks"
                 )
             return
-        if matched.any():
+        if matched.any() or (device.op_class == OpClass.COMMUNICATION).any() or what_if.exchanged.any():
             yield Proposal(
                 edit=what_if.without_exchange,
                 # What only the host's calls for it cost is a matter of launching, not of transferring.

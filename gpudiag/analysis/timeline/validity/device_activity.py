@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from gpudiag.analysis.timeline.validity.wording import ranks_in_words
 from gpudiag.model.analysis import Validity
-from gpudiag.model.event import DEVICE_WORK, NO_CORRELATION, EventKind, Role, Trace
+from gpudiag.model.event import DEVICE_WORK, HOST, NO_CORRELATION, EventKind, Role, Trace
 
 #: From this share of launches without their device op on, ops were lost. Measured: 77 traces of sound processes lack
 #: none or up to 0.08 %, memsets of zero bytes, which do nothing; a very short one lacks 2 of 100.
@@ -44,8 +44,8 @@ def device_activities(traces: Sequence[Trace]) -> tuple[DeviceActivity, ...]:
     exchanging = {
         rank
         for trace in traces
-        if len(trace.events.rows_of(*DEVICE_WORK))
         for call in trace.collectives
+        if trace.events.device[call.row] != HOST
         for rank in call.group_ranks
     }
     return tuple(_activity(trace, exchanges_on_devices=trace.rank in exchanging) for trace in traces)

@@ -14,7 +14,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from gpudiag.model.event import DEVICE_WORK, NO_CORRELATION, CollectiveCall, EventKind, EventTable, Role
+from gpudiag.model.event import NO_CORRELATION, CollectiveCall, EventKind, EventTable, Role
 from gpudiag.model.quantities import MOST_RANKS
 from gpudiag.trace.readers.kineto.collective_names import (
     HOST_COLLECTIVES,
@@ -102,14 +102,12 @@ def collective_calls(
         told: by row, what communication events' arguments tell.
         groups: global ranks by process group, from the header.
     """
-    if not len(table.rows_of(*DEVICE_WORK)):
-        rows = np.flatnonzero(table.role == Role.EXCHANGE).tolist()
-        return tuple(_call(row, normal_operation(table.name_of(row)), told.get(row), groups) for row in rows)
+    on_host = _rows_named(table, HOST_COLLECTIVES, EventKind.ANNOTATION).tolist()
+    calls = [_call(row, normal_operation(table.name_of(row)), told.get(row), groups) for row in on_host]
     rows = np.flatnonzero((table.kind == EventKind.KERNEL) & (table.role == Role.EXCHANGE)).tolist()
     mute = [row for row in rows if row not in told or not told[row].word]
     launches = _launches(table, mute) if mute else {}
     records = _records(table) if launches else {}
-    calls = []
     for row in rows:
         operation, details = kernel_operation(table.name_of(row)), told.get(row)
         if row in launches and (host := _enclosing(table, told, records, launches[row])) is not None:

@@ -6,6 +6,7 @@ import math
 import re
 from itertools import compress
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -16,6 +17,7 @@ from gpudiag.trace.limits import free_memory_bytes
 from gpudiag.trace.readers.kineto import categories
 from gpudiag.trace.readers.kineto.collective_args import Communicated, communicated, may_tell
 from gpudiag.trace.readers.kineto.event_json import NO_ARGUMENTS, Event
+from gpudiag.trace.readers.kineto.hooks import with_hooks
 from gpudiag.trace.readers.kineto.roles import roles_of
 from gpudiag.trace.readers.kineto.times import Times
 
@@ -175,6 +177,7 @@ class Columns:
             host_memory=roles.host_memory,
             names=names,
         )
+        table = msgspec.structs.replace(table, role=with_hooks(table))
         return table, self._told_in_order(order), times.first_ns
 
     def _told_in_order(self, order: NDArray[np.intp]) -> dict[int, Communicated]:

@@ -29,7 +29,16 @@ _INPUT = re.compile(
     r"|.*\bdataloader_next\b|.*\bfetch_batch\b|.*\bget_batch\b",
     re.IGNORECASE,
 )
-_PACKING = re.compile(r"torch(?:::|\.)distributed(?:::|\.).*reducer::")
+#: Moves gradients in and out of buckets (DDP's reducer), shards in and out of parameters (FSDP).
+_PACKING = re.compile(r"torch(?:::|\.)distributed(?:::|\.).*reducer::|fsdp::")
+#: Hands a collective over: eager calls, functional ones (DTensor's, compiled).
+_HAND_OVER = re.compile(r"c10d::|_?c10d_functional::")
+#: The host at an exchange: what gpudiag's strategies and a user's own code mark, FSDP's hooks, and what DataParallel
+#: and its relatives do as functions of the autograd engine, or around the threads in which its replicas train.
+_EXCHANGE_RANGE = re.compile(r"gpudiag\.exchange|FSDP::|FullyShardedDataParallel\._|DataParallel\.forward")
+_EXCHANGE_FUNCTION = re.compile(
+    r"(?:autograd::engine::evaluate_function: )?(?:Broadcast|Gather|Scatter|ReduceAddCoalesced)(?:Backward)?$"
+)
 
 #: `train.py(42): log_metrics`: the file, relative to where Python finds modules, the line in which the function begins.
 _FRAME = re.compile(r"(?P<file>[^<>()]+\.py)\(\d+\): .+")
@@ -123,8 +132,10 @@ def _by_name(name: NDArray[np.int32], names: Sequence[str], value_of: Callable[[
 
 @cache
 def _operator(name: str) -> Role:
-    if name.startswith("c10d::"):
+    if _HAND_OVER.match(name):
         return Role.HAND_OVER
+    if _EXCHANGE_FUNCTION.match(name):
+        return Role.EXCHANGE
     if _INPUT.match(name):
         return Role.INPUT
     return Role.PACKING if _PACKING.match(name) else Role.OPERATOR
@@ -136,7 +147,7 @@ def _annotation(name: str) -> Role:
         return Role.STEP_MARK
     if name.startswith("Optimizer.step#"):
         return Role.OPTIMIZER
-    if name.startswith(HOST_COLLECTIVES):
+    if name.startswith(HOST_COLLECTIVES) or _EXCHANGE_RANGE.match(name):
         return Role.EXCHANGE
     if _INPUT.match(name):
         return Role.INPUT
@@ -154,13 +165,17 @@ def _kernel(name: str) -> Role:
     return Role.COMPUTE if kernel_operation(name) is None else Role.EXCHANGE
 
 
-def _copy(_name: str) -> Role:
-    return Role.COPY
+def _copy(name: str) -> Role:
+    return Role.EXCHANGE if _direction(name) == Direction.PEER else Role.COPY
 
 
 @cache
 def _direction(name: str) -> Direction:
     return next((direction for direction, pattern in _DIRECTIONS if pattern.match(name)), Direction.NONE)
+
+
+def _device_annotation(name: str) -> Role:
+    return Role.EXCHANGE if name.startswith("gpudiag.exchange") else Role.OTHER
 
 
 def _host_memory(name: str) -> HostMemory:
@@ -178,4 +193,5 @@ _ROLE_OF: dict[EventKind, Callable[[str], Role]] = {
     EventKind.KERNEL: _kernel,
     EventKind.COPY: _copy,
     EventKind.MEMSET: _copy,
+    EventKind.DEVICE_ANNOTATION: _device_annotation,
 }
