@@ -18,6 +18,7 @@ from gpudiag.model.event import EventKind, Role
 from gpudiag.model.protobuf import message_type
 from tests.analysis.diagnosis import broken
 from tests.analysis.timeline import broken_recordings as recordings
+from tests.traces.pack import unpack
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -160,9 +161,16 @@ def test_sound_recordings_are_not_accused(path: Path) -> None:
     assert not untrusted(analyze([path]))
 
 
-@pytest.mark.parametrize("name", sorted(path.stem for path in (TRACES / "whole").iterdir()))
+@pytest.mark.parametrize("name", sorted(path.stem for path in (TRACES / "whole").glob("*.npz")))
 def test_neither_are_whole_ones(name: str, whole_recording: Callable[[str], Path]) -> None:
     assert not untrusted(analyze([whole_recording(name)]))
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("path", sorted((TRACES / "whole" / "exchanges").glob("*.npz")), ids=lambda path: path.stem)
+def test_nor_is_any_way_to_exchange(path: Path, tmp_path: Path) -> None:
+    unpack(path, tmp_path)
+    assert not untrusted(analyze([tmp_path]))
 
 
 def test_a_pause_on_one_rank_is_not_another_run() -> None:
