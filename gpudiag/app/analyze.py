@@ -62,7 +62,8 @@ def analyze(
     Raises:
         UnreadableInputError: a file is missing, broken, too large or no trace, or nothing in it can be analysed.
     """
-    traces, unused = least_disturbed(paths, read_traces(paths, world_size=world_size, limits=limits), limits)
+    full = read_traces(paths, world_size=world_size, limits=limits, repeated=True)
+    traces, unused = least_disturbed(paths, full, limits)
     timeline = build_timeline(traces, world_size)
     attribution = attribute(timeline)
     if keep is not None:
@@ -82,7 +83,7 @@ def analyze(
         framework=timeline.framework,
         world_size=timeline.world_size,
         ranks_present=timeline.ranks_present,
-        steps=_steps(summarise_steps(attribution), run, case),
+        steps=_steps(summarise_steps(timeline, attribution), run, case),
         devices=summarise_devices(timeline, attribution),
         waits=summarise_waits(timeline, attribution),
         findings=findings,

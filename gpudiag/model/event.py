@@ -216,6 +216,7 @@ class Trace(msgspec.Struct, frozen=True, kw_only=True):
             collective of the host, the process waits for it. False where the training thread runs operators itself.
         operators_put_in: True where its operators are those of another recording of the same job: recording them cost
             this one nothing.
+        uses_devices: True where the trace says that its process works on a device, whatever was recorded of that.
         dropped_events: how many events the profiler said it lost; 0 when it said nothing.
         notes: what the reader had to repair or leave out, one line each, for the validity section.
     """
@@ -232,5 +233,6 @@ class Trace(msgspec.Struct, frozen=True, kw_only=True):
     step_marks: tuple[StepMarks, ...] = ()
     waits_in_collectives: bool = False
     operators_put_in: bool = False
+    uses_devices: bool = False
     dropped_events: int = 0
     notes: tuple[str, ...] = ()

@@ -2,27 +2,26 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Literal
 
 import msgspec
+
+from gpudiag.model.quantities import Bytes, Count, Devices, Milliseconds, Ordinal, Seconds
 
 RUN_SCHEMA = "gpudiag/run/1"
 RANK_SCHEMA = "gpudiag/rank/1"
 
 RunStatus = Literal["complete", "failed", "interrupted"]
 
-#: Within a step; a figure beyond eleven days is none.
-Milliseconds = Annotated[float, msgspec.Meta(ge=0, le=1e9)]
-
 
 class StepTimes(msgspec.Struct, frozen=True, kw_only=True):
     """Times of consecutive steps in milliseconds, each from one step's start to the next, device work included."""
 
-    step_ms: tuple[float, ...]
-    mean_ms: float
-    median_ms: float
-    standard_error_ms: float
-    jitter_ms: float
+    step_ms: tuple[Milliseconds, ...]
+    mean_ms: Milliseconds
+    median_ms: Milliseconds
+    standard_error_ms: Milliseconds
+    jitter_ms: Milliseconds
     """1.4826 times the median absolute deviation."""
 
 
@@ -44,8 +43,8 @@ class TimedSteps(msgspec.Struct, frozen=True, kw_only=True):
 class Warmup(msgspec.Struct, frozen=True, kw_only=True):
     """How long the run took to settle, found from the step times (or told: `automatic` is False)."""
 
-    steps: int
-    seconds: float
+    steps: Count
+    seconds: Seconds
     automatic: bool
     settled: bool
     """False when the step times were still falling when the limit on warm-up was reached."""
@@ -66,10 +65,10 @@ class RankRecord(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     schema: str = RANK_SCHEMA
-    rank: int
-    local_rank: int
+    rank: Ordinal
+    local_rank: Ordinal
     host: str
-    pid: int
+    pid: Count
     device: str
     device_name: str
     warmup: Warmup | None = None
@@ -86,9 +85,9 @@ class RankRecord(msgspec.Struct, frozen=True, kw_only=True):
 class ModelRecord(msgspec.Struct, frozen=True, kw_only=True):
     """The trained model: how many parameters, and the gradient sizes in bytes in the order of exchange."""
 
-    parameters: int
-    gradient_bytes: int
-    gradient_sizes: tuple[int, ...] = ()
+    parameters: Count
+    gradient_bytes: Bytes
+    gradient_sizes: tuple[Bytes, ...] = ()
 
 
 class RunRecord(msgspec.Struct, frozen=True, kw_only=True):
@@ -100,9 +99,9 @@ class RunRecord(msgspec.Struct, frozen=True, kw_only=True):
     workload: str
     framework: str
     strategy: str
-    world_size: int
-    nodes: int
-    batch_size_per_device: int | None
+    world_size: Devices
+    nodes: Devices
+    batch_size_per_device: Count | None
     options: dict[str, str] = {}
     model: ModelRecord | None = None
     software: dict[str, str] = {}

@@ -46,6 +46,9 @@ _FRAME = re.compile(r"(?P<file>[^<>()]+\.py)\(\d+\): .+")
 _LIBRARIES = sys.stdlib_module_names | {"torch", "torchvision", "torchaudio", "numpy", "gpudiag", "triton", "nvtx"}
 _INSTALLED = ("site-packages", "dist-packages", "/lib/python")
 
+#: What PyTorch runs on GPUs only: operators of vendors' libraries.
+_ON_GPUS = ("aten::cudnn_", "aten::_cudnn", "aten::miopen_")
+
 #: Directions as CUPTI's tools write them (`Memcpy HtoD (Pinned -> Device)`) and as ROCm's do (`CopyHostToDevice`).
 _DIRECTIONS = (
     (Direction.HOST_TO_DEVICE, re.compile(r"Memcpy HtoD|.*CopyHostToDevice")),
@@ -94,6 +97,11 @@ def step_marks_of(events: EventTable) -> tuple[StepMarks, ...]:
             numbers = [int(text) if text is not None and len(text) < 18 else NO_NUMBER for text in carried.values()]
             marks.append(StepMarks(source=source, row=rows[list(carried)], number=np.array(numbers, np.int64)))
     return tuple(marks)
+
+
+def runs_on_gpus(names: Sequence[str]) -> bool:
+    """Whether events of these names, of operators among others, are of a process that uses GPUs."""
+    return any(name.startswith(_ON_GPUS) for name in names)
 
 
 def is_users(name: str) -> bool:
