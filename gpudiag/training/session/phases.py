@@ -271,7 +271,7 @@ class Phases:
                 window.discard()
             self._note(
                 "no-light-recording",
-                f"the light recording failed ({type(error).__name__}: {error}); recorded with operators only",
+                f"no light recording ({type(error).__name__}: {error}): steps are recorded with operators only",
             )
 
     def _take_window(self) -> Window | None:
