@@ -240,13 +240,15 @@ class Phases:
             recorded = step - WARMUP_STEPS
             if recorded == 0:
                 self._clock.restart()
-            self._progress.tell("profiled", max(0, recorded), self._active)
+            done = _RECORDINGS.index(recording) * self._active + max(0, recorded)
+            self._progress.tell("profiled", done, len(_RECORDINGS) * self._active)
             yield
             if recorded >= 0:
                 self._clock.mark()
             if recorded == self._active - 1:
                 self._clock.finish()
-                self._progress.tell("saving")
+                if recording == _RECORDINGS[-1]:
+                    self._progress.tell("saving")
             if self._window is not None:
                 with guard():
                     self._window.step()
