@@ -240,13 +240,15 @@ class Phases:
             recorded = step - WARMUP_STEPS
             if recorded == 0:
                 self._clock.restart()
-            self._progress.tell("profiled", max(0, recorded), self._active)
+            done = _RECORDINGS.index(recording) * self._active + max(0, recorded)
+            self._progress.tell("profiled", done, len(_RECORDINGS) * self._active)
             yield
             if recorded >= 0:
                 self._clock.mark()
             if recorded == self._active - 1:
                 self._clock.finish()
-                self._progress.tell("saving")
+                if recording == _RECORDINGS[-1]:
+                    self._progress.tell("saving")
             if self._window is not None:
                 with guard():
                     self._window.step()
@@ -271,7 +273,7 @@ class Phases:
                 window.discard()
             self._note(
                 "no-light-recording",
-                f"the light recording failed ({type(error).__name__}: {error}); recorded with operators only",
+                f"no light recording ({type(error).__name__}: {error}): steps are recorded with operators only",
             )
 
     def _take_window(self) -> Window | None:

@@ -33,7 +33,8 @@ def check(analysis: dict[str, Any], record: dict[str, Any], *, processes: int = 
     for rank in record["ranks"]:
         assert len(rank["unprofiled"]["step_ms"]) == len(rank["timed"]["host_ms"]) == 4
         assert rank["timed"]["lead_ms"] is None
-        assert len(rank["light"]["step_ms"]) == len(rank["profiled"]["step_ms"])
+        # Each recording of several CPU processes is a risk.
+        assert (rank["light"] is None) == ("no-light-recording" in rank["notes"]) == (processes > 1)
         assert rank["device"].startswith("CPU:")
     assert record["software"]["tensorflow"]
     assert record["software"]["keras"]

@@ -82,7 +82,13 @@ class TensorflowRuntime:
     def window(
         self, path: Path, *, active: int, devices: Sequence[Any], recording: Recording = "full"
     ) -> TensorflowWindow:
-        """A window of tf.profiler, which records all devices of the process."""
+        """A window of tf.profiler, which records all devices of the process.
+
+        Raises:
+            RuntimeError: a light one in a job of several CPU processes, of which each recording is a risk.
+        """
+        if recording == "light" and not self.on_gpu(devices[0]) and self.place(devices).world_size > 1:
+            raise RuntimeError("TensorFlow may crash when a recording of several CPU processes ends: there is but one")
         return TensorflowWindow(path, active=active, on_gpu=self.on_gpu(devices[0]), light=recording == "light")
 
     def describe(self, model: Any, gradient_sizes: Sequence[int]) -> ModelRecord:
