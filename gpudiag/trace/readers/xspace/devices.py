@@ -83,8 +83,8 @@ def _of_device(process: Process, device: int, threads: tuple[_Thread, ...], over
         lasting = events.end_ns[training] > events.start_ns[training]
         kept[training[lasting & (events.kind[training] != EventKind.RUNTIME)]] = True
     rows = np.flatnonzero(kept)
-    waits = _waits(process, device, calls)
-    table, place = _with_waits(events, rows, waits, _waiting_thread(process, calls))
+    waits, roles = _waits(process, device, calls)
+    table, place = _with_waits(events, rows, waits, roles, _waiting_thread(process, calls))
     return replace(
         trace,
         events=table,
@@ -98,22 +98,24 @@ def _of_device(process: Process, device: int, threads: tuple[_Thread, ...], over
     )
 
 
-def _waits(process: Process, device: int, calls: NDArray[np.intp]) -> Intervals:
-    """When the executor waited for this GPU."""
+def _waits(process: Process, device: int, calls: NDArray[np.intp]) -> tuple[Intervals, NDArray[np.uint8]]:
+    """When the executor waited for this GPU, and the role of that: an exchange where it waited for one to end."""
     events = process.trace.events
     work = np.flatnonzero((events.device == device) & (events.correlation != NO_CORRELATION))
     work = work[np.argsort(events.correlation[work], kind="stable")]
     if not len(work):
-        return EMPTY
+        return EMPTY, np.empty(0, np.uint8)
     slot = np.minimum(np.searchsorted(events.correlation[work], events.correlation[calls]), len(work) - 1)
     found = events.correlation[work[slot]] == events.correlation[calls]
-    calls, ends = calls[found], events.end_ns[work[slot[found]]]
+    calls, work = calls[found], work[slot[found]]
     fetching = np.flatnonzero(events.role == Role.INPUT)
-    return device_waits(
+    waits, last = device_waits(
         Intervals(events.start_ns[calls], events.end_ns[calls]),
-        ends,
+        events.end_ns[work],
         union(Intervals(events.start_ns[fetching], events.end_ns[fetching])),
     )
+    exchanging = events.role[work[last]] == Role.EXCHANGE
+    return waits, np.where(exchanging, np.uint8(Role.EXCHANGE), np.uint8(Role.SYNCHRONIZATION))
 
 
 def _waiting_thread(process: Process, calls: NDArray[np.intp]) -> int:
@@ -124,7 +126,7 @@ def _waiting_thread(process: Process, calls: NDArray[np.intp]) -> int:
 
 
 def _with_waits(
-    events: EventTable, rows: NDArray[np.intp], waits: Intervals, thread: int
+    events: EventTable, rows: NDArray[np.intp], waits: Intervals, roles: NDArray[np.uint8], thread: int
 ) -> tuple[EventTable, NDArray[np.intp]]:
     """The table of these rows and of waits, as calls that block; and where each row of them now is."""
     count = len(waits)
@@ -132,7 +134,7 @@ def _with_waits(
     end = np.concatenate([events.end_ns[rows], waits.end])
     order = np.lexsort((-end, start))
 
-    def column(values: NDArray[Any], added: int) -> NDArray[Any]:
+    def column(values: NDArray[Any], added: int | NDArray[Any]) -> NDArray[Any]:
         return np.concatenate([values[rows], np.full(count, added, values.dtype)])[order]
 
     table = EventTable(
@@ -144,7 +146,7 @@ def _with_waits(
         device=column(events.device, HOST),
         correlation=column(events.correlation, NO_CORRELATION),
         size_bytes=column(events.size_bytes, NO_SIZE),
-        role=column(events.role, Role.SYNCHRONIZATION),
+        role=column(events.role, roles),
         direction=column(events.direction, Direction.NONE),
         host_memory=column(events.host_memory, HostMemory.UNKNOWN),
         names=(*events.names, DEVICE_WAIT),

@@ -23,6 +23,7 @@ from gpudiag.model.event import (
 )
 from gpudiag.trace.readers.kineto.collective_names import kernel_operation
 from gpudiag.trace.readers.xspace.copies import copy_of, set_bytes
+from gpudiag.trace.readers.xspace.exchanges import Exchanges, find_exchanges
 from gpudiag.trace.readers.xspace.host import NO_STEP, host_kinds, host_operation, host_roles
 from gpudiag.trace.readers.xspace.planes import BUFFER, COPY_DETAILS, CORRELATION, DEVICE, SET_DETAILS, Plane
 
@@ -101,12 +102,13 @@ def assemble(planes: Sequence[Plane], *, shown: str, host: str, begun_ns: int, n
     names = _Names()
     devices = [plane for plane in planes if plane.device is not None]
     base = min((plane.base_ns for plane in planes if len(plane.name)), default=0)
-    parts: list[_Columns] = [_device_columns(plane, names, base) for plane in devices]
+    exchanges = find_exchanges(planes)
+    parts: list[_Columns] = [_device_columns(plane, names, base, exchanges) for plane in devices]
     training = None
     launched = _launched(parts)
     for plane in planes:
         if plane.device is None:
-            columns, line = _host_columns(plane, names, base, launched, has_devices=bool(devices))
+            columns, line = _host_columns(plane, names, base, launched, exchanges, has_devices=bool(devices))
             parts.append(columns)
             training = plane.lines[line][0] if line is not None and training is None else training
     joined = {field: np.concatenate([getattr(part, field) for part in parts]) for field in _Columns.__struct_fields__}
@@ -147,7 +149,7 @@ def _model(plane: Plane) -> str:
     return model if isinstance(model, str) else ""
 
 
-def _device_columns(plane: Plane, names: _Names, base: int) -> _Columns:
+def _device_columns(plane: Plane, names: _Names, base: int, exchanges: Exchanges) -> _Columns:
     count = len(plane.name)
     kind = np.full(count, EventKind.KERNEL, np.uint8)
     size = np.full(count, NO_SIZE, np.int64)
@@ -172,6 +174,8 @@ def _device_columns(plane: Plane, names: _Names, base: int) -> _Columns:
     communicates = np.array([kernel_operation(text) is not None for text in plane.names], np.bool_)
     role = np.where(kind == EventKind.KERNEL, np.uint8(Role.COMPUTE), np.uint8(Role.COPY))
     role[(kind == EventKind.KERNEL) & communicates[plane.name]] = Role.EXCHANGE
+    role[(kind == EventKind.COPY) & ((direction == Direction.PEER) | exchanges.sends(plane))] = Role.EXCHANGE
+    role[(kind == EventKind.KERNEL) & exchanges.adds(plane)] = Role.PACKING
     streams = np.array([ident for ident, _ in plane.lines], np.int64)
     return _Columns(
         kind=kind,
@@ -227,14 +231,14 @@ def _launched(parts: Sequence[_Columns]) -> _Launched:
 
 
 def _host_columns(
-    plane: Plane, names: _Names, base: int, launched: _Launched, *, has_devices: bool
+    plane: Plane, names: _Names, base: int, launched: _Launched, exchanges: Exchanges, *, has_devices: bool
 ) -> tuple[_Columns, int | None]:
     """The columns of a host plane, and the index of the line with the step marks."""
     kind, step, training = host_kinds(plane, has_devices=has_devices)
     index = np.array([names(name) for name in plane.names], np.int32)
     name = index[plane.name] if len(index) else np.empty(0, np.int32)
     correlation = _correlation(plane)
-    role = host_roles(plane, kind, step, has_devices=has_devices)
+    role = host_roles(plane, kind, step, exchanges, has_devices=has_devices)
     target = np.where(kind == EventKind.RUNTIME, plane.whole(DEVICE, NO_DEVICE), NO_DEVICE)
     calls = np.flatnonzero(kind == EventKind.RUNTIME)
     if len(calls) and len(launched.correlation):
@@ -289,8 +293,8 @@ def _collectives(table: EventTable, buffer: NDArray[np.int64]) -> tuple[Collecti
 
     Their process group is not recorded: TensorFlow's replicas are one group.
     """
-    rows = np.flatnonzero(table.role == Role.EXCHANGE).tolist()
-    names = {row: table.name_of(row) for row in rows}
+    names = {row: table.name_of(row) for row in np.flatnonzero(table.role == Role.EXCHANGE).tolist()}
+    rows = [row for row, name in names.items() if kernel_operation(name) or host_operation(name)]
     return tuple(
         CollectiveCall(
             row=row,

@@ -31,8 +31,10 @@ _PAUSE_NS = 500 * NS_PER_US
 _SOON_NS = 2_000 * NS_PER_US
 
 
-def device_waits(calls: Intervals, ends: Times, waiting: Intervals) -> Intervals:
+def device_waits(calls: Intervals, ends: Times, waiting: Intervals) -> tuple[Intervals, NDArray[np.intp]]:
     """The waits of one device's launching, each from the last launch before it to the end of what it waited for.
+
+    Beside them comes which call launched what each waited for.
 
     Args:
         calls: the n calls that launch work there, by start.
@@ -40,13 +42,14 @@ def device_waits(calls: Intervals, ends: Times, waiting: Intervals) -> Intervals
         waiting: when the training thread waited for data, a normal set.
     """
     if len(calls) < 2:
-        return EMPTY
+        return EMPTY, np.empty(0, np.intp)
     reach = np.maximum.accumulate(calls.end)[:-1]
     done = np.maximum.accumulate(ends)[:-1]
+    last = np.maximum.accumulate(np.where(ends[:-1] == done, np.arange(len(done)), 0))
     following = calls.start[1:]
     waits = (following - reach >= _PAUSE_NS) & (done > reach) & (done <= following) & (following - done <= _SOON_NS)
     begin, end = reach[waits], done[waits]
     bounds = np.stack([begin, end], axis=1).ravel()
     fetched = lengths_between(intersect(waiting, union(Intervals(begin, end))), bounds)[::2] if len(bounds) else bounds
     own = fetched < _PAUSE_NS
-    return Intervals(begin[own], end[own])
+    return Intervals(begin[own], end[own]), last[waits][own]
