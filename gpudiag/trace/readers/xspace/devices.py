@@ -15,7 +15,7 @@ import numpy as np
 from msgspec.structs import replace
 from numpy.typing import NDArray
 
-from gpudiag.intervals import EMPTY, Intervals, union
+from gpudiag.intervals import Intervals
 from gpudiag.model.event import (
     DEVICE_WORK,
     HOST,
@@ -29,7 +29,7 @@ from gpudiag.model.event import (
     Trace,
 )
 from gpudiag.trace.readers.xspace.process import Process, step_marks_of
-from gpudiag.trace.readers.xspace.waits import DEVICE_WAIT, device_waits
+from gpudiag.trace.readers.xspace.waits import DEVICE_WAIT, EXCHANGE_WAIT, executor_waits
 
 
 def trace_per_device(process: Process) -> tuple[Trace, ...]:
@@ -83,7 +83,7 @@ def _of_device(process: Process, device: int, threads: tuple[_Thread, ...], over
         lasting = events.end_ns[training] > events.start_ns[training]
         kept[training[lasting & (events.kind[training] != EventKind.RUNTIME)]] = True
     rows = np.flatnonzero(kept)
-    waits, roles = _waits(process, device, calls)
+    waits, roles = executor_waits(process, device, calls)
     table, place = _with_waits(events, rows, waits, roles, _waiting_thread(process, calls))
     return replace(
         trace,
@@ -96,26 +96,6 @@ def _of_device(process: Process, device: int, threads: tuple[_Thread, ...], over
             if events.device[call.row] == device
         ),
     )
-
-
-def _waits(process: Process, device: int, calls: NDArray[np.intp]) -> tuple[Intervals, NDArray[np.uint8]]:
-    """When the executor waited for this GPU, and the role of that: an exchange where it waited for one to end."""
-    events = process.trace.events
-    work = np.flatnonzero((events.device == device) & (events.correlation != NO_CORRELATION))
-    work = work[np.argsort(events.correlation[work], kind="stable")]
-    if not len(work):
-        return EMPTY, np.empty(0, np.uint8)
-    slot = np.minimum(np.searchsorted(events.correlation[work], events.correlation[calls]), len(work) - 1)
-    found = events.correlation[work[slot]] == events.correlation[calls]
-    calls, work = calls[found], work[slot[found]]
-    fetching = np.flatnonzero(events.role == Role.INPUT)
-    waits, last = device_waits(
-        Intervals(events.start_ns[calls], events.end_ns[calls]),
-        events.end_ns[work],
-        union(Intervals(events.start_ns[fetching], events.end_ns[fetching])),
-    )
-    exchanging = events.role[work[last]] == Role.EXCHANGE
-    return waits, np.where(exchanging, np.uint8(Role.EXCHANGE), np.uint8(Role.SYNCHRONIZATION))
 
 
 def _waiting_thread(process: Process, calls: NDArray[np.intp]) -> int:
@@ -139,7 +119,7 @@ def _with_waits(
 
     table = EventTable(
         kind=column(events.kind, EventKind.RUNTIME),
-        name=column(events.name, len(events.names)),
+        name=column(events.name, len(events.names) + (roles == Role.EXCHANGE)),
         start_ns=start[order],
         end_ns=end[order],
         thread=column(events.thread, thread),
@@ -149,7 +129,7 @@ def _with_waits(
         role=column(events.role, roles),
         direction=column(events.direction, Direction.NONE),
         host_memory=column(events.host_memory, HostMemory.UNKNOWN),
-        names=(*events.names, DEVICE_WAIT),
+        names=(*events.names, DEVICE_WAIT, EXCHANGE_WAIT),
     )
     place = np.empty(len(order), np.intp)
     place[order] = np.arange(len(order))

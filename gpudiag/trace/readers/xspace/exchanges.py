@@ -56,11 +56,13 @@ class Exchanges(msgspec.Struct, frozen=True, kw_only=True):
         keys: keys of copies and of ops that send.
         tensors: ops whose results are sent.
         sums: ops that add up what several devices sent.
+    consumers: ops that need what was sent.
     """
 
     keys: frozenset[str] = frozenset()
     tensors: frozenset[str] = frozenset()
     sums: frozenset[str] = frozenset()
+    consumers: frozenset[str] = frozenset()
 
     def sends(self, plane: Plane) -> NDArray[np.bool_]:
         """bool[n]: the copies and ops that carry a tensor of an exchange."""
@@ -73,10 +75,14 @@ class Exchanges(msgspec.Struct, frozen=True, kw_only=True):
         added = np.fromiter((_op(name) in self.sums for name in plane.names), np.bool_, len(plane.names))
         return added[plane.name] if len(added) else np.zeros(len(plane.name), np.bool_)
 
+    def needs(self, plane: Plane) -> NDArray[np.bool_]:
+        """bool[n]: the kernels and copies of a GPU that could not be launched before an exchange had ended."""
+        return _told(plane, OP, [text for text in plane.texts.values() if _op(text) in self.consumers])
+
     def receives(self, plane: Plane) -> NDArray[np.bool_]:
         """bool[n]: the begin of a host's wait for such a tensor."""
-        names = {text for text in plane.texts.values() if _NUMBER.sub("", text) in self.tensors and _NUMBER.search(text)}
-        return _told(plane, NODE, names)
+        numbered = [text for text in plane.texts.values() if _NUMBER.search(text)]
+        return _told(plane, NODE, [text for text in numbered if _NUMBER.sub("", text) in self.tensors])
 
 
 def find_exchanges(planes: Sequence[Plane]) -> Exchanges:
@@ -100,7 +106,13 @@ def find_exchanges(planes: Sequence[Plane]) -> Exchanges:
         keys=frozenset(route.key for route in chosen),
         tensors=frozenset(route.tensor for route in chosen),
         sums=frozenset(sums),
+        consumers=frozenset(route.consumer for route in chosen),
     )
+
+
+def of_loader(plane: Plane) -> NDArray[np.bool_]:
+    """bool[n]: the copies for the function that gives a device its batches, of a loader that feeds several."""
+    return _told(plane, OP, [text for text in plane.texts.values() if text.endswith(":RemoteCall")])
 
 
 def _routes(plane: Plane) -> Iterable[Route]:

@@ -26,6 +26,8 @@ from gpudiag.trace.readers.xspace.planes import CORRELATION, STEP, Plane
 INPUT = re.compile(r"Iterator(?:GetNext|GetNextAsOptional|GetNextSync)(?:Op)?::DoCompute")
 #: Layers of a function call; innermost ones where a low trace level records nothing inside.
 _LAYERS = re.compile(r"KernelAndDeviceFunc::Run|EagerKernelExecute|EagerExecute|EagerLocalExecute|TFE_Py_Execute")
+#: The layer within which executors run a function.
+_FUNCTION = "KernelAndDeviceFunc::Run"
 _OWN_INPUT = re.compile(r"gpudiag\.input$")
 _PYTHON = re.compile(r"\$")  # the Python tracer: "$file.py:12 function"
 
@@ -49,6 +51,11 @@ def host_operation(name: str) -> str | None:
     """
     match = _COLLECTIVE.match(name)
     return _OPERATIONS[match[1]] if match else None
+
+
+def is_function(name: str) -> bool:
+    """Whether an event is a function's run, which ends when all that its executors had to do has."""
+    return name == _FUNCTION
 
 
 def host_kinds(plane: Plane, *, has_devices: bool) -> tuple[NDArray[np.uint8], NDArray[np.int64], int | None]:

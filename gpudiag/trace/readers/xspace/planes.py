@@ -15,7 +15,7 @@ from gpudiag.trace.readers.xspace.wire import RawEvents, decode_events
 CORRELATION, DEVICE = "correlation_id", "device_id"
 STEP, BUFFER = "step_num", "buffer_size"
 COPY_DETAILS, SET_DETAILS = "memcpy_details", "Memset_details"
-#: Of what is sent from device to device: the key by which both sides know it, the op that made it, the op that it is for.
+#: Of what is sent from device to device: the key by which both sides know it, whose result it is, and who needs it.
 KEY, FROM, TO = "key", "from", "to"
 #: The op of a kernel or copy; the graph's node that an executor begins.
 OP, NODE = "tf_op", "name"

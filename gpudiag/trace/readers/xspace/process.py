@@ -23,7 +23,7 @@ from gpudiag.model.event import (
 )
 from gpudiag.trace.readers.kineto.collective_names import kernel_operation
 from gpudiag.trace.readers.xspace.copies import copy_of, set_bytes
-from gpudiag.trace.readers.xspace.exchanges import Exchanges, find_exchanges
+from gpudiag.trace.readers.xspace.exchanges import Exchanges, find_exchanges, of_loader
 from gpudiag.trace.readers.xspace.host import NO_STEP, host_kinds, host_operation, host_roles
 from gpudiag.trace.readers.xspace.planes import BUFFER, COPY_DETAILS, CORRELATION, DEVICE, SET_DETAILS, Plane
 
@@ -51,11 +51,13 @@ class Process(msgspec.Struct, frozen=True, kw_only=True):
         trace: everything in one table, rank unknown.
         launches_on: int16[n], for each runtime call the GPU that it gives work to; `NO_DEVICE` for all else.
         training_thread: the thread with the step marks, None without any.
+        needs_exchange: bool[n], the work of GPUs that could not be launched before an exchange had ended.
     """
 
     trace: Trace
     launches_on: NDArray[np.int16]
     training_thread: int | None
+    needs_exchange: NDArray[np.bool_]
 
 
 class _Names:
@@ -87,6 +89,8 @@ class _Columns(msgspec.Struct, frozen=True, kw_only=True):
     host_memory: NDArray[np.uint8]
     target: NDArray[np.int16]
     buffer: NDArray[np.int64]
+    needs_exchange: NDArray[np.bool_]
+    of_loader: NDArray[np.bool_]
 
 
 def assemble(planes: Sequence[Plane], *, shown: str, host: str, begun_ns: int, notes: list[str]) -> Process:
@@ -141,7 +145,12 @@ def assemble(planes: Sequence[Plane], *, shown: str, host: str, begun_ns: int, n
         waits_in_collectives=True,
         notes=tuple(notes),
     )
-    return Process(trace=trace, launches_on=joined["target"], training_thread=training)
+    return Process(
+        trace=trace,
+        launches_on=joined["target"],
+        training_thread=training,
+        needs_exchange=joined["needs_exchange"],
+    )
 
 
 def _model(plane: Plane) -> str:
@@ -191,6 +200,8 @@ def _device_columns(plane: Plane, names: _Names, base: int, exchanges: Exchanges
         host_memory=host_memory,
         target=np.full(count, NO_DEVICE, np.int16),
         buffer=plane.whole(BUFFER, 0),
+        needs_exchange=(role == Role.EXCHANGE) | exchanges.needs(plane),
+        of_loader=of_loader(plane),
     )
 
 
@@ -214,20 +225,17 @@ class _Launched(msgspec.Struct, frozen=True):
     kind: NDArray[np.uint8]
     device: NDArray[np.int16]
     direction: NDArray[np.uint8]
+    of_loader: NDArray[np.bool_]
 
 
 def _launched(parts: Sequence[_Columns]) -> _Launched:
     if not parts:
-        return _Launched(np.empty(0, np.int64), np.empty(0, np.uint8), np.empty(0, np.int16), np.empty(0, np.uint8))
-    correlation = np.concatenate([part.correlation for part in parts])
-    order = np.argsort(correlation, kind="stable")
-    order = order[correlation[order] != NO_CORRELATION]
-    return _Launched(
-        correlation[order],
-        np.concatenate([part.kind for part in parts])[order],
-        np.concatenate([part.device for part in parts])[order],
-        np.concatenate([part.direction for part in parts])[order],
-    )
+        none = np.empty(0, np.uint8)
+        return _Launched(none.astype(np.int64), none, none.astype(np.int16), none, none.astype(np.bool_))
+    columns = {field: np.concatenate([getattr(part, field) for part in parts]) for field in _Launched.__struct_fields__}
+    order = np.argsort(columns["correlation"], kind="stable")
+    order = order[columns["correlation"][order] != NO_CORRELATION]
+    return _Launched(**{field: column[order] for field, column in columns.items()})
 
 
 def _host_columns(
@@ -251,6 +259,8 @@ def _host_columns(
             mine = calls[(launched.kind[slot] == what) & (launched.direction[slot] == direction)]
             if len(mine):
                 name[mine], role[mine] = names(call), does
+        # Who waits for it is the loader, in a thread of its own.
+        role[calls[launched.of_loader[slot] & (launched.direction[slot] == Direction.DEVICE_TO_HOST)]] = Role.LAUNCH
     for mark in np.flatnonzero(step != NO_STEP).tolist():
         if kind[mark] == EventKind.ANNOTATION:
             # As TensorFlow's own TraceMe encodes it.
@@ -270,6 +280,8 @@ def _host_columns(
         host_memory=np.zeros(len(kind), np.uint8),
         target=np.clip(target, NO_DEVICE, np.iinfo(np.int16).max).astype(np.int16),
         buffer=np.zeros(len(kind), np.int64),
+        needs_exchange=np.zeros(len(kind), np.bool_),
+        of_loader=np.zeros(len(kind), np.bool_),
     )
     return columns, training
 

@@ -13,11 +13,11 @@ from gpudiag.analysis.timeline import build_timeline
 from gpudiag.app.analyze import analyze
 from gpudiag.errors import NotATraceError, TooLargeError, UnreadableInputError
 from gpudiag.model.analysis import BUCKETS
-from gpudiag.model.event import DEVICE_WORK, NO_CORRELATION, EventKind
+from gpudiag.model.event import DEVICE_WORK, NO_CORRELATION, EventKind, Role
 from gpudiag.model.protobuf import message_type
 from gpudiag.trace import ReadLimits, read_traces
 from gpudiag.trace.profiles import read_processes
-from gpudiag.trace.readers.xspace.waits import DEVICE_WAIT
+from gpudiag.trace.readers.xspace.waits import EXCHANGE_WAIT
 from tests.trace.documents import TRACES
 from tests.trace.readers.xspace.spaces import SpaceBuilder, two_gpus
 
@@ -37,7 +37,7 @@ def test_each_gpu_is_a_rank(tmp_path: Path) -> None:
         work = trace.events.rows_of(*DEVICE_WORK)
         assert set(trace.events.device[work].tolist()) == {trace.rank}
         calls = trace.events.rows_of(EventKind.RUNTIME)
-        assert {trace.events.name_of(row) for row in calls} == {"cuLaunchKernel", DEVICE_WAIT}
+        assert {trace.events.name_of(row) for row in calls} == {"cuLaunchKernel", EXCHANGE_WAIT}
         calls = calls[trace.events.correlation[calls] != NO_CORRELATION]
         assert set(trace.events.correlation[work]) == set(trace.events.correlation[calls])
         assert [call.size_bytes for call in trace.collectives] == [4096] * 4
@@ -118,10 +118,13 @@ def test_the_real_trace() -> None:
         assert [call.operation for call in trace.collectives] == ["all_reduce"] * 3
         assert [call.size_bytes for call in trace.collectives] == [102334368] * 3
         events = trace.events
-        waits = [row for row in events.rows_of(EventKind.RUNTIME) if events.name_of(row) == DEVICE_WAIT]
+        waits = [row for row in events.rows_of(EventKind.RUNTIME) if events.name_of(row) == EXCHANGE_WAIT]
+        assert {Role(events.role[row]) for row in waits} == {Role.EXCHANGE}
         # The optimizer is launched when the all-reduce has ended, in each step.
-        ends = [int(events.end_ns[call.row]) for call in trace.collectives]
-        assert set(ends) <= {int(events.end_ns[row]) for row in waits}
+        for call in trace.collectives:
+            end = int(events.end_ns[call.row])
+            (wait,) = [row for row in waits if events.start_ns[row] < end <= events.end_ns[row]]
+            assert events.end_ns[wait] - end < 2_000_000
         assert len(events.rows_of(EventKind.OVERHEAD)) > 0
 
 
