@@ -66,6 +66,7 @@ class HostThread(msgspec.Struct, frozen=True, kw_only=True):
         thread: the thread's id in the trace.
         busy: inside any framework op, annotation of work, or runtime call, short pauses between them included.
         input: waiting for data (DataLoader, `gpudiag.input`, tf.data).
+        exchange: in an exchange: carrying it out, or waiting for one.
         blocked: raw intervals of calls that waited for the device, by start: synchronizations and copies that block.
         blocking_calls: the name of each of those calls.
     """
@@ -73,6 +74,7 @@ class HostThread(msgspec.Struct, frozen=True, kw_only=True):
     thread: int
     busy: Intervals
     input: Intervals
+    exchange: Intervals
     blocked: Intervals
     blocking_calls: tuple[str, ...]
 

@@ -44,7 +44,11 @@ def attribute_lane(lane: Lane) -> LaneAttribution:
     joined = np.where(known, collectives.last_arrival, collectives.start)
     compute = within(lane.ops.intervals(OpClass.COMPUTE))
     # On a CPU lane the collective runs on another thread; the op that hands it over is communication too.
-    handed_over = lane.ops.intervals(OpClass.COMMUNICATION) if lane.is_cpu else EMPTY
+    handed_over = lane.ops.intervals(OpClass.COMMUNICATION)
+    if not lane.is_cpu:
+        in_table = np.isin(lane.ops.row, collectives.row)
+        chosen = (lane.ops.op_class == OpClass.COMMUNICATION) & ~in_table
+        handed_over = Intervals(lane.ops.start[chosen], lane.ops.end[chosen])
     communication = within(Intervals(collectives.start, collectives.end), handed_over)
     transfer_all = within(Intervals(joined, collectives.end), handed_over)
     transfer = subtract(transfer_all, compute)
@@ -53,6 +57,11 @@ def attribute_lane(lane: Lane) -> LaneAttribution:
     copy = subtract(within(lane.ops.intervals(OpClass.COPY)), taken)
     free = complement(union(taken, copy), begin, end)
     idle = split_idle(lane, free)
+    # A gap between ops that stood in the queue is the device's own, whatever the host waited for.
+    on_host = union(*(thread.exchange for thread in lane.threads.values()))
+    by_host = EMPTY if lane.is_cpu else subtract(intersect(free, on_host), union(idle.queued, idle.input))
+    idle = idle.without(by_host)
+    transfer = union(transfer, by_host)
     parts = {
         "compute": compute,
         "communication_transfer": transfer,

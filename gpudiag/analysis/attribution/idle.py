@@ -38,6 +38,10 @@ class IdleSplit(msgspec.Struct, frozen=True, kw_only=True):
     unmarked_input: Intervals
     queued: Intervals
 
+    def without(self, part: Intervals) -> IdleSplit:
+        """All of it outside a normal set."""
+        return IdleSplit(**{name: subtract(getattr(self, name), part) for name in self.__struct_fields__})
+
 
 def split_idle(lane: Lane, free: Intervals) -> IdleSplit:
     """Split the idle time of one lane by cause.

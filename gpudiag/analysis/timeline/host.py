@@ -45,6 +45,7 @@ def host_threads(
             thread=int(ident),
             busy=union(_raw(start, end, mine[working[mine] & ~waits[mine]]), bridge_ns=PAUSE_NS),
             input=union(_raw(start, end, mine[waiting[mine]])),
+            exchange=union(_raw(start, end, mine[role[mine] == Role.EXCHANGE])),
             blocked=_raw(start, end, blocks),
             blocking_calls=tuple(events.name_of(row) for row in rows[blocks].tolist()),
         )

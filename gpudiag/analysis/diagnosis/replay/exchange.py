@@ -16,8 +16,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gpudiag.analysis.diagnosis.replay.graph import NONE, Graph
-from gpudiag.intervals import Intervals, union
-from gpudiag.model.event import Role
+from gpudiag.intervals import Intervals, lengths_between, subtract, union
+from gpudiag.model.event import HOST, EventKind, EventTable, Role
 from gpudiag.model.timeline import OpClass, Timeline
 from gpudiag.units import NS_PER_US
 
@@ -69,3 +69,31 @@ def undisturbed_gaps(graph: Graph, timeline: Timeline) -> NDArray[np.float64]:
         usual = float(np.median(gap[mine[~beside]]))
         gap[mine[beside]] = np.minimum(gap[mine[beside]], usual)
     return gap
+
+
+def exchange_on_host(graph: Graph, timeline: Timeline) -> tuple[NDArray[np.bool_], NDArray[np.float64]]:
+    """What the host does for an exchange that it carries out itself, as TensorFlow's executor does.
+
+    Returns:
+        bool[n], the nodes that wait for an exchange; float64[n], what of the work before each node was the exchange's:
+        its own spans, as long as nothing was launched beside them.
+    """
+    host = graph.host
+    waits, work = np.zeros(len(host.time), np.bool_), np.zeros(len(host.time))
+    for (first, after), trace in zip(graph.chains, graph.ranks, strict=True):
+        events = timeline.traces[trace].events
+        nodes = np.arange(first, after)[host.row[first:after] != NONE]
+        if not len(nodes):
+            continue
+        waits[nodes] = events.role[host.row[nodes]] == Role.EXCHANGE
+        shift = next(lane.shift_ns for lane in timeline.lanes if lane.trace == trace)
+        exchanging = (events.role == Role.EXCHANGE) & (events.device == HOST) & (events.kind != EventKind.RUNTIME)
+        launching = (events.kind == EventKind.RUNTIME) & (events.role != Role.EXCHANGE)
+        own = subtract(_spans(events, exchanging, shift), _spans(events, launching, shift))
+        time = host.time[nodes].astype(np.int64)
+        work[nodes] = lengths_between(own, np.concatenate([time[:1], time]))
+    return waits, np.minimum(work, host.busy)
+
+
+def _spans(events: EventTable, chosen: NDArray[np.bool_], shift_ns: int) -> Intervals:
+    return union(Intervals(events.start_ns[chosen] + shift_ns, events.end_ns[chosen] + shift_ns))

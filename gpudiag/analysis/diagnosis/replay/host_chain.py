@@ -59,7 +59,7 @@ def chain_of(timeline: Timeline, trace_index: int, lanes: list[Lane], parts: lis
     events = timeline.traces[trace_index].events
     shift = lane.shift_ns
     begin, end = body_span(lane)
-    threads = _chain_threads(lane)
+    threads = _chain_threads(lane, anyone=timeline.traces[trace_index].waits_in_collectives)
     rows = events.rows_of(EventKind.RUNTIME)
     rows = rows[np.isin(events.thread[rows], threads)]
     start, stop = events.start_ns[rows] + shift, events.end_ns[rows] + shift
@@ -137,13 +137,15 @@ def step_index(lane: Lane, time: NDArray[np.int64]) -> NDArray[np.int64]:
     return np.clip(index, 0, max(len(lane.window_steps) - 1, 0)).astype(np.int64)
 
 
-def _chain_threads(lane: Lane) -> list[int]:
-    """The training thread and the launching threads that take turns with it."""
+def _chain_threads(lane: Lane, *, anyone: bool) -> list[int]:
+    """The training thread and the launching threads that take turns with it: all, where an executor's work for it."""
     main = lane.steps.thread
     training = lane.threads.get(main)
     launchers = [int(t) for t in np.unique(lane.ops.launch_thread) if t not in {UNKNOWN, main}]
     if training is None:
         return launchers
+    if anyone:
+        return [main, *launchers]
     turns = [
         t
         for t in launchers

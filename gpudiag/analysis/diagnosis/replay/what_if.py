@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from gpudiag.analysis.diagnosis.replay.build import build_graph
 from gpudiag.analysis.diagnosis.replay.excess import Excess
-from gpudiag.analysis.diagnosis.replay.exchange import QUEUED_NS, packing_ops, undisturbed_gaps
+from gpudiag.analysis.diagnosis.replay.exchange import QUEUED_NS, exchange_on_host, packing_ops, undisturbed_gaps
 from gpudiag.analysis.diagnosis.replay.graph import NONE, Block, Graph
 from gpudiag.analysis.diagnosis.replay.level_between_ranks import above_level, host_segments, lower_median, op_segments
 from gpudiag.analysis.diagnosis.replay.profiler_cost import (
@@ -246,10 +246,15 @@ class WhatIf:
         They still wait for one another, so that a late rank's lateness is not counted as the exchange's.
         """
         alone = self.without_transfer(self.without_exchange_calls(costs))
+        device = self.graph.device
+        gone = self.packing | ((device.op_class == OpClass.COMMUNICATION) & np.isnan(device.transfer))
+        waits, work = exchange_on_host(self.graph, self.timeline)
         return replace(
             alone,
-            duration=np.where(self.packing, 0.0, alone.duration),
-            gap=np.where(self.packing, 0.0, np.fmin(alone.gap, self._undisturbed_gaps)),
+            busy=np.maximum(alone.busy - work, 0.0),
+            blocking=alone.blocking & ~waits,
+            duration=np.where(gone, 0.0, alone.duration),
+            gap=np.where(gone, 0.0, np.fmin(alone.gap, self._undisturbed_gaps)),
         )
 
     def without_exchange_calls(self, costs: Costs) -> Costs:
