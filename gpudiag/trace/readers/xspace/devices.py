@@ -28,17 +28,18 @@ from gpudiag.model.event import (
     Role,
     Trace,
 )
+from gpudiag.trace.readers.xspace.logical import trace_per_logical_device
 from gpudiag.trace.readers.xspace.process import Process, step_marks_of
 from gpudiag.trace.readers.xspace.waits import DEVICE_WAIT, EXCHANGE_WAIT, executor_waits
 
 
 def trace_per_device(process: Process) -> tuple[Trace, ...]:
-    """The traces of a process's GPUs in order of their ordinals; the whole trace where it has none. Ranks are unset."""
+    """The traces of a process's GPUs in order of their ordinals; without any, of its logical devices. Ranks are unset."""
     events = process.trace.events
     work = events.rows_of(*DEVICE_WORK)
     devices = [int(device) for device in np.unique(events.device[work])]
     if not devices:
-        return (process.trace,)
+        return trace_per_logical_device(process)
     overhead = events.rows_of(EventKind.OVERHEAD)
     behind = _devices_behind(process, overhead)
     threads = _launching_threads(process)

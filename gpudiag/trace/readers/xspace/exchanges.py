@@ -69,15 +69,12 @@ class Exchanges(msgspec.Struct, frozen=True, kw_only=True):
         return _told(plane, KEY, self.keys)
 
     def adds(self, plane: Plane) -> NDArray[np.bool_]:
-        """bool[n]: the ops, or the kernels of ops, that add up what devices sent; both are named `scope/op:Type`."""
-        if plane.device is not None:
-            return _told(plane, OP, [text for text in plane.texts.values() if _op(text) in self.sums])
-        added = np.fromiter((_op(name) in self.sums for name in plane.names), np.bool_, len(plane.names))
-        return added[plane.name] if len(added) else np.zeros(len(plane.name), np.bool_)
+        """bool[n]: the ops, or the kernels of ops, that add up what devices sent."""
+        return _of_ops(plane, self.sums)
 
     def needs(self, plane: Plane) -> NDArray[np.bool_]:
-        """bool[n]: the kernels and copies of a GPU that could not be launched before an exchange had ended."""
-        return _told(plane, OP, [text for text in plane.texts.values() if _op(text) in self.consumers])
+        """bool[n]: the ops, or the kernels and copies of ops, that could not begin before an exchange had ended."""
+        return _of_ops(plane, self.consumers)
 
     def receives(self, plane: Plane) -> NDArray[np.bool_]:
         """bool[n]: the begin of a host's wait for such a tensor."""
@@ -87,7 +84,7 @@ class Exchanges(msgspec.Struct, frozen=True, kw_only=True):
 
 def find_exchanges(planes: Sequence[Plane]) -> Exchanges:
     """The exchanges of one process, from the routes of its copies and of its hosts' ops."""
-    routes = {route.key: route for plane in planes for route in _routes(plane)}.values()
+    routes = {route.key: route for plane in planes for route in routes_of(plane)}.values()
     sent_to: dict[str, set[str]] = defaultdict(set)
     for route in routes:
         # An op on a GPU or logical device adds what its peers sent to what that device has itself.
@@ -115,7 +112,7 @@ def of_loader(plane: Plane) -> NDArray[np.bool_]:
     return _told(plane, OP, [text for text in plane.texts.values() if text.endswith(":RemoteCall")])
 
 
-def _routes(plane: Plane) -> Iterable[Route]:
+def routes_of(plane: Plane) -> Iterable[Route]:
     """The distinct routes of a plane's events."""
     missing = -1
     columns = np.stack([plane.whole(stat, missing) for stat in (KEY, FROM, TO)])
@@ -147,6 +144,14 @@ def _told(plane: Plane, stat: str, words: Iterable[str]) -> NDArray[np.bool_]:
         refs = [ref for ref, text in plane.texts.items() if text in wanted]
         found[events[np.isin(values, refs)]] = True
     return found
+
+
+def _of_ops(plane: Plane, ops: frozenset[str]) -> NDArray[np.bool_]:
+    """bool[n]: a host's events of these ops, or what a GPU did for them; both are named `scope/op:Type`."""
+    if plane.device is not None:
+        return _told(plane, OP, [text for text in plane.texts.values() if _op(text) in ops])
+    found = np.fromiter((_op(name) in ops for name in plane.names), np.bool_, len(plane.names))
+    return found[plane.name] if len(found) else np.zeros(len(plane.name), np.bool_)
 
 
 def _op(name: str) -> str:

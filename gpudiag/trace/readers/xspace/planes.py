@@ -14,13 +14,15 @@ from gpudiag.trace.readers.xspace.wire import RawEvents, decode_events
 #: Stats of events that are read, by name (TensorFlow: xla/tsl/profiler/utils/xplane_schema.cc).
 CORRELATION, DEVICE = "correlation_id", "device_id"
 STEP, BUFFER = "step_num", "buffer_size"
+#: The run of a function that an executor works for.
+ID = "id"
 COPY_DETAILS, SET_DETAILS = "memcpy_details", "Memset_details"
 #: Of what is sent from device to device: the key by which both sides know it, whose result it is, and who needs it.
 KEY, FROM, TO = "key", "from", "to"
 #: The op of a kernel or copy; the graph's node that an executor begins.
 OP, NODE = "tf_op", "name"
 _WORDS = (COPY_DETAILS, SET_DETAILS, KEY, FROM, TO, OP, NODE)
-_WANTED = {word.lower(): word for word in (CORRELATION, DEVICE, STEP, BUFFER, *_WORDS)}
+_WANTED = {word.lower(): word for word in (CORRELATION, DEVICE, STEP, BUFFER, ID, *_WORDS)}
 #: Of a host's calls the op is not read: it is that of what they launch.
 _OF_DEVICES_ALONE = frozenset({OP})
 

@@ -25,9 +25,9 @@ from gpudiag.trace.readers.kineto.collective_names import kernel_operation
 from gpudiag.trace.readers.xspace.copies import copy_of, set_bytes
 from gpudiag.trace.readers.xspace.exchanges import Exchanges, find_exchanges, of_loader
 from gpudiag.trace.readers.xspace.host import NO_STEP, host_kinds, host_operation, host_roles
+from gpudiag.trace.readers.xspace.placement import NO_DEVICE, placed
 from gpudiag.trace.readers.xspace.planes import BUFFER, COPY_DETAILS, CORRELATION, DEVICE, SET_DETAILS, Plane
 
-NO_DEVICE = -1
 _DAY_NS = 86_400 * 10**9
 #: Line timestamps below this count from the begin of the profile and not from 1970.
 _LEAST_UNIX_NS = 10**17
@@ -50,12 +50,14 @@ class Process(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         trace: everything in one table, rank unknown.
         launches_on: int16[n], for each runtime call the GPU that it gives work to; `NO_DEVICE` for all else.
+        runs_on: int16[n], without GPUs: for each op which of several logical devices ran it; `NO_DEVICE` for all else.
         training_thread: the thread with the step marks, None without any.
-        needs_exchange: bool[n], the work of GPUs that could not be launched before an exchange had ended.
+        needs_exchange: bool[n], the work of GPUs, or ops, that could not begin before an exchange had ended.
     """
 
     trace: Trace
     launches_on: NDArray[np.int16]
+    runs_on: NDArray[np.int16]
     training_thread: int | None
     needs_exchange: NDArray[np.bool_]
 
@@ -145,9 +147,11 @@ def assemble(planes: Sequence[Plane], *, shown: str, host: str, begun_ns: int, n
         waits_in_collectives=True,
         notes=tuple(notes),
     )
+    nowhere = np.full(len(table), NO_DEVICE, np.int16)
     return Process(
         trace=trace,
-        launches_on=joined["target"],
+        launches_on=joined["target"] if devices else nowhere,
+        runs_on=nowhere if devices else joined["target"],
         training_thread=training,
         needs_exchange=joined["needs_exchange"],
     )
@@ -248,6 +252,8 @@ def _host_columns(
     correlation = _correlation(plane)
     role = host_roles(plane, kind, step, exchanges, has_devices=has_devices)
     target = np.where(kind == EventKind.RUNTIME, plane.whole(DEVICE, NO_DEVICE), NO_DEVICE)
+    if not has_devices:
+        target = placed(plane)
     calls = np.flatnonzero(kind == EventKind.RUNTIME)
     if len(calls) and len(launched.correlation):
         slot = np.searchsorted(launched.correlation, correlation[calls])
@@ -280,7 +286,7 @@ def _host_columns(
         host_memory=np.zeros(len(kind), np.uint8),
         target=np.clip(target, NO_DEVICE, np.iinfo(np.int16).max).astype(np.int16),
         buffer=np.zeros(len(kind), np.int64),
-        needs_exchange=np.zeros(len(kind), np.bool_),
+        needs_exchange=exchanges.needs(plane),
         of_loader=np.zeros(len(kind), np.bool_),
     )
     return columns, training

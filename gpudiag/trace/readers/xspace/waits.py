@@ -36,7 +36,7 @@ EXCHANGE_WAIT = "tf.executor waits for an exchange"
 #: Shorter pauses are Python's and the executor's own.
 _PAUSE_NS = 500 * NS_PER_US
 #: The same where it is known that the op after it waited. Ops that wait for nothing are launched 5 to 10 µs apart.
-_SHORT_PAUSE_NS = 20 * NS_PER_US
+SHORT_PAUSE_NS = 20 * NS_PER_US
 #: Launching goes on this soon after the work's end: a polling thread notices it and wakes others. Measured: 0.5 to
 #: 0.7 ms with four GPUs.
 _SOON_NS = 2_000 * NS_PER_US
@@ -108,7 +108,7 @@ def _pauses(process: Process, launches: _Launches) -> tuple[Intervals, NDArray[n
 
 def _until_launched(process: Process, launches: _Launches, time: Times) -> Times:
     """When, in the same function, a thread that noticed each of these ends had woken others and these launched."""
-    begin, end = _functions(process)
+    begin, end = functions(process)
     if not len(begin):
         return time
     start = process.trace.events.start_ns[launches.calls]
@@ -123,23 +123,23 @@ def _before_needs(process: Process, launches: _Launches) -> Intervals:
     needs = process.needs_exchange[launches.work] & (events.direction[launches.work] != Direction.DEVICE_TO_HOST)
     reach = np.maximum.accumulate(events.end_ns[launches.calls])[:-1]
     following = events.start_ns[launches.calls][1:]
-    waits = needs[1:] & (following - reach >= _SHORT_PAUSE_NS)
+    waits = needs[1:] & (following - reach >= SHORT_PAUSE_NS)
     return Intervals(reach[waits], following[waits])
 
 
 def _at_function_ends(process: Process, launches: _Launches) -> Intervals:
     """From the device's last launch in a function to its end, where exchanges of other devices go on meanwhile."""
     events = process.trace.events
-    begin, end = _functions(process)
+    begin, end = functions(process)
     slot = np.searchsorted(events.start_ns[launches.calls], end) - 1
     reach = np.maximum.accumulate(events.end_ns[launches.calls])[np.maximum(slot, 0)]
-    mine = (slot >= 0) & (reach >= begin) & (end - reach >= _SHORT_PAUSE_NS)
+    mine = (slot >= 0) & (reach >= begin) & (end - reach >= SHORT_PAUSE_NS)
     exchanged = np.sort(events.end_ns[process.needs_exchange])
     mine &= np.searchsorted(exchanged, end) > np.searchsorted(exchanged, reach)
     return Intervals(reach[mine], end[mine])
 
 
-def _functions(process: Process) -> tuple[Times, Times]:
+def functions(process: Process) -> tuple[Times, Times]:
     """Begin and end of each function that the training thread ran, by begin; none lies within another."""
     events = process.trace.events
     function = np.array([is_function(name) for name in events.names], np.bool_)[events.name]
