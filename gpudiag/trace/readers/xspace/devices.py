@@ -34,7 +34,7 @@ from gpudiag.trace.readers.xspace.waits import DEVICE_WAIT, EXCHANGE_WAIT, execu
 
 
 def trace_per_device(process: Process) -> tuple[Trace, ...]:
-    """The traces of a process's GPUs in order of their ordinals; without any, of its logical devices. Ranks are unset."""
+    """The traces of a process's GPUs by their ordinals; without any, of its logical devices. Ranks are unset."""
     events = process.trace.events
     work = events.rows_of(*DEVICE_WORK)
     devices = [int(device) for device in np.unique(events.device[work])]

@@ -24,6 +24,8 @@ from gpudiag.trace.readers.xspace.planes import FROM, KEY, NODE, OP, TO, Plane
 
 #: A device in a key, with the process that it belongs to: `/job:worker/replica:0/task:1` and `CPU` or `GPU:0`.
 _DEVICE = re.compile(r"(?P<task>.*)/device:(?P<device>(?P<kind>[A-Za-z_]+):\d+)$")
+#: The scope in which gradients are packed, added and scaled by `gpudiag profile`'s jobs.
+_OWN = re.compile(r"(?:^|/)gpudiag\.exchange/")
 #: The result of a variable's read, which every device needs where the variable lies on one.
 _READ = re.compile(r"(?:^|/)ReadVariableOp(?:_\d+)?$")
 #: `_Recv` is named after the op whose result it waits for, with a number of its own: `sgd/AddN_7/_1546`.
@@ -69,8 +71,8 @@ class Exchanges(msgspec.Struct, frozen=True, kw_only=True):
         return _told(plane, KEY, self.keys)
 
     def adds(self, plane: Plane) -> NDArray[np.bool_]:
-        """bool[n]: the ops, or the kernels of ops, that add up what devices sent."""
-        return _of_ops(plane, self.sums)
+        """bool[n]: the ops, or the kernels of ops, that add up what devices sent, or that our own jobs mark as such."""
+        return _of_ops(plane, self.sums | {op for op in map(_op, _op_events(plane)) if _OWN.search(op)})
 
     def needs(self, plane: Plane) -> NDArray[np.bool_]:
         """bool[n]: the ops, or the kernels and copies of ops, that could not begin before an exchange had ended."""
@@ -146,10 +148,14 @@ def _told(plane: Plane, stat: str, words: Iterable[str]) -> NDArray[np.bool_]:
     return found
 
 
+def _op_events(plane: Plane) -> Iterable[str]:
+    return plane.names if plane.device is None else plane.texts.values()
+
+
 def _of_ops(plane: Plane, ops: frozenset[str]) -> NDArray[np.bool_]:
     """bool[n]: a host's events of these ops, or what a GPU did for them; both are named `scope/op:Type`."""
     if plane.device is not None:
-        return _told(plane, OP, [text for text in plane.texts.values() if _op(text) in ops])
+        return _told(plane, OP, [text for text in _op_events(plane) if _op(text) in ops])
     found = np.fromiter((_op(name) in ops for name in plane.names), np.bool_, len(plane.names))
     return found[plane.name] if len(found) else np.zeros(len(plane.name), np.bool_)
 

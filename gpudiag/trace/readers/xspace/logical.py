@@ -13,8 +13,6 @@ an exchange is among it, is waited for too. The rest of the function's time is t
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 from msgspec.structs import replace
 from numpy.typing import NDArray
@@ -60,7 +58,9 @@ def _of_device(process: Process, device: int, thread: int) -> Trace:
     kept = np.flatnonzero((events.thread == thread) | (events.kind == EventKind.OVERHEAD))
     # What the thread's calls span is what executors did for them.
     kept = kept[(events.kind[kept] != EventKind.OPERATOR) | (events.role[kept] == Role.INPUT)]
-    table = _joined(events, kept, thread, ((work, work_row), (left, carried_row)), waits, own)
+    ops = Intervals(np.concatenate([work.start, left.start]), np.concatenate([work.end, left.end]))
+    op_rows = np.concatenate([work_row, carried_row])
+    table = _joined(_part_of(events, kept), _ops(events, op_rows, ops, thread), _calls(waits, own, thread))
     return replace(
         trace,
         events=table,
@@ -73,7 +73,7 @@ def _of_device(process: Process, device: int, thread: int) -> Trace:
 
 
 def _one_after_another(events: EventTable, rows: NDArray[np.intp]) -> tuple[Intervals, NDArray[np.intp]]:
-    """Ops of one device as if on one thread, and their rows: of two at a time the later one begins when the other ends."""
+    """Ops of one device as if on one thread, and their rows: of two at once the later begins when the other ends."""
     reach = np.concatenate([[np.iinfo(np.int64).min], np.maximum.accumulate(events.end_ns[rows])[:-1]])[: len(rows)]
     start = np.maximum(events.start_ns[rows], reach)
     lasting = start < events.end_ns[rows]
@@ -115,38 +115,40 @@ def _steps(process: Process) -> Intervals:
     return Intervals(events.start_ns[marks], events.end_ns[marks])
 
 
-def _joined(
-    events: EventTable,
-    kept: NDArray[np.intp],
-    thread: int,
-    parts: tuple[tuple[Intervals, NDArray[np.intp]], ...],
-    waits: Intervals,
-    own: Intervals,
-) -> EventTable:
-    """Rows as they are; parts of rows as operators of the training thread; its waits; and calls of the executor's own."""
-    spans = [spans for spans, _ in parts]
-    start = np.concatenate([events.start_ns[kept], *(part.start for part in (*spans, waits, own))])
-    end = np.concatenate([events.end_ns[kept], *(part.end for part in (*spans, waits, own))])
-    order = np.lexsort((-end, start))
-    rows = np.concatenate([rows for _, rows in parts])
+def _part_of(events: EventTable, rows: NDArray[np.intp]) -> EventTable:
+    return replace(events, **{name: column[rows] for name, column in events.columns().items()})
 
-    def column(values: NDArray[Any], ops: int | None, waiting: int, calling: int) -> NDArray[Any]:
-        """The column of the rows; what ops have, or their rows where that is None; what waits and calls have."""
-        of_ops = values[rows] if ops is None else np.full(len(rows), ops, values.dtype)
-        added = (np.full(len(part), value, values.dtype) for part, value in ((waits, waiting), (own, calling)))
-        return np.concatenate([values[kept], of_ops, *added])[order]
 
+def _ops(events: EventTable, rows: NDArray[np.intp], spans: Intervals, thread: int) -> EventTable:
+    """Parts of ops, as operators of a thread."""
+    of_thread = np.full(len(rows), thread, events.thread.dtype)
+    return replace(_part_of(events, rows), start_ns=spans.start, end_ns=spans.end, thread=of_thread)
+
+
+def _calls(waits: Intervals, own: Intervals, thread: int) -> EventTable:
+    """The waits of a thread for exchanges, and its calls that run what is not the device's."""
+    count = len(waits) + len(own)
+    waiting = np.arange(count) < len(waits)
     return EventTable(
-        kind=column(events.kind, EventKind.OPERATOR, EventKind.OPERATOR, EventKind.RUNTIME),
-        name=column(events.name, None, len(events.names), len(events.names) + 1),
-        start_ns=start[order],
-        end_ns=end[order],
-        thread=column(events.thread, thread, thread, thread),
-        device=column(events.device, HOST, HOST, HOST),
-        correlation=column(events.correlation, *(NO_CORRELATION,) * 3),
-        size_bytes=column(events.size_bytes, *(NO_SIZE,) * 3),
-        role=column(events.role, None, Role.EXCHANGE, Role.OTHER),
-        direction=column(events.direction, *(Direction.NONE,) * 3),
-        host_memory=column(events.host_memory, *(HostMemory.UNKNOWN,) * 3),
-        names=(*events.names, EXCHANGE_WAIT, EXECUTOR),
+        kind=np.where(waiting, EventKind.OPERATOR, EventKind.RUNTIME).astype(np.uint8),
+        name=np.where(waiting, 0, 1).astype(np.int32),
+        start_ns=np.concatenate([waits.start, own.start]),
+        end_ns=np.concatenate([waits.end, own.end]),
+        thread=np.full(count, thread, np.int64),
+        device=np.full(count, HOST, np.int16),
+        correlation=np.full(count, NO_CORRELATION, np.int64),
+        size_bytes=np.full(count, NO_SIZE, np.int64),
+        role=np.where(waiting, Role.EXCHANGE, Role.OTHER).astype(np.uint8),
+        direction=np.full(count, Direction.NONE, np.uint8),
+        host_memory=np.full(count, HostMemory.UNKNOWN, np.uint8),
+        names=(EXCHANGE_WAIT, EXECUTOR),
     )
+
+
+def _joined(events: EventTable, ops: EventTable, calls: EventTable) -> EventTable:
+    """One table: events and ops have the same names."""
+    calls = replace(calls, name=calls.name + np.int32(len(events.names)))
+    tables = [table.columns() for table in (events, ops, calls)]
+    columns = {name: np.concatenate([table[name] for table in tables]) for name in tables[0]}
+    order = np.lexsort((-columns["end_ns"], columns["start_ns"]))
+    return EventTable(**{name: column[order] for name, column in columns.items()}, names=(*events.names, *calls.names))

@@ -62,7 +62,7 @@ def placed(plane: Plane) -> NDArray[np.int16]:
         elif _NUMBER.search(begun.get(event, "")):
             where = targets[_NUMBER.sub("", begun[event])]
             if len(where) == 1:
-                groups.tell(process, *where, int(run[process]))
+                groups.tell(process, min(where), int(run[process]))
         if _OP.match(name):
             groups.join(process, name)
             groups.may_be(name, servers if _OF_VARIABLE.search(name) else ends.get(name.rpartition(":")[0], set()))
