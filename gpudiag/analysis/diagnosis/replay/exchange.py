@@ -71,28 +71,25 @@ def undisturbed_gaps(graph: Graph, timeline: Timeline) -> NDArray[np.float64]:
     return gap
 
 
-def exchange_on_host(graph: Graph, timeline: Timeline) -> tuple[NDArray[np.bool_], NDArray[np.float64]]:
-    """What the host does for an exchange that it carries out itself, as TensorFlow's executor does.
+def exchange_on_host(graph: Graph, timeline: Timeline) -> NDArray[np.float64]:
+    """float64[n]: of the work before each node what the host did for an exchange that it carries out itself.
 
-    Returns:
-        bool[n], the nodes that wait for an exchange; float64[n], what of the work before each node was the exchange's:
-        its own spans, as long as nothing was launched beside them.
+    TensorFlow's executor does. It is the exchange's own spans, as long as nothing was launched beside them.
     """
     host = graph.host
-    waits, work = np.zeros(len(host.time), np.bool_), np.zeros(len(host.time))
+    work = np.zeros(len(host.time))
     for (first, after), trace in zip(graph.chains, graph.ranks, strict=True):
         events = timeline.traces[trace].events
         nodes = np.arange(first, after)[host.row[first:after] != NONE]
         if not len(nodes):
             continue
-        waits[nodes] = events.role[host.row[nodes]] == Role.EXCHANGE
         shift = next(lane.shift_ns for lane in timeline.lanes if lane.trace == trace)
         exchanging = (events.role == Role.EXCHANGE) & (events.device == HOST) & (events.kind != EventKind.RUNTIME)
         launching = (events.kind == EventKind.RUNTIME) & (events.role != Role.EXCHANGE)
         own = subtract(_spans(events, exchanging, shift), _spans(events, launching, shift))
         time = host.time[nodes].astype(np.int64)
         work[nodes] = lengths_between(own, np.concatenate([time[:1], time]))
-    return waits, np.minimum(work, host.busy)
+    return np.minimum(work, host.busy)
 
 
 def _spans(events: EventTable, chosen: NDArray[np.bool_], shift_ns: int) -> Intervals:

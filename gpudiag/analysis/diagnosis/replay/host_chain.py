@@ -85,6 +85,7 @@ def chain_of(timeline: Timeline, trace_index: int, lanes: list[Lane], parts: lis
     held = within(overhead, before, time)
     kinds = _block_kinds(events, rows[chosen], time - call_start, blocking[chosen], queued)
     kinds = _with_copies(events, rows[chosen], kinds, call_start, time)
+    kinds[blocking[chosen] & (events.role[rows[chosen]] == Role.EXCHANGE)] = Block.COLLECTIVE
     kinds[(kinds == Block.NOT) & (held > _HELD_UP_NS) & (queued >= _FULL_QUEUE_OPS)] = Block.QUEUE
     waited_from = np.where(held > 0, before, np.maximum(call_start, before))
     target_part, target_op, target_end = _block_targets(parts, call_start, time, waited_from, kinds)
@@ -266,7 +267,9 @@ def _block_targets(
             valid = index >= 0
             ends = np.where(valid, given.end[np.maximum(index, 0)], -np.inf)
             binding = ends > waited_from[wanted]
-            counts = valid & (binding | (kinds[wanted] == Block.SYNC)) & (ends > latest[wanted])
+            counts = (
+                valid & (binding | np.isin(kinds[wanted], (Block.SYNC, Block.COLLECTIVE))) & (ends > latest[wanted])
+            )
             chosen = wanted[counts]
             latest[chosen] = ends[counts]
             target_part[chosen] = position

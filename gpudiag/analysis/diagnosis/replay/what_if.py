@@ -248,11 +248,13 @@ class WhatIf:
         alone = self.without_transfer(self.without_exchange_calls(costs))
         device = self.graph.device
         gone = self.packing | ((device.op_class == OpClass.COMMUNICATION) & np.isnan(device.transfer))
-        waits, work = exchange_on_host(self.graph, self.timeline)
+        work = exchange_on_host(self.graph, self.timeline)
+        on_cpu = self.timeline.lanes[0].is_cpu  # its collectives are what ends, and is gone
+        waits = self.graph.host.block == Block.COLLECTIVE
         return replace(
             alone,
             busy=np.maximum(alone.busy - work, 0.0),
-            blocking=alone.blocking & ~waits,
+            blocking=alone.blocking & (on_cpu | ~waits),
             duration=np.where(gone, 0.0, alone.duration),
             gap=np.where(gone, 0.0, np.fmin(alone.gap, self._undisturbed_gaps)),
         )
