@@ -5,14 +5,15 @@
         [-- OPTIONS OF gpudiag profile…]
     python benchmarks/tensorflow_exchange.py --from DIR
 
-Runs `gpudiag profile` with the floor, and with each strategy on all devices; with several rounds in turn, so that drift
-meets all alike. The floor is one device, or with `--floor independent` all of them in one process, without exchange. The
-cost is the median of a strategy's unprofiled steps less the floor's: what exchanging adds, and whatever else more devices
-share. CPU devices share their cores, so that there one device tells nothing.
-What was found is the amount of `communication-bound` in the analysis, 0 where it is not among the findings. With
-`--from` the table is made of runs that are there already.
+Runs `gpudiag profile` with the floor, and with each strategy on all devices; with several rounds in turn, so that
+drift meets all alike. The floor is one device, or with `--floor independent` all of them in one process, without
+exchange. The cost is the median of a strategy's unprofiled steps less the floor's: what exchanging adds, and whatever
+else more devices share. CPU devices share their cores, so that there one device tells nothing. What was found is the
+amount of `communication-bound` in the analysis, 0 where it is not among the findings. With `--from` the table is made
+of runs that are there already.
 
-TF_PYTHON is an interpreter with TensorFlow and msgspec, as of `make tensorflow`; on GPUs one with `tensorflow[and-cuda]`.
+TF_PYTHON is an interpreter with TensorFlow and msgspec, as of `make tensorflow`; on GPUs one with `tensorflow[and-
+cuda]`.
 """
 
 from __future__ import annotations
@@ -129,7 +130,9 @@ def _median(analyses: list[dict[str, Any]], value: Any) -> float | None:
 
 
 def _table(rows: list[dict[str, Any]]) -> str:
-    head = "| strategy | lanes | unprofiled ms | profiled ms | exchange costs ms | found ms | share | in table ms | first |"
+    head = (
+        "| strategy | lanes | unprofiled ms | profiled ms | exchange costs ms | found ms | share | in table | first |"
+    )
     lines = [head, "| --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: | --- |"]
     for row in rows:
         share = row["found_share"]
