@@ -42,7 +42,8 @@ def trace_per_logical_device(process: Process) -> tuple[Trace, ...]:
     devices = np.unique(process.runs_on[process.runs_on >= 0]).tolist()
     if len(devices) < 2 or process.training_thread is None:
         return (process.trace,)
-    return tuple(_of_device(process, device, process.training_thread) for device in devices)
+    traces = [_of_device(process, device, process.training_thread) for device in devices]
+    return (traces[0], *(replace(trace, notes=()) for trace in traces[1:]))
 
 
 def _of_device(process: Process, device: int, thread: int) -> Trace:
