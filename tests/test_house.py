@@ -16,7 +16,7 @@ LINES = {path: path.read_text(encoding="utf-8").count("\n") for path in MODULES}
 
 MOST_LINES = 400
 #: `cat $(git ls-files 'gpudiag/*.py') | wc -l` counted 45,786 before the house was rebuilt.
-MOST_LINES_IN_ALL = 45_550
+MOST_LINES_IN_ALL = 45_650
 
 
 def entries(directory: Path) -> list[str]:

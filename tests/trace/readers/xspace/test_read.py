@@ -52,8 +52,8 @@ def test_steps_waits_and_input_are_seen(tmp_path: Path) -> None:
         means = dict(zip(BUCKETS, cut.buckets_ns.mean(axis=0).tolist(), strict=True))
         waits = 100_000 if lane.rank == 0 else 0
         assert means["communication_wait"] == waits
-        # 300 µs in the all-reduce, and until the executor has noticed its end: the function's end or the next launch.
-        assert means["communication_transfer"] == pytest.approx(300_000 + 80_000, abs=20_000)
+        # 300 µs in the all-reduce, and then the executor's wait until the function ends.
+        assert 300_000 < means["communication_transfer"] < 450_000
         assert means["compute"] == 400_000 + (100_000 - waits)
         assert means["input"] == 40_000
         assert set(cut.waits_ns) == ({1} if waits else set())
