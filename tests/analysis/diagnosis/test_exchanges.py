@@ -26,7 +26,7 @@ LIGHT = "-light"
 RECORDED = sorted(path.stem for path in (WHOLE / "exchanges").glob("*.npz") if not path.stem.endswith(LIGHT))
 #: Of what the step takes on its devices, what no compute hides is at least this share an exchange's: where devices
 #: wait for its host's part, the table says so too.
-LEAST_IN_TABLE = 0.6
+LEAST_IN_TABLE = 0.5
 
 
 def timed_ms(name: str) -> float:

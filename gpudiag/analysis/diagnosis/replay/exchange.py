@@ -86,7 +86,8 @@ class HostPart(msgspec.Struct, frozen=True, kw_only=True):
         busy, waiting: float64[n], of each host node's work.
         blocks: bool[n], whether a node waits for the exchange: for one of its copies, or in one of its calls.
         devices: float64[n], how many devices the node's process drives: without an exchange each has a process of its
-            own, which launches for it alone.
+            own, which launches for it alone (an executor has a thread for each anyhow).
+        undisturbed_gap: float64[m], each op's gap as it would be beside no collective.
         gap, latency: float64[m], what of each op's gap and latency passed while an exchange was under way.
     """
 
@@ -94,6 +95,7 @@ class HostPart(msgspec.Struct, frozen=True, kw_only=True):
     waiting: NDArray[np.float64]
     blocks: NDArray[np.bool_]
     devices: NDArray[np.float64]
+    undisturbed_gap: NDArray[np.float64]
     gap: NDArray[np.float64]
     latency: NDArray[np.float64]
 
@@ -109,7 +111,8 @@ def host_part(graph: Graph, timeline: Timeline) -> HostPart:
         busy=np.zeros(len(host.time)),
         waiting=np.zeros(len(host.time)),
         blocks=np.zeros(len(host.time), np.bool_),
-        devices=np.bincount([lane.trace for lane in timeline.lanes]).astype(np.float64)[host.process],
+        devices=_devices(timeline)[host.process],
+        undisturbed_gap=undisturbed_gaps(graph, timeline),
         gap=np.zeros(len(device.start)),
         latency=np.zeros(len(device.start)),
     )
@@ -122,7 +125,9 @@ def host_part(graph: Graph, timeline: Timeline) -> HostPart:
         if lane.is_cpu:
             continue
         moved = lane.ops.intervals(OpClass.COMMUNICATION)
-        under_way = union(moved, Intervals(lane.collectives.start, lane.collectives.end), lane.host_exchange)
+        # While a thread only waits, what it waits for is under way, and known by itself.
+        at_work = subtract(lane.host_exchange, union(*(thread.blocked for thread in lane.threads.values())))
+        under_way = union(moved, Intervals(lane.collectives.start, lane.collectives.end), at_work)
         mine = np.flatnonzero((device.lane == index) & (device.op_class != OpClass.COMMUNICATION))
         start = device.start[mine].astype(np.int64)
         for column, before in ((part.gap, device.gap), (part.latency, device.latency)):
@@ -131,6 +136,17 @@ def host_part(graph: Graph, timeline: Timeline) -> HostPart:
             least = np.minimum(length, np.median(length)) if len(length) else length
             column[mine] = np.minimum(_covered(under_way, start - length, start), length - least)
     return part
+
+
+def remainder(amount: NDArray[np.float64], taken: NDArray[np.float64]) -> NDArray[np.float64]:
+    """float64[n]: amounts less what is taken of them; what is negative stays."""
+    return np.where(amount > 0, np.maximum(amount - taken, 0.0), amount)
+
+
+def _devices(timeline: Timeline) -> NDArray[np.float64]:
+    """float64: for how many devices a thread of each process launches in turn."""
+    driven = np.bincount([lane.trace for lane in timeline.lanes], minlength=len(timeline.traces))
+    return np.where([trace.waits_in_collectives for trace in timeline.traces], 1.0, np.maximum(driven, 1))
 
 
 def _host_nodes(graph: Graph, timeline: Timeline, lane: Lane, nodes: slice, part: HostPart) -> None:

@@ -15,10 +15,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gpudiag.analysis.diagnosis.replay.build import build_graph
-from gpudiag.analysis.diagnosis.replay.excess import Excess
-from gpudiag.analysis.diagnosis.replay.exchange import QUEUED_NS, HostPart, host_part, packing_ops, undisturbed_gaps
+from gpudiag.analysis.diagnosis.replay.excess import Excess, above_peers
+from gpudiag.analysis.diagnosis.replay.exchange import (
+    QUEUED_NS,
+    HostPart,
+    host_part,
+    packing_ops,
+    remainder,
+)
 from gpudiag.analysis.diagnosis.replay.graph import NONE, Block, Graph
-from gpudiag.analysis.diagnosis.replay.level_between_ranks import above_level, host_segments, lower_median, op_segments
+from gpudiag.analysis.diagnosis.replay.level_between_ranks import above_level, host_segments, op_segments
 from gpudiag.analysis.diagnosis.replay.profiler_cost import (
     PROFILER_NS_PER_CALL,
     PROFILER_NS_PER_EVENT,
@@ -35,8 +41,6 @@ from gpudiag.units import milliseconds
 
 #: What the profiler is taken to add to the host per event at most; between 1.0 and 2.5 µs were seen.
 _MOST_NS_PER_EVENT = 5000.0
-#: The same of a recording without operators, where each event is a call of CUDA.
-_MOST_NS_PER_CALL = 20_000.0
 _HALVINGS = 12
 _CLOSE = 1e-3
 #: From a kernel's end to the start of the next in a CUDA graph. Measured on H200s: 0.41 and 0.51 µs in the mean, of
@@ -107,8 +111,7 @@ class WhatIf:
         graph = build_graph(timeline)
         if graph is None:
             return None
-        lightly = all(trace.operators_put_in for trace in timeline.traces)
-        each_ns = PROFILER_NS_PER_CALL if lightly else usual_ns_per_event(graph)
+        each_ns = PROFILER_NS_PER_CALL if _lightly(timeline) else usual_ns_per_event(graph)
         usual = WhatIf(graph, timeline, each_ns, timed_ms=unprofiled_ms)
         return usual if unprofiled_ms is None else usual._calibrated(unprofiled_ms)
 
@@ -118,7 +121,7 @@ class WhatIf:
             self.graph, self.timeline, per_event_ns, schedule=self.schedule, pace=self.pace, timed_ms=self.timed_ms
         )
         # What does not hang on the profiler's cost is worked out once.
-        for shared in ("baseline", "packing", "exchanged", "_undisturbed_gaps"):
+        for shared in ("baseline", "packing", "exchanged"):
             if shared in self.__dict__:
                 other.__dict__[shared] = self.__dict__[shared]
         other._replayed = self._replayed
@@ -132,17 +135,14 @@ class WhatIf:
         """
         if abs(self.corrected_ms - unprofiled_ms) <= _AS_NEAR_AS_REPLAYS_ARE * unprofiled_ms:
             return self
-        lightly = all(trace.operators_put_in for trace in self.timeline.traces)
-        most = _MOST_NS_PER_CALL if lightly else _MOST_NS_PER_EVENT
-        usual, far = self.per_event_ns, (most if self.corrected_ms > unprofiled_ms else 0.0)
-        limit = self.at_cost(far).corrected_ms
-        near_limit = limit * (1 + _AS_NEAR_AS_REPLAYS_ARE) if far > usual else limit
-        target = max(unprofiled_ms, near_limit) if far > usual else min(unprofiled_ms, limit)
-        near = usual
+        most = 4 * PROFILER_NS_PER_CALL if _lightly(self.timeline) else _MOST_NS_PER_EVENT
+        near, far = self.per_event_ns, (most if self.corrected_ms > unprofiled_ms else 0.0)
+        dearer, limit = far > near, self.at_cost(far).corrected_ms
+        target = max(unprofiled_ms, limit * (1 + _AS_NEAR_AS_REPLAYS_ARE)) if dearer else min(unprofiled_ms, limit)
         for _ in range(_HALVINGS):
             middle = (near + far) / 2
             ahead = self.at_cost(middle).corrected_ms - target
-            enough = ahead <= _CLOSE * target if far > usual else ahead >= -_CLOSE * target
+            enough = ahead <= _CLOSE * target if dearer else ahead >= -_CLOSE * target
             near, far = (near, middle) if enough else (middle, far)
         return self.at_cost(far)
 
@@ -159,9 +159,8 @@ class WhatIf:
     @property
     def now_ms(self) -> float:
         """The step as it is: corrected, or as it was timed where it was so much faster."""
-        timed = self.timed_ms
-        slower = timed is not None and self.corrected_ms > (1 + _AS_NEAR_AS_REPLAYS_ARE) * timed
-        return timed if slower and timed is not None else self.corrected_ms
+        timed = self.corrected_ms if self.timed_ms is None else self.timed_ms
+        return timed if self.corrected_ms > (1 + _AS_NEAR_AS_REPLAYS_ARE) * timed else self.corrected_ms
 
     def step_ms(self, costs: Costs) -> float:
         """Step time with these costs; where they leave less waiting, kernels beside it are that much less disturbed."""
@@ -208,8 +207,8 @@ class WhatIf:
         """By how much it falls to each of these costs: several at once take little longer than one."""
         before, *after = self.each_step_ms([self.corrected if base is None else base, *many])
         now = before if base is not None else self.now_ms
-        # Where the timed steps are faster than the replay, the recording slowed what it cannot tell from the job: what
-        # is left without a cause is known, and what it costs is the rest of the timed step, or its share of that.
+        # Where the timed steps are faster, the recording slowed what it cannot tell from the job: what is left without
+        # a cause is known, and what it costs is the rest of the timed step, or its share of that.
         return [
             max(min(before - ms, max(now - ms, (before - ms) * now / before)), 0.0) if before else 0.0 for ms in after
         ]
@@ -273,13 +272,13 @@ class WhatIf:
         alone = self.without_transfer(self.without_exchange_calls(costs))
         part = self.exchanged
         gone = self.packing | (self.graph.device.op_class == OpClass.COMMUNICATION)
-        gap = np.fmin(alone.gap, self._undisturbed_gaps)
+        gap = np.fmin(alone.gap, self.exchanged.undisturbed_gap)
         return replace(
             alone,
             blocking=alone.blocking & ~part.blocks,
-            latency=np.where(gone, np.fmin(alone.latency, 0.0), _without(alone.latency, part.latency)),
+            latency=np.where(gone, np.fmin(alone.latency, 0.0), remainder(alone.latency, part.latency)),
             duration=np.where(gone, 0.0, alone.duration),
-            gap=np.where(gone, np.fmin(alone.gap, 0.0), _without(gap, part.gap)),
+            gap=np.where(gone, np.fmin(alone.gap, 0.0), remainder(gap, part.gap)),
         )
 
     def without_exchange_calls(self, costs: Costs) -> Costs:
@@ -346,20 +345,7 @@ class WhatIf:
         else:
             amount, process = (self.waiting if part == "input" else self.busy), host.process
         step = device.step if part in {"compute", "copy"} else host.step
-        steps = max(self.graph.steps, 1)
-        cells = np.bincount(
-            process * steps + np.minimum(step, steps - 1), weights=amount, minlength=(max(self.graph.ranks) + 1) * steps
-        )
-        by_process = cells.reshape(-1, steps)
-        used = list(self.graph.ranks)
-        totals = by_process.mean(axis=1)
-        reference = float(lower_median(totals[used]))
-        by_step = by_process - np.sort(by_process[used], axis=0)[(len(used) - 1) // 2]
-        return Excess(
-            part=part,
-            by_rank={rank: float(totals[q] - reference) for q, rank in self.graph.ranks.items()},
-            by_step={rank: tuple(by_step[q].tolist()) for q, rank in self.graph.ranks.items()},
-        )
+        return above_peers(self.graph, part, amount, process, step)
 
     @cached_property
     def baseline(self) -> UndisturbedBaseline:
@@ -375,10 +361,6 @@ class WhatIf:
     def exchanged(self) -> HostPart:
         """What the exchange has the hosts do and wait for."""
         return host_part(self.graph, self.timeline)
-
-    @cached_property
-    def _undisturbed_gaps(self) -> NDArray[np.float64]:
-        return undisturbed_gaps(self.graph, self.timeline)
 
     @cached_property
     def _process_of_op(self) -> NDArray[np.int64]:
@@ -414,6 +396,5 @@ class WhatIf:
         return above_level(amount, cell, segment, used)
 
 
-def _without(amount: NDArray[np.float64], taken: NDArray[np.float64]) -> NDArray[np.float64]:
-    """float64[n]: amounts less what is taken of them; what is negative stays."""
-    return np.where(amount > 0, np.maximum(amount - taken, 0.0), amount)
+def _lightly(timeline: Timeline) -> bool:
+    return all(trace.operators_put_in for trace in timeline.traces)
