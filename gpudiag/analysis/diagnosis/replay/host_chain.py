@@ -7,7 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gpudiag.analysis.diagnosis.replay.graph import NONE, Block
-from gpudiag.analysis.diagnosis.replay.streams import LaneOps, find_waits
+from gpudiag.analysis.diagnosis.replay.streams import CLOCK_NS, Awaited, LaneOps, find_dependencies
 from gpudiag.intervals import Intervals, intersect, length, lengths_between, union
 from gpudiag.model.event import NO_CORRELATION, Direction, EventKind, EventTable, Role
 from gpudiag.model.timeline import UNKNOWN, HostThread, Lane, OpClass, Timeline
@@ -64,8 +64,9 @@ def chain_of(timeline: Timeline, trace_index: int, lanes: list[Lane], parts: lis
     rows = rows[np.isin(events.thread[rows], threads)]
     start, stop = events.start_ns[rows] + shift, events.end_ns[rows] + shift
     wait_calls = np.sort(start[events.role[rows] == Role.STREAM_WAIT], kind="stable")
-    for part in parts:
-        find_waits(part, wait_calls)
+    told = []
+    for lane_of_part, part in zip(lanes, parts, strict=True):
+        told.append(find_dependencies(part, timeline.traces[trace_index], lane_of_part, wait_calls))
         part.host_copy = np.isin(events.direction[part.row], (Direction.HOST_TO_DEVICE, Direction.DEVICE_TO_HOST))
         part.host_copy &= part.op_class != OpClass.COMMUNICATION
     launching = np.concatenate([lane.ops.launch_start for lane in lanes])
@@ -88,7 +89,7 @@ def chain_of(timeline: Timeline, trace_index: int, lanes: list[Lane], parts: lis
     kinds = _with_copies(events, rows[chosen], kinds, call_start, time)
     kinds[(kinds == Block.NOT) & (held > _HELD_UP_NS) & (queued >= _FULL_QUEUE_OPS)] = Block.QUEUE
     waited_from = np.where(held > 0, before, np.maximum(call_start, before))
-    target_part, target_op, target_end = _block_targets(parts, call_start, time, waited_from, kinds)
+    target_part, target_op, target_end = _block_targets(parts, call_start, time, waited_from, kinds, rows[chosen], told)
     block = np.where(target_part != NONE, kinds, Block.NOT).astype(np.uint8)
     work_until = np.where(block != Block.NOT, np.maximum(call_start, before), time)
     busy, waited, silent = _work(lane.threads, threads, before, work_until)
@@ -239,14 +240,18 @@ def _node_before(
     return int(stop[earlier].max()) if earlier.any() else begin
 
 
-def _block_targets(
+def _block_targets(  # noqa: PLR0917  # columns of the calls, in the order in which they come about
     parts: list[LaneOps],
     call_start: NDArray[np.int64],
     time: NDArray[np.int64],
     waited_from: NDArray[np.int64],
     kinds: NDArray[np.uint8],
+    rows: NDArray[np.intp],
+    told: list[Awaited],
 ) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.float64]]:
     """For each blocking call the op that it waited for: of those launched before, the last to end before it returned.
+
+    Where the trace tells the event that a call waited for (`told`, for each part), that is the op before its record.
 
     Returns its part, its index there, and when it ended.
 
@@ -257,10 +262,14 @@ def _block_targets(
     target_op = np.full(len(time), NONE, np.int64)
     latest = np.full(len(time), -np.inf)
     wanted = np.flatnonzero(kinds != Block.NOT)
-    for position, part in enumerate(parts):
-        for given in part.given:
-            ended = np.searchsorted(given.end, time[wanted], side="right") - 1
+    known = np.isin(rows[wanted], np.concatenate([awaited.call for awaited in told]))
+    returned = time[wanted] + np.where(known, CLOCK_NS, 0)
+    for position, (part, awaited) in enumerate(zip(parts, told, strict=True)):
+        for at, given in enumerate(part.given):
+            ended = np.searchsorted(given.end, returned, side="right") - 1
             launched = np.searchsorted(given.launch_time, call_start[wanted], side="left") - 1
+            if known.any():
+                launched = np.where(known, _index_of(rows[wanted], awaited, at), launched)
             index = np.minimum(ended, launched)
             valid = index >= 0
             ends = np.where(valid, given.end[np.maximum(index, 0)], -np.inf)
@@ -271,6 +280,17 @@ def _block_targets(
             target_part[chosen] = position
             target_op[chosen] = given.op[index[counts]]
     return target_part, target_op, latest
+
+
+def _index_of(rows: NDArray[np.intp], awaited: Awaited, at: int) -> NDArray[np.int64]:
+    """For each call the index of the op in the stream `at` that it is told to wait for, or `NONE`."""
+    index = np.full(len(rows), NONE, np.int64)
+    mine = awaited.given == at
+    if mine.any():
+        calls = awaited.call[mine]  # in order, as waits are
+        slot = np.minimum(np.searchsorted(calls, rows), len(calls) - 1)
+        index = np.where(calls[slot] == rows, awaited.index[mine][slot], NONE)
+    return index
 
 
 def _work(
