@@ -91,7 +91,11 @@ def chain_of(timeline: Timeline, trace_index: int, lanes: list[Lane], parts: lis
     waited_from = np.where(held > 0, before, np.maximum(call_start, before))
     target_part, target_op, target_end = _block_targets(parts, call_start, time, waited_from, kinds, rows[chosen], told)
     block = np.where(target_part != NONE, kinds, Block.NOT).astype(np.uint8)
-    work_until = np.where(block != Block.NOT, np.maximum(call_start, before), time)
+    began = np.maximum(call_start, before)
+    # What a call is told to have waited for may have ended long before: then its time was work, and is all its delay.
+    known = np.isin(rows[chosen], np.concatenate([awaited.call for awaited in told]))
+    target_end = np.where(known, np.maximum(target_end, began), target_end)
+    work_until = np.where((block != Block.NOT) & ~(known & (target_end <= began)), began, time)
     busy, waited, silent = _work(lane.threads, threads, before, work_until)
     profiler = np.minimum(within(overhead, before, work_until), busy)
     # Held up by a full queue, as "Command Buffer Full" shows: the device sets the pace, and the time is no work.
