@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Any
 from gpudiag.trace import read_traces
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from gpudiag.model.event import Trace
 
 TRACES = Path(__file__).parents[1] / "traces"
@@ -79,26 +81,26 @@ class Streams:
         self.events.append(event("user_annotation", f"ProfilerStep#{number}", at, until - at))
 
     def launch(self, stream: int, length: float, name: str = "k", thread: int = 11) -> None:
-        """A kernel; it begins no sooner than `ahead_us` after its launch."""
+        """A kernel; it begins no sooner than 3 µs after its launch began, and not within the first `ahead_us`."""
         correlation = self.call("cudaLaunchKernel", thread)
-        start = max(self.free.get(stream, 0.0), self.now + self.ahead_us)
+        start = max(self._free_from(stream), self.now)
         self.free[stream] = start + length
         self.events.append(kernel(name, start, length, correlation, stream=stream) | {"tid": stream})
 
     def record(self, stream: int, thread: int = 11) -> int:
         """An event of what the stream was given so far. Returns the call's correlation."""
         correlation = self.call("cudaEventRecord", thread)
-        self.happens[correlation] = self.free.get(stream, 0.0)
+        self.happens[correlation] = self._free_from(stream)
         self.recorded_in[correlation] = stream
         return correlation
 
-    def wait(self, stream: int, record: int, **told: Any) -> None:
+    def wait(self, stream: int, record: int, told: Mapping[str, Any] = {}) -> None:
         """Make a stream wait for an event; `told` replaces what the trace tells of that, None leaves it out."""
         correlation = self.call("cudaStreamWaitEvent")
-        self.free[stream] = max(self.free.get(stream, 0.0), self.happens.get(record, 0.0))
+        self.free[stream] = max(self._free_from(stream), self.happens.get(record, 0.0))
         self.tell("Stream Wait Event", correlation, record, stream, told)
 
-    def synchronize(self, record: int, **told: Any) -> None:
+    def synchronize(self, record: int, told: Mapping[str, Any] = {}) -> None:
         """The host waits for an event."""
         began = self.now
         self.now = max(began, self.happens.get(record, 0.0))
@@ -114,7 +116,7 @@ class Streams:
         self.events.append(event("cuda_runtime", name, begin, length, tid=thread, args=arguments))
         return self._correlation
 
-    def tell(self, name: str, correlation: int, record: int, stream: int, told: dict[str, Any]) -> None:
+    def tell(self, name: str, correlation: int, record: int, stream: int, told: Mapping[str, Any]) -> None:
         """The synchronization event of a call."""
         arguments = {
             "stream": stream,
@@ -124,8 +126,11 @@ class Streams:
             "wait_on_cuda_event_record_corr_id": record,
             "wait_on_cuda_event_id": 6,
         }
-        arguments = {key: value for key, value in (arguments | told).items() if value is not None}
+        arguments = {key: value for key, value in {**arguments, **told}.items() if value is not None}
         self.events.append(event("cuda_sync", name, self.now - 3, 1, pid=0, tid=stream, args=arguments))
+
+    def _free_from(self, stream: int) -> float:
+        return self.free.get(stream, self.ahead_us)
 
     def document(self, *, told: bool = True) -> dict[str, Any]:
         """The trace, with its synchronization events or without."""

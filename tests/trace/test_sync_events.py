@@ -11,18 +11,19 @@ from tests.trace.documents import TRACES, Streams, kernel, launch, read_one
 from gpudiag.trace import read_traces
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
     from pathlib import Path
 
 RECORD, STREAM, EVENT = "wait_on_cuda_event_record_corr_id", "wait_on_stream", "wait_on_cuda_event_id"
 
 
-def one_wait(**told: Any) -> dict[str, Any]:
+def one_wait(told: Mapping[str, Any] = {}) -> dict[str, Any]:
     """Stream 20 waits for what was launched into stream 7 before two more kernels were."""
     streams = Streams()
     streams.launch(7, 50, "a")
     record = streams.record(7)
     streams.launch(7, 50, "b")
-    streams.wait(20, record, **told)
+    streams.wait(20, record, told)
     streams.launch(20, 50, "c")
     return streams.document()
 
@@ -46,13 +47,13 @@ def test_a_wait_is_joined_to_its_call_and_to_the_record(tmp_path: Path) -> None:
 
 def test_since_cuda_13_only_the_waiting_stream_is_told(tmp_path: Path) -> None:
     told = {RECORD: -1, STREAM: -1, EVENT: 2197}
-    assert waits(read_one(tmp_path, one_wait(**told))) == [("cudaStreamWaitEvent", 20, None, NO_NUMBER, 2197)]
+    assert waits(read_one(tmp_path, one_wait(told))) == [("cudaStreamWaitEvent", 20, None, NO_NUMBER, 2197)]
 
 
 @pytest.mark.parametrize("number", [-5, 2**70, -(2**70), 1e300, 0, 777, "x", None, [], {}, True, 1.5, "2", "9" * 500])
 @pytest.mark.parametrize("argument", [RECORD, STREAM, EVENT])
 def test_numbers_of_no_use_are_not_told(tmp_path: Path, argument: str, number: Any) -> None:
-    trace = read_one(tmp_path, one_wait(**{argument: number}))
+    trace = read_one(tmp_path, one_wait({argument: number}))
     (wait,) = waits(trace)
     assert wait[:2] == ("cudaStreamWaitEvent", 20)
     assert wait[2] in {"cudaEventRecord", None}
@@ -63,7 +64,7 @@ def test_numbers_of_no_use_are_not_told(tmp_path: Path, argument: str, number: A
 def test_a_correlation_of_no_record_is_none(tmp_path: Path) -> None:
     launched = 1  # the call that launched "a"
     for record in (launched, 777):
-        assert waits(read_one(tmp_path, one_wait(**{RECORD: record})))[0][2] is None
+        assert waits(read_one(tmp_path, one_wait({RECORD: record})))[0][2] is None
 
 
 def test_a_record_after_the_wait_is_another(tmp_path: Path) -> None:
