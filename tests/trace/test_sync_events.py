@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from gpudiag.model.event import NO_NUMBER, Trace
-from tests.trace.documents import TRACES, Streams, kernel, launch, read_one
 from gpudiag.trace import read_traces
+from tests.trace.documents import TRACES, Streams, kernel, launch, read_one
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -87,7 +87,8 @@ def test_the_host_waits_in_synchronizations_and_not_in_queries(tmp_path: Path) -
     record = streams.record(7)
     streams.synchronize(record)
     streams.tell("Event Sync", streams.call("cudaEventQuery"), record, -1, {})
-    streams.tell("Stream Sync", streams.call("cudaStreamSynchronize"), -1, 20, {STREAM: None, RECORD: None, EVENT: None})
+    nothing = {STREAM: None, RECORD: None, EVENT: None}
+    streams.tell("Stream Sync", streams.call("cudaStreamSynchronize"), -1, 20, nothing)
     streams.tell("Context Sync", streams.call("cudaDeviceSynchronize"), -1, -1, {})
     assert waits(read_one(tmp_path, streams.document())) == [
         ("cudaEventSynchronize", NO_NUMBER, "cudaEventRecord", 7, 6),

@@ -14,6 +14,8 @@ from gpudiag.analysis.attribution import attribute
 from gpudiag.analysis.diagnosis.case import Case
 from gpudiag.analysis.diagnosis.replay.graph import NONE, Block
 from gpudiag.analysis.timeline import build_timeline
+from gpudiag.model.timeline import OpClass
+from gpudiag.trace import read_traces
 from tests.trace.documents import Streams, read_one
 
 if TYPE_CHECKING:
@@ -25,7 +27,8 @@ if TYPE_CHECKING:
 
 STEPS = 8
 LENGTHS = st.integers(20, 400)
-HOST, STREAM, RECORD = 10_000.0, "wait_on_stream", "wait_on_cuda_event_record_corr_id"
+HOST = 10_000.0
+STREAM, RECORD = "wait_on_stream", "wait_on_cuda_event_record_corr_id"
 
 
 def recorded(step: Callable[[Streams], None], period: float, *, ahead: float = HOST) -> Streams:
@@ -74,7 +77,7 @@ def late_second_stream(streams: Streams, told: Mapping[str, Any] = {}) -> None:
         7    a1 100 | a2 200 | a3 200 |                    waits for b1
         20   b0 520                      | b1 380          waits for a1
 
-    Without b0, b1 would run from 100 to 480: a step takes the 500 µs of stream 7. If b1 waited for a3, it would take 880.
+    Without b0, b1 would run from 100 to 480: a step takes the 500 µs of stream 7. If b1 waited for a3, it took 880.
     """
     streams.launch(20, 520, "b0")
     streams.launch(7, 100, "a1")
@@ -207,7 +210,7 @@ COMMANDS = st.lists(
 
 
 def run(commands: list[tuple[str, int, int, int]], period: float) -> Streams:
-    """Steps that begin and end in stream 7; a wait is for what the stream's event before it, else a new one, follows."""
+    """Steps that begin and end in stream 7; a wait is for what its stream was given up to its own last wait."""
 
     def step(streams: Streams) -> None:
         streams.launch(7, 50, "first")
@@ -243,3 +246,18 @@ def test_with_known_waits_a_replay_is_what_happens(
     shorter = [(what, stream, of, data.draw(st.integers(0, length))) for what, stream, of, length in commands]
     lengths = {f"k{index}": float(length) for index, (_, _, _, length) in enumerate(shorter)}
     assert step_us(what_if, lengths) == pytest.approx(pace(run(shorter, 1)), abs=2)
+
+
+def test_ddp_on_two_h100_waits_twice_for_each_bucket(whole_recording: Callable[[str], Path]) -> None:
+    """CUDA 13 tells the waiting stream alone: NCCL's before it exchanges a bucket, the model's when that is done."""
+    timeline = build_timeline(read_traces([whole_recording("gpt_sync_events")]))
+    what_if = Case(timeline=timeline, attribution=attribute(timeline)).what_if
+    assert what_if is not None
+    graph = what_if.graph
+    waiting = graph.device.wait_a != NONE
+    exchange = graph.device.op_class == OpClass.COMMUNICATION
+    buckets = 13 * graph.steps * len(graph.ranks)
+    assert (waiting & exchange).sum() == buckets
+    assert (waiting & ~exchange).sum() == buckets
+    assert what_if.replayed_ms == pytest.approx(graph.length_ns / graph.steps / 1e6, rel=0.01)
+    assert graph.unexplained_ns < 0.001 * graph.length_ns
