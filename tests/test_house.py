@@ -16,7 +16,8 @@ LINES = {path: path.read_text(encoding="utf-8").count("\n") for path in MODULES}
 
 MOST_LINES = 400
 #: `cat $(git ls-files 'gpudiag/*.py') | wc -l` counted 45,786 before the house was rebuilt.
-MOST_LINES_IN_ALL = 45_000
+#: Since then, what finds that data cannot be trusted took 500.
+MOST_LINES_IN_ALL = 46_500
 
 
 def entries(directory: Path) -> list[str]:

@@ -22,8 +22,10 @@ from gpudiag.analysis.diagnosis.case import Case
 from gpudiag.analysis.diagnosis.engine import diagnose
 from gpudiag.analysis.diagnosis.outlier_steps import without_outlier_steps
 from gpudiag.analysis.diagnosis.significance import Significance
+from gpudiag.analysis.diagnosis.timed_steps import recording_cost, recording_doubts, timed_ranks
 from gpudiag.analysis.timeline import build_timeline
 from gpudiag.analysis.timeline.step_view import view_of_step
+from gpudiag.app.recordings import least_disturbed
 from gpudiag.errors import NotATraceError, UnreadableInputError
 from gpudiag.model.analysis import ANALYSIS_SCHEMA, Analysis, Source, Steps, Validity
 from gpudiag.model.attribution import Attribution
@@ -60,7 +62,9 @@ def analyze(
     Raises:
         UnreadableInputError: a file is missing, broken, too large or no trace, or nothing in it can be analysed.
     """
-    timeline = build_timeline(read_traces(paths, world_size=world_size, limits=limits), world_size)
+    full = read_traces(paths, world_size=world_size, limits=limits, repeated=True)
+    traces, unused = least_disturbed(paths, full, limits)
+    timeline = build_timeline(traces, world_size)
     attribution = attribute(timeline)
     if keep is not None:
         keep(timeline, attribution)
@@ -79,15 +83,17 @@ def analyze(
         framework=timeline.framework,
         world_size=timeline.world_size,
         ranks_present=timeline.ranks_present,
-        steps=_steps(summarise_steps(attribution), run, case),
+        steps=_steps(summarise_steps(timeline, attribution), run, case),
         devices=summarise_devices(timeline, attribution),
         waits=summarise_waits(timeline, attribution),
         findings=findings,
-        validity=(*timeline.validity, *doubts, *unread),
+        validity=(*timeline.validity, *doubts, *unread, *unused, *recording_doubts(run)),
         collectives=collectives,
         kernels=summarise_kernels(timeline),
         portions=summarise_portions(timeline, attribution),
         source=_source(paths, run),
+        timed=timed_ranks(run),
+        recording=recording_cost(run),
     )
 
 

@@ -73,7 +73,7 @@ def read_recorded(
     paths: Sequence[Path | str], *, world_size: int | None = None, limits: ReadLimits | None = None
 ) -> Recorded:
     """Read the traces of one job to show them in other tools. Arguments and errors as of `analyze`."""
-    timeline = build_timeline(read_traces(paths, world_size=world_size, limits=limits), world_size)
+    timeline = build_timeline(read_traces(paths, world_size=world_size, limits=limits, repeated=True), world_size)
     attribution = attribute(timeline)
     recordings = timeline.traces
     profiles = read_profiles(paths, limits=limits)

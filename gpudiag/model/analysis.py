@@ -7,6 +7,8 @@ from typing import Any, Literal
 
 import msgspec
 
+from gpudiag.model.quantities import Bytes, Count, Devices, Microseconds, Milliseconds, Ordinal, Rate
+
 ANALYSIS_SCHEMA = "gpudiag/analysis/1"
 
 #: The eight exclusive buckets, in the order in which they are drawn.
@@ -54,8 +56,19 @@ VALIDITY_CODES = (
     "uneven-steps",
     "clock-skew",
     "repaired-input",
+    "no-light-recording",
     "cannot-tell",
+    "mixed-runs",
+    "duplicate-ranks",
+    "missing-device-activity",
+    "lost-kernels",
+    "thin-recording",
 )
+
+#: Those that leave no finding above low confidence.
+UNTRUSTED_CODES = frozenset(VALIDITY_CODES[-5:])
+#: Those with which nothing can be said of what happens between ranks.
+NOT_ONE_JOB_CODES = frozenset({"mixed-runs", "missing-device-activity"})
 
 Severity = Literal["critical", "warning", "info"]
 Confidence = Literal["high", "medium", "low"]
@@ -70,10 +83,10 @@ class Finding(msgspec.Struct, frozen=True, kw_only=True):
 
     code: str
     severity: Severity
-    ranks: tuple[int, ...] = ()
+    ranks: tuple[Ordinal, ...] = ()
     cause: str | None = None
-    recoverable_ms_per_step: float | None = None
-    recoverable_percent: float | None = None
+    recoverable_ms_per_step: Milliseconds | None = None
+    recoverable_percent: Rate | None = None
     confidence: Confidence = "medium"
     title: str = ""
     evidence: dict[str, Any] = {}
@@ -94,14 +107,42 @@ class Steps(msgspec.Struct, frozen=True, kw_only=True):
     `unprofiled_times_ms` are the single steps behind `unprofiled_mean_ms`, in order; empty where they were not kept.
     """
 
-    analysed: int
-    mean_ms: float
-    median_ms: float
-    unprofiled_mean_ms: float | None = None
-    corrected_mean_ms: float | None = None
-    corrected_interval_ms: tuple[float, float] | None = None
+    analysed: Count
+    mean_ms: Milliseconds
+    median_ms: Milliseconds
+    unprofiled_mean_ms: Milliseconds | None = None
+    corrected_mean_ms: Milliseconds | None = None
+    corrected_interval_ms: tuple[Milliseconds, Milliseconds] | None = None
     reasons: dict[str, str] = {}
-    unprofiled_times_ms: tuple[float, ...] = ()
+    unprofiled_times_ms: tuple[Milliseconds, ...] = ()
+
+
+class TimedRank(msgspec.Struct, frozen=True, kw_only=True):
+    """What one rank's training thread did in the steps without profiler, as means in milliseconds over `steps` of them.
+
+    Attributes:
+        step_ms: the step.
+        input_ms: fetching the batch.
+        host_ms: from having the batch to having put the step's work into the queue.
+        lead_ms: by how much the thread was then ahead of its device.
+        reasons: of each missing value why it is missing.
+    """
+
+    rank: Ordinal
+    step_ms: Milliseconds
+    input_ms: Milliseconds | None = None
+    host_ms: Milliseconds
+    lead_ms: Milliseconds | None = None
+    steps: Count
+    reasons: dict[str, str] = {}
+
+
+class RecordingCost(msgspec.Struct, frozen=True, kw_only=True):
+    """The mean step of the slowest rank in ms: timed, recorded lightly, recorded with operators; None if it was not."""
+
+    unprofiled_ms: Milliseconds | None = None
+    light_ms: Milliseconds | None = None
+    full_ms: Milliseconds | None = None
 
 
 class Device(msgspec.Struct, frozen=True, kw_only=True):
@@ -110,21 +151,21 @@ class Device(msgspec.Struct, frozen=True, kw_only=True):
     `step_times_ms` are the single windows behind `step_ms`, in order; empty in analyses from before they were kept.
     """
 
-    rank: int
+    rank: Ordinal
     device: str
-    step_ms: float
-    buckets_ms: dict[str, float]
-    hidden_communication_ms: float
+    step_ms: Milliseconds
+    buckets_ms: dict[str, Milliseconds]
+    hidden_communication_ms: Milliseconds
     name: str = ""
-    step_times_ms: tuple[float, ...] = ()
+    step_times_ms: tuple[Milliseconds, ...] = ()
 
 
 class Wait(msgspec.Struct, frozen=True, kw_only=True):
     """How long `rank` waited in collectives for `on_rank`, the last to arrive, per step."""
 
-    rank: int
-    on_rank: int
-    ms_per_step: float
+    rank: Ordinal
+    on_rank: Ordinal
+    ms_per_step: Milliseconds
     cause: str | None = None
 
 
@@ -137,21 +178,21 @@ class CollectiveSummary(msgspec.Struct, frozen=True, kw_only=True):
 
     operation: str
     group: str
-    ranks: int
-    size_bytes: int | None
-    per_step: float
-    transfer_us: float
-    wait_us: float
-    busbw_gb_per_s: float | None = None
-    probe_busbw_gb_per_s: float | None = None
+    ranks: Count
+    size_bytes: Bytes | None
+    per_step: Rate
+    transfer_us: Microseconds
+    wait_us: Microseconds
+    busbw_gb_per_s: Rate | None = None
+    probe_busbw_gb_per_s: Rate | None = None
 
 
 class KernelSummary(msgspec.Struct, frozen=True, kw_only=True):
     """One kernel by name: its device time per step, averaged over ranks."""
 
     name: str
-    ms_per_step: float
-    per_step: float
+    ms_per_step: Milliseconds
+    per_step: Rate
 
 
 class Portion(msgspec.Struct, frozen=True, kw_only=True):
@@ -173,9 +214,9 @@ class Portion(msgspec.Struct, frozen=True, kw_only=True):
     bucket: str
     name: str
     group: str = ""
-    size_bytes: int | None = None
-    per_step: float = 0.0
-    device_ms: tuple[float, ...]
+    size_bytes: Bytes | None = None
+    per_step: Rate = 0.0
+    device_ms: tuple[Milliseconds, ...]
 
 
 class Source(msgspec.Struct, frozen=True, kw_only=True):
@@ -185,8 +226,8 @@ class Source(msgspec.Struct, frozen=True, kw_only=True):
     title: str = ""
     workload: str | None = None
     strategy: str | None = None
-    batch_size_per_device: int | None = None
-    samples_per_s: float | None = None
+    batch_size_per_device: Count | None = None
+    samples_per_s: Rate | None = None
     software: dict[str, str] = {}
 
 
@@ -195,8 +236,8 @@ class Analysis(msgspec.Struct, frozen=True, kw_only=True):
 
     schema: str = ANALYSIS_SCHEMA
     framework: str
-    world_size: int
-    ranks_present: tuple[int, ...]
+    world_size: Devices
+    ranks_present: tuple[Ordinal, ...]
     steps: Steps
     devices: tuple[Device, ...]
     waits: tuple[Wait, ...] = ()
@@ -206,3 +247,5 @@ class Analysis(msgspec.Struct, frozen=True, kw_only=True):
     kernels: tuple[KernelSummary, ...] = ()
     portions: tuple[Portion, ...] = ()
     source: Source = Source()
+    timed: tuple[TimedRank, ...] | None = None
+    recording: RecordingCost | None = None

@@ -225,6 +225,12 @@ class EventWaits(msgspec.Struct, frozen=True, kw_only=True):
     def __len__(self) -> int:
         return len(self.call)
 
+    def moved(self, place: NDArray[np.intp]) -> EventWaits:
+        """The same in a table in which the event of each row stands in row `place[row]`; its order is unchanged."""
+        told = self.record != NO_NUMBER
+        record = np.where(told, place[np.where(told, self.record, 0)], NO_NUMBER) if len(self) else self.record
+        return msgspec.structs.replace(self, call=place[self.call], record=record)
+
 
 class Trace(msgspec.Struct, frozen=True, kw_only=True):
     """Everything read from one trace file: one process, one rank, one or more devices.
@@ -245,6 +251,9 @@ class Trace(msgspec.Struct, frozen=True, kw_only=True):
         waits_in_collectives: True where the training thread waits in a function's call while other threads run its
             operators (TensorFlow's executor): what it does meanwhile is what they do, and where one of them is in a
             collective of the host, the process waits for it. False where the training thread runs operators itself.
+        operators_put_in: True where its operators are those of another recording of the same job: recording them cost
+            this one nothing.
+        uses_devices: True where the trace says that its process works on a device, whatever was recorded of that.
         dropped_events: how many events the profiler said it lost; 0 when it said nothing.
         notes: what the reader had to repair or leave out, one line each, for the validity section.
     """
@@ -261,5 +270,7 @@ class Trace(msgspec.Struct, frozen=True, kw_only=True):
     step_marks: tuple[StepMarks, ...] = ()
     event_waits: EventWaits = EventWaits()
     waits_in_collectives: bool = False
+    operators_put_in: bool = False
+    uses_devices: bool = False
     dropped_events: int = 0
     notes: tuple[str, ...] = ()

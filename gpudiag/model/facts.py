@@ -12,6 +12,7 @@ from typing import Any, Literal
 import msgspec
 
 from gpudiag.model.analysis import Finding
+from gpudiag.model.quantities import Bytes, Count, Devices, Difference, Microseconds, Number, Ordinal, Rate
 
 FACTS_SCHEMA = "gpudiag/facts/1"
 QUEUED = "-queued"
@@ -30,27 +31,27 @@ LinkKind = str
 class Clock(msgspec.Struct, frozen=True, kw_only=True):
     """One clock domain in MHz."""
 
-    current_mhz: int | None = None
-    maximum_mhz: int | None = None
-    application_mhz: int | None = None
+    current_mhz: Count | None = None
+    maximum_mhz: Count | None = None
+    application_mhz: Count | None = None
 
 
 class PcieLink(msgspec.Struct, frozen=True, kw_only=True):
     """PCI Express link of a device. An idle link trains down: `generation` counts only when `under_load`."""
 
-    generation: int | None = None
-    width: int | None = None
-    maximum_generation: int | None = None
-    maximum_width: int | None = None
+    generation: Count | None = None
+    width: Count | None = None
+    maximum_generation: Count | None = None
+    maximum_width: Count | None = None
     under_load: bool = False
 
 
 class GpuProcess(msgspec.Struct, frozen=True, kw_only=True):
     """A process that holds a GPU."""
 
-    pid: int
+    pid: Count
     name: str | None = None
-    memory_bytes: int | None = None
+    memory_bytes: Bytes | None = None
     own: bool = False
     """True for gpudiag's own processes and their parents, which are not foreign."""
 
@@ -58,10 +59,10 @@ class GpuProcess(msgspec.Struct, frozen=True, kw_only=True):
 class NvLink(msgspec.Struct, frozen=True, kw_only=True):
     """One NVLink lane."""
 
-    lane: int
+    lane: Count
     active: bool
-    version: int | None = None
-    gb_per_s: float | None = None
+    version: Count | None = None
+    gb_per_s: Rate | None = None
     """One-way rate of this lane."""
     remote: str | None = None
     """PCI id of the far end (a GPU or a switch)."""
@@ -74,36 +75,36 @@ class MigInstance(msgspec.Struct, frozen=True, kw_only=True):
 
     uuid: str | None = None
     name: str | None = None
-    memory_bytes: int | None = None
+    memory_bytes: Bytes | None = None
 
 
 class Gpu(msgspec.Struct, frozen=True, kw_only=True):
     """One GPU, as NVML describes it."""
 
-    index: int
+    index: Ordinal
     name: str
     uuid: str | None = None
     pci_id: str | None = None
-    compute_capability: tuple[int, int] | None = None
-    memory_bytes: int | None = None
-    memory_used_bytes: int | None = None
-    memory_bus_bits: int | None = None
+    compute_capability: tuple[Count, Count] | None = None
+    memory_bytes: Bytes | None = None
+    memory_used_bytes: Bytes | None = None
+    memory_bus_bits: Count | None = None
     sm_clock: Clock = Clock()
     memory_clock: Clock = Clock()
     throttle_reasons: tuple[str, ...] = ()
-    power_watts: float | None = None
-    power_limit_watts: float | None = None
-    temperature_c: int | None = None
-    temperature_limit_c: int | None = None
+    power_watts: Rate | None = None
+    power_limit_watts: Rate | None = None
+    temperature_c: Number | None = None
+    temperature_limit_c: Number | None = None
     ecc: bool | None = None
-    ecc_uncorrected: int | None = None
+    ecc_uncorrected: Count | None = None
     mig: bool | None = None
     mig_instances: tuple[MigInstance, ...] = ()
     compute_mode: str | None = None
     persistence: bool | None = None
     pcie: PcieLink = PcieLink()
     nvlinks: tuple[NvLink, ...] = ()
-    numa_node: int | None = None
+    numa_node: Number | None = None
     cpu_affinity: str | None = None
     """CPU list, e.g. `0-15,32-47`."""
     processes: tuple[GpuProcess, ...] = ()
@@ -115,10 +116,10 @@ class Gpu(msgspec.Struct, frozen=True, kw_only=True):
 class Link(msgspec.Struct, frozen=True, kw_only=True):
     """The path between two GPUs, by index, a < b."""
 
-    a: int
-    b: int
+    a: Ordinal
+    b: Ordinal
     kind: LinkKind
-    lanes: int = 0
+    lanes: Count = 0
     peer_access: bool | None = None
     reason: str | None = None
     """NVML's reason where peer access is denied."""
@@ -130,17 +131,17 @@ class Nic(msgspec.Struct, frozen=True, kw_only=True):
     name: str
     kind: Literal["ethernet", "infiniband", "roce", "other"]
     pci_id: str | None = None
-    numa_node: int | None = None
-    speed_gb_per_s: float | None = None
+    numa_node: Number | None = None
+    speed_gb_per_s: Rate | None = None
     distance: dict[str, str] = {}
 
 
 class NumaNode(msgspec.Struct, frozen=True, kw_only=True):
     """One NUMA node."""
 
-    index: int
+    index: Ordinal
     cpus: str
-    memory_bytes: int | None = None
+    memory_bytes: Bytes | None = None
 
 
 class Host(msgspec.Struct, frozen=True, kw_only=True):
@@ -150,22 +151,22 @@ class Host(msgspec.Struct, frozen=True, kw_only=True):
     os: str = ""
     kernel: str = ""
     cpu: str = ""
-    sockets: int | None = None
-    cores: int | None = None
-    threads: int | None = None
-    usable_cpus: int | None = None
+    sockets: Count | None = None
+    cores: Count | None = None
+    threads: Count | None = None
+    usable_cpus: Count | None = None
     """CPUs this process may use (affinity and cgroup quota)."""
     numa: tuple[NumaNode, ...] = ()
-    memory_bytes: int | None = None
+    memory_bytes: Bytes | None = None
     driver: str | None = None
     cuda_driver: str | None = None
     iommu: str | None = None
     acs: str | None = None
     container: str | None = None
     hypervisor: str | None = None
-    shm_bytes: int | None = None
-    shm_free_bytes: int | None = None
-    memlock_bytes: int | None = None
+    shm_bytes: Bytes | None = None
+    shm_free_bytes: Bytes | None = None
+    memlock_bytes: Number | None = None
     """-1 for unlimited."""
     environment: dict[str, str] = {}
     """NCCL_*, CUDA_*, and the few other variables that change how training communicates."""
@@ -189,14 +190,14 @@ class Bandwidth(msgspec.Struct, frozen=True, kw_only=True):
     peer_access: bool | None = None
     initiator: Literal["src", "dst"] | None = None
     """Between GPUs: `src` when the sender issues the copy (a write), `dst` when the receiver does (a read)."""
-    size_bytes: int
-    gb_per_s: float
-    per_device: dict[str, float] = {}
-    ceiling_gb_per_s: float | None = None
+    size_bytes: Bytes
+    gb_per_s: Rate
+    per_device: dict[str, Rate] = {}
+    ceiling_gb_per_s: Rate | None = None
     ceiling_source: str | None = None
-    cv: float | None = None
+    cv: Rate | None = None
     """Coefficient of variation over the repeats behind the median."""
-    repeats: int = 0
+    repeats: Count = 0
     verified: bool | None = None
     """True: every byte arrived as sent; False: data was corrupted; None: not checked."""
 
@@ -207,9 +208,9 @@ class Latency(msgspec.Struct, frozen=True, kw_only=True):
     kind: str
     src: str
     dst: str
-    time_us: float
+    time_us: Microseconds
     peer_access: bool | None = None
-    cv: float | None = None
+    cv: Rate | None = None
 
 
 class Collective(msgspec.Struct, frozen=True, kw_only=True):
@@ -223,12 +224,12 @@ class Collective(msgspec.Struct, frozen=True, kw_only=True):
 
     operation: str
     strategy: str
-    ranks: int
-    bytes: int
-    time_us: float
-    algbw_gb_per_s: float
-    busbw_gb_per_s: float
-    cv: float | None = None
+    ranks: Devices
+    bytes: Bytes
+    time_us: Microseconds
+    algbw_gb_per_s: Rate
+    busbw_gb_per_s: Rate
+    cv: Rate | None = None
     verified: bool | None = None
 
 
@@ -237,10 +238,10 @@ class CollectiveFit(msgspec.Struct, frozen=True, kw_only=True):
 
     operation: str
     strategy: str
-    ranks: int
-    latency_us: float
-    busbw_gb_per_s: float
-    worst_relative_error: float
+    ranks: Devices
+    latency_us: Microseconds
+    busbw_gb_per_s: Rate
+    worst_relative_error: Difference
 
 
 class Skipped(msgspec.Struct, frozen=True, kw_only=True):
@@ -259,7 +260,7 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True):
     host: Host
     gpus: tuple[Gpu, ...] = ()
     links: tuple[Link, ...] = ()
-    islands: tuple[tuple[int, ...], ...] = ()
+    islands: tuple[tuple[Ordinal, ...], ...] = ()
     bandwidth: tuple[Bandwidth, ...] = ()
     latency: tuple[Latency, ...] = ()
     collectives: tuple[Collective, ...] = ()

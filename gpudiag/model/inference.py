@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import msgspec
 
+from gpudiag.model.quantities import Count, Ordinal, Rate, Seconds
+
 INFERENCE_SCHEMA = "gpudiag/inference/1"
 INFERENCE_FILE = "inference.json"
 
@@ -11,10 +13,10 @@ INFERENCE_FILE = "inference.json"
 class RankInference(msgspec.Struct, frozen=True, kw_only=True):
     """One process's part: `seconds` from the common start until its last block was on disk."""
 
-    rank: int
-    blocks: int
-    voxels: int
-    seconds: float
+    rank: Ordinal
+    blocks: Count
+    voxels: Count
+    seconds: Seconds
 
 
 class InferenceRecord(msgspec.Struct, frozen=True, kw_only=True):
@@ -32,13 +34,13 @@ class InferenceRecord(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     schema: str = INFERENCE_SCHEMA
-    volume: tuple[int, int, int]
-    written: tuple[int, int, int]
-    seen: tuple[int, int, int]
-    blocks: int
-    voxels: int
-    predicted: int
-    channels: int
-    seconds: float
-    mvox_per_s: float
+    volume: tuple[Count, Count, Count]
+    written: tuple[Count, Count, Count]
+    seen: tuple[Count, Count, Count]
+    blocks: Count
+    voxels: Count
+    predicted: Count
+    channels: Count
+    seconds: Seconds
+    mvox_per_s: Rate
     ranks: tuple[RankInference, ...]

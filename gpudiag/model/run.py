@@ -6,6 +6,8 @@ from typing import Literal
 
 import msgspec
 
+from gpudiag.model.quantities import Bytes, Count, Devices, Milliseconds, Ordinal, Seconds
+
 RUN_SCHEMA = "gpudiag/run/1"
 RANK_SCHEMA = "gpudiag/rank/1"
 
@@ -15,19 +17,34 @@ RunStatus = Literal["complete", "failed", "interrupted"]
 class StepTimes(msgspec.Struct, frozen=True, kw_only=True):
     """Times of consecutive steps in milliseconds, each from one step's start to the next, device work included."""
 
-    step_ms: tuple[float, ...]
-    mean_ms: float
-    median_ms: float
-    standard_error_ms: float
-    jitter_ms: float
+    step_ms: tuple[Milliseconds, ...]
+    mean_ms: Milliseconds
+    median_ms: Milliseconds
+    standard_error_ms: Milliseconds
+    jitter_ms: Milliseconds
     """1.4826 times the median absolute deviation."""
+
+
+class TimedSteps(msgspec.Struct, frozen=True, kw_only=True):
+    """What the training thread did in the steps of `RankRecord.unprofiled`, in milliseconds, one value for each step.
+
+    Attributes:
+        input_ms: fetching the batch; None where the framework fetches it within the step's own work (Keras).
+        host_ms: from having the batch to having put the step's work into the queue.
+        lead_ms: by how much the thread was then ahead of its device: how long that still took to finish the step. None
+            where there is no device beside the thread (CPUs), or none whose progress can be told (TensorFlow).
+    """
+
+    input_ms: tuple[Milliseconds, ...] | None = None
+    host_ms: tuple[Milliseconds, ...]
+    lead_ms: tuple[Milliseconds, ...] | None = None
 
 
 class Warmup(msgspec.Struct, frozen=True, kw_only=True):
     """How long the run took to settle, found from the step times (or told: `automatic` is False)."""
 
-    steps: int
-    seconds: float
+    steps: Count
+    seconds: Seconds
     automatic: bool
     settled: bool
     """False when the step times were still falling when the limit on warm-up was reached."""
@@ -36,29 +53,41 @@ class Warmup(msgspec.Struct, frozen=True, kw_only=True):
 class RankRecord(msgspec.Struct, frozen=True, kw_only=True):
     """What one rank says of itself and of its steps; saved as `ranks/rank<r>.json` while the run goes on.
 
-    `trace` is relative to the run directory. `device` and `device_name` are empty before the first step.
+    `device` and `device_name` are empty before the first step.
+
+    Attributes:
+        unprofiled: the timed steps, without the profiler; `timed` is what the host did in them.
+        light: steps while they were recorded without operators; `light_trace` is that recording.
+        profiled: steps while they were recorded with operators; `trace` is that recording.
+        trace, light_trace: relative to the run directory; None where there is none.
+        notes: what went wrong in recording and did not end the run, by code: `no-light-recording`,
+            `missing-device-activity`.
     """
 
     schema: str = RANK_SCHEMA
-    rank: int
-    local_rank: int
+    rank: Ordinal
+    local_rank: Ordinal
     host: str
-    pid: int
+    pid: Count
     device: str
     device_name: str
     warmup: Warmup | None = None
     unprofiled: StepTimes | None = None
+    timed: TimedSteps | None = None
+    light: StepTimes | None = None
     profiled: StepTimes | None = None
     trace: str | None = None
+    light_trace: str | None = None
+    notes: dict[str, str] = {}
     error: str | None = None
 
 
 class ModelRecord(msgspec.Struct, frozen=True, kw_only=True):
     """The trained model: how many parameters, and the gradient sizes in bytes in the order of exchange."""
 
-    parameters: int
-    gradient_bytes: int
-    gradient_sizes: tuple[int, ...] = ()
+    parameters: Count
+    gradient_bytes: Bytes
+    gradient_sizes: tuple[Bytes, ...] = ()
 
 
 class RunRecord(msgspec.Struct, frozen=True, kw_only=True):
@@ -70,9 +99,9 @@ class RunRecord(msgspec.Struct, frozen=True, kw_only=True):
     workload: str
     framework: str
     strategy: str
-    world_size: int
-    nodes: int
-    batch_size_per_device: int | None
+    world_size: Devices
+    nodes: Devices
+    batch_size_per_device: Count | None
     options: dict[str, str] = {}
     model: ModelRecord | None = None
     software: dict[str, str] = {}

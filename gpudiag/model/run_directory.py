@@ -18,6 +18,8 @@ RUN_FILE = "run.json"
 FACTS_FILE = "facts.json"
 ANALYSIS_FILE = "analysis.json"
 TRACES_DIR = "traces"
+#: In it, recordings without operators.
+LIGHT_TRACES = "light"
 
 #: No JSON of a run directory but its traces comes near this size.
 MOST_BYTES = 64 * 1024 * 1024
@@ -101,6 +103,13 @@ def find_run_record(paths: Sequence[Path | str]) -> RunRecord | None:
     """The run record beside the given traces, if a single path names a run directory (or its `traces/`)."""
     directory = _run_directory(paths)
     return None if directory is None else read_json(directory / RUN_FILE, RunRecord, RUN_SCHEMA)
+
+
+def find_light_traces(paths: Sequence[Path | str]) -> Path | None:
+    """The recordings without operators beside the given traces, if a single path names a run directory."""
+    directory = _run_directory(paths)
+    light = None if directory is None else directory / TRACES_DIR / LIGHT_TRACES
+    return light if light is not None and light.is_dir() and any(light.iterdir()) else None
 
 
 def find_facts_file(paths: Sequence[Path | str]) -> Path | None:

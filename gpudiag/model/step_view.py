@@ -6,6 +6,8 @@ from typing import Literal
 
 import msgspec
 
+from gpudiag.model.quantities import Count, Nanoseconds, Number, Ordinal
+
 STEP_SCHEMA = "gpudiag/step/1"
 STEP_FILE = "step.json"
 
@@ -33,21 +35,21 @@ class Track(msgspec.Struct, frozen=True, kw_only=True):
 
     kind: TrackKind
     label: str
-    start: tuple[int, ...]
-    length: tuple[int, ...]
-    name: tuple[int, ...]
-    colour: tuple[int, ...]
-    depth: tuple[int, ...]
-    left_out: int = 0
+    start: tuple[Nanoseconds, ...]
+    length: tuple[Nanoseconds, ...]
+    name: tuple[Count, ...]
+    colour: tuple[Count, ...]
+    depth: tuple[Count, ...]
+    left_out: Count = 0
 
 
 class RankView(msgspec.Struct, frozen=True, kw_only=True):
     """One rank's rows, and where its window of the step begins and ends."""
 
-    rank: int
+    rank: Ordinal
     device: str
-    begin: int
-    end: int
+    begin: Nanoseconds
+    end: Nanoseconds
     tracks: tuple[Track, ...]
 
 
@@ -63,8 +65,8 @@ class StepView(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     schema: str = STEP_SCHEMA
-    step: int
-    length: int
+    step: Number
+    length: Nanoseconds
     names: tuple[str, ...]
     ranks: tuple[RankView, ...]
-    ranks_left_out: int = 0
+    ranks_left_out: Count = 0

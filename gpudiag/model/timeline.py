@@ -199,3 +199,14 @@ class Timeline(msgspec.Struct, frozen=True, kw_only=True):
     traces: tuple[Trace, ...]
     clocks: tuple[ClockAlignment, ...]
     validity: tuple[Validity, ...]
+    unseen: dict[int, Times] = {}
+    """Rank → int64[k + 1], host steps, of processes whose devices' work is missing: they have no lane."""
+
+    def whole_collectives(self, lane: Lane) -> NDArray[np.bool_]:
+        """bool[m], of the lane's collectives: all who take part have a lane, so that it is known who came last."""
+        seen = {one.rank for one in self.lanes}
+        ranks = {call.row: call.group_ranks for call in self.traces[lane.trace].collectives}
+        whole = {
+            told: seen.issuperset(told) if told else len(seen) >= self.world_size for told in {(), *ranks.values()}
+        }
+        return np.array([whole[ranks.get(row, ())] for row in lane.collectives.row.tolist()], np.bool_)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 UNKNOWN = "—"
 #: No time, size or count that a report draws comes near.
@@ -25,6 +25,16 @@ def milliseconds(value: float | None, *, beside: float | None = None) -> str:
         return UNKNOWN
     magnitude = abs(value if beside is None or not math.isfinite(beside) else beside)
     return thousands(value, 2 if magnitude < 10 else 1 if magnitude < 1000 else 0)
+
+
+def span(values: Sequence[float]) -> str:
+    """The least and the largest of times in ms, or the one figure that they all are.
+
+    >>> span([3.04, 3.041]), span([3.0, 12.25]).split(EN_DASH)
+    ('3.04', ['3.0', '12.2'])
+    """
+    low, high = (milliseconds(value, beside=max(values)) for value in (min(values), max(values)))
+    return low if low == high else f"{low}{EN_DASH}{high}"
 
 
 def thousands(value: float, decimals: int = 0) -> str:

@@ -15,8 +15,9 @@ from pathlib import Path
 
 import msgspec
 
-from gpudiag.errors import NotATraceError, UnreadableInputError
+from gpudiag.errors import NotATraceError, UnreadableInputError, UsageError
 from gpudiag.model.event import Trace
+from gpudiag.model.quantities import MOST_RANKS
 from gpudiag.trace.limits import MEMORY_PER_JSON_BYTE, ReadLimits, free_memory_bytes
 from gpudiag.trace.readers import reader_of
 from gpudiag.trace.sources import NO_TRACES_HINT, Source, find_sources
@@ -32,6 +33,7 @@ def read_traces(
     *,
     limits: ReadLimits | None = None,
     world_size: int | None = None,
+    repeated: bool = False,
 ) -> tuple[Trace, ...]:
     """Read the traces of one job.
 
@@ -39,18 +41,22 @@ def read_traces(
         paths: files, directories (traces, run directories, torchtitan's and TensorBoard's), or globs.
         limits: bounds on size and on processes; None for the usual ones.
         world_size: ranks in the job, where neither the traces nor their names say.
+        repeated: two files may claim one rank; whoever asks for that sorts them out.
 
     Returns:
         One trace per file, in order of rank; those without a rank come last, in order of path. Of TensorFlow, where one
         process drives several GPUs, one per GPU.
 
     Raises:
-        UsageError: no path was given.
-        UnreadableInputError: a path does not exist, a file is broken, or two files claim one rank.
+        UsageError: no path was given, or a world size beyond any job.
+        UnreadableInputError: a path does not exist, a file is broken, two files claim one rank, or a rank or
+            a world size is beyond any job.
         NotATraceError: a file that was named is no trace, or a directory holds none.
         TooLargeError: a file unpacks to more than the limits allow.
     """
     limits = limits or ReadLimits()
+    if world_size is not None and not 0 < world_size <= MOST_RANKS:
+        raise UsageError(f"no job has {world_size} ranks", f"Give a world size between 1 and {MOST_RANKS}.")
     sources = find_sources(paths)
     traces: list[Trace] = []
     processes: list[tuple[Source, tuple[Trace, ...]]] = []
@@ -68,7 +74,9 @@ def read_traces(
     if not traces:
         raise NotATraceError(f"no traces in {sources[0].path.parent}", NO_TRACES_HINT)
     _check_frameworks(traces)
-    _check_ranks(traces)
+    _check_sizes(traces)
+    if not repeated:
+        _check_ranks(traces)
     return tuple(sorted(traces, key=lambda trace: (trace.rank is None, trace.rank or 0)))
 
 
@@ -176,6 +184,16 @@ def _completed(trace: Trace, source: Source, world_size: int | None) -> Trace:
         host=trace.host or source.facts.host,
         notes=(*source.notes, *trace.notes),
     )
+
+
+def _check_sizes(traces: Sequence[Trace]) -> None:
+    """No trace may say a rank or a world size beyond any job: sets are made of them."""
+    for trace in traces:
+        if (trace.world_size or 0) > MOST_RANKS or (trace.rank or 0) >= MOST_RANKS:
+            raise UnreadableInputError(
+                f"{trace.source} says rank {trace.rank} of {trace.world_size}; no job has more than {MOST_RANKS} ranks",
+                "The file or its name is damaged: leave it out, or record again.",
+            )
 
 
 def _check_ranks(traces: Sequence[Trace]) -> None:

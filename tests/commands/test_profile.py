@@ -31,8 +31,8 @@ def run_json(run_dir: Path) -> dict[str, Any]:
     return record
 
 
-def names_in_trace(run_dir: Path, rank: int) -> list[str]:
-    path = run_dir / "traces" / f"rank{rank}.pt.trace.json.gz"
+def names_in_trace(run_dir: Path, rank: int, folder: str = "traces") -> list[str]:
+    path = run_dir / folder / f"rank{rank}.pt.trace.json.gz"
     return [str(event.get("name")) for event in json.loads(gzip.decompress(path.read_bytes()))["traceEvents"]]
 
 
@@ -117,6 +117,9 @@ def test_the_main_job_ends_in_an_analysis(default_run: Run) -> None:
     for device in analysis["devices"]:
         assert sum(device["buckets_ms"].values()) == pytest.approx(device["step_ms"], rel=1e-6)
         assert device["buckets_ms"]["compute"] > 0
+    assert [rank["rank"] for rank in analysis["timed"]] == [0, 1]
+    assert all(rank["input_ms"] + rank["host_ms"] <= rank["step_ms"] for rank in analysis["timed"])
+    assert min(analysis["recording"].values()) > 0
     assert json.loads((run_dir / "analysis.json").read_text(encoding="utf-8")) == analysis
 
 
@@ -150,9 +153,16 @@ def test_its_record(default_run: Run) -> None:
 
 def test_its_traces_have_every_range_on_every_rank_at_the_same_steps(default_run: Run) -> None:
     _, run_dir = default_run
+    for folder in ("traces", "traces/light"):
+        marks_at_the_same_steps(run_dir, folder)
+
+
+def marks_at_the_same_steps(run_dir: Path, folder: str) -> None:
     marks = []
     for rank in (0, 1):
-        names = names_in_trace(run_dir, rank)
+        names = names_in_trace(run_dir, rank, folder)
+        assert any(name.startswith("aten::") for name in names) == (folder == "traces")
+        assert any(name.startswith("gloo:") for name in names)
         assert {f"gpudiag.{name}" for name in ("input", "forward", "backward", "exchange", "optimizer")} <= set(names)
         marks.append([name for name in names if name.startswith("gpudiag.step#")])
     assert marks[0] == marks[1]
@@ -163,7 +173,7 @@ def test_its_directory_holds_what_it_should_and_nothing_temporary(default_run: R
     _, run_dir = default_run
     files = sorted(str(path.relative_to(run_dir)) for path in run_dir.rglob("*") if path.is_file())
     ranks = [f"{folder}/rank{rank}{end}" for folder, end in (("logs", ".log"), ("ranks", ".json")) for rank in (0, 1)]
-    traces = [f"traces/rank{rank}.pt.trace.json.gz" for rank in (0, 1)]
+    traces = [f"{folder}/rank{rank}.pt.trace.json.gz" for folder in ("traces", "traces/light") for rank in (0, 1)]
     whole = ["analysis.json", "facts.json", "report.html", "run.json", "step.json", "logs/launcher.log"]
     assert files == sorted([*whole, *ranks, *traces])
 

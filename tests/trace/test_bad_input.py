@@ -9,12 +9,14 @@ import re
 import subprocess
 import sys
 import textwrap
+import time
 import zlib
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from gpudiag.errors import GpudiagError, NotATraceError, TooLargeError, UnreadableInputError
+from gpudiag.errors import GpudiagError, NotATraceError, TooLargeError, UnreadableInputError, UsageError
+from gpudiag.model.quantities import MOST_RANKS
 from gpudiag.trace import ReadLimits, read_traces
 from tests.trace.documents import document, event, names, read_one, write
 
@@ -211,6 +213,23 @@ def test_two_traces_of_one_rank(tmp_path: Path) -> None:
     paths = [write(tmp_path / part / "rank3.json", GOOD) for part in ("a", "b")]
     with pytest.raises(UnreadableInputError, match=r"two traces claim rank 3: .*a/rank3\.json and .*b/rank3\.json"):
         read_traces(paths)
+
+
+@pytest.mark.parametrize("told", [{"world_size": 2**31 - 1}, {"rank": 2**31 - 1}, {"world_size": MOST_RANKS + 1}])
+def test_sizes_beyond_any_job_are_refused_before_anything_is_made_of_them(tmp_path: Path, told: dict[str, int]) -> None:
+    path = write(tmp_path / "rank0.json", {**GOOD, "distributedInfo": told})
+    before = time.process_time()
+    with pytest.raises(UnreadableInputError, match="no job has more than"):
+        read_traces([path])
+    with pytest.raises(UsageError, match="no job has"):
+        read_traces([path], world_size=2**31 - 1)
+    assert time.process_time() - before < 1
+
+
+def test_groups_of_ranks_that_cannot_be_are_left_out(tmp_path: Path) -> None:
+    groups = [{"pg_name": "0", "ranks": [0, 2**62]}, {"pg_name": "1", "ranks": [-1]}]
+    (trace,) = read_traces([write(tmp_path / "rank0.json", {**GOOD, "distributedInfo": {"pg_config": groups}})])
+    assert not any(call.group_ranks for call in trace.collectives)
 
 
 @pytest.fixture(scope="module")

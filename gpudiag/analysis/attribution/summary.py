@@ -6,7 +6,15 @@ from collections import defaultdict
 
 import numpy as np
 
-from gpudiag.model.analysis import BUCKETS, CollectiveSummary, Device, KernelSummary, Steps, Wait
+from gpudiag.model.analysis import (
+    BUCKETS,
+    UNTRUSTED_CODES,
+    CollectiveSummary,
+    Device,
+    KernelSummary,
+    Steps,
+    Wait,
+)
 from gpudiag.model.attribution import Attribution
 from gpudiag.model.timeline import UNKNOWN, OpClass, Timeline
 from gpudiag.units import NS_PER_US, bus_factor, gb_per_s, milliseconds
@@ -15,13 +23,14 @@ from gpudiag.units import NS_PER_US, bus_factor, gb_per_s, milliseconds
 _LEAST_WAIT_MS = 0.001
 
 
-def summarise_steps(attribution: Attribution) -> Steps:
-    """Step times over all lanes: the mean of the lanes' means, the median over all windows."""
-    lanes = [lane for lane in attribution.lanes if len(lane.step_ns)]
-    means = [float(lane.step_ns.mean()) for lane in lanes]
-    medians = [float(np.median(lane.step_ns)) for lane in lanes]
+def summarise_steps(timeline: Timeline, attribution: Attribution) -> Steps:
+    """Step times over all lanes: the mean of the lanes' means, the median over all windows; else the hosts'."""
+    lanes = [lane.step_ns for lane in attribution.lanes] or [np.diff(bounds) for bounds in timeline.unseen.values()]
+    lanes = [step_ns for step_ns in lanes if len(step_ns)]
+    means = [float(step_ns.mean()) for step_ns in lanes]
+    medians = [float(np.median(step_ns)) for step_ns in lanes]
     return Steps(
-        analysed=min((len(lane.step_ns) for lane in lanes), default=0),
+        analysed=min((len(step_ns) for step_ns in lanes), default=0),
         mean_ms=milliseconds(float(np.mean(means))) if means else 0.0,
         median_ms=milliseconds(float(np.mean(medians))) if medians else 0.0,
     )
@@ -47,19 +56,27 @@ def summarise_devices(timeline: Timeline, attribution: Attribution) -> tuple[Dev
 
 
 def summarise_waits(timeline: Timeline, attribution: Attribution) -> tuple[Wait, ...]:
-    """Who waited how long for whom, per step, longest first."""
-    waits = [
-        Wait(rank=lane.rank, on_rank=on_rank, ms_per_step=milliseconds(float(share.mean())))
-        for lane, cut in zip(timeline.lanes, attribution.lanes, strict=True)
-        for on_rank, share in cut.waits_ns.items()
-    ]
+    """Who waited how long for whom, per step, longest first; nothing where that cannot be known."""
+    if UNTRUSTED_CODES & {validity.code for validity in timeline.validity}:
+        return ()
+    waits = []
+    for lane, cut in zip(timeline.lanes, attribution.lanes, strict=True):
+        # Where another rank took part whose trace is not here, that one may have come later still.
+        partly = set(lane.collectives.last_rank[~timeline.whole_collectives(lane)].tolist())
+        waits += [
+            Wait(rank=lane.rank, on_rank=on_rank, ms_per_step=milliseconds(float(share.mean())))
+            for on_rank, share in cut.waits_ns.items()
+            if on_rank not in partly
+        ]
     return tuple(
         sorted((w for w in waits if w.ms_per_step >= _LEAST_WAIT_MS), key=lambda w: (-w.ms_per_step, w.rank, w.on_rank))
     )
 
 
 def summarise_collectives(timeline: Timeline) -> tuple[CollectiveSummary, ...]:
-    """Collectives in the analysed windows by operation, group and size; most time first."""
+    """Collectives in the analysed windows by operation, group and size; most time first. Of mixed runs nothing."""
+    if any(validity.code == "mixed-runs" for validity in timeline.validity):
+        return ()
     rows: dict[tuple[str, str, int, int | None], list[tuple[np.ndarray, np.ndarray]]] = defaultdict(list)
     steps = 0
     for lane in timeline.lanes:

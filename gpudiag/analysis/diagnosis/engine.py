@@ -11,9 +11,10 @@ from gpudiag.analysis.diagnosis.replay.simulate import Costs
 from gpudiag.analysis.diagnosis.replay.what_if import WhatIf
 from gpudiag.analysis.diagnosis.rules import RULES
 from gpudiag.analysis.diagnosis.rules.compute_bound import ComputeBound
+from gpudiag.analysis.diagnosis.rules.input_bound import with_timed_input
 from gpudiag.analysis.diagnosis.rules.rule import CannotTell, Proposal, notable
 from gpudiag.analysis.diagnosis.significance import Significance
-from gpudiag.model.analysis import Confidence, Finding, Validity
+from gpudiag.model.analysis import NOT_ONE_JOB_CODES, UNTRUSTED_CODES, Confidence, Finding, Validity
 from gpudiag.units import NS_PER_US
 
 #: A replay that misses the measured step time by more than this share is trusted less; by more than the other, not at
@@ -30,28 +31,37 @@ _ON_THE_HOST = frozenset({"launch-bound", "host-sync"})
 #: From this share of the step on, the profiler's cost is worth a word.
 _NOTABLE_OVERHEAD = 0.05
 
+_NOT_ONE_JOB = (
+    "what the ranks recorded does not fit together, or that of a device is missing: nothing can be told of what "
+    "happens between ranks. Record again as the warnings say."
+)
+
 _CONFIDENCES: tuple[Confidence, ...] = ("high", "medium", "low")
 
 
 def diagnose(case: Case) -> tuple[tuple[Finding, ...], tuple[Validity, ...]]:
     """All findings, largest recoverable time first, and what could not be told and why."""
     what_if = case.what_if
+    told = {validity.code for validity in case.timeline.validity}
     if what_if is None:
         reason = (
             "nothing that could be replayed was recorded: it takes two marked steps or more, with launches of device "
             "work or collectives handed over. Record both CPU and CUDA activities over five or more marked steps."
         )
-        return (), (Validity(code="cannot-tell", message=reason),)
+        return tuple(with_timed_input(case, ())), (Validity(code="cannot-tell", message=reason),)
     if abs(what_if.replayed_ms - case.slowest_ms) > _FAILED_REPLAY * case.slowest_ms:
         reason = (
             f"replayed unchanged, a step takes {what_if.replayed_ms:.1f} ms, but it was {case.slowest_ms:.1f} ms long: "
             "what sets the pace is not in the traces, or no two steps are alike. Record five or more steps after "
             "warm-up, with CPU and CUDA activities, from all ranks."
         )
-        return (), (Validity(code="cannot-tell", message=reason),)
+        return tuple(with_timed_input(case, ())), (Validity(code="cannot-tell", message=reason),)
     proposals: list[Proposal] = []
     doubts: list[Validity] = []
     for rule in RULES:
+        if rule.code in _BETWEEN_RANKS and told & NOT_ONE_JOB_CODES:
+            doubts.append(Validity(code=f"cannot-tell:{rule.code}", message=_NOT_ONE_JOB))
+            continue
         for verdict in rule().examine(case):
             if isinstance(verdict, CannotTell):
                 doubts.append(Validity(code=f"cannot-tell:{rule.code}", message=verdict.reason))
@@ -59,11 +69,12 @@ def diagnose(case: Case) -> tuple[tuple[Finding, ...], tuple[Validity, ...]]:
                 proposals.append(verdict)
     findings, unsure = _weigh(what_if, proposals, Significance(case, what_if))
     doubts.extend(unsure)
-    findings.extend(ComputeBound().conclude(case, findings, conclusive=not doubts))
+    findings = with_timed_input(case, findings)
+    findings.extend(ComputeBound().conclude(case, findings, conclusive=not doubts and not told & UNTRUSTED_CODES))
     doubts.extend(_overhead(case, what_if))
     if case.outlier_steps:
         doubts.append(Validity(code="uneven-steps", message=case.outlier_steps))
-    codes = {validity.code for validity in (*case.timeline.validity, *doubts)}
+    codes = told | {validity.code for validity in doubts}
     return tuple(_as_sure_as_the_data(case, what_if, finding, codes) for finding in findings), tuple(doubts)
 
 
@@ -84,7 +95,9 @@ def _overhead(case: Case, what_if: WhatIf) -> list[Validity]:
 
 
 def _as_sure_as_the_data(case: Case, what_if: WhatIf, finding: Finding, codes: set[str]) -> Finding:
-    """The finding, less sure by one grade for each kind of doubt that the data raises."""
+    """The finding, less sure by one grade for each kind of doubt that the data raises, if it hangs on that data."""
+    if "timed_steps" in finding.evidence:
+        return finding
     overhead = what_if.replayed_ms - what_if.corrected_ms
     doubts = [
         bool(codes & _WEAKENING),
@@ -98,7 +111,7 @@ def _as_sure_as_the_data(case: Case, what_if: WhatIf, finding: Finding, codes: s
         and finding.cause == "launch"
         and overhead > (finding.recoverable_ms_per_step or 0.0),
     ]
-    grade = _CONFIDENCES.index(finding.confidence) + sum(doubts)
+    grade = len(_CONFIDENCES) if codes & UNTRUSTED_CODES else _CONFIDENCES.index(finding.confidence) + sum(doubts)
     return msgspec.structs.replace(finding, confidence=_CONFIDENCES[min(grade, len(_CONFIDENCES) - 1)])
 
 

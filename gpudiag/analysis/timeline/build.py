@@ -14,6 +14,8 @@ from gpudiag.analysis.timeline.host import host_threads, pageable_copy_calls
 from gpudiag.analysis.timeline.launches import device_ops, runtime_call_of
 from gpudiag.analysis.timeline.steps import find_steps
 from gpudiag.analysis.timeline.validity import examine
+from gpudiag.analysis.timeline.validity.device_activity import device_activities
+from gpudiag.analysis.timeline.validity.duplicates import without_duplicates
 from gpudiag.analysis.timeline.windows import Windows, common_steps, device_windows, host_windows
 from gpudiag.errors import UnreadableInputError
 from gpudiag.intervals import Intervals, subtract, union
@@ -27,17 +29,19 @@ def build_timeline(traces: Sequence[Trace], world_size: int | None = None) -> Ti
     """Put the traces of one job on one clock and cut them into steps.
 
     Args:
-        traces: one per process; ranks must be distinct. Where a trace does not know its rank, it takes the first that
-            no other trace has.
+        traces: one per process. Where a trace does not know its rank, it takes the first that no other trace has; of
+            two of one rank the first counts.
         world_size: number of ranks in the job where the traces do not say; at least the number of traces is assumed.
 
     Raises:
         UnreadableInputError: no trace holds anything that can be analysed.
     """
-    traces = _with_ranks(traces)
+    traces, repeated = without_duplicates(_with_ranks(traces))
+    activities = device_activities(traces)
+    unseen = {index for index, activity in enumerate(activities) if activity.missing}
     world = world_size or max([trace.world_size or 0 for trace in traces] + [(trace.rank or 0) + 1 for trace in traces])
-    slots = [(index, device) for index, trace in enumerate(traces) for device in _devices(trace)]
-    if not slots:
+    slots = [(index, device) for index, trace in enumerate(traces) for device in _devices(trace) if index not in unseen]
+    if not slots and not unseen:
         names = ", ".join(trace.source for trace in traces)
         raise UnreadableInputError(
             f"nothing to analyse in {names}: no device work and no framework operators were recorded",
@@ -88,7 +92,8 @@ def build_timeline(traces: Sequence[Trace], world_size: int | None = None) -> Ti
         lanes=lanes,
         traces=tuple(traces),
         clocks=tuple(matching.clocks),
-        validity=examine(traces, lanes, windows, matching, world),
+        validity=(*repeated, *examine(traces, lanes, windows, matching, world=world, activities=activities)),
+        unseen={_rank(traces[index]): host_windows(_Host(traces[index]).steps).bounds for index in sorted(unseen)},
     )
 
 
@@ -118,9 +123,9 @@ class _Host:
         self.communication = np.array([call.row for call in trace.collectives], np.int64)
         self.waits_in_collectives = trace.waits_in_collectives
         self._threads: dict[int, dict[int, HostThread]] = {}
-        self._exchange = exchange_spans(trace, self.threads(0), self.steps.thread, Role.EXCHANGE)
+        self._exchange = exchange_spans(trace, self.threads(0), self.steps, Role.EXCHANGE)
         everything = (Role.EXCHANGE, Role.HAND_OVER, Role.PACKING)
-        self._calls = exchange_spans(trace, self.threads(0), self.steps.thread, *everything)
+        self._calls = exchange_spans(trace, self.threads(0), self.steps, *everything)
 
     def communication_times(self, shift_ns: int) -> Intervals:
         rows = self.communication

@@ -17,14 +17,14 @@ from numpy.typing import NDArray
 from gpudiag.analysis.timeline.host import PAUSE_NS
 from gpudiag.intervals import EMPTY, Intervals, subtract, union
 from gpudiag.model.event import NO_CORRELATION, EventKind, EventTable, Role, Trace
-from gpudiag.model.timeline import HostThread
+from gpudiag.model.timeline import HostSteps, HostThread
 
 Spans = dict[int, Intervals]
 
 _ON_HOST = (EventKind.OPERATOR, EventKind.ANNOTATION, EventKind.RUNTIME, EventKind.PYTHON)
 
 
-def exchange_spans(trace: Trace, threads: dict[int, HostThread], trainer: int, *roles: Role) -> Spans:
+def exchange_spans(trace: Trace, threads: dict[int, HostThread], steps: HostSteps, *roles: Role) -> Spans:
     """When each host thread is at an exchange, on the trace's own clock, as sets by thread id.
 
     Around threads that give devices their work (DataParallel's replicas) it is so only while those do nothing.
@@ -32,7 +32,7 @@ def exchange_spans(trace: Trace, threads: dict[int, HostThread], trainer: int, *
     Args:
         trace: the process's trace.
         threads: what its host threads do, on the trace's own clock.
-        trainer: the training thread.
+        steps: its steps, and which thread trains; likewise.
         roles: `EXCHANGE`, and what goes with it where that is asked for.
     """
     events = trace.events
@@ -44,14 +44,14 @@ def exchange_spans(trace: Trace, threads: dict[int, HostThread], trainer: int, *
     )
     launching = set(np.unique(events.thread[_launches(events, rows)]).tolist()) & threads.keys()
     spans = {}
-    awaited = _awaited(events, exchanging[around], threads, trainer)
-    for thread in np.unique(np.append(events.thread[exchanging], trainer)).tolist():
+    awaited = _awaited(events, exchanging[around], threads, steps)
+    for thread in np.unique(np.append(events.thread[exchanging], steps.thread)).tolist():
         mine = events.thread[exchanging] == thread
         others = union(*(threads[other].busy for other in launching - {thread}))
         spans[thread] = union(
             _spans(events, exchanging[mine & ~around]),
             subtract(_spans(events, exchanging[mine & around]), others),
-            *([awaited] if thread == trainer else []),
+            *([awaited] if thread == steps.thread else []),
         )
     return {thread: found for thread, found in spans.items() if len(found)}
 
@@ -90,21 +90,22 @@ def within(spans: Intervals, time: NDArray[np.int64]) -> NDArray[np.bool_]:
 
 
 def _awaited(
-    events: EventTable, ranges: NDArray[np.intp], threads: dict[int, HostThread], trainer: int
+    events: EventTable, ranges: NDArray[np.intp], threads: dict[int, HostThread], steps: HostSteps
 ) -> Intervals:
     """When the training thread did nothing between the last range of an exchange and the update that needs it.
 
     Whoever carries such an exchange out (a library's thread, which no profiler sees) is not done before; gradients that
     are there let the update begin.
     """
-    updates = np.sort(events.start_ns[(events.role == Role.OPTIMIZER) & (events.thread == trainer)])
+    updates = np.sort(events.start_ns[(events.role == Role.OPTIMIZER) & (events.thread == steps.thread)])
     ends = np.sort(events.end_ns[ranges])
-    if trainer not in threads or len(ends) == 0 or len(updates) == 0:
+    if steps.thread not in threads or len(ends) == 0 or len(updates) == 0:
         return EMPTY
     last = np.searchsorted(ends, updates, side="right") - 1
     begun = np.where(last >= 0, ends[np.maximum(last, 0)], updates)
-    # A range that an earlier update has seen the end of is that update's.
-    begun = np.maximum(begun, np.concatenate([updates[:1], updates[:-1]]))
+    # An exchange of the step before is over.
+    step = np.searchsorted(steps.start, updates, side="right") - 1
+    begun = np.where((step >= 0) & (begun >= steps.start[np.maximum(step, 0)]), begun, updates)
     working = union(*(thread.busy for thread in threads.values()), *(thread.input for thread in threads.values()))
     silent = subtract(union(Intervals(begun, updates)), working)
     long = silent.end - silent.start >= PAUSE_NS
@@ -125,7 +126,9 @@ def _updates_on_host(events: EventTable, rows: NDArray[np.intp]) -> NDArray[np.i
 def _launches(events: EventTable, rows: NDArray[np.intp]) -> NDArray[np.intp]:
     """Of host rows the calls that launched a kernel."""
     calls = rows[(events.kind[rows] == EventKind.RUNTIME) & (events.correlation[rows] != NO_CORRELATION)]
-    return calls[np.isin(events.correlation[calls], events.correlation[events.rows_of(EventKind.KERNEL)])]
+    kernels = events.correlation[events.rows_of(EventKind.KERNEL)]
+    launches: NDArray[np.intp] = calls[np.isin(events.correlation[calls], kernels)]
+    return launches
 
 
 def _holds(events: EventTable, row: int, others: NDArray[np.intp]) -> bool:

@@ -6,6 +6,7 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 from gpudiag.commands.progress.probes import ProbeProgress
+from gpudiag.model.sanitize import one_line
 
 if TYPE_CHECKING:
     from types import TracebackType
@@ -31,6 +32,7 @@ class RunProgress:
     def __init__(self) -> None:
         self._processes = 0
         self._latest: dict[int, Progress] = {}
+        self._notes: set[str] = set()
         self._phase = ""
         self._bar: Any = None
         self._task: Any = None
@@ -55,6 +57,9 @@ class RunProgress:
 
     def heard(self, message: Progress) -> None:
         """Take in one message."""
+        if message.note is not None and message.note not in self._notes:
+            self._notes.add(message.note)
+            self._print(f"gpudiag: {one_line(message.note)}")
         if message.phase == "failed":
             return
         self._latest[message.rank] = message
@@ -73,8 +78,14 @@ class RunProgress:
         if self._bar is not None:
             self._bar.update(self._task, description=phase, completed=steps, total=of)
         elif phase != self._phase:
-            print(f"gpudiag: {phase}{f' ({of})' if of else ''}", file=sys.stderr, flush=True)  # noqa: T201
+            self._print(f"gpudiag: {phase}{f' ({of})' if of else ''}")
         self._phase = phase
+
+    def _print(self, line: str) -> None:
+        if self._bar is not None:
+            self._bar.console.print(line)
+        else:
+            print(line, file=sys.stderr, flush=True)  # noqa: T201
 
     def _start(self) -> None:
         from rich.console import Console

@@ -8,6 +8,7 @@ import msgspec
 
 from gpudiag.model.benchmarks.prediction import Candidate
 from gpudiag.model.facts import Collective
+from gpudiag.model.quantities import Bytes
 
 GRADIENT_BANDWIDTH_PLAN_SCHEMA = "gpudiag/gradient-bandwidth-plan/1"
 GRADIENT_BANDWIDTH_SCHEMA = "gpudiag/gradient-bandwidth/1"
@@ -24,7 +25,7 @@ class GradientBandwidthPlan(msgspec.Struct, frozen=True, kw_only=True):
     schema: str = GRADIENT_BANDWIDTH_PLAN_SCHEMA
     device: Literal["cuda", "cpu"]
     transports: dict[str, Candidate]
-    sizes: tuple[int, ...]
+    sizes: tuple[Bytes, ...]
 
 
 class GradientBandwidth(msgspec.Struct, frozen=True, kw_only=True):
@@ -38,7 +39,7 @@ class ModelBuckets(msgspec.Struct, frozen=True, kw_only=True):
     """A model's buckets, in the order of exchange, and all-reduces of their sizes."""
 
     workload: str
-    bucket_bytes: tuple[int, ...]
+    bucket_bytes: tuple[Bytes, ...]
     collectives: tuple[Collective, ...]
     skipped: dict[str, str] = {}
     """Transports that could not be measured, and why."""

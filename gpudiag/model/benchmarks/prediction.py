@@ -6,6 +6,8 @@ from typing import Literal
 
 import msgspec
 
+from gpudiag.model.quantities import Bytes, Count, Devices, Difference, Milliseconds, Ordinal, Rate
+
 GRADIENTS_SCHEMA = "gpudiag/gradients/1"
 
 Compress = Literal["bf16", "fp16"]
@@ -23,10 +25,10 @@ class Compute(msgspec.Struct, frozen=True, kw_only=True):
         source: `measured`, `given`, or how it was estimated, in words.
     """
 
-    forward_ms: float
-    backward_ms: float
-    update_ms: float
-    step_ms: float
+    forward_ms: Milliseconds
+    backward_ms: Milliseconds
+    update_ms: Milliseconds
+    step_ms: Milliseconds
     source: str = "measured"
 
     @property
@@ -50,12 +52,12 @@ class Gradients(msgspec.Struct, frozen=True, kw_only=True):
 
     schema: str = GRADIENTS_SCHEMA
     name: str = ""
-    sizes: tuple[int, ...]
-    ready: tuple[float, ...] = ()
+    sizes: tuple[Bytes, ...]
+    ready: tuple[Rate, ...] = ()
     compute: Compute | None = None
-    batch_size: int | None = None
-    input_bytes: int = 0
-    blocks: int | None = None
+    batch_size: Count | None = None
+    input_bytes: Bytes = 0
+    blocks: Count | None = None
 
     @property
     def total_bytes(self) -> int:
@@ -68,8 +70,8 @@ class Candidate(msgspec.Struct, frozen=True, kw_only=True, order=True):
 
     strategy: str
     compress: Compress | None = None
-    bucket_mb: float | None = None
-    ps_device: int | None = None
+    bucket_mb: Rate | None = None
+    ps_device: Ordinal | None = None
 
     @property
     def label(self) -> str:
@@ -115,10 +117,10 @@ class Prediction(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     candidate: Candidate
-    devices: int
-    step_ms: float | None = None
-    exposed_ms: float = 0.0
-    exchange_ms: float = 0.0
+    devices: Devices
+    step_ms: Milliseconds | None = None
+    exposed_ms: Difference = 0.0
+    exchange_ms: Milliseconds = 0.0
     reason: str = ""
     assumed: dict[str, str] = {}
     cannot: str | None = None

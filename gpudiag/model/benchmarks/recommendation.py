@@ -8,6 +8,7 @@ import msgspec
 
 from gpudiag.model.benchmarks.prediction import Compress
 from gpudiag.model.job import RunOptions
+from gpudiag.model.quantities import Count, Devices, Difference, Milliseconds, Rate, Seconds
 
 RECOMMENDATION_SCHEMA = "gpudiag/recommendation/1"
 RECOMMENDATION_FILE = "recommendation.json"
@@ -32,14 +33,14 @@ class Ranked(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     strategy: str
-    predicted_step_ms: float | None = None
-    exposed_ms: float | None = None
-    exchange_ms: float | None = None
-    measured_step_ms: float | None = None
-    ci95: tuple[float, float] | None = None
-    samples_per_s: float | None = None
-    slower_percent: float | None = None
-    slower_ci95: tuple[float, float] | None = None
+    predicted_step_ms: Milliseconds | None = None
+    exposed_ms: Difference | None = None
+    exchange_ms: Milliseconds | None = None
+    measured_step_ms: Milliseconds | None = None
+    ci95: tuple[Difference, Difference] | None = None
+    samples_per_s: Rate | None = None
+    slower_percent: Difference | None = None
+    slower_ci95: tuple[Difference, Difference] | None = None
     reason: str = ""
     lossy: bool = False
     cannot: str | None = None
@@ -49,8 +50,8 @@ class Gain(msgspec.Struct, frozen=True, kw_only=True):
     """What the recommended strategy saves per step against another: `over`."""
 
     over: str
-    ms: float
-    percent: float
+    ms: Difference
+    percent: Difference
     """Of the other one's step."""
     measured: bool
 
@@ -58,9 +59,9 @@ class Gain(msgspec.Struct, frozen=True, kw_only=True):
 class Ceiling(msgspec.Struct, frozen=True, kw_only=True):
     """The step without any exchange (`independent`): no strategy can be faster."""
 
-    step_ms: float
-    samples_per_s: float | None
-    percent_left: float | None
+    step_ms: Milliseconds
+    samples_per_s: Rate | None
+    percent_left: Difference | None
     """What the recommended strategy's step could still lose."""
     measured: bool
 
@@ -69,11 +70,11 @@ class Expected(msgspec.Struct, frozen=True, kw_only=True):
     """The step that is expected of a strategy on so many devices, each with the same batch."""
 
     strategy: str
-    devices: int
-    step_ms: float
-    samples_per_s: float | None
-    speedup: float
-    efficiency: float
+    devices: Devices
+    step_ms: Milliseconds
+    samples_per_s: Rate | None
+    speedup: Rate
+    efficiency: Rate
 
 
 class Recommendation(msgspec.Struct, frozen=True, kw_only=True):
@@ -100,8 +101,8 @@ class Recommendation(msgspec.Struct, frozen=True, kw_only=True):
     basis: Literal["measured", "predicted"]
     workload: str
     device_name: str = ""
-    devices: int
-    batch_size_per_device: int | None = None
+    devices: Devices
+    batch_size_per_device: Count | None = None
     peer_access: bool | None = None
     gain: Gain | None = None
     ceiling: Ceiling | None = None
@@ -111,7 +112,7 @@ class Recommendation(msgspec.Struct, frozen=True, kw_only=True):
     scaling: tuple[Expected, ...] = ()
     notes: tuple[str, ...] = ()
     assumed: dict[str, str] = {}
-    seconds: float | None = None
+    seconds: Seconds | None = None
 
 
 class RecommendRequest(msgspec.Struct, frozen=True, kw_only=True):

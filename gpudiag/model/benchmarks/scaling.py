@@ -10,6 +10,8 @@ from typing import Literal
 
 import msgspec
 
+from gpudiag.model.quantities import Bytes, Count, Devices, Difference, Milliseconds, Ordinal, Rate, Seconds
+
 SCALING_SCHEMA = "gpudiag/scaling/1"
 POINT_SCHEMA = "gpudiag/scale-point/1"
 
@@ -40,9 +42,9 @@ _HARMLESS = frozenset({"python"})
 class Interval(msgspec.Struct, frozen=True, kw_only=True):
     """A figure and its 95 % confidence interval. It says how well *this run* knows the figure, not how runs differ."""
 
-    value: float
-    low: float
-    high: float
+    value: Difference
+    low: Difference
+    high: Difference
 
 
 class Machine(msgspec.Struct, frozen=True, kw_only=True):
@@ -50,7 +52,7 @@ class Machine(msgspec.Struct, frozen=True, kw_only=True):
 
     host: str = ""
     cpu: str = ""
-    usable_cpus: int | None = None
+    usable_cpus: Count | None = None
     gpus: tuple[str, ...] = ()
     """Model names of the GPUs that training could use, by index; empty for CPU processes."""
     which: str = ""
@@ -109,43 +111,43 @@ class PointRecord(msgspec.Struct, frozen=True, kw_only=True):
     workload: str
     framework: str = "pytorch"
     strategy: str
-    devices: int
-    device_indices: tuple[int, ...]
-    batch_per_device: int
-    global_batch: int
+    devices: Devices
+    device_indices: tuple[Ordinal, ...]
+    batch_per_device: Count
+    global_batch: Count
     mode: Mode = "weak"
     precision: str
     memory_format: str
     data: str
     options: dict[str, str] = {}
-    threads: int | None = None
+    threads: Count | None = None
     status: PointStatus = "not measured"
     error: str | None = None
-    samples_per_s: float | None = None
-    ci95: tuple[float, float] | None = None
-    freedom: float | None = None
-    step_ms: float | None = None
-    mean_ms: float | None = None
-    median_ms: float | None = None
-    standard_error_ms: float | None = None
-    jitter_ms: float | None = None
-    steps: int = 0
-    per_device_samples_per_s: tuple[float, ...] = ()
-    warmup_steps: int | None = None
-    warmup_seconds: float | None = None
+    samples_per_s: Rate | None = None
+    ci95: tuple[Difference, Difference] | None = None
+    freedom: Rate | None = None
+    step_ms: Milliseconds | None = None
+    mean_ms: Milliseconds | None = None
+    median_ms: Milliseconds | None = None
+    standard_error_ms: Milliseconds | None = None
+    jitter_ms: Milliseconds | None = None
+    steps: Count = 0
+    per_device_samples_per_s: tuple[Rate, ...] = ()
+    warmup_steps: Count | None = None
+    warmup_seconds: Seconds | None = None
     settled: bool | None = None
     baseline: str | None = None
-    speedup: float | None = None
-    speedup_ci95: tuple[float, float] | None = None
-    efficiency: float | None = None
-    efficiency_ci95: tuple[float, float] | None = None
-    parameters: int | None = None
-    gradient_bytes: int | None = None
+    speedup: Rate | None = None
+    speedup_ci95: tuple[Difference, Difference] | None = None
+    efficiency: Rate | None = None
+    efficiency_ci95: tuple[Difference, Difference] | None = None
+    parameters: Count | None = None
+    gradient_bytes: Bytes | None = None
     alone: bool = False
     profiled: str | None = None
     halved_from: str | None = None
     created: str = ""
-    seconds: float = 0.0
+    seconds: Seconds = 0.0
     machine: Machine = Machine()
 
 
@@ -165,14 +167,14 @@ class StepParts(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     schema: str = PARTS_SCHEMA
-    timed_ms: float
-    replayed_ms: float
-    recorded_ms: float
-    profiler_us_per_event: float
-    parts_ms: dict[str, float]
-    scaled_by: float = 1.0
+    timed_ms: Milliseconds
+    replayed_ms: Milliseconds
+    recorded_ms: Milliseconds
+    profiler_us_per_event: Rate
+    parts_ms: dict[str, Difference]
+    scaled_by: Rate = 1.0
     on_cpu: bool = False
-    hidden_communication_ms: float = 0.0
+    hidden_communication_ms: Milliseconds = 0.0
 
 
 class RecordedSteps(msgspec.Struct, frozen=True, kw_only=True):
@@ -189,9 +191,9 @@ class Loss(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     name: str
-    percent: float
-    samples_per_s: float
-    ms_per_step: float
+    percent: Difference
+    samples_per_s: Difference
+    ms_per_step: Difference
 
 
 class Waterfall(msgspec.Struct, frozen=True, kw_only=True):
@@ -205,12 +207,12 @@ class Waterfall(msgspec.Struct, frozen=True, kw_only=True):
     baseline: str
     workload: str
     strategy: str
-    devices: int
-    ideal_samples_per_s: float
-    reached_samples_per_s: float
-    reached_percent: float
+    devices: Devices
+    ideal_samples_per_s: Rate
+    reached_samples_per_s: Rate
+    reached_percent: Difference
     losses: tuple[Loss, ...]
-    hidden_communication_ms: float
+    hidden_communication_ms: Milliseconds
     parts: StepParts | None = None
     baseline_parts: StepParts | None = None
     notes: tuple[str, ...] = ()
@@ -226,7 +228,7 @@ class Forecast(msgspec.Struct, frozen=True, kw_only=True):
         network: what carries the gradients between machines; empty within the machine that was measured.
     """
 
-    devices: int
+    devices: Devices
     efficiency: Interval
     samples_per_s: Interval
     network: str = ""
@@ -247,17 +249,17 @@ class Prospect(msgspec.Struct, frozen=True, kw_only=True):
 
     workload: str
     strategy: str
-    batch_per_device: int
+    batch_per_device: Count
     precision: str
     memory_format: str
     data: str
-    compute_ms: float
-    transfer_ms: float
-    latency_ms: float
+    compute_ms: Difference
+    transfer_ms: Difference
+    latency_ms: Difference
     growth: str
-    worst_error: float
-    degrees: int
-    measured_devices: tuple[int, ...]
+    worst_error: Difference
+    degrees: Count
+    measured_devices: tuple[Ordinal, ...]
     forecasts: tuple[Forecast, ...]
     assumptions: tuple[str, ...] = ()
 
@@ -269,33 +271,33 @@ class Duration(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     point: str
-    samples: float
-    iterations: float
-    hours: float
-    voxels: float | None = None
+    samples: Rate
+    iterations: Rate
+    hours: Rate
+    voxels: Rate | None = None
 
 
 class AloneGpu(msgspec.Struct, frozen=True, kw_only=True):
     """One GPU by itself: its throughput beside the median of all, and whether it is unlike the rest."""
 
-    index: int
+    index: Ordinal
     name: str
     point: str
-    samples_per_s: float
-    relative: float
+    samples_per_s: Rate
+    relative: Difference
     odd: bool
 
 
 class Pair(msgspec.Struct, frozen=True, kw_only=True):
     """Two GPUs together, beside the sum of what each does alone."""
 
-    indices: tuple[int, int]
+    indices: tuple[Ordinal, Ordinal]
     link: str
     strategy: str
     point: str
-    samples_per_s: float
-    efficiency: float
-    efficiency_ci95: tuple[float, float]
+    samples_per_s: Rate
+    efficiency: Rate
+    efficiency_ci95: tuple[Difference, Difference]
 
 
 class LinkComparison(msgspec.Struct, frozen=True, kw_only=True):
@@ -303,10 +305,10 @@ class LinkComparison(msgspec.Struct, frozen=True, kw_only=True):
 
     link: str
     strategy: str
-    pairs: int
-    efficiency: float
-    lowest: float
-    highest: float
+    pairs: Count
+    efficiency: Rate
+    lowest: Difference
+    highest: Difference
 
 
 class Remark(msgspec.Struct, frozen=True, kw_only=True):

@@ -7,6 +7,7 @@ from typing import Literal
 import msgspec
 
 from gpudiag.model.job import MemoryFormat, Precision
+from gpudiag.model.quantities import Count, Devices, Difference, Milliseconds, Ordinal, Seconds
 
 SELFTEST_SCHEMA = "gpudiag/selftest/1"
 PLAN_SCHEMA = "gpudiag/selftest-plan/1"
@@ -35,8 +36,8 @@ class FaultPlan(msgspec.Struct, frozen=True, kw_only=True):
 
     name: str
     kind: str
-    amount: float = 0.0
-    ranks: tuple[int, ...] = ()
+    amount: Difference = 0.0
+    ranks: tuple[Ordinal, ...] = ()
     marked: bool = False
 
 
@@ -56,15 +57,15 @@ class SelftestPlan(msgspec.Struct, frozen=True, kw_only=True):
     schema: str = PLAN_SCHEMA
     workload: str
     device: Literal["cuda", "cpu"]
-    batch_size: int
+    batch_size: Count
     precision: Precision
     memory_format: MemoryFormat
     faults: tuple[FaultPlan, ...]
-    pairs: int
-    block_ms: float
-    least_steps: int
-    active: int
-    warm_up_s: float
+    pairs: Count
+    block_ms: Milliseconds
+    least_steps: Count
+    active: Count
+    warm_up_s: Seconds
     background: tuple[FaultPlan, ...] = ()
 
 
@@ -72,7 +73,7 @@ class Block(msgspec.Struct, frozen=True, kw_only=True):
     """Consecutive steps, all with the fault or all without; `step_ms[rank][step]`, in milliseconds."""
 
     on: bool
-    step_ms: tuple[tuple[float, ...], ...]
+    step_ms: tuple[tuple[Milliseconds, ...], ...]
 
 
 class Ablation(msgspec.Struct, frozen=True, kw_only=True):
@@ -86,25 +87,25 @@ class Ablation(msgspec.Struct, frozen=True, kw_only=True):
     workload: str
     device: Literal["cuda", "cpu"]
     device_name: str
-    world_size: int
-    amount_ms: float
+    world_size: Devices
+    amount_ms: Difference
     blocks: tuple[Block, ...]
 
 
 class Cost(msgspec.Struct, frozen=True, kw_only=True):
     """The true cost per step: faulty minus clean, in milliseconds, and its standard error over pairs of blocks."""
 
-    clean_ms: float
-    faulty_ms: float
-    ms: float
-    standard_error_ms: float
+    clean_ms: Milliseconds
+    faulty_ms: Milliseconds
+    ms: Difference
+    standard_error_ms: Milliseconds
 
 
 class Expected(msgspec.Struct, frozen=True, kw_only=True):
     """What the diagnosis should say; no code for a clean run. `causes` lists those that are right, empty for any."""
 
     code: str | None
-    ranks: tuple[int, ...]
+    ranks: tuple[Ordinal, ...]
     causes: tuple[str, ...] = ()
 
 
@@ -112,9 +113,9 @@ class Found(msgspec.Struct, frozen=True, kw_only=True):
     """One finding, in short."""
 
     code: str
-    ranks: tuple[int, ...]
+    ranks: tuple[Ordinal, ...]
     cause: str | None
-    ms: float
+    ms: Difference
     confidence: str
 
 
@@ -139,13 +140,13 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
     true: Cost
     found: Found | None
     others: tuple[Found, ...] = ()
-    exchange_ms: float | None = None
-    tolerance_ms: float
-    alarm_ms: float
+    exchange_ms: Difference | None = None
+    tolerance_ms: Difference
+    alarm_ms: Difference
     verdict: Verdict
     why: tuple[str, ...] = ()
-    profiled_ms: float | None = None
-    corrected_ms: float | None = None
+    profiled_ms: Milliseconds | None = None
+    corrected_ms: Difference | None = None
     run_dir: str = ""
 
 
@@ -162,7 +163,7 @@ class Selftest(msgspec.Struct, frozen=True, kw_only=True):
     schema: str = SELFTEST_SCHEMA
     device: Literal["cuda", "cpu"]
     device_name: str
-    world_size: int
+    world_size: Devices
     tolerance: str
     """The tolerance in words."""
     rows: tuple[Row, ...]

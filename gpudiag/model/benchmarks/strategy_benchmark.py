@@ -9,6 +9,7 @@ import msgspec
 from gpudiag.model.benchmarks.prediction import Candidate, Gradients, Prediction
 from gpudiag.model.facts import Collective
 from gpudiag.model.job import MemoryFormat, Precision
+from gpudiag.model.quantities import Count, Devices, Milliseconds, Seconds
 
 STRATEGY_BENCHMARK_PLAN_SCHEMA = "gpudiag/contest-plan/1"
 STRATEGY_BENCHMARK_SCHEMA = "gpudiag/contest/1"
@@ -34,13 +35,13 @@ class Entry(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     workload: str
-    batch_size: int | None = None
+    batch_size: Count | None = None
     precision: Precision | None = None
     memory_format: MemoryFormat = "nchw"
     candidates: tuple[Candidate, ...]
     cannot: dict[str, str] = {}
-    finalists: int = 3
-    seconds: float = 20.0
+    finalists: Count = 3
+    seconds: Seconds = 20.0
 
 
 class StrategyBenchmarkPlan(msgspec.Struct, frozen=True, kw_only=True):
@@ -59,15 +60,15 @@ class StrategyBenchmarkPlan(msgspec.Struct, frozen=True, kw_only=True):
 
     schema: str = STRATEGY_BENCHMARK_PLAN_SCHEMA
     device: Literal["cuda", "cpu"]
-    devices: int
+    devices: Devices
     p2p: bool = True
     entries: tuple[Entry, ...]
-    least_rounds: int = 5
-    most_rounds: int = 12
-    block_ms: float = 300.0
-    least_steps: int = 4
+    least_rounds: Count = 5
+    most_rounds: Count = 12
+    block_ms: Milliseconds = 300.0
+    least_steps: Count = 4
     measure: bool = True
-    limit_s: float | None = None
+    limit_s: Seconds | None = None
 
 
 class Turns(msgspec.Struct, frozen=True, kw_only=True):
@@ -82,8 +83,8 @@ class Turns(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     candidate: Candidate
-    round_ms: tuple[float, ...] = ()
-    steps: int = 0
+    round_ms: tuple[Milliseconds, ...] = ()
+    steps: Count = 0
     cannot: str | None = None
 
 
@@ -104,8 +105,8 @@ class StrategyBenchmark(msgspec.Struct, frozen=True, kw_only=True):
     schema: str = STRATEGY_BENCHMARK_SCHEMA
     workload: str
     device_name: str
-    devices: int
-    batch_size: int
+    devices: Devices
+    batch_size: Count
     p2p: bool
     peer_access: bool | None = None
     precision: str
@@ -115,5 +116,5 @@ class StrategyBenchmark(msgspec.Struct, frozen=True, kw_only=True):
     predictions: tuple[Prediction, ...] = ()
     turns: tuple[Turns, ...] = ()
     software: dict[str, str] = {}
-    seconds: dict[str, float] = {}
-    setup_s: dict[str, float] = {}
+    seconds: dict[str, Seconds] = {}
+    setup_s: dict[str, Seconds] = {}

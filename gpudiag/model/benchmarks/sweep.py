@@ -5,6 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from gpudiag.model.job import Job
+from gpudiag.model.quantities import Ordinal, Rate, Seconds
 
 SWEEP_SCHEMA = "gpudiag/sweep/1"
 SWEEP_FILE = "sweep.json"
@@ -28,12 +29,12 @@ class SweepEntry(msgspec.Struct, frozen=True, kw_only=True):
 
     directory: str
     job: Job
-    ranks: tuple[int, ...]
-    accuracy: float
-    seconds: float
-    warmup_s: float
+    ranks: tuple[Ordinal, ...]
+    accuracy: Rate
+    seconds: Seconds
+    warmup_s: Seconds
     recorded: bool = False
-    not_after_s: float | None = None
+    not_after_s: Seconds | None = None
 
 
 class SweepPlan(msgspec.Struct, frozen=True, kw_only=True):
@@ -56,7 +57,7 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
     schema: str = OUTCOME_SCHEMA
     began: str
     done: bool = False
-    seconds: float = 0.0
+    seconds: Seconds = 0.0
     error: str | None = None
     out_of_memory: bool = False
     usage: bool = False

@@ -35,7 +35,7 @@ def export_model_of(timeline: Timeline, attribution: Attribution, recordings: Se
             lane = of_device.get(device)
             rank = ranks[0] if lane is None else timeline.lanes[lane].rank
             model = trace.device_names.get(device, "")
-            own = () if lane is None else gpudiag_tracks(timeline.lanes[lane], attribution.lanes[lane])
+            own = () if lane is None else gpudiag_tracks(timeline, attribution, lane)
             devices.append(
                 Group(
                     title=" · ".join(filter(None, (f"rank {rank}", f"cuda:{device}", model))),
@@ -47,7 +47,7 @@ def export_model_of(timeline: Timeline, attribution: Attribution, recordings: Se
                 )
             )
         lane = of_device.get(UNKNOWN)
-        own = () if lane is None else gpudiag_tracks(timeline.lanes[lane], attribution.lanes[lane])
+        own = () if lane is None else gpudiag_tracks(timeline, attribution, lane)
         who = f"rank {ranks[0]}" if len(ranks) == 1 else f"ranks {ranks[0]}-{ranks[-1]}"
         threads = (*own, *_threads(trace, shift))
         hosts.append(Group(title=f"{who} · host", process=process, ranks=ranks, device=None, model="", tracks=threads))

@@ -6,8 +6,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gpudiag.model.analysis import BUCKETS
-from gpudiag.model.attribution import LaneAttribution
-from gpudiag.model.timeline import Lane
+from gpudiag.model.attribution import Attribution, LaneAttribution
+from gpudiag.model.timeline import UNKNOWN, Lane, Timeline
 from gpudiag.report.export.model import Track, TrackKind
 
 Times = NDArray[np.int64]
@@ -15,9 +15,10 @@ Times = NDArray[np.int64]
 STEPS, PARTS, WAITS = "gpudiag steps", "gpudiag buckets", "gpudiag waits"
 
 
-def gpudiag_tracks(lane: Lane, cut: LaneAttribution) -> tuple[Track, ...]:
-    """The tracks of one lane, on the timeline's clock; one without events is left out."""
-    tracks = (_steps(lane), _parts(cut), _waits(lane))
+def gpudiag_tracks(timeline: Timeline, attribution: Attribution, index: int) -> tuple[Track, ...]:
+    """The tracks of the lane with this index, on the timeline's clock; one without events is left out."""
+    lane = timeline.lanes[index]
+    tracks = (_steps(lane), _parts(attribution.lanes[index]), _waits(lane, timeline.whole_collectives(lane)))
     return tuple(track for track in tracks if len(track))
 
 
@@ -51,11 +52,11 @@ def _parts(cut: LaneAttribution) -> Track:
     )
 
 
-def _waits(lane: Lane) -> Track:
+def _waits(lane: Lane, whole: NDArray[np.bool_]) -> Track:
     """From each arrival at a collective to that of the last rank; where two overlap, the later begins later."""
     table = lane.collectives
     waits = (table.last_arrival > table.start) & (table.start >= lane.bounds[0]) & (table.start < lane.bounds[-1])
-    start, end, rank = table.start[waits], table.last_arrival[waits], table.last_rank[waits]
+    start, end, rank = table.start[waits], table.last_arrival[waits], np.where(whole, table.last_rank, UNKNOWN)[waits]
     begin = np.maximum(start, np.concatenate([start[:1], np.maximum.accumulate(end)[:-1]]))
     kept = end > begin
     ranks = np.unique(rank[kept])
@@ -66,5 +67,5 @@ def _waits(lane: Lane) -> Track:
         start=begin[kept],
         end=end[kept],
         name=np.searchsorted(ranks, rank[kept]).astype(np.int32),
-        names=tuple(f"waits for rank {number}" for number in ranks.tolist()),
+        names=tuple("waits" if number == UNKNOWN else f"waits for rank {number}" for number in ranks.tolist()),
     )

@@ -18,7 +18,7 @@ from gpudiag.report.palette import LABELS
 from gpudiag.report.rank_rows import Row, cells, duration, headings, largest_collectives, largest_kernels, rows_of
 from gpudiag.report.terminal.findings import MOST_REASONS, main_finding, title_of, trust_section, worth
 from gpudiag.report.terminal.ranks import buckets_seen
-from gpudiag.report.terminal.report import on_processors, step_line, what_ran
+from gpudiag.report.terminal.report import evidence_lines, on_processors, step_line, what_ran
 
 _COLLECTIVE_HEADINGS = ("collective", "group", "size", "per step", "transfer µs", "wait µs", "busbw GB/s", "alone")
 _MOST_KERNELS = 12
@@ -40,7 +40,7 @@ def run_part(analysis: Analysis, step: StepView | None, heading: str = "") -> di
     return {
         "heading": heading,
         "title": what_ran(analysis),
-        "subtitle": [step_line(analysis).plain, _software(analysis)],
+        "subtitle": [step_line(analysis).plain, *evidence_lines(analysis), _software(analysis)],
         "verdict": _verdict(analysis),
         "cards": _cards(analysis),
         "bars": _bars(rows),

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from gpudiag.model.analysis import Analysis, Finding, Steps, Validity
+from gpudiag.model.analysis import UNTRUSTED_CODES, Analysis, Finding, Steps, Validity
 from gpudiag.model.sanitize import one_line
 from gpudiag.report import figures
 from gpudiag.report.evidence import evidence_items
@@ -106,7 +106,8 @@ def trust_section(validity: Sequence[Validity], steps: Steps) -> RenderableType 
 def next_step(analysis: Analysis) -> str:
     """The one thing to do now, and how to see whether it helped."""
     finding = main_finding([finding for finding in analysis.findings if finding.advice])
-    if finding is None:
+    untrusted = any(validity.code in UNTRUSTED_CODES for validity in analysis.validity)
+    if finding is None or untrusted:
         return "Record again as the warnings say."
     step = one_line(finding.advice[0])[:LONGEST_TEXT]
     if finding.severity == "info":

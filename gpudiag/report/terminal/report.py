@@ -68,7 +68,7 @@ def _header(analysis: Analysis) -> list[Text]:
     software = [f"{_name(key)} {_name(value)}" for key, value in analysis.source.software.items()][:_MOST_SOFTWARE]
     if software:
         lines.append(Text(_SEPARATOR.join(software), style="dim"))
-    return [*lines, step_line(analysis)]
+    return [*lines, step_line(analysis), *(Text(line, style="dim") for line in evidence_lines(analysis))]
 
 
 def what_ran(analysis: Analysis) -> str:
@@ -117,6 +117,22 @@ def step_line(analysis: Analysis) -> Text:
         line.append(f"{_SEPARATOR}{figures.thousands(analysis.source.samples_per_s)} samples/s")
     line.append(f"{_SEPARATOR}mean of {steps.analysed} steps" if steps.analysed else "")
     return line
+
+
+def evidence_lines(analysis: Analysis) -> list[str]:
+    """What the steps without profiler tell of the host, and what recording did to the step; a line each, if known."""
+    lines = []
+    if analysis.timed:
+        parts = (("input", "input_ms"), ("queued after", "host_ms"), ("ahead of the device by", "lead_ms"))
+        shown = ((words, [getattr(rank, key) for rank in analysis.timed]) for words, key in parts)
+        known = [f"{words} {figures.span(values)} ms" for words, values in shown if None not in values]
+        lines.append(f"Without profiler: {', '.join(known)}")
+    cost = analysis.recording
+    if cost is not None and cost.unprofiled_ms is not None:
+        recorded = (("lightly", cost.light_ms), ("with operators", cost.full_ms))
+        slowed = [f"{figures.milliseconds(ms)} ms while recorded {how}" for how, ms in recorded if ms is not None]
+        lines.append(f"A step took {figures.milliseconds(cost.unprofiled_ms)} ms; {', '.join(slowed)}")
+    return lines
 
 
 def _name(text: str) -> str:

@@ -11,7 +11,7 @@ from gpudiag.report.kernel_names import kernel_label
 from gpudiag.report.rank_rows import cells, duration, headings, largest_kernels, rows_of
 from gpudiag.report.scaling.text import escaped, table
 from gpudiag.report.terminal.findings import next_step, title_of, worth
-from gpudiag.report.terminal.report import step_line, what_ran
+from gpudiag.report.terminal.report import evidence_lines, step_line, what_ran
 
 _MOST_KERNELS = 10
 
@@ -30,7 +30,9 @@ def to_csv(analysis: Analysis) -> str:
 
 def to_markdown(analysis: Analysis) -> str:
     """What the terminal shows, for tickets and documentation."""
-    lines = [f"# {escaped(what_ran(analysis))}", "", f"{escaped(step_line(analysis).plain)}.", ""]
+    lines = [f"# {escaped(what_ran(analysis))}", ""]
+    for line in (step_line(analysis).plain, *evidence_lines(analysis)):
+        lines += [f"{escaped(line)}.", ""]
     rows, note = rows_of(analysis.devices)
     if rows:
         seen = [bucket for bucket in BUCKETS if any(row.buckets_ms[bucket] > 0 for row in rows)]

@@ -9,6 +9,7 @@ from typing import Any
 
 from gpudiag.model.run import StepTimes
 from gpudiag.statistics import MAD_TO_SIGMA, mean_of
+from gpudiag.training.session.timed_series import Anchor, HostStep, TimedSeries, on_host_clock
 
 
 class StepClock:
@@ -18,20 +19,40 @@ class StepClock:
         instant: makes a mark.
         between_ms: milliseconds between two marks.
         settle: waits until every mark has happened.
+        anchor: waits for a mark of its own and says when that was on the host's clock; None where marks are the host's.
     """
 
     def __init__(
-        self, instant: Callable[[], Any], between_ms: Callable[[Any, Any], float], settle: Callable[[], None]
+        self,
+        instant: Callable[[], Any],
+        between_ms: Callable[[Any, Any], float],
+        settle: Callable[[], None],
+        anchor: Callable[[], Anchor] | None = None,
     ) -> None:
         self._instant = instant
         self._between_ms = between_ms
         self._settle = settle
+        self._anchor = anchor
         self._marks: list[Any] = []
         self._gaps: set[int] = set()
+        #: What the host did before each mark, as far as it was told.
+        self._host: list[HostStep | None] = []
+        self._latest: HostStep | None = None
+        self._begin: Anchor | None = None
+
+    def host_step(self, begin_ns: int, fetched_ns: int, queued_ns: int) -> None:
+        """What the training thread did in the step that the next mark ends, by `time.perf_counter_ns`."""
+        self._latest = HostStep(begin_ns, fetched_ns, queued_ns)
+
+    def anchor(self) -> None:
+        """A series of steps is about to begin, and its device is to be compared with the host. May wait for it."""
+        self._begin = self._anchor() if self._anchor is not None else None
 
     def mark(self) -> None:
         """One step ends and the next begins here."""
         self._marks.append(self._instant())
+        self._host.append(self._latest)
+        self._latest = None
 
     def restart(self) -> None:
         """The next step begins here; what passed since the last mark is no step (validation between epochs)."""
@@ -43,10 +64,19 @@ class StepClock:
 
     def read(self) -> list[float]:
         """Times in milliseconds of the steps since the last reading, which it forgets. Waits for the device."""
+        return self.series().step_ms
+
+    def series(self) -> TimedSeries:
+        """The same, and what the host did in these steps, where it was told. Waits for the device."""
         self._settle()
-        marks, gaps = self._marks, self._gaps
-        self._marks, self._gaps = [], set()
-        return [self._between_ms(marks[i - 1], marks[i]) for i in range(1, len(marks)) if i not in gaps]
+        marks, gaps, host, begin = self._marks, self._gaps, self._host, self._begin
+        self._marks, self._gaps, self._host, self._begin = [], set(), [], None
+        whole = [i for i in range(1, len(marks)) if i not in gaps]
+        told = [host[i] for i in whole]
+        ends_ns = None
+        if self._anchor is not None and begin is not None and None not in told:
+            ends_ns = on_host_clock([marks[i] for i in whole], begin, self._anchor(), self._between_ms)
+        return TimedSeries.of([self._between_ms(marks[i - 1], marks[i]) for i in whole], told, ends_ns)
 
 
 def host_clock() -> StepClock:

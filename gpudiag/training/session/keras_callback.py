@@ -20,7 +20,7 @@ class KerasCallback(keras.callbacks.Callback):  # type: ignore[misc]  # keras is
 
     A step goes from the start of one batch to the start of the next. Keras takes the batch within it, which
     TensorFlow's own events show. The last step of an epoch, with whatever follows it, is left out. With
-    `steps_per_execution` each execution counts as one step.
+    `steps_per_execution` each execution counts as one step. What fetching takes of a timed step is not told.
 
     Args:
         run_dir: the run directory; may be left out under `gpudiag profile module:function`.
@@ -44,6 +44,7 @@ class KerasCallback(keras.callbacks.Callback):  # type: ignore[misc]  # keras is
     def on_train_begin(self, logs: Any = None) -> None:  # noqa: ARG002  # Keras's signature, here and below
         """Open the session."""
         session = Session(self._run_dir, model=self.model, framework="tensorflow", stop=True, **self._options)
+        session.sees_input = False
         self._session = session.__enter__()
 
     def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:  # noqa: ARG002

@@ -1,21 +1,26 @@
-"""The phases of a session as one coroutine: warm-up, timed steps, profiled window.
+"""The phases of a session as one coroutine: warm-up, timed steps, a light recording, a full one.
 
 Each `yield` lets the training loop run one step; what stands after it runs between that step and the next.
 """
 
 from __future__ import annotations
 
+import contextlib
+import logging
 import statistics
 import time
 from collections.abc import Callable, Generator, Iterator
 
-from gpudiag.model.run import StepTimes, Warmup
+from gpudiag.model.run import StepTimes, TimedSteps, Warmup
 from gpudiag.training.session import warmup
 from gpudiag.training.session.agreement import Agreement, Verdict
 from gpudiag.training.session.clock import StepClock, summarize
 from gpudiag.training.session.enough import Enough, first_block, next_block
 from gpudiag.training.session.progress import ProgressSender
-from gpudiag.training.session.runtime import Window
+from gpudiag.training.session.runtime import WARMUP_STEPS, Recording, Window
+from gpudiag.training.session.timed_series import TimedSeries
+
+logger = logging.getLogger("gpudiag")
 
 #: Steps on a GPU between a synchronization and the first timed step: they let the host run ahead again.
 _RUN_IN_STEPS = 2
@@ -26,6 +31,15 @@ _BLOCK_SHARE = 0.1
 #: Timed steps where there were no warm-up steps to choose by.
 _STEPS_UNSEEN = 20
 
+#: What is recorded first is what the analysis is made of: it disturbs the steps least.
+_RECORDINGS: tuple[Recording, ...] = ("light", "full")
+
+_NO_DEVICE_ACTIVITY = (
+    "the profiler recorded no activity of the GPU: nothing can be said of what runs there. Another profiler may be "
+    "attached (nsys, ncu, DCGM's profiling metrics), or this user may not read the GPU's counters: end the other, or "
+    "load the driver with NVreg_RestrictProfilingToAdminUsers=0 (in a container: --cap-add SYS_ADMIN), and run again"
+)
+
 
 class Phases:
     """Measures one rank. What it has so far is always in its attributes, also when the loop ends early.
@@ -35,7 +49,7 @@ class Phases:
         agreement: the other ranks.
         progress: whom to tell.
         changed: called when something was measured that is worth saving.
-        window: makes the profiled window.
+        window: makes the window of a recording.
         on_gpu: the device works beside the host.
         steps: timed steps; None to choose by their length.
         warmup_steps: warm-up steps; None to find out.
@@ -52,7 +66,7 @@ class Phases:
         agreement: Agreement,
         progress: ProgressSender,
         changed: Callable[[], None],
-        window: Callable[[], Window],
+        window: Callable[[Recording], Window],
         on_gpu: bool,
         steps: int | None,
         warmup_steps: int | None,
@@ -63,8 +77,13 @@ class Phases:
     ) -> None:
         self.warmup: Warmup | None = None
         self.unprofiled: StepTimes | None = None
-        self.profiled: StepTimes | None = None
-        self.traced = False
+        self.timed: TimedSteps | None = None
+        #: Step times while recorded, the recordings that were saved, and what went wrong with them, by its code.
+        self.recorded: dict[Recording, StepTimes | None] = {}
+        self.saved: set[Recording] = set()
+        self.notes: dict[str, str] = {}
+        #: False where the batch is fetched within the step's own work.
+        self.sees_input = True
         self.done = False
         self.problem: str | None = None
         self._clock = clock
@@ -78,16 +97,17 @@ class Phases:
         self._active = active
         self._limits = limits
         self._enough = enough
-        self._recorded = recorded
+        self._records = recorded
+        self._recording: Recording = "light"
         #: Where steps are timed for a second or two, looking for two seconds whether they have settled is too much.
         self._block_ms = min(warmup.BLOCK_MS, _BLOCK_SHARE * 1e3 * enough.seconds) if enough else warmup.BLOCK_MS
         self._began_s = self._first_look_s = 0.0
         self._warmup_ran = 0
         self._phase = "warm-up"
         self._window: Window | None = None
-        #: Rank 0 only: step times of each rank, its first step left out.
-        self._series: list[list[float]] = []
-        self._timed: list[float] = []
+        #: Rank 0 only: step times of each rank while it warms up, its first step left out.
+        self._warming: list[list[float]] = []
+        self._series = TimedSeries()
 
     def run(self) -> Iterator[None]:
         """The coroutine. Raises TimeoutError when a peer does not come, and whatever the profiler raises."""
@@ -97,9 +117,10 @@ class Phases:
             return
         self._phase = "timed"
         yield from self._time(verdict.steps)
-        if self._recorded:
+        if self._records:
             self._phase = "profiled"
-            yield from self._record()
+            for recording in _RECORDINGS:
+                yield from self._record(recording)
         self._phase = "over"
         self.done = True
 
@@ -115,17 +136,20 @@ class Phases:
             )
             return
         if self._phase == "timed":
-            self.unprofiled = summarize([*self._timed, *self._clock.read()])
-            timed = len(self.unprofiled.step_ms) if self.unprofiled else 0
+            self._series.extend(self._clock.series())
+            self._note_timed()
+            timed = len(self._series.step_ms)
             self.problem = f"the loop ended after {timed} timed steps: no step was profiled; give it more steps"
             return
-        if self._window is not None:
-            self.profiled = summarize(self._clock.read())
-            window, self._window = self._window, None
+        window = self._take_window()
+        if window is not None:
+            self.recorded[self._recording] = summarize(self._clock.read())
             window.stop()
-            self.traced = window.saved
-        recorded = len(self.profiled.step_ms) if self.profiled else 0
-        self.problem = f"the loop ended after {recorded} of {self._active} profiled steps; give it more steps"
+            self._note_saved(window)
+        times = self.recorded.get(self._recording)
+        steps = f"{len(times.step_ms) if times else 0} of {self._active} profiled steps"
+        which = "" if self._recording == "full" else ", recorded lightly"
+        self.problem = f"the loop ended after {steps}{which}; give it more steps"
 
     def _warm_up(self) -> Generator[None, None, Verdict]:
         self._began_s = time.perf_counter()
@@ -148,14 +172,14 @@ class Phases:
 
     def _judge(self, posted: list[list[float]]) -> Verdict:
         """On rank 0: is warm-up over? It is when it is over on every rank."""
-        if not self._series:
+        if not self._warming:
             # What the first steps load, compile, and try out says nothing of how soon the others settle.
             self._first_look_s = time.perf_counter()
-            self._series = [list(step_ms[1:]) for step_ms in posted]
+            self._warming = [list(step_ms[1:]) for step_ms in posted]
         else:
-            for known, new in zip(self._series, posted, strict=True):
+            for known, new in zip(self._warming, posted, strict=True):
                 known.extend(new)
-        usable = [series for series in self._series if series]
+        usable = [series for series in self._warming if series]
         if not usable:
             return Verdict(settled=self._told is not None, steps=self._steps or _STEPS_UNSEEN)
         # The slowest rank sets the pace.
@@ -179,21 +203,21 @@ class Phases:
 
     def _time(self, steps: int) -> Iterator[None]:
         while steps > 0:
+            self._clock.anchor()
             for _ in range(_RUN_IN_STEPS if self._on_gpu else 0):
                 yield
             self._clock.restart()
-            before = len(self._timed)
+            before = len(self._series.step_ms)
             for step in range(1, steps + 1):
                 yield
                 self._clock.mark()
                 self._progress.tell("timed", before + step, before + steps)
-            self._timed += self._clock.read()
+            self._series.extend(self._clock.series())
             if self._enough is None or self._steps is not None:
                 break
-            steps = self._agreement.decide(self._timed, self._judge_timed).steps
-        step_ms = self._timed
-        self.unprofiled = summarize(step_ms)
-        outline = warmup.outline(step_ms)
+            steps = self._agreement.decide(self._series.step_ms, self._judge_timed).steps
+        self._note_timed()
+        outline = warmup.outline(self._series.step_ms)
         if self.warmup is not None and warmup.trending(outline) and outline[-1] < outline[0]:
             self._note_warmup(settled=False)
         self._changed()
@@ -203,27 +227,76 @@ class Phases:
         assert self._enough is not None  # noqa: S101  # asked only where it is given
         return Verdict(steps=next_block(posted, self._enough))
 
-    def _record(self) -> Iterator[None]:
-        window = self._make_window()
-        window.start()
-        self._window = window
-        for step in range(window.warmup_steps + self._active):
-            recorded = step - window.warmup_steps
+    def _record(self, recording: Recording) -> Iterator[None]:
+        """One recording. Where the light one fails, its steps pass all the same: the other ranks record theirs."""
+        self._recording = recording
+        guard: Callable[[], contextlib.AbstractContextManager[None]]
+        guard = self._failing if recording == "light" else contextlib.nullcontext
+        with guard():
+            started = self._make_window(recording)
+            started.start()
+            self._window = started
+        for step in range(WARMUP_STEPS + self._active):
+            recorded = step - WARMUP_STEPS
             if recorded == 0:
                 self._clock.restart()
-            self._progress.tell("profiled", max(0, recorded), self._active)
+            done = _RECORDINGS.index(recording) * self._active + max(0, recorded)
+            self._progress.tell("profiled", done, len(_RECORDINGS) * self._active)
             yield
             if recorded >= 0:
                 self._clock.mark()
             if recorded == self._active - 1:
                 self._clock.finish()
-                self._progress.tell("saving")
-            window.step()
-        self.profiled = summarize(self._clock.read())
-        self._window = None
-        window.stop()
-        self.traced = window.saved
-        self._changed()
+                if recording == _RECORDINGS[-1]:
+                    self._progress.tell("saving")
+            if self._window is not None:
+                with guard():
+                    self._window.step()
+        times = summarize(self._clock.read())
+        window = self._take_window()
+        if window is None:
+            return
+        with guard():
+            window.stop()
+            self.recorded[recording] = times
+            self._note_saved(window)
+            self._changed()
+
+    @contextlib.contextmanager
+    def _failing(self) -> Iterator[None]:
+        """What is lost when the light recording fails is that recording alone."""
+        try:
+            yield
+        except Exception as error:  # noqa: BLE001  # whatever a profiler's private parts may raise
+            window = self._take_window()
+            if window is not None:
+                window.discard()
+            self._note(
+                "no-light-recording",
+                f"no light recording ({type(error).__name__}: {error}): steps are recorded with operators only",
+            )
+
+    def _take_window(self) -> Window | None:
+        window, self._window = self._window, None
+        return window
+
+    def _note_saved(self, window: Window) -> None:
+        if window.saved:
+            self.saved.add(self._recording)
+        if window.device_activity is False:
+            self._note("missing-device-activity", _NO_DEVICE_ACTIVITY)
+
+    def _note(self, code: str, words: str) -> None:
+        """Say once, at once, what does not end the run but is wrong with its recordings."""
+        if code not in self.notes:
+            self.notes[code] = words
+            logger.warning("gpudiag: %s", words)
+            self._progress.note(words)
+            self._changed()
+
+    def _note_timed(self) -> None:
+        self.unprofiled = summarize(self._series.step_ms)
+        self.timed = self._series.record(sees_input=self.sees_input)
 
     def _note_warmup(self, *, settled: bool) -> None:
         seconds = self.warmup.seconds if self.warmup is not None else time.perf_counter() - self._began_s

@@ -26,7 +26,8 @@ Phase = Literal["starting", "warmup", "timed", "profiled", "saving", "done", "fa
 class Progress(msgspec.Struct, frozen=True, kw_only=True):
     """How far one rank is. `steps` counts within the phase; `of` is how many it will have, None where unknown.
 
-    `exit_code`, `error` and `hint` are set in phase `failed` only, with the meaning they have in `gpudiag.errors`.
+    `exit_code`, `error` and `hint` are set in phase `failed` only, with the meaning they have in `gpudiag.errors`;
+    `note` is what the user should know although the run goes on.
     """
 
     rank: int
@@ -37,6 +38,7 @@ class Progress(msgspec.Struct, frozen=True, kw_only=True):
     error: str | None = None
     hint: str | None = None
     exit_code: int = 5
+    note: str | None = None
 
 
 class ProgressSender:
@@ -47,6 +49,7 @@ class ProgressSender:
         self._address = os.environ.get(SOCKET_VARIABLE)
         self._next_s = 0.0
         self._phase: Phase | None = None
+        self._note: str | None = None
 
     def tell(self, phase: Phase, steps: int = 0, of: int | None = None) -> None:
         """Say how far it is; within a phase at most five times a second."""
@@ -56,7 +59,11 @@ class ProgressSender:
         if phase == self._phase and now < self._next_s:
             return
         self._phase, self._next_s = phase, now + _EVERY_S
-        self._send(Progress(rank=self._rank, pid=os.getpid(), phase=phase, steps=steps, of=of))
+        self._send(Progress(rank=self._rank, pid=os.getpid(), phase=phase, steps=steps, of=of, note=self._note))
+
+    def note(self, words: str) -> None:
+        """Say something with all messages from now on."""
+        self._note, self._next_s = words[:2000], 0.0
 
     def fail(self, error: str, *, hint: str | None = None, exit_code: int = 5) -> None:
         """Say that this rank has failed, and why."""

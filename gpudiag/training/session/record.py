@@ -7,7 +7,7 @@ from pathlib import Path
 
 from gpudiag.errors import UnreadableInputError
 from gpudiag.model.run import RANK_SCHEMA, RankRecord, RunRecord
-from gpudiag.model.run_directory import ANALYSIS_FILE, RUN_FILE, TRACES_DIR, read_json, write_json
+from gpudiag.model.run_directory import ANALYSIS_FILE, LIGHT_TRACES, RUN_FILE, TRACES_DIR, read_json, write_json
 
 RANKS_DIR = "ranks"
 LOGS_DIR = "logs"
@@ -28,21 +28,25 @@ def tensorflow_trace_name(rank: int) -> str:
     return f"{TRACES_DIR}/rank{rank}.xplane.pb.gz"
 
 
+def light_trace_name(trace: str) -> str:
+    """The light recording beside a full one: `traces/light/` and the same name."""
+    return f"{TRACES_DIR}/{LIGHT_TRACES}/{trace.rpartition('/')[2]}"
+
+
 def clear_rank(run_dir: Path, rank: int) -> None:
     """Remove what an earlier run left of this rank."""
-    for stale in (
-        rank_file(run_dir, rank),
-        run_dir / trace_name(rank),
-        run_dir / tensorflow_trace_name(rank),
-    ):
-        stale.unlink(missing_ok=True)
+    rank_file(run_dir, rank).unlink(missing_ok=True)
+    for trace in (trace_name(rank), tensorflow_trace_name(rank)):
+        for stale in (trace, light_trace_name(trace)):
+            (run_dir / stale).unlink(missing_ok=True)
 
 
 def clear_run(run_dir: Path, world_size: int) -> None:
     """Remove what an earlier run left of the run as a whole, and of ranks that this one does not have."""
     for name in (RUN_FILE, ANALYSIS_FILE):
         (run_dir / name).unlink(missing_ok=True)
-    traces = ((TRACES_DIR, ".pt.trace.json.gz"), (TRACES_DIR, ".xplane.pb.gz"))
+    folders = (TRACES_DIR, f"{TRACES_DIR}/{LIGHT_TRACES}")
+    traces = [(folder, ending) for folder in folders for ending in (".pt.trace.json.gz", ".xplane.pb.gz")]
     for folder, ending in ((RANKS_DIR, ".json"), *traces, (LOGS_DIR, ".log")):
         for path in (run_dir / folder).glob(f"rank*{ending}"):
             number = path.name.removeprefix("rank").removesuffix(ending)

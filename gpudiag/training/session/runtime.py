@@ -5,23 +5,29 @@ from __future__ import annotations
 import importlib
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Protocol, cast
+from typing import Any, Literal, Protocol, cast
 
 from gpudiag.model.run import ModelRecord
 from gpudiag.training.session.clock import StepClock
 from gpudiag.training.session.place import Place
 
+#: `light`: what devices do, calls to their runtime, and marks; `full`: what the framework does too.
+Recording = Literal["light", "full"]
+
+#: Steps that a window throws away first: the first recording of a process pays for starting CUPTI.
+WARMUP_STEPS = 2
+
 
 class Window(Protocol):
-    """A few recorded steps, after some that only get the profiler going.
+    """A few recorded steps, after `WARMUP_STEPS` that only get the profiler going.
 
     Attributes:
-        warmup_steps: steps that it throws away first.
         saved: the trace is where it should be.
+        device_activity: whether it holds any; None where there is no device beside the host, and before it is saved.
     """
 
-    warmup_steps: int
     saved: bool
+    device_activity: bool | None
 
     def start(self) -> None:
         """Begin with the steps that are thrown away. Raises RuntimeError when another profiler runs."""
@@ -31,6 +37,9 @@ class Window(Protocol):
 
     def stop(self) -> None:
         """End the recording; saves what there is if the window was cut short while it recorded."""
+
+    def discard(self) -> None:
+        """End a recording that has failed; leaves nothing of it, and raises nothing."""
 
 
 class Runtime(Protocol):
@@ -67,9 +76,9 @@ class Runtime(Protocol):
         """The key-value store that the job's processes share; None for one process."""
 
     def trace_name(self, rank: int) -> str:
-        """Where the trace of the process with this first rank goes, relative to the run directory."""
+        """Where the full trace of the process with this first rank goes, relative to the run directory."""
 
-    def window(self, path: Path, *, active: int, devices: Sequence[Any]) -> Window:
+    def window(self, path: Path, *, active: int, devices: Sequence[Any], recording: Recording = "full") -> Window:
         """A profiled window of `active` steps whose trace goes to `path`."""
 
     def describe(self, model: Any, gradient_sizes: Sequence[int]) -> ModelRecord:

@@ -47,17 +47,18 @@ class Session:
                 train(batch)
 
     Steps are left out until their times have settled, then some are timed without the profiler, then a few are
-    recorded with it. All processes of a distributed job open the block, each with the same arguments; they enter the
-    phases at the same step, and agree on it through the job's store, never by a collective of gpudiag's own. Afterwards
-    `run_dir` has `run.json` and `traces/rank<r>.pt.trace.json.gz`, and `gpudiag analyze run_dir` says where the time
-    went. What was measured is kept when the loop ends early, and when an exception leaves the block (which it does).
+    recorded with it, first lightly and then with operators. All processes of a distributed job open the block, each
+    with the same arguments; they enter the phases at the same step, and agree on it through the job's store, never by a
+    collective of gpudiag's own. Afterwards `run_dir` has `run.json`, `traces/rank<r>.pt.trace.json.gz` and the light
+    recordings in `traces/light/`, and `gpudiag analyze run_dir` says where the time went. What was measured is kept
+    when the loop ends early, and when an exception leaves the block (which it does).
 
     Args:
         run_dir: the run directory; what an earlier run left there is replaced. May be left out in a function that
             `gpudiag profile module:function` runs, and is ignored there: that command has chosen one.
         steps: timed steps; by default about three seconds of them, at least 10 and at most 100.
         warmup: steps to leave out; by default found from the step times.
-        active: recorded steps. The analysis leaves out the first and the last of them; at least 3.
+        active: recorded steps of each recording. The analysis leaves out the first and the last of them; at least 3.
         stop: end the loop after the recorded steps; by default only under `gpudiag profile`. Otherwise the remaining
             batches are passed through.
         model: the model, for its number of parameters and its gradient sizes in the record.
@@ -135,6 +136,8 @@ class Session:
         self._awaiting = False
         self._over = False
         self._number = 0
+        #: False where the framework fetches the batch within the step's own work, so that its time cannot be told.
+        self.sees_input = True
         self._place = this_place()
         self._progress = ProgressSender(self._place.rank)
         self._bare = model
@@ -215,13 +218,16 @@ class Session:
             if fetched == length:
                 return  # so that finding the end is no step of its own
             with Range(STEP, number=self._number):
+                begin_ns = time.perf_counter_ns()
                 with Range(INPUT):
                     try:
                         batch = next(iterator)
                     except StopIteration:
                         return
                 fetched += 1
+                fetched_ns = time.perf_counter_ns()
                 yield batch
+                self._clock.host_step(begin_ns, fetched_ns, time.perf_counter_ns())
             self._number += 1
             self._awaiting = False
 
@@ -234,13 +240,16 @@ class Session:
         self._software = runtime.software()
         self._clock = runtime.clock(devices)
         self._agreement = Agreement(self._place, runtime.store(self._place), timeout_s=self._timeout_s)
-        trace = self.run_dir / runtime.trace_name(self._place.first_rank)
+        trace = runtime.trace_name(self._place.first_rank)
+        names = {"full": trace, "light": record.light_trace_name(trace)}
         self._phases = Phases(
             clock=self._clock,
             agreement=self._agreement,
             progress=self._progress,
             changed=self._save,
-            window=lambda: runtime.window(trace, active=self._active, devices=devices),
+            window=lambda recording: runtime.window(
+                self.run_dir / names[recording], active=self._active, devices=devices, recording=recording
+            ),
             on_gpu=runtime.on_gpu(devices[0]),
             steps=self._steps,
             warmup_steps=self._warmup,
@@ -249,6 +258,7 @@ class Session:
             enough=self._enough,
             recorded=self._recorded,
         )
+        self._phases.sees_input = self.sees_input
         self._schedule = self._phases.run()
         self._save()
 
@@ -273,6 +283,8 @@ class Session:
     def _save(self, status: RunStatus = "failed") -> None:
         """Write this rank's record, and on rank 0 the run's, so that a killed run leaves what it had."""
         phases, place, runtime = self._phases, self._place, self._runtime
+        recorded = phases.recorded if phases else {}
+        trace = runtime.trace_name(place.first_rank) if runtime else ""
         # Devices of one process are ranks that share its steps and its trace.
         for number, (label, name) in enumerate(self._devices):
             rank = RankRecord(
@@ -284,8 +296,12 @@ class Session:
                 device_name=name,
                 warmup=phases.warmup if phases else None,
                 unprofiled=phases.unprofiled if phases else None,
-                profiled=phases.profiled if phases else None,
-                trace=runtime.trace_name(place.first_rank) if runtime and phases and phases.traced else None,
+                timed=phases.timed if phases else None,
+                light=recorded.get("light"),
+                profiled=recorded.get("full"),
+                trace=trace if phases and "full" in phases.saved else None,
+                light_trace=record.light_trace_name(trace) if phases and "light" in phases.saved else None,
+                notes=phases.notes if phases else {},
                 error=self._error if status != "complete" or self._error else None,
             )
             record.write_rank(self.run_dir, rank)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import re
 import subprocess
 from pathlib import Path
@@ -30,7 +31,10 @@ def check(analysis: dict[str, Any], record: dict[str, Any], *, processes: int = 
         assert sum(device["buckets_ms"].values()) == pytest.approx(device["step_ms"], rel=1e-6)
         assert device["buckets_ms"]["compute"] > 0
     for rank in record["ranks"]:
-        assert len(rank["unprofiled"]["step_ms"]) == 4
+        assert len(rank["unprofiled"]["step_ms"]) == len(rank["timed"]["host_ms"]) == 4
+        assert rank["timed"]["lead_ms"] is None
+        # Each recording of several CPU processes is a risk.
+        assert (rank["light"] is None) == ("no-light-recording" in rank["notes"]) == (processes > 1)
         assert rank["device"].startswith("CPU:")
     assert record["software"]["tensorflow"]
     assert record["software"]["keras"]
@@ -43,7 +47,9 @@ def test_two_devices_of_one_process(tmp_path: Path) -> None:
     assert [rank["device"] for rank in record["ranks"]] == ["CPU:0", "CPU:1"]
     assert len({rank["pid"] for rank in record["ranks"]}) == 1
     assert record["model"]["parameters"] == 269_722
-    assert [path.name for path in (tmp_path / "traces").iterdir()] == ["rank0.xplane.pb.gz"]
+    assert sorted(path.name for path in (tmp_path / "traces").iterdir()) == ["light", "rank0.xplane.pb.gz"]
+    assert {rank["light_trace"] for rank in record["ranks"]} == {"traces/light/rank0.xplane.pb.gz"}
+    assert b"gpudiag.step" in gzip.decompress((tmp_path / "traces" / "light" / "rank0.xplane.pb.gz").read_bytes())
     assert (tmp_path / "report.html").is_file()
 
 
@@ -96,6 +102,9 @@ def test_a_function_of_a_users_own_with_a_callback_in_fit(tmp_path: Path) -> Non
     check(analysis, record)
     assert (record["workload"], record["strategy"]) == ("fitted:main", "own")
     assert record["model"]["parameters"] == 64 * 256 + 256 + 256 + 1
+    # Keras takes the batch within the step's own function.
+    assert record["ranks"][0]["timed"]["input_ms"] is None
+    assert "input_ms" in analysis["timed"][0]["reasons"]
 
 
 def test_what_a_version_of_keras_breaks_is_said(tmp_path: Path) -> None:

@@ -16,11 +16,15 @@ from torch.profiler import ProfilerActivity
 from torch.profiler import profile as torch_profile
 
 import gpudiag
+from gpudiag.app.analyze import analyze as gpudiag_analyze
 from gpudiag.errors import UsageError
 from gpudiag.model.run import RUN_SCHEMA, RunRecord
 from gpudiag.model.run_directory import read_json
+from gpudiag.trace.sources import find_sources
+from gpudiag.training.frameworks.pytorch.profiler import ProfiledWindow
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from pathlib import Path
 
 QUICK: dict[str, Any] = {"warmup": 3, "steps": 5, "active": 3}
@@ -30,10 +34,14 @@ def run_record(run_dir: Path) -> RunRecord:
     return read_json(run_dir / "run.json", RunRecord, RUN_SCHEMA)
 
 
-def names_in_trace(run_dir: Path, rank: int = 0) -> list[str]:
-    path = run_dir / "traces" / f"rank{rank}.pt.trace.json.gz"
+def spans_in_trace(run_dir: Path, folder: str = "traces") -> list[dict[str, Any]]:
+    path = run_dir / folder / "rank0.pt.trace.json.gz"
     events = json.loads(gzip.decompress(path.read_bytes()))["traceEvents"]
-    return [str(event["name"]) for event in events if event.get("ph") == "X"]
+    return [event for event in events if event.get("ph") == "X"]
+
+
+def names_in_trace(run_dir: Path, folder: str = "traces") -> list[str]:
+    return [str(event["name"]) for event in spans_in_trace(run_dir, folder)]
 
 
 def work() -> None:
@@ -63,11 +71,121 @@ def test_a_loop_is_measured_and_goes_on(tmp_path: Path) -> None:
     assert len(rank.profiled.step_ms) == 3
     assert (rank.device, rank.trace) == ("cpu", "traces/rank0.pt.trace.json.gz")
     names = names_in_trace(tmp_path / "run")
-    # 3 of warm-up, 5 timed, 2 that the profiler throws away, 3 recorded.
-    assert [name for name in names if name.startswith("gpudiag.step")] == [f"gpudiag.step#{n}" for n in (10, 11, 12)]
+    # 3 of warm-up, 5 timed, and twice 2 that the profiler throws away and 3 recorded.
+    assert [name for name in names if name.startswith("gpudiag.step")] == [f"gpudiag.step#{n}" for n in (15, 16, 17)]
     assert names.count("gpudiag.input") == 3
     assert sum(name.startswith("ProfilerStep#") for name in names) == 3
-    assert sorted(path.name for path in (tmp_path / "run" / "traces").iterdir()) == ["rank0.pt.trace.json.gz"]
+    assert sorted(path.name for path in (tmp_path / "run" / "traces").iterdir()) == ["light", "rank0.pt.trace.json.gz"]
+
+
+def test_the_light_recording_has_marks_and_no_operators(tmp_path: Path) -> None:
+    with gpudiag.profile(tmp_path, **QUICK) as prof:
+        for _ in prof.steps(range(20)):
+            with gpudiag.range("forward"):
+                work()
+    (rank,) = run_record(tmp_path).ranks
+    assert rank.light_trace == "traces/light/rank0.pt.trace.json.gz"
+    assert rank.light is not None
+    assert len(rank.light.step_ms) == 3
+    assert rank.notes == {}
+    light = spans_in_trace(tmp_path, "traces/light")
+    assert {event["cat"] for event in light} <= {"user_annotation", "Trace"}
+    names = [str(event["name"]) for event in light]
+    assert [name for name in names if name.startswith("gpudiag.step")] == [f"gpudiag.step#{n}" for n in (10, 11, 12)]
+    assert names.count("gpudiag.input") == names.count("gpudiag.forward") == 3
+    assert "aten::matmul" in names_in_trace(tmp_path)
+    # What is in the directory of traces is the full recording alone.
+    assert [source.path.parent.name for source in find_sources([tmp_path])] == ["traces"]
+
+
+def test_timed_steps_tell_what_the_host_did(tmp_path: Path) -> None:
+    def slow_loader() -> Iterator[int]:
+        for batch in range(30):
+            time.sleep(0.005)
+            yield batch
+
+    with gpudiag.profile(tmp_path, **QUICK) as prof:
+        for _ in prof.steps(slow_loader()):
+            work()
+            time.sleep(0.01)
+    (rank,) = run_record(tmp_path).ranks
+    assert rank.timed is not None
+    assert rank.unprofiled is not None
+    assert rank.timed.input_ms is not None
+    assert rank.timed.lead_ms is None  # on a CPU nothing works beside the thread
+    assert min(rank.timed.input_ms) >= 5
+    assert min(rank.timed.host_ms) >= 10
+    for step, fetched, queued in zip(rank.unprofiled.step_ms, rank.timed.input_ms, rank.timed.host_ms, strict=True):
+        assert fetched + queued <= step
+    (timed,) = gpudiag_analyze([tmp_path]).timed or ()
+    assert (timed.rank, timed.steps, timed.lead_ms) == (0, 5, None)
+    assert timed.step_ms == rank.unprofiled.mean_ms
+    assert timed.input_ms == pytest.approx(sum(rank.timed.input_ms) / 5)
+    assert "lead_ms" in timed.reasons
+
+
+def test_the_steps_of_epochs_stay_with_what_the_host_did_in_them(tmp_path: Path) -> None:
+    with gpudiag.profile(tmp_path, warmup=1, steps=6, active=3) as prof:
+        for _ in range(10):
+            for step in prof.steps(range(4)):
+                time.sleep(0.003 * (1 + step))
+                if step == 2:
+                    break  # which is no step
+    (rank,) = run_record(tmp_path).ranks
+    assert rank.timed is not None
+    # The one step of warm-up is the first of its epoch; then the second, and the first two of those that follow.
+    assert [host >= 6 for host in rank.timed.host_ms][:1] == [True]
+    assert all(host >= 3 for host in rank.timed.host_ms)
+    assert len(rank.timed.host_ms) == 6
+
+
+def test_a_light_recording_that_fails_leaves_the_full_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    real: Any = torch.autograd.profiler._enable_profiler  # type: ignore[attr-defined]
+
+    def refuses_scopes(config: Any, activities: Any, scopes: Any = None) -> None:
+        if scopes:
+            raise TypeError("no scopes here")
+        real(config, activities)
+
+    refuses_scopes.__doc__ = real.__doc__
+    monkeypatch.setattr(torch.autograd.profiler, "_enable_profiler", refuses_scopes)
+    with caplog.at_level(logging.WARNING, "gpudiag"), gpudiag.profile(tmp_path, **QUICK) as prof:
+        for _ in prof.steps(range(20)):
+            work()
+    run = run_record(tmp_path)
+    (rank,) = run.ranks
+    assert (run.status, rank.light, rank.light_trace) == ("complete", None, None)
+    assert "no scopes here" in rank.notes["no-light-recording"]
+    assert "no scopes here" in caplog.text
+    assert not (tmp_path / "traces" / "light" / "rank0.pt.trace.json.gz").exists()
+    assert rank.profiled is not None
+    # The other ranks would have recorded theirs: the full recording is of the same steps.
+    assert "gpudiag.step#15" in names_in_trace(tmp_path)
+    analysis = gpudiag_analyze([tmp_path])
+    assert "no-light-recording" in {one.code for one in analysis.validity}
+    assert analysis.recording is not None
+    assert analysis.recording.light_ms is None
+
+
+def test_a_torch_without_scopes_is_recorded_with_operators(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.autograd.profiler, "_enable_profiler", lambda _config, _activities: None)
+    with pytest.raises(RuntimeError, match="without operators"):
+        ProfiledWindow(tmp_path / "trace.json.gz", active=3, cuda=False, light=True)
+
+
+def test_a_run_that_ends_between_the_recordings_keeps_the_first(tmp_path: Path) -> None:
+    with gpudiag.profile(tmp_path, **QUICK) as prof:
+        for _ in prof.steps(iter(range(3 + 5 + 2 + 3 + 1))):
+            work()
+    run = run_record(tmp_path)
+    (rank,) = run.ranks
+    assert "after 0 of 3 profiled steps;" in str(run.error)
+    assert (rank.trace, rank.profiled) == (None, None)
+    assert rank.light is not None
+    assert rank.light_trace is not None
+    assert [source.path for source in find_sources([tmp_path])] == [tmp_path / rank.light_trace]
 
 
 def test_warm_up_is_found(tmp_path: Path) -> None:
@@ -88,7 +206,7 @@ def test_the_loop_can_be_stopped_when_all_is_measured(tmp_path: Path) -> None:
         for _ in prof.steps(itertools.count()):
             steps += 1
         assert list(prof.steps(range(5))) == []
-    assert steps == 3 + 5 + 2 + 3
+    assert steps == 3 + 5 + 2 * (2 + 3)
 
 
 def test_epochs_are_joined_and_what_is_between_them_is_no_step(tmp_path: Path) -> None:
@@ -109,7 +227,7 @@ def test_epochs_are_joined_and_what_is_between_them_is_no_step(tmp_path: Path) -
 
 def test_a_loop_left_with_break_goes_on_with_the_next(tmp_path: Path) -> None:
     with gpudiag.profile(tmp_path, **QUICK) as prof:
-        for _ in range(14):
+        for _ in range(19):
             for step in prof.steps(range(100)):
                 work()
                 if step == 1:
@@ -123,7 +241,8 @@ def test_a_loop_left_with_break_goes_on_with_the_next(tmp_path: Path) -> None:
         (0, "before warm-up was over", None),
         (2, "before warm-up was over", None),
         (6, "after 3 timed steps", 3),
-        (11, "after 1 of 3 profiled steps", 5),
+        (11, "after 1 of 3 profiled steps, recorded lightly", 5),
+        (16, "after 1 of 3 profiled steps;", 5),
     ],
 )
 def test_a_loop_that_is_too_short_keeps_what_it_has(
@@ -146,13 +265,13 @@ def test_a_loop_that_is_too_short_keeps_what_it_has(
 
 def test_a_trace_cut_short_is_kept_whole(tmp_path: Path) -> None:
     with gpudiag.profile(tmp_path, warmup=1, steps=1, active=9) as prof:
-        for _ in prof.steps(range(1 + 1 + 2 + 4)):
+        for _ in prof.steps(range(1 + 1 + 2 + 9 + 2 + 4)):
             work()
     (rank,) = run_record(tmp_path).ranks
     assert rank.trace is not None
     assert rank.profiled is not None
     assert len(rank.profiled.step_ms) == 4
-    assert "gpudiag.step#7" in names_in_trace(tmp_path)
+    assert "gpudiag.step#18" in names_in_trace(tmp_path)
 
 
 @pytest.mark.parametrize(("error", "status"), [(ValueError("mine"), "failed"), (KeyboardInterrupt(), "interrupted")])
@@ -188,16 +307,18 @@ def test_a_block_without_steps_is_no_measurement(tmp_path: Path) -> None:
 
 
 def test_what_an_earlier_run_left_is_replaced(tmp_path: Path) -> None:
-    for stale in ("ranks/rank0.json", "ranks/rank5.json", "traces/rank5.pt.trace.json.gz", "analysis.json"):
+    traces = ("traces/rank5.pt.trace.json.gz", "traces/light/rank5.pt.trace.json.gz", "traces/light/rank0.xplane.pb.gz")
+    for stale in ("ranks/rank0.json", "ranks/rank5.json", *traces, "analysis.json"):
         path = tmp_path / stale
-        path.parent.mkdir(exist_ok=True)
+        path.parent.mkdir(exist_ok=True, parents=True)
         path.write_text("stale")
     (tmp_path / "mine.txt").write_text("kept")
     with gpudiag.profile(tmp_path, **QUICK) as prof:
         for _ in prof.steps(range(20)):
             work()
     files = {str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*") if path.is_file()}
-    assert files == {"mine.txt", "run.json", "ranks/rank0.json", "traces/rank0.pt.trace.json.gz"}
+    now = {"traces/rank0.pt.trace.json.gz", "traces/light/rank0.pt.trace.json.gz"}
+    assert files == {"mine.txt", "run.json", "ranks/rank0.json", *now}
 
 
 def test_training_goes_on_when_measuring_fails(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -106,7 +106,9 @@ def chain_of(timeline: Timeline, trace_index: int, lanes: list[Lane], parts: lis
     target_part = np.where(block != Block.NOT, target_part, NONE)
     delay = np.where(block != Block.NOT, np.maximum(time - target_end, 0.0), 0.0)
     marks = np.concatenate([before[:1], time])
-    host_rows = events.rows_of(EventKind.OPERATOR, EventKind.ANNOTATION, EventKind.RUNTIME, EventKind.PYTHON)
+    put_in = timeline.traces[trace_index].operators_put_in
+    operators = () if put_in else (EventKind.OPERATOR, EventKind.PYTHON)
+    host_rows = events.rows_of(EventKind.ANNOTATION, EventKind.RUNTIME, *operators)
     host_rows = host_rows[np.isin(events.thread[host_rows], threads)]
     ended = np.sort(events.end_ns[host_rows] + shift, kind="stable")  # in order but for what is nested
     recorded = np.diff(np.searchsorted(ended, marks, side="right"))

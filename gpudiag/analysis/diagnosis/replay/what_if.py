@@ -20,6 +20,7 @@ from gpudiag.analysis.diagnosis.replay.exchange import QUEUED_NS, HostPart, host
 from gpudiag.analysis.diagnosis.replay.graph import NONE, Block, Graph
 from gpudiag.analysis.diagnosis.replay.level_between_ranks import above_level, host_segments, lower_median, op_segments
 from gpudiag.analysis.diagnosis.replay.profiler_cost import (
+    PROFILER_NS_PER_CALL,
     PROFILER_NS_PER_EVENT,
     HostPace,
     host_pace,
@@ -34,6 +35,8 @@ from gpudiag.units import milliseconds
 
 #: What the profiler is taken to add to the host per event at most; between 1.0 and 2.5 µs were seen.
 _MOST_NS_PER_EVENT = 5000.0
+#: The same of a recording without operators, where each event is a call of CUDA.
+_MOST_NS_PER_CALL = 20_000.0
 _HALVINGS = 12
 _CLOSE = 1e-3
 #: From a kernel's end to the start of the next in a CUDA graph. Measured on H200s: 0.41 and 0.51 µs in the mean, of
@@ -71,6 +74,7 @@ class WhatIf:
         graph: Graph,
         timeline: Timeline,
         per_event_ns: float = PROFILER_NS_PER_EVENT,
+        *,
         schedule: Schedule | None = None,
         pace: HostPace | None = None,
         timed_ms: float | None = None,
@@ -103,7 +107,9 @@ class WhatIf:
         graph = build_graph(timeline)
         if graph is None:
             return None
-        usual = WhatIf(graph, timeline, usual_ns_per_event(graph), timed_ms=unprofiled_ms)
+        lightly = all(trace.operators_put_in for trace in timeline.traces)
+        each_ns = PROFILER_NS_PER_CALL if lightly else usual_ns_per_event(graph)
+        usual = WhatIf(graph, timeline, each_ns, timed_ms=unprofiled_ms)
         return usual if unprofiled_ms is None else usual._calibrated(unprofiled_ms)
 
     def at_cost(self, per_event_ns: float) -> WhatIf:
@@ -126,7 +132,9 @@ class WhatIf:
         """
         if abs(self.corrected_ms - unprofiled_ms) <= _AS_NEAR_AS_REPLAYS_ARE * unprofiled_ms:
             return self
-        usual, far = self.per_event_ns, (_MOST_NS_PER_EVENT if self.corrected_ms > unprofiled_ms else 0.0)
+        lightly = all(trace.operators_put_in for trace in self.timeline.traces)
+        most = _MOST_NS_PER_CALL if lightly else _MOST_NS_PER_EVENT
+        usual, far = self.per_event_ns, (most if self.corrected_ms > unprofiled_ms else 0.0)
         limit = self.at_cost(far).corrected_ms
         near_limit = limit * (1 + _AS_NEAR_AS_REPLAYS_ARE) if far > usual else limit
         target = max(unprofiled_ms, near_limit) if far > usual else min(unprofiled_ms, limit)
@@ -202,7 +210,9 @@ class WhatIf:
         now = before if base is not None else self.now_ms
         # Where the timed steps are faster than the replay, the recording slowed what it cannot tell from the job: what
         # is left without a cause is known, and what it costs is the rest of the timed step, or its share of that.
-        return [max(min(before - ms, max(now - ms, (before - ms) * now / before)), 0.0) if before else 0.0 for ms in after]
+        return [
+            max(min(before - ms, max(now - ms, (before - ms) * now / before)), 0.0) if before else 0.0 for ms in after
+        ]
 
     # Edits, each from given costs to new ones, so that they can be put on top of one another.
 

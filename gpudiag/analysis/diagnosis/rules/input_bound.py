@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import statistics
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import ClassVar
@@ -12,8 +13,17 @@ from gpudiag.analysis.diagnosis.examples import DDP, Job, fetch, kernels, silenc
 from gpudiag.analysis.diagnosis.replay.simulate import Costs
 from gpudiag.analysis.diagnosis.replay.what_if import PARTS, WhatIf
 from gpudiag.analysis.diagnosis.rules.advice import TF_DATA, advice_for, pytorch
-from gpudiag.analysis.diagnosis.rules.rule import CannotTell, Examples, Proposal, severity_of
+from gpudiag.analysis.diagnosis.rules.rule import (
+    WARNING_PERCENT,
+    CannotTell,
+    Examples,
+    Proposal,
+    notable,
+    severity_of,
+)
+from gpudiag.analysis.diagnosis.timed_steps import exposed_input_ms
 from gpudiag.model.analysis import Finding
+from gpudiag.statistics import mean_of
 
 _ADVICE = (
     TF_DATA,
@@ -33,6 +43,9 @@ class InputBound:
     Waiting is known where it is marked (a DataLoader, `gpudiag.input`). Time at the start of a step in which the
     training thread recorded nothing is usually a loader without marks, and counts at lower confidence. One rank that
     waits alone is a straggler, not this.
+
+    A recording slows the job, and its loader may keep up with the slower one. Where a run timed its steps without the
+    profiler too, and in those the devices waited for input, that is what is found.
     """
 
     code: ClassVar[str] = "input-bound"
@@ -77,6 +90,45 @@ class InputBound:
             evidence={"waiting_ms_marked": marked, "waiting_ms_unmarked": silent},
             advice=advice_for(case.timeline.framework, _ADVICE if known else (*_ADVICE, _MARK_IT)),
         )
+
+
+def with_timed_input(case: Case, findings: Sequence[Finding]) -> list[Finding]:
+    """The findings, with waiting for input as the timed steps have it where the recording shows little of it.
+
+    What is waited for on all ranks alike is the lower median of what each waits for.
+    """
+    waits = {rank.rank: exposed_input_ms(rank) for rank in case.run.ranks} if case.run is not None else {}
+    levels = sorted((statistics.fmean(steps), rank) for rank, steps in waits.items() if len(steps) > 1)
+    step_ms = case.unprofiled_ms
+    if not levels or step_ms is None:
+        return list(findings)
+    gain, level = levels[(len(levels) - 1) // 2]
+    percent = 100 * gain / step_ms if step_ms > 0 else 0.0
+    least = gain - mean_of(waits[level], as_measured=True).half_width
+    recorded = next((finding for finding in findings if finding.code == InputBound.code), None)
+    told = (recorded.recoverable_ms_per_step or 0.0) if recorded is not None else 0.0
+    if percent < WARNING_PERCENT or not notable(least, step_ms) or told >= gain / 2:
+        return list(findings)
+    timed = Finding(
+        code=InputBound.code,
+        severity=severity_of(percent),
+        ranks=tuple(sorted(rank for waited, rank in levels if waited >= gain / 2)),
+        cause="loader",
+        recoverable_ms_per_step=gain,
+        recoverable_percent=percent,
+        confidence="high",
+        title=f"waiting for input costs {gain:.1f} ms of each step that is not recorded",
+        evidence={
+            "timed_steps": len(waits[level]),
+            "waiting_ms_timed": gain,
+            "waiting_ms_recorded": told,
+            "step_ms_now": step_ms,
+            "step_ms_without": step_ms - gain,
+        },
+        advice=advice_for(case.timeline.framework, _ADVICE),
+    )
+    others = [finding for finding in findings if finding is not recorded]
+    return sorted([timed, *others], key=lambda finding: -(finding.recoverable_ms_per_step or 0.0))
 
 
 def _common(what_if: WhatIf, costs: Costs) -> Costs:

@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gpudiag.model.event import NO_CORRELATION, CollectiveCall, EventKind, EventTable, Role
+from gpudiag.model.quantities import MOST_RANKS
 from gpudiag.trace.readers.kineto.collective_names import (
     HOST_COLLECTIVES,
     UNKNOWN,
@@ -83,7 +84,7 @@ def communicated(arguments: Arguments) -> Communicated:
         group=str(loosely(arguments.group, str | int, "")),
         ranks=ranks,
         sequence=sequence if 0 <= sequence < 2**63 else None,
-        members=len(ranks) or (members if 0 < members < 2**31 else 0),
+        members=len(ranks) or (members if 0 < members <= MOST_RANKS else 0),
         in_bytes=_bytes_of(arguments.in_elements, each),
         out_bytes=_bytes_of(arguments.out_elements, each),
         shaped_bytes=_bytes_of_inputs(arguments),
@@ -189,10 +190,8 @@ def _ranks(told: object) -> tuple[int, ...]:
     """`"[0, 1, 2]"` or `[0, 1, 2]` as ranks; none where the list was cut (`"[0, 1, ...]"`)."""
     if isinstance(told, str):
         words = [word.strip() for word in told.strip().strip("[]()").split(",")]
-        if all(word.isdecimal() and len(word) < 10 for word in words):
-            return tuple(int(word) for word in words)
-        return ()
-    if isinstance(told, list) and all(isinstance(rank, int) and rank >= 0 for rank in told):
+        told = [int(word) for word in words] if all(word.isdecimal() and len(word) < 10 for word in words) else None
+    if isinstance(told, list) and all(isinstance(rank, int) and 0 <= rank < MOST_RANKS for rank in told):
         return tuple(told)
     return ()
 

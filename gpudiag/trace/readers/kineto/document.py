@@ -14,7 +14,7 @@ from gpudiag.trace.readers.kineto.columns import Columns
 from gpudiag.trace.readers.kineto.event_json import Document, Header, Repairs, decode_whole
 from gpudiag.trace.readers.kineto.header import describe
 from gpudiag.trace.readers.kineto.pieces import NotInPiecesError, decode_in_pieces
-from gpudiag.trace.readers.kineto.roles import step_marks_of
+from gpudiag.trace.readers.kineto.roles import runs_on_gpus, step_marks_of
 from gpudiag.trace.unpack import read_pieces, read_whole
 
 
@@ -55,6 +55,7 @@ def read_kineto(path: Path, shown: str, limits: ReadLimits) -> Trace:
         collectives=collective_calls(table, told, job.groups),
         step_marks=step_marks_of(table),
         event_waits=event_waits,
+        uses_devices=job.backend == "nccl" or runs_on_gpus(table.names),
         dropped_events=job.dropped_events,
         notes=tuple(notes),
     )

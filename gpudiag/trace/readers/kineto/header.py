@@ -7,6 +7,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
+from gpudiag.model.quantities import MOST_RANKS
 from gpudiag.trace.readers.kineto.event_json import Header
 
 _T = TypeVar("_T")
@@ -15,6 +16,7 @@ _STOPPED_EARLY = re.compile(r"CUPTI stopped early\? = ([1-9])")
 
 
 class _Distributed(msgspec.Struct, gc=False):
+    backend: msgspec.Raw = msgspec.Raw(b"")
     rank: msgspec.Raw = msgspec.Raw(b"")
     world_size: msgspec.Raw = msgspec.Raw(b"")
     pg_config: msgspec.Raw = msgspec.Raw(b"")
@@ -39,6 +41,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
         groups: global ranks by name of process group.
         host: host name, or "".
         device_names: model by ordinal.
+        backend: of the default process group, or "".
         base_ns: the absolute time (Unix, ns) that timestamps count from.
         dropped_events: how many the profiler said it lost.
         notes: what else it said of its own trouble.
@@ -49,6 +52,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     groups: dict[str, tuple[int, ...]] = msgspec.field(default_factory=dict)
     host: str = ""
     device_names: dict[int, str] = msgspec.field(default_factory=dict)
+    backend: str = ""
     base_ns: int = 0
     dropped_events: int = 0
     notes: tuple[str, ...] = ()
@@ -85,9 +89,14 @@ def describe(header: Header) -> Job:
     return Job(
         rank=rank if 0 <= rank < 2**31 else None,
         world_size=world_size if 0 < world_size < 2**31 else None,
-        groups={str(group.pg_name): tuple(group.ranks) for group in groups},
+        groups={
+            str(group.pg_name): tuple(group.ranks)
+            for group in groups
+            if all(0 <= rank < MOST_RANKS for rank in group.ranks)
+        },
         host=loosely(header.host, str, ""),
         device_names={device.id: device.name for device in devices if device.id >= 0},
+        backend=loosely(distributed.backend, str, ""),
         base_ns=base_ns if 0 <= base_ns < 2**62 else 0,
         dropped_events=min(2**62, sum(int(count) for count in _DROPPED.findall(logs))),
         notes=("the profiler says that it stopped early, out of buffers",) if _STOPPED_EARLY.search(logs) else (),

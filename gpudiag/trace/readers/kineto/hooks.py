@@ -5,8 +5,8 @@
       torch.distributed.ddp.reducer::mul_out                               ├──┤
       aten::to, aten::div, c10d::allreduce_, …  the hook's                     ├────────────────────┤
 
-What the engine runs for a parameter after it has accumulated its gradient is DDP's packing, marked as such, and then the
-hook.
+What the engine runs for a parameter after it has accumulated its gradient is DDP's packing, marked as such, and then
+the hook.
 """
 
 from __future__ import annotations

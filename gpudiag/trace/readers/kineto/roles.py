@@ -33,8 +33,8 @@ _INPUT = re.compile(
 _PACKING = re.compile(r"torch(?:::|\.)distributed(?:::|\.).*reducer::|fsdp::")
 #: Hands a collective over: eager calls, functional ones (DTensor's, compiled).
 _HAND_OVER = re.compile(r"c10d::|_?c10d_functional::")
-#: The host at an exchange: what gpudiag's strategies and a user's own code mark, FSDP's hooks, and what DataParallel and
-#: its relatives do as functions of the autograd engine, or around the threads in which its replicas train.
+#: The host at an exchange: what gpudiag's strategies and a user's own code mark, FSDP's hooks, and what DataParallel
+#: and its relatives do as functions of the autograd engine, or around the threads in which its replicas train.
 _EXCHANGE_RANGE = re.compile(r"gpudiag\.exchange|FSDP::|FullyShardedDataParallel\._|DataParallel\.forward")
 _EXCHANGE_FUNCTION = re.compile(
     r"(?:autograd::engine::evaluate_function: )?(?:Broadcast|Gather|Scatter|ReduceAddCoalesced)(?:Backward)?$"
@@ -45,6 +45,9 @@ _FRAME = re.compile(r"(?P<file>[^<>()]+\.py)\(\d+\): .+")
 #: Frames of these are not the user's: the standard library, and what a training loop is built on.
 _LIBRARIES = sys.stdlib_module_names | {"torch", "torchvision", "torchaudio", "numpy", "gpudiag", "triton", "nvtx"}
 _INSTALLED = ("site-packages", "dist-packages", "/lib/python")
+
+#: What PyTorch runs on GPUs only: operators of vendors' libraries.
+_ON_GPUS = ("aten::cudnn_", "aten::_cudnn", "aten::miopen_")
 
 #: Directions as CUPTI's tools write them (`Memcpy HtoD (Pinned -> Device)`) and as ROCm's do (`CopyHostToDevice`).
 _DIRECTIONS = (
@@ -94,6 +97,11 @@ def step_marks_of(events: EventTable) -> tuple[StepMarks, ...]:
             numbers = [int(text) if text is not None and len(text) < 18 else NO_NUMBER for text in carried.values()]
             marks.append(StepMarks(source=source, row=rows[list(carried)], number=np.array(numbers, np.int64)))
     return tuple(marks)
+
+
+def runs_on_gpus(names: Sequence[str]) -> bool:
+    """Whether events of these names, of operators among others, are of a process that uses GPUs."""
+    return any(name.startswith(_ON_GPUS) for name in names)
 
 
 def is_users(name: str) -> bool:

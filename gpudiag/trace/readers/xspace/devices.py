@@ -36,9 +36,12 @@ def trace_per_device(process: Process) -> tuple[Trace, ...]:
     """The traces of a process's GPUs in order of their ordinals; the whole trace where it has none. Ranks are unset."""
     events = process.trace.events
     work = events.rows_of(*DEVICE_WORK)
-    devices = [int(device) for device in np.unique(events.device[work])]
-    if not devices:
+    if not len(work):
         return (process.trace,)
+    # Also those of which no work was recorded, although it was launched.
+    launches = (events.kind == EventKind.RUNTIME) & (events.correlation != NO_CORRELATION)
+    on = np.unique(np.concatenate([events.device[work], process.launches_on[launches]]))
+    devices = [int(device) for device in on if device != HOST]
     overhead = events.rows_of(EventKind.OVERHEAD)
     behind = _devices_behind(process, overhead)
     threads = _launching_threads(process)

@@ -18,6 +18,9 @@ COPY_DETAILS, SET_DETAILS = "memcpy_details", "Memset_details"
 _WANTED = {word.lower(): word for word in (CORRELATION, DEVICE, STEP, BUFFER, COPY_DETAILS, SET_DETAILS)}
 
 _PS_PER_NS = 1_000
+#: The year 2116. What a line says beyond it or below 0 is no time: taken as this, distances between lines fit int64 and
+#: the line's events are days away from all others and left out.
+_LAST_NS = 2**62
 
 _DEVICE_PLANE = re.compile(r"/device:GPU:(\d{1,4})$")
 _STREAM = re.compile(r"Stream #?(\d{1,18})\b")
@@ -112,6 +115,7 @@ def read_plane(plane: Any) -> Plane:
     raw = decode_events([event for line in chosen for event in line.events], wanted, bare)
     line_of = np.repeat(np.arange(len(chosen)), [len(line.events) for line in chosen])
     begins = np.array([line.timestamp_ns for line in chosen], np.int64)
+    begins = np.where((begins < 0) | (begins > _LAST_NS), _LAST_NS, begins)
     base_ns = int(begins.min()) if len(begins) else 0
     begin = (begins - base_ns)[line_of]
     reach_ps = raw.offset_ps + np.maximum(raw.duration_ps, 0)

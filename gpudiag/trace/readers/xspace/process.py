@@ -126,7 +126,7 @@ def assemble(planes: Sequence[Plane], *, shown: str, host: str, begun_ns: int, n
         host_memory=joined["host_memory"],
         names=names.all(),
     )
-    origin = base + first + (0 if base >= _LEAST_UNIX_NS else begun_ns)
+    origin = base + first + (0 if base + first >= _LEAST_UNIX_NS else begun_ns)
     trace = Trace(
         source=shown,
         framework="tensorflow",
@@ -137,6 +137,7 @@ def assemble(planes: Sequence[Plane], *, shown: str, host: str, begun_ns: int, n
         collectives=_collectives(table, joined["buffer"]),
         step_marks=step_marks_of(table),
         waits_in_collectives=True,
+        uses_devices=bool((table.kind == EventKind.RUNTIME).any()),
         notes=tuple(notes),
     )
     return Process(trace=trace, launches_on=joined["target"], training_thread=training)
@@ -241,6 +242,10 @@ def _host_columns(
         slot = np.searchsorted(launched.correlation, correlation[calls])
         slot = np.minimum(slot, len(launched.correlation) - 1)
         found = launched.correlation[slot] == correlation[calls]
+        # CUPTI gives ids to what launches: of this nothing was recorded.
+        lost = calls[~found & (correlation[calls] != NO_CORRELATION)]
+        call, does = _CALLS[EventKind.KERNEL, Direction.NONE]
+        name[lost], role[lost] = names(call), does
         calls, slot = calls[found], slot[found]
         target[calls] = launched.device[slot]
         for (what, direction), (call, does) in _CALLS.items():

@@ -8,7 +8,7 @@ from typing import Any
 from gpudiag.errors import NotATraceError, TooLargeError, UnreadableInputError
 from gpudiag.model.sanitize import with_escapes
 from gpudiag.trace.limits import ReadLimits, free_memory_bytes
-from gpudiag.trace.readers.xspace.planes import about, device_of, read_plane
+from gpudiag.trace.readers.xspace.planes import CORRELATION, about, device_of, read_plane
 from gpudiag.trace.readers.xspace.process import Process, assemble
 from gpudiag.trace.readers.xspace.wire import WireError
 from gpudiag.trace.unpack import read_whole
@@ -43,7 +43,8 @@ def read_xspace(path: Path, shown: str, limits: ReadLimits) -> Process:
         raise UnreadableInputError(f"{shown} is damaged: {error}", _CUT) from error
     if not any(len(plane.name) for plane in planes):
         raise UnreadableInputError(f"{shown} is an XSpace without events: nothing was recorded", _RECORD)
-    if not any(len(plane.name) for plane in planes if plane.device is not None):
+    of_devices = (CORRELATION in plane.stats if plane.device is None else len(plane.name) for plane in planes)
+    if not any(of_devices):
         notes.append(_no_device(space, shown))
     return assemble(planes, shown=shown, host=_host(space), begun_ns=_begun_ns(space), notes=notes)
 

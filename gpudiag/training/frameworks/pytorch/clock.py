@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
 from gpudiag.training.session.clock import StepClock, host_clock
+from gpudiag.training.session.timed_series import Anchor
+
+#: Tries to find when an event was on the host's clock; the one that took least is the best.
+_ANCHOR_TRIES = 5
 
 
 def cuda_clock(device: Any) -> StepClock:
@@ -21,7 +26,23 @@ def cuda_clock(device: Any) -> StepClock:
         mark.record(torch.cuda.current_stream(device))
         return mark
 
-    return StepClock(event, lambda begin, end: float(begin.elapsed_time(end)), lambda: torch.cuda.synchronize(device))
+    def settle() -> None:
+        torch.cuda.synchronize(device)
+
+    def anchor() -> Anchor:
+        settle()
+        tries = []
+        for _ in range(_ANCHOR_TRIES):
+            before_ns = time.perf_counter_ns()
+            mark = event()
+            mark.synchronize()
+            after_ns = time.perf_counter_ns()
+            # On an idle device the event happens between the two instants, some microseconds apart.
+            tries.append((after_ns - before_ns, (before_ns + after_ns) // 2, mark))
+        _, host_ns, mark = min(tries, key=lambda one: one[0])
+        return Anchor(mark, host_ns)
+
+    return StepClock(event, lambda begin, end: float(begin.elapsed_time(end)), settle, anchor)
 
 
 def clock_for(device: Any) -> StepClock:

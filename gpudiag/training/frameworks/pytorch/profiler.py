@@ -3,23 +3,15 @@
 from __future__ import annotations
 
 import contextlib
-import gzip
-import shutil
 from pathlib import Path
 from typing import Any
 
-#: Steps that the profiler runs before it records: its first steps pay for starting CUPTI.
-PROFILER_WARMUP_STEPS = 2
+from gpudiag.training.frameworks.pytorch.kineto import annotations_only, profiler_runs, synchronization_events
+from gpudiag.training.frameworks.saved_trace import compress, contains
+from gpudiag.training.session.runtime import WARMUP_STEPS
 
-#: zlib level of the saved trace: within 10 % of the best level's size, in a fraction of its time.
-_GZIP_LEVEL = 3
-
-
-def profiler_runs() -> bool:
-    """Is a PyTorch profiler, of whoever's, recording this thread? A second one would take its events away."""
-    from torch import autograd
-
-    return bool(autograd._profiler_enabled())  # type: ignore[attr-defined]  # noqa: SLF001  # no public way to ask
+#: How Kineto writes what ran on a device.
+_DEVICE_ACTIVITY = rb'"cat": ?"(?:kernel|gpu_memcpy|gpu_memset)"'
 
 
 class ProfiledWindow:
@@ -28,19 +20,25 @@ class ProfiledWindow:
     Args:
         path: where the trace goes, `*.json.gz`; written beside it first and renamed when it is whole.
         active: how many steps to record.
-        cuda: record device activity too.
+        cuda: record device activity too, and which stream waits for which event.
+        light: record annotations alone of what the framework does, no operators.
+
+    Raises:
+        RuntimeError: this PyTorch cannot record lightly.
     """
 
-    warmup_steps = PROFILER_WARMUP_STEPS
-
-    def __init__(self, path: Path, *, active: int, cuda: bool) -> None:
+    def __init__(self, path: Path, *, active: int, cuda: bool, light: bool = False) -> None:
         from torch.profiler import ProfilerActivity, profile, schedule
 
         self.path = path
         self.saved = False
-        self._profiler = profile(
+        self.device_activity: bool | None = None
+        self._cuda = cuda
+        self._kept = True
+        self._profiler = (annotations_only() if light else profile)(
             activities=[ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if cuda else [])],
-            schedule=schedule(wait=0, warmup=PROFILER_WARMUP_STEPS, active=active, repeat=1),
+            schedule=schedule(wait=0, warmup=WARMUP_STEPS, active=active, repeat=1),
+            experimental_config=synchronization_events() if cuda else None,
             on_trace_ready=self._save,
             # Shapes would double what recording costs the host (8 ms against 4 ms of a 62 ms step of 1,800 operators,
             # on a CPU). NCCL's collectives carry their sizes without them; gloo's are in the run record.
@@ -65,14 +63,25 @@ class ProfiledWindow:
         """End the recording; saves what there is if the window was cut short while it recorded."""
         self._profiler.stop()
 
+    def discard(self) -> None:
+        """End a recording that has failed; leaves nothing of it, and raises nothing."""
+        self._kept = False
+        with contextlib.suppress(Exception):
+            self._profiler.stop()
+        with contextlib.suppress(OSError):
+            self.path.unlink()
+
     def _save(self, profiler: Any) -> None:
+        if not self._kept:
+            return
         self.path.parent.mkdir(parents=True, exist_ok=True)
         whole = self.path.with_name(f".{self.path.name}.part")
         plain = self.path.with_name(f".{self.path.name}.json")
         try:
             profiler.export_chrome_trace(str(plain))
-            with plain.open("rb") as source, gzip.open(whole, "wb", compresslevel=_GZIP_LEVEL) as target:
-                shutil.copyfileobj(source, target, 1 << 20)
+            if self._cuda:
+                self.device_activity = contains(plain, _DEVICE_ACTIVITY)
+            compress(plain, whole)
             whole.replace(self.path)
             self.saved = True
         finally:

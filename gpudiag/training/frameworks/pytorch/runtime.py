@@ -15,6 +15,7 @@ from gpudiag.training.frameworks.pytorch.store import job_store
 from gpudiag.training.session import record
 from gpudiag.training.session.clock import StepClock
 from gpudiag.training.session.place import Place, this_place
+from gpudiag.training.session.runtime import Recording
 
 
 class PyTorchRuntime:
@@ -60,9 +61,11 @@ class PyTorchRuntime:
         """`traces/rank<r>.pt.trace.json.gz`."""
         return record.trace_name(rank)
 
-    def window(self, path: Path, *, active: int, devices: Sequence[Any]) -> ProfiledWindow:
+    def window(
+        self, path: Path, *, active: int, devices: Sequence[Any], recording: Recording = "full"
+    ) -> ProfiledWindow:
         """A window of torch.profiler."""
-        return ProfiledWindow(path, active=active, cuda=self.on_gpu(devices[0]))
+        return ProfiledWindow(path, active=active, cuda=self.on_gpu(devices[0]), light=recording == "light")
 
     def describe(self, model: Any, gradient_sizes: Sequence[int]) -> ModelRecord:
         """The parameters of a `torch.nn.Module`, wrapped or not."""

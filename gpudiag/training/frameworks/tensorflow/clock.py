@@ -8,6 +8,7 @@ from functools import partial
 from typing import Any
 
 from gpudiag.training.session.clock import StepClock
+from gpudiag.training.session.timed_series import TimedSeries
 
 
 class SettledClock(StepClock):
@@ -43,10 +44,10 @@ class SettledClock(StepClock):
         self._marks[-1] = self._instant()
         self._drained = True
 
-    def read(self) -> list[float]:
-        """Times in milliseconds of the steps since the last reading, which it forgets. Waits for the devices."""
+    def series(self) -> TimedSeries:
+        """Times of the steps since the last reading, which it forgets. Waits for the devices."""
         self.finish()
-        return super().read()
+        return super().series()
 
 
 def synchronized_clock(devices: Sequence[str]) -> SettledClock:

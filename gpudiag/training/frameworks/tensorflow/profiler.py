@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import contextlib
-import gzip
-import shutil
 import tempfile
 from pathlib import Path
 
-#: Steps under a recording that is thrown away: the first recording of a process pays for starting CUPTI.
-WARMUP_STEPS = 2
+from gpudiag.training.frameworks.saved_trace import compress, contains
+from gpudiag.training.session.runtime import WARMUP_STEPS
 
-#: zlib level of the saved trace, as of PyTorch's.
-_GZIP_LEVEL = 3
+#: The name of a plane of what ran on a GPU.
+_DEVICE_ACTIVITY = rb"/device:GPU:\d"
 
 
 class TensorflowWindow:
@@ -24,13 +22,14 @@ class TensorflowWindow:
         on_gpu: the first two steps are recorded too. On CPUs there is nothing to start, and each recording is a risk:
             where an event begins on one thread and ends on another, as collectives' do, TensorFlow 2.21 may damage its
             heap when the recording ends (`SplitEventTracker::FindStartAndMerge`), and crash or hang.
+        light: of what the host does, record what programs mark alone, no ops.
     """
 
-    warmup_steps = WARMUP_STEPS
-
-    def __init__(self, path: Path, *, active: int, on_gpu: bool) -> None:
+    def __init__(self, path: Path, *, active: int, on_gpu: bool, light: bool = False) -> None:
         self.path = path
         self.saved = False
+        self.device_activity: bool | None = None
+        self._light = light
         self._active = active
         self._on_gpu = on_gpu
         self._steps = 0
@@ -70,13 +69,23 @@ class TensorflowWindow:
                 self._directory.cleanup()
             self._directory = None
 
+    def discard(self) -> None:
+        """End a recording that has failed; leaves nothing of it, and raises nothing."""
+        self._steps = 0
+        with contextlib.suppress(Exception):
+            self.stop()
+        with contextlib.suppress(OSError):
+            self.path.unlink()
+
     def _begin(self) -> None:
         import tensorflow as tf
 
         assert self._directory is not None  # noqa: S101  # made by start
         try:
-            # Kernels of ops and what TensorFlow calls informative on the host; more would cost the host more time.
-            tf.profiler.experimental.start(self._directory.name)
+            # Kernels of ops and, by default (level 2), what TensorFlow calls informative on the host; more would cost
+            # the host more time. Level 1 has marks and ops that are expensive on the host: those of CPUs, few of GPUs'.
+            options = tf.profiler.experimental.ProfilerOptions(host_tracer_level=1) if self._light else None
+            tf.profiler.experimental.start(self._directory.name, options=options)
         except tf.errors.AlreadyExistsError as error:
             raise RuntimeError("another TensorFlow profiler is recording; only one can at a time") from error
         self._records = True
@@ -97,7 +106,8 @@ class TensorflowWindow:
         if not written:
             raise RuntimeError("the TensorFlow profiler wrote no trace")
         whole = Path(self._directory.name) / "whole"
-        with written[-1].open("rb") as source, gzip.open(whole, "wb", compresslevel=_GZIP_LEVEL) as target:
-            shutil.copyfileobj(source, target, 1 << 20)
+        if self._on_gpu:
+            self.device_activity = contains(written[-1], _DEVICE_ACTIVITY)
+        compress(written[-1], whole)
         whole.replace(self.path)
         self.saved = True

@@ -18,6 +18,7 @@ from gpudiag.training.frameworks.tensorflow.profiler import TensorflowWindow
 from gpudiag.training.session import record
 from gpudiag.training.session.clock import StepClock, host_clock
 from gpudiag.training.session.place import Place, cpu_name, driver_version
+from gpudiag.training.session.runtime import Recording
 
 #: One number per session of this process; processes open their sessions in the same order.
 _sessions = itertools.count()
@@ -78,9 +79,17 @@ class TensorflowRuntime:
         """`traces/rank<r>.xplane.pb.gz`."""
         return record.tensorflow_trace_name(rank)
 
-    def window(self, path: Path, *, active: int, devices: Sequence[Any]) -> TensorflowWindow:
-        """A window of tf.profiler, which records all devices of the process."""
-        return TensorflowWindow(path, active=active, on_gpu=self.on_gpu(devices[0]))
+    def window(
+        self, path: Path, *, active: int, devices: Sequence[Any], recording: Recording = "full"
+    ) -> TensorflowWindow:
+        """A window of tf.profiler, which records all devices of the process.
+
+        Raises:
+            RuntimeError: a light one in a job of several CPU processes, of which each recording is a risk.
+        """
+        if recording == "light" and not self.on_gpu(devices[0]) and self.place(devices).world_size > 1:
+            raise RuntimeError("TensorFlow may crash when a recording of several CPU processes ends: there is but one")
+        return TensorflowWindow(path, active=active, on_gpu=self.on_gpu(devices[0]), light=recording == "light")
 
     def describe(self, model: Any, gradient_sizes: Sequence[int]) -> ModelRecord:
         """The trained variables of a Keras model; moving averages and the like are no parameters, as in PyTorch."""

@@ -32,7 +32,7 @@ from gpudiag.training.session import record
 from gpudiag.training.session.clock import summarize
 from gpudiag.training.session.launched import launched, set_launched
 from gpudiag.training.session.progress import SOCKET_VARIABLE, ProgressSender
-from gpudiag.training.session.runtime import Runtime, load_runtime
+from gpudiag.training.session.runtime import WARMUP_STEPS, Runtime, load_runtime
 
 #: Steps after a switch that are not timed: the host runs ahead again, and late ranks show.
 _RUN_IN_STEPS = 3
@@ -156,14 +156,14 @@ class _Job(Generic[TrainerT]):
         window = self._runtime.window(path, active=active, devices=[trainer.device])
         window.start()
         trainer.clock.read()
-        for step in range(window.warmup_steps + active):
-            if step == window.warmup_steps:
+        for step in range(WARMUP_STEPS + active):
+            if step == WARMUP_STEPS:
                 trainer.clock.restart()
             with trainer.marked(step):
                 trainer.step()
-            if step >= window.warmup_steps:
+            if step >= WARMUP_STEPS:
                 trainer.clock.mark()
-            if step == window.warmup_steps + active - 1:
+            if step == WARMUP_STEPS + active - 1:
                 trainer.clock.finish()
             window.step()
         self.save(directory, plan, summarize(trainer.clock.read()))

@@ -250,6 +250,16 @@ def test_impossible_times_are_left_out(tmp_path: Path) -> None:
     assert any("impossible times" in note for note in first.notes)
 
 
+@pytest.mark.parametrize("told", [-(2**63), -1, 2**63 - 1])
+def test_a_line_at_no_time_is_left_out(told: int, tmp_path: Path) -> None:
+    built = two_gpus()
+    built.thread(9).event("lost", 0, 1)
+    (line,) = (line for plane in built.space.planes for line in plane.lines if line.id == 9)
+    line.timestamp_ns = told
+    (first, _) = read_traces([built.write(tmp_path / "a.xplane.pb")])
+    assert any("impossible times" in note for note in first.notes)
+
+
 def test_two_frameworks_are_two_jobs(tmp_path: Path) -> None:
     path = two_gpus().write(tmp_path / "a.xplane.pb")
     with pytest.raises(UnreadableInputError, match="two jobs"):

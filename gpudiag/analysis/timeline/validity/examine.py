@@ -1,10 +1,13 @@
-"""What stands in the way of trusting a timeline, and what to record instead."""
+"""All doubts about a timeline: the recording's own here, those that make every verdict unsure in files of their own."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
 from gpudiag.analysis.timeline.collectives import Matching
+from gpudiag.analysis.timeline.validity import device_activity, mixed_runs, thin_recording
+from gpudiag.analysis.timeline.validity.device_activity import DeviceActivity
+from gpudiag.analysis.timeline.validity.wording import ranks_in_words
 from gpudiag.analysis.timeline.windows import Windows
 from gpudiag.model.analysis import Validity
 from gpudiag.model.event import Trace
@@ -23,10 +26,22 @@ _STEP_MARKS = {
 
 
 def examine(
-    traces: Sequence[Trace], lanes: Sequence[Lane], windows: Sequence[Windows], matching: Matching, world: int
+    traces: Sequence[Trace],
+    lanes: Sequence[Lane],
+    windows: Sequence[Windows],
+    matching: Matching,
+    *,
+    world: int,
+    activities: Sequence[DeviceActivity],
 ) -> tuple[Validity, ...]:
     """All validity warnings that the timeline itself gives rise to."""
+    lossy = [
+        trace.rank for trace, activity in zip(traces, activities, strict=True) if activity.missing or activity.lossy
+    ]
     found = [
+        *mixed_runs.doubts(traces, lanes, lossy),
+        *device_activity.doubts(traces, activities),
+        *thin_recording.doubts(traces, lanes),
         *_ranks(traces, world, matching),
         *_steps(traces, lanes, windows),
         *_dropped(traces),
@@ -38,11 +53,10 @@ def examine(
 
 def _ranks(traces: Sequence[Trace], world: int, matching: Matching) -> list[Validity]:
     present = {trace.rank for trace in traces}
-    missing = sorted(set(range(world)) - present)
-    if not missing and not matching.missing_ranks:
+    absent = sorted(set(range(world)) - present) or sorted(matching.missing_ranks)
+    if not absent:
         return []
-    absent = missing or sorted(matching.missing_ranks)
-    shown = ", ".join(str(rank) for rank in absent[:8]) + (", …" if len(absent) > 8 else "")
+    shown = ranks_in_words(absent).partition(" ")[2]
     message = (
         f"{len(absent)} of {world} ranks missing ({shown}): waiting for a missing rank cannot be told from "
         "transferring and counts as communication_transfer. Give the traces of all ranks of the same steps."
@@ -63,7 +77,7 @@ def _steps(traces: Sequence[Trace], lanes: Sequence[Lane], windows: Sequence[Win
         mark = _STEP_MARKS.get(traces[0].framework, _STEP_MARKS["pytorch"])
         message = f"the trace has no step marks: {said}. {mark}, or use gpudiag.profile()."
         found.append(Validity(code="no-step-marks", message=message))
-    fewest = min(len(lane.window_steps) for lane in lanes)
+    fewest = min((len(lane.window_steps) for lane in lanes), default=FEW_STEPS)
     if fewest < FEW_STEPS or not all(w.whole for w in windows):
         message = (
             f"{fewest} step(s) could be analysed, as the first and the last of a capture are incomplete. "

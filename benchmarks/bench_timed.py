@@ -1,0 +1,118 @@
+"""What timing steps costs a job, beside the same loop alone.
+
+    python benchmarks/bench_timed.py [--device cuda] [--step-ms 5 20 50]
+
+Short blocks of steps alternate in one process: alone, within `prof.steps` while that times them, with only what notes
+the host's part of each step; then the same three backwards. So a machine that drifts drifts in all of them. The result
+is the median of the ratios to the loop alone, and its 95 % interval.
+
+`--device cpu` multiplies small matrices for about that long, and counts the thread's CPU time, so that other programs
+do not count; `--device cuda` queues kernels that take the device so long, synchronizes at the ends of blocks only, and
+counts elapsed time.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import statistics
+import tempfile
+import time
+from collections.abc import Callable, Iterable
+from itertools import islice, repeat
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import gpudiag
+from gpudiag.statistics import MAD_TO_SIGMA
+from gpudiag.training.session.clock import host_clock
+
+
+def main() -> None:
+    """Print a row per length of step."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--device", default="cpu", choices=("cpu", "cuda"))
+    parser.add_argument("--step-ms", type=float, nargs="+", default=[5.0, 20.0, 50.0])
+    parser.add_argument("--rounds", type=int, default=200)
+    parser.add_argument("--block-ms", type=float, default=40.0)
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    print("| step, ms | a timed step | of which the host's part |")
+    print("| ---: | ---: | ---: |")
+    for step_ms in options.step_ms:
+        steps = max(2, round(options.block_ms / step_ms))
+        timed, noted = measured(options.device, work(options.device, step_ms), steps=steps, rounds=options.rounds)
+        print(f"| {step_ms:g} | {share(timed)} | {share(noted)} |", flush=True)
+
+
+def measured(device: str, step: Callable[[], None], *, steps: int, rounds: int) -> tuple[list[float], list[float]]:
+    """Per round the ratios to the loop alone: of timed steps, and of steps whose host's part is noted and no more."""
+    settle: Callable[[], Any] = torch.cuda.synchronize if device == "cuda" else (lambda: None)
+    now = time.perf_counter if device == "cuda" else time.thread_time
+    clock = host_clock()
+
+    def block(batches: Iterable[int]) -> float:
+        settle()
+        began = now()
+        for _ in islice(batches, steps):
+            step()
+        settle()
+        return now() - began
+
+    def noting() -> Iterable[int]:
+        while True:
+            begin_ns = time.perf_counter_ns()
+            fetched_ns = time.perf_counter_ns()
+            yield 0
+            clock.host_step(begin_ns, fetched_ns, time.perf_counter_ns())
+
+    timed, noted = [], []
+    with (
+        tempfile.TemporaryDirectory() as directory,
+        gpudiag.profile(Path(directory), steps=4 * steps * rounds, warmup=1, device=device) as prof,
+    ):
+        block(prof.steps(repeat(0)))
+        for _ in range(rounds):
+            loops = (repeat(0), prof.steps(repeat(0)), noting(), noting(), prof.steps(repeat(0)), repeat(0))
+            took = [block(loop) for loop in loops]
+            alone = took[0] + took[5]
+            timed.append((took[1] + took[4]) / alone)
+            noted.append((took[2] + took[3]) / alone)
+    return timed, noted
+
+
+def share(ratios: list[float]) -> str:
+    """By how much more than 1 the ratios are in the median, in percent, and half its 95 % interval."""
+    middle = statistics.median(ratios)
+    # The standard error of a median of n normal values is 1.2533 sigma / sqrt(n).
+    sigma = MAD_TO_SIGMA * statistics.median([abs(ratio - middle) for ratio in ratios])
+    return f"{100 * (middle - 1):.2f} % ± {100 * 1.96 * 1.2533 * sigma / math.sqrt(len(ratios)):.2f}"
+
+
+def work(device: str, step_ms: float) -> Callable[[], None]:
+    """A step that takes about so long here."""
+    size = 1024 if device == "cuda" else 64
+    matrix = torch.ones(size, size, device=device)
+
+    def run(times: int) -> float:
+        began = time.perf_counter()
+        for _ in range(times):
+            matrix @ matrix
+        if device == "cuda":
+            torch.cuda.synchronize()
+        return time.perf_counter() - began
+
+    run(1000)
+    times = max(1, round(step_ms / run(1000)))
+
+    def step() -> None:
+        for _ in range(times):
+            matrix @ matrix
+
+    return step
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,91 @@
+"""What a run measured without recording anything: the host's part of each timed step, and what recordings cost."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Sequence
+from itertools import pairwise
+
+from gpudiag.model.analysis import RecordingCost, TimedRank, Validity
+from gpudiag.model.run import RankRecord, RunRecord, StepTimes
+
+_ON_CPU = "on a CPU the training thread does the work itself"
+_NO_EVENTS = "this framework does not tell when a device has finished a step"
+_FETCHED_WITHIN = "the framework fetches the batch within the step's own work"
+
+
+def timed_ranks(run: RunRecord | None) -> tuple[TimedRank, ...] | None:
+    """Means of each rank's timed steps; None where the run, or an older one, noted nothing of the host in them."""
+    found = []
+    for rank in run.ranks if run is not None else ():
+        if rank.timed is None or rank.unprofiled is None or not rank.timed.host_ms:
+            continue
+        reasons = {}
+        if rank.timed.input_ms is None:
+            reasons["input_ms"] = _FETCHED_WITHIN
+        if rank.timed.lead_ms is None:
+            reasons["lead_ms"] = _ON_CPU if _on_cpu(rank) else _NO_EVENTS
+        found.append(
+            TimedRank(
+                rank=rank.rank,
+                step_ms=rank.unprofiled.mean_ms,
+                input_ms=_mean(rank.timed.input_ms),
+                host_ms=statistics.fmean(rank.timed.host_ms),
+                lead_ms=_mean(rank.timed.lead_ms),
+                steps=len(rank.timed.host_ms),
+                reasons=reasons,
+            )
+        )
+    return tuple(found) or None
+
+
+def recording_cost(run: RunRecord | None) -> RecordingCost | None:
+    """What a step took timed, recorded lightly, and recorded with operators; None where nothing was recorded."""
+    ranks = run.ranks if run is not None else ()
+    light = [_inner_mean(rank.light) for rank in ranks if rank.light is not None]
+    full = [_inner_mean(rank.profiled) for rank in ranks if rank.profiled is not None]
+    if not light and not full:
+        return None
+    return RecordingCost(
+        unprofiled_ms=max((rank.unprofiled.mean_ms for rank in ranks if rank.unprofiled is not None), default=None),
+        light_ms=max(light, default=None),
+        full_ms=max(full, default=None),
+    )
+
+
+def recording_doubts(run: RunRecord | None) -> tuple[Validity, ...]:
+    """That there is no light recording, and why, where a rank says so."""
+    said = [rank.notes.get("no-light-recording") for rank in (run.ranks if run is not None else ())]
+    message = next((words for words in said if words), None)
+    return (Validity(code="no-light-recording", message=message),) if message else ()
+
+
+def exposed_input_ms(rank: RankRecord) -> tuple[float, ...]:
+    """How long fetching the batch kept this rank's device waiting in each timed step, in ms; none where not known.
+
+    The device still works for `lead_ms` of the step before while the host fetches: only what is longer is waited for.
+    On a CPU the training thread is the device, and waits for all of it.
+
+    Worked example. The host is 5 ms ahead when it has queued a step, and the next batch takes it 8 ms: the device
+    stands idle for 3 ms.
+    """
+    timed = rank.timed
+    if timed is None or timed.input_ms is None:
+        return ()
+    if timed.lead_ms is not None:
+        after = pairwise(zip(timed.lead_ms, timed.input_ms, strict=False))
+        return tuple(max(0.0, input_ms - lead_ms) for (lead_ms, _), (_, input_ms) in after)
+    return timed.input_ms if _on_cpu(rank) else ()
+
+
+def _on_cpu(rank: RankRecord) -> bool:
+    return rank.device.lower().startswith("cpu")
+
+
+def _inner_mean(times: StepTimes) -> float:
+    """Without the first and the last, as the analysis leaves them out."""
+    return statistics.fmean(times.step_ms[1:-1]) if len(times.step_ms) > 2 else times.mean_ms
+
+
+def _mean(values: Sequence[float] | None) -> float | None:
+    return statistics.fmean(values) if values else None

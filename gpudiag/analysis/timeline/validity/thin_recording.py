@@ -1,0 +1,40 @@
+"""A recording of which little is there."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from gpudiag.analysis.timeline.validity.wording import ranks_in_words
+from gpudiag.intervals import Intervals, lengths_between, union
+from gpudiag.model.analysis import Validity
+from gpudiag.model.event import EventKind, Role, Trace
+from gpudiag.model.timeline import Lane
+
+#: Less than this share of the windows inside any recorded event is a thin recording. The emptiest of 70 lanes of sound
+#: jobs are covered to 23 % (a host in garbage collection), 49 % (a slow loader without marks) and 73 %.
+THIN_SHARE = 0.10
+
+
+def doubts(traces: Sequence[Trace], lanes: Sequence[Lane]) -> list[Validity]:
+    """The lanes whose windows are nearly empty."""
+    shares = {lane.rank: _covered(traces[lane.trace], lane) for lane in lanes if len(lane.bounds) > 1}
+    thin = {rank: share for rank, share in shares.items() if share < THIN_SHARE}
+    if not thin:
+        return []
+    message = (
+        f"recorded events cover {100 * min(thin.values()):.1f} % of the steps of {ranks_in_words(thin)}: what else "
+        "happened cannot be known. Record both CPU and CUDA activities, and mark where data is waited for "
+        "(gpudiag.input)."
+    )
+    return [Validity(code="thin-recording", message=message)]
+
+
+def _covered(trace: Trace, lane: Lane) -> float:
+    """The share of the lane's windows that is inside any event; marks of steps, which enclose all, do not count."""
+    events = trace.events
+    rows = np.flatnonzero((events.role != Role.STEP_MARK) & (events.kind != EventKind.DEVICE_ANNOTATION))
+    recorded = union(Intervals(events.start_ns[rows] + lane.shift_ns, events.end_ns[rows] + lane.shift_ns))
+    ends = lane.bounds[[0, -1]]
+    return float(lengths_between(recorded, ends)[0] / max(int(ends[1] - ends[0]), 1))

@@ -1,0 +1,43 @@
+"""Which recording of a run is analysed: the light one where there is one, with the names of the full one."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from gpudiag.errors import UnreadableInputError
+from gpudiag.model.analysis import Validity
+from gpudiag.model.event import DEVICE_WORK, Trace
+from gpudiag.model.run_directory import find_light_traces
+from gpudiag.trace import ReadLimits, read_traces
+from gpudiag.trace.with_operators import with_operators
+
+
+def least_disturbed(
+    paths: Sequence[Path | str], full: tuple[Trace, ...], limits: ReadLimits | None = None
+) -> tuple[tuple[Trace, ...], tuple[Validity, ...]]:
+    """The light recordings beside these full ones, with their operators; the full ones where one cannot be used.
+
+    On a CPU the operators are what is timed, and only the full ones have them. All ranks' are taken or none's: a
+    collective that one rank recorded lightly is no other rank's of the full recording.
+    """
+    directory = find_light_traces(paths)
+    if directory is None or not all(len(trace.events.rows_of(*DEVICE_WORK)) for trace in full):
+        return full, ()
+    try:
+        light = {trace.rank: trace for trace in read_traces([directory], limits=limits)}
+    except UnreadableInputError as error:
+        return full, (_unused(str(error)),)
+    joined = [with_operators(light[trace.rank], trace) if trace.rank in light else None for trace in full]
+    usable = tuple(trace for trace in joined if trace is not None)
+    if len(usable) < len(full):
+        return full, (_unused("its steps are not those of the full one"),)
+    return usable, ()
+
+
+def _unused(reason: str) -> Validity:
+    return Validity(
+        code="no-light-recording",
+        message=f"the recording without operators cannot be used ({reason}): the one with them is analysed, which slowed "
+        "the host more. Record again.",
+    )

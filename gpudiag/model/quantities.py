@@ -1,0 +1,34 @@
+"""Quantities as they stand in JSON files, with the range that each can have; what is beyond is refused when read.
+
+The files come from other people, and a negative time or a world of two billion ranks in one of them must not be drawn,
+nor become a set of that size. The bounds are far beyond anything real, and small enough that sums and products of a few
+stay finite. They hold for what is read, not for what is computed.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from msgspec import Meta
+
+#: Ten times the ranks of the largest jobs known (some 100,000 GPUs); a set of so many takes 50 MB.
+MOST_RANKS = 2**20
+
+#: A time of up to 30 years.
+Milliseconds = Annotated[float, Meta(ge=0, le=1e12)]
+Microseconds = Annotated[float, Meta(ge=0, le=1e15)]
+Seconds = Annotated[float, Meta(ge=0, le=1e9)]
+#: A point in time or a distance, in a trace.
+Nanoseconds = Annotated[int, Meta(ge=-(2**62), le=2**62)]
+#: Something per second or step, a ratio, a percentage.
+Rate = Annotated[float, Meta(ge=0, le=1e15)]
+#: A difference, which may be negative.
+Difference = Annotated[float, Meta(ge=-1e15, le=1e15)]
+Bytes = Annotated[int, Meta(ge=0, le=2**60)]
+Count = Annotated[int, Meta(ge=0, le=2**50)]
+#: How many ranks, processes or devices.
+Devices = Annotated[int, Meta(ge=1, le=MOST_RANKS)]
+#: Which rank, process or device.
+Ordinal = Annotated[int, Meta(ge=0, le=MOST_RANKS)]
+#: Any other number.
+Number = Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)]

@@ -1,0 +1,98 @@
+"""Whole recordings, broken as they break in practice: each writes the traces of a job into a new directory."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import re
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+    from pathlib import Path
+
+DEVICE_WORK = ("kernel", "gpu_memcpy", "gpu_memset")
+_CATEGORY = re.compile(r'"cat":"([^"]*)"')
+
+
+def named(directory: Path, rank: int) -> Path:
+    """The trace of a rank."""
+    return directory / f"rank{rank}.pt.trace.json.gz"
+
+
+def with_ranks_of(first: Path, second: Path, ranks: Sequence[int], target: Path) -> Path:
+    """The traces of one run, but these ranks' of another."""
+    for source in sorted(first.glob("rank*")):
+        of = second if any(source == named(first, rank) for rank in ranks) else first
+        (target / source.name).write_bytes((of / source.name).read_bytes())
+    return target
+
+
+def without_rank(source: Path, rank: int, target: Path) -> Path:
+    """All traces but one rank's."""
+    for path in sorted(source.glob("rank*")):
+        if path != named(source, rank):
+            (target / path.name).write_bytes(path.read_bytes())
+    return target
+
+
+def with_rank_twice(source: Path, rank: int, instead_of: int, target: Path, *, says: int) -> Path:
+    """One rank's trace in another's place; its header says that it is of rank `says`."""
+    without_rank(source, instead_of, target)
+    text = gzip.decompress(named(source, rank).read_bytes()).decode()
+    head, events = text.split('"traceEvents"', 1)
+    head = re.sub(r'"rank":\d+', f'"rank":{says}', head, count=1)
+    named(target, instead_of).write_bytes(gzip.compress(f'{head}"traceEvents"{events}'.encode(), 1))
+    return target
+
+
+def with_events(source: Path, target: Path, stays: Callable[[str, str], bool], ranks: Sequence[int]) -> Path:
+    """Without the events of these ranks that do not stay, by category and text."""
+    for path in sorted(source.glob("rank*")):
+        if all(path != named(source, rank) for rank in ranks):
+            (target / path.name).write_bytes(path.read_bytes())
+            continue
+        head, events = gzip.decompress(path.read_bytes()).decode().split('"traceEvents":[', 1)
+        lines = events.rstrip().removesuffix("]}").split(",\n")
+        kept = []
+        for line in lines:
+            category = _CATEGORY.search(line)
+            if stays(category[1] if category else "", line):
+                kept.append(line)
+        document = f'{head}"traceEvents":[{",".join(kept)}]}}'
+        json.loads(document)
+        (target / path.name).write_bytes(gzip.compress(document.encode(), 1))
+    return target
+
+
+def without_device_work(source: Path, target: Path, ranks: Sequence[int], *, calls: bool = True) -> Path:
+    """CUPTI could not record on these ranks; without `calls` not even what the host called."""
+    gone = {*DEVICE_WORK, "gpu_user_annotation", *(() if calls else ("cuda_runtime", "cuda_driver"))}
+    return with_events(source, target, lambda category, _: category not in gone, ranks)
+
+
+def with_lost_work(source: Path, target: Path, share: float, seed: int = 0) -> Path:
+    """This share of all device ops was lost, at random."""
+    draw = np.random.default_rng(seed)
+    return with_events(
+        source, target, lambda category, _: category not in DEVICE_WORK or draw.random() >= share, range(64)
+    )
+
+
+def say_devices_of_calls(space: Any) -> None:
+    """What TensorFlow writes and the small recording lacks: each call says the GPU that it gives work to."""
+    device_of: dict[int, int] = {}
+    for plane in space.planes:
+        names = {ident: entry.name for ident, entry in plane.stat_metadata.items()}
+        on_gpu = plane.name.startswith("/device:GPU:")
+        ident = max(names, default=0) + 1
+        if not on_gpu:
+            plane.stat_metadata[ident].name = "device_id"
+        for event in (event for line in plane.lines for event in line.events):
+            for stat in [stat for stat in event.stats if names[stat.metadata_id] == "correlation_id"]:
+                if on_gpu:
+                    device_of[stat.uint64_value] = int(plane.name.rpartition(":")[2])
+                elif stat.uint64_value in device_of:
+                    event.stats.add(metadata_id=ident, uint64_value=device_of[stat.uint64_value])

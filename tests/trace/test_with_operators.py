@@ -1,0 +1,115 @@
+"""Operators of a full recording, put where they ran in the light one of the same job."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+
+from gpudiag.app.recordings import least_disturbed
+from gpudiag.model.event import EventKind
+from gpudiag.trace import read_traces
+from gpudiag.trace.with_operators import with_operators
+from tests.conftest import WHOLE
+from tests.trace.documents import document, event, kernel, launch, names, read_one, write
+from tests.traces.pack import unpack
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from gpudiag.model.event import Trace
+
+
+def step(number: int, begin_us: float, *inside: dict[str, Any]) -> list[dict[str, Any]]:
+    last = max(each["ts"] + each["dur"] for each in inside if each["tid"] == 11)
+    moved = [each | {"ts": each["ts"] + begin_us} for each in inside]
+    return [event("user_annotation", f"ProfilerStep#{number}", begin_us, last + 10), *moved]
+
+
+def light_and_full(directory: Path, calls: int = 2) -> tuple[Trace, Trace]:
+    """Three steps. In the full one everything on the host takes twice as long, and there are operators."""
+    light, full = [], []
+    for number in range(3):
+        first = 10 * number
+        light += step(
+            number + 3,
+            1000 * number,
+            launch(100, first + 1),
+            kernel("gemm", 110, 50, first + 1),
+            launch(200, first + 2),
+        )
+        full += step(
+            number + 9,
+            1000 * number,
+            event("cpu_op", "aten::mm", 190, 20),
+            *(launch(200 * (call + 1), first + call + 1) for call in range(calls)),
+            kernel("gemm", 220, 50, first + 1),
+            event("cpu_op", "aten::add", 301, 80),
+        )
+    return (
+        read_one(directory, document(*light), "light/rank0.json"),
+        read_one(directory, document(*full), "rank0.json"),
+    )
+
+
+def times_us(trace: Trace, name: str) -> list[tuple[float, float]]:
+    events = trace.events
+    rows = [row for row in range(len(events)) if events.name_of(row) == name]
+    return [(events.start_ns[row] / 1e3, events.end_ns[row] / 1e3) for row in rows]
+
+
+def test_operators_keep_their_place_among_the_calls(tmp_path: Path) -> None:
+    light, full = light_and_full(tmp_path)
+    found = with_operators(light, full)
+    assert found is not None
+    assert found.operators_put_in
+    assert [name for name in names(found) if not name.startswith("aten::")] == names(light)
+    # From the first launch's end to the second's begin: 202 to 400 µs in the one, 102 to 200 in the other.
+    assert times_us(found, "aten::add")[0] == pytest.approx((102 + 99 * 98 / 198, 102 + 179 * 98 / 198), abs=0.001)
+    (begin, end), *_ = times_us(found, "aten::mm")
+    assert begin < 100
+    assert end > 102  # it launched the first kernel, and still does
+    marks = found.step_marks[0]
+    assert [found.events.name_of(row) for row in marks.row.tolist()] == [f"ProfilerStep#{n}" for n in (3, 4, 5)]
+
+
+def test_steps_of_other_calls_are_no_guide(tmp_path: Path) -> None:
+    light, full = light_and_full(tmp_path, calls=3)
+    assert with_operators(light, full) is None
+
+
+@pytest.mark.long
+def test_real_recordings(tmp_path: Path) -> None:
+    for name, place in (("gpt-nccl-light", "light"), ("gpt-nccl", "")):
+        unpack(WHOLE / "exchanges" / f"{name}.npz", tmp_path / "traces" / place)
+    (tmp_path / "run.json").write_text(json.dumps({"schema": "gpudiag/run/1"}), encoding="utf-8")
+    light, full = read_traces([tmp_path / "traces" / "light"]), read_traces([tmp_path])
+    joined, unused = least_disturbed([tmp_path], full)
+    assert unused == ()
+    for before, operators, after in zip(light, full, joined, strict=True):
+        on_device = after.events.rows_of(EventKind.KERNEL, EventKind.COPY)
+        timed = before.events.rows_of(EventKind.KERNEL, EventKind.COPY)
+        assert np.array_equal(after.events.start_ns[on_device], before.events.start_ns[timed])
+        had = len(operators.events.rows_of(EventKind.OPERATOR))
+        assert len(before.events.rows_of(EventKind.OPERATOR)) == 0
+        assert len(after.events.rows_of(EventKind.OPERATOR)) >= 0.9 * had
+        assert all(after.events.name_of(call.row) == before.events.name_of(own.row)
+                   for call, own in zip(after.collectives, before.collectives, strict=True))  # fmt: skip
+    sized = [call for trace in joined for call in trace.collectives if call.size_bytes]
+    assert len(sized) >= len([call for trace in light for call in trace.collectives]) / 2
+
+
+@pytest.mark.parametrize("broken", ["missing rank", "no trace", "other steps"])
+def test_without_all_light_recordings_the_full_ones_are_analysed(tmp_path: Path, broken: str) -> None:
+    light_and_full(tmp_path / "traces", calls=3 if broken == "other steps" else 2)
+    write(tmp_path / "run.json", {"schema": "gpudiag/run/1"})
+    if broken == "no trace":
+        write(tmp_path / "traces" / "light" / "rank0.json", "{")
+    if broken == "missing rank":
+        (tmp_path / "traces" / "light" / "rank0.json").rename(tmp_path / "traces" / "light" / "rank1.json")
+    full = read_traces([tmp_path])
+    traces, unused = least_disturbed([tmp_path], full)
+    assert traces is full
+    assert [validity.code for validity in unused] == ["no-light-recording"]

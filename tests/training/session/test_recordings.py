@@ -1,0 +1,153 @@
+"""The two recordings as the phases see them: what fails, what is missing, and that it is said while the job runs."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from gpudiag.commands.progress.run import RunProgress
+from gpudiag.training.frameworks.pytorch.profiler import _DEVICE_ACTIVITY
+from gpudiag.training.frameworks.saved_trace import contains
+from gpudiag.training.frameworks.tensorflow.profiler import _DEVICE_ACTIVITY as _TENSORFLOW_DEVICE_ACTIVITY
+from gpudiag.training.session.agreement import Agreement
+from gpudiag.training.session.clock import host_clock
+from gpudiag.training.session.phases import Phases
+from gpudiag.training.session.place import this_place
+from gpudiag.training.session.progress import Progress, ProgressSender
+from gpudiag.training.session.warmup import WarmupLimits
+
+if TYPE_CHECKING:
+    from gpudiag.training.session.runtime import Recording
+
+TRACES = Path(__file__).parents[2] / "traces"
+
+
+class FakeWindow:
+    """Records nothing; fails at the step that it is told."""
+
+    def __init__(self, *, fails_at: int | None = None, device_activity: bool | None = None) -> None:
+        self.saved = False
+        self.device_activity: bool | None = None
+        self.discarded = False
+        self.steps = 0
+        self._fails_at = fails_at
+        self._activity = device_activity
+
+    def start(self) -> None:
+        if self._fails_at == 0:
+            raise OSError("no space left on device")
+
+    def step(self) -> None:
+        self.steps += 1
+        if self.steps == self._fails_at:
+            raise OSError("no space left on device")
+        if self.steps == 5:
+            self.saved, self.device_activity = True, self._activity
+
+    def stop(self) -> None:
+        pass
+
+    def discard(self) -> None:
+        self.discarded = True
+
+
+def run(windows: dict[Recording, FakeWindow], saves: list[dict[str, str]] | None = None) -> tuple[Phases, int]:
+    """All phases; how many steps they took. `saves` gets the notes of every record that is written."""
+    phases = Phases(
+        clock=host_clock(),
+        agreement=Agreement(this_place(), None, timeout_s=1),
+        progress=ProgressSender(0),
+        changed=lambda: saves.append(dict(phases.notes)) if saves is not None else None,
+        window=lambda recording: windows[recording],
+        on_gpu=True,
+        steps=2,
+        warmup_steps=1,
+        active=3,
+        limits=WarmupLimits(),
+    )
+    return phases, sum(1 for _ in phases.run())
+
+
+def test_light_comes_before_full() -> None:
+    windows: dict[Recording, FakeWindow] = {"light": FakeWindow(), "full": FakeWindow()}
+    phases, steps = run(windows)
+    assert phases.done
+    assert phases.saved == {"light", "full"}
+    assert list(phases.recorded) == ["light", "full"]
+    assert steps == 1 + 2 + 2 + 2 * 5
+
+
+@pytest.mark.parametrize("fails_at", [0, 1, 3, 5])
+def test_wherever_the_light_one_fails_the_full_one_has_the_same_steps(fails_at: int) -> None:
+    windows: dict[Recording, FakeWindow] = {"light": FakeWindow(fails_at=fails_at), "full": FakeWindow()}
+    phases, steps = run(windows)
+    assert phases.done
+    assert phases.saved == {"full"}
+    assert list(phases.recorded) == ["full"]
+    assert steps == 1 + 2 + 2 + 2 * 5
+    assert "no space left" in phases.notes["no-light-recording"]
+    assert windows["light"].discarded == (fails_at > 0)
+
+
+def test_a_full_recording_that_fails_is_an_error_as_ever() -> None:
+    with pytest.raises(OSError, match="no space"):
+        run({"light": FakeWindow(), "full": FakeWindow(fails_at=3)})
+
+
+def test_a_profiler_without_device_activity_is_said_before_the_run_ends(caplog: pytest.LogCaptureFixture) -> None:
+    saves: list[dict[str, str]] = []
+    windows: dict[Recording, FakeWindow] = {
+        "light": FakeWindow(device_activity=False),
+        "full": FakeWindow(device_activity=False),
+    }
+    phases, _ = run(windows, saves)
+    assert "NVreg_RestrictProfilingToAdminUsers=0" in phases.notes["missing-device-activity"]
+    assert len([record for record in caplog.records if "no activity of the GPU" in record.message]) == 1
+    # It stood in the record when the full recording had not begun.
+    assert [("missing-device-activity" in notes) for notes in saves[:3]] == [False, False, True]
+    phases, _ = run({"light": FakeWindow(device_activity=True), "full": FakeWindow(device_activity=True)})
+    assert phases.notes == {}
+
+
+def test_a_note_reaches_whoever_watches_the_run_once(capsys: pytest.CaptureFixture[str]) -> None:
+    with RunProgress() as shown:
+        for rank in range(2):
+            for step in range(3):
+                shown.heard(Progress(rank=rank, pid=1, phase="profiled", steps=step, note="no\x1b[31m activity"))
+    said = capsys.readouterr().err
+    assert said.count("activity") == 1
+    assert "\x1b" not in said
+
+
+def test_device_activity_is_seen_in_a_saved_trace(tmp_path: Path) -> None:
+    source = min((TRACES / "clean").glob("*.json.gz"))
+    with_kernels = tmp_path / "with.json"
+    with_kernels.write_bytes(gzip.decompress(source.read_bytes()))
+    assert contains(with_kernels, _DEVICE_ACTIVITY)
+    document = json.loads(with_kernels.read_bytes())
+    host = [
+        event for event in document["traceEvents"] if event.get("cat") not in {"kernel", "gpu_memcpy", "gpu_memset"}
+    ]
+    without = tmp_path / "without.json"
+    without.write_text(json.dumps({**document, "traceEvents": host}))
+    assert not contains(without, _DEVICE_ACTIVITY)
+
+
+def test_what_is_looked_for_may_lie_across_two_pieces(tmp_path: Path) -> None:
+    path = tmp_path / "large"
+    word = b'"cat": "kernel"'
+    path.write_bytes(b" " * ((1 << 20) - 5) + word + b" " * 100)
+    assert contains(path, _DEVICE_ACTIVITY)
+    path.write_bytes(b" " * (3 << 20))
+    assert not contains(path, _DEVICE_ACTIVITY)
+
+
+def test_device_activity_is_seen_in_an_xspace(tmp_path: Path) -> None:
+    source = TRACES / "tensorflow" / "mirrored_nccl.xplane.pb.gz"
+    plain = tmp_path / "space"
+    plain.write_bytes(gzip.decompress(source.read_bytes()))
+    assert contains(plain, _TENSORFLOW_DEVICE_ACTIVITY)
