@@ -56,7 +56,8 @@ def chain_of(timeline: Timeline, trace_index: int, lanes: list[Lane], parts: lis
         parts: the ops of each of these lanes; `launch`, `wait_a`, `wait_b` and `host_copy` are filled in.
     """
     lane = lanes[0]
-    events = timeline.traces[trace_index].events
+    trace = timeline.traces[trace_index]
+    events = trace.events
     shift = lane.shift_ns
     begin, end = body_span(lane)
     threads = _chain_threads(lane)
@@ -64,9 +65,8 @@ def chain_of(timeline: Timeline, trace_index: int, lanes: list[Lane], parts: lis
     rows = rows[np.isin(events.thread[rows], threads)]
     start, stop = events.start_ns[rows] + shift, events.end_ns[rows] + shift
     wait_calls = np.sort(start[events.role[rows] == Role.STREAM_WAIT], kind="stable")
-    told = []
-    for lane_of_part, part in zip(lanes, parts, strict=True):
-        told.append(find_dependencies(part, timeline.traces[trace_index], lane_of_part, wait_calls))
+    told = [find_dependencies(part, trace, own, wait_calls) for own, part in zip(lanes, parts, strict=True)]
+    for part in parts:
         part.host_copy = np.isin(events.direction[part.row], (Direction.HOST_TO_DEVICE, Direction.DEVICE_TO_HOST))
         part.host_copy &= part.op_class != OpClass.COMMUNICATION
     launching = np.concatenate([lane.ops.launch_start for lane in lanes])
@@ -93,9 +93,8 @@ def chain_of(timeline: Timeline, trace_index: int, lanes: list[Lane], parts: lis
     block = np.where(target_part != NONE, kinds, Block.NOT).astype(np.uint8)
     began = np.maximum(call_start, before)
     # What a call is told to have waited for may have ended long before: then its time was work, and is all its delay.
-    known = np.isin(rows[chosen], np.concatenate([awaited.call for awaited in told]))
-    target_end = np.where(known, np.maximum(target_end, began), target_end)
-    work_until = np.where((block != Block.NOT) & ~(known & (target_end <= began)), began, time)
+    at_once = np.isin(rows[chosen], np.concatenate([awaited.call for awaited in told])) & (target_end <= began)
+    work_until = np.where((block != Block.NOT) & ~at_once, began, time)
     busy, waited, silent = _work(lane.threads, threads, before, work_until)
     profiler = np.minimum(within(overhead, before, work_until), busy)
     # Held up by a full queue, as "Command Buffer Full" shows: the device sets the pace, and the time is no work.
@@ -104,10 +103,9 @@ def chain_of(timeline: Timeline, trace_index: int, lanes: list[Lane], parts: lis
     _attach_launches(parts, call_start, block != Block.NOT)
     block = _thinned(block, time)
     target_part = np.where(block != Block.NOT, target_part, NONE)
-    delay = np.where(block != Block.NOT, np.maximum(time - target_end, 0.0), 0.0)
+    delay = np.where(block != Block.NOT, np.maximum(time - np.where(at_once, began, target_end), 0.0), 0.0)
     marks = np.concatenate([before[:1], time])
-    put_in = timeline.traces[trace_index].operators_put_in
-    operators = () if put_in else (EventKind.OPERATOR, EventKind.PYTHON)
+    operators = () if trace.operators_put_in else (EventKind.OPERATOR, EventKind.PYTHON)
     host_rows = events.rows_of(EventKind.ANNOTATION, EventKind.RUNTIME, *operators)
     host_rows = host_rows[np.isin(events.thread[host_rows], threads)]
     ended = np.sort(events.end_ns[host_rows] + shift, kind="stable")  # in order but for what is nested
