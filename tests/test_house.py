@@ -16,8 +16,8 @@ LINES = {path: path.read_text(encoding="utf-8").count("\n") for path in MODULES}
 
 MOST_LINES = 400
 #: `cat $(git ls-files 'gpudiag/*.py') | wc -l` counted 45,786 before the house was rebuilt.
-#: Since then, what finds that data cannot be trusted took 500.
-MOST_LINES_IN_ALL = 46_500
+#: Since then came two recordings, every exchange, and what finds that data cannot be trusted.
+MOST_LINES_IN_ALL = 47_600
 
 
 def entries(directory: Path) -> list[str]:

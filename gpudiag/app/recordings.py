@@ -38,6 +38,6 @@ def least_disturbed(
 def _unused(reason: str) -> Validity:
     return Validity(
         code="no-light-recording",
-        message=f"the recording without operators cannot be used ({reason}): the one with them is analysed, which slowed "
-        "the host more. Record again.",
+        message=f"the recording without operators cannot be used ({reason}): the one with them is analysed, which "
+        "slowed the host more. Record again.",
     )

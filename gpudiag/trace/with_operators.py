@@ -1,7 +1,7 @@
 """A light recording with the operators of a full one of the same job, put where they ran in the light one.
 
 A recording with operators makes the host slower, by up to 60 %; one without says nothing of what it did between two
-calls of CUDA. The calls of a step are the same in both, so that they tell what time in the one is what time in the other:
+calls of CUDA. The calls of a step are the same in both: they tell what time in the one is what time in the other.
 
     full     step ├ aten::conv ┤launch├ aten::bn ┤──┤launch├ … ┤   operators between two launches lie
     light    step ├─────┤launch├────────┤launch├ … ┤               in the same share of the time between them

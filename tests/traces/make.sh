@@ -24,6 +24,8 @@ cp "$2"/mi250_minitoy_train_ROCm6_2_kineto.json.gz "$2"/triton_example.json.gz \
   "$2"/rank-34.Jul_15_10_52_41.1074.pt.trace.json.gz "$here/public/"
 "$python" "$here/minify_xspace.py" "$3/mirrored_nccl.xplane.pb.gz" \
   "$here/tensorflow/mirrored_nccl.xplane.pb.gz" --steps 3 --shortest 10
+"$python" "$here/minify_xspace.py" "$3/mirrored_cpu.xplane.pb.gz" \
+  "$here/tensorflow_exchange/mirrored_cpu.xplane.pb.gz" --steps 3 --shortest 60 --gpus 2
 # The whole ones, in the repository's root so that the module is found.
 cd "$here/../.."
 for run in clean slow_loader_rank2 vgg_p2poff tiny resnet50_dataloader; do

@@ -3,7 +3,8 @@
     python tests/traces/minify_xspace.py IN.xplane.pb.gz OUT.xplane.pb.gz [--steps N] [--shortest US]
 
 Always dropped: stats that are not read, events that last no time, threads that neither launch, nor train, nor hold the
-profiler's own overhead. With --shortest also short kernels and their launches. Names of kernels are cut to 48
+profiler's own overhead. With --shortest also short kernels and their launches and, on GPUs, what executors
+did for so short, with --gpus all but the first GPUs. Names of kernels are cut to 48
 characters and a checksum, but for communication kernels. Times are not touched.
 """
 
@@ -11,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import gzip
+import re
 import zlib
 from collections import Counter
 from pathlib import Path
@@ -18,21 +20,27 @@ from typing import Any
 
 from gpudiag.model.protobuf import message_type
 
-_READ = {"correlation_id", "step_num", "_r", "buffer_size", "memcpy_details", "Memset_details"}
+_READ = {"correlation_id", "step_num", "_r", "buffer_size", "memcpy_details", "Memset_details", "key", "from", "to"}
+#: Read of GPUs alone, and of these events of hosts alone.
+_READ_OF_DEVICES = {"tf_op"}
+_READ_OF_EXECUTORS = {"ExecutorState::Process": {"id"}, "ExecutorState::ProcessAsync::Start": {"name"}}
 _LONGEST_NAME = 48
+#: An op and its type, by which exchanges are known.
+_OP = re.compile(r"[^:\s(]+:\w+")
 
 
-def minify(source: Path, target: Path, steps: int | None, shortest_ps: int) -> None:
+def minify(source: Path, target: Path, steps: int | None, shortest_ps: int, gpus: int | None = None) -> None:
     """Write a small copy."""
     data = source.read_bytes()
     space = message_type("xplane", "XSpace").FromString(gzip.decompress(data) if source.suffix == ".gz" else data)
     last_ps = _end_of_steps(space, steps)
-    late = _launched_after(space, last_ps) | _short_kernels(space, shortest_ps)
+    late = _launched_after(space, last_ps) | _short_kernels(space, shortest_ps) | _without(space, gpus)
     for plane in list(space.planes):
         if plane.name == "/host:__ScopeRangeCallStack__":
             space.planes.remove(plane)
             continue
-        _slim(plane, last_ps, late)
+        devices = any(one.name.startswith("/device:") for one in space.planes)
+        _slim(plane, last_ps, late, shortest_ps, devices=devices)
     del space.hostnames[:]
     space.hostnames.append("node-a")
     for plane in space.planes:
@@ -76,6 +84,22 @@ def _launched_after(space: Any, last_ps: int) -> set[int]:
     return late
 
 
+def _without(space: Any, gpus: int | None) -> set[int]:
+    """Drop the planes of all GPUs but the first ones. Returns the correlation ids of their work."""
+    others = [
+        plane
+        for plane in space.planes
+        if gpus is not None and plane.name.startswith("/device:GPU:") and int(plane.name.rpartition(":")[2]) >= gpus
+    ]
+    gone: set[int] = set()
+    for plane in others:
+        names = _stat_names(plane)
+        events = [event for line in plane.lines for event in line.events]
+        gone.update(s.uint64_value for event in events for s in event.stats if names[s.metadata_id] == "correlation_id")
+        space.planes.remove(plane)
+    return gone
+
+
 def _short_kernels(space: Any, shortest_ps: int) -> set[int]:
     """Correlation ids of the kernels that are shorter; copies and communication stay."""
     short: set[int] = set()
@@ -91,13 +115,21 @@ def _short_kernels(space: Any, shortest_ps: int) -> set[int]:
     return short
 
 
-def _slim(plane: Any, last_ps: int, late: set[int]) -> None:
+def _is_executors(plane: Any, event: Any) -> bool:
+    return bool(plane.event_metadata[event.metadata_id].name.startswith("ExecutorState::"))
+
+
+def _slim(plane: Any, last_ps: int, late: set[int], shortest_ps: int, *, devices: bool) -> None:
     names = _stat_names(plane)
     on_device = plane.name.startswith("/device:")
     for line in list(plane.lines):
         kept = []
         for event in line.events:
-            stats = [stat for stat in event.stats if names[stat.metadata_id] in _READ]
+            if devices and _is_executors(plane, event) and event.duration_ps < shortest_ps:
+                continue
+            of_event = _READ_OF_EXECUTORS.get(plane.event_metadata[event.metadata_id].name, set())
+            read = _READ | (_READ_OF_DEVICES if on_device else of_event)
+            stats = [stat for stat in event.stats if names[stat.metadata_id] in read]
             calls = {stat.uint64_value for stat in stats if names[stat.metadata_id] == "correlation_id"}
             gone = calls & late or (not on_device and _begin_ps(line, event) >= last_ps)
             if event.duration_ps == 0 or gone:
@@ -109,7 +141,8 @@ def _slim(plane: Any, last_ps: int, late: set[int]) -> None:
         line.events.extend(kept)
         launches = any(names[s.metadata_id] == "correlation_id" for event in kept for s in event.stats)
         trains = any(names[s.metadata_id] == "step_num" for event in kept for s in event.stats)
-        if not kept or not (launches or trains or line.name.startswith("Host Threads/")):
+        runs = not devices and any(plane.event_metadata[event.metadata_id].name in _READ_OF_EXECUTORS for event in kept)
+        if not kept or not (launches or trains or runs or line.name.startswith("Host Threads/")):
             plane.lines.remove(line)
     _forget_unused(plane)
 
@@ -139,7 +172,7 @@ def _forget_unused(plane: Any) -> None:
 
 
 def _short(name: str) -> str:
-    if len(name) <= _LONGEST_NAME or "nccl" in name:
+    if len(name) <= _LONGEST_NAME or "nccl" in name or _OP.fullmatch(name):
         return name
     return f"{name[:_LONGEST_NAME]}~{zlib.crc32(name.encode()):08x}"
 
@@ -168,8 +201,9 @@ def main() -> None:
     parser.add_argument("target", type=Path)
     parser.add_argument("--steps", type=int, help="keep this many steps; all when left out")
     parser.add_argument("--shortest", type=int, default=0, metavar="US", help="drop kernels shorter than this")
+    parser.add_argument("--gpus", type=int, help="keep the first ones; all when left out")
     options = parser.parse_args()
-    minify(options.source, options.target, options.steps, options.shortest * 10**6)
+    minify(options.source, options.target, options.steps, options.shortest * 10**6, options.gpus)
 
 
 if __name__ == "__main__":

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from gpudiag.analysis.attribution.idle import split_idle
+from gpudiag.analysis.attribution.idle import QUEUE_GAP_NS, split_idle
 from gpudiag.intervals import EMPTY, Intervals, complement, intersect, lengths_between, subtract, union
 from gpudiag.model.analysis import BUCKETS
 from gpudiag.model.attribution import Attribution, LaneAttribution
@@ -45,17 +45,20 @@ def attribute_lane(lane: Lane) -> LaneAttribution:
     compute = within(lane.ops.intervals(OpClass.COMPUTE))
     # On a CPU lane the collective runs on another thread; the op that hands it over is communication too.
     moved = _unmatched(lane)
-    on_host = lane.host_exchange
-    communication = within(Intervals(collectives.start, collectives.end), moved, on_host)
     transfer_all = within(Intervals(joined, collectives.end), moved)
     waiting = subtract(within(Intervals(collectives.start, collectives.end)), transfer_all)
-    # What the host does for an exchange is known to wait where one of its collectives does.
-    transfer = subtract(union(transfer_all, subtract(within(on_host), waiting)), compute)
+    transfer = subtract(transfer_all, compute)
     wait = subtract(waiting, compute)
     taken = union(compute, transfer, wait)
     copy = subtract(within(lane.ops.intervals(OpClass.COPY)), taken)
     free = complement(union(taken, copy), begin, end)
     idle = split_idle(lane, free)
+    on_host = within(lane.host_exchange)
+    # A short gap between ops that stood in the queue is the device's own, whatever the host was at.
+    short = idle.queued.end - idle.queued.start <= QUEUE_GAP_NS
+    own = Intervals(idle.queued.start[short], idle.queued.end[short])
+    by_host = subtract(on_host, union(compute, transfer, wait, idle.input, own))
+    transfer, copy, idle = union(transfer, by_host), subtract(copy, by_host), idle.without(by_host)
     parts = {
         "compute": compute,
         "communication_transfer": transfer,
@@ -72,7 +75,7 @@ def attribute_lane(lane: Lane) -> LaneAttribution:
         bounds=bounds,
         parts=parts,
         buckets_ns=np.stack([lengths_between(parts[bucket], bounds) for bucket in BUCKETS], axis=1),
-        hidden_ns=lengths_between(intersect(communication, compute), bounds),
+        hidden_ns=lengths_between(intersect(union(waiting, transfer_all, on_host), compute), bounds),
         waits_ns=_waits(lane, wait),
         unsplit_ns=lengths_between(intersect(unsplit, transfer), bounds),
         unmarked_input=idle.unmarked_input,

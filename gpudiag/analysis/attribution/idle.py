@@ -26,6 +26,8 @@ from gpudiag.units import NS_PER_US
 
 #: An op that was launched this long before the device could take it shows that the host is ahead again.
 _AHEAD_NS = 20 * NS_PER_US
+#: Ops that stand in a queue follow each other within this time, unless they wait for something.
+QUEUE_GAP_NS = 20 * NS_PER_US
 
 
 class IdleSplit(msgspec.Struct, frozen=True, kw_only=True):
@@ -37,6 +39,10 @@ class IdleSplit(msgspec.Struct, frozen=True, kw_only=True):
     idle: Intervals
     unmarked_input: Intervals
     queued: Intervals
+
+    def without(self, part: Intervals) -> IdleSplit:
+        """All of it outside a normal set."""
+        return IdleSplit(**{name: subtract(getattr(self, name), part) for name in self.__struct_fields__})
 
 
 def split_idle(lane: Lane, free: Intervals) -> IdleSplit:

@@ -30,7 +30,9 @@ def host_threads(
     kind, role = events.kind[rows], events.role[rows]
     working = (kind == EventKind.OPERATOR) | (kind == EventKind.RUNTIME)
     waiting = role == Role.INPUT
-    blocked = role == Role.SYNCHRONIZATION
+    # A call of the runtime that is an exchange is a wait for one: an executor's, for its collective or its copies.
+    waits = (role == Role.EXCHANGE) & (kind == EventKind.RUNTIME)
+    blocked = (role == Role.SYNCHRONIZATION) | waits
     held = np.zeros(len(events), np.bool_)
     held[pageable_calls] = True
     blocked |= held[rows]
@@ -41,7 +43,7 @@ def host_threads(
         blocks = mine[blocked[mine]]
         threads[int(ident)] = HostThread(
             thread=int(ident),
-            busy=union(_raw(start, end, mine[working[mine]]), bridge_ns=PAUSE_NS),
+            busy=union(_raw(start, end, mine[working[mine] & ~waits[mine]]), bridge_ns=PAUSE_NS),
             input=union(_raw(start, end, mine[waiting[mine]])),
             blocked=_raw(start, end, blocks),
             blocking_calls=tuple(events.name_of(row) for row in rows[blocks].tolist()),
@@ -54,6 +56,8 @@ def pageable_copy_calls(events: EventTable, copy_rows: NDArray[np.intp], calls: 
     if len(copy_rows) == 0:
         return np.empty(0, np.intp)
     pageable = (events.host_memory[copy_rows] == HostMemory.PAGEABLE) & (calls >= 0)
+    # A few kilobytes are put aside by the driver: their copy begins when its call has returned.
+    pageable &= events.start_ns[copy_rows] < events.end_ns[calls]
     candidates = np.unique(calls[pageable])
     blocking: NDArray[np.intp] = candidates[events.role[candidates] == Role.COPY]
     return blocking

@@ -19,7 +19,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from gpudiag.analysis.diagnosis.replay.graph import NONE, Graph
+from gpudiag.analysis.diagnosis.replay.graph import NONE, Block, Graph
 from gpudiag.intervals import Intervals, intersect, lengths_between, subtract, union
 from gpudiag.model.event import HOST, Role
 from gpudiag.model.timeline import Lane, OpClass, Timeline
@@ -153,6 +153,8 @@ def _host_nodes(graph: Graph, timeline: Timeline, lane: Lane, nodes: slice, part
     unmatched = np.isnan(graph.device.transfer) & (graph.device.op_class == OpClass.COMMUNICATION)
     inside = (rows != NONE) & (_covered(own, called, called + 1) > 0)
     inside[blocked] |= unmatched[host.block_on[nodes][blocked]]
+    # An executor's wait for an exchange; on a CPU what is waited for is gone and not the wait.
+    inside |= (host.block[nodes] == Block.COLLECTIVE) & (not lane.is_cpu)
     part.blocks[nodes] = blocked & inside
 
 

@@ -49,7 +49,7 @@ class Block(IntEnum):
     QUEUE = 3
     """A launch while the device's queue was full: the host was far ahead."""
     COLLECTIVE = 4
-    """A host-side collective (gloo) that the training thread waited for."""
+    """A host-side collective (gloo) that the training thread waited for, or an exchange that an executor did."""
 
 
 class HostNodes(msgspec.Struct, frozen=True, kw_only=True):

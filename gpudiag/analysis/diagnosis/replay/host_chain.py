@@ -60,7 +60,7 @@ def chain_of(timeline: Timeline, trace_index: int, lanes: list[Lane], parts: lis
     events = trace.events
     shift = lane.shift_ns
     begin, end = body_span(lane)
-    threads = _chain_threads(lane)
+    threads = _chain_threads(lane, anyone=timeline.traces[trace_index].waits_in_collectives)
     rows = events.rows_of(EventKind.RUNTIME)
     rows = rows[np.isin(events.thread[rows], threads)]
     start, stop = events.start_ns[rows] + shift, events.end_ns[rows] + shift
@@ -87,6 +87,7 @@ def chain_of(timeline: Timeline, trace_index: int, lanes: list[Lane], parts: lis
     held = within(overhead, before, time)
     kinds = _block_kinds(events, rows[chosen], time - call_start, blocking[chosen], queued)
     kinds = _with_copies(events, rows[chosen], kinds, call_start, time)
+    kinds[blocking[chosen] & (events.role[rows[chosen]] == Role.EXCHANGE)] = Block.COLLECTIVE
     kinds[(kinds == Block.NOT) & (held > _HELD_UP_NS) & (queued >= _FULL_QUEUE_OPS)] = Block.QUEUE
     waited_from = np.where(held > 0, before, np.maximum(call_start, before))
     target_part, target_op, target_end = _block_targets(parts, call_start, time, waited_from, kinds, rows[chosen], told)
@@ -143,13 +144,15 @@ def step_index(lane: Lane, time: NDArray[np.int64]) -> NDArray[np.int64]:
     return np.clip(index, 0, max(len(lane.window_steps) - 1, 0)).astype(np.int64)
 
 
-def _chain_threads(lane: Lane) -> list[int]:
-    """The training thread and the launching threads that take turns with it."""
+def _chain_threads(lane: Lane, *, anyone: bool) -> list[int]:
+    """The training thread and the launching threads that take turns with it: all, where an executor's work for it."""
     main = lane.steps.thread
     training = lane.threads.get(main)
     launchers = [int(t) for t in np.unique(lane.ops.launch_thread) if t not in {UNKNOWN, main}]
     if training is None:
         return launchers
+    if anyone:
+        return [main, *launchers]
     turns = [
         t
         for t in launchers
@@ -278,7 +281,9 @@ def _block_targets(  # noqa: PLR0917  # columns of the calls, in the order in wh
             valid = index >= 0
             ends = np.where(valid, given.end[np.maximum(index, 0)], -np.inf)
             binding = ends > waited_from[wanted]
-            counts = valid & (binding | (kinds[wanted] == Block.SYNC)) & (ends > latest[wanted])
+            counts = (
+                valid & (binding | np.isin(kinds[wanted], (Block.SYNC, Block.COLLECTIVE))) & (ends > latest[wanted])
+            )
             chosen = wanted[counts]
             latest[chosen] = ends[counts]
             target_part[chosen] = position

@@ -25,7 +25,8 @@ Amounts = NDArray[np.float64]
 #: 9,130 events (a step of many tiny kernels), and 67.1 against 57.1 ms for 8,110 (a late loader): 1.27 and 1.24 µs.
 PROFILER_NS_PER_EVENT = 1270.0
 #: The same of a recording without operators, where each event is a call of CUDA, which CUPTI notes. Measured: 27.9 ms
-#: timed and 33.5 ms recorded so for 1,380 calls (a GPT, H100), 28.6 and 35.9 for 1,100 (ResNet-50, H200): 4.1 and 6.6 µs.
+#: timed and 33.5 ms recorded so for 1,380 calls (a GPT, H100), 28.6 and 35.9 for 1,100 (ResNet-50, H200): 4.1 and
+#: 6.6 µs.
 PROFILER_NS_PER_CALL = 5000.0
 #: The same as a share of what the host takes per event with the profiler, in the median over events: the profiler's
 #: work slows down with the host. Measured in 18 jobs on two days, on one of which the same machine's host took 3.3 µs

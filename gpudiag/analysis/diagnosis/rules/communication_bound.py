@@ -81,7 +81,6 @@ class CommunicationBound:
             return
         device = what_if.graph.device
         communication = device.op_class == OpClass.COMMUNICATION
-        matched = communication & ~np.isnan(device.transfer)
         missing = set(range(case.timeline.world_size)) - set(case.timeline.ranks_present)
         if communication.any() and missing and case.unseen_share() > _MOSTLY_UNSEEN:
             exposed = max(case.exposed_ms("communication_transfer").values(), default=0.0)
@@ -91,7 +90,7 @@ class CommunicationBound:
                     "their ranks transferring cannot be told from waiting for a late rank: give the traces of all ranks"
                 )
             return
-        if matched.any() or (device.op_class == OpClass.COMMUNICATION).any() or what_if.exchanged.any():
+        if communication.any() or what_if.exchanged.any():
             yield Proposal(
                 edit=what_if.without_exchange,
                 # What only the host's calls for it cost is a matter of launching, not of transferring.

@@ -15,7 +15,7 @@ import numpy as np
 from msgspec.structs import replace
 from numpy.typing import NDArray
 
-from gpudiag.intervals import EMPTY, Intervals, union
+from gpudiag.intervals import Intervals
 from gpudiag.model.event import (
     DEVICE_WORK,
     HOST,
@@ -28,20 +28,22 @@ from gpudiag.model.event import (
     Role,
     Trace,
 )
+from gpudiag.trace.readers.xspace.logical import trace_per_logical_device
 from gpudiag.trace.readers.xspace.process import Process, step_marks_of
-from gpudiag.trace.readers.xspace.waits import DEVICE_WAIT, device_waits
+from gpudiag.trace.readers.xspace.waits import DEVICE_WAIT, EXCHANGE_WAIT, executor_waits
 
 
 def trace_per_device(process: Process) -> tuple[Trace, ...]:
-    """The traces of a process's GPUs in order of their ordinals; the whole trace where it has none. Ranks are unset."""
+    """The traces of a process's GPUs by their ordinals; without any, of its logical devices. Ranks are unset."""
     events = process.trace.events
     work = events.rows_of(*DEVICE_WORK)
-    if not len(work):
-        return (process.trace,)
-    # Also those of which no work was recorded, although it was launched.
     launches = (events.kind == EventKind.RUNTIME) & (events.correlation != NO_CORRELATION)
-    on = np.unique(np.concatenate([events.device[work], process.launches_on[launches]]))
-    devices = [int(device) for device in on if device != HOST]
+    launched = np.unique(process.launches_on[launches])
+    if not len(work):
+        # Launched and not recorded is no CPU's work.
+        return (process.trace,) if (launched != HOST).any() else trace_per_logical_device(process)
+    # Also those of which no work was recorded, although it was launched.
+    devices = [int(device) for device in np.union1d(events.device[work], launched) if device != HOST]
     overhead = events.rows_of(EventKind.OVERHEAD)
     behind = _devices_behind(process, overhead)
     threads = _launching_threads(process)
@@ -86,8 +88,8 @@ def _of_device(process: Process, device: int, threads: tuple[_Thread, ...], over
         lasting = events.end_ns[training] > events.start_ns[training]
         kept[training[lasting & (events.kind[training] != EventKind.RUNTIME)]] = True
     rows = np.flatnonzero(kept)
-    waits = _waits(process, device, calls)
-    table, place = _with_waits(events, rows, waits, _waiting_thread(process, calls))
+    waits, roles = executor_waits(process, device, calls)
+    table, place = _with_waits(events, rows, waits, roles, _waiting_thread(process, calls))
     return replace(
         trace,
         events=table,
@@ -101,24 +103,6 @@ def _of_device(process: Process, device: int, threads: tuple[_Thread, ...], over
     )
 
 
-def _waits(process: Process, device: int, calls: NDArray[np.intp]) -> Intervals:
-    """When the executor waited for this GPU."""
-    events = process.trace.events
-    work = np.flatnonzero((events.device == device) & (events.correlation != NO_CORRELATION))
-    work = work[np.argsort(events.correlation[work], kind="stable")]
-    if not len(work):
-        return EMPTY
-    slot = np.minimum(np.searchsorted(events.correlation[work], events.correlation[calls]), len(work) - 1)
-    found = events.correlation[work[slot]] == events.correlation[calls]
-    calls, ends = calls[found], events.end_ns[work[slot[found]]]
-    fetching = np.flatnonzero(events.role == Role.INPUT)
-    return device_waits(
-        Intervals(events.start_ns[calls], events.end_ns[calls]),
-        ends,
-        union(Intervals(events.start_ns[fetching], events.end_ns[fetching])),
-    )
-
-
 def _waiting_thread(process: Process, calls: NDArray[np.intp]) -> int:
     """The thread that is blocked meanwhile: the training thread, inside the function call that it made."""
     if process.training_thread is not None:
@@ -127,7 +111,7 @@ def _waiting_thread(process: Process, calls: NDArray[np.intp]) -> int:
 
 
 def _with_waits(
-    events: EventTable, rows: NDArray[np.intp], waits: Intervals, thread: int
+    events: EventTable, rows: NDArray[np.intp], waits: Intervals, roles: NDArray[np.uint8], thread: int
 ) -> tuple[EventTable, NDArray[np.intp]]:
     """The table of these rows and of waits, as calls that block; and where each row of them now is."""
     count = len(waits)
@@ -135,22 +119,22 @@ def _with_waits(
     end = np.concatenate([events.end_ns[rows], waits.end])
     order = np.lexsort((-end, start))
 
-    def column(values: NDArray[Any], added: int) -> NDArray[Any]:
+    def column(values: NDArray[Any], added: int | NDArray[Any]) -> NDArray[Any]:
         return np.concatenate([values[rows], np.full(count, added, values.dtype)])[order]
 
     table = EventTable(
         kind=column(events.kind, EventKind.RUNTIME),
-        name=column(events.name, len(events.names)),
+        name=column(events.name, len(events.names) + (roles == Role.EXCHANGE)),
         start_ns=start[order],
         end_ns=end[order],
         thread=column(events.thread, thread),
         device=column(events.device, HOST),
         correlation=column(events.correlation, NO_CORRELATION),
         size_bytes=column(events.size_bytes, NO_SIZE),
-        role=column(events.role, Role.SYNCHRONIZATION),
+        role=column(events.role, roles),
         direction=column(events.direction, Direction.NONE),
         host_memory=column(events.host_memory, HostMemory.UNKNOWN),
-        names=(*events.names, DEVICE_WAIT),
+        names=(*events.names, DEVICE_WAIT, EXCHANGE_WAIT),
     )
     place = np.empty(len(order), np.intp)
     place[order] = np.arange(len(order))

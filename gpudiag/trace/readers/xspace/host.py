@@ -19,12 +19,15 @@ from numpy.typing import NDArray
 
 from gpudiag.model.event import EventKind, Role
 from gpudiag.trace.readers.cuda_calls import role_of_call
+from gpudiag.trace.readers.xspace.exchanges import Exchanges
 from gpudiag.trace.readers.xspace.planes import CORRELATION, STEP, Plane
 
 #: The iterator of a tf.data pipeline gives its next element: where the training thread waits when input is late.
 INPUT = re.compile(r"Iterator(?:GetNext|GetNextAsOptional|GetNextSync)(?:Op)?::DoCompute")
 #: Layers of a function call; innermost ones where a low trace level records nothing inside.
 _LAYERS = re.compile(r"KernelAndDeviceFunc::Run|EagerKernelExecute|EagerExecute|EagerLocalExecute|TFE_Py_Execute")
+#: The layer within which executors run a function.
+_FUNCTION = "KernelAndDeviceFunc::Run"
 _OWN_INPUT = re.compile(r"gpudiag\.input$")
 _PYTHON = re.compile(r"\$")  # the Python tracer: "$file.py:12 function"
 
@@ -48,6 +51,11 @@ def host_operation(name: str) -> str | None:
     """
     match = _COLLECTIVE.match(name)
     return _OPERATIONS[match[1]] if match else None
+
+
+def is_function(name: str) -> bool:
+    """Whether an event is a function's run, which ends when all that its executors had to do has."""
+    return name == _FUNCTION
 
 
 def host_kinds(plane: Plane, *, has_devices: bool) -> tuple[NDArray[np.uint8], NDArray[np.int64], int | None]:
@@ -79,13 +87,15 @@ def host_kinds(plane: Plane, *, has_devices: bool) -> tuple[NDArray[np.uint8], N
 
 
 def host_roles(
-    plane: Plane, kind: NDArray[np.uint8], step: NDArray[np.int64], *, has_devices: bool
+    plane: Plane, kind: NDArray[np.uint8], step: NDArray[np.int64], exchanges: Exchanges, *, has_devices: bool
 ) -> NDArray[np.uint8]:
     """uint8[n]: a `Role` for every event of a host plane, but for calls that are known by what they launch."""
     role = np.where(kind == EventKind.OPERATOR, np.uint8(Role.OPERATOR), np.uint8(Role.OTHER))
     if not has_devices:
         communicates = np.array([host_operation(name) is not None for name in plane.names], np.bool_)
         role[communicates[plane.name] & (kind == EventKind.OPERATOR)] = Role.EXCHANGE
+    exchanging = exchanges.sends(plane) | exchanges.adds(plane) | exchanges.receives(plane)
+    role[exchanging & (kind == EventKind.OPERATOR)] = Role.EXCHANGE
     may_wait = np.isin(kind, (EventKind.OPERATOR, EventKind.ANNOTATION, EventKind.PYTHON))
     role[may_wait & (_named(plane, INPUT) | _named(plane, _OWN_INPUT))] = Role.INPUT
     role[(step != NO_STEP) & (kind == EventKind.ANNOTATION)] = Role.STEP_MARK

@@ -14,8 +14,17 @@ from gpudiag.trace.readers.xspace.wire import RawEvents, decode_events
 #: Stats of events that are read, by name (TensorFlow: xla/tsl/profiler/utils/xplane_schema.cc).
 CORRELATION, DEVICE = "correlation_id", "device_id"
 STEP, BUFFER = "step_num", "buffer_size"
+#: The run of a function that an executor works for.
+ID = "id"
 COPY_DETAILS, SET_DETAILS = "memcpy_details", "Memset_details"
-_WANTED = {word.lower(): word for word in (CORRELATION, DEVICE, STEP, BUFFER, COPY_DETAILS, SET_DETAILS)}
+#: Of what is sent from device to device: the key by which both sides know it, whose result it is, and who needs it.
+KEY, FROM, TO = "key", "from", "to"
+#: The op of a kernel or copy; the graph's node that an executor begins.
+OP, NODE = "tf_op", "name"
+_WORDS = (COPY_DETAILS, SET_DETAILS, KEY, FROM, TO, OP, NODE)
+_WANTED = {word.lower(): word for word in (CORRELATION, DEVICE, STEP, BUFFER, ID, *_WORDS)}
+#: Of a host's calls the op is not read: it is that of what they launch.
+_OF_DEVICES_ALONE = frozenset({OP})
 
 _PS_PER_NS = 1_000
 #: The year 2116. What a line says beyond it or below 0 is no time: taken as this, distances between lines fit int64 and
@@ -110,7 +119,11 @@ def read_plane(plane: Any) -> Plane:
         chosen.append(line)
         idents.append((int(stream[1]) if device is not None and stream is not None else line.id, line.name))
     metadata = plane.stat_metadata
-    wanted = {ident: _WANTED[entry.name.lower()] for ident, entry in metadata.items() if entry.name.lower() in _WANTED}
+    wanted = {
+        ident: word
+        for ident, entry in metadata.items()
+        if (word := _WANTED.get(entry.name.lower())) and (device is not None or word not in _OF_DEVICES_ALONE)
+    }
     bare = [ident for ident, entry in plane.event_metadata.items() if entry.name in _WITHOUT_STATS]
     raw = decode_events([event for line in chosen for event in line.events], wanted, bare)
     line_of = np.repeat(np.arange(len(chosen)), [len(line.events) for line in chosen])
@@ -159,7 +172,7 @@ def _stats(
             continue
         value = raw.stat_value[mine]
         stats[name] = (place[raw.stat_event[mine]], value)
-        if name in {COPY_DETAILS, SET_DETAILS}:
+        if name in _WORDS:
             referred = np.unique(value).tolist()
             texts.update({one: metadata[one].name for one in referred if one in metadata})
     return stats, texts

@@ -23,10 +23,11 @@ from gpudiag.model.event import (
 )
 from gpudiag.trace.readers.kineto.collective_names import kernel_operation
 from gpudiag.trace.readers.xspace.copies import copy_of, set_bytes
+from gpudiag.trace.readers.xspace.exchanges import Exchanges, find_exchanges, of_loader
 from gpudiag.trace.readers.xspace.host import NO_STEP, host_kinds, host_operation, host_roles
+from gpudiag.trace.readers.xspace.placement import NO_DEVICE, placed
 from gpudiag.trace.readers.xspace.planes import BUFFER, COPY_DETAILS, CORRELATION, DEVICE, SET_DETAILS, Plane
 
-NO_DEVICE = -1
 _DAY_NS = 86_400 * 10**9
 #: Line timestamps below this count from the begin of the profile and not from 1970.
 _LEAST_UNIX_NS = 10**17
@@ -49,12 +50,16 @@ class Process(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         trace: everything in one table, rank unknown.
         launches_on: int16[n], for each runtime call the GPU that it gives work to; `NO_DEVICE` for all else.
+        runs_on: int16[n], without GPUs: for each op which of several logical devices ran it; `NO_DEVICE` for all else.
         training_thread: the thread with the step marks, None without any.
+        needs_exchange: bool[n], the work of GPUs, or ops, that could not begin before an exchange had ended.
     """
 
     trace: Trace
     launches_on: NDArray[np.int16]
+    runs_on: NDArray[np.int16]
     training_thread: int | None
+    needs_exchange: NDArray[np.bool_]
 
 
 class _Names:
@@ -86,6 +91,8 @@ class _Columns(msgspec.Struct, frozen=True, kw_only=True):
     host_memory: NDArray[np.uint8]
     target: NDArray[np.int16]
     buffer: NDArray[np.int64]
+    needs_exchange: NDArray[np.bool_]
+    of_loader: NDArray[np.bool_]
 
 
 def assemble(planes: Sequence[Plane], *, shown: str, host: str, begun_ns: int, notes: list[str]) -> Process:
@@ -101,12 +108,13 @@ def assemble(planes: Sequence[Plane], *, shown: str, host: str, begun_ns: int, n
     names = _Names()
     devices = [plane for plane in planes if plane.device is not None]
     base = min((plane.base_ns for plane in planes if len(plane.name)), default=0)
-    parts: list[_Columns] = [_device_columns(plane, names, base) for plane in devices]
+    exchanges = find_exchanges(planes)
+    parts: list[_Columns] = [_device_columns(plane, names, base, exchanges) for plane in devices]
     training = None
     launched = _launched(parts)
     for plane in planes:
         if plane.device is None:
-            columns, line = _host_columns(plane, names, base, launched, has_devices=bool(devices))
+            columns, line = _host_columns(plane, names, base, launched, exchanges, has_devices=bool(devices))
             parts.append(columns)
             training = plane.lines[line][0] if line is not None and training is None else training
     joined = {field: np.concatenate([getattr(part, field) for part in parts]) for field in _Columns.__struct_fields__}
@@ -140,7 +148,14 @@ def assemble(planes: Sequence[Plane], *, shown: str, host: str, begun_ns: int, n
         uses_devices=bool((table.kind == EventKind.RUNTIME).any()),
         notes=tuple(notes),
     )
-    return Process(trace=trace, launches_on=joined["target"], training_thread=training)
+    nowhere = np.full(len(table), NO_DEVICE, np.int16)
+    return Process(
+        trace=trace,
+        launches_on=joined["target"] if devices else nowhere,
+        runs_on=nowhere if devices else joined["target"],
+        training_thread=training,
+        needs_exchange=joined["needs_exchange"],
+    )
 
 
 def _model(plane: Plane) -> str:
@@ -148,7 +163,7 @@ def _model(plane: Plane) -> str:
     return model if isinstance(model, str) else ""
 
 
-def _device_columns(plane: Plane, names: _Names, base: int) -> _Columns:
+def _device_columns(plane: Plane, names: _Names, base: int, exchanges: Exchanges) -> _Columns:
     count = len(plane.name)
     kind = np.full(count, EventKind.KERNEL, np.uint8)
     size = np.full(count, NO_SIZE, np.int64)
@@ -173,6 +188,8 @@ def _device_columns(plane: Plane, names: _Names, base: int) -> _Columns:
     communicates = np.array([kernel_operation(text) is not None for text in plane.names], np.bool_)
     role = np.where(kind == EventKind.KERNEL, np.uint8(Role.COMPUTE), np.uint8(Role.COPY))
     role[(kind == EventKind.KERNEL) & communicates[plane.name]] = Role.EXCHANGE
+    role[(kind == EventKind.COPY) & ((direction == Direction.PEER) | exchanges.sends(plane))] = Role.EXCHANGE
+    role[(kind == EventKind.KERNEL) & exchanges.adds(plane)] = Role.PACKING
     streams = np.array([ident for ident, _ in plane.lines], np.int64)
     return _Columns(
         kind=kind,
@@ -188,6 +205,8 @@ def _device_columns(plane: Plane, names: _Names, base: int) -> _Columns:
         host_memory=host_memory,
         target=np.full(count, NO_DEVICE, np.int16),
         buffer=plane.whole(BUFFER, 0),
+        needs_exchange=(role == Role.EXCHANGE) | exchanges.needs(plane),
+        of_loader=of_loader(plane),
     )
 
 
@@ -211,32 +230,31 @@ class _Launched(msgspec.Struct, frozen=True):
     kind: NDArray[np.uint8]
     device: NDArray[np.int16]
     direction: NDArray[np.uint8]
+    of_loader: NDArray[np.bool_]
 
 
 def _launched(parts: Sequence[_Columns]) -> _Launched:
     if not parts:
-        return _Launched(np.empty(0, np.int64), np.empty(0, np.uint8), np.empty(0, np.int16), np.empty(0, np.uint8))
-    correlation = np.concatenate([part.correlation for part in parts])
-    order = np.argsort(correlation, kind="stable")
-    order = order[correlation[order] != NO_CORRELATION]
-    return _Launched(
-        correlation[order],
-        np.concatenate([part.kind for part in parts])[order],
-        np.concatenate([part.device for part in parts])[order],
-        np.concatenate([part.direction for part in parts])[order],
-    )
+        none = np.empty(0, np.uint8)
+        return _Launched(none.astype(np.int64), none, none.astype(np.int16), none, none.astype(np.bool_))
+    columns = {field: np.concatenate([getattr(part, field) for part in parts]) for field in _Launched.__struct_fields__}
+    order = np.argsort(columns["correlation"], kind="stable")
+    order = order[columns["correlation"][order] != NO_CORRELATION]
+    return _Launched(**{field: column[order] for field, column in columns.items()})
 
 
 def _host_columns(
-    plane: Plane, names: _Names, base: int, launched: _Launched, *, has_devices: bool
+    plane: Plane, names: _Names, base: int, launched: _Launched, exchanges: Exchanges, *, has_devices: bool
 ) -> tuple[_Columns, int | None]:
     """The columns of a host plane, and the index of the line with the step marks."""
     kind, step, training = host_kinds(plane, has_devices=has_devices)
     index = np.array([names(name) for name in plane.names], np.int32)
     name = index[plane.name] if len(index) else np.empty(0, np.int32)
     correlation = _correlation(plane)
-    role = host_roles(plane, kind, step, has_devices=has_devices)
+    role = host_roles(plane, kind, step, exchanges, has_devices=has_devices)
     target = np.where(kind == EventKind.RUNTIME, plane.whole(DEVICE, NO_DEVICE), NO_DEVICE)
+    if not has_devices:
+        target = placed(plane)
     calls = np.flatnonzero(kind == EventKind.RUNTIME)
     if len(calls) and len(launched.correlation):
         slot = np.searchsorted(launched.correlation, correlation[calls])
@@ -252,6 +270,8 @@ def _host_columns(
             mine = calls[(launched.kind[slot] == what) & (launched.direction[slot] == direction)]
             if len(mine):
                 name[mine], role[mine] = names(call), does
+        # Who waits for it is the loader, in a thread of its own.
+        role[calls[launched.of_loader[slot] & (launched.direction[slot] == Direction.DEVICE_TO_HOST)]] = Role.LAUNCH
     for mark in np.flatnonzero(step != NO_STEP).tolist():
         if kind[mark] == EventKind.ANNOTATION:
             # As TensorFlow's own TraceMe encodes it.
@@ -271,6 +291,8 @@ def _host_columns(
         host_memory=np.zeros(len(kind), np.uint8),
         target=np.clip(target, NO_DEVICE, np.iinfo(np.int16).max).astype(np.int16),
         buffer=np.zeros(len(kind), np.int64),
+        needs_exchange=exchanges.needs(plane),
+        of_loader=np.zeros(len(kind), np.bool_),
     )
     return columns, training
 
@@ -294,8 +316,8 @@ def _collectives(table: EventTable, buffer: NDArray[np.int64]) -> tuple[Collecti
 
     Their process group is not recorded: TensorFlow's replicas are one group.
     """
-    rows = np.flatnonzero(table.role == Role.EXCHANGE).tolist()
-    names = {row: table.name_of(row) for row in rows}
+    names = {row: table.name_of(row) for row in np.flatnonzero(table.role == Role.EXCHANGE).tolist()}
+    rows = [row for row, name in names.items() if kernel_operation(name) or host_operation(name)]
     return tuple(
         CollectiveCall(
             row=row,

@@ -13,11 +13,11 @@ from gpudiag.analysis.timeline import build_timeline
 from gpudiag.app.analyze import analyze
 from gpudiag.errors import NotATraceError, TooLargeError, UnreadableInputError
 from gpudiag.model.analysis import BUCKETS
-from gpudiag.model.event import DEVICE_WORK, NO_CORRELATION, EventKind
+from gpudiag.model.event import DEVICE_WORK, NO_CORRELATION, EventKind, Role
 from gpudiag.model.protobuf import message_type
 from gpudiag.trace import ReadLimits, read_traces
 from gpudiag.trace.profiles import read_processes
-from gpudiag.trace.readers.xspace.waits import DEVICE_WAIT
+from gpudiag.trace.readers.xspace.waits import EXCHANGE_WAIT
 from tests.trace.documents import TRACES
 from tests.trace.readers.xspace.spaces import SpaceBuilder, two_gpus
 
@@ -37,7 +37,7 @@ def test_each_gpu_is_a_rank(tmp_path: Path) -> None:
         work = trace.events.rows_of(*DEVICE_WORK)
         assert set(trace.events.device[work].tolist()) == {trace.rank}
         calls = trace.events.rows_of(EventKind.RUNTIME)
-        assert {trace.events.name_of(row) for row in calls} == {"cuLaunchKernel", DEVICE_WAIT}
+        assert {trace.events.name_of(row) for row in calls} == {"cuLaunchKernel", EXCHANGE_WAIT}
         calls = calls[trace.events.correlation[calls] != NO_CORRELATION]
         assert set(trace.events.correlation[work]) == set(trace.events.correlation[calls])
         assert [call.size_bytes for call in trace.collectives] == [4096] * 4
@@ -52,7 +52,8 @@ def test_steps_waits_and_input_are_seen(tmp_path: Path) -> None:
         means = dict(zip(BUCKETS, cut.buckets_ns.mean(axis=0).tolist(), strict=True))
         waits = 100_000 if lane.rank == 0 else 0
         assert means["communication_wait"] == waits
-        assert means["communication_transfer"] == 300_000
+        # 300 µs in the all-reduce, and then the executor's wait until the function ends.
+        assert 300_000 < means["communication_transfer"] < 450_000
         assert means["compute"] == 400_000 + (100_000 - waits)
         assert means["input"] == 40_000
         assert set(cut.waits_ns) == ({1} if waits else set())
@@ -118,10 +119,13 @@ def test_the_real_trace() -> None:
         assert [call.operation for call in trace.collectives] == ["all_reduce"] * 3
         assert [call.size_bytes for call in trace.collectives] == [102334368] * 3
         events = trace.events
-        waits = [row for row in events.rows_of(EventKind.RUNTIME) if events.name_of(row) == DEVICE_WAIT]
+        waits = [row for row in events.rows_of(EventKind.RUNTIME) if events.name_of(row) == EXCHANGE_WAIT]
+        assert {Role(events.role[row]) for row in waits} == {Role.EXCHANGE}
         # The optimizer is launched when the all-reduce has ended, in each step.
-        ends = [int(events.end_ns[call.row]) for call in trace.collectives]
-        assert set(ends) <= {int(events.end_ns[row]) for row in waits}
+        for call in trace.collectives:
+            end = int(events.end_ns[call.row])
+            (wait,) = [row for row in waits if events.start_ns[row] < end <= events.end_ns[row]]
+            assert events.end_ns[wait] - end < 2_000_000
         assert len(events.rows_of(EventKind.OVERHEAD)) > 0
 
 
@@ -132,7 +136,8 @@ def test_the_analysis_of_the_real_trace() -> None:
     assert analysis.steps.mean_ms == pytest.approx(86.1, rel=0.05)
     for device in analysis.devices:
         assert sum(device.buckets_ms.values()) == pytest.approx(device.step_ms, abs=1e-9)
-        assert 0.3 < device.buckets_ms["communication_transfer"] < 0.6
+        # The all-reduce itself takes 0.5 ms; the executor notices its end 0.5 to 0.8 ms later.
+        assert 0.8 < device.buckets_ms["communication_transfer"] < 6
     (collective,) = analysis.collectives
     assert collective.busbw_gb_per_s == pytest.approx(338, rel=0.1)
     assert any(wait.ms_per_step > 0.1 for wait in analysis.waits)
