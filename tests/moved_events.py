@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from msgspec.structs import replace
 
-from gpudiag.model.event import EventTable, Trace
+from gpudiag.model.event import NO_NUMBER, EventTable, Trace
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -19,7 +19,7 @@ def with_rows(trace: Trace, columns: Mapping[str, NDArray[Any]], came_from: NDAr
     """The trace with a table of these columns, brought into order of start.
 
     Args:
-        trace: whose names, collectives and step marks stay as far as their events do.
+        trace: whose names, collectives, step marks and waits for events stay as far as their events do.
         columns: the new columns, of equal length n.
         came_from: intp[n], the row in the trace's table of each; -1 for an event that is new.
     """
@@ -32,9 +32,17 @@ def with_rows(trace: Trace, columns: Mapping[str, NDArray[Any]], came_from: NDAr
         by_start = np.argsort(rows)
         if len(rows):
             marks.append(replace(kind, row=rows[by_start], number=kind.number[kept][by_start]))
+    waits = trace.event_waits
+    kept = np.array([row in place for row in waits.call.tolist()], np.bool_)
+    waits = replace(waits, **{name: getattr(waits, name)[kept] for name in waits.__struct_fields__})
     return replace(
         trace,
         events=EventTable(names=trace.events.names, **{name: column[order] for name, column in columns.items()}),
         collectives=tuple(replace(call, row=place[call.row]) for call in trace.collectives if call.row in place),
         step_marks=tuple(marks),
+        event_waits=replace(
+            waits,
+            call=np.array([place[row] for row in waits.call.tolist()], np.int64),
+            record=np.array([place.get(row, NO_NUMBER) for row in waits.record.tolist()], np.int64),
+        ),
     )

@@ -17,7 +17,7 @@ LINES = {path: path.read_text(encoding="utf-8").count("\n") for path in MODULES}
 MOST_LINES = 400
 #: `cat $(git ls-files 'gpudiag/*.py') | wc -l` counted 45,786 before the house was rebuilt.
 #: Since then came two recordings, every exchange, and what finds that data cannot be trusted.
-MOST_LINES_IN_ALL = 47_600
+MOST_LINES_IN_ALL = 48_000
 
 
 def entries(directory: Path) -> list[str]:

@@ -196,6 +196,42 @@ class CollectiveCall(msgspec.Struct, frozen=True, kw_only=True):
     processor_share: float | None = None
 
 
+def _no_number() -> NDArray[np.int64]:
+    return np.empty(0, np.int64)
+
+
+class EventWaits(msgspec.Struct, frozen=True, kw_only=True):
+    """What waited for which CUDA event, where the profiler tells (`cuda_sync`): columns of equal length k, by call.
+
+    An event is recorded in a stream, and has happened when what that stream was given before has ended. To
+    synchronize a stream is to wait for an event that the same call records in it.
+
+    Attributes:
+        call: int64[k], row of the host call that makes a stream, or the host itself, wait.
+        device: int64[k], device ordinal of the stream that waits.
+        stream: int64[k], the stream that waits; `NO_NUMBER` where the host does.
+        record: int64[k], row of the host call that recorded the event; `NO_NUMBER` where that is not told.
+        recorded_stream: int64[k], the stream that it was recorded in; `NO_NUMBER` where that is not told.
+        event: int64[k], the event's own number, under which programs record again and again; `NO_NUMBER` for none.
+    """
+
+    call: NDArray[np.int64] = msgspec.field(default_factory=_no_number)
+    device: NDArray[np.int64] = msgspec.field(default_factory=_no_number)
+    stream: NDArray[np.int64] = msgspec.field(default_factory=_no_number)
+    record: NDArray[np.int64] = msgspec.field(default_factory=_no_number)
+    recorded_stream: NDArray[np.int64] = msgspec.field(default_factory=_no_number)
+    event: NDArray[np.int64] = msgspec.field(default_factory=_no_number)
+
+    def __len__(self) -> int:
+        return len(self.call)
+
+    def moved(self, place: NDArray[np.intp]) -> EventWaits:
+        """The same in a table in which the event of each row stands in row `place[row]`; its order is unchanged."""
+        told = self.record != NO_NUMBER
+        record = np.where(told, place[np.where(told, self.record, 0)], NO_NUMBER) if len(self) else self.record
+        return msgspec.structs.replace(self, call=place[self.call], record=record)
+
+
 class Trace(msgspec.Struct, frozen=True, kw_only=True):
     """Everything read from one trace file: one process, one rank, one or more devices.
 
@@ -211,6 +247,7 @@ class Trace(msgspec.Struct, frozen=True, kw_only=True):
         device_names: model name by device ordinal.
         collectives: details of the communication events, by row.
         step_marks: the marks of steps, those to be preferred first.
+        event_waits: what waited for which CUDA event; empty where the profiler was not asked to tell.
         waits_in_collectives: True where the training thread waits in a function's call while other threads run its
             operators (TensorFlow's executor): what it does meanwhile is what they do, and where one of them is in a
             collective of the host, the process waits for it. False where the training thread runs operators itself.
@@ -231,6 +268,7 @@ class Trace(msgspec.Struct, frozen=True, kw_only=True):
     device_names: dict[int, str] = msgspec.field(default_factory=dict)
     collectives: tuple[CollectiveCall, ...] = ()
     step_marks: tuple[StepMarks, ...] = ()
+    event_waits: EventWaits = EventWaits()
     waits_in_collectives: bool = False
     operators_put_in: bool = False
     uses_devices: bool = False

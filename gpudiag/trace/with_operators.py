@@ -110,6 +110,7 @@ def _joined(light: Trace, full: Trace, rows: NDArray[np.intp], start: Times, end
             StepMarks(source=marks.source, row=np.sort(place[marks.row]), number=marks.number)
             for marks in light.step_marks
         ),
+        event_waits=light.event_waits.moved(place),
         operators_put_in=True,
     )
 

@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Any
 from gpudiag.trace import read_traces
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from gpudiag.model.event import Trace
 
 TRACES = Path(__file__).parents[1] / "traces"
@@ -55,3 +57,81 @@ def read_one(directory: Path, content: Any, name: str = "rank0.json") -> Trace:
 def names(trace: Trace) -> list[str]:
     """The names of the events, in order of start."""
     return [trace.events.name_of(row) for row in range(len(trace.events))]
+
+
+class Streams:
+    """A process that gives a device's streams work, as Kineto records it with `enable_cuda_sync_events`.
+
+    What runs when on the device follows from what is given: ops of one stream in order, and after the events that the
+    stream was made to wait for. Host calls take 2 µs each; the clock moves on by `move`. Times in microseconds.
+    """
+
+    def __init__(self, *, ahead_us: float = 0.0) -> None:
+        self.events: list[dict[str, Any]] = []
+        self.now = 0.0
+        self.ahead_us = ahead_us
+        self.free: dict[int, float] = {}
+        self.happens: dict[int, float] = {}
+        self.recorded_in: dict[int, int] = {}
+        self._correlation = 0
+
+    def step(self, number: int, at: float, until: float) -> None:
+        """A step mark, from which on the host's calls come."""
+        self.now = at
+        self.events.append(event("user_annotation", f"ProfilerStep#{number}", at, until - at))
+
+    def launch(self, stream: int, length: float, name: str = "k", thread: int = 11) -> None:
+        """A kernel; it begins no sooner than 3 µs after its launch began, and not within the first `ahead_us`."""
+        correlation = self.call("cudaLaunchKernel", thread)
+        start = max(self._free_from(stream), self.now)
+        self.free[stream] = start + length
+        self.events.append(kernel(name, start, length, correlation, stream=stream) | {"tid": stream})
+
+    def record(self, stream: int, thread: int = 11) -> int:
+        """An event of what the stream was given so far. Returns the call's correlation."""
+        correlation = self.call("cudaEventRecord", thread)
+        self.happens[correlation] = self._free_from(stream)
+        self.recorded_in[correlation] = stream
+        return correlation
+
+    def wait(self, stream: int, record: int, told: Mapping[str, Any] = {}) -> None:
+        """Make a stream wait for an event; `told` replaces what the trace tells of that, None leaves it out."""
+        correlation = self.call("cudaStreamWaitEvent")
+        self.free[stream] = max(self._free_from(stream), self.happens.get(record, 0.0))
+        self.tell("Stream Wait Event", correlation, record, stream, told)
+
+    def synchronize(self, record: int, told: Mapping[str, Any] = {}) -> None:
+        """The host waits for an event."""
+        began = self.now
+        self.now = max(began, self.happens.get(record, 0.0))
+        correlation = self.call("cudaEventSynchronize", length=self.now - began + 2)
+        self.tell("Event Sync", correlation, record, -1, told)
+
+    def call(self, name: str, thread: int = 11, length: float = 2.0) -> int:
+        """A call that ends 2 µs from now. Returns its correlation."""
+        self._correlation += 1
+        begin = self.now + 2 - length
+        self.now += 3
+        arguments = {"correlation": self._correlation}
+        self.events.append(event("cuda_runtime", name, begin, length, tid=thread, args=arguments))
+        return self._correlation
+
+    def tell(self, name: str, correlation: int, record: int, stream: int, told: Mapping[str, Any]) -> None:
+        """The synchronization event of a call."""
+        arguments = {
+            "stream": stream,
+            "correlation": correlation,
+            "device": 0,
+            "wait_on_stream": self.recorded_in.get(record, -1),
+            "wait_on_cuda_event_record_corr_id": record,
+            "wait_on_cuda_event_id": 6,
+        }
+        arguments = {key: value for key, value in {**arguments, **told}.items() if value is not None}
+        self.events.append(event("cuda_sync", name, self.now - 3, 1, pid=0, tid=stream, args=arguments))
+
+    def _free_from(self, stream: int) -> float:
+        return self.free.get(stream, self.ahead_us)
+
+    def document(self, *, told: bool = True) -> dict[str, Any]:
+        """The trace, with its synchronization events or without."""
+        return document(*(one for one in self.events if told or one["cat"] != "cuda_sync"))

@@ -31,6 +31,7 @@ _COLLECTIVE = (
     "Process Group Ranks",
     "Seq",
 )
+_AWAITED = ("wait_on_stream", "wait_on_cuda_event_record_corr_id", "wait_on_cuda_event_id")
 _SHAPES = ("Input Dims", "Input type")
 _PROCESSORS = "blocks per SM"
 _COMMUNICATES = ("nccl", "gloo:", "record_param_comms")
@@ -43,6 +44,8 @@ def read_arguments(event: Event) -> Event:
     if not isinstance(told, dict):
         return {}
     kept = [*(key for key in _ON_DEVICE if key != "correlation"), *_COLLECTIVE, "correlation"]
+    if event.get("cat") == "cuda_sync":
+        kept += _AWAITED
     if event["name"].startswith(_COMMUNICATES):
         kept += (*_SHAPES, _PROCESSORS)
     return {key: told[key] for key in kept if key in told}

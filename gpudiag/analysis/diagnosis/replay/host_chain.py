@@ -7,7 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gpudiag.analysis.diagnosis.replay.graph import NONE, Block
-from gpudiag.analysis.diagnosis.replay.streams import LaneOps, find_waits
+from gpudiag.analysis.diagnosis.replay.streams import CLOCK_NS, Awaited, LaneOps, find_dependencies
 from gpudiag.intervals import Intervals, intersect, length, lengths_between, union
 from gpudiag.model.event import NO_CORRELATION, Direction, EventKind, EventTable, Role
 from gpudiag.model.timeline import UNKNOWN, HostThread, Lane, OpClass, Timeline
@@ -56,7 +56,8 @@ def chain_of(timeline: Timeline, trace_index: int, lanes: list[Lane], parts: lis
         parts: the ops of each of these lanes; `launch`, `wait_a`, `wait_b` and `host_copy` are filled in.
     """
     lane = lanes[0]
-    events = timeline.traces[trace_index].events
+    trace = timeline.traces[trace_index]
+    events = trace.events
     shift = lane.shift_ns
     begin, end = body_span(lane)
     threads = _chain_threads(lane, anyone=timeline.traces[trace_index].waits_in_collectives)
@@ -64,8 +65,8 @@ def chain_of(timeline: Timeline, trace_index: int, lanes: list[Lane], parts: lis
     rows = rows[np.isin(events.thread[rows], threads)]
     start, stop = events.start_ns[rows] + shift, events.end_ns[rows] + shift
     wait_calls = np.sort(start[events.role[rows] == Role.STREAM_WAIT], kind="stable")
+    told = [find_dependencies(part, trace, own, wait_calls) for own, part in zip(lanes, parts, strict=True)]
     for part in parts:
-        find_waits(part, wait_calls)
         part.host_copy = np.isin(events.direction[part.row], (Direction.HOST_TO_DEVICE, Direction.DEVICE_TO_HOST))
         part.host_copy &= part.op_class != OpClass.COMMUNICATION
     launching = np.concatenate([lane.ops.launch_start for lane in lanes])
@@ -89,9 +90,12 @@ def chain_of(timeline: Timeline, trace_index: int, lanes: list[Lane], parts: lis
     kinds[blocking[chosen] & (events.role[rows[chosen]] == Role.EXCHANGE)] = Block.COLLECTIVE
     kinds[(kinds == Block.NOT) & (held > _HELD_UP_NS) & (queued >= _FULL_QUEUE_OPS)] = Block.QUEUE
     waited_from = np.where(held > 0, before, np.maximum(call_start, before))
-    target_part, target_op, target_end = _block_targets(parts, call_start, time, waited_from, kinds)
+    target_part, target_op, target_end = _block_targets(parts, call_start, time, waited_from, kinds, rows[chosen], told)
     block = np.where(target_part != NONE, kinds, Block.NOT).astype(np.uint8)
-    work_until = np.where(block != Block.NOT, np.maximum(call_start, before), time)
+    began = np.maximum(call_start, before)
+    # What a call is told to have waited for may have ended long before: then its time was work, and is all its delay.
+    at_once = np.isin(rows[chosen], np.concatenate([awaited.call for awaited in told])) & (target_end <= began)
+    work_until = np.where((block != Block.NOT) & ~at_once, began, time)
     busy, waited, silent = _work(lane.threads, threads, before, work_until)
     profiler = np.minimum(within(overhead, before, work_until), busy)
     # Held up by a full queue, as "Command Buffer Full" shows: the device sets the pace, and the time is no work.
@@ -100,10 +104,9 @@ def chain_of(timeline: Timeline, trace_index: int, lanes: list[Lane], parts: lis
     _attach_launches(parts, call_start, block != Block.NOT)
     block = _thinned(block, time)
     target_part = np.where(block != Block.NOT, target_part, NONE)
-    delay = np.where(block != Block.NOT, np.maximum(time - target_end, 0.0), 0.0)
+    delay = np.where(block != Block.NOT, np.maximum(time - np.where(at_once, began, target_end), 0.0), 0.0)
     marks = np.concatenate([before[:1], time])
-    put_in = timeline.traces[trace_index].operators_put_in
-    operators = () if put_in else (EventKind.OPERATOR, EventKind.PYTHON)
+    operators = () if trace.operators_put_in else (EventKind.OPERATOR, EventKind.PYTHON)
     host_rows = events.rows_of(EventKind.ANNOTATION, EventKind.RUNTIME, *operators)
     host_rows = host_rows[np.isin(events.thread[host_rows], threads)]
     ended = np.sort(events.end_ns[host_rows] + shift, kind="stable")  # in order but for what is nested
@@ -244,14 +247,18 @@ def _node_before(
     return int(stop[earlier].max()) if earlier.any() else begin
 
 
-def _block_targets(
+def _block_targets(  # noqa: PLR0917  # columns of the calls, in the order in which they come about
     parts: list[LaneOps],
     call_start: NDArray[np.int64],
     time: NDArray[np.int64],
     waited_from: NDArray[np.int64],
     kinds: NDArray[np.uint8],
+    rows: NDArray[np.intp],
+    told: list[Awaited],
 ) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.float64]]:
     """For each blocking call the op that it waited for: of those launched before, the last to end before it returned.
+
+    Where the trace tells the event that a call waited for (`told`, for each part), that is the op before its record.
 
     Returns its part, its index there, and when it ended.
 
@@ -262,10 +269,14 @@ def _block_targets(
     target_op = np.full(len(time), NONE, np.int64)
     latest = np.full(len(time), -np.inf)
     wanted = np.flatnonzero(kinds != Block.NOT)
-    for position, part in enumerate(parts):
-        for given in part.given:
-            ended = np.searchsorted(given.end, time[wanted], side="right") - 1
+    known = np.isin(rows[wanted], np.concatenate([awaited.call for awaited in told]))
+    returned = time[wanted] + np.where(known, CLOCK_NS, 0)
+    for position, (part, awaited) in enumerate(zip(parts, told, strict=True)):
+        for at, given in enumerate(part.given):
+            ended = np.searchsorted(given.end, returned, side="right") - 1
             launched = np.searchsorted(given.launch_time, call_start[wanted], side="left") - 1
+            if known.any():
+                launched = np.where(known, _index_of(rows[wanted], awaited, at), launched)
             index = np.minimum(ended, launched)
             valid = index >= 0
             ends = np.where(valid, given.end[np.maximum(index, 0)], -np.inf)
@@ -278,6 +289,17 @@ def _block_targets(
             target_part[chosen] = position
             target_op[chosen] = given.op[index[counts]]
     return target_part, target_op, latest
+
+
+def _index_of(rows: NDArray[np.intp], awaited: Awaited, at: int) -> NDArray[np.int64]:
+    """For each call the index of the op in the stream `at` that it is told to wait for, or `NONE`."""
+    index = np.full(len(rows), NONE, np.int64)
+    mine = awaited.given == at
+    if mine.any():
+        calls = awaited.call[mine]  # in order, as waits are
+        slot = np.minimum(np.searchsorted(calls, rows), len(calls) - 1)
+        index = np.where(calls[slot] == rows, awaited.index[mine][slot], NONE)
+    return index
 
 
 def _work(

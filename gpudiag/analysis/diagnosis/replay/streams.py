@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
+from collections import defaultdict
 from dataclasses import dataclass
 
 import msgspec
@@ -9,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gpudiag.analysis.diagnosis.replay.graph import NONE
+from gpudiag.model.event import NO_NUMBER, Trace
 from gpudiag.model.timeline import UNKNOWN, Lane
 
 #: Two ops of different streams that follow each other within this time, the second launched long before, are taken to
@@ -16,15 +19,19 @@ from gpudiag.model.timeline import UNKNOWN, Lane
 _AT_ONCE_NS = 10_000
 #: How long before its start an op must have been launched for its launch not to explain the start.
 _LONG_LAUNCHED_NS = 20_000
+#: An op that began this long before another had ended did not wait for it: timestamps differ by less.
+CLOCK_NS = 1_000
 
 
 class Given(msgspec.Struct, frozen=True):
-    """What a stream was given in the body and, as long again, before it; columns of equal length, in order.
+    """What a stream was given in the body and, as long again, before it; columns of equal length, in order. `stream` is
+    its number.
 
     What the first steps of the body wait for may lie before it. As the body is replayed in a circle, the op that lies
     as far before the body's end stands for it: `op` is that op's index (of ops of the body their own).
     """
 
+    stream: int
     end: NDArray[np.float64]
     launch_time: NDArray[np.int64]
     op: NDArray[np.int64]
@@ -89,6 +96,7 @@ def body_ops(lane: Lane, index: int) -> LaneOps:
         launches = ops.launch_start[np.concatenate([earlier, mine[kept]])]
         given.append(
             Given(
+                stream=int(stream),
                 end=ops.end[np.concatenate([earlier, mine[kept]])].astype(np.float64),
                 launch_time=np.maximum.accumulate(launches),
                 op=count + np.concatenate([np.arange(size - len(earlier), size), np.arange(size)]),
@@ -120,10 +128,32 @@ def body_ops(lane: Lane, index: int) -> LaneOps:
     )
 
 
+def find_dependencies(ops: LaneOps, trace: Trace, lane: Lane, wait_calls: NDArray[np.int64]) -> Awaited:
+    """Fill in which ops of other streams each op waits for; returns what the host is told to have waited for.
+
+    What the trace tells is taken, and where it tells nothing, guessed.
+
+    Args:
+        ops: the ops of the lane.
+        trace: its trace.
+        lane: the lane.
+        wait_calls: int64, starts of the chain's stream-wait calls, sorted, on the common clock.
+    """
+    waits = known_waits(trace, lane)
+    if waits is None:
+        find_waits(ops, wait_calls)
+        nothing = np.empty(0, np.int64)
+        return Awaited(nothing, nothing, nothing, nothing)
+    awaited = awaited_by(ops, waits)
+    find_known_waits(ops, waits, awaited)
+    by_host = (waits.stream[awaited.wait] == UNKNOWN) & (waits.recorded[awaited.wait] != UNKNOWN)
+    return Awaited(*(column[by_host] for column in msgspec.structs.astuple(awaited)))
+
+
 def find_waits(ops: LaneOps, wait_calls: NDArray[np.int64]) -> None:
     """Fill in which ops of other streams each op waits for.
 
-    The trace names no events, so this is inferred. A stream-wait call makes the next launch wait for what another
+    The trace tells of no events, so this is inferred. A stream-wait call makes the next launch wait for what another
     stream was given before the call: the latest op launched there before it, or, as that may not be the one meant, the
     latest of those that had ended when the waiting op started. An op that started right at the end of another stream's
     op, though launched long before, is taken to have waited for it too.
@@ -163,3 +193,156 @@ def find_waits(ops: LaneOps, wait_calls: NDArray[np.int64]) -> None:
             ops.wait_a[waiting[free]] = waited[free]
             ops.wait_b[waiting[~free]] = waited[~free]
             ops.waited_end[waiting] = np.maximum(ops.waited_end[waiting], given.end[target[found]])
+
+
+class KnownWaits(msgspec.Struct, frozen=True, kw_only=True):
+    """What a trace tells of the waits of one lane's streams, and of the host, for CUDA events: columns, by call.
+
+    Attributes:
+        call: int64[k], row of the call that makes a stream, or the host itself, wait.
+        called: int64[k], when it was called, on the common clock.
+        stream: int64[k], the stream that waits; `UNKNOWN` where the host does.
+        recorded: int64[k], when the event was recorded; `UNKNOWN` where that is not told.
+        recorded_stream: int64[k], where it was recorded; `UNKNOWN` where that is neither told nor can be derived.
+    """
+
+    call: NDArray[np.int64]
+    called: NDArray[np.int64]
+    stream: NDArray[np.int64]
+    recorded: NDArray[np.int64]
+    recorded_stream: NDArray[np.int64]
+
+
+class Awaited(msgspec.Struct, frozen=True):
+    """What known waits wait for, as columns: wait `wait[i]` waits for op `index[i]` of `LaneOps.given[given[i]]`.
+
+    What an event recorded in a stream follows is the op launched there last and, where that stream was since made to
+    wait itself, what it waits for. `call` is the row of the call that waits.
+    """
+
+    wait: NDArray[np.int64]
+    call: NDArray[np.int64]
+    given: NDArray[np.int64]
+    index: NDArray[np.int64]
+
+
+def known_waits(trace: Trace, lane: Lane) -> KnownWaits | None:
+    """What the trace tells of the lane's waits; None where it tells of no waits at all.
+
+    Where a record is told without its stream, it is taken to be that of the op which the recording thread had launched
+    last, but not the stream that waits: a program records where it works, or at what it has just given another stream.
+    """
+    told, events, ops = trace.event_waits, trace.events, lane.ops
+    if not len(told):
+        return None
+    mine = (told.device == lane.device) | (told.stream == NO_NUMBER)
+    call, record, stream = told.call[mine], told.record[mine], told.stream[mine]
+    recorded = np.where(record == NO_NUMBER, UNKNOWN, events.start_ns[record] + lane.shift_ns)
+    recorded_stream = told.recorded_stream[mine].copy()
+    derived = (recorded_stream == NO_NUMBER) & (record != NO_NUMBER)
+    for wait in np.flatnonzero(derived).tolist():
+        launched = (ops.launch_thread == events.thread[record[wait]]) & (ops.stream != stream[wait])
+        launched &= (ops.launch_start < recorded[wait]) & (ops.launch_start != UNKNOWN)
+        if launched.any():
+            recorded_stream[wait] = ops.stream[launched][np.argmax(ops.launch_start[launched])]
+    return KnownWaits(
+        call=call,
+        called=events.start_ns[call] + lane.shift_ns,
+        stream=stream,
+        recorded=recorded,
+        recorded_stream=recorded_stream,
+    )
+
+
+class _Recorded:
+    """What events of a lane's streams follow, by position in `LaneOps.given` the index of an op there."""
+
+    def __init__(self, ops: LaneOps) -> None:
+        self.launches = [given.launch_time.tolist() for given in ops.given]
+        self.place = {given.stream: position for position, given in enumerate(ops.given)}
+        #: For each stream when it was made to wait, and for what, since its last op before that.
+        self.made: dict[int, tuple[list[int], list[dict[int, int]]]] = defaultdict(lambda: ([], []))
+
+    def before(self, time: int) -> dict[int, int]:
+        """An event that follows all that was launched before a time, whichever stream it was recorded in."""
+        return {position: bisect_left(times, time) - 1 for position, times in enumerate(self.launches)}
+
+    def in_stream(self, stream: int, time: int) -> dict[int, int]:
+        """An event that was recorded in a stream at a time."""
+        position = self.place.get(stream, UNKNOWN)
+        index = bisect_left(self.launches[position], time) - 1 if position != UNKNOWN else UNKNOWN
+        last = self.launches[position][index] if index >= 0 else UNKNOWN
+        called, waited = self.made[stream]
+        latest = bisect_left(called, time) - 1
+        follows = dict(waited[latest]) if latest >= 0 and called[latest] > last else {}
+        return follows | {position: max(index, follows.get(position, UNKNOWN))} if index >= 0 else follows
+
+    def wait(self, stream: int, called: int, follows: dict[int, int]) -> None:
+        """From this call on the stream waits for an event."""
+        times, waited = self.made[stream]
+        standing = self.in_stream(stream, called)
+        standing.pop(self.place.get(stream, UNKNOWN), None)
+        times.append(called)
+        waited.append(standing | {at: max(index, standing.get(at, UNKNOWN)) for at, index in follows.items()})
+
+
+def awaited_by(ops: LaneOps, waits: KnownWaits) -> Awaited:
+    """What each wait waits for: what its event follows where that is known, else all that was launched before.
+
+    Without a record, "before" is before the call.
+    """
+    events = _Recorded(ops)
+    found: list[tuple[int, int, int]] = []
+    columns = (waits.called, waits.stream, waits.recorded, waits.recorded_stream)
+    for wait, (called, stream, recorded, recorded_stream) in enumerate(
+        zip(*(column.tolist() for column in columns), strict=True)
+    ):
+        until = called if recorded == UNKNOWN else recorded
+        follows = events.before(until) if recorded_stream == UNKNOWN else events.in_stream(recorded_stream, until)
+        others = {at: index for at, index in follows.items() if index >= 0 and at != events.place.get(stream)}
+        if stream != UNKNOWN:
+            events.wait(stream, called, others)
+        found += [(wait, at, index) for at, index in others.items()]
+    wait_of, given, index_of = np.array(found, np.int64).reshape(-1, 3).T
+    return Awaited(wait_of, waits.call[wait_of], given, index_of)
+
+
+def find_known_waits(ops: LaneOps, waits: KnownWaits, awaited: Awaited) -> None:
+    """Fill in which ops of other streams each op waits for, where the trace tells which streams wait.
+
+    What a stream is made to wait for, the op waits for that is launched into it next, by whichever thread; but for no
+    op that had not ended when it began, as where the record is not told, the one meant is the latest that had. Of more
+    than two ops those count that ended last.
+    """
+    waiting = np.full(len(awaited.wait), NONE, np.int64)
+    for (a, b), given in zip(ops.streams, ops.given, strict=True):
+        mine = np.flatnonzero(waits.stream[awaited.wait] == given.stream)
+        next_op = np.searchsorted(given.launch_time, waits.called[awaited.wait[mine]]) - (len(given.op) - (b - a))
+        inside = (next_op >= 0) & (next_op < b - a)
+        waiting[mine[inside]] = a + next_op[inside]
+    target = np.full(len(waiting), NONE, np.int64)
+    end = np.full(len(waiting), -np.inf)
+    told = waits.recorded[awaited.wait] != UNKNOWN
+    for position, given in enumerate(ops.given):
+        mine = np.flatnonzero((awaited.given == position) & (waiting != NONE))
+        began = ops.start[waiting[mine]] + np.where(told[mine], CLOCK_NS, 0)
+        index = np.minimum(awaited.index[mine], np.searchsorted(given.end, began, side="right") - 1)
+        mine, index = mine[index >= 0], index[index >= 0]
+        target[mine], end[mine] = given.op[index], given.end[index]
+    # Of each stream the latest, then of each op the two that ended last.
+    order = np.lexsort((-end, awaited.given, waiting))
+    order = order[target[order] != NONE]
+    order = order[_first_of_each(waiting[order], awaited.given[order])]
+    order = order[np.lexsort((-end[order], waiting[order]))]
+    first = _first_of_each(waiting[order])
+    second = np.append(False, first[:-1]) & ~first if len(first) else first
+    ops.wait_a[waiting[order[first]]] = target[order[first]]
+    ops.wait_b[waiting[order[second]]] = target[order[second]]
+    ops.waited_end[waiting[order[first]]] = end[order[first]]
+
+
+def _first_of_each(*columns: NDArray[np.int64]) -> NDArray[np.bool_]:
+    """Whether a row differs from the one before it."""
+    first = np.ones(len(columns[0]), np.bool_)
+    first[1:] = np.any([column[1:] != column[:-1] for column in columns], axis=0)
+    return first

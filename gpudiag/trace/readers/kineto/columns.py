@@ -5,13 +5,14 @@ from __future__ import annotations
 import math
 import re
 from itertools import compress
+from typing import NamedTuple, TypeVar
 
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
 from gpudiag.errors import TooLargeError
-from gpudiag.model.event import HOST, NO_CORRELATION, NO_SIZE, EventKind, EventTable
+from gpudiag.model.event import HOST, NO_CORRELATION, NO_SIZE, EventKind, EventTable, EventWaits
 from gpudiag.model.sanitize import with_escapes
 from gpudiag.trace.limits import free_memory_bytes
 from gpudiag.trace.readers.kineto import categories
@@ -19,8 +20,10 @@ from gpudiag.trace.readers.kineto.collective_args import Communicated, communica
 from gpudiag.trace.readers.kineto.event_json import NO_ARGUMENTS, Event
 from gpudiag.trace.readers.kineto.hooks import with_hooks
 from gpudiag.trace.readers.kineto.roles import roles_of
+from gpudiag.trace.readers.kineto.sync_events import Awaited, awaited, event_waits
 from gpudiag.trace.readers.kineto.times import Times
 
+_T = TypeVar("_T")
 _SKIP = 255
 _PROFILER = 254
 _UNTOLD = -1
@@ -66,6 +69,15 @@ class _Names(dict[str, int]):
         return index
 
 
+class Finished(NamedTuple):
+    """The table, what communication events told by row, the waits for CUDA events, and the first start in ns."""
+
+    table: EventTable
+    told: dict[int, Communicated]
+    event_waits: EventWaits
+    first_ns: int
+
+
 class Columns:
     """Takes events in file order, batch by batch, and makes the table.
 
@@ -79,6 +91,7 @@ class Columns:
         self._names = _Names()
         self._batches: list[tuple[NDArray[np.generic], ...]] = []
         self._told: dict[int, Communicated] = {}
+        self._awaited: dict[int, Awaited] = {}
         self._rows = 0
         self._recordings: list[tuple[float, float]] = []
         free = free_memory_bytes()
@@ -134,6 +147,8 @@ class Columns:
         for row in np.flatnonzero(tells).tolist():
             if (own := events[row].args) is not None:
                 self._told[self._rows + row] = communicated(own)
+        for row in np.flatnonzero(kind == EventKind.DEVICE_SYNC).tolist():
+            self._awaited[self._rows + row] = awaited(events[row].args or NO_ARGUMENTS)
         return kind, name, start_us, length_us, thread, device, correlation, size_bytes
 
     def unknown_categories(self) -> list[str]:
@@ -144,8 +159,8 @@ class Columns:
             if code == _SKIP and word and not categories.is_known(word)
         )
 
-    def finish(self, notes: list[str]) -> tuple[EventTable, dict[int, Communicated], int] | None:
-        """The table, what communication events told by row, and the first start in ns; None without any events.
+    def finish(self, notes: list[str]) -> Finished | None:
+        """All that was taken, in order; None without any events.
 
         Args:
             notes: what had to be repaired is appended here.
@@ -178,15 +193,17 @@ class Columns:
             names=names,
         )
         table = msgspec.structs.replace(table, role=with_hooks(table))
-        return table, self._told_in_order(order), times.first_ns
-
-    def _told_in_order(self, order: NDArray[np.intp]) -> dict[int, Communicated]:
-        """What was told, by row of the table."""
         position = np.full(self._rows, -1, dtype=np.int64)
         position[order] = np.arange(len(order))
-        before = np.fromiter(self._told, dtype=np.int64, count=len(self._told))
-        pairs = zip(position[before].tolist(), self._told.values(), strict=True)
-        return {row: told for row, told in pairs if row >= 0}
+        waits = event_waits(table, _in_order(self._awaited, position)) if self._awaited else EventWaits()
+        return Finished(table, _in_order(self._told, position), waits, times.first_ns)
+
+
+def _in_order(told: dict[int, _T], position: NDArray[np.int64]) -> dict[int, _T]:
+    """What was told, by row of the table."""
+    before = np.fromiter(told, dtype=np.int64, count=len(told))
+    pairs = zip(position[before].tolist(), told.values(), strict=True)
+    return {row: of_one for row, of_one in pairs if row >= 0}
 
 
 def _integers(values: list[int | str] | list[int | float | str]) -> NDArray[np.int64]:

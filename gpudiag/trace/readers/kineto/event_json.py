@@ -32,6 +32,9 @@ class Arguments(msgspec.Struct, gc=False):
     input_dims: msgspec.Raw = msgspec.field(name="Input Dims", default=_NOTHING)
     input_type: msgspec.Raw = msgspec.field(name="Input type", default=_NOTHING)
     blocks_per_sm: msgspec.Raw = msgspec.field(name="blocks per SM", default=_NOTHING)
+    wait_on_stream: msgspec.Raw = _NOTHING
+    wait_on_record: msgspec.Raw = msgspec.field(name="wait_on_cuda_event_record_corr_id", default=_NOTHING)
+    wait_on_event: msgspec.Raw = msgspec.field(name="wait_on_cuda_event_id", default=_NOTHING)
 
 
 NO_ARGUMENTS = Arguments()

@@ -1,0 +1,103 @@
+"""`cuda_sync` events tell which stream or host call waits for which event, as far as the profiler knew."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from gpudiag.model.event import NO_NUMBER, Trace
+from gpudiag.trace import read_traces
+from tests.trace.documents import TRACES, Streams, kernel, launch, read_one
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from pathlib import Path
+
+RECORD, STREAM, EVENT = "wait_on_cuda_event_record_corr_id", "wait_on_stream", "wait_on_cuda_event_id"
+
+
+def one_wait(told: Mapping[str, Any] = {}) -> dict[str, Any]:
+    """Stream 20 waits for what was launched into stream 7 before two more kernels were."""
+    streams = Streams()
+    streams.launch(7, 50, "a")
+    record = streams.record(7)
+    streams.launch(7, 50, "b")
+    streams.wait(20, record, told)
+    streams.launch(20, 50, "c")
+    return streams.document()
+
+
+def waits(trace: Trace) -> list[tuple[str, int, str | None, int, int]]:
+    """(call, stream, recording call, its stream, event) of each wait."""
+    found, name_of = trace.event_waits, trace.events.name_of
+    records = [None if row == NO_NUMBER else name_of(row) for row in found.record.tolist()]
+    calls = map(name_of, found.call.tolist())
+    columns = (found.stream.tolist(), records, found.recorded_stream.tolist(), found.event.tolist())
+    return list(zip(calls, *columns, strict=True))
+
+
+def test_a_wait_is_joined_to_its_call_and_to_the_record(tmp_path: Path) -> None:
+    trace = read_one(tmp_path, one_wait())
+    assert waits(trace) == [("cudaStreamWaitEvent", 20, "cudaEventRecord", 7, 6)]
+    found = trace.event_waits
+    assert trace.events.start_ns[found.record[0]] < trace.events.start_ns[found.call[0]]
+    assert found.device.tolist() == [0]
+
+
+def test_since_cuda_13_only_the_waiting_stream_is_told(tmp_path: Path) -> None:
+    told = {RECORD: -1, STREAM: -1, EVENT: 2197}
+    assert waits(read_one(tmp_path, one_wait(told))) == [("cudaStreamWaitEvent", 20, None, NO_NUMBER, 2197)]
+
+
+@pytest.mark.parametrize("number", [-5, 2**70, -(2**70), 1e300, 0, 777, "x", None, [], {}, True, 1.5, "2", "9" * 500])
+@pytest.mark.parametrize("argument", [RECORD, STREAM, EVENT])
+def test_numbers_of_no_use_are_not_told(tmp_path: Path, argument: str, number: Any) -> None:
+    trace = read_one(tmp_path, one_wait({argument: number}))
+    (wait,) = waits(trace)
+    assert wait[:2] == ("cudaStreamWaitEvent", 20)
+    assert wait[2] in {"cudaEventRecord", None}
+    assert all(NO_NUMBER <= told < 2**63 for told in wait[3:])
+    assert trace.notes == ()
+
+
+def test_a_correlation_of_no_record_is_none(tmp_path: Path) -> None:
+    launched = 1  # the call that launched "a"
+    for record in (launched, 777):
+        assert waits(read_one(tmp_path, one_wait({RECORD: record})))[0][2] is None
+
+
+def test_a_record_after_the_wait_is_another(tmp_path: Path) -> None:
+    streams = Streams()
+    streams.launch(7, 50)
+    streams.wait(20, record := 3)
+    assert streams.record(21) == record
+    assert waits(read_one(tmp_path, streams.document())) == [("cudaStreamWaitEvent", 20, None, NO_NUMBER, 6)]
+
+
+def test_a_wait_whose_call_is_missing_is_left_out(tmp_path: Path) -> None:
+    content = one_wait()
+    content["traceEvents"] = [one for one in content["traceEvents"] if one["name"] != "cudaStreamWaitEvent"]
+    assert waits(read_one(tmp_path, content)) == []
+
+
+def test_the_host_waits_in_synchronizations_and_not_in_queries(tmp_path: Path) -> None:
+    streams = Streams()
+    streams.launch(7, 50)
+    record = streams.record(7)
+    streams.synchronize(record)
+    streams.tell("Event Sync", streams.call("cudaEventQuery"), record, -1, {})
+    nothing = {STREAM: None, RECORD: None, EVENT: None}
+    streams.tell("Stream Sync", streams.call("cudaStreamSynchronize"), -1, 20, nothing)
+    streams.tell("Context Sync", streams.call("cudaDeviceSynchronize"), -1, -1, {})
+    assert waits(read_one(tmp_path, streams.document())) == [
+        ("cudaEventSynchronize", NO_NUMBER, "cudaEventRecord", 7, 6),
+        # As if the call recorded an event in the stream and waited for it.
+        ("cudaStreamSynchronize", NO_NUMBER, "cudaStreamSynchronize", 20, NO_NUMBER),
+    ]
+
+
+def test_traces_without_such_events_tell_of_none(tmp_path: Path) -> None:
+    assert not len(read_one(tmp_path, [launch(0, 1), kernel("k", 5, 2, 1)]).event_waits)
+    (trace,) = read_traces([TRACES / "public" / "benchmark_result_alexnet.json.gz"])
+    assert {wait[0] for wait in waits(trace)} == {"cudaStreamSynchronize", "cudaStreamWaitEvent"}
