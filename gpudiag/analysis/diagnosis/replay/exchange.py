@@ -83,7 +83,8 @@ class HostPart(msgspec.Struct, frozen=True, kw_only=True):
     """What of a graph's nodes and ops is the exchange's, besides its collectives; times in ns.
 
     Attributes:
-        busy, waiting: float64[n], of each host node's work.
+        calls: float64[n], of each host node's work handing collectives over and packing gradients.
+        busy, waiting: float64[n], what else of it is the exchange's.
         blocks: bool[n], whether a node waits for the exchange: for one of its copies, or in one of its calls.
         devices: float64[n], how many devices the node's process drives: without an exchange each has a process of its
             own, which launches for it alone (an executor has a thread for each anyhow).
@@ -91,6 +92,7 @@ class HostPart(msgspec.Struct, frozen=True, kw_only=True):
         gap, latency: float64[m], what of each op's gap and latency passed while an exchange was under way.
     """
 
+    calls: NDArray[np.float64]
     busy: NDArray[np.float64]
     waiting: NDArray[np.float64]
     blocks: NDArray[np.bool_]
@@ -108,6 +110,7 @@ def host_part(graph: Graph, timeline: Timeline) -> HostPart:
     """What the exchange has the hosts do and wait for, and the ops whose starts it held up."""
     host, device = graph.host, graph.device
     part = HostPart(
+        calls=np.zeros(len(host.time)),
         busy=np.zeros(len(host.time)),
         waiting=np.zeros(len(host.time)),
         blocks=np.zeros(len(host.time), np.bool_),
@@ -156,14 +159,16 @@ def _host_nodes(graph: Graph, timeline: Timeline, lane: Lane, nodes: slice, part
     called = np.where(rows != NONE, events.start_ns[np.maximum(rows, 0)] + lane.shift_ns, 0)
     threads = {lane.steps.thread, *np.unique(events.thread[rows[rows != NONE]]).tolist()}
     busy = union(*(lane.threads[thread].busy for thread in threads if thread in lane.threads))
-    own = union(*(spans for thread, spans in lane.exchange_calls.items() if thread in threads))
+    own = union(*(spans for thread, spans in lane.exchange.items() if thread in threads))
+    calls = subtract(union(*(spans for thread, spans in lane.exchange_calls.items() if thread in threads)), own)
     others = union(*(spans for thread, spans in lane.exchange.items() if thread not in threads))
     others = subtract(subtract(others, busy), own)
     until = host.time[nodes].astype(np.int64)
     before = np.concatenate([until[:1], until[:-1]])
     blocked = host.block_on[nodes] != NONE
     until = np.where(blocked & (rows != NONE), np.maximum(called, before), until)
-    part.busy[nodes] = np.minimum(_covered(intersect(own, busy), before, until), host.busy[nodes])
+    part.calls[nodes] = np.minimum(_covered(calls, before, until), host.busy[nodes])
+    part.busy[nodes] = np.minimum(_covered(intersect(own, busy), before, until), host.busy[nodes] - part.calls[nodes])
     silent = union(subtract(own, busy), others)
     part.waiting[nodes] = np.minimum(_covered(silent, before, until), (host.input + host.silent)[nodes])
     unmatched = np.isnan(graph.device.transfer) & (graph.device.op_class == OpClass.COMMUNICATION)

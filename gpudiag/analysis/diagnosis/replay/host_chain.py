@@ -60,7 +60,7 @@ def chain_of(timeline: Timeline, trace_index: int, lanes: list[Lane], parts: lis
     events = trace.events
     shift = lane.shift_ns
     begin, end = body_span(lane)
-    threads = _chain_threads(lane, anyone=timeline.traces[trace_index].waits_in_collectives)
+    threads = _chain_threads(lane, anyone=trace.waits_in_collectives)
     rows = events.rows_of(EventKind.RUNTIME)
     rows = rows[np.isin(events.thread[rows], threads)]
     start, stop = events.start_ns[rows] + shift, events.end_ns[rows] + shift
@@ -82,9 +82,7 @@ def chain_of(timeline: Timeline, trace_index: int, lanes: list[Lane], parts: lis
     call_start, time = start[chosen], stop[chosen]
     queued = _queue_length(lanes, time)
     before = np.concatenate([[_node_before(start, stop, launching, blocking, begin)], time[:-1]])
-    overhead_rows = events.rows_of(EventKind.OVERHEAD)
-    overhead = union(Intervals(events.start_ns[overhead_rows] + shift, events.end_ns[overhead_rows] + shift))
-    held = within(overhead, before, time)
+    held = within(lane.overhead, before, time)
     kinds = _block_kinds(events, rows[chosen], time - call_start, blocking[chosen], queued)
     kinds = _with_copies(events, rows[chosen], kinds, call_start, time)
     kinds[blocking[chosen] & (events.role[rows[chosen]] == Role.EXCHANGE)] = Block.COLLECTIVE
@@ -97,7 +95,7 @@ def chain_of(timeline: Timeline, trace_index: int, lanes: list[Lane], parts: lis
     at_once = np.isin(rows[chosen], np.concatenate([awaited.call for awaited in told])) & (target_end <= began)
     work_until = np.where((block != Block.NOT) & ~at_once, began, time)
     busy, waited, silent = _work(lane.threads, threads, before, work_until)
-    profiler = np.minimum(within(overhead, before, work_until), busy)
+    profiler = np.minimum(within(lane.overhead, before, work_until), busy)
     # Held up by a full queue, as "Command Buffer Full" shows: the device sets the pace, and the time is no work.
     busy = busy - np.where(block == Block.QUEUE, profiler, 0.0)
     profiler = np.where(block == Block.QUEUE, 0.0, profiler)

@@ -221,7 +221,7 @@ class WhatIf:
 
     def without_launch_cost(self, costs: Costs) -> Costs:
         """Framework and launch calls take no time. What the exchange has the host do stays."""
-        return replace(costs, busy=np.fmin(costs.busy, self.exchanged.busy))
+        return replace(costs, busy=np.fmin(costs.busy, self.exchanged.busy + self.exchanged.calls))
 
     def as_cuda_graph(self, costs: Costs) -> Costs:
         """The step is launched at once: no time on the host, and kernels that follow each other as in a CUDA graph.
@@ -275,6 +275,8 @@ class WhatIf:
         gap = np.fmin(alone.gap, self.exchanged.undisturbed_gap)
         return replace(
             alone,
+            busy=np.maximum(alone.busy - part.busy, 0.0) / part.devices,
+            waiting=np.maximum(alone.waiting - part.waiting, 0.0),
             blocking=alone.blocking & ~part.blocks,
             latency=np.where(gone, np.fmin(alone.latency, 0.0), remainder(alone.latency, part.latency)),
             duration=np.where(gone, 0.0, alone.duration),
@@ -283,12 +285,7 @@ class WhatIf:
 
     def without_exchange_calls(self, costs: Costs) -> Costs:
         """The host's calls for the exchange take no time; what one takes more than the others is its slowness."""
-        part = self.exchanged
-        costs = replace(
-            costs,
-            busy=np.maximum(costs.busy - part.busy, 0.0) / part.devices,
-            waiting=np.maximum(costs.waiting - part.waiting, 0.0),
-        )
+        costs = replace(costs, busy=np.maximum(costs.busy - self.exchanged.calls, 0.0))
         if self.timeline.lanes[0].is_cpu:  # there what comes before a collective's call is the training itself
             return costs
         device = self.graph.device

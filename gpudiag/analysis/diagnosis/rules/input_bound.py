@@ -8,6 +8,8 @@ from dataclasses import replace
 from functools import partial
 from typing import ClassVar
 
+import numpy as np
+
 from gpudiag.analysis.diagnosis.case import Case
 from gpudiag.analysis.diagnosis.examples import DDP, Job, fetch, kernels, silence
 from gpudiag.analysis.diagnosis.replay.simulate import Costs
@@ -133,4 +135,6 @@ def with_timed_input(case: Case, findings: Sequence[Finding]) -> list[Finding]:
 
 def _common(what_if: WhatIf, costs: Costs) -> Costs:
     """Without what all ranks wait: from ranks that are level, as one that waits alone is a straggler."""
-    return replace(costs, waiting=costs.waiting - what_if.levelled(costs, PARTS).waiting)
+    # What is waited for is the exchange for as long as one is under way.
+    waited = what_if.levelled(costs, PARTS).waiting - what_if.exchanged.waiting
+    return replace(costs, waiting=costs.waiting - np.maximum(waited, 0.0))

@@ -96,7 +96,9 @@ def _common(what_if: WhatIf, costs: Costs) -> Costs:
     the gain, and is not counted.
     """
     graph = what_if.as_cuda_graph(costs)
-    busy = costs.busy - what_if.levelled(costs, PARTS).busy
+    busy = costs.busy - np.maximum(
+        what_if.levelled(costs, PARTS).busy - what_if.exchanged.busy - what_if.exchanged.calls, 0.0
+    )
     launched = replace(costs, busy=busy)
     if not notable(what_if.gain_ms(launched, costs), what_if.step_ms(costs)):
         return launched

@@ -144,8 +144,8 @@ def test_the_recorded_reduction_on_the_cpu() -> None:
 def test_what_the_reduction_on_the_cpu_costs() -> None:
     analysis = analyze([RECORDED / "mirrored_cpu.xplane.pb.gz"])
     first = analysis.findings[0]
-    # Beside one device it costs 23.2 ms, and 21.0 are found in the whole recording (docs/accuracy.md). This one lacks the
-    # shortest kernels: what ran of them beside an exchange looks like waiting for it.
+    # Beside one device it costs 23.2 ms, and 21.0 are found in the whole recording (docs/accuracy.md). This one lacks
+    # the shortest kernels: what ran of them beside an exchange looks like waiting for it.
     assert first.code == "communication-bound"
     assert first.recoverable_ms_per_step == pytest.approx(23.2, rel=0.33)
     for device in analysis.devices:
