@@ -32,11 +32,12 @@ def with_hooks(table: EventTable) -> NDArray[np.uint8]:
     operators = np.flatnonzero((table.kind == EventKind.OPERATOR) & (role == Role.OPERATOR))
     evaluated = _named(table, _EVALUATED, operators)
     accumulated = _named(table, _ACCUMULATED, operators)
-    updates = np.flatnonzero(role == Role.OPTIMIZER)  # one that runs in the backward pass
+    # DDP's packing, a collective handed over, and an optimizer that runs in the backward pass are known as such.
+    known = np.flatnonzero(np.isin(role, (Role.PACKING, Role.HAND_OVER, Role.OPTIMIZER)))
     role = role.copy()
     for thread in np.unique(table.thread[evaluated]).tolist():
         around = _spans(table, evaluated[table.thread[evaluated] == thread])
-        own = np.concatenate([rows[table.thread[rows] == thread] for rows in (accumulated, updates)])
+        own = np.concatenate([rows[table.thread[rows] == thread] for rows in (accumulated, known)])
         hooked = subtract(around, _spans(table, own))
         rows = np.setdiff1d(operators[table.thread[operators] == thread], evaluated)
         slot = np.searchsorted(hooked.start, table.start_ns[rows], side="right") - 1
