@@ -123,9 +123,7 @@ class _Host:
         self.communication = np.array([call.row for call in trace.collectives], np.int64)
         self.waits_in_collectives = trace.waits_in_collectives
         self._threads: dict[int, dict[int, HostThread]] = {}
-        self._exchange = exchange_spans(trace, self.threads(0), self.steps, Role.EXCHANGE)
-        everything = (Role.EXCHANGE, Role.HAND_OVER, Role.PACKING)
-        self._calls = exchange_spans(trace, self.threads(0), self.steps, *everything)
+        self._exchange, self._calls = exchange_spans(trace, self.threads(0), self.steps)
 
     def communication_times(self, shift_ns: int) -> Intervals:
         rows = self.communication

@@ -24,36 +24,41 @@ Spans = dict[int, Intervals]
 _ON_HOST = (EventKind.OPERATOR, EventKind.ANNOTATION, EventKind.RUNTIME, EventKind.PYTHON)
 
 
-def exchange_spans(trace: Trace, threads: dict[int, HostThread], steps: HostSteps, *roles: Role) -> Spans:
-    """When each host thread is at an exchange, on the trace's own clock, as sets by thread id.
+def exchange_spans(trace: Trace, threads: dict[int, HostThread], steps: HostSteps) -> tuple[Spans, Spans]:
+    """When each host thread is at an exchange, and when it is or hands one over or packs gradients for it.
 
-    Around threads that give devices their work (DataParallel's replicas) it is so only while those do nothing.
+    Around threads that give devices their work (DataParallel's replicas) it is so only while those do nothing. Both on
+    the trace's own clock, as sets by thread id.
 
     Args:
         trace: the process's trace.
         threads: what its host threads do, on the trace's own clock.
         steps: its steps, and which thread trains; likewise.
-        roles: `EXCHANGE`, and what goes with it where that is asked for.
     """
     events = trace.events
     rows = events.rows_of(*_ON_HOST)
-    exchanging = rows[np.isin(events.role[rows], roles)]
-    exchanging = np.concatenate([exchanging, _updates_on_host(events, rows)])
-    around = (events.kind[exchanging] == EventKind.ANNOTATION) & ~np.isin(
-        exchanging, [call.row for call in trace.collectives]
-    )
-    launching = set(np.unique(events.thread[_launches(events, rows)]).tolist()) & threads.keys()
-    spans = {}
-    awaited = _awaited(events, exchanging[around], threads, steps)
-    for thread in np.unique(np.append(events.thread[exchanging], steps.thread)).tolist():
-        mine = events.thread[exchanging] == thread
-        others = union(*(threads[other].busy for other in launching - {thread}))
-        spans[thread] = union(
-            _spans(events, exchanging[mine & ~around]),
-            subtract(_spans(events, exchanging[mine & around]), others),
-            *([awaited] if thread == steps.thread else []),
-        )
-    return {thread: found for thread, found in spans.items() if len(found)}
+    role = events.role[rows]
+    exchanges = rows[role == Role.EXCHANGE]
+    spans: Spans = {}
+    if len(exchanges):
+        launches = _launches(events, rows)
+        exchanges = np.concatenate([exchanges, _updates_on_host(events, rows, exchanges, launches)])
+        of_host = [call.row for call in trace.collectives]
+        around = (events.kind[exchanges] == EventKind.ANNOTATION) & ~np.isin(exchanges, of_host)
+        launching = set(np.unique(events.thread[launches]).tolist()) & threads.keys()
+        for thread in np.unique(events.thread[exchanges]).tolist():
+            mine = events.thread[exchanges] == thread
+            others = union(*(threads[other].busy for other in launching - {thread}))
+            outside = subtract(_spans(events, exchanges[mine & around]), others)
+            spans[thread] = union(_spans(events, exchanges[mine & ~around]), outside)
+        awaited = _awaited(events, exchanges[around], threads, steps)
+        spans[steps.thread] = union(spans.get(steps.thread, EMPTY), awaited)
+    calls = rows[(role == Role.HAND_OVER) | (role == Role.PACKING)]
+    every = dict(spans)
+    for thread in np.unique(events.thread[calls]).tolist():
+        mine = calls[events.thread[calls] == thread]
+        every[thread] = union(every.get(thread, EMPTY), _spans(events, mine))
+    return {thread: found for thread, found in spans.items() if len(found)}, every
 
 
 def copies_beside(events: EventTable, rows: NDArray[np.intp]) -> NDArray[np.bool_]:
@@ -112,11 +117,11 @@ def _awaited(
     return Intervals(silent.start[long], silent.end[long])
 
 
-def _updates_on_host(events: EventTable, rows: NDArray[np.intp]) -> NDArray[np.intp]:
+def _updates_on_host(
+    events: EventTable, rows: NDArray[np.intp], exchanges: NDArray[np.intp], launches: NDArray[np.intp]
+) -> NDArray[np.intp]:
     """Optimizer steps around an exchange of a job with devices that give them no work but copies."""
-    exchanges = rows[events.role[rows] == Role.EXCHANGE]
-    launches = _launches(events, rows)
-    if len(exchanges) == 0 or len(launches) == 0:
+    if len(launches) == 0:
         return np.empty(0, np.intp)
     steps = rows[events.role[rows] == Role.OPTIMIZER]
     kept = [row for row in steps.tolist() if _holds(events, row, exchanges) and not _holds(events, row, launches)]
