@@ -72,24 +72,6 @@ def test_a_wrong_row_is_exit_code_1(quick: Run, tmp_path: Path) -> None:
 
 
 @pytest.mark.measured
-def test_the_late_rank_is_found_with_its_cause(quick: Run) -> None:
-    row = rows(quick)["late-loader-one"]
-    assert (row["found"]["code"], row["found"]["ranks"], row["found"]["cause"]) == ("straggler", [1], "input")
-    # What it costs is judged where nothing else runs: cores that other tests share make any step late. But the loader
-    # sleeps whatever else there is, and no less than that may be found.
-    late_ms = json.loads((quick[1] / "out" / row["run_dir"] / "ablation.json").read_text(encoding="utf-8"))["amount_ms"]
-    assert row["found"]["ms"] > 0.5 * late_ms
-
-
-@pytest.mark.measured
-def test_a_marked_loader_is_found_as_one(quick: Run) -> None:
-    # Whether it is worth an alarm is judged where nothing else runs: with scattering steps the bar for one rises.
-    run_dir = quick[1] / "out" / rows(quick)["late-loader-marked"]["run_dir"]
-    found = json.loads((run_dir / "analysis.json").read_text(encoding="utf-8"))["findings"]
-    assert "loader" in {finding["cause"] for finding in found if finding["code"] == "input-bound"}
-
-
-@pytest.mark.measured
 @pytest.mark.parametrize("fault", ["late-loader-marked", "late-loader-one"])
 def test_a_late_loader_costs_what_it_is_late(quick: Run, fault: str) -> None:
     run_dir = quick[1] / "out" / "resnet20-cifar" / fault

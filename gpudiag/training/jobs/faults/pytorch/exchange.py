@@ -16,13 +16,13 @@ _REPEATS = 5
 _MOST_EXTRA = 200.0
 
 
-def _without(trainer: DdpTrainer) -> Literal["barely", "alone"]:
+def _without(trainer: DdpTrainer) -> Literal["meeting", "alone"]:
     """How the ranks train when the exchange is to cost nothing.
 
     What the diagnosis calls recoverable is the whole of it, packing and all, but no waiting for a late rank. GPUs of a
     clean job are level, so each may go alone. Processes on shared cores never are: they go on waiting for each other.
     """
-    return "alone" if trainer.device.type == "cuda" else "barely"
+    return "alone" if trainer.device.type == "cuda" else "meeting"
 
 
 class SlowExchange(Fault[DdpTrainer]):

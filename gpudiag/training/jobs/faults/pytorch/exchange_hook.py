@@ -11,19 +11,19 @@ from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_
 
 
 class Exchange:
-    """DDP's communication hook, in one of four ways.
+    """DDP's communication hook, in one of five ways.
 
     `plain`: PyTorch's own all-reduce of each bucket. `slow`: the same behind an all-reduce of `extra` other bytes per
     byte, as if the link were that much slower. `barely`: of one element per bucket: ranks still wait for each other,
     but hardly anything is transferred. `alone`: the trainer steps under `no_sync()`, so that no bucket is filled, none
-    comes here, and each rank trains for itself.
+    comes here, and each rank trains for itself. `meeting`: likewise, but ranks wait for each other after backward.
 
     On a CPU all of the other bytes go with the last bucket, when backward is over: gloo's threads would take the core
     from backward, of one rank more than of another, and the fault would be as much slow compute as slow exchange.
     """
 
     def __init__(self) -> None:
-        self.way: Literal["plain", "slow", "barely", "alone"] = "plain"
+        self.way: Literal["plain", "slow", "barely", "alone", "meeting"] = "plain"
         self.extra = 0.0
         self._other = torch.empty(0)
         self._elements = 0

@@ -75,10 +75,12 @@ class DdpTrainer(Trainer):
             x = x.contiguous(memory_format=self._layout)
         if self.extra is not None:
             self.extra()
-        with self._model.no_sync() if self.exchange.way == "alone" else nullcontext():
+        with self._model.no_sync() if self.exchange.way in {"alone", "meeting"} else nullcontext():
             with self._arithmetic.forward():
                 loss = self._workload.loss(self._model(x), target.to(self.device, non_blocking=True))
             self._arithmetic.backward(loss)
+        if self.exchange.way == "meeting":
+            dist.barrier(group=self._control)
         self._arithmetic.step(self._optimizer)
         self._optimizer.zero_grad(set_to_none=True)
 
