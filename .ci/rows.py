@@ -2,7 +2,7 @@
 
     python .ci/rows.py --least 8 DIRECTORY...
 
-Each directory is what a `gpudiag selftest` wrote. Whether a single row is right on cores that others share is chance now
+Each directory is what a `gpudiag selftest` wrote. Whether one row is right on cores that others share is chance now
 and then; that most are is not.
 """
 
