@@ -11,19 +11,19 @@ from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_
 
 
 class Exchange:
-    """DDP's communication hook, in one of five ways.
+    """DDP's communication hook, in one of four ways.
 
     `plain`: PyTorch's own all-reduce of each bucket. `slow`: the same behind an all-reduce of `extra` other bytes per
-    byte, as if the link were that much slower. `barely`: of one element per bucket: ranks still wait for each other,
-    but hardly anything is transferred. `alone`: the trainer steps under `no_sync()`, so that no bucket is filled, none
-    comes here, and each rank trains for itself. `meeting`: likewise, but ranks wait for each other after backward.
+    byte, as if the link were that much slower. `alone`: the trainer steps under `no_sync()`, so that no bucket is
+    filled, none comes here, and each rank trains for itself. `meeting`: likewise, but ranks wait for each other after
+    backward.
 
     On a CPU all of the other bytes go with the last bucket, when backward is over: gloo's threads would take the core
     from backward, of one rank more than of another, and the fault would be as much slow compute as slow exchange.
     """
 
     def __init__(self) -> None:
-        self.way: Literal["plain", "slow", "barely", "alone", "meeting"] = "plain"
+        self.way: Literal["plain", "slow", "alone", "meeting"] = "plain"
         self.extra = 0.0
         self._other = torch.empty(0)
         self._elements = 0
@@ -31,10 +31,6 @@ class Exchange:
     def bucket(self, group: dist.ProcessGroup, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
         """Exchange one bucket of gradients."""
         buffer = bucket.buffer()
-        if self.way == "barely":
-            one = dist.all_reduce(buffer[:1], group=group, async_op=True)
-            done: torch.futures.Future[torch.Tensor] = one.get_future().then(lambda _: buffer)
-            return done
         if self.way == "plain":
             return allreduce_hook(group, bucket)
         self._elements += buffer.numel()
