@@ -89,18 +89,27 @@ def test_a_fault_of_another_rank_does_nothing_here(trainer: DdpTrainer) -> None:
     assert trainer.extra is None
 
 
-def test_extra_compute_grows_with_what_is_asked(trainer: DdpTrainer) -> None:
-    spent_s = []
+def test_extra_compute_grows_with_what_is_asked(trainer: DdpTrainer, monkeypatch: pytest.MonkeyPatch) -> None:
+    products = []
+    multiply = torch.mm
+
+    def counted(a: torch.Tensor, b: torch.Tensor, *, out: torch.Tensor) -> torch.Tensor:
+        products.append(a)
+        return multiply(a, b, out=out)
+
+    monkeypatch.setattr(torch, "mm", counted)
+    monkeypatch.setattr(trainer, "milliseconds_of", lambda _work, repeats: trainer.clean_ms / 10)  # of one product
+    counts = []
     for amount in (1.0, 8.0):
         fault = fault_of(trainer, FaultPlan(name="slow", kind="extra-compute", amount=amount))
         fault.switch(on=True)
         assert trainer.extra is not None
-        began = time.thread_time()
+        products.clear()
         trainer.extra()
-        spent_s.append(time.thread_time() - began)
+        counts.append(len(products))
         fault.rest()
         assert trainer.extra is None
-    assert spent_s[1] > 2 * spent_s[0] > 0
+    assert counts == [10, 80]
 
 
 @pytest.mark.parametrize("way", ["slow", "meeting"])
