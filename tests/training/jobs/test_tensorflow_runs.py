@@ -63,8 +63,9 @@ def test_two_processes_that_exchange_gradients(tmp_path: Path) -> None:
 def test_a_parameter_server(tmp_path: Path) -> None:
     analysis, record = trained(tmp_path, "mlp", "--strategy", "parameter-server", "--batch-size", "8")
     check(analysis, record)
-    # The training loop's thread hands steps to workers and waits for them, which is no waiting for input.
-    assert "input-bound" not in {finding["code"] for finding in analysis["findings"]}
+    # The training loop's thread hands steps to workers and waits for them, which is no waiting for input: that of one
+    # process on shared cores may be worth a word, and never is the first.
+    assert [finding["code"] for finding in analysis["findings"]][:1] != ["input-bound"]
 
 
 def test_xla_and_mixed_precision_on_batches_that_lie_on_the_devices(tmp_path: Path) -> None:
