@@ -117,10 +117,8 @@ def _joined(light: Trace, full: Trace, rows: NDArray[np.intp], start: Times, end
 
 def _told(light: Trace, full: Trace) -> list[CollectiveCall]:
     """The light recording's collectives with what only the full one says, groups and sizes, step by step."""
-    by_step = {trace.source: _by_step(trace) for trace in (light, full)}
-    here, there = by_step[light.source], by_step[full.source]
     calls = {call.row: call for call in light.collectives}
-    for mine, other in zip(here, there, strict=False):
+    for mine, other in zip(_by_step(light), _by_step(full), strict=False):
         if [call.operation for call in mine] != [call.operation for call in other]:
             continue
         for call, known in zip(mine, other, strict=True):

@@ -1,8 +1,8 @@
 """Cuts every device window into the eight exclusive buckets.
 
 At each instant the first that holds wins: a compute kernel, a collective whose last participant has arrived, a
-collective that still waits for one, a copy; and when the device does nothing, what the host was doing that launches
-next. On rank 1 of
+collective that still waits for one, an exchange that the host is at, a copy; and when the device does nothing, what the
+host was doing that launches next. On rank 1 of
 
     rank 0   compute |------|  all-reduce |--------|
     rank 1   compute |--|  all-reduce |............|

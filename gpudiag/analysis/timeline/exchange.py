@@ -104,7 +104,7 @@ def _awaited(
     """
     updates = np.sort(events.start_ns[(events.role == Role.OPTIMIZER) & (events.thread == steps.thread)])
     ends = np.sort(events.end_ns[ranges])
-    if steps.thread not in threads or len(ends) == 0 or len(updates) == 0:
+    if steps.thread not in threads or min(len(ends), len(updates), len(steps)) == 0:
         return EMPTY
     last = np.searchsorted(ends, updates, side="right") - 1
     begun = np.where(last >= 0, ends[np.maximum(last, 0)], updates)

@@ -194,3 +194,17 @@ def test_a_users_hook_is_known_by_where_the_engine_runs_it(tmp_path: Path, under
 def test_what_exchanges_by_its_name(tmp_path: Path, category: str, name: str, role: Role) -> None:
     trace = read_one(tmp_path, document(event(category, name, 0, 5), event("cpu_op", "aten::mm", 6, 5)))
     assert Role(int(trace.events.role[0])) is role
+
+
+def test_a_gradient_that_only_ddp_packs_has_no_hook(tmp_path: Path) -> None:
+    """DDP's own marks fill all that the engine runs for it."""
+    trace = read_one(
+        tmp_path,
+        document(
+            event("cpu_op", AROUND, 100, 100),
+            event("cpu_op", "torch::autograd::AccumulateGrad", 100, 50),
+            event("cpu_op", "torch.distributed.ddp.reducer::mul_out", 150, 50),
+            event("cpu_op", "aten::mul", 160, 20),
+        ),
+    )
+    assert not (trace.events.role == Role.EXCHANGE).any()

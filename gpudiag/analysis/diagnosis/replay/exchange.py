@@ -46,8 +46,7 @@ def packing_ops(graph: Graph, timeline: Timeline) -> NDArray[np.bool_]:
             spans = subtract(spans, union(Intervals(events.start_ns[updates], events.end_ns[updates])))
             of_thread = nodes[events.thread[host.row[nodes]] == thread]
             called = events.start_ns[host.row[of_thread]]
-            slot = np.searchsorted(spans.start, called, side="right") - 1
-            node_packs[of_thread] = (slot >= 0) & (called < spans.end[np.maximum(slot, 0)])
+            node_packs[of_thread] = _covered(spans, called, called + 1) > 0
     packs: NDArray[np.bool_] = node_packs[np.maximum(device.launch, 0)]
     packs &= (device.launch != NONE) & (device.op_class != OpClass.COMMUNICATION) & ~device.host_copy
     return packs

@@ -39,6 +39,8 @@ def with_hooks(table: EventTable) -> NDArray[np.uint8]:
         around = _spans(table, evaluated[table.thread[evaluated] == thread])
         own = np.concatenate([rows[table.thread[rows] == thread] for rows in (accumulated, known)])
         hooked = subtract(around, _spans(table, own))
+        if len(hooked) == 0:
+            continue
         rows = np.setdiff1d(operators[table.thread[operators] == thread], evaluated)
         slot = np.searchsorted(hooked.start, table.start_ns[rows], side="right") - 1
         inside = (slot >= 0) & (table.end_ns[rows] <= hooked.end[np.maximum(slot, 0)])
