@@ -16,7 +16,7 @@ PIP := PIP_DISABLE_PIP_VERSION_CHECK=1 $(BIN)/python -m pip install --quiet --co
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup run test unit check format bench docs protobuf tensorboard tensorflow wheel clean
+.PHONY: help setup run test unit fuzz check format bench docs protobuf tensorboard tensorflow trainers wheel clean
 
 help: ## Show this help
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -31,6 +31,9 @@ test: $(VENV)/.dev ## Run the tests
 
 unit: $(VENV)/.dev ## Run the tests that start no programs and train no models: the inner loop
 	$(BIN)/python -m pytest -n 2 --dist loadfile -m "not processes and not long and not measured" --hypothesis-profile=unit
+
+fuzz: $(VENV)/.dev ## Run 10,000 mutants of traces, run directories and facts through the commands
+	$(BIN)/python -m tests.fuzzing 10000
 
 check: $(VENV)/.dev ## Lint, formatting, strict types, import contracts
 	$(BIN)/ruff check .
@@ -63,6 +66,17 @@ build/tf-venv/.made: $(VENV)/.made constraints.txt
 	PIP_DISABLE_PIP_VERSION_CHECK=1 build/tf-venv/bin/python -m pip install --quiet --constraint constraints.txt msgspec nvtx \
 	  "tensorflow-cpu; sys_platform == 'linux' and platform_machine == 'x86_64'" \
 	  "tensorflow; sys_platform != 'linux' or platform_machine != 'x86_64'"
+	@touch $@
+
+trainers: build/trainers-venv/.made ## Install Lightning, Transformers and Accelerate into build/, for the tests of their callbacks
+
+# They take PyTorch and all else that .venv has from there.
+build/trainers-venv/.made: $(VENV)/.dev constraints.txt
+	$(BIN)/python -m venv build/trainers-venv
+	$(BIN)/python -c "import pathlib, sysconfig, torch; print(sysconfig.get_path('purelib'), pathlib.Path(torch.__file__).parents[1], sep='\n')" \
+	  > "$$(build/trainers-venv/bin/python -c "import sysconfig; print(sysconfig.get_path('purelib'))")/beside.pth"
+	PIP_DISABLE_PIP_VERSION_CHECK=1 build/trainers-venv/bin/python -m pip install --quiet --constraint constraints.txt \
+	  accelerate lightning transformers
 	@touch $@
 
 protobuf: $(VENV)/.dev ## Make the descriptors of protobuf formats again, from their .proto

@@ -2,7 +2,8 @@
 
     python .ci/repeats.py NAME --times 3 --least 2 --rate "why this often" -- COMMAND...
 
-Every run counts; none is tried again because it failed. The counts are printed and kept as `build/ci/NAME.json`, the
+Every run counts; none is tried again because it failed. They end when enough have passed, or no longer can: further
+runs would change nothing. With `--least 0` all are made. The counts are printed and kept as `build/ci/NAME.json`, the
 output of each run beside it. `{run}` in the command is the number of the run.
 """
 
@@ -35,17 +36,21 @@ def main(words: list[str] | None = None, kept: Path = KEPT) -> int:
         with (kept / f"{asked.name}-{run}.log").open("wb") as log:
             code = subprocess.run(command, stdout=log, stderr=subprocess.STDOUT, check=False).returncode
         runs.append({"exit_code": code, "seconds": round(time.monotonic() - begun, 1)})
-    passed = sum(run["exit_code"] == 0 for run in runs)
+        passed = sum(run["exit_code"] == 0 for run in runs)
+        if 0 < asked.least <= passed or len(runs) - passed > asked.times - asked.least:
+            break
     record = {
         "name": asked.name,
         "command": asked.command,
         "rate": asked.rate,
         "least": asked.least,
+        "times": asked.times,
         "passed": passed,
         "runs": runs,
     }
     (kept / f"{asked.name}.json").write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
-    print(f"{asked.name}: {passed} of {asked.times} passed; asked: at least {asked.least} ({asked.rate})")  # noqa: T201
+    wanted = f"asked: at least {asked.least} of {asked.times} ({asked.rate})"
+    print(f"{asked.name}: {passed} of {len(runs)} passed; {wanted}")  # noqa: T201
     for number, run in enumerate(runs):
         if run["exit_code"]:
             log_tail = (kept / f"{asked.name}-{number}.log").read_text(encoding="utf-8", errors="replace")[-4000:]

@@ -229,15 +229,19 @@ def _print_conditions(name: str, rounds: int, directory: Path, hta: Path) -> Non
 
 
 def _print_table(comparison: Comparison) -> None:
-    print("| whole process | wall s, median (min to max) | CPU s | peak memory MB | HTA: wall | HTA: memory |")
-    print("| --- | ---: | ---: | ---: | ---: | ---: |")
+    print(
+        "| whole process | wall s, median (min to max) | CPU s, median (min) | peak memory MB "
+        "| HTA: wall | HTA: least CPU | HTA: memory |"
+    )
+    print("| --- | ---: | ---: | ---: | ---: | ---: | ---: |")
     for candidate in comparison.candidates:
         wall, memory = _medians(candidate)
         hta_wall, hta_memory = _medians(comparison.hta)
         print(
             f"| {candidate.name} | {wall:.2f} ({min(candidate.wall_s):.2f} to {max(candidate.wall_s):.2f}) "
-            f"| {statistics.median(candidate.cpu_s):.2f} | {memory:.0f} "
-            f"| {hta_wall / wall:.1f} times | {hta_memory / memory:.1f} times |"
+            f"| {statistics.median(candidate.cpu_s):.2f} ({min(candidate.cpu_s):.2f}) | {memory:.0f} "
+            f"| {hta_wall / wall:.1f} times | {min(comparison.hta.cpu_s) / min(candidate.cpu_s):.1f} times "
+            f"| {hta_memory / memory:.1f} times |"
         )
     wall, report_wall, floor = (
         _medians(candidate)[0] for candidate in (comparison.ours, comparison.hta_report, comparison.floor)

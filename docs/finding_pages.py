@@ -76,7 +76,7 @@ def _first_sentence(rule: AnyRule) -> str:
 
 def _found(code: str, job: Job) -> Finding:
     timeline = build_timeline(job.traces())
-    findings, _ = diagnose(Case(timeline=timeline, attribution=attribute(timeline)))
+    findings = diagnose(Case(timeline=timeline, attribution=attribute(timeline))).findings
     return next(finding for finding in findings if finding.code == code)
 
 

@@ -1,4 +1,4 @@
-"""Writes docs/results/ from what `gpudiag scale` wrote: tables, plots, and the forms of earlier systems' tables.
+"""Writes docs/results/ from what `gpudiag scale` wrote: tables and plots. `gpudiag table --form all` writes seeds.md.
 
     python docs/results.py RUNS/scale --name h200x4 [--beside other=RUNS/other] [--bare bare.json]
 
@@ -16,8 +16,6 @@ import json
 import re
 from pathlib import Path
 from xml.etree import ElementTree as ET
-
-from seed_tables import seed_tables
 
 from gpudiag.model.benchmarks.scaling import SCALING_FILE, SCALING_SCHEMA, PointRecord, Scaling
 from gpudiag.model.run import RUN_SCHEMA, RunRecord
@@ -51,7 +49,6 @@ def main() -> None:
     lines += _repeats(result, others, given.directory)
     lines += ["", *_bare(given.bare, others)] if given.bare is not None else []
     (RESULTS / "repeats.md").write_text("\n".join([*lines, ""]).rstrip() + "\n", encoding="utf-8")
-    (RESULTS / "seeds.md").write_text("\n".join(seed_tables(result, _head(result))).rstrip() + "\n", encoding="utf-8")
 
 
 def _write(name: str, directory: Path) -> Scaling:

@@ -7,7 +7,7 @@ In a training loop of your own:
             with gpudiag.range("augment"):
                 ...
 
-`gpudiag analyze run-dir` then says where each step's time went.
+`gpudiag analyze run-dir` then says where each step's time went; so does `gpudiag.analyze("run-dir")`, in a notebook.
 """
 
 from __future__ import annotations
@@ -15,18 +15,37 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from gpudiag.training.session.keras_callback import KerasCallback
+    from gpudiag.app.python_api import analyze, compare, load_facts
+    from gpudiag.training.session.callbacks.keras import KerasCallback
+    from gpudiag.training.session.callbacks.lightning import LightningCallback
+    from gpudiag.training.session.callbacks.transformers import TransformersCallback
     from gpudiag.training.session.ranges import Range as range  # noqa: A004, N813  # the public names are those of the verbs
     from gpudiag.training.session.session import Session as profile  # noqa: N813
     from gpudiag.training.strategies.pytorch.cpu_reduce import CpuReduceHook
 
     __version__: str
 
-__all__ = ["CpuReduceHook", "KerasCallback", "__version__", "profile", "range"]
+__all__ = [
+    "CpuReduceHook",
+    "KerasCallback",
+    "LightningCallback",
+    "TransformersCallback",
+    "__version__",
+    "analyze",
+    "compare",
+    "load_facts",
+    "profile",
+    "range",
+]
 
 _PLACES = {
     "CpuReduceHook": "gpudiag.training.strategies.pytorch.cpu_reduce:CpuReduceHook",
-    "KerasCallback": "gpudiag.training.session.keras_callback:KerasCallback",
+    "KerasCallback": "gpudiag.training.session.callbacks.keras:KerasCallback",
+    "LightningCallback": "gpudiag.training.session.callbacks.lightning:LightningCallback",
+    "TransformersCallback": "gpudiag.training.session.callbacks.transformers:TransformersCallback",
+    "analyze": "gpudiag.app.python_api:analyze",
+    "compare": "gpudiag.app.python_api:compare",
+    "load_facts": "gpudiag.app.python_api:load_facts",
     "profile": "gpudiag.training.session.session:Session",
     "range": "gpudiag.training.session.ranges:Range",
 }

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 
 class GpudiagError(Exception):
     """An expected failure: one line of what is wrong, one of what to do, and an exit code.
@@ -65,3 +67,13 @@ class FrameworkMissingError(GpudiagError):
 
     exit_code = 5
     hint = "Install it (in a clone: pip install '.[torch]') or choose another interpreter with --python."
+
+
+def there_are(word: object, known: Iterable[object]) -> str:
+    """A hint for a word that nothing has: the one that was probably meant, and all that there are."""
+    import difflib  # noqa: PLC0415  # for those only who mistype
+
+    valid = [str(one) for one in known]
+    close = difflib.get_close_matches(str(word), valid, n=1)
+    meant = f"Did you mean '{close[0]}'? " if close else ""
+    return f"{meant}There are: {', '.join(valid)}."

@@ -1,4 +1,4 @@
-"""Sets of half-open intervals [start, end) on integer nanoseconds, as sorted NumPy columns.
+"""Sets of half-open intervals [start, end) on integer nanoseconds, and of numbers, as sorted NumPy columns.
 
 A *set* here is normal: its intervals are sorted, disjoint, not touching and not empty. Every function returns a normal
 set, so lengths add up exactly, to the nanosecond:
@@ -16,12 +16,14 @@ set, so lengths add up exactly, to the nanosecond:
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import Any, TypeVar
 
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
 Times = NDArray[np.int64]
+Number = TypeVar("Number", bound=np.generic)
 
 
 class Intervals(msgspec.Struct, frozen=True):
@@ -106,11 +108,59 @@ def lengths_between(a: Intervals, bounds: Times) -> Times:
 
     The windows tile, so the lengths of sets that partition time partition each window too.
     """
+    return np.diff(_covered_before(a, bounds))
+
+
+def lengths_inside(a: Intervals, start: Times, end: Times) -> Times:
+    """Length of the set inside each of n spans [start, end), which may overlap and come in any order: int64[n]."""
+    return _covered_before(a, end) - _covered_before(a, start)
+
+
+def within(a: Intervals, time: Times) -> NDArray[np.bool_]:
+    """bool[n]: which of n times lie in the set."""
     if len(a) == 0:
-        return np.zeros(max(len(bounds) - 1, 0), np.int64)
+        return np.zeros(len(time), np.bool_)
+    slot = np.searchsorted(a.start, time, side="right") - 1
+    found: NDArray[np.bool_] = (slot >= 0) & (time < a.end[np.maximum(slot, 0)])
+    return found
+
+
+def _covered_before(a: Intervals, time: Times) -> Times:
+    """How much of the set lies before each time: all intervals begun by then, less what lies beyond of the last."""
+    if len(a) == 0:
+        return np.zeros(len(time), np.int64)
     done = np.concatenate([[0], np.cumsum(a.end - a.start)])
-    index = np.searchsorted(a.start, bounds, side="right")
-    # Covered time before a bound: all whole intervals before it, less what of the last one lies beyond the bound.
-    previous = np.maximum(index - 1, 0)
-    beyond = np.where(index > 0, np.maximum(a.end[previous] - bounds, 0), 0)
-    return np.diff(done[index] - beyond)
+    begun = np.searchsorted(a.start, time, side="right")
+    beyond = np.maximum(a.end[np.maximum(begun - 1, 0)] - time, 0)
+    return np.asarray(done[begun] - np.where(begun > 0, beyond, 0), np.int64)
+
+
+def distinct(values: NDArray[Number]) -> NDArray[Number]:
+    """The distinct values of a column without NaN, sorted.
+
+    As `np.unique`, which hashes since NumPy 2.3 what is sorted faster here: a trace's columns are mostly in order. It
+    also imports `numpy.ma` for that, which every process that reads traces would wait for.
+
+    >>> distinct(np.array([7, 3, 7])).tolist()
+    [3, 7]
+    """
+    ordered = np.sort(values, kind="stable")
+    first = np.ones(len(ordered), np.bool_)
+    np.not_equal(ordered[1:], ordered[:-1], out=first[1:])
+    return ordered[first]
+
+
+def among(values: NDArray[np.integer[Any]], others: NDArray[np.integer[Any]]) -> NDArray[np.bool_]:
+    """bool[n]: which of n integers are among others, where both are mostly in order and far apart: times, rows.
+
+    `np.isin` makes both distinct first; where integers are dense (correlations) it looks them up in a table, faster.
+
+    >>> among(np.array([7, 3, 7]), np.array([9, 7])).tolist()
+    [True, False, True]
+    """
+    if len(others) == 0:
+        return np.zeros(len(values), np.bool_)
+    ordered = np.sort(others, kind="stable")
+    place = np.minimum(np.searchsorted(ordered, values), len(ordered) - 1)
+    found: NDArray[np.bool_] = ordered[place] == values
+    return found

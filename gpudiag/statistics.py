@@ -118,6 +118,20 @@ def sum_of(parts: Iterable[Estimate]) -> Estimate:
     return _around(math.fsum(part.value for part in parts), half, freedom)
 
 
+def wilson(right: int, of: int) -> tuple[float, float]:
+    """The 95 % interval of a share, `right` of so many having been seen; (0, 1) of none. E. B. Wilson, JASA 22, 1927.
+
+    >>> [round(end, 3) for end in wilson(9, 10)]
+    [0.596, 0.982]
+    """
+    if not of:
+        return 0.0, 1.0
+    z2 = student_t(math.inf) ** 2
+    middle = (right + z2 / 2) / (of + z2)
+    half = math.sqrt(z2 * (right * (of - right) / of + z2 / 4)) / (of + z2)
+    return max(0.0, middle - half), min(1.0, middle + half)
+
+
 def student_t(freedom: float) -> float:
     """The two-sided 95 % quantile of Student's t distribution; `freedom` may be a fraction or infinite, 1 <= freedom.
 

@@ -1,11 +1,16 @@
-"""gpudiag as people run it: a process of its own, with an environment in which no one's settings matter."""
+"""gpudiag as people run it: a process of its own, or in this one, with an environment in which no settings matter."""
 
 from __future__ import annotations
 
+import contextlib
+import io
 import os
 import subprocess
 import sys
 from typing import TYPE_CHECKING
+from unittest import mock
+
+from gpudiag.commands.main import main
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -32,3 +37,16 @@ def gpudiag(*words: str, cwd: Path | None = None, **changes: str) -> subprocess.
         timeout=SECONDS,
         check=False,
     )
+
+
+def in_this_process(*words: str, cwd: Path | None = None, **changes: str) -> subprocess.CompletedProcess[str]:
+    """The same without a program: for what is refused before anything runs, of which there are many cases."""
+    out, err = io.StringIO(), io.StringIO()
+    with (
+        mock.patch.dict(os.environ, environment(**changes), clear=True),
+        contextlib.chdir(cwd or "."),
+        contextlib.redirect_stdout(out),
+        contextlib.redirect_stderr(err),
+    ):
+        code = main(words)
+    return subprocess.CompletedProcess(words, code, out.getvalue(), err.getvalue())

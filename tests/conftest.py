@@ -6,6 +6,7 @@ import contextlib
 import os
 import signal
 import sys
+from functools import cache
 from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -18,6 +19,8 @@ from tests.traces.pack import unpack
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator
 
+    from gpudiag.model.analysis import Analysis
+
 GOLDEN = Path(__file__).parent / "golden"
 CONSTRAINTS = Path(__file__).parents[1] / "constraints.txt"
 WHOLE = Path(__file__).parent / "traces" / "whole"
@@ -26,6 +29,12 @@ TERMINAL_VARIABLES = ("COLUMNS", "LINES", "NO_COLOR", "FORCE_COLOR", "CLICOLOR",
 
 # A script's background job ignores SIGINT, and so would every program that the tests start within one and interrupt.
 signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+# The programs that tests start import the same modules hundreds of times: without kept bytecode (images set that
+# variable) each of them would compile these again, for as long as all else that a short command does.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+sys.dont_write_bytecode = False
 
 
 # How long an example takes says nothing on machines that do other work beside. `unit` is the inner loop's.
@@ -54,9 +63,18 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if any(item.get_closest_marker(name) for name in ("xdist_group", "gpu", "multigpu")):
             item.add_marker("processes")
-        if "whole_recording" in getattr(item, "fixturenames", ()):
+        asked = getattr(item, "fixturenames", ())
+        if "whole_recording" in asked:
             item.add_marker("long")
+        if "whole_recording" in asked or "analysis_of" in asked:
             item.add_marker(pytest.mark.xdist_group("recordings"))  # one worker analyses each of them once
+        elif _shares_with_its_module(item) and not item.get_closest_marker("xdist_group"):
+            item.add_marker(pytest.mark.xdist_group(item.path.stem))  # one worker sets it up, not each of them
+
+
+def _shares_with_its_module(item: pytest.Item) -> bool:
+    found = item._fixtureinfo.name2fixturedefs.values() if isinstance(item, pytest.Function) else ()
+    return any(fixtures[-1].scope == "module" for fixtures in found)
 
 
 @pytest.hookimpl(wrapper=True)
@@ -116,3 +134,19 @@ def whole_recording(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str],
         return shared / name
 
     return unpacked
+
+
+@pytest.fixture(scope="session")
+def analysis_of(tmp_path_factory: pytest.TempPathFactory) -> Callable[[Path], Analysis]:
+    """The analysis of a trace, of a directory of traces, or of a packed recording: made once, for all who ask."""
+
+    @cache
+    def analysed(path: Path) -> Analysis:
+        from gpudiag.app.analyze import analyze
+
+        if path.suffix == ".npz":
+            packed, path = path, tmp_path_factory.mktemp("packed")
+            unpack(packed, path)
+        return analyze([path])
+
+    return analysed

@@ -14,6 +14,7 @@ from gpudiag import commands
 from gpudiag.commands import main as cli
 from gpudiag.errors import GpudiagError, HardwareMissingError, UnreadableInputError, UsageError, WorkerFailedError
 from tests.cli_process import environment, gpudiag
+from tests.trace.documents import TRACES
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -49,6 +50,17 @@ def test_version(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 @pytest.mark.processes
+def test_a_shell_can_be_taught_the_commands(tmp_path: Path) -> None:
+    installed = gpudiag("--install-completion", HOME=str(tmp_path), SHELL="/bin/bash")
+    if "not supported" in installed.stderr + installed.stdout:
+        pytest.skip("no shell is found above this process")
+    assert "completion installed" in installed.stdout
+    for words, place, expected in (("gpudiag an", "1", "analyze"), ("gpudiag analyze --fa", "2", "--fail-on")):
+        asked = gpudiag(_GPUDIAG_COMPLETE="complete_bash", COMP_WORDS=words, COMP_CWORD=place)
+        assert (asked.returncode, asked.stdout.strip()) == (0, expected)
+
+
+@pytest.mark.processes
 def test_python_dash_m_is_the_same_program() -> None:
     assert gpudiag("--version").stdout.startswith("gpudiag 0.")
 
@@ -60,6 +72,9 @@ def test_python_dash_m_is_the_same_program() -> None:
         (["xyzzy"], "there is no command 'xyzzy'", "There are: "),
         (["--verison"], "no such option: --verison", "Did you mean '--version'?"),
         (["analyze", "x", "--jsn"], "no such option: --jsn", "Did you mean '--json'?"),
+        (["profile", "resnet51"], "there is no workload 'resnet51'", "Did you mean 'resnet50'?"),
+        (["profile", "mlp", "--strategy", "glo"], "there is no strategy 'glo'", "Did you mean 'gloo'?"),
+        (["analyze", "x", "--fail-on", "stragler"], "--fail-on knows no 'stragler'", "Did you mean 'straggler'?"),
         (["analyze"], "missing argument", "gpudiag analyze --help"),
         (["analyze", "x", "--width", "wide"], "--width", "gpudiag analyze --help"),
         (["analyze", "x", "--width", "3"], "--width", "gpudiag analyze --help"),
@@ -142,7 +157,7 @@ def test_messages_cannot_command_the_terminal(
 def test_an_interrupt_during_the_work_ends_it_with_130() -> None:
     slow = (
         "import time, gpudiag.app.analyze as p\n"
-        "p.analyze = lambda *a, **k: print('working', flush=True) or time.sleep(60)"
+        "p.analyze = lambda *a, **k: print('working', flush=True) or time.sleep(600)"
     )
     process = subprocess.Popen(
         [
@@ -158,7 +173,7 @@ def test_an_interrupt_during_the_work_ends_it_with_130() -> None:
     assert process.stdout is not None
     assert process.stdout.readline() == "working\n"
     process.send_signal(signal.SIGINT)
-    _, err = process.communicate(timeout=30)
+    _, err = process.communicate(timeout=120)
     assert process.returncode == 130
     assert err == "gpudiag: interrupted\n"
 
@@ -193,3 +208,26 @@ def test_a_terminal_that_knows_only_ascii_is_no_error(tmp_path: Path) -> None:
     result = gpudiag("analyze", str(tmp_path / "méthode-\udcff.json"), PYTHONIOENCODING="ascii", PYTHONUTF8="0")
     assert result.returncode == 4
     assert "Traceback" not in result.stderr
+
+
+@pytest.mark.processes
+def test_a_file_size_limit_is_one_line_with_the_path_and_leaves_nothing(tmp_path: Path) -> None:
+    trace = str(TRACES / "gloo_dataloader" / "rank0.pt.trace.json.gz")
+    formats = ("csv", "chrome", "perfetto", "xspace")
+    place = tmp_path / "place"
+    place.mkdir()
+    commands = [
+        *(["report", trace, option, str(place / "report")] for option in ("--html", "--markdown", "--csv")),
+        *(["export", trace, "--to", to, "-o", str(place / f"events.{to}")] for to in formats),
+        ["topology", "--save", str(place / "facts.json")],
+    ]
+    code = (
+        "import resource\nfrom gpudiag.commands.main import main\n"
+        "resource.setrlimit(resource.RLIMIT_FSIZE, (200, 200))\n"
+        f"assert {{main(command) for command in {commands!r}}} == {{5}}"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, env=environment())
+    errors = [line for line in done.stderr.splitlines() if "File too large" in line]
+    assert [command[-1] in line for command, line in zip(commands, errors, strict=True)] == [True] * len(commands)
+    assert done.returncode == 0, done.stderr
+    assert list(place.iterdir()) == []

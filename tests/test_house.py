@@ -8,6 +8,7 @@ from collections import Counter
 from pathlib import Path
 
 import grimp
+import pytest
 
 HERE = Path(__file__).parents[1]
 PACKAGE = HERE / "gpudiag"
@@ -16,12 +17,20 @@ LINES = {path: path.read_text(encoding="utf-8").count("\n") for path in MODULES}
 
 MOST_LINES = 400
 #: `cat $(git ls-files 'gpudiag/*.py') | wc -l` counted 45,786 before the house was rebuilt.
-#: Since then came two recordings, every exchange, and what finds that data cannot be trusted.
-MOST_LINES_IN_ALL = 48_000
+#: Since then came two recordings, every exchange, what finds that data cannot be trusted, commands of one's own, and
+#: the tables of earlier systems.
+MOST_LINES_IN_ALL = 57_000
 
 
 def entries(directory: Path) -> list[str]:
     return sorted(path.name for path in directory.iterdir() if path.name not in {"__pycache__", "_probes"})
+
+
+@pytest.mark.xdist_group("house")
+def test_a_group_of_tests_stays_on_one_worker(request: pytest.FixtureRequest) -> None:
+    """pytest-xdist tells groups apart by what it appends to their ids, which not every pytest lets it do."""
+    if getattr(request.config.option, "loadgroup", False):
+        assert request.node.nodeid.endswith("@house")
 
 
 def test_the_top_has_at_most_16_entries() -> None:

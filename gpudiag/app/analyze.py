@@ -5,34 +5,16 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor
+from importlib import import_module
 from multiprocessing import get_context
 from pathlib import Path
 from typing import TypeVar
 
-from gpudiag.analysis.attribution import attribute
-from gpudiag.analysis.attribution.portions import summarise_portions
-from gpudiag.analysis.attribution.summary import (
-    summarise_collectives,
-    summarise_devices,
-    summarise_kernels,
-    summarise_steps,
-    summarise_waits,
-)
-from gpudiag.analysis.diagnosis.case import Case
-from gpudiag.analysis.diagnosis.engine import diagnose
-from gpudiag.analysis.diagnosis.outlier_steps import without_outlier_steps
-from gpudiag.analysis.diagnosis.significance import Significance
-from gpudiag.analysis.diagnosis.timed_steps import recording_cost, recording_doubts, timed_ranks
-from gpudiag.analysis.timeline import build_timeline
-from gpudiag.analysis.timeline.step_view import view_of_step
 from gpudiag.app.recordings import least_disturbed
-from gpudiag.errors import NotATraceError, UnreadableInputError
-from gpudiag.model.analysis import ANALYSIS_SCHEMA, Analysis, Source, Steps, Validity
+from gpudiag.errors import NotATraceError
+from gpudiag.model.analysis import ANALYSIS_SCHEMA, Analysis
 from gpudiag.model.attribution import Attribution
-from gpudiag.model.facts import Facts
-from gpudiag.model.probed import beside_probe, transport_of
-from gpudiag.model.run import RunRecord
-from gpudiag.model.run_directory import ANALYSIS_FILE, find_facts_file, find_run_record, read_json, write_json
+from gpudiag.model.run_directory import ANALYSIS_FILE, read_json, write_json
 from gpudiag.model.step_view import STEP_FILE, StepView
 from gpudiag.model.timeline import Timeline
 from gpudiag.trace import ReadLimits, read_traces
@@ -62,101 +44,16 @@ def analyze(
     Raises:
         UnreadableInputError: a file is missing, broken, too large or no trace, or nothing in it can be analysed.
     """
-    full = read_traces(paths, world_size=world_size, limits=limits, repeated=True)
+    full = read_traces(paths, world_size=world_size, limits=limits, repeated=True, meanwhile=_import_stages)
     traces, unused = least_disturbed(paths, full, limits)
-    timeline = build_timeline(traces, world_size)
-    attribution = attribute(timeline)
-    if keep is not None:
-        keep(timeline, attribution)
-    run = find_run_record(paths)
-    facts, unread = _facts_of_run(paths)
-    case = without_outlier_steps(Case(timeline=timeline, attribution=attribution, run=run, facts=facts))
-    findings, doubts = diagnose(case)
-    collectives = summarise_collectives(timeline)
-    if facts is not None:
-        from gpudiag.analysis.diagnosis.hardware import examine_facts  # noqa: PLC0415  # bare traces do without
+    from gpudiag.app.stages import analysis_of_traces  # noqa: PLC0415  # by now imported
 
-        collectives = beside_probe(collectives, facts, transport_of(run))
-        # These carry no time of their own, so they come after those that do.
-        findings = (*findings, *examine_facts(facts))
-    return Analysis(
-        framework=timeline.framework,
-        world_size=timeline.world_size,
-        ranks_present=timeline.ranks_present,
-        steps=_steps(summarise_steps(timeline, attribution), run, case),
-        devices=summarise_devices(timeline, attribution),
-        waits=summarise_waits(timeline, attribution),
-        findings=findings,
-        validity=(*timeline.validity, *doubts, *unread, *unused, *recording_doubts(run)),
-        collectives=collectives,
-        kernels=summarise_kernels(timeline),
-        portions=summarise_portions(timeline, attribution),
-        source=_source(paths, run),
-        timed=timed_ranks(run),
-        recording=recording_cost(run),
-    )
+    return analysis_of_traces(traces, paths, world_size=world_size, unused=unused, keep=keep)
 
 
-def _facts_of_run(paths: Sequence[Path | str]) -> tuple[Facts | None, tuple[Validity, ...]]:
-    """The facts beside the run record, if there are any; ones that cannot be read cost their figures only."""
-    path = find_facts_file(paths)
-    if path is None:
-        return None, ()
-    from gpudiag.machine.facts_file import load_facts  # noqa: PLC0415  # bare traces do without
-
-    try:
-        return load_facts(path), ()
-    except UnreadableInputError as error:
-        return None, (Validity(code="repaired-input", message=f"the machine's facts are left out: {error}"),)
-
-
-def _steps(steps: Steps, run: RunRecord | None, case: Case) -> Steps:
-    what_if = case.what_if
-    corrected_ms = None if what_if is None else what_if.corrected_ms
-    unprofiled = None
-    times: tuple[float, ...] = ()
-    reasons = {}
-    if corrected_ms is None:
-        reasons["corrected_mean_ms"] = "the trace holds nothing that could be replayed without the profiler's cost"
-    if run is None:
-        reasons["unprofiled_mean_ms"] = (
-            "only traces were given; `gpudiag profile` times the same steps unprofiled first"
-        )
-    else:
-        timed = [rank.unprofiled for rank in run.ranks if rank.unprofiled is not None]
-        if timed:
-            slowest = max(timed, key=lambda rank: rank.mean_ms)
-            unprofiled, times = slowest.mean_ms, slowest.step_ms
-        else:
-            reasons["unprofiled_mean_ms"] = "the run ended before its timed steps were done"
-    return Steps(
-        analysed=steps.analysed,
-        mean_ms=steps.mean_ms,
-        median_ms=steps.median_ms,
-        unprofiled_mean_ms=unprofiled,
-        corrected_mean_ms=corrected_ms,
-        corrected_interval_ms=None if what_if is None else Significance(case, what_if).interval_ms,
-        reasons=reasons,
-        unprofiled_times_ms=times,
-    )
-
-
-def _source(paths: Sequence[Path | str], run: RunRecord | None) -> Source:
-    names = tuple(str(path) for path in paths)
-    if run is None:
-        return Source(paths=names)
-    means = [rank.unprofiled.mean_ms for rank in run.ranks if rank.unprofiled is not None]
-    samples = None
-    if means and run.batch_size_per_device:
-        samples = run.batch_size_per_device * run.world_size * 1000 / max(means)
-    return Source(
-        paths=names,
-        workload=run.workload,
-        strategy=run.strategy,
-        batch_size_per_device=run.batch_size_per_device,
-        samples_per_s=samples,
-        software=run.software,
-    )
+def _import_stages() -> None:
+    """Import what follows reading; others read meanwhile."""
+    import_module("gpudiag.app.stages")
 
 
 def analyze_run(run_dir: Path, keep: Callable[[Timeline, Attribution], None] | None = None) -> Analysis:
@@ -191,6 +88,8 @@ def analyze_with_step(
     views: list[StepView | None] = []
 
     def look(timeline: Timeline, attribution: Attribution) -> None:
+        from gpudiag.analysis.timeline.step_view import view_of_step  # noqa: PLC0415  # a stage, by now imported
+
         views.append(view_of_step(timeline, attribution))
         if keep is not None:
             keep(timeline, attribution)

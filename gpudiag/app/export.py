@@ -9,7 +9,7 @@ import msgspec
 
 from gpudiag.analysis.attribution import attribute
 from gpudiag.analysis.timeline import build_timeline
-from gpudiag.errors import UnreadableInputError, UsageError
+from gpudiag.errors import UsageError
 from gpudiag.report.export.assemble import export_model_of
 from gpudiag.report.export.format import Format
 from gpudiag.report.export.formats import format_named
@@ -18,8 +18,6 @@ from gpudiag.report.export.tensorboard.log_directory import run_name
 from gpudiag.report.export.tensorboard.scalars import Series, series_of
 from gpudiag.trace import ReadLimits, read_traces
 from gpudiag.trace.profiles import Profile, read_processes, read_profiles
-
-STANDARD_OUTPUT = "-"
 
 
 class Recorded(msgspec.Struct, frozen=True, kw_only=True):
@@ -55,17 +53,14 @@ def export(
 
     Raises:
         UsageError: no such format, or the file that would be made is there already.
-        UnreadableInputError: it cannot be written.
+        GpudiagError: it cannot be written.
     """
     chosen = format_named(format_name)
     target = output or Path(f"{run_name(Path(paths[0]))}{chosen.ending}")
     if output is None and target.exists():
         raise UsageError(f"{target} is there already", "Name the file to write with -o.")
     recorded = read_recorded(paths, world_size=world_size, limits=limits)
-    try:
-        chosen.write(recorded.export_model, Path("/dev/stdout") if str(target) == STANDARD_OUTPUT else target)
-    except OSError as error:
-        raise UnreadableInputError(f"{target}: {error.strerror}", "Choose another file with -o.") from error
+    chosen.write(recorded.export_model, target)
     return Exported(target=target, format=chosen, events=recorded.export_model.events())
 
 

@@ -7,12 +7,12 @@ from pathlib import Path
 
 from gpudiag.app.analyze import analysis_of, analysis_with_step
 from gpudiag.app.scale.store import recorded_directory
-from gpudiag.errors import GpudiagError, UnreadableInputError
+from gpudiag.errors import UnreadableInputError
 from gpudiag.machine.facts_file import load_facts
 from gpudiag.model.analysis import ANALYSIS_SCHEMA, Analysis
 from gpudiag.model.benchmarks.scaling import SCALING_FILE, SCALING_SCHEMA, Scaling
 from gpudiag.model.facts import Facts
-from gpudiag.model.run_directory import ANALYSIS_FILE, FACTS_FILE, read_json, readable_json
+from gpudiag.model.run_directory import ANALYSIS_FILE, FACTS_FILE, read_json, readable_json, write_output
 from gpudiag.model.step_view import STEP_FILE, STEP_SCHEMA, StepView
 from gpudiag.report.page.render import write_report
 from gpudiag.report.scaling import text as scaling_text
@@ -145,12 +145,5 @@ def facts_beside(directory: Path) -> Facts | None:
 
 
 def write_text(path: Path, text: str) -> None:
-    """Write a file.
-
-    Raises:
-        GpudiagError: it cannot be written.
-    """
-    try:
-        path.write_text(text, encoding="utf-8")
-    except OSError as error:
-        raise GpudiagError(f"cannot write {path}: {error.strerror or error}", "Choose another place.") from error
+    """Write text as `write_output` does."""
+    write_output(path, text.encode())

@@ -14,9 +14,11 @@ from gpudiag.app.report import facts_beside, write_text
 from gpudiag.app.scale.points import NEED_PEERS, point_id
 from gpudiag.app.scale.store import POINTS, Store
 from gpudiag.errors import UnreadableInputError
+from gpudiag.model.benchmarks.form_table import FormTables
 from gpudiag.model.benchmarks.results_table import ResultsTable
 from gpudiag.model.benchmarks.scaling import (
     NO_P2P,
+    NOT_RECORDED,
     POINT_FILE,
     SCALING_FILE,
     SCALING_SCHEMA,
@@ -25,8 +27,10 @@ from gpudiag.model.benchmarks.scaling import (
     Scaling,
 )
 from gpudiag.model.run import RUN_SCHEMA, RunRecord
-from gpudiag.model.run_directory import RUN_FILE, read_json
+from gpudiag.model.run_directory import RUN_FILE, find_inference, read_json
+from gpudiag.report.text import forms as forms_text
 from gpudiag.report.text import results as results_text
+from gpudiag.report.text.form_rows import form_tables
 
 #: Of a run's options, those that a point names itself, and those that say nothing of what is trained.
 _NAMED = frozenset({"precision", "memory_format", "data", "threads", "p2p"})
@@ -51,16 +55,60 @@ def table(runs: Sequence[str], *, markdown: Path | None = None, csv: Path | None
         except UnreadableInputError as error:
             left_out.append(str(error))
     if not results:
-        raise UnreadableInputError(
-            left_out[0] if left_out else "nothing was given",
-            "Give directories that `gpudiag scale` or `gpudiag profile` wrote.",
-        )
+        raise _nothing(left_out)
     arranged = results_table(results, left_out)
     if markdown is not None:
         write_text(markdown, results_text.to_markdown(arranged))
     if csv is not None:
         write_text(csv, results_text.to_csv_rows(arranged))
     return arranged
+
+
+def forms(
+    runs: Sequence[str], names: Sequence[str], *, markdown: Path | None = None, csv: Path | None = None
+) -> FormTables:
+    """The results in the forms of earlier benchmarks, also written to the files that are wanted.
+
+    Args:
+        runs: directories that `gpudiag scale` or `gpudiag profile` wrote; one that cannot be read is named.
+        names: of forms; one only with `csv`.
+        markdown, csv: where to write them.
+
+    Raises:
+        UnreadableInputError: none of the paths has results.
+        GpudiagError: a file cannot be written.
+    """
+    results, left_out = [], []
+    for name in runs:
+        try:
+            results.append((name, _scaling_of(Path(name))))
+        except UnreadableInputError as error:
+            left_out.append(str(error))
+    if not results:
+        raise _nothing(left_out)
+    tables = form_tables(results, names, left_out)
+    if markdown is not None:
+        write_text(markdown, forms_text.to_markdown(tables))
+    if csv is not None:
+        write_text(csv, forms_text.to_csv_rows(tables.tables[0]))
+    return tables
+
+
+def _nothing(left_out: Sequence[str]) -> UnreadableInputError:
+    return UnreadableInputError(
+        left_out[0] if left_out else "nothing was given",
+        "Give directories that `gpudiag scale` or `gpudiag profile` wrote.",
+    )
+
+
+def _scaling_of(path: Path) -> Scaling:
+    """A whole benchmark; of one that did not conclude, and of a run, its points. Raises as `points_of`."""
+    file = path / SCALING_FILE if path.is_dir() else path
+    if file.is_file():
+        return read_json(file, Scaling, SCALING_SCHEMA)
+    points = tuple(points_of(path))
+    machine = next((point.machine for point in points if point.status == "measured"), Machine())
+    return Scaling(workload=",".join(dict.fromkeys(point.workload for point in points)), machine=machine, points=points)
 
 
 def points_of(path: Path) -> list[PointRecord]:
@@ -116,9 +164,9 @@ def point_of_run(directory: Path) -> PointRecord:
         device_indices=tuple(rank.local_rank for rank in run.ranks) or tuple(range(devices)),
         batch_per_device=batch,
         global_batch=batch * devices,
-        precision=run.options.get("precision", "unknown"),
-        memory_format=run.options.get("memory_format", "unknown"),
-        data=run.options.get("data", "unknown"),
+        precision=run.options.get("precision", NOT_RECORDED),
+        memory_format=run.options.get("memory_format", NOT_RECORDED),
+        data=run.options.get("data", NOT_RECORDED),
         options={
             name: value
             for name, value in run.options.items()
@@ -127,6 +175,8 @@ def point_of_run(directory: Path) -> PointRecord:
         threads=int(threads) if threads.isdecimal() and not on_gpu else None,
     )
     named = msgspec.structs.replace(point, id=point_id(point))
-    if not batch:
-        return msgspec.structs.replace(named, status="failed", error="its batch size was not recorded")
-    return with_figures(named, run, None, machine)
+    point = with_figures(named, run, None, machine, find_inference([directory]))
+    if batch:
+        return point
+    # A loop of one's own that did not say how many samples a step has: its steps are known all the same.
+    return msgspec.structs.replace(point, samples_per_s=None, ci95=None, starts=(), per_device_samples_per_s=())

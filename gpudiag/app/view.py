@@ -7,12 +7,20 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import NoReturn
 
+from gpudiag.app.analyze import analysis_of
 from gpudiag.app.export import read_recorded
 from gpudiag.errors import GpudiagError, NotATraceError, UnreadableInputError
-from gpudiag.model.run_directory import ANALYSIS_FILE, RUN_FILE
+from gpudiag.model.analysis import ANALYSIS_SCHEMA, Analysis
+from gpudiag.model.run_directory import ANALYSIS_FILE, RUN_FILE, readable_json
 from gpudiag.report.export.tensorboard.log_directory import run_name, write_run
 from gpudiag.report.export.tensorboard.server import check_interpreter, free_port, serving, url_of
+from gpudiag.report.text.run import to_markdown
 from gpudiag.trace import ReadLimits
+
+_OTHER_FIGURES = (
+    "The pages of the profile beside this show the recording alone: their step times are the host's while it was "
+    "profiled, and they do not know what one rank waits for on another."
+)
 
 
 def view(
@@ -94,9 +102,12 @@ def _write(run: Path, directory: Path, *, world_size: int | None, limits: ReadLi
                 f"{run} has no traces left to show", "Record again, or draw its saved analysis with gpudiag report."
             ) from error
         raise
+    saved = readable_json(run / ANALYSIS_FILE, Analysis, ANALYSIS_SCHEMA)
+    analysis = saved or analysis_of([str(run)], world_size=world_size, limits=limits)
     write_run(
         directory,
         recorded.export_model,
         recorded.series,
+        f"{to_markdown(analysis)}\n{_OTHER_FIGURES}",
         [(profile.name, profile.data) for profile in recorded.profiles],
     )

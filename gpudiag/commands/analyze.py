@@ -15,7 +15,7 @@ from gpudiag.commands.command_line.options import (
     read_limits,
 )
 from gpudiag.commands.command_line.output import show_analysis
-from gpudiag.errors import UsageError
+from gpudiag.errors import UsageError, there_are
 from gpudiag.model.analysis import FINDING_CODES, SEVERITIES, VALIDITY_CODES
 
 if TYPE_CHECKING:
@@ -81,5 +81,5 @@ def _known(words: list[str]) -> list[str]:
     """The thresholds, once each; a misspelt one would never be crossed, so it is refused before any work."""
     for word in words:
         if word not in THRESHOLDS:
-            raise UsageError(f"--fail-on knows no '{word}'", f"There are: {', '.join(THRESHOLDS)}.")
+            raise UsageError(f"--fail-on knows no '{word}'", there_are(word, THRESHOLDS))
     return list(dict.fromkeys(words))

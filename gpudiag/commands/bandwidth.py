@@ -76,9 +76,9 @@ def bandwidth(
 
         write_page(bandwidth_page(measured.facts), html)
     if as_json:
-        from gpudiag.machine.facts_file import encode_facts
+        from gpudiag.model.run_directory import encode_json
 
-        sys.stdout.write(encode_facts(measured.facts).decode())
+        sys.stdout.write(encode_json(measured.facts).decode())
     else:
         _draw(measured, width=width)
     sys.stdout.flush()

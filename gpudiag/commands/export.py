@@ -36,8 +36,8 @@ def export(
     Every event of every rank, on one clock, with gpudiag's own lines (steps, buckets, waits) above each device's
     streams.
     """
-    from gpudiag.app.export import STANDARD_OUTPUT
     from gpudiag.app.export import export as convert
+    from gpudiag.model.run_directory import STANDARD_OUTPUT
 
     done = convert(paths, to, output, world_size=world_size, limits=read_limits(max_trace_gb))
     if str(done.target) != STANDARD_OUTPUT:

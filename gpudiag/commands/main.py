@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import sys
 from typing import TYPE_CHECKING, Any
@@ -19,6 +20,11 @@ INTERRUPTED = 130
 READER_GONE = 141
 
 DEBUG = "--debug"
+
+#: What is wrong with a place, and not with gpudiag.
+_ABOUT_PLACES = frozenset(
+    {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EACCES, errno.EPERM, errno.EIO, errno.ENAMETOOLONG}
+)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -61,6 +67,10 @@ def _as_expected(error: Exception) -> GpudiagError:
     """Our own error for one that nobody expected."""
     if isinstance(error, MemoryError):
         return GpudiagError("this machine's memory was not enough", "Give fewer or shorter traces at once.")
+    if isinstance(error, OSError) and error.errno in _ABOUT_PLACES:
+        # What was written before is whole: files are written beside their places and then put there.
+        where = f"{error.filename}: " if error.filename is not None else ""
+        return GpudiagError(f"{where}{error.strerror}", "Free some space there, or choose another place.")
     return GpudiagError(f"unexpected {type(error).__name__}: {error}" if str(error) else type(error).__name__)
 
 

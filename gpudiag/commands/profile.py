@@ -7,6 +7,7 @@ import typer
 
 from gpudiag.commands.command_line.options import AllRanks, Json, Width
 from gpudiag.commands.command_line.output import show_analysis
+from gpudiag.commands.command_line.own_command import command_behind, refuse_options, run_own_command
 from gpudiag.commands.command_line.run_options import (
     BatchSize,
     OneMemoryFormat,
@@ -30,6 +31,8 @@ EXAMPLES = (
     ("gpudiag profile", f"{DEFAULT_WORKLOAD} on every GPU, or on 2 CPU processes where there is none"),
     ("gpudiag profile resnet50 --devices 4 --precision bf16 --memory-format nhwc", "ResNet-50 on four GPUs"),
     ("gpudiag profile gpt --no-p2p", "what it costs to go without peer access"),
+    ("gpudiag profile -- torchrun --nproc-per-node 4 train.py", "your own command, unchanged"),
+    ("gpudiag profile --stop-after -- python train.py", "the same, ended when all is measured"),
     ("gpudiag profile mytraining:main --output runs/first", "a function of your own, in each process"),
     ("gpudiag profile resnet50 --model trivial --strategy independent", "what its input alone takes"),
     ("gpudiag profile resnet50 --framework tensorflow --strategy hierarchical-copy", "the same under TensorFlow"),
@@ -62,13 +65,28 @@ def _volume(text: str | None) -> tuple[int, int, int] | None:
     return z, y, x
 
 
+def _check_words(words: list[str], *, stop_after: bool) -> None:
+    """What was meant where a script or a command is given like the name of a workload."""
+    if len(words) > 1 or (words and words[0].endswith(".py")):
+        started = " ".join(words if len(words) > 1 else ("python", *words))
+        raise UsageError(
+            f"{words[0]} is no workload; a command of your own stands behind --", f"Write: gpudiag profile -- {started}"
+        )
+    if stop_after:
+        raise UsageError(
+            "--stop-after goes with a command of your own", "Write: gpudiag profile --stop-after -- COMMAND"
+        )
+
+
 def profile(
+    context: typer.Context,
     workload: Annotated[
         list[str] | None,
         typer.Argument(
-            metavar="[WORKLOAD | MODULE:FUNCTION]",
-            help=f"What to train: {', '.join(WORKLOADS)}, or a function of your own that is called in each process and "
-            f"trains within gpudiag.profile(). Default: {DEFAULT_WORKLOAD}.",
+            metavar="[WORKLOAD | MODULE:FUNCTION | -- COMMAND...]",
+            help=f"What to train: {', '.join(WORKLOADS)}; a function of your own that is called in each process and "
+            "trains within gpudiag.profile(); or, behind --, a command of your own as you start it (torchrun, python, "
+            f"accelerate launch, deepspeed, srun, mpirun). Default: {DEFAULT_WORKLOAD}.",
             show_default=False,
         ),
     ] = None,
@@ -147,6 +165,9 @@ def profile(
     warmup: Annotated[
         str, typer.Option(metavar="auto|N", help="Steps left out first; auto: until their times have settled.")
     ] = "auto",
+    stop_after: Annotated[
+        bool, typer.Option("--stop-after", help="End a command of your own when all is measured.")
+    ] = False,
     output: Annotated[
         Path | None,
         typer.Option(
@@ -182,11 +203,20 @@ def profile(
     analyses the traces. On several nodes, each analyses the ranks whose traces it can see.
     """
     words = workload or []
-    if len(words) > 1:
-        raise UsageError(
-            "profiling an unchanged command is not supported yet",
-            "Put its training loop into gpudiag.profile(), or name a function of it as module:function.",
+    command = command_behind(context)
+    if command is not None:
+        refuse_options(context)
+        code = run_own_command(
+            command,
+            output=output,
+            stop=stop_after,
+            steps=steps,
+            warmup=_warmup(warmup),
+            all_ranks=all_ranks,
+            width=width,
         )
+        raise typer.Exit(code)
+    _check_words(words, stop_after=stop_after)
     if nnodes > 1 and rdzv_endpoint is None:
         raise UsageError("--nnodes needs --rdzv-endpoint", "Give one node's HOST:PORT, the same on every node.")
     meeting = (
@@ -209,8 +239,4 @@ def profile(
     with RunProgress() as progress:
         done = run(options, progress)
     show_analysis(done.analysis, as_json=as_json, all_ranks=all_ranks, width=width)
-    if done.inference is not None:
-        rate = f"{done.inference.mvox_per_s:.3g} Mvox/s"
-        voxels, seconds = done.inference.voxels, done.inference.seconds
-        typer.echo(f"gpudiag: {voxels:,} voxels written in {seconds:.1f} s: {rate}", err=True)
     typer.echo(f"gpudiag: saved in {done.run_dir}", err=True)

@@ -3,9 +3,10 @@
 from pathlib import Path
 from typing import Annotated
 
+import msgspec
 import typer
 
-from gpudiag.commands.command_line.options import Json, Width, words_of
+from gpudiag.commands.command_line.options import Json, Width, known_word, words_of
 from gpudiag.commands.command_line.output import write_as_json
 from gpudiag.commands.command_line.run_options import (
     BatchSize,
@@ -18,7 +19,9 @@ from gpudiag.commands.command_line.run_options import (
 )
 from gpudiag.errors import UsageError
 from gpudiag.model.benchmarks.recommendation import RecommendRequest
+from gpudiag.model.job import DEFAULT_FRAMEWORK
 from gpudiag.training.models.registry import DEFAULT_WORKLOAD, WORKLOADS
+from gpudiag.training.strategies.tensorflow1 import FRAMEWORK as TENSORFLOW_1
 
 EXAMPLES = (
     ("gpudiag recommend vgg16", "predict every strategy, measure the best few by turns, and choose; under 3 minutes"),
@@ -28,6 +31,10 @@ EXAMPLES = (
     ),
     ("gpudiag recommend resnet50 --only nccl,cpu-reduce --budget 60", "only between these two, in a minute"),
     ("gpudiag recommend vgg16 --predict-only --facts facts.json", "for the machine of these facts, here without a GPU"),
+    (
+        "gpudiag recommend alexnet --predict-only --facts facts.json --software tensorflow-1",
+        "what TensorFlow 1's own exchanges would take, as published benchmarks ran them",
+    ),
     (
         "gpudiag recommend --predict-only --facts facts.json --gradients run.json --compute-ms 41",
         "for a model of your own, by its gradient sizes and its step without exchange",
@@ -68,6 +75,14 @@ def recommend(
             min=0.001, metavar="MS", help="With --predict-only: the step without exchange, where you know it."
         ),
     ] = None,
+    software: Annotated[
+        str,
+        typer.Option(
+            metavar=f"{DEFAULT_FRAMEWORK}|{TENSORFLOW_1}",
+            help="With --predict-only: what would train. TensorFlow 1's exchanges are predicted as published "
+            "benchmarks ran them.",
+        ),
+    ] = DEFAULT_FRAMEWORK,
     devices: Devices = None,
     batch_size: BatchSize = None,
     precision: OnePrecision = None,
@@ -110,7 +125,14 @@ def recommend(
     or a tie where the difference is within noise. Says why, what is gained, how far the ceiling is, and what to change.
     """
     run = run_options(locals(), workload=workload or DEFAULT_WORKLOAD)
-    given = {"--facts": facts, "--gradients": gradients, "--compute-ms": compute_ms}
+    known_word("--software", software, (DEFAULT_FRAMEWORK, TENSORFLOW_1))
+    run = msgspec.structs.replace(run, framework=software)
+    given = {
+        "--software": None if software == DEFAULT_FRAMEWORK else software,
+        "--facts": facts,
+        "--gradients": gradients,
+        "--compute-ms": compute_ms,
+    }
     for option, value in given.items():
         if value is not None and not predict_only:
             raise UsageError(f"{option} goes with --predict-only", "Add --predict-only, or leave it out.")

@@ -32,12 +32,15 @@ def report(
     paths: Traces,
     *,
     html: Annotated[
-        Path | None, typer.Option("--html", metavar="FILE", help="Write one self-contained page instead.")
+        Path | None, typer.Option("--html", metavar="FILE", help="Write one self-contained page instead; - prints it.")
     ] = None,
     markdown: Annotated[
-        Path | None, typer.Option("--markdown", metavar="FILE", help="Write the report as Markdown instead.")
+        Path | None,
+        typer.Option("--markdown", metavar="FILE", help="Write the report as Markdown instead; - prints it."),
     ] = None,
-    csv: Annotated[Path | None, typer.Option("--csv", metavar="FILE", help="Write the figures as CSV instead.")] = None,
+    csv: Annotated[
+        Path | None, typer.Option("--csv", metavar="FILE", help="Write the figures as CSV instead; - prints them.")
+    ] = None,
     world_size: WorldSize = None,
     all_ranks: AllRanks = False,
     width: Width = None,

@@ -27,11 +27,16 @@ EXAMPLES = (
         "gpudiag scale resnet50 vgg16 --strategies nccl,nccl-no-p2p,cpu-reduce,independent --precision bf16",
         "four strategies beside each other",
     ),
+    (
+        "gpudiag scale resnet50 --precision fp32,fp16 --batch-size 64,128 --compile-both",
+        "a ladder of precision, batch and compiler; `gpudiag table --form ladder` draws it",
+    ),
     ("gpudiag scale resnet50 --batch-size 32,64 --output runs/rn50", "give it again to go on where it ended"),
     ("gpudiag scale resnet50 --strong --batch-size 256", "256 samples per step, however many devices share them"),
     ("gpudiag scale resnet50 --subsets pairs", "every pair of GPUs, compared by the link between them"),
     ("gpudiag scale resnet50 --measure-only --output runs/rn50", "conclude later with --from, also on another machine"),
     ("gpudiag scale --from runs/rn50 --network 50 --samples 115e6", "forecasts from an earlier run; trains nothing"),
+    ("gpudiag scale --from runs/rn50 --iterations 1e5", "iterations per minute, and days to 100,000 of them"),
 )
 
 _UNITS = {"": 1.0, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0}
@@ -116,6 +121,9 @@ def scale(
         ),
     ] = "auto",
     compile_model: Annotated[bool, typer.Option("--compile", help="Train torch.compile(model).")] = False,
+    compile_both: Annotated[
+        bool, typer.Option("--compile-both", help="Train the plain model, and the compiled one beside it.")
+    ] = False,
     accuracy: Annotated[
         float,
         typer.Option(
@@ -125,6 +133,16 @@ def scale(
     seconds: Annotated[
         float, typer.Option(min=0.1, metavar="S", help="Time the steps of a point for this long at most.")
     ] = 10.0,
+    starts: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            metavar="N",
+            help="Start the job of each point so often; intervals cover what starts differ by. Default: 2, or 1 with "
+            "--quick.",
+            show_default=False,
+        ),
+    ] = None,
     budget: Annotated[
         str | None,
         typer.Option(metavar="300s", help="Begin no point after this time; what is worth most is measured first."),
@@ -140,11 +158,19 @@ def scale(
     samples: Annotated[
         float | None, typer.Option(min=1, metavar="N", help="Say how long so many samples take.")
     ] = None,
+    iterations: Annotated[
+        float | None, typer.Option(min=1, metavar="N", help="Say how long so many iterations take.")
+    ] = None,
     volume: Annotated[
         float | None, typer.Option(min=1, metavar="VOXELS", help="Say how long so many voxels take.")
     ] = None,
     voxels_per_sample: Annotated[
-        int | None, typer.Option(min=1, metavar="N", help="Voxels that one sample writes, for --volume.")
+        int | None,
+        typer.Option(
+            min=1,
+            metavar="N",
+            help="Voxels that one sample writes, for --volume; unet3d-predict counts them.",
+        ),
     ] = None,
     network: Annotated[
         str | None,
@@ -189,11 +215,15 @@ def scale(
     wanted = Wanted(
         network=_network(network),
         samples=samples,
+        iterations=iterations,
         voxels=volume,
         voxels_per_sample=dict.fromkeys(names or WORKLOADS, voxels_per_sample) if voxels_per_sample else {},
     )
-    if volume is not None and not voxels_per_sample:
-        raise UsageError("--volume needs --voxels-per-sample", "Give how many voxels one sample writes.")
+    counted = source is not None or any(not WORKLOADS[name].trains for name in names if name in WORKLOADS)
+    if volume is not None and not voxels_per_sample and not counted:
+        raise UsageError(
+            "--volume needs --voxels-per-sample", "Give how many voxels one sample writes, or measure unet3d-predict."
+        )
     place = source or output or Path("gpudiag-runs") / f"{time.strftime('%Y%m%d-%H%M%S')}-scale"
     run = {"framework": framework, "python": python, "timeout": timeout}
     request = ScaleRequest(
@@ -206,9 +236,11 @@ def scale(
         data=words_of(data),
         precisions=words_of(precision),
         memory_formats=words_of(memory_format),
+        compiled=(False, True) if compile_both else (),
         mode="strong" if strong else "weak",
         pairs=subsets == "pairs",
         alone=alone,
+        starts=starts or (1 if quick else 2),
         accuracy=0.05 if quick else accuracy / 100,
         seconds=min(seconds, 2.0) if quick else seconds,
         warmup_s=5.0 if quick else 8.0 if budget else 20.0,

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from gpudiag.app.selftest.catalogue import CATALOGUE, catalogue_entry
+from gpudiag.app.selftest.catalogue import FAULTS, WELL_BUILT, catalogue_entry
 from gpudiag.commands.command_line.options import Json, Width, words_of
 from gpudiag.commands.command_line.output import write_as_json
 from gpudiag.commands.command_line.run_options import Devices, Python, Timeout, run_options
@@ -18,6 +18,7 @@ EXAMPLES = (
     ("gpudiag selftest", "all faults on all GPUs, or on 2 CPU processes where there is none"),
     ("gpudiag selftest --quick", "the same on one workload, with fewer steps"),
     ("gpudiag selftest --faults late-loader,sync", "two of them"),
+    ("gpudiag selftest --jobs compiled", "a well-built job, in which nothing may be alarmed"),
     ("gpudiag selftest --from gpudiag-runs/20260301-120000-selftest", "judge the runs of an earlier one again"),
 )
 
@@ -29,7 +30,11 @@ def selftest(
     devices: Devices = None,
     faults: Annotated[
         str | None,
-        typer.Option(metavar="A,B", help=f"Put in only these: {', '.join(CATALOGUE)}.", show_default=False),
+        typer.Option(metavar="A,B", help=f"Put in only these: {', '.join(FAULTS)}.", show_default=False),
+    ] = None,
+    jobs: Annotated[
+        str | None,
+        typer.Option(metavar="A,B", help=f"Well-built jobs to record: {', '.join(WELL_BUILT)}.", show_default=False),
     ] = None,
     workloads: Annotated[
         str | None,
@@ -58,14 +63,14 @@ def selftest(
     is wrong.
     """
     run = run_options(locals(), workload="")
-    names = words_of(faults)
-    for name in names:
+    names, others = words_of(faults), words_of(jobs)
+    for name in (*names, *others):
         catalogue_entry(name)
     from gpudiag.app.selftest.selftest import SelftestRequest, default_output, judge_directory
     from gpudiag.app.selftest.selftest import selftest as run_selftest
 
     if source is not None:
-        given = {"--faults": faults, "--workloads": workloads, "--output": output, "--devices": devices}
+        given = {"--faults": faults, "--jobs": jobs, "--workloads": workloads, "--output": output, "--devices": devices}
         for option, value in given.items():
             if value is not None:
                 raise UsageError(f"{option} does not go with --from, which trains nothing", "Leave one of them out.")
@@ -74,7 +79,9 @@ def selftest(
         from gpudiag.commands.progress.faults import FaultProgress
 
         place = output or default_output()
-        request = SelftestRequest(run=run, output=place, faults=names, workloads=words_of(workloads), quick=quick)
+        request = SelftestRequest(
+            run=run, output=place, faults=names, jobs=others, workloads=words_of(workloads), quick=quick
+        )
         with FaultProgress() as progress:
             result = run_selftest(request, progress.heard, progress.say)
     _show(result, place, as_json=as_json, width=width, markdown=markdown)

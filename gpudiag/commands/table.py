@@ -5,13 +5,17 @@ from typing import Annotated
 
 import typer
 
-from gpudiag.commands.command_line.options import Json, Width
+from gpudiag.commands.command_line.options import Json, Width, words_of
 from gpudiag.commands.command_line.output import write_as_json
+from gpudiag.errors import UsageError, there_are
+from gpudiag.model.benchmarks.form_table import FORMS
 
 EXAMPLES = (
     ("gpudiag table gpudiag-runs/*-scale", "all scaling benchmarks"),
     ("gpudiag table runs/a runs/b runs/c --markdown results.md", "three runs, as Markdown"),
     ("gpudiag table h200/scale v100/scale --csv results.csv", "two machines, for a spreadsheet"),
+    ("gpudiag table runs/scale --form training", "iterations per minute, and days to 100,000"),
+    ("gpudiag table runs/scale --form all --markdown results.md", "every form, as a page"),
 )
 
 
@@ -25,6 +29,14 @@ def table(
         Path | None, typer.Option("--markdown", metavar="FILE", help="Write the table as Markdown too.")
     ] = None,
     csv: Annotated[Path | None, typer.Option("--csv", metavar="FILE", help="Write the table as CSV too.")] = None,
+    form: Annotated[
+        str | None,
+        typer.Option(
+            metavar="FORM,...",
+            help=f"Tables as earlier benchmarks printed theirs: {', '.join(FORMS)}; or all.",
+            show_default=False,
+        ),
+    ] = None,
     as_json: Json = False,
     width: Width = None,
 ) -> None:
@@ -33,8 +45,19 @@ def table(
     Results are ranked only where the strategy is all that differs; where more does, the table says what. A directory
     that cannot be read is named, and the others are shown.
     """
+    from gpudiag.app.table import forms
     from gpudiag.app.table import table as arrange
 
+    if form is not None:
+        tables = forms(runs, _forms(form, to_csv=csv is not None), markdown=markdown, csv=csv)
+        if as_json:
+            write_as_json(tables)
+        else:
+            from gpudiag.report.console import report_console
+            from gpudiag.report.text.forms import render_forms
+
+            render_forms(tables, report_console(width=width))
+        return
     result = arrange(runs, markdown=markdown, csv=csv)
     if as_json:
         write_as_json(result)
@@ -43,3 +66,13 @@ def table(
         from gpudiag.report.text.results import render_table
 
         render_table(result, report_console(width=width))
+
+
+def _forms(text: str, *, to_csv: bool) -> tuple[str, ...]:
+    names = tuple(FORMS) if text.strip() == "all" else words_of(text)
+    for name in names:
+        if name not in FORMS:
+            raise UsageError(f"--form knows no '{name}'", there_are(name, (*FORMS, "all")))
+    if to_csv and len(names) != 1:
+        raise UsageError("--csv takes one form, as each has columns of its own", "Give --form one name.")
+    return names

@@ -40,9 +40,9 @@ def topology(
 
     facts = look(source, save=save)
     if as_json:
-        from gpudiag.machine.facts_file import encode_facts
+        from gpudiag.model.run_directory import encode_json
 
-        sys.stdout.write(encode_facts(facts).decode())
+        sys.stdout.write(encode_json(facts).decode())
     else:
         from gpudiag.report.console import report_console
         from gpudiag.report.facts.topology import render_topology

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from types import FrameType
 
 EXAMPLES = (
-    ("gpudiag view gpudiag-runs/20260301-120000-resnet50-nccl", "a run: overview, trace viewer, curves"),
+    ("gpudiag view gpudiag-runs/20260301-120000-resnet50-nccl", "a run: verdict, overview, trace viewer, curves"),
     ("gpudiag view gpudiag-runs", "all runs below it, beside each other"),
     ("gpudiag view traces/ --port 0 --no-open", "on any free port, without starting a browser"),
 )
@@ -44,7 +44,7 @@ def view(
     world_size: WorldSize = None,
     max_trace_gb: MaxTraceGb = MAX_TRACE_GB,
 ) -> None:
-    """Show a run in TensorBoard: trace viewer, overview, curves.
+    """Show a run in TensorBoard: verdict, trace viewer, overview, curves.
 
     PyTorch's traces are converted, so that all ranks are side by side on one clock; TensorFlow's are shown as they are.
     Both have gpudiag's own lines (steps, buckets, waits) above each device's streams. Ends with Ctrl-C.

@@ -9,17 +9,12 @@ import msgspec
 
 from gpudiag.errors import GpudiagError, UnreadableInputError
 from gpudiag.model.facts import FACTS_SCHEMA, Facts
-from gpudiag.model.run_directory import write_whole
+from gpudiag.model.run_directory import encode_json, write_whole
 from gpudiag.model.sanitize import sanitize
 
 _MOST_BYTES = 64 << 20
 """A full probe of 16 GPUs is below 1 MB."""
 _HINT = "Write it with `gpudiag topology --save FILE` or `gpudiag bandwidth`."
-
-
-def encode_facts(facts: Facts) -> bytes:
-    """The facts as indented JSON, with a newline at the end."""
-    return msgspec.json.format(msgspec.json.encode(facts), indent=2) + b"\n"
 
 
 def save_facts(facts: Facts, path: Path) -> None:
@@ -32,7 +27,7 @@ def save_facts(facts: Facts, path: Path) -> None:
     os.umask(umask)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        write_whole(path, encode_facts(facts), mode=0o666 & ~umask, sync=True)  # as readable as any file
+        write_whole(path, encode_json(facts), mode=0o666 & ~umask, sync=True)  # as readable as any file
     except OSError as error:
         raise GpudiagError(f"cannot write {path}: {error.strerror}", "Choose another place with --save.") from error
 

@@ -3,11 +3,15 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import msgspec
 
-from gpudiag.model.quantities import Bytes, Count, Devices, Microseconds, Milliseconds, Ordinal, Rate
+from gpudiag.model.inference import InferenceRecord
+from gpudiag.model.quantities import Bytes, Count, Devices, Difference, Microseconds, Milliseconds, Ordinal, Rate
+
+if TYPE_CHECKING:
+    from gpudiag.model.frames.analysis import Frames
 
 ANALYSIS_SCHEMA = "gpudiag/analysis/1"
 
@@ -33,6 +37,7 @@ FINDING_CODES = (
     "communication-bound",
     "launch-bound",
     "host-sync",
+    "host-stall",
     "slow-copy",
     "compute-bound",
     "clock-mismatch",
@@ -58,6 +63,7 @@ VALIDITY_CODES = (
     "repaired-input",
     "no-light-recording",
     "cannot-tell",
+    "unexplained",
     "mixed-runs",
     "duplicate-ranks",
     "missing-device-activity",
@@ -79,6 +85,11 @@ class Finding(msgspec.Struct, frozen=True, kw_only=True):
 
     `recoverable_ms_per_step` is the fall in the job's step time if only this cause went away; None where that cannot
     be known, and then `evidence["reason"]` says why.
+
+    `instead` are the codes of other findings here of which removing any one suffices: something else sets the pace then
+    and what is left of the others gains nothing more. `place` says where in the step the host is, as far as is known:
+    after which operator and before which, file and line. `parts_ms` is what the recoverable time is made of, by name,
+    in milliseconds; the parts add up to it.
     """
 
     code: str
@@ -89,8 +100,45 @@ class Finding(msgspec.Struct, frozen=True, kw_only=True):
     recoverable_percent: Rate | None = None
     confidence: Confidence = "medium"
     title: str = ""
+    instead: tuple[str, ...] = ()
+    place: str = ""
+    parts_ms: dict[str, Milliseconds] = {}
     evidence: dict[str, Any] = {}
     advice: tuple[str, ...] = ()
+
+
+class Fix(msgspec.Struct, frozen=True, kw_only=True):
+    """One step of the path of fixes: the finding that is fixed after those before it, and what is left then.
+
+    Attributes:
+        code, ranks, cause: of the finding.
+        step_ms: the job's step time once this and all fixes before it are done.
+        then: the bucket that takes most of what is left of the step but compute, or `compute` where that sets the pace.
+    """
+
+    code: str
+    ranks: tuple[Ordinal, ...] = ()
+    cause: str | None = None
+    step_ms: Milliseconds
+    then: str
+
+
+class Explained(msgspec.Struct, frozen=True, kw_only=True):
+    """What explains a bucket (but compute) that takes 5 % of the step or more on the ranks that set the pace.
+
+    Attributes:
+        bucket: one of `BUCKETS`.
+        ms: per step, on the rank that sets the pace.
+        by: codes of the findings and validity warnings that explain it; empty where nothing does.
+        unexplained_ms: what of it none of them accounts for.
+        note: the same in words, where something is left unexplained or one cause hides another.
+    """
+
+    bucket: str
+    ms: Milliseconds
+    by: tuple[str, ...] = ()
+    unexplained_ms: Milliseconds = 0.0
+    note: str = ""
 
 
 class Validity(msgspec.Struct, frozen=True, kw_only=True):
@@ -160,6 +208,19 @@ class Device(msgspec.Struct, frozen=True, kw_only=True):
     step_times_ms: tuple[Milliseconds, ...] = ()
 
 
+class RankClock(msgspec.Struct, frozen=True, kw_only=True):
+    """How one rank's clock was brought onto the first rank's, from the common ends of collectives.
+
+    `offset_ms` was added to the rank's times; the ends of `matched` collectives are then `residual_ms` apart, in the
+    median.
+    """
+
+    rank: Ordinal
+    offset_ms: Difference
+    residual_ms: Milliseconds
+    matched: Count
+
+
 class Wait(msgspec.Struct, frozen=True, kw_only=True):
     """How long `rank` waited in collectives for `on_rank`, the last to arrive, per step."""
 
@@ -192,6 +253,17 @@ class KernelSummary(msgspec.Struct, frozen=True, kw_only=True):
 
     name: str
     ms_per_step: Milliseconds
+    per_step: Rate
+
+
+class OperatorSummary(msgspec.Struct, frozen=True, kw_only=True):
+    """One operator of the framework by name, on the threads that launch work: host time per step, averaged over ranks.
+
+    `own_ms_per_step` is without that of the operators within it; `per_step` is how often it was called.
+    """
+
+    name: str
+    own_ms_per_step: Milliseconds
     per_step: Rate
 
 
@@ -228,7 +300,10 @@ class Source(msgspec.Struct, frozen=True, kw_only=True):
     strategy: str | None = None
     batch_size_per_device: Count | None = None
     samples_per_s: Rate | None = None
+    input_only: bool = False
+    """Batches were taken and nothing was done with them: its samples per second are the loader's."""
     software: dict[str, str] = {}
+    hosts: tuple[str, ...] = ()
 
 
 class Analysis(msgspec.Struct, frozen=True, kw_only=True):
@@ -240,12 +315,24 @@ class Analysis(msgspec.Struct, frozen=True, kw_only=True):
     ranks_present: tuple[Ordinal, ...]
     steps: Steps
     devices: tuple[Device, ...]
+    clocks: tuple[RankClock, ...] = ()
     waits: tuple[Wait, ...] = ()
     findings: tuple[Finding, ...] = ()
+    next: tuple[Fix, ...] = ()
+    explained: tuple[Explained, ...] = ()
     validity: tuple[Validity, ...] = ()
     collectives: tuple[CollectiveSummary, ...] = ()
     kernels: tuple[KernelSummary, ...] = ()
+    operators: tuple[OperatorSummary, ...] = ()
     portions: tuple[Portion, ...] = ()
     source: Source = Source()
     timed: tuple[TimedRank, ...] | None = None
     recording: RecordingCost | None = None
+    inference: InferenceRecord | None = None
+    """How fast the run wrote a volume; None where it trained."""
+
+    def frames(self) -> Frames:
+        """Its tables as pandas frames, one row per bucket, step, wait and so on. Imports pandas."""
+        from gpudiag.model.frames.analysis import analysis_frames  # noqa: PLC0415  # pandas, for those only who want tables
+
+        return analysis_frames(self)

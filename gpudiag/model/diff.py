@@ -113,6 +113,10 @@ class FindingChange(msgspec.Struct, frozen=True, kw_only=True):
     after: Finding | None
 
 
+#: What a difference of runs is called whose models nobody named, but whose kernels are not the same.
+OTHER_KERNELS = "compute in kernels that both have"
+
+
 class RunDifference(msgspec.Struct, frozen=True, kw_only=True):
     """Something about the runs themselves that differs, and what that means for the comparison.
 

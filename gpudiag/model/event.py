@@ -80,6 +80,8 @@ class Role(IntEnum):
     """A framework's operator that is none of these."""
     USER_FUNCTION = 14
     """A call of a function of the user's own program."""
+    GARBAGE_COLLECTION = 15
+    """The language's runtime looks for objects that nothing refers to."""
 
 
 class Direction(IntEnum):
@@ -102,6 +104,13 @@ class HostMemory(IntEnum):
     UNKNOWN = 0
     PINNED = 1
     PAGEABLE = 2
+
+
+def any_of(codes: NDArray[np.uint8], *wanted: IntEnum) -> NDArray[np.bool_]:
+    """bool[n]: which of n kinds, roles or directions are any of these."""
+    table = np.zeros(256, np.bool_)
+    table[list(wanted)] = True
+    return table[codes]
 
 
 class EventTable(msgspec.Struct, frozen=True, kw_only=True):
@@ -153,9 +162,7 @@ class EventTable(msgspec.Struct, frozen=True, kw_only=True):
 
     def rows_of(self, *kinds: EventKind) -> NDArray[np.intp]:
         """Rows of the given kinds, in order of start."""
-        wanted = np.zeros(256, np.bool_)
-        wanted[list(kinds)] = True
-        return np.flatnonzero(wanted[self.kind])
+        return np.flatnonzero(any_of(self.kind, *kinds))
 
 
 class StepMarks(msgspec.Struct, frozen=True, kw_only=True):

@@ -152,3 +152,10 @@ class Job(RunOptions, frozen=True, kw_only=True):
     def title(self) -> str:
         """What is trained, as records and reports call it: a workload's input alone is never taken for the workload."""
         return self.workload + {"whole": "", "trivial": " (trivial model)", "none": " (input only)"}[self.model]
+
+
+def computed_in(precision: Precision | None, *, on_gpu: bool) -> Precision:
+    """What is computed in, and recorded: unless told otherwise tf32 on GPUs and fp32 on CPUs, where tf32 is fp32."""
+    if not on_gpu and precision == "tf32":
+        return "fp32"
+    return precision or ("tf32" if on_gpu else "fp32")

@@ -20,8 +20,13 @@ def transport_of(run: RunRecord | None) -> str:
     devices = {rank.device for rank in run.ranks if rank.device}
     if run.strategy == "gloo" or (devices and not any(device.startswith("cuda") for device in devices)):
         return "gloo"
+    return nccl_transport(p2p=peer_access_of(run))
+
+
+def peer_access_of(run: RunRecord) -> bool:
+    """False where the run switched peer access off; whether the machine has any is another question."""
     # A function of the user's own leaves no options, but its command line does.
-    return nccl_transport(p2p=run.options.get("p2p") != "off" and "--no-p2p" not in run.command)
+    return run.options.get("p2p") != "off" and "--no-p2p" not in run.command
 
 
 def probed_time_us(facts: Facts, operation: str, size_bytes: int, ranks: int, transport: str) -> float | None:

@@ -56,12 +56,13 @@ class RankRecord(msgspec.Struct, frozen=True, kw_only=True):
     `device` and `device_name` are empty before the first step.
 
     Attributes:
+        run_id: the same on all ranks of a run, once they have met; "" before.
         unprofiled: the timed steps, without the profiler; `timed` is what the host did in them.
         light: steps while they were recorded without operators; `light_trace` is that recording.
         profiled: steps while they were recorded with operators; `trace` is that recording.
         trace, light_trace: relative to the run directory; None where there is none.
         notes: what went wrong in recording and did not end the run, by code: `no-light-recording`,
-            `missing-device-activity`.
+            `missing-device-activity`, `own-profiler`.
     """
 
     schema: str = RANK_SCHEMA
@@ -80,6 +81,7 @@ class RankRecord(msgspec.Struct, frozen=True, kw_only=True):
     light_trace: str | None = None
     notes: dict[str, str] = {}
     error: str | None = None
+    run_id: str = ""
 
 
 class ModelRecord(msgspec.Struct, frozen=True, kw_only=True):
@@ -90,8 +92,25 @@ class ModelRecord(msgspec.Struct, frozen=True, kw_only=True):
     gradient_sizes: tuple[Bytes, ...] = ()
 
 
+class StepsFound(msgspec.Struct, frozen=True, kw_only=True):
+    """How steps were found in a program that does not mark them (`gpudiag profile -- COMMAND`).
+
+    Attributes:
+        by: `optimizer`: each ends where an optimizer's step does. `time`: none was seen to step, so that some seconds
+            were recorded and the steps are those that the trace shows.
+        optimizer: the class of the optimizer that ends a step.
+        optimizers: how many step by themselves, this one included.
+        calls_per_step: calls of all of them in a step; None where no step was seen to end.
+    """
+
+    by: Literal["optimizer", "time"]
+    optimizer: str | None = None
+    optimizers: Count = 0
+    calls_per_step: float | None = None
+
+
 class RunRecord(msgspec.Struct, frozen=True, kw_only=True):
-    """One profiled run, as saved in the run directory."""
+    """One profiled run, as saved in the run directory. `steps_found`: None where the program marked its steps."""
 
     schema: str = RUN_SCHEMA
     created: str
@@ -106,5 +125,7 @@ class RunRecord(msgspec.Struct, frozen=True, kw_only=True):
     model: ModelRecord | None = None
     software: dict[str, str] = {}
     ranks: tuple[RankRecord, ...] = ()
+    steps_found: StepsFound | None = None
     status: RunStatus
     error: str | None = None
+    run_id: str = ""

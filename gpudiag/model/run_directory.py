@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import os
+import stat
+import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TypeVar
 
 import msgspec
 
-from gpudiag.errors import UnreadableInputError
+from gpudiag.errors import GpudiagError, UnreadableInputError, UsageError
+from gpudiag.model.inference import INFERENCE_FILE, INFERENCE_SCHEMA, InferenceRecord
 from gpudiag.model.run import RUN_SCHEMA, RunRecord
 
 RUN_FILE = "run.json"
@@ -24,7 +28,21 @@ LIGHT_TRACES = "light"
 #: No JSON of a run directory but its traces comes near this size.
 MOST_BYTES = 64 * 1024 * 1024
 
+#: As a path: standard output.
+STANDARD_OUTPUT = "-"
+#: The directories that this process has locked.
+_locked: set[Path] = set()
+
 Noun = TypeVar("Noun", bound=msgspec.Struct)
+
+
+def encode_json(noun: msgspec.Struct, *, indent: int = 2) -> bytes:
+    """A noun as UTF-8 JSON with a newline at its end: what files keep and `--json` prints.
+
+    Figures that are none (NaN, infinite) become null. `indent` is in spaces per level; 0 for one line.
+    """
+    text = msgspec.json.encode(noun)
+    return (msgspec.json.format(text, indent=indent) if indent else text) + b"\n"
 
 
 def write_json(path: Path, noun: msgspec.Struct, *, indent: int = 2) -> None:
@@ -35,8 +53,7 @@ def write_json(path: Path, noun: msgspec.Struct, *, indent: int = 2) -> None:
         noun: what.
         indent: spaces per level; 0 for one line, where the noun is mostly long arrays.
     """
-    text = msgspec.json.encode(noun)
-    write_whole(path, (msgspec.json.format(text, indent=indent) if indent else text) + b"\n")
+    write_whole(path, encode_json(noun, indent=indent))
 
 
 def write_whole(path: Path, data: bytes, *, mode: int = 0o644, sync: bool = False) -> None:
@@ -45,7 +62,11 @@ def write_whole(path: Path, data: bytes, *, mode: int = 0o644, sync: bool = Fals
     Raises:
         OSError: it cannot be written; nothing is left of the attempt, and a file that was there is as it was.
     """
-    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    try:
+        handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name[:100]}.")
+    except OSError as error:
+        error.filename = str(path)  # what was to be written, and not the attempt
+        raise
     try:
         with os.fdopen(handle, "wb") as file:
             file.write(data)
@@ -54,9 +75,84 @@ def write_whole(path: Path, data: bytes, *, mode: int = 0o644, sync: bool = Fals
                 os.fsync(file.fileno())
         Path(name).chmod(mode)
         Path(name).replace(path)
-    except BaseException:
+    except BaseException as error:
         Path(name).unlink(missing_ok=True)
+        if isinstance(error, OSError):
+            error.filename, error.filename2 = str(path), None
         raise
+
+
+def write_output(path: Path, data: bytes) -> None:
+    """Write what a person asked for where they said: whole or not at all; `-` is standard output.
+
+    Raises:
+        BrokenPipeError: whoever reads standard output has left.
+        GpudiagError: it cannot be written; a file that was there is as it was.
+    """
+    if str(path) == STANDARD_OUTPUT:
+        sys.stdout.flush()
+        left = memoryview(data)
+        while left:  # where output is not buffered, a write may take a part
+            left = left[sys.stdout.buffer.write(left) :]
+        sys.stdout.flush()
+        return
+    try:
+        if path.exists() and not path.is_file():  # a device or a pipe: there is nothing to replace
+            with path.open("wb") as file:
+                file.write(data)
+        else:
+            write_whole(path.resolve(), data)
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        raise GpudiagError(f"cannot write {path}: {error.strerror or error}", "Choose another place.") from error
+
+
+@contextlib.contextmanager
+def locked(directory: Path) -> Iterator[None]:
+    """Keep a run directory to this process; the lock goes with the process, however it ends, and leaves no file.
+
+    Raises:
+        UsageError: another process has it.
+    """
+    if directory.resolve() in _locked:  # by whoever called the caller
+        yield
+        return
+    descriptor = os.open(directory, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise UsageError(
+                f"{directory}: another gpudiag is writing to it", "Wait for it, or choose another with --output."
+            ) from error
+        except OSError:  # a file system that has no locks
+            pass
+        _locked.add(directory.resolve())
+        yield
+    finally:
+        _locked.discard(directory.resolve())
+        os.close(descriptor)
+
+
+def read_bounded(path: Path) -> bytes:
+    """What a file of at most `MOST_BYTES` holds; nothing else than a regular file is read.
+
+    Raises:
+        UnreadableInputError: it cannot be read, is no regular file, or is larger.
+    """
+    try:
+        # Non-blocking, so that a pipe in its place is seen for what it is.
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+        with os.fdopen(descriptor, "rb") as file:
+            if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+                raise UnreadableInputError(f"{path} is not a regular file", "Check the path.")
+            data = file.read(MOST_BYTES + 1)
+    except OSError as error:
+        raise UnreadableInputError(f"{path}: {error.strerror or error}", "Check the path.") from error
+    if len(data) > MOST_BYTES:
+        raise UnreadableInputError(f"{path}: larger than {MOST_BYTES >> 20} MB, which no such file is")
+    return data
 
 
 def read_json(path: Path, noun: type[Noun], schema: str) -> Noun:
@@ -65,12 +161,7 @@ def read_json(path: Path, noun: type[Noun], schema: str) -> Noun:
     Raises:
         UnreadableInputError: the file is missing, too large, no JSON, of another schema, or has fields of wrong types.
     """
-    try:
-        if path.stat().st_size > MOST_BYTES:
-            raise UnreadableInputError(f"{path}: larger than {MOST_BYTES >> 20} MB, which no such file is")
-        data = path.read_bytes()
-    except OSError as error:
-        raise UnreadableInputError(f"{path}: {error.strerror or error}", "Check the path.") from error
+    data = read_bounded(path)
     try:
         stated = msgspec.json.decode(data, type=_Schema).schema
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
@@ -103,6 +194,12 @@ def find_run_record(paths: Sequence[Path | str]) -> RunRecord | None:
     """The run record beside the given traces, if a single path names a run directory (or its `traces/`)."""
     directory = _run_directory(paths)
     return None if directory is None else read_json(directory / RUN_FILE, RunRecord, RUN_SCHEMA)
+
+
+def find_inference(paths: Sequence[Path | str]) -> InferenceRecord | None:
+    """How fast a volume was written, likewise; None where the run wrote none, or its record cannot be read."""
+    directory = _run_directory(paths)
+    return None if directory is None else readable_json(directory / INFERENCE_FILE, InferenceRecord, INFERENCE_SCHEMA)
 
 
 def find_light_traces(paths: Sequence[Path | str]) -> Path | None:

@@ -1,4 +1,4 @@
-"""One step over all ranks, as it is drawn: `step.json`, made from the traces, which a page cannot carry whole."""
+"""Steps over all ranks, as they are drawn: `step.json`, made from the traces, which a page cannot carry whole."""
 
 from __future__ import annotations
 
@@ -13,10 +13,11 @@ STEP_FILE = "step.json"
 
 TrackKind = Literal["buckets", "device", "host"]
 
-#: What a span's colour stands for in a `device` track; in a `buckets` track it is an index into `BUCKETS`.
+#: Name of what is idle in a `buckets` track before a step's first op, while the host recorded nothing.
+UNMARKED_INPUT = "unmarked-input"
+#: What a span's colour stands for in a `device` track; in a `buckets` track it is an index into `BUCKETS`, in a `host`
+#: track 0 is an operator, 1 a range, 2 a call of the runtime.
 DEVICE_COLOURS = ("compute", "communication", "copy")
-#: In a `host` track.
-HOST_COLOURS = ("operator", "annotation", "runtime")
 
 
 class Track(msgspec.Struct, frozen=True, kw_only=True):
@@ -53,15 +54,26 @@ class RankView(msgspec.Struct, frozen=True, kw_only=True):
     tracks: tuple[Track, ...]
 
 
+class WaitView(msgspec.Struct, frozen=True, kw_only=True):
+    """A rank waits for another, in nanoseconds as `Track` counts them: until that one arrives at their collective."""
+
+    rank: Ordinal
+    on_rank: Ordinal
+    start: Nanoseconds
+    length: Nanoseconds
+
+
 class StepView(msgspec.Struct, frozen=True, kw_only=True):
     """One step on every lane, on one clock whose zero is the earliest begin.
 
     Attributes:
         step: its number, as the loop's marks carry it.
         length: nanoseconds from the earliest begin to the latest end.
-        names: of spans.
+        names: of spans; of the steps in `others` too, whose own are empty.
         ranks: in order of rank; of many, those that the report's table shows.
         ranks_left_out: how many are not there.
+        waits: the longest of them.
+        others: more steps of the same job to choose from, in their order.
     """
 
     schema: str = STEP_SCHEMA
@@ -70,3 +82,5 @@ class StepView(msgspec.Struct, frozen=True, kw_only=True):
     names: tuple[str, ...]
     ranks: tuple[RankView, ...]
     ranks_left_out: Count = 0
+    waits: tuple[WaitView, ...] = ()
+    others: tuple[StepView, ...] = ()

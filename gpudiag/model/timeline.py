@@ -11,10 +11,18 @@ from numpy.typing import NDArray
 from gpudiag.intervals import EMPTY, Intervals, union
 from gpudiag.model.analysis import Validity
 from gpudiag.model.event import Trace
+from gpudiag.units import NS_PER_US
 
 Times = NDArray[np.int64]
 
 UNKNOWN = -1
+PAUSE_NS = 500 * NS_PER_US
+"""Pauses of a thread between two recorded events up to this long count as Python running between framework calls.
+Measured: in traces of five workloads 99.5 % of such pauses were below 0.3 ms (95 % below 0.02 ms); the rest were
+loaders and waits."""
+WAITED_NS = 30 * NS_PER_US
+"""A pause of a CPU's training thread of at least this length, in which a collective ended, is waiting for it.
+Judgement: calls follow each other within 5 to 10 µs, and a wait that is missed is no longer than this."""
 
 
 class OpClass(IntEnum):
@@ -67,14 +75,14 @@ class HostThread(msgspec.Struct, frozen=True, kw_only=True):
         busy: inside any framework op, annotation of work, or runtime call, short pauses between them included.
         input: waiting for data (DataLoader, `gpudiag.input`, tf.data).
         blocked: raw intervals of calls that waited for the device, by start: synchronizations and copies that block.
-        blocking_calls: the name of each of those calls.
+        awaited: waiting inside a framework op for a collective that the op handed over, as a set; not in `busy`.
     """
 
     thread: int
     busy: Intervals
     input: Intervals
     blocked: Intervals
-    blocking_calls: tuple[str, ...]
+    awaited: Intervals = EMPTY
 
 
 class HostSteps(msgspec.Struct, frozen=True, kw_only=True):
@@ -167,8 +175,19 @@ class Lane(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def host_exchange(self) -> Intervals:
-        """When any of the process's host threads was at an exchange."""
-        return union(*self.exchange.values())
+        """When any of the process's host threads was at an exchange, or waited for one inside an op."""
+        return union(*self.exchange.values(), *(thread.awaited for thread in self.threads.values()))
+
+    @property
+    def before_first_op(self) -> Intervals:
+        """From each step mark to the first framework op that the training thread recorded after it, as a set."""
+        thread = self.threads.get(self.steps.thread)
+        if thread is None or len(thread.busy) == 0:
+            return EMPTY
+        index = np.searchsorted(thread.busy.end, self.steps.start, side="right")
+        inside = index < len(thread.busy)
+        start = self.steps.start[inside]
+        return union(Intervals(start, np.maximum(thread.busy.start[index[inside]], start)))
 
     @property
     def is_cpu(self) -> bool:

@@ -10,24 +10,34 @@ from gpudiag.units import bus_factor
 
 #: The slope beyond the largest measured size is taken from one that is at most this share of it.
 _FAR = 0.7
+#: µs of a ring all-reduce: to start it, and per hop over NVLink and over PCIe or host memory. From the tables by which
+#: NCCL itself chooses (`baseLatencies`, `hwLatencies` in src/graph/tuning.cc, Ring, Simple; the same since 2.8).
+_RING_US, _NVLINK_HOP_US, _PCIE_HOP_US = 8.4, 3.4, 5.7
+#: Bytes up to which an all-reduce takes what its latency takes, whatever the link: a point there is the latency.
+_SMALL = 1 << 15
 
 
 class Curve:
     """Time in ms of an all-reduce of any number of bytes over one transport.
 
     Between two measured sizes time grows in a straight line. Above the largest it grows as it did between that and one
-    clearly smaller; below the smallest it stays. For another number of ranks than was measured the part that is latency
-    grows with the hops and the rest with the bytes per link: time = latency (m - 1)/(n - 1) + bytes x factor(m) /
-    busbw.
+    clearly smaller; below the smallest it falls in proportion to the bytes, to what an empty one takes. So one measured
+    point is a bandwidth and a known latency, not a constant. For another number of ranks than was measured the part
+    that is latency grows with the hops and the rest with the bytes per link: time = latency (m - 1)/(n - 1) + bytes x
+    factor(m) / busbw.
 
     Args:
         points: measured bytes and ms.
         ranks: how many it was measured with.
+        empty_ms: what one of next to no bytes takes, where less than the smallest measured one took.
     """
 
-    def __init__(self, points: dict[int, float], ranks: int) -> None:
+    def __init__(self, points: dict[int, float], ranks: int, *, empty_ms: float | None = None) -> None:
         self._points = sorted(points.items())
         self.ranks = ranks
+        smallest, took = self._points[0]
+        if empty_ms is not None and smallest > _SMALL and empty_ms < took:
+            self._points.insert(0, (0, empty_ms))
 
     def time_ms(self, size: float, ranks: int | None = None) -> float:
         """One all-reduce of `size` bytes per rank."""
@@ -78,7 +88,7 @@ def measured_curve(facts: Facts, transport: str, ranks: int) -> Curve | None:
     if not by_ranks:
         return None
     nearest = min(by_ranks, key=lambda measured: (abs(measured - ranks), measured))
-    return Curve(by_ranks[nearest], nearest)
+    return Curve(by_ranks[nearest], nearest, empty_ms=empty_all_reduce_ms(nearest))
 
 
 def curves_of(collectives: Iterable[Collective]) -> dict[str, Curve]:
@@ -88,4 +98,12 @@ def curves_of(collectives: Iterable[Collective]) -> dict[str, Curve]:
     for collective in collectives:
         points.setdefault(collective.strategy, {})[collective.bytes] = collective.time_us / 1e3
         ranks[collective.strategy] = collective.ranks
-    return {transport: Curve(found, ranks[transport]) for transport, found in points.items()}
+    return {
+        transport: Curve(found, ranks[transport], empty_ms=empty_all_reduce_ms(ranks[transport]))
+        for transport, found in points.items()
+    }
+
+
+def empty_all_reduce_ms(ranks: int, *, nvlink: bool = False) -> float:
+    """What a ring all-reduce of next to no bytes takes: starting it, and its 2(n - 1) hops."""
+    return (_RING_US + 2 * (ranks - 1) * (_NVLINK_HOP_US if nvlink else _PCIE_HOP_US)) / 1e3

@@ -10,10 +10,25 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from itertools import accumulate
 
+from gpudiag.model.benchmarks.prediction import Compute
 from gpudiag.prediction.transfers import Transfer
 
 #: Backward's share of forward and backward: it computes gradients of inputs and of weights, forward the outputs alone.
 BACKWARD_SHARE = 2 / 3
+#: The update's share of a step of which nothing else is known.
+_UPDATE_SHARE = 0.06
+
+
+def parts_of(step_ms: float, source: str) -> Compute:
+    """A step of which only the length is known."""
+    work = step_ms * (1 - _UPDATE_SHARE)
+    return Compute(
+        forward_ms=work * (1 - BACKWARD_SHARE),
+        backward_ms=work * BACKWARD_SHARE,
+        update_ms=step_ms * _UPDATE_SHARE,
+        step_ms=step_ms,
+        source=source,
+    )
 
 
 def ready_at(shares: Sequence[float], backward_ms: float) -> list[float]:
@@ -25,18 +40,3 @@ def ready_at(shares: Sequence[float], backward_ms: float) -> list[float]:
 def exposed_after(ended: Iterable[tuple[Transfer, float]], compute_ms: float) -> float:
     """What is left when compute is over, in ms."""
     return max([0.0, *(end - compute_ms for _, end in ended)])
-
-
-def forward_stall(
-    ended: Iterable[tuple[Transfer, float]], shares: Sequence[float], forward_ms: float, gpu: int
-) -> float:
-    """How much longer forward takes on `gpu` when the part that uses piece i waits until piece i has arrived."""
-    arrival: dict[int, float] = {}
-    for one, end in ended:
-        if one.to == gpu:
-            arrival[one.piece] = max(end, arrival.get(one.piece, 0.0))
-    total = sum(shares) or 1.0
-    now = 0.0
-    for piece, share in enumerate(shares):
-        now = max(now, arrival.get(piece, 0.0)) + forward_ms * share / total
-    return max(0.0, now - forward_ms)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Iterable, Sequence
-from itertools import permutations
+from itertools import pairwise, permutations
 
 from gpudiag.model.facts import Facts, Gpu
 
@@ -51,7 +51,7 @@ class Paths:
             if record.verified is not False and record.memory != "pageable":
                 key = (record.path, record.src, record.dst, record.direction, record.peer_access)
                 self._measured[key] = max(record.gb_per_s, self._measured.get(key, 0.0))
-        self._peer_bandwidth = any(record.path == "peer" for record in facts.bandwidth)
+        self._ring: tuple[tuple[int, int], ...] | None = None
 
     def __len__(self) -> int:
         return len(self.devices)
@@ -148,21 +148,53 @@ class Paths:
         cores = self.facts.host.cores or (self.facts.host.threads or 0) / 2 or 10
         return self._assume("host memory", min(_MOST_MEMORY, max(_LEAST_MEMORY, _MEMORY_PER_CORE * cores)), "GB/s")
 
+    @property
+    def ring(self) -> tuple[tuple[int, int], ...]:
+        """The pairs of neighbours of the best ring over all GPUs: the one whose slowest link carries most.
+
+        Neighbours alone count: GPUs of a mesh in which not all reach each other (DGX-1) have a ring of direct links.
+        """
+        if self._ring is None:
+            count = len(self)
+            if count > 8:  # 5040 rings of 8 can be tried; beyond, neighbours by number, as NCCL numbers them well
+                rings: Iterable[tuple[int, ...]] = [tuple(range(1, count))]
+            else:
+                rings = permutations(range(1, count))
+            closed = (tuple(pairwise((0, *rest, 0))) for rest in rings)
+            rates = {(a, b): self.rate_both(a, b) for a, b in permutations(range(count), 2)}
+            self._ring = max(closed, key=lambda pairs: min(rates[pair] for pair in pairs)) if count > 1 else ()
+        return self._ring
+
+    @property
+    def ring_is_direct(self) -> bool:
+        """Whether all neighbours in the best ring copy directly: what a ring needs, whoever else reaches whom."""
+        return all(self.peer_access(a, b) for a, b in self.ring)
+
+    @property
+    def ring_is_nvlink(self) -> bool:
+        """Whether the best ring is of NVLink alone."""
+        return self.ring_is_direct and all(self.nvlink(a, b) for a, b in self.ring)
+
     def ring_rate(self) -> float:
         """Each way along the slowest link of the best ring over all GPUs, in which each sends while it receives."""
-        count = len(self)
-        if count < 2:
-            return float("inf")
-        if count > 8:  # 5040 rings of 8 can be tried; beyond, neighbours by number, as NCCL numbers them well
-            rings: Iterable[tuple[int, ...]] = [tuple(range(1, count))]
-        else:
-            rings = permutations(range(1, count))
-        best = 0.0
-        for rest in rings:
-            order = (0, *rest)
-            pairs = [(order[i], order[(i + 1) % count]) for i in range(count)]
-            best = max(best, min(self.rate_both(a, b) for a, b in pairs))
-        return best
+        return min((self.rate_both(a, b) for a, b in self.ring), default=float("inf"))
+
+    @property
+    def ring_staging_is_measured(self) -> bool:
+        """Whether copies through the host were measured while as much went the other way, along the whole ring."""
+        wanted = ("peer", "both_ways", False)
+        ways = {(src, dst) for path, src, dst, way, access in self._measured if (path, way, access) == wanted}
+        names = [(f"gpu:{self.devices[a]}", f"gpu:{self.devices[b]}") for a, b in self.ring]
+        return all((a, b) in ways or (b, a) in ways for a, b in names)
+
+    def nvlink(self, a: int, b: int) -> bool:
+        """Whether NVLink joins two GPUs: by the link's kind, or, where that is not known, two boards whose direct
+        links have been NVLink since there are any (SXM)."""
+        kind = self.kind(a, b)
+        if kind != "unknown":
+            return kind.startswith("NV")
+        boards = [self._gpus.get(self.devices[gpu]) for gpu in (a, b)]
+        return self.peer_access(a, b) and all(board is not None and "SXM" in board.name for board in boards)
 
     def _host_rate(self, path: str, gpu: int) -> float:
         place = f"gpu:{self.devices[gpu]}"
@@ -183,8 +215,8 @@ class Paths:
             # Through the host: out of one GPU and into the other at once, each over its own link.
             return both * min(self._host_rate("device_to_host", a), self._host_rate("host_to_device", b))
         link = self._links.get(frozenset((self.devices[a], self.devices[b])))
-        if link is not None and (link.lanes or link.kind.startswith("NV")):
-            lanes = link.lanes or int(link.kind[2:] or 1)
+        if link is not None and self.nvlink(a, b):
+            lanes = link.lanes or int(link.kind.removeprefix("NV")) if link.kind.startswith("NV") else 1
             gpu = self._gpus.get(self.devices[a])
             known = [lane.gb_per_s for lane in gpu.nvlinks if lane.gb_per_s] if gpu is not None else []
             lane_rate = min(known) if known else _NVLINK_LANE

@@ -43,8 +43,8 @@ def fetch(paths: Paths, pieces: Sequence[int], owners: Sequence[int], wire: floa
     """
     duplex = len(set(owners)) > 1
     return [
-        _transfer(paths, owner, gpu, piece, size * wire, ready_ms=0.0, to=gpu, duplex=duplex)
-        for piece, (size, owner) in enumerate(zip(pieces, owners, strict=True))
+        _transfer(paths, owner, gpu, size * wire, ready_ms=0.0, duplex=duplex)
+        for size, owner in zip(pieces, owners, strict=True)
         for gpu in range(len(paths))
         if gpu != owner
     ]
@@ -56,37 +56,14 @@ def deliver(
     """Every GPU sends every piece to its owner once it is ready: all of them the same piece at the same time."""
     duplex = len(set(owners)) > 1
     return [
-        _transfer(paths, gpu, owner, piece, size * wire, ready_ms=ready_ms[piece], to=owner, duplex=duplex)
-        for piece, (size, owner) in enumerate(zip(pieces, owners, strict=True))
+        _transfer(paths, gpu, owner, size * wire, ready_ms=ready, duplex=duplex)
+        for size, owner, ready in zip(pieces, owners, ready_ms, strict=True)
         for gpu in range(len(paths))
         if gpu != owner
     ]
 
 
-def ring(paths: Paths, pieces: Sequence[int], ready_ms: Sequence[float], wire: float = 1.0) -> list[Transfer]:
-    """A ring all-reduce of each piece: 2(n-1)/n of its bytes pass every link, in 2(n-1) hops (Patarasuk and Yuan,
-    Bandwidth optimal all-reduce algorithms, 2009).
-    """
-    count = len(paths)
-    if count < 2:
-        return []
-    rate = paths.ring_rate() * _BYTES_PER_MS
-    hops_ms = 2 * (count - 1) * max(paths.latency_us(a, (a + 1) % count) for a in range(count)) / 1e3
-    return [
-        Transfer(
-            ways=("ring",),
-            ready_ms=ready,
-            takes_ms=hops_ms + 2 * (count - 1) / count * size * wire / rate,
-            piece=piece,
-            to=0,
-        )
-        for piece, (size, ready) in enumerate(zip(pieces, ready_ms, strict=True))
-    ]
-
-
-def _transfer(
-    paths: Paths, src: int, dst: int, piece: int, size: float, *, ready_ms: float, to: int, duplex: bool
-) -> Transfer:
+def _transfer(paths: Paths, src: int, dst: int, size: float, *, ready_ms: float, duplex: bool) -> Transfer:
     """One piece over its links. `duplex`: other pieces go the other way meanwhile."""
     ways: tuple[str, ...]
     latency_ms = paths.latency_us(src, dst) / 1e3
@@ -103,4 +80,4 @@ def _transfer(
         # The driver's buffer has to be filled before it can be emptied: what fits into it goes there, then on.
         latency_ms += min(size, _STAGING_BYTES) / (paths.rate(src, HOST) * _BYTES_PER_MS)
     takes = latency_ms + size / (rate * _BYTES_PER_MS)
-    return Transfer(ways=ways, ready_ms=ready_ms, takes_ms=takes, piece=piece, to=to)
+    return Transfer(ways=ways, ready_ms=ready_ms, takes_ms=takes)

@@ -8,7 +8,7 @@ from itertools import accumulate
 
 from gpudiag.model.benchmarks.prediction import Compute, Gradients
 from gpudiag.model.facts import Facts, nccl_transport
-from gpudiag.prediction.curves import Curve, measured_curve
+from gpudiag.prediction.curves import Curve, empty_all_reduce_ms, measured_curve
 from gpudiag.prediction.overlap import ready_at
 from gpudiag.prediction.paths import Paths
 
@@ -56,13 +56,38 @@ class Situation:
 
     @property
     def peer_access(self) -> bool:
-        """Whether every pair of the devices copies directly."""
-        count = len(self.paths)
-        return all(self.paths.peer_access(a, b) for a in range(count) for b in range(a + 1, count))
+        """Whether the devices reach each other directly: those of a ring their neighbours, and so all in the end."""
+        return self.paths.ring_is_direct
 
     def ring_rate(self) -> float:
         """GB/s of bus bandwidth that a ring over the GPUs' links should reach, where no collective was measured."""
-        return self.paths.ring_rate() * (1.0 if self.peer_access else _STAGED_RING)
+        turns = not self.peer_access and not self.paths.ring_staging_is_measured
+        return self.paths.ring_rate() * (_STAGED_RING if turns else 1.0)
+
+    def ring_curve(self) -> Curve:
+        """An all-reduce around the best ring, where none was measured."""
+        count = max(2, self.devices)
+        empty = empty_all_reduce_ms(count, nvlink=self.paths.ring_is_nvlink)
+        return Curve({0: empty, 1 << 30: empty + 2 * (count - 1) / count * (1 << 30) / (self.ring_rate() * 1e6)}, count)
+
+    def rooted_ms(self, size: float, *, spread: bool) -> float:
+        """To bring so many bytes to where they belong, over NCCL from all GPUs, and back to all of them.
+
+        Over direct links each of the two passes every link once, one way, at the rate of an all-reduce. Through the
+        host a GPU's link carries what it sends or what it receives, never both at full rate, and in a rooted exchange
+        not every GPU does both: the first in the chain only sends, the last only receives. Summed over homes on all n
+        GPUs that is (n - 1) / n of what an all-reduce's rate says; with one home, over rings in every order,
+        (2n - 3) / (2n - 2).
+
+        Args:
+            size: bytes of all parameters.
+            spread: their homes are on all GPUs alike, not on one.
+        """
+        count = self.devices
+        curve = self.nccl_curve or self.ring_curve()
+        rate = curve.busbw(size / count if spread else size)
+        share = (count - 1) / count if spread else (2 * count - 3) / (2 * count - 2)
+        return 2 * size / (rate * 1e6) * (1.0 if self.peer_access else share)
 
     def bucket_times(self, buckets: Sequence[Sequence[int]]) -> list[tuple[int, float]]:
         """Bytes of each bucket and when it is complete, in ms from backward's start."""

@@ -19,15 +19,11 @@ class Transfer:
         ways: names of the links that it holds from start to end, e.g. `out:0` and `in:1`.
         ready_ms: not before this.
         takes_ms: how long it holds them.
-        piece: number of the tensor or bucket that it carries.
-        to: who waits for it.
     """
 
     ways: tuple[str, ...]
     ready_ms: float
     takes_ms: float
-    piece: int
-    to: int
 
 
 def run(transfers: Iterable[Transfer]) -> list[tuple[Transfer, float]]:

@@ -7,6 +7,7 @@ from typing import Any
 
 from gpudiag.model.sanitize import one_line
 from gpudiag.report import figures
+from gpudiag.report.kernel_names import plain_names
 
 MOST_ITEMS = 6
 LONGEST_TEXT = 200
@@ -24,11 +25,12 @@ _UNITS = (
     ("_c", "°C"),
 )
 _BYTES = "_bytes"
+_BY_RANK = "_by_rank"
 
 
 def evidence_items(evidence: Mapping[str, Any]) -> list[str]:
     """Each item in words, in the order given; anything nested deeper than a list or a mapping is cut short."""
-    return [_item(key, value) for key, value in list(evidence.items())[: 2 * MOST_ITEMS]]
+    return [_item(key, value) for key, value in list(evidence.items())[: 3 * MOST_ITEMS]]
 
 
 def _item(key: str, value: Any) -> str:
@@ -38,8 +40,22 @@ def _item(key: str, value: Any) -> str:
         return f"{_words(_without(key, _BYTES))} {figures.size(value)}"
     for words, unit in _UNITS:
         if f"{words}_" in f"{key}_":
-            return f"{_words(_without(key, words))} {_value(value)} {unit}"
-    return f"{_words(key)} {_value(value)}"
+            name = _without(key, words)
+            return _table(name, value, unit) if isinstance(value, dict) else f"{_words(name)} {_value(value)} {unit}"
+    return _table(key, value, "") if isinstance(value, dict) else f"{_words(key)} {_value(value)}"
+
+
+def _table(key: str, table: dict[str, Any], unit: str) -> str:
+    """`lateness_by_rank` of ranks 0 and 1 is "lateness: rank 0 1.14 ms, rank 1 0 ms"."""
+    of_ranks = key.endswith(_BY_RANK)
+    items = []
+    for label, value in list(table.items())[:MOST_ITEMS]:
+        name = plain_names(one_line(f"rank {label}" if of_ranks else str(label)))[:LONGEST_TEXT]
+        # A name of several words, as of a place in the step, would run into its figure.
+        colon = ":" if " " in name and not of_ranks else ""
+        items.append(f"{name}{colon} {_value(value, nested=True)} {unit}".rstrip())
+    more = f" and {len(table) - MOST_ITEMS} more" if len(table) > MOST_ITEMS else ""
+    return f"{_words(key.removesuffix(_BY_RANK))}: {', '.join(items) or 'none'}{more}"
 
 
 def _without(key: str, words: str) -> str:
@@ -61,15 +77,12 @@ def _value(value: Any, *, nested: bool = False) -> str:
     if isinstance(value, float):
         return figures.milliseconds(value).removesuffix(".00").removesuffix(".0")
     if isinstance(value, list | tuple | dict):
-        return "…" if nested else _several(value)
+        return "…" if nested or isinstance(value, dict) else _several(value)
     text = one_line(str(value))
     return text if len(text) <= LONGEST_TEXT else f"{text[: LONGEST_TEXT - 1]}…"
 
 
-def _several(value: list[Any] | tuple[Any, ...] | dict[str, Any]) -> str:
-    if isinstance(value, dict):
-        items = [f"{_words(str(key))}: {_value(item, nested=True)}" for key, item in list(value.items())[:MOST_ITEMS]]
-    else:
-        items = [_value(item, nested=True) for item in value[:MOST_ITEMS]]
+def _several(value: list[Any] | tuple[Any, ...]) -> str:
+    items = [_value(item, nested=True) for item in value[:MOST_ITEMS]]
     more = f" and {len(value) - MOST_ITEMS} more" if len(value) > MOST_ITEMS else ""
     return (", ".join(items) or "none") + more

@@ -8,6 +8,8 @@ from collections.abc import Iterable, Sequence
 UNKNOWN = "—"
 #: No time, size or count that a report draws comes near.
 _ABSURD = 1e15
+#: What two decimals would show as nothing.
+_SMALLEST = 0.005
 EN_DASH = "\N{EN DASH}"
 TIMES = "\N{MULTIPLICATION SIGN}"
 MINUS = "\N{MINUS SIGN}"
@@ -20,10 +22,14 @@ def milliseconds(value: float | None, *, beside: float | None = None) -> str:
 
     >>> milliseconds(0.042), milliseconds(26.14), milliseconds(12345.6), milliseconds(0.8, beside=57.1)
     ('0.04', '26.1', '12 346', '0.8')
+    >>> milliseconds(0.0018), milliseconds(0.0)
+    ('<0.01', '0.00')
     """
     if value is None or not math.isfinite(value):
         return UNKNOWN
     magnitude = abs(value if beside is None or not math.isfinite(beside) else beside)
+    if value > 0 and magnitude < _SMALLEST:
+        return f"<{2 * _SMALLEST}"
     return thousands(value, 2 if magnitude < 10 else 1 if magnitude < 1000 else 0)
 
 
@@ -89,7 +95,18 @@ def rate(value: float | None) -> str:
     """
     if value is None or not math.isfinite(value):
         return UNKNOWN
-    return "<0.01" if 0 < value < 0.005 else _three_figures(value)
+    return f"<{2 * _SMALLEST}" if 0 < value < _SMALLEST else _three_figures(value)
+
+
+def throughput(samples_per_s: float | None) -> str:
+    """Samples per second, three figures however few they are: none that was measured is 0.
+
+    >>> throughput(4483.2), throughput(3.4), throughput(0.2113), throughput(0.00042), throughput(None)
+    ('4 483', '3.40', '0.211', '0.00042', '—')
+    """
+    if samples_per_s is None or not math.isfinite(samples_per_s):
+        return UNKNOWN
+    return _three_figures(samples_per_s) if not 0 < samples_per_s < 1 else f"{samples_per_s:.3g}"
 
 
 def _three_figures(value: float) -> str:

@@ -14,6 +14,8 @@ from gpudiag.model.sanitize import one_line
 
 #: No name that a person could read is longer; a hostile one is cut before it is looked at.
 _LONGEST = 4096
+#: What PyTorch puts before the name of every function of a backward pass.
+_BACKWARD = "autograd::engine::evaluate_function: "
 _UNNAMED = re.compile(r"\(anonymous namespace\)::|<unnamed>::|\{[^{}]{0,200}\}")
 #: The last part of each qualified name: `MulFunctor` of `at::native::MulFunctor`.
 _LAST_NAME = re.compile(r"\b([A-Za-z_]\w*)\b(?!::)")
@@ -36,7 +38,7 @@ def kernel_label(name: str, width: int) -> str:
     >>> kernel_label("sm80_xmma_gemm_f16f16_f16f32_f32_tn_n_tilesize128x128x32", 30)
     'sm80_xmma_gemm_…size128x128x32'
     """
-    text = _UNNAMED.sub("", one_line(name[:_LONGEST]))
+    text = _UNNAMED.sub("", plain_names(one_line(name[:_LONGEST])))
     text = _without_parameters(text)
     own, bracket, template = text.partition("<")
     words = own.split()
@@ -48,6 +50,15 @@ def kernel_label(name: str, width: int) -> str:
             inside.append(word)
     label = f"{own}<{', '.join(inside)}>" if inside else own
     return shorten_middle(label or one_line(name[:_LONGEST]), width)
+
+
+def plain_names(text: str) -> str:
+    """A text in which operators have the names that people know them by.
+
+    >>> plain_names("before autograd::engine::evaluate_function: AddmmBackward0")
+    'before AddmmBackward0'
+    """
+    return text.replace(_BACKWARD, "")
 
 
 def shorten_middle(text: str, width: int) -> str:

@@ -52,7 +52,8 @@ def plain_grid(*columns: dict[str, Any], gap: int = GAP) -> Table:
     """A table without lines or headings; of each column how it is drawn, as `rich.table.Table.add_column` takes it."""
     table = Table.grid(padding=(0, gap, 0, 0))
     for how in columns:
-        table.add_column(**how)
+        # A word longer than its line, such as a call to copy, goes on in the next.
+        table.add_column(**({} if how.get("no_wrap") else {"overflow": "fold"}) | how)
     return table
 
 

@@ -7,7 +7,7 @@ import signal
 import sys
 import threading
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from multiprocessing import active_children, get_context
@@ -34,6 +34,7 @@ def read_traces(
     limits: ReadLimits | None = None,
     world_size: int | None = None,
     repeated: bool = False,
+    meanwhile: Callable[[], None] = lambda: None,
 ) -> tuple[Trace, ...]:
     """Read the traces of one job.
 
@@ -42,6 +43,7 @@ def read_traces(
         limits: bounds on size and on processes; None for the usual ones.
         world_size: ranks in the job, where neither the traces nor their names say.
         repeated: two files may claim one rank; whoever asks for that sorts them out.
+        meanwhile: what this process is to do while others read; not called where it reads by itself.
 
     Returns:
         One trace per file, in order of rank; those without a rank come last, in order of path. Of TensorFlow, where one
@@ -60,7 +62,7 @@ def read_traces(
     sources = find_sources(paths)
     traces: list[Trace] = []
     processes: list[tuple[Source, tuple[Trace, ...]]] = []
-    for source, outcome in zip(sources, _read_all(sources, limits), strict=True):
+    for source, outcome in zip(sources, _read_all(sources, limits, meanwhile), strict=True):
         if isinstance(outcome, NotATraceError):
             if source.found:
                 continue
@@ -113,19 +115,21 @@ def _check_frameworks(traces: Sequence[Trace]) -> None:
             )
 
 
-def _read_all(sources: Sequence[Source], limits: ReadLimits) -> list[tuple[Trace, ...] | NotATraceError]:
+def _read_all(
+    sources: Sequence[Source], limits: ReadLimits, meanwhile: Callable[[], None]
+) -> list[tuple[Trace, ...] | NotATraceError]:
     """Each file's traces, or why it is none, in the order of the files."""
     sizes = [_json_size(source) for source in sources]
     workers = min(limits.workers or usable_cpus(), len(sources))
     if (free := free_memory_bytes()) is not None:
         workers = min(workers, max(1, free // (MEMORY_PER_JSON_BYTE * max(sizes) or 1)))
     if workers > 1 and sum(sizes) > _WORTH_PROCESSES_JSON_BYTES and _can_fork():
-        return _read_in_processes(sources, limits, workers)
+        return _read_in_processes(sources, limits, workers, meanwhile)
     return [_attempt(source, limits) for source in sources]
 
 
 def _read_in_processes(
-    sources: Sequence[Source], limits: ReadLimits, workers: int
+    sources: Sequence[Source], limits: ReadLimits, workers: int, meanwhile: Callable[[], None]
 ) -> list[tuple[Trace, ...] | NotATraceError]:
     # Forked: what is imported here need not be imported again.
     pool = ProcessPoolExecutor(workers, mp_context=get_context("fork"), initializer=_end_when_interrupted)
@@ -134,6 +138,7 @@ def _read_in_processes(
             # Python 3.12 warns of native threads; NumPy's BLAS has some, which survive a fork and which we never call.
             warnings.simplefilter("ignore", DeprecationWarning)
             outcomes = [pool.submit(_attempt, source, limits) for source in sources]
+        meanwhile()
         return [outcome.result() for outcome in outcomes]
     except BrokenProcessPool as error:
         files = ", ".join(source.shown for source in sources)

@@ -17,6 +17,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from gpudiag.intervals import distinct
 from gpudiag.model.event import CollectiveCall, EventKind, EventTable, StepMarks, Trace
 
 Times = NDArray[np.int64]
@@ -37,7 +38,7 @@ def with_operators(light: Trace, full: Trace) -> Trace | None:
     rows, start, end = [], [], []
     matched = 0
     for here, there in steps:
-        for thread in np.unique(_calls(full.events, there, None)[1]).tolist():
+        for thread in distinct(_calls(full.events, there, None)[1]).tolist():
             calls_here, _ = _calls(light.events, here, thread)
             calls_there, _ = _calls(full.events, there, thread)
             alike = np.array_equal(_names(light.events, calls_here), _names(full.events, calls_there))

@@ -93,8 +93,8 @@ def test_a_record_beside_traces_that_do_not_show_it(run_dir: Path) -> None:
     assert saved.recording is not None
     assert saved.recording.light_ms == pytest.approx(1.1 * step_ms)
     said = to_markdown(saved)
-    assert "ms while recorded lightly" in said
-    assert "ahead of the device by 0.50 ms" in said
+    assert "ms recording GPU activity" in said
+    assert "CPU ahead of the GPU by 0.50 ms" in said
 
 
 @pytest.mark.parametrize("wrong", [-1.0, 1e300])
@@ -106,6 +106,7 @@ def test_times_that_are_none_are_refused(run_dir: Path, wrong: float) -> None:
         analyze([run_dir])
 
 
+@pytest.mark.measured
 @pytest.mark.usefixtures("one_thread")
 def test_a_real_loop_whose_loader_is_slow_only_while_nobody_records(tmp_path: Path) -> None:
     """As with a loader that keeps up with a job that the profiler has slowed: here it is told when to be slow."""

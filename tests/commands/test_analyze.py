@@ -12,7 +12,7 @@ import pytest
 from gpudiag.commands.analyze import THRESHOLDS, crosses
 from gpudiag.model.analysis import BUCKETS, Finding, Validity
 from tests import builders
-from tests.cli_process import gpudiag
+from tests.cli_process import gpudiag, in_this_process
 
 if TYPE_CHECKING:
     from gpudiag.model.analysis import Severity
@@ -110,7 +110,7 @@ def broken(name: str, directory: Path) -> Path:
     ],
 )
 def test_what_is_no_whole_trace_is_code_4_one_line_and_a_remedy(name: str, tmp_path: Path) -> None:
-    result = gpudiag("analyze", str(broken(name, tmp_path)), "--max-trace-gb", "0.05")
+    result = in_this_process("analyze", str(broken(name, tmp_path)), "--max-trace-gb", "0.05")
     assert result.returncode == 4, result.stderr
     assert result.stdout == ""
     first, second = result.stderr.splitlines()

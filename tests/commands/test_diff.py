@@ -12,9 +12,9 @@ import pytest
 from gpudiag.analysis.comparison import compare
 from gpudiag.commands.diff import regressed
 from gpudiag.errors import UnreadableInputError
-from gpudiag.report.json_output import encode
+from gpudiag.model.run_directory import encode_json
 from tests.analysis.comparison.runs import healthy, late_rank, run, source
-from tests.cli_process import gpudiag
+from tests.cli_process import gpudiag, in_this_process
 
 if TYPE_CHECKING:
     from gpudiag.model.analysis import Analysis
@@ -26,7 +26,7 @@ REGRESSION = ("--fail-on", "regression=5%")
 
 
 def saved(path: Path, analysis: Analysis) -> str:
-    path.write_bytes(encode(analysis))
+    path.write_bytes(encode_json(analysis))
     return str(path)
 
 
@@ -158,9 +158,9 @@ def test_a_misspelt_threshold_is_refused_before_any_work(word: str) -> None:
         b"hello",
         b'{"schema": "gpudiag/analysis/99"}',
         b'{"schema": "gpudiag/analysis/1"',
-        encode(run()),
-        encode(run({"compute": 1e308})),
-        encode(run({"compute": float("nan")})),
+        encode_json(run()),
+        encode_json(run({"compute": 1e308})),
+        encode_json(run({"compute": float("nan")})),
     ],
 )
 def test_bad_input_on_either_side_is_code_4_one_line_and_a_remedy(content: bytes, tmp_path: Path) -> None:
@@ -168,7 +168,7 @@ def test_bad_input_on_either_side_is_code_4_one_line_and_a_remedy(content: bytes
     bad = tmp_path / "bad.json"
     bad.write_bytes(content)
     for pair in ((good, str(bad)), (str(bad), good)):
-        result = gpudiag("diff", *pair)
+        result = in_this_process("diff", *pair)
         assert result.returncode == 4, result.stderr
         assert result.stdout == ""
         assert len(result.stderr.splitlines()) == 2

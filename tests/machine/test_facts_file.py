@@ -9,8 +9,9 @@ import msgspec
 import pytest
 
 from gpudiag.errors import GpudiagError, UnreadableInputError
-from gpudiag.machine.facts_file import decode_facts, encode_facts, load_facts, save_facts
+from gpudiag.machine.facts_file import decode_facts, load_facts, save_facts
 from gpudiag.model.facts import Facts, Host
+from gpudiag.model.run_directory import encode_json
 from tests.machines import NAMES, machine
 
 if TYPE_CHECKING:
@@ -78,7 +79,7 @@ def test_files_that_would_block_or_fill_the_memory(tmp_path: Path, monkeypatch: 
 
 def test_strings_and_keys_are_made_harmless() -> None:
     host = Host(name="a\x1b[31m\u202eb\x9b", environment={"NCCL_\x07": "x\ny"}, reasons={"\u200bz": "q"})
-    read = decode_facts(encode_facts(Facts(host=host))).host
+    read = decode_facts(encode_json(Facts(host=host))).host
     assert read.name == "a\ufffd[31m\ufffdb\ufffd"
     assert read.environment == {"NCCL_\ufffd": "x\ufffdy"}
     assert read.reasons == {"\ufffdz": "q"}

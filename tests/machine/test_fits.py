@@ -80,3 +80,10 @@ def test_each_transport_has_its_own_fit_and_one_size_has_none() -> None:
     )
     assert [fit.strategy for fit in found] == ["nccl"]
     assert fit_collectives([collective(1024, 10), collective(1 << 20, 5)]) == ()
+
+
+def test_where_latency_is_most_of_the_time_of_every_size_no_bandwidth_is_concluded() -> None:
+    # 2.78 GB/s would be the slope; 1 MiB, the largest, went at 0.9.
+    times = [collective(1 << power, 1200 + (1 << power) * 1.5 / 2.78e3, "gloo") for power in (10, 16, 20)]
+    assert fit_collectives(times) == ()
+    assert fit_collectives([*times, collective(64 << 20, 1200 + (64 << 20) * 1.5 / 2.78e3, "gloo")])

@@ -32,7 +32,7 @@ GOOD = """
 def program(folder: Path, name: str, text: str, **limits: float) -> Planned:
     path = folder / f"{name}.py"
     path.write_text(textwrap.dedent(text))
-    return Planned(name=name, program=path, **({"setup_timeout_s": 30.0, "timeout_s": 30.0} | limits))  # type: ignore[arg-type]
+    return Planned(name=name, program=path, **({"setup_timeout_s": 120.0, "timeout_s": 120.0} | limits))  # type: ignore[arg-type]
 
 
 def test_a_good_program_is_heard(tmp_path: Path) -> None:
@@ -139,11 +139,12 @@ def test_grandchildren_end_with_their_program(tmp_path: Path) -> None:
         import subprocess, sys, time
         child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
         open({str(tmp_path / "pid")!r}, "w").write(str(child.pid))
+        print('{{"event": "ready"}}', file=sys.stderr, flush=True)
         time.sleep(600)
     """
-    run_probes([program(tmp_path, "parent", text, setup_timeout_s=2.0)])
+    run_probes([program(tmp_path, "parent", text, timeout_s=0.5)])
     pid = int((tmp_path / "pid").read_text())
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 60
     while _running(pid):
         assert time.monotonic() < deadline, "the grandchild is still there"
         time.sleep(0.02)
@@ -165,13 +166,13 @@ def test_ctrl_c_ends_every_program(tmp_path: Path) -> None:
     )
     process = subprocess.Popen([sys.executable, "-c", script], stderr=subprocess.DEVNULL)
     pid_file = tmp_path / "pid"
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + 120
     while not (pid_file.exists() and pid_file.read_text()):
         assert time.monotonic() < deadline
         time.sleep(0.02)
     process.send_signal(signal.SIGINT)
-    assert process.wait(30) != 0
-    deadline = time.monotonic() + 10
+    assert process.wait(120) != 0
+    deadline = time.monotonic() + 60
     while _running(int(pid_file.read_text())):
         assert time.monotonic() < deadline
         time.sleep(0.02)
@@ -207,7 +208,7 @@ TWO_PARTS = """
     ("end", "status", "reason"),
     [
         ('print(json.dumps({"schema": "gpudiag/probe-host-memory/1"}), flush=True)', "ok", ""),
-        ("time.sleep(600)", "timeout", "had not finished after 0.5 s"),
+        ("time.sleep(600)", "timeout", "had not finished after 1.5 s"),
         ("os.abort()", "failed", "was ended by SIGABRT"),
         ("""print('{"schema": "gpudiag/pro', end="", flush=True); os.abort()""", "failed", "was ended by SIGABRT"),
         ("", "garbage", "printed no result"),
@@ -220,7 +221,7 @@ TWO_PARTS = """
     ],
 )
 def test_a_part_that_fails_leaves_those_before_it(tmp_path: Path, end: str, status: str, reason: str) -> None:
-    planned = program(tmp_path, "both", textwrap.dedent(TWO_PARTS) + end, timeout_s=0.5 if "sleep" in end else 30.0)
+    planned = program(tmp_path, "both", textwrap.dedent(TWO_PARTS) + end, timeout_s=1.5 if "sleep" in end else 120.0)
     heard: list[Progress] = []
     planned = replace(planned, parts=((HOST, "copies"), (MEMORY, "memory")))
     copies, memory = run_probes([planned], heard.append)
@@ -259,7 +260,7 @@ def test_what_loads_aside_does_not_keep_others_waiting_and_gpus_are_let_go_early
         print('{{"event": "ready"}}', file=sys.stderr, flush=True)
         sys.stdin.readline()
         status = pathlib.Path("/proc") / log.read_text().split()[1] / "status"
-        deadline = time.monotonic() + 20
+        deadline = time.monotonic() + 60
         while status.exists() and "State:\\tZ" not in status.read_text():
             assert time.monotonic() < deadline, "it still holds its GPUs"
             time.sleep(0.01)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -10,6 +12,7 @@ import pytest
 from gpudiag.errors import UnreadableInputError
 from gpudiag.model import run_directory as run_files
 from gpudiag.model.run import RUN_SCHEMA, RunRecord
+from gpudiag.model.run_directory import locked, write_output
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -80,3 +83,32 @@ def test_a_huge_file_is_refused_before_it_is_read(tmp_path: Path) -> None:
         file.truncate(run_files.MOST_BYTES + 1)
     with pytest.raises(UnreadableInputError, match="larger than"):
         run_files.read_json(path, RunRecord, RUN_SCHEMA)
+
+
+@pytest.mark.processes
+def test_two_cannot_write_to_one_directory(tmp_path: Path) -> None:
+    with locked(tmp_path), locked(tmp_path):  # by the same process, from within: it has it already
+        code = (
+            "from pathlib import Path\nfrom gpudiag.model.run_directory import locked\n"
+            f"with locked(Path({str(tmp_path)!r})): pass"
+        )
+        other = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert "another gpudiag is writing to it" in other.stderr
+    assert list(tmp_path.iterdir()) == []
+    with locked(tmp_path):
+        pass
+
+
+@pytest.mark.processes
+def test_output_is_written_whole_or_not_at_all(tmp_path: Path) -> None:
+    path = tmp_path / "report.md"
+    write_output(path, b"before")
+    code = (
+        "import resource, sys\nfrom pathlib import Path\nfrom gpudiag.model.run_directory import write_output\n"
+        "resource.setrlimit(resource.RLIMIT_FSIZE, (4096, 4096))\n"
+        f"write_output(Path({str(path)!r}), bytes(8192))"
+    )
+    full = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert f"cannot write {path}: File too large" in full.stderr
+    assert path.read_bytes() == b"before"
+    assert [entry.name for entry in tmp_path.iterdir()] == ["report.md"]

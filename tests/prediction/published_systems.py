@@ -1,27 +1,27 @@
-"""The published systems as the cost model sees them: their models' tensors, and how each exchanged its gradients.
+"""The published systems as the predictor sees them: their models' tensors, and which strategy each row ran.
 
-What differs from PyTorch's strategies is the software, not the physics: TensorFlow 1 moves each tensor by itself, and
-
-- `tf_cnn_benchmarks`' parameter server fetches all parameters before forward and sends gradients while backward runs;
-  on GPUs it spreads variables over all of them;
-- its NCCL all-reduces begin when backward is over, since they wait for everything that the host has launched by then;
-- its replicas without NCCL are summed on the host and copied back, and each updates all its variables itself;
-- Keras wrappers that slice a batch and concatenate outputs keep parameters on GPU 0 or on the CPU, and overlap nothing;
-- an update costs one launch per variable on a GPU, and nothing there when the CPU does it.
+Everything else is the predictor that ships: `predict` with the strategies of
+`gpudiag/training/strategies/tensorflow1.py` on facts of the machine, and the verdict of `recommend --predict-only`.
 """
 
 from __future__ import annotations
 
 import csv
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cache
 from itertools import pairwise
 from pathlib import Path
 
-from gpudiag.prediction import overlap, patterns
-from gpudiag.prediction.paths import HOST, Paths
-from gpudiag.prediction.transfers import run
+import msgspec
+
+from gpudiag.app.recommend.verdict import from_predictions
+from gpudiag.model.benchmarks.prediction import Candidate, Compute, Gradients, Prediction
+from gpudiag.model.facts import Facts
+from gpudiag.prediction import overlap
+from gpudiag.training.strategies.predict import predict
+from gpudiag.training.strategies.tensorflow1 import FRAMEWORK
 from tests.machines import machine
 
 HERE = Path(__file__).parent / "published"
@@ -31,9 +31,7 @@ MACHINES = {
     "DGX-1 (8x P100)": "dgx-1",
     "AWS p3.16xlarge (8x V100)": "gcp-8x-v100",
 }
-#: ms of a GPU and its host per launched update of one variable, in TensorFlow 1.
-LAUNCH_MS = 0.020
-#: Predictions closer than this are a tie.
+#: A measured lead below this is a tie.
 TIE = 0.02
 
 
@@ -91,47 +89,39 @@ class Run:
         return TENSORS[self.model.removesuffix("_keras")]
 
     @property
-    def unoverlapped(self) -> bool:
-        return "slice" in self.strategy or self.strategy == "multi_gpu_model"
+    def devices(self) -> tuple[int, ...]:
+        return tuple(int(word) for word in self.gpu_ids.split(",")) if self.gpu_ids else tuple(range(self.gpus))
+
+    @property
+    def candidate(self) -> Candidate:
+        """The strategy that this row ran."""
+        on_host = self.placement.startswith("cpu")
+        if self.strategy in {"independent", "horovod"}:
+            name = self.strategy
+        elif self.strategy == "replicated":
+            # Of tf_cnn_benchmarks there are both; the others' replicas are NCCL's.
+            name = "replicated" if self.nccl.lower() != "true" and "rossum" in self.system else "replicated-nccl"
+        elif "slice" in self.strategy or self.strategy == "multi_gpu_model":
+            name = "sliced-cpu" if on_host else "sliced-gpu"
+        else:
+            name = "parameter-server-cpu" if on_host else "parameter-server-gpu"
+        return Candidate(strategy=name, framework=FRAMEWORK)
 
 
 @cache
-def _paths(name: str, devices: tuple[int, ...]) -> Paths:
-    return Paths(machine(MACHINES[name]), devices)
+def _facts(name: str, devices: tuple[int, ...]) -> Facts:
+    """The machine with these GPUs alone, as CUDA_VISIBLE_DEVICES leaves them."""
+    facts = machine(MACHINES[name])
+    gpus = tuple(msgspec.structs.replace(gpu, visible=gpu.index in devices) for gpu in facts.gpus)
+    return msgspec.structs.replace(facts, gpus=gpus)
 
 
-def exposed_ms(one: Run, compute_ms: float) -> float:
-    """What the exchange of this run adds to a step of `compute_ms`."""
-    if one.strategy == "independent":
-        return 0.0
-    devices = tuple(int(word) for word in one.gpu_ids.split(",")) if one.gpu_ids else tuple(range(one.gpus))
-    paths = _paths(one.machine, devices)
-    sizes = one.tensors
-    count, total = len(sizes), sum(sizes)
+def predicted(one: Run, compute_ms: float, candidates: Iterable[Candidate]) -> tuple[Prediction, ...]:
+    """What the predictor says of these strategies in the setting of a run, the cheapest first."""
     backward = compute_ms * overlap.BACKWARD_SHARE
-    ready = overlap.ready_at([1.0] * count, backward)
-    if one.strategy in {"replicated", "horovod"} and (one.nccl.lower() == "true" or "rossum" not in one.system):
-        ring = run(patterns.ring(paths, sizes[::-1], [0.0] * count))
-        return overlap.exposed_after(ring, 0.0) + LAUNCH_MS * count
-    on_host = one.placement.startswith("cpu") or one.strategy == "replicated"
-    if on_host:
-        owners = [HOST] * count
-    elif one.unoverlapped:
-        owners = [0] * count
-    else:
-        owners = patterns.owners_by_size(sizes, one.gpus)
-    fetched = overlap.exposed_after(run(patterns.fetch(paths, sizes, owners)), 0.0)
-    at = [0.0] * count if one.unoverlapped else ready
-    sent = run(patterns.deliver(paths, sizes[::-1], owners[::-1], at))
-    sending = overlap.exposed_after(sent, 0.0 if one.unoverlapped else backward)
-    if one.strategy == "replicated":
-        updating = LAUNCH_MS * count
-    elif on_host:
-        # Read n gradients, write their sum; read it, the variable and write that. Hidden unless nothing is.
-        updating = (one.gpus + 4) * total / (paths.host_memory() * 1e6) if one.unoverlapped else 0.0
-    else:
-        updating = LAUNCH_MS * count / (1 if one.unoverlapped else one.gpus)
-    return fetched + sending + updating
+    compute = Compute(forward_ms=compute_ms - backward, backward_ms=backward, update_ms=0.0, step_ms=compute_ms)
+    model = Gradients(name=one.model, sizes=tuple(one.tensors[::-1]), compute=compute)
+    return predict(_facts(one.machine, one.devices), model, candidates, one.gpus)
 
 
 def rows(name: str) -> list[dict[str, str]]:
@@ -189,48 +179,72 @@ def compute_ms(row: dict[str, str]) -> float:
 
 @dataclass(frozen=True, kw_only=True)
 class Group:
-    """One group's verdict beside the truth."""
+    """One group's verdict beside the truth.
+
+    Attributes:
+        row: as published.
+        alike: all its runs are of one strategy: repetitions, whose difference is noise.
+        truth: the strategy that won, or `tie`.
+        as_fast: strategies that cannot be told from the fastest as measured.
+        said: the strategy that `recommend` names, or `tie`.
+        margin_percent: by how much the predicted best leads the next.
+        regret_percent: by how much the named strategy is slower than the fastest as measured; of a tie the plainest.
+    """
 
     row: dict[str, str]
+    alike: bool
     truth: str
+    as_fast: frozenset[str]
     said: str
     margin_percent: float
-    exposed: dict[str, float]
+    regret_percent: float
 
     @property
-    def right(self) -> bool:
+    def strict(self) -> bool:
         """The same verdict: the winner's name, or a tie where it is one."""
         return self.said == self.truth
 
     @property
-    def named(self) -> bool:
-        """Right, or the winner named although its lead is within noise."""
-        return self.right or self.said == self.row["winner"]
-
-    @property
-    def alike(self) -> bool:
-        """All its strategies exchange the same bytes over the same path, as far as can be known."""
-        return max(self.exposed.values()) - min(self.exposed.values()) < 1e-9
+    def right(self) -> bool:
+        """The same verdict, or a strategy named that cannot be told from the fastest."""
+        return self.strict or self.said in self.as_fast
 
 
 def groups() -> list[Group]:
-    """All groups. A tie is a lead of less than 2 % or 2 standard deviations, measured or predicted."""
+    """All groups. A tie is a lead of less than 2 % or 2 standard deviations, or one among runs of the same strategy."""
     found = []
     for row in rows("strategy_winners.csv"):
-        compute = compute_ms(row)
-        labels = [part.rpartition("=")[0] for part in re.split(r"; (?=param|repl|horo)", row["all"])]
-        exposed = {label: exposed_ms(run_of(row, label), compute) for label in labels}
-        order = sorted(exposed, key=lambda label: exposed[label])
-        margin = (compute + exposed[order[1]]) / (compute + exposed[order[0]]) - 1
+        rates = {
+            label: float(rate)
+            for label, _, rate in (part.rpartition("=") for part in re.split(r"; (?=param|repl|horo)", row["all"]))
+        }
+        runs = {label: run_of(row, label) for label in rates}
+        best: dict[str, float] = {}
+        for label, rate in rates.items():
+            name = runs[label].candidate.label
+            best[name] = max(rate, best.get(name, 0.0))
+        fastest = max(best.values())
         sigma = row["sigma_of_margin"]
-        tie = float(row["margin_pct"]) < 2 or (sigma != "" and float(sigma) < 2)
+        noise = sigma != "" and float(sigma) < 2
+        second = runs[row["runner_up"]].candidate.label
+        as_fast = {name for name, rate in best.items() if fastest / rate - 1 < TIE or (noise and name == second)}
+        one = runs[row["winner"]]
+        candidates = {run.candidate.label: run.candidate for run in runs.values()}.values()
+        predictions = predicted(one, compute_ms(row), candidates)
+        verdict = from_predictions(
+            predictions, workload=row["model"], devices=one.gpus, batch_size=None, p2p=True, peer_access=None
+        )
+        steps = [prediction.step_ms or 0.0 for prediction in predictions]
+        alike = len(best) == 1
         found.append(
             Group(
                 row=row,
-                truth="tie" if tie else row["winner"],
-                said="tie" if margin < TIE else order[0],
-                margin_percent=100 * margin,
-                exposed=exposed,
+                alike=alike,
+                truth="tie" if alike or len(as_fast) > 1 else one.candidate.label,
+                as_fast=frozenset(as_fast),
+                said="tie" if alike or verdict.verdict == "tie" else verdict.recommended,
+                margin_percent=0.0 if alike else 100 * (steps[1] / steps[0] - 1),
+                regret_percent=100 * (fastest / best[verdict.recommended] - 1),
             )
         )
     return found
@@ -238,10 +252,11 @@ def groups() -> list[Group]:
 
 def targets() -> list[tuple[dict[str, str], float, float]]:
     """Rows of the targets on machines whose links are known, with predicted and measured step in ms."""
-    return [
-        (row, compute_ms(row) + exposed_ms(run_of(row), compute_ms(row)), float(row["stepN_ms"]))
-        for row in rows("cost_model_targets.csv")
-        if row["machine"] in MACHINES
-        and row["model"].removesuffix("_keras") in TENSORS
-        and row["strategy"] != "independent"
-    ]
+    found = []
+    for row in rows("cost_model_targets.csv"):
+        known = row["machine"] in MACHINES and row["model"].removesuffix("_keras") in TENSORS
+        if known and row["strategy"] != "independent":
+            one = run_of(row)
+            (prediction,) = predicted(one, compute_ms(row), [one.candidate])
+            found.append((row, prediction.step_ms or 0.0, float(row["stepN_ms"])))
+    return found

@@ -8,14 +8,14 @@ from hypothesis import strategies as st
 
 from gpudiag.prediction.buckets import MIB, ddp_buckets
 from gpudiag.prediction.curves import Curve
-from gpudiag.prediction.overlap import exposed_after, forward_stall, ready_at
+from gpudiag.prediction.overlap import exposed_after, ready_at
 from gpudiag.prediction.transfers import Transfer, run
 
 SIZES = st.lists(st.integers(1, 200 * MIB), min_size=1, max_size=40)
 
 
-def _transfer(ways: str, takes_ms: float, *, ready_ms: float = 0.0, piece: int = 0, to: int = 0) -> Transfer:
-    return Transfer(ways=tuple(ways.split()), ready_ms=ready_ms, takes_ms=takes_ms, piece=piece, to=to)
+def _transfer(ways: str, takes_ms: float, *, ready_ms: float = 0.0) -> Transfer:
+    return Transfer(ways=tuple(ways.split()), ready_ms=ready_ms, takes_ms=takes_ms)
 
 
 def test_one_way_out_serves_one_after_another() -> None:
@@ -34,12 +34,6 @@ def test_what_backward_hides() -> None:
     for takes, exposed in ((5.0, 5.0), (8.0, 10.0)):
         ended = run([_transfer("ring", takes, ready_ms=at) for at in ready])
         assert exposed_after(ended, 10.0) == pytest.approx(exposed)
-
-
-def test_forward_waits_for_what_it_needs_first() -> None:
-    ended = run([_transfer("in:0", 4, piece=0), _transfer("in:0", 4, piece=1)])
-    assert forward_stall(ended, [1, 1], 20.0, gpu=0) == pytest.approx(4.0)
-    assert forward_stall(ended, [1, 1], 20.0, gpu=1) == 0.0
 
 
 @given(st.lists(st.tuples(st.floats(0, 100), st.floats(0, 50)), min_size=1, max_size=30))

@@ -13,6 +13,7 @@ from rich.cells import cell_len
 from gpudiag.analysis.diagnosis.hardware import examine_facts
 from gpudiag.model.facts import Facts, Host, Skipped
 from gpudiag.report.facts.bandwidth import render_bandwidth
+from gpudiag.report.page.bandwidth import bandwidth_page
 from tests.probed_machine import four_h200
 from tests.report.consoles import Colour, console
 
@@ -72,6 +73,17 @@ def test_corruption_is_seen_without_colour() -> None:
     text = drawn(corrupt(), 100)
     assert "DATA CORRUPTED on 1 of" in text
     assert "55.6!" in text
+
+
+def test_what_is_above_its_ceiling_is_remarked() -> None:
+    assert "not the link's ceiling" not in drawn(measured(), 100)
+    first, *rest = measured().bandwidth
+    asleep = msgspec.structs.replace(first, ceiling_gb_per_s=first.gb_per_s / 1.63)
+    facts = msgspec.structs.replace(measured(), bandwidth=(asleep, *rest))
+    text = " ".join(drawn(facts, 100).split())
+    assert "163 % of 34." in text
+    assert "this is not the link's ceiling" in text
+    assert "this is not the link" in bandwidth_page(facts)
 
 
 def test_text_from_files_does_nothing() -> None:

@@ -5,7 +5,9 @@ from __future__ import annotations
 import io
 from typing import TYPE_CHECKING
 
-from gpudiag.model.benchmarks.selftest import Cost, Expected, Found, LeftOut, Row, Selftest
+import msgspec
+
+from gpudiag.model.benchmarks.selftest import Cost, Expected, Found, LeftOut, Row, Score, Selftest
 from gpudiag.report.console import report_console
 from gpudiag.report.terminal.selftest import markdown, render_selftest, summary
 
@@ -48,6 +50,10 @@ def result() -> Selftest:
             row("no-p2p", Expected(code="communication-bound", ranks=(0, 1, 2, 3), causes=("transfer",)), 0.9, None),
         ),
         left_out=(LeftOut(fault="tiny-kernels", why="needs GPUs"), LeftOut(fault="pageable-copies", why="needs GPUs")),
+        scores=(
+            Score(name="found", right=2, of=3, low=0.21, high=0.94),
+            Score(name="code first", right=0, of=0, low=0.0, high=1.0),
+        ),
         software={"torch": "2.11"},
     )
 
@@ -60,6 +66,12 @@ def test_the_whole_table(golden: Callable[[str, str], None]) -> None:
 
 def test_markdown(golden: Callable[[str, str], None]) -> None:
     golden("selftest.md", markdown(result()))
+
+
+def test_what_a_clean_job_loses_anyway_is_said() -> None:
+    whole = result()
+    clean = msgspec.structs.replace(whole.rows[0], exchange_ms=1.84, launching_ms=-0.2)
+    assert "no alarm, but exchange 1.8 ms, launching 0.0 ms" in markdown(msgspec.structs.replace(whole, rows=(clean,)))
 
 
 def test_every_kind_of_verdict_is_counted() -> None:

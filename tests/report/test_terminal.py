@@ -9,13 +9,15 @@ from typing import TYPE_CHECKING
 import pytest
 from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 from rich.cells import cell_len
 
-from gpudiag.model.analysis import BUCKETS, Analysis, Device, Finding, Steps, Validity
+from gpudiag.model.analysis import BUCKETS, Analysis, Device, Explained, Finding, Steps, Validity
 from gpudiag.report.figures import EN_DASH, TIMES
 from tests import builders
 from tests.examples import examples
 from tests.report.consoles import drawn
+from tests.report.told import told
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -25,6 +27,7 @@ CASES: dict[str, Callable[[], Analysis]] = {
     "processor_only": builders.processor_only,
     "many_ranks": builders.many_ranks,
     "hostile": builders.hostile,
+    "either_suffices": lambda: told(builders.late_loader()),
 }
 WIDTHS = (40, 80, 120)
 ANSI = re.compile(r"\x1b\[[0-9;]*m")
@@ -73,13 +76,12 @@ def test_ten_seconds() -> None:
         "resnet50",
         "nccl",
         f"4 {TIMES} NVIDIA H200",
-        "56.6 ms profiled",
-        "57.1 ms unprofiled",
+        "Step 57.1 ms (56.6 ms while profiling)",
         "CRITICAL",
         "Rank 2",
     ):
         assert fact in top
-    assert "26.1 ms shorter (46 %)" in top
+    assert "would save about 26.1 ms per step (46 %)" in top
 
 
 def test_many_ranks_are_summarised_unless_all_are_asked_for() -> None:
@@ -96,14 +98,39 @@ def test_without_findings_it_says_that_there_is_no_verdict() -> None:
         builders.device(0, compute=10.0), validity=(Validity(code="few-steps", message="1 step was analysed"),)
     )
     output = drawn(analysis, 80)
-    assert "No finding" in output
+    assert "Not enough data for a diagnosis" in output
+    unexplained = Explained(bucket="idle", ms=1.9, unexplained_ms=1.9)
+    output = drawn(replace(analysis, explained=(unexplained,)), 80)
+    assert "No cause found: nothing explains idle, 1.9 ms (19 %) of a step." in output
+    assert "idle 1.9 ms (19 %): 1.9 ms unexplained" in output
     assert "few-steps: 1 step was analysed" in output
+
+
+def test_a_percent_to_save_is_no_verdict_where_part_of_the_step_is_unexplained() -> None:
+    small = Finding(code="slow-copy", severity="info", title="copies take 0.1 ms", recoverable_ms_per_step=0.1)
+    analysis = replace(builders.processor_only(), findings=(small,))
+    assert "INFO  Copies take 0.1 ms" in drawn(analysis, 80)
+    unexplained = Explained(bucket="idle", ms=1.9, unexplained_ms=1.9)
+    output = drawn(replace(analysis, explained=(unexplained,)), 80)
+    assert "INFO" not in output
+    assert "No cause found: nothing explains idle" in output
+    assert "1. Copies take 0.1 ms" in output, "among the findings it stands all the same"
 
 
 def test_missing_figures_come_with_their_reasons() -> None:
     steps = Steps(analysed=3, mean_ms=10, median_ms=10, reasons={"unprofiled_mean_ms": "only traces were given"})
     output = drawn(builders.analysis(builders.device(0, compute=10.0), steps=steps), 80)
-    assert "No unprofiled step time: only traces were given" in output
+    assert "No step time measured without profiling: only traces were given" in output.replace("\n", " ")
+
+
+def test_what_to_do_next_is_trusted_data_s_alone() -> None:
+    """Where the data cannot be trusted there is neither a fix nor a path, whatever the findings say."""
+    whole = told(builders.late_loader())
+    assert "then limited by" in drawn(whole, 100)
+    assert "instead of 57.1, then limited by communication:" in drawn(replace(whole, next=whole.next[:1]), 300)
+    mixed = replace(whole, validity=(Validity(code="mixed-runs", message="two runs"),))
+    assert "limited by" not in drawn(mixed, 100)
+    assert drawn(mixed, 100).endswith("Record again as the warnings say.\n")
 
 
 def test_missing_ranks_are_in_the_first_line() -> None:

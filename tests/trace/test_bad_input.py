@@ -10,6 +10,7 @@ import subprocess
 import sys
 import textwrap
 import time
+import tracemalloc
 import zlib
 from typing import TYPE_CHECKING, Any
 
@@ -142,6 +143,31 @@ def test_a_repair_leaves_whole_escapes_alone(tmp_path: Path) -> None:
     text = json.dumps(document(event("cpu_op", 'quote " slash \\ é 😀', 1, 1), event("cpu_op", "NAN", 2, 1)))
     trace = read_one(tmp_path, text.replace('"NAN"', r'"\ud800"'))
     assert names(trace)[0] == 'quote " slash \\ é 😀'
+
+
+def test_long_text_is_repaired_in_pieces_to_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    wrong = ("\\q", "\\ud800", "\x1b}", "\\\\ \\n", '", "args": {"x": nan}, "cat": "cpu_op')
+    events = [json.dumps(event("cpu_op", f"op{n} NAME", n, 1)).replace("NAME", wrong[n % 5]) for n in range(2000)]
+    path = write(tmp_path / "rank0.json", '{"traceEvents": [' + ",\n".join(events) + "]}")
+    (whole,) = read_traces([path])
+    monkeypatch.setattr("gpudiag.trace.readers.kineto.event_json._REPAIRED_WHOLE", 0)
+    monkeypatch.setattr("gpudiag.trace.readers.kineto.pieces._REPAIRED_AT_ONCE", 1000)
+    (pieces,) = read_traces([path])
+    assert len(whole.events) == 2000
+    assert names(pieces) == names(whole)
+    assert pieces.notes == whole.notes
+
+
+@pytest.mark.parametrize("begin", ['{"traceEvents": [', TEXT[:2000]], ids=["at-once", "after-events"])
+def test_a_hopeless_file_is_given_up_soon_and_in_little_memory(tmp_path: Path, begin: str) -> None:
+    size = 48 << 20
+    path = write(tmp_path / "rank0.json", begin.encode() + bytes(size))
+    tracemalloc.start()
+    try:
+        _refused(path, UnreadableInputError, "is damaged")
+        assert tracemalloc.get_traced_memory()[1] < 3 * size  # its repair as a whole would take 5.6 times as much
+    finally:
+        tracemalloc.stop()
 
 
 @pytest.mark.parametrize(

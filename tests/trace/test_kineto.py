@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 
-from gpudiag.model.event import HOST, NO_CORRELATION, NO_SIZE, EventKind
+from gpudiag.model.event import HOST, NO_CORRELATION, NO_SIZE, EventKind, Role
 from gpudiag.trace import read_traces
 from tests.trace.documents import document, event, kernel, launch, names, read_one, write
 
@@ -76,6 +76,12 @@ def test_an_unknown_category_is_left_out_with_a_note(tmp_path: Path) -> None:
 def test_ranges_filed_under_operators_in_2021_are_annotations(tmp_path: Path, name: str) -> None:
     trace = read_one(tmp_path, document(event("Operator", name, 5, 2), event("Operator", "aten::add", 6, 1)))
     assert trace.events.kind.tolist() == [EventKind.ANNOTATION, EventKind.OPERATOR]
+
+
+@pytest.mark.parametrize(("category", "name"), [("user_annotation", "gpudiag.gc"), ("python_function", "Python GC")])
+def test_garbage_collections_are_known_by_whoever_marked_them(tmp_path: Path, category: str, name: str) -> None:
+    trace = read_one(tmp_path, document(event(category, name, 0, 5), event(category, f"{name} of mine", 9, 5)))
+    assert trace.events.role.tolist() == [Role.GARBAGE_COLLECTION, Role.OTHER]
 
 
 def test_device_and_stream_come_from_the_arguments_or_else_from_pid_and_tid(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from hypothesis import strategies as some
 
 from gpudiag.trace import ReadLimits, read_traces, unpack
 from gpudiag.trace.readers.kineto.event_json import Document, Event, Repairs, decode_whole
-from gpudiag.trace.readers.kineto.pieces import NotInPiecesError, decode_in_pieces
+from gpudiag.trace.readers.kineto.pieces import CutShortError, NotInPiecesError, decode_in_pieces
 from tests.trace.documents import TRACES, document, event
 
 if TYPE_CHECKING:
@@ -80,7 +80,6 @@ def test_events_of_all_phases_and_of_none_are_told_apart(broken: str) -> None:
     [
         b'[{"ph": "X"}]',
         b'{"x": {"traceEvents": [{"ph": "X"}]}}',
-        b'{"traceEvents": [{"ph": "X"}, {"ph": "Y"}',
         b'{"traceEvents": 5}',
         b"{}",
         b"",
@@ -90,6 +89,12 @@ def test_events_of_all_phases_and_of_none_are_told_apart(broken: str) -> None:
 def test_what_cannot_be_cut_is_left_to_reading_whole(text: bytes) -> None:
     with pytest.raises(NotInPiecesError):
         _in_pieces([text])
+
+
+def test_text_that_ends_unfinished_need_not_be_read_again() -> None:
+    with pytest.raises(CutShortError) as caught:
+        _in_pieces([b'{"traceEvents": [{"ph": "X"}, {"ph"', b': "Y"}'])
+    assert caught.value.args == (41,)
 
 
 def test_a_real_trace_in_pieces_of_any_size(monkeypatch: pytest.MonkeyPatch) -> None:

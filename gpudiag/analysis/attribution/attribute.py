@@ -17,7 +17,7 @@ from __future__ import annotations
 import numpy as np
 
 from gpudiag.analysis.attribution.idle import QUEUE_GAP_NS, split_idle
-from gpudiag.intervals import EMPTY, Intervals, complement, intersect, lengths_between, subtract, union
+from gpudiag.intervals import EMPTY, Intervals, among, complement, distinct, intersect, lengths_between, subtract, union
 from gpudiag.model.analysis import BUCKETS
 from gpudiag.model.attribution import Attribution, LaneAttribution
 from gpudiag.model.timeline import UNKNOWN, Lane, OpClass, Timeline
@@ -86,7 +86,7 @@ def attribute_lane(lane: Lane) -> LaneAttribution:
 def _unmatched(lane: Lane) -> Intervals:
     """Raw intervals of ops that exchange and are no collective: copies, peers', and on CPU lanes hand-overs."""
     ops = lane.ops
-    chosen = (ops.op_class == OpClass.COMMUNICATION) & ~np.isin(ops.row, lane.collectives.row)
+    chosen = (ops.op_class == OpClass.COMMUNICATION) & ~among(ops.row, lane.collectives.row)
     return Intervals(ops.start[chosen], ops.end[chosen])
 
 
@@ -96,7 +96,7 @@ def _waits(lane: Lane, wait: Intervals) -> dict[int, np.ndarray[tuple[int], np.d
     known = collectives.last_arrival > collectives.start
     shares = {}
     left = wait
-    for rank in np.unique(collectives.last_rank[known]):
+    for rank in distinct(collectives.last_rank[known]):
         mine = known & (collectives.last_rank == rank)
         span = union(Intervals(collectives.start[mine], collectives.last_arrival[mine]))
         shares[int(rank)] = lengths_between(intersect(left, span), lane.bounds)

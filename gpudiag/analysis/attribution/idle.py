@@ -20,8 +20,8 @@ from __future__ import annotations
 import msgspec
 import numpy as np
 
-from gpudiag.intervals import EMPTY, Intervals, intersect, subtract, union
-from gpudiag.model.timeline import UNKNOWN, HostThread, Lane
+from gpudiag.intervals import EMPTY, Intervals, distinct, intersect, subtract, union
+from gpudiag.model.timeline import UNKNOWN, Lane
 from gpudiag.units import NS_PER_US
 
 #: An op that was launched this long before the device could take it shows that the host is ahead again.
@@ -58,7 +58,7 @@ def split_idle(lane: Lane, free: Intervals) -> IdleSplit:
         return _split_cpu(lane, free)
     gaps = _gaps(lane, free)
     input_parts, sync_parts, launch_parts = [], [], []
-    for thread in np.unique(gaps.thread[gaps.thread != UNKNOWN]):
+    for thread in distinct(gaps.thread[gaps.thread != UNKNOWN]):
         mine = gaps.thread == thread
         before = union(Intervals(free.start[mine], gaps.host_until[mine]))
         waiting, blocked, busy = _host_state(lane, int(thread))
@@ -80,7 +80,7 @@ def split_idle(lane: Lane, free: Intervals) -> IdleSplit:
         sync=sync,
         launch=launch,
         idle=idle,
-        unmarked_input=intersect(subtract(idle, queued), _before_first_op(lane)),
+        unmarked_input=intersect(subtract(idle, queued), lane.before_first_op),
         queued=queued,
     )
 
@@ -123,7 +123,7 @@ def _catching_up(lane: Lane, launch: Intervals) -> Intervals:
     After a call that blocked for b ns, the first b ns of launch-bound time count, until an op shows that the host is
     ahead of the device again.
     """
-    launching = {int(t) for t in np.unique(lane.ops.launch_thread) if t != UNKNOWN} | {lane.steps.thread}
+    launching = {int(t) for t in distinct(lane.ops.launch_thread) if t != UNKNOWN} | {lane.steps.thread}
     blocked = union(*(lane.threads[t].blocked for t in launching if t in lane.threads))
     if len(blocked) == 0 or len(launch) == 0:
         return EMPTY
@@ -151,17 +151,6 @@ def _catching_up(lane: Lane, launch: Intervals) -> Intervals:
     return union(Intervals(np.array(starts, np.int64), np.array(ends, np.int64)))
 
 
-def _before_first_op(lane: Lane) -> Intervals:
-    """From each step mark to the first thing that the training thread recorded after it, pauses left out."""
-    thread: HostThread | None = lane.threads.get(lane.steps.thread)
-    if thread is None or len(thread.busy) == 0:
-        return EMPTY
-    index = np.searchsorted(thread.busy.end, lane.steps.start, side="right")
-    inside = index < len(thread.busy)
-    start = lane.steps.start[inside]
-    return union(Intervals(start, np.maximum(thread.busy.start[index[inside]], start)))
-
-
 def _split_cpu(lane: Lane, free: Intervals) -> IdleSplit:
     """On a CPU lane the training thread is device and host at once: it waits for data, pauses, or is silent."""
     thread = lane.threads.get(lane.steps.thread)
@@ -175,6 +164,6 @@ def _split_cpu(lane: Lane, free: Intervals) -> IdleSplit:
         sync=EMPTY,
         launch=launch,
         idle=idle,
-        unmarked_input=intersect(idle, _before_first_op(lane)),
+        unmarked_input=intersect(idle, lane.before_first_op),
         queued=EMPTY,
     )

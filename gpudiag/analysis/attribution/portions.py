@@ -18,7 +18,7 @@ from collections.abc import Iterator
 import numpy as np
 from numpy.typing import NDArray
 
-from gpudiag.intervals import Intervals, length, lengths_between, subtract, union
+from gpudiag.intervals import Intervals, among, distinct, length, lengths_between, subtract, union
 from gpudiag.model.analysis import Portion
 from gpudiag.model.attribution import Attribution, LaneAttribution
 from gpudiag.model.event import EventTable
@@ -68,7 +68,7 @@ def shared_out(ops: Intervals, part: Intervals) -> NDArray[np.float64]:
     >>> shared_out(ops, as_set([(0, 9)])).tolist(), shared_out(ops, as_set([(5, 20)])).tolist()
     ([5.0, 4.0], [0.5, 3.5])
     """
-    edges = np.unique(np.concatenate([ops.start, ops.end, part.start, part.end]))
+    edges = distinct(np.concatenate([ops.start, ops.end, part.start, part.end]))
     if len(edges) < 2 or len(ops) == 0:
         return np.zeros(len(ops))
     at = edges[:-1]
@@ -112,7 +112,7 @@ def _communication(lane: Lane, cut: LaneAttribution, events: EventTable) -> Iter
     waits = shared_out(Intervals(table.start, joined), cut.parts["communication_wait"])
     start, end = joined, table.end
     # Ops that exchange and are no collective (copies, calls that hand a collective over) go by their own names.
-    handed = np.flatnonzero((lane.ops.op_class == OpClass.COMMUNICATION) & ~np.isin(lane.ops.row, table.row))
+    handed = np.flatnonzero((lane.ops.op_class == OpClass.COMMUNICATION) & ~among(lane.ops.row, table.row))
     start, end = np.append(start, lane.ops.start[handed]), np.append(end, lane.ops.end[handed])
     transfers = shared_out(Intervals(start, end), cut.parts["communication_transfer"])
     begun = _begin_inside(table.start, cut.bounds)

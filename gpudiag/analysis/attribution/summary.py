@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Sequence
 
 import numpy as np
+from numpy.typing import NDArray
 
 from gpudiag.model.analysis import (
     BUCKETS,
@@ -12,12 +14,17 @@ from gpudiag.model.analysis import (
     CollectiveSummary,
     Device,
     KernelSummary,
+    OperatorSummary,
+    RankClock,
     Steps,
     Wait,
 )
 from gpudiag.model.attribution import Attribution
-from gpudiag.model.timeline import UNKNOWN, OpClass, Timeline
-from gpudiag.units import NS_PER_US, bus_factor, gb_per_s, milliseconds
+from gpudiag.model.event import EventKind
+from gpudiag.model.timeline import UNKNOWN, Lane, OpClass, Timeline
+from gpudiag.units import NS_PER_MS, NS_PER_US, bus_factor, gb_per_s, milliseconds
+
+Times = NDArray[np.int64]
 
 #: Waits shorter than this per step are how unevenly collectives begin, not a finding.
 _LEAST_WAIT_MS = 0.001
@@ -73,6 +80,19 @@ def summarise_waits(timeline: Timeline, attribution: Attribution) -> tuple[Wait,
     )
 
 
+def summarise_clocks(timeline: Timeline) -> tuple[RankClock, ...]:
+    """How the clocks of the ranks were brought together, by rank."""
+    return tuple(
+        RankClock(
+            rank=clock.rank,
+            offset_ms=clock.offset_ns / NS_PER_MS,
+            residual_ms=milliseconds(clock.residual_ns),
+            matched=clock.matched,
+        )
+        for clock in sorted(timeline.clocks, key=lambda clock: clock.rank)
+    )
+
+
 def summarise_collectives(timeline: Timeline) -> tuple[CollectiveSummary, ...]:
     """Collectives in the analysed windows by operation, group and size; most time first. Of mixed runs nothing."""
     if any(validity.code == "mixed-runs" for validity in timeline.validity):
@@ -121,12 +141,69 @@ def summarise_kernels(timeline: Timeline, most: int = 20) -> tuple[KernelSummary
         inside = (ops.op_class == OpClass.COMPUTE) & (ops.start >= lane.bounds[0]) & (ops.start < lane.bounds[-1])
         names = events.name[ops.row[inside]]
         duration = (ops.end - ops.start)[inside]
-        total = np.bincount(names, weights=duration, minlength=len(events.names))
-        times = np.bincount(names, minlength=len(events.names))
-        for index in np.flatnonzero(times):
-            time[events.names[index]] += float(total[index]) / share
-            count[events.names[index]] += int(times[index]) / share
-    longest = sorted(time, key=lambda name: (-time[name], name))[:most]
+        _add_up(time, count, share, events.names, names, duration)
     return tuple(
-        KernelSummary(name=name, ms_per_step=milliseconds(time[name]), per_step=count[name]) for name in longest
+        KernelSummary(name=name, ms_per_step=milliseconds(ns), per_step=count[name])
+        for name, ns in _longest(time, most)
     )
+
+
+def summarise_operators(timeline: Timeline, most: int = 20) -> tuple[OperatorSummary, ...]:
+    """The operators with the most own time in the host steps of the analysed windows, averaged over lanes."""
+    time: dict[str, float] = defaultdict(float)
+    count: dict[str, float] = defaultdict(float)
+    for lane in timeline.lanes:
+        events = timeline.traces[lane.trace].events
+        share = len(timeline.lanes) * max(len(lane.window_steps), 1)
+        for thread in {lane.steps.thread, *np.unique(lane.ops.launch_thread).tolist()}:
+            rows = events.rows_of(EventKind.OPERATOR)
+            rows = rows[events.thread[rows] == thread]
+            own = _own_time(events.start_ns[rows], events.end_ns[rows])
+            inside = _in_analysed_steps(lane, events.start_ns[rows] + lane.shift_ns)
+            names = events.name[rows[inside]]
+            _add_up(time, count, share, events.names, names, own[inside])
+    return tuple(
+        OperatorSummary(name=name, own_ms_per_step=milliseconds(ns), per_step=count[name])
+        for name, ns in _longest(time, most)
+    )
+
+
+def _add_up(  # noqa: PLR0917  # two sums by name, and what is added to them
+    time: dict[str, float],
+    count: dict[str, float],
+    share: int,
+    known: Sequence[str],
+    names: NDArray[np.int32],
+    duration: NDArray[np.int64],
+) -> None:
+    """Add durations and number of these events, each by its index in the known names, over `share`."""
+    total = np.bincount(names, weights=duration, minlength=len(known))
+    times = np.bincount(names, minlength=len(known))
+    for index in np.flatnonzero(times).tolist():
+        time[known[index]] += float(total[index]) / share
+        count[known[index]] += int(times[index]) / share
+
+
+def _longest(time: dict[str, float], most: int) -> list[tuple[str, float]]:
+    return sorted(time.items(), key=lambda item: (-item[1], item[0]))[:most]
+
+
+def _in_analysed_steps(lane: Lane, start: Times) -> NDArray[np.bool_]:
+    step = np.searchsorted(lane.steps.start, start, side="right") - 1
+    return (step >= 0) & np.isin(lane.steps.number[step], lane.window_steps)
+
+
+def _own_time(start: Times, end: Times) -> NDArray[np.int64]:
+    """int64[n]: each interval without those that lie in it; sorted by start, the longer first.
+
+    Worked example. 0-10 holds 1-4 and 5-9, and 5-9 holds 6-7: own times are 3, 3, 3 and 1. An interval is as
+    deep as intervals have begun before it and not ended (0, 1, 1, 2); its parent is the last before it one less deep.
+    """
+    own = end - start
+    depth = np.arange(len(start)) - np.searchsorted(np.sort(end), start, side="right")
+    for level in range(1, int(depth.max(initial=0)) + 1):
+        children, parents = np.flatnonzero(depth == level), np.flatnonzero(depth == level - 1)
+        parent = parents[np.searchsorted(parents, children) - 1]
+        np.subtract.at(own, parent, (end - start)[children])
+    least: NDArray[np.int64] = np.maximum(own, 0)
+    return least

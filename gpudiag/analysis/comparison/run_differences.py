@@ -4,9 +4,14 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
+from math import fsum
 
 from gpudiag.analysis.comparison.measured import Measured
-from gpudiag.model.diff import RunDifference
+from gpudiag.model.diff import OTHER_KERNELS, RunDifference
+
+#: Of recordings of one model (4 x H200, with faults and strategies by turns) 80 % of either's compute and more is in
+#: kernels of both; of different models, mostly under 50 % of one's.
+SAME_KERNELS = 0.5
 
 
 def run_differences(before: Measured, after: Measured) -> tuple[RunDifference, ...]:
@@ -31,6 +36,8 @@ def _differences(before: Measured, after: Measured) -> Iterator[RunDifference]:
             message="a step does other work, so that its time says nothing of a regression",
             same_work=False,
         )
+    if not (old.source.workload and new.source.workload):
+        yield from _of_kernels(before, after)
     batches = old.source.batch_size_per_device, new.source.batch_size_per_device
     if None not in batches and batches[0] != batches[1]:
         yield RunDifference(
@@ -83,6 +90,33 @@ def _of_ranks(before: Measured, after: Measured) -> Iterator[RunDifference]:
             after=_ranks(after),
             message="buckets are means over each run's own devices; only ranks that both have are compared",
         )
+
+
+def _of_kernels(before: Measured, after: Measured) -> Iterator[RunDifference]:
+    """Traces do not name their model; its kernels do. A change of precision or layout changes them too."""
+    times = [_compute(side) for side in (before, after)]
+    both = times[0].keys() & times[1].keys()
+    totals = [fsum(own.values()) for own in times]
+    if before.analysis.framework != after.analysis.framework or not all(totals):
+        return
+    shares = [fsum(own[name] for name in both) / total for own, total in zip(times, totals, strict=True)]
+    if min(shares) < SAME_KERNELS:
+        yield RunDifference(
+            what=OTHER_KERNELS,
+            before=f"{shares[0]:.0%} of A's",
+            after=f"{shares[1]:.0%} of B's",
+            message="another model, precision, layout or compiler: if it is another model, its time says nothing of a "
+            "regression",
+        )
+
+
+def _compute(side: Measured) -> dict[str, float]:
+    """Name of a kernel, or of an operator on CPUs → milliseconds per step."""
+    times: dict[str, float] = {}
+    for (bucket, name, _, _), (ms, _) in side.parts.items():
+        if bucket == "compute":
+            times[name] = times.get(name, 0.0) + ms
+    return times
 
 
 def _ranks(side: Measured) -> str:

@@ -1,26 +1,28 @@
-"""Runs every rule on a case, replays what each proposes, and sorts what is found."""
+"""Runs every rule on a case, weighs what each proposes, and says what is left to explain."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import math
+from collections.abc import Sequence
 
 import msgspec
 
+from gpudiag.analysis.diagnosis.calibration import AS_RECORDED, POOR_REPLAY, SAME_AMOUNT, WARNING_PERCENT
 from gpudiag.analysis.diagnosis.case import Case
-from gpudiag.analysis.diagnosis.replay.simulate import Costs
+from gpudiag.analysis.diagnosis.confidence import grade, survival
+from gpudiag.analysis.diagnosis.explained import explain
+from gpudiag.analysis.diagnosis.likely import likely_cause
+from gpudiag.analysis.diagnosis.path import path_of_fixes
 from gpudiag.analysis.diagnosis.replay.what_if import WhatIf
 from gpudiag.analysis.diagnosis.rules import RULES
 from gpudiag.analysis.diagnosis.rules.compute_bound import ComputeBound
 from gpudiag.analysis.diagnosis.rules.input_bound import with_timed_input
-from gpudiag.analysis.diagnosis.rules.rule import CannotTell, Proposal, notable
+from gpudiag.analysis.diagnosis.rules.rule import CannotTell, Proposal
 from gpudiag.analysis.diagnosis.significance import Significance
-from gpudiag.model.analysis import NOT_ONE_JOB_CODES, UNTRUSTED_CODES, Confidence, Finding, Validity
+from gpudiag.analysis.diagnosis.weigh import Weighed, weigh
+from gpudiag.model.analysis import NOT_ONE_JOB_CODES, UNTRUSTED_CODES, Confidence, Explained, Finding, Fix, Validity
 from gpudiag.units import NS_PER_US
 
-#: A replay that misses the measured step time by more than this share is trusted less; by more than the other, not at
-#: all.
-_POOR_REPLAY = 0.03
-_FAILED_REPLAY = 0.25
 #: What makes every verdict less certain than the rule by itself thinks.
 _WEAKENING = frozenset({"few-steps", "dropped-events", "different-steps", "no-step-marks", "uneven-steps"})
 #: What blurs who waited for whom.
@@ -28,8 +30,6 @@ _WEAKENING_BETWEEN_RANKS = frozenset({"clock-skew", "missing-ranks"})
 _BETWEEN_RANKS = frozenset({"straggler", "communication-bound"})
 #: What the profiler's cost, where it is not measured, makes uncertain: it lies in these findings' own time.
 _ON_THE_HOST = frozenset({"launch-bound", "host-sync"})
-#: From this share of the step on, the profiler's cost is worth a word.
-_NOTABLE_OVERHEAD = 0.05
 
 _NOT_ONE_JOB = (
     "what the ranks recorded does not fit together, or that of a device is missing: nothing can be told of what "
@@ -39,23 +39,34 @@ _NOT_ONE_JOB = (
 _CONFIDENCES: tuple[Confidence, ...] = ("high", "medium", "low")
 
 
-def diagnose(case: Case) -> tuple[tuple[Finding, ...], tuple[Validity, ...]]:
-    """All findings, largest recoverable time first, and what could not be told and why."""
+class Diagnosis(msgspec.Struct, frozen=True, kw_only=True):
+    """What is wrong with a job.
+
+    Attributes:
+        findings: the most worth doing first.
+        next: the path of fixes.
+        explained: what explains each bucket that takes 5 % of the step or more.
+        validity: what could not be told, and why.
+        rejected: whether the replay gives another step than the job's, so that none of its figures may be shown.
+    """
+
+    findings: tuple[Finding, ...] = ()
+    next: tuple[Fix, ...] = ()
+    explained: tuple[Explained, ...] = ()
+    validity: tuple[Validity, ...] = ()
+    rejected: bool = False
+
+
+def diagnose(case: Case) -> Diagnosis:
+    """All findings, the most worth doing first, what is left to explain, and what could not be told and why."""
     what_if = case.what_if
+    reason = _nothing_to_replay(case, what_if)
+    if what_if is None or reason:
+        findings = with_timed_input(case, ()) or list(likely_cause(case, reason))
+        return Diagnosis(
+            findings=tuple(findings), validity=(Validity(code="cannot-tell", message=reason),), rejected=True
+        )
     told = {validity.code for validity in case.timeline.validity}
-    if what_if is None:
-        reason = (
-            "nothing that could be replayed was recorded: it takes two marked steps or more, with launches of device "
-            "work or collectives handed over. Record both CPU and CUDA activities over five or more marked steps."
-        )
-        return tuple(with_timed_input(case, ())), (Validity(code="cannot-tell", message=reason),)
-    if abs(what_if.replayed_ms - case.slowest_ms) > _FAILED_REPLAY * case.slowest_ms:
-        reason = (
-            f"replayed unchanged, a step takes {what_if.replayed_ms:.1f} ms, but it was {case.slowest_ms:.1f} ms long: "
-            "what sets the pace is not in the traces, or no two steps are alike. Record five or more steps after "
-            "warm-up, with CPU and CUDA activities, from all ranks."
-        )
-        return tuple(with_timed_input(case, ())), (Validity(code="cannot-tell", message=reason),)
     proposals: list[Proposal] = []
     doubts: list[Validity] = []
     for rule in RULES:
@@ -67,31 +78,83 @@ def diagnose(case: Case) -> tuple[tuple[Finding, ...], tuple[Validity, ...]]:
                 doubts.append(Validity(code=f"cannot-tell:{rule.code}", message=verdict.reason))
             else:
                 proposals.append(verdict)
-    findings, unsure = _weigh(what_if, proposals, Significance(case, what_if))
+    found, unsure = weigh(what_if, proposals, Significance(case, what_if))
     doubts.extend(unsure)
-    findings = with_timed_input(case, findings)
-    findings.extend(ComputeBound().conclude(case, findings, conclusive=not doubts and not told & UNTRUSTED_CODES))
+    findings = with_timed_input(case, _graded(what_if, found))
+    explained = explain(case, what_if, found, findings)
+    unexplained = [one for one in explained if one.unexplained_ms]
+    conclusive = not doubts and not told & UNTRUSTED_CODES and not unexplained
+    findings.extend(ComputeBound().conclude(case, findings, conclusive=conclusive))
     doubts.extend(_overhead(case, what_if))
+    doubts.extend(_unexplained(unexplained))
     if case.outlier_steps:
         doubts.append(Validity(code="uneven-steps", message=case.outlier_steps))
     codes = told | {validity.code for validity in doubts}
-    return tuple(_as_sure_as_the_data(case, what_if, finding, codes) for finding in findings), tuple(doubts)
+    said = {finding.code for finding in findings}
+    return Diagnosis(
+        findings=tuple(_as_sure_as_the_data(case, what_if, finding, codes) for finding in findings),
+        next=path_of_fixes(what_if, [one for one in found if one.finding.code in said]),
+        explained=explained,
+        validity=tuple(doubts),
+    )
+
+
+def _nothing_to_replay(case: Case, what_if: WhatIf | None) -> str:
+    """Why the replay tells nothing of this job; "" where it does."""
+    if what_if is None:
+        return (
+            "the trace needs two marked steps or more with kernel launches or collectives. Record both CPU and CUDA "
+            "activities over five or more marked steps."
+        )
+    if abs(what_if.replayed_ms - case.slowest_ms) > SAME_AMOUNT * case.slowest_ms:
+        return (
+            f"simulated and recorded steps disagree ({what_if.replayed_ms:.1f} and {case.slowest_ms:.1f} ms), so "
+            "savings cannot be estimated. Record five or more steps after warm-up, with CPU and CUDA activities, from "
+            "all ranks."
+        )
+    return ""
+
+
+def _graded(what_if: WhatIf, found: list[Weighed]) -> list[Finding]:
+    """The findings, as sure as they survive variations of the job, and no surer than their rules say."""
+    graded = []
+    for one, share in zip(found, survival(what_if, found), strict=True):
+        finding = one.finding
+        least = max(_CONFIDENCES.index(grade(share)), _CONFIDENCES.index(finding.confidence))
+        evidence = {**finding.evidence, "confirmed_by_variations_percent": 100 * share}
+        graded.append(msgspec.structs.replace(finding, confidence=_CONFIDENCES[least], evidence=evidence))
+    return graded
+
+
+def _unexplained(explained: Sequence[Explained]) -> list[Validity]:
+    return [
+        Validity(
+            code="unexplained", message=f"{one.bucket.replace('_', ' ')} takes {one.ms:.1f} ms of a step: {one.note}"
+        )
+        for one in explained
+    ]
 
 
 def _overhead(case: Case, what_if: WhatIf) -> list[Validity]:
     """How much of the step was the profiler's own doing, where that is much."""
     profiled, corrected = what_if.replayed_ms, what_if.corrected_ms
-    if profiled - corrected < _NOTABLE_OVERHEAD * profiled:
+    if profiled - corrected < WARNING_PERCENT / 100 * profiled:
         return []
-    message = f"recording made a step {profiled:.1f} ms long; without it, it takes about {corrected:.1f} ms"
+    message = f"a step takes {profiled:.1f} ms while profiling and about {corrected:.1f} ms without"
     if case.unprofiled_ms is None:
         message += (
-            f", if each recorded event costs the host {what_if.per_event_ns / NS_PER_US:.1f} µs, as its pace suggests. "
-            "`gpudiag profile` times the same steps unprofiled."
+            f", assuming {what_if.per_event_ns / NS_PER_US:.1f} µs overhead per recorded event. "
+            "`gpudiag profile` times the same steps without profiling."
         )
     else:
-        message += f", and {case.unprofiled_ms:.1f} ms were measured unprofiled."
+        message += f"; {case.unprofiled_ms:.1f} ms were measured without profiling."
     return [Validity(code="profiler-overhead", message=message)]
+
+
+def _timed_longer_ms(case: Case, what_if: WhatIf) -> float:
+    """By how much longer the timed steps took than the recording explains, in ms; 0 where that is within the usual."""
+    longer = (case.unprofiled_ms or 0.0) - what_if.corrected_ms
+    return longer if longer > AS_RECORDED * what_if.corrected_ms else 0.0
 
 
 def _as_sure_as_the_data(case: Case, what_if: WhatIf, finding: Finding, codes: set[str]) -> Finding:
@@ -102,7 +165,7 @@ def _as_sure_as_the_data(case: Case, what_if: WhatIf, finding: Finding, codes: s
     doubts = [
         bool(codes & _WEAKENING),
         finding.code in _BETWEEN_RANKS and bool(codes & _WEAKENING_BETWEEN_RANKS),
-        abs(what_if.replayed_ms - case.slowest_ms) > _POOR_REPLAY * case.slowest_ms,
+        abs(what_if.replayed_ms - case.slowest_ms) > POOR_REPLAY * case.slowest_ms,
         finding.code in _ON_THE_HOST
         and case.unprofiled_ms is None
         and overhead > (finding.recoverable_ms_per_step or 0.0),
@@ -110,47 +173,7 @@ def _as_sure_as_the_data(case: Case, what_if: WhatIf, finding: Finding, codes: s
         finding.code == "straggler"
         and finding.cause == "launch"
         and overhead > (finding.recoverable_ms_per_step or 0.0),
+        _timed_longer_ms(case, what_if) > SAME_AMOUNT * (finding.recoverable_ms_per_step or math.inf),
     ]
     grade = len(_CONFIDENCES) if codes & UNTRUSTED_CODES else _CONFIDENCES.index(finding.confidence) + sum(doubts)
     return msgspec.structs.replace(finding, confidence=_CONFIDENCES[min(grade, len(_CONFIDENCES) - 1)])
-
-
-def _weigh(what_if: WhatIf, proposals: list[Proposal], certainty: Significance) -> tuple[list[Finding], list[Validity]]:
-    """Findings by gain, alone; a cause whose gain is gone once the larger ones are fixed is not a cause of its own.
-
-    A host that spends 40 ms in its loader and 15 ms launching, for a device that needs 30 ms, would be 15 ms faster
-    with launches for free. But once the loader is fixed the launches hide behind the device: they are no finding.
-    """
-    base_ms = what_if.now_ms
-    edits = [proposal.edit(what_if.corrected) for proposal in proposals]
-    parts = [what_if.corrected if one.beyond is None else one.beyond(what_if.corrected) for one in proposals]
-    by_edit = what_if.gains_ms([*edits, *parts])
-    gains = [
-        (gain, proposal)
-        for gain, part, proposal in zip(by_edit, by_edit[len(edits) :], proposals, strict=False)
-        if notable(gain - part, base_ms)
-    ]
-    gains.sort(key=lambda pair: -pair[0])
-    findings: list[Finding] = []
-    doubts: list[Validity] = []
-    edited: list[Callable[[Costs], Costs]] = []
-    fixed, fixed_ms = what_if.corrected, what_if.corrected_ms
-    for gain, proposal in gains:
-        if not notable(gain, base_ms):
-            continue
-        together = proposal.edit(fixed)
-        together_ms = what_if.step_ms(together)
-        if findings and not notable(fixed_ms - together_ms, base_ms):
-            continue
-        finding = proposal.describe(gain, 100 * gain / base_ms)
-        doubt = certainty.doubt(finding, fixed_ms - together_ms, edited, proposal.edit)
-        if doubt is not None:
-            doubts.append(Validity(code=f"cannot-tell:{finding.code}", message=doubt))
-            continue
-        evidence = {**finding.evidence, "step_ms_now": base_ms, "step_ms_without": base_ms - gain}
-        if findings:
-            evidence["gain_after_larger_fixes_ms"] = fixed_ms - together_ms
-        findings.append(msgspec.structs.replace(finding, evidence=evidence))
-        edited.append(proposal.edit)
-        fixed, fixed_ms = together, together_ms
-    return findings, doubts

@@ -46,6 +46,7 @@ class Piece(msgspec.Struct, frozen=True):
     launch_ns: int = 0
     size_bytes: int = NO_SIZE
     pinned: bool = True
+    name: str = ""
 
 
 def _ns(ms: float) -> int:
@@ -62,9 +63,14 @@ def silence(ms: float) -> Piece:
     return Piece("silence", _ns(ms))
 
 
-def python(ms: float) -> Piece:
-    """Framework and Python work that launches nothing."""
-    return Piece("python", _ns(ms))
+def python(ms: float, name: str = "aten::to") -> Piece:
+    """Framework and Python work that launches nothing, in an operator of this name."""
+    return Piece("python", _ns(ms), name=name)
+
+
+def collection(ms: float) -> Piece:
+    """Python's garbage collection, marked."""
+    return Piece("collection", _ns(ms))
 
 
 def kernels(ms: float, *, count: int = 20, launch_us: float = 8) -> Piece:
@@ -102,25 +108,48 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         ranks: how many ranks the job has.
         step: what every rank does in each step.
+        own: what some ranks do instead, with the same collectives in it.
         extra: what some ranks do before that.
         rotating: what one rank does before that, another one each step.
         once: what all ranks do before that in some steps, by the step's number.
+        sometimes: what one rank does instead in one step, by (rank, the step's number).
         recorded: the ranks whose traces are there.
         steps: steps in the capture; the first and the last are not analysed.
         dropped_events: what the profiler of rank 0 says that it lost.
+        scatter: by which share the kernels of a rank's step take longer or shorter, as a standard deviation.
+        seed: what that is drawn from; a step's draw does not depend on what is done in it.
+        recording_ns: what recording costs the host for each event of its own.
+        host_pace: how many times as long some ranks' hosts take for calls and operators, and to record them.
     """
 
     ranks: int
     step: tuple[Piece, ...]
+    own: Mapping[int, tuple[Piece, ...]] = msgspec.field(default_factory=dict)
     extra: Mapping[int, tuple[Piece, ...]] = msgspec.field(default_factory=dict)
     rotating: tuple[Piece, ...] = ()
     once: Mapping[int, tuple[Piece, ...]] = msgspec.field(default_factory=dict)
+    sometimes: Mapping[tuple[int, int], tuple[Piece, ...]] = msgspec.field(default_factory=dict)
     recorded: tuple[int, ...] = ()
     steps: int = 7
     dropped_events: int = 0
+    scatter: float = 0.0
+    seed: int = 0
+    recording_ns: int = 0
+    host_pace: Mapping[int, float] = msgspec.field(default_factory=dict)
 
     def traces(self) -> tuple[Trace, ...]:
         """The traces of the recorded ranks, as a reader would give them."""
+        players = self._play()
+        return tuple(players[rank].trace() for rank in self.recorded or range(self.ranks))
+
+    def step_times_ms(self) -> tuple[float, ...]:
+        """What each analysed step takes: from one update's end to the next, on the rank where the sum is most."""
+        ends = np.array([player.finished for player in self._play()], np.float64)
+        times = np.diff(ends[:, : self.steps - 1], axis=1) / NS_PER_MS
+        slowest = times[int(np.argmax(times.sum(axis=1)))]
+        return tuple(slowest.tolist())
+
+    def _play(self) -> list[_Rank]:
         players = [_Rank(rank, self) for rank in range(self.ranks)]
         scripts = [self._script(rank, player) for rank, player in enumerate(players)]
         while True:
@@ -133,12 +162,15 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
             for player, arrival in zip(players, arrived, strict=True):
                 if arrival is not None:
                     player.leave(*arrival, end)
-        return tuple(players[rank].trace() for rank in self.recorded or range(self.ranks))
+        return players
 
     def _script(self, rank: int, player: _Rank) -> Iterator[tuple[int, Piece]]:
-        for number in range(self.steps):
+        paces = 1 + self.scatter * np.random.default_rng((self.seed, rank)).standard_normal(self.steps)
+        for number, pace in enumerate(paces.tolist()):
             player.mark(number)
-            pieces = (*self.extra.get(rank, ()), *self.step)
+            player.pace = max(pace, 0.0)
+            own = self.sometimes.get((rank, number)) or self.own.get(rank, self.step)
+            pieces = (*self.extra.get(rank, ()), *own)
             if number % self.ranks == rank:
                 pieces = (*self.rotating, *pieces)
             pieces = (*self.once.get(number, ()), *pieces)
@@ -171,10 +203,11 @@ class _Rank:
         self.rank, self.job = rank, of
         self.now = 1_000
         self.free = {_COMPUTE_STREAM: 0, _COMMUNICATION_STREAM: 0}
-        self.gradients_ready = 0
         self.rows: list[_Row] = []
         self.marked: tuple[int, int] | None = None
         self.launched = 0
+        self.pace, self.host_pace = 1.0, of.host_pace.get(rank, 1.0)
+        self.finished: list[int] = []
 
     def mark(self, number: int) -> None:
         self.close()
@@ -183,6 +216,7 @@ class _Rank:
     def close(self) -> None:
         if self.marked is not None:
             number, start = self.marked
+            self.finished.append(max(self.free.values()))
             name = f"ProfilerStep#{number}"
             self.rows.append(_Row(EventKind.ANNOTATION, Role.STEP_MARK, name, start, self.now, step=number))
         self.marked = None
@@ -190,13 +224,13 @@ class _Rank:
     def do(self, piece: Piece) -> None:
         if piece.what == "fetch":
             name = "enumerate(DataLoader)#_MultiProcessingDataLoaderIter.__next__"
-            self.rows.append(_Row(EventKind.ANNOTATION, Role.INPUT, name, self.now, self.now + piece.ns))
-            self.now += piece.ns
+            self._take(EventKind.ANNOTATION, Role.INPUT, name, piece.ns)
         elif piece.what == "silence":
             self.now += piece.ns
         elif piece.what == "python":
-            self.rows.append(_Row(EventKind.OPERATOR, Role.OPERATOR, "aten::to", self.now, self.now + piece.ns))
-            self.now += piece.ns
+            self._take(EventKind.OPERATOR, Role.OPERATOR, piece.name, self._on_host(piece.ns))
+        elif piece.what == "collection":
+            self._take(EventKind.ANNOTATION, Role.GARBAGE_COLLECTION, "gpudiag.gc", self._on_host(piece.ns))
         elif piece.what == "item":
             self._item()
         elif piece.what == "copy":
@@ -207,7 +241,7 @@ class _Rank:
             self._launch("multi_tensor_apply_kernel", piece.ns, after=after)
         else:
             for index in range(piece.count):
-                self._launch(f"gemm_{index}", piece.ns, launch_ns=piece.launch_ns)
+                self._launch(f"gemm_{piece.ns}_{index}", piece.ns, launch_ns=piece.launch_ns)
 
     def arrive(self) -> int:
         """Launch a collective after what is computed; returns when this rank is there."""
@@ -282,7 +316,17 @@ class _Rank:
             dropped_events=self.job.dropped_events if self.rank == 0 else 0,
         )
 
+    def _on_host(self, ns: int) -> int:
+        return round(ns * self.host_pace)
+
+    def _take(self, kind: EventKind, role: Role, name: str, ns: int) -> None:
+        """Something that launches nothing."""
+        end = self.now + ns + self._on_host(self.job.recording_ns)
+        self.rows.append(_Row(kind, role, name, self.now, end))
+        self.now = end
+
     def _call(self, role: Role, name: str, ns: int, correlation: int = NO_CORRELATION) -> None:
+        ns = self._on_host(ns + 2 * self.job.recording_ns)  # the operator, and its call
         self.rows.append(_Row(EventKind.OPERATOR, Role.OPERATOR, "aten::add", self.now, self.now + ns))
         begin, end = self.now + ns // 4, self.now + ns
         self.rows.append(_Row(EventKind.RUNTIME, role, name, begin, end, correlation=correlation))
@@ -295,7 +339,7 @@ class _Rank:
         """A kernel on the compute stream, no sooner than `after`."""
         self.launched += 1
         self._call(Role.LAUNCH, "cudaLaunchKernel", launch_ns, self.launched)
-        start, end = self._queued(ns, after)
+        start, end = self._queued(round(ns * self.pace), after)
         row = _Row(EventKind.KERNEL, Role.COMPUTE, name, start, end, _COMPUTE_STREAM, 0, self.launched)
         self.rows.append(row)
 
@@ -324,7 +368,8 @@ class _Rank:
             self._call(Role.SYNCHRONIZATION, "cudaStreamSynchronize", 9_000)
 
     def _item(self) -> None:
-        begin, returned = self.now, max(*self.free.values(), self.now) + 5_000
+        recording_ns = self._on_host(2 * self.job.recording_ns)
+        begin, returned = self.now, max(*self.free.values(), self.now) + 5_000 + recording_ns
         self.rows.append(_Row(EventKind.OPERATOR, Role.OPERATOR, "aten::item", begin, returned + 1_000))
         self.rows.append(
             _Row(EventKind.RUNTIME, Role.SYNCHRONIZATION, "cudaStreamSynchronize", begin + 1_000, returned)

@@ -8,6 +8,7 @@ from collections.abc import Iterable
 import numpy as np
 from numpy.typing import NDArray
 
+from gpudiag.analysis.diagnosis.calibration import MOST
 from gpudiag.model.event import EventTable, Role
 
 #: Calls of the same name nest at most this deep around another's.
@@ -64,3 +65,13 @@ def time_in(events: EventTable, thread: int, begin_ns: int, end_ns: int) -> dict
             total[open_frames[-1][1]] -= stop - start
         open_frames.append((stop, name))
     return dict(total)
+
+
+def innermost(events: EventTable, rows: NDArray[np.intp], begin_ns: int, end_ns: int) -> str:
+    """The innermost of these functions or ranges that takes most of a span on the events' own clock; "" for none."""
+    start, end = events.start_ns[rows], events.end_ns[rows]
+    inside = np.minimum(end, end_ns) - np.maximum(start, begin_ns)
+    most = np.flatnonzero(inside > MOST * (end_ns - begin_ns))
+    if len(most) == 0:
+        return ""
+    return events.name_of(int(rows[most[np.argmin((end - start)[most])]]))

@@ -14,18 +14,12 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from gpudiag.analysis.diagnosis.calibration import FEWEST_STEPS_LEFT, MOST_OUTLIERS, UNLIKE_STEP
 from gpudiag.analysis.diagnosis.case import Case
 from gpudiag.intervals import Intervals, intersect
 from gpudiag.model.attribution import LaneAttribution
 from gpudiag.model.timeline import Lane
 from gpudiag.units import milliseconds
-
-#: A step so many times as long as the others is of another kind.
-_UNLIKE = 1.5
-#: More than this share of the steps are not an exception.
-_MOST_EXCEPTIONS = 0.25
-#: With fewer steps than this left nothing is gained by leaving some out.
-_FEWEST_LEFT = 3
 
 
 def without_outlier_steps(case: Case) -> Case:
@@ -47,7 +41,7 @@ def without_outlier_steps(case: Case) -> Case:
     runs = [run if run[0] == 0 else run[1:] for run in runs]
     longest = max(runs, key=len, default=[])
     timed = case.unprofiled_ms
-    if len(longest) < _FEWEST_LEFT or (timed is None and len(unlike) > _MOST_EXCEPTIONS * len(every)):
+    if len(longest) < FEWEST_STEPS_LEFT or (timed is None and len(unlike) > MOST_OUTLIERS * len(every)):
         return said
     first, after = longest[0], longest[-1] + 1
     lanes = tuple(_cut_lane(lane, first, after) for lane in case.lanes)
@@ -71,7 +65,7 @@ def _outlier_steps(case: Case) -> dict[int, tuple[float, float, int]]:
         if len(lengths) < 2:
             continue
         usual = float(np.median(np.sort(lengths)[:-1]))
-        for index in np.flatnonzero(lengths > _UNLIKE * max(usual, 1.0)).tolist():
+        for index in np.flatnonzero(lengths > UNLIKE_STEP * max(usual, 1.0)).tolist():
             number = int(lane.window_steps[index])
             known = found.get(number)
             if known is None or lengths[index] / usual > known[0] / known[1]:

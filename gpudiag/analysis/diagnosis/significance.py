@@ -1,4 +1,4 @@
-"""How sure the step time without the profiler is, and whether a finding about hosts is chance or the recording's doing.
+"""Whether a finding about hosts is chance, or the recording's doing.
 
 Kernels and copies take as long with the profiler as without; what the host does takes longer by a cost that is known to
 about 15 % and differs by host, rank and step. Two questions are asked of a finding about hosts before it may ask for
@@ -18,28 +18,23 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
+from gpudiag.analysis.diagnosis.calibration import (
+    BEYOND_CHANCE,
+    PROFILER_SCATTER,
+    SLOW_THROUGHOUT,
+    WARNING_PERCENT,
+)
 from gpudiag.analysis.diagnosis.case import Case
-from gpudiag.analysis.diagnosis.replay.simulate import Costs
 from gpudiag.analysis.diagnosis.replay.what_if import WhatIf
-from gpudiag.analysis.diagnosis.rules.rule import WARNING_PERCENT
+from gpudiag.analysis.diagnosis.rules.rule import Edit
 from gpudiag.model.analysis import Finding
 from gpudiag.statistics import mean_of
 from gpudiag.units import milliseconds
-
-Edit = Callable[[Costs], Costs]
-
-#: By this share, one standard deviation, hosts of which the same is known differ in what the profiler costs them.
-PROFILER_SCATTER = 0.15
-#: A cost that is off by so many standard deviations is hardly chance.
-_BEYOND_CHANCE = 2.0
-#: By this share of a step that only the device sets the pace of, recorded and timed steps differ: by -1.8 to +2.0 % in
-#: fourteen jobs.
-_DEVICE_SHARE = 0.02
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,19 +49,21 @@ class Significance:
 
         Args:
             finding: the finding.
-            gain_ms: what its edit gains after those of the larger findings.
-            before: the edits of the larger findings.
+            gain_ms: what its edit gains after those before it.
+            before: the edits of the waste without which it was judged.
             edit: its own.
         """
         base_ms = self.what_if.corrected_ms
         if not _on_hosts(finding) or 100 * gain_ms < WARNING_PERCENT * base_ms:
             return None
-        what = f"{finding.code} ({finding.cause}) would gain {gain_ms:.1f} ms of the step"
+        what = f"fixing {finding.code} ({finding.cause}) would save {gain_ms:.1f} ms per step"
         if gain_ms < self.chance_ms and 100 * (gain_ms - self._skew_ms) < WARNING_PERCENT * base_ms:
             return (
-                f"{what}, but hardly in the median step, and the mean scatters so much that {self.chance_ms:.1f} ms "
+                f"{what}, but hardly in the median step, and steps vary so much that {self.chance_ms:.1f} ms "
                 "may be chance. Record more steps, on a machine that nothing else uses."
             )
+        if finding.code == "straggler" and (words := self._recorded_so(finding)):
+            return f"{what}, but {words}"
         if self.case.unprofiled_ms is not None and not before:
             return None
         left_ms = self._at_higher_cost(before, edit)
@@ -74,51 +71,83 @@ class Significance:
             return None
         added = self.what_if.replayed_ms - base_ms
         return (
-            f"{what}, but recording made it {added:.1f} ms longer, and where that cost the hosts "
-            f"{100 * _BEYOND_CHANCE * PROFILER_SCATTER:.0f} % more than taken, {left_ms:.1f} ms are left of the gain. "
+            f"{what}, but profiling made the step {added:.1f} ms longer, and if that is "
+            f"{100 * BEYOND_CHANCE * PROFILER_SCATTER:.0f} % more than estimated, only {left_ms:.1f} ms are saved. "
             + (
-                "Time the same steps without the profiler too, as `gpudiag profile` does."
+                "Time the same steps without profiling too, as `gpudiag profile` does."
                 if self.case.unprofiled_ms is None
-                else "Mend the larger findings and record again."
+                else "Fix the larger findings and record again."
             )
         )
+
+    def _recorded_so(self, finding: Finding) -> str:
+        """Why hosts that differ may do so only while they are recorded, in words; "" where that is not so.
+
+        A rank that does the same as its peers, slower by less than one that has lost its core, may as well be one whose
+        recording cost more: where recording took more of the step than the finding is worth, nothing tells the two
+        apart but the steps that were timed without it.
+        """
+        gain_ms = finding.recoverable_ms_per_step or 0.0
+        timed = self._later_ms(finding.ranks)
+        if timed is not None:
+            return "" if timed >= gain_ms / 2 else "in the steps timed without profiling the ranks' CPUs differ less"
+        if self.what_if.replayed_ms - self.what_if.corrected_ms < gain_ms:
+            return ""
+        if self._does_more(finding.ranks, gain_ms):
+            return ""
+        added = self.what_if.replayed_ms - self.what_if.corrected_ms
+        return (
+            f"its CPU does no more work than the others, and profiling added {added:.1f} ms, not equally to all ranks. "
+            "Use `gpudiag profile`, which also times the steps without profiling."
+        )
+
+    def _does_more(self, ranks: tuple[int, ...], gain_ms: float) -> bool:
+        """Whether one of these hosts records more events than most, or takes as long for them as one without a core."""
+        host, steps = self.what_if.graph.host, max(self.what_if.graph.steps, 1)
+        ranked = self.what_if.graph.ranks
+        busy = {rank: milliseconds(float(host.busy[host.process == q].sum()) / steps) for q, rank in ranked.items()}
+        events = {rank: float(host.events[host.process == q].sum()) / steps for q, rank in ranked.items()}
+        usual_busy, usual_events = (sorted(of.values())[(len(of) - 1) // 2] for of in (busy, events))
+        each_ms = usual_busy / max(usual_events, 1.0)
+        return any(
+            (events[rank] - usual_events) * each_ms >= gain_ms / 2 or busy[rank] >= SLOW_THROUGHOUT * usual_busy
+            for rank in ranks
+            if rank in busy
+        )
+
+    def _later_ms(self, ranks: tuple[int, ...]) -> float | None:
+        """By how much longer the hosts of these ranks took than most for a step that was not recorded, where known."""
+        records = [] if self.case.run is None else [one for one in self.case.run.ranks if one.timed is not None]
+        took = {one.rank: statistics.fmean(one.timed.host_ms) for one in records if one.timed and one.timed.host_ms}
+        if len(took) < len(self.what_if.graph.ranks) or len(took) < 2:
+            return None
+        usual = sorted(took.values())[(len(took) - 1) // 2]
+        return max((took[rank] - usual for rank in ranks if rank in took), default=0.0)
 
     @property
     def chance_ms(self) -> float:
         """Half the 95 % interval of the step time that the findings are of, in ms, as far as steps scatter."""
-        recorded = _half_width_ms(self._slowest_lane_ms) * self._shortened
-        timed = max((_half_width_ms(one) for one in self._timed_ms), default=0.0)
+        recorded = half_width_ms(self.slowest_lane_ms) * self._shortened
+        timed = max((half_width_ms(one) for one in self.timed_ms), default=0.0)
         return math.hypot(recorded, timed)
-
-    @property
-    def interval_ms(self) -> tuple[float, float] | None:
-        """Where the step time without the profiler lies, at 95 %, in ms; None of a single step.
-
-        By the scatter of the steps, by what the profiler's cost is uncertain by where it was not measured, and by what
-        recorded and timed steps differ where neither counts.
-        """
-        if len(self._slowest_lane_ms) < 2:
-            return None
-        value = self.what_if.corrected_ms
-        added = 0.0 if self._timed_ms else max(self.what_if.replayed_ms - value, 0.0)
-        half = math.hypot(self.chance_ms, _BEYOND_CHANCE * PROFILER_SCATTER * added) + _DEVICE_SHARE * value
-        return max(value - half, 0.0), value + half
 
     @property
     def _skew_ms(self) -> float:
         """By how much the mean of the steps is above their median."""
-        if self._timed_ms:
-            return max(_skew(one) for one in self._timed_ms)
-        return _skew(self._slowest_lane_ms) * self._shortened
+        if self.timed_ms:
+            return max(_skew(one) for one in self.timed_ms)
+        return _skew(self.slowest_lane_ms) * self._shortened
 
     @property
-    def _slowest_lane_ms(self) -> list[float]:
+    def slowest_lane_ms(self) -> list[float]:
+        """The recorded steps of the device whose mean step is longest, in ms."""
         lanes = [lane.step_ns for lane in self.case.attribution.lanes if len(lane.step_ns)]
         slowest = max(lanes, key=lambda steps: float(steps.mean()), default=np.empty(0))
         return [milliseconds(float(step)) for step in slowest]
 
     @property
-    def _timed_ms(self) -> list[tuple[float, ...]]:
+    def timed_ms(self) -> list[tuple[float, ...]]:
+        """The steps that each rank timed without the profiler, in ms."""
         ranks = () if self.case.run is None else self.case.run.ranks
         return [rank.unprofiled.step_ms for rank in ranks if rank.unprofiled is not None]
 
@@ -128,14 +157,16 @@ class Significance:
 
     def _at_higher_cost(self, before: Sequence[Edit], edit: Edit) -> float:
         """What the edit gains after those before it if the profiler costs the hosts more than taken."""
-        costs = self.what_if.at_cost(self.what_if.per_event_ns * (1 + _BEYOND_CHANCE * PROFILER_SCATTER)).corrected
+        dearer = self.what_if.at_cost(self.what_if.per_event_ns * (1 + BEYOND_CHANCE * PROFILER_SCATTER))
+        costs = dearer.corrected
         for step in before:
-            costs = step(costs)
-        without, with_it = self.what_if.each_step_ms([costs, edit(costs)])
+            costs = step(dearer, costs)
+        without, with_it = dearer.each_step_ms([costs, edit(dearer, costs)])
         return max(without - with_it, 0.0)
 
 
-def _half_width_ms(step_ms: Sequence[float]) -> float:
+def half_width_ms(step_ms: Sequence[float]) -> float:
+    """Half the 95 % interval of the mean of these steps, in ms; 0 of a single one."""
     if len(step_ms) < 2:
         return 0.0
     return mean_of(step_ms, as_measured=True).half_width
@@ -146,4 +177,4 @@ def _skew(values: Sequence[float]) -> float:
 
 
 def _on_hosts(finding: Finding) -> bool:
-    return finding.code == "launch-bound" or (finding.code == "straggler" and finding.cause == "launch")
+    return finding.code == "launch-bound" or (finding.code == "straggler" and finding.cause in {"launch", "operators"})

@@ -39,6 +39,15 @@ def timed_ranks(run: RunRecord | None) -> tuple[TimedRank, ...] | None:
     return tuple(found) or None
 
 
+def fastest_host_ms(run: RunRecord | None) -> dict[int, float]:
+    """By rank, the least that its training thread took to queue a timed step's work, in ms; none where not known.
+
+    Whatever a thread waits for within a step, room in the device's queue above all, only adds to its own work.
+    """
+    timed = {rank.rank: rank.timed for rank in (run.ranks if run is not None else ())}
+    return {rank: min(of.host_ms) for rank, of in timed.items() if of is not None and of.host_ms}
+
+
 def recording_cost(run: RunRecord | None) -> RecordingCost | None:
     """What a step took timed, recorded lightly, and recorded with operators; None where nothing was recorded."""
     ranks = run.ranks if run is not None else ()
@@ -76,6 +85,16 @@ def exposed_input_ms(rank: RankRecord) -> tuple[float, ...]:
         after = pairwise(zip(timed.lead_ms, timed.input_ms, strict=False))
         return tuple(max(0.0, input_ms - lead_ms) for (lead_ms, _), (_, input_ms) in after)
     return timed.input_ms if _on_cpu(rank) else ()
+
+
+def later_input_ms(run: RunRecord | None, ranks: Sequence[int]) -> float:
+    """By how much longer these ranks' devices waited for input in the timed steps than most do, in ms; 0 if unknown."""
+    waits = {rank.rank: exposed_input_ms(rank) for rank in (run.ranks if run is not None else ())}
+    means = {rank: statistics.fmean(steps) for rank, steps in waits.items() if steps}
+    if not means:
+        return 0.0
+    usual = sorted(means.values())[(len(means) - 1) // 2]
+    return max((means[rank] - usual for rank in ranks if rank in means), default=0.0)
 
 
 def _on_cpu(rank: RankRecord) -> bool:

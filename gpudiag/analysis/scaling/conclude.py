@@ -10,7 +10,8 @@ import msgspec
 from gpudiag.analysis.scaling import devices
 from gpudiag.analysis.scaling.forecast import durations, prospect
 from gpudiag.analysis.scaling.speedup import curve, rate_of, with_speedups
-from gpudiag.analysis.scaling.waterfall import measured_waterfall, waterfall
+from gpudiag.analysis.scaling.trust import doubtful, with_scatter, without_conclusions
+from gpudiag.analysis.scaling.waterfall import closes, measured_waterfall, waterfall
 from gpudiag.model.benchmarks.scale_request import Network, Wanted
 from gpudiag.model.benchmarks.scaling import (
     AloneGpu,
@@ -64,16 +65,25 @@ def conclude(
                 "scaling keep different things constant and are never ranked together",
             )
         )
-    points = sorted(with_speedups(points, need_peers), key=_order)
+    points = sorted(with_speedups(with_scatter(points), need_peers), key=_order)
+    doubts = doubtful(points, need_peers)
+    points = without_conclusions(points, doubts)
     points = [
         msgspec.structs.replace(point, profiled=recorded[point.id].directory if point.id in recorded else None)
         for point in points
     ]
-    falls = _waterfalls(points, recorded, said)
-    together = devices.pairs(points, facts)
+    falls = _waterfalls(points, recorded, said, doubts)
+    together = () if any(point.alone and point.id in doubts for point in points) else devices.pairs(points, facts)
     lone = devices.alone(points, points[0].machine.gpus if points else ())
+    if any(gpu.point in doubts for gpu in lone):  # which GPU is odd, on a host that is, nobody can tell
+        lone = tuple(msgspec.structs.replace(gpu, odd=False) for gpu in lone)
+    said += _on_baselines(points, doubts)
     measured = [point for point in points if point.status == "measured"]
     said += _doubts(points, lone)
+    times = durations(points, wanted)
+    if wanted.voxels is not None and not any(time.of == "voxels" for time in times):
+        why = "no point here wrote a volume: give --voxels-per-sample, or measure unet3d-predict"
+        said.append(Remark(code="no-volume", message=why))
     return Scaling(
         workload=",".join(dict.fromkeys(point.workload for point in points)),
         mode=mode,
@@ -86,10 +96,8 @@ def conclude(
         pairs=together,
         links=devices.by_link(together),
         waterfalls=tuple(falls),
-        prospects=tuple(_prospects(points, falls, wanted.network)) if mode == "weak" else (),
-        durations=durations(
-            points, samples=wanted.samples, voxels=wanted.voxels, voxels_per_sample=wanted.voxels_per_sample
-        ),
+        prospects=tuple(_prospects(points, falls, wanted.network, doubts)) if mode == "weak" else (),
+        durations=times,
         remarks=tuple(said),
     )
 
@@ -108,23 +116,33 @@ def _order(point: PointRecord) -> tuple[object, ...]:
 
 
 def _waterfalls(
-    points: list[PointRecord], recorded: Mapping[str, RecordedSteps], said: list[Remark]
+    points: list[PointRecord], recorded: Mapping[str, RecordedSteps], said: list[Remark], doubts: Collection[str]
 ) -> list[Waterfall]:
-    """Of the recorded points, and from timed steps alone of the others on most devices."""
+    """Of the recorded points, and from timed steps alone of the others on most devices.
+
+    None where the baseline decides nothing, or the recorded steps were others than the timed ones.
+    """
     falls = []
     by_id = {point.id: point for point in points}
     most = max((point.devices for point in points if point.status == "measured"), default=0)
     for point in points:
-        if point.devices == 1 or point.status != "measured":
+        if point.devices == 1 or point.status != "measured" or point.baseline in doubts:
             continue
         base = by_id.get(point.baseline or "")
         several, one = recorded.get(point.id), recorded.get(point.baseline or "")
         apart = _apart(point, points)
+        drawn = None
         if base is not None and several and one and several.parts and one.parts:
-            falls.append(waterfall(point, base, several.parts, one.parts, apart))
-        elif base is not None and apart is not None and point.devices == most:
+            drawn = waterfall(point, base, several.parts, one.parts, apart)
+        if drawn is not None and closes(drawn):
+            falls.append(drawn)
+            continue
+        if base is not None and apart is not None and point.devices == most and apart[1].id not in doubts:
             falls.append(measured_waterfall(point, base, apart))
-        elif several is not None:
+        if drawn is not None:
+            why = "its recorded steps were not like the timed ones, so that their parts explain nothing of these"
+            said.append(Remark(code="no-waterfall", message=f"{point.id}: {why}"))
+        elif several is not None and apart is None:
             why = "its one-device baseline was not recorded"
             if one is not None:
                 why = "its recorded steps could not be replayed, or an earlier version concluded from them"
@@ -144,7 +162,23 @@ def _apart(point: PointRecord, points: list[PointRecord]) -> tuple[PointRecord, 
     return (many, alone) if many is not None and alone is not None else None
 
 
-def _prospects(points: list[PointRecord], falls: Iterable[Waterfall], network: Network | None) -> Iterable[Prospect]:
+def _on_baselines(points: Iterable[PointRecord], doubts: Mapping[str, str]) -> list[Remark]:
+    """What is said of baselines that decide nothing."""
+    return [
+        Remark(
+            code="no-baseline-to-trust",
+            message=f"{point.id}: {doubts[point.id]}"
+            f"{f' (started {len(point.starts)} times)' if len(point.starts) > 1 else ''}; no speedup, waterfall or "
+            "forecast follows from it: measure again when the host is quiet",
+        )
+        for point in points
+        if point.id in doubts
+    ]
+
+
+def _prospects(
+    points: list[PointRecord], falls: Iterable[Waterfall], network: Network | None, doubts: Collection[str]
+) -> Iterable[Prospect]:
     hidden = {fall.point: _hidden_share(fall) for fall in falls}
     by_id = {point.id: point for point in points}
     curves: dict[tuple[object, ...], dict[int, PointRecord]] = {}
@@ -155,8 +189,9 @@ def _prospects(points: list[PointRecord], falls: Iterable[Waterfall], network: N
     for sizes in curves.values():
         largest = sizes[max(sizes)]
         base = by_id.get(largest.baseline or "")
-        if base is not None:
-            sizes.setdefault(1, base)
+        if base is None or base.id in doubts:
+            continue
+        sizes.setdefault(1, base)
         forecast = prospect([sizes[n] for n in sorted(sizes)], network, hidden.get(largest.id))
         if forecast is not None:
             yield forecast
@@ -192,7 +227,7 @@ def _doubts(points: Sequence[PointRecord], lone: Iterable[AloneGpu]) -> list[Rem
         if point.ci95 and point.samples_per_s and (point.ci95[1] - point.ci95[0]) / 2 > _UNSURE * point.samples_per_s
     ]
     if unsure:
-        said.append(Remark(code="unsure", message=f"known to no better than 5 %: {', '.join(unsure)}"))
+        said.append(Remark(code="unsure", message=f"uncertain by more than 5 %: {', '.join(unsure)}"))
     lonely = [p.id for p in points if p.status == "measured" and p.baseline is None and p.devices > 1]
     if lonely:
         said.append(

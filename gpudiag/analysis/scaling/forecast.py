@@ -11,16 +11,18 @@ of more devices, jitter * (sqrt(2 ln n) - sqrt(2 ln g)) for normally distributed
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Sequence
 
 from gpudiag.analysis.scaling.fit import Cost, Fit, fit
 from gpudiag.analysis.scaling.speedup import rate_of
-from gpudiag.model.benchmarks.scale_request import Network
+from gpudiag.model.benchmarks.scale_request import Network, Wanted
 from gpudiag.model.benchmarks.scaling import Duration, Forecast, Interval, PointRecord, Prospect
 from gpudiag.statistics import Estimate
 
 #: Backward's share of the compute of a step.
 _BACKWARD = 2 / 3
+#: Numbers of devices from which anything beyond them can be told: two determine no shape.
+_FEWEST = 3
 #: Without a network stated, this many times the measured devices.
 _TIMES = (2, 4, 8)
 #: With one, up to this many devices.
@@ -37,7 +39,7 @@ def prospect(curve: Sequence[PointRecord], network: Network | None, hidden_share
     """
     steps = {point.devices: _step_of(point) for point in curve}
     measured: dict[int, Estimate] = {n: step for n, step in steps.items() if step is not None}
-    if len(measured) < 2 or 1 not in measured:
+    if len(measured) < _FEWEST or 1 not in measured:
         return None
     found = fit(measured)
     first = next(point for point in curve if point.devices == 1)
@@ -138,36 +140,58 @@ def _forecast(devices: int, efficiency: Interval, one_samples_per_s: float, netw
     )
 
 
-def durations(
-    points: Sequence[PointRecord],
-    *,
-    samples: float | None,
-    voxels: float | None,
-    voxels_per_sample: Mapping[str, int],
-) -> tuple[Duration, ...]:
-    """How long a number of samples, or a volume, takes at each measured point's pace.
+def durations(points: Sequence[PointRecord], wanted: Wanted) -> tuple[Duration, ...]:
+    """How long what is wanted takes at each measured point's pace: samples, iterations, a volume.
+
+    A voxel counts once, however many blocks overlap in it: a volume takes what the measured one took per voxel that was
+    written, or, where the voxels of a sample are given, that many per sample. A point that knows neither is left out.
 
     Args:
         points: measured or not; those that are not are left out.
-        samples: how many samples; None for no such figure.
-        voxels: how many voxels of output; each counts once, however many blocks overlap in it.
-        voxels_per_sample: voxels that one sample *writes*, by workload.
+        wanted: how many of each; None for no such figure.
     """
-    found = []
-    for point in points:
-        if point.samples_per_s is None:
-            continue
-        wanted: list[tuple[float, float | None]] = [(samples, None)] if samples is not None else []
-        if voxels is not None and point.workload in voxels_per_sample:
-            wanted.append((voxels / voxels_per_sample[point.workload], voxels))
-        found += [
-            Duration(
-                point=point.id,
-                samples=count,
-                iterations=count / point.global_batch,
-                hours=count / point.samples_per_s / 3600,
-                voxels=volume,
-            )
-            for count, volume in wanted
-        ]
-    return tuple(found)
+    return tuple(
+        duration
+        for point in points
+        if point.samples_per_s
+        for duration in _durations(point, 3600 * point.samples_per_s, wanted)
+    )
+
+
+def _durations(point: PointRecord, samples_per_hour: float, wanted: Wanted) -> Iterator[Duration]:
+    per_minute = samples_per_hour / point.global_batch / 60
+    if wanted.samples is not None:
+        yield Duration(
+            point=point.id,
+            samples=wanted.samples,
+            iterations=wanted.samples / point.global_batch,
+            per_minute=per_minute,
+            hours=wanted.samples / samples_per_hour,
+        )
+    if wanted.iterations is not None:
+        samples = wanted.iterations * point.global_batch
+        like_one = wanted.iterations * point.batch_per_device / samples_per_hour
+        yield Duration(
+            point=point.id,
+            of="iterations",
+            samples=samples,
+            iterations=wanted.iterations,
+            per_minute=per_minute,
+            hours=samples / samples_per_hour,
+            like_one_device_hours=like_one if point.mode == "weak" and point.devices > 1 else None,
+        )
+    per_sample = wanted.voxels_per_sample.get(point.workload)
+    voxels_per_hour = None if point.mvox_per_s is None else 3600e6 * point.mvox_per_s
+    if per_sample is not None:
+        voxels_per_hour = samples_per_hour * per_sample
+    each = per_sample or point.voxels_per_sample
+    if wanted.voxels is not None and voxels_per_hour and each:
+        yield Duration(
+            point=point.id,
+            of="voxels",
+            samples=wanted.voxels / each,
+            iterations=wanted.voxels / each / point.global_batch,
+            hours=wanted.voxels / voxels_per_hour,
+            voxels=wanted.voxels,
+            mvox_per_s=voxels_per_hour / 3600e6,
+        )

@@ -3,15 +3,23 @@
 from __future__ import annotations
 
 import hashlib
+import math
+import statistics
 
 import msgspec
 
-from gpudiag.model.benchmarks.scaling import Machine, PointRecord
+from gpudiag.model.benchmarks.scaling import Machine, PointRecord, Start
 from gpudiag.model.benchmarks.sweep import Outcome
 from gpudiag.model.facts import Facts
+from gpudiag.model.inference import InferenceRecord
 from gpudiag.model.job import INDEPENDENT
 from gpudiag.model.run import RunRecord, StepTimes
-from gpudiag.statistics import mean_of, sum_of
+from gpudiag.statistics import Estimate, mean_of, sum_of
+
+#: Figures of a point that are the mean of its starts'.
+_MEANS = ("step_ms", "mean_ms", "median_ms", "standard_error_ms", "jitter_ms", "mvox_per_s")
+#: A thread that is ahead of its device by less than this share of a step waits for nothing: it sets the pace.
+_AHEAD = 0.05
 
 
 def which_gpus(facts: Facts) -> str:
@@ -22,7 +30,13 @@ def which_gpus(facts: Facts) -> str:
     return hashlib.sha256(" ".join(str(uuid) for uuid in uuids).encode()).hexdigest()[:8]
 
 
-def with_figures(point: PointRecord, run: RunRecord | None, outcome: Outcome | None, machine: Machine) -> PointRecord:
+def with_figures(
+    point: PointRecord,
+    run: RunRecord | None,
+    outcome: Outcome | None,
+    machine: Machine,
+    volume: InferenceRecord | None = None,
+) -> PointRecord:
     """The point with what its job measured, or with why there is nothing.
 
     Throughput is samples over time: all timed steps of a device over all the time that they took, partial steps and
@@ -34,6 +48,7 @@ def with_figures(point: PointRecord, run: RunRecord | None, outcome: Outcome | N
         run: the job's record.
         outcome: what the sweep says became of the job; None for a job that was started by itself.
         machine: where it ran; the record's software is added.
+        volume: how fast it wrote one, where it predicts.
     """
     seconds = outcome.seconds if outcome is not None else point.seconds
     times = [rank.unprofiled for rank in run.ranks if rank.unprofiled is not None] if run is not None else []
@@ -57,6 +72,8 @@ def with_figures(point: PointRecord, run: RunRecord | None, outcome: Outcome | N
         samples_per_s=rate.value,
         ci95=(rate.low, rate.high),
         freedom=rate.freedom,
+        starts=(Start(samples_per_s=rate.value, ci95=(rate.low, rate.high), freedom=rate.freedom),),
+        paced_by_host=_paced_by_host(run),
         step_ms=times[slowest].mean_ms,
         mean_ms=times[slowest].mean_ms,
         median_ms=times[slowest].median_ms,
@@ -69,10 +86,57 @@ def with_figures(point: PointRecord, run: RunRecord | None, outcome: Outcome | N
         settled=all(warmup.settled for warmup in warmups) if warmups else None,
         parameters=run.model.parameters if run.model is not None else None,
         gradient_bytes=run.model.gradient_bytes if run.model is not None else None,
+        voxels_per_sample=None if volume is None or not volume.blocks else volume.voxels / volume.blocks,
+        mvox_per_s=None if volume is None else volume.mvox_per_s,
         created=run.created,
         seconds=seconds,
         machine=msgspec.structs.replace(machine, software={**machine.software, **run.software}),
     )
+
+
+def together(one: PointRecord, other: PointRecord) -> PointRecord:
+    """Two measurements of a point as one: means of both, every start kept."""
+    starts = (*(one.starts or _only(one)), *(other.starts or _only(other)))
+    rates = [
+        Estimate(value=s.samples_per_s, low=s.ci95[0], high=s.ci95[1], freedom=s.freedom or math.inf) for s in starts
+    ]
+    rate = sum_of(rates).scaled(1 / len(rates))
+    weight = (len(one.starts) or 1) / len(starts)
+
+    def mean(name: str) -> float | None:
+        a, b = getattr(one, name), getattr(other, name)
+        return None if a is None or b is None else weight * a + (1 - weight) * b
+
+    alone = zip(one.per_device_samples_per_s, other.per_device_samples_per_s, strict=False)
+    return msgspec.structs.replace(
+        one,
+        samples_per_s=rate.value,
+        ci95=(rate.low, rate.high),
+        freedom=rate.freedom,
+        starts=starts,
+        paced_by_host=one.paced_by_host or other.paced_by_host,
+        steps=one.steps + other.steps,
+        settled=one.settled and other.settled,
+        per_device_samples_per_s=tuple(weight * a + (1 - weight) * b for a, b in alone),
+        seconds=one.seconds + other.seconds,
+        **{name: mean(name) for name in _MEANS},
+    )
+
+
+def _only(point: PointRecord) -> tuple[Start, ...]:
+    if point.samples_per_s is None or point.ci95 is None:
+        return ()
+    return (Start(samples_per_s=point.samples_per_s, ci95=point.ci95, freedom=point.freedom),)
+
+
+def _paced_by_host(run: RunRecord) -> bool | None:
+    """On every device: the thread is hardly ever ahead of it."""
+    known = [
+        (statistics.median(rank.timed.lead_ms), rank.unprofiled.median_ms)
+        for rank in run.ranks
+        if rank.timed is not None and rank.timed.lead_ms and rank.unprofiled is not None
+    ]
+    return all(lead < _AHEAD * step for lead, step in known) if known else None
 
 
 def _per_device(times: list[StepTimes], point: PointRecord, samples: int) -> tuple[float, ...]:

@@ -29,8 +29,17 @@ from dataclasses import replace
 
 import numpy as np
 
+from gpudiag.analysis.diagnosis.replay.edits import (
+    level,
+    undisturbing,
+    with_host_copies,
+    without_input,
+    without_launch_cost,
+    without_stalls,
+    without_syncs,
+)
 from gpudiag.analysis.diagnosis.replay.simulate import Costs
-from gpudiag.analysis.diagnosis.replay.what_if import PARTS, WhatIf
+from gpudiag.analysis.diagnosis.replay.what_if import WhatIf
 from gpudiag.model.benchmarks.scaling import STEP_PARTS, StepParts
 from gpudiag.model.timeline import Timeline
 from gpudiag.units import milliseconds
@@ -57,20 +66,21 @@ def step_parts(timeline: Timeline, timed_ms: float, *, staged: bool = False, fed
     chain = dict.fromkeys(("", *STEP_PARTS), what_if.corrected)
     costs = what_if.corrected
     if len(what_if.graph.ranks) > 1:
-        costs = what_if.levelled(costs, PARTS, each_step=True)
+        costs = level(what_if, costs, each_step=True)
     chain["waiting"] = costs
-    costs = replace(costs, transfer=np.where(np.isnan(costs.transfer), costs.transfer, 0.0))
+    costs = undisturbing(costs)
     if staged and not on_cpu:
-        costs = what_if.with_host_copies(costs, 0.0)
-        costs = costs if fed else what_if.without_input(costs)
+        costs = with_host_copies(what_if, costs)
+        costs = costs if fed else _never_waits(what_if, costs)
     chain["exposed_transfer"] = costs
     costs = replace(costs, duration=what_if.baseline.relieved(costs.duration))
     chain["disturbed"] = costs
     if fed:
-        costs = what_if.without_input(what_if.with_host_copies(costs, 0.0))
+        costs = _never_waits(what_if, with_host_copies(what_if, costs))
     chain["input"] = costs
     if not on_cpu:  # where the host's calls are the training itself
-        costs = what_if.without_syncs(what_if.without_launch_cost(what_if.without_input(costs)))
+        costs = without_launch_cost(what_if, _never_waits(what_if, costs))
+        costs = without_syncs(what_if, costs)
     chain["launch"] = costs
     steps_ms = what_if.each_step_ms([chain[name] for name in ("", *STEP_PARTS[:-1])])
     # Taking something away never costs time; where the replay says so it is its own inaccuracy.
@@ -110,3 +120,7 @@ def _transfer_ms(what_if: WhatIf, costs: Costs) -> float:
     graph = what_if.graph
     devices = len(set(graph.device.lane.tolist()))
     return milliseconds(float(np.nansum(costs.transfer))) / max(graph.steps * devices, 1)
+
+
+def _never_waits(what_if: WhatIf, costs: Costs) -> Costs:
+    return without_stalls(what_if, without_input(what_if, costs))

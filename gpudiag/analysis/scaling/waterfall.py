@@ -32,6 +32,9 @@ _LOSS_OF = {
 }
 #: More of the ideal than this that no part explains deserves a word.
 _NOTABLE_REST = 1.0
+#: More of the ideal than this that no part explains, or parts of which less than half is left when they are fitted to
+#: the timed step: the recorded steps were others than the timed ones.
+_MOST_REST, _LEAST_SCALE = 5.0, 0.5
 #: And a host that recording has made this many times as slow as it is.
 _NOTABLE_RECORDING = 1.25
 
@@ -69,6 +72,13 @@ def waterfall(
         parts=(several, one),
         notes=tuple(_notes(point, several, one, 100 * lost["rest"] / step_ms, apart)),
     )
+
+
+def closes(fall: Waterfall) -> bool:
+    """Whether the parts explain what was timed."""
+    rest = next((loss.percent for loss in fall.losses if loss.name == "rest"), 0.0)
+    parts = [part for part in (fall.parts, fall.baseline_parts) if part is not None and not part.on_cpu]
+    return abs(rest) <= _MOST_REST and all(part.scaled_by >= _LEAST_SCALE for part in parts)
 
 
 def measured_waterfall(point: PointRecord, baseline: PointRecord, apart: tuple[PointRecord, PointRecord]) -> Waterfall:
@@ -128,6 +138,9 @@ def pace_ms(point: PointRecord) -> float:
     """The time in which the job does a step of all its samples.
 
     Throughput over samples gives the pace of the job; where devices run apart that is their mean, not the slowest's.
+
+    Raises:
+        ValueError: it was not measured.
     """
     if point.samples_per_s is None:
         raise ValueError(f"{point.id} has no throughput")

@@ -18,27 +18,23 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from gpudiag.units import NS_PER_US
+from gpudiag.analysis.timeline.calibration import (
+    EQUALLY_GOOD,
+    FINEST_SPREAD_NS,
+    LEAST_TOLERANCE_NS,
+    MATCHED_SHARE,
+    NEARLY_ALL,
+    SAME_CLOCK_NS,
+    TELLING,
+    TO_MOVE_A_CLOCK,
+)
 
-#: Ends of one collective further apart than this (after the clock offset) are not one collective.
-LEAST_TOLERANCE_NS = 300 * NS_PER_US
-#: Offsets up to this are how unevenly participants leave, not a difference between clocks.
-SAME_CLOCK_NS = 100 * NS_PER_US
 #: How many collectives one capture may have begun later than another.
 _WIDEST_LAG = 256
 #: How many collectives vote on the offset: enough for certainty, few enough for long captures.
 _VOTERS = 512
 #: How many offsets are looked at closely.
 _MOST_CANDIDATES = 8
-#: Pairings whose spread is within this factor of the best, or below the floor, are equally good; the clocks decide.
-_EQUALLY_GOOD = 4.0
-_FINEST_SPREAD_NS = 20 * NS_PER_US
-#: Fewer pairs than this fit each other closely by chance.
-_TELLING = 8
-#: Share of what two captures both saw that must fit before a clock is moved.
-_TO_MOVE_A_CLOCK = 0.75
-#: Pairings that leave more unmatched than the best does, beyond this share, are worse.
-_NEARLY_ALL = 0.95
 
 
 class Sequence(msgspec.Struct, frozen=True):
@@ -87,7 +83,7 @@ def align(a: Sequence, b: Sequence, *, clocks_comparable: bool) -> Alignment:
     candidates = _offsets(a, b, LEAST_TOLERANCE_NS, clocks_comparable)
     fits = [_fit(a, b, offset, LEAST_TOLERANCE_NS) for offset in candidates]
     good = _equally_good([fit for fit in fits if fit.believable])
-    if clocks_comparable and all(fit.coverage < _TO_MOVE_A_CLOCK for fit in good):
+    if clocks_comparable and all(fit.coverage < TO_MOVE_A_CLOCK for fit in good):
         together = _by_overlap(a, b)
         if together.believable and len(together.a) > max((len(fit.a) for fit in good), default=0):
             good = [together]
@@ -157,10 +153,10 @@ def _fit(a: Sequence, b: Sequence, offset: int, tolerance: int) -> _Fit:
     seen_b = (end_b >= end_a.min() - tolerance) & (end_b <= end_a.max() + tolerance)
     coverage = len(pairs_a) / max(min(seen_a.sum(), seen_b.sum()), 1)
     if abs(offset) <= SAME_CLOCK_NS:
-        believable = coverage >= 0.5
+        believable = coverage >= MATCHED_SHARE
     else:
         enough = 2 * len(pairs_a) >= min(len(end_a), len(end_b))
-        believable = enough and coverage >= _TO_MOVE_A_CLOCK and spread <= SAME_CLOCK_NS
+        believable = enough and coverage >= TO_MOVE_A_CLOCK and spread <= SAME_CLOCK_NS
     return _Fit(pairs_a, pairs_b, offset, spread, float(coverage), bool(believable))
 
 
@@ -168,9 +164,9 @@ def _equally_good(fits: list[_Fit]) -> list[_Fit]:
     """The pairings that fit about as well as the best, most pairs first; one per offset."""
     most = max((len(fit.a) for fit in fits), default=0)
     widest = max((fit.coverage for fit in fits), default=0.0)
-    many = [fit for fit in fits if 2 * len(fit.a) >= most and fit.coverage >= _NEARLY_ALL * widest]
-    telling = [fit.spread for fit in many if len(fit.a) >= _TELLING and 4 * len(fit.a) >= 3 * most]
-    limit = max(_EQUALLY_GOOD * min(telling), _FINEST_SPREAD_NS) if telling else np.inf
+    many = [fit for fit in fits if 2 * len(fit.a) >= most and fit.coverage >= NEARLY_ALL * widest]
+    telling = [fit.spread for fit in many if len(fit.a) >= TELLING and 4 * len(fit.a) >= 3 * most]
+    limit = max(EQUALLY_GOOD * min(telling), FINEST_SPREAD_NS) if telling else np.inf
     good: list[_Fit] = []
     for fit in sorted(many, key=lambda fit: -len(fit.a)):
         fine = fit.spread <= limit or abs(fit.offset) <= SAME_CLOCK_NS
@@ -226,7 +222,7 @@ def _by_overlap(a: Sequence, b: Sequence) -> _Fit:
     seen_b = b.symmetric & (b.end >= a.start.min()) & (b.start <= a.end.max())
     coverage = float(len(pairs_a) / max(min(seen_a.sum(), seen_b.sum()), 1))
     spread = float(np.median(np.abs(b.end[pairs_b] - a.end[pairs_a])))
-    return _Fit(pairs_a, pairs_b, 0, spread, coverage, believable=coverage >= _TO_MOVE_A_CLOCK)
+    return _Fit(pairs_a, pairs_b, 0, spread, coverage, believable=coverage >= TO_MOVE_A_CLOCK)
 
 
 def _nearest(points: NDArray[np.int64], among: NDArray[np.int64]) -> NDArray[np.intp]:

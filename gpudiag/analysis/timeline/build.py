@@ -8,6 +8,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from gpudiag.analysis.timeline.blocking_exchange import awaited_inside
 from gpudiag.analysis.timeline.collectives import lane_calls, match_collectives
 from gpudiag.analysis.timeline.exchange import Spans, exchange_spans, launched_within
 from gpudiag.analysis.timeline.host import host_threads, pageable_copy_calls
@@ -18,8 +19,8 @@ from gpudiag.analysis.timeline.validity.device_activity import device_activities
 from gpudiag.analysis.timeline.validity.duplicates import without_duplicates
 from gpudiag.analysis.timeline.windows import Windows, common_steps, device_windows, host_windows
 from gpudiag.errors import UnreadableInputError
-from gpudiag.intervals import Intervals, subtract, union
-from gpudiag.model.event import DEVICE_WORK, HOST, EventKind, Role, Trace
+from gpudiag.intervals import EMPTY, Intervals, among, distinct, subtract, union
+from gpudiag.model.event import DEVICE_WORK, HOST, EventKind, Role, Trace, any_of
 from gpudiag.model.timeline import UNKNOWN, DeviceOps, HostSteps, HostThread, Lane, OpClass, Timeline
 
 Times = NDArray[np.int64]
@@ -122,23 +123,36 @@ class _Host:
         self.pageable = pageable_copy_calls(events, device_rows[copies], calls[copies])
         self.communication = np.array([call.row for call in trace.collectives], np.int64)
         self.waits_in_collectives = trace.waits_in_collectives
-        self._threads: dict[int, dict[int, HostThread]] = {}
-        self._exchange, self._calls = exchange_spans(trace, self.threads(0), self.steps)
+        self._threads = host_threads(events, self.rows, self.pageable)
+        self.awaited = EMPTY
+        trains = self._threads.get(self.steps.thread)
+        if len(device_rows) == 0 and not trace.waits_in_collectives and trains is not None:
+            self.awaited = awaited_inside(trace, self.steps.thread)
+            busy = subtract(trains.busy, self.awaited)
+            self._threads[trains.thread] = msgspec.structs.replace(trains, busy=busy, awaited=self.awaited)
+        self._exchange, self._calls = exchange_spans(trace, self._threads, self.steps)
 
     def communication_times(self, shift_ns: int) -> Intervals:
         rows = self.communication
         return union(Intervals(self.events.start_ns[rows] + shift_ns, self.events.end_ns[rows] + shift_ns))
 
     def threads(self, shift_ns: int) -> dict[int, HostThread]:
-        if shift_ns not in self._threads:
-            self._threads[shift_ns] = host_threads(self.events, self.rows, self.pageable, shift_ns)
-        return self._threads[shift_ns]
+        return {
+            ident: msgspec.structs.replace(
+                thread,
+                busy=_later(thread.busy, shift_ns),
+                input=_later(thread.input, shift_ns),
+                blocked=_later(thread.blocked, shift_ns),
+                awaited=_later(thread.awaited, shift_ns),
+            )
+            for ident, thread in self._threads.items()
+        }
 
     def exchange(self, shift_ns: int) -> Spans:
-        return _shifted(self._exchange, shift_ns)
+        return {thread: _later(found, shift_ns) for thread, found in self._exchange.items()}
 
     def exchange_calls(self, shift_ns: int) -> Spans:
-        return _shifted(self._calls, shift_ns)
+        return {thread: _later(found, shift_ns) for thread, found in self._calls.items()}
 
     def overhead(self, shift_ns: int) -> Intervals:
         rows = self.events.rows_of(EventKind.OVERHEAD)
@@ -166,7 +180,7 @@ def _host_ops(host: _Host, steps: HostSteps, shift: int) -> DeviceOps:
     rows = events.rows_of(EventKind.OPERATOR)
     rows = rows[events.thread[rows] == steps.thread]
     rows = _top_level(rows, events.start_ns, events.end_ns, events.thread)
-    rows = rows[~np.isin(rows, host.communication)]
+    rows = rows[~among(rows, host.communication)]
     # What the loader runs on this thread (collating, copying into pinned memory) is input, not the model's work.
     thread = host.threads(0).get(steps.thread)
     if thread is not None and len(thread.input):
@@ -175,7 +189,9 @@ def _host_ops(host: _Host, steps: HostSteps, shift: int) -> DeviceOps:
     start, end = events.start_ns[rows] + shift, events.end_ns[rows] + shift
     if host.waits_in_collectives:
         rows, start, end = _without(rows, start, end, host.communication_times(shift))
-    exchanging = np.isin(events.role[rows], (Role.HAND_OVER, Role.EXCHANGE))
+    elif len(host.awaited):
+        rows, start, end = _without(rows, start, end, _later(host.awaited, shift))
+    exchanging = any_of(events.role[rows], Role.HAND_OVER, Role.EXCHANGE)
     exchanging |= launched_within(host.exchange(shift), events.thread[rows], start)
     op_class = np.where(exchanging, OpClass.COMMUNICATION, OpClass.COMPUTE)
     unknown = np.full(len(rows), UNKNOWN, np.int64)
@@ -192,8 +208,8 @@ def _host_ops(host: _Host, steps: HostSteps, shift: int) -> DeviceOps:
     )
 
 
-def _shifted(spans: Spans, shift_ns: int) -> Spans:
-    return {thread: Intervals(found.start + shift_ns, found.end + shift_ns) for thread, found in spans.items()}
+def _later(spans: Intervals, shift_ns: int) -> Intervals:
+    return Intervals(spans.start + shift_ns, spans.end + shift_ns)
 
 
 def _without(rows: NDArray[np.intp], start: Times, end: Times, cut: Intervals) -> tuple[NDArray[np.intp], Times, Times]:
@@ -207,7 +223,7 @@ def _top_level(
 ) -> NDArray[np.intp]:
     """Of rows sorted by start (ties: longer first), those inside no other of the same thread; sorted by start."""
     kept = []
-    for ident in np.unique(thread[rows]):
+    for ident in distinct(thread[rows]):
         mine = rows[thread[rows] == ident]
         reach = np.maximum.accumulate(end[mine])
         outside = np.concatenate([[True], start[mine][1:] >= reach[:-1]])
@@ -220,7 +236,7 @@ def _devices(trace: Trace) -> list[int]:
     events = trace.events
     rows = events.rows_of(*DEVICE_WORK)
     if len(rows):
-        return [int(device) for device in np.unique(events.device[rows])]
+        return [int(device) for device in distinct(events.device[rows])]
     return [HOST] if len(events.rows_of(EventKind.OPERATOR)) else []
 
 

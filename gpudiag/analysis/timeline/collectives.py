@@ -8,7 +8,9 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from gpudiag.analysis.timeline.alignment import SAME_CLOCK_NS, Alignment, Sequence, align
+from gpudiag.analysis.timeline.alignment import Alignment, Sequence, align
+from gpudiag.analysis.timeline.calibration import SAME_CLOCK_NS
+from gpudiag.intervals import distinct
 from gpudiag.model.event import CollectiveCall, EventTable
 from gpudiag.model.timeline import UNKNOWN, ClockAlignment, Collectives
 
@@ -203,7 +205,7 @@ def _matched(lanes: list[LaneCalls], pairs: list[_Pair], clock: int) -> int:
         for lane, indices in ((pair.a, pair.found.a), (pair.b, pair.found.b)):
             if lanes[lane].trace == clock:
                 found[pair.group, lane].append(indices)
-    return sum(len(np.unique(np.concatenate(indices))) for indices in found.values())
+    return sum(len(distinct(np.concatenate(indices))) for indices in found.values())
 
 
 def _instances(

@@ -14,10 +14,9 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from gpudiag.analysis.timeline.host import PAUSE_NS
-from gpudiag.intervals import EMPTY, Intervals, subtract, union
+from gpudiag.intervals import EMPTY, Intervals, among, distinct, subtract, union, within
 from gpudiag.model.event import NO_CORRELATION, EventKind, EventTable, Role, Trace
-from gpudiag.model.timeline import HostSteps, HostThread
+from gpudiag.model.timeline import PAUSE_NS, HostSteps, HostThread
 
 Spans = dict[int, Intervals]
 
@@ -43,10 +42,10 @@ def exchange_spans(trace: Trace, threads: dict[int, HostThread], steps: HostStep
     if len(exchanges):
         launches = _launches(events, rows)
         exchanges = np.concatenate([exchanges, _updates_on_host(events, rows, exchanges, launches)])
-        of_host = [call.row for call in trace.collectives]
-        around = (events.kind[exchanges] == EventKind.ANNOTATION) & ~np.isin(exchanges, of_host)
-        launching = set(np.unique(events.thread[launches]).tolist()) & threads.keys()
-        for thread in np.unique(events.thread[exchanges]).tolist():
+        of_host = np.array([call.row for call in trace.collectives], np.int64)
+        around = (events.kind[exchanges] == EventKind.ANNOTATION) & ~among(exchanges, of_host)
+        launching = set(distinct(events.thread[launches]).tolist()) & threads.keys()
+        for thread in distinct(events.thread[exchanges]).tolist():
             mine = events.thread[exchanges] == thread
             others = union(*(threads[other].busy for other in launching - {thread}))
             outside = subtract(_spans(events, exchanges[mine & around]), others)
@@ -55,7 +54,7 @@ def exchange_spans(trace: Trace, threads: dict[int, HostThread], steps: HostStep
         spans[steps.thread] = union(spans.get(steps.thread, EMPTY), awaited)
     calls = rows[(role == Role.HAND_OVER) | (role == Role.PACKING)]
     every = dict(spans)
-    for thread in np.unique(events.thread[calls]).tolist():
+    for thread in distinct(events.thread[calls]).tolist():
         mine = calls[events.thread[calls] == thread]
         every[thread] = union(every.get(thread, EMPTY), _spans(events, mine))
     return {thread: found for thread, found in spans.items() if len(found)}, every
@@ -83,15 +82,6 @@ def launched_within(spans: Spans, thread: NDArray[np.int64], time: NDArray[np.in
         mine = np.flatnonzero(thread == ident)
         inside[mine] = within(found, time[mine])
     return inside
-
-
-def within(spans: Intervals, time: NDArray[np.int64]) -> NDArray[np.bool_]:
-    """bool[n]: whether each time lies in the set."""
-    if len(spans) == 0:
-        return np.zeros(len(time), np.bool_)
-    slot = np.searchsorted(spans.start, time, side="right") - 1
-    found: NDArray[np.bool_] = (slot >= 0) & (time < spans.end[np.maximum(slot, 0)])
-    return found
 
 
 def _awaited(

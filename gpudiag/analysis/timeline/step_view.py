@@ -1,15 +1,17 @@
-"""Pick one typical step and cut it out of the timeline, for drawing."""
+"""Pick a typical step and some others, and cut them out of the timeline, for drawing."""
 
 from __future__ import annotations
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from gpudiag.intervals import Intervals, distinct, intersect, subtract
 from gpudiag.model.analysis import BUCKETS
 from gpudiag.model.attribution import Attribution, LaneAttribution
 from gpudiag.model.event import EventKind
-from gpudiag.model.step_view import RankView, StepView, Track
-from gpudiag.model.timeline import Lane, Timeline
+from gpudiag.model.step_view import DEVICE_COLOURS, UNMARKED_INPUT, RankView, StepView, Track, WaitView
+from gpudiag.model.timeline import UNKNOWN, Lane, Timeline
 
 Columns = NDArray[np.int64]
 
@@ -19,6 +21,13 @@ _MOST_SPANS = 6000
 _MOST_DEPTH = 4
 #: More ranks than this make a page that nobody scrolls.
 _MOST_RANKS = 16
+#: Steps beside the typical one, from the shortest to the longest.
+_MOST_OTHERS = 4
+#: Steps within this share of the median are all typical.
+_TYPICAL = 0.02
+#: Waits shorter than this share of what is drawn cannot be seen, and more of them than that not be told apart.
+_SEEN_WAIT = 0.005
+_MOST_WAITS = 96
 _LONGEST_NAME = 160
 _HOST_KINDS = {EventKind.OPERATOR: 0, EventKind.ANNOTATION: 1, EventKind.RUNTIME: 2}
 
@@ -32,19 +41,31 @@ class _Names:
 
 
 def view_of_step(timeline: Timeline, attribution: Attribution) -> StepView | None:
-    """The step whose length on the first lane is nearest to that lane's median; None where no lane has a window."""
+    """A step whose length on the first lane is near that lane's median, and others; None where no lane has a window.
+
+    Of several that are near it the last: before it, lanes that begin late have something to show.
+    """
     lanes = [(lane, part) for lane, part in zip(timeline.lanes, attribution.lanes, strict=True) if len(lane.bounds) > 1]
     if not lanes:
         return None
-    first = lanes[0][0]
-    lengths = np.diff(first.bounds)
-    typical = int(np.abs(lengths - np.median(lengths)).argmin())
-    number = int(first.window_steps[typical])
+    lengths = np.diff(lanes[0][0].bounds)
+    away = np.abs(lengths - np.median(lengths))
+    typical = int(np.flatnonzero(away <= away.min() + _TYPICAL * np.median(lengths))[-1])
+    by_length = [place for place in np.argsort(lengths, kind="stable").tolist() if place != typical]
+    chosen = np.unique(np.linspace(0, len(by_length) - 1, min(len(by_length), _MOST_OTHERS)).round().astype(int))
+    names = _Names()
+    view = _view(timeline, lanes, typical, names)
+    others = tuple(_view(timeline, lanes, place, names) for place in sorted(by_length[index] for index in chosen))
+    return msgspec.structs.replace(view, names=tuple(names.known), others=others)
+
+
+def _view(timeline: Timeline, lanes: list[tuple[Lane, LaneAttribution]], place: int, names: _Names) -> StepView:
+    """The step at this place of the first lane, on all lanes; without the names."""
+    number = int(lanes[0][0].window_steps[place])
     shown = lanes[:_MOST_RANKS]
-    windows = [(lane, part, _window(lane, number, typical)) for lane, part in shown]
+    windows = [(lane, part, _window(lane, number, place)) for lane, part in shown]
     begin = min(int(lane.bounds[window]) for lane, _, window in windows)
     end = max(int(lane.bounds[window + 1]) for lane, _, window in windows)
-    names = _Names()
     ranks = tuple(
         RankView(
             rank=lane.rank,
@@ -55,13 +76,33 @@ def view_of_step(timeline: Timeline, attribution: Attribution) -> StepView | Non
         )
         for lane, part, window in windows
     )
+    waits = [wait for lane, _ in shown for wait in _waits(timeline, lane, begin, end)]
     return StepView(
         step=number,
         length=end - begin,
-        names=tuple(names.known),
+        names=(),
         ranks=ranks,
         ranks_left_out=len(lanes) - len(shown),
+        waits=tuple(sorted(waits, key=lambda wait: -wait.length)[:_MOST_WAITS]),
     )
+
+
+def _waits(timeline: Timeline, lane: Lane, begin: int, end: int) -> list[WaitView]:
+    """From the lane's arrivals at collectives to those of the last ranks, where it is known who they are."""
+    table = lane.collectives
+    start, until = np.maximum(table.start, begin), np.minimum(table.last_arrival, end)
+    seen = (until - start >= _SEEN_WAIT * (end - begin)) & (table.last_rank != UNKNOWN)
+    rows = np.flatnonzero(seen & timeline.whole_collectives(lane))
+    return [
+        WaitView(
+            rank=lane.rank,
+            on_rank=int(table.last_rank[row]),
+            start=int(start[row]) - begin,
+            length=int(until[row] - start[row]),
+        )
+        for row in rows.tolist()
+        if table.last_rank[row] != lane.rank
+    ]
 
 
 def _window(lane: Lane, number: int, otherwise: int) -> int:
@@ -75,14 +116,15 @@ def _tracks(timeline: Timeline, lane: Lane, part: LaneAttribution, span: tuple[i
     events = timeline.traces[lane.trace].events
     ops = lane.ops
     inside = (ops.end > span[0]) & (ops.start < span[1])
-    for stream in np.unique(ops.stream[inside]).tolist() if not lane.is_cpu else []:
+    for stream in distinct(ops.stream[inside]).tolist() if not lane.is_cpu else []:
         chosen = np.flatnonzero(inside & (ops.stream == stream))
         name = np.array([names.index(events.name_of(int(row))) for row in ops.row[chosen]], np.int64)
+        kind = ops.op_class[chosen].astype(np.int64)
         tracks.append(
             _track(
                 "device",
-                f"stream {stream}",
-                (ops.start[chosen], ops.end[chosen], name, ops.op_class[chosen].astype(np.int64)),
+                f"{_contents(kind, ops.end[chosen] - ops.start[chosen])}, stream {stream}",
+                (ops.start[chosen], ops.end[chosen], name, kind),
                 span[0],
             )
         )
@@ -90,18 +132,27 @@ def _tracks(timeline: Timeline, lane: Lane, part: LaneAttribution, span: tuple[i
     return tracks
 
 
+def _contents(op_class: Columns, length: Columns) -> str:
+    """What takes most of a stream's time, in a word."""
+    return DEVICE_COLOURS[int(np.bincount(op_class, length, len(DEVICE_COLOURS)).argmax())]
+
+
 def _bucket_track(part: LaneAttribution, span: tuple[int, int], names: _Names) -> Track:
-    starts, ends, kinds = [], [], []
-    for index, bucket in enumerate(BUCKETS):
-        intervals = part.parts[bucket]
-        inside = (intervals.end > span[0]) & (intervals.start < span[1])
-        starts.append(np.maximum(intervals.start[inside], span[0]))
-        ends.append(np.minimum(intervals.end[inside], span[1]))
-        kinds.append(np.full(int(inside.sum()), index, np.int64))
-    start, end, kind = np.concatenate(starts), np.concatenate(ends), np.concatenate(kinds)
+    """Each bucket's intervals; of what is idle, that which is taken for input has a name of its own."""
+    within = Intervals(np.array([span[0]]), np.array([span[1]]))
+    named = [(bucket, place, part.parts[bucket]) for place, bucket in enumerate(BUCKETS)]
+    _, idle_place, idle = named.pop()
+    named += [
+        ("idle", idle_place, subtract(idle, part.unmarked_input)),
+        (UNMARKED_INPUT, idle_place, intersect(idle, part.unmarked_input)),
+    ]
+    cut = [(names.index(name), place, intersect(intervals, within)) for name, place, intervals in named]
+    start = np.concatenate([intervals.start for _, _, intervals in cut])
+    end = np.concatenate([intervals.end for _, _, intervals in cut])
+    name = np.repeat([name for name, _, _ in cut], [len(intervals) for _, _, intervals in cut])
+    kind = np.repeat([place for _, place, _ in cut], [len(intervals) for _, _, intervals in cut])
     order = np.argsort(start, kind="stable")
-    name = np.array([names.index(BUCKETS[index]) for index in kind[order]], np.int64)
-    return _track("buckets", "where time goes", (start[order], end[order], name, kind[order]), span[0])
+    return _track("buckets", "where time goes", (start[order], end[order], name[order], kind[order]), span[0])
 
 
 def _host_track(timeline: Timeline, lane: Lane, span: tuple[int, int], names: _Names) -> Track:

@@ -5,11 +5,9 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
+from gpudiag.analysis.timeline.calibration import FEWEST_REPEATS, PERIOD_APART
 from gpudiag.model.event import NO_NUMBER, EventKind, EventTable, Role, StepMarks, Trace
 from gpudiag.model.timeline import HostSteps
-
-#: Fewer repetitions than this are no pattern.
-_FEWEST_REPEATS = 3
 
 
 def find_steps(trace: Trace, launches: NDArray[np.intp], labels: NDArray[np.int32]) -> HostSteps:
@@ -68,7 +66,7 @@ def _after_optimizer(events: EventTable) -> HostSteps | None:
     rows = rows[events.name[rows] == values[np.argmax(counts)]]
     thread = int(events.thread[rows[0]])
     rows = rows[events.thread[rows] == thread]
-    if len(rows) < _FEWEST_REPEATS:
+    if len(rows) < FEWEST_REPEATS:
         return None
     return HostSteps(
         start=events.end_ns[rows],
@@ -86,21 +84,23 @@ def _repeating(events: EventTable, launches: NDArray[np.intp], names: NDArray[np
     distinct names vote for; among equals the longest, as names that occur twice in a step vote for half of it.
     """
     count = len(launches)
-    if count < 2 * _FEWEST_REPEATS:
+    if count < 2 * FEWEST_REPEATS:
         return None
     order = np.argsort(names, kind="stable")
     _, first = np.unique(names[order], return_index=True)
     votes: dict[int, list[NDArray[np.intp]]] = {}
     for begin, end in zip(first, [*first[1:], count], strict=True):
         positions = order[begin:end]
-        if len(positions) < _FEWEST_REPEATS:
+        if len(positions) < FEWEST_REPEATS:
             continue
         distance = np.diff(positions)
         period = int(np.median(distance))
-        if period > 1 and np.all(np.abs(distance - period) <= max(2, period // 50)):
+        if period > 1 and np.all(np.abs(distance - period) <= max(2, int(PERIOD_APART * period))):
             votes.setdefault(period, []).append(positions)
-    # Periods within 2 % are one period, told apart by a launch more or less.
-    best = max(votes, key=lambda p: (sum(len(votes[q]) for q in votes if abs(q - p) <= p // 50), p), default=None)
+    # Periods so near to each other are one period, told apart by a launch more or less.
+    best = max(
+        votes, key=lambda p: (sum(len(votes[q]) for q in votes if abs(q - p) <= int(PERIOD_APART * p)), p), default=None
+    )
     if best is None:
         return None
     anchor = min(votes[best], key=lambda positions: int(positions[0]))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Protocol
 
@@ -16,9 +16,8 @@ from gpudiag.app.profile.train import train
 from gpudiag.app.report import REPORT_FILE, run_html, step_beside
 from gpudiag.machine.probes.runner import Progress as ProbeProgress
 from gpudiag.model.analysis import Analysis
-from gpudiag.model.inference import INFERENCE_FILE, INFERENCE_SCHEMA, InferenceRecord
 from gpudiag.model.job import RunOptions
-from gpudiag.model.run_directory import read_json
+from gpudiag.model.run_directory import locked
 from gpudiag.training.session.progress import Progress
 
 
@@ -39,18 +38,18 @@ class Watcher(Protocol):
 
 
 class Profiled(msgspec.Struct, frozen=True, kw_only=True):
-    """A run and what came of it. `inference`: how fast it predicted its volume; None where it trained."""
+    """A run and what came of it."""
 
     run_dir: Path
     analysis: Analysis
-    inference: InferenceRecord | None
 
 
 def profile(options: RunOptions, watcher: Watcher) -> Profiled:
     """Train, record and analyse. Whatever was measured is in the run directory, also after a failure.
 
     Raises:
-        UsageError, HardwareMissingError, FrameworkMissingError: before anything starts, as `prepare`.
+        UsageError, HardwareMissingError, FrameworkMissingError: before anything starts, as `prepare`; and where
+            another gpudiag is writing to the run directory.
         WorkerFailedError: as `gpudiag.training.launch.launch`.
         UnreadableInputError: nothing that was recorded can be analysed.
     """
@@ -59,11 +58,12 @@ def profile(options: RunOptions, watcher: Watcher) -> Profiled:
     with watcher.probing() as on_probe:
         prepared = measure_links(prepared, on_probe)
     watcher.say("starting")
-    train(prepared, watcher.heard)
-    watcher.say("analysing")
     run_dir = prepared.plan.run_dir
-    analysis = analyze_run(run_dir)
-    run_html(analysis, step_beside(run_dir), run_dir, run_dir / REPORT_FILE)
-    path = run_dir / INFERENCE_FILE
-    inference = read_json(path, InferenceRecord, INFERENCE_SCHEMA) if path.exists() else None
-    return Profiled(run_dir=run_dir, analysis=analysis, inference=inference)
+    run_dir.mkdir(parents=True, exist_ok=True)
+    # Several nodes of one run may share the directory.
+    with locked(run_dir) if prepared.plan.job.nodes == 1 else nullcontext():
+        train(prepared, watcher.heard)
+        watcher.say("analysing")
+        analysis = analyze_run(run_dir)
+        run_html(analysis, step_beside(run_dir), run_dir, run_dir / REPORT_FILE)
+    return Profiled(run_dir=run_dir, analysis=analysis)

@@ -20,16 +20,14 @@ from gpudiag.model.benchmarks.recommendation import Recommendation, RecommendReq
 from gpudiag.model.facts import Facts, nccl_transport
 from gpudiag.model.job import INDEPENDENT, RunOptions
 from gpudiag.model.run import RUN_SCHEMA, RunRecord
-from gpudiag.model.run_directory import MOST_BYTES, read_json
+from gpudiag.model.run_directory import read_bounded, read_json
 from gpudiag.prediction.datasheet import estimated_compute
-from gpudiag.prediction.overlap import BACKWARD_SHARE
+from gpudiag.prediction.overlap import parts_of
 from gpudiag.prediction.situation import Situation
 from gpudiag.training.models.registry import training_entry
 from gpudiag.training.strategies.predict import predict
 
 _DESCRIBE_S = 120.0
-#: Parts of a step whose length alone is known: forward and backward take 1 to 2, the update little.
-_UPDATE_SHARE = 0.06
 #: Gradients of a model that somebody trains; beyond these a file is no such thing.
 _MOST_SIZES, _MOST_SIZE = 1_000_000, 1 << 50
 
@@ -92,12 +90,7 @@ def read_gradients(path: Path) -> Model:
     Raises:
         UnreadableInputError: it is none of these, or its sizes cannot be.
     """
-    try:
-        if path.stat().st_size > MOST_BYTES:
-            raise UnreadableInputError(f"{path}: larger than {MOST_BYTES >> 20} MB, which no such file is")
-        data = path.read_bytes()
-    except OSError as error:
-        raise UnreadableInputError(f"{path}: {error.strerror or error}", "Check the path.") from error
+    data = read_bounded(path)
     try:
         if data.lstrip()[:1] == b"[":
             gradients = Gradients(name=path.stem, sizes=msgspec.json.decode(data, type=tuple[int, ...]))
@@ -138,18 +131,6 @@ def _check(path: Path, gradients: Gradients) -> None:
         raise UnreadableInputError(
             f"{path}: `ready` must have one share between 0 and 1 per gradient", "Leave `ready` out."
         )
-
-
-def parts_of(step_ms: float, source: str) -> Compute:
-    """A step of which only the length is known."""
-    work = step_ms * (1 - _UPDATE_SHARE)
-    return Compute(
-        forward_ms=work * (1 - BACKWARD_SHARE),
-        backward_ms=work * BACKWARD_SHARE,
-        update_ms=step_ms * _UPDATE_SHARE,
-        step_ms=step_ms,
-        source=source,
-    )
 
 
 def recommend_offline(

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
+
+import msgspec
 
 from gpudiag.app.recommend.candidates import code_change, flags, plainness
 from gpudiag.errors import HardwareMissingError
 from gpudiag.model.benchmarks.prediction import Candidate, Prediction
 from gpudiag.model.benchmarks.recommendation import Ceiling, Gain, Ranked, Recommendation
-from gpudiag.model.benchmarks.strategy_benchmark import StrategyBenchmark, Turns
+from gpudiag.model.benchmarks.strategy_benchmark import NO_TIME, StrategyBenchmark, Turns
 from gpudiag.model.job import INDEPENDENT
 from gpudiag.statistics import mean_of
-from gpudiag.training.strategies.predict import usual_strategies
+from gpudiag.training.strategies.predict import MAY_ERR, usual_strategies
 
 #: Measured strategies closer than this are a tie even if the interval is narrower: no second run would agree with it.
 TIE_MEASURED = 0.005
@@ -20,6 +22,8 @@ TIE_MEASURED = 0.005
 _NEAR = 0.01
 #: Width in percent of an interval from which the machine was too restless to tell much.
 _SCATTERED = 10.0
+#: Fewer turns than this, or a mean known to no better than this (drifts that all have in common aside), rank nothing.
+_LEAST_ROUNDS, _STEADY = 3, 0.10
 #: Predictions closer than this are a tie: they are not more exact than that.
 TIE_PREDICTED = 0.02
 
@@ -28,7 +32,8 @@ def judge(benchmark: StrategyBenchmark, *, seconds: float | None = None) -> Reco
     """The verdict on what was measured; by prediction alone where no strategy was.
 
     Candidates are compared turn by turn of the same round, so that a drift of the machine cancels out. One that is
-    slower than the fastest by an interval that holds 0, or by less than 0.5 %, is tied with it.
+    slower than the fastest by an interval that holds 0, or by less than 0.5 %, is tied with it. What was not measured
+    long enough to say whether it is slower has no place in the ranking, and there is no winner over it.
     """
     measured = {
         turn.candidate.label: turn for turn in benchmark.turns if len(turn.round_ms) > 1 and turn.cannot is None
@@ -50,17 +55,28 @@ def judge(benchmark: StrategyBenchmark, *, seconds: float | None = None) -> Reco
             notes=notes,
             failed=failed,
         )
-    fastest = min(racing, key=lambda label: statistics.fmean(racing[label].round_ms))
+    steady = _steady(racing, measured)
+    fastest = min(steady or racing, key=lambda label: statistics.fmean(racing[label].round_ms))
     ranked = [_ranked(one, measured, failed, fastest, benchmark) for one in benchmark.predictions]
+    if len(steady) < len(racing):
+        ranked = [_if_ranked(one, steady) for one in ranked]
     ranked.sort(key=_order)
+    open_ = _open(ranked, fastest)
     by_label = {one.candidate.label: one.candidate for one in benchmark.predictions}
-    tied = [one.strategy for one in ranked if one.strategy in racing and _is_tied(one)]
+    tied = [one.strategy for one in ranked if one.strategy in racing and one.unranked is None and _is_tied(one)]
+    tied = tied or [fastest]
     near = [one.strategy for one in ranked if one.strategy in tied and (one.slower_percent or 0.0) <= 100 * _NEAR]
+    near = near or [fastest]
     best = min((by_label[label] for label in near), key=plainness)
     chosen = next(one for one in ranked if one.strategy == best.label)
     ceiling = _ceiling(benchmark, measured, chosen)
-    rivals = [one for one in ranked if one.strategy in racing and one.strategy not in tied]
+    rivals = [one for one in ranked if one.strategy in racing and one.strategy not in tied and one.unranked is None]
     reason = _reason(benchmark, chosen, tied, rivals)
+    if open_:
+        notes.append(
+            f"not measured long enough to be ranked, and may be as fast: {', '.join(open_)}; a larger --budget tells"
+        )
+        tied += [label for label in open_ if label not in tied]
     widest = max(
         (one.slower_ci95[1] - one.slower_ci95[0] for one in ranked if one.slower_ci95 is not None), default=0.0
     )
@@ -175,6 +191,50 @@ def from_predictions(
     )
 
 
+def _steady(racing: Mapping[str, Turns], measured: Mapping[str, Turns]) -> dict[str, Turns]:
+    """Those whose mean is known: by itself, or beside another's turns of the same rounds, which drift as it does."""
+
+    def uncertain(turn: Turns) -> float:
+        others = [other.round_ms for other in measured.values() if other is not turn]
+        ratios = [[a / b for a, b in zip(turn.round_ms, other, strict=False)] for other in others]
+        series = [turn.round_ms, *(ratio for ratio in ratios if len(ratio) >= _LEAST_ROUNDS)]
+        return min(mean_of(values).relative_half_width for values in series)
+
+    return {
+        label: turn
+        for label, turn in racing.items()
+        if len(turn.round_ms) >= _LEAST_ROUNDS and uncertain(turn) <= _STEADY
+    }
+
+
+def _if_ranked(one: Ranked, steady: Collection[str]) -> Ranked:
+    """With the reason why its measurement ranks it nowhere: unless it is known, or known to be slower."""
+    if one.measured_step_ms is None or one.strategy in steady or one.strategy == INDEPENDENT:
+        return one
+    if one.slower_ci95 is not None and one.slower_ci95[0] > 0.0:
+        return one
+    return msgspec.structs.replace(one, unranked="its turns were too few or scattered too much")
+
+
+def _open(ranked: Sequence[Ranked], fastest: str) -> list[str]:
+    """Those that may be as fast as the fastest, for all that was measured and predicted of them."""
+    best = next(one.predicted_step_ms for one in ranked if one.strategy == fastest)
+    return [
+        one.strategy
+        for one in ranked
+        if one.strategy != INDEPENDENT
+        and (
+            one.unranked is not None
+            or (
+                one.cannot == NO_TIME
+                and best is not None
+                and one.predicted_step_ms is not None
+                and one.predicted_step_ms <= best * (1 + MAY_ERR)
+            )
+        )
+    ]
+
+
 def _cost(one: Prediction) -> float:
     return one.exposed_ms if one.step_ms is None else one.step_ms
 
@@ -183,7 +243,7 @@ def _order(one: Ranked) -> tuple[int, float, str]:
     """Measured ones by their figure, then predicted ones by theirs, then those that cannot run."""
     if one.cannot is not None:
         return 2, 0.0, one.strategy
-    if one.measured_step_ms is not None:
+    if one.measured_step_ms is not None and one.unranked is None:
         return 0, one.measured_step_ms, one.strategy
     value = one.predicted_step_ms if one.predicted_step_ms is not None else one.exposed_ms
     return 1, value or 0.0, one.strategy

@@ -45,10 +45,10 @@ class Launch(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def next_launch(timed: Sequence[Point], profiled: Sequence[Point]) -> Launch:
-    """The launch that measures the point most worth, and whatever can go with it.
+    """The launch that measures the most important point, and whatever can go with it.
 
     Args:
-        timed: points still to be timed, most worth first; may be empty when some are to be profiled.
+        timed: points still to be timed, most important first; may be empty when some are to be profiled.
         profiled: points still to be profiled.
     """
     key = _environment((*timed, *profiled)[0])
@@ -80,7 +80,7 @@ def plan(launch: Launch, request: ScaleRequest, left_s: float | None) -> SweepPl
         entries=(
             *(
                 SweepEntry(
-                    directory=Store.relative(point.record.id),
+                    directory=point.directory,
                     job=point.job,
                     ranks=point.record.device_indices,
                     accuracy=request.accuracy,

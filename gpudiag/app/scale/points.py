@@ -1,6 +1,6 @@
-"""From what is asked to the points to measure, most worth first.
+"""From what is asked to the points to measure, most important first.
 
-A point's worth is what would be missing without it. Worked example, with strategies nccl and cpu-reduce on up to 4
+A point's priority is what would be missing without it. Worked example, with strategies nccl and cpu-reduce on up to 4
 GPUs: first nccl on 4 and its baseline on 1, which give one efficiency; then `independent` on 4, the floor; then
 cpu-reduce on 4 and on 1; then the sizes between. Of several batch sizes, precisions and so on, the first of each makes
 a complete picture before the second adds to it.
@@ -12,10 +12,12 @@ import hashlib
 import itertools
 import re
 from collections.abc import Iterable, Sequence
+from typing import cast
 
 import msgspec
 
-from gpudiag.errors import HardwareMissingError, UsageError
+from gpudiag.app.scale.store import Store
+from gpudiag.errors import HardwareMissingError, UsageError, there_are
 from gpudiag.model.benchmarks.scale_request import ScaleRequest
 from gpudiag.model.benchmarks.scaling import NO_P2P, PointRecord
 from gpudiag.model.job import (
@@ -24,7 +26,9 @@ from gpudiag.model.job import (
     MEMORY_FORMATS,
     PRECISIONS,
     Job,
+    Precision,
     RunOptions,
+    computed_in,
 )
 from gpudiag.training.frameworks.registry import FRAMEWORKS, framework_named
 from gpudiag.training.models.registry import workload_entry
@@ -43,11 +47,18 @@ _OPTIONS = ("loader_workers", "prefetch", "model", "volume", "keep_prediction", 
 
 
 class Point(msgspec.Struct, frozen=True, kw_only=True):
-    """One point before it is measured: its job, its record so far, and its place in the queue (0 comes first)."""
+    """One point before it is measured: its job, its record so far, its place in the queue (0 comes
+    first), and which start of it is meant."""
 
     job: Job
     record: PointRecord
-    worth: tuple[int, ...] = (0,)
+    priority: tuple[int, ...] = (0,)
+    start: int = 1
+
+    @property
+    def directory(self) -> str:
+        """Of this start, relative to the benchmark's."""
+        return Store.relative(self.record.id, start=self.start)
 
     @property
     def by_itself(self) -> bool:
@@ -69,7 +80,7 @@ class Site(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def all_points(request: ScaleRequest, site: Site) -> list[Point]:
-    """All points that were asked for, most worth first. Those that cannot be are there too, with their error.
+    """All points that were asked for, most important first. Those that cannot be are there too, with their error.
 
     Raises:
         UsageError: a name that does not exist, or options that do not go together.
@@ -83,8 +94,8 @@ def all_points(request: ScaleRequest, site: Site) -> list[Point]:
         for number, variant in enumerate(_variants(request, site, name)):
             exchanging = chosen if workload_entry(name).trains else (INDEPENDENT,)
             for devices, strategy in itertools.product(sizes, exchanging):
-                worth = (_tier(devices, strategy, sizes, chosen) + 10 * number, place)
-                _add(found, _point(request, site, variant, strategy, tuple(range(devices)), worth=worth))
+                priority = (_tier(devices, strategy, sizes, chosen) + 10 * number, place)
+                _add(found, _point(request, site, variant, strategy, tuple(range(devices)), priority=priority))
         if place == 0:
             first = next(iter(_variants(request, site, name)))
             _add_subsets(found, request, site, first, chosen)
@@ -92,11 +103,11 @@ def all_points(request: ScaleRequest, site: Site) -> list[Point]:
 
 
 def in_order(found: Iterable[Point]) -> list[Point]:
-    """Most worth first; of equal worth the one with most devices, so that they all load their libraries at once.
+    """Most important first; of equal ones that with most devices, so that they all load their libraries at once.
 
     On 4 H200s a process's first three steps of ResNet-50 took 9 s; with one device before four that was paid twice.
     """
-    return sorted(found, key=lambda point: (point.worth, -point.record.devices))
+    return sorted(found, key=lambda point: (point.priority, -point.record.devices))
 
 
 def _variants(request: ScaleRequest, site: Site, name: str) -> list[RunOptions]:
@@ -112,15 +123,22 @@ def _variants(request: ScaleRequest, site: Site, name: str) -> list[RunOptions]:
     ):
         for value in values:
             if value not in valid:
-                raise UsageError(f"{option} knows no '{value}'", f"There are: {', '.join(valid)}.")
+                raise UsageError(f"{option} knows no '{value}'", there_are(value, valid))
     layouts = [value for value in request.memory_formats if value == default or entry.images] or [default]
-    precisions = request.precisions or (("tf32",) if site.gpus else ("fp32",))
+    asked = cast("Sequence[Precision | None]", request.precisions or (None,))
+    precisions = dict.fromkeys(computed_in(one, on_gpu=site.gpus > 0) for one in asked)
     return [
         msgspec.structs.replace(
-            request.run, workload=name, batch_size=batch, precision=precision, memory_format=layout, data=data
+            request.run,
+            workload=name,
+            batch_size=batch,
+            precision=precision,
+            memory_format=layout,
+            data=data,
+            compile=compiled,
         )
-        for batch, precision, layout, data in itertools.product(
-            batches, precisions, layouts, request.data or ("device",)
+        for batch, precision, layout, data, compiled in itertools.product(
+            batches, precisions, layouts, request.data or ("device",), request.compiled or (request.run.compile,)
         )
     ]
 
@@ -168,8 +186,8 @@ def _add(found: dict[str, Point], point: Point) -> None:
     known = found.get(point.record.id)
     if known is None:
         found[point.record.id] = point
-    elif point.worth < known.worth:
-        found[point.record.id] = msgspec.structs.replace(known, worth=point.worth)
+    elif point.priority < known.priority:
+        found[point.record.id] = msgspec.structs.replace(known, priority=point.priority)
 
 
 def _add_subsets(
@@ -181,15 +199,15 @@ def _add_subsets(
     everyone = range(site.most if site.gpus else max(_sizes(request, site)))
     if (request.alone and site.gpus > 1) or request.pairs:
         for device in everyone:
-            point = _point(request, site, variant, INDEPENDENT, (device,), worth=(1, -1))
+            point = _point(request, site, variant, INDEPENDENT, (device,), priority=(1, -1))
             record = msgspec.structs.replace(point.record, alone=True)
             known = found.get(record.id, point)
-            found[record.id] = Point(job=point.job, record=record, worth=min(point.worth, known.worth))
+            found[record.id] = Point(job=point.job, record=record, priority=min(point.priority, known.priority))
     if request.pairs:
         for pair in itertools.combinations(everyone, 2):
             for strategy in strategies:
                 if strategy != INDEPENDENT:
-                    _add(found, _point(request, site, variant, strategy, pair, worth=(4, -1)))
+                    _add(found, _point(request, site, variant, strategy, pair, priority=(4, -1)))
 
 
 def _point(
@@ -199,7 +217,7 @@ def _point(
     strategy: str,
     indices: tuple[int, ...],
     *,
-    worth: tuple[int, ...],
+    priority: tuple[int, ...],
 ) -> Point:
     devices = len(indices)
     error = None
@@ -236,7 +254,28 @@ def _point(
         status="failed" if error else "not measured",
         error=error,
     )
-    return Point(job=job, record=msgspec.structs.replace(record, id=point_id(record)), worth=worth)
+    return Point(job=job, record=msgspec.structs.replace(record, id=point_id(record)), priority=priority)
+
+
+def to_profile(request: ScaleRequest, wanted: list[Point]) -> list[Point]:
+    """Points to record: for `auto`, the largest of each curve that exchanges, and the baselines of those; for `first`,
+    those of the strategy that was named first."""
+    possible = [point for point in wanted if point.record.status != "failed"]
+    if request.recorded == "none":
+        return []
+    if request.recorded == "all":
+        return possible
+    whole = [point for point in possible if point.record.device_indices == tuple(range(point.record.devices))]
+    most = max((point.record.devices for point in whole), default=1)
+    if most == 1:
+        return whole[:1]
+    first = [point for point in whole if point.priority[0] < 10]  # of several batches, precisions ... the first
+    largest = [point for point in first if point.record.devices == most and point.record.strategy != INDEPENDENT]
+    if request.recorded == "first":
+        largest = [point for point in largest if point.priority[0] == 0]
+    strategies = {on_one_device(point.record.strategy, point.record.framework) for point in largest}
+    ones = [point for point in first if point.record.devices == 1 and point.record.strategy in strategies]
+    return in_order([*largest, *ones])
 
 
 def on_one_device(strategy: str, framework: str) -> str:
@@ -257,7 +296,7 @@ def halved(point: Point) -> Point:
         halved_from=point.record.id,
     )
     record = msgspec.structs.replace(record, id=point_id(record))
-    return Point(job=msgspec.structs.replace(point.job, batch_size=batch), record=record, worth=point.worth)
+    return Point(job=msgspec.structs.replace(point.job, batch_size=batch), record=record, priority=point.priority)
 
 
 def point_id(record: PointRecord) -> str:

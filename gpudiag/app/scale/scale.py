@@ -16,8 +16,9 @@ from gpudiag.app.profile.prepare import Prepared, prepare
 from gpudiag.app.profile.train import train
 from gpudiag.app.report import write_scaling
 from gpudiag.app.scale.launches import Launch, next_launch, plan
-from gpudiag.app.scale.points import NEED_PEERS, Point, Site, all_points, halved, in_order, on_one_device
+from gpudiag.app.scale.points import NEED_PEERS, Point, Site, all_points, halved, to_profile
 from gpudiag.app.scale.recordings import analysed
+from gpudiag.app.scale.starts import started_again, with_start
 from gpudiag.app.scale.store import POINTS, Store, check_machine, writing
 from gpudiag.errors import (
     GpudiagError,
@@ -28,11 +29,10 @@ from gpudiag.errors import (
 )
 from gpudiag.machine.facts_file import load_facts
 from gpudiag.model.benchmarks.scale_request import ScaleRequest
-from gpudiag.model.benchmarks.scaling import SCALING_FILE, SCALING_SCHEMA, Machine, PointRecord, Remark, Scaling
+from gpudiag.model.benchmarks.scaling import SCALING_FILE, Machine, PointRecord, Remark, Scaling
 from gpudiag.model.benchmarks.sweep import SWEEP_FILE
 from gpudiag.model.facts import Facts
-from gpudiag.model.job import INDEPENDENT
-from gpudiag.model.run_directory import FACTS_FILE, readable_json, write_json
+from gpudiag.model.run_directory import FACTS_FILE, locked, write_json
 from gpudiag.training.frameworks.registry import framework_named
 from gpudiag.training.models.registry import workload_entry
 from gpudiag.training.session.progress import Progress
@@ -57,6 +57,8 @@ class _State(msgspec.Struct, kw_only=True):
     timed: list[Point]
     profiled: list[Point]
     remarks: list[Remark]
+    wanted: dict[str, Point]
+    tried: set[str]
 
 
 def scale(request: ScaleRequest, observer: Observer, say: Callable[[str], None]) -> Scaling | None:
@@ -75,6 +77,11 @@ def scale(request: ScaleRequest, observer: Observer, say: Callable[[str], None])
         WorkerFailedError: not one point could be measured.
     """
     store = Store(request.output)
+    with locked(request.output):
+        return _scale(store, request, observer, say)
+
+
+def _scale(store: Store, request: ScaleRequest, observer: Observer, say: Callable[[str], None]) -> Scaling | None:
     first = _prepared(request)
     facts = first.facts
     gpus = tuple(gpu.name for gpu in facts.gpus if gpu.visible)
@@ -90,18 +97,29 @@ def scale(request: ScaleRequest, observer: Observer, say: Callable[[str], None])
     wanted = all_points(request, site)
     known = store.points()
     check_machine(known, machine, request.output)
-    state = _State(store=store, first=first, machine=machine, points=known, timed=[], profiled=[], remarks=[])
+    state = _State(
+        store=store,
+        first=first,
+        machine=machine,
+        points=known,
+        timed=[],
+        profiled=[],
+        remarks=[],
+        wanted={},
+        tried=set(),
+    )
     for point in wanted:
         before = known.get(point.record.id)
         if point.record.status == "failed":  # it cannot be, whatever runs
             _note(state, point.record)
             continue
         missing = before is None or (before.status != "measured" and (request.again or before.status == "not measured"))
+        state.wanted[point.record.id] = point
         if missing and not _harvest(state, point):
             state.timed.append(point)
     state.profiled = [
         point
-        for point in _to_profile(request, wanted)
+        for point in to_profile(request, wanted)
         if not point.by_itself and not _is_profiled(store, point.record.id)
     ]
     with writing(request.output):
@@ -151,7 +169,7 @@ def _measure(request: ScaleRequest, state: _State, observer: Observer, say: Call
     """Launch after launch, until nothing is left or the budget is used up."""
     began_s = time.monotonic()
     number = 0
-    while state.timed or state.profiled:
+    while state.timed or state.profiled or _start_again(request, state):
         left_s = None if request.budget_s is None else request.budget_s - (time.monotonic() - began_s)
         if left_s is not None and left_s < _START_S:
             say(f"the budget is used up: {len(state.timed)} points are left for another call")
@@ -171,6 +189,12 @@ def _measure(request: ScaleRequest, state: _State, observer: Observer, say: Call
         _run(request, state, launch, directory=request.output / f"launch-{number}", left_s=left_s, observer=observer)
 
 
+def _start_again(request: ScaleRequest, state: _State) -> bool:
+    state.timed = started_again(request, state.wanted, state.points, state.tried)
+    state.tried.update(point.directory for point in state.timed)
+    return bool(state.timed)
+
+
 def _run(
     request: ScaleRequest, state: _State, launch: Launch, *, directory: Path, left_s: float | None, observer: Observer
 ) -> None:
@@ -181,7 +205,7 @@ def _run(
         directory.mkdir(parents=True, exist_ok=True)
         write_json(directory / SWEEP_FILE, plan(launch, request, left_s))
     for point in launch.timed:
-        store.clear(point.record.id)
+        store.clear(point.record.id, start=point.start)
     for point in launch.profiled:
         store.clear(point.record.id, profile=True)
     failure: GpudiagError | None = None
@@ -201,7 +225,7 @@ def _run_by_itself(request: ScaleRequest, state: _State, point: Point, observer:
     """A point that cannot share its processes: timed and recorded in one run, as `gpudiag profile` does it."""
     record, job = point.record, point.job
     state.timed.remove(point)
-    directory = state.store.directory(record.id)
+    directory = state.store.directory(record.id, start=point.start)
     began_s = time.monotonic()
     try:
         prepared = prepare(
@@ -213,33 +237,38 @@ def _run_by_itself(request: ScaleRequest, state: _State, point: Point, observer:
                 output=str(directory),
             )
         )
-        state.store.clear(record.id)
+        state.store.clear(record.id, start=point.start)
         train(prepared, lambda message: observer(message, Launch(timed=(), profiled=())))
     except (WorkerFailedError, UsageError, HardwareMissingError) as error:
-        _note(state, msgspec.structs.replace(record, status="failed", error=str(error)))
-        if request.halve and "memory" in str(error).lower() and record.batch_per_device > 1:
-            state.timed.insert(0, halved(point))
+        _note_start(state, point, msgspec.structs.replace(record, status="failed", error=str(error)))
+        if request.halve and point.start == 1 and "memory" in str(error).lower() and record.batch_per_device > 1:
+            _halve(state, point)
         return
     timed = msgspec.structs.replace(record, seconds=time.monotonic() - began_s)
-    _note(state, with_figures(timed, state.store.run(record.id), None, state.machine))
+    run = state.store.run(record.id, start=point.start)
+    volume = state.store.volume(record.id, start=point.start)
+    _note_start(state, point, with_figures(timed, run, None, state.machine, volume))
 
 
 def _take_in(request: ScaleRequest, state: _State, launch: Launch, failure: GpudiagError | None) -> None:
     store = state.store
     begun = 0
     for point in launch.timed:
-        outcome = store.outcome(point.record.id)
+        outcome = store.outcome(point.record.id, start=point.start)
         if outcome is None:
             continue
         begun += 1
         state.timed.remove(point)
         if not outcome.done and outcome.error is None:
             outcome = msgspec.structs.replace(outcome, error=str(failure) if failure else "its processes were ended")
-        record = with_figures(point.record, store.run(point.record.id), outcome, state.machine)
-        _note(state, record)
+        run = store.run(point.record.id, start=point.start)
+        volume = store.volume(point.record.id, start=point.start)
+        record = with_figures(point.record, run, outcome, state.machine, volume)
+        _note_start(state, point, record)
         memory = outcome.out_of_memory or "out of memory" in (record.error or "").lower()
-        if record.status == "failed" and request.halve and memory and record.batch_per_device > 1:
-            state.timed.insert(0, halved(point))
+        first = record.status == "failed" and point.start == 1
+        if first and request.halve and memory and record.batch_per_device > 1:
+            _halve(state, point)
     for point in launch.profiled:
         outcome = store.outcome(point.record.id, profile=True)
         if outcome is None:
@@ -261,6 +290,20 @@ def _take_in(request: ScaleRequest, state: _State, launch: Launch, failure: Gpud
             state.profiled.remove(point)
 
 
+def _halve(state: _State, point: Point) -> None:
+    smaller = halved(point)
+    state.wanted[smaller.record.id] = smaller
+    state.timed.insert(0, smaller)
+
+
+def _note_start(state: _State, point: Point, record: PointRecord) -> None:
+    """Note a point after another start, or what became of that."""
+    known, remark = with_start(point, state.points, record)
+    if remark is not None:
+        state.remarks.append(remark)
+    _note(state, known)
+
+
 def _note(state: _State, record: PointRecord) -> None:
     state.points[record.id] = record
     state.store.save(record)
@@ -271,46 +314,16 @@ def _harvest(state: _State, point: Point) -> bool:
     outcome = state.store.outcome(point.record.id)
     if outcome is None or not outcome.done:
         return False
-    record = with_figures(point.record, state.store.run(point.record.id), outcome, state.machine)
+    run, volume = state.store.run(point.record.id), state.store.volume(point.record.id)
+    record = with_figures(point.record, run, outcome, state.machine, volume)
     if record.status == "measured":
         _note(state, record)
     return record.status == "measured"
 
 
-def _to_profile(request: ScaleRequest, wanted: list[Point]) -> list[Point]:
-    """Points to record: for `auto`, the largest of each curve that exchanges, and the baselines of those; for `first`,
-    those of the strategy that was named first."""
-    possible = [point for point in wanted if point.record.status != "failed"]
-    if request.recorded == "none":
-        return []
-    if request.recorded == "all":
-        return possible
-    whole = [point for point in possible if point.record.device_indices == tuple(range(point.record.devices))]
-    most = max((point.record.devices for point in whole), default=1)
-    if most == 1:
-        return whole[:1]
-    first = [point for point in whole if point.worth[0] < 10]  # of several batches, precisions ... the first
-    largest = [point for point in first if point.record.devices == most and point.record.strategy != INDEPENDENT]
-    if request.recorded == "first":
-        largest = [point for point in largest if point.worth[0] == 0]
-    strategies = {on_one_device(point.record.strategy, point.record.framework) for point in largest}
-    ones = [point for point in first if point.record.devices == 1 and point.record.strategy in strategies]
-    return in_order([*largest, *ones])
-
-
 def _is_profiled(store: Store, point_id: str) -> bool:
     outcome = store.outcome(point_id, profile=True)
     return outcome is not None and outcome.done
-
-
-def _command_before(request: ScaleRequest) -> tuple[str, ...]:
-    """The command that measured, where it left a result or the record of a point."""
-    known = readable_json(request.output / SCALING_FILE, Scaling, SCALING_SCHEMA)
-    if known is not None:
-        return known.command or request.run.command
-    store = Store(request.output)
-    runs = (store.run(point_id) for point_id in store.points())
-    return next((run.command for run in runs if run is not None and run.command), request.run.command)
 
 
 def _notes(store: Store) -> list[Remark]:
@@ -372,6 +385,6 @@ def conclude_again(request: ScaleRequest) -> Scaling:
     facts = request.output / FACTS_FILE
     modes = {record.mode for record in known.values()}
     mode = request.mode if request.mode in modes else modes.pop()
-    run = msgspec.structs.replace(request.run, command=_command_before(request))
+    run = msgspec.structs.replace(request.run, command=store.command(request.run.command))
     request = msgspec.structs.replace(request, mode=mode, run=run)
     return finish(request, known, load_facts(facts) if facts.is_file() else None, remarks=_notes(store))

@@ -12,8 +12,17 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from gpudiag.errors import GpudiagError, UnreadableInputError, UsageError
-from gpudiag.model.benchmarks.scaling import POINT_FILE, POINT_SCHEMA, Machine, PointRecord
+from gpudiag.model.benchmarks.scaling import (
+    POINT_FILE,
+    POINT_SCHEMA,
+    SCALING_FILE,
+    SCALING_SCHEMA,
+    Machine,
+    PointRecord,
+    Scaling,
+)
 from gpudiag.model.benchmarks.sweep import OUTCOME_FILE, OUTCOME_SCHEMA, Outcome
+from gpudiag.model.inference import INFERENCE_FILE, INFERENCE_SCHEMA, InferenceRecord
 from gpudiag.model.run import RUN_SCHEMA, RunRecord
 from gpudiag.model.run_directory import ANALYSIS_FILE, RUN_FILE, TRACES_DIR, read_json, readable_json, write_json
 
@@ -41,14 +50,14 @@ class Store:
         with writing(output):
             (output / POINTS).mkdir(parents=True, exist_ok=True)
 
-    def directory(self, point_id: str, *, profile: bool = False) -> Path:
-        """A point's run directory, or that of its profiled steps."""
-        return self.output / self.relative(point_id, profile=profile)
+    def directory(self, point_id: str, *, profile: bool = False, start: int = 1) -> Path:
+        """A point's run directory, that of a later start, or that of its profiled steps."""
+        return self.output / self.relative(point_id, profile=profile, start=start)
 
     @staticmethod
-    def relative(point_id: str, *, profile: bool = False) -> str:
+    def relative(point_id: str, *, profile: bool = False, start: int = 1) -> str:
         """The same, relative to the output directory."""
-        return f"{POINTS}/{point_id}" + (f"/{PROFILE}" if profile else "")
+        return f"{POINTS}/{point_id}" + (f"/{PROFILE}" if profile else f"/start-{start}" if start > 1 else "")
 
     def points(self) -> dict[str, PointRecord]:
         """All saved points, by id."""
@@ -75,20 +84,33 @@ class Store:
             directory.mkdir(parents=True, exist_ok=True)
             write_json(directory / POINT_FILE, point)
 
-    def clear(self, point_id: str, *, profile: bool = False) -> None:
+    def clear(self, point_id: str, *, profile: bool = False, start: int = 1) -> None:
         """Forget what an earlier attempt left, so that it is not taken for this one's."""
-        directory = self.directory(point_id, profile=profile)
+        directory = self.directory(point_id, profile=profile, start=start)
         with writing(self.output):
-            for name in (OUTCOME_FILE, RUN_FILE):
+            for name in (OUTCOME_FILE, RUN_FILE, INFERENCE_FILE):
                 (directory / name).unlink(missing_ok=True)
 
-    def outcome(self, point_id: str, *, profile: bool = False) -> Outcome | None:
+    def outcome(self, point_id: str, *, profile: bool = False, start: int = 1) -> Outcome | None:
         """What became of the point's job; None when its turn never came."""
-        return readable_json(self.directory(point_id, profile=profile) / OUTCOME_FILE, Outcome, OUTCOME_SCHEMA)
+        directory = self.directory(point_id, profile=profile, start=start)
+        return readable_json(directory / OUTCOME_FILE, Outcome, OUTCOME_SCHEMA)
 
-    def run(self, point_id: str) -> RunRecord | None:
+    def run(self, point_id: str, *, start: int = 1) -> RunRecord | None:
         """The record of the point's job, if there is a readable one."""
-        return readable_json(self.directory(point_id) / RUN_FILE, RunRecord, RUN_SCHEMA)
+        return readable_json(self.directory(point_id, start=start) / RUN_FILE, RunRecord, RUN_SCHEMA)
+
+    def volume(self, point_id: str, *, start: int = 1) -> InferenceRecord | None:
+        """How fast the point's job wrote its volume, where it predicts."""
+        return readable_json(self.directory(point_id, start=start) / INFERENCE_FILE, InferenceRecord, INFERENCE_SCHEMA)
+
+    def command(self, otherwise: tuple[str, ...]) -> tuple[str, ...]:
+        """The command that measured, where it left a result or the record of a point."""
+        known = readable_json(self.output / SCALING_FILE, Scaling, SCALING_SCHEMA)
+        if known is not None:
+            return known.command or otherwise
+        runs = (self.run(point_id) for point_id in self.points())
+        return next((run.command for run in runs if run is not None and run.command), otherwise)
 
 
 def recorded_directory(output: Path, point_id: str) -> Path | None:
@@ -122,7 +144,11 @@ def check_machine(points: dict[str, PointRecord], machine: Machine, output: Path
 
 @contextlib.contextmanager
 def writing(output: Path) -> Iterator[None]:
-    """Turn what can go wrong while writing results into an error that says what to do."""
+    """Turn what can go wrong while writing results into an error that says what to do.
+
+    Raises:
+        GpudiagError: an OSError was raised within.
+    """
     try:
         yield
     except OSError as error:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -11,18 +12,23 @@ import msgspec
 from gpudiag.app.analyze import analyze_run, side_by_side
 from gpudiag.app.profile.prepare import Prepared, prepare
 from gpudiag.app.profile.train import train
-from gpudiag.app.selftest.catalogue import CATALOGUE, CatalogueEntry, choose, plan_of
-from gpudiag.app.selftest.judge import cost_of, exchange_of, judge, tolerance_in_words
-from gpudiag.errors import UnreadableInputError, UsageError
+from gpudiag.app.selftest.catalogue import CATALOGUE, choose, plan_of
+from gpudiag.app.selftest.entry import CatalogueEntry
+from gpudiag.app.selftest.judge import EXCHANGE, LAUNCHING, cost_of, exchange_of, judge, tolerance_in_words
+from gpudiag.app.selftest.score import scores_of
+from gpudiag.errors import UnreadableInputError, UsageError, there_are
 from gpudiag.model.benchmarks.selftest import (
     ABLATION_FILE,
     ABLATION_SCHEMA,
     CLEAN_EXCHANGE,
+    FAILURE_FILE,
+    FAILURE_SCHEMA,
     PLAN_FILE,
     SELFTEST_FILE,
     SELFTEST_SCHEMA,
     Ablation,
     Cost,
+    Failure,
     FaultPlan,
     LeftOut,
     Selftest,
@@ -30,7 +36,7 @@ from gpudiag.model.benchmarks.selftest import (
 )
 from gpudiag.model.job import MemoryFormat, Precision, RunOptions
 from gpudiag.model.run import RUN_SCHEMA, RunRecord
-from gpudiag.model.run_directory import RUN_FILE, read_json, write_json
+from gpudiag.model.run_directory import RUN_FILE, locked, read_json, write_json
 from gpudiag.training.frameworks.registry import framework_named
 from gpudiag.training.session.progress import Progress
 
@@ -66,7 +72,7 @@ class SelftestRequest(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         run: what holds for every launch.
         output: where run directories and the result go.
-        faults: names; empty for all.
+        faults, jobs: names, of jobs those that are well built; none of either for all.
         workloads: names among those trained on this device; empty for all.
         quick: fewer and shorter blocks, and one workload.
     """
@@ -74,6 +80,7 @@ class SelftestRequest(msgspec.Struct, frozen=True, kw_only=True):
     run: RunOptions
     output: Path
     faults: tuple[str, ...] = ()
+    jobs: tuple[str, ...] = ()
     workloads: tuple[str, ...] = ()
     quick: bool = False
 
@@ -94,24 +101,28 @@ def selftest(request: SelftestRequest, observer: Observer, say: Callable[[str], 
     device, world_size = first.plan.job.device, first.plan.world_size
     trainings = _trainings(request, device)
     chosen, left_out = choose(
-        request.faults,
+        (*request.faults, *request.jobs),
         device=device,
         world_size=world_size,
         usable_cpus=first.facts.host.usable_cpus or 1,
         peer_access=any(link.peer_access for link in first.facts.links),
         framework=framework_named(request.run.framework),
+        workloads=tuple(training.workload for training in trainings),
+        quick=request.quick,
     )
     if not chosen:
         raise UsageError("none of the faults asked for can be put in here", f"{left_out[0].fault}: {left_out[0].why}.")
-    for training in trainings:
-        for p2p in (True, False):
-            entries = tuple(entry for entry in chosen if entry.p2p == p2p)
-            if entries:
-                what = "" if p2p else " without peer access"
-                say(f"{training.workload}{what}: {', '.join(entry.name for entry in entries)}")
-                _launch(request, training, entries, observer, p2p=p2p)
-    say("analysing")
-    return judge_directory(request.output, left_out=left_out)
+    request.output.mkdir(parents=True, exist_ok=True)
+    with locked(request.output):
+        for training in trainings:
+            for p2p in (True, False):
+                entries = tuple(entry for entry in chosen if entry.p2p == p2p and entry.fits(training.workload))
+                if entries:
+                    what = "" if p2p else " without peer access"
+                    say(f"{training.workload}{what}: {', '.join(entry.name for entry in entries)}")
+                    _launch(request, training, entries, observer, p2p=p2p)
+        say("analysing")
+        return judge_directory(request.output, left_out=left_out)
 
 
 def judge_directory(output: Path, *, left_out: tuple[LeftOut, ...] | None = None) -> Selftest:
@@ -132,21 +143,27 @@ def judge_directory(output: Path, *, left_out: tuple[LeftOut, ...] | None = None
     order = list(CATALOGUE)
     known.sort(key=lambda one: (one[1].workload, order.index(one[1].fault.name)))
     analyses = side_by_side(analyze_run, [run for run, _ in known])
-    timed = [read_json(path, Ablation, ABLATION_SCHEMA) for path in output.glob(f"*/{CLEAN_EXCHANGE}/{ABLATION_FILE}")]
-    exchanges = _exchanges(ablations) | {one.workload: cost_of(one.blocks) for one in timed}
+    clean = _clean_losses(ablations)
+    for path in output.glob(f"*/{CLEAN_EXCHANGE}/{ABLATION_FILE}"):
+        timed = read_json(path, Ablation, ABLATION_SCHEMA)
+        clean[timed.workload] = _losses(timed)
+    for workload, launching in _beside_a_graph(ablations).items():
+        held = clean.get(workload, {}).get(LAUNCHING)
+        if held is None or held.ms < launching.ms:
+            clean[workload] = {**clean.get(workload, {}), LAUNCHING: launching}
     rows = []
     software: dict[str, str] = {}
     for (run, ablation), analysis in zip(known, analyses, strict=True):
         record = read_json(run / RUN_FILE, RunRecord, RUN_SCHEMA)
         software = record.software
-        expected = CATALOGUE[ablation.fault.name].expected(ablation.device, ablation.fault.ranks, ablation.world_size)
+        entry = CATALOGUE[ablation.fault.name]
         rows.append(
             judge(
                 ablation,
-                expected,
+                entry.expected(ablation.device, ablation.fault.ranks, ablation.world_size),
                 analysis,
                 window_error_ms=_window_error_ms(record),
-                exchange=exchanges.get(ablation.workload),
+                own=_losses(ablation) if entry.job else clean.get(ablation.workload, {}),
                 run_dir=str(run.relative_to(output)),
             )
         )
@@ -154,27 +171,55 @@ def judge_directory(output: Path, *, left_out: tuple[LeftOut, ...] | None = None
     if left_out is None:
         earlier = output / SELFTEST_FILE
         left_out = read_json(earlier, Selftest, SELFTEST_SCHEMA).left_out if earlier.is_file() else ()
+        left_out = tuple(one for one in left_out if not one.failed)
+    failures = [read_json(path, Failure, FAILURE_SCHEMA) for path in sorted(output.glob(f"*/*/{FAILURE_FILE}"))]
     result = Selftest(
         device=first.device,
         device_name=first.device_name,
         world_size=first.world_size,
         tolerance=tolerance_in_words(first.device),
         rows=tuple(rows),
-        left_out=left_out,
+        left_out=(*left_out, *(LeftOut(fault=one.fault, why=one.why, failed=True) for one in failures)),
+        scores=scores_of(rows),
         software=software,
     )
     write_json(output / SELFTEST_FILE, result)
     return result
 
 
-def _exchanges(ablations: list[Ablation]) -> dict[str, Cost]:
+def _losses(job: Ablation) -> dict[str, Cost]:
+    """What a whole job loses to its own exchange and launching, by the finding that would say so."""
+    launching = {LAUNCHING: cost_of(job.held)} if job.held else {}
+    return {EXCHANGE: cost_of(job.blocks)} | launching
+
+
+def _clean_losses(ablations: list[Ablation]) -> dict[str, dict[str, Cost]]:
     """By workload, what the clean job's exchange costs on GPUs, where no ablation of its own says so."""
     by_name = {(one.workload, one.fault.name): cost_of(one.blocks) for one in ablations if one.device == "cuda"}
     return {
-        workload: exchange_of(clean, by_name[workload, "slow-exchange"])
+        workload: {EXCHANGE: exchange_of(clean, by_name[workload, "slow-exchange"])}
         for (workload, name), clean in by_name.items()
         if name == "none" and (workload, "slow-exchange") in by_name
     }
+
+
+def _beside_a_graph(ablations: list[Ablation]) -> dict[str, Cost]:
+    """By workload, what launching costs the clean job beside the same job as a CUDA graph.
+
+    Of work queued beforehand a device's queue holds a thousand ops; a graph holds all of a step.
+    """
+    by_name = {(one.workload, one.fault.name): cost_of(one.blocks) for one in ablations if one.device == "cuda"}
+    found = {}
+    for (workload, name), graph in by_name.items():
+        clean = by_name.get((workload, "none"))
+        if name == "cuda-graph" and clean is not None:
+            found[workload] = Cost(
+                clean_ms=graph.faulty_ms,
+                faulty_ms=clean.faulty_ms,
+                ms=clean.faulty_ms - graph.faulty_ms,
+                standard_error_ms=math.hypot(clean.standard_error_ms, graph.standard_error_ms),
+            )
+    return found
 
 
 def _prepared(request: SelftestRequest, run_dir: Path, *, p2p: bool) -> Prepared:
@@ -194,7 +239,7 @@ def _trainings(request: SelftestRequest, device: str) -> tuple[Training, ...]:
     names = [training.workload for training in there]
     for name in request.workloads:
         if name not in names:
-            raise UsageError(f"the selftest trains no '{name}' here", f"There are: {', '.join(names)}.")
+            raise UsageError(f"the selftest trains no '{name}' here", there_are(name, names))
     wanted = request.workloads or (names[:1] if request.quick else names)
     return tuple(training for training in there if training.workload in wanted)
 
@@ -215,12 +260,14 @@ def _launch(
             plan_of(entry, device=device, world_size=world_size, framework=request.run.framework) for entry in entries
         ),
         # A GPU that is ours alone needs less repetition than cores that are shared.
-        pairs=2 if request.quick else 3 if device == "cuda" else 4,
-        block_ms=400.0 if request.quick else 500.0 if device == "cuda" else 600.0,
+        pairs=2 if request.quick or device == "cuda" else 4,
+        block_ms=400.0 if request.quick or device == "cuda" else 600.0,
         least_steps=6 if request.quick else 8,
         active=8,
         warm_up_s=3.0 if device == "cuda" else 2.0,
-        background=(FaultPlan(name=CLEAN_EXCHANGE, kind="whole-exchange"),) if p2p and world_size > 1 else (),
+        background=(FaultPlan(name=CLEAN_EXCHANGE, kind="whole-exchange", job=True),)
+        if p2p and (world_size > 1 or device == "cuda")
+        else (),
     )
     directory.mkdir(parents=True, exist_ok=True)
     write_json(directory / PLAN_FILE, plan)

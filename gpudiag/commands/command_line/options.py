@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, TypeVar
 
 import typer
 
-from gpudiag.errors import UsageError
+from gpudiag.errors import UsageError, there_are
 
 if TYPE_CHECKING:
     from gpudiag.trace import ReadLimits
@@ -50,7 +50,7 @@ Json = Annotated[bool, typer.Option("--json", help="Print JSON on standard outpu
 def known_word(option: str, word: Value, words: tuple[Value, ...]) -> None:
     """Raises UsageError where an option is given a word that it does not know."""
     if word is not None and word not in words:
-        raise UsageError(f"{option} knows no '{word}'", f"There are: {', '.join(map(str, words))}.")
+        raise UsageError(f"{option} knows no '{word}'", there_are(word, words))
 
 
 def words_of(text: str | None) -> tuple[str, ...]:

@@ -13,9 +13,9 @@ if TYPE_CHECKING:
 
 def write_as_json(noun: msgspec.Struct) -> None:
     """The noun's JSON, and nothing else."""
-    from gpudiag.report.json_output import encode
+    from gpudiag.model.run_directory import encode_json
 
-    sys.stdout.write(encode(noun).decode())
+    sys.stdout.write(encode_json(noun).decode())
     sys.stdout.flush()
 
 

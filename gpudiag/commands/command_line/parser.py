@@ -3,18 +3,25 @@
 from __future__ import annotations
 
 import importlib
+import os
 from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
 from typer.core import TyperGroup
 
 from gpudiag import commands
-from gpudiag.errors import UsageError
+from gpudiag.errors import UsageError, there_are
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 # typer has carried click's exceptions under changing private names; BadParameter's parent is their usage error.
 _PARSER_ERROR = cast("type[Exception]", typer.BadParameter.__mro__[1])
+
+
+#: Set by the shell's script, which `--install-completion` installs.
+COMPLETE = "_GPUDIAG_COMPLETE"
+#: Where a context keeps the words behind `--`.
+BEHIND = "gpudiag.behind"
 
 
 class VerbGroup(TyperGroup):
@@ -39,9 +46,11 @@ class VerbGroup(TyperGroup):
             formatter.write_dl([(verb, commands.SUMMARIES[verb]) for verb in self.list_commands(_ctx)])
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
-        """Find the verb, or say which there are."""
+        """Find the verb, or say which there are; keeps what stands behind `--`, which the verb's parser takes away."""
+        if "--" in args:
+            ctx.meta[BEHIND] = args[args.index("--") + 1 :]
         if args and args[0] not in commands.available():
-            raise UsageError(f"there is no command '{args[0]}'", _alternatives(args[0], commands.available()))
+            raise UsageError(f"there is no command '{args[0]}'", there_are(args[0], commands.available()))
         return super().resolve_command(ctx, args)
 
 
@@ -50,17 +59,8 @@ def _examples(examples: Sequence[tuple[str, str]]) -> str:
     return "\b\nExamples:\n" + "\n".join(f"  {command}\n      {purpose}" for command, purpose in examples)
 
 
-def _alternatives(word: str, valid: Sequence[str]) -> str:
-    import difflib
-
-    close = difflib.get_close_matches(word, valid, n=1)
-    meant = f"Did you mean '{close[0]}'? " if close else ""
-    return f"{meant}There are: {', '.join(valid)}."
-
-
 app = typer.Typer(
     cls=VerbGroup,
-    add_completion=False,
     rich_markup_mode=None,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
 )
@@ -96,6 +96,8 @@ def dispatch(words: list[str]) -> int:
         KeyboardInterrupt: interrupted.
     """
     group = typer.main.get_command(app)
+    if COMPLETE in os.environ:
+        group.main(words, prog_name="gpudiag")  # prints what may stand there, and exits
     try:
         with group.make_context("gpudiag", words) as context:
             group.invoke(context)
@@ -117,5 +119,5 @@ def _usage_error(error: Any) -> UsageError:
     option = getattr(error, "option_name", None)
     if option is not None and hasattr(error, "possibilities"):
         options = [name for parameter in context.command.get_params(context) for name in parameter.opts]
-        return UsageError(message, _alternatives(option, [name for name in options if name.startswith("--")]))
+        return UsageError(message, there_are(option, [name for name in options if name.startswith("--")]))
     return UsageError(message, f"See `{context.command_path} --help`.")

@@ -17,9 +17,9 @@ from pathlib import Path
 import msgspec
 
 from gpudiag.errors import GpudiagError
-from gpudiag.machine.facts_file import encode_facts, load_facts
+from gpudiag.machine.facts_file import load_facts
 from gpudiag.model.facts import Facts, Gpu
-from gpudiag.model.run_directory import write_whole
+from gpudiag.model.run_directory import encode_json, write_whole
 
 #: Seconds for which figures hold.
 MAX_AGE_S = 24 * 3600
@@ -65,7 +65,7 @@ def keep_measurements(facts: Facts, directory: Path | None = None) -> None:
         if not _private(directory):
             return
         for transport in transports:
-            write_whole(directory / _name(facts, transport), encode_facts(facts), mode=0o600)
+            write_whole(directory / _name(facts, transport), encode_json(facts), mode=0o600)
         files = sorted(directory.glob("*.json"), key=lambda path: path.stat().st_mtime)
         for path in files[:-MOST_FILES]:
             path.unlink(missing_ok=True)

@@ -78,8 +78,8 @@ def fit_collectives(collectives: Iterable[Collective]) -> tuple[CollectiveFit, .
         if factor is None or len(set(sizes)) < 2:
             continue
         latency_us, per_byte = fit_latency_and_bandwidth(sizes, times)
-        if per_byte <= 0:
-            continue  # no size was large enough to show a bandwidth
+        if per_byte * max(sizes) <= latency_us:
+            continue  # no size was large enough to show a bandwidth: latency is most of the time of all
         worst = max(abs((latency_us + per_byte * n) / t - 1) for n, t in zip(sizes, times, strict=True))
         fits.append(
             CollectiveFit(

@@ -6,6 +6,7 @@ from typing import Literal
 
 import msgspec
 
+from gpudiag.model.job import DEFAULT_FRAMEWORK
 from gpudiag.model.quantities import Bytes, Count, Devices, Difference, Milliseconds, Ordinal, Rate
 
 GRADIENTS_SCHEMA = "gpudiag/gradients/1"
@@ -66,12 +67,16 @@ class Gradients(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Candidate(msgspec.Struct, frozen=True, kw_only=True, order=True):
-    """A strategy with its options, as `gpudiag profile` takes them."""
+    """A strategy with its options, as `gpudiag profile` takes them.
+
+    `framework` is what would train: its strategies may have the same names.
+    """
 
     strategy: str
     compress: Compress | None = None
     bucket_mb: Rate | None = None
     ps_device: Ordinal | None = None
+    framework: str = DEFAULT_FRAMEWORK
 
     @property
     def label(self) -> str:

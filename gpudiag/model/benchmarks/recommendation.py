@@ -27,6 +27,7 @@ class Ranked(msgspec.Struct, frozen=True, kw_only=True):
         samples_per_s: of all devices, by the measurement where there is one, else by the prediction.
         slower_percent: than the fastest measured one, turn by turn; None where either was not measured.
         slower_ci95: its interval.
+        unranked: why its measurement ranks it nowhere: it may be faster or slower than the others.
         reason: why it costs what it does.
         lossy: gradients lose digits on the way.
         cannot: why it cannot run here, or failed.
@@ -41,6 +42,7 @@ class Ranked(msgspec.Struct, frozen=True, kw_only=True):
     samples_per_s: Rate | None = None
     slower_percent: Difference | None = None
     slower_ci95: tuple[Difference, Difference] | None = None
+    unranked: str | None = None
     reason: str = ""
     lossy: bool = False
     cannot: str | None = None
@@ -81,7 +83,7 @@ class Recommendation(msgspec.Struct, frozen=True, kw_only=True):
     """The verdict and what it rests on.
 
     Attributes:
-        verdict: `winner`, or `tie` when the best cannot be told apart.
+        verdict: `winner`, or `tie` when the best cannot be told apart, or what may be as fast was not measured.
         recommended: name and options of the strategy to take; among tied ones the plainest.
         tied: those that cannot be told from the best, the recommended one among them; empty for a winner.
         reason: in words.

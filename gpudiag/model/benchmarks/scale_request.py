@@ -30,12 +30,13 @@ class Wanted(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         network: forecasts over machines that it joins.
-        samples, voxels: how long so many take.
-        voxels_per_sample: voxels that a sample writes, by workload.
+        samples, iterations, voxels: how long so many take.
+        voxels_per_sample: voxels that a sample writes, by workload, in place of those that were counted.
     """
 
     network: Network | None = None
     samples: float | None = None
+    iterations: float | None = None
     voxels: float | None = None
     voxels_per_sample: dict[str, int] = {}
 
@@ -46,12 +47,13 @@ class ScaleRequest(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         run: what holds for every point; what a point varies is left open there.
         output: where results go; a directory with results of the same machine is gone on with.
-        workloads, devices, strategies, batch_sizes, data, precisions, memory_formats: every combination is a point.
-            In `strategies`, `nccl-no-p2p` is `nccl` without peer access. In strong mode a batch size is the whole
-            job's.
+        workloads, devices, strategies, batch_sizes, data, precisions, memory_formats, compiled: every combination
+            is a point. In `strategies`, `nccl-no-p2p` is `nccl` without peer access. In strong mode a batch size is the
+            whole job's.
         mode: `weak` keeps the samples per device, `strong` those of the whole step.
         pairs: also every pair of devices by itself.
         alone: also every GPU by itself, with the first workload.
+        starts: how often each point's job is started; a baseline that is in doubt then is started once more.
         accuracy: half the 95 % interval of a mean step time, as a share of it.
         seconds: a point's timed steps take this long at most.
         warmup_s: and its warm-up this long.
@@ -73,9 +75,11 @@ class ScaleRequest(msgspec.Struct, frozen=True, kw_only=True):
     data: tuple[str, ...] = ()
     precisions: tuple[str, ...] = ()
     memory_formats: tuple[str, ...] = ()
+    compiled: tuple[bool, ...] = ()
     mode: Mode = "weak"
     pairs: bool = False
     alone: bool = True
+    starts: int = 2
     accuracy: float = 0.01
     seconds: float = 10.0
     warmup_s: float = 20.0

@@ -16,6 +16,8 @@ SCALING_SCHEMA = "gpudiag/scaling/1"
 POINT_SCHEMA = "gpudiag/scale-point/1"
 
 SCALING_FILE = "scaling.json"
+#: A setting that a run's record does not tell.
+NOT_RECORDED = "unknown"
 POINT_FILE = "point.json"
 
 Mode = Literal["weak", "strong"]
@@ -23,6 +25,8 @@ Mode = Literal["weak", "strong"]
 NO_P2P = "-no-p2p"
 
 PointStatus = Literal["measured", "failed", "not measured"]
+#: What can be asked how long it takes.
+Amount = Literal["samples", "iterations", "voxels"]
 
 #: What a device may lose on the way from N times one device's throughput down to what was reached, in drawing order.
 LOSSES = ("input", "slower_compute", "launch", "exposed_transfer", "waiting", "rest")
@@ -40,7 +44,7 @@ _HARMLESS = frozenset({"python"})
 
 
 class Interval(msgspec.Struct, frozen=True, kw_only=True):
-    """A figure and its 95 % confidence interval. It says how well *this run* knows the figure, not how runs differ."""
+    """A figure and its 95 % confidence interval."""
 
     value: Difference
     low: Difference
@@ -79,6 +83,14 @@ class Machine(msgspec.Struct, frozen=True, kw_only=True):
         ]
 
 
+class Start(msgspec.Struct, frozen=True, kw_only=True):
+    """What one start of a point's job measured: samples per second, with the 95 % interval of its steps alone."""
+
+    samples_per_s: Rate
+    ci95: tuple[Difference, Difference]
+    freedom: Rate | None = None
+
+
 class PointRecord(msgspec.Struct, frozen=True, kw_only=True):
     """One point. Missing figures are None, and `error` says why.
 
@@ -89,7 +101,9 @@ class PointRecord(msgspec.Struct, frozen=True, kw_only=True):
         batch_per_device, global_batch: samples per step.
         options: modifiers of the strategy and of the job that are not the default.
         threads: CPU threads of each process.
-        samples_per_s, ci95: of all devices together.
+        samples_per_s, ci95: of all devices together, the mean of all starts; the interval covers what starts differ by.
+        starts: each start of the job by itself.
+        paced_by_host: the host put work into the queue no faster than the device did it; None where that is not known.
         freedom: degrees of freedom of the Student t behind `ci95`.
         mean_ms, median_ms, standard_error_ms, jitter_ms: step times on the slowest device; `jitter_ms` is 1.4826 times
             the median absolute deviation; `step_ms` is the mean.
@@ -98,8 +112,11 @@ class PointRecord(msgspec.Struct, frozen=True, kw_only=True):
         warmup_steps, warmup_seconds, settled: what was left out first, and whether step times had settled by then.
         baseline: id of the one-device point that `speedup` refers to: same strategy, same samples per device (weak) or
             per step (strong), same everything else.
-        speedup, efficiency: samples per second over the baseline's, and that over the number of devices.
+        speedup, efficiency: samples per second over the baseline's, and that over the number of devices; None where the
+            baseline decides nothing, which a remark says.
         parameters, gradient_bytes: of the model.
+        voxels_per_sample, mvox_per_s: of what predicts a volume: voxels that a block writes on average, and those
+            written per second, each once, over the whole volume.
         alone: this GPU by itself, to find one that is unlike the others.
         profiled: the run directory with its trace and analysis, relative to `scaling.json`; None where not profiled.
         halved_from: id of the point whose larger batch did not fit.
@@ -126,6 +143,8 @@ class PointRecord(msgspec.Struct, frozen=True, kw_only=True):
     samples_per_s: Rate | None = None
     ci95: tuple[Difference, Difference] | None = None
     freedom: Rate | None = None
+    starts: tuple[Start, ...] = ()
+    paced_by_host: bool | None = None
     step_ms: Milliseconds | None = None
     mean_ms: Milliseconds | None = None
     median_ms: Milliseconds | None = None
@@ -143,6 +162,8 @@ class PointRecord(msgspec.Struct, frozen=True, kw_only=True):
     efficiency_ci95: tuple[Difference, Difference] | None = None
     parameters: Count | None = None
     gradient_bytes: Bytes | None = None
+    voxels_per_sample: Rate | None = None
+    mvox_per_s: Rate | None = None
     alone: bool = False
     profiled: str | None = None
     halved_from: str | None = None
@@ -267,14 +288,24 @@ class Prospect(msgspec.Struct, frozen=True, kw_only=True):
 class Duration(msgspec.Struct, frozen=True, kw_only=True):
     """How long a given amount of training takes at a measured point's pace.
 
-    `iterations` states how many steps that is; a step of N devices is N times the samples of a step of one.
+    Attributes:
+        of: what was asked for: so many samples, iterations, or voxels.
+        iterations: how many steps that is; a step of N devices is N times the samples of a step of one.
+        per_minute: iterations per minute.
+        like_one_device_hours: of iterations on N devices, each N times the samples of one device: how long the
+            samples of as many iterations on one device take. None where an iteration is the same on one device.
+        mvox_per_s: of voxels, how many million are written per second.
     """
 
     point: str
+    of: Amount = "samples"
     samples: Rate
     iterations: Rate
+    per_minute: Rate | None = None
     hours: Rate
+    like_one_device_hours: Rate | None = None
     voxels: Rate | None = None
+    mvox_per_s: Rate | None = None
 
 
 class AloneGpu(msgspec.Struct, frozen=True, kw_only=True):

@@ -16,6 +16,10 @@ STRATEGY_BENCHMARK_SCHEMA = "gpudiag/contest/1"
 PLAN_FILE = "contest-plan.json"
 
 
+#: Why a candidate has no turns where the time was up before they began.
+NO_TIME = "there was no time left to measure it"
+
+
 def benchmark_file(workload: str) -> str:
     """Name of one workload's result in the run directory."""
     return f"contest-{workload}.json"

@@ -46,7 +46,7 @@ def _facts(finding: Finding) -> str:
     facts: list[str] = [finding.severity]
     facts += [figures.ranks(finding.ranks)] if finding.ranks else []
     if finding.recoverable_ms_per_step is not None and finding.recoverable_ms_per_step > 0:
-        facts.append(f"{figures.milliseconds(finding.recoverable_ms_per_step)} ms recoverable")
+        facts.append(f"saves {figures.milliseconds(finding.recoverable_ms_per_step)} ms")
     return f"({', '.join(facts)})"
 
 

@@ -29,10 +29,10 @@ def diff_report(diff: Diff, console: Console) -> Group:
     buckets: list[RenderableType] = [waterfall(diff, console)]
     if max(diff.hidden_communication_ms) >= _SEEN_MS:
         old, new = (figures.milliseconds(value) for value in diff.hidden_communication_ms)
-        hidden = f"Communication beside compute, which costs no time: {old} → {new} ms"
+        hidden = f"Communication overlapped with compute: {old} → {new} ms"
         buckets.append(Text(hidden, style="dim"))
     sections: list[tuple[str, RenderableType]] = [
-        ("From A to B, profiled", Group(*buckets)),
+        ("From A to B, while profiling", Group(*buckets)),
         ("What made the difference", parts_table(diff, console.width)),
     ]
     if diff.ranks:

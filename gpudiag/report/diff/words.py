@@ -6,7 +6,7 @@ from collections import Counter
 
 from rich.text import Text
 
-from gpudiag.model.diff import Cause, ComparedRun, Diff, Outcome, PartChange, StepChange, StepKind
+from gpudiag.model.diff import OTHER_KERNELS, Cause, ComparedRun, Diff, Outcome, PartChange, StepChange, StepKind
 from gpudiag.model.sanitize import one_line
 from gpudiag.report import figures
 from gpudiag.report.kernel_names import kernel_label, shorten_middle
@@ -19,10 +19,14 @@ _VERDICT: dict[Outcome, tuple[str, str]] = {
     "no-difference": ("NO DIFFERENCE", "bold green"),
     "cannot-tell": ("CANNOT TELL", "bold yellow"),
 }
-_KINDS: dict[StepKind, str] = {"profiled": "Profiled", "unprofiled": "Unprofiled", "corrected": "Corrected"}
+_KINDS: dict[StepKind, str] = {
+    "profiled": "while profiling",
+    "unprofiled": "without profiling",
+    "corrected": "estimated without profiling",
+}
 _IDLE_PARTS = {"unmarked-input": "before a step's first op", "queued": "between queued ops"}
 #: Said once, in the verdict: a loader without marks leaves nothing but this pause.
-_UNMARKED = ", perhaps input that nothing marks"
+_UNMARKED = ", perhaps data loading without marks"
 _SEPARATOR = " · "
 _LONGEST = 60
 
@@ -34,7 +38,7 @@ def signed(value_ms: float, *, beside: float | None = None) -> str:
     ('+35.6', '-0.07', '0.00', '-0.2')
     """
     text = figures.milliseconds(abs(value_ms), beside=beside)
-    if not any(digit in text for digit in "123456789"):
+    if "<" in text or not any(digit in text for digit in "123456789"):
         return text
     return f"{'+' if value_ms > 0 else '-'}{text}"
 
@@ -56,24 +60,33 @@ def verdict(diff: Diff) -> list[Text]:
     word, style = _VERDICT[diff.outcome]
     line = Text(word, style=style).append("  ", style="default not bold")
     line.append(_statement(diff, step), style="default bold")
+    lines = [line, *_unlike(diff)]
     if diff.outcome == "no-difference" or diff.cause is None:
-        return [line]
+        return lines
     profiled = diff.step("profiled")
     if profiled.difference_ms * step.difference_ms < 0:
-        return [line, Text("The profiled steps changed the other way, so that nothing below explains it.")]
-    return [line, Text(_because(diff.cause))]
+        return [*lines, Text("While profiling, steps changed the other way, so nothing below explains it.")]
+    return [*lines, Text(_because(diff.cause))]
+
+
+def _unlike(diff: Diff) -> list[Text]:
+    """That the runs do not do the same work, where that is known or likely: before anyone is glad of a faster step."""
+    found = next((one for one in diff.run_differences if one.what == OTHER_KERNELS or not one.same_work), None)
+    if found is None:
+        return []
+    values = f"{_short(found.before)} → {_short(found.after)}"
+    return [Text(f"Not like with like: {found.what} {values}.", style="yellow")]
 
 
 def _statement(diff: Diff, step: StepChange) -> str:
-    kind = "" if step.kind == "profiled" else f" {step.kind}"
+    kind = "" if step.kind == "profiled" else f", {_KINDS[step.kind]}"
     if diff.outcome == "no-difference":
-        return f"beyond noise: B's{kind} step is {signed(step.difference_ms)} ms, {interval(step)}."
+        return f"beyond noise: B's step is {signed(step.difference_ms)} ms, {interval(step)}{kind}."
     if step.difference_ms == 0:
-        return f"The mean{kind} steps are the same, but their noise is not known: {step.reason}."
+        return f"The mean steps are the same{kind}, but their noise is not known: {step.reason}."
     size = figures.milliseconds(abs(step.difference_ms))
     longer = "longer" if step.difference_ms >= 0 else "less"
-    subject = f"{kind.strip().capitalize()} steps" if kind else "Steps"
-    text = f"{subject} of B take {size} ms {longer} than those of A ({signed_percent(step.percent)})"
+    text = f"Steps of B take {size} ms {longer} than those of A ({signed_percent(step.percent)}){kind}"
     if diff.outcome == "cannot-tell":
         return f"{text}; whether beyond noise is not known: {step.reason}."
     return f"{text}."
@@ -112,13 +125,13 @@ def header(diff: Diff, width: int) -> list[Text]:
     lines = [_run_line("A", diff.before, width), _run_line("B", diff.after, width)]
     for step in diff.steps:
         times = f"{figures.milliseconds(step.before_ms)} → {figures.milliseconds(step.after_ms)} ms"
-        line = Text(f"{_KINDS[step.kind]} step ").append(times, style="bold")
+        line = Text(f"Step {_KINDS[step.kind]} ").append(times, style="bold")
         line.append(f", {signed(step.difference_ms)} ms ({signed_percent(step.percent)})")
         line.append(f"{_SEPARATOR}{interval(step)}" if step.ci95_ms is not None else "")
         lines.append(line)
     rates = diff.before.samples_per_s, diff.after.samples_per_s
     if rates[0] is not None and rates[1] is not None:
-        lines.append(Text(f"Samples/s {figures.thousands(rates[0])} → {figures.thousands(rates[1])}"))
+        lines.append(Text(f"Samples/s {figures.throughput(rates[0])} → {figures.throughput(rates[1])}"))
     return lines
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import msgspec
 
+from gpudiag.model.run_directory import write_output
 from gpudiag.report.export.model import ExportModel
 
 
@@ -20,6 +21,6 @@ class Format(msgspec.Struct, frozen=True, kw_only=True):
     encode: Callable[[ExportModel], bytes]
 
     def write(self, exported: ExportModel, path: Path) -> None:
-        """Write it to a file, gzipped where its name ends in `.gz`."""
+        """Write it as `write_output` does, gzipped where the name ends in `.gz`."""
         data = self.encode(exported)
-        path.write_bytes(gzip.compress(data, 6, mtime=0) if path.suffix == ".gz" else data)
+        write_output(path, gzip.compress(data, 6, mtime=0) if path.suffix == ".gz" else data)

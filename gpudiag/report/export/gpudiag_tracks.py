@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from gpudiag.model.analysis import BUCKETS
+from gpudiag.intervals import intersect, subtract
 from gpudiag.model.attribution import Attribution, LaneAttribution
 from gpudiag.model.timeline import UNKNOWN, Lane, Timeline
 from gpudiag.report.export.model import Track, TrackKind
@@ -13,6 +13,8 @@ from gpudiag.report.export.model import Track, TrackKind
 Times = NDArray[np.int64]
 
 STEPS, PARTS, WAITS = "gpudiag steps", "gpudiag buckets", "gpudiag waits"
+#: What is known of some of the bucket `idle`, told apart on its track.
+UNMARKED_INPUT, QUEUED = "idle: input without marks", "idle: the next op is queued"
 
 
 def gpudiag_tracks(timeline: Timeline, attribution: Attribution, index: int) -> tuple[Track, ...]:
@@ -37,18 +39,21 @@ def _steps(lane: Lane) -> Track:
 
 
 def _parts(cut: LaneAttribution) -> Track:
-    parts = [cut.parts[bucket] for bucket in BUCKETS]
-    start = np.concatenate([part.start for part in parts])
+    unmarked = intersect(cut.parts["idle"], cut.unmarked_input)
+    rest = subtract(cut.parts["idle"], unmarked)
+    queued = intersect(rest, cut.queued)
+    parts = {**cut.parts, "idle": subtract(rest, queued), UNMARKED_INPUT: unmarked, QUEUED: queued}
+    start = np.concatenate([part.start for part in parts.values()])
     order = np.argsort(start, kind="stable")
-    name = np.repeat(np.arange(len(BUCKETS), dtype=np.int32), [len(part) for part in parts])
+    name = np.repeat(np.arange(len(parts), dtype=np.int32), [len(part) for part in parts.values()])
     return Track(
         kind=TrackKind.GPUDIAG,
         title=PARTS,
         ident=1,
         start=start[order],
-        end=np.concatenate([part.end for part in parts])[order],
+        end=np.concatenate([part.end for part in parts.values()])[order],
         name=name[order],
-        names=BUCKETS,
+        names=tuple(parts),
     )
 
 

@@ -184,12 +184,13 @@ def _host_memory(facts: Facts) -> RenderableType:
 
 def _ceilings(facts: Facts) -> RenderableType | None:
     known = tables.ceiling_sources(facts)
+    above = [Text(one_line(line), style="yellow") for line in tables.above_ceilings(facts)]
     if not known:
-        return None
+        return Group(*above) if above else None
     table = plain_grid({"justify": "right", "no_wrap": True}, {"style": "dim"})
     for source, value in known:
         table.add_row(f"{figures.rate(value)} GB/s", Text(one_line(source)[:_LONGEST]))
-    return table
+    return Group(table, *above)
 
 
 def _skipped(facts: Facts) -> RenderableType:

@@ -24,6 +24,8 @@ STRATEGIES = {
 AT_ONCE = "all at once"
 #: Below this a collective's time says more, above it its bandwidth.
 LATENCY_BOUND_BYTES = 1 << 20
+#: No link carries more than its ceiling; the measurement itself is good to this.
+_ABOVE = 1.03
 #: Sizes that show a curve's shape; the rest is in the JSON.
 _TELLING_SIZES = tuple(1 << power for power in (10, 13, 16, 18, 20, 22, 24, 25, 26, 28, 29))
 
@@ -262,6 +264,21 @@ def ceiling_sources(facts: Facts) -> list[tuple[str, float]]:
         if record.ceiling_source and record.direction == "one_way" and "all" not in {record.src, record.dst}:
             ceilings.setdefault(record.ceiling_source, record.ceiling_gb_per_s)
     return [(source, ceiling) for source, ceiling in ceilings.items() if ceiling is not None]
+
+
+def above_ceilings(facts: Facts) -> list[str]:
+    """What was measured above its ceiling, which is then not the link's: a line for each ceiling, with the worst."""
+    worst: dict[tuple[str, float], float] = {}
+    for record in facts.bandwidth:
+        ceiling = record.ceiling_gb_per_s
+        if ceiling and record.gb_per_s > _ABOVE * ceiling:
+            key = (record.ceiling_source or "unknown", ceiling)
+            worst[key] = max(worst.get(key, 0.0), record.gb_per_s / ceiling)
+    return [
+        f"{100 * share:.0f} % of {ceiling:.1f} GB/s ({source}) was measured: this is not the link's ceiling (it "
+        "slept when it was read, or a virtual machine makes it up), and no share of it says anything"
+        for (source, ceiling), share in worst.items()
+    ]
 
 
 def checks(facts: Facts) -> tuple[int, int, int]:

@@ -26,6 +26,7 @@ def bandwidth_page(facts: Facts) -> str:
             latency=tables.latency_rows(facts),
             host_memory=tables.host_memory_rows(facts),
             ceilings=tables.ceiling_sources(facts),
+            above_ceilings=tables.above_ceilings(facts),
             wrong=wrong,
             unchecked=unchecked,
             paths=paths,

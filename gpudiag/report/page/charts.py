@@ -55,7 +55,7 @@ def curves(
 
     for mark in marks:
         drawing.line((_LEFT, y(mark)), (_WIDTH - _RIGHT, y(mark)), "grid")
-        words = f"{100 * mark:.0f} %" if percent else figures.thousands(mark, 0 if marks[-1] >= 10 else 1)
+        words = f"{100 * mark:.0f} %" if percent else figures.thousands(mark) if marks[-1] >= 10 else f"{mark:g}"
         drawing.text((_LEFT - 6, y(mark) + 4), words, "tick", anchor="end")
     for x, place in places.items():
         drawing.text((place, height - _BOTTOM + 17), f"{x:g}", "tick", anchor="middle")
@@ -69,34 +69,8 @@ def curves(
         drawing.path(line, "curve", colour=colour)
         for x, value, low, top in curve.points:
             drawing.line((places[x], y(low)), (places[x], y(top)), "whisker")
-            words = f"{100 * value:.1f} %" if percent else figures.rate(value)
+            words = f"{100 * value:.1f} %" if percent else figures.throughput(value)
             drawing.dot((places[x], y(value)), 4, colour, f"{curve.name}, {x:g} devices: {words}")
-    return drawing.markup()
-
-
-def stacked_bars(title: str, rows: Sequence[tuple[str, Sequence[tuple[str, float, str]]]]) -> str:
-    """Horizontal bars of parts: rows of a label and (colour, milliseconds, tip)."""
-    label, bar, gap = 60.0, 22.0, 8.0
-    width = 520.0
-    most = max((sum(part[1] for part in parts) for _, parts in rows), default=1.0) or 1.0
-    height = len(rows) * (bar + gap) + 24
-    drawing = Drawing(width, height, title)
-    scale = (width - label - 62) / most
-    for number, (name, parts) in enumerate(rows):
-        top = number * (bar + gap)
-        drawing.text((label - 8, top + bar * 0.7), name, "tick", anchor="end")
-        left = label
-        for colour, value, tip in parts:
-            drawing.box(left, top, scale * value, bar, colour, tip)
-            left += scale * value
-        total = sum(part[1] for part in parts)
-        drawing.text((left + 6, top + bar * 0.7), f"{figures.milliseconds(total)} ms", "tick")
-    base = len(rows) * (bar + gap)
-    for mark in ticks(most, 6):
-        if mark <= most * 1.001:
-            x = label + scale * mark
-            drawing.line((x, 0), (x, base - gap / 2), "grid faintest")
-            drawing.text((x, base + 12), f"{mark:g} ms" if mark == 0 else f"{mark:g}", "tick", anchor="middle")
     return drawing.markup()
 
 

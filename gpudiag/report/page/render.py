@@ -22,7 +22,7 @@ from gpudiag.report.page.templating import templates, write_page
 _LONGEST = 1000
 #: Drawings and JSON made by this package, which have been escaped already.
 _FINISHED = frozenset(
-    {"bars", "kernels", "graph", "throughput", "efficiency", "relative", "drawing", "step_json", "buckets_json"}
+    {"graph", "throughput", "efficiency", "relative", "drawing", "step_json", "buckets_json", "others_packed"}
 )
 
 
@@ -93,7 +93,7 @@ def _contents(run: dict[str, Any] | None, scaled: dict[str, Any] | None, machine
         names += ["More devices"] if scaled["prospects"] else []
     if run is not None:
         names += ["Summary", "Where a step's time goes"]
-        names += ["One step"] if run["step_json"] else []
+        names += ["One step"] if run["timeline"] else []
         names += ["Findings"] if run["findings"] else []
         names += ["Top kernels"] if run["kernels"] else []
         names.append("How far to trust this")

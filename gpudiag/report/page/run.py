@@ -5,25 +5,25 @@ from __future__ import annotations
 from collections import Counter
 from typing import Any
 
-import msgspec
-
-from gpudiag.model.analysis import BUCKETS, Analysis, CollectiveSummary, Finding
+from gpudiag.model.analysis import Analysis, CollectiveSummary, Finding
 from gpudiag.model.sanitize import one_line
-from gpudiag.model.step_view import StepView
+from gpudiag.model.step_view import UNMARKED_INPUT, StepView
 from gpudiag.report import figures
+from gpudiag.report import verdict as words
 from gpudiag.report.evidence import evidence_items
 from gpudiag.report.kernel_names import kernel_label
-from gpudiag.report.page.charts import bars, stacked_bars
+from gpudiag.report.page.steps import ASSUMED_INPUT, steps_part
 from gpudiag.report.palette import LABELS
 from gpudiag.report.rank_rows import Row, cells, duration, headings, largest_collectives, largest_kernels, rows_of
-from gpudiag.report.terminal.findings import MOST_REASONS, main_finding, title_of, trust_section, worth
-from gpudiag.report.terminal.ranks import buckets_seen
+from gpudiag.report.terminal.ranks import HIDDEN_WORDS, buckets_seen, hides
 from gpudiag.report.terminal.report import evidence_lines, on_processors, step_line, what_ran
+from gpudiag.report.terminal.traffic import wait_lines
 
-_COLLECTIVE_HEADINGS = ("collective", "group", "size", "per step", "transfer µs", "wait µs", "busbw GB/s", "alone")
+_COLLECTIVE_HEADINGS = ("collective", "group", "size", "per step", "transfer µs", "wait µs", "busbw GB/s", "peak")
 _MOST_KERNELS = 12
 _MOST_LINES = 12
-_LONGEST_NAME = 160
+#: What is shorter than this share of a bar cannot be seen hatched.
+_SEEN_SHARE = 0.01
 
 
 def run_part(analysis: Analysis, step: StepView | None, heading: str = "") -> dict[str, Any]:
@@ -37,67 +37,79 @@ def run_part(analysis: Analysis, step: StepView | None, heading: str = "") -> di
     rows, note = rows_of(analysis.devices)
     buckets = buckets_seen(rows) if rows else []
     unit = "operator" if on_processors(analysis) else "kernel"
+    bars = _bars(analysis, rows)
+    assumed = any(colour == "unmarked" for _, parts, _ in bars for colour, *_ in parts)
     return {
         "heading": heading,
         "title": what_ran(analysis),
         "subtitle": [step_line(analysis).plain, *evidence_lines(analysis), _software(analysis)],
         "verdict": _verdict(analysis),
+        "next": words.next_step(analysis),
+        "path_heading": words.PATH_HEADING,
+        "path": words.path_lines(analysis),
+        "explained": words.explained_lines(analysis),
+        "hidden_words": HIDDEN_WORDS if hides(rows) else "",
         "cards": _cards(analysis),
-        "bars": _bars(rows),
-        "legend": [(LABELS[bucket], bucket) for bucket in buckets],
+        "bars": bars,
+        "legend": [
+            *((LABELS[bucket], bucket) for bucket in buckets),
+            *([(ASSUMED_INPUT, "unmarked")] if assumed else []),
+        ],
         "rank_headings": headings(buckets),
         "rank_rows": [cells(row, buckets) for row in rows],
         "rank_note": note,
-        "step_json": None if step is None else _json(_printable(step)),
-        "buckets_json": _json(BUCKETS),
-        "step_words": "" if step is None else _step_words(step),
-        "step_legend": _step_legend(step),
-        "findings": [finding_part(finding, analysis.steps.mean_ms) for finding in analysis.findings],
-        "waits": _waits(analysis),
+        "timeline": None if step is None else steps_part(step),
+        "findings": [finding_part(finding, analysis) for finding in analysis.findings],
+        "waits": [line.plain for line in wait_lines(analysis.waits, analysis.steps.mean_ms)],
         "kernels": _kernels(analysis),
         "kernels_heading": f"Top {unit}s",
         "collective_headings": _COLLECTIVE_HEADINGS,
         "collectives": [_collective(call) for call in largest_collectives(analysis.collectives, _MOST_LINES)],
-        "validity": _validity(analysis),
+        "doubts": words.doubts(analysis),
     }
 
 
-def finding_part(finding: Finding, step_ms: float | None) -> dict[str, Any]:
-    """One finding for the template."""
+def finding_part(finding: Finding, analysis: Analysis | None) -> dict[str, Any]:
+    """One finding for the template; without an analysis, of a machine."""
     evidence = {key: value for key, value in finding.evidence.items() if key != "reason"}
     return {
         "severity": finding.severity,
-        "title": title_of(finding),
+        "title": words.title_of(finding),
         "code": finding.code,
-        "confidence": finding.confidence,
-        "who": figures.ranks(finding.ranks) if finding.ranks else "",
-        "cause": finding.cause or "",
-        "worth": "" if step_ms is None else worth(finding, step_ms),
+        "ranks": finding.ranks,
+        "about": words.about(finding) + ("" if analysis else f" · {finding.confidence} confidence"),
+        "savings": "" if analysis is None else words.savings(finding, analysis.steps.mean_ms),
+        "where": words.where(finding),
+        "instead": "" if analysis is None else words.or_instead(finding, analysis),
         "evidence": evidence_items(evidence),
         "advice": finding.advice,
     }
 
 
-def _verdict(analysis: Analysis) -> dict[str, str]:
-    finding = main_finding(analysis.findings)
+def _verdict(analysis: Analysis) -> dict[str, Any]:
+    finding = words.headline_finding(analysis)
     if finding is None:
-        return {"severity": "warning", "title": "No finding: these traces do not carry a verdict.", "worth": ""}
-    gain = worth(finding, analysis.steps.mean_ms)
-    return {"severity": finding.severity, "title": title_of(finding), "worth": gain}
+        plain = Finding(
+            code="", severity="info" if analysis.source.input_only else "warning", title=words.no_finding(analysis)
+        )
+        return {**finding_part(plain, None), "number": 0}
+    return {**finding_part(finding, analysis), "number": analysis.findings.index(finding) + 1}
 
 
 def _cards(analysis: Analysis) -> list[tuple[str, str]]:
     steps = analysis.steps
     times = (
-        ("per step, profiled", steps.mean_ms),
-        ("per step, unprofiled", steps.unprofiled_mean_ms),
-        ("per step, corrected", steps.corrected_mean_ms),
+        ("per step", steps.unprofiled_mean_ms),
+        ("per step, estimated", steps.corrected_mean_ms if steps.unprofiled_mean_ms is None else None),
+        ("per step, while profiling", steps.mean_ms),
     )
     cards = [(name, f"{figures.milliseconds(ms)} ms") for name, ms in times if ms is not None]
     if analysis.source.samples_per_s is not None:
-        cards.append(("samples/s", figures.thousands(analysis.source.samples_per_s)))
+        cards.append(("samples/s", figures.throughput(analysis.source.samples_per_s)))
         if steps.unprofiled_mean_ms:
             cards.append(("iterations per minute", figures.thousands(60e3 / steps.unprofiled_mean_ms)))
+    if analysis.inference is not None:
+        cards.append(("Mvox/s written", figures.throughput(analysis.inference.mvox_per_s)))
     names = Counter(one_line(device.name or device.device)[:40] for device in analysis.devices)
     cards += [(f"{name}", f"{count} {figures.TIMES}") for name, count in names.most_common(2)]
     return cards
@@ -107,45 +119,39 @@ def _software(analysis: Analysis) -> str:
     return " · ".join(f"{name} {version}" for name, version in list(analysis.source.software.items())[:8])
 
 
-def _bars(rows: list[Row]) -> str:
-    if not rows:
-        return ""
-
-    def tip(row: Row, bucket: str) -> str:
-        return f"{row.label}, {LABELS[bucket]}: {figures.milliseconds(row.buckets_ms[bucket])} ms"
-
-    parts = [
-        (row.label, [(bucket, value, tip(row, bucket)) for bucket, value in row.buckets_ms.items() if value > 0])
-        for row in rows
-    ]
-    return stacked_bars("Milliseconds per step by rank and bucket", parts)
-
-
-def _waits(analysis: Analysis) -> list[list[str]]:
-    long = [wait for wait in analysis.waits if duration(wait.ms_per_step) >= 0.01 * duration(analysis.steps.mean_ms)]
-    long.sort(key=lambda wait: -wait.ms_per_step)
-    return [
-        [str(wait.rank), f"rank {wait.on_rank}", figures.milliseconds(wait.ms_per_step), wait.cause or "—"]
-        for wait in long[:_MOST_LINES]
-        if wait.ms_per_step > 0
-    ]
+def _bars(analysis: Analysis, rows: list[Row]) -> list[tuple[str, list[tuple[str, float, str]], str]]:
+    """Of each row its label, its parts (colour, percent of the longest step, tip), and its step."""
+    longest = max((sum(row.buckets_ms.values()) for row in rows), default=0.0) or 1.0
+    assumed = [one.device_ms for one in analysis.portions if (one.bucket, one.name) == ("idle", UNMARKED_INPUT)]
+    bars = []
+    for place, row in enumerate(rows):
+        parts = [(LABELS[bucket], bucket, ms) for bucket, ms in row.buckets_ms.items()]
+        if assumed and len(rows) == len(analysis.devices) == len(assumed[0]):
+            label, bucket, idle = parts.pop()
+            loading = min(duration(assumed[0][place]), idle)
+            seen = loading if loading >= _SEEN_SHARE * longest else 0.0
+            parts += [(ASSUMED_INPUT, "unmarked", seen), (label, bucket, idle - seen)]
+        drawn = [
+            (colour, 100 * ms / longest, f"{row.label}, {label}: {figures.milliseconds(ms)} ms")
+            for label, colour, ms in parts
+            if ms > 0
+        ]
+        bars.append((row.label, drawn, f"{figures.milliseconds(row.step_ms)} ms"))
+    return bars
 
 
-def _kernels(analysis: Analysis) -> str:
+def _kernels(analysis: Analysis) -> list[tuple[str, list[tuple[str, float, str]], str]]:
+    """The same of each kernel: its label, its one part, its figures."""
     kernels = largest_kernels(analysis.kernels, _MOST_KERNELS)
-    if not kernels:
-        return ""
-    longest = duration(kernels[0].ms_per_step) or 1.0
-    rows = [
-        (
-            kernel_label(kernel.name, 38),
-            duration(kernel.ms_per_step) / longest,
-            f"{figures.milliseconds(duration(kernel.ms_per_step))} ms, {duration(kernel.per_step):.4g} calls",
-            "launch" if on_processors(analysis) else "compute",
-        )
-        for kernel in kernels
-    ]
-    return bars("What takes most device time per step", rows)
+    longest = max((duration(kernel.ms_per_step) for kernel in kernels), default=0.0) or 1.0
+    colour = "launch" if on_processors(analysis) else "compute"
+    rows = []
+    for kernel in kernels:
+        ms, name = duration(kernel.ms_per_step), kernel_label(kernel.name, 60)
+        calls = duration(kernel.per_step)
+        words = f"{figures.milliseconds(ms)} ms, {calls:.4g} call{'s' if calls != 1 else ''}"
+        rows.append((name, [(colour, 100 * ms / longest, f"{name}: {words}")], words))
+    return rows
 
 
 def _collective(call: CollectiveSummary) -> list[str]:
@@ -159,44 +165,3 @@ def _collective(call: CollectiveSummary) -> list[str]:
         figures.rate(call.busbw_gb_per_s),
         figures.rate(call.probe_busbw_gb_per_s),
     ]
-
-
-def _validity(analysis: Analysis) -> list[str]:
-    known = [f"{warning.code}: {warning.message}" for warning in analysis.validity]
-    if trust_section(analysis.validity, analysis.steps) is None:
-        return known
-    missing = list(analysis.steps.reasons.items())[:MOST_REASONS]
-    return [*known, *(f"no {key.removesuffix('_ms').replace('_', ' ')}: {reason}" for key, reason in missing)]
-
-
-def _step_words(step: StepView) -> str:
-    left_out = sum(track.left_out for rank in step.ranks for track in rank.tracks)
-    length = figures.milliseconds(step.length / 1e6)
-    words = f"Step {step.step}, {length} ms from the first rank's begin to the last one's end."
-    if step.ranks_left_out:
-        words += f" {step.ranks_left_out} more ranks are not drawn."
-    if left_out:
-        words += f" {left_out} spans too short to see are left out."
-    return words
-
-
-def _step_legend(step: StepView | None) -> list[tuple[str, str]]:
-    if step is None:
-        return []
-    seen = {
-        colour for rank in step.ranks for track in rank.tracks if track.kind == "buckets" for colour in track.colour
-    }
-    buckets = [(LABELS[bucket], bucket) for index, bucket in enumerate(BUCKETS) if index in seen]
-    kinds = {track.kind for rank in step.ranks for track in rank.tracks}
-    device = [("communication kernel", "communication")] if "device" in kinds else []
-    return [*buckets, *device, ("host operator", "operator"), ("range", "annotation"), ("CUDA call", "runtime")]
-
-
-def _printable(step: StepView) -> StepView:
-    return msgspec.structs.replace(step, names=tuple(one_line(name)[:_LONGEST_NAME] for name in step.names))
-
-
-def _json(noun: object) -> str:
-    """JSON that cannot end the script element it stands in."""
-    text = msgspec.json.encode(noun).decode()
-    return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")

@@ -35,7 +35,7 @@ def scaling_part(result: Scaling) -> dict[str, Any]:
         "alone": [
             [
                 f"{gpu.index} {one_line(gpu.name)}",
-                figures.rate(gpu.samples_per_s),
+                figures.throughput(gpu.samples_per_s),
                 f"{100 * gpu.relative:.1f} %",
                 "unlike the rest" if gpu.odd else "",
             ]
@@ -46,7 +46,7 @@ def scaling_part(result: Scaling) -> dict[str, Any]:
                 " and ".join(map(str, pair.indices)),
                 pair.link,
                 pair.strategy,
-                figures.rate(pair.samples_per_s),
+                figures.throughput(pair.samples_per_s),
                 words.share(pair.efficiency, pair.efficiency_ci95),
             ]
             for pair in result.pairs
@@ -88,7 +88,7 @@ def _group(setting: str, points: list[PointRecord]) -> dict[str, Any]:
                 (
                     point.strategy,
                     share,
-                    f"{100 * share:.1f} % · {figures.rate(point.samples_per_s)} samples/s",
+                    f"{100 * share:.1f} % · {figures.throughput(point.samples_per_s)} samples/s",
                     f"s{strategies.index(point.strategy) % SERIES}",
                 )
                 for point, share in ranked
@@ -113,7 +113,7 @@ def _series(points: list[PointRecord], strategy: str, number: int, *, efficiency
 
 def _waterfall(fall: Waterfall) -> str:
     rows = [
-        (name, percent, f"{name}: {percent:z.2f} %, {figures.rate(abs(rate))} samples/s, {ms:z.2f} ms per step")
+        (name, percent, f"{name}: {percent:z.2f} %, {figures.throughput(abs(rate))} samples/s, {ms:z.2f} ms per step")
         for name, percent, rate, ms in words.waterfall_rows(fall)
     ]
     colours = ["ideal", *("gain" if percent > 0 else "loss" for _, percent, _ in rows[1:-1]), "s0"]

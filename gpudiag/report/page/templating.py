@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from gpudiag.errors import GpudiagError
+from gpudiag.model.run_directory import write_output
 from gpudiag.model.sanitize import one_line
 from gpudiag.report import figures
 
@@ -33,13 +33,5 @@ def heat_bucket(share: float | None) -> int:
 
 
 def write_page(page: str, path: Path) -> None:
-    """Write a page to a file.
-
-    Raises:
-        GpudiagError: the file cannot be written.
-    """
-    try:
-        path.write_text(page, encoding="utf-8")
-    except OSError as error:
-        hint = "Choose another place with --html."
-        raise GpudiagError(f"cannot write {path}: {error.strerror or error}", hint) from error
+    """Write a page as `write_output` does."""
+    write_output(path, page.encode())

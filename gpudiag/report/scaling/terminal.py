@@ -32,7 +32,7 @@ def render_scaling(result: Scaling, console: Console) -> None:
         for gpu in result.alone:
             mark = "  unlike the rest" if gpu.odd else ""
             share = f"{100 * gpu.relative:.1f} % of the median{mark}"
-            console.print(Text(f"{gpu.index}  {figures.rate(gpu.samples_per_s)} samples/s, {share}"))
+            console.print(Text(f"{gpu.index}  {figures.throughput(gpu.samples_per_s)} samples/s, {share}"))
     if result.links:
         _print_heading("Pairs by link, beside the sum of their two devices alone", console)
         for link in result.links:
@@ -107,7 +107,9 @@ def _print_waterfall(fall: Waterfall, console: Console) -> None:
         begin, end = sorted((round(scale * before), round(scale * after)))
         bar = " " * begin + ("█" if total else "▒") * max(end - begin, 1 if abs(percent) >= 0.05 else 0)
         each = "" if total else f"{figures.milliseconds(ms, beside=10)} ms"
-        console.print(Text(f"{name:<18}{percent:z7.1f} %  {bar:<{_BAR + 1}} {figures.rate(rate):>9}  {each}".rstrip()))
+        console.print(
+            Text(f"{name:<18}{percent:z7.1f} %  {bar:<{_BAR + 1}} {figures.throughput(rate):>9}  {each}".rstrip())
+        )
     if fall.hidden_communication_ms > 0:
         console.print(Text(f"hidden communication: {fall.hidden_communication_ms:.2f} ms per step", style="dim"))
     for note in fall.notes:

@@ -2,48 +2,20 @@
 
 from __future__ import annotations
 
-import csv
-import io
 import re
 from collections.abc import Iterable, Sequence
 
 from gpudiag.model.benchmarks.scaling import PointRecord, Scaling, Waterfall
-from gpudiag.model.sanitize import not_a_formula, one_line
+from gpudiag.model.frames.results import points_frame
+from gpudiag.model.sanitize import one_line
 from gpudiag.report import figures
+from gpudiag.report.csv_text import csv_text
 from gpudiag.report.scaling import words
-
-_COLUMNS = (
-    *("workload", "framework", "strategy", "mode", "devices", "device_indices", "batch_per_device", "global_batch"),
-    *("precision", "memory_format", "data", "status", "samples_per_s", "ci95_low", "ci95_high"),
-    *("iterations_per_minute", "mean_ms", "standard_error_ms", "median_ms", "jitter_ms", "steps"),
-    *("warmup_steps", "warmup_seconds", "speedup", "speedup_low", "speedup_high"),
-    *("efficiency", "efficiency_low", "efficiency_high", "baseline", "parameters", "gradient_bytes", "error", "id"),
-)
 
 
 def to_csv(points: Iterable[PointRecord]) -> str:
     """One row per point; figures in full, missing ones empty."""
-    out = io.StringIO()
-    writer = csv.writer(out, lineterminator="\n")
-    writer.writerow(_COLUMNS)
-    for point in points:
-        values = {
-            **{name: getattr(point, name) for name in _COLUMNS if hasattr(point, name)},
-            "device_indices": " ".join(map(str, point.device_indices)),
-            "iterations_per_minute": 60e3 / point.step_ms if point.step_ms else None,
-        }
-        for name in ("speedup", "efficiency"):
-            low, high = getattr(point, f"{name}_ci95") or (None, None)
-            values |= {f"{name}_low": low, f"{name}_high": high}
-        values["ci95_low"], values["ci95_high"] = point.ci95 or (None, None)
-        writer.writerow([_cell(values.get(name)) for name in _COLUMNS])
-    return out.getvalue()
-
-
-def _cell(value: object) -> object:
-    if not isinstance(value, str):
-        return "" if value is None else value
-    return not_a_formula(one_line(value))
+    return csv_text(points_frame(points))
 
 
 def to_markdown(result: Scaling) -> str:
@@ -57,7 +29,12 @@ def to_markdown(result: Scaling) -> str:
             lines += [f"On {ranked[0][0].devices} devices, beside the fastest: {shares}.", ""]
     if result.alone:
         rows = [
-            (str(gpu.index), figures.rate(gpu.samples_per_s), f"{100 * gpu.relative:.1f} %", "odd" if gpu.odd else "")
+            (
+                str(gpu.index),
+                figures.throughput(gpu.samples_per_s),
+                f"{100 * gpu.relative:.1f} %",
+                "odd" if gpu.odd else "",
+            )
             for gpu in result.alone
         ]
         lines += ["## Each device alone", "", *table(("device", "samples/s", "of the median", ""), rows, left=1), ""]

@@ -2,9 +2,19 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 
-from gpudiag.model.benchmarks.scaling import Duration, Forecast, Machine, PointRecord, Prospect, Scaling, Waterfall
+from gpudiag.model.benchmarks.scaling import (
+    NOT_RECORDED,
+    Duration,
+    Forecast,
+    Machine,
+    PointRecord,
+    Prospect,
+    Scaling,
+    Waterfall,
+)
 from gpudiag.model.job import DEFAULT_FRAMEWORK, INDEPENDENT
 from gpudiag.model.sanitize import one_line
 from gpudiag.report import figures
@@ -47,11 +57,15 @@ def machine(known: Machine) -> str:
 def setting(point: PointRecord) -> str:
     """What the rows of one table share: `resnet50 · weak: 64 samples per device · bf16 · nhwc · data on device`."""
     batch = (
-        f"weak scaling, {point.batch_per_device} samples per device"
+        f"weak scaling, {_samples(point.batch_per_device)} per device"
         if point.mode == "weak"
         else f"strong scaling, {point.global_batch} samples per step"
     )
-    words = [point.workload, batch, point.precision, point.memory_format, f"data: {point.data}"]
+    if not point.batch_per_device:  # a loop of one's own that did not say
+        batch = "samples per step not recorded"
+    known = [word for word in (point.precision, point.memory_format) if word != NOT_RECORDED]
+    known += [f"data: {point.data}"] if point.data != NOT_RECORDED else []
+    words = [point.workload, batch, *known]
     words += [f"{name} {value}" for name, value in sorted(point.options.items())]
     if point.framework != DEFAULT_FRAMEWORK:
         words.insert(1, point.framework)
@@ -84,7 +98,7 @@ def cells(point: PointRecord) -> tuple[str, ...]:
     return (
         str(point.devices),
         one_line(point.strategy),
-        figures.rate(point.samples_per_s),
+        throughput(point.samples_per_s, point.mvox_per_s),
         f"{100 * half / point.samples_per_s:.1f} %",
         f"{figures.milliseconds(step)} ± {figures.milliseconds(point.standard_error_ms, beside=step)}",
         figures.milliseconds(point.median_ms, beside=step),
@@ -95,6 +109,13 @@ def cells(point: PointRecord) -> tuple[str, ...]:
         share(point.efficiency, point.efficiency_ci95 if point.devices > 1 else None),
         figures.thousands(60e3 / step, 0 if step < 6e3 else 1),
     )
+
+
+def throughput(samples_per_s: float, mvox_per_s: float | None) -> str:
+    """Samples per second, and what they come to where a sample is a block of a volume: `3.40, 62.1 Mvox/s`."""
+    if mvox_per_s is None or math.isnan(mvox_per_s):
+        return figures.throughput(samples_per_s)
+    return f"{figures.throughput(samples_per_s)}, {figures.throughput(mvox_per_s)} Mvox/s"
 
 
 def warmup(point: PointRecord) -> str:
@@ -145,20 +166,35 @@ def forecast_cells(forecast: Forecast) -> tuple[str, str, str, str]:
     return (
         figures.thousands(forecast.devices),
         share(efficiency.value, (efficiency.low, efficiency.high)),
-        f"{figures.rate(rates.value)} ({figures.rate(rates.low)} to {figures.rate(rates.high)})",
+        f"{figures.throughput(rates.value)} ({figures.throughput(rates.low)} to {figures.throughput(rates.high)})",
         forecast.network or "as measured",
     )
 
 
 def duration_words(duration: Duration, point: PointRecord) -> str:
     """How long, in one line that says the batch."""
-    what = f"{_count(duration.samples)} samples"
-    if duration.voxels is not None:
-        what = f"{figures.thousands(duration.voxels)} voxels"
-    return (
-        f"{what} at {one_line(point.workload)}, {one_line(point.strategy)}, {point.devices} devices: "
-        f"{_hours(duration.hours)} ({_count(duration.iterations)} iterations of {point.global_batch} samples)"
+    where = (
+        f"at {one_line(point.workload)}, {one_line(point.strategy)}, {point.devices} device{'s' * (point.devices > 1)}"
     )
+    batches = f"{_count(duration.iterations)} iterations of {_samples(point.global_batch)}"
+    pace = "" if duration.per_minute is None else f", {figures.throughput(duration.per_minute)} a minute"
+    if duration.of == "voxels" or duration.voxels is not None:
+        rate = "" if duration.mvox_per_s is None else f" at {figures.throughput(duration.mvox_per_s)} Mvox/s"
+        hours = f"{_count(duration.hours)} h" if duration.hours >= 72 else _hours(duration.hours)
+        return f"{figures.thousands(duration.voxels or 0)} voxels {where}: {hours}{rate} ({batches})"
+    if duration.of == "samples":
+        return f"{_count(duration.samples)} samples {where}: {_hours(duration.hours)} ({batches}{pace})"
+    line = f"{batches} {where}: {_hours(duration.hours)}{pace}"
+    if duration.like_one_device_hours is None:
+        return line
+    return (
+        f"{line}; these are {point.devices} times the samples of as many iterations on one device, "
+        f"which would take {_hours(duration.like_one_device_hours)} here"
+    )
+
+
+def _samples(count: int) -> str:
+    return f"{count} sample{'s' * (count != 1)}"
 
 
 def _count(value: float) -> str:
@@ -176,8 +212,10 @@ def _hours(hours: float) -> str:
 def relative_performance(points: Sequence[PointRecord]) -> list[tuple[PointRecord, float]]:
     """Strategies on the most devices that one group has, fastest first, each beside the fastest that exchanges.
 
-    `independent` does not train one model and is left out.
+    `independent` does not train one model and is left out; so is everything where a baseline decides nothing.
     """
+    if any(point.baseline is not None and point.speedup is None for point in points):
+        return []
     measured = [point for point in points if point.samples_per_s is not None and point.strategy != INDEPENDENT]
     most = max((point.devices for point in measured), default=0)
     last = [point for point in measured if point.devices == most]

@@ -16,13 +16,15 @@ from gpudiag.report.rank_rows import Row
 
 #: A bucket below this on every rank would be a column of zeros.
 _SEEN_MS = 0.005
-#: Heading of the communication that runs beside compute: no bucket, for it costs no time.
+#: Heading of the communication that runs beside compute, which is no bucket, and what it means.
 HIDDEN = "hidden"
+HIDDEN_WORDS = "communication overlapped with compute, whose kernels it can slow down"
 
 
 def buckets_seen(rows: Sequence[Row]) -> list[str]:
     """The buckets that some row has, in their order."""
-    return [bucket for bucket in BUCKETS if any(row.buckets_ms[bucket] >= _SEEN_MS for row in rows)]
+    seen = min([_SEEN_MS, *(_SEEN_MS * row.step_ms for row in rows if row.step_ms > 0)])
+    return [bucket for bucket in BUCKETS if any(row.buckets_ms[bucket] >= seen for row in rows)]
 
 
 def hides(rows: Sequence[Row]) -> bool:

@@ -9,6 +9,7 @@ from rich.text import Text
 from gpudiag.model.benchmarks.recommendation import Ranked, Recommendation
 from gpudiag.model.job import INDEPENDENT
 from gpudiag.model.sanitize import one_line, printable
+from gpudiag.report import figures
 from gpudiag.report.layout import indented
 
 _GOOD, _DIM = "bold green", "dim"
@@ -34,9 +35,10 @@ def render_recommendation(result: Recommendation, console: Console) -> None:
     if result.scaling:
         console.print()
         console.print(_scaling(result))
-    console.print()
-    console.print(Text("To use it", style="bold"))
-    console.print(indented(f"gpudiag profile {one_line(result.workload)} {' '.join(result.flags)}"))
+    if result.flags:
+        console.print()
+        console.print(Text("To use it", style="bold"))
+        console.print(indented(f"gpudiag profile {one_line(result.workload)} {' '.join(result.flags)}"))
     if result.code:
         console.print(Text("In a loop of your own", style="bold"))
         console.print(indented(printable(result.code, keep="\n")))
@@ -55,7 +57,7 @@ def _title(result: Recommendation) -> str:
 def _verdict(result: Recommendation) -> str:
     if result.verdict == "tie":
         others = ", ".join(one_line(label) for label in result.tied if label != result.recommended)
-        return f"Tie: take {one_line(result.recommended)} (as fast: {others})"
+        return f"Tie: take {one_line(result.recommended)} (perhaps as fast: {others})"
     return f"Take {one_line(result.recommended)}"
 
 
@@ -66,7 +68,7 @@ def _why(result: Recommendation) -> list[str]:
         lines.append(f"{saved} against {one_line(result.gain.over)}{'' if result.gain.measured else ', by prediction'}")
     if result.ceiling is not None:
         left = result.ceiling.percent_left
-        more = "" if left is None else f"; {max(0.0, left):.1f} % of the step is left to gain at most"
+        more = "" if left is None else f"; {max(0.0, left):.1f} % of the step could still be saved at most"
         lines.append(f"without any exchange the step takes {result.ceiling.step_ms:.2f} ms{more}")
     return lines
 
@@ -88,7 +90,7 @@ def _ranking(result: Recommendation, *, wide: bool) -> Table:
             cells.append(_ms(ranked.exposed_ms))
         if measured:
             cells += [_with_interval(ranked), _slower(ranked)]
-        cells.append("—" if ranked.samples_per_s is None else f"{ranked.samples_per_s:.0f}")
+        cells.append(figures.throughput(ranked.samples_per_s))
         chosen = ranked.strategy == result.recommended
         table.add_row(*map(Text, cells), style=_GOOD if chosen else _DIM if ranked.strategy == INDEPENDENT else "")
     return table
@@ -105,7 +107,7 @@ def _scaling(result: Recommendation) -> Table:
     for heading in ("devices", "step ms", "samples/s", "speedup", "efficiency"):
         table.add_column(heading, justify="right")
     for expected in result.scaling:
-        rate = "—" if expected.samples_per_s is None else f"{expected.samples_per_s:.0f}"
+        rate = figures.throughput(expected.samples_per_s)
         speedup, efficiency = f"{expected.speedup:.2f}", f"{expected.efficiency:.1%}"
         table.add_row(str(expected.devices), f"{expected.step_ms:.2f}", rate, speedup, efficiency)
     return table
@@ -130,6 +132,8 @@ def _with_interval(ranked: Ranked) -> str:
 
 
 def _slower(ranked: Ranked) -> str:
+    if ranked.unranked is not None:
+        return "not known"
     if ranked.slower_percent is None or ranked.slower_ci95 is None or ranked.strategy == INDEPENDENT:
         return ""
     if ranked.slower_percent == 0.0 and ranked.slower_ci95 == (0.0, 0.0):

@@ -14,15 +14,16 @@ from gpudiag.report.layout import print_trimmed, under_headings
 from gpudiag.report.palette import fills
 from gpudiag.report.rank_rows import rows_of
 from gpudiag.report.terminal.bars import legend, stacked_bars
-from gpudiag.report.terminal.findings import findings_section, next_step, trust_section, verdict
-from gpudiag.report.terminal.ranks import HIDDEN, buckets_seen, hides, rank_table
+from gpudiag.report.terminal.findings import findings_section, next_section, trust_section, verdict
+from gpudiag.report.terminal.ranks import HIDDEN, HIDDEN_WORDS, buckets_seen, hides, rank_table
 from gpudiag.report.terminal.traffic import collectives_table, kernels_table, wait_lines
+from gpudiag.report.verdict import explained_lines
 
 _FRAMEWORKS = {"pytorch": "PyTorch", "tensorflow": "TensorFlow"}
 _CPU_PROCESS = "CPU process"
 _SEPARATOR = " · "
 _MOST_SOFTWARE = 6
-#: A profiler's share below this of the step is not worth a figure beside the other.
+#: A profiler's overhead below this share of the step needs no figure of its own.
 _SAME = 0.01
 _LONGEST_NAME = 60
 
@@ -43,23 +44,25 @@ def analysis_report(analysis: Analysis, console: Console, *, all_ranks: bool = F
         bars = stacked_bars(rows, fill, console.width)
         parts: list[RenderableType] = [bars, legend(buckets, fill, console.width), Text(), rank_table(rows, console)]
         if hides(rows):
-            parts.append(Text(f"{HIDDEN}: communication beside compute, which costs no time", style="dim"))
+            parts.append(Text(f"{HIDDEN}: {HIDDEN_WORDS}", style="dim"))
         parts += [Text(note, style="dim")] if note else []
+        explained = explained_lines(analysis)
+        parts += [Text(), *(Text(line) for line in explained)] if explained else []
         sections.append(("Where a step's time goes", Group(*parts)))
     waits = wait_lines(analysis.waits, analysis.steps.mean_ms)
     if waits:
         sections.append(("Waits", Group(*waits)))
     if analysis.findings:
-        sections.append(("Findings", findings_section(analysis.findings, analysis.steps.mean_ms)))
+        sections.append(("Findings", findings_section(analysis)))
     if analysis.collectives:
         sections.append(("Collectives", collectives_table(analysis.collectives, console.width)))
     if analysis.kernels:
         heading = "Operators" if on_processors(analysis) else "Kernels"
         sections.append((heading, kernels_table(analysis.kernels, heading, console.width)))
-    doubts = trust_section(analysis.validity, analysis.steps)
+    doubts = trust_section(analysis)
     if doubts is not None:
         sections.append(("How far to trust this", doubts))
-    sections.append(("Next", Text(next_step(analysis))))
+    sections.append(("Next", next_section(analysis)))
     return Group(*_header(analysis), Text(), verdict(analysis), *under_headings(sections))
 
 
@@ -100,39 +103,63 @@ def on_processors(analysis: Analysis) -> bool:
 
 
 def step_line(analysis: Analysis) -> Text:
-    """The step's times: profiled, unprofiled, without the profiler's share; throughput."""
+    """The step's time, measured or else estimated without profiling, beside what it was while profiling; throughput."""
     steps = analysis.steps
-    times = [f"{figures.milliseconds(steps.mean_ms)} ms profiled"]
+    profiled = f"{figures.milliseconds(steps.mean_ms)} ms while profiling"
     if steps.unprofiled_mean_ms is not None:
-        times.append(f"{figures.milliseconds(steps.unprofiled_mean_ms)} ms unprofiled")
-    if steps.corrected_mean_ms is not None and abs(steps.corrected_mean_ms - steps.mean_ms) > _SAME * steps.mean_ms:
-        between = ""
-        if steps.corrected_interval_ms is not None:
-            low, high = (figures.milliseconds(ms) for ms in steps.corrected_interval_ms)
-            between = f" ({low}{figures.EN_DASH}{high})"
-        times.append(f"{figures.milliseconds(steps.corrected_mean_ms)} ms{between} without the profiler's share")
-    line = Text("Step ").append(times[0], style="bold")
-    line.append("".join(f"{_SEPARATOR}{time}" for time in times[1:]))
+        line = Text("Step ").append(f"{figures.milliseconds(steps.unprofiled_mean_ms)} ms", style="bold")
+        line.append(f" ({profiled})")
+    else:
+        line = Text("Step ").append(profiled, style="bold")
+        corrected = steps.corrected_mean_ms
+        if corrected is not None and abs(corrected - steps.mean_ms) > _SAME * steps.mean_ms:
+            between = ""
+            if steps.corrected_interval_ms is not None:
+                low, high = (figures.milliseconds(ms) for ms in steps.corrected_interval_ms)
+                between = f" ({low}{figures.EN_DASH}{high})"
+            line.append(f"{_SEPARATOR}about {figures.milliseconds(corrected)} ms{between} estimated without profiling")
     if analysis.source.samples_per_s is not None:
-        line.append(f"{_SEPARATOR}{figures.thousands(analysis.source.samples_per_s)} samples/s")
-    line.append(f"{_SEPARATOR}mean of {steps.analysed} steps" if steps.analysed else "")
+        line.append(f"{_SEPARATOR}{figures.throughput(analysis.source.samples_per_s)} samples/s")
+    line.append(f"{_SEPARATOR}mean of {steps.analysed} step{'s' * (steps.analysed > 1)}" if steps.analysed else "")
     return line
 
 
 def evidence_lines(analysis: Analysis) -> list[str]:
     """What the steps without profiler tell of the host, and what recording did to the step; a line each, if known."""
-    lines = []
+    lines = volume_lines(analysis)
     if analysis.timed:
-        parts = (("input", "input_ms"), ("queued after", "host_ms"), ("ahead of the device by", "lead_ms"))
+        parts = (("data loading", "input_ms"), ("launching", "host_ms"), ("CPU ahead of the GPU by", "lead_ms"))
         shown = ((words, [getattr(rank, key) for rank in analysis.timed]) for words, key in parts)
         known = [f"{words} {figures.span(values)} ms" for words, values in shown if None not in values]
-        lines.append(f"Without profiler: {', '.join(known)}")
+        lines.append(f"Without profiling: {', '.join(known)}")
     cost = analysis.recording
     if cost is not None and cost.unprofiled_ms is not None:
-        recorded = (("lightly", cost.light_ms), ("with operators", cost.full_ms))
-        slowed = [f"{figures.milliseconds(ms)} ms while recorded {how}" for how, ms in recorded if ms is not None]
-        lines.append(f"A step took {figures.milliseconds(cost.unprofiled_ms)} ms; {', '.join(slowed)}")
-    return lines
+        recorded = (("recording GPU activity", cost.light_ms), ("recording operators too", cost.full_ms))
+        slowed = [f"{figures.milliseconds(ms)} ms {how}" for how, ms in recorded if ms is not None]
+        lines.append(f"Profiling overhead: {figures.milliseconds(cost.unprofiled_ms)} ms without, {', '.join(slowed)}")
+    return [*lines, *_clock_lines(analysis)]
+
+
+def volume_lines(analysis: Analysis) -> list[str]:
+    """How fast a volume was written, of a run that predicted one, and what a larger one takes at that pace."""
+    done = analysis.inference
+    if done is None or not done.mvox_per_s:
+        return []
+    written = f"{figures.thousands(done.voxels)} voxels written in {figures.throughput(done.seconds)} s"
+    hours = figures.throughput(1e6 / done.mvox_per_s / 3600)
+    return [f"Volume: {written}, {figures.throughput(done.mvox_per_s)} Mvox/s{_SEPARATOR}{hours} h per teravoxel"]
+
+
+def _clock_lines(analysis: Analysis) -> list[str]:
+    """How well the clocks of several hosts were brought together; nothing of one host, whose ranks share theirs."""
+    moved = [clock for clock in analysis.clocks if clock.offset_ms]
+    if not analysis.clocks or not (moved or len(analysis.source.hosts) > 1):
+        return []
+    hosts = f"{len(analysis.source.hosts)} hosts, whose" if len(analysis.source.hosts) > 1 else "The ranks'"
+    by = ", ".join(f"rank {clock.rank}'s moved by {clock.offset_ms:+.3f} ms" for clock in moved[:4])
+    more = f" and {len(moved) - 4} more" * (len(moved) > 4)
+    residual = max(clock.residual_ms for clock in analysis.clocks)
+    return [f"{hosts} clocks agree to {figures.milliseconds(residual)} ms{'; ' * bool(moved)}{by}{more}"]
 
 
 def _name(text: str) -> str:

@@ -6,7 +6,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from gpudiag.model.benchmarks.selftest import Found, Row, Selftest
+from gpudiag.model.benchmarks.selftest import Found, Row, Score, Selftest
 from gpudiag.model.sanitize import one_line
 from gpudiag.report import figures
 
@@ -48,6 +48,8 @@ def render_selftest(result: Selftest, console: Console) -> None:
         console.print(Text(line))
     console.print(Text(f"Tolerance: {result.tolerance}."))
     console.print(Text(summary(result), style="bold"))
+    for score in result.scores:
+        console.print(Text(f"  {score.name}: {_of(score)}"))
 
 
 def markdown(result: Selftest) -> str:
@@ -63,6 +65,10 @@ def markdown(result: Selftest) -> str:
         lines.append("")
     lines += left_out(result)
     lines += [f"Tolerance: {result.tolerance}. {summary(result)}", ""]
+    if result.scores:
+        lines += ["| of the faults large enough to be found | | 95 % interval |", "| --- | ---: | ---: |"]
+        lines += [f"| {score.name} | {score.right} of {score.of} | {_interval(score)} |" for score in result.scores]
+        lines.append("")
     return "\n".join(lines)
 
 
@@ -95,7 +101,9 @@ def _cells(row: Row, *, between: str) -> tuple[str, ...]:
     """The row's cells; `between` stands between a finding's code and the rest of it."""
     expected = row.expected
     cause = expected.causes if len(expected.causes) == 1 else ()
-    should = "no alarm" if expected.code is None else _words(expected.code, expected.ranks, cause, between)
+    should = _no_alarm(row, between)
+    if expected.code is not None:
+        should = _words(expected.code, expected.ranks, cause, between)
     step_ms = row.true.faulty_ms
     true = f"{_beside(row.true.ms, step_ms)} ± {_beside(row.true.standard_error_ms, step_ms)}"
     return (
@@ -107,6 +115,23 @@ def _cells(row: Row, *, between: str) -> tuple[str, ...]:
         figures.milliseconds(step_ms),
         row.verdict if not row.why else f"wrong: {'; '.join(map(one_line, row.why))}",
     )
+
+
+def _no_alarm(row: Row, between: str) -> str:
+    """What should be found of a clean job: nothing but what it loses anyway, where that was measured."""
+    losses = (("exchange", row.exchange_ms), ("launching", row.launching_ms))
+    known = [f"{name} {_beside(max(0.0, ms), row.true.faulty_ms)} ms" for name, ms in losses if ms is not None]
+    return between.join(["no alarm", *([f"but {', '.join(known)}"] if known else [])])
+
+
+def _of(score: Score) -> str:
+    """A score with its share and interval, for people."""
+    share = f" ({100 * score.right / score.of:.0f} %, 95 % interval {_interval(score)})" if score.of else ""
+    return f"{score.right} of {score.of}{share}"
+
+
+def _interval(score: Score) -> str:
+    return f"{100 * score.low:.0f} to {100 * score.high:.0f} %"
 
 
 def _beside(value_ms: float, step_ms: float) -> str:

@@ -53,7 +53,7 @@ def wait_line(on_rank: int, waits: Sequence[tuple[int, float]], how: str = "", c
     line = Text(f"{figures.ranks((rank for rank, _ in waits), capital=True)} waited ")
     line.append(low if low == high else f"{low}{figures.EN_DASH}{high}", style="bold").append(f" ms per step{how} for ")
     line.append(f"rank {on_rank}", style="bold")
-    return line.append(f" (late because of: {cause})" if cause else "")
+    return line.append(f" (cause: {cause})" if cause else "")
 
 
 def collectives_table(collectives: Sequence[CollectiveSummary], width: int) -> Table:
@@ -61,7 +61,7 @@ def collectives_table(collectives: Sequence[CollectiveSummary], width: int) -> T
     columns = ["size", "per step", "transfer µs"]
     columns += ["wait µs"] if width >= _ROOM_FOR_WAIT else []
     columns += ["busbw GB/s"] if width >= _ROOM_FOR_WAIT else ["GB/s"]
-    columns += ["alone GB/s"] if width >= _ROOM_FOR_PROBE else []
+    columns += ["peak GB/s"] if width >= _ROOM_FOR_PROBE else []
     columns += ["group"] if width >= _ROOM_FOR_GROUP else []
     if width < _ROOM_FOR_WAIT:
         columns = ["size", "µs", "GB/s"]
@@ -75,7 +75,7 @@ def collectives_table(collectives: Sequence[CollectiveSummary], width: int) -> T
             "wait µs": figures.thousands(duration(call.wait_us)),
             "busbw GB/s": figures.rate(call.busbw_gb_per_s),
             "GB/s": figures.rate(call.busbw_gb_per_s),
-            "alone GB/s": figures.rate(call.probe_busbw_gb_per_s),
+            "peak GB/s": figures.rate(call.probe_busbw_gb_per_s),
             "group": f"{shorten_middle(one_line(call.group), _NAME_WIDTH)} ({call.ranks} ranks)",
         }
         name = shorten_middle(one_line(call.operation), _NAME_WIDTH if width >= _ROOM_FOR_WAIT else 14)

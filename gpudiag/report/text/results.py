@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
-import csv
-import io
+import math
+from numbers import Integral
+from typing import Any
 
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from gpudiag.model.benchmarks.results_table import Comparable, Environment, ResultRow, ResultsTable
-from gpudiag.model.sanitize import not_a_formula, one_line
+from gpudiag.model.benchmarks.results_table import Comparable, ResultsTable
+from gpudiag.model.frames.results import results_frame
+from gpudiag.model.sanitize import one_line
 from gpudiag.report import figures
+from gpudiag.report.csv_text import csv_text
 from gpudiag.report.layout import print_trimmed
 from gpudiag.report.scaling import words
-from gpudiag.report.scaling.text import escaped, table, to_csv
+from gpudiag.report.scaling.text import escaped, table
 
 HEADINGS = ("rank", "strategy", "samples/s", "±", "step ms", "jitter", "efficiency", "machine", "from")
 
@@ -54,19 +57,7 @@ def to_markdown(result: ResultsTable) -> str:
 
 def to_csv_rows(result: ResultsTable) -> str:
     """All points with their source, machine and rank, one row each."""
-    rows = [
-        (row, environment.machine)
-        for group in result.groups
-        for environment in group.environments
-        for row in environment.rows
-    ]
-    plain = list(csv.reader(io.StringIO(to_csv([row.point for row, _ in rows]))))
-    out = io.StringIO()
-    writer = csv.writer(out, lineterminator="\n")
-    writer.writerow(("source", "machine", "rank", *plain[0]))
-    for (row, machine), cells in zip(rows, plain[1:], strict=True):
-        writer.writerow((not_a_formula(one_line(row.source)), one_line(machine), row.rank or "", *cells))
-    return out.getvalue()
+    return csv_text(results_frame(result.groups))
 
 
 def _heading(group: Comparable) -> str:
@@ -75,23 +66,25 @@ def _heading(group: Comparable) -> str:
 
 
 def _rows(group: Comparable) -> list[tuple[str, ...]]:
-    return [_cells(row, environment) for environment in group.environments for row in environment.rows]
+    return [_cells(row) for row in results_frame([group]).itertuples(index=False)]
 
 
-def _cells(row: ResultRow, environment: Environment) -> tuple[str, ...]:
-    point = row.point
-    machine, source = one_line(environment.machine), one_line(row.source)
-    if point.samples_per_s is None or point.ci95 is None or point.step_ms is None:
-        return ("", point.strategy, one_line(point.error or point.status)[:80], "", "", "", "", machine, source)
-    half = 100 * (point.ci95[1] - point.ci95[0]) / 2 / point.samples_per_s
+def _cells(row: Any) -> tuple[str, ...]:
+    machine, source, strategy = one_line(row.machine), one_line(row.source), one_line(row.strategy)
+    samples_per_s, low, high, step_ms, efficiency, jitter_ms = (
+        None if math.isnan(value) else value
+        for value in (row.samples_per_s, row.ci95_low, row.ci95_high, row.mean_ms, row.efficiency, row.jitter_ms)
+    )
+    if step_ms is None:
+        return ("", strategy, one_line(row.error or row.status)[:80], "", "", "", "", machine, source)
     return (
-        "" if row.rank is None else str(row.rank),
-        one_line(point.strategy),
-        figures.rate(point.samples_per_s),
-        f"{half:.1f} %",
-        figures.milliseconds(point.step_ms),
-        figures.milliseconds(point.jitter_ms, beside=point.step_ms),
-        words.share(point.efficiency),
+        str(row.rank) if isinstance(row.rank, Integral) else "",
+        strategy,
+        figures.UNKNOWN if samples_per_s is None else words.throughput(samples_per_s, row.mvox_per_s),
+        "" if not samples_per_s or low is None or high is None else f"{50 * (high - low) / samples_per_s:.1f} %",
+        figures.milliseconds(step_ms),
+        figures.milliseconds(jitter_ms, beside=step_ms),
+        words.share(efficiency),
         machine,
         source,
     )

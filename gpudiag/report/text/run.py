@@ -2,30 +2,26 @@
 
 from __future__ import annotations
 
-import csv
-import io
-
 from gpudiag.model.analysis import BUCKETS, Analysis
 from gpudiag.report import figures
+from gpudiag.report import verdict as words
+from gpudiag.report.csv_text import csv_text
 from gpudiag.report.kernel_names import kernel_label
 from gpudiag.report.rank_rows import cells, duration, headings, largest_kernels, rows_of
 from gpudiag.report.scaling.text import escaped, table
-from gpudiag.report.terminal.findings import next_step, title_of, worth
+from gpudiag.report.terminal.ranks import HIDDEN_WORDS, hides
 from gpudiag.report.terminal.report import evidence_lines, step_line, what_ran
+from gpudiag.report.terminal.traffic import wait_lines
 
 _MOST_KERNELS = 10
 
 
 def to_csv(analysis: Analysis) -> str:
     """One row per device: step time, the eight buckets, and hidden communication, in milliseconds per step."""
-    out = io.StringIO()
-    writer = csv.writer(out, lineterminator="\n")
-    writer.writerow(("rank", "device", "step_ms", *(f"{bucket}_ms" for bucket in BUCKETS), "hidden_communication_ms"))
-    for device in analysis.devices:
-        parts = (duration(device.buckets_ms.get(bucket, 0.0)) for bucket in BUCKETS)
-        name = escaped(device.device).lstrip("=+-@")
-        writer.writerow((device.rank, name, device.step_ms, *parts, device.hidden_communication_ms))
-    return out.getvalue()
+    buckets = [f"{bucket}_ms" for bucket in BUCKETS]
+    devices = analysis.frames().devices
+    chosen = devices.reindex(columns=["rank", "device", "step_ms", *buckets, "hidden_communication_ms"])
+    return csv_text(chosen.assign(**{name: [duration(ms) for ms in chosen[name]] for name in buckets}))
 
 
 def to_markdown(analysis: Analysis) -> str:
@@ -33,17 +29,31 @@ def to_markdown(analysis: Analysis) -> str:
     lines = [f"# {escaped(what_ran(analysis))}", ""]
     for line in (step_line(analysis).plain, *evidence_lines(analysis)):
         lines += [f"{escaped(line)}.", ""]
+    main = words.headline_finding(analysis)
+    if main is None:
+        lines += [f"**{words.no_finding(analysis)}**", ""]
+    else:
+        lines += [f"**{main.severity.upper()}: {escaped(words.title_of(main))}**", ""]
+        said = (words.savings(main, analysis.steps.mean_ms), words.where(main), words.or_instead(main, analysis))
+        lines += [part for line in said if line for part in (escaped(line), "")]
+    lines += ["## Next", "", escaped(words.next_step(analysis)), ""]
+    path = [f"{number}. {escaped(line)}" for number, line in enumerate(words.path_lines(analysis), start=1)]
+    lines += [words.PATH_HEADING, "", *path, ""] if path else []
     rows, note = rows_of(analysis.devices)
     if rows:
         seen = [bucket for bucket in BUCKETS if any(row.buckets_ms[bucket] > 0 for row in rows)]
         ranks = table(headings(seen), [cells(row, seen) for row in rows], left=1)
         lines += ["## Where a step's time goes", "", *ranks, ""]
+        lines += [f"hidden comm.: {HIDDEN_WORDS}.", ""] if hides(rows) else []
         lines += [note, ""] if note else []
+        lines += [*(f"- {escaped(line)}" for line in words.explained_lines(analysis)), ""] if analysis.explained else []
+    waits = wait_lines(analysis.waits, analysis.steps.mean_ms)
+    lines += ["## Waits", "", *(f"- {escaped(line.plain)}" for line in waits), ""] if waits else []
     if analysis.findings:
         lines += ["## Findings", ""]
     for finding in analysis.findings:
-        lines += [f"**{escaped(title_of(finding))}** ({escaped(finding.code)}, {finding.severity})", ""]
-        lines += [escaped(worth(finding, analysis.steps.mean_ms)), ""]
+        lines += [f"**{escaped(words.title_of(finding))}** ({escaped(words.about(finding))})", ""]
+        lines += [part for line in words.finding_lines(finding, analysis) for part in (escaped(line), "")]
         lines += [*(f"- {escaped(advice)}" for advice in finding.advice), ""]
     if analysis.kernels:
         kernels = [
@@ -51,8 +61,7 @@ def to_markdown(analysis: Analysis) -> str:
             for k in largest_kernels(analysis.kernels, _MOST_KERNELS)
         ]
         lines += ["## Top kernels", "", *table(("kernel", "ms per step", "calls"), kernels, left=1), ""]
-    if analysis.validity:
-        lines += ["## How far to trust this", ""]
-        lines += [f"- {escaped(warning.code)}: {escaped(warning.message)}" for warning in analysis.validity]
-        lines.append("")
-    return "\n".join([*lines, "## Next", "", escaped(next_step(analysis)), ""])
+    doubts = words.doubts(analysis)
+    if doubts:
+        lines += ["## How far to trust this", "", *(f"- {escaped(code)}: {escaped(why)}" for code, why in doubts), ""]
+    return "\n".join(lines)

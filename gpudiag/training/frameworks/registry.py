@@ -6,7 +6,7 @@ import importlib
 import sys
 from typing import cast
 
-from gpudiag.errors import UsageError
+from gpudiag.errors import UsageError, there_are
 from gpudiag.training.frameworks.framework import Framework
 from gpudiag.training.frameworks.pytorch.framework import PyTorch
 from gpudiag.training.frameworks.tensorflow.framework import TensorFlow
@@ -23,7 +23,7 @@ def framework_named(name: str) -> Framework:
         UsageError: there is no such framework; the hint lists those that there are.
     """
     if name not in FRAMEWORKS:
-        raise UsageError(f"there is no framework '{name}'", f"There are: {', '.join(FRAMEWORKS)}.")
+        raise UsageError(f"there is no framework '{name}'", there_are(name, FRAMEWORKS))
     return FRAMEWORKS[name]
 
 
@@ -35,7 +35,7 @@ def framework_option(value: str) -> Framework:
     """
     by_package = {framework.package: framework for framework in FRAMEWORKS.values()}
     if value not in by_package:
-        raise UsageError(f"--framework knows no '{value}'", f"There are: {', '.join(by_package)}.")
+        raise UsageError(f"--framework knows no '{value}'", there_are(value, by_package))
     return by_package[value]
 
 

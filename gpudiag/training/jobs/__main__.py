@@ -6,11 +6,14 @@ any failure; which, the launcher has been told.
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import os
+import signal
 import sys
 import traceback
 from pathlib import Path
+from types import FrameType
 
 import msgspec
 
@@ -25,6 +28,9 @@ from gpudiag.training.session.launched import Launched, set_launched
 from gpudiag.training.session.place import this_place
 from gpudiag.training.session.progress import ProgressSender
 
+#: As a shell reports a program that SIGTERM ended.
+_ENDED = 143
+
 
 def main(arguments: list[str]) -> int:
     """Run this process's share of the job."""
@@ -35,6 +41,7 @@ def main(arguments: list[str]) -> int:
     progress = ProgressSender(place.rank)
     progress.tell("starting")
     set_launched(Launched(run_dir=run_dir, job=job))
+    _keep_what_was_measured_when_ended()
     try:
         if is_own(job.workload):
             from gpudiag.training.jobs.own import find_function
@@ -48,11 +55,17 @@ def main(arguments: list[str]) -> int:
             module, _, function = framework_named(job.framework).trainer.partition(":")
             getattr(importlib.import_module(module), function)(job)
         _check_measured(run_dir, place.rank, job.workload)
+    except Ended:
+        with contextlib.suppress(OSError):
+            _note_failure(run_dir, "ended from outside")  # the launcher knows why
+        return _ENDED
     except BaseException as error:  # noqa: BLE001  # told to the launcher, whatever it is, before the process ends
-        traceback.print_exc()
+        with contextlib.suppress(OSError):  # a full disk must not keep the launcher from knowing
+            traceback.print_exc()
         ours = isinstance(error, GpudiagError)
-        text = str(error) if isinstance(error, GpudiagError) else f"{type(error).__name__}: {error}"
-        _note_failure(run_dir, text)
+        text = str(error) if ours else _in_words(error)
+        with contextlib.suppress(OSError):
+            _note_failure(run_dir, text)
         progress.fail(
             text,
             hint=vars(error).get("hint"),  # the class's own would say nothing of this failure
@@ -60,6 +73,29 @@ def main(arguments: list[str]) -> int:
         )
         return 1 if ours or isinstance(error, Exception) else 2
     return 0
+
+
+class Ended(KeyboardInterrupt):  # no failure: records show it by this name
+    """The launcher ends this process. Whoever measures keeps what there is, as at Ctrl-C."""
+
+
+def _keep_what_was_measured_when_ended() -> None:
+    """SIGTERM leaves the training loop as an exception does, so that its session is closed and saved."""
+    this = os.getpid()
+
+    def end(number: int, _frame: FrameType | None) -> None:
+        signal.signal(number, signal.SIG_IGN)  # it comes from the launcher and from torchrun
+        if os.getpid() != this:
+            os._exit(_ENDED)  # forked: a loader's worker
+        raise Ended("by whoever started it")
+
+    signal.signal(signal.SIGTERM, end)
+
+
+def _in_words(error: BaseException) -> str:
+    if isinstance(error, OSError) and error.filename is not None and error.strerror:
+        return f"{error.filename}: {error.strerror}"
+    return f"{type(error).__name__}: {error}"
 
 
 def _check_measured(run_dir: Path, rank: int, workload: str) -> None:

@@ -33,6 +33,7 @@ from gpudiag.model.job import Job
 from gpudiag.model.run import RankRecord
 from gpudiag.model.run_directory import read_json, write_json
 from gpudiag.training.frameworks.pytorch.store import new_job
+from gpudiag.training.frameworks.pytorch.torchrun import stores_on_their_hosts
 from gpudiag.training.models.registry import workload_entry
 from gpudiag.training.session import record
 from gpudiag.training.session.enough import Enough
@@ -221,6 +222,7 @@ class _Sweep:
         roll = self.roll
         index = entry.ranks.index(roll.rank)
         if index == 0:
+            stores_on_their_hosts()  # this process serves the job's, also where it is the only one
             address, port = "127.0.0.1", str(_free_port())
             roll.say(f"{number}/port", port)
         else:

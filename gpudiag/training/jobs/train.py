@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 import gpudiag
-from gpudiag.model.job import Job, Precision
+from gpudiag.model.job import Job, computed_in
 from gpudiag.training.jobs.data.batches import open_batches
 from gpudiag.training.jobs.data.micro_batches import MicroBatches
 from gpudiag.training.jobs.data.prefetch import DevicePrefetch
@@ -87,7 +87,7 @@ def _train(
     options: dict[str, str],
 ) -> None:
     """The loop itself."""
-    precision: Precision = job.precision or ("tf32" if device.type == "cuda" else "fp32")
+    precision = computed_in(job.precision, on_gpu=device.type == "cuda")
     channels_last = job.memory_format == "nhwc"
     layout = workload.channels_last if channels_last else torch.contiguous_format
     bare = workload.model().to(device)

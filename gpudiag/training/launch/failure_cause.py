@@ -54,17 +54,35 @@ def why_it_failed(plan: Plan, listener: Listener, log: Path) -> GpudiagError:
 
 
 def who_hangs(plan: Plan, listener: Listener) -> WorkerFailedError:
-    """Nothing was heard for too long: name the ranks that are furthest behind."""
+    """Nothing was heard for too long: name the ranks that are stopped, or else those that are furthest behind."""
     order = ("starting", "warmup", "timed", "profiled", "saving", "done", "failed")
     states = {rank: (order.index(told.phase), told.steps) for rank, told in listener.latest.items()}
     waited = f"no progress for {plan.job.timeout_s:g} s"
     hint = "If the steps really take that long, raise --timeout; else see the end of each rank's log, under logs/."
     if not states:
-        return WorkerFailedError(f"{waited}: no training process has started", f"See {plan.run_dir}/logs/launcher.log.")
+        return WorkerFailedError(
+            f"{waited}: no training process has started",
+            f"If starting really takes that long, raise --timeout; else see {plan.run_dir}/logs/launcher.log.",
+        )
+    stopped = [rank for rank, told in listener.latest.items() if _is_stopped(told.pid)]
+    if stopped:
+        return WorkerFailedError(
+            f"{waited}: {_ranks(stopped)} {'was' if len(stopped) == 1 else 'were'} stopped (SIGSTOP, or a debugger)",
+            "The others wait for it. Whoever stopped it can let it go on: kill -CONT, or detach the debugger.",
+        )
     behind = min(states.values())
     ranks = [rank for rank, state in states.items() if state == behind]
     told = listener.latest[ranks[0]]
     return WorkerFailedError(f"{waited}: {_ranks(ranks)} last seen in {told.phase}, step {told.steps}", hint)
+
+
+def _is_stopped(pid: int) -> bool:
+    """The kernel's word for a process that does nothing until it is let go on: state T, or t under a debugger."""
+    try:
+        # The name in parentheses may hold anything.
+        return Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()[0] in {"T", "t"}
+    except (OSError, IndexError):
+        return False
 
 
 def _ranks(ranks: Sequence[int]) -> str:

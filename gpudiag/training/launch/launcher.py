@@ -90,8 +90,10 @@ def launch(plan: Plan, observer: Callable[[Progress], None], *, has_gpudiag: boo
         raise
     finally:
         run = _final_record(plan, created, status, error)
-        if plan.leads or (heard is not None and 0 in heard.latest):
-            record.write_run(plan.run_dir, run)
+        # Where the disk is full, why the run failed is worth more than that its end could not be written.
+        with contextlib.suppress(OSError) if status != "complete" else contextlib.nullcontext():
+            if plan.leads or (heard is not None and 0 in heard.latest):
+                record.write_run(plan.run_dir, run)
     return run
 
 

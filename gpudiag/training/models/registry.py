@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 import msgspec
 
-from gpudiag.errors import UsageError
+from gpudiag.errors import UsageError, there_are
 
 if TYPE_CHECKING:
     from gpudiag.training.models.pytorch.workload import Workload  # which imports PyTorch
@@ -186,6 +186,13 @@ _ENTRIES = (
         summary="Four convolutions on 32x32 images, 1.25 million parameters: hardly anything to compute.",
     ),
     WorkloadEntry(
+        name="alexnet-cifar",
+        model="alexnet_cifar.AlexNetCifar",
+        parameters=1_756_426,
+        batches=(128, 32),
+        summary="AlexNet for 32x32 images, 1.76 million parameters: few kernels, most of its weights in one layer.",
+    ),
+    WorkloadEntry(
         name="trivial",
         model="trivial.TrivialImages",
         parameters=150_529,
@@ -212,7 +219,7 @@ def workload_entry(name: str) -> WorkloadEntry:
     """
     if name not in WORKLOADS:
         raise UsageError(
-            f"there is no workload '{name}'", f"There are: {', '.join(WORKLOADS)}; or module:function of your own."
+            f"there is no workload '{name}'", f"{there_are(name, WORKLOADS)[:-1]}; or module:function of your own."
         )
     return WORKLOADS[name]
 

@@ -21,18 +21,24 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True):
 
     `again` is the number of warm-up steps until the next decision, 0 when warm-up is over; `steps` is how many steps
     are then timed; `ended` says that some rank's loop is over, and that what was measured is all there will be.
+    `run_id` tells the run from others in the same place.
     """
 
     again: int = 0
     settled: bool = False
     steps: int = 0
     ended: bool = False
+    run_id: str = ""
 
 
 class Agreement:
-    """The ranks of one session and the store through which they agree. A job of one process needs no store."""
+    """The ranks of one session and the store through which they agree. A job of one process needs no store.
 
-    def __init__(self, place: Place, store: Any, *, timeout_s: float) -> None:
+    `run_id` is the run's on every rank once something was decided; rank 0's is given.
+    """
+
+    def __init__(self, place: Place, store: Any, *, timeout_s: float, run_id: str = "") -> None:
+        self.run_id = run_id if place.rank == 0 else ""
         self._place = place
         self._store = store
         self._timeout_s = timeout_s
@@ -55,7 +61,9 @@ class Agreement:
         self._store.set(self._key(decision, self._place.rank), msgspec.json.encode(step_ms).decode())
         if self._place.rank != 0:
             self._wait(self._key(decision, "verdict"))
-            return msgspec.json.decode(self._store.get(self._key(decision, "verdict")), type=Verdict)
+            told = msgspec.json.decode(self._store.get(self._key(decision, "verdict")), type=Verdict)
+            self.run_id = self.run_id or told.run_id
+            return told
         posted: list[list[float]] = []
         ended = False
         for rank in range(self._place.world_size):
@@ -64,7 +72,7 @@ class Agreement:
                 posted.append(msgspec.json.decode(self._store.get(key), type=list[float]))
             else:
                 ended = True
-        verdict = Verdict(ended=True) if ended else judge(posted)
+        verdict = msgspec.structs.replace(Verdict(ended=True) if ended else judge(posted), run_id=self.run_id)
         self._store.set(self._key(decision, "verdict"), msgspec.json.encode(verdict).decode())
         return verdict
 

@@ -59,6 +59,10 @@ class StepClock:
         self._gaps.add(len(self._marks))
         self.mark()
 
+    def leave_out(self) -> None:
+        """What the next mark ends is no step: something else lay in it."""
+        self._gaps.add(len(self._marks))
+
     def finish(self) -> None:
         """The last step of a series has just been marked, and something else follows before the times are read."""
 

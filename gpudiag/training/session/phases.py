@@ -15,6 +15,7 @@ from gpudiag.model.run import StepTimes, TimedSteps, Warmup
 from gpudiag.training.session import warmup
 from gpudiag.training.session.agreement import Agreement, Verdict
 from gpudiag.training.session.clock import StepClock, summarize
+from gpudiag.training.session.ending import recording_steps, what_would_do
 from gpudiag.training.session.enough import Enough, first_block, next_block
 from gpudiag.training.session.progress import ProgressSender
 from gpudiag.training.session.runtime import WARMUP_STEPS, Recording, Window
@@ -102,7 +103,9 @@ class Phases:
         #: Where steps are timed for a second or two, looking for two seconds whether they have settled is too much.
         self._block_ms = min(warmup.BLOCK_MS, _BLOCK_SHARE * 1e3 * enough.seconds) if enough else warmup.BLOCK_MS
         self._began_s = self._first_look_s = 0.0
-        self._warmup_ran = 0
+        self._ran = self._warmup_ran = 0
+        #: Timed steps that were agreed on.
+        self._to_time: int | None = None
         self._phase = "warm-up"
         self._window: Window | None = None
         #: Rank 0 only: step times of each rank while it warms up, its first step left out.
@@ -111,6 +114,11 @@ class Phases:
 
     def run(self) -> Iterator[None]:
         """The coroutine. Raises TimeoutError when a peer does not come, and whatever the profiler raises."""
+        for _ in self._all():
+            yield
+            self._ran += 1
+
+    def _all(self) -> Iterator[None]:
         verdict = yield from self._warm_up()
         if verdict.ended:
             self.problem = "another rank's loop ended while this one was still warming up"
@@ -132,14 +140,14 @@ class Phases:
             self._note_warmup(settled=False)
             self.problem = (
                 f"the loop ended after {self._warmup_ran} steps, before warm-up was over: nothing was timed; "
-                "give it more steps, or say how many to leave out with warmup="
+                f"{self._advice()}"
             )
             return
         if self._phase == "timed":
             self._series.extend(self._clock.series())
             self._note_timed()
             timed = len(self._series.step_ms)
-            self.problem = f"the loop ended after {timed} timed steps: no step was profiled; give it more steps"
+            self.problem = f"the loop ended after {timed} timed steps: no step was profiled; {self._advice()}"
             return
         window = self._take_window()
         if window is not None:
@@ -149,7 +157,16 @@ class Phases:
         times = self.recorded.get(self._recording)
         steps = f"{len(times.step_ms) if times else 0} of {self._active} profiled steps"
         which = "" if self._recording == "full" else ", recorded lightly"
-        self.problem = f"the loop ended after {steps}{which}; give it more steps"
+        self.problem = f"the loop ended after {steps}{which}; {self._advice()}"
+
+    def _advice(self) -> str:
+        run_in = _RUN_IN_STEPS if self._on_gpu else 0
+        warming = self._phase == "warm-up"
+        warmup_steps = (warmup.FEWEST_STEPS if self._told is None else self._told) if warming else self._warmup_ran
+        timed = self._to_time or self._steps or warmup.FEWEST_TIMED
+        needed = warmup_steps + run_in + timed + (recording_steps(self._active) if self._records else 0)
+        unsure = warming and (self._told is None or self._steps is None)
+        return what_would_do(self._ran, max(1, needed - self._ran), at_least=unsure, run_in=run_in)
 
     def _warm_up(self) -> Generator[None, None, Verdict]:
         self._began_s = time.perf_counter()
@@ -203,6 +220,7 @@ class Phases:
 
     def _time(self, steps: int) -> Iterator[None]:
         while steps > 0:
+            self._to_time = len(self._series.step_ms) + steps
             self._clock.anchor()
             for _ in range(_RUN_IN_STEPS if self._on_gpu else 0):
                 yield

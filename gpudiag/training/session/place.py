@@ -7,6 +7,7 @@ import platform
 import socket
 import sys
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 
@@ -55,6 +56,11 @@ def this_place() -> Place:
         host=socket.gethostname(),
         pid=os.getpid(),
     )
+
+
+def script_name() -> str:
+    """The program that runs, as the user named it."""
+    return Path(sys.argv[0]).name if sys.argv and sys.argv[0] else "python"
 
 
 def cpu_name() -> str:

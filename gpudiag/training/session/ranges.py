@@ -13,6 +13,7 @@ import functools
 import inspect
 import sys
 import threading
+import time
 from collections.abc import Callable
 from types import TracebackType
 from typing import Any, ParamSpec, TypeVar
@@ -23,17 +24,41 @@ R = TypeVar("R")
 #: Every range's name in a PyTorch trace begins with this.
 PREFIX = "gpudiag."
 
-#: Ranges that the analysis gives a meaning to.
+#: Ranges that a session opens itself; the analysis gives a meaning to `exchange` too.
 STEP = "step"
 INPUT = "input"
-FORWARD = "forward"
-BACKWARD = "backward"
-EXCHANGE = "exchange"
-OPTIMIZER = "optimizer"
 
 _domain: Any = None
 _attributes: dict[str, Any] = {}
 _open = threading.local()
+
+
+class _InputTime(threading.local):
+    """What this thread has spent in ranges named `input`; of nested ones the outermost counts."""
+
+    def __init__(self) -> None:
+        self.taken_ns: int | None = None
+        self._depth = 0
+        self._begun_ns = 0
+
+    def begin(self) -> None:
+        if self._depth == 0:
+            self._begun_ns = time.perf_counter_ns()
+        self._depth += 1
+
+    def end(self) -> None:
+        self._depth -= 1
+        if self._depth == 0:
+            self.taken_ns = (self.taken_ns or 0) + time.perf_counter_ns() - self._begun_ns
+
+
+_input = _InputTime()
+
+
+def taken_input_ns() -> int | None:
+    """Nanoseconds in ranges named `input` that ended on this thread since the last call; None where there was none."""
+    taken, _input.taken_ns = _input.taken_ns, None
+    return taken
 
 
 def _load_domain() -> Any:
@@ -85,6 +110,8 @@ class Range:
 
     def __enter__(self) -> Range:
         domain = _domain or _load_domain()
+        if self._name == INPUT:
+            _input.begin()
         if self._number is None:
             attributes = _attributes.get(self._name)
             if attributes is None:
@@ -125,6 +152,8 @@ class Range:
         if recorded is not None:
             recorded.__exit__(kind, error, trace)
         _domain.pop_range()
+        if self._name == INPUT:
+            _input.end()
 
     def __call__(self, function: Callable[P, R]) -> Callable[P, R]:
         """Decorate `function`: each of its calls is a range."""

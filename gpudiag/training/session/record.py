@@ -61,13 +61,13 @@ def write_rank(run_dir: Path, record: RankRecord) -> None:
     write_json(path, record)
 
 
-def read_ranks(run_dir: Path, world_size: int) -> tuple[RankRecord, ...]:
-    """The records that there are of ranks below `world_size`, by rank; one that is unreadable is left out."""
+def read_ranks(run_dir: Path, world_size: int, run_id: str | None = None) -> tuple[RankRecord, ...]:
+    """The readable records that there are of ranks below `world_size`, by rank; of this run alone, where it is told."""
     found = []
     for rank in range(world_size):
         with contextlib.suppress(UnreadableInputError):
             found.append(read_json(rank_file(run_dir, rank), RankRecord, RANK_SCHEMA))
-    return tuple(found)
+    return tuple(one for one in found if run_id is None or one.run_id in {"", run_id})
 
 
 def write_run(run_dir: Path, record: RunRecord) -> None:

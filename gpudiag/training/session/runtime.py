@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any, Literal, Protocol, cast
 
@@ -77,6 +78,9 @@ class Runtime(Protocol):
 
     def trace_name(self, rank: int) -> str:
         """Where the full trace of the process with this first rank goes, relative to the run directory."""
+
+    def marked_loaders(self) -> AbstractContextManager[None]:
+        """While this is open, fetching a batch from one of the framework's loaders is a range named `input`."""
 
     def window(self, path: Path, *, active: int, devices: Sequence[Any], recording: Recording = "full") -> Window:
         """A profiled window of `active` steps whose trace goes to `path`."""

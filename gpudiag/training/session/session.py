@@ -4,23 +4,27 @@ from __future__ import annotations
 
 import logging
 import os
+import secrets
 import sys
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from itertools import repeat
 from pathlib import Path
 from types import TracebackType
 from typing import Any, TypeVar
 
 from gpudiag.errors import UsageError
 from gpudiag.model.job import OWN_STRATEGY
-from gpudiag.model.run import ModelRecord, RankRecord, RunRecord, RunStatus
+from gpudiag.model.run import ModelRecord, RankRecord, RunRecord, RunStatus, StepsFound
 from gpudiag.training.session import record
 from gpudiag.training.session.agreement import Agreement
+from gpudiag.training.session.ending import tell_where_it_is
 from gpudiag.training.session.launched import launched
 from gpudiag.training.session.phases import Phases
-from gpudiag.training.session.place import this_place
+from gpudiag.training.session.place import script_name, this_place
 from gpudiag.training.session.progress import ProgressSender
-from gpudiag.training.session.ranges import INPUT, STEP, Range
+from gpudiag.training.session.ranges import INPUT, STEP, Range, taken_input_ns
 from gpudiag.training.session.runtime import Runtime, load_runtime
 from gpudiag.training.session.warmup import WarmupLimits
 
@@ -45,6 +49,8 @@ class Session:
         with gpudiag.profile("run-dir") as prof:
             for batch in prof.steps(loader):
                 train(batch)
+
+    A loop that something else drives calls `prof.step()` at the end of each step instead.
 
     Steps are left out until their times have settled, then some are timed without the profiler, then a few are
     recorded with it, first lightly and then with operators. All processes of a distributed job open the block, each
@@ -113,7 +119,7 @@ class Session:
         self._stop = run is not None if stop is None else stop
         self._raises = run is not None
         self._batch_size = batch_size
-        self._workload = workload or (job.workload if job is not None else _script())
+        self._workload = workload or (job.workload if job is not None else script_name())
         self._strategy = strategy or (job.strategy if job is not None else OWN_STRATEGY)
         self._command = (job.command if job is not None else ()) or tuple(sys.argv)
         self._options = {**(job.environment_options if job is not None else {}), **(options or {})}
@@ -128,6 +134,8 @@ class Session:
         self._recorded = run is None or run.recorded
         self._timeout_s = timeout_s
         self._created = ""
+        self._run_id = ""
+        self._steps_found: StepsFound | None = None
         self._model: ModelRecord | None = None
         self._software: dict[str, str] = {}
         self._error: str | None = None
@@ -136,8 +144,10 @@ class Session:
         self._awaiting = False
         self._over = False
         self._number = 0
-        #: False where the framework fetches the batch within the step's own work, so that its time cannot be told.
-        self.sees_input = True
+        #: The steps of a loop that calls `step`, and what is put back when they are over.
+        self._driven: Generator[None] | None = None
+        self._marked = ExitStack()
+        self._says_where = run is None
         self._place = this_place()
         self._progress = ProgressSender(self._place.rank)
         self._bare = model
@@ -146,6 +156,7 @@ class Session:
 
     def __enter__(self) -> Session:
         self._created = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
+        self._run_id = secrets.token_hex(8)
         self._place = load_runtime(self._framework).place(())
         self._progress = ProgressSender(self._place.rank)
         record.clear_rank(self.run_dir, self._place.rank)
@@ -162,6 +173,8 @@ class Session:
         if error is not None:
             status = "interrupted" if isinstance(error, KeyboardInterrupt) else "failed"
             self._error = f"{type(error).__name__}: {error}"
+        self.pause()
+        self._marked.close()
         try:
             if self._phases is not None:
                 self._phases.close()
@@ -179,6 +192,8 @@ class Session:
                 self._finish(status)
             if self._error is None:
                 self._progress.tell("done")
+            if self._says_where and self._place.rank == 0:
+                tell_where_it_is(self.run_dir)
 
     def describe(self, model: Any, *, gradient_sizes: Sequence[int] | None = None) -> None:
         """Put the model into the record.
@@ -190,7 +205,39 @@ class Session:
         """
         self._model = load_runtime(self._framework).describe(model, gradient_sizes or ())
 
-    def steps(self, loader: Iterable[T]) -> Iterator[T]:
+    def step(self) -> bool:
+        """End a step and begin the next, in a loop whose batches do not come through `steps`.
+
+            for batch in loader:
+                train(batch)
+                prof.step()
+
+        The first call begins the first step. Input is the time in loaders of torch.utils.data and in ranges named
+        `input`; where there is neither, it is not told.
+
+        Returns:
+            False when all is measured and the loop is to end (`stop`).
+        """
+        first = self._phases is None
+        self._driven = self._driven or self.steps(repeat(None))
+        ended = next(self._driven, self) is self
+        if first and self._phases is not None:
+            self._phases.sees_input = False  # until some is seen
+            self._marked.enter_context(load_runtime(self._framework).marked_loaders())
+        if self._over:
+            self._marked.close()
+        return not ended
+
+    def pause(self) -> None:
+        """What follows in a loop that calls `step`, until its next call, is no step: validation, a checkpoint.
+
+        The step that was under way is left out.
+        """
+        if self._driven is not None:
+            driven, self._driven = self._driven, None
+            driven.close()
+
+    def steps(self, loader: Iterable[T]) -> Generator[T]:
         """Iterate over the loader; each round is one step, of which fetching the batch is the input.
 
         May be called again (for the next epoch): what passes between two loops belongs to no step.
@@ -226,20 +273,26 @@ class Session:
                         return
                 fetched += 1
                 fetched_ns = time.perf_counter_ns()
+                taken_input_ns()
                 yield batch
-                self._clock.host_step(begin_ns, fetched_ns, time.perf_counter_ns())
+                later_ns = taken_input_ns()
+                if later_ns is not None and self._phases is not None:
+                    self._phases.sees_input = True
+                self._clock.host_step(begin_ns, fetched_ns + (later_ns or 0), time.perf_counter_ns())
             self._number += 1
             self._awaiting = False
 
     def _begin(self) -> None:
         """The first step is about to begin: by now the process group and the device are there."""
-        runtime = self._runtime = load_runtime(self._framework)
+        runtime = self._runtime = self._runtime or load_runtime(self._framework)
         devices = runtime.devices(self._device, self._bare)
         self._place = runtime.place(devices)
         self._devices = tuple((runtime.label(device), runtime.device_name(device)) for device in devices)
         self._software = runtime.software()
         self._clock = runtime.clock(devices)
-        self._agreement = Agreement(self._place, runtime.store(self._place), timeout_s=self._timeout_s)
+        self._agreement = Agreement(
+            self._place, runtime.store(self._place), timeout_s=self._timeout_s, run_id=self._run_id
+        )
         trace = runtime.trace_name(self._place.first_rank)
         names = {"full": trace, "light": record.light_trace_name(trace)}
         self._phases = Phases(
@@ -258,7 +311,6 @@ class Session:
             enough=self._enough,
             recorded=self._recorded,
         )
-        self._phases.sees_input = self.sees_input
         self._schedule = self._phases.run()
         self._save()
 
@@ -303,6 +355,7 @@ class Session:
                 light_trace=record.light_trace_name(trace) if phases and "light" in phases.saved else None,
                 notes=phases.notes if phases else {},
                 error=self._error if status != "complete" or self._error else None,
+                run_id=self._agreement.run_id if phases else "",
             )
             record.write_rank(self.run_dir, rank)
         if self._place.rank == 0:
@@ -313,7 +366,7 @@ class Session:
         if self._phases is not None:
             self._agreement.wait_for_all(timeout_s=_WAIT_S if status == "complete" else _WAIT_AFTER_FAILURE_S)
         error = self._error
-        for other in record.read_ranks(self.run_dir, self._place.ranks):
+        for other in record.read_ranks(self.run_dir, self._place.ranks, self._run_id):
             if other.error is not None and error is None:
                 status, error = "failed", f"rank {other.rank}: {other.error}"
         self._write_run(status, error)
@@ -331,15 +384,13 @@ class Session:
             options=self._options,
             model=self._model,
             software=self._software,
-            ranks=record.read_ranks(self.run_dir, self._place.ranks),
+            ranks=record.read_ranks(self.run_dir, self._place.ranks, self._run_id),
+            steps_found=self._steps_found,
             status=status,
             error=error,
+            run_id=self._run_id,
         )
         record.write_run(self.run_dir, run)
-
-
-def _script() -> str:
-    return Path(sys.argv[0]).name if sys.argv and sys.argv[0] else "python"
 
 
 def _length(loader: Any) -> int | None:

@@ -33,6 +33,10 @@ _BLOCK_STEPS = (3, 50)
 _TIMED_MS = 3000.0
 _TIMED_STEPS = (10, 100)
 
+#: Fewer steps than these neither settle nor are enough to time, unless that is told.
+FEWEST_STEPS = FIRST_LOOK + 2 * _BLOCK_STEPS[0]
+FEWEST_TIMED = _TIMED_STEPS[0]
+
 #: Trends are looked for among this many values: every pair of them is compared.
 _OUTLINE = 100
 

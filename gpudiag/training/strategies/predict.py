@@ -42,7 +42,7 @@ def predict(
 
 
 def _one(now: Situation, candidate: Candidate, cannot: str | None) -> Prediction:
-    strategy = strategies().get(candidate.strategy)
+    strategy = strategies(candidate.framework).get(candidate.strategy)
     now.paths.assumed.clear()
     cost = None if cannot is not None or strategy is None else strategy.cost(now, candidate)
     if cost is None or strategy is None:
@@ -71,7 +71,11 @@ def finalists_of(predictions: Sequence[Prediction], least: int) -> list[Candidat
         predictions: the cheapest first, as `predict` gives them.
         least: how many at least, where there are as many that can run.
     """
-    possible = [one for one in predictions if one.cannot is None and strategy_entry(one.candidate.strategy).exchanges]
+    possible = [
+        one
+        for one in predictions
+        if one.cannot is None and strategy_entry(one.candidate.strategy, one.candidate.framework).exchanges
+    ]
     if not possible:
         return []
     best = possible[0].step_ms or 0.0

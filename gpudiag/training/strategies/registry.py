@@ -17,11 +17,12 @@ from collections.abc import Iterable, Iterator
 from functools import cache
 from typing import Any, cast
 
-from gpudiag.errors import UsageError
+from gpudiag.errors import UsageError, there_are
 from gpudiag.model.benchmarks.prediction import Candidate
 from gpudiag.model.job import DEFAULT_FRAMEWORK, ExchangeOptions
 from gpudiag.training.strategies.pytorch_strategy import PytorchStrategy
 from gpudiag.training.strategies.strategy import Strategy
+from gpudiag.training.strategies.tensorflow1 import STRATEGIES as TENSORFLOW_1
 from gpudiag.training.strategies.tensorflow_strategy import TensorflowStrategy
 
 ENTRY_POINTS = "gpudiag.strategies"
@@ -29,7 +30,11 @@ ENTRY_POINTS = "gpudiag.strategies"
 
 @cache
 def strategies(framework: str = DEFAULT_FRAMEWORK) -> dict[str, type[Strategy]]:
-    """The strategies of a framework by name, in the order of lists; none where there is no such framework."""
+    """The strategies of a framework by name, in the order of lists; none where there is no such framework.
+
+    Raises:
+        UsageError: two have one name, or a package's cannot be loaded.
+    """
     found: dict[str, type[Strategy]] = {}
     for strategy in sorted(_everywhere(), key=lambda strategy: (strategy.listed, strategy.name)):
         if strategy.framework == framework and found.setdefault(strategy.name, strategy) is not strategy:
@@ -46,6 +51,7 @@ def _everywhere() -> Iterator[type[Strategy]]:
         package = importlib.import_module(f"gpudiag.training.strategies.{framework}")
         for file in pkgutil.iter_modules(package.__path__):
             yield importlib.import_module(f"{package.__name__}.{file.name}").STRATEGY
+    yield from TENSORFLOW_1
     for entry in importlib.metadata.entry_points(group=ENTRY_POINTS):
         try:
             yield entry.load()
@@ -65,7 +71,7 @@ def strategy_entry(name: str, framework: str = DEFAULT_FRAMEWORK) -> type[Strate
     known = strategies(framework)
     if name not in known:
         with_it = "" if framework == DEFAULT_FRAMEWORK else f" with --framework {framework}"
-        raise UsageError(f"there is no strategy '{name}'{with_it}", f"There are: {', '.join(known)}.")
+        raise UsageError(f"there is no strategy '{name}'{with_it}", there_are(name, known))
     return known[name]
 
 

@@ -101,7 +101,7 @@ class Strategy:
         Args:
             compress: to what gradients may be rounded on the way; None for not.
         """
-        plain = Candidate(strategy=cls.name)
+        plain = Candidate(strategy=cls.name, framework=cls.framework)
         rounded = compress is not None and cls.rounding_pays
         return (plain, Candidate(strategy=cls.name, compress=compress)) if rounded else (plain,)
 

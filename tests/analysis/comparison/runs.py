@@ -121,7 +121,7 @@ def late_rank() -> Analysis:
                 title="rank 2 waits for its input and the others wait",
             ),
         ),
-        validity=(Validity(code="clock-skew", message="the clock of rank 1 fits the others' to 1.30 ms only"),),
+        validity=(Validity(code="clock-skew", message="rank clocks agree only to ±1.30 ms (worst: rank 1)"),),
         source=source(paths=("gpudiag-runs/branch",), software={"torch": "2.12.0", "nccl": "2.28.9"}),
     )
 

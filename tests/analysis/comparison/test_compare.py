@@ -12,8 +12,8 @@ from hypothesis import given
 from gpudiag.analysis.comparison import compare
 from gpudiag.errors import UnreadableInputError
 from gpudiag.model.analysis import BUCKETS, Steps
-from gpudiag.model.diff import DIFF_SCHEMA, Diff
-from gpudiag.report.json_output import encode
+from gpudiag.model.diff import DIFF_SCHEMA, OTHER_KERNELS, Diff
+from gpudiag.model.run_directory import encode_json
 from tests.analysis.comparison.runs import analyses, healthy, hostile, late_rank, run, source
 from tests.examples import examples
 
@@ -93,7 +93,7 @@ def test_json_and_back_is_the_same_diff() -> None:
     for before, after in ((healthy(), late_rank()), (healthy(), hostile())):
         diff = compare(before, after)
         assert diff.schema == DIFF_SCHEMA == "gpudiag/diff/1"
-        assert msgspec.json.decode(encode(diff), type=Diff) == diff
+        assert msgspec.json.decode(encode_json(diff), type=Diff) == diff
 
 
 def test_a_late_rank_explains_the_others_waiting() -> None:
@@ -205,6 +205,15 @@ def test_other_ranks_are_compared_where_both_runs_have_them() -> None:
     assert fsum(bucket.difference_ms for bucket in diff.buckets) == pytest.approx(2.0)
     assert diff.cause is not None
     assert diff.cause.ranks == ()
+
+
+def test_traces_whose_kernels_are_others_are_said_to_be_unlike() -> None:
+    before, unnamed = healthy(), source(workload=None)
+    renamed = [msgspec.structs.replace(part, name=f"other {part.name}") for part in before.portions]
+    after = msgspec.structs.replace(before, portions=tuple(renamed), source=unnamed)
+    (unlike,) = compare(before, after).run_differences
+    assert (unlike.what, unlike.before, unlike.after) == (OTHER_KERNELS, "0% of A's", "0% of B's")
+    assert compare(before, msgspec.structs.replace(before, source=unnamed)).run_differences == ()
 
 
 def test_a_missing_rank_is_said_but_is_the_same_work() -> None:

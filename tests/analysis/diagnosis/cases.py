@@ -25,7 +25,10 @@ def case_of(traces: Sequence[Trace]) -> Case:
 def diagnosis_of(traces: Sequence[Trace]) -> tuple[dict[str, Finding], dict[str, str]]:
     """Findings by code; what could not be told and why the data is doubtful, by code."""
     case = case_of(traces)
-    findings, doubts = diagnose(case)
-    validity = {one.code: one.message for one in (*case.timeline.validity, *doubts)}
-    assert len({finding.code for finding in findings}) == len(findings)
-    return {finding.code: finding for finding in findings}, validity
+    diagnosis = diagnose(case)
+    validity = {one.code: one.message for one in (*case.timeline.validity, *diagnosis.validity)}
+    # Of two of one code (launching: few slow calls, many short ones) the first that is said.
+    found: dict[str, Finding] = {}
+    for finding in diagnosis.findings:
+        found.setdefault(finding.code, finding)
+    return found, validity

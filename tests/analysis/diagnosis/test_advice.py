@@ -38,7 +38,7 @@ def test_a_finding_has_advice_in_either_framework_and_none_in_tensorflow_is_pyto
 
     def findings_in(framework: str) -> tuple[Finding, ...]:
         case = Case(timeline=replace(timeline, framework=framework), attribution=attribution)
-        return diagnose(without_outlier_steps(case))[0]
+        return diagnose(without_outlier_steps(case)).findings
 
     findings, told = findings_in("pytorch"), findings_in("tensorflow")
     assert findings

@@ -51,7 +51,8 @@ def test_no_crash_and_no_absurd_figure(
     case = case_of(traces)
     for lane in case.attribution.lanes:
         assert (lane.buckets_ns.sum(axis=1) == lane.step_ns).all()
-    findings, doubts = diagnose(case)
+    found = diagnose(case)
+    findings, doubts = found.findings, found.validity
     for finding in findings:
         assert 0 <= (finding.recoverable_percent or 0.0) <= 100
         assert (finding.recoverable_ms_per_step or 0.0) <= 2 * case.slowest_ms

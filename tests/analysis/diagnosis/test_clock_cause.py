@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 def straggler(extra: tuple[Piece, ...], *, hot_gpu: int, known_run: bool = True) -> Finding:
     case = case_of(Job(ranks=4, step=DDP, extra={1: extra}).traces())
     case = replace(case, facts=hot(four_h200(), hot_gpu), run=record() if known_run else None)
-    findings, _ = diagnose(case)
+    findings = diagnose(case).findings
     return next(finding for finding in findings if finding.code == "straggler")
 
 
@@ -28,7 +28,7 @@ def test_the_clock_is_the_cause_where_the_late_ranks_gpu_is_throttled() -> None:
     found = straggler((kernels(8, count=4),), hot_gpu=1)
     assert found.cause == "clock"
     assert found.evidence["clock"] == {"1": ["throttled"]}
-    assert "slower clocks" in found.title
+    assert "slower GPU clocks" in found.title
     assert any("throttled" in line for line in found.advice)
 
 

@@ -25,7 +25,7 @@ def paused_in(*steps: int) -> Case:
 
 
 def usual() -> float:
-    (straggler, *_), _ = diagnose(paused_in())
+    straggler = diagnose(paused_in()).findings[0]
     assert straggler.recoverable_ms_per_step is not None
     return straggler.recoverable_ms_per_step
 
@@ -35,7 +35,8 @@ def test_a_pause_does_not_change_what_is_found(step: int) -> None:
     case = without_outlier_steps(paused_in(step))
     for lane in case.attribution.lanes:
         lane.check()
-    findings, doubts = diagnose(case)
+    found = diagnose(case)
+    findings, doubts = found.findings, found.validity
     assert findings[0].code == "straggler"
     assert findings[0].ranks == (1,)
     assert findings[0].recoverable_ms_per_step == pytest.approx(usual(), rel=0.05)

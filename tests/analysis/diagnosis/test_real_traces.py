@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from gpudiag.analysis.diagnosis.engine import diagnose
+from gpudiag.analysis.diagnosis.interval import interval_ms
 from gpudiag.analysis.diagnosis.significance import Significance
 from gpudiag.trace import read_traces
 from tests.analysis.diagnosis.cases import case_of
@@ -32,7 +33,7 @@ def case(where: Path) -> Case:
 
 
 def findings(where: Path) -> dict[str, Finding]:
-    return {finding.code: finding for finding in diagnose(case(where))[0]}
+    return {finding.code: finding for finding in diagnose(case(where)).findings}
 
 
 def top(where: Path) -> Finding:
@@ -107,10 +108,35 @@ def test_the_interval_holds_the_step_time_without_the_profiler(
 ) -> None:
     recorded = case(whole_recording(name))
     assert recorded.what_if is not None
-    interval = Significance(recorded, recorded.what_if).interval_ms
+    interval = interval_ms(Significance(recorded, recorded.what_if))
     assert interval is not None
     assert interval[0] <= unprofiled_ms <= interval[1]
     assert interval[1] - interval[0] < unprofiled_ms, "an interval that says something"
+
+
+#: Rows of the table in docs/accuracy.md.
+PUBLISHED = {
+    "clean": "clean",
+    "slow_loader_rank2": "late loader on rank 2",
+    "tiny": "tiny layers",
+    "vgg_p2poff": "VGG-16, no peer access",
+}
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_what_is_published_is_what_is_worked_out(name: str, whole_recording: Callable[[str], Path]) -> None:
+    page = (SMALL.parents[1] / "docs" / "accuracy.md").read_text(encoding="utf-8")
+    (row,) = (line for line in page.splitlines() if line.startswith(f"| {PUBLISHED[name]} |"))
+    corrected, finding, gain = (row.split("|")[column].strip() for column in (4, 7, 8))
+    first, what_if = top(whole_recording(name)), case(whole_recording(name)).what_if
+    assert what_if is not None
+    assert float(corrected) == pytest.approx(what_if.corrected_ms, abs=0.1)
+    if gain != "—":
+        assert finding.startswith(first.code)
+        assert float(gain) == pytest.approx(first.recoverable_ms_per_step, abs=0.1)
+    if name == "slow_loader_rank2":
+        readme = " ".join((SMALL.parents[1] / "README.md").read_text(encoding="utf-8").split())
+        assert f"{corrected} ms per step without profiling and savings of {gain} ms" in readme
 
 
 @pytest.mark.parametrize("name", ["clean", "slow_loader_rank2", "tiny", "vgg_p2poff"])
@@ -129,7 +155,7 @@ def test_a_trace_of_2021_with_four_loader_workers(whole_recording: Callable[[str
 @pytest.mark.parametrize("path", sorted((SMALL / "public").glob("*.gz")), ids=lambda path: path.name.partition(".")[0])
 def test_other_peoples_traces_lead_to_no_absurd_figures(path: Path) -> None:
     one = case(path)
-    for finding in diagnose(one)[0]:
+    for finding in diagnose(one).findings:
         assert 0 <= (finding.recoverable_ms_per_step or 0.0) <= 2 * one.slowest_ms
         assert 0 <= (finding.recoverable_percent or 0.0) <= 100
         if one.steps < 3:
@@ -139,7 +165,8 @@ def test_other_peoples_traces_lead_to_no_absurd_figures(path: Path) -> None:
 @pytest.mark.parametrize("left_out", [2, 0])
 def test_without_one_ranks_trace_nothing_is_called_transfer(left_out: int) -> None:
     traces = [trace for trace in read_traces([SMALL / "slow_loader_rank2"]) if trace.rank != left_out]
-    found, doubts = diagnose(case_of(traces))
+    diagnosis = diagnose(case_of(traces))
+    found, doubts = diagnosis.findings, diagnosis.validity
     assert "communication-bound" not in {finding.code for finding in found}
     if left_out == 2:
         assert "cannot-tell:communication-bound" in {doubt.code for doubt in doubts}

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import msgspec
 import pytest
 
-from gpudiag.analysis.diagnosis.examples import DDP, Job, Piece, fetch, kernels, python
+from gpudiag.analysis.diagnosis.examples import DDP, Job, Piece, fetch, item, kernels, python
 from gpudiag.analysis.diagnosis.rules import RULES
 from gpudiag.analysis.diagnosis.rules.compute_bound import ComputeBound
 from gpudiag.model.analysis import FINDING_CODES
@@ -73,7 +73,8 @@ def test_an_example_replayed_unchanged_takes_what_was_measured(job: Job) -> None
         ({2: (fetch(30),)}, (2,), "input"),
         ({0: (fetch(30),), 3: (fetch(30),)}, (0, 3), "input"),
         ({1: (kernels(8, count=4),)}, (1,), "compute"),
-        ({3: (python(30),)}, (3,), "launch"),
+        ({3: (python(30),)}, (3,), "operators"),
+        ({3: (python(0.3),) * 120}, (3,), "launch"),
     ],
 )
 def test_the_straggler_is_named_with_its_cause_and_its_gain_is_what_the_job_without_it_is_faster(
@@ -88,10 +89,17 @@ def test_the_straggler_is_named_with_its_cause_and_its_gain_is_what_the_job_with
     assert finding.confidence == "high"
 
 
+def test_a_rank_that_alone_waits_for_its_device_is_the_late_one() -> None:
+    alone = (item(), *(python(0.3),) * 40)
+    found = diagnosis_of(Job(ranks=2, step=DDP, extra={0: alone}).traces())[0]
+    assert "host-sync" not in found
+    assert found["straggler"].ranks == (0,)
+
+
 def test_a_late_rank_that_rotates_is_jitter_with_its_distribution() -> None:
     job = Job(ranks=4, step=DDP, rotating=(kernels(8, count=4),), steps=10)
     finding = diagnosis_of(job.traces())[0]["straggler"]
-    assert finding.title.startswith("a different rank is late each step")
+    assert finding.title.startswith("ranks take turns being slow")
     assert finding.ranks == (0, 1, 2, 3)
     assert finding.evidence["times_last_by_rank"].keys() == {0, 1, 2, 3}
     assert finding.confidence != "high"
@@ -101,7 +109,7 @@ def test_a_rank_late_a_little_more_often_than_others_is_not_named_as_the_late_on
     # Of the five analysed steps 1 to 5, rank 1 is late in two, each other in one.
     job = Job(ranks=4, step=DDP, rotating=(kernels(8, count=4),), steps=7)
     finding = diagnosis_of(job.traces())[0]["straggler"]
-    assert finding.title.startswith("a different rank")
+    assert finding.title.startswith("ranks take turns")
 
 
 def test_dropped_events_and_few_steps_lower_the_confidence() -> None:

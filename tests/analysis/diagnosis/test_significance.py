@@ -10,21 +10,29 @@ import msgspec
 import numpy as np
 import pytest
 
+from gpudiag.analysis.diagnosis.calibration import PROFILER_NS_PER_EVENT
 from gpudiag.analysis.diagnosis.engine import diagnose
 from gpudiag.analysis.diagnosis.examples import Job, fetch, kernels
-from gpudiag.analysis.diagnosis.replay.profiler_cost import PROFILER_NS_PER_EVENT
+from gpudiag.analysis.diagnosis.interval import interval_ms
+from gpudiag.analysis.diagnosis.significance import Significance
 from tests.analysis.diagnosis.cases import case_of
+from tests.analysis.diagnosis.random_jobs.analysed import recorded
+from tests.analysis.diagnosis.random_jobs.recipe import draw
 from tests.analysis.diagnosis.records import run_of
+from tests.timeline_builder import TraceBuilder
 
 if TYPE_CHECKING:
     from gpudiag.analysis.diagnosis.case import Case
 
+#: So many random jobs, the first.
+JOBS = 20
 #: 100 kernels that take 10 ms, launched in 11: a step that the host sets the pace of by a tenth.
 SLIGHTLY_BOUND = Job(ranks=1, step=(kernels(10, count=100, launch_us=110),), steps=10)
 
 
 def told(case: Case) -> tuple[set[str], dict[str, str]]:
-    findings, doubts = diagnose(case)
+    found = diagnose(case)
+    findings, doubts = found.findings, found.validity
     return {finding.code for finding in findings}, {doubt.code: doubt.message for doubt in doubts}
 
 
@@ -79,3 +87,58 @@ def test_what_is_left_once_a_larger_cause_is_gone_must_remain_when_the_profiler_
     assert "input-bound" in codes
     assert "launch-bound" not in codes
     assert "30 % more" in doubts["cannot-tell:launch-bound"]
+
+
+def interval_of(case: Case) -> tuple[float, float]:
+    assert case.what_if is not None
+    interval = interval_ms(Significance(case, case.what_if))
+    assert interval is not None
+    return interval
+
+
+@pytest.mark.parametrize("is_timed", [False, True])
+def test_the_interval_holds_the_true_step_of_random_jobs(*, is_timed: bool) -> None:
+    held, halves = 0, []
+    for seed in range(JOBS):
+        recipe = msgspec.structs.replace(draw(seed), timed=is_timed)
+        low, high = interval_of(recorded(recipe))
+        true_ms = statistics.fmean(recipe.job(recorded=False).step_times_ms())
+        held += low <= true_ms <= high
+        halves.append((high - low) / 2 / true_ms)
+    assert held >= 0.95 * JOBS
+    assert statistics.median(halves) < 0.1, "an interval that says something"
+
+
+def test_it_reaches_to_the_timed_steps_where_the_replay_does_not() -> None:
+    """A device that took 10 ms of each recorded step, and 7 of the timed ones: no cost of a profiler explains that."""
+    case = case_of(Job(ranks=1, step=(kernels(10, count=100, launch_us=20),), steps=10).traces())
+    low, high = interval_of(run_of(case, [7.0, 7.1, 6.9, 7.0, 7.05, 6.95]))
+    assert 6.5 < low <= 7.0
+    assert high >= 10.0
+
+
+def test_without_timed_steps_the_profiler_may_have_cost_twice_as_much_or_half() -> None:
+    case = with_events(case_of(Job(ranks=1, step=(kernels(10, count=100, launch_us=250.0),), steps=10).traces()), 40)
+    low, high = interval_of(case)
+    recorded_ms, cost_ms = 25.0, 40 * PROFILER_NS_PER_EVENT / 1e4
+    assert low < recorded_ms - 2 * cost_ms
+    assert recorded_ms - cost_ms / 2 < high < 1.05 * recorded_ms
+
+
+def cpu_ranks(scatter_us: int) -> Case:
+    """Two CPU processes of 20 ms a step, by turns so much longer and shorter."""
+    ranks = [TraceBuilder(rank, world_size=2) for rank in range(2)]
+    for trace in ranks:
+        at = 0
+        for step in range(8):
+            trace.step(at).operator(100, 15_000, "aten::mm").operator(15_100, 15_200, "c10d::allreduce_")
+            trace.gloo(15_150, 17_000, thread=91, ranks=(0, 1)).operator(17_010, 18_000, "aten::copy_")
+            at += 20_000 + (scatter_us if step % 2 else -scatter_us)
+    return case_of([trace.build() for trace in ranks])
+
+
+def test_cpu_processes_whose_steps_scatter_may_take_another_time_at_other_times() -> None:
+    quiet, busy = interval_of(cpu_ranks(20)), interval_of(cpu_ranks(1_000))
+    assert (quiet[1] - quiet[0]) / 2 < 0.1 * 20
+    assert busy[0] < 0.8 * 20
+    assert busy[1] > 1.25 * 20

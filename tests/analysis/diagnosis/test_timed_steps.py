@@ -10,7 +10,7 @@ import msgspec
 import pytest
 
 from gpudiag.analysis.diagnosis.engine import diagnose
-from gpudiag.analysis.diagnosis.examples import DDP, Job, fetch, kernels
+from gpudiag.analysis.diagnosis.examples import DDP, Job, all_reduce, fetch, kernels, silence, update
 from gpudiag.analysis.diagnosis.timed_steps import exposed_input_ms, recording_cost, recording_doubts, timed_ranks
 from gpudiag.model.run import RankRecord, TimedSteps
 from gpudiag.training.session.clock import summarize
@@ -54,7 +54,7 @@ def timed(job: Job, share: float | Sequence[float], *, device: str = "cuda", lea
 
 
 def found(case: Case) -> dict[str, Finding]:
-    return {finding.code: finding for finding in diagnose(case)[0]}
+    return {finding.code: finding for finding in diagnose(case).findings}
 
 
 #: Nothing in these recordings waits for input.
@@ -145,3 +145,80 @@ def test_a_run_from_before_any_of_this_says_nothing() -> None:
     assert recording_cost(case.run) is None
     assert recording_doubts(case.run) == ()
     assert (timed_ranks(None), recording_cost(None), recording_doubts(None)) == (None, None, ())
+
+
+#: Two ranks whose device takes 26.4 ms, 8 of them for an exchange that nothing hides; recorded, the host takes 28.
+HIDDEN_WHILE_RECORDED = Job(ranks=2, step=(kernels(15, count=2000, launch_us=14), all_reduce(8), update(1)))
+DEVICE_MS, EXCHANGE_MS = 26.4, 8.0
+#: The step of such a job whose host takes as long without the profiler.
+HOST_MS = 28.0
+
+
+def exchange_ms(step_ms: float, host_ms: Sequence[float]) -> float:
+    """What the exchange is found to cost where steps were timed so, and their work queued in so many ms by turns."""
+    case = run_of(case_of(HIDDEN_WHILE_RECORDED.traces()), [step_ms] * STEPS)
+    assert case.run is not None
+    timed_host = TimedSteps(host_ms=tuple(islice(cycle(host_ms), STEPS)))
+    ranks = [msgspec.structs.replace(rank, timed=timed_host) for rank in case.run.ranks]
+    case = replace(case, run=msgspec.structs.replace(case.run, ranks=tuple(ranks)))
+    assert case.what_if is not None
+    assert case.what_if.corrected_ms >= 0.99 * step_ms
+    finding = found(case).get("communication-bound")
+    return 0.0 if finding is None else finding.recoverable_ms_per_step or 0.0
+
+
+def test_what_a_host_hides_only_while_it_is_recorded_is_found_by_how_fast_it_was_timed() -> None:
+    """A thread that fills the device's queue waits for room in it: only some steps show what it can do."""
+    assert exchange_ms(DEVICE_MS, [DEVICE_MS, 16.0, DEVICE_MS, DEVICE_MS]) == pytest.approx(EXCHANGE_MS, rel=0.02)
+    assert exchange_ms(DEVICE_MS, [DEVICE_MS]) < EXCHANGE_MS / 2
+
+
+def test_a_host_that_sets_the_pace_of_the_timed_step_is_not_made_faster_by_a_step_that_was() -> None:
+    as_told = exchange_ms(HOST_MS, [HOST_MS])
+    assert exchange_ms(HOST_MS, [HOST_MS, 16.0]) == pytest.approx(as_told)
+
+
+def test_timed_steps_that_took_longer_than_recorded_ones_make_an_amount_less_sure() -> None:
+    case = case_of(Job(ranks=2, step=(kernels(10), all_reduce(10), update(1))).traces())
+    as_recorded, longer = (
+        found(run_of(case, [case.slowest_ms * times] * STEPS))["communication-bound"] for times in (1.0, 1.3)
+    )
+    assert as_recorded.confidence == "high"
+    assert longer.confidence == "medium", "a third of a step that no recording explains, beside a gain of half of one"
+    assert longer.recoverable_ms_per_step == pytest.approx(as_recorded.recoverable_ms_per_step, rel=0.01)
+
+
+def fetching(job: Job, input_ms: Sequence[float]) -> Case:
+    """The job on CPUs, timed as it was recorded, with so many ms of each rank's timed steps in fetching the batch."""
+    case = case_of(job.traces())
+    case = run_of(case, [case.slowest_ms] * STEPS)
+    assert case.run is not None
+    ranks = [
+        msgspec.structs.replace(
+            rank,
+            device="cpu",
+            timed=TimedSteps(input_ms=(fetched,) * STEPS, host_ms=(case.slowest_ms - fetched,) * STEPS),
+        )
+        for rank, fetched in zip(case.run.ranks, input_ms, strict=True)
+    ]
+    return replace(case, run=msgspec.structs.replace(case.run, ranks=tuple(ranks)))
+
+
+#: 30 ms behind the step's first kernels in which nothing is recorded: a stall, as far as the traces tell.
+ELSEWHERE = (kernels(1), silence(30))
+
+
+def test_a_stall_that_the_timed_steps_know_as_fetching_is_input_and_said_once() -> None:
+    job = Job(ranks=2, step=(*ELSEWHERE, *DDP))
+    assert "host-stall" in found(fetching(job, (0.0, 0.0)))
+    case = fetching(job, (30.0, 30.0))
+    told = found(case)
+    assert "host-stall" not in told
+    assert told["input-bound"].recoverable_ms_per_step == pytest.approx(30)
+    assert "host-stall" not in {fix.code for fix in diagnose(case).next}
+
+
+def test_so_is_the_stall_of_one_late_rank() -> None:
+    job = Job(ranks=2, step=DDP, extra={1: ELSEWHERE})
+    causes = [found(fetching(job, (0.0, fetched)))["straggler"].cause for fetched in (0.0, 30.0)]
+    assert causes == ["stall", "input"]

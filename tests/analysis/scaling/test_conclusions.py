@@ -14,9 +14,10 @@ from gpudiag.analysis.scaling.fit import fit
 from gpudiag.analysis.scaling.forecast import durations, prospect
 from gpudiag.analysis.scaling.speedup import with_speedups
 from gpudiag.analysis.scaling.waterfall import measured_waterfall, waterfall
-from gpudiag.model.benchmarks.scale_request import Network
+from gpudiag.model.benchmarks.scale_request import Network, Wanted
 from gpudiag.model.benchmarks.scaling import STEP_PARTS
 from gpudiag.model.facts import Facts, Gpu, Host, Link
+from gpudiag.report.scaling import words
 from gpudiag.statistics import Estimate
 from tests.app.scale.points import measured, parts
 
@@ -182,7 +183,7 @@ def test_forecasts_over_a_network_span_from_no_overlap_to_all() -> None:
 
 
 def test_durations_count_samples_and_say_the_batch() -> None:
-    (one,) = durations([measured(4, 40.0)], samples=64e6, voxels=None, voxels_per_sample={})
+    (one,) = durations([measured(4, 40.0)], Wanted(samples=64e6))
     assert one.iterations == pytest.approx(64e6 / 256)
     assert one.hours == pytest.approx(64e6 / 6400 / 3600)
 
@@ -190,8 +191,28 @@ def test_durations_count_samples_and_say_the_batch() -> None:
 def test_voxels_count_once() -> None:
     """8.1 teravoxels at 8.8 million voxels a second take 256 hours, and not 25.7."""
     point = measured(1, 1000.0, batch_per_device=1, samples_per_s=1.0)
-    (one,) = durations([point], samples=None, voxels=8.1e12, voxels_per_sample={"resnet50": 8_800_000})
+    (one,) = durations([point], Wanted(voxels=8.1e12, voxels_per_sample={"resnet50": 8_800_000}))
     assert one.hours == pytest.approx(255.7, abs=0.1)
+    written = msgspec.structs.replace(point, voxels_per_sample=4_400_000.0, mvox_per_s=8.8)
+    (one,) = durations([written, point], Wanted(voxels=8.1e12))
+    assert one.hours == pytest.approx(255.7, abs=0.1)
+    assert one.samples == pytest.approx(8.1e12 / 4.4e6)
+    assert "at 8.80 Mvox/s" in words.duration_words(one, written)
+
+
+def test_iterations_on_several_devices_are_not_those_of_one() -> None:
+    one, four = durations([measured(1, 30.0), measured(4, 40.0)], Wanted(iterations=1e5))
+    assert (one.iterations, four.iterations) == (1e5, 1e5)
+    assert one.hours == pytest.approx(1e5 * 0.03 / 3600)
+    assert one.per_minute == pytest.approx(2000)
+    assert one.like_one_device_hours is None
+    assert four.samples == 4 * one.samples
+    assert four.hours == pytest.approx(1e5 * 0.04 / 3600)
+    assert four.like_one_device_hours == pytest.approx(four.hours / 4)
+    assert "4 times the samples" in words.duration_words(four, measured(4, 40.0))
+    assert "times the samples" not in words.duration_words(one, measured(1, 30.0))
+    strong = measured(4, 10.0, mode="strong", global_batch=64, batch_per_device=16)
+    assert durations([strong], Wanted(iterations=1e5))[0].like_one_device_hours is None
 
 
 def test_an_odd_gpu_is_found_before_its_pair_is_blamed() -> None:

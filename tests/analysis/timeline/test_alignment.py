@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpudiag.analysis.timeline.alignment import SAME_CLOCK_NS, Alignment, Sequence, align
+from gpudiag.analysis.timeline.alignment import Alignment, Sequence, align
+from gpudiag.analysis.timeline.calibration import SAME_CLOCK_NS
 from gpudiag.units import NS_PER_MS, NS_PER_US
 from tests.examples import examples
 

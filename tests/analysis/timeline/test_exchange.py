@@ -8,6 +8,7 @@ import pytest
 
 from gpudiag.analysis.attribution import attribute
 from gpudiag.analysis.timeline import build_timeline
+from gpudiag.analysis.timeline.blocking_exchange import awaited_inside
 from gpudiag.model.event import Role
 from gpudiag.model.timeline import OpClass
 from tests.trace.documents import document, event, kernel, launch, read_one
@@ -58,6 +59,11 @@ def buckets(found: Timeline) -> dict[str, float]:
     return {
         bucket: float(part.end.sum() - part.start.sum()) / 1e3 / len(cut.step_ns) for bucket, part in cut.parts.items()
     }
+
+
+def test_a_hand_over_of_no_length_inside_an_operator_waits_for_nothing(tmp_path: Path) -> None:
+    trace = read_one(tmp_path, document(event("cpu_op", "outer", 1, 100), event("cpu_op", "c10d::allreduce_", 9, 0)))
+    assert len(awaited_inside(trace, int(trace.events.thread[0]))) == 0
 
 
 def test_copies_launched_in_a_range_of_an_exchange_are_its(tmp_path: Path) -> None:

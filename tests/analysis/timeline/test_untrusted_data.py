@@ -18,7 +18,6 @@ from gpudiag.model.event import EventKind, Role
 from gpudiag.model.protobuf import message_type
 from tests.analysis.diagnosis import broken
 from tests.analysis.timeline import broken_recordings as recordings
-from tests.traces.pack import unpack
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -138,18 +137,18 @@ def test_so_it_is_in_tensorflow(code: str, lost: tuple[str, ...], share: float, 
 
 
 def test_without_any_device_work_the_hosts_steps_are_all_that_is_said(
-    whole_recording: Callable[[str], Path], tmp_path: Path
+    whole_recording: Callable[[str], Path], analysis_of: Callable[[Path], Analysis], tmp_path: Path
 ) -> None:
-    whole = analyze([whole_recording("clean")])
+    whole = analysis_of(TRACES / "whole" / "clean.npz")
     host = analyze([recordings.without_device_work(whole_recording("clean"), tmp_path, EVERY)])
     assert (host.devices, host.findings, host.kernels, host.collectives) == ((), (), (), ())
     assert host.steps.mean_ms == pytest.approx(whole.steps.mean_ms, rel=0.02)
 
 
 def test_whom_an_absent_rank_held_up_is_not_laid_to_another(
-    whole_recording: Callable[[str], Path], tmp_path: Path
+    whole_recording: Callable[[str], Path], analysis_of: Callable[[Path], Analysis], tmp_path: Path
 ) -> None:
-    whole = analyze([whole_recording("slow_loader_rank2")])
+    whole = analysis_of(TRACES / "whole" / "slow_loader_rank2.npz")
     assert {wait.on_rank for wait in whole.waits if wait.ms_per_step > 1} == {2}
     partly = analyze([recordings.without_rank(whole_recording("slow_loader_rank2"), 2, tmp_path)])
     assert "missing-ranks" in {validity.code for validity in partly.validity}
@@ -157,20 +156,14 @@ def test_whom_an_absent_rank_held_up_is_not_laid_to_another(
 
 
 @pytest.mark.parametrize("path", SOUND, ids=lambda path: path.name)
-def test_sound_recordings_are_not_accused(path: Path) -> None:
-    assert not untrusted(analyze([path]))
-
-
-@pytest.mark.parametrize("name", sorted(path.stem for path in (TRACES / "whole").glob("*.npz")))
-def test_neither_are_whole_ones(name: str, whole_recording: Callable[[str], Path]) -> None:
-    assert not untrusted(analyze([whole_recording(name)]))
+def test_sound_recordings_are_not_accused(path: Path, analysis_of: Callable[[Path], Analysis]) -> None:
+    assert not untrusted(analysis_of(path))
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("path", sorted((TRACES / "whole" / "exchanges").glob("*.npz")), ids=lambda path: path.stem)
-def test_nor_is_any_way_to_exchange(path: Path, tmp_path: Path) -> None:
-    unpack(path, tmp_path)
-    assert not untrusted(analyze([tmp_path]))
+@pytest.mark.parametrize("path", sorted((TRACES / "whole").rglob("*.npz")), ids=lambda path: path.stem)
+def test_neither_are_whole_ones(path: Path, analysis_of: Callable[[Path], Analysis]) -> None:
+    assert not untrusted(analysis_of(path))
 
 
 def test_a_pause_on_one_rank_is_not_another_run() -> None:

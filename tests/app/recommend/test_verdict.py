@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -136,3 +137,36 @@ def test_what_is_recommended_was_never_much_slower(means: list[float], noise: fl
     chosen = next(one for one in found.ranking if one.strategy == found.recommended)
     assert chosen.slower_percent is not None
     assert chosen.slower_percent <= 1.0
+
+
+def _with_rounds(benchmark: StrategyBenchmark, candidate: Candidate, rounds: tuple[float, ...]) -> StrategyBenchmark:
+    turns = tuple(
+        Turns(candidate=candidate, round_ms=rounds, steps=10) if turn.candidate == candidate else turn
+        for turn in benchmark.turns
+    )
+    return msgspec.structs.replace(benchmark, turns=turns)
+
+
+def test_what_was_not_measured_long_enough_is_neither_ranked_nor_beaten() -> None:
+    """Two turns of 9 and 15 ms may be anything; NCCL's 12.0 are known."""
+    benchmark = _benchmark({ALONE: 10, NCCL: 12.0, GLOO: 14.0, HOST: 12}, noise=0.002)
+    found = judge(_with_rounds(benchmark, HOST, (9.0, 14.9)))
+    assert (found.verdict, found.recommended) == ("tie", "nccl")
+    assert set(found.tied) == {"nccl", "cpu-reduce"}
+    assert [one.strategy for one in found.ranking if one.unranked] == ["cpu-reduce"]
+    assert any("not measured long enough" in note for note in found.notes)
+
+
+def test_one_of_two_that_scatters_is_not_taken_for_known() -> None:
+    """As measured: 2.11 ms known to 5 %, and 2.12 to 85 %."""
+    benchmark = _benchmark({ALONE: 1.5, HOST: 2.11, NCCL: 2.12}, noise=0.01)
+    found = judge(_with_rounds(benchmark, NCCL, (1.7, 1.6, 4.7, 1.6, 1.7)))
+    assert found.recommended == "cpu-reduce"
+    assert [one.strategy for one in found.ranking if one.unranked] == ["nccl"]
+
+
+def test_what_is_slower_beyond_its_scatter_is_ranked() -> None:
+    benchmark = _benchmark({ALONE: 10, NCCL: 12.0, GLOO: 40.0}, noise=0.002)
+    found = judge(_with_rounds(benchmark, GLOO, (30.0, 40.0, 50.0, 36.0, 44.0)))
+    assert (found.verdict, found.recommended) == ("winner", "nccl")
+    assert not any(one.unranked for one in found.ranking)

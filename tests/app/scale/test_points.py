@@ -47,6 +47,21 @@ def test_one_device_has_no_peer_access_to_lose() -> None:
     assert [point.job.p2p for point in found if point.record.strategy == "nccl-no-p2p"] == [False, False]
 
 
+def test_a_ladder_of_precisions_batches_and_the_compiler() -> None:
+    ladder = {"precisions": ("fp32", "fp16"), "batch_sizes": (64, 128), "compiled": (False, True)}
+    found = all_points(
+        request(workloads=("resnet50",), strategies=("nccl",), devices=(1,), alone=False, **ladder), GPUS
+    )
+    rungs = {(one.job.precision, one.job.batch_size, one.job.compile) for one in found}
+    assert len(rungs) == len(found) == 8
+    assert {one.record.options.get("compile") for one in found} == {None, "True"}
+
+
+def test_cpus_have_no_tf32() -> None:
+    found = all_points(request(workloads=("mlp",), strategies=("gloo",), precisions=("fp32", "tf32")), CPUS)
+    assert {point.record.precision for point in found} == {"fp32"}
+
+
 def test_each_gpu_is_measured_alone() -> None:
     found = all_points(request(workloads=("resnet50", "mlp")), GPUS)
     alone = [point.record for point in found if point.record.alone]

@@ -18,6 +18,7 @@ from gpudiag.model.benchmarks.scaling import SCALING_FILE, Machine, Scaling
 from gpudiag.model.benchmarks.sweep import Outcome
 from gpudiag.model.run import RankRecord, RunRecord, StepTimes, Warmup
 from gpudiag.model.run_directory import RUN_FILE, write_json
+from gpudiag.report.text.results import to_markdown
 from tests.app.scale.points import HERE, measured
 from tests.machines import machine
 
@@ -192,6 +193,17 @@ def test_a_single_run_is_a_result_too(tmp_path: Path) -> None:
     (point,) = points_of(tmp_path)
     assert (point.devices, point.batch_per_device, point.precision) == (2, 64, "bf16")
     assert point.samples_per_s == pytest.approx(128 / 0.04)
+
+
+def test_a_loop_that_told_no_batch_size_has_its_step_and_no_throughput(tmp_path: Path) -> None:
+    own = msgspec.structs.replace(record(40.0, 41.0), strategy="own", batch_size_per_device=None, options={})
+    write_json(tmp_path / RUN_FILE, own)
+    (point,) = points_of(tmp_path)
+    assert (point.status, point.samples_per_s, point.step_ms) == ("measured", None, 41.0)
+    text = to_markdown(results_table([("own", point)]))
+    assert "## resnet50 · samples per step not recorded · 2 devices" in text
+    assert "unknown" not in text.partition("|")[0]
+    assert "| own | — |  | 41.0 |" in text
 
 
 def test_a_benchmark_that_never_concluded_is_read_from_its_points(tmp_path: Path) -> None:

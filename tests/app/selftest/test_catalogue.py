@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from gpudiag.app.selftest.catalogue import CATALOGUE, catalogue_entry, choose, late_rank, plan_of
+from gpudiag.app.selftest.selftest import CPU_TRAININGS, GPU_TRAININGS
 from gpudiag.errors import UsageError
 from gpudiag.model.analysis import FINDING_CODES
 from gpudiag.training.frameworks.registry import framework_named
@@ -28,7 +29,9 @@ def test_all_faults_are_put_into_four_gpus() -> None:
 
 def test_a_cpu_has_no_device_to_wait_for() -> None:
     chosen, left_out = choose((), **TWO_CPUS)
-    assert {one.fault for one in left_out} == {"pageable-copies", "sync", "tiny-kernels", "no-p2p"}
+    on_gpus = "pageable-copies sync tiny-kernels no-p2p item-between-layers looped-optimizer float64-batches"
+    on_gpus += " many-small-copies busy-core-one sync-batchnorm cuda-graph compiled side-stream-copies"
+    assert {one.fault for one in left_out} == set(on_gpus.split())
     assert names(chosen) == set(CATALOGUE) - {one.fault for one in left_out}
 
 
@@ -38,6 +41,8 @@ def test_a_cpu_has_no_device_to_wait_for() -> None:
         ({"world_size": 1}, "late-loader-one", "two devices"),
         ({"usable_cpus": 1}, "pinned-core-one", "two CPU cores"),
         ({"peer_access": False}, "no-p2p", "no peer access"),
+        ({"world_size": 3}, "tensor-parallel", "even number"),
+        ({"workloads": ("resnet50",)}, "fsdp2", "put into gpt"),
     ],
 )
 def test_what_cannot_be_put_in_is_left_out_with_a_reason(changes: dict[str, Any], name: str, why: str) -> None:
@@ -45,6 +50,20 @@ def test_what_cannot_be_put_in_is_left_out_with_a_reason(changes: dict[str, Any]
     assert names(chosen) == {"none"}
     assert [one.fault for one in left_out] == [name]
     assert why in left_out[0].why
+
+
+def test_quick_leaves_out_what_is_not_asked_for() -> None:
+    chosen, left_out = choose((), quick=True, **TWO_CPUS)
+    usual = {"none", "late-loader", "late-loader-marked", "late-loader-one", "slow-compute-one", "slow-exchange"}
+    assert names(chosen) == usual | {"pinned-core-one"}
+    assert next(one.why for one in left_out if one.fault == "rank0-logs").startswith("not with --quick")
+    assert names(choose(("rank0-logs",), quick=True, **TWO_CPUS)[0]) == {"rank0-logs"}
+
+
+def test_every_job_that_is_trained_has_its_faults() -> None:
+    assert {name for entry in CATALOGUE.values() for name in entry.workloads} <= {
+        training.workload for training in (*GPU_TRAININGS, *CPU_TRAININGS)
+    }
 
 
 def test_unknown_faults_are_refused_with_those_that_there_are() -> None:
@@ -57,7 +76,9 @@ def test_unknown_faults_are_refused_with_those_that_there_are() -> None:
 def test_what_should_be_found_is_something_that_can_be(entry: Any) -> None:
     assert entry.code is None or entry.code in FINDING_CODES
     expected = entry.expected("cuda", plan_of(entry, device="cuda", world_size=4, framework="pytorch").ranks, 4)
-    assert expected.ranks == (() if entry.code is None else (2,) if entry.one_rank else (0, 1, 2, 3))
+    some = (0,) if entry.first_rank else (2,) if entry.one_rank else (0, 1, 2, 3)
+    assert expected.ranks == (() if entry.code is None else some)
+    assert expected.codes <= set(FINDING_CODES)
 
 
 def test_on_a_cpu_slow_launching_is_slow_compute() -> None:

@@ -5,13 +5,15 @@ from __future__ import annotations
 import math
 from typing import Any
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from gpudiag.app.selftest.judge import compare, cost_of, exchange_of, judge, tolerance_ms, trimmed_mean
+from gpudiag.app.selftest.score import scores_of
 from gpudiag.model.analysis import Analysis, Finding, Steps
-from gpudiag.model.benchmarks.selftest import Ablation, Block, Cost, Expected, FaultPlan, Found
+from gpudiag.model.benchmarks.selftest import Ablation, Block, Cost, Expected, FaultPlan, Found, Row
 
 STEP_MS = st.floats(0.1, 1e4)
 LATE = Expected(code="straggler", ranks=(2,), causes=("input",))
@@ -112,6 +114,23 @@ def test_a_clean_run_must_raise_no_alarm() -> None:
     assert (verdict, why) == ("wrong", ("false alarm: straggler, 2.0 ms",))
 
 
+def test_what_the_job_loses_anyway_may_be_in_the_amount_or_not() -> None:
+    tiny = Expected(code="launch-bound", ranks=(2,))
+    for ms, verdict in ((26.0, "right"), (33.0, "right"), (38.5, "right"), (41.0, "wrong"), (23.0, "wrong")):
+        one = found(code="launch-bound", ms=ms)
+        assert compare(cost(26.2), tiny, one, (), tolerance=2.6, alarm=1.5, included=12.0)[0] == verdict
+
+
+def test_another_finding_may_be_as_right() -> None:
+    either = Expected(code="slow-copy", ranks=(2,), or_else={"host-sync": ("aten::to",)})
+    for one, why in (
+        (found(code="host-sync", cause="aten::to"), ()),
+        (found(code="host-sync", cause="aten::item"), ("cause 'aten::item' instead of 'aten::to'",)),
+        (found(code="launch-bound"), ("launch-bound instead of slow-copy",)),
+    ):
+        assert compare(cost(26.0), either, one, (), tolerance=2.6, alarm=1.5)[1] == why
+
+
 def analysis(*findings: Finding) -> Analysis:
     steps = Steps(analysed=6, mean_ms=58.0, median_ms=58.0, corrected_mean_ms=56.0)
     return Analysis(
@@ -139,7 +158,7 @@ def finding(code: str, ms: float, **changes: Any) -> Finding:
 def test_a_row_leaves_out_what_is_no_alarm() -> None:
     late = finding("straggler", 25.0, ranks=(2,), cause="input")
     small = finding("slow-copy", 0.7)
-    gone = finding("launch-bound", 12.0, evidence={"gain_after_larger_fixes_ms": 0.2})
+    gone = finding("launch-bound", 12.0, severity="info")
     row = judge(ablation(), LATE, analysis(late, gone, small), window_error_ms=0.1, run_dir="resnet50/late-loader-one")
     assert (row.verdict, row.why, row.others) == ("right", (), ())
     assert row.found is not None
@@ -159,3 +178,64 @@ def test_the_clean_exchange_is_what_the_clean_job_takes_longer_than_one_that_exc
     exchange = exchange_of(cost_of(blocks((28.3, 28.4), (28.5, 28.4))), cost_of(blocks((26.6, 42.3), (26.6, 42.5))))
     assert exchange.ms == pytest.approx(1.8)
     assert exchange.standard_error_ms == pytest.approx(math.hypot(0.1, 0.1))
+
+
+def test_an_equal_alternative_of_what_comes_first_is_found_first_and_no_false_alarm() -> None:
+    launching = finding("launch-bound", 25.5, ranks=(0, 1, 2, 3), instead=("straggler",))
+    late = finding("straggler", 25.4, ranks=(2,), cause="input", instead=("launch-bound",))
+    row = judge(ablation(), LATE, analysis(launching, late), window_error_ms=0.1)
+    assert row.found is not None
+    assert (row.verdict, row.found.code, row.others) == ("right", "straggler", ())
+    apart = [finding("launch-bound", 25.5), finding("straggler", 25.4, ranks=(2,), cause="input")]
+    row = judge(ablation(), LATE, analysis(*apart), window_error_ms=0.1)
+    assert row.why == ("launch-bound instead of straggler",)
+    assert [other.code for other in row.others] == ["straggler"]
+
+
+OWN = {"launch-bound": Cost(clean_ms=18.0, faulty_ms=30.0, ms=12.0, standard_error_ms=0.1)}
+
+
+@pytest.mark.parametrize(
+    ("ms", "own", "verdict"), [(12.5, OWN, "right"), (6.0, OWN, "right"), (16.0, OWN, "wrong"), (12.5, {}, "wrong")]
+)
+def test_what_a_clean_job_loses_to_its_host_is_no_false_alarm(ms: float, own: Any, verdict: str) -> None:
+    slow_host = finding("launch-bound", ms, ranks=(0, 1, 2, 3), cause="tiny kernels")
+    clean = Expected(code=None, ranks=())
+    row = judge(ablation(), clean, analysis(slow_host), window_error_ms=0.1, own=own)
+    assert (row.verdict, row.launching_ms) == (verdict, 12.0 if own else None)
+
+
+def rows_of(*pairs: tuple[Expected, Found | None]) -> list[Row]:
+    return [
+        Row(
+            workload="gpt",
+            fault="a fault",
+            expected=expected,
+            true=cost(26.0),
+            found=one,
+            tolerance_ms=2.6,
+            alarm_ms=1.5,
+            verdict="right",
+        )
+        for expected, one in pairs
+    ]
+
+
+def test_scores_say_what_is_right_by_itself() -> None:
+    clean = Expected(code=None, ranks=())
+    rows = rows_of((LATE, found()), (LATE, found(ranks=(1,), ms=31.0)), (LATE, None), (clean, None), (clean, found()))
+    behind = msgspec.structs.replace(rows[0], found=found(code="launch-bound"), others=(found(cause="copy", ms=28.2),))
+    small = msgspec.structs.replace(rows[2], true=cost(1.0))
+    scores = {score.name: (score.right, score.of) for score in scores_of([*rows, behind, small])}
+    assert scores == {
+        "found": (3, 4),
+        "code first": (2, 4),
+        "ranks and cause right": (1, 4),
+        "amount within 10 % or 1 ms": (2, 4),
+        "amount within 25 % or 2 ms": (3, 4),
+        "rows with a false alarm": (2, 7),
+    }
+
+
+def test_scores_of_nothing_say_nothing() -> None:
+    assert all((score.right, score.of, score.low, score.high) == (0, 0, 0.0, 1.0) for score in scores_of([]))

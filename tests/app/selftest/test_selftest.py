@@ -10,14 +10,14 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from tests.cli_process import gpudiag
+from tests.cli_process import gpudiag, in_this_process
 
 if TYPE_CHECKING:
     import subprocess
     from pathlib import Path
 
 NO_GPU = {"CUDA_VISIBLE_DEVICES": ""}
-FAULTS = ("none", "late-loader-marked", "late-loader-one")
+FAULTS = ("none", "late-loader-marked", "late-loader-one", "tensor-parallel")
 
 Run = tuple["subprocess.CompletedProcess[str]", "Path"]
 
@@ -52,19 +52,20 @@ def test_the_result_is_one_json_object_and_is_saved(quick: Run) -> None:
     result = json.loads(quick[0].stdout)
     assert (result["schema"], result["device"], result["world_size"]) == ("gpudiag/selftest/1", "cpu", 2)
     assert tuple(row["fault"] for row in result["rows"]) == FAULTS
+    assert {score["name"]: score["of"] for score in result["scores"]}["rows with a false alarm"] == len(FAULTS)
     assert json.loads((quick[1] / "out" / "selftest.json").read_text(encoding="utf-8")) == result
     table = (quick[1] / "table.md").read_text(encoding="utf-8")
     assert all(f"| {fault} |" in table for fault in FAULTS)
 
 
 def test_a_wrong_row_is_exit_code_1(quick: Run, tmp_path: Path) -> None:
-    """The same runs beside a truth that no analysis can come near: a fault of twenty times its cost."""
+    """The same runs beside a truth that no analysis can come near, however the machine was disturbed."""
     shutil.copytree(quick[1] / "out", tmp_path / "out")
     path = tmp_path / "out" / rows(quick)["late-loader-one"]["run_dir"] / "ablation.json"
     ablation = json.loads(path.read_text(encoding="utf-8"))
+    slowest = max(ms for block in ablation["blocks"] for steps in block["step_ms"] for ms in steps)
     for block in ablation["blocks"]:
-        if block["on"]:
-            block["step_ms"] = [[20 * ms for ms in steps] for steps in block["step_ms"]]
+        block["step_ms"] = [[20 * slowest if block["on"] else 1.0] * len(steps) for steps in block["step_ms"]]
     path.write_text(json.dumps(ablation), encoding="utf-8")
     again = gpudiag("selftest", "--from", "out", "--json", cwd=tmp_path)
     (row,) = (row for row in json.loads(again.stdout)["rows"] if row["fault"] == "late-loader-one")
@@ -99,6 +100,14 @@ def test_each_fault_is_a_run_that_can_be_analysed(quick: Run) -> None:
     assert steps["unprofiled_mean_ms"] > 0
 
 
+def test_what_is_lost_anyway_is_that_of_the_clean_job_or_of_a_job_of_its_own(quick: Run) -> None:
+    record = json.loads((quick[1] / "out/resnet20-cifar/tensor-parallel/run.json").read_text(encoding="utf-8"))
+    assert record["strategy"] == "tensor-parallel"
+    lost = {fault: row["exchange_ms"] for fault, row in rows(quick).items()}
+    assert lost["none"] == lost["late-loader-one"] != lost["tensor-parallel"]
+    assert lost["tensor-parallel"] == rows(quick)["tensor-parallel"]["true"]["ms"]
+
+
 def test_recorded_runs_are_judged_again_without_training(quick: Run) -> None:
     again = gpudiag("selftest", "--from", "out", "--json", cwd=quick[1])
     assert again.returncode == quick[0].returncode
@@ -111,12 +120,14 @@ def test_recorded_runs_are_judged_again_without_training(quick: Run) -> None:
         (("--faults", "slow"), 2, "there is no fault 'slow'"),
         (("--faults", "sync"), 2, "none of the faults"),
         (("--workloads", "gpt"), 2, "trains no 'gpt'"),
+        (("--jobs", "compiled"), 2, "none of the faults"),
+        (("--from", "nowhere", "--jobs", "compiled"), 2, "--jobs does not go with --from"),
         (("--from", "nowhere"), 4, "holds no selftest's runs"),
         (("--from", "nowhere", "--devices", "2"), 2, "--devices does not go with --from"),
     ],
 )
 def test_what_cannot_be_done_is_refused(tmp_path: Path, words: tuple[str, ...], code: int, message: str) -> None:
-    result = gpudiag("selftest", *words, cwd=tmp_path, **NO_GPU)
+    result = in_this_process("selftest", *words, cwd=tmp_path, **NO_GPU)
     assert result.returncode == code
     assert message in result.stderr
     assert list(tmp_path.iterdir()) == []

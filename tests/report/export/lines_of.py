@@ -64,12 +64,14 @@ def of_perfetto(path: Path) -> Lines:
 
 
 def of_xspace(path: Path) -> Lines:
+    """Without the lines that are there for xprof's overview alone."""
     space = message_type("xplane", "XSpace").FromString(path.read_bytes())
     return _summed(
         [
             (plane.name, line.name, event.duration_ps // 1000)
             for plane in space.planes
             for line in plane.lines
+            if not line.name.startswith("gpudiag: ")
             for event in line.events
         ]
     )

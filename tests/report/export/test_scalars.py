@@ -11,7 +11,7 @@ import pytest
 from gpudiag.app.analyze import analyze
 from gpudiag.model.analysis import BUCKETS
 from gpudiag.model.protobuf import message_type
-from gpudiag.report.export.tensorboard.scalars import crc32c, write_scalars
+from gpudiag.report.export.tensorboard.scalars import crc32c, write_events
 from tests.report.export.exported import shown
 from tests.trace.documents import TRACES
 
@@ -44,14 +44,18 @@ def test_curves_are_the_analysis() -> None:
 def test_the_file_is_tfrecords_of_events(tmp_path: Path) -> None:
     series = shown("slow_loader_rank2").series
     path = tmp_path / "events.out.tfevents.gpudiag"
-    write_scalars(series, path, 1.7e9)
+    write_events(series, "# What ran", path, 1.7e9)
     data, events = path.read_bytes(), []
     while data:
         (length,) = struct.unpack("<Q", data[:8])
         events.append(message_type("summary", "Event").FromString(data[12 : 12 + length]))
         data = data[16 + length :]
     assert events[0].file_version == "brain.Event:2"
-    found = {(value.tag, event.step): value.simple_value for event in events[1:] for value in event.summary.value}
+    (text,) = events[1].summary.value
+    assert text.tag == "gpudiag/verdict"
+    assert text.metadata.plugin_data.plugin_name == "text"
+    assert list(text.tensor.string_val) == [b"# What ran"]
+    found = {(value.tag, event.step): value.simple_value for event in events[2:] for value in event.summary.value}
     expected = {(curve.tag, step): value for curve in series for step, value in curve.points}
     assert found == pytest.approx(expected)
 
@@ -60,7 +64,8 @@ def test_the_file_is_tfrecords_of_events(tmp_path: Path) -> None:
 def test_tensorboard_reads_it(tmp_path: Path) -> None:
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-    write_scalars(shown("slow_loader_rank2").series, tmp_path / "events.out.tfevents.gpudiag", 1.7e9)
+    write_events(shown("slow_loader_rank2").series, "# What ran", tmp_path / "events.out.tfevents.gpudiag", 1.7e9)
     accumulator = EventAccumulator(str(tmp_path))
     accumulator.Reload()
     assert "step/ms" in accumulator.Tags()["scalars"]
+    assert accumulator.Tags()["tensors"] == ["gpudiag/verdict"]

@@ -13,8 +13,11 @@ from typing import Any
 import numpy as np
 import pytest
 
+from gpudiag.analysis.scaling.forecast import durations
+from gpudiag.app.table import points_of
+from gpudiag.model.benchmarks.scale_request import Wanted
 from gpudiag.training.jobs.volume.storage import Volume
-from tests.cli_process import environment, gpudiag
+from tests.cli_process import SECONDS, environment, gpudiag, in_this_process
 
 SHORT = ("--devices", "2", "--steps", "3", "--warmup", "2")
 
@@ -66,20 +69,25 @@ def test_the_trivial_model_leaves_little_but_the_input(tmp_path: Path) -> None:
 
 
 def test_taking_batches_and_nothing_else(tmp_path: Path) -> None:
-    analysis, record = run(tmp_path, "resnet50", "--model", "none", "--batch-size", "16")
+    analysis, record = run(tmp_path, "resnet50", "--model", "none", "--batch-size", "128")
     assert record["options"]["model"] == "none"
     assert record["workload"] == "resnet50 (input only)"
     assert record["model"] is None
-    for device in analysis["devices"]:
-        assert device["buckets_ms"]["input"] > 0.5 * device["step_ms"]
-        assert device["buckets_ms"]["compute"] == 0
+    buckets = [device["buckets_ms"] for device in analysis["devices"]]
+    spent = {name: sum(device[name] for device in buckets) for name in buckets[0]}
+    assert max(spent, key=lambda name: spent[name]) == "input"
+    assert all(device["compute"] == 0 and device["communication_transfer"] == 0 for device in buckets)
     slowest = max(rank["unprofiled"]["mean_ms"] for rank in record["ranks"])
-    assert analysis["source"]["samples_per_s"] == pytest.approx(2 * 16 * 1000 / slowest)
+    assert analysis["source"]["samples_per_s"] == pytest.approx(2 * 128 * 1000 / slowest)
+    assert (analysis["findings"], analysis["source"]["input_only"]) == ([], True)
+    page = (tmp_path / "report.html").read_text()
+    assert "The input alone: it delivers" in page
+    assert "Faster kernels" not in page
 
 
 def test_two_processes_predict_every_voxel_of_a_volume_once(tmp_path: Path) -> None:
     volume = (5, 40, 36)
-    _, record = run(tmp_path, "unet3d-predict", "--volume", ",".join(map(str, volume)), "--keep-prediction")
+    analysis, record = run(tmp_path, "unet3d-predict", "--volume", ",".join(map(str, volume)), "--keep-prediction")
     assert record["options"]["volume"] == "5,40,36"
     figures = json.loads((tmp_path / "inference.json").read_text())
     assert figures["blocks"] == 2 * 2 * 1
@@ -87,6 +95,12 @@ def test_two_processes_predict_every_voxel_of_a_volume_once(tmp_path: Path) -> N
     assert [rank["blocks"] for rank in figures["ranks"]] == [2, 2]
     assert figures["predicted"] == 4 * np.prod(figures["seen"])
     assert figures["mvox_per_s"] == pytest.approx(np.prod(volume) / figures["seconds"] / 1e6)
+    assert analysis["inference"] == figures
+    assert "Mvox/s" in (tmp_path / "report.html").read_text()
+    (point,) = points_of(tmp_path)
+    assert point.voxels_per_sample == pytest.approx(np.prod(volume) / 4)  # the last blocks of an axis write less
+    (time,) = durations([point], Wanted(voxels=1e9))
+    assert time.hours == pytest.approx(1e9 / figures["mvox_per_s"] / 1e6 / 3600)
     written = np.asarray(Volume.open(tmp_path / "prediction.zarr")._store.read().result())
     assert written.shape == (3, *volume)
     assert (written > 0).all()  # 0 is what nobody has written
@@ -113,7 +127,7 @@ def test_two_processes_predict_every_voxel_of_a_volume_once(tmp_path: Path) -> N
     ],
 )
 def test_what_does_not_go_together(tmp_path: Path, words: list[str], expected: str) -> None:
-    result = gpudiag("profile", *words, "--output", str(tmp_path / "run"), CUDA_VISIBLE_DEVICES="")
+    result = in_this_process("profile", *words, "--output", str(tmp_path / "run"), CUDA_VISIBLE_DEVICES="")
     assert (result.returncode, result.stdout) == (2, "")
     assert expected in result.stderr
     assert not (tmp_path / "run").exists()
@@ -131,13 +145,13 @@ def test_an_interrupted_prediction_leaves_no_volume(tmp_path: Path) -> None:
     words = ["unet3d-predict", "--volume", "40,720,720", "--output", str(tmp_path)]
     command = [sys.executable, "-m", "gpudiag", "profile", *words]
     with subprocess.Popen(command, env=environment(CUDA_VISIBLE_DEVICES=""), stderr=subprocess.PIPE) as program:
-        until = time.monotonic() + 60
+        until = time.monotonic() + SECONDS
         while not (tmp_path / "prediction.zarr" / "c").exists():
             assert program.poll() is None
             assert time.monotonic() < until
             time.sleep(0.05)
         program.send_signal(signal.SIGINT)
-        program.communicate(timeout=60)
+        program.communicate(timeout=SECONDS)
     assert program.returncode == 130
     assert not list(tmp_path.glob("*.zarr"))
 

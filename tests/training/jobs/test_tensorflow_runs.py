@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from tests.cli_process import environment, gpudiag
+from tests.cli_process import SECONDS, environment, gpudiag
 from tests.training.jobs.tensorflow_python import profile, tensorflow_python, trained
 
 ROOT = Path(__file__).parents[3]
@@ -77,9 +77,10 @@ def test_xla_and_mixed_precision_on_batches_that_lie_on_the_devices(tmp_path: Pa
 
 
 def test_taking_batches_and_nothing_else(tmp_path: Path) -> None:
-    analysis, record = trained(tmp_path, "resnet50", "--model", "none", "--devices", "1", "--batch-size", "8", ranks=1)
+    analysis, record = trained(tmp_path, "resnet50", "--model", "none", "--devices", "1", "--batch-size", "64", ranks=1)
     assert record["workload"] == "resnet50 (input only)"
-    assert analysis["devices"][0]["buckets_ms"]["input"] > 0.5 * analysis["devices"][0]["step_ms"]
+    spent = analysis["devices"][0]["buckets_ms"]
+    assert max(spent, key=lambda name: spent[name]) == "input"
 
 
 _CALLBACK = """
@@ -162,7 +163,7 @@ def test_a_tensorflow_that_cannot_use_gpus_says_why() -> None:
         [tensorflow_python(), "-c", _ASK_FOR_A_GPU],
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=SECONDS,
         check=False,
         env=environment(CUDA_VISIBLE_DEVICES="", PYTHONPATH=str(ROOT)),
     )

@@ -42,6 +42,7 @@ PARAMETERS = {
     "densenet40-cifar": 1_019_722,
     "densenet100-cifar": 6_979_642,
     "cnn-cifar": 1_250_858,
+    "alexnet-cifar": 1_756_426,
     "trivial": 150_529,
 }
 
@@ -112,6 +113,10 @@ def test_the_page_of_workloads_says_what_the_registry_says() -> None:
 def test_tf_cnn_counts_more_of_the_same_network(name: str, logged: int) -> None:
     """Running means and variances, an eleventh class with its 64 weights and its bias, and the global step."""
     assert PARAMETERS[name] + 2 * normalised_channels(bare(name)) + 65 + 1 == logged
+
+
+def test_tf_cnn_counts_an_eleventh_class_and_the_global_step_of_alexnet() -> None:
+    assert PARAMETERS["alexnet-cifar"] + 193 + 1 == 1_756_620
 
 
 def test_keras_counts_other_things_of_the_same_inception() -> None:

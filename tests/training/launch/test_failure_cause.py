@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import os
+import signal
 import socket
+import subprocess
+import sys
 import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -140,3 +144,18 @@ def test_within_a_phase_few_messages_are_sent(listener: Listener, monkeypatch: p
     assert heard[-1].phase == "saving"
     assert len(heard) < 100
     assert listener.latest[3].phase == "saving"
+
+
+@pytest.mark.processes
+def test_a_stopped_process_is_named(tmp_path: Path, listener: Listener) -> None:
+    with subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"]) as process:
+        os.kill(process.pid, signal.SIGSTOP)
+        os.waitpid(process.pid, os.WUNTRACED)
+        tell(
+            listener,
+            Progress(rank=0, pid=os.getpid(), phase="timed", steps=4, of=9),
+            Progress(rank=1, pid=process.pid, phase="timed", steps=4, of=9),
+        )
+        error = who_hangs(plan(tmp_path), listener)
+        process.kill()
+    assert "rank 1 was stopped" in str(error)

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 import gpudiag.training.frameworks.tensorflow
+from tests.cli_process import SECONDS
 
 pytestmark = pytest.mark.processes
 
@@ -21,7 +22,9 @@ WAITS_S = 30
 def start(count: int, program: str, **changes: str) -> subprocess.CompletedProcess[str]:
     kept = {name: value for name, value in os.environ.items() if name != "CUDA_VISIBLE_DEVICES"}
     command = [sys.executable, "-I", str(STARTER), str(count), sys.executable, "-u", "-c", program]
-    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False, env={**kept, **changes})
+    return subprocess.run(
+        command, capture_output=True, text=True, timeout=SECONDS, check=False, env={**kept, **changes}
+    )
 
 
 _TELL = """

@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import pytest
 
 from gpudiag.model.job import Job, Rendezvous
 from gpudiag.training.frameworks.registry import framework_named
 from gpudiag.training.launch import Plan
 from gpudiag.training.launch.environment import environment
-
-if TYPE_CHECKING:
-    import pytest
-
 
 command_line = framework_named("pytorch").command_line
 
@@ -31,7 +29,8 @@ def plan(**changes: Any) -> Plan:
 
 def test_one_node_meets_on_the_loopback_address() -> None:
     words = command_line(plan())
-    assert words[:3] == ["py", "-m", "torch.distributed.run"]
+    assert words[0] == "py"
+    assert Path(words[1]).name == "torchrun.py"
     assert {"--nproc-per-node=3", "--nnodes=1", "--rdzv-endpoint=127.0.0.1:0"} <= set(words)
     worker = words.index("gpudiag.training.jobs")
     assert Path(words[worker + 1]).is_absolute()
@@ -51,6 +50,22 @@ def test_several_nodes_meet_where_they_are_told() -> None:
     assert plan().leads
 
 
+def test_several_nodes_meet_under_a_word_of_theirs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from gpudiag.errors import UsageError
+    from gpudiag.model.job import RunOptions
+    from gpudiag.training.frameworks.pytorch.framework import SECRET_VARIABLE
+
+    options = RunOptions(workload="mlp", nodes=2, rendezvous=Rendezvous(endpoint="h:1"))
+    monkeypatch.delenv(SECRET_VARIABLE, raising=False)
+    with pytest.raises(UsageError, match=SECRET_VARIABLE):
+        framework_named("pytorch").check(options)
+    monkeypatch.setenv(SECRET_VARIABLE, "word")
+    framework_named("pytorch").check(options)
+    given = values(tmp_path, {SECRET_VARIABLE: "word"}, nodes=2, rendezvous=options.rendezvous)
+    assert len(given["PET_RDZV_ID"]) == 64
+    assert not any("word" in word for word in command_line(plan(nodes=2, rendezvous=options.rendezvous)))
+
+
 def values(tmp_path: Path, inherited: dict[str, str], *, has_gpudiag: bool = True, **changes: Any) -> dict[str, str]:
     return environment(plan(**changes), tmp_path, tmp_path / "progress", has_gpudiag=has_gpudiag, inherited=inherited)
 
@@ -62,7 +77,7 @@ def test_what_the_user_has_set_stays(tmp_path: Path) -> None:
 
 
 def test_nccl_is_left_alone_unless_told(tmp_path: Path) -> None:
-    assert not any(name.startswith("NCCL") for name in values(tmp_path, {}))
+    assert {name for name in values(tmp_path, {}) if name.startswith("NCCL")} == {"NCCL_SOCKET_IFNAME"}
     assert values(tmp_path, {}, p2p=False)["NCCL_P2P_DISABLE"] == "1"
 
 

@@ -14,6 +14,7 @@ import pytest
 import torch
 from torch.profiler import ProfilerActivity
 from torch.profiler import profile as torch_profile
+from torch.utils.data import DataLoader, TensorDataset
 
 import gpudiag
 from gpudiag.app.analyze import analyze as gpudiag_analyze
@@ -22,6 +23,7 @@ from gpudiag.model.run import RUN_SCHEMA, RunRecord
 from gpudiag.model.run_directory import read_json
 from gpudiag.trace.sources import find_sources
 from gpudiag.training.frameworks.pytorch.profiler import ProfiledWindow
+from gpudiag.training.session.warmup import WarmupLimits
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -139,6 +141,56 @@ def test_the_steps_of_epochs_stay_with_what_the_host_did_in_them(tmp_path: Path)
     assert len(rank.timed.host_ms) == 6
 
 
+def test_a_loop_may_say_itself_where_its_steps_end(tmp_path: Path) -> None:
+    loader = DataLoader(TensorDataset(torch.ones(200, 4)), batch_size=2)
+    went_on = []
+    with gpudiag.profile(tmp_path, **QUICK, stop=True) as prof:
+        for number, _ in enumerate(loader):
+            time.sleep(0.002)
+            if number == 3:  # of the warm-up; validation follows
+                prof.pause()
+                time.sleep(0.5)
+            went_on.append(prof.step())
+            if not went_on[-1]:
+                break
+    # The first call begins a step, as does the one after the pause, which ended the third.
+    assert went_on == [True] * (3 + 1 + 5 + 2 * (2 + 3)) + [False]
+    (rank,) = run_record(tmp_path).ranks
+    assert rank.unprofiled is not None
+    assert max(rank.unprofiled.step_ms) < 500
+    assert rank.timed is not None
+    assert rank.timed.input_ms is not None
+    assert all(0 < fetched < step for fetched, step in zip(rank.timed.input_ms, rank.unprofiled.step_ms, strict=True))
+    assert min(rank.timed.host_ms) >= 2
+    names = names_in_trace(tmp_path)
+    assert names.count("gpudiag.input") >= 3
+    assert sum(name.startswith("gpudiag.step#") for name in names) == 3
+    assert next(iter(loader)) is not None
+    assert "marked" not in type(iter(loader)).__next__.__qualname__, "the loader is what it was"
+
+
+def test_input_that_nobody_marks_is_not_told_and_a_range_tells_it(tmp_path: Path) -> None:
+    for marked in (False, True):
+        with gpudiag.profile(tmp_path, **QUICK) as prof:
+            for _ in range(20):
+                with gpudiag.range("input" if marked else "other"), gpudiag.range("input" if marked else "another"):
+                    time.sleep(0.002)
+                work()
+                prof.step()
+        (timed,) = gpudiag_analyze([tmp_path]).timed or ()
+        assert (timed.input_ms is not None) is marked
+        assert timed.input_ms is None or 2 <= timed.input_ms < timed.step_ms
+
+
+def test_it_says_where_the_run_is_and_what_to_type(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with gpudiag.profile(tmp_path / "my run", **QUICK) as prof:
+        for _ in prof.steps(range(20)):
+            work()
+    said = capsys.readouterr().err.splitlines()
+    assert "gpudiag: 5 steps of " in said[-2]
+    assert said[-1] == f"  next: gpudiag analyze '{tmp_path}/my run'"
+
+
 def test_a_light_recording_that_fails_leaves_the_full_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -195,8 +247,8 @@ def test_warm_up_is_found(tmp_path: Path) -> None:
     warmup = run_record(tmp_path).ranks[0].warmup
     assert warmup is not None
     assert warmup.automatic
-    assert warmup.settled
-    assert 3 + 6 <= warmup.steps <= 200
+    assert warmup.settled or warmup.seconds >= WarmupLimits().seconds
+    assert warmup.steps >= 3 + 6
     assert warmup.seconds > 0
 
 
@@ -220,7 +272,8 @@ def test_epochs_are_joined_and_what_is_between_them_is_no_step(tmp_path: Path) -
     assert seen == [1, 2, 3, 4] * 10
     (rank,) = run_record(tmp_path).ranks
     assert rank.unprofiled is not None
-    assert max(rank.unprofiled.step_ms) < 100
+    # One step in four would hold what is between the epochs; one in twenty may be disturbed.
+    assert sum(ms >= 100 for ms in rank.unprofiled.step_ms) < 4
     marks = [name for name in names_in_trace(tmp_path) if name.startswith("gpudiag.step")]
     assert marks == sorted(set(marks))
 
@@ -238,11 +291,11 @@ def test_a_loop_left_with_break_goes_on_with_the_next(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("length", "error", "kept"),
     [
-        (0, "before warm-up was over", None),
-        (2, "before warm-up was over", None),
-        (6, "after 3 timed steps", 3),
-        (11, "after 1 of 3 profiled steps, recorded lightly", 5),
-        (16, "after 1 of 3 profiled steps;", 5),
+        (0, "before warm-up was over: nothing was timed; 18 more steps would be enough; no arguments", None),
+        (2, "before warm-up was over: nothing was timed; 16 more steps would be enough", None),
+        (6, "after 3 timed steps: no step was profiled; 12 more steps", 3),
+        (11, "after 1 of 3 profiled steps, recorded lightly; 7 more steps would be enough; no arguments make do", 5),
+        (16, "after 1 of 3 profiled steps; 2 more steps would be enough, or gpudiag.profile(…, warmup=2, steps=4,", 5),
     ],
 )
 def test_a_loop_that_is_too_short_keeps_what_it_has(

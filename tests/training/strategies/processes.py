@@ -11,6 +11,8 @@ import time
 from pathlib import Path
 from typing import Any
 
+from tests.cli_process import SECONDS
+
 ROOT = Path(__file__).parents[3]
 
 #: One line of a rank's output that is its answer.
@@ -51,7 +53,7 @@ class Job:
             process.wait()
         self._folder.cleanup()
 
-    def answer(self, rank: int, timeout_s: float = 120) -> Any:
+    def answer(self, rank: int, timeout_s: float = SECONDS) -> Any:
         """What a rank found. Fails with its output if it found nothing, or takes longer."""
         try:
             self.processes[rank].wait(timeout_s)
@@ -61,7 +63,7 @@ class Job:
         assert lines, self.text(rank)[-4000:]
         return json.loads(lines[-1].removeprefix(MARK))
 
-    def until(self, rank: int, text: str, timeout_s: float = 60) -> None:
+    def until(self, rank: int, text: str, timeout_s: float = SECONDS) -> None:
         """Wait until a rank has printed something."""
         until = time.monotonic() + timeout_s
         while text not in self.text(rank):

@@ -16,7 +16,7 @@ from gpudiag.training.strategies.registry import check_exchange, load_strategy, 
 
 
 def test_names() -> None:
-    designed = "nccl gloo cpu-reduce ps-cpu ps-gpu data-parallel fsdp independent"
+    designed = "nccl gloo cpu-reduce ps-cpu ps-gpu data-parallel copies fsdp independent"
     assert tuple(strategies()) == tuple(designed.split())
     assert [name for name, entry in strategies().items() if entry.needs_gpu] == ["nccl", "data-parallel"]
     assert [name for name, entry in strategies().items() if not entry.exchanges] == ["independent"]
@@ -84,8 +84,9 @@ def test_what_a_strategy_cannot_do_is_said_beforehand() -> None:
         check(name, precision="bf16")
 
 
-def test_one_process_drives_all_devices_of_data_parallel() -> None:
-    assert strategy_entry("data-parallel").processes(4) == 1
+@pytest.mark.parametrize("name", ["data-parallel", "copies"])
+def test_one_process_drives_all_devices(name: str) -> None:
+    assert strategy_entry(name).processes(4) == 1
 
 
 @pytest.mark.parametrize(

@@ -6,8 +6,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
+from gpudiag.training.strategies.registry import load_strategy
 from tests.training.strategies.processes import Job
+from tests.training.strategies.train_each import STEPS, make_data, make_model
 
 PROGRAM = Path(__file__).with_name("train_each.py")
 
@@ -58,6 +61,34 @@ def test_same_curve_with_accumulated_gradients(trained: list[dict[str, Any]], nu
     assert trained[first + number]["losses"] == pytest.approx(trained[first]["losses"], abs=EXACT)
     # Half as many updates of twice the samples: another curve than without.
     assert trained[first]["losses"] != pytest.approx(trained[0]["losses"], abs=1e-3)
+
+
+@pytest.mark.xdist_group("processes")
+def test_copies_between_replicas_of_one_process_train_the_same(trained: list[dict[str, Any]]) -> None:
+    """On the samples of both ranks at once: each replica takes those of one."""
+    strategy = load_strategy("copies", torch.device("cpu"), devices=2)
+    bare = make_model()
+    model = strategy.wrap(bare)
+    optimizer = strategy.optimizer(model, lambda parameters: torch.optim.SGD(parameters, lr=0.05, momentum=0.9))
+    schedule = torch.optim.lr_scheduler.StepLR(optimizer, step_size=5, gamma=0.5)
+    data = list(zip(make_data(0), make_data(1), strict=True))
+    losses = []
+    for step in range(STEPS):
+        inputs, target = map(torch.cat, zip(*data[step % len(data)], strict=True))
+        loss = torch.nn.functional.cross_entropy(model(inputs), target)
+        loss.backward()  # type: ignore[no-untyped-call]  # torch's own
+        strategy.exchange(model)
+        optimizer.step()
+        optimizer.zero_grad()
+        schedule.step()
+        losses.append(float(loss.detach()))
+    assert losses == pytest.approx(trained[0]["losses"], abs=EXACT)
+    assert [float(p.detach().double().abs().sum()) for p in bare.parameters()] == pytest.approx(
+        trained[0]["sums"], rel=EXACT
+    )
+    first, second = (dict(replica.named_parameters()) for replica in model.get_submodule("replicas").children())
+    assert all(torch.equal(first[name], second[name]) for name in first)
+    assert sum(strategy.exchanged_bytes) == sum(4 * p.numel() for p in bare.parameters())
 
 
 @pytest.mark.xdist_group("processes")

@@ -42,6 +42,15 @@ def make_model() -> nn.Module:
     )
 
 
+def make_data(rank: int) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    """A rank's own batches."""
+    generator = torch.Generator().manual_seed(rank)
+    return [
+        (torch.randn(8, 3, 8, 8, generator=generator), torch.randint(0, 5, (8,), generator=generator))
+        for _ in range(BATCHES)
+    ]
+
+
 def train(rank: int, device: torch.device, name: str, options: dict[str, Any]) -> dict[str, Any]:
     exchange = ExchangeOptions(**options)
     strategy = load_strategy(name, device, exchange)
@@ -50,11 +59,7 @@ def train(rank: int, device: torch.device, name: str, options: dict[str, Any]) -
     model = strategy.wrap(bare)
     optimizer = strategy.optimizer(model, lambda parameters: torch.optim.SGD(parameters, lr=0.05, momentum=0.9))
     schedule = torch.optim.lr_scheduler.StepLR(optimizer, step_size=5, gamma=0.5)
-    generator = torch.Generator().manual_seed(rank)
-    data = [
-        (torch.randn(8, 3, 8, 8, generator=generator), torch.randint(0, 5, (8,), generator=generator))
-        for _ in range(BATCHES)
-    ]
+    data = make_data(rank)
     losses, share = [], exchange.accumulate
     for step in range(STEPS):
         total = torch.zeros((), device=device)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from typing import ClassVar, Literal
 
+from gpudiag.analysis.diagnosis.calibration import CRITICAL_PERCENT, SAME_CLOCK, WARNING_PERCENT
 from gpudiag.analysis.diagnosis.hardware.examples import gpu, machine
 from gpudiag.analysis.diagnosis.hardware.rule import NO_TRACE
 from gpudiag.analysis.diagnosis.hardware.words import gpu_list
@@ -16,8 +17,6 @@ _LIMITS: tuple[tuple[Literal["maximum_mhz", "application_mhz"], str], ...] = (
     ("maximum_mhz", "maximum"),
     ("application_mhz", "application setting"),
 )
-_SAME = 0.01
-"""Boards of one model come with maxima a few MHz apart by binning; below 1 % nobody will measure it."""
 
 
 class ClockMismatch:
@@ -74,7 +73,7 @@ class ClockMismatch:
                         mhz = clock.maximum_mhz if limit == "maximum_mhz" else clock.application_mhz
                         if mhz:
                             by_mhz[mhz].append(one.index)
-                    if by_mhz and 1 - min(by_mhz) / max(by_mhz) > _SAME:
+                    if by_mhz and 1 - min(by_mhz) / max(by_mhz) > SAME_CLOCK:
                         findings.append(_finding(model, domain, words, limit_words, by_mhz))
                         break  # where the maxima differ, settings derived from them do too
         return tuple(findings)
@@ -84,7 +83,9 @@ def _finding(model: str, domain: str, words: str, limit_words: str, by_mhz: dict
     low, high = min(by_mhz), max(by_mhz)
     slower = sorted(index for mhz, indices in by_mhz.items() if mhz < high for index in indices)
     percent = 100 * (1 - low / high)
-    severity: Severity = "critical" if percent >= 20 else "warning" if percent >= 5 else "info"
+    severity: Severity = (
+        "critical" if percent >= CRITICAL_PERCENT else "warning" if percent >= WARNING_PERCENT else "info"
+    )
     work = "arithmetic" if domain == "sm_clock" else "memory-bound kernels"
     groups = ", ".join(f"{gpu_list(by_mhz[mhz])} {mhz} MHz" for mhz in sorted(by_mhz, reverse=True))
     return Finding(

@@ -6,6 +6,13 @@ from collections import defaultdict
 from statistics import median
 from typing import ClassVar
 
+from gpudiag.analysis.diagnosis.calibration import (
+    LINK_OF_CEILING,
+    LINK_OF_SIBLINGS,
+    LINK_SEVERE,
+    NARROW_GB_PER_S,
+    PROVES_FULL_WIDTH,
+)
 from gpudiag.analysis.diagnosis.hardware.examples import gpu, host_copies, loaded, machine, peer_copies
 from gpudiag.analysis.diagnosis.hardware.measured import host_rates
 from gpudiag.analysis.diagnosis.hardware.nvlink_health import nvlink_findings
@@ -14,17 +21,6 @@ from gpudiag.analysis.diagnosis.hardware.rule import NO_TRACE
 from gpudiag.analysis.diagnosis.hardware.words import gpu_list_with_models, gradient_cost
 from gpudiag.model.analysis import Finding
 from gpudiag.model.facts import Bandwidth, Facts, Gpu, Link, NvLink, PcieLink
-
-_OF_CEILING = 0.60
-"""Pinned copies of healthy links reach 80-97 % of what the link carries; below 60 % something is in the way."""
-_OF_SIBLINGS = 0.75
-"""GPUs of one model in one machine agree within some percent."""
-_SEVERE = 0.35
-"""Of the ceiling: two thirds of the link are gone."""
-_PROVES_FULL_WIDTH = 0.80
-"""A link that carries this much of its maximum is at its maximum, whatever its registers say."""
-_NARROW_GB_PER_S = 2.0
-"""Two lanes of PCIe 3. GPUs for training have eight or sixteen lanes; one that carries less hangs on a riser."""
 
 
 class DegradedLink:
@@ -127,7 +123,7 @@ class DegradedLink:
                 groups[signs].append(one.index)
         findings = [_finding(signs, indices, facts, rates) for signs, indices in groups.items()]
         findings.sort(key=lambda finding: finding.evidence["gb_per_s"] or float("inf"))
-        return (*findings, *nvlink_findings(facts, of_ceiling=_OF_CEILING, of_siblings=_OF_SIBLINGS))
+        return (*findings, *nvlink_findings(facts, of_ceiling=LINK_OF_CEILING, of_siblings=LINK_OF_SIBLINGS))
 
 
 def _best(records: dict[str, Bandwidth]) -> float | None:
@@ -141,9 +137,9 @@ def _signs(one: Gpu, facts: Facts, rates: dict[int, dict[str, Bandwidth]]) -> tu
     signs = []
     if link.under_load and _below_own_maximum(link):
         full = raw_gb_per_s(link.maximum_generation, link.maximum_width)
-        if best is None or full is None or best < _PROVES_FULL_WIDTH * full:
+        if best is None or full is None or best < PROVES_FULL_WIDTH * full:
             signs.append("own-maximum")
-    if any(r.ceiling_gb_per_s and r.gb_per_s < _OF_CEILING * r.ceiling_gb_per_s for r in mine.values()):
+    if any(r.ceiling_gb_per_s and r.gb_per_s < LINK_OF_CEILING * r.ceiling_gb_per_s for r in mine.values()):
         signs.append("ceiling")
     for path, record in mine.items():
         others = [
@@ -151,10 +147,10 @@ def _signs(one: Gpu, facts: Facts, rates: dict[int, dict[str, Bandwidth]]) -> tu
             for other in facts.gpus
             if other.name == one.name and other.index != one.index and path in rates.get(other.index, {})
         ]
-        if others and record.gb_per_s < _OF_SIBLINGS * median(others):
+        if others and record.gb_per_s < LINK_OF_SIBLINGS * median(others):
             signs.append("siblings")
             break
-    if best is not None and best < _NARROW_GB_PER_S:
+    if best is not None and best < NARROW_GB_PER_S:
         signs.append("narrow")
     return tuple(signs)
 
@@ -196,7 +192,7 @@ def _finding(
     siblings = _sibling_rates(gpus, facts, rates)
     if "siblings" in signs and siblings:
         parts.append(f"the others of its model reach {median(siblings):.2f}")
-    severe = "narrow" in signs or ("ceiling" in signs and share < _SEVERE)
+    severe = "narrow" in signs or ("ceiling" in signs and share < LINK_SEVERE)
     subject = gpu_list_with_models(indices, facts.gpus)
     cost = f"; {gradient_cost(slowest)}" if slowest else ""
     return Finding(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import ClassVar
 
+from gpudiag.analysis.diagnosis.calibration import CONTEXT_BYTES
 from gpudiag.analysis.diagnosis.hardware.examples import gpu, machine
 from gpudiag.analysis.diagnosis.hardware.rule import NO_TRACE
 from gpudiag.analysis.diagnosis.hardware.words import gpu_list
@@ -11,8 +12,6 @@ from gpudiag.model.analysis import Finding
 from gpudiag.model.facts import Facts, GpuProcess
 
 _DISPLAY = ("xorg", "xwayland", "gnome-shell", "kwin", "plasmashell", "gdm", "sddm", "lightdm", "mutter", "weston")
-_SMALL_BYTES = 512 << 20
-"""Below this a process holds hardly more than a CUDA context (about 300-500 MB on current GPUs)."""
 
 
 class ForeignProcess:
@@ -51,7 +50,7 @@ class ForeignProcess:
                 if process.own:
                     continue
                 display = (process.name or "").lower().startswith(_DISPLAY)
-                small = process.memory_bytes is not None and process.memory_bytes < _SMALL_BYTES
+                small = process.memory_bytes is not None and process.memory_bytes < CONTEXT_BYTES
                 (light if display or small else heavy).append((one.index, process))
         return tuple(_finding(holders, heavy=holders is heavy) for holders in (heavy, light) if holders)
 

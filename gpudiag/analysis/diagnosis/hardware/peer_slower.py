@@ -4,15 +4,13 @@ from __future__ import annotations
 
 from typing import ClassVar
 
+from gpudiag.analysis.diagnosis.calibration import MOST, PEER_SLOWER
 from gpudiag.analysis.diagnosis.hardware.examples import gpu, host_copies, machine, peer_copies
 from gpudiag.analysis.diagnosis.hardware.measured import FROM_DEVICE, TO_DEVICE, host_rates, peer_rates
 from gpudiag.analysis.diagnosis.hardware.rule import NO_TRACE
 from gpudiag.analysis.diagnosis.hardware.words import gradient_cost, pair_list
 from gpudiag.model.analysis import Finding
 from gpudiag.model.facts import Facts
-
-_CLEARLY = 0.90
-"""Repeats of unwarmed tools differ by some percent; a tenth over all directions does not come from that."""
 
 
 class PeerSlowerThanHost:
@@ -89,7 +87,7 @@ class PeerSlowerThanHost:
             if compared is None:
                 continue
             direct, staged = compared
-            if direct < _CLEARLY * staged:
+            if direct < PEER_SLOWER * staged:
                 slow[pair] = (direct, staged)
                 low_confidence = low_confidence or estimated
         if not slow:
@@ -102,7 +100,7 @@ class PeerSlowerThanHost:
         return (
             Finding(
                 code=self.code,
-                severity="critical" if percent >= 50 else "warning",
+                severity="critical" if percent >= 100 * MOST else "warning",
                 cause="peer-path",
                 confidence="medium" if low_confidence else "high",
                 title=(

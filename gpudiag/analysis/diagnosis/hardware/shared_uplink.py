@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import ClassVar
 
+from gpudiag.analysis.diagnosis.calibration import ONE_DIRECTION, ONE_LINK
 from gpudiag.analysis.diagnosis.hardware.examples import gpu, host_copies, machine, peer_copies, together
 from gpudiag.analysis.diagnosis.hardware.measured import FROM_DEVICE, all_at_once, gpu_index, host_rates, peer_rates
 from gpudiag.analysis.diagnosis.hardware.rule import NO_TRACE
@@ -11,10 +12,6 @@ from gpudiag.analysis.diagnosis.hardware.words import gpu_list, gradient_cost, p
 from gpudiag.model.analysis import Confidence, Finding
 from gpudiag.model.facts import Bandwidth, Facts, Link
 
-_ONE_LINK = 1.3
-"""GPUs behind one uplink carry together what one of them carries alone; 1.3 leaves room for the better overlap."""
-_ONE_DIRECTION = 1.25
-"""Both directions at once over separate links carry 1.7 to 2 times one direction; over one shared link, once."""
 _BEHIND_ONE_BRIDGE = ("PIX", "PXB")
 
 
@@ -110,7 +107,7 @@ def _together(facts: Facts) -> list[Finding]:
                 continue
             best = max(alone[i][record.path].gb_per_s for i in members)
             total = sum(shares[i] for i in members)
-            if total > _ONE_LINK * best:
+            if total > ONE_LINK * best:
                 continue
             worst = min(shares[i] for i in members)
             way = "from" if record.path == FROM_DEVICE else "to"
@@ -147,7 +144,7 @@ def _pairwise(facts: Facts) -> list[Finding]:
             if alone and pair not in over_nvlink:
                 judged.setdefault(pair, []).append((max(alone), record.gb_per_s))
     shared = {
-        pair: figures for pair, figures in judged.items() if all(both <= _ONE_DIRECTION * one for one, both in figures)
+        pair: figures for pair, figures in judged.items() if all(both <= ONE_DIRECTION * one for one, both in figures)
     }
     healthy_elsewhere = len(shared) < len(judged)
     confidence: Confidence = "high" if healthy_elsewhere else "medium"
@@ -186,7 +183,7 @@ def _one_direction(facts: Facts) -> list[Finding]:
     for index, records in both_ways.items():
         both = max(record.gb_per_s for record in records.values())
         alone = max((record.gb_per_s for record in one_way.get(index, {}).values()), default=None)
-        if alone is not None and both <= _ONE_DIRECTION * alone:
+        if alone is not None and both <= ONE_DIRECTION * alone:
             slow[index] = (alone, both)
     if not slow:
         return []

@@ -8,18 +8,13 @@ from itertools import pairwise
 import numpy as np
 from numpy.typing import NDArray
 
-from gpudiag.analysis.diagnosis.replay.cpu_chain import collective_ops, cpu_chain_of
+from gpudiag.analysis.diagnosis.calibration import QUEUED_NS
+from gpudiag.analysis.diagnosis.replay.chains.cpu_chain import collective_ops, cpu_chain_of
+from gpudiag.analysis.diagnosis.replay.chains.host_chain import Chain, chain_of
 from gpudiag.analysis.diagnosis.replay.graph import NONE, DeviceNodes, Graph, HostNodes
-from gpudiag.analysis.diagnosis.replay.host_chain import Chain, chain_of
 from gpudiag.analysis.diagnosis.replay.streams import LaneOps, body_ops
+from gpudiag.intervals import distinct
 from gpudiag.model.timeline import UNKNOWN, Lane, OpClass, Timeline
-from gpudiag.units import NS_PER_US
-
-#: Longer than this, nothing about a launch explains why an op did not start.
-_EXPLAINED_NS = 50 * NS_PER_US
-#: An op that started this long after its launch had stood in a queue; one that started this long after the work before
-#: it found the device idle.
-_IDLE_NS = 20 * NS_PER_US
 
 
 def build_graph(timeline: Timeline) -> Graph | None:
@@ -71,7 +66,7 @@ def _assemble(timeline: Timeline, lanes: list[Lane], chains: list[Chain], parts:
     before = np.concatenate([part.before_end for part in parts])
     free = np.maximum(before, np.concatenate([part.waited_end for part in parts]))
     lane = np.concatenate([np.full(len(part.start), part.lane, np.int64) for part in parts])
-    latency, gap, unexplained = _bounds(host, launch, start, free, lane)
+    latency, gap = _bounds(host, launch, start, free, lane)
     streams = tuple(
         (int(first + a), int(first + b))
         for part, first in zip(parts, part_first, strict=False)
@@ -103,7 +98,6 @@ def _assemble(timeline: Timeline, lanes: list[Lane], chains: list[Chain], parts:
         steps=steps,
         length_ns=length,
         ranks={lane.trace: lane.rank for lane in lanes},
-        unexplained_ns=unexplained,
     )
 
 
@@ -127,6 +121,8 @@ def _host(chains: list[Chain], parts_by_trace: dict[int, list[int]], part_first:
         busy=np.concatenate([chain.busy for chain in chains]),
         input=np.concatenate([chain.input for chain in chains]),
         silent=np.concatenate([chain.silent for chain in chains]),
+        stall=np.concatenate([chain.stall for chain in chains]),
+        slow=np.concatenate([chain.slow for chain in chains]),
         profiler=np.concatenate([chain.profiler for chain in chains]),
         events=np.concatenate([chain.events for chain in chains]),
         block=np.concatenate([chain.block for chain in chains]),
@@ -175,8 +171,8 @@ def _bounds(
     start: NDArray[np.float64],
     free: NDArray[np.float64],
     lane: NDArray[np.int64],
-) -> tuple[NDArray[np.float64], NDArray[np.float64], float]:
-    """(latency after the launch, gap after the work before, sum of what is too long to be explained).
+) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """(latency after the launch, gap after the work before).
 
     `free` is when the op before it in its stream, and the ops that it waits for, had ended (-inf where there is none):
     for the first ops of the body those are ops before the body. The later of launch and `free` bound the op, and is
@@ -188,16 +184,15 @@ def _bounds(
     latency, gap = np.zeros(len(start)), np.zeros(len(start))
     latency[by_launch] = (start - reached)[by_launch]
     gap[by_work] = (start - free)[by_work]
-    for one in np.unique(lane):
+    for one in distinct(lane):
         mine = lane == one
-        usual_latency = _median(latency[mine & by_launch & (start - free > _IDLE_NS)])
-        usual_gap = _median(gap[mine & by_work & (start - reached > _IDLE_NS)])
+        usual_latency = _median(latency[mine & by_launch & (start - free > QUEUED_NS)])
+        usual_gap = _median(gap[mine & by_work & (start - reached > QUEUED_NS)])
         hidden = mine & by_work & (launch != NONE)
         latency[hidden] = np.minimum(start[hidden] - reached[hidden], usual_latency)
         hidden = mine & by_launch & np.isfinite(free)
         gap[hidden] = np.minimum(start[hidden] - free[hidden], usual_gap)
-    bound = np.where(by_launch, latency, gap)
-    return latency, gap, float(bound[bound > _EXPLAINED_NS].sum())
+    return latency, gap
 
 
 def _median(values: NDArray[np.float64]) -> float:

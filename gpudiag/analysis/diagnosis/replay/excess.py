@@ -6,12 +6,10 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from gpudiag.analysis.diagnosis.calibration import BEYOND_CHANCE
 from gpudiag.analysis.diagnosis.replay.graph import Graph
 from gpudiag.analysis.diagnosis.replay.level_between_ranks import lower_median
 from gpudiag.statistics import mean_of
-
-#: A mean of a few steps this many standard errors above nothing is hardly chance.
-_BEYOND_CHANCE = 2.0
 
 
 class Excess(msgspec.Struct, frozen=True, kw_only=True):
@@ -33,7 +31,7 @@ class Excess(msgspec.Struct, frozen=True, kw_only=True):
         if len(steps) < 2:
             return False
         excess = mean_of(steps, as_measured=True)
-        return excess.value >= _BEYOND_CHANCE * excess.standard_error
+        return excess.value >= BEYOND_CHANCE * excess.standard_error
 
 
 def above_peers(

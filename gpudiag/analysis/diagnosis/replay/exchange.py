@@ -19,14 +19,11 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from gpudiag.analysis.diagnosis.calibration import QUEUED_NS
 from gpudiag.analysis.diagnosis.replay.graph import NONE, Block, Graph
-from gpudiag.intervals import Intervals, intersect, lengths_between, subtract, union
-from gpudiag.model.event import HOST, Role
+from gpudiag.intervals import Intervals, distinct, intersect, lengths_inside, subtract, union, within
+from gpudiag.model.event import HOST, Role, any_of
 from gpudiag.model.timeline import Lane, OpClass, Timeline
-from gpudiag.units import NS_PER_US
-
-#: An op launched this long before it started stood in a queue: its gap is the device's own.
-QUEUED_NS = 20 * NS_PER_US
 
 
 def packing_ops(graph: Graph, timeline: Timeline) -> NDArray[np.bool_]:
@@ -35,18 +32,17 @@ def packing_ops(graph: Graph, timeline: Timeline) -> NDArray[np.bool_]:
     node_packs = np.zeros(len(host.time), np.bool_)
     for trace in graph.ranks:
         events = timeline.traces[trace].events
-        operators = np.flatnonzero(np.isin(events.role, (Role.PACKING, Role.EXCHANGE)) & (events.device == HOST))
+        operators = np.flatnonzero(any_of(events.role, Role.PACKING, Role.EXCHANGE) & (events.device == HOST))
         nodes = np.flatnonzero((host.process == trace) & (host.row != NONE))
-        for thread in np.unique(events.thread[operators]):
+        for thread in distinct(events.thread[operators]):
             mine = operators[events.thread[operators] == thread]
             spans = union(Intervals(events.start_ns[mine], events.end_ns[mine]))
             updates = np.flatnonzero((events.role == Role.OPTIMIZER) & (events.thread == thread))
             # A parameter server's update, inside its exchange, would be made without one too.
-            updates = updates[_covered(spans, events.start_ns[updates], events.start_ns[updates] + 1) > 0]
+            updates = updates[within(spans, events.start_ns[updates])]
             spans = subtract(spans, union(Intervals(events.start_ns[updates], events.end_ns[updates])))
             of_thread = nodes[events.thread[host.row[nodes]] == thread]
-            called = events.start_ns[host.row[of_thread]]
-            node_packs[of_thread] = _covered(spans, called, called + 1) > 0
+            node_packs[of_thread] = within(spans, events.start_ns[host.row[of_thread]])
     packs: NDArray[np.bool_] = node_packs[np.maximum(device.launch, 0)]
     packs &= (device.launch != NONE) & (device.op_class != OpClass.COMMUNICATION) & ~device.host_copy
     return packs
@@ -62,7 +58,7 @@ def undisturbed_gaps(graph: Graph, timeline: Timeline) -> NDArray[np.float64]:
     reached = np.where(device.launch != NONE, host.time[np.maximum(device.launch, 0)], -np.inf)
     queued = (device.launch != NONE) & (device.start - reached > QUEUED_NS)
     candidates = queued & (device.op_class != OpClass.COMMUNICATION)
-    for index in np.unique(device.lane):
+    for index in distinct(device.lane):
         table = timeline.lanes[index].collectives
         busy = union(Intervals(table.start, table.end))
         if len(busy) == 0:
@@ -122,7 +118,7 @@ def host_part(graph: Graph, timeline: Timeline) -> HostPart:
     for first, after in graph.chains:
         if first < after:
             _host_nodes(graph, timeline, lanes[int(host.process[first])], slice(first, after), part)
-    for index in np.unique(device.lane).tolist():
+    for index in distinct(device.lane).tolist():
         lane = timeline.lanes[index]
         if lane.is_cpu:
             continue
@@ -156,7 +152,7 @@ def _host_nodes(graph: Graph, timeline: Timeline, lane: Lane, nodes: slice, part
     events = timeline.traces[lane.trace].events
     rows = host.row[nodes]
     called = np.where(rows != NONE, events.start_ns[np.maximum(rows, 0)] + lane.shift_ns, 0)
-    threads = {lane.steps.thread, *np.unique(events.thread[rows[rows != NONE]]).tolist()}
+    threads = {lane.steps.thread, *distinct(events.thread[rows[rows != NONE]]).tolist()}
     busy = union(*(lane.threads[thread].busy for thread in threads if thread in lane.threads))
     own = union(*(spans for thread, spans in lane.exchange.items() if thread in threads))
     calls = subtract(union(*(spans for thread, spans in lane.exchange_calls.items() if thread in threads)), own)
@@ -169,9 +165,9 @@ def _host_nodes(graph: Graph, timeline: Timeline, lane: Lane, nodes: slice, part
     part.calls[nodes] = np.minimum(_covered(calls, before, until), host.busy[nodes])
     part.busy[nodes] = np.minimum(_covered(intersect(own, busy), before, until), host.busy[nodes] - part.calls[nodes])
     silent = union(subtract(own, busy), others)
-    part.waiting[nodes] = np.minimum(_covered(silent, before, until), (host.input + host.silent)[nodes])
+    part.waiting[nodes] = np.minimum(_covered(silent, before, until), (host.input + host.silent + host.stall)[nodes])
     unmatched = np.isnan(graph.device.transfer) & (graph.device.op_class == OpClass.COMMUNICATION)
-    inside = (rows != NONE) & (_covered(own, called, called + 1) > 0)
+    inside = (rows != NONE) & within(own, called)
     inside[blocked] |= unmatched[host.block_on[nodes][blocked]]
     # An executor's wait for an exchange; on a CPU what is waited for is gone and not the wait.
     inside |= (host.block[nodes] == Block.COLLECTIVE) & (not lane.is_cpu)
@@ -180,9 +176,4 @@ def _host_nodes(graph: Graph, timeline: Timeline, lane: Lane, nodes: slice, part
 
 def _covered(spans: Intervals, begin: NDArray[np.int64], end: NDArray[np.int64]) -> NDArray[np.float64]:
     """float64[n]: length of the set inside each [begin, end); these may overlap and come in any order."""
-    if len(begin) == 0:
-        return np.zeros(0)
-    edges, place = np.unique(np.concatenate([begin, end]), return_inverse=True)
-    done = np.concatenate([[0], np.cumsum(lengths_between(spans, edges))])
-    covered: NDArray[np.float64] = (done[place[len(begin) :]] - done[place[: len(begin)]]).astype(np.float64)
-    return np.maximum(covered, 0.0)
+    return np.maximum(lengths_inside(spans, begin, end), 0).astype(np.float64)

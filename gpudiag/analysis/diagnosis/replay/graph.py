@@ -32,6 +32,8 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from gpudiag.intervals import distinct
+
 Times = NDArray[np.float64]
 Index = NDArray[np.int64]
 
@@ -57,8 +59,10 @@ class HostNodes(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         time: float64[n], when the node was reached.
-        busy, input, silent: float64[n], what the work since the node before was: framework and Python; waiting for
-            data; and time in which the thread recorded nothing for longer than a pause.
+        busy, input, silent, stall: float64[n], what the work since the node before was: framework and Python; waiting
+            for data; and time in which the thread recorded nothing for longer than a pause: `silent` between a step's
+            mark and its first op, `stall` elsewhere, or collecting garbage.
+        slow: float64[n], what of `busy` was spent in single calls that took longer than a pause, by themselves.
         profiler: float64[n], what of `busy` was the profiler's own doing, as its overhead events say.
         events: int64[n], events that the profiler recorded on the chain since the node before.
         block: uint8[n], a `Block`.
@@ -73,6 +77,8 @@ class HostNodes(msgspec.Struct, frozen=True, kw_only=True):
     busy: Times
     input: Times
     silent: Times
+    stall: Times
+    slow: Times
     profiler: Times
     events: Index
     block: NDArray[np.uint8]
@@ -129,8 +135,6 @@ class Graph(msgspec.Struct, frozen=True, kw_only=True):
         steps: how many steps the body holds.
         length_ns: how long the body took, as measured.
         ranks: rank of each process, by index of its trace.
-        unexplained_ns: sum over ops of what bound them, where that is longer than a launch can take: what the graph
-            does not understand.
     """
 
     host: HostNodes
@@ -140,8 +144,7 @@ class Graph(msgspec.Struct, frozen=True, kw_only=True):
     steps: int
     length_ns: float
     ranks: dict[int, int]
-    unexplained_ns: float
 
     def processes(self) -> NDArray[np.int64]:
         """The distinct processes."""
-        return np.unique(self.host.process)
+        return distinct(self.host.process)

@@ -8,6 +8,7 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
+from gpudiag.analysis.diagnosis.replay.edits import with_host_copies
 from gpudiag.analysis.diagnosis.replay.simulate import Costs
 from gpudiag.analysis.diagnosis.replay.what_if import WhatIf
 from gpudiag.model.event import HostMemory
@@ -59,7 +60,7 @@ def with_pinned_copies(what_if: WhatIf, costs: Costs, facts: Facts) -> Costs | N
     size = _pageable_bytes(what_if)
     if not size.any():
         return None
-    return what_if.with_host_copies(costs, np.where(size > 0, size / rate, costs.duration))
+    return with_host_copies(what_if, costs, np.where(size > 0, size / rate, costs.duration))
 
 
 def _kinds(what_if: WhatIf) -> Iterator[tuple[int, tuple[str, int, int]]]:

@@ -16,35 +16,21 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from gpudiag.analysis.diagnosis.calibration import (
+    DENSE_NS,
+    FEWEST_CALLS,
+    LEAST_NS_PER_EVENT,
+    MOST_NS_SEEN,
+    MOST_PROFILER_SHARE,
+    PARTS_OF_STEP,
+    PROFILER_NS_PER_EVENT,
+    PROFILER_SHARE_OF_EVENT,
+    SLOW_THROUGHOUT,
+)
 from gpudiag.analysis.diagnosis.replay.graph import Graph
 from gpudiag.analysis.diagnosis.replay.level_between_ranks import lower_median
 
 Amounts = NDArray[np.float64]
-
-#: What the profiler adds to the host for each event that it records. Measured: 26.1 ms profiled against 14.5 ms for
-#: 9,130 events (a step of many tiny kernels), and 67.1 against 57.1 ms for 8,110 (a late loader): 1.27 and 1.24 µs.
-PROFILER_NS_PER_EVENT = 1270.0
-#: The same of a recording without operators, where each event is a call of CUDA, which CUPTI notes. Measured: 27.9 ms
-#: timed and 33.5 ms recorded so for 1,380 calls (a GPT, H100), 28.6 and 35.9 for 1,100 (ResNet-50, H200): 4.1 and
-#: 6.6 µs.
-PROFILER_NS_PER_CALL = 5000.0
-#: The same as a share of what the host takes per event with the profiler, in the median over events: the profiler's
-#: work slows down with the host. Measured in 18 jobs on two days, on one of which the same machine's host took 3.3 µs
-#: per event and on the other 4.2: 1.28 to 1.63 µs and 1.6 to 2.4 µs, which is 0.49 of that median with a scatter of
-#: 15 %; taken as one figure for all, 24 %.
-_SHARE_OF_EVENT = 0.5
-_LEAST_NS_PER_EVENT, MOST_NS_SEEN = 1000.0, 2500.0
-#: A host that takes longer than this per event does mostly what is not recorded, and that says nothing of its speed.
-_DENSE_NS = 6000.0
-#: At most this share of a stretch of host work is taken to be the profiler's.
-_MOST_PROFILER_SHARE = 0.9
-#: Into how many parts a step's calls are divided to see where in it a host is slower than its peers.
-_PARTS = 32
-#: With fewer calls than this in each part of a step nothing can be said of it.
-_FEWEST_CALLS = 4
-#: A host is slow throughout when it takes this many times as long as its peers in half of the step. Measured: 2.7 and
-#: 3.1 for a quarter of a core, at most 1.2 for ranks that have a core each, whatever else one of them had more to do.
-_SLOW_THROUGHOUT = 1.5
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +50,19 @@ def usual_ns_per_event(graph: Graph) -> float:
     host = graph.host
     if not _enough_calls(graph):
         return PROFILER_NS_PER_EVENT
+    typical = typical_ns_per_event(graph)
+    if not 0 < typical <= DENSE_NS:
+        return PROFILER_NS_PER_EVENT
+    most = PROFILER_NS_PER_EVENT if host.input.any() else MOST_NS_SEEN
+    return float(np.clip(PROFILER_SHARE_OF_EVENT * typical, LEAST_NS_PER_EVENT, most))
+
+
+def typical_ns_per_event(graph: Graph) -> float:
+    """What a host takes per event in the median over its events, in ns: the lower median of the hosts; 0 of no events.
+
+    Of a process that shares its core the median says the same as of its peers, and what lies above it is stalls.
+    """
+    host = graph.host
     takes = []
     for process in graph.ranks:
         mine = (host.process == process) & (host.events > 0)
@@ -73,12 +72,7 @@ def usual_ns_per_event(graph: Graph) -> float:
         order = np.argsort(per_event)
         reached = np.cumsum(events[order])
         takes.append(float(per_event[order][np.searchsorted(reached, reached[-1] / 2)]))
-    # Of a process that shares its core the median says the same as of its peers, and what lies above it is stalls.
-    typical = float(lower_median(np.array(takes))) if takes else 0.0
-    if not 0 < typical <= _DENSE_NS:
-        return PROFILER_NS_PER_EVENT
-    most = PROFILER_NS_PER_EVENT if host.input.any() else MOST_NS_SEEN
-    return float(np.clip(_SHARE_OF_EVENT * typical, _LEAST_NS_PER_EVENT, most))
+    return float(lower_median(np.array(takes))) if takes else 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,16 +98,16 @@ def profiler_cost(graph: Graph, per_event_ns: float, pace: HostPace) -> Profiler
     """
     host = graph.host
     recording = per_event_ns * pace.of_node * host.events + host.profiler
-    busy = np.minimum(recording, _MOST_PROFILER_SHARE * host.busy)
+    busy = np.minimum(recording, MOST_PROFILER_SHARE * host.busy)
     silent = np.zeros_like(busy)
     within = _within_steps(graph)
     for process, times in pace.slow.items():
         mine = host.process == process
         if times <= 1.0 or not mine.any():
             continue
-        usual = np.minimum(per_event_ns * host.events + host.profiler, _MOST_PROFILER_SHARE * host.busy)[mine]
+        usual = np.minimum(per_event_ns * host.events + host.profiler, MOST_PROFILER_SHARE * host.busy)[mine]
         work = float(host.busy[mine].sum() + within[mine].sum())
-        share = min(times * float(usual.sum()) / max(work, 1.0), _MOST_PROFILER_SHARE)
+        share = min(times * float(usual.sum()) / max(work, 1.0), MOST_PROFILER_SHARE)
         busy[mine], silent[mine] = share * host.busy[mine], share * within[mine]
     return ProfilerCost(busy, silent)
 
@@ -133,16 +127,16 @@ def host_pace(graph: Graph) -> HostPace:
     work: Amounts = host.busy + _within_steps(graph)
     cell = host.process * steps + np.minimum(host.step, steps - 1)
     count = (max(graph.ranks, default=0) + 1) * steps
-    slot = _part_of_step(graph) + _PARTS * cell
-    flat: Amounts = np.bincount(slot, weights=work, minlength=count * _PARTS).astype(np.float64)
-    by_part = flat.reshape(count, _PARTS)
+    slot = _part_of_step(graph) + PARTS_OF_STEP * cell
+    flat: Amounts = np.bincount(slot, weights=work, minlength=count * PARTS_OF_STEP).astype(np.float64)
+    by_part = flat.reshape(count, PARTS_OF_STEP)
     used = np.concatenate([np.arange(q * steps, (q + 1) * steps) for q in graph.ranks])
     pace = np.ones(count)
     pace[used] = _typical(by_part[used], lower_median(by_part[used]))
-    by_rank = by_part.reshape(-1, steps, _PARTS).sum(axis=1)[list(graph.ranks)]
+    by_rank = by_part.reshape(-1, steps, PARTS_OF_STEP).sum(axis=1)[list(graph.ranks)]
     usual = lower_median(by_rank)
     for process, times, total in zip(graph.ranks, _typical(by_rank, usual), by_rank.sum(axis=1), strict=True):
-        if times >= _SLOW_THROUGHOUT:
+        if times >= SLOW_THROUGHOUT:
             slow[process] = float(total / max(usual.sum(), 1.0))
     return HostPace(pace[cell], slow)
 
@@ -159,13 +153,13 @@ def _typical(by_part: Amounts, usual: Amounts) -> Amounts:
 
 
 def _enough_calls(graph: Graph) -> bool:
-    return len(graph.host.time) >= _FEWEST_CALLS * _PARTS * max(graph.steps, 1) * len(graph.ranks)
+    return len(graph.host.time) >= FEWEST_CALLS * PARTS_OF_STEP * max(graph.steps, 1) * len(graph.ranks)
 
 
 def _within_steps(graph: Graph) -> Amounts:
     """The silent time before each node but the first of a step, which may have waited for an unmarked loader."""
     host = graph.host
-    return np.where(_opens_step(graph), 0.0, host.silent)
+    return np.where(_opens_step(graph), 0.0, host.silent + host.stall)
 
 
 def _opens_step(graph: Graph) -> NDArray[np.bool_]:
@@ -180,5 +174,5 @@ def _part_of_step(graph: Graph) -> NDArray[np.int64]:
     opens = np.flatnonzero(_opens_step(graph))
     size = np.diff(np.append(opens, len(graph.host.time)))
     place = np.arange(len(graph.host.time)) - np.repeat(opens, size)
-    part: NDArray[np.int64] = np.minimum(place * _PARTS // np.repeat(np.maximum(size, 1), size), _PARTS - 1)
-    return part
+    part: NDArray[np.int64] = place * PARTS_OF_STEP // np.repeat(np.maximum(size, 1), size)
+    return np.minimum(part, PARTS_OF_STEP - 1)

@@ -8,7 +8,9 @@ from enum import IntEnum
 from typing import NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
+from gpudiag.analysis.diagnosis.calibration import FEW_OPS
 from gpudiag.analysis.diagnosis.replay.graph import NONE, Graph
 
 
@@ -51,18 +53,34 @@ class Schedule:
             makes needs go in a circle, the earliest as measured goes first, and takes what it misses from the turn
             before.
         last_nodes, last_ops: the last host node of each chain and the last op of each stream.
+        step_ends: int64[steps] and whether these are ops: the last of each step on the stream of most ops, or the last
+            host nodes of the longest chain.
         first_nodes, first_ops: int64[n] and int64[m], the first of the run that each host node and each op is in.
+        kept: what simulations keep for the next one (`simulate`).
     """
 
     def __init__(self, graph: Graph) -> None:
         self.graph = graph
+        self.kept: dict[tuple[int, bool], object] = {}
         self.last_nodes = np.array([after - 1 for first, after in graph.chains if after > first], np.int64)
         self.last_ops = np.array([after - 1 for first, after in graph.streams if after > first], np.int64)
+        self.step_ends = _step_ends(graph)
         runs = [*_host_runs(graph), *_device_runs(graph)]
         self.runs = _in_order(graph, runs)
         self.first_nodes, self.first_ops = np.arange(len(graph.host.time)), np.arange(len(graph.device.start))
         for run in runs:
             (self.first_nodes if run.kind in _ON_HOST else self.first_ops)[run.first : run.after] = run.first
+
+
+def _step_ends(graph: Graph) -> tuple[NDArray[np.int64], bool]:
+    steps = np.arange(max(graph.steps, 1))
+    first, after = max(graph.streams, key=lambda span: span[1] - span[0], default=(0, 0))
+    of_ops = np.maximum.accumulate(graph.device.step[first:after])
+    if len(of_ops) and len(np.unique(of_ops[of_ops < len(steps)])) == len(steps) and len(of_ops) > FEW_OPS * len(steps):
+        return first + np.searchsorted(of_ops, steps, side="right") - 1, True
+    first, after = max(graph.chains, key=lambda span: span[1] - span[0])
+    of_nodes = np.maximum.accumulate(graph.host.step[first:after])
+    return first + np.maximum(np.searchsorted(of_nodes, steps, side="right") - 1, 0), False
 
 
 def _host_runs(graph: Graph) -> Iterator[Run]:

@@ -14,7 +14,7 @@ call, which ten columns share. Each column's results are those that it would hav
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -34,6 +34,9 @@ _FEWEST_TURNS = 3
 #: Nodes times columns that are held at once; what is more is simulated in several goes. An array of times then takes
 #: 8 MB, and a simulation about ten of them.
 _MOST_AT_ONCE = 1_000_000
+#: Up to so many, the calls and arrays of a simulation are kept for the next one, by its number of columns: making them
+#: takes as long as one of three turns. Ten arrays then take 12 MB. What is larger spends its time in the turns.
+_MOST_KEPT = 150_000
 
 
 @dataclass(frozen=True)
@@ -72,7 +75,7 @@ def unchanged(graph: Graph) -> Costs:
     host, device = graph.host, graph.device
     return Costs(
         busy=host.busy,
-        waiting=host.input + host.silent,
+        waiting=host.input + host.silent + host.stall,
         blocking=host.block_on != NONE,
         latency=device.latency,
         gap=device.gap,
@@ -100,10 +103,12 @@ class Settled(msgspec.Struct, frozen=True):
 
     Attributes:
         step_ns: its step time.
+        steps_ns: float64[steps], how long each of the body's steps takes; their mean is `step_ns`.
         waited: float64[m], how long each collective waits for its peers, in ns; 0 for other ops.
     """
 
     step_ns: float
+    steps_ns: Times
     waited: Times
 
 
@@ -132,12 +137,14 @@ def waited_for(graph: Graph, start: Times) -> Times:
 
 def _settle(schedule: Schedule, many: Sequence[Costs]) -> list[Settled]:
     """Turn after turn until the last column has settled; each is taken as it is in the turn in which it does."""
-    state = _State(schedule, many)
+    state = _state_of(schedule, many)
     steps = max(schedule.graph.steps, 1)
     settled: dict[int, Settled] = {}
 
     def take(column: int, pace_ns: float) -> None:
-        settled[column] = Settled(pace_ns / steps, waited_for(schedule.graph, state.start[:, column]))
+        ends = state.step_ends(column)
+        lengths = np.diff(ends, prepend=ends[-1] - pace_ns)
+        settled[column] = Settled(pace_ns / steps, lengths, waited_for(schedule.graph, state.start[:, column]))
 
     ends = [state.ends()]
     advance = np.zeros_like(ends[0])
@@ -161,68 +168,104 @@ def _settle(schedule: Schedule, many: Sequence[Costs]) -> list[Settled]:
     return [settled[column] for column in range(len(many))]
 
 
+def _state_of(schedule: Schedule, many: Sequence[Costs]) -> _State:
+    """The state before the first turn; the one of an earlier simulation, where it was kept, with these costs."""
+    shape = (len(many), all(costs.joined for costs in many))
+    kept = schedule.kept.get(shape)
+    state = kept if isinstance(kept, _State) else _State(schedule, *shape)
+    if state.time.size + state.end.size <= _MOST_KEPT:
+        schedule.kept[shape] = state
+    state.begin(many)
+    return state
+
+
 class _State:
     """Times of all nodes, from one turn to the next: float64[nodes, columns], a column for each of the costs.
 
     The runs are made into calls on rows and slices of these arrays, once: cutting slices takes as long as adding them.
     """
 
-    def __init__(self, schedule: Schedule, many: Sequence[Costs]) -> None:
-        graph = schedule.graph
-        self.schedule, self.graph = schedule, graph
-        # Before the first turn stands what was measured, one turn earlier.
-        self.time = _repeated(graph.host.time - graph.length_ns, len(many))
-        self.start = _repeated(graph.device.start - graph.length_ns, len(many))
-        self.end = _repeated(graph.device.end - graph.length_ns, len(many))
-        self.calls = list(self._calls(many))
+    def __init__(self, schedule: Schedule, columns: int, joined: bool) -> None:
+        self.schedule, self.graph = schedule, schedule.graph
+        of_nodes = (len(self.graph.host.time), columns)
+        of_ops = (len(self.graph.device.start), columns)
+        self.time, self.work, self.work_through, self.delay = (np.empty(of_nodes) for _ in range(4))
+        self.start, self.end, self.ready, self.through = (np.empty(of_ops) for _ in range(4))
+        self.latency, self.gap, self.duration, self.transfer = (np.empty(of_ops) for _ in range(4))
+        self.alone = None if joined else np.empty(columns, np.bool_)
+        self.calls = self._calls()
+
+    def begin(self, many: Sequence[Costs]) -> None:
+        """Before the first turn stands what was measured, one turn earlier."""
+        host, device, before = self.graph.host, self.graph.device, self.graph.length_ns
+        self.time[:] = (host.time - before)[:, None]
+        self.start[:] = (device.start - before)[:, None]
+        self.end[:] = (device.end - before)[:, None]
+        for column, costs in enumerate(many):
+            np.add(costs.busy, costs.waiting, out=self.work[:, column])
+            self.gap[:, column] = costs.gap
+            self.duration[:, column] = costs.duration
+            self.transfer[:, column] = costs.transfer
+            # -inf holds nothing up: ops whose launch was not captured, calls that no longer block.
+            self.latency[:, column] = np.where(device.launch != NONE, costs.latency, -np.inf)
+            self.delay[:, column] = np.where(costs.blocking, host.block_delay, -np.inf)
+            if self.alone is not None:
+                self.alone[column] = not costs.joined
+        self.work_through[:] = _sums_within(self.work, self.schedule.first_nodes)
+        cost = self.gap + self.duration
+        self.through[:] = _sums_within(cost, self.schedule.first_ops)
+        np.subtract(self.latency - self.gap, self.through - cost, out=self.ready)
 
     def ends(self) -> Times:
         """When the last node of each chain and stream was reached."""
         return np.concatenate([self.time[self.schedule.last_nodes], self.end[self.schedule.last_ops]])
+
+    def step_ends(self, column: int) -> Times:
+        """float64[steps]: when each step's last node was reached, on the stream of most ops, or else on the host."""
+        nodes, on_device = self.schedule.step_ends
+        return np.maximum.accumulate((self.end if on_device else self.time)[nodes, column])
 
     def turn(self) -> None:
         """Go through all runs once."""
         for call, arguments in self.calls:
             call(*arguments)
 
-    def _calls(self, many: Sequence[Costs]) -> Iterator[tuple[Callable[..., object], tuple[object, ...]]]:
+    def _calls(self) -> list[tuple[Callable[..., object], tuple[object, ...]]]:
         host, device = self.graph.host, self.graph.device
         time, start, end = self.time, self.start, self.end
-        first_node, first_op = self.schedule.first_nodes, self.schedule.first_ops
-        work = np.stack([costs.busy + costs.waiting for costs in many], axis=1)
-        work_through = _sums_within(work, first_node)
-        gap = np.stack([costs.gap for costs in many], axis=1)
-        duration = np.stack([costs.duration for costs in many], axis=1)
-        transfer = np.stack([costs.transfer for costs in many], axis=1)
-        cost = gap + duration
-        through = _sums_within(cost, first_op)
-        # -inf holds nothing up: ops whose launch was not captured, calls that no longer block.
-        latency = np.stack([np.where(device.launch != NONE, costs.latency, -np.inf) for costs in many], axis=1)
-        ready = latency - gap - (through - cost)
-        blocking = np.stack([costs.blocking for costs in many], axis=1)
-        delay = np.where(blocking, host.block_delay[:, None], -np.inf)
-        without_peers = np.array([not costs.joined for costs in many], np.bool_)
-        alone = without_peers if without_peers.any() else None
-        launch, block_on, wait_a, wait_b = device.launch, host.block_on, device.wait_a, device.wait_b
+        launch, block_on = device.launch.tolist(), host.block_on.tolist()
+        wait_a, wait_b = device.wait_a.tolist(), device.wait_b.tolist()
         host_run, host_block, device_run, device_wait, _, collective_end = Kind
+        calls: list[tuple[Callable[..., object], tuple[object, ...]]] = []
         for kind, a, b, before in self.schedule.runs:
             if kind is host_run:
-                yield np.add, (time[before], work_through[a:b], time[a:b])
+                calls.append((np.add, (time[before], self.work_through[a:b], time[a:b])))
             elif kind is host_block:
-                yield _block, (time[before], work[a], end[block_on[a]], delay[a], time[a])
+                calls.append((_block, (time[before], self.work[a], end[block_on[a]], self.delay[a], time[a])))
             elif kind is device_run:
-                yield _device_run, (time, launch[a:b], ready[a:b], through[a:b], end[before], end[a:b])
+                if b - a == 1:
+                    calls.append((_one_op, (time[launch[a]], self.ready[a], self.through[a], end[before], end[a])))
+                    continue
+                run = (time, device.launch[a:b], self.ready[a:b], self.through[a:b], end[before], end[a:b])
+                calls.append((_device_run, run))
             elif kind is collective_end:
-                yield _meet, (start, device.peers[a], alone, start[a], transfer[a], end[a])
+                meeting = (start, device.peers[a], self.alone, start[a], self.transfer[a], end[a])
+                calls.append((_meet, meeting))
             else:
                 waited = [end[op] for op in (wait_a[a], wait_b[a]) if op != NONE]
-                yield _begin, (time[launch[a]], latency[a], [end[before], *waited], gap[a], start[a])
+                ends = [end[before], *waited]
+                calls.append((_begin, (time[launch[a]], self.latency[a], ends, self.gap[a], start[a])))
                 if kind is device_wait:
-                    yield np.add, (start[a], duration[a], end[a])
+                    calls.append((np.add, (start[a], self.duration[a], end[a])))
+        return calls
 
 
 def _block(before: Times, work: Times, waited: Times, delay: Times, out: Times) -> None:
     np.maximum(before + work, waited + delay, out=out)
+
+
+def _one_op(launched: Times, after_launch: Times, through: Times, before: Times, out: Times) -> None:
+    np.add(through, np.maximum(launched + after_launch, before), out=out)
 
 
 def _device_run(  # noqa: PLR0917  # what a run needs, in the order in which it is used
@@ -237,7 +280,7 @@ def _device_run(  # noqa: PLR0917  # what a run needs, in the order in which it 
 def _meet(  # noqa: PLR0917  # as above
     start: Times, peers: NDArray[np.int64], alone: NDArray[np.bool_] | None, own: Times, transfer: Times, out: Times
 ) -> None:
-    last = start.take(peers, axis=0).max(axis=0)
+    last = np.maximum.reduce(start.take(peers, axis=0), axis=0)
     if alone is not None:
         last = np.where(alone, own, last)
     np.add(last, transfer, out=out)
@@ -248,11 +291,6 @@ def _begin(launched: Times, latency: Times, ends: Sequence[Times], gap: Times, o
     for other in ends[1:]:
         ready = np.maximum(ready, other)
     np.maximum(ready + gap, launched + latency, out=out)
-
-
-def _repeated(values: Times, columns: int) -> Times:
-    """float64[n, columns]: the same values in every column."""
-    return np.repeat(values[:, None], columns, axis=1)
 
 
 def _sums_within(values: Times, first: NDArray[np.int64]) -> Times:

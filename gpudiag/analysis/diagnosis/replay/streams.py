@@ -10,17 +10,11 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from gpudiag.analysis.diagnosis.calibration import AT_ONCE_NS, CLOCK_NS, QUEUED_NS
 from gpudiag.analysis.diagnosis.replay.graph import NONE
+from gpudiag.intervals import distinct
 from gpudiag.model.event import NO_NUMBER, Trace
 from gpudiag.model.timeline import UNKNOWN, Lane
-
-#: Two ops of different streams that follow each other within this time, the second launched long before, are taken to
-#: be one waiting for the other.
-_AT_ONCE_NS = 10_000
-#: How long before its start an op must have been launched for its launch not to explain the start.
-_LONG_LAUNCHED_NS = 20_000
-#: An op that began this long before another had ended did not wait for it: timestamps differ by less.
-CLOCK_NS = 1_000
 
 
 class Given(msgspec.Struct, frozen=True):
@@ -79,7 +73,7 @@ def body_ops(lane: Lane, index: int) -> LaneOps:
     given: list[Given] = []
     streams = []
     count = 0
-    for stream in np.unique(ops.stream[inside]):
+    for stream in distinct(ops.stream[inside]):
         mine = np.flatnonzero(ops.stream == stream)
         previous = np.concatenate([[-np.inf], ops.end[mine].astype(np.float64)[:-1]])
         # Ops run in the order of their launch; a step's ops are together in their stream. What lies between them
@@ -181,9 +175,9 @@ def find_waits(ops: LaneOps, wait_calls: NDArray[np.int64]) -> None:
             latest_launched = np.searchsorted(given.launch_time, called[a:b], side="left") - 1
             by_call = np.where(called[a:b] != UNKNOWN, np.minimum(latest_ended, latest_launched), -1)
             safe = np.maximum(latest_ended, 0)
-            just_ended = ops.start[a:b] - given.end[safe] <= _AT_ONCE_NS
-            stream_free = ops.before_end[a:b] <= given.end[safe] - _AT_ONCE_NS
-            early = (ops.launch_time[a:b] != UNKNOWN) & (ops.launch_time[a:b] < ops.start[a:b] - _LONG_LAUNCHED_NS)
+            just_ended = ops.start[a:b] - given.end[safe] <= AT_ONCE_NS
+            stream_free = ops.before_end[a:b] <= given.end[safe] - AT_ONCE_NS
+            early = (ops.launch_time[a:b] != UNKNOWN) & (ops.launch_time[a:b] < ops.start[a:b] - QUEUED_NS)
             before = given.launch_time[safe] < ops.launch_time[a:b]
             observed = (latest_ended >= 0) & just_ended & stream_free & early & before
             target = np.maximum(by_call, np.where(observed, latest_ended, -1))

@@ -27,38 +27,27 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from gpudiag.analysis.diagnosis.calibration import (
+    ALIKE_CALM,
+    ALIKE_DISTURBED,
+    CALM_PLACES,
+    DISTURBED_PLACES,
+    MOST,
+    MOST_SLOWED,
+    TRANSFERRING,
+    UNDISTURBED,
+)
 from gpudiag.analysis.diagnosis.replay.graph import Graph
-from gpudiag.intervals import Intervals, union
+from gpudiag.intervals import Intervals, distinct, lengths_inside, union
 from gpudiag.model.timeline import UNKNOWN, OpClass, Timeline
 
 Times = NDArray[np.float64]
 Keys = NDArray[np.int64]
 
-#: An op counts as undisturbed when less than this share of it ran beside a collective.
-_UNDISTURBED = 0.05
-#: With fewer undisturbed counterparts than this the median says too little.
-_FEWEST_COUNTERPARTS = 2
-#: Kernels are taken for the same work when the middle half of their undisturbed times is within this share of the
-#: median, and that of their disturbed times within the other. Measured on an H200: 0.2 to 2 % for one size undisturbed,
-#: 5 to 20 % disturbed, several times the median for two sizes.
-_ALIKE = 0.1
-_DISTURBED_ALIKE = 0.25
-#: Of a layer that is repeated the kernels are at this many places of the step at least: undisturbed, or else disturbed.
-_CALM_PLACES = 2
-_DISTURBED_PLACES = 3
-#: A kernel that takes longer than this times its supposed counterparts is other work. A collective takes a fifth of the
-#: processors and some of the bandwidth; at worst, work that filled all processors once must fill them twice.
-_MOST_SLOWED = 2.5
 #: How many kernels before and after tell which of a layer's a kernel is; at first more, then fewer.
 _AROUND = (2, 1)
-#: Beside a collective that transfers a kernel loses so many times the share of the processors that the collective's
-#: kernel holds, as it also takes bandwidth. Measured by counterparts on H200s, where NCCL holds 24 of 132 processors,
-#: 18 %: of the time of kernels beside all-reduces 17 to 23 % was lost to such as spun, 30 and 32 % to such as
-#: transferred.
-_TRANSFERRING = 1.7
-#: Where counterparts are known of at least this share of a device's disturbed time, the rest is taken to be disturbed
-#: as they are.
-_MOSTLY_KNOWN = 0.5
+#: Pairs of keys are numbered by a table where it has at most so many entries a kernel: that is faster than sorting.
+_FEW_PER_KERNEL = 16
 
 
 class UndisturbedBaseline(msgspec.Struct, frozen=True):
@@ -66,8 +55,7 @@ class UndisturbedBaseline(msgspec.Struct, frozen=True):
 
     Attributes:
         undisturbed_ns: float64[m], the median time of an op's undisturbed counterparts where it was disturbed itself
-        and has
-            enough of them; NaN elsewhere.
+            and has any; NaN elsewhere.
         waiting_share: float64[m], how much of what ran beside it was a collective that waited, and not one that
             transferred: 0 to 1.
     """
@@ -105,7 +93,7 @@ class _Kernels(msgspec.Struct, frozen=True):
 
     @property
     def calm(self) -> NDArray[np.bool_]:
-        return self.beside < _UNDISTURBED * np.maximum(self.duration, 1.0)
+        return self.beside < UNDISTURBED * np.maximum(self.duration, 1.0)
 
 
 def find_baseline(graph: Graph, timeline: Timeline) -> UndisturbedBaseline:
@@ -123,7 +111,7 @@ def find_baseline(graph: Graph, timeline: Timeline) -> UndisturbedBaseline:
         if len(unknown) == 0:
             break
         found = undisturbed_of[kin[unknown]]
-        time[unknown] = np.where(kernels.duration[unknown] <= _MOST_SLOWED * found, found, np.nan)
+        time[unknown] = np.where(kernels.duration[unknown] <= MOST_SLOWED * found, found, np.nan)
     _as_the_known(kernels, time, wanted)
     undisturbed[kernels.op[wanted]] = time[wanted]
     waiting_share[kernels.op[wanted]] = (kernels.waiting / np.maximum(kernels.beside, 1.0))[wanted]
@@ -134,7 +122,7 @@ def _kernels(graph: Graph, timeline: Timeline) -> _Kernels:
     device = graph.device
     compute = np.flatnonzero(device.op_class == OpClass.COMPUTE)
     beside, waiting, held = np.zeros(len(compute)), np.zeros(len(compute)), np.zeros(len(compute))
-    for lane_index in np.unique(device.lane[compute]):
+    for lane_index in distinct(device.lane[compute]):
         table = timeline.lanes[lane_index].collectives
         mine = np.flatnonzero(device.lane[compute] == lane_index)
         start, end = device.start[compute[mine]], device.end[compute[mine]]
@@ -148,7 +136,7 @@ def _kernels(graph: Graph, timeline: Timeline) -> _Kernels:
             there = _inside(union(Intervals(table.start[of_share], table.end[of_share])), start, end)
             spins = of_share & matched
             spun = _inside(union(Intervals(table.start[spins], table.last_arrival[spins])), start, end)
-            held[mine] += share * (spun + _TRANSFERRING * np.maximum(there - spun, 0.0))
+            held[mine] += share * (spun + TRANSFERRING * np.maximum(there - spun, 0.0))
     return _Kernels(
         op=compute,
         lane=device.lane[compute],
@@ -172,7 +160,7 @@ def _names(graph: Graph, timeline: Timeline) -> Keys:
     device = graph.device
     known: dict[str, int] = {}
     name = np.zeros(len(device.start), np.int64)
-    for lane_index in np.unique(device.lane):
+    for lane_index in distinct(device.lane):
         events = timeline.traces[timeline.lanes[lane_index].trace].events
         mine = device.lane == lane_index
         table = np.array([known.setdefault(text, len(known)) for text in events.names], np.int64)
@@ -188,7 +176,7 @@ def _kin(graph: Graph, kernels: _Kernels) -> Iterator[tuple[Keys, Times]]:
     place = _places(graph, kernels)
     by_time = np.argsort(kernels.duration, kind="stable")
     calm = by_time[kernels.calm[by_time]]
-    disturbed = by_time[(kernels.beside > (1 - _UNDISTURBED) * kernels.duration)[by_time]]
+    disturbed = by_time[(kernels.beside > (1 - UNDISTURBED) * kernels.duration)[by_time]]
     around = _surroundings(graph, kernels)
     for of_lane in (kernels.lane, np.zeros_like(kernels.lane)):
         same_place = _joined(of_lane, place)
@@ -201,15 +189,15 @@ def _kin(graph: Graph, kernels: _Kernels) -> Iterator[tuple[Keys, Times]]:
 
 def _of_repeated_layers(calm: _Groups, disturbed: _Groups, place: Keys) -> Times:
     """What each key's kernels take undisturbed, where they are seen to do the same work at several places of a step."""
-    alike = (calm.spread() <= _ALIKE) & (disturbed.spread() <= _DISTURBED_ALIKE)
-    repeated = (calm.distinct(place) >= _CALM_PLACES) | (disturbed.distinct(place) >= _DISTURBED_PLACES)
+    alike = (calm.spread() <= ALIKE_CALM) & (disturbed.spread() <= ALIKE_DISTURBED)
+    repeated = (calm.distinct(place) >= CALM_PLACES) | (disturbed.distinct(place) >= DISTURBED_PLACES)
     undisturbed = calm.median()
-    same_work = alike & repeated & (disturbed.median() <= _MOST_SLOWED * undisturbed)
+    same_work = alike & repeated & (disturbed.median() <= MOST_SLOWED * undisturbed)
     return np.where(same_work, undisturbed, np.nan)
 
 
 class _Groups:
-    """Times of kernels by key. What is worked out of a key with too few of them is NaN.
+    """Times of kernels by key. What is worked out of a key without any is NaN.
 
     Args:
         key: int64[n], from 0.
@@ -236,13 +224,13 @@ class _Groups:
     def distinct(self, other: Keys) -> NDArray[np.int64]:
         """How many different values of `other` each key's kernels have."""
         values = int(other.max(initial=0)) + 1
-        pairs = np.unique(self._key * values + other[self._chosen])
+        pairs = distinct(self._key * values + other[self._chosen])
         return np.bincount(pairs // values, minlength=self._count)
 
     def _quartile(self, which: int) -> Times:
         found = np.full(self._count, np.nan)
-        enough = np.flatnonzero(self._size >= _FEWEST_COUNTERPARTS)
-        found[enough] = self._time[self._first[enough] + (self._size[enough] - 1) * which // 4]
+        some = np.flatnonzero(self._size)
+        found[some] = self._time[self._first[some] + (self._size[some] - 1) * which // 4]
         return found
 
 
@@ -281,8 +269,10 @@ def _joined(a: Keys, b: Keys) -> Keys:
     """One key for each pair of keys."""
     low = b.min(initial=0)
     pairs = a * (b.max(initial=0) - low + 1) + b - low
-    key: Keys = np.unique(pairs, return_inverse=True)[1].astype(np.int64)
-    return key
+    if pairs.max(initial=0) < _FEW_PER_KERNEL * len(pairs):
+        number = np.cumsum(np.bincount(pairs) > 0) - 1
+        return np.asarray(number[pairs], np.int64)
+    return np.unique(pairs, return_inverse=True)[1].astype(np.int64)
 
 
 def _as_the_known(kernels: _Kernels, time: Times, wanted: NDArray[np.intp]) -> None:
@@ -291,13 +281,13 @@ def _as_the_known(kernels: _Kernels, time: Times, wanted: NDArray[np.intp]) -> N
     Where most have counterparts, the rest is taken to be slowed as they are. Where few have, a kernel loses the share
     of the processors that the collective holds, and more where that also transfers.
     """
-    for lane in np.unique(kernels.lane[wanted]):
+    for lane in distinct(kernels.lane[wanted]):
         mine = wanted[kernels.lane[wanted] == lane]
         known = mine[~np.isnan(time[mine])]
         rest = mine[np.isnan(time[mine])]
         beside = float(kernels.beside[known].sum())
         lost = kernels.held[rest]
-        if beside > 0 and beside >= _MOSTLY_KNOWN * kernels.beside[mine].sum():
+        if beside > 0 and beside >= MOST * kernels.beside[mine].sum():
             of_known = float(np.maximum(kernels.duration[known] - time[known], 0.0).sum())
             lost = kernels.beside[rest] * min(of_known / beside, 1.0)
         time[rest] = np.where(lost > 0, kernels.duration[rest] - np.minimum(lost, kernels.duration[rest]), np.nan)
@@ -305,14 +295,4 @@ def _as_the_known(kernels: _Kernels, time: Times, wanted: NDArray[np.intp]) -> N
 
 def _inside(spans: Intervals, start: NDArray[np.float64], end: NDArray[np.float64]) -> NDArray[np.float64]:
     """Length of the set inside each op; the ops may overlap."""
-    if len(spans) == 0:
-        return np.zeros(len(start))
-    done = np.concatenate([[0], np.cumsum(spans.end - spans.start)])
-
-    def covered_before(time: NDArray[np.int64]) -> NDArray[np.int64]:
-        # All spans that began by then, less what of the last lies beyond.
-        begun = np.searchsorted(spans.start, time, side="right")
-        beyond = np.maximum(spans.end[np.maximum(begun - 1, 0)] - time, 0)
-        return np.asarray(done[begun] - np.where(begun > 0, beyond, 0))
-
-    return (covered_before(end.astype(np.int64)) - covered_before(start.astype(np.int64))).astype(np.float64)
+    return lengths_inside(spans, start.astype(np.int64), end.astype(np.int64)).astype(np.float64)

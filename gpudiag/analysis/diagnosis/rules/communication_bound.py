@@ -2,56 +2,75 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 from functools import partial
 from typing import ClassVar
 
+import msgspec
 import numpy as np
 
+from gpudiag.analysis.diagnosis.calibration import MOSTLY_UNSEEN, NOTABLE_PERCENT
 from gpudiag.analysis.diagnosis.case import Case
 from gpudiag.analysis.diagnosis.examples import DDP, Job, all_reduce, fetch, kernels, update
+from gpudiag.analysis.diagnosis.replay.edits import (
+    undisturbing,
+    without_exchange,
+    without_exchange_calls,
+    without_packing,
+    without_transfer,
+)
 from gpudiag.analysis.diagnosis.replay.probe_what_if import transports, with_transport
 from gpudiag.analysis.diagnosis.replay.what_if import WhatIf
 from gpudiag.analysis.diagnosis.rules.advice import Advice, advice_for, pytorch, tensorflow
-from gpudiag.analysis.diagnosis.rules.rule import NOTABLE_PERCENT, CannotTell, Examples, Proposal, notable, severity_of
+from gpudiag.analysis.diagnosis.rules.rule import CannotTell, Examples, Proposal, notable, severity_of
+from gpudiag.analysis.diagnosis.rules.unused_nvlink import unused_nvlink_gb_per_s
 from gpudiag.model.analysis import Finding
 from gpudiag.model.probed import probed_busbw, transport_of
 from gpudiag.model.timeline import UNKNOWN, OpClass
 from gpudiag.units import bus_factor, milliseconds
 
-#: With more of the transferring than this in collectives of ranks whose traces are missing, nothing can be said of it.
-_MOSTLY_UNSEEN = 0.1
 _ADVICE = (
-    tensorflow("Send fewer bytes: exchange the gradients of several batches at once, added up first."),
+    tensorflow("Communicate less often: accumulate the gradients of several batches before each exchange."),
     tensorflow(
-        "Hide more: larger batches per device; compare `--strategy nccl`, `multi-worker` and `hierarchical-copy`."
+        "Overlap more: larger batches per device; compare `--strategy nccl`, `multi-worker` and `hierarchical-copy`."
     ),
-    "See what the links can do: `gpudiag topology` (peer access, NVLink) and `gpudiag bandwidth`.",
-    pytorch("Send fewer bytes: gradients in bf16 (DDP's bf16_compress_hook), or exchange less often (no_sync())."),
-    pytorch("Hide more: larger batches per device; smaller DDP buckets (bucket_cap_mb) so that the last one is short."),
+    pytorch(
+        "Compress gradients to bf16 (DDP's bf16_compress_hook), or accumulate them over several batches (no_sync())."
+    ),
+    pytorch("Overlap more: larger batches per device; smaller DDP buckets (bucket_cap_mb), so that the last is short."),
+)
+_LINKS = "Check the links: `gpudiag topology` (peer access, NVLink) and `gpudiag bandwidth`."
+_PEER_ACCESS = (
+    "Turn on peer access between the GPUs: their NVLink is many times faster than the busbw reached, which is what "
+    "copies through host memory reach. Unset NCCL_P2P_DISABLE and NCCL_P2P_LEVEL; `gpudiag topology` shows what else "
+    "prevents it."
 )
 _OTHER_TRANSPORT = (
-    "Use the transport that the probes found faster at these sizes (gain_ms_at_probed): peer access "
+    "Use the transport that the probes found faster at these sizes (savings_ms_at_probed): peer access "
     "(unset NCCL_P2P_DISABLE), or NCCL_ALGO=Ring or Tree."
 )
 _LESS_PACKING = pytorch(
-    "Do not copy gradients back out of the buckets: DistributedDataParallel(gradient_as_bucket_view=True)."
+    "Avoid copying gradients out of the buckets: DistributedDataParallel(gradient_as_bucket_view=True)."
 )
 
 
 class CommunicationBound:
-    """Collectives transfer data while nothing is computed beside them.
+    """Communication is exposed: no compute overlaps with it, or it slows down or delays what does.
 
-    Counted is only the time after the last participant arrived; waiting for a late rank is not transfer. The replay
-    lets every transfer take no time, leaves out the kernels that only move gradients in and out of buckets, and lets
-    the others run undisturbed, without the host's calls for all that; where those calls are all that costs, it is
-    silent. The bandwidth reached inside the step stands beside what the same size reaches alone on this machine, where
-    the probes measured that.
+    Only the time after the last participant arrived counts; waiting for a late rank is not transfer. The replay
+    lets every transfer take no time, leaves out the kernels that only copy gradients in and out of buckets, and lets
+    the others run undisturbed, without the CPU's calls for all that; the parts of the sum are shown. Where those
+    calls are all that costs, and launching costs twice as much, it is a matter of launching. The bandwidth reached
+    inside the step stands beside the peak of the same size on this machine, where the probes measured that.
+
+    Large collectives that reach a small part of the GPUs' NVLink say that peer access is off, without the machine's
+    facts. With these and the model's gradients, what other strategies are predicted to save stands beside the amount.
     """
 
     code: ClassVar[str] = "communication-bound"
     order: ClassVar[int] = 3
-    title: ClassVar[str] = "Transfers that no compute hides"
+    title: ClassVar[str] = "Communication lengthens the step"
 
     FIRES: ClassVar[Examples] = (
         ("all gradients are exchanged at the end", Job(ranks=4, step=(kernels(10), all_reduce(10), update(1)))),
@@ -82,7 +101,7 @@ class CommunicationBound:
         device = what_if.graph.device
         communication = device.op_class == OpClass.COMMUNICATION
         missing = set(range(case.timeline.world_size)) - set(case.timeline.ranks_present)
-        if communication.any() and missing and case.unseen_share() > _MOSTLY_UNSEEN:
+        if communication.any() and missing and case.unseen_share() > MOSTLY_UNSEEN:
             exposed = max(case.exposed_ms("communication_transfer").values(), default=0.0)
             if notable(exposed, case.step_ms):
                 yield CannotTell(
@@ -92,9 +111,10 @@ class CommunicationBound:
             return
         if communication.any() or what_if.exchanged.any():
             yield Proposal(
-                edit=what_if.without_exchange,
-                # What only the host's calls for it cost is a matter of launching, not of transferring.
-                beyond=what_if.without_exchange_calls,
+                edit=without_exchange,
+                # Where only the host's calls for it cost, and launching costs more, it is a matter of launching.
+                beyond=without_exchange_calls,
+                kind="exchange",
                 describe=partial(self._describe, case, what_if),
             )
 
@@ -104,22 +124,32 @@ class CommunicationBound:
         transfer = device.transfer[matched]
         per_step = max(graph.steps, 1) * max(len(case.lanes), 1)
         packing = milliseconds((device.end - device.start)[what_if.packing].sum() / per_step)
-        sizes = _largest(case)
+        largest = _largest(case)
+        parts = _parts(what_if, gain)
         evidence: dict[str, object] = {
             "collectives_per_step": int(matched.sum()) / per_step,
             "transfer_ms_per_step": milliseconds(transfer.sum() / per_step),
             "exposed_transfer_ms_by_rank": case.exposed_ms("communication_transfer"),
         }
         if packing:
-            evidence["packing_ms_per_step"] = packing
-        if sizes is not None:
-            evidence |= sizes
+            evidence["bucket_copies_ms_per_step"] = packing
+        if largest is not None:
+            evidence |= largest.evidence()
+        # Had all of the transfer kernels to run beside, it would cost what is longer than these.
+        longest = float(np.bincount(device.lane[matched], weights=transfer).max(initial=0.0)) / max(graph.steps, 1)
+        evidence["savings_ms_with_full_overlap"] = min(
+            gain, max(what_if.now_ms - max(what_if.now_ms - gain, milliseconds(longest)), 0.0)
+        )
         faster = _faster_transports(case, what_if)
         if faster:
-            evidence["gain_ms_at_probed"] = faster
-        advice: Advice = _ADVICE
+            evidence["savings_ms_at_probed"] = faster
+        advice: Advice = _ADVICE if case.lanes[0].is_cpu else (_LINKS, *_ADVICE)
         if faster.keys() - {transport_of(case.run)}:
             advice = (*advice, _OTHER_TRANSPORT)
+        nvlink = None if largest is None else unused_nvlink_gb_per_s(case, largest.size_bytes, largest.busbw_gb_per_s)
+        if nvlink is not None:
+            evidence["nvlink_gb_per_s"] = nvlink
+            advice = (_PEER_ACCESS, *advice)
         if 100 * packing >= NOTABLE_PERCENT * case.step_ms:
             advice = (*advice, _LESS_PACKING)
         return Finding(
@@ -130,10 +160,27 @@ class CommunicationBound:
             recoverable_ms_per_step=gain,
             recoverable_percent=percent,
             confidence="high",
-            title=f"transfers that no compute hides cost {gain:.1f} ms of each step",
+            title=f"communication adds {gain:.1f} ms per step",
+            parts_ms=parts,
             evidence=evidence,
             advice=advice_for(case.timeline.framework, advice),
         )
+
+
+def _parts(what_if: WhatIf, gain: float) -> dict[str, float]:
+    """What the gain is made of, in ms of a step: each part is what taking it away too adds to those before it.
+
+    The CPU's calls go first: where they set the pace, what transfers cost shows only without them.
+    """
+    uncalled = without_exchange_calls(what_if, what_if.corrected)
+    exposed = undisturbing(uncalled)
+    undisturbed = without_transfer(what_if, exposed)
+    unpacked = without_packing(what_if, undisturbed)
+    gains = [min(ms, gain) for ms in what_if.gains_ms([uncalled, exposed, undisturbed, unpacked])]
+    running = [*itertools.accumulate(gains, max), gain]
+    names = ("CPU calls", "exposed", "kernels slowed beside it", "copying buckets", "copies and waits")
+    parts = {name: after - before for name, before, after in zip(names, [0.0, *running], running, strict=False)}
+    return {name: parts[name] for name in ("exposed", "copying buckets", "kernels slowed beside it", *names)}
 
 
 def _faster_transports(case: Case, what_if: WhatIf) -> dict[str, float]:
@@ -152,33 +199,53 @@ def _faster_transports(case: Case, what_if: WhatIf) -> dict[str, float]:
     return dict(sorted(gains.items(), key=lambda item: -item[1]))
 
 
-def _largest(case: Case) -> dict[str, object] | None:
-    """Operation, size and achieved bus bandwidth of the kind of collective that takes the most transfer time."""
-    best: tuple[float, dict[str, object]] | None = None
+class _Collective(msgspec.Struct, frozen=True, kw_only=True):
+    """A kind of collective and what it does inside the step: median transfer, bandwidths as nccl-tests counts them."""
+
+    operation: str
+    size_bytes: int
+    transfer_ms: float
+    busbw_gb_per_s: float
+    probe_busbw_gb_per_s: float | None
+
+    def evidence(self) -> dict[str, object]:
+        """For the finding; what was not measured is left out."""
+        found: dict[str, object] = {
+            "largest_collective": self.operation,
+            "largest_collective_bytes": self.size_bytes,
+            "largest_collective_transfer_ms": self.transfer_ms,
+            "busbw_gb_per_s": self.busbw_gb_per_s,
+        }
+        if self.probe_busbw_gb_per_s is not None:
+            found["probe_busbw_gb_per_s"] = self.probe_busbw_gb_per_s
+        return found
+
+
+def _largest(case: Case) -> _Collective | None:
+    """The kind of collective that takes the most transfer time on the first lane."""
+    best: tuple[float, _Collective] | None = None
     for lane in case.lanes[:1]:
         table = lane.collectives
         known = table.last_arrival != UNKNOWN
         for index, (operation, _, ranks, size) in enumerate(table.kinds):
             mine = known & (table.kind == index)
-            factor = bus_factor(operation, ranks or case.timeline.world_size)
+            count = ranks or case.timeline.world_size
+            factor = bus_factor(operation, count)
             if not mine.any() or size is None or factor is None:
                 continue
             time = (table.end - table.last_arrival)[mine]
-            typical = float(np.median(time))
-            if typical <= 0:
+            typical, total = float(np.median(time)), float(time.sum())
+            if typical <= 0 or (best is not None and total <= best[0]):
                 continue
-            found: dict[str, object] = {
-                "largest": operation,
-                "largest_bytes": size,
-                "largest_transfer_ms": milliseconds(typical),
-                "largest_busbw_gb_per_s": size / typical * factor,
-            }
             alone = None
             if case.facts is not None:
-                count = ranks or case.timeline.world_size
                 alone = probed_busbw(case.facts, operation, size, count, transport_of(case.run))
-            if alone is not None:
-                found["probe_busbw_gb_per_s"] = alone
-            if best is None or float(time.sum()) > best[0]:
-                best = (float(time.sum()), found)
+            found = _Collective(
+                operation=operation,
+                size_bytes=size,
+                transfer_ms=milliseconds(typical),
+                busbw_gb_per_s=size / typical * factor,
+                probe_busbw_gb_per_s=alone,
+            )
+            best = total, found
     return None if best is None else best[1]

@@ -1,27 +1,28 @@
-"""compute-bound: nothing else is worth 5 % of the step."""
+"""compute-bound: no other fix saves 5 % of the step."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from typing import ClassVar
 
+from gpudiag.analysis.diagnosis.calibration import WARNING_PERCENT
 from gpudiag.analysis.diagnosis.case import Case
 from gpudiag.analysis.diagnosis.examples import DDP, Job, fetch, kernels
 from gpudiag.analysis.diagnosis.rules.advice import advice_for, pytorch, tensorflow
-from gpudiag.analysis.diagnosis.rules.rule import WARNING_PERCENT, Examples
+from gpudiag.analysis.diagnosis.rules.rule import Examples
 from gpudiag.model.analysis import Finding
 
 _ADVICE = (
-    tensorflow("Faster kernels help now: a mixed_bfloat16 policy, channels last, jit_compile=True, a larger batch."),
-    pytorch("Faster kernels help now: bf16 or tf32, channels-last, torch.compile, a larger batch."),
+    tensorflow("Use faster kernels: a mixed_bfloat16 policy, channels last, jit_compile=True, a larger batch."),
+    pytorch("Use faster kernels: bf16 or tf32, channels-last, torch.compile, a larger batch."),
 )
 
 
 class ComputeBound:
-    """None of the other causes is worth 5 % of the step: the devices compute, and that is where the time goes."""
+    """No other fix saves 5 % of the step: the devices compute nearly all of the time, so only faster kernels help."""
 
     code: ClassVar[str] = "compute-bound"
-    title: ClassVar[str] = "The devices compute"
+    title: ClassVar[str] = "Compute-bound"
 
     FIRES: ClassVar[Examples] = (
         ("one GPU that is never idle", Job(ranks=1, step=(kernels(20),))),
@@ -34,7 +35,7 @@ class ComputeBound:
     ABSTAINS: ClassVar[Examples] = ()
 
     def conclude(self, case: Case, findings: Sequence[Finding], *, conclusive: bool) -> Iterator[Finding]:
-        """One finding when everything could be told and nothing else reaches the bound for a warning."""
+        """One finding when everything could be told and explained, and nothing reaches the bound for a warning."""
         if not conclusive or any((finding.recoverable_percent or 0.0) >= WARNING_PERCENT for finding in findings):
             return
         share = max(case.exposed_ms("compute").values(), default=0.0)
@@ -47,7 +48,7 @@ class ComputeBound:
             recoverable_ms_per_step=0.0,
             recoverable_percent=0.0,
             confidence="high",
-            title=f"compute takes {percent:.0f} % of the step; nothing else is worth {WARNING_PERCENT:.0f} %",
+            title=f"compute-bound ({percent:.0f} %); no other fix saves over {WARNING_PERCENT:.0f} %",
             evidence={"compute_ms": share},
             advice=advice_for(case.timeline.framework, _ADVICE),
         )

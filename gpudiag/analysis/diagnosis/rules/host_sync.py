@@ -12,7 +12,9 @@ import numpy as np
 from gpudiag.analysis.diagnosis.case import Case
 from gpudiag.analysis.diagnosis.examples import Job, item, kernels, python
 from gpudiag.analysis.diagnosis.frames import user_frames
+from gpudiag.analysis.diagnosis.replay.edits import without_syncs
 from gpudiag.analysis.diagnosis.replay.graph import Block
+from gpudiag.analysis.diagnosis.replay.levels import synchronizing_more, syncs
 from gpudiag.analysis.diagnosis.replay.what_if import WhatIf
 from gpudiag.analysis.diagnosis.rules.advice import TF_COMPILE, TF_SEVERAL_STEPS, advice_for, pytorch, tensorflow
 from gpudiag.analysis.diagnosis.rules.rule import CannotTell, Examples, Proposal, severity_of
@@ -35,18 +37,19 @@ class HostSync:
     """The host waits for the device in the middle of a step, so it cannot run ahead, and the device stands idle after.
 
     The calls are named, with the framework operators that made them (`aten::item`, `aten::nonzero`, …) and, where
-    stacks were recorded, the program's functions that they came from. The gain is by how much the step would be shorter
-    if the host never waited in them, nor had copied to it what it waited for.
+    stacks were recorded, the program's functions that they came from. Savings are by how much the step would be
+    shorter if the host never waited in them, nor had copied to it what it waited for. A rank that waits and no other
+    does, or that waits more than twice as often, is a straggler.
     """
 
     code: ClassVar[str] = "host-sync"
     order: ClassVar[int] = 5
-    title: ClassVar[str] = "The host blocks on the device every step"
+    title: ClassVar[str] = "The CPU waits for the GPU in every step"
 
     FIRES: ClassVar[Examples] = (
         (
             "loss.item() before the next step is prepared",
-            Job(ranks=1, step=(kernels(5), item(), python(4))),
+            Job(ranks=1, step=(kernels(5), item(), *(python(0.4),) * 10)),
         ),
         (
             "an .item() after each layer",
@@ -62,9 +65,12 @@ class HostSync:
     def examine(self, case: Case) -> Iterator[Proposal | CannotTell]:
         """One proposal: no synchronization blocks."""
         what_if = case.what_if
-        if what_if is None or not (what_if.graph.host.block == Block.SYNC).any():
+        if what_if is None or not syncs(what_if).any():
             return
-        yield Proposal(edit=what_if.without_syncs, describe=partial(self._describe, case, what_if))
+        late = synchronizing_more(what_if)
+        if 0 < len(late) < len(what_if.graph.ranks) and any(len(lane.collectives) for lane in case.lanes):
+            return  # what one rank does alone makes it a straggler
+        yield Proposal(edit=without_syncs, describe=partial(self._describe, case, what_if))
 
     def _describe(self, case: Case, what_if: WhatIf, gain: float, percent: float) -> Finding:
         calls, operators, frames = _calls(case, what_if)
@@ -75,12 +81,12 @@ class HostSync:
         return Finding(
             code=self.code,
             severity=severity_of(percent),
-            ranks=case.timeline.ranks_present,
+            ranks=tuple(sorted(what_if.graph.ranks.values())),
             cause=first,
             recoverable_ms_per_step=gain,
             recoverable_percent=percent,
             confidence="high",
-            title=f"the host waits for the device in {first}: {gain:.1f} ms of each step",
+            title=f"the CPU waits for the GPU in {first}, which costs {gain:.1f} ms per step",
             evidence=evidence,
             advice=advice_for(case.timeline.framework, _ADVICE),
         )

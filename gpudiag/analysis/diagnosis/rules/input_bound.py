@@ -4,25 +4,16 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 from functools import partial
 from typing import ClassVar
 
-import numpy as np
-
+from gpudiag.analysis.diagnosis.calibration import SAME_AMOUNT, WARNING_PERCENT
 from gpudiag.analysis.diagnosis.case import Case
 from gpudiag.analysis.diagnosis.examples import DDP, Job, fetch, kernels, silence
-from gpudiag.analysis.diagnosis.replay.simulate import Costs
-from gpudiag.analysis.diagnosis.replay.what_if import PARTS, WhatIf
+from gpudiag.analysis.diagnosis.replay.edits import without_common_input
+from gpudiag.analysis.diagnosis.replay.what_if import WhatIf
 from gpudiag.analysis.diagnosis.rules.advice import TF_DATA, advice_for, pytorch
-from gpudiag.analysis.diagnosis.rules.rule import (
-    WARNING_PERCENT,
-    CannotTell,
-    Examples,
-    Proposal,
-    notable,
-    severity_of,
-)
+from gpudiag.analysis.diagnosis.rules.rule import CannotTell, Examples, Proposal, notable, severity_of
 from gpudiag.analysis.diagnosis.timed_steps import exposed_input_ms
 from gpudiag.model.analysis import Finding
 from gpudiag.statistics import mean_of
@@ -33,10 +24,13 @@ _ADVICE = (
         "Let workers prepare batches ahead: DataLoader(num_workers=4 or more, prefetch_factor=4, "
         "persistent_workers=True).",
     ),
-    "Profile one batch of the dataset alone; cache decoded samples; move augmentation to the GPU.",
-    pytorch("Copy ahead: pin_memory=True and .to(device, non_blocking=True) for the batch after this one."),
+    "Time the dataset by itself; cache decoded samples; move augmentation to the GPU.",
+    pytorch("Copy the next batch early: pin_memory=True and .to(device, non_blocking=True)."),
 )
-_MARK_IT = pytorch("Mark the loader to be sure: for batch in prof.steps(loader), or gpudiag.range('gpudiag.input').")
+_MARK_IT = pytorch(
+    "Mark the loader to be sure: for batch in prof.steps(loader), or `with gpudiag.range('input'):` around what "
+    "fetches the batch."
+)
 
 
 class InputBound:
@@ -46,13 +40,13 @@ class InputBound:
     training thread recorded nothing is usually a loader without marks, and counts at lower confidence. One rank that
     waits alone is a straggler, not this.
 
-    A recording slows the job, and its loader may keep up with the slower one. Where a run timed its steps without the
-    profiler too, and in those the devices waited for input, that is what is found.
+    Profiling slows the job down, and the loader may keep up with the slower job. Where a run timed its steps without
+    profiling too, and in those the devices waited for input, that is what is found.
     """
 
     code: ClassVar[str] = "input-bound"
     order: ClassVar[int] = 2
-    title: ClassVar[str] = "The devices wait for the input pipeline"
+    title: ClassVar[str] = "The devices wait for data loading"
 
     FIRES: ClassVar[Examples] = (
         ("one GPU waits for its DataLoader", Job(ranks=1, step=(fetch(30), kernels(20)))),
@@ -73,7 +67,7 @@ class InputBound:
         host = what_if.graph.host
         if float(host.input.sum() + host.silent.sum()) == 0:
             return
-        yield Proposal(edit=partial(_common, what_if), describe=partial(self._describe, case, what_if))
+        yield Proposal(edit=without_common_input, describe=partial(self._describe, case, what_if))
 
     def _describe(self, case: Case, what_if: WhatIf, gain: float, percent: float) -> Finding:
         host, steps = what_if.graph.host, max(what_if.graph.steps, 1)
@@ -88,8 +82,8 @@ class InputBound:
             recoverable_ms_per_step=gain,
             recoverable_percent=percent,
             confidence="high" if known else "medium",
-            title=f"waiting for input costs {gain:.1f} ms of each step",
-            evidence={"waiting_ms_marked": marked, "waiting_ms_unmarked": silent},
+            title=f"data loading adds {gain:.1f} ms per step",
+            evidence={"measured_in_loader_ms": marked, "assumed_data_loading_ms": silent},
             advice=advice_for(case.timeline.framework, _ADVICE if known else (*_ADVICE, _MARK_IT)),
         )
 
@@ -119,22 +113,20 @@ def with_timed_input(case: Case, findings: Sequence[Finding]) -> list[Finding]:
         recoverable_ms_per_step=gain,
         recoverable_percent=percent,
         confidence="high",
-        title=f"waiting for input costs {gain:.1f} ms of each step that is not recorded",
+        title=f"data loading adds {gain:.1f} ms per step without profiling",
         evidence={
             "timed_steps": len(waits[level]),
-            "waiting_ms_timed": gain,
-            "waiting_ms_recorded": told,
+            "input_wait_ms_without_profiling": gain,
+            "input_wait_ms_while_profiling": told,
             "step_ms_now": step_ms,
-            "step_ms_without": step_ms - gain,
+            "step_ms_if_fixed": step_ms - gain,
         },
         advice=advice_for(case.timeline.framework, _ADVICE),
     )
-    others = [finding for finding in findings if finding is not recorded]
+    others = [finding for finding in findings if finding is not recorded and not _is_that_wait(finding, gain)]
     return sorted([timed, *others], key=lambda finding: -(finding.recoverable_ms_per_step or 0.0))
 
 
-def _common(what_if: WhatIf, costs: Costs) -> Costs:
-    """Without what all ranks wait: from ranks that are level, as one that waits alone is a straggler."""
-    # What is waited for is the exchange for as long as one is under way.
-    waited = what_if.levelled(costs, PARTS).waiting - what_if.exchanged.waiting
-    return replace(costs, waiting=costs.waiting - np.maximum(waited, 0.0))
+def _is_that_wait(finding: Finding, gain: float) -> bool:
+    """Whether a finding is the same wait: a thread that is elsewhere for as long, where nobody marked the loader."""
+    return finding.code == "host-stall" and (finding.recoverable_ms_per_step or 0.0) <= (1 + SAME_AMOUNT) * gain

@@ -3,30 +3,40 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
 from functools import partial
 from typing import ClassVar
 
 import numpy as np
 
+from gpudiag.analysis.diagnosis.calibration import TINY_KERNEL_US
 from gpudiag.analysis.diagnosis.case import Case
 from gpudiag.analysis.diagnosis.examples import DDP, Job, fetch, kernels
-from gpudiag.analysis.diagnosis.replay.simulate import Costs
-from gpudiag.analysis.diagnosis.replay.what_if import PARTS, WhatIf
+from gpudiag.analysis.diagnosis.places import few_slow_calls
+from gpudiag.analysis.diagnosis.replay.edits import as_cuda_graph, without_common_slow_calls
+from gpudiag.analysis.diagnosis.replay.what_if import WhatIf
 from gpudiag.analysis.diagnosis.rules.advice import TF_COMPILE, TF_SEVERAL_STEPS, advice_for, pytorch, tensorflow
-from gpudiag.analysis.diagnosis.rules.rule import CannotTell, Examples, Proposal, notable, severity_of
+from gpudiag.analysis.diagnosis.rules.rule import CannotTell, Examples, Proposal, severity_of
 from gpudiag.model.analysis import Finding
 from gpudiag.model.timeline import OpClass
 
-#: Kernels shorter than this take less time to run than to launch.
-_TINY_US = 10.0
-
+_SLOW_ADVICE = (
+    (
+        "A call that takes milliseconds by itself plans, compiles or allocates each time: give it the same shapes "
+        "each step (pad or bucket sequence lengths to a few sizes)."
+    ),
+    pytorch(
+        "Attention and convolutions plan for each new shape: torch.backends.cudnn.benchmark = False, or another kernel "
+        "(torch.nn.attention.sdpa_kernel). Compiled code: torch._dynamo.mark_dynamic, and TORCH_LOGS=recompiles."
+    ),
+    pytorch("Allocation: PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True; no empty_cache() in the loop."),
+    tensorflow("Retracing shows as slow calls: give tf.function an input_signature, or pad to a few shapes."),
+)
 _ADVICE = (
     TF_COMPILE,
     tensorflow("A larger batch lets each kernel do more."),
     tensorflow(TF_SEVERAL_STEPS),
-    pytorch("Launch a step at once: torch.compile(mode='reduce-overhead'), or torch.cuda.graph around the step."),
-    pytorch("Make each kernel do more: a larger batch, fused layers (torch.compile), a fused optimizer (fused=True)."),
+    pytorch("Launch a whole step at once: torch.compile(mode='reduce-overhead'), or torch.cuda.graph around the step."),
+    pytorch("Use fewer, larger kernels: a larger batch, fused layers (torch.compile), a fused optimizer (fused=True)."),
     "Keep Python out of the loop: no per-parameter loops, no metrics each step.",
 )
 
@@ -35,13 +45,17 @@ class LaunchBound:
     """The devices stand idle while the host runs framework and Python code to launch the next kernel.
 
     A launch costs the host several microseconds in the framework. Kernels that run shorter than that leave the device
-    waiting. What the profiler itself adds to each launch was taken out before this was judged. The gain is what a CUDA
-    graph would give, which launches a whole step at once.
+    waiting. The profiler's own overhead per launch was removed before this was judged. Savings are what a CUDA graph
+    would save, which launches a whole step at once, in a step without the waste that was found: a host that waits for
+    its loader too would profit from faster launches, but once the loader is fixed the device may hide them.
+
+    A few slow calls are something else than many short ones: plans for new shapes, compilation, allocation. They are
+    named with their self time.
     """
 
     code: ClassVar[str] = "launch-bound"
-    order: ClassVar[int] = 4
-    title: ClassVar[str] = "The host cannot launch fast enough"
+    order: ClassVar[int] = 7
+    title: ClassVar[str] = "The CPU launches kernels too slowly"
 
     FIRES: ClassVar[Examples] = (
         ("300 kernels of 3 µs", Job(ranks=1, step=(kernels(1, count=300, launch_us=12),))),
@@ -57,18 +71,45 @@ class LaunchBound:
     ABSTAINS: ClassVar[Examples] = ()
 
     def examine(self, case: Case) -> Iterator[Proposal | CannotTell]:
-        """One proposal: no rank takes time to launch its step."""
+        """Two proposals: no single call is slow, and no rank takes time to launch its step."""
         what_if = case.what_if
         if what_if is None or case.lanes[0].is_cpu:
             return
-        yield Proposal(edit=partial(_common, what_if), describe=partial(self._describe, case, what_if))
+        if what_if.graph.host.slow.any():
+            named = few_slow_calls(case, case.timeline.ranks_present)
+            if named:
+                yield Proposal(
+                    edit=without_common_slow_calls, describe=partial(self._describe_slow, case, what_if, named)
+                )
+        yield Proposal(edit=as_cuda_graph, describe=partial(self._describe, case, what_if), kind="launching")
+
+    def _describe_slow(
+        self, case: Case, what_if: WhatIf, slow: dict[str, tuple[float, float]], gain: float, percent: float
+    ) -> Finding:
+        first, (own_ms, calls) = next(iter(slow.items()))
+        return Finding(
+            code=self.code,
+            severity=severity_of(percent),
+            ranks=tuple(sorted(what_if.graph.ranks.values())),
+            cause="slow operators",
+            recoverable_ms_per_step=gain,
+            recoverable_percent=percent,
+            confidence="high",
+            title=f"GPUs idle during a few slow CPU operators, mainly {first}, which costs {gain:.1f} ms per step",
+            place=f"in {first}: {own_ms:.1f} ms self time in {calls:.1f} calls per step",
+            evidence={
+                "own_ms_per_step": {name: ms for name, (ms, _) in slow.items()},
+                "slow_calls_per_step": {name: times for name, (_, times) in slow.items()},
+            },
+            advice=advice_for(case.timeline.framework, _SLOW_ADVICE),
+        )
 
     def _describe(self, case: Case, what_if: WhatIf, gain: float, percent: float) -> Finding:
         device, graph = what_if.graph.device, what_if.graph
         kernels = (device.end - device.start)[device.op_class == OpClass.COMPUTE] / 1e3
         per_step = len(kernels) / max(graph.steps, 1) / max(len(case.lanes), 1)
         typical = float(np.median(kernels)) if len(kernels) else 0.0
-        tiny = typical < _TINY_US
+        tiny = typical < TINY_KERNEL_US
         host_ms = float(what_if.busy.sum()) / max(graph.steps, 1) / max(len(graph.ranks), 1) / 1e6
         return Finding(
             code=self.code,
@@ -78,28 +119,12 @@ class LaunchBound:
             recoverable_ms_per_step=gain,
             recoverable_percent=percent,
             confidence="high" if tiny else "medium",
-            title=f"the devices wait {gain:.1f} ms of each step for the host to launch {per_step:.0f} kernels",
+            title=f"GPUs idle because the CPU launches kernels too slowly, which costs {gain:.1f} ms per step",
             evidence={
                 "kernels_per_step": per_step,
                 "median_kernel_us": typical,
-                "host_launching_ms_per_step": host_ms,
-                "profiler_ms_per_step_taken_out": what_if.replayed_ms - what_if.corrected_ms,
+                "kernel_launch_ms_per_step": host_ms,
+                "profiler_overhead_ms_per_step": what_if.replayed_ms - what_if.corrected_ms,
             },
             advice=advice_for(case.timeline.framework, _ADVICE),
         )
-
-
-def _common(what_if: WhatIf, costs: Costs) -> Costs:
-    """Steps as CUDA graphs, of ranks that are level: one host that is slower than the others makes a straggler.
-
-    In a graph kernels also follow each other faster. Where the device does not wait for the host that would be all of
-    the gain, and is not counted.
-    """
-    graph = what_if.as_cuda_graph(costs)
-    busy = costs.busy - np.maximum(
-        what_if.levelled(costs, PARTS).busy - what_if.exchanged.busy - what_if.exchanged.calls, 0.0
-    )
-    launched = replace(costs, busy=busy)
-    if not notable(what_if.gain_ms(launched, costs), what_if.step_ms(costs)):
-        return launched
-    return replace(graph, busy=busy)

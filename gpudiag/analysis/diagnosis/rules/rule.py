@@ -3,21 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import ClassVar, Protocol
+from typing import ClassVar, Literal, Protocol
 
 import msgspec
 
+from gpudiag.analysis.diagnosis.calibration import CRITICAL_PERCENT, NOTABLE_MS, NOTABLE_PERCENT, WARNING_PERCENT
 from gpudiag.analysis.diagnosis.case import Case
 from gpudiag.analysis.diagnosis.examples import Job
 from gpudiag.analysis.diagnosis.replay.simulate import Costs
+from gpudiag.analysis.diagnosis.replay.what_if import WhatIf
 from gpudiag.model.analysis import Finding, Severity
 
-#: Below this share of the step nothing is worth a finding that asks for action.
-WARNING_PERCENT = 5.0
-CRITICAL_PERCENT = 20.0
-#: Below this share (and below 0.05 ms) a rule stays silent altogether.
-NOTABLE_PERCENT = 1.0
-_NOTABLE_MS = 0.05
+#: What can become of a cause: waste can go away entirely; the exchange and launching are work, which can only be hidden
+#: or shortened, and launching is judged by what of it the device would not hide once there is no waste.
+Kind = Literal["waste", "exchange", "launching"]
+Edit = Callable[[WhatIf, Costs], Costs]
 
 
 class CannotTell(msgspec.Struct, frozen=True):
@@ -30,15 +30,17 @@ class Proposal(msgspec.Struct, frozen=True, kw_only=True):
     """A cause to take away.
 
     Attributes:
-        edit: the costs without the cause, from given costs.
+        edit: a job's costs without the cause, from given costs.
         describe: the finding, given by how many milliseconds per step the replay without the cause is shorter, and what
             share of the step that is, in percent.
         beyond: the part of the edit that is another cause's too; where the whole gains no more, this one is not there.
+        kind: what can become of the cause.
     """
 
-    edit: Callable[[Costs], Costs]
+    edit: Edit
     describe: Callable[[float, float], Finding]
-    beyond: Callable[[Costs], Costs] | None = None
+    beyond: Edit | None = None
+    kind: Kind = "waste"
 
 
 #: What an example shows, and the job that shows it.
@@ -73,4 +75,4 @@ def severity_of(percent: float) -> Severity:
 
 def notable(gain_ms: float, step_ms: float) -> bool:
     """Whether a gain is worth mentioning at all."""
-    return step_ms > 0 and gain_ms >= _NOTABLE_MS and 100 * gain_ms / step_ms >= NOTABLE_PERCENT
+    return step_ms > 0 and gain_ms >= NOTABLE_MS and 100 * gain_ms / step_ms >= NOTABLE_PERCENT

@@ -10,6 +10,7 @@ import numpy as np
 
 from gpudiag.analysis.diagnosis.case import Case
 from gpudiag.analysis.diagnosis.examples import DDP, Job, host_copy, kernels
+from gpudiag.analysis.diagnosis.replay.edits import with_host_copies
 from gpudiag.analysis.diagnosis.replay.probe_what_if import with_pinned_copies
 from gpudiag.analysis.diagnosis.replay.what_if import WhatIf
 from gpudiag.analysis.diagnosis.rules.advice import advice_for, pytorch, tensorflow
@@ -20,22 +21,22 @@ from gpudiag.model.probed import pinned_to_device
 
 _ADVICE = (
     tensorflow("Let tf.distribute copy ahead: a distributed dataset, prefetched, instead of arrays fed to each step."),
-    "Copy the next batch on a stream of its own while this one is computed (non_blocking=True).",
-    "Send less: keep images as uint8 and convert on the GPU; keep constant inputs on the device.",
+    "Copy the next batch on a stream of its own during compute (non_blocking=True).",
+    "Copy less: keep images as uint8 and convert on the GPU; keep constant inputs on the device.",
 )
 _PIN = pytorch("Pin the host memory: DataLoader(pin_memory=True), or tensor.pin_memory() once.")
 
 
 class SlowCopy:
-    """Copies between host and device run while nothing is computed beside them.
+    """Copies between host and device do not overlap with compute.
 
     Copies from pageable memory are slow and block the host; pinned ones reach the link's bandwidth and can run beside
-    compute. The gain is what the step would take if these copies were hidden.
+    compute. Savings are by how much the step would be shorter if these copies were overlapped.
     """
 
     code: ClassVar[str] = "slow-copy"
     order: ClassVar[int] = 6
-    title: ClassVar[str] = "Copies between host and device that no compute hides"
+    title: ClassVar[str] = "Copies between CPU and GPU lengthen the step"
 
     FIRES: ClassVar[Examples] = (
         (
@@ -55,9 +56,7 @@ class SlowCopy:
         what_if = case.what_if
         if what_if is None or not what_if.graph.device.host_copy.any():
             return
-        yield Proposal(
-            edit=partial(what_if.with_host_copies, duration_ns=0.0), describe=partial(self._describe, case, what_if)
-        )
+        yield Proposal(edit=with_host_copies, describe=partial(self._describe, case, what_if))
 
     def _describe(self, case: Case, what_if: WhatIf, gain: float, percent: float) -> Finding:
         device, graph = what_if.graph.device, what_if.graph
@@ -79,14 +78,14 @@ class SlowCopy:
         }
         total, time = (sizes["pageable"], pageable_ns) if pageable else (sizes["pinned"], pinned_ns)
         if total and time:
-            evidence["bytes_per_step"] = (sizes["pageable"] + sizes["pinned"]) / per
+            evidence["copied_bytes_per_step"] = (sizes["pageable"] + sizes["pinned"]) / per
             evidence["achieved_gb_per_s"] = total / time
             pinned = pinned_to_device(case.facts) if case.facts is not None else None
             if pinned is not None:
                 evidence["probe_pinned_gb_per_s"] = pinned
             at_probed = None if case.facts is None else with_pinned_copies(what_if, what_if.corrected, case.facts)
             if at_probed is not None:
-                evidence["gain_ms_pinned"] = what_if.gain_ms(at_probed)
+                evidence["savings_ms_pinned"] = what_if.gain_ms(at_probed)
         return Finding(
             code=self.code,
             severity=severity_of(percent),
@@ -95,7 +94,7 @@ class SlowCopy:
             recoverable_ms_per_step=gain,
             recoverable_percent=percent,
             confidence="high",
-            title=f"copies between host and device cost {gain:.1f} ms of each step",
+            title=f"copies between CPU and GPU add {gain:.1f} ms per step",
             evidence=evidence,
             advice=advice_for(case.timeline.framework, (_PIN, *_ADVICE) if pageable else _ADVICE),
         )

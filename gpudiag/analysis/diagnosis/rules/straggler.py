@@ -1,4 +1,4 @@
-"""straggler: one or few ranks arrive late and the rest wait."""
+"""straggler: one or a few ranks delay all others."""
 
 from __future__ import annotations
 
@@ -6,26 +6,28 @@ from collections.abc import Iterator
 from functools import partial
 from typing import ClassVar
 
+from gpudiag.analysis.diagnosis.calibration import ALSO_LATE, JITTER, MOST
 from gpudiag.analysis.diagnosis.case import Case
 from gpudiag.analysis.diagnosis.examples import DDP, Job, fetch, kernels, python, silence
 from gpudiag.analysis.diagnosis.frames import time_in
+from gpudiag.analysis.diagnosis.places import few_slow_calls, slow_operators, stalls
+from gpudiag.analysis.diagnosis.replay.edits import level
+from gpudiag.analysis.diagnosis.replay.levels import PARTS, Part, levelled
+from gpudiag.analysis.diagnosis.replay.levels import excess as excess_of
 from gpudiag.analysis.diagnosis.replay.simulate import Costs
-from gpudiag.analysis.diagnosis.replay.what_if import PARTS, Part, WhatIf
+from gpudiag.analysis.diagnosis.replay.what_if import WhatIf
 from gpudiag.analysis.diagnosis.rules.advice import TF_DATA, Advice, advice_for, pytorch, tensorflow
+from gpudiag.analysis.diagnosis.rules.host_stall import ELSEWHERE
 from gpudiag.analysis.diagnosis.rules.rule import CannotTell, Examples, Proposal, notable, severity_of
+from gpudiag.analysis.diagnosis.timed_steps import later_input_ms
 from gpudiag.model.analysis import Finding
 from gpudiag.model.probed import gpu_of_rank
 from gpudiag.units import milliseconds
 
-#: A rank belongs to the late ones when its excess is at least this share of the largest.
-_ALSO_LATE = 0.3
-#: The cause is a part of the step that explains at least this share of the gain.
-_EXPLAINS = 0.5
 #: How many of the user's functions are named.
 _MOST_FRAMES = 5
-#: Another rank late each step: levelling every step must gain this much more than levelling ranks.
-_JITTER = 1.3
 
+_OF_THE_HOST = frozenset({"launch", "operators", "stall"})
 #: Findings about a machine that explain why a GPU computes longer than its peers.
 _CLOCKS = frozenset({"clock-mismatch", "throttled"})
 
@@ -65,6 +67,12 @@ _ADVICE: dict[str, Advice] = {
         tensorflow("Check the PCIe link of its GPU: `gpudiag bandwidth`."),
         pytorch("Pin the host memory of {ranks} (pin_memory=True) and check its PCIe link: `gpudiag bandwidth`."),
     ),
+    "stall": ELSEWHERE,
+    "sync": (
+        "Find what only {ranks} reads back from the GPU: .item(), .cpu(), losses that are logged, checkpoints.",
+        "Do it every N steps, or read sums that were kept on the device.",
+    ),
+    "operators": ("Give these calls the same shapes on {ranks} as on the others, and the same ones each step.",),
     "unknown": ("Compare {ranks} with the others in the table of ranks: what takes longer there?",),
 }
 
@@ -83,19 +91,19 @@ _CPU_ADVICE = (
 
 
 class Straggler:
-    """One or few ranks come late to the collectives, and all others wait for them.
+    """One or a few ranks come late to the collectives, and all others wait for them.
 
-    In a synchronous step the slowest rank sets the pace. What looks like 40 ms of communication on three ranks may be
-    40 ms of a late loader on the fourth. The replay gives each rank no more input, launch, compute and copy time than
-    its peers need; what the step gains by that is recoverable, and the part that alone explains it is the cause. A
-    chain (rank 0 waits for 2, which waited for its loader) is followed by that to its end. When the late rank is
-    another one each step, it is said to be jitter. Where the machine's facts say that a late rank's GPU runs at slower
-    clocks than its peers, or is throttled, that is the cause.
+    A synchronous step takes as long as its slowest rank. What looks like 40 ms of communication on three ranks may be
+    40 ms of data loading on the fourth. The replay gives each rank no more of each part of the step (input, stalls,
+    slow calls, synchronizations of its own, launching, computing, copies) than its peers need; what the step becomes
+    shorter by is what fixing this saves, and the part that by itself explains it is the cause. A chain (rank 0 waits
+    for 2, which waited for its loader) is followed by that to its end. Ranks may also take turns being slow. Where the
+    machine's facts say that a late rank's GPU runs at slower clocks than its peers, or is throttled, that is the cause.
     """
 
     code: ClassVar[str] = "straggler"
     order: ClassVar[int] = 1
-    title: ClassVar[str] = "One or few ranks arrive late and the rest wait"
+    title: ClassVar[str] = "One or a few ranks delay all others"
 
     FIRES: ClassVar[Examples] = (
         ("the loader of one rank is late", Job(ranks=4, step=DDP, extra={2: (fetch(30),)})),
@@ -130,32 +138,36 @@ class Straggler:
             return
         if len(what_if.graph.ranks) < 2 or not any(len(lane.collectives) for lane in case.lanes):
             return
-        edits = [what_if.levelled(what_if.corrected, PARTS, each_step=each_step) for each_step in (False, True)]
+        edits = [level(what_if, what_if.corrected, each_step=each_step) for each_step in (False, True)]
         by_rank, by_step = what_if.gains_ms(edits)
         jitter = case.steps > 1 and notable(by_step, what_if.corrected_ms)
-        jitter = jitter and (by_step > _JITTER * by_rank or not _steady(what_if))
+        jitter = jitter and (by_step > JITTER * by_rank or not _steady(what_if))
         yield Proposal(
-            edit=partial(what_if.levelled, parts=PARTS, each_step=jitter),
+            edit=partial(level, each_step=jitter),
             describe=partial(self._describe, case, what_if, jitter),
         )
 
     def _describe(self, case: Case, what_if: WhatIf, jitter: bool, gain: float, percent: float) -> Finding:
-        cause, alone = _cause(what_if, gain, jitter)
+        cause, alone = _cause(case, what_if, gain, jitter)
         part: Part = cause if cause in PARTS else _largest_excess(what_if)
         advice = _ADVICE[cause]
         if case.lanes[0].is_cpu:
             # The training thread is host and device at once: what it does itself is compute.
             alone["compute"] = alone.pop("launch")
             cause, advice = ("compute", _CPU_ADVICE) if cause == "launch" else (cause, advice)
-        excess = {rank: milliseconds(ns) for rank, ns in what_if.excess(part).by_rank.items()}
+        excess = {rank: milliseconds(ns) for rank, ns in excess_of(what_if, part).by_rank.items()}
         most = max(excess.values())
-        late = tuple(sorted(rank for rank, ms in excess.items() if ms >= _ALSO_LATE * most and ms > 0))
+        late = tuple(sorted(rank for rank, ms in excess.items() if ms >= ALSO_LATE * most and ms > 0))
         if jitter:
             late = tuple(sorted(excess))
+        if cause == "stall" and not jitter and later_input_ms(case.run, late) >= MOST * gain:
+            # Nobody marked what they do, but in the timed steps it was in fetching the batch.
+            cause, advice = "input", _ADVICE["input"]
         one = len(late) == 1
-        words = f"rank {late[0]}" if one else "ranks " + ", ".join(str(rank) for rank in late)
+        *others, last = (str(rank) for rank in late)
+        words = f"rank {last}" if one else f"ranks {', '.join(others)} and {last}"
         unmarked = case.unmarked_input_ms()
-        silent = cause == "input" and max((unmarked.get(rank, 0.0) for rank in late), default=0.0) > 0.5 * most
+        silent = cause == "input" and max((unmarked.get(rank, 0.0) for rank in late), default=0.0) > MOST * most
         waits: dict[int, float] = {}
         for lane in case.attribution.lanes:
             waits[lane.rank] = milliseconds(sum(float(share.mean()) for share in lane.waits_ns.values()))
@@ -164,33 +176,40 @@ class Straggler:
         if held:
             cause, advice = "clock", _ADVICE["clock"]
         evidence: dict[str, object] = {
-            "excess_ms_by_rank": excess,
-            "waited_ms_by_rank": waits,
-            "gain_ms_by_part": alone,
+            "lateness_ms_by_rank": excess,
+            "wait_ms_by_rank": waits,
+            "savings_ms_by_part": dict(sorted(alone.items(), key=lambda part: -part[1])),
         }
         if held:
             evidence["clock"] = held
-        frames = _frames_ms(case, late) if part == "launch" and not jitter else {}
+        frames = _frames_ms(case, late) if part in _OF_THE_HOST and not jitter else {}
         if frames:
             evidence["host_frames_ms_more_than_peers"] = frames
         if jitter:
             evidence["times_last_by_rank"] = _times_last(case)
         if silent:
-            evidence["unmarked"] = (
-                "the late rank recorded nothing between the step's mark and its first op: usually a "
-                "loader without marks"
+            evidence["assumed_data_loading"] = (
+                "nothing was recorded on the late rank between the step's mark and its first operator"
             )
+        place = _place(case, late, cause)
+        where = f" {place}" if place else ""
+        s = "s" if one else ""
         what = {
-            "input": "waits for its input" if one else "wait for their input",
-            "compute": "computes longer" if one else "compute longer",
-            "clock": "computes longer, on a GPU with slower clocks," if one else "compute longer, at slower clocks,",
-            "launch": "launches its work more slowly" if one else "launch their work more slowly",
-            "copy": "copies longer" if one else "copy longer",
-        }.get(cause, f"{'is' if one else 'are'} late for a reason that the traces do not show")
+            "input": f"{words}'s data loading delays" if one else f"data loading of {words} delays",
+            "compute": f"{words} compute{s} longer, which delays",
+            "clock": f"{words} compute{s} longer on slower GPU clocks, which delays",
+            "stall": f"{words} stall{s}{where}, which delays",
+            "sync": f"{words} wait{s} for the GPU more often, which delays",
+            "operators": f"{words} spend{s} longer{where}, which delays",
+            "launch": f"{words} launch{'es' if one else ''} kernels more slowly, which delays",
+            "copy": f"{words} cop{'ies' if one else 'y'} longer, which delays",
+        }.get(cause)
         title = (
-            f"a different rank is late each step: the others wait for it, {gain:.1f} ms of each step"
+            f"ranks take turns being slow, which costs {gain:.1f} ms per step"
             if jitter
-            else f"{words} {what} and the others wait: {gain:.1f} ms of each step"
+            else f"{what} all ranks by {gain:.1f} ms per step"
+            if what
+            else f"{words} delay{s} all ranks by {gain:.1f} ms per step; the traces do not show why"
         )
         return Finding(
             code=self.code,
@@ -201,28 +220,41 @@ class Straggler:
             recoverable_percent=percent,
             confidence="medium" if cause == "unknown" or silent or jitter else "high",
             title=title,
+            place=place,
             evidence=evidence,
             advice=advice_for(case.timeline.framework, advice, ranks=words),
         )
 
 
-def _cause(what_if: WhatIf, gain: float, jitter: bool) -> tuple[str, dict[str, float]]:
+def _cause(case: Case, what_if: WhatIf, gain: float, jitter: bool) -> tuple[str, dict[str, float]]:
     """The part that explains the gain, and what each part alone gains.
 
     A part explains it that alone gains most of it, or else without which most of it is not gained: where a rank
     computes 15 ms too long and another's host is the next to set the pace, computing alone gains less than half.
     """
 
-    def levelled(*parts: Part) -> Costs:
-        return what_if.levelled(what_if.corrected, parts, each_step=jitter)
+    def level_in(*parts: Part) -> Costs:
+        return levelled(what_if, what_if.corrected, parts, each_step=jitter)
 
-    alone = dict(zip(PARTS, what_if.gains_ms([levelled(part) for part in PARTS]), strict=True))
+    alone: dict[Part, float] = dict(zip(PARTS, what_if.gains_ms([level_in(part) for part in PARTS]), strict=True))
     best = max(PARTS, key=lambda part: alone[part])
-    explains = alone[best] >= _EXPLAINS * gain
+    explains = alone[best] >= MOST * gain
     if not explains:
-        others = what_if.gain_ms(levelled(*(part for part in PARTS if part != best)))
-        explains = gain - others >= _EXPLAINS * gain
+        others = what_if.gain_ms(level_in(*(part for part in PARTS if part != best)))
+        explains = gain - others >= MOST * gain
+    if best == "operators" and not few_slow_calls(case, tuple(what_if.graph.ranks.values())):
+        best = "launch"  # a host that loses its core now and then is slow in whatever it does just then
     return (best if explains else "unknown"), {str(part): ms for part, ms in alone.items()}
+
+
+def _place(case: Case, late: tuple[int, ...], cause: str) -> str:
+    """Where in the step the late ranks are while they are elsewhere or in single slow calls."""
+    if cause == "stall":
+        places = stalls(case, late)
+        return (places[0].words + (", collecting garbage" if places[0].collecting else "")) if places else ""
+    if cause == "operators":
+        return next((f"in {name}" for name in slow_operators(case, late)), "")
+    return ""
 
 
 def _frames_ms(case: Case, late: tuple[int, ...]) -> dict[str, float]:
@@ -264,12 +296,12 @@ def _held_back(case: Case, late: tuple[int, ...]) -> dict[str, list[str]]:
 
 def _steady(what_if: WhatIf) -> bool:
     """Whether the rank that is latest in the largest part is late step after step, and not by chance in some."""
-    excess = what_if.excess(_largest_excess(what_if))
+    excess = excess_of(what_if, _largest_excess(what_if))
     return excess.steady(max(excess.by_rank, key=lambda rank: excess.by_rank[rank]))
 
 
 def _largest_excess(what_if: WhatIf) -> Part:
-    return max(PARTS, key=lambda part: max(what_if.excess(part).by_rank.values()))
+    return max(PARTS, key=lambda part: max(excess_of(what_if, part).by_rank.values()))
 
 
 def _times_last(case: Case) -> dict[int, int]:

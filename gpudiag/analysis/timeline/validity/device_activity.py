@@ -8,15 +8,10 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from gpudiag.analysis.timeline.calibration import FEWEST_LOST, LOST_SHARE
 from gpudiag.analysis.timeline.validity.wording import ranks_in_words
 from gpudiag.model.analysis import Validity
-from gpudiag.model.event import DEVICE_WORK, HOST, NO_CORRELATION, EventKind, Role, Trace
-
-#: From this share of launches without their device op on, ops were lost. Measured: 77 traces of sound processes lack
-#: none or up to 0.08 %, memsets of zero bytes, which do nothing; a very short one lacks 2 of 100.
-LOST_SHARE = 0.02
-#: Fewer than this say nothing: those 2 of 100.
-FEWEST_LOST = 10
+from gpudiag.model.event import DEVICE_WORK, HOST, NO_CORRELATION, EventKind, Role, Trace, any_of
 
 
 class DeviceActivity(msgspec.Struct, frozen=True):
@@ -55,9 +50,9 @@ def _activity(trace: Trace, *, exchanges_on_devices: bool) -> DeviceActivity:
     events = trace.events
     work = events.rows_of(*DEVICE_WORK)
     calls = events.rows_of(EventKind.RUNTIME)
-    calls = calls[np.isin(events.role[calls], (Role.LAUNCH, Role.COPY)) & (events.correlation[calls] != NO_CORRELATION)]
+    calls = calls[any_of(events.role[calls], Role.LAUNCH, Role.COPY) & (events.correlation[calls] != NO_CORRELATION)]
     led = np.isin(events.correlation[calls], events.correlation[work])
-    if not len(events.rows_of(EventKind.KERNEL)):
+    if not (events.kind[work] == EventKind.KERNEL).any():
         launching = events.role[calls] == Role.LAUNCH
         # Memsets are launches too; a process that only sets and copies has lost nothing.
         lost = 2 * np.count_nonzero(launching & ~led) > np.count_nonzero(launching)
@@ -65,7 +60,8 @@ def _activity(trace: Trace, *, exchanges_on_devices: bool) -> DeviceActivity:
         return DeviceActivity(len(calls), int(np.count_nonzero(~led)), missing=bool(lost or told))
     # Host functions are launched too, and never lead to device work.
     names = events.name[calls]
-    counted = np.isin(names, np.unique(names[led])) & _between_edges(led)
+    leading = np.bincount(names[led], minlength=len(events.names)) > 0
+    counted = leading[names] & _between_edges(led)
     return DeviceActivity(int(np.count_nonzero(counted)), int(np.count_nonzero(counted & ~led)), missing=False)
 
 

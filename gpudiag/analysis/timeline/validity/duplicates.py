@@ -6,11 +6,10 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from gpudiag.analysis.timeline.calibration import FEWEST_DURATIONS
+from gpudiag.intervals import distinct
 from gpudiag.model.analysis import Validity
 from gpudiag.model.event import Trace
-
-#: What is measured lasts differently each time; ranks that are simulated, all alike, have few durations.
-_FEWEST_DURATIONS = 100
 
 
 def without_duplicates(traces: Sequence[Trace]) -> tuple[list[Trace], list[Validity]]:
@@ -41,4 +40,4 @@ def _same_events(one: Trace, other: Trace) -> bool:
         return False  # the devices of one process have a trace each, of one file
     if not all(np.array_equal(column, b.columns()[name]) for name, column in a.columns().items()):
         return False
-    return len(np.unique(a.end_ns - a.start_ns)) >= _FEWEST_DURATIONS
+    return len(distinct(a.end_ns - a.start_ns)) >= FEWEST_DURATIONS

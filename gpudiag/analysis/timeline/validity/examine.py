@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from gpudiag.analysis.timeline.calibration import FEW_STEPS, SAME_CLOCK_NS
 from gpudiag.analysis.timeline.collectives import Matching
 from gpudiag.analysis.timeline.validity import device_activity, mixed_runs, thin_recording
 from gpudiag.analysis.timeline.validity.device_activity import DeviceActivity
@@ -12,12 +13,7 @@ from gpudiag.analysis.timeline.windows import Windows
 from gpudiag.model.analysis import Validity
 from gpudiag.model.event import Trace
 from gpudiag.model.timeline import Lane
-from gpudiag.units import NS_PER_MS, NS_PER_US
-
-#: Fewer analysed steps than this say little about the steps that were not recorded.
-FEW_STEPS = 3
-#: Ends of matched collectives further apart than this in the median blur who came last.
-CLOCK_RESIDUAL_NS = 100 * NS_PER_US
+from gpudiag.units import NS_PER_MS
 
 _STEP_MARKS = {
     "pytorch": "Call prof.step() each step",
@@ -106,10 +102,10 @@ def _dropped(traces: Sequence[Trace]) -> list[Validity]:
 def _clocks(matching: Matching) -> list[Validity]:
     found = []
     worst = max(matching.clocks, key=lambda clock: clock.residual_ns, default=None)
-    if worst is not None and worst.residual_ns > CLOCK_RESIDUAL_NS:
+    if worst is not None and worst.residual_ns > SAME_CLOCK_NS:
         message = (
-            f"the clock of rank {worst.rank} fits the others' to {worst.residual_ns / NS_PER_MS:.2f} ms only: "
-            "waits shorter than that may be attributed to the wrong rank."
+            f"rank clocks agree only to ±{worst.residual_ns / NS_PER_MS:.2f} ms (worst: rank {worst.rank}): waits "
+            "shorter than that may be attributed to the wrong rank."
         )
         found.append(Validity(code="clock-skew", message=message))
     if matching.ambiguous:

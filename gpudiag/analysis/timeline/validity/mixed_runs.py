@@ -16,18 +16,13 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from gpudiag.analysis.timeline.calibration import FEWEST_SEEN, MATCHED_SHARE
 from gpudiag.analysis.timeline.collectives import SYMMETRIC
 from gpudiag.analysis.timeline.validity.wording import ranks_in_words
 from gpudiag.model.analysis import Validity
 from gpudiag.model.event import Trace
 from gpudiag.model.timeline import UNKNOWN, Lane
 from gpudiag.units import milliseconds
-
-#: Less than half of what both captures saw matched: no alignment of clocks is believed below it either. Far from both
-#: what sound jobs match and what mixed runs do.
-MATCHED_SHARE = 0.5
-#: Fewer collectives than this match or do not by chance.
-FEWEST_SEEN = 4
 
 
 class _Member(msgspec.Struct, frozen=True):

@@ -6,15 +6,12 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from gpudiag.analysis.timeline.calibration import THIN_SHARE
 from gpudiag.analysis.timeline.validity.wording import ranks_in_words
 from gpudiag.intervals import Intervals, lengths_between, union
 from gpudiag.model.analysis import Validity
 from gpudiag.model.event import EventKind, Role, Trace
 from gpudiag.model.timeline import Lane
-
-#: Less than this share of the windows inside any recorded event is a thin recording. The emptiest of 70 lanes of sound
-#: jobs are covered to 23 % (a host in garbage collection), 49 % (a slow loader without marks) and 73 %.
-THIN_SHARE = 0.10
 
 
 def doubts(traces: Sequence[Trace], lanes: Sequence[Lane]) -> list[Validity]:

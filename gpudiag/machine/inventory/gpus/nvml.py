@@ -1,8 +1,9 @@
-"""The one place that calls NVML. Every question may fail on its own, and a failure becomes a reason in words.
+"""Where the inventory calls NVML. Every question may fail on its own, and a failure becomes a reason in words.
 
 NVML answers differ by GPU, driver and permission: a consumer card has no ECC, an old driver lacks newer functions, a
 container may not see processes. So each question is asked through `NvmlSession.ask`, which gives the answer or None and
-files the reason under the name of the field concerned. Nothing else in gpudiag imports `pynvml`.
+files the reason under the name of the field concerned. A training process asks NVML itself for the driver's version
+(`training.session.place`), and so does the probe that waits for clocks (`probes/_clocks.py`).
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 import pkgutil
 
-from gpudiag.errors import UsageError
+from gpudiag.errors import UsageError, there_are
 from gpudiag.report.export.format import Format
 
 
@@ -23,5 +23,5 @@ def format_named(name: str) -> Format:
     """
     known = formats()
     if name not in known:
-        raise UsageError(f"unknown format {name!r}", f"Formats: {', '.join(known)}.")
+        raise UsageError(f"there is no format '{name}'", there_are(name, known))
     return known[name]

@@ -7,7 +7,7 @@ import io
 from collections.abc import Iterator
 
 from gpudiag.model.event import NO_CORRELATION, NO_SIZE, EventKind
-from gpudiag.model.sanitize import not_a_formula
+from gpudiag.model.sanitize import not_a_formula, printable
 from gpudiag.report.export.format import Format
 from gpudiag.report.export.model import ExportModel, Track
 
@@ -16,7 +16,7 @@ _GPUDIAG = "gpudiag"
 
 
 def encode_csv(exported: ExportModel) -> bytes:
-    """The file's bytes. Unknown values are empty."""
+    """The file's bytes, fit for a terminal. Unknown values are empty."""
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(COLUMNS)
@@ -24,7 +24,7 @@ def encode_csv(exported: ExportModel) -> bytes:
         rank = " ".join(map(str, group.ranks))
         device = "" if group.device is None else group.device
         for track in group.tracks:
-            writer.writerows((rank, device, not_a_formula(track.title), *row) for row in _rows(track))
+            writer.writerows((rank, device, not_a_formula(printable(track.title)), *row) for row in _rows(track))
     return text.getvalue().encode()
 
 
@@ -37,9 +37,10 @@ def _rows(track: Track) -> Iterator[tuple[str, str, int, int, int | str, int | s
     )
     calls = [NO_CORRELATION] * count if track.correlation is None else track.correlation.tolist()
     sizes = [NO_SIZE] * count if track.size_bytes is None else track.size_bytes.tolist()
+    names = {name: not_a_formula(printable(name)) for name in track.names}
     for (start, end, name), kind, call, size in zip(track.rows(), kinds, calls, sizes, strict=True):
         told = "" if call == NO_CORRELATION else call, "" if size == NO_SIZE else size
-        yield kind, not_a_formula(name), start, end - start, *told
+        yield kind, names[name], start, end - start, *told
 
 
 FORMAT = Format(name="csv", ending=".csv", opens="a notebook or a spreadsheet", encode=encode_csv)

@@ -13,10 +13,12 @@ from __future__ import annotations
 import re
 from typing import Any
 
+from gpudiag.errors import UnreadableInputError
 from gpudiag.model.event import NO_CORRELATION, NO_SIZE, EventKind
 from gpudiag.model.protobuf import message_type
 from gpudiag.report.export.format import Format
 from gpudiag.report.export.model import ExportModel, Group, Track, TrackKind
+from gpudiag.report.export.xprof_steps import PARTS_LINE, STEPS_LINE, PacingGroup, StepEvent, pacing_group
 
 _PS_PER_NS = 1_000
 _GPU_PLANE = re.compile(r"/device:GPU:\d{1,4}$")
@@ -24,6 +26,13 @@ _LEAST_UNIX_NS = 10**17
 _HOST_PLANE = "/host:CPU"
 _GPUDIAG_PLANE = "/device:CUSTOM:{} · gpudiag"
 _CUSTOM_AFTER_GPU = 500
+#: Of an event: the step that it belongs to. The plugin keeps it, and fills what has none from the event before.
+_GROUP = "group_id"
+_COPY = "Memcpy "
+#: What a kernel's registers and blocks are is not kept; without any details the plugin takes it for none.
+_NO_DETAILS = "kernel"
+#: The correlation id of events that are gpudiag's own: of no call.
+_OWN_CALL = 2**40
 #: Of more devices than this the viewer cannot tell the planes apart when each has one of gpudiag's tracks above it.
 _MOST_DEVICES = 249
 
@@ -34,21 +43,25 @@ class _Plane:
     Args:
         plane: the message.
         begins_ns: the export model's zero on the file's clock, which counts from the begin of the profile.
+        roots: steps are what the plugin is to follow launches from; not where events say their steps.
     """
 
-    def __init__(self, plane: Any, begins_ns: int = 0) -> None:
+    def __init__(self, plane: Any, begins_ns: int = 0, *, roots: bool = True) -> None:
         self.message = plane
+        self._roots = roots
         self._begins_ns = begins_ns
         self._names: dict[str, int] = {}
         self._stats: dict[str, int] = {}
 
     def name(self, text: str) -> int:
-        """The number of an event's name."""
+        """The number of an event's name. PyTorch's names of copies lose a space, by which the plugin knows them."""
         number = self._names.get(text)
         if number is None:
             number = self._names[text] = len(self._names) + 1
             entry = self.message.event_metadata[number]
             entry.id, entry.name = number, text
+            if text.startswith(_COPY):
+                entry.name, entry.display_name = text.replace(" ", "", 1), text
         return number
 
     def stat(self, text: str) -> int:
@@ -64,8 +77,10 @@ class _Plane:
         """Say something of the plane itself."""
         self.message.stats.add(metadata_id=self.stat(name), str_value=value)
 
-    def line(self, track: Track, *, ident: int, title: str, calls_from: int = 0) -> None:
-        """Add a track; `calls_from` is added to its correlation ids, which are of one process."""
+    def line(
+        self, track: Track, *, ident: int, title: str, calls_from: int = 0, pacing: PacingGroup | None = None
+    ) -> None:
+        """Add a track; `calls_from` is added to its correlation ids, which are of one process; `pacing` knows steps."""
         line = self.message.lines.add(id=ident, display_id=ident, name=title, timestamp_ns=self._begins_ns)
         used = {index: self.name(track.names[index]) for index in set(track.name.tolist())}
         add = line.events.add
@@ -73,11 +88,41 @@ class _Plane:
             add(metadata_id=used[index], offset_ps=start * _PS_PER_NS, duration_ps=(end - start) * _PS_PER_NS)
         self._correlate(track, line.events, calls_from)
         self._number(track, line.events)
+        if track.kind in {TrackKind.STREAM, TrackKind.SHADOWS}:
+            self._for_statistics(track, line.events, pacing)
+
+    def step_line(self, events: list[StepEvent], *, ident: int, title: str, marks: bool = False) -> None:
+        """Add a line of events that say their step; `marks`: they are the steps."""
+        if not events:
+            return
+        line = self.message.lines.add(id=ident, display_id=ident, name=title, timestamp_ns=self._begins_ns)
+        for event in events:
+            added = line.events.add(
+                metadata_id=self.name(event.name),
+                offset_ps=event.start * _PS_PER_NS,
+                duration_ps=(event.end - event.start) * _PS_PER_NS,
+            )
+            added.stats.add(metadata_id=self.stat(_GROUP), int64_value=event.step)
+            if marks:
+                added.stats.add(metadata_id=self.stat("step_name"), str_value=event.name)
+            else:
+                added.stats.add(metadata_id=self.stat("correlation_id"), uint64_value=_OWN_CALL)
+
+    def _for_statistics(self, track: Track, events: Any, pacing: PacingGroup | None) -> None:
+        """Say which events are kernels, and of which step those of the group that sets the pace are."""
+        if track.event_kind is not None and track.kind is TrackKind.STREAM:
+            number = self.stat("kernel_details")
+            for row in (track.event_kind == EventKind.KERNEL).nonzero()[0].tolist():
+                events[row].stats.add(metadata_id=number, str_value=_NO_DETAILS)
+        if pacing is not None:
+            number = self.stat(_GROUP)
+            for row, step in enumerate(pacing.step_of(track).tolist()):
+                events[row].stats.add(metadata_id=number, int64_value=step)
 
     def _correlate(self, track: Track, events: Any, calls_from: int) -> None:
         """Join launches and device work, which the plugin needs to know what belongs to a step."""
-        if track.correlation is None or track.size_bytes is None:
-            return
+        if track.correlation is None or track.size_bytes is None or track.kind is TrackKind.SHADOWS:
+            return  # what PyTorch numbers annotations by is no call
         number = self.stat("correlation_id")
         for row, correlation in enumerate(track.correlation.tolist()):
             if correlation != NO_CORRELATION:
@@ -97,7 +142,8 @@ class _Plane:
         for row, step in enumerate(track.step.tolist()):
             if step >= 0:
                 events[row].stats.add(metadata_id=self.stat("step_num"), int64_value=step)
-                events[row].stats.add(metadata_id=self.stat("_r"), int64_value=1)
+                if self._roots:
+                    events[row].stats.add(metadata_id=self.stat("_r"), int64_value=1)
 
 
 def xspace_of(exported: ExportModel, host: str = "gpudiag") -> Any:
@@ -111,17 +157,23 @@ def xspace_of(exported: ExportModel, host: str = "gpudiag") -> Any:
     space.hostnames.append(host)
     calls_from = _calls_from(exported)
     devices = [group for group in exported.groups if group.device is not None]
+    pacing = pacing_group(exported)
     for place, group in enumerate(devices):
         own_id, gpu_id = _ids(place, len(devices))
+        paces = pacing if pacing is not None and pacing.group is group else None
         streams = [track for track in group.tracks if track.kind is not TrackKind.GPUDIAG]
         plane = _Plane(space.planes.add(id=gpu_id, name=f"/device:GPU:{place}"))
         plane.about("device_vendor", "AMD" if group.model.startswith(("AMD", "gfx")) else "Nvidia")
         plane.about("gpu_device_name", group.model or group.title)
         for ident, track in enumerate(streams, start=1):
-            plane.line(track, ident=ident, title=_stream_title(track), calls_from=calls_from[group.process])
+            title = _stream_title(track)
+            plane.line(track, ident=ident, title=title, calls_from=calls_from[group.process], pacing=paces)
+        if paces is not None:
+            plane.step_line(paces.windows(), ident=len(streams) + 1, title=STEPS_LINE, marks=True)
+            plane.step_line(paces.parts(), ident=len(streams) + 2, title=PARTS_LINE)
         if own_id is not None:
             _gpudiag_plane(space, 0, group, own_id)
-    threads = _Plane(space.planes.add(id=len(space.planes), name=_HOST_PLANE))
+    threads = _Plane(space.planes.add(id=len(space.planes), name=_HOST_PLANE), roots=pacing is None)
     ident = 0
     for place, group in enumerate(group for group in exported.groups if group.device is None):
         _gpudiag_plane(space, 0, group, place)
@@ -130,6 +182,9 @@ def xspace_of(exported: ExportModel, host: str = "gpudiag") -> Any:
                 ident += 1
                 title = f"{group.title.removesuffix(' · host')} {track.title}"
                 threads.line(track, ident=ident, title=title, calls_from=calls_from[group.process])
+    if pacing is not None and pacing.group.device is None:
+        threads.step_line(pacing.windows(), ident=ident + 1, title=STEPS_LINE, marks=True)
+        threads.step_line(pacing.parts(), ident=ident + 2, title=PARTS_LINE)
     environment = _Plane(space.planes.add(id=len(space.planes), name="Task Environment"))
     last = max((int(t.end.max()) for g in exported.groups for t in g.tracks if len(t)), default=0)
     for name, value in (
@@ -220,8 +275,17 @@ def _contents(track: Track) -> str:
 
 
 def encode_xspace(exported: ExportModel) -> bytes:
-    """The file's bytes: a serialized `XSpace`."""
-    data: bytes = xspace_of(exported).SerializeToString()
+    """The file's bytes: a serialized `XSpace`.
+
+    Raises:
+        UnreadableInputError: events so far apart that the format, which counts picoseconds, cannot say it.
+    """
+    try:
+        data: bytes = xspace_of(exported).SerializeToString()
+    except ValueError as error:
+        raise UnreadableInputError(
+            f"events are further apart than an XSpace can say ({error})", "Use another format: --to csv."
+        ) from error
     return data
 
 

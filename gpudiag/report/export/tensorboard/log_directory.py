@@ -1,4 +1,4 @@
-"""A directory that TensorBoard opens: for each run its curves and its profile.
+"""A directory that TensorBoard opens: for each run its curves, its verdict as a text, and its profile.
 
 <directory>/<run>/events.out.tfevents.gpudiag
 <directory>/<run>/plugins/profile/<when>/<host>.xplane.pb
@@ -13,7 +13,7 @@ from pathlib import Path
 
 from gpudiag.report.export.formats import xspace
 from gpudiag.report.export.model import ExportModel
-from gpudiag.report.export.tensorboard.scalars import Series, write_scalars
+from gpudiag.report.export.tensorboard.scalars import Series, write_events
 
 _PLAIN = re.compile(r"[^\w.+-]+")
 
@@ -24,7 +24,11 @@ def run_name(path: Path) -> str:
 
 
 def write_run(
-    directory: Path, exported: ExportModel, series: tuple[Series, ...], profiles: Sequence[tuple[str, bytes]] = ()
+    directory: Path,
+    exported: ExportModel,
+    series: tuple[Series, ...],
+    verdict: str,
+    profiles: Sequence[tuple[str, bytes]] = (),
 ) -> None:
     """Write what TensorBoard shows of one run.
 
@@ -32,6 +36,7 @@ def write_run(
         directory: the run's own, not there yet.
         exported: everything that was recorded.
         series: its curves.
+        verdict: its report in Markdown.
         profiles: TensorFlow's own files (host name, XSpace): these are shown as they are, a single one with gpudiag's
             tracks above its GPUs. Of PyTorch, none: the export model is converted.
     """
@@ -39,7 +44,7 @@ def write_run(
     stamp = time.strftime("%Y_%m_%d_%H_%M_%S", time.localtime(when))
     recording = directory / "plugins" / "profile" / stamp
     recording.mkdir(parents=True)
-    write_scalars(series, directory / "events.out.tfevents.gpudiag", when)
+    write_events(series, verdict, directory / "events.out.tfevents.gpudiag", when)
     if not profiles:
         xspace.FORMAT.write(exported, recording / "gpudiag.xplane.pb")
     elif len(profiles) == 1:

@@ -1,4 +1,4 @@
-"""What is worth watching over runs: step time, buckets and efficiency, step by step, as TensorBoard's scalars.
+"""What to watch over runs, as TensorBoard's scalars: step time, buckets and efficiency, step by step. And the verdict.
 
 Event files are written here and not by TensorBoard's own writer, as the interpreter that has TensorBoard need not be
 the one that runs gpudiag.
@@ -17,6 +17,11 @@ from gpudiag.model.attribution import Attribution
 from gpudiag.model.protobuf import message_type
 from gpudiag.model.timeline import Timeline
 from gpudiag.units import milliseconds
+
+#: The verdict's name among TensorBoard's texts.
+VERDICT_TAG = "gpudiag/verdict"
+#: TensorFlow's number of the type.
+_STRING = 7
 
 
 class Series(msgspec.Struct, frozen=True, kw_only=True):
@@ -62,16 +67,23 @@ def series_of(timeline: Timeline, attribution: Attribution) -> tuple[Series, ...
     )
 
 
-def write_scalars(series: tuple[Series, ...], path: Path, wall_time: float) -> None:
+def write_events(series: tuple[Series, ...], verdict: str, path: Path, wall_time: float) -> None:
     """Write an event file.
 
     Args:
         series: the curves.
+        verdict: Markdown, for TensorBoard's page of texts.
         path: the file; TensorBoard reads those with `tfevents` in their names.
         wall_time: when the run was, seconds since 1970.
     """
     event_type = message_type("summary", "Event")
     records = [event_type(wall_time=wall_time, file_version="brain.Event:2").SerializeToString()]
+    event = event_type(wall_time=wall_time, step=0)
+    value = event.summary.value.add(tag=VERDICT_TAG)
+    value.metadata.plugin_data.plugin_name = "text"
+    value.tensor.dtype = _STRING
+    value.tensor.string_val.append(verdict.encode())
+    records.append(event.SerializeToString())
     by_step: dict[int, list[tuple[str, float]]] = {}
     for curve in series:
         for step, value in curve.points:

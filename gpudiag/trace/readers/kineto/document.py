@@ -11,9 +11,9 @@ from gpudiag.model.event import HOST, Trace
 from gpudiag.trace.limits import ReadLimits
 from gpudiag.trace.readers.kineto.collective_args import collective_calls
 from gpudiag.trace.readers.kineto.columns import Columns
-from gpudiag.trace.readers.kineto.event_json import Document, Header, Repairs, decode_whole
+from gpudiag.trace.readers.kineto.event_json import DamagedError, Document, Header, Repairs, cut_short, decode_whole
 from gpudiag.trace.readers.kineto.header import describe
-from gpudiag.trace.readers.kineto.pieces import NotInPiecesError, decode_in_pieces
+from gpudiag.trace.readers.kineto.pieces import CutShortError, NotInPiecesError, decode_in_pieces, repaired_pieces
 from gpudiag.trace.readers.kineto.roles import runs_on_gpus, step_marks_of
 from gpudiag.trace.unpack import read_pieces, read_whole
 
@@ -72,10 +72,31 @@ def _decode(path: Path, shown: str, limits: ReadLimits) -> tuple[Header, Columns
             columns.add(part)
     except NotInPiecesError:
         pass
+    except CutShortError as error:
+        raise cut_short(shown, error.args[0]) from None
     columns, repairs = Columns(shown), Repairs()
-    document = decode_whole(read_whole(path, shown, limits), shown, repairs)
+    text = read_whole(path, shown, limits)
+    try:
+        document = decode_whole(text, shown, repairs)
+    except DamagedError as error:
+        return _decode_repaired(text, shown, error)
     columns.add(document.events)
     return document, columns, repairs
+
+
+def _decode_repaired(text: bytearray, shown: str, damage: DamagedError) -> tuple[Header, Columns, Repairs]:
+    """Repair long text piece by piece; give up where no event ends for too long, soon where all is hopeless."""
+    columns, repairs = Columns(shown), Repairs()
+    repairs.invalid_json = True
+    try:
+        for part in decode_in_pieces(repaired_pieces(text), repairs):
+            if isinstance(part, Document):
+                columns.add(part.events)
+                return part, columns, repairs
+            columns.add(part)
+    except (NotInPiecesError, CutShortError):
+        pass
+    raise damage
 
 
 def _no_events(shown: str, unknown: list[str]) -> UnreadableInputError:

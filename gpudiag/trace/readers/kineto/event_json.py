@@ -12,6 +12,8 @@ from gpudiag.errors import NotATraceError, UnreadableInputError
 #: Integers that fit a column; msgspec checks the bounds while it decodes.
 Int64 = Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]
 _NOTHING = msgspec.Raw(b"")
+#: Text up to this length is repaired as a whole, which takes five times its length in memory; longer text in pieces.
+_REPAIRED_WHOLE = 32 << 20
 
 
 class Arguments(msgspec.Struct, gc=False):
@@ -203,6 +205,10 @@ def _one(raw: msgspec.Raw, repairs: Repairs) -> list[Event]:
     return [event] if bare.ph == "X" else []
 
 
+class DamagedError(UnreadableInputError):
+    """No valid JSON, and too long for repairs to it as a whole."""
+
+
 def decode_whole(text: bytes | bytearray, shown: str, repairs: Repairs) -> Document:
     """Decode a trace of any layout, with repairs to what profilers are known to get wrong.
 
@@ -214,6 +220,7 @@ def decode_whole(text: bytes | bytearray, shown: str, repairs: Repairs) -> Docum
     Raises:
         NotATraceError: JSON, but neither an object with a list `traceEvents` nor a list of events.
         UnreadableInputError: no valid JSON: cut short, damaged, or nested too deep.
+        DamagedError: no valid JSON, and longer than what is repaired as a whole.
     """
     text = text.removeprefix(b"\xef\xbb\xbf")
     try:
@@ -221,23 +228,35 @@ def decode_whole(text: bytes | bytearray, shown: str, repairs: Repairs) -> Docum
     except msgspec.ValidationError:
         raise NotATraceError(f"{shown} is JSON, but no profiler trace (it has no list of traceEvents)") from None
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        # msgspec also says "truncated" of half a surrogate pair, which a repair can mend.
-        if "truncated" in str(error) and not _HALF_PAIR.search(text):
-            raise UnreadableInputError(
-                f"{shown} is cut short: its JSON ends unfinished at byte {len(text)}",
-                "The job was probably killed while the profiler wrote; record again and let it finish.",
-            ) from None
+        if ends_unfinished(error, text):
+            raise cut_short(shown, len(text)) from None
         trouble = " ".join(str(error).split())
     except RecursionError:
         raise UnreadableInputError(f"{shown} is nested too deep to be a trace", "Record the trace again.") from None
+    if len(text) > _REPAIRED_WHOLE:
+        raise DamagedError(f"{shown} is damaged: {trouble}")
     try:
-        document = _either_layout(_repaired(bytes(text)), repairs)
+        document = _either_layout(repaired(bytes(text)), repairs)
     except msgspec.ValidationError:
         raise NotATraceError(f"{shown} is damaged JSON, and no profiler trace") from None
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         raise UnreadableInputError(f"{shown} is damaged: {trouble}") from None
     repairs.invalid_json = True
     return document
+
+
+def ends_unfinished(error: Exception, text: bytes | bytearray) -> bool:
+    """Whether this error of decoding means that the text was cut short."""
+    # msgspec also says "truncated" of half a surrogate pair, which a repair can mend.
+    return "truncated" in str(error) and not _HALF_PAIR.search(text)
+
+
+def cut_short(shown: str, length: int) -> UnreadableInputError:
+    """What to say of a file whose JSON ends after so many bytes."""
+    return UnreadableInputError(
+        f"{shown} is cut short: its JSON ends unfinished at byte {length}",
+        "The job was probably killed while the profiler wrote; record again and let it finish.",
+    )
 
 
 def _either_layout(text: bytes | bytearray, repairs: Repairs) -> Document:
@@ -249,18 +268,27 @@ def _either_layout(text: bytes | bytearray, repairs: Repairs) -> Document:
 #: What C++ streams write where JSON has no number for it.
 _NOT_FINITE = re.compile(rb"(?<=[:,\[\s])-?(?:nan|inf(?:inity)?)(?=[\s,}\]])", re.IGNORECASE)
 _HALF_PAIR = re.compile(rb"\\u[dD][89a-fA-F][0-9a-fA-F]{2}")
-#: Group 1 is an escape that JSON allows (surrogates in pairs only); anything else after a backslash is not.
-_ESCAPE = re.compile(
-    rb"\\(?:([\"\\/bfnrt]|u[dD][89abAB]..\\u[dD][c-fC-F]..|u(?![dD][89a-fA-F])[0-9a-fA-F]{4})|u[dD][89a-fA-F]..|)"
+#: Up to the next backslash that escapes nothing JSON allows (surrogates in pairs only). What is good is run over and
+#: never gone back to, so that text of nothing but escapes costs no call for each.
+_GOOD_TEXT = re.compile(
+    rb"(?:[^\\]++|\\(?:[\"\\/bfnrt]|u[dD][89abAB]..\\u[dD][c-fC-F]..|u(?![dD][89a-fA-F])[0-9a-fA-F]{4}))*+", re.DOTALL
 )
+_BAD_ESCAPE = re.compile(rb"\\(?:u[dD][89a-fA-F]..|)", re.DOTALL)
 _CONTROL = bytes.maketrans(bytes(range(32)), b" " * 32)
 
 
-def _repaired(text: bytes) -> bytes:
+def repaired(text: bytes) -> bytes:
     """Replace what profilers are known to write though JSON forbids it.
 
     That is: nan and inf, control characters, broken UTF-8, backslashes that escape nothing, halves of surrogate pairs.
     """
     text = text.translate(_CONTROL).decode("utf-8", "replace").encode()
-    text = _ESCAPE.sub(lambda match: match[0] if match[1] else b"?", text)
-    return _NOT_FINITE.sub(b"null", text)
+    return _NOT_FINITE.sub(b"null", _without_bad_escapes(text))
+
+
+def _without_bad_escapes(text: bytes) -> bytes:
+    parts, begin = [], 0
+    while (good := _GOOD_TEXT.match(text, begin)) and (bad := _BAD_ESCAPE.match(text, good.end())):
+        parts += [good[0], b"?"]
+        begin = bad.end()
+    return b"".join([*parts, text[begin:]])

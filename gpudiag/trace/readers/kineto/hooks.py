@@ -16,8 +16,8 @@ import re
 import numpy as np
 from numpy.typing import NDArray
 
-from gpudiag.intervals import Intervals, subtract, union
-from gpudiag.model.event import EventKind, EventTable, Role
+from gpudiag.intervals import Intervals, among, distinct, subtract, union
+from gpudiag.model.event import EventKind, EventTable, Role, any_of
 
 _EVALUATED = re.compile(r"autograd::engine::evaluate_function: (?:torch::autograd::)?AccumulateGrad$")
 _ACCUMULATED = re.compile(r"(?:torch::autograd::)?AccumulateGrad$")
@@ -33,18 +33,19 @@ def with_hooks(table: EventTable) -> NDArray[np.uint8]:
     evaluated = _named(table, _EVALUATED, operators)
     accumulated = _named(table, _ACCUMULATED, operators)
     # DDP's packing, a collective handed over, and an optimizer that runs in the backward pass are known as such.
-    known = np.flatnonzero(np.isin(role, (Role.PACKING, Role.HAND_OVER, Role.OPTIMIZER)))
+    known = np.flatnonzero(any_of(role, Role.PACKING, Role.HAND_OVER, Role.OPTIMIZER))
     role = role.copy()
-    for thread in np.unique(table.thread[evaluated]).tolist():
+    for thread in distinct(table.thread[evaluated]).tolist():
         around = _spans(table, evaluated[table.thread[evaluated] == thread])
         own = np.concatenate([rows[table.thread[rows] == thread] for rows in (accumulated, known)])
         hooked = subtract(around, _spans(table, own))
         if len(hooked) == 0:
             continue
-        rows = np.setdiff1d(operators[table.thread[operators] == thread], evaluated)
+        rows = operators[table.thread[operators] == thread]
+        rows = rows[~among(rows, evaluated)]
         slot = np.searchsorted(hooked.start, table.start_ns[rows], side="right") - 1
         inside = (slot >= 0) & (table.end_ns[rows] <= hooked.end[np.maximum(slot, 0)])
-        role[rows[inside & ~np.isin(rows, accumulated)]] = Role.EXCHANGE
+        role[rows[inside & ~among(rows, accumulated)]] = Role.EXCHANGE
     return role
 
 

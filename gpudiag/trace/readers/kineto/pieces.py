@@ -14,17 +14,30 @@ from collections.abc import Iterable, Iterator
 
 import msgspec
 
-from gpudiag.trace.readers.kineto.event_json import Document, Event, Repairs, decode_document, decode_events
+from gpudiag.trace.readers.kineto.event_json import (
+    Document,
+    Event,
+    Repairs,
+    decode_document,
+    decode_events,
+    ends_unfinished,
+    repaired,
+)
 
 _EVENTS_BEGIN = re.compile(rb'"traceEvents"\s*:\s*\[')
 _BETWEEN_EVENTS = re.compile(rb"\},\s*\{")
 #: A header, or a single event, longer than this is not worth waiting for.
 _LONGEST = 8 << 20
 _TRIES = 64
+_REPAIRED_AT_ONCE = 1 << 20
 
 
 class NotInPiecesError(Exception):
     """This text cannot be decoded in pieces; decode it whole to see what is the matter, if anything."""
+
+
+class CutShortError(Exception):
+    """All pieces were decoded, and the last one ends unfinished; `args[0]` is the length of the text."""
 
 
 def decode_in_pieces(pieces: Iterable[bytes], repairs: Repairs) -> Iterator[list[Event] | Document]:
@@ -39,6 +52,7 @@ def decode_in_pieces(pieces: Iterable[bytes], repairs: Repairs) -> Iterator[list
 
     Raises:
         NotInPiecesError: no pieces can be cut, or one is no valid JSON.
+        CutShortError: the text ends unfinished.
     """
     try:
         yield from _decode(pieces, repairs)
@@ -46,11 +60,31 @@ def decode_in_pieces(pieces: Iterable[bytes], repairs: Repairs) -> Iterator[list
         raise NotInPiecesError(str(error)) from error
 
 
+def repaired_pieces(text: bytearray) -> Iterator[bytes]:
+    """The text with what profilers are known to get wrong repaired, a piece at a time.
+
+    A piece ends behind a closing brace: no escape, number or character goes on there.
+
+    Raises:
+        NotInPiecesError: there is none for too long.
+    """
+    begin = 0
+    while begin < len(text):
+        end = text.rfind(b"}", begin, begin + _REPAIRED_AT_ONCE) + 1 or text.find(b"}", begin, begin + _LONGEST) + 1
+        if not end and len(text) - begin > _LONGEST:
+            raise NotInPiecesError("no place to cut")
+        end = end or len(text)
+        yield repaired(bytes(text[begin:end]))
+        begin = end
+
+
 def _decode(pieces: Iterable[bytes], repairs: Repairs) -> Iterator[list[Event] | Document]:
     header: bytes | None = None
     text = bytearray()
+    length, cut = 0, False
     for piece in pieces:
         text += piece
+        length += len(piece)
         if header is None:
             begin = _EVENTS_BEGIN.search(text)
             if begin is None:
@@ -67,10 +101,15 @@ def _decode(pieces: Iterable[bytes], repairs: Repairs) -> Iterator[list[Event] |
         text[comma] = ord("]")
         del text[comma + 1 :]
         yield decode_events(text, repairs)
-        text = rest
+        text, cut = rest, True
     if header is None:
         raise NotInPiecesError("no traceEvents")
-    yield decode_document(header + text[1:], repairs)
+    try:
+        yield decode_document(header + text[1:], repairs)
+    except msgspec.DecodeError as error:
+        if cut and ends_unfinished(error, text):
+            raise CutShortError(length) from None
+        raise
 
 
 def _last_comma(text: bytearray) -> int | None:

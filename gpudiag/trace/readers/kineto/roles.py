@@ -35,10 +35,15 @@ _PACKING = re.compile(r"torch(?:::|\.)distributed(?:::|\.).*reducer::|fsdp::")
 _HAND_OVER = re.compile(r"c10d::|_?c10d_functional::")
 #: The host at an exchange: what gpudiag's strategies and a user's own code mark, FSDP's hooks, and what DataParallel
 #: and its relatives do as functions of the autograd engine, or around the threads in which its replicas train.
-_EXCHANGE_RANGE = re.compile(r"gpudiag\.exchange|FSDP::|FullyShardedDataParallel\._|DataParallel\.forward")
+_EXCHANGE_RANGE = re.compile(
+    r"gpudiag\.exchange|FSDP::|RegisterPostBackwardFunction|FullyShardedDataParallel\._|DataParallel\.forward"
+)
 _EXCHANGE_FUNCTION = re.compile(
     r"(?:autograd::engine::evaluate_function: )?(?:Broadcast|Gather|Scatter|ReduceAddCoalesced)(?:Backward)?$"
 )
+
+#: Python's garbage collector: as gpudiag marks it, and PyTorch where it was asked to (`record_python_gc_info`).
+_GARBAGE_COLLECTION = frozenset({"gpudiag.gc", "Python GC"})
 
 #: `train.py(42): log_metrics`: the file, relative to where Python finds modules, the line in which the function begins.
 _FRAME = re.compile(r"(?P<file>[^<>()]+\.py)\(\d+\): .+")
@@ -151,6 +156,8 @@ def _annotation(name: str) -> Role:
         return Role.EXCHANGE
     if _INPUT.match(name):
         return Role.INPUT
+    if name in _GARBAGE_COLLECTION:
+        return Role.GARBAGE_COLLECTION
     return Role.PACKING if _PACKING.match(name) else Role.OTHER
 
 
@@ -158,6 +165,8 @@ def _annotation(name: str) -> Role:
 def _python(name: str) -> Role:
     if _INPUT.match(name):
         return Role.INPUT
+    if name in _GARBAGE_COLLECTION:
+        return Role.GARBAGE_COLLECTION
     return Role.USER_FUNCTION if is_users(name) else Role.OTHER
 
 

@@ -13,6 +13,8 @@ import msgspec
 from gpudiag.model.event import NO_SIZE, Direction, HostMemory
 
 _DIRECTION = re.compile(r"Memcpy([HDAP])2([HDAP])$")
+#: As gpudiag writes PyTorch's "Memcpy HtoD (Pageable -> Device)": xprof knows it without the space.
+_WRITTEN = re.compile(r"Memcpy([HDAP])to([HDAP])\b(?: \((\w+) -> (\w+)\))?")
 _KINDS = re.compile(r"kind_src:(\w+) kind_dst:(\w+)")
 _SIZE = re.compile(r"\bsize:(\d{1,18})\b")
 _SET_SIZE = re.compile(r"\bnum_bytes:(\d{1,18})\b")
@@ -40,12 +42,13 @@ def copy_of(event: str, details: str) -> Copy:
     """Name and size from the event's name and its `memcpy_details`."""
     size = _SIZE.search(details)
     size_bytes = int(size[1]) if size else NO_SIZE
-    direction = _DIRECTION.match(event)
+    direction = _DIRECTION.match(event) or _WRITTEN.match(event)
     if direction is None:
         return Copy(name=event, size_bytes=size_bytes)
-    kinds = _KINDS.search(details)
-    memory = {kind.upper() for kind in kinds.groups()} & {"PINNED", "PAGEABLE"} if kinds else set()
-    where = f" ({kinds[1].capitalize()} -> {kinds[2].capitalize()})" if kinds else ""
+    told = _KINDS.search(details)
+    kinds = [kind for kind in (told.groups() if told else direction.groups()[2:]) if kind]
+    memory = {kind.upper() for kind in kinds} & {"PINNED", "PAGEABLE"}
+    where = f" ({' -> '.join(kind.capitalize() for kind in kinds)})" if kinds else ""
     return Copy(
         name=f"Memcpy {direction[1]}to{direction[2]}{where}",
         size_bytes=size_bytes,

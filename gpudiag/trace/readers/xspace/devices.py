@@ -15,7 +15,7 @@ import numpy as np
 from msgspec.structs import replace
 from numpy.typing import NDArray
 
-from gpudiag.intervals import Intervals
+from gpudiag.intervals import Intervals, distinct
 from gpudiag.model.event import (
     DEVICE_WORK,
     HOST,
@@ -38,7 +38,7 @@ def trace_per_device(process: Process) -> tuple[Trace, ...]:
     events = process.trace.events
     work = events.rows_of(*DEVICE_WORK)
     launches = (events.kind == EventKind.RUNTIME) & (events.correlation != NO_CORRELATION)
-    launched = np.unique(process.launches_on[launches])
+    launched = distinct(process.launches_on[launches])
     if not len(work):
         # Launched and not recorded is no CPU's work.
         return (process.trace,) if (launched != HOST).any() else trace_per_logical_device(process)
@@ -166,7 +166,7 @@ def _devices_behind(process: Process, overhead: NDArray[np.intp]) -> NDArray[np.
         return device
     launches = list(_launches_by_thread(process))
     around = np.array([_around(events, calls, overhead) for calls in launches]).reshape(len(launches), len(overhead))
-    for held in np.unique(events.thread[overhead]):
+    for held in distinct(events.thread[overhead]):
         mine = np.flatnonzero(events.thread[overhead] == held)
         counts = (around[:, mine] >= 0).sum(axis=1)
         if not len(counts) or counts.max() == 0:
@@ -180,7 +180,7 @@ def _launches_by_thread(process: Process) -> Iterator[NDArray[np.intp]]:
     """Rows of the calls that launch something, thread by thread."""
     events = process.trace.events
     calls = np.flatnonzero(process.launches_on != HOST)
-    for thread in np.unique(events.thread[calls]):
+    for thread in distinct(events.thread[calls]):
         yield calls[events.thread[calls] == thread]
 
 

@@ -17,6 +17,7 @@ import re
 import numpy as np
 from numpy.typing import NDArray
 
+from gpudiag.intervals import distinct
 from gpudiag.model.event import EventKind, Role
 from gpudiag.trace.readers.cuda_calls import role_of_call
 from gpudiag.trace.readers.xspace.exchanges import Exchanges
@@ -100,7 +101,7 @@ def host_roles(
     role[may_wait & (_named(plane, INPUT) | _named(plane, _OWN_INPUT))] = Role.INPUT
     role[(step != NO_STEP) & (kind == EventKind.ANNOTATION)] = Role.STEP_MARK
     calls = kind == EventKind.RUNTIME
-    for index in np.unique(plane.name[calls]).tolist():
+    for index in distinct(plane.name[calls]).tolist():
         role[calls & (plane.name == index)] = role_of_call(plane.names[index])
     return role
 

@@ -17,7 +17,7 @@ import numpy as np
 from msgspec.structs import replace
 from numpy.typing import NDArray
 
-from gpudiag.intervals import EMPTY, Intervals, complement, intersect, subtract, union
+from gpudiag.intervals import EMPTY, Intervals, among, complement, distinct, intersect, subtract, union
 from gpudiag.model.event import (
     HOST,
     NO_CORRELATION,
@@ -39,7 +39,7 @@ EXECUTOR = "tf.executor"
 
 def trace_per_logical_device(process: Process) -> tuple[Trace, ...]:
     """The traces of a process's logical devices, in order; the whole trace where it has but one."""
-    devices = np.unique(process.runs_on[process.runs_on >= 0]).tolist()
+    devices = distinct(process.runs_on[process.runs_on >= 0]).tolist()
     if len(devices) < 2 or process.training_thread is None:
         return (process.trace,)
     traces = [_of_device(process, device, process.training_thread) for device in devices]
@@ -88,8 +88,8 @@ def _before_needs(process: Process, rows: NDArray[np.intp]) -> Intervals:
     if not len(busy):
         return busy
     pauses = complement(busy, int(busy.start[0]), int(busy.end[-1]))
-    needs = np.unique(events.start_ns[rows[process.needs_exchange[rows]]])
-    waits = np.isin(pauses.end, needs) & (pauses.end - pauses.start >= SHORT_PAUSE_NS)
+    needs = distinct(events.start_ns[rows[process.needs_exchange[rows]]])
+    waits = among(pauses.end, needs) & (pauses.end - pauses.start >= SHORT_PAUSE_NS)
     return intersect(Intervals(pauses.start[waits], pauses.end[waits]), union(_steps(process)))
 
 

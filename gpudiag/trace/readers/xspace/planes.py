@@ -9,6 +9,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from gpudiag.intervals import distinct
 from gpudiag.trace.readers.xspace.wire import RawEvents, decode_events
 
 #: Stats of events that are read, by name (TensorFlow: xla/tsl/profiler/utils/xplane_schema.cc).
@@ -26,6 +27,8 @@ _WANTED = {word.lower(): word for word in (CORRELATION, DEVICE, STEP, BUFFER, ID
 #: Of a host's calls the op is not read: it is that of what they launch.
 _OF_DEVICES_ALONE = frozenset({OP})
 
+#: Lines that gpudiag wrote beside what was recorded, for the plugin's overview.
+_OWN_LINE = re.compile(r"gpudiag: ")
 _PS_PER_NS = 1_000
 #: The year 2116. What a line says beyond it or below 0 is no time: taken as this, distances between lines fit int64 and
 #: the line's events are days away from all others and left out.
@@ -114,7 +117,7 @@ def read_plane(plane: Any) -> Plane:
     chosen, idents = [], []
     for line in plane.lines:
         stream = _STREAM.match(line.name)
-        if device is not None and stream is None:
+        if (device is not None and stream is None) or _OWN_LINE.match(line.name):
             continue
         chosen.append(line)
         idents.append((int(stream[1]) if device is not None and stream is not None else line.id, line.name))
@@ -152,7 +155,7 @@ def read_plane(plane: Any) -> Plane:
 
 def _names(plane: Any, metadata_id: NDArray[np.int64]) -> tuple[NDArray[np.int64], tuple[str, ...]]:
     """Each event's name as an index, and the names."""
-    idents = np.unique(metadata_id)
+    idents = distinct(metadata_id)
     index = np.searchsorted(idents, metadata_id)
     known = plane.event_metadata
     names = tuple(known[ident].name if ident in known else "" for ident in idents.tolist())
@@ -173,6 +176,6 @@ def _stats(
         value = raw.stat_value[mine]
         stats[name] = (place[raw.stat_event[mine]], value)
         if name in _WORDS:
-            referred = np.unique(value).tolist()
+            referred = distinct(value).tolist()
             texts.update({one: metadata[one].name for one in referred if one in metadata})
     return stats, texts

@@ -9,6 +9,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from gpudiag.intervals import distinct
 from gpudiag.model.event import (
     HOST,
     NO_CORRELATION,
@@ -173,13 +174,13 @@ def _device_columns(plane: Plane, names: _Names, base: int, exchanges: Exchanges
     for stat, what in ((COPY_DETAILS, EventKind.COPY), (SET_DETAILS, EventKind.MEMSET)):
         events, refs = plane.stats.get(stat, (np.empty(0, np.int64), np.empty(0, np.int64)))
         kind[events] = what
-        for ref in np.unique(refs).tolist():
+        for ref in distinct(refs).tolist():
             mine = events[refs == ref]
             details = plane.texts.get(ref, "")
             if what == EventKind.MEMSET:
                 size[mine] = set_bytes(details)
                 continue
-            for plain in np.unique(plane.name[mine]).tolist():
+            for plain in distinct(plane.name[mine]).tolist():
                 of_name = mine[plane.name[mine] == plain]
                 copy = copy_of(plane.names[plain], details)
                 name[of_name], size[of_name] = names(copy.name), copy.size_bytes

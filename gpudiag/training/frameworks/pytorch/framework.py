@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 import getpass
+import hashlib
 import os
 import sys
 import tempfile
 from pathlib import Path
 from typing import ClassVar
 
-from gpudiag.model.job import MemoryFormat
+from gpudiag.errors import UsageError
+from gpudiag.model.job import MemoryFormat, RunOptions
 from gpudiag.training.frameworks.framework import Framework
 from gpudiag.training.frameworks.plan import Plan
+
+#: A word that all nodes of a job share: what lies where they meet is under it, and torchrun unpickles it.
+SECRET_VARIABLE = "GPUDIAG_SECRET"  # noqa: S105  # a name
+_TORCHRUN = Path(__file__).with_name("torchrun.py")
 
 #: `torch/version.py` holds assignments only; importing torch takes seconds.
 _QUESTION = r"""
@@ -21,6 +27,12 @@ if torch is not None and torch.submodule_search_locations:
     find = lambda name: re.search(r"^" + name + r"\b[^=\n]*=\s*['\"]([^'\"]+)", words, re.M)
     version, cuda = find("__version__"), find("cuda")
     answer["framework"], answer["cuda"] = version and version[1] or "unknown", cuda and cuda[1]
+"""
+
+_FAULT_KINDS = """
+none late-loader extra-compute pageable-copies syncs tiny-kernels slow-exchange whole-exchange pinned-core
+too-few-workers logs saves collections between-layers varying-lengths looped-optimizer double-batches small-copies
+sync-batchnorm fsdp2 tensor-parallel cuda-graph compiled side-stream-copies accumulation checkpointing
 """
 
 
@@ -35,22 +47,18 @@ class PyTorch(Framework):
     shares_launches: ClassVar[bool] = True
     trainer: ClassVar[str] = "gpudiag.training.jobs.train:train"
     fault_job: ClassVar[str] = "gpudiag.training.jobs.faults.pytorch.registry:run"
-    fault_kinds: ClassVar[frozenset[str]] = frozenset(
-        (
-            "none",
-            "late-loader",
-            "extra-compute",
-            "pageable-copies",
-            "syncs",
-            "tiny-kernels",
-            "slow-exchange",
-            "whole-exchange",
-            "pinned-core",
-        )
-    )
+    fault_kinds: ClassVar[frozenset[str]] = frozenset(_FAULT_KINDS.split())
+
+    def check(self, options: RunOptions) -> None:
+        """Several nodes meet only under a word that they share."""
+        if options.nodes > 1 and not os.environ.get(SECRET_VARIABLE):
+            raise UsageError(
+                f"--nnodes needs {SECRET_VARIABLE}, as anybody can reach the place where nodes meet",
+                f"Set it to the same long random word on every node: export {SECRET_VARIABLE}=$(openssl rand -hex 16)",
+            )
 
     def command_line(self, plan: Plan) -> list[str]:
-        """`python -m torch.distributed.run ... -m gpudiag.training.jobs RUN_DIR JOB`.
+        """`python torchrun.py ... -m gpudiag.training.jobs RUN_DIR JOB`.
 
         On one node the processes meet at a free port of the loopback address; on several, where `Job.rendezvous` says.
         """
@@ -58,19 +66,24 @@ class PyTorch(Framework):
         if where is None:
             meeting = ["--rdzv-backend=c10d", "--rdzv-endpoint=127.0.0.1:0", "--local-addr=127.0.0.1"]
         else:
-            meeting = [f"--rdzv-backend={where.backend}", f"--rdzv-endpoint={where.endpoint}", "--rdzv-id=gpudiag"]
+            meeting = [f"--rdzv-backend={where.backend}", f"--rdzv-endpoint={where.endpoint}"]
             if where.node_rank is not None:
                 meeting.append(f"--node-rank={where.node_rank}")
         count = [f"--nnodes={plan.job.nodes}", f"--nproc-per-node={plan.processes}"]
-        return [plan.job.python, "-m", "torch.distributed.run", *count, *meeting, *self.worker(plan)]
+        return [plan.job.python, str(_TORCHRUN), *count, *meeting, *self.worker(plan)]
 
     def set_environment(self, values: dict[str, str], plan: Plan, private: Path) -> None:  # noqa: ARG002
-        """Where compiled kernels are kept, and which interface gloo takes."""
+        """Where compiled kernels are kept, which interface processes talk over, under which word nodes meet."""
         # Compiled kernels are worth keeping from run to run; this is where they would be without our TMPDIR.
         values.setdefault("TORCHINDUCTOR_CACHE_DIR", str(Path(tempfile.gettempdir()) / f"torchinductor_{_user()}"))
+        if plan.job.nodes > 1:
+            # torchrun takes its options from such variables too, and other users of the machine see command lines only.
+            values["PET_RDZV_ID"] = hashlib.sha256(values.get(SECRET_VARIABLE, "").encode()).hexdigest()
         if plan.job.nodes == 1 and sys.platform == "linux":
-            # gloo looks its host's name up to find an interface, which fails on machines whose name does not resolve.
+            # Nobody else is to reach them; and gloo would look its host's name up to find an interface, which fails on
+            # machines whose name does not resolve.
             values.setdefault("GLOO_SOCKET_IFNAME", "lo")
+            values.setdefault("NCCL_SOCKET_IFNAME", "lo")
 
 
 def _user() -> str:

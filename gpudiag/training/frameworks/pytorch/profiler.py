@@ -6,7 +6,13 @@ import contextlib
 from pathlib import Path
 from typing import Any
 
-from gpudiag.training.frameworks.pytorch.kineto import annotations_only, profiler_runs, synchronization_events
+from gpudiag.training.frameworks.pytorch.garbage import MarkedCollections
+from gpudiag.training.frameworks.pytorch.kineto import (
+    annotations_only,
+    end_open_ranges,
+    profiler_runs,
+    synchronization_events,
+)
 from gpudiag.training.frameworks.saved_trace import compress, contains
 from gpudiag.training.session.runtime import WARMUP_STEPS
 
@@ -19,7 +25,7 @@ class ProfiledWindow:
 
     Args:
         path: where the trace goes, `*.json.gz`; written beside it first and renamed when it is whole.
-        active: how many steps to record.
+        active: how many steps to record; None for all between `start` and `stop`, with no marks of steps.
         cuda: record device activity too, and which stream waits for which event.
         light: record annotations alone of what the framework does, no operators.
 
@@ -27,7 +33,7 @@ class ProfiledWindow:
         RuntimeError: this PyTorch cannot record lightly.
     """
 
-    def __init__(self, path: Path, *, active: int, cuda: bool, light: bool = False) -> None:
+    def __init__(self, path: Path, *, active: int | None, cuda: bool, light: bool = False) -> None:
         from torch.profiler import ProfilerActivity, profile, schedule
 
         self.path = path
@@ -35,9 +41,10 @@ class ProfiledWindow:
         self.device_activity: bool | None = None
         self._cuda = cuda
         self._kept = True
+        self._collections = MarkedCollections()
         self._profiler = (annotations_only() if light else profile)(
             activities=[ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if cuda else [])],
-            schedule=schedule(wait=0, warmup=WARMUP_STEPS, active=active, repeat=1),
+            schedule=None if active is None else schedule(wait=0, warmup=WARMUP_STEPS, active=active, repeat=1),
             experimental_config=synchronization_events() if cuda else None,
             on_trace_ready=self._save,
             # Shapes would double what recording costs the host (8 ms against 4 ms of a 62 ms step of 1,800 operators,
@@ -54,6 +61,7 @@ class ProfiledWindow:
         if profiler_runs():
             raise RuntimeError("another torch.profiler is recording; only one can at a time")
         self._profiler.start()
+        self._collections.start()
 
     def step(self) -> None:
         """A step has ended. The last one's end saves the trace, which can take seconds."""
@@ -61,13 +69,17 @@ class ProfiledWindow:
 
     def stop(self) -> None:
         """End the recording; saves what there is if the window was cut short while it recorded."""
-        self._profiler.stop()
+        self._collections.stop()
+        try:
+            self._profiler.stop()
+        finally:
+            end_open_ranges()
 
     def discard(self) -> None:
         """End a recording that has failed; leaves nothing of it, and raises nothing."""
         self._kept = False
         with contextlib.suppress(Exception):
-            self._profiler.stop()
+            self.stop()
         with contextlib.suppress(OSError):
             self.path.unlink()
 
@@ -85,6 +97,7 @@ class ProfiledWindow:
             whole.replace(self.path)
             self.saved = True
         finally:
-            for leftover in (plain, whole):
+            # The profiler's own attempt has a name of its own, where the disk was full.
+            for leftover in (plain, plain.with_name(f"{plain.name}.tmp"), whole):
                 with contextlib.suppress(OSError):
                     leftover.unlink()

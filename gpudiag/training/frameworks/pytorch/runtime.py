@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ from typing import Any
 from gpudiag.model.run import ModelRecord
 from gpudiag.training.frameworks.pytorch.clock import clock_for
 from gpudiag.training.frameworks.pytorch.devices import device_name, software, training_device
+from gpudiag.training.frameworks.pytorch.loaders import marked_loaders
 from gpudiag.training.frameworks.pytorch.profiler import ProfiledWindow
 from gpudiag.training.frameworks.pytorch.store import job_store
 from gpudiag.training.session import record
@@ -60,6 +62,10 @@ class PyTorchRuntime:
     def trace_name(self, rank: int) -> str:
         """`traces/rank<r>.pt.trace.json.gz`."""
         return record.trace_name(rank)
+
+    def marked_loaders(self) -> AbstractContextManager[None]:
+        """Those of torch.utils.data."""
+        return marked_loaders()
 
     def window(
         self, path: Path, *, active: int, devices: Sequence[Any], recording: Recording = "full"

@@ -11,7 +11,10 @@ from gpudiag.model.job import MemoryFormat, RunOptions
 from gpudiag.training.frameworks.framework import Framework
 from gpudiag.training.frameworks.plan import Plan
 from gpudiag.training.frameworks.tensorflow.directory_store import STORE_VARIABLE
+from gpudiag.training.frameworks.tensorflow.loopback import preload
 
+#: Strategies whose processes or threads find each other over the network.
+_SERVING = frozenset({"parameter-server", "multi-worker"})
 _STARTER = Path(__file__).with_name("starter.py")
 
 #: TensorFlow's `build_info.py` holds assignments only; importing TensorFlow takes seconds.
@@ -81,9 +84,11 @@ class TensorFlow(Framework):
         return [sys.executable, "-I", str(_STARTER), str(plan.processes), plan.job.python, *self.worker(plan)]
 
     def set_environment(self, values: dict[str, str], plan: Plan, private: Path) -> None:
-        """Keras's backend, the store through which sessions agree, and how many threads TensorFlow makes."""
+        """Keras's backend, the store through which sessions agree, where servers listen, how many threads are made."""
         values["KERAS_BACKEND"] = "tensorflow"
         values[STORE_VARIABLE] = str(private / "store")
+        if sys.platform == "linux" and plan.job.strategy in _SERVING:
+            values["LD_PRELOAD"] = preload(private, values.get("LD_PRELOAD"))
         if plan.job.device == "cpu":
             values["CUDA_VISIBLE_DEVICES"] = ""  # TensorFlow would complain of a driver that it does not find
         # Threads of one op, and ops at a time: by default both are as many as the machine has cores, in every process.

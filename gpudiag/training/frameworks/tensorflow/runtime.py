@@ -7,6 +7,7 @@ import math
 import platform
 import sys
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -78,6 +79,10 @@ class TensorflowRuntime:
     def trace_name(self, rank: int) -> str:
         """`traces/rank<r>.xplane.pb.gz`."""
         return record.tensorflow_trace_name(rank)
+
+    def marked_loaders(self) -> AbstractContextManager[None]:
+        """None are known: tf.data marks itself in the trace."""
+        return nullcontext()
 
     def window(
         self, path: Path, *, active: int, devices: Sequence[Any], recording: Recording = "full"

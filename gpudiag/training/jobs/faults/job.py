@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import itertools
 import os
+import statistics
 import time
+import traceback
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Generic
@@ -18,10 +20,12 @@ import gpudiag
 from gpudiag.errors import UsageError
 from gpudiag.model.benchmarks.selftest import (
     ABLATION_FILE,
+    FAILURE_FILE,
     PLAN_FILE,
     PLAN_SCHEMA,
     Ablation,
     Block,
+    Failure,
     FaultPlan,
     SelftestPlan,
 )
@@ -33,9 +37,14 @@ from gpudiag.training.session.clock import summarize
 from gpudiag.training.session.launched import launched, set_launched
 from gpudiag.training.session.progress import SOCKET_VARIABLE, ProgressSender
 from gpudiag.training.session.runtime import WARMUP_STEPS, Runtime, load_runtime
+from gpudiag.training.session.timed_series import TimedSeries
 
 #: Steps after a switch that are not timed: the host runs ahead again, and late ranks show.
 _RUN_IN_STEPS = 3
+#: Fewer of a block's steps are timed with all work launched ahead, as each is waited for: a third, and these at least.
+_LEAST_AHEAD = 4
+#: How long the device is held, in steps, so that the host has launched the next one meanwhile.
+_HELD_STEPS = 2.0
 
 
 def run_faults(make_trainer: Callable[[SelftestPlan], TrainerT], kinds: Mapping[str, type[Fault[TrainerT]]]) -> None:
@@ -58,17 +67,17 @@ def run_faults(make_trainer: Callable[[SelftestPlan], TrainerT], kinds: Mapping[
     job.save(run_dir)
     for background in plan.background:
         job.progress.tell("timed", 0, len(plan.faults))
-        job.ablate(background)
+        job.attempt(background, job.ablate)
         job.forget(background)
     all_first = trainer.time_all_first and plan.device == "cuda"
     for together in [plan.faults] if all_first else [(fault,) for fault in plan.faults]:
         for fault in together:
             job.progress.tell("timed", plan.faults.index(fault) + 1, len(plan.faults))
-            job.ablate(fault)
+            job.attempt(fault, job.ablate)
         # A session times its steps too, so it comes before the profiler's library is loaded: launches take longer then.
         for fault in sorted(together, key=lambda fault: not fault.marked):
             job.progress.tell("profiled", plan.faults.index(fault) + 1, len(plan.faults))
-            job.profile(fault)
+            job.attempt(fault, job.profile)
             job.progress.tell("saving")
     job.save(run_dir)
     job.progress.tell("done")
@@ -94,26 +103,49 @@ class _Job(Generic[TrainerT]):
         self._kinds = kinds
         self._runtime = runtime
         self._device_name = runtime.device_name(trainer.device)
-        self._faulty: dict[str, StepTimes | None] = {}
+        #: Of each fault the steps that were timed with it.
+        self._faulty: dict[str, TimedSeries] = {}
         self._faults: dict[str, Fault[TrainerT]] = {}
+        self._failed: set[str] = set()
+
+    def attempt(self, plan: FaultPlan, do: Callable[[FaultPlan], None]) -> None:
+        """Do it, unless this fault has failed on any rank: then it is left out, and the others go on."""
+        if plan.name in self._failed:
+            return
+        why = None
+        try:
+            do(plan)
+        except Exception as error:  # noqa: BLE001  # one fault of many, which may need what this machine lacks
+            traceback.print_exc()
+            why = f"{type(error).__name__}: {error}"
+        reasons = [reason for reason in self.trainer.gather(why) if reason is not None]
+        if reasons:
+            self._failed.add(plan.name)
+            self.forget(plan)
+            if self.place.rank == 0:
+                directory = self.run_dir / plan.name
+                directory.mkdir(parents=True, exist_ok=True)
+                write_json(directory / FAILURE_FILE, Failure(fault=plan.name, why=f"failed: {reasons[0]}"))
 
     def ablate(self, plan: FaultPlan) -> None:
         """Time blocks with and without the fault; rank 0 writes all ranks' times down."""
         fault = self._faults[plan.name] = make_fault(self._kinds, plan, self.trainer)
         steps = max(self.plan.least_steps, round(self.plan.block_ms / self.trainer.clean_ms))
         turns = itertools.islice(itertools.cycle((False, True, True, False)), 2 * self.plan.pairs)
-        blocks = []
+        blocks, held = [], []
+        faulty = self._faulty[plan.name] = TimedSeries()
         try:
             for on in turns:
                 self.trainer.gather(None)
                 fault.switch(on=on)
-                times = self.trainer.timed(steps, run_in=_RUN_IN_STEPS)
-                blocks.append(Block(on=on, step_ms=tuple(tuple(series) for series in self.trainer.gather(times))))
+                series = self.trainer.timed(steps, run_in=_RUN_IN_STEPS)
+                blocks.append(self._block(on, series.step_ms))
+                if on:
+                    faulty.extend(series)
+            if plan.job and self.trainer.holds:
+                held = self._held(fault, blocks, steps)
         finally:
             fault.rest()
-        self._faulty[plan.name] = summarize(
-            [ms for block in blocks if block.on for ms in block.step_ms[self.place.rank]]
-        )
         if self.place.rank == 0:
             directory = self.run_dir / plan.name
             directory.mkdir(parents=True, exist_ok=True)
@@ -125,12 +157,30 @@ class _Job(Generic[TrainerT]):
                 world_size=self.place.world_size,
                 amount_ms=plan.amount * self.trainer.clean_ms,
                 blocks=tuple(blocks),
+                held=tuple(held),
             )
             write_json(directory / ABLATION_FILE, ablation)
 
+    def _block(self, on: bool, times: list[float]) -> Block:
+        return Block(on=on, step_ms=tuple(tuple(series) for series in self.trainer.gather(times)))
+
+    def _held(self, fault: Fault[TrainerT], blocks: list[Block], steps: int) -> list[Block]:
+        """The whole job as it is, and with its launches ahead of the device, by turns."""
+        hold_ms = _HELD_STEPS * statistics.fmean(ms for block in blocks if block.on for ms in block.step_ms[0])
+        few = max(_LEAST_AHEAD, steps // 3)
+        fault.switch(on=True)
+        held = []
+        for on in (False, True, True, False):
+            self.trainer.gather(None)
+            run_in = self.trainer.timed(few, run_in=_RUN_IN_STEPS)
+            held.append(self._block(on, run_in.step_ms if on else self.trainer.timed_ahead(few, hold_ms=hold_ms)))
+        return held
+
     def forget(self, plan: FaultPlan) -> None:
         """Give back what was only to be timed."""
-        self._faults.pop(plan.name).close()
+        fault = self._faults.pop(plan.name, None)
+        if fault is not None:
+            fault.close()
 
     def profile(self, plan: FaultPlan) -> None:
         """Record a few steps with the fault, whose ablation is done."""
@@ -198,6 +248,7 @@ class _Job(Generic[TrainerT]):
         """Write this rank's record of a run directory and, on rank 0 once all ranks have, the run's."""
         place, runtime = self.place, self._runtime
         trace = runtime.trace_name(place.rank)
+        timed = self._faulty.get(plan.name, TimedSeries()) if plan is not None else TimedSeries()
         mine = RankRecord(
             rank=place.rank,
             local_rank=place.local_rank,
@@ -205,7 +256,8 @@ class _Job(Generic[TrainerT]):
             pid=place.pid,
             device=runtime.label(self.trainer.device),
             device_name=self._device_name,
-            unprofiled=self._faulty.get(plan.name) if plan is not None else None,
+            unprofiled=summarize(timed.step_ms),
+            timed=timed.record(),
             profiled=profiled,
             trace=trace if (directory / trace).is_file() else None,
         )

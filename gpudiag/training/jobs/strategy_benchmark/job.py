@@ -22,6 +22,7 @@ import torch
 from gpudiag.errors import GpudiagError, UsageError
 from gpudiag.model.benchmarks.prediction import Candidate
 from gpudiag.model.benchmarks.strategy_benchmark import (
+    NO_TIME,
     PLAN_FILE,
     STRATEGY_BENCHMARK_PLAN_SCHEMA,
     Entry,
@@ -62,7 +63,6 @@ _AGREE, _MOST_LOOKS = 0.03, 6
 _SLOW, _SLOW_LOOKS = 1.5, 3
 #: So many candidates are measured, in so many rounds, whatever the time: one is no choice, and one round no interval.
 _LEAST, _LEAST_ROUNDS = 2, 2
-_NO_TIME = "there was no time left to measure it"
 
 
 def run() -> None:
@@ -171,7 +171,7 @@ class _Benchmark:
                 for number, candidate in enumerate(finalists):
                     self._beat()
                     if self._over(self._turns_s()) and number >= _LEAST:
-                        self.failed[candidate.label] = _NO_TIME
+                        self.failed[candidate.label] = NO_TIME
                     else:
                         self._admit(subject, candidate)
             with self._timing("turns"):

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from gpudiag.model.benchmarks.prediction import Compute, Gradients
 from gpudiag.model.benchmarks.strategy_benchmark import Entry
+from gpudiag.model.job import computed_in
 from gpudiag.training.jobs.data.batches import batches
 from gpudiag.training.jobs.precision import Arithmetic
 from gpudiag.training.jobs.strategy_benchmark.world import World
@@ -40,7 +41,7 @@ class Subject:
         defaults = workload_entry(entry.workload)
         self.name = entry.workload
         self.batch_size = entry.batch_size or (defaults.gpu_batch if on_gpu else defaults.cpu_batch)
-        self.precision = entry.precision or ("tf32" if on_gpu else "fp32")
+        self.precision = computed_in(entry.precision, on_gpu=on_gpu)
         self.memory_format = entry.memory_format
         self._layout = torch.channels_last if entry.memory_format == "nhwc" else torch.contiguous_format
         self.workload = load_workload(entry.workload, on_gpu=on_gpu)

@@ -11,7 +11,7 @@ import tensorflow as tf
 
 import gpudiag
 from gpudiag.errors import WorkerFailedError
-from gpudiag.model.job import Job
+from gpudiag.model.job import Job, computed_in
 from gpudiag.training.jobs.tensorflow.batches import distributed_batches, pipeline
 from gpudiag.training.jobs.tensorflow.hardware import use_devices
 from gpudiag.training.jobs.tensorflow.precision import scaling, set_precision
@@ -37,7 +37,7 @@ def train(job: Job) -> None:
     on_gpu = job.device == "cuda"
     entry = workload_entry(job.workload)
     batch_size = job.batch_size or (entry.gpu_batch if on_gpu else entry.cpu_batch)
-    precision = job.precision or ("tf32" if on_gpu else "fp32")
+    precision = computed_in(job.precision, on_gpu=on_gpu)
     set_precision(precision)
     keras.config.set_image_data_format("channels_first" if job.memory_format == "nchw" else "channels_last")
     keras.utils.set_random_seed(0)

@@ -22,6 +22,7 @@ import torch
 import gpudiag
 from gpudiag.errors import WorkerFailedError
 from gpudiag.model.inference import INFERENCE_FILE, InferenceRecord, RankInference
+from gpudiag.model.job import computed_in
 from gpudiag.model.run_directory import write_json
 from gpudiag.training.jobs.precision import Arithmetic
 from gpudiag.training.jobs.volume.blocks import CPU_CUT, CPU_VOLUME, GPU_CUT, GPU_VOLUME, Blocks
@@ -45,7 +46,7 @@ if TYPE_CHECKING:
 
     from torch import Tensor, nn
 
-    from gpudiag.model.job import Job, Precision
+    from gpudiag.model.job import Job
     from gpudiag.training.jobs.volume.blocks import Block
     from gpudiag.training.jobs.volume.storage import Bytes
 
@@ -190,7 +191,7 @@ class _Work:
         self._shape = job.volume or (GPU_VOLUME if on_gpu else CPU_VOLUME)
         self._blocks = Blocks(self._shape, self._cut)
         self._batch_size = job.batch_size or 1
-        self._precision: Precision = job.precision or ("tf32" if on_gpu else "fp32")
+        self._precision = computed_in(job.precision, on_gpu=on_gpu)
 
     def run(self, rank: int, world: int) -> None:
         """Predict, note the figures, time and record steps, and leave no volume that nobody wants."""

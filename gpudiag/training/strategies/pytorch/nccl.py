@@ -5,7 +5,6 @@ from __future__ import annotations
 from gpudiag.model.benchmarks.prediction import Candidate
 from gpudiag.model.facts import nccl_transport
 from gpudiag.prediction.cost import NCCL_HOLDS, Cost, bucketed
-from gpudiag.prediction.curves import Curve
 from gpudiag.prediction.situation import Situation
 from gpudiag.training.strategies.bucketed import BucketedStrategy
 
@@ -36,25 +35,12 @@ class Nccl(BucketedStrategy):
             reason = f"{curve.busbw(25e6):.3g} GB/s of bus bandwidth at 25 MB"
         else:
             rate = now.ring_rate()
-            curve = _ring(now, rate)
-            reason = f"{rate:.3g} GB/s around the slowest link of the ring"
+            curve = now.ring_curve()
+            links = " of NVLink" if now.paths.ring_is_nvlink else ""
+            reason = f"{rate:.3g} GB/s around the slowest link of the ring{links}"
         if not now.peer_access:
             reason = f"there is no peer access, and {reason}, through the host"
         return bucketed(now, candidate, curve, candidate.wire, reason, holds=NCCL_HOLDS)
-
-
-def _ring(now: Situation, rate: float) -> Curve:
-    count = max(2, now.devices)
-    hops = (
-        2
-        * (count - 1)
-        * max((now.paths.latency_us(a, (a + 1) % len(now.paths)) for a in range(len(now.paths))), default=0.0)
-        / 1e3
-        if len(now.paths) > 1
-        else 0.0
-    )
-    per_byte = 2 * (count - 1) / count / (rate * 1e6)
-    return Curve({1 << 10: hops, 1 << 30: hops + per_byte * (1 << 30)}, count)
 
 
 STRATEGY = Nccl

@@ -128,9 +128,7 @@ class PsGpu(PytorchStrategy):
             return ONE_DEVICE
         total = now.model.total_bytes
         spread = candidate.ps_device is None
-        curve = now.nccl_curve
-        rate = curve.busbw(total / count if spread else total) if curve is not None else now.ring_rate()
-        exchange = 2 * total / (rate * 1e6)
+        exchange = now.rooted_ms(total, spread=spread)
         # Gradients are added to zeros where they lie, as their memory is what is sent.
         packing = 2 * now.on_device_ms(total)
         saved = now.compute.update_ms * (count - 1) / count if spread else 0.0
@@ -138,8 +136,7 @@ class PsGpu(PytorchStrategy):
         return Cost(
             exposed_ms=max(0.0, exchange + packing - saved),
             exchange_ms=exchange,
-            reason=f"{where}: {total / 1e6:.0f} MB to their homes and back at {rate:.3g} GB/s, "
-            f"{exchange:.1f} ms after backward",
+            reason=f"{where}: {total / 1e6:.0f} MB to their homes and back, {exchange:.1f} ms after backward",
         )
 
 

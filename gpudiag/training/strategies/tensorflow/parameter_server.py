@@ -18,7 +18,8 @@ class ParameterServer(TensorflowStrategy):
     divide a process's GPUs between servers in it. CPU devices are one worker each, and do not wait for each other
     within a step.
 
-    TensorFlow's servers listen on every interface and ask nobody who they are; they end with the process.
+    TensorFlow's servers would listen on every interface, and ask nobody who they are: gpudiag's launches keep them on
+    the loopback address (`frameworks/tensorflow/loopback.py`). They end with the process.
     """
 
     name = "parameter-server"

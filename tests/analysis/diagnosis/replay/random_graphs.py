@@ -221,6 +221,8 @@ def graph_of(job: Job, settled_turns: int) -> tuple[Graph, tuple[list[int], list
         busy=np.array([job.nodes[i].busy for i in nodes], np.float64),
         input=np.array([job.nodes[i].input for i in nodes], np.float64),
         silent=np.zeros(len(nodes)),
+        stall=np.zeros(len(nodes)),
+        slow=np.zeros(len(nodes)),
         profiler=np.zeros(len(nodes)),
         events=np.ones(len(nodes), np.int64),
         block=np.array([Block.SYNC if job.nodes[i].block_on != NONE else Block.NOT for i in nodes], np.uint8),
@@ -262,7 +264,6 @@ def graph_of(job: Job, settled_turns: int) -> tuple[Graph, tuple[list[int], list
         steps=1,
         length_ns=length,
         ranks={q: q for q in processes},
-        unexplained_ns=0.0,
     )
     return graph, (nodes, ops)
 

@@ -266,7 +266,9 @@ def test_ddp_on_two_h100_waits_twice_for_each_bucket(tmp_path: Path, recording: 
     assert (waiting & exchange).sum() == buckets
     assert (waiting & ~exchange).sum() == buckets
     assert what_if.replayed_ms == pytest.approx(graph.length_ns / graph.steps / 1e6, rel=within)
-    assert graph.unexplained_ns < 0.005 * graph.length_ns
+    # What bounds an op is given all of the time to its start; what neither explains would be long.
+    bound_ns = np.maximum(graph.device.latency, graph.device.gap)
+    assert bound_ns[bound_ns > 50_000].sum() < 0.005 * graph.length_ns
 
 
 @pytest.mark.long

@@ -6,6 +6,7 @@ import pytest
 
 from gpudiag.analysis.attribution import attribute
 from gpudiag.analysis.diagnosis.case import Case
+from gpudiag.analysis.diagnosis.replay.edits import without_exchange, without_input, without_transfer
 from gpudiag.analysis.diagnosis.replay.what_if import WhatIf
 from gpudiag.analysis.timeline import build_timeline
 from tests.timeline_builder import TraceBuilder
@@ -50,11 +51,11 @@ def test_without_the_exchange_only_the_steps_own_kernels_are_left() -> None:
     one = what_if(packed=True)
     assert one.corrected_ms == pytest.approx(1.0, rel=0.01)
     # The host has nothing to do in between; here it shall not set the pace.
-    costs = one.without_input(one.corrected)
-    alone = one.step_ms(one.without_exchange(costs))
+    costs = without_input(one, one.corrected)
+    alone = one.step_ms(without_exchange(one, costs))
     # Three kernels of 248, 248 and 200 µs, 2 µs apart.
     assert alone == pytest.approx(0.702, abs=0.006)
-    assert one.step_ms(one.without_transfer(costs)) > alone + 0.09
+    assert one.step_ms(without_transfer(one, costs)) > alone + 0.09
 
 
 def test_no_exchange_no_change() -> None:
@@ -64,4 +65,4 @@ def test_no_exchange_no_change() -> None:
     timeline = build_timeline([trace.build()])
     one = WhatIf.of(timeline)
     assert one is not None
-    assert one.gain_ms(one.without_exchange(one.corrected)) == 0
+    assert one.gain_ms(without_exchange(one, one.corrected)) == 0

@@ -33,9 +33,9 @@ def replay(timeline: Timeline) -> None:
 def fastest(timeline: Timeline) -> float:
     times = []
     for _ in range(3):
-        begin = time.perf_counter()
+        begin = time.process_time()
         replay(timeline)
-        times.append(time.perf_counter() - begin)
+        times.append(time.process_time() - begin)
     return min(times)
 
 

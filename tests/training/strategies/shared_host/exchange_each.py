@@ -186,7 +186,7 @@ def leaves(plan: dict[str, Any]) -> dict[str, Any]:
 
 def stuck(plan: dict[str, Any]) -> dict[str, Any]:
     """The last rank does not come, though it lives."""
-    exchange = make(plan)
+    exchange = make({**plan, "timeout_s": plan["stuck_s"]})
     exchange.all_reduce(torch.ones(1000, device=DEVICE))
     found = {}
     if WORLD - 1 != RANK:

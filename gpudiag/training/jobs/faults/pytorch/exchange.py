@@ -16,7 +16,7 @@ _REPEATS = 5
 _MOST_EXTRA = 200.0
 
 
-def _without(trainer: DdpTrainer) -> Literal["meeting", "alone"]:
+def without_exchange(trainer: DdpTrainer) -> Literal["meeting", "alone"]:
     """How the ranks train when the exchange is to cost nothing.
 
     What the diagnosis calls recoverable is the whole of it, packing and all, but no waiting for a late rank. GPUs of a
@@ -35,7 +35,7 @@ class SlowExchange(Fault[DdpTrainer]):
     def switch(self, *, on: bool) -> None:
         """Exchange slowly, or not."""
         self.trainer.exchange.extra = self._extra
-        self.trainer.exchange.way = "slow" if on else _without(self.trainer)
+        self.trainer.exchange.way = "slow" if on else without_exchange(self.trainer)
 
     def rest(self) -> None:
         """Exchange as PyTorch does."""
@@ -55,7 +55,7 @@ class WholeExchange(Fault[DdpTrainer]):
 
     def switch(self, *, on: bool) -> None:
         """Exchange as PyTorch does, or not."""
-        self.trainer.exchange.way = "plain" if on else _without(self.trainer)
+        self.trainer.exchange.way = "plain" if on else without_exchange(self.trainer)
 
     def rest(self) -> None:
         """Exchange as PyTorch does."""

@@ -28,6 +28,11 @@ class Exchange:
         self._other = torch.empty(0)
         self._elements = 0
 
+    @property
+    def happens(self) -> bool:
+        """Whether ranks exchange anything."""
+        return self.way not in {"alone", "meeting"}
+
     def bucket(self, group: dist.ProcessGroup, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
         """Exchange one bucket of gradients."""
         buffer = bucket.buffer()

@@ -5,10 +5,19 @@ from __future__ import annotations
 from gpudiag.training.jobs.faults.core import PinnedCore
 from gpudiag.training.jobs.faults.fault import Fault, LateLoader, NoFault
 from gpudiag.training.jobs.faults.job import run_faults
+from gpudiag.training.jobs.faults.pytorch.batchnorm import SyncBatchNorms
 from gpudiag.training.jobs.faults.pytorch.compute import ExtraCompute
-from gpudiag.training.jobs.faults.pytorch.copies import PageableCopies
+from gpudiag.training.jobs.faults.pytorch.copies import PageableCopies, SmallCopies
 from gpudiag.training.jobs.faults.pytorch.exchange import SlowExchange, WholeExchange
-from gpudiag.training.jobs.faults.pytorch.syncs import Syncs
+from gpudiag.training.jobs.faults.pytorch.host import Collections, Logs, Saves
+from gpudiag.training.jobs.faults.pytorch.jobs.graphed import Graphed
+from gpudiag.training.jobs.faults.pytorch.jobs.job import Accumulation, SideStreamCopies
+from gpudiag.training.jobs.faults.pytorch.jobs.parts import Checkpointing, Compiled
+from gpudiag.training.jobs.faults.pytorch.jobs.sharded import Sharded
+from gpudiag.training.jobs.faults.pytorch.jobs.tensor_parallel import TensorParallel
+from gpudiag.training.jobs.faults.pytorch.loading import DoubleBatches, TooFewWorkers, VaryingLengths
+from gpudiag.training.jobs.faults.pytorch.looped import LoopedOptimizer
+from gpudiag.training.jobs.faults.pytorch.syncs import BetweenLayers, Syncs
 from gpudiag.training.jobs.faults.pytorch.tiny import TinyKernels
 from gpudiag.training.jobs.faults.pytorch.trainer import DdpTrainer
 
@@ -22,6 +31,23 @@ KINDS: dict[str, type[Fault[DdpTrainer]]] = {
     "slow-exchange": SlowExchange,
     "whole-exchange": WholeExchange,
     "pinned-core": PinnedCore,
+    "too-few-workers": TooFewWorkers,
+    "logs": Logs,
+    "saves": Saves,
+    "collections": Collections,
+    "between-layers": BetweenLayers,
+    "varying-lengths": VaryingLengths,
+    "looped-optimizer": LoopedOptimizer,
+    "double-batches": DoubleBatches,
+    "small-copies": SmallCopies,
+    "sync-batchnorm": SyncBatchNorms,
+    "fsdp2": Sharded,
+    "tensor-parallel": TensorParallel,
+    "cuda-graph": Graphed,
+    "compiled": Compiled,
+    "side-stream-copies": SideStreamCopies,
+    "accumulation": Accumulation,
+    "checkpointing": Checkpointing,
 }
 
 

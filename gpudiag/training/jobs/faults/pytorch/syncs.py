@@ -36,3 +36,33 @@ class Syncs(Fault[DdpTrainer]):
 
     def _read(self, *_: Any) -> None:
         self._statistic.item()
+
+
+class BetweenLayers(Fault[DdpTrainer]):
+    """The largest value of each block's output is read as soon as it is there, as in loops that look for overflow.
+
+    Without the fault it is computed all the same and not read, so that the fault is the waiting alone.
+    """
+
+    def __init__(self, trainer: DdpTrainer, amount_ms: float, *, mine: bool) -> None:
+        super().__init__(trainer, amount_ms, mine=mine)
+        self._handles: list[RemovableHandle] = []
+        self._reading = False
+
+    def switch(self, *, on: bool) -> None:
+        """Read, or only compute."""
+        if not self._handles:
+            parts = [part for child in self.trainer.model.children() for part in (list(child.children()) or [child])]
+            self._handles = [part.register_forward_hook(self._look) for part in parts]
+        self._reading = on and self.mine
+
+    def rest(self) -> None:
+        """Compute nothing of it."""
+        for handle in self._handles:
+            handle.remove()
+        self._handles = []
+
+    def _look(self, _module: Any, _inputs: Any, output: torch.Tensor) -> None:
+        largest = output.detach().abs().max()
+        if self._reading:
+            largest.item()

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from contextlib import nullcontext
 from typing import Any, ClassVar
 
 import torch
+from torch import Tensor, nn
 from torch import distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
@@ -26,6 +28,10 @@ class DdpTrainer(Trainer):
     Attributes:
         exchange: how gradients are exchanged.
         gradient_bytes: of the whole model.
+        workload: what is trained, `ddp` the wrapped model, `optimizer` its own, `arithmetic` its number formats.
+        before_update: what is done between backward and the update; None for nothing.
+        after: what is done when the update has been launched; None for nothing.
+        other_step: another way to train on a batch; None for DDP's.
     """
 
     time_all_first: ClassVar[bool] = True
@@ -41,19 +47,22 @@ class DdpTrainer(Trainer):
         dist.init_process_group(backend, device_id=device if on_gpu else None)
         self._control = dist.new_group(backend="gloo")
         torch.manual_seed(0)
-        self._workload = load_workload(plan.workload, on_gpu=on_gpu)
+        self.workload = load_workload(plan.workload, on_gpu=on_gpu)
+        self.batch_size = plan.batch_size
         self._layout = torch.channels_last if plan.memory_format == "nhwc" else torch.contiguous_format
-        bare = self._workload.model().to(device)
+        bare = self.workload.model().to(device)
         self._images = plan.memory_format == "nhwc"
         if self._images:
             bare = bare.to(memory_format=self._layout)  # type: ignore[call-overload]  # not in torch's stubs
         self.exchange = Exchange()
-        self._model = DistributedDataParallel(
-            bare, device_ids=[device] if on_gpu else None, gradient_as_bucket_view=True
-        )
-        self._model.register_comm_hook(None, self.exchange.bucket)
-        self._optimizer = self._workload.optimizer(self._model.parameters())
-        self._arithmetic = Arithmetic(plan.precision, device)
+        self.ddp = DistributedDataParallel(bare, device_ids=[device] if on_gpu else None, gradient_as_bucket_view=True)
+        self.ddp.register_comm_hook(None, self.exchange.bucket)
+        self.optimizer = self.workload.optimizer(self.ddp.parameters())
+        self.arithmetic = Arithmetic(plan.precision, device)
+        self.before_update: Callable[[], None] | None = None
+        self.after: Callable[[], None] | None = None
+        self.other_step: Callable[[Batch], None] | None = None
+        self.holds = on_gpu
         self.gradient_bytes = sum(p.numel() * p.element_size() for p in bare.parameters() if p.requires_grad)
         place = this_place()
         super().__init__(
@@ -62,27 +71,53 @@ class DdpTrainer(Trainer):
             strategy=backend,
             model=bare,
             batches=batches(
-                self._workload, "host", batch_size=plan.batch_size, workers=0, device=device, seed=place.rank
+                self.workload, "host", batch_size=plan.batch_size, workers=0, device=device, seed=place.rank
             ),
             clock=clock_for(device),
         )
 
     def train(self, batch: Batch) -> None:
         """One forward, backward and update."""
+        if self.other_step is not None:
+            self.other_step(batch)
+        else:
+            inputs, target = self.on_device(batch)
+            if self.extra is not None:
+                self.extra()
+            self.backward(self.ddp, inputs, target, exchanging=self.exchange.happens)
+            self.update(self.optimizer)
+        if self.after is not None:
+            self.after()
+
+    def on_device(self, batch: Batch) -> Batch:
+        """A batch, copied to the device and made what the model takes."""
         inputs, target = batch
-        x = self._workload.prepare(inputs.to(self.device, non_blocking=True))
+        x = self.workload.prepare(inputs.to(self.device, non_blocking=True))
         if self._images:
             x = x.contiguous(memory_format=self._layout)
-        if self.extra is not None:
-            self.extra()
-        with self._model.no_sync() if self.exchange.way in {"alone", "meeting"} else nullcontext():
-            with self._arithmetic.forward():
-                loss = self._workload.loss(self._model(x), target.to(self.device, non_blocking=True))
-            self._arithmetic.backward(loss)
+        return x, target.to(self.device, non_blocking=True)
+
+    def backward(self, model: nn.Module, inputs: Tensor, target: Tensor, *, exchanging: bool = True) -> None:
+        """Forward and backward of a batch on the device; DDP's models are kept from exchanging unless `exchanging`."""
+        alone = model.no_sync() if isinstance(model, DistributedDataParallel) and not exchanging else nullcontext()
+        with alone:
+            with self.arithmetic.forward():
+                loss = self.workload.loss(model(inputs), target)
+            self.arithmetic.backward(loss)
+
+    def update(self, optimizer: torch.optim.Optimizer) -> None:
+        """Move the parameters and forget the gradients."""
         if self.exchange.way == "meeting":
             dist.barrier(group=self._control)
-        self._arithmetic.step(self._optimizer)
-        self._optimizer.zero_grad(set_to_none=True)
+        if self.before_update is not None:
+            self.before_update()
+        self.arithmetic.step(optimizer)
+        optimizer.zero_grad(set_to_none=True)
+
+    def hold(self, milliseconds: float) -> None:
+        """A kernel that does nothing for at least this long, as no GPU's clock is above 2 GHz."""
+        sleep: Any = torch.cuda._sleep  # noqa: SLF001  # PyTorch's own tests have no other
+        sleep(int(2e6 * milliseconds))
 
     def gather(self, value: Any) -> list[Any]:
         """Every rank's value, by rank, on each of them; waits for all."""

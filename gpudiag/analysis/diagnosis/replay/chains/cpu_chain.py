@@ -21,19 +21,18 @@ from itertools import pairwise
 import numpy as np
 from numpy.typing import NDArray
 
+from gpudiag.analysis.diagnosis.calibration import MOST
+from gpudiag.analysis.diagnosis.replay.chains.host_chain import Chain, step_index
+from gpudiag.analysis.diagnosis.replay.chains.host_time import body_span, silence, within
 from gpudiag.analysis.diagnosis.replay.graph import NONE, Block
-from gpudiag.analysis.diagnosis.replay.host_chain import Chain, body_span, step_index, within
 from gpudiag.analysis.diagnosis.replay.streams import LaneOps
-from gpudiag.intervals import Intervals, union
+from gpudiag.intervals import EMPTY, Intervals, among, subtract, union
 from gpudiag.model.event import EventKind, EventTable, Role
-from gpudiag.model.timeline import UNKNOWN, Lane, OpClass, Timeline
-from gpudiag.units import NS_PER_US
+from gpudiag.model.timeline import UNKNOWN, WAITED_NS, Lane, OpClass, Timeline
 
 #: Of each collective when its hand-over begins and ends; of each wait when it begins and ends, and for which op.
 _HandedOver = tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]
 
-#: A pause of the training thread of at least this length, in which a collective ended, is waiting for it.
-_WAITED_NS = 30 * NS_PER_US
 #: Collectives that may be under way at once; PyTorch's gloo has two threads per group.
 _MOST_BESIDE = 16
 
@@ -104,11 +103,12 @@ def cpu_chain_of(timeline: Timeline, trace_index: int, lanes: list[Lane], parts:
     time, stop, kind, target = time[order], stop[order], kind[order], target[order]
     before = np.concatenate([[begin], time[:-1]])
     stop = np.maximum(stop, before)
-    _attach(part, handed_from, np.flatnonzero(~kind & np.isin(time, handed)))
+    _attach(part, handed_from, np.flatnonzero(~kind & among(time, handed)))
     waiting = thread.input
     fetch = within(waiting, before, stop)
     covered = within(union(thread.busy, waiting), before, stop)
     gap = (stop - before).astype(np.float64)
+    silence_of = silence(lane, events, [lane.steps.thread], gap - covered, (before, stop))
     host_rows = events.rows_of(EventKind.OPERATOR, EventKind.ANNOTATION, EventKind.PYTHON)
     host_rows = host_rows[events.thread[host_rows] == lane.steps.thread]
     recorded = np.sort(events.end_ns[host_rows] + shift)
@@ -118,9 +118,11 @@ def cpu_chain_of(timeline: Timeline, trace_index: int, lanes: list[Lane], parts:
     return Chain(
         trace=trace_index,
         time=time.astype(np.float64),
-        busy=covered - fetch,
+        busy=covered - fetch + silence_of.short,
         input=fetch,
-        silent=gap - covered,
+        silent=silence_of.opening,
+        stall=silence_of.elsewhere,
+        slow=np.zeros(len(time)),
         profiler=np.zeros(len(time)),
         events=np.diff(np.searchsorted(recorded, edges, side="right")).astype(np.int64),
         block=np.where(kind, Block.COLLECTIVE, Block.NOT).astype(np.uint8),
@@ -150,8 +152,10 @@ def _beside_the_loop(events: EventTable, lane: Lane, part: LaneOps) -> _HandedOv
     over_end = events.end_ns[over] + shift
     over = over[(over_end >= begin) & (over_end < end)]
     over = over[np.argsort(events.end_ns[over], kind="stable")]
+    thread = lane.threads.get(lane.steps.thread)
+    awaited = EMPTY if thread is None else thread.awaited
     blocked_from, blocked_to, blocked_on = _waits(
-        events.start_ns[rows] + shift, events.end_ns[rows] + shift, lane.steps.start, part
+        events.start_ns[rows] + shift, events.end_ns[rows] + shift, lane.steps.start, part, awaited
     )
     inside = (blocked_to >= begin) & (blocked_to < end)
     return (
@@ -168,6 +172,7 @@ def _waits(
     end: np.ndarray[tuple[int], np.dtype[np.int64]],
     marks: np.ndarray[tuple[int], np.dtype[np.int64]],
     part: LaneOps,
+    awaited: Intervals,
 ) -> tuple[np.ndarray[tuple[int], np.dtype[np.int64]], ...]:
     """(from, to, op) of each pause of the training thread that a collective ended: the one whose end is nearest to its.
 
@@ -178,27 +183,33 @@ def _waits(
         gloo threads       ──── A ────┤118.8       ─────────── B ───────────┤170.1
         training thread    ┤119.3 ═══════════ pause ═══════════ 167.5├ copies gradients
 
-    B ended it, not A. Were it A, the 49 ms of the pause would be no transfer's.
+    B ended it, not A. Were it A, the 49 ms of the pause would be no transfer's. Where no collective's end lies in the
+    pause, it is that of one that lay in it for the most part.
+
+    What the thread waits inside an operator (`awaited`) is a pause too.
 
     A pause over a step's mark is none: gradients are there before the update, and what comes after that is the loader.
     A collective may seem to end in it, when its thread lost its core before it could say that it was done.
     """
-    busy = union(Intervals(start, end))
+    busy = subtract(union(Intervals(start, end)), awaited)
     pause_from, pause_to = busy.end[:-1], busy.start[1:]
     over_mark = np.searchsorted(marks, pause_to) > np.searchsorted(marks, pause_from)
-    long = (pause_to - pause_from >= _WAITED_NS) & ~over_mark
+    long = (pause_to - pause_from >= WAITED_NS) & ~over_mark
     pause_from, pause_to = pause_from[long], pause_to[long]
     order = np.argsort(part.end, kind="stable")
     ends = part.end[order]
     ended = np.full(len(pause_to), NONE, np.int64)
     for pause, (begin, stop) in enumerate(zip(pause_from.tolist(), pause_to.tolist(), strict=True)):
         after = int(np.searchsorted(ends, stop, side="right"))
-        if after == 0 or ends[after - 1] <= begin:
-            continue
-        ended[pause] = order[after - 1]
         under_way = after + np.flatnonzero(part.start[order[after : after + _MOST_BESIDE]] < stop)
-        if len(under_way) and ends[under_way[0]] - stop < stop - ends[after - 1]:
-            ended[pause] = order[under_way[0]]
+        if after and ends[after - 1] > begin:
+            ended[pause] = order[after - 1]
+            if len(under_way) and ends[under_way[0]] - stop < stop - ends[after - 1]:
+                ended[pause] = order[under_way[0]]
+        elif len(under_way):
+            first = order[under_way[0]]
+            if stop - max(begin, part.start[first]) >= MOST * (part.end[first] - part.start[first]):
+                ended[pause] = first
     waited = ended != NONE
     return pause_from[waited], pause_to[waited], ended[waited]
 

@@ -6,26 +6,25 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from gpudiag.analysis.diagnosis.calibration import (
+    BESIDE,
+    CLOCK_NS,
+    COPY_BEHIND_NS,
+    FULL_QUEUE_OPS,
+    HELD_UP_FACTOR,
+    HELD_UP_NS,
+)
+from gpudiag.analysis.diagnosis.replay.chains.host_time import body_span, silence, slow_calls, within
 from gpudiag.analysis.diagnosis.replay.graph import NONE, Block
-from gpudiag.analysis.diagnosis.replay.streams import CLOCK_NS, Awaited, LaneOps, find_dependencies
-from gpudiag.intervals import Intervals, intersect, length, lengths_between, union
-from gpudiag.model.event import NO_CORRELATION, Direction, EventKind, EventTable, Role
+from gpudiag.analysis.diagnosis.replay.streams import Awaited, LaneOps, find_dependencies
+from gpudiag.intervals import among, distinct, intersect, length, union
+from gpudiag.model.event import NO_CORRELATION, Direction, EventKind, EventTable, Role, Trace, any_of
 from gpudiag.model.timeline import UNKNOWN, HostThread, Lane, OpClass, Timeline
 from gpudiag.units import NS_PER_US
 
-#: A synchronization that begins this soon after a copy's call is of the same `.to(device)`. Measured: 1 to 9 µs.
-_BEHIND_NS = 20 * NS_PER_US
-#: A call that takes longer than this and several times the usual, while this many ops stood in the queue, was held up
-#: because the queue was full. CUDA's holds about a thousand.
-_HELD_UP_NS = 8 * NS_PER_US
-_HELD_UP_FACTOR = 3
-_FULL_QUEUE_OPS = 500
 #: Of calls held up by a full queue it is enough to keep one now and then: the device sets the pace between them too, as
 #: the queue holds many times this much work. It makes the replay twice as fast where the host is ahead.
 _ONE_HELD_UP_PER_NS = 2_000 * NS_PER_US
-#: Threads that are busy at the same time as the training thread for more than this share of their time run beside it
-#: and do not take turns with it.
-_BESIDE = 0.2
 
 
 class Chain(msgspec.Struct, frozen=True, kw_only=True):
@@ -36,6 +35,8 @@ class Chain(msgspec.Struct, frozen=True, kw_only=True):
     busy: NDArray[np.float64]
     input: NDArray[np.float64]
     silent: NDArray[np.float64]
+    stall: NDArray[np.float64]
+    slow: NDArray[np.float64]
     profiler: NDArray[np.float64]
     events: NDArray[np.int64]
     block: NDArray[np.uint8]
@@ -67,14 +68,14 @@ def chain_of(timeline: Timeline, trace_index: int, lanes: list[Lane], parts: lis
     wait_calls = np.sort(start[events.role[rows] == Role.STREAM_WAIT], kind="stable")
     told = [find_dependencies(part, trace, own, wait_calls) for own, part in zip(lanes, parts, strict=True)]
     for part in parts:
-        part.host_copy = np.isin(events.direction[part.row], (Direction.HOST_TO_DEVICE, Direction.DEVICE_TO_HOST))
+        part.host_copy = any_of(events.direction[part.row], Direction.HOST_TO_DEVICE, Direction.DEVICE_TO_HOST)
         part.host_copy &= part.op_class != OpClass.COMMUNICATION
     launching = np.concatenate([lane.ops.launch_start for lane in lanes])
     blocked_starts = np.concatenate(
         [lane.threads[t].blocked.start for t in threads if t in lane.threads] or [np.empty(0, np.int64)]
     )
-    blocking = np.isin(start, blocked_starts)
-    node = (np.isin(start, launching) | blocking) & (start >= begin) & (start < end)
+    blocking = among(start, blocked_starts)
+    node = (among(start, launching) | blocking) & (start >= begin) & (start < end)
     chosen = np.flatnonzero(node)
     if len(chosen) == 0:
         return None
@@ -86,15 +87,18 @@ def chain_of(timeline: Timeline, trace_index: int, lanes: list[Lane], parts: lis
     kinds = _block_kinds(events, rows[chosen], time - call_start, blocking[chosen], queued)
     kinds = _with_copies(events, rows[chosen], kinds, call_start, time)
     kinds[blocking[chosen] & (events.role[rows[chosen]] == Role.EXCHANGE)] = Block.COLLECTIVE
-    kinds[(kinds == Block.NOT) & (held > _HELD_UP_NS) & (queued >= _FULL_QUEUE_OPS)] = Block.QUEUE
+    kinds[(kinds == Block.NOT) & (held > HELD_UP_NS) & (queued >= FULL_QUEUE_OPS)] = Block.QUEUE
     waited_from = np.where(held > 0, before, np.maximum(call_start, before))
     target_part, target_op, target_end = _block_targets(parts, call_start, time, waited_from, kinds, rows[chosen], told)
     block = np.where(target_part != NONE, kinds, Block.NOT).astype(np.uint8)
     began = np.maximum(call_start, before)
     # What a call is told to have waited for may have ended long before: then its time was work, and is all its delay.
-    at_once = np.isin(rows[chosen], np.concatenate([awaited.call for awaited in told])) & (target_end <= began)
+    at_once = among(rows[chosen], np.concatenate([awaited.call for awaited in told])) & (target_end <= began)
     work_until = np.where((block != Block.NOT) & ~at_once, began, time)
     busy, waited, silent = _work(lane.threads, threads, before, work_until)
+    silence_of = silence(lane, events, threads, silent, (before, work_until))
+    busy = busy + silence_of.short
+    slow = np.minimum(within(slow_calls(lane, events, threads).spans, before, work_until), busy)
     profiler = np.minimum(within(lane.overhead, before, work_until), busy)
     # Held up by a full queue, as "Command Buffer Full" shows: the device sets the pace, and the time is no work.
     busy = busy - np.where(block == Block.QUEUE, profiler, 0.0)
@@ -104,17 +108,15 @@ def chain_of(timeline: Timeline, trace_index: int, lanes: list[Lane], parts: lis
     target_part = np.where(block != Block.NOT, target_part, NONE)
     delay = np.where(block != Block.NOT, np.maximum(time - np.where(at_once, began, target_end), 0.0), 0.0)
     marks = np.concatenate([before[:1], time])
-    operators = () if trace.operators_put_in else (EventKind.OPERATOR, EventKind.PYTHON)
-    host_rows = events.rows_of(EventKind.ANNOTATION, EventKind.RUNTIME, *operators)
-    host_rows = host_rows[np.isin(events.thread[host_rows], threads)]
-    ended = np.sort(events.end_ns[host_rows] + shift, kind="stable")  # in order but for what is nested
-    recorded = np.diff(np.searchsorted(ended, marks, side="right"))
+    recorded = np.diff(np.searchsorted(_recorded_at(trace, threads) + shift, marks, "right"))
     return Chain(
         trace=trace_index,
         time=time.astype(np.float64),
         busy=busy,
         input=waited,
-        silent=silent,
+        silent=silence_of.opening,
+        stall=silence_of.elsewhere,
+        slow=slow,
         profiler=profiler,
         events=recorded.astype(np.int64),
         block=block,
@@ -126,12 +128,12 @@ def chain_of(timeline: Timeline, trace_index: int, lanes: list[Lane], parts: lis
     )
 
 
-def body_span(lane: Lane) -> tuple[int, int]:
-    """From the mark of the first analysed step to the mark after the last, or to its end where it is the last."""
-    steps = lane.steps
-    first = int(np.searchsorted(steps.number, lane.window_steps[0]))
-    after = int(np.searchsorted(steps.number, lane.window_steps[-1])) + 1
-    return int(steps.start[first]), int(steps.start[after]) if after < len(steps) else steps.end
+def _recorded_at(trace: Trace, threads: list[int]) -> NDArray[np.int64]:
+    """When events of these threads were recorded, on the trace's own clock, in order."""
+    operators = () if trace.operators_put_in else (EventKind.OPERATOR, EventKind.PYTHON)
+    rows = trace.events.rows_of(EventKind.ANNOTATION, EventKind.RUNTIME, *operators)
+    # In order but for what is nested.
+    return np.sort(trace.events.end_ns[rows[np.isin(trace.events.thread[rows], threads)]], kind="stable")
 
 
 def step_index(lane: Lane, time: NDArray[np.int64]) -> NDArray[np.int64]:
@@ -146,7 +148,7 @@ def _chain_threads(lane: Lane, *, anyone: bool) -> list[int]:
     """The training thread and the launching threads that take turns with it: all, where an executor's work for it."""
     main = lane.steps.thread
     training = lane.threads.get(main)
-    launchers = [int(t) for t in np.unique(lane.ops.launch_thread) if t not in {UNKNOWN, main}]
+    launchers = [int(t) for t in distinct(lane.ops.launch_thread) if t not in {UNKNOWN, main}]
     if training is None:
         return launchers
     if anyone:
@@ -155,7 +157,7 @@ def _chain_threads(lane: Lane, *, anyone: bool) -> list[int]:
         t
         for t in launchers
         if t in lane.threads
-        and length(intersect(lane.threads[t].busy, training.busy)) <= _BESIDE * max(length(lane.threads[t].busy), 1)
+        and length(intersect(lane.threads[t].busy, training.busy)) <= BESIDE * max(length(lane.threads[t].busy), 1)
     ]
     return [main, *turns]
 
@@ -170,11 +172,11 @@ def _block_kinds(
     is_copy = events.role[rows] == Role.COPY
     kinds = np.where(blocking, np.where(is_copy, Block.PAGEABLE, Block.SYNC), Block.NOT)
     name = events.name[rows]
-    for ident in np.unique(name):
+    for ident in distinct(name):
         mine = (name == ident) & ~blocking
         if mine.any():
             usual = float(np.median(duration[mine]))
-            held_up = mine & (queued >= _FULL_QUEUE_OPS) & (duration > max(_HELD_UP_NS, _HELD_UP_FACTOR * usual))
+            held_up = mine & (queued >= FULL_QUEUE_OPS) & (duration > max(HELD_UP_NS, HELD_UP_FACTOR * usual))
             kinds[held_up] = Block.QUEUE
     return kinds.astype(np.uint8)
 
@@ -210,16 +212,9 @@ def _with_copies(
     is_from = np.isin(events.correlation[rows], events.correlation[copies[~to_device]])
     behind = np.zeros(len(rows), np.bool_)
     same_thread = events.thread[rows[1:]] == events.thread[rows[:-1]]
-    behind[1:] = is_to[:-1] & same_thread & (call_start[1:] - time[:-1] <= _BEHIND_NS)
+    behind[1:] = is_to[:-1] & same_thread & (call_start[1:] - time[:-1] <= COPY_BEHIND_NS)
     kinds = np.where(behind & (kinds == Block.SYNC), Block.PAGEABLE, kinds)
     return np.where(is_from & (kinds == Block.PAGEABLE), Block.SYNC, kinds).astype(np.uint8)
-
-
-def within(spans: Intervals, begin: NDArray[np.int64], end: NDArray[np.int64]) -> NDArray[np.float64]:
-    """Length of the set inside each [begin, end); these must follow one another."""
-    edges = np.empty(2 * len(begin), np.int64)
-    edges[0::2], edges[1::2] = begin, np.maximum(end, begin)
-    return lengths_between(spans, np.maximum.accumulate(edges))[0::2].astype(np.float64)
 
 
 def _queue_length(lanes: list[Lane], time: NDArray[np.int64]) -> NDArray[np.int64]:
@@ -241,7 +236,7 @@ def _node_before(
     begin: int,
 ) -> int:
     """When the last node before the body was reached; the body's begin where there is none."""
-    earlier = (np.isin(start, launching) | blocking) & (start < begin)
+    earlier = (among(start, launching) | blocking) & (start < begin)
     return int(stop[earlier].max()) if earlier.any() else begin
 
 
@@ -267,7 +262,7 @@ def _block_targets(  # noqa: PLR0917  # columns of the calls, in the order in wh
     target_op = np.full(len(time), NONE, np.int64)
     latest = np.full(len(time), -np.inf)
     wanted = np.flatnonzero(kinds != Block.NOT)
-    known = np.isin(rows[wanted], np.concatenate([awaited.call for awaited in told]))
+    known = among(rows[wanted], np.concatenate([awaited.call for awaited in told]))
     returned = time[wanted] + np.where(known, CLOCK_NS, 0)
     for position, (part, awaited) in enumerate(zip(parts, told, strict=True)):
         for at, given in enumerate(part.given):
@@ -279,9 +274,7 @@ def _block_targets(  # noqa: PLR0917  # columns of the calls, in the order in wh
             valid = index >= 0
             ends = np.where(valid, given.end[np.maximum(index, 0)], -np.inf)
             binding = ends > waited_from[wanted]
-            counts = (
-                valid & (binding | np.isin(kinds[wanted], (Block.SYNC, Block.COLLECTIVE))) & (ends > latest[wanted])
-            )
+            counts = valid & (binding | any_of(kinds[wanted], Block.SYNC, Block.COLLECTIVE)) & (ends > latest[wanted])
             chosen = wanted[counts]
             latest[chosen] = ends[counts]
             target_part[chosen] = position

@@ -1,0 +1,158 @@
+"""What `gpudiag profile -- COMMAND` costs outside the window: CPU time, so that it can be told on a busy machine too.
+
+    python benchmarks/attach_costs.py [starts] [steps] [processes]
+
+`starts`: of a process that imports nothing, and of one that imports PyTorch, bare and entered in turn.
+`steps`: in one process, blocks of steps with the hook of gpudiag's and without it in turn: while all ranks are awaited
+(before), and when all is measured (after). `processes`: steps after the window of whole processes, bare and entered in
+turn. Differences are medians of pairs, with the interval that holds the true one at 95 %.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import resource
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+from gpudiag.training.attach.settings import VARIABLE, Settings
+from gpudiag.training.attach.start import ENTRY
+
+ROOT = Path(__file__).parents[1]
+STARTS, PAIRS, PROCESSES = 15, 120, 6
+
+#: Its first argument: how many pairs of blocks, with the hook and without; 0 for the time of a step alone.
+TRAINS = """
+import json, os, random, sys, time
+import torch
+import torch.distributed as dist
+from torch.optim import optimizer as optimizers
+
+torch.manual_seed(7)
+torch.set_num_threads(1)
+if "RANK" in os.environ:
+    dist.init_process_group("gloo")
+    if os.environ["RANK"] == "1":  # never steps, so that all go on waiting for it
+        dist.distributed_c10d._get_default_store().wait(["over"])
+        sys.exit()
+model = torch.nn.Sequential(torch.nn.Linear(256, 256), torch.nn.ReLU(), torch.nn.Linear(256, 256))
+optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+data = torch.randn(128, 256)
+
+def block(steps):
+    begin = time.process_time_ns()
+    for _ in range(steps):
+        optimizer.zero_grad()
+        model(data).square().mean().backward()
+        optimizer.step()
+    return (time.process_time_ns() - begin) / steps / 1e6
+
+block(100)
+pairs = []
+hooks, entered = optimizers._global_optimizer_post_hooks, dict(optimizers._global_optimizer_post_hooks)
+for _ in range(int(sys.argv[1])):
+    times = {}
+    for on in random.sample((False, True), 2):
+        hooks.clear()
+        hooks.update(entered if on else {})
+        times[on] = block(8)
+    pairs.append((times[False], times[True]))
+said = json.dumps(pairs or block(400))
+if "RANK" in os.environ:
+    dist.distributed_c10d._get_default_store().set("over", "1")
+print(said)
+"""
+
+
+def difference(pairs: list[tuple[float, float]]) -> str:
+    """Of the second of each pair to the first."""
+    each = sorted(second - first for first, second in pairs)
+    off = int(0.98 * len(each) ** 0.5)  # order statistics around the median: 1.96 standard deviations of a fair coin
+    low, high = each[max(0, len(each) // 2 - off - 1)], each[min(len(each) - 1, len(each) // 2 + off)]
+    base = statistics.median(first for first, _ in pairs)
+    share = [100 * value / base for value in (statistics.median(each), low, high)]
+    return (
+        f"{base:8.3f} ms bare  {statistics.median(each):+.4f} ms  {share[0]:+.2f} % [{share[1]:+.2f}, {share[2]:+.2f}]"
+    )
+
+
+def told(run_dir: str, *, entered: bool, **more: str) -> dict[str, str]:
+    """The environment of a process."""
+    settings = Settings(run_dir=run_dir, command=("python",), steps=5, warmup=2, patience_s=1e6)
+    inside = {"PYTHONPATH": str(ENTRY), VARIABLE: settings.encode(), "KINETO_LOG_LEVEL": "99"} if entered else {}
+    bare = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    return {**bare, "CUDA_VISIBLE_DEVICES": "", **inside, **more}
+
+
+def starts() -> None:
+    """CPU time and time of whole processes."""
+    for program in ("pass", "import torch"):
+        for _ in range(2):  # caches
+            subprocess.run([sys.executable, "-c", program], env=told("/nowhere", entered=True), check=True)
+        cpu: list[tuple[float, float]] = []
+        wall: list[tuple[float, float]] = []
+        for _ in range(STARTS):
+            spent = {}
+            for entered in random.sample((False, True), 2):
+                before, begin = resource.getrusage(resource.RUSAGE_CHILDREN), time.perf_counter()
+                subprocess.run([sys.executable, "-c", program], env=told("/nowhere", entered=entered), check=True)
+                passed, after = time.perf_counter() - begin, resource.getrusage(resource.RUSAGE_CHILDREN)
+                busy = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+                spent[entered] = (1e3 * busy, 1e3 * passed)
+            cpu.append((spent[False][0], spent[True][0]))
+            wall.append((spent[False][1], spent[True][1]))
+        for name, pairs in (("CPU time", cpu), ("time", wall)):
+            least = [min(values) for values in zip(*pairs, strict=True)]
+            print(
+                f"{program:12} {name:8}  least {least[0]:.1f} and {least[1]:.1f} ms;  {difference(pairs)}", flush=True
+            )
+
+
+def steps() -> None:
+    """The same process with and without the hook."""
+    with tempfile.TemporaryDirectory() as scratch:
+        words = [sys.executable, "-c", TRAINS, str(PAIRS)]
+        after = subprocess.run(words, env=told(scratch, entered=True), check=True, capture_output=True, text=True)
+        print(f"a step after the window   {difference(json.loads(after.stdout))}", flush=True)
+    with tempfile.TemporaryDirectory() as scratch:
+        job = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29611", "GLOO_SOCKET_IFNAME": "lo"}
+        ranks = [
+            subprocess.Popen(
+                words, env=told(scratch, entered=True, RANK=str(r), **job), stdout=subprocess.PIPE, text=True
+            )
+            for r in range(2)
+        ]
+        said = ranks[0].communicate()[0]
+        ranks[1].communicate()
+        print(f"a step before the window  {difference(json.loads(said))}", flush=True)
+
+
+def processes() -> None:
+    """Whole ones, whose windows are over."""
+    pairs = []
+    for _ in range(PROCESSES):
+        times = {}
+        for entered in random.sample((False, True), 2):
+            with tempfile.TemporaryDirectory() as scratch:
+                done = subprocess.run(
+                    [sys.executable, "-c", TRAINS, "0"],
+                    env=told(scratch, entered=entered), check=True, capture_output=True, text=True,
+                )  # fmt: skip
+            times[entered] = float(done.stdout)
+        pairs.append((times[False], times[True]))
+    print(f"a step of a whole process {difference(pairs)}", flush=True)
+
+
+def main() -> None:
+    for part in sys.argv[1:] or ("starts", "steps", "processes"):
+        {"starts": starts, "steps": steps, "processes": processes}[part]()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,155 @@
+"""How often the interval of the step without the profiler holds it: `python benchmarks/interval_coverage.py DIR ...`.
+
+Each directory is looked through for runs (`run.json` with timed steps, `traces/`), for traces beside a `truth.json`
+that names their step, and for recordings of `tests/traces/whole`. Each is analysed from its traces alone, as if nothing
+had been timed, and, where there is a run record, with it; the truth is the mean of the timed steps of the slowest rank.
+
+    --json FILE     write a line for each, with what its interval is made of
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import tempfile
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+from gpudiag.analysis.attribution import attribute
+from gpudiag.analysis.diagnosis.case import Case
+from gpudiag.analysis.diagnosis.interval import interval_ms
+from gpudiag.analysis.diagnosis.outlier_steps import without_outlier_steps
+from gpudiag.analysis.diagnosis.significance import Significance
+from gpudiag.analysis.timeline import build_timeline
+from gpudiag.app.recordings import least_disturbed
+from gpudiag.errors import GpudiagError
+from gpudiag.model.run import RunRecord
+from gpudiag.model.run_directory import find_run_record
+from gpudiag.statistics import wilson
+from gpudiag.trace import read_traces
+from tests.analysis.diagnosis.test_real_traces import UNPROFILED_MS
+from tests.traces.pack import unpack
+
+#: A replay that misses the recorded step by more is not shown at all.
+FAILED = 0.25
+
+
+def main() -> int:
+    """Count, and print the misses."""
+    options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    options.add_argument("directories", nargs="+", type=Path)
+    options.add_argument("--json", type=Path)
+    given = options.parse_args()
+    found: list[dict[str, Any]] = []
+    with tempfile.TemporaryDirectory() as scratch:
+        for one in _recordings(given.directories, Path(scratch)):
+            found.append(one)
+            if given.json is not None:
+                with given.json.open("a", encoding="utf-8") as lines:
+                    lines.write(json.dumps(one) + "\n")
+    for how in ("alone", "timed too"):
+        for where in ("GPUs", "CPU processes"):
+            _print(how, where, [one for one in found if (one["how"], one["where"]) == (how, where)])
+    return 0
+
+
+def _print(how: str, where: str, ones: list[dict[str, Any]]) -> None:
+    if not ones:
+        return
+    misses = [one for one in ones if not one["low"] <= one["true"] <= one["high"]]
+    low, high = wilson(len(ones) - len(misses), len(ones))
+    widths = sorted((one["high"] - one["low"]) / 2 / one["true"] for one in ones)
+    print(
+        f"{how}, {where}: {len(ones) - len(misses)} of {len(ones)} ({100 * low:.0f} to {100 * high:.0f} %), half the "
+        f"interval {100 * widths[len(widths) // 2]:.0f} % of the step in the median, at most {100 * widths[-1]:.0f} %"
+    )
+    for one in misses:
+        print(
+            f"    {one['name']}: recorded {one['recorded']:.1f}, corrected {one['corrected']:.1f}"
+            f" [{one['low']:.1f}, {one['high']:.1f}], timed {one['true']:.1f} ms"
+        )
+
+
+def _recordings(directories: list[Path], scratch: Path) -> Iterator[dict[str, Any]]:
+    seen: set[str] = set()
+    for directory in directories:
+        for told in sorted(directory.rglob("run.json")):
+            traces = told.parent / "traces"
+            record = find_run_record([told.parent]) if traces.is_dir() else None
+            if record is None or record.created in seen or _timed_ms(record) is None:
+                continue
+            seen.add(record.created)
+            yield from _run(f"{directory.name}/{told.parent.name}", told.parent, record)
+        for told in sorted(directory.rglob("truth.json")):
+            truth = json.loads(told.read_text(encoding="utf-8"))
+            if "step_ms_fault" in truth:
+                seen.add(told.parent.name)
+                recorded = sorted(told.parent.glob("*trace.json.gz"))
+                yield from _alone(f"{directory.name}/{told.parent.name}", recorded, float(truth["step_ms_fault"]))
+        for packed in sorted(directory.glob("*.npz")):
+            if packed.stem in UNPROFILED_MS and packed.stem not in seen:
+                where = scratch / packed.stem
+                unpack(packed, where)
+                yield from _alone(packed.stem, sorted(where.iterdir()), UNPROFILED_MS[packed.stem])
+
+
+def _run(name: str, where: Path, record: RunRecord) -> Iterator[dict[str, Any]]:
+    true = _timed_ms(record)
+    assert true is not None
+    yield from _alone(name, sorted(path for path in (where / "traces").iterdir() if path.is_file()), true)
+    try:
+        full = read_traces([where], repeated=True)
+        traces, _ = least_disturbed([where], full, None)
+        timeline = build_timeline(traces)
+    except GpudiagError as error:
+        print(f"{name}: {error}", file=sys.stderr)
+        return
+    yield from _measured(name, "timed too", Case(timeline=timeline, attribution=attribute(timeline), run=record), true)
+
+
+def _alone(name: str, traces: list[Path], true: float) -> Iterator[dict[str, Any]]:
+    try:
+        timeline = build_timeline(read_traces(traces))
+    except GpudiagError as error:
+        print(f"{name}: {error}", file=sys.stderr)
+        return
+    yield from _measured(name, "alone", Case(timeline=timeline, attribution=attribute(timeline)), true)
+
+
+def _measured(name: str, how: str, case: Case, true: float) -> Iterator[dict[str, Any]]:
+    case = without_outlier_steps(replace(case))
+    what_if = case.what_if
+    if what_if is None or abs(what_if.replayed_ms - case.slowest_ms) > FAILED * case.slowest_ms:
+        return
+    said = Significance(case, what_if)
+    interval = interval_ms(said)
+    if interval is None:
+        return
+    yield {
+        "name": name,
+        "how": how,
+        "where": "CPU processes" if all(lane.is_cpu for lane in case.lanes) else "GPUs",
+        "true": true,
+        "recorded": case.slowest_ms,
+        "replayed": what_if.replayed_ms,
+        "corrected": what_if.corrected_ms,
+        "low": interval[0],
+        "high": interval[1],
+        "per_event_ns": what_if.per_event_ns,
+        "chance": said.chance_ms,
+        "steps": [(lane.step_ns / 1e6).tolist() for lane in case.attribution.lanes],
+        "timed": [] if case.run is None else [one.unprofiled.step_ms for one in case.run.ranks if one.unprofiled],
+    }
+
+
+def _timed_ms(record: RunRecord) -> float | None:
+    return max((rank.unprofiled.mean_ms for rank in record.ranks if rank.unprofiled is not None), default=None)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,126 @@
+"""Whether the table and the verdict agree: what explains each bucket of the step, and what nothing does."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from gpudiag.analysis.diagnosis.calibration import SAME_AMOUNT, WARNING_PERCENT
+from gpudiag.analysis.diagnosis.case import Case
+from gpudiag.analysis.diagnosis.replay.edits import (
+    with_host_copies,
+    without_exchange,
+    without_input,
+    without_launch_cost,
+    without_stalls,
+    without_syncs,
+)
+from gpudiag.analysis.diagnosis.replay.what_if import WhatIf
+from gpudiag.analysis.diagnosis.rules.rule import Edit, notable
+from gpudiag.analysis.diagnosis.weigh import Weighed
+from gpudiag.intervals import length
+from gpudiag.model.analysis import BUCKETS, Explained, Finding
+from gpudiag.model.attribution import LaneAttribution
+from gpudiag.units import milliseconds
+
+#: What may keep a device waiting for its host.
+_ON_THE_HOST = (
+    "launch-bound",
+    "host-stall",
+    "straggler",
+    "host-sync",
+    "input-bound",
+    "slow-copy",
+    "communication-bound",
+)
+#: Which findings account for a bucket, and what takes all of it away.
+_BY: dict[str, tuple[tuple[str, ...], tuple[Edit, ...]]] = {
+    "communication_transfer": (("communication-bound", "straggler"), (without_exchange,)),
+    "communication_wait": (("straggler", "communication-bound"), (without_exchange,)),
+    "copy": (("slow-copy", "communication-bound", "host-sync"), (with_host_copies,)),
+    "input": (("input-bound", "straggler"), (without_input,)),
+    "sync": (("host-sync", "slow-copy", "communication-bound", "straggler", "launch-bound"), (without_syncs,)),
+    "launch": (_ON_THE_HOST, (without_launch_cost,)),
+    "idle": (_ON_THE_HOST, (without_input, without_stalls, without_launch_cost, without_syncs)),
+}
+
+
+def pace_setter(case: Case) -> tuple[dict[str, float], float]:
+    """(ms by bucket, step in ms) of the device that waits least for the others: that sets the pace."""
+    lane = _pace_lane(case)
+    if lane is None:
+        return dict.fromkeys(BUCKETS, 0.0), 0.0
+    means = lane.buckets_ns.mean(axis=0)
+    return {name: milliseconds(float(ns)) for name, ns in zip(BUCKETS, means, strict=True)}, milliseconds(
+        float(np.mean(lane.step_ns))
+    )
+
+
+def _pace_lane(case: Case) -> LaneAttribution | None:
+    waiting = BUCKETS.index("communication_wait")
+    lanes = [lane for lane in case.attribution.lanes if len(lane.buckets_ns)]
+    return min(lanes, key=lambda lane: float(lane.buckets_ns[:, waiting].mean()), default=None)
+
+
+def explain(
+    case: Case, what_if: WhatIf, found: Sequence[Weighed], findings: Sequence[Finding]
+) -> tuple[Explained, ...]:
+    """What explains each bucket but compute that takes 5 % of the step or more.
+
+    A finding accounts for as much of it as its removal would gain, and the profiler for what it cost.
+    """
+    buckets, step_ms = pace_setter(case)
+    explained = []
+    for bucket, ms in buckets.items():
+        if bucket == "compute" or 100 * ms < WARNING_PERCENT * step_ms or step_ms <= 0:
+            continue
+        codes, edits = _BY[bucket]
+        by = [one for one in findings if one.code in codes and notable(one.recoverable_ms_per_step or 0.0, step_ms)]
+        left = ms - sum(one.recoverable_ms_per_step or 0.0 for one in by)
+        queued = _queued_ms(case) if bucket == "idle" else 0.0
+        left -= queued
+        names = list(dict.fromkeys(one.code for one in by))
+        enough = max(WARNING_PERCENT / 100 * step_ms, SAME_AMOUNT * ms)
+        if left > enough:
+            recording = min(max(what_if.replayed_ms - what_if.now_ms, 0.0), left)
+            if notable(recording, step_ms):
+                names.append("profiler-overhead")
+                left -= recording
+        if left <= enough:
+            gaps = f"{queued:.1f} ms of it are gaps between kernels that were already queued" if queued else ""
+            explained.append(Explained(bucket=bucket, ms=ms, by=tuple(names), note=gaps))
+            continue
+        behind, note = _hidden(what_if, found, edits, left)
+        names.extend(code for code in behind if code not in names)
+        left = 0.0 if behind else left
+        explained.append(Explained(bucket=bucket, ms=ms, by=tuple(names), unexplained_ms=left, note=note))
+    return tuple(explained)
+
+
+def _queued_ms(case: Case) -> float:
+    """Gaps between ops that stood in a queue, per step, on the device that sets the pace: its own doing."""
+    lane = _pace_lane(case)
+    return 0.0 if lane is None else milliseconds(length(lane.queued) / max(len(lane.step_ns), 1))
+
+
+def _hidden(
+    what_if: WhatIf, found: Sequence[Weighed], edits: Sequence[Edit], left_ms: float
+) -> tuple[tuple[str, ...], str]:
+    """(codes of the findings that hide it, what is said of it) of time that no finding accounts for."""
+    fixed = what_if.corrected
+    for one in found:
+        fixed = one.proposal.edit(what_if, fixed)
+    without = fixed
+    for edit in edits:
+        without = edit(what_if, without)
+    now, alone, before, after = what_if.each_step_ms(
+        [what_if.corrected, edits[0](what_if, what_if.corrected), fixed, without]
+    )
+    codes = tuple(dict.fromkeys(one.finding.code for one in found))
+    if codes and now - alone < left_ms / 2:
+        return codes, (
+            f"hidden behind {', '.join(codes)}: removing it would save {max(now - alone, 0.0):.1f} ms per step now, "
+            f"and {max(before - after, 0.0):.1f} ms once these are fixed"
+        )
+    return (), f"no finding explains {left_ms:.1f} ms of it: something else may take as long at the same time"

@@ -1,0 +1,96 @@
+"""Where the step time without the profiler lies, at 95 %."""
+
+from __future__ import annotations
+
+import math
+import statistics
+
+import numpy as np
+
+from gpudiag.analysis.diagnosis.calibration import AS_RECORDED, PROFILER_SHARE_OF_EVENT
+from gpudiag.analysis.diagnosis.replay.profiler_cost import typical_ns_per_event
+from gpudiag.analysis.diagnosis.significance import Significance, half_width_ms
+from gpudiag.intervals import Intervals, length, subtract, union
+from gpudiag.statistics import student_t
+from gpudiag.units import milliseconds
+
+#: What the profiler costs a host per event is half of what that host takes per event in the median, to this factor at
+#: 95 %: of nine recordings on H200 and H100 hosts whose steps were timed too, it was 0.63 to 1.5 times that (the
+#: logarithm scatters by 0.30; Student's t of eight).
+_HOST_FACTOR = 2.0
+#: On none of them was it more.
+_MOST_NS = 5000.0
+#: Six steps in a row of CPU processes, without a profiler, miss the mean of the same job's steps some seconds earlier
+#: or later by so many times their own scatter at 95 % (124 times, on a machine whose two cores other programs used
+#: too); were steps independent it would be 1.05. By more than a factor e they never missed it.
+_DRIFT_SCATTERS = 6.0
+_DRIFT_STEPS = 6
+_MOST_DRIFT = 1.0
+
+
+def interval_ms(of: Significance) -> tuple[float, float] | None:
+    """Where the step time without the profiler lies, at 95 %, in ms; None of a single step.
+
+    It holds the scatter of the steps, what the replay misses of the recorded step, and what recorded and timed
+    steps differ where the host does not count. Where no steps were timed, also what the profiler may have cost a
+    host of which only this recording is known, and, on CPU processes, how much slower or faster the same machine is
+    at other times. Where steps were timed and the replay does not come to them, it reaches from the one to the
+    other: by so much the recording was another job.
+    """
+    if len(of.slowest_lane_ms) < 2:
+        return None
+    value = of.what_if.corrected_ms
+    missed = abs(of.what_if.replayed_ms - of.case.slowest_ms)
+    if of.timed_ms:
+        half = math.hypot(of.chance_ms, missed) + AS_RECORDED * value
+        timed_ms = max(of.timed_ms, key=statistics.fmean)
+        timed, scatter = statistics.fmean(timed_ms), half_width_ms(timed_ms)
+        return max(min(value - half, timed - scatter), 0.0), max(value + half, timed + scatter)
+    low, high = _by_profiler_cost(of)
+    if all(lane.is_cpu for lane in of.case.lanes):
+        below, above = -value * math.expm1(-_drift(of)), value * math.expm1(_drift(of))
+    else:
+        below = above = of.chance_ms
+    return (
+        max(value - math.hypot(below, missed, value - low) - AS_RECORDED * value, 0.0),
+        value + math.hypot(above, missed, high - value) + AS_RECORDED * value,
+    )
+
+
+def _by_profiler_cost(of: Significance) -> tuple[float, float]:
+    """Between which step times the profiler's cost leaves it open, in ms, where no steps were timed."""
+    usual, typical = of.what_if.per_event_ns, PROFILER_SHARE_OF_EVENT * typical_ns_per_event(of.what_if.graph)
+    least_ns = min(usual, typical or usual) / _HOST_FACTOR
+    most_ns = min(max(usual, typical) * _HOST_FACTOR, max(_MOST_NS, usual))
+    cheap, dear = of.what_if.at_costs([least_ns, most_ns])
+    # What hosts do in calls and threads that record nothing slows as their recorded work does.
+    host = of.what_if.graph.host
+    work = max(float((host.busy - np.minimum(host.slow, host.busy)).sum()), 1.0)
+    share = min(float((host.busy - dear.busy).sum()) / work, 1.0)
+    unseen = share * (_carried_by_hosts_ms(of) + _in_slow_calls_ms(of))
+    value = of.what_if.corrected_ms
+    return max(min(dear.corrected_ms - unseen, value), 0.0), max(cheap.corrected_ms, value)
+
+
+def _carried_by_hosts_ms(of: Significance) -> float:
+    """How long an exchange takes in which neither a device nor a collective of its own is seen at work, in ms."""
+    most = 0.0
+    for lane, found in zip(of.case.lanes, of.case.attribution.lanes, strict=True):
+        seen = union(Intervals(lane.ops.start, lane.ops.end), Intervals(lane.collectives.start, lane.collectives.end))
+        alone = subtract(found.parts["communication_transfer"], seen)
+        most = max(most, milliseconds(length(alone)) / max(len(found.step_ns), 1))
+    return 0.0 if all(lane.is_cpu for lane in of.case.lanes) else most
+
+
+def _in_slow_calls_ms(of: Significance) -> float:
+    """How long a step's hosts are in single calls in which nothing is recorded, in ms: the most of any process."""
+    graph = of.what_if.graph
+    slow = np.bincount(graph.host.process, weights=graph.host.slow)
+    return milliseconds(float(slow.max(initial=0.0))) / max(graph.steps, 1)
+
+
+def _drift(of: Significance) -> float:
+    """By which share (a logarithm) steps of CPU processes are slower or faster at other times, at 95 %."""
+    steps = of.slowest_lane_ms
+    few = student_t(len(steps) - 1) / student_t(_DRIFT_STEPS - 1)
+    return min(_DRIFT_SCATTERS * max(few, 1.0) * statistics.stdev(steps) / statistics.fmean(steps), _MOST_DRIFT)

@@ -1,0 +1,125 @@
+"""Where in a step a host thread is while it records nothing: after which operator, before which, in whose code."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Container
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from gpudiag.analysis.diagnosis.calibration import FEW_SLOW_CALLS, MOST
+from gpudiag.analysis.diagnosis.case import Case
+from gpudiag.analysis.diagnosis.frames import innermost
+from gpudiag.analysis.diagnosis.replay.chains.host_time import (
+    body_span,
+    garbage_collection,
+    silent_stretches,
+    slow_calls,
+)
+from gpudiag.intervals import Intervals, intersect, length, subtract
+from gpudiag.model.event import EventKind, EventTable, Role
+from gpudiag.model.timeline import PAUSE_NS, Lane
+from gpudiag.units import milliseconds
+
+
+class Place(msgspec.Struct, frozen=True, kw_only=True):
+    """One place of the step.
+
+    Attributes:
+        words: "after … and before …", with the function of the user's around it where stacks were recorded.
+        ms_per_step: how long the thread is there, in the mean over steps, of the rank where that is longest.
+        collecting: most of that is garbage collection.
+    """
+
+    words: str
+    ms_per_step: float
+    collecting: bool = False
+
+
+def stalls(case: Case, ranks: Container[int]) -> list[Place]:
+    """Where the training threads of these ranks record nothing, longest first.
+
+    Time before a step's first op and in exchanges is left out.
+    """
+    longest: dict[str, Place] = {}
+    for lane in _processes(case, ranks):
+        events = case.timeline.traces[lane.trace].events
+        collecting = garbage_collection(lane, events)
+        total: dict[str, int] = defaultdict(int)
+        collected: dict[str, int] = defaultdict(int)
+        spans = _silent(lane, events)
+        for start, end in spans.pairs():
+            words = _between(lane, events, start, end)
+            total[words] += end - start
+            collected[words] += length(intersect(Intervals(np.array([start]), np.array([end])), collecting))
+        steps = max(len(lane.window_steps), 1)
+        for words, ns in total.items():
+            place = Place(words=words, ms_per_step=milliseconds(ns / steps), collecting=2 * collected[words] > ns)
+            if words not in longest or longest[words].ms_per_step < place.ms_per_step:
+                longest[words] = place
+    return sorted(longest.values(), key=lambda place: -place.ms_per_step)
+
+
+def slow_operators(case: Case, ranks: Container[int]) -> dict[str, tuple[float, float]]:
+    """Calls that take longer than a pause by themselves, by name: (own ms, calls) per step and process; most first."""
+    own: dict[str, int] = defaultdict(int)
+    calls: dict[str, set[int]] = defaultdict(set)
+    per = 0
+    for index, lane in enumerate(_processes(case, ranks)):
+        events = case.timeline.traces[lane.trace].events
+        slow = slow_calls(lane, events, list(lane.threads))
+        per += max(len(lane.window_steps), 1)
+        for (start, end), row in zip(slow.spans.pairs(), slow.row.tolist(), strict=True):
+            name = events.name_of(row)
+            own[name] += end - start
+            calls[name].add(row * len(case.timeline.traces) + index)
+    found = {name: (milliseconds(ns / per), len(calls[name]) / per) for name, ns in own.items()}
+    return dict(sorted(found.items(), key=lambda item: -item[1][0]))
+
+
+def few_slow_calls(case: Case, ranks: Container[int]) -> dict[str, tuple[float, float]]:
+    """The same, where the first few names have most of it; empty where it is spread over many.
+
+    A thread that loses its core now and then is slow in whatever it does just then.
+    """
+    slow = slow_operators(case, ranks)
+    first = list(slow.values())[:FEW_SLOW_CALLS]
+    return slow if sum(ms for ms, _ in first) >= MOST * sum(ms for ms, _ in slow.values()) else {}
+
+
+def _processes(case: Case, ranks: Container[int]) -> list[Lane]:
+    by_trace = {lane.trace: lane for lane in reversed(case.lanes) if lane.rank in ranks and len(lane.window_steps)}
+    return [by_trace[trace] for trace in sorted(by_trace)]
+
+
+def _silent(lane: Lane, events: EventTable) -> Intervals:
+    launching = [other for other in np.unique(lane.ops.launch_thread).tolist() if other in lane.threads]
+    stretches = silent_stretches(lane, events, list({lane.steps.thread, *launching}), *body_span(lane))
+    return subtract(stretches, lane.host_exchange)
+
+
+def _between(lane: Lane, events: EventTable, start: int, end: int) -> str:
+    """In words what the training thread did before and after a span on the common clock."""
+    start, end = start - lane.shift_ns, end - lane.shift_ns
+    rows = events.rows_of(EventKind.OPERATOR, EventKind.ANNOTATION)
+    rows = rows[(events.thread[rows] == lane.steps.thread) & (events.role[rows] != Role.STEP_MARK)]
+    before = _outermost(events, rows[events.end_ns[rows] <= start], events.end_ns, latest=True)
+    after = _outermost(events, rows[events.start_ns[rows] >= end], events.start_ns, latest=False)
+    parts = [f"after {before}" if before else "", f"before {after}" if after else ""]
+    on_thread = events.thread == lane.steps.thread
+    functions = np.flatnonzero(on_thread & (events.role == Role.USER_FUNCTION))
+    ranges = np.flatnonzero(on_thread & (events.kind == EventKind.ANNOTATION) & (events.role == Role.OTHER))
+    inside = innermost(events, functions, start, end) or innermost(events, ranges, start, end)
+    where = " and ".join(part for part in parts if part) or "between its operators"
+    return f"{where}, in {inside}" if inside else where
+
+
+def _outermost(events: EventTable, rows: NDArray[np.intp], edge: NDArray[np.int64], *, latest: bool) -> str:
+    """The name of the call whose edge is nearest; of several that are nested within a pause of it, the outermost."""
+    if len(rows) == 0:
+        return ""
+    nearest = edge[rows].max() if latest else edge[rows].min()
+    close = rows[np.abs(edge[rows] - nearest) <= PAUSE_NS // 10]
+    return events.name_of(int(close[np.argmax(events.end_ns[close] - events.start_ns[close])]))

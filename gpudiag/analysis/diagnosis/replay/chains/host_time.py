@@ -1,0 +1,148 @@
+"""Where a host thread's time goes: before a step's first op, in single slow calls, or where nothing is recorded."""
+
+from __future__ import annotations
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from gpudiag.analysis.diagnosis.calibration import ELSEWHERE_NS, EVENTS_ELSEWHERE
+from gpudiag.analysis.diagnosis.replay.graph import NONE
+from gpudiag.intervals import Intervals, intersect, lengths_between, subtract, union
+from gpudiag.model.event import EventKind, EventTable, Role
+from gpudiag.model.timeline import PAUSE_NS, Lane
+
+#: Calls nest at most this deep.
+_NESTED = 64
+
+
+class SlowCalls(msgspec.Struct, frozen=True):
+    """Stretches of framework or runtime calls in which a thread recorded nothing for that long.
+
+    Attributes:
+        spans: when, on the common clock, as a set.
+        row: int64[k], the row of the innermost call around each.
+    """
+
+    spans: Intervals
+    row: NDArray[np.int64]
+
+
+def body_span(lane: Lane) -> tuple[int, int]:
+    """From the mark of the first analysed step to the mark after the last, or to its end where it is the last."""
+    steps = lane.steps
+    first = int(np.searchsorted(steps.number, lane.window_steps[0]))
+    after = int(np.searchsorted(steps.number, lane.window_steps[-1])) + 1
+    return int(steps.start[first]), int(steps.start[after]) if after < len(steps) else steps.end
+
+
+def within(spans: Intervals, begin: NDArray[np.int64], end: NDArray[np.int64]) -> NDArray[np.float64]:
+    """Length of the set inside each [begin, end); these must follow one another."""
+    edges = np.empty(2 * len(begin), np.int64)
+    edges[0::2], edges[1::2] = begin, np.maximum(end, begin)
+    return lengths_between(spans, np.maximum.accumulate(edges))[0::2].astype(np.float64)
+
+
+class Silence(msgspec.Struct, frozen=True, kw_only=True):
+    """What of the silent time before each host node is what, in ns: float64[n] each.
+
+    Attributes:
+        opening: between a step's mark and its first op, where a loader without marks waits.
+        elsewhere: other stretches that are long for this host, and collecting garbage wherever that is.
+        short: other stretches: Python between calls.
+    """
+
+    opening: NDArray[np.float64]
+    elsewhere: NDArray[np.float64]
+    short: NDArray[np.float64]
+
+
+def silence(
+    lane: Lane,
+    events: EventTable,
+    threads: list[int],
+    silent: NDArray[np.float64],
+    between: tuple[NDArray[np.int64], NDArray[np.int64]],
+) -> Silence:
+    """What the silent time between each pair of times, which follow one another, is."""
+    none = np.zeros_like(silent)
+    if not silent.any():
+        return Silence(opening=none, elsewhere=none, short=none)
+    opening = np.minimum(within(opening_of_steps(lane, events), *between), silent)
+    stretches = silent_stretches(lane, events, threads, int(between[0][0]), int(between[1][-1]))
+    elsewhere = np.minimum(
+        within(stretches, *between),
+        silent - opening,
+    )
+    return Silence(opening=opening, elsewhere=elsewhere, short=silent - opening - elsewhere)
+
+
+def opening_of_steps(lane: Lane, events: EventTable) -> Intervals:
+    """Between each step's mark and its first op, without fetching of batches that is marked, and collecting garbage."""
+    thread = lane.threads.get(lane.steps.thread)
+    opening = lane.before_first_op
+    return subtract(opening, union(garbage_collection(lane, events), *([thread.input] if thread is not None else [])))
+
+
+def silent_stretches(lane: Lane, events: EventTable, threads: list[int], begin: int, end: int) -> Intervals:
+    """Where none of the threads recorded anything for longer than Python between calls takes; steps' openings left out.
+
+    Looked at is from `begin` to `end`, on the common clock.
+    """
+    present = [lane.threads[thread] for thread in threads if thread in lane.threads]
+    known = [part for thread in present for part in (thread.busy, thread.input, union(thread.blocked))]
+    whole = Intervals(np.array([begin], np.int64), np.array([end], np.int64))
+    spans = subtract(whole, union(*known, opening_of_steps(lane, events)))
+    long = spans.end - spans.start >= elsewhere_ns(lane, events, threads)
+    collecting = intersect(garbage_collection(lane, events), spans)
+    return union(Intervals(spans.start[long], spans.end[long]), collecting)
+
+
+def elsewhere_ns(lane: Lane, events: EventTable, threads: list[int]) -> float:
+    """For how long these threads must record nothing to be elsewhere, in ns: by how fast they record otherwise."""
+    if lane.is_cpu:  # there most of an event is computing
+        return PAUSE_NS
+    begin, end = body_span(lane)
+    rows = events.rows_of(EventKind.OPERATOR, EventKind.RUNTIME, EventKind.ANNOTATION)
+    rows = rows[np.isin(events.thread[rows], threads)]
+    start = np.sort(events.start_ns[rows] + lane.shift_ns, kind="stable")
+    start = start[(start >= begin) & (start < end)]
+    apart = np.diff(start)
+    usual = float(apart[apart < PAUSE_NS].mean()) if (apart < PAUSE_NS).any() else 0.0
+    return min(max(PAUSE_NS, EVENTS_ELSEWHERE * usual), ELSEWHERE_NS)
+
+
+def garbage_collection(lane: Lane, events: EventTable) -> Intervals:
+    """When the process collected garbage, as far as that is marked."""
+    rows = np.flatnonzero(events.role == Role.GARBAGE_COLLECTION)
+    return union(Intervals(events.start_ns[rows] + lane.shift_ns, events.end_ns[rows] + lane.shift_ns))
+
+
+def slow_calls(lane: Lane, events: EventTable, threads: list[int]) -> SlowCalls:
+    """Single calls in the analysed steps that took longer by themselves than Python between calls.
+
+    A call of a millisecond in which nothing else is called is not launching: it plans, compiles, allocates, or has
+    lost its core.
+    """
+    begin, end = body_span(lane)
+    rows = events.rows_of(EventKind.OPERATOR, EventKind.RUNTIME)
+    rows = rows[np.isin(events.thread[rows], threads)]
+    start, stop = events.start_ns[rows] + lane.shift_ns, events.end_ns[rows] + lane.shift_ns
+    inside = (stop > begin) & (start < end)
+    rows, start, stop = rows[inside], start[inside], stop[inside]
+    edges = np.sort(np.concatenate([start, stop]), kind="stable")
+    least = elsewhere_ns(lane, events, threads)
+    long = np.flatnonzero(np.diff(edges) >= least)
+    blocked = union(*(lane.threads[thread].blocked for thread in threads if thread in lane.threads))
+    quiet = subtract(Intervals(np.maximum(edges[long], begin), np.minimum(edges[long + 1], end)), blocked)
+    by_start = np.argsort(start, kind="stable")
+    first_after = np.searchsorted(start[by_start], quiet.start, side="right")
+    around = np.full(len(quiet), NONE, np.int64)
+    for piece, upto in enumerate(first_after.tolist()):
+        near = by_start[max(0, upto - _NESTED) : upto]
+        near = near[stop[near] >= quiet.end[piece]]
+        around[piece] = rows[near[-1]] if len(near) else NONE
+    # A launch that takes long was held up by a full queue.
+    around[np.isin(events.role[around], (Role.LAUNCH, Role.COPY))] = NONE
+    kept = (around != NONE) & (quiet.end - quiet.start >= least)
+    return SlowCalls(Intervals(quiet.start[kept], quiet.end[kept]), around[kept])

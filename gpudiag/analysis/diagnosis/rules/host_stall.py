@@ -1,0 +1,81 @@
+"""host-stall: the training thread stalls within the step."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import partial
+from typing import ClassVar
+
+from gpudiag.analysis.diagnosis.case import Case
+from gpudiag.analysis.diagnosis.examples import DDP, Job, fetch, kernels, silence
+from gpudiag.analysis.diagnosis.places import stalls
+from gpudiag.analysis.diagnosis.replay.edits import without_common_stalls
+from gpudiag.analysis.diagnosis.replay.what_if import WhatIf
+from gpudiag.analysis.diagnosis.rules.advice import Advice, advice_for, pytorch
+from gpudiag.analysis.diagnosis.rules.rule import CannotTell, Examples, Proposal, severity_of
+from gpudiag.model.analysis import Finding
+
+#: How many places are named.
+_MOST_PLACES = 5
+COLLECTING: Advice = (
+    (
+        "Choose when garbage is collected: gc.freeze() after setting up, gc.disable(), and gc.collect() every few "
+        "hundred steps on all ranks at once."
+    ),
+)
+ELSEWHERE: Advice = (
+    "Look at what the loop does there: logging, writing checkpoints, metrics, sleeping, waiting for a lock or a file.",
+    "Do it every N steps, or in a thread of its own.",
+    pytorch("Write checkpoints asynchronously: torch.distributed.checkpoint.async_save."),
+    "To see its name in the report, put a gpudiag.range around it.",
+)
+
+
+class HostStall:
+    """The training thread records nothing in the middle or at the end of its steps, and the devices become idle.
+
+    It logs, saves a checkpoint, collects garbage, or runs Python that calls no framework. The place is named: after
+    which operator and before which, and in which function where stacks were recorded. Time between a step's mark and
+    its first operator is taken to be a loader's and is `input-bound`; a rank that stalls by itself is a `straggler`.
+    """
+
+    code: ClassVar[str] = "host-stall"
+    order: ClassVar[int] = 3
+    title: ClassVar[str] = "The training thread stalls within the step"
+
+    FIRES: ClassVar[Examples] = (
+        ("all ranks log after each step", Job(ranks=2, step=(*DDP, silence(30)))),
+        ("a pause between forward and backward pass", Job(ranks=1, step=(kernels(5), silence(12), kernels(5)))),
+    )
+    SILENT: ClassVar[Examples] = (
+        ("a pause that the device hides", Job(ranks=1, step=(kernels(30), silence(3), kernels(5)))),
+        ("the loader is late", Job(ranks=2, step=(fetch(30), *DDP))),
+        ("one rank logs", Job(ranks=2, step=DDP, extra={1: (kernels(0.1, count=1), silence(30))})),
+    )
+    ABSTAINS: ClassVar[Examples] = ()
+
+    def examine(self, case: Case) -> Iterator[Proposal | CannotTell]:
+        """One proposal: the training threads never stall."""
+        what_if = case.what_if
+        if what_if is not None and what_if.stalled.any():
+            yield Proposal(edit=without_common_stalls, describe=partial(self._describe, case, what_if))
+
+    def _describe(self, case: Case, what_if: WhatIf, gain: float, percent: float) -> Finding:
+        places = stalls(case, case.timeline.ranks_present)
+        first = places[0] if places else None
+        collecting = first is not None and first.collecting
+        where = f" {first.words}" if first is not None else ""
+        what = "garbage collection stalls training" if collecting else "the training thread stalls"
+        return Finding(
+            code=self.code,
+            severity=severity_of(percent),
+            ranks=tuple(sorted(what_if.graph.ranks.values())),
+            cause="garbage collection" if collecting else "unmarked time within the step",
+            recoverable_ms_per_step=gain,
+            recoverable_percent=percent,
+            confidence="high",
+            title=f"{what}{where}, which costs {gain:.1f} ms per step",
+            place=first.words if first is not None else "",
+            evidence={"places_ms_per_step": {place.words: place.ms_per_step for place in places[:_MOST_PLACES]}},
+            advice=advice_for(case.timeline.framework, COLLECTING if collecting else ELSEWHERE),
+        )

@@ -1,0 +1,102 @@
+"""`gpudiag gather`: the ranks that other nodes recorded in directories of their own, brought into one run directory."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import shutil
+import tempfile
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import msgspec
+
+from gpudiag.errors import GpudiagError, UnreadableInputError
+from gpudiag.model.run import RANK_SCHEMA, RUN_SCHEMA, RankRecord, RunRecord
+from gpudiag.model.run_directory import ANALYSIS_FILE, RUN_FILE, read_json
+from gpudiag.model.sanitize import one_line
+from gpudiag.training.session.record import RANKS_DIR, write_rank, write_run
+
+_TRACE = re.compile(r"traces/(light/)?rank\d{1,7}\.(pt\.trace\.json|xplane\.pb)\.gz", re.ASCII)
+_FIRST_HINT = "Give the run directory of rank 0's node first; it alone has that file."
+_HINT = "Copy the other node's run directory here, and give it after that of rank 0's node."
+
+
+def gather(run_dir: Path, others: Sequence[Path]) -> RunRecord:
+    """Copy the records and traces of other nodes' ranks into rank 0's run directory, and return the whole run.
+
+    What is there already of the same run is kept, so that it may be repeated. An older analysis is removed.
+
+    Args:
+        run_dir: the run directory of rank 0's node, where `run.json` is.
+        others: run directories of other nodes, of the same run.
+
+    Raises:
+        UnreadableInputError: there is no run in `run_dir`, or nothing of it in one of the others.
+        GpudiagError: a file cannot be written.
+    """
+    if not (run_dir / RUN_FILE).is_file():
+        raise UnreadableInputError(f"{one_line(str(run_dir))}: holds no {RUN_FILE}", _FIRST_HINT)
+    run = read_json(run_dir / RUN_FILE, RunRecord, RUN_SCHEMA)
+    ranks = {rank.rank: rank for rank in run.ranks}
+    try:
+        for other in others:
+            for rank in _ranks_of(run, other):
+                if rank.rank in ranks:
+                    continue
+                for name in filter(None, (rank.trace, rank.light_trace)):
+                    _copy_trace(other, run_dir, name)
+                write_rank(run_dir, rank)
+                ranks[rank.rank] = rank
+        failed = next((rank for _, rank in sorted(ranks.items()) if rank.error is not None), None)
+        if failed is not None and run.error is None:
+            run = msgspec.structs.replace(run, status="failed", error=f"rank {failed.rank}: {failed.error}")
+        whole = msgspec.structs.replace(run, ranks=tuple(ranks[rank] for rank in sorted(ranks)))
+        write_run(run_dir, whole)
+        (run_dir / ANALYSIS_FILE).unlink(missing_ok=True)
+    except OSError as error:
+        why = f"cannot gather into {run_dir}: {error.strerror or error}"
+        raise GpudiagError(why, "Check its permissions.") from error
+    return whole
+
+
+def _ranks_of(run: RunRecord, other: Path) -> list[RankRecord]:
+    """The records of a node's ranks that are of this run.
+
+    Raises:
+        UnreadableInputError: there are none.
+    """
+    name = one_line(str(other))
+    found = list(_records(other))
+    if not found:
+        raise UnreadableInputError(f"{name}: holds no records of ranks", _HINT)
+    mine = [rank for rank in found if rank.run_id == run.run_id and run.run_id and rank.rank < run.world_size]
+    if not mine:
+        raise UnreadableInputError(f"{name}: its ranks are of another run", _HINT)
+    return mine
+
+
+def _records(other: Path) -> Iterator[RankRecord]:
+    with contextlib.suppress(OSError):
+        for path in sorted((other / RANKS_DIR).glob("rank*.json")):
+            with contextlib.suppress(UnreadableInputError):
+                yield read_json(path, RankRecord, RANK_SCHEMA)
+
+
+def _copy_trace(other: Path, run_dir: Path, name: str) -> None:
+    """Copy one trace whole or not at all; what is no trace's name, no plain file or not there is left where it is."""
+    source = other / name
+    if not _TRACE.fullmatch(name) or source.is_symlink() or not source.is_file():
+        return
+    target = run_dir / name
+    target.parent.mkdir(parents=True, exist_ok=True)
+    handle, part = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.")
+    try:
+        with os.fdopen(handle, "wb") as file, source.open("rb") as data:
+            shutil.copyfileobj(data, file)
+        Path(part).chmod(0o644)
+        Path(part).replace(target)
+    except BaseException:
+        Path(part).unlink(missing_ok=True)
+        raise

@@ -1,0 +1,249 @@
+"""The faults that the selftest puts into a clean job."""
+
+from __future__ import annotations
+
+from gpudiag.app.selftest.entry import CatalogueEntry
+
+UNMARKED = "unmarked time at the start of the step"
+SYNCHRONIZATIONS = ("aten::item", "aten::_local_scalar_dense", "cudaStreamSynchronize")
+IMAGES = ("resnet50", "resnet20-cifar")
+
+#: Those of `--quick`.
+QUICK = (
+    CatalogueEntry(
+        name="none",
+        summary="nothing: no alarm may be raised",
+        kind="none",
+        code=None,
+        gpu_amount=0.0,
+        cpu_amount=0.0,
+    ),
+    # On a GPU the host is ahead by most of a step, and a loader must be later than that to cost anything.
+    CatalogueEntry(
+        name="late-loader",
+        summary="each batch comes late on all ranks, from a loader without marks",
+        kind="late-loader",
+        code="input-bound",
+        causes=("loader", UNMARKED),
+        gpu_amount=1.2,
+        cpu_amount=0.8,
+    ),
+    CatalogueEntry(
+        name="late-loader-marked",
+        summary="the same, from a loader that gpudiag.profile marks",
+        kind="late-loader",
+        code="input-bound",
+        causes=("loader",),
+        gpu_amount=1.2,
+        cpu_amount=0.8,
+        marked=True,
+    ),
+    CatalogueEntry(
+        name="late-loader-one",
+        summary="each batch comes late on one rank",
+        kind="late-loader",
+        code="straggler",
+        causes=("input",),
+        gpu_amount=1.2,
+        cpu_amount=0.8,
+        one_rank=True,
+        several=True,
+    ),
+    CatalogueEntry(
+        name="slow-compute-one",
+        summary="one rank computes more than the others",
+        kind="extra-compute",
+        code="straggler",
+        causes=("compute",),
+        gpu_amount=0.6,
+        cpu_amount=0.8,
+        one_rank=True,
+        several=True,
+    ),
+    CatalogueEntry(
+        name="pageable-copies",
+        summary="a tensor is copied to the GPU from pageable memory each step",
+        kind="pageable-copies",
+        code="slow-copy",
+        causes=("pageable memory",),
+        gpu_amount=0.4,
+    ),
+    # Its size is the number of layers.
+    CatalogueEntry(
+        name="sync",
+        summary="an .item() before and after each layer's forward",
+        kind="syncs",
+        code="host-sync",
+        causes=SYNCHRONIZATIONS,
+        gpu_amount=1.0,
+        # Functions on a CPU end when their work is done: it costs nothing, and no alarm may come of it.
+        cpu_amount_in={"tensorflow": 1.0},
+    ),
+    CatalogueEntry(
+        name="tiny-kernels",
+        summary="a stack of tiny layers is launched one by one, not as a CUDA graph",
+        kind="tiny-kernels",
+        code="launch-bound",
+        causes=("tiny kernels",),
+        gpu_amount=1.2,
+    ),
+    CatalogueEntry(
+        name="slow-exchange",
+        summary="gradients are exchanged together with many times their size",
+        kind="slow-exchange",
+        code="communication-bound",
+        causes=("transfer",),
+        gpu_amount=1.0,
+        cpu_amount=0.8,
+        several=True,
+    ),
+    # As many busy programs on that core.
+    CatalogueEntry(
+        name="pinned-core-one",
+        summary="one rank shares a single core with busy programs",
+        kind="pinned-core",
+        code="straggler",
+        causes=("launch",),
+        cpu_causes=("compute",),
+        gpu_amount=3.0,
+        cpu_amount=1.0,
+        one_rank=True,
+        several=True,
+    ),
+    CatalogueEntry(
+        name="no-p2p",
+        summary="gradients are exchanged without peer access",
+        kind="whole-exchange",
+        code="communication-bound",
+        causes=("transfer",),
+        gpu_amount=0.0,
+        several=True,
+        p2p=False,
+    ),
+)
+
+MORE = (
+    # Each sample waits for storage, so that the workers together make fewer batches than are trained on.
+    CatalogueEntry(
+        name="too-few-workers",
+        summary="a DataLoader's workers cannot keep up",
+        kind="too-few-workers",
+        code="input-bound",
+        causes=("loader", "too few workers", UNMARKED),
+        gpu_amount=0.8,
+        cpu_amount=2.0,
+        workloads=IMAGES,
+    ),
+    CatalogueEntry(
+        name="rank0-logs",
+        summary="rank 0 writes metrics to a file after each step",
+        kind="logs",
+        code="straggler",
+        causes=("stall",),
+        gpu_amount=1.2,
+        cpu_amount=0.8,
+        first_rank=True,
+        several=True,
+        workloads=IMAGES,
+    ),
+    # From a GPU a checkpoint is copied first.
+    CatalogueEntry(
+        name="rank0-saves",
+        summary="rank 0 saves a checkpoint after each step",
+        kind="saves",
+        code="straggler",
+        causes=("stall", "copy"),
+        cpu_causes=("stall",),
+        gpu_amount=1.2,
+        cpu_amount=0.8,
+        first_rank=True,
+        several=True,
+        workloads=("gpt", "resnet20-cifar"),
+    ),
+    CatalogueEntry(
+        name="gc-one-rank",
+        summary="one rank collects garbage in a large heap before each update",
+        kind="collections",
+        code="straggler",
+        causes=("stall",),
+        gpu_amount=1.2,
+        cpu_amount=0.8,
+        one_rank=True,
+        several=True,
+        workloads=("gpt", "resnet20-cifar"),
+    ),
+    CatalogueEntry(
+        name="item-between-layers",
+        summary="the largest value of each block's output is read as soon as it is there",
+        kind="between-layers",
+        code="host-sync",
+        causes=SYNCHRONIZATIONS,
+        gpu_amount=1.0,
+        workloads=("gpt",),
+    ),
+    # Who is late changes from step to step. With two ranks both are, by turns.
+    CatalogueEntry(
+        name="varying-lengths",
+        summary="in each step another rank has the longest sequences, or the most images",
+        kind="varying-lengths",
+        code="straggler",
+        causes=("compute",),
+        gpu_amount=0.5,
+        cpu_amount=0.6,
+        several=True,
+        workloads=("gpt", "resnet20-cifar"),
+    ),
+    CatalogueEntry(
+        name="looped-optimizer",
+        summary="an optimizer updates many small parameters one by one (foreach=False)",
+        kind="looped-optimizer",
+        code="launch-bound",
+        causes=("tiny kernels", "Python and framework overhead"),
+        gpu_amount=1.2,
+        workloads=("resnet50",),
+    ),
+    # The size is that of the batch.
+    CatalogueEntry(
+        name="float64-batches",
+        summary="batches come in float64 from pageable memory, and the device converts them",
+        kind="double-batches",
+        code="slow-copy",
+        causes=("pageable memory",),
+        gpu_amount=1.0,
+        workloads=("resnet50",),
+    ),
+    # Each waits for the device: copied together and from pinned memory they would cost nothing.
+    CatalogueEntry(
+        name="many-small-copies",
+        summary="hundreds of small tensors are copied to the GPU one by one each step",
+        kind="small-copies",
+        code="slow-copy",
+        or_else={
+            "host-sync": ("aten::to", "aten::copy_", "aten::_to_copy", "cudaMemcpyAsync", "cudaStreamSynchronize")
+        },
+        gpu_amount=0.5,
+        workloads=("resnet50",),
+    ),
+    CatalogueEntry(
+        name="busy-core-one",
+        summary="one rank shares a single core with one busy program",
+        kind="pinned-core",
+        code="straggler",
+        causes=("launch",),
+        gpu_amount=1.0,
+        one_rank=True,
+        several=True,
+        workloads=("gpt",),
+    ),
+    # PyTorch's layer looks at the counts it gathers, for which the host waits; then it launches what comes after.
+    CatalogueEntry(
+        name="sync-batchnorm",
+        summary="SyncBatchNorm in place of each batch norm",
+        kind="sync-batchnorm",
+        code="host-sync",
+        or_else={"communication-bound": (), "launch-bound": ()},
+        gpu_amount=1.0,
+        several=True,
+        workloads=("resnet50",),
+    ),
+)

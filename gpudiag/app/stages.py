@@ -1,0 +1,169 @@
+"""The stages of an analysis put together: from the traces of one job to what is said of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import msgspec
+
+from gpudiag.analysis.attribution import attribute
+from gpudiag.analysis.attribution.portions import summarise_portions
+from gpudiag.analysis.attribution.summary import (
+    summarise_clocks,
+    summarise_collectives,
+    summarise_devices,
+    summarise_kernels,
+    summarise_operators,
+    summarise_steps,
+    summarise_waits,
+)
+from gpudiag.analysis.diagnosis.case import Case
+from gpudiag.analysis.diagnosis.engine import diagnose
+from gpudiag.analysis.diagnosis.interval import interval_ms
+from gpudiag.analysis.diagnosis.outlier_steps import without_outlier_steps
+from gpudiag.analysis.diagnosis.significance import Significance
+from gpudiag.analysis.diagnosis.timed_steps import recording_cost, recording_doubts, timed_ranks
+from gpudiag.analysis.timeline import build_timeline
+from gpudiag.errors import UnreadableInputError
+from gpudiag.model.analysis import Analysis, Source, Steps, Validity
+from gpudiag.model.attribution import Attribution
+from gpudiag.model.event import Trace
+from gpudiag.model.facts import Facts
+from gpudiag.model.probed import beside_probe, transport_of
+from gpudiag.model.run import RunRecord
+from gpudiag.model.run_directory import find_facts_file, find_inference, find_run_record
+from gpudiag.model.timeline import Timeline
+
+
+def analysis_of_traces(
+    traces: Sequence[Trace],
+    paths: Sequence[Path | str],
+    *,
+    world_size: int | None,
+    unused: tuple[Validity, ...],
+    keep: Callable[[Timeline, Attribution], None] | None,
+) -> Analysis:
+    """What is said of these traces.
+
+    Args:
+        traces: one per process.
+        paths: where they were found, and with them what else is known of the run.
+        world_size: number of ranks, where the traces do not say.
+        unused: what was not read, and why.
+        keep: called with what the analysis is made of.
+
+    Raises:
+        UnreadableInputError: nothing in the traces can be analysed.
+    """
+    timeline = build_timeline(traces, world_size)
+    attribution = attribute(timeline)
+    if keep is not None:
+        keep(timeline, attribution)
+    run = find_run_record(paths)
+    facts, unread = _facts_of_run(paths)
+    case = without_outlier_steps(Case(timeline=timeline, attribution=attribution, run=run, facts=facts))
+    diagnosis = diagnose(case)
+    if _input_only(run):  # which waits for nothing but its input, and has nothing to compute
+        diagnosis = msgspec.structs.replace(diagnosis, findings=(), next=(), explained=())
+    findings = diagnosis.findings
+    collectives = summarise_collectives(timeline)
+    if facts is not None and not _input_only(run):
+        from gpudiag.analysis.diagnosis.hardware import examine_facts  # noqa: PLC0415  # bare traces do without
+
+        collectives = beside_probe(collectives, facts, transport_of(run))
+        if any(finding.code == "communication-bound" for finding in findings):
+            from gpudiag.app.other_strategies import beside_other_strategies  # noqa: PLC0415  # as seldom
+
+            findings = beside_other_strategies(findings, run, facts)
+        # These carry no time of their own, so they come after those that do.
+        findings = (*findings, *examine_facts(facts))
+    return Analysis(
+        framework=timeline.framework,
+        world_size=timeline.world_size,
+        ranks_present=timeline.ranks_present,
+        steps=_steps(summarise_steps(timeline, attribution), run, case, rejected=diagnosis.rejected),
+        devices=summarise_devices(timeline, attribution),
+        clocks=summarise_clocks(timeline),
+        waits=summarise_waits(timeline, attribution),
+        findings=findings,
+        next=diagnosis.next,
+        explained=diagnosis.explained,
+        validity=(*timeline.validity, *diagnosis.validity, *unread, *unused, *recording_doubts(run)),
+        collectives=collectives,
+        kernels=summarise_kernels(timeline),
+        operators=summarise_operators(timeline),
+        portions=summarise_portions(timeline, attribution),
+        source=_source(paths, run),
+        timed=timed_ranks(run),
+        recording=recording_cost(run),
+        inference=find_inference(paths),
+    )
+
+
+def _facts_of_run(paths: Sequence[Path | str]) -> tuple[Facts | None, tuple[Validity, ...]]:
+    """The facts beside the run record, if there are any; ones that cannot be read cost their figures only."""
+    path = find_facts_file(paths)
+    if path is None:
+        return None, ()
+    from gpudiag.machine.facts_file import load_facts  # noqa: PLC0415  # bare traces do without
+
+    try:
+        return load_facts(path), ()
+    except UnreadableInputError as error:
+        return None, (Validity(code="repaired-input", message=f"the machine's facts are left out: {error}"),)
+
+
+def _steps(steps: Steps, run: RunRecord | None, case: Case, *, rejected: bool) -> Steps:
+    what_if = None if rejected else case.what_if
+    corrected_ms = None if what_if is None else what_if.corrected_ms
+    unprofiled = None
+    times: tuple[float, ...] = ()
+    reasons = {}
+    if corrected_ms is None:
+        reasons["corrected_mean_ms"] = "the trace needs two marked steps or more with kernel launches"
+    if run is None:
+        reasons["unprofiled_mean_ms"] = (
+            "only traces were given; `gpudiag profile` times the same steps without profiling first"
+        )
+    else:
+        timed = [rank.unprofiled for rank in run.ranks if rank.unprofiled is not None]
+        if timed:
+            slowest = max(timed, key=lambda rank: rank.mean_ms)
+            unprofiled, times = slowest.mean_ms, slowest.step_ms
+        else:
+            reasons["unprofiled_mean_ms"] = "the run ended before its timed steps were done"
+    return Steps(
+        analysed=steps.analysed,
+        mean_ms=steps.mean_ms,
+        median_ms=steps.median_ms,
+        unprofiled_mean_ms=unprofiled,
+        corrected_mean_ms=corrected_ms,
+        corrected_interval_ms=None if what_if is None else interval_ms(Significance(case, what_if)),
+        reasons=reasons,
+        unprofiled_times_ms=times,
+    )
+
+
+def _input_only(run: RunRecord | None) -> bool:
+    return run is not None and run.options.get("model") == "none"
+
+
+def _source(paths: Sequence[Path | str], run: RunRecord | None) -> Source:
+    names = tuple(str(path) for path in paths)
+    if run is None:
+        return Source(paths=names)
+    means = [rank.unprofiled.mean_ms for rank in run.ranks if rank.unprofiled is not None]
+    samples = None
+    if means and run.batch_size_per_device:
+        samples = run.batch_size_per_device * run.world_size * 1000 / max(means)
+    return Source(
+        paths=names,
+        workload=run.workload,
+        strategy=run.strategy,
+        batch_size_per_device=run.batch_size_per_device,
+        samples_per_s=samples,
+        input_only=_input_only(run),
+        software=run.software,
+        hosts=tuple(dict.fromkeys(rank.host for rank in run.ranks)),
+    )

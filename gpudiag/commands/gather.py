@@ -1,0 +1,28 @@
+"""`gpudiag gather`: one run directory of those that several nodes wrote."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+EXAMPLES = (
+    ("gpudiag gather run-dir run-dir-of-node1", "after `scp -r node1:run-dir run-dir-of-node1`"),
+    ("gpudiag gather /scratch/node0/run /scratch/node*/run", "of many nodes"),
+)
+
+
+def gather(
+    run: Annotated[Path, typer.Argument(metavar="RUN", help="The run directory of rank 0's node.", show_default=False)],
+    others: Annotated[
+        list[Path],
+        typer.Argument(metavar="OTHER...", help="Those that other nodes wrote in the same run.", show_default=False),
+    ],
+) -> None:
+    """Bring the ranks of several nodes into one run directory.
+
+    For runs whose nodes share no file system. Ranks of another run are refused; what is there already stays.
+    """
+    from gpudiag.app.gather import gather as bring
+
+    whole = bring(run, others)
+    typer.echo(f"{len(whole.ranks)} of {whole.world_size} ranks are in {run}; next: gpudiag analyze {run}", err=True)

@@ -1,0 +1,105 @@
+"""The steps that the page's timeline draws: one as JSON, the others packed until somebody chooses them."""
+
+from __future__ import annotations
+
+import base64
+import gzip
+from itertools import pairwise
+from typing import Any
+
+import msgspec
+
+from gpudiag.model.analysis import BUCKETS
+from gpudiag.model.sanitize import one_line
+from gpudiag.model.step_view import UNMARKED_INPUT, StepView, Track
+from gpudiag.report import figures
+from gpudiag.report.palette import LABELS
+
+#: The script counts in these: what is shorter is below a pixel at any zoom, and digits are most of a page.
+_TICK_NS = 100
+_LONGEST_NAME = 160
+ASSUMED_INPUT = "no events: assumed data loading"
+
+
+def steps_part(step: StepView) -> dict[str, Any]:
+    """The template's variables; `step_json`, `buckets_json` and `others_packed` are escaped already.
+
+    `others_packed` is gzipped JSON in base64, of the same kind as `step_json` in a list and without the names.
+    """
+    shown = sorted(
+        [(step, -1), *((other, place) for place, other in enumerate(step.others))], key=lambda one: one[0].step
+    )
+    names = [one_line(name)[:_LONGEST_NAME] for name in step.names]
+    others = msgspec.json.encode([_drawn(other) for other in step.others])
+    return {
+        "step_json": _json({**_drawn(step), "names": names}),
+        "buckets_json": _json(BUCKETS),
+        "others_packed": base64.b64encode(gzip.compress(others, mtime=0)).decode() if step.others else "",
+        "steps": [(place, _choice(one, place < 0), _words(one)) for one, place in shown],
+        "step_words": _words(step),
+        "step_legend": _legend(step),
+    }
+
+
+def _drawn(step: StepView) -> dict[str, Any]:
+    """A step as the script reads it: times in ticks, starts as differences from the start before."""
+    ranks = [
+        {
+            "rank": rank.rank,
+            "device": one_line(rank.device)[:_LONGEST_NAME],
+            "begin": rank.begin // _TICK_NS,
+            "end": rank.end // _TICK_NS,
+            "tracks": [_track(track) for track in rank.tracks],
+        }
+        for rank in step.ranks
+    ]
+    waits = [(wait.rank, wait.on_rank, wait.start // _TICK_NS, wait.length // _TICK_NS) for wait in step.waits]
+    return {"step": step.step, "length": step.length // _TICK_NS, "ranks": ranks, "waits": waits}
+
+
+def _track(track: Track) -> dict[str, Any]:
+    starts = [round(start / _TICK_NS) for start in track.start]
+    ends = [round((start + length) / _TICK_NS) for start, length in zip(track.start, track.length, strict=True)]
+    return {
+        "kind": track.kind,
+        "label": one_line(track.label)[:_LONGEST_NAME],
+        "start": [after - before for before, after in pairwise([0, *starts])],
+        "length": [end - start for start, end in zip(starts, ends, strict=True)],
+        "name": track.name,
+        "colour": track.colour,
+        "depth": track.depth if any(track.depth) else (),
+    }
+
+
+def _choice(step: StepView, typical: bool) -> str:
+    longest = max((rank.end - rank.begin for rank in step.ranks), default=0)
+    return f"step {step.step}: {figures.milliseconds(longest / 1e6)} ms{', typical' if typical else ''}"
+
+
+def _words(step: StepView) -> str:
+    left_out = sum(track.left_out for rank in step.ranks for track in rank.tracks)
+    length = figures.milliseconds(step.length / 1e6)
+    words = f"Step {step.step}: {length} ms from its start on the first rank to its end on the last."
+    if step.ranks_left_out:
+        words += f" {step.ranks_left_out} more ranks are not drawn."
+    if left_out:
+        words += f" {left_out} spans too short to see are left out."
+    return words
+
+
+def _legend(step: StepView) -> list[tuple[str, str]]:
+    tracks = [track for rank in step.ranks for track in rank.tracks]
+    seen = {colour for track in tracks if track.kind == "buckets" for colour in track.colour}
+    buckets = [(LABELS[bucket], bucket) for index, bucket in enumerate(BUCKETS) if index in seen]
+    if any(step.names[name] == UNMARKED_INPUT for track in tracks if track.kind == "buckets" for name in track.name):
+        buckets.append((ASSUMED_INPUT, "unmarked"))
+    if step.waits:
+        buckets.append(("others wait for this rank", "waited"))
+    device = [("communication kernel", "communication")] if any(track.kind == "device" for track in tracks) else []
+    return [*buckets, *device, ("host operator", "operator"), ("range", "annotation"), ("CUDA call", "runtime")]
+
+
+def _json(noun: object) -> str:
+    """JSON that cannot end the script element it stands in."""
+    text = msgspec.json.encode(noun).decode()
+    return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")

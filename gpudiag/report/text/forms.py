@@ -1,0 +1,89 @@
+"""The forms of earlier benchmarks in a terminal, as Markdown, as CSV."""
+
+from __future__ import annotations
+
+import csv
+import io
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from gpudiag.model.benchmarks.form_table import Column, FormTable, FormTables, Value
+from gpudiag.model.sanitize import not_a_formula, one_line
+from gpudiag.report import figures
+from gpudiag.report.layout import heading, print_trimmed
+from gpudiag.report.scaling.text import escaped, table
+
+
+def render_forms(result: FormTables, console: Console) -> None:
+    """Print every form, or what would have to be measured for it."""
+    for form in result.tables:
+        console.print(heading(form.title))
+        if form.rows:
+            drawn = Table(box=None, padding=(0, 2, 0, 0))
+            for column in form.columns:
+                drawn.add_column(
+                    one_line(column.heading), justify="left" if column.kind == "word" else "right", overflow="fold"
+                )
+            for row in _cells(form):
+                drawn.add_row(*map(Text, row))
+            print_trimmed(console, drawn)
+        for line in _below(form):
+            console.print(Text(line, style="dim"))
+        console.print()
+    for line in result.left_out:
+        console.print(Text(f"Left out: {one_line(line)}", style="yellow"))
+
+
+def to_markdown(result: FormTables) -> str:
+    """A page: the machines, then every form."""
+    several = len(result.machines) > 1
+    lines = ["# In the forms of earlier benchmarks", ""]
+    for source, machine in result.machines.items():
+        lines += [f"{f'{escaped(source)}: ' if several else ''}{escaped(machine)}.", ""]
+    for form in result.tables:
+        left = sum(column.kind == "word" for column in form.columns)
+        lines += [f"## {escaped(form.title)}", ""]
+        if form.rows:
+            lines += [*table([column.heading for column in form.columns], _cells(form), left=left), ""]
+        lines += [part for line in _below(form) for part in (escaped(line), "")]
+    lines += [f"- Left out: {escaped(line)}" for line in result.left_out]
+    return "\n".join([*lines, ""]).rstrip("\n") + "\n"
+
+
+def to_csv_rows(form: FormTable) -> str:
+    """The form with its figures in full; missing ones are empty."""
+    written = io.StringIO()
+    rows = csv.writer(written, lineterminator="\n")
+    rows.writerow([_safe(column.heading) for column in form.columns])
+    rows.writerows([["" if value is None else _safe(value) for value in row] for row in form.rows])
+    return written.getvalue()
+
+
+def _below(form: FormTable) -> list[str]:
+    if not form.rows:
+        return [f"Not measured: {form.missing}."]
+    return [form.note] if form.note else []
+
+
+def _cells(form: FormTable) -> list[list[str]]:
+    return [[_cell(column, value) for column, value in zip(form.columns, row, strict=True)] for row in form.rows]
+
+
+def _cell(column: Column, value: Value) -> str:
+    if value is None:
+        return ""
+    if isinstance(value, str):
+        return one_line(value)
+    if column.kind == "count":
+        return figures.thousands(value)
+    if column.kind == "ratio":
+        return f"{value:.2f}x"
+    if column.kind == "percent":
+        return f"{value:.2f} %"
+    return figures.throughput(value)
+
+
+def _safe(value: Value) -> Value:
+    return not_a_formula(one_line(value)) if isinstance(value, str) else value

@@ -1,0 +1,215 @@
+"""A process of the command that trains: from its first optimizer step to the end of the measuring."""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import logging
+import os
+import sys
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from gpudiag.training.attach.attached_session import OWN_PROFILER, AttachedSession
+from gpudiag.training.attach.boundaries import Boundaries, Call
+from gpudiag.training.attach.entered_process import Entered
+from gpudiag.training.attach.main_thread import in_main_thread, raise_in_main_thread
+from gpudiag.training.attach.roll_call import RollCall
+from gpudiag.training.frameworks.pytorch.store import job_store
+from gpudiag.training.session.place import Place, this_place
+from gpudiag.training.session.progress import ProgressSender
+
+_OUT_OF_STEP = "the ranks do not take their steps together: this one was past the step at which all were to begin"
+
+
+class Attachment:
+    """Takes each call of an optimizer, finds the steps, agrees with the other ranks on the first, and measures."""
+
+    def __init__(self, entered: Entered) -> None:
+        self._entered = entered
+        self._pid = os.getpid()
+        self._boundaries = Boundaries()
+        self._optimizers: dict[int, str] = {}
+        self._steps = 0
+        self._place: Place | None = None
+        self._roll_call: RollCall | None = None
+        self._session: AttachedSession | None = None
+        self._in_main = threading.Lock()
+        #: Nodes of autograd's graph that each thread has made: more of them mean a forward pass.
+        self._nodes: dict[int, int] = {}
+        # What the session has to say goes to the program that started the command, not into the program's own log.
+        log = logging.getLogger("gpudiag")
+        log.addHandler(logging.NullHandler())
+        log.propagate = False
+
+    def stepped(self, optimizer: Any) -> None:
+        """An optimizer has stepped, in whichever thread. Raises SystemExit when the command is to end."""
+        if os.getpid() != self._pid or _capturing():
+            return
+        name = type(optimizer).__name__
+        if not _in_graph_task() and self._trains_here():
+            self._call(id(optimizer), name)
+        elif self._in_main.acquire(blocking=False):
+            # Within backward, maybe on a thread of autograd's: profilers belong to the thread that trains, which goes
+            # on when backward returns.
+            _when_backward_ends(lambda: self._later(id(optimizer), name))
+
+    def _later(self, optimizer: int, name: str) -> None:
+        if not in_main_thread(lambda: self._returned(optimizer, name)):
+            self._in_main.release()
+
+    def _returned(self, optimizer: int, name: str) -> None:
+        self._in_main.release()
+        try:
+            self._call(optimizer, name)
+        except SystemExit as stop:
+            raise_in_main_thread(type(stop))
+
+    def _trains_here(self) -> bool:
+        thread = threading.get_ident()
+        return thread == threading.main_thread().ident or (_nodes_made() or 0) > self._nodes.get(thread, 0)
+
+    def _call(self, optimizer: int, name: str) -> None:
+        made = _nodes_made()
+        thread = threading.get_ident()
+        after_forward = made is None or made > self._nodes.get(thread, 0)
+        self._nodes[thread] = made or 0
+        self._optimizers.setdefault(optimizer, name)
+        if not self._boundaries.ends_step(Call(optimizer, after_forward)):
+            return
+        self._steps += 1
+        self._entered.ours.making = True
+        try:
+            self._step()
+        except Exception as error:
+            self._tell(f"{type(error).__name__}: {error}")
+            self._over()
+            raise
+        finally:
+            self._entered.ours.making = False
+
+    def _step(self) -> None:
+        if self._session is None and not self._begins():
+            return
+        assert self._session is not None  # noqa: S101  # opened by _begins
+        if not self._session.boundary():
+            self._measured()
+
+    def _begins(self) -> bool:
+        """Is this the step at which all ranks begin? Then the session is open."""
+        if self._roll_call is None:
+            place = self._place = this_place()
+            if not claim(Path(self._entered.told.run_dir), place.rank):
+                self._over()
+                return False
+            self._roll_call = RollCall(
+                rank=place.rank,
+                world_size=place.world_size,
+                store=job_store(place),
+                own_profiler=self._entered.own_profiler,
+            )
+        start = self._roll_call.look(self._steps)
+        if start is None or self._steps < start.step:
+            return False
+        if self._steps > start.step:
+            self._tell(_OUT_OF_STEP)
+            self._over()
+            return False
+        self._entered.measuring = True
+        if self._entered.looking is not None:
+            self._entered.looking()
+        entered, optimizer = self._entered, self._optimizers[self._boundaries.optimizer or 0]
+        session = AttachedSession(
+            entered.told,
+            self._boundaries,
+            optimizer=optimizer,
+            recorded=start.recorded,
+            yields=lambda: entered.own_profiler,
+        )
+        session.__enter__()
+        self._session = session
+        entered.on_own_profiler = session.give_up_recording
+        atexit.register(self._at_exit)
+        if "multiprocessing.util" in sys.modules:  # whose children do not come to what is registered with atexit
+            sys.modules["multiprocessing.util"].Finalize(None, self._at_exit, exitpriority=0)
+        if not start.recorded:
+            self._tell(OWN_PROFILER)
+        return True
+
+    def _measured(self) -> None:
+        """All is measured: the rest is written beside the training, or before the command ends."""
+        session = self._over()
+        if session is None:
+            return
+        if self._entered.told.stop:
+            session.end()
+            raise SystemExit(0)
+        try:
+            threading.Thread(target=session.end, name="gpudiag-end").start()
+        except RuntimeError:  # at the interpreter's end
+            session.end(at_exit=True)
+
+    def _at_exit(self) -> None:
+        session = self._over() if os.getpid() == self._pid else None
+        if session is not None:
+            with contextlib.suppress(Exception):
+                session.end(getattr(sys, "last_value", None), at_exit=True)
+
+    def _over(self) -> AttachedSession | None:
+        self._entered.handler = self._entered.on_own_profiler = None
+        session, self._session = self._session, None
+        return session
+
+    def _tell(self, words: str) -> None:
+        rank = self._place.rank if self._place is not None else 0
+        progress = ProgressSender(rank)
+        progress.note(f"rank {rank}: {words}")
+        progress.tell("starting")
+
+
+def claim(run_dir: Path, rank: int) -> bool:
+    """Whether this process is the first of its rank, in this attempt of the job."""
+    attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+    path = run_dir / "ranks" / f".rank{rank}.{attempt}"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o644))
+    except FileExistsError:
+        return False
+    return True
+
+
+def _nodes_made() -> int | None:
+    """How many nodes of autograd's graph this thread has made; None where this PyTorch does not tell."""
+    from torch._C import _autograd
+
+    count: Any = getattr(_autograd, "_get_sequence_nr", None)
+    return None if count is None else int(count())
+
+
+def _in_graph_task() -> bool:
+    """Is this called within backward?"""
+    import torch
+
+    current: Any = getattr(torch._C, "_current_graph_task_id", None)  # noqa: SLF001  # there is no public way to ask
+    return current is not None and current() != -1
+
+
+def _when_backward_ends(function: Callable[[], None]) -> None:
+    """Call it when the backward pass that this is called in has done its work, or now where there is none."""
+    from torch.autograd import Variable
+
+    if _in_graph_task():
+        Variable._execution_engine.queue_callback(function)  # noqa: SLF001  # as DDP does
+    else:
+        function()
+
+
+def _capturing() -> bool:
+    """Is a CUDA graph being captured? What is called then runs at every replay, and must not be measured."""
+    import torch
+
+    cuda: Any = torch.cuda
+    return bool(cuda.is_initialized() and cuda.is_current_stream_capturing())

@@ -1,0 +1,145 @@
+"""In every process of the command that has imported PyTorch: a hook on all optimizers, and an eye on other profilers.
+
+What it costs a process that never trains is this module, the standard library alone. The hook stays for the life of the
+process, as an optimizer may be walking through its hooks whenever one is to be removed, and does nothing once all is
+measured (0.1 us a step). Whatever fails here is the measuring's end and not the command's.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import os
+import sys
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+from gpudiag.training.attach.entered_process import Entered
+from gpudiag.training.attach.settings import Settings, settings
+
+#: A main thread that computes less than this share of the time waits for others, as a launcher's does. (Polling ten
+#: times a second takes a tenth of it.)
+_COMPUTES = 0.01
+
+
+def _made(told: Settings) -> Entered:
+    """A process of which nothing is known yet: with the first step of an optimizer all else is imported."""
+    entered = Entered(told)
+
+    def first(optimizer: Any) -> None:
+        from gpudiag.training.attach.attachment import Attachment
+
+        entered.handler = Attachment(entered).stepped
+        entered.handler(optimizer)
+
+    entered.handler = first
+    return entered
+
+
+_entered: Entered | None = None
+
+
+def enter() -> None:
+    """Called once, when `torch` has been imported. Does nothing where it was called before."""
+    global _entered  # noqa: PLW0603  # one process is entered once
+    told = settings()
+    if told is None or _entered is not None:
+        return
+    _entered = _made(told)
+    from torch.optim.optimizer import register_optimizer_step_post_hook
+
+    register_optimizer_step_post_hook(_stepped)
+    _see_other_profilers()
+    os.register_at_fork(after_in_child=_forked)
+    _watch(_entered)
+
+
+def _stepped(optimizer: Any, _args: Any, _kwargs: Any) -> None:
+    entered = _entered
+    if entered is None or entered.handler is None:
+        return
+    entered.last_step_s = time.monotonic()
+    try:
+        entered.handler(optimizer)
+    except Exception:  # noqa: BLE001  # the user's training goes on
+        entered.handler = None
+
+
+# A compiled step calls it as it is, where its graph breaks for the optimizer's own hooks in any case.
+setattr(_stepped, "_torchdynamo_disable", True)  # noqa: B010  # as PyTorch marks them itself
+
+
+def _forked() -> None:
+    """A fork begins anew: it may train, and what its parent measures is not its own."""
+    global _entered  # noqa: PLW0603
+    if _entered is not None:
+        _entered = _made(_entered.told)
+
+
+def _see_other_profilers() -> None:
+    """Two profilers cannot record at once: when the program makes one, gpudiag's own ends."""
+    from torch.autograd.profiler import profile as inner
+    from torch.profiler.profiler import _KinetoProfile
+
+    for kind in (_KinetoProfile, inner):
+        kind.__init__ = _noticed(kind.__init__)  # type: ignore[method-assign]
+
+
+def _noticed(make: Callable[..., None]) -> Callable[..., None]:
+    @functools.wraps(make)
+    def made(*args: Any, **kwargs: Any) -> None:
+        entered = _entered
+        if entered is not None and not getattr(entered.ours, "making", False):
+            entered.own_profiler = True
+            for end in (entered.looking, entered.on_own_profiler):
+                with contextlib.suppress(Exception):
+                    if end is not None:
+                        end()
+        make(*args, **kwargs)
+
+    return made
+
+
+def _watch(entered: Entered) -> None:
+    """A thread that sleeps, and is no thread to `threading`: programs count those."""
+    import _thread
+
+    with contextlib.suppress(RuntimeError):  # no more threads
+        _thread.start_new_thread(_watching, (entered,))
+
+
+def _watching(entered: Entered) -> None:
+    while entered.handler is not None and not entered.measuring and _entered is entered:
+        pause_s, before_s = max(0.1, entered.told.patience_s / 4), _computed_s()
+        time.sleep(pause_s)
+        silent_s = time.monotonic() - entered.last_step_s
+        computes = _computed_s() - before_s >= _COMPUTES * pause_s
+        if silent_s < entered.told.patience_s or not computes or not _may_train():
+            continue
+        try:
+            from gpudiag.training.attach.by_time import record_for_a_while
+
+            record_for_a_while(entered)
+        except Exception:  # noqa: BLE001  # the user's program goes on
+            return
+
+
+def _computed_s() -> float:
+    """Seconds of CPU time of the main thread; of the process where one thread's cannot be asked for (macOS)."""
+    if not hasattr(time, "pthread_getcpuclockid"):
+        return time.process_time()
+    return time.clock_gettime(time.pthread_getcpuclockid(threading.main_thread().ident or 0))
+
+
+def _may_train() -> bool:
+    """Is this a process of its own or of a process group, and no launcher's or loader's?"""
+    if "torch.distributed.elastic.agent.server.api" in sys.modules:
+        return False
+    torch: Any = sys.modules.get("torch")
+    dist = getattr(torch, "distributed", None)
+    if dist is not None and dist.is_available() and dist.is_initialized():
+        return True
+    processes = sys.modules.get("multiprocessing.process")
+    return processes is None or processes.parent_process() is None

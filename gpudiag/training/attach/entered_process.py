@@ -1,0 +1,35 @@
+"""What a process of the command knows of itself. Imports nothing that takes time."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+from gpudiag.training.attach.settings import Settings
+
+
+class Entered:
+    """What this process knows of itself, shared by the hook, the watch, and what measures.
+
+    Attributes:
+        told: how the command is to be measured.
+        handler: called with each optimizer that has stepped; None when all is over, and before anything is hooked.
+        measuring: steps of an optimizer are being measured.
+        own_profiler: the program has made a profiler of its own.
+        on_own_profiler: called when it makes one.
+        looking: ends a short look at what the main thread runs, while there is one.
+        last_step_s: when an optimizer last stepped, of `time.monotonic`.
+    """
+
+    def __init__(self, told: Settings) -> None:
+        self.told = told
+        self.handler: Callable[[Any], None] | None = None
+        self.measuring = False
+        self.own_profiler = False
+        self.on_own_profiler: Callable[[], None] | None = None
+        self.looking: Callable[[], None] | None = None
+        self.last_step_s = time.monotonic()
+        #: Threads that are making a profiler of gpudiag's.
+        self.ours = threading.local()

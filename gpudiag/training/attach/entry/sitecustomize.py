@@ -1,0 +1,86 @@
+"""First on PYTHONPATH of a command under `gpudiag profile --`: waits for `import torch`, and is not seen otherwise.
+
+Every Python process of the command runs this at its start. It imports nothing that the interpreter has not imported by
+then, leaves `sys.path` as it would be without it, and lets the `sitecustomize` that would have been found run instead.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+_HERE = os.path.dirname(os.path.abspath(__file__))  # noqa: PTH100, PTH120  # pathlib would have to be imported
+_WANTED = "torch"
+
+
+class _Torch:
+    """Finds `torch` as everyone else would, and is called back when its code has run."""
+
+    def find_spec(self, name: str, path: Any = None, target: Any = None) -> Any:
+        """The spec of `torch`; None for all else."""
+        if name != _WANTED:
+            return None
+        sys.meta_path.remove(self)
+        for finder in sys.meta_path:
+            find = getattr(finder, "find_spec", None)
+            spec = find(name, path, target) if find is not None else None
+            if spec is not None:
+                if spec.loader is not None and hasattr(spec.loader, "exec_module"):
+                    _call_back(spec.loader)
+                return spec
+        return None
+
+
+def _call_back(loader: Any) -> None:
+    run = loader.exec_module
+
+    def exec_module(module: Any) -> None:
+        del loader.exec_module
+        run(module)
+        _enter()
+
+    loader.exec_module = exec_module
+
+
+def _enter() -> None:
+    """Import gpudiag from where this file is, whatever the interpreter has, and enter."""
+    try:
+        import importlib.util
+
+        if "gpudiag" not in sys.modules:
+            package = os.path.dirname(os.path.dirname(os.path.dirname(_HERE)))  # noqa: PTH120
+            start = os.path.join(package, "__init__.py")  # noqa: PTH118
+            spec = importlib.util.spec_from_file_location("gpudiag", start, submodule_search_locations=[package])
+            if spec is None or spec.loader is None:
+                return
+            module = sys.modules["gpudiag"] = importlib.util.module_from_spec(spec)
+            spec.loader.exec_module(module)
+        from gpudiag.training.attach.entered import enter
+
+        enter()
+    except Exception:  # noqa: BLE001, S110  # the user's program runs, whatever becomes of the measuring
+        pass
+
+
+def _give_way() -> None:
+    """Import the `sitecustomize` that would have been found, through the import system: it may be a package."""
+    sys.path[:] = [entry for entry in sys.path if os.path.abspath(entry or os.curdir) != _HERE]  # noqa: PTH100
+    ours = sys.modules.pop(__name__, None)
+    try:
+        import sitecustomize  # type: ignore[import-not-found]  # noqa: F401
+    except ModuleNotFoundError as error:
+        if error.name != "sitecustomize":
+            raise
+        if ours is not None:
+            sys.modules[__name__] = ours
+
+
+# A name that the interpreter would have given to this module, and not the user's own import of the file.
+if os.environ.get("GPUDIAG_ATTACH") and __name__ == "sitecustomize":
+    if not any(type(finder).__name__ == "_Torch" for finder in sys.meta_path):
+        sys.meta_path.insert(0, _Torch())  # as much of a finder as is asked for
+    _give_way()

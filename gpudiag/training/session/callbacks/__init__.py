@@ -1,0 +1,1 @@
+"""Sessions that a trainer's callbacks drive: `keras`, `lightning`, `transformers`; each imports its own library."""

@@ -1,0 +1,201 @@
+"""TensorFlow 1's exchanges, as published benchmarks ran them: predicted for `recommend --predict-only`, never run.
+
+What differs from PyTorch's is the software, not the physics; each tensor is moved by itself, and
+
+- `tf_cnn_benchmarks`' parameter servers give out all parameters before forward and take gradients while backward runs;
+  on GPUs variables are spread over all of them;
+- NCCL's all-reduces begin when backward is over, since they wait for everything that the host has launched by then;
+- replicas without NCCL are summed on the host and copied back, and each updates all its variables itself;
+- Horovod fuses what is ready into buffers of 64 MB, and all-reduces them while backward runs;
+- Keras wrappers that slice a batch and concatenate outputs keep parameters on GPU 0 or on the CPU, and overlap nothing.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from gpudiag.model.benchmarks.prediction import Candidate
+from gpudiag.model.facts import Facts
+from gpudiag.model.job import INDEPENDENT
+from gpudiag.prediction import patterns
+from gpudiag.prediction.buckets import ddp_buckets
+from gpudiag.prediction.cost import ONE_DEVICE, Cost
+from gpudiag.prediction.overlap import exposed_after
+from gpudiag.prediction.paths import HOST
+from gpudiag.prediction.situation import Situation
+from gpudiag.prediction.transfers import run
+from gpudiag.training.strategies.strategy import Strategy
+
+FRAMEWORK = "tensorflow-1"
+
+#: ms of a GPU and its host per launched update of one variable, or all-reduce of one gradient: a node in TensorFlow 1's
+#: executor and its kernel took 10 to 30 µs on hosts of 2017; docs/predictions.md says what other values would give.
+_LAUNCH_MS = 0.020
+#: MB that Horovod fuses (HOROVOD_FUSION_THRESHOLD), and ms between two looks at what is ready (HOROVOD_CYCLE_TIME, half
+#: of which passes on average).
+_FUSED_MB, _CYCLE_MS = 64.0, 5.0
+
+
+class _Tensorflow1(Strategy):
+    framework = FRAMEWORK
+    needs_gpu = True
+    least_devices = 2
+
+    @classmethod
+    def why_not(cls, facts: Facts, candidate: Candidate, devices: int) -> str | None:
+        """As every strategy; rounded gradients are not among what was published."""
+        return "it does not round" if candidate.lossy else super().why_not(facts, candidate, devices)
+
+    @classmethod
+    def code(cls, candidate: Candidate) -> tuple[str, ...]:
+        """Nothing: gpudiag does not run TensorFlow 1."""
+        return ()
+
+
+class _Alone(_Tensorflow1):
+    name = INDEPENDENT
+    summary = "No exchange."
+    exchanges = False
+    least_devices = 1
+
+    @classmethod
+    def cost(cls, now: Situation, candidate: Candidate) -> Cost:
+        """Nothing."""
+        return Cost(exposed_ms=0.0, exchange_ms=0.0, reason="no exchange: the ceiling of every other strategy")
+
+
+class _Nccl(_Tensorflow1):
+    name = "replicated-nccl"
+    summary = "Replicas; gradients are all-reduced one by one over NCCL, when backward is over."
+    listed, special = 10, 10
+
+    @classmethod
+    def cost(cls, now: Situation, candidate: Candidate) -> Cost:
+        """One all-reduce and one update launched per variable, nothing hidden."""
+        if now.devices < 2:
+            return ONE_DEVICE
+        curve = now.nccl_curve or now.ring_curve()
+        exchange = sum(curve.time_ms(size, now.devices) for size in now.model.sizes)
+        launched = _LAUNCH_MS * len(now.model.sizes)
+        return Cost(
+            exposed_ms=exchange + launched,
+            exchange_ms=exchange,
+            reason=f"{len(now.model.sizes)} all-reduces take {exchange:.1f} ms after backward",
+        )
+
+
+class _Horovod(_Tensorflow1):
+    name = "horovod"
+    summary = "One process per GPU; fused gradients are all-reduced while backward runs."
+    listed, special = 20, 15
+
+    @classmethod
+    def cost(cls, now: Situation, candidate: Candidate) -> Cost:
+        """Buckets of 64 MB behind backward, and copies into and out of the fused buffers."""
+        if now.devices < 2:
+            return ONE_DEVICE
+        curve = now.nccl_curve or now.ring_curve()
+        pieces = now.bucket_times(ddp_buckets(now.model.sizes, _FUSED_MB))
+        end = exchange = 0.0
+        for size, ready in pieces:
+            takes = curve.time_ms(size, now.devices)
+            end, exchange = max(end, ready + _CYCLE_MS / 2) + takes, exchange + takes
+        packing = 2 * now.on_device_ms(now.model.total_bytes) + _LAUNCH_MS * len(now.model.sizes)
+        return Cost(
+            exposed_ms=max(0.0, end - now.compute.backward_ms) + packing,
+            exchange_ms=exchange,
+            reason=f"{len(pieces)} fused all-reduces take {exchange:.1f} ms, beside backward",
+        )
+
+
+class _Central(_Tensorflow1):
+    """Variables have homes: every GPU fetches them before forward and sends gradients there.
+
+    Attributes:
+        home: `host`, `gpus` (spread by size), or `gpu` (all on the first).
+        overlapped: gradients are sent while backward runs.
+        own_update: each replica updates all its variables, on its GPU.
+    """
+
+    home: ClassVar[str] = "host"
+    overlapped: ClassVar[bool] = True
+    own_update: ClassVar[bool] = False
+
+    @classmethod
+    def cost(cls, now: Situation, candidate: Candidate) -> Cost:
+        """Parameters out, gradients back, and the update where they meet."""
+        count = now.devices
+        if count < 2:
+            return ONE_DEVICE
+        backwards = now.model.sizes
+        sizes = backwards[::-1]
+        if cls.home == "gpus":
+            owners = patterns.owners_by_size(sizes, count)
+        else:
+            owners = [HOST if cls.home == "host" else 0] * len(sizes)
+        fetched = exposed_after(run(patterns.fetch(now.paths, sizes, owners)), 0.0)
+        ready = now.ready_ms if cls.overlapped else [0.0] * len(sizes)
+        sent = run(patterns.deliver(now.paths, backwards, owners[::-1], ready))
+        sending = exposed_after(sent, now.compute.backward_ms if cls.overlapped else 0.0)
+        if cls.own_update:
+            updating = _LAUNCH_MS * len(sizes)
+        elif cls.home == "host":
+            # Read n gradients, write their sum; read it, the variable and write that. Hidden unless nothing is.
+            passes = (count + 4) * now.model.total_bytes / (now.paths.host_memory() * 1e6)
+            updating = 0.0 if cls.overlapped else passes
+        else:
+            updating = _LAUNCH_MS * len(sizes) / (count if cls.home == "gpus" else 1)
+        alone = exposed_after(run(patterns.deliver(now.paths, backwards, owners[::-1], [0.0] * len(sizes))), 0.0)
+        where = {"host": "the host", "gpus": f"{count} GPUs", "gpu": "GPU 0"}[cls.home]
+        return Cost(
+            exposed_ms=fetched + sending + updating,
+            exchange_ms=fetched + alone + updating,
+            reason=f"parameters come from {where} in {fetched:.1f} ms, gradients go there in {alone:.1f} ms, "
+            f"{sending:.1f} of them after backward",
+        )
+
+
+class _OnHost(_Central):
+    name = "parameter-server-cpu"
+    summary = "Variables on the CPU: fetched before forward, gradients sent while backward runs."
+    listed, special = 30, 20
+
+
+class _OnGpus(_Central):
+    name = "parameter-server-gpu"
+    summary = "Variables spread over the GPUs: fetched before forward, gradients sent while backward runs."
+    listed, special = 40, 30
+    home = "gpus"
+
+
+class _Copies(_Central):
+    name = "replicated"
+    summary = "Replicas without NCCL: gradients are summed on the host and copied back to each."
+    listed, special = 50, 40
+    own_update = True
+
+
+class _SlicedOnHost(_Central):
+    name = "sliced-cpu"
+    summary = "Keras: a batch sliced over the GPUs, variables on the CPU; nothing overlaps."
+    listed, special = 60, 50
+    overlapped = False
+
+
+class _SlicedOnGpu(_Central):
+    name = "sliced-gpu"
+    summary = "Keras: a batch sliced over the GPUs, variables on the first; nothing overlaps."
+    listed, special = 70, 60
+    home, overlapped = "gpu", False
+
+
+STRATEGIES: tuple[type[Strategy], ...] = (
+    _Alone,
+    _Nccl,
+    _Horovod,
+    _OnHost,
+    _OnGpus,
+    _Copies,
+    _SlicedOnHost,
+    _SlicedOnGpu,
+)

@@ -1,0 +1,43 @@
+"""A job's traces, taken through the real stages to what `gpudiag analyze` prints."""
+
+from __future__ import annotations
+
+import msgspec
+
+from gpudiag.analysis.attribution.summary import summarise_devices, summarise_steps, summarise_waits
+from gpudiag.analysis.diagnosis.case import Case
+from gpudiag.analysis.diagnosis.engine import diagnose
+from gpudiag.model.analysis import Analysis
+from tests.analysis.diagnosis.cases import case_of
+from tests.analysis.diagnosis.random_jobs.recipe import Recipe
+from tests.analysis.diagnosis.records import run_of
+
+
+def recorded(recipe: Recipe) -> Case:
+    """The job as it was recorded, and the times of its steps without the profiler where those were measured."""
+    case = case_of(recipe.job().traces())
+    return run_of(case, recipe.job(recorded=False).step_times_ms()) if recipe.timed else case
+
+
+def analysed(case: Case) -> Analysis:
+    """The analysis, as far as verdicts are concerned."""
+    diagnosis = diagnose(case)
+    timeline, attribution = case.timeline, case.attribution
+    steps = summarise_steps(timeline, attribution)
+    what_if = case.what_if
+    return Analysis(
+        framework=timeline.framework,
+        world_size=timeline.world_size,
+        ranks_present=timeline.ranks_present,
+        steps=msgspec.structs.replace(
+            steps,
+            unprofiled_mean_ms=case.unprofiled_ms,
+            corrected_mean_ms=None if what_if is None else what_if.corrected_ms,
+        ),
+        devices=summarise_devices(timeline, attribution),
+        waits=summarise_waits(timeline, attribution),
+        findings=diagnosis.findings,
+        next=diagnosis.next,
+        explained=diagnosis.explained,
+        validity=(*timeline.validity, *diagnosis.validity),
+    )

@@ -1,0 +1,136 @@
+"""Whether what the diagnosis said of a job is right."""
+
+from __future__ import annotations
+
+import msgspec
+
+from gpudiag.model.analysis import Analysis, Finding
+from tests.analysis.diagnosis.random_jobs.truth import Cause, Truth
+
+#: An amount is right within this share, or within so many milliseconds.
+AMOUNT_SHARE, AMOUNT_MS = 0.15, 1.0
+#: From this share of the step on a finding asks for action. Within the margin around it both are right.
+NOTABLE, MARGIN = 0.05, 0.01
+#: Causes whose gains differ by no more than this share are equal.
+_TIE = 0.10
+#: A finding beside the first is a false alarm unless taking its cause out gains this share of the step.
+_CONFIRMED = 0.04
+
+
+class Verdict(msgspec.Struct, frozen=True, kw_only=True):
+    """What was expected, what came, and why it is wrong; `why` is empty where it is right.
+
+    Attributes:
+        expected: codes and causes that may come first, the likeliest first.
+        missed: causes worth 5 % that are nowhere among the findings.
+        loader_as_launching: whether a loader was called launch-bound.
+        beside: work that would do instead of the waste that comes first, and whether a finding names it.
+    """
+
+    expected: tuple[str, ...]
+    got: str
+    why: tuple[str, ...]
+    missed: tuple[str, ...]
+    loader_as_launching: bool
+    beside: dict[str, bool]
+
+    @property
+    def right(self) -> bool:
+        """Code, cause, ranks and amount right, and nothing else said."""
+        return not self.why
+
+
+def first_causes(truth: Truth) -> tuple[Cause, ...]:
+    """The causes that may come first, the likeliest first; none where nothing is worth a finding that asks for action.
+
+    Waste comes before work of as much gain: a host that waits for its loader and then launches for long is faster
+    without either, and only the loader can go away. Work may come first too where it gains more than all waste, or as
+    much once that is gone.
+    """
+    notable = [cause for cause in truth.causes if cause.finding and cause.gain_ms >= NOTABLE * truth.step_ms]
+    waste = [cause for cause in notable if cause.waste]
+    most = max((cause.gain_ms for cause in waste), default=0.0)
+    first = [cause for cause in waste if cause.gain_ms >= (1 - _TIE) * most]
+    work = [cause for cause in notable if not cause.waste]
+    work = [one for one in work if one.gain_ms > (1 + _TIE) * most or one.after_waste_ms >= (1 - _TIE) * most]
+    heaviest = max((cause.gain_ms for cause in work), default=0.0)
+    return (*first, *(cause for cause in work if cause.gain_ms >= (1 - _TIE) * heaviest))
+
+
+def judge(truth: Truth, analysis: Analysis) -> Verdict:
+    """Hold the findings of an analysis against the truth."""
+    alarms = [one for one in analysis.findings if (one.recoverable_percent or 0.0) >= 100 * NOTABLE]
+    expected = first_causes(truth)
+    first = alarms[0] if alarms else None
+    names = tuple(cause.name for cause in expected) or ("none",)
+    got = _words(first) if first is not None else "none"
+    why: list[str] = []
+    if first is None:
+        if max((cause.gain_ms for cause in expected), default=0.0) >= (NOTABLE + MARGIN) * truth.step_ms:
+            why.append("nothing found")
+    elif not expected:
+        if not _confirmed(first, truth):
+            why.append("false alarm")
+    else:
+        why += _of_first(alarms, truth, expected)
+    why += [f"also {_words(one)}" for one in alarms[1:] if not _confirmed(one, truth)]
+    said = {finding.code for finding in analysis.findings}
+    if first is not None:
+        # Where either suffices, both are said.
+        equal = [one for one in expected if one.waste and one.gain_ms >= (NOTABLE + MARGIN) * truth.step_ms]
+        why += [f"{one.name} not listed" for one in equal if one.code not in said and why != ["wrong code"]]
+    wasteful = [one for one in truth.causes if one.waste and one.finding]
+    missed = [one for one in wasteful if one.gain_ms >= (NOTABLE + MARGIN) * truth.step_ms and one.code not in said]
+    loader = bool(expected) and expected[0].code == "input-bound"
+    return Verdict(
+        expected=names,
+        got=got,
+        why=tuple(why),
+        missed=tuple(one.name for one in missed),
+        beside=_beside(truth, expected, said),
+        loader_as_launching=loader and "launching" not in names and first is not None and first.code == "launch-bound",
+    )
+
+
+def _beside(truth: Truth, expected: tuple[Cause, ...], said: set[str]) -> dict[str, bool]:
+    if not expected or not expected[0].waste:
+        return {}
+    enough = max((1 - _TIE) * expected[0].gain_ms, (NOTABLE + MARGIN) * truth.step_ms)
+    instead = [one for one in truth.causes if not one.waste and one.gain_ms >= enough]
+    return {one.name: one.code in said for one in instead if one.after_waste_ms < one.gain_ms / 2}
+
+
+def _of_first(alarms: list[Finding], truth: Truth, expected: tuple[Cause, ...]) -> list[str]:
+    """What is wrong with the first finding, or with the one that it names as doing instead, whichever is less."""
+    first = alarms[0]
+    equal = [first, *(one for one in alarms[1:] if one.code in first.instead)]
+    wrongs = [_wrong(one, cause) for one in equal for cause in expected if one.code == cause.code]
+    if not wrongs:
+        return ["wrong code"]
+    return min(wrongs, key=len)
+
+
+def _wrong(finding: Finding, cause: Cause) -> list[str]:
+    why = []
+    if not cause.is_named(finding.cause):
+        why.append(f"cause {finding.cause}")
+    if cause.ranks is not None and finding.ranks not in {cause.ranks, cause.late}:
+        why.append(f"ranks {','.join(map(str, finding.ranks))}")
+    found = finding.recoverable_ms_per_step or 0.0
+    amounts = (cause.gain_ms,) if cause.waste else (cause.gain_ms, cause.after_waste_ms)
+    if all(abs(found - ms) > max(AMOUNT_SHARE * ms, AMOUNT_MS) for ms in amounts):
+        why.append(f"amount {found:.1f}")
+    return why
+
+
+def _confirmed(finding: Finding, truth: Truth) -> bool:
+    return any(
+        truth.share(cause) >= _CONFIRMED or (truth.share(cause) >= NOTABLE - 2 * MARGIN and not _wrong(finding, cause))
+        for cause in truth.causes
+        if cause.code == finding.code
+    )
+
+
+def _words(finding: Finding) -> str:
+    cause = f" ({finding.cause})" if finding.cause else ""
+    return f"{finding.code}{cause}"

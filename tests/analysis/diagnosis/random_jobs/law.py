@@ -1,0 +1,65 @@
+"""A verdict agrees with its table: what the step is made of on the ranks that set its pace is explained."""
+
+from __future__ import annotations
+
+from gpudiag.model.analysis import UNTRUSTED_CODES, Analysis, Device
+
+#: From this share of the step on a bucket needs an explanation.
+NOTABLE = 0.05
+
+_HOST = frozenset({"launch-bound", "straggler", "host-stall", "host-sync", "input-bound", "slow-copy"})
+#: Which findings explain which bucket.
+EXPLAINS: dict[str, frozenset[str]] = {
+    "communication_transfer": frozenset({"communication-bound"}),
+    "communication_wait": frozenset({"straggler"}),
+    "copy": frozenset({"slow-copy", "communication-bound", "straggler"}),
+    "input": frozenset({"input-bound", "straggler", "host-stall"}),
+    "sync": frozenset({"host-sync", "slow-copy", "straggler"}),
+    "launch": frozenset({"launch-bound", "straggler", "host-stall", "host-sync", "slow-copy"}),
+    "idle": _HOST | {"communication-bound"},
+}
+#: What recording adds to a step lies in these.
+_RECORDED = frozenset({"launch", "idle", "sync"})
+
+
+def pacing(analysis: Analysis) -> tuple[Device, ...]:
+    """The devices that others wait for: those that wait least in collectives, within 5 % of the step."""
+    devices = [one for one in analysis.devices if one.step_ms > 0]
+    least = min((one.buckets_ms["communication_wait"] for one in devices), default=0.0)
+    return tuple(one for one in devices if one.buckets_ms["communication_wait"] - least <= NOTABLE * one.step_ms)
+
+
+def unexplained(analysis: Analysis) -> tuple[str, ...]:
+    """The buckets that a line calls unexplained."""
+    lines = [one.message.replace(" ", "_") for one in analysis.validity if one.code == "unexplained"]
+    return tuple(bucket for bucket in EXPLAINS if any(line.startswith(bucket) for line in lines))
+
+
+def violations(analysis: Analysis) -> list[str]:
+    """What of the table no finding explains and no line calls unexplained, in words; nothing where all is in order.
+
+    What the recording itself added to the step needs no finding.
+    """
+    said = {finding.code for finding in analysis.findings}
+    codes = {one.code for one in analysis.validity}
+    if codes & (UNTRUSTED_CODES | {"cannot-tell"}) or any(one.startswith("cannot-tell:") for one in codes):
+        return []
+    devices = pacing(analysis)
+    if not devices:
+        return []
+    step_ms = sum(one.step_ms for one in devices) / len(devices)
+    corrected = analysis.steps.corrected_mean_ms
+    added_ms = 0.0 if corrected is None else max(analysis.steps.mean_ms - corrected, 0.0)
+    told = {one.bucket for one in analysis.explained if one.by or one.note} | set(unexplained(analysis))
+    found = []
+    for bucket, codes_that_explain in EXPLAINS.items():
+        ms = sum(one.buckets_ms[bucket] for one in devices) / len(devices)
+        ms -= added_ms if bucket in _RECORDED else 0.0
+        if ms < NOTABLE * step_ms or bucket in told:
+            continue
+        share = f"{bucket} takes {100 * ms / step_ms:.0f} % of the step"
+        if "compute-bound" in said:
+            found.append(f"compute-bound, but {share}")
+        elif not said & codes_that_explain:
+            found.append(f"{share}, explained by none of {', '.join(sorted(said)) or 'nothing'}")
+    return found

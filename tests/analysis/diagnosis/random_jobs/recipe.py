@@ -1,0 +1,282 @@
+"""Draws a job: what every rank does in a step, what is wrong with it, and how it was recorded."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Collection
+from typing import Literal
+
+import msgspec
+
+from gpudiag.analysis.diagnosis.examples import (
+    Job,
+    Piece,
+    all_reduce,
+    collection,
+    fetch,
+    host_copy,
+    item,
+    kernels,
+    python,
+    silence,
+    update,
+)
+
+Kind = Literal[
+    "loader",
+    "loader-unmarked",
+    "loader-one",
+    "loader-unmarked-one",
+    "stall",
+    "stall-one",
+    "operator",
+    "operator-one",
+    "compute-one",
+    "launch-one",
+    "host-one",
+    "stall-sometimes",
+    "collection",
+    "pageable",
+    "copy",
+    "small-copies",
+    "item",
+    "jitter",
+]
+#: What is no fault of its own: more of what every job does.
+Cost = Literal["tiny-kernels", "slow-host", "slow-exchange"]
+
+#: Faults that a job has at most one of each, as two of them could not be told apart.
+_FAMILIES: tuple[tuple[Kind, ...], ...] = (
+    ("loader", "loader-unmarked"),
+    ("stall", "operator"),
+    (
+        "loader-one",
+        "loader-unmarked-one",
+        "stall-one",
+        "operator-one",
+        "compute-one",
+        "launch-one",
+        "host-one",
+        "stall-sometimes",
+        "collection",
+        "jitter",
+    ),
+    ("pageable", "copy", "small-copies"),
+    ("item",),
+)
+KINDS: tuple[Kind, ...] = tuple(kind for family in _FAMILIES for kind in family)
+COSTS: tuple[Cost, ...] = ("tiny-kernels", "slow-host", "slow-exchange")
+#: All that `Recipe.kind` may be.
+ALL_KINDS: tuple[str, ...] = ("none", *COSTS, *KINDS, "two")
+_NEEDS_PEERS = frozenset(_FAMILIES[2])
+_SOMETIMES = frozenset({"stall-sometimes", "collection"})
+#: How many small copies a step has.
+_COPIES = 60
+
+
+class Fault(msgspec.Struct, frozen=True, kw_only=True):
+    """What is wrong: on `rank`, or on all ranks alike; `ms` per step, where that is its measure, after `layer`.
+
+    `times` is how many times as long a slow host takes. `sometimes` are the milliseconds of what is not in each step,
+    as (rank, step, ms).
+    """
+
+    kind: Kind
+    ms: float = 0.0
+    times: float = 1.0
+    rank: int | None = None
+    layer: int = 0
+    sometimes: tuple[tuple[int, int, float], ...] = ()
+
+
+class Layer(msgspec.Struct, frozen=True, kw_only=True):
+    """Kernels, `ms` in all, and what is exchanged after them; None where nothing is."""
+
+    ms: float
+    count: int
+    exchange_ms: float | None
+
+
+class Recipe(msgspec.Struct, frozen=True, kw_only=True):
+    """A job that can be played without any of its causes.
+
+    Attributes:
+        kind: the fault that it is of; one of the costs; `none`; or `two`.
+        fetch_ms: what every rank waits for its loader without a fault.
+        timed: whether the step's time without the profiler was measured too.
+    """
+
+    seed: int
+    kind: str
+    ranks: int
+    layers: tuple[Layer, ...]
+    launch_us: float
+    fetch_ms: float
+    update_ms: float
+    scatter: float
+    recording_ns: int
+    timed: bool
+    faults: tuple[Fault, ...]
+    steps: int = 8
+
+    def job(self, without: Collection[str] = (), *, recorded: bool = True) -> Job:
+        """The job without these causes: kinds of faults, `launching`, `exchange`, `input`, `scatter`, or `blocking`
+        (copies that do not hold the host).
+
+        Not `recorded`, its hosts take the time that they take without a profiler.
+        """
+        ranks = range(self.ranks)
+        there = [fault for fault in self.faults if fault.kind not in without]
+        places = {(rank, step) for fault in there for rank, step, _ in fault.sometimes}
+        return Job(
+            ranks=self.ranks,
+            step=(),
+            own={rank: tuple(self._step(rank, without)) for rank in ranks},
+            sometimes={(rank, step): tuple(self._step(rank, without, step)) for rank, step in places},
+            host_pace={fault.rank: fault.times for fault in there if fault.rank is not None and fault.times > 1},
+            steps=self.steps,
+            scatter=0.0 if "scatter" in without else self.scatter,
+            seed=self.seed,
+            recording_ns=self.recording_ns if recorded else 0,
+        )
+
+    def _step(self, rank: int, without: Collection[str], number: int | None = None) -> list[Piece]:
+        faults: dict[Kind, Fault] = {}
+        for fault in self.faults:
+            if fault.kind not in without and fault.rank in {None, rank}:
+                now = [ms for whose, step, ms in fault.sometimes if (whose, step) == (rank, number)]
+                if now or not fault.sometimes:
+                    faults[fault.kind] = msgspec.structs.replace(fault, ms=sum(now) or fault.ms)
+        input_ms = self.fetch_ms + sum(faults[kind].ms for kind in ("loader", "loader-one") if kind in faults)
+        unmarked = [faults[kind].ms for kind in ("loader-unmarked", "loader-unmarked-one") if kind in faults]
+        pieces: list[Piece] = []
+        if "input" not in without:
+            pieces += [silence(ms) for ms in unmarked]
+            if input_ms > 0:
+                pieces.append(fetch(input_ms))
+        elif "loader-one" in faults or "loader-unmarked-one" in faults:
+            # Input of all ranks alike is taken away; what one waits alone stays.
+            pieces += [silence(ms) for ms in unmarked]
+            pieces += [fetch(faults["loader-one"].ms)] if "loader-one" in faults else []
+        pinned = "blocking" in without
+        if "pageable" in faults:
+            pieces.append(host_copy(faults["pageable"].ms, megabytes=6 * faults["pageable"].ms, pinned=pinned))
+        if "copy" in faults:
+            pieces.append(host_copy(faults["copy"].ms, megabytes=50 * faults["copy"].ms))
+        if "small-copies" in faults:
+            pieces += _COPIES * [host_copy(faults["small-copies"].ms / _COPIES, megabytes=0.1, pinned=pinned)]
+        launch_us = self.launch_us + (faults["launch-one"].ms if "launch-one" in faults else 0.0)
+        launch_us = 0.0 if "launching" in without else launch_us
+        for index, layer in enumerate(self.layers):
+            pieces.append(kernels(layer.ms, count=layer.count, launch_us=launch_us))
+            pieces += self._after(index, faults, launch_us)
+            if layer.exchange_ms is not None and self.ranks > 1:
+                pieces.append(all_reduce(0.0 if "exchange" in without else layer.exchange_ms))
+        return [*pieces, update(self.update_ms)]
+
+    def _after(self, layer: int, faults: dict[Kind, Fault], launch_us: float) -> list[Piece]:
+        """What is wrong after a layer."""
+        found: list[Piece] = []
+        for fault in faults.values():
+            here = fault.layer == layer
+            if fault.kind in {"stall", "stall-one", "stall-sometimes"} and here:
+                found.append(silence(fault.ms))
+            elif fault.kind == "collection" and here:
+                found.append(collection(fault.ms))
+            elif fault.kind in {"operator", "operator-one"} and here:
+                found.append(python(fault.ms, "aten::_cudnn_attention_forward"))
+            elif fault.kind in {"compute-one", "jitter"} and here:
+                found.append(kernels(fault.ms, count=4, launch_us=launch_us))
+            elif fault.kind == "item":
+                found.append(item())
+        return found
+
+
+def draw(seed: int, kind: str | None = None) -> Recipe:
+    """The job of this seed, of this kind where one is given."""
+    chance = random.Random(seed)  # noqa: S311
+    weights = [2 if name in {"none", "loader", "two"} else 1 for name in ALL_KINDS]
+    drawn = chance.choices(ALL_KINDS, weights)[0]
+    kind = kind or drawn
+    ranks = chance.choice((1, 2, 2, 3, 4, 4, 8))
+    kinds = _kinds(kind, chance)
+    if any(one in _NEEDS_PEERS for one in kinds) or kind == "slow-exchange":
+        ranks = max(ranks, 2)
+    device_ms = chance.uniform(0.4, 1.2) if kind == "tiny-kernels" else chance.uniform(8, 40)
+    layers = _layers(chance, device_ms, exchange=chance.choice((0.1, 0.3, 0.6, 1.0)), tiny=False)
+    # What launching a step takes beside what its kernels take: mostly hidden, sometimes not.
+    launch_us = min(max(1000 * device_ms * chance.uniform(0.1, 0.9) / sum(one.count for one in layers), 12), 1500)
+    fetch_ms = (
+        0.0 if any(one.startswith("loader-unmarked") for one in kinds) else device_ms * chance.choice((0.0, 0.01, 0.05))
+    )
+    if kind == "tiny-kernels":
+        launch_us = chance.uniform(12, 40)
+        layers = _layers(chance, device_ms, exchange=0.1, tiny=True)
+    elif kind == "slow-host":
+        launch_us = 1000 * device_ms * chance.uniform(1.1, 2) / sum(one.count for one in layers)
+    elif kind == "slow-exchange":
+        layers = _layers(chance, device_ms, exchange=chance.uniform(1.2, 4), tiny=False)
+    timed = chance.random() < 0.6
+    # 1.0 to 2.4 µs were measured; without a timed step only the usual figure can be known, so these are near it.
+    recording_us = chance.uniform(1.0, 2.4) if timed else chance.gauss(1.27, 0.06)
+    base = Recipe(
+        seed=seed,
+        kind=kind,
+        ranks=ranks,
+        layers=layers,
+        launch_us=launch_us,
+        fetch_ms=fetch_ms,
+        update_ms=chance.uniform(0.1, 0.1 * device_ms),
+        scatter=chance.choice((0.0, 0.005, 0.01, 0.02)),
+        recording_ns=round(1000 * recording_us),
+        timed=timed,
+        faults=(),
+    )
+    step_ms = _mean(base.job(recorded=False).step_times_ms())
+    return msgspec.structs.replace(base, faults=tuple(_fault(one, base, step_ms, chance) for one in kinds))
+
+
+def _kinds(kind: str, chance: random.Random) -> tuple[Kind, ...]:
+    if kind == "two":
+        return tuple(chance.choice(family) for family in chance.sample(_FAMILIES, 2))
+    return tuple(one for one in KINDS if one == kind)
+
+
+def _layers(chance: random.Random, device_ms: float, *, exchange: float, tiny: bool) -> tuple[Layer, ...]:
+    """Forward without exchanges, backward with one after each layer; `exchange` is their share of what is computed."""
+    forward, backward = chance.randint(1, 2), chance.randint(1, 4)
+    parts = [chance.uniform(0.5, 1.5) for _ in range(forward + backward)]
+    found = []
+    for index, part in enumerate(parts):
+        ms = device_ms * part / sum(parts)
+        own = None if index < forward else exchange * ms * chance.uniform(0.5, 1.5)
+        found.append(Layer(ms=ms, count=chance.randint(25, 60) if tiny else chance.randint(4, 12), exchange_ms=own))
+    return tuple(found)
+
+
+def _fault(kind: Kind, base: Recipe, step_ms: float, chance: random.Random) -> Fault:
+    ms = step_ms * chance.uniform(0.15, 1.2)
+    rank = chance.randrange(base.ranks) if kind.endswith("-one") or kind in _SOMETIMES else None
+    layer = chance.randrange(len(base.layers) - 1)
+    if kind == "launch-one":
+        # More for each launch.
+        ms = base.launch_us * chance.uniform(0.5, 3)
+    elif kind in {"pageable", "copy"}:
+        ms *= 0.5
+    elif kind == "small-copies":
+        ms *= 0.1
+    elif kind == "host-one":
+        return Fault(kind=kind, rank=rank, times=chance.uniform(1.3, 4))
+    elif kind in _SOMETIMES and rank is not None:
+        # In every other step, as logging or a garbage collection.
+        late = [(rank, step, 2 * ms * chance.uniform(0.8, 1.2)) for step in range(chance.randrange(2), base.steps, 2)]
+        return Fault(kind=kind, rank=rank, layer=layer, sometimes=tuple(late))
+    elif kind == "jitter":
+        turns = chance.sample(range(base.ranks), base.ranks) * base.steps
+        late = [(turns[step], step, 0.5 * ms * chance.uniform(0.5, 1.5)) for step in range(base.steps)]
+        return Fault(kind=kind, layer=layer, sometimes=tuple(late))
+    return Fault(kind=kind, ms=ms, rank=rank, layer=layer)
+
+
+def _mean(values: Collection[float]) -> float:
+    return sum(values) / len(values)

@@ -1,0 +1,128 @@
+"""What a job's causes cost, by playing it again without them; nothing of the diagnosis is asked."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable
+
+import msgspec
+
+from tests.analysis.diagnosis.random_jobs.recipe import Fault, Recipe
+
+
+class Cause(msgspec.Struct, frozen=True, kw_only=True):
+    """One cause as it should be found.
+
+    Attributes:
+        name: the fault, or the cost of every job's that it is.
+        code: of the finding.
+        is_named: whether a finding's cause names it.
+        ranks: whom it is of; None where that is not asked.
+        late: of jitter, the ranks that were late in an analysed step: naming only those is right too.
+        gain_ms: what the step gains without it alone.
+        after_waste_ms: what it gains once all waste is gone.
+        waste: whether it can go away entirely.
+        finding: whether it is to be found; else it is a part of another cause, and may be said beside it.
+    """
+
+    name: str
+    code: str
+    causes: tuple[str, ...] = ()
+    ranks: tuple[int, ...] | None = None
+    late: tuple[int, ...] | None = None
+    gain_ms: float
+    after_waste_ms: float
+    waste: bool
+    finding: bool = True
+
+    def is_named(self, cause: str | None) -> bool:
+        """Whether a finding's `cause` says it: each way to say it is a part of it, in lower case."""
+        return not self.causes or any(one in (cause or "").lower() for one in self.causes)
+
+
+class Truth(msgspec.Struct, frozen=True, kw_only=True):
+    """The job's step without the profiler, and its causes, largest first."""
+
+    step_ms: float
+    causes: tuple[Cause, ...]
+
+    def share(self, cause: Cause) -> float:
+        """What the cause gains, alone or once waste is gone, as a share of the step."""
+        return max(cause.gain_ms, cause.after_waste_ms) / self.step_ms
+
+
+def _all(_: Fault, recipe: Recipe) -> tuple[int, ...]:
+    return tuple(range(recipe.ranks))
+
+
+def _one(fault: Fault, recipe: Recipe) -> tuple[int, ...]:
+    return (fault.rank,) if fault.rank is not None else _all(fault, recipe)
+
+
+def _late(fault: Fault, recipe: Recipe) -> tuple[int, ...]:
+    return tuple(sorted({rank for rank, step, _ in fault.sometimes if 0 < step < recipe.steps - 1}))
+
+
+#: By fault: the finding's code, what its cause may say, whose it is.
+_EXPECTED: dict[str, tuple[str, tuple[str, ...], Callable[[Fault, Recipe], tuple[int, ...]]]] = {
+    "loader": ("input-bound", ("loader",), _all),
+    "loader-unmarked": ("input-bound", (), _all),
+    "stall": ("host-stall", (), _all),
+    "operator": ("launch-bound", ("slow operators",), _all),
+    "loader-one": ("straggler", ("input",), _one),
+    "loader-unmarked-one": ("straggler", ("input",), _one),
+    "stall-one": ("straggler", ("stall",), _one),
+    "operator-one": ("straggler", ("stall", "launch", "operator"), _one),
+    "compute-one": ("straggler", ("compute",), _one),
+    "launch-one": ("straggler", ("launch",), _one),
+    "jitter": ("straggler", (), _all),
+    "host-one": ("straggler", ("launch", "host"), _one),
+    "stall-sometimes": ("straggler", ("stall",), _one),
+    "collection": ("straggler", ("stall", "garbage"), _one),
+    "pageable": ("slow-copy", ("pageable",), _all),
+    "copy": ("slow-copy", ("not hidden",), _all),
+    "small-copies": ("slow-copy", ("pageable", "small"), _all),
+    "item": ("host-sync", ("item",), _all),
+}
+
+
+def truth_of(recipe: Recipe) -> Truth:
+    """Play the job, and again without each cause."""
+
+    def step_ms(*without: str) -> float:
+        return statistics.fmean(recipe.job(without, recorded=False).step_times_ms())
+
+    now = step_ms()
+    waste = [fault.kind for fault in recipe.faults]
+    bare = step_ms(*waste, "input")
+    causes = []
+    for fault in recipe.faults:
+        code, said, ranks = _EXPECTED[fault.kind]
+        # What every job fetches and a loader that is late are one waiting.
+        taken = ("input", fault.kind) if code == "input-bound" else (fault.kind,)
+        others = [one for one in waste if one != fault.kind]
+        causes.append(
+            Cause(
+                name=fault.kind,
+                code=code,
+                causes=said,
+                ranks=ranks(fault, recipe),
+                late=_late(fault, recipe) if fault.kind == "jitter" else None,
+                gain_ms=now - step_ms(*taken),
+                after_waste_ms=step_ms(*others) - bare,
+                waste=True,
+            )
+        )
+    costs = [("launching", "launch-bound", False), ("exchange", "communication-bound", False)]
+    if not any(cause.code == "input-bound" for cause in causes):
+        costs.append(("input", "input-bound", True))
+    costs.append(("scatter", "straggler", True))
+    if {"pageable", "small-copies"} & set(waste):
+        # Copies that do not hold the host still take their time on the device.
+        costs.append(("blocking", "host-sync", True))
+    for name, code, is_waste in costs:
+        alone, after = now - step_ms(name), bare - step_ms(*waste, "input", name)
+        own = name != "blocking"
+        causes.append(Cause(name=name, code=code, gain_ms=alone, after_waste_ms=after, waste=is_waste, finding=own))
+    causes.sort(key=lambda cause: -cause.gain_ms)
+    return Truth(step_ms=now, causes=tuple(causes))

@@ -1,0 +1,566 @@
+"""Every figure that a verdict hangs on has a source, and a case just below and one just above it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace as Of
+from typing import Any, cast
+from unittest import mock
+
+import msgspec
+import numpy as np
+import pytest
+
+from gpudiag.analysis.diagnosis import calibration, confidence, engine, outlier_steps, places, weigh
+from gpudiag.analysis.diagnosis.examples import DDP, Job, fetch, kernels, silence
+from gpudiag.analysis.diagnosis.hardware.clock_mismatch import ClockMismatch
+from gpudiag.analysis.diagnosis.hardware.degraded_link import DegradedLink
+from gpudiag.analysis.diagnosis.hardware.examples import gpu, host_copies, loaded, machine, peer_copies, together
+from gpudiag.analysis.diagnosis.hardware.foreign_process import ForeignProcess
+from gpudiag.analysis.diagnosis.hardware.pcie import raw_gb_per_s
+from gpudiag.analysis.diagnosis.hardware.peer_slower import PeerSlowerThanHost
+from gpudiag.analysis.diagnosis.hardware.shared_uplink import SharedUplink
+from gpudiag.analysis.diagnosis.replay import build, edits, levels, profiler_cost, schedule, streams
+from gpudiag.analysis.diagnosis.replay import undisturbed_baseline as baseline
+from gpudiag.analysis.diagnosis.replay.build import build_graph
+from gpudiag.analysis.diagnosis.replay.chains import cpu_chain, host_chain
+from gpudiag.analysis.diagnosis.replay.chains.host_time import elsewhere_ns
+from gpudiag.analysis.diagnosis.replay.excess import Excess
+from gpudiag.analysis.diagnosis.replay.graph import NONE, Block
+from gpudiag.analysis.diagnosis.replay.timed_cost import as_steps_were_timed
+from gpudiag.analysis.diagnosis.replay.what_if import WhatIf
+from gpudiag.analysis.diagnosis.rules import straggler
+from gpudiag.analysis.diagnosis.rules.communication_bound import CommunicationBound
+from gpudiag.analysis.diagnosis.rules.launch_bound import LaunchBound
+from gpudiag.analysis.diagnosis.rules.rule import notable, severity_of
+from gpudiag.analysis.diagnosis.rules.unused_nvlink import unused_nvlink_gb_per_s
+from gpudiag.analysis.diagnosis.significance import Significance
+from gpudiag.analysis.timeline import build_timeline
+from gpudiag.intervals import EMPTY, Intervals
+from gpudiag.model import timeline as model_of_timeline
+from gpudiag.model.analysis import Finding
+from gpudiag.model.event import Direction, Role
+from gpudiag.model.facts import GpuProcess
+from gpudiag.model.timeline import HostSteps, OpClass
+from gpudiag.units import NS_PER_MS
+from tests.analysis.diagnosis.cases import case_of
+from tests.analysis.diagnosis.records import run_of
+from tests.analysis.diagnosis.test_unused_nvlink import H200S
+from tests.calibration_cases import KINDS, Cases, figures_in, numbers_in
+from tests.timeline_builder import TraceBuilder
+
+FOLDER = Path(engine.__file__).parent
+CASES = Cases(calibration)
+CALLS = calibration.PARTS_OF_STEP * calibration.FEWEST_CALLS
+#: Numbers that stand elsewhere, and why.
+ELSEWHERE = {
+    "_GB_PER_S": "of data sheets, as a table",
+    "_HOST_FACTOR": "of an interval, on which no verdict hangs",
+    "_MOST_NS": "of an interval, on which no verdict hangs",
+    "_DRIFT_SCATTERS": "of an interval, on which no verdict hangs",
+    "_DRIFT_STEPS": "of an interval, on which no verdict hangs",
+    "_MOST_DRIFT": "of an interval, on which no verdict hangs",
+    "_NESTED": "bounds how far is looked",
+    "_MOST_STEPS": "bounds a search",
+    "_MOST_BESIDE": "bounds a search",
+    "_MOST_AT_ONCE": "bounds memory",
+    "_MOST_KEPT": "likewise",
+    "_ONE_HELD_UP_PER_NS": "bounds time",
+    "_HALVINGS": "how finely a cost is sought",
+    "_CLOSE": "how finely a cost is sought",
+    "_SETTLED": "when a replay has settled",
+    "_MOST_TURNS": "when a replay has settled",
+    "_FEWEST_TURNS": "when a replay has settled",
+    "_FEW_PER_KERNEL": "bounds memory",
+    "_AROUND": "the order of a search",
+    "_MOST_PLACES": "how much is shown",
+    "_MOST_FRAMES": "how much is shown",
+    "_ORDER": "the order of what is shown",
+    "NONE": "no index",
+    "_GB_PER_S_PER_LANE": "the standard's own table",
+    "RESNET50_GRADIENT_BYTES": "an illustration",
+    "_REDUCED": "an example",
+    "DDP": "an example",
+    "_HOST_THREAD": "an example",
+    "_COMPUTE_STREAM": "an example",
+    "_COMMUNICATION_STREAM": "an example",
+    "_LATENCY_NS": "an example",
+    "_GAP_NS": "an example",
+    "_ORIGIN_NS": "an example",
+    "_MIB_256": "an example",
+}
+
+
+def found(job: Job) -> list[Finding]:
+    return list(engine.diagnose(case_of(job.traces())).findings)
+
+
+def what_if_of(job: Job) -> WhatIf:
+    what_if = case_of(job.traces()).what_if
+    assert what_if is not None
+    return what_if
+
+
+# What is worth a word, and how sure it is.
+
+CASES.of("WARNING_PERCENT")(severity_of)
+CASES.of("CRITICAL_PERCENT")(severity_of)
+CASES.of("NOTABLE_PERCENT")(lambda at: notable(at, 100.0))
+CASES.of("NOTABLE_MS")(lambda at: notable(at, 1.0))
+CASES.of("SURE")(confidence.grade)
+CASES.of("FAIRLY_SURE")(confidence.grade)
+CASES.of("BEYOND_CHANCE")(
+    lambda at: Excess(part="input", by_rank={}, by_step={0: (at - 1, at + 1)}).steady(0)  # standard error: 1
+)
+
+
+def weighed(kind: str, gain_ms: float) -> Any:
+    return Of(proposal=Of(kind=kind), gain_ms=gain_ms, finding=Finding(code=kind, severity="info"))
+
+
+@CASES.of("SAME_AMOUNT")
+def same_amount(at: float) -> object:
+    return confidence._stays([weighed("waste", 10.0)], np.array([10.0]), np.array([10.0 * (1 + at)])).tolist()
+
+
+@CASES.of("AS_RECORDED")
+def waste_before_work(at: float) -> object:
+    first, _ = weigh.in_order([weighed("exchange", 10.0), weighed("waste", 10 * (1 - at))])
+    return first.gain_ms == 10
+
+
+@CASES.of("WORTH_FIRST")
+def waste_before_launching(at: float) -> object:
+    waste = weighed("waste", 10 * at)
+    waste.finding = Finding(code="host-stall", severity="warning", recoverable_percent=10.0)
+    first, _ = weigh.in_order([weighed("launching", 10.0), waste])
+    return first.gain_ms == 10
+
+
+@CASES.of("CLEARLY_MORE")
+def calls_of_an_exchange(at: float) -> object:
+    """An exchange that gains 1 ms, all of it by the host's calls for it, beside launching."""
+    exchange = Of(kind="exchange", edit=lambda *_: 1.0, beyond=lambda *_: 1.0)
+    launching = Of(kind="launching", edit=lambda *_: at, beyond=None)
+    what_if: Any = Of(corrected=0.0, now_ms=10.0, gains_ms=list, gain_ms=lambda costs, _: costs)
+    return weigh.gains(what_if, cast("Any", [exchange, launching]))[0] > 0
+
+
+@CASES.of("POOR_REPLAY")
+def trusted_less(at: float) -> object:
+    case: Any = Of(slowest_ms=10.0, unprofiled_ms=None)
+    what_if: Any = Of(replayed_ms=10 * (1 + at), corrected_ms=10.0)
+    finding = Finding(code="host-stall", severity="info", confidence="high")
+    return engine._as_sure_as_the_data(case, what_if, finding, set()).confidence
+
+
+@CASES.of("REPLAY_ERROR")
+def timed_or_corrected(at: float) -> object:
+    now = WhatIf.__dict__["now_ms"].fget(Of(timed_ms=10.0, corrected_ms=10 * (1 + at)))
+    return now == 10
+
+
+@CASES.of("UNLIKE_STEP")
+def unlike(at: float) -> object:
+    lane = Of(window_steps=np.arange(6), rank=0)
+    of = Of(lanes=[lane], attribution=Of(lanes=[Of(step_ns=np.array([1000.0] * 5 + [1000 * at]))]))
+    return bool(outlier_steps._outlier_steps(of))  # type: ignore[arg-type]
+
+
+@CASES.of("FEWEST_STEPS_LEFT")
+def few_left(at: int) -> object:
+    """The last of the analysed steps is unlike; the timed steps say that the others are the job."""
+    job = Job(ranks=1, step=(kernels(10),), steps=at + 3, once={at + 2: (silence(200),)})
+    timeline = build_timeline(job.traces())
+    with mock.patch("tests.analysis.diagnosis.cases.without_outlier_steps", lambda case: case):
+        case = run_of(case_of(job.traces()), [10.0, 10.1, 9.9])
+    return outlier_steps.without_outlier_steps(case).steps < len(timeline.lanes[0].window_steps)
+
+
+@CASES.of("MOST_OUTLIERS", 2, 3)
+def many_outliers(at: int) -> object:
+    """Of eight analysed steps the last ones are unlike."""
+    job = Job(ranks=1, step=(kernels(10),), steps=10, once={9 - i: (silence(200),) for i in range(at)})
+    return case_of(job.traces()).steps < 8
+
+
+# What the profiler cost.
+
+
+def host_graph(busy: Any, *, events: int = 1, ranks: int = 1) -> Any:
+    """Of each rank one step of nodes that take so long each, in ns."""
+    each = np.asarray(busy, np.float64)
+    nodes = len(each) // ranks
+    none = np.zeros(len(each))
+    host = Of(
+        time=none, busy=each, events=np.full(len(each), events), input=none, silent=none, stall=none, profiler=none,
+        process=np.repeat(np.arange(ranks), nodes), step=np.zeros(len(each), np.int64),
+    )  # fmt: skip
+    return Of(host=host, ranks={rank: rank for rank in range(ranks)}, steps=1)
+
+
+def usual(per_event_ns: float) -> float:
+    return profiler_cost.usual_ns_per_event(host_graph(np.full(CALLS, per_event_ns)))
+
+
+CASES.of("PROFILER_NS_PER_EVENT")(lambda at: profiler_cost.usual_ns_per_event(host_graph([1.0])) > at)
+CASES.of("PROFILER_SHARE_OF_EVENT")(lambda at: usual(4000.0) > at * 4000.0)
+CASES.of("LEAST_NS_PER_EVENT")(lambda at: usual(100.0) > at)
+CASES.of("MOST_NS_SEEN")(lambda at: usual(5900.0) > at)
+CASES.of("DENSE_NS")(lambda at: usual(at) == calibration.PROFILER_NS_PER_EVENT)
+CASES.of("PARTS_OF_STEP")(lambda at: profiler_cost._enough_calls(host_graph(np.ones(at * calibration.FEWEST_CALLS))))
+CASES.of("FEWEST_CALLS")(lambda at: profiler_cost._enough_calls(host_graph(np.ones(at * calibration.PARTS_OF_STEP))))
+
+
+@CASES.of("PROFILER_NS_PER_CALL")
+def light_recording(at: float) -> object:
+    (trace,) = Job(ranks=1, step=(kernels(10),)).traces()
+    what_if = WhatIf.of(build_timeline([msgspec.structs.replace(trace, operators_put_in=True)]))
+    assert what_if is not None
+    return what_if.per_event_ns > at
+
+
+def dearest(*, lightly: bool) -> float:
+    """The most that is tried where a step was timed at half of what is replayed."""
+    tried: list[float] = []
+    job: Any = Of(corrected_ms=10.0, per_event_ns=1.0, timeline=Of(traces=[Of(operators_put_in=lightly)]))
+
+    def at_cost(cost: float) -> Any:
+        tried.append(cost)
+        return job
+
+    job.at_cost = at_cost
+    as_steps_were_timed(job, 5.0)
+    return max(tried)
+
+
+CASES.of("DEAREST_NS_PER_EVENT")(lambda at: dearest(lightly=False) > at)
+CASES.of("DEAREST_NS_PER_CALL")(lambda at: dearest(lightly=True) > at)
+
+
+@CASES.of("MOST_PROFILER_SHARE")
+def mostly_profiler(at: float) -> object:
+    graph = host_graph([1000.0])
+    cost = profiler_cost.profiler_cost(graph, 1e6, profiler_cost.HostPace(np.ones(1), {0: 1.0}))
+    return float(cost.busy[0]) > at * 1000
+
+
+@CASES.of("SLOW_THROUGHOUT")
+def slow_host(at: float) -> object:
+    graph = host_graph(np.repeat([1000.0, 1000.0 * at], CALLS), ranks=2)
+    return profiler_cost.host_pace(graph).slow[1] > 1
+
+
+@CASES.of("PROFILER_SCATTER")
+def at_higher_cost(at: float) -> object:
+    """What is left of a gain that is as long as the step less what the profiler cost per event."""
+    limit = 1 + calibration.BEYOND_CHANCE * at
+
+    def at_cost(cost: float) -> Any:
+        return Of(corrected=cost, each_step_ms=lambda many: [many[0], limit])
+
+    of = Of(what_if=Of(per_event_ns=1.0, at_cost=at_cost))
+    return Significance._at_higher_cost(cast("Any", of), (), lambda _, costs: costs) > 0
+
+
+# What the host does.
+
+
+def elsewhere(every_ns: int, *, is_cpu: bool = False) -> float:
+    """For how long a thread that records something so often must record nothing to be elsewhere."""
+    steps = HostSteps(start=np.array([0, 10**12]), number=np.arange(2), end=10**12, source="", thread=1)
+    lane: Any = Of(is_cpu=is_cpu, steps=steps, window_steps=np.array([0]), shift_ns=0)
+    events: Any = Of(rows_of=lambda *_: np.arange(50), thread=np.ones(50), start_ns=np.arange(50) * every_ns)
+    return elsewhere_ns(lane, events, [1])
+
+
+CASES.of("EVENTS_ELSEWHERE")(lambda at: elsewhere(5_000) > at * 5_000)
+CASES.of("ELSEWHERE_NS")(lambda at: elsewhere(100_000) > at)
+
+
+@CASES.of("FEW_SLOW_CALLS", 4, 5)
+def slow_calls(at: int) -> object:
+    """Of so many alike: two of four take half of the time."""
+    with mock.patch.object(places, "slow_operators", return_value={str(name): (2.0, 1.0) for name in range(at)}):
+        return bool(places.few_slow_calls(Of(), ()))  # type: ignore[arg-type]
+
+
+@CASES.of("TINY_KERNEL_US")
+def tiny(at: float) -> object:
+    case = case_of(Job(ranks=1, step=(kernels(at / 10, count=100, launch_us=30),)).traces())
+    assert case.what_if is not None
+    return LaunchBound()._describe(case, case.what_if, 1.0, 10.0).cause
+
+
+@CASES.of("BESIDE")
+def takes_turns(at: float) -> object:
+    start = round(1000 * (1 - at))
+    busy = {1: Intervals(np.array([0]), np.array([1000])), 2: Intervals(np.array([start]), np.array([start + 1000]))}
+    threads = {thread: Of(busy=spans) for thread, spans in busy.items()}
+    lane: Any = Of(steps=Of(thread=1), threads=threads, ops=Of(launch_thread=np.array([2])))
+    return host_chain._chain_threads(lane, anyone=False)
+
+
+def waited(pause: int) -> int:
+    part: Any = Of(start=np.array([0.0]), end=np.array([100.0 + pause]))
+    start, end = np.array([0, 100 + pause]), np.array([100, 200 + pause])
+    return len(cpu_chain._waits(start, end, np.array([0]), part, EMPTY)[0])
+
+
+def test_a_pause_of_that_length_waits_for_a_collective() -> None:
+    """The timeline looks at the same figure, within operators."""
+    assert [waited(model_of_timeline.WAITED_NS + more) for more in (-1, 0)] == [0, 1]
+
+
+@CASES.of("COPY_BEHIND_NS")
+def behind_a_copy(at: float) -> object:
+    events: Any = Of(
+        rows_of=lambda *_: np.array([0]), correlation=np.array([7, 7, 8]), thread=np.ones(3),
+        direction=np.full(3, Direction.HOST_TO_DEVICE),
+    )  # fmt: skip
+    kinds = np.array([Block.NOT, Block.SYNC], np.uint8)
+    times = np.array([0, 100 + round(at)]), np.array([100, 10**6])
+    return host_chain._with_copies(events, np.array([1, 2]), kinds, *times).tolist()
+
+
+def held_up(usual_ns: int, ns: float, queued: int = 600) -> object:
+    """Whether the last of ten calls was held up by a full queue."""
+    events: Any = Of(role=np.full(10, Role.LAUNCH), name=np.zeros(10, np.int64))
+    duration = np.array([usual_ns] * 9 + [round(ns)])
+    kinds = host_chain._block_kinds(events, np.arange(10), duration, np.zeros(10, np.bool_), np.full(10, queued))
+    return bool(kinds[9] == Block.QUEUE)
+
+
+CASES.of("HELD_UP_NS")(lambda at: held_up(1000, at))
+CASES.of("HELD_UP_FACTOR")(lambda at: held_up(10_000, 10_000 * at))
+CASES.of("FULL_QUEUE_OPS")(lambda at: held_up(10_000, 50_000, round(at)))
+
+
+# What the device does.
+
+
+@CASES.of("QUEUED_NS")
+def found_idle(at: float) -> object:
+    """What a launch takes to reach an idle device holds for an op that stood in a queue too."""
+    host: Any = Of(time=np.array([100_000.0]))
+    start, free = np.array([101_000.0, 201_000.0]), np.array([101_000.0 - at, 200_000.0])
+    return build._bounds(host, np.zeros(2, np.int64), start, free, np.zeros(2, np.int64))[0].tolist()
+
+
+@CASES.of("AT_ONCE_NS")
+def followed_at_once(at: float) -> object:
+    """An op of the second stream starts so long after the first stream's op."""
+    none = np.full(2, NONE, np.int64)
+    start, end = np.array([0.0, 10**6 + at]), np.array([1e6, 2e6])
+    given = [streams.Given(s, end[s : s + 1], np.array([s]), np.array([s])) for s in (0, 1)]
+    ops: Any = Of(
+        start=start, end=end, launch_time=np.array([0, 1]), before_end=np.full(2, -np.inf), given=given,
+        streams=[(0, 1), (1, 2)], wait_a=none.copy(), wait_b=none.copy(), waited_end=np.full(2, -np.inf),
+    )  # fmt: skip
+    streams.find_waits(ops, np.empty(0, np.int64))
+    return ops.wait_a.tolist()
+
+
+@CASES.of("CLOCK_NS")
+def ended_after(at: float) -> object:
+    """A call that is told to have waited for an op returns so long before that ended."""
+    given = streams.Given(0, np.array([1000.0 + at]), np.array([0]), np.array([0]))
+    told = streams.Awaited(np.array([0]), np.array([5]), np.array([0]), np.array([0]))
+    called, returned = np.array([500]), np.array([1000])
+    kinds, parts = np.array([Block.SYNC], np.uint8), [Of(given=[given])]
+    targets = host_chain._block_targets(parts, called, returned, called, kinds, np.array([5]), [told])  # type: ignore[arg-type]
+    return targets[1].tolist()
+
+
+@CASES.of("GAP_IN_GRAPH_NS")
+def in_a_graph(at: float) -> object:
+    what_if = what_if_of(Job(ranks=1, step=(kernels(1, count=100, launch_us=30),), steps=4))
+    costs = replace(what_if.corrected, gap=np.full(len(what_if.corrected.gap), 2000.0))
+    return float(edits.as_cuda_graph(what_if, costs).gap.min()) > at
+
+
+@CASES.of("FEW_OPS")
+def ends_a_step(at: int) -> object:
+    graph: Any = Of(
+        steps=1, streams=[(0, at)], device=Of(step=np.zeros(at, np.int64)), chains=[(0, 1)],
+        host=Of(step=np.zeros(1, np.int64)),
+    )  # fmt: skip
+    return schedule._step_ends(graph)[1]
+
+
+# Kernels beside collectives.
+
+
+def kernels_of(duration: list[float], beside: list[float]) -> Any:
+    zero = np.zeros(len(duration), np.int64)
+    columns = (np.array(duration), np.array(beside), np.zeros(len(duration)), np.zeros(len(duration)))
+    return baseline._Kernels(zero, zero, zero, *columns)
+
+
+def group(median: float, spread: float, places: int) -> Any:
+    return Of(
+        median=lambda: np.array([median]), spread=lambda: np.array([spread]), distinct=lambda _: np.array([places])
+    )  # fmt: skip
+
+
+def repeated(*, calm: float = 0, disturbed: float = 0, slowed: float = 1, places: tuple[int, int] = (9, 9)) -> bool:
+    """Whether kernels are taken for the same work."""
+    groups = group(1.0, calm, places[0]), group(slowed, disturbed, places[1])
+    return not np.isnan(baseline._of_repeated_layers(*groups, np.zeros(1, np.int64)))[0]
+
+
+CASES.of("UNDISTURBED")(lambda at: bool(kernels_of([1000.0], [1000 * at]).calm[0]))
+CASES.of("ALIKE_CALM")(lambda at: repeated(calm=at))
+CASES.of("ALIKE_DISTURBED")(lambda at: repeated(disturbed=at))
+CASES.of("MOST_SLOWED")(lambda at: repeated(slowed=at))
+CASES.of("CALM_PLACES")(lambda at: repeated(places=(at, 1)))
+CASES.of("DISTURBED_PLACES")(lambda at: repeated(places=(1, at)))
+
+
+@CASES.of("MOST")
+def known(at: float) -> object:
+    """So much of what is beside a collective has counterparts; the rest is slowed likewise then."""
+    time = np.array([50.0, np.nan])
+    baseline._as_the_known(kernels_of([100.0, 100.0], [100 * at, 100 * (1 - at)]), time, np.arange(2))
+    return bool(np.isnan(time[1]))
+
+
+@CASES.of("TRANSFERRING")
+def slowed_by_transfer(at: float) -> object:
+    """Of two ranks that compute for 100 µs beside an all-reduce, whose kernel holds a tenth of the processors."""
+    traces = []
+    for rank in range(2):
+        builder = TraceBuilder(rank, world_size=2)
+        for step in range(5):
+            builder.step(step * 200).compute(10, 110).collective(5, 115, ranks=(0, 1))
+        trace = builder.build()
+        calls = tuple(msgspec.structs.replace(call, processor_share=0.1) for call in trace.collectives)
+        traces.append(msgspec.structs.replace(trace, collectives=calls))
+    timeline = build_timeline(traces)
+    graph = build_graph(timeline)
+    assert graph is not None
+    return float(baseline._kernels(graph, timeline).held.max()) > at * 0.1 * 100_000
+
+
+# Rules.
+
+
+@CASES.of("MOSTLY_UNSEEN")
+def unseen(at: float) -> object:
+    device = Of(op_class=np.array([OpClass.COMMUNICATION]))
+    case: Any = Of(
+        what_if=Of(graph=Of(device=device)), timeline=Of(world_size=2, ranks_present=(0,)), step_ms=10.0,
+        unseen_share=lambda: at, exposed_ms=lambda _: {0: 5.0},
+    )  # fmt: skip
+    return type(next(CommunicationBound().examine(case))).__name__
+
+
+@CASES.of("OFTEN")
+def synchronizes(at: int) -> object:
+    """Which ranks of three do something of their own, when one synchronizes so often and the others once."""
+    process = np.repeat(np.arange(3), [1, 1, at])
+    waiting = np.zeros(len(process), np.int64)
+    host = Of(process=process, block=np.full(len(process), Block.SYNC), block_on=waiting)
+    exchanged = Of(blocks=waiting.astype(np.bool_))
+    what_if: Any = Of(graph=Of(host=host, ranks={rank: rank for rank in range(3)}), exchanged=exchanged)
+    return levels.synchronizing_more(what_if)
+
+
+@CASES.of("ALSO_LATE")
+def late(at: float) -> object:
+    job = Job(ranks=4, step=DDP, extra={2: (fetch(40 * at),), 3: (fetch(40),)})
+    return next(one.ranks for one in found(job) if one.code == "straggler")
+
+
+@CASES.of("JITTER")
+def another_each_step(at: float) -> object:
+    case = case_of(Job(ranks=2, step=DDP).traces())
+    with (
+        mock.patch.object(straggler, "_steady", return_value=True),
+        mock.patch.object(WhatIf, "gains_ms", return_value=[10.0, 10 * at]),
+    ):
+        proposal: Any = next(straggler.Straggler().examine(case))
+    return proposal.edit.keywords
+
+
+# The machine.
+
+
+def link(*rates: float, ceiling: float | None = None) -> list[tuple[str, ...]]:
+    told = {"ceiling_gb_per_s": ceiling, "ceiling_source": "PCIe 5 x16"} if ceiling else {}
+    copies = [host_copies(index, rate, **told) for index, rate in enumerate(rates)]
+    facts = machine(*(gpu(index) for index in range(len(rates))), bandwidth=copies)
+    return [(one.severity, *one.evidence["signs"]) for one in DegradedLink().examine(facts)]
+
+
+CASES.of("LINK_OF_CEILING")(lambda at: link(50 * at, ceiling=50.0))
+CASES.of("LINK_SEVERE")(lambda at: link(50 * at, ceiling=50.0))
+CASES.of("LINK_OF_SIBLINGS")(lambda at: link(25.0, 25.0, 25 * at))
+CASES.of("NARROW_GB_PER_S")(link)
+
+
+@CASES.of("PROVES_FULL_WIDTH")
+def full_width(at: float) -> object:
+    full = raw_gb_per_s(5, 16)
+    assert full is not None
+    facts = machine(gpu(0, pcie=loaded(5, 8, 5, 16)), bandwidth=(host_copies(0, full * at),))
+    return len(DegradedLink().examine(facts))
+
+
+def nvlink_unused(*, size: float = 1 << 30, busbw: float = 1.0) -> object:
+    return unused_nvlink_gb_per_s(H200S, round(size), busbw) is None
+
+
+CASES.of("OF_NVLINK")(lambda at: nvlink_unused(busbw=450 * at))
+CASES.of("LARGE_TRANSFER_BYTES")(lambda at: nvlink_unused(size=at))
+
+
+@CASES.of("SAME_CLOCK")
+def clocks(at: float) -> object:
+    return len(ClockMismatch().examine(machine(gpu(0, sm_mhz=10_000), gpu(1, sm_mhz=round(10_000 * (1 - at))))))
+
+
+@CASES.of("CONTEXT_BYTES")
+def other_job(at: float) -> object:
+    process = GpuProcess(pid=1, name="python", memory_bytes=round(at))
+    return [one.severity for one in ForeignProcess().examine(machine(gpu(0, processes=(process,))))]
+
+
+@CASES.of("PEER_SLOWER")
+def direct(at: float) -> object:
+    copies = peer_copies(0, 1, 10 * at, peer_access=True), peer_copies(0, 1, 10.0, peer_access=False)
+    return len(PeerSlowerThanHost().examine(machine(gpu(0), gpu(1), bandwidth=copies)))
+
+
+@CASES.of("ONE_LINK")
+def shared(at: float) -> object:
+    copies = host_copies(0, 10.0), host_copies(1, 10.0), together(5 * at, 5 * at)
+    return len(SharedUplink().examine(machine(gpu(0), gpu(1), bandwidth=copies)))
+
+
+@CASES.of("ONE_DIRECTION")
+def both_ways(at: float) -> object:
+    copies = (peer_copies(0, 1, 10.0, 10 * at, peer_access=False),)
+    return len(SharedUplink().examine(machine(gpu(0), gpu(1), bandwidth=copies)))
+
+
+@pytest.mark.parametrize("name", CASES.known)
+def test_a_figure_decides_where_it_says(name: str) -> None:
+    assert CASES.differ(name)
+
+
+def test_a_pause_is_what_the_timeline_takes_for_one() -> None:
+    assert elsewhere(5_000, is_cpu=True) == model_of_timeline.PAUSE_NS < calibration.ELSEWHERE_NS < 100 * NS_PER_MS
+
+
+def test_every_figure_has_a_source_and_cases() -> None:
+    figures = figures_in(FOLDER / "calibration.py")
+    assert set(CASES.known) == set(figures)
+    assert {name: text for name, text in figures.items() if not any(kind in text for kind in KINDS)} == {}
+
+
+def test_no_other_figure_stands_elsewhere() -> None:
+    """A new one belongs into calibration.py, with its source and cases."""
+    elsewhere = {name for path in FOLDER.rglob("*.py") if path.name != "calibration.py" for name in numbers_in(path)}
+    assert elsewhere <= set(ELSEWHERE)

@@ -1,0 +1,35 @@
+"""On every trace there is, table and verdict agree: what takes 5 % of the step is explained, or said not to be."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from gpudiag.errors import UnreadableInputError
+from tests.analysis.diagnosis.random_jobs.law import violations
+from tests.conftest import WHOLE
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from gpudiag.model.analysis import Analysis
+
+TRACES = Path(__file__).parents[2] / "traces"
+PLAIN = sorted(path for path in TRACES.glob("*/") if list(path.glob("*.json*")))
+ALONE = sorted((TRACES / "public").glob("*.gz"))
+PACKED = sorted(WHOLE.rglob("*.npz"))
+
+
+@pytest.mark.parametrize("path", [*PLAIN, *ALONE, *PACKED], ids=lambda path: path.stem)
+def test_the_verdict_agrees_with_its_table(path: Path, analysis_of: Callable[[Path], Analysis]) -> None:
+    try:
+        analysis = analysis_of(path)
+    except UnreadableInputError as error:
+        pytest.skip(str(error))
+    assert violations(analysis) == []
+    amounts = [finding.recoverable_ms_per_step or 0.0 for finding in analysis.findings]
+    assert all(0 <= ms <= max(analysis.steps.mean_ms, analysis.steps.corrected_mean_ms or 0.0) for ms in amounts)
+    said = {finding.code for finding in analysis.findings if (finding.recoverable_percent or 0.0) >= 5}
+    assert not (said and "compute-bound" in {finding.code for finding in analysis.findings})

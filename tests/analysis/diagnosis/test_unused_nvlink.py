@@ -1,0 +1,87 @@
+"""Collectives that are as slow as a path through the host say that the GPUs' NVLink is not used."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+import pytest
+
+from gpudiag.analysis.diagnosis.examples import Job, all_reduce, kernels, update
+from gpudiag.analysis.diagnosis.hardware.examples import gpu, machine
+from gpudiag.analysis.diagnosis.rules.unused_nvlink import unused_nvlink_gb_per_s
+from gpudiag.app.analyze import analyze
+from gpudiag.model.facts import Link
+from tests.analysis.diagnosis.cases import case_of
+from tests.analysis.diagnosis.records import run_of
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from gpudiag.analysis.diagnosis.case import Case
+
+LARGE, SLOW = 64 << 20, 25.0
+JOB = case_of(Job(ranks=2, step=(kernels(10), all_reduce(10), update(1))).traces())
+
+
+def on(*names: str, case: Case = JOB) -> Case:
+    """The job on these devices, one a rank, numbered as on one machine."""
+    lanes = [
+        msgspec.structs.replace(lane, device_name=name, device=number)
+        for number, (lane, name) in enumerate(zip(case.timeline.lanes, names, strict=True))
+    ]
+    return replace(case, timeline=msgspec.structs.replace(case.timeline, lanes=tuple(lanes)))
+
+
+H200S = on("NVIDIA H200", "NVIDIA H200")
+
+
+@pytest.mark.parametrize(
+    ("name", "gb_per_s"),
+    [
+        ("NVIDIA H200", 450.0),
+        ("NVIDIA H100 80GB HBM3", 450.0),
+        ("NVIDIA A100-SXM4-80GB", 300.0),
+        ("Tesla V100-SXM2-16GB", 150.0),
+        ("NVIDIA H100 PCIe", None),
+        ("NVIDIA H200 NVL", None),
+        ("NVIDIA GeForce RTX 4090", None),
+        ("", None),
+    ],
+)
+def test_boards_that_always_have_nvlink(name: str, gb_per_s: float | None) -> None:
+    assert unused_nvlink_gb_per_s(on(name, name), LARGE, 5.0) == gb_per_s
+
+
+def test_nothing_is_said_of_ranks_that_may_be_on_several_machines() -> None:
+    assert unused_nvlink_gb_per_s(H200S, LARGE, SLOW) is not None
+    numbered_alike = msgspec.structs.replace(
+        H200S.timeline, lanes=tuple(msgspec.structs.replace(lane, device=0) for lane in H200S.lanes)
+    )
+    assert unused_nvlink_gb_per_s(replace(H200S, timeline=numbered_alike), LARGE, SLOW) is None
+    recorded = run_of(replace(H200S, timeline=numbered_alike), [10.0, 10.0])
+    assert unused_nvlink_gb_per_s(recorded, LARGE, SLOW) is not None, "the record says that they share a host"
+    assert recorded.run is not None
+    apart = [msgspec.structs.replace(rank, host=f"host{rank.rank}") for rank in recorded.run.ranks]
+    elsewhere = replace(recorded, run=msgspec.structs.replace(recorded.run, ranks=tuple(apart)))
+    assert unused_nvlink_gb_per_s(elsewhere, LARGE, SLOW) is None
+
+
+def test_nor_of_a_machine_that_is_known_to_have_none() -> None:
+    for lanes, found in ((18, 450.0), (0, None)):
+        facts = machine(gpu(0), gpu(1), links=(Link(a=0, b=1, kind="SYS", lanes=lanes),))
+        assert unused_nvlink_gb_per_s(replace(H200S, facts=facts), LARGE, SLOW) == found
+
+
+@pytest.mark.parametrize(("name", "unused"), [("vgg_p2poff", True), ("clean", False)])
+def test_recordings_with_peer_access_and_without(
+    name: str, *, unused: bool, whole_recording: Callable[[str], Path]
+) -> None:
+    findings = {finding.code: finding for finding in analyze([whole_recording(name)]).findings}
+    found: Any = findings.get("communication-bound")
+    assert found is not None or not unused
+    if found is not None:
+        assert ("nvlink_gb_per_s" in found.evidence) == unused
+        assert ("NCCL_P2P_DISABLE" in found.advice[0]) == unused

@@ -1,0 +1,128 @@
+"""Every figure of the timeline that a verdict hangs on has a source, and a case just below and one just above it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace as Of
+from typing import Any
+from unittest import mock
+
+import numpy as np
+import pytest
+
+from gpudiag.analysis.timeline import alignment, calibration, steps
+from gpudiag.analysis.timeline.alignment import Sequence, _equally_good, _Fit, _fit
+from gpudiag.analysis.timeline.validity import duplicates, mixed_runs, thin_recording
+from gpudiag.analysis.timeline.validity.device_activity import DeviceActivity
+from gpudiag.analysis.timeline.validity.examine import _clocks, _steps
+from gpudiag.model.event import Role
+from gpudiag.model.timeline import UNKNOWN
+from gpudiag.units import NS_PER_MS, NS_PER_US
+from tests.calibration_cases import KINDS, Cases, figures_in, numbers_in
+
+FOLDER = Path(alignment.__file__).parent
+CASES = Cases(calibration)
+#: What stands elsewhere: bounds of time and memory, and how much of a step is drawn.
+BOUNDS = {"_WIDEST_LAG", "_VOTERS", "_MOST_CANDIDATES", "_CLASS_OF", "_MOST_SHOWN"}
+DRAWN = {"_MOST_SPANS", "_MOST_DEPTH", "_MOST_RANKS", "_LONGEST_NAME", "_HOST_KINDS"}
+DRAWN |= {"_MOST_OTHERS", "_TYPICAL", "_SEEN_WAIT", "_MOST_WAITS"}
+
+
+def fit(pairs: int, *, offset: int = 0, spread: float = 10 * NS_PER_US, coverage: float = 1.0) -> _Fit:
+    return _Fit(np.arange(pairs), np.arange(pairs), offset, spread, coverage, believable=True)
+
+
+def seen(matching: float, offset: int) -> _Fit:
+    """Of 100 collectives of two captures this share ends together, by clocks that are so far apart."""
+    end = np.arange(100) * NS_PER_MS
+    other = end + np.where(np.arange(100) < round(100 * matching), 0, NS_PER_MS // 2) + offset
+    kinds, symmetric = np.zeros(100, np.int64), np.ones(100, np.bool_)
+    one, two = (Sequence(start=times, end=times, signature=kinds, symmetric=symmetric) for times in (end, other))
+    return _fit(one, two, offset, calibration.LEAST_TOLERANCE_NS)
+
+
+@CASES.of("LEAST_TOLERANCE_NS")
+def offsets_told_apart(at: float) -> object:
+    return len(_equally_good([fit(20), fit(20, offset=int(at))]))
+
+
+@CASES.of("SAME_CLOCK_NS")
+def blurred_clock(at: float) -> object:
+    return bool(_clocks(Of(clocks=[Of(rank=1, residual_ns=at)], ambiguous=False)))  # type: ignore[arg-type]
+
+
+CASES.of("MATCHED_SHARE", 0.49, 0.51)(lambda at: seen(at, 0).believable)
+CASES.of("TO_MOVE_A_CLOCK", 0.74, 0.76)(lambda at: seen(at, 10 * NS_PER_MS).believable)
+CASES.of("NEARLY_ALL")(lambda at: len(_equally_good([fit(20), fit(20, offset=NS_PER_MS, coverage=at)])))
+CASES.of("EQUALLY_GOOD")(lambda at: len(_equally_good([fit(20), fit(20, offset=NS_PER_MS, spread=at * 10_000)])))
+CASES.of("FINEST_SPREAD_NS")(lambda at: len(_equally_good([fit(20, spread=1), fit(20, offset=NS_PER_MS, spread=at)])))
+CASES.of("TELLING")(
+    lambda at: len(_equally_good([fit(at, spread=1), fit(at, offset=NS_PER_MS, spread=float(NS_PER_MS))]))
+)
+
+
+@CASES.of("FEWEST_SEEN")
+def matched_by_chance(at: int) -> object:
+    lane: Any = Of(collectives=Of(instance=np.full(at, UNKNOWN)))
+    member: Any = Of(ends=np.arange(at), lane=lane, mine=np.ones(at, np.bool_))
+    return mixed_runs._meets(member, [member])
+
+
+@CASES.of("FEWEST_REPEATS")
+def repeated(at: int) -> object:
+    rows = np.arange(at)
+    zero = np.zeros(at, np.int64)
+    events: Any = Of(role=np.full(at, Role.OPTIMIZER), name=zero, thread=zero, end_ns=rows * 10)
+    return steps._after_optimizer(events) is None
+
+
+@CASES.of("PERIOD_APART", 20 / 1000, 21 / 1000)
+def pattern(at: float) -> object:
+    """A launch that comes back after a thousand others, the third time after so many more."""
+    count = 3500 + round(1000 * at)
+    names = np.arange(1, count + 1)
+    names[[0, 1000, 2000, 3000 + round(1000 * at)]] = 0
+    events: Any = Of(start_ns=np.arange(count), end_ns=np.arange(count), thread=np.zeros(count, np.int64))
+    return steps._repeating(events, np.arange(count), names.astype(np.int32)) is None
+
+
+@CASES.of("FEW_STEPS")
+def analysed(at: int) -> object:
+    lane: Any = Of(window_steps=np.arange(at), steps=Of(source="ProfilerStep"))
+    return [one.code for one in _steps([], [lane], [])]
+
+
+CASES.of("LOST_SHARE")(lambda at: DeviceActivity(10_000, round(10_000 * at), missing=False).lossy)
+CASES.of("FEWEST_LOST")(lambda at: DeviceActivity(10, at, missing=False).lossy)
+
+
+@CASES.of("FEWEST_DURATIONS", 99, 100)
+def same_recording(at: int) -> object:
+    events = mock.MagicMock(start_ns=np.zeros(200, np.int64), end_ns=np.arange(200) % at)
+    events.__len__.return_value = 200
+    events.columns.return_value = {"end_ns": events.end_ns}
+    one, other = (Of(source=source, origin_ns=0, events=events) for source in ("a", "b"))
+    return duplicates._same_events(one, other)  # type: ignore[arg-type]
+
+
+@CASES.of("THIN_SHARE")
+def covered(at: float) -> object:
+    lane: Any = Of(rank=0, trace=0, bounds=np.array([0, 1]))
+    with mock.patch.object(thin_recording, "_covered", return_value=at):
+        return bool(thin_recording.doubts([Of()], [lane]))  # type: ignore[list-item]
+
+
+@pytest.mark.parametrize("name", CASES.known)
+def test_a_figure_decides_where_it_says(name: str) -> None:
+    assert CASES.differ(name)
+
+
+def test_every_figure_has_a_source_and_cases() -> None:
+    figures = figures_in(FOLDER / "calibration.py")
+    assert set(CASES.known) == set(figures)
+    assert {name: text for name, text in figures.items() if not any(kind in text for kind in KINDS)} == {}
+
+
+def test_no_other_figure_stands_elsewhere() -> None:
+    elsewhere = {name for path in FOLDER.rglob("*.py") if path.name != "calibration.py" for name in numbers_in(path)}
+    assert elsewhere <= BOUNDS | DRAWN

@@ -1,0 +1,108 @@
+"""The forms in which earlier benchmarks printed their results, on points whose figures are known."""
+
+from __future__ import annotations
+
+import csv
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gpudiag.analysis.scaling.conclude import conclude
+from gpudiag.commands.main import main
+from gpudiag.model.benchmarks.form_table import FORMS
+from gpudiag.model.benchmarks.scale_request import Wanted
+from gpudiag.model.benchmarks.scaling import SCALING_FILE
+from gpudiag.model.run_directory import write_json
+from tests.app.scale.points import measured
+
+
+@pytest.fixture
+def benchmark(tmp_path: Path) -> Path:
+    """Two strategies on one device and four, another batch, the compiler; two blocks of a volume a second."""
+    points = [
+        measured(1, 30.0, parameters=25_557_032),
+        measured(4, 40.0, parameters=25_557_032),
+        measured(1, 30.0, strategy="independent"),
+        measured(4, 32.0, strategy="cpu-reduce"),
+        measured(1, 60.0, batch_per_device=128),
+        measured(4, 64.0, batch_per_device=128),
+        measured(4, 20.0, batch_per_device=128, options={"compile": "True"}),
+        measured(
+            *(2, 500.0),
+            workload="unet3d-predict",
+            strategy="independent",
+            batch_per_device=1,
+            voxels_per_sample=4.4e6,
+            mvox_per_s=17.6,
+        ),
+    ]
+    result = conclude(
+        points,
+        {},
+        None,
+        remarks=(),
+        mode="weak",
+        command=(),
+        version="0",
+        wanted=Wanted(),
+        need_peers={("pytorch", "cpu-reduce")},
+    )
+    write_json(tmp_path / SCALING_FILE, result)
+    return tmp_path
+
+
+def tables(benchmark: Path, form: str, capsys: pytest.CaptureFixture[str]) -> dict[str, list[dict[str, Any]]]:
+    """Rows of each form by its headings."""
+    assert main(["table", str(benchmark), "--form", form, "--json"]) == 0
+    said = json.loads(capsys.readouterr().out)
+    assert said["schema"] == "gpudiag/form-tables/1"
+    return {
+        one["form"]: [dict(zip([c["heading"] for c in one["columns"]], row, strict=True)) for row in one["rows"]]
+        for one in said["tables"]
+    }
+
+
+def test_iterations_of_several_devices_stand_beside_the_samples_of_one(
+    benchmark: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rows = tables(benchmark, "training", capsys)["training"]
+    four = next(row for row in rows if (row["system"], row["samples per iteration"]) == ("resnet50 (x4)", 256))
+    assert four["1001 iterations [s]"] == pytest.approx(40.04)
+    assert four["iterations per minute"] == pytest.approx(1500)
+    assert four["100k iterations [d]"] == pytest.approx(4000 / 86400)
+    assert four["samples of 100k on one device [d]"] == pytest.approx(1000 / 86400)
+
+
+def test_every_form(benchmark: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    found = tables(benchmark, "all", capsys)
+    assert tuple(found) == tuple(FORMS)
+    (volume,) = found["prediction"]
+    assert volume["8.1 Tvox [h]"] == pytest.approx(8.1e12 / 17.6e6 / 3600)
+    assert [row["speedup"] for row in found["models"]] == pytest.approx([3.0, 3.75])
+    assert found["medians"][0]["median efficiency"] == pytest.approx(100 * 3.375 / 4)
+    by_batch = next(row for row in found["batches"] if (row["strategy"], row["gpu count"]) == ("nccl", 4))
+    assert by_batch["64: speedup"] == pytest.approx(3.0)
+    assert by_batch["128: efficiency"] == pytest.approx(100 * 60 / 64)
+    rungs = [(row["batch per device"], row["compiled"], row["of the first"]) for row in found["ladder"]]
+    assert rungs == [(64, "", 1.0), (128, "", pytest.approx(1.25)), (128, "yes", pytest.approx(4.0))]
+    relative = {row["strategy"]: row["of cpu-reduce"] for row in found["relative"]}
+    assert relative == pytest.approx({"nccl": 80.0, "cpu-reduce": 100.0})
+    assert found["devices"] == found["pairs"] == []
+
+
+def test_forms_as_text_and_files(benchmark: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    page, sheet = tmp_path / "forms.md", tmp_path / "form.csv"
+    assert main(["table", str(benchmark), str(tmp_path / "none"), "--form", "all", "--markdown", str(page)]) == 0
+    out = capsys.readouterr().out
+    assert "Not measured: pairs of devices (--subsets pairs), or no" in " ".join(out.split()).replace("`", "")
+    assert "Left out" in out
+    assert page.read_text().count("\n## ") == len(FORMS)
+    assert main(["table", str(benchmark), "--form", "prediction", "--csv", str(sheet)]) == 0
+    assert [row["Mvox/s"] for row in csv.DictReader(sheet.read_text().splitlines())] == ["17.6"]
+
+
+@pytest.mark.parametrize("words", [("--form", "trainin"), ("--form", "all", "--csv", "x.csv")])
+def test_what_is_no_form_is_refused(benchmark: Path, words: tuple[str, ...]) -> None:
+    assert main(["table", str(benchmark), *words]) == 2

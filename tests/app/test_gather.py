@@ -1,0 +1,210 @@
+"""Jobs on two machines: two launches of torchrun, in network namespaces of their own where those are allowed."""
+
+from __future__ import annotations
+
+import gzip
+import os
+import shutil
+import socket
+import subprocess
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+import msgspec
+import pytest
+
+import gpudiag
+from gpudiag.app.gather import gather
+from gpudiag.errors import UnreadableInputError
+from gpudiag.model.run import RANK_SCHEMA, RUN_SCHEMA, RankRecord, RunRecord
+from gpudiag.model.run_directory import read_json, write_json
+from gpudiag.report.terminal.report import evidence_lines
+from tests.cli_process import SECONDS, environment
+from tests.cli_process import gpudiag as command
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+ROOT = Path(__file__).parents[2]
+
+TRAIN = """
+import os, socket, sys
+socket.gethostname = lambda: os.environ["NODE"]
+import torch
+import gpudiag
+
+torch.distributed.init_process_group("gloo")
+model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(256, 256))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+with gpudiag.profile(sys.argv[1], warmup=2, steps=5, active=4, stop=True, model=model, batch_size=8) as prof:
+    for _ in prof.steps(range(40)):
+        optimizer.zero_grad()
+        model(torch.ones(8, 256)).square().mean().backward()
+        optimizer.step()
+torch.distributed.barrier()
+torch.distributed.destroy_process_group()
+"""
+
+
+class Network(NamedTuple):
+    """Before the command of each node, where they meet, and each node's interface."""
+
+    prefixes: tuple[tuple[str, ...], ...]
+    address: str
+    interfaces: tuple[str, str]
+
+
+LOOPBACK = Network(((), ()), "127.0.0.1", ("lo", "lo"))
+
+
+@pytest.fixture
+def network() -> Iterator[Network]:
+    """Two network namespaces joined by a link of their own; the loopback where none can be made."""
+    names = (f"gpudiag{os.getpid()}a", f"gpudiag{os.getpid()}b")
+
+    def ip(*words: str) -> None:
+        subprocess.run(["ip", *words], check=True, capture_output=True, timeout=SECONDS)
+
+    try:
+        for name in names:
+            ip("netns", "add", name)
+        ip("link", "add", "node0", "netns", names[0], "type", "veth", "peer", "name", "node1", "netns", names[1])
+        for node, name in enumerate(names):
+            ip("-n", name, "addr", "add", f"10.77.0.{node + 1}/24", "dev", f"node{node}")
+            ip("-n", name, "link", "set", "lo", "up")
+            ip("-n", name, "link", "set", f"node{node}", "up")
+        prefixes = tuple(("ip", "netns", "exec", name) for name in names)
+        found = Network(prefixes, "10.77.0.1", ("node0", "node1"))
+    except (OSError, subprocess.CalledProcessError):
+        found = LOOPBACK
+    try:
+        yield found
+    finally:
+        for name in names:
+            subprocess.run(["ip", "netns", "delete", name], capture_output=True, timeout=SECONDS, check=False)
+
+
+def train(run_dirs: tuple[Path, Path], network: Network) -> None:
+    """One process on each of two nodes, with host names of their own."""
+    with socket.socket() as listening:
+        listening.bind(("127.0.0.1", 0))
+        port = str(listening.getsockname()[1])
+    started = []
+    for node, (run_dir, prefix) in enumerate(zip(run_dirs, network.prefixes, strict=True)):
+        run_dir.parent.mkdir(parents=True, exist_ok=True)
+        script = run_dir.parent / "train.py"
+        script.write_text(TRAIN, encoding="utf-8")
+        meeting = ("--master-addr", network.address, "--master-port", port)
+        launch = ("torch.distributed.run", "--nnodes", "2", "--node-rank", str(node), "--nproc-per-node", "1", *meeting)
+        changes = {"NODE": f"node{node}", "GLOO_SOCKET_IFNAME": network.interfaces[node], "CUDA_VISIBLE_DEVICES": ""}
+        started.append(
+            subprocess.Popen(
+                [*prefix, sys.executable, "-m", *launch, str(script), str(run_dir)],
+                env=environment(PYTHONPATH=str(ROOT), OMP_NUM_THREADS="1", **changes),
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                text=True,
+            )
+        )
+    try:
+        said = [process.communicate(timeout=SECONDS)[0] for process in started]
+    finally:
+        for process in started:
+            process.kill()
+    assert [process.returncode for process in started] == [0, 0], said
+
+
+@pytest.mark.xdist_group("processes")
+def test_two_machines_with_a_directory_each(tmp_path: Path, network: Network) -> None:
+    first, second = tmp_path / "node0" / "run", tmp_path / "node1" / "run"
+    # What an earlier run of more ranks left there is not this one's.
+    stale = RankRecord(rank=1, local_rank=1, host="node0", pid=1, device="cpu", device_name="", run_id="earlier")
+    (first / "ranks").mkdir(parents=True)
+    write_json(first / "ranks" / "rank1.json", stale)
+    train((first, second), network)
+    alone = read_json(first / "run.json", RunRecord, RUN_SCHEMA)
+    assert (alone.nodes, alone.world_size, [rank.rank for rank in alone.ranks]) == (2, 2, [0])
+    assert "missing-ranks" in {one.code for one in gpudiag.analyze(first).validity}
+    (first / "analysis.json").write_text("{}", encoding="utf-8")
+
+    done = command("gather", str(first), str(second))
+    assert (done.returncode, done.stdout) == (0, "")
+    assert f"2 of 2 ranks are in {first}; next: gpudiag analyze {first}" in done.stderr
+    assert not (first / "analysis.json").exists(), "it was of one rank"
+    run = read_json(first / "run.json", RunRecord, RUN_SCHEMA)
+    assert [(rank.rank, rank.host) for rank in run.ranks] == [(0, "node0"), (1, "node1")]
+    assert run.status == "complete"
+    assert gather(first, [second]) == run, "and again"
+    analysis = gpudiag.analyze(first)
+    assert analysis.ranks_present == (0, 1)
+    assert analysis.source.hosts == ("node0", "node1")
+    assert not {"missing-ranks", "mixed-runs"} & {one.code for one in analysis.validity}
+    (clock,) = analysis.clocks
+    assert (clock.rank, clock.matched > 0) == (1, True)
+    assert evidence_lines(analysis)[-1].startswith("2 hosts, whose clocks agree to ")
+
+    # What is of another run, or no run at all, is not mixed in.
+    (second / "ranks" / "rank1.json").rename(tmp_path / "rank1.json")
+    with pytest.raises(UnreadableInputError, match="holds no records"):
+        gather(first, [second])
+    rank = read_json(tmp_path / "rank1.json", RankRecord, RANK_SCHEMA)
+    write_json(second / "ranks" / "rank1.json", msgspec.structs.replace(rank, run_id="another"))
+    with pytest.raises(UnreadableInputError, match="another run"):
+        gather(first, [second])
+
+
+@pytest.mark.xdist_group("processes")
+def test_two_machines_with_one_directory(tmp_path: Path) -> None:
+    run_dir = tmp_path / "shared" / "run"
+    train((run_dir, run_dir), LOOPBACK)
+    run = read_json(run_dir / "run.json", RunRecord, RUN_SCHEMA)
+    assert [(rank.rank, rank.host, rank.run_id) for rank in run.ranks] == [
+        (0, "node0", run.run_id),
+        (1, "node1", run.run_id),
+    ]
+    assert (run.status, gpudiag.analyze(run_dir).ranks_present) == ("complete", (0, 1))
+
+
+def test_a_hostile_record_leads_to_no_other_file(tmp_path: Path) -> None:
+    for node in ("a", "b"):
+        (tmp_path / node / "ranks").mkdir(parents=True)
+        (tmp_path / node / "traces").mkdir()
+    ours = RankRecord(rank=0, local_rank=0, host="a", pid=1, device="cpu", device_name="", run_id="r")
+    run = RunRecord(
+        created="", command=(), workload="w", framework="pytorch", strategy="own", world_size=3, nodes=2,
+        batch_size_per_device=None, ranks=(ours,), status="complete", run_id="r",
+    )  # fmt: skip
+    write_json(tmp_path / "a" / "run.json", run)
+    (tmp_path / "secret").write_text("s", encoding="utf-8")
+    link = "traces/rank2.pt.trace.json.gz"
+    (tmp_path / "b" / link).symlink_to(tmp_path / "secret")
+    for rank, trace in ((1, "../secret"), (2, link), (9, None)):
+        record = msgspec.structs.replace(ours, rank=rank, trace=trace, error="it died" if rank == 2 else None)
+        write_json(tmp_path / "b" / "ranks" / f"rank{rank}.json", record)
+    whole = gather(tmp_path / "a", [tmp_path / "b"])
+    assert [rank.rank for rank in whole.ranks] == [0, 1, 2]
+    assert (whole.status, whole.error) == ("failed", "rank 2: it died")
+    assert list((tmp_path / "a" / "traces").iterdir()) == []
+
+
+def test_a_clock_that_is_ahead_is_set_back_and_the_residual_told(tmp_path: Path) -> None:
+    shutil.copytree(ROOT / "tests" / "traces" / "slow_loader_rank2", tmp_path / "moved")
+    (moved,) = [
+        path for path in (tmp_path / "moved").iterdir() if "rank1" in path.name.replace("_", "").replace("-", "")
+    ]
+    trace = msgspec.json.decode(gzip.decompress(moved.read_bytes()))
+    trace["baseTimeNanoseconds"] = int(trace["baseTimeNanoseconds"]) + 7_300_000
+    moved.write_bytes(gzip.compress(msgspec.json.encode(trace)))
+    before, after = (
+        gpudiag.analyze(ROOT / "tests" / "traces" / "slow_loader_rank2"),
+        gpudiag.analyze(tmp_path / "moved"),
+    )
+    offsets = {clock.rank: clock.offset_ms for clock in after.clocks}
+    unmoved = {clock.rank: clock.offset_ms for clock in before.clocks}
+    assert offsets[1] - unmoved[1] == pytest.approx(-7.3, abs=0.1)
+    assert all(clock.residual_ms < 0.1 for clock in after.clocks)
+    assert evidence_lines(before) == []
+    assert evidence_lines(after)[-1].startswith("The ranks' clocks agree to ")
+    for old, new in zip(before.devices, after.devices, strict=True):
+        assert new.buckets_ms["communication_wait"] == pytest.approx(old.buckets_ms["communication_wait"], abs=0.3)

@@ -1,0 +1,277 @@
+"""A mutant from a number: real files with some of their parts replaced, repeated, left out, or cut through."""
+
+from __future__ import annotations
+
+import copy
+import gzip
+import json
+import random
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from gpudiag.app.analyze import analyze
+from gpudiag.model.protobuf import message_type
+from gpudiag.model.run_directory import encode_json
+
+_TESTS = Path(__file__).parents[1]
+_TRACES = _TESTS / "traces"
+_JSON_SEEDS = (
+    "gloo_dataloader/rank0.pt.trace.json.gz",
+    "public/triton_example.json.gz",
+    "public/mi250_minitoy_train_ROCm6_2_kineto.json.gz",
+    "public/rank-34.Jul_15_10_52_41.1074.pt.trace.json.gz",
+    "public/benchmark_result_alexnet.json.gz",
+)
+_XSPACE_SEEDS = ("cpu-reduce", "independent", "parameter-server")
+_MACHINES = ("h200x4", "dgx-1", "patrick-4x")
+#: Events of a seed: its structure is what matters, and a step or two of it are there.
+_MOST_EVENTS = 1500
+_DEEP: Any = 1
+for _ in range(200):
+    _DEEP = [_DEEP]
+_VALUES: tuple[Any, ...] = (
+    *(
+        None,
+        True,
+        False,
+        0,
+        -1,
+        1,
+        7,
+        2**31 - 1,
+        2**31,
+        2**53 + 1,
+        2**63 - 1,
+        -(2**63),
+        2**63,
+        2**64,
+        10**30,
+        -(10**30),
+    ),
+    *(0.5, -0.0, 1e-300, 1e18, 1e308, -1e308, float("nan"), float("inf")),
+    *(
+        "",
+        "0",
+        "x" * 5000,
+        "\x1b[31m\x1b]0;title\x07",
+        "\u202e",
+        "\x00",
+        "\ud800",
+        "[0, 1]",
+        "../../etc/passwd",
+        "=1+1",
+    ),
+    *([], {}, [[]], {"a": 1}, [1] * 1000, _DEEP),
+    *("X", "kernel", "cuda_runtime", "gpu_memcpy", "python_function", "user_annotation", "ProfilerStep#3", "stream 7"),
+)
+_NUMBERS = (0, 1, -1, 2**31, 2**62, 2**63 - 1, -(2**63))
+
+#: What is run: words of the command line, in which {} is where the mutant lies.
+Command = tuple[str, ...]
+
+
+def write_mutant(number: int, directory: Path) -> tuple[Command, ...]:
+    """Write the mutant of this number into an empty directory; the commands that are to bear it."""
+    chance = random.Random(number)  # noqa: S311 - to be repeated, not to be secret
+    kinds = (_json_trace, _json_trace, _xspace, _run_directory, _facts)
+    return kinds[number % len(kinds)](chance, directory)
+
+
+def _json_trace(chance: random.Random, directory: Path) -> tuple[Command, ...]:
+    document = json.loads(_json_seed(chance.choice(_JSON_SEEDS)))
+    events = document["traceEvents"] if isinstance(document, dict) else document
+    for _ in range(chance.choice((1, 1, 2, 4, 30))):
+        _mutate(chance, chance.choice(events) if events and chance.random() < 0.7 else document)
+    text = _cut(chance, json.dumps(document).encode())
+    packed = chance.random() < 0.3
+    path = directory / ("rank0.pt.trace.json.gz" if packed else "rank0.pt.trace.json")
+    path.write_bytes(_cut(chance, gzip.compress(text, 1)) if packed else text)
+    if chance.random() < 0.2:  # another rank, as it was
+        (directory / "rank1.pt.trace.json").write_bytes(_json_seed(chance.choice(_JSON_SEEDS)))
+    export: Command = ("export", "{}", "--to", chance.choice(("csv", "chrome", "perfetto", "xspace")), "-o", "-")
+    return (chance.choice((("analyze", "{}", "--json"), ("analyze", "{}"), ("report", "{}", "--html", "-"), export)),)
+
+
+def _xspace(chance: random.Random, directory: Path) -> tuple[Command, ...]:
+    space = message_type("xplane", "XSpace").FromString(_xspace_seed(chance.choice(_XSPACE_SEEDS)))
+    for _ in range(chance.choice((1, 1, 2, 4, 30))):
+        _mutate_message(chance, space)
+    (directory / "host.xplane.pb").write_bytes(_cut(chance, space.SerializeToString()))
+    return (
+        chance.choice((("analyze", "{}", "--json"), ("analyze", "{}"), ("export", "{}", "--to", "csv", "-o", "-"))),
+    )
+
+
+def _run_directory(chance: random.Random, directory: Path) -> tuple[Command, ...]:
+    files = {name: json.loads(text) for name, text in _run_files().items()}
+    mutated = chance.choice(sorted(files))
+    for _ in range(chance.choice((1, 1, 2, 4, 30))):
+        _mutate(chance, files[mutated])
+    for name, content in files.items():
+        text = json.dumps(content).encode()
+        (directory / name).write_bytes(_cut(chance, text) if name == mutated else text)
+    (directory / "traces").mkdir()
+    if chance.random() < 0.5:
+        (directory / "traces" / "rank0.pt.trace.json").write_bytes(_json_seed(_JSON_SEEDS[0]))
+    return (
+        chance.choice(
+            (
+                ("analyze", "{}"),
+                ("report", "{}"),
+                ("report", "{}", "--html", "-"),
+                ("table", "{}"),
+                ("diff", "{}", "{}"),
+                ("analyze", "{}/analysis.json"),
+                ("report", "{}/analysis.json", "--markdown", "-"),
+                ("recommend", "--predict-only", "--gradients", "{}/run.json"),
+            )
+        ),
+    )
+
+
+def _facts(chance: random.Random, directory: Path) -> tuple[Command, ...]:
+    facts = json.loads((_TESTS / "machines" / f"{chance.choice(_MACHINES)}.json").read_bytes())
+    for _ in range(chance.choice((1, 1, 2, 4, 30))):
+        _mutate(chance, facts)
+    (directory / "facts.json").write_bytes(_cut(chance, json.dumps(facts).encode()))
+    (directory / "sizes.json").write_text("[4000000, 1000, 300000]")
+    return (
+        chance.choice(
+            (
+                ("topology", "--from", "{}/facts.json"),
+                ("topology", "--from", "{}/facts.json", "--json"),
+                ("recommend", "--predict-only", "--facts", "{}/facts.json", "--gradients", "{}/sizes.json"),
+                ("recommend", "--predict-only", "--facts", "{}/facts.json", "--gradients", "{}/sizes.json", "--json"),
+            )
+        ),
+    )
+
+
+def _mutate(chance: random.Random, document: Any) -> None:
+    """Change one place of a document, the deeper the likelier to be left alone on the way there."""
+    place = document if isinstance(document, dict | list) else []
+    while True:
+        keys = list(place) if isinstance(place, dict) else list(range(len(place)))
+        if not keys:
+            return
+        key = chance.choice(keys)
+        inner = place[key]
+        if isinstance(inner, dict | list) and inner and chance.random() < 0.85:
+            place = inner
+            continue
+        break
+    what = chance.random()
+    if what < 0.65:
+        place[key] = copy.deepcopy(chance.choice(_VALUES))
+    elif what < 0.75:
+        del place[key]
+    elif what < 0.85 and isinstance(inner, int | float) and not isinstance(inner, bool):
+        place[key] = inner * chance.choice((-1, 1000, 1e-6, 1e12))
+    elif isinstance(place, list):
+        place.insert(chance.randrange(len(place) + 1), copy.deepcopy(chance.choice(place)))
+    else:
+        place[key] = copy.deepcopy(place[chance.choice(keys)])
+
+
+def _mutate_message(chance: random.Random, message: Any) -> None:
+    """Change one field of a protobuf message, or of one in it."""
+    while True:
+        fields = message.ListFields()
+        if not fields:
+            return
+        field, value = chance.choice(fields)
+        entry = field.message_type
+        if entry is not None and entry.GetOptions().map_entry:
+            key = chance.choice(list(value))
+            if chance.random() < 0.1:
+                del value[key]
+                return
+            message = value[key]
+        elif entry is not None:
+            several = list(value)
+            place = chance.randrange(len(several))
+            if chance.random() < 0.1:
+                del value[place]
+                return
+            message = several[place]
+        else:
+            break
+    choices = (
+        ("", "\x1b[31m", "x" * 3000) if isinstance(value, str) else (b"",) if isinstance(value, bytes) else _NUMBERS
+    )
+    try:
+        setattr(message, field.name, chance.choice(choices))
+    except (ValueError, TypeError, AttributeError):  # a number where none can be; several values, which go together
+        message.ClearField(field.name)
+
+
+def _cut(chance: random.Random, data: bytes) -> bytes:
+    """Mostly as it is; or cut short, or with some bytes changed, put in, or taken out."""
+    what = chance.random()
+    if what < 0.75 or not data:
+        return data
+    place = chance.randrange(len(data))
+    if what < 0.82:
+        return data[:place]
+    changed = bytearray(data)
+    for _ in range(chance.choice((1, 3, 20))):
+        place = chance.randrange(len(changed) or 1)
+        changed[place : place + chance.randrange(3)] = chance.randbytes(chance.randrange(3))
+    return bytes(changed)
+
+
+@cache
+def _json_seed(name: str) -> bytes:
+    document = json.loads(gzip.decompress((_TRACES / name).read_bytes()))
+    if isinstance(document, dict):
+        document["traceEvents"] = document["traceEvents"][:_MOST_EVENTS]
+    return json.dumps(document).encode()
+
+
+@cache
+def _xspace_seed(name: str) -> bytes:
+    return gzip.decompress((_TRACES / "tensorflow_exchange" / f"{name}.xplane.pb.gz").read_bytes())
+
+
+@cache
+def _run_files() -> dict[str, bytes]:
+    """The files of a run directory, by name."""
+    record = {
+        "schema": "gpudiag/run/1",
+        "created": "2026-01-01T00:00:00Z",
+        "command": ["gpudiag", "profile"],
+        "workload": "resnet50",
+        "framework": "pytorch",
+        "strategy": "nccl",
+        "world_size": 2,
+        "nodes": 1,
+        "batch_size_per_device": 64,
+        "status": "complete",
+        "options": {"data": "host"},
+        "model": {"parameters": 10, "gradient_bytes": 40, "gradient_sizes": [16, 24]},
+        "ranks": [
+            {
+                "schema": "gpudiag/rank/1",
+                "rank": 0,
+                "local_rank": 0,
+                "host": "host",
+                "pid": 1,
+                "device": "cuda:0",
+                "device_name": "NVIDIA H200",
+                "unprofiled": {
+                    "step_ms": [40.0, 41.0],
+                    "mean_ms": 40.5,
+                    "median_ms": 40.5,
+                    "standard_error_ms": 0.5,
+                    "jitter_ms": 0.1,
+                },
+                "trace": "traces/rank0.pt.trace.json",
+            }
+        ],
+    }
+    return {
+        "run.json": json.dumps(record).encode(),
+        "analysis.json": encode_json(analyze([_TRACES / "gloo_dataloader"])),
+        "facts.json": (_TESTS / "machines" / "h200x4.json").read_bytes(),
+    }

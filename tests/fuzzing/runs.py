@@ -1,0 +1,144 @@
+"""Mutants run through gpudiag in processes of their own: what took too long, too much, or ended as it should not."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import os
+import resource
+import selectors
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+import traceback
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+#: What no mutant may take.
+MOST_SECONDS = 20.0
+MOST_BYTES = 1_000_000_000
+#: Done; a threshold crossed; an option that does not fit; no such hardware; unreadable input.
+DOCUMENTED = frozenset({0, 2, 4})
+#: Address space of a worker: what is asked for beyond it fails, and the machine lives.
+_ADDRESS_SPACE = 6 << 30
+#: A worker that is silent for longer hangs where no signal reaches it.
+_SILENCE_S = 15 * MOST_SECONDS
+
+
+class TooLong(BaseException):
+    """A mutant took longer than it may."""
+
+
+def failures(numbers: range) -> Iterator[dict[str, Any]]:
+    """Run these mutants; what went wrong with which."""
+    return (told for told in outcomes(numbers) if told["wrong"])
+
+
+def outcomes(numbers: range) -> Iterator[dict[str, Any]]:
+    """Run these mutants in a process of their own, another one where it dies; how it went with each."""
+    left = numbers
+    while len(left):
+        done = yield from _worker(left)
+        left = left[done:]
+
+
+def _worker(numbers: range) -> Any:
+    command = [
+        sys.executable,
+        "-m",
+        "tests.fuzzing",
+        "--worker",
+        str(numbers.start),
+        str(numbers.stop),
+        str(numbers.step),
+    ]
+    environment = os.environ | {"PYTHONPATH": str(Path(__file__).parents[2]), "COLUMNS": "100"}
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) as process:
+        assert process.stdout is not None
+        watch = selectors.DefaultSelector()
+        watch.register(process.stdout, selectors.EVENT_READ)
+        done = 0
+        while watch.select(_SILENCE_S) and (line := process.stdout.readline()):
+            yield json.loads(line)
+            done += 1
+        if done < len(numbers):
+            process.kill()
+            yield {"number": numbers[done], "wrong": f"the worker hung or died ({process.wait()})"}
+            done += 1
+    return done
+
+
+def work(numbers: range) -> None:
+    """In a worker: run each and say on standard output how it went."""
+    resource.setrlimit(resource.RLIMIT_AS, (_ADDRESS_SPACE, _ADDRESS_SPACE))
+    signal.signal(signal.SIGPROF, _too_long)
+    out = os.fdopen(os.dup(1), "w")
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+    for number in numbers:
+        with tempfile.TemporaryDirectory(prefix="gpudiag-fuzz-") as name:
+            told = one(number, Path(name))
+        out.write(json.dumps(told) + "\n")
+        out.flush()
+
+
+def one(number: int, directory: Path) -> dict[str, Any]:
+    """Make a mutant and run it."""
+    from tests.fuzzing.mutants import write_mutant
+
+    try:
+        commands = write_mutant(number, directory)
+    except RecursionError:  # a document too deep to be written
+        return {"number": number, "wrong": None}
+    for command in commands:
+        words = [word.replace("{}", str(directory)) for word in command]
+        wrong, seconds, peak = run(words)
+        if wrong:
+            return {"number": number, "command": words, "wrong": wrong, "seconds": seconds, "bytes": peak}
+    return {"number": number, "wrong": None, "seconds": seconds, "bytes": peak}
+
+
+def run(words: list[str]) -> tuple[str | None, float, int]:
+    """Run one command line in this process: what was wrong with it, how long it took, the most memory it had."""
+    from gpudiag.commands.main import main
+
+    errors = io.StringIO()
+    sink = io.TextIOWrapper(io.BytesIO(), encoding="utf-8")
+    with contextlib.suppress(OSError):
+        Path("/proc/self/clear_refs").write_text("5")  # the peak is this command's
+    begun = time.monotonic()
+    signal.setitimer(signal.ITIMER_PROF, MOST_SECONDS)
+    wrong = None
+    try:
+        with contextlib.redirect_stderr(errors), contextlib.redirect_stdout(sink):
+            code = main([*words])
+    except TooLong:
+        wrong = f"longer than {MOST_SECONDS:g} s"
+    except BaseException:  # noqa: BLE001 - whatever leaves `main` is what is looked for
+        wrong = traceback.format_exc()[-1500:]
+    else:
+        text = errors.getvalue()
+        if code not in DOCUMENTED or "gpudiag: unexpected " in text or "Traceback" in text:
+            wrong = f"exit code {code}: {text[-1500:]}"
+        elif any(not character.isprintable() and character not in "\n\r" for character in text):
+            wrong = f"harmful characters: {text!r}"
+    finally:
+        signal.setitimer(signal.ITIMER_PROF, 0)
+    seconds, peak = time.monotonic() - begun, _peak_bytes()
+    if wrong is None and peak > MOST_BYTES:
+        wrong = f"{peak / 1e9:.2f} GB"
+    return wrong, seconds, peak
+
+
+def _too_long(_number: int, _frame: Any) -> None:
+    raise TooLong
+
+
+def _peak_bytes() -> int:
+    for line in Path("/proc/self/status").read_text().splitlines():
+        if line.startswith("VmHWM:"):
+            return int(line.split()[1]) * 1024
+    return 0

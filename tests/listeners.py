@@ -1,0 +1,87 @@
+"""Where a process and all that it started listen, as the kernel says it: `ss -ltnp` without its program."""
+
+from __future__ import annotations
+
+import contextlib
+import ipaddress
+import re
+import struct
+import subprocess
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+_LISTENS = "0A"
+_SOCKET = re.compile(r"socket:\[(\d+)\]")
+_EVERY_S = 0.1
+
+
+def listeners_while(command: Sequence[str], *, env: dict[str, str], within_s: float = 400) -> tuple[int, set[str]]:
+    """Run a command; its exit code, and each address on which it or a descendant listened meanwhile."""
+    process = subprocess.Popen(command, env=env, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    found: set[str] = set()
+    until = time.monotonic() + within_s
+    try:
+        while process.poll() is None and time.monotonic() < until:
+            found |= listeners(process.pid)
+            time.sleep(_EVERY_S)
+    finally:
+        if process.poll() is None:
+            process.terminate()
+    return process.wait(60), found
+
+
+def beyond_loopback(addresses: set[str]) -> set[str]:
+    """Those that other machines can reach."""
+    return {text for text in addresses if not _is_loopback(ipaddress.ip_address(text))}
+
+
+def listeners(pid: int) -> set[str]:
+    """The addresses on which a process and its descendants listen now."""
+    inodes: set[str] = set()
+    for one in _descendants(pid):
+        with contextlib.suppress(OSError):
+            for entry in Path(f"/proc/{one}/fd").iterdir():
+                with contextlib.suppress(OSError):
+                    if match := _SOCKET.match(str(entry.readlink())):
+                        inodes.add(match[1])
+    return {address for address, inode in _listening() if inode in inodes}
+
+
+def _listening() -> list[tuple[str, str]]:
+    """(address, inode) of every listening socket of this network namespace."""
+    found = []
+    for table in ("tcp", "tcp6"):
+        for line in Path(f"/proc/net/{table}").read_text().splitlines()[1:]:
+            words = line.split()
+            if words[3] == _LISTENS:
+                found.append((_address(words[1].partition(":")[0]), words[9]))
+    return found
+
+
+def _address(text: str) -> str:
+    """The kernel writes addresses as words in the machine's order."""
+    raw = b"".join(struct.pack("=I", int(text[begin : begin + 8], 16)) for begin in range(0, len(text), 8))
+    return str(ipaddress.ip_address(raw))
+
+
+def _is_loopback(address: ipaddress.IPv4Address | ipaddress.IPv6Address) -> bool:
+    mapped = address.ipv4_mapped if isinstance(address, ipaddress.IPv6Address) else None
+    return (mapped or address).is_loopback
+
+
+def _descendants(pid: int) -> list[int]:
+    parents: dict[int, list[int]] = {}
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdecimal():
+            with contextlib.suppress(OSError, IndexError, ValueError):
+                parent = int((entry / "stat").read_text(errors="replace").rpartition(")")[2].split()[1])
+                parents.setdefault(parent, []).append(int(entry.name))
+    found, waiting = [], [pid]
+    while waiting:
+        found.append(one := waiting.pop())
+        waiting += parents.get(one, [])
+    return found

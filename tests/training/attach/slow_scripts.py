@@ -1,0 +1,110 @@
+"""Training scripts that are slow, each for one reason, and know nothing of gpudiag: `torchrun slow_scripts.py KIND`.
+
+On GPUs under NCCL where there are any, else on CPUs under gloo. They train for as long as SECONDS says.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+import time
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import DataLoader, Dataset
+
+ON_GPU = torch.cuda.is_available()
+#: Sizes at which a step takes some milliseconds here and there.
+WIDTH, LAYERS, BATCH = (2048, 8, 1024) if ON_GPU else (256, 4, 64)
+#: What is put in takes this long, at least as long as a step.
+FAULT_S = 0.02
+
+logger = logging.getLogger("train")
+
+
+class Samples(Dataset[torch.Tensor]):
+    """Batches that take a while to make."""
+
+    def __init__(self, seconds: float) -> None:
+        self.seconds = seconds
+        self.batch = torch.randn(BATCH, WIDTH)
+
+    def __len__(self) -> int:
+        return 100_000
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        if self.seconds:
+            time.sleep(self.seconds)
+        return self.batch
+
+
+def slow_exchange(_state, bucket):  # type: ignore[no-untyped-def]  # DDP takes no annotations that are text
+    """As DDP's own, over and over."""
+    world = dist.get_world_size()
+    spare = [bucket.buffer().clone() for _ in range(12)]
+    for work in [dist.all_reduce(one, async_op=True) for one in spare]:
+        work.wait()
+    done = dist.all_reduce(bucket.buffer().div_(world), async_op=True).get_future()
+    return done.then(lambda future: future.value()[0])
+
+
+def train(kind: str, seconds: float) -> None:
+    rank, local = int(os.environ["RANK"]), int(os.environ["LOCAL_RANK"])
+    dist.init_process_group("nccl" if ON_GPU else "gloo")
+    device = torch.device("cuda", local) if ON_GPU else torch.device("cpu")
+    if ON_GPU:
+        torch.cuda.set_device(device)
+    else:
+        torch.set_num_threads(1)
+    torch.manual_seed(7)
+    layers: list[nn.Module] = []
+    for _ in range(LAYERS):
+        layers += [nn.Linear(WIDTH, WIDTH), nn.ReLU()]
+    model = DistributedDataParallel(nn.Sequential(*layers).to(device))
+    if kind == "slow-exchange":
+        model.register_comm_hook(None, slow_exchange)
+    late = FAULT_S if kind == "few-workers" or (kind == "late-loader" and rank == 1) else 0.0
+    # One worker makes each batch in FAULT_S; a late loader has none, and fetches on the thread that trains.
+    loader = DataLoader(Samples(late), batch_size=None, num_workers=1 if kind == "few-workers" else 0)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+    log = logging.FileHandler(os.devnull)
+    logger.addHandler(log)
+    until = time.monotonic() + seconds
+    for step, host in enumerate(loader):
+        batch = host.to(device, non_blocking=True)
+        loss = model(batch).square().mean()
+        if kind == "heavy-rank" and rank == 1:
+            for _ in range(4):
+                loss = loss + 1e-6 * model.module(batch).square().mean()
+        optimizer.zero_grad()
+        loss.backward()
+        if kind == "item":
+            for parameter in model.parameters():
+                assert parameter.grad is not None
+                logger.debug("%s", parameter.grad.norm().item())
+        if kind == "logging" and rank == 0:
+            write_log(step)
+        optimizer.step()
+        if step % 50 == 0 and all_done(time.monotonic() > until, device):
+            break
+    dist.destroy_process_group()
+
+
+def write_log(step: int) -> None:
+    """A log on a slow disk."""
+    logger.warning("step %d", step)
+    time.sleep(FAULT_S)
+
+
+def all_done(mine: bool, device: torch.device) -> bool:
+    """Whether any rank has had enough: all leave at the same step."""
+    flag = torch.tensor(float(mine), device=device)
+    dist.all_reduce(flag)
+    return bool(flag.item())
+
+
+if __name__ == "__main__":
+    train(sys.argv[1], float(os.environ.get("SECONDS_TO_TRAIN", "60")))

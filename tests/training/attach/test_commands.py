@@ -1,0 +1,260 @@
+"""Commands of a user's own, as real processes, with and without gpudiag around them."""
+
+from __future__ import annotations
+
+import functools
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gpudiag.app.analyze import analyze_run
+from gpudiag.model.run import RankRecord, RunRecord
+from gpudiag.training.attach.settings import Settings
+from gpudiag.training.attach.start import run_command
+from tests.cli_process import SECONDS, environment, gpudiag
+
+pytestmark = [pytest.mark.processes, pytest.mark.xdist_group("processes")]
+
+SCRIPTS = Path(__file__).with_name("scripts.py")
+SLOW = Path(__file__).with_name("slow_scripts.py")
+TORCHRUN = ("-m", "torch.distributed.run", "--nproc-per-node=2", "--rdzv-backend=c10d", "--rdzv-endpoint=127.0.0.1:0")
+STEPS = 40
+#: Looked at 6 to tell the steps and 1 to begin, 2 of warm-up, 5 timed, and twice 2 and 6.
+QUICK: dict[str, Any] = {"warmup": 2, "steps": 5, "patience_s": 60.0}
+QUIET = {"CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
+
+
+def bare(*command: str, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, *command],
+        capture_output=True, text=True, env=environment(**QUIET), cwd=cwd, timeout=SECONDS, check=False,
+    )  # fmt: skip
+
+
+@functools.cache
+def losses(measured: bool) -> dict[str, list[str]]:
+    """What each kind prints by itself, all in one process, which prints an empty line after each."""
+    kinds = [kind for kind in ONE_PROCESS if (kind in ALWAYS) != measured]
+    program = f"import sys; sys.argv = ['', '{STEPS}']; import tests.training.attach.scripts as s\n"
+    program += "".join(f"s.settle(); s.{kind}({STEPS}); print()\n" for kind in kinds)
+    done = bare("-c", program, cwd=Path(__file__).parents[3])
+    assert done.returncode == 0, done.stderr
+    return dict(zip(kinds, (part.split("\n") for part in done.stdout.split("\n\n")), strict=False))
+
+
+def attached(
+    run_dir: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, *command: str, **told: Any
+) -> tuple[int, RunRecord, str, str]:
+    """Exit code, record, output and complaints of a command under gpudiag."""
+    for name, value in QUIET.items():
+        monkeypatch.setenv(name, value)
+    run_dir.mkdir()
+    capfd.readouterr()
+    words = Settings(run_dir=str(run_dir), command=(sys.executable, *command), **{**QUICK, **told})
+    notes: list[str] = []
+    code, run = run_command(words, lambda message: notes.append(message.note or ""))
+    out, err = capfd.readouterr()
+    return code, run, out, err + "\n".join(notes)
+
+
+Attach = Callable[..., tuple[int, RunRecord, str, str]]
+
+
+@pytest.fixture
+def attach(tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Attach:
+    return functools.partial(attached, tmp_path / "run", capfd, monkeypatch)
+
+
+def whole(rank: RankRecord) -> bool:
+    """Timed, recorded lightly, recorded with operators."""
+    timed = rank.unprofiled is not None and rank.timed is not None
+    return timed and rank.error is None and rank.trace is not None and rank.light_trace is not None
+
+
+#: Kinds of scripts, and how many calls of optimizers a step of each has.
+ONE_PROCESS = {
+    "accumulation": 1, "gan": 6, "in_backward": 1, "grad_scaler": 1, "zero": 4, "lbfgs": 1, "compiled": 1, "workers": 1,
+    "moves": 1,
+}  # fmt: skip
+#: Those from which most is to be feared; the others take their time in CI alone.
+ALWAYS = frozenset(("gan", "in_backward"))
+
+
+@pytest.mark.parametrize("kind", [
+    pytest.param(kind, marks=() if kind in ALWAYS else pytest.mark.measured) for kind in ONE_PROCESS
+])  # fmt: skip
+def test_a_script_is_measured_and_computes_what_it_would(kind: str, attach: Attach, tmp_path: Path) -> None:
+    code, run, out, _ = attach(str(SCRIPTS), str(STEPS), kind)
+    assert (code, run.status, run.error) == (0, "complete", None)
+    assert [line for line in out.split("\n") if line] == [line for line in losses(kind not in ALWAYS)[kind] if line]
+    assert [whole(rank) for rank in run.ranks] == [True]
+    assert run.steps_found is not None
+    assert run.steps_found.calls_per_step == ONE_PROCESS[kind]
+    analysis = analyze_run(tmp_path / "run")
+    assert (analysis.steps.analysed, "no-step-marks" in {doubt.code for doubt in analysis.validity}) == (4, False)
+
+
+@functools.cache
+def two_processes() -> list[str]:
+    done = bare(*TORCHRUN, str(SCRIPTS), str(STEPS), "ddp")
+    assert done.returncode == 0, done.stderr
+    return sorted(done.stdout.split("\n"))
+
+
+def test_torchrun_as_people_start_it(tmp_path: Path) -> None:
+    """Through the command line: output, exit code and losses are the job's own, and the report is beside them."""
+    command = [sys.executable, *TORCHRUN, str(SCRIPTS), str(STEPS), "ddp"]
+    words = ["profile", "--output", "run", "--warmup", "2", "--steps", "5", "--", *command]
+    done = gpudiag(*words, cwd=tmp_path, PYTHONPATH=str(Path(__file__).parents[3]), **QUIET)
+    assert done.returncode == 0, done.stderr
+    assert sorted(done.stdout.split("\n")) == two_processes()
+    assert "Where a step's time goes" in done.stderr
+    assert "each ends with AdamW.step" in done.stderr
+    record = json.loads((tmp_path / "run" / "run.json").read_text(encoding="utf-8"))
+    assert record["command"] == command
+    assert record["steps_found"]["by"] == "optimizer"
+    assert [(rank["rank"], rank["error"], len(rank["unprofiled"]["step_ms"])) for rank in record["ranks"]] in (
+        [(0, None, 5), (1, None, 5)],
+        [(0, None, 4), (1, None, 4)],  # an epoch ended in one, which is left out
+    )
+    assert all(rank["timed"]["input_ms"] for rank in record["ranks"])
+    again = json.loads(gpudiag("analyze", "run", "--json", cwd=tmp_path).stdout)
+    assert (again["world_size"], again["ranks_present"], again["steps"]["analysed"]) == (2, [0, 1], 4)
+    assert again["timed"] is not None
+
+
+@pytest.mark.measured
+def test_the_job_can_be_ended_when_all_is_measured(attach: Attach) -> None:
+    code, run, out, _ = attach(*TORCHRUN, str(SCRIPTS), "1000000", "ddp", stop=True)
+    assert (code, run.status, [whole(rank) for rank in run.ranks]) == (0, "complete", [True, True])
+    assert out
+
+
+@pytest.mark.measured
+@pytest.mark.parametrize("kind", ["late-loader", "few-workers", "logging", "item", "slow-exchange", "heavy-rank"])
+def test_a_slow_script_leaves_all_that_a_verdict_needs(kind: str, attach: Attach, tmp_path: Path) -> None:
+    """The verdicts themselves are printed: benchmarks/attach_scripts.py says which are right."""
+    code, run, _, err = attach(*TORCHRUN, str(SLOW), kind, stop=True, steps=10)
+    assert (code, run.status, run.error) == (0, "complete", None), err
+    assert [whole(rank) for rank in run.ranks] == [True, True]
+    assert [len(rank.unprofiled.step_ms) for rank in run.ranks if rank.unprofiled] == [10, 10]
+    assert [rank.timed is not None and rank.timed.input_ms is not None for rank in run.ranks] == [True, True]
+    analysis = analyze_run(tmp_path / "run")
+    assert analysis.ranks_present == (0, 1)
+    assert not {"different-steps", "no-step-marks", "mixed-runs"} & {doubt.code for doubt in analysis.validity}
+    print(kind, [(found.code, found.ranks, found.cause) for found in analysis.findings])  # noqa: T201
+
+
+@pytest.mark.measured
+def test_ranks_that_are_spawned(attach: Attach) -> None:
+    words = (str(SCRIPTS), str(STEPS), "spawn")
+    code, run, out, _ = attach(*words)
+    assert (code, run.status, [whole(rank) for rank in run.ranks]) == (0, "complete", [True, True])
+    assert sorted(out.split("\n")) == sorted(bare(*words).stdout.split("\n"))
+
+
+@pytest.mark.parametrize("kind", ["own_optimizer", pytest.param("inference", marks=pytest.mark.measured)])
+def test_without_an_optimizer_some_seconds_are_recorded(kind: str, attach: Attach, tmp_path: Path) -> None:
+    code, run, out, _ = attach(str(SCRIPTS), "600", kind, patience_s=2.0, stop=True)
+    assert (code, run.status, out) == (0, "complete", "")
+    assert run.steps_found is not None
+    assert run.steps_found.by == "time"
+    assert [rank.run_id for rank in run.ranks] == [run.run_id] != [""], "else nodes could not be gathered"
+    analysis = analyze_run(tmp_path / "run")
+    assert analysis.steps.analysed > 3
+    assert "no-step-marks" in {doubt.code for doubt in analysis.validity}
+
+
+def test_a_profiler_of_its_own_is_left_alone(attach: Attach, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is made while gpudiag records, and sees its five steps of two layers each all the same."""
+    monkeypatch.setenv("BEFORE", "20")
+    code, run, out, _ = attach(str(SCRIPTS), str(STEPS), "own_profiler")
+    assert (code, len(out.split())) == (0, 2 * STEPS + 2)
+    assert run.error is not None
+    assert "profiler of its own" in run.error
+    assert run.ranks[0].unprofiled is not None
+
+
+@pytest.mark.measured
+def test_a_profiler_that_is_there_before_is_left_alone(attach: Attach) -> None:
+    code, run, _, said = attach(str(SCRIPTS), str(STEPS), "own_profiler")
+    assert (code, run.error, run.ranks[0].trace) == (0, None, None)
+    assert run.ranks[0].unprofiled is not None
+    assert "profiler of its own" in said
+
+
+def test_a_crash_in_the_window_is_the_scripts_own(attach: Attach) -> None:
+    code, run, _, err = attach(str(SCRIPTS), "27", "crash")
+    assert code == 1
+    assert "ValueError: not my day" in err
+    assert run.error == "rank 0: ValueError: not my day"
+    assert (run.ranks[0].unprofiled is not None, run.ranks[0].light is not None) == (True, True)
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "said"),
+    [
+        pytest.param((str(SCRIPTS), "9", "never"), 3, "no training process reported", id="never steps"),
+        pytest.param(("-I", "-c", "import torch"), 0, "started with -I or -E", id="isolated"),
+        pytest.param(
+            (str(SCRIPTS), "9", "plain"), 0, "would be enough", id="ends in the warm-up", marks=pytest.mark.measured
+        ),
+    ],
+)
+def test_what_cannot_be_measured_is_said(
+    words: tuple[str, ...], code: int, said: str, attach: Attach
+) -> None:  # fmt: skip
+    got, run, _, _ = attach(*words)
+    assert (got, run.status) == (code, "failed")
+    assert said in (run.error or "")
+
+
+def test_no_right_to_write(tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """A file is where the ranks' records would go: not even root can write there."""
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "ranks").write_text("")
+    words = Settings(run_dir=str(tmp_path / "run"), command=(sys.executable, str(SCRIPTS), "20", "plain"), **QUICK)
+    for name, value in QUIET.items():
+        monkeypatch.setenv(name, value)
+    notes: list[str] = []
+    code, run = run_command(words, lambda message: notes.append(message.note or ""))
+    assert (code, run.status, len(capfd.readouterr().out.split())) == (0, "failed", 40)
+    assert any("exists" in note for note in notes)
+
+
+def test_a_sitecustomize_that_is_there_still_runs(tmp_path: Path) -> None:
+    """Also one that is a package; `sys.path` is what it would be."""
+    (tmp_path / "sitecustomize").mkdir()
+    (tmp_path / "sitecustomize" / "__init__.py").write_text("from sitecustomize import more\n")
+    (tmp_path / "sitecustomize" / "more.py").write_text("import sys\nsys.theirs = True\n")
+    program = "import sys, sitecustomize; print(sys.theirs, sitecustomize.__file__, sys.path)"
+    outputs = []
+    for words in ([], ["profile", "--output", str(tmp_path / "run"), "--"]):
+        command = ["-m", "gpudiag", *words, sys.executable] if words else []
+        done = subprocess.run(
+            [sys.executable, *command, "-c", program],
+            capture_output=True, text=True, env=environment(PYTHONPATH=str(tmp_path)), timeout=SECONDS, check=False,
+        )  # fmt: skip
+        assert done.returncode == 0, done.stderr
+        outputs.append(done.stdout)
+    assert outputs[0] == outputs[1]
+
+
+def test_how_it_is_asked_for() -> None:
+    for words, hint in (
+        (["train.py"], "gpudiag profile -- python train.py"),
+        (["torchrun", "train.py"], "gpudiag profile -- torchrun train.py"),
+        (["--stop-after"], "gpudiag profile --stop-after -- COMMAND"),
+        (["--"], "gpudiag profile -- torchrun train.py"),
+        (["--json", "--", "python"], "gpudiag analyze DIR --json"),
+        (["--strategy", "nccl", "--", "python"], "The command decides that."),
+        (["resnet50", "--", "python"], "Leave it out."),
+        (["--", "no-such-command"], "-- torchrun"),
+    ):
+        done = gpudiag("profile", *words)
+        assert (done.returncode, hint in done.stderr) == (2, True), (words, done.stderr)

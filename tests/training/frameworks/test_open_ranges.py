@@ -1,0 +1,41 @@
+"""Ranges that are open when gpudiag's recording ends, and end while the program's own profiler runs."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.cli_process import SECONDS, environment
+
+#: So many that what a recording has kept of them is given back to the system: writing there ends the process.
+PROGRAM = """
+import sys
+from pathlib import Path
+from torch.profiler import ProfilerActivity, profile, record_function
+from gpudiag.training.frameworks.pytorch.profiler import ProfiledWindow
+
+window = ProfiledWindow(Path(sys.argv[1]), active=None, cuda=False, light=sys.argv[2] == "light")
+window.start()
+theirs = [record_function("theirs") for _ in range(20_000)]
+for opened in theirs:
+    opened.__enter__()
+getattr(window, sys.argv[3])()
+with profile(activities=[ProfilerActivity.CPU]):
+    for opened in reversed(theirs):
+        opened.__exit__(None, None, None)
+print("end")
+"""
+
+
+@pytest.mark.processes
+@pytest.mark.xdist_group("processes")
+@pytest.mark.parametrize(("recording", "ends"), [("light", "discard"), ("full", "stop")])
+def test_they_end_without_harm(recording: str, ends: str, tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", PROGRAM, str(tmp_path / "trace.json.gz"), recording, ends],
+        capture_output=True, text=True, env=environment(CUDA_VISIBLE_DEVICES=""), timeout=SECONDS, check=False,
+    )  # fmt: skip
+    assert (done.returncode, done.stdout.split()) == (0, ["end"]), done.stderr

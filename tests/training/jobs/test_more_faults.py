@@ -1,0 +1,314 @@
+"""Faults of real loops and jobs of their own, in one real training process: each does what it says, and goes."""
+
+from __future__ import annotations
+
+import gc
+import json
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional
+
+from gpudiag.model.benchmarks.selftest import ABLATION_FILE, FAILURE_FILE, FaultPlan, SelftestPlan
+from gpudiag.training.frameworks.registry import framework_named
+from gpudiag.training.jobs.data.pool import Pool
+from gpudiag.training.jobs.faults.fault import Fault, make_fault
+from gpudiag.training.jobs.faults.job import _Job
+from gpudiag.training.jobs.faults.pytorch import host, loading
+from gpudiag.training.jobs.faults.pytorch.copies import SmallCopies
+from gpudiag.training.jobs.faults.pytorch.jobs.parts import _Checkpointed
+from gpudiag.training.jobs.faults.pytorch.jobs.tensor_parallel import SharedFeedForward, Sharing
+from gpudiag.training.jobs.faults.pytorch.registry import KINDS
+from gpudiag.training.jobs.faults.pytorch.trainer import DdpTrainer
+from gpudiag.training.session.runtime import load_runtime
+
+pytestmark = pytest.mark.long
+
+PLAN = SelftestPlan(
+    workload="resnet20-cifar",
+    device="cpu",
+    batch_size=2,
+    precision="fp32",
+    memory_format="nchw",
+    faults=(),
+    pairs=1,
+    block_ms=1.0,
+    least_steps=1,
+    active=3,
+    warm_up_s=0.0,
+)
+
+
+@pytest.fixture(scope="module")
+def trainer() -> Iterator[DdpTrainer]:
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)  # more wait for each other where others take their cores
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"}.items():
+            patch.setenv(name, value)
+        made = DdpTrainer(PLAN)
+        made.warm_up(0.0)
+        yield made
+        made.close()
+    torch.set_num_threads(threads)
+
+
+@pytest.fixture(autouse=True)
+def clean(trainer: DdpTrainer) -> Iterator[None]:
+    """Whatever a fault did, nothing of it stays."""
+    yield
+    loader = trainer.loader
+    assert (trainer.extra, trainer.before_update, trainer.after, trainer.other_step) == (None,) * 4
+    assert loader.source is loader.usual
+    assert trainer.exchange.way == "plain"
+    assert gc.get_freeze_count() == 0
+
+
+def fault_of(trainer: DdpTrainer, kind: str, amount: float = 1.0, ranks: tuple[int, ...] = ()) -> Fault[DdpTrainer]:
+    return make_fault(KINDS, FaultPlan(name=kind, kind=kind, amount=amount, ranks=ranks), trainer)
+
+
+def test_each_sample_waits_for_storage(monkeypatch: pytest.MonkeyPatch) -> None:
+    slept: list[float] = []
+    monkeypatch.setattr(time, "sleep", slept.append)
+    pool = Pool(torch.zeros(4, 3), torch.zeros(4))
+    storage = loading._SlowStorage(pool, 0.25)
+    assert [len(piece) for piece in torch.utils.data.default_collate([storage[0], storage[5]])] == [2, 2]
+    assert slept == [0.25, 0.25]
+
+
+@pytest.mark.processes
+def test_real_workers_feed_the_job_while_the_fault_is_on(trainer: DdpTrainer) -> None:
+    fault = fault_of(trainer, "too-few-workers", amount=0.5)
+    fault.switch(on=True)
+    source = trainer.loader.source
+    trainer.step()
+    fault.switch(on=False)
+    trainer.step()
+    fault.switch(on=True)
+    assert trainer.loader.source is source
+    trainer.step()
+    fault.rest()
+    fault.close()
+
+
+@pytest.mark.parametrize("kind", ["logs", "saves"])
+def test_one_rank_does_more_after_each_update(trainer: DdpTrainer, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(host, "_host_ms", lambda _function: trainer.clean_ms)
+    fault: Any = fault_of(trainer, kind, amount=2.0)
+    fault.switch(on=True)
+    trainer.step()
+    if kind == "logs":
+        fault._file.seek(0)
+        written = fault._file.read().splitlines()
+        assert len(written) == 2 * host._TRIAL_LINES
+        assert all(json.loads(line) for line in written)
+    else:
+        saved = torch.load(Path(fault._directory.name) / "checkpoint.pt", weights_only=True)
+        assert len(saved) == 2 * host._TRIAL_TENSORS
+    fault.rest()
+    fault.close()
+
+
+@pytest.mark.parametrize("kind", ["logs", "saves", "collections", "double-batches", "small-copies", "looped-optimizer"])
+def test_other_ranks_do_nothing_of_it(trainer: DdpTrainer, kind: str) -> None:
+    fault = fault_of(trainer, kind, ranks=(1,))
+    fault.switch(on=True)
+    assert trainer.before_update is None
+    assert trainer.extra is None
+    assert trainer.loader.source is trainer.loader.usual
+    assert kind == "looped-optimizer" or trainer.after is None
+    fault.rest()
+    fault.close()
+
+
+def test_garbage_is_collected_before_each_update(trainer: DdpTrainer, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(host, "_TRIAL_OBJECTS", 1000)
+    monkeypatch.setattr(host, "_host_ms", lambda _function: trainer.clean_ms)
+    fault: Any = fault_of(trainer, "collections", amount=3.0)
+    fault.switch(on=True)
+    assert len(fault._heap) == 3000
+    before = gc.get_stats()[2]["collections"]
+    trainer.step()
+    assert gc.get_stats()[2]["collections"] > before
+    fault.rest()
+    assert fault._heap == []
+
+
+def test_what_goes_through_each_block_is_read_only_while_the_fault_is_on(
+    trainer: DdpTrainer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read: list[torch.Tensor] = []
+    monkeypatch.setattr(torch.Tensor, "item", lambda tensor: read.append(tensor))  # noqa: PLW0108  # to be bound
+    fault = fault_of(trainer, "between-layers")
+    counts = []
+    for on in (True, False):
+        fault.switch(on=on)
+        read.clear()
+        trainer.ddp(torch.zeros(2, 3, 32, 32))
+        counts.append(len(read))
+    fault.rest()
+    assert counts == [12, 0]  # the first layer and its norm, nine blocks, the classifier
+    assert not any(module._forward_hooks for module in trainer.model.modules())
+
+
+def test_in_each_step_another_rank_has_the_long_batch(trainer: DdpTrainer) -> None:
+    fault: Any = fault_of(trainer, "varying-lengths", amount=0.5)
+    fault.switch(on=True)
+    assert [len(next(trainer.loader.source)[0]) for _ in range(3)] == [2, 2, 2]  # alone, it is always the longest
+    fault.switch(on=False)
+    assert [len(next(trainer.loader.source)[0]) for _ in range(3)] == [1, 1, 1]
+    fault.rest()
+    tokens = torch.zeros(3, 8, dtype=torch.long)
+    assert [tuple(piece.shape) for piece in fault._cut((tokens, tokens), 0.5)] == [(3, 4), (3, 4)]
+
+
+def test_batches_are_wide_and_mean_the_same(trainer: DdpTrainer) -> None:
+    fault = fault_of(trainer, "double-batches")
+    fault.switch(on=True)
+    inputs, target = next(trainer.loader.source)
+    assert inputs.dtype == torch.float64
+    assert trainer.on_device((inputs, target))[0].dtype == torch.float32
+    trainer.step()
+    fault.rest()
+
+
+def test_small_tensors_are_copied_one_by_one(trainer: DdpTrainer, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(trainer, "milliseconds_of", lambda _work, repeats: trainer.clean_ms)
+    fault = fault_of(trainer, "small-copies", amount=4.0)
+    assert isinstance(fault, SmallCopies)
+    assert len(fault._small) == 200
+    fault.switch(on=True)
+    trainer.step()
+    fault.rest()
+
+
+def test_either_optimizer_moves_the_small_parameters_alike(trainer: DdpTrainer) -> None:
+    moved = []
+    for on in (True, False):
+        fault: Any = fault_of(trainer, "looped-optimizer", amount=0.1)
+        fault.switch(on=on)
+        trainer.step()
+        moved.append(fault._looped.param_groups[0]["params"][0].detach().clone())
+        fault.rest()
+    assert moved[0].abs().sum() > 0
+    assert torch.allclose(moved[0], moved[1])
+
+
+def test_batch_norms_are_exchanged_and_share_their_parameters(trainer: DdpTrainer) -> None:
+    def norms() -> list[Any]:
+        return [module for module in trainer.model.modules() if isinstance(module, nn.modules.batchnorm._BatchNorm)]
+
+    plain = norms()
+    fault = fault_of(trainer, "sync-batchnorm")
+    fault.switch(on=True)
+    together = norms()
+    assert {type(norm) for norm in together} == {nn.SyncBatchNorm}
+    assert all(mine.weight is theirs.weight for mine, theirs in zip(plain, together, strict=True))
+    fault.rest()
+    assert norms() == plain
+
+
+@pytest.mark.parametrize("kind", ["accumulation", "checkpointing", "fsdp2", "side-stream-copies"])
+def test_a_job_trains_with_its_exchange_and_without(trainer: DdpTrainer, kind: str) -> None:
+    job = fault_of(trainer, kind)
+    for on in (True, False):
+        job.switch(on=on)
+        assert trainer.exchange.happens is on
+        trainer.step()
+    job.rest()
+    assert trainer.strategy == "gloo"
+    assert not any(isinstance(module, _Checkpointed) for module in trainer.model.modules())
+
+
+def test_accumulation_updates_once_for_two_batches(trainer: DdpTrainer, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[bool] = []
+    monkeypatch.setattr(trainer, "backward", lambda *_arguments, exchanging: seen.append(exchanging))
+    job = fault_of(trainer, "accumulation")
+    job.switch(on=True)
+    trainer.step()
+    job.switch(on=False)
+    trainer.step()
+    job.rest()
+    assert seen == [False, True, False, False]
+
+
+def test_blocks_are_compiled_while_the_job_trains(trainer: DdpTrainer, monkeypatch: pytest.MonkeyPatch) -> None:
+    compiled: list[Any] = []
+
+    def compile_block(block: nn.Module) -> nn.Module:
+        compiled.append(block)
+        return nn.Sequential(block)
+
+    monkeypatch.setattr(torch, "compile", compile_block)
+    job = fault_of(trainer, "compiled")
+    assert len(compiled) == 9
+    job.switch(on=True)
+    trainer.step()
+    job.rest()
+
+
+def test_two_halves_of_a_layer_are_the_layer() -> None:
+    """Without its peers a part gives its own; the parts of both add up, forward and backward."""
+    torch.manual_seed(0)
+    width, results, gradients = 8, [], []
+    up, down = torch.randn(4 * width, width), torch.randn(width, 4 * width)
+    sharing = Sharing(None)  # type: ignore[arg-type]  # nobody is met
+    sharing.happens = False
+    x = torch.randn(5, width)
+    for half in (slice(0, 2 * width), slice(2 * width, None)):
+        layer = SharedFeedForward(width, 2, sharing)
+        with torch.no_grad():
+            layer.up.weight.copy_(up[half])
+            layer.up.bias.zero_()
+            layer.down.weight.copy_(down[:, half])
+        mine = x.clone().requires_grad_()
+        (layer(mine) - mine).square().sum().backward()
+        results.append((layer(x) - x).detach())
+        gradients.append(mine.grad)
+    whole = functional.gelu(functional.layer_norm(x, (width,)) @ up.T) @ down.T
+    assert torch.allclose(sum(results, torch.zeros(5, width)), whole, atol=1e-4)
+    assert all(gradient is not None and gradient.abs().sum() > 0 for gradient in gradients)
+
+
+def job_of(trainer: DdpTrainer, tmp_path: Path, kinds: dict[str, type[Fault[DdpTrainer]]]) -> _Job[DdpTrainer]:
+    return _Job(PLAN, trainer, kinds, load_runtime(framework_named("pytorch").name), tmp_path)
+
+
+def test_what_a_job_loses_to_its_host_is_timed_behind_a_held_device(
+    trainer: DdpTrainer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    held: list[float] = []
+    monkeypatch.setattr(trainer, "holds", True)
+    monkeypatch.setattr(trainer, "hold", held.append)
+    job = job_of(trainer, tmp_path, KINDS)
+    job.ablate(FaultPlan(name="accumulation", kind="accumulation", job=True))
+    ablation = json.loads((tmp_path / "accumulation" / ABLATION_FILE).read_text(encoding="utf-8"))
+    assert [block["on"] for block in ablation["blocks"]] == [False, True]
+    assert [block["on"] for block in ablation["held"]] == [False, True, True, False]
+    assert all(len(block["step_ms"][0]) == 4 for block in ablation["held"])
+    assert len(held) == 8
+    slowest = max(ms for block in ablation["blocks"] if block["on"] for ms in block["step_ms"][0])
+    assert min(held) >= slowest
+
+
+def test_a_fault_that_fails_is_left_out_and_the_others_go_on(trainer: DdpTrainer, tmp_path: Path) -> None:
+    class Failing(Fault[DdpTrainer]):
+        def switch(self, *, on: bool) -> None:
+            if on:
+                raise ValueError("no such thing here")
+
+    job = job_of(trainer, tmp_path, {"failing": Failing, "none": KINDS["none"]})
+    plans = [FaultPlan(name=name, kind=name) for name in ("failing", "none")]
+    for do in (job.ablate, job.profile):
+        for plan in plans:
+            job.attempt(plan, do)
+    failure = json.loads((tmp_path / "failing" / FAILURE_FILE).read_text(encoding="utf-8"))
+    assert failure["why"] == "failed: ValueError: no such thing here"
+    assert not (tmp_path / "failing" / ABLATION_FILE).exists()
+    assert (tmp_path / "none" / "run.json").is_file()

@@ -1,0 +1,134 @@
+"""Loops that a trainer drives, with the real libraries in an environment of their own (`make trainers`)."""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+
+import pytest
+
+import gpudiag
+from gpudiag.model.run import RUN_SCHEMA, RunRecord
+from gpudiag.model.run_directory import read_json
+from tests.cli_process import SECONDS, environment
+
+ROOT = Path(__file__).parents[3]
+PYTHON = ROOT / "build" / "trainers-venv" / "bin" / "python"
+
+pytestmark = [
+    pytest.mark.xdist_group("processes"),
+    pytest.mark.skipif(not PYTHON.exists(), reason="make trainers has not been run"),
+]
+
+TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
+
+LIGHTNING = """
+import torch
+from lightning.pytorch import LightningModule, Trainer
+from torch.utils.data import DataLoader, TensorDataset
+import gpudiag
+
+class Small(LightningModule):
+    def __init__(self):
+        super().__init__()
+        self.layer = torch.nn.Linear(64, 64)
+    def training_step(self, batch, index):
+        return self.layer(batch[0]).square().mean()
+    def validation_step(self, batch, index):
+        self.layer(batch[0])
+    def configure_optimizers(self):
+        return torch.optim.SGD(self.parameters(), lr=0.01)
+
+def loader(batches):
+    return DataLoader(TensorDataset(torch.randn(8 * batches, 64)), batch_size=8)
+
+callback = gpudiag.LightningCallback("run", warmup=2, steps=5, active=3, batch_size=16)
+trainer = Trainer(callbacks=[callback], max_epochs=3, accumulate_grad_batches=2, accelerator="cpu", logger=False,
+                  enable_progress_bar=False, enable_model_summary=False)
+trainer.fit(Small(), loader(20), loader(2))
+print("updates", trainer.global_step)
+"""
+
+TRANSFORMERS = """
+import torch
+from transformers import Trainer, TrainingArguments
+import gpudiag
+
+class Small(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = torch.nn.Linear(64, 64)
+    def forward(self, x, labels=None):
+        return {"loss": self.layer(x).square().mean()}
+
+rows = [{"x": torch.randn(64), "labels": torch.zeros(1)} for _ in range(640)]
+arguments = TrainingArguments("out", per_device_train_batch_size=4, gradient_accumulation_steps=2, num_train_epochs=1,
+                              use_cpu=True, report_to=[], save_strategy="no", disable_tqdm=True)
+callback = gpudiag.TransformersCallback("run", warmup=2, steps=5, active=3, stop=True)
+trainer = Trainer(Small(), arguments, train_dataset=rows, callbacks=[callback])
+trainer.train()
+print("updates", trainer.state.global_step)
+torch.distributed.destroy_process_group()
+"""
+
+ACCELERATE = """
+import torch
+from accelerate import Accelerator
+from torch.utils.data import DataLoader, TensorDataset
+import gpudiag
+
+accelerator = Accelerator(cpu=True, gradient_accumulation_steps=2)
+model = torch.nn.Linear(64, 64)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+loader = DataLoader(TensorDataset(torch.randn(400, 64)), batch_size=4)
+model, optimizer, loader = accelerator.prepare(model, optimizer, loader)
+updates = 0
+with gpudiag.profile("run", warmup=2, steps=5, active=3, model=model, batch_size=8) as prof:
+    for (x,) in loader:
+        with accelerator.accumulate(model):
+            accelerator.backward(model(x).square().mean())
+            optimizer.step()
+            optimizer.zero_grad()
+        if accelerator.sync_gradients:
+            prof.step()
+            updates += 1
+print("updates", updates)
+torch.distributed.destroy_process_group()
+"""
+
+#: What starts the program, and how often it then updates its model: two batches each, 4 or 8 samples on every process.
+#: Of Transformers' 40 updates, after those that were measured the training is ended.
+CASES = {
+    "lightning": (LIGHTNING, (), 1, 8, 30),
+    "transformers": (TRANSFORMERS, TORCHRUN, 2, 4, 1 + 2 + 5 + 2 * (2 + 3)),
+    "accelerate": (ACCELERATE, TORCHRUN, 2, 4, 25),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_a_trainers_steps_are_the_updates_of_its_model(case: str, tmp_path: Path) -> None:
+    program, launcher, ranks, samples, updates = CASES[case]
+    (tmp_path / "train.py").write_text(program, encoding="utf-8")
+    words = [str(PYTHON), *launcher, "train.py"]
+    changes = {"PYTHONPATH": str(ROOT), "CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
+    done = subprocess.run(
+        words, cwd=tmp_path, env=environment(**changes), capture_output=True, text=True, timeout=SECONDS, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert f"updates {updates}\n" in done.stdout
+    assert done.stderr.count("next: gpudiag analyze run\n") == 1
+    run = read_json(tmp_path / "run" / "run.json", RunRecord, RUN_SCHEMA)
+    assert (run.status, run.world_size, run.batch_size_per_device) == ("complete", ranks, 2 * samples)
+    assert run.model is not None
+    assert run.model.parameters == 64 * 65
+    for rank in run.ranks:
+        assert rank.unprofiled is not None
+        assert rank.timed is not None
+        assert rank.timed.input_ms is not None
+        assert len(rank.timed.input_ms) == len(rank.unprofiled.step_ms) == 5
+        # Two batches are fetched, by whom gpudiag does not see.
+        assert min(rank.timed.input_ms) > 0
+    analysis = gpudiag.analyze(tmp_path / "run")
+    assert analysis.ranks_present == tuple(range(ranks))
+    # How much of one analysed step waits for input is the machine's: beside other programs all of it may be hidden.
+    assert analysis.steps.analysed >= 1
