@@ -198,7 +198,9 @@ def test_a_function_of_ones_own(tmp_path: Path) -> None:
     assert [len(rank["unprofiled"]["step_ms"]) for rank in run["ranks"]] == [12] * 2
     assert "gpudiag.augment" in names_in_trace(run_dir, 0)
     assert not (ROOT / "ignored under gpudiag").exists()
-    assert "without profiling" in result.stdout
+    timed = " · ".join(result.stdout.splitlines()[2:4])
+    assert "ms while profiling" in timed
+    assert "mean of" in timed
 
 
 def test_a_killed_worker_ends_the_run_within_seconds_and_what_was_measured_stays(
