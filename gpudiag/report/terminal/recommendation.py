@@ -56,8 +56,11 @@ def _title(result: Recommendation) -> str:
 
 def _verdict(result: Recommendation) -> str:
     if result.verdict == "tie":
-        others = ", ".join(one_line(label) for label in result.tied if label != result.recommended)
-        return f"Tie: take {one_line(result.recommended)} (perhaps as fast: {others})"
+        others = [one for one in result.ranking if one.strategy in result.tied and one.strategy != result.recommended]
+        names = ", ".join(one_line(one.strategy) for one in others)
+        told = all(one.unranked is None and one.cannot is None for one in result.ranking if one.strategy in result.tied)
+        how = "Tie" if told else "Cannot tell which is fastest"
+        return f"{how}: take {one_line(result.recommended)} ({'' if told else 'may be '}as fast: {names})"
     return f"Take {one_line(result.recommended)}"
 
 
@@ -89,7 +92,7 @@ def _ranking(result: Recommendation, *, wide: bool) -> Table:
         if wide:
             cells.append(_ms(ranked.exposed_ms))
         if measured:
-            cells += [_with_interval(ranked), _slower(ranked)]
+            cells += [ranked.step_words(), _slower(ranked)]
         cells.append(figures.throughput(ranked.samples_per_s))
         chosen = ranked.strategy == result.recommended
         table.add_row(*map(Text, cells), style=_GOOD if chosen else _DIM if ranked.strategy == INDEPENDENT else "")
@@ -123,12 +126,6 @@ def _notes(result: Recommendation) -> list[str]:
 
 def _ms(value: float | None) -> str:
     return "—" if value is None else f"{value:.2f}"
-
-
-def _with_interval(ranked: Ranked) -> str:
-    if ranked.measured_step_ms is None or ranked.ci95 is None:
-        return "—"
-    return f"{ranked.measured_step_ms:.2f} ± {(ranked.ci95[1] - ranked.ci95[0]) / 2:.2f}"
 
 
 def _slower(ranked: Ranked) -> str:
