@@ -145,8 +145,17 @@ def _with_rounds(benchmark: StrategyBenchmark, candidate: Candidate, rounds: tup
     return _replaced(benchmark, Turns(candidate=candidate, round_ms=rounds, steps=10))
 
 
-def _drawn(found: Recommendation) -> str:
-    target = console(120)
+@pytest.mark.parametrize("width", [40, 60, 100])
+def test_narrow_tables_leave_columns_out_and_cut_no_figure(width: int) -> None:
+    found = judge(_benchmark({ALONE: 455.5, GLOO: 460.25, FSDP: 619.75, ROUNDED: 700}, noise=0.03))
+    drawn = _drawn(found, width)
+    assert "…" not in drawn
+    assert all(len(line) <= width for line in drawn.splitlines())
+    assert all(one.step_words() in drawn for one in found.ranking)
+
+
+def _drawn(found: Recommendation, width: int = 120) -> str:
+    target = console(width)
     render_recommendation(found, target)
     assert isinstance(target.file, io.StringIO)
     return target.file.getvalue()

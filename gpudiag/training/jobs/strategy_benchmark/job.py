@@ -13,7 +13,7 @@ import sys
 import time
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -210,7 +210,8 @@ class _Benchmark:
         """Leave in the rank's log what is done, and when."""
         if self.world.rank == 0:
             line = f"{time.perf_counter() - self._began:7.2f} s  {self.entry.workload}: {what}"
-            print(line, file=sys.stderr, flush=True)  # noqa: T201  # the log is this process's standard error
+            with suppress(OSError):  # a full disk: the result's own file says so, with its name
+                print(line, file=sys.stderr, flush=True)  # noqa: T201  # the log is this process's standard error
 
     def _left_s(self) -> float:
         """What is left of the time, the same on every rank; negative once it is over."""
