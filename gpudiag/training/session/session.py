@@ -76,7 +76,6 @@ class Session:
             TensorFlow the logical devices that this process drives, one or a sequence; by default those of the model's
             strategy.
         framework: `pytorch` or `tensorflow`; by default the one that the program has imported, PyTorch of both.
-        warmup_limits: where automatic warm-up ends although the steps have not settled.
         timeout_s: how long to wait for a peer that does not reach the same step.
 
     Raises:
@@ -98,7 +97,6 @@ class Session:
         options: Mapping[str, str] | None = None,
         device: Any = None,
         framework: str | None = None,
-        warmup_limits: WarmupLimits | None = None,
         timeout_s: float = 600.0,
     ) -> None:
         run = launched()
@@ -127,9 +125,8 @@ class Session:
         self._framework = framework or (job.framework if job is not None else None)
         self._runtime: Runtime | None = None
         self._devices: tuple[tuple[str, str], ...] = (("", ""),)
-        self._limits = warmup_limits or WarmupLimits()
-        if run is not None and run.warmup_s is not None:
-            self._limits = WarmupLimits(seconds=run.warmup_s)
+        longest_s = None if run is None else run.warmup_s
+        self._limits = WarmupLimits() if longest_s is None else WarmupLimits(seconds=longest_s)
         self._enough = run.enough if run is not None else None
         self._recorded = run is None or run.recorded
         self._timeout_s = timeout_s
