@@ -12,6 +12,7 @@ import re
 import sys
 from collections import Counter
 from contextlib import ExitStack
+from functools import cache
 from types import TracebackType
 from typing import Any
 
@@ -98,31 +99,31 @@ class _Counts(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's ow
         self._tf32 = {"conv": _tf32("cudnn", "conv"), "matmul": _tf32("cuda", "matmul")}
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs = kwargs or {}
-        if FakeTensor in types:  # DTensor asks them which shapes a result would have
-            return func(*args, **kwargs)
-        if any(kind not in _PLAIN for kind in types):
+        plain = all(kind in _PLAIN for kind in types)
+        if not plain and FakeTensor not in types:  # these, DTensor asks which shapes a result would have
             return NotImplemented
-        if not hasattr(func, "overloadpacket"):  # flex_attention and the like
-            self._unknown.add(str(func))
-            return func(*args, **kwargs)
-        packet = func.overloadpacket
-        formula = _FORMULAS.get(packet)
-        if formula is None and _C._dispatch_has_kernel_for_dispatch_key(func.name(), _IMPLICIT):  # noqa: SLF001
+        kwargs = kwargs or {}
+        if plain and _is_implicit(func):
             with self:  # as the dispatcher does by itself where something is to be differentiated
                 return func._op_dk(_IMPLICIT, *args, **kwargs)  # noqa: SLF001
         out = func(*args, **kwargs)
+        if plain:
+            self._add(func, args, kwargs, out)
+        return out
+
+    def _add(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> None:
+        packet = getattr(func, "overloadpacket", func)  # flex_attention and the like have none
+        formula = _FORMULAS.get(packet)
         if formula is None:
-            if func.namespace not in _OWN or _MULTIPLIES.search(packet.__name__):
+            if _may_multiply(func):
                 self._unknown.add(str(packet))
-            return out
+            return
         try:
             work = int(formula(*args, **kwargs, out_val=out))
         except Exception:  # noqa: BLE001  # shapes that PyTorch's formulas do not expect are no matter of the training
             self._unknown.add(str(packet))
-            return out
-        self._phase()[self._precision(packet.__name__, args)] += work
-        return out
+        else:
+            self._phase()[self._precision(packet.__name__, args)] += work
 
     def _phase(self) -> Counter[str]:
         task = int(_C._current_graph_task_id())  # noqa: SLF001
@@ -165,6 +166,21 @@ class _Counts(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's ow
         if reason:
             return StepFlops(reason=reason)
         return StepFlops(by_precision=dict(total), recomputed=again, unknown=tuple(sorted(self._unknown)))
+
+
+@cache
+def _is_implicit(func: Any) -> bool:
+    """Made of other operators, in which it is to be counted, unless PyTorch has a formula for the whole."""
+    packet = getattr(func, "overloadpacket", None)
+    if packet is None or packet in _FORMULAS:
+        return False
+    return bool(_C._dispatch_has_kernel_for_dispatch_key(func.name(), _IMPLICIT))  # noqa: SLF001
+
+
+@cache
+def _may_multiply(func: Any) -> bool:
+    packet = getattr(func, "overloadpacket", None)
+    return packet is None or func.namespace not in _OWN or bool(_MULTIPLIES.search(packet.__name__))
 
 
 def _why_not(model: torch.nn.Module) -> str | None:
