@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import msgspec
 
 from gpudiag.model.inference import InferenceRecord
-from gpudiag.model.quantities import Bytes, Count, Devices, Difference, Microseconds, Milliseconds, Ordinal, Rate
+from gpudiag.model.quantities import Bytes, Count, Devices, Difference, Flops, Microseconds, Milliseconds, Ordinal, Rate
 
 if TYPE_CHECKING:
     from gpudiag.model.frames.analysis import Frames
@@ -202,10 +202,10 @@ class ComputeRate(msgspec.Struct, frozen=True, kw_only=True):
         reasons: of each missing value why it is missing.
     """
 
-    flops_per_step: Count | None = None
-    recomputed_flops_per_step: Count = 0
+    flops_per_step: Flops | None = None
+    recomputed_flops_per_step: Flops = 0
     precision: str | None = None
-    by_precision: dict[str, Count] = {}
+    by_precision: dict[str, Flops] = {}
     unknown: tuple[str, ...] = ()
     tflops_per_s: Rate | None = None
     peak_tflops: Rate | None = None

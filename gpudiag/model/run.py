@@ -6,7 +6,7 @@ from typing import Literal
 
 import msgspec
 
-from gpudiag.model.quantities import Bytes, Count, Devices, Milliseconds, Ordinal, Seconds
+from gpudiag.model.quantities import Bytes, Count, Devices, Flops, Milliseconds, Ordinal, Seconds
 
 RUN_SCHEMA = "gpudiag/run/1"
 RANK_SCHEMA = "gpudiag/rank/1"
@@ -51,8 +51,8 @@ class StepFlops(msgspec.Struct, frozen=True, kw_only=True):
         reason: why nothing was counted; then there is nothing else.
     """
 
-    by_precision: dict[str, Count] = {}
-    recomputed: Count = 0
+    by_precision: dict[str, Flops] = {}
+    recomputed: Flops = 0
     unknown: tuple[str, ...] = ()
     reason: str = ""
 

@@ -176,6 +176,14 @@ def test_peaks_by_the_names_that_drivers_give(name: str, peaks: tuple[float | No
     assert peak_tflops(name, "fp64") is None
 
 
+def test_a_step_may_be_as_large_as_they_come(tmp_path: Path) -> None:
+    """A minute of a GPU at 2 PFLOP/s."""
+    write_json(tmp_path / "run.json", run_of(rank_of(StepFlops(by_precision={"bf16": 12 * 10**16}), step_ms=6e4)))
+    rate = compute_rate(run_record(tmp_path))
+    assert rate is not None
+    assert rate.tflops_per_s == pytest.approx(2000)
+
+
 def test_every_report_of_a_run_says_it(tmp_path: Path) -> None:
     run_dir = tmp_path / "run"
     shutil.copytree(TRACES, run_dir / "traces")

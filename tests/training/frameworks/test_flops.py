@@ -149,7 +149,7 @@ def test_a_graph_that_is_replayed_is_noticed(monkeypatch: pytest.MonkeyPatch) ->
 
     def step() -> None:
         backward(model(torch.ones(5, 8)))
-        torch.cuda.CUDAGraph.replay(None)  # there are none without a GPU
+        torch.cuda.CUDAGraph.replay(None)  # type: ignore[arg-type]  # there are none without a GPU
 
     assert "CUDA graph" in counted(step).reason
     assert flops(lambda: model(torch.ones(5, 8)))
@@ -161,9 +161,17 @@ def test_what_is_compiled_is_left_alone() -> None:
     compiled = torch.compile(model, backend="eager")
     assert "torch.compile" in counted(lambda: backward(compiled(torch.ones(5, 8)))).reason
     assert "torch.compile" in counted(lambda: model(torch.ones(5, 8))).reason
-    scripted = torch.jit.script(nn.Sequential(nn.Linear(8, 4)))  # type: ignore[no-untyped-call]  # torch's own
+    scripted = torch.jit.script(nn.Sequential(nn.Linear(8, 4)))
     sys.modules["torch._dynamo.utils"].counters.clear()
     assert "TorchScript" in counted(lambda: scripted(torch.ones(5, 8)), scripted).reason
+
+
+def test_another_pytorch_trains_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, inputs = perceptron(), torch.ones(5, 8)
+    monkeypatch.setattr(torch._C, "_current_graph_task_id", None)
+    assert {"aten.addmm", "aten.mm"} <= set(counted(lambda: backward(model(inputs))).reason.replace(",", "").split())
+    monkeypatch.setattr(torch.backends.cuda, "matmul", None)
+    assert "cannot be seen into" in counted(lambda: backward(model(inputs))).reason
 
 
 def test_a_step_that_fails_leaves_nothing() -> None:

@@ -57,13 +57,17 @@ class FlopCounter:
         self._open = ExitStack()
 
     def __enter__(self) -> None:
-        reason = _why_not(self._model)
+        try:
+            reason = _why_not(self._model)
+            counts = _Counts()
+        except Exception as error:  # noqa: BLE001  # of a PyTorch whose private parts are others: the training goes on
+            reason = f"this PyTorch cannot be seen into ({type(error).__name__}: {error})"
         if reason is not None:
             self.found = StepFlops(reason=reason)
             return
-        self._counts = _Counts()
-        self._open.callback(_noting_replays(self._counts))
-        self._open.enter_context(self._counts)
+        self._counts = counts
+        self._open.callback(_noting_replays(counts))
+        self._open.enter_context(counts)
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -120,10 +124,9 @@ class _Counts(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's ow
             return
         try:
             work = int(formula(*args, **kwargs, out_val=out))
-        except Exception:  # noqa: BLE001  # shapes that PyTorch's formulas do not expect are no matter of the training
-            self._unknown.add(str(packet))
-        else:
             self._phase()[self._precision(packet.__name__, args)] += work
+        except Exception:  # noqa: BLE001  # what PyTorch's formulas do not expect is no matter of the training
+            self._unknown.add(str(packet))
 
     def _phase(self) -> Counter[str]:
         task = int(_C._current_graph_task_id())  # noqa: SLF001
