@@ -42,7 +42,7 @@ class Small(LightningModule):
 def loader(batches):
     return DataLoader(TensorDataset(torch.randn(8 * batches, 64)), batch_size=8)
 
-callback = gpudiag.LightningCallback("run", warmup=2, steps=5, active=3, batch_size=16)
+callback = gpudiag.LightningCallback("run", warmup=3, steps=5, active=3, batch_size=16)
 trainer = Trainer(callbacks=[callback], max_epochs=3, accumulate_grad_batches=2, accelerator="cpu", logger=False,
                   enable_progress_bar=False, enable_model_summary=False)
 trainer.fit(Small(), loader(20), loader(2))
@@ -64,7 +64,7 @@ class Small(torch.nn.Module):
 rows = [{"x": torch.randn(64), "labels": torch.zeros(1)} for _ in range(640)]
 arguments = TrainingArguments("out", per_device_train_batch_size=4, gradient_accumulation_steps=2, num_train_epochs=1,
                               use_cpu=True, report_to=[], save_strategy="no", disable_tqdm=True)
-callback = gpudiag.TransformersCallback("run", warmup=2, steps=5, active=3, stop=True)
+callback = gpudiag.TransformersCallback("run", warmup=3, steps=5, active=3, stop=True)
 trainer = Trainer(Small(), arguments, train_dataset=rows, callbacks=[callback])
 trainer.train()
 print("updates", trainer.state.global_step)
@@ -83,7 +83,7 @@ optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
 loader = DataLoader(TensorDataset(torch.randn(400, 64)), batch_size=4)
 model, optimizer, loader = accelerator.prepare(model, optimizer, loader)
 updates = 0
-with gpudiag.profile("run", warmup=2, steps=5, active=3, model=model, batch_size=8) as prof:
+with gpudiag.profile("run", warmup=3, steps=5, active=3, model=model, batch_size=8) as prof:
     for (x,) in loader:
         with accelerator.accumulate(model):
             accelerator.backward(model(x).square().mean())
@@ -100,7 +100,7 @@ torch.distributed.destroy_process_group()
 #: Of Transformers' 40 updates, after those that were measured the training is ended.
 CASES = {
     "lightning": (LIGHTNING, (), 1, 8, 30),
-    "transformers": (TRANSFORMERS, TORCHRUN, 2, 4, 1 + 2 + 5 + 2 * (2 + 3)),
+    "transformers": (TRANSFORMERS, TORCHRUN, 2, 4, 1 + 3 + 5 + 2 * (2 + 3)),
     "accelerate": (ACCELERATE, TORCHRUN, 2, 4, 25),
 }
 
@@ -128,6 +128,9 @@ def test_a_trainers_steps_are_the_updates_of_its_model(case: str, tmp_path: Path
         assert len(rank.timed.input_ms) == len(rank.unprofiled.step_ms) == 5
         # Two batches are fetched, by whom gpudiag does not see.
         assert min(rank.timed.input_ms) > 0
+        # Forward and the weights' gradients of both batches; inputs have none.
+        assert rank.flops is not None
+        assert rank.flops.by_precision == {"fp32": 2 * 2 * 2 * samples * 64 * 64}
     analysis = gpudiag.analyze(tmp_path / "run")
     assert analysis.ranks_present == tuple(range(ranks))
     # How much of one analysed step waits for input is the machine's: beside other programs all of it may be hidden.
