@@ -29,10 +29,10 @@ QUICK: dict[str, Any] = {"warmup": 2, "steps": 5, "patience_s": 60.0}
 QUIET = {"CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
 
 
-def bare(*command: str, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
+def bare(*command: str, cwd: Path | None = None, **changes: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [sys.executable, *command],
-        capture_output=True, text=True, env=environment(**QUIET), cwd=cwd, timeout=SECONDS, check=False,
+        capture_output=True, text=True, env=environment(**QUIET, **changes), cwd=cwd, timeout=SECONDS, check=False,
     )  # fmt: skip
 
 
@@ -99,9 +99,22 @@ def test_a_script_is_measured_and_computes_what_it_would(kind: str, attach: Atta
     assert (analysis.steps.analysed, "no-step-marks" in {doubt.code for doubt in analysis.validity}) == (4, False)
 
 
-@functools.cache
-def two_processes() -> list[str]:
-    done = bare(*TORCHRUN, str(SCRIPTS), str(STEPS), "ddp")
+#: Two ranks that are forked by one program, which imports PyTorch for both: the same losses as under torchrun.
+TWO_RANKS = f"""
+import os, sys
+sys.argv = ["", "{STEPS}"]
+import tests.training.attach.scripts as s
+for rank in range(2):
+    if os.fork() == 0:
+        os.environ["OMPI_COMM_WORLD_RANK"] = str(rank)
+        s.settle()
+        s.numbered({STEPS})
+sys.exit(sum(os.waitstatus_to_exitcode(os.wait()[1]) != 3 for _ in range(2)))
+"""
+
+
+def two_processes(meeting: Path) -> list[str]:
+    done = bare("-c", TWO_RANKS, cwd=Path(__file__).parents[3], MEETING=str(meeting))
     assert done.returncode == 0, done.stderr
     return sorted(done.stdout.split("\n"))
 
@@ -112,7 +125,7 @@ def test_torchrun_as_people_start_it(tmp_path: Path) -> None:
     words = ["profile", "--output", "run", "--warmup", "2", "--steps", "5", "--", *command]
     done = gpudiag(*words, cwd=tmp_path, PYTHONPATH=str(Path(__file__).parents[3]), **QUIET)
     assert done.returncode == 0, done.stderr
-    assert sorted(done.stdout.split("\n")) == two_processes()
+    assert sorted(done.stdout.split("\n")) == two_processes(tmp_path / "meeting")
     assert "Where a step's time goes" in done.stderr
     assert "each ends with AdamW.step" in done.stderr
     record = json.loads((tmp_path / "run" / "run.json").read_text(encoding="utf-8"))
