@@ -156,30 +156,3 @@ def test_a_missing_facts_file_is_unreadable(tmp_path: Path) -> None:
         "recommend", "--predict-only", "--facts", str(tmp_path / "none.json"), "--gradients", _sizes(tmp_path)
     )
     assert result.returncode == 4
-
-
-@pytest.mark.xdist_group("training")
-def test_measures_on_two_processes(tmp_path: Path) -> None:
-    """The real thing: two CPU processes, two strategies by turns, in one launch."""
-    pytest.importorskip("torch")
-    result = run_cli(
-        "recommend",
-        "trivial",
-        "--only",
-        "gloo,cpu-reduce",
-        "--batch-size",
-        "4",
-        "--budget",
-        "20",
-        "--json",
-        "--output",
-        str(tmp_path / "run"),
-    )
-    assert result.returncode == 0, result.stderr
-    found = json.loads(result.stdout)
-    measured = {one["strategy"] for one in found["ranking"] if one["measured_step_ms"] is not None}
-    assert measured == {"independent", "gloo", "cpu-reduce"}
-    assert found["basis"] == "measured"
-    assert found["recommended"] in {"gloo", "cpu-reduce"}
-    assert json.loads((tmp_path / "run" / "recommendation.json").read_text()) == found
-    assert (tmp_path / "run" / "contest-trivial.json").is_file()

@@ -133,15 +133,18 @@ def test_it_is_predicted(package: str, tmp_path: Path) -> None:
     assert ranked[NAME]["predicted_step_ms"] == pytest.approx(20 + 2 + 12)
 
 
-@pytest.mark.measured
 @pytest.mark.xdist_group("processes")
 def test_it_is_measured_beside_others(package: str, tmp_path: Path) -> None:
-    words = ("recommend", "mlp", "--only", f"gloo,{NAME}", "--devices", "2", "--budget", "20", "--batch-size", "8")
+    """The real thing: two CPU processes, two strategies by turns, in one launch."""
+    words = ("recommend", "trivial", "--only", f"gloo,{NAME}", "--devices", "2", "--budget", "20", "--batch-size", "4")
     found = _json(package, *words, "--output", str(tmp_path / "run"))
     measured = {one["strategy"]: one["measured_step_ms"] for one in found["ranking"]}
     assert measured.keys() == {"gloo", NAME, "independent"}
     assert all(step is not None for step in measured.values())
-    contest = json.loads(next((tmp_path / "run").glob("*-mlp.json")).read_bytes())
+    assert found["basis"] == "measured"
+    assert found["recommended"] in {"gloo", NAME}
+    assert json.loads((tmp_path / "run" / "recommendation.json").read_text()) == found
+    contest = json.loads((tmp_path / "run" / "contest-trivial.json").read_bytes())
     assert {one["strategy"] for one in contest["transports"]} == {"gloo", NAME}
 
 
