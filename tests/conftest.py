@@ -37,8 +37,8 @@ os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 sys.dont_write_bytecode = False
 
 
-# Two workers and what they start share the cores. With as many threads as cores each, those of a small model wait for each
-# other longer than they compute: `test_unet3d.py` took 30 CPU seconds beside other work, and takes 2.5.
+# Two workers and what they start share the cores. With as many threads as cores each, those of a small model wait for
+# each other longer than they compute: `test_unet3d.py` took 30 CPU seconds beside other work, and takes 2.5.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 

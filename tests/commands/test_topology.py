@@ -92,5 +92,6 @@ def test_neither_a_framework_nor_a_plotting_library_is_imported() -> None:
         "heavy = {'torch', 'tensorflow', 'pandas', 'plotly', 'xprof'} & set(sys.modules)\n"
         "assert not heavy, heavy"
     )
-    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False, timeout=SECONDS)
+    command = [sys.executable, "-c", program]
+    ended = subprocess.run(command, capture_output=True, text=True, check=False, timeout=SECONDS)
     assert ended.returncode == 0, ended.stderr

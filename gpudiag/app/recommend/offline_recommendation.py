@@ -164,7 +164,7 @@ def recommend_offline(
     else:
         name = training_entry(run.workload, "gpudiag recommend").name
         model = describe_workload(name, on_gpu=usable_gpus(machine) > 0, python=run.python)
-    return _predicted(machine, model, candidates, run, count, refused, compute_ms)
+    return _predicted(machine, model, candidates, run, count=count, refused=refused, compute_ms=compute_ms)
 
 
 def _this_machine(run: RunOptions) -> Facts:
@@ -173,7 +173,7 @@ def _this_machine(run: RunOptions) -> Facts:
 
 
 def _devices(facts: Facts, run: RunOptions) -> int:
-    """As many as were asked for, or all GPUs, or two processes without any. Raises UsageError for more than there are."""
+    """As many as were asked for, or all GPUs, or two processes without any. Raises UsageError where there are fewer."""
     gpus = usable_gpus(facts)
     count = run.devices or gpus or 2
     if gpus and count > gpus:
@@ -186,6 +186,7 @@ def _predicted(
     model: Model,
     candidates: tuple[Candidate, ...],
     run: RunOptions,
+    *,
     count: int,
     refused: dict[str, str],
     compute_ms: float | None,
