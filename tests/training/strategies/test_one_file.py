@@ -110,11 +110,11 @@ def test_help_lists_it(package: str) -> None:
 
 @pytest.mark.xdist_group("processes")
 def test_it_is_trained(package: str, tmp_path: Path) -> None:
-    words = ("profile", "mlp", "--strategy", NAME, "--devices", "2", "--steps", "3", "--warmup", "1")
+    words = ("profile", "trivial", "--strategy", NAME, "--devices", "2", "--steps", "3", "--warmup", "1")
     assert _json(package, *words, "--output", str(tmp_path / "run"))["schema"] == "gpudiag/analysis/1"
     run = json.loads((tmp_path / "run" / "run.json").read_bytes())
     assert (run["strategy"], run["status"]) == (NAME, "complete")
-    refused = run_cli("profile", "mlp", "--strategy", NAME, "--devices", "1", PYTHONPATH=package)
+    refused = run_cli("profile", "trivial", "--strategy", NAME, "--devices", "1", PYTHONPATH=package)
     assert refused.returncode == 3
     assert f"{NAME} needs at least 2 devices" in refused.stderr
 
@@ -151,7 +151,7 @@ def test_it_is_measured_beside_others(package: str, tmp_path: Path) -> None:
 @pytest.mark.measured
 @pytest.mark.xdist_group("processes")
 def test_it_scales(package: str, tmp_path: Path) -> None:
-    words = ("scale", "mlp", "--strategies", NAME, "--devices", "2", "--quick", "--batch-size", "8")
+    words = ("scale", "trivial", "--strategies", NAME, "--devices", "2", "--quick", "--batch-size", "8")
     points = _json(package, *words, "--output", str(tmp_path / "scaling"))["points"]
     # On one device it has nobody to exchange with.
     assert {(point["strategy"], point["devices"]) for point in points} == {(NAME, 2), ("independent", 1)}
@@ -161,7 +161,7 @@ def test_it_scales(package: str, tmp_path: Path) -> None:
 @pytest.mark.measured
 @pytest.mark.xdist_group("processes")
 def test_its_transport_is_measured_on_the_buckets_of_a_model(package: str) -> None:
-    facts = _json(package, "bandwidth", "--quick", "--like", "mlp")
+    facts = _json(package, "bandwidth", "--quick", "--like", "trivial")
     like = {one["strategy"] for one in facts["collectives"] if one["ranks"] == 2}
     assert {"gloo", "cpu-reduce", NAME} <= like
 
