@@ -4,7 +4,8 @@
 
 `starts`: of a process that imports nothing, and of one that imports PyTorch, bare and entered in turn.
 `steps`: in one process, blocks of steps with the hook of gpudiag's and without it in turn: while all ranks are awaited
-(before), and when all is measured (after). `processes`: steps after the window of whole processes, bare and entered in
+(before), and when all is measured (after); and a call of the hook by itself, without any step.
+`processes`: steps after the window of whole processes, bare and entered in
 turn. Differences are medians of pairs, with the interval that holds the true one at 95 %.
 """
 
@@ -63,6 +64,11 @@ for _ in range(int(sys.argv[1])):
         hooks.update(entered if on else {})
         times[on] = block(8)
     pairs.append((times[False], times[True]))
+begin = time.process_time_ns()
+for _ in range(100000):
+    for hook in entered.values():
+        hook(optimizer, (), {})
+sys.stderr.write(f"{(time.process_time_ns() - begin) / 1e5:.0f} ns a call of the hook")
 said = json.dumps(pairs or block(400))
 if "RANK" in os.environ:
     dist.distributed_c10d._get_default_store().set("over", "1")
@@ -119,18 +125,25 @@ def steps() -> None:
     with tempfile.TemporaryDirectory() as scratch:
         words = [sys.executable, "-c", TRAINS, str(PAIRS)]
         after = subprocess.run(words, env=told(scratch, entered=True), check=True, capture_output=True, text=True)
-        print(f"a step after the window   {difference(json.loads(after.stdout))}", flush=True)
+        print(
+            f"a step after the window   {difference(json.loads(after.stdout))}; {after.stderr.splitlines()[-1]}",
+            flush=True,
+        )
     with tempfile.TemporaryDirectory() as scratch:
         job = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29611", "GLOO_SOCKET_IFNAME": "lo"}
         ranks = [
             subprocess.Popen(
-                words, env=told(scratch, entered=True, RANK=str(r), **job), stdout=subprocess.PIPE, text=True
+                words,
+                env=told(scratch, entered=True, RANK=str(r), **job),
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                text=True,
             )
             for r in range(2)
         ]
-        said = ranks[0].communicate()[0]
+        said, hook = ranks[0].communicate()
         ranks[1].communicate()
-        print(f"a step before the window  {difference(json.loads(said))}", flush=True)
+        print(f"a step before the window  {difference(json.loads(said))}; {hook.splitlines()[-1]}", flush=True)
 
 
 def processes() -> None:

@@ -8,6 +8,7 @@ from gpudiag.model.analysis import (
     BUCKETS,
     Analysis,
     CollectiveSummary,
+    ComputeRate,
     Device,
     Finding,
     KernelSummary,
@@ -170,6 +171,17 @@ def many_ranks(count: int = 64, late: int = 17) -> Analysis:
     return analysis(
         *devices,
         steps=Steps(analysed=10, mean_ms=51.3, median_ms=51.3),
+        compute=ComputeRate(
+            flops_per_step=11_700_000_000_000,
+            recomputed_flops_per_step=3_900_000_000_000,
+            precision="bf16",
+            by_precision={"bf16": 11_700_000_000_000},
+            unknown=("flash_attn._flash_attn_forward",),
+            tflops_per_s=228.1,
+            peak_tflops=989.0,
+            peak_source="NVIDIA H200 datasheet (2024), SXM",
+            mfu_percent=23.06,
+        ),
         waits=tuple(
             Wait(rank=rank, on_rank=late, ms_per_step=12.0 - 0.01 * (rank % 7), cause="clock")
             for rank in range(count)

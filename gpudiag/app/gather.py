@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import re
 import shutil
-import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -14,7 +12,7 @@ import msgspec
 
 from gpudiag.errors import GpudiagError, UnreadableInputError
 from gpudiag.model.run import RANK_SCHEMA, RUN_SCHEMA, RankRecord, RunRecord
-from gpudiag.model.run_directory import ANALYSIS_FILE, RUN_FILE, read_json
+from gpudiag.model.run_directory import ANALYSIS_FILE, RUN_FILE, read_json, whole_file
 from gpudiag.model.sanitize import one_line
 from gpudiag.training.session.record import RANKS_DIR, write_rank, write_run
 
@@ -91,12 +89,5 @@ def _copy_trace(other: Path, run_dir: Path, name: str) -> None:
         return
     target = run_dir / name
     target.parent.mkdir(parents=True, exist_ok=True)
-    handle, part = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.")
-    try:
-        with os.fdopen(handle, "wb") as file, source.open("rb") as data:
-            shutil.copyfileobj(data, file)
-        Path(part).chmod(0o644)
-        Path(part).replace(target)
-    except BaseException:
-        Path(part).unlink(missing_ok=True)
-        raise
+    with source.open("rb") as data, whole_file(target) as file:
+        shutil.copyfileobj(data, file)

@@ -8,6 +8,7 @@ from pathlib import Path
 import msgspec
 
 from gpudiag.analysis.attribution import attribute
+from gpudiag.analysis.attribution.compute_rate import compute_rate
 from gpudiag.analysis.attribution.portions import summarise_portions
 from gpudiag.analysis.attribution.summary import (
     summarise_clocks,
@@ -97,6 +98,7 @@ def analysis_of_traces(
         source=_source(paths, run),
         timed=timed_ranks(run),
         recording=recording_cost(run),
+        compute=compute_rate(run),
         inference=find_inference(paths),
     )
 

@@ -98,7 +98,14 @@ def recommend(
     every: Annotated[
         bool, typer.Option("--all", help="Measure every strategy that can run, not only the most promising.")
     ] = False,
-    budget: Annotated[float, typer.Option(min=20, metavar="S", help="About how long all of it may take.")] = 180.0,
+    budget: Annotated[
+        float,
+        typer.Option(
+            min=20,
+            metavar="S",
+            help="About how long all of it may take: fewer strategies are measured where it is short.",
+        ),
+    ] = 180.0,
     output: Annotated[
         Path | None,
         typer.Option(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from pathlib import Path
 
 import msgspec
 
@@ -24,7 +23,6 @@ def probe_machine(
     p2p: bool = True,
     timeout_s: float = DEFAULT_TIMEOUT_S,
     on_progress: Callable[[Progress], None] | None = None,
-    programs: Path | None = None,
 ) -> Facts:
     """Run every probe that this machine can carry.
 
@@ -34,14 +32,13 @@ def probe_machine(
         p2p: False when quick and NCCL is to be measured with peer access off, instead of as it chooses.
         timeout_s: bound on loading and, again, on measuring of each program.
         on_progress: called from several threads with what runs now.
-        programs: folder of the programs, other than the installed one.
 
     Returns:
         The facts with bandwidth, latency, collectives and fits. A program that failed is in `skipped` with its reason
         and in `probes` with its status, and takes nothing else with it.
     """
     began = time.perf_counter()
-    plan, skipped = plan_probes(facts, programs or programs_directory(), quick=quick, p2p=p2p, timeout_s=timeout_s)
+    plan, skipped = plan_probes(facts, programs_directory(), quick=quick, p2p=p2p, timeout_s=timeout_s)
     outcomes = run_probes(plan, on_progress)
     measured = assemble(facts, outcomes, skipped)
     total = {"mode": "quick" if quick else "default", "seconds": round(time.perf_counter() - began, 3)}

@@ -26,6 +26,8 @@ Rate = Annotated[float, Meta(ge=0, le=1e15)]
 Difference = Annotated[float, Meta(ge=-1e15, le=1e15)]
 Bytes = Annotated[int, Meta(ge=0, le=2**60)]
 Count = Annotated[int, Meta(ge=0, le=2**50)]
+#: Floating-point operations: a thousand seconds of the fastest device there is.
+Flops = Annotated[int, Meta(ge=0, le=2**62)]
 #: How many ranks, processes or devices.
 Devices = Annotated[int, Meta(ge=1, le=MOST_RANKS)]
 #: Which rank, process or device.

@@ -6,7 +6,7 @@ from typing import Literal
 
 import msgspec
 
-from gpudiag.model.quantities import Bytes, Count, Devices, Milliseconds, Ordinal, Seconds
+from gpudiag.model.quantities import Bytes, Count, Devices, Flops, Milliseconds, Ordinal, Seconds
 
 RUN_SCHEMA = "gpudiag/run/1"
 RANK_SCHEMA = "gpudiag/rank/1"
@@ -40,6 +40,23 @@ class TimedSteps(msgspec.Struct, frozen=True, kw_only=True):
     lead_ms: tuple[Milliseconds, ...] | None = None
 
 
+class StepFlops(msgspec.Struct, frozen=True, kw_only=True):
+    """Floating-point operations of one step on one device: matrix products, convolutions, attention; a multiplication
+    and an addition are two.
+
+    Attributes:
+        by_precision: of forward and backward, by what matrix units were given: `fp32`, `tf32`, `bf16`, `fp16` …
+        recomputed: what backward computed of forward again (activation checkpointing); not in `by_precision`.
+        unknown: operators that ran and that multiply matrices, or may, by which nobody knows how much.
+        reason: why nothing was counted; then there is nothing else.
+    """
+
+    by_precision: dict[str, Flops] = {}
+    recomputed: Flops = 0
+    unknown: tuple[str, ...] = ()
+    reason: str = ""
+
+
 class Warmup(msgspec.Struct, frozen=True, kw_only=True):
     """How long the run took to settle, found from the step times (or told: `automatic` is False)."""
 
@@ -61,6 +78,7 @@ class RankRecord(msgspec.Struct, frozen=True, kw_only=True):
         light: steps while they were recorded without operators; `light_trace` is that recording.
         profiled: steps while they were recorded with operators; `trace` is that recording.
         trace, light_trace: relative to the run directory; None where there is none.
+        flops: of one step of the warm-up; None where none was looked at.
         notes: what went wrong in recording and did not end the run, by code: `no-light-recording`,
             `missing-device-activity`, `own-profiler`.
     """
@@ -79,6 +97,7 @@ class RankRecord(msgspec.Struct, frozen=True, kw_only=True):
     profiled: StepTimes | None = None
     trace: str | None = None
     light_trace: str | None = None
+    flops: StepFlops | None = None
     notes: dict[str, str] = {}
     error: str | None = None
     run_id: str = ""

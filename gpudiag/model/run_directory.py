@@ -10,7 +10,7 @@ import sys
 import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import TypeVar
+from typing import BinaryIO, TypeVar
 
 import msgspec
 
@@ -57,7 +57,19 @@ def write_json(path: Path, noun: msgspec.Struct, *, indent: int = 2) -> None:
 
 
 def write_whole(path: Path, data: bytes, *, mode: int = 0o644, sync: bool = False) -> None:
-    """Write a file whole or not at all, with this mode, whatever the user's umask; `sync`: it outlives a power cut.
+    """Write a file whole or not at all, as `whole_file` does."""
+    with whole_file(path, mode=mode, sync=sync) as file:
+        file.write(data)
+
+
+@contextlib.contextmanager
+def whole_file(path: Path, *, mode: int = 0o644, sync: bool = False) -> Iterator[BinaryIO]:
+    """A file that is at `path` once all is written, with this mode, whatever the user's umask.
+
+    Args:
+        path: where to.
+        mode: its permissions.
+        sync: it outlives a power cut.
 
     Raises:
         OSError: it cannot be written; nothing is left of the attempt, and a file that was there is as it was.
@@ -69,7 +81,7 @@ def write_whole(path: Path, data: bytes, *, mode: int = 0o644, sync: bool = Fals
         raise
     try:
         with os.fdopen(handle, "wb") as file:
-            file.write(data)
+            yield file
             if sync:
                 file.flush()
                 os.fsync(file.fileno())

@@ -1,40 +1,57 @@
 """How long a step computes, where nobody measured it: its floating-point work over what such a GPU gets done.
 
-Dense rates from NVIDIA's data sheets, in TFLOP/s: fp32 on the ordinary units, then what matrix units do with inputs of
-tf32 and of bf16 or fp16 (0 where there are none). Training reaches a part of that: 0.3 to 0.6 for large convolutions
-and matrix products, less for small layers. An estimate of this kind may be off by a factor of two, and says
-so; by three and more, too long, in fp32 where convolutions take fewer multiplications than are counted (Winograd, FFT:
-AlexNet on a GTX 1070 takes 341 to 372 ms, not 887).
+Dense rates as NVIDIA publishes them, in TFLOP/s: fp32 on the ordinary units, then what matrix units do with inputs of
+tf32 and of bf16 or fp16 (0 where there are none); half of what is published "with sparsity". Training reaches a part
+of that: 0.3 to 0.6 for large convolutions and matrix products, less for small layers. An estimate of this kind may be
+off by a factor of two, and says so; by three and more, too long, in fp32 where convolutions take fewer multiplications
+than are counted (Winograd, FFT: AlexNet on a GTX 1070 takes 341 to 372 ms, not 887).
 """
 
 from __future__ import annotations
 
+import re
+
 from gpudiag.model.benchmarks.prediction import Compute
 from gpudiag.model.facts import Facts
 
-#: By a part of the name that NVML gives; longer parts first where one holds another.
-_TFLOPS: tuple[tuple[str, tuple[float, float, float]], ...] = (
-    ("B200", (75, 1100, 2250)),
-    ("H200", (67, 494, 989)),
-    ("H100 PCIe", (51, 378, 756)),
-    ("H100", (67, 494, 989)),
-    ("A100", (19.5, 156, 312)),
-    ("L40", (91, 91, 181)),
-    ("A40", (37, 75, 150)),
-    ("V100", (15.7, 0, 125)),
-    ("P100", (10.6, 0, 21)),
-    ("P40", (11.8, 0, 0)),
-    ("T4", (8.1, 0, 65)),
-    ("M60", (4.8, 0, 0)),
-    ("K80", (4.1, 0, 0)),
-    ("RTX 4090", (83, 83, 165)),
-    ("RTX 3090", (36, 36, 71)),
-    ("RTX 2080 Ti", (13.4, 0, 54)),
-    ("GTX 1080 Ti", (11.3, 0, 0)),
-    ("GTX 1080", (8.9, 0, 0)),
-    ("GTX 1070", (6.5, 0, 0)),
-    ("GTX 980 Ti", (5.6, 0, 0)),
+#: By words of the name that the driver gives, the longer of two first: fp32, tf32, fp16 and (with tf32) bf16, and
+#: where they are published.
+_TFLOPS: tuple[tuple[str, tuple[float, float, float], str], ...] = (
+    ("GB200", (80, 1250, 2500), "GB200 NVL72 datasheet (2024), half of a superchip"),
+    ("B200", (75, 1100, 2250), "Blackwell architecture technical brief (2024), HGX B200"),
+    ("GH200", (67, 494, 989), "GH200 datasheet (2023)"),
+    ("H200 NVL", (60, 417, 835), "H200 datasheet (2024)"),
+    ("H200", (67, 494, 989), "H200 datasheet (2024), SXM"),
+    ("H100 PCIe", (51, 378, 756), "H100 datasheet (2022), PCIe"),
+    ("H100 NVL", (60, 417, 835), "H100 datasheet (2024), NVL"),
+    ("H100", (67, 494, 989), "H100 datasheet (2022), SXM"),
+    ("H20", (44, 74, 148), "H20 product brief (2023)"),
+    ("A100", (19.5, 156, 312), "A100 datasheet (2021)"),
+    ("A30", (10.3, 82, 165), "A30 datasheet (2021)"),
+    ("A10", (31.2, 62.5, 125), "A10 datasheet (2021)"),
+    ("A40", (37.4, 74.8, 149.7), "A40 datasheet (2021)"),
+    ("L40S", (91.6, 183, 362), "L40S datasheet (2023)"),
+    ("L40", (90.5, 90.5, 181), "L40 datasheet (2022)"),
+    ("L4", (30.3, 60, 121), "L4 datasheet (2023)"),
+    ("V100S", (16.4, 0, 130), "V100 datasheet (2020), V100S PCIe"),
+    ("V100-PCIE", (14, 0, 112), "V100 datasheet (2020), PCIe"),
+    ("V100", (15.7, 0, 125), "V100 datasheet (2020), SXM2"),
+    ("P100-PCIE", (9.3, 0, 18.7), "P100 datasheet (2016), PCIe"),
+    ("P100", (10.6, 0, 21.2), "P100 datasheet (2016), SXM2"),
+    ("P40", (11.8, 0, 0), "P40 datasheet (2016)"),
+    ("T4", (8.1, 0, 65), "T4 datasheet (2018)"),
+    ("M60", (4.8, 0, 0), "M60 datasheet (2015), one GPU of two"),
+    ("K80", (4.1, 0, 0), "K80 board specification (2015), one GPU of two"),
+    ("RTX 4090", (82.6, 82.6, 165.2), "Ada GPU architecture (2022), appendix A, sums in fp32"),
+    ("RTX 3090", (35.6, 35.6, 71), "GA102 GPU architecture (2020), appendix A, sums in fp32"),
+    ("RTX 2080 Ti", (13.4, 0, 53.8), "Turing GPU architecture (2018), appendix A, sums in fp32"),
+    ("GTX 1080 Ti", (11.3, 0, 0), "GeForce 10 specifications"),
+    ("GTX 1080", (8.9, 0, 0), "GeForce 10 specifications"),
+    ("GTX 1070", (6.5, 0, 0), "GeForce 10 specifications"),
+    ("GTX 980 Ti", (5.6, 0, 0), "GeForce 900 specifications"),
 )
+#: A model beside those above, or a part of a GPU.
+_ANOTHER = re.compile(r"\b(ti|d|super|laptop|max-q|mig|grid|vgpu)\b", re.IGNORECASE)
 #: TFLOP/s of fp32 that a core gets done with vectors of 256 bits.
 _PER_CORE = 0.03
 _REACHED = 0.4
@@ -78,12 +95,30 @@ def estimated_compute(
     )
 
 
+def peak_tflops(name: str, precision: str) -> tuple[float, str] | None:
+    """A GPU's dense peak and where it is published; None where nobody has published one for this precision.
+
+    Where there are no units for tf32, fp32 is what is computed.
+
+    >>> peak_tflops("NVIDIA H100 80GB HBM3", "bf16")
+    (989, 'NVIDIA H100 datasheet (2022), SXM')
+    >>> peak_tflops("Tesla V100-SXM2-32GB", "tf32"), peak_tflops("Tesla V100-SXM2-32GB", "bf16")
+    ((15.7, 'NVIDIA V100 datasheet (2020), SXM2'), None)
+    """
+    part, (fp32, tf32, half), source = _entry(name)
+    peaks = {"fp32": fp32, "tf32": tf32 or fp32, "fp16": half, "bf16": half if tf32 else 0}
+    peak = peaks.get(precision, 0)
+    return None if not peak or _ANOTHER.search(name.lower().replace(part.lower(), "")) else (peak, f"NVIDIA {source}")
+
+
+def _entry(name: str) -> tuple[str, tuple[float, float, float], str]:
+    for entry in _TFLOPS:
+        if re.search(rf"\b{entry[0]}\b", name, re.IGNORECASE):
+            return entry
+    return ("", (0, 0, 0), "")
+
+
 def _rate(name: str, precision: str | None) -> float | None:
-    for part, (fp32, tf32, half) in _TFLOPS:
-        if part.lower() in name.lower():
-            if precision == "fp32":
-                return fp32
-            if precision in {"bf16", "fp16"}:
-                return half or fp32
-            return tf32 or fp32
-    return None
+    _, (fp32, tf32, half), _ = _entry(name)
+    peaks = {"fp32": fp32, "bf16": half or fp32, "fp16": half or fp32}
+    return peaks.get(precision or "", tf32 or fp32) or None

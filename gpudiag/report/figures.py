@@ -77,14 +77,26 @@ def size(size_bytes: float | None) -> str:
     >>> size(102_228_128), size(512), size(None)
     ('102 MB', '512 B', '—')
     """
-    if size_bytes is None or not math.isfinite(size_bytes):
+    return _scaled(size_bytes, "B", ("", "k", "M", "G", "T"))
+
+
+def flops(operations: float | None) -> str:
+    """Floating-point operations in the unit that keeps three figures.
+
+    >>> flops(1.23e13), flops(0), flops(None)
+    ('12.3 TFLOP', '0 FLOP', '—')
+    """
+    return _scaled(operations, "FLOP", ("", "k", "M", "G", "T", "P"))
+
+
+def _scaled(value: float | None, unit: str, prefixes: Sequence[str]) -> str:
+    if value is None or not math.isfinite(value):
         return UNKNOWN
-    value = float(size_bytes)
-    for unit in ("B", "kB", "MB", "GB"):
+    for prefix in prefixes[:-1]:
         if abs(value) < 999.5:
-            return f"{_three_figures(value) if unit != 'B' else f'{value:.0f}'} {unit}"
+            return f"{_three_figures(value) if prefix else f'{value:.0f}'} {prefix}{unit}"
         value /= 1000
-    return f"{_three_figures(value)} TB"
+    return f"{_three_figures(value)} {prefixes[-1]}{unit}"
 
 
 def rate(value: float | None) -> str:

@@ -167,13 +167,17 @@ def _on_baselines(points: Iterable[PointRecord], doubts: Mapping[str, str]) -> l
     return [
         Remark(
             code="no-baseline-to-trust",
-            message=f"{point.id}: {doubts[point.id]}"
-            f"{f' (started {len(point.starts)} times)' if len(point.starts) > 1 else ''}; no speedup, waterfall or "
+            message=f"{point.id}: {doubts[point.id]}{_started(point, doubts[point.id])}; no speedup, waterfall or "
             "forecast follows from it: measure again when the host is quiet",
         )
         for point in points
         if point.id in doubts
     ]
+
+
+def _started(point: PointRecord, why: str) -> str:
+    times = len(point.starts)
+    return f" (started {times} times)" if times > 1 and "starts" not in why else ""
 
 
 def _prospects(

@@ -8,6 +8,7 @@ import statistics
 
 import msgspec
 
+from gpudiag.analysis.attribution.compute_rate import compute_rate
 from gpudiag.model.benchmarks.scaling import Machine, PointRecord, Start
 from gpudiag.model.benchmarks.sweep import Outcome
 from gpudiag.model.facts import Facts
@@ -17,7 +18,10 @@ from gpudiag.model.run import RunRecord, StepTimes
 from gpudiag.statistics import Estimate, mean_of, sum_of
 
 #: Figures of a point that are the mean of its starts'.
-_MEANS = ("step_ms", "mean_ms", "median_ms", "standard_error_ms", "jitter_ms", "mvox_per_s")
+_MEANS = (
+    *("step_ms", "mean_ms", "median_ms", "standard_error_ms", "jitter_ms"),
+    *("mvox_per_s", "tflops_per_s", "mfu_percent"),
+)
 #: A thread that is ahead of its device by less than this share of a step waits for nothing: it sets the pace.
 _AHEAD = 0.05
 
@@ -64,6 +68,7 @@ def with_figures(
         rate = sum_of([step.inverse().scaled(1e3 * samples) for step in steps])
     else:
         rate = steps[slowest].inverse().scaled(1e3 * point.global_batch)
+    compute = compute_rate(run)
     warmups = [rank.warmup for rank in run.ranks if rank.warmup is not None]
     return msgspec.structs.replace(
         point,
@@ -88,6 +93,8 @@ def with_figures(
         gradient_bytes=run.model.gradient_bytes if run.model is not None else None,
         voxels_per_sample=None if volume is None or not volume.blocks else volume.voxels / volume.blocks,
         mvox_per_s=None if volume is None else volume.mvox_per_s,
+        tflops_per_s=None if compute is None else compute.tflops_per_s,
+        mfu_percent=None if compute is None else compute.mfu_percent,
         created=run.created,
         seconds=seconds,
         machine=msgspec.structs.replace(machine, software={**machine.software, **run.software}),

@@ -94,7 +94,9 @@ def doubtful(points: Sequence[PointRecord], need_peers: Collection[tuple[str, st
 def _unstable(one: PointRecord) -> str | None:
     rates = [start.samples_per_s for start in one.starts]
     if len(rates) > 1 and max(rates) > (1 + _APART) * min(rates):
-        return f"{len(rates)} starts of it differ by {100 * (max(rates) / min(rates) - 1):.0f} %"
+        times = max(rates) / min(rates)
+        apart = f"{100 * (times - 1):.0f} %" if times < 2 else f"a factor of {times:.1f}"
+        return f"{len(rates)} starts of it differ by {apart}"
     rate = rate_of(one)
     if rate is not None and rate.relative_half_width > _APART:
         return f"its throughput is certain only to ±{100 * rate.relative_half_width:.0f} %"

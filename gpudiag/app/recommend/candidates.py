@@ -11,11 +11,6 @@ from gpudiag.training.strategies.registry import strategies, strategy_entry
 from gpudiag.training.strategies.tensorflow1 import FRAMEWORK as PREDICTED_ONLY
 
 
-def plainness(candidate: Candidate) -> tuple[bool, int, int]:
-    """Sorts tied candidates: lossless before lossy, known before special, few options before many."""
-    return candidate.lossy, strategy_entry(candidate.strategy, candidate.framework).special, len(candidate.options)
-
-
 def candidates(*, compress: Compress | None = "bf16", framework: str = DEFAULT_FRAMEWORK) -> tuple[Candidate, ...]:
     """Every strategy that there is, plain, and those that can with gradients that travel as `compress`."""
     known_first = sorted(strategies(framework).values(), key=lambda strategy: strategy.special)

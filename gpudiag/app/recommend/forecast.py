@@ -6,7 +6,7 @@ from gpudiag.model.benchmarks.prediction import Candidate, Gradients
 from gpudiag.model.benchmarks.recommendation import Expected
 from gpudiag.model.facts import Facts
 from gpudiag.prediction.curves import Curve
-from gpudiag.training.strategies.predict import predict
+from gpudiag.training.strategies.predict import MAY_ERR, predict
 
 
 def expected_scaling(
@@ -17,11 +17,13 @@ def expected_scaling(
     *,
     p2p: bool = True,
     curves: dict[str, Curve] | None = None,
+    measured_ms: float | None = None,
 ) -> tuple[Expected, ...]:
     """Step time, samples per second, speedup and efficiency of a candidate on 1 to `devices` devices.
 
     The batch per device stays (weak scaling), so the speedup is devices x step on one / step on many, and efficiency
-    is that over the number of devices. Empty where the compute is not known.
+    is that over the number of devices. Empty where the compute is not known, or the prediction for all devices is not
+    what was measured on them (`measured_ms`), which then is no measure of fewer.
     """
     if model.compute is None:
         return ()
@@ -31,6 +33,10 @@ def expected_scaling(
         step = alone
         if count > 1:
             step = predict(facts, model, [candidate], count, p2p=p2p, curves=curves)[0].step_ms or alone
+        if count == devices and measured_ms is not None:
+            if abs(step / measured_ms - 1) > MAY_ERR:
+                return ()
+            step = max(alone, measured_ms)
         found.append(
             Expected(
                 strategy=candidate.label,

@@ -33,10 +33,8 @@ from gpudiag.training.session.progress import Progress
 
 #: What the launcher starts in each training process.
 _JOB = "gpudiag.training.jobs.strategy_benchmark.job:run"
-#: Seconds until training processes have started, and until they have ended.
-_LAUNCH_S = 12.0
-#: Seconds for starting processes and warming up, for measuring transports and for each finalist, by experience.
-_START_S, _FINALIST_S = 30.0, 6.0
+#: Seconds for starting processes and warming up, for each finalist, and for all turns, by experience.
+_START_S, _FINALIST_S, _TURNS_S = 30.0, 6.0, 25.0
 
 
 def recommend(
@@ -57,7 +55,7 @@ def recommend(
         UsageError: a name that does not exist, or a function of the user's own.
         HardwareMissingError, FrameworkMissingError, WorkerFailedError: as `gpudiag profile`.
     """
-    began = time.monotonic()
+    began = time.time()  # which the training processes know too
     run = request.run
     if is_own(run.workload):
         raise UsageError(
@@ -75,7 +73,6 @@ def recommend(
     prepared = measure_links(prepared, on_probe)
     finalists = 0 if request.every else 3
     number = len(chosen) - len(refused) if request.every else min(5, len(chosen) - len(refused))
-    left_s = request.budget_s - (time.monotonic() - began) - _START_S - number * _FINALIST_S
     plan = StrategyBenchmarkPlan(
         device=prepared.plan.job.device,
         devices=devices,
@@ -89,22 +86,27 @@ def recommend(
                 candidates=chosen,
                 cannot=refused,
                 finalists=finalists,
-                seconds=max(5.0, min(25.0, left_s)),
+                seconds=_TURNS_S,
             ),
         ),
         # Cores that are shared need more repetition than GPUs that are ours alone.
         block_ms=300.0 if prepared.plan.job.device == "cuda" else 600.0,
-        limit_s=max(15.0, request.budget_s - (time.monotonic() - began) - _LAUNCH_S),
+        began=began,
+        limit_s=request.budget_s,
     )
-    estimate = time.monotonic() - began + _START_S + number * _FINALIST_S + plan.entries[0].seconds
+    estimate = min(request.budget_s, time.time() - began + _START_S + number * _FINALIST_S + _TURNS_S)
     say(f"{run.workload} on {devices} devices: {number} of {len(chosen)} strategies by turns, about {estimate:.0f} s")
     run_dir = prepared.plan.run_dir
     run_dir.mkdir(parents=True, exist_ok=True)
     write_json(run_dir / PLAN_FILE, plan)
     train(prepared, observer)
     benchmark = read_json(run_dir / benchmark_file(run.workload), StrategyBenchmark, STRATEGY_BENCHMARK_SCHEMA)
-    found = judge(benchmark, seconds=round(time.monotonic() - began, 1))
-    found = msgspec.structs.replace(found, scaling=_scaling(prepared.facts, benchmark, found.recommended))
+    found = judge(benchmark, seconds=round(time.time() - began, 1))
+    found = msgspec.structs.replace(
+        found,
+        scaling=_scaling(prepared.facts, benchmark, found),
+        notes=(*found.notes, *_over_budget(request, benchmark, found)),
+    )
     write_json(run_dir / RECOMMENDATION_FILE, found)
     return found
 
@@ -124,13 +126,26 @@ def _prepared(run: RunOptions) -> Prepared:
     )
 
 
-def _scaling(facts: Facts, benchmark: StrategyBenchmark, recommended: str) -> tuple[Expected, ...]:
+def _scaling(facts: Facts, benchmark: StrategyBenchmark, found: Recommendation) -> tuple[Expected, ...]:
     by_label = {one.candidate.label: one.candidate for one in benchmark.predictions}
+    chosen = next(one for one in found.ranking if one.strategy == found.recommended)
+    if chosen.unranked is not None:
+        return ()
     return expected_scaling(
         facts,
         benchmark.gradients,
-        by_label[recommended],
+        by_label[found.recommended],
         benchmark.devices,
         p2p=benchmark.p2p,
         curves=curves_of(benchmark.transports),
+        measured_ms=chosen.measured_step_ms,
     )
+
+
+def _over_budget(request: RecommendRequest, benchmark: StrategyBenchmark, found: Recommendation) -> tuple[str, ...]:
+    """Said where it took a tenth longer than it might."""
+    if (found.seconds or 0.0) <= 1.1 * request.budget_s:
+        return ()
+    there = f"the processes were there after {benchmark.seconds.get('start', 0.0):.0f} s"
+    took = f"took {found.seconds:.0f} s of a budget of {request.budget_s:.0f}"
+    return (f"{took}: {there}, and one strategy is measured in any case",)

@@ -7,23 +7,21 @@ from collections.abc import Collection, Mapping, Sequence
 
 import msgspec
 
-from gpudiag.app.recommend.candidates import code_change, flags, plainness
+from gpudiag.app.recommend.candidates import code_change, flags
 from gpudiag.errors import HardwareMissingError
 from gpudiag.model.benchmarks.prediction import Candidate, Prediction
 from gpudiag.model.benchmarks.recommendation import Ceiling, Gain, Ranked, Recommendation
-from gpudiag.model.benchmarks.strategy_benchmark import NO_TIME, StrategyBenchmark, Turns
+from gpudiag.model.benchmarks.strategy_benchmark import NO_TIME, RANKED_ROUNDS, StrategyBenchmark, Turns
 from gpudiag.model.job import INDEPENDENT
 from gpudiag.statistics import mean_of
-from gpudiag.training.strategies.predict import MAY_ERR, usual_strategies
+from gpudiag.training.strategies.predict import MAY_ERR, plainness, usual_strategies
 
 #: Measured strategies closer than this are a tie even if the interval is narrower: no second run would agree with it.
 TIE_MEASURED = 0.005
-#: Of tied ones the plainest is taken, but none that came out slower than the fastest by more than this.
-_NEAR = 0.01
 #: Width in percent of an interval from which the machine was too restless to tell much.
 _SCATTERED = 10.0
-#: Fewer turns than this, or a mean known to no better than this (drifts that all have in common aside), rank nothing.
-_LEAST_ROUNDS, _STEADY = 3, 0.10
+#: A mean known to no better than this (drifts that all have in common aside) ranks nothing.
+_STEADY = 0.10
 #: Predictions closer than this are a tie: they are not more exact than that.
 TIE_PREDICTED = 0.02
 
@@ -55,7 +53,8 @@ def judge(benchmark: StrategyBenchmark, *, seconds: float | None = None) -> Reco
             notes=notes,
             failed=failed,
         )
-    steady = _steady(racing, measured)
+    known = _steady(measured)
+    steady = known & set(racing)
     fastest = min(steady or racing, key=lambda label: statistics.fmean(racing[label].round_ms))
     ranked = [_ranked(one, measured, failed, fastest, benchmark) for one in benchmark.predictions]
     if len(steady) < len(racing):
@@ -65,25 +64,13 @@ def judge(benchmark: StrategyBenchmark, *, seconds: float | None = None) -> Reco
     by_label = {one.candidate.label: one.candidate for one in benchmark.predictions}
     tied = [one.strategy for one in ranked if one.strategy in racing and one.unranked is None and _is_tied(one)]
     tied = tied or [fastest]
-    near = [one.strategy for one in ranked if one.strategy in tied and (one.slower_percent or 0.0) <= 100 * _NEAR]
-    near = near or [fastest]
-    best = min((by_label[label] for label in near), key=plainness)
+    tied += [label for label in open_ if label not in tied]
+    best, why = _taken([by_label[label] for label in tied if label in racing], steady, fastest)
     chosen = next(one for one in ranked if one.strategy == best.label)
-    ceiling = _ceiling(benchmark, measured, chosen)
+    ceiling = _ceiling(benchmark, measured, chosen, sure=best.label in known and INDEPENDENT in known)
     rivals = [one for one in ranked if one.strategy in racing and one.strategy not in tied and one.unranked is None]
-    reason = _reason(benchmark, chosen, tied, rivals)
-    if open_:
-        notes.append(
-            f"not measured long enough to be ranked, and may be as fast: {', '.join(open_)}; a larger --budget tells"
-        )
-        tied += [label for label in open_ if label not in tied]
-    widest = max(
-        (one.slower_ci95[1] - one.slower_ci95[0] for one in ranked if one.slower_ci95 is not None), default=0.0
-    )
-    if widest > _SCATTERED:
-        notes.append(
-            f"turns scattered by up to {widest / 2:.0f} %: other work runs here; measure again when it does not"
-        )
+    reason = why + _reason(chosen, [one for one in ranked if one.strategy in tied], rivals)
+    notes += _doubts(benchmark, ranked, racing)
     return Recommendation(
         verdict="tie" if len(tied) > 1 else "winner",
         recommended=best.label,
@@ -95,7 +82,7 @@ def judge(benchmark: StrategyBenchmark, *, seconds: float | None = None) -> Reco
         devices=benchmark.devices,
         batch_size_per_device=benchmark.batch_size,
         peer_access=benchmark.peer_access,
-        gain=_gain(ranked, racing, best, tied),
+        gain=None if chosen.unranked else _gain(ranked, racing, best, tied),
         ceiling=ceiling,
         flags=flags(best, p2p=benchmark.p2p),
         code=code_change(best),
@@ -191,19 +178,53 @@ def from_predictions(
     )
 
 
-def _steady(racing: Mapping[str, Turns], measured: Mapping[str, Turns]) -> dict[str, Turns]:
+def _taken(tied: Sequence[Candidate], steady: Collection[str], fastest: str) -> tuple[Candidate, str]:
+    """Of what may be the fastest the plainest, and why: what is special has to be faster, and known to be.
+
+    What people take by default is taken even where its turns scattered; anything else only where its step is known.
+    Where there is neither, the fastest that was seen.
+    """
+    known = [one for one in tied if one.label in steady or one.label in usual_strategies()]
+    if not known:
+        return next(one for one in tied if one.label == fastest), "the fastest that was seen. " if tied[1:] else ""
+    best = min(known, key=plainness)
+    return best, f"{best.label} is the plainest. " if tied[1:] else ""
+
+
+def _doubts(benchmark: StrategyBenchmark, ranked: Sequence[Ranked], racing: Collection[str]) -> list[str]:
+    """What was not measured, or not long enough, and how far turns scattered."""
+    notes = []
+    left_out = [turn.candidate.label for turn in benchmark.turns if turn.cannot == NO_TIME]
+    if left_out:
+        notes.append(
+            f"the budget was too small for {len(racing) + len(left_out)} strategies: measured "
+            f"{' and '.join(racing)}, not {' and '.join(left_out)}; a larger --budget tells"
+        )
+    unranked = [one.strategy for one in ranked if one.unranked is not None]
+    if unranked:
+        notes.append(
+            f"not measured long enough to be ranked, and may be as fast: {', '.join(unranked)}; a larger --budget tells"
+        )
+    many = [one for one in ranked if one.rounds >= RANKED_ROUNDS and one.slower_ci95 is not None]
+    widest = max((one.slower_ci95[1] - one.slower_ci95[0] for one in many if one.slower_ci95), default=0.0)
+    if widest > _SCATTERED:
+        notes.append(
+            f"turns scattered by up to {widest / 2:.0f} %, as beside other work: measure again when nothing else runs"
+        )
+    return notes
+
+
+def _steady(measured: Mapping[str, Turns]) -> set[str]:
     """Those whose mean is known: by itself, or beside another's turns of the same rounds, which drift as it does."""
 
     def uncertain(turn: Turns) -> float:
         others = [other.round_ms for other in measured.values() if other is not turn]
         ratios = [[a / b for a, b in zip(turn.round_ms, other, strict=False)] for other in others]
-        series = [turn.round_ms, *(ratio for ratio in ratios if len(ratio) >= _LEAST_ROUNDS)]
+        series = [turn.round_ms, *(ratio for ratio in ratios if len(ratio) >= RANKED_ROUNDS)]
         return min(mean_of(values).relative_half_width for values in series)
 
     return {
-        label: turn
-        for label, turn in racing.items()
-        if len(turn.round_ms) >= _LEAST_ROUNDS and uncertain(turn) <= _STEADY
+        label for label, turn in measured.items() if len(turn.round_ms) >= RANKED_ROUNDS and uncertain(turn) <= _STEADY
     }
 
 
@@ -276,6 +297,7 @@ def _ranked(
         exchange_ms=None if one.cannot else one.exchange_ms,
         measured_step_ms=step,
         ci95=interval,
+        rounds=0 if turn is None else len(turn.round_ms),
         samples_per_s=_samples(step if step is not None else one.step_ms, benchmark.devices, benchmark.batch_size),
         slower_percent=slower,
         slower_ci95=slower_interval,
@@ -295,7 +317,8 @@ def _samples(step_ms: float | None, devices: int, batch_size: int | None) -> flo
     return None if not step_ms or not batch_size else 1e3 * devices * batch_size / step_ms
 
 
-def _ceiling(benchmark: StrategyBenchmark, measured: dict[str, Turns], chosen: Ranked) -> Ceiling | None:
+def _ceiling(benchmark: StrategyBenchmark, measured: dict[str, Turns], chosen: Ranked, *, sure: bool) -> Ceiling | None:
+    """What is left to save is told where both steps are known: `sure`."""
     turn = measured.get(INDEPENDENT)
     if turn is None or chosen.measured_step_ms is None:
         return None
@@ -303,7 +326,7 @@ def _ceiling(benchmark: StrategyBenchmark, measured: dict[str, Turns], chosen: R
     return Ceiling(
         step_ms=step,
         samples_per_s=_samples(step, benchmark.devices, benchmark.batch_size),
-        percent_left=100 * (1 - step / chosen.measured_step_ms),
+        percent_left=100 * (1 - step / chosen.measured_step_ms) if sure else None,
         measured=True,
     )
 
@@ -315,21 +338,21 @@ def _gain(ranked: Sequence[Ranked], racing: dict[str, Turns], best: Candidate, t
     if over is None:
         return None
     mine, other = (statistics.fmean(racing[label].round_ms) for label in (best.label, over))
+    if other <= mine:  # `over` is slower than the fastest; the plainest of those that tie with that may be no faster
+        return None
     return Gain(over=over, ms=other - mine, percent=100 * (other - mine) / other, measured=True)
 
 
-def _reason(benchmark: StrategyBenchmark, chosen: Ranked, tied: Sequence[str], rivals: Sequence[Ranked]) -> str:
+def _reason(chosen: Ranked, tied: Sequence[Ranked], rivals: Sequence[Ranked]) -> str:
     words = chosen.reason
-    if len(tied) > 1:
-        others = ", ".join(label for label in tied if label != chosen.strategy)
-        words = f"{others} cannot be told from it in {_rounds(benchmark)} rounds. {words}"
+    others = [one for one in tied if one is not chosen and one.measured_step_ms is not None]
+    if others:
+        # With its figures, so that it can be seen which are known well.
+        told = " and ".join(f"{one.strategy} ({one.step_words()} ms)" for one in others)
+        words = f"{told} cannot be told from it ({chosen.step_words()} ms) in {chosen.rounds} rounds. {words}"
     if rivals and rivals[0].slower_percent is not None:
         words += f". Next is {rivals[0].strategy}, {rivals[0].slower_percent:.1f} % slower"
     return words
-
-
-def _rounds(benchmark: StrategyBenchmark) -> int:
-    return max((len(turn.round_ms) for turn in benchmark.turns), default=0)
 
 
 def _lossy_note(best: Candidate) -> tuple[str, ...]:

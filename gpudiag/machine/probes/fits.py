@@ -80,7 +80,9 @@ def fit_collectives(collectives: Iterable[Collective]) -> tuple[CollectiveFit, .
         latency_us, per_byte = fit_latency_and_bandwidth(sizes, times)
         if per_byte * max(sizes) <= latency_us:
             continue  # no size was large enough to show a bandwidth: latency is most of the time of all
-        worst = max(abs((latency_us + per_byte * n) / t - 1) for n, t in zip(sizes, times, strict=True))
+        errors = [abs((latency_us + per_byte * n) / t - 1) for n, t in zip(sizes, times, strict=True)]
+        if errors[sizes.index(max(sizes))] > 2 * _BOUND:
+            continue  # the size that shows it best counted for less than half: the bandwidth is none that was measured
         fits.append(
             CollectiveFit(
                 operation=operation,
@@ -88,7 +90,7 @@ def fit_collectives(collectives: Iterable[Collective]) -> tuple[CollectiveFit, .
                 ranks=ranks,
                 latency_us=latency_us,
                 busbw_gb_per_s=factor / per_byte / 1e3,  # bytes per µs are 1e6 bytes/s
-                worst_relative_error=worst,
+                worst_relative_error=max(errors),
             )
         )
     return tuple(fits)

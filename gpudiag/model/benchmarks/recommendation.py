@@ -7,6 +7,7 @@ from typing import Literal
 import msgspec
 
 from gpudiag.model.benchmarks.prediction import Compress
+from gpudiag.model.benchmarks.strategy_benchmark import RANKED_ROUNDS
 from gpudiag.model.job import RunOptions
 from gpudiag.model.quantities import Count, Devices, Difference, Milliseconds, Rate, Seconds
 
@@ -24,6 +25,7 @@ class Ranked(msgspec.Struct, frozen=True, kw_only=True):
         exchange_ms: the exchange alone, as predicted.
         measured_step_ms: mean step of the slowest rank; None where it was not measured.
         ci95: its 95 % confidence interval.
+        rounds: in how many it was measured.
         samples_per_s: of all devices, by the measurement where there is one, else by the prediction.
         slower_percent: than the fastest measured one, turn by turn; None where either was not measured.
         slower_ci95: its interval.
@@ -39,6 +41,7 @@ class Ranked(msgspec.Struct, frozen=True, kw_only=True):
     exchange_ms: Milliseconds | None = None
     measured_step_ms: Milliseconds | None = None
     ci95: tuple[Difference, Difference] | None = None
+    rounds: Count = 0
     samples_per_s: Rate | None = None
     slower_percent: Difference | None = None
     slower_ci95: tuple[Difference, Difference] | None = None
@@ -46,6 +49,15 @@ class Ranked(msgspec.Struct, frozen=True, kw_only=True):
     reason: str = ""
     lossy: bool = False
     cannot: str | None = None
+
+    def step_words(self) -> str:
+        """The measured step in ms: `154.00 ± 4.10`; `about 154` where its interval says nothing."""
+        if self.measured_step_ms is None or self.ci95 is None:
+            return "—"
+        half = (self.ci95[1] - self.ci95[0]) / 2
+        if self.rounds < RANKED_ROUNDS or half > self.measured_step_ms / 2:
+            return f"about {self.measured_step_ms:.3g}"
+        return f"{self.measured_step_ms:.2f} ± {half:.2f}"
 
 
 class Gain(msgspec.Struct, frozen=True, kw_only=True):
@@ -84,7 +96,7 @@ class Recommendation(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         verdict: `winner`, or `tie` when the best cannot be told apart, or what may be as fast was not measured.
-        recommended: name and options of the strategy to take; among tied ones the plainest.
+        recommended: name and options of the strategy to take; among tied ones the plainest whose step is known.
         tied: those that cannot be told from the best, the recommended one among them; empty for a winner.
         reason: in words.
         basis: `measured`, or `predicted` where nothing was run.

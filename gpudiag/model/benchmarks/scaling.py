@@ -117,6 +117,7 @@ class PointRecord(msgspec.Struct, frozen=True, kw_only=True):
         parameters, gradient_bytes: of the model.
         voxels_per_sample, mvox_per_s: of what predicts a volume: voxels that a block writes on average, and those
             written per second, each once, over the whole volume.
+        tflops_per_s, mfu_percent: what a device computes per second, and of its peak (`ComputeRate`).
         alone: this GPU by itself, to find one that is unlike the others.
         profiled: the run directory with its trace and analysis, relative to `scaling.json`; None where not profiled.
         halved_from: id of the point whose larger batch did not fit.
@@ -164,6 +165,8 @@ class PointRecord(msgspec.Struct, frozen=True, kw_only=True):
     gradient_bytes: Bytes | None = None
     voxels_per_sample: Rate | None = None
     mvox_per_s: Rate | None = None
+    tflops_per_s: Rate | None = None
+    mfu_percent: Rate | None = None
     alone: bool = False
     profiled: str | None = None
     halved_from: str | None = None

@@ -20,6 +20,10 @@ PLAN_FILE = "contest-plan.json"
 NO_TIME = "there was no time left to measure it"
 
 
+#: Of fewer rounds no interval says much, and they rank nothing.
+RANKED_ROUNDS = 3
+
+
 def benchmark_file(workload: str) -> str:
     """Name of one workload's result in the run directory."""
     return f"contest-{workload}.json"
@@ -58,8 +62,9 @@ class StrategyBenchmarkPlan(msgspec.Struct, frozen=True, kw_only=True):
         block_ms: how long a turn is timed for.
         least_steps: and for how many steps at least.
         measure: False to stop when gradients, compute and transports have been measured.
-        limit_s: all entries together take no longer, about. Candidates for which no time is left are not measured. None
-            for no limit.
+        began: Unix time in seconds at which all of it was asked for.
+        limit_s: so long after that the processes have ended, about. Candidates for which no time is left are not
+            measured. None for no limit.
     """
 
     schema: str = STRATEGY_BENCHMARK_PLAN_SCHEMA
@@ -72,6 +77,7 @@ class StrategyBenchmarkPlan(msgspec.Struct, frozen=True, kw_only=True):
     block_ms: Milliseconds = 300.0
     least_steps: Count = 4
     measure: bool = True
+    began: float = 0.0
     limit_s: Seconds | None = None
 
 
@@ -102,7 +108,7 @@ class StrategyBenchmark(msgspec.Struct, frozen=True, kw_only=True):
         transports: all-reduces of the sizes of its buckets.
         predictions: of all candidates, from the facts, `gradients` and `transports`, made before any was measured.
         turns: of the candidates that were measured, or that failed.
-        seconds: where the time went, by phase.
+        seconds: where the time went, by phase; `start` is what it took until the processes ran.
         setup_s: of the phase `setup`, by candidate.
     """
 

@@ -26,6 +26,8 @@ POINT_COLUMNS = (
         "parameters",
         "gradient_bytes",
         "mvox_per_s",
+        "tflops_per_s",
+        "mfu_percent",
         "error",
         "id",
     ),

@@ -108,6 +108,8 @@ def _cards(analysis: Analysis) -> list[tuple[str, str]]:
         cards.append(("samples/s", figures.throughput(analysis.source.samples_per_s)))
         if steps.unprofiled_mean_ms:
             cards.append(("iterations per minute", figures.thousands(60e3 / steps.unprofiled_mean_ms)))
+    if analysis.compute is not None and analysis.compute.mfu_percent is not None:
+        cards.append(("model FLOPs utilization (MFU)", f"{figures.rate(analysis.compute.mfu_percent)} %"))
     if analysis.inference is not None:
         cards.append(("Mvox/s written", figures.throughput(analysis.inference.mvox_per_s)))
     names = Counter(one_line(device.name or device.device)[:40] for device in analysis.devices)

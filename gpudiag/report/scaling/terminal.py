@@ -13,7 +13,7 @@ from gpudiag.report.layout import heading, print_trimmed
 from gpudiag.report.scaling import words
 
 #: Left out on narrow consoles, in this order.
-_DISPENSABLE = ("median", "warm-up", "steps", "it/min", "jitter", "±")
+_DISPENSABLE = ("median", "warm-up", "steps", "it/min", "jitter", "±", "step ms", "speedup")
 _LEFT = {"strategy"}
 _BAR = 30
 
@@ -67,8 +67,9 @@ def _table(points: list[PointRecord], width: int) -> Table:
         shown.remove(name)
     columns = [words.HEADINGS.index(name) for name in shown]
     table = Table(box=None, padding=(0, 2, 0, 0), show_header=True)
-    for name in shown:
-        table.add_column(name, justify="left" if name in _LEFT else "right", no_wrap=True)
+    for name, column in zip(shown, columns, strict=True):
+        widest = max((len(row[column]) for row in rows), default=0)  # a heading may be cut, a figure not
+        table.add_column(name, justify="left" if name in _LEFT else "right", no_wrap=True, min_width=widest)
     for row in rows:
         table.add_row(*(Text(row[column]) for column in columns))
     return table

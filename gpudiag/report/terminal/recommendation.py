@@ -10,11 +10,13 @@ from gpudiag.model.benchmarks.recommendation import Ranked, Recommendation
 from gpudiag.model.job import INDEPENDENT
 from gpudiag.model.sanitize import one_line, printable
 from gpudiag.report import figures
-from gpudiag.report.layout import indented
+from gpudiag.report.layout import indented, print_trimmed
 
 _GOOD, _DIM = "bold green", "dim"
-#: Narrower than this the table leaves out the prediction's parts.
-_WIDE = 90
+#: Columns left out where it is narrow, in this order.
+_DISPENSABLE = ("exposed ms", "samples/s", "predicted ms", "slower by")
+#: From this width on what is expected has all its columns.
+_ALL_EXPECTED = 52
 
 
 def render_recommendation(result: Recommendation, console: Console) -> None:
@@ -25,7 +27,7 @@ def render_recommendation(result: Recommendation, console: Console) -> None:
     for line in _why(result):
         console.print(indented(line))
     console.print()
-    console.print(_ranking(result, wide=console.width >= _WIDE))
+    print_trimmed(console, _ranking(result, console.width))
     left_out = [f"{one_line(ranked.strategy)}: {one_line(ranked.cannot)}" for ranked in result.ranking if ranked.cannot]
     if left_out:
         console.print()
@@ -34,7 +36,7 @@ def render_recommendation(result: Recommendation, console: Console) -> None:
             console.print(indented(line))
     if result.scaling:
         console.print()
-        console.print(_scaling(result))
+        print_trimmed(console, _scaling(result, console.width))
     if result.flags:
         console.print()
         console.print(Text("To use it", style="bold"))
@@ -56,8 +58,11 @@ def _title(result: Recommendation) -> str:
 
 def _verdict(result: Recommendation) -> str:
     if result.verdict == "tie":
-        others = ", ".join(one_line(label) for label in result.tied if label != result.recommended)
-        return f"Tie: take {one_line(result.recommended)} (perhaps as fast: {others})"
+        others = [one for one in result.ranking if one.strategy in result.tied and one.strategy != result.recommended]
+        names = ", ".join(one_line(one.strategy) for one in others)
+        told = all(one.unranked is None and one.cannot is None for one in result.ranking if one.strategy in result.tied)
+        how = "Tie" if told else "Cannot tell which is fastest"
+        return f"{how}: take {one_line(result.recommended)} ({'' if told else 'may be '}as fast: {names})"
     return f"Take {one_line(result.recommended)}"
 
 
@@ -73,30 +78,33 @@ def _why(result: Recommendation) -> list[str]:
     return lines
 
 
-def _ranking(result: Recommendation, *, wide: bool) -> Table:
+def _ranking(result: Recommendation, width: int) -> Table:
+    """Whole columns are left out where it is narrow, and no figure is cut."""
+    rows = [entry for entry in result.ranking if entry.cannot is None]
+    columns = {
+        "strategy": [one_line(ranked.strategy) for ranked in rows],
+        "predicted ms": [_ms(ranked.predicted_step_ms) for ranked in rows],
+        "exposed ms": [_ms(ranked.exposed_ms) for ranked in rows],
+        "measured ms": [ranked.step_words() for ranked in rows],
+        "slower by": [_slower(ranked) for ranked in rows],
+        "samples/s": [figures.throughput(ranked.samples_per_s) for ranked in rows],
+    }
+    if result.basis != "measured":
+        del columns["measured ms"], columns["slower by"]
+    for name in _DISPENSABLE:
+        if sum(2 + max(map(len, (heading, *cells))) for heading, cells in columns.items()) <= width:
+            break
+        columns.pop(name, None)
     table = Table(box=None, padding=(0, 2, 0, 0), header_style="bold")
-    table.add_column("strategy", no_wrap=True)
-    table.add_column("predicted ms", justify="right")
-    if wide:
-        table.add_column("exposed ms", justify="right")
-    measured = result.basis == "measured"
-    if measured:
-        table.add_column("measured ms", justify="right", no_wrap=True)
-        table.add_column("slower by", justify="right", no_wrap=True)
-    table.add_column("samples/s", justify="right")
-    for ranked in (entry for entry in result.ranking if entry.cannot is None):
-        cells = [one_line(ranked.strategy), _ms(ranked.predicted_step_ms)]
-        if wide:
-            cells.append(_ms(ranked.exposed_ms))
-        if measured:
-            cells += [_with_interval(ranked), _slower(ranked)]
-        cells.append(figures.throughput(ranked.samples_per_s))
+    for heading in columns:
+        table.add_column(heading, justify="left" if heading == "strategy" else "right", no_wrap=heading != "strategy")
+    for ranked, *cells in zip(rows, *columns.values(), strict=True):
         chosen = ranked.strategy == result.recommended
         table.add_row(*map(Text, cells), style=_GOOD if chosen else _DIM if ranked.strategy == INDEPENDENT else "")
     return table
 
 
-def _scaling(result: Recommendation) -> Table:
+def _scaling(result: Recommendation, width: int) -> Table:
     table = Table(
         title=Text(f"Expected with {one_line(result.scaling[0].strategy)}, the same batch on each device"),
         title_justify="left",
@@ -104,12 +112,11 @@ def _scaling(result: Recommendation) -> Table:
         box=None,
         padding=(0, 2, 0, 0),
     )
-    for heading in ("devices", "step ms", "samples/s", "speedup", "efficiency"):
-        table.add_column(heading, justify="right")
+    for heading in ("devices", "step ms", *(("samples/s", "speedup") if width >= _ALL_EXPECTED else ()), "efficiency"):
+        table.add_column(heading, justify="right", no_wrap=True)
     for expected in result.scaling:
-        rate = figures.throughput(expected.samples_per_s)
-        speedup, efficiency = f"{expected.speedup:.2f}", f"{expected.efficiency:.1%}"
-        table.add_row(str(expected.devices), f"{expected.step_ms:.2f}", rate, speedup, efficiency)
+        more = (figures.throughput(expected.samples_per_s), f"{expected.speedup:.2f}") if width >= _ALL_EXPECTED else ()
+        table.add_row(str(expected.devices), f"{expected.step_ms:.2f}", *more, f"{expected.efficiency:.1%}")
     return table
 
 
@@ -123,12 +130,6 @@ def _notes(result: Recommendation) -> list[str]:
 
 def _ms(value: float | None) -> str:
     return "—" if value is None else f"{value:.2f}"
-
-
-def _with_interval(ranked: Ranked) -> str:
-    if ranked.measured_step_ms is None or ranked.ci95 is None:
-        return "—"
-    return f"{ranked.measured_step_ms:.2f} ± {(ranked.ci95[1] - ranked.ci95[0]) / 2:.2f}"
 
 
 def _slower(ranked: Ranked) -> str:

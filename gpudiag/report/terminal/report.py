@@ -126,7 +126,7 @@ def step_line(analysis: Analysis) -> Text:
 
 def evidence_lines(analysis: Analysis) -> list[str]:
     """What the steps without profiler tell of the host, and what recording did to the step; a line each, if known."""
-    lines = volume_lines(analysis)
+    lines = [*compute_lines(analysis), *volume_lines(analysis)]
     if analysis.timed:
         parts = (("data loading", "input_ms"), ("launching", "host_ms"), ("CPU ahead of the GPU by", "lead_ms"))
         shown = ((words, [getattr(rank, key) for rank in analysis.timed]) for words, key in parts)
@@ -138,6 +138,20 @@ def evidence_lines(analysis: Analysis) -> list[str]:
         slowed = [f"{figures.milliseconds(ms)} ms {how}" for how, ms in recorded if ms is not None]
         lines.append(f"Profiling overhead: {figures.milliseconds(cost.unprofiled_ms)} ms without, {', '.join(slowed)}")
     return [*lines, *_clock_lines(analysis)]
+
+
+def compute_lines(analysis: Analysis) -> list[str]:
+    """What a device computes per second, and how much of its peak that is, of a run that counted it."""
+    done = analysis.compute
+    if done is None or not done.flops_per_step or done.tflops_per_s is None:
+        return []
+    least = "at least " * bool(done.unknown)
+    again = f" (and {figures.flops(done.recomputed_flops_per_step)} again)" * bool(done.recomputed_flops_per_step)
+    line = f"Compute: {least}{figures.flops(done.flops_per_step)} per step and device{again}, "
+    line += f"{figures.flops(1e12 * done.tflops_per_s)}/s in {_name(done.precision or '')}"
+    if done.mfu_percent is not None and done.peak_tflops is not None:
+        line += f"{_SEPARATOR}MFU {least}{figures.rate(done.mfu_percent)} % of {figures.rate(done.peak_tflops)} TFLOP/s"
+    return [line]
 
 
 def volume_lines(analysis: Analysis) -> list[str]:

@@ -19,7 +19,7 @@ from gpudiag.report.layout import print_trimmed
 from gpudiag.report.scaling import words
 from gpudiag.report.scaling.text import escaped, table
 
-HEADINGS = ("rank", "strategy", "samples/s", "±", "step ms", "jitter", "efficiency", "machine", "from")
+HEADINGS = ("rank", "strategy", "samples/s", "±", "step ms", "jitter", "efficiency", "MFU", "machine", "from")
 
 
 def render_table(result: ResultsTable, console: Console) -> None:
@@ -71,12 +71,15 @@ def _rows(group: Comparable) -> list[tuple[str, ...]]:
 
 def _cells(row: Any) -> tuple[str, ...]:
     machine, source, strategy = one_line(row.machine), one_line(row.source), one_line(row.strategy)
-    samples_per_s, low, high, step_ms, efficiency, jitter_ms = (
+    samples_per_s, low, high, step_ms, efficiency, jitter_ms, mfu = (
         None if math.isnan(value) else value
-        for value in (row.samples_per_s, row.ci95_low, row.ci95_high, row.mean_ms, row.efficiency, row.jitter_ms)
+        for value in (
+            *(row.samples_per_s, row.ci95_low, row.ci95_high, row.mean_ms, row.efficiency, row.jitter_ms),
+            row.mfu_percent,
+        )
     )
     if step_ms is None:
-        return ("", strategy, one_line(row.error or row.status)[:80], "", "", "", "", machine, source)
+        return ("", strategy, one_line(row.error or row.status)[:80], "", "", "", "", "", machine, source)
     return (
         str(row.rank) if isinstance(row.rank, Integral) else "",
         strategy,
@@ -85,6 +88,7 @@ def _cells(row: Any) -> tuple[str, ...]:
         figures.milliseconds(step_ms),
         figures.milliseconds(jitter_ms, beside=step_ms),
         words.share(efficiency),
+        "" if mfu is None else f"{mfu:.1f} %",
         machine,
         source,
     )

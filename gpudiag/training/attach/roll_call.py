@@ -64,8 +64,8 @@ class RollCall:
 
 
 def _distance(step: int) -> int:
-    """Powers of two, so that looks of the next distance are among those of this: 16 to step 1,023, then 32 to 2,047."""
-    return max(_EVERY, 1 << step.bit_length() >> 6)
+    """Powers of two, so that looks of the next distance are among those of this: 16 to step 255, then 32 to 511."""
+    return max(_EVERY, 1 << step.bit_length() >> 4)
 
 
 def _key(rank: int) -> str:

@@ -18,10 +18,13 @@ from gpudiag.training.session.clock import StepClock, summarize
 from gpudiag.training.session.ending import recording_steps, what_would_do
 from gpudiag.training.session.enough import Enough, first_block, next_block
 from gpudiag.training.session.progress import ProgressSender
-from gpudiag.training.session.runtime import WARMUP_STEPS, Recording, Window
+from gpudiag.training.session.runtime import WARMUP_STEPS, FlopCounter, Recording, Window
 from gpudiag.training.session.timed_series import TimedSeries
 
 logger = logging.getLogger("gpudiag")
+
+#: The step of the warm-up in which work is counted: in the first, modules and libraries are made ready and compiled.
+_COUNTED_STEP = 1
 
 #: Steps on a GPU between a synchronization and the first timed step: they let the host run ahead again.
 _RUN_IN_STEPS = 2
@@ -58,6 +61,7 @@ class Phases:
         limits: where automatic warm-up ends in any case.
         enough: how well the step time is to be known; decides on the number of timed steps where given.
         recorded: False to leave out the profiled window.
+        counter: counts the work of one step of the warm-up, whose time is left out; not where it has less than three.
     """
 
     def __init__(
@@ -75,6 +79,7 @@ class Phases:
         limits: warmup.WarmupLimits,
         enough: Enough | None = None,
         recorded: bool = True,
+        counter: FlopCounter | None = None,
     ) -> None:
         self.warmup: Warmup | None = None
         self.unprofiled: StepTimes | None = None
@@ -87,6 +92,9 @@ class Phases:
         self.sees_input = True
         self.done = False
         self.problem: str | None = None
+        self.counter = counter if warmup_steps is None or warmup_steps > _COUNTED_STEP + 1 else None
+        #: What is open while a step's work is done: in one step, the counter.
+        self.around: contextlib.AbstractContextManager[None] = contextlib.nullcontext()
         self._clock = clock
         self._agreement = agreement
         self._progress = progress
@@ -174,7 +182,11 @@ class Phases:
         look = warmup.FIRST_LOOK if self._told is None else self._told
         while True:
             for _ in range(look):
+                if self.counter is not None and self._warmup_ran == _COUNTED_STEP:
+                    self.around = self.counter
+                    self._clock.leave_out()
                 yield
+                self.around = contextlib.nullcontext()
                 self._clock.mark()
                 self._warmup_ran += 1
                 self._progress.tell("warmup", self._warmup_ran, self._told)

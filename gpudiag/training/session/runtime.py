@@ -8,7 +8,7 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any, Literal, Protocol, cast
 
-from gpudiag.model.run import ModelRecord
+from gpudiag.model.run import ModelRecord, StepFlops
 from gpudiag.training.session.clock import StepClock
 from gpudiag.training.session.place import Place
 
@@ -41,6 +41,12 @@ class Window(Protocol):
 
     def discard(self) -> None:
         """End a recording that has failed; leaves nothing of it, and raises nothing."""
+
+
+class FlopCounter(AbstractContextManager[None], Protocol):
+    """Counts the floating-point operations of the step within which it is open, and changes nothing of it."""
+
+    found: StepFlops | None
 
 
 class Runtime(Protocol):
@@ -84,6 +90,9 @@ class Runtime(Protocol):
 
     def window(self, path: Path, *, active: int, devices: Sequence[Any], recording: Recording = "full") -> Window:
         """A profiled window of `active` steps whose trace goes to `path`."""
+
+    def flop_counter(self, devices: Sequence[Any], model: Any) -> FlopCounter | None:
+        """What counts a step of this model, before the first; None where nothing can."""
 
     def describe(self, model: Any, gradient_sizes: Sequence[int]) -> ModelRecord:
         """Parameters and gradients of a model; with sizes by parameter where none are given, last one first."""

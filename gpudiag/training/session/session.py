@@ -67,7 +67,7 @@ class Session:
         active: recorded steps of each recording. The analysis leaves out the first and the last of them; at least 3.
         stop: end the loop after the recorded steps; by default only under `gpudiag profile`. Otherwise the remaining
             batches are passed through.
-        model: the model, for its number of parameters and its gradient sizes in the record.
+        model: the model, for its number of parameters, its gradient sizes and the work of a step in the record.
         batch_size: samples per process and step, for the record.
         workload: a name for the record; by default the script's.
         strategy: how gradients are exchanged, for the record.
@@ -76,7 +76,6 @@ class Session:
             TensorFlow the logical devices that this process drives, one or a sequence; by default those of the model's
             strategy.
         framework: `pytorch` or `tensorflow`; by default the one that the program has imported, PyTorch of both.
-        warmup_limits: where automatic warm-up ends although the steps have not settled.
         timeout_s: how long to wait for a peer that does not reach the same step.
 
     Raises:
@@ -98,7 +97,6 @@ class Session:
         options: Mapping[str, str] | None = None,
         device: Any = None,
         framework: str | None = None,
-        warmup_limits: WarmupLimits | None = None,
         timeout_s: float = 600.0,
     ) -> None:
         run = launched()
@@ -127,22 +125,19 @@ class Session:
         self._framework = framework or (job.framework if job is not None else None)
         self._runtime: Runtime | None = None
         self._devices: tuple[tuple[str, str], ...] = (("", ""),)
-        self._limits = warmup_limits or WarmupLimits()
-        if run is not None and run.warmup_s is not None:
-            self._limits = WarmupLimits(seconds=run.warmup_s)
+        longest_s = None if run is None else run.warmup_s
+        self._limits = WarmupLimits() if longest_s is None else WarmupLimits(seconds=longest_s)
         self._enough = run.enough if run is not None else None
         self._recorded = run is None or run.recorded
         self._timeout_s = timeout_s
-        self._created = ""
-        self._run_id = ""
+        self._created = self._run_id = ""
         self._steps_found: StepsFound | None = None
         self._model: ModelRecord | None = None
         self._software: dict[str, str] = {}
         self._error: str | None = None
         self._phases: Phases | None = None
         self._schedule: Iterator[None] | None = None
-        self._awaiting = False
-        self._over = False
+        self._awaiting = self._over = False
         self._number = 0
         #: The steps of a loop that calls `step`, and what is put back when they are over.
         self._driven: Generator[None] | None = None
@@ -250,10 +245,8 @@ class Session:
 
     def _measured(self, iterator: Iterator[T], length: int | None) -> Iterator[T]:
         """Batches until the phases are over or the loader ends."""
-        if self._phases is None:
-            self._begin()
-        first = True
-        fetched = 0
+        phases = self._phases or self._begin()
+        first, fetched = True, 0
         while True:
             if not self._awaiting:
                 if not self._advance():
@@ -274,15 +267,16 @@ class Session:
                 fetched += 1
                 fetched_ns = time.perf_counter_ns()
                 taken_input_ns()
-                yield batch
+                with phases.around:
+                    yield batch
                 later_ns = taken_input_ns()
-                if later_ns is not None and self._phases is not None:
-                    self._phases.sees_input = True
+                if later_ns is not None:
+                    phases.sees_input = True
                 self._clock.host_step(begin_ns, fetched_ns + (later_ns or 0), time.perf_counter_ns())
             self._number += 1
             self._awaiting = False
 
-    def _begin(self) -> None:
+    def _begin(self) -> Phases:
         """The first step is about to begin: by now the process group and the device are there."""
         runtime = self._runtime = self._runtime or load_runtime(self._framework)
         devices = runtime.devices(self._device, self._bare)
@@ -295,7 +289,7 @@ class Session:
         )
         trace = runtime.trace_name(self._place.first_rank)
         names = {"full": trace, "light": record.light_trace_name(trace)}
-        self._phases = Phases(
+        self._phases = phases = Phases(
             clock=self._clock,
             agreement=self._agreement,
             progress=self._progress,
@@ -310,9 +304,11 @@ class Session:
             limits=self._limits,
             enough=self._enough,
             recorded=self._recorded,
+            counter=runtime.flop_counter(devices, self._bare),
         )
-        self._schedule = self._phases.run()
+        self._schedule = phases.run()
         self._save()
+        return phases
 
     def _advance(self) -> bool:
         """Go on to the next step; False when the phases are over.
@@ -353,6 +349,7 @@ class Session:
                 profiled=recorded.get("full"),
                 trace=trace if phases and "full" in phases.saved else None,
                 light_trace=record.light_trace_name(trace) if phases and "light" in phases.saved else None,
+                flops=phases.counter.found if phases and phases.counter else None,
                 notes=phases.notes if phases else {},
                 error=self._error if status != "complete" or self._error else None,
                 run_id=self._agreement.run_id if phases else "",

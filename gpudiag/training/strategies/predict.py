@@ -15,6 +15,11 @@ MAY_ERR = 0.2
 MOST = 6
 
 
+def plainness(candidate: Candidate) -> tuple[bool, int, int]:
+    """Sorts tied candidates: lossless before lossy, known before special, few options before many."""
+    return candidate.lossy, strategy_entry(candidate.strategy, candidate.framework).special, len(candidate.options)
+
+
 def predict(
     facts: Facts,
     model: Gradients,
@@ -65,7 +70,9 @@ def _one(now: Situation, candidate: Candidate, cannot: str | None) -> Prediction
 
 
 def finalists_of(predictions: Sequence[Prediction], least: int) -> list[Candidate]:
-    """The best by prediction, whoever is so near that the prediction may err, and what people take by default.
+    """The plainest, then the best by prediction and whoever is so near that the prediction may err.
+
+    What is special has to be faster than what is plain, so that the plain one is measured whatever the time.
 
     Args:
         predictions: the cheapest first, as `predict` gives them.
@@ -81,8 +88,8 @@ def finalists_of(predictions: Sequence[Prediction], least: int) -> list[Candidat
     best = possible[0].step_ms or 0.0
     near = [one.candidate for one in possible if (one.step_ms or 0.0) <= best * (1 + MAY_ERR)]
     chosen = (near if len(near) > least else [one.candidate for one in possible[:least]])[:MOST]
-    usual = next((one.candidate for one in possible if one.candidate.label in usual_strategies()), None)
-    return [*chosen, usual] if usual is not None and usual not in chosen else chosen
+    plainest = min((one.candidate for one in possible), key=plainness)
+    return [plainest, *(candidate for candidate in chosen if candidate != plainest)]
 
 
 def usual_strategies() -> tuple[str, ...]:

@@ -66,7 +66,7 @@ def begins(store: Store, counts: list[int], *, own_profiler: bool = False) -> li
         for rank in range(len(counts))
     ]
     started: list[Start | None] = [None] * len(counts)
-    for after in range(400):
+    for after in range(1600):
         for rank, call in enumerate(ranks):
             found = call.look(counts[rank] + after)
             if found is not None and found.step == counts[rank] + after:

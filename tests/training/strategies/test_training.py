@@ -41,6 +41,7 @@ def trained() -> list[dict[str, Any]]:
         answers = [job.answer(rank) for rank in range(2)]
     for mine, theirs in zip(*answers, strict=True):
         assert mine["losses"] == theirs["losses"]
+        assert mine["flops"] == theirs["flops"]
     assert all(mine["sums"] == theirs["sums"] for mine, theirs in zip(*(found[:-1] for found in answers), strict=True))
     found: list[dict[str, Any]] = answers[0]
     return found
@@ -61,6 +62,19 @@ def test_same_curve_with_accumulated_gradients(trained: list[dict[str, Any]], nu
     assert trained[first + number]["losses"] == pytest.approx(trained[first]["losses"], abs=EXACT)
     # Half as many updates of twice the samples: another curve than without.
     assert trained[first]["losses"] != pytest.approx(trained[0]["losses"], abs=1e-3)
+
+
+@pytest.mark.xdist_group("processes")
+def test_all_count_the_same_work_of_a_step(trained: list[dict[str, Any]]) -> None:
+    """8 samples through a convolution of 3 to 8 channels and three layers; inputs have no gradients; in each batch."""
+    layers = [(8 * 36, 600), (600, 600), (600, 5)]
+    forward = 2 * 8 * (36 * 9 * 3 * 8 + sum(a * b for a, b in layers))
+    whole = 3 * forward - 2 * 8 * 36 * 9 * 3 * 8
+    counts = [found["flops"] for found in trained]
+    accumulating = range(len(CASES), len(CASES) + len(ACCUMULATING))
+    for number, found in enumerate(counts):
+        assert sum(found["by_precision"].values()) == whole * (2 if number in accumulating else 1)
+        assert (found["recomputed"], found["unknown"], found["reason"]) == (0, [], "")
 
 
 @pytest.mark.xdist_group("processes")

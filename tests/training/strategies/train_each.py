@@ -13,12 +13,14 @@ import sys
 from contextlib import nullcontext
 from typing import Any
 
+import msgspec
 import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.tensor import DTensor
 
 from gpudiag.model.job import ExchangeOptions
+from gpudiag.training.frameworks.pytorch.flops import FlopCounter
 from gpudiag.training.strategies.registry import load_strategy
 from tests.training.strategies.processes import tell
 
@@ -61,17 +63,19 @@ def train(rank: int, device: torch.device, name: str, options: dict[str, Any]) -
     schedule = torch.optim.lr_scheduler.StepLR(optimizer, step_size=5, gamma=0.5)
     data = make_data(rank)
     losses, share = [], exchange.accumulate
+    counter = FlopCounter(bare)
     for step in range(STEPS):
         total = torch.zeros((), device=device)
-        for part in range(share):
-            inputs, target = data[(step * share + part) % BATCHES]
-            with strategy.accumulating() if part < share - 1 else nullcontext():
-                loss = nn.functional.cross_entropy(model(inputs.to(device)), target.to(device)) / share
-                loss.backward()  # type: ignore[no-untyped-call]  # torch's own
-            total += loss.detach()
-        strategy.exchange(model)
-        optimizer.step()
-        optimizer.zero_grad()
+        with counter if step == 1 else nullcontext():
+            for part in range(share):
+                inputs, target = data[(step * share + part) % BATCHES]
+                with strategy.accumulating() if part < share - 1 else nullcontext():
+                    loss = nn.functional.cross_entropy(model(inputs.to(device)), target.to(device)) / share
+                    loss.backward()  # type: ignore[no-untyped-call]  # torch's own
+                total += loss.detach()
+            strategy.exchange(model)
+            optimizer.step()
+            optimizer.zero_grad()
         schedule.step()
         losses.append(total)
     curve = torch.stack(losses)
@@ -82,7 +86,8 @@ def train(rank: int, device: torch.device, name: str, options: dict[str, Any]) -
         sums.append(float(whole.detach().double().abs().sum()))
     exchanged = list(strategy.exchanged_bytes)
     strategy.close()
-    return {"losses": (curve / dist_world).tolist(), "sums": sums, "exchanged_bytes": exchanged}
+    flops = msgspec.to_builtins(counter.found)
+    return {"losses": (curve / dist_world).tolist(), "sums": sums, "exchanged_bytes": exchanged, "flops": flops}
 
 
 if __name__ == "__main__":

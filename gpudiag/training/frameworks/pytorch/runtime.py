@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from gpudiag.model.run import ModelRecord
 from gpudiag.training.frameworks.pytorch.clock import clock_for
@@ -18,6 +18,9 @@ from gpudiag.training.session import record
 from gpudiag.training.session.clock import StepClock
 from gpudiag.training.session.place import Place, this_place
 from gpudiag.training.session.runtime import Recording
+
+if TYPE_CHECKING:
+    from gpudiag.training.frameworks.pytorch.flops import FlopCounter
 
 
 class PyTorchRuntime:
@@ -72,6 +75,16 @@ class PyTorchRuntime:
     ) -> ProfiledWindow:
         """A window of torch.profiler."""
         return ProfiledWindow(path, active=active, cuda=self.on_gpu(devices[0]), light=recording == "light")
+
+    def flop_counter(self, devices: Sequence[Any], model: Any) -> FlopCounter | None:
+        """For one device: several of one process are driven by threads that cannot be seen into."""
+        if model is None or len(devices) > 1:
+            return None
+        try:
+            from gpudiag.training.frameworks.pytorch.flops import FlopCounter
+        except Exception:  # noqa: BLE001  # a PyTorch whose formulas are elsewhere trains all the same
+            return None
+        return FlopCounter(model)
 
     def describe(self, model: Any, gradient_sizes: Sequence[int]) -> ModelRecord:
         """The parameters of a `torch.nn.Module`, wrapped or not."""

@@ -96,6 +96,9 @@ class TensorflowRuntime:
             raise RuntimeError("TensorFlow may crash when a recording of several CPU processes ends: there is but one")
         return TensorflowWindow(path, active=active, on_gpu=self.on_gpu(devices[0]), light=recording == "light")
 
+    def flop_counter(self, devices: Sequence[Any], model: Any) -> None:
+        """None: a graph's operators are not seen while they run."""
+
     def describe(self, model: Any, gradient_sizes: Sequence[int]) -> ModelRecord:
         """The trained variables of a Keras model; moving averages and the like are no parameters, as in PyTorch."""
         import tensorflow as tf

@@ -12,8 +12,8 @@ import statistics
 import sys
 import time
 from collections import defaultdict
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +24,7 @@ from gpudiag.model.benchmarks.prediction import Candidate
 from gpudiag.model.benchmarks.strategy_benchmark import (
     NO_TIME,
     PLAN_FILE,
+    RANKED_ROUNDS,
     STRATEGY_BENCHMARK_PLAN_SCHEMA,
     Entry,
     StrategyBenchmark,
@@ -61,8 +62,14 @@ _AGREE, _MOST_LOOKS = 0.03, 6
 #: Slower than another by this factor is slow beyond doubt: such a one has no turns, and this many looks at most while
 #: it warms up are its rounds.
 _SLOW, _SLOW_LOOKS = 1.5, 3
-#: So many candidates are measured, in so many rounds, whatever the time: one is no choice, and one round no interval.
-_LEAST, _LEAST_ROUNDS = 2, 2
+#: Of the time that is left, what the step without exchange may take to settle, and its parts to be seen.
+_ALONE = 0.3
+#: The first strategy gets so many rounds beside `independent`, whatever the time: one round has no interval.
+_LEAST_ROUNDS = 2
+#: More than any measurement takes.
+_NO_LIMIT_S = 1e9
+#: What ending the processes takes, as a share of what starting them took: 6 of 18 s and 9 of 19 on busy cores.
+_ENDING = 0.5
 
 
 def run() -> None:
@@ -76,15 +83,15 @@ def run() -> None:
     progress = ProgressSender(world.rank)
     facts = read_json(run_dir / FACTS_FILE, Facts, FACTS_SCHEMA)
     save_rank(run_dir, world)
-    began = time.perf_counter()
+    start_s = max(0.0, time.time() - plan.began)
     for number, entry in enumerate(plan.entries):
-        limit_s = None
+        until = None
         if plan.limit_s is not None:
             # The first one pays for what is loaded and connected once, so it may take what it needs; the others keep
             # half of an equal part each.
             kept_s = (len(plan.entries) - number - 1) * plan.limit_s / (2 * len(plan.entries))
-            limit_s = plan.limit_s - (time.perf_counter() - began) - kept_s
-        found = _Benchmark(world, plan, entry, facts, progress, limit_s=limit_s).measure()
+            until = plan.began + plan.limit_s - _ENDING * start_s - kept_s
+        found = _Benchmark(world, plan, entry, facts, progress, until=until, start_s=start_s).measure()
         if world.rank == 0:
             write_json(run_dir / benchmark_file(entry.workload), found)
         gc.collect()
@@ -120,16 +127,17 @@ class _Benchmark:
         facts: Facts,
         progress: ProgressSender,
         *,
-        limit_s: float | None = None,
+        until: float | None,
+        start_s: float,
     ) -> None:
         self._began = time.perf_counter()
-        self._limit_s = limit_s
+        self._until = until
         self.world = world
         self.plan = plan
         self.entry = entry
         self.facts = facts
         self.progress = progress
-        self.seconds: dict[str, float] = defaultdict(float)
+        self.seconds: dict[str, float] = defaultdict(float, start=start_s)
         self.sides: dict[str, Side] = {}
         self.setup_s: dict[str, float] = {}
         self.step_ms: dict[str, float] = {}
@@ -143,14 +151,12 @@ class _Benchmark:
         with self._timing("model"):
             subject = Subject(world, entry)
         with self._timing("compute"):
-            self._admit(subject, _INDEPENDENT)
+            self._admit(subject, _INDEPENDENT, kept_s=(1 - _ALONE) * self._left_s())
             if _INDEPENDENT.label not in self.sides:
                 raise GpudiagError(f"{entry.workload} cannot be trained: {self.failed[_INDEPENDENT.label]}")
             # Ranks may differ a little; the slowest is what the others would wait for.
-            parts = max(
-                world.gather(subject.parts(self.step_ms[_INDEPENDENT.label])),
-                key=lambda one: one.compute.step_ms if one.compute else 0.0,
-            )
+            mine = subject.parts(self.step_ms[_INDEPENDENT.label], longest_s=_ALONE * self._left_s())
+            parts = max(world.gather(mine), key=lambda one: one.compute.step_ms if one.compute else 0.0)
         with self._timing("transports"):
             self._beat()
             measured = transports.measure(world, self._transports(), self._sizes(parts))
@@ -168,12 +174,7 @@ class _Benchmark:
             possible = [one.candidate for one in predictions if one.cannot is None and one.candidate != _INDEPENDENT]
             finalists = finalists_of(predictions, entry.finalists) if entry.finalists else possible
             with self._timing("setup"):
-                for number, candidate in enumerate(finalists):
-                    self._beat()
-                    if self._over(self._turns_s()) and number >= _LEAST:
-                        self.failed[candidate.label] = NO_TIME
-                    else:
-                        self._admit(subject, candidate)
+                self._set_up(subject, finalists)
             with self._timing("turns"):
                 turns = self._turns([_INDEPENDENT, *finalists])
         for side in self.sides.values():
@@ -209,17 +210,29 @@ class _Benchmark:
         """Leave in the rank's log what is done, and when."""
         if self.world.rank == 0:
             line = f"{time.perf_counter() - self._began:7.2f} s  {self.entry.workload}: {what}"
-            print(line, file=sys.stderr, flush=True)  # noqa: T201  # the log is this process's standard error
+            with suppress(OSError):  # a full disk: the result's own file says so, with its name
+                print(line, file=sys.stderr, flush=True)  # noqa: T201  # the log is this process's standard error
 
-    def _over(self, kept_s: float = 0.0) -> bool:
-        """Whether the time is used up but for so many seconds; the same on every rank."""
-        used = self._limit_s is not None and time.perf_counter() - self._began + kept_s > self._limit_s
-        return bool(self.world.first(used))
+    def _left_s(self) -> float:
+        """What is left of the time, the same on every rank; negative once it is over."""
+        return float(self.world.first(_NO_LIMIT_S if self._until is None else self._until - time.time()))
 
-    def _turns_s(self) -> float:
-        """What turns of all that are set up will take at least."""
-        steps_ms = (self.step_ms[label] for label in self.sides)
-        return _LEAST_ROUNDS * sum((self._steps(step) + _RUN_IN_STEPS) * step / 1e3 for step in steps_ms)
+    def _set_up(self, subject: Subject, finalists: Sequence[Candidate]) -> None:
+        """Make sides, in this order, of as many as there is time to warm up and give turns; of one at least."""
+        for number, candidate in enumerate(finalists):
+            self._beat()
+            left_s = self._left_s()
+            step_s = max(self.step_ms.values()) / 1e3
+            turns_s = RANKED_ROUNDS * (1 + self._run_in) * step_s
+            before = [self.setup_s[one.label] for one in finalists[:number]]
+            each_s = turns_s + (statistics.fmean(before) if before else (_FIRST_STEPS + self.plan.least_steps) * step_s)
+            for_more_s = left_s - len(self.sides) * turns_s
+            if len(self.step_ms) > 1 and for_more_s < each_s:  # one has been measured beside `independent`
+                self.failed.update({one.label: NO_TIME for one in finalists[number:]})
+                return
+            # Of those that still can be, each has an equal part of the time.
+            share_s = for_more_s / max(1.0, min(len(finalists) - number, for_more_s / each_s))
+            self._admit(subject, candidate, kept_s=left_s - share_s + turns_s)
 
     def _beat(self) -> None:
         """Tell that something goes on."""
@@ -236,16 +249,16 @@ class _Benchmark:
         # Half of the smallest: what a bucket in bf16 has on the wire.
         return transports.chosen_sizes([*buckets, min(buckets) // 2])
 
-    def _admit(self, subject: Subject, candidate: Candidate) -> None:
-        """Make a side and warm it up; if any rank cannot, none has it."""
+    def _admit(self, subject: Subject, candidate: Candidate, *, kept_s: float) -> None:
+        """Make a side and warm it up until no more than `kept_s` is left; if any rank cannot, none has it."""
         began = time.perf_counter()
-        self._try(subject, candidate)
+        self._try(subject, candidate, kept_s)
         took = self.setup_s[candidate.label] = round(time.perf_counter() - began, 3)
         label = candidate.label
         step = self.failed.get(label) or f"{self.step_ms[label]:.2f} ms a step"
         self._log(f"{label} set up in {took:.2f} s, {step}{', too slow for turns' if label in self.slow_ms else ''}")
 
-    def _try(self, subject: Subject, candidate: Candidate) -> None:
+    def _try(self, subject: Subject, candidate: Candidate, kept_s: float) -> None:
         problem = None
         side = None
         try:
@@ -255,7 +268,7 @@ class _Benchmark:
         told = next((one for one in self.world.gather(problem) if one), None)
         if told is None and side is not None:
             try:
-                self.step_ms[candidate.label] = self._warm(side, candidate.label)
+                self.step_ms[candidate.label] = self._warm(side, candidate.label, kept_s)
             except Exception as error:  # noqa: BLE001  # as above; ranks in a collective fail together or time out
                 problem = f"{type(error).__name__}: {error}" if not isinstance(error, GpudiagError) else str(error)
             told = next((one for one in self.world.gather(problem) if one), None)
@@ -269,13 +282,16 @@ class _Benchmark:
         else:
             self.sides[candidate.label] = side
 
-    def _warm(self, side: Side, label: str) -> float:
-        """Train until two looks agree; the step time in ms, the same on every rank.
+    def _warm(self, side: Side, label: str, kept_s: float) -> float:
+        """Train until two looks agree, or no more than `kept_s` is left; the step time in ms, the same on every rank.
 
         One that is slow beyond doubt needs no precision: it is looked at a few times, and done with.
         """
-        # The last of the first steps is about as long as those to come.
-        first = max(self.world.gather((side.timed(_FIRST_STEPS, run_in=0) or [0.0])[-1]))
+        first = 0.0
+        for number in range(_FIRST_STEPS):  # the last of them is about as long as those to come
+            first = self._slowest(side.timed(1, run_in=0))
+            if number and self._left_s() < kept_s:
+                return first
         few = max(1, min(_FIRST_STEPS, round(self.plan.block_ms / first))) if self._is_slow(first) else _FIRST_STEPS
         self._beat()
         before = self._slowest(side.timed(few, run_in=0))
@@ -285,6 +301,8 @@ class _Benchmark:
             if slow and len(looks) >= 2 and (len(looks) >= _SLOW_LOOKS or abs(looks[-1] / looks[-2] - 1) < _AGREE):
                 self.slow_ms[label] = looks[-2:]
                 return statistics.fmean(looks[-2:])
+            if self._left_s() < kept_s:
+                break
             self._beat()
             now = self._slowest(side.timed(few if slow else self._steps(before), run_in=0))
             looks.append(now)
@@ -308,26 +326,30 @@ class _Benchmark:
     def _turns(self, order: list[Candidate]) -> tuple[Turns, ...]:
         """Rounds in which each candidate has its turn, in an order that moves on by one from round to round.
 
-        One that turned out to be slow when others had warmed up has few.
+        One that turned out to be slow when others had warmed up has few. When the time is over, only the first two
+        (`independent` and the first strategy) go on to the fewest rounds.
         """
         rounds = {candidate.label: list(self.slow_ms.get(candidate.label, ())) for candidate in order}
         running = [candidate for candidate in order if candidate.label in self.sides]
-        steps = {candidate.label: self._steps(self.step_ms[candidate.label]) for candidate in running}
+        steps = self._steps_of_turns(running)
         began = time.perf_counter()
-        run_in = _RUN_IN_STEPS if self.world.on_gpu else 1
         for number in range(self.plan.most_rounds):
             self.progress.tell("timed", number, self.plan.most_rounds)
             shift = number % len(running)
             for candidate in (*running[shift:], *running[:shift]):
                 if number >= _SLOW_LOOKS and self._is_slow(self.step_ms[candidate.label]):
                     continue
-                self.world.gather(None)
-                times = self.sides[candidate.label].timed(steps[candidate.label], run_in=run_in)
-                means = self.world.gather(statistics.fmean(times) if times else 0.0)
-                rounds[candidate.label].append(max(means))
+                over = self._left_s() < 0.0  # asking waits for all ranks, so that they begin the turn together
+                if over and (number >= _LEAST_ROUNDS or candidate not in running[:2]):
+                    continue
+                times = self.sides[candidate.label].timed(steps[candidate.label], run_in=self._run_in)
+                rounds[candidate.label].append(max(self.world.gather(statistics.fmean(times) if times else 0.0)))
             enough = number + 1 >= self.plan.least_rounds and time.perf_counter() - began > self.entry.seconds
-            if self.world.first(enough) or (number and self._over()):
+            if self.world.first(enough) or (number + 1 >= _LEAST_ROUNDS and self._left_s() < 0.0):
                 break
+        for candidate in running:
+            if len(rounds[candidate.label]) < _LEAST_ROUNDS:
+                self.failed.setdefault(candidate.label, NO_TIME)
         return tuple(
             Turns(
                 candidate=candidate,
@@ -337,3 +359,17 @@ class _Benchmark:
             )
             for candidate in order
         )
+
+    @property
+    def _run_in(self) -> int:
+        return _RUN_IN_STEPS if self.world.on_gpu else 1
+
+    def _steps_of_turns(self, running: Sequence[Candidate]) -> dict[str, int]:
+        """Timed steps per turn; fewer than are wanted where the time left is too short for rounds of such turns."""
+        turn_ms = 1e3 * self._left_s() / (self.plan.least_rounds * len(running))
+        steps = {}
+        for label in (candidate.label for candidate in running):
+            step_ms = self.step_ms[label]
+            possible = max(1.0, turn_ms / step_ms - self._run_in)
+            steps[label] = int(min(self._steps(step_ms), possible))
+        return steps

@@ -77,12 +77,14 @@ class Subject:
         x = self.workload.prepare(inputs)
         return x.contiguous(memory_format=self._layout) if self.memory_format == "nhwc" else x
 
-    def parts(self, step_ms: float) -> Gradients:
+    def parts(self, step_ms: float, *, longest_s: float) -> Gradients:
         """Sizes of the gradients, the parts of a step without exchange, and when each gradient is there.
 
         Args:
             step_ms: a whole step without exchange.
+            longest_s: after so long no further step is begun, once there are two.
         """
+        until = time.perf_counter() + longest_s
         model = self.fresh_model()
         optimizer = self.workload.optimizer(model.parameters())
         trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
@@ -95,7 +97,9 @@ class Subject:
         parts: list[tuple[float, float, float]] = []
         arrivals: list[dict[int, float]] = []
         inputs, target = self.batch
-        for _ in range(_STEPS):
+        for number in range(_STEPS):
+            if number > 1 and time.perf_counter() > until:
+                break
             made.clear()
             clock.hold_back(_HELD * step_ms)
             start = clock.mark()
@@ -112,7 +116,7 @@ class Subject:
                 (clock.between(start, forward), clock.between(forward, backward), clock.between(backward, end))
             )
             arrivals.append({number: clock.between(forward, when) for number, when in made.items()})
-        kept, seen = parts[_STEPS // 2 :], arrivals[_STEPS // 2 :]
+        kept, seen = parts[len(parts) // 2 :], arrivals[len(parts) // 2 :]
         forward_ms, backward_ms, update_ms = (statistics.median(row[part] for row in kept) for part in range(3))
         when = {number: statistics.median(row[number] for row in seen) for number in seen[-1]}
         order = sorted(when, key=lambda number: (when[number], -number))

@@ -14,6 +14,10 @@ from gpudiag.training.strategies.shared_host import layout as at
 from gpudiag.training.strategies.shared_host.control import Control
 from gpudiag.training.strategies.shared_host.work import Work
 
+_ROUNDS_AWAKE = 50
+#: Threads that train want the same processors, and the interpreter's lock.
+_SHORTEST_NAP_S, _LONGEST_NAP_S = 5e-5, 1e-3
+
 
 class CpuMover:
     """Does in one thread what a GPU's streams do, in the same order of counters.
@@ -79,7 +83,13 @@ class CpuMover:
                 fetched += 1
             rounds = 0 if fetched + sent > before else rounds + 1
             if rounds:
-                time.sleep(0 if rounds < 50 else 5e-5)
+                _nap(rounds)
         if work.wire is not None:
             work.tensor.copy_(work.wire)
         return True
+
+
+def _nap(rounds: int) -> None:
+    """Let others run: first without sleeping, then for up to an eighth of what was waited already, 1 ms at most."""
+    asleep = rounds - _ROUNDS_AWAKE
+    time.sleep(min(_SHORTEST_NAP_S * 2 ** min(asleep // 8, 10), _LONGEST_NAP_S) if asleep >= 0 else 0)

@@ -39,6 +39,7 @@ class Engine(ctypes.Structure):
         ("ring", ctypes.c_uint32),
         ("threads", ctypes.c_uint32),
         ("spin", ctypes.c_uint32),
+        ("in_turn", ctypes.c_uint32),
     )
 
 

@@ -30,6 +30,7 @@ struct engine {
     uint64_t page_bytes, chunk_bytes;
     uint32_t rank, world, slots, lanes, ring, threads;
     uint32_t spin;                            /* rounds of spinning before a nap, some 15 to 70 ns each */
+    uint32_t in_turn;                         /* there are fewer processors than threads */
     /* Private to the process, each on its own cache line. */
     uint32_t submitted __attribute__((aligned(LINE)));
     uint32_t go __attribute__((aligned(LINE)));
@@ -51,15 +52,20 @@ static inline void pause_briefly(void) {
 }
 
 /* While chunks are under way waiting is spinning: waking from a nap takes longer than a chunk, and every chunk would wait
- * for the last of all ranks' threads to wake. A rank that is late for a millisecond is waited for in naps. */
+ * for the last of all ranks' threads to wake. A rank that is late for a millisecond is waited for in naps. Where they take
+ * the processors from threads that train, they grow to an eighth of what was waited already, a millisecond at most. */
 static inline void wait_a_little(const struct engine *e, uint32_t *rounds) {
     if (++*rounds < e->spin) {
         pause_briefly();
     } else {
-        struct timespec nap = {0, 50000};
+        uint32_t doubled = e->in_turn ? (*rounds - e->spin) / 8 : 0;
+        struct timespec nap = {0, doubled < 5 ? 50000L << doubled : 1000000L};
         nanosleep(&nap, 0);
     }
 }
+
+/* After so many with nothing submitted a thread sleeps until something is. */
+static inline uint32_t idle_rounds(const struct engine *e) { return e->in_turn ? e->spin : IDLE_ROUNDS; }
 
 static void sleep_until_changed(struct engine *e, uint32_t *word, uint32_t seen) {
     struct timespec longest = {0, 100000000};
@@ -203,7 +209,7 @@ int gpudiag_reduce(struct engine *e, uint32_t thread) {
         while (!reached(load(&e->go), number + 1)) {
             if (load(&e->stop)) return STOPPED;
             uint32_t submitted = load(&e->submitted);
-            if (submitted == number && rounds > IDLE_ROUNDS) sleep_until_changed(e, &e->submitted, submitted);
+            if (submitted == number && rounds > idle_rounds(e)) sleep_until_changed(e, &e->submitted, submitted);
             wait_a_little(e, &rounds);
         }
         rounds = 0;
@@ -257,7 +263,7 @@ int gpudiag_coordinate(struct engine *e) {
         if (moved) {
             rounds = 0;
         } else {
-            if (ready == submitted && rounds > IDLE_ROUNDS) sleep_until_changed(e, &e->submitted, submitted);
+            if (ready == submitted && rounds > idle_rounds(e)) sleep_until_changed(e, &e->submitted, submitted);
             wait_a_little(e, &rounds);
         }
     }

@@ -74,6 +74,7 @@ class NativeReducer:
         # Where there are fewer processors than threads, one that spins keeps another from working.
         roomy = len(cpus) >= where.world * (engine.threads + 2)
         engine.spin = _SPIN if roomy else _SPIN_IN_TURN
+        engine.in_turn = not roomy
         self._keep = control  # the engine's pointers are into its memory
         self._engine = ctypes.addressof(engine)
 

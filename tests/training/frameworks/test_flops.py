@@ -1,0 +1,208 @@
+"""Floating-point operations of a step: as many as by hand, and the step is the same as without."""
+
+from __future__ import annotations
+
+import itertools
+import sys
+import threading
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import nn
+from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
+from torch.utils.checkpoint import checkpoint
+
+from gpudiag.training.frameworks.pytorch.flops import FlopCounter
+from tests.examples import examples
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from gpudiag.model.run import StepFlops
+
+
+@pytest.fixture(autouse=True)
+def nothing_compiled() -> Iterator[None]:
+    """Whatever else this process has compiled is no part of these programs."""
+
+    def forget() -> None:
+        dynamo: Any = sys.modules.get("torch._dynamo.utils")
+        if dynamo is not None:
+            dynamo.counters.clear()
+
+    forget()
+    yield
+    forget()
+
+
+def counted(step: Callable[[], object], model: nn.Module | None = None) -> StepFlops:
+    counter = FlopCounter(model or nn.Identity())
+    with counter:
+        step()
+    assert _get_current_dispatch_mode_stack() == []
+    assert counter.found is not None
+    return counter.found
+
+
+def flops(step: Callable[[], object]) -> int:
+    found = counted(step)
+    assert (found.recomputed, found.unknown, found.reason) == (0, (), "")
+    return sum(found.by_precision.values())
+
+
+def backward(loss: torch.Tensor) -> None:
+    loss.sum().backward()  # type: ignore[no-untyped-call]  # torch's own
+
+
+def perceptron() -> nn.Module:
+    return nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 4))
+
+
+@examples(30)
+@given(st.lists(st.integers(1, 9), min_size=2, max_size=5), st.integers(1, 5), st.integers(1, 3))
+def test_layers_as_by_hand(widths: list[int], batch: int, times: int) -> None:
+    """Two per weight and sample; as much again for the weights' gradients and, but in the first, for the inputs'."""
+    layers = [nn.Linear(a, b) for a, b in itertools.pairwise(widths)]
+    model, inputs = nn.Sequential(*layers), torch.ones(batch, widths[0])
+    each = [2 * batch * layer.weight.numel() for layer in layers]
+
+    def step() -> None:
+        for _ in range(times):
+            backward(model(inputs))
+
+    assert flops(step) == times * (3 * sum(each) - each[0])
+    assert flops(lambda: model(inputs)) == sum(each)
+
+
+@pytest.mark.parametrize("groups", [1, 2, 8])
+def test_convolutions_as_by_hand(groups: int) -> None:
+    image = torch.ones(2, 8, 6, 6, requires_grad=True)
+    forward = 2 * 2 * 36 * 8 * 9 * 8 // groups
+    assert flops(lambda: backward(nn.Conv2d(8, 8, 3, padding=1, groups=groups)(image))) == 3 * forward
+    # Each input voxel meets each weight once.
+    forward = 2 * 2 * 36 * 8 * 4 * 16 // groups
+    assert flops(lambda: backward(nn.ConvTranspose2d(8, 16, 2, stride=2, groups=groups)(image))) == 3 * forward
+
+
+def test_attention_is_counted_on_a_cpu() -> None:
+    query = torch.ones(3, 2, 7, 4, requires_grad=True)
+    attend = nn.functional.scaled_dot_product_attention
+    product = 2 * 3 * 2 * 7 * 7 * 4
+    # Two products forward; backward four, and one again: the scores, which are not kept.
+    assert flops(lambda: attend(query, query, query)) == 2 * product
+    assert flops(lambda: backward(attend(query, query, query))) == (2 + 5) * product
+
+
+@pytest.mark.parametrize("reentrant", [False, True])
+def test_what_a_checkpoint_computes_again_is_not_the_models(reentrant: bool) -> None:
+    model, inputs = perceptron(), torch.ones(5, 8, requires_grad=True)
+    plain = flops(lambda: backward(model(inputs)))
+    found = counted(lambda: backward(checkpoint(model, inputs, use_reentrant=reentrant)))
+    assert found.by_precision == {"fp32": plain}
+    assert 0 < found.recomputed <= plain / 3
+
+
+def test_a_backward_that_is_differentiated_is_no_checkpoint() -> None:
+    model, inputs = nn.Linear(8, 4), torch.ones(5, 8, requires_grad=True)
+
+    def penalty() -> None:
+        (gradient,) = torch.autograd.grad(model(inputs).sum(), inputs, create_graph=True)
+        backward(gradient**2)
+
+    # Forward, the inputs' gradient, and the weights' of that.
+    assert flops(penalty) == 3 * 2 * 5 * 8 * 4
+
+
+def test_what_matrix_units_are_given() -> None:
+    model, inputs = perceptron(), torch.ones(5, 8)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        assert list(counted(lambda: model(inputs)).by_precision) == ["bf16"]
+    assert list(counted(lambda: model.double()(inputs.double())).by_precision) == ["fp64"]
+    with torch.inference_mode():
+        assert counted(lambda: model(inputs.double())).by_precision == {"fp64": 2 * 5 * (8 * 16 + 16 * 4)}
+
+
+def test_where_not_all_can_be_seen_it_says_so() -> None:
+    model, inputs = perceptron(), torch.ones(5, 8)
+
+    def in_a_thread() -> None:
+        outputs = []
+        thread = threading.Thread(target=lambda: outputs.append(model(inputs)))
+        thread.start()
+        thread.join()
+        backward(outputs[0])
+
+    assert "threads" in counted(in_a_thread).reason
+    assert "no matrix product" in counted(lambda: inputs + 1).reason
+    recurrent = nn.LSTM(8, 8)
+    whole = counted(lambda: backward(nn.Linear(8, 8)(recurrent(inputs[:, None])[0])))
+    assert whole.by_precision
+    assert any("rnn" in name for name in whole.unknown)
+
+
+def test_a_graph_that_is_replayed_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda.CUDAGraph, "replay", lambda _: None)
+    model = perceptron()
+
+    def step() -> None:
+        backward(model(torch.ones(5, 8)))
+        torch.cuda.CUDAGraph.replay(None)  # type: ignore[arg-type]  # there are none without a GPU
+
+    assert "CUDA graph" in counted(step).reason
+    assert flops(lambda: model(torch.ones(5, 8)))
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit.script:DeprecationWarning")
+def test_what_is_compiled_is_left_alone() -> None:
+    model = perceptron()
+    compiled = torch.compile(model, backend="eager")
+    assert "torch.compile" in counted(lambda: backward(compiled(torch.ones(5, 8)))).reason
+    assert "torch.compile" in counted(lambda: model(torch.ones(5, 8))).reason
+    scripted = torch.jit.script(nn.Sequential(nn.Linear(8, 4)))
+    sys.modules["torch._dynamo.utils"].counters.clear()
+    assert "TorchScript" in counted(lambda: scripted(torch.ones(5, 8)), scripted).reason
+
+
+def test_another_pytorch_trains_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, inputs = perceptron(), torch.ones(5, 8)
+    monkeypatch.setattr(torch._C, "_current_graph_task_id", None)
+    assert {"aten.addmm", "aten.mm"} <= set(counted(lambda: backward(model(inputs))).reason.replace(",", "").split())
+    monkeypatch.setattr(torch.backends.cuda, "matmul", None)
+    assert "cannot be seen into" in counted(lambda: backward(model(inputs))).reason
+
+
+def test_a_step_that_fails_leaves_nothing() -> None:
+    counter = FlopCounter(perceptron())
+    with pytest.raises(ZeroDivisionError), counter:
+        1 / 0  # noqa: B018
+    assert counter.found is None
+    assert _get_current_dispatch_mode_stack() == []
+
+
+def test_losses_and_random_numbers_are_the_same_to_the_bit() -> None:
+    def train(*, count: bool) -> list[torch.Tensor]:
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.Dropout(), nn.Flatten(), nn.Linear(8 * 36, 5))
+        optimizer = torch.optim.AdamW(model.parameters())
+        counter = FlopCounter(model)
+        seen = []
+
+        def step() -> None:
+            loss = nn.functional.cross_entropy(model(torch.randn(4, 3, 8, 8)), torch.randint(0, 5, (4,)))
+            loss.backward()  # type: ignore[no-untyped-call]  # torch's own
+            optimizer.step()
+            optimizer.zero_grad()
+            seen.append(loss.detach())
+
+        for number in range(4):
+            if count and number == 1:
+                with counter:
+                    step()
+            else:
+                step()
+        return [*seen, *(one.detach() for one in model.parameters()), torch.get_rng_state()]
+
+    assert all(torch.equal(a, b) for a, b in zip(train(count=False), train(count=True), strict=True))
