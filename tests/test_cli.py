@@ -13,7 +13,7 @@ import pytest
 from gpudiag import commands
 from gpudiag.commands import main as cli
 from gpudiag.errors import GpudiagError, HardwareMissingError, UnreadableInputError, UsageError, WorkerFailedError
-from tests.cli_process import environment, gpudiag
+from tests.cli_process import SECONDS, environment, gpudiag
 from tests.trace.documents import TRACES
 
 if TYPE_CHECKING:
@@ -173,7 +173,7 @@ def test_an_interrupt_during_the_work_ends_it_with_130() -> None:
     assert process.stdout is not None
     assert process.stdout.readline() == "working\n"
     process.send_signal(signal.SIGINT)
-    _, err = process.communicate(timeout=120)
+    _, err = process.communicate(timeout=SECONDS)
     assert process.returncode == 130
     assert err == "gpudiag: interrupted\n"
 
@@ -196,7 +196,7 @@ def test_a_reader_that_leaves_is_no_error() -> None:
             stderr=subprocess.PIPE,
             text=True,
             env=environment(),
-            timeout=60,
+            timeout=SECONDS,
             check=False,
         )
     assert result.stderr == ""

@@ -1,4 +1,4 @@
-"""Jobs on two machines: two launches of torchrun, in network namespaces of their own where those are allowed."""
+"""Jobs on two machines: two launches, in network namespaces of their own where those are allowed."""
 
 from __future__ import annotations
 
@@ -85,8 +85,8 @@ def network() -> Iterator[Network]:
             subprocess.run(["ip", "netns", "delete", name], capture_output=True, timeout=SECONDS, check=False)
 
 
-def train(run_dirs: tuple[Path, Path], network: Network) -> None:
-    """One process on each of two nodes, with host names of their own."""
+def train(run_dirs: tuple[Path, Path], network: Network, *, torchrun: bool) -> None:
+    """One process on each of two nodes, with host names of their own; started by torchrun, or as Slurm's scripts do."""
     with socket.socket() as listening:
         listening.bind(("127.0.0.1", 0))
         port = str(listening.getsockname()[1])
@@ -96,11 +96,15 @@ def train(run_dirs: tuple[Path, Path], network: Network) -> None:
         script = run_dir.parent / "train.py"
         script.write_text(TRAIN, encoding="utf-8")
         meeting = ("--master-addr", network.address, "--master-port", port)
-        launch = ("torch.distributed.run", "--nnodes", "2", "--node-rank", str(node), "--nproc-per-node", "1", *meeting)
-        changes = {"NODE": f"node{node}", "GLOO_SOCKET_IFNAME": network.interfaces[node], "CUDA_VISIBLE_DEVICES": ""}
+        launcher = ("-m", "torch.distributed.run", "--nnodes", "2", "--node-rank", str(node), "--nproc-per-node", "1")
+        launch = (*launcher, *meeting) if torchrun else ()
+        place = {"RANK": str(node), "WORLD_SIZE": "2", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"}
+        place |= {"MASTER_ADDR": network.address, "MASTER_PORT": port}
+        changes = {} if torchrun else place
+        changes |= {"NODE": f"node{node}", "GLOO_SOCKET_IFNAME": network.interfaces[node], "CUDA_VISIBLE_DEVICES": ""}
         started.append(
             subprocess.Popen(
-                [*prefix, sys.executable, "-m", *launch, str(script), str(run_dir)],
+                [*prefix, sys.executable, *launch, str(script), str(run_dir)],
                 env=environment(PYTHONPATH=str(ROOT), OMP_NUM_THREADS="1", **changes),
                 stdout=subprocess.PIPE,
                 stderr=subprocess.STDOUT,
@@ -122,7 +126,7 @@ def test_two_machines_with_a_directory_each(tmp_path: Path, network: Network) ->
     stale = RankRecord(rank=1, local_rank=1, host="node0", pid=1, device="cpu", device_name="", run_id="earlier")
     (first / "ranks").mkdir(parents=True)
     write_json(first / "ranks" / "rank1.json", stale)
-    train((first, second), network)
+    train((first, second), network, torchrun=True)
     alone = read_json(first / "run.json", RunRecord, RUN_SCHEMA)
     assert (alone.nodes, alone.world_size, [rank.rank for rank in alone.ranks]) == (2, 2, [0])
     assert "missing-ranks" in {one.code for one in gpudiag.analyze(first).validity}
@@ -157,7 +161,7 @@ def test_two_machines_with_a_directory_each(tmp_path: Path, network: Network) ->
 @pytest.mark.xdist_group("processes")
 def test_two_machines_with_one_directory(tmp_path: Path) -> None:
     run_dir = tmp_path / "shared" / "run"
-    train((run_dir, run_dir), LOOPBACK)
+    train((run_dir, run_dir), LOOPBACK, torchrun=False)
     run = read_json(run_dir / "run.json", RunRecord, RUN_SCHEMA)
     assert [(rank.rank, rank.host, rank.run_id) for rank in run.ranks] == [
         (0, "node0", run.run_id),

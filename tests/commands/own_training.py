@@ -28,13 +28,6 @@ def main() -> None:
     dist.destroy_process_group()
 
 
-def fails() -> None:
-    """One rank raises before it measures anything."""
-    if os.environ["RANK"] == "1":
-        raise ValueError("[bold]not[/bold] my day\x1b[31m")
-    time.sleep(60)
-
-
 def uneven() -> None:
     """One rank's loader ends during warm-up, and the ranks do not depend on each other."""
     dist.init_process_group("gloo")
@@ -53,12 +46,14 @@ def hangs() -> None:
 
 
 def endless() -> None:
-    """Both ranks time steps until someone stops them; each has a DataLoader worker."""
+    """Both ranks time steps until someone stops them, and say when they have some; each has a DataLoader worker."""
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
     model = DistributedDataParallel(nn.Linear(64, 64))
     samples = torch.utils.data.TensorDataset(torch.ones(1_000_000, 64))
     loader = torch.utils.data.DataLoader(samples, batch_size=16, num_workers=1)
     with gpudiag.profile(warmup=5, steps=10_000_000) as prof:
-        for (batch,) in prof.steps(loader):
+        for number, (batch,) in enumerate(prof.steps(loader)):
             model(batch).sum().backward()
+            if number == 20:
+                print("has timed steps")  # noqa: T201  # into the rank's log

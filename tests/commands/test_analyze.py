@@ -35,15 +35,15 @@ def test_json_is_alone_on_standard_output() -> None:
 
 def test_a_saved_json_gives_the_same_report_as_the_traces(tmp_path: Path) -> None:
     saved = tmp_path / "analysis.json"
-    saved.write_text(gpudiag("analyze", str(TRACES), "--json").stdout, encoding="utf-8")
-    from_traces = gpudiag("analyze", str(TRACES), "--width", "80")
-    assert gpudiag("report", str(saved), "--width", "80").stdout == from_traces.stdout
-    assert gpudiag("report", str(TRACES), "--width", "80").stdout == from_traces.stdout
+    saved.write_text(in_this_process("analyze", str(TRACES), "--json").stdout, encoding="utf-8")
+    from_traces = in_this_process("analyze", str(TRACES), "--width", "80")
+    assert in_this_process("report", str(saved), "--width", "80").stdout == from_traces.stdout
+    assert in_this_process("report", str(TRACES), "--width", "80").stdout == from_traces.stdout
 
 
 @pytest.mark.parametrize(("severity", "code"), [("info", 1), ("corrupt-transfer", 0)])
 def test_fail_on_sets_the_exit_code_and_leaves_the_json_alone(severity: str, code: int) -> None:
-    result = gpudiag("analyze", str(TRACES), "--json", "--fail-on", severity)
+    result = in_this_process("analyze", str(TRACES), "--json", "--fail-on", severity)
     assert result.returncode == code
     json.loads(result.stdout)
     assert result.stderr == ("" if code == 0 else "gpudiag: --fail-on info was crossed\n")
@@ -120,7 +120,7 @@ def test_what_is_no_whole_trace_is_code_4_one_line_and_a_remedy(name: str, tmp_p
 
 @pytest.mark.parametrize("path", ["gone.json", "nowhere/*.json.gz", "\x1b[2Jgone", "a\nb", ""])
 def test_a_path_that_is_not_there(path: str, tmp_path: Path) -> None:
-    result = gpudiag("analyze", path, cwd=tmp_path)
+    result = in_this_process("analyze", path, cwd=tmp_path)
     assert result.returncode == 4
     assert "\x1b" not in result.stderr
     assert len(result.stderr.splitlines()) == 2
@@ -128,7 +128,7 @@ def test_a_path_that_is_not_there(path: str, tmp_path: Path) -> None:
 
 def test_one_rank_of_two_is_analysed_and_said(tmp_path: Path) -> None:
     (tmp_path / "rank0.pt.trace.json.gz").write_bytes((TRACES / "rank0.pt.trace.json.gz").read_bytes())
-    result = gpudiag("analyze", str(tmp_path), "--fail-on", "missing-ranks")
+    result = in_this_process("analyze", str(tmp_path), "--fail-on", "missing-ranks")
     assert result.returncode == 1
     assert "of 2 ranks" in result.stdout.splitlines()[0]
     assert "missing-ranks: " in result.stdout

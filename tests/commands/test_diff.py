@@ -69,14 +69,14 @@ def test_a_slow_loader_is_on_its_rank_and_waiting_on_the_others(slow_loader: dic
 
 def test_a_saved_analysis_gives_the_same_difference_as_its_traces(tmp_path: Path, slow_loader: dict[str, Any]) -> None:
     kept = tmp_path / "clean.json"
-    kept.write_text(gpudiag("analyze", "clean", "--json", cwd=TRACES).stdout, encoding="utf-8")
-    result = gpudiag("diff", str(kept), str(TRACES / "slow_loader_rank2"), "--json")
+    kept.write_text(in_this_process("analyze", "clean", "--json", cwd=TRACES).stdout, encoding="utf-8")
+    result = in_this_process("diff", str(kept), str(TRACES / "slow_loader_rank2"), "--json")
     assert json.loads(result.stdout)["buckets"] == slow_loader["buckets"]
 
 
 def test_the_report_of_two_saved_analyses_follows_the_width(tmp_path: Path) -> None:
     before, after = saved(tmp_path / "a.json", healthy()), saved(tmp_path / "b.json", late_rank())
-    result = gpudiag("diff", before, after, "--width", "60")
+    result = in_this_process("diff", before, after, "--width", "60")
     assert (result.returncode, result.stderr) == (0, "")
     assert result.stdout.startswith("SLOWER  ")
     assert max(len(line) for line in result.stdout.splitlines()) <= 60
@@ -88,7 +88,7 @@ def test_fail_on_sets_the_exit_code_and_leaves_the_json_alone(
 ) -> None:
     saved(tmp_path / "a.json", healthy())
     saved(tmp_path / "b.json", late_rank())
-    result = gpudiag("diff", f"{before}.json", f"{after}.json", "--json", *REGRESSION, cwd=tmp_path)
+    result = in_this_process("diff", f"{before}.json", f"{after}.json", "--json", *REGRESSION, cwd=tmp_path)
     assert result.returncode == code
     assert json.loads(result.stdout)["schema"] == "gpudiag/diff/1"
     assert result.stderr == ("gpudiag: --fail-on regression=5% was crossed\n" if code else "")
@@ -102,7 +102,7 @@ def test_a_build_that_cannot_tell_does_not_pass(tmp_path: Path) -> None:
             msgspec.structs.replace(device, step_times_ms=device.step_times_ms[:2]) for device in late_rank().devices
         ),
     )
-    result = gpudiag("diff", before, saved(tmp_path / "b.json", few), *REGRESSION)
+    result = in_this_process("diff", before, saved(tmp_path / "b.json", few), *REGRESSION)
     assert result.returncode == 4
     assert result.stdout.startswith("CANNOT TELL  ")
     first, second = result.stderr.splitlines()
@@ -145,7 +145,7 @@ def test_other_work_is_no_regression(change: dict[str, Any]) -> None:
     "word", ["regression", "regression=5", "regression=-5%", "regression=%", "slowdown=5%", "regression=1e3%", "5%", ""]
 )
 def test_a_misspelt_threshold_is_refused_before_any_work(word: str) -> None:
-    result = gpudiag("diff", "gone", "gone", "--fail-on", word)
+    result = in_this_process("diff", "gone", "gone", "--fail-on", word)
     assert result.returncode == 2
     assert result.stdout == ""
     assert "regression=5%" in result.stderr.splitlines()[1]
@@ -176,6 +176,6 @@ def test_bad_input_on_either_side_is_code_4_one_line_and_a_remedy(content: bytes
 
 @pytest.mark.parametrize("words", [["a"], [], ["a", "b", "c"]])
 def test_two_runs_are_needed(words: list[str]) -> None:
-    result = gpudiag("diff", *words)
+    result = in_this_process("diff", *words)
     assert result.returncode == 2
     assert len(result.stderr.splitlines()) == 2

@@ -13,6 +13,7 @@ from gpudiag.model.facts import Collective
 from gpudiag.report.console import report_console
 from gpudiag.report.terminal.gradient_bandwidth import render_gradient_bandwidth
 from tests.cli_process import gpudiag as run_cli
+from tests.cli_process import in_this_process
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -79,14 +80,14 @@ def test_the_table(capsys: pytest.CaptureFixture[str]) -> None:
 )
 @pytest.mark.processes
 def test_usage_errors_come_before_anything_is_measured(arguments: tuple[str, ...], words: str) -> None:
-    result = run_cli("bandwidth", *arguments)
+    result = in_this_process("bandwidth", *arguments)
     assert result.returncode == 2
     assert words in result.stderr
     assert "measuring" not in result.stderr
 
 
 @pytest.mark.xdist_group("training")
-def test_measures_between_processes(tmp_path: Path) -> None:
+def test_measures_the_host_and_between_processes(tmp_path: Path) -> None:
     pytest.importorskip("torch")
     saved = tmp_path / "facts.json"
     result = run_cli("bandwidth", "--quick", "--like", "resnet20-cifar", "--json", "--save", str(saved))
@@ -98,4 +99,10 @@ def test_measures_between_processes(tmp_path: Path) -> None:
     measured = {(one["strategy"], one["bytes"]) for one in found["collectives"] if one["bytes"] in sizes}
     assert {transport for transport, _ in measured} == {"gloo", "cpu-reduce"}
     assert {size for _, size in measured} == set(sizes)
-    assert json.loads(saved.read_text())["probes"]["like"]["workload"] == "resnet20-cifar"
+    kept = json.loads(saved.read_text())
+    assert kept["probes"]["like"]["workload"] == "resnet20-cifar"
+    assert "measuring host memory" in result.stderr
+    assert kept["bandwidth"][0]["verified"] is True
+    shown = in_this_process("bandwidth", "--from", str(saved)).stdout
+    assert "Host memory" in shown
+    assert "data verified on" in shown

@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from tests.cli_process import SECONDS, environment, gpudiag
+from tests.cli_process import SECONDS, environment, gpudiag, in_this_process
+from tests.listeners import beyond_loopback, listeners
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -54,7 +55,7 @@ def processes_of(run_dir: Path) -> list[str]:
     return found
 
 
-def gone(run_dir: Path, seconds: float = 60) -> bool:
+def gone(run_dir: Path, seconds: float = SECONDS) -> bool:
     until = time.monotonic() + seconds
     while processes_of(run_dir) and time.monotonic() < until:
         time.sleep(0.05)
@@ -63,7 +64,7 @@ def gone(run_dir: Path, seconds: float = 60) -> bool:
 
 @pytest.fixture
 def endless(tmp_path: Path) -> Iterator[tuple[subprocess.Popen[str], Path]]:
-    """A run that is past warm-up on both ranks, with DataLoader workers, and would never end."""
+    """A run that has timed steps on both ranks, with DataLoader workers, and would never end."""
     run_dir = tmp_path / "run"
     program = subprocess.Popen(
         [sys.executable, "-m", "gpudiag", "profile", f"{OWN}:endless", "--output", str(run_dir)],
@@ -74,24 +75,26 @@ def endless(tmp_path: Path) -> Iterator[tuple[subprocess.Popen[str], Path]]:
         env=environment(TMPDIR=str(tmp_path), **NO_GPU),
     )
     until = time.monotonic() + SECONDS
-    while not all(past_warmup(run_dir, rank) for rank in (0, 1)):
+    while not all(has_timed_steps(run_dir, rank) for rank in (0, 1)):
         assert program.poll() is None, program.communicate()[1]
         assert time.monotonic() < until
         time.sleep(0.05)
     # gpudiag, guard, torchrun, two processes with a DataLoader worker each.
     assert len(processes_of(run_dir)) >= 7
+    addresses = listeners(program.pid)
+    assert addresses
+    assert not beyond_loopback(addresses), "nothing that runs here can be reached from another machine"
     yield program, run_dir
     program.kill()
-    program.communicate(timeout=120)
+    program.communicate(timeout=SECONDS)
     assert gone(run_dir)
 
 
-def past_warmup(run_dir: Path, rank: int) -> bool:
+def has_timed_steps(run_dir: Path, rank: int) -> bool:
     try:
-        record = json.loads((run_dir / "ranks" / f"rank{rank}.json").read_text(encoding="utf-8"))
+        return "has timed steps" in (run_dir / "logs" / f"rank{rank}.log").read_text(encoding="utf-8")
     except OSError:
         return False
-    return record["warmup"] is not None
 
 
 @pytest.fixture(scope="module")
@@ -209,7 +212,7 @@ def test_a_killed_worker_ends_the_run_within_seconds_and_what_was_measured_stays
     program, run_dir = endless
     victim = json.loads((run_dir / "ranks" / "rank1.json").read_text(encoding="utf-8"))["pid"]
     os.kill(victim, signal.SIGKILL)
-    _, stderr = program.communicate(timeout=120)
+    _, stderr = program.communicate(timeout=SECONDS)
     assert program.returncode == 5
     assert "rank 1 was ended by SIGKILL" in stderr
     assert gone(run_dir, 0)
@@ -218,23 +221,26 @@ def test_a_killed_worker_ends_the_run_within_seconds_and_what_was_measured_stays
     assert [rank["warmup"]["steps"] for rank in run["ranks"]] == [5, 5]
 
 
-def test_an_interrupt_leaves_no_process(endless: tuple[subprocess.Popen[str], Path]) -> None:
+def test_a_run_that_is_ended_from_outside_leaves_no_process_and_what_was_timed_stays(
+    endless: tuple[subprocess.Popen[str], Path],
+) -> None:
     program, run_dir = endless
-    program.send_signal(signal.SIGINT)
-    stdout, stderr = program.communicate(timeout=120)
+    program.send_signal(signal.SIGTERM)
+    stdout, stderr = program.communicate(timeout=SECONDS)
     assert program.returncode == 130
     assert (stdout, stderr.splitlines()[-1]) == ("", "gpudiag: interrupted")
     assert gone(run_dir, 0)
     run = run_json(run_dir)
     assert run["status"] == "interrupted"
     assert [rank["warmup"]["steps"] for rank in run["ranks"]] == [5, 5]
+    assert [len(rank["unprofiled"]["step_ms"]) > 0 for rank in run["ranks"]] == [True, True]
     assert list(run_dir.parent.glob("gpudiag-*")) == []
 
 
 def test_when_gpudiag_itself_is_killed_its_workers_die_too(endless: tuple[subprocess.Popen[str], Path]) -> None:
     program, run_dir = endless
     program.kill()
-    program.communicate(timeout=120)
+    program.communicate(timeout=SECONDS)
     assert gone(run_dir)
     assert run_json(run_dir)["error"] in {"the run did not finish", "Ended: by whoever started it"}
     assert list(run_dir.parent.glob("gpudiag-*")) == []
@@ -242,7 +248,7 @@ def test_when_gpudiag_itself_is_killed_its_workers_die_too(endless: tuple[subpro
 
 def test_a_failing_function_says_which_rank_and_where(tmp_path: Path) -> None:
     run_dir = tmp_path / "run"
-    result = gpudiag("profile", f"{OWN}:fails", "--output", str(run_dir), cwd=ROOT, **NO_GPU)
+    result = gpudiag("profile", "tests.commands.own_failure:fails", "--output", str(run_dir), cwd=ROOT, **NO_GPU)
     assert result.returncode == 5
     message, hint = result.stderr.splitlines()[-2:]
     assert message.startswith("gpudiag: rank 1: ValueError: [bold]not[/bold] my day")
@@ -291,7 +297,7 @@ def test_a_hang_ends_when_nothing_was_heard_for_too_long(tmp_path: Path) -> None
     ],
 )
 def test_what_cannot_be_is_refused_at_once(tmp_path: Path, words: list[str], code: int, expected: str) -> None:
-    result = gpudiag("profile", *words, cwd=tmp_path, **NO_GPU)
+    result = in_this_process("profile", *words, cwd=tmp_path, **NO_GPU)
     assert result.returncode == code, result.stderr
     assert expected in result.stderr
     assert result.stdout == ""

@@ -37,7 +37,7 @@ def _sizes(tmp_path: Path) -> str:
 
 
 def _predicted(*arguments: str) -> dict[str, Any]:
-    result = run_cli("recommend", "--predict-only", "--json", *arguments)
+    result = in_this_process("recommend", "--predict-only", "--json", *arguments)
     assert result.returncode == 0, result.stderr
     found: dict[str, Any] = json.loads(result.stdout)
     return found
@@ -71,7 +71,7 @@ def test_tensorflow_1_is_predicted_and_never_run(tmp_path: Path) -> None:
     assert steps["parameter-server-gpu"] < steps["replicated-nccl"] < steps["parameter-server-cpu"]
     assert found["flags"] == []
     assert found["code"] == ""
-    refused = run_cli("recommend", "--software", "tensorflow-1")
+    refused = in_this_process("recommend", "--software", "tensorflow-1")
     assert refused.returncode == 2
     assert "--predict-only" in refused.stderr
 
@@ -152,7 +152,7 @@ def test_usage_errors(tmp_path: Path, arguments: tuple[str, ...], words: str) ->
 
 def test_one_device_is_said_before_anything_starts(tmp_path: Path) -> None:
     for arguments in (("trivial", "--devices", "1"), ("--predict-only", "--facts", FACTS, "--devices", "1")):
-        result = run_cli("recommend", *arguments, cwd=tmp_path)
+        result = in_this_process("recommend", *arguments, cwd=tmp_path)
         assert result.returncode == 3, result.stderr
         assert "one device exchanges nothing" in result.stderr
         assert "independent" in result.stderr
@@ -160,7 +160,7 @@ def test_one_device_is_said_before_anything_starts(tmp_path: Path) -> None:
 
 
 def test_a_missing_facts_file_is_unreadable(tmp_path: Path) -> None:
-    result = run_cli(
+    result = in_this_process(
         "recommend", "--predict-only", "--facts", str(tmp_path / "none.json"), "--gradients", _sizes(tmp_path)
     )
     assert result.returncode == 4

@@ -9,7 +9,7 @@ import pytest
 from gpudiag.model.analysis import Analysis
 from gpudiag.model.run_directory import encode_json
 from tests import builders
-from tests.cli_process import gpudiag
+from tests.cli_process import gpudiag, in_this_process
 from tests.commands.terminals import in_terminal
 from tests.report.consoles import drawn
 
@@ -35,12 +35,12 @@ def test_a_saved_analysis_is_drawn_without_its_traces(saved: Path) -> None:
 
 
 def test_a_run_directory_that_lost_its_traces_shows_what_it_kept(saved: Path) -> None:
-    assert gpudiag("report", str(saved.parent), "--width", "80").stdout == drawn(builders.late_loader(), 80)
+    assert in_this_process("report", str(saved.parent), "--width", "80").stdout == drawn(builders.late_loader(), 80)
 
 
 def test_an_analysis_under_any_name_is_known_by_its_schema(saved: Path) -> None:
     other = saved.rename(saved.with_name("before.json"))
-    assert gpudiag("report", str(other)).returncode == 0
+    assert in_this_process("report", str(other)).returncode == 0
 
 
 def test_json_and_back_is_the_same_analysis() -> None:
@@ -66,7 +66,7 @@ def test_figures_that_are_none_are_null_in_json() -> None:
 )
 def test_a_broken_analysis_is_one_line_a_hint_and_code_4(content: bytes, wrong: str, saved: Path) -> None:
     saved.write_bytes(content)
-    result = gpudiag("report", str(saved))
+    result = in_this_process("report", str(saved))
     assert result.returncode == 4
     assert result.stdout == ""
     first, second = result.stderr.splitlines()
@@ -76,7 +76,7 @@ def test_a_broken_analysis_is_one_line_a_hint_and_code_4(content: bytes, wrong: 
 
 def test_nothing_there(tmp_path: Path) -> None:
     for path in (tmp_path, tmp_path / "gone"):
-        result = gpudiag("report", str(path))
+        result = in_this_process("report", str(path))
         assert result.returncode == 4
         assert len(result.stderr.splitlines()) == 2
 
@@ -88,14 +88,14 @@ def test_a_pipe_gets_100_columns_and_no_escape_sequence(saved: Path) -> None:
 @pytest.mark.parametrize("columns", [40, 72, 120])
 def test_columns_and_width_set_the_width_of_a_pipe(columns: int, saved: Path) -> None:
     expected = drawn(builders.late_loader(), columns)
-    assert gpudiag("report", str(saved), COLUMNS=str(columns)).stdout == expected
-    assert gpudiag("report", str(saved), "--width", str(columns), COLUMNS="61").stdout == expected
+    assert in_this_process("report", str(saved), COLUMNS=str(columns)).stdout == expected
+    assert in_this_process("report", str(saved), "--width", str(columns), COLUMNS="61").stdout == expected
 
 
 def test_force_color_colours_a_pipe_and_no_color_wins(saved: Path) -> None:
-    coloured = gpudiag("report", str(saved), FORCE_COLOR="1", TERM="xterm-256color").stdout
+    coloured = in_this_process("report", str(saved), FORCE_COLOR="1", TERM="xterm-256color").stdout
     assert "\x1b[38;5;" in coloured
-    quiet = gpudiag("report", str(saved), FORCE_COLOR="1", NO_COLOR="1", TERM="xterm-256color").stdout
+    quiet = in_this_process("report", str(saved), FORCE_COLOR="1", NO_COLOR="1", TERM="xterm-256color").stdout
     assert "\x1b[38;5;" not in quiet
     assert "░" in quiet, "without colour the buckets must differ in their characters"
 

@@ -14,6 +14,7 @@ import pytest
 
 from gpudiag.commands import main as cli
 from tests.cli_process import SECONDS, environment
+from tests.listeners import beyond_loopback, listeners
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -110,6 +111,9 @@ def test_a_killed_point_is_noted_and_the_rest_goes_on(tmp_path: Path) -> None:
     process = subprocess.Popen(words, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True, env=values)
     try:
         victim = _wait_for_point(tmp_path, "gloo-2x")
+        addresses = listeners(process.pid)  # of stores that its processes serve, one for each point
+        assert addresses
+        assert not beyond_loopback(addresses), "nothing that runs here can be reached from another machine"
         os.kill(victim, signal.SIGKILL)
         _, errors = process.communicate(timeout=SECONDS)
     finally:

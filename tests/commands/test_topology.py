@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from gpudiag.machine.inventory.gather import gather_inventory
-from tests.cli_process import gpudiag
+from tests.cli_process import SECONDS, gpudiag, in_this_process
 from tests.machines import HERE
 
 if TYPE_CHECKING:
@@ -39,7 +39,7 @@ def test_this_machine_as_words_and_as_json(tmp_path: Path) -> None:
 
 
 def test_requiring_a_gpu() -> None:
-    ended = gpudiag("topology", "--require-gpu")
+    ended = in_this_process("topology", "--require-gpu")
     has_gpu = bool(gather_inventory().gpus)
     assert ended.returncode == (0 if has_gpu else 3)
     assert "Host" in ended.stdout, "what is known is shown all the same"
@@ -50,11 +50,11 @@ def test_requiring_a_gpu() -> None:
 
 
 def test_another_machines_facts(tmp_path: Path) -> None:
-    shown = gpudiag("topology", "--from", str(HERE / "7gforce-v2.json"), "--require-gpu", "--width", "100")
+    shown = in_this_process("topology", "--from", str(HERE / "7gforce-v2.json"), "--require-gpu", "--width", "100")
     assert shown.returncode == 0, shown.stderr
     for words in ("7gforce-v2", "GeForce GTX 1080 Ti", "degraded-link", "peer-slower-than-host", "island of 2"):
         assert words in shown.stdout
-    told = json.loads(gpudiag("topology", "--from", str(HERE / "7gforce-v2.json"), "--json").stdout)
+    told = json.loads(in_this_process("topology", "--from", str(HERE / "7gforce-v2.json"), "--json").stdout)
     assert [f["code"] for f in told["findings"]][:2] == ["degraded-link", "degraded-link"]
 
 
@@ -63,7 +63,7 @@ def test_findings_in_a_file_are_not_believed(tmp_path: Path) -> None:
     tree["findings"] = [{"code": "throttled", "severity": "critical", "title": "pay here", "advice": ["run this"]}]
     forged = tmp_path / "facts.json"
     forged.write_text(json.dumps(tree))
-    shown = gpudiag("topology", "--from", str(forged))
+    shown = in_this_process("topology", "--from", str(forged))
     assert "pay here" not in shown.stdout
     assert "Nothing is wrong" in shown.stdout
 
@@ -73,7 +73,7 @@ def test_what_cannot_be_read(content: str | None, tmp_path: Path) -> None:
     path = tmp_path / "facts.json"
     if content is not None:
         path.write_text(content)
-    ended = gpudiag("topology", "--from", str(path))
+    ended = in_this_process("topology", "--from", str(path))
     assert ended.returncode == 4
     assert ended.stdout == ""
     assert len(ended.stderr.splitlines()) == 2
@@ -81,7 +81,7 @@ def test_what_cannot_be_read(content: str | None, tmp_path: Path) -> None:
 
 
 def test_what_cannot_be_written(tmp_path: Path) -> None:
-    ended = gpudiag("topology", "--save", str(tmp_path))
+    ended = in_this_process("topology", "--save", str(tmp_path))
     assert ended.returncode == 5
     assert "cannot write" in ended.stderr
 
@@ -92,5 +92,6 @@ def test_neither_a_framework_nor_a_plotting_library_is_imported() -> None:
         "heavy = {'torch', 'tensorflow', 'pandas', 'plotly', 'xprof'} & set(sys.modules)\n"
         "assert not heavy, heavy"
     )
-    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False, timeout=60)
+    command = [sys.executable, "-c", program]
+    ended = subprocess.run(command, capture_output=True, text=True, check=False, timeout=SECONDS)
     assert ended.returncode == 0, ended.stderr

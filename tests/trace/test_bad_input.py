@@ -19,6 +19,7 @@ import pytest
 from gpudiag.errors import GpudiagError, NotATraceError, TooLargeError, UnreadableInputError, UsageError
 from gpudiag.model.quantities import MOST_RANKS
 from gpudiag.trace import ReadLimits, read_traces
+from tests.cli_process import SECONDS
 from tests.trace.documents import document, event, names, read_one, write
 
 if TYPE_CHECKING:
@@ -283,7 +284,7 @@ def test_a_decompression_bomb_is_seen_early_and_takes_little_memory(bomb: Path) 
             print((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) // 1024, error)
     """
     done = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(program)], capture_output=True, text=True, timeout=60, check=False
+        [sys.executable, "-c", textwrap.dedent(program)], capture_output=True, text=True, timeout=SECONDS, check=False
     )
     assert done.returncode == 0, done.stderr
     taken_mb, _, message = done.stdout.partition(" ")

@@ -156,12 +156,15 @@ def recommend_offline(
     run = request.run
     candidates = considered(request)
     machine = _this_machine(run) if facts is None else load_facts(facts)
+    count = _devices(machine, run)
+    refused = why_not(machine, candidates, count)
+    check_possible(candidates, refused, count)  # before a process imports PyTorch, which takes seconds
     if gradients is not None:
         model = read_gradients(gradients)
     else:
         name = training_entry(run.workload, "gpudiag recommend").name
         model = describe_workload(name, on_gpu=usable_gpus(machine) > 0, python=run.python)
-    return predicted_recommendation(machine, model, candidates, run, compute_ms=compute_ms)
+    return _predicted(machine, model, candidates, run, count=count, refused=refused, compute_ms=compute_ms)
 
 
 def _this_machine(run: RunOptions) -> Facts:
@@ -169,27 +172,25 @@ def _this_machine(run: RunOptions) -> Facts:
     return cached_measurements(inventory, nccl_transport(p2p=run.p2p)) or inventory
 
 
-def predicted_recommendation(
-    facts: Facts, model: Model, candidates: tuple[Candidate, ...], run: RunOptions, *, compute_ms: float | None = None
-) -> Recommendation:
-    """Predict and judge.
-
-    Args:
-        facts: the machine.
-        model: what is trained.
-        candidates: what comes into question.
-        run: devices (None for all GPUs, or two processes without any), batch (None for the model's own), precision, for
-            an estimate of the compute, and peer access.
-        compute_ms: a step without exchange, where the person knows it.
-
-    Raises:
-        UsageError: more devices than there are.
-        HardwareMissingError: no strategy can run.
-    """
+def _devices(facts: Facts, run: RunOptions) -> int:
+    """As many as were asked for, or all GPUs, or two processes without any. Raises UsageError where there are fewer."""
     gpus = usable_gpus(facts)
     count = run.devices or gpus or 2
     if gpus and count > gpus:
         raise UsageError(f"--devices {count}: these facts are of a machine with {gpus}", "Choose fewer.")
+    return count
+
+
+def _predicted(
+    facts: Facts,
+    model: Model,
+    candidates: tuple[Candidate, ...],
+    run: RunOptions,
+    *,
+    count: int,
+    refused: dict[str, str],
+    compute_ms: float | None,
+) -> Recommendation:
     gradients = model.gradients
     batch = run.batch_size or gradients.batch_size
     compute = _compute(facts, model, run, count, compute_ms)
@@ -199,8 +200,6 @@ def predicted_recommendation(
     elif compute.source.startswith("estimated"):
         notes.append(f"the compute of a step is {compute.source}; give --compute-ms where you know it")
     gradients = msgspec.structs.replace(gradients, compute=compute, batch_size=batch)
-    refused = why_not(facts, candidates, count)
-    check_possible(candidates, refused, count)
     predictions = predict(facts, gradients, candidates, count, p2p=run.p2p, cannot=refused)
     situation = Situation(facts, gradients, count, p2p=run.p2p)
     recommendation = from_predictions(
@@ -209,7 +208,7 @@ def predicted_recommendation(
         devices=count,
         batch_size=batch,
         p2p=run.p2p,
-        peer_access=situation.peer_access if gpus else None,
+        peer_access=situation.peer_access if usable_gpus(facts) else None,
         device_name=next((gpu.name for gpu in facts.gpus if gpu.visible), facts.host.cpu),
         notes=notes,
     )

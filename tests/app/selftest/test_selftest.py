@@ -67,7 +67,7 @@ def test_a_wrong_row_is_exit_code_1(quick: Run, tmp_path: Path) -> None:
     for block in ablation["blocks"]:
         block["step_ms"] = [[20 * slowest if block["on"] else 1.0] * len(steps) for steps in block["step_ms"]]
     path.write_text(json.dumps(ablation), encoding="utf-8")
-    again = gpudiag("selftest", "--from", "out", "--json", cwd=tmp_path)
+    again = in_this_process("selftest", "--from", "out", "--json", cwd=tmp_path)
     (row,) = (row for row in json.loads(again.stdout)["rows"] if row["fault"] == "late-loader-one")
     assert (row["verdict"], again.returncode) == ("wrong", 1)
 
@@ -93,7 +93,7 @@ def test_the_faults_leave_no_mark_in_a_trace(quick: Run) -> None:
 
 
 def test_each_fault_is_a_run_that_can_be_analysed(quick: Run) -> None:
-    result = gpudiag("analyze", "out/resnet20-cifar/late-loader-one", "--json", cwd=quick[1])
+    result = in_this_process("analyze", "out/resnet20-cifar/late-loader-one", "--json", cwd=quick[1])
     assert result.returncode == 0, result.stderr
     steps = json.loads(result.stdout)["steps"]
     assert steps["analysed"] >= 4
@@ -109,7 +109,7 @@ def test_what_is_lost_anyway_is_that_of_the_clean_job_or_of_a_job_of_its_own(qui
 
 
 def test_recorded_runs_are_judged_again_without_training(quick: Run) -> None:
-    again = gpudiag("selftest", "--from", "out", "--json", cwd=quick[1])
+    again = in_this_process("selftest", "--from", "out", "--json", cwd=quick[1])
     assert again.returncode == quick[0].returncode
     assert json.loads(again.stdout)["rows"] == json.loads(quick[0].stdout)["rows"]
 

@@ -16,9 +16,13 @@ from gpudiag.app.analyze import analyze_run
 from gpudiag.model.run import RankRecord, RunRecord
 from gpudiag.training.attach.settings import Settings
 from gpudiag.training.attach.start import run_command
-from tests.cli_process import SECONDS, environment, gpudiag
+from tests.cli_process import SECONDS, environment, gpudiag, in_this_process
 
-pytestmark = [pytest.mark.processes, pytest.mark.xdist_group("processes")]
+pytestmark = pytest.mark.processes
+
+#: Those of one process may run beside those of several, on one worker, which then has `losses` once.
+ALONE = pytest.mark.xdist_group("attach")
+SEVERAL = pytest.mark.xdist_group("processes")
 
 SCRIPTS = Path(__file__).with_name("scripts.py")
 SLOW = Path(__file__).with_name("slow_scripts.py")
@@ -29,10 +33,10 @@ QUICK: dict[str, Any] = {"warmup": 2, "steps": 5, "patience_s": 60.0}
 QUIET = {"CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
 
 
-def bare(*command: str, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
+def bare(*command: str, cwd: Path | None = None, **changes: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [sys.executable, *command],
-        capture_output=True, text=True, env=environment(**QUIET), cwd=cwd, timeout=SECONDS, check=False,
+        capture_output=True, text=True, env=environment(**QUIET, **changes), cwd=cwd, timeout=SECONDS, check=False,
     )  # fmt: skip
 
 
@@ -85,6 +89,7 @@ ONE_PROCESS = {
 ALWAYS = frozenset(("gan", "in_backward"))
 
 
+@ALONE
 @pytest.mark.parametrize("kind", [
     pytest.param(kind, marks=() if kind in ALWAYS else pytest.mark.measured) for kind in ONE_PROCESS
 ])  # fmt: skip
@@ -99,20 +104,34 @@ def test_a_script_is_measured_and_computes_what_it_would(kind: str, attach: Atta
     assert (analysis.steps.analysed, "no-step-marks" in {doubt.code for doubt in analysis.validity}) == (4, False)
 
 
-@functools.cache
-def two_processes() -> list[str]:
-    done = bare(*TORCHRUN, str(SCRIPTS), str(STEPS), "ddp")
+#: Two ranks that are forked by one program, which imports PyTorch for both: the same losses as under torchrun.
+TWO_RANKS = f"""
+import os, sys
+sys.argv = ["", "{STEPS}"]
+import tests.training.attach.scripts as s
+for rank in range(2):
+    if os.fork() == 0:
+        os.environ["OMPI_COMM_WORLD_RANK"] = str(rank)
+        s.settle()
+        s.numbered({STEPS})
+sys.exit(sum(os.waitstatus_to_exitcode(os.wait()[1]) != 3 for _ in range(2)))
+"""
+
+
+def two_processes(meeting: Path) -> list[str]:
+    done = bare("-c", TWO_RANKS, cwd=Path(__file__).parents[3], MEETING=str(meeting))
     assert done.returncode == 0, done.stderr
     return sorted(done.stdout.split("\n"))
 
 
+@SEVERAL
 def test_torchrun_as_people_start_it(tmp_path: Path) -> None:
     """Through the command line: output, exit code and losses are the job's own, and the report is beside them."""
     command = [sys.executable, *TORCHRUN, str(SCRIPTS), str(STEPS), "ddp"]
     words = ["profile", "--output", "run", "--warmup", "2", "--steps", "5", "--", *command]
     done = gpudiag(*words, cwd=tmp_path, PYTHONPATH=str(Path(__file__).parents[3]), **QUIET)
     assert done.returncode == 0, done.stderr
-    assert sorted(done.stdout.split("\n")) == two_processes()
+    assert sorted(done.stdout.split("\n")) == two_processes(tmp_path / "meeting")
     assert "Where a step's time goes" in done.stderr
     assert "each ends with AdamW.step" in done.stderr
     record = json.loads((tmp_path / "run" / "run.json").read_text(encoding="utf-8"))
@@ -128,6 +147,7 @@ def test_torchrun_as_people_start_it(tmp_path: Path) -> None:
     assert again["timed"] is not None
 
 
+@SEVERAL
 @pytest.mark.measured
 def test_the_job_can_be_ended_when_all_is_measured(attach: Attach) -> None:
     code, run, out, _ = attach(*TORCHRUN, str(SCRIPTS), "1000000", "ddp", stop=True)
@@ -135,6 +155,7 @@ def test_the_job_can_be_ended_when_all_is_measured(attach: Attach) -> None:
     assert out
 
 
+@SEVERAL
 @pytest.mark.measured
 @pytest.mark.parametrize("kind", ["late-loader", "few-workers", "logging", "item", "slow-exchange", "heavy-rank"])
 def test_a_slow_script_leaves_all_that_a_verdict_needs(kind: str, attach: Attach, tmp_path: Path) -> None:
@@ -150,6 +171,7 @@ def test_a_slow_script_leaves_all_that_a_verdict_needs(kind: str, attach: Attach
     print(kind, [(found.code, found.ranks, found.cause) for found in analysis.findings])  # noqa: T201
 
 
+@SEVERAL
 @pytest.mark.measured
 def test_ranks_that_are_spawned(attach: Attach) -> None:
     words = (str(SCRIPTS), str(STEPS), "spawn")
@@ -158,6 +180,7 @@ def test_ranks_that_are_spawned(attach: Attach) -> None:
     assert sorted(out.split("\n")) == sorted(bare(*words).stdout.split("\n"))
 
 
+@ALONE
 @pytest.mark.parametrize("kind", ["own_optimizer", pytest.param("inference", marks=pytest.mark.measured)])
 def test_without_an_optimizer_some_seconds_are_recorded(kind: str, attach: Attach, tmp_path: Path) -> None:
     code, run, out, _ = attach(str(SCRIPTS), "600", kind, patience_s=2.0, stop=True)
@@ -170,6 +193,7 @@ def test_without_an_optimizer_some_seconds_are_recorded(kind: str, attach: Attac
     assert "no-step-marks" in {doubt.code for doubt in analysis.validity}
 
 
+@ALONE
 def test_a_profiler_of_its_own_is_left_alone(attach: Attach, monkeypatch: pytest.MonkeyPatch) -> None:
     """It is made while gpudiag records, and sees its five steps of two layers each all the same."""
     monkeypatch.setenv("BEFORE", "20")
@@ -180,6 +204,7 @@ def test_a_profiler_of_its_own_is_left_alone(attach: Attach, monkeypatch: pytest
     assert run.ranks[0].unprofiled is not None
 
 
+@ALONE
 @pytest.mark.measured
 def test_a_profiler_that_is_there_before_is_left_alone(attach: Attach) -> None:
     code, run, _, said = attach(str(SCRIPTS), str(STEPS), "own_profiler")
@@ -188,6 +213,7 @@ def test_a_profiler_that_is_there_before_is_left_alone(attach: Attach) -> None:
     assert "profiler of its own" in said
 
 
+@ALONE
 def test_a_crash_in_the_window_is_the_scripts_own(attach: Attach) -> None:
     code, run, _, err = attach(str(SCRIPTS), "27", "crash")
     assert code == 1
@@ -196,6 +222,7 @@ def test_a_crash_in_the_window_is_the_scripts_own(attach: Attach) -> None:
     assert (run.ranks[0].unprofiled is not None, run.ranks[0].light is not None) == (True, True)
 
 
+@ALONE
 @pytest.mark.parametrize(
     ("words", "code", "said"),
     [
@@ -214,6 +241,7 @@ def test_what_cannot_be_measured_is_said(
     assert said in (run.error or "")
 
 
+@ALONE
 def test_no_right_to_write(tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     """A file is where the ranks' records would go: not even root can write there."""
     (tmp_path / "run").mkdir()
@@ -256,5 +284,5 @@ def test_how_it_is_asked_for() -> None:
         (["resnet50", "--", "python"], "Leave it out."),
         (["--", "no-such-command"], "-- torchrun"),
     ):
-        done = gpudiag("profile", *words)
+        done = in_this_process("profile", *words)
         assert (done.returncode, hint in done.stderr) == (2, True), (words, done.stderr)

@@ -19,19 +19,20 @@ from gpudiag.model.benchmarks.scale_request import Wanted
 from gpudiag.training.jobs.volume.storage import Volume
 from tests.cli_process import SECONDS, environment, gpudiag, in_this_process
 
-SHORT = ("--devices", "2", "--steps", "3", "--warmup", "2")
+SHORT = ("--steps", "3", "--warmup", "2")
 
 pytestmark = pytest.mark.xdist_group("processes")
 
 
-def run(run_dir: Path, *words: str) -> tuple[dict[str, Any], dict[str, Any]]:
+def run(run_dir: Path, *words: str, devices: int = 2) -> tuple[dict[str, Any], dict[str, Any]]:
     """The analysis and the record."""
-    result = gpudiag("profile", *words, *SHORT, "--output", str(run_dir), "--json", CUDA_VISIBLE_DEVICES="")
+    many = ("--devices", str(devices))
+    result = gpudiag("profile", *words, *many, *SHORT, "--output", str(run_dir), "--json", CUDA_VISIBLE_DEVICES="")
     logs = "\n".join(path.read_text(errors="replace")[-2000:] for path in (run_dir / "logs").glob("*.log"))
     assert result.returncode == 0, f"{result.stderr}\n{logs}"
     record = json.loads((run_dir / "run.json").read_text())
     assert record["status"] == "complete"
-    assert len(record["ranks"]) == 2
+    assert len(record["ranks"]) == devices
     return json.loads(result.stdout), record
 
 
@@ -60,9 +61,8 @@ def test_batches_from_other_processes_train_a_model(tmp_path: Path, monkeypatch:
 
 
 def test_the_trivial_model_leaves_little_but_the_input(tmp_path: Path) -> None:
-    _, record = run(
-        tmp_path, "resnet50", "--model", "trivial", "--strategy", "independent", "--batch-size", "4", "--prefetch"
-    )
+    words = ("resnet50", "--model", "trivial", "--strategy", "independent", "--batch-size", "4", "--prefetch")
+    _, record = run(tmp_path, *words, devices=1)
     assert (record["options"]["model"], record["options"]["prefetch"]) == ("trivial", "true")
     assert record["model"]["parameters"] == 3 * 224 * 224 + 1
     assert record["workload"] == "resnet50 (trivial model)"
@@ -134,15 +134,14 @@ def test_what_does_not_go_together(tmp_path: Path, words: list[str], expected: s
 
 
 def test_a_volume_smaller_than_a_block_is_a_usage_error(tmp_path: Path) -> None:
-    result = gpudiag(
-        "profile", "unet3d-predict", "--volume", "4,35,36", "--output", str(tmp_path / "run"), CUDA_VISIBLE_DEVICES=""
-    )
+    words = ("unet3d-predict", "--volume", "4,35,36", "--devices", "1", "--output", str(tmp_path / "run"))
+    result = gpudiag("profile", *words, CUDA_VISIBLE_DEVICES="")
     assert result.returncode == 2
     assert "a volume of 4 x 35 x 36 voxels is smaller than a block, which writes 4 x 36 x 36" in result.stderr
 
 
 def test_an_interrupted_prediction_leaves_no_volume(tmp_path: Path) -> None:
-    words = ["unet3d-predict", "--volume", "40,720,720", "--output", str(tmp_path)]
+    words = ["unet3d-predict", "--volume", "40,720,720", "--devices", "1", "--output", str(tmp_path)]
     command = [sys.executable, "-m", "gpudiag", "profile", *words]
     with subprocess.Popen(command, env=environment(CUDA_VISIBLE_DEVICES=""), stderr=subprocess.PIPE) as program:
         until = time.monotonic() + SECONDS
@@ -151,13 +150,14 @@ def test_an_interrupted_prediction_leaves_no_volume(tmp_path: Path) -> None:
             assert time.monotonic() < until
             time.sleep(0.05)
         program.send_signal(signal.SIGINT)
-        program.communicate(timeout=SECONDS)
-    assert program.returncode == 130
+        _, said = program.communicate(timeout=SECONDS)
+    assert (program.returncode, said.splitlines()[-1]) == (130, b"gpudiag: interrupted")
+    assert json.loads((tmp_path / "run.json").read_text(encoding="utf-8"))["status"] == "interrupted"
     assert not list(tmp_path.glob("*.zarr"))
 
 
 def test_a_volume_larger_than_the_disk_is_said_and_nothing_of_it_stays(tmp_path: Path) -> None:
-    words = ("unet3d-predict", "--volume", "4000,36000,36000", "--output", str(tmp_path / "run"))
+    words = ("unet3d-predict", "--volume", "4000,36000,36000", "--devices", "1", "--output", str(tmp_path / "run"))
     result = gpudiag("profile", *words, CUDA_VISIBLE_DEVICES="")
     assert result.returncode == 5
     assert "the volumes need" in result.stderr

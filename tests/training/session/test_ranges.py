@@ -18,6 +18,7 @@ import torch
 from torch.profiler import ProfilerActivity, profile
 
 import gpudiag
+from tests.cli_process import SECONDS
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -84,7 +85,7 @@ def test_one_object_serves_many_threads_at_once() -> None:
 
     def use() -> None:
         try:
-            together.wait(10)
+            together.wait(SECONDS)
             for _ in range(200):
                 with shared, shared:
                     pass
@@ -95,7 +96,7 @@ def test_one_object_serves_many_threads_at_once() -> None:
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(30)
+        thread.join(SECONDS)
     assert failures == []
 
 
@@ -132,7 +133,7 @@ def test_a_range_costs_less_than_the_smallest_operation_when_nobody_listens() ->
 @pytest.mark.processes
 def test_it_works_in_a_program_without_torch() -> None:
     program = "import sys, gpudiag\nwith gpudiag.range('x'): pass\nassert 'torch' not in sys.modules"
-    subprocess.run([sys.executable, "-c", program], check=True, timeout=60)
+    subprocess.run([sys.executable, "-c", program], check=True, timeout=SECONDS)
 
 
 @pytest.mark.processes
@@ -144,7 +145,7 @@ def test_nvtx_is_told_when_a_tool_listens(tmp_path: Path) -> None:
         "with gpudiag.range('a'), gpudiag.range('step', number=3): pass\n"
         "print(type(ranges._domain).__name__, sorted(ranges._attributes))\n"
     )
-    quiet = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=60)
+    quiet = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=SECONDS)
     assert quiet.stdout.split()[0] == "DummyDomain"
     source, library = tmp_path / "listener.c", tmp_path / "listener.so"
     source.write_text("int InitializeInjectionNvtx2(void *get_table) { return get_table != 0; }\n")
@@ -156,7 +157,7 @@ def test_nvtx_is_told_when_a_tool_listens(tmp_path: Path) -> None:
         capture_output=True,
         text=True,
         check=True,
-        timeout=60,
+        timeout=SECONDS,
         env={**os.environ, "NVTX_INJECTION64_PATH": str(library)},
     )
     assert heard.stdout.split()[0] == "Domain"

@@ -110,11 +110,11 @@ def test_help_lists_it(package: str) -> None:
 
 @pytest.mark.xdist_group("processes")
 def test_it_is_trained(package: str, tmp_path: Path) -> None:
-    words = ("profile", "mlp", "--strategy", NAME, "--devices", "2", "--steps", "3", "--warmup", "1")
+    words = ("profile", "trivial", "--strategy", NAME, "--devices", "2", "--steps", "3", "--warmup", "1")
     assert _json(package, *words, "--output", str(tmp_path / "run"))["schema"] == "gpudiag/analysis/1"
     run = json.loads((tmp_path / "run" / "run.json").read_bytes())
     assert (run["strategy"], run["status"]) == (NAME, "complete")
-    refused = run_cli("profile", "mlp", "--strategy", NAME, "--devices", "1", PYTHONPATH=package)
+    refused = run_cli("profile", "trivial", "--strategy", NAME, "--devices", "1", PYTHONPATH=package)
     assert refused.returncode == 3
     assert f"{NAME} needs at least 2 devices" in refused.stderr
 
