@@ -188,7 +188,7 @@ def test_measures_on_two_processes(tmp_path: Path) -> None:
     measured = {one["strategy"] for one in found["ranking"] if one["measured_step_ms"] is not None}
     # On busy cores the budget is over before the second one's turn, and then that is said.
     assert measured >= {"independent", "gloo"}
-    said = any("too small for 2 strategies: measured gloo, not cpu-reduce" in note for note in found["notes"])
+    said = any("too small for 2 strategies: measured gloo; left out cpu-reduce" in note for note in found["notes"])
     assert said == ("cpu-reduce" not in measured)
     assert found["basis"] == "measured"
     assert found["recommended"] in measured - {"independent"}
@@ -209,7 +209,7 @@ def test_a_budget_that_is_over_at_once_pays_for_one_strategy(tmp_path: Path) -> 
     assert found.recommended == "gloo"
     assert found.scaling == ()
     (said,) = (note for note in found.notes if note.startswith("the budget was too small"))
-    assert f"for {1 + len(left_out)} strategies: measured gloo, not " in said
+    assert f"for {1 + len(left_out)} strategies: measured gloo; left out " in said
     assert all(label in said for label in left_out)
     assert any("of a budget of 0: the processes were there after" in note for note in found.notes)
 

@@ -198,7 +198,7 @@ def _doubts(benchmark: StrategyBenchmark, ranked: Sequence[Ranked], racing: Coll
     if left_out:
         notes.append(
             f"the budget was too small for {len(racing) + len(left_out)} strategies: measured "
-            f"{' and '.join(racing)}, not {' and '.join(left_out)}; a larger --budget tells"
+            f"{', '.join(racing)}; left out {', '.join(left_out)}; a larger --budget tells"
         )
     unranked = [one.strategy for one in ranked if one.unranked is not None]
     if unranked:

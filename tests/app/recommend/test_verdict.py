@@ -191,7 +191,7 @@ def test_what_the_budget_left_out_is_said() -> None:
         benchmark = _replaced(benchmark, Turns(candidate=candidate, cannot=NO_TIME))
     found = judge(benchmark)
     assert (found.verdict, found.recommended) == ("tie", "gloo")
-    assert any("too small for 3 strategies: measured gloo, not cpu-reduce and fsdp" in note for note in found.notes)
+    assert any("too small for 3 strategies: measured gloo; left out cpu-reduce, fsdp" in note for note in found.notes)
     assert "saves" not in _drawn(found)
 
 
