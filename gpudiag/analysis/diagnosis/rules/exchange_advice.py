@@ -39,8 +39,8 @@ _FSDP: Advice = (
         "fits (DDP)."
     ),
     pytorch(
-        "Overlap more: larger batches per device; each block a unit of its own (fully_shard, auto_wrap_policy), and the "
-        "next gathered early (set_modules_to_forward_prefetch, forward_prefetch=True)."
+        "Overlap more: larger batches per device; each block a unit of its own (fully_shard, auto_wrap_policy), and "
+        "the next gathered early (set_modules_to_forward_prefetch, forward_prefetch=True)."
     ),
 )
 _ROOT: Advice = (

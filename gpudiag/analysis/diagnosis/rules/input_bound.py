@@ -10,6 +10,7 @@ from typing import ClassVar
 from gpudiag.analysis.diagnosis.calibration import SAME_AMOUNT, WARNING_PERCENT
 from gpudiag.analysis.diagnosis.case import Case
 from gpudiag.analysis.diagnosis.examples import DDP, Job, fetch, kernels, silence
+from gpudiag.analysis.diagnosis.places import before_first_operator
 from gpudiag.analysis.diagnosis.replay.edits import without_common_input
 from gpudiag.analysis.diagnosis.replay.what_if import WhatIf
 from gpudiag.analysis.diagnosis.rules.advice import TF_DATA, advice_for, pytorch
@@ -30,6 +31,10 @@ _ADVICE = (
 _MARK_IT = pytorch(
     "Mark the loader to be sure: for batch in prof.steps(loader), or `with gpudiag.range('input'):` around what "
     "fetches the batch."
+)
+AFTER_THE_UPDATE = (
+    "Each step was taken to end with its update: what the loop does after that (logging, checkpoints, metrics) stands "
+    "there too. Do it every N steps, or in a thread of its own."
 )
 
 
@@ -74,6 +79,9 @@ class InputBound:
         marked = float(host.input.sum()) / steps / len(what_if.graph.ranks) / 1e6
         silent = float(host.silent.sum()) / steps / len(what_if.graph.ranks) / 1e6
         known = marked >= silent
+        advice = _ADVICE if known else (*_ADVICE, _MARK_IT)
+        if not known and ends_with_the_update(case):
+            advice = (*advice[:-1], AFTER_THE_UPDATE, advice[-1])
         return Finding(
             code=self.code,
             severity=severity_of(percent),
@@ -82,10 +90,24 @@ class InputBound:
             recoverable_ms_per_step=gain,
             recoverable_percent=percent,
             confidence="high" if known else "medium",
-            title=f"data loading adds {gain:.1f} ms per step",
+            title=f"{'data loading' if known else unmarked_words(case)} adds {gain:.1f} ms per step",
+            place="" if known else before_first_operator(case, case.timeline.ranks_present),
             evidence={"measured_in_loader_ms": marked, "assumed_data_loading_ms": silent},
-            advice=advice_for(case.timeline.framework, _ADVICE if known else (*_ADVICE, _MARK_IT)),
+            advice=advice_for(case.timeline.framework, advice),
         )
+
+
+def ends_with_the_update(case: Case) -> bool:
+    """Whether the steps were found by the optimizer's calls, so that what follows an update begins the next step."""
+    found = None if case.run is None else case.run.steps_found
+    return found is not None and found.by == "optimizer"
+
+
+def unmarked_words(case: Case) -> str:
+    """What to call time before a step's first operator in which nothing was recorded."""
+    if ends_with_the_update(case):
+        return "unmarked time after the update, usually data loading for the next step,"
+    return "unmarked time at the start of the step, usually data loading,"
 
 
 def with_timed_input(case: Case, findings: Sequence[Finding]) -> list[Finding]:

@@ -10,7 +10,8 @@ from gpudiag.analysis.diagnosis.calibration import ALSO_LATE, JITTER, MOST
 from gpudiag.analysis.diagnosis.case import Case
 from gpudiag.analysis.diagnosis.examples import DDP, Job, fetch, kernels, python, silence
 from gpudiag.analysis.diagnosis.frames import time_in
-from gpudiag.analysis.diagnosis.places import few_slow_calls, slow_operators, stalls
+from gpudiag.analysis.diagnosis.more_than_peers import more_operators
+from gpudiag.analysis.diagnosis.places import before_first_operator, few_slow_calls, main_place, slow_operators, stalls
 from gpudiag.analysis.diagnosis.replay.edits import level
 from gpudiag.analysis.diagnosis.replay.levels import PARTS, Part, levelled
 from gpudiag.analysis.diagnosis.replay.levels import excess as excess_of
@@ -18,6 +19,7 @@ from gpudiag.analysis.diagnosis.replay.simulate import Costs
 from gpudiag.analysis.diagnosis.replay.what_if import WhatIf
 from gpudiag.analysis.diagnosis.rules.advice import TF_DATA, Advice, advice_for, pytorch, tensorflow
 from gpudiag.analysis.diagnosis.rules.host_stall import ELSEWHERE
+from gpudiag.analysis.diagnosis.rules.input_bound import AFTER_THE_UPDATE, ends_with_the_update, unmarked_words
 from gpudiag.analysis.diagnosis.rules.rule import CannotTell, Examples, Proposal, notable, severity_of
 from gpudiag.analysis.diagnosis.timed_steps import later_input_ms
 from gpudiag.model.analysis import Finding
@@ -58,7 +60,7 @@ _ADVICE: dict[str, Advice] = {
     "launch": (
         tensorflow("Give its process CPU cores of its own, near the GPU (numactl, taskset)."),
         pytorch(
-            "Give {ranks} CPU cores of their own, near the GPU (numactl, taskset, torchrun --numa-binding) "
+            "Give {ranks} separate CPU cores, near the GPU (numactl, taskset, torchrun --numa-binding) "
             "and look for other processes there.",
         ),
         "Look for extra Python in the loop of {ranks}: logging, checkpoints, metrics on one rank only.",
@@ -85,8 +87,15 @@ _JITTER_ADVICE = (
 )
 
 _CPU_ADVICE = (
-    "Give {ranks} CPU cores of their own (numactl, taskset, OMP_NUM_THREADS) and look for other processes there.",
     "Look for more work on {ranks}: batch size, sequence lengths, evaluation or logging that others do not do.",
+    (
+        "Look for other processes on the CPU cores of {ranks}, and give each rank its own (numactl, taskset, "
+        "OMP_NUM_THREADS)."
+    ),
+)
+_OWN_WORK: Advice = (
+    "Look for what {ranks} alone needs {names} for: logging, metrics, evaluation, weights that are averaged or saved.",
+    "Do it every N steps, or share it among the ranks.",
 )
 
 
@@ -191,25 +200,23 @@ class Straggler:
             evidence["assumed_data_loading"] = (
                 "nothing was recorded on the late rank between the step's mark and its first operator"
             )
-        place = _place(case, late, cause)
-        where = f" {place}" if place else ""
-        s = "s" if one else ""
-        what = {
-            "input": f"{words}'s data loading delays" if one else f"data loading of {words} delays",
-            "compute": f"{words} compute{s} longer, which delays",
-            "clock": f"{words} compute{s} longer on slower GPU clocks, which delays",
-            "stall": f"{words} stall{s}{where}, which delays",
-            "sync": f"{words} wait{s} for the GPU more often, which delays",
-            "operators": f"{words} spend{s} longer{where}, which delays",
-            "launch": f"{words} launch{'es' if one else ''} kernels more slowly, which delays",
-            "copy": f"{words} cop{'ies' if one else 'y'} longer, which delays",
-        }.get(cause)
+            place = before_first_operator(case, late)
+            advice = (*advice, AFTER_THE_UPDATE) if ends_with_the_update(case) else advice
+        else:
+            place = _place(case, late, cause)
+        more = more_operators(case, late) if part == "launch" and not jitter else None
+        if more is not None:
+            evidence["operators_ms_more_than_peers"] = more.own_ms
+            if more.own_work:
+                evidence["operators_per_step_more_than_peers"] = more.calls
+                place, advice = f"in {next(iter(more.own_ms))}", (*_OWN_WORK, *advice)
+        what = _what(cause, words, place if not silent else unmarked_words(case), one=one, silent=silent)
         title = (
             f"ranks take turns being slow, which costs {gain:.1f} ms per step"
             if jitter
             else f"{what} all ranks by {gain:.1f} ms per step"
             if what
-            else f"{words} delay{s} all ranks by {gain:.1f} ms per step; the traces do not show why"
+            else f"{words} delay{'s' if one else ''} all ranks by {gain:.1f} ms per step; the traces do not show why"
         )
         return Finding(
             code=self.code,
@@ -222,8 +229,27 @@ class Straggler:
             title=title,
             place=place,
             evidence=evidence,
-            advice=advice_for(case.timeline.framework, advice, ranks=words),
+            advice=advice_for(
+                case.timeline.framework, advice, ranks=words, names=", ".join(more.own_ms) if more is not None else ""
+            ),
         )
+
+
+def _what(cause: str, words: str, place: str, *, one: bool, silent: bool) -> str | None:
+    """What late ranks do that delays the others; `place` is where, or of unmarked input what to call it."""
+    where, s = f" {place}" if place else "", "s" if one else ""
+    if cause == "input" and silent:
+        return f"{place.replace(',', f' of {words},', 1)} delays"
+    return {
+        "input": f"{words}'s data loading delays" if one else f"data loading of {words} delays",
+        "compute": f"{words} compute{s} longer{f', mainly{where},' if where else ','} which delays",
+        "clock": f"{words} compute{s} longer on slower GPU clocks, which delays",
+        "stall": f"{words} stall{s}{where}, which delays",
+        "sync": f"{words} wait{s} for the GPU more often, which delays",
+        "operators": f"{words} spend{s} longer{where}, which delays",
+        "launch": f"{words} launch{'es' if one else ''} kernels more slowly, which delays",
+        "copy": f"{words} cop{'ies' if one else 'y'} longer, which delays",
+    }.get(cause)
 
 
 def _cause(case: Case, what_if: WhatIf, gain: float, jitter: bool) -> tuple[str, dict[str, float]]:
@@ -250,8 +276,8 @@ def _cause(case: Case, what_if: WhatIf, gain: float, jitter: bool) -> tuple[str,
 def _place(case: Case, late: tuple[int, ...], cause: str) -> str:
     """Where in the step the late ranks are while they are elsewhere or in single slow calls."""
     if cause == "stall":
-        places = stalls(case, late)
-        return (places[0].words + (", collecting garbage" if places[0].collecting else "")) if places else ""
+        first = main_place(stalls(case, late))
+        return "" if first is None else first.words + (", collecting garbage" if first.collecting else "")
     if cause == "operators":
         return next((f"in {name}" for name in slow_operators(case, late)), "")
     return ""

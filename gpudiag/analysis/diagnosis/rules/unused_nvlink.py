@@ -34,7 +34,7 @@ def unused_nvlink_gb_per_s(case: Case, size_bytes: int, busbw_gb_per_s: float) -
 
 
 def nvlink_gb_per_s(name: str) -> float | None:
-    """What the NVLink of a board of this name carries one way, in GB/s; None where it has none, or that is not known."""
+    """What the NVLink of a board of this name carries one way, in GB/s; None where that is not known."""
     if any(word in name for word in _IN_SLOTS):
         return None
     return next((rate for board, rate in _GB_PER_S if board in name), None)
