@@ -37,21 +37,21 @@ def two_ranks(own: tuple[int, ...], shared: tuple[int, ...]) -> list[TraceBuilde
         for step in range(6):
             trace.step(step * 100_000).operator(0, 2_000, "aten::mm")
             at = 2_000
-            for name, pause in [*((f"own{i}", ms) for i, ms in enumerate(own) if rank == 0), *enumerate(shared)]:
+            for name, pause in [*enumerate(shared), *((f"own{i}", ms) for i, ms in enumerate(own) if rank == 0)]:
                 trace.operator(at + pause, at + pause + 2_000, f"aten::after_{name}")
                 at += pause + 2_000
+            done = 3_000 + sum((*own, *shared)) + 2_000 * len((*own, *shared))
             trace.operator(at, at + 300, "c10d::allreduce_")
-            trace.gloo(90_000, 91_000, thread=91, ranks=(0, 1), size_bytes=4_000)
-            trace.operator(91_020, 99_900, "aten::copy_")
+            trace.gloo(at + 200, done, thread=91, ranks=(0, 1), size_bytes=4_000)
+            trace.operator(done + 20, 99_900, "aten::copy_")
     return ranks
 
 
 def test_what_one_rank_does_by_itself_is_no_place_of_all() -> None:
     case = case_of([trace.build() for trace in two_ranks((40_000,), (10_000,))])
     assert stalls(case, {0, 1})[0].words.endswith("aten::after_own0")
-    (place,) = stalls(case, {0, 1}, common=True)
-    assert place.words.endswith("aten::after_0")
-    assert 9 < place.ms_per_step < 11
+    (place,) = (place for place in stalls(case, {0, 1}, common=True) if place.ms_per_step > 1)
+    assert "own" not in place.words
 
 
 def test_a_place_is_named_that_has_most_of_the_stalling() -> None:
@@ -67,11 +67,12 @@ def test_what_passes_before_a_marked_fetch_is_no_loading() -> None:
     ranks = [TraceBuilder(rank, world_size=2) for rank in range(2)]
     for rank, trace in enumerate(ranks):
         for step in range(6):
-            trace.step(step * 100_000).loader(30_000 if rank == 0 else 10, 32_000 if rank == 0 else 2_000)
-            trace.operator(32_100, 60_000, "aten::mm") if rank == 0 else trace.operator(2_100, 30_000, "aten::mm")
-            trace.operator(60_100, 60_400, "c10d::allreduce_")
-            trace.gloo(60_200 if rank == 0 else 30_200, 61_000, thread=91, ranks=(0, 1), size_bytes=4_000)
-            trace.operator(61_020, 99_900, "aten::copy_")
+            late = 30_000 if rank == 0 else 0
+            trace.step(step * 62_000).loader(late + 10, late + 2_000).operator(late + 2_100, late + 30_000, "aten::mm")
+            trace.operator(late + 30_100, late + 30_400, "c10d::allreduce_")
+            trace.gloo(late + 30_200, 61_000, thread=91, ranks=(0, 1), size_bytes=4_000)
+            trace.operator(61_020, 61_900, "aten::copy_")
     found, _ = diagnosis_of([trace.build() for trace in ranks])
     assert found["straggler"].ranks == (0,)
     assert found["straggler"].cause == "stall"
+    assert "before enumerate(DataLoader)" in found["straggler"].place

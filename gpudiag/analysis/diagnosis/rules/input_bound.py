@@ -13,19 +13,22 @@ from gpudiag.analysis.diagnosis.examples import DDP, Job, fetch, kernels, silenc
 from gpudiag.analysis.diagnosis.places import before_first_operator
 from gpudiag.analysis.diagnosis.replay.edits import without_common_input
 from gpudiag.analysis.diagnosis.replay.what_if import WhatIf
-from gpudiag.analysis.diagnosis.rules.advice import TF_DATA, advice_for, pytorch
+from gpudiag.analysis.diagnosis.rules.advice import TF_DATA, Advice, advice_for, pytorch
 from gpudiag.analysis.diagnosis.rules.rule import CannotTell, Examples, Proposal, notable, severity_of
 from gpudiag.analysis.diagnosis.timed_steps import exposed_input_ms
 from gpudiag.model.analysis import Finding
 from gpudiag.statistics import mean_of
 
-_ADVICE = (
+_ADVICE: Advice = (
     TF_DATA,
     pytorch(
         "Let workers prepare batches ahead: DataLoader(num_workers=4 or more, prefetch_factor=4, "
         "persistent_workers=True).",
     ),
-    "Time the dataset by itself; cache decoded samples; move augmentation to the GPU.",
+    "Time the dataset by itself; cache decoded samples.",
+)
+_ON_GPUS: Advice = (
+    "Move augmentation to the GPU.",
     pytorch("Copy the next batch early: pin_memory=True and .to(device, non_blocking=True)."),
 )
 _MARK_IT = pytorch(
@@ -79,7 +82,7 @@ class InputBound:
         marked = float(host.input.sum()) / steps / len(what_if.graph.ranks) / 1e6
         silent = float(host.silent.sum()) / steps / len(what_if.graph.ranks) / 1e6
         known = marked >= silent
-        advice = _ADVICE if known else (*_ADVICE, _MARK_IT)
+        advice = _advice(case) if known else (*_advice(case), _MARK_IT)
         if not known and ends_with_the_update(case):
             advice = (*advice[:-1], AFTER_THE_UPDATE, advice[-1])
         return Finding(
@@ -143,10 +146,14 @@ def with_timed_input(case: Case, findings: Sequence[Finding]) -> list[Finding]:
             "step_ms_now": step_ms,
             "step_ms_if_fixed": step_ms - gain,
         },
-        advice=advice_for(case.timeline.framework, _ADVICE),
+        advice=advice_for(case.timeline.framework, _advice(case)),
     )
     others = [finding for finding in findings if finding is not recorded and not _is_that_wait(finding, gain)]
     return sorted([timed, *others], key=lambda finding: -(finding.recoverable_ms_per_step or 0.0))
+
+
+def _advice(case: Case) -> Advice:
+    return _ADVICE if case.lanes[0].is_cpu else (*_ADVICE, *_ON_GPUS)
 
 
 def _is_that_wait(finding: Finding, gain: float) -> bool:

@@ -208,7 +208,7 @@ class Straggler:
         if more is not None:
             evidence["operators_ms_more_than_peers"] = more.own_ms
             if more.own_work:
-                evidence["operators_per_step_more_than_peers"] = more.calls
+                evidence["calls_per_step_more_than_peers"] = more.calls
                 place, advice = f"in {next(iter(more.own_ms))}", (*_OWN_WORK, *advice)
         what = _what(cause, words, place if not silent else unmarked_words(case), one=one, silent=silent)
         title = (
