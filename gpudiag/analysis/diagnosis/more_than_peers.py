@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import defaultdict
 
 import msgspec
 import numpy as np
@@ -35,7 +35,7 @@ class MoreOperators(msgspec.Struct, frozen=True, kw_only=True):
 
 def more_operators(case: Case, late: tuple[int, ...]) -> MoreOperators | None:
     """The operators in which these ranks spend longer; None where no other is there to compare with, or none does."""
-    spent: dict[bool, list[tuple[Counter[str], Counter[str]]]] = {True: [], False: []}
+    spent: dict[bool, list[tuple[dict[str, float], dict[str, float]]]] = {True: [], False: []}
     for lane in case.lanes:
         spent[lane.rank in late].append(_of_lane(case, lane))
     if not all(spent.values()):
@@ -62,12 +62,12 @@ def more_operators(case: Case, late: tuple[int, ...]) -> MoreOperators | None:
     )
 
 
-def _of_lane(case: Case, lane: Lane) -> tuple[Counter[str], Counter[str]]:
+def _of_lane(case: Case, lane: Lane) -> tuple[dict[str, float], dict[str, float]]:
     """(own ms, calls) per analysed step, by operator, of the threads that train."""
     events, (begin, end) = case.timeline.traces[lane.trace].events, body_span(lane)
     threads = {lane.steps.thread, *distinct(lane.ops.launch_thread).tolist()} - {UNKNOWN}
-    own_ms: Counter[str] = Counter()
-    calls: Counter[str] = Counter()
+    own_ms: dict[str, float] = defaultdict(float)
+    calls: dict[str, float] = defaultdict(float)
     for thread in threads:
         rows = events.rows_of(EventKind.OPERATOR)
         rows = rows[events.thread[rows] == thread]

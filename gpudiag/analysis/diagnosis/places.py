@@ -55,9 +55,15 @@ def stalls(case: Case, ranks: Container[int], *, common: bool = False) -> list[P
     return sorted(places, key=lambda place: -place.ms_per_step)
 
 
-def main_place(places: Sequence[Place]) -> Place | None:
-    """The first place where it has most of the time of all; a thread that is held up now and then has none."""
-    return places[0] if places and places[0].ms_per_step >= MOST * sum(one.ms_per_step for one in places) else None
+def main_place(places: Sequence[Place], gain_ms: float) -> Place | None:
+    """The first place, where it has most of the time of all and of what is gained; a thread held up anywhere has none.
+
+    Args:
+        places: the longest first.
+        gain_ms: what not stalling gains.
+    """
+    most = MOST * max(sum(one.ms_per_step for one in places), gain_ms)
+    return places[0] if places and places[0].ms_per_step >= most else None
 
 
 def before_first_operator(case: Case, ranks: Container[int]) -> str:

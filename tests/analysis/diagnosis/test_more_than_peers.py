@@ -34,4 +34,4 @@ def test_a_late_ranks_own_operators_are_named_and_not_those_that_all_need(*, own
     assert name == ("aten::sort" if own else "aten::mm")
     assert ms == pytest.approx(30, rel=0.02)
     assert finding.place == ("in aten::sort" if own else "")
-    assert ("rank 1 alone needs aten::sort" in finding.advice[0]) == own
+    assert ("rank 1 call aten::sort" in finding.advice[0]) == own

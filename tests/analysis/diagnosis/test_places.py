@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from gpudiag.analysis.diagnosis.places import stalls
 from tests.analysis.diagnosis.cases import case_of, diagnosis_of
 from tests.timeline_builder import TraceBuilder
@@ -76,3 +78,24 @@ def test_what_passes_before_a_marked_fetch_is_no_loading() -> None:
     assert found["straggler"].ranks == (0,)
     assert found["straggler"].cause == "stall"
     assert "before enumerate(DataLoader)" in found["straggler"].place
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_collecting_garbage_is_advised_about_as_such_and_one_process_hears_of_no_ranks(ranks: int) -> None:
+    traces = [TraceBuilder(rank, world_size=ranks) for rank in range(ranks)]
+    for rank, trace in enumerate(traces):
+        for step in range(6):
+            paused = 30_000 if rank == 0 else 0
+            trace.step(step * 52_000).operator(0, 10_000, "aten::mm")
+            if paused:
+                trace.annotation(10_010, 39_990, "gpudiag.gc")
+            trace.operator(paused + 10_000, paused + 12_000, "aten::add")
+            if ranks > 1:
+                trace.operator(paused + 12_010, paused + 12_300, "c10d::allreduce_")
+                trace.gloo(paused + 12_200, 43_000, thread=91, ranks=(0, 1), size_bytes=4_000)
+            trace.operator(43_020, 51_900, "aten::copy_")
+    finding = next(iter(diagnosis_of([trace.build() for trace in traces])[0].values()))
+    assert finding.code == ("host-stall" if ranks == 1 else "straggler")
+    (line,) = finding.advice
+    assert "gc.freeze()" in line
+    assert ("all ranks" in line) == (ranks > 1)

@@ -18,7 +18,7 @@ from gpudiag.analysis.diagnosis.replay.levels import excess as excess_of
 from gpudiag.analysis.diagnosis.replay.simulate import Costs
 from gpudiag.analysis.diagnosis.replay.what_if import WhatIf
 from gpudiag.analysis.diagnosis.rules.advice import TF_DATA, Advice, advice_for, pytorch, tensorflow
-from gpudiag.analysis.diagnosis.rules.host_stall import ELSEWHERE
+from gpudiag.analysis.diagnosis.rules.host_stall import ELSEWHERE, stall_advice
 from gpudiag.analysis.diagnosis.rules.input_bound import AFTER_THE_UPDATE, ends_with_the_update, unmarked_words
 from gpudiag.analysis.diagnosis.rules.rule import CannotTell, Examples, Proposal, notable, severity_of
 from gpudiag.analysis.diagnosis.timed_steps import later_input_ms
@@ -94,7 +94,10 @@ _CPU_ADVICE = (
     ),
 )
 _OWN_WORK: Advice = (
-    "Look for what {ranks} alone needs {names} for: logging, metrics, evaluation, weights that are averaged or saved.",
+    (
+        "Look for what makes {ranks} call {names} more often than the others: logging, metrics, evaluation, weights "
+        "that are averaged or saved."
+    ),
     "Do it every N steps, or share it among the ranks.",
 )
 
@@ -200,10 +203,8 @@ class Straggler:
             evidence["assumed_data_loading"] = (
                 "nothing was recorded on the late rank between the step's mark and its first operator"
             )
-            place = before_first_operator(case, late)
-            advice = (*advice, AFTER_THE_UPDATE) if ends_with_the_update(case) else advice
-        else:
-            place = _place(case, late, cause)
+        place, of_place = _place(case, late, cause, gain, silent=silent)
+        advice = advice if jitter else of_place or advice
         more = more_operators(case, late) if part == "launch" and not jitter else None
         if more is not None:
             evidence["operators_ms_more_than_peers"] = more.own_ms
@@ -239,7 +240,7 @@ def _what(cause: str, words: str, place: str, *, one: bool, silent: bool) -> str
     """What late ranks do that delays the others; `place` is where, or of unmarked input what to call it."""
     where, s = f" {place}" if place else "", "s" if one else ""
     if cause == "input" and silent:
-        return f"{place.replace(',', f' of {words},', 1)} delays"
+        return f"{words}'s {place} delays" if one else f"{place.replace(',', f' of {words},', 1)} delays"
     return {
         "input": f"{words}'s data loading delays" if one else f"data loading of {words} delays",
         "compute": f"{words} compute{s} longer{f', mainly{where},' if where else ','} which delays",
@@ -273,14 +274,18 @@ def _cause(case: Case, what_if: WhatIf, gain: float, jitter: bool) -> tuple[str,
     return (best if explains else "unknown"), {str(part): ms for part, ms in alone.items()}
 
 
-def _place(case: Case, late: tuple[int, ...], cause: str) -> str:
-    """Where in the step the late ranks are while they are elsewhere or in single slow calls."""
+def _place(case: Case, late: tuple[int, ...], cause: str, gain: float, *, silent: bool) -> tuple[str, Advice]:
+    """(where in the step the late ranks are, what that says to do) where they wait unmarked, stall or call slowly."""
+    if silent:
+        after = (*_ADVICE["input"], AFTER_THE_UPDATE) if ends_with_the_update(case) else ()
+        return before_first_operator(case, late), after
     if cause == "stall":
-        first = main_place(stalls(case, late))
-        return "" if first is None else first.words + (", collecting garbage" if first.collecting else "")
+        first = main_place(stalls(case, late), gain)
+        words = "" if first is None else first.words + (", collecting garbage" if first.collecting else "")
+        return words, stall_advice(case, first)
     if cause == "operators":
-        return next((f"in {name}" for name in slow_operators(case, late)), "")
-    return ""
+        return next((f"in {name}" for name in slow_operators(case, late)), ""), ()
+    return "", ()
 
 
 def _frames_ms(case: Case, late: tuple[int, ...]) -> dict[str, float]:
