@@ -32,6 +32,12 @@ class MoreOperators(msgspec.Struct, frozen=True, kw_only=True):
     calls: dict[str, float]
     own_work: bool
 
+    def words(self) -> str:
+        """In which operators: the first where it has most of it, else the first two."""
+        first, *others = self.own_ms
+        alone = self.own_ms[first] > MOST * sum(self.own_ms.values())
+        return f"in {first}" if alone or not others else f"in {first}, {others[0]}{' and others' if others[1:] else ''}"
+
 
 def more_operators(case: Case, late: tuple[int, ...]) -> MoreOperators | None:
     """The operators in which these ranks spend longer; None where no other is there to compare with, or none does."""

@@ -84,7 +84,7 @@ class InputBound:
         known = marked >= silent
         advice = _advice(case) if known else (*_advice(case), _MARK_IT)
         if not known and ends_with_the_update(case):
-            advice = (*advice[:-1], AFTER_THE_UPDATE, advice[-1])
+            advice = (AFTER_THE_UPDATE, *advice)
         return Finding(
             code=self.code,
             severity=severity_of(percent),
@@ -109,8 +109,8 @@ def ends_with_the_update(case: Case) -> bool:
 def unmarked_words(case: Case) -> str:
     """What to call time before a step's first operator in which nothing was recorded."""
     if ends_with_the_update(case):
-        return "unmarked time after the update, usually data loading for the next step,"
-    return "unmarked time at the start of the step, usually data loading,"
+        return "unmarked time after the update (logging, saving, or loading the next batch)"
+    return "unmarked time at the start of the step (usually data loading)"
 
 
 def with_timed_input(case: Case, findings: Sequence[Finding]) -> list[Finding]:

@@ -6,6 +6,8 @@ from collections.abc import Iterator
 from functools import partial
 from typing import ClassVar
 
+import numpy as np
+
 from gpudiag.analysis.diagnosis.calibration import ALSO_LATE, JITTER, MOST
 from gpudiag.analysis.diagnosis.case import Case
 from gpudiag.analysis.diagnosis.examples import DDP, Job, fetch, kernels, python, silence
@@ -80,7 +82,7 @@ _ADVICE: dict[str, Advice] = {
 
 _JITTER_ADVICE = (
     (
-        "Look for what happens now and then on one rank or another: garbage collection (gc.collect() every N steps on "
+        "Look for what happens now and then on {whom}: garbage collection (gc.collect() every N steps on "
         "all ranks at once instead), samples of uneven size, logging, other processes on the same CPU cores."
     ),
     "Let hosts run ahead, so that they absorb it: fewer synchronizations per step, a deeper prefetch of the loader.",
@@ -170,16 +172,19 @@ class Straggler:
         excess = {rank: milliseconds(ns) for rank, ns in excess_of(what_if, part).by_rank.items()}
         most = max(excess.values())
         late = tuple(sorted(rank for rank, ms in excess.items() if ms >= ALSO_LATE * most and ms > 0))
+        by_turns = False
         if jitter:
-            late = tuple(sorted(excess))
+            late = _late_in_some_steps(what_if, part)
+            by_turns = len(late) == len(excess)
         if cause == "stall" and not jitter and later_input_ms(case.run, late) >= MOST * gain:
             # Nobody marked what they do, but in the timed steps it was in fetching the batch.
             cause, advice = "input", _ADVICE["input"]
         one = len(late) == 1
         *others, last = (str(rank) for rank in late)
         words = f"rank {last}" if one else f"ranks {', '.join(others)} and {last}"
-        unmarked = case.unmarked_input_ms()
-        silent = cause == "input" and max((unmarked.get(rank, 0.0) for rank in late), default=0.0) > MOST * most
+        host = what_if.graph.host
+        own = np.isin(host.process, [trace for trace, rank in what_if.graph.ranks.items() if rank in late])
+        silent = cause == part == "input" and float(host.silent[own].sum()) > float(host.input[own].sum())
         waits: dict[int, float] = {}
         for lane in case.attribution.lanes:
             waits[lane.rank] = milliseconds(sum(float(share.mean()) for share in lane.waits_ns.values()))
@@ -210,10 +215,12 @@ class Straggler:
             evidence["operators_ms_more_than_peers"] = more.own_ms
             if more.own_work:
                 evidence["calls_per_step_more_than_peers"] = more.calls
-                place, advice = f"in {next(iter(more.own_ms))}", (*_OWN_WORK, *advice)
+                place, advice = more.words(), (*_OWN_WORK, *advice)
         what = _what(cause, words, place if not silent else unmarked_words(case), one=one, silent=silent)
         title = (
             f"ranks take turns being slow, which costs {gain:.1f} ms per step"
+            if by_turns
+            else f"{words} {'is' if one else 'are'} slow now and then, which costs {gain:.1f} ms per step"
             if jitter
             else f"{what} all ranks by {gain:.1f} ms per step"
             if what
@@ -231,7 +238,11 @@ class Straggler:
             place=place,
             evidence=evidence,
             advice=advice_for(
-                case.timeline.framework, advice, ranks=words, names=", ".join(more.own_ms) if more is not None else ""
+                case.timeline.framework,
+                advice,
+                ranks=words,
+                whom="one rank or another" if by_turns else words,
+                names=", ".join(more.own_ms) if more is not None else "",
             ),
         )
 
@@ -240,10 +251,10 @@ def _what(cause: str, words: str, place: str, *, one: bool, silent: bool) -> str
     """What late ranks do that delays the others; `place` is where, or of unmarked input what to call it."""
     where, s = f" {place}" if place else "", "s" if one else ""
     if cause == "input" and silent:
-        return f"{words}'s {place} delays" if one else f"{place.replace(',', f' of {words},', 1)} delays"
+        return f"{words}'s {place} delays" if one else f"{place.replace(' (', f' of {words} (', 1)} delays"
     return {
         "input": f"{words}'s data loading delays" if one else f"data loading of {words} delays",
-        "compute": f"{words} compute{s} longer{f', mainly{where},' if where else ','} which delays",
+        "compute": f"{words} compute{s} longer{where}, which delays",
         "clock": f"{words} compute{s} longer on slower GPU clocks, which delays",
         "stall": f"{words} stall{s}{where}, which delays",
         "sync": f"{words} wait{s} for the GPU more often, which delays",
@@ -277,7 +288,7 @@ def _cause(case: Case, what_if: WhatIf, gain: float, jitter: bool) -> tuple[str,
 def _place(case: Case, late: tuple[int, ...], cause: str, gain: float, *, silent: bool) -> tuple[str, Advice]:
     """(where in the step the late ranks are, what that says to do) where they wait unmarked, stall or call slowly."""
     if silent:
-        after = (*_ADVICE["input"], AFTER_THE_UPDATE) if ends_with_the_update(case) else ()
+        after = (AFTER_THE_UPDATE, *_ADVICE["input"]) if ends_with_the_update(case) else ()
         return before_first_operator(case, late), after
     if cause == "stall":
         first = main_place(stalls(case, late), gain)
@@ -323,6 +334,12 @@ def _held_back(case: Case, late: tuple[int, ...]) -> dict[str, list[str]]:
     gpus = {rank: gpu_of_rank(case.facts, case.run, rank) for rank in late}
     found = {str(rank): against[gpu] for rank, gpu in gpus.items() if gpu is not None and gpu in against}
     return found if len(found) == len(late) else {}
+
+
+def _late_in_some_steps(what_if: WhatIf, part: Part) -> tuple[int, ...]:
+    """The ranks that are above their peers in some steps, if not in the mean."""
+    lateness = {rank: sum(max(ns, 0.0) for ns in steps) for rank, steps in excess_of(what_if, part).by_step.items()}
+    return tuple(sorted(rank for rank, ns in lateness.items() if ns >= ALSO_LATE * max(lateness.values())))
 
 
 def _steady(what_if: WhatIf) -> bool:
