@@ -22,6 +22,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -132,7 +133,7 @@ def sharded(rank: int, bad: Callable[[], bool]) -> Iterator[None]:
     """FSDP; rank 1 has long documents, cut into words in the loop."""
     mesh = init_device_mesh("cpu", (2,))
     model = nn.Sequential(nn.Embedding(1000, 128), *(_mlp(128, 512, 128) for _ in range(3)), nn.Linear(128, 1000))
-    for block in model[1:4]:
+    for block in list(model)[1:4]:
         fully_shard(block, mesh=mesh)
     fully_shard(model, mesh=mesh)
     optimizer = torch.optim.AdamW(model.parameters())
@@ -153,7 +154,7 @@ def after_update(rank: int, bad: Callable[[], bool]) -> Iterator[None]:
     while True:
         for inputs, labels in loader:
             optimizer.zero_grad()
-            functional.cross_entropy(model(inputs), labels).backward()
+            functional.cross_entropy(model(inputs), labels).backward()  # type: ignore[no-untyped-call]  # torch's own
             optimizer.step()
             if rank == 0 and bad():
                 (SCRATCH / "history.pickle").write_bytes(pickle.dumps(history))
@@ -253,7 +254,7 @@ def judge(job: str, rounds: int, run_dir: Path) -> dict[str, object]:
     profile = [sys.executable, "-m", "gpudiag", "profile", "--stop-after", "--output", str(run_dir), "--", *script]
     subprocess.run(profile, env={**around, FAULT: "on"}, check=True, capture_output=True)
     analysis = json.loads((run_dir / "analysis.json").read_text(encoding="utf-8"))
-    finding = next((one for one in analysis["findings"] if one["recoverable_ms_per_step"]), {})
+    finding: dict[str, Any] = next((one for one in analysis["findings"] if one["recoverable_ms_per_step"]), {})
     right = finding.get("code") == code and finding["cause"] in causes and (finding["ranks"] == [*ranks] or not ranks)
     return {
         "job": job,
