@@ -56,6 +56,7 @@ class CommunicationBound:
 
     Large collectives that reach a small part of the GPUs' NVLink say that peer access is off, without the machine's
     facts. With these and the model's gradients, what other strategies are predicted to save stands beside the amount.
+    Advice is for the job's own way of exchanging: DDP, FSDP, through one rank, or calls of its own.
     """
 
     code: ClassVar[str] = "communication-bound"

@@ -111,8 +111,9 @@ class Straggler:
     40 ms of data loading on the fourth. The replay gives each rank no more of each part of the step (input, stalls,
     slow calls, synchronizations of its own, launching, computing, copies) than its peers need; what the step becomes
     shorter by is what fixing this saves, and the part that by itself explains it is the cause. A chain (rank 0 waits
-    for 2, which waited for its loader) is followed by that to its end. Ranks may also take turns being slow. Where the
-    machine's facts say that a late rank's GPU runs at slower clocks than its peers, or is throttled, that is the cause.
+    for 2, which waited for its loader) is followed by that to its end. Ranks may also take turns being slow. Operators
+    that a late rank calls and its peers do not are named. Where the machine's facts say that a late rank's GPU runs at
+    slower clocks than its peers, or is throttled, that is the cause.
     """
 
     code: ClassVar[str] = "straggler"
