@@ -139,7 +139,7 @@ def sharded(rank: int, bad: Callable[[], bool]) -> Iterator[None]:
     optimizer = torch.optim.AdamW(model.parameters())
     known = {f"word{i}": i for i in range(1000)}
     while True:
-        text = " ".join([*known] * (120 if rank == 1 and bad() else 1))
+        text = " ".join([*known] * (480 if rank == 1 and bad() else 1))
         words = torch.tensor([known.get(word.strip().lower(), 0) for word in text.split()][:512])
         _trained(functional.cross_entropy(model(words[:-1]), words[1:]), optimizer)
         yield

@@ -12,7 +12,6 @@ from gpudiag.analysis.diagnosis.calibration import ALSO_LATE, JITTER, MOST
 from gpudiag.analysis.diagnosis.case import Case
 from gpudiag.analysis.diagnosis.examples import DDP, Job, fetch, kernels, python, silence
 from gpudiag.analysis.diagnosis.frames import time_in
-from gpudiag.analysis.diagnosis.more_than_peers import more_operators
 from gpudiag.analysis.diagnosis.places import before_first_operator, few_slow_calls, main_place, slow_operators, stalls
 from gpudiag.analysis.diagnosis.replay.edits import level
 from gpudiag.analysis.diagnosis.replay.levels import PARTS, Part, levelled
@@ -22,6 +21,7 @@ from gpudiag.analysis.diagnosis.replay.what_if import WhatIf
 from gpudiag.analysis.diagnosis.rules.advice import TF_DATA, Advice, advice_for, pytorch, tensorflow
 from gpudiag.analysis.diagnosis.rules.host_stall import ELSEWHERE, stall_advice
 from gpudiag.analysis.diagnosis.rules.input_bound import AFTER_THE_UPDATE, ends_with_the_update, unmarked_words
+from gpudiag.analysis.diagnosis.rules.more_than_peers import more_operators
 from gpudiag.analysis.diagnosis.rules.rule import CannotTell, Examples, Proposal, notable, severity_of
 from gpudiag.analysis.diagnosis.timed_steps import later_input_ms
 from gpudiag.model.analysis import Finding
