@@ -180,14 +180,23 @@ class Lane(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def before_first_op(self) -> Intervals:
-        """From each step mark to the first framework op that the training thread recorded after it, as a set."""
+        """From each step mark to the first framework op that the training thread recorded after it, as a set.
+
+        Where fetching is marked in between, from there: what passes before it is no loader's, as after an update that
+        ends a step.
+        """
         thread = self.threads.get(self.steps.thread)
         if thread is None or len(thread.busy) == 0:
             return EMPTY
         index = np.searchsorted(thread.busy.end, self.steps.start, side="right")
         inside = index < len(thread.busy)
         start = self.steps.start[inside]
-        return union(Intervals(start, np.maximum(thread.busy.start[index[inside]], start)))
+        first = np.maximum(thread.busy.start[index[inside]], start)
+        if len(thread.input):
+            fetched = np.searchsorted(thread.input.end, start, side="right")
+            begin = np.append(thread.input.start, np.iinfo(np.int64).max)[fetched]
+            start = np.where(begin <= first, np.maximum(begin, start), start)
+        return union(Intervals(start, first))
 
     @property
     def is_cpu(self) -> bool:

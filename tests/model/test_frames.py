@@ -9,8 +9,8 @@ import msgspec
 import pytest
 
 import gpudiag
-from gpudiag.analysis.attribution.summary import _own_time
 from gpudiag.errors import UnreadableInputError
+from gpudiag.intervals import own_lengths
 from gpudiag.model.analysis import BUCKETS, Analysis
 from gpudiag.model.facts import FACTS_SCHEMA
 from gpudiag.model.frames.analysis import Frames
@@ -75,7 +75,7 @@ def test_operators_have_the_time_that_is_their_own(analysis: Analysis) -> None:
     import numpy as np
 
     start, end = np.array([0, 1, 5, 6, 20]), np.array([10, 4, 9, 7, 21])
-    assert _own_time(start, end).tolist() == [3, 3, 3, 1, 1]
+    assert own_lengths(start, end).tolist() == [3, 3, 3, 1, 1]
     own = [one.own_ms_per_step for one in analysis.operators]
     assert own == sorted(own, reverse=True)
     assert 0 < sum(own) < 4 * analysis.steps.mean_ms

@@ -12,8 +12,19 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 from rich.cells import cell_len
 
-from gpudiag.model.analysis import BUCKETS, Analysis, Device, Explained, Finding, Steps, Validity
+from gpudiag.model.analysis import (
+    BUCKETS,
+    Analysis,
+    Device,
+    Explained,
+    Finding,
+    RecordingCost,
+    Steps,
+    TimedRank,
+    Validity,
+)
 from gpudiag.report.figures import EN_DASH, TIMES
+from gpudiag.report.terminal.report import evidence_lines
 from tests import builders
 from tests.examples import examples
 from tests.report.consoles import drawn
@@ -168,3 +179,20 @@ def test_any_figures_fit_any_width(buckets: list[dict[str, float]], width: int) 
         for rank, parts in enumerate(buckets)
     )
     assert max(cell_len(line) for line in drawn(builders.analysis(*devices), width).splitlines()) <= width
+
+
+@pytest.mark.parametrize(
+    ("job", "input_ms", "said"),
+    [
+        (builders.late_loader(), None, "launching 8.00 ms"),
+        (builders.processor_only(), 2.0, "data loading 2.00 ms, the rest 8.00 ms"),
+        (builders.processor_only(), None, ""),
+    ],
+)
+def test_a_job_without_gpus_neither_launches_nor_records_them(job: Analysis, input_ms: float | None, said: str) -> None:
+    timed = (TimedRank(rank=0, step_ms=10.0, input_ms=input_ms, host_ms=8.0, steps=9),)
+    cost = RecordingCost(unprofiled_ms=10.0, light_ms=11.0, full_ms=12.0)
+    lines = "\n".join(evidence_lines(replace(job, timed=timed, recording=cost)))
+    assert ("Without profiling: " in lines) == bool(said)
+    assert said in lines
+    assert ("recording GPU activity" in lines) == ("launching" in said)

@@ -191,3 +191,10 @@ def test_one_trace_read_with_and_without_isal_is_the_same(tmp_path: Path, monkey
     assert len(plain.events) == 5000
     assert np.array_equal(fast.events.start_ns, plain.events.start_ns)
     assert fast.events.names == plain.events.names
+
+
+@pytest.mark.parametrize(
+    ("name", "on_gpus"), [("aten::cudnn_convolution", True), ("aten::cudnn_is_acceptable", False), ("aten::gru", False)]
+)
+def test_asking_whether_cudnn_would_do_is_no_work_on_a_gpu(tmp_path: Path, name: str, *, on_gpus: bool) -> None:
+    assert read_one(tmp_path, document(event("cpu_op", name, 5, 2))).uses_devices == on_gpus

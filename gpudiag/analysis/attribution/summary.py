@@ -8,6 +8,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+from gpudiag.intervals import own_lengths
 from gpudiag.model.analysis import (
     BUCKETS,
     UNTRUSTED_CODES,
@@ -158,7 +159,7 @@ def summarise_operators(timeline: Timeline, most: int = 20) -> tuple[OperatorSum
         for thread in {lane.steps.thread, *np.unique(lane.ops.launch_thread).tolist()}:
             rows = events.rows_of(EventKind.OPERATOR)
             rows = rows[events.thread[rows] == thread]
-            own = _own_time(events.start_ns[rows], events.end_ns[rows])
+            own = own_lengths(events.start_ns[rows], events.end_ns[rows])
             inside = _in_analysed_steps(lane, events.start_ns[rows] + lane.shift_ns)
             names = events.name[rows[inside]]
             _add_up(time, count, share, events.names, names, own[inside])
@@ -191,19 +192,3 @@ def _longest(time: dict[str, float], most: int) -> list[tuple[str, float]]:
 def _in_analysed_steps(lane: Lane, start: Times) -> NDArray[np.bool_]:
     step = np.searchsorted(lane.steps.start, start, side="right") - 1
     return (step >= 0) & np.isin(lane.steps.number[step], lane.window_steps)
-
-
-def _own_time(start: Times, end: Times) -> NDArray[np.int64]:
-    """int64[n]: each interval without those that lie in it; sorted by start, the longer first.
-
-    Worked example. 0-10 holds 1-4 and 5-9, and 5-9 holds 6-7: own times are 3, 3, 3 and 1. An interval is as
-    deep as intervals have begun before it and not ended (0, 1, 1, 2); its parent is the last before it one less deep.
-    """
-    own = end - start
-    depth = np.arange(len(start)) - np.searchsorted(np.sort(end), start, side="right")
-    for level in range(1, int(depth.max(initial=0)) + 1):
-        children, parents = np.flatnonzero(depth == level), np.flatnonzero(depth == level - 1)
-        parent = parents[np.searchsorted(parents, children) - 1]
-        np.subtract.at(own, parent, (end - start)[children])
-    least: NDArray[np.int64] = np.maximum(own, 0)
-    return least

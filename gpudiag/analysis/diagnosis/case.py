@@ -9,7 +9,6 @@ import numpy as np
 
 from gpudiag.analysis.diagnosis.replay.what_if import WhatIf
 from gpudiag.analysis.diagnosis.timed_steps import fastest_host_ms
-from gpudiag.intervals import length
 from gpudiag.model.analysis import BUCKETS
 from gpudiag.model.attribution import Attribution
 from gpudiag.model.facts import Facts
@@ -66,13 +65,6 @@ class Case:
                 value = milliseconds(lane.buckets_ns[:, columns].sum(axis=1).mean())
                 exposed[lane.rank] = max(exposed.get(lane.rank, 0.0), value)
         return exposed
-
-    def unmarked_input_ms(self) -> dict[int, float]:
-        """Unmarked time at step starts per step, in milliseconds, by rank."""
-        return {
-            lane.rank: milliseconds(length(lane.unmarked_input) / max(len(lane.step_ns), 1))
-            for lane in self.attribution.lanes
-        }
 
     @cached_property
     def unprofiled_ms(self) -> float | None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Container
+from collections.abc import Callable, Container, Sequence
 
 import msgspec
 import numpy as np
@@ -15,6 +15,7 @@ from gpudiag.analysis.diagnosis.frames import innermost
 from gpudiag.analysis.diagnosis.replay.chains.host_time import (
     body_span,
     garbage_collection,
+    opening_of_steps,
     silent_stretches,
     slow_calls,
 )
@@ -29,7 +30,7 @@ class Place(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         words: "after … and before …", with the function of the user's around it where stacks were recorded.
-        ms_per_step: how long the thread is there, in the mean over steps, of the rank where that is longest.
+        ms_per_step: how long the thread is there, in the mean over steps.
         collecting: most of that is garbage collection.
     """
 
@@ -38,28 +39,55 @@ class Place(msgspec.Struct, frozen=True, kw_only=True):
     collecting: bool = False
 
 
-def stalls(case: Case, ranks: Container[int]) -> list[Place]:
+def stalls(case: Case, ranks: Container[int], *, common: bool = False) -> list[Place]:
     """Where the training threads of these ranks record nothing, longest first.
 
-    Time before a step's first op and in exchanges is left out.
+    Time before a step's first op and in exchanges is left out. Each place is as long as on the rank where that is
+    longest; with `common`, as on most of the ranks (the lower median): one that stalls by itself names nobody else's.
     """
-    longest: dict[str, Place] = {}
-    for lane in _processes(case, ranks):
-        events = case.timeline.traces[lane.trace].events
-        collecting = garbage_collection(lane, events)
-        total: dict[str, int] = defaultdict(int)
-        collected: dict[str, int] = defaultdict(int)
-        spans = _silent(lane, events)
-        for start, end in spans.pairs():
-            words = _between(lane, events, start, end)
-            total[words] += end - start
-            collected[words] += length(intersect(Intervals(np.array([start]), np.array([end])), collecting))
-        steps = max(len(lane.window_steps), 1)
-        for words, ns in total.items():
-            place = Place(words=words, ms_per_step=milliseconds(ns / steps), collecting=2 * collected[words] > ns)
-            if words not in longest or longest[words].ms_per_step < place.ms_per_step:
-                longest[words] = place
-    return sorted(longest.values(), key=lambda place: -place.ms_per_step)
+    found = [_places(case, lane, _silent) for lane in _processes(case, ranks)]
+    places = []
+    for words in {words: None for one in found for words in one}:
+        of_ranks = sorted((one[words] for one in found if words in one), key=lambda place: place.ms_per_step)
+        level = (len(found) - 1) // 2 - (len(found) - len(of_ranks)) if common else len(of_ranks) - 1
+        if level >= 0:
+            places.append(of_ranks[level])
+    return sorted(places, key=lambda place: -place.ms_per_step)
+
+
+def main_place(places: Sequence[Place], gain_ms: float) -> Place | None:
+    """The first place, where it has most of the time of all and of what is gained; a thread held up anywhere has none.
+
+    Args:
+        places: the longest first.
+        gain_ms: what not stalling gains.
+    """
+    most = MOST * max(sum(one.ms_per_step for one in places), gain_ms)
+    return places[0] if places and places[0].ms_per_step >= most else None
+
+
+def before_first_operator(case: Case, ranks: Container[int]) -> str:
+    """Between what the threads of these ranks record nothing at the start of their steps, where that is longest."""
+    found = [place for lane in _processes(case, ranks) for place in _places(case, lane, opening_of_steps).values()]
+    return max(found, key=lambda place: place.ms_per_step).words if found else ""
+
+
+def _places(case: Case, lane: Lane, silent: Callable[[Lane, EventTable], Intervals]) -> dict[str, Place]:
+    """The stretches of one process's analysed steps, those alike together, by their words."""
+    events = case.timeline.traces[lane.trace].events
+    collecting = garbage_collection(lane, events)
+    total: dict[str, int] = defaultdict(int)
+    collected: dict[str, int] = defaultdict(int)
+    body = Intervals(*(np.array([edge], np.int64) for edge in body_span(lane)))
+    for start, end in intersect(silent(lane, events), body).pairs():
+        words = _between(lane, events, start, end)
+        total[words] += end - start
+        collected[words] += length(intersect(Intervals(np.array([start]), np.array([end])), collecting))
+    steps = max(len(lane.window_steps), 1)
+    return {
+        words: Place(words=words, ms_per_step=milliseconds(ns / steps), collecting=2 * collected[words] > ns)
+        for words, ns in total.items()
+    }
 
 
 def slow_operators(case: Case, ranks: Container[int]) -> dict[str, tuple[float, float]]:

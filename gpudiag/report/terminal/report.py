@@ -128,13 +128,16 @@ def evidence_lines(analysis: Analysis) -> list[str]:
     """What the steps without profiler tell of the host, and what recording did to the step; a line each, if known."""
     lines = [*compute_lines(analysis), *volume_lines(analysis)]
     if analysis.timed:
-        parts = (("data loading", "input_ms"), ("launching", "host_ms"), ("CPU ahead of the GPU by", "lead_ms"))
+        work = "the rest" if on_processors(analysis) else "launching"
+        parts = (("data loading", "input_ms"), (work, "host_ms"), ("CPU ahead of the GPU by", "lead_ms"))
         shown = ((words, [getattr(rank, key) for rank in analysis.timed]) for words, key in parts)
         known = [f"{words} {figures.span(values)} ms" for words, values in shown if None not in values]
-        lines.append(f"Without profiling: {', '.join(known)}")
+        if len(known) > on_processors(analysis):  # the rest of nothing is the step
+            lines.append(f"Without profiling: {', '.join(known)}")
     cost = analysis.recording
     if cost is not None and cost.unprofiled_ms is not None:
-        recorded = (("recording GPU activity", cost.light_ms), ("recording operators too", cost.full_ms))
+        light = "recording ranges only" if on_processors(analysis) else "recording GPU activity"
+        recorded = ((light, cost.light_ms), ("recording operators too", cost.full_ms))
         slowed = [f"{figures.milliseconds(ms)} ms {how}" for how, ms in recorded if ms is not None]
         lines.append(f"Profiling overhead: {figures.milliseconds(cost.unprofiled_ms)} ms without, {', '.join(slowed)}")
     return [*lines, *_clock_lines(analysis)]

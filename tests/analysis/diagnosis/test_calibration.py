@@ -76,6 +76,7 @@ ELSEWHERE = {
     "_AROUND": "the order of a search",
     "_MOST_PLACES": "how much is shown",
     "_MOST_FRAMES": "how much is shown",
+    "_MOST_NAMES": "how much is shown",
     "_ORDER": "the order of what is shown",
     "NONE": "no index",
     "_GB_PER_S_PER_LANE": "the standard's own table",

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import pytest
+
 from gpudiag.analysis.diagnosis.places import stalls
-from tests.analysis.diagnosis.cases import case_of
+from tests.analysis.diagnosis.cases import case_of, diagnosis_of
 from tests.timeline_builder import TraceBuilder
 
 
@@ -28,3 +30,72 @@ def test_a_stall_has_its_place_between_operators() -> None:
 def test_a_range_around_it_names_it_as_the_advice_says() -> None:
     (place,) = stalls(case_of([logging(marked=True).build()]), {0})
     assert "gpudiag.logging" in place.words
+
+
+def two_ranks(own: tuple[int, ...], shared: tuple[int, ...]) -> list[TraceBuilder]:
+    """Steps of 100 ms on two CPUs: an operator of 2 ms before each pause of these µs; rank 0 has its own ones too."""
+    ranks = [TraceBuilder(rank, world_size=2) for rank in range(2)]
+    for rank, trace in enumerate(ranks):
+        for step in range(6):
+            trace.step(step * 100_000).operator(0, 2_000, "aten::mm")
+            at = 2_000
+            for name, pause in [*enumerate(shared), *((f"own{i}", ms) for i, ms in enumerate(own) if rank == 0)]:
+                trace.operator(at + pause, at + pause + 2_000, f"aten::after_{name}")
+                at += pause + 2_000
+            done = 3_000 + sum((*own, *shared)) + 2_000 * len((*own, *shared))
+            trace.operator(at, at + 300, "c10d::allreduce_")
+            trace.gloo(at + 200, done, thread=91, ranks=(0, 1), size_bytes=4_000)
+            trace.operator(done + 20, 99_900, "aten::copy_")
+    return ranks
+
+
+def test_what_one_rank_does_by_itself_is_no_place_of_all() -> None:
+    case = case_of([trace.build() for trace in two_ranks((40_000,), (10_000,))])
+    assert stalls(case, {0, 1})[0].words.endswith("aten::after_own0")
+    (place,) = (place for place in stalls(case, {0, 1}, common=True) if place.ms_per_step > 1)
+    assert "own" not in place.words
+
+
+def test_a_place_is_named_that_has_most_of_the_stalling() -> None:
+    for shared, named in (((20_000, 5_000, 5_000), True), ((10_000, 9_000, 8_000), False)):
+        found, _ = diagnosis_of([trace.build() for trace in two_ranks((), shared)])
+        assert (found["host-stall"].place != "") == named
+        assert ("in many places" in found["host-stall"].title) != named
+        assert ("has lost its core" in " ".join(found["host-stall"].advice)) != named
+
+
+def test_what_passes_before_a_marked_fetch_is_no_loading() -> None:
+    """The marks are an update's: rank 0 saves for 30 ms after it, then both fetch for 2 ms."""
+    ranks = [TraceBuilder(rank, world_size=2) for rank in range(2)]
+    for rank, trace in enumerate(ranks):
+        for step in range(6):
+            late = 30_000 if rank == 0 else 0
+            trace.step(step * 62_000).loader(late + 10, late + 2_000).operator(late + 2_100, late + 30_000, "aten::mm")
+            trace.operator(late + 30_100, late + 30_400, "c10d::allreduce_")
+            trace.gloo(late + 30_200, 61_000, thread=91, ranks=(0, 1), size_bytes=4_000)
+            trace.operator(61_020, 61_900, "aten::copy_")
+    found, _ = diagnosis_of([trace.build() for trace in ranks])
+    assert found["straggler"].ranks == (0,)
+    assert found["straggler"].cause == "stall"
+    assert "before enumerate(DataLoader)" in found["straggler"].place
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_collecting_garbage_is_advised_about_as_such_and_one_process_hears_of_no_ranks(ranks: int) -> None:
+    traces = [TraceBuilder(rank, world_size=ranks) for rank in range(ranks)]
+    for rank, trace in enumerate(traces):
+        for step in range(6):
+            paused = 30_000 if rank == 0 else 0
+            trace.step(step * 52_000).operator(0, 10_000, "aten::mm")
+            if paused:
+                trace.annotation(10_010, 39_990, "gpudiag.gc")
+            trace.operator(paused + 10_000, paused + 12_000, "aten::add")
+            if ranks > 1:
+                trace.operator(paused + 12_010, paused + 12_300, "c10d::allreduce_")
+                trace.gloo(paused + 12_200, 43_000, thread=91, ranks=(0, 1), size_bytes=4_000)
+            trace.operator(43_020, 51_900, "aten::copy_")
+    finding = next(iter(diagnosis_of([trace.build() for trace in traces])[0].values()))
+    assert finding.code == ("host-stall" if ranks == 1 else "straggler")
+    (line,) = finding.advice
+    assert "gc.freeze()" in line
+    assert ("all ranks" in line) == (ranks > 1)

@@ -12,10 +12,11 @@ import pytest
 from gpudiag.analysis.diagnosis.engine import diagnose
 from gpudiag.analysis.diagnosis.examples import DDP, Job, all_reduce, fetch, kernels, silence, update
 from gpudiag.analysis.diagnosis.timed_steps import exposed_input_ms, recording_cost, recording_doubts, timed_ranks
-from gpudiag.model.run import RankRecord, TimedSteps
+from gpudiag.model.run import RankRecord, StepsFound, TimedSteps
 from gpudiag.training.session.clock import summarize
 from tests.analysis.diagnosis.cases import case_of
 from tests.analysis.diagnosis.records import run_of
+from tests.timeline_builder import TraceBuilder
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -222,3 +223,28 @@ def test_so_is_the_stall_of_one_late_rank() -> None:
     job = Job(ranks=2, step=DDP, extra={1: ELSEWHERE})
     causes = [found(fetching(job, (0.0, fetched)))["straggler"].cause for fetched in (0.0, 30.0)]
     assert causes == ["stall", "input"]
+
+
+@pytest.mark.parametrize("found", [None, StepsFound(by="optimizer", optimizer="SGD", optimizers=1)])
+@pytest.mark.parametrize("late", [(0,), (0, 1)])
+def test_unmarked_time_is_called_so_and_after_an_update_may_be_more_than_loading(
+    late: tuple[int, ...], found: StepsFound | None
+) -> None:
+    ranks = [TraceBuilder(rank, world_size=2) for rank in range(2)]
+    for rank, trace in enumerate(ranks):
+        for step in range(6):
+            begin = 30_000 if rank in late else 100
+            trace.step(step * 62_000).operator(begin, begin + 20_000, "aten::mm")
+            trace.operator(begin + 20_010, begin + 20_300, "c10d::allreduce_")
+            trace.gloo(begin + 20_200, 52_000, thread=91, ranks=(0, 1), size_bytes=4_000)
+            trace.operator(52_020, 61_900, "aten::copy_")
+    case = run_of(case_of([trace.build() for trace in ranks]), [62.0] * 6)
+    assert case.run is not None
+    case = replace(case, run=msgspec.structs.replace(case.run, steps_found=found))
+    finding = diagnose(case).findings[0]
+    assert finding.code == ("input-bound" if len(late) == 2 else "straggler")
+    assert finding.ranks == late
+    assert "unmarked time" in finding.title
+    assert ("logging, saving" in finding.title) == (found is not None)
+    assert ("after that (logging" in finding.advice[0]) == (found is not None)
+    assert finding.place.endswith("before aten::mm")

@@ -22,7 +22,8 @@ from gpudiag.analysis.diagnosis.replay.edits import (
 )
 from gpudiag.analysis.diagnosis.replay.probe_what_if import transports, with_transport
 from gpudiag.analysis.diagnosis.replay.what_if import WhatIf
-from gpudiag.analysis.diagnosis.rules.advice import Advice, advice_for, pytorch, tensorflow
+from gpudiag.analysis.diagnosis.rules.advice import advice_for, pytorch
+from gpudiag.analysis.diagnosis.rules.exchange_advice import LINKS, exchange_advice, links_in_doubt
 from gpudiag.analysis.diagnosis.rules.rule import CannotTell, Examples, Proposal, notable, severity_of
 from gpudiag.analysis.diagnosis.rules.unused_nvlink import unused_nvlink_gb_per_s
 from gpudiag.model.analysis import Finding
@@ -30,17 +31,6 @@ from gpudiag.model.probed import probed_busbw, transport_of
 from gpudiag.model.timeline import UNKNOWN, OpClass
 from gpudiag.units import bus_factor, milliseconds
 
-_ADVICE = (
-    tensorflow("Communicate less often: accumulate the gradients of several batches before each exchange."),
-    tensorflow(
-        "Overlap more: larger batches per device; compare `--strategy nccl`, `multi-worker` and `hierarchical-copy`."
-    ),
-    pytorch(
-        "Compress gradients to bf16 (DDP's bf16_compress_hook), or accumulate them over several batches (no_sync())."
-    ),
-    pytorch("Overlap more: larger batches per device; smaller DDP buckets (bucket_cap_mb), so that the last is short."),
-)
-_LINKS = "Check the links: `gpudiag topology` (peer access, NVLink) and `gpudiag bandwidth`."
 _PEER_ACCESS = (
     "Turn on peer access between the GPUs: their NVLink is many times faster than the busbw reached, which is what "
     "copies through host memory reach. Unset NCCL_P2P_DISABLE and NCCL_P2P_LEVEL; `gpudiag topology` shows what else "
@@ -66,6 +56,7 @@ class CommunicationBound:
 
     Large collectives that reach a small part of the GPUs' NVLink say that peer access is off, without the machine's
     facts. With these and the model's gradients, what other strategies are predicted to save stands beside the amount.
+    Advice is for the job's own way of exchanging: DDP, FSDP, through one rank, or calls of its own.
     """
 
     code: ClassVar[str] = "communication-bound"
@@ -143,7 +134,8 @@ class CommunicationBound:
         faster = _faster_transports(case, what_if)
         if faster:
             evidence["savings_ms_at_probed"] = faster
-        advice: Advice = _ADVICE if case.lanes[0].is_cpu else (_LINKS, *_ADVICE)
+        reached = (None, None) if largest is None else (largest.busbw_gb_per_s, largest.probe_busbw_gb_per_s)
+        advice = (*((LINKS,) if links_in_doubt(case, *reached) else ()), *exchange_advice(case))
         if faster.keys() - {transport_of(case.run)}:
             advice = (*advice, _OTHER_TRANSPORT)
         nvlink = None if largest is None else unused_nvlink_gb_per_s(case, largest.size_bytes, largest.busbw_gb_per_s)

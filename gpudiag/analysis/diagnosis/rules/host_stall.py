@@ -8,7 +8,7 @@ from typing import ClassVar
 
 from gpudiag.analysis.diagnosis.case import Case
 from gpudiag.analysis.diagnosis.examples import DDP, Job, fetch, kernels, silence
-from gpudiag.analysis.diagnosis.places import stalls
+from gpudiag.analysis.diagnosis.places import Place, main_place, stalls
 from gpudiag.analysis.diagnosis.replay.edits import without_common_stalls
 from gpudiag.analysis.diagnosis.replay.what_if import WhatIf
 from gpudiag.analysis.diagnosis.rules.advice import Advice, advice_for, pytorch
@@ -17,10 +17,10 @@ from gpudiag.model.analysis import Finding
 
 #: How many places are named.
 _MOST_PLACES = 5
-COLLECTING: Advice = (
+_COLLECTING: Advice = (
     (
         "Choose when garbage is collected: gc.freeze() after setting up, gc.disable(), and gc.collect() every few "
-        "hundred steps on all ranks at once."
+        "hundred steps{together}."
     ),
 )
 ELSEWHERE: Advice = (
@@ -28,6 +28,13 @@ ELSEWHERE: Advice = (
     "Do it every N steps, or in a thread of its own.",
     pytorch("Write checkpoints asynchronously: torch.distributed.checkpoint.async_save."),
     "To see its name in the report, put a gpudiag.range around it.",
+)
+_HELD_UP: Advice = (
+    (
+        "Look for what else runs on the CPU cores of these processes (top, loaders' workers, other jobs) and give each "
+        "process its own (numactl, taskset, OMP_NUM_THREADS): a thread that pauses wherever it is has lost its core."
+    ),
+    "Else look for Python in hooks and between layers: the evidence has the longest places.",
 )
 
 
@@ -61,10 +68,11 @@ class HostStall:
             yield Proposal(edit=without_common_stalls, describe=partial(self._describe, case, what_if))
 
     def _describe(self, case: Case, what_if: WhatIf, gain: float, percent: float) -> Finding:
-        places = stalls(case, case.timeline.ranks_present)
-        first = places[0] if places else None
+        places = stalls(case, case.timeline.ranks_present, common=True)
+        first = main_place(places, gain)
         collecting = first is not None and first.collecting
-        where = f" {first.words}" if first is not None else ""
+        where = f" {first.words}" if first is not None else " in many places of the step" if places else ""
+        advice = stall_advice(case, first) if first is not None or not places else _HELD_UP
         what = "garbage collection stalls training" if collecting else "the training thread stalls"
         return Finding(
             code=self.code,
@@ -77,5 +85,13 @@ class HostStall:
             title=f"{what}{where}, which costs {gain:.1f} ms per step",
             place=first.words if first is not None else "",
             evidence={"places_ms_per_step": {place.words: place.ms_per_step for place in places[:_MOST_PLACES]}},
-            advice=advice_for(case.timeline.framework, COLLECTING if collecting else ELSEWHERE),
+            advice=advice_for(case.timeline.framework, advice),
         )
+
+
+def stall_advice(case: Case, place: Place | None) -> Advice:
+    """What to do about a thread that is elsewhere at a place."""
+    if place is None or not place.collecting:
+        return ELSEWHERE
+    together = " on all ranks at once" if case.timeline.world_size > 1 else ""
+    return tuple(line.format(together=together) for line in _COLLECTING if isinstance(line, str))

@@ -10,26 +10,34 @@ from typing import ClassVar
 from gpudiag.analysis.diagnosis.calibration import SAME_AMOUNT, WARNING_PERCENT
 from gpudiag.analysis.diagnosis.case import Case
 from gpudiag.analysis.diagnosis.examples import DDP, Job, fetch, kernels, silence
+from gpudiag.analysis.diagnosis.places import before_first_operator
 from gpudiag.analysis.diagnosis.replay.edits import without_common_input
 from gpudiag.analysis.diagnosis.replay.what_if import WhatIf
-from gpudiag.analysis.diagnosis.rules.advice import TF_DATA, advice_for, pytorch
+from gpudiag.analysis.diagnosis.rules.advice import TF_DATA, Advice, advice_for, pytorch
 from gpudiag.analysis.diagnosis.rules.rule import CannotTell, Examples, Proposal, notable, severity_of
 from gpudiag.analysis.diagnosis.timed_steps import exposed_input_ms
 from gpudiag.model.analysis import Finding
 from gpudiag.statistics import mean_of
 
-_ADVICE = (
+_ADVICE: Advice = (
     TF_DATA,
     pytorch(
         "Let workers prepare batches ahead: DataLoader(num_workers=4 or more, prefetch_factor=4, "
         "persistent_workers=True).",
     ),
-    "Time the dataset by itself; cache decoded samples; move augmentation to the GPU.",
+    "Time the dataset by itself; cache decoded samples.",
+)
+_ON_GPUS: Advice = (
+    "Move augmentation to the GPU.",
     pytorch("Copy the next batch early: pin_memory=True and .to(device, non_blocking=True)."),
 )
 _MARK_IT = pytorch(
     "Mark the loader to be sure: for batch in prof.steps(loader), or `with gpudiag.range('input'):` around what "
     "fetches the batch."
+)
+AFTER_THE_UPDATE = (
+    "Each step was taken to end with its update: what the loop does after that (logging, checkpoints, metrics) stands "
+    "there too. Do it every N steps, or in a thread of its own."
 )
 
 
@@ -74,6 +82,9 @@ class InputBound:
         marked = float(host.input.sum()) / steps / len(what_if.graph.ranks) / 1e6
         silent = float(host.silent.sum()) / steps / len(what_if.graph.ranks) / 1e6
         known = marked >= silent
+        advice = _advice(case) if known else (*_advice(case), _MARK_IT)
+        if not known and ends_with_the_update(case):
+            advice = (AFTER_THE_UPDATE, *advice)
         return Finding(
             code=self.code,
             severity=severity_of(percent),
@@ -82,10 +93,24 @@ class InputBound:
             recoverable_ms_per_step=gain,
             recoverable_percent=percent,
             confidence="high" if known else "medium",
-            title=f"data loading adds {gain:.1f} ms per step",
+            title=f"{'data loading' if known else unmarked_words(case)} adds {gain:.1f} ms per step",
+            place="" if known else before_first_operator(case, case.timeline.ranks_present),
             evidence={"measured_in_loader_ms": marked, "assumed_data_loading_ms": silent},
-            advice=advice_for(case.timeline.framework, _ADVICE if known else (*_ADVICE, _MARK_IT)),
+            advice=advice_for(case.timeline.framework, advice),
         )
+
+
+def ends_with_the_update(case: Case) -> bool:
+    """Whether the steps were found by the optimizer's calls, so that what follows an update begins the next step."""
+    found = None if case.run is None else case.run.steps_found
+    return found is not None and found.by == "optimizer"
+
+
+def unmarked_words(case: Case) -> str:
+    """What to call time before a step's first operator in which nothing was recorded."""
+    if ends_with_the_update(case):
+        return "unmarked time after the update (logging, saving, or loading the next batch)"
+    return "unmarked time at the start of the step (usually data loading)"
 
 
 def with_timed_input(case: Case, findings: Sequence[Finding]) -> list[Finding]:
@@ -121,10 +146,14 @@ def with_timed_input(case: Case, findings: Sequence[Finding]) -> list[Finding]:
             "step_ms_now": step_ms,
             "step_ms_if_fixed": step_ms - gain,
         },
-        advice=advice_for(case.timeline.framework, _ADVICE),
+        advice=advice_for(case.timeline.framework, _advice(case)),
     )
     others = [finding for finding in findings if finding is not recorded and not _is_that_wait(finding, gain)]
     return sorted([timed, *others], key=lambda finding: -(finding.recoverable_ms_per_step or 0.0))
+
+
+def _advice(case: Case) -> Advice:
+    return _ADVICE if case.lanes[0].is_cpu else (*_ADVICE, *_ON_GPUS)
 
 
 def _is_that_wait(finding: Finding, gain: float) -> bool:

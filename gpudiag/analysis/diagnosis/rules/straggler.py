@@ -6,18 +6,22 @@ from collections.abc import Iterator
 from functools import partial
 from typing import ClassVar
 
+import numpy as np
+
 from gpudiag.analysis.diagnosis.calibration import ALSO_LATE, JITTER, MOST
 from gpudiag.analysis.diagnosis.case import Case
 from gpudiag.analysis.diagnosis.examples import DDP, Job, fetch, kernels, python, silence
 from gpudiag.analysis.diagnosis.frames import time_in
-from gpudiag.analysis.diagnosis.places import few_slow_calls, slow_operators, stalls
+from gpudiag.analysis.diagnosis.places import before_first_operator, few_slow_calls, main_place, slow_operators, stalls
 from gpudiag.analysis.diagnosis.replay.edits import level
 from gpudiag.analysis.diagnosis.replay.levels import PARTS, Part, levelled
 from gpudiag.analysis.diagnosis.replay.levels import excess as excess_of
 from gpudiag.analysis.diagnosis.replay.simulate import Costs
 from gpudiag.analysis.diagnosis.replay.what_if import WhatIf
 from gpudiag.analysis.diagnosis.rules.advice import TF_DATA, Advice, advice_for, pytorch, tensorflow
-from gpudiag.analysis.diagnosis.rules.host_stall import ELSEWHERE
+from gpudiag.analysis.diagnosis.rules.host_stall import ELSEWHERE, stall_advice
+from gpudiag.analysis.diagnosis.rules.input_bound import AFTER_THE_UPDATE, ends_with_the_update, unmarked_words
+from gpudiag.analysis.diagnosis.rules.more_than_peers import more_operators
 from gpudiag.analysis.diagnosis.rules.rule import CannotTell, Examples, Proposal, notable, severity_of
 from gpudiag.analysis.diagnosis.timed_steps import later_input_ms
 from gpudiag.model.analysis import Finding
@@ -58,7 +62,7 @@ _ADVICE: dict[str, Advice] = {
     "launch": (
         tensorflow("Give its process CPU cores of its own, near the GPU (numactl, taskset)."),
         pytorch(
-            "Give {ranks} CPU cores of their own, near the GPU (numactl, taskset, torchrun --numa-binding) "
+            "Give {ranks} separate CPU cores, near the GPU (numactl, taskset, torchrun --numa-binding) "
             "and look for other processes there.",
         ),
         "Look for extra Python in the loop of {ranks}: logging, checkpoints, metrics on one rank only.",
@@ -78,15 +82,25 @@ _ADVICE: dict[str, Advice] = {
 
 _JITTER_ADVICE = (
     (
-        "Look for what happens now and then on one rank or another: garbage collection (gc.collect() every N steps on "
+        "Look for what happens now and then on {whom}: garbage collection (gc.collect() every N steps on "
         "all ranks at once instead), samples of uneven size, logging, other processes on the same CPU cores."
     ),
     "Let hosts run ahead, so that they absorb it: fewer synchronizations per step, a deeper prefetch of the loader.",
 )
 
 _CPU_ADVICE = (
-    "Give {ranks} CPU cores of their own (numactl, taskset, OMP_NUM_THREADS) and look for other processes there.",
     "Look for more work on {ranks}: batch size, sequence lengths, evaluation or logging that others do not do.",
+    (
+        "Look for other processes on the CPU cores of {ranks}, and give each rank its own (numactl, taskset, "
+        "OMP_NUM_THREADS)."
+    ),
+)
+_OWN_WORK: Advice = (
+    (
+        "Look for what makes {ranks} call {names} more often than the others: logging, metrics, evaluation, weights "
+        "that are averaged or saved."
+    ),
+    "Do it every N steps, or share it among the ranks.",
 )
 
 
@@ -97,8 +111,9 @@ class Straggler:
     40 ms of data loading on the fourth. The replay gives each rank no more of each part of the step (input, stalls,
     slow calls, synchronizations of its own, launching, computing, copies) than its peers need; what the step becomes
     shorter by is what fixing this saves, and the part that by itself explains it is the cause. A chain (rank 0 waits
-    for 2, which waited for its loader) is followed by that to its end. Ranks may also take turns being slow. Where the
-    machine's facts say that a late rank's GPU runs at slower clocks than its peers, or is throttled, that is the cause.
+    for 2, which waited for its loader) is followed by that to its end. Ranks may also take turns being slow. Operators
+    that a late rank calls and its peers do not are named. Where the machine's facts say that a late rank's GPU runs at
+    slower clocks than its peers, or is throttled, that is the cause.
     """
 
     code: ClassVar[str] = "straggler"
@@ -158,16 +173,19 @@ class Straggler:
         excess = {rank: milliseconds(ns) for rank, ns in excess_of(what_if, part).by_rank.items()}
         most = max(excess.values())
         late = tuple(sorted(rank for rank, ms in excess.items() if ms >= ALSO_LATE * most and ms > 0))
+        by_turns = False
         if jitter:
-            late = tuple(sorted(excess))
+            late = _late_in_some_steps(what_if, part)
+            by_turns = len(late) == len(excess)
         if cause == "stall" and not jitter and later_input_ms(case.run, late) >= MOST * gain:
             # Nobody marked what they do, but in the timed steps it was in fetching the batch.
             cause, advice = "input", _ADVICE["input"]
         one = len(late) == 1
         *others, last = (str(rank) for rank in late)
         words = f"rank {last}" if one else f"ranks {', '.join(others)} and {last}"
-        unmarked = case.unmarked_input_ms()
-        silent = cause == "input" and max((unmarked.get(rank, 0.0) for rank in late), default=0.0) > MOST * most
+        host = what_if.graph.host
+        own = np.isin(host.process, [trace for trace, rank in what_if.graph.ranks.items() if rank in late])
+        silent = cause == part == "input" and float(host.silent[own].sum()) > float(host.input[own].sum())
         waits: dict[int, float] = {}
         for lane in case.attribution.lanes:
             waits[lane.rank] = milliseconds(sum(float(share.mean()) for share in lane.waits_ns.values()))
@@ -191,25 +209,23 @@ class Straggler:
             evidence["assumed_data_loading"] = (
                 "nothing was recorded on the late rank between the step's mark and its first operator"
             )
-        place = _place(case, late, cause)
-        where = f" {place}" if place else ""
-        s = "s" if one else ""
-        what = {
-            "input": f"{words}'s data loading delays" if one else f"data loading of {words} delays",
-            "compute": f"{words} compute{s} longer, which delays",
-            "clock": f"{words} compute{s} longer on slower GPU clocks, which delays",
-            "stall": f"{words} stall{s}{where}, which delays",
-            "sync": f"{words} wait{s} for the GPU more often, which delays",
-            "operators": f"{words} spend{s} longer{where}, which delays",
-            "launch": f"{words} launch{'es' if one else ''} kernels more slowly, which delays",
-            "copy": f"{words} cop{'ies' if one else 'y'} longer, which delays",
-        }.get(cause)
+        place, of_place = _place(case, late, cause, gain, silent=silent)
+        advice = advice if jitter else of_place or advice
+        more = more_operators(case, late) if part == "launch" and not jitter else None
+        if more is not None:
+            evidence["operators_ms_more_than_peers"] = more.own_ms
+            if more.own_work:
+                evidence["calls_per_step_more_than_peers"] = more.calls
+                place, advice = more.words(), (*_OWN_WORK, *advice)
+        what = _what(cause, words, place if not silent else unmarked_words(case), one=one, silent=silent)
         title = (
             f"ranks take turns being slow, which costs {gain:.1f} ms per step"
+            if by_turns
+            else f"{words} {'is' if one else 'are'} slow now and then, which costs {gain:.1f} ms per step"
             if jitter
             else f"{what} all ranks by {gain:.1f} ms per step"
             if what
-            else f"{words} delay{s} all ranks by {gain:.1f} ms per step; the traces do not show why"
+            else f"{words} delay{'s' if one else ''} all ranks by {gain:.1f} ms per step; the traces do not show why"
         )
         return Finding(
             code=self.code,
@@ -222,8 +238,31 @@ class Straggler:
             title=title,
             place=place,
             evidence=evidence,
-            advice=advice_for(case.timeline.framework, advice, ranks=words),
+            advice=advice_for(
+                case.timeline.framework,
+                advice,
+                ranks=words,
+                whom="one rank or another" if by_turns else words,
+                names=", ".join(more.own_ms) if more is not None else "",
+            ),
         )
+
+
+def _what(cause: str, words: str, place: str, *, one: bool, silent: bool) -> str | None:
+    """What late ranks do that delays the others; `place` is where, or of unmarked input what to call it."""
+    where, s = f" {place}" if place else "", "s" if one else ""
+    if cause == "input" and silent:
+        return f"{words}'s {place} delays" if one else f"{place.replace(' (', f' of {words} (', 1)} delays"
+    return {
+        "input": f"{words}'s data loading delays" if one else f"data loading of {words} delays",
+        "compute": f"{words} compute{s} longer{where}, which delays",
+        "clock": f"{words} compute{s} longer on slower GPU clocks, which delays",
+        "stall": f"{words} stall{s}{where}, which delays",
+        "sync": f"{words} wait{s} for the GPU more often, which delays",
+        "operators": f"{words} spend{s} longer{where}, which delays",
+        "launch": f"{words} launch{'es' if one else ''} kernels more slowly, which delays",
+        "copy": f"{words} cop{'ies' if one else 'y'} longer, which delays",
+    }.get(cause)
 
 
 def _cause(case: Case, what_if: WhatIf, gain: float, jitter: bool) -> tuple[str, dict[str, float]]:
@@ -247,14 +286,18 @@ def _cause(case: Case, what_if: WhatIf, gain: float, jitter: bool) -> tuple[str,
     return (best if explains else "unknown"), {str(part): ms for part, ms in alone.items()}
 
 
-def _place(case: Case, late: tuple[int, ...], cause: str) -> str:
-    """Where in the step the late ranks are while they are elsewhere or in single slow calls."""
+def _place(case: Case, late: tuple[int, ...], cause: str, gain: float, *, silent: bool) -> tuple[str, Advice]:
+    """(where in the step the late ranks are, what that says to do) where they wait unmarked, stall or call slowly."""
+    if silent:
+        after = (AFTER_THE_UPDATE, *_ADVICE["input"]) if ends_with_the_update(case) else ()
+        return before_first_operator(case, late), after
     if cause == "stall":
-        places = stalls(case, late)
-        return (places[0].words + (", collecting garbage" if places[0].collecting else "")) if places else ""
+        first = main_place(stalls(case, late), gain)
+        words = "" if first is None else first.words + (", collecting garbage" if first.collecting else "")
+        return words, stall_advice(case, first)
     if cause == "operators":
-        return next((f"in {name}" for name in slow_operators(case, late)), "")
-    return ""
+        return next((f"in {name}" for name in slow_operators(case, late)), ""), ()
+    return "", ()
 
 
 def _frames_ms(case: Case, late: tuple[int, ...]) -> dict[str, float]:
@@ -292,6 +335,12 @@ def _held_back(case: Case, late: tuple[int, ...]) -> dict[str, list[str]]:
     gpus = {rank: gpu_of_rank(case.facts, case.run, rank) for rank in late}
     found = {str(rank): against[gpu] for rank, gpu in gpus.items() if gpu is not None and gpu in against}
     return found if len(found) == len(late) else {}
+
+
+def _late_in_some_steps(what_if: WhatIf, part: Part) -> tuple[int, ...]:
+    """The ranks that are above their peers in some steps, if not in the mean."""
+    lateness = {rank: sum(max(ns, 0.0) for ns in steps) for rank, steps in excess_of(what_if, part).by_step.items()}
+    return tuple(sorted(rank for rank, ns in lateness.items() if ns >= ALSO_LATE * max(lateness.values())))
 
 
 def _steady(what_if: WhatIf) -> bool:

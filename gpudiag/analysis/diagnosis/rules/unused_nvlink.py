@@ -26,14 +26,15 @@ def unused_nvlink_gb_per_s(case: Case, size_bytes: int, busbw_gb_per_s: float) -
     Such a collective is large, all its ranks are on one machine, and its bus bandwidth is a small part of the link's:
     what a path through the host carries. None where that is not so, or not known.
     """
-    rates = [_nvlink_gb_per_s(lane.device_name) for lane in case.lanes]
+    rates = [nvlink_gb_per_s(lane.device_name) for lane in case.lanes]
     least = min((rate for rate in rates if rate is not None), default=0.0)
     if None in rates or size_bytes < LARGE_TRANSFER_BYTES or busbw_gb_per_s > OF_NVLINK * least:
         return None
     return least if _on_one_machine(case) and _linked(case) else None
 
 
-def _nvlink_gb_per_s(name: str) -> float | None:
+def nvlink_gb_per_s(name: str) -> float | None:
+    """What the NVLink of a board of this name carries one way, in GB/s; None where that is not known."""
     if any(word in name for word in _IN_SLOTS):
         return None
     return next((rate for board, rate in _GB_PER_S if board in name), None)

@@ -53,6 +53,8 @@ _INSTALLED = ("site-packages", "dist-packages", "/lib/python")
 
 #: What PyTorch runs on GPUs only: operators of vendors' libraries.
 _ON_GPUS = ("aten::cudnn_", "aten::_cudnn", "aten::miopen_")
+#: What only asks whether one could: recurrent layers do, on CPUs too.
+_ASKS = "aten::cudnn_is_acceptable"
 
 #: Directions as CUPTI's tools write them (`Memcpy HtoD (Pinned -> Device)`) and as ROCm's do (`CopyHostToDevice`).
 _DIRECTIONS = (
@@ -106,7 +108,7 @@ def step_marks_of(events: EventTable) -> tuple[StepMarks, ...]:
 
 def runs_on_gpus(names: Sequence[str]) -> bool:
     """Whether events of these names, of operators among others, are of a process that uses GPUs."""
-    return any(name.startswith(_ON_GPUS) for name in names)
+    return any(name.startswith(_ON_GPUS) and name != _ASKS for name in names)
 
 
 def is_users(name: str) -> bool:

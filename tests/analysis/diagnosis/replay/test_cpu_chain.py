@@ -108,3 +108,20 @@ def test_a_pause_in_which_no_collective_seems_to_end_waited_for_the_one_that_lay
     assert found["straggler"].ranks == (1,)
     assert found["straggler"].cause == "input"
     assert found["straggler"].recoverable_ms_per_step == pytest.approx(50, rel=0.1)
+
+
+def test_a_pause_whose_collective_ended_at_its_beginning_is_no_wait() -> None:
+    """Both ranks log for 40 ms after an all-reduce of 2 ms, without a call of the framework in between."""
+    ranks = [TraceBuilder(rank, world_size=2) for rank in range(2)]
+    for trace in ranks:
+        for step in range(6):
+            trace.step(step * PERIOD)
+            trace.operator(1_000, 48_000, "aten::convolution_backward")
+            trace.operator(48_100, 48_300, "c10d::allreduce_")
+            trace.gloo(48_200, 50_300, thread=91, ranks=(0, 1), size_bytes=4_000)
+            trace.operator(90_300, 99_900, "aten::copy_")
+    found, _ = diagnosis_of([trace.build() for trace in ranks])
+    assert next(iter(found)) == "host-stall"
+    assert found["host-stall"].recoverable_ms_per_step == pytest.approx(40, rel=0.05)
+    assert "before aten::copy_" in found["host-stall"].place
+    assert found["communication-bound"].recoverable_ms_per_step == pytest.approx(2, rel=0.1)

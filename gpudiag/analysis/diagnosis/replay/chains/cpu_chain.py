@@ -28,7 +28,7 @@ from gpudiag.analysis.diagnosis.replay.graph import NONE, Block
 from gpudiag.analysis.diagnosis.replay.streams import LaneOps
 from gpudiag.intervals import EMPTY, Intervals, among, subtract, union
 from gpudiag.model.event import EventKind, EventTable, Role
-from gpudiag.model.timeline import UNKNOWN, WAITED_NS, Lane, OpClass, Timeline
+from gpudiag.model.timeline import PAUSE_NS, UNKNOWN, WAITED_NS, Lane, OpClass, Timeline
 
 #: Of each collective when its hand-over begins and ends; of each wait when it begins and ends, and for which op.
 _HandedOver = tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]
@@ -186,7 +186,8 @@ def _waits(
     B ended it, not A. Were it A, the 49 ms of the pause would be no transfer's. Where no collective's end lies in the
     pause, it is that of one that lay in it for the most part.
 
-    What the thread waits inside an operator (`awaited`) is a pause too.
+    What the thread waits inside an operator (`awaited`) is a pause too. Where the collective ended in the first half of
+    it, the thread waited until then and was elsewhere for the rest: no wake-up takes longer than what it ends.
 
     A pause over a step's mark is none: gradients are there before the update, and what comes after that is the loader.
     A collective may seem to end in it, when its thread lost its core before it could say that it was done.
@@ -211,7 +212,10 @@ def _waits(
             if stop - max(begin, part.start[first]) >= MOST * (part.end[first] - part.start[first]):
                 ended[pause] = first
     waited = ended != NONE
-    return pause_from[waited], pause_to[waited], ended[waited]
+    pause_from, pause_to, ended = pause_from[waited], pause_to[waited], ended[waited]
+    until = np.maximum(part.end[ended].astype(np.int64), pause_from)
+    elsewhere = (pause_to - until >= PAUSE_NS) & (pause_to - until > MOST * (pause_to - pause_from))
+    return pause_from, np.where(elsewhere, until, pause_to), ended
 
 
 def _attach(
