@@ -19,7 +19,7 @@ MOST_LINES = 400
 #: `cat $(git ls-files 'gpudiag/*.py') | wc -l` counted 45,786 before the house was rebuilt.
 #: Since then came two recordings, every exchange, what finds that data cannot be trusted, commands of one's own, and
 #: the tables of earlier systems.
-MOST_LINES_IN_ALL = 57_000
+MOST_LINES_IN_ALL = 57_500
 
 
 def entries(directory: Path) -> list[str]:
