@@ -47,7 +47,7 @@ HERE = Path(__file__).resolve().parent.parent
 BUILD = HERE / "build" / "mutants"
 TREE = BUILD / "tree"
 FOLDERS = tuple(Path("gpudiag/analysis", name) for name in ("attribution", "timeline", "diagnosis"))
-TESTS = ("tests/analysis", "tests/app", "tests/commands", "tests/report", "tests/trace", "tests/test_cli.py")
+TESTS = ("tests/analysis", "tests/app", "tests/commands", "tests/report", "tests/test_cli.py")
 PYTEST = (sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--hypothesis-profile=unit")
 FAST = "not processes and not long and not measured"
 
@@ -80,7 +80,7 @@ def main() -> int:
     options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     options.add_argument("--mutants", type=int, default=150)
     options.add_argument("--seed", type=int, default=1)
-    options.add_argument("--budget", type=float, default=40.0, help="seconds of tests for one mutant")
+    options.add_argument("--budget", type=float, default=25.0, help="seconds of tests for one mutant")
     options.add_argument("--until", type=float, default=float("inf"), help="minutes after which no mutant is begun")
     given = options.parse_args()
     end = time.monotonic() + given.until * 60

@@ -1,0 +1,82 @@
+"""All that is said of each rule's example jobs and machines, and of small real traces: `tests/golden/diagnoses`.
+
+Other tests say what has to be right; here it is seen whatever else a change moves.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+import pytest
+
+from gpudiag.analysis.diagnosis.engine import diagnose
+from gpudiag.analysis.diagnosis.hardware import HARDWARE_RULES
+from gpudiag.analysis.diagnosis.rules import RULES
+from gpudiag.analysis.diagnosis.rules.compute_bound import ComputeBound
+from gpudiag.app.analyze import analyze_with_step
+from tests.analysis.diagnosis.cases import case_of
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from gpudiag.analysis.diagnosis.hardware.rule import FactsRule
+    from gpudiag.analysis.diagnosis.rules.rule import Rule
+
+TRACES = Path(__file__).parents[2] / "traces"
+LEFT_OUT = {"advice", "source", "portions", "schema"}
+"""Advice is on the pages of the findings."""
+
+
+def plain(value: Any) -> Any:
+    """As JSON has it, with six digits: sums of floats differ by machine in the last."""
+    match value:
+        case float():
+            return float(f"{value:.6g}")
+        case dict():
+            return {str(key): plain(one) for key, one in value.items() if key not in LEFT_OUT}
+        case list() | tuple():
+            return [plain(one) for one in value]
+    return value
+
+
+def text(value: Any) -> str:
+    return json.dumps(plain(msgspec.to_builtins(value)), indent=1, ensure_ascii=False) + "\n"
+
+
+@pytest.mark.parametrize("rule", [*RULES, ComputeBound], ids=lambda rule: rule.code)
+def test_of_the_examples_of_rules(rule: type[Rule] | type[ComputeBound], golden: Callable[[str, str], None]) -> None:
+    said = {}
+    for what, job in (*rule.FIRES, *rule.SILENT, *rule.ABSTAINS):
+        case = case_of(job.traces())
+        said[what] = {"validity": case.timeline.validity, "diagnosis": diagnose(case)}
+    golden(f"diagnoses/{rule.code}.json", text(said))
+
+
+@pytest.mark.parametrize("rule", HARDWARE_RULES, ids=lambda rule: rule.code)
+def test_of_the_example_machines(rule: FactsRule, golden: Callable[[str, str], None]) -> None:
+    golden(f"diagnoses/{rule.code}.json", text({what: rule.examine(facts) for what, facts in rule.FIRES}))
+
+
+@pytest.mark.parametrize("name", ["clean", "gloo_dataloader", "slow_loader_rank2", "tiny", "vgg_p2poff"])
+def test_of_real_traces(name: str, golden: Callable[[str, str], None]) -> None:
+    analysis, view = analyze_with_step([TRACES / name])
+    assert view is not None
+    drawn = {
+        "step": view.step,
+        "others": [other.step for other in view.others],
+        "waits": view.waits,
+        "tracks": {
+            f"rank {rank.rank}, {track.label}": (
+                len(track.start),
+                sum(track.start),
+                sum(track.length),
+                max(track.depth, default=0),
+            )
+            for rank in view.ranks
+            for track in rank.tracks
+        },
+    }
+    golden(f"diagnoses/{name}.json", text({"analysis": analysis, "drawn": drawn}))
