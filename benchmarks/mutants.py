@@ -80,7 +80,7 @@ def main() -> int:
     options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     options.add_argument("--mutants", type=int, default=150)
     options.add_argument("--seed", type=int, default=1)
-    options.add_argument("--budget", type=float, default=25.0, help="seconds of tests for one mutant")
+    options.add_argument("--budget", type=float, default=40.0, help="seconds of tests for one mutant")
     options.add_argument("--until", type=float, default=float("inf"), help="minutes after which no mutant is begun")
     given = options.parse_args()
     end = time.monotonic() + given.until * 60

@@ -1,4 +1,6 @@
-"""All that is said of each rule's example jobs and machines, and of small real traces: `tests/golden/diagnoses`.
+"""All that is said of each rule's example jobs and machines, of random jobs and of small real traces.
+
+Kept in `tests/golden/diagnoses`.
 
 Other tests say what has to be right; here it is seen whatever else a change moves.
 """
@@ -18,6 +20,8 @@ from gpudiag.analysis.diagnosis.rules import RULES
 from gpudiag.analysis.diagnosis.rules.compute_bound import ComputeBound
 from gpudiag.app.analyze import analyze_with_step
 from tests.analysis.diagnosis.cases import case_of
+from tests.analysis.diagnosis.random_jobs.analysed import analysed, recorded
+from tests.analysis.diagnosis.random_jobs.recipe import ALL_KINDS, draw
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -26,8 +30,14 @@ if TYPE_CHECKING:
     from gpudiag.analysis.diagnosis.rules.rule import Rule
 
 TRACES = Path(__file__).parents[2] / "traces"
+JOBS = sorted({path.parent for path in TRACES.glob("*/*.json.gz")} - {TRACES / "public"})
+ALONE = sorted([*TRACES.glob("public/*.json.gz"), *TRACES.glob("tensorflow*/*.xplane.pb.gz")])
 LEFT_OUT = {"advice", "source", "portions", "schema"}
 """Advice is on the pages of the findings."""
+
+
+def name_of(path: Path) -> str:
+    return path.name.partition(".")[0]
 
 
 def plain(value: Any) -> Any:
@@ -60,9 +70,14 @@ def test_of_the_example_machines(rule: FactsRule, golden: Callable[[str, str], N
     golden(f"diagnoses/{rule.code}.json", text({what: rule.examine(facts) for what, facts in rule.FIRES}))
 
 
-@pytest.mark.parametrize("name", ["clean", "gloo_dataloader", "slow_loader_rank2", "tiny", "vgg_p2poff"])
-def test_of_real_traces(name: str, golden: Callable[[str, str], None]) -> None:
-    analysis, view = analyze_with_step([TRACES / name])
+@pytest.mark.parametrize("kind", ALL_KINDS)
+def test_of_random_jobs(kind: str, golden: Callable[[str, str], None]) -> None:
+    golden(f"diagnoses/random-{kind}.json", text(analysed(recorded(draw(7, kind)))))
+
+
+@pytest.mark.parametrize("path", [*JOBS, *ALONE], ids=name_of)
+def test_of_real_traces(path: Path, golden: Callable[[str, str], None]) -> None:
+    analysis, view = analyze_with_step([path])
     assert view is not None
     drawn = {
         "step": view.step,
@@ -79,4 +94,4 @@ def test_of_real_traces(name: str, golden: Callable[[str, str], None]) -> None:
             for track in rank.tracks
         },
     }
-    golden(f"diagnoses/{name}.json", text({"analysis": analysis, "drawn": drawn}))
+    golden(f"diagnoses/{name_of(path)}.json", text({"analysis": analysis, "drawn": drawn}))
