@@ -92,6 +92,9 @@ def main() -> int:
     kept = BUILD / f"seed-{given.seed}.jsonl"
     known = [json.loads(line) for line in kept.read_text().splitlines()] if kept.is_file() else []
     results = {result["name"]: result for result in known}
+    for result in known:
+        if "::" in result["by"]:
+            tests.found_by(result["by"])
     drawn = drawn_changes(given.mutants, given.seed)
     for number, change in enumerate(drawn):
         if change.name not in results and time.monotonic() < end:

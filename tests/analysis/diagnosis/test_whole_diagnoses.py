@@ -1,4 +1,4 @@
-"""All that is said of each rule's example jobs and machines, of random jobs and of small real traces.
+"""All that is said of each rule's example jobs and machines, of recorded machines, random jobs and small real traces.
 
 Kept in `tests/golden/diagnoses`.
 
@@ -15,13 +15,14 @@ import msgspec
 import pytest
 
 from gpudiag.analysis.diagnosis.engine import diagnose
-from gpudiag.analysis.diagnosis.hardware import HARDWARE_RULES
+from gpudiag.analysis.diagnosis.hardware import HARDWARE_RULES, examine_facts
 from gpudiag.analysis.diagnosis.rules import RULES
 from gpudiag.analysis.diagnosis.rules.compute_bound import ComputeBound
 from gpudiag.app.analyze import analyze_with_step
 from tests.analysis.diagnosis.cases import case_of
 from tests.analysis.diagnosis.random_jobs.analysed import analysed, recorded
 from tests.analysis.diagnosis.random_jobs.recipe import ALL_KINDS, draw
+from tests.machines import NAMES, machine
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -68,6 +69,11 @@ def test_of_the_examples_of_rules(rule: type[Rule] | type[ComputeBound], golden:
 @pytest.mark.parametrize("rule", HARDWARE_RULES, ids=lambda rule: rule.code)
 def test_of_the_example_machines(rule: FactsRule, golden: Callable[[str, str], None]) -> None:
     golden(f"diagnoses/{rule.code}.json", text({what: rule.examine(facts) for what, facts in rule.FIRES}))
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_of_recorded_machines(name: str, golden: Callable[[str, str], None]) -> None:
+    golden(f"diagnoses/machine-{name}.json", text(examine_facts(machine(name))))
 
 
 @pytest.mark.parametrize("kind", ALL_KINDS)
