@@ -212,7 +212,8 @@ def _statement(change: Change) -> tuple[ast.stmt, range]:
 
 
 def _first_line(statement: ast.stmt) -> int:
-    return min([statement.lineno, *(one.lineno for one in getattr(statement, "decorator_list", ()))])
+    decorators: list[ast.expr] = getattr(statement, "decorator_list", [])
+    return min([statement.lineno, *(one.lineno for one in decorators)])
 
 
 def _names(statement: ast.stmt) -> list[str]:
