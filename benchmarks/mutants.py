@@ -3,9 +3,9 @@
 Places in the code of attribution, timeline and diagnosis are drawn at random, each with one of the changes that Cosmic
 Ray (https://cosmic-ray.readthedocs.io) makes there: another operator, comparison or number, a condition turned round, a
 loop that does nothing. A change is killed where a test fails or takes far longer than it did. The tests asked are those
-of `make unit` that run the changed line, the shortest first, for at most `--budget` seconds; so what survives may still
-be killed by another. Everything happens in a copy of the working tree, in `build/mutants`; results are kept there, one
-line of JSON for each mutant, and a run that was cut goes on from them.
+of `make unit` that run the changed line, the shortest first, for at most `--budget` seconds; what survives them may be
+killed by another, and is asked again with a larger budget. Everything happens in a copy of the working tree, in
+`build/mutants`; results are kept there, one line of JSON for each mutant, and a run that was cut goes on from them.
 
 Left out is what nothing can tell from what was there, or any test at all: annotations, what runs for type checkers
 only, identity in place of equality, bitwise operators or powers in place of arithmetic, what is no Python; options that
@@ -97,8 +97,10 @@ def main() -> int:
             tests.found_by(result["by"])
     drawn = drawn_changes(given.mutants, given.seed)
     for number, change in enumerate(drawn):
-        if change.name not in results and time.monotonic() < end:
-            results[change.name] = tried(change, tests)
+        before = results.get(change.name, {"outcome": "", "budget_s": 0.0})
+        # What survived fewer tests is asked again.
+        if before["outcome"] != "killed" and before["budget_s"] < given.budget and time.monotonic() < end:
+            results[change.name] = tried(change, tests) | {"budget_s": given.budget}
             with kept.open("a") as file:
                 print(json.dumps(results[change.name]), file=file)
             print(f"{number + 1}/{len(drawn)} {results[change.name]['outcome']:8} {change.name}", flush=True)

@@ -16,8 +16,10 @@ import pytest
 
 from gpudiag.analysis.diagnosis.engine import diagnose
 from gpudiag.analysis.diagnosis.hardware import HARDWARE_RULES, examine_facts
+from gpudiag.analysis.diagnosis.replay.levels import PARTS, amount
 from gpudiag.analysis.diagnosis.rules import RULES
 from gpudiag.analysis.diagnosis.rules.compute_bound import ComputeBound
+from gpudiag.analysis.diagnosis.significance import Significance
 from gpudiag.app.analyze import analyze_with_step
 from tests.analysis.diagnosis.cases import case_of
 from tests.analysis.diagnosis.random_jobs.analysed import analysed, recorded
@@ -78,7 +80,21 @@ def test_of_recorded_machines(name: str, golden: Callable[[str, str], None]) -> 
 
 @pytest.mark.parametrize("kind", ALL_KINDS)
 def test_of_random_jobs(kind: str, golden: Callable[[str, str], None]) -> None:
-    golden(f"diagnoses/random-{kind}.json", text(analysed(recorded(draw(7, kind)))))
+    said = {}
+    for seed in (7, 8, 9):
+        case = recorded(draw(seed, kind))
+        what_if = case.what_if
+        assert what_if is not None
+        said[seed] = {
+            "analysis": analysed(case),
+            "replayed_ms": what_if.replayed_ms,
+            "corrected_ms": what_if.corrected_ms,
+            "steps_ms": what_if.steps_ms([what_if.corrected])[0].tolist(),
+            "per_event_ns": what_if.per_event_ns,
+            "chance_ms": Significance(case, what_if).chance_ms,
+            "parts_ms": {part: float(amount(what_if, what_if.corrected, part).sum() / 1e6) for part in PARTS},
+        }
+    golden(f"diagnoses/random-{kind}.json", text(said))
 
 
 @pytest.mark.parametrize("path", [*JOBS, *ALONE], ids=name_of)
