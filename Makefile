@@ -16,7 +16,7 @@ PIP := PIP_DISABLE_PIP_VERSION_CHECK=1 $(BIN)/python -m pip install --quiet --co
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup run test unit fuzz check format bench docs protobuf tensorboard tensorflow trainers wheel clean
+.PHONY: help setup run test unit fuzz mutants check format bench docs protobuf tensorboard tensorflow trainers wheel clean
 
 help: ## Show this help
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -34,6 +34,9 @@ unit: $(VENV)/.dev ## Run the tests that start no programs and train no models: 
 
 fuzz: $(VENV)/.dev ## Run 10,000 mutants of traces, run directories and facts through the commands
 	$(BIN)/python -m tests.fuzzing 10000
+
+mutants: build/mutants-venv/.made ## Put faults into the analysis, one at a time, and see how many its tests find
+	build/mutants-venv/bin/python benchmarks/mutants.py $(MUTANTS_ARGS)
 
 check: $(VENV)/.dev ## Lint, formatting, strict types, import contracts
 	$(BIN)/ruff check .
@@ -70,13 +73,15 @@ build/tf-venv/.made: $(VENV)/.made constraints.txt
 
 trainers: build/trainers-venv/.made ## Install Lightning, Transformers and Accelerate into build/, for the tests of their callbacks
 
+build/trainers-venv/.made: BESIDE = accelerate lightning transformers
+build/mutants-venv/.made: BESIDE = cosmic-ray pytest-cov
+
 # They take PyTorch and all else that .venv has from there.
-build/trainers-venv/.made: $(VENV)/.dev constraints.txt
-	$(BIN)/python -m venv build/trainers-venv
+build/trainers-venv/.made build/mutants-venv/.made: $(VENV)/.dev constraints.txt
+	$(BIN)/python -m venv $(@D)
 	$(BIN)/python -c "import pathlib, sysconfig, torch; print(sysconfig.get_path('purelib'), pathlib.Path(torch.__file__).parents[1], sep='\n')" \
-	  > "$$(build/trainers-venv/bin/python -c "import sysconfig; print(sysconfig.get_path('purelib'))")/beside.pth"
-	PIP_DISABLE_PIP_VERSION_CHECK=1 build/trainers-venv/bin/python -m pip install --quiet --constraint constraints.txt \
-	  accelerate lightning transformers
+	  > "$$($(@D)/bin/python -c "import sysconfig; print(sysconfig.get_path('purelib'))")/beside.pth"
+	PIP_DISABLE_PIP_VERSION_CHECK=1 $(@D)/bin/python -m pip install --quiet --constraint constraints.txt $(BESIDE)
 	@touch $@
 
 protobuf: $(VENV)/.dev ## Make the descriptors of protobuf formats again, from their .proto

@@ -93,7 +93,7 @@ def build_timeline(traces: Sequence[Trace], world_size: int | None = None) -> Ti
         lanes=lanes,
         traces=tuple(traces),
         clocks=tuple(matching.clocks),
-        validity=(*repeated, *examine(traces, lanes, windows, matching, world=world, activities=activities)),
+        validity=(*repeated, *examine(traces, lanes, matching, world=world, activities=activities)),
         unseen={_rank(traces[index]): host_windows(_Host(traces[index]).steps).bounds for index in sorted(unseen)},
     )
 

@@ -12,11 +12,10 @@ Times = NDArray[np.int64]
 
 
 class Windows(msgspec.Struct, frozen=True):
-    """k windows that tile [bounds[0], bounds[k]); `steps` has their step numbers, `whole` is False for a stopgap."""
+    """k windows that tile [bounds[0], bounds[k]); `steps` has their step numbers."""
 
     bounds: Times
     steps: NDArray[np.int64]
-    whole: bool = True
 
 
 def device_windows(ops: DeviceOps, steps: HostSteps) -> Windows:
@@ -29,7 +28,7 @@ def device_windows(ops: DeviceOps, steps: HostSteps) -> Windows:
         first op  21.8 ms   53.1      84.3      115.5     146.7
 
     the windows are [53.1, 84.3) for #4, [84.3, 115.5) for #5 and [115.5, 146.7) for #6. With fewer than three steps
-    nothing is left after that; then what there is becomes the window and `whole` is False.
+    nothing is left after that; then what there is becomes the window.
     """
     launched = np.flatnonzero(np.bincount(ops.step[ops.step >= 0]))
     if len(launched) == 0:
@@ -54,15 +53,13 @@ def _tile(first: Times, numbers: NDArray[np.int64], end: int) -> Windows:
     if len(first) >= 3:
         return Windows(first[1:], numbers[1:-1])
     if len(first) == 2:
-        return Windows(first, numbers[:1], whole=False)
-    return Windows(np.array([first[0], max(end, int(first[0]) + 1)], np.int64), numbers[:1], whole=False)
+        return Windows(first, numbers[:1])
+    return Windows(np.array([first[0], max(end, int(first[0]) + 1)], np.int64), numbers[:1])
 
 
 def _everything(start: Times, end: Times) -> Windows:
-    if len(start) == 0:
-        return Windows(np.zeros(1, np.int64), np.empty(0, np.int64), whole=False)
     bounds = np.array([start.min(), max(int(end.max()), int(start.min()) + 1)], np.int64)
-    return Windows(bounds, np.zeros(1, np.int64), whole=False)
+    return Windows(bounds, np.zeros(1, np.int64))
 
 
 def common_steps(all_windows: list[Windows]) -> list[Windows]:
@@ -83,5 +80,5 @@ def common_steps(all_windows: list[Windows]) -> list[Windows]:
         b = int(np.searchsorted(windows.steps, high, side="right"))
         if b <= a:
             return all_windows
-        cut.append(Windows(windows.bounds[a : b + 1], windows.steps[a:b], windows.whole))
+        cut.append(Windows(windows.bounds[a : b + 1], windows.steps[a:b]))
     return cut

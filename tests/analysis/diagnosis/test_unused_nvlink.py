@@ -69,6 +69,13 @@ def test_nothing_is_said_of_ranks_that_may_be_on_several_machines() -> None:
     assert unused_nvlink_gb_per_s(elsewhere, LARGE, SLOW) is None
 
 
+def test_nor_of_a_rank_alone_or_where_others_are_missing() -> None:
+    missing = msgspec.structs.replace(H200S.timeline, world_size=3)
+    assert unused_nvlink_gb_per_s(replace(H200S, timeline=missing), LARGE, SLOW) is None
+    alone = case_of(Job(ranks=2, step=(kernels(10), all_reduce(10), update(1)), recorded=(0,)).traces())
+    assert unused_nvlink_gb_per_s(on("NVIDIA H200", case=alone), LARGE, SLOW) is None
+
+
 def test_nor_of_a_machine_that_is_known_to_have_none() -> None:
     for lanes, found in ((18, 450.0), (0, None)):
         facts = machine(gpu(0), gpu(1), links=(Link(a=0, b=1, kind="SYS", lanes=lanes),))

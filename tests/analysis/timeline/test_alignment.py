@@ -95,6 +95,17 @@ def test_captures_that_begin_and_end_apart(
         assert abs(found.offset_ns - offset) <= JITTER_NS
 
 
+@given(seed=st.integers(0, 2**32), offset=st.sampled_from([3 * NS_PER_MS, -5 * NS_PER_MS]))
+@examples(50)
+def test_a_clock_that_is_off_by_much_less_than_a_step_is_in_no_doubt(seed: int, offset: int) -> None:
+    noise = np.random.default_rng(seed)
+    job = training(6, 4, noise)
+    every = np.arange(len(job.end))
+    found = align(job.seen(every, 0, noise), job.seen(every, offset, noise), clocks_comparable=True)
+    assert not found.ambiguous
+    assert abs(found.offset_ns - offset) <= JITTER_NS
+
+
 @given(seed=st.integers(0, 2**32), lost=st.integers(1, 6), offset=st.sampled_from([0, 40 * NS_PER_US, 2 * NS_PER_MS]))
 @examples(100)
 def test_collectives_lost_in_the_middle(seed: int, lost: int, offset: int) -> None:
@@ -163,6 +174,17 @@ def test_one_collective_each(comparable: bool) -> None:
     )
     found = align(one, one, clocks_comparable=comparable)
     assert (found.a.tolist(), found.b.tolist(), found.offset_ns) == ([0], [0], 0)
+
+
+@pytest.mark.parametrize("comparable", [True, False])
+def test_of_ranks_of_which_one_saw_no_collective_that_all_leave_together_nothing_matches(comparable: bool) -> None:
+    noise = np.random.default_rng(0)
+    job = training(3, 2, noise, broadcasts=1)
+    every = np.arange(len(job.end))
+    whole, rooted = job.seen(every, 0, noise), job.seen(np.flatnonzero(~job.symmetric), 0, noise)
+    for a, b in ((whole, rooted), (rooted, whole), (rooted, rooted)):
+        found = align(a, b, clocks_comparable=comparable)
+        assert (len(found.a), len(found.b), found.offset_ns, found.ambiguous) == (0, 0, 0, False)
 
 
 @given(seed=st.integers(0, 2**32))

@@ -89,7 +89,7 @@ def pattern(at: float) -> object:
 @CASES.of("FEW_STEPS")
 def analysed(at: int) -> object:
     lane: Any = Of(window_steps=np.arange(at), steps=Of(source="ProfilerStep"))
-    return [one.code for one in _steps([], [lane], [])]
+    return [one.code for one in _steps([], [lane])]
 
 
 CASES.of("LOST_SHARE")(lambda at: DeviceActivity(10_000, round(10_000 * at), missing=False).lossy)

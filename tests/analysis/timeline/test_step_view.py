@@ -7,10 +7,16 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from gpudiag.analysis.attribution import attribute
+from gpudiag.analysis.timeline import build_timeline
+from gpudiag.analysis.timeline.step_view import view_of_step
 from gpudiag.app.analyze import analyze_with_step
 from gpudiag.model.step_view import UNMARKED_INPUT
+from tests.timeline_builder import TraceBuilder
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from gpudiag.model.step_view import StepView
 
 TRACES = Path(__file__).parents[2] / "traces"
@@ -53,3 +59,50 @@ def test_other_steps_are_kept_with_the_same_names(late: StepView) -> None:
     assert other.names == ()
     assert max(max(track.name, default=0) for rank in other.ranks for track in rank.tracks) < len(late.names)
     assert [rank.rank for rank in other.ranks] == [rank.rank for rank in late.ranks]
+
+
+def of_lengths(lengths: Sequence[int], ranks: int = 1) -> StepView:
+    """Steps of so many µs, in each a kernel and an all-reduce to which rank 0 comes late."""
+    traces = []
+    for rank in range(ranks):
+        trace = TraceBuilder(rank, world_size=ranks)
+        at = 0
+        for length in (100, *lengths, 100):
+            trace.step(at).operator(0, 40, "outer").operator(10, 20, "inner").compute(0, 50)
+            trace.collective(50 if rank else 80, 90, ranks=tuple(range(ranks)))
+            at += length
+        traces.append(trace.build())
+    timeline = build_timeline(traces)
+    view = view_of_step(timeline, attribute(timeline))
+    assert view is not None
+    return view
+
+
+def test_the_typical_step_is_the_last_near_the_median_and_the_others_go_from_the_shortest_to_the_longest() -> None:
+    view = of_lengths([100, 101, 100, 300, 100, 102, 101, 400, 200])
+    assert (view.step, view.length) == (7, 101_000)
+    lengths = [other.length // 1000 for other in view.others]
+    assert len(lengths) == 4
+    assert {100, 400} <= set(lengths)
+    assert [other.step for other in view.others] == sorted(other.step for other in view.others)
+    assert of_lengths([100] * 5).step == 5
+    assert of_lengths([100, 100, 100, 100, 500]).length == 100_000
+
+
+def test_a_step_is_drawn_as_it_was() -> None:
+    view = of_lengths([100, 100, 100], ranks=3)
+    assert (view.length, view.ranks_left_out) == (100_000, 0)
+    for rank in view.ranks:
+        assert (rank.begin, rank.end) == (0, 100_000)
+        compute, exchange = [track for track in rank.tracks if track.kind == "device"]
+        assert (compute.start, compute.length) == ((0,), (50_000,))
+        begin = 50_000 if rank.rank else 80_000
+        assert (exchange.start, exchange.length) == ((begin,), (90_000 - begin,))
+        (host,) = [track for track in rank.tracks if track.kind == "host"]
+        drawn = {
+            view.names[name]: (start, length, depth)
+            for name, start, length, depth in zip(host.name, host.start, host.length, host.depth, strict=True)
+        }
+        assert (drawn["outer"], drawn["inner"]) == ((0, 40_000, 1), (10_000, 10_000, 2))
+    waits = {(wait.rank, wait.on_rank, wait.start, wait.length) for wait in view.waits}
+    assert waits == {(rank, 0, 50_000, 30_000) for rank in (1, 2)}

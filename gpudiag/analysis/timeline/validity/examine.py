@@ -9,7 +9,6 @@ from gpudiag.analysis.timeline.collectives import Matching
 from gpudiag.analysis.timeline.validity import device_activity, mixed_runs, thin_recording
 from gpudiag.analysis.timeline.validity.device_activity import DeviceActivity
 from gpudiag.analysis.timeline.validity.wording import ranks_in_words
-from gpudiag.analysis.timeline.windows import Windows
 from gpudiag.model.analysis import Validity
 from gpudiag.model.event import Trace
 from gpudiag.model.timeline import Lane
@@ -24,7 +23,6 @@ _STEP_MARKS = {
 def examine(
     traces: Sequence[Trace],
     lanes: Sequence[Lane],
-    windows: Sequence[Windows],
     matching: Matching,
     *,
     world: int,
@@ -39,7 +37,7 @@ def examine(
         *device_activity.doubts(traces, activities),
         *thin_recording.doubts(traces, lanes),
         *_ranks(traces, world, matching),
-        *_steps(traces, lanes, windows),
+        *_steps(traces, lanes),
         *_dropped(traces),
         *_clocks(matching),
     ]
@@ -60,7 +58,7 @@ def _ranks(traces: Sequence[Trace], world: int, matching: Matching) -> list[Vali
     return [Validity(code="missing-ranks", message=message)]
 
 
-def _steps(traces: Sequence[Trace], lanes: Sequence[Lane], windows: Sequence[Windows]) -> list[Validity]:
+def _steps(traces: Sequence[Trace], lanes: Sequence[Lane]) -> list[Validity]:
     found = []
     sources = {lane.steps.source for lane in lanes}
     if sources & {"optimizer", "pattern", "none"}:
@@ -74,7 +72,7 @@ def _steps(traces: Sequence[Trace], lanes: Sequence[Lane], windows: Sequence[Win
         message = f"the trace has no step marks: {said}. {mark}, or use gpudiag.profile()."
         found.append(Validity(code="no-step-marks", message=message))
     fewest = min((len(lane.window_steps) for lane in lanes), default=FEW_STEPS)
-    if fewest < FEW_STEPS or not all(w.whole for w in windows):
+    if fewest < FEW_STEPS:
         message = (
             f"{fewest} step(s) could be analysed, as the first and the last of a capture are incomplete. "
             f"Record {FEW_STEPS + 2} or more steps after warm-up."

@@ -8,11 +8,11 @@ import msgspec
 import pytest
 
 from gpudiag.analysis.diagnosis.hardware import HARDWARE_RULES, examine_facts
-from gpudiag.analysis.diagnosis.hardware.examples import gpu, host_copies, machine, together
+from gpudiag.analysis.diagnosis.hardware.examples import gpu, host_copies, machine, peer_copies, together
 from gpudiag.analysis.diagnosis.hardware.no_peer_access import has_ring
 from gpudiag.analysis.diagnosis.hardware.words import gpu_list, gradient_cost, pair_list
 from gpudiag.model.analysis import FINDING_CODES, Finding
-from gpudiag.model.facts import Facts, Host, Link
+from gpudiag.model.facts import Facts, GpuProcess, Host, Link
 
 if TYPE_CHECKING:
     from gpudiag.analysis.diagnosis.hardware.rule import FactsRule
@@ -125,12 +125,24 @@ def test_words() -> None:
 
 
 def test_of_two_initiators_the_faster_counts() -> None:
-    from gpudiag.analysis.diagnosis.hardware.examples import peer_copies
-
     slow_when_reading = peer_copies(0, 1, 9.0, peer_access=True, initiator="dst")
     by_writing = peer_copies(0, 1, 12.0, peer_access=True, initiator="src")
     staged = peer_copies(0, 1, 11.0, peer_access=False, initiator="src")
     assert examine_facts(machine(gpu(0), gpu(1), bandwidth=(by_writing, slow_when_reading, staged))) == ()
+
+
+@pytest.mark.parametrize("count", [1, 4, 5, 6])
+def test_of_many_the_first_four_are_named_and_the_others_counted(count: int) -> None:
+    holders = tuple(GpuProcess(pid=100 + i, name=f"job{i}", memory_bytes=30 << 30) for i in range(count))
+    copies = [peer_copies(2 * i, 2 * i + 1, 22.0, peer_access=True, verified=False)[0] for i in range(count)]
+    pairs = [(f"job{i} ", f"gpu:{2 * i} →") for i in range(count)]
+    held = examine_facts(machine(gpu(0, processes=holders)))[0].title
+    damaged = examine_facts(machine(*(gpu(i) for i in range(2 * count)), bandwidth=copies))[0].title
+    for index, (holder, path) in enumerate(pairs):
+        assert (holder in held, path in damaged) == (index < 4, index < 4)
+    for title in (held, damaged):
+        assert (f"and {count - 4} more" in title) == (count > 4)
+        assert ("more" in title) == (count > 4)
 
 
 def test_the_source_of_a_ceiling_is_named_in_short() -> None:

@@ -74,6 +74,10 @@ def test_the_kernels_of_a_steps_other_layers_are_counterparts() -> None:
         assert times == pytest.approx([expected[key]] * len(times), rel=0.02)
 
 
+def test_kernels_of_one_name_that_take_long_and_short_alone_tell_nothing() -> None:
+    assert undisturbed([(90, "gemm")] * 4, [(30, "gemm"), (60, "gemm"), (120, "gemm"), (240, "gemm")] * 2) == {}
+
+
 def test_a_layer_of_another_size_is_no_counterpart() -> None:
     # A step whose kernels halve from layer to layer, as a convolutional network's do; nothing disturbed any of them.
     sizes = [(800, "conv"), (400, "conv"), (200, "conv")]

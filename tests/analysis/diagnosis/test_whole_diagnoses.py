@@ -1,0 +1,120 @@
+"""All that is said of each rule's example jobs and machines, of recorded machines, random jobs and small real traces.
+
+Kept in `tests/golden/diagnoses`.
+
+Other tests say what has to be right; here it is seen whatever else a change moves.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+import pytest
+
+from gpudiag.analysis.diagnosis.engine import diagnose
+from gpudiag.analysis.diagnosis.hardware import HARDWARE_RULES, examine_facts
+from gpudiag.analysis.diagnosis.replay.levels import PARTS, amount
+from gpudiag.analysis.diagnosis.rules import RULES
+from gpudiag.analysis.diagnosis.rules.compute_bound import ComputeBound
+from gpudiag.analysis.diagnosis.significance import Significance
+from gpudiag.app.analyze import analyze_with_step
+from tests.analysis.diagnosis.cases import case_of
+from tests.analysis.diagnosis.random_jobs.analysed import analysed, recorded
+from tests.analysis.diagnosis.random_jobs.recipe import ALL_KINDS, draw
+from tests.machines import NAMES, machine
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from gpudiag.analysis.diagnosis.hardware.rule import FactsRule
+    from gpudiag.analysis.diagnosis.rules.rule import Rule
+
+TRACES = Path(__file__).parents[2] / "traces"
+JOBS = sorted({path.parent for path in TRACES.glob("*/*.json.gz")} - {TRACES / "public"})
+ALONE = sorted([*TRACES.glob("public/*.json.gz"), *TRACES.glob("tensorflow*/*.xplane.pb.gz")])
+LEFT_OUT = {"advice", "source", "portions", "schema"}
+"""Advice is on the pages of the findings."""
+
+
+def name_of(path: Path) -> str:
+    return path.name.partition(".")[0]
+
+
+def plain(value: Any) -> Any:
+    """As JSON has it, with six digits: sums of floats differ by machine in the last."""
+    match value:
+        case float():
+            return float(f"{value:.6g}")
+        case dict():
+            return {str(key): plain(one) for key, one in value.items() if key not in LEFT_OUT}
+        case list() | tuple():
+            return [plain(one) for one in value]
+    return value
+
+
+def text(value: Any) -> str:
+    return json.dumps(plain(msgspec.to_builtins(value)), indent=1, ensure_ascii=False) + "\n"
+
+
+@pytest.mark.parametrize("rule", [*RULES, ComputeBound], ids=lambda rule: rule.code)
+def test_of_the_examples_of_rules(rule: type[Rule] | type[ComputeBound], golden: Callable[[str, str], None]) -> None:
+    said = {}
+    for what, job in (*rule.FIRES, *rule.SILENT, *rule.ABSTAINS):
+        case = case_of(job.traces())
+        said[what] = {"validity": case.timeline.validity, "diagnosis": diagnose(case)}
+    golden(f"diagnoses/{rule.code}.json", text(said))
+
+
+@pytest.mark.parametrize("rule", HARDWARE_RULES, ids=lambda rule: rule.code)
+def test_of_the_example_machines(rule: FactsRule, golden: Callable[[str, str], None]) -> None:
+    golden(f"diagnoses/{rule.code}.json", text({what: rule.examine(facts) for what, facts in rule.FIRES}))
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_of_recorded_machines(name: str, golden: Callable[[str, str], None]) -> None:
+    golden(f"diagnoses/machine-{name}.json", text(examine_facts(machine(name))))
+
+
+@pytest.mark.parametrize("kind", ALL_KINDS)
+def test_of_random_jobs(kind: str, golden: Callable[[str, str], None]) -> None:
+    said = {}
+    for seed in (7, 8, 9):
+        case = recorded(draw(seed, kind))
+        what_if = case.what_if
+        assert what_if is not None
+        said[seed] = {
+            "analysis": analysed(case),
+            "replayed_ms": what_if.replayed_ms,
+            "corrected_ms": what_if.corrected_ms,
+            "steps_ms": what_if.steps_ms([what_if.corrected])[0].tolist(),
+            "per_event_ns": what_if.per_event_ns,
+            "chance_ms": Significance(case, what_if).chance_ms,
+            "parts_ms": {part: float(amount(what_if, what_if.corrected, part).sum() / 1e6) for part in PARTS},
+        }
+    golden(f"diagnoses/random-{kind}.json", text(said))
+
+
+@pytest.mark.parametrize("path", [*JOBS, *ALONE], ids=name_of)
+def test_of_real_traces(path: Path, golden: Callable[[str, str], None]) -> None:
+    analysis, view = analyze_with_step([path])
+    assert view is not None
+    drawn = {
+        "step": view.step,
+        "others": [other.step for other in view.others],
+        "waits": view.waits,
+        "tracks": {
+            f"rank {rank.rank}, {track.label}": (
+                len(track.start),
+                sum(track.start),
+                sum(track.length),
+                max(track.depth, default=0),
+            )
+            for rank in view.ranks
+            for track in rank.tracks
+        },
+    }
+    said = text({"analysis": analysis, "drawn": drawn}).replace(f"{path.parent}/", "")
+    golden(f"diagnoses/{name_of(path)}.json", said)

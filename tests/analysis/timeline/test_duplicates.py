@@ -1,0 +1,50 @@
+"""One rank twice, and what is no repetition."""
+
+from __future__ import annotations
+
+from msgspec.structs import replace
+
+from gpudiag.analysis.timeline import build_timeline
+from gpudiag.analysis.timeline.calibration import FEWEST_DURATIONS
+from tests.timeline_builder import TraceBuilder
+
+ORIGIN_NS = 10**18
+
+
+def recording(rank: int, longer: int = 0, *, origin_ns: int = ORIGIN_NS) -> TraceBuilder:
+    """Steps with more kernels than durations tell one recording from another, each as long as no other."""
+    trace = TraceBuilder(rank, world_size=2, origin_ns=origin_ns)
+    for step in range(4):
+        trace.step(step * 100_000)
+        at = 0
+        for kernel in range(FEWEST_DURATIONS):
+            trace.compute(at, at + 100 + kernel + longer)
+            at += 400
+    return trace
+
+
+def doubts(*traces: TraceBuilder) -> list[tuple[str, str]]:
+    timeline = build_timeline([replace(trace.build(), source=f"{i}.json") for i, trace in enumerate(traces)])
+    return [(one.code, one.message) for one in timeline.validity if one.code == "duplicate-ranks"]
+
+
+def test_of_two_that_claim_a_rank_the_first_is_kept_and_both_are_named() -> None:
+    (found,) = doubts(recording(0), recording(1, 1), recording(1, 2))
+    assert "1.json and 2.json both claim rank 1" in found[1]
+
+
+def test_one_recording_under_two_ranks_is_told_by_its_events() -> None:
+    (found,) = doubts(recording(0), recording(1))
+    assert "0.json and 1.json hold the same events" in found[1]
+
+
+def test_recordings_that_differ_in_anything_are_two() -> None:
+    assert doubts(recording(0), recording(1, 1)) == []
+    assert doubts(recording(0), recording(1, origin_ns=ORIGIN_NS + 1)) == []
+
+
+def test_the_devices_of_one_process_have_a_trace_each_of_one_file() -> None:
+    twins = [replace(recording(rank).build(), source="job.xplane.pb") for rank in (0, 1)]
+    timeline = build_timeline(twins)
+    assert timeline.ranks_present == (0, 1)
+    assert "duplicate-ranks" not in {one.code for one in timeline.validity}
