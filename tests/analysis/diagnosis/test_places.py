@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from gpudiag.analysis.diagnosis.places import stalls
 from tests.analysis.diagnosis.cases import case_of
 from tests.timeline_builder import TraceBuilder
@@ -28,3 +30,15 @@ def test_a_stall_has_its_place_between_operators() -> None:
 def test_a_range_around_it_names_it_as_the_advice_says() -> None:
     (place,) = stalls(case_of([logging(marked=True).build()]), {0})
     assert "gpudiag.logging" in place.words
+
+
+@pytest.mark.parametrize("thread", [0, 5])
+def test_what_other_threads_do_is_no_place(thread: int) -> None:
+    trace = logging(marked=False)
+    for step in range(7):
+        trace.step(step * 30_000, mark=None).by(thread)
+        trace.operator(100, 200, "aten::copy_").annotation(6_000, 20_000, "writer").operator(
+            28_900, 28_990, "aten::cat"
+        )
+    (place,) = stalls(case_of([trace.build()]), {0})
+    assert place.words == "after aten::mm and before aten::add"
