@@ -32,6 +32,7 @@ def test_a_range_around_it_names_it_as_the_advice_says() -> None:
     assert "gpudiag.logging" in place.words
 
 
+<<<<<<< HEAD
 def two_ranks(own: tuple[int, ...], shared: tuple[int, ...]) -> list[TraceBuilder]:
     """Steps of 100 ms on two CPUs: an operator of 2 ms before each pause of these µs; rank 0 has its own ones too."""
     ranks = [TraceBuilder(rank, world_size=2) for rank in range(2)]
@@ -99,3 +100,15 @@ def test_collecting_garbage_is_advised_about_as_such_and_one_process_hears_of_no
     (line,) = finding.advice
     assert "gc.freeze()" in line
     assert ("all ranks" in line) == (ranks > 1)
+=======
+@pytest.mark.parametrize("thread", [0, 5])
+def test_what_other_threads_do_is_no_place(thread: int) -> None:
+    trace = logging(marked=False)
+    for step in range(7):
+        trace.step(step * 30_000, mark=None).by(thread)
+        trace.operator(100, 200, "aten::copy_").annotation(6_000, 20_000, "writer").operator(
+            28_900, 28_990, "aten::cat"
+        )
+    (place,) = stalls(case_of([trace.build()]), {0})
+    assert place.words == "after aten::mm and before aten::add"
+>>>>>>> mutants

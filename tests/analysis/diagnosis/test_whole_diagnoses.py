@@ -35,6 +35,7 @@ if TYPE_CHECKING:
 TRACES = Path(__file__).parents[2] / "traces"
 JOBS = sorted({path.parent for path in TRACES.glob("*/*.json.gz")} - {TRACES / "public"})
 ALONE = sorted([*TRACES.glob("public/*.json.gz"), *TRACES.glob("tensorflow*/*.xplane.pb.gz")])
+LINE = 160
 LEFT_OUT = {"advice", "source", "portions", "schema"}
 """Advice is on the pages of the findings."""
 
@@ -56,7 +57,19 @@ def plain(value: Any) -> Any:
 
 
 def text(value: Any) -> str:
-    return json.dumps(plain(msgspec.to_builtins(value)), indent=1, ensure_ascii=False) + "\n"
+    return written(plain(msgspec.to_builtins(value))) + "\n"
+
+
+def written(value: Any, indent: str = "") -> str:
+    """JSON in which what fits into a line stands in one."""
+    line = json.dumps(value, ensure_ascii=False)
+    if len(indent) + len(line) <= LINE or not isinstance(value, dict | list):
+        return line
+    inner = indent + " "
+    if isinstance(value, dict):
+        parts = [f"{inner}{json.dumps(key)}: {written(one, inner)}" for key, one in value.items()]
+        return "{\n" + ",\n".join(parts) + f"\n{indent}}}"
+    return "[\n" + ",\n".join(inner + written(one, inner) for one in value) + f"\n{indent}]"
 
 
 @pytest.mark.parametrize("rule", [*RULES, ComputeBound], ids=lambda rule: rule.code)

@@ -205,6 +205,25 @@ def test_strangers_on_one_clock_move_no_clock(seed: int) -> None:
     assert abs(align(one, other, clocks_comparable=True).offset_ns) <= SAME_CLOCK_NS
 
 
+@given(seed=st.integers(0, 2**32), comparable=st.booleans())
+@examples(50)
+def test_only_like_collectives_are_paired_however_near_others_end(seed: int, *, comparable: bool) -> None:
+    noise = np.random.default_rng(seed)
+    job = training(6, 4, noise)
+    every = np.arange(len(job.end))
+    a, b = job.seen(every, 0, noise), job.seen(every, 0, noise)
+    # Beside each of one rank's the other has one of another size, that ends with it to the nanosecond.
+    beside = Sequence(
+        start=np.repeat(b.start, 2),
+        end=np.stack([a.end, b.end], axis=1).reshape(-1),
+        signature=np.stack([b.signature + 50, b.signature], axis=1).reshape(-1),
+        symmetric=np.repeat(b.symmetric, 2),
+    )
+    found = align(a, beside, clocks_comparable=comparable)
+    assert (a.signature[found.a] == beside.signature[found.b]).all()
+    assert len(found.a) == len(every)
+
+
 @given(seed=st.integers(0, 2**32), steps=st.integers(3, 6), lost=st.integers(0, 2))
 @examples(50)
 def test_loose_ends_on_one_clock_pair_where_they_overlap(seed: int, steps: int, lost: int) -> None:
