@@ -32,7 +32,6 @@ def test_a_range_around_it_names_it_as_the_advice_says() -> None:
     assert "gpudiag.logging" in place.words
 
 
-<<<<<<< HEAD
 def two_ranks(own: tuple[int, ...], shared: tuple[int, ...]) -> list[TraceBuilder]:
     """Steps of 100 ms on two CPUs: an operator of 2 ms before each pause of these µs; rank 0 has its own ones too."""
     ranks = [TraceBuilder(rank, world_size=2) for rank in range(2)]
@@ -100,7 +99,8 @@ def test_collecting_garbage_is_advised_about_as_such_and_one_process_hears_of_no
     (line,) = finding.advice
     assert "gc.freeze()" in line
     assert ("all ranks" in line) == (ranks > 1)
-=======
+
+
 @pytest.mark.parametrize("thread", [0, 5])
 def test_what_other_threads_do_is_no_place(thread: int) -> None:
     trace = logging(marked=False)
@@ -111,4 +111,3 @@ def test_what_other_threads_do_is_no_place(thread: int) -> None:
         )
     (place,) = stalls(case_of([trace.build()]), {0})
     assert place.words == "after aten::mm and before aten::add"
->>>>>>> mutants

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 TRACES = Path(__file__).parents[2] / "traces"
 JOBS = sorted({path.parent for path in TRACES.glob("*/*.json.gz")} - {TRACES / "public"})
 ALONE = sorted([*TRACES.glob("public/*.json.gz"), *TRACES.glob("tensorflow*/*.xplane.pb.gz")])
-LINE = 160
+LINE = 320
 LEFT_OUT = {"advice", "source", "portions", "schema"}
 """Advice is on the pages of the findings."""
 
