@@ -31,6 +31,7 @@ def nothing_compiled() -> Iterator[None]:
     def forget() -> None:
         dynamo: Any = sys.modules.get("torch._dynamo.utils")
         if dynamo is not None:
+            torch.compiler.reset()  # what is compiled already is not counted as compiled again
             dynamo.counters.clear()
 
     forget()
