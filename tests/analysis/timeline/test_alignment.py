@@ -131,6 +131,19 @@ def test_clocks_without_a_common_origin(seed: int, origin: int, cut: tuple[int, 
     check_pairing(found, of_a, of_b, at_least=0.99)
 
 
+@pytest.mark.parametrize("origin", [0, 10**9])
+def test_long_captures(origin: int) -> None:
+    """Of many collectives some vote on the offset, and all are paired."""
+    noise = np.random.default_rng(3)
+    job = training(150, 7, noise)
+    every = np.arange(len(job.end))
+    of_a, of_b = every[:-100], every[100:]
+    a, b = job.seen(of_a, 0, noise, TYPICAL_NS), job.seen(of_b, origin, noise, TYPICAL_NS)
+    found = align(a, b, clocks_comparable=origin == 0)
+    check_pairing(found, of_a, of_b, at_least=0.99)
+    assert abs(found.offset_ns - origin) <= TYPICAL_NS
+
+
 def test_steps_of_uneven_length_leave_hardly_a_doubt_without_a_common_origin() -> None:
     """By chance two steps are so alike that a rival comes close: then doubt is said, though the pairing is right."""
     doubted = 0

@@ -145,6 +145,19 @@ def test_of_many_the_first_four_are_named_and_the_others_counted(count: int) -> 
         assert ("more" in title) == (count > 4)
 
 
+def test_of_slow_pairs_the_slowest_beside_its_way_through_the_host_is_named() -> None:
+    rates = {(0, 1): (8.0, 11.0), (0, 2): (4.0, 16.0), (1, 2): (3.0, 5.0)}
+    copies = [
+        peer_copies(a, b, rate, peer_access=direct)
+        for (a, b), of in rates.items()
+        for rate, direct in zip(of, (True, False), strict=True)
+    ]
+    (found,) = examine_facts(machine(gpu(0), gpu(1), gpu(2), bandwidth=copies))
+    assert "GPUs 0↔1, 0↔2, 1↔2 are slower" in found.title
+    assert "by 75 % between 0 and 2" in found.title
+    assert found.severity == "critical"
+
+
 def test_the_source_of_a_ceiling_is_named_in_short() -> None:
     long = "PCIe 5 x16 (read under load): 16 x 32 GT/s x 128/130, packets of 256 bytes with write headers"
     (finding,) = examine_facts(
