@@ -5,18 +5,21 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from gpudiag.analysis.diagnosis.calibration import AS_RECORDED
+from gpudiag.analysis.diagnosis.confidence import _stays
 from gpudiag.analysis.diagnosis.weigh import in_order
 from gpudiag.model.analysis import Finding
 
 GAINS = st.lists(st.tuples(st.sampled_from(["waste", "exchange"]), st.integers(950, 1050)), max_size=6)
 
 
-def weighed(kind: str, gain_ms: float) -> Any:
-    finding = Finding(code=kind, severity="info")
+def weighed(kind: str, gain_ms: float, instead: tuple[str, ...] = ()) -> Any:
+    finding = Finding(code=kind, severity="info", instead=instead)
     return SimpleNamespace(proposal=SimpleNamespace(kind=kind), gain_ms=gain_ms, finding=finding)
 
 
@@ -33,3 +36,25 @@ def test_waste_is_said_before_all_work_that_gains_no_more(gains: list[tuple[str,
                 assert gain < (1 - AS_RECORDED) * more
             if (sooner, kind) == ("waste", "exchange"):
                 assert more >= (1 - AS_RECORDED) * gain
+
+
+@pytest.mark.parametrize(
+    ("amounts", "instead", "stays"),
+    [
+        ((10.0, 9.0), (), [True, True]),
+        ((9.0, 9.1), (), [True, True]),  # as good as first
+        ((8.0, 10.0), (), [False, True]),  # another is first by far
+        ((8.0, 10.0), ("waste",), [True, True]),  # which would do instead
+        ((5.0, 4.0), (), [False, False]),  # other amounts
+    ],
+)
+def test_a_finding_stays_with_its_amount_and_the_first_with_its_place(
+    amounts: tuple[float, float], instead: tuple[str, ...], stays: list[bool]
+) -> None:
+    found = [weighed("waste", 10.0), weighed("exchange", 9.0, instead)]
+    assert _stays(found, np.array([10.0, 9.0]), np.array(amounts)).tolist() == stays
+
+
+def test_waste_that_is_said_before_a_larger_gain_need_not_be_the_largest() -> None:
+    found = [weighed("waste", 5.0), weighed("launching", 10.0)]
+    assert _stays(found, np.array([5.0, 10.0]), np.array([5.0, 10.0])).tolist() == [True, True]

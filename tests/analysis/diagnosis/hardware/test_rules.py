@@ -145,6 +145,15 @@ def test_of_many_the_first_four_are_named_and_the_others_counted(count: int) -> 
         assert ("more" in title) == (count > 4)
 
 
+@pytest.mark.parametrize(("lanes", "codes"), [(18, []), (0, ["shared-uplink"])])
+def test_a_pair_that_gains_nothing_from_a_second_direction_shares_no_uplink_over_nvlink(
+    lanes: int, codes: list[str]
+) -> None:
+    links = (Link(a=0, b=1, kind=f"NV{lanes}" if lanes else "PHB", lanes=lanes),)
+    facts = machine(gpu(0), gpu(1), links=links, bandwidth=(peer_copies(0, 1, 12.0, 12.4, peer_access=True),))
+    assert [found.code for found in examine_facts(facts)] == codes
+
+
 def test_of_slow_pairs_the_slowest_beside_its_way_through_the_host_is_named() -> None:
     rates = {(0, 1): (8.0, 11.0), (0, 2): (4.0, 16.0), (1, 2): (3.0, 5.0)}
     copies = [
