@@ -136,12 +136,12 @@ def test_it_is_predicted(package: str, tmp_path: Path) -> None:
 @pytest.mark.measured
 @pytest.mark.xdist_group("processes")
 def test_it_is_measured_beside_others(package: str, tmp_path: Path) -> None:
-    words = ("recommend", "mlp", "--only", f"gloo,{NAME}", "--devices", "2", "--budget", "20", "--batch-size", "8")
+    words = ("recommend", "trivial", "--only", f"gloo,{NAME}", "--devices", "2", "--budget", "90")
     found = _json(package, *words, "--output", str(tmp_path / "run"))
     measured = {one["strategy"]: one["measured_step_ms"] for one in found["ranking"]}
     assert measured.keys() == {"gloo", NAME, "independent"}
     assert all(step is not None for step in measured.values())
-    contest = json.loads(next((tmp_path / "run").glob("*-mlp.json")).read_bytes())
+    contest = json.loads(next((tmp_path / "run").glob("*-trivial.json")).read_bytes())
     assert {one["strategy"] for one in contest["transports"]} == {"gloo", NAME}
 
 
