@@ -70,7 +70,8 @@ def profile(kind: str, processes: int, run_dir: Path) -> dict[str, object]:
         "--rdzv-backend=c10d", "--rdzv-endpoint=127.0.0.1:0", str(SCRIPT), kind,
     ]  # fmt: skip
     begin = time.monotonic()
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "SECONDS_TO_TRAIN": "120"}
+    path = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
+    environment = {**os.environ, "PYTHONPATH": path, "SECONDS_TO_TRAIN": "120"}
     done = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
     run = json.loads((run_dir / "run.json").read_text(encoding="utf-8"))
     analysis_file = run_dir / "analysis.json"

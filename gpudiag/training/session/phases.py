@@ -18,7 +18,7 @@ from gpudiag.training.session.clock import StepClock, summarize
 from gpudiag.training.session.ending import recording_steps, what_would_do
 from gpudiag.training.session.enough import Enough, first_block, next_block
 from gpudiag.training.session.progress import ProgressSender
-from gpudiag.training.session.runtime import WARMUP_STEPS, FlopCounter, Recording, Window
+from gpudiag.training.session.runtime import RECORDINGS, WARMUP_STEPS, FlopCounter, Recording, Window
 from gpudiag.training.session.timed_series import TimedSeries
 
 logger = logging.getLogger("gpudiag")
@@ -34,9 +34,6 @@ _BLOCK_SHARE = 0.1
 
 #: Timed steps where there were no warm-up steps to choose by.
 _STEPS_UNSEEN = 20
-
-#: What is recorded first is what the analysis is made of: it disturbs the steps least.
-_RECORDINGS: tuple[Recording, ...] = ("light", "full")
 
 _NO_DEVICE_ACTIVITY = (
     "the profiler recorded no activity of the GPU: nothing can be said of what runs there. Another profiler may be "
@@ -135,7 +132,7 @@ class Phases:
         yield from self._time(verdict.steps)
         if self._records:
             self._phase = "profiled"
-            for recording in _RECORDINGS:
+            for recording in RECORDINGS:
                 yield from self._record(recording)
         self._phase = "over"
         self.done = True
@@ -270,14 +267,14 @@ class Phases:
             recorded = step - WARMUP_STEPS
             if recorded == 0:
                 self._clock.restart()
-            done = _RECORDINGS.index(recording) * self._active + max(0, recorded)
-            self._progress.tell("profiled", done, len(_RECORDINGS) * self._active)
+            done = RECORDINGS.index(recording) * self._active + max(0, recorded)
+            self._progress.tell("profiled", done, len(RECORDINGS) * self._active)
             yield
             if recorded >= 0:
                 self._clock.mark()
             if recorded == self._active - 1:
                 self._clock.finish()
-                if recording == _RECORDINGS[-1]:
+                if recording == RECORDINGS[-1]:
                     self._progress.tell("saving")
             if self._window is not None:
                 with guard():

@@ -6,7 +6,7 @@ import importlib
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import Any, Literal, Protocol, cast
+from typing import Any, Literal, Protocol, cast, get_args
 
 from gpudiag.model.run import ModelRecord, StepFlops
 from gpudiag.training.session.clock import StepClock
@@ -14,6 +14,8 @@ from gpudiag.training.session.place import Place
 
 #: `light`: what devices do, calls to their runtime, and marks; `full`: what the framework does too.
 Recording = Literal["light", "full"]
+#: In the order in which they are made: the least disturbed first.
+RECORDINGS: tuple[Recording, ...] = get_args(Recording)
 
 #: Steps that a window throws away first: the first recording of a process pays for starting CUPTI.
 WARMUP_STEPS = 2

@@ -36,7 +36,7 @@ from gpudiag.training.session import record
 from gpudiag.training.session.clock import summarize
 from gpudiag.training.session.launched import launched, set_launched
 from gpudiag.training.session.progress import SOCKET_VARIABLE, ProgressSender
-from gpudiag.training.session.runtime import WARMUP_STEPS, Runtime, load_runtime
+from gpudiag.training.session.runtime import RECORDINGS, WARMUP_STEPS, Recording, Runtime, Window, load_runtime
 from gpudiag.training.session.timed_series import TimedSeries
 
 #: Steps after a switch that are not timed: the host runs ahead again, and late ranks show.
@@ -103,6 +103,8 @@ class _Job(Generic[TrainerT]):
         self._kinds = kinds
         self._runtime = runtime
         self._device_name = runtime.device_name(trainer.device)
+        trace = runtime.trace_name(self.place.rank)
+        self._trace_names: dict[Recording, str] = {"full": trace, "light": record.light_trace_name(trace)}
         #: Of each fault the steps that were timed with it.
         self._faulty: dict[str, TimedSeries] = {}
         self._faults: dict[str, Fault[TrainerT]] = {}
@@ -192,19 +194,36 @@ class _Job(Generic[TrainerT]):
             if plan.marked:
                 self._marked_session(directory, plan)
             else:
-                self._plain_window(directory, plan)
+                self._plain_windows(directory, plan)
         finally:
             fault.rest()
             fault.close()
 
-    def _plain_window(self, directory: Path, plan: FaultPlan) -> None:
-        """As in most users' loops: the framework's own step marks and nothing else."""
+    def _plain_windows(self, directory: Path, plan: FaultPlan) -> None:
+        """As in most users' loops, the framework's own step marks and nothing else; recorded as a session records."""
+        recorded: dict[Recording, StepTimes | None] = {}
+        for recording in RECORDINGS:
+            try:
+                recorded[recording] = self._window(directory, recording)
+            except Exception:
+                if recording == "full":
+                    raise
+                traceback.print_exc()  # what is lost is that recording alone
+        self.save(directory, plan, recorded)
+
+    def _window(self, directory: Path, recording: Recording) -> StepTimes | None:
+        """Where the window fails, its steps pass all the same: the other ranks record theirs."""
         trainer, active = self.trainer, self.plan.active
-        path = directory / self._runtime.trace_name(self.place.rank)
         for _ in range(_RUN_IN_STEPS):
             trainer.step()
-        window = self._runtime.window(path, active=active, devices=[trainer.device])
-        window.start()
+        window: Window | None = None
+        failure: Exception | None = None
+        try:
+            path = directory / self._trace_names[recording]
+            window = self._runtime.window(path, active=active, devices=[trainer.device], recording=recording)
+            window.start()
+        except Exception as error:  # noqa: BLE001  # whatever a profiler's private parts may raise
+            window, failure = None, error
         trainer.clock.read()
         for step in range(WARMUP_STEPS + active):
             if step == WARMUP_STEPS:
@@ -215,8 +234,14 @@ class _Job(Generic[TrainerT]):
                 trainer.clock.mark()
             if step == WARMUP_STEPS + active - 1:
                 trainer.clock.finish()
-            window.step()
-        self.save(directory, plan, summarize(trainer.clock.read()))
+            if window is not None:
+                window.step()
+        times = summarize(trainer.clock.read())
+        if failure is not None:
+            raise failure
+        if window is not None:
+            window.stop()
+        return times
 
     def _marked_session(self, directory: Path, plan: FaultPlan) -> None:
         """As in a loop over `prof.steps(loader)`: the session times the steps itself, and the loader is marked."""
@@ -244,10 +269,15 @@ class _Job(Generic[TrainerT]):
     def _title(self, plan: FaultPlan | None) -> str:
         return self.plan.workload if plan is None else f"{self.plan.workload}, {plan.name}"
 
-    def save(self, directory: Path, plan: FaultPlan | None = None, profiled: StepTimes | None = None) -> None:
+    def save(
+        self,
+        directory: Path,
+        plan: FaultPlan | None = None,
+        recorded: Mapping[Recording, StepTimes | None] | None = None,
+    ) -> None:
         """Write this rank's record of a run directory and, on rank 0 once all ranks have, the run's."""
-        place, runtime = self.place, self._runtime
-        trace = runtime.trace_name(place.rank)
+        place, runtime, recorded = self.place, self._runtime, recorded or {}
+        traces = {name: path for name, path in self._trace_names.items() if (directory / path).is_file()}
         timed = self._faulty.get(plan.name, TimedSeries()) if plan is not None else TimedSeries()
         mine = RankRecord(
             rank=place.rank,
@@ -258,8 +288,10 @@ class _Job(Generic[TrainerT]):
             device_name=self._device_name,
             unprofiled=summarize(timed.step_ms),
             timed=timed.record(),
-            profiled=profiled,
-            trace=trace if (directory / trace).is_file() else None,
+            light=recorded.get("light"),
+            profiled=recorded.get("full"),
+            trace=traces.get("full"),
+            light_trace=traces.get("light"),
         )
         record.write_rank(directory, mine)
         self.trainer.gather(None)
