@@ -32,6 +32,7 @@ from gpudiag.analysis.diagnosis.calibration import (
 from gpudiag.analysis.diagnosis.case import Case
 from gpudiag.analysis.diagnosis.replay.what_if import WhatIf
 from gpudiag.analysis.diagnosis.rules.rule import Edit
+from gpudiag.analysis.diagnosis.timed_steps import alone_waited_for, later_host_ms
 from gpudiag.model.analysis import Finding
 from gpudiag.statistics import mean_of
 from gpudiag.units import milliseconds
@@ -88,9 +89,11 @@ class Significance:
         apart but the steps that were timed without it.
         """
         gain_ms = finding.recoverable_ms_per_step or 0.0
-        timed = self._later_ms(finding.ranks)
+        ranks = self.what_if.graph.ranks.values()
+        timed = later_host_ms(self.case.run, ranks, finding.ranks)
         if timed is not None:
-            return "" if timed >= gain_ms / 2 else "in the steps timed without profiling the ranks' CPUs differ less"
+            differ = timed >= gain_ms / 2 or alone_waited_for(self.case.run, ranks, finding.ranks)
+            return "" if differ else "in the steps timed without profiling the ranks' CPUs differ less"
         if self.what_if.replayed_ms - self.what_if.corrected_ms < gain_ms:
             return ""
         if self._does_more(finding.ranks, gain_ms):
@@ -114,15 +117,6 @@ class Significance:
             for rank in ranks
             if rank in busy
         )
-
-    def _later_ms(self, ranks: tuple[int, ...]) -> float | None:
-        """By how much longer the hosts of these ranks took than most for a step that was not recorded, where known."""
-        records = [] if self.case.run is None else [one for one in self.case.run.ranks if one.timed is not None]
-        took = {one.rank: statistics.fmean(one.timed.host_ms) for one in records if one.timed and one.timed.host_ms}
-        if len(took) < len(self.what_if.graph.ranks) or len(took) < 2:
-            return None
-        usual = sorted(took.values())[(len(took) - 1) // 2]
-        return max((took[rank] - usual for rank in ranks if rank in took), default=0.0)
 
     @property
     def chance_ms(self) -> float:

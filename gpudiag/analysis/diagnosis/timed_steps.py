@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Sequence
+from collections.abc import Collection, Iterable, Sequence
 from itertools import pairwise
+from typing import TypeVar
 
+from gpudiag.analysis.diagnosis.calibration import MOST, WARNING_PERCENT
 from gpudiag.model.analysis import RecordingCost, TimedRank, Validity
-from gpudiag.model.run import RankRecord, RunRecord, StepTimes
+from gpudiag.model.run import RankRecord, RunRecord, StepTimes, TimedSteps
+
+_Value = TypeVar("_Value", bool, float)
 
 _ON_CPU = "on a CPU the training thread does the work itself"
 _NO_EVENTS = "this framework does not tell when a device has finished a step"
@@ -93,8 +97,71 @@ def later_input_ms(run: RunRecord | None, ranks: Sequence[int]) -> float:
     means = {rank: statistics.fmean(steps) for rank, steps in waits.items() if steps}
     if not means:
         return 0.0
-    usual = sorted(means.values())[(len(means) - 1) // 2]
+    usual = _usual(means.values())
     return max((means[rank] - usual for rank in ranks if rank in means), default=0.0)
+
+
+def later_host_ms(run: RunRecord | None, ranks: Collection[int], late: Sequence[int]) -> float | None:
+    """By how much longer the hosts of these ranks took than most for a timed step, in ms; None where not known.
+
+    Args:
+        run: the record.
+        ranks: those that there are; each must have been timed.
+        late: those that are asked about.
+    """
+    timed = _hosts(run, ranks)
+    if timed is None:
+        return None
+    means = {rank: statistics.fmean(one.host_ms) for rank, one in timed.items()}
+    return max((means[rank] - _usual(means.values()) for rank in late if rank in means), default=0.0)
+
+
+def alone_waited_for(run: RunRecord | None, ranks: Collection[int], late: Sequence[int]) -> bool:
+    """Whether in most timed steps these ranks' hosts alone were waited for, and the others were ahead of their devices.
+
+    A host that is ahead fills its device's queue and waits for room there, as long as the device waits for other ranks:
+    then it takes as long for a step as the one that all wait for, and what each took does not tell them apart. By how
+    much they were ahead does. Steps in which it was the other way round count against it: hosts that take turns are
+    slow by chance.
+
+    Worked example. Both hosts take 50 ms for each of 20 steps. One is ahead of its device by 45 ms and the other never:
+    that one is waited for.
+
+    Args:
+        run: the record.
+        ranks: those that there are; each must have been timed.
+        late: those that are asked about.
+    """
+    timed = _hosts(run, ranks)
+    if timed is None or any(one.lead_ms is None for one in timed.values()):
+        return False
+    steps = min(len(one.host_ms) for one in timed.values())
+    count = 0
+    for step in range(steps):
+        ahead = {rank: _is_ahead(one, step) for rank, one in timed.items()}
+        asked = [ahead[rank] for rank in timed if rank in late]
+        others = [ahead[rank] for rank in timed if rank not in late]
+        # The lower median: at least half of the others.
+        count += (not any(asked) and _usual(others)) - (all(asked) and not _usual(others)) if asked and others else 0
+    return count > MOST * steps
+
+
+def _hosts(run: RunRecord | None, ranks: Collection[int]) -> dict[int, TimedSteps] | None:
+    """What the hosts of these ranks took for their timed steps; None where one is missing, or there is one alone."""
+    of = {rank.rank: rank.timed for rank in (run.ranks if run is not None else ())}
+    timed = {rank: one for rank, one in of.items() if rank in ranks and one is not None and one.host_ms}
+    return timed if len(timed) >= max(len(ranks), 2) else None
+
+
+def _is_ahead(timed: TimedSteps, step: int) -> bool:
+    """Whether this host was ahead of its device by more than a little of the step when it had queued it."""
+    return (timed.lead_ms or ())[step] >= WARNING_PERCENT / 100 * timed.host_ms[step]
+
+
+def _usual(values: Iterable[_Value]) -> _Value:
+    """The lower median."""
+    found = sorted(values)
+    return found[(len(found) - 1) // 2]
 
 
 def _on_cpu(rank: RankRecord) -> bool:

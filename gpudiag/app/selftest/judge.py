@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from itertools import pairwise
 
-from gpudiag.model.analysis import Analysis, Finding
+from gpudiag.model.analysis import Analysis, Finding, Fix
 from gpudiag.model.benchmarks.selftest import Ablation, Block, Cost, Expected, Found, Row, Verdict
 from gpudiag.statistics import mean_of
 
@@ -139,7 +140,12 @@ def judge(
             alarms = [one for one in alarms if one.code != code or not _is_own(one, loss, alarm, allowed)]
     first = _first(alarms, expected)
     found = None if first is None else _found(first)
-    others = tuple(_found(finding) for finding in alarms if finding is not first and not _alike(finding, first))
+    left = _left_ms(analysis, alarms[0] if alarms else None)
+    others = tuple(
+        _found(finding)
+        for finding in alarms
+        if finding is not first and not _alike(finding, first) and left(finding) >= alarm
+    )
     # What takes all launching away takes the job's own away too; so does the exchange, unless it is what was put in.
     included = 0.0
     if found is not None and found.code in own and {found.code, expected.code} != {EXCHANGE}:
@@ -218,6 +224,26 @@ def _first(alarms: Sequence[Finding], expected: Expected) -> Finding | None:
         return None
     alike = [finding for finding in alarms if finding is alarms[0] or _alike(finding, alarms[0])]
     return next((finding for finding in alike if finding.code in expected.codes), alarms[0])
+
+
+def _left_ms(analysis: Analysis, first: Finding | None) -> Callable[[Finding], float]:
+    """What a finding still saves of a step, in ms, once the one that is said first is fixed.
+
+    That is what the path of fixes says. Without one that begins with the first, it is what the finding saves alone.
+    """
+    path = analysis.next
+    if first is None or not path or not _is_of(path[0], first):
+        return _saves_ms
+    later = list(pairwise(path))
+
+    def left(finding: Finding) -> float:
+        return next((before.step_ms - fix.step_ms for before, fix in later if _is_of(fix, finding)), 0.0)
+
+    return left
+
+
+def _is_of(fix: Fix, finding: Finding) -> bool:
+    return (fix.code, fix.ranks, fix.cause) == (finding.code, finding.ranks, finding.cause)
 
 
 def _alike(one: Finding, other: Finding | None) -> bool:

@@ -7,7 +7,18 @@ from typing import TYPE_CHECKING
 import msgspec
 import pytest
 
-from gpudiag.analysis.diagnosis.examples import DDP, Job, Piece, fetch, item, kernels, python
+from gpudiag.analysis.diagnosis.examples import (
+    DDP,
+    Job,
+    Piece,
+    all_reduce,
+    fetch,
+    item,
+    kernels,
+    python,
+    silence,
+    update,
+)
 from gpudiag.analysis.diagnosis.rules import RULES
 from gpudiag.analysis.diagnosis.rules.compute_bound import ComputeBound
 from gpudiag.model.analysis import FINDING_CODES
@@ -87,6 +98,18 @@ def test_the_straggler_is_named_with_its_cause_and_its_gain_is_what_the_job_with
     truth = case_of(job.traces()).step_ms - case_of(Job(ranks=4, step=DDP).traces()).step_ms
     assert finding.recoverable_ms_per_step == pytest.approx(truth, rel=0.05)
     assert finding.confidence == "high"
+
+
+def test_a_host_that_is_slow_in_all_that_it_does_is_one_that_launches_slowly() -> None:
+    """Of 20 ms launches are 9, operators 7 and pauses 5: no part alone is most of it."""
+    usual = (kernels(4, count=100, launch_us=60), python(2), silence(1), kernels(4, count=100, launch_us=60))
+    slow = (kernels(4, count=100, launch_us=120), python(7), silence(5), kernels(4, count=100, launch_us=120))
+    end = (all_reduce(2), update(1))
+    found = diagnosis_of(Job(ranks=2, step=(*usual, *end), own={1: (*slow, *end)}, steps=8).traces())[0]
+    late = found["straggler"]
+    assert (late.ranks, late.cause) == ((1,), "launch")
+    by_part = sorted(late.evidence["savings_ms_by_part"].values())
+    assert by_part[-1] < 0.5 * (late.recoverable_ms_per_step or 0.0)
 
 
 def test_a_rank_that_alone_waits_for_its_device_is_the_late_one() -> None:

@@ -11,7 +11,13 @@ import pytest
 
 from gpudiag.analysis.diagnosis.engine import diagnose
 from gpudiag.analysis.diagnosis.examples import DDP, Job, all_reduce, fetch, kernels, silence, update
-from gpudiag.analysis.diagnosis.timed_steps import exposed_input_ms, recording_cost, recording_doubts, timed_ranks
+from gpudiag.analysis.diagnosis.timed_steps import (
+    alone_waited_for,
+    exposed_input_ms,
+    recording_cost,
+    recording_doubts,
+    timed_ranks,
+)
 from gpudiag.model.run import RankRecord, StepsFound, TimedSteps
 from gpudiag.training.session.clock import summarize
 from tests.analysis.diagnosis.cases import case_of
@@ -248,3 +254,61 @@ def test_unmarked_time_is_called_so_and_after_an_update_may_be_more_than_loading
     assert ("logging, saving" in finding.title) == (found is not None)
     assert ("after that (logging" in finding.advice[0]) == (found is not None)
     assert finding.place.endswith("before aten::mm")
+
+
+def hosts(case: Case, *leads: Sequence[float], host_ms: float = 50.0) -> Case:
+    """The case with hosts that all took as long for each timed step, each ahead of its device by so many ms."""
+    case = run_of(case, [host_ms] * len(leads[0]))
+    assert case.run is not None
+    ranks = [
+        msgspec.structs.replace(
+            rank, device=f"cuda:{rank.rank}", timed=TimedSteps(host_ms=(host_ms,) * len(lead), lead_ms=tuple(lead))
+        )
+        for rank, lead in zip(case.run.ranks, leads, strict=True)
+    ]
+    return replace(case, run=msgspec.structs.replace(case.run, ranks=tuple(ranks)))
+
+
+BY_TURNS = [[45.0, 0.5] * 10, [0.5, 45.0] * 10]
+
+
+@pytest.mark.parametrize(
+    ("leads", "late", "alone"),
+    [
+        ([[45.0] * 20, [0.5] * 20], (1,), True),
+        ([[45.0] * 20, [0.5] * 20], (0,), False),
+        ([[45.0] * 11 + [0.5] * 9, [0.5] * 20], (1,), True),
+        ([[45.0] * 10 + [0.5] * 10, [0.5] * 20], (1,), False),
+        (BY_TURNS, (1,), False),
+        ([[45.0] * 20, [45.0] * 20], (1,), False),
+        ([[45.0] * 20, [0.5] * 20, [45.0] * 20, [0.5] * 20], (1,), True),
+        ([[45.0] * 20, [0.5] * 20, [0.5] * 20, [0.5] * 20], (1,), False),
+    ],
+)
+def test_who_is_waited_for_is_told_by_who_is_ahead(
+    leads: list[list[float]], late: tuple[int, ...], alone: bool
+) -> None:
+    case = hosts(case_of(Job(ranks=len(leads), step=DDP).traces()), *leads)
+    assert alone_waited_for(case.run, range(len(leads)), late) == alone
+
+
+def test_who_is_waited_for_is_not_known_of_ranks_that_were_not_timed_or_have_no_lead() -> None:
+    case = hosts(case_of(Job(ranks=2, step=DDP).traces()), [45.0] * 20, [0.5] * 20)
+    assert case.run is not None
+    assert not alone_waited_for(case.run, range(3), (1,))
+    assert not alone_waited_for(None, range(2), (1,))
+    ranks = [
+        msgspec.structs.replace(one, timed=msgspec.structs.replace(one.timed, lead_ms=None))
+        for one in case.run.ranks
+        if one.timed is not None
+    ]
+    assert not alone_waited_for(msgspec.structs.replace(case.run, ranks=tuple(ranks)), range(2), (1,))
+
+
+def test_a_host_without_its_core_that_recording_slows_further_is_the_late_one_where_it_was_in_the_timed_steps() -> None:
+    """Both hosts took as long for a timed step: one waited for room in its device's queue."""
+    step = (kernels(10, count=200, launch_us=60), all_reduce(2), update(1))
+    case = case_of(Job(ranks=2, step=step, host_pace={1: 1.8}, recording_ns=60_000, steps=8).traces())
+    told, untold = (found(hosts(case, *leads, host_ms=24.0)) for leads in ([[22.0] * 20, [0.5] * 20], BY_TURNS))
+    assert (told["straggler"].ranks, told["straggler"].cause) == ((1,), "launch")
+    assert "straggler" not in untold

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from gpudiag.app.selftest.judge import compare, cost_of, exchange_of, judge, tolerance_ms, trimmed_mean
 from gpudiag.app.selftest.score import scores_of
-from gpudiag.model.analysis import Analysis, Finding, Steps
+from gpudiag.model.analysis import Analysis, Finding, Fix, Steps
 from gpudiag.model.benchmarks.selftest import Ablation, Block, Cost, Expected, FaultPlan, Found, Row
 
 STEP_MS = st.floats(0.1, 1e4)
@@ -190,6 +190,21 @@ def test_an_equal_alternative_of_what_comes_first_is_found_first_and_no_false_al
     row = judge(ablation(), LATE, analysis(*apart), window_error_ms=0.1)
     assert row.why == ("launch-bound instead of straggler",)
     assert [other.code for other in row.others] == ["straggler"]
+
+
+def fix(of: Finding, step_ms: float) -> Fix:
+    return Fix(code=of.code, ranks=of.ranks, cause=of.cause, step_ms=step_ms, then="compute")
+
+
+@pytest.mark.parametrize(("after_it_ms", "verdict"), [(28.0, "right"), (26.0, "wrong"), (None, "right")])
+def test_what_hardly_gains_once_the_first_is_fixed_is_no_false_alarm(after_it_ms: float | None, verdict: str) -> None:
+    late = finding("straggler", 26.0, ranks=(2,), cause="input")
+    exchange = finding("communication-bound", 6.0, ranks=(0, 1, 2, 3), cause="transfer")
+    path = [fix(late, 30.0), *([fix(exchange, after_it_ms)] if after_it_ms else [])]
+    told = msgspec.structs.replace(analysis(late, exchange), next=tuple(path))
+    assert judge(ablation(), LATE, told, window_error_ms=0.1).verdict == verdict
+    alone = analysis(late, exchange)
+    assert judge(ablation(), LATE, alone, window_error_ms=0.1).verdict == "wrong"
 
 
 OWN = {"launch-bound": Cost(clean_ms=18.0, faulty_ms=30.0, ms=12.0, standard_error_ms=0.1)}

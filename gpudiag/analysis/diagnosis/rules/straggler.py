@@ -32,6 +32,8 @@ from gpudiag.units import milliseconds
 _MOST_FRAMES = 5
 
 _OF_THE_HOST = frozenset({"launch", "operators", "stall"})
+#: What is most of what a host does: one that is slow throughout is slowest in one of them.
+_THROUGHOUT: tuple[Part, ...] = ("launch", "operators")
 #: Findings about a machine that explain why a GPU computes longer than its peers.
 _CLOCKS = frozenset({"clock-mismatch", "throttled"})
 
@@ -269,7 +271,8 @@ def _cause(case: Case, what_if: WhatIf, gain: float, jitter: bool) -> tuple[str,
     """The part that explains the gain, and what each part alone gains.
 
     A part explains it that alone gains most of it, or else without which most of it is not gained: where a rank
-    computes 15 ms too long and another's host is the next to set the pace, computing alone gains less than half.
+    computes 15 ms too long and another's host is the next to set the pace, computing alone gains less than half. Where
+    none does, a host that lacks its core is slow in all that it does: launching, calls and pauses are one cause.
     """
 
     def level_in(*parts: Part) -> Costs:
@@ -281,6 +284,9 @@ def _cause(case: Case, what_if: WhatIf, gain: float, jitter: bool) -> tuple[str,
     if not explains:
         others = what_if.gain_ms(level_in(*(part for part in PARTS if part != best)))
         explains = gain - others >= MOST * gain
+    if not explains and best in _THROUGHOUT:
+        explains = what_if.gain_ms(level_in(*_THROUGHOUT, "stall")) >= MOST * gain
+        best = "launch"
     if best == "operators" and not few_slow_calls(case, tuple(what_if.graph.ranks.values())):
         best = "launch"  # a host that loses its core now and then is slow in whatever it does just then
     return (best if explains else "unknown"), {str(part): ms for part, ms in alone.items()}
