@@ -139,6 +139,7 @@ def without_exchange(what_if: WhatIf, costs: Costs) -> Costs:
         latency=np.where(gone, np.fmin(alone.latency, 0.0), remainder(alone.latency, part.latency)),
         duration=np.where(gone, 0.0, alone.duration),
         gap=np.where(gone, np.fmin(alone.gap, 0.0), remainder(gap, part.gap)),
+        exchanged=False,
     )
 
 

@@ -61,7 +61,7 @@ class Schedule:
 
     def __init__(self, graph: Graph) -> None:
         self.graph = graph
-        self.kept: dict[tuple[int, bool], object] = {}
+        self.kept: dict[int, object] = {}
         self.last_nodes = np.array([after - 1 for first, after in graph.chains if after > first], np.int64)
         self.last_ops = np.array([after - 1 for first, after in graph.streams if after > first], np.int64)
         self.step_ends = _step_ends(graph)

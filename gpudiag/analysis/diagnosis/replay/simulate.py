@@ -51,7 +51,7 @@ class Costs:
         gap: float64[m], from the end of the work before each op to its earliest start.
         duration: float64[m], of ops that are no matched collectives.
         transfer: float64[m], of matched collectives from last arrival to end; NaN elsewhere.
-        joined: False lets every collective go without waiting for its peers.
+        exchanged: False where the ranks exchange nothing; the replay itself does not hang on it.
     """
 
     busy: Times
@@ -61,13 +61,13 @@ class Costs:
     gap: Times
     duration: Times
     transfer: Times
-    joined: bool = True
+    exchanged: bool = True
 
     @cached_property
     def digest(self) -> int:
         """The same for equal costs: rules often ask for the same edit again, or for one that changes nothing."""
         columns = (self.busy, self.waiting, self.blocking, self.latency, self.gap, self.duration, self.transfer)
-        return hash((self.joined, *(column.tobytes() for column in columns)))
+        return hash(tuple(column.tobytes() for column in columns))
 
 
 def unchanged(graph: Graph) -> Costs:
@@ -170,11 +170,10 @@ def _settle(schedule: Schedule, many: Sequence[Costs]) -> list[Settled]:
 
 def _state_of(schedule: Schedule, many: Sequence[Costs]) -> _State:
     """The state before the first turn; the one of an earlier simulation, where it was kept, with these costs."""
-    shape = (len(many), all(costs.joined for costs in many))
-    kept = schedule.kept.get(shape)
-    state = kept if isinstance(kept, _State) else _State(schedule, *shape)
+    kept = schedule.kept.get(len(many))
+    state = kept if isinstance(kept, _State) else _State(schedule, len(many))
     if state.time.size + state.end.size <= _MOST_KEPT:
-        schedule.kept[shape] = state
+        schedule.kept[len(many)] = state
     state.begin(many)
     return state
 
@@ -185,14 +184,13 @@ class _State:
     The runs are made into calls on rows and slices of these arrays, once: cutting slices takes as long as adding them.
     """
 
-    def __init__(self, schedule: Schedule, columns: int, joined: bool) -> None:
+    def __init__(self, schedule: Schedule, columns: int) -> None:
         self.schedule, self.graph = schedule, schedule.graph
         of_nodes = (len(self.graph.host.time), columns)
         of_ops = (len(self.graph.device.start), columns)
         self.time, self.work, self.work_through, self.delay = (np.empty(of_nodes) for _ in range(4))
         self.start, self.end, self.ready, self.through = (np.empty(of_ops) for _ in range(4))
         self.latency, self.gap, self.duration, self.transfer = (np.empty(of_ops) for _ in range(4))
-        self.alone = None if joined else np.empty(columns, np.bool_)
         self.calls = self._calls()
 
     def begin(self, many: Sequence[Costs]) -> None:
@@ -209,8 +207,6 @@ class _State:
             # -inf holds nothing up: ops whose launch was not captured, calls that no longer block.
             self.latency[:, column] = np.where(device.launch != NONE, costs.latency, -np.inf)
             self.delay[:, column] = np.where(costs.blocking, host.block_delay, -np.inf)
-            if self.alone is not None:
-                self.alone[column] = not costs.joined
         self.work_through[:] = _sums_within(self.work, self.schedule.first_nodes)
         cost = self.gap + self.duration
         self.through[:] = _sums_within(cost, self.schedule.first_ops)
@@ -249,8 +245,7 @@ class _State:
                 run = (time, device.launch[a:b], self.ready[a:b], self.through[a:b], end[before], end[a:b])
                 calls.append((_device_run, run))
             elif kind is collective_end:
-                meeting = (start, device.peers[a], self.alone, start[a], self.transfer[a], end[a])
-                calls.append((_meet, meeting))
+                calls.append((_meet, (start, device.peers[a], self.transfer[a], end[a])))
             else:
                 waited = [end[op] for op in (wait_a[a], wait_b[a]) if op != NONE]
                 ends = [end[before], *waited]
@@ -277,13 +272,8 @@ def _device_run(  # noqa: PLR0917  # what a run needs, in the order in which it 
     np.add(through, np.maximum(ready, before, out=ready), out=out)
 
 
-def _meet(  # noqa: PLR0917  # as above
-    start: Times, peers: NDArray[np.int64], alone: NDArray[np.bool_] | None, own: Times, transfer: Times, out: Times
-) -> None:
-    last = np.maximum.reduce(start.take(peers, axis=0), axis=0)
-    if alone is not None:
-        last = np.where(alone, own, last)
-    np.add(last, transfer, out=out)
+def _meet(start: Times, peers: NDArray[np.int64], transfer: Times, out: Times) -> None:
+    np.add(np.maximum.reduce(start.take(peers, axis=0), axis=0), transfer, out=out)
 
 
 def _begin(launched: Times, latency: Times, ends: Sequence[Times], gap: Times, out: Times) -> None:

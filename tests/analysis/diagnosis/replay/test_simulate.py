@@ -58,7 +58,6 @@ def test_replayed_at_once_costs_do_not_touch_each_other(job: Job, settled: int, 
     graph, _ = graph_of(job, settled)
     schedule = Schedule(graph)
     many = [unchanged(graph), *(data.draw(less_work(unchanged(graph))) for _ in range(3))]
-    many.append(replace(many[0], joined=False))
     for one, costs in zip(settle_each(schedule, many), many, strict=True):
         alone = settle(schedule, costs)
         assert one.step_ns == alone.step_ns
