@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from gpudiag.intervals import own_lengths
+from gpudiag.intervals import distinct, own_lengths
 from gpudiag.model.analysis import (
     BUCKETS,
     UNTRUSTED_CODES,
@@ -156,7 +156,7 @@ def summarise_operators(timeline: Timeline, most: int = 20) -> tuple[OperatorSum
     for lane in timeline.lanes:
         events = timeline.traces[lane.trace].events
         share = len(timeline.lanes) * max(len(lane.window_steps), 1)
-        for thread in {lane.steps.thread, *np.unique(lane.ops.launch_thread).tolist()}:
+        for thread in {lane.steps.thread, *distinct(lane.ops.launch_thread).tolist()}:
             rows = events.rows_of(EventKind.OPERATOR)
             rows = rows[events.thread[rows] == thread]
             own = own_lengths(events.start_ns[rows], events.end_ns[rows])

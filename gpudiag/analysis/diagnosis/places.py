@@ -19,7 +19,7 @@ from gpudiag.analysis.diagnosis.replay.chains.host_time import (
     silent_stretches,
     slow_calls,
 )
-from gpudiag.intervals import Intervals, intersect, length, subtract
+from gpudiag.intervals import Intervals, distinct, intersect, length, subtract
 from gpudiag.model.event import EventKind, EventTable, Role
 from gpudiag.model.timeline import PAUSE_NS, Lane
 from gpudiag.units import milliseconds
@@ -123,7 +123,7 @@ def _processes(case: Case, ranks: Container[int]) -> list[Lane]:
 
 
 def _silent(lane: Lane, events: EventTable) -> Intervals:
-    launching = [other for other in np.unique(lane.ops.launch_thread).tolist() if other in lane.threads]
+    launching = [other for other in distinct(lane.ops.launch_thread).tolist() if other in lane.threads]
     stretches = silent_stretches(lane, events, list({lane.steps.thread, *launching}), *body_span(lane))
     return subtract(stretches, lane.host_exchange)
 

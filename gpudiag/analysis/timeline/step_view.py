@@ -52,7 +52,7 @@ def view_of_step(timeline: Timeline, attribution: Attribution) -> StepView | Non
     away = np.abs(lengths - np.median(lengths))
     typical = int(np.flatnonzero(away <= away.min() + _TYPICAL * np.median(lengths))[-1])
     by_length = [place for place in np.argsort(lengths, kind="stable").tolist() if place != typical]
-    chosen = np.unique(np.linspace(0, len(by_length) - 1, min(len(by_length), _MOST_OTHERS)).round().astype(int))
+    chosen = distinct(np.linspace(0, len(by_length) - 1, min(len(by_length), _MOST_OTHERS)).round().astype(int))
     names = _Names()
     view = _view(timeline, lanes, typical, names)
     others = tuple(_view(timeline, lanes, place, names) for place in sorted(by_length[index] for index in chosen))

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from gpudiag.analysis.diagnosis.calibration import FEW_OPS
 from gpudiag.analysis.diagnosis.replay.graph import NONE, Graph
+from gpudiag.intervals import distinct
 
 
 class Kind(IntEnum):
@@ -76,7 +77,7 @@ def _step_ends(graph: Graph) -> tuple[NDArray[np.int64], bool]:
     steps = np.arange(max(graph.steps, 1))
     first, after = max(graph.streams, key=lambda span: span[1] - span[0], default=(0, 0))
     of_ops = np.maximum.accumulate(graph.device.step[first:after])
-    if len(of_ops) and len(np.unique(of_ops[of_ops < len(steps)])) == len(steps) and len(of_ops) > FEW_OPS * len(steps):
+    if len(of_ops) and len(distinct(of_ops[of_ops < len(steps)])) == len(steps) and len(of_ops) > FEW_OPS * len(steps):
         return first + np.searchsorted(of_ops, steps, side="right") - 1, True
     first, after = max(graph.chains, key=lambda span: span[1] - span[0])
     of_nodes = np.maximum.accumulate(graph.host.step[first:after])

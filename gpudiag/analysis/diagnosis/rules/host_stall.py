@@ -17,11 +17,9 @@ from gpudiag.model.analysis import Finding
 
 #: How many places are named.
 _MOST_PLACES = 5
-_COLLECTING: Advice = (
-    (
-        "Choose when garbage is collected: gc.freeze() after setting up, gc.disable(), and gc.collect() every few "
-        "hundred steps{together}."
-    ),
+_COLLECTING = (
+    "Choose when garbage is collected: gc.freeze() after setting up, gc.disable(), and gc.collect() every few hundred "
+    "steps{together}."
 )
 ELSEWHERE: Advice = (
     "Look at what the loop does there: logging, writing checkpoints, metrics, sleeping, waiting for a lock or a file.",
@@ -94,4 +92,4 @@ def stall_advice(case: Case, place: Place | None) -> Advice:
     if place is None or not place.collecting:
         return ELSEWHERE
     together = " on all ranks at once" if case.timeline.world_size > 1 else ""
-    return tuple(line.format(together=together) for line in _COLLECTING if isinstance(line, str))
+    return (_COLLECTING.format(together=together),)

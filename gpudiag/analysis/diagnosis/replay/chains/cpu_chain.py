@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 
 from gpudiag.analysis.diagnosis.calibration import MOST
 from gpudiag.analysis.diagnosis.replay.chains.host_chain import Chain, step_index
-from gpudiag.analysis.diagnosis.replay.chains.host_time import body_span, silence, within
+from gpudiag.analysis.diagnosis.replay.chains.host_time import body_span, lengths_in_turn, silence
 from gpudiag.analysis.diagnosis.replay.graph import NONE, Block
 from gpudiag.analysis.diagnosis.replay.streams import LaneOps
 from gpudiag.intervals import EMPTY, Intervals, among, subtract, union
@@ -105,8 +105,8 @@ def cpu_chain_of(timeline: Timeline, trace_index: int, lanes: list[Lane], parts:
     stop = np.maximum(stop, before)
     _attach(part, handed_from, np.flatnonzero(~kind & among(time, handed)))
     waiting = thread.input
-    fetch = within(waiting, before, stop)
-    covered = within(union(thread.busy, waiting), before, stop)
+    fetch = lengths_in_turn(waiting, before, stop)
+    covered = lengths_in_turn(union(thread.busy, waiting), before, stop)
     gap = (stop - before).astype(np.float64)
     silence_of = silence(lane, events, [lane.steps.thread], gap - covered, (before, stop))
     host_rows = events.rows_of(EventKind.OPERATOR, EventKind.ANNOTATION, EventKind.PYTHON)

@@ -14,7 +14,7 @@ from gpudiag.analysis.diagnosis.calibration import (
     HELD_UP_FACTOR,
     HELD_UP_NS,
 )
-from gpudiag.analysis.diagnosis.replay.chains.host_time import body_span, silence, slow_calls, within
+from gpudiag.analysis.diagnosis.replay.chains.host_time import body_span, lengths_in_turn, silence, slow_calls
 from gpudiag.analysis.diagnosis.replay.graph import NONE, Block
 from gpudiag.analysis.diagnosis.replay.streams import Awaited, LaneOps, find_dependencies
 from gpudiag.intervals import among, distinct, intersect, length, union
@@ -83,7 +83,7 @@ def chain_of(timeline: Timeline, trace_index: int, lanes: list[Lane], parts: lis
     call_start, time = start[chosen], stop[chosen]
     queued = _queue_length(lanes, time)
     before = np.concatenate([[_node_before(start, stop, launching, blocking, begin)], time[:-1]])
-    held = within(lane.overhead, before, time)
+    held = lengths_in_turn(lane.overhead, before, time)
     kinds = _block_kinds(events, rows[chosen], time - call_start, blocking[chosen], queued)
     kinds = _with_copies(events, rows[chosen], kinds, call_start, time)
     kinds[blocking[chosen] & (events.role[rows[chosen]] == Role.EXCHANGE)] = Block.COLLECTIVE
@@ -98,8 +98,8 @@ def chain_of(timeline: Timeline, trace_index: int, lanes: list[Lane], parts: lis
     busy, waited, silent = _work(lane.threads, threads, before, work_until)
     silence_of = silence(lane, events, threads, silent, (before, work_until))
     busy = busy + silence_of.short
-    slow = np.minimum(within(slow_calls(lane, events, threads).spans, before, work_until), busy)
-    profiler = np.minimum(within(lane.overhead, before, work_until), busy)
+    slow = np.minimum(lengths_in_turn(slow_calls(lane, events, threads).spans, before, work_until), busy)
+    profiler = np.minimum(lengths_in_turn(lane.overhead, before, work_until), busy)
     # Held up by a full queue, as "Command Buffer Full" shows: the device sets the pace, and the time is no work.
     busy = busy - np.where(block == Block.QUEUE, profiler, 0.0)
     profiler = np.where(block == Block.QUEUE, 0.0, profiler)
@@ -307,8 +307,8 @@ def _work(
     busy = union(*(thread.busy for thread in present))
     waiting = union(*(thread.input for thread in present))
     gap = np.maximum(stop - before, 0).astype(np.float64)
-    fetch = within(waiting, before, stop)
-    covered = within(union(busy, waiting), before, stop)
+    fetch = lengths_in_turn(waiting, before, stop)
+    covered = lengths_in_turn(union(busy, waiting), before, stop)
     return covered - fetch, fetch, gap - covered
 
 

@@ -36,7 +36,7 @@ def body_span(lane: Lane) -> tuple[int, int]:
     return int(steps.start[first]), int(steps.start[after]) if after < len(steps) else steps.end
 
 
-def within(spans: Intervals, begin: NDArray[np.int64], end: NDArray[np.int64]) -> NDArray[np.float64]:
+def lengths_in_turn(spans: Intervals, begin: NDArray[np.int64], end: NDArray[np.int64]) -> NDArray[np.float64]:
     """Length of the set inside each [begin, end); these must follow one another."""
     edges = np.empty(2 * len(begin), np.int64)
     edges[0::2], edges[1::2] = begin, np.maximum(end, begin)
@@ -68,10 +68,10 @@ def silence(
     none = np.zeros_like(silent)
     if not silent.any():
         return Silence(opening=none, elsewhere=none, short=none)
-    opening = np.minimum(within(opening_of_steps(lane, events), *between), silent)
+    opening = np.minimum(lengths_in_turn(opening_of_steps(lane, events), *between), silent)
     stretches = silent_stretches(lane, events, threads, int(between[0][0]), int(between[1][-1]))
     elsewhere = np.minimum(
-        within(stretches, *between),
+        lengths_in_turn(stretches, *between),
         silent - opening,
     )
     return Silence(opening=opening, elsewhere=elsewhere, short=silent - opening - elsewhere)
