@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Iterator
 from functools import partial
 from typing import ClassVar
@@ -273,14 +274,18 @@ def _cause(case: Case, what_if: WhatIf, gain: float, jitter: bool) -> tuple[str,
     A part explains it that alone gains most of it, or else without which most of it is not gained: where a rank
     computes 15 ms too long and another's host is the next to set the pace, computing alone gains less than half. Where
     none does, a host that lacks its core is slow in all that it does: launching, calls and pauses are one cause.
+
+    A part in which ranks hardly differ explains nothing: kernels beside collectives that wait for a late rank take
+    longer, which is that rank's doing, and levelling them gains something. One in which alone they differ explains all.
     """
 
     def level_in(*parts: Part) -> Costs:
         return levelled(what_if, what_if.corrected, parts, each_step=jitter)
 
     alone: dict[Part, float] = dict(zip(PARTS, what_if.gains_ms([level_in(part) for part in PARTS]), strict=True))
-    best = max(PARTS, key=lambda part: alone[part])
-    explains = alone[best] >= MOST * gain
+    differ = [part for part in PARTS if _differ(what_if, part, jitter)] or list(PARTS)
+    best = max(differ, key=lambda part: alone[part])
+    explains = alone[best] >= MOST * gain or len(differ) == 1
     if not explains:
         others = what_if.gain_ms(level_in(*(part for part in PARTS if part != best)))
         explains = gain - others >= MOST * gain
@@ -290,6 +295,14 @@ def _cause(case: Case, what_if: WhatIf, gain: float, jitter: bool) -> tuple[str,
     if best == "operators" and not few_slow_calls(case, tuple(what_if.graph.ranks.values())):
         best = "launch"  # a host that loses its core now and then is slow in whatever it does just then
     return (best if explains else "unknown"), {str(part): ms for part, ms in alone.items()}
+
+
+def _differ(what_if: WhatIf, part: Part, each_step: bool) -> bool:
+    """Whether some rank is above its peers in this part by what is worth mentioning, in each step or in the mean."""
+    excess = excess_of(what_if, part)
+    by_step = zip(*excess.by_step.values(), strict=True)
+    most = statistics.fmean(max(ranks) for ranks in by_step) if each_step else max(excess.by_rank.values())
+    return notable(milliseconds(most), what_if.corrected_ms)
 
 
 def _place(case: Case, late: tuple[int, ...], cause: str, gain: float, *, silent: bool) -> tuple[str, Advice]:
