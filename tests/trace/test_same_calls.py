@@ -1,0 +1,215 @@
+"""Steps of two recordings that are not the same call by call: operators still stand around what they launched."""
+
+from __future__ import annotations
+
+from collections import Counter
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+
+from gpudiag.model.event import EventKind, Trace
+from gpudiag.trace.same_calls import _longest_common
+from gpudiag.trace.with_operators import SAME_STEPS, with_operators
+from tests.trace.documents import document, event, kernel, read_one
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+LONG = ["embed", "gemm", "norm", "gemm", "add", "gemm", "norm", "gemm", "split", "add", "loss"]
+SHORT = ["embed", "gemm", "norm", "gemm", "add", "gemm", "norm", "gemm", "add", "tail", "loss"]
+MANY = [f"k{index % 7}" for index in range(20)]
+POLLS = ["cudaEventQuery", "cudaStreamIsCapturing", "cudaMalloc", "cudaEventQuery", "cudaEventRecordWithFlags"]
+STEP_US = 10_000
+
+
+class Recording:
+    """Steps that launch kernels by name; a full one has an operator around each launch, and one around all."""
+
+    def __init__(self, *, full: bool, thread: int = 11) -> None:
+        self.full, self.thread = full, thread
+        self.apart = 200 if full else 100
+        self.steps = 0
+        self.correlation = 0
+        self.events: list[dict[str, Any]] = []
+
+    def step(self, *calls: str, size: int | None = None) -> Recording:
+        """A step with these calls: kernels, which are launched, and what begins with `cuda`."""
+        begin = STEP_US * self.steps
+        self.steps += 1
+        first, last = begin + self.apart, begin + self.apart * len(calls)
+        self.events.append(event("user_annotation", f"ProfilerStep#{self.steps}", begin, last + 100 - begin))
+        if self.full:
+            self.events.append(event("cpu_op", "model", first - 30, last - first + 70, tid=self.thread))
+        for index, name in enumerate(calls):
+            self._call(name, first + self.apart * index, size)
+        return self
+
+    def beside(self, *calls: str) -> Recording:
+        """Calls of another thread in the step begun last, which no operator surrounds."""
+        at = STEP_US * (self.steps - 1)
+        self.events += [event("cuda_runtime", name, at + 7 * i, 1, tid=99) for i, name in enumerate(calls, 1)]
+        return self
+
+    def read(self, directory: Path) -> Trace:
+        return read_one(directory, document(*self.events), f"{'full' if self.full else 'light'}/rank0.json")
+
+    def _call(self, name: str, at: float, size: int | None) -> None:
+        self.correlation += 1
+        call = name if name.startswith("cuda") else "cudaLaunchKernel"
+        arguments = {"correlation": self.correlation}
+        self.events.append(event("cuda_runtime", call, at, 2, tid=self.thread, args=arguments))
+        if call == name:
+            return
+        told = {"Collective name": "allreduce", "In msg nelems": size, "dtype": "Float"} if size and self.full else {}
+        self.events.append(kernel(name, at + 20, 30, self.correlation, **told))
+        if self.full:
+            self.events.append(event("cpu_op", f"aten::{name.split('_', maxsplit=1)[0]}", at - 20, 40, tid=self.thread))
+
+
+def joined(directory: Path, light: Recording, full: Recording) -> Trace | None:
+    before = light.read(directory)
+    found = with_operators(before, full.read(directory))
+    if found is not None:
+        for kind in (EventKind.RUNTIME, EventKind.KERNEL):
+            was, now = before.events.rows_of(kind), found.events.rows_of(kind)
+            for column in ("start_ns", "end_ns", "correlation", "thread"):
+                assert np.array_equal(getattr(before.events, column)[was], getattr(found.events, column)[now])
+        assert (np.diff(found.events.start_ns) >= 0).all()
+        assert_nested(found)
+    return found
+
+
+def assert_nested(trace: Trace) -> None:
+    """Operators lie in their step, and in `model` but for that itself; none crosses another."""
+    events = trace.events
+    marks = trace.step_marks[0].row
+    spans = [(int(events.start_ns[row]), int(events.end_ns[row])) for row in marks]
+    opened: list[int] = []
+    for row in events.rows_of(EventKind.OPERATOR).tolist():
+        begin, end = int(events.start_ns[row]), int(events.end_ns[row])
+        assert any(a <= begin <= end <= b for a, b in spans)
+        while opened and opened[-1] <= begin:
+            opened.pop()
+        assert all(end <= outer for outer in opened)
+        opened.append(end)
+
+
+def around(trace: Trace) -> Counter[tuple[str, str]]:
+    """How often a kernel's launch lies in an operator of its thread (`model` aside): (kernel, operator or "")."""
+    events = trace.events
+    launched = {int(events.correlation[row]): events.name_of(row) for row in events.rows_of(EventKind.KERNEL)}
+    operators = [row for row in events.rows_of(EventKind.OPERATOR).tolist() if events.name_of(row) != "model"]
+    found: Counter[tuple[str, str]] = Counter()
+    for call in events.rows_of(EventKind.RUNTIME).tolist():
+        if (name := launched.get(int(events.correlation[call]))) is None:
+            continue
+        holds = [
+            events.name_of(row)
+            for row in operators
+            if events.start_ns[row] <= events.start_ns[call] and events.end_ns[call] <= events.end_ns[row]
+            if events.thread[row] == events.thread[call]
+        ]
+        assert len(holds) <= 1
+        found[name, holds[0] if holds else ""] += 1
+    return found
+
+
+def each(*kernels: str, times: int = 1) -> Counter[tuple[str, str]]:
+    """Every launch in its own operator."""
+    return Counter({(name, f"aten::{name}"): times * count for name, count in Counter(kernels).items()})
+
+
+def test_steps_that_take_turns_get_the_operators_of_their_kind(tmp_path: Path) -> None:
+    light = Recording(full=False).step(*LONG).step(*SHORT).step(*LONG).step(*SHORT)
+    full = Recording(full=True).step(*SHORT).step(*LONG).step(*SHORT).step(*LONG)
+    found = joined(tmp_path, light, full)
+    assert found is not None
+    assert around(found) == each(*LONG, *SHORT, times=2)
+
+
+def test_collectives_get_the_sizes_of_their_kind_of_step(tmp_path: Path) -> None:
+    exchange = "ncclDevKernel_AllReduce_Sum_f32_RING_LL"
+    light, full = Recording(full=False), Recording(full=True)
+    for _ in range(2):
+        light.step(*LONG, exchange, size=1000).step(*SHORT, exchange, size=10)
+        full.step(*SHORT, exchange, size=10).step(*LONG, exchange, size=1000)
+    found = joined(tmp_path, light, full)
+    assert found is not None
+    assert [call.size_bytes for call in found.collectives] == [4000, 40, 4000, 40]
+
+
+@pytest.mark.parametrize("more_in_light", [True, False])
+def test_a_kernel_more_moves_no_other(tmp_path: Path, more_in_light: bool) -> None:
+    more = [*LONG[:4], "reduce", *LONG[4:]]
+    light = Recording(full=False).step(*(more if more_in_light else LONG)).step(*LONG)
+    full = Recording(full=True).step(*(LONG if more_in_light else more))
+    found = joined(tmp_path, light, full)
+    assert found is not None
+    assert around(found) == each(*LONG, times=2) + Counter({("reduce", ""): int(more_in_light)})
+
+
+def test_other_kernels_launched_in_the_same_way_are_the_same_calls(tmp_path: Path) -> None:
+    here = [name.replace("gemm", "gemm_64x64") for name in LONG]
+    there = [name.replace("gemm", "gemm_128x256") for name in LONG]
+    found = joined(tmp_path, Recording(full=False).step(*here, "sum"), Recording(full=True).step(*there))
+    assert found is not None
+    assert around(found)["gemm_64x64", "aten::gemm"] == 4
+    assert around(found)["sum", ""] == 1
+
+
+def test_who_asks_and_who_allocates_decides_nothing(tmp_path: Path) -> None:
+    light, full = Recording(full=False), Recording(full=True)
+    for index in range(3):
+        polled = [call for place, name in enumerate(LONG) for call in (*POLLS[: (place + index) % 4], name)]
+        light.step(*polled).beside(*POLLS * index)
+        full.step(*(polled[:5] + [call for call in polled[5:] if call not in POLLS])).beside(*POLLS)
+    found = joined(tmp_path, light, full)
+    assert found is not None
+    assert around(found) == each(*LONG, times=3)
+
+
+def test_a_thread_may_have_another_number(tmp_path: Path) -> None:
+    light = Recording(full=False, thread=1_207_957_184).step(*LONG).step(*SHORT)
+    full = Recording(full=True, thread=2505).step(*LONG).step(*SHORT)
+    found = joined(tmp_path, light, full)
+    assert found is not None
+    assert around(found) == each(*LONG, *SHORT)
+
+
+@pytest.mark.parametrize(("others", "usable"), [(3, True), (4, False)])
+def test_enough_calls_are_the_same(tmp_path: Path, others: int, usable: bool) -> None:
+    """The least share, from just above and just below."""
+    assert (20 - 3) / 20 >= SAME_STEPS > (20 - 4) / 20
+    here = [*MANY[:-others], *(f"other{index}" for index in range(others))]
+    light, full = Recording(full=False), Recording(full=True)
+    for _ in range(3):
+        light.step(*here)
+        full.step(*MANY[:-others])
+    assert (joined(tmp_path, light, full) is not None) == usable
+
+
+def test_another_job_is_refused(tmp_path: Path) -> None:
+    light = Recording(full=False).step(*LONG, *LONG).step(*LONG, *LONG)
+    full = Recording(full=True).step(*MANY).step(*MANY)
+    assert joined(tmp_path, light, full) is None
+
+
+def test_nothing_but_polls_is_no_step_of_the_same_calls(tmp_path: Path) -> None:
+    light, full = Recording(full=False).step(*POLLS), Recording(full=True).step(*POLLS)
+    assert joined(tmp_path, light, full) is None
+
+
+def test_the_longest_common_sequence_is_the_longest() -> None:
+    random = np.random.default_rng(1)
+    for _ in range(50):
+        a, b = (random.integers(0, 4, random.integers(0, 30)).tolist() for _ in range(2))
+        pairs = _longest_common(a, b)
+        assert all(a[i] == b[j] for i, j in pairs)
+        assert all(i < k and j < m for (i, j), (k, m) in pairwise(pairs))
+        longest = np.zeros((len(a) + 1, len(b) + 1), int)
+        for i, one in enumerate(a):
+            for j, other in enumerate(b):
+                longest[i + 1, j + 1] = max(longest[i, j] + (one == other), longest[i, j + 1], longest[i + 1, j])
+        assert len(pairs) == longest[-1, -1]
