@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import msgspec
 
-from gpudiag.analysis.diagnosis.calibration import AS_RECORDED, POOR_REPLAY, SAME_AMOUNT, WARNING_PERCENT
+from gpudiag.analysis.diagnosis.calibration import POOR_REPLAY, SAME_AMOUNT, WARNING_PERCENT
 from gpudiag.analysis.diagnosis.case import Case
 from gpudiag.analysis.diagnosis.confidence import grade, survival
 from gpudiag.analysis.diagnosis.explained import explain
@@ -19,6 +19,7 @@ from gpudiag.analysis.diagnosis.rules.compute_bound import ComputeBound
 from gpudiag.analysis.diagnosis.rules.input_bound import with_timed_input
 from gpudiag.analysis.diagnosis.rules.rule import CannotTell, Proposal
 from gpudiag.analysis.diagnosis.significance import Significance
+from gpudiag.analysis.diagnosis.timed_steps import timed_longer_ms
 from gpudiag.analysis.diagnosis.weigh import Weighed, weigh
 from gpudiag.model.analysis import NOT_ONE_JOB_CODES, UNTRUSTED_CODES, Confidence, Explained, Finding, Fix, Validity
 from gpudiag.units import NS_PER_US
@@ -151,12 +152,6 @@ def _overhead(case: Case, what_if: WhatIf) -> list[Validity]:
     return [Validity(code="profiler-overhead", message=message)]
 
 
-def _timed_longer_ms(case: Case, what_if: WhatIf) -> float:
-    """By how much longer the timed steps took than the recording explains, in ms; 0 where that is within the usual."""
-    longer = (case.unprofiled_ms or 0.0) - what_if.corrected_ms
-    return longer if longer > AS_RECORDED * what_if.corrected_ms else 0.0
-
-
 def _as_sure_as_the_data(case: Case, what_if: WhatIf, finding: Finding, codes: set[str]) -> Finding:
     """The finding, less sure by one grade for each kind of doubt that the data raises, if it hangs on that data."""
     if "timed_steps" in finding.evidence:
@@ -173,7 +168,9 @@ def _as_sure_as_the_data(case: Case, what_if: WhatIf, finding: Finding, codes: s
         finding.code == "straggler"
         and finding.cause == "launch"
         and overhead > (finding.recoverable_ms_per_step or 0.0),
-        _timed_longer_ms(case, what_if) > SAME_AMOUNT * (finding.recoverable_ms_per_step or math.inf),
+        "longer_in_timed_steps_ms" not in finding.evidence
+        and timed_longer_ms(case.unprofiled_ms, what_if.corrected_ms)
+        > SAME_AMOUNT * (finding.recoverable_ms_per_step or math.inf),
     ]
     grade = len(_CONFIDENCES) if codes & UNTRUSTED_CODES else _CONFIDENCES.index(finding.confidence) + sum(doubts)
     return msgspec.structs.replace(finding, confidence=_CONFIDENCES[min(grade, len(_CONFIDENCES) - 1)])

@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterable, Sequence
 from itertools import pairwise
 from typing import TypeVar
 
-from gpudiag.analysis.diagnosis.calibration import MOST, WARNING_PERCENT
+from gpudiag.analysis.diagnosis.calibration import AS_RECORDED, MOST, WARNING_PERCENT
 from gpudiag.model.analysis import RecordingCost, TimedRank, Validity
 from gpudiag.model.run import RankRecord, RunRecord, StepTimes, TimedSteps
 
@@ -144,6 +144,12 @@ def alone_waited_for(run: RunRecord | None, ranks: Collection[int], late: Sequen
         # The lower median: at least half of the others.
         count += (not any(asked) and _usual(others)) - (all(asked) and not _usual(others)) if asked and others else 0
     return count > MOST * steps
+
+
+def timed_longer_ms(timed_ms: float | None, corrected_ms: float) -> float:
+    """By how much longer the timed steps took than the recording explains, in ms; 0 where that is within the usual."""
+    longer = (timed_ms or 0.0) - corrected_ms
+    return longer if longer > AS_RECORDED * corrected_ms else 0.0
 
 
 def _hosts(run: RunRecord | None, ranks: Collection[int]) -> dict[int, TimedSteps] | None:

@@ -115,7 +115,8 @@ def _judged(
         if doubt is not None:
             doubts.append(Validity(code=f"cannot-tell:{finding.code}", message=doubt))
             continue
-        evidence = {**finding.evidence, "step_ms_now": base_ms, "step_ms_if_fixed": base_ms - gain}
+        now_ms = base_ms - gain + (finding.recoverable_ms_per_step or gain)
+        evidence = {**finding.evidence, "step_ms_now": now_ms, "step_ms_if_fixed": base_ms - gain}
         finding = msgspec.structs.replace(finding, evidence=evidence)
         found.append(Weighed(proposal=proposal, finding=finding, gain_ms=gain))
     return found, doubts

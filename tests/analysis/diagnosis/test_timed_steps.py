@@ -312,3 +312,23 @@ def test_a_host_without_its_core_that_recording_slows_further_is_the_late_one_wh
     told, untold = (found(hosts(case, *leads, host_ms=24.0)) for leads in ([[22.0] * 20, [0.5] * 20], BY_TURNS))
     assert (told["straggler"].ranks, told["straggler"].cause) == ((1,), "launch")
     assert "straggler" not in untold
+
+
+def test_what_took_longer_in_the_timed_steps_is_the_late_ranks_where_all_waited_for_it() -> None:
+    """Rank 1 pauses for 30 ms of recorded steps, and 8 ms longer in the timed ones."""
+    step = (kernels(10), all_reduce(2), kernels(10), all_reduce(1), update(1))
+    pause = (kernels(5), silence(30), kernels(5), all_reduce(2), kernels(10), all_reduce(1), update(1))
+    case = case_of(Job(ranks=2, step=step, own={1: pause}, steps=8).traces())
+    timed_ms = case.slowest_ms + 8.0
+    ahead, behind = [timed_ms - 2.0] * 20, [0.5] * 20
+    asked, by_turns = (
+        found(hosts(case, *leads, host_ms=timed_ms))["straggler"]
+        for leads in ((ahead, behind), (ahead[:10] + behind[:10], behind[:10] + ahead[:10]))
+    )
+    assert (asked.ranks, asked.cause, asked.place) == ((1,), by_turns.cause, by_turns.place)
+    gain_ms = asked.recoverable_ms_per_step or 0.0
+    assert gain_ms == pytest.approx((by_turns.recoverable_ms_per_step or 0.0) + 8.0, abs=0.1)
+    assert asked.recoverable_percent == pytest.approx(100 * gain_ms / timed_ms, rel=0.01)
+    assert asked.evidence["step_ms_now"] == pytest.approx(timed_ms, rel=0.01)
+    assert asked.evidence["step_ms_if_fixed"] == pytest.approx(by_turns.evidence["step_ms_if_fixed"])
+    assert (asked.confidence, by_turns.confidence) == ("high", "medium")

@@ -24,7 +24,7 @@ from gpudiag.analysis.diagnosis.rules.host_stall import ELSEWHERE, stall_advice
 from gpudiag.analysis.diagnosis.rules.input_bound import AFTER_THE_UPDATE, ends_with_the_update, unmarked_words
 from gpudiag.analysis.diagnosis.rules.more_than_peers import more_operators
 from gpudiag.analysis.diagnosis.rules.rule import CannotTell, Examples, Proposal, notable, severity_of
-from gpudiag.analysis.diagnosis.timed_steps import later_input_ms
+from gpudiag.analysis.diagnosis.timed_steps import alone_waited_for, later_input_ms, timed_longer_ms
 from gpudiag.model.analysis import Finding
 from gpudiag.model.probed import gpu_of_rank
 from gpudiag.units import milliseconds
@@ -196,13 +196,16 @@ class Straggler:
         held = _held_back(case, late) if cause == "compute" and not jitter else {}
         if held:
             cause, advice = "clock", _ADVICE["clock"]
+        longer = 0.0 if jitter else _longer_ms(case, what_if, late)
+        step_ms = 100 * gain / percent + longer
+        gain += longer
+        percent = 100 * gain / step_ms
         evidence: dict[str, object] = {
             "lateness_ms_by_rank": excess,
             "wait_ms_by_rank": waits,
             "savings_ms_by_part": dict(sorted(alone.items(), key=lambda part: -part[1])),
         }
-        if held:
-            evidence["clock"] = held
+        evidence |= {key: of for key, of in {"longer_in_timed_steps_ms": longer, "clock": held}.items() if of}
         frames = _frames_ms(case, late) if part in _OF_THE_HOST and not jitter else {}
         if frames:
             evidence["host_frames_ms_more_than_peers"] = frames
@@ -212,7 +215,7 @@ class Straggler:
             evidence["assumed_data_loading"] = (
                 "nothing was recorded on the late rank between the step's mark and its first operator"
             )
-        place, of_place = _place(case, late, cause, gain, silent=silent)
+        place, of_place = _place(case, late, cause, gain - longer, silent=silent)
         advice = advice if jitter else of_place or advice
         more = more_operators(case, late) if part == "launch" and not jitter else None
         if more is not None:
@@ -295,6 +298,12 @@ def _cause(case: Case, what_if: WhatIf, gain: float, jitter: bool) -> tuple[str,
     if best == "operators" and not few_slow_calls(case, tuple(what_if.graph.ranks.values())):
         best = "launch"  # a host that loses its core now and then is slow in whatever it does just then
     return (best if explains else "unknown"), {str(part): ms for part, ms in alone.items()}
+
+
+def _longer_ms(case: Case, what_if: WhatIf, late: tuple[int, ...]) -> float:
+    """What the timed steps took longer than the recording explains, where it was these ranks that all waited for."""
+    alone = alone_waited_for(case.run, what_if.graph.ranks.values(), late)
+    return timed_longer_ms(case.unprofiled_ms, what_if.corrected_ms) if alone else 0.0
 
 
 def _differ(what_if: WhatIf, part: Part, each_step: bool) -> bool:
