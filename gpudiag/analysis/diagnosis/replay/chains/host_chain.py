@@ -15,6 +15,7 @@ from gpudiag.analysis.diagnosis.calibration import (
     HELD_UP_NS,
 )
 from gpudiag.analysis.diagnosis.replay.chains.host_time import body_span, silence, slow_calls, within
+from gpudiag.analysis.diagnosis.replay.chains.own_copies import own_copies
 from gpudiag.analysis.diagnosis.replay.graph import NONE, Block
 from gpudiag.analysis.diagnosis.replay.streams import Awaited, LaneOps, find_dependencies
 from gpudiag.intervals import among, distinct, intersect, length, union
@@ -89,11 +90,25 @@ def chain_of(timeline: Timeline, trace_index: int, lanes: list[Lane], parts: lis
     kinds[blocking[chosen] & (events.role[rows[chosen]] == Role.EXCHANGE)] = Block.COLLECTIVE
     kinds[(kinds == Block.NOT) & (held > HELD_UP_NS) & (queued >= FULL_QUEUE_OPS)] = Block.QUEUE
     waited_from = np.where(held > 0, before, np.maximum(call_start, before))
-    target_part, target_op, target_end = _block_targets(parts, call_start, time, waited_from, kinds, rows[chosen], told)
-    block = np.where(target_part != NONE, kinds, Block.NOT).astype(np.uint8)
+    # Of an executor's threads, which work side by side, one that waits holds up no other.
+    alone = not trace.waits_in_collectives
+    pageable = blocking[chosen] & (events.role[rows[chosen]] == Role.COPY) & alone
+    own = own_copies(parts, call_start, time, pageable)
+    chosen, call_start, before = chosen[own.call], call_start[own.call], before[own.call]
     began = np.maximum(call_start, before)
-    # What a call is told to have waited for may have ended long before: then its time was work, and is all its delay.
-    at_once = among(rows[chosen], np.concatenate([awaited.call for awaited in told])) & (target_end <= began)
+    time = np.where(own.begins, began, time[own.call])
+    kinds = np.where(own.begins, Block.NOT, kinds[own.call]).astype(np.uint8)
+    before = np.concatenate([before[:1], time[:-1]])
+    waited_from = np.maximum(waited_from[own.call], before)
+    awaited = _block_targets(parts, call_start, time, waited_from, kinds, rows[chosen], told)
+    target_part, target_op, target_end = (
+        np.where(own.returns, mine, other) for mine, other in zip((own.part, own.op, own.end), awaited, strict=True)
+    )
+    block = np.where(target_part != NONE, kinds, Block.NOT).astype(np.uint8)
+    # What a call waited for may have ended long before: then its time was work, and is all its delay.
+    at_once = among(rows[chosen], np.concatenate([awaited.call for awaited in told]))
+    at_once |= (kinds == Block.SYNC) & (_pending_until(parts, call_start) <= began) & alone
+    at_once &= target_end <= began
     work_until = np.where((block != Block.NOT) & ~at_once, began, time)
     busy, waited, silent = _work(lane.threads, threads, before, work_until)
     silence_of = silence(lane, events, threads, silent, (before, work_until))
@@ -106,9 +121,11 @@ def chain_of(timeline: Timeline, trace_index: int, lanes: list[Lane], parts: lis
     _attach_launches(parts, call_start, block != Block.NOT)
     block = _thinned(block, time)
     target_part = np.where(block != Block.NOT, target_part, NONE)
-    delay = np.where(block != Block.NOT, np.maximum(time - np.where(at_once, began, target_end), 0.0), 0.0)
+    delay = time - np.where(at_once, began, target_end)
+    # A call may return within microseconds before its copy ends.
+    delay = np.where(block != Block.NOT, np.where(own.returns, delay, np.maximum(delay, 0.0)), 0.0)
     marks = np.concatenate([before[:1], time])
-    recorded = np.diff(np.searchsorted(_recorded_at(trace, threads) + shift, marks, "right"))
+    recorded = own.as_begun(np.diff(np.searchsorted(_recorded_at(trace, threads) + shift, marks, "right")))
     return Chain(
         trace=trace_index,
         time=time.astype(np.float64),
@@ -280,6 +297,16 @@ def _block_targets(  # noqa: PLR0917  # columns of the calls, in the order in wh
             target_part[chosen] = position
             target_op[chosen] = given.op[index[counts]]
     return target_part, target_op, latest
+
+
+def _pending_until(parts: list[LaneOps], call_start: NDArray[np.int64]) -> NDArray[np.float64]:
+    """When the last of all ops that were launched before each call ended; -inf where none was."""
+    until = np.full(len(call_start), -np.inf)
+    for part in parts:
+        for given in part.given:
+            last = np.searchsorted(given.launch_time, call_start, side="left") - 1
+            until = np.maximum(until, np.where(last >= 0, given.end[np.maximum(last, 0)], -np.inf))
+    return until
 
 
 def _index_of(rows: NDArray[np.intp], awaited: Awaited, at: int) -> NDArray[np.int64]:
