@@ -183,6 +183,6 @@ def _part_of_step(graph: Graph) -> NDArray[np.int64]:
     nodes = np.diff(np.append(opens, len(graph.host.time)))
     calls = np.cumsum(~_again(graph))
     size = np.repeat(np.diff(np.append(calls[opens], calls[-1] + 1)), nodes)
-    place = calls - np.repeat(calls[opens], nodes)
+    place: NDArray[np.int64] = calls - np.repeat(calls[opens], nodes)
     part: NDArray[np.int64] = place * PARTS_OF_STEP // np.maximum(size, 1)
     return np.minimum(part, PARTS_OF_STEP - 1)

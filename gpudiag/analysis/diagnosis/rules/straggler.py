@@ -21,7 +21,7 @@ from gpudiag.analysis.diagnosis.replay.what_if import WhatIf
 from gpudiag.analysis.diagnosis.rules.advice import TF_DATA, Advice, advice_for, pytorch, tensorflow
 from gpudiag.analysis.diagnosis.rules.host_stall import ELSEWHERE, stall_advice
 from gpudiag.analysis.diagnosis.rules.input_bound import AFTER_THE_UPDATE, ends_with_the_update, unmarked_words
-from gpudiag.analysis.diagnosis.rules.more_than_peers import more_operators
+from gpudiag.analysis.diagnosis.rules.more_than_peers import OwnPauses, more_operators, own_pauses
 from gpudiag.analysis.diagnosis.rules.rule import CannotTell, Examples, Proposal, notable, severity_of
 from gpudiag.analysis.diagnosis.timed_steps import later_input_ms
 from gpudiag.model.analysis import Finding
@@ -32,6 +32,8 @@ from gpudiag.units import milliseconds
 _MOST_FRAMES = 5
 
 _OF_THE_HOST = frozenset({"launch", "operators", "stall"})
+#: What a host is called that pauses often, for less than it takes to be elsewhere.
+_MAYBE_ELSEWHERE = frozenset({"launch", "unknown"})
 #: Findings about a machine that explain why a GPU computes longer than its peers.
 _CLOCKS = frozenset({"clock-mismatch", "throttled"})
 
@@ -180,15 +182,17 @@ class Straggler:
         if cause == "stall" and not jitter and later_input_ms(case.run, late) >= MOST * gain:
             # Nobody marked what they do, but in the timed steps it was in fetching the batch.
             cause, advice = "input", _ADVICE["input"]
+        cause, pauses = _elsewhere(case, late, cause, gain if part == "launch" and not jitter else 0.0)
         one = len(late) == 1
         *others, last = (str(rank) for rank in late)
         words = f"rank {last}" if one else f"ranks {', '.join(others)} and {last}"
         host = what_if.graph.host
         own = np.isin(host.process, [trace for trace, rank in what_if.graph.ranks.items() if rank in late])
         silent = cause == part == "input" and float(host.silent[own].sum()) > float(host.input[own].sum())
-        waits: dict[int, float] = {}
-        for lane in case.attribution.lanes:
-            waits[lane.rank] = milliseconds(sum(float(share.mean()) for share in lane.waits_ns.values()))
+        waits = {
+            lane.rank: milliseconds(sum(float(share.mean()) for share in lane.waits_ns.values()))
+            for lane in case.attribution.lanes
+        }
         advice = _JITTER_ADVICE if jitter else advice
         held = _held_back(case, late) if cause == "compute" and not jitter else {}
         if held:
@@ -197,6 +201,7 @@ class Straggler:
             "lateness_ms_by_rank": excess,
             "wait_ms_by_rank": waits,
             "savings_ms_by_part": dict(sorted(alone.items(), key=lambda part: -part[1])),
+            **({"pauses_ms_more_than_peers": pauses.first()} if pauses.ms else {}),
         }
         if held:
             evidence["clock"] = held
@@ -210,8 +215,9 @@ class Straggler:
                 "nothing was recorded on the late rank between the step's mark and its first operator"
             )
         place, of_place = _place(case, late, cause, gain, silent=silent)
+        place = place or pauses.words()
         advice = advice if jitter else of_place or advice
-        more = more_operators(case, late) if part == "launch" and not jitter else None
+        more = more_operators(case, late) if part == "launch" and not pauses.ms and not jitter else None
         if more is not None:
             evidence["operators_ms_more_than_peers"] = more.own_ms
             if more.own_work:
@@ -284,6 +290,18 @@ def _cause(case: Case, what_if: WhatIf, gain: float, jitter: bool) -> tuple[str,
     if best == "operators" and not few_slow_calls(case, tuple(what_if.graph.ranks.values())):
         best = "launch"  # a host that loses its core now and then is slow in whatever it does just then
     return (best if explains else "unknown"), {str(part): ms for part, ms in alone.items()}
+
+
+def _elsewhere(case: Case, late: tuple[int, ...], cause: str, gain: float) -> tuple[str, OwnPauses]:
+    """(the cause, the pauses that make it a stall) of a host that launches too slowly; no pauses where it is none.
+
+    Each pause by itself may be short enough for Python between calls, but the peers make no such calls.
+    """
+    if gain and cause in _MAYBE_ELSEWHERE:
+        pauses = own_pauses(case, late)
+        if pauses.total_ms >= MOST * gain:
+            return "stall", pauses
+    return cause, OwnPauses(ms={})
 
 
 def _place(case: Case, late: tuple[int, ...], cause: str, gain: float, *, silent: bool) -> tuple[str, Advice]:

@@ -1,8 +1,8 @@
 """Calls that copy and hold the host until their own copy is done: two nodes each, where it begins and where it returns.
 
-A call that copies from or to pageable memory returns when its copy has ended, or within microseconds of it. Told by what
-ended before the call, as of other calls that wait, it would wait for nothing where the device was idle, and the whole
-copy would be work of the host: 12 of 68 ms on a host that launches too slowly to keep its device busy.
+A call that copies from or to pageable memory returns when its copy has ended, or microseconds before. Told by what
+ended while it was there, as of other calls that wait, it would wait for nothing where the device was idle, and all of
+the copy would be work of the host: 12 of 68 ms on a host that launches too slowly to keep its device busy.
 """
 
 from __future__ import annotations
@@ -40,6 +40,13 @@ class OwnCopies(msgspec.Struct, frozen=True, kw_only=True):
         """bool[n]: the node is where a call returns that waited for its own copy."""
         waited: NDArray[np.bool_] = self.part != NONE
         return waited
+
+    def instead_of(
+        self, part: NDArray[np.int64], op: NDArray[np.int64], end: NDArray[np.float64]
+    ) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.float64]]:
+        """What each node waits for, and when that ended: its own copy, or else what is given."""
+        returns = self.returns
+        return np.where(returns, self.part, part), np.where(returns, self.op, op), np.where(returns, self.end, end)
 
     def as_begun(self, events: NDArray[np.int64]) -> NDArray[np.int64]:
         """Events before each node, with those of a call that waits for its own copy where it begins: it works there."""
