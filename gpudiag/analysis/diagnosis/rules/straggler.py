@@ -10,7 +10,7 @@ import numpy as np
 
 from gpudiag.analysis.diagnosis.calibration import ALSO_LATE, JITTER, MOST
 from gpudiag.analysis.diagnosis.case import Case
-from gpudiag.analysis.diagnosis.examples import DDP, Job, fetch, kernels, python, silence
+from gpudiag.analysis.diagnosis.examples import DDP, Job, fetch, kernels, python, read_back, silence
 from gpudiag.analysis.diagnosis.frames import time_in
 from gpudiag.analysis.diagnosis.places import before_first_operator, few_slow_calls, main_place, slow_operators, stalls
 from gpudiag.analysis.diagnosis.replay.edits import level
@@ -114,7 +114,8 @@ class Straggler:
     slow calls, synchronizations of its own, launching, computing, copies) than its peers need; what the step becomes
     shorter by is what fixing this saves, and the part that by itself explains it is the cause. A chain (rank 0 waits
     for 2, which waited for its loader) is followed by that to its end. Ranks may also take turns being slow. Operators
-    that a late rank calls and its peers do not are named. Where the machine's facts say that a late rank's GPU runs at
+    that a late rank calls and its peers do not are named; one that often records nothing between calls that its peers
+    do not make stalls there, even if each pause is short. Where the machine's facts say that a late rank's GPU runs at
     slower clocks than its peers, or is throttled, that is the cause.
     """
 
@@ -128,6 +129,10 @@ class Straggler:
         ("two of four loaders are late", Job(ranks=4, step=DDP, extra={0: (fetch(30),), 3: (fetch(30),)})),
         ("one rank has more to compute", Job(ranks=4, step=DDP, extra={1: (kernels(8, count=4),)})),
         ("one rank logs and saves", Job(ranks=4, step=DDP, extra={0: (python(30),)})),
+        (
+            "one rank reads its weights back and writes each to a file",
+            Job(ranks=4, step=DDP, extra={0: (read_back(0.02, megabytes=0.5), silence(1)) * 40}),
+        ),
         (
             "another rank has more to compute each step",
             Job(ranks=4, step=DDP, rotating=(kernels(8, count=4),), steps=10),
