@@ -177,9 +177,8 @@ MOSTLY_UNSEEN = 0.1
 """With more of the transferring than this in collectives of ranks whose traces are missing, nothing can be said of it.
 Judgement: a report that abstains says which traces to give."""
 OFTEN = 2
-"""A rank that synchronizes, or makes two calls one after the other, so many times as often as its peers does something of
-its own. Judgement: ranks run the same
-program, so that one that waits only longer waits as often."""
+"""A rank that synchronizes, or makes two calls one after the other, so many times as often as its peers does something
+of its own. Judgement: ranks run the same program, so that one that waits only longer waits as often."""
 ALSO_LATE = 0.3
 """A rank belongs to the late ones when its excess is at least this share of the largest. Judgement: amount and cause do
 not hang on it, and the evidence has the excess of every rank."""
