@@ -29,7 +29,7 @@ FAIRLY_SURE = 0.6
 """The same for medium confidence. Judgement: what is found and said does not hang on it, only this word."""
 MOST = 0.5
 """More than this share is most of it: of a gain that a cause explains, of slow calls' time that few of them take, of
-what is beside a collective and known. Definition."""
+what is beside a collective and known, of a copy that passed before its call returned. Definition."""
 
 BEYOND_CHANCE = 2.0
 """What is so many standard deviations off is hardly chance. Statistical: 95 % of a normal distribution."""
@@ -177,8 +177,8 @@ MOSTLY_UNSEEN = 0.1
 """With more of the transferring than this in collectives of ranks whose traces are missing, nothing can be said of it.
 Judgement: a report that abstains says which traces to give."""
 OFTEN = 2
-"""A rank that synchronizes so many times as often as its peers does something of its own. Judgement: ranks run the same
-program, so that one that waits only longer waits as often."""
+"""A rank that synchronizes, or makes two calls one after the other, so many times as often as its peers does something
+of its own. Judgement: ranks run the same program, so that one that waits only longer waits as often."""
 ALSO_LATE = 0.3
 """A rank belongs to the late ones when its excess is at least this share of the largest. Judgement: amount and cause do
 not hang on it, and the evidence has the excess of every rank."""

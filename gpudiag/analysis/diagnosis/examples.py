@@ -83,6 +83,11 @@ def host_copy(ms: float, *, megabytes: float, pinned: bool = True) -> Piece:
     return Piece("copy", _ns(ms), size_bytes=int(megabytes * 1e6), pinned=pinned)
 
 
+def read_back(ms: float, *, megabytes: float) -> Piece:
+    """`tensor.cpu()`: a copy to pageable memory, which holds the host until it is done."""
+    return Piece("copy", _ns(ms), size_bytes=int(megabytes * 1e6), pinned=False, name="aten::copy_")
+
+
 def item() -> Piece:
     """`tensor.item()`: the host waits until the device has done all."""
     return Piece("item")
@@ -193,6 +198,7 @@ class _Row(msgspec.Struct, frozen=True):
     correlation: int = NO_CORRELATION
     size_bytes: int = NO_SIZE
     host_memory: HostMemory = HostMemory.UNKNOWN
+    direction: Direction = Direction.NONE
     step: int = NO_NUMBER
 
 
@@ -279,9 +285,7 @@ class _Rank:
             correlation=np.array([row.correlation for row in rows], np.int64),
             size_bytes=np.array([row.size_bytes if row.role == Role.COPY else NO_SIZE for row in rows], np.int64),
             role=np.array([row.role for row in rows], np.uint8),
-            direction=np.array(
-                [Direction.HOST_TO_DEVICE if row.kind == EventKind.COPY else Direction.NONE for row in rows], np.uint8
-            ),
+            direction=np.array([row.direction for row in rows], np.uint8),
             host_memory=np.array([row.host_memory for row in rows], np.uint8),
             names=tuple(names),
         )
@@ -325,9 +329,9 @@ class _Rank:
         self.rows.append(_Row(kind, role, name, self.now, end))
         self.now = end
 
-    def _call(self, role: Role, name: str, ns: int, correlation: int = NO_CORRELATION) -> None:
+    def _call(self, role: Role, name: str, ns: int, correlation: int = NO_CORRELATION, within: str = "") -> None:
         ns = self._on_host(ns + 2 * self.job.recording_ns)  # the operator, and its call
-        self.rows.append(_Row(EventKind.OPERATOR, Role.OPERATOR, "aten::add", self.now, self.now + ns))
+        self.rows.append(_Row(EventKind.OPERATOR, Role.OPERATOR, within or "aten::add", self.now, self.now + ns))
         begin, end = self.now + ns // 4, self.now + ns
         self.rows.append(_Row(EventKind.RUNTIME, role, name, begin, end, correlation=correlation))
         self.now += ns
@@ -351,13 +355,16 @@ class _Rank:
 
     def _copy(self, piece: Piece) -> None:
         memory = HostMemory.PINNED if piece.pinned else HostMemory.PAGEABLE
-        name = f"Memcpy HtoD ({memory.name.capitalize()} -> Device)"
+        back = bool(piece.name)
+        named = memory.name.capitalize()
+        name = f"Memcpy DtoH (Device -> {named})" if back else f"Memcpy HtoD ({named} -> Device)"
+        direction = Direction.DEVICE_TO_HOST if back else Direction.HOST_TO_DEVICE
         begin = len(self.rows)
         self.launched += 1
-        self._call(Role.COPY, "cudaMemcpyAsync", 8_000, self.launched)
+        self._call(Role.COPY, "cudaMemcpyAsync", 8_000, self.launched, piece.name)
         start, end = self._queued(piece.ns)
         where = (_COMPUTE_STREAM, 0, self.launched)
-        self.rows.append(_Row(EventKind.COPY, Role.COPY, name, start, end, *where, piece.size_bytes, memory))
+        self.rows.append(_Row(EventKind.COPY, Role.COPY, name, start, end, *where, piece.size_bytes, memory, direction))
         if not piece.pinned:
             # The call returns when the copy is done.
             self.now = end + 3_000
@@ -365,7 +372,7 @@ class _Rank:
                 msgspec.structs.replace(row, end=self.now) for row in self.rows[begin : begin + 2]
             ]
             # PyTorch's `.to(device)` then synchronizes, where it was not told non_blocking.
-            self._call(Role.SYNCHRONIZATION, "cudaStreamSynchronize", 9_000)
+            self._call(Role.SYNCHRONIZATION, "cudaStreamSynchronize", 9_000, within=piece.name)
 
     def _item(self) -> None:
         recording_ns = self._on_host(2 * self.job.recording_ns)

@@ -34,6 +34,8 @@ _ON_THE_HOST = (
     "slow-copy",
     "communication-bound",
 )
+#: What recording does not lengthen, as it is the device's, but may leave without compute beside it.
+_ON_THE_DEVICE = frozenset({"communication_transfer", "copy"})
 #: Which findings account for a bucket, and what takes all of it away.
 _BY: dict[str, tuple[tuple[str, ...], tuple[Edit, ...]]] = {
     "communication_transfer": (("communication-bound", "straggler"), (without_exchange,)),
@@ -68,7 +70,7 @@ def explain(
 ) -> tuple[Explained, ...]:
     """What explains each bucket but compute that takes 5 % of the step or more.
 
-    A finding accounts for as much of it as its removal would gain, and the profiler for what it cost.
+    A finding accounts for as much of it as its removal would gain, and the profiler for what it cost on the host.
     """
     buckets, step_ms = pace_setter(case)
     explained = []
@@ -83,7 +85,7 @@ def explain(
         names = list(dict.fromkeys(one.code for one in by))
         enough = max(WARNING_PERCENT / 100 * step_ms, SAME_AMOUNT * ms)
         if left > enough:
-            recording = min(max(what_if.replayed_ms - what_if.now_ms, 0.0), left)
+            recording = min(_recording_ms(what_if, bucket, edits), left)
             if notable(recording, step_ms):
                 names.append("profiler-overhead")
                 left -= recording
@@ -96,6 +98,23 @@ def explain(
         left = 0.0 if behind else left
         explained.append(Explained(bucket=bucket, ms=ms, by=tuple(names), unexplained_ms=left, note=note))
     return tuple(explained)
+
+
+def _recording_ms(what_if: WhatIf, bucket: str, edits: Sequence[Edit]) -> float:
+    """How much of a bucket there may be only because the job was recorded, per step.
+
+    On the host that is all that recording cost. On the device it is what the bucket lengthens the recorded step by and
+    not the step as it is: a host that is slower while it is recorded leaves less compute to hide behind.
+    """
+    added = max(what_if.replayed_ms - what_if.now_ms, 0.0)
+    if bucket not in _ON_THE_DEVICE or not added:
+        return added
+    recorded, now = (
+        before - without
+        for costs in (what_if.measured, what_if.corrected)
+        for before, without in [what_if.each_step_ms([costs, edits[0](what_if, costs)])]
+    )
+    return min(added, max(recorded - now, 0.0))
 
 
 def _queued_ms(case: Case) -> float:

@@ -197,6 +197,7 @@ def host_graph(busy: Any, *, events: int = 1, ranks: int = 1) -> Any:
     host = Of(
         time=none, busy=each, events=np.full(len(each), events), input=none, silent=none, stall=none, profiler=none,
         process=np.repeat(np.arange(ranks), nodes), step=np.zeros(len(each), np.int64),
+        row=np.arange(len(each)), block=np.zeros(len(each), np.uint8),
     )  # fmt: skip
     return Of(host=host, ranks={rank: rank for rank in range(ranks)}, steps=1)
 

@@ -27,7 +27,7 @@ from gpudiag.analysis.diagnosis.calibration import (
     PROFILER_SHARE_OF_EVENT,
     SLOW_THROUGHOUT,
 )
-from gpudiag.analysis.diagnosis.replay.graph import Graph
+from gpudiag.analysis.diagnosis.replay.graph import NONE, Block, Graph
 from gpudiag.analysis.diagnosis.replay.level_between_ranks import lower_median
 
 Amounts = NDArray[np.float64]
@@ -153,7 +153,7 @@ def _typical(by_part: Amounts, usual: Amounts) -> Amounts:
 
 
 def _enough_calls(graph: Graph) -> bool:
-    return len(graph.host.time) >= FEWEST_CALLS * PARTS_OF_STEP * max(graph.steps, 1) * len(graph.ranks)
+    return int((~_again(graph)).sum()) >= FEWEST_CALLS * PARTS_OF_STEP * max(graph.steps, 1) * len(graph.ranks)
 
 
 def _within_steps(graph: Graph) -> Amounts:
@@ -169,10 +169,20 @@ def _opens_step(graph: Graph) -> NDArray[np.bool_]:
     return opens
 
 
+def _again(graph: Graph) -> NDArray[np.bool_]:
+    """bool[n]: the second node of a call that waits for its own copy."""
+    row, block = graph.host.row, graph.host.block
+    again = np.concatenate([[False], (row[1:] == row[:-1]) & (row[1:] != NONE)]) & ~_opens_step(graph)
+    waits: NDArray[np.bool_] = again & ((block == Block.PAGEABLE) | (block == Block.SYNC))
+    return waits
+
+
 def _part_of_step(graph: Graph) -> NDArray[np.int64]:
     """Which of the step's parts, of as many calls each, every node lies in."""
     opens = np.flatnonzero(_opens_step(graph))
-    size = np.diff(np.append(opens, len(graph.host.time)))
-    place = np.arange(len(graph.host.time)) - np.repeat(opens, size)
-    part: NDArray[np.int64] = place * PARTS_OF_STEP // np.repeat(np.maximum(size, 1), size)
+    nodes = np.diff(np.append(opens, len(graph.host.time)))
+    calls = np.cumsum(~_again(graph))
+    size = np.repeat(np.diff(np.append(calls[opens], calls[-1] + 1)), nodes)
+    place: NDArray[np.int64] = calls - np.repeat(calls[opens], nodes)
+    part: NDArray[np.int64] = place * PARTS_OF_STEP // np.maximum(size, 1)
     return np.minimum(part, PARTS_OF_STEP - 1)

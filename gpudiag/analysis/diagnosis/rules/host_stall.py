@@ -7,7 +7,7 @@ from functools import partial
 from typing import ClassVar
 
 from gpudiag.analysis.diagnosis.case import Case
-from gpudiag.analysis.diagnosis.examples import DDP, Job, fetch, kernels, silence
+from gpudiag.analysis.diagnosis.examples import DDP, Job, fetch, item, kernels, silence
 from gpudiag.analysis.diagnosis.places import Place, main_place, stalls
 from gpudiag.analysis.diagnosis.replay.edits import without_common_stalls
 from gpudiag.analysis.diagnosis.replay.what_if import WhatIf
@@ -51,6 +51,7 @@ class HostStall:
     FIRES: ClassVar[Examples] = (
         ("all ranks log after each step", Job(ranks=2, step=(*DDP, silence(30)))),
         ("a pause between forward and backward pass", Job(ranks=1, step=(kernels(5), silence(12), kernels(5)))),
+        ("a pause between two .item()", Job(ranks=1, step=(kernels(5), item(), silence(12), item(), kernels(5)))),
     )
     SILENT: ClassVar[Examples] = (
         ("a pause that the device hides", Job(ranks=1, step=(kernels(30), silence(3), kernels(5)))),

@@ -1,4 +1,4 @@
-"""Which operators a late rank spends longer in than its peers, and whether they do not call them at all."""
+"""What a late rank does more of than its peers: operators that it spends longer in, pauses between calls of its own."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from collections import defaultdict
 import msgspec
 import numpy as np
 
-from gpudiag.analysis.diagnosis.calibration import MOST
+from gpudiag.analysis.diagnosis.calibration import MOST, OFTEN
 from gpudiag.analysis.diagnosis.case import Case
 from gpudiag.analysis.diagnosis.replay.chains.host_time import body_span
 from gpudiag.intervals import distinct, own_lengths
 from gpudiag.model.event import EventKind
-from gpudiag.model.timeline import UNKNOWN, Lane
+from gpudiag.model.timeline import PAUSE_NS, UNKNOWN, Lane
 from gpudiag.units import milliseconds
 
 #: How many operators are named.
@@ -68,13 +68,85 @@ def more_operators(case: Case, late: tuple[int, ...]) -> MoreOperators | None:
     )
 
 
+class OwnPauses(msgspec.Struct, frozen=True, kw_only=True):
+    """Where late ranks record nothing between two calls that the others seldom make one after the other.
+
+    A thread that has lost its core pauses between calls that its peers make too. One that saves or logs pauses between
+    calls of its own, for the less each time the more of them it makes.
+
+    Attributes:
+        ms: by place, per step, in the mean over the late ranks; the most first.
+    """
+
+    ms: dict[str, float]
+
+    @property
+    def total_ms(self) -> float:
+        """At all places."""
+        return sum(self.ms.values())
+
+    def words(self) -> str:
+        """Where: the first place, where it has most of it."""
+        first = next(iter(self.ms), "")
+        return first if first and self.ms[first] > MOST * self.total_ms else ""
+
+    def first(self) -> dict[str, float]:
+        """The first few places."""
+        return dict(list(self.ms.items())[:_MOST_NAMES])
+
+
+def own_pauses(case: Case, late: tuple[int, ...]) -> OwnPauses:
+    """The pauses of these ranks between calls of their own; none where no other rank is there to compare with."""
+    found: dict[bool, list[dict[tuple[str, str], tuple[float, float]]]] = {True: [], False: []}
+    for lane in case.lanes:
+        found[lane.rank in late].append(_between_calls(case, lane))
+    ms: dict[str, float] = defaultdict(float)
+    for one in found[True] if found[False] else ():
+        for pair, (times, paused_ms) in one.items():
+            usual = sum(peer.get(pair, (0.0, 0.0))[0] for peer in found[False]) / len(found[False])
+            if paused_ms and times >= OFTEN * usual:
+                before, after = pair
+                words = f"between calls of {before}" if before == after else f"after {before} and before {after}"
+                ms[words] += paused_ms / len(found[True])
+    return OwnPauses(ms=dict(sorted(ms.items(), key=lambda item: -item[1])))
+
+
+def _between_calls(case: Case, lane: Lane) -> dict[tuple[str, str], tuple[float, float]]:
+    """(how often, ms in pauses) per analysed step, by the names of two calls that follow one another.
+
+    Calls are those that are within no other, of the threads that train.
+    """
+    events, (begin, end) = case.timeline.traces[lane.trace].events, body_span(lane)
+    rows = events.rows_of(EventKind.OPERATOR, EventKind.RUNTIME)
+    start = events.start_ns[rows] + lane.shift_ns
+    rows = rows[np.isin(events.thread[rows], list(_threads(lane))) & (start >= begin) & (start < end)]
+    rows = rows[np.lexsort((-events.end_ns[rows], events.start_ns[rows]))]
+    until = np.maximum.accumulate(events.end_ns[rows])
+    outer = np.ones(len(rows), np.bool_)
+    outer[1:] = events.start_ns[rows[1:]] >= until[:-1]
+    rows = rows[outer]
+    pause = events.start_ns[rows[1:]] - events.end_ns[rows[:-1]]
+    pause = np.where(pause > PAUSE_NS, pause, 0)
+    pairs = np.stack([events.name[rows[:-1]], events.name[rows[1:]]], axis=1)
+    named, which, times = np.unique(pairs, axis=0, return_inverse=True, return_counts=True)
+    paused = np.bincount(which.reshape(-1), weights=pause, minlength=len(named))
+    steps = max(len(lane.window_steps), 1)
+    return {
+        (events.names[before], events.names[after]): (count / steps, milliseconds(ns) / steps)
+        for (before, after), count, ns in zip(named.tolist(), times.tolist(), paused.tolist(), strict=True)
+    }
+
+
+def _threads(lane: Lane) -> set[int]:
+    return {lane.steps.thread, *distinct(lane.ops.launch_thread).tolist()} - {UNKNOWN}
+
+
 def _of_lane(case: Case, lane: Lane) -> tuple[dict[str, float], dict[str, float]]:
     """(own ms, calls) per analysed step, by operator, of the threads that train."""
     events, (begin, end) = case.timeline.traces[lane.trace].events, body_span(lane)
-    threads = {lane.steps.thread, *distinct(lane.ops.launch_thread).tolist()} - {UNKNOWN}
     own_ms: dict[str, float] = defaultdict(float)
     calls: dict[str, float] = defaultdict(float)
-    for thread in threads:
+    for thread in _threads(lane):
         rows = events.rows_of(EventKind.OPERATOR)
         rows = rows[events.thread[rows] == thread]
         own = own_lengths(events.start_ns[rows], events.end_ns[rows])

@@ -9,7 +9,7 @@ from typing import ClassVar
 import numpy as np
 
 from gpudiag.analysis.diagnosis.case import Case
-from gpudiag.analysis.diagnosis.examples import DDP, Job, host_copy, kernels
+from gpudiag.analysis.diagnosis.examples import DDP, Job, host_copy, kernels, python
 from gpudiag.analysis.diagnosis.replay.edits import with_host_copies
 from gpudiag.analysis.diagnosis.replay.probe_what_if import with_pinned_copies
 from gpudiag.analysis.diagnosis.replay.what_if import WhatIf
@@ -42,6 +42,13 @@ class SlowCopy:
         (
             "50 MB from pageable memory each step",
             Job(ranks=1, step=(host_copy(5, megabytes=50, pinned=False), kernels(10))),
+        ),
+        (
+            "the same to a device that has nothing else to do",
+            Job(
+                ranks=1,
+                step=(python(0.3), host_copy(5, megabytes=50, pinned=False), kernels(4, count=200, launch_us=60)),
+            ),
         ),
         ("250 MB pinned, on the stream that computes", Job(ranks=1, step=(host_copy(5, megabytes=250), kernels(10)))),
     )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import statistics
 from collections.abc import Iterator
 from functools import partial
 from typing import ClassVar
@@ -11,20 +10,20 @@ import numpy as np
 
 from gpudiag.analysis.diagnosis.calibration import ALSO_LATE, JITTER, MOST
 from gpudiag.analysis.diagnosis.case import Case
-from gpudiag.analysis.diagnosis.examples import DDP, Job, fetch, kernels, python, silence
+from gpudiag.analysis.diagnosis.examples import DDP, Job, fetch, kernels, python, read_back, silence
 from gpudiag.analysis.diagnosis.frames import time_in
-from gpudiag.analysis.diagnosis.places import before_first_operator, few_slow_calls, main_place, slow_operators, stalls
+from gpudiag.analysis.diagnosis.places import before_first_operator, main_place, slow_operators, stalls
 from gpudiag.analysis.diagnosis.replay.edits import level
-from gpudiag.analysis.diagnosis.replay.levels import PARTS, Part, levelled
+from gpudiag.analysis.diagnosis.replay.levels import PARTS, Part
 from gpudiag.analysis.diagnosis.replay.levels import excess as excess_of
-from gpudiag.analysis.diagnosis.replay.simulate import Costs
 from gpudiag.analysis.diagnosis.replay.what_if import WhatIf
 from gpudiag.analysis.diagnosis.rules.advice import TF_DATA, Advice, advice_for, pytorch, tensorflow
 from gpudiag.analysis.diagnosis.rules.host_stall import ELSEWHERE, stall_advice
 from gpudiag.analysis.diagnosis.rules.input_bound import AFTER_THE_UPDATE, ends_with_the_update, unmarked_words
+from gpudiag.analysis.diagnosis.rules.late_cause import cause_of, elsewhere, longer_ms
 from gpudiag.analysis.diagnosis.rules.more_than_peers import more_operators
 from gpudiag.analysis.diagnosis.rules.rule import CannotTell, Examples, Proposal, notable, severity_of
-from gpudiag.analysis.diagnosis.timed_steps import alone_waited_for, later_input_ms, timed_longer_ms
+from gpudiag.analysis.diagnosis.timed_steps import later_input_ms
 from gpudiag.model.analysis import Finding
 from gpudiag.model.probed import gpu_of_rank
 from gpudiag.units import milliseconds
@@ -33,8 +32,6 @@ from gpudiag.units import milliseconds
 _MOST_FRAMES = 5
 
 _OF_THE_HOST = frozenset({"launch", "operators", "stall"})
-#: What is most of what a host does: one that is slow throughout is slowest in one of them.
-_THROUGHOUT: tuple[Part, ...] = ("launch", "operators")
 #: Findings about a machine that explain why a GPU computes longer than its peers.
 _CLOCKS = frozenset({"clock-mismatch", "throttled"})
 
@@ -115,7 +112,8 @@ class Straggler:
     slow calls, synchronizations of its own, launching, computing, copies) than its peers need; what the step becomes
     shorter by is what fixing this saves, and the part that by itself explains it is the cause. A chain (rank 0 waits
     for 2, which waited for its loader) is followed by that to its end. Ranks may also take turns being slow. Operators
-    that a late rank calls and its peers do not are named. Where the machine's facts say that a late rank's GPU runs at
+    that a late rank calls and its peers do not are named; one that often records nothing between calls that its peers
+    do not make stalls there, even if each pause is short. Where the machine's facts say that a late rank's GPU runs at
     slower clocks than its peers, or is throttled, that is the cause.
     """
 
@@ -129,6 +127,10 @@ class Straggler:
         ("two of four loaders are late", Job(ranks=4, step=DDP, extra={0: (fetch(30),), 3: (fetch(30),)})),
         ("one rank has more to compute", Job(ranks=4, step=DDP, extra={1: (kernels(8, count=4),)})),
         ("one rank logs and saves", Job(ranks=4, step=DDP, extra={0: (python(30),)})),
+        (
+            "one rank reads its weights back and writes each to a file",
+            Job(ranks=4, step=DDP, extra={0: (read_back(0.02, megabytes=0.5), silence(1)) * 40}),
+        ),
         (
             "another rank has more to compute each step",
             Job(ranks=4, step=DDP, rotating=(kernels(8, count=4),), steps=10),
@@ -166,7 +168,7 @@ class Straggler:
         )
 
     def _describe(self, case: Case, what_if: WhatIf, jitter: bool, gain: float, percent: float) -> Finding:
-        cause, alone = _cause(case, what_if, gain, jitter)
+        cause, alone = cause_of(case, what_if, gain, jitter)
         part: Part = cause if cause in PARTS else _largest_excess(what_if)
         advice = _ADVICE[cause]
         if case.lanes[0].is_cpu:
@@ -183,27 +185,28 @@ class Straggler:
         if cause == "stall" and not jitter and later_input_ms(case.run, late) >= MOST * gain:
             # Nobody marked what they do, but in the timed steps it was in fetching the batch.
             cause, advice = "input", _ADVICE["input"]
+        cause, pauses = elsewhere(case, late, cause, gain if part == "launch" and not jitter else 0.0)
         one = len(late) == 1
         *others, last = (str(rank) for rank in late)
         words = f"rank {last}" if one else f"ranks {', '.join(others)} and {last}"
         host = what_if.graph.host
         own = np.isin(host.process, [trace for trace, rank in what_if.graph.ranks.items() if rank in late])
         silent = cause == part == "input" and float(host.silent[own].sum()) > float(host.input[own].sum())
-        waits: dict[int, float] = {}
-        for lane in case.attribution.lanes:
-            waits[lane.rank] = milliseconds(sum(float(share.mean()) for share in lane.waits_ns.values()))
+        waits = {
+            lane.rank: milliseconds(sum(float(share.mean()) for share in lane.waits_ns.values()))
+            for lane in case.attribution.lanes
+        }
         advice = _JITTER_ADVICE if jitter else advice
         held = _held_back(case, late) if cause == "compute" and not jitter else {}
         if held:
             cause, advice = "clock", _ADVICE["clock"]
-        longer = 0.0 if jitter else _longer_ms(case, what_if, late)
-        step_ms = 100 * gain / percent + longer
-        gain += longer
-        percent = 100 * gain / step_ms
+        longer = 0.0 if jitter else longer_ms(case, what_if, late)
+        gain, percent = gain + longer, 100 * (gain + longer) / (100 * gain / percent + longer)
         evidence: dict[str, object] = {
             "lateness_ms_by_rank": excess,
             "wait_ms_by_rank": waits,
             "savings_ms_by_part": dict(sorted(alone.items(), key=lambda part: -part[1])),
+            **({"pauses_ms_more_than_peers": pauses.first()} if pauses.ms else {}),
         }
         evidence |= {key: of for key, of in {"longer_in_timed_steps_ms": longer, "clock": held}.items() if of}
         frames = _frames_ms(case, late) if part in _OF_THE_HOST and not jitter else {}
@@ -216,8 +219,9 @@ class Straggler:
                 "nothing was recorded on the late rank between the step's mark and its first operator"
             )
         place, of_place = _place(case, late, cause, gain - longer, silent=silent)
+        place = place or pauses.words()
         advice = advice if jitter else of_place or advice
-        more = more_operators(case, late) if part == "launch" and not jitter else None
+        more = more_operators(case, late) if part == "launch" and not pauses.ms and not jitter else None
         if more is not None:
             evidence["operators_ms_more_than_peers"] = more.own_ms
             if more.own_work:
@@ -269,49 +273,6 @@ def _what(cause: str, words: str, place: str, *, one: bool, silent: bool) -> str
         "launch": f"{words} launch{'es' if one else ''} kernels more slowly, which delays",
         "copy": f"{words} cop{'ies' if one else 'y'} longer, which delays",
     }.get(cause)
-
-
-def _cause(case: Case, what_if: WhatIf, gain: float, jitter: bool) -> tuple[str, dict[str, float]]:
-    """The part that explains the gain, and what each part alone gains.
-
-    A part explains it that alone gains most of it, or else without which most of it is not gained: where a rank
-    computes 15 ms too long and another's host is the next to set the pace, computing alone gains less than half. Where
-    none does, a host that lacks its core is slow in all that it does: launching, calls and pauses are one cause.
-
-    A part in which ranks hardly differ explains nothing: kernels beside collectives that wait for a late rank take
-    longer, which is that rank's doing, and levelling them gains something. One in which alone they differ explains all.
-    """
-
-    def level_in(*parts: Part) -> Costs:
-        return levelled(what_if, what_if.corrected, parts, each_step=jitter)
-
-    alone: dict[Part, float] = dict(zip(PARTS, what_if.gains_ms([level_in(part) for part in PARTS]), strict=True))
-    differ = [part for part in PARTS if _differ(what_if, part, jitter)] or list(PARTS)
-    best = max(differ, key=lambda part: alone[part])
-    explains = alone[best] >= MOST * gain or len(differ) == 1
-    if not explains:
-        others = what_if.gain_ms(level_in(*(part for part in PARTS if part != best)))
-        explains = gain - others >= MOST * gain
-    if not explains and best in _THROUGHOUT:
-        explains = what_if.gain_ms(level_in(*_THROUGHOUT, "stall")) >= MOST * gain
-        best = "launch"
-    if best == "operators" and not few_slow_calls(case, tuple(what_if.graph.ranks.values())):
-        best = "launch"  # a host that loses its core now and then is slow in whatever it does just then
-    return (best if explains else "unknown"), {str(part): ms for part, ms in alone.items()}
-
-
-def _longer_ms(case: Case, what_if: WhatIf, late: tuple[int, ...]) -> float:
-    """What the timed steps took longer than the recording explains, where it was these ranks that all waited for."""
-    alone = alone_waited_for(case.run, what_if.graph.ranks.values(), late)
-    return timed_longer_ms(case.unprofiled_ms, what_if.corrected_ms) if alone else 0.0
-
-
-def _differ(what_if: WhatIf, part: Part, each_step: bool) -> bool:
-    """Whether some rank is above its peers in this part by what is worth mentioning, in each step or in the mean."""
-    excess = excess_of(what_if, part)
-    by_step = zip(*excess.by_step.values(), strict=True)
-    most = statistics.fmean(max(ranks) for ranks in by_step) if each_step else max(excess.by_rank.values())
-    return notable(milliseconds(most), what_if.corrected_ms)
 
 
 def _place(case: Case, late: tuple[int, ...], cause: str, gain: float, *, silent: bool) -> tuple[str, Advice]:

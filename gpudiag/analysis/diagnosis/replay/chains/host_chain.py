@@ -15,6 +15,7 @@ from gpudiag.analysis.diagnosis.calibration import (
     HELD_UP_NS,
 )
 from gpudiag.analysis.diagnosis.replay.chains.host_time import body_span, lengths_in_turn, silence, slow_calls
+from gpudiag.analysis.diagnosis.replay.chains.own_copies import own_copies
 from gpudiag.analysis.diagnosis.replay.graph import NONE, Block
 from gpudiag.analysis.diagnosis.replay.streams import Awaited, LaneOps, find_dependencies
 from gpudiag.intervals import among, distinct, intersect, length, union
@@ -75,25 +76,29 @@ def chain_of(timeline: Timeline, trace_index: int, lanes: list[Lane], parts: lis
         [lane.threads[t].blocked.start for t in threads if t in lane.threads] or [np.empty(0, np.int64)]
     )
     blocking = among(start, blocked_starts)
-    node = (among(start, launching) | blocking) & (start >= begin) & (start < end)
-    chosen = np.flatnonzero(node)
+    chosen = np.flatnonzero((among(start, launching) | blocking) & (start >= begin) & (start < end))
     if len(chosen) == 0:
         return None
     chosen = chosen[np.argsort(stop[chosen], kind="stable")]
     call_start, time = start[chosen], stop[chosen]
-    queued = _queue_length(lanes, time)
     before = np.concatenate([[_node_before(start, stop, launching, blocking, begin)], time[:-1]])
     held = lengths_in_turn(lane.overhead, before, time)
-    kinds = _block_kinds(events, rows[chosen], time - call_start, blocking[chosen], queued)
-    kinds = _with_copies(events, rows[chosen], kinds, call_start, time)
-    kinds[blocking[chosen] & (events.role[rows[chosen]] == Role.EXCHANGE)] = Block.COLLECTIVE
-    kinds[(kinds == Block.NOT) & (held > HELD_UP_NS) & (queued >= FULL_QUEUE_OPS)] = Block.QUEUE
+    kinds = _kinds(events, rows[chosen], (call_start, time), blocking[chosen], held, _queue_length(lanes, time))
     waited_from = np.where(held > 0, before, np.maximum(call_start, before))
-    target_part, target_op, target_end = _block_targets(parts, call_start, time, waited_from, kinds, rows[chosen], told)
+    # Of an executor's threads, which work side by side, one that waits holds up no other.
+    alone = not trace.waits_in_collectives
+    own = own_copies(parts, call_start, time, blocking[chosen] & (events.role[rows[chosen]] == Role.COPY) & alone)
+    chosen, call_start, began = chosen[own.call], call_start[own.call], np.maximum(call_start, before)[own.call]
+    time = np.where(own.begins, began, time[own.call])
+    before = np.concatenate([before[:1], time[:-1]])
+    kinds = np.where(own.begins, Block.NOT, kinds[own.call]).astype(np.uint8)
+    target_part, target_op, target_end = own.instead_of(
+        *_block_targets(parts, call_start, time, np.maximum(waited_from[own.call], before), kinds, rows[chosen], told)
+    )
     block = np.where(target_part != NONE, kinds, Block.NOT).astype(np.uint8)
-    began = np.maximum(call_start, before)
-    # What a call is told to have waited for may have ended long before: then its time was work, and is all its delay.
-    at_once = among(rows[chosen], np.concatenate([awaited.call for awaited in told])) & (target_end <= began)
+    # What a call waited for may have ended long before: then its time was work, and is all its delay.
+    idle = (_pending_until(parts, call_start) <= began) & (kinds == Block.SYNC) & alone
+    at_once = (target_end <= began) & (idle | among(rows[chosen], np.concatenate([one.call for one in told])))
     work_until = np.where((block != Block.NOT) & ~at_once, began, time)
     busy, waited, silent = _work(lane.threads, threads, before, work_until)
     silence_of = silence(lane, events, threads, silent, (before, work_until))
@@ -106,9 +111,11 @@ def chain_of(timeline: Timeline, trace_index: int, lanes: list[Lane], parts: lis
     _attach_launches(parts, call_start, block != Block.NOT)
     block = _thinned(block, time)
     target_part = np.where(block != Block.NOT, target_part, NONE)
-    delay = np.where(block != Block.NOT, np.maximum(time - np.where(at_once, began, target_end), 0.0), 0.0)
+    delay = time - np.where(at_once, began, target_end)
+    # A call may return within microseconds before its own copy ends.
+    delay = np.where(block != Block.NOT, np.maximum(delay, np.where(own.returns, -np.inf, 0.0)), 0.0)
     marks = np.concatenate([before[:1], time])
-    recorded = np.diff(np.searchsorted(_recorded_at(trace, threads) + shift, marks, "right"))
+    recorded = own.as_begun(np.diff(np.searchsorted(_recorded_at(trace, threads) + shift, marks, "right")))
     return Chain(
         trace=trace_index,
         time=time.astype(np.float64),
@@ -122,7 +129,7 @@ def chain_of(timeline: Timeline, trace_index: int, lanes: list[Lane], parts: lis
         block=block,
         block_part=target_part,
         block_op=target_op,
-        block_delay=delay,
+        block_delay=delay.astype(np.float64),
         row=rows[chosen].astype(np.int64),
         step=step_index(lane, call_start),
     )
@@ -160,6 +167,22 @@ def _chain_threads(lane: Lane, *, anyone: bool) -> list[int]:
         and length(intersect(lane.threads[t].busy, training.busy)) <= BESIDE * max(length(lane.threads[t].busy), 1)
     ]
     return [main, *turns]
+
+
+def _kinds(  # noqa: PLR0917  # as below
+    events: EventTable,
+    rows: NDArray[np.intp],
+    span: tuple[NDArray[np.int64], NDArray[np.int64]],
+    blocking: NDArray[np.bool_],
+    held: NDArray[np.float64],
+    queued: NDArray[np.int64],
+) -> NDArray[np.uint8]:
+    """The `Block` of each call, by when it began and ended, whether it blocks, and how long the profiler held it."""
+    start, end = span
+    kinds = _with_copies(events, rows, _block_kinds(events, rows, end - start, blocking, queued), start, end)
+    kinds[blocking & (events.role[rows] == Role.EXCHANGE)] = Block.COLLECTIVE
+    kinds[(kinds == Block.NOT) & (held > HELD_UP_NS) & (queued >= FULL_QUEUE_OPS)] = Block.QUEUE
+    return kinds
 
 
 def _block_kinds(
@@ -280,6 +303,16 @@ def _block_targets(  # noqa: PLR0917  # columns of the calls, in the order in wh
             target_part[chosen] = position
             target_op[chosen] = given.op[index[counts]]
     return target_part, target_op, latest
+
+
+def _pending_until(parts: list[LaneOps], call_start: NDArray[np.int64]) -> NDArray[np.float64]:
+    """When the last of all ops that were launched before each call ended; -inf where none was."""
+    until = np.full(len(call_start), -np.inf)
+    for part in parts:
+        for given in part.given:
+            last = np.searchsorted(given.launch_time, call_start, side="left") - 1
+            until = np.maximum(until, np.where(last >= 0, given.end[np.maximum(last, 0)], -np.inf))
+    return until
 
 
 def _index_of(rows: NDArray[np.intp], awaited: Awaited, at: int) -> NDArray[np.int64]:
