@@ -97,8 +97,8 @@ class TensorParallel(Job):
         self._sharing = Sharing(mesh["tensor"].get_group())
         # The ranks of a pair have the same tokens.
         generator = torch.Generator().manual_seed(trainer.place.rank // _SHARING)
-        tokens_host = torch.randn(tokens, width, generator=generator)
-        self._tokens = tokens_host.pin_memory() if on_gpu else tokens_host
+        # On the device, as what comes out of an embedding is: copying them each step would be a fault of its own.
+        self._tokens = torch.randn(tokens, width, generator=generator).to(trainer.device)
         stack = nn.Sequential(*(SharedFeedForward(width, _SHARING, self._sharing) for _ in range(layers)))
         self._network: nn.Module = stack.to(trainer.device)
         if pairs > 1:
@@ -119,11 +119,10 @@ class TensorParallel(Job):
 
     def _step(self, _batch: Batch) -> None:
         trainer = self.trainer
-        x = self._tokens.to(trainer.device, non_blocking=True)
         network, happens = self._network, self._sharing.happens
         alone = network.no_sync() if isinstance(network, DistributedDataParallel) and not happens else nullcontext()
         with alone:
             with trainer.arithmetic.forward():
-                loss = network(x).float().square().mean()
+                loss = network(self._tokens).float().square().mean()
             trainer.arithmetic.backward(loss)
         trainer.update(self._optimizer)
