@@ -25,6 +25,7 @@ import numpy as np
 
 from gpudiag.analysis.diagnosis.calibration import (
     BEYOND_CHANCE,
+    MOST,
     PROFILER_SCATTER,
     SLOW_THROUGHOUT,
     WARNING_PERCENT,
@@ -92,7 +93,7 @@ class Significance:
         ranks = self.what_if.graph.ranks.values()
         timed = later_host_ms(self.case.run, ranks, finding.ranks)
         if timed is not None:
-            differ = timed >= gain_ms / 2 or alone_waited_for(self.case.run, ranks, finding.ranks)
+            differ = timed >= gain_ms / 2 or alone_waited_for(self.case.run, ranks, finding.ranks, ahead=MOST)
             return "" if differ else "in the steps timed without profiling the ranks' CPUs differ less"
         if self.what_if.replayed_ms - self.what_if.corrected_ms < gain_ms:
             return ""

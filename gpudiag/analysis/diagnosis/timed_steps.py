@@ -116,7 +116,9 @@ def later_host_ms(run: RunRecord | None, ranks: Collection[int], late: Sequence[
     return max((means[rank] - _usual(means.values()) for rank in late if rank in means), default=0.0)
 
 
-def alone_waited_for(run: RunRecord | None, ranks: Collection[int], late: Sequence[int]) -> bool:
+def alone_waited_for(
+    run: RunRecord | None, ranks: Collection[int], late: Sequence[int], *, ahead: float = WARNING_PERCENT / 100
+) -> bool:
     """Whether in most timed steps these ranks' hosts alone were waited for, and the others were ahead of their devices.
 
     A host that is ahead fills its device's queue and waits for room there, as long as the device waits for other ranks:
@@ -131,6 +133,8 @@ def alone_waited_for(run: RunRecord | None, ranks: Collection[int], late: Sequen
         run: the record.
         ranks: those that there are; each must have been timed.
         late: those that are asked about.
+        ahead: from which share of its step on a host that is ahead counts. Of one that is ahead by `MOST` of a step
+            what it took says nothing; one that is ahead by less may have taken all of it to work.
     """
     timed = _hosts(run, ranks)
     if timed is None or any(one.lead_ms is None for one in timed.values()):
@@ -138,9 +142,8 @@ def alone_waited_for(run: RunRecord | None, ranks: Collection[int], late: Sequen
     steps = min(len(one.host_ms) for one in timed.values())
     count = 0
     for step in range(steps):
-        ahead = {rank: _is_ahead(one, step) for rank, one in timed.items()}
-        asked = [ahead[rank] for rank in timed if rank in late]
-        others = [ahead[rank] for rank in timed if rank not in late]
+        asked = [_is_ahead(one, step, ahead) for rank, one in timed.items() if rank in late]
+        others = [_is_ahead(one, step, ahead) for rank, one in timed.items() if rank not in late]
         # The lower median: at least half of the others.
         count += (not any(asked) and _usual(others)) - (all(asked) and not _usual(others)) if asked and others else 0
     return count > MOST * steps
@@ -159,9 +162,9 @@ def _hosts(run: RunRecord | None, ranks: Collection[int]) -> dict[int, TimedStep
     return timed if len(timed) >= max(len(ranks), 2) else None
 
 
-def _is_ahead(timed: TimedSteps, step: int) -> bool:
-    """Whether this host was ahead of its device by more than a little of the step when it had queued it."""
-    return (timed.lead_ms or ())[step] >= WARNING_PERCENT / 100 * timed.host_ms[step]
+def _is_ahead(timed: TimedSteps, step: int, share: float) -> bool:
+    """Whether this host was ahead of its device by this share of the step or more when it had queued it."""
+    return (timed.lead_ms or ())[step] >= share * timed.host_ms[step]
 
 
 def _usual(values: Iterable[_Value]) -> _Value:

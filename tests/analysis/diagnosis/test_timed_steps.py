@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import msgspec
 import pytest
 
+from gpudiag.analysis.diagnosis.calibration import MOST
 from gpudiag.analysis.diagnosis.engine import diagnose
 from gpudiag.analysis.diagnosis.examples import DDP, Job, all_reduce, fetch, kernels, silence, update
 from gpudiag.analysis.diagnosis.timed_steps import (
@@ -290,6 +291,13 @@ def test_who_is_waited_for_is_told_by_who_is_ahead(
 ) -> None:
     case = hosts(case_of(Job(ranks=len(leads), step=DDP).traces()), *leads)
     assert alone_waited_for(case.run, range(len(leads)), late) == alone
+
+
+@pytest.mark.parametrize(("lead", "alone"), [(24.9, False), (25.1, True)])
+def test_a_host_that_is_ahead_by_less_than_half_a_step_may_have_worked_all_of_it(lead: float, alone: bool) -> None:
+    case = hosts(case_of(Job(ranks=2, step=DDP).traces()), [lead] * 20, [0.5] * 20)
+    assert alone_waited_for(case.run, range(2), (1,))
+    assert alone_waited_for(case.run, range(2), (1,), ahead=MOST) == alone
 
 
 def test_who_is_waited_for_is_not_known_of_ranks_that_were_not_timed_or_have_no_lead() -> None:
