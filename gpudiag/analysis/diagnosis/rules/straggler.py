@@ -114,7 +114,9 @@ class Straggler:
     for 2, which waited for its loader) is followed by that to its end. Ranks may also take turns being slow. Operators
     that a late rank calls and its peers do not are named; one that often records nothing between calls that its peers
     do not make stalls there, even if each pause is short. Where the machine's facts say that a late rank's GPU runs at
-    slower clocks than its peers, or is throttled, that is the cause.
+    slower clocks than its peers, or is throttled, that is the cause. In steps that were timed without the profiler, who
+    was ahead of its device and who was not tells whose host is slow, and that it is not so by the recording alone; what
+    these steps took longer than the recorded ones is then that rank's.
     """
 
     code: ClassVar[str] = "straggler"
