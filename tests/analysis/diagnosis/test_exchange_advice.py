@@ -94,3 +94,20 @@ def test_links_that_carry_what_the_probes_reached_are_not_to_be_checked(probe_us
 ])  # fmt: skip
 def test_nor_are_links_that_carry_most_of_their_nvlink(busbw: float, board: str, *, checked: bool) -> None:
     assert links_in_doubt(on(*[board] * 4, case=JOB), busbw, None) == checked
+
+
+@pytest.mark.parametrize(
+    ("operation", "hand_over", "around", "said"),
+    [
+        ("all_reduce", "c10d::allreduce_", "torch::autograd::AccumulateGrad", "gradient_as_bucket_view"),
+        ("all_gather", "c10d::_allgather_base_", "", "reshard_after_forward"),
+        ("all_reduce", "c10d::allreduce_", "", "async_op"),
+    ],
+)
+def test_where_the_calls_cost_and_not_the_transfers_ddp_is_to_make_fewer(
+    operation: str, hand_over: str, around: str, said: str
+) -> None:
+    case = exchanging(operation, hand_over, around)
+    advised = " ".join(str(line) for line in exchange_advice(case, by_calls=True)[2:])
+    assert said in advised
+    assert ("bf16" in advised) == ("bf16" in words(case) and said != "gradient_as_bucket_view")

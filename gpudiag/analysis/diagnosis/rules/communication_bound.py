@@ -10,7 +10,7 @@ from typing import ClassVar
 import msgspec
 import numpy as np
 
-from gpudiag.analysis.diagnosis.calibration import MOSTLY_UNSEEN, NOTABLE_PERCENT
+from gpudiag.analysis.diagnosis.calibration import MOST, MOSTLY_UNSEEN, NOTABLE_PERCENT
 from gpudiag.analysis.diagnosis.case import Case
 from gpudiag.analysis.diagnosis.examples import DDP, Job, all_reduce, fetch, kernels, update
 from gpudiag.analysis.diagnosis.replay.edits import (
@@ -135,14 +135,16 @@ class CommunicationBound:
         if faster:
             evidence["savings_ms_at_probed"] = faster
         reached = (None, None) if largest is None else (largest.busbw_gb_per_s, largest.probe_busbw_gb_per_s)
-        advice = (*((LINKS,) if links_in_doubt(case, *reached) else ()), *exchange_advice(case))
+        by_calls = parts["CPU calls"] > MOST * gain
+        in_doubt = not by_calls and links_in_doubt(case, *reached)
+        advice = (*((LINKS,) if in_doubt else ()), *exchange_advice(case, by_calls=by_calls))
         if faster.keys() - {transport_of(case.run)}:
             advice = (*advice, _OTHER_TRANSPORT)
         nvlink = None if largest is None else unused_nvlink_gb_per_s(case, largest.size_bytes, largest.busbw_gb_per_s)
         if nvlink is not None:
             evidence["nvlink_gb_per_s"] = nvlink
             advice = (_PEER_ACCESS, *advice)
-        if 100 * packing >= NOTABLE_PERCENT * case.step_ms:
+        if not by_calls and 100 * packing >= NOTABLE_PERCENT * case.step_ms:
             advice = (*advice, _LESS_PACKING)
         return Finding(
             code=self.code,

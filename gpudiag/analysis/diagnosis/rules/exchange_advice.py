@@ -32,6 +32,14 @@ _DDP: Advice = (
     ),
     pytorch("Overlap more: larger batches per device; smaller DDP buckets (bucket_cap_mb), so that the last is short."),
 )
+#: Where it is not the transfers that cost, but the CPU's calls for them.
+_DDP_CALLS: Advice = (
+    pytorch(
+        "It is the CPU's calls that cost. Spare them: DistributedDataParallel(gradient_as_bucket_view=True) saves a "
+        "copy per parameter, a larger bucket_cap_mb whole buckets, static_graph=True bookkeeping in each step."
+    ),
+    pytorch("Exchange the gradients of several batches at once: accumulate them (no_sync())."),
+)
 _FSDP: Advice = (
     pytorch(
         "Exchange fewer bytes: FSDP's mixed precision (param_dtype and reduce_dtype bf16); gathered parameters kept "
@@ -59,9 +67,15 @@ _OWN_LOOP: Advice = (
 )
 
 
-def exchange_advice(case: Case) -> Advice:
-    """For the job's own way of exchanging: DDP, sharded (FSDP, ZeRO), through one rank, or calls of its own."""
-    return (*_TENSORFLOW, *_of_pytorch(case))
+def exchange_advice(case: Case, *, by_calls: bool = False) -> Advice:
+    """For the job's own way of exchanging: DDP, sharded (FSDP, ZeRO), through one rank, or calls of its own.
+
+    Args:
+        case: the job.
+        by_calls: it is mostly the CPU's calls that the exchange costs.
+    """
+    own = _of_pytorch(case)
+    return (*_TENSORFLOW, *(_DDP_CALLS if by_calls and own is _DDP else own))
 
 
 def _of_pytorch(case: Case) -> Advice:
