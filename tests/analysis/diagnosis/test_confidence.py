@@ -69,7 +69,9 @@ def test_what_is_alike_in_every_step_stays_in_every_variation() -> None:
 
 def test_of_a_single_step_nothing_is_sure() -> None:
     assert shares(Steps({"loader": [10], "rest": [90]}), found("loader", 10.0)) == [0.0]
+    assert shares(Steps({"loader": [10], "rest": [90]}, profiler=10), found("loader", 10.0)) == [0.0]
     assert shares(Steps({"loader": [10, 10], "rest": [90, 90]}), found("loader", 10.0)) == [1.0]
+    assert shares(Steps({"loader": [0.6, 0.6], "rest": [0.3, 0.3]}), found("loader", 0.6)) == [1.0]
 
 
 @pytest.mark.parametrize(("odd", "share"), [(26.6, 1.0), (26.7, 0.8), (0, 1.0)])

@@ -74,8 +74,9 @@ def cause(code: str, kind: Kind = "waste", *parts: str, beyond: str = "", **fiel
     )
 
 
-def weighed(job: Any, causes: list[Proposal], doubting: Any = Doubting()) -> tuple[list[Weighed], list[Validity]]:
-    return weigh(job, causes, doubting)
+def weighed(job: Any, causes: list[Proposal], doubting: Any = None) -> tuple[list[Weighed], list[Validity]]:
+    judge: Any = doubting or Doubting()
+    return weigh(job, causes, judge)
 
 
 LOADER, LAUNCH, EXCHANGE = cause("loader"), cause("launch", "launching"), cause("exchange", "exchange")
@@ -119,7 +120,7 @@ def test_an_exchange_that_is_calls_only_is_launchings_where_that_gains_twice_as_
 
 def test_what_is_found_says_the_step_before_and_after() -> None:
     job = summed(10, loader=30, launch=15, tiny=0.1)
-    found, doubts = weighed(job, [LAUNCH, LOADER, cause("tiny")])
+    found, doubts = weighed(job, [LAUNCH, cause("tiny"), LOADER])
     assert {one.finding.code: one.gain_ms for one in found} == pytest.approx({"loader": 30, "launch": 5.1})
     assert found[0].finding.code == "loader"
     assert found[0].finding.evidence == {
@@ -139,7 +140,7 @@ def test_the_step_before_is_longer_where_more_is_recoverable_than_gained() -> No
 def test_launching_is_judged_after_the_waste_that_is_certain() -> None:
     job = summed(10, loader=30, stall=20, launch=15)
     doubting = Doubting("stall")
-    found, doubts = weighed(job, [LOADER, cause("stall"), LAUNCH, EXCHANGE], doubting)
+    found, doubts = weighed(job, [cause("stall"), LOADER, LAUNCH, EXCHANGE], doubting)
     assert doubting.before == {"loader": 0, "stall": 0, "launch": 1}
     assert [one.finding.code for one in found] == ["loader", "launch"]
     assert [(one.code, one.message) for one in doubts] == [("cannot-tell:stall", "chance")]
