@@ -54,7 +54,7 @@ def above(*cells: list[float], used: list[int] | None = None) -> list[Any]:
     which = np.arange(len(cells)) if used is None else np.array(used)
     found = np.empty(amount.size)
     found[order] = above_level(amount.reshape(-1)[order], cell[order], segment[order], which)
-    rows: list[Any] = found.reshape(amount.shape).tolist()
+    rows: Any = found.reshape(amount.shape).tolist()
     return [pytest.approx(row, abs=1e-9) for row in rows]
 
 
