@@ -8,15 +8,17 @@ from typing import Any
 import numpy as np
 import pytest
 
+from gpudiag.analysis.timeline import build_timeline
 from gpudiag.analysis.timeline.steps import _busiest_thread, _repeating
 from gpudiag.analysis.timeline.windows import Windows, common_steps, device_windows, host_windows
+from tests.timeline_builder import TraceBuilder
 
 
 def repeating(launched: str) -> Any:
-    """Steps found in launches of kernels of these names, one each 10 ns, from row 5 on, the first on thread 3."""
+    """Steps found in launches of kernels of these names, one each 10 ns, from row 5 on; seven on thread 3 and so on."""
     count = len(launched)
     events: Any = SimpleNamespace(
-        start_ns=np.arange(count + 5) * 10, end_ns=np.arange(count + 5) * 10 + 4, thread=np.full(count + 5, 3)
+        start_ns=np.arange(count + 5) * 10, end_ns=np.arange(count + 5) * 10 + 4, thread=3 + np.arange(count + 5) // 7
     )
     return _repeating(events, np.arange(5, count + 5), np.array([ord(one) for one in launched], np.int32))
 
@@ -115,3 +117,22 @@ def test_a_device_without_known_launches_has_one_window() -> None:
     assert (found.bounds.tolist(), found.steps.tolist()) == ([10, 35], [0])
     ops.end = np.array([10, 10])
     assert device_windows(ops, steps).bounds.tolist() == [10, 11]
+
+
+def test_without_any_pattern_all_launches_are_one_step() -> None:
+    (lane,) = build_timeline(
+        [TraceBuilder().compute(30, 50, launch=(7, 9)).compute(50, 60, "b", launch=(5, 6)).build()]
+    ).lanes
+    assert lane.steps.source == "none"
+    assert (lane.steps.start.tolist(), lane.steps.end, lane.steps.number.tolist()) == ([5_000], 9_000, [0])
+
+
+def test_steps_end_with_the_last_optimizers() -> None:
+    trace = TraceBuilder()
+    for number in range(4):
+        trace.compute(100 * number, 100 * number + 50, launch=100 * number)
+        trace.optimizer(100 * number + 60, 100 * number + 61 + number)
+    (lane,) = build_timeline([trace.build()]).lanes
+    assert lane.steps.source == "optimizer"
+    assert lane.steps.start.tolist() == [61_000, 162_000, 263_000, 364_000]
+    assert lane.steps.end == 364_000
