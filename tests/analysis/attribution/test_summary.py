@@ -28,7 +28,7 @@ STARTS = (0, 100, 200, 330, 430, 530)
 SIZE = 1_000_000
 
 
-def near(value: float) -> Any:
+def near(value: float | tuple[float, ...]) -> Any:
     return pytest.approx(value)
 
 
