@@ -1,0 +1,110 @@
+"""Every figure of the summary of a job of two ranks and three steps that can be reckoned by hand."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from gpudiag.analysis.attribution import attribute
+from gpudiag.analysis.attribution.summary import (
+    summarise_clocks,
+    summarise_collectives,
+    summarise_devices,
+    summarise_kernels,
+    summarise_operators,
+    summarise_steps,
+    summarise_waits,
+)
+from gpudiag.analysis.timeline import build_timeline
+from gpudiag.model.analysis import RankClock, Wait
+from tests.timeline_builder import TraceBuilder
+
+if TYPE_CHECKING:
+    from gpudiag.model.timeline import Timeline
+
+#: Of six steps of 100 µs but for one of 130; the first and the last are not analysed.
+STARTS = (0, 100, 200, 330, 430, 530)
+SIZE = 1_000_000
+
+
+def near(value: float | tuple[float, ...]) -> Any:
+    return pytest.approx(value)
+
+
+def timeline(*, ranks: int = 2, missing: bool = False, ahead_ns: int = 0) -> Timeline:
+    """Rank 1 computes for 50 µs and the others for 30; then all exchange, which takes 20, and norms take 5 twice."""
+    traces = []
+    for rank in range(ranks):
+        trace, busy = TraceBuilder(rank, world_size=ranks), 50 if rank == 1 else 30
+        for at in STARTS:
+            trace.step(at).operator(0, 10, "aten::mm").operator(2, 6, "aten::empty").operator(12, 14, "aten::norm")
+            trace.operator(15, 16, "aten::norm").by(5).operator(0, 90, "aten::elsewhere").by(1)
+            trace.compute(0, busy).collective(busy, 70, size_bytes=SIZE, ranks=tuple(range(ranks)))
+            trace.compute(70, 75, "norm").compute(80, 85, "norm")
+        if rank == 1:
+            trace.clock_ahead(ahead_ns)
+        traces.append(trace.build())
+    return build_timeline(traces[:-1] if missing else traces)
+
+
+def test_steps_and_devices() -> None:
+    found = timeline()
+    attribution = attribute(found)
+    steps = summarise_steps(found, attribution)
+    assert (steps.analysed, steps.mean_ms, steps.median_ms) == (4, near(0.1075), 0.1)
+    late, other = (one for one in summarise_devices(found, attribution)[::-1])
+    assert (other.rank, late.rank, late.device) == (0, 1, "cuda:0")
+    assert late.step_ms == near(0.1075)
+    assert late.step_times_ms == near((0.1, 0.13, 0.1, 0.1))
+    for device, compute, wait in ((other, 0.04, 0.02), (late, 0.06, 0.0)):
+        assert device.buckets_ms["compute"] == near(compute)
+        assert device.buckets_ms["communication_wait"] == near(wait)
+        assert device.buckets_ms["communication_transfer"] == near(0.02)
+        assert device.hidden_communication_ms == 0
+
+
+def test_who_waits_for_whom() -> None:
+    found = timeline(ranks=3)
+    assert summarise_waits(found, attribute(found)) == (
+        Wait(rank=0, on_rank=1, ms_per_step=near(0.02)),
+        Wait(rank=2, on_rank=1, ms_per_step=near(0.02)),
+    )
+    # Where a rank is missing, it may have come later still.
+    partly = timeline(ranks=3, missing=True)
+    assert summarise_waits(partly, attribute(partly)) == ()
+
+
+def test_collectives_by_kind() -> None:
+    (found,) = summarise_collectives(timeline())
+    assert (found.operation, found.ranks, found.size_bytes, found.per_step) == ("all_reduce", 2, SIZE, 1)
+    assert found.transfer_us == 20
+    # Half of the eight waited for 20 µs.
+    assert found.wait_us == 10
+    # 1 MB in 20 µs are 50 GB/s; between two ranks the bus carries as much.
+    assert found.busbw_gb_per_s == near(50)
+    three = summarise_collectives(timeline(ranks=3))[0]
+    assert (three.ranks, three.per_step) == (3, 1)
+    assert three.busbw_gb_per_s == near(50 * 4 / 3)
+
+
+def test_kernels_and_operators_with_the_most_time() -> None:
+    found = timeline()
+    assert [(one.name, near(one.ms_per_step), one.per_step) for one in summarise_kernels(found)] == [
+        ("gemm", 0.04, 1),
+        ("norm", 0.01, 2),
+    ]
+    assert [one.name for one in summarise_kernels(found, most=1)] == ["gemm"]
+    operators = summarise_operators(found)
+    assert [(one.name, near(one.own_ms_per_step), one.per_step) for one in operators] == [
+        ("aten::mm", 0.006, 1),
+        ("aten::empty", 0.004, 1),
+        ("aten::norm", 0.003, 2),
+    ]
+    assert [one.name for one in summarise_operators(found, most=2)] == ["aten::mm", "aten::empty"]
+
+
+def test_clocks_by_rank() -> None:
+    # Each collective ends together on both: rank 1's clock shows 3 ms more.
+    (clock,) = summarise_clocks(timeline(ahead_ns=3_000_000))
+    assert clock == RankClock(rank=1, offset_ms=-3.0, residual_ms=0, matched=6)

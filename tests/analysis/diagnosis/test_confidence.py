@@ -1,0 +1,136 @@
+"""How sure findings are, in jobs whose steps are a few numbers."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+
+from gpudiag.analysis.diagnosis.confidence import grade, survival
+from gpudiag.analysis.diagnosis.rules.rule import Proposal
+from gpudiag.analysis.diagnosis.weigh import Weighed
+from gpudiag.model.analysis import Finding
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from gpudiag.analysis.diagnosis.rules.rule import Kind
+
+Gone = frozenset[str]
+
+
+class Steps:
+    """A job in place of a replay: what each cause costs each step, in ms, and other costs of the profiler."""
+
+    corrected: Gone = frozenset()
+    per_event_ns = 1000.0
+
+    def __init__(self, costs: dict[str, Sequence[float]], profiler: float = 0.0, *, timed: bool = False) -> None:
+        self.costs = {name: np.array(ms, np.float64) for name, ms in costs.items()}
+        self.graph = SimpleNamespace(steps=len(next(iter(self.costs.values()))))
+        self.corrected_ms = self.now_ms = sum(float(ms.mean()) for ms in self.costs.values())
+        self.replayed_ms = self.corrected_ms + profiler
+        self.timed_ms = self.corrected_ms if timed else None
+        self.dearer: dict[float, Any] = {}
+
+    def steps_ms(self, many: Iterable[Gone]) -> list[Any]:
+        return [sum(ms for name, ms in self.costs.items() if name not in gone) + 0.0 for gone in many]
+
+    def gains_ms(self, many: Iterable[Gone], base: Gone = corrected) -> list[float]:
+        before, *after = self.steps_ms([base, *many])
+        return [max(float(np.mean(before - one)), 0.0) for one in after]
+
+    def gain_ms(self, costs: Gone, base: Gone = corrected) -> float:
+        return self.gains_ms([costs], base)[0]
+
+    def at_costs(self, per_event_ns: Iterable[float]) -> list[Any]:
+        return [self.dearer.get(round(one), self) for one in per_event_ns]
+
+
+def found(code: str, gain_ms: float, kind: Kind = "waste", instead: tuple[str, ...] = ()) -> Weighed:
+    finding = Finding(code=code, severity="info", instead=instead)
+    proposal = Proposal(edit=lambda _, costs: costs | {code}, describe=lambda *_: finding, kind=kind)  # type: ignore[operator]  # costs are names here
+    return Weighed(proposal=proposal, finding=finding, gain_ms=gain_ms)
+
+
+def shares(job: Any, *findings: Weighed) -> list[float]:
+    return survival(job, findings)
+
+
+def test_nothing_found_is_not_sure() -> None:
+    assert shares(Steps({"rest": [1, 1]})) == []
+
+
+def test_what_is_alike_in_every_step_stays_in_every_variation() -> None:
+    assert shares(Steps({"loader": [10, 10, 10], "rest": [90, 90, 90]}), found("loader", 10.0)) == [1.0]
+
+
+def test_of_a_single_step_nothing_is_sure() -> None:
+    assert shares(Steps({"loader": [10], "rest": [90]}), found("loader", 10.0)) == [0.0]
+    assert shares(Steps({"loader": [10], "rest": [90]}, profiler=10), found("loader", 10.0)) == [0.0]
+    assert shares(Steps({"loader": [10, 10], "rest": [90, 90]}), found("loader", 10.0)) == [1.0]
+    assert shares(Steps({"loader": [0.6, 0.6], "rest": [0.3, 0.3]}), found("loader", 0.6)) == [1.0]
+
+
+@pytest.mark.parametrize(("odd", "share"), [(26.6, 1.0), (26.7, 0.8), (0, 1.0)])
+def test_an_amount_that_one_step_makes_is_less_sure(odd: float, share: float) -> None:
+    """Of five steps the others are 10 each: without one of 26.7 their mean falls by a quarter."""
+    job = Steps({"loader": [10, 10, 10, 10, odd], "rest": [90] * 5})
+    assert shares(job, found("loader", (40 + odd) / 5)) == pytest.approx([share])
+
+
+def test_each_variation_is_scaled_to_what_is_said() -> None:
+    """Where the timed steps are shorter than the replayed ones, less is said than the replay gains."""
+    job = Steps({"loader": [10, 10, 10, 10], "rest": [90] * 4})
+    assert shares(job, found("loader", 5.0)) == [1.0]
+
+
+def test_launching_is_varied_without_the_waste() -> None:
+    class Hidden(Steps):
+        """Launching shows in each step by so much only where there is no loader."""
+
+        def steps_ms(self, many: Iterable[Gone]) -> list[Any]:
+            full, even = np.array([100.0, 100, 100]), np.array([10.0, 10, 10])
+            uneven = np.array([0.0, 0, 30])
+            return [
+                full - 20 * ("loader" in gone) - ((even if "loader" in gone else uneven) if "launch" in gone else 0.0)
+                for gone in many
+            ]
+
+    job = Hidden({"rest": [100, 100, 100]})
+    assert shares(job, found("loader", 20.0), found("launch", 10.0, "launching")) == [1.0, 1.0]
+    assert shares(job, found("loader", 20.0), found("launch", 10.0, "exchange")) == [1.0, 0.0]
+
+
+@pytest.mark.parametrize(
+    ("second", "instead", "share"),
+    [(9.79, (), 1.0), (9.81, (), 0.8), (9.81, ("loader",), 1.0)],
+)
+def test_a_tie_may_be_said_the_other_way_round(second: float, instead: tuple[str, ...], share: float) -> None:
+    """That is one more variation, in which the first is not first: of four steps it survives four of five."""
+    job = Steps({"loader": [10] * 4, "stall": [second] * 4, "rest": [80] * 4})
+    assert shares(job, found("loader", 10.0), found("stall", second, instead=instead)) == pytest.approx([share, 1.0])
+
+
+@pytest.mark.parametrize(("dearer", "share"), [(12.5, 1.0), (12.6, 5 / 6), (7.5, 1.0), (7.4, 5 / 6)])
+def test_the_profilers_cost_is_varied_where_no_timed_step_fixes_it(dearer: float, share: float) -> None:
+    for cost in (700, 1300):
+        job = Steps({"loader": [10.0] * 4, "rest": [90.0] * 4}, profiler=10)
+        job.dearer[cost] = Steps({"loader": [dearer] * 4, "rest": [90.0] * 4})
+        assert shares(job, found("loader", 10.0)) == pytest.approx([share])
+
+
+@pytest.mark.parametrize(("profiler", "timed", "share"), [(2.1, False, 4 / 6), (2.0, False, 1.0), (9.0, True, 1.0)])
+def test_it_is_not_where_it_changes_nothing(profiler: float, share: float, *, timed: bool) -> None:
+    job = Steps({"loader": [10.0] * 4, "rest": [90.0] * 4}, profiler=profiler, timed=timed)
+    job.dearer = dict.fromkeys((700, 1300), Steps({"loader": [20.0] * 4, "rest": [90.0] * 4}))
+    assert shares(job, found("loader", 10.0)) == pytest.approx([share])
+
+
+@pytest.mark.parametrize(
+    ("share", "word"), [(1.0, "high"), (0.95, "high"), (0.94, "medium"), (0.6, "medium"), (0.59, "low")]
+)
+def test_in_words(share: float, word: str) -> None:
+    assert grade(share) == word

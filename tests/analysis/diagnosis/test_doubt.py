@@ -1,0 +1,233 @@
+"""Just below and just above what makes a finding about hosts doubtful, in jobs of a few numbers."""
+
+from __future__ import annotations
+
+import statistics
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+
+from gpudiag.analysis.diagnosis.significance import Significance, half_width_ms
+from gpudiag.model.analysis import Finding
+from gpudiag.statistics import mean_of
+from gpudiag.units import NS_PER_MS
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+#: Most of these steps take 90 ms: their mean is 8.3 ms above their median, and known to 21.4 ms.
+PAUSED = (90.0, 90.0, 90.0, 90.0, 90.0, 140.0)
+EVEN = (100.0,) * 6
+
+
+class Replay:
+    """A replay of steps of 100 ms that took 120 while they were recorded; edits gain so much at a higher cost."""
+
+    corrected_ms = 100.0
+    replayed_ms = 120.0
+    per_event_ns = 1000.0
+    corrected = frozenset[str]()
+
+    def __init__(self, left_ms: Mapping[frozenset[str], float] | None = None, **graph: Any) -> None:
+        self.left_ms = left_ms or {}
+        self.graph = SimpleNamespace(**graph)
+        self.asked: list[float] = []
+
+    def at_cost(self, per_event_ns: float) -> Replay:
+        self.asked.append(per_event_ns)
+        return self
+
+    def each_step_ms(self, many: Sequence[frozenset[str]]) -> list[float]:
+        return [self.left_ms.get(costs, 90.0) for costs in many]
+
+
+def edit(name: str) -> Any:
+    return lambda _, costs: costs | {name}
+
+
+def rank(
+    number: int, *, step_ms: Sequence[float] = (), host_ms: Sequence[float] = (), lead_ms: Sequence[float] | None = None
+) -> Any:
+    unprofiled = SimpleNamespace(step_ms=tuple(step_ms), mean_ms=statistics.fmean(step_ms)) if step_ms else None
+    timed = SimpleNamespace(host_ms=tuple(host_ms), lead_ms=lead_ms) if host_ms else None
+    return SimpleNamespace(rank=number, unprofiled=unprofiled, timed=timed, device="cuda:0")
+
+
+def significance(replay: Any, recorded: Sequence[Sequence[float]] = (EVEN,), *ranks: Any) -> Significance:
+    """Of a job whose lanes took these times, in ms, for their recorded steps."""
+    lanes = [SimpleNamespace(step_ns=np.array(steps) * NS_PER_MS) for steps in recorded]
+    timed = [one.unprofiled.mean_ms for one in ranks if one.unprofiled is not None]
+    case: Any = SimpleNamespace(
+        attribution=SimpleNamespace(lanes=lanes),
+        run=SimpleNamespace(ranks=ranks) if ranks else None,
+        unprofiled_ms=max(timed, default=None),
+    )
+    return Significance(case, replay)
+
+
+def finding(code: str = "launch-bound", cause: str | None = "launch", gain_ms: float | None = None) -> Finding:
+    return Finding(code=code, severity="info", ranks=(1,), cause=cause, recoverable_ms_per_step=gain_ms)
+
+
+def doubt(of: Significance, gain_ms: float, found: Finding | None = None, before: Sequence[str] = ()) -> str:
+    return of.doubt(found or finding(), gain_ms, [edit(name) for name in before], edit("it")) or ""
+
+
+TIMED = (rank(0, step_ms=EVEN), rank(1, step_ms=EVEN))
+
+
+def test_the_steps_of_these_tests() -> None:
+    assert statistics.fmean(PAUSED) - statistics.median(PAUSED) == pytest.approx(8.333, abs=1e-3)
+    assert half_width_ms(PAUSED) == pytest.approx(mean_of(PAUSED, as_measured=True).half_width)
+    assert half_width_ms(PAUSED) == pytest.approx(21.4, abs=0.1)
+    assert half_width_ms(PAUSED[-1:]) == half_width_ms(()) == 0
+    assert half_width_ms(PAUSED[-2:]) > 0
+
+
+@pytest.mark.parametrize(("gain_ms", "doubted"), [(4.9, False), (5.0, True), (13.3, True), (13.35, False)])
+def test_what_is_there_in_the_median_step_is_no_chance(gain_ms: float, *, doubted: bool) -> None:
+    found = doubt(significance(Replay(), [EVEN], rank(0, step_ms=PAUSED)), gain_ms)
+    assert ("may be chance" in found) == doubted
+    if doubted:
+        assert f"would save {gain_ms:.1f} ms" in found
+        assert "21.4 ms may be chance" in found
+
+
+@pytest.mark.parametrize(("gain_ms", "doubted"), [(21.3, True), (21.5, False)])
+def test_nor_is_what_is_more_than_the_interval_leaves_open(gain_ms: float, *, doubted: bool) -> None:
+    """Though 5 % of this step, 13 ms, are more than what it is above the skew."""
+    replay = Replay()
+    replay.corrected_ms = 270.0
+    only = significance(replay, [EVEN], rank(0, step_ms=PAUSED))
+    assert ("may be chance" in doubt(only, gain_ms)) == doubted
+
+
+def test_recorded_and_timed_steps_scatter_each_by_themselves() -> None:
+    steps = [EVEN, tuple(2 * one for one in PAUSED), ()]
+    recorded = significance(Replay(), steps)
+    assert recorded.slowest_lane_ms == [2 * one for one in PAUSED]
+    assert recorded.timed_ms == []
+    # Of the recorded steps without what recording took of them.
+    assert recorded.chance_ms == pytest.approx(2 * half_width_ms(PAUSED) * 100 / 120)
+    assert recorded._skew_ms == pytest.approx(2 * 8.3333 * 100 / 120, abs=1e-3)
+    both = significance(Replay(), steps, rank(0, step_ms=EVEN), rank(1, step_ms=PAUSED), rank(2))
+    assert both.timed_ms == [EVEN, PAUSED]
+    assert both.chance_ms == pytest.approx(half_width_ms(PAUSED) * np.hypot(2 * 100 / 120, 1))
+    assert both._skew_ms == pytest.approx(8.3333, abs=1e-3)
+    assert significance(Replay(), [()]).chance_ms == 0
+
+
+@pytest.mark.parametrize(
+    ("code", "cause", "asked"),
+    [
+        ("launch-bound", None, True),
+        ("straggler", "launch", True),
+        ("straggler", "operators", True),
+        ("straggler", "input", False),
+        ("host-stall", "launch", False),
+    ],
+)
+def test_only_findings_about_the_hosts_work_are_asked(code: str, cause: str | None, *, asked: bool) -> None:
+    of = significance(Replay(), [EVEN], rank(0, step_ms=PAUSED))
+    assert bool(doubt(of, 6.0, finding(code, cause))) == asked
+
+
+@pytest.mark.parametrize(("left_ms", "doubted"), [(95.0, False), (94.9, True), (80.0, True)])
+def test_without_timed_steps_a_finding_must_remain_at_a_higher_cost(left_ms: float, *, doubted: bool) -> None:
+    replay = Replay({frozenset(): left_ms, frozenset({"it"}): 90.0})
+    found = doubt(significance(replay), 10.0)
+    assert replay.asked == [1300.0]
+    assert bool(found) == doubted
+    if doubted:
+        assert "profiling made the step 20.0 ms longer, and if that is 30 % more than estimated" in found
+        assert f"only {max(left_ms - 90, 0):.1f} ms are saved" in found
+        assert found.endswith("as `gpudiag profile` does.")
+
+
+def test_with_timed_steps_only_what_follows_a_larger_cause_must() -> None:
+    replay = Replay({frozenset({"waste"}): 60.0, frozenset({"waste", "it"}): 58.0})
+    of = significance(replay, [EVEN], *TIMED)
+    assert doubt(of, 10.0) == ""
+    assert replay.asked == []
+    found = doubt(of, 10.0, before=["waste"])
+    assert "only 2.0 ms are saved" in found
+    assert found.endswith("Fix the larger findings and record again.")
+    enough = Replay({frozenset({"waste"}): 60.0, frozenset({"waste", "it"}): 55.0})
+    assert doubt(significance(enough, [EVEN], *TIMED), 10.0, before=["waste"]) == ""
+
+
+def hosts(*each: tuple[Sequence[float], Sequence[float]], steps: int = 2) -> dict[str, Any]:
+    """The graph of processes whose host nodes took so many ms, over all steps, with so many events."""
+    process = np.repeat(np.arange(len(each)), [len(busy) for busy, _ in each])
+    host = SimpleNamespace(
+        process=process,
+        busy=np.concatenate([np.array(busy) for busy, _ in each]) * NS_PER_MS,
+        events=np.concatenate([np.array(events) for _, events in each]),
+    )
+    return {"host": host, "steps": steps, "ranks": {index: index for index in range(len(each))}}
+
+
+#: One that does as the other two, and takes a little longer.
+ALIKE = hosts(([40, 40], [400, 400]), ([48, 48], [400, 400]), ([41, 41], [400, 400]))
+
+
+@pytest.mark.parametrize(("gain_ms", "doubted"), [(19.9, True), (20.0, True), (20.1, False)])
+def test_a_slower_host_may_be_one_whose_recording_cost_more(gain_ms: float, *, doubted: bool) -> None:
+    """Recording took 20 ms."""
+    left = {frozenset[str](): 100.0, frozenset({"it"}): 80.0}
+    found = doubt(significance(Replay(left, **ALIKE)), gain_ms, finding("straggler", "launch", gain_ms))
+    assert bool(found) == doubted
+    if doubted:
+        assert "its CPU does no more work than the others, and profiling added 20.0 ms" in found
+
+
+@pytest.mark.parametrize(
+    ("late", "doubted"),
+    [
+        # The usual host takes 41 ms and 400 events a step, 0.1025 ms each: 5 ms are 48.8 events.
+        (([48, 48], [448, 448]), True),
+        (([48, 48], [449, 449]), False),
+        # And half as long again is one without a core.
+        (([61.4, 61.4], [400, 400]), True),
+        (([61.6, 61.6], [400, 400]), False),
+        (([20, 20], [10, 10]), True),
+        (([41, 41], [1000, 1000]), False),
+    ],
+)
+def test_but_not_one_that_does_more_or_has_lost_its_core(
+    late: tuple[Sequence[float], Sequence[float]], *, doubted: bool
+) -> None:
+    graph = hosts(([40, 40], [400, 400]), late, ([41, 41], [400, 400]), ([43, 43], [401, 401]))
+    left = {frozenset[str](): 100.0, frozenset({"it"}): 80.0}
+    assert bool(doubt(significance(Replay(left, **graph)), 10.0, finding("straggler", "launch", 10.0))) == doubted
+
+
+def test_hosts_of_no_events_take_nothing_for_each() -> None:
+    left = {frozenset[str](): 100.0, frozenset({"it"}): 80.0}
+    graph = hosts(([40], [0]), ([48], [0]), ([41], [0]), steps=0)
+    assert "no more work" in doubt(significance(Replay(left, **graph)), 10.0, finding("straggler", "launch", 10.0))
+
+
+@pytest.mark.parametrize(("late_ms", "doubted"), [(55.0, False), (54.9, True)])
+def test_hosts_that_differ_in_the_timed_steps_do_so(late_ms: float, *, doubted: bool) -> None:
+    """By half of the 10 ms of the finding at least."""
+    timed = (
+        rank(0, step_ms=EVEN, host_ms=(50.0, 50.0)),
+        rank(1, step_ms=EVEN, host_ms=(late_ms, late_ms)),
+        rank(2, step_ms=EVEN, host_ms=(51.0, 49.0)),
+    )
+    found = doubt(significance(Replay(**ALIKE), [EVEN], *timed), 10.0, finding("straggler", "launch", 10.0))
+    assert found.endswith("in the steps timed without profiling the ranks' CPUs differ less") == doubted
+    assert bool(found) == doubted
+    # Nothing is known of how much it gains.
+    assert not doubt(significance(Replay(**ALIKE), [EVEN], *timed), 10.0, finding("straggler", "launch", None))
+
+
+def test_so_does_the_one_that_alone_is_waited_for() -> None:
+    timed = tuple(
+        rank(number, step_ms=EVEN, host_ms=(50.0, 50.0), lead_ms=(lead, lead))
+        for number, lead in enumerate((45, 0, 45))
+    )
+    assert not doubt(significance(Replay(**ALIKE), [EVEN], *timed), 10.0, finding("straggler", "launch", 10.0))

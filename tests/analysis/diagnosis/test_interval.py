@@ -1,0 +1,199 @@
+"""Each thing that widens the interval of the step time, one at a time, in jobs of a few numbers."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+
+from gpudiag.analysis.diagnosis.interval import interval_ms
+from gpudiag.analysis.diagnosis.significance import half_width_ms
+from gpudiag.intervals import as_set
+from gpudiag.units import NS_PER_MS
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+Spans = tuple[tuple[int, int], ...]
+
+#: 2 % of a step of 100 ms, within which recorded and timed steps are alike.
+ALIKE = 2.0
+
+
+def spans(ms: Spans) -> Any:
+    return as_set([(start * NS_PER_MS, end * NS_PER_MS) for start, end in ms])
+
+
+def lane(
+    *, is_cpu: bool = False, transfer: Spans = (), ops: Spans = (), collectives: Spans = (), steps: int = 2
+) -> Any:
+    """A lane and what it is attributed: transferring, beside these ops and collectives."""
+    return (
+        SimpleNamespace(is_cpu=is_cpu, ops=spans(ops), collectives=spans(collectives)),
+        SimpleNamespace(parts={"communication_transfer": spans(transfer)}, step_ns=np.zeros(steps)),
+    )
+
+
+class Job:
+    """A job of 100 ms a step, corrected, whose hosts took 4 µs for each event."""
+
+    def __init__(
+        self,
+        *,
+        steps: Sequence[float] = (100.0, 100.0),
+        recorded: float = 100.0,
+        replayed: float = 100.0,
+        chance: float = 0.0,
+        timed: Sequence[tuple[float, ...]] = (),
+        lanes: Sequence[Any] = (lane(),),
+        cheap: float = 100.0,
+        dear: float = 100.0,
+        profiler: float = 0.0,
+        per_event_ns: float = 1270.0,
+        busy: Sequence[float] = (40.0, 60.0),
+        slow: Sequence[float] = (0.0, 0.0),
+        process: Sequence[int] = (0, 0),
+        events: Sequence[int] = (10_000, 15_000),
+        of_steps: int = 2,
+    ) -> None:
+        self.slowest_lane_ms, self.timed_ms, self.chance_ms = list(steps), list(timed), chance
+        self.case = SimpleNamespace(
+            slowest_ms=recorded,
+            lanes=[one for one, _ in lanes],
+            attribution=SimpleNamespace(lanes=[one for _, one in lanes]),
+        )
+        host = SimpleNamespace(
+            busy=np.array(busy) * NS_PER_MS,
+            slow=np.array(slow) * NS_PER_MS,
+            process=np.array(process),
+            events=np.array(events),
+        )
+        graph = SimpleNamespace(host=host, steps=of_steps, ranks={one: one for one in sorted({*process})})
+        left = SimpleNamespace(corrected_ms=dear, busy=host.busy - np.array([profiler, 0.0]) * NS_PER_MS)
+        self.asked: list[float] = []
+
+        def at_costs(each: Iterable[float]) -> list[Any]:
+            self.asked = list(each)
+            return [SimpleNamespace(corrected_ms=cheap), left]
+
+        self.what_if = SimpleNamespace(
+            corrected_ms=100.0, replayed_ms=replayed, per_event_ns=per_event_ns, graph=graph, at_costs=at_costs
+        )
+
+    def interval(self) -> Any:
+        this: Any = self
+        return pytest.approx(interval_ms(this))
+
+
+def around(below: float, above: float | None = None) -> tuple[float, float]:
+    return 100 - below - ALIKE, 100 + (below if above is None else above) + ALIKE
+
+
+def test_of_a_single_step_there_is_none() -> None:
+    this: Any = Job(steps=[100.0])
+    assert interval_ms(this) is None
+
+
+def test_where_nothing_scatters_it_is_what_is_alike() -> None:
+    assert Job().interval() == around(0)
+    assert Job(timed=[(100.0, 100.0)]).interval() == around(0)
+
+
+@pytest.mark.parametrize("timed", [[], [(100.0, 100.0)]])
+def test_steps_that_scatter_and_a_replay_that_misses_widen_it(timed: list[tuple[float, ...]]) -> None:
+    assert Job(chance=3, timed=timed).interval() == around(3)
+    assert Job(recorded=104, timed=timed).interval() == around(4)
+    assert Job(recorded=96, timed=timed).interval() == around(4)
+    assert Job(replayed=110, recorded=113, chance=4, timed=timed).interval() == around(5)
+    assert Job(chance=150, timed=timed).interval() == (0, 252)
+
+
+def test_it_reaches_to_the_timed_steps_of_the_slowest_rank() -> None:
+    fast, slow = (80.0, 81.0), (89.0, 90.0, 91.0)
+    assert Job(timed=[fast, slow]).interval() == (90 - half_width_ms(slow), 102)
+    late = (119.0, 120.0, 121.0)
+    assert Job(timed=[fast, late]).interval() == (98, 120 + half_width_ms(late))
+    wild = (1.0, 20.0, 400.0)
+    assert Job(timed=[wild]).interval() == (0, statistics.fmean(wild) + half_width_ms(wild))
+
+
+def test_where_none_was_timed_it_holds_what_the_profiler_may_have_cost() -> None:
+    assert Job(dear=90, cheap=105).interval() == around(10, 5)
+    assert Job(dear=90, cheap=105, chance=7.5, recorded=110).interval() == around(
+        math.hypot(10, 7.5, 10), math.hypot(5, 7.5, 10)
+    )
+    # A dearer profiler makes no step longer, and a cheaper one none shorter.
+    assert Job(dear=105, cheap=90).interval() == around(0)
+    assert Job(dear=-20).interval() == (0, 102)
+    assert Job(chance=120).interval() == (0, 222)
+
+
+@pytest.mark.parametrize(
+    ("per_event_ns", "busy", "costs"),
+    [
+        (1270, 4000, (635, 4000)),  # half of 4 µs is 2 µs: from half of the one to twice the other
+        (1270, 2000, (500, 2540)),
+        (1270, 0, (635, 2540)),  # of no time for an event nothing is known
+        (3000, 4000, (1000, 5000)),  # never more than 5 µs
+        (6000, 4000, (1000, 6000)),  # but where it is taken to be more already
+    ],
+)
+def test_it_may_have_cost_half_or_twice_as_much(per_event_ns: float, busy: float, costs: tuple[float, float]) -> None:
+    each = busy / NS_PER_MS
+    job = Job(per_event_ns=per_event_ns, busy=[each, 3 * each], events=[1, 3])
+    job.interval()
+    assert tuple(job.asked) == pytest.approx(costs)
+
+
+def test_hosts_without_events_cost_as_taken() -> None:
+    job = Job(events=[0, 0])
+    job.interval()
+    assert job.asked == [635, 2540]
+
+
+def test_what_hosts_do_unseen_in_an_exchange_slows_as_their_work_does() -> None:
+    """The profiler took half of their 100 ms: of 20 ms of exchange in two steps 5 ms a step are its too."""
+    of: dict[str, Any] = {"profiler": 50, "dear": 100}
+    assert Job(lanes=[lane(transfer=((0, 20),))], **of).interval() == around(5, 0)
+    seen = lane(transfer=((0, 20),), ops=((2, 6),), collectives=((4, 10),))
+    assert Job(lanes=[seen], **of).interval() == around(3, 0)
+    more = lane(transfer=((0, 40),), steps=4)
+    assert Job(lanes=[seen, more, lane()], **of).interval() == around(5, 0)
+    # Devices beside the host count; on CPU processes the threads that exchange do not.
+    cpu = lane(is_cpu=True, transfer=((0, 20),))
+    assert Job(lanes=[cpu, lane()], **of).interval() == around(5, 0)
+    assert Job(lanes=[cpu], **of).interval() == around(0)
+    assert Job(lanes=[lane(transfer=((0, 20),), steps=0)], **of).interval() == around(10, 0)
+
+
+def test_so_do_single_calls_in_which_nothing_is_recorded() -> None:
+    # Of 90 ms that are no slow calls the profiler took 45.
+    assert Job(profiler=45, slow=[10, 0]).interval() == around(2.5, 0)
+    assert Job(profiler=45, slow=[10, 0], dear=98).interval() == around(4.5, 0)
+    # Of several processes the one with most counts; a call is no longer than the host was busy.
+    assert Job(profiler=25, slow=[10, 40], process=[0, 1]).interval() == around(10, 0)
+    assert Job(profiler=30, slow=[80, 0]).interval() == around(20, 0)
+    assert Job(profiler=45, slow=[10, 0], of_steps=0).interval() == around(5, 0)
+    # Never more than all of it.
+    assert Job(profiler=400, slow=[10, 0]).interval() == around(5, 0)
+
+
+@pytest.mark.parametrize(
+    ("steps", "drift"),
+    [
+        ((99.0, 101.0, 99.0, 101.0, 99.0, 101.0), 6 * 1.0954 / 100),
+        ((99.0, 101.0) * 4, 6 * 1.0690 / 100),
+        ((99.0, 100.0, 101.0), 6 * 4.3027 / 2.5706 * 1.0 / 100),  # known less well of three
+        ((50.0, 150.0, 50.0, 150.0, 50.0, 150.0), 1.0),  # never more than a factor e
+    ],
+)
+def test_cpu_processes_drift_by_so_many_times_their_scatter(steps: tuple[float, ...], drift: float) -> None:
+    low, high = 100 * (1 - math.exp(-drift)), 100 * (math.exp(drift) - 1)
+    job: Any = Job(steps=steps, lanes=[lane(is_cpu=True)], chance=55)
+    assert interval_ms(job) == pytest.approx(around(low, high), rel=1e-3)
+    # Where one lane is a device, it is what steps scatter.
+    assert Job(steps=steps, lanes=[lane(is_cpu=True), lane()], chance=55).interval() == around(55)

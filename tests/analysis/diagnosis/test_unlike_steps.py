@@ -1,0 +1,129 @@
+"""Which steps are left out, a number below and a number above: devices that compute all the time, steps in ms."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from gpudiag.analysis.attribution import attribute
+from gpudiag.analysis.diagnosis.case import Case
+from gpudiag.analysis.diagnosis.likely import likely_cause
+from gpudiag.analysis.diagnosis.outlier_steps import without_outlier_steps
+from gpudiag.analysis.timeline import build_timeline
+from tests.analysis.diagnosis.records import run_of
+from tests.timeline_builder import TraceBuilder
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+
+def case_of(*ranks: Sequence[float], first: int = 0, cpu: bool = False) -> Case:
+    """Ranks whose analysed steps take so long; one before and one after is of no account."""
+    traces = []
+    for rank, steps in enumerate(ranks):
+        trace, at = TraceBuilder(rank, world_size=len(ranks)), 0
+        for number, ms in enumerate([10, *steps, 10]):
+            trace.step(at, number=first + number)
+            length = round(1000 * ms)
+            _ = trace.operator(0, length, "aten::mm") if cpu else trace.compute(0, length)
+            at += length
+        traces.append(trace.build())
+    timeline = build_timeline(traces)
+    return Case(timeline=timeline, attribution=attribute(timeline))
+
+
+def kept(case: Case) -> list[int]:
+    """The steps that are left; all lanes have the same."""
+    found = without_outlier_steps(case)
+    steps = {tuple(lane.window_steps.tolist()) for lane in found.lanes}
+    assert len(steps) == 1
+    for lane in found.attribution.lanes:
+        lane.check()
+    return list(*steps)
+
+
+EIGHT = [10.0] * 8
+
+
+def unlike(**at: float) -> list[float]:
+    """Eight steps of 10 ms, of which s1, s2, … take so long."""
+    return [at.get(f"s{number}", 10.0) for number in range(1, 9)]
+
+
+@pytest.mark.parametrize(
+    ("steps", "left"),
+    [
+        (EIGHT, range(1, 9)),
+        (unlike(s1=15), range(1, 9)),
+        # What follows the pause may be what the host did before: it is left out too, but where nothing came before.
+        (unlike(s1=15.1), range(3, 9)),
+        (unlike(s8=15.1), range(1, 8)),
+        (unlike(s3=30), range(5, 9)),
+        (unlike(s5=30), range(1, 5)),
+        (unlike(s4=30, s8=16), range(1, 4)),  # the first of two as long
+        (unlike(s3=30, s8=16), range(5, 8)),
+        (unlike(s2=30, s7=16), range(4, 7)),
+        (unlike(s3=30, s6=16), range(1, 9)),  # two are too few to be told from
+        (unlike(s1=30, s4=30, s8=30), range(1, 9)),  # more than a quarter are no exception
+    ],
+)
+def test_the_longest_run_of_alike_steps_is_left(steps: list[float], left: range) -> None:
+    case = case_of(steps)
+    assert kept(case) == list(left)
+    assert kept(case_of(EIGHT, steps)) == list(left)
+    assert [one - 5 for one in kept(case_of(steps, first=5))] == list(left)
+    if steps is EIGHT or max(steps) == 15:
+        assert without_outlier_steps(case) is case
+
+
+def test_the_usual_is_the_median_of_the_others() -> None:
+    # Of 10, 10, 20 and the longest 10 is usual, of 10, 20 and the longest 15.
+    assert without_outlier_steps(case_of([10, 10, 20, 16])).outlier_steps.startswith("step 3 (and 1 more like it) took")
+    assert without_outlier_steps(case_of([10, 20, 22])).outlier_steps == ""
+    assert (
+        "step 3 took rank 0 23.0 ms, the others 15.0 ms" in without_outlier_steps(case_of([10, 20, 23])).outlier_steps
+    )
+    assert "step 2 took rank 0 16.0 ms, the others 10.0 ms" in without_outlier_steps(case_of([10, 16])).outlier_steps
+
+
+def test_it_is_said_of_the_rank_where_it_is_most_so() -> None:
+    one, other = unlike(s4=30), unlike(s4=40)
+    assert "step 4 took rank 1 40.0 ms, the others 10.0 ms" in without_outlier_steps(case_of(one, other)).outlier_steps
+    assert "step 4 took rank 0 40.0 ms, the others 10.0 ms" in without_outlier_steps(case_of(other, one)).outlier_steps
+    worse = without_outlier_steps(case_of(unlike(s1=16, s2=30))).outlier_steps
+    assert worse.startswith("step 2 (and 1 more like it) took rank 0 30.0 ms")
+    assert "the findings are of the longest run of steps without it" in worse
+    many = without_outlier_steps(case_of(unlike(s1=30, s4=30, s8=30))).outlier_steps
+    assert many.startswith("step 1 (and 2 more like it)")
+    assert "means of unlike steps" in many
+
+
+def test_cpu_processes_and_ranks_of_other_steps_keep_all() -> None:
+    cpu = case_of(unlike(s4=30), cpu=True)
+    assert kept(cpu) == list(range(1, 9))
+    assert without_outlier_steps(cpu).outlier_steps
+
+
+def test_timed_steps_say_which_are_the_job() -> None:
+    """With three of 30 among five of 10 the mean is 17.5: nearer to that it is left as it is, nearer to 10 not."""
+    case = case_of(unlike(s4=30, s6=30, s8=30))
+    assert kept(case) == list(range(1, 9))
+    assert kept(run_of(case, [13.7, 13.8])) == [1, 2, 3]
+    assert kept(run_of(case, [13.74, 13.77])) == list(range(1, 9))  # closer to 17.5
+    assert kept(run_of(case, [9.0, 9.1])) == [1, 2, 3]
+
+
+def likely(share: float, *, world: int = 1) -> str:
+    """Of steps of 10 ms, in which a copy takes so much."""
+    trace = TraceBuilder(0, world_size=world)
+    for number in range(6):
+        trace.step(number * 10_000).compute(0, 10_000 - round(share * 100)).copy(10_000 - round(share * 100), 10_000)
+    timeline = build_timeline([trace.build()])
+    found = likely_cause(Case(timeline=timeline, attribution=attribute(timeline)), "why")
+    return found[0].title if found else ""
+
+
+def test_a_likely_cause_takes_what_asks_for_action() -> None:
+    assert likely(4.9) == ""
+    assert likely(5.0) == "likely cause: copies between CPU and GPU (0.5 ms, 5 % of the recorded step)"

@@ -1,0 +1,206 @@
+"""What causes gain beside each other, in jobs of a few numbers: costs are the causes gone, a step is a formula."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from gpudiag.analysis.diagnosis.rules.rule import Proposal
+from gpudiag.analysis.diagnosis.weigh import Weighed, gains, in_order, weigh
+from gpudiag.model.analysis import Finding, Validity
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+    from gpudiag.analysis.diagnosis.rules.rule import Edit, Kind
+
+Gone = frozenset[str]
+
+
+class Toy:
+    """A job in place of a replay: `step` says how long a step is without some causes, in ms."""
+
+    corrected: Gone = frozenset()
+
+    def __init__(self, step: Callable[[Gone], float]) -> None:
+        self.step = step
+        self.now_ms = step(self.corrected)
+
+    def gains_ms(self, many: Iterable[Gone], base: Gone = corrected) -> list[float]:
+        return [max(self.step(base) - self.step(costs), 0.0) for costs in many]
+
+    def gain_ms(self, costs: Gone, base: Gone = corrected) -> float:
+        return self.gains_ms([costs], base)[0]
+
+
+class Doubting:
+    """Doubts findings of these codes, and notes what each was judged after."""
+
+    def __init__(self, *codes: str) -> None:
+        self.codes = codes
+        self.before: dict[str, int] = {}
+
+    def doubt(self, finding: Finding, _gain_ms: float, before: list[Edit], _edit: Edit) -> str | None:
+        self.before[finding.code] = len(before)
+        return "chance" if finding.code in self.codes else None
+
+
+def summed(least: float = 0.0, **parts: float) -> Any:
+    """A host that does these parts one after the other, beside a device that needs `least`."""
+    return Toy(lambda gone: max(sum(ms for part, ms in parts.items() if part not in gone), least))
+
+
+def without(*parts: str) -> Any:
+    return lambda _, costs: costs | set(parts)
+
+
+def cause(code: str, kind: Kind = "waste", *parts: str, beyond: str = "", **fields: Any) -> Proposal:
+    """What takes away these parts (its own name, where none is said)."""
+    return Proposal(
+        edit=without(*(parts or (code,))),
+        describe=lambda gain, percent: Finding(
+            **{
+                "code": code,
+                "severity": "info",
+                "recoverable_ms_per_step": gain,
+                "recoverable_percent": percent,
+                "evidence": {"of": code},
+                **fields,
+            }
+        ),
+        beyond=without(beyond) if beyond else None,
+        kind=kind,
+    )
+
+
+def weighed(job: Any, causes: list[Proposal], doubting: Any = None) -> tuple[list[Weighed], list[Validity]]:
+    judge: Any = doubting or Doubting()
+    return weigh(job, causes, judge)
+
+
+LOADER, LAUNCH, EXCHANGE = cause("loader"), cause("launch", "launching"), cause("exchange", "exchange")
+
+
+@pytest.mark.parametrize(("device", "launching"), [(31, 0), (15, 0), (10, 5), (0, 15)])
+def test_launching_is_what_the_device_would_not_hide_without_the_waste(device: float, launching: float) -> None:
+    assert gains(summed(device, loader=30, launch=15), [LOADER, LAUNCH]) == [min(30, 45 - device), launching]
+
+
+def test_and_without_the_exchange() -> None:
+    assert gains(summed(15, launch=20, exchange=10), [LAUNCH, EXCHANGE]) == [5, 10]
+    assert gains(summed(15, launch=20, exchange=10, loader=9), [EXCHANGE, LAUNCH, LOADER]) == [10, 5, 9]
+
+
+@pytest.mark.parametrize("kind", ["waste", "exchange"])
+@pytest.mark.parametrize(("small", "launching"), [(1.0, 14.0), (0.9, 15.0)])
+def test_but_with_what_is_too_small_to_be_said(small: float, launching: float, kind: Kind) -> None:
+    job = summed(85, other=80 - small, launch=20, small=small)
+    assert gains(job, [cause("small", kind), LAUNCH]) == pytest.approx([small, launching])
+
+
+def test_launching_is_never_more_than_as_it_is() -> None:
+    """Where the exchange makes room for it, launching gains more without; what is said is what it gains now."""
+    job: Any = Toy(
+        lambda gone: 100.0 - 10 * ("launch" in gone) - (50 * ("exchange" in gone)) * (1 + ("launch" in gone))
+    )
+    assert gains(job, [LAUNCH, EXCHANGE]) == [10, 50]
+
+
+@pytest.mark.parametrize(
+    ("launch", "wire", "exchange"), [(20, 0, 0), (19.9, 0, 10), (30, 1.0, 11.0), (30, 0.9, 0), (0, 0, 10)]
+)
+def test_an_exchange_that_is_calls_only_is_launchings_where_that_gains_twice_as_much(
+    launch: float, wire: float, exchange: float
+) -> None:
+    job = summed(other=90 - launch - wire, launch=launch, calls=10, wire=wire)
+    whole = cause("exchange", "exchange", "calls", "wire", beyond="calls")
+    assert gains(job, [whole, LAUNCH]) == pytest.approx([exchange, launch])
+
+
+def test_what_is_found_says_the_step_before_and_after() -> None:
+    job = summed(10, loader=30, launch=15, tiny=0.1)
+    found, doubts = weighed(job, [LAUNCH, cause("tiny"), LOADER])
+    assert {one.finding.code: one.gain_ms for one in found} == pytest.approx({"loader": 30, "launch": 5.1})
+    assert found[0].finding.code == "loader"
+    assert found[0].finding.evidence == {
+        "of": "loader", "step_ms_now": pytest.approx(45.1), "step_ms_if_fixed": pytest.approx(15.1)
+    }  # fmt: skip
+    assert found[0].finding.recoverable_percent == pytest.approx(100 * 30 / 45.1)
+    assert doubts == []
+
+
+def test_the_step_before_is_longer_where_more_is_recoverable_than_gained() -> None:
+    (found,), _ = weighed(summed(loader=10, other=90), [cause("loader", recoverable_ms_per_step=12.0)])
+    assert found.finding.evidence["step_ms_now"] == 102
+    (found,), _ = weighed(summed(loader=10, other=90), [cause("loader", recoverable_ms_per_step=None)])
+    assert found.finding.evidence["step_ms_now"] == 100
+
+
+def test_launching_is_judged_after_the_waste_that_is_certain() -> None:
+    job = summed(10, loader=30, stall=20, launch=15)
+    doubting = Doubting("stall")
+    found, doubts = weighed(job, [cause("stall"), LOADER, LAUNCH, EXCHANGE], doubting)
+    assert doubting.before == {"loader": 0, "stall": 0, "launch": 1}
+    assert [one.finding.code for one in found] == ["loader", "launch"]
+    assert [(one.code, one.message) for one in doubts] == [("cannot-tell:stall", "chance")]
+    # The stall may be chance: it hides nothing of launching.
+    assert found[1].gain_ms == 15
+
+
+def test_what_is_doubted_after_the_waste_is_said_too() -> None:
+    found, doubts = weighed(summed(loader=30, launch=15), [LOADER, LAUNCH], Doubting("launch"))
+    assert [one.finding.code for one in found] == ["loader"]
+    assert [one.code for one in doubts] == ["cannot-tell:launch"]
+
+
+@pytest.mark.parametrize(
+    ("a", "b", "device", "instead"),
+    [
+        (20, 20, 80, True),
+        (20, 20, 78.1, True),
+        (20, 20, 78, False),  # both gain 2 % more than one
+        (20, 10, 79, False),  # one suffices, the other does not
+        (5, 5, 95, True),
+        (4.9, 4.9, 95.1, False),  # nobody need do either
+    ],
+)
+def test_wastes_that_hide_each_other_name_each_other(a: float, b: float, device: float, *, instead: bool) -> None:
+    job = summed(device, other=100 - a - b, a=a, b=b)
+    found, _ = weighed(job, [cause("a"), cause("b")])
+    assert {one.finding.code: one.finding.instead for one in found} == (
+        {"a": ("b",), "b": ("a",)} if instead else {"a": (), "b": ()}
+    )
+
+
+def test_of_three_each_names_both_others_and_launching_none() -> None:
+    job = summed(80, other=30, a=20, b=20, c=20, launch=10)
+    found, _ = weighed(job, [cause("a"), cause("b"), cause("c"), LAUNCH])
+    assert {one.finding.code: one.finding.instead for one in found} == {
+        "a": ("b", "c"), "b": ("a", "c"), "c": ("a", "b")
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("waste", "fields", "order"),
+    [
+        (10.0, {}, ["waste", "launch"]),
+        (9.9, {}, ["launch", "waste"]),  # less than a quarter of launching
+        (10.0, {"recoverable_percent": 4.9}, ["launch", "waste"]),  # that nobody need mend
+        (10.0, {"recoverable_percent": None}, ["launch", "waste"]),
+        (10.0, {"recoverable_percent": 5.0}, ["waste", "launch"]),
+        (39.0, {"cause": "launch"}, ["launch", "waste"]),
+        (39.2, {"cause": "launch"}, ["waste", "launch"]),
+    ],
+)
+def test_waste_that_is_worth_it_goes_before_launching(waste: float, fields: dict[str, Any], order: list[str]) -> None:
+    job = summed(other=100 - 40 - waste, launch=40, waste=waste)
+    found, _ = weighed(job, [LAUNCH, cause("waste", **fields)])
+    assert [one.finding.code for one in found] == order
+    assert [one.finding.code for one in in_order(found[::-1])] == order
+
+
+def test_waste_passes_all_the_work_that_is_alike() -> None:
+    job = summed(waste=20, other=100, launch=60, exchange=20.1)
+    found, _ = weighed(job, [LAUNCH, EXCHANGE, cause("waste")])
+    assert [one.finding.code for one in found] == ["waste", "launch", "exchange"]

@@ -1,0 +1,318 @@
+"""The steps of an alignment one by one, a number below and a number above what each decides by. Times in µs."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gpudiag.analysis.timeline.alignment import (
+    Sequence,
+    _between,
+    _by_nearest_end,
+    _by_overlap,
+    _equally_good,
+    _finish,
+    _Fit,
+    _fit,
+    _nearest,
+    _offsets,
+    align,
+)
+from gpudiag.analysis.timeline.calibration import LEAST_TOLERANCE_NS
+from gpudiag.units import NS_PER_US
+from tests.examples import examples
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence as Several
+
+    from numpy.typing import NDArray
+
+FAR = 1_000_000
+"""A second: another clock."""
+
+
+def seen(
+    ends: Several[float],
+    *,
+    starts: Several[float] | None = None,
+    of: Several[int] | None = None,
+    rooted: Several[int] = (),
+) -> Sequence:
+    """Collectives that ended then; `of` are their signatures, `rooted` those that not all leave together."""
+    end = (np.array(ends, np.float64) * NS_PER_US).astype(np.int64)
+    start = end - 50 * NS_PER_US if starts is None else (np.array(starts, np.float64) * NS_PER_US).astype(np.int64)
+    signature = np.zeros(len(end), np.int64) if of is None else np.array(of, np.int64)
+    return Sequence(start=start, end=end, signature=signature, symmetric=~np.isin(np.arange(len(end)), rooted))
+
+
+def pairs(found: tuple[NDArray[np.intp], NDArray[np.intp]]) -> list[tuple[int, int]]:
+    return list(zip(found[0].tolist(), found[1].tolist(), strict=True))
+
+
+def near(a: Sequence, b: Sequence, offset: float = 0) -> list[tuple[int, int]]:
+    return pairs(_by_nearest_end(a, b, int(offset * NS_PER_US), LEAST_TOLERANCE_NS))
+
+
+def fit(a: Sequence, b: Sequence, offset: float = 0) -> _Fit:
+    return _fit(a, b, int(offset * NS_PER_US), LEAST_TOLERANCE_NS)
+
+
+@given(st.lists(st.integers(-9, 9), min_size=1), st.lists(st.integers(-9, 9), min_size=1))
+@examples(50)
+def test_the_nearest_of_all_and_of_two_the_lower(points: list[int], among: list[int]) -> None:
+    found = _nearest(np.array(points), np.array(among))
+    for point, at in zip(points, found.tolist(), strict=True):
+        assert (abs(among[at] - point), among[at]) == min((abs(value - point), value) for value in among)
+
+
+def test_pairs_are_each_others_nearest_within_the_tolerance() -> None:
+    assert near(seen([0, 1000, 2000]), seen([300, 700, 2301])) == [(0, 0), (1, 1)]
+    assert near(seen([0, 200]), seen([150])) == [(1, 0)]
+    assert near(seen([150]), seen([0, 200])) == [(0, 1)]
+    assert near(seen([0, 1000]), seen([5000, 6300]), 5000) == [(0, 0), (1, 1)]
+    assert near(seen([0, 1000]), seen([5000, 6301]), 5000) == [(0, 0)]
+    assert near(seen([0, 1000]), seen([-4000, -5000]), -5000) == [(0, 1), (1, 0)]
+
+
+def test_pairs_are_of_one_signature_and_leave_together() -> None:
+    assert near(seen([0, 1000, 2000], of=[1, 2, 3]), seen([0, 1000, 2000], of=[1, 3, 3])) == [(0, 0), (2, 2)]
+    assert near(seen([0, 1000], of=[1, 2]), seen([0, 1000], of=[2, 1])) == []
+    assert near(seen([0, 1000, 2000], rooted=[1]), seen([0, 1000, 2000], rooted=[0])) == [(2, 2)]
+    assert near(seen([0, 1000], rooted=[0, 1]), seen([0, 1000])) == near(seen([0]), seen([0], rooted=[0])) == []
+    # However far the other's are from the first and the last: none is another signature's neighbour.
+    ends = [-5_000, 0, 1000, 2000, 7_000]
+    assert near(seen([0, 1000, 2000], of=[1, 2, 3]), seen(ends, of=[3, 1, 2, 3, 1])) == [(0, 1), (1, 2), (2, 3)]
+
+
+def shifted(fitting: int, count: int, *, bend: int = 0) -> list[float]:
+    """`count` ends 1000 apart, or ever further, of which all but so many are off by more than the tolerance."""
+    return [at * 1000 + bend * at * at + (500 if 1 <= at <= count - fitting else 0) for at in range(count)]
+
+
+@pytest.mark.parametrize(("fitting", "offset", "believable"), [(6, 0, True), (5, 0, False), (6, 100, True)])
+def test_half_of_what_both_saw_must_fit_on_one_clock(fitting: int, offset: float, *, believable: bool) -> None:
+    found = fit(seen(shifted(12, 12)), seen([at + offset for at in shifted(fitting, 12)]), offset)
+    assert (len(found.a), found.offset, found.spread) == (fitting, offset * NS_PER_US, 0)
+    assert found.coverage == fitting / 12
+    assert found.believable == believable
+
+
+@pytest.mark.parametrize(
+    ("fitting", "offset", "believable"),
+    [(9, FAR, True), (8, FAR, False), (8, 101, False), (9, 101, True), (9, -FAR, True)],
+)
+def test_to_move_a_clock_takes_three_quarters(fitting: int, offset: float, *, believable: bool) -> None:
+    found = fit(seen(shifted(12, 12)), seen([at + offset for at in shifted(fitting, 12)]), offset)
+    assert found.believable == believable
+
+
+@pytest.mark.parametrize(("apart", "believable"), [(100, True), (101, False)])
+def test_and_that_they_fit_closely(apart: float, *, believable: bool) -> None:
+    """By turns so much early and late, and one just in time."""
+    ends = [at * 1000 + FAR + (apart, -apart)[at % 2] * (at < 10) for at in range(11)]
+    found = fit(seen(shifted(11, 11)), seen(ends), FAR)
+    assert (found.offset, found.spread) == (FAR * NS_PER_US, apart * NS_PER_US)
+    assert found.believable == believable
+
+
+@pytest.mark.parametrize(("overlap", "believable"), [(5, True), (4, False)])
+def test_and_half_of_the_shorter_capture(overlap: int, *, believable: bool) -> None:
+    ends = [FAR + at * 1000 for at in range(overlap - 10, overlap)]
+    found = fit(seen(shifted(20, 20)), seen(ends), FAR)
+    assert (len(found.a), found.coverage, found.believable) == (overlap, 1.0, believable)
+    found = fit(seen(ends), seen(shifted(20, 20)), -FAR)
+    assert (len(found.a), found.coverage, found.believable) == (overlap, 1.0, believable)
+
+
+def test_what_only_one_capture_saw_need_not_fit() -> None:
+    """Of eleven ends the other saw the last three, and of those between them one more that is not there."""
+    one, other = seen(shifted(11, 11)), seen([8000, 8500, 9000, 10_000, 10_301])
+    assert fit(one, other).coverage == fit(other, one).coverage == 1.0
+    # What is within the tolerance of the edge was seen.
+    more = seen([8000, 8500, 9000, 10_000, 10_300, 12_000])
+    assert fit(one, more).coverage == 1.0
+    assert fit(seen([0, 1000, 2000, 3000]), seen([-300, 100, 1100, 1500, 2100])).coverage == 1.0
+    assert fit(seen([1000, 2000, 3000]), seen([-300, 0, 1000, 2600, 3301])).coverage == 1 / 2
+    none = fit(seen([0]), seen([400]))
+    assert (len(none.a), none.spread, none.coverage, none.believable) == (0, 0, 0, False)
+
+
+def fitting(count: int, offset: float, spread: float = 0, coverage: float = 1.0) -> _Fit:
+    at = np.arange(count)
+    return _Fit(at, at, int(offset * NS_PER_US), spread * NS_PER_US, coverage, believable=True)
+
+
+def offsets(*fits: _Fit) -> list[float]:
+    return [one.offset / NS_PER_US for one in _equally_good([*fits])]
+
+
+def test_pairings_are_equally_good_with_half_the_pairs_and_nearly_all_that_was_seen() -> None:
+    assert offsets() == []
+    assert offsets(fitting(10, 5000), fitting(20, 0)) == [0, 5000]
+    assert offsets(fitting(9, 5000), fitting(20, 0)) == [0]
+    assert offsets(fitting(20, 0), fitting(15, 5000, coverage=0.95)) == [0, 5000]
+    assert offsets(fitting(20, 0), fitting(15, 5000, coverage=0.94)) == [0]
+    assert offsets(fitting(20, 0, coverage=0.8), fitting(15, 5000, coverage=0.76)) == [0, 5000]
+
+
+def test_and_spread_within_four_times_the_least() -> None:
+    best = fitting(20, 2000, spread=10)
+    assert offsets(best, fitting(15, 5000, spread=40)) == [2000, 5000]
+    assert offsets(best, fitting(15, 5000, spread=40.1)) == [2000]
+    # On one clock they may as well leave unevenly.
+    assert offsets(best, fitting(15, 100, spread=41)) == [2000, 100]
+    assert offsets(best, fitting(15, 101, spread=41)) == [2000]
+    # What is finer than the finest says no more.
+    assert offsets(fitting(20, 2000, spread=1), fitting(15, 5000, spread=20)) == [2000, 5000]
+    assert offsets(fitting(20, 2000, spread=1), fitting(15, 5000, spread=20.1)) == [2000]
+
+
+def test_but_few_pairs_and_less_than_three_quarters_fit_closely_by_chance() -> None:
+    assert offsets(fitting(8, 2000), fitting(6, 5000, spread=90)) == [2000]
+    assert offsets(fitting(7, 2000), fitting(6, 5000, spread=90)) == [2000, 5000]
+    assert offsets(fitting(16, 2000, spread=90), fitting(12, 5000)) == [5000]
+    assert offsets(fitting(16, 2000, spread=90), fitting(11, 5000)) == [2000, 5000]
+
+
+def test_offsets_within_the_tolerance_are_one() -> None:
+    assert offsets(fitting(19, 2300), fitting(20, 2000), fitting(18, 2301), fitting(17, 1700)) == [2000, 2301]
+
+
+def test_on_comparable_clocks_the_smaller_offset_is_the_right_one() -> None:
+    def found(*fits: _Fit, comparable: bool = True) -> tuple[float, int, bool]:
+        one = _finish(seen([0] * 30), seen([0] * 30), [*fits], comparable)
+        return one.offset_ns / NS_PER_US, len(one.a), one.ambiguous
+
+    assert found(fitting(20, 5000), fitting(15, -100)) == (-100, 15, False)
+    assert found(fitting(20, -5000), fitting(15, 101)) == (101, 15, True)  # the other pairs more
+    assert found(fitting(15, -5000), fitting(15, 101)) == (101, 15, False)
+    assert found(fitting(15, 202), fitting(15, 101)) == (101, 15, False)
+    assert found(fitting(15, -201), fitting(15, 101)) == (101, 15, True)  # or is hardly further
+    assert found(fitting(15, 101)) == (101, 15, False)
+    # On others nothing tells them apart.
+    assert found(fitting(15, 100), fitting(20, 5000), comparable=False) == (5000, 20, True)
+    assert found(fitting(15, 100, spread=2), fitting(15, 5000, spread=1), comparable=False) == (5000, 15, True)
+    assert found(fitting(15, 5000), comparable=False) == (5000, 15, False)
+    assert _finish(seen([0] * 9), seen([0] * 9), [fitting(9, 0, spread=7)], False).residual_ns == 7 * NS_PER_US
+
+
+def rooted_between(a: str, b: str) -> list[tuple[int, int]]:
+    """Pairs of rooted collectives (letters) of two ranks whose `*` are matched, each with its next."""
+    one, other = (
+        seen(range(len(of)), of=[ord(c) for c in of], rooted=[at for at, c in enumerate(of) if c != "*"])
+        for of in (a, b)
+    )
+    matched = [np.array([at for at, c in enumerate(of) if c == "*"], np.intp) for of in (a, b)]
+    return sorted(pairs(_between(one, other, _Fit(matched[0], matched[1], 0, 0.0, 1.0, believable=True))))
+
+
+@pytest.mark.parametrize(
+    ("a", "b", "found"),
+    [
+        ("*xy*", "*xy*", [(1, 1), (2, 2)]),
+        ("*xy*", "*x*", []),  # which of them is missing is not known
+        ("*xy*", "*xz*", []),
+        ("*x*y*", "*z*y*", [(3, 3)]),
+        ("*x**", "***", []),
+        ("xy*", "xy*", [(0, 0), (1, 1)]),
+        ("xy*", "y*", [(1, 0)]),  # outwards from the match
+        ("y*", "xy*", [(0, 1)]),
+        ("xy*", "zy*", [(1, 1)]),
+        ("xy*", "xz*", []),  # while they agree
+        ("*xy", "*x", [(1, 1)]),
+        ("*x", "*xy", [(1, 1)]),
+        ("*xyz", "*xaz", [(1, 1)]),
+        ("w*x*yz", "w*x*yz", [(0, 0), (2, 2), (4, 4), (5, 5)]),
+        ("*", "*", []),
+    ],
+)
+def test_rooted_collectives_are_paired_between_matched_ones(a: str, b: str, found: list[tuple[int, int]]) -> None:
+    assert rooted_between(a, b) == found
+
+
+def overlap(a: Sequence, b: Sequence) -> tuple[list[tuple[int, int]], float, float, bool]:
+    found = _by_overlap(a, b)
+    return pairs((found.a, found.b)), found.spread / NS_PER_US, found.coverage, found.believable
+
+
+def test_on_one_clock_those_that_overlap_are_one_collective() -> None:
+    a = seen([1000, 3000, 5000], starts=[0, 2000, 4000])
+    assert overlap(a, seen([1900, 3500, 4100], starts=[1000, 3000, 3600])) == ([(0, 0), (1, 1), (2, 2)], 900, 1.0, True)
+    # One that begins after the other has ended is another: that one waits for the next.
+    assert overlap(a, seen([1900, 3500], starts=[1001, 3000])) == ([(1, 1)], 500, 1.0, True)
+    assert overlap(a, seen([-1, 3500], starts=[-100, 3000])) == ([(1, 1)], 500, 1.0, True)
+    assert overlap(seen([10], starts=[5]), seen([4], starts=[1])) == ([], 0, 0, False)
+    assert overlap(a, seen([1000, 3000], of=[7, 7])) == ([], 0, 0, False)
+
+
+def test_signature_by_signature_and_in_order() -> None:
+    a = seen([1000, 3000, 5000], starts=[0, 2000, 4000], of=[2, 1, 2])
+    b = seen([1000, 3000, 5000], starts=[0, 2000, 4000], of=[2, 1, 2])
+    assert overlap(a, b) == ([(0, 0), (1, 1), (2, 2)], 0, 1.0, True)
+    assert overlap(a, seen([1000, 3000, 5000], starts=[0, 2000, 4000], of=[2, 1, 2], rooted=[0]))[0] == [(1, 1), (2, 2)]
+    assert overlap(seen([1000, 3000, 5000], of=[2, 1, 2], rooted=[2]), b)[0] == [(0, 0), (1, 1)]
+
+
+@pytest.mark.parametrize(("others", "believable"), [(3, True), (4, False)])
+def test_three_quarters_of_what_both_saw_must_overlap(others: int, *, believable: bool) -> None:
+    """Nine pairs, and on both ranks as many others that overlap nothing, all but the last within the captures."""
+    nine = [at * 1000 for at in range(1, 9)] + [20_000]
+    between = [10_000 + at * 1000 for at in range(others)]
+    a, b = seen(sorted(nine + between)), seen(sorted(nine + [at + 500 for at in between]))
+    found = _by_overlap(a, b)
+    assert (len(found.a), found.coverage, found.believable) == (9, 9 / (9 + others), believable)
+
+
+@pytest.mark.parametrize(("begin", "coverage"), [(20_000, 9 / 10), (20_001, 1.0)])
+def test_what_begins_when_the_others_capture_ends_it_saw(begin: float, coverage: float) -> None:
+    nine = [at * 1000 for at in range(1, 9)] + [20_000]
+    a = seen([*nine, 20_050], starts=[*(at - 50 for at in nine), begin])
+    b = seen(sorted([*nine, 10_500]))
+    assert _by_overlap(a, b).coverage == _by_overlap(b, a).coverage == coverage
+
+
+def test_offsets_that_many_collectives_share_come_first() -> None:
+    a, b = seen([0, 10_000, 20_000]), seen([5_000, 15_000, 25_000])
+
+    def of(a: Sequence, b: Sequence, *, comparable: bool) -> list[float]:
+        return [one / NS_PER_US for one in _offsets(a, b, LEAST_TOLERANCE_NS, comparable)]
+
+    assert of(a, b, comparable=False) == [5_000, -5_000, 15_000, -15_000, 25_000]
+    assert of(a, b, comparable=True) == [0, 5_000, -5_000, 15_000, -15_000, 25_000]
+    # Of four those that one alone has are fewer than half of the most.
+    a, b = seen([0, 10_000, 20_000, 30_000]), seen([5_000, 15_000, 25_000, 35_000])
+    assert of(a, b, comparable=False) == [5_000, -5_000, 15_000, -15_000, 25_000]
+    # Within the tolerance they are one, in the median.
+    assert of(seen([0]), seen([0, 200, 400]), comparable=False) == [100]
+    assert of(seen([0]), seen([0, 100, 300]), comparable=False) == [100]
+    assert of(seen([0]), seen([0, 301]), comparable=False) == [0, 301]
+    assert of(seen([0]), seen([-250, 0, 300]), comparable=False) == [-125, 300]
+    assert of(seen([0, 1000], of=[1, 2]), seen([7, 1000], of=[1, 3]), comparable=False) == [7]
+    assert of(seen([0, 1000], rooted=[0]), seen([7, 1008], rooted=[0]), comparable=False) == [8]
+    assert of(seen([0], rooted=[0]), seen([7]), comparable=True) == []
+    many = seen([at * 1000 for at in range(20)])
+    assert len(of(many, many, comparable=False)) == 8
+    assert of(many, many, comparable=True) == [0, 0, *(sign * at * 1000 for at in (1, 2, 3) for sign in (-1, 1)), -4000]
+
+
+def test_ends_far_apart_are_paired_by_overlap_where_that_pairs_more() -> None:
+    def loose(fits: int) -> Sequence:
+        ends = shifted(fits, 12, bend=400)
+        return seen(ends, starts=[at - 600 for at in ends])
+
+    def found(fits: int) -> tuple[int, float]:
+        one = align(loose(12), loose(fits), clocks_comparable=True)
+        return len(one.a), one.residual_ns / NS_PER_US
+
+    assert found(12) == (12, 0)
+    assert found(9) == (9, 0)  # three quarters fit: the others are others
+    assert found(8) == (12, 0)
+    assert found(5) == (12, 500)
+    assert len(align(loose(12), loose(4), clocks_comparable=False).a) == 0
+    # Without any overlap they are strangers, of which those fit that fit.
+    ends = shifted(8, 12, bend=400)
+    assert len(align(seen(shifted(12, 12, bend=400)), seen(ends), clocks_comparable=True).a) == 8

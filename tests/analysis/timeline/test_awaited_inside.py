@@ -1,0 +1,78 @@
+"""When the training thread of a CPU process waits inside an operator for what it handed over, pause by pause."""
+
+from __future__ import annotations
+
+import pytest
+
+from gpudiag.analysis.timeline.blocking_exchange import awaited_inside
+from tests.timeline_builder import TRAINING, TraceBuilder
+
+#: Hands over from 1100 to 1150.
+HAND_OVER = "c10d::allreduce_"
+
+
+def awaited(trace: TraceBuilder) -> list[tuple[int, int]]:
+    """When it waited, in µs."""
+    return [(start // 1000, end // 1000) for start, end in awaited_inside(trace.build(), TRAINING).pairs()]
+
+
+def summed(*, end: int = 2000) -> TraceBuilder:
+    """A function of autograd from 1000 on that hands a sum over."""
+    return TraceBuilder().operator(1000, end, "_Summed").operator(1100, 1150, HAND_OVER)
+
+
+def test_it_waits_until_the_collective_has_ended() -> None:
+    assert awaited(summed().gloo(1120, 1900)) == [(1150, 1900)]
+    assert awaited(summed().gloo(1120, 1500).gloo(1130, 1900)) == [(1150, 1900)]
+    # What it does meanwhile is no waiting.
+    busy = summed().operator(1300, 1600).gloo(1120, 1200).gloo(1130, 1900)
+    assert awaited(busy) == [(1150, 1200), (1600, 1900)]
+
+
+def test_a_pause_in_which_no_collective_of_it_ends_is_none() -> None:
+    assert awaited(summed()) == []
+    assert awaited(summed().operator(1500, 1900).gloo(1120, 1850)) == []  # while it was busy
+    assert awaited(summed().gloo(1090, 1900)) == []  # begun before
+    assert awaited(summed().gloo(1100, 1900)) == [(1150, 1900)]
+    assert awaited(summed().by(TRAINING).gloo(1120, 1900, thread=TRAINING)) == []  # on the same thread
+
+
+@pytest.mark.parametrize(
+    ("end", "waits"),
+    [(2001, [(1150, 2000)]), (2849, [(1150, 2000)]), (2850, []), (1150, []), (1151, [(1150, 1151)])],
+)
+def test_a_collective_that_ends_a_little_later_counts_too(end: int, waits: list[tuple[int, int]]) -> None:
+    """By less than the pause of 850 µs."""
+    assert awaited(summed().gloo(1120, end)) == waits
+
+
+@pytest.mark.parametrize(("end", "waits"), [(1180, [(1150, 1170)]), (1179, [])])
+def test_a_short_pause_is_no_waiting(end: int, waits: list[tuple[int, int]]) -> None:
+    assert awaited(summed(end=end).gloo(1120, 1170)) == waits
+
+
+def test_a_hand_over_by_itself_or_that_ends_its_operator_waits_for_nothing() -> None:
+    assert awaited(TraceBuilder().operator(1100, 1150, HAND_OVER).operator(1990, 1999).gloo(1120, 1900)) == []
+    done = TraceBuilder().operator(1000, 1140, "_Summed").operator(1100, 1150, HAND_OVER).operator(1990, 1999)
+    assert awaited(done.gloo(1120, 1900)) == []
+
+
+def test_the_innermost_operator_around_it_is_the_one_that_waits() -> None:
+    trace = TraceBuilder().operator(500, 9000, "forward").operator(600, 700).operator(1000, 2000, "_Summed")
+    trace.operator(1010, 1050, "aten::clone").operator(1100, 1150, HAND_OVER).gloo(1120, 1900).gloo(1130, 8000)
+    assert awaited(trace) == [(1150, 1900)]
+    # What ended before the hand-over is not around it.
+    trace = TraceBuilder().operator(1000, 2000, "_Summed").operator(1010, 1090, "c10d::barrier").operator(1020, 1080)
+    assert awaited(trace.operator(1100, 1150, HAND_OVER).gloo(1120, 1900)) == [(1150, 1900)]
+
+
+def test_of_an_operator_that_hands_over_twice_the_first_counts() -> None:
+    twice = summed().operator(1200, 1250, HAND_OVER)
+    assert awaited(twice.gloo(1120, 1190).gloo(1220, 1900)) == [(1150, 1190), (1250, 1900)]
+    after = summed().operator(3000, 4000, "_Summed").operator(3100, 3150, HAND_OVER)
+    assert awaited(after.gloo(1120, 1900).gloo(3110, 3900)) == [(1150, 1900), (3150, 3900)]
+
+
+def test_other_threads_wait_for_themselves() -> None:
+    trace = TraceBuilder().by(5).operator(1000, 2000, "_Summed").operator(1100, 1150, HAND_OVER).gloo(1120, 1900)
+    assert awaited(trace) == []
