@@ -1,0 +1,59 @@
+"""Faults of known cost in real jobs on a slow host, recorded lightly and with operators, with the steps timed beside.
+
+The cost of each is steps with it less steps without, by turns, without a profiler (`gpudiag selftest`, 2 H200). A light
+recording takes these hosts half as long again as the job, and one with operators twice as long.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from gpudiag.app.analyze import analyze
+from tests.conftest import WHOLE
+from tests.traces.pack import unpack
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from gpudiag.model.analysis import Analysis
+
+FAULTS: dict[str, dict[str, Any]] = json.loads((WHOLE / "faults" / "runs.json").read_text(encoding="utf-8"))
+
+pytestmark = [pytest.mark.long, pytest.mark.xdist_group("faults")]
+
+
+def analysis_of(name: str, run: dict[str, Any], where: Path) -> Analysis:
+    unpack(WHOLE / "faults" / f"{name}.npz", where / "traces")
+    unpack(WHOLE / "faults" / f"{name}-light.npz", where / "traces" / "light")
+    (where / "run.json").write_text(json.dumps(run), encoding="utf-8")
+    return analyze([where])
+
+
+@pytest.mark.parametrize(
+    ("name", "code", "ranks", "cause"),
+    [
+        ("gpt-busy-core-one", "straggler", (1,), "launch"),
+        ("resnet50-float64-batches", "slow-copy", (0, 1), "pageable memory"),
+    ],
+)
+def test_it_is_first_with_ranks_cause_and_amount(
+    name: str, code: str, ranks: tuple[int, ...], cause: str, tmp_path: Path
+) -> None:
+    first = analysis_of(name, FAULTS[name]["run"], tmp_path).findings[0]
+    assert (first.code, first.ranks, first.cause) == (code, ranks, cause)
+    assert first.recoverable_ms_per_step == pytest.approx(FAULTS[name]["costs_ms"], rel=0.25)
+
+
+def test_whose_host_is_slow_is_told_by_who_was_ahead_in_the_timed_steps(tmp_path: Path) -> None:
+    """Both hosts took 52 ms for a timed step. One was ahead by 49, and the other by less than one."""
+    name = "gpt-busy-core-one"
+    run = json.loads(json.dumps(FAULTS[name]["run"]))
+    assert [round(sum(rank["timed"]["lead_ms"]) / 20) for rank in run["ranks"]] == [49, 1]
+    for rank in run["ranks"]:
+        rank["timed"]["lead_ms"] = None
+    untold = analysis_of(name, run, tmp_path)
+    assert "straggler" not in {finding.code for finding in untold.findings}
+    assert "cannot-tell:straggler" in {doubt.code for doubt in untold.validity}
