@@ -242,7 +242,9 @@ def test_when_gpudiag_itself_is_killed_its_workers_die_too(endless: tuple[subpro
     program.kill()
     program.communicate(timeout=SECONDS)
     assert gone(run_dir)
-    assert run_json(run_dir)["error"] in {"the run did not finish", "Ended: by whoever started it"}
+    # Whose loader's workers end first hears of them, before it is ended itself.
+    ends = ("the run did not finish", "Ended: by whoever started it", "RuntimeError: DataLoader worker")
+    assert run_json(run_dir)["error"].startswith(ends)
     assert list(run_dir.parent.glob("gpudiag-*")) == []
 
 
