@@ -93,7 +93,7 @@ class Significance:
         ranks = self.what_if.graph.ranks.values()
         timed = later_host_ms(self.case.run, ranks, finding.ranks)
         if timed is not None:
-            differ = timed >= gain_ms / 2 or alone_waited_for(self.case.run, ranks, finding.ranks, ahead=MOST)
+            differ = timed >= gain_ms / 2 or alone_waited_for(self.case.run, ranks, finding.ranks, ahead_from=MOST)
             return "" if differ else "in the steps timed without profiling the ranks' CPUs differ less"
         if self.what_if.replayed_ms - self.what_if.corrected_ms < gain_ms:
             return ""
@@ -111,7 +111,7 @@ class Significance:
         ranked = self.what_if.graph.ranks
         busy = {rank: milliseconds(float(host.busy[host.process == q].sum()) / steps) for q, rank in ranked.items()}
         events = {rank: float(host.events[host.process == q].sum()) / steps for q, rank in ranked.items()}
-        usual_busy, usual_events = (sorted(of.values())[(len(of) - 1) // 2] for of in (busy, events))
+        usual_busy, usual_events = (statistics.median_low(of.values()) for of in (busy, events))
         each_ms = usual_busy / max(usual_events, 1.0)
         return any(
             (events[rank] - usual_events) * each_ms >= gain_ms / 2 or busy[rank] >= SLOW_THROUGHOUT * usual_busy

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Sequence
 from itertools import pairwise
-from typing import TypeVar
 
 from gpudiag.analysis.diagnosis.calibration import AS_RECORDED, MOST, WARNING_PERCENT
 from gpudiag.model.analysis import RecordingCost, TimedRank, Validity
 from gpudiag.model.run import RankRecord, RunRecord, StepTimes, TimedSteps
-
-_Value = TypeVar("_Value", bool, float)
 
 _ON_CPU = "on a CPU the training thread does the work itself"
 _NO_EVENTS = "this framework does not tell when a device has finished a step"
@@ -97,7 +94,7 @@ def later_input_ms(run: RunRecord | None, ranks: Sequence[int]) -> float:
     means = {rank: statistics.fmean(steps) for rank, steps in waits.items() if steps}
     if not means:
         return 0.0
-    usual = _usual(means.values())
+    usual = statistics.median_low(means.values())
     return max((means[rank] - usual for rank in ranks if rank in means), default=0.0)
 
 
@@ -113,11 +110,11 @@ def later_host_ms(run: RunRecord | None, ranks: Collection[int], late: Sequence[
     if timed is None:
         return None
     means = {rank: statistics.fmean(one.host_ms) for rank, one in timed.items()}
-    return max((means[rank] - _usual(means.values()) for rank in late if rank in means), default=0.0)
+    return max((means[rank] - statistics.median_low(means.values()) for rank in late if rank in means), default=0.0)
 
 
 def alone_waited_for(
-    run: RunRecord | None, ranks: Collection[int], late: Sequence[int], *, ahead: float = WARNING_PERCENT / 100
+    run: RunRecord | None, ranks: Collection[int], late: Sequence[int], *, ahead_from: float = WARNING_PERCENT / 100
 ) -> bool:
     """Whether in most timed steps these ranks' hosts alone were waited for, and the others were ahead of their devices.
 
@@ -133,19 +130,23 @@ def alone_waited_for(
         run: the record.
         ranks: those that there are; each must have been timed.
         late: those that are asked about.
-        ahead: from which share of its step on a host that is ahead counts. Of one that is ahead by `MOST` of a step
-            what it took says nothing; one that is ahead by less may have taken all of it to work.
+        ahead_from: from which share of its step on a host that is ahead counts. Of one that is ahead by `MOST` of a
+            step what it took says nothing; one that is ahead by less may have taken all of it to work.
     """
     timed = _hosts(run, ranks)
     if timed is None or any(one.lead_ms is None for one in timed.values()):
         return False
+    asked = [one for rank, one in timed.items() if rank in late]
+    others = [one for rank, one in timed.items() if rank not in late]
+    if not asked or not others:
+        return False
     steps = min(len(one.host_ms) for one in timed.values())
     count = 0
     for step in range(steps):
-        asked = [_is_ahead(one, step, ahead) for rank, one in timed.items() if rank in late]
-        others = [_is_ahead(one, step, ahead) for rank, one in timed.items() if rank not in late]
-        # The lower median: at least half of the others.
-        count += (not any(asked) and _usual(others)) - (all(asked) and not _usual(others)) if asked and others else 0
+        ahead = [_is_ahead(one, step, share=ahead_from) for one in asked]
+        others_ahead = statistics.median_low([_is_ahead(one, step, share=ahead_from) for one in others])
+        count += not any(ahead) and others_ahead
+        count -= all(ahead) and not others_ahead
     return count > MOST * steps
 
 
@@ -165,12 +166,6 @@ def _hosts(run: RunRecord | None, ranks: Collection[int]) -> dict[int, TimedStep
 def _is_ahead(timed: TimedSteps, step: int, share: float) -> bool:
     """Whether this host was ahead of its device by this share of the step or more when it had queued it."""
     return (timed.lead_ms or ())[step] >= share * timed.host_ms[step]
-
-
-def _usual(values: Iterable[_Value]) -> _Value:
-    """The lower median."""
-    found = sorted(values)
-    return found[(len(found) - 1) // 2]
 
 
 def _on_cpu(rank: RankRecord) -> bool:

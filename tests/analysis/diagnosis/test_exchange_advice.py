@@ -41,8 +41,9 @@ def exchanging(operation: str, hand_over: str, around: str = "") -> Case:
     return case_of([trace.build() for trace in ranks])
 
 
-def words(case: Case) -> str:
-    return " ".join(line if isinstance(line, str) else line.line for line in exchange_advice(case)[2:])
+def words(case: Case, *, by_calls: bool = False) -> str:
+    advice = exchange_advice(case, by_calls=by_calls)[2:]
+    return " ".join(line if isinstance(line, str) else line.line for line in advice)
 
 
 @pytest.mark.parametrize(
@@ -108,6 +109,6 @@ def test_where_the_calls_cost_and_not_the_transfers_ddp_is_to_make_fewer(
     operation: str, hand_over: str, around: str, said: str
 ) -> None:
     case = exchanging(operation, hand_over, around)
-    advised = " ".join(str(line) for line in exchange_advice(case, by_calls=True)[2:])
+    advised = words(case, by_calls=True)
     assert said in advised
     assert ("bf16" in advised) == ("bf16" in words(case) and said != "gradient_as_bucket_view")

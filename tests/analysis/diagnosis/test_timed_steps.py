@@ -297,7 +297,7 @@ def test_who_is_waited_for_is_told_by_who_is_ahead(
 def test_a_host_that_is_ahead_by_less_than_half_a_step_may_have_worked_all_of_it(lead: float, alone: bool) -> None:
     case = hosts(case_of(Job(ranks=2, step=DDP).traces()), [lead] * 20, [0.5] * 20)
     assert alone_waited_for(case.run, range(2), (1,))
-    assert alone_waited_for(case.run, range(2), (1,), ahead=MOST) == alone
+    assert alone_waited_for(case.run, range(2), (1,), ahead_from=MOST) == alone
 
 
 def test_who_is_waited_for_is_not_known_of_ranks_that_were_not_timed_or_have_no_lead() -> None:

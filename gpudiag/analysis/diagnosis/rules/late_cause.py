@@ -13,7 +13,6 @@ from gpudiag.analysis.diagnosis.replay.simulate import Costs
 from gpudiag.analysis.diagnosis.replay.what_if import WhatIf
 from gpudiag.analysis.diagnosis.rules.more_than_peers import OwnPauses, own_pauses
 from gpudiag.analysis.diagnosis.rules.rule import notable
-from gpudiag.analysis.diagnosis.timed_steps import alone_waited_for, timed_longer_ms
 from gpudiag.units import milliseconds
 
 #: What is most of what a host does: one that is slow throughout is slowest in one of them.
@@ -49,12 +48,6 @@ def cause_of(case: Case, what_if: WhatIf, gain: float, jitter: bool) -> tuple[st
     if best == "operators" and not few_slow_calls(case, tuple(what_if.graph.ranks.values())):
         best = "launch"  # a host that loses its core now and then is slow in whatever it does just then
     return (best if explains else "unknown"), {str(part): ms for part, ms in alone.items()}
-
-
-def longer_ms(case: Case, what_if: WhatIf, late: tuple[int, ...]) -> float:
-    """What the timed steps took longer than the recording explains, where it was these ranks that all waited for."""
-    alone = alone_waited_for(case.run, what_if.graph.ranks.values(), late)
-    return timed_longer_ms(case.unprofiled_ms, what_if.corrected_ms) if alone else 0.0
 
 
 def _differ(what_if: WhatIf, part: Part, each_step: bool) -> bool:

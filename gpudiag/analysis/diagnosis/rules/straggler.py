@@ -20,10 +20,10 @@ from gpudiag.analysis.diagnosis.replay.what_if import WhatIf
 from gpudiag.analysis.diagnosis.rules.advice import TF_DATA, Advice, advice_for, pytorch, tensorflow
 from gpudiag.analysis.diagnosis.rules.host_stall import ELSEWHERE, stall_advice
 from gpudiag.analysis.diagnosis.rules.input_bound import AFTER_THE_UPDATE, ends_with_the_update, unmarked_words
-from gpudiag.analysis.diagnosis.rules.late_cause import cause_of, elsewhere, longer_ms
+from gpudiag.analysis.diagnosis.rules.late_cause import cause_of, elsewhere
 from gpudiag.analysis.diagnosis.rules.more_than_peers import more_operators
 from gpudiag.analysis.diagnosis.rules.rule import CannotTell, Examples, Proposal, notable, severity_of
-from gpudiag.analysis.diagnosis.timed_steps import later_input_ms
+from gpudiag.analysis.diagnosis.timed_steps import alone_waited_for, later_input_ms, timed_longer_ms
 from gpudiag.model.analysis import Finding
 from gpudiag.model.probed import gpu_of_rank
 from gpudiag.units import milliseconds
@@ -202,18 +202,20 @@ class Straggler:
         held = _held_back(case, late) if cause == "compute" and not jitter else {}
         if held:
             cause, advice = "clock", _ADVICE["clock"]
-        longer = 0.0 if jitter else longer_ms(case, what_if, late)
+        longer = 0.0 if jitter else _longer_ms(case, what_if, late)
         gain, percent = gain + longer, 100 * (gain + longer) / (100 * gain / percent + longer)
         evidence: dict[str, object] = {
             "lateness_ms_by_rank": excess,
             "wait_ms_by_rank": waits,
             "savings_ms_by_part": dict(sorted(alone.items(), key=lambda part: -part[1])),
-            **({"pauses_ms_more_than_peers": pauses.first()} if pauses.ms else {}),
         }
-        evidence |= {key: of for key, of in {"longer_in_timed_steps_ms": longer, "clock": held}.items() if of}
-        frames = _frames_ms(case, late) if part in _OF_THE_HOST and not jitter else {}
-        if frames:
-            evidence["host_frames_ms_more_than_peers"] = frames
+        more_of = {
+            "pauses_ms_more_than_peers": pauses.first(),
+            "longer_in_timed_steps_ms": longer,
+            "clock": held,
+            "host_frames_ms_more_than_peers": _frames_ms(case, late) if part in _OF_THE_HOST and not jitter else {},
+        }
+        evidence |= {key: of for key, of in more_of.items() if of}
         if jitter:
             evidence["times_last_by_rank"] = _times_last(case)
         if silent:
@@ -275,6 +277,12 @@ def _what(cause: str, words: str, place: str, *, one: bool, silent: bool) -> str
         "launch": f"{words} launch{'es' if one else ''} kernels more slowly, which delays",
         "copy": f"{words} cop{'ies' if one else 'y'} longer, which delays",
     }.get(cause)
+
+
+def _longer_ms(case: Case, what_if: WhatIf, late: tuple[int, ...]) -> float:
+    """What the timed steps took longer than the recording explains, where it was these ranks that all waited for."""
+    alone = alone_waited_for(case.run, what_if.graph.ranks.values(), late)
+    return timed_longer_ms(case.unprofiled_ms, what_if.corrected_ms) if alone else 0.0
 
 
 def _place(case: Case, late: tuple[int, ...], cause: str, gain: float, *, silent: bool) -> tuple[str, Advice]:
