@@ -5,19 +5,24 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from gpudiag.analysis.attribution import attribute
 from gpudiag.analysis.timeline import build_timeline
-from gpudiag.analysis.timeline.step_view import view_of_step
+from gpudiag.analysis.timeline.step_view import _contents, _depths, _Names, _track, view_of_step
 from gpudiag.app.analyze import analyze_with_step
 from gpudiag.model.step_view import UNMARKED_INPUT
+from tests.examples import examples
 from tests.timeline_builder import TraceBuilder
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from gpudiag.model.step_view import StepView
+    from gpudiag.model.event import Trace
+    from gpudiag.model.step_view import StepView, Track
 
 TRACES = Path(__file__).parents[2] / "traces"
 
@@ -106,3 +111,133 @@ def test_a_step_is_drawn_as_it_was() -> None:
         assert (drawn["outer"], drawn["inner"]) == ((0, 40_000, 1), (10_000, 10_000, 2))
     waits = {(wait.rank, wait.on_rank, wait.start, wait.length) for wait in view.waits}
     assert waits == {(rank, 0, 50_000, 30_000) for rank in (1, 2)}
+
+
+def view_of(*traces: Trace) -> StepView:
+    timeline = build_timeline(traces)
+    view = view_of_step(timeline, attribute(timeline))
+    assert view is not None
+    return view
+
+
+def drawn(view: StepView, kind: str, rank: int = 0) -> list[tuple[str, int, int, int, int]]:
+    """(name, start and length in µs, colour, depth) of all spans of these rows."""
+    return [
+        (view.names[name], start // 1000, length // 1000, colour, depth)
+        for track in view.ranks[rank].tracks
+        if track.kind == kind
+        for name, start, length, colour, depth in zip(
+            track.name, track.start, track.length, track.colour, track.depth, strict=True
+        )
+    ]
+
+
+def test_the_host_is_drawn_four_deep_without_other_threads_and_instants() -> None:
+    """An operator is 0, a range 1, a call of the runtime 2; what goes over an edge of the step is in both."""
+
+    def step(trace: TraceBuilder) -> None:
+        trace.annotation(10, 100, "deep").operator(20, 90, "deeper").runtime(30, 80, "call").operator(40, 50, "hidden")
+        trace.operator(60, 60, "instant").by(5).operator(60, 70, "another").by(1)
+        trace.compute(5, 190, launch=30)
+
+    view = view_of(TraceBuilder().steps(5, 200, step).build())
+    assert view.length == 200_000
+    assert drawn(view, "host") == [
+        ("ProfilerStep#3", -5, 200, 1, 0),
+        ("deep", 5, 90, 1, 1),
+        ("deeper", 15, 70, 0, 2),
+        ("call", 25, 50, 2, 3),
+        ("ProfilerStep#4", 195, 100, 1, 0),
+    ]
+
+
+def test_each_stream_has_a_row_and_the_buckets_have_one_for_all() -> None:
+    def step(trace: TraceBuilder) -> None:
+        trace.compute(0, 40).copy(40, 60).copy(10, 30, stream=9).collective(50, 95, ranks=(0,))
+
+    view = view_of(TraceBuilder().steps(5, 100, step).build())
+    labels = [(track.kind, track.label) for track in view.ranks[0].tracks]
+    assert labels == [
+        ("buckets", "where time goes"),
+        ("device", "compute, stream 7"),
+        ("device", "copy, stream 9"),
+        ("device", "communication, stream 20"),
+        ("host", "host"),
+    ]
+    colours = {name: colour for name, _, _, colour, _ in drawn(view, "device")}
+    assert sorted(colours.values()) == [0, 1, 2]
+    assert [(name, start, length) for name, start, length, _, _ in drawn(view, "buckets")] == [
+        ("compute", 0, 40),
+        ("copy", 40, 10),
+        ("communication_transfer", 50, 45),
+        ("idle", 95, 5),
+    ]
+
+
+@given(st.lists(st.tuples(st.integers(0, 30), st.integers(1, 20))))
+@examples(50)
+def test_what_nests_is_as_deep_as_spans_are_open(given_spans: list[tuple[int, int]]) -> None:
+    spans: list[tuple[int, int]] = []
+    for start, length in sorted(given_spans, key=lambda span: (span[0], -span[1])):
+        around = [end for begin, end in spans if end > start]
+        spans.append((start, min([start + length, *around])))
+    depths = _depths(*(np.array(column, np.int64) for column in zip(*spans, strict=True))) if spans else []
+    assert list(depths) == [sum(end > start for _, end in spans[:at]) for at, (start, _) in enumerate(spans)]
+
+
+def test_a_stream_is_named_by_what_takes_most_of_its_time() -> None:
+    assert _contents(np.array([0, 0, 1]), np.array([10, 10, 19])) == "compute"
+    assert _contents(np.array([0, 0, 1]), np.array([10, 10, 21])) == "communication"
+    assert _contents(np.array([2]), np.array([1])) == "copy"
+
+
+def spans(count: int) -> Track:
+    """One of 1 ns, then ever longer ones."""
+    column = np.arange(count)
+    return _track("device", "", (column + 100, 2 * column + 101, column, column), 100)
+
+
+def test_of_very_many_spans_the_shortest_are_left_out() -> None:
+    assert (spans(6000).left_out, spans(6000).start[:2], spans(6000).length[:2]) == (0, (0, 1), (1, 2))
+    fewer = spans(6003)
+    assert (fewer.left_out, len(fewer.start)) == (3, 6000)
+    assert fewer.start == fewer.name == fewer.colour == tuple(range(3, 6003))
+    assert set(fewer.depth) == {0}
+
+
+def test_long_names_are_cut_and_known_once() -> None:
+    names = _Names()
+    assert [names.index(name) for name in ("x" * 160, "y", "x" * 161, "x" * 159, "y")] == [0, 1, 0, 2, 1]
+
+
+def late_by(*late: int, length: int = 1000, ranks: int = 2) -> StepView:
+    """Steps of `length` µs with a collective after each of which rank 0 is late by so much, one after the other."""
+    traces = []
+    for rank in range(ranks):
+
+        def step(trace: TraceBuilder, rank: int = rank) -> None:
+            at = 1
+            for wait in late:
+                trace.collective(at if rank else at + wait, at + wait + 1, ranks=tuple(range(ranks)))
+                at += wait + 2
+            trace.compute(0, length - 1)
+
+        traces.append(TraceBuilder(rank, world_size=ranks).steps(4, length, step).build())
+    return view_of(*traces)
+
+
+def test_waits_are_drawn_from_half_a_percent_on_and_the_longest_first() -> None:
+    view = late_by(5, 4, 20)
+    assert [(wait.rank, wait.on_rank, wait.start, wait.length) for wait in view.waits] == [
+        (1, 0, 14_000, 20_000),
+        (1, 0, 1000, 5000),
+    ]
+    many = late_by(*[12] * 97, 13, length=2400).waits
+    assert [wait.length for wait in many] == [13_000, *[12_000] * 95]
+
+
+def test_of_many_ranks_the_first_are_drawn_and_their_waits() -> None:
+    view = late_by(20, ranks=18)
+    assert ([rank.rank for rank in view.ranks], view.ranks_left_out) == ([*range(16)], 2)
+    assert sorted(wait.rank for wait in view.waits) == [*range(1, 16)]
+    assert late_by(20, ranks=16).ranks_left_out == 0
