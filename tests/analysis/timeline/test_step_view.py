@@ -181,8 +181,10 @@ def test_what_nests_is_as_deep_as_spans_are_open(given_spans: list[tuple[int, in
     for start, length in sorted(given_spans, key=lambda span: (span[0], -span[1])):
         around = [end for begin, end in spans if end > start]
         spans.append((start, min([start + length, *around])))
-    depths = _depths(*(np.array(column, np.int64) for column in zip(*spans, strict=True))) if spans else []
-    assert list(depths) == [sum(end > start for _, end in spans[:at]) for at, (start, _) in enumerate(spans)]
+    begin, end = np.array(spans, np.int64).reshape(-1, 2).T
+    assert _depths(begin, end).tolist() == [
+        sum(stop > start for _, stop in spans[:at]) for at, (start, _) in enumerate(spans)
+    ]
 
 
 def test_a_stream_is_named_by_what_takes_most_of_its_time() -> None:
