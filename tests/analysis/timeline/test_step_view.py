@@ -182,9 +182,8 @@ def test_what_nests_is_as_deep_as_spans_are_open(given_spans: list[tuple[int, in
         around = [end for begin, end in spans if end > start]
         spans.append((start, min([start + length, *around])))
     begin, end = np.array(spans, np.int64).reshape(-1, 2).T
-    assert _depths(begin, end).tolist() == [
-        sum(stop > start for _, stop in spans[:at]) for at, (start, _) in enumerate(spans)
-    ]
+    counted = [sum(stop > start for _, stop in spans[:at]) for at, (start, _) in enumerate(spans)]
+    assert _depths(begin, end).tolist() == counted
 
 
 def test_a_stream_is_named_by_what_takes_most_of_its_time() -> None:
