@@ -2,11 +2,22 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
 import pytest
 
+from gpudiag.analysis.diagnosis.replay.chains.cpu_chain import _attach, _waits, collective_ops
+from gpudiag.analysis.diagnosis.replay.graph import NONE
+from gpudiag.analysis.timeline import build_timeline
+from gpudiag.intervals import as_set
 from gpudiag.model.analysis import BUCKETS
 from tests.analysis.diagnosis.cases import case_of, diagnosis_of
 from tests.timeline_builder import TraceBuilder
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 PERIOD = 100_000
 
@@ -125,3 +136,114 @@ def test_a_pause_whose_collective_ended_at_its_beginning_is_no_wait() -> None:
     assert found["host-stall"].recoverable_ms_per_step == pytest.approx(40, rel=0.05)
     assert "before aten::copy_" in found["host-stall"].place
     assert found["communication-bound"].recoverable_ms_per_step == pytest.approx(2, rel=0.1)
+
+
+def part_of(*collectives: tuple[int, int]) -> Any:
+    """Collectives from when to when, in µs."""
+    start, end = np.array(collectives, np.float64).reshape(-1, 2).T * 1000
+    return SimpleNamespace(start=start, end=end, launch=np.full(len(start), NONE, np.int64))
+
+
+def pauses(
+    operators: Sequence[tuple[int, int]],
+    collectives: Sequence[tuple[int, int]],
+    *,
+    marks: Sequence[int] = (),
+    awaited: Sequence[tuple[int, int]] = (),
+) -> list[tuple[float, float, int]]:
+    """(from, to, collective) of each wait; in µs."""
+    start, end = np.array(operators, np.int64).T * 1000
+    found = _waits(
+        start,
+        end,
+        np.array(marks, np.int64) * 1000,
+        part_of(*collectives),
+        as_set([(begin * 1000, stop * 1000) for begin, stop in awaited]),
+    )
+    begin, stop, op = (column.tolist() for column in found)
+    return [(a / 1000, b / 1000, which) for a, b, which in zip(begin, stop, op, strict=True)]
+
+
+OPERATORS = ((0, 100), (200, 300))
+
+
+def test_a_pause_is_a_wait_from_30_microseconds_on_and_not_over_a_mark() -> None:
+    assert pauses(OPERATORS, [(50, 180)]) == [(100, 200, 0)]
+    assert pauses([(0, 100), (130, 200)], [(50, 120)]) == [(100, 130, 0)]
+    assert pauses([(0, 100), (129, 200)], [(50, 120)]) == []
+    assert pauses(OPERATORS, [(50, 180)], marks=[99, 200]) == [(100, 200, 0)]
+    assert pauses(OPERATORS, [(50, 180)], marks=[100]) == []
+    assert pauses(OPERATORS, [(50, 180)], marks=[199]) == []
+    assert pauses(OPERATORS, []) == []
+    # So is what waits inside an operator.
+    assert pauses([(0, 1000)], [(150, 880)], awaited=[(200, 900)]) == [(200, 900, 0)]
+
+
+def test_of_two_collectives_the_one_whose_end_is_nearer_ended_the_pause() -> None:
+    assert pauses(OPERATORS, [(50, 110), (60, 289)]) == [(100, 200, 1)]
+    assert pauses(OPERATORS, [(50, 110), (60, 290)]) == [(100, 200, 0)]
+    assert pauses(OPERATORS, [(60, 289), (50, 110)]) == [(100, 200, 0)]
+    # One that began only later did not.
+    assert pauses(OPERATORS, [(50, 110), (200, 210)]) == [(100, 200, 0)]
+    assert pauses(OPERATORS, [(50, 110), (60, 150), (199, 210)]) == [(100, 200, 2)]
+    assert pauses(OPERATORS, [(50, 201)]) == [(100, 200, 0)]
+
+
+@pytest.mark.parametrize(
+    ("collective", "found"),
+    [
+        ((150, 250), [(100, 200, 1)]),
+        ((149, 251), [(100, 200, 1)]),
+        ((151, 251), []),
+        ((0, 200), [(100, 200, 1)]),
+        ((0, 202), []),  # the thread paused for less than half of it
+        ((200, 210), []),
+    ],
+)
+def test_without_an_end_in_it_a_pause_was_for_one_that_lay_in_it_for_the_most_part(
+    collective: tuple[int, int], found: list[tuple[float, float, int]]
+) -> None:
+    """The other ended as the pause began."""
+    assert pauses(OPERATORS, [(50, 100), collective]) == found
+
+
+@pytest.mark.parametrize(
+    ("pause", "ended", "until"),
+    [(1000, 599, 599), (1000, 600, 1100), (900, 500, 500), (900, 501, 1000), (3000, 1700, 3100), (3000, 1599, 1599)],
+)
+def test_who_goes_on_long_after_the_collective_was_elsewhere(pause: int, ended: int, until: int) -> None:
+    """After half a millisecond, and more than half of the pause."""
+    assert pauses([(0, 100), (100 + pause, 9000)], [(50, ended)]) == [(100, until, 0)]
+
+
+@pytest.mark.parametrize(
+    ("starts", "launches"),
+    [
+        ((10, 15, 25), (5, NONE, 7)),
+        ((25, 10, 15), (7, 5, NONE)),
+        ((9, 20), (NONE, 5)),
+        ((20, 21, 22), (5, 7, NONE)),
+    ],
+)
+def test_collectives_are_handed_over_in_order_each_before_it_starts(
+    starts: tuple[int, ...], launches: tuple[int, ...]
+) -> None:
+    part = part_of(*((start, start + 1) for start in starts))
+    _attach(part, np.array([10_000, 20_000]), np.array([5, 7]))
+    assert tuple(part.launch.tolist()) == launches
+
+
+def test_collectives_that_overlap_ran_in_streams_of_their_own() -> None:
+    trace = TraceBuilder()
+    for step in range(5):
+        trace.step(step * 1000).operator(0, 900)
+        trace.gloo(100, 300, thread=91).gloo(200, 500, thread=92).gloo(300, 400, thread=91).gloo(450, 600, thread=91)
+    (lane,) = build_timeline([trace.build()]).lanes
+    ops = collective_ops(lane, 2)
+    assert (ops.lane, ops.streams) == (2, [(0, 9), (9, 12)])
+    assert (ops.start[:4] / 1000).tolist() == [1100, 1300, 1450, 2100]
+    assert (ops.before_end[:4] / 1000).tolist() == [-np.inf, 1300, 1400, 1600]
+    assert (ops.start[9:] / 1000).tolist() == [1200, 2200, 3200]
+    assert (ops.before_end[9:] / 1000).tolist() == [-np.inf, 1500, 2500]
+    assert ops.step.tolist() == [0, 0, 0, 1, 1, 1, 2, 2, 2, 0, 1, 2]
+    assert lane.collectives.start[ops.order].tolist() == ops.start.tolist()

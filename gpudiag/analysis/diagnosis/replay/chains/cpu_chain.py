@@ -213,7 +213,7 @@ def _waits(
                 ended[pause] = first
     waited = ended != NONE
     pause_from, pause_to, ended = pause_from[waited], pause_to[waited], ended[waited]
-    until = np.maximum(part.end[ended].astype(np.int64), pause_from)
+    until = part.end[ended].astype(np.int64)
     elsewhere = (pause_to - until >= PAUSE_NS) & (pause_to - until > MOST * (pause_to - pause_from))
     return pause_from, np.where(elsewhere, until, pause_to), ended
 
