@@ -112,3 +112,58 @@ def test_where_the_calls_cost_and_not_the_transfers_ddp_is_to_make_fewer(
     advised = words(case, by_calls=True)
     assert said in advised
     assert ("bf16" in advised) == ("bf16" in words(case) and said != "gradient_as_bucket_view")
+
+
+@pytest.mark.parametrize(
+    ("busbw", "probed_at", "checked"),
+    [(None, None, True), (None, 100.0, True), (75.0, 100.0, False), (74.9, 100.0, True), (120.0, 100.0, False)],
+)
+def test_links_are_in_doubt_below_three_quarters_of_what_the_probes_reached(
+    busbw: float | None, probed_at: float | None, *, checked: bool
+) -> None:
+    assert links_in_doubt(JOB, busbw, probed_at) == checked
+    assert not links_in_doubt(exchanging("all_reduce", "c10d::allreduce_"), busbw, probed_at)
+
+
+def test_or_below_half_of_the_nvlink_of_one_of_the_boards() -> None:
+    names = ["NVIDIA H200"] * 4
+    assert not links_in_doubt(on(*names, case=JOB), 225.0, None)
+    assert links_in_doubt(on(*names, case=JOB), 224.9, None)
+    assert links_in_doubt(on(*names[1:], "NVIDIA B200", case=JOB), 225.0, None)
+
+
+def several(*calls: tuple[str, int], packed: bool = False, own: int = 1, hooked: int = 0) -> str:
+    """Advice for ranks that wait so long for each of these collectives; of all-reduces so many are called in a step by
+    the loop, and so many by hooks."""
+    ranks = [TraceBuilder(rank, world_size=2) for rank in range(2)]
+    for trace in ranks:
+        for step in range(6):
+            trace.step(step * 100_000).operator(1_000, 9_000, "aten::convolution_backward")
+            at = 10_000
+            if packed:
+                trace.operator(at, at + 50, "torch::distributed::reducer::mul_out")
+            for held in (False,) * own + (True,) * hooked:
+                if held:
+                    trace.operator(at + 100, at + 400, "torch::autograd::AccumulateGrad")
+                trace.operator(at + 150, at + 350, "c10d::allreduce_").operator(at + 200, at + 300, "gloo::all_reduce")
+                at += 1_000
+            for operation, length in calls:
+                trace.gloo(at, at + length, operation, thread=91, ranks=(0, 1), size_bytes=1 << 20)
+                at += length
+            trace.operator(at, 99_900, "aten::add_")
+    return words(case_of([trace.build() for trace in ranks]))
+
+
+def test_the_way_of_exchanging_is_what_more_than_half_of_the_time_goes_to() -> None:
+    assert "reshard_after_forward" in several(("all_gather", 6000), ("reduce_scatter", 4001), ("all_reduce", 10_000))
+    assert "reshard_after_forward" not in several(
+        ("all_gather", 6000), ("reduce_scatter", 4000), ("all_reduce", 10_000)
+    )
+    assert "among all ranks" in several(("broadcast", 5001), ("reduce", 5000), ("all_reduce", 10_000))
+    assert "async_op" in several(("broadcast", 5000), ("reduce", 5000), ("all_reduce", 10_000))
+
+
+def test_a_loop_calls_its_collectives_where_more_are_inside_no_operator_than_are() -> None:
+    assert "async_op" in several(("all_reduce", 10_000), own=2, hooked=1)
+    assert "async_op" not in several(("all_reduce", 10_000), own=1, hooked=1)
+    assert "async_op" not in several(("all_reduce", 10_000), own=3, packed=True)

@@ -1,0 +1,160 @@
+"""What timed steps tell of hosts, in records of a few numbers: what counts and what is not known."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from gpudiag.analysis.diagnosis.timed_steps import (
+    alone_waited_for,
+    exposed_input_ms,
+    fastest_host_ms,
+    later_host_ms,
+    later_input_ms,
+    recording_cost,
+    recording_doubts,
+    timed_longer_ms,
+    timed_ranks,
+)
+from gpudiag.model.run import RankRecord, RunRecord, StepTimes, TimedSteps
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+Times = tuple[float, ...]
+
+
+def times(*step_ms: float) -> StepTimes:
+    mean_ms = sum(step_ms) / len(step_ms)
+    return StepTimes(step_ms=step_ms, mean_ms=mean_ms, median_ms=mean_ms, standard_error_ms=0.0, jitter_ms=0.0)
+
+
+def run(
+    *timed: TimedSteps | None, device: str = "cuda:0", light: Sequence[StepTimes | None] = (), notes: str = ""
+) -> RunRecord:
+    """A record with a rank for each of these."""
+    ranks = tuple(
+        RankRecord(
+            rank=rank,
+            local_rank=rank,
+            host="",
+            pid=1,
+            device=device,
+            device_name="",
+            timed=of,
+            unprofiled=times(10.0 + rank),
+            light=light[rank] if light else None,
+            notes={"no-light-recording": notes} if notes and rank else {},
+        )
+        for rank, of in enumerate(timed)
+    )
+    return RunRecord(
+        created="", command=(), workload="", framework="pytorch", strategy="", world_size=len(ranks), nodes=1,
+        batch_size_per_device=None, ranks=ranks, status="complete",
+    )  # fmt: skip
+
+
+def host(*host_ms: float, lead: Times | None = None, fetching: Times | None = None) -> TimedSteps:
+    return TimedSteps(host_ms=host_ms, lead_ms=lead, input_ms=fetching)
+
+
+@pytest.mark.parametrize(
+    ("timed", "longer"), [(None, 0.0), (90.0, 0.0), (102.0, 0.0), (102.1, 2.1), (150.0, 50.0), (0.0, 0.0)]
+)
+def test_timed_steps_took_longer_where_that_is_more_than_two_percent(timed: float | None, longer: float) -> None:
+    assert timed_longer_ms(timed, 100.0) == pytest.approx(longer)
+
+
+def test_the_fastest_step_of_each_host_that_was_timed() -> None:
+    assert fastest_host_ms(run(host(5, 3, 4), None, host())) == {0: 3}
+    assert fastest_host_ms(None) == {}
+
+
+def test_a_rank_waited_longer_for_input_than_the_lower_median_of_all() -> None:
+    of = run(*(host(1, 1, lead=(0.0, 0.0), fetching=(0.0, ms)) for ms in (2.0, 3.0, 9.0, 8.0)))
+    assert later_input_ms(of, (2,)) == 6
+    assert later_input_ms(of, (3, 2)) == 6
+    assert later_input_ms(of, (0,)) == -1
+    assert later_input_ms(of, (7,)) == later_input_ms(of, ()) == 0
+    assert later_input_ms(None, (0,)) == later_input_ms(run(None), (0,)) == 0
+
+
+def test_a_host_took_longer_than_the_lower_median_of_all() -> None:
+    of = run(host(2), host(1, 5), host(9), host(8))
+    assert later_host_ms(of, range(4), (2,)) == 6
+    assert later_host_ms(of, range(4), (3, 1)) == 5
+    assert later_host_ms(of, range(4), (9,)) == 0
+    # Of those that there are each must have been timed, and one alone has no peers.
+    assert later_host_ms(of, range(5), (2,)) is None
+    assert later_host_ms(of, [2], (2,)) is None
+    assert later_host_ms(of, [1, 2], (2,)) == 6
+    assert later_host_ms(run(host(2), host()), range(2), (0,)) is None
+    assert later_host_ms(None, range(2), (0,)) is None
+
+
+def test_input_is_exposed_by_what_the_device_had_not_to_do() -> None:
+    def exposed(of: TimedSteps, device: str = "cuda:0") -> Times:
+        return exposed_input_ms(run(of, device=device).ranks[0])
+
+    assert exposed(host(1, 1, 1, lead=(4.0, 1.0, 0.0), fetching=(9.0, 3.0, 3.0))) == (0, 2)
+    assert exposed(host(1, lead=(4.0,))) == ()
+    assert exposed(host(1, fetching=(4.0,))) == ()
+    assert exposed(host(1, fetching=(4.0,)), "CPU") == (4,)
+
+
+def leads(*ahead: str) -> RunRecord:
+    """Hosts that take 50 ms for a step; `a` where one is ahead of its device by 2.5 ms, `b` by 2.4."""
+    return run(*(host(*[50.0] * len(of), lead=tuple(2.5 if one == "a" else 2.4 for one in of)) for of in ahead))
+
+
+@pytest.mark.parametrize(
+    ("ahead", "late", "alone"),
+    [
+        (("aaaa", "bbbb"), (1,), True),
+        (("aaab", "bbbb"), (1,), True),
+        (("aabb", "bbbb"), (1,), False),
+        (("aaab", "bbba"), (1,), False),  # once it was the other way round
+        (("aaaa", "bbba"), (1,), True),
+        (("aaa", "bbbb"), (1,), True),  # of the steps that were timed of all
+        (("aaaa", "bbbb", "abab"), (1, 2), False),
+        (("aaaa", "bbbb", "abbb"), (1, 2), True),
+        (("bbaa", "bbaa", "aabb", "abbb"), (2, 3), False),
+        (("aabb", "aabb", "bbaa", "bbaa"), (2, 3), False),
+        (("aaaa", "aaaa", "bbbb"), (0, 1, 2), False),
+        (("aaaa", "aaaa"), (), False),
+    ],
+)
+def test_steps_in_which_the_late_ranks_alone_are_waited_for_are_most(
+    ahead: tuple[str, ...], late: tuple[int, ...], alone: bool
+) -> None:
+    assert alone_waited_for(leads(*ahead), range(len(ahead)), late) == alone
+
+
+def test_what_was_not_told_of_a_timed_rank_has_a_reason() -> None:
+    (of,) = timed_ranks(run(host(3, 5, lead=(1.0, 3.0), fetching=(2.0, 4.0)))) or ()
+    assert (of.step_ms, of.host_ms, of.lead_ms, of.input_ms, of.steps, of.reasons) == (10, 4, 2, 3, 2, {})
+    (of,) = timed_ranks(run(host(3))) or ()
+    assert (of.input_ms, of.lead_ms, of.reasons.keys()) == (None, None, {"input_ms", "lead_ms"})
+    assert "does not tell" in of.reasons["lead_ms"]
+    (of,) = timed_ranks(run(host(3), device="cpu")) or ()
+    assert "on a CPU" in of.reasons["lead_ms"]
+    assert [of.rank for of in timed_ranks(run(None, host(), host(3))) or ()] == [2]
+    assert timed_ranks(run(None)) is timed_ranks(None) is None
+
+
+def test_a_recording_costs_what_its_inner_steps_took_longer_of_the_slowest_rank() -> None:
+    cost = recording_cost(run(None, None, light=[times(90.0, 20.0, 30.0, 90.0), times(90.0, 27.0, 90.0)]))
+    assert cost is not None
+    assert (cost.unprofiled_ms, cost.light_ms, cost.full_ms) == (11, 27, None)
+    cost = recording_cost(run(None, None, light=[times(20.0, 40.0), None]))
+    assert cost is not None
+    assert cost.light_ms == 30  # of two steps neither is left out
+    assert recording_cost(run(None)) is recording_cost(None) is None
+
+
+def test_that_there_is_no_light_recording_is_said_once() -> None:
+    assert [(one.code, one.message) for one in recording_doubts(run(None, None, None, notes="why"))] == [
+        ("no-light-recording", "why")
+    ]
+    assert recording_doubts(run(None)) == recording_doubts(None) == ()
