@@ -9,6 +9,7 @@ import msgspec
 
 from gpudiag.analysis.attribution import attribute
 from gpudiag.analysis.attribution.compute_rate import compute_rate
+from gpudiag.analysis.attribution.modules import summarise_modules
 from gpudiag.analysis.attribution.portions import summarise_portions
 from gpudiag.analysis.attribution.summary import (
     summarise_clocks,
@@ -95,6 +96,7 @@ def analysis_of_traces(
         kernels=summarise_kernels(timeline),
         operators=summarise_operators(timeline),
         portions=summarise_portions(timeline, attribution),
+        modules=summarise_modules(timeline, run),
         source=_source(paths, run),
         timed=timed_ranks(run),
         recording=recording_cost(run),

@@ -296,6 +296,34 @@ class OperatorSummary(msgspec.Struct, frozen=True, kw_only=True):
     per_step: Rate
 
 
+class ModuleTime(msgspec.Struct, frozen=True, kw_only=True):
+    """What one module of the model takes, in ms per step on each of `Analysis.devices`, in that order.
+
+    On a GPU: of the kernels, copies and memsets that its operators launched, communication left out; on a CPU, of its
+    operators. Times include the modules below it in path, `own_` do not; what backward computes again is in backward.
+
+    `root` is the class of the outermost module called (`Net#2`: another of it), `path` the module's in it, as in
+    `named_modules()`, `type` its class, `calls` its forward calls per step, mean of the devices.
+    """
+
+    root: str
+    path: str
+    type: str
+    calls: Rate
+    forward_ms: tuple[Milliseconds, ...]
+    backward_ms: tuple[Milliseconds, ...]
+    own_forward_ms: tuple[Milliseconds, ...]
+    own_backward_ms: tuple[Milliseconds, ...]
+
+
+class Modules(msgspec.Struct, frozen=True, kw_only=True):
+    """What modules take, as they were first called; outside of them, per device (optimizer, loss); or why not."""
+
+    times: tuple[ModuleTime, ...] = ()
+    outside_ms: tuple[Milliseconds, ...] = ()
+    reason: str = ""
+
+
 class Portion(msgspec.Struct, frozen=True, kw_only=True):
     """What one kernel, collective or copy contributed to a bucket. The portions of a bucket sum to at most the bucket.
 
@@ -354,6 +382,8 @@ class Analysis(msgspec.Struct, frozen=True, kw_only=True):
     kernels: tuple[KernelSummary, ...] = ()
     operators: tuple[OperatorSummary, ...] = ()
     portions: tuple[Portion, ...] = ()
+    modules: Modules | None = None
+    """None where no modules were marked: recordings of others and before there were marks, TensorFlow."""
     source: Source = Source()
     timed: tuple[TimedRank, ...] | None = None
     recording: RecordingCost | None = None

@@ -42,6 +42,8 @@ class EventKind(IntEnum):
     """A synchronization as the device saw it (`cuda_sync`)."""
     PYTHON = 9
     """A Python function call, recorded when stacks were asked for."""
+    MODULE = 10
+    """A module of the model at work, on a host thread; see `Trace.modules`."""
 
 
 DEVICE_WORK = (EventKind.KERNEL, EventKind.COPY, EventKind.MEMSET)
@@ -239,6 +241,30 @@ class EventWaits(msgspec.Struct, frozen=True, kw_only=True):
         return msgspec.structs.replace(self, call=place[self.call], record=record)
 
 
+class Module(msgspec.Struct, frozen=True):
+    """A module of the model: the class of the outermost one called, the path within that one, and its own class."""
+
+    root: str
+    path: str
+    kind: str
+
+
+class ModuleWork(msgspec.Struct, frozen=True, kw_only=True):
+    """Which module host events worked for, where the recording tells: columns of equal length k, by row.
+
+    Attributes:
+        modules: those that are named.
+        row: int64[k], rows of operators and of modules' own marks, ascending; those that worked for none are not there.
+        module: int32[k], index into `modules`: the innermost one at work; in backward that of the forward operator.
+        backward: bool[k], in backward, what is computed of forward again included.
+    """
+
+    modules: tuple[Module, ...]
+    row: NDArray[np.int64]
+    module: NDArray[np.int32]
+    backward: NDArray[np.bool_]
+
+
 class Trace(msgspec.Struct, frozen=True, kw_only=True):
     """Everything read from one trace file: one process, one rank, one or more devices.
 
@@ -255,6 +281,7 @@ class Trace(msgspec.Struct, frozen=True, kw_only=True):
         collectives: details of the communication events, by row.
         step_marks: the marks of steps, those to be preferred first.
         event_waits: what waited for which CUDA event; empty where the profiler was not asked to tell.
+        modules: which module host events worked for; None where that was not recorded.
         waits_in_collectives: True where the training thread waits in a function's call while other threads run its
             operators (TensorFlow's executor): what it does meanwhile is what they do, and where one of them is in a
             collective of the host, the process waits for it. False where the training thread runs operators itself.
@@ -276,6 +303,7 @@ class Trace(msgspec.Struct, frozen=True, kw_only=True):
     collectives: tuple[CollectiveCall, ...] = ()
     step_marks: tuple[StepMarks, ...] = ()
     event_waits: EventWaits = EventWaits()
+    modules: ModuleWork | None = None
     waits_in_collectives: bool = False
     operators_put_in: bool = False
     uses_devices: bool = False

@@ -79,6 +79,7 @@ class RankRecord(msgspec.Struct, frozen=True, kw_only=True):
         profiled: steps while they were recorded with operators; `trace` is that recording.
         trace, light_trace: relative to the run directory; None where there is none.
         flops: of one step of the warm-up; None where none was looked at.
+        unmarked: why the full recording has no marks of modules; empty where it has, and of a framework without such.
         notes: what went wrong in recording and did not end the run, by code: `no-light-recording`,
             `missing-device-activity`, `own-profiler`.
     """
@@ -98,6 +99,7 @@ class RankRecord(msgspec.Struct, frozen=True, kw_only=True):
     trace: str | None = None
     light_trace: str | None = None
     flops: StepFlops | None = None
+    unmarked: str = ""
     notes: dict[str, str] = {}
     error: str | None = None
     run_id: str = ""

@@ -15,7 +15,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from gpudiag.model.event import HOST, CollectiveCall, EventKind, EventTable, StepMarks, Trace
+from gpudiag.model.event import HOST, CollectiveCall, EventKind, EventTable, ModuleWork, StepMarks, Trace
 from gpudiag.trace.same_calls import NONE, calls_of_steps, in_common, most_alike, same_calls, same_threads
 
 Times = NDArray[np.int64]
@@ -26,7 +26,7 @@ SAME_STEPS = 0.85
 """With a smaller share of their calls in common the steps of two recordings are not the same. Measured (two H200,
 PyTorch 2.11): the two of one job had 97 % or more in common, in 55 jobs; those of two models at most 37 %, and 75 %
 where most calls of both launch the same tiny kernel."""
-_PUT_IN = (EventKind.OPERATOR, EventKind.PYTHON)
+_PUT_IN = (EventKind.OPERATOR, EventKind.PYTHON, EventKind.MODULE)
 
 
 def with_operators(light: Trace, full: Trace) -> Trace | None:
@@ -117,7 +117,21 @@ def _joined(light: Trace, full: Trace, like: list[int], put_in: NDArray[np.int64
             for marks in light.step_marks
         ),
         event_waits=light.event_waits.moved(place),
+        modules=None if full.modules is None else _moved(full.modules, rows, place[len(light.events) :]),
         operators_put_in=True,
+    )
+
+
+def _moved(work: ModuleWork, rows: NDArray[np.int64], place: NDArray[np.intp]) -> ModuleWork:
+    """Which module events worked for, where each of `rows` is in row `place` of another table, some more than once."""
+    known = np.minimum(np.searchsorted(work.row, rows), max(len(work.row) - 1, 0))
+    told = np.flatnonzero(work.row[known] == rows) if len(work.row) else np.empty(0, np.intp)
+    told = told[np.argsort(place[told])]
+    return msgspec.structs.replace(
+        work,
+        row=place[told].astype(np.int64),
+        module=work.module[known[told]],
+        backward=work.backward[known[told]],
     )
 
 

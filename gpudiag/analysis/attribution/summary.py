@@ -160,7 +160,7 @@ def summarise_operators(timeline: Timeline, most: int = 20) -> tuple[OperatorSum
             rows = events.rows_of(EventKind.OPERATOR)
             rows = rows[events.thread[rows] == thread]
             own = own_lengths(events.start_ns[rows], events.end_ns[rows])
-            inside = _in_analysed_steps(lane, events.start_ns[rows] + lane.shift_ns)
+            inside = in_analysed_steps(lane, events.start_ns[rows] + lane.shift_ns)
             names = events.name[rows[inside]]
             _add_up(time, count, share, events.names, names, own[inside])
     return tuple(
@@ -189,6 +189,7 @@ def _longest(time: dict[str, float], most: int) -> list[tuple[str, float]]:
     return sorted(time.items(), key=lambda item: (-item[1], item[0]))[:most]
 
 
-def _in_analysed_steps(lane: Lane, start: Times) -> NDArray[np.bool_]:
+def in_analysed_steps(lane: Lane, start: Times) -> NDArray[np.bool_]:
+    """bool[n]: which times, on the common clock, are in the host steps of the lane's windows."""
     step = np.searchsorted(lane.steps.start, start, side="right") - 1
     return (step >= 0) & np.isin(lane.steps.number[step], lane.window_steps)

@@ -24,6 +24,7 @@ class Frames(NamedTuple):
         steps: kind, rank, device, step, ms: the analysed recorded steps of each device, and the timed ones of the
             slowest rank, which has no number here.
         waits: rank, on_rank, ms_per_step, cause.
+        modules: rank, device, and the fields of a module there: of each device all, as in `Analysis.modules.times`.
         collectives, kernels, operators, findings: the fields of the analysis.
     """
 
@@ -34,6 +35,7 @@ class Frames(NamedTuple):
     collectives: DataFrame
     kernels: DataFrame
     operators: DataFrame
+    modules: DataFrame
     findings: DataFrame
 
 
@@ -70,5 +72,22 @@ def analysis_frames(analysis: Analysis) -> Frames:
         collectives=table("collectives"),
         kernels=table("kernels"),
         operators=table("operators"),
+        modules=_modules(analysis),
         findings=table("findings"),
     )
+
+
+def _modules(analysis: Analysis) -> DataFrame:
+    """One row per module and device."""
+    names, each = ("root", "path", "type"), ("forward_ms", "backward_ms", "own_forward_ms", "own_backward_ms")
+    kinds = {"rank": "int64", "device": "object", **dict.fromkeys(names, "object")}
+    columns = {**kinds, **dict.fromkeys(("calls", *each), "float64")}
+    rows = [
+        {"rank": one.rank, "device": one.device}
+        | {name: getattr(module, name) for name in (*names, "calls")}
+        | {name: getattr(module, name)[place] for name in each}
+        for place, one in enumerate(analysis.devices)
+        for module in (analysis.modules.times if analysis.modules is not None else ())
+        if all(place < len(getattr(module, name)) for name in each)
+    ]
+    return frame_of(columns, rows)

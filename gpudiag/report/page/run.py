@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections import Counter
 from typing import Any
 
-from gpudiag.model.analysis import Analysis, CollectiveSummary, Finding
+from gpudiag.model.analysis import Analysis, CollectiveSummary, Finding, Modules
 from gpudiag.model.sanitize import one_line
 from gpudiag.model.step_view import UNMARKED_INPUT, StepView
 from gpudiag.report import figures
 from gpudiag.report import verdict as words
 from gpudiag.report.evidence import evidence_items
 from gpudiag.report.kernel_names import kernel_label
+from gpudiag.report.module_rows import MODULE_COLUMNS, module_cells, module_rows, rest_of_modules
 from gpudiag.report.page.steps import ASSUMED_INPUT, steps_part
 from gpudiag.report.palette import LABELS
 from gpudiag.report.rank_rows import Row, cells, duration, headings, largest_collectives, largest_kernels, rows_of
@@ -22,6 +23,7 @@ from gpudiag.report.terminal.traffic import wait_lines
 _COLLECTIVE_HEADINGS = ("collective", "group", "size", "per step", "transfer µs", "wait µs", "busbw GB/s", "peak")
 _MOST_KERNELS = 12
 _MOST_LINES = 12
+_MOST_MODULES = 20
 #: What is shorter than this share of a bar cannot be seen hatched.
 _SEEN_SHARE = 0.01
 
@@ -63,6 +65,7 @@ def run_part(analysis: Analysis, step: StepView | None, heading: str = "") -> di
         "waits": [line.plain for line in wait_lines(analysis.waits, analysis.steps.mean_ms)],
         "kernels": _kernels(analysis),
         "kernels_heading": f"Top {unit}s",
+        **_modules(analysis.modules),
         "collective_headings": _COLLECTIVE_HEADINGS,
         "collectives": [_collective(call) for call in largest_collectives(analysis.collectives, _MOST_LINES)],
         "doubts": words.doubts(analysis),
@@ -154,6 +157,17 @@ def _kernels(analysis: Analysis) -> list[tuple[str, list[tuple[str, float, str]]
         words = f"{figures.milliseconds(ms)} ms, {calls:.4g} call{'s' if calls != 1 else ''}"
         rows.append((name, [(colour, 100 * ms / longest, f"{name}: {words}")], words))
     return rows
+
+
+def _modules(modules: Modules | None) -> dict[str, Any]:
+    """The variables of the part on modules: headings, rows, and a line below them; no rows where nothing is known."""
+    if modules is None:
+        return {"module_rows": [], "modules_note": ""}
+    if modules.reason:
+        return {"module_rows": [], "modules_note": f"not known: {modules.reason}"}
+    rows, rest = module_rows(modules, _MOST_MODULES)
+    note = " ".join(rest_of_modules(modules, rest))
+    return {"module_headings": MODULE_COLUMNS, "module_rows": [module_cells(row) for row in rows], "modules_note": note}
 
 
 def _collective(call: CollectiveSummary) -> list[str]:

@@ -16,7 +16,7 @@ from gpudiag.report.rank_rows import rows_of
 from gpudiag.report.terminal.bars import legend, stacked_bars
 from gpudiag.report.terminal.findings import findings_section, next_section, trust_section, verdict
 from gpudiag.report.terminal.ranks import HIDDEN, HIDDEN_WORDS, buckets_seen, hides, rank_table
-from gpudiag.report.terminal.traffic import collectives_table, kernels_table, wait_lines
+from gpudiag.report.terminal.traffic import collectives_table, kernels_table, modules_section, wait_lines
 from gpudiag.report.verdict import explained_lines
 
 _FRAMEWORKS = {"pytorch": "PyTorch", "tensorflow": "TensorFlow"}
@@ -59,6 +59,8 @@ def analysis_report(analysis: Analysis, console: Console, *, all_ranks: bool = F
     if analysis.kernels:
         heading = "Operators" if on_processors(analysis) else "Kernels"
         sections.append((heading, kernels_table(analysis.kernels, heading, console.width)))
+    if analysis.modules is not None:
+        sections.append(("Modules", modules_section(analysis.modules, console.width)))
     doubts = trust_section(analysis)
     if doubts is not None:
         sections.append(("How far to trust this", doubts))

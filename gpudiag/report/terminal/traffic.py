@@ -1,18 +1,20 @@
-"""Who waited for whom, what the collectives carried, and which kernels take the time."""
+"""Who waited for whom, what the collectives carried, and which kernels and modules take the time."""
 
 from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Sequence
 
+from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from gpudiag.model.analysis import CollectiveSummary, KernelSummary, Wait
+from gpudiag.model.analysis import CollectiveSummary, KernelSummary, Modules, Wait
 from gpudiag.model.sanitize import one_line
 from gpudiag.report import figures
 from gpudiag.report.kernel_names import kernel_label, shorten_middle
 from gpudiag.report.layout import and_more, plain_table
+from gpudiag.report.module_rows import module_rows, rest_of_modules
 from gpudiag.report.rank_rows import duration, largest_collectives, largest_kernels
 
 MOST_LINES = 5
@@ -23,6 +25,7 @@ _ROOM_FOR_PROBE = 84
 _ROOM_FOR_GROUP = 104
 _ROOM_FOR_WAIT = 56
 _NAME_WIDTH = 24
+_MOST_MODULES = 10
 
 
 def wait_lines(waits: Sequence[Wait], step_ms: float) -> list[Text]:
@@ -96,3 +99,20 @@ def kernels_table(kernels: Sequence[KernelSummary], heading: str, width: int) ->
             Text(kernel_label(kernel.name, room)),
         )
     return table
+
+
+def modules_section(modules: Modules, width: int) -> RenderableType:
+    """The modules that take the most time; narrow terminals lose what is forward and what backward."""
+    if modules.reason:
+        return Text(f"not known: {one_line(modules.reason)}")
+    wide = width >= _ROOM_FOR_WAIT
+    columns = ("ms per step", "forward", "backward", "calls", "module") if wide else ("ms", "calls", "module")
+    table = plain_table(columns, left=("module",), no_wrap=True)
+    rows, rest = module_rows(modules, _MOST_MODULES)
+    most = max((row.ms for row in rows), default=0.0)
+    room = max(width - 42 if wide else width - 16, 16)
+    for row in rows:
+        times = (row.ms, row.forward_ms, row.backward_ms) if wide else (row.ms,)
+        cells = [figures.milliseconds(ms, beside=most) for ms in times]
+        table.add_row(*cells, figures.count(row.calls), Text(shorten_middle(row.label, room)))
+    return Group(table, *(Text(line, style="dim") for line in rest_of_modules(modules, rest)))

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from gpudiag.model.analysis import BUCKETS, Analysis
+from gpudiag.model.analysis import BUCKETS, Analysis, Modules
 from gpudiag.report import figures
 from gpudiag.report import verdict as words
 from gpudiag.report.csv_text import csv_text
 from gpudiag.report.kernel_names import kernel_label
+from gpudiag.report.module_rows import MODULE_COLUMNS, module_cells, module_rows, rest_of_modules
 from gpudiag.report.rank_rows import cells, duration, headings, largest_kernels, rows_of
 from gpudiag.report.scaling.text import escaped, table
 from gpudiag.report.terminal.ranks import HIDDEN_WORDS, hides
@@ -14,6 +15,7 @@ from gpudiag.report.terminal.report import evidence_lines, step_line, what_ran
 from gpudiag.report.terminal.traffic import wait_lines
 
 _MOST_KERNELS = 10
+_MOST_MODULES = 12
 
 
 def to_csv(analysis: Analysis) -> str:
@@ -61,7 +63,16 @@ def to_markdown(analysis: Analysis) -> str:
             for k in largest_kernels(analysis.kernels, _MOST_KERNELS)
         ]
         lines += ["## Top kernels", "", *table(("kernel", "ms per step", "calls"), kernels, left=1), ""]
+    lines += _modules(analysis.modules) if analysis.modules is not None else []
     doubts = words.doubts(analysis)
     if doubts:
         lines += ["## How far to trust this", "", *(f"- {escaped(code)}: {escaped(why)}" for code, why in doubts), ""]
     return "\n".join(lines)
+
+
+def _modules(modules: Modules) -> list[str]:
+    if modules.reason:
+        return ["## Modules", "", f"Not known: {escaped(modules.reason)}.", ""]
+    rows, rest = module_rows(modules, _MOST_MODULES)
+    cells = table(MODULE_COLUMNS, [module_cells(row) for row in rows], left=1)
+    return ["## Modules", "", *cells, "", *(f"{line}." for line in rest_of_modules(modules, rest)), ""]

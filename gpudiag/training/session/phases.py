@@ -84,6 +84,7 @@ class Phases:
         #: Step times while recorded, the recordings that were saved, and what went wrong with them, by its code.
         self.recorded: dict[Recording, StepTimes | None] = {}
         self.saved: set[Recording] = set()
+        self.unmarked = ""
         self.notes: dict[str, str] = {}
         #: False where the batch is fetched within the step's own work.
         self.sees_input = True
@@ -310,6 +311,7 @@ class Phases:
     def _note_saved(self, window: Window) -> None:
         if window.saved:
             self.saved.add(self._recording)
+            self.unmarked = window.unmarked
         if window.device_activity is False:
             self._note("missing-device-activity", _NO_DEVICE_ACTIVITY)
 

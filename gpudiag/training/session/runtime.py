@@ -27,10 +27,12 @@ class Window(Protocol):
     Attributes:
         saved: the trace is where it should be.
         device_activity: whether it holds any; None where there is no device beside the host, and before it is saved.
+        unmarked: why no modules are marked in it; empty where they are, or are not to be.
     """
 
     saved: bool
     device_activity: bool | None
+    unmarked: str
 
     def start(self) -> None:
         """Begin with the steps that are thrown away. Raises RuntimeError when another profiler runs."""

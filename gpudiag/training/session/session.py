@@ -350,6 +350,7 @@ class Session:
                 trace=trace if phases and "full" in phases.saved else None,
                 light_trace=record.light_trace_name(trace) if phases and "light" in phases.saved else None,
                 flops=phases.counter.found if phases and phases.counter else None,
+                unmarked=phases.unmarked if phases else "",
                 notes=phases.notes if phases else {},
                 error=self._error if status != "complete" or self._error else None,
                 run_id=self._agreement.run_id if phases else "",

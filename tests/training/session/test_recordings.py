@@ -31,6 +31,7 @@ class FakeWindow:
 
     def __init__(self, *, fails_at: int | None = None, device_activity: bool | None = None) -> None:
         self.saved = False
+        self.unmarked = ""
         self.device_activity: bool | None = None
         self.discarded = False
         self.steps = 0

@@ -10,7 +10,7 @@ from gpudiag.analysis.timeline.calibration import THIN_SHARE
 from gpudiag.analysis.timeline.validity.wording import ranks_in_words
 from gpudiag.intervals import Intervals, lengths_between, union
 from gpudiag.model.analysis import Validity
-from gpudiag.model.event import EventKind, Role, Trace
+from gpudiag.model.event import EventKind, Role, Trace, any_of
 from gpudiag.model.timeline import Lane
 
 
@@ -29,9 +29,10 @@ def doubts(traces: Sequence[Trace], lanes: Sequence[Lane]) -> list[Validity]:
 
 
 def _covered(trace: Trace, lane: Lane) -> float:
-    """The share of the lane's windows that is inside any event; marks of steps, which enclose all, do not count."""
+    """The share of the lane's windows inside any event; marks of steps and modules, which enclose all, do not count."""
     events = trace.events
-    rows = np.flatnonzero((events.role != Role.STEP_MARK) & (events.kind != EventKind.DEVICE_ANNOTATION))
+    around = any_of(events.kind, EventKind.DEVICE_ANNOTATION, EventKind.MODULE)
+    rows = np.flatnonzero((events.role != Role.STEP_MARK) & ~around)
     recorded = union(Intervals(events.start_ns[rows] + lane.shift_ns, events.end_ns[rows] + lane.shift_ns))
     ends = lane.bounds[[0, -1]]
     return float(lengths_between(recorded, ends)[0] / max(int(ends[1] - ends[0]), 1))

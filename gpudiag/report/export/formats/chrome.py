@@ -28,6 +28,7 @@ _CATEGORIES = {
     EventKind.OVERHEAD: "overhead",
     EventKind.DEVICE_SYNC: "cuda_sync",
     EventKind.PYTHON: "python_function",
+    EventKind.MODULE: "cpu_op",
 }
 _GPUDIAG = "gpudiag"
 

@@ -58,6 +58,9 @@ _ANNOTATION_STARTS = (
     "## ",
 )
 
+#: A module's call, as gpudiag marks it: operators to the profiler.
+_MODULE = "gpudiag.module:"
+
 
 def kind_of(category: str) -> EventKind | None:
     """The kind of a category, in whatever case it is written; None for one that is not read."""
@@ -80,4 +83,9 @@ def is_known(category: str) -> bool:
 
 def is_annotation(name: str) -> bool:
     """Whether an operator of this name is a range that someone named."""
-    return name.startswith(_ANNOTATION_STARTS)
+    return name.startswith(_ANNOTATION_STARTS) and not is_module(name)
+
+
+def is_module(name: str) -> bool:
+    """Whether an operator of this name is a mark of a module's call."""
+    return name.startswith(_MODULE)

@@ -12,13 +12,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gpudiag.errors import TooLargeError
-from gpudiag.model.event import HOST, NO_CORRELATION, NO_SIZE, EventKind, EventTable, EventWaits
+from gpudiag.model.event import HOST, NO_CORRELATION, NO_SIZE, EventKind, EventTable, EventWaits, ModuleWork
 from gpudiag.model.sanitize import with_escapes
 from gpudiag.trace.limits import free_memory_bytes
 from gpudiag.trace.readers.kineto import categories
 from gpudiag.trace.readers.kineto.collective_args import Communicated, communicated, may_tell
 from gpudiag.trace.readers.kineto.event_json import NO_ARGUMENTS, Event
 from gpudiag.trace.readers.kineto.hooks import with_hooks
+from gpudiag.trace.readers.kineto.modules import Autograd, module_work
 from gpudiag.trace.readers.kineto.roles import roles_of
 from gpudiag.trace.readers.kineto.sync_events import Awaited, awaited, event_waits
 from gpudiag.trace.readers.kineto.times import Times
@@ -60,21 +61,24 @@ class _Names(dict[str, int]):
     def __init__(self) -> None:
         super().__init__()
         self.annotation = bytearray()
+        self.module = bytearray()
         self.may_tell = bytearray()
 
     def __missing__(self, name: str) -> int:
         self[name] = index = len(self)
         self.annotation.append(categories.is_annotation(name))
+        self.module.append(categories.is_module(name))
         self.may_tell.append(may_tell(name))
         return index
 
 
 class Finished(NamedTuple):
-    """The table, what communication events told by row, the waits for CUDA events, and the first start in ns."""
+    """The table, what communication events told by row, waits for CUDA events, modules, and the first start in ns."""
 
     table: EventTable
     told: dict[int, Communicated]
     event_waits: EventWaits
+    modules: ModuleWork | None
     first_ns: int
 
 
@@ -92,6 +96,7 @@ class Columns:
         self._batches: list[tuple[NDArray[np.generic], ...]] = []
         self._told: dict[int, Communicated] = {}
         self._awaited: dict[int, Awaited] = {}
+        self._autograd: list[Autograd] = []
         self._rows = 0
         self._recordings: list[tuple[float, float]] = []
         free = free_memory_bytes()
@@ -149,6 +154,8 @@ class Columns:
                 self._told[self._rows + row] = communicated(own)
         for row in np.flatnonzero(kind == EventKind.DEVICE_SYNC).tolist():
             self._awaited[self._rows + row] = awaited(events[row].args or NO_ARGUMENTS)
+        if any(self._names.module):
+            self._autograd.append(_autograd(events, kind, self._rows))
         return kind, name, start_us, length_us, thread, device, correlation, size_bytes
 
     def unknown_categories(self) -> list[str]:
@@ -175,7 +182,10 @@ class Columns:
         if not len(order):
             return None
         annotation = np.frombuffer(bytes(self._names.annotation), dtype=bool)[name]
-        kind = np.where((kind == EventKind.OPERATOR) & annotation, np.uint8(EventKind.ANNOTATION), kind)
+        module = np.frombuffer(bytes(self._names.module), dtype=bool)[name]
+        operator = kind == EventKind.OPERATOR
+        kind = np.where(operator & annotation, np.uint8(EventKind.ANNOTATION), kind)
+        kind = np.where(operator & module, np.uint8(EventKind.MODULE), kind)
         kind, name, names = kind[order], name[order], tuple(self._names)
         roles = roles_of(kind, name, names)
         table = EventTable(
@@ -196,7 +206,18 @@ class Columns:
         position = np.full(self._rows, -1, dtype=np.int64)
         position[order] = np.arange(len(order))
         waits = event_waits(table, _in_order(self._awaited, position)) if self._awaited else EventWaits()
-        return Finished(table, _in_order(self._told, position), waits, times.first_ns)
+        modules = module_work(table, [one.at(position) for one in self._autograd]) if module.any() else None
+        return Finished(table, _in_order(self._told, position), waits, modules, times.first_ns)
+
+
+def _autograd(events: list[Event], kind: NDArray[np.uint8], before: int) -> Autograd:
+    """What these events' operators say of autograd; the first of them is in the row `before`."""
+    rows = np.flatnonzero(kind == EventKind.OPERATOR)
+    arguments = [events[row].args or NO_ARGUMENTS for row in rows.tolist()]
+    sequence = _integers([own.autograd_sequence for own in arguments])
+    thread = _integers([own.forward_thread for own in arguments])
+    told = sequence >= 0
+    return Autograd(row=rows[told] + before, sequence=sequence[told], forward_thread=thread[told])
 
 
 def _in_order(told: dict[int, _T], position: NDArray[np.int64]) -> dict[int, _T]:

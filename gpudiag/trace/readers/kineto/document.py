@@ -40,7 +40,7 @@ def read_kineto(path: Path, shown: str, limits: ReadLimits) -> Trace:
     finished = columns.finish(notes)
     if finished is None:
         raise _no_events(shown, unknown)
-    table, told, event_waits, first_ns = finished
+    table, told, event_waits, modules, first_ns = finished
 
     devices = np.flatnonzero(np.bincount(table.device - np.int64(HOST))) + HOST
     return Trace(
@@ -55,6 +55,7 @@ def read_kineto(path: Path, shown: str, limits: ReadLimits) -> Trace:
         collectives=collective_calls(table, told, job.groups),
         step_marks=step_marks_of(table),
         event_waits=event_waits,
+        modules=modules,
         uses_devices=job.backend == "nccl" or runs_on_gpus(table.names),
         dropped_events=job.dropped_events,
         notes=tuple(notes),

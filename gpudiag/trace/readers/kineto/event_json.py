@@ -33,6 +33,8 @@ class Arguments(msgspec.Struct, gc=False):
     sequence: msgspec.Raw = msgspec.field(name="Seq", default=_NOTHING)
     input_dims: msgspec.Raw = msgspec.field(name="Input Dims", default=_NOTHING)
     input_type: msgspec.Raw = msgspec.field(name="Input type", default=_NOTHING)
+    autograd_sequence: Int64 | str = msgspec.field(name="Sequence number", default=-1)
+    forward_thread: Int64 | str = msgspec.field(name="Fwd thread id", default=0)
     blocks_per_sm: msgspec.Raw = msgspec.field(name="blocks per SM", default=_NOTHING)
     wait_on_stream: msgspec.Raw = _NOTHING
     wait_on_record: msgspec.Raw = msgspec.field(name="wait_on_cuda_event_record_corr_id", default=_NOTHING)

@@ -9,7 +9,6 @@ what would have been called, with the same tensors, and adds up.
 from __future__ import annotations
 
 import re
-import sys
 from collections import Counter
 from contextlib import ExitStack
 from functools import cache
@@ -22,6 +21,7 @@ from torch.utils import flop_counter
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from gpudiag.model.run import StepFlops
+from gpudiag.training.frameworks.pytorch.compiled import anything_compiled
 
 _aten: Any = torch.ops.aten
 _C: Any = torch._C  # noqa: SLF001  # what backward is under way is told nowhere else
@@ -188,8 +188,7 @@ def _may_multiply(func: Any) -> bool:
 
 def _why_not(model: torch.nn.Module) -> str | None:
     # All that was compiled so far, the loss or the optimizer too: the program's first step is over by now.
-    dynamo: Any = sys.modules.get("torch._dynamo.utils")
-    if dynamo is not None and sum(dynamo.counters.get("frames", {}).values()):
+    if anything_compiled():
         return _COMPILED
     for module in model.modules():
         if isinstance(module, torch.jit.ScriptModule):

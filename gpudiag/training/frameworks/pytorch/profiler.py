@@ -13,6 +13,7 @@ from gpudiag.training.frameworks.pytorch.kineto import (
     profiler_runs,
     synchronization_events,
 )
+from gpudiag.training.frameworks.pytorch.modules import MarkedModules
 from gpudiag.training.frameworks.saved_trace import compress, contains
 from gpudiag.training.session.runtime import WARMUP_STEPS
 
@@ -27,7 +28,7 @@ class ProfiledWindow:
         path: where the trace goes, `*.json.gz`; written beside it first and renamed when it is whole.
         active: how many steps to record; None for all between `start` and `stop`, with no marks of steps.
         cuda: record device activity too, and which stream waits for which event.
-        light: record annotations alone of what the framework does, no operators.
+        light: record annotations alone of what the framework does: no operators, and no marks of modules.
 
     Raises:
         RuntimeError: this PyTorch cannot record lightly.
@@ -39,9 +40,11 @@ class ProfiledWindow:
         self.path = path
         self.saved = False
         self.device_activity: bool | None = None
+        self.unmarked = ""
         self._cuda = cuda
         self._kept = True
         self._collections = MarkedCollections()
+        self._modules = None if light else MarkedModules()
         self._profiler = (annotations_only() if light else profile)(
             activities=[ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if cuda else [])],
             schedule=None if active is None else schedule(wait=0, warmup=WARMUP_STEPS, active=active, repeat=1),
@@ -62,6 +65,8 @@ class ProfiledWindow:
             raise RuntimeError("another torch.profiler is recording; only one can at a time")
         self._profiler.start()
         self._collections.start()
+        if self._modules is not None:
+            self.unmarked = self._modules.start()
 
     def step(self) -> None:
         """A step has ended. The last one's end saves the trace, which can take seconds."""
@@ -70,6 +75,8 @@ class ProfiledWindow:
     def stop(self) -> None:
         """End the recording; saves what there is if the window was cut short while it recorded."""
         self._collections.stop()
+        if self._modules is not None:
+            self._modules.stop()
         try:
             self._profiler.stop()
         finally:

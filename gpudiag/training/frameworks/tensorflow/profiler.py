@@ -29,6 +29,7 @@ class TensorflowWindow:
         self.path = path
         self.saved = False
         self.device_activity: bool | None = None
+        self.unmarked = ""
         self._light = light
         self._active = active
         self._on_gpu = on_gpu

@@ -1,0 +1,164 @@
+"""What each module of the model takes in the analysed steps, forward and backward."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gpudiag.analysis.attribution.summary import in_analysed_steps
+from gpudiag.intervals import distinct, own_lengths
+from gpudiag.model.analysis import Modules, ModuleTime
+from gpudiag.model.event import EventKind, EventTable, Module, ModuleWork, Role, any_of
+from gpudiag.model.run import RunRecord
+from gpudiag.model.timeline import UNKNOWN, Lane, OpClass, Timeline
+from gpudiag.units import milliseconds
+
+
+class _Work(NamedTuple):
+    """What one lane's analysed steps hold, summed: float64[modules + 1] each, the last of what no module did."""
+
+    forward_ns: NDArray[np.float64]
+    backward_ns: NDArray[np.float64]
+    calls: NDArray[np.float64]
+
+
+def summarise_modules(timeline: Timeline, run: RunRecord | None) -> Modules | None:
+    """Of all lanes; None where no module is known, with the reason where the run tells one.
+
+    Worked example. `net` calls `net.a`, whose operators take 3 ms forward and 5 backward, and adds 1 ms itself: the own
+    times of `a` are 3 and 5 and those of `net` 1 and 0; with what is below them `net` takes 4 and 5.
+    """
+    traces = [timeline.traces[lane.trace].modules for lane in timeline.lanes]
+    if all(work is None for work in traces):
+        reason = next((rank.unmarked for rank in run.ranks if rank.unmarked), "") if run is not None else ""
+        return Modules(reason=reason) if reason else None
+    modules = list(dict.fromkeys(module for work in traces if work is not None for module in _as_called(work)))
+    index = {module: place for place, module in enumerate(modules)}
+    lanes = [
+        _work_of(timeline, lane, work, np.array([index[module] for module in work.modules]), len(modules))
+        if work is not None
+        else _Work(*np.zeros((3, len(modules) + 1)))
+        for lane, work in zip(timeline.lanes, traces, strict=True)
+    ]
+    below = _below(modules)
+    times = [_module_time(module, place, below[place], lanes) for place, module in enumerate(modules)]
+    return Modules(
+        times=tuple(time for time in times if time is not None),
+        outside_ms=tuple(milliseconds(float(lane.forward_ns[-1] + lane.backward_ns[-1])) for lane in lanes),
+    )
+
+
+def _as_called(work: ModuleWork) -> Iterator[Module]:
+    """The modules in the order of their first work."""
+    first = np.full(len(work.modules), np.iinfo(np.int64).max)
+    np.minimum.at(first, work.module, work.row)
+    yield from (work.modules[place] for place in np.argsort(first, kind="stable").tolist())
+
+
+def _below(modules: Sequence[Module]) -> list[list[int]]:
+    """For each module the places of itself and of those below it in path."""
+    found: dict[tuple[str, str], list[int]] = {}
+    for place, module in enumerate(modules):
+        parts = module.path.split(".") if module.path else []
+        for depth in range(len(parts) + 1):
+            found.setdefault((module.root, ".".join(parts[:depth])), []).append(place)
+    return [found[module.root, module.path] for module in modules]
+
+
+def _module_time(module: Module, place: int, below: list[int], lanes: Sequence[_Work]) -> ModuleTime | None:
+    calls = float(np.mean([lane.calls[place] for lane in lanes]))
+    forward = [float(lane.forward_ns[below].sum()) for lane in lanes]
+    backward = [float(lane.backward_ns[below].sum()) for lane in lanes]
+    if not calls and not any(forward) and not any(backward):
+        return None
+    return ModuleTime(
+        root=module.root,
+        path=module.path,
+        type=module.kind,
+        calls=calls,
+        forward_ms=tuple(map(milliseconds, forward)),
+        backward_ms=tuple(map(milliseconds, backward)),
+        own_forward_ms=tuple(milliseconds(float(lane.forward_ns[place])) for lane in lanes),
+        own_backward_ms=tuple(milliseconds(float(lane.backward_ns[place])) for lane in lanes),
+    )
+
+
+def _work_of(timeline: Timeline, lane: Lane, work: ModuleWork, index: NDArray[np.intp], count: int) -> _Work:
+    """Per analysed step; `index` is the place of each of the work's own modules among all `count`."""
+    events = timeline.traces[lane.trace].events
+    row, lasts_ns = _on_cpu(events, lane) if lane.is_cpu else _on_gpu(events, lane)
+    known = _place_of(work.row, row)
+    module = np.where(known == UNKNOWN, count, index[work.module[known]])
+    backward = work.backward[known] & (known != UNKNOWN)
+    marks = work.row[~work.backward & (events.kind[work.row] == EventKind.MODULE)]
+    marks = marks[in_analysed_steps(lane, events.start_ns[marks] + lane.shift_ns)]
+    steps = max(len(lane.window_steps), 1)
+    forward_ns, backward_ns = (
+        np.bincount(module[chosen], weights=lasts_ns[chosen], minlength=count + 1) / steps
+        for chosen in (~backward, backward)
+    )
+    called = index[work.module[_place_of(work.row, marks)]]
+    return _Work(forward_ns, backward_ns, np.bincount(called, minlength=count + 1) / steps)
+
+
+def _place_of(rows: NDArray[np.int64], wanted: NDArray[np.int64]) -> NDArray[np.intp]:
+    """intp[n]: where each wanted row stands among the sorted rows, `UNKNOWN` where it does not."""
+    place = np.minimum(np.searchsorted(rows, wanted), max(len(rows) - 1, 0))
+    return np.where(rows[place] == wanted, place, UNKNOWN) if len(rows) else np.full(len(wanted), UNKNOWN)
+
+
+def _on_cpu(events: EventTable, lane: Lane) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Rows of the operators of the threads that train, in the analysed steps, and their own times."""
+    rows, lasts = [np.empty(0, np.int64)], [np.empty(0, np.int64)]
+    operators = events.rows_of(EventKind.OPERATOR)
+    for thread in {lane.steps.thread, *distinct(lane.ops.launch_thread).tolist()}:
+        mine = operators[events.thread[operators] == thread]
+        own = own_lengths(events.start_ns[mine], events.end_ns[mine])
+        inside = in_analysed_steps(lane, events.start_ns[mine] + lane.shift_ns)
+        inside &= ~any_of(events.role[mine], Role.EXCHANGE, Role.HAND_OVER, Role.INPUT)
+        rows.append(mine[inside].astype(np.int64))
+        lasts.append(own[inside])
+    return np.concatenate(rows), np.concatenate(lasts)
+
+
+def _on_gpu(events: EventTable, lane: Lane) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """The row of what launched each kernel, copy and memset of the analysed windows, and how long each took."""
+    ops = lane.ops
+    inside = (ops.op_class != OpClass.COMMUNICATION) & (ops.start >= lane.bounds[0]) & (ops.start < lane.bounds[-1])
+    launched = np.full(len(ops), UNKNOWN, np.int64)
+    around = events.rows_of(EventKind.OPERATOR, EventKind.MODULE)
+    for thread in distinct(ops.launch_thread[inside]).tolist():
+        mine = inside & (ops.launch_thread == thread) & (ops.launch_start != UNKNOWN)
+        rows = around[events.thread[around] == thread]
+        launched[mine] = _innermost(events, rows, ops.launch_start[mine] - lane.shift_ns)
+    return launched[inside], (ops.end - ops.start)[inside]
+
+
+def _innermost(events: EventTable, rows: NDArray[np.intp], time: NDArray[np.int64]) -> NDArray[np.int64]:
+    """int64[n]: the innermost of the rows, of one thread by start, that holds each time; `UNKNOWN` for none.
+
+    Between two neighbouring edges of rows the innermost is the same: it is that of the last edge before the time.
+    """
+    if not len(rows):
+        return np.full(len(time), UNKNOWN, np.int64)
+    open_: list[int] = []
+    edges: list[int] = []
+    inner: list[int] = []
+    end = events.end_ns
+    for row, start in zip(rows.tolist(), events.start_ns[rows].tolist(), strict=True):
+        while open_ and end[open_[-1]] <= start:
+            edges.append(int(end[open_.pop()]))
+            inner.append(open_[-1] if open_ else UNKNOWN)
+        open_.append(row)
+        edges.append(start)
+        inner.append(row)
+    while open_:
+        edges.append(int(end[open_.pop()]))
+        inner.append(open_[-1] if open_ else UNKNOWN)
+    order = np.argsort(edges, kind="stable")
+    place = np.searchsorted(np.array(edges)[order], time, side="right") - 1
+    found: NDArray[np.int64] = np.where(place >= 0, np.array(inner, np.int64)[order][place], UNKNOWN)
+    return found

@@ -1,0 +1,12 @@
+"""Whether this process runs what torch.compile has compiled, which does not bear being looked into."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+
+def anything_compiled() -> bool:
+    """Has torch.compile compiled something here, whichever part of the program? Imports nothing of it by itself."""
+    dynamo: Any = sys.modules.get("torch._dynamo.utils")
+    return dynamo is not None and sum(dynamo.counters.get("frames", {}).values()) > 0

@@ -1,0 +1,169 @@
+"""Calls of modules as ranges of the profiler, so that it is known which module each operator worked for.
+
+`nn.Module.__call__` is changed while a full recording runs, and put back. Global hooks (`register_module_forward_hook`)
+would take every module through the slow path of its call, and `record_function` takes 10 µs; a range of the kind that
+is opened here takes 1 to 2 (one core of a cloud machine, PyTorch 2.13), which is less than what recording the operators
+of the smallest module takes.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+from gpudiag.training.frameworks.pytorch.compiled import anything_compiled
+from gpudiag.training.session.ranges import PREFIX
+
+#: Names of what a wrapper holds, and holds alone: DistributedDataParallel, FullyShardedDataParallel, torch.compile,
+#: and what computes a module again in backward.
+_WRAPPED = frozenset({"module", "_fsdp_wrapped_module", "_orig_mod", "_checkpoint_wrapped_module"})
+
+_COMPILED = "torch.compile has compiled part of the program, which marks might make it compile anew"
+_NO_MARKS = "this PyTorch has no ranges that cost little enough"
+
+
+class MarkedModules:
+    """Between `start` and `stop` each call of a module is a range `gpudiag.module:<root>/<path> (<class>)`.
+
+    The root is the outermost module called, by its class; the path is the module's within it, as `named_modules` has
+    it, without wrappers. Modules that are not registered in the root they are called in, replicas of DataParallel, and
+    wrappers are not marked: what they do is done by the module that calls them.
+    """
+
+    def __init__(self) -> None:
+        self._class: Any = None
+        self._call: Any = None
+        self._marked: Any = None
+        self._ranges: _Ranges | None = None
+
+    def start(self) -> str:
+        """Mark from here on, or say why not; empty where all is well."""
+        import torch
+
+        fast: Any = getattr(torch._C._profiler, "_RecordFunctionFast", None)  # noqa: SLF001  # no public one is as cheap
+        if fast is None or anything_compiled():
+            return _NO_MARKS if fast is None else _COMPILED
+        self._class = torch.nn.Module
+        self._call = call = self._class.__call__
+        self._ranges = ranges = _Ranges(fast)
+        compiling = torch.compiler.is_compiling
+        label_of, within = ranges.label_of, ranges.within
+
+        def marked(module: Any, *args: Any, **kwargs: Any) -> Any:
+            # What is compiled from here on is compiled as if nothing was changed.
+            label = "" if compiling() else label_of(module)
+            return within(label, call, module, args, kwargs) if label else call(module, *args, **kwargs)
+
+        self._marked = marked
+        self._class.__call__ = marked
+        return ""
+
+    def stop(self) -> None:
+        """Mark no longer, and end what is open. May be called more often than `start`."""
+        if self._ranges is None:
+            return
+        if self._class.__call__ is self._marked:  # else somebody else has changed it since, and calls this
+            self._class.__call__ = self._call
+        self._ranges.close()
+        self._ranges = None
+
+
+class _Ranges:
+    """The ranges that are open, and the labels of the modules met."""
+
+    def __init__(self, fast: Any) -> None:
+        self._fast = fast
+        #: By id; the modules are kept beside their labels so that no other takes the id of one that is gone.
+        self._labels: dict[int, tuple[str, Any]] = {}
+        self._roots: dict[str, int] = {}
+        self._open: set[Any] = set()
+        self._over = False
+
+    def label_of(self, module: Any) -> str:
+        """The range's name; empty for what is not marked."""
+        known = self._labels.get(id(module))
+        if known is not None:
+            return known[0]
+        try:
+            return self._met(module)
+        except Exception:  # noqa: BLE001  # of a module whose parts cannot be asked for: it is called all the same
+            return ""
+
+    def within(self, label: str, call: Any, module: Any, args: Any, kwargs: Any) -> Any:
+        """The module's call within a range of this name, which ends with it however it ends."""
+        mark = self._fast(label)
+        mark.__enter__()
+        self._open.add(mark)
+        try:
+            return call(module, *args, **kwargs)
+        finally:
+            if mark in self._open:
+                self._open.discard(mark)
+                mark.__exit__(None, None, None)
+
+    def close(self) -> None:
+        """End all that is open: each points into what its recording has kept, which is freed (`end_open_ranges`)."""
+        self._over = True
+        self._labels.clear()
+        while self._open:
+            self._open.pop().__exit__(None, None, None)
+
+    def _met(self, module: Any) -> str:
+        """The label of a module that is called for the first time, and those of all that are in it."""
+        if self._over or getattr(module, "_is_replica", False) or self._is_within():
+            return ""
+        if next(module.children(), None) is None:
+            return _label(_kind(module), "", module)  # a loss: made anew in each step perhaps, and not kept
+        inner = module
+        while (wrapped := _wrapped(inner)) is not None:
+            inner = wrapped
+        kind = _kind(inner)
+        self._roots[kind] = number = self._roots.get(kind, 0) + 1
+        root = kind if number == 1 else f"{kind}#{number}"
+        found: dict[int, tuple[str, Any]] = {}
+        for path, one in _tree(module, "", set()):
+            found[id(one)] = ("" if path is None else _label(root, path, one), one)
+        self._labels.update(found)
+        return found[id(module)][0]
+
+    def _is_within(self) -> bool:
+        """Is this thread within a marked call? Asked of modules that no root has, of which there are few."""
+        frame: Any = sys._getframe(1)  # noqa: SLF001
+        code = _Ranges.within.__code__
+        while frame is not None and frame.f_code is not code:
+            frame = frame.f_back
+        return frame is not None
+
+
+def _label(root: str, path: str, module: Any) -> str:
+    return f"{PREFIX}module:{root}/{path} ({_kind(module)})"
+
+
+def _kind(module: Any) -> str:
+    """The module's class; of one that `fully_shard` has changed, what it was."""
+    kind = type(module)
+    bases = kind.__bases__
+    sharded = len(bases) > 1 and bases[0].__name__ == "FSDPModule"
+    return str((bases[1] if sharded else kind).__name__)
+
+
+def _wrapped(module: Any) -> Any:
+    """What a wrapper wraps; None for what is no wrapper."""
+    children = list(module.named_children())
+    return children[0][1] if len(children) == 1 and children[0][0] in _WRAPPED else None
+
+
+def _tree(module: Any, path: str, seen: set[int]) -> Iterator[tuple[str | None, Any]]:
+    """Each module in it with its path, that of a wrapper None; of one that is there twice the first."""
+    if id(module) in seen:
+        return
+    seen.add(id(module))
+    wrapped = _wrapped(module)
+    if wrapped is not None:
+        yield None, module
+        yield from _tree(wrapped, path, seen)
+        return
+    yield path, module
+    for name, child in module.named_children():
+        yield from _tree(child, f"{path}.{name}" if path else name, seen)
