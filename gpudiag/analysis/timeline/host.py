@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from gpudiag.intervals import EMPTY, Intervals, distinct, union
+from gpudiag.intervals import Intervals, distinct, union
 from gpudiag.model.event import EventKind, EventTable, HostMemory, Role
 from gpudiag.model.timeline import PAUSE_NS, HostThread
 
@@ -51,14 +51,6 @@ def pageable_copy_calls(events: EventTable, copy_rows: NDArray[np.intp], calls: 
     candidates = distinct(calls[pageable])
     blocking: NDArray[np.intp] = candidates[events.role[candidates] == Role.COPY]
     return blocking
-
-
-def merged(threads: dict[int, HostThread], *idents: int) -> tuple[Intervals, Intervals]:
-    """(busy, input) of several threads together; threads that were not recorded count as silent."""
-    present = [threads[ident] for ident in dict.fromkeys(idents) if ident in threads]
-    if not present:
-        return EMPTY, EMPTY
-    return union(*(thread.busy for thread in present)), union(*(thread.input for thread in present))
 
 
 def _raw(start: NDArray[np.int64], end: NDArray[np.int64], chosen: NDArray[np.intp]) -> Intervals:
