@@ -103,7 +103,7 @@ def without_waiting(what_if: WhatIf, costs: Costs, nodes: NDArray[np.bool_]) -> 
 def _without_own_syncs(what_if: WhatIf, costs: Costs) -> Costs:
     """No rank synchronizes with its device where most of its peers do not."""
     own = synchronizing_more(what_if)
-    if not own or len(own) == len(what_if.graph.ranks):
+    if not own:
         return costs
     return without_waiting(what_if, costs, syncs(what_if) & np.isin(what_if.graph.host.process, own))
 
