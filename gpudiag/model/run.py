@@ -33,11 +33,14 @@ class TimedSteps(msgspec.Struct, frozen=True, kw_only=True):
         host_ms: from having the batch to having put the step's work into the queue.
         lead_ms: by how much the thread was then ahead of its device: how long that still took to finish the step. None
             where there is no device beside the thread (CPUs), or none whose progress can be told (TensorFlow).
+        idle_host_ms: `host_ms` of the steps just before, of which the first found its device idle and its queue empty:
+            there a thread waits for no room. Empty where `lead_ms` is None.
     """
 
     input_ms: tuple[Milliseconds, ...] | None = None
     host_ms: tuple[Milliseconds, ...]
     lead_ms: tuple[Milliseconds, ...] | None = None
+    idle_host_ms: tuple[Milliseconds, ...] = ()
 
 
 class StepFlops(msgspec.Struct, frozen=True, kw_only=True):

@@ -8,7 +8,7 @@ from functools import cached_property
 import numpy as np
 
 from gpudiag.analysis.diagnosis.replay.what_if import WhatIf
-from gpudiag.analysis.diagnosis.timed_steps import fastest_host_ms
+from gpudiag.analysis.diagnosis.timed_steps import devices_set_pace, fastest_host_ms
 from gpudiag.model.analysis import BUCKETS
 from gpudiag.model.attribution import Attribution
 from gpudiag.model.facts import Facts
@@ -33,7 +33,12 @@ class Case:
     @cached_property
     def what_if(self) -> WhatIf | None:
         """The replay, or None where the traces hold nothing that can be replayed."""
-        return WhatIf.of(self.timeline, self.unprofiled_ms, host_ms=fastest_host_ms(self.run))
+        return WhatIf.of(
+            self.timeline,
+            self.unprofiled_ms,
+            host_ms=fastest_host_ms(self.run),
+            devices_set_pace=devices_set_pace(self.run),
+        )
 
     @cached_property
     def step_ms(self) -> float:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections.abc import Collection, Sequence
 from itertools import pairwise
@@ -41,12 +42,23 @@ def timed_ranks(run: RunRecord | None) -> tuple[TimedRank, ...] | None:
 
 
 def fastest_host_ms(run: RunRecord | None) -> dict[int, float]:
-    """By rank, the least that its training thread took to queue a timed step's work, in ms; none where not known.
+    """By rank, the least that its training thread took to queue a step's work, in ms; none where not known.
 
-    Whatever a thread waits for within a step, room in the device's queue above all, only adds to its own work.
+    Whatever a thread waits for within a step, room in the device's queue above all, only adds to its own work. Least of
+    all it waits in the steps before the timed ones, the first of which found its device idle.
     """
     timed = {rank.rank: rank.timed for rank in (run.ranks if run is not None else ())}
-    return {rank: min(of.host_ms) for rank, of in timed.items() if of is not None and of.host_ms}
+    return {
+        rank: min(*of.host_ms, *of.idle_host_ms, math.inf)
+        for rank, of in timed.items()
+        if of is not None and of.host_ms
+    }
+
+
+def devices_set_pace(run: RunRecord | None) -> bool:
+    """Whether every host was ahead of its device by `MOST` of the step in most timed steps; False where not known."""
+    timed = [rank.timed for rank in (run.ranks if run is not None else ())]
+    return bool(timed) and all(one is not None and _was_ahead(one) for one in timed)
 
 
 def recording_cost(run: RunRecord | None) -> RecordingCost | None:
@@ -161,6 +173,12 @@ def _hosts(run: RunRecord | None, ranks: Collection[int]) -> dict[int, TimedStep
     of = {rank.rank: rank.timed for rank in (run.ranks if run is not None else ())}
     timed = {rank: one for rank, one in of.items() if rank in ranks and one is not None and one.host_ms}
     return timed if len(timed) >= max(len(ranks), 2) else None
+
+
+def _was_ahead(timed: TimedSteps) -> bool:
+    """Whether this host was ahead by `MOST` of the step in most steps."""
+    steps = range(len(timed.host_ms))
+    return timed.lead_ms is not None and sum(_is_ahead(timed, step, share=MOST) for step in steps) > MOST * len(steps)
 
 
 def _is_ahead(timed: TimedSteps, step: int, share: float) -> bool:

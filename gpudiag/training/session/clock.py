@@ -39,10 +39,14 @@ class StepClock:
         self._host: list[HostStep | None] = []
         self._latest: HostStep | None = None
         self._begin: Anchor | None = None
+        #: Of the steps since that anchor, before the series began.
+        self._from_idle: list[HostStep] = []
 
     def host_step(self, begin_ns: int, fetched_ns: int, queued_ns: int) -> None:
         """What the training thread did in the step that the next mark ends, by `time.perf_counter_ns`."""
         self._latest = HostStep(begin_ns, fetched_ns, queued_ns)
+        if self._begin is not None and not self._marks:
+            self._from_idle.append(self._latest)
 
     def anchor(self) -> None:
         """A series of steps is about to begin, and its device is to be compared with the host. May wait for it."""
@@ -73,14 +77,14 @@ class StepClock:
     def series(self) -> TimedSeries:
         """The same, and what the host did in these steps, where it was told. Waits for the device."""
         self._settle()
-        marks, gaps, host, begin = self._marks, self._gaps, self._host, self._begin
-        self._marks, self._gaps, self._host, self._begin = [], set(), [], None
+        marks, gaps, host, begin, from_idle = self._marks, self._gaps, self._host, self._begin, self._from_idle
+        self._marks, self._gaps, self._host, self._begin, self._from_idle = [], set(), [], None, []
         whole = [i for i in range(1, len(marks)) if i not in gaps]
         told = [host[i] for i in whole]
         ends_ns = None
         if self._anchor is not None and begin is not None and None not in told:
             ends_ns = on_host_clock([marks[i] for i in whole], begin, self._anchor(), self._between_ms)
-        return TimedSeries.of([self._between_ms(marks[i - 1], marks[i]) for i in whole], told, ends_ns)
+        return TimedSeries.of([self._between_ms(marks[i - 1], marks[i]) for i in whole], told, ends_ns, from_idle)
 
 
 def host_clock() -> StepClock:

@@ -36,19 +36,38 @@ class Anchor(NamedTuple):
 
 
 class TimedSeries:
-    """Times of steps, and what the host did in each: lists in ms of one length, or None for what is not known."""
+    """Times of steps, and what the host did in each: lists in ms of one length, or None for what is not known.
+
+    Besides them `idle_host_ms`, of the steps between an anchor and the series: the first of them began on an idle
+    device, so that the host found room in its queue.
+    """
 
     def __init__(self) -> None:
         self.step_ms: list[float] = []
         self.input_ms: list[float] | None = []
         self.host_ms: list[float] | None = []
         self.lead_ms: list[float] | None = []
+        self.idle_host_ms: list[float] = []
 
     @classmethod
-    def of(cls, step_ms: list[float], host: Sequence[HostStep | None], ends_ns: Sequence[float] | None) -> TimedSeries:
-        """From step times, the host's instants, and when the device finished each step, in ns of the host's clock."""
+    def of(
+        cls,
+        step_ms: list[float],
+        host: Sequence[HostStep | None],
+        ends_ns: Sequence[float] | None,
+        from_idle: Sequence[HostStep] = (),
+    ) -> TimedSeries:
+        """From step times, the host's instants, and when the device finished each step, in ns of the host's clock.
+
+        Args:
+            step_ms: the step times.
+            host: of each step.
+            ends_ns: when each step was done; None where that is not known.
+            from_idle: of the steps before, from an idle device on.
+        """
         series = cls()
         series.step_ms = step_ms
+        series.idle_host_ms = [(step.queued - step.fetched) / _MS for step in from_idle]
         told = [step for step in host if step is not None]
         if len(told) < len(host):
             series.input_ms = series.host_ms = series.lead_ms = None
@@ -67,6 +86,7 @@ class TimedSeries:
         self.input_ms = _joined(self.input_ms, other.input_ms)
         self.host_ms = _joined(self.host_ms, other.host_ms)
         self.lead_ms = _joined(self.lead_ms, other.lead_ms)
+        self.idle_host_ms += other.idle_host_ms
 
     def record(self, *, sees_input: bool = True) -> TimedSteps | None:
         """For the run's record; None where nothing was timed or nothing is known of the host."""
@@ -76,6 +96,7 @@ class TimedSeries:
             input_ms=_rounded(self.input_ms) if sees_input else None,
             host_ms=_rounded(self.host_ms) or (),
             lead_ms=_rounded(self.lead_ms),
+            idle_host_ms=_rounded(self.idle_host_ms) or (),
         )
 
 

@@ -162,11 +162,22 @@ DEVICE_MS, EXCHANGE_MS = 26.4, 8.0
 HOST_MS = 28.0
 
 
-def exchange_ms(step_ms: float, host_ms: Sequence[float]) -> float:
+def exchange_ms(
+    step_ms: float,
+    host_ms: Sequence[float],
+    *,
+    job: Job = HIDDEN_WHILE_RECORDED,
+    lead_ms: float | None = None,
+    idle_host_ms: tuple[float, ...] = (),
+) -> float:
     """What the exchange is found to cost where steps were timed so, and their work queued in so many ms by turns."""
-    case = run_of(case_of(HIDDEN_WHILE_RECORDED.traces()), [step_ms] * STEPS)
+    case = run_of(case_of(job.traces()), [step_ms] * STEPS)
     assert case.run is not None
-    timed_host = TimedSteps(host_ms=tuple(islice(cycle(host_ms), STEPS)))
+    timed_host = TimedSteps(
+        host_ms=tuple(islice(cycle(host_ms), STEPS)),
+        lead_ms=None if lead_ms is None else (lead_ms,) * STEPS,
+        idle_host_ms=idle_host_ms,
+    )
     ranks = [msgspec.structs.replace(rank, timed=timed_host) for rank in case.run.ranks]
     case = replace(case, run=msgspec.structs.replace(case.run, ranks=tuple(ranks)))
     assert case.what_if is not None
@@ -179,6 +190,26 @@ def test_what_a_host_hides_only_while_it_is_recorded_is_found_by_how_fast_it_was
     """A thread that fills the device's queue waits for room in it: only some steps show what it can do."""
     assert exchange_ms(DEVICE_MS, [DEVICE_MS, 16.0, DEVICE_MS, DEVICE_MS]) == pytest.approx(EXCHANGE_MS, rel=0.02)
     assert exchange_ms(DEVICE_MS, [DEVICE_MS]) < EXCHANGE_MS / 2
+
+
+def test_so_is_what_it_does_by_steps_that_began_on_an_idle_device() -> None:
+    assert exchange_ms(DEVICE_MS, [DEVICE_MS], idle_host_ms=(25.0, 16.0)) == pytest.approx(EXCHANGE_MS, rel=0.02)
+
+
+#: The same with hosts that are fast enough, but for one that the recording slows at the beginning of its step.
+_LAST = (all_reduce(8), update(1))
+ONE_SLOWED = Job(
+    ranks=2,
+    step=(kernels(15, count=2000, launch_us=8), *_LAST),
+    own={1: (kernels(1.5, count=200, launch_us=70), kernels(13.5, count=1800, launch_us=8), *_LAST)},
+)
+
+
+@pytest.mark.parametrize(("lead_ms", "each"), [(14.0, True), (13.0, False), (None, False)])
+def test_where_devices_set_the_pace_no_host_is_slower_than_it_was_timed(lead_ms: float | None, each: bool) -> None:
+    """Hosts are ahead of their devices by more than half of the step; 13 ms of 26.4 are less."""
+    timed = exchange_ms(DEVICE_MS, [DEVICE_MS], job=ONE_SLOWED, lead_ms=lead_ms, idle_host_ms=(18.0,))
+    assert (timed > 0.9 * EXCHANGE_MS) == each
 
 
 def test_a_host_that_sets_the_pace_of_the_timed_step_is_not_made_faster_by_a_step_that_was() -> None:

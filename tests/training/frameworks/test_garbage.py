@@ -53,6 +53,42 @@ def test_collections_of_recorded_steps_are_marked(tmp_path: Path) -> None:
         assert (trace.events.end_ns[rows] > trace.events.start_ns[rows]).all()
 
 
+COLLECTED = """
+import gc, sys
+from gpudiag.training.frameworks.pytorch.garbage import MarkedCollections
+
+class Cycle:
+    def __init__(self):
+        self.itself = self
+    def __del__(self):
+        print("collected")
+
+if sys.argv[1] == "off":
+    gc.disable()
+gc.collect()
+gc.set_threshold(0)
+Cycle()
+collections = MarkedCollections()
+collections.start()
+print("started", flush=True)
+collections.stop()
+"""
+
+
+@pytest.mark.processes
+@pytest.mark.xdist_group("processes")
+@pytest.mark.parametrize(("collector", "first"), [("on", "collected"), ("off", "started")])
+def test_what_is_to_be_collected_is_so_before_the_first_step_unless_the_program_decides_when(
+    collector: str, first: str
+) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", COLLECTED, collector],
+        capture_output=True, text=True, env=environment(CUDA_VISIBLE_DEVICES=""), timeout=SECONDS, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.split()[0] == first
+
+
 NEVER_STOPPED = """
 from gpudiag.training.frameworks.pytorch.garbage import MarkedCollections
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpudiag.training.session.clock import StepClock
+from gpudiag.training.session.clock import StepClock, host_clock
 from gpudiag.training.session.timed_series import Anchor, HostStep, TimedSeries, on_host_clock
 
 US = 1000
@@ -141,3 +141,39 @@ def test_marks_between_two_anchors_are_where_they_were(gaps_ns: list[int], drift
 
 def test_anchors_at_one_instant_place_all_there() -> None:
     assert on_host_clock([5.0, 6.0], Anchor(5.0, 9), Anchor(5.0, 9), lambda begin, end: end - begin) == [9.0, 9.0]
+
+
+def test_steps_from_an_idle_device_on_tell_what_the_host_takes_with_room_in_its_queue() -> None:
+    machine = Machine()
+    machine.step(input_us=0, launch_us=700, device_us=2000)  # of the warm-up: nobody waited for the device before
+    machine.clock.read()
+    machine.clock.anchor()
+    for launch_us in (400, 900):
+        machine.step(input_us=100, launch_us=launch_us, device_us=2000)
+    machine.clock.restart()
+    for _ in range(3):
+        machine.step(input_us=100, launch_us=2000, device_us=2000)
+        machine.clock.mark()
+    series = machine.clock.series()
+    assert series.idle_host_ms == [0.4, 0.9]
+    assert series.host_ms == [2.0] * 3
+    record = series.record()
+    assert record is not None
+    assert record.idle_host_ms == (0.4, 0.9)
+    machine.clock.restart()
+    machine.step(input_us=100, launch_us=500, device_us=2000)
+    machine.clock.mark()
+    after = machine.clock.series()
+    assert after.idle_host_ms == []
+    after.extend(series)
+    assert after.idle_host_ms == [0.4, 0.9]
+
+
+def test_where_the_host_is_the_device_no_step_begins_on_an_idle_one() -> None:
+    clock = host_clock()
+    clock.anchor()
+    clock.host_step(0, 0, 1000)
+    clock.restart()
+    clock.host_step(0, 0, 1000)
+    clock.mark()
+    assert clock.series().idle_host_ms == []

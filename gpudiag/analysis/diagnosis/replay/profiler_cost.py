@@ -11,6 +11,7 @@ costs it what it costs the others.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -110,6 +111,21 @@ def profiler_cost(graph: Graph, per_event_ns: float, pace: HostPace) -> Profiler
         share = min(times * float(usual.sum()) / max(work, 1.0), MOST_PROFILER_SHARE)
         busy[mine], silent[mine] = share * host.busy[mine], share * within[mine]
     return ProfilerCost(busy, silent)
+
+
+def no_longer_than(graph: Graph, busy: Amounts, most_ns: Mapping[int, float]) -> Amounts:
+    """Host work; throughout the step as much less as a process has more of it in the mean step than it may.
+
+    Args:
+        graph: the replay graph.
+        busy: float64[n], each host node's work, ns.
+        most_ns: by process, the most work of a step; none for one that may have any.
+    """
+    work = np.bincount(graph.host.process, weights=busy) / max(graph.steps, 1)
+    share = np.ones(len(work))
+    for process, most in most_ns.items():
+        share[process] = min(most / max(float(work[process]), 1.0), 1.0)
+    return busy * share[graph.host.process] if (share < 1.0).any() else busy
 
 
 def host_pace(graph: Graph) -> HostPace:

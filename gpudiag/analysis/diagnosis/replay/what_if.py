@@ -26,10 +26,21 @@ from gpudiag.analysis.diagnosis.replay.exchange import (
 )
 from gpudiag.analysis.diagnosis.replay.graph import Graph
 from gpudiag.analysis.diagnosis.replay.level_between_ranks import host_segments, op_segments
-from gpudiag.analysis.diagnosis.replay.profiler_cost import HostPace, host_pace, profiler_cost, usual_ns_per_event
+from gpudiag.analysis.diagnosis.replay.profiler_cost import (
+    HostPace,
+    host_pace,
+    no_longer_than,
+    profiler_cost,
+    usual_ns_per_event,
+)
 from gpudiag.analysis.diagnosis.replay.schedule import Schedule
 from gpudiag.analysis.diagnosis.replay.simulate import Costs, settle_each, unchanged, waited_for
-from gpudiag.analysis.diagnosis.replay.timed_cost import as_hosts_were_timed, as_steps_were_timed, recorded_lightly
+from gpudiag.analysis.diagnosis.replay.timed_cost import (
+    as_each_host_was_timed,
+    as_hosts_were_timed,
+    as_steps_were_timed,
+    recorded_lightly,
+)
 from gpudiag.analysis.diagnosis.replay.undisturbed_baseline import UndisturbedBaseline, find_baseline
 from gpudiag.model.timeline import Timeline
 from gpudiag.units import NS_PER_MS, milliseconds
@@ -54,6 +65,7 @@ class WhatIf:
         schedule: the graph's schedule where there is one already.
         pace: of the hosts, where that is known already.
         timed_ms: a step's time without the profiler, where the run measured it.
+        most_host_ns: by process, the most that its host works for a step; what is beyond was the profiler's doing.
     """
 
     def __init__(
@@ -65,8 +77,10 @@ class WhatIf:
         schedule: Schedule | None = None,
         pace: HostPace | None = None,
         timed_ms: float | None = None,
+        most_host_ns: Mapping[int, float] | None = None,
     ) -> None:
         self.graph = graph
+        self.most_host_ns = most_host_ns or {}
         self.timeline = timeline
         self.timed_ms = timed_ms
         self._replayed: dict[int, _Replayed] = {}
@@ -75,7 +89,7 @@ class WhatIf:
         self.per_event_ns = per_event_ns
         self.pace = host_pace(graph) if pace is None else pace
         cost = profiler_cost(graph, self.per_event_ns, self.pace)
-        self.busy = graph.host.busy - cost.busy
+        self.busy = no_longer_than(graph, graph.host.busy - cost.busy, self.most_host_ns)
         self.waiting = self.measured.waiting - cost.silent
 
     @cached_property
@@ -91,7 +105,11 @@ class WhatIf:
 
     @staticmethod
     def of(
-        timeline: Timeline, unprofiled_ms: float | None = None, *, host_ms: Mapping[int, float] | None = None
+        timeline: Timeline,
+        unprofiled_ms: float | None = None,
+        *,
+        host_ms: Mapping[int, float] | None = None,
+        devices_set_pace: bool = False,
     ) -> WhatIf | None:
         """The what-if of a timeline, or None where it holds nothing that can be replayed.
 
@@ -102,6 +120,7 @@ class WhatIf:
             timeline: the job.
             unprofiled_ms: the mean step without the profiler, of the slowest rank.
             host_ms: by rank, the least that its host took to queue a step's work without the profiler.
+            devices_set_pace: whether without it every host was far ahead of its device.
         """
         graph = build_graph(timeline)
         if graph is None:
@@ -110,12 +129,19 @@ class WhatIf:
         usual = WhatIf(graph, timeline, each_ns, timed_ms=unprofiled_ms)
         if unprofiled_ms is None:
             return usual
-        return as_hosts_were_timed(as_steps_were_timed(usual, unprofiled_ms), unprofiled_ms, host_ms or {})
+        timed = as_hosts_were_timed(as_steps_were_timed(usual, unprofiled_ms), unprofiled_ms, host_ms or {})
+        return as_each_host_was_timed(timed, unprofiled_ms, host_ms or {}) if devices_set_pace else timed
 
-    def at_cost(self, per_event_ns: float) -> WhatIf:
-        """The same with the profiler at another cost per event."""
+    def at_cost(self, per_event_ns: float, *, most_host_ns: Mapping[int, float] | None = None) -> WhatIf:
+        """The same with the profiler at another cost per event, or hosts at other most."""
         other = WhatIf(
-            self.graph, self.timeline, per_event_ns, schedule=self.schedule, pace=self.pace, timed_ms=self.timed_ms
+            self.graph,
+            self.timeline,
+            per_event_ns,
+            schedule=self.schedule,
+            pace=self.pace,
+            timed_ms=self.timed_ms,
+            most_host_ns=self.most_host_ns if most_host_ns is None else most_host_ns,
         )
         # What does not hang on the profiler's cost is worked out once.
         for shared in ("baseline", "packing", "exchanged", "process_of_op", "segments"):
