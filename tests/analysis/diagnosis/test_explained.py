@@ -1,0 +1,170 @@
+"""What explains a bucket and what nothing does, in a step of 100 ms: a number below and a number above."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+
+from gpudiag.analysis.diagnosis import explained
+from gpudiag.analysis.diagnosis.explained import explain, pace_setter
+from gpudiag.intervals import EMPTY, as_set
+from gpudiag.model.analysis import BUCKETS, Finding
+from gpudiag.units import NS_PER_MS
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from gpudiag.model.analysis import Explained
+
+Gone = frozenset[str]
+
+
+def case_of(*devices: dict[str, float], queued: float = 0.0) -> Any:
+    """Devices of two steps with so much of each bucket, in ms; the rest of 100 is compute."""
+    lanes = []
+    for buckets in devices:
+        ms = {"compute": 100 - sum(buckets.values()), **buckets}
+        row = [ms.get(bucket, 0.0) * NS_PER_MS for bucket in BUCKETS]
+        spans = as_set([(0, round(2 * queued * NS_PER_MS))]) if queued else EMPTY
+        lanes.append(SimpleNamespace(buckets_ns=np.array([row, row]), step_ns=np.full(2, sum(row)), queued=spans))
+    return SimpleNamespace(attribution=SimpleNamespace(lanes=lanes))
+
+
+class Job:
+    """In place of a replay: costs are causes gone, which take so much, beside a device that needs `least`."""
+
+    corrected: Gone = frozenset()
+    measured: Gone = frozenset({"measured"})
+
+    def __init__(self, least: float = 0.0, added: float = 0.0, hidden: float = 0.0, **parts: float) -> None:
+        self.least, self.parts, self.hidden = least, parts, hidden
+        self.now_ms = self.each_step_ms([self.corrected])[0]
+        self.replayed_ms = self.now_ms + added
+
+    def each_step_ms(self, many: Iterable[Gone]) -> list[float]:
+        return [
+            max(sum(ms for part, ms in self.parts.items() if part not in gone), self.least)
+            + (self.hidden if self.measured <= gone and "bucket" not in gone else 0.0)
+            for gone in many
+        ]
+
+
+def gone(part: str) -> Any:
+    return lambda _, costs: costs | {part}
+
+
+def finding(code: str, gain: float) -> Finding:
+    return Finding(code=code, severity="info", recoverable_ms_per_step=gain)
+
+
+def told(
+    monkeypatch: pytest.MonkeyPatch,
+    bucket: str,
+    ms: float,
+    *findings: Finding,
+    job: Job | None = None,
+    queued: float = 0.0,
+    weighed: tuple[str, ...] = (),
+) -> Explained | None:
+    """What is told of a bucket; `weighed` are findings that take away a part of their name."""
+    codes, _ = explained._BY[bucket]
+    monkeypatch.setitem(explained._BY, bucket, (codes, (gone("bucket"),)))
+    found: Any = [
+        SimpleNamespace(proposal=SimpleNamespace(edit=gone(code)), finding=finding(code, 0.0)) for code in weighed
+    ]
+    of: Any = job or Job(rest=100)
+    every = explain(case_of({bucket: ms}, queued=queued), of, found, findings)
+    return every[0] if every else None
+
+
+def test_the_device_that_waits_least_sets_the_pace() -> None:
+    buckets, step_ms = pace_setter(case_of({"communication_wait": 30}, {"communication_wait": 10, "input": 20}))
+    assert (buckets["communication_wait"], buckets["input"], buckets["compute"], step_ms) == (10, 20, 70, 100)
+    nothing = pace_setter(case_of())
+    assert (set(nothing[0].values()), nothing[1]) == ({0}, 0)
+
+
+def test_from_five_percent_on_a_bucket_is_to_be_explained(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert told(monkeypatch, "input", 4.9) is None
+    found = told(monkeypatch, "input", 5.0)
+    assert found is not None
+    assert (found.ms, found.by, found.unexplained_ms) == (5, (), 0)
+    assert explain(case_of({}), Job(rest=100), [], []) == ()  # type: ignore[arg-type]  # in place of a replay
+
+
+@pytest.mark.parametrize(
+    ("ms", "gain", "left"), [(10, 5.0, 0), (10, 4.9, 5.1), (40, 30.0, 0), (40, 29.9, 10.1), (10, 0.9, 10)]
+)
+def test_it_is_where_less_than_five_percent_or_a_quarter_is_left(
+    monkeypatch: pytest.MonkeyPatch, ms: float, gain: float, left: float
+) -> None:
+    found = told(monkeypatch, "input", ms, finding("input-bound", gain), finding("host-stall", 50.0))
+    assert found is not None
+    assert found.unexplained_ms == pytest.approx(left)
+    assert found.by == (("input-bound",) if gain > 1 else ())
+
+
+def test_findings_add_up_and_are_named_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    both = finding("straggler", 8.0), finding("input-bound", 8.0), finding("straggler", 8.0)
+    found = told(monkeypatch, "input", 30, *both)
+    assert found is not None
+    assert (found.by, found.unexplained_ms) == (("straggler", "input-bound"), 0)
+
+
+def test_gaps_between_queued_kernels_are_the_devices_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = told(monkeypatch, "idle", 20, queued=15.0)
+    assert found is not None
+    assert (found.unexplained_ms, found.note) == (0, "15.0 ms of it are gaps between kernels that were already queued")
+    found = told(monkeypatch, "idle", 20, queued=14.9)
+    assert found is not None
+    assert found.unexplained_ms == pytest.approx(5.1)
+    found = told(monkeypatch, "input", 20, queued=15.0)
+    assert found is not None
+    assert found.unexplained_ms == 20
+
+
+def test_recording_explains_what_it_added(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = told(monkeypatch, "launch", 20, job=Job(rest=100, added=15))
+    assert found is not None
+    assert (found.by, found.unexplained_ms) == (("profiler-overhead",), 0)
+    found = told(monkeypatch, "launch", 20, job=Job(rest=100, added=10))
+    assert found is not None
+    assert (found.by, found.unexplained_ms) == (("profiler-overhead",), 10)
+    found = told(monkeypatch, "launch", 20, job=Job(rest=100, added=0.9))
+    assert found is not None
+    assert (found.by, found.unexplained_ms) == ((), 20)
+    # Where a finding explains enough, it is not asked for.
+    found = told(monkeypatch, "launch", 20, finding("launch-bound", 16.0), job=Job(rest=100, added=15))
+    assert found is not None
+    assert found.by == ("launch-bound",)
+
+
+@pytest.mark.parametrize(("hidden", "left"), [(12.0, 8.0), (20.0, 5.5), (0.0, 20.0)])
+def test_on_the_device_it_added_what_the_bucket_lengthens_the_recorded_step_by(
+    monkeypatch: pytest.MonkeyPatch, hidden: float, left: float
+) -> None:
+    found = told(monkeypatch, "copy", 20, job=Job(rest=100, added=14.5, hidden=hidden))
+    assert found is not None
+    assert found.unexplained_ms == pytest.approx(left)
+
+
+@pytest.mark.parametrize(("least", "behind"), [(90.1, True), (90.0, False)])
+def test_what_others_hide_is_theirs(monkeypatch: pytest.MonkeyPatch, least: float, *, behind: bool) -> None:
+    """Without the bucket a step is `least`: it saves less than half of what is left, or half."""
+    job = Job(least, other=80, bucket=20)
+    found = told(monkeypatch, "input", 20, job=job, weighed=("host-sync",))
+    assert found is not None
+    if behind:
+        assert (found.by, found.unexplained_ms) == (("host-sync",), 0)
+        assert found.note == (
+            "hidden behind host-sync: removing it would save 9.9 ms per step now, and 9.9 ms once these are fixed"
+        )
+    else:
+        assert (found.by, found.unexplained_ms) == ((), 20)
+        assert found.note.startswith("no finding explains 20.0 ms of it")
+    alone = told(monkeypatch, "input", 20, job=job)
+    assert alone is not None
+    assert alone.unexplained_ms == 20
