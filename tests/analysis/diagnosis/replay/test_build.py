@@ -1,0 +1,169 @@
+"""What bounds each op of a graph, whom a collective waits for, and what the exchange is of a few nodes."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+
+from gpudiag.analysis.diagnosis.replay.build import _absolute, _bounds, _peers, build_graph
+from gpudiag.analysis.diagnosis.replay.exchange import _devices, undisturbed_gaps
+from gpudiag.analysis.diagnosis.replay.graph import NONE
+from gpudiag.analysis.timeline import build_timeline
+from gpudiag.model.timeline import UNKNOWN, OpClass
+from tests.analysis.diagnosis.replay.few_nodes import device_of, graph_of, host_of
+from tests.timeline_builder import TraceBuilder
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from gpudiag.analysis.diagnosis.replay.graph import Graph
+
+COMPUTE, COMMUNICATION, COPY = OpClass
+LONG = 20_001
+"""One ns longer than what stood in a queue."""
+
+
+def bounds(*ops: tuple[float | None, float, float], lane: Sequence[int] | None = None) -> list[tuple[float, float]]:
+    """(latency, gap) of ops told by when they were launched (None: unknown), the work before ended, and they began."""
+    launch = [NONE if at is None else place for place, (at, _, _) in enumerate(ops)]
+    host = host_of(time=[at or 0 for at, _, _ in ops])
+    latency, gap = _bounds(
+        host,
+        np.array(launch),
+        np.array([start for _, _, start in ops], np.float64),
+        np.array([free for _, free, _ in ops], np.float64),
+        np.array([0] * len(ops) if lane is None else lane),
+    )
+    return list(zip(latency.tolist(), gap.tolist(), strict=True))
+
+
+def test_what_came_later_bounds_an_op_and_is_given_all_of_the_time_to_its_start() -> None:
+    assert bounds((100, 50, 130)) == [(30, 0)]
+    assert bounds((100, 120, 130)) == [(0, 10)]
+    assert bounds((100, 100, 130)) == [(30, 0)]
+    assert bounds((None, 100, 130)) == [(0, 30)]
+    assert bounds((100, -np.inf, 130)) == [(30, 0)]
+    assert bounds((None, -np.inf, 130)) == [(0, 0)]
+
+
+def test_the_other_is_given_what_is_usual_or_less() -> None:
+    """Usual are the latencies to a device that was idle for long, and gaps of ops that were launched long before."""
+    usual_latency = [(100_000, 50_000, 100_000 + each) for each in (3, 9, 5)]
+    usual_gap = [(10_000, 200_000, 200_000 + each) for each in (2, 4, 8)]
+    found = bounds(*usual_latency, *usual_gap, (190_000, 200_000, 200_040), (200_000, 190_000, 200_040))
+    assert found[:6] == [(3, 4), (9, 4), (5, 4), (5, 2), (5, 4), (5, 8)]
+    assert found[6:] == [(5, 40), (40, 4)]
+    # Never later than it began.
+    assert bounds(*usual_gap, *usual_latency, (199_998, 200_000, 200_001))[-1] == (3, 1)
+    assert bounds(*usual_gap, *usual_latency, (200_000, 199_999, 200_002))[-1] == (2, 3)
+
+
+@pytest.mark.parametrize(("apart", "usual"), [(LONG, 7), (LONG - 1, 0)])
+def test_long_before_is_more_than_twenty_microseconds(apart: int, usual: float) -> None:
+    assert bounds((1000, 1007 - apart, 1007), (50, 100, 500))[1] == (usual, 400)
+    assert bounds((1007 - apart, 1000, 1007), (100, 50, 500))[1] == (400, usual)
+
+
+def test_each_device_has_its_own_usual() -> None:
+    assert bounds((100_000, 1, 100_003), (5, 10, 20), (100_000, 1, 100_009), (5, 10, 20), lane=[0, 0, 1, 1]) == [
+        (3, 0), (3, 10), (9, 0), (9, 10)
+    ]  # fmt: skip
+
+
+def peers_of(*lanes: Sequence[tuple[int | None, float, float]]) -> tuple[dict[int, list[int]], list[float]]:
+    """For each op of collectives (instance, start, end) of lanes whom it waits for, and how long it transfers."""
+    parts: Any = []
+    tables: Any = []
+    for index, ops in enumerate(lanes):
+        rows = np.arange(len(ops))[::-1] + 5
+        parts.append(SimpleNamespace(lane=index, row=rows, op_class=np.full(len(ops), COMMUNICATION)))
+        instance = np.array([UNKNOWN if of is None else of for of, _, _ in ops], np.int64)
+        tables.append(SimpleNamespace(collectives=SimpleNamespace(row=rows, instance=instance)))
+    first = np.cumsum([0, *map(len, lanes)])
+    start, end = (np.array([op[at] for ops in lanes for op in ops], np.float64) for at in (1, 2))
+    found, transfer = _peers(SimpleNamespace(lanes=tables), parts, first, start, end)  # type: ignore[arg-type]
+    return {op: of.tolist() for op, of in sorted(found.items())}, transfer.tolist()
+
+
+def test_a_collective_waits_for_all_that_came_before_it_ended() -> None:
+    found, transfer = peers_of([(0, 10, 100), (None, 110, 120), (1, 130, 150)], [(0, 60, 101), (1, 151, 170)])
+    # The root of the second had left when the other came.
+    assert found == {0: [0, 3], 2: [2], 3: [0, 3], 4: [2, 4]}
+    assert transfer == pytest.approx([40, np.nan, 20, 41, 19], nan_ok=True)
+    found, transfer = peers_of([(0, 10, 60)], [(0, 60, 80)])
+    assert (found, transfer) == ({0: [0, 1], 1: [0, 1]}, [0, 20])
+    assert peers_of([(None, 0, 1)], [])[0] == {}
+
+
+def test_indices_within_parts_become_those_of_the_graph() -> None:
+    found = _absolute([np.array([0, NONE, 2]), np.array([NONE, 1])], np.array([0, 3]))
+    assert found.tolist() == [0, NONE, 2, NONE, 4]
+
+
+def test_a_graph_is_of_whole_steps_and_as_long_as_they_were() -> None:
+    def graph(*counts: int) -> Graph | None:
+        traces = [
+            TraceBuilder(rank, world_size=len(counts))
+            .steps(count, 100 * (rank + 1), lambda one: one.compute(5, 80))
+            .build()
+            for rank, count in enumerate(counts)
+        ]
+        return build_graph(build_timeline(traces))
+
+    of = graph(6, 6)
+    assert of is not None
+    assert (of.steps, of.length_ns, of.ranks) == (4, 4 * 150_000, {0: 0, 1: 1})
+    assert (of.chains, of.streams) == (((0, 4), (4, 8)), ((0, 4), (4, 8)))
+    assert of.device.launch.tolist() == list(range(8))
+    assert of.device.lane.tolist() == [0] * 4 + [1] * 4
+    # Of the rank with more steps as many count.
+    of = graph(4, 2)
+    assert of is not None
+    assert (of.steps, of.length_ns) == (1, 150_000)
+    assert graph(6, 1) is None
+
+
+def gaps(
+    *ops: tuple[float, float, int], busy: Sequence[tuple[int, int]], lane: Sequence[int] | None = None
+) -> list[float]:
+    """Undisturbed gaps of kernels (start, gap, launched at), beside collectives from when to when."""
+    device = device_of(
+        start=[start for start, _, _ in ops], gap=[gap for _, gap, _ in ops],
+        launch=[NONE if at < 0 else place for place, (_, _, at) in enumerate(ops)],
+        lane=[0] * len(ops) if lane is None else lane,
+    )  # fmt: skip
+    table = SimpleNamespace(
+        start=np.array([a for a, _ in busy], np.int64), end=np.array([b for _, b in busy], np.int64)
+    )
+    timeline: Any = SimpleNamespace(lanes=[SimpleNamespace(collectives=table)] * 2)
+    found = undisturbed_gaps(graph_of(host_of(time=[max(at, 0) for _, _, at in ops]), device), timeline)
+    return [float(gap) for gap in found]
+
+
+BUSY = [(100_000, 200_000)]
+CALM = [(50_000.0, 3.0, 0), (60_000.0, 5.0, 0), (70_000.0, 4.0, 0)]
+
+
+def test_a_gap_beside_a_collective_is_as_usual_beside_none() -> None:
+    assert gaps(*CALM, (150_000, 30, 0), (160_000, 2, 0), busy=BUSY) == [3, 5, 4, 4, 2]
+    # Beside is from the end of the work before to the start.
+    edges = [gaps(*CALM, (start, 30, 0), busy=BUSY)[-1] for start in (200_029, 200_030, 100_000, 100_001)]
+    assert edges == [4, 30, 30, 4]
+
+
+def test_of_queued_ops_alone() -> None:
+    assert gaps(*CALM, (150_000, 30, 130_000), (150_000, 30, 129_999), (150_000, 30, -1), busy=BUSY)[3:] == [30, 4, 30]
+    assert gaps((150_000, 30, 0), busy=BUSY) == [30]
+    assert gaps(*CALM, (150_000, 30, 0), busy=[]) == [3, 5, 4, 30]
+    assert gaps(*CALM, (50_000, 9, 0), (150_000, 30, 0), busy=BUSY, lane=[0, 0, 0, 1, 1])[3:] == [9, 9]
+
+
+def test_one_thread_launches_for_all_devices_of_its_process_unless_an_executor_does() -> None:
+    timeline: Any = SimpleNamespace(
+        lanes=[SimpleNamespace(trace=0), SimpleNamespace(trace=0), SimpleNamespace(trace=1), SimpleNamespace(trace=1)],
+        traces=[SimpleNamespace(waits_in_collectives=waits) for waits in (False, True, False)],
+    )
+    assert _devices(timeline).tolist() == [2, 1, 1]
