@@ -1,0 +1,429 @@
+"""Each decision of the hardware's rules, a figure below and a figure above."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+import pytest
+
+from gpudiag.analysis.diagnosis.hardware import examine_facts
+from gpudiag.analysis.diagnosis.hardware.examples import gpu, host_copies, loaded, machine, peer_copies, together
+from gpudiag.analysis.diagnosis.hardware.measured import all_at_once, gpu_index, host_rates, peer_rates
+from gpudiag.analysis.diagnosis.hardware.no_peer_access import has_ring
+from gpudiag.analysis.diagnosis.hardware.pcie import raw_gb_per_s
+from gpudiag.analysis.diagnosis.hardware.peer_slower import _setting
+from gpudiag.analysis.diagnosis.hardware.words import gpu_list, gpu_list_with_models, gradient_cost, pair_list
+from gpudiag.model import throttle
+from gpudiag.model.facts import Bandwidth, Clock, Facts, Gpu, GpuProcess, Host, Link, NvLink, PcieLink
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from gpudiag.model.analysis import Finding
+
+
+def found(*gpus: Gpu, **fields: Any) -> list[Finding]:
+    return list(examine_facts(machine(*gpus, **fields)))
+
+
+def signs(*rates: float, ceiling: float | None = None, pcie: PcieLink | None = None) -> list[str]:
+    """What is wrong with GPU 0's link that carries the first rate, its siblings' the others."""
+    gpus = [gpu(0) if pcie is None else gpu(0, pcie=pcie), *(gpu(at) for at in range(1, max(len(rates), 1)))]
+    copies = [
+        host_copies(at, rate, **({"ceiling_gb_per_s": ceiling} if ceiling and not at else {}))
+        for at, rate in enumerate(rates)
+    ]
+    of_first = [one.evidence["signs"] for one in found(*gpus, bandwidth=copies) if 0 in one.evidence["gpus"]]
+    return of_first[0] if of_first else []
+
+
+@pytest.mark.parametrize(
+    ("rates", "ceiling", "pcie", "expected"),
+    [
+        ((60.0,), 100.0, None, []),
+        ((59.9,), 100.0, None, ["ceiling"]),
+        ((7.5, 10.0), None, None, []),
+        ((7.4, 10.0), None, None, ["siblings"]),
+        ((7.4, 9.0, 10.0, 11.0), None, None, ["siblings"]),
+        ((7.4, 9.0, 9.8, 11.0), None, None, []),
+        ((2.0,), None, None, []),
+        ((1.99,), None, None, ["narrow"]),
+        ((50.5,), None, loaded(5, 8, 5, 16), []),
+        ((50.3,), None, loaded(5, 8, 5, 16), ["own-maximum"]),
+        ((50.3,), None, loaded(4, 16, 5, 16), ["own-maximum"]),
+        ((50.3,), None, loaded(5, 16, 5, 16), []),
+        ((50.3,), None, PcieLink(generation=5, width=8, maximum_generation=5, maximum_width=16), []),
+        ((500.0,), None, loaded(8, 8, 9, 16), ["own-maximum"]),  # of a generation whose rate nobody knows
+        ((), None, loaded(5, 8, 5, 16), ["own-maximum"]),
+        ((1.0, 20.0), 20.0, loaded(3, 1, 3, 16), ["own-maximum", "ceiling", "siblings", "narrow"]),
+    ],
+)
+def test_a_host_link_is_degraded(
+    rates: tuple[float, ...], ceiling: float | None, pcie: PcieLink | None, expected: list[str]
+) -> None:
+    assert signs(*rates, ceiling=ceiling, pcie=pcie) == expected
+
+
+@pytest.mark.parametrize(
+    ("rate", "ceiling", "severity", "confidence", "words"),
+    [
+        (35.0, 100.0, "warning", "medium", "35.0 GB/s to or from the host, 35 % of the 100.0 GB/s"),
+        (34.9, 100.0, "critical", "medium", "34.9 GB/s"),
+        (
+            1.5,
+            4.0,
+            "critical",
+            "high",
+            "1.50 GB/s to or from the host, what one or two PCIe lanes carry, as on a riser, 38 %",
+        ),
+        (9.99, 20.0, "warning", "medium", "9.99 GB/s to"),
+        (10.0, 20.0, "warning", "medium", "10.0 GB/s to"),
+    ],
+)
+def test_how_severe_a_degraded_link_is(rate: float, ceiling: float, severity: str, confidence: str, words: str) -> None:
+    (one,) = found(gpu(0), bandwidth=(host_copies(0, rate, ceiling_gb_per_s=ceiling, ceiling_source="the slot: so"),))
+    assert (one.severity, one.confidence) == (severity, confidence)
+    assert words in one.title
+    assert "that the slot allows" in one.title
+
+
+def test_gpus_with_the_same_signs_share_a_finding_and_the_slowest_comes_first() -> None:
+    copies = [host_copies(at, rate) for at, rate in enumerate((7.0, 6.0, 1.0, 10.0, 10.0, 10.0, 10.0, 10.0))]
+    without = gpu(8, "Another", pcie=loaded(5, 8, 5, 16))
+    first, second, third = found(*(gpu(at) for at in range(8)), without, bandwidth=copies)
+    assert [one.evidence["gpus"] for one in (first, second, third)] == [[2], [0, 1], [8]]
+    assert (first.evidence["gb_per_s"], second.evidence["gb_per_s"], third.evidence["gb_per_s"]) == (1.0, 6.0, None)
+    assert second.evidence["siblings_gb_per_s"] == 10.0
+    assert "the others of its model reach 10.00" in second.title
+    assert "PCIe 5 x8 under load where PCIe 5 x16 is possible" in third.title
+    assert "nvidia-smi -q -i 0,1 " in second.advice[0]
+    assert "Reseat" in first.advice[1]
+    assert "x1 risers" in found(gpu(0), bandwidth=(host_copies(0, 0.8),))[0].advice[1]
+
+
+@pytest.mark.parametrize(
+    ("direct", "staged", "both", "severity"),
+    [
+        (9.0, 10.0, None, None),
+        (8.9, 10.0, None, "warning"),
+        (5.1, 10.0, None, "warning"),
+        (5.0, 10.0, None, "critical"),
+        (8.0, 10.0, (20.2, 20.0), None),  # in both directions, half of each: 9.05 against 10
+        (8.0, 10.0, (19.8, 20.0), "warning"),
+    ],
+)
+def test_direct_copies_are_slower_below_nine_tenths(
+    direct: float, staged: float, both: tuple[float, float] | None, severity: str | None
+) -> None:
+    copies = [
+        peer_copies(0, 1, rate, of_both, peer_access=on)
+        for rate, of_both, on in zip((direct, staged), both or (None, None), (True, False), strict=True)
+    ]
+    if both:  # each direction counts, and both together once
+        copies = [(one, of_both) for one, _, of_both in copies]
+    slower = [one for one in found(gpu(0), gpu(1), bandwidth=copies) if one.code == "peer-slower-than-host"]
+    assert [(one.severity, one.confidence) for one in slower] == ([(severity, "high")] if severity else [])
+
+
+@pytest.mark.parametrize(("direct", "fires"), [(11.3, False), (11.2, True)])
+def test_where_staging_was_not_measured_it_is_half_of_the_host_links(direct: float, *, fires: bool) -> None:
+    copies = (host_copies(0, 25.0), host_copies(1, 30.0), peer_copies(0, 1, direct, peer_access=True))
+    slower = [one for one in found(gpu(0), gpu(1), bandwidth=copies) if one.code == "peer-slower-than-host"]
+    assert [one.confidence for one in slower] == (["medium"] if fires else [])
+    assert found(gpu(0), gpu(1), bandwidth=(host_copies(0, 25.0), peer_copies(0, 1, direct, peer_access=True))) == []
+
+
+def test_the_setting_allows_what_is_nearer_than_the_nearest_that_is_slow() -> None:
+    levels = {"PIX": "P2P_DISABLE=1", "PXB": "LEVEL=PIX", "PHB": "LEVEL=PXB", "NODE": "LEVEL=PHB", "SYS": "LEVEL=PHB"}
+    for kind, said in levels.items():
+        assert said in _setting([kind])
+        assert said in _setting([kind, "SYS"])
+    assert "P2P_DISABLE=1" in _setting([])
+    assert "P2P_DISABLE=1" in _setting(["NV4"])
+
+
+def uplinks(*shares: float, alone: float = 10.0, links: Iterable[Link] = ()) -> list[tuple[list[int], float]]:
+    gpus = [gpu(at) for at in range(len(shares))]
+    copies = (*(host_copies(at, alone) for at in range(len(shares))), together(*shares))
+    every = found(*gpus, bandwidth=copies, links=links)
+    return [(one.evidence["gpus"], one.evidence["together_gb_per_s"]) for one in every if one.code == "shared-uplink"]
+
+
+def test_an_uplink_is_shared_up_to_thirteen_tenths_of_what_one_reaches_alone() -> None:
+    assert uplinks(6.5, 6.5) == [([0, 1], 13.0)]
+    assert uplinks(6.5, 6.6) == []
+    assert uplinks(10.0) == []
+
+
+def test_gpus_below_one_bridge_share_it_by_themselves() -> None:
+    bridge = [Link(a=0, b=1, kind="PIX"), Link(a=2, b=3, kind="PXB"), Link(a=1, b=2, kind="PHB")]
+    assert uplinks(6.0, 6.0, 9.0, 9.0, links=bridge) == [([0, 1], 12.0)]
+    assert uplinks(6.0, 6.0, 6.0, 7.0, links=bridge) == [([0, 1], 12.0), ([2, 3], 13.0)]
+    assert uplinks(3.0, 3.0, 3.0, 3.0, links=bridge) == [([0, 1], 6.0), ([2, 3], 6.0)]
+    chain = [Link(a=0, b=1, kind="PIX"), Link(a=1, b=2, kind="PIX"), Link(a=0, b=7, kind="PIX")]
+    assert uplinks(4.0, 4.0, 4.0, 9.0, links=chain) == [([0, 1, 2], 12.0)]
+
+
+@pytest.mark.parametrize(
+    ("one_way", "both", "codes"), [(10.0, 12.5, ["shared-uplink"]), (10.0, 12.6, []), (10.0, 6.0, ["shared-uplink"])]
+)
+def test_a_pair_shares_a_link_up_to_five_quarters_of_one_direction(
+    one_way: float, both: float, codes: list[str]
+) -> None:
+    every = found(gpu(0), gpu(1), bandwidth=(peer_copies(0, 1, one_way, both, peer_access=False),))
+    assert [one.code for one in every] == codes
+    for one in every:
+        assert (one.confidence, one.evidence["both_ways_gb_per_s"]) == ("medium", both)
+        assert f"each gets {both / 2:.1f}" in one.title
+    healthy = (peer_copies(0, 1, one_way, both, peer_access=False), peer_copies(0, 2, 10.0, 19.0, peer_access=False))
+    every = found(gpu(0), gpu(1), gpu(2), bandwidth=healthy)
+    assert [(one.confidence, one.evidence["other_pairs"]) for one in every] == [("high", "0↔2")] * len(codes)
+
+
+@pytest.mark.parametrize(("both", "fires"), [(12.5, True), (12.6, False)])
+def test_a_host_link_that_carries_one_direction_at_a_time_is_said(both: float, *, fires: bool) -> None:
+    down, up = (msgspec.structs.replace(one, direction="both_ways", gb_per_s=both) for one in host_copies(0, 1.0))
+    every = found(gpu(0), gpu(1), bandwidth=(host_copies(0, 10.0), down, up))
+    assert [(one.severity, one.evidence["gpus"]) for one in every] == ([("info", [0])] if fires else [])
+
+
+def clocks(*mhz: int | None, application: tuple[int | None, ...] = ()) -> list[Finding]:
+    return found(
+        *(
+            gpu(at, sm_clock=Clock(maximum_mhz=one, application_mhz=application[at] if application else None))
+            for at, one in enumerate(mhz)
+        )
+    )
+
+
+@pytest.mark.parametrize(
+    ("slow", "severity"),
+    [(991, None), (989, "info"), (951, "info"), (949, "warning"), (801, "warning"), (799, "critical"), (None, None)],
+)
+def test_clocks_differ_by_more_than_a_percent(slow: int | None, severity: str | None) -> None:
+    every = clocks(1000, slow, 1000)
+    assert [(one.severity, one.evidence["gpus"]) for one in every] == ([(severity, [1])] if severity else [])
+
+
+def test_of_limits_that_differ_the_first_is_said_and_of_each_domain_one() -> None:
+    (one,) = clocks(1000, 900, application=(800, 700))
+    assert (one.evidence["mhz"], one.evidence["percent"]) == ({"0": 1000, "1": 900}, 10.0)
+    (one,) = clocks(1000, 1000, 1000, application=(800, 700, 600))
+    assert (one.evidence["gpus"], one.evidence["percent"]) == ([1, 2], 25.0)
+    assert "GPU 0 800 MHz, GPU 1 700 MHz, GPU 2 600 MHz" in one.title
+    both = found(gpu(0), gpu(1, sm_mhz=1000, memory_mhz=1000))
+    assert [one.cause for one in both] == ["sm_clock", "memory_clock"]
+    assert ["arithmetic" in one.title for one in both] == [True, False]
+
+
+def test_throttling_is_thermal_or_by_power_and_of_an_idle_gpu_less_sure() -> None:
+    hot, brake, idle = throttle.SOFTWARE_THERMAL, throttle.POWER_BRAKE, throttle.IDLE
+    working = Clock(current_mhz=700, maximum_mhz=1980)
+    (one,) = found(*(gpu(at, throttle_reasons=(hot,), sm_clock=working) for at in range(5)))
+    assert (one.cause, one.severity, one.confidence) == ("thermal", "warning", "high")
+    assert one.title.count("700 of 1980 MHz") == 4
+    assert "GPUs 0-4 are held back" in one.title
+    assert "airflow" in one.advice[1]
+    (one,) = found(gpu(0, throttle_reasons=(brake,), sm_clock=Clock(maximum_mhz=1980)))
+    assert (one.cause, "SM clock" in one.title, "GPU 0 is held back" in one.title) == ("power", False, True)
+    assert "power supplies" in one.advice[1]
+    (one,) = found(gpu(0, throttle_reasons=(brake, idle), sm_clock=working))
+    assert (one.severity, one.confidence, "although idle" in one.title, "SM clock" in one.title) == (
+        "info", "medium", True, False
+    )  # fmt: skip
+    every = found(gpu(0, throttle_reasons=(hot,)), gpu(1, throttle_reasons=(brake,)), gpu(2, throttle_reasons=(hot,)))
+    assert [one.evidence["gpus"] for one in every] == [[0, 2], [1]]
+
+
+def nvlinks(*active: int) -> list[list[int]]:
+    gpus = [gpu(at, nvlinks=tuple(NvLink(lane=i, active=i < up) for i in range(18))) for at, up in enumerate(active)]
+    return [one.evidence["gpus"] for one in found(*gpus)]
+
+
+def test_nvlink_lanes_are_down_where_others_of_the_model_have_more() -> None:
+    assert nvlinks(18, 18) == []
+    assert nvlinks(18, 17, 12) == [[1, 2]]
+    assert nvlinks(18, 0) == []
+    (one,) = found(
+        *(gpu(at, nvlinks=tuple(NvLink(lane=i, active=i < up) for i in range(18))) for at, up in ((0, 18), (1, 9)))
+    )
+    assert "9 NVLink lanes up where the others have 18" in one.title
+    assert "at 50 % of the rate" in one.title
+
+
+@pytest.mark.parametrize(
+    ("rates", "ceiling", "slow"),
+    [
+        ((75.0, 100.0, 100.0), None, []),
+        ((74.0, 100.0, 100.0), None, [(0, 1)]),
+        ((60.0, 60.0, 60.0), 100.0, []),
+        ((59.0, 60.0, 60.0), 100.0, [(0, 1)]),
+        ((59.0, 58.0, 60.0), 100.0, [(0, 1), (0, 2)]),
+    ],
+)
+def test_an_nvlink_pair_is_slow_beside_its_kind_or_its_ceiling(
+    rates: tuple[float, ...], ceiling: float | None, slow: list[tuple[int, int]]
+) -> None:
+    pairs = ((0, 1), (0, 2), (1, 2))
+    links = [Link(a=a, b=b, kind="NV6", lanes=6) for a, b in pairs]
+    copies = [
+        peer_copies(a, b, rate, peer_access=True, ceiling_gb_per_s=ceiling)
+        for (a, b), rate in zip(pairs, rates, strict=True)
+    ]
+    every = found(*(gpu(at) for at in range(3)), links=links, bandwidth=copies)
+    assert [[(one["a"], one["b"]) for one in finding.evidence["pairs"]] for finding in every] == (
+        [slow] if slow else []
+    )
+    for one in every:
+        assert one.evidence["gb_per_s"] == min(rates)
+        assert f"carries {min(rates):.0f} GB/s at worst, where pairs of its kind carry {max(rates):.0f}" in one.title
+    # Without lanes it is none of NVLink's.
+    bare = [Link(a=a, b=b, kind="PHB") for a, b in pairs]
+    assert "degraded-link" not in {
+        one.code for one in found(*(gpu(at) for at in range(3)), links=bare, bandwidth=copies)
+    }
+
+
+@pytest.mark.parametrize(
+    ("name", "memory", "severity", "confidence"),
+    [
+        ("python", 512 << 20, "warning", "high"),
+        ("python", (512 << 20) - 1, "info", "high"),
+        ("python", None, "warning", "medium"),
+        ("Xorg", 4 << 30, "info", "high"),
+        ("Xorg", None, "info", "high"),
+        (None, 4 << 30, "warning", "high"),
+    ],
+)
+def test_a_process_is_heavy_from_a_context_on(
+    name: str | None, memory: int | None, severity: str, confidence: str
+) -> None:
+    (one,) = found(gpu(0, processes=(GpuProcess(pid=7, name=name, memory_bytes=memory),)), gpu(1))
+    assert (one.severity, one.confidence) == (severity, confidence)
+    assert f"GPU 0 is also held by {name or 'unnamed'} (pid 7):" in one.title
+
+
+def test_own_processes_are_left_out_and_others_named_once() -> None:
+    job = GpuProcess(pid=7, name="job", memory_bytes=4 << 30)
+    mine, small = GpuProcess(pid=9, name="python", own=True), GpuProcess(pid=8, name="x", memory_bytes=1)
+    heavy, light = found(gpu(0, processes=(mine, small, job)), gpu(1, processes=(job,)))
+    assert (heavy.evidence["gpus"], light.evidence["gpus"]) == ([0, 1], [0])
+    assert "GPUs 0 and 1 are also held by job (pid 7):" in heavy.title
+    assert "ps -fp 7`" in heavy.advice[0]
+
+
+def denied(count: int, *pairs: tuple[int, int], reason: str = "not supported (NS)", **fields: Any) -> Finding:
+    """Of so many GPUs these pairs have no peer access."""
+    links = [
+        Link(a=a, b=b, kind="SYS", peer_access=(a, b) not in pairs, reason=reason if (a, b) in pairs else "")
+        for a in range(count)
+        for b in range(a + 1, count)
+    ]
+    every = found(*(gpu(at) for at in range(count)), links=links, **fields)
+    return next(one for one in every if one.code == "no-peer-access")
+
+
+def test_without_peer_access_it_is_said_between_whom_and_what_is_left() -> None:
+    two, three = denied(2, (0, 1)), denied(3, (0, 1), (0, 2), (1, 2))
+    assert two.title.startswith("The two GPUs do not have peer access (not supported (NS)): what they exchange")
+    assert three.title.startswith("No two GPUs have peer access")
+    some = denied(3, (0, 1))
+    assert some.title.startswith("1 of 3 pairs of GPUs (0↔1) do not have peer access")
+    assert (two.severity, two.cause, some.evidence["gpus"]) == ("warning", "not supported (NS)", [0, 1])
+    assert denied(2, (0, 1), reason="").cause is None
+    ring = denied(4, (0, 2))
+    assert (ring.severity, len(ring.advice)) == ("info", 1)
+    assert "still form a ring" in ring.title
+
+
+def test_what_is_advised_without_peer_access() -> None:
+    def first(*pairs: tuple[int, int], **fields: Any) -> str:
+        return denied(4, *pairs, **fields).advice[0]
+
+    cut = ((0, 2), (0, 3), (1, 2), (1, 3))
+    assert first(*cut, islands=((0, 1), (2, 3)), bandwidth=(host_copies(2, 9.0), host_copies(3, 9.0))).endswith("=2,3.")
+    slow_last = (host_copies(0, 5.0), host_copies(1, 9.0), host_copies(2, 9.0), host_copies(3, 4.0))
+    assert first(*cut, islands=((0, 1), (2, 3)), bandwidth=slow_last).endswith("=0,1.")
+    assert first((0, 3), (1, 3), (2, 3), islands=((3,), (0, 1, 2))).endswith("=0,1,2.")
+    assert "Exchange less" in first(*cut, islands=((0,), (1,), (2,), (3,)))
+    assert "Exchange less" in denied(2, (0, 1), islands=((0, 1),)).advice[0]
+    assert "modprobe" in denied(2, (0, 1), reason="disabled by registry").advice[0]
+    assert "CPU or one PCIe switch" in denied(2, (0, 1), reason="Chipset not supported").advice[0]
+    facts = machine(gpu(0), gpu(1), links=[Link(a=0, b=1, kind="SYS", peer_access=False, reason="chipset")])
+    (virtual,) = examine_facts(msgspec.structs.replace(facts, host=Host(name="vm", hypervisor="KVM")))
+    assert "provider's choice" in virtual.advice[0]
+    assert len(virtual.advice) == 3
+
+
+def test_a_ring_goes_through_all_and_back() -> None:
+    star = {(0, at) for at in range(1, 5)}
+    assert not has_ring([0, 1, 2, 3, 4], star | {(1, 2), (3, 4)})
+    assert has_ring([0, 1, 2, 3, 4], star | {(1, 2), (2, 3), (3, 4)})
+    assert not has_ring([], set())
+    assert not has_ring([3, 5], set())
+    assert has_ring([5, 7, 9], {(5, 7), (7, 9), (5, 9)})
+    assert not has_ring([0, 1, 2, 3], {(0, 1), (1, 2), (0, 2), (2, 3)})
+
+
+def test_measured_figures_are_looked_up_by_what_they_say() -> None:
+    assert [gpu_index(place) for place in ("gpu:3", "gpu:12", "gpu:", "gpu:x", "numa:1", "host", "gpu:²")] == [
+        3, 12, None, None, None, None, None
+    ]  # fmt: skip
+    down, up = host_copies(0, 10.0)
+    worse, better = (
+        msgspec.structs.replace(down, src=f"numa:{at}", gb_per_s=rate) for at, rate in enumerate((9.0, 11.0))
+    )
+    others = (
+        msgspec.structs.replace(down, memory="pageable", gb_per_s=99.0),
+        msgspec.structs.replace(down, direction="both_ways", gb_per_s=99.0),
+        msgspec.structs.replace(down, dst="all", gb_per_s=99.0),
+        msgspec.structs.replace(down, path="host_memory", gb_per_s=99.0),
+    )
+    facts = machine(gpu(0), bandwidth=(*others, down, up, worse, better))
+    rates = {path: one.gb_per_s for path, one in host_rates(facts)[0].items()}
+    assert rates == {"host_to_device": 11.0, "device_to_host": 10.0}
+    assert host_rates(facts).keys() == {0}
+
+
+def test_together_are_pinned_one_way_copies_of_all_with_their_shares() -> None:
+    good = together(1.0, 2.0)
+    changes: list[dict[str, Any]] = [
+        {"memory": "pageable"}, {"direction": "both_ways"}, {"src": "gpu:0"}, {"per_device": {}}, {"path": "peer"}
+    ]  # fmt: skip
+    others = [msgspec.structs.replace(good, **change) for change in changes]
+    assert all_at_once(machine(gpu(0), bandwidth=(*others, good))) == (good,)
+
+
+def test_peers_copies_are_by_source_and_destination() -> None:
+    def rates(*records: Bandwidth, peer_access: bool = True) -> dict[tuple[int, int], float]:
+        facts: Facts = machine(gpu(0), bandwidth=records)
+        return {
+            pair: one.gb_per_s for pair, one in peer_rates(facts, peer_access=peer_access, direction="one_way").items()
+        }
+
+    there, back = peer_copies(0, 1, 5.0, peer_access=True)
+    itself = msgspec.structs.replace(there, dst="gpu:0", gb_per_s=99.0)
+    elsewhere = msgspec.structs.replace(there, dst="host", gb_per_s=99.0)
+    slower = msgspec.structs.replace(there, gb_per_s=4.0)
+    unknown = msgspec.structs.replace(there, peer_access=None, gb_per_s=3.0)
+    assert rates(itself, elsewhere, there, slower, unknown, back) == {(0, 1): 5.0, (1, 0): 5.0}
+    assert rates(there, unknown, peer_access=False) == {(0, 1): 3.0}
+    assert rates(msgspec.structs.replace(there, path="device_to_device")) == {}
+
+
+def test_words_at_their_edges() -> None:
+    assert [gpu_list(of) for of in ([], [2, 1, 1], [0, 1, 2, 4, 5, 7])] == [
+        "GPUs none",
+        "GPUs 1 and 2",
+        "GPUs 0-2, 4, 5 and 7",
+    ]
+    assert gpu_list_with_models([0, 1], [gpu(0, "A"), gpu(1, "B"), gpu(2, "C")]) == "GPUs 0 and 1 (A, B)"
+    assert gpu_list_with_models([0], []) == "GPU 0"
+    assert "more" not in pair_list((0, at) for at in range(1, 7))
+    assert pair_list((0, at) for at in range(1, 8)).endswith("0↔6 and 1 more")
+    assert "take 10 ms" in gradient_cost(10.2228128)
+    assert "take 9.9 ms" in gradient_cost(10.3)
+    assert [raw_gb_per_s(*of) for of in ((4, 16), (1, 1), (None, 16), (4, None), (9, 16), (4, 0))] == [
+        31.504, 0.25, None, None, None, None
+    ]  # fmt: skip
