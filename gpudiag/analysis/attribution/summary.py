@@ -123,7 +123,7 @@ def summarise_collectives(timeline: Timeline) -> tuple[CollectiveSummary, ...]:
                 group=group,
                 ranks=ranks,
                 size_bytes=size,
-                per_step=len(transfer) / max(steps, 1),
+                per_step=len(transfer) / steps,
                 transfer_us=typical / NS_PER_US,
                 wait_us=float(np.median(wait)) / NS_PER_US,
                 busbw_gb_per_s=busbw,
@@ -138,7 +138,7 @@ def summarise_kernels(timeline: Timeline, most: int = 20) -> tuple[KernelSummary
     count: dict[str, float] = defaultdict(float)
     for lane in timeline.lanes:
         ops, events = lane.ops, timeline.traces[lane.trace].events
-        share = len(timeline.lanes) * max(len(lane.window_steps), 1)
+        share = len(timeline.lanes) * len(lane.window_steps)
         inside = (ops.op_class == OpClass.COMPUTE) & (ops.start >= lane.bounds[0]) & (ops.start < lane.bounds[-1])
         names = events.name[ops.row[inside]]
         duration = (ops.end - ops.start)[inside]
@@ -155,7 +155,7 @@ def summarise_operators(timeline: Timeline, most: int = 20) -> tuple[OperatorSum
     count: dict[str, float] = defaultdict(float)
     for lane in timeline.lanes:
         events = timeline.traces[lane.trace].events
-        share = len(timeline.lanes) * max(len(lane.window_steps), 1)
+        share = len(timeline.lanes) * len(lane.window_steps)
         for thread in {lane.steps.thread, *distinct(lane.ops.launch_thread).tolist()}:
             rows = events.rows_of(EventKind.OPERATOR)
             rows = rows[events.thread[rows] == thread]

@@ -120,7 +120,7 @@ def _recording_ms(what_if: WhatIf, bucket: str, edits: Sequence[Edit]) -> float:
 def _queued_ms(case: Case) -> float:
     """Gaps between ops that stood in a queue, per step, on the device that sets the pace: its own doing."""
     lane = _pace_lane(case)
-    return 0.0 if lane is None else milliseconds(length(lane.queued) / max(len(lane.step_ns), 1))
+    return 0.0 if lane is None else milliseconds(length(lane.queued) / len(lane.step_ns))
 
 
 def _hidden(

@@ -83,7 +83,7 @@ def _places(case: Case, lane: Lane, silent: Callable[[Lane, EventTable], Interva
         words = _between(lane, events, start, end)
         total[words] += end - start
         collected[words] += length(intersect(Intervals(np.array([start]), np.array([end])), collecting))
-    steps = max(len(lane.window_steps), 1)
+    steps = len(lane.window_steps)
     return {
         words: Place(words=words, ms_per_step=milliseconds(ns / steps), collecting=2 * collected[words] > ns)
         for words, ns in total.items()
@@ -98,7 +98,7 @@ def slow_operators(case: Case, ranks: Container[int]) -> dict[str, tuple[float, 
     for index, lane in enumerate(_processes(case, ranks)):
         events = case.timeline.traces[lane.trace].events
         slow = slow_calls(lane, events, list(lane.threads))
-        per += max(len(lane.window_steps), 1)
+        per += len(lane.window_steps)
         for (start, end), row in zip(slow.spans.pairs(), slow.row.tolist(), strict=True):
             name = events.name_of(row)
             own[name] += end - start

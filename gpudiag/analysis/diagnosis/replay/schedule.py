@@ -74,7 +74,7 @@ class Schedule:
 
 
 def _step_ends(graph: Graph) -> tuple[NDArray[np.int64], bool]:
-    steps = np.arange(max(graph.steps, 1))
+    steps = np.arange(graph.steps)
     first, after = max(graph.streams, key=lambda span: span[1] - span[0], default=(0, 0))
     of_ops = np.maximum.accumulate(graph.device.step[first:after])
     if len(of_ops) and len(distinct(of_ops[of_ops < len(steps)])) == len(steps) and len(of_ops) > FEW_OPS * len(steps):

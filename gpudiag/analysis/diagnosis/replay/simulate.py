@@ -138,7 +138,7 @@ def waited_for(graph: Graph, start: Times) -> Times:
 def _settle(schedule: Schedule, many: Sequence[Costs]) -> list[Settled]:
     """Turn after turn until the last column has settled; each is taken as it is in the turn in which it does."""
     state = _state_of(schedule, many)
-    steps = max(schedule.graph.steps, 1)
+    steps = schedule.graph.steps
     settled: dict[int, Settled] = {}
 
     def take(column: int, pace_ns: float) -> None:

@@ -90,7 +90,7 @@ def _slower_than_timed(what_if: WhatIf, host_ms: Mapping[int, float]) -> bool:
     graph = what_if.graph
     if all(lane.is_cpu for lane in what_if.timeline.lanes):
         return False
-    work = np.bincount(graph.host.process, weights=what_if.busy) / max(graph.steps, 1)
+    work = np.bincount(graph.host.process, weights=what_if.busy) / graph.steps
     beyond = [milliseconds(work[process]) - host_ms[rank] for process, rank in graph.ranks.items() if rank in host_ms]
     return bool(beyond) and float(lower_median(np.array(beyond))) > 0
 

@@ -113,7 +113,7 @@ class CommunicationBound:
         device, graph = what_if.graph.device, what_if.graph
         matched = ~np.isnan(device.transfer)
         transfer = device.transfer[matched]
-        per_step = max(graph.steps, 1) * max(len(case.lanes), 1)
+        per_step = graph.steps * len(case.lanes)
         packing = milliseconds((device.end - device.start)[what_if.packing].sum() / per_step)
         largest = _largest(case)
         parts = _parts(what_if, gain)
@@ -127,7 +127,7 @@ class CommunicationBound:
         if largest is not None:
             evidence |= largest.evidence()
         # Had all of the transfer kernels to run beside, it would cost what is longer than these.
-        longest = float(np.bincount(device.lane[matched], weights=transfer).max(initial=0.0)) / max(graph.steps, 1)
+        longest = float(np.bincount(device.lane[matched], weights=transfer).max(initial=0.0)) / graph.steps
         evidence["savings_ms_with_full_overlap"] = min(
             gain, max(what_if.now_ms - max(what_if.now_ms - gain, milliseconds(longest)), 0.0)
         )

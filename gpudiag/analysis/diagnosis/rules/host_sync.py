@@ -95,7 +95,7 @@ class HostSync:
 def _calls(case: Case, what_if: WhatIf) -> tuple[dict[str, float], dict[str, float], dict[str, float]]:
     """Blocking calls, the operators and the user's functions around them, per step and rank; most frequent first."""
     host = what_if.graph.host
-    per = max(what_if.graph.steps, 1) * max(len(what_if.graph.ranks), 1)
+    per = what_if.graph.steps * len(what_if.graph.ranks)
     calls: dict[str, float] = defaultdict(float)
     operators: dict[str, float] = defaultdict(float)
     frames: dict[str, float] = defaultdict(float)

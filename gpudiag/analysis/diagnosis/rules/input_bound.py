@@ -78,7 +78,7 @@ class InputBound:
         yield Proposal(edit=without_common_input, describe=partial(self._describe, case, what_if))
 
     def _describe(self, case: Case, what_if: WhatIf, gain: float, percent: float) -> Finding:
-        host, steps = what_if.graph.host, max(what_if.graph.steps, 1)
+        host, steps = what_if.graph.host, what_if.graph.steps
         marked = float(host.input.sum()) / steps / len(what_if.graph.ranks) / 1e6
         silent = float(host.silent.sum()) / steps / len(what_if.graph.ranks) / 1e6
         known = marked >= silent

@@ -107,10 +107,10 @@ class LaunchBound:
     def _describe(self, case: Case, what_if: WhatIf, gain: float, percent: float) -> Finding:
         device, graph = what_if.graph.device, what_if.graph
         kernels = (device.end - device.start)[device.op_class == OpClass.COMPUTE] / 1e3
-        per_step = len(kernels) / max(graph.steps, 1) / max(len(case.lanes), 1)
+        per_step = len(kernels) / graph.steps / len(case.lanes)
         typical = float(np.median(kernels)) if len(kernels) else 0.0
         tiny = typical < TINY_KERNEL_US
-        host_ms = float(what_if.busy.sum()) / max(graph.steps, 1) / max(len(graph.ranks), 1) / 1e6
+        host_ms = float(what_if.busy.sum()) / graph.steps / len(graph.ranks) / 1e6
         return Finding(
             code=self.code,
             severity=severity_of(percent),

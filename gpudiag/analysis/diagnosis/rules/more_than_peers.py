@@ -130,7 +130,7 @@ def _between_calls(case: Case, lane: Lane) -> dict[tuple[str, str], tuple[float,
     pairs = np.stack([events.name[rows[:-1]], events.name[rows[1:]]], axis=1)
     named, which, times = np.unique(pairs, axis=0, return_inverse=True, return_counts=True)
     paused = np.bincount(which.reshape(-1), weights=pause, minlength=len(named))
-    steps = max(len(lane.window_steps), 1)
+    steps = len(lane.window_steps)
     return {
         (events.names[before], events.names[after]): (count / steps, milliseconds(ns) / steps)
         for (before, after), count, ns in zip(named.tolist(), times.tolist(), paused.tolist(), strict=True)
@@ -155,6 +155,6 @@ def _of_lane(case: Case, lane: Lane) -> tuple[dict[str, float], dict[str, float]
         names, which, count = np.unique(events.name[rows[inside]], return_inverse=True, return_counts=True)
         total = np.bincount(which, weights=own[inside], minlength=len(names))
         for index, ns, times in zip(names.tolist(), total.tolist(), count.tolist(), strict=True):
-            own_ms[events.names[index]] += milliseconds(ns) / max(len(lane.window_steps), 1)
-            calls[events.names[index]] += times / max(len(lane.window_steps), 1)
+            own_ms[events.names[index]] += milliseconds(ns) / len(lane.window_steps)
+            calls[events.names[index]] += times / len(lane.window_steps)
     return own_ms, calls

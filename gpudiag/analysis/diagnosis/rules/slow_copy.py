@@ -77,7 +77,7 @@ class SlowCopy:
                 pageable_ns, sizes["pageable"] = pageable_ns + duration, sizes["pageable"] + size
             else:
                 pinned_ns, sizes["pinned"] = pinned_ns + duration, sizes["pinned"] + size
-        per = max(graph.steps, 1) * max(len(case.lanes), 1)
+        per = graph.steps * len(case.lanes)
         pageable = pageable_ns > pinned_ns
         evidence: dict[str, object] = {
             "pageable_ms_per_step": pageable_ns / per / 1e6,

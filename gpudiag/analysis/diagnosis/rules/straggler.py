@@ -306,7 +306,7 @@ def _frames_ms(case: Case, late: tuple[int, ...]) -> dict[str, float]:
     """
     spent: dict[bool, list[dict[str, float]]] = {True: [], False: []}
     for lane in case.lanes:
-        events, steps = case.timeline.traces[lane.trace].events, max(len(lane.window_steps), 1)
+        events, steps = case.timeline.traces[lane.trace].events, len(lane.window_steps)
         begin, end = (int(edge) - lane.shift_ns for edge in (lane.bounds[0], lane.bounds[-1]))
         times = time_in(events, lane.steps.thread, begin, end)
         spent[lane.rank in late].append({name: milliseconds(ns / steps) for name, ns in times.items()})
