@@ -4,7 +4,7 @@
 
 `starts`: of a process that imports nothing, and of one that imports PyTorch, bare and entered in turn.
 `steps`: in one process, blocks of steps with the hook of gpudiag's and without it in turn: while all ranks are awaited
-(before), and when all is measured (after); and a call of the hook by itself, without any step.
+(before), and when all is measured (after); and how much longer a call of the hook takes there than one of nothing.
 `processes`: steps after the window of whole processes, bare and entered in
 turn. Differences are medians of pairs, with the interval that holds the true one at 95 %.
 """
@@ -26,7 +26,7 @@ from gpudiag.training.attach.settings import VARIABLE, Settings
 from gpudiag.training.attach.start import ENTRY
 
 ROOT = Path(__file__).parents[1]
-STARTS, PAIRS, PROCESSES = 15, 120, 6
+STARTS, PAIRS, PROCESSES = 15, 500, 6
 
 #: Its first argument: how many pairs of blocks, with the hook and without; 0 for the time of a step alone.
 TRAINS = """
@@ -64,11 +64,23 @@ for _ in range(int(sys.argv[1])):
         hooks.update(entered if on else {})
         times[on] = block(8)
     pairs.append((times[False], times[True]))
-begin = time.process_time_ns()
-for _ in range(100000):
-    for hook in entered.values():
-        hook(optimizer, (), {})
-sys.stderr.write(f"{(time.process_time_ns() - begin) / 1e5:.0f} ns a call of the hook")
+def timed(*stepped):
+    passed = []
+    for functions in (nothing, entered):
+        begin = time.perf_counter_ns()
+        for function in functions.values():
+            function(*stepped)
+        passed.append(time.perf_counter_ns() - begin)
+    calls.append(passed[1] - passed[0])
+
+nothing, calls = {0: lambda *stepped: None}, []
+hooks.clear()
+hooks.update(dict.fromkeys(entered, timed))
+block(4 * int(sys.argv[1]))
+if calls:
+    quarters = [sorted(calls)[len(calls) * quarter // 4] / 1e3 for quarter in (1, 2, 3)]
+    sys.stderr.write("a call of the hook takes {:.1f} us more than none, half of them {:.1f} to {:.1f}".format(
+        quarters[1], quarters[0], quarters[2]))
 said = json.dumps(pairs or block(400))
 if "RANK" in os.environ:
     dist.distributed_c10d._get_default_store().set("over", "1")

@@ -39,6 +39,7 @@ class Attachment:
         self._in_main = threading.Lock()
         #: Nodes of autograd's graph that each thread has made: more of them mean a forward pass.
         self._nodes: dict[int, int] = {}
+        self._nodes_made = _nodes_made()
         # What the session has to say goes to the program that started the command, not into the program's own log.
         log = logging.getLogger("gpudiag")
         log.addHandler(logging.NullHandler())
@@ -51,6 +52,7 @@ class Attachment:
         name = type(optimizer).__name__
         if not _in_graph_task() and self._trains_here():
             self._call(id(optimizer), name)
+            self._count_quietly()
         elif self._in_main.acquire(blocking=False):
             # Within backward, maybe on a thread of autograd's: profilers belong to the thread that trains, which goes
             # on when backward returns.
@@ -69,13 +71,17 @@ class Attachment:
 
     def _trains_here(self) -> bool:
         thread = threading.get_ident()
-        return thread == threading.main_thread().ident or (_nodes_made() or 0) > self._nodes.get(thread, 0)
+        if thread == threading.main_thread().ident:
+            return True
+        return self._nodes_made is not None and self._after_forward(thread)
+
+    def _after_forward(self, thread: int) -> bool:
+        return self._nodes_made is None or self._nodes_made() > self._nodes.get(thread, 0)
 
     def _call(self, optimizer: int, name: str) -> None:
-        made = _nodes_made()
         thread = threading.get_ident()
-        after_forward = made is None or made > self._nodes.get(thread, 0)
-        self._nodes[thread] = made or 0
+        after_forward = self._after_forward(thread)
+        self._nodes[thread] = self._nodes_made() if self._nodes_made is not None else 0
         self._optimizers.setdefault(optimizer, name)
         if not self._boundaries.ends_step(Call(optimizer, after_forward)):
             return
@@ -89,6 +95,36 @@ class Attachment:
             raise
         finally:
             self._entered.ours.making = False
+
+    def _count_quietly(self) -> None:
+        """While nothing can happen for some steps they are counted, and that is all: a rank may never come.
+
+        As little as can be: what runs between two steps finds nothing of its own in the processor's caches, and takes
+        several times as long as in a loop by itself.
+        """
+        steps, nodes_made = self._steps, self._nodes_made
+        until = self._roll_call.next_step - 1 if self._roll_call is not None and self._session is None else 0
+        if nodes_made is None or until <= steps or self._entered.handler is None:
+            return
+        ends_step, thread = self._boundaries.optimizer, threading.get_ident()
+        nodes = self._nodes[thread]
+        always_after_forward = self._boundaries.calls_per_step == 1
+
+        def count(optimizer: Any) -> None:
+            nonlocal steps, nodes
+            if id(optimizer) != ends_step:
+                return
+            if not always_after_forward:
+                made = nodes_made()
+                if made <= nodes:
+                    return
+                nodes = made
+            steps += 1
+            if steps == until:
+                self._steps, self._nodes[thread] = steps, nodes_made()
+                self._entered.handler = self.stepped
+
+        self._entered.handler = count
 
     def _step(self) -> None:
         if self._session is None and not self._begins():
@@ -181,12 +217,12 @@ def claim(run_dir: Path, rank: int) -> bool:
     return True
 
 
-def _nodes_made() -> int | None:
-    """How many nodes of autograd's graph this thread has made; None where this PyTorch does not tell."""
+def _nodes_made() -> Callable[[], int] | None:
+    """What tells how many nodes of autograd's graph the calling thread has made; None where this PyTorch does not."""
     from torch._C import _autograd
 
-    count: Any = getattr(_autograd, "_get_sequence_nr", None)
-    return None if count is None else int(count())
+    count: Callable[[], int] | None = getattr(_autograd, "_get_sequence_nr", None)
+    return count
 
 
 def _in_graph_task() -> bool:

@@ -46,9 +46,8 @@ def record_for_a_while(entered: Entered) -> None:
     """
     if _made_an_optimizer() and time.monotonic() - entered.last_step_s < _LONGER * entered.told.patience_s:
         return
-    seen_s = entered.last_step_s
     entered.ours.making = True  # in this thread; in the main thread it is set around each call
-    if not _loops(entered) or entered.last_step_s != seen_s:
+    if not _loops(entered) or _has_stepped(entered):
         return
     place = this_place()
     run_dir = Path(entered.told.run_dir)
@@ -58,11 +57,16 @@ def record_for_a_while(entered: Entered) -> None:
         entered.handler = None
         return
     run_id = _await_others(place, entered)
-    if entered.last_step_s == seen_s and entered.handler is not None:
+    if not _has_stepped(entered) and entered.handler is not None:
         entered.handler = None
         _record(entered, place, run_dir, run_id)
         if entered.told.stop:
             raise_in_main_thread(SystemExit)
+
+
+def _has_stepped(entered: Entered) -> bool:
+    """Since the watch last looked: it is the watch that waits here."""
+    return entered.stepped
 
 
 def _record(entered: Entered, place: Place, run_dir: Path, run_id: str) -> None:

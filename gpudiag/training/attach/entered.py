@@ -58,11 +58,11 @@ def enter() -> None:
 
 def _stepped(optimizer: Any, _args: Any, _kwargs: Any) -> None:
     entered = _entered
-    if entered is None or entered.handler is None:
+    if entered is None or (handler := entered.handler) is None:
         return
-    entered.last_step_s = time.monotonic()
+    entered.stepped = True
     try:
-        entered.handler(optimizer)
+        handler(optimizer)
     except Exception:  # noqa: BLE001  # the user's training goes on
         entered.handler = None
 
@@ -114,6 +114,8 @@ def _watching(entered: Entered) -> None:
     while entered.handler is not None and not entered.measuring and _entered is entered:
         pause_s, before_s = max(0.1, entered.told.patience_s / 4), _computed_s()
         time.sleep(pause_s)
+        if entered.stepped:
+            entered.stepped, entered.last_step_s = False, time.monotonic()
         silent_s = time.monotonic() - entered.last_step_s
         computes = _computed_s() - before_s >= _COMPUTES * pause_s
         if silent_s < entered.told.patience_s or not computes or not _may_train():

@@ -20,7 +20,8 @@ class Entered:
         own_profiler: the program has made a profiler of its own.
         on_own_profiler: called when it makes one.
         looking: ends a short look at what the main thread runs, while there is one.
-        last_step_s: when an optimizer last stepped, of `time.monotonic`.
+        stepped: an optimizer has stepped since the watch last looked.
+        last_step_s: when the watch last saw that, of `time.monotonic`.
     """
 
     def __init__(self, told: Settings) -> None:
@@ -30,6 +31,7 @@ class Entered:
         self.own_profiler = False
         self.on_own_profiler: Callable[[], None] | None = None
         self.looking: Callable[[], None] | None = None
+        self.stepped = False
         self.last_step_s = time.monotonic()
         #: Threads that are making a profiler of gpudiag's.
         self.ours = threading.local()
