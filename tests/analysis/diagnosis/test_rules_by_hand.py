@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from gpudiag.analysis.diagnosis.places import Place, main_place
+from gpudiag.analysis.diagnosis.rules import RULES, _rules
 from gpudiag.analysis.diagnosis.rules.communication_bound import _largest
 from gpudiag.analysis.diagnosis.rules.host_stall import ELSEWHERE, stall_advice
 from gpudiag.analysis.diagnosis.rules.host_sync import HostSync, _calls
@@ -346,3 +347,13 @@ def test_clocks_hold_back_only_where_they_do_so_on_every_late_rank() -> None:
     assert held(1) == {"1": ["clock-mismatch"]}
     assert held(1, 2).keys() == {"1", "2"}
     assert held(0) == held(0, 1) == held(7) == held(1, facts=None) == {}
+
+
+def test_every_class_with_a_code_that_examines_cases_is_a_rule_and_nothing_else() -> None:
+    found = list(_rules())
+    assert [rule.code for rule in sorted(found, key=lambda rule: rule.order)] == [rule.code for rule in RULES]
+    assert len({*found}) == len(found)
+    assert [rule.order for rule in RULES] == sorted({rule.order for rule in found})
+    for rule in found:
+        assert rule.__module__.startswith("gpudiag.analysis.diagnosis.rules.")
+        assert isinstance(rule.code, str)

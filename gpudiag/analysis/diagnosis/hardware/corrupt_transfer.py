@@ -4,18 +4,11 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-import msgspec
-
-from gpudiag.analysis.diagnosis.hardware.examples import gpu, host_copies, machine, peer_copies
+from gpudiag.analysis.diagnosis.hardware.examples import gpu, host_copies, machine, peer_copies, reduced
 from gpudiag.analysis.diagnosis.hardware.measured import gpu_index
 from gpudiag.analysis.diagnosis.hardware.rule import NO_TRACE
 from gpudiag.model.analysis import Finding
-from gpudiag.model.facts import Collective, Facts
-
-_REDUCED = Collective(
-    operation="all_reduce", strategy="nccl", ranks=2, bytes=1 << 20, time_us=40.0, algbw_gb_per_s=26.0,
-    busbw_gb_per_s=26.0, verified=True,
-)  # fmt: skip
+from gpudiag.model.facts import Facts
 
 
 class CorruptTransfer:
@@ -41,11 +34,14 @@ class CorruptTransfer:
         ),
         (
             "an all-reduce gives a wrong sum",
-            machine(gpu(0), gpu(1), collectives=(msgspec.structs.replace(_REDUCED, verified=False),)),
+            machine(gpu(0), gpu(1), collectives=(reduced(verified=False),)),
         ),
     )
     SILENT: ClassVar[tuple[tuple[str, Facts], ...]] = (
-        ("all verified", machine(gpu(0), bandwidth=(host_copies(0, 55.0, verified=True),), collectives=(_REDUCED,))),
+        (
+            "all verified",
+            machine(gpu(0), bandwidth=(host_copies(0, 55.0, verified=True),), collectives=(reduced(verified=True),)),
+        ),
         ("not checked", machine(gpu(0), bandwidth=(host_copies(0, 55.0),))),
     )
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from gpudiag.model.facts import Bandwidth, Clock, Facts, Gpu, Host, Link, PcieLink
+from gpudiag.model.facts import Bandwidth, Clock, Collective, Facts, Gpu, Host, Link, PcieLink
 
 _MIB_256 = 256 << 20
 
@@ -84,4 +84,29 @@ def peer_copies(
             **fields,
         )
         for source, destination, direction, rate in records
+    )
+
+
+def both_ways(index: int, gb_per_s: float) -> Bandwidth:
+    """Pinned copies of one GPU to and from the host at once, their sum."""
+    return Bandwidth(
+        path="host_to_device", src="host", dst=f"gpu:{index}", memory="pinned", direction="both_ways",
+        size_bytes=_MIB_256, gb_per_s=gb_per_s,
+    )  # fmt: skip
+
+
+def reduced(*, verified: bool) -> Collective:
+    """An all-reduce of two GPUs."""
+    return Collective(
+        operation="all_reduce", strategy="nccl", ranks=2, bytes=1 << 20, time_us=40.0, algbw_gb_per_s=26.0,
+        busbw_gb_per_s=26.0, verified=verified,
+    )  # fmt: skip
+
+
+def all_pairs(denied: set[tuple[int, int]], count: int, reason: str | None = None) -> tuple[Link, ...]:
+    """The links of so many GPUs, with peer access but where the driver denies it, for that reason."""
+    return tuple(
+        Link(a=a, b=b, kind="PHB", peer_access=(a, b) not in denied, reason=reason if (a, b) in denied else None)
+        for a in range(count)
+        for b in range(a + 1, count)
     )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from typing import ClassVar
 
-from gpudiag.analysis.diagnosis.hardware.examples import gpu, machine
+from gpudiag.analysis.diagnosis.hardware.examples import all_pairs, gpu, machine
 from gpudiag.analysis.diagnosis.hardware.measured import host_rates
 from gpudiag.analysis.diagnosis.hardware.rule import NO_TRACE
 from gpudiag.analysis.diagnosis.hardware.words import pair_list
@@ -14,14 +14,6 @@ from gpudiag.model.facts import Facts, Link
 
 _MOST_STEPS = 50_000
 _UNSTATED = "the driver gives no reason"
-
-
-def _links(denied: set[tuple[int, int]], count: int, reason: str | None = None) -> tuple[Link, ...]:
-    return tuple(
-        Link(a=a, b=b, kind="PHB", peer_access=(a, b) not in denied, reason=reason if (a, b) in denied else None)
-        for a in range(count)
-        for b in range(a + 1, count)
-    )
 
 
 class NoPeerAccess:
@@ -44,18 +36,18 @@ class NoPeerAccess:
     FIRES: ClassVar[tuple[tuple[str, Facts], ...]] = (
         (
             "two consumer GPUs",
-            machine(gpu(0), gpu(1), links=_links({(0, 1)}, 2, "GPU not supported (GNS)")),
+            machine(gpu(0), gpu(1), links=all_pairs({(0, 1)}, 2, "GPU not supported (GNS)")),
         ),
         (
             "a square without its diagonals: a ring is still there, so only `info`",
-            machine(*(gpu(i) for i in range(4)), links=_links({(0, 2), (1, 3)}, 4, "topology not supported (TNS)")),
+            machine(*(gpu(i) for i in range(4)), links=all_pairs({(0, 2), (1, 3)}, 4, "topology not supported (TNS)")),
         ),
     )
     SILENT: ClassVar[tuple[tuple[str, Facts], ...]] = (
         ("one GPU", machine(gpu(0))),
-        ("all pairs direct", machine(gpu(0), gpu(1), links=_links(set(), 2))),
+        ("all pairs direct", machine(gpu(0), gpu(1), links=all_pairs(set(), 2))),
         ("a driver that does not tell", machine(gpu(0), gpu(1), links=(Link(a=0, b=1, kind="SYS"),))),
-        ("MIG", machine(gpu(0, mig=True), gpu(1), links=_links({(0, 1)}, 2, "not supported (NS)"))),
+        ("MIG", machine(gpu(0, mig=True), gpu(1), links=all_pairs({(0, 1)}, 2, "not supported (NS)"))),
     )
 
     def examine(self, facts: Facts) -> tuple[Finding, ...]:

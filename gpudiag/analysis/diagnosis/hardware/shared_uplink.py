@@ -5,21 +5,14 @@ from __future__ import annotations
 from typing import ClassVar
 
 from gpudiag.analysis.diagnosis.calibration import ONE_DIRECTION, ONE_LINK
-from gpudiag.analysis.diagnosis.hardware.examples import gpu, host_copies, machine, peer_copies, together
+from gpudiag.analysis.diagnosis.hardware.examples import both_ways, gpu, host_copies, machine, peer_copies, together
 from gpudiag.analysis.diagnosis.hardware.measured import FROM_DEVICE, all_at_once, gpu_index, host_rates, peer_rates
 from gpudiag.analysis.diagnosis.hardware.rule import NO_TRACE
 from gpudiag.analysis.diagnosis.hardware.words import gpu_list, gradient_cost, pair_list
 from gpudiag.model.analysis import Confidence, Finding
-from gpudiag.model.facts import Bandwidth, Facts, Link
+from gpudiag.model.facts import Facts, Link
 
 _BEHIND_ONE_BRIDGE = ("PIX", "PXB")
-
-
-def _both_ways(index: int, gb_per_s: float) -> Bandwidth:
-    return Bandwidth(
-        path="host_to_device", src="host", dst=f"gpu:{index}", memory="pinned", direction="both_ways",
-        size_bytes=256 << 20, gb_per_s=gb_per_s,
-    )  # fmt: skip
 
 
 class SharedUplink:
@@ -59,7 +52,7 @@ class SharedUplink:
         ),
         (
             "a link that carries one direction at a time: `info`, for some GPUs are built so",
-            machine(gpu(0), bandwidth=(host_copies(0, 12.5), _both_ways(0, 12.9))),
+            machine(gpu(0), bandwidth=(host_copies(0, 12.5), both_ways(0, 12.9))),
         ),
     )
     SILENT: ClassVar[tuple[tuple[str, Facts], ...]] = (
