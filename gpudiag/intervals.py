@@ -166,17 +166,20 @@ def among(values: NDArray[np.integer[Any]], others: NDArray[np.integer[Any]]) ->
     return found
 
 
-def own_lengths(start: NDArray[np.int64], end: NDArray[np.int64]) -> NDArray[np.int64]:
+def own_lengths(start: Times, end: Times, lasts: Times | None = None) -> NDArray[np.int64]:
     """int64[n]: each interval without those that lie in it; sorted by start, the longer first.
+
+    `lasts` is how much of each counts, where that is not all of it.
 
     Worked example. 0-10 holds 1-4 and 5-9, and 5-9 holds 6-7: own times are 3, 3, 3 and 1. An interval is as
     deep as intervals have begun before it and not ended (0, 1, 1, 2); its parent is the last before it one less deep.
     """
-    own = end - start
+    lasts = end - start if lasts is None else lasts
+    own = lasts.copy()
     depth = np.arange(len(start)) - np.searchsorted(np.sort(end), start, side="right")
     for level in range(1, int(depth.max(initial=0)) + 1):
         children, parents = np.flatnonzero(depth == level), np.flatnonzero(depth == level - 1)
         parent = parents[np.searchsorted(parents, children) - 1]
-        np.subtract.at(own, parent, (end - start)[children])
+        np.subtract.at(own, parent, lasts[children])
     least: NDArray[np.int64] = np.maximum(own, 0)
     return least

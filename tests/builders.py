@@ -12,6 +12,8 @@ from gpudiag.model.analysis import (
     Device,
     Finding,
     KernelSummary,
+    Modules,
+    ModuleTime,
     Source,
     Steps,
     Validity,
@@ -158,6 +160,53 @@ def processor_only() -> Analysis:
     )
 
 
+def module(
+    path: str,
+    forward: float,
+    backward: float,
+    *,
+    root: str = "GPT",
+    kind: str = "Linear",
+    own: float = 1.0,
+    devices: int = 1,
+) -> ModuleTime:
+    """A module of which the share `own` is what it does itself, the same on all devices."""
+    return ModuleTime(
+        root=root,
+        path=path,
+        type=kind,
+        calls=1,
+        forward_ms=(forward,) * devices,
+        backward_ms=(backward,) * devices,
+        own_forward_ms=(own * forward,) * devices,
+        own_backward_ms=(own * backward,) * devices,
+    )
+
+
+def gpt_modules(devices: int = 1) -> Modules:
+    """Twelve blocks of 1 ms forward and 2 ms backward each, half of it attention that is made of functions."""
+    times = [
+        module("", 14.5, 29.0, kind="GPT", own=1 / 29, devices=devices),
+        module("tokens", 0.2, 0.4, kind="Embedding", devices=devices),
+    ]
+    for number in range(12):
+        block = f"blocks.{number}"
+        times += [
+            module(block, 1.0, 2.0, kind="Block", own=0.1, devices=devices),
+            module(f"{block}.norm", 0.1, 0.2, kind="LayerNorm", devices=devices),
+            module(f"{block}.attention", 0.5, 1.0, kind="Attention", own=0.5, devices=devices),
+            module(f"{block}.attention.qkv", 0.25, 0.5, devices=devices),
+            module(f"{block}.mlp", 0.3, 0.6, kind="Sequential", own=0, devices=devices),
+            module(f"{block}.mlp.0", 0.15, 0.3, devices=devices),
+            module(f"{block}.mlp.2", 0.15, 0.3, devices=devices),
+        ]
+    times += [
+        module("head", 1.8, 3.6, devices=devices),
+        module("", 0.05, 0.1, root="CrossEntropyLoss", kind="CrossEntropyLoss", devices=devices),
+    ]
+    return Modules(times=tuple(times), outside_ms=(4.2,) * devices)
+
+
 def many_ranks(count: int = 64, late: int = 17) -> Analysis:
     """Many ranks, one of which computes more slowly than all others."""
     devices = tuple(
@@ -182,6 +231,7 @@ def many_ranks(count: int = 64, late: int = 17) -> Analysis:
             peak_source="NVIDIA H200 datasheet (2024), SXM",
             mfu_percent=23.06,
         ),
+        modules=gpt_modules(count),
         waits=tuple(
             Wait(rank=rank, on_rank=late, ms_per_step=12.0 - 0.01 * (rank % 7), cause="clock")
             for rank in range(count)
@@ -238,5 +288,8 @@ def hostile() -> Analysis:
             ),
         ),
         kernels=(KernelSummary(name=evil * 50, ms_per_step=1.0, per_step=1),),
+        modules=Modules(
+            times=(module("", 3.0, float("nan"), root=evil, kind=evil), module(evil * 50, 2.0, -1.0, kind=evil))
+        ),
         source=Source(paths=(evil,), title=evil, workload=evil, strategy=evil, software={evil: evil}),
     )

@@ -16,6 +16,7 @@ from gpudiag.model.facts import FACTS_SCHEMA
 from gpudiag.model.frames.analysis import Frames
 from gpudiag.model.run_directory import encode_json as encode
 from gpudiag.report.text.run import to_csv
+from tests.builders import gpt_modules
 
 TRACES = Path(__file__).parents[1] / "traces"
 
@@ -62,6 +63,19 @@ def test_tables_of_nothing_have_their_columns(analysis: Analysis) -> None:
     assert [len(frame) for frame in (frames.buckets, frames.waits, frames.steps, frames.findings)] == [0, 0, 0, 0]
     assert frames.waits["ms_per_step"].sum() == 0
     assert to_csv(empty).splitlines() == [to_csv(analysis).splitlines()[0]]
+
+
+def test_modules_have_a_row_for_each_device(analysis: Analysis, frames: Frames) -> None:
+    assert len(frames.modules) == 0
+    named = msgspec.structs.replace(analysis, modules=gpt_modules(len(analysis.devices)))
+    modules = named.frames().modules
+    assert list(modules.columns) == list(frames.modules.columns)
+    assert len(modules) == 4 * len(gpt_modules().times)
+    of_one = modules[(modules["rank"] == 3) & (modules["path"] == "blocks.5.attention")]
+    assert of_one[["type", "forward_ms", "own_backward_ms"]].to_numpy().tolist() == [["Attention", 0.5, 0.5]]
+    own = modules.groupby("rank")[["own_forward_ms", "own_backward_ms"]].sum().sum(axis=1)
+    roots = modules[modules["path"] == ""].groupby("rank")[["forward_ms", "backward_ms"]].sum().sum(axis=1)
+    assert own.to_list() == pytest.approx(roots.to_list())
 
 
 def test_the_timed_steps_stand_beside_the_recorded(analysis: Analysis) -> None:

@@ -23,6 +23,7 @@ from gpudiag.analysis.scaling.table import results_table
 from gpudiag.analysis.scaling.waterfall import waterfall
 from gpudiag.app.analyze import analyze_with_step
 from gpudiag.errors import UsageError
+from gpudiag.model.analysis import Modules
 from gpudiag.model.benchmarks.scaling import Remark, Scaling
 from gpudiag.report.page.render import report, write_report
 from gpudiag.report.page.steps import steps_part
@@ -30,6 +31,7 @@ from gpudiag.report.page.svg import Drawing, ticks
 from gpudiag.report.scaling import text as scaling_text
 from gpudiag.report.text import results as results_text
 from gpudiag.report.text import run as run_text
+from tests import builders
 from tests.app.scale.points import measured, parts
 from tests.machines import machine
 from tests.report.told import told
@@ -137,6 +139,18 @@ def test_the_verdict_stands_at_the_top_with_its_fix_and_the_path() -> None:
         assert said in top
     assert "launch 4.2 ms (6 %): host-stall; 1.5 ms unexplained" in below
     assert 'data-code="host-stall" data-ranks="2"' in below
+
+
+def test_modules_have_a_table_of_their_own() -> None:
+    analysis = builders.many_ranks()
+    text = report(analysis=analysis)
+    assert '<a href="#modules">Modules</a>' in text
+    assert '<td class="left">blocks.*.attention.qkv (12 \N{MULTIPLICATION SIGN} Linear)</td><td>9.00</td>' in text
+    assert "4.20 ms outside of modules" in text
+    assert "| head (Linear) | 5.40 | 1.80 | 3.60 | 1 |" in run_text.to_markdown(analysis)
+    unknown = report(analysis=msgspec.structs.replace(analysis, modules=Modules(reason="it was <b>compiled</b>")))
+    assert "not known: it was &lt;b&gt;compiled" in unknown
+    assert "Modules" not in report(analysis=msgspec.structs.replace(analysis, modules=None))
 
 
 def test_idle_time_that_is_taken_for_input_is_drawn_so() -> None:

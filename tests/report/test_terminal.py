@@ -18,6 +18,7 @@ from gpudiag.model.analysis import (
     Device,
     Explained,
     Finding,
+    Modules,
     RecordingCost,
     Steps,
     TimedRank,
@@ -25,6 +26,7 @@ from gpudiag.model.analysis import (
 )
 from gpudiag.report.figures import EN_DASH, TIMES
 from gpudiag.report.terminal.report import evidence_lines
+from gpudiag.report.text.run import to_markdown
 from tests import builders
 from tests.examples import examples
 from tests.report.consoles import drawn
@@ -132,6 +134,13 @@ def test_missing_figures_come_with_their_reasons() -> None:
     steps = Steps(analysed=3, mean_ms=10, median_ms=10, reasons={"unprofiled_mean_ms": "only traces were given"})
     output = drawn(builders.analysis(builders.device(0, compute=10.0), steps=steps), 80)
     assert "No step time measured without profiling: only traces were given" in output.replace("\n", " ")
+
+
+def test_why_modules_are_not_known_is_said() -> None:
+    analysis = replace(builders.many_ranks(), modules=Modules(reason="torch.compile has compiled it"))
+    assert "\nModules\nnot known: torch.compile has compiled it\n" in drawn(analysis, 80)
+    assert "## Modules\n\nNot known: torch.compile has compiled it.\n" in to_markdown(analysis)
+    assert "Modules" not in drawn(replace(analysis, modules=None), 80)
 
 
 def test_what_to_do_next_is_trusted_data_s_alone() -> None:

@@ -9,12 +9,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gpudiag.analysis.attribution.summary import in_analysed_steps
-from gpudiag.intervals import distinct, own_lengths
+from gpudiag.intervals import distinct, lengths_inside, own_lengths
 from gpudiag.model.analysis import Modules, ModuleTime
 from gpudiag.model.event import EventKind, EventTable, Module, ModuleWork, Role, any_of
 from gpudiag.model.run import RunRecord
 from gpudiag.model.timeline import UNKNOWN, Lane, OpClass, Timeline
 from gpudiag.units import milliseconds
+
+#: Of a rank whose recording has no marks.
+_NOTHING = ModuleWork(
+    modules=(), row=np.empty(0, np.int64), module=np.empty(0, np.int32), backward=np.empty(0, np.bool_)
+)
 
 
 class _Work(NamedTuple):
@@ -38,10 +43,8 @@ def summarise_modules(timeline: Timeline, run: RunRecord | None) -> Modules | No
     modules = list(dict.fromkeys(module for work in traces if work is not None for module in _as_called(work)))
     index = {module: place for place, module in enumerate(modules)}
     lanes = [
-        _work_of(timeline, lane, work, np.array([index[module] for module in work.modules]), len(modules))
-        if work is not None
-        else _Work(*np.zeros((3, len(modules) + 1)))
-        for lane, work in zip(timeline.lanes, traces, strict=True)
+        _work_of(timeline, lane, work, np.array([index[one] for one in work.modules], np.intp), len(modules))
+        for lane, work in zip(timeline.lanes, (work or _NOTHING for work in traces), strict=True)
     ]
     below = _below(modules)
     times = [_module_time(module, place, below[place], lanes) for place, module in enumerate(modules)]
@@ -90,9 +93,9 @@ def _work_of(timeline: Timeline, lane: Lane, work: ModuleWork, index: NDArray[np
     """Per analysed step; `index` is the place of each of the work's own modules among all `count`."""
     events = timeline.traces[lane.trace].events
     row, lasts_ns = _on_cpu(events, lane) if lane.is_cpu else _on_gpu(events, lane)
-    known = _place_of(work.row, row)
-    module = np.where(known == UNKNOWN, count, index[work.module[known]])
-    backward = work.backward[known] & (known != UNKNOWN)
+    known = _place_of(work.row, row)  # where it is not known, -1: the last
+    module = np.append(index[work.module], count)[known]
+    backward = np.append(work.backward, False)[known]
     marks = work.row[~work.backward & (events.kind[work.row] == EventKind.MODULE)]
     marks = marks[in_analysed_steps(lane, events.start_ns[marks] + lane.shift_ns)]
     steps = max(len(lane.window_steps), 1)
@@ -111,13 +114,19 @@ def _place_of(rows: NDArray[np.int64], wanted: NDArray[np.int64]) -> NDArray[np.
 
 
 def _on_cpu(events: EventTable, lane: Lane) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Rows of the operators of the threads that train, in the analysed steps, and their own times."""
+    """Rows of the operators of the threads that train, in the analysed steps, and their own times.
+
+    Neither what hands over or carries out an exchange counts, nor what of an operator is waiting for one.
+    """
     rows, lasts = [np.empty(0, np.int64)], [np.empty(0, np.int64)]
     operators = events.rows_of(EventKind.OPERATOR)
     for thread in {lane.steps.thread, *distinct(lane.ops.launch_thread).tolist()}:
         mine = operators[events.thread[operators] == thread]
-        own = own_lengths(events.start_ns[mine], events.end_ns[mine])
-        inside = in_analysed_steps(lane, events.start_ns[mine] + lane.shift_ns)
+        start, end = events.start_ns[mine] + lane.shift_ns, events.end_ns[mine] + lane.shift_ns
+        known = lane.threads.get(thread)
+        waits = np.zeros(len(mine), np.int64) if known is None else lengths_inside(known.awaited, start, end)
+        own = own_lengths(start, end, end - start - waits)
+        inside = in_analysed_steps(lane, start)
         inside &= ~any_of(events.role[mine], Role.EXCHANGE, Role.HAND_OVER, Role.INPUT)
         rows.append(mine[inside].astype(np.int64))
         lasts.append(own[inside])

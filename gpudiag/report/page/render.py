@@ -96,6 +96,7 @@ def _contents(run: dict[str, Any] | None, scaled: dict[str, Any] | None, machine
         names += ["One step"] if run["timeline"] else []
         names += ["Findings"] if run["findings"] else []
         names += ["Top kernels"] if run["kernels"] else []
+        names += ["Modules"] if run["module_rows"] or run["modules_note"] else []
         names.append("How far to trust this")
     return [*names, *(["Machine"] if machine is not None else [])]
 

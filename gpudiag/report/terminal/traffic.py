@@ -25,7 +25,7 @@ _ROOM_FOR_PROBE = 84
 _ROOM_FOR_GROUP = 104
 _ROOM_FOR_WAIT = 56
 _NAME_WIDTH = 24
-_MOST_MODULES = 10
+_MOST_MODULES = 6
 
 
 def wait_lines(waits: Sequence[Wait], step_ms: float) -> list[Text]:
@@ -114,5 +114,6 @@ def modules_section(modules: Modules, width: int) -> RenderableType:
     for row in rows:
         times = (row.ms, row.forward_ms, row.backward_ms) if wide else (row.ms,)
         cells = [figures.milliseconds(ms, beside=most) for ms in times]
-        table.add_row(*cells, figures.count(row.calls), Text(shorten_middle(row.label, room)))
+        name = row.label if len(row.label) <= room else shorten_middle(row.short, room)
+        table.add_row(*cells, figures.count(row.calls), Text(name))
     return Group(table, *(Text(line, style="dim") for line in rest_of_modules(modules, rest)))

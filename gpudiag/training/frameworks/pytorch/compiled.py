@@ -9,4 +9,7 @@ from typing import Any
 def anything_compiled() -> bool:
     """Has torch.compile compiled something here, whichever part of the program? Imports nothing of it by itself."""
     dynamo: Any = sys.modules.get("torch._dynamo.utils")
-    return dynamo is not None and sum(dynamo.counters.get("frames", {}).values()) > 0
+    if dynamo is None:
+        return False
+    # What is compiled as one graph (`fullgraph=True`) is not among the frames.
+    return any(sum(dynamo.counters.get(kind, {}).values()) > 0 for kind in ("frames", "stats"))

@@ -1,0 +1,127 @@
+"""Which module each operator worked for, as the reader tells it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from gpudiag.model.event import EventKind, Module
+from gpudiag.trace.with_operators import with_operators
+from tests.trace.documents import document, event, read_one
+from tests.trace.marked_modules import BACKWARD, MAIN, STEPS, backward, job, mark, operator
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from gpudiag.model.event import Trace
+
+NET, A, B = Module("Net", "", "Net"), Module("Net", "a", "Linear"), Module("Net", "b", "Linear")
+
+
+def told(trace: Trace) -> list[tuple[str, str, bool]]:
+    """Operator, path of its module, whether in backward; by start."""
+    work = trace.modules
+    assert work is not None
+    rows = zip(work.row.tolist(), work.module.tolist(), work.backward.tolist(), strict=True)
+    return [(trace.events.name_of(row), work.modules[module].path, back) for row, module, back in rows]
+
+
+def test_operators_are_their_innermost_module_s_and_backward_the_forward_operator_s(tmp_path: Path) -> None:
+    trace = read_one(tmp_path, job())
+    assert trace.modules is not None
+    assert set(trace.modules.modules) == {NET, A, B}
+    expected = [
+        ("gpudiag.module:Net/ (Net)", "", False),
+        ("gpudiag.module:Net/a (Linear)", "a", False),
+        ("aten::linear", "a", False),
+        ("aten::t", "a", False),
+        ("aten::addmm", "a", False),
+        ("aten::add", "", False),
+        ("gpudiag.module:Net/b (Linear)", "b", False),
+        ("aten::detach", "b", False),
+        ("aten::addmm", "b", False),
+        ("autograd::engine::evaluate_function: AddmmBackward0", "b", True),
+        ("AddmmBackward0", "b", True),
+        ("aten::mm", "b", True),
+        ("autograd::engine::evaluate_function: AddBackward0", "", True),
+        ("AddBackward0", "", True),
+        ("autograd::engine::evaluate_function: AddmmBackward0", "a", True),
+        ("AddmmBackward0", "a", True),
+        ("aten::mm", "a", True),
+        ("autograd::engine::evaluate_function: TBackward0", "a", True),
+        ("TBackward0", "a", True),
+    ]
+    assert told(trace) == expected * STEPS
+
+
+def test_marks_are_no_operators_and_no_ranges_of_the_user_s(tmp_path: Path) -> None:
+    events = read_one(tmp_path, job()).events
+    marks = events.rows_of(EventKind.MODULE)
+    assert len(marks) == 3 * STEPS
+    assert {events.name_of(row) for row in marks} == {
+        f"gpudiag.module:Net/{where}" for where in ("a (Linear)", "b (Linear)", " (Net)")
+    }
+    named = document(event("user_annotation", "gpudiag.module:Net/a (Linear)", 0, 10))
+    assert read_one(tmp_path, named).events.kind.tolist() == [EventKind.ANNOTATION], "somebody else's"
+
+
+def test_recordings_without_marks_tell_nothing_of_modules(tmp_path: Path) -> None:
+    without = [one for one in job()["traceEvents"] if not one["name"].startswith("gpudiag.module")]
+    assert read_one(tmp_path, document(*without)).modules is None
+
+
+def test_what_is_computed_again_in_backward_is_its_module_s(tmp_path: Path) -> None:
+    """A checkpoint runs forward anew, in the thread of backward, whose nodes have numbers of their own."""
+    again = [
+        mark("a", "Linear", 112, 8, BACKWARD),
+        operator("aten::addmm", 113, 6, 40, tid=BACKWARD),
+        *(one | {"ts": one["ts"] + 25} for one in backward("AddmmBackward0", 100, 4, 40, forward_thread=2)),
+    ]
+    first = [mark("", "Net", 0, 50), operator("CheckpointFunction", 5, 40, 7)]
+    trace = read_one(tmp_path, document(*first, *backward("CheckpointFunctionBackward", 100, 40, 7), *again))
+    assert told(trace)[2:] == [
+        ("autograd::engine::evaluate_function: CheckpointFunctionBackward", "", True),
+        ("CheckpointFunctionBackward", "", True),
+        ("gpudiag.module:Net/a (Linear)", "a", True),
+        ("aten::addmm", "a", True),
+        ("autograd::engine::evaluate_function: AddmmBackward0", "a", True),
+        ("AddmmBackward0", "a", True),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("name", "module"),
+    [
+        ("gpudiag.module:Net#2/a.0 (Linear)", Module("Net#2", "a.0", "Linear")),
+        ("gpudiag.module:Net/odd (name)/x (Linear)", Module("Net", "odd (name)/x", "Linear")),
+        ("gpudiag.module:\u001b[31m", Module("gpudiag.module:\u001b[31m", "", "")),
+    ],
+)
+def test_names_are_taken_apart_or_as_they_are(name: str, module: Module, tmp_path: Path) -> None:
+    trace = read_one(tmp_path, document(event("cpu_op", name, 0, 5), operator("aten::mm", 1, 2)))
+    assert trace.modules is not None
+    assert trace.modules.modules == (module,)
+    assert trace.modules.row.tolist() == [0, 1]
+
+
+def test_backward_whose_forward_was_not_recorded_is_nobody_s(tmp_path: Path) -> None:
+    lone = document(mark("a", "Linear", 0, 5), *backward("AddmmBackward0", 100, 10, 3))
+    assert told(read_one(tmp_path, lone)) == [("gpudiag.module:Net/a (Linear)", "a", False)]
+    hostile = document(
+        mark("a", "Linear", 0, 5),
+        operator("aten::mm", 1, 2, args={"Sequence number": "x", "Fwd thread id": -(2**63)}),
+        operator("aten::mm", 4, 9, args={"Sequence number": 2**63 - 1, "Fwd thread id": 2**63 - 1}),
+    )
+    assert [path for _, path, _ in told(read_one(tmp_path, hostile))] == ["a", "a", "a"]
+
+
+def test_a_light_recording_takes_them_over_with_the_operators(tmp_path: Path) -> None:
+    full = read_one(tmp_path, job(slower=1.5), "rank0.json")
+    light = read_one(tmp_path, job(operators=False), "light/rank0.json")
+    assert light.modules is None
+    joined = with_operators(light, full)
+    assert joined is not None
+    assert told(joined) == told(full)
+    marks = joined.events.rows_of(EventKind.MODULE)
+    assert set(joined.events.thread[marks].tolist()) == {MAIN}
