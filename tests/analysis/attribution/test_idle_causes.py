@@ -152,3 +152,25 @@ def test_hidden_communication_is_beside_the_buckets() -> None:
     (lane,) = attribute(build_timeline([trace.build()])).lanes
     assert lane.hidden_ns.tolist() == [25 * NS_PER_MS]
     assert lane.buckets_ns[0, BUCKETS.index("compute")] == 40 * NS_PER_MS
+
+
+def test_catching_up_is_shared_out_over_the_gaps_that_follow() -> None:
+    """Blocked for 8 ms while the device works; its next gaps are of 3, 3 and 4 ms, each bound by the launch."""
+    trace = middle().compute(0, 10).sync(2, 10).operator(10, 40)
+    trace.compute(13, 15, launch=(12, 13)).compute(18, 20, launch=(17, 18)).compute(24, 40, launch=(23, 24))
+    assert buckets(trace) == {"compute": 30, "sync": 8, "launch": 2}
+
+
+def test_each_block_is_caught_up_with_until_the_next() -> None:
+    """Blocked for 8 ms and again from 14 on for 1: of the gap [10, 14) all is the first's, of [15, 20) 1 ms."""
+    trace = middle().compute(0, 10).sync(2, 10).operator(10, 14).compute(14, 15, launch=(13, 14)).sync(14, 15)
+    trace.operator(15, 20).compute(20, 40, launch=(19, 20))
+    assert buckets(trace) == {"compute": 31, "sync": 5, "launch": 4}
+
+
+@pytest.mark.parametrize(("since", "sync", "launch"), [(2, 9, 0), (4, 7, 2)])
+def test_a_block_that_ends_within_a_gap_is_followed_from_its_end(since: int, sync: int, launch: int) -> None:
+    """The device is idle from 5 on and the host blocked until 8: [5, 8) is the block, and as long after it as it was."""
+    trace = middle().compute(0, 5).sync(since, 8).operator(8, 14).compute(14, 40, launch=(13, 14))
+    found = buckets(trace)
+    assert (found["compute"], found["sync"], found.get("launch", 0)) == (31, sync, launch)

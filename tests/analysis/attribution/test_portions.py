@@ -16,6 +16,7 @@ from gpudiag.analysis.attribution.portions import shared_out, summarise_portions
 from gpudiag.analysis.timeline import build_timeline
 from gpudiag.app.analyze import analyze
 from gpudiag.intervals import Intervals, as_set, intersect, length, union
+from gpudiag.model.analysis import Portion
 from tests.timeline_builder import TraceBuilder
 
 TRACES = Path(__file__).parents[2] / "traces"
@@ -73,3 +74,61 @@ def test_portions_of_real_traces_sum_to_their_buckets(job: str) -> None:
             assert sums[bucket] == pytest.approx(device.buckets_ms[bucket], abs=1e-9)
         assert sums["idle"] <= device.buckets_ms["idle"] + 1e-9
         assert sum(device.step_times_ms) / len(device.step_times_ms) == pytest.approx(device.step_ms)
+
+
+def of(*traces: TraceBuilder) -> dict[tuple[str, str], Portion]:
+    timeline = build_timeline([trace.build() for trace in traces])
+    return {(one.bucket, one.name): one for one in summarise_portions(timeline, attribute(timeline))}
+
+
+def test_portions_are_sorted_by_time_over_all_devices_within_each_bucket() -> None:
+    traces = [TraceBuilder(rank, unit_ns=1_000_000) for rank in range(2)]
+    for trace, first, second in zip(traces, (3, 7), (5, 3), strict=True):
+        for step in range(4):
+            trace.step(20 * step).compute(0, first, "a").compute(8, 8 + second, "b").copy(14, 15)
+    found = of(*traces)
+    assert [name for bucket, name in found if bucket == "compute"] == ["a", "b"]
+    assert found["compute", "a"].device_ms == pytest.approx((3, 7))
+    assert found["compute", "b"].device_ms == pytest.approx((5, 3))
+    assert found["compute", "b"].per_step == pytest.approx(1)
+
+
+def test_what_one_rank_alone_does_is_counted_over_all() -> None:
+    many = TraceBuilder(0, unit_ns=1_000_000).steps(
+        4, 20, lambda one: one.compute(0, 3, "a").compute(4, 6, "b").compute(7, 8, "b")
+    )
+    few = TraceBuilder(1, unit_ns=1_000_000).steps(4, 20, lambda one: one.compute(0, 3, "a"))
+    found = of(many, few)
+    assert found["compute", "b"].device_ms == pytest.approx((3, 0))
+    assert found["compute", "b"].per_step == pytest.approx(1)
+
+
+def test_what_is_hidden_behind_something_that_counts_first_is_counted_without_time() -> None:
+    trace = TraceBuilder(unit_ns=1_000_000).steps(
+        4, 20, lambda one: one.compute(0, 10).copy(2, 4, stream=9).collective(3, 8)
+    )
+    found = of(trace)
+    assert found["copy", "Memcpy HtoD (Pinned -> Device)"].device_ms == (0,)
+    assert found["copy", "Memcpy HtoD (Pinned -> Device)"].per_step == pytest.approx(1)
+    assert found["communication_transfer", "all_reduce"].device_ms == (0,)
+    assert found["communication_transfer", "all_reduce"].per_step == pytest.approx(1)
+    assert ("communication_wait", "all_reduce") in found
+
+
+def test_copies_and_the_host_in_an_exchange_have_portions_of_their_own() -> None:
+    """The host is at it from 4 to 12, its copy runs from 5 to 7, and two more collectives beside each other."""
+    trace = TraceBuilder(unit_ns=1_000_000)
+    for step in range(4):
+        trace.step(20 * step).compute(0, 4).annotation(4, 12, "gpudiag.exchange")
+        trace.copy(5, 7, "Memcpy DtoH (Device -> Pinned)", launch=5)
+        trace.collective(13, 17, size_bytes=8).collective(15, 19, "all_gather", stream=21, group="1", size_bytes=4)
+    found = of(trace)
+    shares = {name: one.device_ms[0] for (bucket, name), one in found.items() if bucket == "communication_transfer"}
+    assert shares == pytest.approx({"host": 6, "Memcpy DtoH (Device -> Pinned)": 2, "all_reduce": 3, "all_gather": 3})
+    counts = {name: one.per_step for (_, name), one in found.items()}
+    assert (counts["host"], counts["Memcpy DtoH (Device -> Pinned)"], counts["all_gather"]) == (0, 1, 1)
+    assert (found["communication_transfer", "all_gather"].group, found["communication_transfer", "host"].group) == (
+        "1",
+        "",
+    )
+    assert found["idle", "queued"].device_ms == pytest.approx((1,))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from msgspec.structs import replace
 
 from gpudiag.analysis.diagnosis.engine import diagnose
 from gpudiag.analysis.diagnosis.examples import DDP, Job, kernels, read_back, silence
@@ -64,3 +65,49 @@ def test_a_rank_stalls_that_pauses_between_calls_that_the_others_do_not_make(*, 
 def test_of_pauses_in_many_places_none_is_named() -> None:
     pauses = OwnPauses(ms={"after a and before b": 4.0, "after b and before c": 3.0, "between calls of d": 2.0})
     assert (pauses.words(), pauses.total_ms) == ("", 9.0)
+
+
+def calling(*calls: tuple[str, int, int]) -> TraceBuilder:
+    """Steps of 20 ms in which a thread makes these calls, from when to when in µs; its kernel runs at the end."""
+    trace = TraceBuilder()
+    for step in range(5):
+        trace.step(step * 20_000)
+        for name, start, end in calls:
+            trace.operator(start, end, name)
+        trace.compute(18_000, 19_000, launch=17_900).operator(17_950, 19_990, "update")
+    return trace
+
+
+def pauses_of(*ranks: tuple[tuple[str, int, int], ...], late: tuple[int, ...] = (0,)) -> dict[str, float]:
+    traces = [replace(calling(*calls).build(), rank=rank, world_size=len(ranks)) for rank, calls in enumerate(ranks)]
+    return own_pauses(case_of(traces), late).ms
+
+
+OFTEN_TOGETHER = (("a", 0, 1000), ("b", 1001, 17_800))
+
+
+@pytest.mark.parametrize(("begin", "paused"), [(1501, 0.501), (1500, None)])
+def test_a_pause_is_longer_than_half_a_millisecond(begin: int, paused: float | None) -> None:
+    own = pauses_of((("a", 0, 1000), ("b", begin, 17_800)), (("c", 0, 17_800),))
+    assert own == ({} if paused is None else {"after a and before b": pytest.approx(paused)})
+
+
+def test_it_is_a_ranks_own_where_its_calls_follow_one_another_twice_as_often() -> None:
+    once = (("a", 0, 1000), ("b", 3000, 17_800))
+    twice = (("a", 0, 1000), ("b", 3000, 4000), ("a", 4001, 5000), ("b", 6000, 17_800))
+    assert pauses_of(once, OFTEN_TOGETHER) == {}
+    assert pauses_of(twice, OFTEN_TOGETHER) == {"after a and before b": pytest.approx(3)}
+    # Of several peers the mean counts, of several late ranks too; what is within another call is none of them.
+    assert pauses_of(once, OFTEN_TOGETHER, (("c", 0, 17_800),)) == {"after a and before b": pytest.approx(2)}
+    inner = (("c", 0, 17_800), ("a", 10, 1000), ("b", 1001, 2000))
+    assert pauses_of(once, inner) == {"after a and before b": pytest.approx(2)}
+    assert pauses_of(once, (("a", 0, 17_800),), (("c", 0, 17_800),), late=(0, 1)) == {
+        "after a and before b": pytest.approx(1)
+    }
+
+
+def test_pauses_are_named_by_the_calls_around_them_the_longest_first() -> None:
+    calls = (("a", 0, 1000), ("a", 1600, 2000), ("b", 4000, 5000), ("b", 8000, 17_800))
+    found = pauses_of(calls, (("c", 0, 17_800),))
+    assert list(found) == ["between calls of b", "after a and before b", "between calls of a"]
+    assert list(found.values()) == pytest.approx([3, 2, 0.6])
