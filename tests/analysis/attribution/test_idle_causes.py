@@ -170,7 +170,7 @@ def test_each_block_is_caught_up_with_until_the_next() -> None:
 
 @pytest.mark.parametrize(("since", "sync", "launch"), [(2, 9, 0), (4, 7, 2)])
 def test_a_block_that_ends_within_a_gap_is_followed_from_its_end(since: int, sync: int, launch: int) -> None:
-    """The device is idle from 5 on and the host blocked until 8: [5, 8) is the block, and as long after it as it was."""
+    """The device is idle from 5 on and the host blocked until 8: [5, 8) is the block, and then as long after it."""
     trace = middle().compute(0, 5).sync(since, 8).operator(8, 14).compute(14, 40, launch=(13, 14))
     found = buckets(trace)
     assert (found["compute"], found["sync"], found.get("launch", 0)) == (31, sync, launch)
