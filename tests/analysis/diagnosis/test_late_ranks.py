@@ -1,0 +1,377 @@
+"""Why a rank is late and what is said of it, each decision with a few numbers in place of a replay."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+
+from gpudiag.analysis.diagnosis.replay.levels import PARTS
+from gpudiag.analysis.diagnosis.replay.what_if import WhatIf
+from gpudiag.analysis.diagnosis.rules import late_cause, straggler
+from gpudiag.analysis.diagnosis.rules.late_cause import cause_of, elsewhere
+from gpudiag.analysis.diagnosis.rules.more_than_peers import MoreOperators, OwnPauses
+from gpudiag.analysis.diagnosis.rules.rule import CannotTell
+from gpudiag.analysis.diagnosis.rules.straggler import Straggler
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from gpudiag.model.analysis import Finding
+
+Patch = pytest.MonkeyPatch
+
+
+def excess_in(by_part: Mapping[str, Mapping[int, float]], steps: int = 2) -> Callable[[Any, str], Any]:
+    """By how many ms each rank is above its peers, by part; the same in each step."""
+
+    def of(_: Any, part: str) -> Any:
+        by_rank = {rank: 1e6 * ms for rank, ms in by_part.get(part, {0: 0.0, 1: 0.0}).items()}
+        return SimpleNamespace(
+            by_rank=by_rank,
+            by_step={rank: (ns,) * steps for rank, ns in by_rank.items()},
+            steady=lambda rank: by_rank[rank] > 0,
+        )
+
+    return of
+
+
+def cause(
+    patch: Patch,
+    gain: float,
+    alone: dict[str, float],
+    *,
+    differ: str = " ".join(PARTS),
+    others: float | None = None,
+    throughout: float = 0.0,
+    few: bool = True,
+) -> str:
+    """What explains a gain of which each part alone gains so much, all but the best `others`, and a host throughout."""
+    best = max(alone, key=lambda part: alone[part])
+
+    def gained(parts: frozenset[str]) -> float:
+        if len(parts) == 1:
+            return sum(alone.get(part, 0.0) for part in parts)
+        if parts == {"launch", "operators", "stall"}:
+            return throughout
+        assert parts == {*PARTS} - {best}
+        return gain if others is None else others
+
+    patch.setattr(late_cause, "levelled", lambda _of, _costs, parts, **_: frozenset(parts))
+    patch.setattr(late_cause, "excess_of", excess_in({part: {0: 0.0, 1: 5.0} for part in differ.split()}))
+    patch.setattr(late_cause, "few_slow_calls", lambda *_: {"mm": (1.0, 1.0)} if few else {})
+    what_if: Any = SimpleNamespace(
+        corrected=None,
+        corrected_ms=100.0,
+        graph=SimpleNamespace(ranks={0: 0, 1: 1}),
+        gains_ms=lambda many: [gained(one) for one in many],
+        gain_ms=gained,
+    )
+    found, by_part = cause_of(SimpleNamespace(), what_if, gain, False)  # type: ignore[arg-type]  # looks at none of it
+    assert by_part == {part: alone.get(part, 0.0) for part in PARTS}
+    return found
+
+
+def test_a_part_explains_lateness_that_gains_half_of_it_by_itself(monkeypatch: Patch) -> None:
+    assert cause(monkeypatch, 10, {"input": 5.0, "compute": 4.0}) == "input"
+    assert cause(monkeypatch, 10, {"input": 4.9, "compute": 4.0}) == "unknown"
+    assert cause(monkeypatch, 10, {"input": 1.0}, differ="input") == "input"  # in no other do they differ
+    assert cause(monkeypatch, 10, {"input": 5.0, "compute": 8.0}, differ="input copy") == "input"
+    assert cause(monkeypatch, 10, {"input": 5.0, "compute": 8.0}, differ="") == "compute"
+
+
+def test_or_without_which_half_of_it_is_not_gained(monkeypatch: Patch) -> None:
+    assert cause(monkeypatch, 10, {"compute": 4.0}, others=5.0) == "compute"
+    assert cause(monkeypatch, 10, {"compute": 4.0}, others=5.1) == "unknown"
+
+
+def test_a_host_may_be_slow_in_all_that_it_does(monkeypatch: Patch) -> None:
+    assert cause(monkeypatch, 10, {"launch": 4.0}, throughout=5.0) == "launch"
+    assert cause(monkeypatch, 10, {"operators": 4.0}, throughout=5.0) == "launch"
+    assert cause(monkeypatch, 10, {"launch": 4.0}, throughout=4.9) == "unknown"
+    assert cause(monkeypatch, 10, {"sync": 4.0}, throughout=9.0) == "unknown"
+    assert cause(monkeypatch, 10, {"operators": 6.0}) == "operators"
+    assert cause(monkeypatch, 10, {"operators": 6.0}, few=False) == "launch"
+    assert cause(monkeypatch, 10, {"input": 6.0}, few=False) == "input"
+
+
+@pytest.mark.parametrize(("each_step", "most"), [(False, 1.0), (True, 2.0)])
+def test_ranks_differ_by_a_percent_in_the_mean_or_in_each_step(
+    monkeypatch: Patch, most: float, *, each_step: bool
+) -> None:
+    """In the steps they are late by turns: by 2 ms each time, and by 1 ms in the mean."""
+    for step_ms, differs in ((100 * most, True), (100.1 * most, False)):
+        excess = SimpleNamespace(by_rank={0: 1e6, 1: 1e6}, by_step={0: (2e6, 0.0), 1: (0.0, 2e6)})
+        monkeypatch.setattr(late_cause, "excess_of", lambda *_, excess=excess: excess)
+        what_if: Any = SimpleNamespace(corrected_ms=step_ms)
+        assert late_cause._differ(what_if, "launch", each_step) == differs
+
+
+@pytest.mark.parametrize(
+    ("called", "gain", "paused", "found"),
+    [
+        ("launch", 10.0, 5.0, "stall"),
+        ("launch", 10.0, 4.9, "launch"),
+        ("unknown", 10.0, 5.0, "stall"),
+        ("input", 10.0, 9.0, "input"),
+        ("launch", 0.0, 9.0, "launch"),
+    ],
+)
+def test_a_host_with_pauses_of_its_own_stalls(
+    monkeypatch: Patch, called: str, gain: float, paused: float, found: str
+) -> None:
+    monkeypatch.setattr(late_cause, "own_pauses", lambda *_: OwnPauses(ms={"a": paused}))
+    cause, pauses = elsewhere(SimpleNamespace(), (0,), called, gain)  # type: ignore[arg-type]  # looks at none of it
+    assert (cause, pauses.total_ms) == (found, paused if found == "stall" else 0)
+
+
+def said(
+    patch: Patch,
+    cause: str,
+    *,
+    late: Mapping[int, float] = {0: 0.0, 1: 8.0},
+    part: str = "",
+    jitter: bool = False,
+    in_some_steps: tuple[int, ...] = (),
+    gain: float = 10.0,
+    is_cpu: bool = False,
+    silent: float = 0.0,
+    marked: float = 0.0,
+    later_input: float = 0.0,
+    paused: float = 0.0,
+    place: str = "",
+    held: bool = False,
+    longer: float = 0.0,
+    more: MoreOperators | None = None,
+) -> Finding:
+    """The finding about ranks that are late by so many ms in the part that is the cause."""
+    alone = dict.fromkeys(PARTS, 0.0) | {"input": 1.0, "launch": 2.0}
+    patch.setattr(straggler, "cause_of", lambda *_: (cause, dict(alone)))
+    patch.setattr(straggler, "excess_of", excess_in({part or cause: late}))
+    patch.setattr(straggler, "later_input_ms", lambda *_: later_input)
+    patch.setattr(
+        straggler,
+        "elsewhere",
+        lambda _case, _late, of, gain: (
+            "stall" if paused and gain else of,
+            OwnPauses(ms={"after a": paused} if paused and gain else {}),
+        ),
+    )
+    patch.setattr(straggler, "_place", lambda *_, **__: (place, ("there",) if place else ()))
+    patch.setattr(straggler, "_held_back", lambda *_: {"1": ["throttled"]} if held else {})
+    patch.setattr(straggler, "_longer_ms", lambda *_: longer)
+    patch.setattr(straggler, "_frames_ms", lambda *_: {"f": 1.0})
+    patch.setattr(straggler, "_late_in_some_steps", lambda *_: in_some_steps)
+    patch.setattr(straggler, "_times_last", lambda *_: {0: 3})
+    patch.setattr(straggler, "more_operators", lambda *_: more)
+    host = SimpleNamespace(
+        process=np.array([0, 1]), silent=np.array([1e6 * 99, 1e6 * silent]), input=np.array([0.0, 1e6 * marked])
+    )
+    what_if: Any = SimpleNamespace(graph=SimpleNamespace(host=host, ranks={0: 0, 1: 1}))
+    lanes = [SimpleNamespace(rank=rank, waits_ns={9: np.array([1e6, 3e6])}, is_cpu=is_cpu) for rank in range(2)]
+    case: Any = SimpleNamespace(
+        run=None, lanes=lanes, attribution=SimpleNamespace(lanes=lanes), timeline=SimpleNamespace(framework="pytorch")
+    )
+    return Straggler()._describe(case, what_if, jitter, gain, 20.0)
+
+
+def test_the_late_are_those_above_a_third_of_the_latest(monkeypatch: Patch) -> None:
+    one = said(monkeypatch, "compute", late={0: 2.3, 1: 8.0, 2: 2.4, 3: -5.0})
+    assert (one.ranks, one.cause, one.confidence) == ((1, 2), "compute", "high")
+    assert one.title == "ranks 1 and 2 compute longer, which delays all ranks by 10.0 ms per step"
+    assert one.evidence["lateness_ms_by_rank"] == {0: 2.3, 1: 8.0, 2: 2.4, 3: -5.0}
+    assert one.evidence["wait_ms_by_rank"] == {0: 2.0, 1: 2.0}
+    assert list(one.evidence["savings_ms_by_part"])[:2] == ["launch", "input"]
+    assert said(monkeypatch, "compute").title.startswith("rank 1 computes")
+    assert said(monkeypatch, "compute", late={0: 0.5, 1: 2.0, 2: 3.0}).title.startswith("ranks 1 and 2 ")
+    assert said(monkeypatch, "compute", late={0: 3.0, 1: 2.0, 2: 3.0}).title.startswith("ranks 0, 1 and 2 ")
+
+
+def test_on_a_cpu_what_a_thread_does_itself_is_computing(monkeypatch: Patch) -> None:
+    one = said(monkeypatch, "launch", is_cpu=True)
+    assert (one.cause, one.evidence["savings_ms_by_part"]["compute"]) == ("compute", 2.0)
+    assert "launch" not in one.evidence["savings_ms_by_part"]
+    assert "numactl, taskset, OMP_NUM_THREADS" in " ".join(one.advice)
+    assert said(monkeypatch, "input", is_cpu=True).cause == "input"
+    assert said(monkeypatch, "launch").cause == "launch"
+
+
+def test_who_is_late_now_and_then_or_by_turns(monkeypatch: Patch) -> None:
+    some = said(monkeypatch, "launch", jitter=True, in_some_steps=(1,))
+    assert some.title == "rank 1 is slow now and then, which costs 10.0 ms per step"
+    assert (some.ranks, some.confidence, some.evidence["times_last_by_rank"]) == ((1,), "medium", {0: 3})
+    assert "now and then on rank 1:" in some.advice[0]
+    assert "host_frames_ms_more_than_peers" not in some.evidence
+    turns = said(monkeypatch, "launch", jitter=True, in_some_steps=(0, 1), longer=5.0)
+    assert turns.title == "ranks take turns being slow, which costs 10.0 ms per step"
+    assert "now and then on one rank or another:" in turns.advice[0]
+    several = said(monkeypatch, "launch", jitter=True, late={0: 1.0, 1: 2.0, 2: 3.0}, in_some_steps=(1, 2))
+    assert several.title.startswith("ranks 1 and 2 are slow now and then")
+    steady = said(monkeypatch, "launch")
+    assert "times_last_by_rank" not in steady.evidence
+    assert steady.evidence["host_frames_ms_more_than_peers"] == {"f": 1.0}
+    assert "host_frames_ms_more_than_peers" not in said(monkeypatch, "copy").evidence
+
+
+@pytest.mark.parametrize(
+    ("cause", "later", "jitter", "found"),
+    [
+        ("stall", 5.0, False, "input"),
+        ("stall", 4.9, False, "stall"),
+        ("stall", 5.0, True, "stall"),
+        ("launch", 9.0, False, "launch"),
+    ],
+)
+def test_a_stall_that_the_timed_steps_know_as_fetching(
+    monkeypatch: Patch, cause: str, later: float, found: str, *, jitter: bool
+) -> None:
+    assert said(monkeypatch, cause, later_input=later, jitter=jitter, in_some_steps=(1,)).cause == found
+
+
+def test_input_that_nobody_marked_is_called_so(monkeypatch: Patch) -> None:
+    one = said(monkeypatch, "input", silent=5.0, marked=4.9)
+    assert one.title.startswith("rank 1's unmarked time at the start of the step (usually data loading) delays")
+    assert (one.confidence, "assumed_data_loading" in one.evidence) == ("medium", True)
+    marked = said(monkeypatch, "input", silent=5.0, marked=5.0)
+    assert marked.title.startswith("rank 1's data loading delays")
+    assert (marked.confidence, "assumed_data_loading" in marked.evidence) == ("high", False)
+    assert "assumed_data_loading" not in said(monkeypatch, "compute", silent=5.0).evidence
+
+
+def test_own_pauses_and_places_are_said(monkeypatch: Patch) -> None:
+    one = said(monkeypatch, "launch", paused=6.0)
+    assert (one.cause, one.place, one.evidence["pauses_ms_more_than_peers"]) == ("stall", "after a", {"after a": 6.0})
+    assert said(monkeypatch, "launch", paused=6.0, place="in b").place == "in b"
+    assert said(monkeypatch, "launch", paused=6.0, jitter=True, in_some_steps=(1,)).cause == "launch"
+    assert said(monkeypatch, "compute", paused=6.0).cause == "compute"
+    stalled = said(monkeypatch, "stall", place="in b")
+    assert (stalled.title, stalled.advice) == (
+        "rank 1 stalls in b, which delays all ranks by 10.0 ms per step",
+        ("there",),
+    )
+
+
+def test_clocks_are_the_cause_where_they_hold_the_late_back(monkeypatch: Patch) -> None:
+    one = said(monkeypatch, "compute", held=True)
+    assert (one.cause, one.evidence["clock"]) == ("clock", {"1": ["throttled"]})
+    assert "peers' clocks" in one.advice[0]
+    assert said(monkeypatch, "launch", held=True).cause == "launch"
+    assert said(monkeypatch, "compute", held=True, jitter=True, in_some_steps=(1,)).cause == "compute"
+
+
+def test_what_the_timed_steps_took_longer_is_the_late_ranks_too(monkeypatch: Patch) -> None:
+    one = said(monkeypatch, "compute", longer=10.0)
+    assert one.recoverable_ms_per_step == 20.0
+    assert one.recoverable_percent == pytest.approx(100 * 20 / 60)
+    assert (one.severity, one.evidence["longer_in_timed_steps_ms"]) == ("critical", 10.0)
+    assert "by 20.0 ms" in one.title
+    none = said(monkeypatch, "compute")
+    assert (none.recoverable_percent, "longer_in_timed_steps_ms" in none.evidence) == (20.0, False)
+
+
+def test_operators_of_its_own_are_named(monkeypatch: Patch) -> None:
+    more = MoreOperators(own_ms={"sort": 3.0, "pad": 1.0}, calls={"sort": 1.0}, own_work=True)
+    one = said(monkeypatch, "launch", more=more)
+    assert (one.place, one.evidence["calls_per_step_more_than_peers"]) == ("in sort", {"sort": 1.0})
+    assert one.evidence["operators_ms_more_than_peers"] == {"sort": 3.0, "pad": 1.0}
+    assert "call sort, pad more often" in one.advice[0]
+    longer = said(monkeypatch, "launch", more=MoreOperators(own_ms={"sort": 3.0}, calls={}, own_work=False))
+    assert ("operators_ms_more_than_peers" in longer.evidence, longer.place) == (True, "")
+    for other in (
+        said(monkeypatch, "copy", more=more),
+        said(monkeypatch, "launch", more=more, paused=6.0),
+        said(monkeypatch, "launch", more=more, jitter=True, in_some_steps=(1,)),
+    ):
+        assert "operators_ms_more_than_peers" not in other.evidence
+
+
+def test_where_nothing_explains_it_the_largest_part_says_who(monkeypatch: Patch) -> None:
+    one = said(monkeypatch, "unknown", part="sync")
+    assert (one.ranks, one.confidence) == ((1,), "medium")
+    assert one.title == "rank 1 delays all ranks by 10.0 ms per step; the traces do not show why"
+    several = said(monkeypatch, "unknown", part="sync", late={0: 0.0, 1: 3.0, 2: 3.0})
+    assert several.title.startswith("ranks 1 and 2 delay all")
+
+
+def proposed(
+    patch: Patch,
+    by_rank: float,
+    by_step: float,
+    *,
+    steps: int = 4,
+    steady: bool = True,
+    ranks: int = 2,
+    meet: bool = True,
+) -> bool | None:
+    """Whether lateness is taken for jitter; None where nothing is proposed."""
+    patch.setattr(straggler, "level", lambda *_, each_step: each_step)
+    patch.setattr(straggler, "_steady", lambda _: steady)
+    what_if: Any = SimpleNamespace(
+        corrected=None,
+        corrected_ms=100.0,
+        graph=SimpleNamespace(ranks=dict.fromkeys(range(ranks), 0)),
+        gains_ms=lambda edits: [by_step if each_step else by_rank for each_step in edits],
+    )
+    case: Any = SimpleNamespace(
+        what_if=what_if,
+        steps=steps,
+        one_of_many=lambda: False,
+        lanes=[SimpleNamespace(collectives=[1] if meet else [])],
+    )
+    found = [*Straggler().examine(case)]
+    if not found:
+        return None
+    (one,) = found
+    assert not isinstance(one, CannotTell)
+    return bool(one.edit.keywords["each_step"])  # type: ignore[attr-defined]  # a partial
+
+
+def test_jitter_is_what_levelling_each_step_gains_more(monkeypatch: Patch) -> None:
+    assert [proposed(monkeypatch, 10.0, by_step) for by_step in (13.0, 13.1)] == [False, True]
+    assert [proposed(monkeypatch, 10.0, 10.0, steady=steady) for steady in (True, False)] == [False, True]
+    assert [proposed(monkeypatch, 0.0, by_step) for by_step in (0.99, 1.0)] == [False, True]
+    assert [proposed(monkeypatch, 1.0, 9.0, steps=steps) for steps in (1, 2)] == [False, True]
+
+
+def test_ranks_that_never_meet_are_not_compared(monkeypatch: Patch) -> None:
+    assert proposed(monkeypatch, 9.0, 9.0, meet=False) is None
+    assert proposed(monkeypatch, 9.0, 9.0, ranks=1) is None
+
+
+@pytest.mark.parametrize(
+    ("timed", "corrected", "now"), [(None, 90.0, 90.0), (90.0, 90.9, 90.9), (90.0, 91.0, 90.0), (90.0, 50.0, 50.0)]
+)
+def test_a_step_is_as_it_was_timed_where_that_was_so_much_faster(
+    timed: float | None, corrected: float, now: float
+) -> None:
+    known: Any = SimpleNamespace(timed_ms=timed, corrected_ms=corrected)
+    now_ms: Any = vars(WhatIf)["now_ms"]
+    assert now_ms.fget(known) == now
+
+
+def gain(
+    before: float, after: float, now: float, *, exchanged: bool = True, is_cpu: bool = False, base: bool = False
+) -> float:
+    of: Any = SimpleNamespace(
+        corrected="corrected",
+        now_ms=now,
+        each_step_ms=lambda many: [before, *[after] * (len(many) - 1)],
+        timeline=SimpleNamespace(lanes=[SimpleNamespace(is_cpu=is_cpu)]),
+    )
+    of._gained_ms = lambda *amounts: WhatIf._gained_ms(of, *amounts)
+    costs: Any = SimpleNamespace(exchanged=exchanged)
+    (found,) = WhatIf.gains_ms(of, [costs], costs if base else None)
+    return found
+
+
+def test_where_the_timed_step_is_faster_a_cause_costs_its_share_or_the_rest() -> None:
+    assert gain(100, 70, 100) == 30
+    assert gain(100, 70, 80) == pytest.approx(24)  # the share, as the rest is 10
+    assert gain(100, 20, 90) == pytest.approx(72)
+    assert gain(100, 70, 80, exchanged=False) == 10  # on GPUs the rest alone
+    assert gain(100, 70, 80, exchanged=False, is_cpu=True) == pytest.approx(24)
+    assert gain(100, 70, 60, exchanged=False) == 0
+    assert gain(100, 70, 80, base=True) == 30
+    assert gain(100, 120, 100) == gain(0, 0, 0) == 0
