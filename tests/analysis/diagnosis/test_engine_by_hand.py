@@ -1,0 +1,198 @@
+"""What a diagnosis rests on: when a replay tells nothing, how sure the data leaves a finding, and a case's figures."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+
+from gpudiag.analysis.diagnosis import engine
+from gpudiag.analysis.diagnosis.case import Case
+from gpudiag.analysis.diagnosis.engine import _as_sure_as_the_data, _graded, _nothing_to_replay, _overhead
+from gpudiag.analysis.diagnosis.likely import likely_cause
+from gpudiag.model.analysis import BUCKETS, Finding
+from gpudiag.model.timeline import UNKNOWN
+from gpudiag.units import NS_PER_MS
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+
+def replay(replayed: float, corrected: float = 100.0) -> Any:
+    return SimpleNamespace(replayed_ms=replayed, corrected_ms=corrected, per_event_ns=1500.0)
+
+
+def job(slowest: float = 100.0, unprofiled: float | None = None) -> Any:
+    return SimpleNamespace(slowest_ms=slowest, unprofiled_ms=unprofiled)
+
+
+@pytest.mark.parametrize(("replayed", "tells"), [(100, True), (125, True), (125.1, False), (75, True), (74.9, False)])
+def test_a_replay_within_a_quarter_of_the_recorded_step_tells(replayed: float, *, tells: bool) -> None:
+    reason = _nothing_to_replay(job(), replay(replayed))
+    assert (not reason) == tells
+    if not tells:
+        assert f"({replayed:.1f} and 100.0 ms)" in reason
+    assert "two marked steps" in _nothing_to_replay(job(), None)
+
+
+@pytest.mark.parametrize(("corrected", "told"), [(95.0, True), (95.1, False)])
+def test_overhead_is_told_from_five_percent_on(corrected: float, *, told: bool) -> None:
+    found = _overhead(job(), replay(100.0, corrected))
+    assert [one.code for one in found] == (["profiler-overhead"] if told else [])
+    if told:
+        assert "takes 100.0 ms while profiling and about 95.0 ms without, assuming 1.5 µs overhead" in found[0].message
+        (timed,) = _overhead(job(unprofiled=94.0), replay(100.0, corrected))
+        assert "; 94.0 ms were measured without profiling" in timed.message
+
+
+def sure(
+    code: str = "host-stall",
+    gain: float | None = 10.0,
+    *,
+    cause: str = "",
+    codes: Sequence[str] = (),
+    slowest: float = 100.0,
+    replayed: float = 100.0,
+    corrected: float = 100.0,
+    unprofiled: float | None = 100.0,
+    confidence: Any = "high",
+    **evidence: Any,
+) -> str:
+    finding = Finding(
+        code=code, severity="info", cause=cause, recoverable_ms_per_step=gain, confidence=confidence, evidence=evidence
+    )
+    found = _as_sure_as_the_data(job(slowest, unprofiled), replay(replayed, corrected), finding, {*codes})
+    return str(found.confidence)
+
+
+def test_each_doubt_of_the_data_takes_one_grade() -> None:
+    assert sure() == "high"
+    assert sure(replayed=103.0) == "high"
+    assert sure(replayed=103.1) == "medium"
+    assert sure(replayed=103.1, confidence="medium") == sure(replayed=103.1, confidence="low") == "low"
+    weakening, between = min(engine._WEAKENING), min(engine._WEAKENING_BETWEEN_RANKS - engine._WEAKENING)
+    assert sure(codes=[weakening]) == "medium"
+    assert sure("straggler", codes=[between]) == "medium"
+    assert sure(codes=[between]) == "high"
+    assert sure("straggler", codes=[weakening, between]) == "low"
+    assert sure("straggler", codes=[weakening, between], replayed=110.0) == "low"
+    assert sure(codes=["mixed-runs"]) == "low"
+    assert sure(codes=["mixed-runs"], replayed=110.0, timed_steps=9) == "high"
+
+
+@pytest.mark.parametrize(("gain", "confidence"), [(5.0, "high"), (4.9, "medium"), (None, "medium")])
+def test_what_the_profiler_cost_a_host_is_doubted_where_it_is_more(gain: float | None, confidence: str) -> None:
+    """Of 100 ms the profiler took 5, and nobody timed the steps without it."""
+    assert sure("host-sync", gain, corrected=95.0, unprofiled=None) == confidence
+    assert sure("host-stall", gain, corrected=95.0, unprofiled=None) == "high"
+    if gain:
+        assert sure("host-sync", gain, corrected=95.0, unprofiled=95.0) == "high"
+        assert sure("straggler", gain, cause="launch", corrected=95.0, unprofiled=95.0) == confidence
+        assert sure("straggler", gain, cause="input", corrected=95.0, unprofiled=95.0) == "high"
+
+
+def test_timed_steps_that_took_longer_leave_an_amount_in_doubt() -> None:
+    assert sure(gain=40.0, unprofiled=110.0) == "high"
+    assert sure(gain=39.9, unprofiled=110.0) == "medium"
+    assert sure(gain=None, unprofiled=110.0) == "high"
+    assert sure(gain=39.9, unprofiled=110.0, longer_in_timed_steps_ms=10.0) == "high"
+
+
+@pytest.mark.parametrize(
+    ("share", "own", "confidence"),
+    [
+        (1.0, "high", "high"),
+        (1.0, "medium", "medium"),
+        (0.7, "high", "medium"),
+        (0.1, "high", "low"),
+        (0.7, "low", "low"),
+    ],
+)
+def test_a_finding_is_no_surer_than_its_rule_and_its_variations(
+    monkeypatch: pytest.MonkeyPatch, share: float, own: Any, confidence: str
+) -> None:
+    monkeypatch.setattr(engine, "survival", lambda *_: [share])
+    found: Any = SimpleNamespace(finding=Finding(code="a", severity="info", confidence=own, evidence={"x": 1}))
+    (one,) = _graded(replay(100.0), [found])
+    assert (one.confidence, one.evidence) == (confidence, {"x": 1, "confirmed_by_variations_percent": 100 * share})
+
+
+def lanes(*devices: tuple[int, dict[str, Sequence[float]]]) -> Any:
+    """The attribution of devices (rank, ms of each bucket by step); a step is what its buckets are."""
+    of = []
+    for rank, buckets in devices:
+        columns = np.array([buckets.get(bucket, [0.0] * len(next(iter(buckets.values())))) for bucket in BUCKETS]).T
+        rows = columns * NS_PER_MS
+        of.append(SimpleNamespace(rank=rank, buckets_ns=rows, step_ns=rows.sum(axis=1), queued=None))
+    return SimpleNamespace(lanes=of)
+
+
+def case(attribution: Any, **timeline: Any) -> Case:
+    return Case(timeline=SimpleNamespace(**timeline), attribution=attribution)  # type: ignore[arg-type]  # in place of both
+
+
+def test_a_cases_step_is_the_mean_of_its_lanes_or_of_the_slowest() -> None:
+    of = case(lanes((0, {"compute": [10, 20], "input": [2, 4]}), (1, {"compute": [30, 30]})))
+    assert (of.step_ms, of.slowest_ms) == (24, 30)
+    nothing = case(lanes())
+    assert (nothing.step_ms, nothing.slowest_ms) == (0, 0)
+
+
+def test_exposed_time_is_by_rank_that_of_its_worst_device() -> None:
+    of = case(
+        lanes((0, {"copy": [1, 3], "input": [4, 4]}), (0, {"copy": [1, 0], "input": [1, 1]}), (3, {"copy": [7, 7]}))
+    )
+    assert of.exposed_ms("copy", "input") == {0: 6, 3: 7}
+    assert of.exposed_ms("copy") == {0: 2, 3: 7}
+
+
+def collectives(*calls: tuple[int, int, int, float]) -> Any:
+    """A lane's collectives: (instance, ranks in its group or 0, last arrival or -1, end), each begun at 10."""
+    instance, ranks, arrival, end = np.array(calls, np.int64).T
+    kinds = sorted({*ranks.tolist()})
+    table = SimpleNamespace(
+        instance=instance,
+        start=np.full(len(calls), 10),
+        last_arrival=arrival,
+        end=end,
+        kinds=[("all_reduce", "0", of, 8) for of in kinds],
+        kind=np.array([kinds.index(of) for of in ranks.tolist()]),
+    )
+    return SimpleNamespace(collectives=table)
+
+
+def unseen(*of: Any, world: int = 2) -> float:
+    return case(lanes(), lanes=of, world_size=world).unseen_share()
+
+
+def test_unseen_is_transfer_in_which_a_rank_without_a_trace_takes_part() -> None:
+    whole = collectives((0, 2, 20, 60), (1, 2, 20, 60))
+    assert unseen(whole, whole) == 0
+    assert unseen(whole, collectives((0, 2, 20, 60))) == pytest.approx(1 / 3)
+    assert unseen(collectives((0, 0, 20, 60)), collectives((0, 0, 20, 60)), world=3) == 1
+    assert unseen(collectives((0, 1, 20, 60), (UNKNOWN, 1, UNKNOWN, 40))) == pytest.approx(30 / 70)
+    assert unseen(collectives((0, 2, 20, 20))) == 0
+
+
+@pytest.mark.parametrize(("ms", "code"), [(5.0, "input-bound"), (4.9, None), (30.0, "input-bound")])
+def test_without_a_replay_the_largest_bucket_is_a_likely_cause(ms: float, code: str | None) -> None:
+    of = case(
+        lanes((0, {"compute": [96 - ms] * 2, "input": [ms] * 2, "copy": [4] * 2})), ranks_present=(0,), world_size=1
+    )
+    found = likely_cause(of, "why")
+    assert [one.code for one in found] == ([] if code is None else [code])
+    for one in found:
+        assert (one.confidence, one.evidence) == ("low", {"reason": "why", "exposed_ms": ms, "bucket": "input"})
+        assert f"({ms:.1f} ms, {ms:.0f} % of the recorded step)" in one.title
+    assert likely_cause(case(lanes(), ranks_present=(), world_size=1), "") == ()
+
+
+@pytest.mark.parametrize(("world", "unseen"), [(1, False), (2, True)])
+def test_communication_may_be_waiting_for_ranks_that_are_missing(world: int, *, unseen: bool) -> None:
+    of = case(
+        lanes((0, {"compute": [60.0] * 2, "communication_transfer": [40.0] * 2})), ranks_present=(0,), world_size=world
+    )
+    (one,) = likely_cause(of, "")
+    assert ("waiting for ranks whose traces are missing" in one.title) == unseen
