@@ -1,0 +1,99 @@
+"""How fast devices compute, of ranks that counted their work: in a few numbers."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from gpudiag.analysis.attribution.compute_rate import compute_rate
+from gpudiag.model.run import RankRecord, RunRecord, StepFlops, StepTimes
+
+if TYPE_CHECKING:
+    from gpudiag.model.analysis import ComputeRate
+
+H100 = "NVIDIA H100 80GB HBM3"
+TERA = 10**12
+
+
+def rate(
+    *ranks: tuple[StepFlops | None, float | None], devices: tuple[str, ...] = (), on: str = "cuda:0", world: int = 0
+) -> ComputeRate | None:
+    """Of ranks that counted this, and took so many ms for a step."""
+    records = []
+    for rank, (flops, step_ms) in enumerate(ranks):
+        times: Any = None
+        if step_ms is not None:
+            times = StepTimes(
+                step_ms=(step_ms,), mean_ms=step_ms, median_ms=step_ms, standard_error_ms=0.0, jitter_ms=0.0
+            )
+        name = devices[rank] if devices else H100
+        records.append(
+            RankRecord(
+                rank=rank, local_rank=rank, host="", pid=1, device=on, device_name=name, flops=flops, unprofiled=times
+            )
+        )
+    run = RunRecord(
+        created="", command=(), workload="", framework="pytorch", strategy="", world_size=world or len(ranks), nodes=1,
+        batch_size_per_device=None, ranks=tuple(records), status="complete",
+    )  # fmt: skip
+    return compute_rate(run)
+
+
+def counted(recomputed: int = 0, unknown: tuple[str, ...] = (), **tera: int) -> StepFlops:
+    return StepFlops(
+        by_precision={name: of * TERA for name, of in tera.items()}, recomputed=recomputed, unknown=unknown
+    )
+
+
+def test_it_is_the_mean_of_all_ranks_over_the_step_of_the_slowest() -> None:
+    found = rate(
+        (counted(bf16=40, fp32=1, recomputed=4, unknown=("a",)), 100.0),
+        (counted(bf16=20, recomputed=1, unknown=("b", "a")), 80.0),
+    )
+    assert found is not None
+    assert (found.flops_per_step, found.recomputed_flops_per_step) == (30_500_000_000_000, 2)
+    assert (found.precision, found.by_precision) == ("bf16", {"bf16": 30 * TERA, "fp32": TERA // 2})
+    assert found.unknown == ("a", "b")
+    assert found.tflops_per_s == pytest.approx(305)
+    assert found.peak_tflops is not None
+    assert found.mfu_percent == pytest.approx(100 * 305 / found.peak_tflops)
+    assert found.reasons == {}
+
+
+def test_where_not_all_have_counted_it_is_said_why() -> None:
+    assert rate((None, 10.0), (None, 10.0)) is None
+    for ranks, why in (
+        (((counted(bf16=1), 1.0), (None, 1.0)), "not every rank has counted its work"),
+        (((None, 1.0), (StepFlops(reason="no shapes"), 1.0), (StepFlops(reason="x"), 1.0)), "no shapes"),
+        (((counted(bf16=1), 1.0), (StepFlops(reason="no shapes"), 1.0)), "no shapes"),
+    ):
+        found = rate(*ranks)
+        assert found is not None
+        assert (found.reasons, found.tflops_per_s) == ({"flops_per_step": why}, None)
+    missing = rate((counted(bf16=1), 1.0), world=2)
+    assert missing is not None
+    assert "flops_per_step" in missing.reasons
+
+
+def test_without_timed_steps_there_is_no_rate() -> None:
+    for step_ms in (None, 0.0):
+        found = rate((counted(bf16=1), step_ms))
+        assert found is not None
+        assert (found.tflops_per_s, found.mfu_percent) == (None, None)
+        assert found.reasons == {"tflops_per_s": "no steps were timed"}
+        assert found.peak_tflops is not None
+
+
+def test_peaks_are_of_boards_that_are_known_and_of_their_mean() -> None:
+    def peak(*devices: str, on: str = "cuda:0") -> tuple[float | None, int, str]:
+        found = rate(*[(counted(bf16=1), 10.0)] * len(devices), devices=devices, on=on)
+        assert found is not None
+        return found.peak_tflops, found.peak_source.count(";"), found.reasons.get("peak_tflops", "")
+
+    h100, a100 = peak(H100)[0] or 0.0, peak("NVIDIA A100-SXM4-80GB")[0] or 0.0
+    assert h100 > a100 > 0
+    assert peak(H100, H100) == (h100, 0, "")
+    assert peak(H100, "NVIDIA A100-SXM4-80GB") == ((h100 + a100) / 2, 1, "")
+    assert peak(H100, "a toaster") == (None, 0, "no published peak of a toaster in bf16 is known here")
+    assert peak(H100, on="cpu") == (None, 0, "nobody publishes one of a process on CPUs")
