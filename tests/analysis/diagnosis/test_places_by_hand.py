@@ -1,0 +1,146 @@
+"""Between which calls a thread records nothing, and which calls are slow, in steps of a few calls. Times in µs."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+
+from gpudiag.analysis.diagnosis import places
+from gpudiag.analysis.diagnosis.places import (
+    _between,
+    _outermost,
+    _processes,
+    before_first_operator,
+    few_slow_calls,
+    slow_operators,
+    stalls,
+)
+from tests.analysis.diagnosis.cases import case_of
+from tests.timeline_builder import LOADER, TraceBuilder
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from gpudiag.analysis.diagnosis.case import Case
+
+COLLECTING = "gpudiag.gc"
+Call = tuple[str, int, int]
+
+
+def job(*ranks: Sequence[Call]) -> Case:
+    """Ranks of CPU processes whose steps of 20 ms have these calls."""
+    traces = []
+    for rank, calls in enumerate(ranks):
+        trace = TraceBuilder(rank, world_size=len(ranks), origin_ns=10**18 + 10**6 * rank)
+        for step in range(5):
+            trace.step(20_000 * step)
+            for name, start, end in calls:
+                (trace.annotation if name in {COLLECTING, LOADER, "mine"} else trace.operator)(start, end, name)
+        traces.append(trace.build())
+    return case_of(traces)
+
+
+def pausing(*until: int) -> list[Call]:
+    """`a` and then pauses until each of these times, when `b`, `c`, … begin; the last goes on to the step's end."""
+    calls = [("a", 0, 1000)]
+    for place, at in enumerate(until):
+        calls.append(("bcdef"[place], at, at + 500 if place < len(until) - 1 else 19_990))
+    return calls
+
+
+def found(case: Case, *ranks: int, common: bool = False) -> list[tuple[str, float]]:
+    return [(place.words, place.ms_per_step) for place in stalls(case, ranks, common=common)]
+
+
+def test_stretches_are_named_by_what_is_around_them_the_longest_first() -> None:
+    case = job(pausing(2000, 5500), pausing(4000))
+    assert found(case, 0) == [("after b and before c", 3.0), ("after a and before b", 1.0)]
+    # Each is as long as where that is longest,
+    assert found(case, 0, 1) == [("after a and before b", 3.0), ("after b and before c", 3.0)]
+    # or as on most of the ranks: the lower median, of a rank without it nothing.
+    assert found(case, 0, 1, common=True) == [("after a and before b", 1.0)]
+    three = job(pausing(2000, 5500), pausing(4000, 6500), pausing(3000))
+    assert found(three, 0, 1, 2, common=True) == [("after a and before b", 2.0), ("after b and before c", 2.0)]
+    assert found(case) == []
+
+
+@pytest.mark.parametrize(("collected", "collecting"), [(1001, True), (1000, False)])
+def test_a_stretch_is_collecting_garbage_for_the_most_part(collected: int, *, collecting: bool) -> None:
+    case = job([("a", 0, 1000), (COLLECTING, 1200, 1200 + collected), ("b", 3000, 19_990)])
+    (place,) = stalls(case, [0])
+    assert (place.words, place.ms_per_step, place.collecting) == ("after a and before b", 2.0, collecting)
+
+
+def test_before_the_first_operator_is_told_by_what_came_before() -> None:
+    case = job([("a", 2000, 19_000)], [("a", 1000, 5000), ("b", 5001, 18_000)])
+    assert before_first_operator(case, [0]) == "after a and before a"
+    assert before_first_operator(case, [1]) == "after b and before a"
+    assert before_first_operator(case, [0, 1]) == "after a and before a"
+    assert before_first_operator(case, []) == ""
+
+
+def outermost(*calls: Call, latest: bool) -> str:
+    """The name of the call whose end, or start, is the last or the first."""
+    events: Any = SimpleNamespace(
+        start_ns=np.array([start * 1000 for _, start, _ in calls], np.int64),
+        end_ns=np.array([end * 1000 for _, _, end in calls], np.int64),
+        name_of=lambda row: calls[row][0],
+    )
+    return _outermost(events, np.arange(len(calls)), events.end_ns if latest else events.start_ns, latest=latest)
+
+
+def test_of_calls_that_are_nested_the_outermost_is_named() -> None:
+    calls = (("inner", 10, 90), ("outer", 0, 100), ("before", 0, 40))
+    assert outermost(*calls, latest=True) == "outer"
+    assert outermost(("inner", 10, 90), ("outer", 50, 100), latest=False) == "inner"
+    # They end within 50 µs of one another.
+    assert outermost(("long", 0, 950), ("last", 990, 1000), latest=True) == "long"
+    assert outermost(("long", 0, 949), ("last", 990, 1000), latest=True) == "last"
+    assert outermost(("first", 0, 10), ("long", 50, 900), latest=False) == "long"
+    assert outermost(("first", 0, 10), ("long", 51, 900), latest=False) == "first"
+    assert outermost(latest=True) == ""
+
+
+def test_a_place_is_also_told_by_the_range_around_it() -> None:
+    case = job([("a", 0, 1000), ("mine", 1500, 19_000), ("b", 3000, 18_000)])
+    lane, events = case.lanes[0], case.timeline.traces[0].events
+
+    def between(start: int, end: int) -> str:
+        return _between(lane, events, (20_000 + start) * 1000, (20_000 + end) * 1000)
+
+    assert between(1600, 2900) == "after a and before b, in mine"
+    assert between(1100, 1400) == "after a and before mine"
+    assert _between(lane, events, -10, -5) == "before a"
+    assert _between(lane, events, 10**12, 10**12 + 5).startswith("after ")
+    assert _between(lane, events, 0, 10**12) == "between its operators"
+
+
+def test_slow_calls_are_per_step_and_process() -> None:
+    slow, fast = [("a", 0, 1000), ("b", 1001, 3001), ("b", 3002, 5002), ("c", 5003, 5500)], [("c", 0, 400)]
+    assert slow_operators(job(slow), [0]) == {"b": (4.0, 2.0), "a": (1.0, 1.0)}
+    assert slow_operators(job(slow, fast), [0, 1]) == {"b": (2.0, 1.0), "a": (0.5, 0.5)}
+    assert slow_operators(job(slow, slow), [0, 1]) == {"b": (4.0, 2.0), "a": (1.0, 1.0)}
+    assert slow_operators(job(slow, fast), [1]) == {}
+    # One that is interrupted by another is one call.
+    assert slow_operators(job([("a", 0, 3000), ("c", 1000, 1001)]), [0]) == {"a": (pytest.approx(2.999), 1.0)}
+
+
+@pytest.mark.parametrize(("rest", "few"), [(2.0, True), (2.1, False)])
+def test_slow_calls_are_few_where_two_names_have_half_of_it(
+    monkeypatch: pytest.MonkeyPatch, rest: float, *, few: bool
+) -> None:
+    slow = {"a": (3.0, 1.0), "b": (1.0, 1.0), "c": (rest, 1.0), "d": (2.0, 1.0)}
+    monkeypatch.setattr(places, "slow_operators", lambda *_: slow)
+    assert few_slow_calls(SimpleNamespace(), ()) == (slow if few else {})  # type: ignore[arg-type]  # not looked at
+
+
+def test_processes_are_those_of_the_ranks_once_each() -> None:
+    lanes = [
+        SimpleNamespace(trace=trace, rank=rank, window_steps=[1]) for trace, rank in ((1, 1), (0, 0), (1, 1), (2, 2))
+    ]
+    case: Any = SimpleNamespace(lanes=lanes)
+    assert [lane.trace for lane in _processes(case, (0, 1))] == [0, 1]
+    assert _processes(case, (1,))[0] is lanes[0]
