@@ -126,7 +126,8 @@ def test_slow_calls_are_per_step_and_process() -> None:
     assert slow_operators(job(slow, fast), [1]) == {}
     # One that is interrupted by another is one call.
     ((own_ms, times),) = slow_operators(job([("a", 0, 3000), ("c", 1000, 1001)]), [0]).values()
-    assert (own_ms, times) == (pytest.approx(2.999), 1.0)
+    assert own_ms == pytest.approx(2.999)
+    assert times == 1
 
 
 @pytest.mark.parametrize(("rest", "few"), [(2.0, True), (2.1, False)])
@@ -144,4 +145,4 @@ def test_processes_are_those_of_the_ranks_once_each() -> None:
     ]
     case: Any = SimpleNamespace(lanes=lanes)
     assert [lane.trace for lane in _processes(case, (0, 1))] == [0, 1]
-    assert _processes(case, (1,))[0] is lanes[0]
+    assert [id(lane) for lane in _processes(case, (1,))] == [id(lanes[0])]
