@@ -302,7 +302,7 @@ class ModuleTime(msgspec.Struct, frozen=True, kw_only=True):
     On a GPU: of the kernels, copies and memsets that its operators launched, communication left out; on a CPU, of its
     operators. Times include the modules below it in path, `own_` do not; what backward computes again is in backward.
 
-    `root` is the class of the outermost module called (`Net#2`: another of it), `path` the module's in it, as in
+    `root` is the class of the outermost module (`Net#2`: another of that class), `path` the module's in it, as in
     `named_modules()`, `type` its class, `calls` its forward calls per step, mean of the devices.
     """
 

@@ -242,7 +242,7 @@ class EventWaits(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Module(msgspec.Struct, frozen=True):
-    """A module of the model: the class of the outermost one called, the path within that one, and its own class."""
+    """A module of the model: the class of the outermost one, the path within that one, and its own class."""
 
     root: str
     path: str

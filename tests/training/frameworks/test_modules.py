@@ -277,7 +277,17 @@ class Outer(nn.Module):
     def forward(self, x):
         return self.odd(x)
 
+class Asked(nn.Module):
+    # As trainers have them: not called itself, but asked for its loss.
+    def __init__(self):
+        super().__init__()
+        self.net, self.lone = Wrapper(Net()), nn.Linear(16, 16)
+
+    def loss(self, x):
+        return self.net(self.lone(x))
+
 nn.Module.__call__ = nn.Module._wrapped_call_impl
+asked, lone, other = Asked(), nn.Linear(16, 16), nn.Linear(16, 16)
 marks = MarkedModules()
 marks.start()
 assert Outer()(torch.zeros(1)).item() == 1
@@ -287,15 +297,18 @@ assert scripted(torch.zeros(1, 2)).shape == (1, 2)
 class FSDPModule:
     pass
 
-# As `fully_shard` makes them of a module's class; and a replica of DataParallel's, of which there are new ones each step.
+# As `fully_shard` makes them of a module's class; and a replica, of which DataParallel makes new ones in each step.
 sharded = Net()
 sharded.__class__ = type("FSDPNet", (FSDPModule, Net), {})
 replica = nn.Tanh()._replicate_for_data_parallel()
 with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as recorded:
     sharded(torch.ones(2, 16))
     replica(torch.ones(2))
+    asked.loss(other(lone(torch.ones(2, 16))))
 names = {event.name for event in recorded.events() if "gpudiag" in event.name}
 assert "gpudiag.module:Net/ (Net)" in names and "gpudiag.module:Net/wide (Linear)" in names, names
+alone = ("Asked/lone (Linear)", "Asked/net.wide (Linear)", "Linear/ (Linear)", "Linear#2/ (Linear)")
+assert {f"gpudiag.module:{name}" for name in alone} <= names, names
 assert not [name for name in names if "FSDP" in name or "Tanh" in name], names
 marks.stop()
 """

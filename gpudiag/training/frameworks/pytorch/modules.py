@@ -8,6 +8,7 @@ of the smallest module takes.
 
 from __future__ import annotations
 
+import gc
 import sys
 from collections.abc import Iterator
 from typing import Any
@@ -26,9 +27,9 @@ _NO_MARKS = "this PyTorch has no ranges that cost little enough"
 class MarkedModules:
     """Between `start` and `stop` each call of a module is a range `gpudiag.module:<root>/<path> (<class>)`.
 
-    The root is the outermost module called, by its class; the path is the module's within it, as `named_modules` has
-    it, without wrappers. Modules that are not registered in the root they are called in, replicas of DataParallel, and
-    wrappers are not marked: what they do is done by the module that calls them.
+    The root is the outermost module that holds it, by its class; the path is the module's within it, as `named_modules`
+    has it, without wrappers. Wrappers, replicas of DataParallel, and what no root holds and another module calls are
+    not marked: what they do is done by the module that calls them.
     """
 
     def __init__(self) -> None:
@@ -46,7 +47,7 @@ class MarkedModules:
             return _NO_MARKS if fast is None else _COMPILED
         self._class = torch.nn.Module
         self._call = call = self._class.__call__
-        self._ranges = ranges = _Ranges(fast)
+        self._ranges = ranges = _Ranges(fast, _holders(self._class))
         compiling = torch.compiler.is_compiling
         label_of, within = ranges.label_of, ranges.within
 
@@ -72,8 +73,9 @@ class MarkedModules:
 class _Ranges:
     """The ranges that are open, and the labels of the modules met."""
 
-    def __init__(self, fast: Any) -> None:
+    def __init__(self, fast: Any, holders: dict[int, Any]) -> None:
         self._fast = fast
+        self._holders = holders
         #: By id; the modules are kept beside their labels so that no other takes the id of one that is gone.
         self._labels: dict[int, tuple[str, Any]] = {}
         self._roots: dict[str, int] = {}
@@ -106,26 +108,31 @@ class _Ranges:
         """End all that is open: each points into what its recording has kept, which is freed (`end_open_ranges`)."""
         self._over = True
         self._labels.clear()
+        self._holders.clear()
         while self._open:
             self._open.pop().__exit__(None, None, None)
 
     def _met(self, module: Any) -> str:
-        """The label of a module that is called for the first time, and those of all that are in it."""
+        """The label of a module that is called for the first time, and those of all that its root holds."""
         if self._over or getattr(module, "_is_replica", False) or self._is_within():
             return ""
-        if next(module.children(), None) is None:
-            return _label(_kind(module), "", module)  # a loss: made anew in each step perhaps, and not kept
-        inner = module
-        while (wrapped := _wrapped(inner)) is not None:
-            inner = wrapped
-        kind = _kind(inner)
+        root = self._outermost(module)
+        if next(root.children(), None) is None and next(root.parameters(), None) is None:
+            return _label(_kind(root), "", root)  # a loss: made anew in each step perhaps, and not kept
+        tree = list(_tree(root, "", set()))
+        kind = next(_kind(one) for path, one in tree if path is not None)
         self._roots[kind] = number = self._roots.get(kind, 0) + 1
-        root = kind if number == 1 else f"{kind}#{number}"
-        found: dict[int, tuple[str, Any]] = {}
-        for path, one in _tree(module, "", set()):
-            found[id(one)] = ("" if path is None else _label(root, path, one), one)
-        self._labels.update(found)
-        return found[id(module)][0]
+        name = kind if number == 1 else f"{kind}#{number}"
+        self._labels |= {id(one): ("" if path is None else _label(name, path, one), one) for path, one in tree}
+        return self._labels[id(module)][0]
+
+    def _outermost(self, module: Any) -> Any:
+        """What holds it, and is held by none."""
+        seen: set[int] = set()
+        while id(module) in self._holders and id(module) not in seen:
+            seen.add(id(module))
+            module = self._holders[id(module)]
+        return module
 
     def _is_within(self) -> bool:
         """Is this thread within a marked call? Asked of modules that no root has, of which there are few."""
@@ -134,6 +141,19 @@ class _Ranges:
         while frame is not None and frame.f_code is not code:
             frame = frame.f_back
         return frame is not None
+
+
+def _holders(kind: type) -> dict[int, Any]:
+    """By id of each module that another holds now, that one.
+
+    The outermost need not be called itself: trainers ask models for a step, which calls their parts.
+    """
+    found: dict[int, Any] = {}
+    for one in gc.get_objects():
+        if issubclass(type(one), kind) and not one.__dict__.get("_is_replica", False):
+            held = one.__dict__.get("_modules")
+            found |= {id(child): one for child in held.values() if child is not None} if isinstance(held, dict) else {}
+    return found
 
 
 def _label(root: str, path: str, module: Any) -> str:
