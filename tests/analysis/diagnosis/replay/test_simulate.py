@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+import msgspec
 import numpy as np
 import pytest
 from hypothesis import assume, given
@@ -12,7 +13,9 @@ from hypothesis import strategies as st
 
 from gpudiag.analysis.diagnosis.replay.graph import NONE
 from gpudiag.analysis.diagnosis.replay.schedule import Kind, Schedule
-from gpudiag.analysis.diagnosis.replay.simulate import Costs, settle, settle_each, simulate, unchanged
+from gpudiag.analysis.diagnosis.replay.simulate import Costs, settle, settle_each, simulate, unchanged, waited_for
+from tests.analysis.diagnosis.replay.few_nodes import device_of, host_of
+from tests.analysis.diagnosis.replay.few_nodes import graph_of as few_nodes_graph_of
 from tests.analysis.diagnosis.replay.random_graphs import BruteForce, Job, Node, Op, graph_of, jobs
 from tests.examples import examples
 
@@ -128,3 +131,57 @@ def test_a_host_far_ahead_is_found_to_set_the_pace() -> None:
     costs = unchanged(graph)
     assert simulate(Schedule(graph), costs) == pytest.approx(100)
     assert simulate(Schedule(graph), replace(costs, duration=costs.duration / 2)) == pytest.approx(90)
+
+
+def steps_of(*busy: float) -> Schedule:
+    """A host that works so long for each of its steps."""
+    host = host_of(busy=busy, time=np.cumsum(busy).tolist(), step=range(len(busy)))
+    graph = msgspec.structs.replace(few_nodes_graph_of(host, steps=len(busy)), length_ns=float(sum(busy)))
+    return Schedule(graph)
+
+
+def test_each_step_takes_what_its_nodes_take() -> None:
+    schedule = steps_of(10, 30, 20)
+    found = settle(schedule, unchanged(schedule.graph))
+    assert (found.step_ns, found.steps_ns.tolist()) == (20, [10, 30, 20])
+
+
+def test_a_collective_waits_from_its_start_to_the_last_of_its_peers() -> None:
+    device = msgspec.structs.replace(
+        device_of(row=[0] * 4), peers={0: np.array([0, 1, 2]), 2: np.array([0, 2]), 1: np.array([1])}
+    )
+    graph = few_nodes_graph_of(host_of(time=[0]), device)
+    assert waited_for(graph, np.array([10.0, 30, 20, 99])).tolist() == [20, 0, 0, 0]
+    assert waited_for(graph, np.array([10.0, 5, 7, 99])).tolist() == [0, 0, 3, 0]
+    assert waited_for(few_nodes_graph_of(host_of(time=[0]), device_of(row=[0])), np.array([1.0])).tolist() == [0]
+
+
+def test_costs_are_equal_where_every_column_is() -> None:
+    schedule = steps_of(10, 20)
+    costs = unchanged(schedule.graph)
+    assert costs.digest == replace(costs, busy=costs.busy.copy()).digest
+    for column in ("busy", "waiting"):
+        assert costs.digest != replace(costs, **{column: getattr(costs, column) + 1}).digest
+    assert costs.digest != replace(costs, blocking=~costs.blocking).digest
+
+
+def test_an_op_of_unknown_launch_begins_after_the_one_before_it() -> None:
+    """The host takes 10 for a turn; its stream's two ops take 15 and 5 with gaps of 2 and 1."""
+    device = device_of(launch=[0, NONE], start=[2, 18], end=[17, 23], gap=[2, 1])
+    graph = few_nodes_graph_of(host_of(busy=[10], time=[0]), device)
+    graph = msgspec.structs.replace(graph, streams=((0, 2),), length_ns=23.0)
+    assert simulate(Schedule(graph), unchanged(graph)) == pytest.approx(23)
+    faster = replace(unchanged(graph), duration=np.array([3.0, 1.0]))
+    assert simulate(Schedule(graph), faster) == pytest.approx(10)
+
+
+def test_a_call_waits_for_its_op_and_the_delay_unless_it_need_not() -> None:
+    """Launched at 10, the op takes 40; the host waits for it, and 3 more, and works 5 until then."""
+    host = host_of(busy=[10, 5], time=[10, 53], block_on=[NONE, 0], block_delay=[0, 3], block=[0, 1])
+    device = device_of(launch=[0], start=[10], end=[50])
+    graph = few_nodes_graph_of(host, device)
+    graph = msgspec.structs.replace(graph, streams=((0, 1),), length_ns=53.0)
+    costs = unchanged(graph)
+    assert simulate(Schedule(graph), costs) == pytest.approx(53)
+    assert simulate(Schedule(graph), replace(costs, duration=np.array([1.0]))) == pytest.approx(15)
+    assert simulate(Schedule(graph), replace(costs, blocking=np.zeros(2, np.bool_))) == pytest.approx(40)
