@@ -10,7 +10,7 @@ import pytest
 
 from gpudiag.analysis.diagnosis.replay.build import _absolute, _bounds, _peers, build_graph
 from gpudiag.analysis.diagnosis.replay.exchange import _devices, undisturbed_gaps
-from gpudiag.analysis.diagnosis.replay.graph import NONE
+from gpudiag.analysis.diagnosis.replay.graph import NONE, Block
 from gpudiag.analysis.timeline import build_timeline
 from gpudiag.model.timeline import UNKNOWN, OpClass
 from tests.analysis.diagnosis.replay.few_nodes import device_of, graph_of, host_of
@@ -167,3 +167,95 @@ def test_one_thread_launches_for_all_devices_of_its_process_unless_an_executor_d
         traces=[SimpleNamespace(waits_in_collectives=waits) for waits in (False, True, False)],
     )
     assert _devices(timeline).tolist() == [2, 1, 1]
+
+
+def graph_of_steps(trace: TraceBuilder) -> Graph:
+    found = build_graph(build_timeline([trace.build()]))
+    assert found is not None
+    return found
+
+
+def us(column: Any) -> list[float]:
+    """Of the second step of three that are alike, in µs."""
+    count = len(column) // 3
+    return [float(one) / 1000 for one in column[count : 2 * count]]
+
+
+def test_a_chain_of_launches_and_a_wait() -> None:
+    """Its work is busy over short pauses; until the wait begins it is work, and after its op has ended it is delay."""
+    trace = TraceBuilder()
+    for step in range(5):
+        trace.step(1000 * step).loader(0, 100).operator(150, 400, "mm").compute(300, 500, launch=(200, 210))
+        trace.operator(420, 430).sync(450, 510).operator(900, 950).compute(930, 980, launch=(910, 920))
+    of = graph_of_steps(trace)
+    host, device = of.host, of.device
+    assert us(host.time) == [2210, 2510, 2920]
+    assert (us(host.busy), us(host.input)) == ([190, 240, 410], [100, 0, 0])
+    assert not (host.silent.any() or host.stall.any() or host.slow.any() or host.profiler.any())
+    assert host.events.tolist() == [4, 3, 1] * 3
+    assert host.step.tolist() == [0, 0, 0, 1, 1, 1, 2, 2, 2]
+    assert host.block.tolist() == [Block.NOT, Block.SYNC, Block.NOT] * 3
+    assert host.block_on.tolist() == [NONE, 0, NONE, NONE, 2, NONE, NONE, 4, NONE]
+    assert us(host.block_delay) == [0, 10, 0]
+    assert device.launch.tolist() == [0, 2, 3, 5, 6, 8]
+    assert us(device.latency) == [90, 10]
+    assert device.step.tolist() == [0, 0, 1, 1, 2, 2]
+    assert (of.steps, of.length_ns, of.ranks) == (3, 3_000_000, {0: 0})
+
+
+def test_a_chain_that_is_silent_at_its_steps_opening_and_elsewhere_later() -> None:
+    trace = TraceBuilder()
+    for step in range(5):
+        trace.step(20_000 * step).operator(5000, 5100).compute(5100, 5200, launch=(5050, 5060))
+        trace.operator(15_000, 15_100).compute(15_100, 15_200, launch=(15_050, 15_060))
+    host = graph_of_steps(trace).host
+    assert us(host.time) == [45_060, 55_060]
+    assert us(host.silent) == [5000, 0]
+    assert us(host.stall) == [0, 9900]
+    assert us(host.busy) == [5000, 100]
+    assert host.events.tolist() == [3, 2] * 3
+
+
+def test_what_the_profiler_held_up_is_its_own_and_waiting_for_nothing_is_work() -> None:
+    """The synchronization at 600 has nothing to wait for: its op ended at 500."""
+    trace = TraceBuilder()
+    for step in range(5):
+        trace.step(1000 * step).operator(0, 990).compute(300, 500, launch=(200, 210)).overhead(220, 250).sync(600, 700)
+    host = graph_of_steps(trace).host
+    assert us(host.time) == [2210, 2700]
+    assert (us(host.busy), us(host.profiler)) == ([510, 490], [0, 30])
+    assert host.block.tolist() == [Block.NOT, Block.SYNC] * 3
+    assert us(host.block_delay) == [0, 100]
+
+
+def test_a_copy_that_holds_the_host_has_a_node_where_it_begins_and_one_where_it_returns() -> None:
+    trace = TraceBuilder()
+    for step in range(5):
+        trace.step(1000 * step).operator(0, 990)
+        trace.copy(120, 400, "Memcpy HtoD (Pageable -> Device)", launch=(100, 405)).compute(500, 600, launch=(450, 460))
+    of = graph_of_steps(trace)
+    assert us(of.host.time) == [2100, 2405, 2460]
+    assert us(of.host.busy) == [640, 0, 55]
+    assert of.host.block.tolist() == [Block.NOT, Block.PAGEABLE, Block.NOT] * 3
+    assert us(of.host.block_delay) == [0, 5, 0]
+    assert of.device.launch.tolist() == [0, 2, 3, 5, 6, 8]
+    assert of.device.host_copy.tolist() == [True, False] * 3
+
+
+def test_a_chain_of_a_cpu_process() -> None:
+    """It hands over at 420, waits until 710 for what ended at 700, and works to the next mark."""
+    trace = TraceBuilder()
+    for step in range(5):
+        trace.step(1000 * step).loader(0, 50).operator(50, 400).operator(400, 420, "c10d::allreduce_")
+        trace.gloo(410, 700, ranks=(0,)).operator(710, 990)
+    of = graph_of_steps(trace)
+    host = of.host
+    assert us(host.time) == [2420, 2710, 3000]
+    assert (us(host.busy), us(host.input)) == ([370, 0, 290], [50, 0, 0])
+    assert host.events.tolist() == [3, 0, 2] * 3
+    assert host.block.tolist() == [Block.NOT, Block.COLLECTIVE, Block.NOT] * 3
+    assert host.block_on.tolist() == [NONE, 0, NONE, NONE, 1, NONE, NONE, 2, NONE]
+    assert us(host.block_delay) == [0, 10, 0]
+    assert host.step.tolist() == [0, 0, 1, 1, 1, 2, 2, 2, 2]  # a mark is the next step's, but for the last
+    assert of.device.launch.tolist() == [0, 3, 6]
+    assert us(of.device.transfer) == [290]
