@@ -15,7 +15,7 @@ from typing import Any
 from gpudiag.training.attach.attached_session import OWN_PROFILER, AttachedSession
 from gpudiag.training.attach.boundaries import Boundaries, Call
 from gpudiag.training.attach.entered_process import Entered
-from gpudiag.training.attach.main_thread import in_main_thread, raise_in_main_thread
+from gpudiag.training.attach.main_thread import in_main_thread
 from gpudiag.training.attach.roll_call import RollCall
 from gpudiag.training.frameworks.pytorch.store import job_store
 from gpudiag.training.session.place import Place, this_place
@@ -33,6 +33,8 @@ class Attachment:
         self._boundaries = Boundaries()
         self._optimizers: dict[int, str] = {}
         self._steps = 0
+        #: Calls of the optimizer that ends a step, and whether there was one in each.
+        self._ending_calls, self._once = 0, True
         self._place: Place | None = None
         self._roll_call: RollCall | None = None
         self._session: AttachedSession | None = None
@@ -50,9 +52,10 @@ class Attachment:
         if os.getpid() != self._pid or _capturing():
             return
         name = type(optimizer).__name__
+        self._ending_calls += id(optimizer) == self._boundaries.optimizer
         if not _in_graph_task() and self._trains_here():
             self._call(id(optimizer), name)
-            self._count_quietly()
+            self._count_quietly(direct=True)
         elif self._in_main.acquire(blocking=False):
             # Within backward, maybe on a thread of autograd's: profilers belong to the thread that trains, which goes
             # on when backward returns.
@@ -64,10 +67,8 @@ class Attachment:
 
     def _returned(self, optimizer: int, name: str) -> None:
         self._in_main.release()
-        try:
-            self._call(optimizer, name)
-        except SystemExit as stop:
-            raise_in_main_thread(type(stop))
+        self._call(optimizer, name)
+        self._count_quietly(direct=False)
 
     def _trains_here(self) -> bool:
         thread = threading.get_ident()
@@ -96,33 +97,38 @@ class Attachment:
         finally:
             self._entered.ours.making = False
 
-    def _count_quietly(self) -> None:
+    def _count_quietly(self, *, direct: bool) -> None:
         """While nothing can happen for some steps they are counted, and that is all: a rank may never come.
 
         As little as can be: what runs between two steps finds nothing of its own in the processor's caches, and takes
-        several times as long as in a loop by itself.
+        several times as long as in a loop by itself. The optimizer that ends a step is called once in each, or else a
+        forward pass lies before the call that counts, which only the thread that trains can tell (`direct`).
         """
-        steps, nodes_made = self._steps, self._nodes_made
-        until = self._roll_call.next_step - 1 if self._roll_call is not None and self._session is None else 0
-        if nodes_made is None or until <= steps or self._entered.handler is None:
+        steps, nodes_made = self._steps, self._nodes_made or (lambda: 0)
+        last = self._roll_call.next_step - 1 if self._roll_call is not None and self._session is None else 0
+        once = self._once = self._once and self._ending_calls == steps
+        if last <= steps or self._entered.handler is None or not (once or (direct and self._nodes_made is not None)):
             return
         ends_step, thread = self._boundaries.optimizer, threading.get_ident()
         nodes = self._nodes[thread]
-        always_after_forward = self._boundaries.calls_per_step == 1
 
         def count(optimizer: Any) -> None:
             nonlocal steps, nodes
             if id(optimizer) != ends_step:
                 return
-            if not always_after_forward:
+            if not once:
                 made = nodes_made()
                 if made <= nodes:
                     return
                 nodes = made
-            steps += 1
-            if steps == until:
-                self._steps, self._nodes[thread] = steps, nodes_made()
-                self._entered.handler = self.stepped
+            if steps < last:
+                steps += 1
+                return
+            self._steps = steps
+            self._ending_calls = steps
+            self._boundaries.missed_calls()
+            self._entered.handler = self.stepped
+            self.stepped(optimizer)
 
         self._entered.handler = count
 

@@ -35,18 +35,25 @@ class Boundaries:
         #: Calls after a forward pass, by optimizer, in the order in which they were first seen; None once decided.
         self._seen: dict[int, int] = {}
         self.optimizer: int | None = None
-        self._calls = 0
-        self._steps = 0
+        #: Calls and steps of whole steps, calls of the one that is under way; None where some of its calls were missed.
+        self._calls = self._steps = 0
+        self._calls_now: int | None = 0
 
     def ends_step(self, call: Call) -> bool:
         """Whether a step ends with this call; False until that can be told."""
         if self.optimizer is None:
             self._look(call)
             return False
-        self._calls += 1
+        now = None if self._calls_now is None else self._calls_now + 1
         ends = call.optimizer == self.optimizer and call.after_forward
-        self._steps += ends
+        if ends and now is not None:
+            self._calls, self._steps = self._calls + now, self._steps + 1
+        self._calls_now = 0 if ends else now
         return ends
+
+    def missed_calls(self) -> None:
+        """The next call ends a step of which it was not told all calls."""
+        self._calls_now = None
 
     @property
     def optimizers(self) -> int:

@@ -40,5 +40,16 @@ def test_one_that_steps_now_and_then_is_no_measure() -> None:
     assert set(per_step(".A" * 60 + ".B", 20)) == {60}
 
 
+def test_a_step_of_which_calls_were_missed_is_no_measure_of_calls_per_step() -> None:
+    boundaries = Boundaries()
+    for call in [Call(1, True), Call(1, True), Call(2, True)] * 4:
+        boundaries.ends_step(call)
+    boundaries.missed_calls()
+    assert [boundaries.ends_step(call) for call in (Call(2, True), Call(1, True), Call(1, True), Call(2, True))] == [
+        True, False, False, True,
+    ]  # fmt: skip
+    assert boundaries.calls_per_step == 3
+
+
 def test_without_forward_passes_nothing_ends() -> None:
     assert not any(ends("A", 100))

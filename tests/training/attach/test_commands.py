@@ -155,6 +155,12 @@ def test_the_job_can_be_ended_when_all_is_measured(attach: Attach) -> None:
     assert out
 
 
+@ALONE
+def test_a_job_whose_optimizers_step_within_backward_can_be_ended(attach: Attach) -> None:
+    code, run, _, err = attach(str(SCRIPTS), "1000000", "in_backward", stop=True)
+    assert (code, run.status, [whole(rank) for rank in run.ranks]) == (0, "complete", [True]), err
+
+
 @SEVERAL
 @pytest.mark.measured
 @pytest.mark.parametrize("kind", ["late-loader", "few-workers", "logging", "item", "slow-exchange", "heavy-rank"])

@@ -146,48 +146,56 @@ def test_one_process_begins_at_once() -> None:
     assert RollCall(rank=0, world_size=1, store=None, own_profiler=False).look(5) == Start(5, recorded=True)
 
 
-@pytest.mark.parametrize("loop", [".A", ".A.A.A.B", ".AB", ".AA.BB"])
+@pytest.mark.parametrize("loop", [".A", ".A.A.A.B", ".AB", ".AA.BB", "*"])
 def test_steps_that_are_only_counted_are_the_same_steps(
     loop: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Rank 1 comes after 300 steps. `.` is a forward pass, a letter a call of that optimizer."""
+    """Rank 1 comes after 300 steps. `.` is a forward pass, a letter a call of that optimizer, `*` both in backward."""
     store, boundaries = Store(), Boundaries()
     rounds = ended = 0
-
-    class Begins(BaseException):
-        """All ranks begin here."""
+    forward = False
 
     class Session:
         def __init__(self, *_: Any, **__: Any) -> None:
-            raise Begins
+            raise SystemExit
 
     monkeypatch.setattr(attachment, "this_place", lambda: PLACE)
     monkeypatch.setattr(attachment, "job_store", lambda _: store)
     monkeypatch.setattr(attachment, "RollCall", functools.partial(RollCall, clock=lambda: rounds / 1e3))
     monkeypatch.setattr(attachment, "AttachedSession", Session)
-    weight = torch.ones(1, requires_grad=True)
-    optimizers = {letter: torch.optim.SGD([weight], lr=0.0) for letter in "AB"}
+    weights = {letter: torch.ones(1, requires_grad=True) for letter in "AB"}
+    optimizers = {letter: torch.optim.SGD([weight], lr=0.0) for letter, weight in weights.items()}
     entered = Entered(Settings(run_dir=str(tmp_path), command=()))
     entered.handler = attachment.Attachment(entered).stepped
     handlers: set[Callable[[Any], None]] = {entered.handler}
 
+    def step(letter: str) -> None:
+        nonlocal ended, forward
+        assert entered.handler is not None
+        ended += boundaries.ends_step(Call(id(optimizers[letter]), forward))
+        forward = False
+        handlers.add(entered.handler)
+        entered.handler(optimizers[letter])
+
+    for letter, weight in weights.items():
+        hooked: Any = weight
+        hooked.register_post_accumulate_grad_hook(lambda _, letter=letter: step(letter))
+
     def train() -> None:
-        nonlocal rounds, ended
+        nonlocal rounds, forward
         for rounds in range(1, 1000):
-            forward = False
-            for letter in loop:
-                if letter == ".":
-                    forward = weight.square().requires_grad
+            for sign in loop:
+                if sign.isalpha():
+                    step(sign)
                     continue
-                assert entered.handler is not None
-                ended += boundaries.ends_step(Call(id(optimizers[letter]), forward))
-                forward = False
-                handlers.add(entered.handler)
-                entered.handler(optimizers[letter])
+                output: Any = weights["A"] * weights["B"]
+                forward = True
+                if sign == "*":
+                    output.backward()
             if rounds == 300:
                 store.set("here/1", "[false, 8]")
 
-    with pytest.raises(Begins):
+    with pytest.raises(SystemExit):
         train()
     assert ended == json.loads(store.values["start"])[0]
     assert len(handlers) > 1, "steps that are only counted"
