@@ -8,7 +8,15 @@ import msgspec
 import pytest
 
 from gpudiag.analysis.diagnosis.hardware import examine_facts
-from gpudiag.analysis.diagnosis.hardware.examples import gpu, host_copies, loaded, machine, peer_copies, together
+from gpudiag.analysis.diagnosis.hardware.examples import (
+    both_ways,
+    gpu,
+    host_copies,
+    loaded,
+    machine,
+    peer_copies,
+    together,
+)
 from gpudiag.analysis.diagnosis.hardware.measured import all_at_once, gpu_index, host_rates, peer_rates
 from gpudiag.analysis.diagnosis.hardware.no_peer_access import has_ring
 from gpudiag.analysis.diagnosis.hardware.pcie import raw_gb_per_s
@@ -427,3 +435,23 @@ def test_words_at_their_edges() -> None:
     assert [raw_gb_per_s(*of) for of in ((4, 16), (1, 1), (None, 16), (4, None), (9, 16), (4, 0))] == [
         31.504, 0.25, None, None, None, None
     ]  # fmt: skip
+
+
+def test_figures_have_three_digits_and_percent_one() -> None:
+    third = 1 / 3
+    (shared,) = found(
+        gpu(0),
+        gpu(1),
+        bandwidth=(host_copies(0, 10 + third), host_copies(1, 10 + third), together(5 + third, 5 + third)),
+    )
+    assert (shared.evidence["alone_gb_per_s"], shared.evidence["together_gb_per_s"]) == (10.333, 10.667)
+    (pair,) = found(gpu(0), gpu(1), bandwidth=(peer_copies(0, 1, 10 + third, 10 + 2 * third, peer_access=False),))
+    assert (pair.evidence["one_way_gb_per_s"], pair.evidence["both_ways_gb_per_s"]) == (10.333, 10.667)
+    (way,) = found(gpu(0), bandwidth=(host_copies(0, 10 + third), both_ways(0, 10 + 2 * third)))
+    assert (way.evidence["one_way_gb_per_s"], way.evidence["both_ways_gb_per_s"]) == ({"0": 10.333}, {"0": 10.667})
+    copies = (peer_copies(0, 1, 5 + third, peer_access=True), peer_copies(0, 1, 10 + third, peer_access=False))
+    (slower,) = found(gpu(0), gpu(1), bandwidth=copies)
+    assert slower.evidence["pairs"] == [{"a": 0, "b": 1, "direct_gb_per_s": 5.333, "staged_gb_per_s": 10.333}]
+    siblings = found(gpu(0), gpu(1), bandwidth=(host_copies(0, 5.0), host_copies(1, 10 + third)))
+    assert siblings[0].evidence["siblings_gb_per_s"] == 10.333
+    assert clocks(3000, 2000)[0].evidence["percent"] == 33.3
