@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import pytest
+from msgspec.structs import replace
 
 from gpudiag.analysis.attribution import attribute
 from gpudiag.analysis.attribution.summary import (
@@ -18,6 +20,7 @@ from gpudiag.analysis.attribution.summary import (
 )
 from gpudiag.analysis.timeline import build_timeline
 from gpudiag.model.analysis import RankClock, Wait
+from gpudiag.model.attribution import Attribution
 from tests.timeline_builder import TraceBuilder
 
 if TYPE_CHECKING:
@@ -108,3 +111,32 @@ def test_clocks_by_rank() -> None:
     # Each collective ends together on both: rank 1's clock shows 3 ms more.
     (clock,) = summarise_clocks(timeline(ahead_ns=3_000_000))
     assert clock == RankClock(rank=1, offset_ms=-3.0, residual_ms=0, matched=6)
+
+
+def waiting(*rank_1_late_us: int, unit_ns: int = 1000) -> tuple[Wait, ...]:
+    """Who waits in a job whose rank 1 is late by so much at each of a step's collectives."""
+    traces = []
+    for rank in range(3):
+        trace = TraceBuilder(rank, world_size=3, unit_ns=unit_ns)
+        for step in range(5):
+            trace.step(100_000 * step).compute(0, 5).compute(50_000, 90_000)
+            for place, late in enumerate(rank_1_late_us):
+                begin = 100 * place + 10 + (late if rank == 1 else 0) - rank // 2
+                trace.collective(begin, 100 * place + 90, ranks=(0, 1, 2))
+        traces.append(trace.build())
+    found = build_timeline(traces)
+    return summarise_waits(found, attribute(found))
+
+
+def test_waits_below_a_microsecond_are_how_unevenly_collectives_begin() -> None:
+    assert [wait.rank for wait in waiting(10, unit_ns=100)] == [2, 0]
+    assert [(wait.rank, wait.ms_per_step) for wait in waiting(9, unit_ns=100)] == [(2, near(0.001))]
+    assert [(wait.rank, wait.ms_per_step) for wait in waiting(20, 30)] == [(2, near(0.052)), (0, near(0.05))]
+
+
+def test_of_an_unseen_device_the_hosts_steps_are_all_there_is() -> None:
+    found = replace(timeline(), lanes=(), unseen={0: np.array([0, 100, 300]) * 1000, 1: np.array([0, 100, 300]) * 1000})
+    steps = summarise_steps(found, Attribution(lanes=()))
+    assert (steps.analysed, steps.mean_ms, steps.median_ms) == (2, near(0.15), near(0.15))
+    nothing = summarise_steps(replace(found, unseen={}), Attribution(lanes=()))
+    assert (nothing.analysed, nothing.mean_ms, nothing.median_ms) == (0, 0, 0)

@@ -204,6 +204,14 @@ def test_but_not_one_that_does_more_or_has_lost_its_core(
     assert bool(doubt(significance(Replay(left, **graph)), 10.0, finding("straggler", "launch", 10.0))) == doubted
 
 
+@pytest.mark.parametrize(("events", "doubted"), [(2.45, True), (2.47, False)])
+def test_events_and_what_they_take_are_of_a_step(events: float, *, doubted: bool) -> None:
+    """Of 41 ms and 2 events a step each takes 20.5 ms: 0.46 events are the 9.5 ms that half the gain is."""
+    graph = hosts(([40, 40], [2, 2]), ([48, 48], [events, events]), ([41, 41], [2, 2]))
+    left = {frozenset[str](): 100.0, frozenset({"it"}): 80.0}
+    assert bool(doubt(significance(Replay(left, **graph)), 19.0, finding("straggler", "launch", 19.0))) == doubted
+
+
 def test_hosts_of_no_events_take_nothing_for_each() -> None:
     left = {frozenset[str](): 100.0, frozenset({"it"}): 80.0}
     graph = hosts(([40], [0]), ([48], [0]), ([41], [0]), steps=0)

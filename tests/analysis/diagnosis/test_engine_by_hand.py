@@ -12,7 +12,7 @@ from gpudiag.analysis.diagnosis import engine
 from gpudiag.analysis.diagnosis.case import Case
 from gpudiag.analysis.diagnosis.engine import _as_sure_as_the_data, _graded, _nothing_to_replay, _overhead
 from gpudiag.analysis.diagnosis.likely import likely_cause
-from gpudiag.model.analysis import BUCKETS, Finding
+from gpudiag.model.analysis import BUCKETS, Finding, Validity
 from gpudiag.model.timeline import UNKNOWN
 from gpudiag.units import NS_PER_MS
 
@@ -196,3 +196,45 @@ def test_communication_may_be_waiting_for_ranks_that_are_missing(world: int, *, 
     )
     (one,) = likely_cause(of, "")
     assert ("waiting for ranks whose traces are missing" in one.title) == unseen
+
+
+@pytest.mark.parametrize(
+    ("told", "doubted", "unexplained", "conclusive"),
+    [
+        ((), False, False, True),
+        (("mixed-runs",), False, False, False),
+        ((), True, False, False),
+        ((), False, True, False),
+    ],
+)
+def test_only_what_nothing_doubts_is_concluded(
+    monkeypatch: pytest.MonkeyPatch, told: tuple[str, ...], doubted: bool, unexplained: bool, conclusive: bool
+) -> None:
+    asked: list[bool] = []
+
+    class Concluding:
+        def conclude(self, _case: Any, _findings: Any, *, conclusive: bool) -> list[Finding]:
+            asked.append(conclusive)
+            return []
+
+    left = SimpleNamespace(bucket="sync", ms=7.0, unexplained_ms=1.0, note="so it is")
+    done = SimpleNamespace(bucket="input", ms=7.0, unexplained_ms=0.0, note="")
+    monkeypatch.setattr(engine, "RULES", ())
+    monkeypatch.setattr(engine, "ComputeBound", Concluding)
+    monkeypatch.setattr(engine, "weigh", lambda *_: ([], [Validity(code="x", message="y")] if doubted else []))
+    monkeypatch.setattr(engine, "with_timed_input", lambda _, findings: findings)
+    monkeypatch.setattr(engine, "explain", lambda *_: (done, left) if unexplained else (done,))
+    monkeypatch.setattr(engine, "path_of_fixes", lambda *_: ())
+    of: Any = job()
+    of.what_if, of.outlier_steps = replay(100.0), "uneven" if told else ""
+    of.timeline = SimpleNamespace(validity=[Validity(code=code, message="") for code in told])
+    found = engine.diagnose(of)
+    assert asked == [conclusive]
+    codes = [
+        *(["x"] if doubted else []),
+        *(["unexplained"] if unexplained else []),
+        *(["uneven-steps"] if told else []),
+    ]
+    assert [one.code for one in found.validity] == codes
+    if unexplained:
+        assert found.validity[-1].message == "sync takes 7.0 ms of a step: so it is"

@@ -167,3 +167,18 @@ def test_the_path_leaves_out_what_gains_nothing_after_the_fixes_before() -> None
         ("host-sync", "compute"),
     ]
     assert path_of_fixes(job, []) == ()
+
+
+def test_of_several_late_ranks_and_peers_the_means_are_compared() -> None:
+    traces = []
+    for rank, (ms, count) in enumerate(((5, 1), (9, 2), (7, 1), (6, 2))):
+        trace = TraceBuilder(rank, world_size=4)
+        for step in range(5):
+            trace.step(step * 100_000).compute(99_000, 99_900, launch=90_000)
+            for place in range(count):
+                trace.operator(10_000 * place, 10_000 * place + 1000 * ms, "mm")
+        traces.append(trace.build())
+    found = more_operators(case_of(traces), (1, 3))
+    assert found is not None
+    assert found.own_ms == near(mm=(18 + 12) / 2 - (5 + 7) / 2)
+    assert found.calls == near(mm=1)

@@ -48,3 +48,9 @@ def test_the_devices_of_one_process_have_a_trace_each_of_one_file() -> None:
     timeline = build_timeline(twins)
     assert timeline.ranks_present == (0, 1)
     assert "duplicate-ranks" not in {one.code for one in timeline.validity}
+
+
+def test_whichever_file_is_named_first_a_recording_twice_is_one() -> None:
+    for sources in (("a.json", "b.json"), ("b.json", "a.json")):
+        twins = [replace(recording(rank).build(), source=source) for rank, source in enumerate(sources)]
+        assert "duplicate-ranks" in {one.code for one in build_timeline(twins).validity}

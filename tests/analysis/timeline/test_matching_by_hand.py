@@ -149,6 +149,14 @@ def test_a_clock_is_moved_by_what_is_more_than_the_ends_of_collectives_are_apart
     assert (offsets, found.residual_ns) == ([0, 0], 100_000)
 
 
+def test_who_came_last_is_told_on_the_common_clock() -> None:
+    """Rank 1's clock is 5 ms ahead, and behind; it comes 200 later than the other."""
+    for ahead in (5000, -5000):
+        found = match_collectives([lane(0, entering(300)), lane(1, entering(100, ahead=ahead))], {0, 1})
+        for index in range(2):
+            assert arrivals(found, index) == [(1, end - 100) for end in ENDS]
+
+
 def test_the_first_keeps_its_clock_though_another_saw_more() -> None:
     offsets, found = clock(lane(0, entering(300, ends=ENDS[1:], ahead=5000)), lane(1, entering(100)))
     assert offsets == [0, 5000]

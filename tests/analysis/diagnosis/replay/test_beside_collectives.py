@@ -147,6 +147,11 @@ def test_transfers_take_what_was_probed_and_disturb_that_much_less(monkeypatch: 
     assert found.transfer[:2].tolist() == [6, 6]
     assert of.gone == [[0.5, 0.5, 0.5]]
     assert asked == [("all_reduce", 1000, 2, "nccl")]
+    of = exchanging(0.5, 0.7)
+    monkeypatch.setattr(probe_what_if, "probed_time_us", lambda *_: 0.0001)
+    assert with_transport(of, of.corrected, None, "nccl") is not None  # type: ignore[arg-type]
+    assert of.gone[0] == pytest.approx([1 - 0.2 / 1.2] * 3)
+    monkeypatch.setattr(probe_what_if, "probed_time_us", probed)
     # They are only let shrink.
     of = exchanging(3.0)
     assert with_transport(of, of.corrected, None, "nccl") is not None  # type: ignore[arg-type]

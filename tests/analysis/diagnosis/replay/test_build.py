@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from gpudiag.analysis.diagnosis.replay.build import _absolute, _bounds, _peers, build_graph
+from gpudiag.analysis.diagnosis.replay.chains import host_chain
 from gpudiag.analysis.diagnosis.replay.exchange import _devices, undisturbed_gaps
 from gpudiag.analysis.diagnosis.replay.graph import NONE, Block
 from gpudiag.analysis.timeline import build_timeline
@@ -259,3 +260,20 @@ def test_a_chain_of_a_cpu_process() -> None:
     assert host.step.tolist() == [0, 0, 1, 1, 1, 2, 2, 2, 2]  # a mark is the next step's, but for the last
     assert of.device.launch.tolist() == [0, 3, 6]
     assert us(of.device.transfer) == [290]
+
+
+def test_a_launch_that_a_full_queue_held_up_is_no_work(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The call from 700 to 800 waits for room: an op ends at 790 while it does. The profiler held the thread for 20."""
+    monkeypatch.setattr(host_chain, "FULL_QUEUE_OPS", 1)
+    monkeypatch.setattr(host_chain, "_ONE_HELD_UP_PER_NS", 1000)
+    trace = TraceBuilder()
+    for step in range(5):
+        trace.step(1000 * step).operator(0, 990).compute(110, 500, launch=(100, 104)).overhead(600, 620)
+        trace.compute(500, 760, launch=(200, 204)).compute(760, 790, launch=(300, 304))
+        trace.compute(810, 900, launch=(700, 800))
+    host = graph_of_steps(trace).host
+    assert us(host.time) == [2104, 2204, 2304, 2800]
+    assert host.block.tolist() == [Block.NOT, Block.NOT, Block.NOT, Block.QUEUE] * 3
+    assert us(host.block_delay) == [0, 0, 0, 10]
+    assert us(host.busy) == [304, 100, 100, 376]
+    assert not host.profiler.any()
