@@ -12,6 +12,7 @@ from gpudiag.analysis.diagnosis import engine
 from gpudiag.analysis.diagnosis.case import Case
 from gpudiag.analysis.diagnosis.engine import _as_sure_as_the_data, _graded, _nothing_to_replay, _overhead
 from gpudiag.analysis.diagnosis.likely import likely_cause
+from gpudiag.analysis.diagnosis.rules.rule import CannotTell
 from gpudiag.model.analysis import BUCKETS, Finding, Validity
 from gpudiag.model.timeline import UNKNOWN
 from gpudiag.units import NS_PER_MS
@@ -238,3 +239,38 @@ def test_only_what_nothing_doubts_is_concluded(
     assert [one.code for one in found.validity] == codes
     if unexplained:
         assert found.validity[-1].message == "sync takes 7.0 ms of a step: so it is"
+
+
+@pytest.mark.parametrize("told", [(), ("mixed-runs",)])
+def test_of_what_is_no_one_job_only_rules_between_ranks_tell_nothing(
+    monkeypatch: pytest.MonkeyPatch, told: tuple[str, ...]
+) -> None:
+    weighed: list[str] = []
+
+    def rule(named: str) -> Any:
+        class Rule:
+            code = named
+
+            def examine(self, _case: Any) -> list[Any]:
+                return [named, CannotTell("of " + named)]
+
+        return Rule
+
+    def weigh(_what_if: Any, proposals: list[Any], _significance: Any) -> tuple[list[Any], list[Any]]:
+        weighed.extend(proposals)
+        return [], []
+
+    monkeypatch.setattr(engine, "RULES", (rule("straggler"), rule("host-stall"), rule("communication-bound")))
+    monkeypatch.setattr(engine, "weigh", weigh)
+    monkeypatch.setattr(engine, "with_timed_input", lambda _, findings: findings)
+    monkeypatch.setattr(engine, "explain", lambda *_: ())
+    monkeypatch.setattr(engine, "path_of_fixes", lambda *_: ())
+    monkeypatch.setattr(engine, "ComputeBound", lambda: SimpleNamespace(conclude=lambda *_, **__: []))
+    of: Any = job()
+    of.what_if, of.outlier_steps = replay(100.0), ""
+    of.timeline = SimpleNamespace(validity=[Validity(code=code, message="") for code in told])
+    found = {one.code: one.message for one in engine.diagnose(of).validity}
+    assert weighed == (["host-stall"] if told else ["straggler", "host-stall", "communication-bound"])
+    assert found["cannot-tell:host-stall"] == "of host-stall"
+    for code in ("straggler", "communication-bound"):
+        assert (found[f"cannot-tell:{code}"] == f"of {code}") != bool(told)

@@ -7,10 +7,21 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
+from msgspec.structs import replace
 
 from gpudiag.analysis.diagnosis.replay.graph import NONE
-from gpudiag.analysis.diagnosis.replay.streams import Given, LaneOps, body_ops, find_waits
+from gpudiag.analysis.diagnosis.replay.streams import (
+    Awaited,
+    Given,
+    KnownWaits,
+    LaneOps,
+    body_ops,
+    find_known_waits,
+    find_waits,
+    known_waits,
+)
 from gpudiag.analysis.timeline import build_timeline
+from gpudiag.model.event import NO_NUMBER, EventWaits
 from gpudiag.model.timeline import UNKNOWN
 from tests.timeline_builder import TraceBuilder
 
@@ -156,3 +167,100 @@ def test_what_was_given_before_the_body_stands_for_what_lies_as_far_before_its_e
     assert seven.launch_time.tolist() == [UNKNOWN, *np.repeat([100_000, 200_000, 300_000, 400_000], 2)]
     assert nine.op.tolist() == [8, 6, 7, 8]
     assert (nine.end / 1000).tolist() == [175, 275, 375, 475]
+
+
+def known(
+    *waits: tuple[float, int, float], index: Sequence[tuple[int, int, int]], ops: LaneOps
+) -> dict[int, list[int]]:
+    """For what each op waits, after waits (when called, of which stream, when recorded).
+
+    `index` says for which ops: (wait, stream, the how-manieth there).
+    """
+    called, stream, recorded = np.array(waits, np.float64).T
+    rows = np.arange(len(waits))
+    of = KnownWaits(
+        call=rows,
+        called=(called * 1000).astype(np.int64),
+        stream=stream.astype(np.int64),
+        recorded=np.where(recorded < 0, UNKNOWN, recorded * 1000).astype(np.int64),
+        recorded_stream=np.zeros(len(waits), np.int64),
+    )
+    wait, given, which = np.array(index, np.int64).T
+    find_known_waits(ops, of, Awaited(wait, rows[wait], given, which))
+    pairs = zip(ops.wait_a.tolist(), ops.wait_b.tolist(), strict=True)
+    return {op: [one for one in pair if one != NONE] for op, pair in enumerate(pairs) if pair != (NONE, NONE)}
+
+
+@pytest.mark.parametrize(
+    ("called", "recorded", "start", "waited"),
+    [
+        (20, 15, 500, [1]),
+        (30, 15, 500, [1]),
+        (31, 15, 500, None),  # of the stream nothing is launched after
+        (20, 15, 399, [1]),  # it may seem to end a microsecond later
+        (20, 15, 398.9, [0]),
+        (20, UNKNOWN, 399, [0]),
+        (20, UNKNOWN, 400, [1]),
+        (20, 15, 150, None),
+    ],
+)
+def test_the_next_op_of_a_stream_that_was_made_to_wait_waits_for_what_had_ended(
+    called: float, recorded: float, start: float, waited: list[int] | None
+) -> None:
+    ops = ops_of([(0, 100, 200), (10, 200, 400)], [(30, start, 600)])
+    assert known((called, 1, recorded), index=[(0, 0, 1)], ops=ops) == ({} if waited is None else {2: waited})
+    assert ops.waited_end[2] == (-np.inf if waited is None else (200_000, 400_000)[waited[0]])
+
+
+def test_of_more_than_two_ops_those_count_that_ended_last_and_of_each_stream_the_latest() -> None:
+    streams = [(0, 100, 200)], [(1, 100, 300)], [(2, 100, 250), (3, 250, 280)], [(50, 500, 600)]
+    every = [(0, 0, 0), (0, 1, 0), (0, 2, 0)]
+    assert known((20, 3, 15), index=every, ops=ops_of(*streams)) == {4: [1, 2]}
+    ops = ops_of(*streams)
+    assert known((20, 3, 15), (21, 3, 16), index=[*every, (1, 2, 1)], ops=ops) == {4: [1, 3]}
+    assert ops.waited_end[4] == 300_000
+    assert known((20, 3, 15), index=[(0, 2, 0)], ops=ops_of(*streams)) == {4: [2]}
+
+
+def test_each_op_waits_for_what_its_stream_was_made_to_wait_for_since_the_op_before() -> None:
+    ops = ops_of([(0, 100, 200), (10, 200, 400)], [(30, 450, 500), (60, 500, 600)])
+    assert known((20, 1, 5), (40, 1, 15), index=[(0, 0, 0), (1, 0, 1)], ops=ops) == {2: [0], 3: [1]}
+
+
+def told(*waits: tuple[int, int, int, int, int], shift: int = 0) -> list[tuple[float, int, float, int]] | None:
+    """What is known of waits (row of the call, of the record, waiting stream, recorded stream, device) of device 0.
+
+    Rows 0 to 3 are calls at 0, 10, 20 and 30 µs; 1 and 2 launched into streams 7 and 9, 2 by thread 5.
+    """
+    trace = TraceBuilder().runtime(0, 1).compute(40, 50, launch=10).by(5).compute(40, 60, stream=9, launch=20)
+    built = trace.by(1).runtime(30, 31).build()
+    calls = np.flatnonzero(built.events.device == -1)
+    columns = np.array(waits, np.int64).reshape(-1, 5).T
+    row = np.where(columns[:2] >= 0, calls[columns[:2]], NO_NUMBER)
+    events = EventWaits(call=row[0], record=row[1], stream=columns[2], recorded_stream=columns[3], device=columns[4])
+    (lane,) = build_timeline([built]).lanes
+    found = known_waits(replace(built, event_waits=events), replace(lane, shift_ns=1000 * shift))
+    if found is None:
+        return None
+    columns_found = (found.called / 1000, found.stream, found.recorded / 1000, found.recorded_stream)
+    return list(zip(*(column.tolist() for column in columns_found), strict=True))
+
+
+def test_what_a_trace_tells_of_waits_is_of_the_lanes_device_or_of_the_host() -> None:
+    none = NO_NUMBER
+    assert told() is None
+    assert told((3, 1, 7, 9, 0)) == [(30, 7, 10, 9)]
+    assert told((3, 1, 7, 9, 0), shift=5) == [(35, 7, 15, 9)]
+    assert told((3, 1, 7, 9, 1)) == []
+    assert told((3, 1, none, 9, 1)) == [(30, none, 10, 9)]
+    assert told((3, none, 7, 9, 0)) == [(30, 7, UNKNOWN / 1000, 9)]
+
+
+def test_a_record_without_its_stream_is_of_what_its_thread_had_launched_last() -> None:
+    """Thread 1 launched into stream 7 at 10 µs, and thread 5 into 9 at 20."""
+    none = NO_NUMBER
+    assert told((3, 3, 9, none, 0)) == [(30, 9, 30, 7)]
+    assert told((3, 3, 7, none, 0)) == [(30, 7, 30, none)]  # not the one that waits
+    assert told((3, 1, 9, none, 0)) == [(30, 9, 10, none)]  # launched no earlier
+    assert told((3, 2, 7, none, 0)) == [(30, 7, 20, none)]
+    assert told((3, none, 9, none, 0)) == [(30, 9, UNKNOWN / 1000, none)]
