@@ -8,6 +8,7 @@ import pytest
 
 from gpudiag.analysis.diagnosis.timed_steps import (
     alone_waited_for,
+    devices_set_pace,
     exposed_input_ms,
     fastest_host_ms,
     later_host_ms,
@@ -129,6 +130,30 @@ def test_steps_in_which_the_late_ranks_alone_are_waited_for_are_most(
     ahead: tuple[str, ...], late: tuple[int, ...], alone: bool
 ) -> None:
     assert alone_waited_for(leads(*ahead), range(len(ahead)), late) == alone
+
+
+@pytest.mark.parametrize(
+    ("ahead", "set_pace"),
+    [
+        (("aaaa",), True),
+        (("aaab", "aaaa"), True),
+        (("aabb", "aaaa"), False),
+        (("aaaa", "bbbb"), False),
+        (("aaa",), True),
+    ],
+)
+def test_devices_set_the_pace_where_every_host_is_half_a_step_ahead_in_most_steps(
+    ahead: tuple[str, ...], set_pace: bool
+) -> None:
+    of = run(*(host(*[50.0] * len(one), lead=tuple(25.0 if at == "a" else 24.9 for at in one)) for one in ahead))
+    assert devices_set_pace(of) == set_pace
+
+
+def test_what_sets_the_pace_of_hosts_that_were_not_timed_is_not_known() -> None:
+    timed = host(50.0, lead=(50.0,))
+    assert [devices_set_pace(of) for of in (run(timed), run(timed, None), run(timed, host(50.0)), run(), None)] == [
+        True, False, False, False, False
+    ]  # fmt: skip
 
 
 def test_what_was_not_told_of_a_timed_rank_has_a_reason() -> None:

@@ -8,16 +8,25 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 
+from gpudiag.analysis.diagnosis.replay.build import build_graph
 from gpudiag.analysis.diagnosis.replay.profiler_cost import (
     HostPace,
     host_pace,
+    no_longer_than,
     profiler_cost,
     typical_ns_per_event,
     usual_ns_per_event,
 )
-from gpudiag.analysis.diagnosis.replay.timed_cost import as_hosts_were_timed, as_steps_were_timed
+from gpudiag.analysis.diagnosis.replay.timed_cost import (
+    as_each_host_was_timed,
+    as_hosts_were_timed,
+    as_steps_were_timed,
+)
+from gpudiag.analysis.diagnosis.replay.what_if import WhatIf
+from gpudiag.analysis.timeline import build_timeline
 from gpudiag.units import NS_PER_MS
 from tests.analysis.diagnosis.replay.few_nodes import graph_of, host_of
+from tests.timeline_builder import TraceBuilder
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -264,3 +273,46 @@ def test_on_cpu_processes_and_at_the_most_nothing_is_changed() -> None:
     assert hosts_timed(mixed, 20.0, timed) > 1250
     assert hosts_timed(Replay(5000, device=25), 25.0, dict.fromkeys(timed, 0.0)) == 5000
     assert hosts_timed(Replay(6000, device=25), 25.0, dict.fromkeys(timed, 0.0)) == 6000
+
+
+def test_a_host_is_made_no_slower_than_it_may_be_throughout_its_step() -> None:
+    """In two steps process 0 works for 30 and 10, 1 for 100 and 3 for 0."""
+    graph = graph_of(host_of(process=[0, 0, 1, 3]), steps=2)
+    busy = np.array([30.0, 10, 100, 0])
+    assert no_longer_than(graph, busy, {0: 10, 1: 60, 3: 5}).tolist() == [15, 5, 100, 0]
+    assert no_longer_than(graph, busy, {1: 40}).tolist() == [30, 10, 80, 0]
+    assert no_longer_than(graph, busy, {0: 20, 1: 50}) is busy
+    assert no_longer_than(graph, busy, {}) is busy
+    assert no_longer_than(graph, busy, {0: 0}).tolist() == [0, 0, 100, 0]
+
+
+@pytest.mark.parametrize(("corrected", "taken"), [(97.0, True), (96.9, False)])
+def test_where_devices_set_the_pace_each_host_works_as_it_was_timed(corrected: float, *, taken: bool) -> None:
+    """Unless that makes the step of 100 ms shorter by more than 3 %."""
+    asked: dict[str, Any] = {}
+
+    def at_cost(per_event_ns: float, *, most_host_ns: dict[int, float]) -> Any:
+        asked.update(cost=per_event_ns, most=most_host_ns)
+        return SimpleNamespace(corrected_ms=corrected)
+
+    of: Any = Replay(device=25)
+    of.at_cost = at_cost
+    found = as_each_host_was_timed(of, 100.0, {4: 20.0, 6: 30.0, 9: 1.0})
+    assert (found is not of) == taken
+    assert asked == {"cost": 1250.0, "most": {0: 20.0 * NS_PER_MS, 2: 30.0 * NS_PER_MS}}
+    on_cpu: Any = Replay(device=25, is_cpu=True)
+    on_cpu.at_cost = at_cost
+    assert as_each_host_was_timed(on_cpu, 100.0, {4: 20.0}) is on_cpu
+
+
+def test_hosts_may_be_held_to_a_most_at_any_cost_of_the_profiler() -> None:
+    """A host whose work of two steps is 60 ms may work for 20 ms of each."""
+    trace = TraceBuilder().steps(4, 100_000, lambda one: one.operator(0, 30_000).compute(100, 90_000, launch=(50, 60)))
+    graph = build_graph(build_timeline([trace.build()]))
+    assert graph is not None
+    of = WhatIf(graph, build_timeline([trace.build()]), 0.0)
+    held = of.at_cost(0.0, most_host_ns={0: 20 * NS_PER_MS})
+    assert of.busy.sum() > 2 * 20 * NS_PER_MS
+    assert held.busy.sum() == pytest.approx(2 * 20 * NS_PER_MS)
+    assert held.at_cost(0.0).busy.sum() == held.busy.sum()
+    assert of.at_cost(0.0).busy.sum() == of.busy.sum()
