@@ -1,9 +1,10 @@
-"""Count the right rows of several selftests, and hold them to a stated rate.
+"""Count the right rows of several selftests, or of several runs of slow scripts, and hold them to a stated rate.
 
     python .ci/rows.py --least 8 DIRECTORY...
 
-Each directory is what a `gpudiag selftest` wrote. Whether one row is right on cores that others share is chance now
-and then; that most are is not.
+Each directory is what a `gpudiag selftest` wrote (selftest.json), or `benchmarks/attach_scripts.py --keep` (rows.json);
+one without either has no rows, and so none that are right. Whether one row is right on cores that others share is
+chance now and then; that most are is not.
 """
 
 from __future__ import annotations
@@ -23,7 +24,9 @@ def main(words: list[str] | None = None) -> int:
     rows = [
         row
         for directory in asked.directories
-        for row in json.loads((directory / "selftest.json").read_text(encoding="utf-8"))["rows"]
+        for file in (directory / "selftest.json", directory / "rows.json")
+        if file.exists()
+        for row in json.loads(file.read_text(encoding="utf-8"))["rows"]
     ]
     right = sum(row["verdict"] == "right" for row in rows)
     for row in rows:

@@ -1,4 +1,4 @@
-"""`.ci/again.py`: which failures of a run beside others count as disturbances, and which do not."""
+"""What CI does with what is uncertain: failures beside other tests, and rows of which most have to be right."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 SCRIPT = Path(__file__).parents[1] / ".ci" / "again.py"
+ROWS = Path(__file__).parents[1] / ".ci" / "rows.py"
 TESTS = """
 import pathlib, pytest
 @pytest.mark.parametrize("number", range(3))
@@ -51,3 +52,20 @@ def test_what_fails_alone_too_fails(tmp_path: Path, there: list[str], most: int,
     exit_code, record = again(tmp_path, most)
     assert exit_code == code
     assert (len(record["failed"]), record["passed_alone"]) == (failed, code == 0)  # type: ignore[arg-type]
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize(("least", "code"), [(3, 0), (4, 1)])
+def test_rows_are_counted_over_all_runs_and_each_miss_is_printed(tmp_path: Path, least: int, code: int) -> None:
+    """Of a selftest, of a run of scripts, and of one that left nothing."""
+    for name, verdicts in (("selftest", ["right", "wrong"]), ("rows", ["right", "right"])):
+        rows = [{"fault": f"{name} {at}", "verdict": verdict, "why": [verdict]} for at, verdict in enumerate(verdicts)]
+        (tmp_path / name).mkdir()
+        (tmp_path / name / f"{name}.json").write_text(json.dumps({"rows": rows}), encoding="utf-8")
+    places = [str(tmp_path / name) for name in ("selftest", "rows", "lost")]
+    done = subprocess.run(
+        [sys.executable, str(ROWS), "--least", str(least), *places], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == code
+    assert "wrong\tselftest 1" in done.stdout
+    assert f"3 of 4 rows right; asked: at least {least}" in done.stdout
