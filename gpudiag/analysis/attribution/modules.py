@@ -149,25 +149,14 @@ def _on_gpu(events: EventTable, lane: Lane) -> tuple[NDArray[np.int64], NDArray[
 def _innermost(events: EventTable, rows: NDArray[np.intp], time: NDArray[np.int64]) -> NDArray[np.int64]:
     """int64[n]: the innermost of the rows, of one thread by start, that holds each time; `UNKNOWN` for none.
 
-    Between two neighbouring edges of rows the innermost is the same: it is that of the last edge before the time.
+    A row is as deep as rows have begun before it and not ended; those of one depth follow each other.
     """
-    if not len(rows):
-        return np.full(len(time), UNKNOWN, np.int64)
-    open_: list[int] = []
-    edges: list[int] = []
-    inner: list[int] = []
-    end = events.end_ns
-    for row, start in zip(rows.tolist(), events.start_ns[rows].tolist(), strict=True):
-        while open_ and end[open_[-1]] <= start:
-            edges.append(int(end[open_.pop()]))
-            inner.append(open_[-1] if open_ else UNKNOWN)
-        open_.append(row)
-        edges.append(start)
-        inner.append(row)
-    while open_:
-        edges.append(int(end[open_.pop()]))
-        inner.append(open_[-1] if open_ else UNKNOWN)
-    order = np.argsort(edges, kind="stable")
-    place = np.searchsorted(np.array(edges)[order], time, side="right") - 1
-    found: NDArray[np.int64] = np.where(place >= 0, np.array(inner, np.int64)[order][place], UNKNOWN)
+    start, end = events.start_ns[rows], events.end_ns[rows]
+    depth = np.arange(len(rows)) - np.searchsorted(np.sort(end), start, side="right")
+    found = np.full(len(time), UNKNOWN, np.int64)
+    for level in range(int(depth.max(initial=-1)) + 1):
+        mine = np.flatnonzero(depth == level)
+        last = np.searchsorted(start[mine], time, side="right") - 1
+        holds = (last >= 0) & (end[mine][last] > time) if len(mine) else np.zeros(len(time), np.bool_)
+        found[holds] = rows[mine[last[holds]]]
     return found

@@ -9,14 +9,18 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from gpudiag.analysis.attribution import attribute
+from gpudiag.analysis.timeline import build_timeline
 from gpudiag.errors import UsageError
 from gpudiag.model.protobuf import message_type
+from gpudiag.report.export.assemble import export_model_of
 from gpudiag.report.export.formats import format_named, formats
 from gpudiag.report.export.model import ExportModel, TrackKind
 from gpudiag.trace import read_traces
 from tests.report.export.exported import shown
 from tests.report.export.lines_of import Lines, of_chrome, of_csv, of_perfetto, of_xspace
-from tests.trace.documents import TRACES
+from tests.trace.documents import TRACES, read_one
+from tests.trace.marked_modules import job
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -165,6 +169,17 @@ def test_tensorflow_is_shown_as_it_is_with_own_lines_above_each_gpu() -> None:
         begins = [line.timestamp_ns * 1000 + event.offset_ps for line in gpu.lines for event in line.events]
         step = own.lines[0].events[0]
         assert own.lines[0].timestamp_ns * 1000 + step.offset_ps in begins
+
+
+def test_calls_of_modules_are_shown_in_every_format(tmp_path: Path) -> None:
+    timeline = build_timeline([read_one(tmp_path, job())])
+    exported = export_model_of(timeline, attribute(timeline), timeline.traces)
+    for name in formats():
+        format_named(name).write(exported, tmp_path / name)
+        assert b"Net/a (Linear)" in (tmp_path / name).read_bytes()
+    (again,) = read_traces([tmp_path / "chrome"])
+    assert again.modules is not None
+    assert [one.path for one in again.modules.modules] == ["", "a", "b"]
 
 
 def test_kernel_names_are_no_formulas(tmp_path: Path) -> None:
