@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
 
+from gpudiag.analysis.diagnosis.replay import what_if
 from gpudiag.analysis.diagnosis.replay.levels import PARTS
 from gpudiag.analysis.diagnosis.replay.what_if import WhatIf
 from gpudiag.analysis.diagnosis.rules import late_cause, straggler
@@ -15,6 +17,8 @@ from gpudiag.analysis.diagnosis.rules.late_cause import cause_of, elsewhere
 from gpudiag.analysis.diagnosis.rules.more_than_peers import MoreOperators, OwnPauses
 from gpudiag.analysis.diagnosis.rules.rule import CannotTell
 from gpudiag.analysis.diagnosis.rules.straggler import Straggler
+from gpudiag.analysis.timeline import build_timeline
+from tests.timeline_builder import TraceBuilder
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -375,3 +379,83 @@ def test_where_the_timed_step_is_faster_a_cause_costs_its_share_or_the_rest() ->
     assert gain(100, 70, 60, exchanged=False) == 0
     assert gain(100, 70, 80, base=True) == 30
     assert gain(100, 120, 100) == gain(0, 0, 0) == 0
+
+
+@pytest.mark.parametrize(
+    ("timed", "devices_set_pace", "host_ms", "asked"),
+    [
+        (None, True, {0: 3.0}, []),
+        (50.0, False, {0: 3.0}, [("steps", 50.0), ("hosts", {0: 3.0})]),
+        (50.0, True, {0: 3.0}, [("steps", 50.0), ("hosts", {0: 3.0}), ("each", {0: 3.0})]),
+        (50.0, True, None, [("steps", 50.0), ("hosts", {}), ("each", {})]),
+    ],
+)
+def test_a_replay_is_held_to_what_was_timed(
+    monkeypatch: Patch, timed: float | None, devices_set_pace: bool, host_ms: dict[int, float] | None, asked: list[Any]
+) -> None:
+    noted: list[Any] = []
+
+    def noting(of: Any, name: str, told: Any) -> Any:
+        noted.append((name, told))
+        return of
+
+    monkeypatch.setattr(what_if, "as_steps_were_timed", lambda of, step_ms: noting(of, "steps", step_ms))
+    monkeypatch.setattr(what_if, "as_hosts_were_timed", lambda of, _, ms: noting(of, "hosts", ms))
+    monkeypatch.setattr(what_if, "as_each_host_was_timed", lambda of, _, ms: noting(of, "each", ms))
+    trace = TraceBuilder().steps(5, 1000, lambda one: one.operator(0, 500).compute(100, 900, launch=(50, 60)))
+    found = WhatIf.of(build_timeline([trace.build()]), timed, host_ms=host_ms, devices_set_pace=devices_set_pace)
+    assert noted == asked
+    assert found is not None
+    assert found.timed_ms == timed
+    nothing = TraceBuilder().steps(5, 1000, lambda one: one.compute(0, 900, launch=None))
+    assert WhatIf.of(build_timeline([nothing.build()])) is None
+
+
+def replayed() -> WhatIf:
+    """Two ranks whose all-reduce rank 1 comes to 300 µs late; a kernel beside the wait is slower than without one."""
+    traces = []
+    for rank in range(2):
+        trace = TraceBuilder(rank, world_size=2)
+        for step in range(6):
+            trace.step(2000 * step).operator(0, 60).compute(100, 400 if rank else 100, "late", launch=(10, 12))
+            trace.collective(400 if rank else 100, 900, ranks=(0, 1), launch=(20, 22))
+            trace.compute(950, 1900, "gemm", stream=7, launch=(30, 32))
+        traces.append(trace.build())
+    found = WhatIf.of(build_timeline(traces))
+    assert found is not None
+    return found
+
+
+def test_several_costs_at_once_are_replayed_as_each_by_itself() -> None:
+    of = replayed()
+    shorter = replace(of.corrected, duration=of.corrected.duration / 2)
+    both = of.each_step_ms([of.corrected, shorter])
+    assert both == [replayed().step_ms(of.corrected), replayed().step_ms(shorter)]
+    assert of.gains_ms([shorter, of.corrected]) == [pytest.approx(both[0] - both[1]), 0]
+    assert of.gain_ms(of.corrected, shorter) == 0
+    assert of.gain_ms(shorter, of.corrected) == pytest.approx(both[0] - both[1])
+    steps = of.steps_ms([shorter])[0]
+    assert len(steps) == of.graph.steps
+    assert steps.mean() == pytest.approx(both[1])
+
+
+def test_at_another_cost_of_the_profiler_all_else_is_the_same() -> None:
+    of = replayed()
+    known = of.exchanged, of.baseline, of.segments, of.process_of_op, of.packing
+    other = of.at_cost(0.0)
+    assert (other.exchanged, other.baseline, other.segments, other.process_of_op, other.packing) == known
+    assert (other.per_event_ns, other.timed_ms, other.schedule) == (0.0, of.timed_ms, of.schedule)
+    assert other.busy.sum() > of.busy.sum()
+    cheap, dear = of.at_costs([0.0, 5000.0])
+    assert cheap.corrected_ms == other.corrected_ms >= dear.corrected_ms
+    assert of.process_of_op.tolist() == of.graph.device.lane.tolist()
+
+
+def test_stalled_is_what_a_thread_waits_elsewhere_and_at_no_exchange() -> None:
+    known: Any = SimpleNamespace(
+        graph=SimpleNamespace(host=SimpleNamespace(stall=np.array([10.0, 10.0, 10.0]))),
+        waiting=np.array([30.0, 12.0, 4.0]),
+        exchanged=SimpleNamespace(waiting=np.array([5.0, 5.0, 5.0])),
+    )
+    stalled: Any = vars(WhatIf)["stalled"]
+    assert stalled.func(known).tolist() == [10, 7, 0]

@@ -277,3 +277,13 @@ def test_a_launch_that_a_full_queue_held_up_is_no_work(monkeypatch: pytest.Monke
     assert us(host.block_delay) == [0, 0, 0, 10]
     assert us(host.busy) == [304, 100, 100, 376]
     assert not host.profiler.any()
+
+
+def test_without_a_call_or_an_operator_there_is_no_chain_and_no_graph() -> None:
+    unseen = TraceBuilder().steps(5, 1000, lambda one: one.compute(0, 900, launch=None))
+    assert build_graph(build_timeline([unseen.build()])) is None
+    seen = TraceBuilder(1).steps(5, 1000, lambda one: one.compute(0, 900))
+    assert build_graph(build_timeline([unseen.build(), seen.build()])) is None
+    assert build_graph(build_timeline([seen.build()])) is not None
+    other = TraceBuilder().steps(5, 1000, lambda one: one.by(9).operator(0, 900).gloo(100, 800, thread=4))
+    assert build_graph(build_timeline([other.build()])) is None
