@@ -174,6 +174,21 @@ def test_copies_are_of_pageable_memory_where_these_take_longer() -> None:
     assert copies(1000, 2000).evidence["achieved_gb_per_s"] == pytest.approx(0.0005)
 
 
+def test_copies_whose_size_nobody_recorded_have_no_rate() -> None:
+    trace = TraceBuilder().steps(
+        6,
+        10_000,
+        lambda one: one.copy(100, 2000, launch=50).copy(3000, 4000, launch=60, size_bytes=3000).compute(8000, 9000),
+    )
+    case = case_of([trace.build()])
+    assert case.what_if is not None
+    found = SlowCopy()._describe(case, case.what_if, 5.0, 50.0)
+    assert found.evidence["copied_bytes_per_step"] == 3000
+    alone = case_of([TraceBuilder().steps(6, 10_000, lambda one: one.copy(100, 2000).compute(8000, 9000)).build()])
+    assert alone.what_if is not None
+    assert "achieved_gb_per_s" not in SlowCopy()._describe(alone, alone.what_if, 5.0, 50.0).evidence
+
+
 def test_launching_in_figures() -> None:
     """Kernels of 20, 5 and 8 µs a step on each of two ranks, whose hosts work 300 µs of it."""
     traces = [

@@ -316,3 +316,8 @@ def test_ends_far_apart_are_paired_by_overlap_where_that_pairs_more() -> None:
     # Without any overlap they are strangers, of which those fit that fit.
     ends = shifted(8, 12, bend=400)
     assert len(align(seen(shifted(12, 12, bend=400)), seen(ends), clocks_comparable=True).a) == 8
+
+
+def test_what_does_not_fit_is_aligned_by_nothing() -> None:
+    found = align(seen([0, 1000, 2500]), seen([], of=[]), clocks_comparable=True)
+    assert (len(found.a), len(found.b), found.offset_ns, found.residual_ns, found.ambiguous) == (0, 0, 0, 0, False)

@@ -85,6 +85,13 @@ def test_what_has_no_partner_waits_for_nobody() -> None:
     assert (clock.matched, clock.unmatched) == (5, 1)
 
 
+def test_a_single_collective_is_matched_too() -> None:
+    found = match_collectives(
+        [lane(0, [(0, 100)]), lane(1, [(50, 100)]), lane(2, [(20, 100)], group="b", ranks=(2,))], {0, 1}
+    )
+    assert [arrivals(found, index) for index in range(3)] == [[(1, 50)], [(1, 50)], [(2, 20)]]
+
+
 def test_instances_of_several_groups_have_numbers_of_their_own() -> None:
     found = match_collectives(
         [
