@@ -92,6 +92,7 @@ def _record(entered: Entered, place: Place, run_dir: Path, run_id: str) -> None:
         device=RUNTIME.label(device),
         device_name=RUNTIME.device_name(device),
         trace=trace if window.saved else None,
+        unmarked=window.unmarked,
         error=error,
         run_id=run_id,
     )

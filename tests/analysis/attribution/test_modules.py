@@ -14,6 +14,7 @@ from gpudiag.analysis.attribution.modules import summarise_modules
 from gpudiag.analysis.timeline import build_timeline
 from gpudiag.model.analysis import Modules, ModuleTime
 from gpudiag.model.event import EventKind, Module, ModuleWork, Trace
+from gpudiag.model.run import RankRecord, RunRecord
 from gpudiag.trace.with_operators import with_operators
 from tests.timeline_builder import TraceBuilder
 from tests.trace.documents import document, event, read_one
@@ -120,8 +121,24 @@ def test_backward_of_a_cpu_is_told_apart(tmp_path: Path) -> None:
 
 
 def test_nothing_is_said_without_marks(tmp_path: Path) -> None:
-    trace = replace(read_one(tmp_path, job()), modules=None)
-    assert summarise_modules(build_timeline([trace]), None) is None
+    timeline = build_timeline([replace(read_one(tmp_path, job()), modules=None)])
+    assert summarise_modules(timeline, None) is None
+    rank = RankRecord(rank=0, local_rank=0, host="", pid=1, device="cuda:0", device_name="")
+    run = RunRecord(
+        created="",
+        command=(),
+        workload="net",
+        framework="pytorch",
+        strategy="nccl",
+        world_size=1,
+        nodes=1,
+        batch_size_per_device=None,
+        ranks=(rank,),
+        status="complete",
+    )
+    assert summarise_modules(timeline, run) is None
+    told = replace(run, ranks=(rank, replace(rank, rank=1, unmarked="torch.compile has compiled it")))
+    assert summarise_modules(timeline, told) == Modules(reason="torch.compile has compiled it")
 
 
 #: A call: which of the modules it has in it, and how long its own operator and that one's backward take.
