@@ -140,3 +140,14 @@ def test_of_an_unseen_device_the_hosts_steps_are_all_there_is() -> None:
     assert (steps.analysed, steps.mean_ms, steps.median_ms) == (2, near(0.15), near(0.15))
     nothing = summarise_steps(replace(found, unseen={}), Attribution(lanes=()))
     assert (nothing.analysed, nothing.mean_ms, nothing.median_ms) == (0, 0, 0)
+
+
+def test_of_many_names_the_first_twenty_are_told() -> None:
+    trace = TraceBuilder()
+    for step in range(5):
+        trace.step(10_000 * step)
+        for at in range(22):
+            trace.operator(100 * at, 100 * at + 90 - at, f"op{at}").compute(100 * at, 100 * at + 90 - at, f"kernel{at}")
+    found = build_timeline([trace.build()])
+    assert [one.name for one in summarise_kernels(found)] == [f"kernel{at}" for at in range(20)]
+    assert [one.name for one in summarise_operators(found)] == [f"op{at}" for at in range(20)]

@@ -132,6 +132,26 @@ def test_blocking_calls_are_counted_per_step_and_rank_with_the_outermost_operato
     assert "waits for the GPU in outer, which costs 3.0 ms" in one.title
 
 
+def test_functions_in_which_blocking_calls_are_made_are_counted_per_step_and_rank() -> None:
+    traces = []
+    for rank in range(2):
+        trace = TraceBuilder(rank, world_size=2)
+        for step in range(6):
+            trace.step(step * 1000).compute(20, 500, launch=15)
+            trace._add(EventKind.PYTHON, "train.py(3): log", 100, 900)
+            trace.sync(300, 510).sync(600, 610)
+            if rank:
+                trace.sync(910, 920)
+        traces.append(trace.build())
+    case = case_of(traces)
+    assert case.what_if is not None
+    calls, operators, frames = _calls(case, case.what_if)
+    assert operators == {}
+    assert list(calls.values()) == [pytest.approx(2.5)]
+    assert list(frames.values()) == [pytest.approx(2)]
+    assert HostSync()._describe(case, case.what_if, 3.0, 30.0).evidence["host_frames_per_step"] == frames
+
+
 def test_only_the_five_most_frequent_calls_are_named() -> None:
     trace = TraceBuilder()
     for step in range(6):

@@ -41,6 +41,7 @@ def test_one_recording_under_two_ranks_is_told_by_its_events() -> None:
 def test_recordings_that_differ_in_anything_are_two() -> None:
     assert doubts(recording(0), recording(1, 1)) == []
     assert doubts(recording(0), recording(1, origin_ns=ORIGIN_NS + 1)) == []
+    assert doubts(recording(0), recording(1, origin_ns=ORIGIN_NS - 1)) == []
 
 
 def test_the_devices_of_one_process_have_a_trace_each_of_one_file() -> None:

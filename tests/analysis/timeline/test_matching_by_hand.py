@@ -92,6 +92,16 @@ def test_a_single_collective_is_matched_too() -> None:
     assert [arrivals(found, index) for index in range(3)] == [[(1, 50)], [(1, 50)], [(2, 20)]]
 
 
+def test_a_lane_whose_collectives_are_of_other_sizes_has_no_partner_and_holds_nobody_up() -> None:
+    lanes = [
+        lane(rank, entering(100 * (rank + 1)), ranks=(0, 1, 2), sizes=[8 if rank == 1 else 4] * 6) for rank in range(3)
+    ]
+    found = match_collectives(lanes, {0, 1, 2})
+    assert [{rank for rank, _ in arrivals(found, index)} for index in range(3)] == [{0}, {UNKNOWN}, {0}]
+    assert [clock.rank for clock in found.clocks] == [2]
+    assert match_collectives(lanes[:2], {0, 1}).clocks == []
+
+
 def test_instances_of_several_groups_have_numbers_of_their_own() -> None:
     found = match_collectives(
         [

@@ -437,6 +437,25 @@ def test_words_at_their_edges() -> None:
     ]  # fmt: skip
 
 
+def test_each_kind_of_nvlink_is_compared_with_its_own() -> None:
+    kinds = {
+        (0, 1): ("NV6", 60.0),
+        (0, 2): ("NV6", 60.0),
+        (0, 3): ("NV12", 120.0),
+        (1, 2): ("NV12", 120.0),
+        (1, 3): ("NV12", 50.0),
+    }
+    links = [Link(a=a, b=b, kind=kind, lanes=6) for (a, b), (kind, _) in kinds.items()]
+    copies = [peer_copies(a, b, rate, peer_access=True) for (a, b), (_, rate) in kinds.items()]
+    (one,) = found(*(gpu(at) for at in range(4)), links=links, bandwidth=copies)
+    assert one.evidence["pairs"] == [{"a": 1, "b": 3, "gb_per_s": 50.0}]
+    assert "(NV12) carries 50 GB/s at worst, where pairs of its kind carry 120" in one.title
+
+
+def test_a_pcie_lane_carries_by_generation() -> None:
+    assert [raw_gb_per_s(generation, 1) for generation in range(1, 7)] == [0.25, 0.5, 0.985, 1.969, 3.938, 7.563]
+
+
 def test_figures_have_three_digits_and_percent_one() -> None:
     third = 1 / 3
     (shared,) = found(

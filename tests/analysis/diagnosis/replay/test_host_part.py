@@ -94,6 +94,16 @@ def test_a_nodes_work_is_the_exchanges_where_its_thread_was_at_one() -> None:
     assert not part(idle, host).any()
 
 
+def test_a_threads_own_exchange_is_that_of_all_threads_whose_calls_are_nodes() -> None:
+    """The second node's call is of thread 7, which is at an exchange from 120 to 180."""
+    timeline = timeline_of(
+        (7, 150, 160, Role.LAUNCH), exchange={7: [(120, 180)]}, busy={1: [(0, 110)], 7: [(110, 300)]}
+    )
+    host = host_of(time=[100, 200], busy=[0, 100], row=[NONE, 0])
+    found = part(timeline, host)
+    assert (found.busy.tolist(), found.waiting.tolist()) == ([0, 60], [0, 0])
+
+
 def test_other_threads_exchange_while_this_one_waits() -> None:
     """Thread 5 is at it from 110 to 180, while thread 1 works until 130 and from 170 on."""
     timeline = timeline_of(exchange={5: [(110, 180)], 1: [(140, 150)]}, busy={1: [(0, 130), (170, 300)]})

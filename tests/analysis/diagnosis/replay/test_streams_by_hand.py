@@ -155,6 +155,18 @@ def test_ops_of_the_analysed_steps_are_taken_with_what_ran_between_them() -> Non
     assert ops.launch_time.tolist() == [100_000, UNKNOWN, 200_000, UNKNOWN, 300_000, 100_000, 200_000, 300_000]
 
 
+def test_before_the_first_op_of_a_stream_there_is_none() -> None:
+    trace = TraceBuilder()
+    for step in range(5):
+        trace.step(100 * step).compute(10, 40)
+        if step:
+            trace.compute(50, 60, stream=9)
+    (lane,) = build_timeline([trace.build()]).lanes
+    ops = body_ops(lane, 0)
+    assert ops.before_end[3:].tolist() == [-np.inf, 160_000, 260_000]
+    assert ops.given[1].op.tolist() == [3, 4, 5]
+
+
 def test_what_was_given_before_the_body_stands_for_what_lies_as_far_before_its_end() -> None:
     trace = TraceBuilder().compute(0, 5, launch=None)
     for step in range(5):
