@@ -11,7 +11,7 @@ order: those that give a device work or wait for it, by what they are and what t
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 from itertools import pairwise
 
 import msgspec
@@ -93,10 +93,28 @@ def same_threads(here: Sequence[Step], there: Sequence[Step]) -> dict[int, int]:
     Who records no operator of a thread knows it by another number than who does.
     """
     ours, theirs = _by_thread(here), _by_thread(there)
-    common = sorted(
-        ((-(ours[one] & theirs[other]).total(), one, other)
-         for one in ours.keys() - theirs.keys() for other in theirs.keys() - ours.keys()),
-    )  # fmt: skip
+    return _paired(ours, theirs, ours.keys() - theirs.keys(), theirs.keys() - ours.keys())
+
+
+def step_threads(here: Step, there: Step) -> dict[int, int]:
+    """By the threads there, those here that do the same in this step, where that is not their namesake.
+
+    An executor runs a step on any thread of its pool, and the next on another. A thread of which a namesake does half
+    of the calls or more stays what it is called.
+    """
+    ours, theirs = _by_thread([here]), _by_thread([there])
+    stay = {
+        one for one in ours.keys() & theirs.keys()
+        if 2 * (ours[one] & theirs[one]).total() >= max(ours[one].total(), theirs[one].total())
+    }  # fmt: skip
+    return _paired(ours, theirs, ours.keys() - stay, theirs.keys() - stay)
+
+
+def _paired(
+    ours: dict[int, Counter[int]], theirs: dict[int, Counter[int]], mine: Set[int], others: Set[int]
+) -> dict[int, int]:
+    """By each of the other threads the one of mine with which it has most calls in common, the most first."""
+    common = sorted((-(ours[one] & theirs[other]).total(), one, other) for one in mine for other in others)
     found: dict[int, int] = {}
     for calls, one, other in common:
         if calls and other not in found and one not in found.values():
@@ -123,8 +141,8 @@ def most_alike(here: Sequence[Step], there: Sequence[Step]) -> list[int]:
     return [min(range(len(there)), key=lambda other: unlike(index, other)) for index in range(len(here))]
 
 
-def _counted(step: Step) -> Counter[tuple[int, int]]:
-    return Counter((thread, work) for thread, calls in step.items() for work in calls.work[calls.tells].tolist())
+def _counted(step: Step) -> Counter[int]:
+    return Counter(work for calls in step.values() for work in calls.work[calls.tells].tolist())
 
 
 def same_calls(here: Calls, there: Calls) -> tuple[Places, Places]:

@@ -16,7 +16,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gpudiag.model.event import HOST, CollectiveCall, EventKind, EventTable, ModuleWork, StepMarks, Trace
-from gpudiag.trace.same_calls import NONE, calls_of_steps, in_common, most_alike, same_calls, same_threads
+from gpudiag.trace.same_calls import (
+    NONE,
+    calls_of_steps,
+    in_common,
+    most_alike,
+    same_calls,
+    same_threads,
+    step_threads,
+)
 
 Times = NDArray[np.int64]
 Span = tuple[int, int, int]
@@ -49,17 +57,22 @@ def with_operators(light: Trace, full: Trace) -> Trace | None:
     put_in: list[NDArray[np.int64]] = []
     common = of_all = 0
     for mine, step, index in zip(here, begun, like, strict=True):
-        pairs = {thread: same_calls(mine.get(thread, NONE), calls) for thread, calls in there[index].items()}
+        moved = step_threads(mine, there[index])
+        called_there = {thread: thread for thread in there[index].keys() - moved.keys()}
+        called_there |= {thread: other for other, thread in moved.items()}
+        pairs = {
+            thread: same_calls(mine.get(thread, NONE), there[index][other]) for thread, other in called_there.items()
+        }
         counts = in_common(mine, there[index], pairs)
         common, of_all = common + counts[0], of_all + counts[1]
         for thread, (place, other) in pairs.items():
             known = (
-                _edges(full.events, there[index][thread].row[other], others[index]),
+                _edges(full.events, there[index][called_there[thread]].row[other], others[index]),
                 _edges(light.events, mine.get(thread, NONE).row[place], step),
             )
-            rows = _operators(full.events, others[index], thread)
+            rows = _operators(full.events, others[index], called_there[thread])
             times = [np.interp(column[rows], *known) for column in (full.events.start_ns, full.events.end_ns)]
-            put_in.append(np.array([rows, *times], np.int64))
+            put_in.append(np.array([rows, np.full(len(rows), thread), *times], np.int64))
     if not common or common < SAME_STEPS * of_all:
         return None
     return _joined(light, full, like, np.concatenate(put_in, axis=1))
@@ -97,12 +110,15 @@ def _operators(events: EventTable, step: Span, thread: int) -> NDArray[np.intp]:
 
 
 def _joined(light: Trace, full: Trace, like: list[int], put_in: NDArray[np.int64]) -> Trace:
-    """The two as one; `put_in`, int64[3, n]: rows of the full recording, and when each begins and ends in the light."""
-    rows, start, end = put_in
+    """The two as one.
+
+    `put_in`, int64[4, n]: rows of the full recording, and of each the thread, the begin and the end in the light one.
+    """
+    rows, thread, start, end = put_in
     names = {name: index for index, name in enumerate(light.events.names)}
     renamed = np.array([names.setdefault(name, len(names)) for name in full.events.names], np.int32)
     added = {name: column[rows] for name, column in full.events.columns().items()}
-    added |= {"start_ns": start, "end_ns": np.maximum(end, start), "name": renamed[added["name"]]}
+    added |= {"thread": thread, "start_ns": start, "end_ns": np.maximum(end, start), "name": renamed[added["name"]]}
     columns = {name: np.concatenate([column, added[name]]) for name, column in light.events.columns().items()}
     order = np.lexsort((-columns["end_ns"], columns["start_ns"]))
     place = np.empty(len(order), np.intp)

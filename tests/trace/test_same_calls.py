@@ -178,6 +178,42 @@ def test_a_thread_may_have_another_number(tmp_path: Path) -> None:
     assert around(found) == each(*LONG, *SHORT)
 
 
+def on_pool(recording: Recording, *threads: int) -> Recording:
+    """Each step on another thread of an executor's pool."""
+    for thread in threads:
+        recording.thread = thread
+        recording.step(*LONG).beside("cudaMemcpyAsync", "cudaMemsetAsync")
+    return recording
+
+
+def test_an_executor_runs_each_step_on_any_thread_of_its_pool(tmp_path: Path) -> None:
+    light, full = on_pool(Recording(full=False), 11, 12, 13, 12), on_pool(Recording(full=True), 12, 14, 14, 11)
+    found = joined(tmp_path, light, full)
+    assert found is not None
+    assert around(found) == each(*LONG, times=4)
+
+
+def test_two_threads_that_launch_the_same_keep_their_operators(tmp_path: Path) -> None:
+    recordings = []
+    for full in (False, True):
+        two = on_pool(Recording(full=full, thread=11), 11, 11)
+        two.thread = 12
+        two.steps = 0
+        two.apart += 13  # in the same steps, a little later each
+        marks = [each for each in two.events if each["cat"] == "user_annotation"]
+        two.step(*LONG[:-1]).step(*LONG[:-1])
+        two.events = [each for each in two.events if each["cat"] != "user_annotation" or each in marks]
+        recordings.append(two)
+    light, full_one = (each.read(tmp_path) for each in recordings)
+    found = with_operators(light, full_one)
+    assert found is not None
+    events = found.events
+    operators = events.rows_of(EventKind.OPERATOR)
+    by_thread = Counter(zip(events.thread[operators].tolist(), map(events.name_of, operators.tolist()), strict=True))
+    assert by_thread[11, "aten::loss"] == 2
+    assert by_thread[12, "aten::loss"] == 0
+
+
 @pytest.mark.parametrize(("others", "usable"), [(3, True), (4, False)])
 def test_enough_calls_are_the_same(tmp_path: Path, others: int, usable: bool) -> None:
     """The least share, from just above and just below."""
