@@ -15,11 +15,14 @@ from typing import Any
 from gpudiag.training.attach.attached_session import OWN_PROFILER, AttachedSession
 from gpudiag.training.attach.boundaries import Boundaries, Call
 from gpudiag.training.attach.entered_process import Entered
-from gpudiag.training.attach.main_thread import in_main_thread
+from gpudiag.training.attach.main_thread import in_main_thread, when_backward_ends
 from gpudiag.training.attach.roll_call import RollCall
 from gpudiag.training.frameworks.pytorch.store import job_store
 from gpudiag.training.session.place import Place, this_place
 from gpudiag.training.session.progress import ProgressSender
+
+#: What autograd says where no backward pass is under way.
+_NO_TASK = -1
 
 _OUT_OF_STEP = "the ranks do not take their steps together: this one was past the step at which all were to begin"
 
@@ -42,6 +45,9 @@ class Attachment:
         #: Nodes of autograd's graph that each thread has made: more of them mean a forward pass.
         self._nodes: dict[int, int] = {}
         self._nodes_made = _nodes_made()
+        #: The backward pass in which an optimizer stepped last.
+        self._backward = _NO_TASK
+        self._graph_task, self._cuda = _graph_task(), _cuda()
         # What the session has to say goes to the program that started the command, not into the program's own log.
         log = logging.getLogger("gpudiag")
         log.addHandler(logging.NullHandler())
@@ -49,24 +55,28 @@ class Attachment:
 
     def stepped(self, optimizer: Any) -> None:
         """An optimizer has stepped, in whichever thread. Raises SystemExit when the command is to end."""
-        if os.getpid() != self._pid or _capturing():
-            return
-        name = type(optimizer).__name__
-        self._ending_calls += id(optimizer) == self._boundaries.optimizer
-        if not _in_graph_task() and self._trains_here():
-            self._call(id(optimizer), name)
-            self._count_quietly(direct=True)
-        elif self._in_main.acquire(blocking=False):
+        if os.getpid() != self._pid or (self._cuda.is_initialized() and self._cuda.is_current_stream_capturing()):
+            return  # what a CUDA graph captures runs at every replay, and must not be measured
+        name, number = type(optimizer).__name__, id(optimizer)
+        self._ending_calls += number == self._boundaries.optimizer
+        backward = self._graph_task()
+        if backward != _NO_TASK:
             # Within backward, maybe on a thread of autograd's: profilers belong to the thread that trains, which goes
             # on when backward returns.
-            _when_backward_ends(lambda: self._later(id(optimizer), name))
-
-    def _later(self, optimizer: int, name: str) -> None:
-        if not in_main_thread(lambda: self._returned(optimizer, name)):
+            if backward != self._backward:
+                self._backward = backward
+                when_backward_ends(lambda: self._returned(number, name))
+        elif self._trains_here():
+            self._call(number, name)
+            self._count_quietly(direct=True)
+        elif self._in_main.acquire(blocking=False) and not in_main_thread(lambda: self._elsewhere(number, name)):
             self._in_main.release()
 
-    def _returned(self, optimizer: int, name: str) -> None:
+    def _elsewhere(self, optimizer: int, name: str) -> None:
         self._in_main.release()
+        self._returned(optimizer, name)
+
+    def _returned(self, optimizer: int, name: str) -> None:
         self._call(optimizer, name)
         self._count_quietly(direct=False)
 
@@ -231,27 +241,16 @@ def _nodes_made() -> Callable[[], int] | None:
     return count
 
 
-def _in_graph_task() -> bool:
-    """Is this called within backward?"""
+def _graph_task() -> Callable[[], int]:
+    """What tells the number of the backward pass that it is called in."""
     import torch
 
-    current: Any = getattr(torch._C, "_current_graph_task_id", None)  # noqa: SLF001  # there is no public way to ask
-    return current is not None and current() != -1
+    # There is no public way to ask.
+    task: Callable[[], int] = getattr(torch._C, "_current_graph_task_id", lambda: _NO_TASK)  # noqa: SLF001
+    return task
 
 
-def _when_backward_ends(function: Callable[[], None]) -> None:
-    """Call it when the backward pass that this is called in has done its work, or now where there is none."""
-    from torch.autograd import Variable
-
-    if _in_graph_task():
-        Variable._execution_engine.queue_callback(function)  # noqa: SLF001  # as DDP does
-    else:
-        function()
-
-
-def _capturing() -> bool:
-    """Is a CUDA graph being captured? What is called then runs at every replay, and must not be measured."""
+def _cuda() -> Any:
     import torch
 
-    cuda: Any = torch.cuda
-    return bool(cuda.is_initialized() and cuda.is_current_stream_capturing())
+    return torch.cuda

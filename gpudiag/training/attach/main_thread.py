@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import functools
 import sys
 import threading
 from collections import deque
@@ -22,8 +23,9 @@ class _Pending:
     def __bool__(self) -> bool:
         if _in_backward() and _add():
             return False
-        with contextlib.suppress(Exception):
-            _waiting.popleft()()
+        while _waiting:
+            with contextlib.suppress(Exception):
+                _waiting.popleft()()
         return False
 
 
@@ -40,6 +42,17 @@ def in_main_thread(function: Callable[[], object]) -> bool:
     return False
 
 
+def when_backward_ends(function: Callable[[], object]) -> None:
+    """Called within backward, on any of its threads: have it called in the main thread, whose backward it is, after it.
+
+    What autograd calls at the end is in C, so that the interpreter first looks for calls when backward has returned.
+    """
+    from torch.autograd import Variable
+
+    _waiting.append(function)
+    Variable._execution_engine.queue_callback(_ADD)  # noqa: SLF001  # as DDP does
+
+
 def raise_in_main_thread(error: type[BaseException]) -> None:
     """The main thread raises it at its next instruction. To be called in another: it would be raised in here."""
     ident = ctypes.c_ulong(threading.main_thread().ident or 0)
@@ -47,18 +60,24 @@ def raise_in_main_thread(error: type[BaseException]) -> None:
 
 
 def _add() -> bool:
-    return bool(ctypes.pythonapi.Py_AddPendingCall(_ENTRY, ctypes.py_object(_PENDING)) == 0)
+    return bool(_ADD() == 0)
 
 
 def _in_backward() -> bool:
+    """Does what was interrupted run within a backward pass? Not where that pass is about to return, or to begin."""
     frame: FrameType | None = sys._getframe(2)  # noqa: SLF001  # there is no public way that costs as little
-    while frame is not None:
-        code = frame.f_code
-        if code.co_name in {"_engine_run_backward", "backward", "grad"} and "torch/autograd/" in code.co_filename:
-            return True
+    while frame is not None and _is_backward(frame):
         frame = frame.f_back
-    return False
+    while frame is not None and not _is_backward(frame):
+        frame = frame.f_back
+    return frame is not None
+
+
+def _is_backward(frame: FrameType) -> bool:
+    code = frame.f_code
+    return code.co_name in {"_engine_run_backward", "backward", "grad"} and "torch/autograd/" in code.co_filename
 
 
 #: For the life of the process: the interpreter knows both by address only.
 _PENDING, _ENTRY = _Pending(), ctypes.cast(ctypes.pythonapi.PyObject_IsTrue, ctypes.c_void_p)
+_ADD = functools.partial(ctypes.pythonapi.Py_AddPendingCall, _ENTRY, ctypes.py_object(_PENDING))
