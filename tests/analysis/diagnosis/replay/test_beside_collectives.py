@@ -272,6 +272,8 @@ def test_an_exchange_in_figures(monkeypatch: pytest.MonkeyPatch) -> None:
     assert evidence["savings_ms_with_full_overlap"] == 10
     assert said(monkeypatch, gain=98.0).evidence["savings_ms_with_full_overlap"] == 95.5
     assert "bucket_copies_ms_per_step" not in evidence
+    assert "savings_ms_at_probed" not in evidence
+    assert said(monkeypatch, faster={"p2p": 2.0}).evidence["savings_ms_at_probed"] == {"p2p": 2.0}
     assert said(monkeypatch, packing=1.0).evidence["bucket_copies_ms_per_step"] == 1.0
 
 
