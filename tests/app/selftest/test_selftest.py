@@ -88,7 +88,7 @@ def test_a_late_loader_costs_what_it_is_late(quick: Run, fault: str) -> None:
 def test_the_faults_leave_no_mark_in_a_trace(quick: Run) -> None:
     for rank in (0, 1):
         marks = {name for name in names_in_trace(quick, "late-loader-one", rank) if "gpudiag" in name}
-        assert marks == set()
+        assert {name for name in marks if not name.startswith("gpudiag.module:ResNetCifar/")} == set()
         assert "gpudiag.input" in names_in_trace(quick, "late-loader-marked", rank)
 
 
