@@ -67,8 +67,7 @@ class HostSync:
         what_if = case.what_if
         if what_if is None or not syncs(what_if).any():
             return
-        late = synchronizing_more(what_if)
-        if 0 < len(late) < len(what_if.graph.ranks) and any(len(lane.collectives) for lane in case.lanes):
+        if synchronizing_more(what_if) and any(len(lane.collectives) for lane in case.lanes):
             return  # what one rank does alone makes it a straggler
         yield Proposal(edit=without_syncs, describe=partial(self._describe, case, what_if))
 
