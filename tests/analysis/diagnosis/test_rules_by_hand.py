@@ -11,7 +11,8 @@ import pytest
 from gpudiag.analysis.diagnosis.places import Place, main_place
 from gpudiag.analysis.diagnosis.rules import RULES, _rules
 from gpudiag.analysis.diagnosis.rules.communication_bound import _largest
-from gpudiag.analysis.diagnosis.rules.host_stall import ELSEWHERE, stall_advice
+from gpudiag.analysis.diagnosis.rules.compute_bound import ComputeBound
+from gpudiag.analysis.diagnosis.rules.host_stall import ELSEWHERE, HostStall, stall_advice
 from gpudiag.analysis.diagnosis.rules.host_sync import HostSync, _calls
 from gpudiag.analysis.diagnosis.rules.input_bound import InputBound, with_timed_input
 from gpudiag.analysis.diagnosis.rules.launch_bound import LaunchBound
@@ -392,3 +393,53 @@ def test_every_class_with_a_code_that_examines_cases_is_a_rule_and_nothing_else(
     for rule in found:
         assert rule.__module__.startswith("gpudiag.analysis.diagnosis.rules.")
         assert isinstance(rule.code, str)
+
+
+def concluded(
+    *percents: float | None,
+    conclusive: bool = True,
+    compute: float = 90.0,
+    corrected: float | None = 100.0,
+    step: float = 120.0,
+) -> list[str]:
+    """What is concluded beside findings of so many percent; without the profiler a step is `corrected`."""
+    replay = None if corrected is None else SimpleNamespace(corrected_ms=corrected)
+    case: Any = SimpleNamespace(
+        what_if=replay, step_ms=120.0, exposed_ms=lambda _: {0: compute - 1, 1: compute},
+        timeline=SimpleNamespace(framework="pytorch"),
+    )  # fmt: skip
+    findings = [finding("a", 1.0, recoverable_percent=percent) for percent in percents]
+    return [one.title.partition(";")[0] for one in ComputeBound().conclude(case, findings, conclusive=conclusive)]
+
+
+def test_it_is_compute_bound_where_nothing_else_reaches_five_percent() -> None:
+    assert concluded() == concluded(4.9, None) == ["compute-bound (90 %)"]
+    assert concluded(5.0) == concluded(1.0, 7.0) == concluded(conclusive=False) == []
+    assert concluded(compute=130.0) == ["compute-bound (100 %)"]
+    assert concluded(corrected=None) == ["compute-bound (75 %)"]
+    assert concluded(corrected=0.0) == ["compute-bound (0 %)"]
+
+
+def stalled(*at: Place, gain: float = 10.0) -> Finding:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("gpudiag.analysis.diagnosis.rules.host_stall.stalls", lambda *_, **__: list(at))
+        what_if: Any = SimpleNamespace(graph=SimpleNamespace(ranks={0: 3, 1: 1}))
+        case: Any = SimpleNamespace(timeline=SimpleNamespace(framework="pytorch", ranks_present=(1, 3), world_size=2))
+        return HostStall()._describe(case, what_if, gain, 20.0)
+
+
+def test_a_stall_is_told_by_its_main_place_or_in_many() -> None:
+    long, short = Place(words="after a", ms_per_step=9.0), Place(words="after b", ms_per_step=3.0)
+    one = stalled(long, short)
+    assert (one.title, one.place) == ("the training thread stalls after a, which costs 10.0 ms per step", "after a")
+    assert (one.ranks, one.cause) == ((1, 3), "unmarked time within the step")
+    assert one.evidence == {"places_ms_per_step": {"after a": 9.0, "after b": 3.0}}
+    many = stalled(short, short, short)
+    assert (many.title.partition(",")[0], many.place) == ("the training thread stalls in many places of the step", "")
+    assert many.advice != one.advice
+    nowhere = stalled()
+    assert (nowhere.title.partition(",")[0], nowhere.advice) == ("the training thread stalls", one.advice)
+    collecting = stalled(Place(words="after a", ms_per_step=9.0, collecting=True))
+    assert collecting.title.startswith("garbage collection stalls training after a")
+    assert collecting.cause == "garbage collection"
+    assert "all ranks at once" in " ".join(collecting.advice)
