@@ -92,3 +92,18 @@ def test_recordings_with_peer_access_and_without(
     if found is not None:
         assert ("nvlink_gb_per_s" in found.evidence) == unused
         assert ("NCCL_P2P_DISABLE" in found.advice[0]) == unused
+
+
+@pytest.mark.parametrize(
+    ("size", "busbw", "unused"),
+    [(16 << 20, 56.25, True), ((16 << 20) - 1, 56.25, False), (16 << 20, 56.3, False)],
+)
+def test_only_large_collectives_that_reach_an_eighth_of_it_or_less_say_that_it_is_not_used(
+    size: int, busbw: float, *, unused: bool
+) -> None:
+    assert (unused_nvlink_gb_per_s(H200S, size, busbw) is not None) == unused
+
+
+def test_the_slowest_board_counts_and_one_of_which_nothing_is_known_says_nothing() -> None:
+    assert unused_nvlink_gb_per_s(on("NVIDIA H200", "NVIDIA A100-SXM4-80GB"), LARGE, 5.0) == 300.0
+    assert unused_nvlink_gb_per_s(on("NVIDIA H200", "a board"), LARGE, 5.0) is None
