@@ -81,7 +81,6 @@ ELSEWHERE = {
     "NONE": "no index",
     "_GB_PER_S_PER_LANE": "the standard's own table",
     "RESNET50_GRADIENT_BYTES": "an illustration",
-    "_REDUCED": "an example",
     "DDP": "an example",
     "_HOST_THREAD": "an example",
     "_COMPUTE_STREAM": "an example",
