@@ -33,6 +33,7 @@ def starts(launched: str) -> list[int] | None:
     [
         ("abc" * 3, [0, 3, 6]),
         ("xyabcabcabc", [2, 5, 8]),
+        ("abxyzxyzxyz", [2, 5, 8]),
         ("ab" * 3, [0, 2, 4]),
         ("ab" * 2 + "a", None),  # fewer than six launches
         ("abcd" * 2, None),  # twice is no pattern
