@@ -163,6 +163,10 @@ class _Answers:
     nvmlDeviceGetCurrentClocksThrottleReasons = nvmlDeviceGetCurrentClocksEventReasons
 
     @staticmethod
+    def nvmlDeviceGetUtilizationRates(fake: FakeNvml, gpu: Gpu) -> Any:
+        return SimpleNamespace(gpu=90 + gpu.index, memory=0)
+
+    @staticmethod
     def nvmlDeviceGetPowerUsage(fake: FakeNvml, gpu: Gpu) -> int | None:
         return None if gpu.power_watts is None else round(gpu.power_watts * 1000)
 

@@ -1,11 +1,14 @@
-"""How far a run is, for people: a bar in a terminal, a line per phase in a pipe. Always on standard error."""
+"""How far a run is, for people: bar and tables in a terminal, a line per phase in a pipe. Always on standard error."""
 
 from __future__ import annotations
 
 import sys
+from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
+from gpudiag.commands.progress.live_table import LiveTable
 from gpudiag.commands.progress.probes import ProbeProgress
+from gpudiag.machine.inventory.gpus.now import gpus_now
 from gpudiag.model.sanitize import one_line
 
 if TYPE_CHECKING:
@@ -36,6 +39,8 @@ class RunProgress:
         self._phase = ""
         self._bar: Any = None
         self._task: Any = None
+        self._table: LiveTable | None = None
+        self._open = ExitStack()
 
     def __enter__(self) -> RunProgress:
         return self
@@ -43,8 +48,7 @@ class RunProgress:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if self._bar is not None:
-            self._bar.stop()
+        self._open.close()
 
     def prepared(self, prepared: Prepared) -> None:
         """Say what is about to run."""
@@ -63,6 +67,8 @@ class RunProgress:
         if message.phase == "failed":
             return
         self._latest[message.rank] = message
+        if self._table is not None:
+            self._table.heard(message)
         if len(self._latest) < self._processes:
             return
         behind = min(self._latest.values(), key=lambda told: (_ORDER.index(told.phase), told.steps))
@@ -88,7 +94,8 @@ class RunProgress:
             print(line, file=sys.stderr, flush=True)  # noqa: T201
 
     def _start(self) -> None:
-        from rich.console import Console
+        from rich.console import Console, Group
+        from rich.live import Live
         from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn
 
         self._bar = Progress(
@@ -97,7 +104,10 @@ class RunProgress:
             BarColumn(),
             MofNCompleteColumn(),
             console=Console(stderr=True, markup=False, highlight=False),
-            transient=True,
         )
-        self._bar.start()
         self._task = self._bar.add_task("", total=None)
+        self._table = LiveTable(self._open.enter_context(gpus_now()))
+        for message in self._latest.values():
+            self._table.heard(message)
+        drawn = Group(self._bar, self._table)
+        self._open.enter_context(Live(drawn, console=self._bar.console, refresh_per_second=4, transient=True))

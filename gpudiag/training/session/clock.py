@@ -11,6 +11,9 @@ from gpudiag.model.run import StepTimes
 from gpudiag.statistics import MAD_TO_SIGMA, mean_of
 from gpudiag.training.session.timed_series import Anchor, HostStep, TimedSeries, on_host_clock
 
+#: Of so many steps it is told, while they go on, what they take.
+_LATEST = 20
+
 
 class StepClock:
     """Marks the instants between steps; the times come out later, in one go.
@@ -47,6 +50,11 @@ class StepClock:
         self._latest = HostStep(begin_ns, fetched_ns, queued_ns)
         if self._begin is not None and not self._marks:
             self._from_idle.append(self._latest)
+
+    def fetching_ms(self) -> float | None:
+        """What the last steps since the last reading took to fetch their batches, in the mean; None where not told."""
+        told = [(step.fetched - step.begin) / 1e6 for step in self._host[-_LATEST:] if step is not None]
+        return statistics.fmean(told) if told else None
 
     def anchor(self) -> None:
         """A series of steps is about to begin, and its device is to be compared with the host. May wait for it."""

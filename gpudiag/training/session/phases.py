@@ -187,7 +187,7 @@ class Phases:
                 self.around = contextlib.nullcontext()
                 self._clock.mark()
                 self._warmup_ran += 1
-                self._progress.tell("warmup", self._warmup_ran, self._told)
+                self._progress.tell("warmup", self._warmup_ran, self._told, fetching_ms=self._fetching_ms)
             verdict = self._agreement.decide(self._clock.read(), self._judge)
             if verdict.again == 0:
                 break
@@ -239,7 +239,7 @@ class Phases:
             for step in range(1, steps + 1):
                 yield
                 self._clock.mark()
-                self._progress.tell("timed", before + step, before + steps)
+                self._progress.tell("timed", before + step, before + steps, fetching_ms=self._fetching_ms)
             self._series.extend(self._clock.series())
             if self._enough is None or self._steps is not None:
                 break
@@ -249,6 +249,9 @@ class Phases:
         if self.warmup is not None and warmup.trending(outline) and outline[-1] < outline[0]:
             self._note_warmup(settled=False)
         self._changed()
+
+    def _fetching_ms(self) -> float | None:
+        return self._clock.fetching_ms() if self.sees_input else None
 
     def _judge_timed(self, posted: list[list[float]]) -> Verdict:
         """On rank 0: how many more steps are to be timed?"""

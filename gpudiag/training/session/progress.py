@@ -10,6 +10,7 @@ import contextlib
 import os
 import socket
 import time
+from collections.abc import Callable
 from typing import Literal
 
 import msgspec
@@ -27,7 +28,8 @@ class Progress(msgspec.Struct, frozen=True, kw_only=True):
     """How far one rank is. `steps` counts within the phase; `of` is how many it will have, None where unknown.
 
     `exit_code`, `error` and `hint` are set in phase `failed` only, with the meaning they have in `gpudiag.errors`;
-    `note` is what the user should know although the run goes on.
+    `note` is what the user should know although the run goes on; `fetching_ms` what fetching the last batches took, in
+    the mean, where that is known.
     """
 
     rank: int
@@ -39,6 +41,7 @@ class Progress(msgspec.Struct, frozen=True, kw_only=True):
     hint: str | None = None
     exit_code: int = 5
     note: str | None = None
+    fetching_ms: float | None = None
 
 
 class ProgressSender:
@@ -51,15 +54,33 @@ class ProgressSender:
         self._phase: Phase | None = None
         self._note: str | None = None
 
-    def tell(self, phase: Phase, steps: int = 0, of: int | None = None) -> None:
-        """Say how far it is; within a phase at most five times a second."""
+    def tell(
+        self,
+        phase: Phase,
+        steps: int = 0,
+        of: int | None = None,
+        *,
+        fetching_ms: Callable[[], float | None] | None = None,
+    ) -> None:
+        """Say how far it is; within a phase at most five times a second. `fetching_ms` is asked only then."""
         if not self._address:
             return
         now = time.monotonic()
         if phase == self._phase and now < self._next_s:
             return
         self._phase, self._next_s = phase, now + _EVERY_S
-        self._send(Progress(rank=self._rank, pid=os.getpid(), phase=phase, steps=steps, of=of, note=self._note))
+        fetching = None if fetching_ms is None else fetching_ms()
+        self._send(
+            Progress(
+                rank=self._rank,
+                pid=os.getpid(),
+                phase=phase,
+                steps=steps,
+                of=of,
+                note=self._note,
+                fetching_ms=fetching,
+            )
+        )
 
     def note(self, words: str) -> None:
         """Say something with all messages from now on."""

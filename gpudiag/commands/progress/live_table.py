@@ -1,0 +1,124 @@
+"""What each rank and each GPU does while a run goes on, as a table that is drawn again a few times a second."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING
+
+from rich.console import Group
+from rich.table import Table
+
+from gpudiag.report.figures import milliseconds, size
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+    from gpudiag.machine.inventory.gpus.now import GpuNow
+    from gpudiag.training.session.progress import Phase, Progress
+
+#: A step's time is that of the steps of so many seconds.
+_PACE_S = 3.0
+#: NVML's own figures are of a sixth of a second to a second.
+_READ_EVERY_S = 1.0
+#: Of more ranks those that are furthest behind are shown.
+_MOST_RANKS = 8
+_UNKNOWN = "—"
+
+_DOING: dict[Phase, str] = {
+    "starting": "starting",
+    "warmup": "warm-up",
+    "timed": "timed",
+    "profiled": "recorded",
+    "saving": "saving",
+    "done": "done",
+    "failed": "failed",
+}
+
+
+class LiveTable:
+    """Ranks: phase, steps, the step's time of the last seconds, fetching. GPUs: busy, clock, power, memory.
+
+    The step's time is by the clock of whoever watches, from one message to another, so that it costs the ranks nothing.
+
+    Args:
+        read_gpus: reads what the GPUs do now; called once a second.
+        clock: seconds, for tests.
+    """
+
+    def __init__(
+        self, read_gpus: Callable[[], tuple[GpuNow, ...]], *, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._read_gpus, self._clock = read_gpus, clock
+        self._latest: dict[int, Progress] = {}
+        self._seen: dict[int, deque[tuple[float, int]]] = {}
+        self._gpus: tuple[GpuNow, ...] = ()
+        self._read_s = float("-inf")
+
+    def heard(self, message: Progress) -> None:
+        """Take in one message."""
+        before = self._latest.get(message.rank)
+        seen = self._seen.setdefault(message.rank, deque())
+        if before is not None and (before.phase != message.phase or before.steps > message.steps):
+            seen.clear()
+        now = self._clock()
+        seen.append((now, message.steps))
+        while now - seen[0][0] > _PACE_S and len(seen) > 2:
+            seen.popleft()
+        self._latest[message.rank] = message
+
+    def __rich__(self) -> RenderableType:
+        """The tables as they are now."""
+        now = self._clock()
+        if now - self._read_s >= _READ_EVERY_S:
+            self._gpus, self._read_s = self._read_gpus(), now
+        shown = sorted(self._latest.values(), key=lambda told: (list(_DOING).index(told.phase), told.steps, told.rank))
+        ranks = _table(
+            ("rank", "phase", "steps", "step ms", "fetching ms"),
+            (self._rank(told) for told in sorted(shown[:_MOST_RANKS], key=lambda told: told.rank)),
+        )
+        parts: list[RenderableType] = [ranks] if shown else []
+        if len(shown) > _MOST_RANKS:
+            parts.append(f"and {len(shown) - _MOST_RANKS} ranks that are no further behind")
+        if self._gpus:
+            parts.append(_table(("GPU", "busy", "SM MHz", "W", "memory"), map(_gpu, self._gpus)))
+        return Group(*parts)
+
+    def _rank(self, told: Progress) -> tuple[str, ...]:
+        steps = f"{told.steps} of {told.of}" if told.of else str(told.steps or _UNKNOWN)
+        return (
+            str(told.rank),
+            _DOING[told.phase],
+            steps,
+            _or_unknown(self._step_ms(told.rank), milliseconds),
+            _or_unknown(told.fetching_ms, milliseconds),
+        )
+
+    def _step_ms(self, rank: int) -> float | None:
+        """Mean time of the steps of the last seconds, in ms."""
+        (first_s, first), (last_s, last) = self._seen[rank][0], self._seen[rank][-1]
+        return 1e3 * (last_s - first_s) / (last - first) if last > first else None
+
+
+def _gpu(now: GpuNow) -> tuple[str, ...]:
+    return (
+        str(now.index),
+        _or_unknown(now.busy_percent, lambda percent: f"{percent:.0f} %"),
+        _or_unknown(now.sm_mhz, lambda mhz: f"{mhz:.0f}"),
+        _or_unknown(now.power_watts, lambda watts: f"{watts:.0f}"),
+        _or_unknown(now.memory_used_bytes, size),
+    )
+
+
+def _or_unknown(value: float | None, written: Callable[[float], str]) -> str:
+    return _UNKNOWN if value is None else written(value)
+
+
+def _table(names: Iterable[str], rows: Iterable[tuple[str, ...]]) -> Table:
+    table = Table(box=None, padding=(0, 1), pad_edge=False)
+    for name in names:
+        table.add_column(name, justify="left" if name == "phase" else "right", no_wrap=True)
+    for row in rows:
+        table.add_row(*row)
+    return table

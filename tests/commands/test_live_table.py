@@ -1,0 +1,116 @@
+"""What is drawn while a run goes on: ranks by their messages, GPUs by NVML."""
+
+from __future__ import annotations
+
+import io
+import re
+from typing import TYPE_CHECKING
+
+import pynvml
+import pytest
+from rich.console import Console
+
+from gpudiag.commands.progress.live_table import LiveTable
+from gpudiag.machine.inventory.gpus.now import GpuNow, gpus_now
+from gpudiag.training.session.progress import Phase, Progress
+from tests.commands.terminals import in_terminal
+from tests.machine.fake_nvml import FakeNvml
+from tests.machines import machine
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+
+class Watched:
+    """A table, and a clock that goes on when it is told to."""
+
+    def __init__(self, read_gpus: Callable[[], tuple[GpuNow, ...]] = tuple) -> None:
+        self.now_s = 100.0
+        self.table = LiveTable(read_gpus, clock=lambda: self.now_s)
+
+    def hear(self, rank: int, phase: Phase, steps: int, of: int | None = None, fetching: float | None = None) -> None:
+        self.table.heard(Progress(rank=rank, pid=1, phase=phase, steps=steps, of=of, fetching_ms=fetching))
+
+    def lines(self, width: int = 80) -> list[str]:
+        console = Console(file=io.StringIO(), width=width)
+        console.print(self.table)
+        assert isinstance(console.file, io.StringIO)
+        return [re.sub(" +", " ", line).strip() for line in console.file.getvalue().splitlines()]
+
+
+def test_a_rank_has_the_mean_step_of_the_last_seconds() -> None:
+    watched = Watched()
+    watched.hear(1, "timed", 10, 50, fetching=0.25)
+    assert watched.lines() == ["rank phase steps step ms fetching ms", "1 timed 10 of 50 — 0.25"]
+    for steps in (14, 20):
+        watched.now_s += 1.0
+        watched.hear(1, "timed", steps, 50)
+    assert watched.lines()[1] == "1 timed 20 of 50 200.0 —"
+    watched.now_s += 2.5  # the first two messages are too old by now
+    watched.hear(1, "timed", 25, 50)
+    assert watched.lines()[1] == "1 timed 25 of 50 500.0 —"
+
+
+def test_another_phase_begins_anew() -> None:
+    watched = Watched()
+    watched.hear(0, "warmup", 4)
+    watched.now_s += 1.0
+    watched.hear(0, "warmup", 14, fetching=1.5)
+    assert watched.lines()[1] == "0 warm-up 14 100.0 1.50"
+    watched.hear(0, "timed", 1, 20)
+    assert watched.lines()[1] == "0 timed 1 of 20 — —"
+
+
+def test_of_many_ranks_those_furthest_behind_are_drawn() -> None:
+    watched = Watched()
+    for rank in range(12):
+        watched.hear(rank, "timed" if rank in {3, 11} else "profiled", 1 if rank == 11 else 5, 8)
+    lines = watched.lines()
+    assert [line.split()[:2] for line in lines[1:9]] == [
+        [str(rank), "timed" if rank in {3, 11} else "recorded"] for rank in (0, 1, 2, 3, 4, 5, 6, 11)
+    ]
+    assert lines[9] == "and 4 ranks that are no further behind"
+
+
+def test_gpus_are_read_once_a_second() -> None:
+    reads = iter(range(10))
+
+    def read() -> tuple[GpuNow, ...]:
+        busy = next(reads)
+        return (
+            GpuNow(index=0, busy_percent=busy, sm_mhz=1980, power_watts=651.6, memory_used_bytes=12_300_000_000),
+            GpuNow(index=1, busy_percent=None, sm_mhz=None, power_watts=None, memory_used_bytes=None),
+        )
+
+    watched = Watched(read)
+    assert watched.lines() == ["GPU busy SM MHz W memory", "0 0 % 1980 652 12.3 GB", "1 — — — —"]
+    watched.now_s += 0.9
+    assert watched.lines()[1].startswith("0 0 %")
+    watched.now_s += 0.1
+    assert watched.lines()[1].startswith("0 1 %")
+
+
+def test_what_a_gpu_does_not_tell_is_left_open() -> None:
+    facts = machine("h200x4")
+    fake = FakeNvml(facts, refuse={("nvmlDeviceGetPowerUsage", 1): pynvml.NVML_ERROR_NOT_SUPPORTED})
+    with gpus_now(fake) as read:
+        first, second, *_ = read()
+        assert (first.index, first.busy_percent, first.sm_mhz) == (0, 90, facts.gpus[0].sm_clock.current_mhz)
+        assert first.memory_used_bytes == 0
+        assert first.power_watts == pytest.approx(facts.gpus[0].power_watts)
+        assert second.power_watts is None
+        assert second.busy_percent == 91
+    assert fake.opened == 0
+
+
+@pytest.mark.processes
+@pytest.mark.xdist_group("processes")
+def test_a_run_in_a_terminal_draws_its_ranks(tmp_path: Path) -> None:
+    words = ("profile", "trivial", "--devices", "1", "--steps", "40", "--warmup", "10", "--no-probe", "--output")
+    code, shown = in_terminal(*words, str(tmp_path / "run"), columns=100, CUDA_VISIBLE_DEVICES="")
+    assert code == 0, shown
+    drawn = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", shown)
+    assert re.search(r"rank +phase +steps +step ms +fetching ms", drawn)
+    assert re.search(r"0  (warm-up|timed) +\d+ of \d+", drawn)
+    assert drawn.rstrip().endswith(f"saved in {tmp_path / 'run'}")
