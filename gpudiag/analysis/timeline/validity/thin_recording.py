@@ -35,4 +35,4 @@ def _covered(trace: Trace, lane: Lane) -> float:
     rows = np.flatnonzero((events.role != Role.STEP_MARK) & ~around)
     recorded = union(Intervals(events.start_ns[rows] + lane.shift_ns, events.end_ns[rows] + lane.shift_ns))
     ends = lane.bounds[[0, -1]]
-    return float(lengths_between(recorded, ends)[0] / (ends[1] - ends[0]))
+    return float(lengths_between(recorded, ends)[0] / max(int(ends[1] - ends[0]), 1))
