@@ -98,7 +98,7 @@ def _work_of(timeline: Timeline, lane: Lane, work: ModuleWork, index: NDArray[np
     backward = np.append(work.backward, False)[known]
     marks = work.row[~work.backward & (events.kind[work.row] == EventKind.MODULE)]
     marks = marks[in_analysed_steps(lane, events.start_ns[marks] + lane.shift_ns)]
-    steps = max(len(lane.window_steps), 1)
+    steps = len(lane.window_steps)
     forward_ns, backward_ns = (
         np.bincount(module[chosen], weights=lasts_ns[chosen], minlength=count + 1) / steps
         for chosen in (~backward, backward)

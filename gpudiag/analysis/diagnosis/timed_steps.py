@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import statistics
 from collections.abc import Collection, Sequence
 from itertools import pairwise
@@ -48,11 +47,7 @@ def fastest_host_ms(run: RunRecord | None) -> dict[int, float]:
     all it waits in the steps before the timed ones, the first of which found its device idle.
     """
     timed = {rank.rank: rank.timed for rank in (run.ranks if run is not None else ())}
-    return {
-        rank: min(*of.host_ms, *of.idle_host_ms, math.inf)
-        for rank, of in timed.items()
-        if of is not None and of.host_ms
-    }
+    return {rank: min((*of.host_ms, *of.idle_host_ms)) for rank, of in timed.items() if of is not None and of.host_ms}
 
 
 def devices_set_pace(run: RunRecord | None) -> bool:
