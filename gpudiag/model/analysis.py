@@ -169,10 +169,10 @@ class TimedRank(msgspec.Struct, frozen=True, kw_only=True):
     """What one rank's training thread did in the steps without profiler, as means in milliseconds over `steps` of them.
 
     Attributes:
-        step_ms: the step.
-        input_ms: fetching the batch.
+        step_ms, input_ms: the step, and in it fetching the batch.
         host_ms: from having the batch to having put the step's work into the queue.
         lead_ms: by how much the thread was then ahead of its device.
+        loader_ms: the shortest step that its loader's worker processes can make batches for.
         reasons: of each missing value why it is missing.
     """
 
@@ -181,6 +181,7 @@ class TimedRank(msgspec.Struct, frozen=True, kw_only=True):
     input_ms: Milliseconds | None = None
     host_ms: Milliseconds
     lead_ms: Milliseconds | None = None
+    loader_ms: Milliseconds | None = None
     steps: Count
     reasons: dict[str, str] = {}
 

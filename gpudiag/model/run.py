@@ -25,6 +25,21 @@ class StepTimes(msgspec.Struct, frozen=True, kw_only=True):
     """1.4826 times the median absolute deviation."""
 
 
+class LoaderPace(msgspec.Struct, frozen=True, kw_only=True):
+    """What the worker processes of a DataLoader made while steps were timed.
+
+    Attributes:
+        workers: those that made any.
+        batches: how many all of them made.
+        batch_ms: how long one of them took for a batch, in the mean; what it waited until it was to make one is not in
+            it.
+    """
+
+    workers: Devices
+    batches: Count
+    batch_ms: Milliseconds
+
+
 class TimedSteps(msgspec.Struct, frozen=True, kw_only=True):
     """What the training thread did in the steps of `RankRecord.unprofiled`, in milliseconds, one value for each step.
 
@@ -35,12 +50,14 @@ class TimedSteps(msgspec.Struct, frozen=True, kw_only=True):
             where there is no device beside the thread (CPUs), or none whose progress can be told (TensorFlow).
         idle_host_ms: `host_ms` of the steps just before, of which the first found its device idle and its queue empty:
             there a thread waits for no room. Empty where `lead_ms` is None.
+        loader: of PyTorch's loaders with worker processes that were forked; None where none was seen.
     """
 
     input_ms: tuple[Milliseconds, ...] | None = None
     host_ms: tuple[Milliseconds, ...]
     lead_ms: tuple[Milliseconds, ...] | None = None
     idle_host_ms: tuple[Milliseconds, ...] = ()
+    loader: LoaderPace | None = None
 
 
 class StepFlops(msgspec.Struct, frozen=True, kw_only=True):

@@ -8,7 +8,7 @@ from functools import cached_property
 import numpy as np
 
 from gpudiag.analysis.diagnosis.replay.what_if import WhatIf
-from gpudiag.analysis.diagnosis.timed_steps import devices_set_pace, fastest_host_ms
+from gpudiag.analysis.diagnosis.timed_steps import devices_set_pace, fastest_host_ms, input_ms_above_most
 from gpudiag.model.analysis import BUCKETS
 from gpudiag.model.attribution import Attribution
 from gpudiag.model.facts import Facts
@@ -38,6 +38,7 @@ class Case:
             self.unprofiled_ms,
             host_ms=fastest_host_ms(self.run),
             devices_set_pace=devices_set_pace(self.run),
+            later_input_ms=input_ms_above_most(self.run),
         )
 
     @cached_property

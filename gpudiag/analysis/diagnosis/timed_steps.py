@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from itertools import pairwise
 
-from gpudiag.analysis.diagnosis.calibration import AS_RECORDED, MOST, WARNING_PERCENT
+from gpudiag.analysis.diagnosis.calibration import AS_RECORDED, BEYOND_CHANCE, MOST, WARNING_PERCENT
 from gpudiag.model.analysis import RecordingCost, TimedRank, Validity
 from gpudiag.model.run import RankRecord, RunRecord, StepTimes, TimedSteps
+from gpudiag.statistics import mean_of
 
 _ON_CPU = "on a CPU the training thread does the work itself"
 _NO_EVENTS = "this framework does not tell when a device has finished a step"
 _FETCHED_WITHIN = "the framework fetches the batch within the step's own work"
+_NO_WORKERS = "no worker process of a DataLoader was seen to make a batch"
 
 
 def timed_ranks(run: RunRecord | None) -> tuple[TimedRank, ...] | None:
@@ -26,6 +28,8 @@ def timed_ranks(run: RunRecord | None) -> tuple[TimedRank, ...] | None:
             reasons["input_ms"] = _FETCHED_WITHIN
         if rank.timed.lead_ms is None:
             reasons["lead_ms"] = _ON_CPU if _on_cpu(rank) else _NO_EVENTS
+        if rank.timed.loader is None:
+            reasons["loader_ms"] = _NO_WORKERS
         found.append(
             TimedRank(
                 rank=rank.rank,
@@ -33,11 +37,25 @@ def timed_ranks(run: RunRecord | None) -> tuple[TimedRank, ...] | None:
                 input_ms=_mean(rank.timed.input_ms),
                 host_ms=statistics.fmean(rank.timed.host_ms),
                 lead_ms=_mean(rank.timed.lead_ms),
+                loader_ms=loader_step_ms(rank.timed),
                 steps=len(rank.timed.host_ms),
                 reasons=reasons,
             )
         )
     return tuple(found) or None
+
+
+def loader_step_ms(timed: TimedSteps) -> float | None:
+    """The shortest step that the loader's workers can make batches for, in ms; None where that is not known.
+
+    Worked example. Two workers take 100 ms for a batch each, and a step takes one batch: 50 ms. Where batches of two
+    steps are accumulated, it takes two: 100 ms.
+    """
+    made = timed.loader
+    if made is None:
+        return None
+    per_step = max(1, round(made.batches / len(timed.host_ms)))
+    return per_step * made.batch_ms / made.workers
 
 
 def fastest_host_ms(run: RunRecord | None) -> dict[int, float]:
@@ -103,6 +121,36 @@ def later_input_ms(run: RunRecord | None, ranks: Sequence[int]) -> float:
         return 0.0
     usual = statistics.median_low(means.values())
     return max((means[rank] - usual for rank in ranks if rank in means), default=0.0)
+
+
+def input_ms_above_most(run: RunRecord | None) -> dict[int, float] | None:
+    """By rank, the most by which its input can have made the timed steps longer than most ranks' did, in ms.
+
+    Two things bound it, each where it is known; None where neither is.
+
+    - Where most ranks' devices waited for input, it is what this one waited longer, as far as that is more than chance.
+      (Where most wait for none, one that does is late, however few of its steps are recorded.)
+    - Where the workers of all loaders were seen, it is what the step took longer than most ranks' workers need for its
+      batches: without this rank's the step would take as long as that.
+
+    Worked example. Two ranks have one worker each, which takes 20.2 ms for a batch, in steps of 20.5 ms. The worker of
+    rank 1 has come to be the later one by 13 ms: it is rank 1 that waits in every step, and rank 0 never does. At most
+    0.3 ms of that is rank 1's.
+    """
+    ranks = run.ranks if run is not None else ()
+    step_ms = max((rank.unprofiled.mean_ms for rank in ranks if rank.unprofiled is not None), default=0.0)
+    waits = {rank.rank: steps for rank in ranks if len(steps := exposed_input_ms(rank)) > 1}
+    if len(waits) < max(len(ranks), 2) or step_ms <= 0:
+        return None
+    usual = _lower_median({rank: statistics.fmean(steps) for rank, steps in waits.items()})
+    bounds = []
+    if 100 * statistics.fmean(waits[usual]) >= WARNING_PERCENT * step_ms:
+        bounds.append({rank: _more_ms(steps, waits[usual]) for rank, steps in waits.items()})
+    paces = {rank.rank: loader_step_ms(rank.timed) for rank in ranks if rank.timed is not None}
+    known = {rank: pace for rank, pace in paces.items() if pace is not None}
+    if len(known) == len(ranks):
+        bounds.append(dict.fromkeys(known, max(0.0, step_ms - known[_lower_median(known)])))
+    return {rank: min(bound[rank] for bound in bounds) for rank in waits} if bounds else None
 
 
 def later_host_ms(run: RunRecord | None, ranks: Collection[int], late: Sequence[int]) -> float | None:
@@ -179,6 +227,18 @@ def _was_ahead(timed: TimedSteps) -> bool:
 def _is_ahead(timed: TimedSteps, step: int, share: float) -> bool:
     """Whether this host was ahead of its device by this share of the step or more when it had queued it."""
     return (timed.lead_ms or ())[step] >= share * timed.host_ms[step]
+
+
+def _lower_median(of: Mapping[int, float]) -> int:
+    """The rank in the middle; of an even number the lower one of the two."""
+    return sorted(of, key=lambda rank: of[rank])[(len(of) - 1) // 2]
+
+
+def _more_ms(steps: Sequence[float], usual: Sequence[float]) -> float:
+    """The mean by which these are above the others, taken at the same time, where that is more than chance; else 0."""
+    more = [one - other for one, other in zip(steps, usual, strict=False)]
+    mean = mean_of(more)
+    return mean.value if mean.value > BEYOND_CHANCE * mean.standard_error else 0.0
 
 
 def _on_cpu(rank: RankRecord) -> bool:

@@ -131,7 +131,10 @@ def evidence_lines(analysis: Analysis) -> list[str]:
     lines = [*compute_lines(analysis), *volume_lines(analysis)]
     if analysis.timed:
         work = "the rest" if on_processors(analysis) else "launching"
-        parts = (("data loading", "input_ms"), (work, "host_ms"), ("CPU ahead of the GPU by", "lead_ms"))
+        parts = (
+            *(("data loading", "input_ms"), ("workers make a step's batches in", "loader_ms")),
+            *((work, "host_ms"), ("CPU ahead of the GPU by", "lead_ms")),
+        )
         shown = ((words, [getattr(rank, key) for rank in analysis.timed]) for words, key in parts)
         known = [f"{words} {figures.span(values)} ms" for words, values in shown if None not in values]
         if len(known) > on_processors(analysis):  # the rest of nothing is the step

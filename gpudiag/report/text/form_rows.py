@@ -223,7 +223,9 @@ def _ladder(results: Sequence[Result]) -> FormTable:
     rows: Rows = []
     for result in results:
         most = max((point.devices for point in result.whole), default=0)
-        there = [point for point in result.whole if point.devices == most and point.strategy != INDEPENDENT]
+        there = [point for point in result.whole if point.devices == most]
+        if any(point.strategy != INDEPENDENT for point in there):
+            there = [point for point in there if point.strategy != INDEPENDENT]
         for workload, strategy in dict.fromkeys((point.workload, point.strategy) for point in there):
             rungs = [point for point in there if (point.workload, point.strategy) == (workload, strategy)]
             rungs.sort(key=_rung)

@@ -52,6 +52,10 @@ def enter() -> None:
 
     register_optimizer_step_post_hook(_stepped)
     _see_other_profilers()
+    with contextlib.suppress(Exception):  # private parts of PyTorch, which may be elsewhere
+        from gpudiag.training.frameworks.pytorch.loader_workers import watch_workers
+
+        watch_workers()  # before there are any
     os.register_at_fork(after_in_child=_forked)
     _watch(_entered)
 

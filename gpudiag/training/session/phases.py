@@ -18,7 +18,7 @@ from gpudiag.training.session.clock import StepClock, summarize
 from gpudiag.training.session.ending import recording_steps, what_would_do
 from gpudiag.training.session.enough import Enough, first_block, next_block
 from gpudiag.training.session.progress import ProgressSender
-from gpudiag.training.session.runtime import RECORDINGS, WARMUP_STEPS, FlopCounter, Recording, Window
+from gpudiag.training.session.runtime import RECORDINGS, WARMUP_STEPS, FlopCounter, LoaderWatch, Recording, Window
 from gpudiag.training.session.timed_series import TimedSeries
 
 logger = logging.getLogger("gpudiag")
@@ -58,6 +58,7 @@ class Phases:
         limits: where automatic warm-up ends in any case.
         enough: how well the step time is to be known; decides on the number of timed steps where given.
         recorded: False to leave out the profiled window.
+        loaders: sees the processes that make batches, where there is anything that does.
         counter: counts the work of one step of the warm-up, whose time is left out; not where it has less than three.
     """
 
@@ -76,6 +77,7 @@ class Phases:
         limits: warmup.WarmupLimits,
         enough: Enough | None = None,
         recorded: bool = True,
+        loaders: LoaderWatch | None = None,
         counter: FlopCounter | None = None,
     ) -> None:
         self.warmup: Warmup | None = None
@@ -104,6 +106,7 @@ class Phases:
         self._active = active
         self._limits = limits
         self._enough = enough
+        self._loaders = loaders
         self._records = recorded
         self._recording: Recording = "light"
         #: Where steps are timed for a second or two, looking for two seconds whether they have settled is too much.
@@ -236,6 +239,8 @@ class Phases:
                 yield
             self._clock.restart()
             before = len(self._series.step_ms)
+            if self._loaders is not None and not before:
+                self._loaders.begin()
             for step in range(1, steps + 1):
                 yield
                 self._clock.mark()
@@ -328,7 +333,8 @@ class Phases:
 
     def _note_timed(self) -> None:
         self.unprofiled = summarize(self._series.step_ms)
-        self.timed = self._series.record(sees_input=self.sees_input)
+        loader = self._loaders.pace() if self._loaders is not None else None
+        self.timed = self._series.record(sees_input=self.sees_input, loader=loader)
 
     def _note_warmup(self, *, settled: bool) -> None:
         seconds = self.warmup.seconds if self.warmup is not None else time.perf_counter() - self._began_s

@@ -8,7 +8,7 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any, Literal, Protocol, cast, get_args
 
-from gpudiag.model.run import ModelRecord, StepFlops
+from gpudiag.model.run import LoaderPace, ModelRecord, StepFlops
 from gpudiag.training.session.clock import StepClock
 from gpudiag.training.session.place import Place
 
@@ -53,6 +53,16 @@ class FlopCounter(AbstractContextManager[None], Protocol):
     found: StepFlops | None
 
 
+class LoaderWatch(Protocol):
+    """Sees how long processes that make batches take for one."""
+
+    def begin(self) -> None:
+        """Forget what was made before."""
+
+    def pace(self) -> LoaderPace | None:
+        """What was made since; None where that is not known."""
+
+
 class Runtime(Protocol):
     """One framework, as a session sees it.
 
@@ -91,6 +101,9 @@ class Runtime(Protocol):
 
     def marked_loaders(self) -> AbstractContextManager[None]:
         """While this is open, fetching a batch from one of the framework's loaders is a range named `input`."""
+
+    def loader_watch(self) -> LoaderWatch | None:
+        """What sees the worker processes that are started from now on; None where nothing does."""
 
     def window(self, path: Path, *, active: int, devices: Sequence[Any], recording: Recording = "full") -> Window:
         """A profiled window of `active` steps whose trace goes to `path`."""

@@ -105,7 +105,7 @@ class Session:
                 "gpudiag.profile was given no run directory",
                 'Write gpudiag.profile("run-dir"), or start the function with `gpudiag profile module:function`.',
             )
-        load_runtime(framework)  # refuses a name that nothing has
+        self._loaders = load_runtime(framework).loader_watch()  # refuses a name that nothing has
         for name, value, least in (("steps", steps, 1), ("warmup", warmup, 0), ("active", active, 3)):
             if value is not None and value < least:
                 raise UsageError(f"gpudiag.profile: {name} must be at least {least}, not {value}", "Leave it out.")
@@ -304,6 +304,7 @@ class Session:
             limits=self._limits,
             enough=self._enough,
             recorded=self._recorded,
+            loaders=self._loaders,
             counter=runtime.flop_counter(devices, self._bare),
         )
         self._schedule = phases.run()

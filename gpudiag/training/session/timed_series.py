@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
-from gpudiag.model.run import TimedSteps
+from gpudiag.model.run import LoaderPace, TimedSteps
 
 #: Nanoseconds in a millisecond.
 _MS = 1e6
@@ -88,7 +88,7 @@ class TimedSeries:
         self.lead_ms = _joined(self.lead_ms, other.lead_ms)
         self.idle_host_ms += other.idle_host_ms
 
-    def record(self, *, sees_input: bool = True) -> TimedSteps | None:
+    def record(self, *, sees_input: bool = True, loader: LoaderPace | None = None) -> TimedSteps | None:
         """For the run's record; None where nothing was timed or nothing is known of the host."""
         if not self.step_ms or self.host_ms is None:
             return None
@@ -97,6 +97,7 @@ class TimedSeries:
             host_ms=_rounded(self.host_ms) or (),
             lead_ms=_rounded(self.lead_ms),
             idle_host_ms=_rounded(self.idle_host_ms) or (),
+            loader=loader,
         )
 
 

@@ -35,16 +35,30 @@ def finding(code: str, gain: float | None, **fields: Any) -> Finding:
     return Finding(code=code, severity="info", recoverable_ms_per_step=gain, **fields)
 
 
-def timed(*waits: Sequence[float], findings: Sequence[Finding] = (), step_ms: float | None = 100.0) -> list[Finding]:
-    """The findings of a job whose ranks waited so long for input in each timed step."""
+def timed(
+    *waits: Sequence[float],
+    findings: Sequence[Finding] = (),
+    step_ms: float | None = 100.0,
+    recorded_ms: float | None = None,
+) -> list[Finding]:
+    """The findings of a job whose ranks waited so long for input in each timed step, and one in each recorded one."""
     record = run(*(host(*[1.0] * len(of), fetching=tuple(of)) for of in waits), device="cpu")
     case: Any = SimpleNamespace(
         run=record,
         unprofiled_ms=step_ms,
         lanes=[SimpleNamespace(is_cpu=True)],
         timeline=SimpleNamespace(framework="pytorch"),
+        what_if=fetching(recorded_ms),
     )
     return with_timed_input(case, findings)
+
+
+def fetching(*marked_ms: float | None) -> Any:
+    """A replay of two steps in which one rank fetched for so long; None where there is none."""
+    if None in marked_ms:
+        return None
+    nodes = SimpleNamespace(input=2e6 * np.array(marked_ms), silent=np.array([0.0]))
+    return SimpleNamespace(graph=SimpleNamespace(host=nodes, steps=2, ranks={0: 0}))
 
 
 @pytest.mark.parametrize(
@@ -78,6 +92,15 @@ def test_it_is_said_with_the_ranks_that_wait_for_half_of_it() -> None:
         "step_ms_if_fixed": 92.0,
     }
     assert one.evidence["timed_steps"] == 9
+
+
+@pytest.mark.parametrize(("recorded_ms", "gain"), [(6.0, 7.0), (5.9, 8.0), (None, 7.0)])
+def test_recorded_steps_that_fetch_for_less_than_three_quarters_are_too_few(
+    recorded_ms: float | None, gain: float
+) -> None:
+    recorded = (finding("input-bound", 7.0),)
+    (found,) = timed([8.0] * 9, findings=recorded, recorded_ms=recorded_ms)
+    assert found.recoverable_ms_per_step == gain
 
 
 def test_it_takes_the_place_of_less_and_of_the_same_wait() -> None:

@@ -11,14 +11,16 @@ from gpudiag.analysis.diagnosis.timed_steps import (
     devices_set_pace,
     exposed_input_ms,
     fastest_host_ms,
+    input_ms_above_most,
     later_host_ms,
     later_input_ms,
+    loader_step_ms,
     recording_cost,
     recording_doubts,
     timed_longer_ms,
     timed_ranks,
 )
-from gpudiag.model.run import RankRecord, RunRecord, StepTimes, TimedSteps
+from gpudiag.model.run import LoaderPace, RankRecord, RunRecord, StepTimes, TimedSteps
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -79,6 +81,64 @@ def test_a_rank_waited_longer_for_input_than_the_lower_median_of_all() -> None:
     assert later_input_ms(of, (0,)) == -1
     assert later_input_ms(of, (7,)) == later_input_ms(of, ()) == 0
     assert later_input_ms(None, (0,)) == later_input_ms(run(None), (0,)) == 0
+
+
+def made(batch_ms: float, *, workers: int = 1, batches: int = 4) -> LoaderPace:
+    return LoaderPace(workers=workers, batches=batches, batch_ms=batch_ms)
+
+
+@pytest.mark.parametrize(
+    ("loader", "step_ms"),
+    [
+        (None, None),
+        (made(100), 100),
+        (made(100, workers=2), 50),
+        (made(100, batches=8), 200),
+        (made(100, batches=5), 100),
+        (made(100, batches=1), 100),
+    ],
+)
+def test_a_step_is_no_shorter_than_its_loaders_workers_need(loader: LoaderPace | None, step_ms: float | None) -> None:
+    assert loader_step_ms(TimedSteps(host_ms=(1.0,) * 4, loader=loader)) == step_ms
+
+
+def fetched(*fetching: Times, loaders: Sequence[LoaderPace | None] = ()) -> RunRecord:
+    """CPU processes that fetch for so long, a rank each; a step takes 10 ms, and 1 more for each further rank."""
+    pace = loaders or [None] * len(fetching)
+    timed = (
+        TimedSteps(host_ms=(1.0,) * len(of), input_ms=of, loader=loader)
+        for of, loader in zip(fetching, pace, strict=True)
+    )
+    return run(*timed, device="cpu")
+
+
+def test_where_most_ranks_wait_for_input_one_is_late_by_what_it_waits_longer() -> None:
+    steady = fetched((2, 2, 2, 2), (5, 6, 5, 6), (3, 3, 3, 3), (3, 4, 2, 3))
+    assert input_ms_above_most(steady) == {0: 0, 1: pytest.approx(2.5), 2: 0, 3: 0}
+    # Now the one and now the other waits longer: that is chance.
+    assert input_ms_above_most(fetched((0, 9, 0, 9, 0, 9), (9, 0, 9, 0, 9, 1))) == {0: 0, 1: 0}
+    # Of eleven ms half is enough to be waiting for input, and less is not.
+    assert input_ms_above_most(fetched((0.55,) * 4, (9,) * 4)) == {0: 0, 1: pytest.approx(8.45)}
+    assert input_ms_above_most(fetched((0.54,) * 4, (9,) * 4)) is None
+
+
+def test_a_rank_is_late_by_its_workers_as_far_as_most_ranks_workers_are_faster_than_the_step() -> None:
+    waits = ((0, 0, 0, 0), (9, 9, 9, 9))
+    assert input_ms_above_most(fetched(*waits, loaders=(made(10.75), made(10.9)))) == {0: 0.25, 1: 0.25}
+    assert input_ms_above_most(fetched(*waits, loaders=(made(4), made(10.9)))) == {0: 7, 1: 7}
+    # Workers that would need longer than the step took were seen too seldom to say more.
+    assert input_ms_above_most(fetched(*waits, loaders=(made(12), made(12)))) == {0: 0, 1: 0}
+    # Of one of them nothing is known.
+    assert input_ms_above_most(fetched(*waits, loaders=(None, made(10.9)))) is None
+    # Both at once: the less of the two.
+    both = fetched((2, 2, 2, 2), (5, 5, 5, 5), loaders=(made(10), made(10)))
+    assert input_ms_above_most(both) == {0: 0, 1: 1}
+
+
+def test_nothing_bounds_what_is_not_known_of_all_ranks() -> None:
+    assert input_ms_above_most(None) is None
+    assert input_ms_above_most(fetched((5, 5))) is None
+    assert input_ms_above_most(run(host(1, 1, fetching=(5.0, 5.0)), host(1, 1), device="cpu")) is None
 
 
 def test_a_host_took_longer_than_the_lower_median_of_all() -> None:
@@ -156,12 +216,22 @@ def test_what_sets_the_pace_of_hosts_that_were_not_timed_is_not_known() -> None:
     ]  # fmt: skip
 
 
+NO_WORKERS = "no worker process of a DataLoader was seen to make a batch"
+
+
 def test_what_was_not_told_of_a_timed_rank_has_a_reason() -> None:
     (of,) = timed_ranks(run(host(3, 5, lead=(1.0, 3.0), fetching=(2.0, 4.0)))) or ()
-    assert (of.step_ms, of.host_ms, of.lead_ms, of.input_ms, of.steps, of.reasons) == (10, 4, 2, 3, 2, {})
+    assert (of.step_ms, of.host_ms, of.lead_ms, of.input_ms, of.steps, of.reasons) == (
+        10,
+        4,
+        2,
+        3,
+        2,
+        {"loader_ms": NO_WORKERS},
+    )
     (of,) = timed_ranks(run(host(3))) or ()
     assert (of.input_ms, of.lead_ms) == (None, None)
-    assert set(of.reasons) == {"input_ms", "lead_ms"}
+    assert set(of.reasons) == {"input_ms", "lead_ms", "loader_ms"}
     assert "does not tell" in of.reasons["lead_ms"]
     (of,) = timed_ranks(run(host(3), device="cpu")) or ()
     assert "on a CPU" in of.reasons["lead_ms"]

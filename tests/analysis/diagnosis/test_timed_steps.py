@@ -19,7 +19,7 @@ from gpudiag.analysis.diagnosis.timed_steps import (
     recording_doubts,
     timed_ranks,
 )
-from gpudiag.model.run import RankRecord, StepsFound, TimedSteps
+from gpudiag.model.run import LoaderPace, RankRecord, StepsFound, TimedSteps
 from gpudiag.training.session.clock import summarize
 from tests.analysis.diagnosis.cases import case_of
 from tests.analysis.diagnosis.records import run_of
@@ -110,6 +110,52 @@ def test_where_it_is_not_known_whether_the_device_waits_nothing_is_said() -> Non
 def test_what_the_recording_shows_too_is_found_from_the_recording() -> None:
     finding = found(timed(Job(ranks=1, step=(fetch(30), kernels(20))), 0.1))["input-bound"]
     assert "timed_steps" not in finding.evidence
+
+
+#: Recorded, rank 1 fetches for 30 ms longer.
+ONE_LATER = Job(ranks=2, step=(fetch(30), *DDP), extra={1: (fetch(30),)})
+
+
+def on_cpus(waits: tuple[float, float], batch_ms: tuple[float, float] | None = None) -> Case:
+    """The same, timed: each rank fetches for so long in steps of 60 ms, its one worker takes so long for a batch."""
+    case = run_of(case_of(ONE_LATER.traces()), [60.0] * STEPS)
+    assert case.run is not None
+    ranks = []
+    for rank, wait in zip(case.run.ranks, waits, strict=True):
+        loader = None if batch_ms is None else LoaderPace(workers=1, batches=STEPS, batch_ms=batch_ms[rank.rank])
+        steps = TimedSteps(input_ms=(wait - 0.5, wait + 0.5) * (STEPS // 2), host_ms=(20.0,) * STEPS, loader=loader)
+        ranks.append(msgspec.structs.replace(rank, device="cpu", timed=steps))
+    return replace(case, run=msgspec.structs.replace(case.run, ranks=tuple(ranks)))
+
+
+def test_one_loader_that_is_later_in_the_few_recorded_steps_is_not_late_by_itself() -> None:
+    recorded = found(replace(on_cpus((30, 30)), run=None))
+    assert recorded["straggler"].ranks == (1,)
+    alike = found(on_cpus((30, 30)))
+    assert "straggler" not in alike
+    assert alike["input-bound"].recoverable_ms_per_step == pytest.approx(38.2, rel=0.01)
+    # It waited longer in the timed steps too, but not for all of it.
+    later = found(on_cpus((30, 40)))
+    assert (later["straggler"].ranks, later["straggler"].cause) == ((1,), "input")
+    assert later["straggler"].recoverable_ms_per_step == pytest.approx(10)
+    assert next(iter(later)) == "input-bound"
+
+
+def test_workers_that_are_as_slow_on_the_rank_that_does_not_wait_make_no_late_rank() -> None:
+    slow = found(on_cpus((1, 40), (59.0, 59.5)))
+    assert slow["straggler"].recoverable_ms_per_step == pytest.approx(1)  # with the workers of rank 0 it takes 59
+    assert next(iter(slow)) == "input-bound"
+    late = found(on_cpus((1, 40), (10.0, 59.5)))
+    assert (late["straggler"].ranks, late["straggler"].cause) == ((1,), "input")
+    assert late["straggler"].recoverable_ms_per_step == pytest.approx(30)
+
+
+def test_whose_workers_cannot_keep_up_is_named_though_it_waits_for_nothing() -> None:
+    hidden = run_of(case_of(QUIET.traces()), [60.0] * STEPS)
+    assert hidden.run is not None
+    for batch_ms, ranks in ((59.0, (0, 1)), (40.0, (1,))):
+        case = replace(hidden, run=on_cpus((8, 40), (batch_ms, 59.5)).run)
+        assert found(case)["input-bound"].ranks == ranks
 
 
 def test_the_gain_is_what_the_device_did_not_have_to_do_meanwhile() -> None:

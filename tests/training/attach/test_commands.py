@@ -171,6 +171,8 @@ def test_a_slow_script_leaves_all_that_a_verdict_needs(kind: str, attach: Attach
     assert [whole(rank) for rank in run.ranks] == [True, True]
     assert [len(rank.unprofiled.step_ms) for rank in run.ranks if rank.unprofiled] == [10, 10]
     assert [rank.timed is not None and rank.timed.input_ms is not None for rank in run.ranks] == [True, True]
+    workers = [rank.timed.loader.workers if rank.timed and rank.timed.loader else 0 for rank in run.ranks]
+    assert workers == ([1, 1] if kind == "few-workers" else [0, 0])
     analysis = analyze_run(tmp_path / "run")
     assert analysis.ranks_present == (0, 1)
     assert not {"different-steps", "no-step-marks", "mixed-runs"} & {doubt.code for doubt in analysis.validity}

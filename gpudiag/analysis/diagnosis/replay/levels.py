@@ -114,7 +114,11 @@ def excess(what_if: WhatIf, part: Part) -> Excess:
     if part == "compute":
         costs = replace(costs, duration=what_if.baseline.relieved(costs.duration))
     process, step = _where(what_if, part)
-    return above_peers(what_if.graph, part, amount(what_if, costs, part), process, step)
+    of = amount(what_if, costs, part)
+    if part == "input" and what_if.later_input_ns:
+        above = _above_as_recorded(what_if, of, part, each_step=False)
+        of = of - above + _as_timed(what_if, above)
+    return above_peers(what_if.graph, part, of, process, step)
 
 
 def _where(what_if: WhatIf, part: Part) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
@@ -126,7 +130,11 @@ def _where(what_if: WhatIf, part: Part) -> tuple[NDArray[np.int64], NDArray[np.i
 
 def _above(what_if: WhatIf, costs: Costs, part: Part, *, each_step: bool) -> NDArray[np.float64]:
     """What of each amount is above the level of the processes, or of all their steps."""
-    of = amount(what_if, costs, part)
+    above = _above_as_recorded(what_if, amount(what_if, costs, part), part, each_step=each_step)
+    return _as_timed(what_if, above) if part == "input" else above
+
+
+def _above_as_recorded(what_if: WhatIf, of: NDArray[np.float64], part: Part, *, each_step: bool) -> NDArray[np.float64]:
     if not of.any():
         return of
     process, step = _where(what_if, part)
@@ -136,3 +144,12 @@ def _above(what_if: WhatIf, costs: Costs, part: Part, *, each_step: bool) -> NDA
     cell = process * steps + np.minimum(slot, steps - 1)
     used = np.concatenate([np.arange(q * steps, (q + 1) * steps) for q in what_if.graph.ranks])
     return above_level(of, cell, segment, used)
+
+
+def _as_timed(what_if: WhatIf, above: NDArray[np.float64]) -> NDArray[np.float64]:
+    """No more of it on a process than the timed steps, of which there are many, have it wait longer than its peers."""
+    process, steps = what_if.graph.host.process, what_if.graph.steps
+    share = np.ones(int(process.max(initial=0)) + 1)
+    for one, most in what_if.later_input_ns.items():
+        share[one] = min(1.0, most * steps / max(float(above[process == one].sum()), 1.0))
+    return above * share[process]

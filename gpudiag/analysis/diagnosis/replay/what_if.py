@@ -66,6 +66,8 @@ class WhatIf:
         pace: of the hosts, where that is known already.
         timed_ms: a step's time without the profiler, where the run measured it.
         most_host_ns: by process, the most that its host works for a step; what is beyond was the profiler's doing.
+        later_input_ns: by process, the most by which it waits longer for input in a step than its peers; none where as
+            it was recorded.
     """
 
     def __init__(
@@ -78,9 +80,11 @@ class WhatIf:
         pace: HostPace | None = None,
         timed_ms: float | None = None,
         most_host_ns: Mapping[int, float] | None = None,
+        later_input_ns: Mapping[int, float] | None = None,
     ) -> None:
         self.graph = graph
         self.most_host_ns = most_host_ns or {}
+        self.later_input_ns = later_input_ns or {}
         self.timeline = timeline
         self.timed_ms = timed_ms
         self._replayed: dict[int, _Replayed] = {}
@@ -110,6 +114,7 @@ class WhatIf:
         *,
         host_ms: Mapping[int, float] | None = None,
         devices_set_pace: bool = False,
+        later_input_ms: Mapping[int, float] | None = None,
     ) -> WhatIf | None:
         """The what-if of a timeline, or None where it holds nothing that can be replayed.
 
@@ -121,12 +126,15 @@ class WhatIf:
             unprofiled_ms: the mean step without the profiler, of the slowest rank.
             host_ms: by rank, the least that its host took to queue a step's work without the profiler.
             devices_set_pace: whether without it every host was far ahead of its device.
+            later_input_ms: by rank, how much longer it waited for input without it than most, where most waited.
         """
         graph = build_graph(timeline)
         if graph is None:
             return None
         each_ns = PROFILER_NS_PER_CALL if recorded_lightly(timeline) else usual_ns_per_event(graph)
-        usual = WhatIf(graph, timeline, each_ns, timed_ms=unprofiled_ms)
+        later = later_input_ms or {}
+        later_ns = {process: later[rank] * NS_PER_MS for process, rank in graph.ranks.items() if rank in later}
+        usual = WhatIf(graph, timeline, each_ns, timed_ms=unprofiled_ms, later_input_ns=later_ns)
         if unprofiled_ms is None:
             return usual
         timed = as_hosts_were_timed(as_steps_were_timed(usual, unprofiled_ms), unprofiled_ms, host_ms or {})
@@ -142,6 +150,7 @@ class WhatIf:
             pace=self.pace,
             timed_ms=self.timed_ms,
             most_host_ns=self.most_host_ns if most_host_ns is None else most_host_ns,
+            later_input_ns=self.later_input_ns,
         )
         # What does not hang on the profiler's cost is worked out once.
         for shared in ("baseline", "packing", "exchanged", "process_of_op", "segments"):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from typing import ClassVar
 
@@ -15,9 +15,11 @@ from gpudiag.analysis.diagnosis.replay.edits import without_common_input
 from gpudiag.analysis.diagnosis.replay.what_if import WhatIf
 from gpudiag.analysis.diagnosis.rules.advice import TF_DATA, Advice, advice_for, pytorch
 from gpudiag.analysis.diagnosis.rules.rule import CannotTell, Examples, Proposal, notable, severity_of
-from gpudiag.analysis.diagnosis.timed_steps import exposed_input_ms
+from gpudiag.analysis.diagnosis.timed_steps import exposed_input_ms, input_ms_above_most, loader_step_ms
 from gpudiag.model.analysis import Finding
+from gpudiag.model.run import RunRecord
 from gpudiag.statistics import mean_of
+from gpudiag.units import milliseconds
 
 _ADVICE: Advice = (
     TF_DATA,
@@ -49,7 +51,8 @@ class InputBound:
     waits alone is a straggler, not this.
 
     Profiling slows the job down, and the loader may keep up with the slower job. Where a run timed its steps without
-    profiling too, and in those the devices waited for input, that is what is found.
+    profiling too, and in those the devices waited for input, that is what is found. Where the workers of a DataLoader
+    were seen, a rank whose workers cannot keep up with the shorter step is named though it waited for nothing.
     """
 
     code: ClassVar[str] = "input-bound"
@@ -116,7 +119,8 @@ def unmarked_words(case: Case) -> str:
 def with_timed_input(case: Case, findings: Sequence[Finding]) -> list[Finding]:
     """The findings, with waiting for input as the timed steps have it where the recording shows little of it.
 
-    What is waited for on all ranks alike is the lower median of what each waits for.
+    What is waited for on all ranks alike is the lower median of what each waits for, or the most of it that is no
+    rank's alone.
     """
     waits = {rank.rank: exposed_input_ms(rank) for rank in case.run.ranks} if case.run is not None else {}
     levels = sorted((statistics.fmean(steps), rank) for rank, steps in waits.items() if len(steps) > 1)
@@ -124,16 +128,19 @@ def with_timed_input(case: Case, findings: Sequence[Finding]) -> list[Finding]:
     if not levels or step_ms is None:
         return list(findings)
     gain, level = levels[(len(levels) - 1) // 2]
+    alone = input_ms_above_most(case.run)
+    if alone is not None:
+        gain, level = max((waited - alone[rank], rank) for waited, rank in levels)
     percent = 100 * gain / step_ms if step_ms > 0 else 0.0
     least = gain - mean_of(waits[level], as_measured=True).half_width
     recorded = next((finding for finding in findings if finding.code == InputBound.code), None)
     told = (recorded.recoverable_ms_per_step or 0.0) if recorded is not None else 0.0
-    if percent < WARNING_PERCENT or not notable(least, step_ms) or told >= gain / 2:
+    if percent < WARNING_PERCENT or not notable(least, step_ms) or (told >= gain / 2 and _as_timed(case)):
         return list(findings)
     timed = Finding(
         code=InputBound.code,
         severity=severity_of(percent),
-        ranks=tuple(sorted(rank for waited, rank in levels if waited >= gain / 2)),
+        ranks=_waiting(case.run, {rank: waited for waited, rank in levels}, gain, step_ms),
         cause="loader",
         recoverable_ms_per_step=gain,
         recoverable_percent=percent,
@@ -150,6 +157,24 @@ def with_timed_input(case: Case, findings: Sequence[Finding]) -> list[Finding]:
     )
     others = [finding for finding in findings if finding is not recorded and not _is_that_wait(finding, gain)]
     return sorted([timed, *others], key=lambda finding: -(finding.recoverable_ms_per_step or 0.0))
+
+
+def _waiting(run: RunRecord | None, waits: Mapping[int, float], gain: float, step_ms: float) -> tuple[int, ...]:
+    """The ranks that wait for much of this, and those whose workers could not keep up with the shorter step."""
+    paces = {rank.rank: loader_step_ms(rank.timed) for rank in (run.ranks if run is not None else ()) if rank.timed}
+    slow = {rank for rank, pace in paces.items() if pace is not None and pace > step_ms - gain / 2}
+    return tuple(sorted(rank for rank, waited in waits.items() if waited >= gain / 2 or rank in slow))
+
+
+def _as_timed(case: Case) -> bool:
+    """Whether the few recorded steps show about as much fetching of batches as the many timed ones do."""
+    what_if = case.what_if
+    timed = [rank.timed.input_ms for rank in case.run.ranks if rank.timed is not None] if case.run is not None else []
+    if what_if is None or not timed or None in timed:
+        return True
+    host = what_if.graph.host
+    recorded_ns = float(host.input.sum() + host.silent.sum()) / what_if.graph.steps / len(what_if.graph.ranks)
+    return milliseconds(recorded_ns) >= (1 - SAME_AMOUNT) * statistics.fmean(statistics.fmean(of) for of in timed if of)
 
 
 def _advice(case: Case) -> Advice:

@@ -116,7 +116,9 @@ class Straggler:
     do not make stalls there, even if each pause is short. Where the machine's facts say that a late rank's GPU runs at
     slower clocks than its peers, or is throttled, that is the cause. In steps that were timed without the profiler, who
     was ahead of its device and who was not tells whose host is slow, and that it is not so by the recording alone; what
-    these steps took longer than the recorded ones is then that rank's.
+    these steps took longer than the recorded ones is then that rank's. By its input a rank is late only as far as it
+    waited longer for it than most ranks did in those steps, where these waited too, and as far as the workers of their
+    DataLoaders are faster than the step: of loaders that are equally slow, one is the later by chance.
     """
 
     code: ClassVar[str] = "straggler"

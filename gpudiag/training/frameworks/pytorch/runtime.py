@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
@@ -11,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from gpudiag.model.run import ModelRecord
 from gpudiag.training.frameworks.pytorch.clock import clock_for
 from gpudiag.training.frameworks.pytorch.devices import device_name, software, training_device
+from gpudiag.training.frameworks.pytorch.loader_workers import WorkerTimes, watch_workers
 from gpudiag.training.frameworks.pytorch.loaders import marked_loaders
 from gpudiag.training.frameworks.pytorch.profiler import ProfiledWindow
 from gpudiag.training.frameworks.pytorch.store import job_store
@@ -69,6 +71,13 @@ class PyTorchRuntime:
     def marked_loaders(self) -> AbstractContextManager[None]:
         """Those of torch.utils.data."""
         return marked_loaders()
+
+    def loader_watch(self) -> WorkerTimes | None:
+        """Workers of torch.utils.data that are forked, once the program has imported it."""
+        if "torch" not in sys.modules:
+            return None
+        watch_workers()
+        return WorkerTimes()
 
     def window(
         self, path: Path, *, active: int, devices: Sequence[Any], recording: Recording = "full"

@@ -84,6 +84,9 @@ class TensorflowRuntime:
         """None are known: tf.data marks itself in the trace."""
         return nullcontext()
 
+    def loader_watch(self) -> None:
+        """None: tf.data makes batches in threads of its own."""
+
     def window(
         self, path: Path, *, active: int, devices: Sequence[Any], recording: Recording = "full"
     ) -> TensorflowWindow:

@@ -67,6 +67,7 @@ def job(
         process_of_op=graph.device.lane,
         timeline=SimpleNamespace(lanes=[SimpleNamespace(is_cpu=is_cpu)]),
         each_step_ms=lambda many: [step_ms(costs) for costs in many],
+        later_input_ns={},
     )
 
 
@@ -92,6 +93,15 @@ def test_what_is_common_is_what_the_lower_median_of_the_ranks_needs() -> None:
     of = apart()
     assert common(of, of.corrected, "input").tolist() == [10, 10]
     assert common(of, of.corrected, "launch").tolist() == pytest.approx([17, 17])
+
+
+@pytest.mark.parametrize(("most", "waits"), [({}, 30), ({1: 12.0}, 12), ({0: 5.0, 1: 0.0}, 0), ({1: 99.0}, 30)])
+def test_a_rank_is_later_by_its_input_by_no_more_than_it_was_timed_to_be(most: dict[int, float], waits: float) -> None:
+    of = apart()
+    of.later_input_ns = most
+    assert common(of, of.corrected, "input").tolist() == pytest.approx([10, 40 - waits])
+    assert excess(of, "input").by_rank == pytest.approx({0: 0, 1: waits})
+    assert excess(of, "launch").by_rank == pytest.approx({0: 0, 1: 5})
 
 
 def test_ranks_that_are_level_need_no_more_of_the_parts_asked_for() -> None:
