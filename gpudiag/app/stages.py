@@ -66,8 +66,10 @@ def analysis_of_traces(
     facts, unread = _facts_of_run(paths)
     case = without_outlier_steps(Case(timeline=timeline, attribution=attribution, run=run, facts=facts))
     diagnosis = diagnose(case)
-    if _input_only(run):  # which waits for nothing but its input, and has nothing to compute
-        diagnosis = msgspec.structs.replace(diagnosis, findings=(), next=(), explained=())
+    doubts = timeline.validity
+    if _input_only(run):  # which waits for nothing but its input, and has nothing to compute, on whatever device
+        diagnosis = msgspec.structs.replace(diagnosis, findings=(), next=(), explained=(), validity=())
+        doubts = tuple(doubt for doubt in doubts if doubt.code != "missing-device-activity")
     findings = diagnosis.findings
     collectives = summarise_collectives(timeline)
     if facts is not None and not _input_only(run):
@@ -91,7 +93,7 @@ def analysis_of_traces(
         findings=findings,
         next=diagnosis.next,
         explained=diagnosis.explained,
-        validity=(*timeline.validity, *diagnosis.validity, *unread, *unused, *recording_doubts(run)),
+        validity=(*doubts, *diagnosis.validity, *unread, *unused, *recording_doubts(run)),
         collectives=collectives,
         kernels=summarise_kernels(timeline),
         operators=summarise_operators(timeline),

@@ -178,7 +178,7 @@ def _as_timed(case: Case) -> bool:
 
 
 def _advice(case: Case) -> Advice:
-    return _ADVICE if case.lanes[0].is_cpu else (*_ADVICE, *_ON_GPUS)
+    return (*_ADVICE, *_ON_GPUS) if any(not lane.is_cpu for lane in case.lanes) else _ADVICE
 
 
 def _is_that_wait(finding: Finding, gain: float) -> bool:

@@ -1,0 +1,26 @@
+"""A run without a model, on a machine with a GPU that has nothing to do: what its input delivers, and no doubts."""
+
+from __future__ import annotations
+
+import pytest
+
+from gpudiag.app.analyze import analyze
+from tests.cli_process import in_this_process
+from tests.trace.documents import TRACES
+
+
+def test_what_the_input_alone_delivers() -> None:
+    analysis = analyze([TRACES / "input_only"])
+    assert (analysis.findings, analysis.next, analysis.explained, analysis.validity) == ((), (), (), ())
+    (timed,) = analysis.timed or ()
+    # Two workers make it: that is what the training process waits for.
+    assert timed.loader_ms == pytest.approx(timed.input_ms, rel=0.05)
+    assert timed.loader_ms == pytest.approx(5.72, rel=0.01)
+
+
+def test_its_report() -> None:
+    ran = in_this_process("analyze", str(TRACES / "input_only"))
+    assert ran.returncode == 0, ran.stderr
+    assert "The input alone: it delivers" in ran.stdout
+    assert "workers make a step's batches in 5.72 ms" in ran.stdout
+    assert "How far to trust this" not in ran.stdout
