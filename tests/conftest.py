@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import os
 import signal
 import sys
@@ -40,6 +41,16 @@ sys.dont_write_bytecode = False
 # Two workers and what they start share the cores. With as many threads as cores each, those of a small model wait for
 # each other longer than they compute: `test_unet3d.py` took 30 CPU seconds beside other work, and takes 2.5.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+
+# What collecting the tests imports stays: Python's garbage collections look through it in vain, then and ever after.
+# Without them collecting takes 3.9 CPU seconds instead of 6.9, and the tests in one process an eighth less.
+gc.disable()
+
+
+def pytest_collection_finish() -> None:
+    gc.enable()
+    gc.freeze()
 
 
 # How long an example takes says nothing on machines that do other work beside. `unit` is the inner loop's.
