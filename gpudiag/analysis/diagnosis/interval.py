@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import statistics
+from dataclasses import replace
 
 import numpy as np
 
@@ -26,6 +27,11 @@ _MOST_NS = 5000.0
 _DRIFT_SCATTERS = 6.0
 _DRIFT_STEPS = 6
 _MOST_DRIFT = 1.0
+#: Hosts of GPUs are slower or faster by this factor from one minute to another at 95 %: blocks of tens of steps of one
+#: job, without a profiler, whose host sets the pace (`docs/accuracy.md`, "How often the interval ... holds it").
+_HOST_DRIFT = 1.3
+#: Where no host counts, recorded steps are longer or shorter than others by up to this share.
+_RECORDED_ALONE = 0.03
 
 
 def interval_ms(of: Significance) -> tuple[float, float] | None:
@@ -33,9 +39,9 @@ def interval_ms(of: Significance) -> tuple[float, float] | None:
 
     It holds the scatter of the steps, what the replay misses of the recorded step, and what recorded and timed
     steps differ where the host does not count. Where no steps were timed, also what the profiler may have cost a
-    host of which only this recording is known, and, on CPU processes, how much slower or faster the same machine is
-    at other times. Where steps were timed and the replay does not come to them, it reaches from the one to the
-    other: by so much the recording was another job.
+    host of which only this recording is known, and how much slower or faster the same host is at other times. Where
+    steps were timed and the replay does not come to them, it reaches from the one to the other: by so much the
+    recording was another job.
     """
     if len(of.slowest_lane_ms) < 2:
         return None
@@ -50,11 +56,22 @@ def interval_ms(of: Significance) -> tuple[float, float] | None:
     if all(lane.is_cpu for lane in of.case.lanes):
         below, above = -value * math.expm1(-_drift(of)), value * math.expm1(_drift(of))
     else:
-        below = above = of.chance_ms
+        fast, slow = _at_other_times(of)
+        below, above = math.hypot(of.chance_ms, value - fast), math.hypot(of.chance_ms, slow - value)
     return (
-        max(value - math.hypot(below, missed, value - low) - AS_RECORDED * value, 0.0),
-        value + math.hypot(above, missed, high - value) + AS_RECORDED * value,
+        max(value - math.hypot(below, missed, value - low) - _RECORDED_ALONE * value, 0.0),
+        value + math.hypot(above, missed, high - value) + _RECORDED_ALONE * value,
     )
+
+
+def _at_other_times(of: Significance) -> tuple[float, float]:
+    """The step where all that hosts of GPUs do, and wait for besides their devices, goes faster and slower, in ms."""
+    costs, value = of.what_if.corrected, of.what_if.corrected_ms
+    shares = (1 / _HOST_DRIFT, _HOST_DRIFT)
+    fast, slow = of.what_if.each_step_ms(
+        [replace(costs, busy=costs.busy * share, waiting=costs.waiting * share) for share in shares]
+    )
+    return min(fast, value), max(slow, value)
 
 
 def _by_profiler_cost(of: Significance) -> tuple[float, float]:

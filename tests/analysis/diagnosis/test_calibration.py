@@ -61,6 +61,8 @@ ELSEWHERE = {
     "_DRIFT_SCATTERS": "of an interval, on which no verdict hangs",
     "_DRIFT_STEPS": "of an interval, on which no verdict hangs",
     "_MOST_DRIFT": "of an interval, on which no verdict hangs",
+    "_HOST_DRIFT": "of an interval, on which no verdict hangs",
+    "_RECORDED_ALONE": "of an interval, on which no verdict hangs",
     "_NESTED": "bounds how far is looked",
     "_MOST_STEPS": "bounds a search",
     "_MOST_BESIDE": "bounds a search",

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from gpudiag.analysis.diagnosis.interval import interval_ms
+from gpudiag.analysis.diagnosis.replay.simulate import Costs
 from gpudiag.analysis.diagnosis.significance import half_width_ms
 from gpudiag.intervals import as_set
 from gpudiag.units import NS_PER_MS
@@ -20,8 +21,8 @@ if TYPE_CHECKING:
 
 Spans = tuple[tuple[int, int], ...]
 
-#: 2 % of a step of 100 ms, within which recorded and timed steps are alike.
-ALIKE = 2.0
+#: 2 % of a step of 100 ms, within which recorded and timed steps are alike; 3 % where none were timed.
+ALIKE, ALIKE_ALONE = 2.0, 3.0
 
 
 def spans(ms: Spans) -> Any:
@@ -36,6 +37,10 @@ def lane(
         SimpleNamespace(is_cpu=is_cpu, ops=spans(ops), collectives=spans(collectives)),
         SimpleNamespace(parts={"communication_transfer": spans(transfer)}, step_ns=np.zeros(steps)),
     )
+
+
+#: What else there is to a job, of which nothing is asked here.
+NOTHING: dict[str, Any] = dict.fromkeys(("blocking", "latency", "gap", "duration", "transfer"), np.zeros(0))
 
 
 class Job:
@@ -59,6 +64,7 @@ class Job:
         process: Sequence[int] = (0, 0),
         events: Sequence[int] = (10_000, 15_000),
         of_steps: int = 2,
+        at_other_times: tuple[float, float] = (100.0, 100.0),
     ) -> None:
         self.slowest_lane_ms, self.timed_ms, self.chance_ms = list(steps), list(timed), chance
         self.case = SimpleNamespace(
@@ -80,17 +86,24 @@ class Job:
             self.asked = list(each)
             return [SimpleNamespace(corrected_ms=cheap), left]
 
+        def each_step_ms(costs: Iterable[Any]) -> list[float]:
+            self.paces = [(costs.busy.tolist(), costs.waiting.tolist()) for costs in costs]
+            return list(at_other_times)
+
         self.what_if = SimpleNamespace(
-            corrected_ms=100.0, replayed_ms=replayed, per_event_ns=per_event_ns, graph=graph, at_costs=at_costs
-        )
+            corrected=Costs(busy=np.array([26.0, 13.0]), waiting=np.array([1.3, 0.0]), **NOTHING),
+            corrected_ms=100.0, replayed_ms=replayed, per_event_ns=per_event_ns, graph=graph, at_costs=at_costs,
+            each_step_ms=each_step_ms,
+        )  # fmt: skip
 
     def interval(self) -> Any:
         this: Any = self
         return pytest.approx(interval_ms(this))
 
 
-def around(below: float, above: float | None = None) -> tuple[float, float]:
-    return 100 - below - ALIKE, 100 + (below if above is None else above) + ALIKE
+def around(below: float, above: float | None = None, *, timed: object = ()) -> tuple[float, float]:
+    alike = ALIKE if timed else ALIKE_ALONE
+    return 100 - below - alike, 100 + (below if above is None else above) + alike
 
 
 def test_of_a_single_step_there_is_none() -> None:
@@ -100,16 +113,16 @@ def test_of_a_single_step_there_is_none() -> None:
 
 def test_where_nothing_scatters_it_is_what_is_alike() -> None:
     assert Job().interval() == around(0)
-    assert Job(timed=[(100.0, 100.0)]).interval() == around(0)
+    assert Job(timed=[(100.0, 100.0)]).interval() == around(0, timed=True)
 
 
 @pytest.mark.parametrize("timed", [[], [(100.0, 100.0)]])
 def test_steps_that_scatter_and_a_replay_that_misses_widen_it(timed: list[tuple[float, ...]]) -> None:
-    assert Job(chance=3, timed=timed).interval() == around(3)
-    assert Job(recorded=104, timed=timed).interval() == around(4)
-    assert Job(recorded=96, timed=timed).interval() == around(4)
-    assert Job(replayed=110, recorded=113, chance=4, timed=timed).interval() == around(5)
-    assert Job(chance=150, timed=timed).interval() == (0, 252)
+    assert Job(chance=3, timed=timed).interval() == around(3, timed=timed)
+    assert Job(recorded=104, timed=timed).interval() == around(4, timed=timed)
+    assert Job(recorded=96, timed=timed).interval() == around(4, timed=timed)
+    assert Job(replayed=110, recorded=113, chance=4, timed=timed).interval() == around(5, timed=timed)
+    assert Job(chance=150, timed=timed).interval() == (0, 252 if timed else 253)
 
 
 def test_it_reaches_to_the_timed_steps_of_the_slowest_rank() -> None:
@@ -128,8 +141,23 @@ def test_where_none_was_timed_it_holds_what_the_profiler_may_have_cost() -> None
     )
     # A dearer profiler makes no step longer, and a cheaper one none shorter.
     assert Job(dear=105, cheap=90).interval() == around(0)
-    assert Job(dear=-20).interval() == (0, 102)
-    assert Job(chance=120).interval() == (0, 222)
+    assert Job(dear=-20).interval() == (0, 103)
+    assert Job(chance=120).interval() == (0, 223)
+
+
+def test_hosts_of_gpus_are_slower_or_faster_at_other_times() -> None:
+    job = Job(at_other_times=(80, 130))
+    assert job.interval() == around(20, 30)
+    # All that they do, and wait for besides their devices, by a factor of 1.3 either way.
+    (fast, waits), (slow, longer) = job.paces
+    assert (fast, waits) == (pytest.approx([20, 10]), pytest.approx([1, 0]))
+    assert (slow, longer) == (pytest.approx([33.8, 16.9]), pytest.approx([1.69, 0]))
+    assert Job(at_other_times=(80, 130), chance=15, dear=40).interval() == around(
+        math.hypot(15, 20, 60), math.hypot(15, 30)
+    )
+    # A step that is no shorter for it sets no bound, and steps that were timed say themselves.
+    assert Job(at_other_times=(101, 99)).interval() == around(0)
+    assert Job(at_other_times=(80, 130), timed=[(100.0, 100.0)]).interval() == around(0, timed=True)
 
 
 @pytest.mark.parametrize(
