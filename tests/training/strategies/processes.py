@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import gc
+import importlib
 import json
 import os
+import runpy
 import subprocess
 import sys
 import tempfile
@@ -11,6 +14,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+from gpudiag.training.jobs.importing import without_collections
 from tests.cli_process import SECONDS
 
 ROOT = Path(__file__).parents[3]
@@ -40,7 +44,10 @@ class Job:
             with output.open("w") as file:
                 self.processes.append(
                     subprocess.Popen(
-                        [sys.executable, *words], stdout=file, stderr=subprocess.STDOUT, env={**values, **environment}
+                        [sys.executable, "-m", "tests.training.strategies.processes", *words],
+                        stdout=file,
+                        stderr=subprocess.STDOUT,
+                        env={**values, **environment},
                     )
                 )
 
@@ -80,3 +87,11 @@ def tell(answer: object) -> None:
     """Used by the programs: print the answer."""
     sys.stdout.write(f"{MARK}{json.dumps(answer)}\n")
     sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    with without_collections():  # a quarter of what starting takes; nor is there a look through all that later
+        importlib.import_module("torch")
+    gc.freeze()
+    del sys.argv[0]
+    runpy.run_path(sys.argv[0], run_name="__main__")

@@ -1,6 +1,6 @@
 """A rank of an exchange through shared host memory that does what a test asks for.
 
-python exchange_each.py RANK WORLD MEETING '{"scenarios": ["sums", ...], ...}'
+python exchange_each.py RANK WORLD MEETING '{"scenarios": ["sums", ...], "engines": ["torch", ...], ...}'
 """
 
 from __future__ import annotations
@@ -236,7 +236,12 @@ if __name__ == "__main__":
     if ON_GPU:
         torch.cuda.set_device(DEVICE)
     dist.init_process_group("gloo", init_method=f"file://{meeting}", rank=RANK, world_size=WORLD)
-    tell({name: globals()[name](asked) for name in asked["scenarios"]})
+    tell(
+        {
+            engine: {name: globals()[name]({**asked, "engine": engine}) for name in asked["scenarios"]}
+            for engine in asked.get("engines", ["auto"])
+        }
+    )
     # A peer was killed in one of them; leaving politely would wait for it.
     sys.stdout.flush()
     os._exit(0)

@@ -22,15 +22,20 @@ ROUNDING = {"float32": 2e-6, "float64": 1e-14, "bfloat16": 2**-8, "float16": 2**
 RANKS = 3
 
 
-@pytest.fixture(scope="module", params=ENGINES)
-def healthy(request: pytest.FixtureRequest) -> list[dict[str, Any]]:
-    """What each rank found where nothing goes wrong; in one set of processes, since starting them takes longest."""
+@pytest.fixture(scope="module")
+def well() -> list[dict[str, Any]]:
+    """What each rank found where nothing goes wrong, by engine; in one set of processes, as starting takes longest."""
     asked = {
         "scenarios": ["sums", "special", "many", "shapes", "as_hook", "no_room", "refused_pinning"],
-        "engine": request.param,
+        "engines": ENGINES,
     }
     with Job(PROGRAM, RANKS, asked) as job:
-        answers = [job.answer(rank) for rank in range(RANKS)]
+        return [job.answer(rank) for rank in range(RANKS)]
+
+
+@pytest.fixture(scope="module", params=ENGINES)
+def healthy(well: list[dict[str, Any]], request: pytest.FixtureRequest) -> list[dict[str, Any]]:
+    answers = [answer[request.param] for answer in well]
     assert {answer["many"]["engine"] for answer in answers} == {request.param}
     return answers
 
@@ -82,9 +87,9 @@ def test_memory_that_cannot_be_pinned_on_one_rank_is_heard_by_all(healthy: list[
 @pytest.fixture(scope="module", params=ENGINES)
 def broken(request: pytest.FixtureRequest) -> list[dict[str, Any]]:
     """What ranks 0 and 1 heard when rank 2 left early, did not come, sent something else, and was killed."""
-    asked = {"scenarios": ["leaves", "stuck", "unlike", "dies"], "engine": request.param, "stuck_s": 2}
+    asked = {"scenarios": ["leaves", "stuck", "unlike", "dies"], "engines": [request.param], "stuck_s": 2}
     with Job(PROGRAM, RANKS, asked) as job:
-        answers = [job.answer(rank) for rank in range(2)]
+        answers = [job.answer(rank)[request.param] for rank in range(2)]
         assert job.processes[2].wait(60) == -signal.SIGKILL
     return answers
 
