@@ -22,6 +22,7 @@ from gpudiag.model.job import Job
 from gpudiag.model.run import RankRecord
 from gpudiag.training.frameworks.registry import framework_named
 from gpudiag.training.jobs.importing import end_without_collections, without_collections
+from gpudiag.training.jobs.own import find_function, is_there
 from gpudiag.training.jobs.parent import die_with_parent
 from gpudiag.training.models.registry import is_own, workload_entry
 from gpudiag.training.session import record
@@ -45,11 +46,10 @@ def main(arguments: list[str]) -> int:
     _keep_what_was_measured_when_ended()
     framework = framework_named(job.framework)
     try:
-        with without_collections():
-            importlib.import_module(framework.package)
+        if not is_own(job.workload) or is_there(job.workload):
+            with without_collections():
+                importlib.import_module(framework.package)
         if is_own(job.workload):
-            from gpudiag.training.jobs.own import find_function
-
             find_function(job.workload)()
         elif not workload_entry(job.workload).trains:
             from gpudiag.training.jobs.volume.unet3d_predict import predict
