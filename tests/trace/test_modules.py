@@ -55,6 +55,14 @@ def test_operators_are_their_innermost_module_s_and_backward_the_forward_operato
     assert told(trace) == expected * STEPS
 
 
+def test_the_thread_of_backward_may_stand_first_in_the_file_and_far_from_the_other(tmp_path: Path) -> None:
+    whole = job()["traceEvents"]
+    first = [one for one in whole if one["tid"] == BACKWARD]
+    others = [one for one in whole if one["tid"] != BACKWARD]
+    apart = [event("python_function", "x" * 1000, 0, 1)] * 3000  # as far as no piece of a file is long
+    assert told(read_one(tmp_path, document(*first, *apart, *others))) == told(read_one(tmp_path, document(*whole)))
+
+
 def test_marks_are_no_operators_and_no_ranges_of_the_user_s(tmp_path: Path) -> None:
     events = read_one(tmp_path, job()).events
     marks = events.rows_of(EventKind.MODULE)

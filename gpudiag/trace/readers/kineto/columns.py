@@ -154,8 +154,8 @@ class Columns:
                 self._told[self._rows + row] = communicated(own)
         for row in np.flatnonzero(kind == EventKind.DEVICE_SYNC).tolist():
             self._awaited[self._rows + row] = awaited(events[row].args or NO_ARGUMENTS)
-        if any(self._names.module):
-            self._autograd.append(_autograd(events, kind, self._rows))
+        # Whether modules are marked is not known yet: the thread of the backward pass may stand first in the file.
+        self._autograd.append(_autograd(events, kind, self._rows))
         return kind, name, start_us, length_us, thread, device, correlation, size_bytes
 
     def unknown_categories(self) -> list[str]:
