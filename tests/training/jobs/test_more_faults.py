@@ -48,6 +48,7 @@ PLAN = SelftestPlan(
 def trainer() -> Iterator[DdpTrainer]:
     threads = torch.get_num_threads()
     torch.set_num_threads(1)  # more wait for each other where others take their cores
+    gc.unfreeze()  # what collecting the tests left frozen
     with pytest.MonkeyPatch.context() as patch:
         for name, value in {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"}.items():
             patch.setenv(name, value)
@@ -55,6 +56,7 @@ def trainer() -> Iterator[DdpTrainer]:
         made.warm_up(0.0)
         yield made
         made.close()
+    gc.freeze()
     torch.set_num_threads(threads)
 
 
