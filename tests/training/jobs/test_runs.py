@@ -69,7 +69,7 @@ def test_the_trivial_model_leaves_little_but_the_input(tmp_path: Path) -> None:
 
 
 def test_taking_batches_and_nothing_else(tmp_path: Path) -> None:
-    analysis, record = run(tmp_path, "resnet50", "--model", "none", "--batch-size", "128")
+    analysis, record = run(tmp_path, "resnet50", "--model", "none", "--batch-size", "32")
     assert record["options"]["model"] == "none"
     assert record["workload"] == "resnet50 (input only)"
     assert record["model"] is None
@@ -78,7 +78,7 @@ def test_taking_batches_and_nothing_else(tmp_path: Path) -> None:
     assert max(spent, key=lambda name: spent[name]) == "input"
     assert all(device["compute"] == 0 and device["communication_transfer"] == 0 for device in buckets)
     slowest = max(rank["unprofiled"]["mean_ms"] for rank in record["ranks"])
-    assert analysis["source"]["samples_per_s"] == pytest.approx(2 * 128 * 1000 / slowest)
+    assert analysis["source"]["samples_per_s"] == pytest.approx(2 * 32 * 1000 / slowest)
     assert (analysis["findings"], analysis["source"]["input_only"]) == ([], True)
     page = (tmp_path / "report.html").read_text()
     assert "The input alone: it delivers" in page
