@@ -122,7 +122,7 @@ def _facts_of_run(paths: Sequence[Path | str]) -> tuple[Facts | None, tuple[Vali
 
 def _steps(steps: Steps, run: RunRecord | None, case: Case, *, rejected: bool) -> Steps:
     what_if = None if rejected else case.what_if
-    corrected_ms = None if what_if is None else what_if.corrected_ms
+    corrected_ms = None if what_if is None else what_if.corrected_ms + what_if.input_not_recorded_ms
     unprofiled = None
     times: tuple[float, ...] = ()
     reasons = {}

@@ -8,7 +8,7 @@ from functools import cached_property
 import numpy as np
 
 from gpudiag.analysis.diagnosis.replay.what_if import WhatIf
-from gpudiag.analysis.diagnosis.timed_steps import devices_set_pace, fastest_host_ms, input_ms_above_most
+from gpudiag.analysis.diagnosis.timed_steps import devices_set_pace, fastest_host_ms, input_ms_above_most, timed_input
 from gpudiag.model.analysis import BUCKETS
 from gpudiag.model.attribution import Attribution
 from gpudiag.model.facts import Facts
@@ -39,6 +39,7 @@ class Case:
             host_ms=fastest_host_ms(self.run),
             devices_set_pace=devices_set_pace(self.run),
             later_input_ms=input_ms_above_most(self.run),
+            timed_input=timed_input(self.run),
         )
 
     @cached_property

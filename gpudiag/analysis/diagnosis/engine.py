@@ -148,6 +148,8 @@ def _overhead(case: Case, what_if: WhatIf) -> list[Validity]:
             "`gpudiag profile` times the same steps without profiling."
         )
     else:
+        missing = f", and {what_if.input_not_recorded_ms:.1f} ms of waiting for input that were not recorded"
+        message += missing * (what_if.input_not_recorded_ms > 0)
         message += f"; {case.unprofiled_ms:.1f} ms were measured without profiling."
     return [Validity(code="profiler-overhead", message=message)]
 
@@ -169,7 +171,7 @@ def _as_sure_as_the_data(case: Case, what_if: WhatIf, finding: Finding, codes: s
         and finding.cause == "launch"
         and overhead > (finding.recoverable_ms_per_step or 0.0),
         "longer_in_timed_steps_ms" not in finding.evidence
-        and timed_longer_ms(case.unprofiled_ms, what_if.corrected_ms)
+        and timed_longer_ms(what_if.timed_ms, what_if.corrected_ms)
         > SAME_AMOUNT * (finding.recoverable_ms_per_step or math.inf),
     ]
     grade = len(_CONFIDENCES) if codes & UNTRUSTED_CODES else _CONFIDENCES.index(finding.confidence) + sum(doubts)

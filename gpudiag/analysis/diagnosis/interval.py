@@ -45,7 +45,7 @@ def interval_ms(of: Significance) -> tuple[float, float] | None:
     """
     if len(of.slowest_lane_ms) < 2:
         return None
-    value = of.what_if.corrected_ms
+    value = of.what_if.corrected_ms + of.what_if.input_not_recorded_ms
     missed = abs(of.what_if.replayed_ms - of.case.slowest_ms)
     if of.timed_ms:
         half = math.hypot(of.chance_ms, missed) + AS_RECORDED * value

@@ -31,8 +31,8 @@ UNPROFILED_MS = {"clean": 30.81, "vgg_p2poff": 39.07}
 
 
 def jobs(root: Path) -> list[Path]:
-    """Directories of one job each; traces in `public` are jobs of their own."""
-    found = {path.parent for path in root.rglob("*.json.gz")}
+    """Directories of one job each; traces in `public` are jobs of their own. One has no work of any device."""
+    found = {path.parent for path in root.rglob("*.json.gz") if "input_only" not in path.parts}
     alone = sorted(path for path in root.rglob("public/*.json.gz"))
     return sorted(directory for directory in found if directory.name != "public") + alone
 

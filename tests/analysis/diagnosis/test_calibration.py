@@ -152,7 +152,7 @@ def calls_of_an_exchange(at: float) -> object:
 @CASES.of("POOR_REPLAY")
 def trusted_less(at: float) -> object:
     case: Any = Of(slowest_ms=10.0, unprofiled_ms=None)
-    what_if: Any = Of(replayed_ms=10 * (1 + at), corrected_ms=10.0)
+    what_if: Any = Of(replayed_ms=10 * (1 + at), corrected_ms=10.0, timed_ms=None)
     finding = Finding(code="host-stall", severity="info", confidence="high")
     return engine._as_sure_as_the_data(case, what_if, finding, set()).confidence
 

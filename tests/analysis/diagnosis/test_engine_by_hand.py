@@ -21,8 +21,14 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 
-def replay(replayed: float, corrected: float = 100.0) -> Any:
-    return SimpleNamespace(replayed_ms=replayed, corrected_ms=corrected, per_event_ns=1500.0)
+def replay(replayed: float, corrected: float = 100.0, timed: float | None = None, not_recorded: float = 0.0) -> Any:
+    return SimpleNamespace(
+        replayed_ms=replayed,
+        corrected_ms=corrected,
+        per_event_ns=1500.0,
+        timed_ms=timed,
+        input_not_recorded_ms=not_recorded,
+    )
 
 
 def job(slowest: float = 100.0, unprofiled: float | None = None) -> Any:
@@ -64,7 +70,7 @@ def sure(
     finding = Finding(
         code=code, severity="info", cause=cause, recoverable_ms_per_step=gain, confidence=confidence, evidence=evidence
     )
-    found = _as_sure_as_the_data(job(slowest, unprofiled), replay(replayed, corrected), finding, {*codes})
+    found = _as_sure_as_the_data(job(slowest, unprofiled), replay(replayed, corrected, unprofiled), finding, {*codes})
     return str(found.confidence)
 
 

@@ -65,6 +65,7 @@ class Job:
         events: Sequence[int] = (10_000, 15_000),
         of_steps: int = 2,
         at_other_times: tuple[float, float] = (100.0, 100.0),
+        input_not_recorded: float = 0.0,
     ) -> None:
         self.slowest_lane_ms, self.timed_ms, self.chance_ms = list(steps), list(timed), chance
         self.case = SimpleNamespace(
@@ -93,7 +94,7 @@ class Job:
         self.what_if = SimpleNamespace(
             corrected=Costs(busy=np.array([26.0, 13.0]), waiting=np.array([1.3, 0.0]), **NOTHING),
             corrected_ms=100.0, replayed_ms=replayed, per_event_ns=per_event_ns, graph=graph, at_costs=at_costs,
-            each_step_ms=each_step_ms,
+            each_step_ms=each_step_ms, input_not_recorded_ms=input_not_recorded,
         )  # fmt: skip
 
     def interval(self) -> Any:
@@ -132,6 +133,11 @@ def test_it_reaches_to_the_timed_steps_of_the_slowest_rank() -> None:
     assert Job(timed=[fast, late]).interval() == (98, 120 + half_width_ms(late))
     wild = (1.0, 20.0, 400.0)
     assert Job(timed=[wild]).interval() == (0, statistics.fmean(wild) + half_width_ms(wild))
+
+
+def test_waiting_for_input_that_only_the_timed_steps_have_is_in_it() -> None:
+    timed = (119.9, 120.0, 120.1)  # known better than 2 % of the step, which is 120
+    assert Job(timed=[timed], input_not_recorded=20).interval() == (117.6, 122.4)
 
 
 def test_where_none_was_timed_it_holds_what_the_profiler_may_have_cost() -> None:

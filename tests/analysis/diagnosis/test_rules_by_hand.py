@@ -39,26 +39,18 @@ def timed(
     *waits: Sequence[float],
     findings: Sequence[Finding] = (),
     step_ms: float | None = 100.0,
-    recorded_ms: float | None = None,
+    not_recorded_ms: float = 0.0,
 ) -> list[Finding]:
-    """The findings of a job whose ranks waited so long for input in each timed step, and one in each recorded one."""
+    """The findings of a job whose ranks waited so long for input in each timed step."""
     record = run(*(host(*[1.0] * len(of), fetching=tuple(of)) for of in waits), device="cpu")
     case: Any = SimpleNamespace(
         run=record,
         unprofiled_ms=step_ms,
         lanes=[SimpleNamespace(is_cpu=True)],
         timeline=SimpleNamespace(framework="pytorch"),
-        what_if=fetching(recorded_ms),
+        what_if=SimpleNamespace(input_not_recorded_ms=not_recorded_ms),
     )
     return with_timed_input(case, findings)
-
-
-def fetching(*marked_ms: float | None) -> Any:
-    """A replay of two steps in which one rank fetched for so long; None where there is none."""
-    if None in marked_ms:
-        return None
-    nodes = SimpleNamespace(input=2e6 * np.array(marked_ms), silent=np.array([0.0]))
-    return SimpleNamespace(graph=SimpleNamespace(host=nodes, steps=2, ranks={0: 0}))
 
 
 @pytest.mark.parametrize(
@@ -94,12 +86,9 @@ def test_it_is_said_with_the_ranks_that_wait_for_half_of_it() -> None:
     assert one.evidence["timed_steps"] == 9
 
 
-@pytest.mark.parametrize(("recorded_ms", "gain"), [(6.0, 7.0), (5.9, 8.0), (None, 7.0)])
-def test_recorded_steps_that_fetch_for_less_than_three_quarters_are_too_few(
-    recorded_ms: float | None, gain: float
-) -> None:
-    recorded = (finding("input-bound", 7.0),)
-    (found,) = timed([8.0] * 9, findings=recorded, recorded_ms=recorded_ms)
+@pytest.mark.parametrize(("not_recorded_ms", "gain"), [(0.0, 7.0), (2.1, 8.0)])
+def test_it_takes_the_place_of_what_recorded_steps_show_less_of(not_recorded_ms: float, gain: float) -> None:
+    (found,) = timed([8.0] * 9, findings=(finding("input-bound", 7.0),), not_recorded_ms=not_recorded_ms)
     assert found.recoverable_ms_per_step == gain
 
 

@@ -106,7 +106,8 @@ def test_the_interval_holds_the_true_step_of_random_jobs(*, is_timed: bool) -> N
         held += low <= true_ms <= high
         halves.append((high - low) / 2 / true_ms)
     assert held >= 0.95 * JOBS
-    assert statistics.median(halves) < 0.1, "an interval that says something"
+    # Where none were timed, hosts may be a third slower or faster at other times.
+    assert statistics.median(halves) < (0.1 if is_timed else 0.3), "an interval that says something"
 
 
 def test_it_reaches_to_the_timed_steps_where_the_replay_does_not() -> None:
@@ -122,7 +123,8 @@ def test_without_timed_steps_the_profiler_may_have_cost_twice_as_much_or_half() 
     low, high = interval_of(case)
     recorded_ms, cost_ms = 25.0, 40 * PROFILER_NS_PER_EVENT / 1e4
     assert low < recorded_ms - 2 * cost_ms
-    assert recorded_ms - cost_ms / 2 < high < 1.05 * recorded_ms
+    # Nothing but the host sets its pace, which at other times is up to 1.3 times as slow.
+    assert recorded_ms - cost_ms / 2 < high < 1.3 * recorded_ms
 
 
 def cpu_ranks(scatter_us: int) -> Case:

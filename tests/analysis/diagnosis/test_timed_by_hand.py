@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from gpudiag.analysis.diagnosis.timed_steps import (
+    TimedInput,
     alone_waited_for,
     devices_set_pace,
     exposed_input_ms,
@@ -17,6 +18,7 @@ from gpudiag.analysis.diagnosis.timed_steps import (
     loader_step_ms,
     recording_cost,
     recording_doubts,
+    timed_input,
     timed_longer_ms,
     timed_ranks,
 )
@@ -133,6 +135,24 @@ def test_a_rank_is_late_by_its_workers_as_far_as_most_ranks_workers_are_faster_t
     # Both at once: the less of the two.
     both = fetched((2, 2, 2, 2), (5, 5, 5, 5), loaders=(made(10), made(10)))
     assert input_ms_above_most(both) == {0: 0, 1: 1}
+
+
+def test_what_timed_steps_waited_for_input() -> None:
+    of = timed_input(fetched((2, 2), (5, 7), (4, 4)))
+    assert of == TimedInput(exposed_ms=4, fetching_ms=4)
+    on_gpus = run(host(1, 1, 1, lead=(3.0, 3.0, 3.0), fetching=(5.0, 5.0, 5.0)))
+    assert timed_input(on_gpus) == TimedInput(exposed_ms=2, fetching_ms=5)
+    assert timed_input(None) is timed_input(run(None)) is None
+    # Of one rank nothing of the kind was timed, or of the only one a single step.
+    assert timed_input(run(host(1, 1, fetching=(5.0, 5.0)), host(1, 1), device="cpu")) is None
+    assert timed_input(fetched((5,))) is None
+
+
+@pytest.mark.parametrize(("recorded", "missing"), [(6.5, 18), (0, 24), (19.4, 24 * 6.6 / 26), (19.5, 0), (30, 0)])
+def test_what_of_it_recorded_steps_that_fetch_for_less_have_not(recorded: float, missing: float) -> None:
+    of = TimedInput(exposed_ms=24, fetching_ms=26)
+    assert of.not_in_ms(recorded) == pytest.approx(missing)
+    assert TimedInput(exposed_ms=0, fetching_ms=0).not_in_ms(recorded) == 0
 
 
 def test_nothing_bounds_what_is_not_known_of_all_ranks() -> None:

@@ -141,6 +141,24 @@ def test_one_loader_that_is_later_in_the_few_recorded_steps_is_not_late_by_itsel
     assert next(iter(later)) == "input-bound"
 
 
+def test_what_else_is_found_is_of_the_step_without_the_input_that_was_not_recorded() -> None:
+    """Recorded, the host takes 28 ms a step and its loader keeps up; timed, it takes 20 and waits for 30 more."""
+    slow_host = Job(ranks=1, step=(fetch(0.1), kernels(15, count=2000, launch_us=14)))
+    case = run_of(case_of(slow_host.traces()), [50.0] * STEPS)
+    assert case.run is not None
+    steps = TimedSteps(input_ms=(29.5, 30.5) * (STEPS // 2), host_ms=(20.0,) * STEPS, lead_ms=(0.0,) * STEPS)
+    ranks = tuple(msgspec.structs.replace(rank, device="cuda:0", timed=steps) for rank in case.run.ranks)
+    case = replace(case, run=msgspec.structs.replace(case.run, ranks=ranks))
+    assert case.what_if is not None
+    assert case.what_if.input_not_recorded_ms == pytest.approx(30, rel=0.01)
+    assert case.what_if.corrected_ms == pytest.approx(20, rel=0.02)
+    findings = found(case)
+    assert findings["input-bound"].recoverable_ms_per_step == pytest.approx(30, rel=0.01)
+    assert findings["launch-bound"].recoverable_ms_per_step == pytest.approx(20 - 15.3, abs=1)
+    (said,) = (one.message for one in diagnose(case).validity if one.code == "profiler-overhead")
+    assert "29.9 ms of waiting for input that were not recorded; 50.0 ms were measured" in said
+
+
 def test_workers_that_are_as_slow_on_the_rank_that_does_not_wait_make_no_late_rank() -> None:
     slow = found(on_cpus((1, 40), (59.0, 59.5)))
     assert slow["straggler"].recoverable_ms_per_step == pytest.approx(1)  # with the workers of rank 0 it takes 59

@@ -42,6 +42,7 @@ from gpudiag.analysis.diagnosis.replay.timed_cost import (
     recorded_lightly,
 )
 from gpudiag.analysis.diagnosis.replay.undisturbed_baseline import UndisturbedBaseline, find_baseline
+from gpudiag.analysis.diagnosis.timed_steps import TimedInput
 from gpudiag.model.timeline import Timeline
 from gpudiag.units import NS_PER_MS, milliseconds
 
@@ -64,7 +65,8 @@ class WhatIf:
         per_event_ns: the profiler's cost per recorded host event.
         schedule: the graph's schedule where there is one already.
         pace: of the hosts, where that is known already.
-        timed_ms: a step's time without the profiler, where the run measured it.
+        timed_ms: a step's time without the profiler, where the run measured it, less what it then waited for input and
+            did not while it was recorded (`input_not_recorded_ms`).
         most_host_ns: by process, the most that its host works for a step; what is beyond was the profiler's doing.
         later_input_ns: by process, the most by which it waits longer for input in a step than its peers; none where as
             it was recorded.
@@ -81,8 +83,10 @@ class WhatIf:
         timed_ms: float | None = None,
         most_host_ns: Mapping[int, float] | None = None,
         later_input_ns: Mapping[int, float] | None = None,
+        input_not_recorded_ms: float = 0.0,
     ) -> None:
         self.graph = graph
+        self.input_not_recorded_ms = input_not_recorded_ms
         self.most_host_ns = most_host_ns or {}
         self.later_input_ns = later_input_ns or {}
         self.timeline = timeline
@@ -115,6 +119,7 @@ class WhatIf:
         host_ms: Mapping[int, float] | None = None,
         devices_set_pace: bool = False,
         later_input_ms: Mapping[int, float] | None = None,
+        timed_input: TimedInput | None = None,
     ) -> WhatIf | None:
         """The what-if of a timeline, or None where it holds nothing that can be replayed.
 
@@ -127,6 +132,7 @@ class WhatIf:
             host_ms: by rank, the least that its host took to queue a step's work without the profiler.
             devices_set_pace: whether without it every host was far ahead of its device.
             later_input_ms: by rank, how much longer it waited for input without it than most, where most waited.
+            timed_input: what fetching batches took without it.
         """
         graph = build_graph(timeline)
         if graph is None:
@@ -134,7 +140,17 @@ class WhatIf:
         each_ns = PROFILER_NS_PER_CALL if recorded_lightly(timeline) else usual_ns_per_event(graph)
         later = later_input_ms or {}
         later_ns = {process: later[rank] * NS_PER_MS for process, rank in graph.ranks.items() if rank in later}
-        usual = WhatIf(graph, timeline, each_ns, timed_ms=unprofiled_ms, later_input_ns=later_ns)
+        missing_ms = timed_input.not_in_ms(_fetching_ms(graph)) if timed_input is not None else 0.0
+        if unprofiled_ms is not None:
+            unprofiled_ms = max(unprofiled_ms - missing_ms, 0.0)
+        usual = WhatIf(
+            graph,
+            timeline,
+            each_ns,
+            timed_ms=unprofiled_ms,
+            later_input_ns=later_ns,
+            input_not_recorded_ms=missing_ms,
+        )
         if unprofiled_ms is None:
             return usual
         timed = as_hosts_were_timed(as_steps_were_timed(usual, unprofiled_ms), unprofiled_ms, host_ms or {})
@@ -151,6 +167,7 @@ class WhatIf:
             timed_ms=self.timed_ms,
             most_host_ns=self.most_host_ns if most_host_ns is None else most_host_ns,
             later_input_ns=self.later_input_ns,
+            input_not_recorded_ms=self.input_not_recorded_ms,
         )
         # What does not hang on the profiler's cost is worked out once.
         for shared in ("baseline", "packing", "exchanged", "process_of_op", "segments"):
@@ -285,3 +302,10 @@ class WhatIf:
         """Of host nodes and of device ops: between which collectives of the step they lie."""
         of_node = host_segments(self.graph)
         return of_node, op_segments(self.graph, of_node)
+
+
+def _fetching_ms(graph: Graph) -> float:
+    """How long the ranks fetch batches in a recorded step, marked or not, in ms: their mean."""
+    return milliseconds(
+        float(graph.host.input.sum() + graph.host.silent.sum()) / max(graph.steps, 1) / len(graph.ranks)
+    )

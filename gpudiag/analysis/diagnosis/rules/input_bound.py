@@ -19,7 +19,6 @@ from gpudiag.analysis.diagnosis.timed_steps import exposed_input_ms, input_ms_ab
 from gpudiag.model.analysis import Finding
 from gpudiag.model.run import RunRecord
 from gpudiag.statistics import mean_of
-from gpudiag.units import milliseconds
 
 _ADVICE: Advice = (
     TF_DATA,
@@ -135,7 +134,7 @@ def with_timed_input(case: Case, findings: Sequence[Finding]) -> list[Finding]:
     least = gain - mean_of(waits[level], as_measured=True).half_width
     recorded = next((finding for finding in findings if finding.code == InputBound.code), None)
     told = (recorded.recoverable_ms_per_step or 0.0) if recorded is not None else 0.0
-    if percent < WARNING_PERCENT or not notable(least, step_ms) or (told >= gain / 2 and _as_timed(case)):
+    if percent < WARNING_PERCENT or not notable(least, step_ms) or (told >= gain / 2 and _is_recorded(case)):
         return list(findings)
     timed = Finding(
         code=InputBound.code,
@@ -166,15 +165,9 @@ def _waiting(run: RunRecord | None, waits: Mapping[int, float], gain: float, ste
     return tuple(sorted(rank for rank, waited in waits.items() if waited >= gain / 2 or rank in slow))
 
 
-def _as_timed(case: Case) -> bool:
+def _is_recorded(case: Case) -> bool:
     """Whether the few recorded steps show about as much fetching of batches as the many timed ones do."""
-    what_if = case.what_if
-    timed = [rank.timed.input_ms for rank in case.run.ranks if rank.timed is not None] if case.run is not None else []
-    if what_if is None or not timed or None in timed:
-        return True
-    host = what_if.graph.host
-    recorded_ns = float(host.input.sum() + host.silent.sum()) / what_if.graph.steps / len(what_if.graph.ranks)
-    return milliseconds(recorded_ns) >= (1 - SAME_AMOUNT) * statistics.fmean(statistics.fmean(of) for of in timed if of)
+    return case.what_if is None or case.what_if.input_not_recorded_ms == 0
 
 
 def _advice(case: Case) -> Advice:

@@ -284,7 +284,7 @@ def _what(cause: str, words: str, place: str, *, one: bool, silent: bool) -> str
 def _longer_ms(case: Case, what_if: WhatIf, late: tuple[int, ...]) -> float:
     """What the timed steps took longer than the recording explains, where it was these ranks that all waited for."""
     alone = alone_waited_for(case.run, what_if.graph.ranks.values(), late)
-    return timed_longer_ms(case.unprofiled_ms, what_if.corrected_ms) if alone else 0.0
+    return timed_longer_ms(what_if.timed_ms, what_if.corrected_ms) if alone else 0.0
 
 
 def _place(case: Case, late: tuple[int, ...], cause: str, gain: float, *, silent: bool) -> tuple[str, Advice]:
