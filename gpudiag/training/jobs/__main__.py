@@ -21,8 +21,6 @@ from gpudiag.errors import GpudiagError, WorkerFailedError
 from gpudiag.model.job import Job
 from gpudiag.model.run import RankRecord
 from gpudiag.training.frameworks.registry import framework_named
-from gpudiag.training.jobs.importing import end_without_collections, without_collections
-from gpudiag.training.jobs.own import find_function, is_there
 from gpudiag.training.jobs.parent import die_with_parent
 from gpudiag.training.models.registry import is_own, workload_entry
 from gpudiag.training.session import record
@@ -44,19 +42,17 @@ def main(arguments: list[str]) -> int:
     progress.tell("starting")
     set_launched(Launched(run_dir=run_dir, job=job))
     _keep_what_was_measured_when_ended()
-    framework = framework_named(job.framework)
     try:
-        if not is_own(job.workload) or is_there(job.workload):
-            with without_collections():
-                importlib.import_module(framework.package)
         if is_own(job.workload):
+            from gpudiag.training.jobs.own import find_function
+
             find_function(job.workload)()
         elif not workload_entry(job.workload).trains:
             from gpudiag.training.jobs.volume.unet3d_predict import predict
 
             predict(job)
         else:
-            module, _, function = framework.trainer.partition(":")
+            module, _, function = framework_named(job.framework).trainer.partition(":")
             getattr(importlib.import_module(module), function)(job)
         _check_measured(run_dir, place.rank, job.workload)
     except Ended:
@@ -139,6 +135,4 @@ def _log_to(path: Path) -> None:
 
 
 if __name__ == "__main__":
-    code = main(sys.argv[1:])
-    end_without_collections()
-    sys.exit(code)
+    sys.exit(main(sys.argv[1:]))

@@ -3,18 +3,11 @@
 from __future__ import annotations
 
 import importlib
-import importlib.util
 import os
 import sys
 from collections.abc import Callable
 
 from gpudiag.errors import UsageError
-
-
-def is_there(name: str) -> bool:
-    """May `module:function` be found? Looks for what holds its module only, and imports nothing."""
-    _look_here()
-    return importlib.util.find_spec(name.partition(":")[0].partition(".")[0]) is not None
 
 
 def find_function(name: str) -> Callable[[], object]:
@@ -24,7 +17,9 @@ def find_function(name: str) -> Callable[[], object]:
         UsageError: there is no such module, or it has no such function.
     """
     module_name, _, function_name = name.partition(":")
-    _look_here()
+    here = os.getcwd()  # noqa: PTH109  # sys.path holds strings
+    if here not in sys.path:
+        sys.path.insert(0, here)
     try:
         module = importlib.import_module(module_name)
     except ModuleNotFoundError as error:
@@ -37,9 +32,3 @@ def find_function(name: str) -> Callable[[], object]:
     if not callable(function):
         raise UsageError(f"module '{module_name}' has no function '{function_name}'", "Check its name.")
     return function  # type: ignore[no-any-return]  # found by name
-
-
-def _look_here() -> None:
-    here = os.getcwd()  # noqa: PTH109  # sys.path holds strings
-    if here not in sys.path:
-        sys.path.insert(0, here)

@@ -15,7 +15,6 @@ from gpudiag.model.job import Job, computed_in
 from gpudiag.training.jobs.data.batches import open_batches
 from gpudiag.training.jobs.data.micro_batches import MicroBatches
 from gpudiag.training.jobs.data.prefetch import DevicePrefetch
-from gpudiag.training.jobs.importing import without_collections
 from gpudiag.training.jobs.precision import Arithmetic
 from gpudiag.training.models.pytorch.trivial import InputOnly
 from gpudiag.training.models.pytorch.workload import Workload
@@ -94,11 +93,10 @@ def _train(
     bare = workload.model().to(device)
     if channels_last:
         bare = bare.to(memory_format=layout)  # type: ignore[call-overload]  # missing from torch's stubs
-    with without_collections():  # what wraps models and what updates them imports the compiler
-        model = strategy.wrap(bare)
-        if job.compile:
-            model = cast("nn.Module", torch.compile(model))
-        optimizer = strategy.optimizer(model, workload.optimizer)
+    model = strategy.wrap(bare)
+    if job.compile:
+        model = cast("nn.Module", torch.compile(model))
+    optimizer = strategy.optimizer(model, workload.optimizer)
     arithmetic = Arithmetic(precision, device)
     options = {
         "precision": precision,

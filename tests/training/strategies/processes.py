@@ -14,7 +14,6 @@ import time
 from pathlib import Path
 from typing import Any
 
-from gpudiag.training.jobs.importing import without_collections
 from tests.cli_process import SECONDS
 
 ROOT = Path(__file__).parents[3]
@@ -90,8 +89,9 @@ def tell(answer: object) -> None:
 
 
 if __name__ == "__main__":
-    with without_collections():  # a quarter of what starting takes; nor is there a look through all that later
-        importlib.import_module("torch")
+    gc.disable()  # a quarter of what starting takes; nor is there a look through all that later
+    importlib.import_module("torch")
+    gc.enable()
     gc.freeze()
     del sys.argv[0]
     runpy.run_path(sys.argv[0], run_name="__main__")

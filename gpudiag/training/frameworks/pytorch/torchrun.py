@@ -11,7 +11,6 @@ in training processes that make stores of their own.
 from __future__ import annotations
 
 import contextlib
-import gc
 import importlib
 import socket
 import sys
@@ -72,12 +71,9 @@ def main() -> None:
     """Run torchrun."""
     # A file's folder comes first where modules are looked for; what lies beside this one is nobody else's.
     sys.path[:] = [place for place in sys.path if place != str(Path(__file__).parent)]
-    gc.disable()  # a quarter of the time that the import takes, in which all training processes wait
     from torch.distributed.run import main as torchrun
 
     stores_on_their_hosts()
-    gc.enable()
-    gc.freeze()  # nor are collections to look through all that again, the last of them at the end
     torchrun()
 
 

@@ -52,10 +52,7 @@ def message(inputs: Tensor, targets: Tensor) -> list[object]:
 
 def serve(order: Order) -> None:
     """Send batches until the process is ended."""
-    from gpudiag.training.jobs.importing import without_collections
-
-    with without_collections():
-        import torch
+    import torch
     import zmq
 
     from gpudiag.training.jobs.data.pool import loader

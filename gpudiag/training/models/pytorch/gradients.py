@@ -11,12 +11,15 @@ which backward makes them; `blocks` that FSDP would gather by themselves; `flops
 from __future__ import annotations
 
 import argparse
-import gc
 import json
 import sys
 from typing import Any
 
+import torch
+from torch.utils.flop_counter import FlopCounterMode
+
 from gpudiag.training.models.registry import load_workload, workload_entry
+from gpudiag.training.strategies.pytorch.fsdp import parts as fsdp_parts
 
 
 def main() -> None:
@@ -30,11 +33,6 @@ def main() -> None:
 
 def describe(name: str, *, on_gpu: bool) -> dict[str, Any]:
     """Sizes, work and defaults of a workload. Raises UsageError where there is none of this name."""
-    import torch
-    from torch.utils.flop_counter import FlopCounterMode
-
-    from gpudiag.training.strategies.pytorch.fsdp import parts as fsdp_parts
-
     entry = workload_entry(name)
     workload = load_workload(name, on_gpu=on_gpu)
     with torch.device("meta"):
@@ -59,6 +57,4 @@ def describe(name: str, *, on_gpu: bool) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    gc.disable()  # a quarter of what importing PyTorch and ending takes; there is no garbage to speak of
     main()
-    gc.freeze()

@@ -251,7 +251,8 @@ def said(
     )
     lanes = [SimpleNamespace(), SimpleNamespace()]
     case: Any = SimpleNamespace(
-        lanes=lanes, run=None, step_ms=100.0, timeline=SimpleNamespace(framework="pytorch", ranks_present=(0, 1), world_size=2),
+        lanes=lanes, run=None, step_ms=100.0,
+        timeline=SimpleNamespace(framework="pytorch", ranks_present=(0, 1), world_size=2),
         exposed_ms=lambda _: {0: 3.0},
     )  # fmt: skip
     patch.setattr(communication_bound, "_largest", lambda _: largest)

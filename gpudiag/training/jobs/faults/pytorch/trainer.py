@@ -17,7 +17,6 @@ from gpudiag.training.frameworks.pytorch.clock import clock_for
 from gpudiag.training.jobs.data.batches import Batch, batches
 from gpudiag.training.jobs.faults.pytorch.exchange_hook import Exchange
 from gpudiag.training.jobs.faults.trainer import Trainer
-from gpudiag.training.jobs.importing import without_collections
 from gpudiag.training.jobs.precision import Arithmetic
 from gpudiag.training.models.registry import load_workload
 from gpudiag.training.session.place import this_place
@@ -56,11 +55,9 @@ class DdpTrainer(Trainer):
         if self._images:
             bare = bare.to(memory_format=self._layout)  # type: ignore[call-overload]  # not in torch's stubs
         self.exchange = Exchange()
-        devices = [device] if on_gpu else None
-        with without_collections():  # both import the compiler
-            self.ddp = DistributedDataParallel(bare, device_ids=devices, gradient_as_bucket_view=True)
-            self.optimizer = self.workload.optimizer(self.ddp.parameters())
+        self.ddp = DistributedDataParallel(bare, device_ids=[device] if on_gpu else None, gradient_as_bucket_view=True)
         self.ddp.register_comm_hook(None, self.exchange.bucket)
+        self.optimizer = self.workload.optimizer(self.ddp.parameters())
         self.arithmetic = Arithmetic(plan.precision, device)
         self.before_update: Callable[[], None] | None = None
         self.after: Callable[[], None] | None = None
