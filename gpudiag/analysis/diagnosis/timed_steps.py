@@ -77,7 +77,7 @@ def loader_step_ms(timed: TimedSteps) -> float | None:
     steps are accumulated, it takes two: 100 ms.
     """
     made = timed.loader
-    if made is None:
+    if made is None or not timed.host_ms:
         return None
     per_step = max(1, round(made.batches / len(timed.host_ms)))
     return per_step * made.batch_ms / made.workers

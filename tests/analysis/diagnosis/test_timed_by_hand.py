@@ -102,6 +102,7 @@ def made(batch_ms: float, *, workers: int = 1, batches: int = 4) -> LoaderPace:
 )
 def test_a_step_is_no_shorter_than_its_loaders_workers_need(loader: LoaderPace | None, step_ms: float | None) -> None:
     assert loader_step_ms(TimedSteps(host_ms=(1.0,) * 4, loader=loader)) == step_ms
+    assert loader_step_ms(TimedSteps(host_ms=(), loader=loader)) is None
 
 
 def fetched(*fetching: Times, loaders: Sequence[LoaderPace | None] = ()) -> RunRecord:
