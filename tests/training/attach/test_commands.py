@@ -183,8 +183,8 @@ def test_a_slow_script_leaves_all_that_a_verdict_needs(kind: str, attach: Attach
 @pytest.mark.measured
 def test_ranks_that_are_spawned(attach: Attach) -> None:
     words = (str(SCRIPTS), str(STEPS), "spawn")
-    code, run, out, _ = attach(*words)
-    assert (code, run.status, [whole(rank) for rank in run.ranks]) == (0, "complete", [True, True])
+    code, run, out, err = attach(*words)
+    assert (code, run.status, [whole(rank) for rank in run.ranks]) == (0, "complete", [True, True]), err
     assert sorted(out.split("\n")) == sorted(bare(*words).stdout.split("\n"))
 
 
