@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from itertools import pairwise
 
 import msgspec
@@ -83,6 +83,12 @@ def loader_step_ms(timed: TimedSteps) -> float | None:
     return per_step * made.batch_ms / made.workers
 
 
+def loader_steps_ms(run: RunRecord | None) -> dict[int, float]:
+    """`loader_step_ms` by rank, of those of which it is known."""
+    timed = {rank.rank: rank.timed for rank in (run.ranks if run is not None else ()) if rank.timed is not None}
+    return {rank: ms for rank, of in timed.items() if (ms := loader_step_ms(of)) is not None}
+
+
 def fastest_host_ms(run: RunRecord | None) -> dict[int, float]:
     """By rank, the least that its training thread took to queue a step's work, in ms; none where not known.
 
@@ -141,11 +147,11 @@ def exposed_input_ms(rank: RankRecord) -> tuple[float, ...]:
 def timed_input(run: RunRecord | None) -> TimedInput | None:
     """Of the ranks whose exposed waiting is known, the lower median; None of none."""
     ranks = [rank for rank in (run.ranks if run is not None else ()) if rank.timed is not None]
-    waits = sorted(statistics.fmean(steps) for rank in ranks if len(steps := exposed_input_ms(rank)) > 1)
+    waits = [statistics.fmean(steps) for rank in ranks if len(steps := exposed_input_ms(rank)) > 1]
     fetching = [statistics.fmean(rank.timed.input_ms) for rank in ranks if rank.timed and rank.timed.input_ms]
     if not waits or len(fetching) < len(ranks):
         return None
-    return TimedInput(exposed_ms=waits[(len(waits) - 1) // 2], fetching_ms=statistics.fmean(fetching))
+    return TimedInput(exposed_ms=statistics.median_low(waits), fetching_ms=statistics.fmean(fetching))
 
 
 def later_input_ms(run: RunRecord | None, ranks: Sequence[int]) -> float:
@@ -177,14 +183,13 @@ def input_ms_above_most(run: RunRecord | None) -> dict[int, float] | None:
     waits = {rank.rank: steps for rank in ranks if len(steps := exposed_input_ms(rank)) > 1}
     if len(waits) < max(len(ranks), 2) or step_ms <= 0:
         return None
-    usual = _lower_median({rank: statistics.fmean(steps) for rank, steps in waits.items()})
+    usual = sorted(waits, key=lambda rank: statistics.fmean(waits[rank]))[(len(waits) - 1) // 2]
     bounds = []
     if 100 * statistics.fmean(waits[usual]) >= WARNING_PERCENT * step_ms:
         bounds.append({rank: _more_ms(steps, waits[usual]) for rank, steps in waits.items()})
-    paces = {rank.rank: loader_step_ms(rank.timed) for rank in ranks if rank.timed is not None}
-    known = {rank: pace for rank, pace in paces.items() if pace is not None}
-    if len(known) == len(ranks):
-        bounds.append(dict.fromkeys(known, max(0.0, step_ms - known[_lower_median(known)])))
+    paces = loader_steps_ms(run)
+    if len(paces) == len(ranks):
+        bounds.append(dict.fromkeys(paces, max(0.0, step_ms - statistics.median_low(paces.values()))))
     return {rank: min(bound[rank] for bound in bounds) for rank in waits} if bounds else None
 
 
@@ -262,11 +267,6 @@ def _was_ahead(timed: TimedSteps) -> bool:
 def _is_ahead(timed: TimedSteps, step: int, share: float) -> bool:
     """Whether this host was ahead of its device by this share of the step or more when it had queued it."""
     return (timed.lead_ms or ())[step] >= share * timed.host_ms[step]
-
-
-def _lower_median(of: Mapping[int, float]) -> int:
-    """The rank in the middle; of an even number the lower one of the two."""
-    return sorted(of, key=lambda rank: of[rank])[(len(of) - 1) // 2]
 
 
 def _more_ms(steps: Sequence[float], usual: Sequence[float]) -> float:

