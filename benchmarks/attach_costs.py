@@ -1,12 +1,14 @@
 """What `gpudiag profile -- COMMAND` costs outside the window: CPU time, so that it can be told on a busy machine too.
 
-    python benchmarks/attach_costs.py [starts] [steps] [processes]
+    python benchmarks/attach_costs.py [starts] [steps] [processes] [backward]
 
 `starts`: of a process that imports nothing, and of one that imports PyTorch, bare and entered in turn.
 `steps`: in one process, blocks of steps with the hook of gpudiag's and without it in turn: while all ranks are awaited
 (before), and when all is measured (after); and how much longer a call of the hook takes there than one of nothing.
 `processes`: steps after the window of whole processes, bare and entered in
-turn. Differences are medians of pairs, with the interval that holds the true one at 95 %.
+turn. `backward`: as `steps`, where optimizers step within backward, on a GPU if there is one (then in time, not CPU
+time): an optimizer for each parameter, and one that steps for each, which is told in full as all are in the window.
+Differences are medians of pairs, with the interval that holds the true one at 95 %.
 """
 
 from __future__ import annotations
@@ -42,17 +44,35 @@ if "RANK" in os.environ:
     if os.environ["RANK"] == "1":  # never steps, so that all go on waiting for it
         dist.distributed_c10d._get_default_store().wait(["over"])
         sys.exit()
+on_gpu, within = torch.cuda.is_available(), os.environ.get("WITHIN_BACKWARD")
 model = torch.nn.Sequential(torch.nn.Linear(256, 256), torch.nn.ReLU(), torch.nn.Linear(256, 256))
-optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
 data = torch.randn(128, 256)
+if on_gpu:
+    model, data = model.cuda(), data.cuda()
+parameters = list(model.parameters())
+optimizers_of = [torch.optim.SGD(parameters, lr=1e-3)]
+if within == "each":
+    optimizers_of = [torch.optim.SGD([parameter], lr=1e-3) for parameter in parameters]
+if within:
+    for number, parameter in enumerate(parameters):
+        optimizer = optimizers_of[number % len(optimizers_of)]
+        parameter.register_post_accumulate_grad_hook(lambda _, optimizer=optimizer: optimizer.step())
+
+def now():
+    if not on_gpu:
+        return time.process_time_ns()
+    torch.cuda.synchronize()
+    return time.perf_counter_ns()
 
 def block(steps):
-    begin = time.process_time_ns()
+    begin = now()
     for _ in range(steps):
-        optimizer.zero_grad()
+        for optimizer in optimizers_of:
+            optimizer.zero_grad()
         model(data).square().mean().backward()
-        optimizer.step()
-    return (time.process_time_ns() - begin) / steps / 1e6
+        if not within:
+            optimizers_of[0].step()
+    return (now() - begin) / steps / 1e6
 
 block(100)
 pairs = []
@@ -103,9 +123,11 @@ def difference(pairs: list[tuple[float, float]]) -> str:
 def told(run_dir: str, *, entered: bool, **more: str) -> dict[str, str]:
     """The environment of a process."""
     settings = Settings(run_dir=run_dir, command=("python",), steps=5, warmup=2, patience_s=1e6)
-    inside = {"PYTHONPATH": str(ENTRY), VARIABLE: settings.encode(), "KINETO_LOG_LEVEL": "99"} if entered else {}
-    bare = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
-    return {**bare, "CUDA_VISIBLE_DEVICES": "", **inside, **more}
+    inside = {}
+    if entered:
+        path = os.pathsep.join(filter(None, (str(ENTRY), os.environ.get("PYTHONPATH"))))
+        inside = {"PYTHONPATH": path, VARIABLE: settings.encode(), "KINETO_LOG_LEVEL": "99"}
+    return {**os.environ, "CUDA_VISIBLE_DEVICES": "", **inside, **more}
 
 
 def starts() -> None:
@@ -132,11 +154,13 @@ def starts() -> None:
             )
 
 
-def steps() -> None:
+def steps(**more: str) -> None:
     """The same process with and without the hook."""
     with tempfile.TemporaryDirectory() as scratch:
-        words = [sys.executable, "-c", TRAINS, str(PAIRS)]
-        after = subprocess.run(words, env=told(scratch, entered=True), check=True, capture_output=True, text=True)
+        words, around = [sys.executable, "-c", TRAINS, str(PAIRS)], told(scratch, entered=True, **more)
+        after = subprocess.run(
+            words, env=told(scratch, entered=True, **more), check=True, capture_output=True, text=True
+        )
         print(
             f"a step after the window   {difference(json.loads(after.stdout))}; {after.stderr.splitlines()[-1]}",
             flush=True,
@@ -146,7 +170,7 @@ def steps() -> None:
         ranks = [
             subprocess.Popen(
                 words,
-                env=told(scratch, entered=True, RANK=str(r), **job),
+                env=told(scratch, entered=True, RANK=str(r), **job, **more),
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,
                 text=True,
@@ -174,9 +198,16 @@ def processes() -> None:
     print(f"a step of a whole process {difference(pairs)}", flush=True)
 
 
+def backward() -> None:
+    """Optimizers that step within it."""
+    for within in ("each", "one"):
+        print(f"{within} optimizer within backward", flush=True)
+        steps(WITHIN_BACKWARD=within, CUDA_VISIBLE_DEVICES=os.environ.get("CUDA_VISIBLE_DEVICES", "0"))
+
+
 def main() -> None:
     for part in sys.argv[1:] or ("starts", "steps", "processes"):
-        {"starts": starts, "steps": steps, "processes": processes}[part]()
+        {"starts": starts, "steps": steps, "processes": processes, "backward": backward}[part]()
 
 
 if __name__ == "__main__":

@@ -151,7 +151,7 @@ def _fit(a: Sequence, b: Sequence, offset: int, tolerance: int) -> _Fit:
     end_a, end_b = a.end[a.symmetric], b.end[b.symmetric] - offset
     seen_a = (end_a >= end_b.min() - tolerance) & (end_a <= end_b.max() + tolerance)
     seen_b = (end_b >= end_a.min() - tolerance) & (end_b <= end_a.max() + tolerance)
-    coverage = len(pairs_a) / max(min(seen_a.sum(), seen_b.sum()), 1)
+    coverage = min(len(pairs_a) / max(min(seen_a.sum(), seen_b.sum()), 1), 1.0)  # some fit just beyond the overlap
     if abs(offset) <= SAME_CLOCK_NS:
         believable = coverage >= MATCHED_SHARE
     else:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from gpudiag.analysis.timeline.alignment import Alignment, Sequence, align
@@ -78,6 +78,7 @@ def check_pairing(found: Alignment, of_a: np.ndarray, of_b: np.ndarray, *, at_le
     cut=st.tuples(*[st.integers(0, 6)] * 4),
     offset=st.sampled_from([0, 2 * NS_PER_US, -300 * NS_PER_US, 3 * NS_PER_MS, -5 * NS_PER_MS]),
 )
+@example(seed=1, steps=6, buckets=4, sized=False, broadcasts=2, cut=(3, 6, 4, 4), offset=0)
 @examples(200)
 def test_captures_that_begin_and_end_apart(
     *, seed: int, steps: int, buckets: int, sized: bool, broadcasts: int, cut: tuple[int, int, int, int], offset: int

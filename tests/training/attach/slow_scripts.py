@@ -28,9 +28,11 @@ logger = logging.getLogger("train")
 class Samples(Dataset[torch.Tensor]):
     """Batches that take a while to make."""
 
-    def __init__(self, seconds: float) -> None:
+    def __init__(self, seconds: float, *, pinned: bool = False) -> None:
         self.seconds = seconds
         self.batch = torch.randn(BATCH, WIDTH)
+        if pinned:
+            self.batch = self.batch.pin_memory()
 
     def __len__(self) -> int:
         return 100_000
@@ -68,7 +70,9 @@ def train(kind: str, seconds: float) -> None:
         model.register_comm_hook(None, slow_exchange)
     late = FAULT_S if kind == "few-workers" or (kind == "late-loader" and rank == 1) else 0.0
     # One worker makes each batch in FAULT_S; a late loader has none, and fetches on the thread that trains.
-    loader = DataLoader(Samples(late), batch_size=None, num_workers=1 if kind == "few-workers" else 0)
+    # Where waiting for the device is the fault nothing else waits: copies from pageable memory would, as long.
+    samples = Samples(late, pinned=ON_GPU and kind == "item")
+    loader = DataLoader(samples, batch_size=None, num_workers=1 if kind == "few-workers" else 0)
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
     log = logging.FileHandler(os.devnull)
     logger.addHandler(log)
