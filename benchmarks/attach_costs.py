@@ -157,7 +157,7 @@ def starts() -> None:
 def steps(**more: str) -> None:
     """The same process with and without the hook."""
     with tempfile.TemporaryDirectory() as scratch:
-        words, around = [sys.executable, "-c", TRAINS, str(PAIRS)], told(scratch, entered=True, **more)
+        words = [sys.executable, "-c", TRAINS, str(PAIRS)]
         after = subprocess.run(
             words, env=told(scratch, entered=True, **more), check=True, capture_output=True, text=True
         )
