@@ -29,7 +29,6 @@ BUCKETS = (
 
 #: Worst first: critical from 20 % of the step recoverable, warning from 5 %.
 SEVERITIES = ("critical", "warning", "info")
-
 #: Every finding that a rule can make.
 FINDING_CODES = (
     "input-bound",
@@ -37,6 +36,7 @@ FINDING_CODES = (
     "communication-bound",
     "launch-bound",
     "host-sync",
+    "memory-allocation",
     "host-stall",
     "slow-copy",
     "compute-bound",

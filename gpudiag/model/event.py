@@ -63,7 +63,7 @@ class Role(IntEnum):
     LAUNCH = 4
     """A host call that puts other work into a device's queue."""
     SYNCHRONIZATION = 5
-    """A host call that returns when the device has done something: synchronizations, blocking copies, frees."""
+    """A host call that returns when the device has done something: synchronizations, blocking copies."""
     STREAM_WAIT = 6
     """A host call that lets a stream wait for an event of another."""
     ALLOCATION = 7
@@ -84,6 +84,8 @@ class Role(IntEnum):
     """A call of a function of the user's own program."""
     GARBAGE_COLLECTION = 15
     """The language's runtime looks for objects that nothing refers to."""
+    RELEASE = 16
+    """A host call that gives such memory back to the driver; it returns when the device has done all it was given."""
 
 
 class Direction(IntEnum):

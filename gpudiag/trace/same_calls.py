@@ -24,7 +24,7 @@ from gpudiag.model.event import DEVICE_WORK, NO_CORRELATION, EventKind, EventTab
 Places = NDArray[np.intp]
 
 #: What gives a device work or waits for it is the job's own. Whoever takes memory or asks for news does so as it comes.
-_TELLS = (Role.LAUNCH, Role.COPY, Role.SYNCHRONIZATION, Role.STREAM_WAIT)
+_TELLS = (Role.LAUNCH, Role.COPY, Role.SYNCHRONIZATION, Role.RELEASE, Role.STREAM_WAIT)
 _MOST_COMPARED = 20_000
 """Of more calls of one thread in a step a common sequence is not sought: it takes their number squared, in bits."""
 

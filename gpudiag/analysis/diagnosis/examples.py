@@ -46,6 +46,7 @@ class Piece(msgspec.Struct, frozen=True):
     launch_ns: int = 0
     size_bytes: int = NO_SIZE
     pinned: bool = True
+    released: bool = False
     name: str = ""
 
 
@@ -91,6 +92,11 @@ def read_back(ms: float, *, megabytes: float) -> Piece:
 def item() -> Piece:
     """`tensor.item()`: the host waits until the device has done all."""
     return Piece("item")
+
+
+def memory(ms: float, *, count: int, released: bool = False) -> Piece:
+    """`count` calls of `ms` that take memory from the driver, or release it once the device has done all."""
+    return Piece("memory", _ns(ms), count, released=released)
 
 
 def all_reduce(ms: float, *, megabytes: float = 100) -> Piece:
@@ -239,6 +245,8 @@ class _Rank:
             self._take(EventKind.ANNOTATION, Role.GARBAGE_COLLECTION, "gpudiag.gc", self._on_host(piece.ns))
         elif piece.what == "item":
             self._item()
+        elif piece.what == "memory":
+            self._memory(piece)
         elif piece.what == "copy":
             self._copy(piece)
         elif piece.what == "update":
@@ -352,6 +360,13 @@ class _Rank:
         start = max(self.now + _LATENCY_NS, self.free[_COMPUTE_STREAM] + _GAP_NS, after + _GAP_NS if after else 0)
         self.free[_COMPUTE_STREAM] = start + ns
         return start, start + ns
+
+    def _memory(self, piece: Piece) -> None:
+        for _ in range(piece.count):
+            role, name = (Role.RELEASE, "cudaFree") if piece.released else (Role.ALLOCATION, "cudaMalloc")
+            end = piece.ns + (max(*self.free.values(), self.now) if piece.released else self.now)
+            self.rows.append(_Row(EventKind.RUNTIME, role, name, self.now, end))
+            self.now = end
 
     def _copy(self, piece: Piece) -> None:
         memory = HostMemory.PINNED if piece.pinned else HostMemory.PAGEABLE

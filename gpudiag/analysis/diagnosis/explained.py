@@ -10,6 +10,7 @@ from gpudiag.analysis.diagnosis.calibration import SAME_AMOUNT, WARNING_PERCENT
 from gpudiag.analysis.diagnosis.case import Case
 from gpudiag.analysis.diagnosis.replay.edits import (
     with_host_copies,
+    without_allocation,
     without_exchange,
     without_input,
     without_launch_cost,
@@ -30,6 +31,7 @@ _ON_THE_HOST = (
     "host-stall",
     "straggler",
     "host-sync",
+    "memory-allocation",
     "input-bound",
     "slow-copy",
     "communication-bound",
@@ -42,7 +44,10 @@ _BY: dict[str, tuple[tuple[str, ...], tuple[Edit, ...]]] = {
     "communication_wait": (("straggler", "communication-bound"), (without_exchange,)),
     "copy": (("slow-copy", "communication-bound", "host-sync"), (with_host_copies,)),
     "input": (("input-bound", "straggler"), (without_input,)),
-    "sync": (("host-sync", "slow-copy", "communication-bound", "straggler", "launch-bound"), (without_syncs,)),
+    "sync": (
+        ("host-sync", "memory-allocation", "slow-copy", "communication-bound", "straggler", "launch-bound"),
+        (without_syncs, without_allocation),
+    ),
     "launch": (_ON_THE_HOST, (without_launch_cost,)),
     "idle": (_ON_THE_HOST, (without_input, without_stalls, without_launch_cost, without_syncs)),
 }

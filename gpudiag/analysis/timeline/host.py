@@ -6,7 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gpudiag.intervals import Intervals, distinct, union
-from gpudiag.model.event import EventKind, EventTable, HostMemory, Role
+from gpudiag.model.event import EventKind, EventTable, HostMemory, Role, any_of
 from gpudiag.model.timeline import PAUSE_NS, HostThread
 
 
@@ -23,7 +23,7 @@ def host_threads(events: EventTable, rows: NDArray[np.intp], pageable_calls: NDA
     waiting = role == Role.INPUT
     # A call of the runtime that is an exchange is a wait for one: an executor's, for its collective or its copies.
     waits = (role == Role.EXCHANGE) & (kind == EventKind.RUNTIME)
-    blocked = (role == Role.SYNCHRONIZATION) | waits
+    blocked = any_of(role, Role.SYNCHRONIZATION, Role.RELEASE) | waits
     held = np.zeros(len(events), np.bool_)
     held[pageable_calls] = True
     blocked |= held[rows]

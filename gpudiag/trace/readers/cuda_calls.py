@@ -13,15 +13,24 @@ _ROLES = (
         re.compile(
             r"(?:cuda|hip)(?:Device|Stream|Event)Synchronize"
             r"|cu(?:Ctx|Stream|Event)Synchronize"
-            r"|(?:cuda|hip)(?:Memcpy|Memcpy2D|Memcpy3D|MemcpyToSymbol|MemcpyFromSymbol|Free|FreeHost|HostUnregister)"
-            r"(?:_v\d+)?$"
+            r"|(?:cuda|hip)(?:Memcpy|Memcpy2D|Memcpy3D|MemcpyToSymbol|MemcpyFromSymbol)(?:_v\d+)?$"
             r"|hipMemcpyWithStream$"
             r"|cuMemcpy(?:HtoD|DtoH|DtoD)?(?:_v\d+)?$"
         ),
     ),
     (Role.STREAM_WAIT, re.compile(r"(?:cuda|hip|cu)StreamWaitEvent")),
     (Role.COPY, re.compile(r"(?:cuda|hip)Memcpy\w*Async|cuMemcpy\w*Async")),
-    (Role.ALLOCATION, re.compile(r"(?:cuda|hip)(?:Malloc|HostAlloc|HostRegister)|cuMem(?:Alloc|Create|HostAlloc)")),
+    (
+        Role.RELEASE,
+        re.compile(r"(?:cuda|hip)(?:Free|FreeHost|HostUnregister)(?:_v\d+)?$|cuMem(?:Free|FreeHost|Unmap)(?:_v\d+)?$"),
+    ),
+    (
+        Role.ALLOCATION,
+        re.compile(
+            r"(?:cuda|hip)(?:Malloc(?!Async|FromPool)|HostAlloc|HostRegister)"
+            r"|cuMem(?:Alloc(?!Async|FromPool)|Create|Map|SetAccess|HostAlloc)"
+        ),
+    ),
     (Role.LAUNCH, re.compile(r"(?:cuda|hip|cu)\w*(?:Launch|Memset)")),
 )
 

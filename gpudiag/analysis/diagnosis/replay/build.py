@@ -123,6 +123,7 @@ def _host(chains: list[Chain], parts_by_trace: dict[int, list[int]], part_first:
         silent=np.concatenate([chain.silent for chain in chains]),
         stall=np.concatenate([chain.stall for chain in chains]),
         slow=np.concatenate([chain.slow for chain in chains]),
+        allocating=np.concatenate([chain.allocating for chain in chains]),
         profiler=np.concatenate([chain.profiler for chain in chains]),
         events=np.concatenate([chain.events for chain in chains]),
         block=np.concatenate([chain.block for chain in chains]),

@@ -50,6 +50,16 @@ def without_common_slow_calls(what_if: WhatIf, costs: Costs) -> Costs:
     return replace(costs, busy=np.maximum(costs.busy - slow, np.fmin(costs.busy, what_if.exchanged.busy)))
 
 
+def without_allocation(what_if: WhatIf, costs: Costs) -> Costs:
+    """No memory is taken from the driver or given back to it, but for what one rank needs more of that."""
+    taken = common(what_if, costs, "allocation")
+    return replace(
+        costs,
+        busy=np.maximum(costs.busy - taken, np.fmin(costs.busy, what_if.exchanged.busy)),
+        blocking=costs.blocking & (what_if.graph.host.block != Block.RELEASE),
+    )
+
+
 def without_launch_cost(what_if: WhatIf, costs: Costs) -> Costs:
     """Framework and launch calls take no time. What the exchange has the host do stays."""
     return replace(costs, busy=np.fmin(costs.busy, what_if.exchanged.busy + what_if.exchanged.calls))

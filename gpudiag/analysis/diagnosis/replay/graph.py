@@ -52,6 +52,8 @@ class Block(IntEnum):
     """A launch while the device's queue was full: the host was far ahead."""
     COLLECTIVE = 4
     """A host-side collective (gloo) that the training thread waited for, or an exchange that an executor did."""
+    RELEASE = 5
+    """Memory given back to the driver, which waits for all that the device was given."""
 
 
 class HostNodes(msgspec.Struct, frozen=True, kw_only=True):
@@ -63,6 +65,7 @@ class HostNodes(msgspec.Struct, frozen=True, kw_only=True):
             for data; and time in which the thread recorded nothing for longer than a pause: `silent` between a step's
             mark and its first op, `stall` elsewhere, or collecting garbage.
         slow: float64[n], what of `busy` was spent in single calls that took longer than a pause, by themselves.
+        allocating: float64[n], what of `busy` was spent in calls that take memory from the driver or give it back.
         profiler: float64[n], what of `busy` was the profiler's own doing, as its overhead events say.
         events: int64[n], events that the profiler recorded on the chain since the node before.
         block: uint8[n], a `Block`.
@@ -79,6 +82,7 @@ class HostNodes(msgspec.Struct, frozen=True, kw_only=True):
     silent: Times
     stall: Times
     slow: Times
+    allocating: Times
     profiler: Times
     events: Index
     block: NDArray[np.uint8]

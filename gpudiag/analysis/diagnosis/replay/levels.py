@@ -17,9 +17,9 @@ from gpudiag.analysis.diagnosis.replay.simulate import Costs
 from gpudiag.analysis.diagnosis.replay.what_if import WhatIf
 from gpudiag.model.timeline import OpClass
 
-Part = Literal["input", "stall", "operators", "sync", "launch", "compute", "copy"]
+Part = Literal["input", "stall", "operators", "allocation", "sync", "launch", "compute", "copy"]
 #: Waiting for data; the thread elsewhere; single slow calls; waiting for the device in synchronizations; all other work
-#: of the host; kernels; copies.
+#: of the host, memory taken from the driver included; kernels; copies.
 PARTS: tuple[Part, ...] = ("input", "stall", "operators", "sync", "launch", "compute", "copy")
 _ON_DEVICE = frozenset({"compute", "copy"})
 
@@ -31,6 +31,8 @@ def amount(what_if: WhatIf, costs: Costs, part: Part) -> NDArray[np.float64]:
         return np.where(what_if.graph.device.op_class == op_class, costs.duration, 0.0)
     stalled = np.fmin(what_if.stalled, costs.waiting)
     slow = np.fmin(what_if.graph.host.slow, costs.busy)
+    if part == "allocation":
+        return np.fmin(what_if.graph.host.allocating, costs.busy - slow)
     if part == "sync":
         host = what_if.graph.host
         own = synchronizing_more(what_if)

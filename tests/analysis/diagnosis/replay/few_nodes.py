@@ -18,7 +18,7 @@ _OF_TYPE: dict[str, type] = {"events": np.int64, "process": np.int64, "step": np
 
 def host_of(**columns: Sequence[float]) -> HostNodes:
     count = len(next(iter(columns.values())))
-    zeros = ("time", "busy", "input", "silent", "stall", "slow", "profiler", "block_delay")
+    zeros = ("time", "busy", "input", "silent", "stall", "slow", "allocating", "profiler", "block_delay")
     whole = ("events", "row", "process", "step")
     host: dict[str, Any] = {name: np.zeros(count) for name in zeros}
     host |= {name: np.zeros(count, np.int64) for name in whole}

@@ -223,6 +223,7 @@ def graph_of(job: Job, settled_turns: int) -> tuple[Graph, tuple[list[int], list
         silent=np.zeros(len(nodes)),
         stall=np.zeros(len(nodes)),
         slow=np.zeros(len(nodes)),
+        allocating=np.zeros(len(nodes)),
         profiler=np.zeros(len(nodes)),
         events=np.ones(len(nodes), np.int64),
         block=np.array([Block.SYNC if job.nodes[i].block_on != NONE else Block.NOT for i in nodes], np.uint8),

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
     from gpudiag.intervals import Intervals
 
-NOT, SYNC, PAGEABLE, QUEUE, COLLECTIVE = Block
+NOT, SYNC, PAGEABLE, QUEUE, COLLECTIVE, RELEASE = Block
 
 
 def ns(*times: float) -> NDArray[np.int64]:
@@ -82,9 +82,9 @@ def test_a_launch_is_held_up_where_it_takes_thrice_as_long_as_usual_and_the_queu
     assert kinds_of(4, 4, 13, 100, 100, names="aaaBB") == [NOT, NOT, QUEUE, SYNC, SYNC]
 
 
-def test_what_blocks_is_a_copy_an_exchange_or_a_synchronization() -> None:
-    roles = [Role.COPY, Role.SYNCHRONIZATION, Role.EXCHANGE, Role.EXCHANGE]
-    assert kinds_of(5, 5, 5, 5, names="CBBe", roles=roles) == [PAGEABLE, SYNC, COLLECTIVE, NOT]
+def test_what_blocks_is_a_copy_an_exchange_a_release_or_a_synchronization() -> None:
+    roles = [Role.COPY, Role.SYNCHRONIZATION, Role.EXCHANGE, Role.EXCHANGE, Role.RELEASE]
+    assert kinds_of(5, 5, 5, 5, 5, names="CBBeF", roles=roles) == [PAGEABLE, SYNC, COLLECTIVE, NOT, RELEASE]
 
 
 def test_a_call_that_the_profiler_held_is_held_up_too_where_the_queue_is_full() -> None:

@@ -72,7 +72,9 @@ def test_lengths_are_of_what_lies_in_each_and_none_where_it_ends_before_it_begin
         ([(900, 2100, "mm"), (1000, 2000, "cudaLaunchKernel")], []),
         ([(1000, 2000, "cudaMemcpyAsync")], []),
         ([(1000, 2000, "cudaDeviceSynchronize")], []),
-        ([(1000, 2000, "cudaMalloc")], [(1000, 2000, "cudaMalloc")]),
+        ([(1000, 2000, "cudaMalloc")], []),  # a cause of its own
+        ([(1000, 2000, "cudaFree")], []),
+        ([(1000, 2000, "cudaFuncGetAttributes")], [(1000, 2000, "cudaFuncGetAttributes")]),
         ([(100, 200, "mm"), (900, 1000, "add")], []),  # between calls is none
     ],
 )

@@ -123,6 +123,7 @@ def cpu_chain_of(timeline: Timeline, trace_index: int, lanes: list[Lane], parts:
         silent=silence_of.opening,
         stall=silence_of.elsewhere,
         slow=np.zeros(len(time)),
+        allocating=np.zeros(len(time)),
         profiler=np.zeros(len(time)),
         events=np.diff(np.searchsorted(recorded, edges, side="right")).astype(np.int64),
         block=np.where(kind, Block.COLLECTIVE, Block.NOT).astype(np.uint8),

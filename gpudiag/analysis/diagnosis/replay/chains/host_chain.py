@@ -18,7 +18,7 @@ from gpudiag.analysis.diagnosis.replay.chains.host_time import body_span, length
 from gpudiag.analysis.diagnosis.replay.chains.own_copies import own_copies
 from gpudiag.analysis.diagnosis.replay.graph import NONE, Block
 from gpudiag.analysis.diagnosis.replay.streams import Awaited, LaneOps, find_dependencies
-from gpudiag.intervals import among, distinct, intersect, length, union
+from gpudiag.intervals import Intervals, among, distinct, intersect, length, union
 from gpudiag.model.event import NO_CORRELATION, Direction, EventKind, EventTable, Role, Trace, any_of
 from gpudiag.model.timeline import UNKNOWN, HostThread, Lane, OpClass, Timeline
 from gpudiag.units import NS_PER_US
@@ -38,6 +38,7 @@ class Chain(msgspec.Struct, frozen=True, kw_only=True):
     silent: NDArray[np.float64]
     stall: NDArray[np.float64]
     slow: NDArray[np.float64]
+    allocating: NDArray[np.float64]
     profiler: NDArray[np.float64]
     events: NDArray[np.int64]
     block: NDArray[np.uint8]
@@ -97,7 +98,7 @@ def chain_of(timeline: Timeline, trace_index: int, lanes: list[Lane], parts: lis
     )
     block = np.where(target_part != NONE, kinds, Block.NOT).astype(np.uint8)
     # What a call waited for may have ended long before: then its time was work, and is all its delay.
-    idle = (_pending_until(parts, call_start) <= began) & (kinds == Block.SYNC) & alone
+    idle = (_pending_until(parts, call_start) <= began) & any_of(kinds, Block.SYNC, Block.RELEASE) & alone
     at_once = (target_end <= began) & (idle | among(rows[chosen], np.concatenate([one.call for one in told])))
     work_until = np.where((block != Block.NOT) & ~at_once, began, time)
     busy, waited, silent = _work(lane.threads, threads, before, work_until)
@@ -124,6 +125,7 @@ def chain_of(timeline: Timeline, trace_index: int, lanes: list[Lane], parts: lis
         silent=silence_of.opening,
         stall=silence_of.elsewhere,
         slow=slow,
+        allocating=np.minimum(lengths_in_turn(_allocating(events, rows, shift), before, work_until), busy),
         profiler=profiler,
         events=recorded.astype(np.int64),
         block=block,
@@ -133,6 +135,12 @@ def chain_of(timeline: Timeline, trace_index: int, lanes: list[Lane], parts: lis
         row=rows[chosen].astype(np.int64),
         step=step_index(lane, call_start),
     )
+
+
+def _allocating(events: EventTable, rows: NDArray[np.intp], shift: int) -> Intervals:
+    """When calls take memory from the driver, or give it back."""
+    calls = rows[any_of(events.role[rows], Role.ALLOCATION, Role.RELEASE)]
+    return union(Intervals(events.start_ns[calls] + shift, events.end_ns[calls] + shift))
 
 
 def _recorded_at(trace: Trace, threads: list[int]) -> NDArray[np.int64]:
@@ -181,6 +189,7 @@ def _kinds(  # noqa: PLR0917  # as below
     start, end = span
     kinds = _with_copies(events, rows, _block_kinds(events, rows, end - start, blocking, queued), start, end)
     kinds[blocking & (events.role[rows] == Role.EXCHANGE)] = Block.COLLECTIVE
+    kinds[blocking & (events.role[rows] == Role.RELEASE)] = Block.RELEASE
     kinds[(kinds == Block.NOT) & (held > HELD_UP_NS) & (queued >= FULL_QUEUE_OPS)] = Block.QUEUE
     return kinds
 
@@ -287,6 +296,7 @@ def _block_targets(  # noqa: PLR0917  # columns of the calls, in the order in wh
     wanted = np.flatnonzero(kinds != Block.NOT)
     known = among(rows[wanted], np.concatenate([awaited.call for awaited in told]))
     returned = time[wanted] + np.where(known, CLOCK_NS, 0)
+    whatever = any_of(kinds[wanted], Block.SYNC, Block.COLLECTIVE, Block.RELEASE)
     for position, (part, awaited) in enumerate(zip(parts, told, strict=True)):
         for at, given in enumerate(part.given):
             ended = np.searchsorted(given.end, returned, side="right") - 1
@@ -297,7 +307,7 @@ def _block_targets(  # noqa: PLR0917  # columns of the calls, in the order in wh
             valid = index >= 0
             ends = np.where(valid, given.end[np.maximum(index, 0)], -np.inf)
             binding = ends > waited_from[wanted]
-            counts = valid & (binding | any_of(kinds[wanted], Block.SYNC, Block.COLLECTIVE)) & (ends > latest[wanted])
+            counts = valid & (binding | whatever) & (ends > latest[wanted])
             chosen = wanted[counts]
             latest[chosen] = ends[counts]
             target_part[chosen] = position

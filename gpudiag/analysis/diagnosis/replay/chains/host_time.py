@@ -121,8 +121,7 @@ def garbage_collection(lane: Lane, events: EventTable) -> Intervals:
 def slow_calls(lane: Lane, events: EventTable, threads: list[int]) -> SlowCalls:
     """Single calls in the analysed steps that took longer by themselves than Python between calls.
 
-    A call of a millisecond in which nothing else is called is not launching: it plans, compiles, allocates, or has
-    lost its core.
+    A call of a millisecond in which nothing else is called is not launching: it plans, compiles, or has lost its core.
     """
     begin, end = body_span(lane)
     rows = events.rows_of(EventKind.OPERATOR, EventKind.RUNTIME)
@@ -142,7 +141,7 @@ def slow_calls(lane: Lane, events: EventTable, threads: list[int]) -> SlowCalls:
         near = by_start[max(0, upto - _NESTED) : upto]
         near = near[stop[near] >= quiet.end[piece]]
         around[piece] = rows[near[-1]] if len(near) else NONE
-    # A launch that takes long was held up by a full queue.
-    around[np.isin(events.role[around], (Role.LAUNCH, Role.COPY))] = NONE
+    # A launch that takes long was held up by a full queue; calls for memory are a cause of their own.
+    around[np.isin(events.role[around], (Role.LAUNCH, Role.COPY, Role.ALLOCATION, Role.RELEASE))] = NONE
     kept = (around != NONE) & (quiet.end - quiet.start >= least)
     return SlowCalls(Intervals(quiet.start[kept], quiet.end[kept]), around[kept])

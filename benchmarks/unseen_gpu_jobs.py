@@ -1,0 +1,313 @@
+"""Training scripts for one GPU that know nothing of gpudiag, each with a fault of its own: is the first finding right?
+
+    python benchmarks/unseen_gpu_jobs.py [--jobs metrics,masks] [--keep DIR] [--rounds 2]
+
+As unseen_jobs.py: each job runs alone, in blocks of ten steps without the fault and with it by turns, which says what
+the fault costs, and then with it, unchanged, under `gpudiag profile -- …`. `sound` has none. Without a GPU they train
+a smaller model on the CPU, where only that they run can be tried.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import io
+import itertools
+import json
+import sys
+import tempfile
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+from torch.utils.data import DataLoader, Dataset
+from unseen_jobs import Loop, judge, train
+
+DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+#: Width, words of a sample, samples of a batch, blocks, side of an image.
+WIDTH, WORDS, SAMPLES, BLOCKS, SIDE = (1024, 512, 8, 8, 128) if DEVICE.type == "cuda" else (64, 32, 2, 2, 32)
+CLASSES = 40
+
+
+class Attention(nn.Module):
+    """A block of a transformer whose mask is given to it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.before, self.after = nn.LayerNorm(WIDTH), nn.LayerNorm(WIDTH)
+        self.mixed, self.out = nn.Linear(WIDTH, 3 * WIDTH), nn.Linear(WIDTH, WIDTH)
+        self.wide = nn.Sequential(nn.Linear(WIDTH, 4 * WIDTH), nn.GELU(), nn.Linear(4 * WIDTH, WIDTH))
+
+    def forward(self, x: Tensor, mask: Tensor) -> Tensor:
+        """Of [samples, words, width] and what each word sees, [words, words]; the shape stays."""
+        shape = (x.shape[0], x.shape[1], 8, WIDTH // 8)
+        query, key, value = (part.reshape(shape).transpose(1, 2) for part in self.mixed(self.before(x)).chunk(3, -1))
+        seen = functional.scaled_dot_product_attention(query, key, value, attn_mask=mask)
+        x = x + self.out(seen.transpose(1, 2).reshape(x.shape))
+        return x + self.wide(self.after(x))  # type: ignore[no-any-return]
+
+
+class Language(nn.Module):
+    """A small language model, in bf16 on GPUs; `mask` gives each block its mask."""
+
+    def __init__(self, mask: Callable[[], Tensor]) -> None:
+        super().__init__()
+        self.embedded, self.out = nn.Embedding(4096, WIDTH), nn.Linear(WIDTH, 4096)
+        self.blocks, self.mask = nn.ModuleList(Attention() for _ in range(BLOCKS)), mask
+        self.to(DEVICE)
+
+    def loss(self, words: Tensor) -> Tensor:
+        """Of [samples, words + 1], each word to be told from those before it."""
+        with torch.autocast(DEVICE.type, torch.bfloat16):
+            x = self.embedded(words[:, :-1])
+            for block in self.blocks:
+                x = block(x, self.mask())
+            return functional.cross_entropy(self.out(x).flatten(0, 1).float(), words[:, 1:].flatten())
+
+
+def _causal() -> Tensor:
+    return torch.ones(WORDS, WORDS, dtype=torch.bool).tril()
+
+
+def _language() -> tuple[Language, torch.optim.Optimizer]:
+    mask = _causal().to(DEVICE)
+    model = Language(lambda: mask)
+    return model, torch.optim.AdamW(model.parameters())
+
+
+def _words(samples: int = SAMPLES) -> Tensor:
+    return torch.randint(0, 4096, (samples, WORDS + 1), device=DEVICE)
+
+
+def _images() -> nn.Module:
+    sizes = (3, 64, 128, 256, 512)
+    layers: list[nn.Module] = []
+    for one, other in itertools.pairwise(sizes):
+        layers += [nn.Conv2d(one, other, 3, 2, 1, bias=False), nn.BatchNorm2d(other), nn.ReLU()]
+        layers += [nn.Conv2d(other, other, 3, 1, 1, bias=False), nn.BatchNorm2d(other), nn.ReLU()]
+    return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(512, CLASSES)).to(DEVICE)
+
+
+def _trained(loss: Tensor, optimizer: torch.optim.Optimizer) -> None:
+    optimizer.zero_grad()
+    loss.backward()  # type: ignore[no-untyped-call]  # torch's own
+    optimizer.step()
+
+
+def sound(_rank: int, _bad: Callable[[], bool]) -> Iterator[None]:
+    """A language model and nothing else, with enough for its device to do."""
+    model, optimizer = _language()
+    while True:
+        _trained(model.loss(_words(4 * SAMPLES)), optimizer)
+        yield
+
+
+def metrics(_rank: int, bad: Callable[[], bool]) -> Iterator[None]:
+    """A convolutional net; how many of each class were right is counted in Python."""
+    model, counts = _images(), [0] * CLASSES
+    optimizer = torch.optim.SGD(model.parameters(), 0.01, momentum=0.9)
+    images, labels = torch.randn(64, 3, SIDE, SIDE, device=DEVICE), torch.randint(0, CLASSES, (64,), device=DEVICE)
+    while True:
+        out = model(images)
+        _trained(functional.cross_entropy(out, labels), optimizer)
+        if bad():
+            told = out.argmax(1)
+            for one in range(CLASSES):
+                counts[one] += int(((told == one) & (labels == one)).sum().item())
+        yield
+
+
+def masks(_rank: int, bad: Callable[[], bool]) -> Iterator[None]:
+    """The mask is kept by the host as numbers, and copied for each block."""
+    kept = torch.zeros(SAMPLES, 1, WORDS, WORDS).masked_fill(~_causal(), float("-inf"))
+    moved = kept.to(DEVICE)
+    model = Language(lambda: kept.to(DEVICE) if bad() else moved)
+    optimizer = torch.optim.AdamW(model.parameters())
+    while True:
+        _trained(model.loss(_words()), optimizer)
+        yield
+
+
+def allocator(_rank: int, bad: Callable[[], bool]) -> Iterator[None]:
+    """The allocator gives all that it keeps back after each step."""
+    model, optimizer = _language()
+    while True:
+        _trained(model.loss(_words()), optimizer)
+        if bad() and DEVICE.type == "cuda":
+            torch.cuda.empty_cache()
+        yield
+
+
+def fragmented(_rank: int, bad: Callable[[], bool]) -> Iterator[None]:
+    """Batches of another size in each step, on a device with hardly more memory than the largest needs."""
+    model, optimizer = _language()
+    _trained(model.loss(_words(2 * SAMPLES)), optimizer)
+    if DEVICE.type == "cuda":
+        all_of_it = torch.cuda.get_device_properties(DEVICE).total_memory
+        torch.cuda.set_per_process_memory_fraction(1.1 * torch.cuda.max_memory_reserved() / all_of_it)
+    sizes = np.random.default_rng(7)
+    while True:
+        _trained(model.loss(_words(int(sizes.integers(1, 2 * SAMPLES)) if bad() else SAMPLES)), optimizer)
+        yield
+
+
+def by_hand(_rank: int, bad: Callable[[], bool]) -> Iterator[None]:
+    """Exponential averages of all parameters, one by one in five operations each."""
+    model, optimizer = _language()
+    averages = [parameter.detach().clone() for parameter in model.parameters()]
+    while True:
+        _trained(model.loss(_words()), optimizer)
+        with torch.no_grad():
+            for average, parameter in zip(averages if bad() else (), model.parameters(), strict=False):
+                apart = (parameter - average).mul(0.001).clamp(-1, 1)
+                average.add_(apart).mul_(1.0)
+        yield
+
+
+class _Pictures(Dataset[tuple[Tensor, int]]):
+    """Pictures that are cropped, flipped and blurred by NumPy."""
+
+    def __init__(self, bad: Callable[[], bool]) -> None:
+        self.bad, self.picture = bad, np.random.default_rng(7).random((3, SIDE + 16, SIDE + 16), np.float32)
+
+    def __len__(self) -> int:
+        return 1 << 20
+
+    def __getitem__(self, index: int) -> tuple[Tensor, int]:
+        picture = self.picture[:, 8:-8, 8:-8]
+        for shift in range(1, 4 if self.bad() else 1):
+            picture = 0.5 * picture + 0.25 * (np.roll(picture, shift, 1) + np.roll(picture, -shift, 2))
+        return torch.from_numpy(picture.copy()), index % CLASSES
+
+
+def augment(_rank: int, bad: Callable[[], bool]) -> Iterator[None]:
+    """A DataLoader without workers that does too much to its samples."""
+    model = _images()
+    optimizer = torch.optim.SGD(model.parameters(), 0.01, momentum=0.9)
+    for images, labels in DataLoader(_Pictures(bad), batch_size=64, pin_memory=DEVICE.type == "cuda"):
+        moved = images.to(DEVICE, non_blocking=True), labels.to(DEVICE, non_blocking=True)
+        _trained(functional.cross_entropy(model(moved[0]), moved[1]), optimizer)
+        yield
+
+
+def tokenize(_rank: int, bad: Callable[[], bool]) -> Iterator[None]:
+    """Text is cut into words in the loop, by Python, before each step."""
+    model, optimizer = _language()
+    known = {f"word{i}": i for i in range(4096)}
+    text = " ".join([*known] * (1 + SAMPLES * (WORDS + 1) // 4096))
+    ready = torch.tensor([known[word] for word in text.split()][: SAMPLES * (WORDS + 1)])
+    while True:
+        numbers = ready
+        if bad():
+            for _ in range(8):
+                cut = [known.get(word.strip().lower(), 0) for word in text.split(" ")]
+            numbers = torch.tensor(cut[: len(ready)])
+        if DEVICE.type == "cuda":
+            numbers = numbers.pin_memory()
+        _trained(model.loss(numbers.to(DEVICE, non_blocking=True).view(SAMPLES, WORDS + 1)), optimizer)
+        yield
+
+
+def saves(_rank: int, bad: Callable[[], bool]) -> Iterator[None]:
+    """The model is saved, into memory, after each step."""
+    model = _images()
+    optimizer = torch.optim.SGD(model.parameters(), 0.01, momentum=0.9)
+    images, labels = torch.randn(64, 3, SIDE, SIDE, device=DEVICE), torch.randint(0, CLASSES, (64,), device=DEVICE)
+    while True:
+        _trained(functional.cross_entropy(model(images), labels), optimizer)
+        if bad():
+            torch.save(model.state_dict(), io.BytesIO())
+        yield
+
+
+def nan_check(_rank: int, bad: Callable[[], bool]) -> Iterator[None]:
+    """Each gradient is asked whether it is finite."""
+    model, optimizer = _language()
+    while True:
+        optimizer.zero_grad()
+        model.loss(_words()).backward()  # type: ignore[no-untyped-call]  # torch's own
+        for parameter in model.parameters() if bad() else ():
+            if parameter.grad is not None and not torch.isfinite(parameter.grad).all():
+                parameter.grad = None
+        optimizer.step()
+        yield
+
+
+def garbage(_rank: int, bad: Callable[[], bool]) -> Iterator[None]:
+    """A buffer of Python objects, and a full collection in each step."""
+    model, optimizer = _language()
+    buffer = [{"state": [i], "reward": (i,)} for i in range(100_000)]
+    while True:
+        _trained(model.loss(_words()), optimizer)
+        if bad() and buffer:
+            gc.collect()
+        yield
+
+
+def holds_lock(_rank: int, bad: Callable[[], bool]) -> Iterator[None]:
+    """Another thread computes in Python all the time, and holds the interpreter's lock."""
+    model, optimizer = _language()
+
+    def compute() -> None:
+        while True:
+            if bad():
+                sum(i * i for i in range(20_000))
+            else:
+                threading.Event().wait(0.001)
+
+    threading.Thread(target=compute, daemon=True).start()
+    while True:
+        _trained(model.loss(_words()), optimizer)
+        yield
+
+
+#: By job, its loop and the codes that are right for it; none: nothing may be found that gains a twentieth of the step.
+JOBS: dict[str, tuple[Loop, tuple[str, ...]]] = {
+    "sound": (sound, ()),
+    "metrics": (metrics, ("host-sync",)),
+    "masks": (masks, ("slow-copy",)),
+    "allocator": (allocator, ("memory-allocation",)),
+    "fragmented": (fragmented, ("memory-allocation",)),
+    "by_hand": (by_hand, ("launch-bound",)),
+    "augment": (augment, ("input-bound",)),
+    "tokenize": (tokenize, ("input-bound", "host-stall")),
+    "saves": (saves, ("slow-copy", "host-stall")),
+    "nan_check": (nan_check, ("host-sync", "launch-bound")),
+    "garbage": (garbage, ("host-stall",)),
+    "holds_lock": (holds_lock, ("launch-bound", "host-stall")),
+}
+
+
+def is_right(job: str, found: list[dict[str, Any]]) -> bool:
+    """Whether the first is a finding that this job has to have."""
+    codes = JOBS[job][1]
+    if not codes:
+        return all(finding["recoverable_percent"] < 5 for finding in found)
+    return bool(found) and found[0]["code"] in codes
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--jobs", default=",".join(JOBS))
+    parser.add_argument("--rounds", type=int, default=2, help="of four blocks of ten steps")
+    parser.add_argument("--keep", type=Path, help="leave the run directories here")
+    parser.add_argument("--train", choices=JOBS, help=argparse.SUPPRESS)
+    given = parser.parse_args()
+    if given.train:
+        train(JOBS[given.train][0])
+        return
+    with tempfile.TemporaryDirectory() as scratch:
+        for job in given.jobs.split(","):
+            script = [sys.executable, __file__, "--train", job]
+            row, found = judge(script, given.rounds, (given.keep or Path(scratch)) / job)
+            others = [(one["code"], one["cause"], round(one["recoverable_ms_per_step"], 1)) for one in found[1:]]
+            print(json.dumps({"job": job, **row, "others": others, "right": is_right(job, found)}), flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,107 @@
+"""memory-allocation: the host takes memory from the driver and gives it back within the steps."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator
+from functools import partial
+from typing import ClassVar
+
+from gpudiag.analysis.diagnosis.case import Case
+from gpudiag.analysis.diagnosis.examples import Job, kernels, memory
+from gpudiag.analysis.diagnosis.replay.chains.host_time import body_span
+from gpudiag.analysis.diagnosis.replay.edits import without_allocation
+from gpudiag.analysis.diagnosis.replay.graph import Block
+from gpudiag.analysis.diagnosis.replay.what_if import WhatIf
+from gpudiag.analysis.diagnosis.rules.advice import advice_for, pytorch, tensorflow
+from gpudiag.analysis.diagnosis.rules.rule import CannotTell, Examples, Proposal, severity_of
+from gpudiag.model.analysis import Finding
+from gpudiag.model.event import EventKind, Role, any_of
+from gpudiag.units import milliseconds
+
+_ADVICE = (
+    pytorch("No torch.cuda.empty_cache() in the loop: what it gives back is taken again in the next step."),
+    pytorch(
+        "Near the device's limit the caching allocator frees its blocks and takes others: where "
+        "torch.cuda.memory_stats()['num_alloc_retries'] grows, a smaller batch or activation checkpointing."
+    ),
+    pytorch(
+        "Sizes that change from step to step find no block that fits: pad or bucket them to a few, or "
+        "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True."
+    ),
+    tensorflow("TF_GPU_ALLOCATOR=cuda_malloc_async keeps what was freed in a pool of the driver's."),
+    "Pinned host memory: allocate it once and fill it again; the loader's own pinning does.",
+)
+
+
+class MemoryAllocation:
+    """The host takes memory from the driver, or gives it back, within the steps, while the device has nothing to do.
+
+    Frameworks keep freed memory for the next step, so that after the first steps none is taken from the driver.
+    `cudaMalloc` takes tenths of a millisecond, and `cudaFree` waits besides until the device has done all that it was
+    given. The calls are named, with how often they come and how long they take. Savings are by how much the step would
+    be shorter without them. A rank that needs more of it than the others is a straggler.
+    """
+
+    code: ClassVar[str] = "memory-allocation"
+    order: ClassVar[int] = 4
+    title: ClassVar[str] = "The CPU allocates and frees GPU memory in every step"
+
+    FIRES: ClassVar[Examples] = (
+        (
+            "a cache that is emptied after each step",
+            Job(ranks=1, step=(memory(0.2, count=20), kernels(5), memory(0.1, count=20, released=True))),
+        ),
+    )
+    SILENT: ClassVar[Examples] = (
+        ("memory is kept from step to step", Job(ranks=1, step=(kernels(5),))),
+        (
+            "the device has enough to do for as long",
+            Job(ranks=1, step=(kernels(20, count=10), memory(0.2, count=5), kernels(20, count=10))),
+        ),
+    )
+    ABSTAINS: ClassVar[Examples] = ()
+
+    def examine(self, case: Case) -> Iterator[Proposal | CannotTell]:
+        """One proposal: nothing is taken from the driver and nothing given back."""
+        what_if = case.what_if
+        if what_if is None or case.lanes[0].is_cpu:
+            return
+        host = what_if.graph.host
+        if host.allocating.any() or (host.block == Block.RELEASE).any():
+            yield Proposal(edit=without_allocation, describe=partial(self._describe, case, what_if))
+
+    def _describe(self, case: Case, what_if: WhatIf, gain: float, percent: float) -> Finding:
+        took_ms, calls = _calls(case, what_if)
+        return Finding(
+            code=self.code,
+            severity=severity_of(percent),
+            ranks=tuple(sorted(what_if.graph.ranks.values())),
+            cause=next(iter(took_ms), "memory of the driver"),
+            recoverable_ms_per_step=gain,
+            recoverable_percent=percent,
+            confidence="high",
+            title=f"the CPU allocates and frees GPU memory in every step, which costs {gain:.1f} ms per step",
+            evidence={"calls_per_step": calls, "allocation_ms_per_step": took_ms},
+            advice=advice_for(case.timeline.framework, _ADVICE),
+        )
+
+
+def _calls(case: Case, what_if: WhatIf) -> tuple[dict[str, float], dict[str, float]]:
+    """(milliseconds, calls) by name, per step and rank; those that take longest first."""
+    took: dict[str, int] = defaultdict(int)
+    calls: dict[str, int] = defaultdict(int)
+    steps = 0
+    for lane in {lane.trace: lane for lane in reversed(case.lanes) if lane.trace in what_if.graph.ranks}.values():
+        events = case.timeline.traces[lane.trace].events
+        begin, end = body_span(lane)
+        steps += len(lane.window_steps)
+        rows = events.rows_of(EventKind.RUNTIME)
+        rows = rows[any_of(events.role[rows], Role.ALLOCATION, Role.RELEASE)]
+        start = events.start_ns[rows] + lane.shift_ns
+        for row in rows[(start >= begin) & (start < end)].tolist():
+            took[events.name_of(row)] += int(events.end_ns[row] - events.start_ns[row])
+            calls[events.name_of(row)] += 1
+    names = sorted(took, key=lambda name: -took[name])
+    per = max(steps, 1)
+    return {name: milliseconds(took[name] / per) for name in names}, {name: calls[name] / per for name in names}
