@@ -212,14 +212,6 @@ MORE = (
         gpu_amount=1.0,
         workloads=("resnet50",),
     ),
-    CatalogueEntry(
-        name="emptied-cache",
-        summary="the caching allocator gives its memory back to the driver after each step",
-        kind="emptied-cache",
-        code="memory-allocation",
-        gpu_amount=1.0,
-        workloads=("gpt",),
-    ),
     # Each waits for the device: copied together and from pinned memory they would cost nothing.
     CatalogueEntry(
         name="many-small-copies",

@@ -10,7 +10,16 @@ from numpy.typing import NDArray
 from gpudiag.analysis.diagnosis.calibration import GAP_IN_GRAPH_NS, NOTABLE_PERCENT, QUEUED_NS
 from gpudiag.analysis.diagnosis.replay.exchange import remainder
 from gpudiag.analysis.diagnosis.replay.graph import NONE, Block
-from gpudiag.analysis.diagnosis.replay.levels import PARTS, amount, common, levelled, syncs, without_waiting
+from gpudiag.analysis.diagnosis.replay.levels import (
+    PARTS,
+    amount,
+    common,
+    levelled,
+    releases,
+    syncs,
+    waiting_more,
+    without_waiting,
+)
 from gpudiag.analysis.diagnosis.replay.simulate import Costs
 from gpudiag.analysis.diagnosis.replay.what_if import WhatIf
 from gpudiag.model.timeline import OpClass
@@ -52,11 +61,12 @@ def without_common_slow_calls(what_if: WhatIf, costs: Costs) -> Costs:
 
 def without_allocation(what_if: WhatIf, costs: Costs) -> Costs:
     """No memory is taken from the driver or given back to it, but for what one rank needs more of that."""
-    taken = common(what_if, costs, "allocation")
+    taken, released = common(what_if, costs, "allocation"), releases(what_if)
+    released &= ~np.isin(what_if.graph.host.process, waiting_more(what_if, released))
     return replace(
         costs,
         busy=np.maximum(costs.busy - taken, np.fmin(costs.busy, what_if.exchanged.busy)),
-        blocking=costs.blocking & (what_if.graph.host.block != Block.RELEASE),
+        blocking=costs.blocking & ~released,
     )
 
 

@@ -79,9 +79,19 @@ def syncs(what_if: WhatIf) -> NDArray[np.bool_]:
     return found
 
 
+def releases(what_if: WhatIf) -> NDArray[np.bool_]:
+    """bool[n]: the host nodes that give memory back to the driver, and wait for the device to do so."""
+    found: NDArray[np.bool_] = what_if.graph.host.block == Block.RELEASE
+    return found
+
+
 def synchronizing_more(what_if: WhatIf) -> list[int]:
     """The processes whose hosts synchronize with the device more often in a step than most of their peers' do."""
-    waits = syncs(what_if)
+    return waiting_more(what_if, syncs(what_if))
+
+
+def waiting_more(what_if: WhatIf, waits: NDArray[np.bool_]) -> list[int]:
+    """The processes that have more of these host nodes than most of their peers have."""
     process = what_if.graph.host.process
     count = {one: int(waits[process == one].sum()) for one in what_if.graph.ranks}
     usual = float(lower_median(np.array(list(count.values()), np.float64)))
@@ -104,10 +114,12 @@ def without_waiting(what_if: WhatIf, costs: Costs, nodes: NDArray[np.bool_]) -> 
 
 def _without_own_syncs(what_if: WhatIf, costs: Costs) -> Costs:
     """No rank synchronizes with its device where most of its peers do not."""
-    own = synchronizing_more(what_if)
-    if not own:
-        return costs
-    return without_waiting(what_if, costs, syncs(what_if) & np.isin(what_if.graph.host.process, own))
+    process = what_if.graph.host.process
+    for waits in (syncs(what_if), releases(what_if)):
+        own = waiting_more(what_if, waits)
+        if own:
+            costs = without_waiting(what_if, costs, waits & np.isin(process, own))
+    return costs
 
 
 def excess(what_if: WhatIf, part: Part) -> Excess:

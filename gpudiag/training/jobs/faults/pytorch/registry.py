@@ -17,7 +17,6 @@ from gpudiag.training.jobs.faults.pytorch.jobs.sharded import Sharded
 from gpudiag.training.jobs.faults.pytorch.jobs.tensor_parallel import TensorParallel
 from gpudiag.training.jobs.faults.pytorch.loading import DoubleBatches, TooFewWorkers, VaryingLengths
 from gpudiag.training.jobs.faults.pytorch.looped import LoopedOptimizer
-from gpudiag.training.jobs.faults.pytorch.memory import EmptiedCache
 from gpudiag.training.jobs.faults.pytorch.syncs import BetweenLayers, Syncs
 from gpudiag.training.jobs.faults.pytorch.tiny import TinyKernels
 from gpudiag.training.jobs.faults.pytorch.trainer import DdpTrainer
@@ -39,7 +38,6 @@ KINDS: dict[str, type[Fault[DdpTrainer]]] = {
     "between-layers": BetweenLayers,
     "varying-lengths": VaryingLengths,
     "looped-optimizer": LoopedOptimizer,
-    "emptied-cache": EmptiedCache,
     "double-batches": DoubleBatches,
     "small-copies": SmallCopies,
     "sync-batchnorm": SyncBatchNorms,
