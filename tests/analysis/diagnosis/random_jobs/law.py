@@ -7,15 +7,17 @@ from gpudiag.model.analysis import UNTRUSTED_CODES, Analysis, Device
 #: From this share of the step on a bucket needs an explanation.
 NOTABLE = 0.05
 
-_HOST = frozenset({"launch-bound", "straggler", "host-stall", "host-sync", "input-bound", "slow-copy"})
+_HOST = frozenset(
+    {"launch-bound", "straggler", "host-stall", "host-sync", "memory-allocation", "input-bound", "slow-copy"}
+)
 #: Which findings explain which bucket.
 EXPLAINS: dict[str, frozenset[str]] = {
     "communication_transfer": frozenset({"communication-bound"}),
     "communication_wait": frozenset({"straggler"}),
     "copy": frozenset({"slow-copy", "communication-bound", "straggler"}),
     "input": frozenset({"input-bound", "straggler", "host-stall"}),
-    "sync": frozenset({"host-sync", "slow-copy", "straggler"}),
-    "launch": frozenset({"launch-bound", "straggler", "host-stall", "host-sync", "slow-copy"}),
+    "sync": frozenset({"host-sync", "memory-allocation", "slow-copy", "straggler"}),
+    "launch": _HOST - {"input-bound"},
     "idle": _HOST | {"communication-bound"},
 }
 #: What recording adds to a step lies in these.

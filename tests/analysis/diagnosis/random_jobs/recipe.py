@@ -17,6 +17,7 @@ from gpudiag.analysis.diagnosis.examples import (
     host_copy,
     item,
     kernels,
+    memory,
     python,
     silence,
     update,
@@ -40,6 +41,8 @@ Kind = Literal[
     "copy",
     "small-copies",
     "item",
+    "allocation",
+    "allocation-one",
     "jitter",
 ]
 #: What is no fault of its own: more of what every job does.
@@ -59,10 +62,12 @@ _FAMILIES: tuple[tuple[Kind, ...], ...] = (
         "host-one",
         "stall-sometimes",
         "collection",
+        "allocation-one",
         "jitter",
     ),
     ("pageable", "copy", "small-copies"),
     ("item",),
+    ("allocation",),
 )
 KINDS: tuple[Kind, ...] = tuple(kind for family in _FAMILIES for kind in family)
 COSTS: tuple[Cost, ...] = ("tiny-kernels", "slow-host", "slow-exchange")
@@ -72,6 +77,8 @@ _NEEDS_PEERS = frozenset(_FAMILIES[2])
 _SOMETIMES = frozenset({"stall-sometimes", "collection"})
 #: How many small copies a step has.
 _COPIES = 60
+#: How many blocks of memory a step takes from the driver.
+_BLOCKS = 40
 
 
 class Fault(msgspec.Struct, frozen=True, kw_only=True):
@@ -158,6 +165,8 @@ class Recipe(msgspec.Struct, frozen=True, kw_only=True):
             # Input of all ranks alike is taken away; what one waits alone stays.
             pieces += [silence(ms) for ms in unmarked]
             pieces += [fetch(faults["loader-one"].ms)] if "loader-one" in faults else []
+        moved = [faults[kind].ms for kind in ("allocation", "allocation-one") if kind in faults]
+        pieces += [memory(0.8 * ms / _BLOCKS, count=_BLOCKS) for ms in moved]
         pinned = "blocking" in without
         if "pageable" in faults:
             pieces.append(host_copy(faults["pageable"].ms, megabytes=6 * faults["pageable"].ms, pinned=pinned))
@@ -172,7 +181,8 @@ class Recipe(msgspec.Struct, frozen=True, kw_only=True):
             pieces += self._after(index, faults, launch_us)
             if layer.exchange_ms is not None and self.ranks > 1:
                 pieces.append(all_reduce(0.0 if "exchange" in without else layer.exchange_ms))
-        return [*pieces, update(self.update_ms)]
+        given_back = [memory(0.2 * ms / _BLOCKS, count=_BLOCKS, released=True) for ms in moved]
+        return [*pieces, update(self.update_ms), *given_back]
 
     def _after(self, layer: int, faults: dict[Kind, Fault], launch_us: float) -> list[Piece]:
         """What is wrong after a layer."""

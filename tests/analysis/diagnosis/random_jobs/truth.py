@@ -84,6 +84,8 @@ _EXPECTED: dict[str, tuple[str, tuple[str, ...], Callable[[Fault, Recipe], tuple
     "copy": ("slow-copy", ("not hidden",), _all),
     "small-copies": ("slow-copy", ("pageable", "small"), _all),
     "item": ("host-sync", ("item",), _all),
+    "allocation": ("memory-allocation", ("cudamalloc", "cudafree"), _all),
+    "allocation-one": ("straggler", ("launch", "sync"), _one),
 }
 
 
