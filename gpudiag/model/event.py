@@ -110,11 +110,12 @@ class HostMemory(IntEnum):
     PAGEABLE = 2
 
 
-def any_of(codes: NDArray[np.uint8], *wanted: IntEnum) -> NDArray[np.bool_]:
-    """bool[n]: which of n kinds, roles or directions are any of these."""
-    table = np.zeros(256, np.bool_)
-    table[list(wanted)] = True
-    return table[codes]
+def any_of(codes: NDArray[np.integer[Any]], *wanted: int) -> NDArray[np.bool_]:
+    """bool[n]: which of n kinds, roles, directions, threads or processes are any of these few."""
+    found = np.zeros(len(codes), np.bool_)
+    for one in wanted:
+        found |= codes == int(one)  # an IntEnum would have the whole column made int64
+    return found
 
 
 class EventTable(msgspec.Struct, frozen=True, kw_only=True):

@@ -192,4 +192,4 @@ def _longest(time: dict[str, float], most: int) -> list[tuple[str, float]]:
 def in_analysed_steps(lane: Lane, start: Times) -> NDArray[np.bool_]:
     """bool[n]: which times, on the common clock, are in the host steps of the lane's windows."""
     step = np.searchsorted(lane.steps.start, start, side="right") - 1
-    return (step >= 0) & np.isin(lane.steps.number[step], lane.window_steps)
+    return (step >= 0) & np.isin(lane.steps.number, lane.window_steps)[step]

@@ -122,7 +122,7 @@ def _launches(events: EventTable, rows: NDArray[np.intp]) -> NDArray[np.intp]:
     """Of host rows the calls that launched a kernel."""
     calls = rows[(events.kind[rows] == EventKind.RUNTIME) & (events.correlation[rows] != NO_CORRELATION)]
     kernels = events.correlation[events.rows_of(EventKind.KERNEL)]
-    launches: NDArray[np.intp] = calls[np.isin(events.correlation[calls], kernels)]
+    launches: NDArray[np.intp] = calls[among(events.correlation[calls], kernels)]
     return launches
 
 

@@ -15,6 +15,7 @@ from gpudiag.analysis.diagnosis.replay.graph import NONE, Block
 from gpudiag.analysis.diagnosis.replay.level_between_ranks import above_level, lower_median
 from gpudiag.analysis.diagnosis.replay.simulate import Costs
 from gpudiag.analysis.diagnosis.replay.what_if import WhatIf
+from gpudiag.model.event import any_of
 from gpudiag.model.timeline import OpClass
 
 Part = Literal["input", "stall", "operators", "allocation", "sync", "launch", "compute", "copy"]
@@ -37,7 +38,7 @@ def amount(what_if: WhatIf, costs: Costs, part: Part) -> NDArray[np.float64]:
         host = what_if.graph.host
         own = synchronizing_more(what_if)
         # A rank that waits longer in as many synchronizations waits for another rank, through its device.
-        waits = syncs(what_if) & costs.blocking & np.isin(host.process, own)
+        waits = syncs(what_if) & costs.blocking & any_of(host.process, *own)
         return np.where(waits, np.maximum(np.diff(host.time, prepend=0.0) - costs.busy - costs.waiting, 0.0), 0.0)
     return {"stall": stalled, "input": costs.waiting - stalled, "operators": slow, "launch": costs.busy - slow}[part]
 
@@ -118,7 +119,7 @@ def _without_own_syncs(what_if: WhatIf, costs: Costs) -> Costs:
     for waits in (syncs(what_if), releases(what_if)):
         own = waiting_more(what_if, waits)
         if own:
-            costs = without_waiting(what_if, costs, waits & np.isin(process, own))
+            costs = without_waiting(what_if, costs, waits & any_of(process, *own))
     return costs
 
 

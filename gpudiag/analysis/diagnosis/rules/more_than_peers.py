@@ -11,7 +11,7 @@ from gpudiag.analysis.diagnosis.calibration import MOST, OFTEN
 from gpudiag.analysis.diagnosis.case import Case
 from gpudiag.analysis.diagnosis.replay.chains.host_time import body_span
 from gpudiag.intervals import distinct, own_lengths
-from gpudiag.model.event import EventKind
+from gpudiag.model.event import EventKind, any_of
 from gpudiag.model.timeline import PAUSE_NS, UNKNOWN, Lane
 from gpudiag.units import milliseconds
 
@@ -119,7 +119,7 @@ def _between_calls(case: Case, lane: Lane) -> dict[tuple[str, str], tuple[float,
     events, (begin, end) = case.timeline.traces[lane.trace].events, body_span(lane)
     rows = events.rows_of(EventKind.OPERATOR, EventKind.RUNTIME)
     start = events.start_ns[rows] + lane.shift_ns
-    rows = rows[np.isin(events.thread[rows], list(_threads(lane))) & (start >= begin) & (start < end)]
+    rows = rows[any_of(events.thread[rows], *_threads(lane)) & (start >= begin) & (start < end)]
     rows = rows[np.lexsort((-events.end_ns[rows], events.start_ns[rows]))]
     until = np.maximum.accumulate(events.end_ns[rows])
     outer = np.ones(len(rows), np.bool_)

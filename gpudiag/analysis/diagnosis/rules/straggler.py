@@ -6,8 +6,6 @@ from collections.abc import Iterator
 from functools import partial
 from typing import ClassVar
 
-import numpy as np
-
 from gpudiag.analysis.diagnosis.calibration import ALSO_LATE, JITTER, MOST
 from gpudiag.analysis.diagnosis.case import Case
 from gpudiag.analysis.diagnosis.examples import DDP, Job, fetch, kernels, python, read_back, silence
@@ -25,6 +23,7 @@ from gpudiag.analysis.diagnosis.rules.more_than_peers import more_operators
 from gpudiag.analysis.diagnosis.rules.rule import CannotTell, Examples, Proposal, notable, severity_of
 from gpudiag.analysis.diagnosis.timed_steps import alone_waited_for, later_input_ms, timed_longer_ms
 from gpudiag.model.analysis import Finding
+from gpudiag.model.event import any_of
 from gpudiag.model.probed import gpu_of_rank
 from gpudiag.units import milliseconds
 
@@ -194,7 +193,7 @@ class Straggler:
         *others, last = (str(rank) for rank in late)
         words = f"rank {last}" if one else f"ranks {', '.join(others)} and {last}"
         host = what_if.graph.host
-        own = np.isin(host.process, [trace for trace, rank in what_if.graph.ranks.items() if rank in late])
+        own = any_of(host.process, *(trace for trace, rank in what_if.graph.ranks.items() if rank in late))
         silent = cause == part == "input" and float(host.silent[own].sum()) > float(host.input[own].sum())
         waits = {
             lane.rank: milliseconds(sum(float(share.mean()) for share in lane.waits_ns.values()))

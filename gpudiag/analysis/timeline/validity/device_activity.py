@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from gpudiag.analysis.timeline.calibration import FEWEST_LOST, LOST_SHARE
 from gpudiag.analysis.timeline.validity.wording import ranks_in_words
+from gpudiag.intervals import among
 from gpudiag.model.analysis import Validity
 from gpudiag.model.event import DEVICE_WORK, HOST, NO_CORRELATION, EventKind, Role, Trace, any_of
 
@@ -51,7 +52,7 @@ def _activity(trace: Trace, *, exchanges_on_devices: bool) -> DeviceActivity:
     work = events.rows_of(*DEVICE_WORK)
     calls = events.rows_of(EventKind.RUNTIME)
     calls = calls[any_of(events.role[calls], Role.LAUNCH, Role.COPY) & (events.correlation[calls] != NO_CORRELATION)]
-    led = np.isin(events.correlation[calls], events.correlation[work])
+    led = among(events.correlation[calls], events.correlation[work])
     if not (events.kind[work] == EventKind.KERNEL).any():
         launching = events.role[calls] == Role.LAUNCH
         # Memsets are launches too; a process that only sets and copies has lost nothing.

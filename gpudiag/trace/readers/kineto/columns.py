@@ -212,12 +212,12 @@ class Columns:
 
 def _autograd(events: list[Event], kind: NDArray[np.uint8], before: int) -> Autograd:
     """What these events' operators say of autograd; the first of them is in the row `before`."""
-    rows = np.flatnonzero(kind == EventKind.OPERATOR)
-    arguments = [events[row].args or NO_ARGUMENTS for row in rows.tolist()]
-    sequence = _integers([own.autograd_sequence for own in arguments])
-    thread = _integers([own.forward_thread for own in arguments])
+    operator = kind == EventKind.OPERATOR
+    sequence = _integers([(event.args or NO_ARGUMENTS).autograd_sequence for event in compress(events, operator)])
     told = sequence >= 0
-    return Autograd(row=rows[told] + before, sequence=sequence[told], forward_thread=thread[told])
+    rows = np.flatnonzero(operator)[told]
+    thread = _integers([(events[row].args or NO_ARGUMENTS).forward_thread for row in rows.tolist()])
+    return Autograd(row=rows + before, sequence=sequence[told], forward_thread=thread)
 
 
 def _in_order(told: dict[int, _T], position: NDArray[np.int64]) -> dict[int, _T]:

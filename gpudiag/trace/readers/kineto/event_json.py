@@ -17,8 +17,13 @@ _REPAIRED_WHOLE = 32 << 20
 
 
 class Arguments(msgspec.Struct, gc=False):
-    """`args` of one event. What few events carry stays undecoded (`Raw`) until it is asked for."""
+    """`args` of one event. What few events carry stays undecoded (`Raw`) until it is asked for.
 
+    A name is looked for from the field after the last one found on: what most events carry stands first, as written.
+    """
+
+    autograd_sequence: Int64 | str = msgspec.field(name="Sequence number", default=-1)
+    forward_thread: Int64 | str = msgspec.field(name="Fwd thread id", default=0)
     device: Int64 | str = -1
     stream: Int64 | str = -1
     correlation: Int64 | str = 0
@@ -33,8 +38,6 @@ class Arguments(msgspec.Struct, gc=False):
     sequence: msgspec.Raw = msgspec.field(name="Seq", default=_NOTHING)
     input_dims: msgspec.Raw = msgspec.field(name="Input Dims", default=_NOTHING)
     input_type: msgspec.Raw = msgspec.field(name="Input type", default=_NOTHING)
-    autograd_sequence: Int64 | str = msgspec.field(name="Sequence number", default=-1)
-    forward_thread: Int64 | str = msgspec.field(name="Fwd thread id", default=0)
     blocks_per_sm: msgspec.Raw = msgspec.field(name="blocks per SM", default=_NOTHING)
     wait_on_stream: msgspec.Raw = _NOTHING
     wait_on_record: msgspec.Raw = msgspec.field(name="wait_on_cuda_event_record_corr_id", default=_NOTHING)

@@ -65,7 +65,7 @@ def chain_of(timeline: Timeline, trace_index: int, lanes: list[Lane], parts: lis
     begin, end = body_span(lane)
     threads = _chain_threads(lane, anyone=trace.waits_in_collectives)
     rows = events.rows_of(EventKind.RUNTIME)
-    rows = rows[np.isin(events.thread[rows], threads)]
+    rows = rows[any_of(events.thread[rows], *threads)]
     start, stop = events.start_ns[rows] + shift, events.end_ns[rows] + shift
     wait_calls = np.sort(start[events.role[rows] == Role.STREAM_WAIT], kind="stable")
     told = [find_dependencies(part, trace, own, wait_calls) for own, part in zip(lanes, parts, strict=True)]
@@ -148,7 +148,7 @@ def _recorded_at(trace: Trace, threads: list[int]) -> NDArray[np.int64]:
     operators = () if trace.operators_put_in else (EventKind.OPERATOR, EventKind.PYTHON)
     rows = trace.events.rows_of(EventKind.ANNOTATION, EventKind.RUNTIME, *operators)
     # In order but for what is nested.
-    return np.sort(trace.events.end_ns[rows[np.isin(trace.events.thread[rows], threads)]], kind="stable")
+    return np.sort(trace.events.end_ns[rows[any_of(trace.events.thread[rows], *threads)]], kind="stable")
 
 
 def step_index(lane: Lane, time: NDArray[np.int64]) -> NDArray[np.int64]:
@@ -240,8 +240,8 @@ def _with_copies(
     copies = events.rows_of(EventKind.COPY)
     copies = copies[events.correlation[copies] != NO_CORRELATION]
     to_device = events.direction[copies] == Direction.HOST_TO_DEVICE
-    is_to = np.isin(events.correlation[rows], events.correlation[copies[to_device]])
-    is_from = np.isin(events.correlation[rows], events.correlation[copies[~to_device]])
+    is_to = among(events.correlation[rows], events.correlation[copies[to_device]])
+    is_from = among(events.correlation[rows], events.correlation[copies[~to_device]])
     behind = np.zeros(len(rows), np.bool_)
     same_thread = events.thread[rows[1:]] == events.thread[rows[:-1]]
     behind[1:] = is_to[:-1] & same_thread & (call_start[1:] - time[:-1] <= COPY_BEHIND_NS)

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from gpudiag.analysis.diagnosis.calibration import ELSEWHERE_NS, EVENTS_ELSEWHERE
 from gpudiag.analysis.diagnosis.replay.graph import NONE
 from gpudiag.intervals import Intervals, intersect, lengths_between, subtract, union
-from gpudiag.model.event import EventKind, EventTable, Role
+from gpudiag.model.event import EventKind, EventTable, Role, any_of
 from gpudiag.model.timeline import PAUSE_NS, Lane
 
 #: Calls nest at most this deep.
@@ -104,7 +104,7 @@ def elsewhere_ns(lane: Lane, events: EventTable, threads: list[int]) -> float:
         return PAUSE_NS
     begin, end = body_span(lane)
     rows = events.rows_of(EventKind.OPERATOR, EventKind.RUNTIME, EventKind.ANNOTATION)
-    rows = rows[np.isin(events.thread[rows], threads)]
+    rows = rows[any_of(events.thread[rows], *threads)]
     start = np.sort(events.start_ns[rows] + lane.shift_ns, kind="stable")
     start = start[(start >= begin) & (start < end)]
     apart = np.diff(start)
@@ -125,7 +125,7 @@ def slow_calls(lane: Lane, events: EventTable, threads: list[int]) -> SlowCalls:
     """
     begin, end = body_span(lane)
     rows = events.rows_of(EventKind.OPERATOR, EventKind.RUNTIME)
-    rows = rows[np.isin(events.thread[rows], threads)]
+    rows = rows[any_of(events.thread[rows], *threads)]
     start, stop = events.start_ns[rows] + lane.shift_ns, events.end_ns[rows] + lane.shift_ns
     inside = (stop > begin) & (start < end)
     rows, start, stop = rows[inside], start[inside], stop[inside]
@@ -142,6 +142,6 @@ def slow_calls(lane: Lane, events: EventTable, threads: list[int]) -> SlowCalls:
         near = near[stop[near] >= quiet.end[piece]]
         around[piece] = rows[near[-1]] if len(near) else NONE
     # A launch that takes long was held up by a full queue; calls for memory are a cause of their own.
-    around[np.isin(events.role[around], (Role.LAUNCH, Role.COPY, Role.ALLOCATION, Role.RELEASE))] = NONE
+    around[any_of(events.role[around], Role.LAUNCH, Role.COPY, Role.ALLOCATION, Role.RELEASE)] = NONE
     kept = (around != NONE) & (quiet.end - quiet.start >= least)
     return SlowCalls(Intervals(quiet.start[kept], quiet.end[kept]), around[kept])
