@@ -19,8 +19,8 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Sequence
-from dataclasses import dataclass
 
+import msgspec
 import numpy as np
 
 from gpudiag.analysis.diagnosis.calibration import (
@@ -39,8 +39,7 @@ from gpudiag.statistics import mean_of
 from gpudiag.units import milliseconds
 
 
-@dataclass(frozen=True, slots=True)
-class Significance:
+class Significance(msgspec.Struct, frozen=True):
     """What a finding about the hosts of one case is held against."""
 
     case: Case

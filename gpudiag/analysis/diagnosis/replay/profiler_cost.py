@@ -12,8 +12,8 @@ costs it what it costs the others.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -34,8 +34,7 @@ from gpudiag.analysis.diagnosis.replay.level_between_ranks import lower_median
 Amounts = NDArray[np.float64]
 
 
-@dataclass(frozen=True, slots=True)
-class ProfilerCost:
+class ProfilerCost(msgspec.Struct, frozen=True):
     """Of each host node's work what was the profiler's, in ns: of its `busy` and of its `silent` time (float64[n])."""
 
     busy: Amounts
@@ -76,8 +75,7 @@ def typical_ns_per_event(graph: Graph) -> float:
     return float(lower_median(np.array(takes))) if takes else 0.0
 
 
-@dataclass(frozen=True, slots=True)
-class HostPace:
+class HostPace(msgspec.Struct, frozen=True):
     """How much slower than usual the hosts are, as far as that shows throughout a step and not in one place of it.
 
     Attributes:

@@ -191,14 +191,12 @@ class _State:
         self.time, self.work, self.work_through, self.delay = (np.empty(of_nodes) for _ in range(4))
         self.start, self.end, self.ready, self.through = (np.empty(of_ops) for _ in range(4))
         self.latency, self.gap, self.duration, self.transfer = (np.empty(of_ops) for _ in range(4))
+        self.sums = np.zeros((max(len(self.time), len(self.end)) + 1, columns))
         self.calls = self._calls()
 
     def begin(self, many: Sequence[Costs]) -> None:
         """Before the first turn stands what was measured, one turn earlier."""
         host, device, before = self.graph.host, self.graph.device, self.graph.length_ns
-        self.time[:] = (host.time - before)[:, None]
-        self.start[:] = (device.start - before)[:, None]
-        self.end[:] = (device.end - before)[:, None]
         for column, costs in enumerate(many):
             np.add(costs.busy, costs.waiting, out=self.work[:, column])
             self.gap[:, column] = costs.gap
@@ -207,10 +205,21 @@ class _State:
             # -inf holds nothing up: ops whose launch was not captured, calls that no longer block.
             self.latency[:, column] = np.where(device.launch != NONE, costs.latency, -np.inf)
             self.delay[:, column] = np.where(costs.blocking, host.block_delay, -np.inf)
-        self.work_through[:] = _sums_within(self.work, self.schedule.first_nodes)
-        cost = self.gap + self.duration
-        self.through[:] = _sums_within(cost, self.schedule.first_ops)
-        np.subtract(self.latency - self.gap, self.through - cost, out=self.ready)
+        self._sums_within(self.work, self.schedule.first_nodes, self.work_through)
+        cost = np.add(self.gap, self.duration, out=self.end)  # where the ends come to stand: new memory takes longer
+        self._sums_within(cost, self.schedule.first_ops, self.through)
+        np.subtract(self.through, cost, out=cost)
+        np.subtract(np.subtract(self.latency, self.gap, out=self.ready), cost, out=self.ready)
+        self.time[:] = (host.time - before)[:, None]
+        self.start[:] = (device.start - before)[:, None]
+        self.end[:] = (device.end - before)[:, None]
+
+    def _sums_within(self, values: Times, first: NDArray[np.int64], out: Times) -> None:
+        """Of each row the sum of it and all before it from the row `first` of its run on."""
+        before = self.sums[: len(values) + 1]
+        np.cumsum(values, axis=0, out=before[1:])
+        np.take(before, first, axis=0, out=out, mode="clip")
+        np.subtract(before[1:], out, out=out)
 
     def ends(self) -> Times:
         """When the last node of each chain and stream was reached."""
@@ -281,11 +290,3 @@ def _begin(launched: Times, latency: Times, ends: Sequence[Times], gap: Times, o
     for other in ends[1:]:
         ready = np.maximum(ready, other)
     np.maximum(ready + gap, launched + latency, out=out)
-
-
-def _sums_within(values: Times, first: NDArray[np.int64]) -> Times:
-    """float64[n, columns]: the sum of each row and all before it from the row `first` of its run on."""
-    before: Times = np.zeros((len(values) + 1, values.shape[1]))
-    np.cumsum(values, axis=0, out=before[1:])
-    sums: Times = before[1:] - before[first]
-    return sums

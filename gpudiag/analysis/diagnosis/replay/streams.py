@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections import defaultdict
-from dataclasses import dataclass
 
 import msgspec
 import numpy as np
@@ -31,8 +30,7 @@ class Given(msgspec.Struct, frozen=True):
     op: NDArray[np.int64]
 
 
-@dataclass(slots=True)
-class LaneOps:
+class LaneOps(msgspec.Struct):
     """Ops of one lane's body as columns of equal length m, each stream's together and in order; indices are in them.
 
     `launch_time` is the start of the launching call; `launch` (host node within the process's chain) is filled in once

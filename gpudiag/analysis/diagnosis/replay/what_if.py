@@ -7,9 +7,10 @@ profiling slows the host, and what it costs is nobody's fault in the job.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cached_property
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -47,8 +48,7 @@ from gpudiag.model.timeline import Timeline
 from gpudiag.units import NS_PER_MS, milliseconds
 
 
-@dataclass(frozen=True, slots=True)
-class _Replayed:
+class _Replayed(msgspec.Struct, frozen=True):
     """A step's time, that of each step, and how long each lane's collectives wait for their peers, in ns."""
 
     step_ns: float

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Iterator
 from itertools import compress
 from typing import NamedTuple, TypeVar
 
@@ -110,7 +111,7 @@ class Columns:
             for row in np.flatnonzero(codes == _PROFILER).tolist():
                 self._recordings.append((events[row].ts, events[row].dur))
             known = codes < _PROFILER
-            events = list(compress(events, known))
+            events = list(_chosen(events, known))
             codes = codes[known]
         if events:
             self._batches.append(self._batch(events, codes))
@@ -133,12 +134,12 @@ class Columns:
         size_bytes = np.full(count, NO_SIZE, dtype=np.int64)
 
         chosen = _CORRELATED[kind]
-        numbers = _integers([(event.args or NO_ARGUMENTS).correlation for event in compress(events, chosen)])
+        numbers = _integers([(event.args or NO_ARGUMENTS).correlation for event in _chosen(events, chosen)])
         correlation[chosen] = np.where(numbers <= 0, NO_CORRELATION, numbers)  # CUPTI counts from 1; 0 is none
 
         chosen = _ON_DEVICE[kind]
         if chosen.any():
-            on_device = list(compress(events, chosen))
+            on_device = list(_chosen(events, chosen))
             arguments = [event.args or NO_ARGUMENTS for event in on_device]
             numbers = _integers([own.stream for own in arguments])
             thread[chosen] = np.where(numbers == _UNTOLD, thread[chosen], numbers)
@@ -210,10 +211,14 @@ class Columns:
         return Finished(table, _in_order(self._told, position), waits, modules, times.first_ns)
 
 
+def _chosen(events: list[Event], flags: NDArray[np.bool_]) -> Iterator[Event]:
+    return compress(events, flags.tobytes())  # bytes are gone through twice as fast as an array
+
+
 def _autograd(events: list[Event], kind: NDArray[np.uint8], before: int) -> Autograd:
     """What these events' operators say of autograd; the first of them is in the row `before`."""
     operator = kind == EventKind.OPERATOR
-    sequence = _integers([(event.args or NO_ARGUMENTS).autograd_sequence for event in compress(events, operator)])
+    sequence = _integers([(event.args or NO_ARGUMENTS).autograd_sequence for event in _chosen(events, operator)])
     told = sequence >= 0
     rows = np.flatnonzero(operator)[told]
     thread = _integers([(events[row].args or NO_ARGUMENTS).forward_thread for row in rows.tolist()])
