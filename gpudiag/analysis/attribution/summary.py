@@ -156,9 +156,9 @@ def summarise_operators(timeline: Timeline, most: int = 20) -> tuple[OperatorSum
     for lane in timeline.lanes:
         events = timeline.traces[lane.trace].events
         share = len(timeline.lanes) * len(lane.window_steps)
+        operators = events.rows_of(EventKind.OPERATOR)
         for thread in {lane.steps.thread, *distinct(lane.ops.launch_thread).tolist()}:
-            rows = events.rows_of(EventKind.OPERATOR)
-            rows = rows[events.thread[rows] == thread]
+            rows = operators[events.thread[operators] == thread]
             own = own_lengths(events.start_ns[rows], events.end_ns[rows])
             inside = in_analysed_steps(lane, events.start_ns[rows] + lane.shift_ns)
             names = events.name[rows[inside]]
