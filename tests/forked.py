@@ -1,7 +1,7 @@
 """Programs that use PyTorch, as forks of one process that has imported it: most of them take less than importing does.
 
-A fork has nothing but that import in common with others, and ends as programs do, `atexit` and all. Commands of ours and
-of users are not run this way: what they import, and when, is a part of what is tested of them.
+A fork has nothing but that import in common with others, and ends as programs do, `atexit` and all. Commands, ours and
+users', are not run this way: what they import, and when, is a part of what is tested of them.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import IO
 
@@ -86,7 +87,7 @@ class _Parent:
         self._asking.close()
         self._process.wait()
 
-    def fork(self, asked: dict[str, object]) -> int:
+    def fork(self, asked: Mapping[str, object]) -> int:
         """The number of a process that runs it."""
         self._asking.write(json.dumps(asked).encode() + b"\n")
         self._asking.flush()
