@@ -5,7 +5,6 @@ from __future__ import annotations
 import gzip
 import json
 import shutil
-import statistics
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -72,17 +71,14 @@ def test_a_wrong_row_is_exit_code_1(quick: Run, tmp_path: Path) -> None:
     assert (row["verdict"], again.returncode) == ("wrong", 1)
 
 
-@pytest.mark.measured
 @pytest.mark.parametrize("fault", ["late-loader-marked", "late-loader-one"])
-def test_a_late_loader_costs_what_it_is_late(quick: Run, fault: str) -> None:
+def test_a_late_loader_is_late_in_every_second_block(quick: Run, fault: str) -> None:
+    """What it costs the job is judged by the rows that `.ci/run` counts."""
     run_dir = quick[1] / "out" / "resnet20-cifar" / fault
     ablation = json.loads((run_dir / "ablation.json").read_text(encoding="utf-8"))
     assert [block["on"] for block in ablation["blocks"]] == [False, True, True, False]
     fastest = min(ms for block in ablation["blocks"] if block["on"] for ms in block["step_ms"][1])
     assert fastest > ablation["amount_ms"]
-    off = statistics.median(ms for block in ablation["blocks"] if not block["on"] for ms in block["step_ms"][0])
-    on = statistics.median(ms for block in ablation["blocks"] if block["on"] for ms in block["step_ms"][0])
-    assert on > off
 
 
 def test_the_faults_leave_no_mark_in_a_trace(quick: Run) -> None:
