@@ -60,14 +60,6 @@ def test_batches_from_other_processes_train_a_model(tmp_path: Path, monkeypatch:
     assert not list(temporary.glob("gpudiag*"))
 
 
-def test_the_trivial_model_leaves_little_but_the_input(tmp_path: Path) -> None:
-    words = ("resnet50", "--model", "trivial", "--strategy", "independent", "--batch-size", "4", "--prefetch")
-    _, record = run(tmp_path, *words, devices=1)
-    assert (record["options"]["model"], record["options"]["prefetch"]) == ("trivial", "true")
-    assert record["model"]["parameters"] == 3 * 224 * 224 + 1
-    assert record["workload"] == "resnet50 (trivial model)"
-
-
 def test_taking_batches_and_nothing_else(tmp_path: Path) -> None:
     analysis, record = run(tmp_path, "resnet50", "--model", "none", "--batch-size", "32")
     assert record["options"]["model"] == "none"
@@ -131,13 +123,6 @@ def test_what_does_not_go_together(tmp_path: Path, words: list[str], expected: s
     assert (result.returncode, result.stdout) == (2, "")
     assert expected in result.stderr
     assert not (tmp_path / "run").exists()
-
-
-def test_a_volume_smaller_than_a_block_is_a_usage_error(tmp_path: Path) -> None:
-    words = ("unet3d-predict", "--volume", "4,35,36", "--devices", "1", "--output", str(tmp_path / "run"))
-    result = gpudiag("profile", *words, CUDA_VISIBLE_DEVICES="")
-    assert result.returncode == 2
-    assert "a volume of 4 x 35 x 36 voxels is smaller than a block, which writes 4 x 36 x 36" in result.stderr
 
 
 def test_an_interrupted_prediction_leaves_no_volume(tmp_path: Path) -> None:
