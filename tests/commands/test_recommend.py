@@ -214,6 +214,19 @@ def test_a_budget_that_is_over_at_once_pays_for_one_strategy(tmp_path: Path) -> 
     assert any("of a budget of 0: the processes were there after" in note for note in found.notes)
 
 
+#: The command with a budget that is over at once: how much was measured before the disk is full says nothing.
+AT_ONCE = """
+import sys
+import msgspec
+import gpudiag.app.recommend.recommend as use_case
+from gpudiag.commands.main import main
+
+recommend = use_case.recommend
+use_case.recommend = lambda request, *rest: recommend(msgspec.structs.replace(request, budget_s=0.0), *rest)
+sys.exit(main(sys.argv[1:]))
+"""
+
+
 @pytest.mark.skipif(shutil.which("unshare") is None, reason="needs unshare(1) to mount a small disk")
 @pytest.mark.xdist_group("training")
 def test_a_full_disk_is_named(tmp_path: Path) -> None:
@@ -223,9 +236,9 @@ def test_a_full_disk_is_named(tmp_path: Path) -> None:
     mounted = ["sh", "-c", 'mount -t tmpfs -o size=16k none "$0" && exec "$@"', str(tmp_path)]
     if subprocess.run([*alone, *mounted, "true"], capture_output=True, check=False).returncode:
         pytest.skip("this system lets no user mount a disk of their own")
-    command = ["recommend", "trivial", "--only", "gloo", "--budget", "20", "--output", str(tmp_path / "run")]
+    command = ["recommend", "trivial", "--only", "gloo", "--output", str(tmp_path / "run")]
     result = subprocess.run(
-        [*alone, *mounted, sys.executable, "-m", "gpudiag", *command],
+        [*alone, *mounted, sys.executable, "-c", AT_ONCE, *command],
         capture_output=True,
         text=True,
         check=False,
