@@ -86,6 +86,7 @@ class _Parent:
     def _end(self) -> None:
         self._asking.close()
         self._process.wait()
+        self._answers.close()
 
     def fork(self, asked: Mapping[str, object]) -> int:
         """The number of a process that runs it."""

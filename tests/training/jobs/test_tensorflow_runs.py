@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from tests.cli_process import SECONDS, environment, gpudiag
+from tests.cli_process import SECONDS, environment, gpudiag, in_this_process
 from tests.listeners import beyond_loopback, listeners_meanwhile
 from tests.training.jobs.tensorflow_python import profile, tensorflow_python, trained
 
@@ -140,7 +140,8 @@ def test_what_a_version_of_keras_breaks_is_said(tmp_path: Path) -> None:
     ],
 )
 def test_what_does_not_go_together(tmp_path: Path, words: list[str], expected: str) -> None:
-    result = profile(tmp_path / "run", *words)
+    python = ("--framework", "tensorflow", "--python", tensorflow_python(), "--output", str(tmp_path / "run"))
+    result = in_this_process("profile", *words, *python, CUDA_VISIBLE_DEVICES="")
     assert (result.returncode, result.stdout) == (2, "")
     assert expected in result.stderr
     assert not (tmp_path / "run").exists()
