@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 _LISTENS = "0A"
 _SOCKET = re.compile(r"socket:\[(\d+)\]")
-_EVERY_S = 0.1
+_EVERY_S = 0.5
 
 
 @contextlib.contextmanager
