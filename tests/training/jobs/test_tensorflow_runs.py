@@ -83,7 +83,7 @@ def test_a_parameter_server(tmp_path: Path) -> None:
 
 def test_xla_and_mixed_precision_on_batches_that_lie_on_the_devices(tmp_path: Path) -> None:
     words = ("--strategy", "hierarchical-copy", "--compile", "--precision", "bf16", "--data", "device")
-    analysis, record = trained(tmp_path, "mlp", "--batch-size", "8", *words)
+    analysis, record = trained(tmp_path, "cnn-cifar", "--batch-size", "8", *words)
     check(analysis, record)
     chosen = {name: record["options"][name] for name in ("compile", "precision", "data")}
     assert chosen == {"compile": "true", "precision": "bf16", "data": "device"}
