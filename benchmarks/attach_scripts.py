@@ -85,6 +85,9 @@ def profile(kind: str, processes: int, run_dir: Path) -> dict[str, Any]:
     analysis_file = run_dir / "analysis.json"
     analysis = json.loads(analysis_file.read_text(encoding="utf-8")) if analysis_file.exists() else {"findings": []}
     first = next(iter(analysis["findings"]), None)
+    doubts = [doubt["code"] for doubt in analysis.get("validity", [])]
+    lacks = [f"rank {rank} of {processes}" for rank in range(processes) if not is_whole(kind, rank, run)]
+    lacks += sorted({"different-steps", "no-step-marks", "mixed-runs"}.intersection(doubts))
     return {
         "kind": kind,
         "exit": done.returncode,
@@ -92,16 +95,28 @@ def profile(kind: str, processes: int, run_dir: Path) -> dict[str, Any]:
         "timed_ms": {r["rank"]: r["unprofiled"] and round(r["unprofiled"]["mean_ms"], 2) for r in run["ranks"]},
         "first": first and (first["code"], first["cause"], first["ranks"], first["recoverable_ms_per_step"]),
         "all": [(f["code"], f["ranks"], f["confidence"]) for f in analysis["findings"]],
-        "doubts": [doubt["code"] for doubt in analysis.get("validity", [])],
-        "right": done.returncode == 0 and run["error"] is None and first is not None and is_right(kind, first),
+        "doubts": doubts,
+        "lacks": lacks or None,
+        "right": done.returncode == 0 and run["error"] is None and not lacks and is_right(kind, first),
         "seconds": round(time.monotonic() - begin, 1),
     }
 
 
-def is_right(kind: str, first: dict[str, Any]) -> bool:
+def is_whole(kind: str, rank: int, run: dict[str, Any]) -> bool:
+    """Whether a rank has left all that a verdict needs: timed steps, how long they fetched, and both recordings."""
+    found = next((one for one in run["ranks"] if one["rank"] == rank), None)
+    if found is None or found["error"] is not None or not found["timed"]:
+        return False
+    workers = (found["timed"].get("loader") or {"workers": 0})["workers"]
+    needed = ("unprofiled", "trace", "light_trace")
+    fetching = found["timed"]["input_ms"] is not None and workers == (1 if kind == "few-workers" else 0)
+    return fetching and all(found[name] for name in needed)
+
+
+def is_right(kind: str, first: dict[str, Any] | None) -> bool:
     """Whether this is the finding that a script of this kind has to have first."""
     causes, rank = EXPECTED[kind]
-    if first["code"] not in causes:
+    if first is None or first["code"] not in causes:
         return False
     return causes[first["code"]] in (None, first["cause"]) and (rank is None or first["ranks"] in ([], [rank]))
 
@@ -135,7 +150,11 @@ def main() -> None:
         for kind in given.kinds.split(","):
             said = profile(kind, given.processes, place / kind)
             print(json.dumps(said), flush=True)
-            why = [f"{name} {said[name]}" for name in ("exit", "error", "timed_ms", "first") if said[name] is not None]
+            why = [
+                f"{name} {said[name]}"
+                for name in ("exit", "error", "lacks", "timed_ms", "first")
+                if said[name] is not None
+            ]
             rows.append({"fault": kind, "verdict": "right" if said["right"] else "wrong", "why": why})
         (place / "rows.json").write_text(json.dumps({"rows": rows}, indent=2) + "\n", encoding="utf-8")
 

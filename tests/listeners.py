@@ -4,34 +4,38 @@ from __future__ import annotations
 
 import contextlib
 import ipaddress
+import os
 import re
 import struct
-import subprocess
-import time
+import threading
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator
 
 _LISTENS = "0A"
 _SOCKET = re.compile(r"socket:\[(\d+)\]")
-_EVERY_S = 0.1
+_EVERY_S = 0.5
 
 
-def listeners_while(command: Sequence[str], *, env: dict[str, str], within_s: float = 400) -> tuple[int, set[str]]:
-    """Run a command; its exit code, and each address on which it or a descendant listened meanwhile."""
-    process = subprocess.Popen(command, env=env, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+@contextlib.contextmanager
+def listeners_meanwhile() -> Iterator[set[str]]:
+    """Each address on which a descendant of this process listens while the block runs."""
     found: set[str] = set()
-    until = time.monotonic() + within_s
+    over = threading.Event()
+
+    def look() -> None:
+        while not over.wait(_EVERY_S):
+            found.update(listeners(os.getpid()))
+
+    looking = threading.Thread(target=look)
+    looking.start()
     try:
-        while process.poll() is None and time.monotonic() < until:
-            found |= listeners(process.pid)
-            time.sleep(_EVERY_S)
+        yield found
     finally:
-        if process.poll() is None:
-            process.terminate()
-    return process.wait(60), found
+        over.set()
+        looking.join()
 
 
 def beyond_loopback(addresses: set[str]) -> set[str]:

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import importlib
+import itertools
 import json
+import math
 import subprocess
 import sys
 from pathlib import Path
+from types import ModuleType
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 SCRIPT = Path(__file__).parents[1] / ".ci" / "again.py"
-ROWS = Path(__file__).parents[1] / ".ci" / "rows.py"
 TESTS = """
 import pathlib, pytest
 @pytest.mark.parametrize("number", range(3))
@@ -54,18 +59,56 @@ def test_what_fails_alone_too_fails(tmp_path: Path, there: list[str], most: int,
     assert (len(record["failed"]), record["passed_alone"]) == (failed, code == 0)  # type: ignore[arg-type]
 
 
+@pytest.fixture
+def counted(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    monkeypatch.syspath_prepend(str(SCRIPT.parent))
+    return importlib.import_module("rows")
+
+
+#: A run of seven rows, of which its argument says how many are right; without one it leaves nothing.
+RUN = """
+import json, os, sys
+for right in sys.argv[2:]:
+    os.mkdir(sys.argv[1])
+    verdicts = ["right"] * int(right) + ["wrong"] * (7 - int(right))
+    rows = [{"fault": f"fault {at}", "verdict": verdict, "why": [verdict]} for at, verdict in enumerate(verdicts)]
+    with open(f"{sys.argv[1]}/{'rows' if right == '6' else 'selftest'}.json", "w") as file:
+        json.dump({"rows": rows}, file)
+"""
+
+
 @pytest.mark.processes
-@pytest.mark.parametrize(("least", "code"), [(3, 0), (4, 1)])
-def test_rows_are_counted_over_all_runs_and_each_miss_is_printed(tmp_path: Path, least: int, code: int) -> None:
-    """Of a selftest, of a run of scripts, and of one that left nothing."""
-    for name, verdicts in (("selftest", ["right", "wrong"]), ("rows", ["right", "right"])):
-        rows = [{"fault": f"{name} {at}", "verdict": verdict, "why": [verdict]} for at, verdict in enumerate(verdicts)]
-        (tmp_path / name).mkdir()
-        (tmp_path / name / f"{name}.json").write_text(json.dumps({"rows": rows}), encoding="utf-8")
-    places = [str(tmp_path / name) for name in ("selftest", "rows", "lost")]
-    done = subprocess.run(
-        [sys.executable, str(ROWS), "--least", str(least), *places], capture_output=True, text=True, check=False
-    )
-    assert done.returncode == code
-    assert "wrong\tselftest 1" in done.stdout
-    assert f"3 of 4 rows right; asked: at least {least}" in done.stdout
+@pytest.mark.parametrize(
+    ("right", "code", "made"),
+    [
+        pytest.param("7", 0, 1, id="all right"),
+        pytest.param("6", 0, 1, id="two of seven more would do"),
+        pytest.param("5", 0, 2, id="three of seven more are too few once in 200 times"),
+        pytest.param("4", 0, 2, id="just as many as asked for"),
+        pytest.param("3", 1, 2, id="too few"),
+        pytest.param("0", 1, 1, id="too few, whatever the second brings"),
+        pytest.param("", 1, 1, id="nothing left"),
+    ],
+)
+def test_rows_are_counted_over_as_many_runs_as_decide(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], counted: ModuleType, *, right: str, code: int, made: int
+) -> None:
+    place = str(tmp_path / "run-{run}")
+    words = ["it", "--times", "2", "--rows", "7", "--least", "8", "--right", "0.8", "--rate", "seen", "--kept", place]
+    command = ["--", sys.executable, "-S", "-c", RUN, place, *right.split()]
+    assert counted.main([*words, *command], tmp_path / "kept") == code
+    record = json.loads((tmp_path / "kept" / "it.json").read_text(encoding="utf-8"))
+    assert (len(record["runs"]), record["rows_right"]) == (made, int(right or 0) * made)
+    misses = "".join(f"wrong\tfault {at}\twrong\n" for at in range(int(right or 7), 7))
+    assert capsys.readouterr().out.count(misses) >= made
+
+
+@given(st.integers(0, 8), st.integers(-3, 10), st.floats(0, 1))
+def test_how_likely_too_few_rows_are_is_a_sum_over_all_outcomes(rows: int, least: int, right: float) -> None:
+    """Every way in which so many rows can turn out, and what it is likely by itself."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(str(SCRIPT.parent))
+        found = importlib.import_module("rows").too_few(rows, least, right)
+    outcomes = itertools.product((0, 1), repeat=rows)
+    few = [math.prod(right if one else 1 - right for one in each) for each in outcomes if sum(each) < least]
+    assert found == pytest.approx(sum(few), abs=1e-12)

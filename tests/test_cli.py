@@ -226,8 +226,10 @@ def test_a_file_size_limit_is_one_line_with_the_path_and_leaves_nothing(tmp_path
         "resource.setrlimit(resource.RLIMIT_FSIZE, (200, 200))\n"
         f"assert {{main(command) for command in {commands!r}}} == {{5}}"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, env=environment())
+    # With -B: what is compiled for the first time would be kept cut off at that size.
+    command = [sys.executable, "-B", "-c", code]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment())
     errors = [line for line in done.stderr.splitlines() if "File too large" in line]
-    assert [command[-1] in line for command, line in zip(commands, errors, strict=True)] == [True] * len(commands)
+    assert [words[-1] in line for words, line in zip(commands, errors, strict=True)] == [True] * len(commands)
     assert done.returncode == 0, done.stderr
     assert list(place.iterdir()) == []

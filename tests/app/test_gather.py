@@ -22,6 +22,7 @@ from gpudiag.model.run_directory import read_json, write_json
 from gpudiag.report.terminal.report import evidence_lines
 from tests.cli_process import SECONDS, environment
 from tests.cli_process import gpudiag as command
+from tests.forked import Forked
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -35,13 +36,11 @@ import torch
 import gpudiag
 
 torch.distributed.init_process_group("gloo")
-model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(256, 256))
-optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+model = torch.nn.Linear(256, 256)  # exchanged here: DistributedDataParallel and optimizers import the compiler
 with gpudiag.profile(sys.argv[1], warmup=2, steps=5, active=4, stop=True, model=model, batch_size=8) as prof:
     for _ in prof.steps(range(40)):
-        optimizer.zero_grad()
         model(torch.ones(8, 256)).square().mean().backward()
-        optimizer.step()
+        torch.distributed.all_reduce(model.weight.grad)
 torch.distributed.barrier()
 torch.distributed.destroy_process_group()
 """
@@ -90,33 +89,32 @@ def train(run_dirs: tuple[Path, Path], network: Network, *, torchrun: bool) -> N
     with socket.socket() as listening:
         listening.bind(("127.0.0.1", 0))
         port = str(listening.getsockname()[1])
-    started = []
+    started: list[subprocess.Popen[bytes] | Forked] = []
+    logs = []
     for node, (run_dir, prefix) in enumerate(zip(run_dirs, network.prefixes, strict=True)):
         run_dir.parent.mkdir(parents=True, exist_ok=True)
-        script = run_dir.parent / "train.py"
-        script.write_text(TRAIN, encoding="utf-8")
-        meeting = ("--master-addr", network.address, "--master-port", port)
-        launcher = ("-m", "torch.distributed.run", "--nnodes", "2", "--node-rank", str(node), "--nproc-per-node", "1")
-        launch = (*launcher, *meeting) if torchrun else ()
-        place = {"RANK": str(node), "WORLD_SIZE": "2", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"}
-        place |= {"MASTER_ADDR": network.address, "MASTER_PORT": port}
-        changes = {} if torchrun else place
-        changes |= {"NODE": f"node{node}", "GLOO_SOCKET_IFNAME": network.interfaces[node], "CUDA_VISIBLE_DEVICES": ""}
-        started.append(
-            subprocess.Popen(
-                [*prefix, sys.executable, *launch, str(script), str(run_dir)],
-                env=environment(PYTHONPATH=str(ROOT), OMP_NUM_THREADS="1", **changes),
-                stdout=subprocess.PIPE,
-                stderr=subprocess.STDOUT,
-                text=True,
-            )
-        )
+        log = run_dir.parent / f"node{node}.log"
+        values = environment(PYTHONPATH=str(ROOT), OMP_NUM_THREADS="1", CUDA_VISIBLE_DEVICES="", NODE=f"node{node}")
+        values["GLOO_SOCKET_IFNAME"] = network.interfaces[node]
+        if torchrun:
+            script = run_dir.parent / "train.py"
+            script.write_text(TRAIN, encoding="utf-8")
+            meeting = ("--master-addr", network.address, "--master-port", port)
+            nodes = ("--nnodes", "2", "--node-rank", str(node), "--nproc-per-node", "1")
+            command = (sys.executable, "-m", "torch.distributed.run", *nodes, *meeting, str(script), str(run_dir))
+            with log.open("w") as file:
+                started.append(subprocess.Popen([*prefix, *command], env=values, stdout=file, stderr=file))
+        else:
+            place = {"RANK": str(node), "WORLD_SIZE": "2", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"}
+            place |= {"MASTER_ADDR": network.address, "MASTER_PORT": port}
+            started.append(Forked(TRAIN, str(run_dir), out=log, err=log, values=values | place))
+        logs.append(log)
     try:
-        said = [process.communicate(timeout=SECONDS)[0] for process in started]
+        codes = [process.wait(SECONDS) for process in started]
     finally:
         for process in started:
             process.kill()
-    assert [process.returncode for process in started] == [0, 0], said
+    assert codes == [0, 0], [log.read_text() for log in logs]
 
 
 @pytest.mark.xdist_group("processes")

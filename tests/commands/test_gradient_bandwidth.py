@@ -102,7 +102,10 @@ def test_measures_the_host_and_between_processes(tmp_path: Path) -> None:
     kept = json.loads(saved.read_text())
     assert kept["probes"]["like"]["workload"] == "resnet20-cifar"
     assert "measuring host memory" in result.stderr
+    assert {record["path"] for record in kept["bandwidth"]} == {"host_memory"}
     assert kept["bandwidth"][0]["verified"] is True
+    assert kept["probes"]["host memory"]["status"] == "ok"
+    assert kept["probes"]["total"]["mode"] == "quick"
     shown = in_this_process("bandwidth", "--from", str(saved)).stdout
     assert "Host memory" in shown
     assert "data verified on" in shown

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import json
 import re
 from typing import TYPE_CHECKING
 
@@ -107,10 +108,27 @@ def test_what_a_gpu_does_not_tell_is_left_open() -> None:
 @pytest.mark.processes
 @pytest.mark.xdist_group("processes")
 def test_a_run_in_a_terminal_draws_its_ranks(tmp_path: Path) -> None:
-    words = ("profile", "trivial", "--devices", "1", "--steps", "40", "--warmup", "10", "--no-probe", "--output")
-    code, shown = in_terminal(*words, str(tmp_path / "run"), columns=100, CUDA_VISIBLE_DEVICES="")
+    """Here of a model that leaves little but its input."""
+    words = (
+        "profile",
+        "resnet50",
+        "--model",
+        "trivial",
+        "--strategy",
+        "independent",
+        "--batch-size",
+        "4",
+        "--prefetch",
+    )
+    short = ("--devices", "1", "--steps", "40", "--warmup", "10", "--no-probe", "--output", str(tmp_path / "run"))
+    code, shown = in_terminal(*words, *short, columns=100, CUDA_VISIBLE_DEVICES="")
     assert code == 0, shown
     drawn = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", shown)
     assert re.search(r"rank +phase +steps +step ms +fetching ms", drawn)
     assert re.search(r"0  (warm-up|timed) +\d+ of \d+", drawn)
     assert drawn.rstrip().endswith(f"saved in {tmp_path / 'run'}")
+    record = json.loads((tmp_path / "run" / "run.json").read_text(encoding="utf-8"))
+    assert record["status"] == "complete"
+    assert (record["options"]["model"], record["options"]["prefetch"]) == ("trivial", "true")
+    assert record["model"]["parameters"] == 3 * 224 * 224 + 1
+    assert record["workload"] == "resnet50 (trivial model)"

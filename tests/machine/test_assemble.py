@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from gpudiag.machine.facts_file import decode_facts
-from gpudiag.machine.measure import failed_probes, probe_machine
+from gpudiag.machine.measure import failed_probes
 from gpudiag.machine.probes.assemble import assemble
 from gpudiag.machine.probes.programs import HostCopies, PeerCopies, PeerCopy
 from gpudiag.model.run_directory import encode_json
@@ -123,15 +123,3 @@ def test_words_of_programs_are_made_harmless() -> None:
 
 def test_facts_survive_a_file(facts: Facts) -> None:
     assert decode_facts(encode_json(facts)) == facts
-
-
-@pytest.mark.processes
-def test_a_machine_without_gpus_is_measured_for_real(monkeypatch: pytest.MonkeyPatch) -> None:
-    # PyTorch's processes are measured by the programs' own tests; here the memory alone, to stay fast.
-    monkeypatch.setattr("gpudiag.machine.probes.plan.installed", lambda _: False)
-    bare = msgspec.structs.replace(inventory(), gpus=(), links=())
-    found = probe_machine(bare, quick=True)
-    assert failed_probes(found) == ()
-    assert {record.path for record in found.bandwidth} == {"host_memory"}
-    assert found.probes["host memory"]["status"] == "ok"
-    assert found.probes["total"]["mode"] == "quick"

@@ -108,7 +108,7 @@ def test_output_is_written_whole_or_not_at_all(tmp_path: Path) -> None:
         "resource.setrlimit(resource.RLIMIT_FSIZE, (4096, 4096))\n"
         f"write_output(Path({str(path)!r}), bytes(8192))"
     )
-    full = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    full = subprocess.run([sys.executable, "-B", "-c", code], capture_output=True, text=True, check=False)
     assert f"cannot write {path}: File too large" in full.stderr
     assert path.read_bytes() == b"before"
     assert [entry.name for entry in tmp_path.iterdir()] == ["report.md"]

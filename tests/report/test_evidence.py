@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpudiag.report.evidence import evidence_items
+from tests.examples import examples
 
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=200),
@@ -44,6 +45,7 @@ def test_words(key: str, value: Any, words: str) -> None:
 
 
 @given(st.dictionaries(st.text(max_size=300), JSON, max_size=30))
+@examples(40)  # drawing one takes 70 ms
 def test_any_evidence_is_bounded_printable_text(evidence: dict[str, Any]) -> None:
     items = evidence_items(evidence)
     assert all(len(item) < 2000 for item in items)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
+import msgspec
 import numpy as np
 import pytest
 from hypothesis import assume, given
@@ -81,6 +82,16 @@ def edits_of(case: Case, costs: Costs) -> dict[str, Costs]:
         "level": level(what_if, costs),
         "level each step": level(what_if, costs, each_step=True),
     }
+
+
+@given(job=jobs(), scatter=st.sampled_from((0.0, 0.1)), recording_ns=st.sampled_from((0, 701)))
+@examples(40)
+def test_what_is_played_for_its_times_alone_ends_when_it_does_event_by_event(
+    job: Job, scatter: float, recording_ns: int
+) -> None:
+    job = msgspec.structs.replace(job, scatter=scatter, recording_ns=recording_ns, host_pace={0: 1.3})
+    seen, unseen = (job._play(recorded=recorded) for recorded in (True, False))
+    assert [rank.finished for rank in unseen] == [rank.finished for rank in seen]
 
 
 @given(job=jobs())

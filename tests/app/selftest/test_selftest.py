@@ -5,7 +5,6 @@ from __future__ import annotations
 import gzip
 import json
 import shutil
-import statistics
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -17,7 +16,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 NO_GPU = {"CUDA_VISIBLE_DEVICES": ""}
-FAULTS = ("none", "late-loader-marked", "late-loader-one", "tensor-parallel")
+FAULTS = ("none", "late-loader-one", "tensor-parallel")
 
 Run = tuple["subprocess.CompletedProcess[str]", "Path"]
 
@@ -72,24 +71,20 @@ def test_a_wrong_row_is_exit_code_1(quick: Run, tmp_path: Path) -> None:
     assert (row["verdict"], again.returncode) == ("wrong", 1)
 
 
-@pytest.mark.measured
-@pytest.mark.parametrize("fault", ["late-loader-marked", "late-loader-one"])
-def test_a_late_loader_costs_what_it_is_late(quick: Run, fault: str) -> None:
-    run_dir = quick[1] / "out" / "resnet20-cifar" / fault
+def test_a_late_loader_is_late_in_every_second_block(quick: Run) -> None:
+    """What it costs the job is judged by the rows that `.ci/run` counts."""
+    run_dir = quick[1] / "out" / "resnet20-cifar" / "late-loader-one"
     ablation = json.loads((run_dir / "ablation.json").read_text(encoding="utf-8"))
     assert [block["on"] for block in ablation["blocks"]] == [False, True, True, False]
     fastest = min(ms for block in ablation["blocks"] if block["on"] for ms in block["step_ms"][1])
     assert fastest > ablation["amount_ms"]
-    off = statistics.median(ms for block in ablation["blocks"] if not block["on"] for ms in block["step_ms"][0])
-    on = statistics.median(ms for block in ablation["blocks"] if block["on"] for ms in block["step_ms"][0])
-    assert on > off
 
 
 def test_the_faults_leave_no_mark_in_a_trace(quick: Run) -> None:
     for rank in (0, 1):
         marks = {name for name in names_in_trace(quick, "late-loader-one", rank) if "gpudiag" in name}
+        assert marks
         assert {name for name in marks if not name.startswith("gpudiag.module:ResNetCifar/")} == set()
-        assert "gpudiag.input" in names_in_trace(quick, "late-loader-marked", rank)
 
 
 def test_each_fault_is_a_run_that_can_be_analysed(quick: Run) -> None:

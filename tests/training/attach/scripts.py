@@ -194,9 +194,14 @@ def compiled(steps: int) -> None:
         say(step(batch))
 
 
+def wide_net() -> nn.Sequential:
+    """Of a millisecond a step and more, so that seconds of it are not a million events."""
+    return nn.Sequential(nn.Linear(32, 1024), nn.Linear(1024, 1024), nn.Linear(1024, 32))
+
+
 def own_optimizer(steps: int) -> None:
     """Nothing of torch.optim: endless to the eye, ended by a clock."""
-    model = net()
+    model = wide_net()
     until = time.monotonic() + steps
     count = 0
     losses = []
@@ -216,7 +221,7 @@ def own_optimizer(steps: int) -> None:
 
 
 def inference(steps: int) -> None:
-    model = net()
+    model = wide_net()
     until = time.monotonic() + steps
     with torch.no_grad():
         while time.monotonic() < until:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -11,7 +9,7 @@ import pytest
 
 from gpudiag.model.event import Role
 from gpudiag.trace import read_traces
-from tests.cli_process import SECONDS, environment
+from tests.forked import run_forked
 
 STEPS, BETWEEN_STEPS = 3, 2
 
@@ -41,10 +39,7 @@ for recording in ("light", "full"):  # as every run has them, one after the othe
 @pytest.mark.processes
 @pytest.mark.xdist_group("processes")
 def test_collections_of_recorded_steps_are_marked(tmp_path: Path) -> None:
-    done = subprocess.run(
-        [sys.executable, "-c", PROGRAM, str(tmp_path)],
-        capture_output=True, text=True, env=environment(CUDA_VISIBLE_DEVICES=""), timeout=SECONDS, check=False,
-    )  # fmt: skip
+    done = run_forked(PROGRAM, str(tmp_path))
     assert done.returncode == 0, done.stderr
     for recording in ("light", "full"):
         (trace,) = read_traces([tmp_path / recording])
@@ -81,10 +76,7 @@ collections.stop()
 def test_what_is_to_be_collected_is_so_before_the_first_step_unless_the_program_decides_when(
     collector: str, first: str
 ) -> None:
-    done = subprocess.run(
-        [sys.executable, "-c", COLLECTED, collector],
-        capture_output=True, text=True, env=environment(CUDA_VISIBLE_DEVICES=""), timeout=SECONDS, check=False,
-    )  # fmt: skip
+    done = run_forked(COLLECTED, collector)
     assert done.returncode == 0, done.stderr
     assert done.stdout.split()[0] == first
 
@@ -101,8 +93,5 @@ collections.start()
 @pytest.mark.xdist_group("processes")
 def test_collections_at_a_program_s_end_are_none_of_its_own() -> None:
     """Python collects when modules are gone already, also where nobody ended the recording."""
-    done = subprocess.run(
-        [sys.executable, "-c", NEVER_STOPPED],
-        capture_output=True, text=True, env=environment(CUDA_VISIBLE_DEVICES=""), timeout=SECONDS, check=False,
-    )  # fmt: skip
+    done = run_forked(NEVER_STOPPED)
     assert (done.returncode, done.stderr) == (0, "")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -13,7 +12,7 @@ from gpudiag.app.analyze import analyze
 from gpudiag.model.event import EventKind, Module, Trace
 from gpudiag.model.run_directory import find_run_record
 from gpudiag.trace import read_traces
-from tests.cli_process import SECONDS, environment
+from tests.forked import run_forked
 
 pytestmark = [pytest.mark.processes, pytest.mark.xdist_group("processes")]
 
@@ -108,10 +107,7 @@ print(json.dumps(losses))
 
 
 def run(program: str, *words: str) -> subprocess.CompletedProcess[str]:
-    done = subprocess.run(
-        [sys.executable, "-c", MODELS + program, *words],
-        capture_output=True, text=True, env=environment(CUDA_VISIBLE_DEVICES=""), timeout=SECONDS, check=False,
-    )  # fmt: skip
+    done = run_forked(MODELS + program, *words)
     assert done.returncode == 0, done.stderr
     return done
 

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
-from tests.cli_process import SECONDS, environment
+from tests.forked import run_forked
 
 #: So many that what a recording has kept of them is given back to the system: writing there ends the process.
 PROGRAM = """
@@ -34,8 +32,5 @@ print("end")
 @pytest.mark.xdist_group("processes")
 @pytest.mark.parametrize(("recording", "ends"), [("light", "discard"), ("full", "stop")])
 def test_they_end_without_harm(recording: str, ends: str, tmp_path: Path) -> None:
-    done = subprocess.run(
-        [sys.executable, "-c", PROGRAM, str(tmp_path / "trace.json.gz"), recording, ends],
-        capture_output=True, text=True, env=environment(CUDA_VISIBLE_DEVICES=""), timeout=SECONDS, check=False,
-    )  # fmt: skip
+    done = run_forked(PROGRAM, str(tmp_path / "trace.json.gz"), recording, ends)
     assert (done.returncode, done.stdout.split()) == (0, ["end"]), done.stderr

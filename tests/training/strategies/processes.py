@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import gc
-import importlib
 import json
 import os
-import runpy
 import subprocess
 import sys
 import tempfile
@@ -15,8 +12,9 @@ from pathlib import Path
 from typing import Any
 
 from tests.cli_process import SECONDS
+from tests.forked import Forked
 
-ROOT = Path(__file__).parents[3]
+_RUN = "import runpy, sys; del sys.argv[0]; runpy.run_path(sys.argv[0], run_name='__main__')"
 
 #: One line of a rank's output that is its answer.
 MARK = "ANSWER "
@@ -35,20 +33,12 @@ class Job:
     def __init__(self, program: Path, world: int, argument: object = None, **environment: str) -> None:
         self._folder = tempfile.TemporaryDirectory()
         folder = Path(self._folder.name)
-        values = {**os.environ, "PYTHONPATH": str(ROOT), "GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"}
+        values = {**os.environ, "GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1", **environment}
         self.outputs = [folder / f"rank{rank}.txt" for rank in range(world)]
         self.processes = []
         for rank, output in enumerate(self.outputs):
             words = [str(program), str(rank), str(world), str(folder / "meeting"), json.dumps(argument)]
-            with output.open("w") as file:
-                self.processes.append(
-                    subprocess.Popen(
-                        [sys.executable, "-m", "tests.training.strategies.processes", *words],
-                        stdout=file,
-                        stderr=subprocess.STDOUT,
-                        env={**values, **environment},
-                    )
-                )
+            self.processes.append(Forked(_RUN, *words, out=output, err=output, values=values))
 
     def __enter__(self) -> Job:
         return self
@@ -86,12 +76,3 @@ def tell(answer: object) -> None:
     """Used by the programs: print the answer."""
     sys.stdout.write(f"{MARK}{json.dumps(answer)}\n")
     sys.stdout.flush()
-
-
-if __name__ == "__main__":
-    gc.disable()  # a quarter of what starting takes; nor is there a look through all that later
-    importlib.import_module("torch")
-    gc.enable()
-    gc.freeze()
-    del sys.argv[0]
-    runpy.run_path(sys.argv[0], run_name="__main__")

@@ -136,7 +136,7 @@ def test_it_is_predicted(package: str, tmp_path: Path) -> None:
 @pytest.mark.measured
 @pytest.mark.xdist_group("processes")
 def test_it_is_measured_beside_others(package: str, tmp_path: Path) -> None:
-    words = ("recommend", "trivial", "--only", f"gloo,{NAME}", "--devices", "2", "--budget", "90")
+    words = ("recommend", "trivial", "--only", f"gloo,{NAME}", "--devices", "2", "--budget", "50")
     found = _json(package, *words, "--output", str(tmp_path / "run"))
     measured = {one["strategy"]: one["measured_step_ms"] for one in found["ranking"]}
     assert measured.keys() == {"gloo", NAME, "independent"}
@@ -148,7 +148,7 @@ def test_it_is_measured_beside_others(package: str, tmp_path: Path) -> None:
 @pytest.mark.measured
 @pytest.mark.xdist_group("processes")
 def test_it_scales(package: str, tmp_path: Path) -> None:
-    words = ("scale", "mlp", "--strategies", NAME, "--devices", "2", "--quick", "--batch-size", "8")
+    words = ("scale", "trivial", "--strategies", NAME, "--devices", "2", "--quick", "--seconds", "0.5")
     points = _json(package, *words, "--output", str(tmp_path / "scaling"))["points"]
     # On one device it has nobody to exchange with.
     assert {(point["strategy"], point["devices"]) for point in points} == {(NAME, 2), ("independent", 1)}
@@ -158,7 +158,7 @@ def test_it_scales(package: str, tmp_path: Path) -> None:
 @pytest.mark.measured
 @pytest.mark.xdist_group("processes")
 def test_its_transport_is_measured_on_the_buckets_of_a_model(package: str) -> None:
-    facts = _json(package, "bandwidth", "--quick", "--like", "mlp")
+    facts = _json(package, "bandwidth", "--quick", "--like", "resnet20-cifar")
     like = {one["strategy"] for one in facts["collectives"] if one["ranks"] == 2}
     assert {"gloo", "cpu-reduce", NAME} <= like
 
