@@ -32,6 +32,7 @@ from gpudiag.units import NS_PER_MS, NS_PER_US
 
 _HOST_THREAD = 1
 _COMPUTE_STREAM, _COMMUNICATION_STREAM = 7, 20
+_COLLECTIVE = "ncclDevKernel_AllReduce_Sum_f32_RING_LL"
 _LATENCY_NS = 2_400
 _GAP_NS = 1_200
 _ORIGIN_NS = 10**18
@@ -267,19 +268,8 @@ class _Rank:
         return max(self.now + _LATENCY_NS, *(free + _GAP_NS for free in self.free.values()))
 
     def leave(self, start: int, piece: Piece, end: int) -> None:
-        self.rows.append(
-            _Row(
-                EventKind.KERNEL,
-                Role.EXCHANGE,
-                "ncclDevKernel_AllReduce_Sum_f32_RING_LL",
-                start,
-                end,
-                _COMMUNICATION_STREAM,
-                0,
-                self.launched,
-                piece.size_bytes,
-            )
-        )
+        where = (_COMMUNICATION_STREAM, 0, self.launched, piece.size_bytes)
+        self.rows.append(_Row(EventKind.KERNEL, Role.EXCHANGE, _COLLECTIVE, start, end, *where))
         self.free[_COMMUNICATION_STREAM] = end
 
     def trace(self) -> Trace:
