@@ -189,7 +189,7 @@
     layout(); later(); markPlaces();
   }
   // Where each finding is to be seen: the longest wait for a late rank, or the largest cluster of its buckets.
-  const looks = { "input-bound": ["input", "unmarked-input"], "communication-bound": ["communication_transfer"], "launch-bound": ["launch"], "host-sync": ["sync"], "host-stall": ["launch", "idle", "unmarked-input"], "slow-copy": ["copy"], "compute-bound": ["compute"] };
+  const looks = { "input-bound": ["input", "unmarked-input"], "communication-bound": ["communication_transfer"], "launch-bound": ["launch"], "host-sync": ["sync"], "memory-allocation": ["sync", "launch"], "host-stall": ["launch", "idle", "unmarked-input"], "slow-copy": ["copy"], "compute-bound": ["compute"] };
   function placeOf(button) {
     const ranks = button.dataset.ranks ? button.dataset.ranks.split(" ").map(Number) : view.ranks.map((one) => one.rank);
     let best = null;
