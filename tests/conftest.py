@@ -86,8 +86,6 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.xdist_group("recordings"))  # one worker analyses each of them once
         elif _shares_with_its_module(item) and not item.get_closest_marker("xdist_group"):
             item.add_marker(pytest.mark.xdist_group(item.path.stem))  # one worker sets it up, not each of them
-    # What one worker has to do alone comes first, so that at the end there is enough for all of them.
-    items.sort(key=lambda item: item.get_closest_marker("xdist_group") is None)
 
 
 def _shares_with_its_module(item: pytest.Item) -> bool:
