@@ -117,10 +117,11 @@ def test_a_run_in_a_terminal_draws_its_ranks(tmp_path: Path) -> None:
         "--strategy",
         "independent",
         "--batch-size",
-        "4",
+        "16",
         "--prefetch",
     )
-    short = ("--devices", "1", "--steps", "40", "--warmup", "10", "--no-probe", "--output", str(tmp_path / "run"))
+    # Some seconds of steps, as a table is drawn four times in one.
+    short = ("--devices", "1", "--steps", "600", "--warmup", "10", "--no-probe", "--output", str(tmp_path / "run"))
     code, shown = in_terminal(*words, *short, columns=100, CUDA_VISIBLE_DEVICES="")
     assert code == 0, shown
     drawn = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", shown)
