@@ -296,7 +296,7 @@ def _block_targets(  # noqa: PLR0917  # columns of the calls, in the order in wh
     wanted = np.flatnonzero(kinds != Block.NOT)
     known = among(rows[wanted], np.concatenate([awaited.call for awaited in told]))
     returned = time[wanted] + np.where(known, CLOCK_NS, 0)
-    whatever = any_of(kinds[wanted], Block.SYNC, Block.COLLECTIVE, Block.RELEASE)
+    even_if_over = any_of(kinds[wanted], Block.SYNC, Block.COLLECTIVE, Block.RELEASE)
     for position, (part, awaited) in enumerate(zip(parts, told, strict=True)):
         for at, given in enumerate(part.given):
             ended = np.searchsorted(given.end, returned, side="right") - 1
@@ -307,7 +307,7 @@ def _block_targets(  # noqa: PLR0917  # columns of the calls, in the order in wh
             valid = index >= 0
             ends = np.where(valid, given.end[np.maximum(index, 0)], -np.inf)
             binding = ends > waited_from[wanted]
-            counts = valid & (binding | whatever) & (ends > latest[wanted])
+            counts = valid & (binding | even_if_over) & (ends > latest[wanted])
             chosen = wanted[counts]
             latest[chosen] = ends[counts]
             target_part[chosen] = position
