@@ -53,10 +53,12 @@ def pytest_collection_finish() -> None:
     gc.freeze()
 
 
-# How long an example takes says nothing on machines that do other work beside. `unit` is the inner loop's.
+# How long an example takes says nothing on machines that do other work beside. `unit` is the inner loop's; `whole` is
+# what `.ci/run` draws.
 settings.register_profile("whole", deadline=None)
+settings.register_profile("usual", deadline=None, max_examples=50)
 settings.register_profile("unit", deadline=None, max_examples=25)
-settings.load_profile("whole")
+settings.load_profile("usual")
 
 _programs: list[str] = []
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import os
 import signal
@@ -38,9 +39,11 @@ def served(servers: int = 1, batch_size: int = 6, name: str = WORKLOAD) -> Serve
 
 def children() -> set[int]:
     """Processes that this one has started and that have not been waited for."""
-    return {
-        int(child) for task in Path("/proc/self/task").iterdir() for child in (task / "children").read_text().split()
-    }
+    found: set[int] = set()
+    for task in Path("/proc/self/task").iterdir():
+        with contextlib.suppress(FileNotFoundError):  # a thread that has ended since
+            found |= {int(child) for child in (task / "children").read_text().split()}
+    return found
 
 
 def test_names_are_those_of_the_types() -> None:
