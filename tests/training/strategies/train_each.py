@@ -27,7 +27,7 @@ from tests.training.strategies.processes import tell
 
 STEPS = 12
 BATCHES = 4
-#: A reducer of DDP's that goes waits for gloo's threads with the interpreter's lock held, which these may wait for in turn.
+#: DDP's reducer, when it goes, waits for gloo's threads with the interpreter's lock held, and these may wait for that.
 KEPT: list[nn.Module] = []
 
 
