@@ -108,16 +108,20 @@ print(said)
 """
 
 
+def median_with_interval(values: list[float]) -> tuple[float, float, float]:
+    """The median, and the order statistics between which the true one is at 95 %."""
+    each = sorted(values)
+    off = int(0.98 * len(each) ** 0.5)  # 1.96 standard deviations of a fair coin
+    low, high = each[max(0, len(each) // 2 - off - 1)], each[min(len(each) - 1, len(each) // 2 + off)]
+    return statistics.median(each), low, high
+
+
 def difference(pairs: list[tuple[float, float]]) -> str:
     """Of the second of each pair to the first."""
-    each = sorted(second - first for first, second in pairs)
-    off = int(0.98 * len(each) ** 0.5)  # order statistics around the median: 1.96 standard deviations of a fair coin
-    low, high = each[max(0, len(each) // 2 - off - 1)], each[min(len(each) - 1, len(each) // 2 + off)]
+    middle, low, high = median_with_interval([second - first for first, second in pairs])
     base = statistics.median(first for first, _ in pairs)
-    share = [100 * value / base for value in (statistics.median(each), low, high)]
-    return (
-        f"{base:8.3f} ms bare  {statistics.median(each):+.4f} ms  {share[0]:+.2f} % [{share[1]:+.2f}, {share[2]:+.2f}]"
-    )
+    share = [100 * value / base for value in (middle, low, high)]
+    return f"{base:8.3f} ms bare  {middle:+.4f} ms  {share[0]:+.2f} % [{share[1]:+.2f}, {share[2]:+.2f}]"
 
 
 def told(run_dir: str, *, entered: bool, **more: str) -> dict[str, str]:

@@ -17,10 +17,10 @@ import time
 
 import torch
 import torch.distributed as dist
-from torch import nn
+from attach_costs import median_with_interval
 from torch.nn.parallel import DistributedDataParallel
 
-from tests.training.attach.slow_scripts import BATCH, LAYERS, ON_GPU, WIDTH
+from tests.training.attach.slow_scripts import BATCH, ON_GPU, WIDTH, network
 
 STEPS = 20
 #: Are there calls of `.item()`, and are the copies from pageable memory?
@@ -31,10 +31,7 @@ class Training:
     """The script's model, and one step of it in any of the four forms."""
 
     def __init__(self, device: torch.device) -> None:
-        layers: list[nn.Module] = []
-        for _ in range(LAYERS):
-            layers += [nn.Linear(WIDTH, WIDTH), nn.ReLU()]
-        self.model = DistributedDataParallel(nn.Sequential(*layers).to(device))
+        self.model = DistributedDataParallel(network().to(device))
         self.optimizer = torch.optim.SGD(self.model.parameters(), lr=1e-3)
         self.device = device
         batch = torch.randn(BATCH, WIDTH)
@@ -65,11 +62,9 @@ class Training:
 
 
 def cost(name: str, with_it: list[float], without: list[float]) -> str:
-    """The median of the differences, and order statistics around it."""
-    each = sorted(a - b for a, b in zip(with_it, without, strict=True))
-    off = int(0.98 * len(each) ** 0.5)  # 1.96 standard deviations of a fair coin
-    low, high = each[max(0, len(each) // 2 - off - 1)], each[min(len(each) - 1, len(each) // 2 + off)]
-    return f"{name:52} {statistics.median(each):6.3f} ms [{low:.3f}, {high:.3f}]"
+    """The median of the differences, and its interval."""
+    middle, low, high = median_with_interval([a - b for a, b in zip(with_it, without, strict=True)])
+    return f"{name:52} {middle:6.3f} ms [{low:.3f}, {high:.3f}]"
 
 
 def main() -> None:

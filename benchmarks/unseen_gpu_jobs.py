@@ -9,7 +9,6 @@ a smaller model on the CPU, where only that they run can be tried.
 
 from __future__ import annotations
 
-import argparse
 import gc
 import io
 import itertools
@@ -25,7 +24,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 from torch.utils.data import DataLoader, Dataset
-from unseen_jobs import Loop, judge, train
+from unseen_jobs import Loop, asked, judge, train
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 #: Width, words of a sample, samples of a batch, blocks, side of an image.
@@ -256,12 +255,7 @@ def is_right(job: str, found: list[dict[str, Any]]) -> bool:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--jobs", default=",".join(JOBS))
-    parser.add_argument("--rounds", type=int, default=2, help="of four blocks of ten steps")
-    parser.add_argument("--keep", type=Path, help="leave the run directories here")
-    parser.add_argument("--train", choices=JOBS, help=argparse.SUPPRESS)
-    given = parser.parse_args()
+    given = asked(__doc__, JOBS)
     if given.train:
         train(JOBS[given.train][0])
         return

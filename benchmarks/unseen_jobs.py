@@ -20,7 +20,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -274,13 +274,18 @@ def is_right(job: str, found: list[dict[str, Any]]) -> bool:
     return not ranks or first["ranks"] == [*ranks]
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--jobs", default=",".join(JOBS))
+def asked(description: str | None, jobs: Collection[str]) -> argparse.Namespace:
+    """What to do with which of these jobs: `jobs`, `rounds`, `keep`, and `train` in a script itself."""
+    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--jobs", default=",".join(jobs))
     parser.add_argument("--rounds", type=int, default=2, help="of four blocks of ten steps")
     parser.add_argument("--keep", type=Path, help="leave the run directories here")
-    parser.add_argument("--train", choices=JOBS, help=argparse.SUPPRESS)
-    given = parser.parse_args()
+    parser.add_argument("--train", choices=jobs, help=argparse.SUPPRESS)
+    return parser.parse_args()
+
+
+def main() -> None:
+    given = asked(__doc__, JOBS)
     if given.train:
         train(JOBS[given.train][0])
         return

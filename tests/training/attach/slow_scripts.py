@@ -53,6 +53,14 @@ def slow_exchange(_state, bucket):  # type: ignore[no-untyped-def]  # DDP takes 
     return done.then(lambda future: future.value()[0])
 
 
+def network() -> nn.Sequential:
+    """Some layers of one width."""
+    layers: list[nn.Module] = []
+    for _ in range(LAYERS):
+        layers += [nn.Linear(WIDTH, WIDTH), nn.ReLU()]
+    return nn.Sequential(*layers)
+
+
 def train(kind: str, seconds: float) -> None:
     rank, local = int(os.environ["RANK"]), int(os.environ["LOCAL_RANK"])
     dist.init_process_group("nccl" if ON_GPU else "gloo")
@@ -62,10 +70,7 @@ def train(kind: str, seconds: float) -> None:
     else:
         torch.set_num_threads(1)
     torch.manual_seed(7)
-    layers: list[nn.Module] = []
-    for _ in range(LAYERS):
-        layers += [nn.Linear(WIDTH, WIDTH), nn.ReLU()]
-    model = DistributedDataParallel(nn.Sequential(*layers).to(device))
+    model = DistributedDataParallel(network().to(device))
     if kind == "slow-exchange":
         model.register_comm_hook(None, slow_exchange)
     late = FAULT_S if kind == "few-workers" or (kind == "late-loader" and rank == 1) else 0.0

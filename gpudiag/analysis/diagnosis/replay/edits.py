@@ -22,6 +22,7 @@ from gpudiag.analysis.diagnosis.replay.levels import (
 )
 from gpudiag.analysis.diagnosis.replay.simulate import Costs
 from gpudiag.analysis.diagnosis.replay.what_if import WhatIf
+from gpudiag.model.event import any_of
 from gpudiag.model.timeline import OpClass
 
 
@@ -62,7 +63,7 @@ def without_common_slow_calls(what_if: WhatIf, costs: Costs) -> Costs:
 def without_allocation(what_if: WhatIf, costs: Costs) -> Costs:
     """No memory is taken from the driver or given back to it, but for what one rank needs more of that."""
     taken, released = common(what_if, costs, "allocation"), releases(what_if)
-    released &= ~np.isin(what_if.graph.host.process, waiting_more(what_if, released))
+    released &= ~any_of(what_if.graph.host.process, *waiting_more(what_if, released))
     return replace(
         costs,
         busy=np.maximum(costs.busy - taken, np.fmin(costs.busy, what_if.exchanged.busy)),

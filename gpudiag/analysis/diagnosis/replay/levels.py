@@ -114,7 +114,7 @@ def without_waiting(what_if: WhatIf, costs: Costs, nodes: NDArray[np.bool_]) -> 
 
 
 def _without_own_syncs(what_if: WhatIf, costs: Costs) -> Costs:
-    """No rank synchronizes with its device where most of its peers do not."""
+    """No rank synchronizes with its device, or releases memory, where most of its peers do not."""
     process = what_if.graph.host.process
     for waits in (syncs(what_if), releases(what_if)):
         own = waiting_more(what_if, waits)
