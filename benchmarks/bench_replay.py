@@ -24,8 +24,8 @@ from gpudiag.analysis.attribution import attribute
 from gpudiag.analysis.diagnosis.case import Case
 from gpudiag.analysis.diagnosis.engine import diagnose
 from gpudiag.analysis.diagnosis.replay.build import build_graph
-from gpudiag.analysis.diagnosis.replay.schedule import Schedule
-from gpudiag.analysis.diagnosis.replay.simulate import simulate, unchanged
+from gpudiag.analysis.diagnosis.replay.graph import unchanged
+from gpudiag.analysis.diagnosis.replay.simulate import System, simulate
 from gpudiag.analysis.timeline import build_timeline
 from gpudiag.model.event import NO_CORRELATION, EventTable, Role, StepMarks, Trace
 from gpudiag.trace import read_traces
@@ -63,9 +63,9 @@ def row(timeline: Timeline, steps: int, events_per_step: int, rounds: int) -> st
         begin = time.perf_counter()
         graph = build_graph(grown)
         assert graph is not None
-        schedule = Schedule(graph)
+        system = System(graph)
         built = time.perf_counter()
-        simulate(schedule, unchanged(graph))
+        simulate(system, unchanged(graph))
         simulated = time.perf_counter()
         diagnose(Case(timeline=grown, attribution=attribution))
         building.append(built - begin)

@@ -16,7 +16,7 @@ from collections.abc import Sequence
 import msgspec
 
 from gpudiag.analysis.diagnosis.calibration import AS_RECORDED, CLEARLY_MORE, WARNING_PERCENT, WORTH_FIRST
-from gpudiag.analysis.diagnosis.replay.simulate import Costs
+from gpudiag.analysis.diagnosis.replay.graph import Costs
 from gpudiag.analysis.diagnosis.replay.what_if import WhatIf
 from gpudiag.analysis.diagnosis.rules.rule import Proposal, notable
 from gpudiag.analysis.diagnosis.significance import Significance

@@ -38,7 +38,7 @@ from gpudiag.analysis.diagnosis.replay.edits import (
     without_stalls,
     without_syncs,
 )
-from gpudiag.analysis.diagnosis.replay.simulate import Costs
+from gpudiag.analysis.diagnosis.replay.graph import Costs
 from gpudiag.analysis.diagnosis.replay.what_if import WhatIf
 from gpudiag.model.benchmarks.scaling import STEP_PARTS, StepParts
 from gpudiag.model.timeline import Timeline

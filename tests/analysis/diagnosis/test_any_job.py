@@ -40,7 +40,7 @@ from tests.examples import examples
 
 if TYPE_CHECKING:
     from gpudiag.analysis.diagnosis.case import Case
-    from gpudiag.analysis.diagnosis.replay.simulate import Costs
+    from gpudiag.analysis.diagnosis.replay.graph import Costs
 
 #: What the search for the settled turn may leave, relative.
 SETTLED = 2e-3

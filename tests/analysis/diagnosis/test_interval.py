@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from gpudiag.analysis.diagnosis.interval import interval_ms
-from gpudiag.analysis.diagnosis.replay.simulate import Costs
+from gpudiag.analysis.diagnosis.replay.graph import Costs
 from gpudiag.analysis.diagnosis.significance import half_width_ms
 from gpudiag.intervals import as_set
 from gpudiag.units import NS_PER_MS

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from gpudiag.analysis.diagnosis.calibration import GAP_IN_GRAPH_NS, NOTABLE_PERCENT, QUEUED_NS
 from gpudiag.analysis.diagnosis.replay.exchange import remainder
-from gpudiag.analysis.diagnosis.replay.graph import NONE, Block
+from gpudiag.analysis.diagnosis.replay.graph import NONE, Block, Costs
 from gpudiag.analysis.diagnosis.replay.levels import (
     PARTS,
     amount,
@@ -20,7 +20,6 @@ from gpudiag.analysis.diagnosis.replay.levels import (
     waiting_more,
     without_waiting,
 )
-from gpudiag.analysis.diagnosis.replay.simulate import Costs
 from gpudiag.analysis.diagnosis.replay.what_if import WhatIf
 from gpudiag.model.event import any_of
 from gpudiag.model.timeline import OpClass

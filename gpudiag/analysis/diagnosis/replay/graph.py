@@ -26,7 +26,9 @@ from one that comes after it in the body is that of the turn before.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from enum import IntEnum
+from functools import cached_property
 
 import msgspec
 import numpy as np
@@ -152,3 +154,48 @@ class Graph(msgspec.Struct, frozen=True, kw_only=True):
     def processes(self) -> NDArray[np.int64]:
         """The distinct processes."""
         return distinct(self.host.process)
+
+
+@dataclass(frozen=True)
+class Costs:
+    """What an edit may change. Shapes as in the graph: host nodes n, device ops m; times in ns.
+
+    Attributes:
+        busy: float64[n], host work before each node.
+        waiting: float64[n], what the host waited for data before each node.
+        blocking: bool[n], whether the node still waits for its op.
+        latency: float64[m], from the end of the call that launched each op to its earliest start.
+        gap: float64[m], from the end of the work before each op to its earliest start.
+        duration: float64[m], of ops that are no matched collectives.
+        transfer: float64[m], of matched collectives from last arrival to end; NaN elsewhere.
+        exchanged: False where the ranks exchange nothing; the replay itself does not hang on it.
+    """
+
+    busy: Times
+    waiting: Times
+    blocking: NDArray[np.bool_]
+    latency: Times
+    gap: Times
+    duration: Times
+    transfer: Times
+    exchanged: bool = True
+
+    @cached_property
+    def digest(self) -> int:
+        """The same for equal costs: rules often ask for the same edit again, or for one that changes nothing."""
+        columns = (self.busy, self.waiting, self.blocking, self.latency, self.gap, self.duration, self.transfer)
+        return hash(tuple(column.tobytes() for column in columns))
+
+
+def unchanged(graph: Graph) -> Costs:
+    """The costs as measured, the profiler's own included."""
+    host, device = graph.host, graph.device
+    return Costs(
+        busy=host.busy,
+        waiting=host.input + host.silent + host.stall,
+        blocking=host.block_on != NONE,
+        latency=device.latency,
+        gap=device.gap,
+        duration=device.end - device.start,
+        transfer=device.transfer,
+    )

@@ -11,9 +11,8 @@ from numpy.typing import NDArray
 
 from gpudiag.analysis.diagnosis.calibration import OFTEN
 from gpudiag.analysis.diagnosis.replay.excess import Excess, above_peers
-from gpudiag.analysis.diagnosis.replay.graph import NONE, Block
+from gpudiag.analysis.diagnosis.replay.graph import NONE, Block, Costs
 from gpudiag.analysis.diagnosis.replay.level_between_ranks import above_level, lower_median
-from gpudiag.analysis.diagnosis.replay.simulate import Costs
 from gpudiag.analysis.diagnosis.replay.what_if import WhatIf
 from gpudiag.model.event import any_of
 from gpudiag.model.timeline import OpClass

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gpudiag.analysis.diagnosis.replay.edits import with_host_copies
-from gpudiag.analysis.diagnosis.replay.simulate import Costs
+from gpudiag.analysis.diagnosis.replay.graph import Costs
 from gpudiag.analysis.diagnosis.replay.what_if import WhatIf
 from gpudiag.model.event import HostMemory
 from gpudiag.model.facts import QUEUED, Facts

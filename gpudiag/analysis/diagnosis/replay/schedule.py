@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from enum import IntEnum
+from functools import cached_property
 from typing import NamedTuple
 
 import numpy as np
@@ -55,22 +56,29 @@ class Schedule:
             before.
         last_nodes, last_ops: the last host node of each chain and the last op of each stream.
         step_ends: int64[steps] and whether these are ops: the last of each step on the stream of most ops, or the last
-            host nodes of the longest chain.
+            host nodes of the longest chain. Each is the last of its run.
         first_nodes, first_ops: int64[n] and int64[m], the first of the run that each host node and each op is in.
-        kept: what simulations keep for the next one (`simulate`).
     """
 
     def __init__(self, graph: Graph) -> None:
         self.graph = graph
-        self.kept: dict[int, object] = {}
         self.last_nodes = np.array([after - 1 for first, after in graph.chains if after > first], np.int64)
         self.last_ops = np.array([after - 1 for first, after in graph.streams if after > first], np.int64)
         self.step_ends = _step_ends(graph)
-        runs = [*_host_runs(graph), *_device_runs(graph)]
+        ends, on_device = self.step_ends
+        runs = [
+            *_host_runs(graph, ends[:0] if on_device else ends),
+            *_device_runs(graph, ends if on_device else ends[:0]),
+        ]
         self.runs = _in_order(graph, runs)
         self.first_nodes, self.first_ops = np.arange(len(graph.host.time)), np.arange(len(graph.device.start))
         for run in runs:
             (self.first_nodes if run.kind in _ON_HOST else self.first_ops)[run.first : run.after] = run.first
+
+    @cached_property
+    def places(self) -> Places:
+        """Where in `runs` each node is."""
+        return places_of(self.graph, self.runs)
 
 
 def _step_ends(graph: Graph) -> tuple[NDArray[np.int64], bool]:
@@ -84,21 +92,28 @@ def _step_ends(graph: Graph) -> tuple[NDArray[np.int64], bool]:
     return first + np.maximum(np.searchsorted(of_nodes, steps, side="right") - 1, 0), False
 
 
-def _host_runs(graph: Graph) -> Iterator[Run]:
+def _host_runs(graph: Graph, ends: NDArray[np.int64]) -> Iterator[Run]:
+    """Cut where a node waits, and behind those that end a step."""
     blocked = graph.host.block_on != NONE
+    cut = blocked.copy()
+    cut[ends] = True
     for first, after in graph.chains:
         begin = first
-        for block in [*(first + np.flatnonzero(blocked[first:after])).tolist(), after]:
-            if block > begin:
-                yield Run(Kind.HOST_RUN, begin, block, begin - 1 if begin > first else after - 1)
-            if block < after:
-                yield Run(Kind.HOST_BLOCK, block, block + 1, block - 1 if block > first else after - 1)
-            begin = block + 1
+        for at in [*(first + np.flatnonzero(cut[first:after])).tolist(), after]:
+            waits = at < after and blocked[at]
+            stop = at if waits or at == after else at + 1
+            if stop > begin:
+                yield Run(Kind.HOST_RUN, begin, stop, begin - 1 if begin > first else after - 1)
+            if waits:
+                yield Run(Kind.HOST_BLOCK, at, at + 1, at - 1 if at > first else after - 1)
+            begin = at + 1
 
 
-def _device_runs(graph: Graph) -> Iterator[Run]:
+def _device_runs(graph: Graph, ends: NDArray[np.int64]) -> Iterator[Run]:
+    """Cut where an op waits or is a collective, and behind those that are waited for or end a step."""
     host, device = graph.host, graph.device
     wanted = np.zeros(len(device.start), np.bool_)
+    wanted[ends] = True
     for column in (host.block_on, device.wait_a, device.wait_b):
         wanted[column[column != NONE]] = True
     waits = (device.wait_a != NONE) | (device.wait_b != NONE)
@@ -155,19 +170,39 @@ def _in_order(graph: Graph, runs: list[Run]) -> list[Run]:
     return order
 
 
+class Places(NamedTuple):
+    """Where among runs each node is.
+
+    Attributes:
+        node: int64[n], the run that each host node is in.
+        end: int64[m], the run that each op ends in.
+        start: the run in which each collective's op starts.
+    """
+
+    node: NDArray[np.int64]
+    end: NDArray[np.int64]
+    start: dict[int, int]
+
+
+def places_of(graph: Graph, runs: Sequence[Run]) -> Places:
+    """The places of a graph's nodes in these runs."""
+    node = np.full(len(graph.host.time), NONE, np.int64)
+    end = np.full(len(graph.device.start), NONE, np.int64)
+    start: dict[int, int] = {}
+    for index, run in enumerate(runs):
+        if run.kind in _ON_HOST:
+            node[run.first : run.after] = index
+        elif run.kind == Kind.COLLECTIVE_START:
+            start[run.first] = index
+        else:
+            end[run.first : run.after] = index
+    return Places(node, end, start)
+
+
 def _needs(graph: Graph, runs: list[Run]) -> list[set[int]]:
     """For each run the runs that must be done before it in the same turn."""
     device = graph.device
-    run_of_node = np.full(len(graph.host.time), NONE, np.int64)
-    run_of_end = np.full(len(device.start), NONE, np.int64)
-    run_of_start: dict[int, int] = {}
-    for index, run in enumerate(runs):
-        if run.kind in _ON_HOST:
-            run_of_node[run.first : run.after] = index
-        elif run.kind == Kind.COLLECTIVE_START:
-            run_of_start[run.first] = index
-        else:
-            run_of_end[run.first : run.after] = index
+    run_of_node, run_of_end, run_of_start = places_of(graph, runs)
     needs: list[set[int]] = [set() for _ in runs]
     for index, run in enumerate(runs):
         if run.kind == Kind.COLLECTIVE_END:

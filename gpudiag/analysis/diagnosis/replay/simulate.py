@@ -1,101 +1,38 @@
-"""Runs a replay graph: in runs of nodes that need nothing from elsewhere, so that NumPy does each run at once.
+"""Runs a replay graph turn after turn until the job has settled.
 
-Within a run of launches the host only adds up. Within a run of ops of one stream, with r[j] the time at which op j was
-launched less its gap, and c[j] = gap + duration,
+What the runs of the schedule hand on are the variables of a max-plus system, each the largest of sums of one variable
+and one weight (Baccelli, Cohen, Olsder & Quadrat, Synchronization and Linearity, 1992, chapter 2): the time of each
+run's last node and, of collectives, the starts and when the last participant starts. The weights are what the costs in
+between come to, and NumPy works them out at once, for all runs. Within a run of launches the host only adds up. Within
+a run of ops of one stream, with r[j] the time at which op j was launched less its gap, and c[j] = gap + duration,
 
     end[j] = max(r[j], end[j - 1]) + c[j]   is   end[j] = C[j] + max(end[before], max over i <= j of (r[i] - C[i - 1]))
 
-where C are the running sums of c. Runs are cut where a node is waited for from elsewhere or waits itself, and done in
-an order in which everything that a run needs came before it.
-
-Several costs are simulated at once, each a column of the same arrays: what a run takes is mostly NumPy's overhead per
-call, which ten columns share. Each column's results are those that it would have alone, to the bit.
+where C are the running sums of c; and of all that one run of the host launched only the largest r[i] - C[i - 1] counts.
+A turn of ten thousand nodes so takes a thousand sums and comparisons.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from functools import cached_property
+from collections import defaultdict
+from enum import Enum, auto
 
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from gpudiag.analysis.diagnosis.replay.graph import NONE, Graph
-from gpudiag.analysis.diagnosis.replay.schedule import Kind, Schedule
+from gpudiag.analysis.diagnosis.replay.graph import NONE, Costs, Graph
+from gpudiag.analysis.diagnosis.replay.schedule import Kind, Run, Schedule
 
 Times = NDArray[np.float64]
+Index = NDArray[np.int64]
 
 #: The job has settled when no chain or stream differs from the turn before by more than this share of the turn.
 _SETTLED = 1e-3
 _MOST_TURNS = 24
 _FEWEST_TURNS = 3
-#: Nodes times columns that are held at once; what is more is simulated in several goes. An array of times then takes
-#: 8 MB, and a simulation about ten of them.
-_MOST_AT_ONCE = 1_000_000
-#: Up to so many, the calls and arrays of a simulation are kept for the next one, by its number of columns: making them
-#: takes as long as one of three turns. Ten arrays then take 12 MB. What is larger spends its time in the turns.
-_MOST_KEPT = 150_000
-
-
-@dataclass(frozen=True)
-class Costs:
-    """What an edit may change. Shapes as in the graph: host nodes n, device ops m; times in ns.
-
-    Attributes:
-        busy: float64[n], host work before each node.
-        waiting: float64[n], what the host waited for data before each node.
-        blocking: bool[n], whether the node still waits for its op.
-        latency: float64[m], from the end of the call that launched each op to its earliest start.
-        gap: float64[m], from the end of the work before each op to its earliest start.
-        duration: float64[m], of ops that are no matched collectives.
-        transfer: float64[m], of matched collectives from last arrival to end; NaN elsewhere.
-        exchanged: False where the ranks exchange nothing; the replay itself does not hang on it.
-    """
-
-    busy: Times
-    waiting: Times
-    blocking: NDArray[np.bool_]
-    latency: Times
-    gap: Times
-    duration: Times
-    transfer: Times
-    exchanged: bool = True
-
-    @cached_property
-    def digest(self) -> int:
-        """The same for equal costs: rules often ask for the same edit again, or for one that changes nothing."""
-        columns = (self.busy, self.waiting, self.blocking, self.latency, self.gap, self.duration, self.transfer)
-        return hash(tuple(column.tobytes() for column in columns))
-
-
-def unchanged(graph: Graph) -> Costs:
-    """The costs as measured, the profiler's own included."""
-    host, device = graph.host, graph.device
-    return Costs(
-        busy=host.busy,
-        waiting=host.input + host.silent + host.stall,
-        blocking=host.block_on != NONE,
-        latency=device.latency,
-        gap=device.gap,
-        duration=device.end - device.start,
-        transfer=device.transfer,
-    )
-
-
-def simulate(schedule: Schedule, costs: Costs) -> float:
-    """Step time in ns at which the job settles with these costs.
-
-    What counts is how far the chain or stream that moves most gets on in a turn. When the last of all nodes is reached
-    says less: a device that works off what a host far ahead has given it is the last for many turns, at its own pace.
-    """
-    return settle(schedule, costs).step_ns
-
-
-def waits(schedule: Schedule, costs: Costs) -> Times:
-    """float64[m]: how long each op, once the job has settled, waits for its peers, in ns; 0 for all but collectives."""
-    return settle(schedule, costs).waited
+#: The variable that holds nothing up.
+_NEVER = 0
 
 
 class Settled(msgspec.Struct, frozen=True):
@@ -112,16 +49,41 @@ class Settled(msgspec.Struct, frozen=True):
     waited: Times
 
 
-def settle(schedule: Schedule, costs: Costs) -> Settled:
+def simulate(system: System, costs: Costs) -> float:
+    """Step time in ns at which the job settles with these costs.
+
+    What counts is how far the chain or stream that moves most gets on in a turn. When the last of all nodes is reached
+    says less: a device that works off what a host far ahead has given it is the last for many turns, at its own pace.
+    """
+    return settle(system, costs).step_ns
+
+
+def settle(system: System, costs: Costs) -> Settled:
     """Replay in a circle until a turn takes as long as the one before."""
-    return settle_each(schedule, [costs])[0]
+    rows, times = system.rows(costs), system.measured.copy()
+    ends = [[times[at] for at in system.lasts]]
+    advance, pace = [0.0] * len(system.lasts), 0.0
+    for turn in range(1, _MOST_TURNS + 1):
+        for out, first, first_weight, second, second_weight in rows:
+            one, other = times[first] + first_weight, times[second] + second_weight
+            times[out] = max(other, one)
+        ends.append([times[at] for at in system.lasts])
+        before, advance = advance, _differences(ends[-1], ends[-2])
+        pace = max(advance, default=0.0)
+        if turn >= _FEWEST_TURNS and max(map(abs, _differences(advance, before)), default=0.0) <= _SETTLED * pace:
+            break
+    else:
+        # Turns that differ for ever alternate; then their mean is the pace.
+        half = _MOST_TURNS // 2
+        pace = max(_differences(ends[-1], ends[half]), default=0.0) / (_MOST_TURNS - half)
+    step_ends = np.maximum.accumulate([times[at] for at in system.step_ends])
+    return Settled(
+        pace / system.graph.steps, np.diff(step_ends, prepend=step_ends[-1] - pace), system.waited(np.array(times))
+    )
 
 
-def settle_each(schedule: Schedule, many: Sequence[Costs]) -> list[Settled]:
-    """`settle` with each of these costs; five take twice as long as one."""
-    nodes = len(schedule.graph.host.time) + len(schedule.graph.device.start)
-    at_once = max(1, _MOST_AT_ONCE // max(nodes, 1))
-    return [one for first in range(0, len(many), at_once) for one in _settle(schedule, many[first : first + at_once])]
+def _differences(now: list[float], before: list[float]) -> list[float]:
+    return [one - other for one, other in zip(now, before, strict=True)]
 
 
 def waited_for(graph: Graph, start: Times) -> Times:
@@ -135,158 +97,204 @@ def waited_for(graph: Graph, start: Times) -> Times:
     return waited
 
 
-def _settle(schedule: Schedule, many: Sequence[Costs]) -> list[Settled]:
-    """Turn after turn until the last column has settled; each is taken as it is in the turn in which it does."""
-    state = _state_of(schedule, many)
-    steps = schedule.graph.steps
-    settled: dict[int, Settled] = {}
+class _Weight(Enum):
+    """What a weight is; of a host node, of an op, or of ops of one run that one host run launched."""
 
-    def take(column: int, pace_ns: float) -> None:
-        ends = state.step_ends(column)
-        lengths = np.diff(ends, prepend=ends[-1] - pace_ns)
-        settled[column] = Settled(pace_ns / steps, lengths, waited_for(schedule.graph, state.start[:, column]))
-
-    ends = [state.ends()]
-    advance = np.zeros_like(ends[0])
-    for turn in range(1, _MOST_TURNS + 1):
-        state.turn()
-        ends.append(state.ends())
-        before, advance = advance, ends[-1] - ends[-2]
-        if turn < _FEWEST_TURNS:
-            continue
-        pace = advance.max(axis=0, initial=0.0)
-        alike = np.abs(advance - before).max(axis=0, initial=0.0) <= _SETTLED * pace
-        for column in np.flatnonzero(alike).tolist():
-            if column not in settled:
-                take(column, float(pace[column]))
-        if len(settled) == len(many):
-            break
-    # Turns that differ for ever alternate; then their mean is the pace.
-    half = _MOST_TURNS // 2
-    for column in sorted(set(range(len(many))) - settled.keys()):
-        take(column, float((ends[-1] - ends[half])[:, column].max(initial=0.0)) / (_MOST_TURNS - half))
-    return [settled[column] for column in range(len(many))]
+    NOTHING = auto()
+    WORK = auto()
+    """From the node before to this one."""
+    WORK_OF_RUN = auto()
+    """From the node before the run to this one."""
+    DELAY = auto()
+    """From the end of the op that a call waits for to the end of the call."""
+    GAP = auto()
+    """From the end of what an op waits for to its start."""
+    GAP_AND_DURATION = auto()
+    """From the end of what an op waits for to its end."""
+    LAUNCH = auto()
+    """From what the host run that launched an op follows to the op's start."""
+    LAUNCH_AND_DURATION = auto()
+    """From what the host run that launched an op follows to the op's end."""
+    OPS_OF_RUN = auto()
+    """From the op before the run to the end of this one, which is the last."""
+    LAUNCHED_OF_RUN = auto()
+    """From what the host run that launched some of a run's ops follows to the end of the last op."""
+    TRANSFER = auto()
 
 
-def _state_of(schedule: Schedule, many: Sequence[Costs]) -> _State:
-    """The state before the first turn; the one of an earlier simulation, where it was kept, with these costs."""
-    kept = schedule.kept.get(len(many))
-    state = kept if isinstance(kept, _State) else _State(schedule, len(many))
-    if state.time.size + state.end.size <= _MOST_KEPT:
-        schedule.kept[len(many)] = state
-    state.begin(many)
-    return state
+_Term = tuple[int, _Weight, int]
 
 
-class _State:
-    """Times of all nodes, from one turn to the next: float64[nodes, columns], a column for each of the costs.
+class System:
+    """A graph ready to be replayed with any costs.
 
-    The runs are made into calls on rows and slices of these arrays, once: cutting slices takes as long as adding them.
+    Variables 1 to the number of runs are the times of their last nodes, of a collective's first run its start; the
+    others are what the first run of a chain follows, and when the last participant of a collective starts.
+
+    Attributes:
+        graph: the graph.
+        measured: of each variable what was measured, one turn earlier.
+        lasts: the variables of the last nodes of chains and of the last ops of streams.
+        step_ends: the variables of the nodes with which steps end.
     """
 
-    def __init__(self, schedule: Schedule, columns: int) -> None:
-        self.schedule, self.graph = schedule, schedule.graph
-        of_nodes = (len(self.graph.host.time), columns)
-        of_ops = (len(self.graph.device.start), columns)
-        self.time, self.work, self.work_through, self.delay = (np.empty(of_nodes) for _ in range(4))
-        self.start, self.end, self.ready, self.through = (np.empty(of_ops) for _ in range(4))
-        self.latency, self.gap, self.duration, self.transfer = (np.empty(of_ops) for _ in range(4))
-        self.sums = np.zeros((max(len(self.time), len(self.end)) + 1, columns))
-        self.calls = self._calls()
+    def __init__(self, graph: Graph) -> None:
+        self.graph = graph
+        self._schedule = schedule = Schedule(graph)
+        self.measured = [-np.inf, *(_measured(graph, run) - graph.length_ns for run in schedule.runs)]
+        self._out: list[int] = []
+        self._first: list[int] = []
+        self._second: list[int] = []
+        self._weights: defaultdict[_Weight, tuple[list[int], list[int]]] = defaultdict(lambda: ([], []))
+        self._begins: dict[int, int] = {}
+        self._arrivals: dict[bytes, int] = {}
+        self._collectives: list[tuple[int, int, int]] = []
+        self._launchers = self._find_launchers()
+        for index, run in enumerate(schedule.runs):
+            self._add_run(index, run)
+        self.lasts = [*map(self._node, schedule.last_nodes.tolist()), *map(self._op, schedule.last_ops.tolist())]
+        ends, on_device = schedule.step_ends
+        self.step_ends = list(map(self._op if on_device else self._node, ends.tolist()))
 
-    def begin(self, many: Sequence[Costs]) -> None:
-        """Before the first turn stands what was measured, one turn earlier."""
-        host, device, before = self.graph.host, self.graph.device, self.graph.length_ns
-        for column, costs in enumerate(many):
-            np.add(costs.busy, costs.waiting, out=self.work[:, column])
-            self.gap[:, column] = costs.gap
-            self.duration[:, column] = costs.duration
-            self.transfer[:, column] = costs.transfer
-            # -inf holds nothing up: ops whose launch was not captured, calls that no longer block.
-            self.latency[:, column] = np.where(device.launch != NONE, costs.latency, -np.inf)
-            self.delay[:, column] = np.where(costs.blocking, host.block_delay, -np.inf)
-        self._sums_within(self.work, self.schedule.first_nodes, self.work_through)
-        cost = np.add(self.gap, self.duration, out=self.end)  # where the ends come to stand: new memory takes longer
-        self._sums_within(cost, self.schedule.first_ops, self.through)
-        np.subtract(self.through, cost, out=cost)
-        np.subtract(np.subtract(self.latency, self.gap, out=self.ready), cost, out=self.ready)
-        self.time[:] = (host.time - before)[:, None]
-        self.start[:] = (device.start - before)[:, None]
-        self.end[:] = (device.end - before)[:, None]
+    def rows(self, costs: Costs) -> list[tuple[int, int, float, int, float]]:
+        """What a turn does, in order: a variable becomes the larger of two, each with a weight added to it, in ns."""
+        weights = np.zeros((len(self._out), 2))
+        values = self._values(costs)
+        for kind, (places, of) in self._weights.items():
+            weights.put(places, values[kind].take(of))
+        first_weight, second_weight = weights.T.tolist()
+        return list(zip(self._out, self._first, first_weight, self._second, second_weight, strict=True))
 
-    def _sums_within(self, values: Times, first: NDArray[np.int64], out: Times) -> None:
-        """Of each row the sum of it and all before it from the row `first` of its run on."""
-        before = self.sums[: len(values) + 1]
-        np.cumsum(values, axis=0, out=before[1:])
-        np.take(before, first, axis=0, out=out, mode="clip")
-        np.subtract(before[1:], out, out=out)
+    def waited(self, times: Times) -> Times:
+        """float64[m]: how long each collective waited for its peers, in ns; 0 for other ops."""
+        waited = np.zeros(len(self.graph.device.start))
+        ops, start, last = np.array(self._collectives, np.int64).reshape(-1, 3).T
+        waited[ops] = np.maximum(times[last] - times[start], 0.0)
+        return waited
 
-    def ends(self) -> Times:
-        """When the last node of each chain and stream was reached."""
-        return np.concatenate([self.time[self.schedule.last_nodes], self.end[self.schedule.last_ops]])
+    def _values(self, costs: Costs) -> dict[_Weight, Times]:
+        schedule, device = self._schedule, self.graph.device
+        work, cost = costs.busy + costs.waiting, costs.gap + costs.duration
+        work_of_run, ops_of_run = _sums_within(work, schedule.first_nodes), _sums_within(cost, schedule.first_ops)
+        launch = np.where(self._by_run, work_of_run[device.launch], 0.0) + costs.latency
+        values = {
+            _Weight.WORK: work,
+            _Weight.WORK_OF_RUN: work_of_run,
+            _Weight.DELAY: np.where(costs.blocking, self.graph.host.block_delay, -np.inf),
+            _Weight.GAP: costs.gap,
+            _Weight.GAP_AND_DURATION: cost,
+            _Weight.LAUNCH: launch,
+            _Weight.LAUNCH_AND_DURATION: launch + costs.duration,
+            _Weight.OPS_OF_RUN: ops_of_run,
+            _Weight.TRANSFER: costs.transfer,
+        }
+        ops, first, last = self._launched
+        if len(ops):
+            ready = launch - costs.gap - (ops_of_run - cost)
+            values[_Weight.LAUNCHED_OF_RUN] = np.maximum.reduceat(ready[ops], first) + ops_of_run[last]
+        return values
 
-    def step_ends(self, column: int) -> Times:
-        """float64[steps]: when each step's last node was reached, on the stream of most ops, or else on the host."""
-        nodes, on_device = self.schedule.step_ends
-        return np.maximum.accumulate((self.end if on_device else self.time)[nodes, column])
+    def _find_launchers(self) -> dict[int, list[tuple[int, int]]]:
+        """By device run the host runs that launched into it, each with the place of the pair in `_launched`."""
+        runs, places, launch = self._schedule.runs, self._schedule.places, self.graph.device.launch
+        kind = np.array([run.kind for run in runs], np.int64)
+        self._by_run = kind[places.node[launch]] == Kind.HOST_RUN
+        ops = np.flatnonzero((kind[places.end] == Kind.DEVICE_RUN) & (launch != NONE))
+        pair = places.end[ops] * len(runs) + places.node[launch[ops]]
+        order = np.argsort(pair, kind="stable")
+        ops, pair = ops[order], pair[order]
+        first = np.flatnonzero(np.diff(pair, prepend=-1))
+        device_runs, host_runs = np.divmod(pair[first], len(runs))
+        last = np.array([runs[index].after - 1 for index in device_runs.tolist()], np.int64)
+        self._launched = (ops, first, last)
+        launchers: defaultdict[int, list[tuple[int, int]]] = defaultdict(list)
+        for at, (device_run, host_run) in enumerate(zip(device_runs.tolist(), host_runs.tolist(), strict=True)):
+            launchers[device_run].append((host_run, at))
+        return launchers
 
-    def turn(self) -> None:
-        """Go through all runs once."""
-        for call, arguments in self.calls:
-            call(*arguments)
+    def _add_run(self, index: int, run: Run) -> None:
+        first, last, device = run.first, run.after - 1, self.graph.device
+        if run.kind == Kind.HOST_RUN:
+            if run.before >= first:
+                self._add(self._begin(index), [(self._node(run.before), _Weight.NOTHING, 0)])
+            self._add(index + 1, [(self._node(run.before), _Weight.WORK_OF_RUN, last)])
+        elif run.kind == Kind.HOST_BLOCK:
+            waited = self._op(int(self.graph.host.block_on[first]))
+            self._add(index + 1, [(self._node(run.before), _Weight.WORK, first), (waited, _Weight.DELAY, first)])
+        elif run.kind == Kind.DEVICE_RUN:
+            launched = [(self._begin(of), _Weight.LAUNCHED_OF_RUN, pair) for of, pair in self._launchers[index]]
+            self._add(index + 1, [(self._op(run.before), _Weight.OPS_OF_RUN, last), *launched])
+        elif run.kind == Kind.COLLECTIVE_END:
+            self._add(index + 1, [(self._arrival(first), _Weight.TRANSFER, first)])
+        else:
+            to_end = run.kind == Kind.DEVICE_WAIT
+            waits = [op for op in (int(device.wait_a[first]), int(device.wait_b[first])) if op != NONE]
+            gap = _Weight.GAP_AND_DURATION if to_end else _Weight.GAP
+            terms = [(self._op(op), gap, first) for op in (run.before, *waits)]
+            if device.launch[first] != NONE:
+                launch = _Weight.LAUNCH_AND_DURATION if to_end else _Weight.LAUNCH
+                terms.append((self._begin(int(self._schedule.places.node[device.launch[first]])), launch, first))
+            self._add(index + 1, terms)
 
-    def _calls(self) -> list[tuple[Callable[..., object], tuple[object, ...]]]:
-        host, device = self.graph.host, self.graph.device
-        time, start, end = self.time, self.start, self.end
-        launch, block_on = device.launch.tolist(), host.block_on.tolist()
-        wait_a, wait_b = device.wait_a.tolist(), device.wait_b.tolist()
-        host_run, host_block, device_run, device_wait, _, collective_end = Kind
-        calls: list[tuple[Callable[..., object], tuple[object, ...]]] = []
-        for kind, a, b, before in self.schedule.runs:
-            if kind is host_run:
-                calls.append((np.add, (time[before], self.work_through[a:b], time[a:b])))
-            elif kind is host_block:
-                calls.append((_block, (time[before], self.work[a], end[block_on[a]], self.delay[a], time[a])))
-            elif kind is device_run:
-                if b - a == 1:
-                    calls.append((_one_op, (time[launch[a]], self.ready[a], self.through[a], end[before], end[a])))
-                    continue
-                run = (time, device.launch[a:b], self.ready[a:b], self.through[a:b], end[before], end[a:b])
-                calls.append((_device_run, run))
-            elif kind is collective_end:
-                calls.append((_meet, (start, device.peers[a], self.transfer[a], end[a])))
-            else:
-                waited = [end[op] for op in (wait_a[a], wait_b[a]) if op != NONE]
-                ends = [end[before], *waited]
-                calls.append((_begin, (time[launch[a]], self.latency[a], ends, self.gap[a], start[a])))
-                if kind is device_wait:
-                    calls.append((np.add, (start[a], self.duration[a], end[a])))
-        return calls
+    def _add(self, out: int, terms: list[_Term]) -> None:
+        """A variable that becomes the largest of so many; what it was itself may be the first of them only."""
+        first, *others = terms
+        for term in others or [(_NEVER, _Weight.NOTHING, 0)]:
+            for source, place, (variable, kind, of) in (
+                (self._first, 2 * len(self._out), first),
+                (self._second, 2 * len(self._out) + 1, term),
+            ):
+                source.append(variable)
+                if kind is not _Weight.NOTHING:
+                    self._weights[kind][0].append(place)
+                    self._weights[kind][1].append(of)
+            self._out.append(out)
+            first = (out, _Weight.NOTHING, 0)
+
+    def _node(self, node: int) -> int:
+        """The variable of a host node that is the last of its run."""
+        return int(self._schedule.places.node[node]) + 1
+
+    def _op(self, op: int) -> int:
+        """The variable of the end of an op that is the last of its run."""
+        return int(self._schedule.places.end[op]) + 1
+
+    def _begin(self, index: int) -> int:
+        """The variable from which a host run's launches are counted: what it follows; of a call that waits, its own."""
+        run = self._schedule.runs[index]
+        if run.kind == Kind.HOST_BLOCK:
+            return index + 1
+        if run.before < run.first:
+            return self._node(run.before)
+        if (
+            index not in self._begins
+        ):  # the last node of the chain, which is of the next turn before others count from it
+            self._begins[index] = len(self.measured)
+            self.measured.append(float(self.graph.host.time[run.before]) - 2 * self.graph.length_ns)
+        return self._begins[index]
+
+    def _arrival(self, op: int) -> int:
+        """The variable of the last arrival at a collective."""
+        peers = self.graph.device.peers[op]
+        starts = [self._schedule.places.start[peer] + 1 for peer in peers.tolist()]
+        met = peers.tobytes()
+        if met not in self._arrivals:
+            self._arrivals[met] = len(self.measured)
+            self.measured.append(max(self.measured[start] for start in starts))
+            self._add(self._arrivals[met], [(start, _Weight.NOTHING, 0) for start in starts])
+        self._collectives.append((op, self._schedule.places.start[op] + 1, self._arrivals[met]))
+        return self._arrivals[met]
 
 
-def _block(before: Times, work: Times, waited: Times, delay: Times, out: Times) -> None:
-    np.maximum(before + work, waited + delay, out=out)
+def _measured(graph: Graph, run: Run) -> float:
+    """When a run's last node was reached, or a collective's op started."""
+    if run.kind in {Kind.HOST_RUN, Kind.HOST_BLOCK}:
+        return float(graph.host.time[run.after - 1])
+    return float((graph.device.start if run.kind == Kind.COLLECTIVE_START else graph.device.end)[run.after - 1])
 
 
-def _one_op(launched: Times, after_launch: Times, through: Times, before: Times, out: Times) -> None:
-    np.add(through, np.maximum(launched + after_launch, before), out=out)
-
-
-def _device_run(  # noqa: PLR0917  # what a run needs, in the order in which it is used
-    time: Times, launch: NDArray[np.int64], after_launch: Times, through: Times, before: Times, out: Times
-) -> None:
-    ready = time.take(launch, axis=0)
-    ready += after_launch
-    np.maximum.accumulate(ready, axis=0, out=ready)
-    np.add(through, np.maximum(ready, before, out=ready), out=out)
-
-
-def _meet(start: Times, peers: NDArray[np.int64], transfer: Times, out: Times) -> None:
-    np.add(np.maximum.reduce(start.take(peers, axis=0), axis=0), transfer, out=out)
-
-
-def _begin(launched: Times, latency: Times, ends: Sequence[Times], gap: Times, out: Times) -> None:
-    ready = ends[0]
-    for other in ends[1:]:
-        ready = np.maximum(ready, other)
-    np.maximum(ready + gap, launched + latency, out=out)
+def _sums_within(values: Times, first: Index) -> Times:
+    """Of each value the sum of it and all before it from the place `first` of its run on."""
+    before = np.zeros(len(values) + 1)
+    np.cumsum(values, out=before[1:])
+    return before[1:] - before[first]

@@ -25,7 +25,7 @@ from gpudiag.analysis.diagnosis.replay.exchange import (
     host_part,
     packing_ops,
 )
-from gpudiag.analysis.diagnosis.replay.graph import Graph
+from gpudiag.analysis.diagnosis.replay.graph import Costs, Graph, unchanged
 from gpudiag.analysis.diagnosis.replay.level_between_ranks import host_segments, op_segments
 from gpudiag.analysis.diagnosis.replay.profiler_cost import (
     HostPace,
@@ -34,8 +34,7 @@ from gpudiag.analysis.diagnosis.replay.profiler_cost import (
     profiler_cost,
     usual_ns_per_event,
 )
-from gpudiag.analysis.diagnosis.replay.schedule import Schedule
-from gpudiag.analysis.diagnosis.replay.simulate import Costs, settle_each, unchanged, waited_for
+from gpudiag.analysis.diagnosis.replay.simulate import System, settle, waited_for
 from gpudiag.analysis.diagnosis.replay.timed_cost import (
     as_each_host_was_timed,
     as_hosts_were_timed,
@@ -63,7 +62,7 @@ class WhatIf:
         graph: the replay graph.
         timeline: what the graph was built from.
         per_event_ns: the profiler's cost per recorded host event.
-        schedule: the graph's schedule where there is one already.
+        system: the graph made ready for replays where it is already.
         pace: of the hosts, where that is known already.
         timed_ms: a step's time without the profiler, where the run measured it, less what it then waited for input and
             did not while it was recorded (`input_not_recorded_ms`).
@@ -78,7 +77,7 @@ class WhatIf:
         timeline: Timeline,
         per_event_ns: float = PROFILER_NS_PER_EVENT,
         *,
-        schedule: Schedule | None = None,
+        system: System | None = None,
         pace: HostPace | None = None,
         timed_ms: float | None = None,
         most_host_ns: Mapping[int, float] | None = None,
@@ -92,7 +91,7 @@ class WhatIf:
         self.timeline = timeline
         self.timed_ms = timed_ms
         self._replayed: dict[int, _Replayed] = {}
-        self.schedule = Schedule(graph) if schedule is None else schedule
+        self.system = System(graph) if system is None else system
         self.measured = unchanged(graph)
         self.per_event_ns = per_event_ns
         self.pace = host_pace(graph) if pace is None else pace
@@ -103,8 +102,7 @@ class WhatIf:
     @cached_property
     def corrected(self) -> Costs:
         """The costs without the profiler's: on the host, and in kernels beside collectives that waited for it."""
-        # The unchanged replay is asked for as well, and costs little beside another.
-        return self._eased(self.on_host, self._replay([self.on_host, self.measured])[0])
+        return self._eased(self.on_host, self._replay(self.on_host))
 
     @cached_property
     def on_host(self) -> Costs:
@@ -162,7 +160,7 @@ class WhatIf:
             self.graph,
             self.timeline,
             per_event_ns,
-            schedule=self.schedule,
+            system=self.system,
             pace=self.pace,
             timed_ms=self.timed_ms,
             most_host_ns=self.most_host_ns if most_host_ns is None else most_host_ns,
@@ -177,16 +175,13 @@ class WhatIf:
         return other
 
     def at_costs(self, per_event_ns: Iterable[float]) -> list[WhatIf]:
-        """`at_cost` with each of these: what every one of them is asked first is replayed for all at once."""
-        others = [self.at_cost(one) for one in per_event_ns]
-        self._replay([one.on_host for one in others])
-        self._each(one.corrected for one in others)
-        return others
+        """`at_cost` with each of these."""
+        return [self.at_cost(one) for one in per_event_ns]
 
     @cached_property
     def replayed_ms(self) -> float:
         """Step time of the unchanged replay."""
-        return self.each_step_ms([self.measured, self.corrected])[0]
+        return self.step_ms(self.measured)
 
     @cached_property
     def corrected_ms(self) -> float:
@@ -201,31 +196,26 @@ class WhatIf:
 
     def step_ms(self, costs: Costs) -> float:
         """Step time with these costs; where they leave less waiting, kernels beside it are that much less disturbed."""
-        return self.each_step_ms([costs])[0]
+        return milliseconds(self._replay_eased(costs).step_ns)
 
     def each_step_ms(self, many: Iterable[Costs]) -> list[float]:
-        """`step_ms` with each of these costs: several at once take little longer than one."""
-        return [milliseconds(one.step_ns) for one in self._each(many)]
+        """`step_ms` with each of these costs."""
+        return [self.step_ms(costs) for costs in many]
 
     def steps_ms(self, many: Iterable[Costs]) -> list[NDArray[np.float64]]:
         """float64[steps] for each of these costs: how long each analysed step takes; their mean is `step_ms`."""
-        return [one.steps_ns / NS_PER_MS for one in self._each(many)]
+        return [self._replay_eased(costs).steps_ns / NS_PER_MS for costs in many]
 
-    def _each(self, many: Iterable[Costs]) -> list[_Replayed]:
-        asked = list(many)
-        known = [self._eased(costs, one) for costs in asked if (one := self._replayed.get(costs.digest))]
-        first = self._replay([*asked, *known])
-        return self._replay([self._eased(costs, one) for costs, one in zip(asked, first, strict=False)])
+    def _replay_eased(self, costs: Costs) -> _Replayed:
+        return self._replay(self._eased(costs, self._replay(costs)))
 
-    def _replay(self, many: Iterable[Costs]) -> list[_Replayed]:
-        """The replay with each of these costs as they are; with costs that are known already it is not done again."""
-        keyed = [(costs.digest, costs) for costs in many]
-        new = {key: costs for key, costs in keyed if key not in self._replayed}
-        lane = self.graph.device.lane
-        for key, settled in zip(new, settle_each(self.schedule, list(new.values())), strict=True):
-            waited = np.bincount(lane, weights=settled.waited).astype(np.float64)
-            self._replayed[key] = _Replayed(settled.step_ns, settled.steps_ns, waited)
-        return [self._replayed[key] for key, _ in keyed]
+    def _replay(self, costs: Costs) -> _Replayed:
+        """The replay with these costs as they are; with costs that are known already it is not done again."""
+        if costs.digest not in self._replayed:
+            settled = settle(self.system, costs)
+            waited = np.bincount(self.graph.device.lane, weights=settled.waited).astype(np.float64)
+            self._replayed[costs.digest] = _Replayed(settled.step_ns, settled.steps_ns, waited)
+        return self._replayed[costs.digest]
 
     def _eased(self, costs: Costs, replayed: _Replayed) -> Costs:
         """The costs with what kernels gain when collectives wait only as long as they did in the replay."""
@@ -247,7 +237,7 @@ class WhatIf:
         return self.gains_ms([costs], base)[0]
 
     def gains_ms(self, many: Iterable[Costs], base: Costs | None = None) -> list[float]:
-        """By how much it falls to each of these costs: several at once take little longer than one."""
+        """By how much it falls to each of these costs."""
         asked = list(many)
         before, *after = self.each_step_ms([self.corrected if base is None else base, *asked])
         now = before if base is not None else self.now_ms

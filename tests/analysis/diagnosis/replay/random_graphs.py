@@ -13,7 +13,7 @@ from gpudiag.analysis.diagnosis.replay.graph import NONE, Block, DeviceNodes, Gr
 from gpudiag.model.timeline import OpClass
 
 if TYPE_CHECKING:
-    from gpudiag.analysis.diagnosis.replay.simulate import Costs
+    from gpudiag.analysis.diagnosis.replay.graph import Costs
 
 STREAMS = 2
 LAST_OF_STREAM = (0, 1)

@@ -10,9 +10,8 @@ import numpy as np
 import pytest
 
 from gpudiag.analysis.diagnosis.replay import probe_what_if
-from gpudiag.analysis.diagnosis.replay.graph import NONE
+from gpudiag.analysis.diagnosis.replay.graph import NONE, unchanged
 from gpudiag.analysis.diagnosis.replay.probe_what_if import with_pinned_copies, with_transport
-from gpudiag.analysis.diagnosis.replay.simulate import unchanged
 from gpudiag.analysis.diagnosis.replay.undisturbed_baseline import _kernels, _names, find_baseline
 from gpudiag.analysis.diagnosis.rules import communication_bound
 from gpudiag.analysis.diagnosis.rules.communication_bound import CommunicationBound, _faster_transports, _parts

@@ -11,9 +11,8 @@ import pytest
 
 from gpudiag.analysis.diagnosis.replay import edits
 from gpudiag.analysis.diagnosis.replay.exchange import HostPart, remainder
-from gpudiag.analysis.diagnosis.replay.graph import NONE, Block
+from gpudiag.analysis.diagnosis.replay.graph import NONE, Block, unchanged
 from gpudiag.analysis.diagnosis.replay.levels import amount, common, excess, levelled, synchronizing_more, syncs
-from gpudiag.analysis.diagnosis.replay.simulate import unchanged
 from gpudiag.model.timeline import OpClass
 from tests.analysis.diagnosis.replay.few_nodes import device_of, graph_of, host_of
 

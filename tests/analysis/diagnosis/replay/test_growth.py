@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 
 from gpudiag.analysis.diagnosis.examples import DDP, Job, kernels
 from gpudiag.analysis.diagnosis.replay.build import build_graph
-from gpudiag.analysis.diagnosis.replay.schedule import Schedule
-from gpudiag.analysis.diagnosis.replay.simulate import simulate, unchanged
+from gpudiag.analysis.diagnosis.replay.graph import unchanged
+from gpudiag.analysis.diagnosis.replay.simulate import System, simulate
 from gpudiag.analysis.timeline import build_timeline
 
 if TYPE_CHECKING:
@@ -27,7 +27,7 @@ def timeline_of(steps: int) -> Timeline:
 def replay(timeline: Timeline) -> None:
     graph = build_graph(timeline)
     assert graph is not None
-    simulate(Schedule(graph), unchanged(graph))
+    simulate(System(graph), unchanged(graph))
 
 
 def fastest(timeline: Timeline) -> float:

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from gpudiag.analysis.diagnosis.replay.graph import Graph
 
 HOST, BLOCK, DEVICE, WAIT, START, END = Kind
+NO_ENDS = np.empty(0, np.int64)
 
 
 def graph(
@@ -48,7 +49,7 @@ def graph(
 
 def test_host_nodes_are_cut_where_they_wait() -> None:
     of = graph([1], host={"block_on": [NONE, NONE, 0, NONE, NONE, 0, 0], "process": [0] * 5 + [1] * 2})
-    assert list(_host_runs(of)) == [
+    assert list(_host_runs(of, NO_ENDS)) == [
         Run(HOST, 0, 2, 4),
         Run(BLOCK, 2, 3, 1),
         Run(HOST, 3, 5, 2),
@@ -59,7 +60,7 @@ def test_host_nodes_are_cut_where_they_wait() -> None:
 
 def test_ops_are_cut_where_they_wait_or_are_waited_for() -> None:
     of = graph([5, 2], wait_a=[NONE, NONE, NONE, 6, *[NONE] * 3], host={"block_on": [1]})
-    assert list(_device_runs(of)) == [
+    assert list(_device_runs(of, NO_ENDS)) == [
         Run(DEVICE, 0, 2, 4),
         Run(DEVICE, 2, 3, 1),
         Run(WAIT, 3, 4, 2),
@@ -67,14 +68,30 @@ def test_ops_are_cut_where_they_wait_or_are_waited_for() -> None:
         Run(DEVICE, 5, 7, 6),
     ]
     of = graph([3], wait_b=[NONE, NONE, 0])
-    assert list(_device_runs(of)) == [Run(DEVICE, 0, 1, 2), Run(DEVICE, 1, 2, 0), Run(WAIT, 2, 3, 1)]
+    assert list(_device_runs(of, NO_ENDS)) == [Run(DEVICE, 0, 1, 2), Run(DEVICE, 1, 2, 0), Run(WAIT, 2, 3, 1)]
     of = graph([3], wait_a=[2, NONE, NONE])
-    assert list(_device_runs(of)) == [Run(WAIT, 0, 1, 2), Run(DEVICE, 1, 3, 0)]
+    assert list(_device_runs(of, NO_ENDS)) == [Run(WAIT, 0, 1, 2), Run(DEVICE, 1, 3, 0)]
+
+
+def test_runs_are_cut_behind_nodes_that_end_a_step() -> None:
+    of = graph([4], host={"block_on": [NONE, NONE, NONE, 3, NONE]}, wait_a=[NONE, NONE, NONE, 0])
+    assert list(_host_runs(of, np.array([1, 3, 4]))) == [
+        Run(HOST, 0, 2, 4),
+        Run(HOST, 2, 3, 1),
+        Run(BLOCK, 3, 4, 2),
+        Run(HOST, 4, 5, 3),
+    ]
+    assert list(_device_runs(of, np.array([1, 3]))) == [
+        Run(DEVICE, 0, 1, 3),
+        Run(DEVICE, 1, 2, 0),
+        Run(DEVICE, 2, 3, 1),
+        Run(WAIT, 3, 4, 2),
+    ]
 
 
 def test_a_collective_begins_and_ends_by_itself() -> None:
     of = graph([3], transfer=[np.nan, 5.0, np.nan], peers={1: [1]})
-    assert list(_device_runs(of)) == [
+    assert list(_device_runs(of, NO_ENDS)) == [
         Run(DEVICE, 0, 1, 2),
         Run(START, 1, 2, 0),
         Run(END, 1, 2, 0),
@@ -121,7 +138,7 @@ def test_a_run_needs_the_one_before_it_its_launches_and_what_it_waits_for() -> N
         end=[2, 4, 5],
     )
     runs = [Run(HOST, 0, 2, 2), Run(BLOCK, 2, 3, 1), Run(DEVICE, 0, 1, 1), Run(DEVICE, 1, 2, 0), Run(WAIT, 2, 3, 2)]
-    assert [*_host_runs(of), *_device_runs(of)] == runs
+    assert [*_host_runs(of, NO_ENDS), *_device_runs(of, NO_ENDS)] == runs
     assert _needs(of, runs) == [set(), {0, 2}, {0}, {0, 2}, {0, 3}]
     # What comes later in the body must not be done anew before it was waited for.
     of = msgspec.structs.replace(of, device=msgspec.structs.replace(of.device, launch=np.array([0, 2, 1])))

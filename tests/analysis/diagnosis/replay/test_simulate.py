@@ -11,9 +11,9 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from gpudiag.analysis.diagnosis.replay.graph import NONE
+from gpudiag.analysis.diagnosis.replay.graph import NONE, Costs, unchanged
 from gpudiag.analysis.diagnosis.replay.schedule import Kind, Schedule
-from gpudiag.analysis.diagnosis.replay.simulate import Costs, settle, settle_each, simulate, unchanged, waited_for
+from gpudiag.analysis.diagnosis.replay.simulate import System, settle, simulate, waited_for
 from tests.analysis.diagnosis.replay.few_nodes import device_of, host_of
 from tests.analysis.diagnosis.replay.few_nodes import graph_of as few_nodes_graph_of
 from tests.analysis.diagnosis.replay.random_graphs import BruteForce, Job, Node, Op, graph_of, jobs
@@ -52,17 +52,16 @@ def test_agrees_with_a_replay_node_by_node(job: Job, settled: int, data: st.Data
     graph, order = graph_of(job, settled)
     costs = data.draw(less_work(unchanged(graph)))
     expected = BruteForce(job, costs, order).turns(TURNS)
-    assert simulate(Schedule(graph), costs) == pytest.approx(expected, rel=TOLERANCE, abs=0.02)
+    assert simulate(System(graph), costs) == pytest.approx(expected, rel=TOLERANCE, abs=0.02)
 
 
 @given(job=jobs(), settled=st.integers(0, 40), data=st.data())
 @examples(40)
-def test_replayed_at_once_costs_do_not_touch_each_other(job: Job, settled: int, data: st.DataObject) -> None:
+def test_a_replay_leaves_nothing_behind_for_the_next(job: Job, settled: int, data: st.DataObject) -> None:
     graph, _ = graph_of(job, settled)
-    schedule = Schedule(graph)
-    many = [unchanged(graph), *(data.draw(less_work(unchanged(graph))) for _ in range(3))]
-    for one, costs in zip(settle_each(schedule, many), many, strict=True):
-        alone = settle(schedule, costs)
+    system = System(graph)
+    for costs in [unchanged(graph), *(data.draw(less_work(unchanged(graph))) for _ in range(3))]:
+        one, alone = settle(system, costs), settle(System(graph), costs)
         assert one.step_ns == alone.step_ns
         assert np.array_equal(one.waited, alone.waited)
 
@@ -73,18 +72,18 @@ def test_unchanged_gives_back_what_was_measured(job: Job) -> None:
     graph, _ = graph_of(job, 60)
     # Jobs whose turns alternate were measured in one of the two.
     assume(BruteForce(job).turns(TURNS) == pytest.approx(graph.length_ns))
-    assert simulate(Schedule(graph), unchanged(graph)) == pytest.approx(graph.length_ns, rel=0.01, abs=0.02)
+    assert simulate(System(graph), unchanged(graph)) == pytest.approx(graph.length_ns, rel=0.01, abs=0.02)
 
 
 @given(job=jobs(), settled=st.integers(0, 40), data=st.data())
 @examples(50)
 def test_less_work_never_takes_longer(job: Job, settled: int, data: st.DataObject) -> None:
     graph, _ = graph_of(job, settled)
-    schedule = Schedule(graph)
+    system = System(graph)
     all_work = unchanged(graph)
     less = data.draw(less_work(all_work))
     still_less = data.draw(less_work(less))
-    times = [simulate(schedule, costs) for costs in (all_work, less, still_less)]
+    times = [simulate(system, costs) for costs in (all_work, less, still_less)]
     assert times[1] <= times[0] * (1 + TOLERANCE) + 0.02
     assert times[2] <= times[1] * (1 + TOLERANCE) + 0.02
 
@@ -129,20 +128,20 @@ def test_a_host_far_ahead_is_found_to_set_the_pace() -> None:
     graph, _ = graph_of(job, 60)
     assert graph.device.start[0] - graph.host.time[0] > 5 * 90
     costs = unchanged(graph)
-    assert simulate(Schedule(graph), costs) == pytest.approx(100)
-    assert simulate(Schedule(graph), replace(costs, duration=costs.duration / 2)) == pytest.approx(90)
+    assert simulate(System(graph), costs) == pytest.approx(100)
+    assert simulate(System(graph), replace(costs, duration=costs.duration / 2)) == pytest.approx(90)
 
 
-def steps_of(*busy: float) -> Schedule:
+def steps_of(*busy: float) -> System:
     """A host that works so long for each of its steps."""
     host = host_of(busy=busy, time=np.cumsum(busy).tolist(), step=range(len(busy)))
     graph = msgspec.structs.replace(few_nodes_graph_of(host, steps=len(busy)), length_ns=float(sum(busy)))
-    return Schedule(graph)
+    return System(graph)
 
 
 def test_each_step_takes_what_its_nodes_take() -> None:
-    schedule = steps_of(10, 30, 20)
-    found = settle(schedule, unchanged(schedule.graph))
+    system = steps_of(10, 30, 20)
+    found = settle(system, unchanged(system.graph))
     assert (found.step_ns, found.steps_ns.tolist()) == (20, [10, 30, 20])
 
 
@@ -157,8 +156,7 @@ def test_a_collective_waits_from_its_start_to_the_last_of_its_peers() -> None:
 
 
 def test_costs_are_equal_where_every_column_is() -> None:
-    schedule = steps_of(10, 20)
-    costs = unchanged(schedule.graph)
+    costs = unchanged(steps_of(10, 20).graph)
     assert costs.digest == replace(costs, busy=costs.busy.copy()).digest
     for column in ("busy", "waiting"):
         assert costs.digest != replace(costs, **{column: getattr(costs, column) + 1}).digest
@@ -170,9 +168,9 @@ def test_an_op_of_unknown_launch_begins_after_the_one_before_it() -> None:
     device = device_of(launch=[0, NONE], start=[2, 18], end=[17, 23], gap=[2, 1])
     graph = few_nodes_graph_of(host_of(busy=[10], time=[0]), device)
     graph = msgspec.structs.replace(graph, streams=((0, 2),), length_ns=23.0)
-    assert simulate(Schedule(graph), unchanged(graph)) == pytest.approx(23)
+    assert simulate(System(graph), unchanged(graph)) == pytest.approx(23)
     faster = replace(unchanged(graph), duration=np.array([3.0, 1.0]))
-    assert simulate(Schedule(graph), faster) == pytest.approx(10)
+    assert simulate(System(graph), faster) == pytest.approx(10)
 
 
 def test_a_call_waits_for_its_op_and_the_delay_unless_it_need_not() -> None:
@@ -182,6 +180,6 @@ def test_a_call_waits_for_its_op_and_the_delay_unless_it_need_not() -> None:
     graph = few_nodes_graph_of(host, device)
     graph = msgspec.structs.replace(graph, streams=((0, 1),), length_ns=53.0)
     costs = unchanged(graph)
-    assert simulate(Schedule(graph), costs) == pytest.approx(53)
-    assert simulate(Schedule(graph), replace(costs, duration=np.array([1.0]))) == pytest.approx(15)
-    assert simulate(Schedule(graph), replace(costs, blocking=np.zeros(2, np.bool_))) == pytest.approx(40)
+    assert simulate(System(graph), costs) == pytest.approx(53)
+    assert simulate(System(graph), replace(costs, duration=np.array([1.0]))) == pytest.approx(15)
+    assert simulate(System(graph), replace(costs, blocking=np.zeros(2, np.bool_))) == pytest.approx(40)
