@@ -28,12 +28,13 @@ import tempfile
 import time
 import venv
 from dataclasses import dataclass, field
-from importlib.metadata import version
 from pathlib import Path
 
 HTA = "HolisticTraceAnalysis==0.5.0"
 ROOT = Path(__file__).parents[1]
 LOOK_EVERY_S = 0.004
+#: Not this folder: `python -m` would find the modules here, and not those that are installed.
+ELSEWHERE = tempfile.gettempdir()
 
 _HTA_PROGRAM = """
 import sys
@@ -146,7 +147,7 @@ def _compare(traces: Path, rounds: int, ours: Path, hta: Path) -> Comparison:
                 candidate.cpu_s.append(cpu_s)
             for candidate in comparison.candidates:
                 candidate.memory_mb.append(_peak_memory_mb(candidate.command))
-        _print_conditions(comparison.name, rounds, Path(directory), hta)
+        _print_conditions(comparison.name, rounds, Path(directory), ours, hta)
     _print_table(comparison)
     return comparison
 
@@ -156,11 +157,15 @@ def _options() -> argparse.Namespace:
     default = shared if shared.is_dir() else ROOT / "tests" / "traces" / "clean"
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("traces", type=Path, nargs="*", default=[default], help="directories with rank*.json.gz")
-    parser.add_argument("--hta", type=Path, help="an interpreter that has HTA")
-    parser.add_argument("--gpudiag", type=Path, help="an interpreter that has gpudiag")
+    parser.add_argument("--hta", type=_absolute, help="an interpreter that has HTA")
+    parser.add_argument("--gpudiag", type=_absolute, help="an interpreter that has gpudiag")
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--cpus", type=int, default=2, help="CPUs that all candidates may use")
     return parser.parse_args()
+
+
+def _absolute(path: str) -> Path:
+    return Path(path).absolute()
 
 
 def _install(directory: Path, requirement: str, *, again: bool = False) -> Path:
@@ -178,7 +183,7 @@ def _install(directory: Path, requirement: str, *, again: bool = False) -> Path:
 def _run(command: list[str]) -> tuple[float, float]:
     """Seconds of one whole process: wall, and CPU of it and its children."""
     began, before = time.perf_counter(), resource.getrusage(resource.RUSAGE_CHILDREN)
-    done = subprocess.run(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, check=False)
+    done = subprocess.run(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, cwd=ELSEWHERE, check=False)
     took, after = time.perf_counter() - began, resource.getrusage(resource.RUSAGE_CHILDREN)
     if done.returncode:
         sys.exit(f"{command[:4]} failed:\n{done.stderr.decode()}")
@@ -187,7 +192,7 @@ def _run(command: list[str]) -> tuple[float, float]:
 
 def _peak_memory_mb(command: list[str]) -> float:
     """Highest PSS over the process tree."""
-    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, cwd=ELSEWHERE)
     peak = 0
     while process.poll() is None:
         peak = max(peak, _tree_pss_kb(process.pid))
@@ -207,25 +212,22 @@ def _tree_pss_kb(process: int) -> int:
     return own + sum(_tree_pss_kb(child) for child in children)
 
 
-def _print_conditions(name: str, rounds: int, directory: Path, hta: Path) -> None:
+def _print_conditions(name: str, rounds: int, directory: Path, ours: Path, hta: Path) -> None:
     packed = sum(path.stat().st_size for path in directory.iterdir())
     model = next(
         (line.split(":")[1].strip() for line in Path("/proc/cpuinfo").read_text().splitlines() if "model name" in line),
         platform.processor(),
     )
-    listed = subprocess.run(
-        [hta, "-c", "import pandas, sys; print(sys.version.split()[0], pandas.__version__)"],
-        capture_output=True,
-        text=True,
-        check=True,
-    ).stdout.split()
     count = len(list(directory.iterdir()))
     print(f"\n{name}: {count} traces, {packed / 1e6:.1f} MB of gzip; {rounds} rounds, interleaved.")
     print(f"{model}, {len(os.sched_getaffinity(0))} CPUs, load {os.getloadavg()[0]:.1f} at the end.")
-    print(
-        f"gpudiag: Python {platform.python_version()}, msgspec {version('msgspec')}, NumPy {version('numpy')}. "
-        f"HTA: Python {listed[0]}, pandas {listed[1]}.\n"
-    )
+    print(f"gpudiag: {_versions(ours, 'msgspec', 'numpy')}. HTA: {_versions(hta, 'pandas')}.\n")
+
+
+def _versions(python: Path, *packages: str) -> str:
+    program = "import sys, importlib.metadata as m; print('Python', sys.version.split()[0], end='')\n"
+    program += "for name in sys.argv[1:]: print(',', name, m.version(name), end='')"
+    return subprocess.run([python, "-c", program, *packages], capture_output=True, text=True, check=True).stdout
 
 
 def _print_table(comparison: Comparison) -> None:
