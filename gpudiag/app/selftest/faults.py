@@ -246,4 +246,14 @@ MORE = (
         several=True,
         workloads=("resnet50",),
     ),
+    # Its size is that of the model's memory.
+    CatalogueEntry(
+        name="emptied-cache",
+        summary="memory that is free is given back to the driver after each step, and taken again in the next",
+        kind="emptied-cache",
+        code="memory-allocation",
+        causes=("cudaMalloc", "cudaFree"),
+        gpu_amount=1.0,
+        workloads=("gpt",),
+    ),
 )

@@ -30,7 +30,7 @@ def test_all_faults_are_put_into_four_gpus() -> None:
 def test_a_cpu_has_no_device_to_wait_for() -> None:
     chosen, left_out = choose((), **TWO_CPUS)
     on_gpus = "pageable-copies sync tiny-kernels no-p2p item-between-layers looped-optimizer float64-batches"
-    on_gpus += " many-small-copies busy-core-one sync-batchnorm cuda-graph compiled side-stream-copies"
+    on_gpus += " many-small-copies busy-core-one sync-batchnorm emptied-cache cuda-graph compiled side-stream-copies"
     assert {one.fault for one in left_out} == set(on_gpus.split())
     assert names(chosen) == set(CATALOGUE) - {one.fault for one in left_out}
 

@@ -117,7 +117,9 @@ def test_one_rank_does_more_after_each_update(trainer: DdpTrainer, kind: str, mo
     fault.close()
 
 
-@pytest.mark.parametrize("kind", ["logs", "saves", "collections", "double-batches", "small-copies", "looped-optimizer"])
+@pytest.mark.parametrize(
+    "kind", ["logs", "saves", "collections", "double-batches", "small-copies", "looped-optimizer", "emptied-cache"]
+)
 def test_other_ranks_do_nothing_of_it(trainer: DdpTrainer, kind: str) -> None:
     fault = fault_of(trainer, kind, ranks=(1,))
     fault.switch(on=True)
@@ -127,6 +129,20 @@ def test_other_ranks_do_nothing_of_it(trainer: DdpTrainer, kind: str) -> None:
     assert kind == "looped-optimizer" or trainer.after is None
     fault.rest()
     fault.close()
+
+
+def test_memory_goes_back_to_the_driver_after_each_update(trainer: DdpTrainer, monkeypatch: pytest.MonkeyPatch) -> None:
+    emptied: list[int] = []
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: emptied.append(len(trainer.optimizer.state)))
+    fault = fault_of(trainer, "emptied-cache")
+    trainer.step()
+    assert not emptied
+    fault.switch(on=True)
+    trainer.step()
+    trainer.step()
+    fault.rest()
+    trainer.step()
+    assert len(emptied) == 2
 
 
 def test_garbage_is_collected_before_each_update(trainer: DdpTrainer, monkeypatch: pytest.MonkeyPatch) -> None:

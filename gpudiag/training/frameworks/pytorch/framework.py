@@ -32,7 +32,8 @@ if torch is not None and torch.submodule_search_locations:
 _FAULT_KINDS = """
 none late-loader extra-compute pageable-copies syncs tiny-kernels slow-exchange whole-exchange pinned-core
 too-few-workers logs saves collections between-layers varying-lengths looped-optimizer double-batches small-copies
-sync-batchnorm fsdp2 tensor-parallel cuda-graph compiled side-stream-copies accumulation checkpointing
+sync-batchnorm emptied-cache fsdp2 tensor-parallel cuda-graph compiled side-stream-copies accumulation
+checkpointing
 """
 
 

@@ -17,6 +17,7 @@ from gpudiag.training.jobs.faults.pytorch.jobs.sharded import Sharded
 from gpudiag.training.jobs.faults.pytorch.jobs.tensor_parallel import TensorParallel
 from gpudiag.training.jobs.faults.pytorch.loading import DoubleBatches, TooFewWorkers, VaryingLengths
 from gpudiag.training.jobs.faults.pytorch.looped import LoopedOptimizer
+from gpudiag.training.jobs.faults.pytorch.memory import EmptiedCache
 from gpudiag.training.jobs.faults.pytorch.syncs import BetweenLayers, Syncs
 from gpudiag.training.jobs.faults.pytorch.tiny import TinyKernels
 from gpudiag.training.jobs.faults.pytorch.trainer import DdpTrainer
@@ -41,6 +42,7 @@ KINDS: dict[str, type[Fault[DdpTrainer]]] = {
     "double-batches": DoubleBatches,
     "small-copies": SmallCopies,
     "sync-batchnorm": SyncBatchNorms,
+    "emptied-cache": EmptiedCache,
     "fsdp2": Sharded,
     "tensor-parallel": TensorParallel,
     "cuda-graph": Graphed,
