@@ -34,7 +34,7 @@ from gpudiag.analysis.diagnosis.replay.profiler_cost import (
     profiler_cost,
     usual_ns_per_event,
 )
-from gpudiag.analysis.diagnosis.replay.simulate import System, settle, waited_for
+from gpudiag.analysis.diagnosis.replay.simulate import System, settle
 from gpudiag.analysis.diagnosis.replay.timed_cost import (
     as_each_host_was_timed,
     as_hosts_were_timed,
@@ -229,7 +229,7 @@ class WhatIf:
     @cached_property
     def _waited_as_measured(self) -> NDArray[np.float64]:
         """By lane, how long its collectives waited for their peers, in ns."""
-        waited = waited_for(self.graph, self.graph.device.start)
+        waited = self.system.waited(np.array(self.system.measured))
         return np.bincount(self.graph.device.lane, weights=waited).astype(np.float64)
 
     def gain_ms(self, costs: Costs, base: Costs | None = None) -> float:

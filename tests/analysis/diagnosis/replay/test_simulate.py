@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from gpudiag.analysis.diagnosis.replay.graph import NONE, Costs, unchanged
 from gpudiag.analysis.diagnosis.replay.schedule import Kind, Schedule
-from gpudiag.analysis.diagnosis.replay.simulate import System, settle, simulate, waited_for
+from gpudiag.analysis.diagnosis.replay.simulate import System, settle, simulate
 from tests.analysis.diagnosis.replay.few_nodes import device_of, host_of
 from tests.analysis.diagnosis.replay.few_nodes import graph_of as few_nodes_graph_of
 from tests.analysis.diagnosis.replay.random_graphs import BruteForce, Job, Node, Op, graph_of, jobs
@@ -145,14 +145,18 @@ def test_each_step_takes_what_its_nodes_take() -> None:
     assert (found.step_ns, found.steps_ns.tolist()) == (20, [10, 30, 20])
 
 
-def test_a_collective_waits_from_its_start_to_the_last_of_its_peers() -> None:
-    device = msgspec.structs.replace(
-        device_of(row=[0] * 4), peers={0: np.array([0, 1, 2]), 2: np.array([0, 2]), 1: np.array([1])}
-    )
-    graph = few_nodes_graph_of(host_of(time=[0]), device)
-    assert waited_for(graph, np.array([10.0, 30, 20, 99])).tolist() == [20, 0, 0, 0]
-    assert waited_for(graph, np.array([10.0, 5, 7, 99])).tolist() == [0, 0, 3, 0]
-    assert waited_for(few_nodes_graph_of(host_of(time=[0]), device_of(row=[0])), np.array([1.0])).tolist() == [0]
+@pytest.mark.parametrize(("starts", "waited"), [([10.0, 30, 20, 99], [20, 0, 0, 0]), ([10.0, 5, 7, 99], [0, 0, 3, 0])])
+def test_a_collective_waits_from_its_start_to_the_last_of_its_peers(starts: list[float], waited: list[float]) -> None:
+    device = device_of(start=starts, end=[100] * 4, transfer=[1, 1, 1, np.nan])
+    peers = {0: np.array([0, 1, 2]), 2: np.array([0, 2]), 1: np.array([1])}
+    graph = few_nodes_graph_of(host_of(time=[0]), msgspec.structs.replace(device, peers=peers))
+    system = System(msgspec.structs.replace(graph, streams=((0, 1), (1, 2), (2, 4))))
+    assert system.waited(np.array(system.measured)).tolist() == waited
+
+
+def test_without_collectives_none_waits() -> None:
+    system = System(few_nodes_graph_of(host_of(time=[0]), device_of(row=[0])))
+    assert system.waited(np.array(system.measured)).tolist() == [0]
 
 
 def test_costs_are_equal_where_every_column_is() -> None:
