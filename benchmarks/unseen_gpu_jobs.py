@@ -17,7 +17,6 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -59,30 +58,34 @@ class Language(nn.Module):
         self.blocks, self.mask = nn.ModuleList(Attention() for _ in range(BLOCKS)), mask
         self.to(DEVICE)
 
-    def loss(self, words: Tensor) -> Tensor:
-        """Of [samples, words + 1], each word to be told from those before it."""
+    def loss(self, words: Tensor, length: int | None = None) -> Tensor:
+        """Of [samples, words + 1], each word to be told from those before it; a mask is cut to their number."""
         with torch.autocast(DEVICE.type, torch.bfloat16):
             x = self.embedded(words[:, :-1])
             for block in self.blocks:
-                x = block(x, self.mask())
+                x = block(x, self.mask()[..., :length, :length])
             return functional.cross_entropy(self.out(x).flatten(0, 1).float(), words[:, 1:].flatten())
 
 
-def _causal() -> Tensor:
+def causal() -> Tensor:
+    """bool[words, words]: what each word sees."""
     return torch.ones(WORDS, WORDS, dtype=torch.bool).tril()
 
 
-def _language() -> tuple[Language, torch.optim.Optimizer]:
-    mask = _causal().to(DEVICE)
+def language() -> tuple[Language, torch.optim.Optimizer]:
+    """The model and its optimizer; every word sees those before it."""
+    mask = causal().to(DEVICE)
     model = Language(lambda: mask)
     return model, torch.optim.AdamW(model.parameters())
 
 
-def _words() -> Tensor:
+def words() -> Tensor:
+    """A batch on the device."""
     return torch.randint(0, 4096, (SAMPLES, WORDS + 1), device=DEVICE)
 
 
-def _images() -> nn.Module:
+def convolutional() -> nn.Module:
+    """A convolutional net."""
     sizes = (3, 64, 128, 256, 512)
     layers: list[nn.Module] = []
     for one, other in itertools.pairwise(sizes):
@@ -91,7 +94,8 @@ def _images() -> nn.Module:
     return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(512, CLASSES)).to(DEVICE)
 
 
-def _trained(loss: Tensor, optimizer: torch.optim.Optimizer) -> None:
+def trained(loss: Tensor, optimizer: torch.optim.Optimizer) -> None:
+    """One backward pass and one update."""
     optimizer.zero_grad()
     loss.backward()  # type: ignore[no-untyped-call]  # torch's own
     optimizer.step()
@@ -99,20 +103,20 @@ def _trained(loss: Tensor, optimizer: torch.optim.Optimizer) -> None:
 
 def alone(_rank: int, _bad: Callable[[], bool]) -> Iterator[None]:
     """A language model and nothing else: on a GPU its host is what it waits for."""
-    model, optimizer = _language()
+    model, optimizer = language()
     while True:
-        _trained(model.loss(_words()), optimizer)
+        trained(model.loss(words()), optimizer)
         yield
 
 
 def metrics(_rank: int, bad: Callable[[], bool]) -> Iterator[None]:
     """A convolutional net; how many of each class were right is counted in Python."""
-    model, counts = _images(), [0] * CLASSES
+    model, counts = convolutional(), [0] * CLASSES
     optimizer = torch.optim.SGD(model.parameters(), 0.01, momentum=0.9)
     images, labels = torch.randn(64, 3, SIDE, SIDE, device=DEVICE), torch.randint(0, CLASSES, (64,), device=DEVICE)
     while True:
         out = model(images)
-        _trained(functional.cross_entropy(out, labels), optimizer)
+        trained(functional.cross_entropy(out, labels), optimizer)
         if bad():
             told = out.argmax(1)
             for one in range(CLASSES):
@@ -122,20 +126,20 @@ def metrics(_rank: int, bad: Callable[[], bool]) -> Iterator[None]:
 
 def masks(_rank: int, bad: Callable[[], bool]) -> Iterator[None]:
     """The mask is kept by the host as numbers, and copied for each block."""
-    kept = torch.zeros(SAMPLES, 1, WORDS, WORDS).masked_fill(~_causal(), float("-inf"))
+    kept = torch.zeros(SAMPLES, 1, WORDS, WORDS).masked_fill(~causal(), float("-inf"))
     moved = kept.to(DEVICE)
     model = Language(lambda: kept.to(DEVICE) if bad() else moved)
     optimizer = torch.optim.AdamW(model.parameters())
     while True:
-        _trained(model.loss(_words()), optimizer)
+        trained(model.loss(words()), optimizer)
         yield
 
 
 def allocator(_rank: int, bad: Callable[[], bool]) -> Iterator[None]:
     """The allocator gives all that it keeps back after each step."""
-    model, optimizer = _language()
+    model, optimizer = language()
     while True:
-        _trained(model.loss(_words()), optimizer)
+        trained(model.loss(words()), optimizer)
         if bad() and DEVICE.type == "cuda":
             torch.cuda.empty_cache()
         yield
@@ -143,10 +147,10 @@ def allocator(_rank: int, bad: Callable[[], bool]) -> Iterator[None]:
 
 def by_hand(_rank: int, bad: Callable[[], bool]) -> Iterator[None]:
     """Exponential averages of all parameters, one by one in five operations each."""
-    model, optimizer = _language()
+    model, optimizer = language()
     averages = [parameter.detach().clone() for parameter in model.parameters()]
     while True:
-        _trained(model.loss(_words()), optimizer)
+        trained(model.loss(words()), optimizer)
         with torch.no_grad():
             for average, parameter in zip(averages if bad() else (), model.parameters(), strict=False):
                 apart = (parameter - average).mul(0.001).clamp(-1, 1)
@@ -172,17 +176,17 @@ class _Pictures(Dataset[tuple[Tensor, int]]):
 
 def augment(_rank: int, bad: Callable[[], bool]) -> Iterator[None]:
     """A DataLoader without workers that does too much to its samples."""
-    model = _images()
+    model = convolutional()
     optimizer = torch.optim.SGD(model.parameters(), 0.01, momentum=0.9)
     for images, labels in DataLoader(_Pictures(bad), batch_size=64, pin_memory=DEVICE.type == "cuda"):
         moved = images.to(DEVICE, non_blocking=True), labels.to(DEVICE, non_blocking=True)
-        _trained(functional.cross_entropy(model(moved[0]), moved[1]), optimizer)
+        trained(functional.cross_entropy(model(moved[0]), moved[1]), optimizer)
         yield
 
 
 def tokenize(_rank: int, bad: Callable[[], bool]) -> Iterator[None]:
     """Text is cut into words in the loop, by Python, before each step."""
-    model, optimizer = _language()
+    model, optimizer = language()
     known = {f"word{i}": i for i in range(4096)}
     text = " ".join([*known] * (1 + SAMPLES * (WORDS + 1) // 4096))
     ready = torch.tensor([known[word] for word in text.split()][: SAMPLES * (WORDS + 1)])
@@ -194,17 +198,17 @@ def tokenize(_rank: int, bad: Callable[[], bool]) -> Iterator[None]:
             numbers = torch.tensor(cut[: len(ready)])
         if DEVICE.type == "cuda":
             numbers = numbers.pin_memory()
-        _trained(model.loss(numbers.to(DEVICE, non_blocking=True).view(SAMPLES, WORDS + 1)), optimizer)
+        trained(model.loss(numbers.to(DEVICE, non_blocking=True).view(SAMPLES, WORDS + 1)), optimizer)
         yield
 
 
 def saves(_rank: int, bad: Callable[[], bool]) -> Iterator[None]:
     """The model is saved, into memory, after each step."""
-    model = _images()
+    model = convolutional()
     optimizer = torch.optim.SGD(model.parameters(), 0.01, momentum=0.9)
     images, labels = torch.randn(64, 3, SIDE, SIDE, device=DEVICE), torch.randint(0, CLASSES, (64,), device=DEVICE)
     while True:
-        _trained(functional.cross_entropy(model(images), labels), optimizer)
+        trained(functional.cross_entropy(model(images), labels), optimizer)
         if bad():
             torch.save(model.state_dict(), io.BytesIO())
         yield
@@ -212,10 +216,10 @@ def saves(_rank: int, bad: Callable[[], bool]) -> Iterator[None]:
 
 def nan_check(_rank: int, bad: Callable[[], bool]) -> Iterator[None]:
     """Each gradient is asked whether it is finite."""
-    model, optimizer = _language()
+    model, optimizer = language()
     while True:
         optimizer.zero_grad()
-        model.loss(_words()).backward()  # type: ignore[no-untyped-call]  # torch's own
+        model.loss(words()).backward()  # type: ignore[no-untyped-call]  # torch's own
         for parameter in model.parameters() if bad() else ():
             if parameter.grad is not None and not torch.isfinite(parameter.grad).all():
                 parameter.grad = None
@@ -225,10 +229,10 @@ def nan_check(_rank: int, bad: Callable[[], bool]) -> Iterator[None]:
 
 def garbage(_rank: int, bad: Callable[[], bool]) -> Iterator[None]:
     """A buffer of Python objects, and a full collection in each step."""
-    model, optimizer = _language()
+    model, optimizer = language()
     buffer = [{"state": [i], "reward": (i,)} for i in range(100_000)]
     while True:
-        _trained(model.loss(_words()), optimizer)
+        trained(model.loss(words()), optimizer)
         if bad() and buffer:
             gc.collect()
         yield
@@ -249,23 +253,20 @@ JOBS: dict[str, tuple[Loop, tuple[str, ...]]] = {
 }
 
 
-def is_right(job: str, found: list[dict[str, Any]]) -> bool:
-    """Whether the first is a finding that this job has to have."""
-    return bool(found) and found[0]["code"] in JOBS[job][1]
-
-
-def main() -> None:
-    given = asked(__doc__, JOBS)
+def main(description: str | None, program: str, jobs: dict[str, tuple[Loop, tuple[str, ...]]]) -> None:
+    """Train the job that was asked for, or judge what is found of each."""
+    given = asked(description, jobs)
     if given.train:
-        train(JOBS[given.train][0])
+        train(jobs[given.train][0])
         return
     with tempfile.TemporaryDirectory() as scratch:
         for job in given.jobs.split(","):
-            script = [sys.executable, __file__, "--train", job]
+            script = [sys.executable, program, "--train", job]
             row, found = judge(script, given.rounds, (given.keep or Path(scratch)) / job)
             others = [(one["code"], one["cause"], round(one["recoverable_ms_per_step"], 1)) for one in found[1:]]
-            print(json.dumps({"job": job, **row, "others": others, "right": is_right(job, found)}), flush=True)
+            right = bool(found) and found[0]["code"] in jobs[job][1]
+            print(json.dumps({"job": job, **row, "others": others, "right": right}), flush=True)
 
 
 if __name__ == "__main__":
-    main()
+    main(__doc__, __file__, JOBS)
