@@ -7,7 +7,6 @@ As unseen_gpu_jobs.py; which findings are right was written down before any of t
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -21,23 +20,6 @@ from unseen_gpu_jobs import CLASSES, DEVICE, SIDE, convolutional, language, main
 from unseen_jobs import Loop
 
 ON_GPU = DEVICE.type == "cuda"
-
-
-def near_limit(_rank: int, bad: Callable[[], bool]) -> Iterator[None]:
-    """Sentences of changing length, with hardly more memory than the longest need: what is kept must be given back."""
-    model, optimizer = language()
-    lengths = itertools.cycle([512, 160, 416, 224, 352])  # alike in each block of ten
-    was_bad, share = False, 1.0
-    for step, length in enumerate(lengths):
-        if ON_GPU and step == 8:
-            share = 1.02 * torch.cuda.max_memory_allocated() / torch.cuda.get_device_properties(DEVICE).total_memory
-        if ON_GPU and step >= 8 and bad() != was_bad:
-            was_bad = bad()
-            torch.cuda.empty_cache()
-            torch.cuda.set_per_process_memory_fraction(share if was_bad else 1.0)
-        batch = words()
-        trained(model.loss(batch if not ON_GPU else batch[:, : length + 1], length if ON_GPU else None), optimizer)
-        yield
 
 
 def pinned(_rank: int, bad: Callable[[], bool]) -> Iterator[None]:
@@ -150,7 +132,6 @@ def norms(_rank: int, bad: Callable[[], bool]) -> Iterator[None]:
 
 #: By job, its loop and the codes that are right for it.
 JOBS: dict[str, tuple[Loop, tuple[str, ...]]] = {
-    "near_limit": (near_limit, ("memory-allocation",)),
     "pinned": (pinned, ("memory-allocation",)),
     "timing": (timing, ("host-sync",)),
     "offload": (offload, ("slow-copy", "host-sync")),

@@ -58,12 +58,12 @@ class Language(nn.Module):
         self.blocks, self.mask = nn.ModuleList(Attention() for _ in range(BLOCKS)), mask
         self.to(DEVICE)
 
-    def loss(self, words: Tensor, length: int | None = None) -> Tensor:
-        """Of [samples, words + 1], each word to be told from those before it; a mask is cut to their number."""
+    def loss(self, words: Tensor) -> Tensor:
+        """Of [samples, words + 1], each word to be told from those before it."""
         with torch.autocast(DEVICE.type, torch.bfloat16):
             x = self.embedded(words[:, :-1])
             for block in self.blocks:
-                x = block(x, self.mask()[..., :length, :length])
+                x = block(x, self.mask())
             return functional.cross_entropy(self.out(x).flatten(0, 1).float(), words[:, 1:].flatten())
 
 
