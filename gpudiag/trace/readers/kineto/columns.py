@@ -70,14 +70,12 @@ class _Names(dict[str, int]):
 
     def __init__(self) -> None:
         super().__init__()
-        self.annotation = bytearray()
-        self.module = bytearray()
+        self.as_operator = bytearray()
         self.may_tell = bytearray()
 
     def __missing__(self, name: str) -> int:
         self[name] = index = len(self)
-        self.annotation.append(categories.is_annotation(name))
-        self.module.append(categories.is_module(name))
+        self.as_operator.append(categories.kind_of_operator(name))
         self.may_tell.append(may_tell(name))
         return index
 
@@ -199,12 +197,9 @@ class Columns:
         order = times.order
         if not len(order):
             return None
-        annotation = np.frombuffer(bytes(self._names.annotation), dtype=bool)[name]
-        module = np.frombuffer(bytes(self._names.module), dtype=bool)[name]
         operator = kind == int(EventKind.OPERATOR)
         thread, device, correlation, size_bytes = _settled(batch)
-        kind = np.where(operator & annotation, np.uint8(EventKind.ANNOTATION), kind)
-        kind = np.where(operator & module, np.uint8(EventKind.MODULE), kind)
+        kind = np.where(operator, np.frombuffer(bytes(self._names.as_operator), np.uint8)[name], kind)
         kind, name, names = kind[order], name[order], tuple(self._names)
         roles = roles_of(kind, name, names)
         table = EventTable(
@@ -226,7 +221,7 @@ class Columns:
         position[order] = np.arange(len(order))
         waits = event_waits(table, _in_order(self._awaited, position)) if self._awaited else EventWaits()
         modules = None
-        if module.any():
+        if (table.kind == int(EventKind.MODULE)).any():
             told = decode_arguments(b",".join(self._of_operators), AutogradArguments, self._repairs)
             modules = module_work(table, _autograd(told, position[operator]))
         return Finished(table, _in_order(self._told, position), waits, modules, times.first_ns)
