@@ -66,7 +66,7 @@ def test_headers_on_both_sides_of_the_events_are_read() -> None:
     assert (bytes(memoryview(header.base_time)), bytes(memoryview(header.host))) == (b"7", b'"n"')
 
 
-@pytest.mark.parametrize("broken", ["", '{"ph": "X", "ts": 1e0, "args": {"stream": []}},'])
+@pytest.mark.parametrize("broken", ["", '{"ph": "X", "ts": "1"},'])
 def test_events_of_all_phases_and_of_none_are_told_apart(broken: str) -> None:
     """Whether all are decoded in one go or, for one that cannot be, one by one."""
     others = ",".join(f'{{"ph": "{phase}", "name": "n", "ts": 2}}' for phase in "BEiICbnestfMPNRv")

@@ -81,11 +81,8 @@ def is_known(category: str) -> bool:
     return category.lower() in _LEFT_OUT
 
 
-def is_annotation(name: str) -> bool:
-    """Whether an operator of this name is a range that someone named."""
-    return name.startswith(_ANNOTATION_STARTS) and not is_module(name)
-
-
-def is_module(name: str) -> bool:
-    """Whether an operator of this name is a mark of a module's call."""
-    return name.startswith(_MODULE)
+def kind_of_operator(name: str) -> EventKind:
+    """What an operator of this name is: one, a range that someone named, or a mark of a module's call."""
+    if name.startswith(_MODULE):
+        return EventKind.MODULE
+    return EventKind.ANNOTATION if name.startswith(_ANNOTATION_STARTS) else EventKind.OPERATOR

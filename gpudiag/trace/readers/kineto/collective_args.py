@@ -23,14 +23,30 @@ from gpudiag.trace.readers.kineto.collective_names import (
     kernel_operation,
     normal_operation,
 )
-from gpudiag.trace.readers.kineto.event_json import Arguments
 from gpudiag.trace.readers.kineto.header import is_told, loosely
 
 #: The host range of a collective on a device: it spans the enqueuing only.
 _HOST_ENQUEUE = ("nccl:", "record_param_comms")
 #: Ranges nest at most this deep around a launch: `record_param_comms` in `nccl:coalesced` in `nccl:all_to_all`.
 _NESTED = 8
+_NOTHING = msgspec.Raw(b"")
 _COUNTED_OUT = {"all_gather", "gather"}
+
+
+class _Arguments(msgspec.Struct, gc=False):
+    """`args` of a communication event; each stays undecoded, as forms differ."""
+
+    collective: msgspec.Raw = msgspec.field(name="Collective name", default=_NOTHING)
+    in_elements: msgspec.Raw = msgspec.field(name="In msg nelems", default=_NOTHING)
+    out_elements: msgspec.Raw = msgspec.field(name="Out msg nelems", default=_NOTHING)
+    dtype: msgspec.Raw = _NOTHING
+    group_size: msgspec.Raw = msgspec.field(name="Group size", default=_NOTHING)
+    group: msgspec.Raw = msgspec.field(name="Process Group Name", default=_NOTHING)
+    group_ranks: msgspec.Raw = msgspec.field(name="Process Group Ranks", default=_NOTHING)
+    sequence: msgspec.Raw = msgspec.field(name="Seq", default=_NOTHING)
+    input_dims: msgspec.Raw = msgspec.field(name="Input Dims", default=_NOTHING)
+    input_type: msgspec.Raw = msgspec.field(name="Input type", default=_NOTHING)
+    blocks_per_sm: msgspec.Raw = msgspec.field(name="blocks per SM", default=_NOTHING)
 
 
 class Communicated(msgspec.Struct, frozen=True, kw_only=True):
@@ -72,8 +88,9 @@ def may_tell(name: str) -> bool:
     return name.startswith((*HOST_COLLECTIVES, *_HOST_ENQUEUE)) or kernel_operation(name) is not None
 
 
-def communicated(arguments: Arguments) -> Communicated:
+def communicated(raw: msgspec.Raw) -> Communicated:
     """Decode the arguments of a communication event."""
+    arguments = loosely(raw, _Arguments, _Arguments())
     ranks = _ranks(loosely(arguments.group_ranks, Any, None))
     sequence = loosely(arguments.sequence, int, -1)
     members = loosely(arguments.group_size, int, 0)
@@ -201,7 +218,7 @@ def _bytes_of(elements: msgspec.Raw, each: int | None) -> int | None:
     return count * each if each is not None and 0 <= count < 2**50 else None
 
 
-def _bytes_of_inputs(arguments: Arguments) -> int | None:
+def _bytes_of_inputs(arguments: _Arguments) -> int | None:
     """Bytes of the input tensors; None where shapes were not recorded."""
     if not is_told(arguments.input_dims):
         return None

@@ -18,7 +18,14 @@ from gpudiag.model.sanitize import with_escapes
 from gpudiag.trace.limits import free_memory_bytes
 from gpudiag.trace.readers.kineto import categories
 from gpudiag.trace.readers.kineto.collective_args import Communicated, communicated, may_tell
-from gpudiag.trace.readers.kineto.event_json import NO_ARGUMENTS, Event
+from gpudiag.trace.readers.kineto.event_json import (
+    Arguments,
+    AutogradArguments,
+    Event,
+    Repairs,
+    arguments_of,
+    decode_arguments,
+)
 from gpudiag.trace.readers.kineto.hooks import with_hooks
 from gpudiag.trace.readers.kineto.modules import Autograd, module_work
 from gpudiag.trace.readers.kineto.roles import roles_of
@@ -44,6 +51,8 @@ _ON_DEVICE = _kinds(
     EventKind.KERNEL, EventKind.COPY, EventKind.MEMSET, EventKind.DEVICE_ANNOTATION, EventKind.DEVICE_SYNC
 )
 _CORRELATED = _kinds(EventKind.RUNTIME, EventKind.KERNEL, EventKind.COPY, EventKind.MEMSET, EventKind.DEVICE_SYNC)
+#: Of these the arguments' numbers are asked for.
+_NUMBERED = _ON_DEVICE | _CORRELATED
 
 
 class _KindCodes(dict[str, int]):
@@ -61,16 +70,29 @@ class _Names(dict[str, int]):
 
     def __init__(self) -> None:
         super().__init__()
-        self.annotation = bytearray()
-        self.module = bytearray()
+        self.as_operator = bytearray()
         self.may_tell = bytearray()
 
     def __missing__(self, name: str) -> int:
         self[name] = index = len(self)
-        self.annotation.append(categories.is_annotation(name))
-        self.module.append(categories.is_module(name))
+        self.as_operator.append(categories.kind_of_operator(name))
         self.may_tell.append(may_tell(name))
         return index
+
+
+class _Batch(NamedTuple):
+    """Numbers as written: first of all events, `correlation` of those of `_NUMBERED`, what follows of device work."""
+
+    kind: NDArray[np.uint8]
+    name: NDArray[np.int32]
+    start_us: NDArray[np.float64]
+    length_us: NDArray[np.float64]
+    thread: NDArray[np.int64]
+    correlation: NDArray[np.int64]
+    stream: NDArray[np.int64]
+    device: NDArray[np.int64]
+    process: NDArray[np.int64]
+    size_bytes: NDArray[np.int64]
 
 
 class Finished(NamedTuple):
@@ -88,16 +110,19 @@ class Columns:
 
     Args:
         shown: how to call the file in messages.
+        repairs: arguments that were left out are counted here.
     """
 
-    def __init__(self, shown: str) -> None:
+    def __init__(self, shown: str, repairs: Repairs) -> None:
         self._shown = shown
+        self._repairs = repairs
         self._codes = _KindCodes()
         self._names = _Names()
-        self._batches: list[tuple[NDArray[np.generic], ...]] = []
+        self._batches: list[_Batch] = []
         self._told: dict[int, Communicated] = {}
         self._awaited: dict[int, Awaited] = {}
-        self._autograd: list[Autograd] = []
+        #: Arguments of operators. Whether they are asked for, the end tells: the backward pass may stand first.
+        self._of_operators: list[bytes] = []
         self._rows = 0
         self._recordings: list[tuple[float, float]] = []
         free = free_memory_bytes()
@@ -122,42 +147,32 @@ class Columns:
                     "Close other programs or use a larger machine; else record fewer steps.",
                 )
 
-    def _batch(self, events: list[Event], kind: NDArray[np.uint8]) -> tuple[NDArray[np.generic], ...]:
+    def _batch(self, events: list[Event], kind: NDArray[np.uint8]) -> _Batch:
         count = len(events)
         index_of = self._names
         name = np.fromiter([index_of[event.name] for event in events], np.int32, count)
-        start_us = np.fromiter([event.ts for event in events], np.float64, count)
-        length_us = np.fromiter([event.dur for event in events], np.float64, count)
-        thread = _integers([event.tid for event in events])
-        device = np.full(count, HOST, dtype=np.int16)
-        correlation = np.full(count, NO_CORRELATION, dtype=np.int64)
-        size_bytes = np.full(count, NO_SIZE, dtype=np.int64)
-
-        chosen = _CORRELATED[kind]
-        numbers = _integers([(event.args or NO_ARGUMENTS).correlation for event in _chosen(events, chosen)])
-        correlation[chosen] = np.where(numbers <= 0, NO_CORRELATION, numbers)  # CUPTI counts from 1; 0 is none
-
-        chosen = _ON_DEVICE[kind]
-        if chosen.any():
-            on_device = list(_chosen(events, chosen))
-            arguments = [event.args or NO_ARGUMENTS for event in on_device]
-            numbers = _integers([own.stream for own in arguments])
-            thread[chosen] = np.where(numbers == _UNTOLD, thread[chosen], numbers)
-            numbers = _integers([own.device for own in arguments])
-            numbers = np.where(numbers == _UNTOLD, _integers([event.pid for event in on_device]), numbers)
-            device[chosen] = np.where((numbers >= 0) & (numbers < 2**15), numbers, 0)  # no such device: the first
-            numbers = _integers([own.bytes for own in arguments])
-            size_bytes[chosen] = np.where(numbers < 0, NO_SIZE, numbers)
-
-        tells = np.frombuffer(bytes(self._names.may_tell), dtype=bool)[name]
+        tells = np.frombuffer(bytes(self._names.may_tell), np.bool_)[name]
         for row in np.flatnonzero(tells).tolist():
-            if (own := events[row].args) is not None:
-                self._told[self._rows + row] = communicated(own)
-        for row in np.flatnonzero(kind == EventKind.DEVICE_SYNC).tolist():
-            self._awaited[self._rows + row] = awaited(events[row].args or NO_ARGUMENTS)
-        # Whether modules are marked is not known yet: the thread of the backward pass may stand first in the file.
-        self._autograd.append(_autograd(events, kind, self._rows))
-        return kind, name, start_us, length_us, thread, device, correlation, size_bytes
+            self._told[self._rows + row] = communicated(events[row].args)
+        for row in np.flatnonzero(kind == int(EventKind.DEVICE_SYNC)).tolist():
+            self._awaited[self._rows + row] = awaited(events[row].args)
+        if told := arguments_of(_chosen(events, kind == int(EventKind.OPERATOR))):
+            self._of_operators.append(told)
+        numbered, on_device = _NUMBERED[kind], _ON_DEVICE[kind]
+        arguments = decode_arguments(arguments_of(_chosen(events, numbered)), Arguments, self._repairs)
+        of_device = list(_chosen(arguments, on_device[numbered]))
+        return _Batch(
+            kind=kind,
+            name=name,
+            start_us=np.fromiter([event.ts for event in events], np.float64, count),
+            length_us=np.fromiter([event.dur for event in events], np.float64, count),
+            thread=_integers([event.tid for event in events]),
+            correlation=_integers([own.correlation for own in arguments]),
+            stream=_integers([own.stream for own in of_device]),
+            device=_integers([own.device for own in of_device]),
+            process=_integers([event.pid for event in _chosen(events, on_device)]),
+            size_bytes=_integers([own.bytes for own in of_device]),
+        )
 
     def unknown_categories(self) -> list[str]:
         """Categories met that are neither read nor left out on purpose, printable."""
@@ -175,18 +190,16 @@ class Columns:
         """
         if not self._batches:
             return None
-        columns = [np.concatenate(parts) for parts in zip(*self._batches, strict=True)]
+        batch = _Batch(*(np.concatenate(parts) for parts in zip(*self._batches, strict=True)))
         self._batches.clear()
-        kind, name, start_us, length_us, thread, device, correlation, size_bytes = columns
-        times = Times.from_microseconds(start_us, length_us, self._recordings, notes)
+        kind, name = batch.kind, batch.name
+        times = Times.from_microseconds(batch.start_us, batch.length_us, self._recordings, notes)
         order = times.order
         if not len(order):
             return None
-        annotation = np.frombuffer(bytes(self._names.annotation), dtype=bool)[name]
-        module = np.frombuffer(bytes(self._names.module), dtype=bool)[name]
-        operator = kind == EventKind.OPERATOR
-        kind = np.where(operator & annotation, np.uint8(EventKind.ANNOTATION), kind)
-        kind = np.where(operator & module, np.uint8(EventKind.MODULE), kind)
+        operator = kind == int(EventKind.OPERATOR)
+        thread, device, correlation, size_bytes = _settled(batch)
+        kind = np.where(operator, np.frombuffer(bytes(self._names.as_operator), np.uint8)[name], kind)
         kind, name, names = kind[order], name[order], tuple(self._names)
         roles = roles_of(kind, name, names)
         table = EventTable(
@@ -207,22 +220,40 @@ class Columns:
         position = np.full(self._rows, -1, dtype=np.int64)
         position[order] = np.arange(len(order))
         waits = event_waits(table, _in_order(self._awaited, position)) if self._awaited else EventWaits()
-        modules = module_work(table, [one.at(position) for one in self._autograd]) if module.any() else None
+        modules = None
+        if (table.kind == int(EventKind.MODULE)).any():
+            told = decode_arguments(b",".join(self._of_operators), AutogradArguments, self._repairs)
+            modules = module_work(table, _autograd(told, position[operator]))
         return Finished(table, _in_order(self._told, position), waits, modules, times.first_ns)
 
 
-def _chosen(events: list[Event], flags: NDArray[np.bool_]) -> Iterator[Event]:
-    return compress(events, flags.tobytes())  # bytes are gone through twice as fast as an array
+def _chosen(items: list[_T], flags: NDArray[np.bool_]) -> Iterator[_T]:
+    return compress(items, flags.tobytes())  # bytes are gone through twice as fast as an array
 
 
-def _autograd(events: list[Event], kind: NDArray[np.uint8], before: int) -> Autograd:
-    """What these events' operators say of autograd; the first of them is in the row `before`."""
-    operator = kind == EventKind.OPERATOR
-    sequence = _integers([(event.args or NO_ARGUMENTS).autograd_sequence for event in _chosen(events, operator)])
-    told = sequence >= 0
-    rows = np.flatnonzero(operator)[told]
-    thread = _integers([(events[row].args or NO_ARGUMENTS).forward_thread for row in rows.tolist()])
-    return Autograd(row=rows + before, sequence=sequence[told], forward_thread=thread)
+def _settled(batch: _Batch) -> tuple[NDArray[np.int64], NDArray[np.int16], NDArray[np.int64], NDArray[np.int64]]:
+    """Thread, device, correlation and size of all events, what is not told or cannot be as `EventTable` has it."""
+    on_device = _ON_DEVICE[batch.kind]
+    thread = batch.thread
+    thread[on_device] = np.where(batch.stream == _UNTOLD, thread[on_device], batch.stream)
+    device = np.full(len(thread), HOST, np.int16)
+    number = np.where(batch.device == _UNTOLD, batch.process, batch.device)
+    device[on_device] = np.where((number >= 0) & (number < 2**15), number, 0)  # no such device: the first
+    correlation = np.full(len(thread), NO_CORRELATION, np.int64)
+    # CUPTI counts from 1; 0 is none.
+    correlation[_NUMBERED[batch.kind]] = np.where(batch.correlation > 0, batch.correlation, NO_CORRELATION)
+    correlation[~_CORRELATED[batch.kind]] = NO_CORRELATION
+    size_bytes = np.full(len(thread), NO_SIZE, np.int64)
+    size_bytes[on_device] = np.where(batch.size_bytes >= 0, batch.size_bytes, NO_SIZE)
+    return thread, device, correlation, size_bytes
+
+
+def _autograd(told: list[AutogradArguments], row: NDArray[np.int64]) -> Autograd:
+    """What operators in these rows say of autograd's nodes; -1 is the row of those that were left out."""
+    sequence = _integers([own.sequence for own in told])
+    thread = _integers([own.forward_thread for own in told])
+    says = (sequence >= 0) & (row >= 0)
+    return Autograd(row=row[says], sequence=sequence[says], forward_thread=thread[says])
 
 
 def _in_order(told: dict[int, _T], position: NDArray[np.int64]) -> dict[int, _T]:

@@ -33,13 +33,15 @@ def read_kineto(path: Path, shown: str, limits: ReadLimits) -> Trace:
     """
     header, columns, repairs = _decode(path, shown, limits)
     job = describe(header)
-    notes = [*job.notes, *repairs.notes()]
     unknown = columns.unknown_categories()
-    if unknown:
-        notes.append(f"events of unknown categories were left out: {', '.join(unknown[:5])}")
-    finished = columns.finish(notes)
+    of_times: list[str] = []
+    finished = columns.finish(of_times)
     if finished is None:
         raise _no_events(shown, unknown)
+    notes = [*job.notes, *repairs.notes()]
+    if unknown:
+        notes.append(f"events of unknown categories were left out: {', '.join(unknown[:5])}")
+    notes += of_times
     table, told, event_waits, modules, first_ns = finished
 
     devices = np.flatnonzero(np.bincount(table.device - np.int64(HOST))) + HOST
@@ -64,7 +66,7 @@ def read_kineto(path: Path, shown: str, limits: ReadLimits) -> Trace:
 
 def _decode(path: Path, shown: str, limits: ReadLimits) -> tuple[Header, Columns, Repairs]:
     """Decode piece by piece, or whole where the text's layout or damage does not allow that."""
-    columns, repairs = Columns(shown), Repairs()
+    columns = Columns(shown, repairs := Repairs())
     try:
         for part in decode_in_pieces(read_pieces(path, shown, limits), repairs):
             if isinstance(part, Document):
@@ -75,7 +77,7 @@ def _decode(path: Path, shown: str, limits: ReadLimits) -> tuple[Header, Columns
         pass
     except CutShortError as error:
         raise cut_short(shown, error.args[0]) from None
-    columns, repairs = Columns(shown), Repairs()
+    columns = Columns(shown, repairs := Repairs())
     text = read_whole(path, shown, limits)
     try:
         document = decode_whole(text, shown, repairs)
@@ -87,7 +89,7 @@ def _decode(path: Path, shown: str, limits: ReadLimits) -> tuple[Header, Columns
 
 def _decode_repaired(text: bytearray, shown: str, damage: DamagedError) -> tuple[Header, Columns, Repairs]:
     """Repair long text piece by piece; give up where no event ends for too long, soon where all is hopeless."""
-    columns, repairs = Columns(shown), Repairs()
+    columns = Columns(shown, repairs := Repairs())
     repairs.invalid_json = True
     try:
         for part in decode_in_pieces(repaired_pieces(text), repairs):

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from typing import Annotated, Any, Union
+from collections.abc import Iterable
+from typing import Annotated, Any, TypeVar, Union
 
 import msgspec
 
@@ -12,43 +13,32 @@ from gpudiag.errors import NotATraceError, UnreadableInputError
 #: Integers that fit a column; msgspec checks the bounds while it decodes.
 Int64 = Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]
 _NOTHING = msgspec.Raw(b"")
+_T = TypeVar("_T")
 #: Text up to this length is repaired as a whole, which takes five times its length in memory; longer text in pieces.
 _REPAIRED_WHOLE = 32 << 20
 
 
 class Arguments(msgspec.Struct, gc=False):
-    """`args` of one event. What few events carry stays undecoded (`Raw`) until it is asked for.
+    """The numbers in `args` of host calls and of device work."""
 
-    A name is looked for from the field after the last one found on: what most events carry stands first, as written.
-    """
-
-    autograd_sequence: Int64 | str = msgspec.field(name="Sequence number", default=-1)
-    forward_thread: Int64 | str = msgspec.field(name="Fwd thread id", default=0)
     device: Int64 | str = -1
     stream: Int64 | str = -1
     correlation: Int64 | str = 0
     bytes: Int64 | float | str = -1
-    collective: msgspec.Raw = msgspec.field(name="Collective name", default=_NOTHING)
-    in_elements: msgspec.Raw = msgspec.field(name="In msg nelems", default=_NOTHING)
-    out_elements: msgspec.Raw = msgspec.field(name="Out msg nelems", default=_NOTHING)
-    dtype: msgspec.Raw = msgspec.field(name="dtype", default=_NOTHING)
-    group_size: msgspec.Raw = msgspec.field(name="Group size", default=_NOTHING)
-    group: msgspec.Raw = msgspec.field(name="Process Group Name", default=_NOTHING)
-    group_ranks: msgspec.Raw = msgspec.field(name="Process Group Ranks", default=_NOTHING)
-    sequence: msgspec.Raw = msgspec.field(name="Seq", default=_NOTHING)
-    input_dims: msgspec.Raw = msgspec.field(name="Input Dims", default=_NOTHING)
-    input_type: msgspec.Raw = msgspec.field(name="Input type", default=_NOTHING)
-    blocks_per_sm: msgspec.Raw = msgspec.field(name="blocks per SM", default=_NOTHING)
-    wait_on_stream: msgspec.Raw = _NOTHING
-    wait_on_record: msgspec.Raw = msgspec.field(name="wait_on_cuda_event_record_corr_id", default=_NOTHING)
-    wait_on_event: msgspec.Raw = msgspec.field(name="wait_on_cuda_event_id", default=_NOTHING)
 
 
-NO_ARGUMENTS = Arguments()
+class AutogradArguments(msgspec.Struct, gc=False):
+    """What `args` of operators say of autograd's nodes."""
+
+    sequence: Int64 | str = msgspec.field(name="Sequence number", default=-1)
+    forward_thread: Int64 | str = msgspec.field(name="Fwd thread id", default=0)
 
 
 class Event(msgspec.Struct, gc=False):
-    """One complete event (phase X); times in microseconds as written. Integers up to 2**53 are exact as floats."""
+    """One complete event (phase X); times in microseconds as written. Integers up to 2**53 are exact as floats.
+
+    Its arguments stay undecoded: of most events nothing in them is asked for.
+    """
 
     cat: str = ""
     name: str = ""
@@ -56,7 +46,7 @@ class Event(msgspec.Struct, gc=False):
     tid: Int64 | str = 0
     ts: float = 0.0
     dur: float = 0.0
-    args: Arguments | None = None
+    args: msgspec.Raw = msgspec.Raw(b"{}")
 
 
 class _Complete(Event, gc=False, tag_field="ph", tag="X"):
@@ -75,18 +65,6 @@ class _LooseEvent(Event, gc=False):
     """An event of any phase, or of none."""
 
     ph: str = ""
-
-
-class _BareEvent(msgspec.Struct, gc=False):
-    """An event whose arguments cannot be read."""
-
-    ph: str = ""
-    cat: str = ""
-    name: str = ""
-    pid: Int64 | str = 0
-    tid: Int64 | str = 0
-    ts: float = 0.0
-    dur: float = 0.0
 
 
 class Header(msgspec.Struct, gc=False):
@@ -120,7 +98,6 @@ _event_list: msgspec.json.Decoder[list[object]] = msgspec.json.Decoder(list[_ANY
 _loose_document = msgspec.json.Decoder(_LooseDocument)
 _loose_list = msgspec.json.Decoder(list[msgspec.Raw])
 _loose_event = msgspec.json.Decoder(_LooseEvent, strict=False)
-_bare_event = msgspec.json.Decoder(_BareEvent, strict=False)
 
 
 class Repairs:
@@ -180,34 +157,47 @@ def _complete(events: list[object]) -> list[Event]:
 
 
 def _one_by_one(raw_events: list[msgspec.Raw], repairs: Repairs) -> list[Event]:
-    """The complete events; arguments that cannot be read are left out, and events that cannot."""
+    """The complete events; those that cannot be read are left out."""
     events: list[Event] = []
     for raw in raw_events:
         try:
-            events += _one(raw, repairs)
+            event = _loose_event.decode(raw)
         except UnicodeDecodeError:
             repairs.broken_text += 1
-            mended = bytes(memoryview(raw)).decode("utf-8", "replace").encode()
             try:
-                events += _one(msgspec.Raw(mended), repairs)
+                event = _loose_event.decode(bytes(memoryview(raw)).decode("utf-8", "replace"))
             except msgspec.DecodeError:
                 repairs.no_events += 1
+                continue
         except msgspec.DecodeError:
             repairs.no_events += 1
+            continue
+        if event.ph == "X":
+            events.append(event)
     return events
 
 
-def _one(raw: msgspec.Raw, repairs: Repairs) -> list[Event]:
-    """The event if it is complete, else nothing."""
+def arguments_of(events: Iterable[Event]) -> bytes:
+    """The arguments of events, as JSON separated by commas."""
+    return b",".join([event.args for event in events])
+
+
+def decode_arguments(separated: bytes, wanted: type[_T], repairs: Repairs) -> list[_T]:
+    """Decode what `arguments_of` gave: strictly, and where that fails one by one, with defaults for unknown forms."""
+    text = b"[%b]" % separated
     try:
-        loose = _loose_event.decode(raw)
-    except msgspec.ValidationError:
-        bare = _bare_event.decode(raw)
-    else:
-        return [loose] if loose.ph == "X" else []
-    repairs.without_arguments += 1
-    event = Event(bare.cat, bare.name, bare.pid, bare.tid, bare.ts, bare.dur)
-    return [event] if bare.ph == "X" else []
+        decoded: list[_T] = msgspec.json.decode(text, type=list[wanted])  # type: ignore[valid-type]  # it is one
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        return [_arguments_of_one(raw, wanted, repairs) for raw in _loose_list.decode(text)]
+    return decoded
+
+
+def _arguments_of_one(raw: msgspec.Raw, wanted: type[_T], repairs: Repairs) -> _T:
+    try:
+        return msgspec.json.decode(raw, type=wanted | None, strict=False) or wanted()
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        repairs.without_arguments += 1
+        return wanted()
 
 
 class DamagedError(UnreadableInputError):

@@ -29,7 +29,7 @@ def with_hooks(table: EventTable) -> NDArray[np.uint8]:
     role = table.role
     if not any(_DDP.match(name) for name in table.names):
         return role
-    operators = np.flatnonzero((table.kind == EventKind.OPERATOR) & (role == Role.OPERATOR))
+    operators = np.flatnonzero((table.kind == int(EventKind.OPERATOR)) & (role == int(Role.OPERATOR)))
     evaluated = _named(table, _EVALUATED, operators)
     accumulated = _named(table, _ACCUMULATED, operators)
     # DDP's packing, a collective handed over, and an optimizer that runs in the backward pass are known as such.
@@ -42,10 +42,9 @@ def with_hooks(table: EventTable) -> NDArray[np.uint8]:
         if len(hooked) == 0:
             continue
         rows = operators[table.thread[operators] == thread]
-        rows = rows[~among(rows, evaluated)]
         slot = np.searchsorted(hooked.start, table.start_ns[rows], side="right") - 1
-        inside = (slot >= 0) & (table.end_ns[rows] <= hooked.end[np.maximum(slot, 0)])
-        role[rows[inside & ~among(rows, accumulated)]] = Role.EXCHANGE
+        rows = rows[(slot >= 0) & (table.end_ns[rows] <= hooked.end[np.maximum(slot, 0)])]
+        role[rows[~among(rows, evaluated) & ~among(rows, accumulated)]] = Role.EXCHANGE
     return role
 
 

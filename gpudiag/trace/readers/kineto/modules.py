@@ -42,21 +42,14 @@ class Autograd(NamedTuple):
     sequence: NDArray[np.int64]
     forward_thread: NDArray[np.int64]
 
-    def at(self, position: NDArray[np.int64]) -> Autograd:
-        """The same of a table in which the event of each row stands in row `position[row]`; -1 where it is left out."""
-        row = position[self.row]
-        stays = row >= 0
-        return Autograd(row[stays], self.sequence[stays], self.forward_thread[stays])
 
-
-def module_work(table: EventTable, told: list[Autograd]) -> ModuleWork:
+def module_work(table: EventTable, nodes: Autograd) -> ModuleWork:
     """What each operator and mark worked for.
 
     Args:
         table: the events, with marks of modules.
-        told: what its operators say of autograd.
+        nodes: what its operators say of autograd.
     """
-    nodes = Autograd(*(np.concatenate(column) for column in zip(*told, strict=True)))
     marks = np.flatnonzero(table.kind == EventKind.MODULE)
     names = distinct(table.name[marks]).tolist()
     modules = tuple(_module(table.names[name]) for name in names)

@@ -75,22 +75,23 @@ class Roles(msgspec.Struct, frozen=True):
 
 
 def roles_of(kind: NDArray[np.uint8], name: NDArray[np.int32], names: Sequence[str]) -> Roles:
-    """What events do, by kind and name.
+    """What events do, worked out once for each pair of kind and name.
 
     Args:
         kind: uint8[n], an `EventKind` each.
         name: int32[n], index into `names`.
         names: the distinct names.
     """
-    role = np.zeros(len(kind), np.uint8)
-    for of_kind, role_of in _ROLE_OF.items():
-        rows = np.flatnonzero(kind == of_kind)
-        role[rows] = _by_name(name[rows], names, role_of)
-    direction, host_memory = np.zeros(len(kind), np.uint8), np.zeros(len(kind), np.uint8)
-    copies = np.flatnonzero(kind == EventKind.COPY)
-    direction[copies] = _by_name(name[copies], names, _direction)
-    host_memory[copies] = _by_name(name[copies], names, _host_memory)
-    return Roles(role, direction, host_memory)
+    pair = kind.astype(np.intp) * len(names) + name
+    met = np.bincount(pair)
+    role, direction, host_memory = (np.zeros(len(met), np.uint8) for _ in range(3))
+    for one in np.flatnonzero(met).tolist():
+        of_kind, index = divmod(one, len(names))
+        if of_kind in _ROLE_OF:
+            role[one] = _ROLE_OF[of_kind](names[index])
+        if of_kind == EventKind.COPY:
+            direction[one], host_memory[one] = _direction(names[index]), _host_memory(names[index])
+    return Roles(role[pair], direction[pair], host_memory[pair])
 
 
 def step_marks_of(events: EventTable) -> tuple[StepMarks, ...]:
@@ -127,14 +128,6 @@ def is_users(name: str) -> bool:
     path = match["file"]
     module = path.split("/", 1)[0].removesuffix(".py")
     return module not in _LIBRARIES and not any(place in path for place in _INSTALLED)
-
-
-def _by_name(name: NDArray[np.int32], names: Sequence[str], value_of: Callable[[str], int]) -> NDArray[np.uint8]:
-    """uint8[n]: a value for each event, worked out once for each distinct name."""
-    values = np.zeros(len(names), np.uint8)
-    for index in np.flatnonzero(np.bincount(name, minlength=len(names))).tolist():
-        values[index] = value_of(names[index])
-    return values[name]
 
 
 @cache
@@ -196,7 +189,7 @@ def _host_memory(name: str) -> HostMemory:
     return HostMemory.PINNED if "pinned" in lowered else HostMemory.UNKNOWN
 
 
-_ROLE_OF: dict[EventKind, Callable[[str], Role]] = {
+_ROLE_OF: dict[int, Callable[[str], Role]] = {
     EventKind.OPERATOR: _operator,
     EventKind.ANNOTATION: _annotation,
     EventKind.PYTHON: _python,

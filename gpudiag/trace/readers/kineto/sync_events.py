@@ -9,15 +9,21 @@ import re
 from collections.abc import Mapping
 from typing import NamedTuple
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
 from gpudiag.model.event import NO_CORRELATION, NO_NUMBER, EventKind, EventTable, EventWaits, Role
-from gpudiag.trace.readers.kineto.event_json import Arguments
 from gpudiag.trace.readers.kineto.header import loosely
 
 _STREAM_WAITS, _HOST_WAITS, _STREAM_SYNC = "Stream Wait Event", "Event Sync", "Stream Sync"
 _RECORDS = re.compile(r"(?:cuda|hip|cu)EventRecord")
+
+
+class _Arguments(msgspec.Struct, gc=False):
+    wait_on_cuda_event_record_corr_id: msgspec.Raw = msgspec.Raw(b"")
+    wait_on_stream: msgspec.Raw = msgspec.Raw(b"")
+    wait_on_cuda_event_id: msgspec.Raw = msgspec.Raw(b"")
 
 
 class Awaited(NamedTuple):
@@ -28,10 +34,10 @@ class Awaited(NamedTuple):
     event: int
 
 
-def awaited(arguments: Arguments) -> Awaited:
+def awaited(raw: msgspec.Raw) -> Awaited:
     """Decode the arguments of a synchronization event."""
-    told = (arguments.wait_on_record, arguments.wait_on_stream, arguments.wait_on_event)
-    numbers = (loosely(raw, int, NO_NUMBER) for raw in told)
+    told = msgspec.structs.astuple(loosely(raw, _Arguments, _Arguments()))
+    numbers = (loosely(one, int, NO_NUMBER) for one in told)
     return Awaited(*(number if 0 <= number < 2**63 else NO_NUMBER for number in numbers))
 
 
