@@ -61,8 +61,10 @@ def union(*parts: Intervals, bridge_ns: int = 0) -> Intervals:
         start, end = start[kept], end[kept]
     if len(start) == 0:
         return EMPTY
-    order = np.argsort(start, kind="stable")
-    start, reach = start[order], np.maximum.accumulate(end[order])
+    if (start[1:] < start[:-1]).any():
+        order = np.argsort(start, kind="stable")
+        start, end = start[order], end[order]
+    reach = np.maximum.accumulate(end)
     # A new interval begins where a start lies beyond everything that came before it.
     opens = np.concatenate([[True], start[1:] > reach[:-1] + bridge_ns])
     closes = np.concatenate([opens[1:], [True]])
@@ -126,13 +128,14 @@ def within(a: Intervals, time: Times) -> NDArray[np.bool_]:
 
 
 def _covered_before(a: Intervals, time: Times) -> Times:
-    """How much of the set lies before each time: all intervals begun by then, less what lies beyond of the last."""
+    """How much of the set lies before each time: all intervals begun by then, or time less the gaps between them."""
     if len(a) == 0:
         return np.zeros(len(time), np.int64)
     done = np.concatenate([[0], np.cumsum(a.end - a.start)])
+    gaps = np.concatenate([a.start[:1], a.end]) - done
     begun = np.searchsorted(a.start, time, side="right")
-    beyond = np.maximum(a.end[np.maximum(begun - 1, 0)] - time, 0)
-    return np.asarray(done[begun] - np.where(begun > 0, beyond, 0), np.int64)
+    covered: Times = np.minimum(np.maximum(time - gaps[begun], 0), done[begun])
+    return covered
 
 
 def distinct(values: NDArray[Number]) -> NDArray[Number]:
@@ -148,6 +151,20 @@ def distinct(values: NDArray[Number]) -> NDArray[Number]:
     first = np.ones(len(ordered), np.bool_)
     np.not_equal(ordered[1:], ordered[:-1], out=first[1:])
     return ordered[first]
+
+
+def median(values: NDArray[Any]) -> float:
+    """The median of a column without NaN; 0.0 of none.
+
+    As `np.median`, which imports `numpy.ma` and takes ten times as long for a few values.
+
+    >>> median(np.array([7, 3, 4])), median(np.array([7, 3, 4, 1]))
+    (4.0, 3.5)
+    """
+    if not len(values):
+        return 0.0
+    half, ordered = len(values) // 2, np.sort(values)
+    return (float(ordered[half - 1 + len(values) % 2]) + float(ordered[half])) / 2
 
 
 def among(values: NDArray[np.integer[Any]], others: NDArray[np.integer[Any]]) -> NDArray[np.bool_]:
@@ -176,10 +193,11 @@ def own_lengths(start: Times, end: Times, lasts: Times | None = None) -> NDArray
     """
     lasts = end - start if lasts is None else lasts
     own = lasts.copy()
-    depth = np.arange(len(start)) - np.searchsorted(np.sort(end), start, side="right")
+    depth = np.arange(len(start)) - np.searchsorted(np.sort(end, kind="stable"), start, side="right")
+    parents = np.flatnonzero(depth == 0)
     for level in range(1, int(depth.max(initial=0)) + 1):
-        children, parents = np.flatnonzero(depth == level), np.flatnonzero(depth == level - 1)
-        parent = parents[np.searchsorted(parents, children) - 1]
-        np.subtract.at(own, parent, lasts[children])
+        children = np.flatnonzero(depth == level)
+        np.subtract.at(own, parents[np.searchsorted(parents, children) - 1], lasts[children])
+        parents = children
     least: NDArray[np.int64] = np.maximum(own, 0)
     return least

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from gpudiag.intervals import distinct, own_lengths
+from gpudiag.intervals import among, distinct, median, own_lengths
 from gpudiag.model.analysis import (
     BUCKETS,
     UNTRUSTED_CODES,
@@ -36,7 +36,7 @@ def summarise_steps(timeline: Timeline, attribution: Attribution) -> Steps:
     lanes = [lane.step_ns for lane in attribution.lanes] or [np.diff(bounds) for bounds in timeline.unseen.values()]
     lanes = [step_ns for step_ns in lanes if len(step_ns)]
     means = [float(step_ns.mean()) for step_ns in lanes]
-    medians = [float(np.median(step_ns)) for step_ns in lanes]
+    medians = [median(step_ns) for step_ns in lanes]
     return Steps(
         analysed=min((len(step_ns) for step_ns in lanes), default=0),
         mean_ms=milliseconds(float(np.mean(means))) if means else 0.0,
@@ -114,7 +114,7 @@ def summarise_collectives(timeline: Timeline) -> tuple[CollectiveSummary, ...]:
         transfer = np.concatenate([part[0] for part in parts])
         wait = np.concatenate([part[1] for part in parts])
         ranks = group_size or timeline.world_size
-        typical = float(np.median(transfer))
+        typical = median(transfer)
         factor = bus_factor(operation, ranks)
         busbw = gb_per_s(size, typical) * factor if size and factor and typical > 0 else None
         summaries.append(
@@ -125,7 +125,7 @@ def summarise_collectives(timeline: Timeline) -> tuple[CollectiveSummary, ...]:
                 size_bytes=size,
                 per_step=len(transfer) / steps,
                 transfer_us=typical / NS_PER_US,
-                wait_us=float(np.median(wait)) / NS_PER_US,
+                wait_us=median(wait) / NS_PER_US,
                 busbw_gb_per_s=busbw,
             )
         )
@@ -192,4 +192,4 @@ def _longest(time: dict[str, float], most: int) -> list[tuple[str, float]]:
 def in_analysed_steps(lane: Lane, start: Times) -> NDArray[np.bool_]:
     """bool[n]: which times, on the common clock, are in the host steps of the lane's windows."""
     step = np.searchsorted(lane.steps.start, start, side="right") - 1
-    return (step >= 0) & np.isin(lane.steps.number, lane.window_steps)[step]
+    return (step >= 0) & among(lane.steps.number, lane.window_steps)[step]

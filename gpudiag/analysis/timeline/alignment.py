@@ -28,6 +28,7 @@ from gpudiag.analysis.timeline.calibration import (
     TELLING,
     TO_MOVE_A_CLOCK,
 )
+from gpudiag.intervals import median
 
 #: How many collectives one capture may have begun later than another.
 _WIDEST_LAG = 256
@@ -113,7 +114,7 @@ def _offsets(a: Sequence, b: Sequence, tolerance: int, clocks_comparable: bool) 
         if left[top] < max(enough, 1):
             break
         stop = top + int(count[top])
-        peaks.append((int(np.median(votes[top:stop])), int(count[top])))
+        peaks.append((int(median(votes[top:stop])), int(count[top])))
         low, high = np.searchsorted(votes, [votes[top] - tolerance, votes[stop - 1] + tolerance])
         left[low : max(high, stop)] = 0
     if clocks_comparable:
@@ -146,8 +147,8 @@ def _fit(a: Sequence, b: Sequence, offset: int, tolerance: int) -> _Fit:
     if len(pairs_a) == 0:
         return _Fit(pairs_a, pairs_b, offset, spread=0.0, coverage=0.0, believable=False)
     difference = b.end[pairs_b] - a.end[pairs_a]
-    offset = int(np.median(difference))
-    spread = float(np.median(np.abs(difference - offset)))
+    offset = int(median(difference))
+    spread = median(np.abs(difference - offset))
     end_a, end_b = a.end[a.symmetric], b.end[b.symmetric] - offset
     seen_a = (end_a >= end_b.min() - tolerance) & (end_a <= end_b.max() + tolerance)
     seen_b = (end_b >= end_a.min() - tolerance) & (end_b <= end_a.max() + tolerance)
@@ -221,7 +222,7 @@ def _by_overlap(a: Sequence, b: Sequence) -> _Fit:
     seen_a = a.symmetric & (a.end >= b.start.min()) & (a.start <= b.end.max())
     seen_b = b.symmetric & (b.end >= a.start.min()) & (b.start <= a.end.max())
     coverage = float(len(pairs_a) / max(min(seen_a.sum(), seen_b.sum()), 1))
-    spread = float(np.median(np.abs(b.end[pairs_b] - a.end[pairs_a])))
+    spread = median(np.abs(b.end[pairs_b] - a.end[pairs_a]))
     return _Fit(pairs_a, pairs_b, 0, spread, coverage, believable=coverage >= TO_MOVE_A_CLOCK)
 
 

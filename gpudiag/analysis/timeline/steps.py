@@ -6,6 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gpudiag.analysis.timeline.calibration import FEWEST_REPEATS, PERIOD_APART
+from gpudiag.intervals import median
 from gpudiag.model.event import NO_NUMBER, EventKind, EventTable, Role, StepMarks, Trace
 from gpudiag.model.timeline import HostSteps
 
@@ -94,7 +95,7 @@ def _repeating(events: EventTable, launches: NDArray[np.intp], names: NDArray[np
         if len(positions) < FEWEST_REPEATS:
             continue
         distance = np.diff(positions)
-        period = int(np.median(distance))
+        period = int(median(distance))
         if period > 1 and np.all(np.abs(distance - period) <= max(2, int(PERIOD_APART * period))):
             votes.setdefault(period, []).append(positions)
     # Periods so near to each other are one period, told apart by a launch more or less.

@@ -18,7 +18,7 @@ from gpudiag.analysis.diagnosis.replay.chains.host_time import body_span, length
 from gpudiag.analysis.diagnosis.replay.chains.own_copies import own_copies
 from gpudiag.analysis.diagnosis.replay.graph import NONE, Block
 from gpudiag.analysis.diagnosis.replay.streams import Awaited, LaneOps, find_dependencies
-from gpudiag.intervals import Intervals, among, distinct, intersect, length, union
+from gpudiag.intervals import Intervals, among, distinct, intersect, length, median, union
 from gpudiag.model.event import NO_CORRELATION, Direction, EventKind, EventTable, Role, Trace, any_of
 from gpudiag.model.timeline import UNKNOWN, HostThread, Lane, OpClass, Timeline
 from gpudiag.units import NS_PER_US
@@ -207,7 +207,7 @@ def _block_kinds(
     for ident in distinct(name):
         mine = (name == ident) & ~blocking
         if mine.any():
-            usual = float(np.median(duration[mine]))
+            usual = median(duration[mine])
             held_up = mine & (queued >= FULL_QUEUE_OPS) & (duration > max(HELD_UP_NS, HELD_UP_FACTOR * usual))
             kinds[held_up] = Block.QUEUE
     return kinds.astype(np.uint8)
