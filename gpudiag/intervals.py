@@ -147,10 +147,14 @@ def distinct(values: NDArray[Number]) -> NDArray[Number]:
     >>> distinct(np.array([7, 3, 7])).tolist()
     [3, 7]
     """
-    ordered = np.sort(values, kind="stable")
-    first = np.ones(len(ordered), np.bool_)
-    np.not_equal(ordered[1:], ordered[:-1], out=first[1:])
-    return ordered[first]
+    return _without_repeats(np.sort(_without_repeats(values), kind="stable"))  # a thread's events stand together
+
+
+def _without_repeats(values: NDArray[Number]) -> NDArray[Number]:
+    """A column without the values that equal the one before them."""
+    first = np.ones(len(values), np.bool_)
+    np.not_equal(values[1:], values[:-1], out=first[1:])
+    return values[first]
 
 
 def median(values: NDArray[Any]) -> float:

@@ -43,7 +43,7 @@ class Sequence(msgspec.Struct, frozen=True):
 
     Attributes:
         start, end: int64[n], ns.
-        signature: int64[n], equal where operation and size are equal.
+        signature: int64[n], equal where operation and size are equal; counted from 0.
         symmetric: bool[n], True where all participants leave together (False for broadcast, reduce, send, …).
     """
 
@@ -186,9 +186,8 @@ def _by_nearest_end(a: Sequence, b: Sequence, offset: int, tolerance: int) -> tu
     end_a = a.end[keep_a] - first
     end_b = np.clip(b.end[keep_b] - offset - first, -2 * tolerance, last - first + 2 * tolerance)
     # Signatures side by side on one axis, too far apart for a nearest neighbour of another signature.
-    _, code = np.unique(np.concatenate([a.signature[keep_a], b.signature[keep_b]]), return_inverse=True)
-    apart = code.astype(np.int64) * (last - first + 8 * tolerance)
-    end_a, end_b = end_a + apart[: len(end_a)], end_b + apart[len(end_a) :]
+    apart = last - first + 8 * tolerance
+    end_a, end_b = end_a + a.signature[keep_a] * apart, end_b + b.signature[keep_b] * apart
     to_b, to_a = _nearest(end_a, end_b), _nearest(end_b, end_a)
     mutual = to_a[to_b] == np.arange(len(end_a))
     chosen = mutual & (np.abs(end_b[to_b] - end_a) <= tolerance)
@@ -230,9 +229,8 @@ def _nearest(points: NDArray[np.int64], among: NDArray[np.int64]) -> NDArray[np.
     """Index in `among` (any order) of the value nearest to each point."""
     order = np.argsort(among, kind="stable")
     ordered = among[order]
-    right = np.clip(np.searchsorted(ordered, points), 1, max(len(ordered) - 1, 1))
-    left = right - 1
-    right = np.minimum(right, len(ordered) - 1)
+    left = np.searchsorted(ordered[1:-1], points)
+    right = np.minimum(left + 1, len(ordered) - 1)
     pick = np.where(np.abs(ordered[left] - points) <= np.abs(ordered[right] - points), left, right)
     return order[pick]
 

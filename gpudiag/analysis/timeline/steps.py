@@ -11,21 +11,19 @@ from gpudiag.model.event import NO_NUMBER, EventKind, EventTable, Role, StepMark
 from gpudiag.model.timeline import HostSteps
 
 
-def find_steps(trace: Trace, launches: NDArray[np.intp], labels: NDArray[np.int32]) -> HostSteps:
-    """Steps of one process, on the trace's own clock.
+def marked_steps(trace: Trace) -> HostSteps | None:
+    """Steps of one process by its marks or else its optimizer, on the trace's own clock; None where it has neither."""
+    return _marked(trace.events, trace.step_marks[0]) if trace.step_marks else _after_optimizer(trace.events)
+
+
+def steps_of_launches(events: EventTable, launches: NDArray[np.intp], labels: NDArray[np.int32]) -> HostSteps:
+    """Steps of a process in which nothing is marked: a repeating pattern of launches, or else one step.
 
     Args:
-        trace: the process.
-        launches: rows of the runtime calls that launched device work (CPU-only traces: of the top-level ops), by start;
-            in them a repeating pattern is looked for when nothing is marked.
+        events: the process's, on the trace's own clock, as the steps will be.
+        launches: rows of the runtime calls that launched device work (CPU-only traces: of the top-level ops), by start.
         labels: int32[n], for each launch the name of what it launched, as an index into the events' names.
     """
-    events = trace.events
-    if trace.step_marks:
-        return _marked(events, trace.step_marks[0])
-    optimizer = _after_optimizer(events)
-    if optimizer is not None:
-        return optimizer
     pattern_steps = _repeating(events, launches, labels)
     if pattern_steps is not None:
         return pattern_steps
