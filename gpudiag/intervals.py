@@ -75,20 +75,21 @@ def intersect(a: Intervals, b: Intervals) -> Intervals:
     """What lies in both sets."""
     if len(a) == 0 or len(b) == 0:
         return EMPTY
+    if len(a) > len(b):
+        a, b = b, a
     # Interval j of b meets interval i of a when b.end > a.start and b.start < a.end: a run of consecutive j for each i.
     first = np.searchsorted(b.end, a.start, side="right")
     after = np.searchsorted(b.start, a.end, side="left")
     count = np.maximum(after - first, 0)
     of_a = np.repeat(np.arange(len(a)), count)
-    of_b = np.arange(count.sum()) - np.repeat(np.cumsum(count) - count, count) + np.repeat(first, count)
+    of_b = np.arange(len(of_a)) + np.repeat(first - np.cumsum(count) + count, count)
     return Intervals(np.maximum(a.start[of_a], b.start[of_b]), np.minimum(a.end[of_a], b.end[of_b]))
 
 
 def complement(a: Intervals, begin: int, end: int) -> Intervals:
     """What of [begin, end) lies outside the set."""
-    edges_start = np.concatenate([[np.int64(begin)], a.end])
-    edges_end = np.concatenate([a.start, [np.int64(end)]])
-    start, stop = np.clip(edges_start, begin, end), np.clip(edges_end, begin, end)
+    inside = slice(np.searchsorted(a.end, begin, side="right"), np.searchsorted(a.start, end, side="left"))
+    start, stop = np.concatenate([[begin], a.end[inside]]), np.concatenate([a.start[inside], [end]])
     kept = stop > start
     return Intervals(start[kept], stop[kept])
 
