@@ -78,8 +78,8 @@ def intersect(a: Intervals, b: Intervals) -> Intervals:
     if len(a) > len(b):
         a, b = b, a
     # Interval j of b meets interval i of a when b.end > a.start and b.start < a.end: a run of consecutive j for each i.
-    first = np.searchsorted(b.end, a.start, side="right")
-    after = np.searchsorted(b.start, a.end, side="left")
+    first = b.end.searchsorted(a.start, side="right")
+    after = b.start.searchsorted(a.end, side="left")
     count = np.maximum(after - first, 0)
     of_a = np.repeat(np.arange(len(a)), count)
     of_b = np.arange(len(of_a)) + np.repeat(first - np.cumsum(count) + count, count)
@@ -88,7 +88,7 @@ def intersect(a: Intervals, b: Intervals) -> Intervals:
 
 def complement(a: Intervals, begin: int, end: int) -> Intervals:
     """What of [begin, end) lies outside the set."""
-    inside = slice(np.searchsorted(a.end, begin, side="right"), np.searchsorted(a.start, end, side="left"))
+    inside = slice(a.end.searchsorted(begin, side="right"), a.start.searchsorted(end, side="left"))
     start, stop = np.concatenate([[begin], a.end[inside]]), np.concatenate([a.start[inside], [end]])
     kept = stop > start
     return Intervals(start[kept], stop[kept])
@@ -123,7 +123,7 @@ def within(a: Intervals, time: Times) -> NDArray[np.bool_]:
     """bool[n]: which of n times lie in the set."""
     if len(a) == 0:
         return np.zeros(len(time), np.bool_)
-    slot = np.searchsorted(a.start, time, side="right") - 1
+    slot = a.start.searchsorted(time, side="right") - 1
     found: NDArray[np.bool_] = (slot >= 0) & (time < a.end[np.maximum(slot, 0)])
     return found
 
@@ -134,7 +134,7 @@ def _covered_before(a: Intervals, time: Times) -> Times:
         return np.zeros(len(time), np.int64)
     done = np.concatenate([[0], np.cumsum(a.end - a.start)])
     gaps = np.concatenate([a.start[:1], a.end]) - done
-    begun = np.searchsorted(a.start, time, side="right")
+    begun = a.start.searchsorted(time, side="right")
     covered: Times = np.minimum(np.maximum(time - gaps[begun], 0), done[begun])
     return covered
 
@@ -183,7 +183,7 @@ def among(values: NDArray[np.integer[Any]], others: NDArray[np.integer[Any]]) ->
     if len(others) == 0:
         return np.zeros(len(values), np.bool_)
     ordered = np.sort(others, kind="stable")
-    place = np.minimum(np.searchsorted(ordered, values), len(ordered) - 1)
+    place = np.minimum(ordered.searchsorted(values), len(ordered) - 1)
     found: NDArray[np.bool_] = ordered[place] == values
     return found
 
@@ -198,11 +198,11 @@ def own_lengths(start: Times, end: Times, lasts: Times | None = None) -> NDArray
     """
     lasts = end - start if lasts is None else lasts
     own = lasts.copy()
-    depth = np.arange(len(start)) - np.searchsorted(np.sort(end, kind="stable"), start, side="right")
+    depth = np.arange(len(start)) - np.sort(end, kind="stable").searchsorted(start, side="right")
     parents = np.flatnonzero(depth == 0)
     for level in range(1, int(depth.max(initial=0)) + 1):
         children = np.flatnonzero(depth == level)
-        np.subtract.at(own, parents[np.searchsorted(parents, children) - 1], lasts[children])
+        np.subtract.at(own, parents[parents.searchsorted(children) - 1], lasts[children])
         parents = children
     least: NDArray[np.int64] = np.maximum(own, 0)
     return least

@@ -159,10 +159,14 @@ def summarise_operators(timeline: Timeline, most: int = 20) -> tuple[OperatorSum
         operators = events.rows_of(EventKind.OPERATOR)
         for thread in {lane.steps.thread, *distinct(lane.ops.launch_thread).tolist()}:
             rows = operators[events.thread[operators] == thread]
-            own = own_lengths(events.start_ns[rows], events.end_ns[rows])
-            inside = in_analysed_steps(lane, events.start_ns[rows] + lane.shift_ns)
-            names = events.name[rows[inside]]
-            _add_up(time, count, share, events.names, names, own[inside])
+            start, end = events.start_ns[rows], events.end_ns[rows]
+            inside = np.flatnonzero(in_analysed_steps(lane, start + lane.shift_ns))
+            if not len(inside):
+                continue
+            # What lies in operators of these steps begins before the last of them ends.
+            held = slice(inside[0], start.searchsorted(end[inside].max(), side="right"))
+            own = own_lengths(start[held], end[held])[inside - inside[0]]
+            _add_up(time, count, share, events.names, events.name[rows[inside]], own)
     return tuple(
         OperatorSummary(name=name, own_ms_per_step=milliseconds(ns), per_step=count[name])
         for name, ns in _longest(time, most)
