@@ -82,8 +82,7 @@ def chain_of(timeline: Timeline, trace_index: int, lanes: list[Lane], parts: lis
         return None
     chosen = chosen[np.argsort(stop[chosen], kind="stable")]
     call_start, time = start[chosen], stop[chosen]
-    earlier = stop[nodes & (start < begin)]
-    before = np.concatenate([[earlier.max() if len(earlier) else begin], time[:-1]])
+    before = np.concatenate([[_node_before(start, stop, nodes, begin)], time[:-1]])
     held = lengths_in_turn(lane.overhead, before, time)
     kinds = _kinds(events, rows[chosen], (call_start, time), blocking[chosen], held, _queue_length(lanes, time))
     waited_from = np.where(held > 0, before, np.maximum(call_start, before))
@@ -257,6 +256,12 @@ def _queue_length(lanes: list[Lane], time: NDArray[np.int64]) -> NDArray[np.int6
         ended = np.searchsorted(np.sort(lane.ops.end[known], kind="stable"), time)
         total += launched - ended
     return total
+
+
+def _node_before(start: NDArray[np.int64], stop: NDArray[np.int64], nodes: NDArray[np.bool_], begin: int) -> int:
+    """When the last node before the body was reached; the body's begin where there is none."""
+    earlier = stop[nodes & (start < begin)]
+    return int(earlier.max()) if len(earlier) else begin
 
 
 def _block_targets(  # noqa: PLR0917  # columns of the calls, in the order in which they come about
