@@ -65,18 +65,32 @@ class UndisturbedBaseline(msgspec.Struct, frozen=True):
 
     def relieved(self, duration: Times) -> Times:
         """Durations without the disturbance; never longer than given."""
-        return np.where(np.isnan(self.undisturbed_ns), duration, np.fmin(duration, self.undisturbed_ns))
+        op = self._disturbed
+        relieved = duration.copy()
+        relieved[op] = np.fmin(duration[op], self.undisturbed_ns[op])
+        return relieved
 
     def relieved_of_waiting(self, duration: Times, share: Times | float = 1.0) -> Times:
         """Durations when this share (of each op, 0 to 1) of the waiting is gone; never longer than given.
 
         What the waiting and what the transferring took of an op is not known apart; each is given its share by time.
         """
-        return duration - share * self.waiting_share * (duration - self.relieved(duration))
+        return self._relieved_of(share * self.waiting_share, duration)
 
     def relieved_of_transfer(self, duration: Times, share: Times | float = 1.0) -> Times:
         """The same when this share of the transferring is gone."""
-        return duration - share * (1 - self.waiting_share) * (duration - self.relieved(duration))
+        return self._relieved_of(share * (1 - self.waiting_share), duration)
+
+    def _relieved_of(self, share: Times, duration: Times) -> Times:
+        op = self._disturbed
+        relieved = duration.copy()
+        relieved[op] -= share[op] * (duration[op] - np.fmin(duration[op], self.undisturbed_ns[op]))
+        return relieved
+
+    @property
+    def _disturbed(self) -> NDArray[np.intp]:
+        """The ops whose undisturbed time is known: few, those beside a collective."""
+        return np.flatnonzero(~np.isnan(self.undisturbed_ns))
 
 
 class _Kernels(msgspec.Struct, frozen=True):
