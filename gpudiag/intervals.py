@@ -54,8 +54,10 @@ def union(*parts: Intervals, bridge_ns: int = 0) -> Intervals:
 
     The parts may be unsorted, overlapping and empty: this is what makes a normal set of raw intervals.
     """
-    start = np.concatenate([part.start for part in parts]) if parts else EMPTY.start
-    end = np.concatenate([part.end for part in parts]) if parts else EMPTY.end
+    filled = [part for part in parts if len(part)]
+    if not filled:
+        return EMPTY
+    start, end = np.concatenate([part.start for part in filled]), np.concatenate([part.end for part in filled])
     kept = end > start
     if not kept.all():
         start, end = start[kept], end[kept]
@@ -111,7 +113,8 @@ def lengths_between(a: Intervals, bounds: Times) -> Times:
 
     The windows tile, so the lengths of sets that partition time partition each window too.
     """
-    return np.diff(_covered_before(a, bounds))
+    covered = _covered_before(a, bounds)
+    return covered[1:] - covered[:-1]
 
 
 def lengths_inside(a: Intervals, start: Times, end: Times) -> Times:

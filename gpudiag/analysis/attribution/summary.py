@@ -156,9 +156,8 @@ def summarise_operators(timeline: Timeline, most: int = 20) -> tuple[OperatorSum
     for lane in timeline.lanes:
         events = timeline.traces[lane.trace].events
         share = len(timeline.lanes) * len(lane.window_steps)
-        operators = events.rows_of(EventKind.OPERATOR)
         for thread in {lane.steps.thread, *distinct(lane.ops.launch_thread).tolist()}:
-            rows = operators[events.thread[operators] == thread]
+            rows = events.rows_on([thread], EventKind.OPERATOR)
             start, end = events.start_ns[rows], events.end_ns[rows]
             inside = np.flatnonzero(in_analysed_steps(lane, start + lane.shift_ns))
             if not len(inside):
@@ -184,9 +183,10 @@ def _add_up(  # noqa: PLR0917  # two sums by name, and what is added to them
     """Add durations and number of these events, each by its index in the known names, over `share`."""
     total = np.bincount(names, weights=duration, minlength=len(known))
     times = np.bincount(names, minlength=len(known))
-    for index in np.flatnonzero(times).tolist():
-        time[known[index]] += float(total[index]) / share
-        count[known[index]] += int(times[index]) / share
+    found = np.flatnonzero(times)
+    for index, ns, often in zip(found.tolist(), total[found].tolist(), times[found].tolist(), strict=True):
+        time[known[index]] += ns / share
+        count[known[index]] += often / share
 
 
 def _longest(time: dict[str, float], most: int) -> list[tuple[str, float]]:

@@ -22,6 +22,7 @@ late; 28.2 ms were measured unprofiled).
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import cached_property
 
 import msgspec
 import numpy as np
@@ -50,7 +51,7 @@ _AROUND = (2, 1)
 _FEW_PER_KERNEL = 16
 
 
-class UndisturbedBaseline(msgspec.Struct, frozen=True):
+class UndisturbedBaseline(msgspec.Struct, frozen=True, dict=True):
     """How long disturbed ops take undisturbed.
 
     Attributes:
@@ -87,7 +88,7 @@ class UndisturbedBaseline(msgspec.Struct, frozen=True):
         relieved[op] -= share[op] * (duration[op] - np.fmin(duration[op], self.undisturbed_ns[op]))
         return relieved
 
-    @property
+    @cached_property
     def _disturbed(self) -> NDArray[np.intp]:
         """The ops whose undisturbed time is known: few, those beside a collective."""
         return np.flatnonzero(~np.isnan(self.undisturbed_ns))
