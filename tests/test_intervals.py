@@ -18,6 +18,7 @@ from gpudiag.intervals import (
     intersect,
     length,
     lengths_between,
+    median,
     subtract,
     union,
 )
@@ -86,6 +87,11 @@ def test_lengths_between_counts_each_window(a: list[tuple[int, int]], bounds: li
     covered = points(as_set(a))
     counts = lengths_between(as_set(a), np.array(bounds, np.int64)).tolist()
     assert counts == [sum(begin <= t < end for t in covered) for begin, end in pairwise(bounds)]
+
+
+@given(st.lists(st.integers(-(2**60), 2**60) | st.floats(-1e9, 1e9), min_size=1))
+def test_the_median_is_numpys_to_the_bit(values: list[float]) -> None:
+    assert median(np.array(values)) == np.median(values)
 
 
 def test_nothing_stays_nothing() -> None:

@@ -6,6 +6,7 @@ objects. Rows are in order of their start.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from enum import IntEnum
 from typing import Any
 
@@ -168,6 +169,10 @@ class EventTable(msgspec.Struct, frozen=True, kw_only=True):
     def rows_of(self, *kinds: EventKind) -> NDArray[np.intp]:
         """Rows of the given kinds, in order of start."""
         return np.flatnonzero(any_of(self.kind, *kinds))
+
+    def rows_on(self, threads: Iterable[int], *kinds: EventKind) -> NDArray[np.intp]:
+        """Rows of the given kinds on any of these host threads, in order of start."""
+        return np.flatnonzero(any_of(self.kind, *kinds) & any_of(self.thread, *threads))
 
 
 class StepMarks(msgspec.Struct, frozen=True, kw_only=True):

@@ -18,7 +18,7 @@ from collections.abc import Iterator
 import numpy as np
 from numpy.typing import NDArray
 
-from gpudiag.intervals import Intervals, among, distinct, length, lengths_between, subtract, union
+from gpudiag.intervals import Intervals, among, length, lengths_between, subtract, union
 from gpudiag.model.analysis import Portion
 from gpudiag.model.attribution import Attribution, LaneAttribution
 from gpudiag.model.event import EventTable
@@ -68,16 +68,15 @@ def shared_out(ops: Intervals, part: Intervals) -> NDArray[np.float64]:
     >>> shared_out(ops, as_set([(0, 9)])).tolist(), shared_out(ops, as_set([(5, 20)])).tolist()
     ([5.0, 4.0], [0.5, 3.5])
     """
-    edges = distinct(np.concatenate([ops.start, ops.end, part.start, part.end]))
-    if len(edges) < 2 or len(ops) == 0:
-        return np.zeros(len(ops))
-    at = edges[:-1]
-    begun, ended = np.sort(ops.start, kind="stable"), np.sort(ops.end, kind="stable")  # in order, or nearly
-    running = np.searchsorted(begun, at, "right") - np.searchsorted(ended, at, "right")
-    inside = np.searchsorted(part.start, at, "right") - np.searchsorted(part.end, at, "right")
-    piece = np.where(running > 0, inside * np.diff(edges) / np.maximum(running, 1), 0.0)
-    done = np.concatenate([[0.0], np.cumsum(piece)])
-    shares: NDArray[np.float64] = done[np.searchsorted(edges, ops.end)] - done[np.searchsorted(edges, ops.start)]
+    edges = np.concatenate([ops.start, ops.end, part.start, part.end])
+    order = np.argsort(edges, kind="stable")  # four columns that are in order, or nearly
+    opens = np.repeat([1, -1, 0, 0], [len(ops), len(ops), len(part), len(part)])[order]
+    covers = np.repeat([0, 0, 1, -1], [len(ops), len(ops), len(part), len(part)])[order]
+    running, inside = np.cumsum(opens)[:-1], np.cumsum(covers)[:-1]
+    piece = np.where(running > 0, inside * np.diff(edges[order]) / np.maximum(running, 1), 0.0)
+    done = np.zeros(len(edges))
+    done[order[1:]] = np.cumsum(piece)
+    shares: NDArray[np.float64] = done[len(ops) : 2 * len(ops)] - done[: len(ops)]
     return shares
 
 

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from gpudiag.intervals import distinct, own_lengths
+from gpudiag.intervals import among, distinct, median, own_lengths
 from gpudiag.model.analysis import (
     BUCKETS,
     UNTRUSTED_CODES,
@@ -36,7 +36,7 @@ def summarise_steps(timeline: Timeline, attribution: Attribution) -> Steps:
     lanes = [lane.step_ns for lane in attribution.lanes] or [np.diff(bounds) for bounds in timeline.unseen.values()]
     lanes = [step_ns for step_ns in lanes if len(step_ns)]
     means = [float(step_ns.mean()) for step_ns in lanes]
-    medians = [float(np.median(step_ns)) for step_ns in lanes]
+    medians = [median(step_ns) for step_ns in lanes]
     return Steps(
         analysed=min((len(step_ns) for step_ns in lanes), default=0),
         mean_ms=milliseconds(float(np.mean(means))) if means else 0.0,
@@ -114,7 +114,7 @@ def summarise_collectives(timeline: Timeline) -> tuple[CollectiveSummary, ...]:
         transfer = np.concatenate([part[0] for part in parts])
         wait = np.concatenate([part[1] for part in parts])
         ranks = group_size or timeline.world_size
-        typical = float(np.median(transfer))
+        typical = median(transfer)
         factor = bus_factor(operation, ranks)
         busbw = gb_per_s(size, typical) * factor if size and factor and typical > 0 else None
         summaries.append(
@@ -125,7 +125,7 @@ def summarise_collectives(timeline: Timeline) -> tuple[CollectiveSummary, ...]:
                 size_bytes=size,
                 per_step=len(transfer) / steps,
                 transfer_us=typical / NS_PER_US,
-                wait_us=float(np.median(wait)) / NS_PER_US,
+                wait_us=median(wait) / NS_PER_US,
                 busbw_gb_per_s=busbw,
             )
         )
@@ -156,13 +156,16 @@ def summarise_operators(timeline: Timeline, most: int = 20) -> tuple[OperatorSum
     for lane in timeline.lanes:
         events = timeline.traces[lane.trace].events
         share = len(timeline.lanes) * len(lane.window_steps)
-        operators = events.rows_of(EventKind.OPERATOR)
         for thread in {lane.steps.thread, *distinct(lane.ops.launch_thread).tolist()}:
-            rows = operators[events.thread[operators] == thread]
-            own = own_lengths(events.start_ns[rows], events.end_ns[rows])
-            inside = in_analysed_steps(lane, events.start_ns[rows] + lane.shift_ns)
-            names = events.name[rows[inside]]
-            _add_up(time, count, share, events.names, names, own[inside])
+            rows = events.rows_on([thread], EventKind.OPERATOR)
+            start, end = events.start_ns[rows], events.end_ns[rows]
+            inside = np.flatnonzero(in_analysed_steps(lane, start + lane.shift_ns))
+            if not len(inside):
+                continue
+            # What lies in operators of these steps begins before the last of them ends.
+            held = slice(inside[0], start.searchsorted(end[inside].max(), side="right"))
+            own = own_lengths(start[held], end[held])[inside - inside[0]]
+            _add_up(time, count, share, events.names, events.name[rows[inside]], own)
     return tuple(
         OperatorSummary(name=name, own_ms_per_step=milliseconds(ns), per_step=count[name])
         for name, ns in _longest(time, most)
@@ -180,9 +183,10 @@ def _add_up(  # noqa: PLR0917  # two sums by name, and what is added to them
     """Add durations and number of these events, each by its index in the known names, over `share`."""
     total = np.bincount(names, weights=duration, minlength=len(known))
     times = np.bincount(names, minlength=len(known))
-    for index in np.flatnonzero(times).tolist():
-        time[known[index]] += float(total[index]) / share
-        count[known[index]] += int(times[index]) / share
+    found = np.flatnonzero(times)
+    for index, ns, often in zip(found.tolist(), total[found].tolist(), times[found].tolist(), strict=True):
+        time[known[index]] += ns / share
+        count[known[index]] += often / share
 
 
 def _longest(time: dict[str, float], most: int) -> list[tuple[str, float]]:
@@ -192,4 +196,4 @@ def _longest(time: dict[str, float], most: int) -> list[tuple[str, float]]:
 def in_analysed_steps(lane: Lane, start: Times) -> NDArray[np.bool_]:
     """bool[n]: which times, on the common clock, are in the host steps of the lane's windows."""
     step = np.searchsorted(lane.steps.start, start, side="right") - 1
-    return (step >= 0) & np.isin(lane.steps.number, lane.window_steps)[step]
+    return (step >= 0) & among(lane.steps.number, lane.window_steps)[step]

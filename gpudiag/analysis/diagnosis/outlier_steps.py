@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from gpudiag.analysis.diagnosis.calibration import FEWEST_STEPS_LEFT, MOST_OUTLIERS, UNLIKE_STEP
 from gpudiag.analysis.diagnosis.case import Case
-from gpudiag.intervals import Intervals, intersect
+from gpudiag.intervals import Intervals, intersect, median
 from gpudiag.model.attribution import LaneAttribution
 from gpudiag.model.timeline import Lane
 from gpudiag.units import milliseconds
@@ -64,7 +64,7 @@ def _outlier_steps(case: Case) -> dict[int, tuple[float, float, int]]:
         lengths = attributed.step_ns.astype(np.float64)
         if len(lengths) < 2:
             continue
-        usual = float(np.median(np.sort(lengths)[:-1]))
+        usual = median(np.sort(lengths)[:-1])
         for index in np.flatnonzero(lengths > UNLIKE_STEP * max(usual, 1.0)).tolist():
             number = int(lane.window_steps[index])
             known = found.get(number)

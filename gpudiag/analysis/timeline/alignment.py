@@ -28,6 +28,7 @@ from gpudiag.analysis.timeline.calibration import (
     TELLING,
     TO_MOVE_A_CLOCK,
 )
+from gpudiag.intervals import median
 
 #: How many collectives one capture may have begun later than another.
 _WIDEST_LAG = 256
@@ -42,7 +43,7 @@ class Sequence(msgspec.Struct, frozen=True):
 
     Attributes:
         start, end: int64[n], ns.
-        signature: int64[n], equal where operation and size are equal.
+        signature: int64[n], equal where operation and size are equal; counted from 0.
         symmetric: bool[n], True where all participants leave together (False for broadcast, reduce, send, …).
     """
 
@@ -113,7 +114,7 @@ def _offsets(a: Sequence, b: Sequence, tolerance: int, clocks_comparable: bool) 
         if left[top] < max(enough, 1):
             break
         stop = top + int(count[top])
-        peaks.append((int(np.median(votes[top:stop])), int(count[top])))
+        peaks.append((int(median(votes[top:stop])), int(count[top])))
         low, high = np.searchsorted(votes, [votes[top] - tolerance, votes[stop - 1] + tolerance])
         left[low : max(high, stop)] = 0
     if clocks_comparable:
@@ -146,8 +147,8 @@ def _fit(a: Sequence, b: Sequence, offset: int, tolerance: int) -> _Fit:
     if len(pairs_a) == 0:
         return _Fit(pairs_a, pairs_b, offset, spread=0.0, coverage=0.0, believable=False)
     difference = b.end[pairs_b] - a.end[pairs_a]
-    offset = int(np.median(difference))
-    spread = float(np.median(np.abs(difference - offset)))
+    offset = int(median(difference))
+    spread = median(np.abs(difference - offset))
     end_a, end_b = a.end[a.symmetric], b.end[b.symmetric] - offset
     seen_a = (end_a >= end_b.min() - tolerance) & (end_a <= end_b.max() + tolerance)
     seen_b = (end_b >= end_a.min() - tolerance) & (end_b <= end_a.max() + tolerance)
@@ -185,9 +186,8 @@ def _by_nearest_end(a: Sequence, b: Sequence, offset: int, tolerance: int) -> tu
     end_a = a.end[keep_a] - first
     end_b = np.clip(b.end[keep_b] - offset - first, -2 * tolerance, last - first + 2 * tolerance)
     # Signatures side by side on one axis, too far apart for a nearest neighbour of another signature.
-    _, code = np.unique(np.concatenate([a.signature[keep_a], b.signature[keep_b]]), return_inverse=True)
-    apart = code.astype(np.int64) * (last - first + 8 * tolerance)
-    end_a, end_b = end_a + apart[: len(end_a)], end_b + apart[len(end_a) :]
+    apart = last - first + 8 * tolerance
+    end_a, end_b = end_a + a.signature[keep_a] * apart, end_b + b.signature[keep_b] * apart
     to_b, to_a = _nearest(end_a, end_b), _nearest(end_b, end_a)
     mutual = to_a[to_b] == np.arange(len(end_a))
     chosen = mutual & (np.abs(end_b[to_b] - end_a) <= tolerance)
@@ -221,7 +221,7 @@ def _by_overlap(a: Sequence, b: Sequence) -> _Fit:
     seen_a = a.symmetric & (a.end >= b.start.min()) & (a.start <= b.end.max())
     seen_b = b.symmetric & (b.end >= a.start.min()) & (b.start <= a.end.max())
     coverage = float(len(pairs_a) / max(min(seen_a.sum(), seen_b.sum()), 1))
-    spread = float(np.median(np.abs(b.end[pairs_b] - a.end[pairs_a])))
+    spread = median(np.abs(b.end[pairs_b] - a.end[pairs_a]))
     return _Fit(pairs_a, pairs_b, 0, spread, coverage, believable=coverage >= TO_MOVE_A_CLOCK)
 
 
@@ -229,9 +229,8 @@ def _nearest(points: NDArray[np.int64], among: NDArray[np.int64]) -> NDArray[np.
     """Index in `among` (any order) of the value nearest to each point."""
     order = np.argsort(among, kind="stable")
     ordered = among[order]
-    right = np.clip(np.searchsorted(ordered, points), 1, max(len(ordered) - 1, 1))
-    left = right - 1
-    right = np.minimum(right, len(ordered) - 1)
+    left = np.searchsorted(ordered[1:-1], points)
+    right = np.minimum(left + 1, len(ordered) - 1)
     pick = np.where(np.abs(ordered[left] - points) <= np.abs(ordered[right] - points), left, right)
     return order[pick]
 

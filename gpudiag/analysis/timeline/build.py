@@ -13,7 +13,7 @@ from gpudiag.analysis.timeline.collectives import lane_calls, match_collectives
 from gpudiag.analysis.timeline.exchange import Spans, exchange_spans, launched_within
 from gpudiag.analysis.timeline.host import host_threads, pageable_copy_calls
 from gpudiag.analysis.timeline.launches import device_ops, runtime_call_of
-from gpudiag.analysis.timeline.steps import find_steps
+from gpudiag.analysis.timeline.steps import marked_steps, steps_of_launches
 from gpudiag.analysis.timeline.validity import examine
 from gpudiag.analysis.timeline.validity.device_activity import device_activities
 from gpudiag.analysis.timeline.validity.duplicates import without_duplicates
@@ -109,28 +109,32 @@ class _Host:
     def __init__(self, trace: Trace) -> None:
         events = trace.events
         self.events = events
-        self.rows = events.rows_of(EventKind.OPERATOR, EventKind.ANNOTATION, EventKind.RUNTIME, EventKind.PYTHON)
-        device_rows = events.rows_of(*DEVICE_WORK)
-        calls = runtime_call_of(events, device_rows)
-        launches, first = np.unique(calls[calls != UNKNOWN], return_index=True)
-        # A launch is known by what it launched: most calls are named cudaLaunchKernel.
-        labels = events.name[device_rows[calls != UNKNOWN][first]]
-        if len(device_rows) == 0:
-            launches = _top_level(events.rows_of(EventKind.OPERATOR), events.start_ns, events.end_ns, events.thread)
-            labels = events.name[launches]
-        self.steps = find_steps(trace, launches, labels)
-        copies = events.kind[device_rows] == EventKind.COPY
-        self.pageable = pageable_copy_calls(events, device_rows[copies], calls[copies])
+        self.device_rows = events.rows_of(*DEVICE_WORK)
+        self.calls = runtime_call_of(events, self.device_rows)
+        marked = marked_steps(trace)
+        self.steps = steps_of_launches(events, *self._launches()) if marked is None else marked
+        copies = events.kind[self.device_rows] == EventKind.COPY
+        self.pageable = pageable_copy_calls(events, self.device_rows[copies], self.calls[copies])
         self.communication = np.array([call.row for call in trace.collectives], np.int64)
         self.waits_in_collectives = trace.waits_in_collectives
-        self._threads = host_threads(events, self.rows, self.pageable)
+        self._threads = host_threads(events, self.pageable)
         self.awaited = EMPTY
         trains = self._threads.get(self.steps.thread)
-        if len(device_rows) == 0 and not trace.waits_in_collectives and trains is not None:
+        if len(self.device_rows) == 0 and not trace.waits_in_collectives and trains is not None:
             self.awaited = awaited_inside(trace, self.steps.thread)
             busy = subtract(trains.busy, self.awaited)
             self._threads[trains.thread] = msgspec.structs.replace(trains, busy=busy, awaited=self.awaited)
         self._exchange, self._calls = exchange_spans(trace, self._threads, self.steps)
+
+    def _launches(self) -> tuple[NDArray[np.intp], NDArray[np.int32]]:
+        """Calls that launched device work (CPU-only traces: top-level ops), and the name of what each launched."""
+        events, known = self.events, self.calls != UNKNOWN
+        if len(self.device_rows) == 0:
+            tops = _top_level(events.rows_of(EventKind.OPERATOR), events.start_ns, events.end_ns, events.thread)
+            return tops, events.name[tops]
+        # A launch is known by what it launched: most calls are named cudaLaunchKernel.
+        launches, first = np.unique(self.calls[known], return_index=True)
+        return launches, events.name[self.device_rows[known][first]]
 
     def communication_times(self, shift_ns: int) -> Intervals:
         rows = self.communication
@@ -170,7 +174,8 @@ def _draft(host: _Host, device: int, shift: int) -> tuple[DeviceOps, HostSteps, 
     if device == HOST:
         ops = _host_ops(host, steps, shift)
         return ops, steps, host_windows(steps)
-    ops = device_ops(host.events, device, host.steps.start, shift, host.exchange(0))
+    mine = host.events.device[host.device_rows] == device
+    ops = device_ops(host.events, host.device_rows[mine], host.calls[mine], host.steps.start, shift, host.exchange(0))
     return ops, steps, device_windows(ops, steps)
 
 

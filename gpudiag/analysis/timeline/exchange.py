@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gpudiag.intervals import EMPTY, Intervals, among, distinct, subtract, union, within
-from gpudiag.model.event import NO_CORRELATION, EventKind, EventTable, Role, Trace
+from gpudiag.model.event import NO_CORRELATION, EventKind, EventTable, Role, Trace, any_of
 from gpudiag.model.timeline import PAUSE_NS, HostSteps, HostThread
 
 Spans = dict[int, Intervals]
@@ -35,11 +35,11 @@ def exchange_spans(trace: Trace, threads: dict[int, HostThread], steps: HostStep
         steps: its steps, and which thread trains; likewise.
     """
     events = trace.events
-    rows = events.rows_of(*_ON_HOST)
-    role = events.role[rows]
-    exchanges = rows[role == Role.EXCHANGE]
+    on_host = any_of(events.kind, *_ON_HOST)
+    exchanges = np.flatnonzero(on_host & any_of(events.role, Role.EXCHANGE))
     spans: Spans = {}
     if len(exchanges):
+        rows = np.flatnonzero(on_host)
         launches = _launches(events, rows)
         exchanges = np.concatenate([exchanges, _updates_on_host(events, rows, exchanges, launches)])
         of_host = np.array([call.row for call in trace.collectives], np.int64)
@@ -52,7 +52,7 @@ def exchange_spans(trace: Trace, threads: dict[int, HostThread], steps: HostStep
             spans[thread] = union(_spans(events, exchanges[mine & ~around]), outside)
         awaited = _awaited(events, exchanges[around], threads, steps)
         spans[steps.thread] = union(spans.get(steps.thread, EMPTY), awaited)
-    calls = rows[(role == Role.HAND_OVER) | (role == Role.PACKING)]
+    calls = np.flatnonzero(on_host & any_of(events.role, Role.HAND_OVER, Role.PACKING))
     every = dict(spans)
     for thread in distinct(events.thread[calls]).tolist():
         mine = calls[events.thread[calls] == thread]

@@ -10,33 +10,29 @@ from gpudiag.model.event import EventKind, EventTable, HostMemory, Role, any_of
 from gpudiag.model.timeline import PAUSE_NS, HostThread
 
 
-def host_threads(events: EventTable, rows: NDArray[np.intp], pageable_calls: NDArray[np.intp]) -> dict[int, HostThread]:
+def host_threads(events: EventTable, pageable_calls: NDArray[np.intp]) -> dict[int, HostThread]:
     """The threads that run framework ops, launch device work or wait for data, by thread id, on the trace's own clock.
 
     Args:
         events: the process's events, on the trace's own clock.
-        rows: the host rows to look at (operators, annotations, runtime calls).
         pageable_calls: rows of runtime calls that copied from or to pageable memory, which blocks the caller.
     """
-    kind, role = events.kind[rows], events.role[rows]
-    working = (kind == EventKind.OPERATOR) | (kind == EventKind.RUNTIME)
-    waiting = role == Role.INPUT
+    kind, role, thread = events.kind, events.role, events.thread
+    on_host = any_of(kind, EventKind.OPERATOR, EventKind.ANNOTATION, EventKind.RUNTIME, EventKind.PYTHON)
+    working = any_of(kind, EventKind.OPERATOR, EventKind.RUNTIME)
+    waiting = any_of(role, Role.INPUT) & on_host
     # A call of the runtime that is an exchange is a wait for one: an executor's, for its collective or its copies.
-    waits = (role == Role.EXCHANGE) & (kind == EventKind.RUNTIME)
-    blocked = any_of(role, Role.SYNCHRONIZATION, Role.RELEASE) | waits
-    held = np.zeros(len(events), np.bool_)
-    held[pageable_calls] = True
-    blocked |= held[rows]
-    start, end, thread = events.start_ns[rows], events.end_ns[rows], events.thread[rows]
+    waits = any_of(role, Role.EXCHANGE) & any_of(kind, EventKind.RUNTIME)
+    blocked = (any_of(role, Role.SYNCHRONIZATION, Role.RELEASE) & on_host) | waits
+    blocked[pageable_calls] = True
     threads = {}
-    for ident in distinct(thread[working | waiting]):
-        mine = np.flatnonzero(thread == ident)
-        blocks = mine[blocked[mine]]
+    for ident in distinct(thread[np.flatnonzero(working | waiting)]):
+        mine = thread == ident
         threads[int(ident)] = HostThread(
             thread=int(ident),
-            busy=union(_raw(start, end, mine[working[mine] & ~waits[mine]]), bridge_ns=PAUSE_NS),
-            input=union(_raw(start, end, mine[waiting[mine]])),
-            blocked=_raw(start, end, blocks),
+            busy=union(_raw(events, mine & working & ~waits), bridge_ns=PAUSE_NS),
+            input=union(_raw(events, mine & waiting)),
+            blocked=_raw(events, mine & blocked),
         )
     return threads
 
@@ -53,5 +49,6 @@ def pageable_copy_calls(events: EventTable, copy_rows: NDArray[np.intp], calls: 
     return blocking
 
 
-def _raw(start: NDArray[np.int64], end: NDArray[np.int64], chosen: NDArray[np.intp]) -> Intervals:
-    return Intervals(start[chosen], end[chosen])
+def _raw(events: EventTable, chosen: NDArray[np.bool_]) -> Intervals:
+    rows = np.flatnonzero(chosen)
+    return Intervals(events.start_ns[rows], events.end_ns[rows])

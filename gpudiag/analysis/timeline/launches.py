@@ -6,7 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gpudiag.analysis.timeline.exchange import Spans, copies_beside, launched_within
-from gpudiag.model.event import DEVICE_WORK, NO_CORRELATION, EventKind, EventTable, Role
+from gpudiag.model.event import NO_CORRELATION, EventKind, EventTable, Role
 from gpudiag.model.timeline import UNKNOWN, DeviceOps, OpClass
 
 _CLASS_OF = np.full(256, OpClass.COPY, np.uint8)
@@ -33,9 +33,10 @@ def runtime_call_of(events: EventTable, device_rows: NDArray[np.intp]) -> NDArra
     return np.where(found, calls[order[slot]], UNKNOWN)
 
 
-def device_ops(
+def device_ops(  # noqa: PLR0917  # columns, and what they are moved by
     events: EventTable,
-    device: int,
+    rows: NDArray[np.intp],
+    calls: NDArray[np.intp],
     step_start: NDArray[np.int64],
     shift_ns: int,
     exchange: Spans,
@@ -44,14 +45,12 @@ def device_ops(
 
     Args:
         events: the process's events, on the trace's own clock.
-        device: which device.
+        rows: the device's work among them.
+        calls: for each of these rows that of the call that launched it, or `UNKNOWN`.
         step_start: int64[n], sorted starts of the host steps, on the trace's own clock.
         shift_ns: added to every time, to bring it onto the common clock.
         exchange: when host threads were at an exchange, on the trace's own clock; copies launched there belong to it.
     """
-    rows = events.rows_of(*DEVICE_WORK)
-    rows = rows[events.device[rows] == device]
-    calls = runtime_call_of(events, rows)
     known = calls != UNKNOWN
     launch_start = np.where(known, events.start_ns[calls], 0)
     launch_end = np.where(known, events.end_ns[calls], 0)

@@ -6,7 +6,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from gpudiag.intervals import Intervals, distinct, intersect, subtract
+from gpudiag.intervals import Intervals, distinct, intersect, median, subtract
 from gpudiag.model.analysis import BUCKETS
 from gpudiag.model.attribution import Attribution, LaneAttribution
 from gpudiag.model.event import EventKind
@@ -49,8 +49,8 @@ def view_of_step(timeline: Timeline, attribution: Attribution) -> StepView | Non
     if not lanes:
         return None
     lengths = np.diff(lanes[0][0].bounds)
-    away = np.abs(lengths - np.median(lengths))
-    typical = int(np.flatnonzero(away <= away.min() + _TYPICAL * np.median(lengths))[-1])
+    away = np.abs(lengths - median(lengths))
+    typical = int(np.flatnonzero(away <= away.min() + _TYPICAL * median(lengths))[-1])
     by_length = [place for place in np.argsort(lengths, kind="stable").tolist() if place != typical]
     chosen = distinct(np.linspace(0, len(by_length) - 1, min(len(by_length), _MOST_OTHERS)).round().astype(int))
     names = _Names()

@@ -6,25 +6,24 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gpudiag.analysis.timeline.calibration import FEWEST_REPEATS, PERIOD_APART
+from gpudiag.intervals import median
 from gpudiag.model.event import NO_NUMBER, EventKind, EventTable, Role, StepMarks, Trace
 from gpudiag.model.timeline import HostSteps
 
 
-def find_steps(trace: Trace, launches: NDArray[np.intp], labels: NDArray[np.int32]) -> HostSteps:
-    """Steps of one process, on the trace's own clock.
+def marked_steps(trace: Trace) -> HostSteps | None:
+    """Steps of one process by its marks or else its optimizer, on the trace's own clock; None where it has neither."""
+    return _marked(trace.events, trace.step_marks[0]) if trace.step_marks else _after_optimizer(trace.events)
+
+
+def steps_of_launches(events: EventTable, launches: NDArray[np.intp], labels: NDArray[np.int32]) -> HostSteps:
+    """Steps of a process in which nothing is marked: a repeating pattern of launches, or else one step.
 
     Args:
-        trace: the process.
-        launches: rows of the runtime calls that launched device work (CPU-only traces: of the top-level ops), by start;
-            in them a repeating pattern is looked for when nothing is marked.
+        events: the process's, on the trace's own clock, as the steps will be.
+        launches: rows of the runtime calls that launched device work (CPU-only traces: of the top-level ops), by start.
         labels: int32[n], for each launch the name of what it launched, as an index into the events' names.
     """
-    events = trace.events
-    if trace.step_marks:
-        return _marked(events, trace.step_marks[0])
-    optimizer = _after_optimizer(events)
-    if optimizer is not None:
-        return optimizer
     pattern_steps = _repeating(events, launches, labels)
     if pattern_steps is not None:
         return pattern_steps
@@ -94,7 +93,7 @@ def _repeating(events: EventTable, launches: NDArray[np.intp], names: NDArray[np
         if len(positions) < FEWEST_REPEATS:
             continue
         distance = np.diff(positions)
-        period = int(np.median(distance))
+        period = int(median(distance))
         if period > 1 and np.all(np.abs(distance - period) <= max(2, int(PERIOD_APART * period))):
             votes.setdefault(period, []).append(positions)
     # Periods so near to each other are one period, told apart by a launch more or less.

@@ -30,12 +30,12 @@ def device_windows(ops: DeviceOps, steps: HostSteps) -> Windows:
     the windows are [53.1, 84.3) for #4, [84.3, 115.5) for #5 and [115.5, 146.7) for #6. With fewer than three steps
     nothing is left after that; then what there is becomes the window.
     """
-    launched = np.flatnonzero(np.bincount(ops.step[ops.step >= 0]))
+    known = np.flatnonzero(ops.step >= 0)[::-1]
+    launched = np.flatnonzero(np.bincount(ops.step[known]))
     if len(launched) == 0:
         return _everything(ops.start, ops.end)
-    first = np.full(len(steps), np.iinfo(np.int64).max, np.int64)
-    known = ops.step >= 0
-    np.minimum.at(first, ops.step[known], ops.start[known])
+    first = np.empty(len(steps), np.int64)
+    first[ops.step[known]] = ops.start[known]  # ops are by start: of each step the first is written last
     # A copy that was launched late but ran early must not make a step begin before its predecessor.
     first = np.maximum.accumulate(first[launched])
     numbers = steps.number[launched]

@@ -13,7 +13,7 @@ from gpudiag.analysis.diagnosis.replay.chains.cpu_chain import collective_ops, c
 from gpudiag.analysis.diagnosis.replay.chains.host_chain import Chain, chain_of
 from gpudiag.analysis.diagnosis.replay.graph import NONE, DeviceNodes, Graph, HostNodes
 from gpudiag.analysis.diagnosis.replay.streams import LaneOps, body_ops
-from gpudiag.intervals import distinct
+from gpudiag.intervals import distinct, median
 from gpudiag.model.timeline import UNKNOWN, Lane, OpClass, Timeline
 
 
@@ -187,14 +187,10 @@ def _bounds(
     gap[by_work] = (start - free)[by_work]
     for one in distinct(lane):
         mine = lane == one
-        usual_latency = _median(latency[mine & by_launch & (start - free > QUEUED_NS)])
-        usual_gap = _median(gap[mine & by_work & (start - reached > QUEUED_NS)])
+        usual_latency = median(latency[mine & by_launch & (start - free > QUEUED_NS)])
+        usual_gap = median(gap[mine & by_work & (start - reached > QUEUED_NS)])
         hidden = mine & by_work & (launch != NONE)
         latency[hidden] = np.minimum(start[hidden] - reached[hidden], usual_latency)
         hidden = mine & by_launch & np.isfinite(free)
         gap[hidden] = np.minimum(start[hidden] - free[hidden], usual_gap)
     return latency, gap
-
-
-def _median(values: NDArray[np.float64]) -> float:
-    return float(np.median(values)) if len(values) else 0.0

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from gpudiag.analysis.diagnosis.calibration import QUEUED_NS
 from gpudiag.analysis.diagnosis.replay.graph import NONE, Block, Graph
-from gpudiag.intervals import Intervals, distinct, intersect, lengths_inside, subtract, union, within
+from gpudiag.intervals import Intervals, distinct, intersect, lengths_inside, median, subtract, union, within
 from gpudiag.model.event import HOST, Role, any_of
 from gpudiag.model.timeline import Lane, OpClass, Timeline
 
@@ -69,7 +69,7 @@ def undisturbed_gaps(graph: Graph, timeline: Timeline) -> NDArray[np.float64]:
         beside = (slot >= 0) & (busy.end[np.maximum(slot, 0)] > device.start[mine] - device.gap[mine])
         if beside.all():
             continue
-        usual = float(np.median(gap[mine[~beside]]))
+        usual = median(gap[mine[~beside]])
         gap[mine[beside]] = np.minimum(gap[mine[beside]], usual)
     return gap
 
@@ -131,7 +131,7 @@ def host_part(graph: Graph, timeline: Timeline) -> HostPart:
         for column, before in ((part.gap, device.gap), (part.latency, device.latency)):
             length = np.maximum(before[mine], 0.0).astype(np.int64)
             # A full queue or a launch takes its time with or without an exchange.
-            least = np.minimum(length, np.median(length)) if len(length) else length
+            least = np.minimum(length, median(length))
             column[mine] = np.minimum(_covered(under_way, start - length, start), length - least)
     return part
 

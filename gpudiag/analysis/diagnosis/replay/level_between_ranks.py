@@ -59,8 +59,10 @@ def above_level(amount: Amounts, cell: Index, segment: Index, used: Index) -> Am
     if len(amount) == 0 or len(used) == 0:
         return np.zeros_like(amount)
     cells, segments = int(max(cell.max(), used.max())) + 1, int(segment.max()) + 1
-    slot = cell * segments + segment
-    flat: Amounts = np.bincount(slot, weights=amount, minlength=cells * segments).astype(np.float64)
+    # Most parts of a step are those of a few nodes.
+    some = np.flatnonzero(amount) if 2 * np.count_nonzero(amount) < len(amount) else slice(None)
+    slot = cell[some] * segments + segment[some]
+    flat: Amounts = np.bincount(slot, weights=amount[some], minlength=cells * segments).astype(np.float64)
     parts = flat.reshape(cells, segments)
     total = parts.sum(axis=1)
     over = np.maximum(total - lower_median(total[used]), 0.0)
@@ -73,7 +75,8 @@ def above_level(amount: Amounts, cell: Index, segment: Index, used: Index) -> Am
         left = total - from_above
         taken += (parts - taken) * np.where(left > 0, rest / left, 0.0)[:, None]
         share: Amounts = np.where(parts > 0, taken / parts, 0.0)
-    found: Amounts = amount * share.reshape(-1)[slot]
+    found = np.zeros_like(amount)
+    found[some] = amount[some] * share.reshape(-1)[slot]
     return found
 
 

@@ -22,14 +22,17 @@ Part = Literal["input", "stall", "operators", "allocation", "sync", "launch", "c
 #: of the host, memory taken from the driver included; kernels; copies.
 PARTS: tuple[Part, ...] = ("input", "stall", "operators", "sync", "launch", "compute", "copy")
 _ON_DEVICE = frozenset({"compute", "copy"})
+_WAITING = frozenset({"stall", "input"})
 
 
 def amount(what_if: WhatIf, costs: Costs, part: Part) -> NDArray[np.float64]:
     """float64[n or m], ns: what of each host node, or of each op, is this part."""
     if part in _ON_DEVICE:
         op_class = OpClass.COMPUTE if part == "compute" else OpClass.COPY
-        return np.where(what_if.graph.device.op_class == op_class, costs.duration, 0.0)
-    stalled = np.fmin(what_if.stalled, costs.waiting)
+        return np.where(any_of(what_if.graph.device.op_class, op_class), costs.duration, 0.0)
+    if part in _WAITING:
+        stalled = np.fmin(what_if.stalled, costs.waiting)
+        return stalled if part == "stall" else costs.waiting - stalled
     slow = np.fmin(what_if.graph.host.slow, costs.busy)
     if part == "allocation":
         return np.fmin(what_if.graph.host.allocating, costs.busy - slow)
@@ -39,7 +42,7 @@ def amount(what_if: WhatIf, costs: Costs, part: Part) -> NDArray[np.float64]:
         # A rank that waits longer in as many synchronizations waits for another rank, through its device.
         waits = syncs(what_if) & costs.blocking & any_of(host.process, *own)
         return np.where(waits, np.maximum(np.diff(host.time, prepend=0.0) - costs.busy - costs.waiting, 0.0), 0.0)
-    return {"stall": stalled, "input": costs.waiting - stalled, "operators": slow, "launch": costs.busy - slow}[part]
+    return slow if part == "operators" else costs.busy - slow
 
 
 def common(what_if: WhatIf, costs: Costs, part: Part) -> NDArray[np.float64]:
@@ -154,8 +157,7 @@ def _above_as_recorded(what_if: WhatIf, of: NDArray[np.float64], part: Part, *, 
     process, step = _where(what_if, part)
     segment = what_if.segments[1 if part in _ON_DEVICE else 0]
     steps = what_if.graph.steps if each_step else 1
-    slot = step if each_step else np.zeros_like(step)
-    cell = process * steps + np.minimum(slot, steps - 1)
+    cell = process * steps + np.minimum(step, steps - 1) if each_step else process
     used = np.concatenate([np.arange(q * steps, (q + 1) * steps) for q in what_if.graph.ranks])
     return above_level(of, cell, segment, used)
 

@@ -22,6 +22,7 @@ late; 28.2 ms were measured unprofiled).
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import cached_property
 
 import msgspec
 import numpy as np
@@ -50,7 +51,7 @@ _AROUND = (2, 1)
 _FEW_PER_KERNEL = 16
 
 
-class UndisturbedBaseline(msgspec.Struct, frozen=True):
+class UndisturbedBaseline(msgspec.Struct, frozen=True, dict=True):
     """How long disturbed ops take undisturbed.
 
     Attributes:
@@ -65,18 +66,32 @@ class UndisturbedBaseline(msgspec.Struct, frozen=True):
 
     def relieved(self, duration: Times) -> Times:
         """Durations without the disturbance; never longer than given."""
-        return np.where(np.isnan(self.undisturbed_ns), duration, np.fmin(duration, self.undisturbed_ns))
+        op = self._disturbed
+        relieved = duration.copy()
+        relieved[op] = np.fmin(duration[op], self.undisturbed_ns[op])
+        return relieved
 
     def relieved_of_waiting(self, duration: Times, share: Times | float = 1.0) -> Times:
         """Durations when this share (of each op, 0 to 1) of the waiting is gone; never longer than given.
 
         What the waiting and what the transferring took of an op is not known apart; each is given its share by time.
         """
-        return duration - share * self.waiting_share * (duration - self.relieved(duration))
+        return self._relieved_of(share * self.waiting_share, duration)
 
     def relieved_of_transfer(self, duration: Times, share: Times | float = 1.0) -> Times:
         """The same when this share of the transferring is gone."""
-        return duration - share * (1 - self.waiting_share) * (duration - self.relieved(duration))
+        return self._relieved_of(share * (1 - self.waiting_share), duration)
+
+    def _relieved_of(self, share: Times, duration: Times) -> Times:
+        op = self._disturbed
+        relieved = duration.copy()
+        relieved[op] -= share[op] * (duration[op] - np.fmin(duration[op], self.undisturbed_ns[op]))
+        return relieved
+
+    @cached_property
+    def _disturbed(self) -> NDArray[np.intp]:
+        """The ops whose undisturbed time is known: few, those beside a collective."""
+        return np.flatnonzero(~np.isnan(self.undisturbed_ns))
 
 
 class _Kernels(msgspec.Struct, frozen=True):
@@ -125,17 +140,19 @@ def _kernels(graph: Graph, timeline: Timeline) -> _Kernels:
     for lane_index in distinct(device.lane[compute]):
         table = timeline.lanes[lane_index].collectives
         mine = np.flatnonzero(device.lane[compute] == lane_index)
-        start, end = device.start[compute[mine]], device.end[compute[mine]]
-        beside[mine] = _inside(union(Intervals(table.start, table.end)), start, end)
+        start, end = device.start[compute[mine]].astype(np.int64), device.end[compute[mine]].astype(np.int64)
+        beside[mine] = lengths_inside(union(Intervals(table.start, table.end)), start, end)
+        near = np.flatnonzero(beside[mine])
+        mine, start, end = mine[near], start[near], end[near]
         matched = table.last_arrival != UNKNOWN
         spinning = union(Intervals(table.start[matched], table.last_arrival[matched]))
-        waiting[mine] = _inside(spinning, start, end)
+        waiting[mine] = lengths_inside(spinning, start, end)
         shares = _processor_shares(timeline, int(lane_index))
         for share in set(shares[shares > 0].tolist()):
             of_share = shares == share
-            there = _inside(union(Intervals(table.start[of_share], table.end[of_share])), start, end)
+            there = lengths_inside(union(Intervals(table.start[of_share], table.end[of_share])), start, end)
             spins = of_share & matched
-            spun = _inside(union(Intervals(table.start[spins], table.last_arrival[spins])), start, end)
+            spun = lengths_inside(union(Intervals(table.start[spins], table.last_arrival[spins])), start, end)
             held[mine] += share * (spun + TRANSFERRING * np.maximum(there - spun, 0.0))
     return _Kernels(
         op=compute,
@@ -174,7 +191,7 @@ def _kin(graph: Graph, kernels: _Kernels) -> Iterator[tuple[Keys, Times]]:
     Kernels at the same place of other steps do the same work; those of other places must be seen to.
     """
     place = _places(graph, kernels)
-    by_time = np.argsort(kernels.duration, kind="stable")
+    by_time = np.argsort(kernels.duration)
     calm = by_time[kernels.calm[by_time]]
     disturbed = by_time[(kernels.beside > (1 - UNDISTURBED) * kernels.duration)[by_time]]
     around = _surroundings(graph, kernels)
@@ -208,7 +225,7 @@ class _Groups:
     def __init__(self, key: Keys, time: Times, chosen: NDArray[np.intp]) -> None:
         self._count = int(key.max(initial=-1)) + 1
         self._key, self._chosen = key[chosen], chosen
-        self._time = time[chosen][np.argsort(self._key, kind="stable")]
+        self._time = time[chosen][_in_order(self._key)]
         sizes = np.bincount(self._key, minlength=self._count)
         self._size, self._first = sizes, np.cumsum(sizes) - sizes
 
@@ -238,12 +255,18 @@ def _places(graph: Graph, kernels: _Kernels) -> Keys:
     """The how-manieth of its name in its step a kernel is, with the name, as one key."""
     device = graph.device
     start, step = device.start[kernels.op], device.step[kernels.op]
-    order = np.lexsort((start, kernels.name, step, kernels.lane))
-    key = np.stack([kernels.lane[order], step[order], kernels.name[order]])
-    first = np.flatnonzero(np.concatenate([[True], (np.diff(key, axis=1) != 0).any(axis=0)]))
+    key = _joined(_joined(kernels.lane, step), kernels.name)
+    by_start = np.argsort(start, kind="stable")
+    order = by_start[_in_order(key[by_start])]
+    first = np.flatnonzero(np.diff(key[order], prepend=-1))
     place = np.empty(len(order), np.int64)
     place[order] = np.arange(len(order)) - np.repeat(first, np.diff(np.append(first, len(order))))
     return _joined(kernels.name, place)
+
+
+def _in_order(key: Keys) -> NDArray[np.intp]:
+    """Rows by key, those of one key as they were; keys from 0 that fit into 16 bits are sorted in linear time."""
+    return np.argsort(key.astype(np.min_scalar_type(key.max(initial=0))), kind="stable")
 
 
 def _surroundings(graph: Graph, kernels: _Kernels) -> list[Keys]:
@@ -291,8 +314,3 @@ def _as_the_known(kernels: _Kernels, time: Times, wanted: NDArray[np.intp]) -> N
             of_known = float(np.maximum(kernels.duration[known] - time[known], 0.0).sum())
             lost = kernels.beside[rest] * min(of_known / beside, 1.0)
         time[rest] = np.where(lost > 0, kernels.duration[rest] - np.minimum(lost, kernels.duration[rest]), np.nan)
-
-
-def _inside(spans: Intervals, start: NDArray[np.float64], end: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Length of the set inside each op; the ops may overlap."""
-    return lengths_inside(spans, start.astype(np.int64), end.astype(np.int64)).astype(np.float64)

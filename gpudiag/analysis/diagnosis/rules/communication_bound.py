@@ -26,6 +26,7 @@ from gpudiag.analysis.diagnosis.rules.advice import advice_for, pytorch
 from gpudiag.analysis.diagnosis.rules.exchange_advice import ALONE, LINKS, exchange_advice, is_alone, links_in_doubt
 from gpudiag.analysis.diagnosis.rules.rule import CannotTell, Examples, Proposal, notable, severity_of
 from gpudiag.analysis.diagnosis.rules.unused_nvlink import unused_nvlink_gb_per_s
+from gpudiag.intervals import median
 from gpudiag.model.analysis import Finding
 from gpudiag.model.probed import probed_busbw, transport_of
 from gpudiag.model.timeline import UNKNOWN, OpClass
@@ -229,7 +230,7 @@ def _largest(case: Case) -> _Collective | None:
             if not mine.any() or size is None or factor is None:
                 continue
             time = (table.end - table.last_arrival)[mine]
-            typical, total = float(np.median(time)), float(time.sum())
+            typical, total = median(time), float(time.sum())
             if typical <= 0 or (best is not None and total <= best[0]):
                 continue
             alone = None

@@ -6,8 +6,6 @@ from collections.abc import Iterator
 from functools import partial
 from typing import ClassVar
 
-import numpy as np
-
 from gpudiag.analysis.diagnosis.calibration import TINY_KERNEL_US
 from gpudiag.analysis.diagnosis.case import Case
 from gpudiag.analysis.diagnosis.examples import DDP, Job, fetch, kernels
@@ -16,6 +14,7 @@ from gpudiag.analysis.diagnosis.replay.edits import as_cuda_graph, without_commo
 from gpudiag.analysis.diagnosis.replay.what_if import WhatIf
 from gpudiag.analysis.diagnosis.rules.advice import TF_COMPILE, TF_SEVERAL_STEPS, advice_for, pytorch, tensorflow
 from gpudiag.analysis.diagnosis.rules.rule import CannotTell, Examples, Proposal, severity_of
+from gpudiag.intervals import median
 from gpudiag.model.analysis import Finding
 from gpudiag.model.timeline import OpClass
 
@@ -108,7 +107,7 @@ class LaunchBound:
         device, graph = what_if.graph.device, what_if.graph
         kernels = (device.end - device.start)[device.op_class == OpClass.COMPUTE] / 1e3
         per_step = len(kernels) / graph.steps / len(case.lanes)
-        typical = float(np.median(kernels)) if len(kernels) else 0.0
+        typical = median(kernels)
         tiny = typical < TINY_KERNEL_US
         host_ms = float(what_if.busy.sum()) / graph.steps / len(graph.ranks) / 1e6
         return Finding(

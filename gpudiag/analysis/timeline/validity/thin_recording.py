@@ -30,9 +30,10 @@ def doubts(traces: Sequence[Trace], lanes: Sequence[Lane]) -> list[Validity]:
 
 def _covered(trace: Trace, lane: Lane) -> float:
     """The share of the lane's windows inside any event; marks of steps and modules, which enclose all, do not count."""
-    events = trace.events
-    around = any_of(events.kind, EventKind.DEVICE_ANNOTATION, EventKind.MODULE)
-    rows = np.flatnonzero((events.role != Role.STEP_MARK) & ~around)
-    recorded = union(Intervals(events.start_ns[rows] + lane.shift_ns, events.end_ns[rows] + lane.shift_ns))
-    ends = lane.bounds[[0, -1]]
+    events, ends = trace.events, lane.bounds[[0, -1]] - lane.shift_ns
+    begun = slice(0, int(np.searchsorted(events.start_ns, ends[1])))
+    kind, role, end = events.kind[begun], events.role[begun], events.end_ns[begun]
+    around = any_of(kind, EventKind.DEVICE_ANNOTATION, EventKind.MODULE) | any_of(role, Role.STEP_MARK)
+    rows = np.flatnonzero(~around & (end > ends[0]))
+    recorded = union(Intervals(events.start_ns[rows], end[rows]))
     return float(lengths_between(recorded, ends)[0] / max(int(ends[1] - ends[0]), 1))

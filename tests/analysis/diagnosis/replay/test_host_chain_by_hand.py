@@ -135,11 +135,10 @@ def test_in_the_queue_is_what_was_launched_and_has_not_ended_on_all_devices() ->
 
 def test_the_node_before_the_body_is_the_last_that_launched_or_waited() -> None:
     start, stop = np.array([0, 10, 20, 30, 40]), np.array([9, 29, 25, 35, 45])
-    blocking = np.array([False, True, False, False, True])
-    assert _node_before(start, stop, np.array([0, 20]), blocking, 40) == 29
-    assert _node_before(start, stop, np.array([0, 30]), blocking, 40) == 35
-    assert _node_before(start, stop, np.array([30]), blocking, 30) == 29
-    assert _node_before(start, stop, np.array([0]), blocking, 0) == 0
+    assert _node_before(start, stop, np.array([True, True, True, False, True]), 40) == 29
+    assert _node_before(start, stop, np.array([True, True, False, True, True]), 40) == 35
+    assert _node_before(start, stop, np.array([False, True, False, True, True]), 30) == 29
+    assert _node_before(start, stop, np.array([True, True, False, False, True]), 0) == 0
 
 
 def given_of(*ops: tuple[float, float], first: int = 0) -> Any:

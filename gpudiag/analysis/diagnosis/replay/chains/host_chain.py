@@ -18,7 +18,7 @@ from gpudiag.analysis.diagnosis.replay.chains.host_time import body_span, length
 from gpudiag.analysis.diagnosis.replay.chains.own_copies import own_copies
 from gpudiag.analysis.diagnosis.replay.graph import NONE, Block
 from gpudiag.analysis.diagnosis.replay.streams import Awaited, LaneOps, find_dependencies
-from gpudiag.intervals import Intervals, among, distinct, intersect, length, union
+from gpudiag.intervals import Intervals, among, distinct, intersect, length, median, union
 from gpudiag.model.event import NO_CORRELATION, Direction, EventKind, EventTable, Role, Trace, any_of
 from gpudiag.model.timeline import UNKNOWN, HostThread, Lane, OpClass, Timeline
 from gpudiag.units import NS_PER_US
@@ -64,8 +64,7 @@ def chain_of(timeline: Timeline, trace_index: int, lanes: list[Lane], parts: lis
     shift = lane.shift_ns
     begin, end = body_span(lane)
     threads = _chain_threads(lane, anyone=trace.waits_in_collectives)
-    rows = events.rows_of(EventKind.RUNTIME)
-    rows = rows[any_of(events.thread[rows], *threads)]
+    rows = events.rows_on(threads, EventKind.RUNTIME)
     start, stop = events.start_ns[rows] + shift, events.end_ns[rows] + shift
     wait_calls = np.sort(start[events.role[rows] == Role.STREAM_WAIT], kind="stable")
     told = [find_dependencies(part, trace, own, wait_calls) for own, part in zip(lanes, parts, strict=True)]
@@ -77,12 +76,13 @@ def chain_of(timeline: Timeline, trace_index: int, lanes: list[Lane], parts: lis
         [lane.threads[t].blocked.start for t in threads if t in lane.threads] or [np.empty(0, np.int64)]
     )
     blocking = among(start, blocked_starts)
-    chosen = np.flatnonzero((among(start, launching) | blocking) & (start >= begin) & (start < end))
+    nodes = among(start, launching) | blocking
+    chosen = np.flatnonzero(nodes & (start >= begin) & (start < end))
     if len(chosen) == 0:
         return None
     chosen = chosen[np.argsort(stop[chosen], kind="stable")]
     call_start, time = start[chosen], stop[chosen]
-    before = np.concatenate([[_node_before(start, stop, launching, blocking, begin)], time[:-1]])
+    before = np.concatenate([[_node_before(start, stop, nodes, begin)], time[:-1]])
     held = lengths_in_turn(lane.overhead, before, time)
     kinds = _kinds(events, rows[chosen], (call_start, time), blocking[chosen], held, _queue_length(lanes, time))
     waited_from = np.where(held > 0, before, np.maximum(call_start, before))
@@ -115,8 +115,7 @@ def chain_of(timeline: Timeline, trace_index: int, lanes: list[Lane], parts: lis
     delay = time - np.where(at_once, began, target_end)
     # A call may return within microseconds before its own copy ends.
     delay = np.where(block != Block.NOT, np.maximum(delay, np.where(own.returns, -np.inf, 0.0)), 0.0)
-    marks = np.concatenate([before[:1], time])
-    recorded = own.as_begun(np.diff(np.searchsorted(_recorded_at(trace, threads) + shift, marks, "right")))
+    recorded = own.as_begun(np.diff(_recorded_by(trace, threads, np.concatenate([before[:1], time]) - shift)))
     return Chain(
         trace=trace_index,
         time=time.astype(np.float64),
@@ -143,12 +142,12 @@ def _allocating(events: EventTable, rows: NDArray[np.intp], shift: int) -> Inter
     return union(Intervals(events.start_ns[calls] + shift, events.end_ns[calls] + shift))
 
 
-def _recorded_at(trace: Trace, threads: list[int]) -> NDArray[np.int64]:
-    """When events of these threads were recorded, on the trace's own clock, in order."""
+def _recorded_by(trace: Trace, threads: list[int], time: NDArray[np.int64]) -> NDArray[np.intp]:
+    """How many events of these threads were recorded after the first of these times, by each; on the trace's clock."""
     operators = () if trace.operators_put_in else (EventKind.OPERATOR, EventKind.PYTHON)
-    rows = trace.events.rows_of(EventKind.ANNOTATION, EventKind.RUNTIME, *operators)
-    # In order but for what is nested.
-    return np.sort(trace.events.end_ns[rows[any_of(trace.events.thread[rows], *threads)]], kind="stable")
+    end = trace.events.end_ns[trace.events.rows_on(threads, EventKind.ANNOTATION, EventKind.RUNTIME, *operators)]
+    end = end[np.flatnonzero((end > time[0]) & (end <= time[-1]))]
+    return np.sort(end, kind="stable").searchsorted(time, side="right")  # in order but for what is nested
 
 
 def step_index(lane: Lane, time: NDArray[np.int64]) -> NDArray[np.int64]:
@@ -204,12 +203,10 @@ def _block_kinds(
     is_copy = events.role[rows] == Role.COPY
     kinds = np.where(blocking, np.where(is_copy, Block.PAGEABLE, Block.SYNC), Block.NOT)
     name = events.name[rows]
-    for ident in distinct(name):
+    long = ~blocking & (queued >= FULL_QUEUE_OPS) & (duration > HELD_UP_NS)
+    for ident in distinct(name[long]):
         mine = (name == ident) & ~blocking
-        if mine.any():
-            usual = float(np.median(duration[mine]))
-            held_up = mine & (queued >= FULL_QUEUE_OPS) & (duration > max(HELD_UP_NS, HELD_UP_FACTOR * usual))
-            kinds[held_up] = Block.QUEUE
+        kinds[mine & long & (duration > HELD_UP_FACTOR * median(duration[mine]))] = Block.QUEUE
     return kinds.astype(np.uint8)
 
 
@@ -217,11 +214,12 @@ def _thinned(block: NDArray[np.uint8], time: NDArray[np.int64]) -> NDArray[np.ui
     """Block kinds with fewer calls that were held up by a full queue."""
     thinned = block.copy()
     last = -_ONE_HELD_UP_PER_NS
-    for node in np.flatnonzero(block == Block.QUEUE):
-        if int(time[node]) - last < _ONE_HELD_UP_PER_NS:
+    held_up = np.flatnonzero(block == Block.QUEUE)
+    for node, reached in zip(held_up.tolist(), time[held_up].tolist(), strict=True):
+        if reached - last < _ONE_HELD_UP_PER_NS:
             thinned[node] = Block.NOT
         else:
-            last = int(time[node])
+            last = reached
     return thinned
 
 
@@ -260,16 +258,10 @@ def _queue_length(lanes: list[Lane], time: NDArray[np.int64]) -> NDArray[np.int6
     return total
 
 
-def _node_before(
-    start: NDArray[np.int64],
-    stop: NDArray[np.int64],
-    launching: NDArray[np.int64],
-    blocking: NDArray[np.bool_],
-    begin: int,
-) -> int:
+def _node_before(start: NDArray[np.int64], stop: NDArray[np.int64], nodes: NDArray[np.bool_], begin: int) -> int:
     """When the last node before the body was reached; the body's begin where there is none."""
-    earlier = (among(start, launching) | blocking) & (start < begin)
-    return int(stop[earlier].max()) if earlier.any() else begin
+    earlier = stop[nodes & (start < begin)]
+    return int(earlier.max()) if len(earlier) else begin
 
 
 def _block_targets(  # noqa: PLR0917  # columns of the calls, in the order in which they come about

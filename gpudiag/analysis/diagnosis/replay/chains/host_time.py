@@ -38,6 +38,8 @@ def body_span(lane: Lane) -> tuple[int, int]:
 
 def lengths_in_turn(spans: Intervals, begin: NDArray[np.int64], end: NDArray[np.int64]) -> NDArray[np.float64]:
     """Length of the set inside each [begin, end); these must follow one another."""
+    if len(spans) == 0:
+        return np.zeros(len(begin))
     edges = np.empty(2 * len(begin), np.int64)
     edges[0::2], edges[1::2] = begin, np.maximum(end, begin)
     return lengths_between(spans, np.maximum.accumulate(edges))[0::2].astype(np.float64)
@@ -103,18 +105,17 @@ def elsewhere_ns(lane: Lane, events: EventTable, threads: list[int]) -> float:
     if lane.is_cpu:  # there most of an event is computing
         return PAUSE_NS
     begin, end = body_span(lane)
-    rows = events.rows_of(EventKind.OPERATOR, EventKind.RUNTIME, EventKind.ANNOTATION)
-    rows = rows[any_of(events.thread[rows], *threads)]
-    start = np.sort(events.start_ns[rows] + lane.shift_ns, kind="stable")
-    start = start[(start >= begin) & (start < end)]
-    apart = np.diff(start)
-    usual = float(apart[apart < PAUSE_NS].mean()) if (apart < PAUSE_NS).any() else 0.0
+    start = events.start_ns[events.rows_on(threads, EventKind.OPERATOR, EventKind.RUNTIME, EventKind.ANNOTATION)]
+    first, after = start.searchsorted([begin - lane.shift_ns, end - lane.shift_ns])
+    apart = np.diff(start[first:after])
+    apart = apart[apart < PAUSE_NS]
+    usual = float(apart.mean()) if len(apart) else 0.0
     return min(max(PAUSE_NS, EVENTS_ELSEWHERE * usual), ELSEWHERE_NS)
 
 
 def garbage_collection(lane: Lane, events: EventTable) -> Intervals:
     """When the process collected garbage, as far as that is marked."""
-    rows = np.flatnonzero(events.role == Role.GARBAGE_COLLECTION)
+    rows = np.flatnonzero(any_of(events.role, Role.GARBAGE_COLLECTION))
     return union(Intervals(events.start_ns[rows] + lane.shift_ns, events.end_ns[rows] + lane.shift_ns))
 
 
@@ -124,23 +125,21 @@ def slow_calls(lane: Lane, events: EventTable, threads: list[int]) -> SlowCalls:
     A call of a millisecond in which nothing else is called is not launching: it plans, compiles, or has lost its core.
     """
     begin, end = body_span(lane)
-    rows = events.rows_of(EventKind.OPERATOR, EventKind.RUNTIME)
-    rows = rows[any_of(events.thread[rows], *threads)]
+    rows = events.rows_on(threads, EventKind.OPERATOR, EventKind.RUNTIME)
     start, stop = events.start_ns[rows] + lane.shift_ns, events.end_ns[rows] + lane.shift_ns
-    inside = (stop > begin) & (start < end)
+    inside = np.flatnonzero((stop > begin) & (start < end))
     rows, start, stop = rows[inside], start[inside], stop[inside]
     edges = np.sort(np.concatenate([start, stop]), kind="stable")
     least = elsewhere_ns(lane, events, threads)
     long = np.flatnonzero(np.diff(edges) >= least)
     blocked = union(*(lane.threads[thread].blocked for thread in threads if thread in lane.threads))
     quiet = subtract(Intervals(np.maximum(edges[long], begin), np.minimum(edges[long + 1], end)), blocked)
-    by_start = np.argsort(start, kind="stable")
-    first_after = np.searchsorted(start[by_start], quiet.start, side="right")
+    first_after = start.searchsorted(quiet.start, side="right")
     around = np.full(len(quiet), NONE, np.int64)
     for piece, upto in enumerate(first_after.tolist()):
-        near = by_start[max(0, upto - _NESTED) : upto]
-        near = near[stop[near] >= quiet.end[piece]]
-        around[piece] = rows[near[-1]] if len(near) else NONE
+        near = slice(max(0, upto - _NESTED), upto)
+        longer = rows[near][stop[near] >= quiet.end[piece]]
+        around[piece] = longer[-1] if len(longer) else NONE
     # A launch that takes long was held up by a full queue; calls for memory are a cause of their own.
     around[any_of(events.role[around], Role.LAUNCH, Role.COPY, Role.ALLOCATION, Role.RELEASE)] = NONE
     kept = (around != NONE) & (quiet.end - quiet.start >= least)
