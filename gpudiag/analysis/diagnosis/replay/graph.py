@@ -28,7 +28,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import IntEnum
-from functools import cached_property
 
 import msgspec
 import numpy as np
@@ -156,7 +155,7 @@ class Graph(msgspec.Struct, frozen=True, kw_only=True):
         return distinct(self.host.process)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Costs:
     """What an edit may change. Shapes as in the graph: host nodes n, device ops m; times in ns.
 
@@ -179,12 +178,6 @@ class Costs:
     duration: Times
     transfer: Times
     exchanged: bool = True
-
-    @cached_property
-    def digest(self) -> int:
-        """The same for equal costs: rules often ask for the same edit again, or for one that changes nothing."""
-        columns = (self.busy, self.waiting, self.blocking, self.latency, self.gap, self.duration, self.transfer)
-        return hash(tuple(column.tobytes() for column in columns))
 
 
 def unchanged(graph: Graph) -> Costs:

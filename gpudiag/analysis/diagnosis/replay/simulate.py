@@ -55,12 +55,12 @@ def simulate(system: System, costs: Costs) -> float:
     What counts is how far the chain or stream that moves most gets on in a turn. When the last of all nodes is reached
     says less: a device that works off what a host far ahead has given it is the last for many turns, at its own pace.
     """
-    return settle(system, costs).step_ns
+    return settle(system, system.weights(costs)).step_ns
 
 
-def settle(system: System, costs: Costs) -> Settled:
-    """Replay in a circle until a turn takes as long as the one before."""
-    rows, times = system.rows(costs), system.measured.copy()
+def settle(system: System, weights: Times) -> Settled:
+    """Replay in a circle with these weights until a turn takes as long as the one before."""
+    rows, times = system.rows(weights), system.measured.copy()
     ends = [[times[at] for at in system.lasts]]
     advance, pace = [0.0] * len(system.lasts), 0.0
     for turn in range(1, _MOST_TURNS + 1):
@@ -141,18 +141,42 @@ class System:
         self._launchers = self._find_launchers()
         for index, run in enumerate(schedule.runs):
             self._add_run(index, run)
+        self._places = {kind: (np.array(places), np.array(of)) for kind, (places, of) in self._weights.items()}
         self.lasts = [*map(self._node, schedule.last_nodes.tolist()), *map(self._op, schedule.last_ops.tolist())]
         ends, on_device = schedule.step_ends
         self.step_ends = list(map(self._op if on_device else self._node, ends.tolist()))
 
-    def rows(self, costs: Costs) -> list[tuple[int, int, float, int, float]]:
+    def rows(self, weights: Times) -> list[tuple[int, int, float, int, float]]:
         """What a turn does, in order: a variable becomes the larger of two, each with a weight added to it, in ns."""
-        weights = np.zeros((len(self._out), 2))
-        values = self._values(costs)
-        for kind, (places, of) in self._weights.items():
-            weights.put(places, values[kind].take(of))
-        first_weight, second_weight = weights.T.tolist()
-        return list(zip(self._out, self._first, first_weight, self._second, second_weight, strict=True))
+        first, second = weights.reshape(-1, 2).T.tolist()
+        return list(zip(self._out, self._first, first, self._second, second, strict=True))
+
+    def weights(self, costs: Costs) -> Times:
+        """float64[2 rows]: all that these costs come to in a replay, in ns."""
+        host, device = self.graph.host, self.graph.device
+        work, cost = costs.busy + costs.waiting, costs.gap + costs.duration
+        work_of_run = _sums_within(work, self._schedule.first_nodes)
+        ops_of_run = _sums_within(cost, self._schedule.first_ops)
+        work_of_run[self._blocks] = 0.0  # what they launch is counted from themselves
+        launch = work_of_run[device.launch] + costs.latency
+        ops, first, last = self._launched
+        ready = (launch - costs.gap - (ops_of_run - cost))[ops]
+        values = {
+            _Weight.WORK: work,
+            _Weight.WORK_OF_RUN: work_of_run,
+            _Weight.DELAY: np.where(costs.blocking, host.block_delay, -np.inf),
+            _Weight.GAP: costs.gap,
+            _Weight.GAP_AND_DURATION: cost,
+            _Weight.LAUNCH: launch,
+            _Weight.LAUNCH_AND_DURATION: launch + costs.duration,
+            _Weight.OPS_OF_RUN: ops_of_run,
+            _Weight.LAUNCHED_OF_RUN: np.maximum.reduceat(ready, first) + ops_of_run[last] if len(ops) else ready,
+            _Weight.TRANSFER: costs.transfer,
+        }
+        weights = np.zeros(2 * len(self._out))
+        for kind, (places, of) in self._places.items():
+            weights[places] = values[kind][of]
+        return weights
 
     def waited(self, times: Times) -> Times:
         """float64[m]: how long each collective waited for its peers, in ns; 0 for other ops."""
@@ -161,33 +185,11 @@ class System:
         waited[ops] = np.maximum(times[last] - times[start], 0.0)
         return waited
 
-    def _values(self, costs: Costs) -> dict[_Weight, Times]:
-        schedule, device = self._schedule, self.graph.device
-        work, cost = costs.busy + costs.waiting, costs.gap + costs.duration
-        work_of_run, ops_of_run = _sums_within(work, schedule.first_nodes), _sums_within(cost, schedule.first_ops)
-        launch = np.where(self._by_run, work_of_run[device.launch], 0.0) + costs.latency
-        values = {
-            _Weight.WORK: work,
-            _Weight.WORK_OF_RUN: work_of_run,
-            _Weight.DELAY: np.where(costs.blocking, self.graph.host.block_delay, -np.inf),
-            _Weight.GAP: costs.gap,
-            _Weight.GAP_AND_DURATION: cost,
-            _Weight.LAUNCH: launch,
-            _Weight.LAUNCH_AND_DURATION: launch + costs.duration,
-            _Weight.OPS_OF_RUN: ops_of_run,
-            _Weight.TRANSFER: costs.transfer,
-        }
-        ops, first, last = self._launched
-        if len(ops):
-            ready = launch - costs.gap - (ops_of_run - cost)
-            values[_Weight.LAUNCHED_OF_RUN] = np.maximum.reduceat(ready[ops], first) + ops_of_run[last]
-        return values
-
     def _find_launchers(self) -> dict[int, list[tuple[int, int]]]:
         """By device run the host runs that launched into it, each with the place of the pair in `_launched`."""
         runs, places, launch = self._schedule.runs, self._schedule.places, self.graph.device.launch
         kind = np.array([run.kind for run in runs], np.int64)
-        self._by_run = kind[places.node[launch]] == Kind.HOST_RUN
+        self._blocks = np.flatnonzero(kind[places.node] == Kind.HOST_BLOCK)
         ops = np.flatnonzero((kind[places.end] == Kind.DEVICE_RUN) & (launch != NONE))
         pair = places.end[ops] * len(runs) + places.node[launch[ops]]
         order = np.argsort(pair, kind="stable")

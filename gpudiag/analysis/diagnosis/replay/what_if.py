@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from functools import cached_property
+from weakref import WeakKeyDictionary
 
 import msgspec
 import numpy as np
@@ -90,7 +91,8 @@ class WhatIf:
         self.later_input_ns = later_input_ns or {}
         self.timeline = timeline
         self.timed_ms = timed_ms
-        self._replayed: dict[int, _Replayed] = {}
+        self._replayed: WeakKeyDictionary[Costs, _Replayed] = WeakKeyDictionary()
+        self._replayed_with: dict[bytes, _Replayed] = {}
         self.system = System(graph) if system is None else system
         self.measured = unchanged(graph)
         self.per_event_ns = per_event_ns
@@ -171,7 +173,7 @@ class WhatIf:
         for shared in ("baseline", "packing", "exchanged", "process_of_op", "segments"):
             if shared in self.__dict__:
                 other.__dict__[shared] = self.__dict__[shared]
-        other._replayed = self._replayed
+        other._replayed, other._replayed_with = self._replayed, self._replayed_with
         return other
 
     def at_costs(self, per_event_ns: Iterable[float]) -> list[WhatIf]:
@@ -210,12 +212,16 @@ class WhatIf:
         return self._replay(self._eased(costs, self._replay(costs)))
 
     def _replay(self, costs: Costs) -> _Replayed:
-        """The replay with these costs as they are; with costs that are known already it is not done again."""
-        if costs.digest not in self._replayed:
-            settled = settle(self.system, costs)
-            waited = np.bincount(self.graph.device.lane, weights=settled.waited).astype(np.float64)
-            self._replayed[costs.digest] = _Replayed(settled.step_ns, settled.steps_ns, waited)
-        return self._replayed[costs.digest]
+        """The replay with these costs as they are; where they come to nothing new it is not done again."""
+        if costs not in self._replayed:
+            weights = self.system.weights(costs)
+            told = weights.tobytes()
+            if told not in self._replayed_with:
+                settled = settle(self.system, weights)
+                waited = np.bincount(self.graph.device.lane, weights=settled.waited).astype(np.float64)
+                self._replayed_with[told] = _Replayed(settled.step_ns, settled.steps_ns, waited)
+            self._replayed[costs] = self._replayed_with[told]
+        return self._replayed[costs]
 
     def _eased(self, costs: Costs, replayed: _Replayed) -> Costs:
         """The costs with what kernels gain when collectives wait only as long as they did in the replay."""
