@@ -15,7 +15,7 @@ A turn of ten thousand nodes so takes a thousand sums and comparisons.
 from __future__ import annotations
 
 from collections import defaultdict
-from enum import Enum, auto
+from enum import IntEnum, auto
 
 import msgspec
 import numpy as np
@@ -86,7 +86,7 @@ def _differences(now: list[float], before: list[float]) -> list[float]:
     return [one - other for one, other in zip(now, before, strict=True)]
 
 
-class _Weight(Enum):
+class _Weight(IntEnum):
     """What a weight is; of a host node, of an op, or of ops of one run that one host run launched."""
 
     NOTHING = auto()
@@ -257,9 +257,8 @@ class System:
             return index + 1
         if run.before < run.first:
             return self._node(run.before)
-        if (
-            index not in self._begins
-        ):  # the last node of the chain, which is of the next turn before others count from it
+        # The chain's last node: the next turn reaches it before the device has done what this one launched.
+        if index not in self._begins:
             self._begins[index] = len(self.measured)
             self.measured.append(float(self.graph.host.time[run.before]) - 2 * self.graph.length_ns)
         return self._begins[index]
