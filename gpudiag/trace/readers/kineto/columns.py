@@ -18,14 +18,7 @@ from gpudiag.model.sanitize import with_escapes
 from gpudiag.trace.limits import free_memory_bytes
 from gpudiag.trace.readers.kineto import categories
 from gpudiag.trace.readers.kineto.collective_args import Communicated, communicated, may_tell
-from gpudiag.trace.readers.kineto.event_json import (
-    Arguments,
-    AutogradArguments,
-    Event,
-    Repairs,
-    arguments_of,
-    decode_arguments,
-)
+from gpudiag.trace.readers.kineto.event_json import Arguments, AutogradArguments, Event, Repairs, decode_arguments
 from gpudiag.trace.readers.kineto.hooks import with_hooks
 from gpudiag.trace.readers.kineto.modules import Autograd, module_work
 from gpudiag.trace.readers.kineto.roles import roles_of
@@ -121,7 +114,7 @@ class Columns:
         self._batches: list[_Batch] = []
         self._told: dict[int, Communicated] = {}
         self._awaited: dict[int, Awaited] = {}
-        #: Arguments of operators. Whether they are asked for, the end tells: the backward pass may stand first.
+        #: Arguments of operators, as text: the end tells whether they are asked for; the backward pass may stand first.
         self._of_operators: list[bytes] = []
         self._rows = 0
         self._recordings: list[tuple[float, float]] = []
@@ -156,10 +149,11 @@ class Columns:
             self._told[self._rows + row] = communicated(events[row].args)
         for row in np.flatnonzero(kind == int(EventKind.DEVICE_SYNC)).tolist():
             self._awaited[self._rows + row] = awaited(events[row].args)
-        if told := arguments_of(_chosen(events, kind == int(EventKind.OPERATOR))):
-            self._of_operators.append(told)
+        if told := [event.args for event in _chosen(events, kind == int(EventKind.OPERATOR))]:
+            self._of_operators.append(b",".join(told))
         numbered, on_device = _NUMBERED[kind], _ON_DEVICE[kind]
-        arguments = decode_arguments(arguments_of(_chosen(events, numbered)), Arguments, self._repairs)
+        told = [event.args for event in _chosen(events, numbered)]
+        arguments = decode_arguments(told, Arguments, self._repairs)
         of_device = list(_chosen(arguments, on_device[numbered]))
         return _Batch(
             kind=kind,
@@ -222,7 +216,8 @@ class Columns:
         waits = event_waits(table, _in_order(self._awaited, position)) if self._awaited else EventWaits()
         modules = None
         if (table.kind == int(EventKind.MODULE)).any():
-            told = decode_arguments(b",".join(self._of_operators), AutogradArguments, self._repairs)
+            raw = msgspec.json.decode(b"[%b]" % b",".join(self._of_operators), type=list[msgspec.Raw])
+            told = decode_arguments(raw, AutogradArguments, self._repairs)
             modules = module_work(table, _autograd(told, position[operator]))
         return Finished(table, _in_order(self._told, position), waits, modules, times.first_ns)
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
 from typing import Annotated, Any, TypeVar, Union
 
 import msgspec
@@ -177,19 +176,13 @@ def _one_by_one(raw_events: list[msgspec.Raw], repairs: Repairs) -> list[Event]:
     return events
 
 
-def arguments_of(events: Iterable[Event]) -> bytes:
-    """The arguments of events, as JSON separated by commas."""
-    return b",".join([event.args for event in events])
-
-
-def decode_arguments(separated: bytes, wanted: type[_T], repairs: Repairs) -> list[_T]:
-    """Decode what `arguments_of` gave: strictly, and where that fails one by one, with defaults for unknown forms."""
-    text = b"[%b]" % separated
+def decode_arguments(raw_arguments: list[msgspec.Raw], wanted: type[_T], repairs: Repairs) -> list[_T]:
+    """Decode events' arguments: strictly, and where that fails with defaults in place of unknown forms."""
+    decode = msgspec.json.Decoder(wanted).decode
     try:
-        decoded: list[_T] = msgspec.json.decode(text, type=list[wanted])  # type: ignore[valid-type]  # it is one
+        return [decode(raw) for raw in raw_arguments]
     except (msgspec.DecodeError, UnicodeDecodeError):
-        return [_arguments_of_one(raw, wanted, repairs) for raw in _loose_list.decode(text)]
-    return decoded
+        return [_arguments_of_one(raw, wanted, repairs) for raw in raw_arguments]
 
 
 def _arguments_of_one(raw: msgspec.Raw, wanted: type[_T], repairs: Repairs) -> _T:
