@@ -57,7 +57,7 @@ def attribute_lane(lane: Lane) -> LaneAttribution:
     # A short gap between ops that stood in the queue is the device's own, whatever the host was at.
     short = idle.queued.end - idle.queued.start <= QUEUE_GAP_NS
     own = Intervals(idle.queued.start[short], idle.queued.end[short])
-    by_host = subtract(on_host, union(compute, transfer, wait, idle.input, own))
+    by_host = subtract(on_host, union(taken, idle.input, own))
     transfer, copy, idle = union(transfer, by_host), subtract(copy, by_host), idle.without(by_host)
     parts = {
         "compute": compute,

@@ -74,13 +74,13 @@ def split_idle(lane: Lane, free: Intervals) -> IdleSplit:
     catching_up = _catching_up(lane, launch)
     sync, launch = union(sync, catching_up), subtract(launch, catching_up)
     idle = subtract(free, union(found_input, sync, launch))
-    queued = intersect(idle, union(Intervals(free.start[gaps.queued], free.end[gaps.queued])))
+    queued = intersect(idle, Intervals(free.start[gaps.queued], free.end[gaps.queued]))
     return IdleSplit(
         input=found_input,
         sync=sync,
         launch=launch,
         idle=idle,
-        unmarked_input=intersect(subtract(idle, queued), lane.before_first_op),
+        unmarked_input=subtract(intersect(idle, lane.before_first_op), queued),
         queued=queued,
     )
 

@@ -40,7 +40,7 @@ from gpudiag.analysis.timeline import build_timeline
 from gpudiag.intervals import EMPTY, Intervals
 from gpudiag.model import timeline as model_of_timeline
 from gpudiag.model.analysis import Finding
-from gpudiag.model.event import Direction, Role
+from gpudiag.model.event import Direction, EventKind, Role
 from gpudiag.model.facts import GpuProcess
 from gpudiag.model.timeline import HostSteps, OpClass
 from gpudiag.units import NS_PER_MS
@@ -273,7 +273,7 @@ def elsewhere(every_ns: int, *, is_cpu: bool = False) -> float:
     """For how long a thread that records something so often must record nothing to be elsewhere."""
     steps = HostSteps(start=np.array([0, 10**12]), number=np.arange(2), end=10**12, source="", thread=1)
     lane: Any = Of(is_cpu=is_cpu, steps=steps, window_steps=np.array([0]), shift_ns=0)
-    events: Any = Of(rows_of=lambda *_: np.arange(50), thread=np.ones(50), start_ns=np.arange(50) * every_ns)
+    events: Any = Of(kind=np.full(50, EventKind.RUNTIME), thread=np.ones(50), start_ns=np.arange(50) * every_ns)
     return elsewhere_ns(lane, events, [1])
 
 

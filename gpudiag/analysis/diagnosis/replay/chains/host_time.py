@@ -105,9 +105,10 @@ def elsewhere_ns(lane: Lane, events: EventTable, threads: list[int]) -> float:
     if lane.is_cpu:  # there most of an event is computing
         return PAUSE_NS
     begin, end = body_span(lane)
-    start = events.start_ns[events.rows_on(threads, EventKind.OPERATOR, EventKind.RUNTIME, EventKind.ANNOTATION)]
-    first, after = start.searchsorted([begin - lane.shift_ns, end - lane.shift_ns])
-    apart = np.diff(start[first:after])
+    body = slice(*events.start_ns.searchsorted([begin - lane.shift_ns, end - lane.shift_ns]))
+    recorded = any_of(events.kind[body], EventKind.OPERATOR, EventKind.RUNTIME, EventKind.ANNOTATION)
+    recorded &= any_of(events.thread[body], *threads)
+    apart = np.diff(events.start_ns[body][np.flatnonzero(recorded)])
     apart = apart[apart < PAUSE_NS]
     usual = float(apart.mean()) if len(apart) else 0.0
     return min(max(PAUSE_NS, EVENTS_ELSEWHERE * usual), ELSEWHERE_NS)
