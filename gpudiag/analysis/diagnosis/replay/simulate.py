@@ -265,15 +265,15 @@ class System:
 
     def _arrival(self, op: int) -> int:
         """The variable of the last arrival at a collective."""
-        peers = self.graph.device.peers[op]
-        starts = [self._schedule.places.start[peer] + 1 for peer in peers.tolist()]
-        met = peers.tobytes()
-        if met not in self._arrivals:
-            self._arrivals[met] = len(self.measured)
-            self.measured.append(max(self.measured[start] for start in starts))
-            self._add(self._arrivals[met], [(start, _Weight.NOTHING, 0) for start in starts])
-        self._collectives.append((op, self._schedule.places.start[op] + 1, self._arrivals[met]))
-        return self._arrivals[met]
+        peers, start = self.graph.device.peers[op], self._schedule.places.start
+        told = peers.tobytes()
+        if told not in self._arrivals:
+            starts = [start[peer] + 1 for peer in peers.tolist()]
+            self._arrivals[told] = len(self.measured)
+            self.measured.append(max(self.measured[at] for at in starts))
+            self._add(self._arrivals[told], [(at, _Weight.NOTHING, 0) for at in starts])
+        self._collectives.append((op, start[op] + 1, self._arrivals[told]))
+        return self._arrivals[told]
 
 
 def _measured(graph: Graph, run: Run) -> float:
