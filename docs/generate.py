@@ -56,7 +56,7 @@ def main() -> int:
 
 def command_pages() -> dict[Path, str]:
     """Each command's page, with its help as it is now."""
-    return {COMMANDS / f"{verb}.md": _page(COMMANDS / f"{verb}.md", verb) for verb in commands.available()}
+    return {COMMANDS / f"{verb}.md": _page(COMMANDS / f"{verb}.md", verb) for verb in commands.SUMMARIES}
 
 
 def _page(path: Path, verb: str) -> str:

@@ -19,7 +19,7 @@ from tests.trace.documents import TRACES
 if TYPE_CHECKING:
     from pathlib import Path
 
-VERBS = commands.available()
+VERBS = tuple(commands.SUMMARIES)
 
 
 def lines_of(capsys: pytest.CaptureFixture[str]) -> list[str]:

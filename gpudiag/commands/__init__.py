@@ -6,10 +6,6 @@ what it is good for. It makes of its options what its use case in
 `gpudiag/app/` takes, calls that, and draws what comes back. Both are imported inside its function: help stays fast.
 """
 
-from __future__ import annotations
-
-import pkgutil
-
 #: What `gpudiag --help` lists, in this order, without importing a single command.
 SUMMARIES = {
     "topology": "Show what this machine has: GPUs, links, host, and what is wrong with them.",
@@ -26,9 +22,3 @@ SUMMARIES = {
     "table": "Compare many runs in one table.",
     "selftest": "Check gpudiag itself on this machine.",
 }
-
-
-def available() -> tuple[str, ...]:
-    """The verbs whose modules are there, in the order of `SUMMARIES`."""
-    present = {module.name for module in pkgutil.iter_modules(__path__)}
-    return tuple(verb for verb in SUMMARIES if verb in present)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, cast
 import typer
 from typer.core import TyperGroup
 
-from gpudiag import commands
+from gpudiag.commands import SUMMARIES
 from gpudiag.errors import UsageError, there_are
 
 if TYPE_CHECKING:
@@ -28,12 +28,12 @@ class VerbGroup(TyperGroup):
     """The verbs, each imported only when it is called: help of one never pays for another."""
 
     def list_commands(self, _ctx: Any) -> list[str]:
-        """The verbs that exist."""
-        return list(commands.available())
+        """The verbs."""
+        return list(SUMMARIES)
 
     def get_command(self, _ctx: Any, cmd_name: str) -> Any:
         """Import a verb's module and make its parser; None when there is no such verb."""
-        if cmd_name not in commands.available():
+        if cmd_name not in SUMMARIES:
             return None
         module = importlib.import_module(f"gpudiag.commands.{cmd_name}")
         parser = typer.Typer(add_completion=False, rich_markup_mode=None)
@@ -43,14 +43,14 @@ class VerbGroup(TyperGroup):
     def format_commands(self, _ctx: Any, formatter: Any) -> None:
         """List the verbs, each with its line."""
         with formatter.section("Commands"):
-            formatter.write_dl([(verb, commands.SUMMARIES[verb]) for verb in self.list_commands(_ctx)])
+            formatter.write_dl(list(SUMMARIES.items()))
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         """Find the verb, or say which there are; keeps what stands behind `--`, which the verb's parser takes away."""
         if "--" in args:
             ctx.meta[BEHIND] = args[args.index("--") + 1 :]
-        if args and args[0] not in commands.available():
-            raise UsageError(f"there is no command '{args[0]}'", there_are(args[0], commands.available()))
+        if args and args[0] not in SUMMARIES:
+            raise UsageError(f"there is no command '{args[0]}'", there_are(args[0], SUMMARIES))
         return super().resolve_command(ctx, args)
 
 

@@ -180,7 +180,7 @@ def decode_arguments(raw_arguments: list[msgspec.Raw], wanted: type[_T], repairs
     """Decode events' arguments: strictly, and where that fails with defaults in place of unknown forms."""
     decode = msgspec.json.Decoder(wanted).decode
     try:
-        return [decode(raw) for raw in raw_arguments]
+        return list(map(decode, raw_arguments))
     except (msgspec.DecodeError, UnicodeDecodeError):
         return [_arguments_of_one(raw, wanted, repairs) for raw in raw_arguments]
 
