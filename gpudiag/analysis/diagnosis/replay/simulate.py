@@ -9,7 +9,7 @@ a run of ops of one stream, with r[j] the time at which op j was launched less i
     end[j] = max(r[j], end[j - 1]) + c[j]   is   end[j] = C[j] + max(end[before], max over i <= j of (r[i] - C[i - 1]))
 
 where C are the running sums of c; and of all that one run of the host launched only the largest r[i] - C[i - 1] counts.
-A turn of ten thousand nodes so takes a thousand sums and comparisons.
+A turn of thirty thousand nodes so takes a thousand sums and comparisons.
 """
 
 from __future__ import annotations
