@@ -25,7 +25,7 @@ from gpudiag.analysis.diagnosis.case import Case
 from gpudiag.analysis.diagnosis.engine import diagnose
 from gpudiag.analysis.diagnosis.replay.build import build_graph
 from gpudiag.analysis.diagnosis.replay.graph import unchanged
-from gpudiag.analysis.diagnosis.replay.simulate import System, simulate
+from gpudiag.analysis.diagnosis.replay.simulate import System, settle
 from gpudiag.analysis.timeline import build_timeline
 from gpudiag.model.event import NO_CORRELATION, EventTable, Role, StepMarks, Trace
 from gpudiag.trace import read_traces
@@ -65,7 +65,7 @@ def row(timeline: Timeline, steps: int, events_per_step: int, rounds: int) -> st
         assert graph is not None
         system = System(graph)
         built = time.perf_counter()
-        simulate(system, unchanged(graph))
+        settle(system, system.weights(unchanged(graph)))
         simulated = time.perf_counter()
         diagnose(Case(timeline=grown, attribution=attribution))
         building.append(built - begin)

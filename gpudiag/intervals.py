@@ -1,4 +1,4 @@
-"""Sets of half-open intervals [start, end) on integer nanoseconds, and of numbers, as sorted NumPy columns.
+"""Sets of half-open intervals [start, end) on integer nanoseconds, and of numbers, as sorted NumPy columns; medians.
 
 A *set* here is normal: its intervals are sorted, disjoint, not touching and not empty. Every function returns a normal
 set, so lengths add up exactly, to the nanosecond:

@@ -75,6 +75,7 @@ def test_intervals_know_of_slow_phases() -> None:
     assert coverage(0.5) > 0.93
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("correlation", [0.0, 0.3, 0.5, 0.7])
 @pytest.mark.parametrize(("steps", "pairs"), [(20, 4000), (50, 2000), (100, 1000), (200, 500)])
 def test_equal_runs_are_called_different_as_rarely_as_promised(correlation: float, steps: int, pairs: int) -> None:

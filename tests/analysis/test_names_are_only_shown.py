@@ -72,6 +72,7 @@ def conclusions(traces: Sequence[Trace]) -> bytes:
     )
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("job", JOBS)
 def test_events_under_other_names_lead_to_the_same_conclusions(job: str) -> None:
     traces = read_traces([TRACES / job])

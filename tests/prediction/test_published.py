@@ -16,6 +16,7 @@ def groups() -> list[published.Group]:
     return published.groups()
 
 
+@pytest.mark.long
 def test_most_winners_are_predicted(groups: list[published.Group]) -> None:
     """docs/predictions.md has every miss with its reason."""
     assert len(groups) == 69
@@ -51,6 +52,7 @@ def test_a_tie_is_called_one(groups: list[published.Group]) -> None:
     assert found.said == found.truth == "tie"
 
 
+@pytest.mark.long
 def test_step_times_are_near() -> None:
     errors = [abs(predicted / measured - 1) for _, predicted, measured in published.targets()]
     assert len(errors) > 150

@@ -80,5 +80,5 @@ def _at_other_costs(what_if: WhatIf, found: Sequence[Weighed]) -> list[NDArray[n
         return []
     proposals = [one.proposal for one in found]
     ends = (1 - BEYOND_CHANCE * PROFILER_SCATTER, 1 + BEYOND_CHANCE * PROFILER_SCATTER)
-    varied = what_if.at_costs(what_if.per_event_ns * end for end in ends)
+    varied = [what_if.at_cost(what_if.per_event_ns * end) for end in ends]
     return [np.array(gains(other, proposals)) for other in varied]

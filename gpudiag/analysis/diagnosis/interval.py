@@ -79,7 +79,7 @@ def _by_profiler_cost(of: Significance) -> tuple[float, float]:
     usual, typical = of.what_if.per_event_ns, PROFILER_SHARE_OF_EVENT * typical_ns_per_event(of.what_if.graph)
     least_ns = min(usual, typical or usual) / _HOST_FACTOR
     most_ns = min(max(usual, typical) * _HOST_FACTOR, max(_MOST_NS, usual))
-    cheap, dear = of.what_if.at_costs([least_ns, most_ns])
+    cheap, dear = of.what_if.at_cost(least_ns), of.what_if.at_cost(most_ns)
     # What hosts do in calls and threads that record nothing slows as their recorded work does.
     host = of.what_if.graph.host
     work = max(float((host.busy - np.minimum(host.slow, host.busy)).sum()), 1.0)

@@ -45,8 +45,8 @@ class Steps:
     def gain_ms(self, costs: Gone, base: Gone = corrected) -> float:
         return self.gains_ms([costs], base)[0]
 
-    def at_costs(self, per_event_ns: Iterable[float]) -> list[Any]:
-        return [self.dearer.get(round(one), self) for one in per_event_ns]
+    def at_cost(self, per_event_ns: float) -> Any:
+        return self.dearer.get(round(per_event_ns), self)
 
 
 def found(code: str, gain_ms: float, kind: Kind = "waste", instead: tuple[str, ...] = ()) -> Weighed:

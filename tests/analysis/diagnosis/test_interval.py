@@ -83,9 +83,9 @@ class Job:
         left = SimpleNamespace(corrected_ms=dear, busy=host.busy - np.array([profiler, 0.0]) * NS_PER_MS)
         self.asked: list[float] = []
 
-        def at_costs(each: Iterable[float]) -> list[Any]:
-            self.asked = list(each)
-            return [SimpleNamespace(corrected_ms=cheap), left]
+        def at_cost(each: float) -> Any:
+            self.asked.append(each)
+            return SimpleNamespace(corrected_ms=cheap) if len(self.asked) == 1 else left
 
         def each_step_ms(costs: Iterable[Any]) -> list[float]:
             self.paces = [(costs.busy.tolist(), costs.waiting.tolist()) for costs in costs]
@@ -93,7 +93,7 @@ class Job:
 
         self.what_if = SimpleNamespace(
             corrected=Costs(busy=np.array([26.0, 13.0]), waiting=np.array([1.3, 0.0]), **NOTHING),
-            corrected_ms=100.0, replayed_ms=replayed, per_event_ns=per_event_ns, graph=graph, at_costs=at_costs,
+            corrected_ms=100.0, replayed_ms=replayed, per_event_ns=per_event_ns, graph=graph, at_cost=at_cost,
             each_step_ms=each_step_ms, input_not_recorded_ms=input_not_recorded,
         )  # fmt: skip
 

@@ -446,7 +446,7 @@ def test_at_another_cost_of_the_profiler_all_else_is_the_same() -> None:
     assert (other.exchanged, other.baseline, other.segments, other.process_of_op, other.packing) == known
     assert (other.per_event_ns, other.timed_ms, other.system) == (0.0, of.timed_ms, of.system)
     assert other.busy.sum() > of.busy.sum()
-    cheap, dear = of.at_costs([0.0, 5000.0])
+    cheap, dear = of.at_cost(0.0), of.at_cost(5000.0)
     assert cheap.corrected_ms == other.corrected_ms >= dear.corrected_ms
     assert of.process_of_op.tolist() == of.graph.device.lane.tolist()
 

@@ -22,6 +22,7 @@ ALONE = sorted((TRACES / "public").glob("*.gz"))
 PACKED = sorted(WHOLE.rglob("*.npz"))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("path", [*PLAIN, *ALONE, *PACKED], ids=lambda path: path.stem)
 def test_the_verdict_agrees_with_its_table(path: Path, analysis_of: Callable[[Path], Analysis]) -> None:
     try:

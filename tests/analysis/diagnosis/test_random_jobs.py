@@ -20,6 +20,7 @@ MOST_LOADERS_AS_LAUNCHING = 0
 MOST_UNLAWFUL = 0
 
 
+@pytest.mark.long
 def test_random_jobs() -> None:
     """One test, so that they are judged once."""
     jobs = [judged(seed) for seed in range(JOBS)]

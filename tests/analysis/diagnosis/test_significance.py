@@ -96,6 +96,7 @@ def interval_of(case: Case) -> tuple[float, float]:
     return interval
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("is_timed", [False, True])
 def test_the_interval_holds_the_true_step_of_random_jobs(*, is_timed: bool) -> None:
     held, halves = 0, []

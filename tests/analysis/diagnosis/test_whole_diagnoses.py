@@ -91,6 +91,7 @@ def test_of_recorded_machines(name: str, golden: Callable[[str, str], None]) -> 
     golden(f"diagnoses/machine-{name}.json", text(examine_facts(machine(name))))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("kind", ALL_KINDS)
 def test_of_random_jobs(kind: str, golden: Callable[[str, str], None]) -> None:
     said = {}
@@ -110,6 +111,7 @@ def test_of_random_jobs(kind: str, golden: Callable[[str, str], None]) -> None:
     golden(f"diagnoses/random-{kind}.json", text(said))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("path", [*JOBS, *ALONE], ids=name_of)
 def test_of_real_traces(path: Path, golden: Callable[[str, str], None]) -> None:
     analysis, view = analyze_with_step([path])

@@ -155,6 +155,7 @@ def test_whom_an_absent_rank_held_up_is_not_laid_to_another(
     assert not partly.waits
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("path", SOUND, ids=lambda path: path.name)
 def test_sound_recordings_are_not_accused(path: Path, analysis_of: Callable[[Path], Analysis]) -> None:
     assert not untrusted(analysis_of(path))

@@ -58,6 +58,7 @@ def scene_lines(exported: ExportModel, process: int) -> dict[tuple[bool, str], t
     }
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("job", ["slow_loader_rank2", "clean", "vgg_p2poff", "gloo_dataloader"])
 def test_the_scene_has_every_event_that_pytorch_wrote(job: str) -> None:
     files = sorted((TRACES / job).glob("rank*.json.gz"))
@@ -75,18 +76,21 @@ def totals(exported: ExportModel, key: Any) -> Lines:
     return dict(lines)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("job", JOBS)
 def test_chrome(job: str, tmp_path: Path) -> None:
     format_named("chrome").write(shown(job).export_model, path := tmp_path / "a.json.gz")
     assert of_chrome(path) == totals(shown(job).export_model, lambda group, track: (group.title, track.title))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("job", JOBS)
 def test_perfetto(job: str, tmp_path: Path) -> None:
     format_named("perfetto").write(shown(job).export_model, path := tmp_path / "a.pftrace")
     assert of_perfetto(path) == totals(shown(job).export_model, lambda group, track: (group.title, track.title))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("job", JOBS)
 def test_csv(job: str, tmp_path: Path) -> None:
     format_named("csv").write(shown(job).export_model, path := tmp_path / "a.csv")
@@ -97,6 +101,7 @@ def test_csv(job: str, tmp_path: Path) -> None:
     assert of_csv(path) == totals(shown(job).export_model, key)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("job", JOBS)
 def test_xspace(job: str, tmp_path: Path) -> None:
     format_named("xspace").write(shown(job).export_model, path := tmp_path / "a.xplane.pb")

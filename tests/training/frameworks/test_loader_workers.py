@@ -67,7 +67,7 @@ def test_streams_too() -> None:
     assert (made.batches >= 2, made.batch_ms >= 1000 * EACH_S) == (True, True)
 
 
-@pytest.mark.parametrize(("workers", "how"), [(0, None), (1, "spawn")])
+@pytest.mark.parametrize(("workers", "how"), [(0, None), pytest.param(1, "spawn", marks=pytest.mark.processes)])
 def test_of_what_is_fetched_here_or_spawned_nothing_is_known(workers: int, how: str | None) -> None:
     assert pace(DataLoader(Slow(), batch_size=6, num_workers=workers, multiprocessing_context=how)) is None
 

@@ -49,17 +49,12 @@ class Settled(msgspec.Struct, frozen=True):
     waited: Times
 
 
-def simulate(system: System, costs: Costs) -> float:
-    """Step time in ns at which the job settles with these costs.
+def settle(system: System, weights: Times) -> Settled:
+    """Replay in a circle with these weights until a turn takes as long as the one before.
 
     What counts is how far the chain or stream that moves most gets on in a turn. When the last of all nodes is reached
     says less: a device that works off what a host far ahead has given it is the last for many turns, at its own pace.
     """
-    return settle(system, system.weights(costs)).step_ns
-
-
-def settle(system: System, weights: Times) -> Settled:
-    """Replay in a circle with these weights until a turn takes as long as the one before."""
     rows, times = system.rows(weights), system.measured.copy()
     ends = [[times[at] for at in system.lasts]]
     advance, pace = [0.0] * len(system.lasts), 0.0
@@ -134,14 +129,14 @@ class System:
         self._out: list[int] = []
         self._first: list[int] = []
         self._second: list[int] = []
-        self._weights: defaultdict[_Weight, tuple[list[int], list[int]]] = defaultdict(lambda: ([], []))
+        self._uses: defaultdict[_Weight, tuple[list[int], list[int]]] = defaultdict(lambda: ([], []))
         self._begins: dict[int, int] = {}
         self._arrivals: dict[bytes, int] = {}
         self._collectives: list[tuple[int, int, int]] = []
         self._launchers = self._find_launchers()
         for index, run in enumerate(schedule.runs):
             self._add_run(index, run)
-        self._places = {kind: (np.array(places), np.array(of)) for kind, (places, of) in self._weights.items()}
+        self._places = {kind: (np.array(places), np.array(of)) for kind, (places, of) in self._uses.items()}
         self.lasts = [*map(self._node, schedule.last_nodes.tolist()), *map(self._op, schedule.last_ops.tolist())]
         ends, on_device = schedule.step_ends
         self.step_ends = list(map(self._op if on_device else self._node, ends.tolist()))
@@ -237,8 +232,8 @@ class System:
             ):
                 source.append(variable)
                 if kind is not _Weight.NOTHING:
-                    self._weights[kind][0].append(place)
-                    self._weights[kind][1].append(of)
+                    self._uses[kind][0].append(place)
+                    self._uses[kind][1].append(of)
             self._out.append(out)
             first = (out, _Weight.NOTHING, 0)
 

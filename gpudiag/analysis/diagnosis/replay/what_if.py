@@ -176,10 +176,6 @@ class WhatIf:
         other._replayed, other._replayed_with = self._replayed, self._replayed_with
         return other
 
-    def at_costs(self, per_event_ns: Iterable[float]) -> list[WhatIf]:
-        """`at_cost` with each of these."""
-        return [self.at_cost(one) for one in per_event_ns]
-
     @cached_property
     def replayed_ms(self) -> float:
         """Step time of the unchanged replay."""

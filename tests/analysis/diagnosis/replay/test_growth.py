@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from gpudiag.analysis.diagnosis.examples import DDP, Job, kernels
 from gpudiag.analysis.diagnosis.replay.build import build_graph
 from gpudiag.analysis.diagnosis.replay.graph import unchanged
-from gpudiag.analysis.diagnosis.replay.simulate import System, simulate
+from gpudiag.analysis.diagnosis.replay.simulate import System, settle
 from gpudiag.analysis.timeline import build_timeline
 
 if TYPE_CHECKING:
@@ -27,7 +27,8 @@ def timeline_of(steps: int) -> Timeline:
 def replay(timeline: Timeline) -> None:
     graph = build_graph(timeline)
     assert graph is not None
-    simulate(System(graph), unchanged(graph))
+    system = System(graph)
+    settle(system, system.weights(unchanged(graph)))
 
 
 def fastest(timeline: Timeline) -> float:

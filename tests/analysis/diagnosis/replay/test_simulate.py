@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from gpudiag.analysis.diagnosis.replay.graph import NONE, Costs, unchanged
 from gpudiag.analysis.diagnosis.replay.schedule import Kind, Schedule
-from gpudiag.analysis.diagnosis.replay.simulate import System, settle, simulate
+from gpudiag.analysis.diagnosis.replay.simulate import System, settle
 from tests.analysis.diagnosis.replay.few_nodes import device_of, host_of
 from tests.analysis.diagnosis.replay.few_nodes import graph_of as few_nodes_graph_of
 from tests.analysis.diagnosis.replay.random_graphs import BruteForce, Job, Node, Op, graph_of, jobs
@@ -25,6 +25,10 @@ if TYPE_CHECKING:
 TURNS = 80
 #: Relative, and absolute for jobs that take a few ns: what the search for the settled turn may leave.
 TOLERANCE = 2e-3
+
+
+def simulate(system: System, costs: Costs) -> float:
+    return settle(system, system.weights(costs)).step_ns
 
 
 @st.composite
