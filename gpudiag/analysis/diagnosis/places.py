@@ -97,7 +97,7 @@ def slow_operators(case: Case, ranks: Container[int]) -> dict[str, tuple[float, 
     per = 0
     for index, lane in enumerate(_processes(case, ranks)):
         events = case.timeline.traces[lane.trace].events
-        slow = slow_calls(lane, events, list(lane.threads))
+        slow = slow_calls(lane, events, list(lane.threads), *body_span(lane))
         per += len(lane.window_steps)
         for (start, end), row in zip(slow.spans.pairs(), slow.row.tolist(), strict=True):
             name = events.name_of(row)

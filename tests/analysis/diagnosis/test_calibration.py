@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from gpudiag.analysis.diagnosis import calibration, confidence, engine, outlier_steps, places, weigh
-from gpudiag.analysis.diagnosis.examples import DDP, Job, fetch, kernels, silence
+from gpudiag.analysis.diagnosis.examples import DDP, Job, fetch, kernels, python, silence
 from gpudiag.analysis.diagnosis.hardware.clock_mismatch import ClockMismatch
 from gpudiag.analysis.diagnosis.hardware.degraded_link import DegradedLink
 from gpudiag.analysis.diagnosis.hardware.examples import gpu, host_copies, loaded, machine, peer_copies, together
@@ -44,7 +44,7 @@ from gpudiag.model.event import Direction, EventKind, Role
 from gpudiag.model.facts import GpuProcess
 from gpudiag.model.timeline import HostSteps, OpClass
 from gpudiag.units import NS_PER_MS
-from tests.analysis.diagnosis.cases import case_of
+from tests.analysis.diagnosis.cases import case_of, diagnosis_of
 from tests.analysis.diagnosis.records import run_of
 from tests.analysis.diagnosis.test_unused_nvlink import H200S
 from tests.calibration_cases import KINDS, Cases, figures_in, numbers_in
@@ -279,6 +279,13 @@ def elsewhere(every_ns: int, *, is_cpu: bool = False) -> float:
 
 CASES.of("EVENTS_ELSEWHERE")(lambda at: elsewhere(5_000) > at * 5_000)
 CASES.of("ELSEWHERE_NS")(lambda at: elsewhere(100_000) > at)
+
+
+@CASES.of("COMPUTES_NS")
+def computing(at: float) -> object:
+    """Twenty operators beside a device, each for so long."""
+    job = Job(ranks=1, step=(kernels(1), *[python(at / NS_PER_MS)] * 20))
+    return "slow operators" in {found.cause for found in diagnosis_of(job.traces())[0].values()}
 
 
 @CASES.of("FEW_SLOW_CALLS", 4, 5)

@@ -49,7 +49,10 @@ trainer.fit(Small(), loader(20), loader(2))
 print("updates", trainer.global_step)
 """
 
+# PyTorch's gloo threads hold the tensors of a gathering until after it was told to be over, and abort a process whose
+# interpreter goes meanwhile (2.13; with no gpudiag too): this one takes its time.
 TRANSFORMERS = """
+import time
 import torch
 from transformers import Trainer, TrainingArguments
 import gpudiag
@@ -68,6 +71,7 @@ callback = gpudiag.TransformersCallback("run", warmup=3, steps=5, active=3, stop
 trainer = Trainer(Small(), arguments, train_dataset=rows, callbacks=[callback])
 trainer.train()
 print("updates", trainer.state.global_step)
+time.sleep(0.5)
 torch.distributed.destroy_process_group()
 """
 

@@ -8,7 +8,7 @@ from typing import ClassVar
 
 from gpudiag.analysis.diagnosis.calibration import TINY_KERNEL_US
 from gpudiag.analysis.diagnosis.case import Case
-from gpudiag.analysis.diagnosis.examples import DDP, Job, fetch, kernels
+from gpudiag.analysis.diagnosis.examples import DDP, Job, fetch, kernels, python
 from gpudiag.analysis.diagnosis.places import few_slow_calls
 from gpudiag.analysis.diagnosis.replay.edits import as_cuda_graph, without_common_slow_calls
 from gpudiag.analysis.diagnosis.replay.what_if import WhatIf
@@ -23,6 +23,7 @@ _SLOW_ADVICE = (
         "A call that takes milliseconds by itself plans, compiles or allocates each time: give it the same shapes "
         "each step (pad or bucket sequence lengths to a few sizes)."
     ),
+    "Or it computes on the CPU, on tensors in the host's memory: move them to the device, or do it every N steps.",
     pytorch(
         "Attention and convolutions plan for each new shape: torch.backends.cudnn.benchmark = False, or another kernel "
         "(torch.nn.attention.sdpa_kernel). Compiled code: torch._dynamo.mark_dynamic, and TORCH_LOGS=recompiles."
@@ -48,8 +49,8 @@ class LaunchBound:
     would save, which launches a whole step at once, in a step without the waste that was found: a host that waits for
     its loader too would profit from faster launches, but once the loader is fixed the device may hide them.
 
-    A few slow calls are something else than many short ones: plans for new shapes, compilation, allocation. They are
-    named with their self time.
+    Slow calls are something else than many short ones: plans for new shapes, compilation, allocation, operators that
+    compute on the CPU. They are named with their self time.
     """
 
     code: ClassVar[str] = "launch-bound"
@@ -59,6 +60,7 @@ class LaunchBound:
     FIRES: ClassVar[Examples] = (
         ("300 kernels of 3 µs", Job(ranks=1, step=(kernels(1, count=300, launch_us=12),))),
         ("long kernels, longer to launch", Job(ranks=1, step=(kernels(10, count=100, launch_us=200),))),
+        ("operators that compute on the CPU", Job(ranks=1, step=(kernels(5), *[python(0.3, "aten::add_")] * 20))),
     )
     SILENT: ClassVar[Examples] = (
         ("kernels that last longer than their launch", Job(ranks=4, step=DDP)),

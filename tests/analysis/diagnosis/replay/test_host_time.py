@@ -28,11 +28,16 @@ COLLECTING = "gpudiag.gc"
 Call = tuple[int, int, str]
 
 
-def lane_of(*calls: Call, steps: int = 5, thread: int = 1) -> tuple[Lane, EventTable]:
-    """Of each step the same operators (`cuda…`: calls of the runtime; loaders and garbage collection: ranges)."""
+def lane_of(*calls: Call, steps: int = 5, thread: int = 1, device: bool = False) -> tuple[Lane, EventTable]:
+    """Of each step the same operators (`cuda…`: calls of the runtime; loaders and garbage collection: ranges).
+
+    With a `device`, a kernel of 100 µs is launched at the start of each step.
+    """
     trace = TraceBuilder()
     for step in range(steps):
         trace.step(step * 10_000).by(thread)
+        if device:
+            trace.compute(8, 108, launch=(2, 4))
         for begin, end, name in calls:
             kind = trace.runtime if name.startswith("cuda") else trace.operator
             (trace.annotation if name in {LOADER, COLLECTING} else kind)(begin, end, name)
@@ -82,7 +87,7 @@ def test_a_slow_call_is_one_that_takes_half_a_millisecond_by_itself(
     calls: list[Call], found: list[tuple[int, int, str]]
 ) -> None:
     lane, events = lane_of((10, 20, "first"), *calls)
-    slow = slow_calls(lane, events, [1])
+    slow = slow_calls(lane, events, [1], *body_span(lane))
     names = [events.name_of(int(row)) for row in slow.row]
     assert [(*span, name) for span, name in zip(in_second(slow.spans), names, strict=False)] == found
     assert len(slow.row) == 3 * len(found)
@@ -90,13 +95,47 @@ def test_a_slow_call_is_one_that_takes_half_a_millisecond_by_itself(
 
 def test_slow_calls_are_of_the_threads_asked_for_and_of_the_body() -> None:
     lane, events = lane_of((1000, 3000, "mm"))
-    assert len(slow_calls(lane, events, [1]).spans) == 3
-    assert len(slow_calls(lane, events, [2]).spans) == 0
+    assert len(slow_calls(lane, events, [1], *body_span(lane)).spans) == 3
+    assert len(slow_calls(lane, events, [2], *body_span(lane)).spans) == 0
     # Over the body's edge only what lies in it counts.
     lane, events = lane_of((10, 20, "add"), (9_000, 10_000, "mm"), (9_400, 9_450, "add"))
-    assert [(a // 1000, b // 1000) for a, b in slow_calls(lane, events, [1]).spans.pairs()] == [
+    assert [(a // 1000, b // 1000) for a, b in slow_calls(lane, events, [1], *body_span(lane)).spans.pairs()] == [
         (step * 10_000 + 9_450, step * 10_000 + 10_000) for step in (1, 2, 3)
     ]
+
+
+def often(length: int, times: int, *within: Call) -> list[Call]:
+    """So many calls a step of this length, in µs, each with the same calls in it."""
+    begins = range(1000, 1000 + 1000 * times, 1000)
+    return [call for at in begins for call in ((at, at + length, "mm"), *((at + a, at + b, c) for a, b, c in within))]
+
+
+@pytest.mark.parametrize(
+    ("calls", "found"),
+    [
+        (often(100, 4), [(1000, 1100), (2000, 2100), (3000, 3100), (4000, 4100)]),
+        (often(99, 4), []),
+        (often(100, 3), []),  # of one name, so often in a step
+        ([*often(100, 2), (3000, 3100, "add"), (4000, 4100, "add")], []),
+        (often(500, 1), [(1000, 1500)]),  # or for as long as a pause
+        (often(499, 1), []),
+        # A number is made a tensor first; what is called there is not the operator's own.
+        (often(600, 1, (2, 5, "to")), [(1005, 1600)]),
+        # One that launches, copies or waits is a device's.
+        (often(600, 4, (590, 595, "cudaLaunchKernel")), []),
+        (often(600, 4, (5, 9, "cudaMemcpyAsync")), []),
+        # What fetches a batch is input.
+        ([(900, 6000, LOADER), *often(600, 4)], []),
+    ],
+)
+def test_beside_a_device_an_operator_that_calls_no_runtime_computes_on_the_cpu(
+    calls: list[Call], found: list[tuple[int, int]]
+) -> None:
+    lane, events = lane_of(*calls, device=True)
+    assert not lane.is_cpu
+    slow = slow_calls(lane, events, [1], *body_span(lane))
+    assert in_second(slow.spans) == found
+    assert len(slow.spans) == 3 * len(found)
 
 
 def test_what_no_thread_recorded_for_half_a_millisecond_is_elsewhere() -> None:

@@ -104,7 +104,8 @@ def chain_of(timeline: Timeline, trace_index: int, lanes: list[Lane], parts: lis
     busy, waited, silent = _work(lane.threads, threads, before, work_until)
     silence_of = silence(lane, events, threads, silent, (before, work_until))
     busy = busy + silence_of.short
-    slow = np.minimum(lengths_in_turn(slow_calls(lane, events, threads).spans, before, work_until), busy)
+    calls = slow_calls(lane, events, threads, int(before[0]), end)
+    slow = np.minimum(lengths_in_turn(calls.spans, before, work_until), busy)
     profiler = np.minimum(lengths_in_turn(lane.overhead, before, work_until), busy)
     # Held up by a full queue, as "Command Buffer Full" shows: the device sets the pace, and the time is no work.
     busy = busy - np.where(block == Block.QUEUE, profiler, 0.0)

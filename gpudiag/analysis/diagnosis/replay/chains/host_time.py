@@ -6,7 +6,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from gpudiag.analysis.diagnosis.calibration import ELSEWHERE_NS, EVENTS_ELSEWHERE
+from gpudiag.analysis.diagnosis.calibration import COMPUTES_NS, ELSEWHERE_NS, EVENTS_ELSEWHERE, FEWEST_CALLS
 from gpudiag.analysis.diagnosis.replay.graph import NONE
 from gpudiag.intervals import Intervals, intersect, lengths_between, subtract, union
 from gpudiag.model.event import EventKind, EventTable, Role, any_of
@@ -120,20 +120,21 @@ def garbage_collection(lane: Lane, events: EventTable) -> Intervals:
     return union(Intervals(events.start_ns[rows] + lane.shift_ns, events.end_ns[rows] + lane.shift_ns))
 
 
-def slow_calls(lane: Lane, events: EventTable, threads: list[int]) -> SlowCalls:
-    """Single calls in the analysed steps that took longer by themselves than Python between calls.
+def slow_calls(lane: Lane, events: EventTable, threads: list[int], begin: int, end: int) -> SlowCalls:
+    """Single calls between two common times that took longer by themselves than Python between calls.
 
     A call of a millisecond in which nothing else is called is not launching: it plans, compiles, or has lost its core.
+    Beside a device an operator that calls no runtime computes on the CPU, where it takes long or is called often.
     """
-    begin, end = body_span(lane)
     rows = events.rows_on(threads, EventKind.OPERATOR, EventKind.RUNTIME)
     start, stop = events.start_ns[rows] + lane.shift_ns, events.end_ns[rows] + lane.shift_ns
     inside = np.flatnonzero((stop > begin) & (start < end))
     rows, start, stop = rows[inside], start[inside], stop[inside]
     edges = np.sort(np.concatenate([start, stop]), kind="stable")
     least = elsewhere_ns(lane, events, threads)
-    long = np.flatnonzero(np.diff(edges) >= least)
-    blocked = union(*(lane.threads[thread].blocked for thread in threads if thread in lane.threads))
+    long = np.flatnonzero(np.diff(edges) >= (least if lane.is_cpu else min(least, COMPUTES_NS)))
+    present = [lane.threads[thread] for thread in threads if thread in lane.threads]
+    blocked = union(*(thread.blocked for thread in present))
     quiet = subtract(Intervals(np.maximum(edges[long], begin), np.minimum(edges[long + 1], end)), blocked)
     first_after = start.searchsorted(quiet.start, side="right")
     around = np.full(len(quiet), NONE, np.int64)
@@ -143,5 +144,17 @@ def slow_calls(lane: Lane, events: EventTable, threads: list[int]) -> SlowCalls:
         around[piece] = longer[-1] if len(longer) else NONE
     # A launch that takes long was held up by a full queue; calls for memory are a cause of their own.
     around[any_of(events.role[around], Role.LAUNCH, Role.COPY, Role.ALLOCATION, Role.RELEASE)] = NONE
-    kept = (around != NONE) & (quiet.end - quiet.start >= least)
+    other = lengths_in_turn(union(lane.host_exchange, *(thread.input for thread in present)), quiet.start, quiet.end)
+    computing = (other == 0) & _computing(lane, events, quiet, around)
+    kept = (around != NONE) & (computing | (quiet.end - quiet.start >= least))
     return SlowCalls(Intervals(quiet.start[kept], quiet.end[kept]), around[kept])
+
+
+def _computing(lane: Lane, events: EventTable, quiet: Intervals, around: NDArray[np.int64]) -> NDArray[np.bool_]:
+    """Which stretches are of operators that compute on the CPU: they call no runtime, for long or often in a step."""
+    runtime = np.concatenate([[0], np.cumsum(events.kind == EventKind.RUNTIME)])
+    called = runtime[events.start_ns.searchsorted(events.end_ns[around])] - runtime[around]
+    here: NDArray[np.bool_] = (around != NONE) & (events.kind[around] == EventKind.OPERATOR) & (called == 0)
+    name = events.name[around]
+    often = np.bincount(name[here], minlength=len(events.names)) >= FEWEST_CALLS * len(lane.window_steps)
+    return here & (often[name] | (quiet.end - quiet.start >= PAUSE_NS))
