@@ -2,7 +2,7 @@
 
     python benchmarks/host_tensor_jobs.py [--jobs adam,scores] [--keep DIR] [--rounds 2]
 
-As unseen_gpu_jobs.py; which findings are right was written down before any of these ran on a GPU.
+As unseen_gpu_jobs.py; which findings are right was written down before each of these first ran on a GPU.
 """
 
 from __future__ import annotations
