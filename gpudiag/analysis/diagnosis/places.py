@@ -91,7 +91,7 @@ def _places(case: Case, lane: Lane, silent: Callable[[Lane, EventTable], Interva
 
 
 def slow_operators(case: Case, ranks: Container[int]) -> dict[str, tuple[float, float]]:
-    """Calls that take longer than a pause by themselves, by name: (own ms, calls) per step and process; most first."""
+    """Calls that are slow by themselves, by name: (own ms, calls) per step and process; most first."""
     own: dict[str, int] = defaultdict(int)
     calls: dict[str, set[int]] = defaultdict(set)
     per = 0

@@ -54,7 +54,7 @@ def without_common_stalls(what_if: WhatIf, costs: Costs) -> Costs:
 
 
 def without_common_slow_calls(what_if: WhatIf, costs: Costs) -> Costs:
-    """No single call takes longer than a pause, but for what one rank has more of them."""
+    """No call is slow by itself, or computes on the CPU, but for what one rank has more of them."""
     slow = common(what_if, costs, "operators")
     return replace(costs, busy=np.maximum(costs.busy - slow, np.fmin(costs.busy, what_if.exchanged.busy)))
 

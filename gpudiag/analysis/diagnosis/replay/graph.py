@@ -65,7 +65,7 @@ class HostNodes(msgspec.Struct, frozen=True, kw_only=True):
         busy, input, silent, stall: float64[n], what the work since the node before was: framework and Python; waiting
             for data; and time in which the thread recorded nothing for longer than a pause: `silent` between a step's
             mark and its first op, `stall` elsewhere, or collecting garbage.
-        slow: float64[n], what of `busy` was spent in single calls that took longer than a pause, by themselves.
+        slow: float64[n], what of `busy` was spent in calls that are slow by themselves (`slow_calls`).
         allocating: float64[n], what of `busy` was spent in calls that take memory from the driver or give it back.
         profiler: float64[n], what of `busy` was the profiler's own doing, as its overhead events say.
         events: int64[n], events that the profiler recorded on the chain since the node before.

@@ -17,7 +17,7 @@ _NESTED = 64
 
 
 class SlowCalls(msgspec.Struct, frozen=True):
-    """Stretches of framework or runtime calls in which a thread recorded nothing for that long.
+    """Stretches of framework or runtime calls in which a thread recorded nothing for long.
 
     Attributes:
         spans: when, on the common clock, as a set.
@@ -121,10 +121,11 @@ def garbage_collection(lane: Lane, events: EventTable) -> Intervals:
 
 
 def slow_calls(lane: Lane, events: EventTable, threads: list[int], begin: int, end: int) -> SlowCalls:
-    """Single calls between two common times that took longer by themselves than Python between calls.
+    """Single calls that took longer by themselves than Python between calls.
 
     A call of a millisecond in which nothing else is called is not launching: it plans, compiles, or has lost its core.
     Beside a device an operator that calls no runtime computes on the CPU, where it takes long or is called often.
+    Looked at is from `begin` to `end`, on the common clock.
     """
     rows = events.rows_on(threads, EventKind.OPERATOR, EventKind.RUNTIME)
     start, stop = events.start_ns[rows] + lane.shift_ns, events.end_ns[rows] + lane.shift_ns
