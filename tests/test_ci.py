@@ -18,9 +18,11 @@ from hypothesis import strategies as st
 SCRIPT = Path(__file__).parents[1] / ".ci" / "again.py"
 TESTS = """
 import pathlib, pytest
-@pytest.mark.parametrize("number", range(3))
-def test_disturbed(number):
+GROUP = pytest.mark.xdist_group("processes")
+@pytest.mark.parametrize("name", ["plain", "a@b", pytest.param("c@d", marks=GROUP)])
+def test_disturbed(name):
     assert not pathlib.Path("busy").exists()
+@GROUP
 def test_wrong():
     assert not pathlib.Path("wrong").exists()
 """
@@ -33,7 +35,8 @@ def again(root: Path, most: int) -> tuple[int, dict[str, object]]:
     script.write_bytes(SCRIPT.read_bytes())
     (root / "test_it.py").write_text(TESTS, encoding="utf-8")
     (root / "pytest.ini").write_text("[pytest]\n", encoding="utf-8")
-    subprocess.run([sys.executable, "-m", "pytest", "-q"], cwd=root, check=False, capture_output=True)
+    every = [sys.executable, "-m", "pytest", "-q", "-n", "1", "--dist", "loadgroup"]
+    subprocess.run(every, cwd=root, check=False, capture_output=True)
     (root / "busy").unlink(missing_ok=True)
     command = [sys.executable, str(script), "--most", str(most), "--rate", "seen"]
     code = subprocess.run(command, cwd=root, check=False, capture_output=True).returncode
