@@ -19,7 +19,7 @@ MOST_LINES = 400
 #: `cat $(git ls-files 'gpudiag/*.py') | wc -l` counted 45,786 before the house was rebuilt.
 #: Since then came two recordings and what is the same in both, every exchange, what finds that data cannot be trusted,
 #: commands of one's own, the tables of earlier systems, what timed steps tell of hosts, and what each module takes.
-MOST_LINES_IN_ALL = 60_000
+MOST_LINES_IN_ALL = 60_020
 
 
 def entries(directory: Path) -> list[str]:

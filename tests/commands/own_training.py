@@ -25,6 +25,7 @@ def main() -> None:
                 with gpudiag.range("augment"):
                     batch = batch + 1  # noqa: PLW2901  # as people write it
                 model(batch).sum().backward()
+    del model  # before its process group: see `PytorchStrategy.close`
     dist.destroy_process_group()
 
 

@@ -86,6 +86,10 @@ class BucketedStrategy(PytorchStrategy):
         averaged: torch.futures.Future[torch.Tensor] = hook(group, bucket)
         return averaged
 
+    def release(self) -> None:
+        """Let go of the model, which the hook would hold forever."""
+        self._wrapped = None
+
     def _attach(self) -> None:
         assert self._wrapped is not None  # noqa: S101  # asked after wrap
         self._hooked = True

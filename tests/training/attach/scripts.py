@@ -55,10 +55,15 @@ def plain(steps: int) -> None:
     loop(model, torch.optim.SGD(model.parameters(), lr=0.1), batches(steps))
 
 
+def train(kind: Any, steps: int) -> None:
+    """A model of DDP's, which is gone when its process group goes: see `PytorchStrategy.close`."""
+    model = DistributedDataParallel(net())
+    loop(model, kind(model.parameters()), batches(steps))
+
+
 def ddp(steps: int) -> None:
     dist.init_process_group("gloo")
-    model = DistributedDataParallel(net())
-    loop(model, torch.optim.AdamW(model.parameters()), batches(steps))
+    train(torch.optim.AdamW, steps)
     dist.destroy_process_group()
 
 
@@ -68,8 +73,7 @@ def numbered(steps: int) -> None:
     os.environ["RANK"] = next(os.environ[name] for name in names if name in os.environ)
     meeting = f"file://{os.environ['MEETING']}"
     dist.init_process_group("gloo", init_method=meeting, rank=int(os.environ["RANK"]), world_size=2)
-    model = DistributedDataParallel(net())
-    loop(model, torch.optim.AdamW(model.parameters()), batches(steps))
+    train(torch.optim.AdamW, steps)
     dist.destroy_process_group()
     sys.exit(3)
 
@@ -242,8 +246,7 @@ def _spawned(rank: int, steps: int, meeting: str) -> None:
     os.environ["RANK"] = str(rank)
     settle()
     dist.init_process_group("gloo", init_method=f"file://{meeting}", rank=rank, world_size=2)
-    model = DistributedDataParallel(net())
-    loop(model, torch.optim.SGD(model.parameters(), lr=0.1), batches(steps))
+    train(torch.optim.SGD, steps)
     dist.destroy_process_group()
 
 

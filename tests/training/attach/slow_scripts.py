@@ -99,6 +99,7 @@ def train(kind: str, seconds: float) -> None:
         optimizer.step()
         if step % 50 == 0 and all_done(time.monotonic() > until, device):
             break
+    del model  # before its process group: see `PytorchStrategy.close`
     dist.destroy_process_group()
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import time
+import weakref
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -45,8 +46,11 @@ def trainer(monkeypatch: pytest.MonkeyPatch) -> Iterator[DdpTrainer]:
     torch.set_num_threads(1)  # more wait for each other where others take their cores
     made = DdpTrainer(plan)
     made.warm_up(0.0)
+    made.train(next(iter(made.loader)))
+    leaves = weakref.ref(made.ddp.reducer)
     yield made
     made.close()
+    assert leaves() is None, "it would wait for the threads of its process group"
     torch.set_num_threads(threads)
 
 

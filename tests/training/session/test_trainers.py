@@ -76,6 +76,7 @@ torch.distributed.destroy_process_group()
 """
 
 ACCELERATE = """
+import time
 import torch
 from accelerate import Accelerator
 from torch.utils.data import DataLoader, TensorDataset
@@ -97,6 +98,7 @@ with gpudiag.profile("run", warmup=3, steps=5, active=3, model=model, batch_size
             prof.step()
             updates += 1
 print("updates", updates)
+time.sleep(0.5)
 torch.distributed.destroy_process_group()
 """
 

@@ -138,7 +138,8 @@ class CpuReduce(BucketedStrategy):
         self._hook.check()
 
     def release(self) -> None:
-        """Let go of the memory."""
+        """Let go of the model and of the memory."""
+        super().release()
         if self._hook is not None:
             self._hook.close()
 

@@ -126,5 +126,6 @@ class DdpTrainer(Trainer):
         return values
 
     def close(self) -> None:
-        """Leave the other processes."""
+        """Leave the other processes. The model goes first: see `PytorchStrategy.close`."""
+        del self.ddp
         dist.destroy_process_group()
