@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 from collections.abc import Callable
 from contextlib import nullcontext
@@ -128,4 +129,5 @@ class DdpTrainer(Trainer):
     def close(self) -> None:
         """Leave the other processes. The model goes first: see `PytorchStrategy.close`."""
         del self.ddp
+        gc.collect()
         dist.destroy_process_group()
