@@ -16,6 +16,7 @@ import signal
 import sys
 import tempfile
 import time
+import traceback
 from pathlib import Path
 
 import torch
@@ -63,10 +64,24 @@ def rank_of(way: str, rank: int, meeting: Path) -> int:
     pid = os.fork()
     if pid:
         return pid
-    torch.manual_seed(rank)
-    dist.init_process_group("gloo", init_method=f"file://{meeting}", rank=rank, world_size=2)
-    train(way)
-    os._exit(0)  # what is looked for has happened by then
+    code = 1
+    try:
+        torch.manual_seed(rank)
+        dist.init_process_group("gloo", init_method=f"file://{meeting}", rank=rank, world_size=2)
+        train(way)
+        code = 0
+    except Exception:  # noqa: BLE001  # a rank must not go on with what its parent does
+        traceback.print_exc()
+    finally:
+        os._exit(code)  # what is looked for has happened by then
+
+
+def still_runs(pid: int) -> bool:
+    """Does this rank? Raises RuntimeError if it failed, which is no hang and no good end."""
+    ended, status = os.waitpid(pid, os.WNOHANG)
+    if status:
+        raise RuntimeError(f"a rank ended with {os.waitstatus_to_exitcode(status)}")
+    return not ended
 
 
 def count(way: str, seconds: float, at_once: int, folder: Path) -> tuple[int, int]:
@@ -80,7 +95,7 @@ def count(way: str, seconds: float, at_once: int, folder: Path) -> tuple[int, in
             running[made] = (time.monotonic(), [rank_of(way, rank, meeting) for rank in range(2)])
         time.sleep(0.05)
         for number, (begun, ranks) in list(running.items()):
-            ranks[:] = [pid for pid in ranks if os.waitpid(pid, os.WNOHANG) == (0, 0)]
+            ranks[:] = [pid for pid in ranks if still_runs(pid)]
             late = time.monotonic() > begun + HANGS_S
             if ranks and not late:
                 continue

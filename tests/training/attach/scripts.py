@@ -55,10 +55,10 @@ def plain(steps: int) -> None:
     loop(model, torch.optim.SGD(model.parameters(), lr=0.1), batches(steps))
 
 
-def train(kind: Any, steps: int) -> None:
+def train(optimizer: Any, steps: int) -> None:
     """A model of DDP's, which is gone when its process group goes: see `PytorchStrategy.close`."""
     model = DistributedDataParallel(net())
-    loop(model, kind(model.parameters()), batches(steps))
+    loop(model, optimizer(model.parameters()), batches(steps))
 
 
 def ddp(steps: int) -> None:

@@ -47,10 +47,10 @@ def trainer(monkeypatch: pytest.MonkeyPatch) -> Iterator[DdpTrainer]:
     made = DdpTrainer(plan)
     made.warm_up(0.0)
     made.train(next(iter(made.loader)))
-    leaves = weakref.ref(made.ddp.reducer)
+    reducer = weakref.ref(made.ddp.reducer)
     yield made
     made.close()
-    assert leaves() is None, "it would wait for the threads of its process group"
+    assert reducer() is None, "it would wait for the threads of its process group"
     torch.set_num_threads(threads)
 
 
