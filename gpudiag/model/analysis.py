@@ -8,7 +8,18 @@ from typing import TYPE_CHECKING, Any, Literal
 import msgspec
 
 from gpudiag.model.inference import InferenceRecord
-from gpudiag.model.quantities import Bytes, Count, Devices, Difference, Flops, Microseconds, Milliseconds, Ordinal, Rate
+from gpudiag.model.quantities import (
+    Bytes,
+    Count,
+    Devices,
+    Difference,
+    Flops,
+    Microseconds,
+    Milliseconds,
+    Ordinal,
+    Percentage,
+    Rate,
+)
 
 if TYPE_CHECKING:
     from gpudiag.model.frames.analysis import Frames
@@ -57,6 +68,7 @@ VALIDITY_CODES = (
     "missing-ranks",
     "no-step-marks",
     "few-steps",
+    "partial-coverage",
     "different-steps",
     "uneven-steps",
     "clock-skew",
@@ -76,6 +88,11 @@ UNTRUSTED_CODES = frozenset(VALIDITY_CODES[-5:])
 #: Those with which nothing can be said of what happens between ranks.
 NOT_ONE_JOB_CODES = frozenset({"mixed-runs", "missing-device-activity"})
 
+StepUnit = Literal["step", "repeated-unit", "recording"]
+#: What a recorded process did with its model.
+WorkloadKind = Literal["training", "inference", "unknown"]
+#: What computes: `unread` is an accelerator whose activity no reader understands.
+DeviceKind = Literal["gpu", "cpu", "unread"]
 Severity = Literal["critical", "warning", "info"]
 Confidence = Literal["high", "medium", "low"]
 
@@ -153,6 +170,9 @@ class Steps(msgspec.Struct, frozen=True, kw_only=True):
 
     `corrected_interval_ms` is where `corrected_mean_ms` lies at 95 %: (low, high); None of a single step.
     `unprofiled_times_ms` are the single steps behind `unprofiled_mean_ms`, in order; empty where they were not kept.
+    `covered_percent` is the analysed windows' share of the device's busy time in the recording; of the recording's span
+    where the device was never idle long. `unit` says what was analysed: marked or inferred training steps, a unit that
+    repeats within a larger range (a layer, a forward pass), or the whole recording.
     """
 
     analysed: Count
@@ -163,6 +183,8 @@ class Steps(msgspec.Struct, frozen=True, kw_only=True):
     corrected_interval_ms: tuple[Milliseconds, Milliseconds] | None = None
     reasons: dict[str, str] = {}
     unprofiled_times_ms: tuple[Milliseconds, ...] = ()
+    covered_percent: Percentage | None = None
+    unit: StepUnit = "step"
 
 
 class TimedRank(msgspec.Struct, frozen=True, kw_only=True):
@@ -369,6 +391,8 @@ class Analysis(msgspec.Struct, frozen=True, kw_only=True):
 
     schema: str = ANALYSIS_SCHEMA
     framework: str
+    workload: WorkloadKind = "unknown"
+    device_kind: DeviceKind = "gpu"
     world_size: Devices
     ranks_present: tuple[Ordinal, ...]
     steps: Steps

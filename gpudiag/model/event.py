@@ -14,6 +14,8 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from gpudiag.model.analysis import WorkloadKind
+
 NO_CORRELATION = -1
 NO_SIZE = -1
 HOST = -1
@@ -278,7 +280,7 @@ class Trace(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         source: the file as the user named it; text for messages, never opened again.
-        framework: `pytorch` or `tensorflow`.
+        framework: `pytorch`, `tensorflow`, `jax`, or `unknown` where the recording does not say.
         events: the events.
         origin_ns: absolute time (Unix, ns) of the event clock's zero where known, else 0. Kept apart so that
             in-trace times stay small and exact.
@@ -296,6 +298,9 @@ class Trace(msgspec.Struct, frozen=True, kw_only=True):
         operators_put_in: True where its operators are those of another recording of the same job: recording them cost
             this one nothing.
         uses_devices: True where the trace says that its process works on a device, whatever was recorded of that.
+        workload: `training` where a backward pass or an optimizer was recorded, `inference` where forward passes
+            were and neither of these, else `unknown`.
+        unread_devices: names of accelerators that the recording has activity of, but no reader for ("MTIA").
         dropped_events: how many events the profiler said it lost; 0 when it said nothing.
         notes: what the reader had to repair or leave out, one line each, for the validity section.
     """
@@ -315,5 +320,7 @@ class Trace(msgspec.Struct, frozen=True, kw_only=True):
     waits_in_collectives: bool = False
     operators_put_in: bool = False
     uses_devices: bool = False
+    workload: WorkloadKind = "unknown"
+    unread_devices: tuple[str, ...] = ()
     dropped_events: int = 0
     notes: tuple[str, ...] = ()

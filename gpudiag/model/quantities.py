@@ -22,6 +22,8 @@ Seconds = Annotated[float, Meta(ge=0, le=1e9)]
 Nanoseconds = Annotated[int, Meta(ge=-(2**62), le=2**62)]
 #: Something per second or step, a ratio, a percentage.
 Rate = Annotated[float, Meta(ge=0, le=1e15)]
+#: A share of a whole, in percent.
+Percentage = Annotated[float, Meta(ge=0, le=100)]
 #: A difference, which may be negative.
 Difference = Annotated[float, Meta(ge=-1e15, le=1e15)]
 Bytes = Annotated[int, Meta(ge=0, le=2**60)]
