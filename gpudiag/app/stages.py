@@ -84,6 +84,7 @@ def analysis_of_traces(
         findings = (*findings, *examine_facts(facts))
     return Analysis(
         framework=timeline.framework,
+        workload=timeline.workload,
         world_size=timeline.world_size,
         ranks_present=timeline.ranks_present,
         steps=_steps(summarise_steps(timeline, attribution), run, case, rejected=diagnosis.rejected),
@@ -122,12 +123,15 @@ def _facts_of_run(paths: Sequence[Path | str]) -> tuple[Facts | None, tuple[Vali
 
 def _steps(steps: Steps, run: RunRecord | None, case: Case, *, rejected: bool) -> Steps:
     what_if = None if rejected else case.what_if
-    corrected_ms = None if what_if is None else what_if.corrected_ms + what_if.input_not_recorded_ms
+    corrected_ms = None
+    if what_if is not None:
+        # Without the profiler no step is longer than with it, but for input that was waited for in timed steps only.
+        corrected_ms = min(what_if.corrected_ms, case.slowest_ms) + what_if.input_not_recorded_ms
     unprofiled = None
     times: tuple[float, ...] = ()
     reasons = {}
     if corrected_ms is None:
-        reasons["corrected_mean_ms"] = "the trace needs two marked steps or more with kernel launches"
+        reasons["corrected_mean_ms"] = "it needs two marked steps or more with kernel launches"
     if run is None:
         reasons["unprofiled_mean_ms"] = (
             "only traces were given; `gpudiag profile` times the same steps without profiling first"
@@ -148,6 +152,8 @@ def _steps(steps: Steps, run: RunRecord | None, case: Case, *, rejected: bool) -
         corrected_interval_ms=None if what_if is None else interval_ms(Significance(case, what_if)),
         reasons=reasons,
         unprofiled_times_ms=times,
+        covered_percent=100 * case.timeline.covered,
+        unit=case.timeline.unit,
     )
 
 

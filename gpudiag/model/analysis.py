@@ -85,6 +85,8 @@ VALIDITY_CODES = (
 
 #: Those that leave no finding above low confidence.
 UNTRUSTED_CODES = frozenset(VALIDITY_CODES[-5:])
+#: Those with which nothing can be said of all steps, or of compute as what sets the pace.
+NOT_ALL_SEEN_CODES = frozenset({"partial-coverage"})
 #: Those with which nothing can be said of what happens between ranks.
 NOT_ONE_JOB_CODES = frozenset({"mixed-runs", "missing-device-activity"})
 

@@ -89,6 +89,8 @@ class Role(IntEnum):
     """The language's runtime looks for objects that nothing refers to."""
     RELEASE = 16
     """A host call that gives such memory back to the driver; it returns when the device has done all it was given."""
+    MODULE_CALL = 17
+    """A call of a module of the model, in recorded stacks."""
 
 
 class Direction(IntEnum):

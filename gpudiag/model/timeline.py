@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gpudiag.intervals import EMPTY, Intervals, union
-from gpudiag.model.analysis import Validity
+from gpudiag.model.analysis import StepUnit, Validity, WorkloadKind
 from gpudiag.model.event import Trace
 from gpudiag.units import NS_PER_US
 
@@ -92,8 +92,10 @@ class HostSteps(msgspec.Struct, frozen=True, kw_only=True):
         start: int64[n], ns, on the common clock.
         number: int64[n], the step numbers that the marks carry (counted from 0 where they carry none).
         end: the end of the last mark.
-        source: what marked them: `gpudiag.step`, `ProfilerStep`, `optimizer`, `pattern` (found) or `none`.
+        source: what marked them: `gpudiag.step`, `ProfilerStep`, `optimizer`, `range` (an enclosing range or a root
+            module), `pattern` (found) or `none`.
         thread: the training thread, where the marks are.
+        ends_known: whether `end` is the end of a mark and not only of what was recorded.
     """
 
     start: Times
@@ -101,6 +103,7 @@ class HostSteps(msgspec.Struct, frozen=True, kw_only=True):
     end: int
     source: str
     thread: int
+    ends_known: bool = False
 
     def __len__(self) -> int:
         return len(self.start)
@@ -227,8 +230,24 @@ class Timeline(msgspec.Struct, frozen=True, kw_only=True):
     traces: tuple[Trace, ...]
     clocks: tuple[ClockAlignment, ...]
     validity: tuple[Validity, ...]
+    covered: float = 1.0
+    """Share of the device work in the recording that the analysed steps stand for, 0 to 1; of all lanes the least."""
     unseen: dict[int, Times] = {}
     """Rank → int64[k + 1], host steps, of processes whose devices' work is missing: they have no lane."""
+
+    @property
+    def unit(self) -> StepUnit:
+        """What the windows hold: training steps, a unit that repeats within the recording, or all of the recording."""
+        sources = {lane.steps.source for lane in self.lanes}
+        if "none" in sources:
+            return "recording"
+        return "repeated-unit" if "pattern" in sources and self.workload != "training" else "step"
+
+    @property
+    def workload(self) -> WorkloadKind:
+        """What the job did: training where any of its processes was seen to train."""
+        seen = {trace.workload for trace in self.traces}
+        return next((kind for kind in ("training", "inference") if kind in seen), "unknown")
 
     def whole_collectives(self, lane: Lane) -> NDArray[np.bool_]:
         """bool[m], of the lane's collectives: all who take part have a lane, so that it is known who came last."""

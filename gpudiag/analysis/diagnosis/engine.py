@@ -11,7 +11,7 @@ from gpudiag.analysis.diagnosis.calibration import POOR_REPLAY, SAME_AMOUNT, WAR
 from gpudiag.analysis.diagnosis.case import Case
 from gpudiag.analysis.diagnosis.confidence import grade, survival
 from gpudiag.analysis.diagnosis.explained import explain
-from gpudiag.analysis.diagnosis.likely import likely_cause
+from gpudiag.analysis.diagnosis.likely import likely_causes, unseen_communication
 from gpudiag.analysis.diagnosis.path import path_of_fixes
 from gpudiag.analysis.diagnosis.replay.what_if import WhatIf
 from gpudiag.analysis.diagnosis.rules import RULES
@@ -21,13 +21,27 @@ from gpudiag.analysis.diagnosis.rules.rule import CannotTell, Proposal
 from gpudiag.analysis.diagnosis.significance import Significance
 from gpudiag.analysis.diagnosis.timed_steps import timed_longer_ms
 from gpudiag.analysis.diagnosis.weigh import Weighed, weigh
-from gpudiag.model.analysis import NOT_ONE_JOB_CODES, UNTRUSTED_CODES, Confidence, Explained, Finding, Fix, Validity
+from gpudiag.model.analysis import (
+    NOT_ALL_SEEN_CODES,
+    NOT_ONE_JOB_CODES,
+    UNTRUSTED_CODES,
+    Confidence,
+    Explained,
+    Finding,
+    Fix,
+    StepUnit,
+    Validity,
+)
 from gpudiag.units import NS_PER_US
 
 #: What makes every verdict less certain than the rule by itself thinks.
-_WEAKENING = frozenset({"few-steps", "dropped-events", "different-steps", "no-step-marks", "uneven-steps"})
+_WEAKENING = frozenset(
+    {"few-steps", "partial-coverage", "dropped-events", "different-steps", "no-step-marks", "uneven-steps"}
+)
 #: What blurs who waited for whom.
 _WEAKENING_BETWEEN_RANKS = frozenset({"clock-skew", "missing-ranks"})
+#: With which compute is not said to set the pace. Lost kernels are none of these: more of them would be more compute.
+_UNSURE_OF_COMPUTE = (UNTRUSTED_CODES - {"lost-kernels"}) | NOT_ALL_SEEN_CODES
 _BETWEEN_RANKS = frozenset({"straggler", "communication-bound"})
 #: What the profiler's cost, where it is not measured, makes uncertain: it lies in these findings' own time.
 _ON_THE_HOST = frozenset({"launch-bound", "host-sync"})
@@ -63,7 +77,9 @@ def diagnose(case: Case) -> Diagnosis:
     what_if = case.what_if
     reason = _nothing_to_replay(case, what_if)
     if what_if is None or reason:
-        findings = with_timed_input(case, ()) or list(likely_cause(case, reason))
+        told = {validity.code for validity in case.timeline.validity}
+        trusted = not told & _UNSURE_OF_COMPUTE
+        findings = with_timed_input(case, ()) or list(likely_causes(case, reason, trusted=trusted))
         return Diagnosis(
             findings=tuple(findings), validity=(Validity(code="cannot-tell", message=reason),), rejected=True
         )
@@ -82,9 +98,10 @@ def diagnose(case: Case) -> Diagnosis:
     found, unsure = weigh(what_if, proposals, Significance(case, what_if))
     doubts.extend(unsure)
     findings = with_timed_input(case, _graded(what_if, found))
+    findings = _by_amount([*findings, *unseen_communication(case, findings)])
     explained = explain(case, what_if, found, findings)
     unexplained = [one for one in explained if one.unexplained_ms]
-    conclusive = not doubts and not told & UNTRUSTED_CODES and not unexplained
+    conclusive = not doubts and not told & _UNSURE_OF_COMPUTE and not unexplained
     findings.extend(ComputeBound().conclude(case, findings, conclusive=conclusive))
     doubts.extend(_overhead(case, what_if))
     doubts.extend(_unexplained(unexplained))
@@ -93,7 +110,9 @@ def diagnose(case: Case) -> Diagnosis:
     codes = told | {validity.code for validity in doubts}
     said = {finding.code for finding in findings}
     return Diagnosis(
-        findings=tuple(_as_sure_as_the_data(case, what_if, finding, codes) for finding in findings),
+        findings=tuple(
+            _per_unit(_as_sure_as_the_data(case, what_if, finding, codes), case.timeline.unit) for finding in findings
+        ),
         next=path_of_fixes(what_if, [one for one in found if one.finding.code in said]),
         explained=explained,
         validity=tuple(doubts),
@@ -104,7 +123,7 @@ def _nothing_to_replay(case: Case, what_if: WhatIf | None) -> str:
     """Why the replay tells nothing of this job; "" where it does."""
     if what_if is None:
         return (
-            "the trace needs two marked steps or more with kernel launches or collectives. Record both CPU and CUDA "
+            "savings need two marked steps or more with kernel launches or collectives. Record both CPU and CUDA "
             "activities over five or more marked steps."
         )
     if abs(what_if.replayed_ms - case.slowest_ms) > SAME_AMOUNT * case.slowest_ms:
@@ -114,6 +133,16 @@ def _nothing_to_replay(case: Case, what_if: WhatIf | None) -> str:
             "all ranks."
         )
     return ""
+
+
+def _by_amount(findings: Sequence[Finding]) -> list[Finding]:
+    """The findings, those of which only a share is known put before the first that saves less than half of that."""
+    ordered = [finding for finding in findings if finding.recoverable_ms_per_step is not None]
+    for finding in (finding for finding in findings if finding.recoverable_ms_per_step is None):
+        share = float(finding.evidence.get("exposed_ms", 0.0))
+        less = (index for index, one in enumerate(ordered) if (one.recoverable_ms_per_step or 0.0) < share / 2)
+        ordered.insert(next(less, len(ordered)), finding)
+    return ordered
 
 
 def _graded(what_if: WhatIf, found: list[Weighed]) -> list[Finding]:
@@ -134,6 +163,13 @@ def _unexplained(explained: Sequence[Explained]) -> list[Validity]:
         )
         for one in explained
     ]
+
+
+def _per_unit(finding: Finding, unit: StepUnit) -> Finding:
+    """The finding with its title said of a repeated unit, where the windows hold no steps."""
+    if unit == "step":
+        return finding
+    return msgspec.structs.replace(finding, title=finding.title.replace("step", unit.replace("-", " ")))
 
 
 def _overhead(case: Case, what_if: WhatIf) -> list[Validity]:

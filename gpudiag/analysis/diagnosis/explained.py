@@ -83,8 +83,8 @@ def explain(
         if bucket == "compute" or 100 * ms < WARNING_PERCENT * step_ms or step_ms <= 0:
             continue
         codes, edits = _BY[bucket]
-        by = [one for one in findings if one.code in codes and notable(one.recoverable_ms_per_step or 0.0, step_ms)]
-        left = ms - sum(one.recoverable_ms_per_step or 0.0 for one in by)
+        by = [one for one in findings if one.code in codes and notable(_accounted_ms(one, bucket), step_ms)]
+        left = ms - sum(_accounted_ms(one, bucket) for one in by)
         queued = _queued_ms(case) if bucket == "idle" else 0.0
         left -= queued
         names = list(dict.fromkeys(one.code for one in by))
@@ -103,6 +103,14 @@ def explain(
         left = 0.0 if behind else left
         explained.append(Explained(bucket=bucket, ms=ms, by=tuple(names), unexplained_ms=left, note=note))
     return tuple(explained)
+
+
+def _accounted_ms(finding: Finding, bucket: str) -> float:
+    """What a finding accounts for in a bucket: its savings, or the share it names where savings are not known."""
+    if finding.recoverable_ms_per_step is not None:
+        return finding.recoverable_ms_per_step
+    named = finding.evidence.get("bucket") == bucket
+    return float(finding.evidence.get("exposed_ms", 0.0)) if named else 0.0
 
 
 def _recording_ms(what_if: WhatIf, bucket: str, edits: Sequence[Edit]) -> float:

@@ -1,12 +1,25 @@
-"""What one recorded step, or a job that cannot be replayed, lets suppose: the largest exposed bucket, and no amount."""
+"""Findings without a simulation: shares of the recorded step, each an upper bound of what fixing its cause saves.
+
+One recorded step, a job that cannot be simulated, and one rank of several give shares and no savings.
+"""
 
 from __future__ import annotations
 
-from gpudiag.analysis.diagnosis.calibration import WARNING_PERCENT
+from collections.abc import Iterator, Sequence
+
+import msgspec
+import numpy as np
+
+from gpudiag.analysis.diagnosis.calibration import MOST, OF_NVLINK, WARNING_PERCENT
 from gpudiag.analysis.diagnosis.case import Case
 from gpudiag.analysis.diagnosis.explained import pace_setter
+from gpudiag.analysis.diagnosis.rules.compute_bound import ComputeBound
 from gpudiag.analysis.diagnosis.rules.rule import severity_of
+from gpudiag.analysis.diagnosis.rules.unused_nvlink import nvlink_gb_per_s
+from gpudiag.intervals import median
 from gpudiag.model.analysis import Finding
+from gpudiag.model.timeline import Timeline
+from gpudiag.units import bus_factor, milliseconds
 
 #: What a bucket of the step most likely means.
 LIKELY = {
@@ -18,33 +31,122 @@ LIKELY = {
     "launch": ("launch-bound", None, "launching kernels from the CPU"),
     "idle": ("host-stall", None, "a GPU that idles while its CPU records nothing"),
 }
+#: The same where the training thread takes the device's place.
+_ON_CPU = {
+    "copy": "copies",
+    "sync": "waiting in calls that block",
+    "launch": "framework calls between operators",
+    "idle": "time in which the training thread records nothing",
+}
+_UNSEEN = "communication, or waiting in it"
+_ALL_RANKS = (
+    "Record all ranks over the same steps and analyse their traces together: that tells waiting for a late rank from "
+    "transferring."
+)
+_MARKED_STEPS = "Record five or more marked steps of all ranks, so that savings can be estimated."
 
 
-def likely_cause(case: Case, reason: str) -> tuple[Finding, ...]:
-    """The bucket but compute that takes most of the step, as a likely cause at low confidence.
+def likely_causes(case: Case, reason: str, *, trusted: bool = True) -> tuple[Finding, ...]:
+    """Return the buckets that take 5 % of the step or more as likely causes, the largest first, then compute.
 
     Args:
         case: the job.
-        reason: why nothing more can be told.
+        reason: why what fixing a cause saves cannot be estimated.
+        trusted: whether the recording is whole enough to say that compute sets the pace.
     """
     buckets, step_ms = pace_setter(case)
-    bucket = max(LIKELY, key=lambda name: buckets[name])
-    percent = 100 * buckets[bucket] / step_ms if step_ms > 0 else 0.0
-    if percent < WARNING_PERCENT:
+    if step_ms <= 0:
         return ()
+    found = [
+        _likely(case, bucket, buckets[bucket], step_ms, reason)
+        for bucket in sorted(LIKELY, key=lambda name: -buckets[name])
+        if 100 * buckets[bucket] >= WARNING_PERCENT * step_ms
+    ]
+    percent = 100 * buckets["compute"] / step_ms
+    if trusted and (not found or percent > 100 * MOST):
+        largest = max(buckets[bucket] for bucket in LIKELY)
+        found.append(ComputeBound.without_savings(case, buckets["compute"], percent, 100 * largest / step_ms))
+    return tuple(found)
+
+
+def unseen_communication(case: Case, findings: Sequence[Finding]) -> Iterator[Finding]:
+    """Yield communication as a finding where the traces of some of its ranks are missing and no finding has it."""
+    buckets, step_ms = pace_setter(case)
+    ms = buckets["communication_transfer"]
+    missing = len(case.timeline.ranks_present) < case.timeline.world_size
+    said = any(finding.code == "communication-bound" for finding in findings)
+    if missing and not said and step_ms > 0 and 100 * ms >= WARNING_PERCENT * step_ms:
+        reason = "the traces of the other ranks are missing, so that waiting cannot be told from transferring"
+        yield _likely(case, "communication_transfer", ms, step_ms, reason)
+
+
+def _likely(case: Case, bucket: str, ms: float, step_ms: float, reason: str) -> Finding:
     code, cause, words = LIKELY[bucket]
-    unseen = bucket == "communication_transfer" and len(case.timeline.ranks_present) < case.timeline.world_size
-    if unseen:
-        words = "communication, or waiting for ranks whose traces are missing,"
-    return (
-        Finding(
-            code=code,
-            severity=severity_of(percent),
-            ranks=case.timeline.ranks_present,
-            cause=cause,
-            confidence="low",
-            title=f"likely cause: {words} ({buckets[bucket]:.1f} ms, {percent:.0f} % of the recorded step)",
-            evidence={"reason": reason, "exposed_ms": buckets[bucket], "bucket": bucket},
-            advice=("Record five or more marked steps of all ranks, so that savings can be estimated.",),
-        ),
+    if case.lanes and case.lanes[0].is_cpu:
+        words = _ON_CPU.get(bucket, words)
+    percent = 100 * ms / step_ms
+    evidence: dict[str, object] = {"reason": reason, "exposed_ms": ms, "bucket": bucket}
+    advice = (_MARKED_STEPS,)
+    if bucket == "communication_transfer" and len(case.timeline.ranks_present) < case.timeline.world_size:
+        words, advice = _UNSEEN, (_ALL_RANKS,)
+        collective = _slowest_collective(case)
+        if collective is not None:
+            evidence |= collective.evidence()
+            words += collective.words()
+    return Finding(
+        code=code,
+        severity=severity_of(percent),
+        ranks=case.timeline.ranks_present,
+        cause=cause,
+        confidence="low",
+        title=f"{words}: up to {ms:.1f} ms ({percent:.0f} % of {_recorded(case.timeline)})",
+        evidence=evidence,
+        advice=advice,
     )
+
+
+def _recorded(timeline: Timeline) -> str:
+    return {"step": "a step", "repeated-unit": "a repeated unit", "recording": "the recording"}[timeline.unit]
+
+
+class _Collective(msgspec.Struct, frozen=True):
+    """The collective that takes most time, with waiting in it counted as transfer; bandwidths in GB/s."""
+
+    operation: str
+    size_bytes: int
+    busbw_gb_per_s: float
+    link_gb_per_s: float | None
+
+    def evidence(self) -> dict[str, object]:
+        """Return its figures for a finding."""
+        found: dict[str, object] = {
+            "largest_collective": self.operation,
+            "largest_collective_bytes": self.size_bytes,
+            "busbw_gb_per_s": self.busbw_gb_per_s,
+        }
+        if self.link_gb_per_s is not None:
+            found["nvlink_gb_per_s"] = self.link_gb_per_s
+        return found
+
+    def words(self) -> str:
+        """Return its bandwidth beside the link's, and whether that points to waiting, as a part of a title."""
+        if self.link_gb_per_s is None:
+            return f" ({self.operation} at {self.busbw_gb_per_s:.3g} GB/s)"
+        waits = ", which points to waiting" * (self.busbw_gb_per_s < OF_NVLINK * self.link_gb_per_s)
+        return f" ({self.operation} at {self.busbw_gb_per_s:.3g} of {self.link_gb_per_s:.0f} GB/s{waits})"
+
+
+def _slowest_collective(case: Case) -> _Collective | None:
+    best: tuple[float, _Collective] | None = None
+    for lane in case.lanes[:1]:
+        table = lane.collectives
+        for index, (operation, _, ranks, size) in enumerate(table.kinds):
+            times = (table.end - table.start)[table.kind == index]
+            factor = bus_factor(operation, ranks or case.timeline.world_size)
+            if size is None or factor is None or not len(times) or median(times) <= 0:
+                continue
+            total = milliseconds(float(np.sum(times)))
+            if best is None or total > best[0]:
+                busbw = size / median(times) * factor
+                best = total, _Collective(operation, size, busbw, nvlink_gb_per_s(lane.device_name))
+    return None if best is None else best[1]

@@ -10,9 +10,11 @@ from numpy.typing import NDArray
 
 from gpudiag.analysis.timeline.blocking_exchange import awaited_inside
 from gpudiag.analysis.timeline.collectives import lane_calls, match_collectives
+from gpudiag.analysis.timeline.coverage import covered_share
 from gpudiag.analysis.timeline.exchange import Spans, exchange_spans, launched_within
 from gpudiag.analysis.timeline.host import host_threads, pageable_copy_calls
 from gpudiag.analysis.timeline.launches import device_ops, runtime_call_of
+from gpudiag.analysis.timeline.participants import without_lone_communication
 from gpudiag.analysis.timeline.steps import marked_steps, steps_of_launches
 from gpudiag.analysis.timeline.validity import examine
 from gpudiag.analysis.timeline.validity.device_activity import device_activities
@@ -38,6 +40,7 @@ def build_timeline(traces: Sequence[Trace], world_size: int | None = None) -> Ti
         UnreadableInputError: no trace holds anything that can be analysed.
     """
     traces, repeated = without_duplicates(_with_ranks(traces))
+    traces = without_lone_communication(traces, world_size)
     activities = device_activities(traces)
     unseen = {index for index, activity in enumerate(activities) if activity.missing}
     world = world_size or max([trace.world_size or 0 for trace in traces] + [(trace.rank or 0) + 1 for trace in traces])
@@ -94,6 +97,7 @@ def build_timeline(traces: Sequence[Trace], world_size: int | None = None) -> Ti
         traces=tuple(traces),
         clocks=tuple(matching.clocks),
         validity=(*repeated, *examine(traces, lanes, matching, world=world, activities=activities)),
+        covered=min((covered_share(lane) for lane in lanes), default=1.0),
         unseen={_rank(traces[index]): host_windows(_Host(traces[index]).steps).bounds for index in sorted(unseen)},
     )
 
@@ -170,6 +174,7 @@ def _draft(host: _Host, device: int, shift: int) -> tuple[DeviceOps, HostSteps, 
         end=host.steps.end + shift,
         source=host.steps.source,
         thread=host.steps.thread,
+        ends_known=host.steps.ends_known,
     )
     if device == HOST:
         ops = _host_ops(host, steps, shift)

@@ -1,4 +1,4 @@
-"""Where the steps of a process begin: marks on the training thread, or else a pattern that repeats."""
+"""Where the steps of a process begin: marks on the training thread, its optimizer, ranges, or a repeating pattern."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gpudiag.analysis.timeline.calibration import FEWEST_REPEATS, PERIOD_APART
-from gpudiag.intervals import median
+from gpudiag.intervals import Intervals, median, union, within
 from gpudiag.model.event import NO_NUMBER, EventKind, EventTable, Role, StepMarks, Trace
 from gpudiag.model.timeline import HostSteps
 
@@ -17,22 +17,62 @@ def marked_steps(trace: Trace) -> HostSteps | None:
 
 
 def steps_of_launches(events: EventTable, launches: NDArray[np.intp], labels: NDArray[np.int32]) -> HostSteps:
-    """Steps of a process in which nothing is marked: a repeating pattern of launches, or else one step.
+    """Steps of a process in which nothing is marked: enclosing ranges, else a repeating pattern, else one step.
 
     Args:
         events: the process's, on the trace's own clock, as the steps will be.
         launches: rows of the runtime calls that launched device work (CPU-only traces: of the top-level ops), by start.
         labels: int32[n], for each launch the name of what it launched, as an index into the events' names.
     """
-    pattern_steps = _repeating(events, launches, labels)
-    if pattern_steps is not None:
-        return pattern_steps
+    found = _enclosing(events, launches) or _repeating(events, launches, labels)
+    if found is not None:
+        return found
     begin = int(events.start_ns[launches[0]]) if len(launches) else 0
     end = int(events.end_ns[launches].max()) if len(launches) else 0
     thread = _busiest_thread(events, launches)
     return HostSteps(
         start=np.array([begin], np.int64), number=np.zeros(1, np.int64), end=end, source="none", thread=thread
     )
+
+
+def _enclosing(events: EventTable, launches: NDArray[np.intp]) -> HostSteps | None:
+    """Steps from ranges around what a process launches: ranges that a program named, or else calls of a root module.
+
+    Repeated layers inside such a range are no steps. Of ranges within ranges the outermost count; of those with several
+    names the one that repeats and takes longest. Together they must hold most launches of their thread.
+    """
+    thread = _busiest_thread(events, launches)
+    launched = events.start_ns[launches[events.thread[launches] == thread]]
+    on_thread = events.thread == thread
+    for named in (
+        (events.kind == EventKind.ANNOTATION) & (events.role == Role.OTHER),
+        events.role == Role.MODULE_CALL,
+    ):
+        rows = _outermost(events, np.flatnonzero(on_thread & named))
+        rows = rows[events.end_ns[rows] > events.start_ns[rows]]
+        values, place, counts = np.unique(events.name[rows], return_inverse=True, return_counts=True)
+        if len(values) > 1 and counts.max() > 1:
+            total = np.bincount(place, weights=events.end_ns[rows] - events.start_ns[rows])
+            rows = rows[place == int(np.argmax(np.where(counts > 1, total, -1.0)))]
+        held = within(union(Intervals(events.start_ns[rows], events.end_ns[rows])), launched)
+        # What follows a range until the next one begins belongs to it: its backward pass, its update.
+        tiled = len(rows) >= FEWEST_REPEATS and np.count_nonzero(launched >= events.start_ns[rows[0]])
+        if len(rows) and max(np.count_nonzero(held), tiled) > len(launched) / 2:
+            return HostSteps(
+                start=events.start_ns[rows],
+                number=np.arange(len(rows), dtype=np.int64),
+                end=int(events.end_ns[rows].max()),
+                source="range",
+                thread=thread,
+                ends_known=True,
+            )
+    return None
+
+
+def _outermost(events: EventTable, rows: NDArray[np.intp]) -> NDArray[np.intp]:
+    """Of rows of one thread, sorted by start (ties: longer first), those inside no other."""
+    reach = np.maximum.accumulate(np.append(np.iinfo(np.int64).min, events.end_ns[rows]))[:-1]
+    return rows[events.start_ns[rows] >= reach]
 
 
 def _marked(events: EventTable, marks: StepMarks) -> HostSteps:
@@ -49,6 +89,7 @@ def _marked(events: EventTable, marks: StepMarks) -> HostSteps:
         end=int(events.end_ns[rows].max()),
         source=marks.source,
         thread=thread,
+        ends_known=True,
     )
 
 

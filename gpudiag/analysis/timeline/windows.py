@@ -6,9 +6,12 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from gpudiag.analysis.timeline.calibration import ALIKE_OPS, AT_ONCE_NS
 from gpudiag.model.timeline import DeviceOps, HostSteps
 
 Times = NDArray[np.int64]
+
+_THREE = 3
 
 
 class Windows(msgspec.Struct, frozen=True):
@@ -28,7 +31,8 @@ def device_windows(ops: DeviceOps, steps: HostSteps) -> Windows:
         first op  21.8 ms   53.1      84.3      115.5     146.7
 
     the windows are [53.1, 84.3) for #4, [84.3, 115.5) for #5 and [115.5, 146.7) for #6. With fewer than three steps
-    nothing is left after that; then what there is becomes the window.
+    nothing is left after that; then what there is becomes the window. Where only one step is left of three, an edge
+    step whose bounds are known is used too (`_edge_step`).
     """
     known = np.flatnonzero(ops.step >= 0)[::-1]
     launched = np.flatnonzero(np.bincount(ops.step[known]))
@@ -39,7 +43,41 @@ def device_windows(ops: DeviceOps, steps: HostSteps) -> Windows:
     # A copy that was launched late but ran early must not make a step begin before its predecessor.
     first = np.maximum.accumulate(first[launched])
     numbers = steps.number[launched]
-    return _tile(first, numbers, int(ops.end.max()))
+    windows = _tile(first, numbers, int(ops.end.max()))
+    if len(first) == _THREE and len(windows.steps) == 1 and bool((np.diff(first) > 0).all()):
+        return _edge_step(ops, steps, Windows(first, numbers[:-1]), launched)
+    return windows
+
+
+def _edge_step(ops: DeviceOps, steps: HostSteps, three: Windows, launched: NDArray[np.intp]) -> Windows:
+    """Return the windows of two steps of three: the middle one, and the last or else the first if its bounds are known.
+
+    Such a step holds as much work as the middle one.
+
+    The end of the last is known where its mark has an end and the device still worked then: the next step would have
+    begun as soon as that work was done. The begin of the first is known where the device was idle before it: then it
+    holds no work that was launched before the capture.
+
+    Args:
+        ops: of the device.
+        steps: of its process.
+        three: bounds of the first, the middle and the begin of the last step; numbers of the first and the middle one.
+        launched: which of `steps` these three are.
+    """
+    counts = np.bincount(ops.step[ops.step >= 0], minlength=len(steps))[launched]
+    whole = np.abs(counts - counts[1]) <= ALIKE_OPS * counts[1]
+    last = ops.step == launched[-1]
+    end = int(ops.end[last].max())
+    inside = bool((ops.launch_end[last] <= steps.end).all())
+    if whole[-1] and steps.ends_known and inside and end > steps.end:
+        return Windows(np.append(three.bounds[1:], end), np.append(three.steps[1:], steps.number[launched[-1]]))
+    begin = three.bounds[0]
+    opening = np.flatnonzero(ops.start == begin)
+    at_once = bool((begin - ops.launch_end[opening] <= AT_ONCE_NS).any())
+    before = ops.end[ops.start < begin]
+    if whole[0] and at_once and (len(before) == 0 or int(before.max()) < begin):
+        return three
+    return Windows(three.bounds[1:], three.steps[1:])
 
 
 def host_windows(steps: HostSteps) -> Windows:

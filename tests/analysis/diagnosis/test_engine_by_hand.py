@@ -11,7 +11,7 @@ import pytest
 from gpudiag.analysis.diagnosis import engine
 from gpudiag.analysis.diagnosis.case import Case
 from gpudiag.analysis.diagnosis.engine import _as_sure_as_the_data, _graded, _nothing_to_replay, _overhead
-from gpudiag.analysis.diagnosis.likely import likely_cause
+from gpudiag.analysis.diagnosis.likely import likely_causes
 from gpudiag.analysis.diagnosis.rules.rule import CannotTell
 from gpudiag.model.analysis import BUCKETS, Finding, Validity
 from gpudiag.model.timeline import UNKNOWN
@@ -184,16 +184,16 @@ def test_unseen_is_transfer_in_which_a_rank_without_a_trace_takes_part() -> None
 
 
 @pytest.mark.parametrize(("ms", "code"), [(5.0, "input-bound"), (4.9, None), (30.0, "input-bound")])
-def test_without_a_replay_the_largest_bucket_is_a_likely_cause(ms: float, code: str | None) -> None:
+def test_without_a_replay_the_largest_bucket_is_a_likely_causes(ms: float, code: str | None) -> None:
     of = case(
         lanes((0, {"compute": [96 - ms] * 2, "input": [ms] * 2, "copy": [4] * 2})), ranks_present=(0,), world_size=1
     )
-    found = likely_cause(of, "why")
+    found = likely_causes(of, "why")
     assert [one.code for one in found] == ([] if code is None else [code])
     for one in found:
         assert (one.confidence, one.evidence) == ("low", {"reason": "why", "exposed_ms": ms, "bucket": "input"})
         assert f"({ms:.1f} ms, {ms:.0f} % of the recorded step)" in one.title
-    assert likely_cause(case(lanes(), ranks_present=(), world_size=1), "") == ()
+    assert likely_causes(case(lanes(), ranks_present=(), world_size=1), "") == ()
 
 
 @pytest.mark.parametrize(("world", "unseen"), [(1, False), (2, True)])
@@ -201,7 +201,7 @@ def test_communication_may_be_waiting_for_ranks_that_are_missing(world: int, *, 
     of = case(
         lanes((0, {"compute": [60.0] * 2, "communication_transfer": [40.0] * 2})), ranks_present=(0,), world_size=world
     )
-    (one,) = likely_cause(of, "")
+    (one,) = likely_causes(of, "")
     assert ("waiting for ranks whose traces are missing" in one.title) == unseen
 
 

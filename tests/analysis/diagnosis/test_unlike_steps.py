@@ -8,7 +8,7 @@ import pytest
 
 from gpudiag.analysis.attribution import attribute
 from gpudiag.analysis.diagnosis.case import Case
-from gpudiag.analysis.diagnosis.likely import likely_cause
+from gpudiag.analysis.diagnosis.likely import likely_causes
 from gpudiag.analysis.diagnosis.outlier_steps import without_outlier_steps
 from gpudiag.analysis.timeline import build_timeline
 from tests.analysis.diagnosis.records import run_of
@@ -120,7 +120,7 @@ def likely(share: float, *, world: int = 1) -> str:
     for number in range(6):
         trace.step(number * 10_000).compute(0, 10_000 - round(share * 100)).copy(10_000 - round(share * 100), 10_000)
     timeline = build_timeline([trace.build()])
-    found = likely_cause(Case(timeline=timeline, attribution=attribute(timeline)), "why")
+    found = likely_causes(Case(timeline=timeline, attribution=attribute(timeline)), "why")
     return found[0].title if found else ""
 
 

@@ -23,7 +23,7 @@ from gpudiag.analysis.diagnosis.replay.edits import (
 from gpudiag.analysis.diagnosis.replay.probe_what_if import transports, with_transport
 from gpudiag.analysis.diagnosis.replay.what_if import WhatIf
 from gpudiag.analysis.diagnosis.rules.advice import advice_for, pytorch
-from gpudiag.analysis.diagnosis.rules.exchange_advice import ALONE, LINKS, exchange_advice, is_alone, links_in_doubt
+from gpudiag.analysis.diagnosis.rules.exchange_advice import LINKS, exchange_advice, links_in_doubt
 from gpudiag.analysis.diagnosis.rules.rule import CannotTell, Examples, Proposal, notable, severity_of
 from gpudiag.analysis.diagnosis.rules.unused_nvlink import unused_nvlink_gb_per_s
 from gpudiag.intervals import median
@@ -147,7 +147,6 @@ class CommunicationBound:
             advice = (_PEER_ACCESS, *advice)
         if not by_calls and 100 * packing >= NOTABLE_PERCENT * case.step_ms:
             advice = (*advice, _LESS_PACKING)
-        advice = (ALONE,) if is_alone(case) else advice
         return Finding(
             code=self.code,
             severity=severity_of(percent),

@@ -10,7 +10,7 @@ from gpudiag.analysis.diagnosis.case import Case
 from gpudiag.analysis.diagnosis.examples import DDP, Job, fetch, kernels
 from gpudiag.analysis.diagnosis.rules.advice import advice_for, pytorch, tensorflow
 from gpudiag.analysis.diagnosis.rules.rule import Examples
-from gpudiag.model.analysis import Finding
+from gpudiag.model.analysis import Confidence, Finding
 
 _ADVICE = (
     tensorflow("Use faster kernels: a mixed_bfloat16 policy, channels last, jit_compile=True, a larger batch."),
@@ -35,20 +35,38 @@ class ComputeBound:
     ABSTAINS: ClassVar[Examples] = ()
 
     def conclude(self, case: Case, findings: Sequence[Finding], *, conclusive: bool) -> Iterator[Finding]:
-        """One finding when everything could be told and explained, and nothing reaches the bound for a warning."""
+        """Yield one finding when all could be told and explained, and no other reaches the bound for a warning."""
         if not conclusive or any((finding.recoverable_percent or 0.0) >= WARNING_PERCENT for finding in findings):
             return
         share = max(case.exposed_ms("compute").values(), default=0.0)
-        # Beside the step without the profiler's cost, as all other figures are.
-        step_ms = case.step_ms if case.what_if is None else case.what_if.corrected_ms
-        percent = min(100 * share / step_ms, 100.0) if step_ms else 0.0
-        yield Finding(
-            code=self.code,
+        percent = min(100 * share / case.step_ms, 100.0) if case.step_ms else 0.0
+        yield self._finding(
+            case, share, f"compute-bound ({percent:.0f} %); no other fix saves over {WARNING_PERCENT:.0f} %", "high"
+        )
+
+    @classmethod
+    def without_savings(cls, case: Case, compute_ms: float, percent: float, largest_percent: float) -> Finding:
+        """Return the finding by shares of the recorded step alone.
+
+        Args:
+            case: the job.
+            compute_ms: compute per step on the device that sets the pace.
+            percent: the same as a share of the step.
+            largest_percent: share of the step that the largest other bucket takes.
+        """
+        least = max(largest_percent, WARNING_PERCENT)
+        title = f"compute-bound ({percent:.0f} %); nothing else takes over {least:.0f} %"
+        return cls._finding(case, compute_ms, title, "medium")
+
+    @classmethod
+    def _finding(cls, case: Case, compute_ms: float, title: str, confidence: Confidence) -> Finding:
+        return Finding(
+            code=cls.code,
             severity="info",
             recoverable_ms_per_step=0.0,
             recoverable_percent=0.0,
-            confidence="high",
-            title=f"compute-bound ({percent:.0f} %); no other fix saves over {WARNING_PERCENT:.0f} %",
-            evidence={"compute_ms": share},
+            confidence=confidence,
+            title=title,
+            evidence={"compute_ms": compute_ms},
             advice=advice_for(case.timeline.framework, _ADVICE),
         )

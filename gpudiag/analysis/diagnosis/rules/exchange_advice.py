@@ -20,11 +20,6 @@ _SHARDED = frozenset({"all_gather", "reduce_scatter"})
 _ROOTED = frozenset({"broadcast", "reduce", "gather", "scatter"})
 
 LINKS = "Check the links: `gpudiag topology` (peer access, NVLink) and `gpudiag bandwidth`."
-#: Where there is one device, which has nobody to exchange with.
-ALONE = (
-    "There is one device, which exchanges with nobody: this is what the strategy's own work costs (buckets, hooks, "
-    "copies). Train without it on one device, and compare with several."
-)
 _TENSORFLOW: Advice = (
     tensorflow("Communicate less often: accumulate the gradients of several batches before each exchange."),
     tensorflow(
@@ -70,11 +65,6 @@ _OWN_LOOP: Advice = (
         "both); else all_reduce(…, async_op=True), and wait() right before the result is used."
     ),
 )
-
-
-def is_alone(case: Case) -> bool:
-    """Whether the job has one device alone."""
-    return case.timeline.world_size <= 1 and len(case.lanes) <= 1
 
 
 def exchange_advice(case: Case, *, by_calls: bool = False) -> Advice:

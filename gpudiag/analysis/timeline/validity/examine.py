@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from gpudiag.analysis.timeline.calibration import FEW_STEPS, SAME_CLOCK_NS
 from gpudiag.analysis.timeline.collectives import Matching
-from gpudiag.analysis.timeline.validity import device_activity, mixed_runs, thin_recording
+from gpudiag.analysis.timeline.validity import device_activity, mixed_runs, partial_coverage, thin_recording
 from gpudiag.analysis.timeline.validity.device_activity import DeviceActivity
 from gpudiag.analysis.timeline.validity.wording import ranks_in_words
 from gpudiag.model.analysis import Validity
@@ -36,6 +36,7 @@ def examine(
         *mixed_runs.doubts(traces, lanes, lossy),
         *device_activity.doubts(traces, activities),
         *thin_recording.doubts(traces, lanes),
+        *partial_coverage.doubts(lanes),
         *_ranks(traces, world, matching),
         *_steps(traces, lanes),
         *_dropped(traces),
@@ -61,13 +62,14 @@ def _ranks(traces: Sequence[Trace], world: int, matching: Matching) -> list[Vali
 def _steps(traces: Sequence[Trace], lanes: Sequence[Lane]) -> list[Validity]:
     found = []
     sources = {lane.steps.source for lane in lanes}
-    if sources & {"optimizer", "pattern", "none"}:
+    if sources & {"optimizer", "range", "pattern", "none"}:
         how = {
             "optimizer": "steps were taken from the ends of Optimizer.step",
+            "range": "steps were taken from named ranges or calls of the whole model",
             "pattern": "steps were taken from a repeating pattern of launches",
             "none": "no repetition was found either, so the whole capture counts as one step",
         }
-        said = "; ".join(how[source] for source in ("optimizer", "pattern", "none") if source in sources)
+        said = "; ".join(how[source] for source in ("optimizer", "range", "pattern", "none") if source in sources)
         mark = _STEP_MARKS.get(traces[0].framework, _STEP_MARKS["pytorch"])
         message = f"the trace has no step marks: {said}. {mark}, or use gpudiag.profile()."
         found.append(Validity(code="no-step-marks", message=message))

@@ -45,6 +45,8 @@ _EXCHANGE_FUNCTION = re.compile(
 #: Python's garbage collector: as gpudiag marks it, and PyTorch where it was asked to (`record_python_gc_info`).
 _GARBAGE_COLLECTION = frozenset({"gpudiag.gc", "Python GC"})
 
+#: A module of the model in recorded stacks.
+_MODULE_CALL = "nn.Module: "
 #: `train.py(42): log_metrics`: the file, relative to where Python finds modules, the line in which the function begins.
 _FRAME = re.compile(r"(?P<file>[^<>()]+\.py)\(\d+\): .+")
 #: Frames of these are not the user's: the standard library, and what a training loop is built on.
@@ -162,6 +164,8 @@ def _python(name: str) -> Role:
         return Role.INPUT
     if name in _GARBAGE_COLLECTION:
         return Role.GARBAGE_COLLECTION
+    if name.startswith(_MODULE_CALL):
+        return Role.MODULE_CALL
     return Role.USER_FUNCTION if is_users(name) else Role.OTHER
 
 

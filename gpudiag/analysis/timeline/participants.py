@@ -1,0 +1,65 @@
+"""Communication needs two participants: what one device does for none is compute, copies and host work.
+
+`torch.nn.DataParallel` on one device, DistributedDataParallel in a world of one and collectives in a group of one rank
+keep their ranges, hooks and kernels, but move nothing between devices.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from gpudiag.intervals import distinct
+from gpudiag.model.event import DEVICE_WORK, Direction, EventKind, Role, Trace, any_of
+
+_OF_COMMUNICATION = (Role.EXCHANGE, Role.PACKING, Role.HAND_OVER)
+#: The role of an event of each kind that communicates with nobody.
+_OTHERWISE = np.full(256, Role.OTHER, np.uint8)
+_OTHERWISE[EventKind.OPERATOR] = Role.OPERATOR
+_OTHERWISE[EventKind.KERNEL] = Role.COMPUTE
+_OTHERWISE[EventKind.COPY] = Role.COPY
+_OTHERWISE[EventKind.MEMSET] = Role.COPY
+
+
+def without_lone_communication(traces: Sequence[Trace], world_size: int | None = None) -> list[Trace]:
+    """Return the traces with communication of a single participant given the roles of ordinary work.
+
+    Args:
+        traces: of the job.
+        world_size: number of ranks, where the traces do not say.
+    """
+    return [_without_lone(trace, alone=_is_alone(traces, trace, world_size)) for trace in traces]
+
+
+def _is_alone(traces: Sequence[Trace], trace: Trace, world_size: int | None) -> bool:
+    """Whether the job is one process with one device, and nothing in it says that there are other ranks."""
+    stated = trace.world_size or world_size
+    events = trace.events
+    devices = distinct(events.device[events.rows_of(*DEVICE_WORK)])
+    others = len(traces) > 1 or len(devices) > 1 or bool((events.direction == Direction.PEER).any())
+    if others or (stated or 1) > 1 or (trace.rank or 0) > 0:
+        return False
+    if stated == 1:
+        return True
+    # A collective whose group is not known may be of a job whose other traces are not here.
+    return all(len(call.group_ranks) == 1 for call in trace.collectives)
+
+
+def _without_lone(trace: Trace, *, alone: bool) -> Trace:
+    lone = [call for call in trace.collectives if alone or len(call.group_ranks) == 1]
+    role = trace.events.role
+    rows: NDArray[np.intp] = np.array([call.row for call in lone], np.intp)
+    if alone:
+        rows = np.flatnonzero(any_of(role, *_OF_COMMUNICATION))
+    if len(rows) == 0 and not lone:
+        return trace
+    changed = role.copy()
+    changed[rows] = _OTHERWISE[trace.events.kind[rows]]
+    return msgspec.structs.replace(
+        trace,
+        events=msgspec.structs.replace(trace.events, role=changed),
+        collectives=() if alone else tuple(call for call in trace.collectives if len(call.group_ranks) != 1),
+    )

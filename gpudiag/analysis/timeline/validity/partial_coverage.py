@@ -1,0 +1,33 @@
+"""A recording of which the analysed steps are a small part."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from gpudiag.analysis.timeline.calibration import COVERED_SHARE
+from gpudiag.analysis.timeline.coverage import covered_share
+from gpudiag.intervals import Intervals, lengths_between, union
+from gpudiag.model.analysis import Validity
+from gpudiag.model.timeline import Lane
+from gpudiag.units import milliseconds
+
+
+def doubts(lanes: Sequence[Lane]) -> list[Validity]:
+    """Return the warning where the analysed steps stand for little of the device work that was recorded."""
+    shares = [covered_share(lane) for lane in lanes]
+    if not shares or min(shares) >= COVERED_SHARE:
+        return []
+    lane = lanes[int(np.argmin(shares))]
+    busy = union(Intervals(lane.ops.start, lane.ops.end))
+    begin, end = int(lane.bounds[0]), int(lane.bounds[-1])
+    first, last = min(int(busy.start[0]), begin), max(int(busy.end[-1]), end)
+    before, inside, after = (milliseconds(ns) for ns in lengths_between(busy, np.array([first, begin, end, last])))
+    what = "work" if lane.is_cpu else "device work"
+    message = (
+        f"the analysed steps hold {inside:.1f} ms of the recorded {what}; {before:.1f} ms lie before them and "
+        f"{after:.1f} ms after. What is said holds for {100 * min(shares):.0f} % of the recording. Mark the steps, or "
+        "record fewer things at once."
+    )
+    return [Validity(code="partial-coverage", message=message)]
