@@ -105,9 +105,10 @@ def _noted(trace: Trace, notes: tuple[str, ...]) -> Trace:
 
 
 def _check_frameworks(traces: Sequence[Trace]) -> None:
-    """One job has one framework."""
-    first = traces[0]
-    for trace in traces:
+    """One job has one framework; a trace that does not say its framework may be of any."""
+    said = [trace for trace in traces if trace.framework != "unknown"]
+    first = said[0] if said else traces[0]
+    for trace in said:
         if trace.framework != first.framework:
             raise UnreadableInputError(
                 f"{first.source} is of {first.framework} and {trace.source} of {trace.framework}: these are two jobs",

@@ -20,7 +20,7 @@ from gpudiag.analysis.timeline.validity.duplicates import without_duplicates
 from gpudiag.analysis.timeline.windows import Windows, common_steps, device_windows, host_windows
 from gpudiag.errors import UnreadableInputError
 from gpudiag.intervals import EMPTY, Intervals, among, distinct, subtract, union
-from gpudiag.model.event import DEVICE_WORK, HOST, EventKind, Role, Trace, any_of
+from gpudiag.model.event import DEVICE_WORK, HOST, EventKind, Role, Trace, any_of, framework_of
 from gpudiag.model.timeline import UNKNOWN, DeviceOps, HostSteps, HostThread, Lane, OpClass, Timeline
 
 Times = NDArray[np.int64]
@@ -87,7 +87,7 @@ def build_timeline(traces: Sequence[Trace], world_size: int | None = None) -> Ti
         for position, ((index, device), shift, (ops, steps, _)) in enumerate(zip(slots, shifts, drafts, strict=True))
     )
     return Timeline(
-        framework=traces[0].framework,
+        framework=framework_of(traces),
         world_size=world,
         ranks_present=tuple(sorted(ranks)),
         lanes=lanes,

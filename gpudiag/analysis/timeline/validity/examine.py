@@ -10,14 +10,18 @@ from gpudiag.analysis.timeline.validity import device_activity, mixed_runs, thin
 from gpudiag.analysis.timeline.validity.device_activity import DeviceActivity
 from gpudiag.analysis.timeline.validity.wording import ranks_in_words
 from gpudiag.model.analysis import Validity
-from gpudiag.model.event import Trace
+from gpudiag.model.event import Trace, framework_of
 from gpudiag.model.timeline import Lane
 from gpudiag.units import NS_PER_MS
 
 _STEP_MARKS = {
     "pytorch": "Call prof.step() each step",
     "tensorflow": "Put each step into tf.profiler.experimental.Trace('train', step_num=step, _r=1)",
+    "jax": "Put each step into jax.profiler.StepTraceAnnotation('train', step_num=step)",
+    "unknown": "Mark each step with a range of its number",
 }
+#: Frameworks whose steps gpudiag itself marks.
+_OWN_MARKS = ("pytorch", "tensorflow")
 
 
 def examine(
@@ -68,8 +72,10 @@ def _steps(traces: Sequence[Trace], lanes: Sequence[Lane]) -> list[Validity]:
             "none": "no repetition was found either, so the whole capture counts as one step",
         }
         said = "; ".join(how[source] for source in ("optimizer", "pattern", "none") if source in sources)
-        mark = _STEP_MARKS.get(traces[0].framework, _STEP_MARKS["pytorch"])
-        message = f"the trace has no step marks: {said}. {mark}, or use gpudiag.profile()."
+        framework = framework_of(traces)
+        mark = _STEP_MARKS.get(framework, _STEP_MARKS["unknown"])
+        ours = ", or use gpudiag.profile()" if framework in _OWN_MARKS else ""
+        message = f"the trace has no step marks: {said}. {mark}{ours}."
         found.append(Validity(code="no-step-marks", message=message))
     fewest = min((len(lane.window_steps) for lane in lanes), default=FEW_STEPS)
     if fewest < FEW_STEPS:

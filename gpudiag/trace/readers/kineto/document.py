@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 
 from gpudiag.errors import NotATraceError, UnreadableInputError
-from gpudiag.model.event import HOST, Trace
+from gpudiag.model.event import HOST, EventKind, EventTable, Trace
 from gpudiag.trace.limits import ReadLimits
 from gpudiag.trace.readers.kineto.collective_args import collective_calls
 from gpudiag.trace.readers.kineto.columns import Columns
@@ -15,6 +15,8 @@ from gpudiag.trace.readers.kineto.event_json import DamagedError, Document, Head
 from gpudiag.trace.readers.kineto.header import describe
 from gpudiag.trace.readers.kineto.pieces import CutShortError, NotInPiecesError, decode_in_pieces, repaired_pieces
 from gpudiag.trace.readers.kineto.roles import runs_on_gpus, step_marks_of
+from gpudiag.trace.readers.kineto.workload import workload_of
+from gpudiag.trace.readers.launches import count_unrecorded_graphs
 from gpudiag.trace.unpack import read_pieces, read_whole
 
 
@@ -47,21 +49,31 @@ def read_kineto(path: Path, shown: str, limits: ReadLimits) -> Trace:
     devices = np.flatnonzero(np.bincount(table.device - np.int64(HOST))) + HOST
     return Trace(
         source=shown,
-        framework="pytorch",
+        framework="pytorch" if job.is_kineto or _has_pytorch_events(table) else "unknown",
         events=table,
         origin_ns=job.base_ns + first_ns,
         rank=job.rank,
         world_size=job.world_size,
         host=job.host,
-        device_names={device: job.device_names[device] for device in devices.tolist() if device in job.device_names},
+        device_names={
+            device: name for device in devices.tolist() if device != HOST and (name := job.device_name(device))
+        },
         collectives=collective_calls(table, told, job.groups),
         step_marks=step_marks_of(table),
         event_waits=event_waits,
         modules=modules,
         uses_devices=job.backend == "nccl" or runs_on_gpus(table.names),
+        workload=workload_of(table),
+        unread_devices=columns.unread_devices(table),
+        unrecorded_graphs=count_unrecorded_graphs(table),
         dropped_events=job.dropped_events,
         notes=tuple(notes),
     )
+
+
+def _has_pytorch_events(table: EventTable) -> bool:
+    """Return whether the recording has operators or Python functions, whose categories PyTorch alone writes."""
+    return len(table.rows_of(EventKind.OPERATOR, EventKind.PYTHON, EventKind.MODULE)) > 0
 
 
 def _decode(path: Path, shown: str, limits: ReadLimits) -> tuple[Header, Columns, Repairs]:
