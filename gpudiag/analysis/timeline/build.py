@@ -16,7 +16,7 @@ from gpudiag.analysis.timeline.launches import device_ops, runtime_call_of
 from gpudiag.analysis.timeline.steps import marked_steps, steps_of_launches
 from gpudiag.analysis.timeline.validity import examine
 from gpudiag.analysis.timeline.validity.device_activity import device_activities
-from gpudiag.analysis.timeline.validity.duplicates import without_duplicates
+from gpudiag.analysis.timeline.validity.duplicates import without_claims, without_copies
 from gpudiag.analysis.timeline.windows import Windows, common_steps, device_windows, host_windows
 from gpudiag.errors import UnreadableInputError
 from gpudiag.intervals import EMPTY, Intervals, among, distinct, subtract, union
@@ -37,7 +37,9 @@ def build_timeline(traces: Sequence[Trace], world_size: int | None = None) -> Ti
     Raises:
         UnreadableInputError: no trace holds anything that can be analysed.
     """
-    traces, repeated = without_duplicates(_with_ranks(traces))
+    copies = without_copies(traces)
+    claims = without_claims(_with_ranks(copies.kept))
+    traces = claims.kept
     activities = device_activities(traces)
     unseen = {index for index, activity in enumerate(activities) if activity.missing}
     world = world_size or max([trace.world_size or 0 for trace in traces] + [(trace.rank or 0) + 1 for trace in traces])
@@ -93,7 +95,11 @@ def build_timeline(traces: Sequence[Trace], world_size: int | None = None) -> Ti
         lanes=lanes,
         traces=tuple(traces),
         clocks=tuple(matching.clocks),
-        validity=(*repeated, *examine(traces, lanes, matching, world=world, activities=activities)),
+        validity=(
+            *copies.validity,
+            *claims.validity,
+            *examine(traces, lanes, matching, world=world, activities=activities, repeated_ranks=copies.repeated_ranks),
+        ),
         unseen={_rank(traces[index]): host_windows(_Host(traces[index]).steps).bounds for index in sorted(unseen)},
     )
 

@@ -43,6 +43,7 @@ class Rank:
         instance = [*[UNKNOWN] * len(others), *(at if one else UNKNOWN for at, one in enumerate(matched))]
         self.trace: Any = SimpleNamespace(
             world_size=world,
+            origin_ns=0,
             collectives=[
                 CollectiveCall(row=row, operation=operation, group=name, group_ranks=ranks)
                 for row, (operation, name, ranks) in enumerate(calls)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 
 from gpudiag.analysis.timeline.calibration import FEW_STEPS, SAME_CLOCK_NS
 from gpudiag.analysis.timeline.collectives import Matching
@@ -31,8 +31,18 @@ def examine(
     *,
     world: int,
     activities: Sequence[DeviceActivity],
+    repeated_ranks: Set[int] = frozenset(),
 ) -> tuple[Validity, ...]:
-    """All validity warnings that the timeline itself gives rise to."""
+    """Return all validity warnings that the timeline itself gives rise to.
+
+    Args:
+        traces: of the job, one per rank.
+        lanes: all lanes.
+        matching: which collectives of which ranks are one.
+        world: number of ranks.
+        activities: of each trace, what it launched and what of it was recorded.
+        repeated_ranks: ranks whose traces were left out, because they repeat another's, and of which that is said.
+    """
     lossy = [
         trace.rank for trace, activity in zip(traces, activities, strict=True) if activity.missing or activity.lossy
     ]
@@ -40,7 +50,7 @@ def examine(
         *mixed_runs.doubts(traces, lanes, lossy),
         *device_activity.doubts(traces, activities),
         *thin_recording.doubts(traces, lanes),
-        *_ranks(traces, world, matching),
+        *_ranks(traces, world, matching, repeated_ranks),
         *_steps(traces, lanes),
         *_dropped(traces),
         *_clocks(matching),
@@ -49,9 +59,9 @@ def examine(
     return tuple(found)
 
 
-def _ranks(traces: Sequence[Trace], world: int, matching: Matching) -> list[Validity]:
+def _ranks(traces: Sequence[Trace], world: int, matching: Matching, repeated: Set[int] = frozenset()) -> list[Validity]:
     present = {trace.rank for trace in traces}
-    absent = sorted(set(range(world)) - present) or sorted(matching.missing_ranks)
+    absent = sorted(set(range(world)) - present - repeated) or sorted(matching.missing_ranks - repeated)
     if not absent:
         return []
     shown = ranks_in_words(absent).partition(" ")[2]
