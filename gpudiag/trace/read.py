@@ -18,9 +18,10 @@ import msgspec
 from gpudiag.errors import NotATraceError, UnreadableInputError, UsageError
 from gpudiag.model.event import Trace
 from gpudiag.model.quantities import MOST_RANKS
+from gpudiag.model.sanitize import with_escapes
 from gpudiag.trace.limits import MEMORY_PER_JSON_BYTE, ReadLimits, free_memory_bytes
 from gpudiag.trace.readers import reader_of
-from gpudiag.trace.sources import NO_TRACES_HINT, Source, find_sources
+from gpudiag.trace.sources import Source, find_sources
 
 #: What starting processes costs (some 20 ms) buys this much reading: traces below it are read in this process.
 _WORTH_PROCESSES_JSON_BYTES = 4_000_000
@@ -61,10 +62,12 @@ def read_traces(
         raise UsageError(f"no job has {world_size} ranks", f"Give a world size between 1 and {MOST_RANKS}.")
     sources = find_sources(paths)
     traces: list[Trace] = []
+    refused: list[NotATraceError] = []
     processes: list[tuple[Source, tuple[Trace, ...]]] = []
     for source, outcome in zip(sources, _read_all(sources, limits, meanwhile), strict=True):
         if isinstance(outcome, NotATraceError):
             if source.found:
+                refused.append(outcome)
                 continue
             raise outcome
         if reader_of(source.path).RANK_PER_DEVICE:
@@ -74,7 +77,7 @@ def read_traces(
     if processes:
         traces.extend(_of_processes(processes, world_size))
     if not traces:
-        raise NotATraceError(f"no traces in {sources[0].path.parent}", NO_TRACES_HINT)
+        raise NotATraceError(f"no traces in {with_escapes(str(sources[0].path.parent))}: {refused[0]}", refused[0].hint)
     _check_frameworks(traces)
     _check_sizes(traces)
     if not repeated:

@@ -18,7 +18,6 @@ from gpudiag.analysis.timeline.validity import examine
 from gpudiag.analysis.timeline.validity.device_activity import device_activities
 from gpudiag.analysis.timeline.validity.duplicates import without_claims, without_copies
 from gpudiag.analysis.timeline.windows import Windows, common_steps, device_windows, host_windows
-from gpudiag.errors import UnreadableInputError
 from gpudiag.intervals import EMPTY, Intervals, among, distinct, subtract, union
 from gpudiag.model.event import DEVICE_WORK, HOST, EventKind, Role, Trace, any_of, framework_of
 from gpudiag.model.timeline import UNKNOWN, DeviceOps, HostSteps, HostThread, Lane, OpClass, Timeline
@@ -44,12 +43,6 @@ def build_timeline(traces: Sequence[Trace], world_size: int | None = None) -> Ti
     unseen = {index for index, activity in enumerate(activities) if activity.missing}
     world = world_size or max([trace.world_size or 0 for trace in traces] + [(trace.rank or 0) + 1 for trace in traces])
     slots = [(index, device) for index, trace in enumerate(traces) for device in _devices(trace) if index not in unseen]
-    if not slots and not unseen:
-        names = ", ".join(trace.source for trace in traces)
-        raise UnreadableInputError(
-            f"nothing to analyse in {names}: no device work and no framework operators were recorded",
-            "Record with activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA] around five training steps.",
-        )
     base = min(trace.origin_ns for trace in traces)
     calls = [
         lane_calls(

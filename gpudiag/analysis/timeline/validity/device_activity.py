@@ -25,6 +25,13 @@ _RECORD_DEVICES = {
     "jax": f"Record with jax.profiler.trace around the steps, {_DRIVER}.",
     "unknown": f"Record device activity too, {_DRIVER}.",
 }
+_RECORD_ALL = {
+    "pytorch": "Record with torch.profiler.profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA], "
+    "schedule=torch.profiler.schedule(wait=1, warmup=2, active=5)), and call prof.step() at the end of each step.",
+    "tensorflow": "Record five steps with tf.profiler.experimental.start and stop, each in a Trace with its step_num.",
+    "jax": "Record five steps with jax.profiler.trace, each in a StepTraceAnnotation.",
+    "unknown": "Record host and devices over five or more marked steps.",
+}
 _GRAPHS = {
     "pytorch": "Record with ProfilerActivity.CUDA, started before the graphs are captured, or without graphs for the "
     "recording (torch.compile without mode='reduce-overhead'; vLLM and SGLang: enforce_eager, disable_cuda_graph).",
@@ -44,6 +51,7 @@ class DeviceActivity(msgspec.Struct, frozen=True):
         missing: the process launched, or says that it works on a device, and no kernel was recorded.
         unread: names of accelerators of which no reader understands the activity, where nothing else computed.
         graphs: how many launched graphs have no recorded kernels.
+        absent: what a recording has none of, where nothing in it computes.
     """
 
     launches: int
@@ -51,6 +59,7 @@ class DeviceActivity(msgspec.Struct, frozen=True):
     missing: bool
     unread: tuple[str, ...] = ()
     graphs: int = 0
+    absent: tuple[str, ...] = ()
 
     @property
     def lossy(self) -> bool:
@@ -89,6 +98,9 @@ def _activity(trace: Trace, *, exchanges_on_devices: bool) -> DeviceActivity:
         # Memsets are launches too; a process that only sets and copies has lost nothing.
         lost = 2 * np.count_nonzero(launching & ~led) > np.count_nonzero(launching)
         told = not len(work) and (trace.uses_devices or exchanges_on_devices)
+        if not len(work) and not len(events.rows_of(EventKind.OPERATOR)) and not (lost or told):
+            marks = () if trace.step_marks else ("step marks",)
+            return DeviceActivity(0, 0, missing=True, absent=("device activity", "host operators", *marks))
         return DeviceActivity(len(calls), int(np.count_nonzero(~led)), missing=bool(lost or told), graphs=graphs)
     # Host functions are launched too, and never lead to device work.
     names = events.name[calls]
@@ -111,7 +123,7 @@ def doubts(traces: Sequence[Trace], activities: Sequence[DeviceActivity]) -> lis
     """Describe what is missing, not read or lost."""
     framework = framework_of(traces)
     of_ranks = [(trace.rank, activity) for trace, activity in zip(traces, activities, strict=True)]
-    found = [*_unread(of_ranks), *_missing(of_ranks, framework)]
+    found = [*_unread(of_ranks), *_empty(of_ranks, framework), *_missing(of_ranks, framework)]
     graphs = sum(activity.graphs for _, activity in of_ranks if not activity.missing)
     if graphs:
         ranks = ranks_in_words([rank for rank, activity in of_ranks if activity.graphs and not activity.missing])
@@ -146,8 +158,21 @@ def _unread(of_ranks: Sequence[tuple[int | None, DeviceActivity]]) -> list[Valid
     return [Validity(code="missing-device-activity", message=message)]
 
 
+def _empty(of_ranks: Sequence[tuple[int | None, DeviceActivity]], framework: str) -> list[Validity]:
+    empty = [(rank, activity) for rank, activity in of_ranks if activity.absent]
+    if not empty:
+        return []
+    absent = list(dict.fromkeys(part for _, activity in empty for part in activity.absent))
+    of = "" if len(empty) == len(of_ranks) else f" of {ranks_in_words([rank for rank, _ in empty])}"
+    message = (
+        f"the recording{of} has no {', no '.join(absent)}: nothing in it says what computed. "
+        f"{_RECORD_ALL.get(framework, _RECORD_ALL['unknown'])}"
+    )
+    return [Validity(code="missing-device-activity", message=message)]
+
+
 def _missing(of_ranks: Sequence[tuple[int | None, DeviceActivity]], framework: str) -> list[Validity]:
-    missing = [rank for rank, activity in of_ranks if activity.missing and not activity.unread]
+    missing = [rank for rank, activity in of_ranks if activity.missing and not activity.unread and not activity.absent]
     if not missing:
         return []
     every = len(missing) == len(of_ranks)
