@@ -32,9 +32,6 @@ def build_timeline(traces: Sequence[Trace], world_size: int | None = None) -> Ti
         traces: one per process. Where a trace does not know its rank, it takes the first that no other trace has; of
             two of one rank the first counts.
         world_size: number of ranks in the job where the traces do not say; at least the number of traces is assumed.
-
-    Raises:
-        UnreadableInputError: no trace holds anything that can be analysed.
     """
     copies = without_copies(traces)
     claims = without_claims(_with_ranks(copies.kept))

@@ -186,12 +186,16 @@ class Columns:
             if code == _SKIP and word and not categories.is_known(word) and not categories.unread_accelerator(word)
         )
 
+    def activity_not_read(self) -> list[str]:
+        """Return the accelerators whose activity was met and not read."""
+        return sorted({device for word in self._codes if (device := categories.unread_accelerator(word)) is not None})
+
     def unread_devices(self, table: EventTable) -> tuple[str, ...]:
         """Return the accelerators that the recording has activity of, or calls to, and that no reader understands.
 
         Calls and operators say which accelerator is used; they count only where no device activity was read.
         """
-        found = {categories.unread_accelerator(category) for category in self._codes}
+        found: set[str | None] = {*self.activity_not_read()}
         if not len(table.rows_of(*DEVICE_WORK)):
             found |= {categories.called_accelerator(category) for category in self._codes}
             found |= {categories.operators_accelerator(name) for name in table.names}

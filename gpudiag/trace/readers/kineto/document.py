@@ -44,6 +44,11 @@ def read_kineto(path: Path, shown: str, limits: ReadLimits) -> Trace:
     unknown = columns.unknown_categories()
     of_times: list[str] = []
     finished = columns.finish(of_times)
+    if finished is None and (devices := columns.activity_not_read()):
+        raise UnreadableInputError(
+            f"{shown} has activity of {', '.join(devices)} only, which gpudiag does not read",
+            "Use the profiler of the accelerator's vendor; gpudiag reads GPUs of NVIDIA and AMD.",
+        )
     if finished is None:
         raise _no_events(path, shown, limits, unknown)
     notes = [*job.notes, *repairs.notes()]
@@ -52,7 +57,7 @@ def read_kineto(path: Path, shown: str, limits: ReadLimits) -> Trace:
     notes += of_times
     table, told, event_waits, modules, first_ns = finished
 
-    devices = np.flatnonzero(np.bincount(table.device - np.int64(HOST))) + HOST
+    ordinals = np.flatnonzero(np.bincount(table.device - np.int64(HOST))) + HOST
     return Trace(
         source=shown,
         framework="pytorch" if job.is_kineto or _has_pytorch_events(table) else "unknown",
@@ -62,7 +67,7 @@ def read_kineto(path: Path, shown: str, limits: ReadLimits) -> Trace:
         world_size=job.world_size,
         host=job.host,
         device_names={
-            device: name for device in devices.tolist() if device != HOST and (name := job.device_name(device))
+            device: name for device in ordinals.tolist() if device != HOST and (name := job.device_name(device))
         },
         collectives=collective_calls(table, told, job.groups),
         step_marks=step_marks_of(table),
