@@ -186,8 +186,8 @@ def test_a_folder_of_runs_says_which_of_its_folders_hold_traces(tmp_path: Path) 
         read_traces([tmp_path])
     named = str(caught.value).partition("below it: ")[2].split(", ")
     assert named == [str(tmp_path / run) for run in ("deeper/third", "first", "second")]
-    for run in range(5):
-        write(tmp_path / f"zz{run}" / "rank0.json", TRACE)
+    for number in range(5):
+        write(tmp_path / f"zz{number}" / "rank0.json", TRACE)
     with pytest.raises(NotATraceError, match=r"and others$"):
         read_traces([tmp_path])
     assert len(read_traces([tmp_path / "first"])) == 1

@@ -69,7 +69,8 @@ def _has_work(table: EventTable, calls: Rows) -> NDArray[np.bool_]:
     """Return for each call whether a device op has its correlation."""
     work = table.rows_of(*DEVICE_WORK)
     correlation = table.correlation[calls]
-    return (correlation != NO_CORRELATION) & among(correlation, table.correlation[work])
+    found: NDArray[np.bool_] = among(correlation, table.correlation[work]) & (correlation != NO_CORRELATION)
+    return found
 
 
 def _captures(table: EventTable) -> dict[int, tuple[NDArray[np.int64], NDArray[np.int64]]]:

@@ -106,8 +106,8 @@ def _activity(trace: Trace, *, exchanges_on_devices: bool) -> DeviceActivity:
     names = events.name[calls]
     leading = np.bincount(names[led], minlength=len(events.names)) > 0
     counted = leading[names] & _between_edges(led)
-    lost = int(np.count_nonzero(counted & ~led))
-    return DeviceActivity(int(np.count_nonzero(counted)), lost, missing=False, graphs=graphs)
+    unanswered = int(np.count_nonzero(counted & ~led))
+    return DeviceActivity(int(np.count_nonzero(counted)), unanswered, missing=False, graphs=graphs)
 
 
 def _between_edges(led: NDArray[np.bool_]) -> NDArray[np.bool_]:

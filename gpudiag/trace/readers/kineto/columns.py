@@ -199,7 +199,7 @@ class Columns:
         if not len(table.rows_of(*DEVICE_WORK)):
             found |= {categories.called_accelerator(category) for category in self._codes}
             found |= {categories.operators_accelerator(name) for name in table.names}
-        return tuple(sorted(found - {None}))  # type: ignore[type-var]  # no None is left
+        return tuple(sorted(device for device in found if device is not None))
 
     def finish(self, notes: list[str]) -> Finished | None:
         """All that was taken, in order; None without any events.
