@@ -302,6 +302,7 @@ class Trace(msgspec.Struct, frozen=True, kw_only=True):
             were and neither of these, else `unknown`.
         unread_devices: names of accelerators that the recording has activity of, but no reader for ("MTIA").
         unrecorded_graphs: how many launches of CUDA or HIP graphs have no recorded device work.
+        copies: files that hold the same events, and were left out before ranks were counted through files.
         dropped_events: how many events the profiler said it lost; 0 when it said nothing.
         notes: what the reader had to repair or leave out, one line each, for the validity section.
     """
@@ -324,6 +325,7 @@ class Trace(msgspec.Struct, frozen=True, kw_only=True):
     workload: WorkloadKind = "unknown"
     unread_devices: tuple[str, ...] = ()
     unrecorded_graphs: int = 0
+    copies: tuple[str, ...] = ()
     dropped_events: int = 0
     notes: tuple[str, ...] = ()
 

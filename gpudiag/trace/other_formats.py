@@ -74,6 +74,11 @@ _JSON = (
         name="the Chrome trace that TensorFlow or JAX makes of a profile (trace.json.gz)",
         hint=_XSPACE,
     ),
+    _sign(
+        rb'"pid" ?: ?"(?:CPU|CUDA) functions"',
+        name="a trace of PyTorch's profiler of before 2021 (torch.autograd.profiler)",
+        hint=_TORCH,
+    ),
     _sign(rb'"cat" ?: ?"FEE"|"viztracer_metadata"', name="a trace of VizTracer"),
     _sign(b"NEGOTIATE_(?:ALLREDUCE|ALLGATHER|BROADCAST)", name="a timeline of Horovod"),
     _sign(b'"(?:Ascend Hardware|CANN)"', name="a trace of Ascend's profiler, whose device events are not read"),

@@ -91,8 +91,10 @@ def _read_one(source: Source, limits: ReadLimits) -> tuple[Trace, ...]:
 
 def _of_processes(processes: Sequence[tuple[Source, tuple[Trace, ...]]], world_size: int | None) -> list[Trace]:
     """The traces of TensorFlow's processes with their ranks."""
+    from gpudiag.trace.copied_processes import without_copied_processes
     from gpudiag.trace.readers.xspace.devices import ranked
 
+    processes = without_copied_processes(processes)
     told = next((source.facts.world_size for source, _ in processes if source.facts.world_size), world_size)
     noted = [
         (source.facts.rank, (_noted(traces[0], source.notes), *traces[1:]))

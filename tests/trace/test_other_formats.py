@@ -38,6 +38,7 @@ JSON: list[tuple[str, Any, str]] = [
     ("py-spy.json", {"$schema": "https://www.speedscope.app/file-format-schema.json", "profiles": []}, "speedscope"),
     ("timeline.json", [{"name": "NEGOTIATE_ALLREDUCE", "ph": "B", "ts": 1, "pid": 1}], "a timeline of Horovod"),
     ("spans.json", {"traceEvents": [{"ph": "B", "ts": 1, "name": "f"}, {"ph": "E", "ts": 2}]}, "of another program"),
+    ("old.json", [SPAN | {"pid": "CPU functions"}], "a trace of PyTorch's profiler of before 2021"),
     ("export.json", {"Type": 48, "CudaEvent": {"startNs": "1"}}, "an export of Nsight Systems"),
 ]
 

@@ -2,11 +2,19 @@
 
 from __future__ import annotations
 
+import shutil
+from typing import TYPE_CHECKING
+
 from msgspec.structs import replace
 
 from gpudiag.analysis.timeline import build_timeline
 from gpudiag.analysis.timeline.calibration import FEWEST_DURATIONS
+from gpudiag.app.analyze import analyze
 from tests.timeline_builder import TraceBuilder
+from tests.trace.documents import TRACES
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 ORIGIN_NS = 10**18
 
@@ -79,3 +87,13 @@ def test_a_rank_whose_trace_repeats_anothers_is_said_once() -> None:
     assert "missing-ranks" not in said
     (also,) = [one.message for one in build_timeline(traces[:2]).validity if one.code == "missing-ranks"]
     assert also.startswith("1 of 3 ranks missing (2)")
+
+
+def test_copy_of_a_real_file_of_several_gpus_counts_no_ranks(tmp_path: Path) -> None:
+    for name in ("a", "b"):
+        shutil.copy(TRACES / "tensorflow" / "mirrored_nccl.xplane.pb.gz", tmp_path / f"{name}.xplane.pb.gz")
+    analysis = analyze([tmp_path])
+    assert (analysis.world_size, analysis.ranks_present) == (4, (0, 1, 2, 3))
+    (message,) = [one.message for one in analysis.validity if one.code == "duplicate-ranks"]
+    assert message.startswith(f"{tmp_path}/a.xplane.pb.gz and {tmp_path}/b.xplane.pb.gz hold the same events")
+    assert "missing-ranks" not in {one.code for one in analysis.validity}

@@ -28,7 +28,11 @@ def without_copies(traces: Sequence[Trace]) -> Repetitions:
     """
     kept: list[Trace] = []
     ranks: set[int] = set()
-    found = []
+    found = [
+        _left_out(trace.source, copy, "hold the same events: the second was left out")
+        for trace in traces
+        for copy in trace.copies
+    ]
     for trace in sorted(traces, key=lambda trace: trace.rank is None):
         twin = next((earlier for earlier in kept if _same_events(earlier, trace)), None)
         if twin is None:
@@ -38,7 +42,7 @@ def without_copies(traces: Sequence[Trace]) -> Repetitions:
         if trace.rank is not None and trace.rank != twin.rank:
             ranks.add(trace.rank)
             also = f", so that rank {trace.rank} has no trace of its own"
-        found.append(_left_out(twin, trace, f"hold the same events: the second was left out{also}"))
+        found.append(_left_out(twin.source, trace.source, f"hold the same events: the second was left out{also}"))
     return Repetitions(tuple(kept), frozenset(ranks), tuple(found))
 
 
@@ -52,14 +56,14 @@ def without_claims(traces: Sequence[Trace]) -> Repetitions:
     for trace in traces:
         if trace.rank in kept:
             claim = f"both claim rank {trace.rank}: the second was left out"
-            found.append(_left_out(kept[trace.rank], trace, claim))
+            found.append(_left_out(kept[trace.rank].source, trace.source, claim))
         else:
             kept[trace.rank] = trace
     return Repetitions(tuple(kept.values()), frozenset(), tuple(found))
 
 
-def _left_out(kept: Trace, trace: Trace, why: str) -> Validity:
-    message = f"{kept.source} and {trace.source} {why}. Give one trace of each rank, all of the same run."
+def _left_out(kept: str, copy: str, why: str) -> Validity:
+    message = f"{kept} and {copy} {why}. Give one trace of each rank, all of the same run."
     return Validity(code="duplicate-ranks", message=message)
 
 
