@@ -9,6 +9,7 @@ from __future__ import annotations
 import glob
 import os
 import re
+import time
 from collections.abc import Iterator, Sequence
 from itertools import islice
 from pathlib import Path
@@ -28,6 +29,7 @@ _DEEPEST = 4
 #: For the hint where to look: how many folders are named, and looked into.
 _MOST_NAMED = 4
 _MOST_LOOKED_INTO = 200
+_LONGEST_SEARCH_S = 3.0
 NO_TRACES_HINT = (
     "Give a directory with .json or .json.gz files that torch.profiler wrote, or TensorFlow's .xplane.pb files."
 )
@@ -127,14 +129,16 @@ def no_traces(directory: Path) -> NotATraceError:
 
 
 class _Budget:
-    """How many more directories may be looked into for a hint."""
+    """Count the directories that may still be searched for a hint."""
 
     def __init__(self) -> None:
         self.left = _MOST_LOOKED_INTO
+        self.until = time.monotonic() + _LONGEST_SEARCH_S
 
     def spend(self) -> bool:
+        """Take one directory, and return whether it may be searched."""
         self.left -= 1
-        return self.left >= 0
+        return self.left >= 0 and time.monotonic() < self.until
 
 
 def _holding(directory: Path, depth: int, budget: _Budget) -> Iterator[Path]:
@@ -143,7 +147,8 @@ def _holding(directory: Path, depth: int, budget: _Budget) -> Iterator[Path]:
         return
     try:
         with os.scandir(directory) as listing:
-            below = sorted(Path(entry.path) for entry in listing if entry.is_dir(follow_symlinks=False))
+            shown = (entry for entry in listing if not entry.name.startswith("."))
+            below = sorted(Path(entry.path) for entry in shown if entry.is_dir(follow_symlinks=False))
     except OSError:
         return  # it is only for a hint
     for path in below:
