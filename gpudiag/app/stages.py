@@ -28,9 +28,9 @@ from gpudiag.analysis.diagnosis.significance import Significance
 from gpudiag.analysis.diagnosis.timed_steps import recording_cost, recording_doubts, timed_ranks
 from gpudiag.analysis.timeline import build_timeline
 from gpudiag.errors import UnreadableInputError
-from gpudiag.model.analysis import Analysis, Source, Steps, Validity
+from gpudiag.model.analysis import Analysis, DeviceKind, Source, Steps, Validity
 from gpudiag.model.attribution import Attribution
-from gpudiag.model.event import Trace
+from gpudiag.model.event import Trace, workload_of
 from gpudiag.model.facts import Facts
 from gpudiag.model.probed import beside_probe, transport_of
 from gpudiag.model.run import RunRecord
@@ -70,6 +70,9 @@ def analysis_of_traces(
     if _input_only(run):  # which waits for nothing but its input, and has nothing to compute, on whatever device
         diagnosis = msgspec.structs.replace(diagnosis, findings=(), next=(), explained=(), validity=())
         doubts = tuple(doubt for doubt in doubts if doubt.code != "missing-device-activity")
+    device_kind = _device_kind(timeline)
+    if device_kind == "unread":  # that nothing can be told is said, with its reason, by the timeline
+        diagnosis = msgspec.structs.replace(diagnosis, findings=(), next=(), explained=(), validity=())
     findings = diagnosis.findings
     collectives = summarise_collectives(timeline)
     if facts is not None and not _input_only(run):
@@ -84,7 +87,8 @@ def analysis_of_traces(
         findings = (*findings, *examine_facts(facts))
     return Analysis(
         framework=timeline.framework,
-        workload=timeline.workload,
+        workload=workload_of(timeline.traces),
+        device_kind=device_kind,
         world_size=timeline.world_size,
         ranks_present=timeline.ranks_present,
         steps=_steps(summarise_steps(timeline, attribution), run, case, rejected=diagnosis.rejected),
@@ -106,6 +110,15 @@ def analysis_of_traces(
         compute=compute_rate(run),
         inference=find_inference(paths),
     )
+
+
+def _device_kind(timeline: Timeline) -> DeviceKind:
+    """Return what computes: a GPU if any has recorded work, or should have."""
+    if any(not lane.is_cpu for lane in timeline.lanes):
+        return "gpu"
+    if any(trace.unread_devices for trace in timeline.traces):
+        return "unread"
+    return "cpu" if timeline.lanes else "gpu"
 
 
 def _facts_of_run(paths: Sequence[Path | str]) -> tuple[Facts | None, tuple[Validity, ...]]:

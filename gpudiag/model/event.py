@@ -6,7 +6,7 @@ objects. Rows are in order of their start.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from enum import IntEnum
 from typing import Any
 
@@ -303,6 +303,8 @@ class Trace(msgspec.Struct, frozen=True, kw_only=True):
         workload: `training` where a backward pass or an optimizer was recorded, `inference` where forward passes
             were and neither of these, else `unknown`.
         unread_devices: names of accelerators that the recording has activity of, but no reader for ("MTIA").
+        unrecorded_graphs: how many launches of CUDA or HIP graphs have no recorded device work.
+        copies: files that hold the same events, and were left out before ranks were counted through files.
         dropped_events: how many events the profiler said it lost; 0 when it said nothing.
         notes: what the reader had to repair or leave out, one line each, for the validity section.
     """
@@ -324,5 +326,20 @@ class Trace(msgspec.Struct, frozen=True, kw_only=True):
     uses_devices: bool = False
     workload: WorkloadKind = "unknown"
     unread_devices: tuple[str, ...] = ()
+    unrecorded_graphs: int = 0
+    copies: tuple[str, ...] = ()
     dropped_events: int = 0
     notes: tuple[str, ...] = ()
+
+
+def framework_of(traces: Sequence[Trace]) -> str:
+    """Return the framework of a job: that of the first trace that says one, else `unknown`."""
+    return next((trace.framework for trace in traces if trace.framework != "unknown"), "unknown")
+
+
+def workload_of(traces: Sequence[Trace]) -> WorkloadKind:
+    """Return what the processes of a job did: a job trains if any of them does."""
+    kinds = {trace.workload for trace in traces}
+    if "training" in kinds:
+        return "training"
+    return "inference" if "inference" in kinds else "unknown"

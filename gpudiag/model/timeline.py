@@ -9,8 +9,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gpudiag.intervals import EMPTY, Intervals, union
-from gpudiag.model.analysis import StepUnit, Validity, WorkloadKind
-from gpudiag.model.event import Trace
+from gpudiag.model.analysis import StepUnit, Validity
+from gpudiag.model.event import Trace, workload_of
 from gpudiag.units import NS_PER_US
 
 Times = NDArray[np.int64]
@@ -241,13 +241,7 @@ class Timeline(msgspec.Struct, frozen=True, kw_only=True):
         sources = {lane.steps.source for lane in self.lanes}
         if "none" in sources:
             return "recording"
-        return "repeated-unit" if "pattern" in sources and self.workload != "training" else "step"
-
-    @property
-    def workload(self) -> WorkloadKind:
-        """What the job did: training where any of its processes was seen to train."""
-        seen = {trace.workload for trace in self.traces}
-        return next((kind for kind in ("training", "inference") if kind in seen), "unknown")
+        return "repeated-unit" if "pattern" in sources and workload_of(self.traces) != "training" else "step"
 
     def whole_collectives(self, lane: Lane) -> NDArray[np.bool_]:
         """bool[m], of the lane's collectives: all who take part have a lane, so that it is known who came last."""

@@ -18,9 +18,10 @@ import msgspec
 from gpudiag.errors import NotATraceError, UnreadableInputError, UsageError
 from gpudiag.model.event import Trace
 from gpudiag.model.quantities import MOST_RANKS
+from gpudiag.model.sanitize import with_escapes
 from gpudiag.trace.limits import MEMORY_PER_JSON_BYTE, ReadLimits, free_memory_bytes
 from gpudiag.trace.readers import reader_of
-from gpudiag.trace.sources import NO_TRACES_HINT, Source, find_sources
+from gpudiag.trace.sources import Source, find_sources
 
 #: What starting processes costs (some 20 ms) buys this much reading: traces below it are read in this process.
 _WORTH_PROCESSES_JSON_BYTES = 4_000_000
@@ -61,10 +62,12 @@ def read_traces(
         raise UsageError(f"no job has {world_size} ranks", f"Give a world size between 1 and {MOST_RANKS}.")
     sources = find_sources(paths)
     traces: list[Trace] = []
+    refused: list[NotATraceError] = []
     processes: list[tuple[Source, tuple[Trace, ...]]] = []
     for source, outcome in zip(sources, _read_all(sources, limits, meanwhile), strict=True):
         if isinstance(outcome, NotATraceError):
             if source.found:
+                refused.append(outcome)
                 continue
             raise outcome
         if reader_of(source.path).RANK_PER_DEVICE:
@@ -74,7 +77,7 @@ def read_traces(
     if processes:
         traces.extend(_of_processes(processes, world_size))
     if not traces:
-        raise NotATraceError(f"no traces in {sources[0].path.parent}", NO_TRACES_HINT)
+        raise NotATraceError(f"no traces in {with_escapes(str(sources[0].path.parent))}: {refused[0]}", refused[0].hint)
     _check_frameworks(traces)
     _check_sizes(traces)
     if not repeated:
@@ -88,8 +91,10 @@ def _read_one(source: Source, limits: ReadLimits) -> tuple[Trace, ...]:
 
 def _of_processes(processes: Sequence[tuple[Source, tuple[Trace, ...]]], world_size: int | None) -> list[Trace]:
     """The traces of TensorFlow's processes with their ranks."""
+    from gpudiag.trace.copied_processes import without_copied_processes
     from gpudiag.trace.readers.xspace.devices import ranked
 
+    processes = without_copied_processes(processes)
     told = next((source.facts.world_size for source, _ in processes if source.facts.world_size), world_size)
     noted = [
         (source.facts.rank, (_noted(traces[0], source.notes), *traces[1:]))
@@ -105,9 +110,10 @@ def _noted(trace: Trace, notes: tuple[str, ...]) -> Trace:
 
 
 def _check_frameworks(traces: Sequence[Trace]) -> None:
-    """One job has one framework."""
-    first = traces[0]
-    for trace in traces:
+    """One job has one framework; a trace that does not say its framework may be of any."""
+    said = [trace for trace in traces if trace.framework != "unknown"]
+    first = said[0] if said else traces[0]
+    for trace in said:
         if trace.framework != first.framework:
             raise UnreadableInputError(
                 f"{first.source} is of {first.framework} and {trace.source} of {trace.framework}: these are two jobs",

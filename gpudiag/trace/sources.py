@@ -9,7 +9,9 @@ from __future__ import annotations
 import glob
 import os
 import re
+import time
 from collections.abc import Iterator, Sequence
+from itertools import islice
 from pathlib import Path
 
 import msgspec
@@ -24,6 +26,10 @@ from gpudiag.trace.readers import may_be_trace, recognised
 _TRACE_DIRECTORIES = (TRACES_DIR, "profile_trace", "profile_traces", LIGHT_TRACES)
 _ITERATION = re.compile(r"iteration_(\d{1,12})")
 _DEEPEST = 4
+#: For the hint where to look: how many folders are named, and looked into.
+_MOST_NAMED = 4
+_MOST_LOOKED_INTO = 200
+_LONGEST_SEARCH_S = 3.0
 NO_TRACES_HINT = (
     "Give a directory with .json or .json.gz files that torch.profiler wrote, or TensorFlow's .xplane.pb files."
 )
@@ -109,10 +115,53 @@ def _in_directory(directory: Path) -> tuple[Source, ...]:
 
 def no_traces(directory: Path) -> NotATraceError:
     """The error for a directory without traces."""
+    if below := list(islice(_holding(directory, _DEEPEST, _Budget()), _MOST_NAMED + 1)):
+        named = ", ".join(with_escapes(str(path)) for path in below[:_MOST_NAMED])
+        more = " and others" if len(below) > _MOST_NAMED else ""
+        return NotATraceError(
+            f"no traces in {with_escapes(str(directory))} itself, but in folders below it: {named}{more}",
+            "Give one of these: traces of one command are taken for ranks of one job.",
+        )
     return NotATraceError(
         f"no traces in {with_escapes(str(directory))}",
         NO_TRACES_HINT,
     )
+
+
+class _Budget:
+    """Count the directories that may still be searched for a hint."""
+
+    def __init__(self) -> None:
+        self.left = _MOST_LOOKED_INTO
+        self.until = time.monotonic() + _LONGEST_SEARCH_S
+
+    def spend(self) -> bool:
+        """Take one directory, and return whether it may be searched."""
+        self.left -= 1
+        return self.left >= 0 and time.monotonic() < self.until
+
+
+def _holding(directory: Path, depth: int, budget: _Budget) -> Iterator[Path]:
+    """Yield the directories below this one that hold a recording, the outermost of each."""
+    if depth == 0:
+        return
+    try:
+        with os.scandir(directory) as listing:
+            shown = (entry for entry in listing if not entry.name.startswith("."))
+            below = sorted(Path(entry.path) for entry in shown if entry.is_dir(follow_symlinks=False))
+    except OSError:
+        return  # it is only for a hint
+    for path in below:
+        if not budget.spend():
+            return
+        try:
+            holds = bool(_search(path, depth - 1))
+        except OSError:
+            continue
+        if holds:
+            yield path
+        else:
+            yield from _holding(path, depth - 1, budget)
 
 
 def _search(directory: Path, depth: int) -> tuple[Source, ...]:

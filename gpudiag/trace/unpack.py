@@ -13,6 +13,7 @@ from typing import Any
 
 from gpudiag.errors import NotATraceError, TooLargeError, UnreadableInputError
 from gpudiag.trace.limits import MEMORY_PER_JSON_BYTE, ReadLimits, free_memory_bytes
+from gpudiag.trace.other_formats import other_format
 
 _deflate: Any
 try:  # unpacks two to three times faster; has wheels for x86-64 and arm64 only
@@ -125,13 +126,25 @@ def _check_plain(head: bytes, shown: str, *, binary: bool) -> None:
     for magic, packing in _OTHER_PACKINGS.items():
         if head.startswith(magic):
             raise UnreadableInputError(f"{shown} is packed with {packing}", "Unpack it, or pack it with gzip.")
-    start = head.removeprefix(b"\xef\xbb\xbf").lstrip()[:1]
-    if start in {b"{", b"["} and not binary:
+    if begins_as_json(head) and not binary:
         return
     if shown.endswith(".gz"):
         raise UnreadableInputError(f"{shown} is named .gz but is not gzip", "Copy the file again, in binary mode.")
     if not binary:
-        raise NotATraceError(f"{shown} is not JSON")
+        raise not_json(head, shown)
+
+
+def not_json(head: bytes, shown: str) -> NotATraceError:
+    """Return the error for a file that does not begin as JSON does, with the name of its format where that is known."""
+    other = other_format(head, shown)
+    if other is None:
+        return NotATraceError(f"{shown} is not JSON")
+    return NotATraceError(f"{shown} is not JSON but {other.name}, which gpudiag does not read", other.hint)
+
+
+def begins_as_json(head: bytes | bytearray) -> bool:
+    """Return whether text begins as a JSON object or list does."""
+    return bytes(head[:4096]).removeprefix(b"\xef\xbb\xbf").lstrip()[:1] in {b"{", b"["}
 
 
 def _unpacked(file: FileIO, head: bytes, size: int, bound: _Bound) -> Iterator[bytes]:

@@ -135,6 +135,7 @@ def _joined(light: Trace, full: Trace, like: list[int], put_in: NDArray[np.int64
         event_waits=light.event_waits.moved(place),
         modules=None if full.modules is None else _moved(full.modules, rows, place[len(light.events) :]),
         operators_put_in=True,
+        workload=light.workload if light.workload == "training" else full.workload,
     )
 
 

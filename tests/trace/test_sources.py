@@ -178,6 +178,29 @@ def test_nothing_to_read(tmp_path: Path) -> None:
         read_traces(["a\0b"])
 
 
+def test_a_folder_of_runs_says_which_of_its_folders_hold_traces(tmp_path: Path) -> None:
+    for run in ("first", "second", "deeper/third"):
+        write(tmp_path / run / "traces" / "rank0.json", TRACE)
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(NotATraceError, match=r"no traces in .* itself, but in folders below it: ") as caught:
+        read_traces([tmp_path])
+    named = str(caught.value).partition("below it: ")[2].split(", ")
+    assert named == [str(tmp_path / run) for run in ("deeper/third", "first", "second")]
+    for number in range(5):
+        write(tmp_path / f"zz{number}" / "rank0.json", TRACE)
+    with pytest.raises(NotATraceError, match=r"and others$"):
+        read_traces([tmp_path])
+    assert len(read_traces([tmp_path / "first"])) == 1
+
+
+def test_the_search_for_such_folders_ends(tmp_path: Path) -> None:
+    for number in range(300):
+        (tmp_path / f"{number:03}").mkdir()
+    write(tmp_path / "999" / "rank0.json", TRACE)
+    with pytest.raises(NotATraceError, match=r"no traces in [^:]*$"):
+        read_traces([tmp_path])
+
+
 def test_names_of_others_are_printable_in_messages(tmp_path: Path) -> None:
     path = write(tmp_path / "rank0\x1b[31m.json", "x")
     with pytest.raises(NotATraceError) as caught:

@@ -65,6 +65,7 @@ def test_operators_keep_their_place_among_the_calls(tmp_path: Path) -> None:
     found = with_operators(light, full)
     assert found is not None
     assert found.operators_put_in
+    assert (light.workload, full.workload, found.workload) == ("unknown", "inference", "inference")
     assert [name for name in names(found) if not name.startswith("aten::")] == names(light)
     # From the first launch's end to the second's begin: 202 to 400 µs in the one, 102 to 200 in the other.
     assert times_us(found, "aten::add")[0] == pytest.approx((102 + 99 * 98 / 198, 102 + 179 * 98 / 198), abs=0.001)

@@ -1,5 +1,5 @@
 #!/bin/sh
-# Make the traces beside this file again from the full ones: make.sh H200X4_DIRECTORY PUBLIC_DIRECTORY H200X4_TF_DIRECTORY
+# Make the traces beside this file again from the full ones: make.sh H200X4_DIRECTORY PUBLIC_DIRECTORY H200X4_TF_DIRECTORY [OTHERS_DIRECTORY]
 # The directories are absolute.
 set -eu
 here=$(cd "$(dirname "$0")" && pwd)
@@ -22,6 +22,13 @@ minify "$2/benchmark_result_2869224_1695835535_trace.json.gz" "$here/public/benc
 # Small enough to stay as they are.
 cp "$2"/mi250_minitoy_train_ROCm6_2_kineto.json.gz "$2"/triton_example.json.gz \
   "$2"/rank-34.Jul_15_10_52_41.1074.pt.trace.json.gz "$here/public/"
+# What others recorded of other accelerators, AMD's GPUs, inference and JAX, from a fourth directory.
+if [ $# -gt 3 ]; then
+  minify "$4/sglang_decode.json.gz" "$here/others/sglang_decode.json.gz" --forget-host --without python_function
+  minify "$4/h100_falcon.json.gz" "$here/others/h100_falcon.json.gz" --forget-host --without python_function
+  minify "$4/mtia_inference.json.gz" "$here/others/mtia_inference.json.gz" --forget-host --first-ms 130
+  "$python" "$here/minify_xspace.py" "$4/jax_conv.xplane.pb" "$here/others/jax_conv.xplane.pb.gz" --gpus 2
+fi
 "$python" "$here/minify_xspace.py" "$3/mirrored_nccl.xplane.pb.gz" \
   "$here/tensorflow/mirrored_nccl.xplane.pb.gz" --steps 3 --shortest 10
 "$python" "$here/minify_xspace.py" "$3/mirrored_cpu.xplane.pb.gz" \

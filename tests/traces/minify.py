@@ -1,6 +1,7 @@
 """Make small copies of real traces for the tests: what gpudiag reads stays exactly as it was, the rest goes.
 
-    python tests/traces/minify.py IN.json.gz OUT.json.gz [--top-level] [--steps N] [--forget-host]
+    python tests/traces/minify.py IN.json.gz OUT.json.gz [--top-level] [--steps N] [--first-ms N] [--forget-host]
+        [--without CATEGORY]
 
 Always dropped: flow, counter, and metadata events, arguments that are not read, most of the device properties. Names of
 kernels are cut to 48 characters and a checksum, but for communication kernels. Times are not touched.
@@ -130,12 +131,25 @@ def _packed(text: bytes) -> bytes:
     return packed
 
 
-def minify(source: Path, target: Path, *, top_level: bool, steps: int | None, forget_host: bool) -> None:
+def minify(
+    source: Path,
+    target: Path,
+    *,
+    top_level: bool,
+    steps: int | None,
+    forget_host: bool,
+    first_ms: float | None = None,
+    without: str | None = None,
+) -> None:
     """Write a small copy of one trace."""
     opened = gzip.open if source.suffix == ".gz" else open
     with opened(source, "rt", encoding="utf-8") as file:
         document = json.load(file)
     events = [event for event in document["traceEvents"] if event.get("ph") == "X"]
+    if first_ms is not None:
+        begin = min(event["ts"] for event in events if event["cat"] != "Trace")
+        events = [event for event in events if event["ts"] < begin + 1000 * first_ms]
+    events = [event for event in events if event["cat"] != without]
     if steps is not None:
         events = _first_steps(events, steps)
     if top_level:
@@ -158,6 +172,8 @@ def main() -> None:
     parser.add_argument("target", type=Path)
     parser.add_argument("--top-level", action="store_true", help="drop operators inside operators, and idle calls")
     parser.add_argument("--steps", type=int, help="keep only the first steps")
+    parser.add_argument("--first-ms", type=float, help="keep only what begins within so many milliseconds")
+    parser.add_argument("--without", metavar="CATEGORY", help="drop the events of a category")
     parser.add_argument("--forget-host", action="store_true", help="put a made-up name for the host's")
     options = parser.parse_args()
     minify(
@@ -166,6 +182,8 @@ def main() -> None:
         top_level=options.top_level,
         steps=options.steps,
         forget_host=options.forget_host,
+        first_ms=options.first_ms,
+        without=options.without,
     )
 
 

@@ -22,7 +22,9 @@ from gpudiag.model.protobuf import message_type
 
 _READ = {"correlation_id", "step_num", "_r", "buffer_size", "memcpy_details", "Memset_details", "key", "from", "to"}
 #: Read of GPUs alone, and of these events of hosts alone.
-_READ_OF_DEVICES = {"tf_op"}
+_READ_OF_DEVICES = {"tf_op", "name"}
+#: What JAX's main thread does to launch, without which a recording does not say that it is of JAX.
+_DISPATCH = "PjitFunction("
 _READ_OF_EXECUTORS = {"ExecutorState::Process": {"id"}, "ExecutorState::ProcessAsync::Start": {"name"}}
 _LONGEST_NAME = 48
 #: An op and its type, by which exchanges are known.
@@ -67,7 +69,7 @@ def _end_of_steps(space: Any, steps: int | None) -> int:
             for event in line.events:
                 marked = any(names[stat.metadata_id] == "step_num" for stat in event.stats)
                 ends += [_begin_ps(line, event) + event.duration_ps] if marked else []
-    return sorted(ends)[steps - 1] if steps is not None else max(ends) + 10**12
+    return sorted(ends)[steps - 1] if steps is not None else max(ends, default=2**62) + 10**12
 
 
 def _launched_after(space: Any, last_ps: int) -> set[int]:
@@ -125,6 +127,8 @@ def _slim(plane: Any, last_ps: int, late: set[int], shortest_ps: int, *, devices
     for line in list(plane.lines):
         kept = []
         for event in line.events:
+            if plane.event_metadata[event.metadata_id].name.startswith("$"):  # Python's functions
+                continue
             if devices and _is_executors(plane, event) and event.duration_ps < shortest_ps:
                 continue
             of_event = _READ_OF_EXECUTORS.get(plane.event_metadata[event.metadata_id].name, set())
@@ -142,6 +146,7 @@ def _slim(plane: Any, last_ps: int, late: set[int], shortest_ps: int, *, devices
         launches = any(names[s.metadata_id] == "correlation_id" for event in kept for s in event.stats)
         trains = any(names[s.metadata_id] == "step_num" for event in kept for s in event.stats)
         runs = not devices and any(plane.event_metadata[event.metadata_id].name in _READ_OF_EXECUTORS for event in kept)
+        runs |= any(plane.event_metadata[event.metadata_id].name.startswith(_DISPATCH) for event in kept)
         if not kept or not (launches or trains or runs or line.name.startswith("Host Threads/")):
             plane.lines.remove(line)
     _forget_unused(plane)

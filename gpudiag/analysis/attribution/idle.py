@@ -22,10 +22,12 @@ import numpy as np
 
 from gpudiag.intervals import EMPTY, Intervals, distinct, intersect, subtract, union
 from gpudiag.model.timeline import UNKNOWN, Lane
-from gpudiag.units import NS_PER_US
+from gpudiag.units import NS_PER_MS, NS_PER_US
 
 #: An op that was launched this long before the device could take it shows that the host is ahead again.
 _AHEAD_NS = 20 * NS_PER_US
+#: No launch takes this long until its op starts; a host that is blocked as long as this waits for something else.
+_LONGEST_LAUNCH_NS = 10 * NS_PER_MS
 #: Ops that stand in a queue follow each other within this time, unless they wait for something.
 QUEUE_GAP_NS = 20 * NS_PER_US
 
@@ -67,8 +69,11 @@ def split_idle(lane: Lane, free: Intervals) -> IdleSplit:
         input_parts.append(fetch)
         sync_parts.append(stuck)
         launch_parts.append(subtract(intersect(before, busy), union(fetch, stuck)))
-        # From the launch call to the op's start: the cost of launching itself.
-        launch_parts.append(union(Intervals(gaps.host_until[mine], free.end[mine])))
+        # From the launch call to the op's start: the cost of launching itself, unless the host waits meanwhile.
+        launching = union(Intervals(gaps.host_until[mine], free.end[mine]))
+        waits = intersect(launching, _long_waits(blocked))
+        sync_parts.append(waits)
+        launch_parts.append(subtract(launching, waits))
     found_input, sync = union(*input_parts), union(*sync_parts)
     launch = subtract(union(*launch_parts), lane.overhead)
     catching_up = _catching_up(lane, launch)
@@ -115,6 +120,16 @@ def _host_state(lane: Lane, thread: int) -> tuple[Intervals, Intervals, Interval
         union(*(t.blocked for t in present)),
         union(*(t.busy for t in present)),
     )
+
+
+def _long_waits(blocked: Intervals) -> Intervals:
+    """Return the blocking calls that take longer than any launch: the host waits, and what it launched waits too.
+
+    host    launch ┤├ hipMemcpyWithStream ── 463 ms ──┤
+    device                                         ├ op    the launch did not take 463 ms
+    """
+    long = blocked.end - blocked.start >= _LONGEST_LAUNCH_NS
+    return union(Intervals(blocked.start[long], blocked.end[long]))
 
 
 def _catching_up(lane: Lane, launch: Intervals) -> Intervals:

@@ -18,11 +18,10 @@ from gpudiag.analysis.timeline.participants import without_lone_communication
 from gpudiag.analysis.timeline.steps import marked_steps, steps_of_launches
 from gpudiag.analysis.timeline.validity import examine
 from gpudiag.analysis.timeline.validity.device_activity import device_activities
-from gpudiag.analysis.timeline.validity.duplicates import without_duplicates
+from gpudiag.analysis.timeline.validity.duplicates import without_claims, without_copies
 from gpudiag.analysis.timeline.windows import Windows, common_steps, device_windows, host_windows
-from gpudiag.errors import UnreadableInputError
 from gpudiag.intervals import EMPTY, Intervals, among, distinct, subtract, union
-from gpudiag.model.event import DEVICE_WORK, HOST, EventKind, Role, Trace, any_of
+from gpudiag.model.event import DEVICE_WORK, HOST, EventKind, Role, Trace, any_of, framework_of
 from gpudiag.model.timeline import UNKNOWN, DeviceOps, HostSteps, HostThread, Lane, OpClass, Timeline
 
 Times = NDArray[np.int64]
@@ -35,22 +34,14 @@ def build_timeline(traces: Sequence[Trace], world_size: int | None = None) -> Ti
         traces: one per process. Where a trace does not know its rank, it takes the first that no other trace has; of
             two of one rank the first counts.
         world_size: number of ranks in the job where the traces do not say; at least the number of traces is assumed.
-
-    Raises:
-        UnreadableInputError: no trace holds anything that can be analysed.
     """
-    traces, repeated = without_duplicates(_with_ranks(traces))
-    traces = without_lone_communication(traces, world_size)
+    copies = without_copies(traces)
+    claims = without_claims(_with_ranks(copies.kept))
+    traces = without_lone_communication(claims.kept, world_size)
     activities = device_activities(traces)
     unseen = {index for index, activity in enumerate(activities) if activity.missing}
     world = world_size or max([trace.world_size or 0 for trace in traces] + [(trace.rank or 0) + 1 for trace in traces])
     slots = [(index, device) for index, trace in enumerate(traces) for device in _devices(trace) if index not in unseen]
-    if not slots and not unseen:
-        names = ", ".join(trace.source for trace in traces)
-        raise UnreadableInputError(
-            f"nothing to analyse in {names}: no device work and no framework operators were recorded",
-            "Record with activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA] around five training steps.",
-        )
     base = min(trace.origin_ns for trace in traces)
     calls = [
         lane_calls(
@@ -90,13 +81,17 @@ def build_timeline(traces: Sequence[Trace], world_size: int | None = None) -> Ti
         for position, ((index, device), shift, (ops, steps, _)) in enumerate(zip(slots, shifts, drafts, strict=True))
     )
     return Timeline(
-        framework=traces[0].framework,
+        framework=framework_of(traces),
         world_size=world,
         ranks_present=tuple(sorted(ranks)),
         lanes=lanes,
         traces=tuple(traces),
         clocks=tuple(matching.clocks),
-        validity=(*repeated, *examine(traces, lanes, matching, world=world, activities=activities)),
+        validity=(
+            *copies.validity,
+            *claims.validity,
+            *examine(traces, lanes, matching, world=world, activities=activities, repeated_ranks=copies.repeated_ranks),
+        ),
         covered=min((covered_share(lane) for lane in lanes), default=1.0),
         unseen={_rank(traces[index]): host_windows(_Host(traces[index]).steps).bounds for index in sorted(unseen)},
     )

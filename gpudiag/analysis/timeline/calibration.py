@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gpudiag.units import NS_PER_US
+from gpudiag.units import NS_PER_S, NS_PER_US
 
 LEAST_TOLERANCE_NS = 300 * NS_PER_US
 """Ends of one collective further apart than this (after the clock offset) are not one collective. Measured:
@@ -43,6 +43,11 @@ FEWEST_LOST = 10
 FEWEST_DURATIONS = 100
 """Traces of the same events with fewer durations are not one recording twice. Judgement: what is measured lasts
 differently each time; only ranks that are simulated, all alike, have few."""
+LEAST_UNIX_NS = 10**17
+"""A clock that shows less counts from something else than 1970. Physical: this is in March 1973."""
+RUNS_APART_NS = 10 * NS_PER_S
+"""Recordings of which one begins this long after all others have ended are of two runs. Judgement: hosts' clocks agree
+to milliseconds where they are set over the network, and a job that is started again does not train as soon."""
 THIN_SHARE = 0.10
 """Less than this share of the windows inside any recorded event is a thin recording. Measured: the emptiest of 70 lanes
 of sound jobs are covered to 23 % (a host in garbage collection), 49 % (a slow loader without marks) and 73 %."""

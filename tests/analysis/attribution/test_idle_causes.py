@@ -6,9 +6,11 @@ import pytest
 
 from gpudiag.analysis.attribution import attribute
 from gpudiag.analysis.timeline import build_timeline
+from gpudiag.app.analyze import analyze
 from gpudiag.model.analysis import BUCKETS
 from gpudiag.units import NS_PER_MS
 from tests.timeline_builder import BACKWARD, TraceBuilder
+from tests.trace.documents import TRACES
 
 
 def middle(*, cpu: bool = False) -> TraceBuilder:
@@ -174,3 +176,21 @@ def test_a_block_that_ends_within_a_gap_is_followed_from_its_end(since: int, syn
     trace = middle().compute(0, 5).sync(since, 8).operator(8, 14).compute(14, 40, launch=(13, 14))
     found = buckets(trace)
     assert (found["compute"], found["sync"], found.get("launch", 0)) == (31, sync, launch)
+
+
+def test_host_that_is_blocked_for_long_waits_and_does_not_launch() -> None:
+    """A launch does not take 10 ms: what was launched before such a call waits as the host does."""
+
+    def gap(blocked: int) -> dict[str, int]:
+        trace = middle().compute(0, 2).compute(5 + blocked, 40, launch=(3, 4))
+        return buckets(trace.sync(4, 4 + blocked, "hipMemcpyWithStream"))
+
+    # The last millisecond before the op starts is what the host catches up after the call.
+    assert gap(20) == {"compute": 17, "idle": 1, "launch": 1, "sync": 21}
+    assert gap(9) == {"compute": 28, "idle": 1, "launch": 10, "sync": 1}
+
+
+def test_real_decoding_step_waits_in_one_copy() -> None:
+    (device,) = analyze([TRACES / "others" / "sglang_decode.json.gz"]).devices
+    assert device.buckets_ms["sync"] == pytest.approx(463.7, abs=0.5)
+    assert device.buckets_ms["launch"] < 1

@@ -14,7 +14,7 @@ from gpudiag.analysis.diagnosis.engine import diagnose
 from gpudiag.analysis.diagnosis.examples import Job
 from gpudiag.analysis.diagnosis.outlier_steps import without_outlier_steps
 from gpudiag.analysis.diagnosis.rules import RULES
-from gpudiag.analysis.diagnosis.rules.advice import For, advice_for
+from gpudiag.analysis.diagnosis.rules.advice import For, advice_for, others
 from gpudiag.analysis.diagnosis.rules.compute_bound import ComputeBound
 from gpudiag.analysis.timeline import build_timeline
 from gpudiag.app.analyze import analyze
@@ -26,13 +26,21 @@ if TYPE_CHECKING:
     from gpudiag.model.analysis import Finding
 
 PYTORCH = re.compile(r"torch|DataLoader|DDP|pin_memory|\.item\(\)")
+TENSORFLOW = re.compile(r"\btf\.|tf\.data|jit_compile|TF_|NcclAllReduce")
+JAX = re.compile(r"\bjax\b|XLA_")
+#: Words of other frameworks, by framework.
+FOREIGN = {
+    "tensorflow": re.compile(f"{PYTORCH.pattern}|{JAX.pattern}"),
+    "jax": re.compile(f"{PYTORCH.pattern}|{TENSORFLOW.pattern}|gpudiag\\.(?:range|profile)"),
+    "unknown": re.compile(f"{PYTORCH.pattern}|{TENSORFLOW.pattern}|{JAX.pattern}"),
+}
 JOBS = ("slow_loader_rank2", "vgg_p2poff", "tiny", "clean", "gloo_dataloader", "resnet50_dataloader")
 ALL: tuple[type[Rule] | type[ComputeBound], ...] = (*RULES, ComputeBound)
 EXAMPLES = [pytest.param(job, id=f"{rule.code}: {what}") for rule in ALL for what, job in rule.FIRES]
 
 
 @pytest.mark.parametrize("job", [*JOBS, *EXAMPLES])
-def test_a_finding_has_advice_in_either_framework_and_none_in_tensorflow_is_pytorch(job: str | Job) -> None:
+def test_a_finding_has_advice_in_each_framework_and_none_of_another(job: str | Job) -> None:
     timeline = build_timeline(job.traces() if isinstance(job, Job) else read_traces([TRACES / job]))
     attribution = attribute(timeline)
 
@@ -40,14 +48,16 @@ def test_a_finding_has_advice_in_either_framework_and_none_in_tensorflow_is_pyto
         case = Case(timeline=replace(timeline, framework=framework), attribution=attribution)
         return diagnose(without_outlier_steps(case)).findings
 
-    findings, told = findings_in("pytorch"), findings_in("tensorflow")
+    findings = findings_in("pytorch")
     assert findings
-    assert [(finding.code, finding.recoverable_ms_per_step) for finding in told] == [
-        (finding.code, finding.recoverable_ms_per_step) for finding in findings
-    ]
-    for finding in (*findings, *told):
-        assert finding.advice, finding.code
-    assert not [line for finding in told for line in finding.advice if PYTORCH.search(line)]
+    assert all(finding.advice for finding in findings)
+    for framework, foreign in FOREIGN.items():
+        told = findings_in(framework)
+        assert [(finding.code, finding.recoverable_ms_per_step) for finding in told] == [
+            (finding.code, finding.recoverable_ms_per_step) for finding in findings
+        ]
+        assert all(finding.advice for finding in told), framework
+        assert not [line for finding in told for line in finding.advice if foreign.search(line)]
 
 
 def test_what_holds_for_all_frameworks_stands_in_the_order_of_the_rule() -> None:
@@ -55,6 +65,9 @@ def test_what_holds_for_all_frameworks_stands_in_the_order_of_the_rule() -> None
     assert advice_for("pytorch", lines, ranks="rank 2") == ("Look at rank 2.", "Pin it.", "Cache.")
     assert advice_for("tensorflow", lines, ranks="rank 2") == ("Prefetch.", "Look at rank 2.", "Cache.")
     assert advice_for("another", lines[3:]) == ("Cache.",)
+    beside = (*lines, others("Prepare it ahead."))
+    assert advice_for("jax", beside, ranks="rank 2") == ("Look at rank 2.", "Cache.", "Prepare it ahead.")
+    assert advice_for("pytorch", beside, ranks="rank 2") == ("Look at rank 2.", "Pin it.", "Cache.")
 
 
 def test_the_real_trace_of_tensorflow() -> None:

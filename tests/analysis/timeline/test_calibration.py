@@ -12,13 +12,14 @@ import pytest
 
 from gpudiag.analysis.timeline import alignment, calibration, steps
 from gpudiag.analysis.timeline.alignment import Sequence, _equally_good, _Fit, _fit
-from gpudiag.analysis.timeline.validity import duplicates, mixed_runs, thin_recording
+from gpudiag.analysis.timeline.validity import duplicates, mixed_runs, recorded_apart, thin_recording
 from gpudiag.analysis.timeline.validity.device_activity import DeviceActivity
 from gpudiag.analysis.timeline.validity.examine import _clocks, _steps
 from gpudiag.model.event import Role
 from gpudiag.model.timeline import UNKNOWN
 from gpudiag.units import NS_PER_MS, NS_PER_US
 from tests.calibration_cases import KINDS, Cases, figures_in, numbers_in
+from tests.timeline_builder import TraceBuilder
 
 FOLDER = Path(alignment.__file__).parent
 CASES = Cases(calibration)
@@ -105,11 +106,26 @@ def same_recording(at: int) -> object:
     return duplicates._same_events(one, other)  # type: ignore[arg-type]
 
 
+@CASES.of("RUNS_APART_NS")
+def pause_between_recordings(at: float) -> object:
+    events = TraceBuilder().operator(0, 5).build().events
+    starts = (10**18, 10**18 + int(events.end_ns.max()) + int(at))
+    traces: Any = [Of(source=f"{start}.json", origin_ns=start, events=events) for start in starts]
+    return bool(recorded_apart.recorded_apart(traces, []))
+
+
+@CASES.of("LEAST_UNIX_NS")
+def clock_since_1970(at: float) -> object:
+    events = TraceBuilder().operator(0, 5).build().events
+    traces: Any = [Of(source=f"{start}.json", origin_ns=start, events=events) for start in (int(at), 2 * 10**17)]
+    return bool(recorded_apart.recorded_apart(traces, []))
+
+
 @CASES.of("THIN_SHARE")
 def covered(at: float) -> object:
     lane: Any = Of(rank=0, trace=0, bounds=np.array([0, 1]))
     with mock.patch.object(thin_recording, "_covered", return_value=at):
-        return bool(thin_recording.doubts([Of()], [lane]))  # type: ignore[list-item]
+        return bool(thin_recording.doubts([Of(framework="pytorch")], [lane]))  # type: ignore[list-item]
 
 
 @pytest.mark.parametrize("name", CASES.known)

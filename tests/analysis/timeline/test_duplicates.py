@@ -2,11 +2,19 @@
 
 from __future__ import annotations
 
+import shutil
+from typing import TYPE_CHECKING
+
 from msgspec.structs import replace
 
 from gpudiag.analysis.timeline import build_timeline
 from gpudiag.analysis.timeline.calibration import FEWEST_DURATIONS
+from gpudiag.app.analyze import analyze
 from tests.timeline_builder import TraceBuilder
+from tests.trace.documents import TRACES
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 ORIGIN_NS = 10**18
 
@@ -55,3 +63,37 @@ def test_whichever_file_is_named_first_a_recording_twice_is_one() -> None:
     for sources in (("a.json", "b.json"), ("b.json", "a.json")):
         twins = [replace(recording(rank).build(), source=source) for rank, source in enumerate(sources)]
         assert "duplicate-ranks" in {one.code for one in build_timeline(twins).validity}
+
+
+def test_a_copy_takes_no_rank_and_is_not_missing() -> None:
+    files = [
+        replace(recording(0, longer).build(), source=name, rank=None, world_size=None)
+        for name, longer in (("a.json", 0), ("copy of a.json", 0), ("b.json", 1))
+    ]
+    timeline = build_timeline(files)
+    assert (timeline.ranks_present, timeline.world_size) == ((0, 1), 2)
+    assert {one.code for one in timeline.validity} >= {"duplicate-ranks"}
+    assert "missing-ranks" not in {one.code for one in timeline.validity}
+
+
+def test_a_rank_whose_trace_repeats_anothers_is_said_once() -> None:
+    traces = [
+        replace(recording(rank, longer).build(), source=f"{rank}.json", world_size=3)
+        for rank, longer in ((0, 0), (1, 0), (2, 1))
+    ]
+    timeline = build_timeline(traces)
+    said = {one.code: one.message for one in timeline.validity}
+    assert "so that rank 1 has no trace of its own" in said["duplicate-ranks"]
+    assert "missing-ranks" not in said
+    (also,) = [one.message for one in build_timeline(traces[:2]).validity if one.code == "missing-ranks"]
+    assert also.startswith("1 of 3 ranks missing (2)")
+
+
+def test_copy_of_a_real_file_of_several_gpus_counts_no_ranks(tmp_path: Path) -> None:
+    for name in ("a", "b"):
+        shutil.copy(TRACES / "tensorflow" / "mirrored_nccl.xplane.pb.gz", tmp_path / f"{name}.xplane.pb.gz")
+    analysis = analyze([tmp_path])
+    assert (analysis.world_size, analysis.ranks_present) == (4, (0, 1, 2, 3))
+    (message,) = [one.message for one in analysis.validity if one.code == "duplicate-ranks"]
+    assert message.startswith(f"{tmp_path}/a.xplane.pb.gz and {tmp_path}/b.xplane.pb.gz hold the same events")
+    assert "missing-ranks" not in {one.code for one in analysis.validity}

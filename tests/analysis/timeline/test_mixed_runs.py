@@ -2,19 +2,28 @@
 
 from __future__ import annotations
 
+import shutil
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
+from msgspec.structs import replace
 
+from gpudiag.analysis.timeline import build_timeline
 from gpudiag.analysis.timeline.validity.mixed_runs import doubts
+from gpudiag.app.analyze import analyze
 from gpudiag.model.event import CollectiveCall
 from gpudiag.model.timeline import UNKNOWN
-from gpudiag.units import NS_PER_MS
+from gpudiag.units import NS_PER_MS, NS_PER_S
+from tests.timeline_builder import TraceBuilder
+from tests.trace.documents import TRACES
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+    from pathlib import Path
+
+    from gpudiag.model.event import Trace
 
 PAIR = ("0", (0, 1))
 
@@ -43,6 +52,7 @@ class Rank:
         instance = [*[UNKNOWN] * len(others), *(at if one else UNKNOWN for at, one in enumerate(matched))]
         self.trace: Any = SimpleNamespace(
             world_size=world,
+            origin_ns=0,
             collectives=[
                 CollectiveCall(row=row, operation=operation, group=name, group_ranks=ranks)
                 for row, (operation, name, ranks) in enumerate(calls)
@@ -183,3 +193,41 @@ def test_of_a_rank_that_lost_some_too_few_match_for_that_reason() -> None:
 
 def test_two_lanes_of_one_trace_are_no_others() -> None:
     assert said(Rank(0, matched=False), Rank(0, matched=False, trace=0)) == ""
+
+
+def recorded(rank: int, after_s: float, *, exchange: bool = False) -> Trace:
+    """Steps that begin so long after 2001."""
+    built = TraceBuilder(rank, world_size=2, origin_ns=10**18 + int(after_s * NS_PER_S))
+    for step in range(6):
+        built.step(step * 1000).compute(0, 400 + step)
+        if exchange:
+            built.collective(500 + step, 600 + 7 * step, ranks=(0, 1), size_bytes=8, sequence=step)
+    return replace(built.build(), source=f"{rank}.json")
+
+
+def mixed(*traces: Trace) -> str:
+    return " ".join(one.message for one in build_timeline(traces).validity if one.code == "mixed-runs")
+
+
+def test_recordings_one_after_another_are_of_two_runs() -> None:
+    assert mixed(recorded(0, 0), recorded(1, 0.5)) == ""
+    assert mixed(recorded(0, 0), recorded(1, 9)) == ""
+    assert "1.json begins 60 s after 0.json has ended" in mixed(recorded(0, 0), recorded(1, 60))
+    assert "0.json begins 60 s after 1.json has ended" in mixed(recorded(0, 60), recorded(1, 0))
+
+
+def test_clocks_that_do_not_count_from_1970_do_not_tell_runs_apart() -> None:
+    assert mixed(replace(recorded(0, 0), origin_ns=5), recorded(1, 60)) == ""
+
+
+def test_recordings_whose_collectives_match_are_of_one_run_whatever_their_clocks_say() -> None:
+    assert mixed(recorded(0, 0, exchange=True), recorded(1, 60, exchange=True)) == ""
+
+
+def test_two_real_recordings_of_tensorflow_in_one_folder_are_two_runs(tmp_path: Path) -> None:
+    for source in ("tensorflow/mirrored_nccl", "tensorflow_exchange/mirrored_cpu"):
+        path = TRACES / f"{source}.xplane.pb.gz"
+        shutil.copy(path, tmp_path / path.name)
+    analysis = analyze([tmp_path])
+    (message,) = [one.message for one in analysis.validity if one.code == "mixed-runs"]
+    assert "mirrored_cpu.xplane.pb.gz begins 116 s after" in message

@@ -10,7 +10,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpudiag.analysis.timeline import build_timeline
-from gpudiag.errors import UnreadableInputError
 from gpudiag.units import NS_PER_MS, NS_PER_US
 from tests.timeline_builder import TraceBuilder
 
@@ -186,9 +185,11 @@ def test_ranks_unknown_to_their_traces_take_free_places() -> None:
     assert "repaired-input" in {v.code for v in timeline.validity}
 
 
-def test_nothing_to_analyse_is_an_error_with_a_remedy() -> None:
-    with pytest.raises(UnreadableInputError, match="nothing to analyse"):
-        build_timeline([TraceBuilder().annotation(0, 5, "my range").build()])
+def test_recording_in_which_nothing_computes_has_no_lane_and_a_remedy() -> None:
+    timeline = build_timeline([TraceBuilder().annotation(0, 5, "my range").build()])
+    assert timeline.lanes == ()
+    (message,) = [one.message for one in timeline.validity if one.code == "missing-device-activity"]
+    assert "no device activity, no host operators, no step marks" in message
 
 
 @given(

@@ -8,10 +8,14 @@ import msgspec
 
 
 class For(msgspec.Struct, frozen=True):
-    """A line that only users of one framework can follow."""
+    """A line that only users of one framework, or of any but PyTorch and TensorFlow (`others`), can follow."""
 
     framework: str
     line: str
+
+    def holds_in(self, framework: str) -> bool:
+        """Return whether users of this framework can follow the line."""
+        return framework not in _NAMED if self.framework == "others" else framework == self.framework
 
 
 def pytorch(line: str) -> For:
@@ -23,6 +27,18 @@ def tensorflow(line: str) -> For:
     """A line for users of TensorFlow alone."""
     return For("tensorflow", line)
 
+
+def jax(line: str) -> For:
+    """A line for users of JAX alone."""
+    return For("jax", line)
+
+
+def others(line: str) -> For:
+    """A line that names nothing of any framework, in place of those for PyTorch and TensorFlow."""
+    return For("others", line)
+
+
+_NAMED = ("pytorch", "tensorflow")
 
 #: Lines in the order in which they are given; one that is not `For` a framework holds in all of them.
 Advice = tuple[str | For, ...]
@@ -43,6 +59,6 @@ def advice_for(framework: str, lines: Iterable[str | For], **words: str) -> tupl
     texts = (
         line if isinstance(line, str) else line.line
         for line in lines
-        if isinstance(line, str) or line.framework == framework
+        if isinstance(line, str) or line.holds_in(framework)
     )
     return tuple(text.format(**words) if words else text for text in texts)

@@ -8,12 +8,13 @@ from typing import ClassVar
 from gpudiag.analysis.diagnosis.calibration import WARNING_PERCENT
 from gpudiag.analysis.diagnosis.case import Case
 from gpudiag.analysis.diagnosis.examples import DDP, Job, fetch, kernels
-from gpudiag.analysis.diagnosis.rules.advice import advice_for, pytorch, tensorflow
+from gpudiag.analysis.diagnosis.rules.advice import advice_for, others, pytorch, tensorflow
 from gpudiag.analysis.diagnosis.rules.rule import Examples
 from gpudiag.model.analysis import Confidence, Finding
 
 _ADVICE = (
     tensorflow("Use faster kernels: a mixed_bfloat16 policy, channels last, jit_compile=True, a larger batch."),
+    others("Use faster kernels: a lower precision where it suffices, fused operations, a larger batch."),
     pytorch("Use faster kernels: bf16 or tf32, channels-last, torch.compile, a larger batch."),
 )
 

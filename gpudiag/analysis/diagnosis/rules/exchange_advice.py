@@ -8,7 +8,7 @@ import numpy as np
 
 from gpudiag.analysis.diagnosis.calibration import MOST, SAME_AMOUNT
 from gpudiag.analysis.diagnosis.case import Case
-from gpudiag.analysis.diagnosis.rules.advice import Advice, pytorch, tensorflow
+from gpudiag.analysis.diagnosis.rules.advice import Advice, jax, others, pytorch, tensorflow
 from gpudiag.analysis.diagnosis.rules.unused_nvlink import nvlink_gb_per_s
 from gpudiag.intervals import Intervals, distinct, union, within
 from gpudiag.model.event import EventKind, Role, any_of
@@ -20,8 +20,10 @@ _SHARDED = frozenset({"all_gather", "reduce_scatter"})
 _ROOTED = frozenset({"broadcast", "reduce", "gather", "scatter"})
 
 LINKS = "Check the links: `gpudiag topology` (peer access, NVLink) and `gpudiag bandwidth`."
-_TENSORFLOW: Advice = (
+_NOT_PYTORCH: Advice = (
     tensorflow("Communicate less often: accumulate the gradients of several batches before each exchange."),
+    jax("Overlap more: XLA_FLAGS=--xla_gpu_enable_latency_hiding_scheduler=true; larger batches per device."),
+    others("Exchange fewer bytes, less often: a lower precision, the gradients of several batches at once."),
     tensorflow(
         "Overlap more: larger batches per device; compare `--strategy nccl`, `multi-worker` and `hierarchical-copy`."
     ),
@@ -75,7 +77,7 @@ def exchange_advice(case: Case, *, by_calls: bool = False) -> Advice:
         by_calls: it is mostly the CPU's calls that the exchange costs.
     """
     own = _of_pytorch(case)
-    return (*_TENSORFLOW, *(_DDP_CALLS if by_calls and own is _DDP else own))
+    return (*_NOT_PYTORCH, *(_DDP_CALLS if by_calls and own is _DDP else own))
 
 
 def _of_pytorch(case: Case) -> Advice:

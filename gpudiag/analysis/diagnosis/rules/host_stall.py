@@ -11,7 +11,7 @@ from gpudiag.analysis.diagnosis.examples import DDP, Job, fetch, item, kernels, 
 from gpudiag.analysis.diagnosis.places import Place, main_place, stalls
 from gpudiag.analysis.diagnosis.replay.edits import without_common_stalls
 from gpudiag.analysis.diagnosis.replay.what_if import WhatIf
-from gpudiag.analysis.diagnosis.rules.advice import Advice, advice_for, pytorch
+from gpudiag.analysis.diagnosis.rules.advice import Advice, advice_for, jax, pytorch, tensorflow
 from gpudiag.analysis.diagnosis.rules.rule import CannotTell, Examples, Proposal, severity_of
 from gpudiag.model.analysis import Finding
 
@@ -25,7 +25,9 @@ ELSEWHERE: Advice = (
     "Look at what the loop does there: logging, writing checkpoints, metrics, sleeping, waiting for a lock or a file.",
     "Do it every N steps, or in a thread of its own.",
     pytorch("Write checkpoints asynchronously: torch.distributed.checkpoint.async_save."),
-    "To see its name in the report, put a gpudiag.range around it.",
+    pytorch("To see its name in the report, put a gpudiag.range around it."),
+    tensorflow("To see its name in the report, put a gpudiag.range around it."),
+    jax("To see its name in the report, put a jax.profiler.TraceAnnotation around it."),
 )
 _HELD_UP: Advice = (
     (

@@ -16,7 +16,15 @@ from gpudiag.analysis.diagnosis.replay.edits import without_syncs
 from gpudiag.analysis.diagnosis.replay.graph import Block
 from gpudiag.analysis.diagnosis.replay.levels import synchronizing_more, syncs
 from gpudiag.analysis.diagnosis.replay.what_if import WhatIf
-from gpudiag.analysis.diagnosis.rules.advice import TF_COMPILE, TF_SEVERAL_STEPS, advice_for, pytorch, tensorflow
+from gpudiag.analysis.diagnosis.rules.advice import (
+    TF_COMPILE,
+    TF_SEVERAL_STEPS,
+    advice_for,
+    jax,
+    others,
+    pytorch,
+    tensorflow,
+)
 from gpudiag.analysis.diagnosis.rules.rule import CannotTell, Examples, Proposal, severity_of
 from gpudiag.model.analysis import Finding
 from gpudiag.model.event import EventKind
@@ -28,6 +36,8 @@ _ADVICE = (
     pytorch(
         "Find .item(), .cpu(), float(loss), print(loss), nonzero or boolean masks in the loop; do it every N steps."
     ),
+    jax("Find block_until_ready, float(loss), jax.device_get, print(loss) in the loop; do it every N steps."),
+    others("Find what the loop reads back from the device, or waits for; do it every N steps."),
     "Keep running sums on the device and read them once per epoch.",
     pytorch("torch.cuda.set_sync_debug_mode('warn') names the line of each."),
 )

@@ -13,7 +13,7 @@ from gpudiag.analysis.diagnosis.examples import DDP, Job, fetch, kernels, silenc
 from gpudiag.analysis.diagnosis.places import before_first_operator
 from gpudiag.analysis.diagnosis.replay.edits import without_common_input
 from gpudiag.analysis.diagnosis.replay.what_if import WhatIf
-from gpudiag.analysis.diagnosis.rules.advice import TF_DATA, Advice, advice_for, pytorch
+from gpudiag.analysis.diagnosis.rules.advice import TF_DATA, Advice, advice_for, others, pytorch
 from gpudiag.analysis.diagnosis.rules.rule import CannotTell, Examples, Proposal, notable, severity_of
 from gpudiag.analysis.diagnosis.timed_steps import exposed_input_ms, input_ms_above_most, loader_steps_ms
 from gpudiag.model.analysis import Finding
@@ -26,6 +26,7 @@ _ADVICE: Advice = (
         "Let workers prepare batches ahead: DataLoader(num_workers=4 or more, prefetch_factor=4, "
         "persistent_workers=True).",
     ),
+    others("Prepare batches ahead, in threads or processes of their own."),
     "Time the dataset by itself; cache decoded samples.",
 )
 _ON_GPUS: Advice = (

@@ -12,7 +12,15 @@ from gpudiag.analysis.diagnosis.examples import DDP, Job, fetch, kernels, python
 from gpudiag.analysis.diagnosis.places import few_slow_calls
 from gpudiag.analysis.diagnosis.replay.edits import as_cuda_graph, without_common_slow_calls
 from gpudiag.analysis.diagnosis.replay.what_if import WhatIf
-from gpudiag.analysis.diagnosis.rules.advice import TF_COMPILE, TF_SEVERAL_STEPS, advice_for, pytorch, tensorflow
+from gpudiag.analysis.diagnosis.rules.advice import (
+    TF_COMPILE,
+    TF_SEVERAL_STEPS,
+    advice_for,
+    jax,
+    others,
+    pytorch,
+    tensorflow,
+)
 from gpudiag.analysis.diagnosis.rules.rule import CannotTell, Examples, Proposal, severity_of
 from gpudiag.intervals import median
 from gpudiag.model.analysis import Finding
@@ -29,6 +37,9 @@ _SLOW_ADVICE = (
         "(torch.nn.attention.sdpa_kernel). Compiled code: torch._dynamo.mark_dynamic, and TORCH_LOGS=recompiles."
     ),
     pytorch("Allocation: PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True; no empty_cache() in the loop."),
+    jax(
+        "Recompilation shows as slow calls: jax.config.update('jax_log_compiles', True) names it; pad to a few shapes."
+    ),
     tensorflow("Retracing shows as slow calls: give tf.function an input_signature, or pad to a few shapes."),
 )
 _ADVICE = (
@@ -37,6 +48,8 @@ _ADVICE = (
     tensorflow(TF_SEVERAL_STEPS),
     pytorch("Launch a whole step at once: torch.compile(mode='reduce-overhead'), or torch.cuda.graph around the step."),
     pytorch("Use fewer, larger kernels: a larger batch, fused layers (torch.compile), a fused optimizer (fused=True)."),
+    jax("Put the whole step into one jax.jit, and several steps into one jax.lax.scan: fewer dispatches from Python."),
+    others("Use fewer, larger kernels: a larger batch, fused operations."),
     "Keep Python out of the loop: no per-parameter loops, no metrics each step.",
 )
 

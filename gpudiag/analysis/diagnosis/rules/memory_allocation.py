@@ -13,7 +13,7 @@ from gpudiag.analysis.diagnosis.replay.chains.host_time import body_span
 from gpudiag.analysis.diagnosis.replay.edits import without_allocation
 from gpudiag.analysis.diagnosis.replay.graph import Block
 from gpudiag.analysis.diagnosis.replay.what_if import WhatIf
-from gpudiag.analysis.diagnosis.rules.advice import advice_for, pytorch, tensorflow
+from gpudiag.analysis.diagnosis.rules.advice import advice_for, jax, pytorch, tensorflow
 from gpudiag.analysis.diagnosis.rules.rule import CannotTell, Examples, Proposal, severity_of
 from gpudiag.model.analysis import Finding
 from gpudiag.model.event import EventKind, Role, any_of
@@ -30,6 +30,7 @@ _ADVICE = (
         "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True."
     ),
     tensorflow("TF_GPU_ALLOCATOR=cuda_malloc_async keeps what was freed in a pool of the driver's."),
+    jax("XLA_PYTHON_CLIENT_PREALLOCATE=true (the default) takes the memory once, before the steps."),
     "Pinned host memory: allocate it once and fill it again; the loader's own pinning does.",
 )
 

@@ -13,7 +13,7 @@ from gpudiag.analysis.diagnosis.examples import DDP, Job, host_copy, kernels, py
 from gpudiag.analysis.diagnosis.replay.edits import with_host_copies
 from gpudiag.analysis.diagnosis.replay.probe_what_if import with_pinned_copies
 from gpudiag.analysis.diagnosis.replay.what_if import WhatIf
-from gpudiag.analysis.diagnosis.rules.advice import advice_for, pytorch, tensorflow
+from gpudiag.analysis.diagnosis.rules.advice import advice_for, jax, others, pytorch, tensorflow
 from gpudiag.analysis.diagnosis.rules.rule import CannotTell, Examples, Proposal, severity_of
 from gpudiag.model.analysis import Finding
 from gpudiag.model.event import HostMemory
@@ -21,7 +21,10 @@ from gpudiag.model.probed import pinned_to_device
 
 _ADVICE = (
     tensorflow("Let tf.distribute copy ahead: a distributed dataset, prefetched, instead of arrays fed to each step."),
-    "Copy the next batch on a stream of its own during compute (non_blocking=True).",
+    pytorch("Copy the next batch on a stream of its own during compute (non_blocking=True)."),
+    tensorflow("Copy the next batch during compute: prefetch it."),
+    jax("Copy the next batch during compute: jax.device_put ahead of the step, which returns at once."),
+    others("Copy the next batch during compute."),
     "Copy less: keep images as uint8 and convert on the GPU; keep constant inputs on the device.",
 )
 _PIN = pytorch("Pin the host memory: DataLoader(pin_memory=True), or tensor.pin_memory() once.")

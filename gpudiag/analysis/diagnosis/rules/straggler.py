@@ -15,7 +15,7 @@ from gpudiag.analysis.diagnosis.replay.edits import level
 from gpudiag.analysis.diagnosis.replay.levels import PARTS, Part
 from gpudiag.analysis.diagnosis.replay.levels import excess as excess_of
 from gpudiag.analysis.diagnosis.replay.what_if import WhatIf
-from gpudiag.analysis.diagnosis.rules.advice import TF_DATA, Advice, advice_for, pytorch, tensorflow
+from gpudiag.analysis.diagnosis.rules.advice import TF_DATA, Advice, advice_for, others, pytorch, tensorflow
 from gpudiag.analysis.diagnosis.rules.host_stall import ELSEWHERE, stall_advice
 from gpudiag.analysis.diagnosis.rules.input_bound import AFTER_THE_UPDATE, ends_with_the_update, unmarked_words
 from gpudiag.analysis.diagnosis.rules.late_cause import cause_of, elsewhere
@@ -64,15 +64,21 @@ _ADVICE: dict[str, Advice] = {
             "Give {ranks} separate CPU cores, near the GPU (numactl, taskset, torchrun --numa-binding) "
             "and look for other processes there.",
         ),
+        others("Give {ranks} separate CPU cores, near the GPU (numactl, taskset)."),
         "Look for extra Python in the loop of {ranks}: logging, checkpoints, metrics on one rank only.",
     ),
     "copy": (
         tensorflow("Check the PCIe link of its GPU: `gpudiag bandwidth`."),
+        others("Check the PCIe link of the GPU of {ranks}: `gpudiag bandwidth`."),
         pytorch("Pin the host memory of {ranks} (pin_memory=True) and check its PCIe link: `gpudiag bandwidth`."),
     ),
     "stall": ELSEWHERE,
     "sync": (
-        "Find what only {ranks} reads back from the GPU: .item(), .cpu(), losses that are logged, checkpoints.",
+        pytorch(
+            "Find what only {ranks} reads back from the GPU: .item(), .cpu(), losses that are logged, checkpoints."
+        ),
+        tensorflow("Find what only {ranks} reads back from the GPU: .numpy(), losses that are logged, checkpoints."),
+        others("Find what only {ranks} reads back from the GPU: losses that are logged, checkpoints."),
         "Do it every N steps, or read sums that were kept on the device.",
     ),
     "operators": ("Give these calls the same shapes on {ranks} as on the others, and the same ones each step.",),

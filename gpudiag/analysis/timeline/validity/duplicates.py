@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import msgspec
 import numpy as np
 
 from gpudiag.analysis.timeline.calibration import FEWEST_DURATIONS
@@ -12,25 +13,58 @@ from gpudiag.model.analysis import Validity
 from gpudiag.model.event import Trace
 
 
-def without_duplicates(traces: Sequence[Trace]) -> tuple[list[Trace], list[Validity]]:
-    """The traces less those that repeat an earlier one or claim its rank, and what was left out.
+class Repetitions(msgspec.Struct, frozen=True):
+    """The traces that count, the ranks whose traces repeat another's, and what to say of what was left out."""
 
-    Which of two that claim one rank is of this run cannot be known: the first is kept, and nothing is certain.
+    kept: tuple[Trace, ...]
+    repeated_ranks: frozenset[int]
+    validity: tuple[Validity, ...]
+
+
+def without_copies(traces: Sequence[Trace]) -> Repetitions:
+    """Leave out the traces that hold the events of an earlier one; those that know their rank go first.
+
+    This comes before ranks are given to traces that do not know theirs: a copy takes no rank.
     """
     kept: list[Trace] = []
-    found = []
-    for trace in traces:
-        twin = next((one for one in kept if one.rank == trace.rank or _same_events(one, trace)), None)
+    ranks: set[int] = set()
+    found = [
+        _left_out(trace.source, copy, "hold the same events: the second was left out")
+        for trace in traces
+        for copy in trace.copies
+    ]
+    for trace in sorted(traces, key=lambda trace: trace.rank is None):
+        twin = next((earlier for earlier in kept if _same_events(earlier, trace)), None)
         if twin is None:
             kept.append(trace)
             continue
-        same = "hold the same events" if _same_events(twin, trace) else f"both claim rank {trace.rank}"
-        message = (
-            f"{twin.source} and {trace.source} {same}: the second was left out. Give one trace of each rank, all of "
-            "the same run."
-        )
-        found.append(Validity(code="duplicate-ranks", message=message))
-    return kept, found
+        also = ""
+        if trace.rank is not None and trace.rank != twin.rank:
+            ranks.add(trace.rank)
+            also = f", so that rank {trace.rank} has no trace of its own"
+        found.append(_left_out(twin.source, trace.source, f"hold the same events: the second was left out{also}"))
+    return Repetitions(tuple(kept), frozenset(ranks), tuple(found))
+
+
+def without_claims(traces: Sequence[Trace]) -> Repetitions:
+    """Leave out the traces that claim the rank of an earlier one.
+
+    Which of two that claim one rank is of this run cannot be known: the first is kept, and nothing is certain.
+    """
+    kept: dict[int | None, Trace] = {}
+    found = []
+    for trace in traces:
+        if trace.rank in kept:
+            claim = f"both claim rank {trace.rank}: the second was left out"
+            found.append(_left_out(kept[trace.rank].source, trace.source, claim))
+        else:
+            kept[trace.rank] = trace
+    return Repetitions(tuple(kept.values()), frozenset(), tuple(found))
+
+
+def _left_out(kept: str, copy: str, why: str) -> Validity:
+    message = f"{kept} and {copy} {why}. Give one trace of each rank, all of the same run."
+    return Validity(code="duplicate-ranks", message=message)
 
 
 def _same_events(one: Trace, other: Trace) -> bool:

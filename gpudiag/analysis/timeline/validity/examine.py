@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 
 from gpudiag.analysis.timeline.calibration import FEW_STEPS, SAME_CLOCK_NS
 from gpudiag.analysis.timeline.collectives import Matching
@@ -10,14 +10,18 @@ from gpudiag.analysis.timeline.validity import device_activity, mixed_runs, part
 from gpudiag.analysis.timeline.validity.device_activity import DeviceActivity
 from gpudiag.analysis.timeline.validity.wording import ranks_in_words
 from gpudiag.model.analysis import Validity
-from gpudiag.model.event import Trace
+from gpudiag.model.event import Trace, framework_of
 from gpudiag.model.timeline import Lane
 from gpudiag.units import NS_PER_MS
 
 _STEP_MARKS = {
     "pytorch": "Call prof.step() each step",
     "tensorflow": "Put each step into tf.profiler.experimental.Trace('train', step_num=step, _r=1)",
+    "jax": "Put each step into jax.profiler.StepTraceAnnotation('train', step_num=step)",
+    "unknown": "Mark each step with a range of its number",
 }
+#: Frameworks whose steps gpudiag itself marks.
+_OWN_MARKS = ("pytorch", "tensorflow")
 
 
 def examine(
@@ -27,8 +31,18 @@ def examine(
     *,
     world: int,
     activities: Sequence[DeviceActivity],
+    repeated_ranks: Set[int] = frozenset(),
 ) -> tuple[Validity, ...]:
-    """All validity warnings that the timeline itself gives rise to."""
+    """Return all validity warnings that the timeline itself gives rise to.
+
+    Args:
+        traces: of the job, one per rank.
+        lanes: all lanes.
+        matching: which collectives of which ranks are one.
+        world: number of ranks.
+        activities: of each trace, what it launched and what of it was recorded.
+        repeated_ranks: ranks whose traces were left out, because they repeat another's, and of which that is said.
+    """
     lossy = [
         trace.rank for trace, activity in zip(traces, activities, strict=True) if activity.missing or activity.lossy
     ]
@@ -37,7 +51,7 @@ def examine(
         *device_activity.doubts(traces, activities),
         *thin_recording.doubts(traces, lanes),
         *partial_coverage.doubts(lanes),
-        *_ranks(traces, world, matching),
+        *_ranks(traces, world, matching, repeated_ranks),
         *_steps(traces, lanes),
         *_dropped(traces),
         *_clocks(matching),
@@ -46,9 +60,9 @@ def examine(
     return tuple(found)
 
 
-def _ranks(traces: Sequence[Trace], world: int, matching: Matching) -> list[Validity]:
+def _ranks(traces: Sequence[Trace], world: int, matching: Matching, repeated: Set[int] = frozenset()) -> list[Validity]:
     present = {trace.rank for trace in traces}
-    absent = sorted(set(range(world)) - present) or sorted(matching.missing_ranks)
+    absent = sorted(set(range(world)) - present - repeated) or sorted(matching.missing_ranks - repeated)
     if not absent:
         return []
     shown = ranks_in_words(absent).partition(" ")[2]
@@ -70,8 +84,10 @@ def _steps(traces: Sequence[Trace], lanes: Sequence[Lane]) -> list[Validity]:
             "none": "no repetition was found either, so the whole capture counts as one step",
         }
         said = "; ".join(how[source] for source in ("optimizer", "range", "pattern", "none") if source in sources)
-        mark = _STEP_MARKS.get(traces[0].framework, _STEP_MARKS["pytorch"])
-        message = f"the trace has no step marks: {said}. {mark}, or use gpudiag.profile()."
+        framework = framework_of(traces)
+        mark = _STEP_MARKS.get(framework, _STEP_MARKS["unknown"])
+        ours = ", or use gpudiag.profile()" if framework in _OWN_MARKS else ""
+        message = f"the trace has no step marks: {said}. {mark}{ours}."
         found.append(Validity(code="no-step-marks", message=message))
     fewest = min((len(lane.window_steps) for lane in lanes), default=FEW_STEPS)
     if fewest < FEW_STEPS:

@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 
 from gpudiag.analysis.timeline.calibration import FEWEST_SEEN, MATCHED_SHARE
 from gpudiag.analysis.timeline.collectives import SYMMETRIC
+from gpudiag.analysis.timeline.validity.recorded_apart import recorded_apart
 from gpudiag.analysis.timeline.validity.wording import ranks_in_words
 from gpudiag.model.analysis import Validity
 from gpudiag.model.event import Trace
@@ -46,7 +47,7 @@ def doubts(traces: Sequence[Trace], lanes: Sequence[Lane], lossy: Iterable[int |
         lossy: ranks whose trace lacks device work, of whose collectives too few match for that reason.
     """
     groups = _groups(traces, lanes)
-    said = [*_worlds(traces), *_step_lengths(groups), *_collectives(groups, set(lossy))]
+    said = [*_worlds(traces), *recorded_apart(traces, lanes), *_step_lengths(groups), *_collectives(groups, set(lossy))]
     if not said:
         return []
     message = (

@@ -10,8 +10,15 @@ from gpudiag.analysis.timeline.calibration import THIN_SHARE
 from gpudiag.analysis.timeline.validity.wording import ranks_in_words
 from gpudiag.intervals import Intervals, lengths_between, union
 from gpudiag.model.analysis import Validity
-from gpudiag.model.event import EventKind, Role, Trace, any_of
+from gpudiag.model.event import EventKind, Role, Trace, any_of, framework_of
 from gpudiag.model.timeline import Lane
+
+_RECORD = {
+    "pytorch": "Record both CPU and CUDA activities, and mark where data is waited for (gpudiag.input)",
+    "tensorflow": "Record host and devices, and mark where data is waited for (gpudiag.input)",
+    "jax": "Record while steps run, with host_tracer_level=2 (jax.profiler.ProfileOptions)",
+    "unknown": "Record host and devices while steps run",
+}
 
 
 def doubts(traces: Sequence[Trace], lanes: Sequence[Lane]) -> list[Validity]:
@@ -20,10 +27,10 @@ def doubts(traces: Sequence[Trace], lanes: Sequence[Lane]) -> list[Validity]:
     thin = {rank: share for rank, share in shares.items() if share < THIN_SHARE}
     if not thin:
         return []
+    framework = framework_of(traces)
     message = (
         f"recorded events cover {100 * min(thin.values()):.1f} % of the steps of {ranks_in_words(thin)}: what else "
-        "happened cannot be known. Record both CPU and CUDA activities, and mark where data is waited for "
-        "(gpudiag.input)."
+        f"happened cannot be known. {_RECORD.get(framework, _RECORD['unknown'])}."
     )
     return [Validity(code="thin-recording", message=message)]
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 from gpudiag.model.event import EventKind
 
 #: Categories of Kineto, lower case. 2021's were `Operator`, `Runtime`, `Kernel`, `Memcpy`, `Memset`; since 2022 they
@@ -24,6 +26,17 @@ _KINDS = {
 
 #: Host calls: `cuda_runtime`, `cuda_driver`, `Runtime`, `hip_runtime`, `xpu_runtime`, `privateuse1_driver`, …
 _RUNTIME_ENDINGS = ("runtime", "driver")
+
+#: Accelerators by what their categories begin with (`mtia_ccp_events`, `hpu_op`, `privateuse1_kernel`).
+_ACCELERATOR = re.compile(
+    r"(?:[a-z0-9]+_)?(mtia|hpu|npu|xpu|tpu|mlu|musa|gcu|ipu|neuron|ascend|privateuse1|glow)(?:_|$)"
+)
+#: Of these the kernels have the category of any GPU's.
+_READ = ("xpu",)
+#: What such categories are of where they are of the host.
+_OF_HOST = ("runtime", "driver", "insight", "counters")
+#: Accelerators by what their operators begin with, in traces that give the accelerator's own events no category.
+_OPERATORS_OF = {"npu::": "NPU", "AscendCL@": "NPU", "hpu::": "HPU", "mlu::": "MLU"}
 
 _PROFILER_SPAN = "trace"
 
@@ -69,6 +82,34 @@ def kind_of(category: str) -> EventKind | None:
     if kind is None and lowered.endswith(_RUNTIME_ENDINGS):
         return EventKind.RUNTIME
     return kind
+
+
+def unread_accelerator(category: str) -> str | None:
+    """Return the name of the accelerator whose activity this category holds; None where it is read, or is the host's.
+
+    >>> unread_accelerator("mtia_ccp_events"), unread_accelerator("mtia_runtime"), unread_accelerator("kernel")
+    ('MTIA', None, None)
+    """
+    if kind_of(category) is not None or is_known(category) or category.lower().endswith(_OF_HOST):
+        return None
+    match = _ACCELERATOR.match(category.lower())
+    return match[1].upper() if match else None
+
+
+def called_accelerator(category: str) -> str | None:
+    """Return the name of the accelerator, other than a GPU, that host calls of this category are made to.
+
+    >>> called_accelerator("mtia_runtime"), called_accelerator("cuda_runtime")
+    ('MTIA', None)
+    """
+    match = _ACCELERATOR.match(category.lower())
+    is_call = match is not None and match[1] not in _READ and category.lower().endswith(_RUNTIME_ENDINGS)
+    return match[1].upper() if match is not None and is_call else None
+
+
+def operators_accelerator(name: str) -> str | None:
+    """Return the name of the accelerator that an operator of this name is of; None where the name does not say."""
+    return next((device for start, device in _OPERATORS_OF.items() if name.startswith(start)), None)
 
 
 def is_profiler_span(category: str) -> bool:

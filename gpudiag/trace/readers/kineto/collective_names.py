@@ -15,20 +15,52 @@ HOST_COLLECTIVES = ("gloo:", "mpi:", "ucc:")
 #: for symmetric memory `ncclSymkDevKernel_AllReduce_RSxLDMC_AGxSTMC_…`; RCCL also `ncclDevKernel_Generic_4(…)`.
 _LIBRARY_KERNEL = re.compile(r"(?:nccl|rccl)(?:Sym[a-z]?)?(?:Dev)?Kernel(?:Debug)?_([A-Za-z0-9]+)")
 
-#: Kernels that move data between devices without NCCL: PyTorch's symmetric memory, vLLM's and TensorRT-LLM's custom
-#: all-reduce, NVSHMEM, MSCCL, oneCCL.
+#: DeepEP's exchange of tokens between experts, plain or mangled: `deep_ep::internode::dispatch<…>`,
+#: `_ZN7deep_ep12internode_ll7combineI…`, `dpsk::ep::internode::cached_notify<…>`. What only counts tokens on its own
+#: device (`get_dispatch_layout`) is compute.
+_EXPERTS = (
+    r"(?:deep_ep|dpsk::ep)(?:::|\d+)(?:\w+::)?(?:intranode|internode|elastic|hybrid|low_latency)(?:_ll)?(?:::|\d+)"
+    r"(?:\w+_)??"
+)
+#: Libraries for serving whose kernels name the collective.
+_SERVING = r"(?:aiter|vllm|sglang|sgl_hip|trtllm|tensorrt_llm|flashinfer)"
+#: Kernels that move data between devices without NCCL: PyTorch's symmetric memory, vLLM's, SGLang's, aiter's and
+#: TensorRT-LLM's custom all-reduce, NVSHMEM, MSCCL, oneCCL.
 _OTHER_KERNELS = (
+    (re.compile(_EXPERTS + r"(?:dispatch|combine|cached_notify|notify)"), "all_to_all"),
+    (re.compile(_EXPERTS + "barrier"), "barrier"),
     (re.compile(r"(?:one|two)_shot_all_?reduce|multimem_(?:one_shot_)?all_?reduce"), "all_reduce"),
     (re.compile(r"all_?reduce_(?:one|two)_?shot|(?:one|two)ShotAllReduce"), "all_reduce"),
-    (re.compile(r"cross_device_reduce_[12]stage"), "all_reduce"),
-    (re.compile(r"multimem_all_gather"), "all_gather"),
-    (re.compile(r"multimem_(?:one_shot_)?reduce_scatter"), "reduce_scatter"),
-    (re.compile(r"nvshmem\w*all_?to_?all|all_to_all_vdev"), "all_to_all"),
+    (re.compile(r"cross_?device_?reduce(?:_[12]stage|_split|_naive|kernel)?"), "all_reduce"),
+    # aiter, quick reduce, TensorRT-LLM and FlashInfer: with the normalization that they fuse it with.
+    (
+        re.compile(r"allreduce_(?:fusion|prototype|kernel|twoshot|oneshot|mnnvl|lamport)|all_?reduce_?(?:rms|norm)"),
+        "all_reduce",
+    ),
+    (re.compile(_SERVING + r"\w*?(?:::|\d+).*?all_?reduce", re.IGNORECASE), "all_reduce"),
+    (re.compile(r"multimem_all_gather|" + _SERVING + r"\w*?(?:::|\d+).*?allgather"), "all_gather"),
+    (
+        re.compile(r"multimem_(?:one_shot_)?reduce_scatter|" + _SERVING + r"\w*?(?:::|\d+).*?reduce_?scatter"),
+        "reduce_scatter",
+    ),
+    (
+        re.compile(r"nvshmem\w*all_?to_?all|all_to_all_vdev|moeAllToAllKernel|moeA2A(?:Dispatch|Combine)Kernel"),
+        "all_to_all",
+    ),
+    (re.compile(r"nvshmem\w*(?:all_?gather|fcollect)"), "all_gather"),
+    (re.compile(r"nvshmem\w*reduce_?scatter"), "reduce_scatter"),
+    (re.compile(r"nvshmem\w*broadcast"), "broadcast"),
+    (re.compile(r"nvshmem\w*(?:barrier|sync)"), "barrier"),
+    (re.compile(r"nvshmem\w*reduce"), "all_reduce"),
+    (re.compile(r"nvshmem\w*(?:put|get|signal|wait)"), UNKNOWN),
     (re.compile(r"mscclKernel|rccl_main_kernel|oneccl_"), UNKNOWN),
 )
 
 #: A name without any of these is none of the above; looking for them first is cheap.
-_SIGNS = ("nccl", "rccl", "shot", "Shot", "multimem", "cross_device", "nvshmem", "vdev", "mscclK", "oneccl")
+_SIGNS = (
+    *("nccl", "rccl", "shot", "Shot", "multimem", "cross_device", "crossDevice", "nvshmem", "vdev", "mscclK", "oneccl"),
+    *("deep_ep", "dpsk::ep", "llreduce", "ll_reduce", "llReduce", "allgather", "reduce_scatter", "moeA"),
+)
 
 #: Operations by their names in lower case without underlines.
 _OPERATIONS = {

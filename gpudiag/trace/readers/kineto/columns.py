@@ -13,7 +13,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gpudiag.errors import TooLargeError
-from gpudiag.model.event import HOST, NO_CORRELATION, NO_SIZE, EventKind, EventTable, EventWaits, ModuleWork
+from gpudiag.model.event import (
+    DEVICE_WORK,
+    HOST,
+    NO_CORRELATION,
+    NO_SIZE,
+    EventKind,
+    EventTable,
+    EventWaits,
+    ModuleWork,
+)
 from gpudiag.model.sanitize import with_escapes
 from gpudiag.trace.limits import free_memory_bytes
 from gpudiag.trace.readers.kineto import categories
@@ -24,6 +33,7 @@ from gpudiag.trace.readers.kineto.modules import Autograd, module_work
 from gpudiag.trace.readers.kineto.roles import roles_of
 from gpudiag.trace.readers.kineto.sync_events import Awaited, awaited, event_waits
 from gpudiag.trace.readers.kineto.times import Times
+from gpudiag.trace.readers.launches import roles_without_idle_launches
 
 _T = TypeVar("_T")
 _SKIP = 255
@@ -173,8 +183,23 @@ class Columns:
         return sorted(
             with_escapes(word)
             for word, code in self._codes.items()
-            if code == _SKIP and word and not categories.is_known(word)
+            if code == _SKIP and word and not categories.is_known(word) and not categories.unread_accelerator(word)
         )
+
+    def activity_not_read(self) -> list[str]:
+        """Return the accelerators whose activity was met and not read."""
+        return sorted({device for word in self._codes if (device := categories.unread_accelerator(word)) is not None})
+
+    def unread_devices(self, table: EventTable) -> tuple[str, ...]:
+        """Return the accelerators that the recording has activity of, or calls to, and that no reader understands.
+
+        Calls and operators say which accelerator is used; they count only where no device activity was read.
+        """
+        found: set[str | None] = {*self.activity_not_read()}
+        if not len(table.rows_of(*DEVICE_WORK)):
+            found |= {categories.called_accelerator(category) for category in self._codes}
+            found |= {categories.operators_accelerator(name) for name in table.names}
+        return tuple(sorted(device for device in found if device is not None))
 
     def finish(self, notes: list[str]) -> Finished | None:
         """All that was taken, in order; None without any events.
@@ -211,6 +236,7 @@ class Columns:
             names=names,
         )
         table = msgspec.structs.replace(table, role=with_hooks(table))
+        table = msgspec.structs.replace(table, role=roles_without_idle_launches(table))
         position = np.full(self._rows, -1, dtype=np.int64)
         position[order] = np.arange(len(order))
         waits = event_waits(table, _in_order(self._awaited, position)) if self._awaited else EventWaits()

@@ -69,6 +69,7 @@ class _LooseEvent(Event, gc=False):
 class Header(msgspec.Struct, gc=False):
     """What stands beside the events, undecoded: no version of PyTorch agrees with another on its types."""
 
+    schema: msgspec.Raw = msgspec.field(name="schemaVersion", default=_NOTHING)
     base_time: msgspec.Raw = msgspec.field(name="baseTimeNanoseconds", default=_NOTHING)
     distributed: msgspec.Raw = msgspec.field(name="distributedInfo", default=_NOTHING)
     devices: msgspec.Raw = msgspec.field(name="deviceProperties", default=_NOTHING)

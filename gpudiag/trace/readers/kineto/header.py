@@ -45,6 +45,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
         base_ns: the absolute time (Unix, ns) that timestamps count from.
         dropped_events: how many the profiler said it lost.
         notes: what else it said of its own trouble.
+        is_kineto: the header has fields that PyTorch's profiler writes.
     """
 
     rank: int | None = None
@@ -56,6 +57,16 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     base_ns: int = 0
     dropped_events: int = 0
     notes: tuple[str, ...] = ()
+    is_kineto: bool = False
+
+    def device_name(self, device: int) -> str:
+        """Return the model of a device, or "".
+
+        ROCm numbers devices among all agents of the host, and the properties by GPU: where all that are described are
+        of one model, a device that is not among them is of that model too.
+        """
+        models = set(self.device_names.values())
+        return self.device_names.get(device) or (models.pop() if len(models) == 1 else "")
 
 
 def is_told(raw: msgspec.Raw) -> bool:
@@ -100,4 +111,5 @@ def describe(header: Header) -> Job:
         base_ns=base_ns if 0 <= base_ns < 2**62 else 0,
         dropped_events=min(2**62, sum(int(count) for count in _DROPPED.findall(logs))),
         notes=("the profiler says that it stopped early, out of buffers",) if _STOPPED_EARLY.search(logs) else (),
+        is_kineto=any(map(is_told, (header.schema, header.distributed, header.devices, header.base_time))),
     )

@@ -28,6 +28,7 @@ from gpudiag.model.event import (
     Role,
     Trace,
 )
+from gpudiag.trace.readers.launches import count_unrecorded_graphs
 from gpudiag.trace.readers.xspace.logical import trace_per_logical_device
 from gpudiag.trace.readers.xspace.process import Process, step_marks_of
 from gpudiag.trace.readers.xspace.waits import DEVICE_WAIT, EXCHANGE_WAIT, executor_waits
@@ -41,7 +42,8 @@ def trace_per_device(process: Process) -> tuple[Trace, ...]:
     launched = distinct(process.launches_on[launches])
     if not len(work):
         # Launched and not recorded is no CPU's work.
-        return (process.trace,) if (launched != HOST).any() else trace_per_logical_device(process)
+        whole = (launched != HOST).any() or process.trace.unread_devices
+        return (process.trace,) if whole else trace_per_logical_device(process)
     # Also those of which no work was recorded, although it was launched.
     devices = [int(device) for device in np.union1d(events.device[work], launched) if device != HOST]
     overhead = events.rows_of(EventKind.OVERHEAD)
@@ -93,6 +95,7 @@ def _of_device(process: Process, device: int, threads: tuple[_Thread, ...], over
     return replace(
         trace,
         events=table,
+        unrecorded_graphs=count_unrecorded_graphs(table),
         step_marks=step_marks_of(table),
         device_names={device: trace.device_names[device]} if device in trace.device_names else {},
         collectives=tuple(

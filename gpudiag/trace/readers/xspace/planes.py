@@ -35,6 +35,9 @@ _PS_PER_NS = 1_000
 _LAST_NS = 2**62
 
 _DEVICE_PLANE = re.compile(r"/device:GPU:(\d{1,4})$")
+_OTHER_PLANE = re.compile(r"/device:([A-Za-z]{1,20})(?:_[A-Za-z]+)?:\d{1,4}\b")
+#: Planes that are of no accelerator, or of one that is read: derived ones, and logical devices of the host.
+_NO_ACCELERATOR = ("GPU", "CPU", "CUSTOM")
 _STREAM = re.compile(r"Stream #?(\d{1,18})\b")
 #: Instants of TensorFlow's allocator: a third of all events, each with a dozen stats of which none is read.
 _WITHOUT_STATS = {"MemoryAllocation", "MemoryDeallocation"}
@@ -99,6 +102,14 @@ def about(plane: Any) -> dict[str, Any]:
             value = names[value].name if value in names else ""
         told[names[stat.metadata_id].name] = value
     return told
+
+
+def unread_device_of(plane: Any) -> str | None:
+    """Return the kind of the accelerator, other than a GPU, whose plane with events it is; else None."""
+    found = _OTHER_PLANE.search(plane.name)
+    if found is None or found[1] in _NO_ACCELERATOR or not any(len(line.events) for line in plane.lines):
+        return None
+    return found[1]
 
 
 def device_of(plane: Any) -> int | None:

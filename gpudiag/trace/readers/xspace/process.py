@@ -22,16 +22,21 @@ from gpudiag.model.event import (
     StepMarks,
     Trace,
 )
+from gpudiag.trace.readers.cuda_calls import is_graph_launch, is_memset
 from gpudiag.trace.readers.kineto.collective_names import kernel_operation
+from gpudiag.trace.readers.launches import count_unrecorded_graphs, roles_without_idle_launches
 from gpudiag.trace.readers.xspace.copies import copy_of, set_bytes
 from gpudiag.trace.readers.xspace.exchanges import Exchanges, find_exchanges, of_loader
 from gpudiag.trace.readers.xspace.host import NO_STEP, host_kinds, host_operation, host_roles
 from gpudiag.trace.readers.xspace.placement import NO_DEVICE, placed
 from gpudiag.trace.readers.xspace.planes import BUFFER, COPY_DETAILS, CORRELATION, DEVICE, SET_DETAILS, Plane
+from gpudiag.trace.readers.xspace.program import framework_of, workload_of
 
 _DAY_NS = 86_400 * 10**9
 #: Line timestamps below this count from the begin of the profile and not from 1970.
 _LEAST_UNIX_NS = 10**17
+#: No GPU has as many compute units.
+_MOST_UNITS = 10_000
 #: What the driver is asked to do for device work, and what that is: TensorFlow names calls after what they launch.
 _CALLS = {
     (EventKind.KERNEL, Direction.NONE): ("cuLaunchKernel", Role.LAUNCH),
@@ -96,7 +101,9 @@ class _Columns(msgspec.Struct, frozen=True, kw_only=True):
     of_loader: NDArray[np.bool_]
 
 
-def assemble(planes: Sequence[Plane], *, shown: str, host: str, begun_ns: int, notes: list[str]) -> Process:
+def assemble(
+    planes: Sequence[Plane], *, shown: str, host: str, begun_ns: int, notes: list[str], unread: tuple[str, ...] = ()
+) -> Process:
     """One table of the planes of one process.
 
     Args:
@@ -105,6 +112,7 @@ def assemble(planes: Sequence[Plane], *, shown: str, host: str, begun_ns: int, n
         host: host name.
         begun_ns: when the profile began (Unix, ns); 0 where it does not say.
         notes: what had to be repaired is appended here.
+        unread: accelerators whose planes are not among these.
     """
     names = _Names()
     devices = [plane for plane in planes if plane.device is not None]
@@ -135,10 +143,11 @@ def assemble(planes: Sequence[Plane], *, shown: str, host: str, begun_ns: int, n
         host_memory=joined["host_memory"],
         names=names.all(),
     )
+    table = msgspec.structs.replace(table, role=roles_without_idle_launches(table))
     origin = base + first + (0 if base + first >= _LEAST_UNIX_NS else begun_ns)
     trace = Trace(
         source=shown,
-        framework="tensorflow",
+        framework=(framework := framework_of(planes)),
         events=table,
         origin_ns=max(origin, 1),  # one process has one clock, whatever it counts from
         host=host,
@@ -147,6 +156,9 @@ def assemble(planes: Sequence[Plane], *, shown: str, host: str, begun_ns: int, n
         step_marks=step_marks_of(table),
         waits_in_collectives=True,
         uses_devices=bool((table.kind == EventKind.RUNTIME).any()),
+        workload=workload_of(planes, framework),
+        unread_devices=unread,
+        unrecorded_graphs=count_unrecorded_graphs(table),
         notes=tuple(notes),
     )
     nowhere = np.full(len(table), NO_DEVICE, np.int16)
@@ -160,8 +172,16 @@ def assemble(planes: Sequence[Plane], *, shown: str, host: str, begun_ns: int, n
 
 
 def _model(plane: Plane) -> str:
-    model: Any = plane.about.get("gpu_device_name", "")
-    return model if isinstance(model, str) else ""
+    """Return the model of a GPU; where only its vendor is said, as on AMD's, with what tells models apart."""
+    for field in ("gpu_device_name", "device_type_string"):
+        model: Any = plane.about.get(field, "")
+        if model and isinstance(model, str):
+            return model
+    vendor, units = plane.about.get("device_vendor", ""), plane.about.get("core_count", 0)
+    if not vendor or not isinstance(vendor, str):
+        return ""
+    count = f" with {units} compute units" if isinstance(units, int) and 0 < units < _MOST_UNITS else ""
+    return f"{vendor} GPU{count}"
 
 
 def _device_columns(plane: Plane, names: _Names, base: int, exchanges: Exchanges) -> _Columns:
@@ -256,13 +276,16 @@ def _host_columns(
     target = np.where(kind == EventKind.RUNTIME, plane.whole(DEVICE, NO_DEVICE), NO_DEVICE)
     if not has_devices:
         target = placed(plane)
+    # Memsets and graphs run nothing at times, and a call of HIP is called as HIP calls it.
+    known = np.array([is_memset(text) or is_graph_launch(text) for text in plane.names], np.bool_)
+    of_hip = np.array([text.startswith("hip") for text in plane.names], np.bool_)
     calls = np.flatnonzero(kind == EventKind.RUNTIME)
     if len(calls) and len(launched.correlation):
         slot = np.searchsorted(launched.correlation, correlation[calls])
         slot = np.minimum(slot, len(launched.correlation) - 1)
         found = launched.correlation[slot] == correlation[calls]
         # CUPTI gives ids to what launches: of this nothing was recorded.
-        lost = calls[~found & (correlation[calls] != NO_CORRELATION)]
+        lost = calls[~found & (correlation[calls] != NO_CORRELATION) & ~known[plane.name[calls]]]
         call, does = _CALLS[EventKind.KERNEL, Direction.NONE]
         name[lost], role[lost] = names(call), does
         calls, slot = calls[found], slot[found]
@@ -270,7 +293,9 @@ def _host_columns(
         for (what, direction), (call, does) in _CALLS.items():
             mine = calls[(launched.kind[slot] == what) & (launched.direction[slot] == direction)]
             if len(mine):
-                name[mine], role[mine] = names(call), does
+                role[mine] = does
+                mine = mine[~of_hip[plane.name[mine]]]
+                name[mine] = names(call)
         # Who waits for it is the loader, in a thread of its own.
         role[calls[launched.of_loader[slot] & (launched.direction[slot] == Direction.DEVICE_TO_HOST)]] = Role.LAUNCH
     for mark in np.flatnonzero(step != NO_STEP).tolist():

@@ -8,7 +8,7 @@ from typing import Any
 from gpudiag.errors import NotATraceError, TooLargeError, UnreadableInputError
 from gpudiag.model.sanitize import with_escapes
 from gpudiag.trace.limits import ReadLimits, free_memory_bytes
-from gpudiag.trace.readers.xspace.planes import CORRELATION, about, device_of, read_plane
+from gpudiag.trace.readers.xspace.planes import CORRELATION, about, device_of, read_plane, unread_device_of
 from gpudiag.trace.readers.xspace.process import Process, assemble
 from gpudiag.trace.readers.xspace.wire import WireError
 from gpudiag.trace.unpack import read_whole
@@ -41,12 +41,18 @@ def read_xspace(path: Path, shown: str, limits: ReadLimits) -> Process:
         planes = [read_plane(plane) for plane in chosen]
     except WireError as error:
         raise UnreadableInputError(f"{shown} is damaged: {error}", _CUT) from error
+    unread = tuple(sorted({kind for plane in space.planes if (kind := unread_device_of(plane)) is not None}))
     if not any(len(plane.name) for plane in planes):
+        if unread:
+            raise UnreadableInputError(
+                f"{shown} has activity of {with_escapes(', '.join(unread))} only, which gpudiag does not read",
+                "Use the tools of the accelerator's vendor (for TPU: xprof); gpudiag reads GPUs of NVIDIA and AMD.",
+            )
         raise UnreadableInputError(f"{shown} is an XSpace without events: nothing was recorded", _RECORD)
     of_devices = (CORRELATION in plane.stats if plane.device is None else len(plane.name) for plane in planes)
-    if not any(of_devices):
+    if not any(of_devices) and not unread:
         notes.append(_no_device(space, shown))
-    return assemble(planes, shown=shown, host=_host(space), begun_ns=_begun_ns(space), notes=notes)
+    return assemble(planes, shown=shown, host=_host(space), begun_ns=_begun_ns(space), notes=notes, unread=unread)
 
 
 def _parse(data: bytes, shown: str) -> Any:
@@ -90,11 +96,11 @@ def _no_device(space: Any, shown: str) -> str:
     others = sorted({plane.name for plane in space.planes if plane.name.startswith("/device:")})
     if others:
         return (
-            f"{shown} has no GPU plane, only {with_escapes(', '.join(others[:3]))}, which is not read: the training "
-            "thread stands in for the device"
+            f"{shown} has no GPU plane, only {with_escapes(', '.join(others[:3]))} without events of an accelerator: "
+            "the training thread stands in for the device"
         )
     return (
-        f"{shown} has no device plane: TensorFlow saw no GPU, or could not trace it (see the job's log for CUPTI), so "
+        f"{shown} has no device plane: the program saw no GPU, or could not trace it (see the job's log for CUPTI), so "
         "the training thread stands in for the device"
     )
 

@@ -1,0 +1,120 @@
+"""Files of other programs are refused with the name of their format, and what to give instead."""
+
+from __future__ import annotations
+
+import json
+import pickle
+import sqlite3
+import time
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from gpudiag.app.analyze import analyze
+from gpudiag.errors import NotATraceError, UnreadableInputError
+from gpudiag.trace import read_traces
+from gpudiag.trace.other_formats import other_format
+from tests.cli_process import gpudiag
+from tests.trace.documents import document, event, write
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+SPAN = {"pid": 1, "tid": 1, "ts": 1, "dur": 2, "name": "f", "ph": "X"}
+#: How JAX's and TensorFlow's plugin writes a profile for a browser: events without categories, processes by device.
+XLA = {
+    "displayTimeUnit": "ns",
+    "metadata": {"highres-ticks": True},
+    "traceEvents": [{"ph": "M", "pid": 1, "name": "process_name", "args": {"name": "/device:GPU:0"}}, SPAN],
+}
+JSON: list[tuple[str, Any, str]] = [
+    ("a.har", {"log": {"version": "1.2", "creator": {}, "entries": []}}, "an HTTP archive"),
+    ("result.json", {"traceEvents": [SPAN | {"cat": "FEE"}], "viztracer_metadata": {}}, "a trace of VizTracer"),
+    ("vm.trace.json.gz", XLA, "the Chrome trace that TensorFlow or JAX makes of a profile"),
+    ("et.json", {"schema": "1.0.2-chakra.0.0.4", "pid": 1, "nodes": []}, "an execution trace of PyTorch"),
+    ("snapshot.json", {"segments": [], "device_traces": [[]]}, "a snapshot of PyTorch's memory"),
+    ("out.json", {"rocprofiler-sdk-tool": [{"metadata": {}}]}, "the JSON of rocprofv3"),
+    ("results.json", {"traceEvents": [SPAN | {"args": {"BeginNs": "5", "EndNs": "9"}}]}, "a Chrome trace of rocprof"),
+    ("py-spy.json", {"$schema": "https://www.speedscope.app/file-format-schema.json", "profiles": []}, "speedscope"),
+    ("timeline.json", [{"name": "NEGOTIATE_ALLREDUCE", "ph": "B", "ts": 1, "pid": 1}], "a timeline of Horovod"),
+    ("spans.json", {"traceEvents": [{"ph": "B", "ts": 1, "name": "f"}, {"ph": "E", "ts": 2}]}, "of another program"),
+    ("old.json", [SPAN | {"pid": "CPU functions"}], "a trace of PyTorch's profiler of before 2021"),
+    ("export.json", {"Type": 48, "CudaEvent": {"startNs": "1"}}, "an export of Nsight Systems"),
+]
+
+
+@pytest.mark.parametrize(("name", "content", "called"), JSON, ids=[name for name, _, _ in JSON])
+def test_documents_of_other_programs_are_named(tmp_path: Path, name: str, content: Any, called: str) -> None:
+    path = write(tmp_path / name, content)
+    with pytest.raises(NotATraceError, match=called) as caught:
+        read_traces([path])
+    assert str(path) in str(caught.value)
+    assert "torch.profiler.profile(activities=[" in caught.value.hint or ".xplane.pb" in caught.value.hint
+
+
+def _database(path: Path) -> Path:
+    with sqlite3.connect(path) as database:
+        database.execute("create table CUPTI_ACTIVITY_KIND_KERNEL (start integer)")
+    database.close()
+    return path
+
+
+def test_files_that_are_no_json_are_named(tmp_path: Path) -> None:
+    snapshot = pickle.dumps({"segments": [], "device_traces": [[]]})
+    for path, called in (
+        (_database(tmp_path / "report.sqlite"), "an SQLite database"),
+        (write(tmp_path / "snapshot.pickle", snapshot), "a snapshot of PyTorch's memory .pickle"),
+        (write(tmp_path / "packed.json.gz", snapshot), "a snapshot of PyTorch's memory .pickle"),
+        (write(tmp_path / "numbers.pkl", pickle.dumps([1, 2])), "a Python pickle, which is never opened"),
+        (write(tmp_path / "a.pftrace", b"\x0a\x10\x52\x05abcde"), "a protobuf of Perfetto"),
+        (write(tmp_path / "a.pb", b"\x0a\x10\x52\x05abcde"), "an XSpace whose name does not end in .xplane.pb"),
+        (write(tmp_path / "a.nsys-rep", b"\x01\x02"), "a report of Nsight Systems"),
+        (write(tmp_path / "page.json", b"<!DOCTYPE html><html></html>"), "an HTML page"),
+    ):
+        with pytest.raises(NotATraceError, match=called):
+            read_traces([path])
+
+
+def test_a_directory_of_nothing_else_says_what_was_found(tmp_path: Path) -> None:
+    write(tmp_path / "vm.trace.json.gz", XLA)
+    with pytest.raises(
+        NotATraceError, match=r"no traces in .*vm\.trace\.json\.gz is the Chrome trace that TensorFlow"
+    ) as caught:
+        read_traces([tmp_path])
+    assert caught.value.hint == "Give the .xplane.pb that the same profiler wrote beside it."
+
+
+def test_the_profilers_own_span_alone_is_no_other_program(tmp_path: Path) -> None:
+    own = event("Trace", "PyTorch Profiler (0)", 1, 5)
+    with pytest.raises(UnreadableInputError, match="without events"):
+        read_traces([write(tmp_path / "rank0.json", document(own))])
+
+
+def test_looking_for_a_format_takes_no_longer_for_any_text() -> None:
+    texts = (b'{"cat": "Session"', b'{"log": {', b'{"highres-ticks"', b"\x0a" * 9, b"\x80\x04dev", b'{"schema": "1.')
+    begun = time.perf_counter()
+    for text in texts:
+        other_format(text * (512 * 1024 // len(text)), "a")
+    assert time.perf_counter() - begun < 20  # some milliseconds; minutes where patterns go back
+
+
+def test_recording_in_which_nothing_computes_says_what_is_missing(tmp_path: Path) -> None:
+    path = write(tmp_path / "rank0.json", document(event("user_annotation", "mine", 1, 5)))
+    analysis = analyze([path])
+    (message,) = [one.message for one in analysis.validity if one.code == "missing-device-activity"]
+    assert message.startswith("the recording has no device activity, no host operators, no step marks")
+    assert "torch.profiler.profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA], schedule=" in message
+    assert (analysis.devices, analysis.findings) == ((), ())
+    marked = write(tmp_path / "marked.json", document(event("user_annotation", "ProfilerStep#3", 1, 5)))
+    (message,) = [one.message for one in analyze([marked]).validity if one.code == "missing-device-activity"]
+    assert message.startswith("the recording has no device activity, no host operators: ")
+
+
+@pytest.mark.processes
+def test_insufficient_recordings_end_with_0_and_what_is_no_trace_with_4(tmp_path: Path) -> None:
+    insufficient = write(tmp_path / "rank0.json", document(event("user_annotation", "mine", 1, 5)))
+    assert gpudiag("analyze", str(insufficient)).returncode == 0
+    other = write(tmp_path / "result.json", json.dumps(JSON[1][1]))
+    refused = gpudiag("analyze", str(other))
+    assert refused.returncode == 4
+    assert "a trace of VizTracer" in refused.stderr
