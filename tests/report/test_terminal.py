@@ -25,7 +25,7 @@ from gpudiag.model.analysis import (
     Validity,
 )
 from gpudiag.report.figures import EN_DASH, TIMES
-from gpudiag.report.terminal.report import evidence_lines
+from gpudiag.report.header import header_lines, overhead_lines
 from gpudiag.report.text.run import to_markdown
 from tests import builders
 from tests.examples import examples
