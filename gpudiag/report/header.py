@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 
 from rich.text import Text
@@ -180,7 +181,7 @@ def overhead_lines(analysis: Analysis) -> list[str]:
 def recorded_steps_note(analysis: Analysis) -> str:
     """Say how long recorded steps, which bars and tables show, are beside unprofiled ones; "" if hardly different."""
     real, recorded = real_step_ms(analysis), analysis.steps.mean_ms
-    if real <= 0 or abs(recorded - real) <= _APART * real:
+    if not real > 0 or not _APART * real < abs(recorded - real) < math.inf:
         return ""
     how = "" if analysis.steps.unprofiled_mean_ms is not None else "an estimated "
     return (

@@ -144,7 +144,7 @@ def _before_and_after(finding: Finding, analysis: Analysis, saved: float) -> tup
     if first_of_path(finding, analysis):
         fix = analysis.next[0]
         if abs(fix.step_ms - after) <= _AGREE * before and 0 < fix.step_ms < before:
-            return before, fix.step_ms, fix.then
+            return before, after, fix.then
     return before, after, ""
 
 
