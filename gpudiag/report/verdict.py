@@ -96,6 +96,17 @@ def verdict_of(analysis: Analysis) -> Verdict:
     )
 
 
+def in_few_words(analysis: Analysis) -> str:
+    """Return what a report leads with, short enough for a cell: `straggler (rank 2), saves about 26.1 ms per step`."""
+    headline = None if analysis.source.input_only else headline_of(analysis)
+    if headline is None:
+        return "no finding"
+    finding = headline.finding if headline.cause is None else headline.cause
+    saved = saves(headline.finding, analysis).partition(" (")[0]
+    who = _who(finding.code, finding.ranks if len(finding.ranks) < len(analysis.ranks_present) else (), None)
+    return f"{who}, {saved[:1].lower()}{saved[1:]}" if saved else who
+
+
 def other_findings(analysis: Analysis, verdict: Verdict) -> list[Finding]:
     """Return the findings that the verdict does not speak of."""
     headline = verdict.headline
