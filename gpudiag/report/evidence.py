@@ -26,7 +26,7 @@ _UNITS = (
 )
 #: Keys whose own words would be read as another figure of the report, with better ones.
 _NAMES = {
-    "transfer_ms_per_step": "transferring_ms_per_step",
+    "transfer_ms_per_step": "all_transfers_overlapped_or_not_ms_per_step",
     "exposed_transfer_ms_by_rank": "recorded_transfer_not_overlapped_ms_by_rank",
 }
 _HOLDS = "confirmed_by_variations_percent"
