@@ -108,7 +108,8 @@ def _verdict() -> str:
 def example_page() -> str:
     """Return the page of whole reports, as tests compare them with what the program prints."""
     parts = [
-        "# Reports from real recordings\n\nAs gpudiag prints them, each below its command; the traces are in the repository.\n"
+        "# Reports from real recordings\n",
+        "As gpudiag prints them, each below its command; the traces are in the repository.\n",
     ]
     for title, about, words, kept in REPORTS:
         report = (GOLDEN / kept).read_text(encoding="utf-8")

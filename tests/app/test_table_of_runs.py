@@ -35,7 +35,9 @@ def record(command: tuple[str, ...], workload: str, **fields: Any) -> RunRecord:
         device="cuda:0",
         device_name="NVIDIA H200",
         warmup=Warmup(steps=10, seconds=1.0, automatic=True, settled=True),
-        unprofiled=StepTimes(step_ms=(57.0, 57.1, 57.2), mean_ms=57.1, median_ms=57.1, standard_error_ms=0.1, jitter_ms=0.1),
+        unprofiled=StepTimes(
+            step_ms=(57.0, 57.1, 57.2), mean_ms=57.1, median_ms=57.1, standard_error_ms=0.1, jitter_ms=0.1
+        ),
     )
     known = RunRecord(
         created="2026-03-01T12:00:00Z",
