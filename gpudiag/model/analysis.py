@@ -20,7 +20,6 @@ from gpudiag.model.quantities import (
     Percentage,
     Rate,
 )
-from gpudiag.model.sanitize import one_line
 
 if TYPE_CHECKING:
     from gpudiag.model.frames.analysis import Frames
@@ -88,9 +87,6 @@ VALIDITY_CODES = (
 UNTRUSTED_CODES = frozenset(VALIDITY_CODES[-5:])
 #: Those with which nothing can be said of what happens between ranks.
 NOT_ONE_JOB_CODES = frozenset({"mixed-runs", "missing-device-activity"})
-
-#: What a printed analysis shows of its findings.
-_MOST_FINDINGS, _LONGEST_TITLE = 5, 160
 
 StepUnit = Literal["step", "repeated-unit", "recording"]
 #: What a recorded process did with its model.
@@ -422,19 +418,9 @@ class Analysis(msgspec.Struct, frozen=True, kw_only=True):
     """How fast the run wrote a volume; None where it trained."""
 
     def __repr__(self) -> str:
-        """Summarize in a few lines: a notebook prints this, and the fields would fill pages."""
-        steps = self.steps
-        unit = steps.unit.replace("-", " ")
-        real_ms = steps.unprofiled_mean_ms or steps.corrected_mean_ms or steps.mean_ms
-        lines = [f"Analysis of {len(self.ranks_present)} of {self.world_size} ranks, {real_ms:.1f} ms per {unit}"]
-        lines += [
-            f"  {finding.severity}: {one_line(finding.title or finding.code)[:_LONGEST_TITLE]}"
-            for finding in self.findings[:_MOST_FINDINGS]
-        ]
-        more = len(self.findings) - _MOST_FINDINGS
-        lines += [f"  and {more} more findings"] if more > 0 else []
-        lines += ["  no finding"] if not self.findings else []
-        return "\n".join([*lines, "  fields: .findings, .steps, .devices, .validity; tables: .frames()"])
+        from gpudiag.model.analysis_summary import summary  # noqa: PLC0415  # for those only who print one
+
+        return summary(self)
 
     def frames(self) -> Frames:
         """Its tables as pandas frames, one row per bucket, step, wait and so on. Imports pandas."""
