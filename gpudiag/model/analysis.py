@@ -418,7 +418,7 @@ class Analysis(msgspec.Struct, frozen=True, kw_only=True):
     """How fast the run wrote a volume; None where it trained."""
 
     def __repr__(self) -> str:
-        from gpudiag.model.analysis_summary import summary  # noqa: PLC0415  # for those only who print one
+        from gpudiag.model.frames.summary import summary  # noqa: PLC0415  # for those only who print one
 
         return summary(self)
 
