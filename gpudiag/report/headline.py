@@ -47,8 +47,11 @@ def main_finding(findings: Sequence[Finding]) -> Finding | None:
 def headline_of(analysis: Analysis) -> Headline | None:
     """Return what to lead with; None if no finding is worth acting on and part of the step is unexplained.
 
-    A finding that saves one percent is no verdict on a job half of whose step nothing explains.
+    A finding that saves one percent is no verdict on a job half of whose step nothing explains. There is none either
+    on a device whose activity is not read, nor on input that nothing is done with.
     """
+    if analysis.source.input_only or analysis.device_kind == "unread":
+        return None
     main = main_finding(analysis.findings)
     if main is None:
         return None

@@ -76,7 +76,7 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True):
 
 def verdict_of(analysis: Analysis) -> Verdict:
     """Return the verdict on an analysis."""
-    headline = None if analysis.source.input_only else headline_of(analysis)
+    headline = headline_of(analysis)
     if headline is None:
         return Verdict(title=nothing_found(analysis), steps=(what_to_do_without_finding(analysis),))
     finding = headline.finding
@@ -98,7 +98,7 @@ def verdict_of(analysis: Analysis) -> Verdict:
 
 def in_few_words(analysis: Analysis) -> str:
     """Return what a report leads with, short enough for a cell: `straggler (rank 2), saves about 26.1 ms per step`."""
-    headline = None if analysis.source.input_only else headline_of(analysis)
+    headline = headline_of(analysis)
     if headline is None:
         return "no finding"
     finding = headline.finding if headline.cause is None else headline.cause

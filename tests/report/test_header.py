@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from gpudiag.model.analysis import Analysis, Steps
+from gpudiag.model.analysis import Analysis, Finding, Steps
 from gpudiag.report.figures import TIMES
 from gpudiag.report.header import recorded_steps_note, step_line, what_ran
 from gpudiag.report.text.run import to_markdown
@@ -48,7 +48,8 @@ def test_no_sentence_on_a_cpu_job_or_an_unread_device_speaks_of_gpus() -> None:
 
 
 def test_an_unread_accelerator_gets_no_verdict() -> None:
-    title = verdict_of(job(name="MTIA", device_kind="unread")).title
+    likely = Finding(code="host-stall", severity="critical", title="likely cause: a device that idles")
+    title = verdict_of(job(name="MTIA", device_kind="unread", findings=(likely,))).title
     assert title == "No verdict: gpudiag does not read what MTIA does, so only its host's time is known."
 
 
