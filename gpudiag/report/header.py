@@ -99,6 +99,13 @@ def real_step_ms(analysis: Analysis) -> float:
     return steps.unprofiled_mean_ms or steps.corrected_mean_ms or steps.mean_ms
 
 
+def estimate_matters(analysis: Analysis) -> bool:
+    """Return whether the step estimated without the profiler is another than the recorded one."""
+    steps = analysis.steps
+    corrected = steps.corrected_mean_ms
+    return corrected is not None and abs(corrected - steps.mean_ms) > _SAME * steps.mean_ms
+
+
 def step_line(analysis: Analysis) -> Text:
     """Describe the step's time without the profiler, beside what it was with it; throughput; what it covers."""
     steps = analysis.steps
@@ -108,7 +115,7 @@ def step_line(analysis: Analysis) -> Text:
     corrected = steps.corrected_mean_ms
     if steps.unprofiled_mean_ms is not None:
         line.append(f"{figures.milliseconds(steps.unprofiled_mean_ms)} ms", style="bold").append(f" ({profiled})")
-    elif corrected is not None and abs(corrected - steps.mean_ms) > _SAME * steps.mean_ms:
+    elif corrected is not None and estimate_matters(analysis):
         line.append(f"about {figures.milliseconds(corrected)} ms", style="bold").append(f" (estimated; {profiled})")
     else:
         line.append(profiled, style="bold")

@@ -11,6 +11,7 @@ from gpudiag.model.step_view import UNMARKED_INPUT, StepView
 from gpudiag.report import figures
 from gpudiag.report import verdict as words
 from gpudiag.report.header import (
+    estimate_matters,
     header_lines,
     on_processors,
     real_step_ms,
@@ -106,7 +107,7 @@ def _verdict(analysis: Analysis, verdict: words.Verdict) -> dict[str, Any]:
     lines = {
         "title": verdict.title,
         "gain": f"Gain: {verdict.gain}" if verdict.gain else "",
-        "parts": verdict.parts,
+        "parts": f"Of which {verdict.parts}." if verdict.parts else "",
         "confidence": f"Confidence: {verdict.confidence}." if verdict.confidence else "",
         "where": f"Where: {verdict.where}" if verdict.where else "",
         "instead": verdict.instead,
@@ -123,7 +124,7 @@ def _cards(analysis: Analysis) -> list[tuple[str, str]]:
     per = f"per {unit}" if unit != "recording" else "recorded"
     estimated = "" if steps.unprofiled_mean_ms is not None else ", estimated"
     times = [(f"{per}{estimated}", real_step_ms(analysis)), (f"{per}, while profiling", steps.mean_ms)]
-    if steps.unprofiled_mean_ms is None and steps.corrected_mean_ms is None:
+    if steps.unprofiled_mean_ms is None and not estimate_matters(analysis):
         times = times[1:]
     cards = [(name, f"{figures.milliseconds(ms)} ms") for name, ms in times]
     if analysis.source.samples_per_s is not None:

@@ -68,7 +68,7 @@ def _verdict(verdict: words.Verdict) -> list[str]:
     lines = [f"**{severity}{escaped(verdict.title)}**", ""]
     said = (
         f"Gain: {verdict.gain}" if verdict.gain else "",
-        verdict.parts,
+        f"Of which {verdict.parts}." if verdict.parts else "",
         f"Confidence: {verdict.confidence}." if verdict.confidence else "",
         f"Where: {verdict.where}" if verdict.where else "",
         verdict.instead,
