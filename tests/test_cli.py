@@ -61,6 +61,23 @@ def test_a_shell_can_be_taught_the_commands(tmp_path: Path) -> None:
 
 
 @pytest.mark.processes
+@pytest.mark.parametrize(
+    ("words", "place", "expected"),
+    [
+        ("gpudiag profile den", "2", ["densenet40-cifar", "densenet100-cifar"]),
+        ("gpudiag profile --strategy cpu", "3", ["cpu-reduce"]),
+        ("gpudiag profile --framework tensorflow --strategy cen", "5", ["central-storage"]),
+        ("gpudiag profile --framework ", "3", ["torch", "tensorflow"]),
+        ("gpudiag analyze run --fail-on stra", "4", ["straggler"]),
+        ("gpudiag table run --form models,lad", "4", ["models,ladder"]),
+    ],
+)
+def test_a_shell_completes_values(words: str, place: str, expected: list[str]) -> None:
+    asked = gpudiag(_GPUDIAG_COMPLETE="complete_bash", COMP_WORDS=words, COMP_CWORD=place)
+    assert (asked.returncode, asked.stdout.split()) == (0, expected)
+
+
+@pytest.mark.processes
 def test_python_dash_m_is_the_same_program() -> None:
     assert gpudiag("--version").stdout.startswith("gpudiag 0.")
 
@@ -208,6 +225,16 @@ def test_a_terminal_that_knows_only_ascii_is_no_error(tmp_path: Path) -> None:
     result = gpudiag("analyze", str(tmp_path / "méthode-\udcff.json"), PYTHONIOENCODING="ascii", PYTHONUTF8="0")
     assert result.returncode == 4
     assert "Traceback" not in result.stderr
+
+
+@pytest.mark.processes
+def test_a_terminal_that_knows_only_ascii_gets_signs_that_it_can_show() -> None:
+    traces = TRACES / "vgg_p2poff"
+    result = gpudiag("analyze", str(traces), PYTHONIOENCODING="ascii", PYTHONUTF8="0")
+    assert result.returncode == 0
+    assert "4 x NVIDIA H200" in result.stdout
+    assert "39.7 > 21.7 ms per step at best (-45 %)" in result.stdout
+    assert "?" not in result.stdout
 
 
 @pytest.mark.processes

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import pairwise
 from pathlib import Path
 
 import msgspec
@@ -14,6 +15,7 @@ from gpudiag.app.report import facts_beside, write_text
 from gpudiag.app.scale.points import NEED_PEERS, point_id
 from gpudiag.app.scale.store import POINTS, Store
 from gpudiag.errors import UnreadableInputError
+from gpudiag.model.analysis import ANALYSIS_SCHEMA, Analysis
 from gpudiag.model.benchmarks.form_table import FormTables
 from gpudiag.model.benchmarks.results_table import ResultsTable
 from gpudiag.model.benchmarks.scaling import (
@@ -27,10 +29,11 @@ from gpudiag.model.benchmarks.scaling import (
     Scaling,
 )
 from gpudiag.model.run import RUN_SCHEMA, RunRecord
-from gpudiag.model.run_directory import RUN_FILE, find_inference, read_json
+from gpudiag.model.run_directory import ANALYSIS_FILE, RUN_FILE, find_inference, read_json
 from gpudiag.report.text import forms as forms_text
 from gpudiag.report.text import results as results_text
 from gpudiag.report.text.form_rows import form_tables
+from gpudiag.report.verdict import in_few_words
 
 #: Of a run's options, those that a point names itself, and those that say nothing of what is trained.
 _NAMED = frozenset({"precision", "memory_format", "data", "threads", "p2p"})
@@ -56,12 +59,45 @@ def table(runs: Sequence[str], *, markdown: Path | None = None, csv: Path | None
             left_out.append(str(error))
     if not results:
         raise _nothing(left_out)
-    arranged = results_table(results, left_out)
+    arranged = _with_verdicts(results_table(results, left_out))
     if markdown is not None:
         write_text(markdown, results_text.to_markdown(arranged))
     if csv is not None:
         write_text(csv, results_text.to_csv_rows(arranged))
     return arranged
+
+
+def _with_verdicts(arranged: ResultsTable) -> ResultsTable:
+    """Add to each run what the analysis that was kept with it leads with."""
+    kept: dict[str, str] = {}
+
+    def verdict(source: str) -> str:
+        if source not in kept:
+            file = Path(source) / ANALYSIS_FILE
+            try:
+                kept[source] = in_few_words(read_json(file, Analysis, ANALYSIS_SCHEMA)) if file.is_file() else ""
+            except UnreadableInputError:
+                kept[source] = ""  # of an older version, or cut short: its figures are in the run's record
+        return kept[source]
+
+    return msgspec.structs.replace(
+        arranged,
+        groups=tuple(
+            msgspec.structs.replace(
+                group,
+                environments=tuple(
+                    msgspec.structs.replace(
+                        environment,
+                        rows=tuple(
+                            msgspec.structs.replace(row, verdict=verdict(row.source)) for row in environment.rows
+                        ),
+                    )
+                    for environment in group.environments
+                ),
+            )
+            for group in arranged.groups
+        ),
+    )
 
 
 def forms(
@@ -134,6 +170,15 @@ def points_of(path: Path) -> list[PointRecord]:
     )
 
 
+def _program(run: RunRecord) -> str:
+    """Name what was trained; of a command whose processes reported nothing its script, and not `torchrun`."""
+    if run.command and run.workload == Path(run.command[0]).name:
+        scripts = [Path(word).name for word in run.command if word.endswith(".py")]
+        modules = [after for before, after in pairwise(run.command) if before == "-m"]
+        return next(iter([*scripts, *reversed(modules)]), run.workload)
+    return run.workload
+
+
 def point_of_run(directory: Path) -> PointRecord:
     """A single run as a point.
 
@@ -157,7 +202,7 @@ def point_of_run(directory: Path) -> PointRecord:
     threads = run.options.get("threads", "")
     point = PointRecord(
         id="",
-        workload=run.workload,
+        workload=_program(run),
         framework=run.framework,
         strategy=run.strategy + (NO_P2P if run.options.get("p2p") == "off" else ""),
         devices=devices,

@@ -7,6 +7,7 @@ import typer
 from gpudiag.commands.command_line.options import (
     MAX_TRACE_GB,
     AllRanks,
+    Full,
     Json,
     MaxTraceGb,
     Traces,
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
 
 EXAMPLES = (
     ("gpudiag analyze traces/", "all ranks of one job, a file each (.json or .json.gz)"),
+    ("gpudiag analyze traces/ --full", "with evidence, kernels and modules"),
     ("gpudiag analyze gpudiag-runs/20260301-120000-resnet50-nccl", "a run that `gpudiag profile` recorded"),
     ("gpudiag analyze 'traces/rank*.pt.trace.json.gz' --json > analysis.json", "for scripts"),
     ("gpudiag analyze traces/ --fail-on straggler --fail-on critical", "for CI: exit code 1 when found"),
@@ -48,6 +50,7 @@ def analyze(
     fail_on: FailOn = None,
     world_size: WorldSize = None,
     all_ranks: AllRanks = False,
+    full: Full = False,
     width: Width = None,
     max_trace_gb: MaxTraceGb = MAX_TRACE_GB,
 ) -> None:
@@ -59,7 +62,7 @@ def analyze(
     from gpudiag.app.analyze import analyze as run
 
     analysis = run(paths, world_size=world_size, limits=read_limits(max_trace_gb))
-    show_analysis(analysis, as_json=as_json, all_ranks=all_ranks, width=width)
+    show_analysis(analysis, as_json=as_json, all_ranks=all_ranks, width=width, full=full)
     crossed = [word for word in thresholds if crosses(analysis, word)]
     for word in crossed:
         typer.echo(f"gpudiag: --fail-on {word} was crossed", err=True)

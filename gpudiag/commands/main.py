@@ -8,6 +8,7 @@ import os
 import sys
 from typing import TYPE_CHECKING, Any
 
+from gpudiag.commands.command_line.ascii_signs import register_ascii_signs
 from gpudiag.commands.command_line.parser import dispatch
 from gpudiag.errors import GpudiagError
 
@@ -36,10 +37,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """
     words = list(sys.argv[1:] if arguments is None else arguments) or ["--help"]
     words, debug = _without_debug(words)
+    signs = register_ascii_signs()
     for stream in (sys.stdout, sys.stderr):
-        # A terminal that cannot show a character gets a question mark, not a traceback.
+        # A terminal that cannot show a character gets one that it can, not a traceback.
         with contextlib.suppress(AttributeError):
-            stream.reconfigure(errors="replace")  # type: ignore[union-attr]  # a stream put there by a test may lack it
+            stream.reconfigure(errors=signs)  # type: ignore[union-attr]  # a stream put there by a test may lack it
     try:
         code = dispatch(words)
         sys.stdout.flush()

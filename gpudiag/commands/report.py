@@ -8,6 +8,7 @@ import typer
 from gpudiag.commands.command_line.options import (
     MAX_TRACE_GB,
     AllRanks,
+    Full,
     MaxTraceGb,
     Traces,
     Width,
@@ -43,6 +44,7 @@ def report(
     ] = None,
     world_size: WorldSize = None,
     all_ranks: AllRanks = False,
+    full: Full = False,
     width: Width = None,
     max_trace_gb: MaxTraceGb = MAX_TRACE_GB,
 ) -> None:
@@ -56,10 +58,10 @@ def report(
     limits = read_limits(max_trace_gb)
     result = make(paths, html=html, markdown=markdown, csv=csv, world_size=world_size, limits=limits)
     if html is markdown is csv is None:
-        _draw(result, width=width, all_ranks=all_ranks)
+        _draw(result, width=width, all_ranks=all_ranks, full=full)
 
 
-def _draw(result: "Analysis | Scaling", *, width: int | None, all_ranks: bool) -> None:
+def _draw(result: "Analysis | Scaling", *, width: int | None, all_ranks: bool, full: bool) -> None:
     from gpudiag.model.analysis import Analysis
     from gpudiag.report.console import report_console
 
@@ -67,7 +69,7 @@ def _draw(result: "Analysis | Scaling", *, width: int | None, all_ranks: bool) -
     if isinstance(result, Analysis):
         from gpudiag.report.terminal.report import render_analysis
 
-        render_analysis(result, console, all_ranks=all_ranks)
+        render_analysis(result, console, all_ranks=all_ranks, full=full)
     else:
         from gpudiag.report.scaling.terminal import render_scaling
 

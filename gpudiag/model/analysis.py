@@ -419,6 +419,11 @@ class Analysis(msgspec.Struct, frozen=True, kw_only=True):
     inference: InferenceRecord | None = None
     """How fast the run wrote a volume; None where it trained."""
 
+    def __repr__(self) -> str:
+        from gpudiag.model.frames.summary import summary  # noqa: PLC0415  # for those only who print one
+
+        return summary(self)
+
     def frames(self) -> Frames:
         """Its tables as pandas frames, one row per bucket, step, wait and so on. Imports pandas."""
         from gpudiag.model.frames.analysis import analysis_frames  # noqa: PLC0415  # pandas, for those only who want tables

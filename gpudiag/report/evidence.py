@@ -24,16 +24,48 @@ _UNITS = (
     ("_watts", "W"),
     ("_c", "°C"),
 )
+#: Keys whose own words would be read as another figure of the report, with better ones.
+_NAMES = {
+    "transfer_ms_per_step": "all_transfers_overlapped_or_not_ms_per_step",
+    "exposed_transfer_ms_by_rank": "recorded_transfer_not_overlapped_ms_by_rank",
+}
+_HOLDS = "confirmed_by_variations_percent"
+#: Times in ms below this would be shown as nothing.
+_SMALLEST_MS = 0.005
 _BYTES = "_bytes"
 _BY_RANK = "_by_rank"
 
 
 def evidence_items(evidence: Mapping[str, Any]) -> list[str]:
-    """Each item in words, in the order given; anything nested deeper than a list or a mapping is cut short."""
-    return [_item(key, value) for key, value in list(evidence.items())[: 3 * MOST_ITEMS]]
+    """Return each item in words, in the order given, without what is zero; anything nested deeply is cut short."""
+    shown = [(key, _without_zeros(key, value)) for key, value in list(evidence.items())[: 3 * MOST_ITEMS]]
+    return [_item(_NAMES.get(key, key), value) for key, value in shown if not _is_zero(key, value)]
+
+
+def _without_zeros(key: str, value: Any) -> Any:
+    """Return a table without its zeros, and without ranks that are early where it says how late each is."""
+    if not isinstance(value, dict):
+        return value
+    late = key.endswith(_BY_RANK) and "_ms" in key
+    return {
+        label: item
+        for label, item in value.items()
+        if not (_is_zero(key, item) or (late and isinstance(item, int | float) and item < 0))
+    }
+
+
+def _is_zero(key: str, value: Any) -> bool:
+    """Return whether a figure or a table of figures says nothing."""
+    if isinstance(value, bool) or value is None or key == _HOLDS:
+        return False
+    if isinstance(value, int | float):
+        return abs(value) < _SMALLEST_MS if "_ms" in key else value == 0
+    return isinstance(value, dict) and not value
 
 
 def _item(key: str, value: Any) -> str:
+    if key == _HOLDS and isinstance(value, int | float):
+        return f"holds in {figures.percent(value, 100)} of the re-analyses"
     if isinstance(value, str):
         return f"{_words(key)}: {_value(value)}"
     if _BYTES in key and isinstance(value, int | float) and not isinstance(value, bool):

@@ -89,7 +89,7 @@ def largest_kernels(kernels: Sequence[KernelSummary], most: int) -> list[KernelS
 
 
 def cells(row: Row, buckets: Sequence[str]) -> list[str]:
-    """A row in figures, as Markdown and the page show it: label, step, the buckets, hidden communication."""
+    """A row in figures, as Markdown and the page show it: label, step, the buckets, overlapped communication."""
     figures_ms = [row.buckets_ms[bucket] for bucket in buckets]
     beside = [figures.milliseconds(ms, beside=row.step_ms) for ms in (*figures_ms, row.hidden_ms)]
     return [row.label, figures.milliseconds(row.step_ms), *beside]
@@ -97,7 +97,7 @@ def cells(row: Row, buckets: Sequence[str]) -> list[str]:
 
 def headings(buckets: Sequence[str]) -> list[str]:
     """What stands above `cells`."""
-    return ["", "step ms", *(LABELS[bucket] for bucket in buckets), "hidden comm."]
+    return ["", "step ms", *(LABELS[bucket] for bucket in buckets), "overlapped"]
 
 
 def duration(value: float) -> float:

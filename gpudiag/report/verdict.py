@@ -4,11 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from gpudiag.model.analysis import UNTRUSTED_CODES, Analysis, Explained, Finding
+import msgspec
+
+from gpudiag.model.analysis import UNTRUSTED_CODES, Analysis, Explained, Finding, Severity
 from gpudiag.model.sanitize import one_line
 from gpudiag.report import figures
 from gpudiag.report.evidence import evidence_items
+from gpudiag.report.header import overhead_lines, real_step_ms, unit_of
+from gpudiag.report.headline import Headline, headline_of
 from gpudiag.report.kernel_names import plain_names
+from gpudiag.report.no_finding import nothing_found, one_rank_of_several, what_to_do_without_finding
 from gpudiag.report.palette import LABELS
 
 #: A line of someone else's text is cut here; no rule writes longer ones.
@@ -16,6 +21,8 @@ LONGEST_TEXT = 400
 PATH_HEADING = "Fixes in order:"
 #: The key of the evidence that says why a finding has no figure.
 _REASON = "reason"
+#: What the gain line says already.
+_SAID_ELSEWHERE = frozenset({_REASON, "step_ms_now", "step_ms_if_fixed"})
 _MOST_REASONS = 4
 _MOST_LINES = 8
 _STEP_TIMES = {"unprofiled_mean_ms": "measured", "corrected_mean_ms": "estimated"}
@@ -29,90 +36,194 @@ _LIMITS = {
     "launch": "kernel launches",
     "idle": "idle time",
 }
+#: Two calculations of the step after a fix agree within this share of the step.
+_AGREE = 0.1
+#: Parts below this share of a saving are summed as indirect.
+_MAIN_PART = 0.25
+_PARTS = {"exposed": "not overlapped with compute", "CPU calls": "in CPU calls"}
 _SEPARATOR = " · "
 
 
-def main_finding(findings: Sequence[Finding]) -> Finding | None:
-    """The first finding that is worth acting on; where none is, the one that says so, else the first."""
-    worthwhile = [finding for finding in findings if finding.severity != "info"]
-    plain = [finding for finding in findings if finding.code == "compute-bound"]
-    return next(iter([*worthwhile, *plain, *findings]), None)
+class Verdict(msgspec.Struct, frozen=True, kw_only=True):
+    """The report's answer. Texts are one printable line each, "" where there is nothing to say.
 
-
-def headline_finding(analysis: Analysis) -> Finding | None:
-    """The finding that the verdict begins with; None where none is worth acting on and part of the step is unexplained.
-
-    What saves a percent is no verdict on a job half of whose step nothing explains.
+    Attributes:
+        headline: what it is made of; None where no finding is worth leading with.
+        severity: None likewise.
+        title: the answer in a sentence.
+        gain: the step's time before and after the fix.
+        parts: what the gain is made of.
+        confidence: how sure that is.
+        where: its place in the step and the code.
+        instead: which other findings could be fixed instead.
+        steps: what to do, first things first.
+        advised: the steps are the findings' advice, and not what to record instead.
+        path: the fixes in order, if there are several.
     """
-    main = main_finding(analysis.findings)
-    unexplained = any(one.unexplained_ms > 0 for one in analysis.explained)
-    return None if main is not None and main.severity == "info" and unexplained else main
+
+    headline: Headline | None = None
+    severity: Severity | None = None
+    title: str
+    gain: str = ""
+    parts: str = ""
+    confidence: str = ""
+    where: str = ""
+    instead: str = ""
+    steps: tuple[str, ...] = ()
+    advised: bool = False
+    path: tuple[str, ...] = ()
 
 
-def no_finding(analysis: Analysis) -> str:
-    """What to say where there is no finding: what the input alone delivers, what nothing explains, that data lacks."""
-    if analysis.source.input_only:
-        rate = f"{figures.throughput(analysis.source.samples_per_s)} samples/s"
-        return (
-            f"The input alone: it delivers {rate} to {analysis.world_size} process{'es' * (analysis.world_size > 1)}."
-        )
-    most = max(analysis.explained, key=lambda one: one.unexplained_ms, default=None)
-    if most is None or most.unexplained_ms <= 0:
-        return "Not enough data for a diagnosis."
-    step_ms = analysis.steps.mean_ms
-    share = f"{figures.milliseconds(most.ms, beside=step_ms)} ms ({figures.percent(most.ms, step_ms)})"
-    return f"No cause found: nothing explains {_bucket(most.bucket)}, {share} of a step."
+def verdict_of(analysis: Analysis) -> Verdict:
+    """Return the verdict on an analysis."""
+    headline = headline_of(analysis)
+    if headline is None:
+        return Verdict(title=nothing_found(analysis), steps=(what_to_do_without_finding(analysis),))
+    finding = headline.finding
+    advice = tuple(_line(advice) for advice in headline.advice) if _trusted(analysis) else ()
+    return Verdict(
+        headline=headline,
+        severity=finding.severity,
+        title=title_of(finding, headline.title),
+        gain=gain(finding, analysis),
+        parts=parts(finding, analysis),
+        confidence=finding.confidence,
+        where=where(finding),
+        instead=or_instead(finding, analysis),
+        steps=advice or (what_to_do_without_finding(analysis),),
+        advised=bool(advice),
+        path=tuple(path_lines(analysis, finding)) if _trusted(analysis) else (),
+    )
 
 
-def title_of(finding: Finding) -> str:
-    """Its title as a sentence begins, short enough for a line."""
-    title = _line(finding.title or finding.code)
-    return title[:1].upper() + title[1:]
+def in_few_words(analysis: Analysis) -> str:
+    """Return what a report leads with, short enough for a cell: `straggler (rank 2), saves about 26.1 ms per step`."""
+    headline = headline_of(analysis)
+    if headline is None:
+        return "no finding"
+    finding = headline.finding if headline.cause is None else headline.cause
+    saved = saves(headline.finding, analysis).partition(" (")[0]
+    who = _who(finding.code, finding.ranks if len(finding.ranks) < len(analysis.ranks_present) else (), None)
+    return f"{who}, {saved[:1].lower()}{saved[1:]}" if saved else who
+
+
+def other_findings(analysis: Analysis, verdict: Verdict) -> list[Finding]:
+    """Return the findings that the verdict does not speak of."""
+    headline = verdict.headline
+    said = () if headline is None else (headline.finding, headline.cause)
+    return [finding for finding in analysis.findings if not any(finding is other for other in said)]
+
+
+def title_of(finding: Finding, title: str = "") -> str:
+    """Return a finding's title as a sentence begins, short enough for a line."""
+    words = _line(title or finding.title or finding.code)
+    return words[:1].upper() + words[1:]
 
 
 def about(finding: Finding) -> str:
-    """Its code, how bad it is, of which ranks, and what causes it, in a line."""
+    """Return a finding's code, severity, ranks and cause in a line."""
     parts = [_line(finding.code), finding.severity]
     parts += [figures.ranks(finding.ranks)] if finding.ranks else []
     parts += [f"cause: {_line(finding.cause)}"] if finding.cause else []
     return _SEPARATOR.join(parts)
 
 
-def savings(finding: Finding, step_ms: float) -> str:
-    """What fixing it would save, what that is made of, and how sure that is."""
+def gain(finding: Finding, analysis: Analysis) -> str:
+    """Return `57.1 → 31.3 ms per step (-45 %), then limited by communication`, or why that is not known."""
+    saved = finding.recoverable_ms_per_step
+    if saved is None:
+        reason = _line(str(finding.evidence.get(_REASON, ""))).rstrip(".")
+        return f"not known: {reason}" if reason else "not known"
+    if saved <= 0:
+        return ""
+    before, after, then = _before_and_after(finding, analysis, saved)
+    if after is None:
+        return f"about {figures.milliseconds(saved)} ms {_per(analysis)}"
+    about = " at best" if _at_best(finding) else ""
+    change = f" ({figures.MINUS}{figures.percent(before - after, before)})"
+    limited = f", then limited by {_limit(then)}" if then else ""
+    shown = figures.milliseconds(after, beside=before)
+    return f"{figures.milliseconds(before)} → {shown} ms {_per(analysis)}{about}{change}{limited}"
+
+
+def _before_and_after(finding: Finding, analysis: Analysis, saved: float) -> tuple[float, float | None, str]:
+    """Return (step now, step after the fix or None, the bucket that limits it then or "")."""
+    before = real_step_ms(analysis)
+    if not 0 < saved < before:
+        return before, None, ""
+    after = before - saved
+    if first_of_path(finding, analysis):
+        fix = analysis.next[0]
+        if abs(fix.step_ms - after) <= _AGREE * before and 0 < fix.step_ms < before:
+            return before, after, fix.then
+    return before, after, ""
+
+
+def first_of_path(finding: Finding, analysis: Analysis) -> bool:
+    """Return whether the path of fixes begins with this finding."""
+    return bool(analysis.next) and (analysis.next[0].code, analysis.next[0].ranks) == (finding.code, finding.ranks)
+
+
+def _per(analysis: Analysis) -> str:
+    unit = unit_of(analysis)
+    return f"per {unit}" if unit != "recording" else "of the recording"
+
+
+def savings(finding: Finding, analysis: Analysis) -> str:
+    """Return what fixing a finding would save, of what that is made, and how sure it is."""
     confidence = f"Confidence: {finding.confidence}."
     saved = finding.recoverable_ms_per_step
     if saved is None:
         reason = _line(str(finding.evidence.get(_REASON, ""))).rstrip(".")
-        return f"What fixing this would save is not known: {reason}. {confidence}" if reason else confidence
+        return f"Savings not known: {reason}. {confidence}" if reason else confidence
     if saved <= 0:
         return confidence
+    made_of = parts(finding, analysis)
+    return f"{saves(finding, analysis)}{f': {made_of}' if made_of else ''}. {confidence}"
+
+
+def saves(finding: Finding, analysis: Analysis) -> str:
+    """Return `Saves about 12.0 ms per step (21 %)`; "" where nothing is known to be saved."""
+    saved = finding.recoverable_ms_per_step
+    if saved is None or saved <= 0:
+        return ""
+    step_ms = real_step_ms(analysis)
     share = finding.recoverable_percent
+    share = 100 * saved / step_ms if 0 < saved < step_ms else share
     percent = "" if share is None else f" ({figures.percent(share, 100)})"
-    parts_ms = [(name, figures.milliseconds(ms, beside=step_ms)) for name, ms in finding.parts_ms.items()]
-    made_of = " + ".join(
-        f"{ms} {_line(name.replace('_', ' '))}"
-        for name, ms in parts_ms[:_MOST_LINES]
-        if "<" not in ms and ms.strip("-0.")  # what would be shown as nothing is left out
-    )
-    about_ms = figures.milliseconds(saved, beside=step_ms)
-    parts = f": {made_of}" if made_of else ""
     about = "up to" if _at_best(finding) else "about"
-    return f"Fixing this would save {about} {about_ms} ms per step{percent}{parts}. {confidence}"
+    return f"Saves {about} {figures.milliseconds(saved, beside=step_ms)} ms {_per(analysis)}{percent}"
+
+
+def parts(finding: Finding, analysis: Analysis) -> str:
+    """Return what a saving is made of: parts of a quarter or more by name, the others summed as indirect."""
+    known = {name: ms for name, ms in list(finding.parts_ms.items())[:_MOST_LINES] if ms > 0}
+    total = sum(known.values())
+    step_ms = real_step_ms(analysis)
+    main = {name: ms for name, ms in known.items() if ms >= _MAIN_PART * total}
+    words = [
+        f"{figures.milliseconds(ms, beside=step_ms)} ms {_PARTS.get(name) or _line(name.replace('_', ' '))}"
+        for name, ms in main.items()
+    ]
+    indirect = total - sum(main.values())
+    shown = figures.milliseconds(indirect, beside=step_ms)
+    if shown.strip("-0.<") and indirect > 0:
+        words.append(f"{shown} ms indirect")
+    return ", ".join(words)
 
 
 def _at_best(finding: Finding) -> bool:
-    """Whether none of it can be spared entirely: no job of several devices is without communication."""
+    """Return whether some of it must stay: no job of several devices is without communication."""
     return finding.code == "communication-bound"
 
 
 def where(finding: Finding) -> str:
-    """Its place in the step and the code, "" where none is known or its title says it."""
-    return f"Where: {_line(finding.place)}" if finding.place and finding.place not in finding.title else ""
+    """Return a finding's place in the step and the code, "" where none is known or its title says it."""
+    return _line(finding.place) if finding.place and finding.place not in finding.title else ""
 
 
 def or_instead(finding: Finding, analysis: Analysis) -> str:
-    """Which other findings could be fixed instead of this one, "" where there is none."""
+    """Return which other findings could be fixed instead of this one, "" where there is none."""
     if not finding.instead:
         return ""
     others = [_named(code, analysis) for code in dict.fromkeys(finding.instead)]
@@ -134,63 +245,33 @@ def _who(code: str, ranks: Sequence[int], cause: str | None) -> str:
     return f"{_line(code)}{f' ({_SEPARATOR.join(parts)})' if parts else ''}"
 
 
+def evidence_of(finding: Finding) -> list[str]:
+    """Return a finding's evidence in words, without what its savings say."""
+    return evidence_items({key: value for key, value in finding.evidence.items() if key not in _SAID_ELSEWHERE})
+
+
 def finding_lines(finding: Finding, analysis: Analysis) -> list[str]:
-    """All that is said of a finding between its title and its advice."""
-    evidence = evidence_items({key: value for key, value in finding.evidence.items() if key != _REASON})
+    """Return all that is said of a finding between its title and its advice."""
+    evidence, place = evidence_of(finding), where(finding)
     lines = (
-        savings(finding, analysis.steps.mean_ms),
-        where(finding),
+        savings(finding, analysis),
+        f"Where: {place}" if place else "",
         or_instead(finding, analysis),
         f"Evidence: {'; '.join(evidence)}" if evidence else "",
     )
     return [line for line in lines if line]
 
 
-def first_fix(analysis: Analysis) -> Finding | None:
-    """The finding to fix first; None where the data cannot be trusted, or nothing can be advised."""
-    if any(validity.code in UNTRUSTED_CODES for validity in analysis.validity):
-        return None
-    advised = [finding for finding in analysis.findings if finding.advice]
-    main = main_finding(advised)
-    if main is None or main.severity == "info":
-        return main
-    path = [(fix.code, fix.ranks) for fix in analysis.next[:1]]
-    return next((one for one in advised if (one.code, one.ranks) in path), main)
+def _trusted(analysis: Analysis) -> bool:
+    return not any(validity.code in UNTRUSTED_CODES for validity in analysis.validity)
 
 
-def next_step(analysis: Analysis) -> str:
-    """The one thing to do now, and how to see whether it helped."""
-    finding = first_fix(analysis)
-    if analysis.source.input_only:
-        return (
-            "Compare it with the same job's samples/s with its model: where they are hardly fewer, the input is the "
-            "limit, and no faster device helps; where they are many fewer, it is not."
-        )
-    if finding is None:
-        return "Record again as the warnings say."
-    step = _line(finding.advice[0])
-    if finding.severity == "info":
-        return step
-    steps = analysis.steps
-    real = steps.unprofiled_mean_ms or steps.corrected_mean_ms
-    before, gain = real or steps.mean_ms, finding.recoverable_ms_per_step
-    after = analysis.next[0].step_ms if analysis.next else before - (gain or 0.0)
-    if not 0 < after < before:
-        return f"{step} Then record and analyse again."
-    how = " without profiling" if real else ""
-    then = f", then limited by {_limit(analysis.next[0].then)}" if analysis.next else ""
-    after_ms = figures.milliseconds(after, beside=before)
-    about = "at best about" if _at_best(finding) else "about"
-    return (
-        f"{step} With {_who(finding.code, finding.ranks, finding.cause)} fixed a step should take "
-        f"{about} {after_ms} ms{how} instead of {figures.milliseconds(before)}{then}: record and analyse again."
-    )
-
-
-def path_lines(analysis: Analysis) -> list[str]:
-    """The fixes, each done after those before it: which, the step then, and what limits it. None of a single one."""
-    first = first_fix(analysis)
-    if first is None or first.severity == "info" or len(analysis.next) < 2:
+def path_lines(analysis: Analysis, finding: Finding) -> list[str]:
+    """Return the fixes in order, each with the step after it; none of a single one, or if figures disagree."""
+    saved = finding.recoverable_ms_per_step or 0.0
+    if finding.severity == "info" or len(analysis.next) < 2 or not first_of_path(finding, analysis):
+        return []
+    if not _before_and_after(finding, analysis, saved)[2]:
         return []
     longest = max((fix.step_ms for fix in analysis.next), default=0.0)
     return [
@@ -200,34 +281,64 @@ def path_lines(analysis: Analysis) -> list[str]:
     ]
 
 
-def explained_lines(analysis: Analysis) -> list[str]:
-    """Each bucket that takes much of a step: how much, and what explains it or that nothing does."""
+def explained_lines(analysis: Analysis, *, unexplained_only: bool = False) -> list[str]:
+    """Return each bucket that takes much of a step: how much, and what explains it or that nothing does."""
     step_ms = analysis.steps.mean_ms
     return [
-        f"{_bucket(one.bucket)} {figures.milliseconds(one.ms, beside=step_ms)} ms "
-        f"({figures.percent(one.ms, step_ms)}): {_explanation(one, step_ms)}"
-        for one in analysis.explained[: len(LABELS)]
+        f"{_bucket(bucket.bucket)} {figures.milliseconds(bucket.ms, beside=step_ms)} ms "
+        f"({figures.percent(bucket.ms, step_ms)}): {_explanation(bucket, analysis)}"
+        for bucket in analysis.explained[: len(LABELS)]
+        if bucket.unexplained_ms > 0 or not unexplained_only
     ]
 
 
-def _explanation(one: Explained, step_ms: float) -> str:
-    parts = [", ".join(_line(code) for code in one.by[:_MOST_LINES])] if one.by else []
-    if one.note:
-        parts.append(_line(one.note))
-    elif one.unexplained_ms > 0 or not one.by:
-        parts.append(f"{figures.milliseconds(one.unexplained_ms or one.ms, beside=step_ms)} ms unexplained")
-    return "; ".join(parts)
+def _explanation(bucket: Explained, analysis: Analysis) -> str:
+    words = [", ".join(_line(code) for code in bucket.by[:_MOST_LINES])] if bucket.by else []
+    unexplained = bucket.unexplained_ms if bucket.by or bucket.note else bucket.unexplained_ms or bucket.ms
+    if bucket.note and not (unexplained > 0 and bucket.note.startswith("no finding explains")):
+        words.append(_line(bucket.note))
+    if unexplained > 0 and bucket.bucket == "communication_transfer" and one_rank_of_several(analysis):
+        words.append("communication, or waiting for ranks that were not recorded")
+    elif unexplained > 0:
+        ms = figures.milliseconds(unexplained, beside=analysis.steps.mean_ms)
+        words.append("no known cause" if unexplained >= 0.99 * bucket.ms else f"{ms} ms have no known cause")
+    return "; ".join(words)
 
 
-def doubts(analysis: Analysis) -> list[tuple[str, str]]:
-    """Why to trust the figures less, and which are missing: (code or which figure, in words)."""
-    said = [(_line(warning.code), _line(warning.message)) for warning in analysis.validity]
+def doubts(analysis: Analysis, *, missing: bool = True) -> list[tuple[str, str]]:
+    """Return why to trust the figures less, and which are missing: (code or which figure, in words).
+
+    Args:
+        analysis: what is reported.
+        missing: also say why step times are missing, and what each kind of recording cost.
+    """
+    explained = any(bucket.unexplained_ms > 0 for bucket in analysis.explained)
+    said = [
+        (_line(warning.code), _overhead(analysis) or _line(warning.message))
+        if warning.code == "profiler-overhead"
+        else (_line(warning.code), _line(warning.message))
+        for warning in analysis.validity
+        # The lines below the table say what is unexplained.
+        if not (warning.code == "unexplained" and explained)
+    ]
+    if not missing:
+        return said
     steps = analysis.steps
+    said += [tuple(line.split(": ", 1)) for line in overhead_lines(analysis)]  # type: ignore[misc]  # two parts
     for key, reason in list(steps.reasons.items())[:_MOST_REASONS]:
         # Where it was measured, nobody misses the estimate.
         if getattr(steps, key, None) is None and steps.unprofiled_mean_ms is None:
             said.append((f"No step time {_STEP_TIMES.get(key, _line(key))} without profiling", _line(reason)))
     return said
+
+
+def _overhead(analysis: Analysis) -> str:
+    """Say how much the profiler slows the job, where that was measured; else ""."""
+    steps = analysis.steps
+    if not steps.unprofiled_mean_ms or steps.mean_ms <= steps.unprofiled_mean_ms:
+        return ""
+    factor = steps.mean_ms / steps.unprofiled_mean_ms
+    return f"The profiler slows this job {factor:.1f} {figures.TIMES}; amounts are for the unprofiled step."
 
 
 def _bucket(name: str) -> str:

@@ -19,7 +19,7 @@ from gpudiag.app.gather import gather
 from gpudiag.errors import UnreadableInputError
 from gpudiag.model.run import RANK_SCHEMA, RUN_SCHEMA, RankRecord, RunRecord
 from gpudiag.model.run_directory import read_json, write_json
-from gpudiag.report.terminal.report import evidence_lines
+from gpudiag.report.header import header_lines
 from tests.cli_process import SECONDS, environment
 from tests.cli_process import gpudiag as command
 from tests.forked import Forked
@@ -144,7 +144,7 @@ def test_two_machines_with_a_directory_each(tmp_path: Path, network: Network) ->
     assert not {"missing-ranks", "mixed-runs"} & {one.code for one in analysis.validity}
     (clock,) = analysis.clocks
     assert (clock.rank, clock.matched > 0) == (1, True)
-    assert evidence_lines(analysis)[-1].startswith("2 hosts, whose clocks agree to ")
+    assert header_lines(analysis)[-1].startswith("2 hosts, whose clocks agree to ")
 
     # What is of another run, or no run at all, is not mixed in.
     (second / "ranks" / "rank1.json").rename(tmp_path / "rank1.json")
@@ -206,7 +206,7 @@ def test_a_clock_that_is_ahead_is_set_back_and_the_residual_told(tmp_path: Path)
     unmoved = {clock.rank: clock.offset_ms for clock in before.clocks}
     assert offsets[1] - unmoved[1] == pytest.approx(-7.3, abs=0.1)
     assert all(clock.residual_ms < 0.1 for clock in after.clocks)
-    assert evidence_lines(before) == []
-    assert evidence_lines(after)[-1].startswith("The ranks' clocks agree to ")
+    assert header_lines(before) == []
+    assert header_lines(after)[-1].startswith("The ranks' clocks agree to ")
     for old, new in zip(before.devices, after.devices, strict=True):
         assert new.buckets_ms["communication_wait"] == pytest.approx(old.buckets_ms["communication_wait"], abs=0.3)

@@ -1,4 +1,4 @@
-"""Whole reports of real jobs (4 GPUs, PyTorch 2.11), as `gpudiag analyze` prints them. The README shows the first."""
+"""Whole reports of real jobs (4 GPUs, PyTorch 2.11), as `gpudiag analyze` prints them; README and docs show them."""
 
 from __future__ import annotations
 
@@ -22,3 +22,9 @@ def test_whole_report(job: str, golden: Callable[[str, str], None]) -> None:
     result = gpudiag("analyze", job, "--width", "100", cwd=TRACES)
     assert (result.returncode, result.stderr) == (0, "")
     golden(f"report-{job}.txt", result.stdout)
+
+
+def test_whole_report_with_details(golden: Callable[[str, str], None]) -> None:
+    result = gpudiag("analyze", "vgg_p2poff", "--full", "--width", "100", cwd=TRACES)
+    assert (result.returncode, result.stderr) == (0, "")
+    golden("report-vgg_p2poff-full.txt", result.stdout)

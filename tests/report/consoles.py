@@ -42,9 +42,11 @@ def console(width: int, *, colour: Colour | None = None, encoding: str = "utf-8"
     )
 
 
-def drawn(analysis: Analysis, width: int, *, colour: Colour | None = None, all_ranks: bool = False) -> str:
-    """The whole report as text."""
+def drawn(
+    analysis: Analysis, width: int, *, colour: Colour | None = None, all_ranks: bool = False, full: bool = False
+) -> str:
+    """Return the report as text."""
     target = console(width, colour=colour)
-    render_analysis(analysis, target, all_ranks=all_ranks)
+    render_analysis(analysis, target, all_ranks=all_ranks, full=full)
     assert isinstance(target.file, io.StringIO)
     return target.file.getvalue()

@@ -24,7 +24,10 @@ JSON = st.recursive(
         ("busbw_gb_per_s", 251.04, "busbw 251 GB/s"),
         ("collectives_per_step", 6.0, "collectives 6 per step"),
         ("step_ms_now", 63.42, "step now 63.4 ms"),
-        ("exposed_ms_by_rank", {"0": 0.0, "1": 1.25}, "exposed: rank 0 0 ms, rank 1 1.25 ms"),
+        ("exposed_ms_by_rank", {"0": 0.0, "1": 1.25}, "exposed: rank 1 1.25 ms"),
+        ("lateness_ms_by_rank", {"0": -9.44, "1": 40.0}, "lateness: rank 1 40 ms"),
+        ("confirmed_by_variations_percent", 50.0, "holds in 50 % of the re-analyses"),
+        ("confirmed_by_variations_percent", 0.0, "holds in 0 % of the re-analyses"),
         ("largest", "all_reduce", "largest: all_reduce"),
         ("copied_bytes", 26_214_400, "copied 26.2 MB"),
         ("host_events", 20_311, "host events 20 311"),
@@ -42,6 +45,20 @@ JSON = st.recursive(
 )
 def test_words(key: str, value: Any, words: str) -> None:
     assert evidence_items({key: value}) == [words]
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("collectives_per_step", 0.0),
+        ("transfer_ms_per_step", 0.0),
+        ("pageable_ms_per_step", 0.004),
+        ("savings_ms_by_part", {"stall": 0.0, "operators": 0.0}),
+        ("lateness_ms_by_rank", {"3": -9.44}),
+    ],
+)
+def test_evidence_that_is_zero_is_left_out(key: str, value: Any) -> None:
+    assert evidence_items({key: value}) == []
 
 
 @given(st.dictionaries(st.text(max_size=300), JSON, max_size=30))

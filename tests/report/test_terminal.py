@@ -15,6 +15,7 @@ from rich.cells import cell_len
 from gpudiag.model.analysis import (
     BUCKETS,
     Analysis,
+    CollectiveSummary,
     Device,
     Explained,
     Finding,
@@ -24,8 +25,8 @@ from gpudiag.model.analysis import (
     TimedRank,
     Validity,
 )
-from gpudiag.report.figures import EN_DASH, TIMES
-from gpudiag.report.terminal.report import evidence_lines
+from gpudiag.report.figures import EN_DASH, MINUS, TIMES
+from gpudiag.report.header import header_lines, overhead_lines
 from gpudiag.report.text.run import to_markdown
 from tests import builders
 from tests.examples import examples
@@ -52,6 +53,12 @@ def test_whole_report(case: str, width: int, golden: Callable[[str, str], None])
     golden(f"report-{case}-{width}.txt", drawn(CASES[case](), width))
 
 
+@pytest.mark.parametrize("width", WIDTHS)
+@pytest.mark.parametrize("case", ["either_suffices", "processor_only", "many_ranks", "hostile"])
+def test_whole_report_with_details(case: str, width: int, golden: Callable[[str, str], None]) -> None:
+    golden(f"report-{case}-full-{width}.txt", drawn(CASES[case](), width, full=True))
+
+
 @pytest.mark.parametrize("colour", ["standard", "256"])
 def test_whole_report_in_colour(colour: str, golden: Callable[[str, str], None]) -> None:
     output = drawn(builders.late_loader(), 80, colour="standard" if colour == "standard" else "256")
@@ -67,14 +74,15 @@ def test_colour_changes_no_word() -> None:
 @pytest.mark.parametrize("width", [*WIDTHS, 43, 57, 64, 99, 200])
 @pytest.mark.parametrize("case", CASES)
 def test_no_line_is_wider_than_the_terminal_and_none_ends_in_spaces(case: str, width: int) -> None:
-    lines = drawn(CASES[case](), width, all_ranks=True).splitlines()
-    assert max(cell_len(line) for line in lines) <= width
-    assert all(line == line.rstrip(" ") for line in lines)
+    for full in (False, True):
+        lines = drawn(CASES[case](), width, all_ranks=True, full=full).splitlines()
+        assert max(cell_len(line) for line in lines) <= width
+        assert all(line == line.rstrip(" ") for line in lines)
 
 
 @pytest.mark.parametrize("colour", [None, "256"])
 def test_names_from_files_are_shown_and_never_obeyed(colour: str | None) -> None:
-    output = drawn(builders.hostile(), 80, colour="256" if colour else None)
+    output = drawn(builders.hostile(), 80, colour="256" if colour else None, full=True)
     text = ANSI.sub("", output)
     assert not [c for c in text if unicodedata.category(c) in {"Cc", "Cf", "Cs"} and c != "\n"]
     assert "[bold red]" in text.replace("\n", " ")
@@ -94,7 +102,7 @@ def test_ten_seconds() -> None:
         "Rank 2",
     ):
         assert fact in top
-    assert "would save about 26.1 ms per step (46 %)" in top
+    assert f"57.1 → 31.0 ms per step ({MINUS}46 %)" in top
 
 
 def test_many_ranks_are_summarised_unless_all_are_asked_for() -> None:
@@ -106,51 +114,88 @@ def test_many_ranks_are_summarised_unless_all_are_asked_for() -> None:
     assert all(f"rank {rank} " in everything for rank in range(128))
 
 
-def test_without_findings_it_says_that_there_is_no_verdict() -> None:
+def test_without_findings_it_says_what_is_known_and_which_recording_would_tell_more() -> None:
     analysis = builders.analysis(
         builders.device(0, compute=10.0), validity=(Validity(code="few-steps", message="1 step was analysed"),)
     )
     output = drawn(analysis, 80)
-    assert "Not enough data for a diagnosis" in output
+    assert "No finding: the GPU computes for 100 % of the step." in output
+    assert "Next  Record again (few-steps): 1 step was analysed" in output
     unexplained = Explained(bucket="idle", ms=1.9, unexplained_ms=1.9)
     output = drawn(replace(analysis, explained=(unexplained,)), 80)
     assert "No cause found: nothing explains idle, 1.9 ms (19 %) of a step." in output
-    assert "idle 1.9 ms (19 %): 1.9 ms unexplained" in output
+    assert "idle 1.9 ms (19 %): no known cause" in output
     assert "few-steps: 1 step was analysed" in output
+    output = drawn(replace(analysis, explained=(unexplained,), validity=()), 80)
+    assert "Record again" not in output, "no warning says to"
+
+
+def test_one_rank_of_several_communicates_or_waits() -> None:
+    missing = Validity(code="missing-ranks", message="3 of 4 ranks missing. Give the traces of all ranks.")
+    analysis = builders.analysis(
+        builders.device(1, compute=2.0, communication_transfer=8.0),
+        world_size=4,
+        validity=(missing,),
+        explained=(Explained(bucket="communication_transfer", ms=8.0, unexplained_ms=8.0),),
+        collectives=(
+            CollectiveSummary(
+                operation="all_reduce",
+                group="0",
+                ranks=4,
+                size_bytes=17_600_000,
+                per_step=1.0,
+                transfer_us=8000.0,
+                wait_us=0.0,
+                busbw_gb_per_s=3.35,
+                probe_busbw_gb_per_s=250.0,
+            ),
+        ),
+    )
+    output = drawn(analysis, 120)
+    assert (
+        "Communication, or waiting in it: 8.0 ms (80 %) of a step; all-reduce of 17.6 MB at 3.35 of 250 GB/s." in output
+    )
+    assert "Next  Give the traces of all ranks of the same steps" in output
+    assert "no known cause" not in output
 
 
 def test_a_percent_to_save_is_no_verdict_where_part_of_the_step_is_unexplained() -> None:
-    small = Finding(code="slow-copy", severity="info", title="copies take 0.1 ms", recoverable_ms_per_step=0.1)
+    small = Finding(
+        code="slow-copy", severity="info", title="copies take 0.1 ms", recoverable_ms_per_step=0.1, advice=("Pin.",)
+    )
     analysis = replace(builders.processor_only(), findings=(small,))
     assert "INFO  Copies take 0.1 ms" in drawn(analysis, 80)
     unexplained = Explained(bucket="idle", ms=1.9, unexplained_ms=1.9)
     output = drawn(replace(analysis, explained=(unexplained,)), 80)
     assert "INFO" not in output
     assert "No cause found: nothing explains idle" in output
-    assert "1. Copies take 0.1 ms" in output, "among the findings it stands all the same"
+    assert "Pin." not in output, "what to do next follows from the verdict"
+    assert "- Copies take 0.1 ms" in output, "among the findings it stands all the same"
 
 
 def test_missing_figures_come_with_their_reasons() -> None:
     steps = Steps(analysed=3, mean_ms=10, median_ms=10, reasons={"unprofiled_mean_ms": "only traces were given"})
-    output = drawn(builders.analysis(builders.device(0, compute=10.0), steps=steps), 80)
+    output = drawn(builders.analysis(builders.device(0, compute=10.0), steps=steps), 80, full=True)
     assert "No step time measured without profiling: only traces were given" in output.replace("\n", " ")
 
 
 def test_why_modules_are_not_known_is_said() -> None:
     analysis = replace(builders.many_ranks(), modules=Modules(reason="torch.compile has compiled it"))
-    assert "\nModules\nnot known: torch.compile has compiled it\n" in drawn(analysis, 80)
+    assert "\nModules\nnot known: torch.compile has compiled it\n" in drawn(analysis, 80, full=True)
     assert "## Modules\n\nNot known: torch.compile has compiled it.\n" in to_markdown(analysis)
-    assert "Modules" not in drawn(replace(analysis, modules=None), 80)
+    assert "Modules" not in drawn(replace(analysis, modules=None), 80, full=True)
 
 
 def test_what_to_do_next_is_trusted_data_s_alone() -> None:
     """Where the data cannot be trusted there is neither a fix nor a path, whatever the findings say."""
     whole = told(builders.late_loader())
-    assert "then limited by" in drawn(whole, 100)
-    assert "instead of 57.1, then limited by communication:" in drawn(replace(whole, next=whole.next[:1]), 300)
-    mixed = replace(whole, validity=(Validity(code="mixed-runs", message="two runs"),))
-    assert "limited by" not in drawn(mixed, 100)
-    assert drawn(mixed, 100).endswith("Record again as the warnings say.\n")
+    advice = whole.findings[0].advice[0]
+    assert "then limited by communication" in drawn(whole, 200)
+    assert advice in drawn(whole, 200)
+    mixed = replace(whole, validity=(Validity(code="mixed-runs", message="two runs: give one"),))
+    assert advice not in drawn(mixed, 200)
+    assert "Fixes in order" not in drawn(mixed, 200, full=True).partition("Where a step")[0]
+    assert "Next   Record again (mixed-runs): two runs: give one" in drawn(mixed, 200)
 
 
 def test_missing_ranks_are_in_the_first_line() -> None:
@@ -201,7 +246,8 @@ def test_any_figures_fit_any_width(buckets: list[dict[str, float]], width: int) 
 def test_a_job_without_gpus_neither_launches_nor_records_them(job: Analysis, input_ms: float | None, said: str) -> None:
     timed = (TimedRank(rank=0, step_ms=10.0, input_ms=input_ms, host_ms=8.0, steps=9),)
     cost = RecordingCost(unprofiled_ms=10.0, light_ms=11.0, full_ms=12.0)
-    lines = "\n".join(evidence_lines(replace(job, timed=timed, recording=cost)))
+    told_of = replace(job, timed=timed, recording=cost)
+    lines = "\n".join([*header_lines(told_of), *overhead_lines(told_of)])
     assert ("Without profiling: " in lines) == bool(said)
     assert said in lines
     assert ("recording GPU activity" in lines) == ("launching" in said)

@@ -38,12 +38,13 @@ Width = Annotated[
         min=NARROWEST,
         max=WIDEST,
         metavar="N",
-        help="Columns of the report; when left out the terminal's, and 100 where there is none.",
+        help="Report width (default: terminal width, else 100).",
     ),
 ]
 AllRanks = Annotated[
     bool, typer.Option("--all-ranks", help="Draw every rank; else of more than 8 those unlike the rest.")
 ]
+Full = Annotated[bool, typer.Option("--full", help="Also show evidence, all advice, collectives, kernels and modules.")]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON on standard output, and nothing else there.")]
 
 

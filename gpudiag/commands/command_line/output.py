@@ -19,13 +19,13 @@ def write_as_json(noun: msgspec.Struct) -> None:
     sys.stdout.flush()
 
 
-def show_analysis(analysis: Analysis, *, as_json: bool, all_ranks: bool, width: int | None) -> None:
-    """The JSON or the report of an analysis."""
+def show_analysis(analysis: Analysis, *, as_json: bool, all_ranks: bool, width: int | None, full: bool = False) -> None:
+    """Print the JSON or the report of an analysis; `full` adds evidence, kernels and modules to the report."""
     if as_json:
         write_as_json(analysis)
         return
     from gpudiag.report.console import report_console
     from gpudiag.report.terminal.report import render_analysis
 
-    render_analysis(analysis, report_console(width=width), all_ranks=all_ranks)
+    render_analysis(analysis, report_console(width=width), all_ranks=all_ranks, full=full)
     sys.stdout.flush()

@@ -104,7 +104,9 @@ def _lines(done: Profiled) -> list[str]:
     if done.unread is not None:
         lines.append(f"what was recorded cannot be analysed: {done.unread}")
     if done.run.ranks:
-        lines.append(f"saved in {done.run_dir}; read it again with `gpudiag analyze {done.run_dir}`")
+        run_dir = done.run_dir.resolve()  # without `..`
+        again = f"; read it again with `gpudiag analyze {run_dir}`" if done.analysis is not None else ""
+        lines.append(f"saved in {run_dir}{again}")
     return lines
 
 

@@ -36,6 +36,10 @@ class VerbGroup(TyperGroup):
         if cmd_name not in SUMMARIES:
             return None
         module = importlib.import_module(f"gpudiag.commands.{cmd_name}")
+        if COMPLETE in os.environ:
+            from gpudiag.commands.command_line.completion import complete_values
+
+            complete_values(getattr(module, cmd_name))
         parser = typer.Typer(add_completion=False, rich_markup_mode=None)
         parser.command(cmd_name, epilog=_examples(module.EXAMPLES))(getattr(module, cmd_name))
         return typer.main.get_command(parser)

@@ -17,11 +17,13 @@ class ResultRow(msgspec.Struct, frozen=True, kw_only=True):
         point: what was measured.
         rank: 1 for the highest throughput among the rows that may be ranked with this one; None where it is the only
             one, trains no model in common (`independent`), or has no figure.
+        verdict: what the analysis kept with a run leads with, in a few words; "" where none was kept.
     """
 
     source: str
     point: PointRecord
     rank: int | None = None
+    verdict: str = ""
 
 
 class Environment(msgspec.Struct, frozen=True, kw_only=True):

@@ -1,1 +1,4 @@
-"""Tables for notebooks and CSV files: of an `analysis`, of the `results` of many. `frame` alone imports pandas."""
+"""What notebooks show: tables of an `analysis` and of the `results` of many, and a `summary` in a few lines.
+
+`frame` alone imports pandas.
+"""

@@ -10,14 +10,24 @@ from gpudiag.model.sanitize import one_line
 from gpudiag.model.step_view import UNMARKED_INPUT, StepView
 from gpudiag.report import figures
 from gpudiag.report import verdict as words
-from gpudiag.report.evidence import evidence_items
+from gpudiag.report.header import (
+    estimate_matters,
+    header_lines,
+    on_processors,
+    real_step_ms,
+    recorded_steps_note,
+    software_line,
+    step_line,
+    unit_of,
+    what_ran,
+)
 from gpudiag.report.kernel_names import kernel_label
 from gpudiag.report.module_rows import MODULE_COLUMNS, module_cells, module_rows, rest_of_modules
 from gpudiag.report.page.steps import ASSUMED_INPUT, steps_part
 from gpudiag.report.palette import LABELS
 from gpudiag.report.rank_rows import Row, cells, duration, headings, largest_collectives, largest_kernels, rows_of
-from gpudiag.report.terminal.ranks import HIDDEN_WORDS, buckets_seen, hides
-from gpudiag.report.terminal.report import evidence_lines, on_processors, step_line, what_ran
+from gpudiag.report.terminal.ranks import OVERLAPPED, OVERLAPPED_WORDS, buckets_seen, overlaps
+from gpudiag.report.terminal.report import time_heading
 from gpudiag.report.terminal.traffic import wait_lines
 
 _COLLECTIVE_HEADINGS = ("collective", "group", "size", "per step", "transfer µs", "wait µs", "busbw GB/s", "peak")
@@ -40,17 +50,20 @@ def run_part(analysis: Analysis, step: StepView | None, heading: str = "") -> di
     buckets = buckets_seen(rows) if rows else []
     unit = "operator" if on_processors(analysis) else "kernel"
     bars = _bars(analysis, rows)
+    verdict = words.verdict_of(analysis)
     assumed = any(colour == "unmarked" for _, parts, _ in bars for colour, *_ in parts)
     return {
         "heading": heading,
         "title": what_ran(analysis),
-        "subtitle": [step_line(analysis).plain, *evidence_lines(analysis), _software(analysis)],
-        "verdict": _verdict(analysis),
-        "next": words.next_step(analysis),
+        "subtitle": [step_line(analysis).plain, *header_lines(analysis), software_line(analysis)],
+        "verdict": _verdict(analysis, verdict),
+        "steps": verdict.steps,
         "path_heading": words.PATH_HEADING,
-        "path": words.path_lines(analysis),
+        "path": verdict.path,
+        "time_heading": time_heading(analysis),
+        "recorded_note": recorded_steps_note(analysis),
         "explained": words.explained_lines(analysis),
-        "hidden_words": HIDDEN_WORDS if hides(rows) else "",
+        "overlapped_words": f"{OVERLAPPED}: {OVERLAPPED_WORDS}" if overlaps(rows) else "",
         "cards": _cards(analysis),
         "bars": bars,
         "legend": [
@@ -74,39 +87,46 @@ def run_part(analysis: Analysis, step: StepView | None, heading: str = "") -> di
 
 def finding_part(finding: Finding, analysis: Analysis | None) -> dict[str, Any]:
     """One finding for the template; without an analysis, of a machine."""
-    evidence = {key: value for key, value in finding.evidence.items() if key != "reason"}
+    place = words.where(finding)
     return {
         "severity": finding.severity,
         "title": words.title_of(finding),
         "code": finding.code,
         "ranks": finding.ranks,
         "about": words.about(finding) + ("" if analysis else f" · {finding.confidence} confidence"),
-        "savings": "" if analysis is None else words.savings(finding, analysis.steps.mean_ms),
-        "where": words.where(finding),
+        "savings": "" if analysis is None else words.savings(finding, analysis),
+        "where": f"Where: {place}" if place else "",
         "instead": "" if analysis is None else words.or_instead(finding, analysis),
-        "evidence": evidence_items(evidence),
+        "evidence": words.evidence_of(finding),
         "advice": finding.advice,
     }
 
 
-def _verdict(analysis: Analysis) -> dict[str, Any]:
-    finding = words.headline_finding(analysis)
-    if finding is None:
-        plain = Finding(
-            code="", severity="info" if analysis.source.input_only else "warning", title=words.no_finding(analysis)
-        )
-        return {**finding_part(plain, None), "number": 0}
-    return {**finding_part(finding, analysis), "number": analysis.findings.index(finding) + 1}
+def _verdict(analysis: Analysis, verdict: words.Verdict) -> dict[str, Any]:
+    """The verdict for the template: its finding's place, under the sentence that leads the report."""
+    lines = {
+        "title": verdict.title,
+        "gain": f"Gain: {verdict.gain}" if verdict.gain else "",
+        "parts": f"Of which {verdict.parts}." if verdict.parts else "",
+        "confidence": f"Confidence: {verdict.confidence}." if verdict.confidence else "",
+        "where": f"Where: {verdict.where}" if verdict.where else "",
+        "instead": verdict.instead,
+    }
+    if verdict.headline is None:
+        return {**lines, "severity": "info" if analysis.source.input_only else "warning", "code": "", "ranks": ()}
+    finding = verdict.headline.finding
+    return {**lines, "severity": finding.severity, "code": finding.code, "ranks": finding.ranks}
 
 
 def _cards(analysis: Analysis) -> list[tuple[str, str]]:
     steps = analysis.steps
-    times = (
-        ("per step", steps.unprofiled_mean_ms),
-        ("per step, estimated", steps.corrected_mean_ms if steps.unprofiled_mean_ms is None else None),
-        ("per step, while profiling", steps.mean_ms),
-    )
-    cards = [(name, f"{figures.milliseconds(ms)} ms") for name, ms in times if ms is not None]
+    unit = unit_of(analysis)
+    per = f"per {unit}" if unit != "recording" else "recorded"
+    estimated = "" if steps.unprofiled_mean_ms is not None else ", estimated"
+    times = [(f"{per}{estimated}", real_step_ms(analysis)), (f"{per}, while profiling", steps.mean_ms)]
+    if steps.unprofiled_mean_ms is None and not estimate_matters(analysis):
+        times = times[1:]
+    cards = [(name, f"{figures.milliseconds(ms)} ms") for name, ms in times]
     if analysis.source.samples_per_s is not None:
         cards.append(("samples/s", figures.throughput(analysis.source.samples_per_s)))
         if steps.unprofiled_mean_ms:
@@ -118,10 +138,6 @@ def _cards(analysis: Analysis) -> list[tuple[str, str]]:
     names = Counter(one_line(device.name or device.device)[:40] for device in analysis.devices)
     cards += [(f"{name}", f"{count} {figures.TIMES}") for name, count in names.most_common(2)]
     return cards
-
-
-def _software(analysis: Analysis) -> str:
-    return " · ".join(f"{name} {version}" for name, version in list(analysis.source.software.items())[:8])
 
 
 def _bars(analysis: Analysis, rows: list[Row]) -> list[tuple[str, list[tuple[str, float, str]], str]]:

@@ -78,8 +78,11 @@ def _choice(step: StepView, typical: bool) -> str:
 
 def _words(step: StepView) -> str:
     left_out = sum(track.left_out for rank in step.ranks for track in rank.tracks)
+    longest = figures.milliseconds(max((rank.end - rank.begin for rank in step.ranks), default=0) / 1e6)
     length = figures.milliseconds(step.length / 1e6)
-    words = f"Step {step.step}: {length} ms from its start on the first rank to its end on the last."
+    words = f"Step {step.step}: {longest} ms on its slowest rank."
+    if length != longest:
+        words += f" Drawn are {length} ms, from its start on the first rank to its end on the last."
     if step.ranks_left_out:
         words += f" {step.ranks_left_out} more ranks are not drawn."
     if left_out:

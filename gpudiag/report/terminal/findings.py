@@ -1,61 +1,95 @@
-"""The verdict, the findings behind it, how far to trust them, and what to do next."""
+"""The verdict, the findings behind it, and how far to trust them."""
 
 from __future__ import annotations
 
 from rich.console import Group, RenderableType
+from rich.padding import Padding
 from rich.text import Text
 
 from gpudiag.model.analysis import Analysis, Finding
 from gpudiag.model.sanitize import one_line
 from gpudiag.report import verdict as words
-from gpudiag.report.layout import plain_grid
+from gpudiag.report.layout import and_more, plain_grid
 from gpudiag.report.palette import SEVERITY_STYLE
+from gpudiag.report.verdict import Verdict
+
+#: Lines of advice, and of findings beside the verdict, that a short report has.
+_FEW_STEPS = 3
+_FEW_FINDINGS = 4
+_INDENT = 2
 
 
-def verdict(analysis: Analysis) -> RenderableType:
-    """The finding that matters most: how bad, what, what fixing it would save, where it is, what would do instead."""
-    finding = words.headline_finding(analysis)
-    if finding is None:
-        see = "" if analysis.source.input_only else " See the warnings below."
-        return Text(f"{words.no_finding(analysis)}{see}", style="bold")
+def verdict_section(verdict: Verdict, *, full: bool) -> RenderableType:
+    """Return the verdict: how bad, what, what fixing it gains, where it is, what to try."""
     headline = Text()
-    headline.append(finding.severity.upper(), style=SEVERITY_STYLE[finding.severity]).append("  ")
-    headline.append(words.title_of(finding), style="bold")
-    lines = (words.savings(finding, analysis.steps.mean_ms), words.where(finding), words.or_instead(finding, analysis))
-    return Group(headline, *(Text(line) for line in lines if line))
+    if verdict.severity is not None:
+        headline.append(verdict.severity.upper(), style=SEVERITY_STYLE[verdict.severity]).append("  ")
+    headline.append(verdict.title, style="bold")
+    confidence = f"confidence: {verdict.confidence}" if verdict.confidence else ""
+    if confidence and not verdict.gain:
+        headline.append(f" ({confidence})")
+    steps = _numbered(verdict.steps if full else verdict.steps[:_FEW_STEPS])
+    rows = plain_grid({"no_wrap": True}, {}, gap=2)
+    if verdict.gain:
+        rows.add_row(Text("Gain"), Text(f"{verdict.gain}; {confidence}"))
+        if verdict.parts and full:
+            rows.add_row(Text(), Text(f"of which {verdict.parts}"))
+    if verdict.where:
+        rows.add_row(Text("Where"), Text(verdict.where))
+    if verdict.instead:
+        rows.add_row(Text(), Text(verdict.instead))
+    rows.add_row(Text("Try" if verdict.advised else "Next"), steps)
+    if verdict.path and full:
+        rows.add_row(Text(), Group(Text(words.PATH_HEADING), _numbered(verdict.path)))
+    return Group(headline, Padding(rows, (0, 0, 0, _INDENT), expand=False))
 
 
-def findings_section(analysis: Analysis) -> RenderableType:
-    """Every finding with its evidence and its advice as steps."""
+def _numbered(lines: tuple[str, ...]) -> RenderableType:
+    if len(lines) == 1:
+        return Text(lines[0])
     table = plain_grid({"no_wrap": True, "justify": "right"}, {}, gap=1)
-    for number, finding in enumerate(analysis.findings, start=1):
-        title = Text(words.title_of(finding), style="bold")
-        table.add_row(Text(f"{number}."), Group(title, _details(finding, analysis)))
+    for number, line in enumerate(lines, start=1):
+        table.add_row(Text(f"{number}."), Text(line))
     return table
 
 
-def _details(finding: Finding, analysis: Analysis) -> RenderableType:
+def other_findings_section(analysis: Analysis, verdict: Verdict) -> RenderableType | None:
+    """Return the findings beside the verdict, each with its title and a line on what it is and saves."""
+    others = words.other_findings(analysis, verdict)
+    table = plain_grid({"no_wrap": True}, {}, gap=1)
+    for finding in others[:_FEW_FINDINGS]:
+        saves = words.saves(finding, analysis)
+        said = (words.about(finding), saves[:1].lower() + saves[1:], f"confidence: {finding.confidence}")
+        about = Text(" · ".join(part for part in said if part), style="dim")
+        table.add_row(Text("-"), Group(Text(words.title_of(finding)), about))
+    more = and_more([], len(others) - _FEW_FINDINGS)
+    return Group(table, *more) if others else None
+
+
+def findings_section(analysis: Analysis) -> RenderableType:
+    """Return every finding with its evidence, and advice as steps where the verdict has not given it."""
+    headline = words.verdict_of(analysis).headline
+    said = () if headline is None else headline.advice
+    table = plain_grid({"no_wrap": True, "justify": "right"}, {}, gap=1)
+    for number, finding in enumerate(analysis.findings, start=1):
+        title = Text(words.title_of(finding), style="bold")
+        advice = tuple(step for step in finding.advice if step not in said)
+        table.add_row(Text(f"{number}."), Group(title, _details(finding, advice, analysis)))
+    return table
+
+
+def _details(finding: Finding, advice: tuple[str, ...], analysis: Analysis) -> RenderableType:
     facts = Text(words.about(finding))
     facts.stylize(SEVERITY_STYLE[finding.severity], 0, len(one_line(finding.code)[: words.LONGEST_TEXT]))
     steps = plain_grid({"no_wrap": True}, {}, gap=1)
-    for advice in finding.advice:
-        steps.add_row(Text("→"), Text(one_line(advice)[: words.LONGEST_TEXT]))
+    for step in advice:
+        steps.add_row(Text("→"), Text(one_line(step)[: words.LONGEST_TEXT]))
     return Group(facts, *(Text(line) for line in words.finding_lines(finding, analysis)), steps)
 
 
-def trust_section(analysis: Analysis) -> RenderableType | None:
-    """Why to trust the figures less, and which are missing; None when there is nothing to say."""
-    said = words.doubts(analysis)
+def trust_section(analysis: Analysis, *, full: bool = True) -> RenderableType | None:
+    """Return why to trust the figures less, and if `full` which are missing; None when there is nothing to say."""
+    said = words.doubts(analysis, missing=full)
     return (
         Group(*(Text(f"{code}: ", style="yellow").append(why, style="default") for code, why in said)) if said else None
     )
-
-
-def next_section(analysis: Analysis) -> RenderableType:
-    """The one thing to do now, and the path of fixes after it."""
-    path = words.path_lines(analysis)
-    steps = plain_grid({"no_wrap": True, "justify": "right"}, {}, gap=1)
-    for number, line in enumerate(path, start=1):
-        steps.add_row(Text(f"{number}."), Text(line))
-    step = Text(words.next_step(analysis))
-    return Group(step, Text(words.PATH_HEADING), steps) if path else step

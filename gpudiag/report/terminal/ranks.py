@@ -17,8 +17,8 @@ from gpudiag.report.rank_rows import Row
 #: A bucket below this on every rank would be a column of zeros.
 _SEEN_MS = 0.005
 #: Heading of the communication that runs beside compute, which is no bucket, and what it means.
-HIDDEN = "hidden"
-HIDDEN_WORDS = "communication overlapped with compute, whose kernels it can slow down"
+OVERLAPPED = "overlapped"
+OVERLAPPED_WORDS = "communication during compute (costs no step time by itself)"
 
 
 def buckets_seen(rows: Sequence[Row]) -> list[str]:
@@ -27,7 +27,7 @@ def buckets_seen(rows: Sequence[Row]) -> list[str]:
     return [bucket for bucket in BUCKETS if any(row.buckets_ms[bucket] >= seen for row in rows)]
 
 
-def hides(rows: Sequence[Row]) -> bool:
+def overlaps(rows: Sequence[Row]) -> bool:
     """Whether some row has communication beside its compute."""
     return any(row.hidden_ms >= _SEEN_MS for row in rows)
 
@@ -54,12 +54,12 @@ def _fits(table: Table, console: Console) -> bool:
 
 def _line_per_rank(rows: Sequence[Row], *, shares: bool) -> Table:
     buckets = buckets_seen(rows)
-    hidden = [HIDDEN] if hides(rows) else []
-    headings = ("ms per step", *(LABELS[bucket] for bucket in buckets), "step", *hidden)
+    overlapped = [OVERLAPPED] if overlaps(rows) else []
+    headings = ("ms per step", *(LABELS[bucket] for bucket in buckets), "step", *overlapped)
     table = plain_table(headings, left=("ms per step",), no_wrap=True)
     for row in rows:
         cells = [_cell(row.buckets_ms[bucket], row, share=shares) for bucket in buckets]
-        table.add_row(Text(row.label), *cells, _step(row), *([_hidden(row)] if hidden else []))
+        table.add_row(Text(row.label), *cells, _step(row), *([_hidden(row)] if overlapped else []))
     return table
 
 
@@ -68,8 +68,8 @@ def _column_per_rank(rows: Sequence[Row]) -> Table:
     for bucket in buckets_seen(rows):
         table.add_row(LABELS[bucket], *(_cell(row.buckets_ms[bucket], row, share=False) for row in rows))
     table.add_row(Text("step", style="bold"), *(_step(row) for row in rows))
-    if hides(rows):
-        table.add_row(Text(HIDDEN, style="dim"), *(_hidden(row) for row in rows))
+    if overlaps(rows):
+        table.add_row(Text(OVERLAPPED, style="dim"), *(_hidden(row) for row in rows))
     return table
 
 

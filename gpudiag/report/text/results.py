@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from gpudiag.model.benchmarks.results_table import Comparable, ResultsTable
+from gpudiag.model.benchmarks.results_table import Comparable, ResultRow, ResultsTable
 from gpudiag.model.frames.results import results_frame
 from gpudiag.model.sanitize import one_line
 from gpudiag.report import figures
@@ -19,6 +19,7 @@ from gpudiag.report.layout import print_trimmed
 from gpudiag.report.scaling import words
 from gpudiag.report.scaling.text import escaped, table
 
+VERDICT = "verdict"
 HEADINGS = ("rank", "strategy", "samples/s", "±", "step ms", "jitter", "efficiency", "MFU", "machine", "from")
 
 
@@ -27,11 +28,13 @@ def render_table(result: ResultsTable, console: Console) -> None:
     for group in result.groups:
         console.print(Text(_heading(group), style="bold underline"))
         drawn = Table(box=None, padding=(0, 2, 0, 0))
-        for heading in HEADINGS:
+        for heading in _headings(group):
             drawn.add_column(heading, justify="left" if heading in _WORDS else "right", overflow="fold")
         for row in _rows(group):
             drawn.add_row(*map(Text, row))
         print_trimmed(console, drawn)
+        for line in _not_measured(group):
+            print_trimmed(console, Text(line, style="yellow"))
         for refusal in group.refusals:
             console.print(Text(f"Not ranked together: {one_line(refusal)}.", style="yellow"))
         console.print()
@@ -41,14 +44,17 @@ def render_table(result: ResultsTable, console: Console) -> None:
         console.print(Text(f"Left out: {one_line(line)}", style="yellow"))
 
 
-_WORDS = {"strategy", "machine", "from"}
+_WORDS = {"strategy", "machine", "from", VERDICT}
+#: What an environment of which nothing is known is called.
+_UNKNOWN_MACHINE = "unknown machine"
 
 
 def to_markdown(result: ResultsTable) -> str:
     """The same for documentation."""
     lines = []
     for group in result.groups:
-        lines += [f"## {escaped(_heading(group))}", "", *table(HEADINGS, _rows(group), left=2), ""]
+        lines += [f"## {escaped(_heading(group))}", "", *table(_headings(group), _rows(group), left=2), ""]
+        lines += [part for line in _not_measured(group) for part in (escaped(line), "")]
         lines += [f"Not ranked together: {escaped(refusal)}.\n" for refusal in group.refusals]
     lines += [f"- Not ranked together: {escaped(refusal)}." for refusal in result.refusals]
     lines += [f"- Left out: {escaped(line)}" for line in result.left_out]
@@ -65,12 +71,35 @@ def _heading(group: Comparable) -> str:
     return f"{words.setting(point)} · {point.devices} device{'s' * (point.devices != 1)}"
 
 
+def _members(group: Comparable) -> list[ResultRow]:
+    return [row for environment in group.environments for row in environment.rows]
+
+
+def _headings(group: Comparable) -> tuple[str, ...]:
+    """Return what stands above `_rows`; the verdict only where a run has one."""
+    return (*HEADINGS, VERDICT) if any(row.verdict for row in _members(group)) else HEADINGS
+
+
 def _rows(group: Comparable) -> list[tuple[str, ...]]:
-    return [_cells(row) for row in results_frame([group]).itertuples(index=False)]
+    cells = [_cells(row) for row in results_frame([group]).itertuples(index=False)]
+    if len(_headings(group)) == len(HEADINGS):
+        return cells
+    verdicts = (one_line(row.verdict) for row in _members(group))
+    return [(*row, verdict) for row, verdict in zip(cells, verdicts, strict=True)]
+
+
+def _not_measured(group: Comparable) -> list[str]:
+    """Return a line for each result without figures: which, and why."""
+    return [
+        f"{one_line(row.source)}, {one_line(row.point.strategy)}: {one_line(row.point.error or row.point.status)}"
+        for row in _members(group)
+        if row.point.mean_ms is None
+    ]
 
 
 def _cells(row: Any) -> tuple[str, ...]:
     machine, source, strategy = one_line(row.machine), one_line(row.source), one_line(row.strategy)
+    machine = figures.UNKNOWN if machine == _UNKNOWN_MACHINE else machine
     samples_per_s, low, high, step_ms, efficiency, jitter_ms, mfu = (
         None if math.isnan(value) else value
         for value in (
@@ -79,7 +108,7 @@ def _cells(row: Any) -> tuple[str, ...]:
         )
     )
     if step_ms is None:
-        return ("", strategy, one_line(row.error or row.status)[:80], "", "", "", "", "", machine, source)
+        return ("", strategy, "not measured", "", "", "", "", "", machine, source)
     return (
         str(row.rank) if isinstance(row.rank, Integral) else "",
         strategy,

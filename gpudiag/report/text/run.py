@@ -6,12 +6,13 @@ from gpudiag.model.analysis import BUCKETS, Analysis, Modules
 from gpudiag.report import figures
 from gpudiag.report import verdict as words
 from gpudiag.report.csv_text import csv_text
+from gpudiag.report.header import header_lines, recorded_steps_note, step_line, what_ran
 from gpudiag.report.kernel_names import kernel_label
 from gpudiag.report.module_rows import MODULE_COLUMNS, module_cells, module_rows, rest_of_modules
 from gpudiag.report.rank_rows import cells, duration, headings, largest_kernels, rows_of
 from gpudiag.report.scaling.text import escaped, table
-from gpudiag.report.terminal.ranks import HIDDEN_WORDS, hides
-from gpudiag.report.terminal.report import evidence_lines, step_line, what_ran
+from gpudiag.report.terminal.ranks import OVERLAPPED, OVERLAPPED_WORDS, overlaps
+from gpudiag.report.terminal.report import time_heading
 from gpudiag.report.terminal.traffic import wait_lines
 
 _MOST_KERNELS = 10
@@ -29,25 +30,16 @@ def to_csv(analysis: Analysis) -> str:
 def to_markdown(analysis: Analysis) -> str:
     """What the terminal shows, for tickets and documentation."""
     lines = [f"# {escaped(what_ran(analysis))}", ""]
-    for line in (step_line(analysis).plain, *evidence_lines(analysis)):
+    for line in (step_line(analysis).plain, *header_lines(analysis)):
         lines += [f"{escaped(line)}.", ""]
-    main = words.headline_finding(analysis)
-    if main is None:
-        lines += [f"**{words.no_finding(analysis)}**", ""]
-    else:
-        lines += [f"**{main.severity.upper()}: {escaped(words.title_of(main))}**", ""]
-        said = (words.savings(main, analysis.steps.mean_ms), words.where(main), words.or_instead(main, analysis))
-        lines += [part for line in said if line for part in (escaped(line), "")]
-    lines += ["## Next", "", escaped(words.next_step(analysis)), ""]
-    path = [f"{number}. {escaped(line)}" for number, line in enumerate(words.path_lines(analysis), start=1)]
-    lines += [words.PATH_HEADING, "", *path, ""] if path else []
+    lines += _verdict(words.verdict_of(analysis))
     rows, note = rows_of(analysis.devices)
     if rows:
         seen = [bucket for bucket in BUCKETS if any(row.buckets_ms[bucket] > 0 for row in rows)]
         ranks = table(headings(seen), [cells(row, seen) for row in rows], left=1)
-        lines += ["## Where a step's time goes", "", *ranks, ""]
-        lines += [f"hidden comm.: {HIDDEN_WORDS}.", ""] if hides(rows) else []
-        lines += [note, ""] if note else []
+        lines += [f"## {time_heading(analysis)}", "", *ranks, ""]
+        overlapped = f"{OVERLAPPED}: {OVERLAPPED_WORDS}." if overlaps(rows) else ""
+        lines += [part for text in (recorded_steps_note(analysis), overlapped, note) if text for part in (text, "")]
         lines += [*(f"- {escaped(line)}" for line in words.explained_lines(analysis)), ""] if analysis.explained else []
     waits = wait_lines(analysis.waits, analysis.steps.mean_ms)
     lines += ["## Waits", "", *(f"- {escaped(line.plain)}" for line in waits), ""] if waits else []
@@ -68,6 +60,27 @@ def to_markdown(analysis: Analysis) -> str:
     if doubts:
         lines += ["## How far to trust this", "", *(f"- {escaped(code)}: {escaped(why)}" for code, why in doubts), ""]
     return "\n".join(lines)
+
+
+def _verdict(verdict: words.Verdict) -> list[str]:
+    """The answer, what fixing it gains, and what to do."""
+    severity = f"{verdict.severity.upper()}: " if verdict.severity is not None else ""
+    lines = [f"**{severity}{escaped(verdict.title)}**", ""]
+    said = (
+        f"Gain: {verdict.gain}" if verdict.gain else "",
+        f"Of which {verdict.parts}." if verdict.parts else "",
+        f"Confidence: {verdict.confidence}." if verdict.confidence else "",
+        f"Where: {verdict.where}" if verdict.where else "",
+        verdict.instead,
+    )
+    lines += [part for line in said if line for part in (escaped(line), "")]
+    lines += ["## Next", ""]
+    if len(verdict.steps) == 1:
+        lines += [escaped(verdict.steps[0]), ""]
+    else:
+        lines += [*(f"{number}. {escaped(step)}" for number, step in enumerate(verdict.steps, start=1)), ""]
+    path = [f"{number}. {escaped(line)}" for number, line in enumerate(verdict.path, start=1)]
+    return [*lines, words.PATH_HEADING, "", *path, ""] if path else lines
 
 
 def _modules(modules: Modules) -> list[str]:

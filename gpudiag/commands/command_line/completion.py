@@ -1,0 +1,74 @@
+"""Values that a shell completes: workloads, strategies, codes, and the words that an option's metavar lists."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable
+from typing import Any, get_type_hints
+
+import typer
+from typer.models import ArgumentInfo, OptionInfo
+
+#: An option that takes one of a few words names them so: `torch|tensorflow`.
+_WORDS = re.compile(r"[a-z][a-z0-9-]*([|,][a-z][a-z0-9-]*)+")
+
+
+def complete_values(verb: Callable[..., Any]) -> None:
+    """Give the parameters of a verb's function completions; the parser that typer makes of it then offers them."""
+    for name, hint in get_type_hints(verb, include_extras=True).items():
+        for info in getattr(hint, "__metadata__", ()):
+            if isinstance(info, OptionInfo | ArgumentInfo) and info.autocompletion is None:
+                info.autocompletion = _completer(name, info.metavar or "")
+
+
+def _completer(name: str, metavar: str) -> Callable[[typer.Context, str], list[str]] | None:
+    # `gpudiag diff --fail-on` takes `regression=5%`, and no codes.
+    known = None if metavar.startswith("regression") else _KNOWN.get(name)
+    if known is not None:
+        return lambda ctx, incomplete: _matching(known(ctx), incomplete)
+    if _WORDS.fullmatch(metavar):
+        return lambda ctx, incomplete: _matching(re.split("[|,]", metavar), incomplete)  # noqa: ARG005  # as typer calls it
+    return None
+
+
+def _matching(words: Iterable[str], incomplete: str) -> list[str]:
+    """Return what may stand there: of a list such as `nccl,gl`, completions of its last word."""
+    before, comma, last = incomplete.rpartition(",")
+    return [f"{before}{comma}{word}" for word in words if word.startswith(last)]
+
+
+def _workloads(_ctx: typer.Context) -> Iterable[str]:
+    from gpudiag.training.models.registry import WORKLOADS
+
+    return WORKLOADS
+
+
+def _strategies(ctx: typer.Context) -> Iterable[str]:
+    from gpudiag.training.frameworks.registry import framework_option
+    from gpudiag.training.strategies.registry import strategies
+
+    return strategies(framework_option(ctx.params.get("framework") or "torch").name)
+
+
+def _thresholds(_ctx: typer.Context) -> Iterable[str]:
+    from gpudiag.commands.analyze import THRESHOLDS
+
+    return THRESHOLDS
+
+
+def _forms(_ctx: typer.Context) -> Iterable[str]:
+    from gpudiag.model.benchmarks.form_table import FORMS
+
+    return (*FORMS, "all")
+
+
+#: Parameters whose words a metavar does not list, by name.
+_KNOWN: dict[str, Callable[[typer.Context], Iterable[str]]] = {
+    "workload": _workloads,
+    "workloads": _workloads,
+    "like": _workloads,
+    "strategy": _strategies,
+    "strategies": _strategies,
+    "fail_on": _thresholds,
+    "form": _forms,
+}

@@ -1,0 +1,113 @@
+"""The first lines: what ran on what, in its own words, and how long a step takes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from msgspec.structs import replace
+
+from gpudiag.model.analysis import Analysis, Finding, Steps
+from gpudiag.report.figures import TIMES
+from gpudiag.report.header import recorded_steps_note, step_line, what_ran
+from gpudiag.report.text.run import to_markdown
+from gpudiag.report.verdict import verdict_of
+from tests import builders
+from tests.report.consoles import drawn
+
+
+def job(name: str = "NVIDIA H200", ordinal: str = "", steps: Steps | None = None, **fields: Any) -> Analysis:
+    given = {} if steps is None else {"steps": steps}
+    return builders.analysis(builders.device(0, name, ordinal=ordinal, compute=8.0, idle=2.0), **given, **fields)
+
+
+@pytest.mark.parametrize(
+    ("analysis", "said"),
+    [
+        (job(workload="training"), f"PyTorch training · 1 {TIMES} NVIDIA H200"),
+        (job(workload="inference"), f"PyTorch inference · 1 {TIMES} NVIDIA H200"),
+        (job(), f"PyTorch recording · 1 {TIMES} NVIDIA H200"),
+        (job(framework="jax", name=""), f"JAX recording · 1 {TIMES} GPU"),
+        (job(framework="unknown"), f"Recording · 1 {TIMES} NVIDIA H200"),
+        (job(framework="unknown", workload="training"), f"Training · 1 {TIMES} NVIDIA H200"),
+        (job(name="", device_kind="cpu", workload="training"), f"PyTorch training · 1 {TIMES} CPU process"),
+        (job(name="", ordinal="cpu"), f"PyTorch recording · 1 {TIMES} CPU process"),
+        (job(name="MTIA", device_kind="unread"), f"PyTorch recording · 1 {TIMES} MTIA (not read)"),
+        (job(name="", ordinal="cpu", device_kind="unread"), f"PyTorch recording · 1 {TIMES} accelerator (not read)"),
+    ],
+)
+def test_what_ran_is_named_as_what_it_is(analysis: Analysis, said: str) -> None:
+    assert what_ran(analysis) == said
+    assert drawn(analysis, 100).startswith(f"{said}\n")
+
+
+def test_no_sentence_on_a_cpu_job_or_an_unread_device_speaks_of_gpus() -> None:
+    for analysis in (job(name="", ordinal="cpu", device_kind="cpu"), job(name="TPU", device_kind="unread")):
+        assert "GPU" not in drawn(analysis, 100, full=True)
+        assert "GPU" not in to_markdown(analysis)
+
+
+def test_an_unread_accelerator_gets_no_verdict() -> None:
+    likely = Finding(code="host-stall", severity="critical", title="likely cause: a device that idles")
+    title = verdict_of(job(name="MTIA", device_kind="unread", findings=(likely,))).title
+    assert title == "No verdict: gpudiag does not read what MTIA does, so only its host's time is known."
+
+
+@pytest.mark.parametrize(
+    ("steps", "said"),
+    [
+        (Steps(analysed=6, mean_ms=10.0, median_ms=10.0), "Step 10.0 ms while profiling · mean of 6 steps"),
+        (Steps(analysed=1, mean_ms=10.0, median_ms=10.0), "Step 10.0 ms while profiling · 1 step"),
+        (
+            Steps(analysed=6, mean_ms=684.1, median_ms=684.1, corrected_mean_ms=423.0),
+            "Step about 423.0 ms (estimated; 684.1 ms while profiling) · mean of 6 steps",
+        ),
+        (
+            Steps(analysed=6, mean_ms=199.0, median_ms=199.0, corrected_mean_ms=150.0, unprofiled_mean_ms=19.9),
+            "Step 19.9 ms (199.0 ms while profiling) · mean of 6 steps",
+        ),
+        (
+            Steps(analysed=12, mean_ms=1.5, median_ms=1.5, unit="repeated-unit", covered_percent=12.2),
+            (
+                "Repeated unit 1.50 ms while profiling · mean of 12 repeated units · "
+                "covers 12 % of the recorded device time"
+            ),
+        ),
+        (
+            Steps(analysed=1, mean_ms=340.0, median_ms=340.0, unit="recording", covered_percent=100.0),
+            "Recording 340.0 ms while profiling",
+        ),
+    ],
+)
+def test_the_step_line_leads_with_the_step_as_it_is_and_says_what_it_covers(steps: Steps, said: str) -> None:
+    assert step_line(job(steps=steps)).plain == said
+
+
+def test_at_most_two_step_times_stand_above_the_verdict() -> None:
+    analysis = replace(builders.late_loader(), recording=None)
+    head = drawn(analysis, 100).partition("CRITICAL")[0]
+    assert head.count(" ms") == 2
+
+
+def test_what_bars_show_is_said_where_recorded_steps_are_unlike_the_real_ones() -> None:
+    slow = Steps(analysed=6, mean_ms=199.0, median_ms=199.0, unprofiled_mean_ms=19.9)
+    said = "Bars and table show recorded steps of 199.0 ms; without the profiler a step takes 19.9 ms."
+    assert recorded_steps_note(job(steps=slow)) == said
+    assert said in drawn(job(steps=slow), 120)
+    assert said in to_markdown(job(steps=slow))
+    near = Steps(analysed=6, mean_ms=20.9, median_ms=20.9, unprofiled_mean_ms=19.9)
+    assert recorded_steps_note(job(steps=near)) == ""
+
+
+@pytest.mark.parametrize(
+    ("unit", "heading"),
+    [
+        ("step", "Where a step's time goes"),
+        ("repeated-unit", "Where a repeated unit's time goes"),
+        ("recording", "Where the recording's time goes"),
+    ],
+)
+def test_headings_name_the_unit(unit: Any, heading: str) -> None:
+    analysis = job(steps=Steps(analysed=3, mean_ms=10.0, median_ms=10.0, unit=unit))
+    assert f"\n{heading}\n" in drawn(analysis, 100)
+    assert f"## {heading}\n" in to_markdown(analysis)

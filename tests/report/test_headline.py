@@ -1,0 +1,120 @@
+"""The sentence that a report leads with: the cause where the machine explains what communication costs."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from msgspec.structs import replace
+
+from gpudiag.model.analysis import Analysis, Explained, Finding, Fix
+from gpudiag.report.figures import MINUS
+from gpudiag.report.page.render import report
+from gpudiag.report.text.run import to_markdown
+from gpudiag.report.verdict import other_findings, verdict_of
+from tests import builders
+from tests.report.consoles import drawn
+
+
+def slow_exchange(*others: Finding, busbw_gb_per_s: float = 27.4, **evidence: Any) -> Analysis:
+    """Return a job of 40 ms per step that spends 19 in communication, and findings about its machine."""
+    communication = Finding(
+        code="communication-bound",
+        severity="critical",
+        ranks=(0, 1, 2, 3),
+        recoverable_ms_per_step=19.1,
+        recoverable_percent=47.8,
+        title="communication adds 19.1 ms per step",
+        parts_ms={"exposed": 17.5, "copying buckets": 0.4, "kernels slowed beside it": 0.6, "copies and waits": 0.6},
+        evidence={"largest_collective": "all_reduce", "busbw_gb_per_s": busbw_gb_per_s, **evidence},
+        advice=("Compress gradients.",),
+    )
+    devices = (builders.device(rank, compute=20.0, communication_transfer=20.0) for rank in range(4))
+    return builders.analysis(*devices, findings=(communication, *others))
+
+
+def hardware(code: str, severity: Any = "warning", **evidence: Any) -> Finding:
+    return Finding(
+        code=code, severity=severity, title=f"what {code} means", evidence=evidence, advice=(f"Mend {code}.",)
+    )
+
+
+@pytest.mark.parametrize(
+    ("analysis", "said"),
+    [
+        (
+            slow_exchange(nvlink_gb_per_s=450.0),
+            (
+                "GPU peer access over NVLink is off: all-reduce runs at 27 of 450 GB/s; "
+                "communication costs up to 19.1 of 40.0 ms"
+            ),
+        ),
+        (
+            slow_exchange(hardware("no-peer-access", gpus=[0, 1]), nvlink_gb_per_s=450.0),
+            "GPU peer access is off: all-reduce runs at 27 of 450 GB/s; communication costs up to 19.1 of 40.0 ms",
+        ),
+        (
+            slow_exchange(hardware("no-peer-access"), busbw_gb_per_s=4.2, probe_busbw_gb_per_s=4.4),
+            "GPU peer access is off: all-reduce runs at 4.20 GB/s; communication costs up to 19.1 of 40.0 ms",
+        ),
+        (
+            slow_exchange(hardware("degraded-link", "critical", gpus=[2])),
+            "The link of GPU 2 is degraded: all-reduce runs at 27 GB/s; communication costs up to 19.1 of 40.0 ms",
+        ),
+        (
+            slow_exchange(hardware("shared-uplink", gpus=[0, 1])),
+            "GPUs 0 and 1 share one uplink: all-reduce runs at 27 GB/s; communication costs up to 19.1 of 40.0 ms",
+        ),
+        (slow_exchange(), "Communication adds 19.1 ms per step"),
+        (slow_exchange(hardware("clock-mismatch")), "Communication adds 19.1 ms per step"),
+        (slow_exchange(hardware("no-peer-access", "info")), "Communication adds 19.1 ms per step"),
+        # Collectives this fast use the direct links, whatever the links to the host carry.
+        (slow_exchange(hardware("degraded-link"), busbw_gb_per_s=280.0), "Communication adds 19.1 ms per step"),
+    ],
+)
+def test_every_surface_leads_with_the_cause(analysis: Analysis, said: str) -> None:
+    assert verdict_of(analysis).title == said
+    assert said in drawn(analysis, 200)
+    assert said in to_markdown(analysis)
+    assert said in report(analysis=analysis)
+
+
+def test_the_cause_is_mended_first_and_said_once() -> None:
+    analysis = slow_exchange(hardware("no-peer-access"), hardware("clock-mismatch"))
+    verdict = verdict_of(analysis)
+    assert verdict.steps == ("Mend no-peer-access.", "Compress gradients.")
+    assert [finding.code for finding in other_findings(analysis, verdict)] == ["clock-mismatch"]
+    assert drawn(analysis, 200).count("Mend no-peer-access.") == 1
+
+
+def test_a_saving_is_named_by_what_most_of_it_is() -> None:
+    assert verdict_of(slow_exchange()).parts == "17.5 ms not overlapped with compute, 1.6 ms indirect"
+
+
+def test_gain_and_path_are_of_one_calculation_or_the_path_is_left_out() -> None:
+    """A path that begins elsewhere than at the step minus the saving would contradict the gain above it."""
+    analysis = slow_exchange()
+    fixes = (
+        Fix(code="communication-bound", ranks=(0, 1, 2, 3), step_ms=20.9, then="input"),
+        Fix(code="input-bound", step_ms=15.0, then="compute"),
+    )
+    agreeing = verdict_of(replace(analysis, next=fixes))
+    assert agreeing.gain == f"40.0 → 20.9 ms per step at best ({MINUS}48 %), then limited by data loading"
+    assert len(agreeing.path) == 2
+    other = verdict_of(replace(analysis, next=(replace(fixes[0], step_ms=5.5), fixes[1])))
+    assert other.gain == f"40.0 → 20.9 ms per step at best ({MINUS}48 %)"
+    assert other.path == ()
+
+
+def test_a_healthy_job_hears_so_even_where_a_little_is_unexplained() -> None:
+    fast = Finding(
+        code="compute-bound", severity="info", title="compute-bound (86 %); nothing here saves more than 5 %"
+    )
+    analysis = builders.analysis(
+        builders.device(0, compute=8.6, idle=1.4),
+        findings=(fast,),
+        explained=(Explained(bucket="idle", ms=1.4, unexplained_ms=0.6),),
+    )
+    verdict = verdict_of(analysis)
+    assert verdict.title == "Compute-bound (86 %); nothing here saves more than 5 %"
+    assert not any("Record again" in step for step in verdict.steps)
