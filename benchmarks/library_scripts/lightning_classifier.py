@@ -74,7 +74,7 @@ class Classifier(lightning.LightningModule):
         self.log("val_accuracy", self.accuracy, on_epoch=True)
 
     def configure_optimizers(self):
-        optimizer = torch.optim.AdamW(self.parameters(), lr=self.args.lr, fused=self.device.type == "cuda")
+        optimizer = torch.optim.AdamW(self.parameters(), lr=self.args.lr)
         schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, self.args.lr, total_steps=self.args.max_steps)
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
 
