@@ -15,6 +15,7 @@ run directories, at most 15 MB a file). `--tiny` tries all of it on a CPU with m
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
 import shutil
@@ -58,13 +59,22 @@ def run(command: list[str], seconds: float, log: Path) -> str:
         try:
             output = process.communicate(timeout=seconds)[0]
         except subprocess.TimeoutExpired:
-            os.killpg(process.pid, signal.SIGKILL)
-            process.communicate()
+            _stop(process)
             raise RunError(f"not done after {seconds:.0f} s") from None
     if process.returncode:
         last = log.read_text(encoding="utf-8", errors="replace").strip().splitlines()[-3:]
         raise RunError(f"exit code {process.returncode}: {' | '.join(last)}")
     return output
+
+
+def _stop(process: subprocess.Popen[str]) -> None:
+    """End a program and what it started; gpudiag ends its job, which has a session of its own, when it is asked to."""
+    for number, patience in ((signal.SIGTERM, 8.0), (signal.SIGKILL, 8.0)):
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, number)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.communicate(timeout=patience)
+            return
 
 
 def measure(script: dict[str, Any], arguments: list[str], folder: Path, seconds: float) -> dict[str, Any]:
