@@ -1,0 +1,138 @@
+"""Measure what a training script's problem costs: blocks of steps with and without it, alternately, in one process.
+
+    python benchmarks/alternating_blocks.py --block 14 --skip 4 SCRIPT.py [its arguments]
+
+The script stays as it is. It has a switch `--fixed`, and looks at `args.fixed` wherever the problem is; this program
+takes hold of that namespace and changes `fixed` every `--block` steps, in the order: with, without, without, with. A
+step ends where an optimizer has stepped. Each block begins and ends with the device synchronized, and its first
+`--skip` steps are not timed. With `--by-epoch`, for a script that reads `args.fixed` at the start of an epoch, its
+`args.steps_per_epoch` is set to a block's length.
+
+Prints one JSON object on the last line: milliseconds per step with and without, what each block took, and for how
+long the host had to wait for the device at the ends of blocks (the device sets the pace where that is long).
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import runpy
+import statistics
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+#: Whether the problem is there, in four consecutive blocks.
+ORDER = (True, False, False, True)
+
+
+class Blocks:
+    """Time blocks of steps, told of each step's end, and switch the problem on and off."""
+
+    def __init__(self, *, block: int, skip: int, seconds: float) -> None:
+        self.block, self.skip, self.seconds = block, skip, seconds
+        self.args: argparse.Namespace | None = None
+        self.times: list[tuple[bool, float]] = []
+        self.leads: list[float] = []
+        self.steps = -block  # a block to warm up
+        self.began = self.first = 0.0
+
+    def synchronize(self) -> float:
+        """Wait for the device; return for how long, in milliseconds."""
+        import torch  # noqa: PLC0415  # the script chooses when torch is imported
+
+        start = time.perf_counter()
+        if torch.cuda.is_available():
+            torch.cuda.synchronize()
+        return 1e3 * (time.perf_counter() - start)
+
+    def step(self, *_: Any) -> None:
+        """Note that an optimizer has stepped."""
+        self.steps += 1
+        if self.steps < 0:
+            return
+        place = self.steps % self.block
+        if place == self.skip:
+            self.synchronize()
+            self.began = time.perf_counter()
+        if place == 0:
+            self._end_block()
+
+    def _end_block(self) -> None:
+        lead = self.synchronize()
+        now = time.perf_counter()
+        done = self.steps // self.block
+        if done:
+            self.leads.append(lead)
+            self.times.append((ORDER[(done - 1) % 4], 1e3 * (now - self.began) / (self.block - self.skip)))
+        else:
+            self.first = now
+        if self._is_enough(done, now - self.first):
+            raise SystemExit(0)
+        if self.args is not None:
+            self.args.fixed = not ORDER[done % 4]
+
+    def _is_enough(self, done: int, spent: float) -> bool:
+        if done and done % 4 == 0:
+            return done == 8 or spent > self.seconds
+        return done == 2 and spent > 3 * self.seconds
+
+    def result(self) -> dict[str, Any]:
+        """Return the medians over blocks, in milliseconds per step."""
+        with_problem = [ms for problem, ms in self.times if problem]
+        without = [ms for problem, ms in self.times if not problem]
+        if not with_problem or not without:
+            return {"error": f"{len(self.times)} blocks were timed"}
+        slow, fast = statistics.median(with_problem), statistics.median(without)
+        return {
+            "problem_ms": round(slow, 2),
+            "fixed_ms": round(fast, 2),
+            "costs_ms": round(slow - fast, 2),
+            "lead_ms": round(statistics.median(self.leads), 2),
+            "blocks": [[problem, round(ms, 2)] for problem, ms in self.times],
+        }
+
+
+def hold_arguments(blocks: Blocks, *, by_epoch: bool) -> None:
+    """Give `blocks` the namespace that the script gets from its parser."""
+    parse = argparse.ArgumentParser.parse_args
+
+    def parse_args(parser: argparse.ArgumentParser, *given: Any, **named: Any) -> Any:
+        namespace = parse(parser, *given, **named)
+        if hasattr(namespace, "fixed"):
+            blocks.args = namespace
+            if by_epoch:
+                namespace.steps_per_epoch, namespace.epochs = blocks.block, 1000
+        return namespace
+
+    argparse.ArgumentParser.parse_args = parse_args  # type: ignore[assignment,method-assign]  # for the script's parser
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--block", type=int, default=14)
+    parser.add_argument("--skip", type=int, default=4)
+    parser.add_argument("--seconds", type=float, default=5.0, help="no further four blocks after this long")
+    parser.add_argument("--by-epoch", action="store_true", help="make a block of each epoch")
+    parser.add_argument("script", type=Path)
+    parser.add_argument("arguments", nargs=argparse.REMAINDER)
+    given = parser.parse_args()
+    blocks = Blocks(block=given.block, skip=given.skip, seconds=given.seconds)
+    hold_arguments(blocks, by_epoch=given.by_epoch)
+
+    from torch.optim.optimizer import register_optimizer_step_post_hook  # noqa: PLC0415  # after the options
+
+    register_optimizer_step_post_hook(blocks.step)
+    sys.argv = [str(given.script), *given.arguments]
+    sys.path.insert(0, str(given.script.parent))
+    try:
+        runpy.run_path(str(given.script), run_name="__main__")
+    except SystemExit as end:
+        if end.code:
+            raise
+    print(json.dumps(blocks.result()), flush=True)
+
+
+if __name__ == "__main__":
+    main()
