@@ -29,9 +29,10 @@ from gpudiag.model.analysis import (
     Explained,
     Finding,
     Fix,
-    StepUnit,
     Validity,
 )
+from gpudiag.model.event import workload_of
+from gpudiag.model.timeline import Timeline
 from gpudiag.units import NS_PER_US
 
 #: What makes every verdict less certain than the rule by itself thinks.
@@ -111,7 +112,7 @@ def diagnose(case: Case) -> Diagnosis:
     said = {finding.code for finding in findings}
     return Diagnosis(
         findings=tuple(
-            _per_unit(_as_sure_as_the_data(case, what_if, finding, codes), case.timeline.unit) for finding in findings
+            _in_words_of(_as_sure_as_the_data(case, what_if, finding, codes), case.timeline) for finding in findings
         ),
         next=path_of_fixes(what_if, [one for one in found if one.finding.code in said]),
         explained=explained,
@@ -165,11 +166,17 @@ def _unexplained(explained: Sequence[Explained]) -> list[Validity]:
     ]
 
 
-def _per_unit(finding: Finding, unit: StepUnit) -> Finding:
-    """The finding with its title said of a repeated unit, where the windows hold no steps."""
-    if unit == "step":
-        return finding
-    return msgspec.structs.replace(finding, title=finding.title.replace("step", unit.replace("-", " ")))
+def _in_words_of(finding: Finding, timeline: Timeline) -> Finding:
+    """The finding in words of what was recorded: of a repeated unit that is no step, of a host that trains nothing."""
+    words = {}
+    if timeline.unit != "step":
+        words["step"] = timeline.unit.replace("-", " ")
+    if workload_of(timeline.traces) == "inference":
+        words |= {"training thread": "main thread", "stalls training": "stalls the main thread"}
+    title = finding.title
+    for word, other in words.items():
+        title = title.replace(word, other)
+    return msgspec.structs.replace(finding, title=title)
 
 
 def _overhead(case: Case, what_if: WhatIf) -> list[Validity]:

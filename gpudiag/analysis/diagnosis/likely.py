@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 import msgspec
 import numpy as np
 
-from gpudiag.analysis.diagnosis.calibration import MOST, OF_NVLINK, WARNING_PERCENT
+from gpudiag.analysis.diagnosis.calibration import MOST, NOTABLE_MS, OF_NVLINK, WARNING_PERCENT
 from gpudiag.analysis.diagnosis.case import Case
 from gpudiag.analysis.diagnosis.explained import pace_setter
 from gpudiag.analysis.diagnosis.rules.compute_bound import ComputeBound
@@ -55,7 +55,7 @@ def likely_causes(case: Case, reason: str, *, trusted: bool = True) -> tuple[Fin
         trusted: whether the recording is whole enough to say that compute sets the pace.
     """
     buckets, step_ms = pace_setter(case)
-    if step_ms <= 0:
+    if step_ms < NOTABLE_MS:
         return ()
     found = [
         _likely(case, bucket, buckets[bucket], step_ms, reason)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from gpudiag.intervals import Intervals, lengths_between, union
-from gpudiag.model.timeline import Lane
+from gpudiag.model.timeline import UNKNOWN, Lane
 
 
 def covered_share(lane: Lane) -> float:
@@ -23,7 +23,9 @@ def covered_share(lane: Lane) -> float:
     total = int((busy.end - busy.start).sum())
     inside = lengths_between(busy, lane.bounds)
     begin, end = int(lane.bounds[0]), int(lane.bounds[-1])
-    before = (ops.step >= 0) & (ops.start < begin)
+    # Work whose launch was not captured is of the step before the capture, which marks would have begun.
+    queued_before = (ops.launch_start == UNKNOWN) & lane.steps.ends_known
+    before = ((ops.step >= 0) | queued_before) & (ops.start < begin)
     edges = 0
     for outside in (before, ops.start >= end):
         spans = union(Intervals(ops.start[outside], ops.end[outside]))
