@@ -77,7 +77,7 @@ def unread_device(analysis: Analysis) -> str:
     if analysis.device_kind != "unread":
         return ""
     names = [_device_name(device.name, device.device, "unread") for device in analysis.devices]
-    return names[0] if names else "accelerator"
+    return names[0] if names else "the accelerator"
 
 
 def on_processors(analysis: Analysis) -> bool:

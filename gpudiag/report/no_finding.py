@@ -38,7 +38,7 @@ def nothing_found(analysis: Analysis) -> str:
         )
     device = unread_device(analysis)
     if device:
-        return f"No verdict: gpudiag does not read what {device} does, so only its host's time is known."
+        return f"No verdict: gpudiag cannot read what {device} does, so only its host's time is known."
     unit = unit_of(analysis)
     step_ms = analysis.steps.mean_ms
     most = max(analysis.explained, key=lambda bucket: bucket.unexplained_ms, default=None)

@@ -12,6 +12,7 @@ from gpudiag.analysis.diagnosis.case import Case
 from gpudiag.analysis.diagnosis.confidence import grade, survival
 from gpudiag.analysis.diagnosis.explained import explain
 from gpudiag.analysis.diagnosis.likely import likely_causes, unseen_communication
+from gpudiag.analysis.diagnosis.one_place import in_one_place
 from gpudiag.analysis.diagnosis.path import path_of_fixes
 from gpudiag.analysis.diagnosis.replay.what_if import WhatIf
 from gpudiag.analysis.diagnosis.rules import RULES
@@ -98,6 +99,7 @@ def diagnose(case: Case) -> Diagnosis:
                 proposals.append(verdict)
     found, unsure = weigh(what_if, proposals, Significance(case, what_if))
     doubts.extend(unsure)
+    found = in_one_place(case, what_if, found)
     findings = with_timed_input(case, _graded(what_if, found))
     findings = _by_amount([*findings, *unseen_communication(case, findings)])
     explained = explain(case, what_if, found, findings)

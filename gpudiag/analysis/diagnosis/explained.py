@@ -38,14 +38,24 @@ _ON_THE_HOST = (
 )
 #: What recording does not lengthen, as it is the device's, but may leave without compute beside it.
 _ON_THE_DEVICE = frozenset({"communication_transfer", "copy"})
+#: Buckets that a stall accounts for only by a part of its place (`one_place`).
+_OF_A_PLACE = {"copy": "copies", "sync": "synchronizations"}
 #: Which findings account for a bucket, and what takes all of it away.
 _BY: dict[str, tuple[tuple[str, ...], tuple[Edit, ...]]] = {
     "communication_transfer": (("communication-bound", "straggler"), (without_exchange,)),
     "communication_wait": (("straggler", "communication-bound"), (without_exchange,)),
-    "copy": (("slow-copy", "communication-bound", "host-sync"), (with_host_copies,)),
+    "copy": (("slow-copy", "communication-bound", "host-sync", "host-stall"), (with_host_copies,)),
     "input": (("input-bound", "straggler"), (without_input,)),
     "sync": (
-        ("host-sync", "memory-allocation", "slow-copy", "communication-bound", "straggler", "launch-bound"),
+        (
+            "host-sync",
+            "memory-allocation",
+            "slow-copy",
+            "communication-bound",
+            "straggler",
+            "launch-bound",
+            "host-stall",
+        ),
         (without_syncs, without_allocation),
     ),
     "launch": (_ON_THE_HOST, (without_launch_cost,)),
@@ -107,6 +117,8 @@ def explain(
 
 def _accounted_ms(finding: Finding, bucket: str) -> float:
     """What a finding accounts for in a bucket: its savings, or the share it names where savings are not known."""
+    if finding.code == "host-stall" and bucket in _OF_A_PLACE:
+        return finding.parts_ms.get(_OF_A_PLACE[bucket], 0.0)
     if finding.recoverable_ms_per_step is not None:
         return finding.recoverable_ms_per_step
     named = finding.evidence.get("bucket") == bucket

@@ -152,7 +152,7 @@ def _unread(of_ranks: Sequence[tuple[int | None, DeviceActivity]]) -> list[Valid
     of = "" if len(unread) == len(of_ranks) else f" of {ranks_in_words([rank for rank, _ in unread])}"
     message = (
         f"the work{of} ran on an accelerator whose activity gpudiag does not read ({with_escapes(devices)}): what it "
-        "did is not known, and the CPU is not judged in its place. GPUs of NVIDIA and AMD are read. Use the profiler "
+        "did is not known, and the CPU is not judged in its place. Use the profiler "
         "of the accelerator's vendor."
     )
     return [Validity(code="missing-device-activity", message=message)]

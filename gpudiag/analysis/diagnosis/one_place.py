@@ -1,0 +1,165 @@
+"""One finding for several causes that lie in one place of the step.
+
+Saving a checkpoint in each step copies tensors to the host, waits for them, and computes in Python between. Each of
+these is a cause by itself, and none goes away alone. Where removing one place of the step removes a stall together
+with other findings, they become one finding, whose parts say what it is made of.
+
+    training thread   │forward│ backward │Optimizer.step│ copy, wait, Python, copy, wait, Python │next(loader)│
+                                                         └────────────── one place ─────────────┘
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import partial
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from gpudiag.analysis.diagnosis.calibration import SAME_AMOUNT
+from gpudiag.analysis.diagnosis.case import Case
+from gpudiag.analysis.diagnosis.replay.graph import NONE, Block, Costs
+from gpudiag.analysis.diagnosis.replay.what_if import WhatIf
+from gpudiag.analysis.diagnosis.rules.advice import advice_for
+from gpudiag.analysis.diagnosis.rules.host_stall import ELSEWHERE, HostStall
+from gpudiag.analysis.diagnosis.rules.rule import Proposal, notable, severity_of
+from gpudiag.analysis.diagnosis.weigh import Weighed, in_order
+from gpudiag.model.analysis import Finding
+from gpudiag.model.event import EventKind, Role, any_of
+from gpudiag.model.timeline import Lane
+
+_STALL = HostStall.code
+#: What may be part of a place: causes that are a host's own doing at some instant of the step.
+_PARTS = frozenset({_STALL, "host-sync", "slow-copy", "launch-bound", "memory-allocation"})
+_SAVING = (
+    "Tensors are copied to the CPU there: save checkpoints every N steps or in the background "
+    "(torch.distributed.checkpoint.async_save), and keep sums on the GPU that are read once per epoch."
+)
+
+
+def in_one_place(case: Case, what_if: WhatIf, found: Sequence[Weighed]) -> list[Weighed]:
+    """Return the findings, those that go together with a stall when its place goes as one finding."""
+    candidates = [one for one in found if one.finding.code in _PARTS]
+    if len(candidates) < 2 or not any(one.finding.code == _STALL for one in candidates):
+        return list(found)
+    place = _main_place(what_if, _places(case, what_if))
+    if place is None:
+        return list(found)
+    words, nodes = place
+    edit = partial(_without_place, nodes)
+    gone = edit(what_if, what_if.corrected)
+    gain = what_if.gain_ms(gone)
+    left = [what_if.gain_ms(one.proposal.edit(what_if, gone), gone) for one in candidates]
+    absorbed = [one for one, rest in zip(candidates, left, strict=True) if rest <= max(SAME_AMOUNT * one.gain_ms, 0.0)]
+    largest = max((one.gain_ms for one in absorbed), default=0.0)
+    stalls = any(one.finding.code == _STALL for one in absorbed)
+    if len(absorbed) < 2 or not stalls or gain < (1 - SAME_AMOUNT) * largest or not notable(gain, what_if.now_ms):
+        return list(found)
+    proposal = Proposal(edit=edit, describe=partial(_describe, case, what_if, words, nodes, absorbed))
+    finding = proposal.describe(gain, 100 * gain / what_if.now_ms)
+    evidence = {**finding.evidence, "step_ms_now": what_if.now_ms, "step_ms_if_fixed": what_if.now_ms - gain}
+    merged = Weighed(proposal=proposal, finding=msgspec.structs.replace(finding, evidence=evidence), gain_ms=gain)
+    return in_order([merged, *(one for one in found if one not in absorbed)])
+
+
+def _main_place(what_if: WhatIf, places: dict[str, NDArray[np.bool_]]) -> tuple[str, NDArray[np.bool_]] | None:
+    """Return the place whose nodes stall longest, with its words; None where no thread stalls."""
+    stalled = {words: float(what_if.stalled[nodes].sum()) for words, nodes in places.items()}
+    words = max(stalled, key=lambda one: stalled[one], default=None)
+    return (words, places[words]) if words is not None and stalled[words] > 0 else None
+
+
+def _places(case: Case, what_if: WhatIf) -> dict[str, NDArray[np.bool_]]:
+    """Return the host nodes of training threads between two ranges of the program, by these ranges' names."""
+    host = what_if.graph.host
+    places: dict[str, NDArray[np.bool_]] = defaultdict(lambda: np.zeros(len(host.time), np.bool_))
+    lanes = {lane.trace: lane for lane in reversed(case.lanes)}
+    for process in what_if.graph.ranks:
+        lane = lanes[process]
+        events = case.timeline.traces[process].events
+        mine = np.flatnonzero((host.process == process) & (host.row != NONE))
+        mine = mine[events.thread[host.row[mine]] == lane.steps.thread]
+        start, end, names = _ranges(case, lane)
+        # Nodes are ends of calls; what lies before a call counts to it.
+        called = events.start_ns[host.row[mine]] + lane.shift_ns
+        before = np.searchsorted(end, called, side="right") - 1
+        after = np.searchsorted(start, called, side="right")
+        between = (before >= 0) & (after < len(start)) & (after == before + 1)
+        for index in np.unique(before[between]).tolist():
+            words = f"after {names[index]} and before {names[index + 1]}"
+            places[words][mine[between & (before == index)]] = True
+    return dict(places)
+
+
+def _ranges(case: Case, lane: Lane) -> tuple[NDArray[np.int64], NDArray[np.int64], list[str]]:
+    """Return start, end and name of the outermost ranges of the training thread, on the common clock, in order."""
+    events = case.timeline.traces[lane.trace].events
+    wanted = any_of(events.kind, EventKind.ANNOTATION, EventKind.MODULE) & (events.role != Role.STEP_MARK)
+    rows = np.flatnonzero(wanted & (events.thread == lane.steps.thread))
+    reach = np.maximum.accumulate(np.append(np.iinfo(np.int64).min, events.end_ns[rows]))[:-1]
+    rows = rows[events.start_ns[rows] >= reach]
+    names = [events.name_of(row) for row in rows.tolist()]
+    return events.start_ns[rows] + lane.shift_ns, events.end_ns[rows] + lane.shift_ns, names
+
+
+def _without_place(nodes: NDArray[np.bool_], what_if: WhatIf, costs: Costs) -> Costs:
+    """The costs without anything that the host does at these nodes: work, pauses, waiting, and their copies."""
+    host, device = what_if.graph.host, what_if.graph.device
+    copies = np.zeros(len(device.start), np.bool_)
+    copies[host.block_on[nodes & (host.block_on != NONE)]] = True
+    launched = device.launch != NONE
+    copies[launched] |= nodes[device.launch[launched]]
+    copies &= device.host_copy
+    part = what_if.exchanged
+    return replace(
+        costs,
+        busy=np.where(nodes, np.fmin(costs.busy, part.busy + part.calls), costs.busy),
+        waiting=np.where(nodes, np.fmin(costs.waiting, part.waiting), costs.waiting),
+        blocking=costs.blocking & ~(nodes & ~part.blocks),
+        duration=np.where(copies, 0.0, costs.duration),
+        gap=np.where(copies, np.fmin(costs.gap, 0.0), costs.gap),
+    )
+
+
+def _describe(  # noqa: PLR0917  # what a proposal is described by comes last
+    case: Case,
+    what_if: WhatIf,
+    words: str,
+    nodes: NDArray[np.bool_],
+    absorbed: Sequence[Weighed],
+    gain: float,
+    percent: float,
+) -> Finding:
+    waits = nodes & (what_if.graph.host.block == Block.SYNC)
+    copied = bool(waits.any())
+    advice = (*((_SAVING,) if copied and case.timeline.framework == "pytorch" else ()), *ELSEWHERE)
+    return Finding(
+        code=_STALL,
+        severity=severity_of(percent),
+        ranks=tuple(sorted(what_if.graph.ranks.values())),
+        cause="other work within the step",
+        recoverable_ms_per_step=gain,
+        recoverable_percent=percent,
+        confidence="high",
+        title=f"the training thread does other work {words}, which costs {gain:.1f} ms per step",
+        place=words,
+        parts_ms=_parts(what_if, nodes, gain),
+        evidence={"instead_of": {one.finding.code: one.gain_ms for one in absorbed}},
+        advice=advice_for(case.timeline.framework, advice),
+    )
+
+
+def _parts(what_if: WhatIf, nodes: NDArray[np.bool_], gain: float) -> dict[str, float]:
+    """Return what the gain is made of, in ms of a step: each part is what removing it too adds to those before it."""
+    costs, whole = what_if.corrected, _without_place(nodes, what_if, what_if.corrected)
+    unstalled = replace(costs, waiting=whole.waiting)
+    unblocked = replace(unstalled, blocking=whole.blocking)
+    uncopied = replace(unblocked, duration=whole.duration, gap=whole.gap)
+    gains = [min(ms, gain) for ms in what_if.gains_ms([unstalled, unblocked, uncopied])]
+    running = [*itertools.accumulate(gains, max), gain]
+    names = ("pauses", "synchronizations", "copies", "calls")
+    return {name: after - before for name, before, after in zip(names, [0.0, *running], running, strict=False)}
