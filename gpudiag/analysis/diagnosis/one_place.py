@@ -35,6 +35,7 @@ from gpudiag.model.timeline import Lane
 _STALL = HostStall.code
 #: What may be part of a place: causes that are a host's own doing at some instant of the step.
 _PARTS = frozenset({_STALL, "host-sync", "slow-copy", "launch-bound", "memory-allocation"})
+_FORWARD = "the model's forward pass"
 _SAVING = (
     "Tensors are copied to the CPU there: save checkpoints every N steps or in the background "
     "(torch.distributed.checkpoint.async_save), and keep sums on the GPU that are read once per epoch."
@@ -63,7 +64,18 @@ def in_one_place(case: Case, what_if: WhatIf, found: Sequence[Weighed]) -> list[
     finding = proposal.describe(gain, 100 * gain / what_if.now_ms)
     evidence = {**finding.evidence, "step_ms_now": what_if.now_ms, "step_ms_if_fixed": what_if.now_ms - gain}
     merged = Weighed(proposal=proposal, finding=msgspec.structs.replace(finding, evidence=evidence), gain_ms=gain)
-    return in_order([merged, *(one for one in found if one not in absorbed)])
+    rest_of = {id(one): rest for one, rest in zip(candidates, left, strict=True)}
+    others = [_without(one, rest_of.get(id(one)), what_if) for one in found if one not in absorbed]
+    return in_order([merged, *(one for one in others if notable(one.gain_ms, what_if.now_ms))])
+
+
+def _without(one: Weighed, rest_ms: float | None, what_if: WhatIf) -> Weighed:
+    """The finding; launching with what it gains once the place is gone, as it is judged in a job without waste."""
+    if one.proposal.kind != "launching" or rest_ms is None or rest_ms >= one.gain_ms:
+        return one
+    finding = one.proposal.describe(rest_ms, 100 * rest_ms / what_if.now_ms)
+    evidence = {**finding.evidence, "step_ms_now": what_if.now_ms, "step_ms_if_fixed": what_if.now_ms - rest_ms}
+    return Weighed(proposal=one.proposal, finding=msgspec.structs.replace(finding, evidence=evidence), gain_ms=rest_ms)
 
 
 def _main_place(what_if: WhatIf, places: dict[str, NDArray[np.bool_]]) -> tuple[str, NDArray[np.bool_]] | None:
@@ -102,7 +114,8 @@ def _ranges(case: Case, lane: Lane) -> tuple[NDArray[np.int64], NDArray[np.int64
     rows = np.flatnonzero(wanted & (events.thread == lane.steps.thread))
     reach = np.maximum.accumulate(np.append(np.iinfo(np.int64).min, events.end_ns[rows]))[:-1]
     rows = rows[events.start_ns[rows] >= reach]
-    names = [events.name_of(row) for row in rows.tolist()]
+    modules = events.kind[rows] == EventKind.MODULE
+    names = [_FORWARD if of else events.name_of(row) for of, row in zip(modules.tolist(), rows.tolist(), strict=True)]
     return events.start_ns[rows] + lane.shift_ns, events.end_ns[rows] + lane.shift_ns, names
 
 
@@ -148,7 +161,7 @@ def _describe(  # noqa: PLR0917  # what a proposal is described by comes last
         title=f"the training thread does other work {words}, which costs {gain:.1f} ms per step",
         place=words,
         parts_ms=_parts(what_if, nodes, gain),
-        evidence={"instead_of": {one.finding.code: one.gain_ms for one in absorbed}},
+        evidence={"ms_by_finding_alone": {one.finding.code: one.gain_ms for one in absorbed}},
         advice=advice_for(case.timeline.framework, advice),
     )
 
