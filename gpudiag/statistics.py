@@ -28,7 +28,7 @@ import math
 import statistics
 from collections.abc import Iterable, Sequence
 
-import msgspec
+from gpudiag.structs import msgspec
 
 #: Two-sided.
 LEVEL = 0.95

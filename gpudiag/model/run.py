@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from typing import Literal
 
-import msgspec
-
 from gpudiag.model.quantities import Bytes, Count, Devices, Flops, Milliseconds, Ordinal, Seconds
+from gpudiag.structs import msgspec
 
 RUN_SCHEMA = "gpudiag/run/1"
 RANK_SCHEMA = "gpudiag/rank/1"
@@ -71,7 +70,7 @@ class StepFlops(msgspec.Struct, frozen=True, kw_only=True):
         reason: why nothing was counted; then there is nothing else.
     """
 
-    by_precision: dict[str, Flops] = {}
+    by_precision: dict[str, Flops] = msgspec.field(default_factory=dict)
     recomputed: Flops = 0
     unknown: tuple[str, ...] = ()
     reason: str = ""
@@ -120,7 +119,7 @@ class RankRecord(msgspec.Struct, frozen=True, kw_only=True):
     light_trace: str | None = None
     flops: StepFlops | None = None
     unmarked: str = ""
-    notes: dict[str, str] = {}
+    notes: dict[str, str] = msgspec.field(default_factory=dict)
     error: str | None = None
     run_id: str = ""
 
@@ -162,9 +161,9 @@ class RunRecord(msgspec.Struct, frozen=True, kw_only=True):
     world_size: Devices
     nodes: Devices
     batch_size_per_device: Count | None
-    options: dict[str, str] = {}
+    options: dict[str, str] = msgspec.field(default_factory=dict)
     model: ModelRecord | None = None
-    software: dict[str, str] = {}
+    software: dict[str, str] = msgspec.field(default_factory=dict)
     ranks: tuple[RankRecord, ...] = ()
     steps_found: StepsFound | None = None
     status: RunStatus

@@ -6,9 +6,8 @@ import math
 import statistics
 from collections.abc import Sequence
 
-import msgspec
-
 from gpudiag.statistics import mean_of
+from gpudiag.structs import msgspec
 
 #: Fewer steps say little of their own scatter.
 _FEWEST = 10

@@ -18,29 +18,43 @@ _WANTED = "torch"
 
 
 class _Torch:
-    """Finds `torch` as everyone else would, and is called back when its code has run."""
+    """Find `torch` as everyone else would, and enter once its code has run.
+
+    Programs ask where `torch` is before they import it (`importlib.util.find_spec`), and an import may fail and be
+    tried again, so this finder stays until an import has succeeded.
+    """
 
     def find_spec(self, name: str, path: Any = None, target: Any = None) -> Any:
         """The spec of `torch`; None for all else."""
         if name != _WANTED:
             return None
-        sys.meta_path.remove(self)
-        for finder in sys.meta_path:
-            find = getattr(finder, "find_spec", None)
+        for finder in list(sys.meta_path):
+            find = getattr(finder, "find_spec", None) if finder is not self else None
             spec = find(name, path, target) if find is not None else None
             if spec is not None:
-                if spec.loader is not None and hasattr(spec.loader, "exec_module"):
-                    _call_back(spec.loader)
+                try:  # noqa: SIM105  # contextlib would have to be imported
+                    _enter_after(spec.loader, self)
+                except (AttributeError, TypeError):  # a loader without attributes of its own: the import goes on
+                    pass
                 return spec
         return None
 
+    def leave(self) -> None:
+        """Stop looking for `torch`."""
+        if self in sys.meta_path:
+            sys.meta_path.remove(self)
 
-def _call_back(loader: Any) -> None:
+
+def _enter_after(loader: Any, finder: _Torch) -> None:
+    """Have the loader enter once it has executed `torch`."""
+    if "exec_module" in loader.__dict__:  # a finder may give the same loader twice
+        return
     run = loader.exec_module
 
     def exec_module(module: Any) -> None:
-        del loader.exec_module
         run(module)
+        loader.__dict__.pop("exec_module", None)
+        finder.leave()
         _enter()
 
     loader.exec_module = exec_module
