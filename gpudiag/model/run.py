@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from gpudiag.model.quantities import Bytes, Count, Devices, Flops, Milliseconds, Ordinal, Seconds
+from gpudiag.model.quantities import Bytes, Count, Devices, Flops, Milliseconds, Ordinal, Rate, Seconds
 from gpudiag.structs import msgspec
 
 RUN_SCHEMA = "gpudiag/run/1"
@@ -39,6 +39,23 @@ class LoaderPace(msgspec.Struct, frozen=True, kw_only=True):
     batch_ms: Milliseconds
 
 
+class Scheduling(msgspec.Struct, frozen=True, kw_only=True):
+    """What the kernel counted in a timed step, in the mean, for the threads that launch its work.
+
+    Those are the thread that trains and, beside a GPU, autograd's own. It tells a host that lost its core to other
+    processes from one that is slow by itself.
+
+    Attributes:
+        involuntary_switches: how often they were taken off a core although they could have gone on.
+        run_queue_wait_ms: how long they were ready to run and had no core.
+        cpu_ms: how long they had one.
+    """
+
+    involuntary_switches: Rate
+    run_queue_wait_ms: Milliseconds
+    cpu_ms: Milliseconds
+
+
 class TimedSteps(msgspec.Struct, frozen=True, kw_only=True):
     """What the training thread did in the steps of `RankRecord.unprofiled`, in milliseconds, one value for each step.
 
@@ -50,6 +67,7 @@ class TimedSteps(msgspec.Struct, frozen=True, kw_only=True):
         idle_host_ms: `host_ms` of the steps just before, of which the first found its device idle and its queue empty:
             there a thread waits for no room. Empty where `lead_ms` is None.
         loader: of PyTorch's loaders with worker processes that were forked; None where none was seen.
+        scheduling: one value for all steps; None where the kernel does not tell (not Linux).
     """
 
     input_ms: tuple[Milliseconds, ...] | None = None
@@ -57,6 +75,7 @@ class TimedSteps(msgspec.Struct, frozen=True, kw_only=True):
     lead_ms: tuple[Milliseconds, ...] | None = None
     idle_host_ms: tuple[Milliseconds, ...] = ()
     loader: LoaderPace | None = None
+    scheduling: Scheduling | None = None
 
 
 class StepFlops(msgspec.Struct, frozen=True, kw_only=True):

@@ -19,6 +19,7 @@ from gpudiag.training.session.ending import recording_steps, what_would_do
 from gpudiag.training.session.enough import Enough, first_block, next_block
 from gpudiag.training.session.progress import ProgressSender
 from gpudiag.training.session.runtime import RECORDINGS, WARMUP_STEPS, FlopCounter, LoaderWatch, Recording, Window
+from gpudiag.training.session.scheduling import SchedulingWatch
 from gpudiag.training.session.timed_series import TimedSeries
 
 logger = logging.getLogger("gpudiag")
@@ -120,6 +121,7 @@ class Phases:
         #: Rank 0 only: step times of each rank while it warms up, its first step left out.
         self._warming: list[list[float]] = []
         self._series = TimedSeries()
+        self._scheduling = SchedulingWatch()
 
     def run(self) -> Iterator[None]:
         """The coroutine. Raises TimeoutError when a peer does not come, and whatever the profiler raises."""
@@ -153,6 +155,7 @@ class Phases:
             )
             return
         if self._phase == "timed":
+            self._scheduling.end()
             self._series.extend(self._clock.series())
             self._note_timed()
             timed = len(self._series.step_ms)
@@ -234,9 +237,11 @@ class Phases:
     def _time(self, steps: int) -> Iterator[None]:
         while steps > 0:
             self._to_time = len(self._series.step_ms) + steps
+            self._scheduling.find_threads()
             self._clock.anchor()
             for _ in range(_RUN_IN_STEPS if self._on_gpu else 0):
                 yield
+            self._scheduling.begin()
             self._clock.restart()
             before = len(self._series.step_ms)
             if self._loaders is not None and not before:
@@ -245,6 +250,7 @@ class Phases:
                 yield
                 self._clock.mark()
                 self._progress.tell("timed", before + step, before + steps, fetching_ms=self._fetching_ms)
+            self._scheduling.end()
             self._series.extend(self._clock.series())
             if self._enough is None or self._steps is not None:
                 break
@@ -334,7 +340,8 @@ class Phases:
     def _note_timed(self) -> None:
         self.unprofiled = summarize(self._series.step_ms)
         loader = self._loaders.pace() if self._loaders is not None else None
-        self.timed = self._series.record(sees_input=self.sees_input, loader=loader)
+        scheduling = self._scheduling.per_step(self.unprofiled.mean_ms) if self.unprofiled is not None else None
+        self.timed = self._series.record(sees_input=self.sees_input, loader=loader, scheduling=scheduling)
 
     def _note_warmup(self, *, settled: bool) -> None:
         seconds = self.warmup.seconds if self.warmup is not None else time.perf_counter() - self._began_s
