@@ -76,8 +76,31 @@ def _enter() -> None:
         from gpudiag.training.attach.entered import enter
 
         enter()
-    except Exception:  # noqa: BLE001, S110  # the user's program runs, whatever becomes of the measuring
+    except Exception as error:  # noqa: BLE001  # the user's program runs, whatever becomes of the measuring
+        _say_failed(error)
+
+
+def _say_failed(error: Exception) -> None:
+    try:
+        from gpudiag.training.attach.process_report import ProcessReporter
+        from gpudiag.training.attach.settings import settings
+
+        told = settings()
+        report = ProcessReporter(told.reports if told is not None else "")
+        report.stage, report.error = "failed", f"{type(error).__name__}: {error}"
+        report.write(0)
+    except Exception:  # noqa: BLE001, S110
         pass
+
+
+def _say_seen() -> None:
+    """Leave an empty file: Python runs in the command, and its environment has come through."""
+    reports = os.environ["GPUDIAG_ATTACH"].partition('"reports": "')[2].partition('"')[0]
+    try:
+        if reports:
+            os.close(os.open(os.path.join(reports, "python"), os.O_CREAT | os.O_WRONLY, 0o600))  # noqa: PTH118
+    except OSError:
+        pass  # another host, or a full disk
 
 
 def _give_way() -> None:
@@ -97,4 +120,5 @@ def _give_way() -> None:
 if os.environ.get("GPUDIAG_ATTACH") and __name__ == "sitecustomize":
     if not any(type(finder).__name__ == "_Torch" for finder in sys.meta_path):
         sys.meta_path.insert(0, _Torch())  # as much of a finder as is asked for
+        _say_seen()
     _give_way()
