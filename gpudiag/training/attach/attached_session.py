@@ -12,6 +12,7 @@ from typing import Any
 from gpudiag.model.run import RunStatus, StepsFound
 from gpudiag.training.attach.attached_agreement import AttachedAgreement
 from gpudiag.training.attach.boundaries import Boundaries
+from gpudiag.training.attach.enough_steps import what_would_do
 from gpudiag.training.attach.settings import Settings
 from gpudiag.training.frameworks.pytorch.loaders import marked_loaders
 from gpudiag.training.frameworks.pytorch.profiler import ProfiledWindow
@@ -104,6 +105,7 @@ class AttachedSession(Session):
             self._begin()
             if self._phases is not None:
                 self._phases.sees_input = False  # until some is seen
+                self._phases.advise = what_would_do
             if self._apart and isinstance(self._agreement, AttachedAgreement):
                 self._agreement.part()
             self._marked.enter_context(marked_loaders(self._saw_the_end))
@@ -139,6 +141,7 @@ class AttachedSession(Session):
             window.join()
             if self._phases is not None and not window.saved:
                 self._phases.saved.discard("full")
+                self._error = self._error or f"the trace could not be saved: {window.lost}"
         self.__exit__(None if error is None else type(error), error, None)
 
     def _ended(self, now_ns: int) -> None:
@@ -202,6 +205,8 @@ class WrittenAside(ProfiledWindow):
     """A last recording: nothing is measured any more when its trace is written, in a thread of its own."""
 
     _thread: threading.Thread | None = None
+    #: Why the trace could not be saved.
+    lost: str = ""
 
     def _save(self, profiler: Any) -> None:
         if not self._kept:
@@ -217,8 +222,9 @@ class WrittenAside(ProfiledWindow):
     def _write(self, profiler: Any) -> None:
         try:
             super()._save(profiler)
-        except Exception:  # noqa: BLE001  # it is lost, and the record does not name it
+        except Exception as error:  # noqa: BLE001  # it is lost, and the record does not name it
             self.saved = False
+            self.lost = str(getattr(error, "strerror", None) or error)
 
     def join(self) -> None:
         """Wait until it is written."""

@@ -102,7 +102,7 @@ class Attachment:
         try:
             self._step()
         except Exception as error:
-            self._tell(f"{type(error).__name__}: {error}")
+            self._lost(error)
             self._over()
             raise
         finally:
@@ -205,18 +205,33 @@ class Attachment:
         if session is None:
             return
         if self._entered.told.stop:
-            session.end()
+            self._end(session)
             raise SystemExit(0)
         try:
-            threading.Thread(target=session.end, name="gpudiag-end").start()
+            threading.Thread(target=self._end, args=(session,), name="gpudiag-end").start()
         except RuntimeError:  # at the interpreter's end
-            session.end(at_exit=True)
+            self._end(session, at_exit=True)
 
     def _at_exit(self) -> None:
         session = self._over() if os.getpid() == self._pid else None
         if session is not None:
-            with contextlib.suppress(Exception):
-                session.end(getattr(sys, "last_value", None), at_exit=True)
+            self._end(session, getattr(sys, "last_value", None), at_exit=True)
+
+    def _end(self, session: AttachedSession, error: BaseException | None = None, *, at_exit: bool = False) -> None:
+        """Save what was measured. A disk that is full is not the command's failure."""
+        try:
+            session.end(error, at_exit=at_exit)
+        except Exception as lost:  # noqa: BLE001  # the user's training goes on
+            self._lost(lost)
+
+    def _lost(self, error: Exception) -> None:
+        """Say why the measuring has ended, here and in this process's report."""
+        words = f"{type(error).__name__}: {error}"
+        if isinstance(error, OSError):
+            words = f"what was measured could not be saved: {error.strerror or error}"
+        self._entered.report.stage, self._entered.report.error = "failed", words
+        with contextlib.suppress(Exception):
+            self._tell(words)
 
     def _over(self) -> AttachedSession | None:
         self._entered.handler = self._entered.on_own_profiler = None

@@ -77,7 +77,8 @@ def _stepped(optimizer: Any, _args: Any, _kwargs: Any) -> None:
         handler(optimizer)
     except Exception as error:  # noqa: BLE001  # the user's training goes on
         entered.handler = None
-        entered.report.stage, entered.report.error = "failed", f"{type(error).__name__}: {error}"
+        if entered.report.stage != "failed":
+            entered.report.stage, entered.report.error = "failed", f"{type(error).__name__}: {error}"
 
 
 # A compiled step calls it as it is, where its graph breaks for the optimizer's own hooks in any case.

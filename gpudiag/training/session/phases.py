@@ -93,6 +93,8 @@ class Phases:
         self.sees_input = True
         self.done = False
         self.problem: str | None = None
+        #: What would have been enough, as `what_would_do` says it.
+        self.advise: Callable[..., str] = what_would_do
         self.counter = counter if warmup_steps is None or warmup_steps > _COUNTED_STEP + 1 else None
         #: What is open while a step's work is done: in one step, the counter.
         self.around: contextlib.AbstractContextManager[None] = contextlib.nullcontext()
@@ -178,7 +180,7 @@ class Phases:
         timed = self._to_time or self._steps or warmup.FEWEST_TIMED
         needed = warmup_steps + run_in + timed + (recording_steps(self._active) if self._records else 0)
         unsure = warming and (self._told is None or self._steps is None)
-        return what_would_do(self._ran, max(1, needed - self._ran), at_least=unsure, run_in=run_in)
+        return self.advise(self._ran, max(1, needed - self._ran), at_least=unsure, run_in=run_in)
 
     def _warm_up(self) -> Generator[None, None, Verdict]:
         self._began_s = time.perf_counter()
