@@ -24,6 +24,8 @@ from gpudiag.training.session.ranges import STEP, Range, taken_input_ns
 from gpudiag.training.session.runtime import Recording
 from gpudiag.training.session.session import Session
 
+#: Timed steps are saved first after so many seconds.
+_SAVE_AFTER_S = 1.0
 #: Where an epoch ends in at most this share of the steps, those in which one does are left out.
 _FEW_ENDS = 1 / 3
 
@@ -106,6 +108,7 @@ class AttachedSession(Session):
             if self._phases is not None:
                 self._phases.sees_input = False  # until some is seen
                 self._phases.advise = what_would_do
+                self._phases.save_after_s = _SAVE_AFTER_S
             if self._apart and isinstance(self._agreement, AttachedAgreement):
                 self._agreement.part()
             self._marked.enter_context(marked_loaders(self._saw_the_end))
@@ -155,7 +158,7 @@ class AttachedSession(Session):
             self._clock.leave_out()
         if self._phases is not None:
             self._phases.sees_input = self._phases.sees_input or fetching_ns is not None
-            if self._phases.unprofiled is not None:
+            if self._phases.timing_over:
                 self._marked.close()  # the recordings have PyTorch's own marks
 
     def _saw_the_end(self) -> None:

@@ -41,6 +41,7 @@ class Outcome:
         reports: of processes that imported PyTorch.
         deaths: of these processes, by number, where they were seen to end.
         latest: the last message of each rank.
+        forwarded: signals that gpudiag was sent and handed on.
     """
 
     told: Settings
@@ -50,6 +51,7 @@ class Outcome:
     reports: Sequence[ProcessReport] = ()
     deaths: Mapping[int, Death]
     latest: Mapping[int, Progress]
+    forwarded: Sequence[int] = ()
 
     @property
     def measured(self) -> bool:
@@ -180,7 +182,11 @@ def _culprit(outcome: Outcome) -> str | None:
     """The rank that ended the job; None where none ended by an error or a signal."""
     several = len(_ranks_of(outcome)) > 1
     ends = [end for report in outcome.reports if (end := _end(outcome, report, several=several)) is not None]
-    return min(ends).words if ends else None
+    if not ends:
+        return None
+    first = min(ends)
+    sent = [signal_name(number) for number in outcome.forwarded if number in _BY_LAUNCHERS]
+    return first.words + (f"; gpudiag was sent {sent[0]} and handed it on" if sent else "")
 
 
 def _end(outcome: Outcome, report: ProcessReport, *, several: bool) -> _End | None:

@@ -12,7 +12,7 @@ import json
 import os
 import sys
 import time
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -40,6 +40,7 @@ class ProcessReport:
             failed in it.
         calls: steps of optimizers so far.
         helper: a launcher, or a worker of a DataLoader.
+        numbered: it was started with a rank.
         own_profiler: the program has made a profiler of its own.
         distributed_optimizer: `torch.distributed.optim` was imported, whose optimizers under RPC have no hooks.
         error: the exception that ended the program, or why gpudiag failed.
@@ -52,6 +53,7 @@ class ProcessReport:
     stage: Stage = "imported"
     calls: int = 0
     helper: bool = False
+    numbered: bool = False
     own_profiler: bool = False
     distributed_optimizer: bool = False
     error: str | None = None
@@ -101,6 +103,7 @@ class ProcessReporter:
             stage=self.stage,
             calls=calls,
             helper=not may_train(),
+            numbered=bool(os.environ.get("RANK")),
             own_profiler=self.own_profiler,
             distributed_optimizer="torch.distributed.optim.optimizer" in sys.modules,
             error=error[:_MOST_CHARACTERS] if error else None,
@@ -120,17 +123,23 @@ def read_reports(folder: Path) -> list[ProcessReport]:
     for path in paths:
         with contextlib.suppress(OSError, ValueError, TypeError, KeyError):
             reports.append(_report(json.loads(path.read_bytes()[:_MOST_BYTES])))
+    if any(report.numbered for report in reports):  # by a launcher, which has no number itself
+        reports = [replace(report, helper=report.helper or not (report.numbered or report.calls)) for report in reports]
     return sorted(reports, key=lambda report: (report.rank, report.pid))
 
 
 def _report(values: dict[str, Any]) -> ProcessReport:
-    numbers = {name: int(values[name]) for name in ("pid", "rank", "world_size", "calls")}
-    flags = {name: bool(values[name]) for name in ("helper", "own_profiler", "distributed_optimizer")}
     ended_s, error = values["ended_s"], values["error"]
     return ProcessReport(
-        **numbers,
-        **flags,
+        pid=int(values["pid"]),
+        rank=int(values["rank"]),
+        world_size=int(values["world_size"]),
         stage=values["stage"],
+        calls=int(values["calls"]),
+        helper=bool(values["helper"]),
+        numbered=bool(values["numbered"]),
+        own_profiler=bool(values["own_profiler"]),
+        distributed_optimizer=bool(values["distributed_optimizer"]),
         error=None if error is None else str(error),
         ended_s=None if ended_s is None else float(ended_s),
     )
@@ -139,7 +148,7 @@ def _report(values: dict[str, Any]) -> ProcessReport:
 def _uncaught() -> str | None:
     """The exception that ends the program, which the interpreter has printed."""
     error = getattr(sys, "last_value", None)
-    return None if error is None else f"{type(error).__name__}: {error}"
+    return None if error is None else f"{type(error).__name__}: {error}".rstrip(": ")
 
 
 def may_train() -> bool:

@@ -87,6 +87,7 @@ def run_command(
             reports=read_reports(reports),
             deaths=dict(deaths.deaths),
             latest=dict(listener.latest),
+            forwarded=tuple(signals.forwarded),
         )
     for remark in remarks(outcome):
         said(remark)

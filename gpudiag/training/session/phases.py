@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import math
 import statistics
 import time
 from collections.abc import Callable, Generator, Iterator
@@ -95,6 +96,9 @@ class Phases:
         self.problem: str | None = None
         #: What would have been enough, as `what_would_do` says it.
         self.advise: Callable[..., str] = what_would_do
+        #: Seconds after which the timed steps so far are saved first, and then after twice as long each time: a process
+        #: that a signal ends keeps them. A save takes some ms of a step, so that it costs 0.1 % in all.
+        self.save_after_s = math.inf
         self.counter = counter if warmup_steps is None or warmup_steps > _COUNTED_STEP + 1 else None
         #: What is open while a step's work is done: in one step, the counter.
         self.around: contextlib.AbstractContextManager[None] = contextlib.nullcontext()
@@ -124,6 +128,11 @@ class Phases:
         self._warming: list[list[float]] = []
         self._series = TimedSeries()
         self._scheduling = SchedulingWatch()
+
+    @property
+    def timing_over(self) -> bool:
+        """Whether all timed steps are over: what follows is recorded."""
+        return self._phase in {"profiled", "over"}
 
     def run(self) -> Iterator[None]:
         """The coroutine. Raises TimeoutError when a peer does not come, and whatever the profiler raises."""
@@ -245,12 +254,15 @@ class Phases:
                 yield
             self._scheduling.begin()
             self._clock.restart()
-            before = len(self._series.step_ms)
+            before, begun_s = len(self._series.step_ms), time.perf_counter()
             if self._loaders is not None and not before:
                 self._loaders.begin()
             for step in range(1, steps + 1):
                 yield
                 self._clock.mark()
+                if time.perf_counter() - begun_s >= self.save_after_s:
+                    self.save_after_s *= 2
+                    self._save_so_far()
                 self._progress.tell("timed", before + step, before + steps, fetching_ms=self._fetching_ms)
             self._scheduling.end()
             self._series.extend(self._clock.series())
@@ -261,6 +273,10 @@ class Phases:
         outline = warmup.outline(self._series.step_ms)
         if self.warmup is not None and warmup.trending(outline) and outline[-1] < outline[0]:
             self._note_warmup(settled=False)
+        self._changed()
+
+    def _save_so_far(self) -> None:
+        self.unprofiled = summarize([*self._series.step_ms, *self._clock.so_far()])
         self._changed()
 
     def _fetching_ms(self) -> float | None:

@@ -42,7 +42,10 @@ def cuda_clock(device: Any) -> StepClock:
         _, host_ns, mark = min(tries, key=lambda one: one[0])
         return Anchor(mark, host_ns)
 
-    return StepClock(event, lambda begin, end: float(begin.elapsed_time(end)), settle, anchor)
+    def between_ms(begin: Any, end: Any) -> float:
+        return float(begin.elapsed_time(end))
+
+    return StepClock(event, between_ms, settle, anchor, happened=lambda mark: bool(mark.query()))
 
 
 def clock_for(device: Any) -> StepClock:
