@@ -160,12 +160,14 @@ class StepsFound(msgspec.Struct, frozen=True, kw_only=True):
         optimizer: the class of the optimizer that ends a step.
         optimizers: how many step by themselves, this one included.
         calls_per_step: calls of all of them in a step; None where no step was seen to end.
+        closure: a step is one evaluation of the optimizer's closure (L-BFGS), of which each call makes several.
     """
 
     by: Literal["optimizer", "time"]
     optimizer: str | None = None
     optimizers: Count = 0
     calls_per_step: float | None = None
+    closure: bool = False
 
 
 class RunRecord(msgspec.Struct, frozen=True, kw_only=True):

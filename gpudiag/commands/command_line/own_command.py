@@ -131,7 +131,8 @@ def _lines(done: Profiled) -> list[str]:
     if found is not None and found.by == "optimizer":
         others = f", one of {found.optimizers} optimizers" if found.optimizers > 1 else ""
         calls = f", {found.calls_per_step:.3g} calls in each" if (found.calls_per_step or 1) > 1.05 else ""
-        lines.append(f"steps: each ends with {found.optimizer}.step{others}{calls}")
+        ends = f"an evaluation of {found.optimizer}'s closure" if found.closure else f"{found.optimizer}.step"
+        lines.append(f"steps: each ends with {ends}{others}{calls}")
     elif found is not None:
         lines.append(
             "steps: no optimizer of PyTorch's was seen to step, so that some seconds were recorded, none timed"

@@ -170,6 +170,7 @@ class AttachedSession(Session):
             optimizer=self._optimizer,
             optimizers=self._boundaries.optimizers,
             calls_per_step=self._boundaries.calls_per_step,
+            closure=self._optimizer == "LBFGS",
         )
 
     def _finish(self, status: RunStatus) -> None:

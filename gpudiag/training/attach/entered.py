@@ -53,6 +53,7 @@ def enter() -> None:
 
     register_optimizer_step_post_hook(_stepped)
     _see_other_profilers()
+    _see_closures()
     with contextlib.suppress(Exception):  # private parts of PyTorch, which may be elsewhere
         from gpudiag.training.frameworks.pytorch.loader_workers import watch_workers
 
@@ -63,10 +64,17 @@ def enter() -> None:
     _watch(_entered)
 
 
-def _stepped(optimizer: Any, _args: Any, _kwargs: Any) -> None:
+def _stepped(optimizer: Any, args: Any, kwargs: Any) -> None:
     entered = _entered
     if entered is None:
         return
+    if (len(args) > 1 or kwargs) and _sees_closure(args, kwargs):
+        return  # each evaluation has counted
+    _step(entered, optimizer)
+
+
+def _step(entered: Entered, optimizer: Any) -> None:
+    """Count a step of an optimizer, and hand it on."""
     entered.calls += 1
     if entered.calls >= entered.report.next_calls and not entered.measuring:
         entered.report.due(entered.calls)
@@ -83,6 +91,55 @@ def _stepped(optimizer: Any, _args: Any, _kwargs: Any) -> None:
 
 # A compiled step calls it as it is, where its graph breaks for the optimizer's own hooks in any case.
 setattr(_stepped, "_torchdynamo_disable", True)  # noqa: B010  # as PyTorch marks them itself
+
+
+def _see_closures() -> None:
+    """L-BFGS evaluates its closure some twenty times a step, with a forward and a backward pass each.
+
+    Such a step takes as long as twenty of other optimizers, and a job has few of them, so that each evaluation counts.
+    """
+    from torch.optim import LBFGS
+
+    LBFGS.__init__ = _hooked(LBFGS.__init__)  # type: ignore[method-assign]
+
+
+def _hooked(make: Callable[..., None]) -> Callable[..., None]:
+    @functools.wraps(make)
+    def made(optimizer: Any, *args: Any, **kwargs: Any) -> None:
+        make(optimizer, *args, **kwargs)
+        with contextlib.suppress(Exception):
+            optimizer.register_step_pre_hook(_about_to_step)
+
+    return made
+
+
+def _about_to_step(optimizer: Any, args: Any, kwargs: Any) -> Any:
+    """Replace the closure by one that counts; None to leave the arguments as they are."""
+    if _entered is None or _entered.handler is None:
+        return None
+    counting = (args[0], *(_counting(optimizer, each) for each in args[1:]))
+    return counting, {name: _counting(optimizer, each) for name, each in kwargs.items()}
+
+
+class _Counting:
+    """A closure that counts its evaluations."""
+
+    def __init__(self, optimizer: Any, closure: Callable[[], Any]) -> None:
+        self._optimizer, self._closure = optimizer, closure
+
+    def __call__(self) -> Any:
+        loss = self._closure()
+        if _entered is not None:
+            _step(_entered, self._optimizer)
+        return loss
+
+
+def _counting(optimizer: Any, closure: Any) -> Any:
+    return _Counting(optimizer, closure) if callable(closure) else closure
+
+
+def _sees_closure(args: Any, kwargs: Any) -> bool:
+    return any(isinstance(each, _Counting) for each in (*args, *kwargs.values()))
 
 
 def _say_ended() -> None:
