@@ -251,7 +251,7 @@ def test_a_sitecustomize_that_is_there_still_runs(tmp_path: Path) -> None:
 def test_how_it_is_asked_for() -> None:
     for words, hint in (
         (["train.py"], "gpudiag profile -- python train.py"),
-        (["torchrun", "train.py"], "gpudiag profile -- torchrun train.py"),
+        (["no-such-launcher", "-n", "2", "train.py"], "gpudiag profile -- no-such-launcher -n 2 train.py"),
         (["--stop-after"], "gpudiag profile --stop-after -- COMMAND"),
         (["--"], "gpudiag profile -- torchrun train.py"),
         (["--json", "--", "python"], "gpudiag analyze DIR --json"),
