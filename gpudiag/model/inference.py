@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from gpudiag.model.quantities import Count, Ordinal, Rate, Seconds
-from gpudiag.structs import msgspec
+from gpudiag.model.structs import msgspec
 
 INFERENCE_SCHEMA = "gpudiag/inference/1"
 INFERENCE_FILE = "inference.json"

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from gpudiag.structs import msgspec
+from gpudiag.model.structs import msgspec
 
 #: Ten times the ranks of the largest jobs known (some 100,000 GPUs); a set of so many takes 50 MB.
 MOST_RANKS = 2**20

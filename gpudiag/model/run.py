@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Literal
 
 from gpudiag.model.quantities import Bytes, Count, Devices, Flops, Milliseconds, Ordinal, Rate, Seconds
-from gpudiag.structs import msgspec
+from gpudiag.model.structs import msgspec
 
 RUN_SCHEMA = "gpudiag/run/1"
 RANK_SCHEMA = "gpudiag/rank/1"

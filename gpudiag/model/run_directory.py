@@ -15,7 +15,7 @@ from typing import BinaryIO, TypeVar
 from gpudiag.errors import GpudiagError, UnreadableInputError, UsageError
 from gpudiag.model.inference import INFERENCE_FILE, INFERENCE_SCHEMA, InferenceRecord
 from gpudiag.model.run import RUN_SCHEMA, RunRecord
-from gpudiag.structs import msgspec
+from gpudiag.model.structs import msgspec
 
 RUN_FILE = "run.json"
 FACTS_FILE = "facts.json"

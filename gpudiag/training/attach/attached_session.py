@@ -12,7 +12,7 @@ from typing import Any
 from gpudiag.model.run import RunStatus, StepsFound
 from gpudiag.training.attach.attached_agreement import AttachedAgreement
 from gpudiag.training.attach.boundaries import Boundaries
-from gpudiag.training.attach.enough_steps import what_would_do
+from gpudiag.training.attach.outcome.enough_steps import what_would_do
 from gpudiag.training.attach.settings import Settings
 from gpudiag.training.frameworks.pytorch.loaders import marked_loaders
 from gpudiag.training.frameworks.pytorch.profiler import ProfiledWindow

@@ -17,7 +17,7 @@ from collections.abc import Callable
 from typing import Any
 
 from gpudiag.training.attach.entered_process import Entered
-from gpudiag.training.attach.process_report import may_train
+from gpudiag.training.attach.outcome.process_report import may_train
 from gpudiag.training.attach.settings import Settings, settings
 
 #: A main thread that computes less than this share of the time waits for others, as a launcher's does. (Polling ten

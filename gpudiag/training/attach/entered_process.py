@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from gpudiag.training.attach.process_report import ProcessReporter
+from gpudiag.training.attach.outcome.process_report import ProcessReporter
 from gpudiag.training.attach.settings import Settings
 
 

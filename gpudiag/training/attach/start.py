@@ -16,13 +16,13 @@ from gpudiag.errors import UnreadableInputError, UsageError
 from gpudiag.model.job import DEFAULT_FRAMEWORK, OWN_STRATEGY
 from gpudiag.model.run import RUN_SCHEMA, RankRecord, RunRecord
 from gpudiag.model.run_directory import RUN_FILE, read_json
-from gpudiag.structs import msgspec
-from gpudiag.training.attach.deaths import DeathWatch
-from gpudiag.training.attach.forward_signals import SignalForwarder
-from gpudiag.training.attach.outcome import Outcome, remarks, what_went_wrong
-from gpudiag.training.attach.process_report import PYTHON_SEEN, read_reports
+from gpudiag.model.structs import msgspec
+from gpudiag.training.attach.outcome.outcome import Outcome, remarks, what_went_wrong
+from gpudiag.training.attach.outcome.process_report import PYTHON_SEEN, read_reports
 from gpudiag.training.attach.settings import VARIABLE, Settings
-from gpudiag.training.attach.watch import CommandWatch, Hooks, make_folder
+from gpudiag.training.attach.watch.command_watch import CommandWatch, Hooks, make_folder
+from gpudiag.training.attach.watch.deaths import DeathWatch
+from gpudiag.training.attach.watch.forward_signals import SignalForwarder
 from gpudiag.training.launch.launcher import private_directory
 from gpudiag.training.launch.listener import Listener
 from gpudiag.training.session import record

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import ClassVar
 
 from gpudiag.model.job import MEMORY_FORMATS, MemoryFormat, RunOptions
-from gpudiag.structs import msgspec
+from gpudiag.model.structs import msgspec
 from gpudiag.training.frameworks.plan import Plan
 
 #: What runs in each training process, whichever the framework.

@@ -9,7 +9,7 @@ from typing import Any
 
 from gpudiag.model.run import StepTimes
 from gpudiag.statistics import MAD_TO_SIGMA, mean_of
-from gpudiag.training.session.timed_series import Anchor, HostStep, TimedSeries, on_host_clock
+from gpudiag.training.session.timing.timed_series import Anchor, HostStep, TimedSeries, on_host_clock
 
 #: Of so many steps it is told, while they go on, what they take.
 _LATEST = 20

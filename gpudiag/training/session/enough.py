@@ -6,8 +6,8 @@ import math
 import statistics
 from collections.abc import Sequence
 
+from gpudiag.model.structs import msgspec
 from gpudiag.statistics import mean_of
-from gpudiag.structs import msgspec
 
 #: Fewer steps say little of their own scatter.
 _FEWEST = 10

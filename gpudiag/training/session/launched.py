@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from gpudiag.model.job import Job
-from gpudiag.structs import msgspec
+from gpudiag.model.structs import msgspec
 from gpudiag.training.session.enough import Enough
 
 

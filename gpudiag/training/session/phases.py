@@ -20,8 +20,8 @@ from gpudiag.training.session.ending import recording_steps, what_would_do
 from gpudiag.training.session.enough import Enough, first_block, next_block
 from gpudiag.training.session.progress import ProgressSender
 from gpudiag.training.session.runtime import RECORDINGS, WARMUP_STEPS, FlopCounter, LoaderWatch, Recording, Window
-from gpudiag.training.session.scheduling import SchedulingWatch
-from gpudiag.training.session.timed_series import TimedSeries
+from gpudiag.training.session.timing.scheduling import SchedulingWatch
+from gpudiag.training.session.timing.timed_series import TimedSeries
 
 logger = logging.getLogger("gpudiag")
 

@@ -15,8 +15,8 @@ import math
 import statistics
 from collections.abc import Sequence
 
+from gpudiag.model.structs import msgspec
 from gpudiag.statistics import MAD_TO_SIGMA, student_t
-from gpudiag.structs import msgspec
 
 #: Steps before the first decision. The first of them is never used.
 FIRST_LOOK = 3

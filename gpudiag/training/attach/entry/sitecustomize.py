@@ -82,7 +82,7 @@ def _enter() -> None:
 
 def _say_failed(error: Exception) -> None:
     try:
-        from gpudiag.training.attach.process_report import ProcessReporter
+        from gpudiag.training.attach.outcome.process_report import ProcessReporter
         from gpudiag.training.attach.settings import settings
 
         told = settings()

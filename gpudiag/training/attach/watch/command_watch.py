@@ -9,9 +9,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
-from gpudiag.training.attach.deaths import DeathWatch
-from gpudiag.training.attach.forward_signals import SignalForwarder
-from gpudiag.training.attach.process_report import ProcessReport, read_reports
+from gpudiag.training.attach.outcome.process_report import ProcessReport, read_reports
+from gpudiag.training.attach.watch.deaths import DeathWatch
+from gpudiag.training.attach.watch.forward_signals import SignalForwarder
 from gpudiag.training.launch.failure_cause import is_stopped, name_ranks
 from gpudiag.training.launch.listener import Listener
 from gpudiag.training.session.progress import Progress

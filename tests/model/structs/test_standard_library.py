@@ -11,7 +11,7 @@ import msgspec
 import pytest
 
 from gpudiag.model.run import RankRecord, RunRecord, StepsFound, StepTimes, TimedSteps
-from gpudiag.structs import standard_library as plain
+from gpudiag.model.structs import standard_library as plain
 
 TIMES = StepTimes(step_ms=(1.0, 2.5), mean_ms=1.75, median_ms=1.75, standard_error_ms=0.1, jitter_ms=0.2)
 RANK = RankRecord(
@@ -32,7 +32,7 @@ class NoMsgspec:
         if name.partition(".")[0] == "msgspec":
             raise ModuleNotFoundError(name)
 sys.meta_path.insert(0, NoMsgspec())
-from gpudiag.structs import msgspec
+from gpudiag.model.structs import msgspec
 from gpudiag.model.run import RunRecord
 from gpudiag.model.run_directory import encode_json
 from gpudiag.model.job import Job, RunOptions
@@ -46,7 +46,7 @@ sys.stdout.buffer.write(encode_json(msgspec.structs.replace(run, ranks=(rank,)))
 
 @pytest.mark.processes
 def test_records_are_the_same_without_msgspec() -> None:
-    root = str(Path(__file__).parents[2])
+    root = str(Path(__file__).parents[3])
     done = subprocess.run(
         [sys.executable, "-c", WITHOUT_MSGSPEC],
         input=msgspec.json.encode(RUN),
@@ -55,7 +55,7 @@ def test_records_are_the_same_without_msgspec() -> None:
         check=True,
     )
     again = msgspec.json.decode(done.stdout, type=RunRecord)
-    assert again.ranks[0].notes == {"read by": "gpudiag.structs.standard_library"}
+    assert again.ranks[0].notes == {"read by": "gpudiag.model.structs.standard_library"}
     rank = msgspec.structs.replace(again.ranks[0], notes=RANK.notes)
     assert msgspec.structs.replace(again, ranks=(rank,)) == RUN
 

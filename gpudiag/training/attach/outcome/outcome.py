@@ -9,10 +9,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from gpudiag.model.run import RankRecord
-from gpudiag.training.attach.deaths import Death
-from gpudiag.training.attach.enough_steps import fewest_steps, needed_steps
-from gpudiag.training.attach.process_report import ProcessReport
+from gpudiag.training.attach.outcome.enough_steps import fewest_steps, needed_steps
+from gpudiag.training.attach.outcome.process_report import ProcessReport
 from gpudiag.training.attach.settings import PATIENCE_S, VARIABLE, Settings
+from gpudiag.training.attach.watch.deaths import Death
 from gpudiag.training.launch.failure_cause import name_ranks, signal_name
 from gpudiag.training.session.progress import Progress
 

@@ -16,6 +16,6 @@ else:
 
         msgspec.convert, msgspec.structs, msgspec.Meta  # noqa: B018  # another version, or another package of the name
     except (ImportError, AttributeError):
-        from gpudiag.structs import standard_library as msgspec
+        from gpudiag.model.structs import standard_library as msgspec
 
 __all__ = ["msgspec"]
