@@ -144,7 +144,10 @@ class AttachedSession(Session):
             window.join()
             if self._phases is not None and not window.saved:
                 self._phases.saved.discard("full")
-                self._error = self._error or f"the trace could not be saved: {window.lost}"
+                lost = f"the trace could not be saved: {window.lost}"
+                self._error = self._error or lost
+                self._progress.note(f"rank {self._place.rank}: {lost}")
+                self._progress.tell("saving")
         self.__exit__(None if error is None else type(error), error, None)
 
     def _ended(self, now_ns: int) -> None:
@@ -229,6 +232,8 @@ class WrittenAside(ProfiledWindow):
         except Exception as error:  # noqa: BLE001  # it is lost, and the record does not name it
             self.saved = False
             self.lost = str(getattr(error, "strerror", None) or error)
+            if isinstance(error, FileNotFoundError):
+                self.lost = "the profiler has written nothing; the disk may be full"
 
     def join(self) -> None:
         """Wait until it is written."""

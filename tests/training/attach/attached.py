@@ -30,7 +30,7 @@ def attached(
     capfd.readouterr()
     words = Settings(run_dir=str(run_dir), command=(sys.executable, *command), **{**QUICK, **told})
     notes: list[str] = []
-    code, run = run_command(words, lambda message: notes.append(message.note or ""))
+    code, run = run_command(words, lambda message: notes.append(message.note or ""), said=notes.append)
     out, err = capfd.readouterr()
     return code, run, out, err + "\n".join(notes)
 

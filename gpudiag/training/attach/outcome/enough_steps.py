@@ -33,9 +33,12 @@ def what_would_do(ran: int, missing: int, *, at_least: bool, run_in: int) -> str
 
     Worked example. Of 29 steps two recordings of 2 + 6 leave 13, a third of which warm up: `--warmup 4 --steps 9`.
     """
-    needed = f"{'at least' if at_least else 'about'} {missing} more step{'s are' if missing != 1 else ' is'} needed"
     left = ran - recording_steps(ACTIVE_STEPS) - run_in
-    if left < _FEWEST_WARMUP + _FEWEST_STEPS:
+    fits = left >= _FEWEST_WARMUP + _FEWEST_STEPS
+    needed = f"{'at least' if at_least else 'about'} {missing} more step{'s are' if missing != 1 else ' is'} needed"
+    if at_least and fits:  # by how many is not known
+        needed = "more steps are needed until their times have settled"
+    if not fits:
         return needed
     warmup = max(_FEWEST_WARMUP, left // 3)
     return f"{needed}, or --warmup {warmup} --steps {min(_MOST_STEPS, left - warmup)}"

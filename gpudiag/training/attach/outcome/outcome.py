@@ -143,7 +143,7 @@ def _why_too_few(outcome: Outcome, trained: Sequence[ProcessReport], steps: int)
         enough += f", {fewest_steps()} with --warmup 1 --steps 2"
     error = next((rank.error for rank in outcome.ranks if rank.error is not None), None)
     if steps >= needed:
-        return f"{seen}, and nothing was timed: {error or 'their ends could not be told'}"
+        return f"{seen}; {error or 'which of them end a step could not be told'}"
     return f"{seen}; {enough}"
 
 
