@@ -144,8 +144,12 @@ def _lines(done: Profiled) -> list[str]:
     where = shlex.quote(str(done.run_dir))
     if any(rank.trace for rank in done.run.ranks):
         lines.append(f"saved in {done.run_dir}; read it again with `gpudiag analyze {where}`")
-    elif any(rank.unprofiled is not None for rank in done.run.ranks):
-        lines.append(f"the times of the steps are saved in {done.run_dir}/run.json; nothing was recorded")
+    else:
+        timed = [rank.unprofiled for rank in done.run.ranks if rank.unprofiled is not None]
+        if timed:
+            slowest = max(timed, key=lambda times: times.mean_ms)
+            steps = f"{len(slowest.step_ms)} steps of {slowest.mean_ms:.1f} ms in the mean"
+            lines.append(f"nothing was recorded; {steps} were timed without the profiler, in {done.run_dir}/run.json")
     return lines
 
 

@@ -118,6 +118,8 @@ class AttachedSession(Session):
         if self._gives_up:
             self.give_up_recording()
         if not self._advance():
+            if self._error is not None and OWN_PROFILER in self._error:
+                self._error = OWN_PROFILER
             self._marked.close()
             self.give_up_recording()  # what failed while it recorded: another thread's end of it would crash
             return False

@@ -135,6 +135,45 @@ def test_ranks_that_drift_apart_never_stop_each_other(
     assert ("ranks 0, 1 have no process group: each was measured for itself" in err) == (not group)
 
 
+#: Rank 1 computes and communicates, and its optimizer never steps.
+ONE_NEVER_STEPS = """
+import os, time, torch, torch.distributed as dist
+torch.set_num_threads(1)
+dist.init_process_group("gloo")
+model = torch.nn.Linear(8, 8)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for _ in range(60):
+    model(torch.randn(4, 8)).square().mean().backward()
+    if os.environ["RANK"] == "0":
+        optimizer.step()
+dist.barrier()
+"""
+
+#: Two processes that know nothing of each other, each of which takes itself for the only one.
+TWO_UNNUMBERED = f"""
+import subprocess, sys
+two = [subprocess.Popen([sys.executable, {SCRIPTS!r}, "60", "plain"]) for _ in range(2)]
+sys.exit(max(each.wait() for each in two))
+"""
+
+
+@SEVERAL
+def test_a_rank_that_never_steps_is_named(tmp_path: Path, attach: Attach) -> None:
+    script = tmp_path / "never.py"
+    script.write_text(ONE_NEVER_STEPS)
+    code, run, _, err = attach(*TORCHRUN, str(script))
+    assert (code, run.status) == (0, "failed"), err
+    assert run.error == "rank 1 took no optimizer step: the others waited to be measured with it, and trained on"
+
+
+@ALONE
+def test_processes_that_are_not_measured_are_counted(attach: Attach) -> None:
+    code, run, out, err = attach("-c", TWO_UNNUMBERED)
+    assert (code, run.error, [whole(rank) for rank in run.ranks]) == (0, None, [True]), err
+    assert len(out.split()) == 240
+    assert "1 more process that trained was not measured" in err
+
+
 @SEVERAL
 def test_a_stopped_rank_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in {**QUIET, "ENDS": "SIGSTOP"}.items():
