@@ -16,7 +16,9 @@ class Option:
     """As the parser describes an option."""
 
     def __init__(self, *names: str, flag: bool = False) -> None:
-        self.opts, self.secondary_opts, self.is_flag = list(names), [], flag
+        self.opts = list(names)
+        self.secondary_opts: list[str] = []
+        self.is_flag = flag
 
 
 OPTIONS = [Option("--output"), Option("--steps"), Option("--stop-after", flag=True), Option("--python")]
