@@ -50,7 +50,7 @@ class EarlyAnalysis:
             self._ended = True
             if self._pid is not None:
                 with contextlib.suppress(OSError):
-                    os.kill(self._pid, signal.SIGKILL)
+                    os.killpg(self._pid, signal.SIGKILL)  # with the processes that read traces for it
         if self._thread is not None:
             self._thread.join()
 
@@ -85,6 +85,7 @@ def _start(run_dir: Path, output: int) -> int:
                 (os.POSIX_SPAWN_DUP2, nothing, 2),
             ],
             setsigmask=[],
+            setpgroup=0,
         )
     finally:
         os.close(nothing)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import pty
 import signal
 import subprocess
 import sys
@@ -245,6 +246,41 @@ def test_signal_that_the_command_handles(tmp_path: Path) -> None:
     process.send_signal(signal.SIGUSR1)
     process.communicate(timeout=SECONDS)
     assert process.returncode == 9
+
+
+#: Counts the interrupts that it gets within a second of the first.
+COUNTS_INTERRUPTS = """
+import signal, sys, time
+came = []
+signal.signal(signal.SIGINT, lambda *_: came.append(1))
+print("ready", flush=True)
+while not came:
+    time.sleep(0.01)
+time.sleep(1)
+print(f"interrupts: {len(came)} in all", flush=True)
+"""
+
+
+@ALONE
+def test_interrupt_from_a_terminal_comes_once(tmp_path: Path) -> None:
+    """The terminal sends it to gpudiag and to the command, which are in one process group."""
+    command = [sys.executable, "-m", "gpudiag", "profile", "--output", str(tmp_path / "run"), "--"]
+    (tmp_path / "program.py").write_text(COUNTS_INTERRUPTS)
+    command += [sys.executable, str(tmp_path / "program.py")]
+    child, terminal = pty.fork()
+    if child == 0:
+        os.execve(sys.executable, command, environment(**QUIET))  # noqa: S606
+    seen = b""
+    typed = False
+    until_s = time.monotonic() + SECONDS
+    while b"in all" not in seen and time.monotonic() < until_s:
+        seen += os.read(terminal, 4096)
+        if b"ready" in seen and not typed:
+            typed = True
+            os.write(terminal, b"\x03")
+    os.close(terminal)
+    os.waitpid(child, 0)
+    assert b"interrupts: 1 in all" in seen, seen
 
 
 @ALONE

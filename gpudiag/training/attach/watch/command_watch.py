@@ -100,10 +100,9 @@ class CommandWatch:
             return self._measured
         if any(told.phase != "done" for told in latest.values()):
             return False
-        # Of a process group all ranks are measured; of others those that train.
-        trained = [report for report in self._known if report.calls or report.rank in latest]
-        world_size = max((report.world_size for report in trained), default=1)
-        return len(latest) >= max(world_size, len({report.rank for report in trained}))
+        # Ranks on other nodes are not heard of, and those of a launcher have their numbers from the start.
+        expected = {report.rank for report in self._known if report.calls or (report.numbered and not report.helper)}
+        return expected <= latest.keys()
 
     def _look(self) -> None:
         now_s = time.monotonic()
