@@ -121,6 +121,8 @@ def _run_directory(output: Path | None, command: Sequence[str]) -> Path:
     """The directory asked for, else one of its own here, else, where nothing can be written here, a temporary one."""
     name = f"{time.strftime('%Y%m%d-%H%M%S')}-{_script(command)}"
     wanted = (output or Path("gpudiag-runs") / name).absolute()
+    if ".." in wanted.parts:
+        wanted = wanted.resolve()
     try:
         wanted.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=wanted):

@@ -12,7 +12,16 @@ import json as _json
 import math
 import types
 import typing
-from typing import Any, dataclass_transform
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from typing import dataclass_transform
+else:  # Python 3.10 has none
+
+    def dataclass_transform(**_options: Any) -> Callable[[Any], Any]:
+        return lambda kind: kind
+
 
 __all__ = ["DecodeError", "Meta", "MsgspecError", "Struct", "ValidationError", "convert", "field", "json", "structs"]
 

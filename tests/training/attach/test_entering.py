@@ -79,3 +79,26 @@ def test_program_that_looks_for_pytorch_before_it_imports_it(program: str, attac
     code, run, out, err = attach("-c", program)
     assert (code, run.status, run.error, len(out.split())) == (0, "complete", None, 80), err
     assert [whole(rank) for rank in run.ranks] == [True]
+
+
+#: gpudiag itself cannot be loaded there, as in a Python that is too old.
+BREAKS_GPUDIAG = """
+import sys
+class Breaks:
+    def find_spec(self, name, path=None, target=None):
+        if name == "gpudiag.training.attach.entered":
+            raise ImportError("cannot be loaded here")
+sys.meta_path.insert(0, Breaks())
+"""
+
+
+def test_interpreter_that_cannot_load_gpudiag_is_named(
+    attach: Attach, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "site").mkdir()
+    (tmp_path / "site" / "sitecustomize.py").write_text(BREAKS_GPUDIAG)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path / "site"))
+    code, run, out, _ = attach(SCRIPTS, "20", "plain")
+    assert (code, len(out.split())) == (0, 40)
+    assert run.error is not None
+    assert "gpudiag failed in your command, which went on: ImportError: cannot be loaded here (Python 3." in run.error

@@ -81,23 +81,32 @@ def _enter() -> None:
 
 
 def _say_failed(error: Exception) -> None:
+    """Write the report that this process cannot make: what makes it may be what failed, as in an older Python."""
+    version = ".".join(map(str, sys.version_info[:2]))
+    report = {
+        "pid": os.getpid(), "rank": int(os.environ.get("RANK") or 0), "world_size": 1, "stage": "failed", "calls": 0,
+        "helper": False, "numbered": "RANK" in os.environ, "own_profiler": False, "distributed_optimizer": False,
+        "error": f"{type(error).__name__}: {error} (Python {version}; gpudiag needs 3.10 or newer there)",
+        "ended_s": None,
+    }  # fmt: skip
     try:
-        from gpudiag.training.attach.outcome.process_report import ProcessReporter
-        from gpudiag.training.attach.settings import settings
+        import json
 
-        told = settings()
-        report = ProcessReporter(told.reports if told is not None else "")
-        report.stage, report.error = "failed", f"{type(error).__name__}: {error}"
-        report.write(0)
+        with open(os.path.join(_reports(), f"{os.getpid()}.json"), "w", encoding="utf-8") as file:  # noqa: PTH118, PTH123
+            json.dump(report, file)
     except Exception:  # noqa: BLE001, S110
         pass
 
 
+def _reports() -> str:
+    """The directory for reports, as `Settings.encode` writes it; "" for none."""
+    return os.environ["GPUDIAG_ATTACH"].partition('"reports": "')[2].partition('"')[0]
+
+
 def _say_seen() -> None:
     """Leave an empty file: Python runs in the command, and its environment has come through."""
-    reports = os.environ["GPUDIAG_ATTACH"].partition('"reports": "')[2].partition('"')[0]
     try:
-        if reports:
+        if reports := _reports():
             os.close(os.open(os.path.join(reports, "python"), os.O_CREAT | os.O_WRONLY, 0o600))  # noqa: PTH118
     except OSError:
         pass  # another host, or a full disk
