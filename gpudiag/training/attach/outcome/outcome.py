@@ -137,6 +137,11 @@ def _why_too_few(outcome: Outcome, trained: Sequence[ProcessReport], steps: int)
     if several > 1 and waiting and missing and steps >= needed:
         took = "took no optimizer step" if all(rank in _ranks_of(outcome) for rank in missing) else "never came"
         return f"{name_ranks(missing)} {took}: the others waited to be measured with it, and trained on"
+    if waiting and several > 1 and steps >= needed:
+        return (
+            f"{steps} optimizer steps were seen; the ranks had not yet agreed at which to begin, which takes the more "
+            "steps the shorter they are"
+        )
     seen = f"{steps} optimizer step{' was' if steps == 1 else 's were'} seen"
     enough = f"about {needed} are needed"
     if outcome.told.warmup is None or outcome.told.steps is None:
