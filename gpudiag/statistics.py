@@ -23,12 +23,11 @@ to 3, 6, 10 and 15 %.
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import math
 import statistics
 from collections.abc import Iterable, Sequence
-
-import msgspec
 
 #: Two-sided.
 LEVEL = 0.95
@@ -42,7 +41,8 @@ _FEWEST = 4
 _NORMAL = statistics.NormalDist()
 
 
-class Estimate(msgspec.Struct, frozen=True, kw_only=True):
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Estimate:
     """A value with its 95 % confidence interval, all in one unit.
 
     Attributes:
@@ -73,7 +73,7 @@ class Estimate(msgspec.Struct, frozen=True, kw_only=True):
 
     def scaled(self, factor: float) -> Estimate:
         """The same in another unit; 0 < factor."""
-        return msgspec.structs.replace(self, value=factor * self.value, low=factor * self.low, high=factor * self.high)
+        return dataclasses.replace(self, value=factor * self.value, low=factor * self.low, high=factor * self.high)
 
     def inverse(self) -> Estimate:
         """1 / value, for a positive quantity: the relative error is the same, to first order, and always finite."""

@@ -154,6 +154,8 @@ def _steps(steps: Steps, run: RunRecord | None, case: Case, *, rejected: bool) -
         if timed:
             slowest = max(timed, key=lambda rank: rank.mean_ms)
             unprofiled, times = slowest.mean_ms, slowest.step_ms
+        elif run.steps_found is not None and run.steps_found.by == "time":
+            reasons["unprofiled_mean_ms"] = "no step of an optimizer was seen, so that none was timed"
         else:
             reasons["unprofiled_mean_ms"] = "the run ended before its timed steps were done"
     return Steps(

@@ -28,11 +28,11 @@ from gpudiag.training.models.registry import DEFAULT_WORKLOAD, WORKLOADS
 from gpudiag.training.strategies.registry import default_strategy, strategies
 
 EXAMPLES = (
+    ("gpudiag profile -- torchrun --nproc-per-node 4 train.py", "your own command, unchanged"),
+    ("gpudiag profile --stop-after -- python train.py", "the same, ended when all is measured"),
     ("gpudiag profile", f"{DEFAULT_WORKLOAD} on every GPU, or on 2 CPU processes where there is none"),
     ("gpudiag profile resnet50 --devices 4 --precision bf16 --memory-format nhwc", "ResNet-50 on four GPUs"),
     ("gpudiag profile gpt --no-p2p", "what it costs to go without peer access"),
-    ("gpudiag profile -- torchrun --nproc-per-node 4 train.py", "your own command, unchanged"),
-    ("gpudiag profile --stop-after -- python train.py", "the same, ended when all is measured"),
     ("gpudiag profile mytraining:main --output runs/first", "a function of your own, in each process"),
     ("gpudiag profile resnet50 --model trivial --strategy independent", "what its input alone takes"),
     ("gpudiag profile resnet50 --framework tensorflow --strategy hierarchical-copy", "the same under TensorFlow"),
@@ -70,7 +70,7 @@ def _check_words(words: list[str], *, stop_after: bool) -> None:
     if len(words) > 1 or (words and words[0].endswith(".py")):
         started = " ".join(words if len(words) > 1 else ("python", *words))
         raise UsageError(
-            f"{words[0]} is no workload; a command of your own stands behind --", f"Write: gpudiag profile -- {started}"
+            f"{words[0]} is no workload, and no command that is here", f"Write: gpudiag profile -- {started}"
         )
     if stop_after:
         raise UsageError(
@@ -198,6 +198,8 @@ def profile(
     width: Width = None,
 ) -> None:
     """Train, record traces, and say where each step's time went.
+
+    A job of your own, unchanged: gpudiag profile -- torchrun train.py
 
     Leaves out steps until their times have settled, times steps without the profiler, records a few with it, and
     analyses the traces. On several nodes, each analyses the ranks whose traces it can see.

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import msgspec
-
 from gpudiag.model.quantities import Count, Ordinal, Rate, Seconds
+from gpudiag.model.structs import msgspec
 
 INFERENCE_SCHEMA = "gpudiag/inference/1"
 INFERENCE_FILE = "inference.json"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from typing import Literal
 
-import msgspec
+from gpudiag.model.structs import msgspec
 
 Precision = Literal["fp32", "tf32", "bf16", "fp16"]
 MemoryFormat = Literal["nchw", "nhwc"]

@@ -9,30 +9,30 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from msgspec import Meta
+from gpudiag.model.structs import msgspec
 
 #: Ten times the ranks of the largest jobs known (some 100,000 GPUs); a set of so many takes 50 MB.
 MOST_RANKS = 2**20
 
 #: A time of up to 30 years.
-Milliseconds = Annotated[float, Meta(ge=0, le=1e12)]
-Microseconds = Annotated[float, Meta(ge=0, le=1e15)]
-Seconds = Annotated[float, Meta(ge=0, le=1e9)]
+Milliseconds = Annotated[float, msgspec.Meta(ge=0, le=1e12)]
+Microseconds = Annotated[float, msgspec.Meta(ge=0, le=1e15)]
+Seconds = Annotated[float, msgspec.Meta(ge=0, le=1e9)]
 #: A point in time or a distance, in a trace.
-Nanoseconds = Annotated[int, Meta(ge=-(2**62), le=2**62)]
+Nanoseconds = Annotated[int, msgspec.Meta(ge=-(2**62), le=2**62)]
 #: Something per second or step, a ratio, a percentage.
-Rate = Annotated[float, Meta(ge=0, le=1e15)]
+Rate = Annotated[float, msgspec.Meta(ge=0, le=1e15)]
 #: A share of a whole, in percent.
-Percentage = Annotated[float, Meta(ge=0, le=100)]
+Percentage = Annotated[float, msgspec.Meta(ge=0, le=100)]
 #: A difference, which may be negative.
-Difference = Annotated[float, Meta(ge=-1e15, le=1e15)]
-Bytes = Annotated[int, Meta(ge=0, le=2**60)]
-Count = Annotated[int, Meta(ge=0, le=2**50)]
+Difference = Annotated[float, msgspec.Meta(ge=-1e15, le=1e15)]
+Bytes = Annotated[int, msgspec.Meta(ge=0, le=2**60)]
+Count = Annotated[int, msgspec.Meta(ge=0, le=2**50)]
 #: Floating-point operations: a thousand seconds of the fastest device there is.
-Flops = Annotated[int, Meta(ge=0, le=2**62)]
+Flops = Annotated[int, msgspec.Meta(ge=0, le=2**62)]
 #: How many ranks, processes or devices.
-Devices = Annotated[int, Meta(ge=1, le=MOST_RANKS)]
+Devices = Annotated[int, msgspec.Meta(ge=1, le=MOST_RANKS)]
 #: Which rank, process or device.
-Ordinal = Annotated[int, Meta(ge=0, le=MOST_RANKS)]
+Ordinal = Annotated[int, msgspec.Meta(ge=0, le=MOST_RANKS)]
 #: Any other number.
-Number = Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)]
+Number = Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]

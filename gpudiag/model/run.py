@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from typing import Literal
 
-import msgspec
-
-from gpudiag.model.quantities import Bytes, Count, Devices, Flops, Milliseconds, Ordinal, Seconds
+from gpudiag.model.quantities import Bytes, Count, Devices, Flops, Milliseconds, Ordinal, Rate, Seconds
+from gpudiag.model.structs import msgspec
 
 RUN_SCHEMA = "gpudiag/run/1"
 RANK_SCHEMA = "gpudiag/rank/1"
@@ -40,6 +39,23 @@ class LoaderPace(msgspec.Struct, frozen=True, kw_only=True):
     batch_ms: Milliseconds
 
 
+class Scheduling(msgspec.Struct, frozen=True, kw_only=True):
+    """What the kernel counted in a timed step, in the mean, for the threads that launch its work.
+
+    Those are the thread that trains and, beside a GPU, autograd's own. It tells a host that lost its core to other
+    processes from one that is slow by itself.
+
+    Attributes:
+        involuntary_switches: how often they were taken off a core although they could have gone on.
+        run_queue_wait_ms: how long they were ready to run and had no core.
+        cpu_ms: how long they had one.
+    """
+
+    involuntary_switches: Rate
+    run_queue_wait_ms: Milliseconds
+    cpu_ms: Milliseconds
+
+
 class TimedSteps(msgspec.Struct, frozen=True, kw_only=True):
     """What the training thread did in the steps of `RankRecord.unprofiled`, in milliseconds, one value for each step.
 
@@ -51,6 +67,7 @@ class TimedSteps(msgspec.Struct, frozen=True, kw_only=True):
         idle_host_ms: `host_ms` of the steps just before, of which the first found its device idle and its queue empty:
             there a thread waits for no room. Empty where `lead_ms` is None.
         loader: of PyTorch's loaders with worker processes that were forked; None where none was seen.
+        scheduling: one value for all steps; None where the kernel does not tell (not Linux).
     """
 
     input_ms: tuple[Milliseconds, ...] | None = None
@@ -58,6 +75,7 @@ class TimedSteps(msgspec.Struct, frozen=True, kw_only=True):
     lead_ms: tuple[Milliseconds, ...] | None = None
     idle_host_ms: tuple[Milliseconds, ...] = ()
     loader: LoaderPace | None = None
+    scheduling: Scheduling | None = None
 
 
 class StepFlops(msgspec.Struct, frozen=True, kw_only=True):
@@ -71,7 +89,7 @@ class StepFlops(msgspec.Struct, frozen=True, kw_only=True):
         reason: why nothing was counted; then there is nothing else.
     """
 
-    by_precision: dict[str, Flops] = {}
+    by_precision: dict[str, Flops] = msgspec.field(default_factory=dict)
     recomputed: Flops = 0
     unknown: tuple[str, ...] = ()
     reason: str = ""
@@ -120,7 +138,7 @@ class RankRecord(msgspec.Struct, frozen=True, kw_only=True):
     light_trace: str | None = None
     flops: StepFlops | None = None
     unmarked: str = ""
-    notes: dict[str, str] = {}
+    notes: dict[str, str] = msgspec.field(default_factory=dict)
     error: str | None = None
     run_id: str = ""
 
@@ -142,12 +160,14 @@ class StepsFound(msgspec.Struct, frozen=True, kw_only=True):
         optimizer: the class of the optimizer that ends a step.
         optimizers: how many step by themselves, this one included.
         calls_per_step: calls of all of them in a step; None where no step was seen to end.
+        closure: a step is one evaluation of the optimizer's closure (L-BFGS), of which each call makes several.
     """
 
     by: Literal["optimizer", "time"]
     optimizer: str | None = None
     optimizers: Count = 0
     calls_per_step: float | None = None
+    closure: bool = False
 
 
 class RunRecord(msgspec.Struct, frozen=True, kw_only=True):
@@ -162,9 +182,9 @@ class RunRecord(msgspec.Struct, frozen=True, kw_only=True):
     world_size: Devices
     nodes: Devices
     batch_size_per_device: Count | None
-    options: dict[str, str] = {}
+    options: dict[str, str] = msgspec.field(default_factory=dict)
     model: ModelRecord | None = None
-    software: dict[str, str] = {}
+    software: dict[str, str] = msgspec.field(default_factory=dict)
     ranks: tuple[RankRecord, ...] = ()
     steps_found: StepsFound | None = None
     status: RunStatus

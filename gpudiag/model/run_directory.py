@@ -12,11 +12,10 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import BinaryIO, TypeVar
 
-import msgspec
-
 from gpudiag.errors import GpudiagError, UnreadableInputError, UsageError
 from gpudiag.model.inference import INFERENCE_FILE, INFERENCE_SCHEMA, InferenceRecord
 from gpudiag.model.run import RUN_SCHEMA, RunRecord
+from gpudiag.model.structs import msgspec
 
 RUN_FILE = "run.json"
 FACTS_FILE = "facts.json"

@@ -13,14 +13,15 @@ import msgspec
 
 from gpudiag.analysis.diagnosis.hardware import examine_facts
 from gpudiag.app.analyze import analyze_run
+from gpudiag.app.profile.early_analysis import EarlyAnalysis
 from gpudiag.app.report import REPORT_FILE, run_html, step_beside
 from gpudiag.errors import GpudiagError, UsageError
 from gpudiag.machine.inventory.gather import gather_inventory
 from gpudiag.machine.probes.cache import cached_measurements
 from gpudiag.model.analysis import Analysis
-from gpudiag.model.facts import nccl_transport
+from gpudiag.model.facts import Facts, nccl_transport
 from gpudiag.model.run import RunRecord
-from gpudiag.model.run_directory import FACTS_FILE, write_json
+from gpudiag.model.run_directory import FACTS_FILE, locked, write_json
 from gpudiag.training.attach.settings import Settings
 from gpudiag.training.attach.start import run_command
 from gpudiag.training.session.progress import Progress
@@ -45,6 +46,8 @@ def profile_command(
     warmup: int | None,
     starting: Callable[[Path], None],
     heard: Callable[[Progress], None],
+    said: Callable[[str], None],
+    measured: Callable[[Analysis, Path], None],
 ) -> Profiled:
     """Run the command, and analyse what was recorded of it.
 
@@ -55,36 +58,71 @@ def profile_command(
         steps, warmup: as of `gpudiag profile`.
         starting: called with the run directory before the command is started.
         heard: called with what its processes tell.
+        said: called with a sentence for the user.
+        measured: called with the analysis and the run directory while the command goes on, once all is measured; in
+            another thread.
 
     Raises:
-        UsageError: there is no such command, or the directory asked for cannot be written.
+        UsageError: there is no such command, or the directory asked for cannot be written or is another gpudiag's.
     """
     if shutil.which(command[0]) is None:
         raise UsageError(
             f"there is no command '{command[0]}'", "Write it as you would start it: -- torchrun … train.py"
         )
-    run_dir = _run_directory(output, command)
     facts = gather_inventory()
     facts = cached_measurements(facts, nccl_transport(p2p=True)) or facts
-    write_json(run_dir / FACTS_FILE, msgspec.structs.replace(facts, findings=examine_facts(facts)))
-    starting(run_dir)
-    told = Settings(run_dir=str(run_dir), command=tuple(command), stop=stop, steps=steps, warmup=warmup)
-    code, run = run_command(told, heard)
-    done = Profiled(exit_code=code, run_dir=run_dir, run=run)
-    if not any(rank.trace for rank in run.ranks):
+    facts = msgspec.structs.replace(facts, findings=examine_facts(facts))
+    run_dir = _run_directory(output, command)
+    with locked(run_dir):
+        _write_facts(run_dir, facts)
+        starting(run_dir)
+        told = Settings(run_dir=str(run_dir), command=tuple(command), stop=stop, steps=steps, warmup=warmup)
+        early = EarlyAnalysis(lambda analysis: measured(analysis, run_dir))
+        try:
+            # A command that is ended at once shows its report as soon.
+            code, run = run_command(
+                told, heard, said=said, measured=lambda _run: None if stop else early.begin(run_dir)
+            )
+        except OSError as error:
+            raise GpudiagError(
+                f"gpudiag's own files cannot be written: {error.strerror or error}",
+                "The command was not started. Set TMPDIR to a place with room.",
+            ) from error
+        finally:
+            early.end()
+        return _analysed(Profiled(exit_code=code, run_dir=run_dir, run=run))
+
+
+def _analysed(done: Profiled) -> Profiled:
+    """The command's end, with the analysis of what was recorded. The exit code stays the command's own."""
+    if not any(rank.trace for rank in done.run.ranks):
         return done
     try:
-        analysis = analyze_run(run_dir)
-        run_html(analysis, step_beside(run_dir), run_dir, run_dir / REPORT_FILE)
+        analysis = analyze_run(done.run_dir)
+        run_html(analysis, step_beside(done.run_dir), done.run_dir, done.run_dir / REPORT_FILE)
     except GpudiagError as error:
         return msgspec.structs.replace(done, unread=f"{error} {error.hint}")
+    except OSError as error:
+        return msgspec.structs.replace(done, unread=f"{done.run_dir} cannot be written: {error.strerror or error}")
     return msgspec.structs.replace(done, analysis=analysis)
+
+
+def _write_facts(run_dir: Path, facts: Facts) -> None:
+    try:
+        write_json(run_dir / FACTS_FILE, facts)
+    except OSError as error:
+        raise GpudiagError(
+            f"{run_dir} cannot be written: {error.strerror or error}",
+            "The command was not started. Choose another place with --output.",
+        ) from error
 
 
 def _run_directory(output: Path | None, command: Sequence[str]) -> Path:
     """The directory asked for, else one of its own here, else, where nothing can be written here, a temporary one."""
     name = f"{time.strftime('%Y%m%d-%H%M%S')}-{_script(command)}"
     wanted = (output or Path("gpudiag-runs") / name).absolute()
+    if ".." in wanted.parts:
+        wanted = wanted.resolve()
     try:
         wanted.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=wanted):

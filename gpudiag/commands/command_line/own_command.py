@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shlex
 import sys
+import time
 from typing import TYPE_CHECKING
 
 import typer
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from gpudiag.app.profile.command import Profiled
+    from gpudiag.model.analysis import Analysis
     from gpudiag.training.session.progress import Progress
 
 #: Options that say something of a command that gpudiag does not start the processes of.
@@ -64,18 +66,35 @@ def run_own_command(
     """Run it, say on standard error what was found, and return its exit code."""
     from gpudiag.app.profile.command import profile_command
 
-    told: set[str] = set()
+    notes: set[str] = set()
+    begun_s = time.monotonic()
 
     def heard(message: Progress) -> None:
-        if message.note is not None and message.note not in told:
-            told.add(message.note)
-            _say(message.note)
+        if message.note is not None:
+            said(message.note)
+
+    def said(sentence: str) -> None:
+        if sentence not in notes:
+            notes.add(sentence)
+            _say(sentence)
 
     def starting(run_dir: Path) -> None:
         _say(f"profiling `{shlex.join(command)}`, into {run_dir}")
 
+    def measured(analysis: Analysis, run_dir: Path) -> None:
+        for line in _verdict(analysis, run_dir, time.monotonic() - begun_s):
+            _say(line)
+
     done = profile_command(
-        command, output=output, stop=stop, steps=steps, warmup=warmup, starting=starting, heard=heard
+        command,
+        output=output,
+        stop=stop,
+        steps=steps,
+        warmup=warmup,
+        starting=starting,
+        heard=heard,
+        said=said,
+        measured=measured,
     )
     if done.analysis is not None:
         from gpudiag.report.console import report_console
@@ -83,8 +102,26 @@ def run_own_command(
 
         render_analysis(done.analysis, report_console(sys.stderr, width=width), all_ranks=all_ranks)
     for line in _lines(done):
-        _say(line)
+        if line not in notes:
+            _say(line)
     return done.exit_code
+
+
+def _verdict(analysis: Analysis, run_dir: Path, after_s: float) -> list[str]:
+    """What was found, while the job goes on: three lines."""
+    from gpudiag.report import figures, verdict
+
+    step_ms = analysis.steps.unprofiled_mean_ms or analysis.steps.mean_ms
+    begin = f"measured after {after_s:.0f} s: {figures.milliseconds(step_ms)} ms per step"
+    finding = verdict.headline_finding(analysis)
+    if finding is None:
+        lines = [f"{begin}. {verdict.no_finding(analysis)}"]
+    else:
+        lines = [f"{begin}. {finding.severity.upper()}: {verdict.title_of(finding)}"]
+        lines += [verdict.savings(finding, analysis.steps.mean_ms)]
+    where = shlex.quote(str(run_dir))
+    lines += [f"your job goes on (--stop-after would end it here); the whole report: gpudiag analyze {where}"]
+    return [line for line in lines if line]
 
 
 def _lines(done: Profiled) -> list[str]:
@@ -94,7 +131,8 @@ def _lines(done: Profiled) -> list[str]:
     if found is not None and found.by == "optimizer":
         others = f", one of {found.optimizers} optimizers" if found.optimizers > 1 else ""
         calls = f", {found.calls_per_step:.3g} calls in each" if (found.calls_per_step or 1) > 1.05 else ""
-        lines.append(f"steps: each ends with {found.optimizer}.step{others}{calls}")
+        ends = f"an evaluation of {found.optimizer}'s closure" if found.closure else f"{found.optimizer}.step"
+        lines.append(f"steps: each ends with {ends}{others}{calls}")
     elif found is not None:
         lines.append(
             "steps: no optimizer of PyTorch's was seen to step, so that some seconds were recorded, none timed"
@@ -103,10 +141,15 @@ def _lines(done: Profiled) -> list[str]:
         lines.append(done.run.error)
     if done.unread is not None:
         lines.append(f"what was recorded cannot be analysed: {done.unread}")
-    if done.run.ranks:
-        run_dir = done.run_dir.resolve()  # without `..`
-        again = f"; read it again with `gpudiag analyze {run_dir}`" if done.analysis is not None else ""
-        lines.append(f"saved in {run_dir}{again}")
+    run_dir = done.run_dir.resolve()  # without `..`
+    if done.analysis is not None and any(rank.trace for rank in done.run.ranks):
+        lines.append(f"saved in {run_dir}; read it again with `gpudiag analyze {shlex.quote(str(run_dir))}`")
+    else:
+        timed = [rank.unprofiled for rank in done.run.ranks if rank.unprofiled is not None]
+        if timed:
+            slowest = max(timed, key=lambda times: times.mean_ms)
+            steps = f"{len(slowest.step_ms)} steps of {slowest.mean_ms:.1f} ms in the mean"
+            lines.append(f"nothing was recorded; {steps} were timed without the profiler, in {run_dir}/run.json")
     return lines
 
 

@@ -51,11 +51,21 @@ class VerbGroup(TyperGroup):
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         """Find the verb, or say which there are; keeps what stands behind `--`, which the verb's parser takes away."""
+        if args[:1] == ["profile"]:
+            args = ["profile", *_profile_words(self, ctx, args[1:])]
         if "--" in args:
             ctx.meta[BEHIND] = args[args.index("--") + 1 :]
         if args and args[0] not in SUMMARIES:
             raise UsageError(f"there is no command '{args[0]}'", there_are(args[0], SUMMARIES))
         return super().resolve_command(ctx, args)
+
+
+def _profile_words(group: VerbGroup, ctx: Any, words: list[str]) -> list[str]:
+    """The same, with `--` before a command of the user's own: its options are not gpudiag's."""
+    from gpudiag.commands.command_line.without_separator import with_separator
+    from gpudiag.training.models.registry import WORKLOADS
+
+    return with_separator(words, group.get_command(ctx, "profile").params, WORKLOADS)
 
 
 def _examples(examples: Sequence[tuple[str, str]]) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -9,17 +10,22 @@ from pathlib import Path
 from typing import Any
 
 from gpudiag.model.run import RunStatus, StepsFound
+from gpudiag.training.attach.attached_agreement import AttachedAgreement
 from gpudiag.training.attach.boundaries import Boundaries
+from gpudiag.training.attach.outcome.enough_steps import what_would_do
 from gpudiag.training.attach.settings import Settings
 from gpudiag.training.frameworks.pytorch.loaders import marked_loaders
 from gpudiag.training.frameworks.pytorch.profiler import ProfiledWindow
 from gpudiag.training.frameworks.pytorch.runtime import PyTorchRuntime
+from gpudiag.training.session import record
+from gpudiag.training.session.place import Place
+from gpudiag.training.session.progress import ProgressSender
 from gpudiag.training.session.ranges import STEP, Range, taken_input_ns
 from gpudiag.training.session.runtime import Recording
 from gpudiag.training.session.session import Session
 
-#: How long ranks wait for one that does not come to the same step. Process groups give up after ten minutes and more.
-_TIMEOUT_S = 120.0
+#: Timed steps are saved first after so many seconds.
+_SAVE_AFTER_S = 1.0
 #: Where an epoch ends in at most this share of the steps, those in which one does are left out.
 _FEW_ENDS = 1 / 3
 
@@ -31,14 +37,26 @@ class AttachedSession(Session):
 
     Args:
         told: how the command is to be measured.
+        place: of this process.
         boundaries: how its steps are found.
         optimizer: the class whose step ends them.
         recorded: False to time steps only.
         yields: whether the program has a profiler of its own by now.
+        apart: this rank was past the step at which all were to begin, and is measured for itself.
     """
 
+    _AGREEMENT = AttachedAgreement
+
     def __init__(
-        self, told: Settings, boundaries: Boundaries, *, optimizer: str, recorded: bool, yields: Callable[[], bool]
+        self,
+        told: Settings,
+        place: Place,
+        boundaries: Boundaries,
+        *,
+        optimizer: str,
+        recorded: bool,
+        yields: Callable[[], bool],
+        apart: bool = False,
     ) -> None:
         super().__init__(
             told.run_dir,
@@ -46,11 +64,13 @@ class AttachedSession(Session):
             warmup=told.warmup,
             stop=False,
             framework="pytorch",
-            timeout_s=_TIMEOUT_S,
         )
+        self.place = place
+        self._apart = apart
         self._says_where = False
         self._runtime = _Runtime(self)
         self._command = told.command
+        self._told_run_id = "" if place.world_size > 1 else told.run_id
         self._recorded = recorded
         self._boundaries = boundaries
         self._optimizer = optimizer
@@ -68,6 +88,17 @@ class AttachedSession(Session):
         self._aside = True
         self._note_steps()
 
+    def __enter__(self) -> AttachedSession:
+        """Clear this rank's place alone: others that train for themselves may have begun before."""
+        self._created = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
+        self._run_id = self._told_run_id or secrets.token_hex(8)
+        self._place = self.place
+        self._progress = ProgressSender(self._place.rank)
+        record.clear_rank(self.run_dir, self._place.rank)
+        self._save()
+        self._progress.tell("starting")
+        return self
+
     def boundary(self) -> bool:
         """A step ends here and the next begins. False when all is measured."""
         now_ns = time.perf_counter_ns()
@@ -76,6 +107,10 @@ class AttachedSession(Session):
             self._begin()
             if self._phases is not None:
                 self._phases.sees_input = False  # until some is seen
+                self._phases.advise = what_would_do
+                self._phases.save_after_s = _SAVE_AFTER_S
+            if self._apart and isinstance(self._agreement, AttachedAgreement):
+                self._agreement.part()
             self._marked.enter_context(marked_loaders(self._saw_the_end))
         else:
             self._open.__exit__(None, None, None)
@@ -83,6 +118,8 @@ class AttachedSession(Session):
         if self._gives_up:
             self.give_up_recording()
         if not self._advance():
+            if self._error is not None and OWN_PROFILER in self._error:
+                self._error = OWN_PROFILER
             self._marked.close()
             self.give_up_recording()  # what failed while it recorded: another thread's end of it would crash
             return False
@@ -109,6 +146,10 @@ class AttachedSession(Session):
             window.join()
             if self._phases is not None and not window.saved:
                 self._phases.saved.discard("full")
+                lost = f"the trace could not be saved: {window.lost}"
+                self._error = self._error or lost
+                self._progress.note(f"rank {self._place.rank}: {lost}")
+                self._progress.tell("saving")
         self.__exit__(None if error is None else type(error), error, None)
 
     def _ended(self, now_ns: int) -> None:
@@ -122,7 +163,7 @@ class AttachedSession(Session):
             self._clock.leave_out()
         if self._phases is not None:
             self._phases.sees_input = self._phases.sees_input or fetching_ns is not None
-            if self._phases.unprofiled is not None:
+            if self._phases.timing_over:
                 self._marked.close()  # the recordings have PyTorch's own marks
 
     def _saw_the_end(self) -> None:
@@ -134,6 +175,7 @@ class AttachedSession(Session):
             optimizer=self._optimizer,
             optimizers=self._boundaries.optimizers,
             calls_per_step=self._boundaries.calls_per_step,
+            closure=self._optimizer == "LBFGS",
         )
 
     def _finish(self, status: RunStatus) -> None:
@@ -159,6 +201,9 @@ class _Runtime(PyTorchRuntime):
     def __init__(self, session: AttachedSession) -> None:
         self._session = session
 
+    def place(self, _devices: Sequence[Any]) -> Place:
+        return self._session.place
+
     def window(
         self, path: Path, *, active: int, devices: Sequence[Any], recording: Recording = "full"
     ) -> ProfiledWindow:
@@ -169,6 +214,8 @@ class WrittenAside(ProfiledWindow):
     """A last recording: nothing is measured any more when its trace is written, in a thread of its own."""
 
     _thread: threading.Thread | None = None
+    #: Why the trace could not be saved.
+    lost: str = ""
 
     def _save(self, profiler: Any) -> None:
         if not self._kept:
@@ -184,8 +231,11 @@ class WrittenAside(ProfiledWindow):
     def _write(self, profiler: Any) -> None:
         try:
             super()._save(profiler)
-        except Exception:  # noqa: BLE001  # it is lost, and the record does not name it
+        except Exception as error:  # noqa: BLE001  # it is lost, and the record does not name it
             self.saved = False
+            self.lost = str(getattr(error, "strerror", None) or error)
+            if isinstance(error, FileNotFoundError):
+                self.lost = "the profiler has written nothing; the disk may be full"
 
     def join(self) -> None:
         """Wait until it is written."""

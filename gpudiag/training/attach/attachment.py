@@ -12,19 +12,20 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from gpudiag.training.attach.attached_place import attached_place
 from gpudiag.training.attach.attached_session import OWN_PROFILER, AttachedSession
 from gpudiag.training.attach.boundaries import Boundaries, Call
 from gpudiag.training.attach.entered_process import Entered
 from gpudiag.training.attach.main_thread import in_main_thread, when_backward_ends
 from gpudiag.training.attach.roll_call import RollCall
 from gpudiag.training.frameworks.pytorch.store import job_store
-from gpudiag.training.session.place import Place, this_place
+from gpudiag.training.session.place import Place
 from gpudiag.training.session.progress import ProgressSender
 
 #: What autograd says where no backward pass is under way.
 _NO_TASK = -1
 
-_OUT_OF_STEP = "the ranks do not take their steps together: this one was past the step at which all were to begin"
+_OUT_OF_STEP = "the ranks do not take their steps together: each is measured for itself"
 
 
 class Attachment:
@@ -101,7 +102,7 @@ class Attachment:
         try:
             self._step()
         except Exception as error:
-            self._tell(f"{type(error).__name__}: {error}")
+            self._lost(error)
             self._over()
             raise
         finally:
@@ -152,10 +153,13 @@ class Attachment:
     def _begins(self) -> bool:
         """Is this the step at which all ranks begin? Then the session is open."""
         if self._roll_call is None:
-            place = self._place = this_place()
+            place = self._place = attached_place()
+            self._entered.report.place(place.rank, place.world_size)
             if not claim(Path(self._entered.told.run_dir), place.rank):
+                self._entered.report.stage = "not-first"
                 self._over()
                 return False
+            self._entered.report.stage = "waiting"
             self._roll_call = RollCall(
                 rank=place.rank,
                 world_size=place.world_size,
@@ -165,20 +169,24 @@ class Attachment:
         start = self._roll_call.look(self._steps)
         if start is None or self._steps < start.step:
             return False
-        if self._steps > start.step:
+        late = self._steps > start.step
+        if late:
             self._tell(_OUT_OF_STEP)
-            self._over()
-            return False
         self._entered.measuring = True
+        self._entered.report.stage = "measuring"
+        self._entered.report.write(self._entered.calls)
         if self._entered.looking is not None:
             self._entered.looking()
         entered, optimizer = self._entered, self._optimizers[self._boundaries.optimizer or 0]
+        assert self._place is not None  # noqa: S101  # known since the roll call was opened
         session = AttachedSession(
             entered.told,
+            self._place,
             self._boundaries,
             optimizer=optimizer,
             recorded=start.recorded,
             yields=lambda: entered.own_profiler,
+            apart=late,
         )
         session.__enter__()
         self._session = session
@@ -192,25 +200,42 @@ class Attachment:
 
     def _measured(self) -> None:
         """All is measured: the rest is written beside the training, or before the command ends."""
+        self._entered.report.stage = "measured"
         session = self._over()
         if session is None:
             return
         if self._entered.told.stop:
-            session.end()
+            self._end(session)
             raise SystemExit(0)
         try:
-            threading.Thread(target=session.end, name="gpudiag-end").start()
+            threading.Thread(target=self._end, args=(session,), name="gpudiag-end").start()
         except RuntimeError:  # at the interpreter's end
-            session.end(at_exit=True)
+            self._end(session, at_exit=True)
 
     def _at_exit(self) -> None:
         session = self._over() if os.getpid() == self._pid else None
         if session is not None:
-            with contextlib.suppress(Exception):
-                session.end(getattr(sys, "last_value", None), at_exit=True)
+            self._end(session, getattr(sys, "last_value", None), at_exit=True)
+
+    def _end(self, session: AttachedSession, error: BaseException | None = None, *, at_exit: bool = False) -> None:
+        """Save what was measured. A disk that is full is not the command's failure."""
+        try:
+            session.end(error, at_exit=at_exit)
+        except Exception as lost:  # noqa: BLE001  # the user's training goes on
+            self._lost(lost)
+
+    def _lost(self, error: Exception) -> None:
+        """Say why the measuring has ended, here and in this process's report."""
+        words = f"{type(error).__name__}: {error}"
+        if isinstance(error, OSError):
+            words = f"what was measured could not be saved: {error.strerror or error}"
+        self._entered.report.stage, self._entered.report.error = "failed", words
+        with contextlib.suppress(Exception):
+            self._tell(words)
 
     def _over(self) -> AttachedSession | None:
         self._entered.handler = self._entered.on_own_profiler = None
+        self._entered.measuring = False
         session, self._session = self._session, None
         return session
 

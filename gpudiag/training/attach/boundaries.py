@@ -16,7 +16,7 @@ from typing import NamedTuple
 #: An optimizer that has not been seen this often cannot be told from one that steps now and then.
 _SEEN = 3
 #: Calls looked at in any case: of a GAN, five of the critic and the first of the other.
-_FEWEST = 6
+FEWEST_CALLS = 6
 #: By when every optimizer of a step has been seen `_SEEN` times, unless it is called less than every 13th time.
 _MOST = 40
 
@@ -69,7 +69,7 @@ class Boundaries:
         if not call.after_forward:
             return
         self._seen[call.optimizer] = self._seen.get(call.optimizer, 0) + 1
-        if sum(self._seen.values()) < _FEWEST:
+        if sum(self._seen.values()) < FEWEST_CALLS:
             return
         regular = {optimizer: count for optimizer, count in self._seen.items() if count >= _SEEN}
         if len(regular) < len(self._seen) and max(self._seen.values()) < _MOST:

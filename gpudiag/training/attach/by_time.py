@@ -18,6 +18,7 @@ from typing import Any
 
 from gpudiag.model.job import OWN_STRATEGY
 from gpudiag.model.run import RankRecord, RunRecord, StepsFound
+from gpudiag.training.attach.attached_place import attached_place
 from gpudiag.training.attach.attached_session import OWN_PROFILER, WrittenAside
 from gpudiag.training.attach.attachment import claim
 from gpudiag.training.attach.entered_process import Entered
@@ -25,7 +26,7 @@ from gpudiag.training.attach.main_thread import in_main_thread, raise_in_main_th
 from gpudiag.training.frameworks.pytorch.kineto import profiler_runs
 from gpudiag.training.frameworks.pytorch.runtime import RUNTIME
 from gpudiag.training.session import record
-from gpudiag.training.session.place import Place, script_name, this_place
+from gpudiag.training.session.place import Place, script_name
 from gpudiag.training.session.progress import ProgressSender
 
 #: How long is looked, how long is recorded, and how long the main thread may be elsewhere before and
@@ -49,7 +50,7 @@ def record_for_a_while(entered: Entered) -> None:
     entered.ours.making = True  # in this thread; in the main thread it is set around each call
     if not _loops(entered) or _has_stepped(entered):
         return
-    place = this_place()
+    place = attached_place()
     run_dir = Path(entered.told.run_dir)
     if entered.own_profiler or not claim(run_dir, place.rank):
         if entered.own_profiler:
@@ -123,7 +124,7 @@ def _await_others(place: Place, entered: Entered) -> str:
 
     Raises where there is no store.
     """
-    run_id = secrets.token_hex(8)
+    run_id = entered.told.run_id or secrets.token_hex(8)
     store = RUNTIME.store(place)
     if store is None:
         return run_id

@@ -7,16 +7,17 @@ measured (0.1 us a step). Whatever fails here is the measuring's end and not the
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import functools
 import os
-import sys
 import threading
 import time
 from collections.abc import Callable
 from typing import Any
 
 from gpudiag.training.attach.entered_process import Entered
+from gpudiag.training.attach.outcome.process_report import may_train
 from gpudiag.training.attach.settings import Settings, settings
 
 #: A main thread that computes less than this share of the time waits for others, as a launcher's does. (Polling ten
@@ -52,27 +53,98 @@ def enter() -> None:
 
     register_optimizer_step_post_hook(_stepped)
     _see_other_profilers()
+    _see_closures()
     with contextlib.suppress(Exception):  # private parts of PyTorch, which may be elsewhere
         from gpudiag.training.frameworks.pytorch.loader_workers import watch_workers
 
         watch_workers()  # before there are any
     os.register_at_fork(after_in_child=_forked)
+    atexit.register(_say_ended)
+    _entered.report.write(0)
     _watch(_entered)
 
 
-def _stepped(optimizer: Any, _args: Any, _kwargs: Any) -> None:
+def _stepped(optimizer: Any, args: Any, kwargs: Any) -> None:
     entered = _entered
-    if entered is None or (handler := entered.handler) is None:
+    if entered is None:
+        return
+    if (len(args) > 1 or kwargs) and _sees_closure(args, kwargs):
+        return  # each evaluation has counted
+    _step(entered, optimizer)
+
+
+def _step(entered: Entered, optimizer: Any) -> None:
+    """Count a step of an optimizer, and hand it on."""
+    entered.calls += 1
+    if entered.calls >= entered.report.next_calls and not entered.measuring:
+        entered.report.due(entered.calls)
+    if (handler := entered.handler) is None:
         return
     entered.stepped = True
     try:
         handler(optimizer)
-    except Exception:  # noqa: BLE001  # the user's training goes on
+    except Exception as error:  # noqa: BLE001  # the user's training goes on
         entered.handler = None
+        if entered.report.stage != "failed":
+            entered.report.stage, entered.report.error = "failed", f"{type(error).__name__}: {error}"
 
 
 # A compiled step calls it as it is, where its graph breaks for the optimizer's own hooks in any case.
 setattr(_stepped, "_torchdynamo_disable", True)  # noqa: B010  # as PyTorch marks them itself
+
+
+def _see_closures() -> None:
+    """L-BFGS evaluates its closure some twenty times a step, with a forward and a backward pass each.
+
+    Such a step takes as long as twenty of other optimizers, and a job has few of them, so that each evaluation counts.
+    """
+    from torch.optim import LBFGS
+
+    LBFGS.__init__ = _hooked(LBFGS.__init__)  # type: ignore[method-assign]
+
+
+def _hooked(make: Callable[..., None]) -> Callable[..., None]:
+    @functools.wraps(make)
+    def made(optimizer: Any, *args: Any, **kwargs: Any) -> None:
+        make(optimizer, *args, **kwargs)
+        with contextlib.suppress(Exception):
+            optimizer.register_step_pre_hook(_about_to_step)
+
+    return made
+
+
+def _about_to_step(optimizer: Any, args: Any, kwargs: Any) -> Any:
+    """Replace the closure by one that counts; None to leave the arguments as they are."""
+    if _entered is None or _entered.handler is None:
+        return None
+    counting = (args[0], *(_counting(optimizer, each) for each in args[1:]))
+    return counting, {name: _counting(optimizer, each) for name, each in kwargs.items()}
+
+
+class _Counting:
+    """A closure that counts its evaluations."""
+
+    def __init__(self, optimizer: Any, closure: Callable[[], Any]) -> None:
+        self._optimizer, self._closure = optimizer, closure
+
+    def __call__(self) -> Any:
+        loss = self._closure()
+        if _entered is not None:
+            _step(_entered, self._optimizer)
+        return loss
+
+
+def _counting(optimizer: Any, closure: Any) -> Any:
+    return _Counting(optimizer, closure) if callable(closure) else closure
+
+
+def _sees_closure(args: Any, kwargs: Any) -> bool:
+    return any(isinstance(each, _Counting) for each in (*args, *kwargs.values()))
+
+
+def _say_ended() -> None:
+    if _entered is not None and (_entered.calls or may_train()):
+        _entered.report.write(_entered.calls, ended=True)
 
 
 def _forked() -> None:
@@ -96,7 +168,7 @@ def _noticed(make: Callable[..., None]) -> Callable[..., None]:
     def made(*args: Any, **kwargs: Any) -> None:
         entered = _entered
         if entered is not None and not getattr(entered.ours, "making", False):
-            entered.own_profiler = True
+            entered.own_profiler = entered.report.own_profiler = True
             for end in (entered.looking, entered.on_own_profiler):
                 with contextlib.suppress(Exception):
                     if end is not None:
@@ -122,7 +194,7 @@ def _watching(entered: Entered) -> None:
             entered.stepped, entered.last_step_s = False, time.monotonic()
         silent_s = time.monotonic() - entered.last_step_s
         computes = _computed_s() - before_s >= _COMPUTES * pause_s
-        if silent_s < entered.told.patience_s or not computes or not _may_train():
+        if silent_s < entered.told.patience_s or not computes or not may_train():
             continue
         try:
             from gpudiag.training.attach.by_time import record_for_a_while
@@ -137,15 +209,3 @@ def _computed_s() -> float:
     if not hasattr(time, "pthread_getcpuclockid"):
         return time.process_time()
     return time.clock_gettime(time.pthread_getcpuclockid(threading.main_thread().ident or 0))
-
-
-def _may_train() -> bool:
-    """Is this a process of its own or of a process group, and no launcher's or loader's?"""
-    if "torch.distributed.elastic.agent.server.api" in sys.modules:
-        return False
-    torch: Any = sys.modules.get("torch")
-    dist = getattr(torch, "distributed", None)
-    if dist is not None and dist.is_available() and dist.is_initialized():
-        return True
-    processes = sys.modules.get("multiprocessing.process")
-    return processes is None or processes.parent_process() is None

@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+from gpudiag.training.attach.outcome.process_report import ProcessReporter
 from gpudiag.training.attach.settings import Settings
 
 
@@ -22,6 +23,8 @@ class Entered:
         looking: ends a short look at what the main thread runs, while there is one.
         stepped: an optimizer has stepped since the watch last looked.
         last_step_s: when the watch last saw that, of `time.monotonic`.
+        calls: how often optimizers have stepped.
+        report: what this process says of itself.
     """
 
     def __init__(self, told: Settings) -> None:
@@ -33,5 +36,7 @@ class Entered:
         self.looking: Callable[[], None] | None = None
         self.stepped = False
         self.last_step_s = time.monotonic()
+        self.calls = 0
+        self.report = ProcessReporter(told.reports)
         #: Threads that are making a profiler of gpudiag's.
         self.ours = threading.local()

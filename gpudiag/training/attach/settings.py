@@ -24,6 +24,8 @@ class Settings:
         steps: timed steps; None to choose by their length.
         warmup: steps left out first; None to find out from their times.
         patience_s: as `PATIENCE_S`.
+        reports: where each process says what became of it, as long as the command runs; "" for nowhere.
+        run_id: of ranks that are measured each for itself; others agree on one.
     """
 
     run_dir: str
@@ -32,6 +34,8 @@ class Settings:
     steps: int | None = None
     warmup: int | None = None
     patience_s: float = PATIENCE_S
+    reports: str = ""
+    run_id: str = ""
 
     def encode(self) -> str:
         """For the environment."""

@@ -6,9 +6,8 @@ from abc import ABC, abstractmethod
 from pathlib import Path
 from typing import ClassVar
 
-import msgspec
-
 from gpudiag.model.job import MEMORY_FORMATS, MemoryFormat, RunOptions
+from gpudiag.model.structs import msgspec
 from gpudiag.training.frameworks.plan import Plan
 
 #: What runs in each training process, whichever the framework.

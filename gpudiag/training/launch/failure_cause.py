@@ -38,7 +38,7 @@ def why_it_failed(plan: Plan, listener: Listener, log: Path) -> GpudiagError:
         hint = f"The end of its output is in {plan.run_dir}/logs/rank{rank}.log."
         if number == signal.SIGKILL:
             hint = f"The kernel does that when memory runs out (see dmesg). {hint}"
-        return WorkerFailedError(f"rank {rank} was ended by {_signal_name(number)}", hint)
+        return WorkerFailedError(f"rank {rank} was ended by {signal_name(number)}", hint)
     if listener.failures:
         told = listener.failures[0]
         kind = _BY_EXIT_CODE.get(told.exit_code, WorkerFailedError)
@@ -64,19 +64,20 @@ def who_hangs(plan: Plan, listener: Listener) -> WorkerFailedError:
             f"{waited}: no training process has started",
             f"If starting really takes that long, raise --timeout; else see {plan.run_dir}/logs/launcher.log.",
         )
-    stopped = [rank for rank, told in listener.latest.items() if _is_stopped(told.pid)]
+    stopped = [rank for rank, told in listener.latest.items() if is_stopped(told.pid)]
     if stopped:
+        were = "was" if len(stopped) == 1 else "were"
         return WorkerFailedError(
-            f"{waited}: {_ranks(stopped)} {'was' if len(stopped) == 1 else 'were'} stopped (SIGSTOP, or a debugger)",
+            f"{waited}: {name_ranks(stopped)} {were} stopped (SIGSTOP, or a debugger)",
             "The others wait for it. Whoever stopped it can let it go on: kill -CONT, or detach the debugger.",
         )
     behind = min(states.values())
     ranks = [rank for rank, state in states.items() if state == behind]
     told = listener.latest[ranks[0]]
-    return WorkerFailedError(f"{waited}: {_ranks(ranks)} last seen in {told.phase}, step {told.steps}", hint)
+    return WorkerFailedError(f"{waited}: {name_ranks(ranks)} last seen in {told.phase}, step {told.steps}", hint)
 
 
-def _is_stopped(pid: int) -> bool:
+def is_stopped(pid: int) -> bool:
     """The kernel's word for a process that does nothing until it is let go on: state T, or t under a debugger."""
     try:
         # The name in parentheses may hold anything.
@@ -85,11 +86,13 @@ def _is_stopped(pid: int) -> bool:
         return False
 
 
-def _ranks(ranks: Sequence[int]) -> str:
+def name_ranks(ranks: Sequence[int]) -> str:
+    """Return "rank 3" or "ranks 1, 3"."""
     return f"rank {ranks[0]}" if len(ranks) == 1 else f"ranks {', '.join(map(str, sorted(ranks)))}"
 
 
-def _signal_name(number: int) -> str:
+def signal_name(number: int) -> str:
+    """Return a signal's name, such as SIGKILL; its number where it has none."""
     try:
         return signal.Signals(number).name
     except ValueError:

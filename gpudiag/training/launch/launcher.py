@@ -63,7 +63,7 @@ def launch(plan: Plan, observer: Callable[[Progress], None], *, has_gpudiag: boo
     status: RunStatus = "failed"
     error: str | None = "the run did not finish"
     try:
-        with _signals_as_interrupts(), _private_directory() as private:
+        with _signals_as_interrupts(), private_directory() as private:
             progress = private / "progress"
             with Listener(progress, plan.processes) as listener, log.open("wb") as output:
                 heard = listener
@@ -158,7 +158,7 @@ def _final_record(plan: Plan, created: str, status: RunStatus, error: str | None
 
 
 @contextlib.contextmanager
-def _private_directory() -> Iterator[Path]:
+def private_directory() -> Iterator[Path]:
     """A directory for this user only, removed at the end (also by the guard, should this process be killed)."""
     # A socket's address has room for 108 bytes.
     base = tempfile.gettempdir()

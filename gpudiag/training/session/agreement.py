@@ -11,8 +11,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-import msgspec
-
+from gpudiag.model.structs import msgspec
 from gpudiag.training.session.place import Place
 
 

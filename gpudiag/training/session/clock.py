@@ -9,7 +9,7 @@ from typing import Any
 
 from gpudiag.model.run import StepTimes
 from gpudiag.statistics import MAD_TO_SIGMA, mean_of
-from gpudiag.training.session.timed_series import Anchor, HostStep, TimedSeries, on_host_clock
+from gpudiag.training.session.timing.timed_series import Anchor, HostStep, TimedSeries, on_host_clock
 
 #: Of so many steps it is told, while they go on, what they take.
 _LATEST = 20
@@ -23,6 +23,7 @@ class StepClock:
         between_ms: milliseconds between two marks.
         settle: waits until every mark has happened.
         anchor: waits for a mark of its own and says when that was on the host's clock; None where marks are the host's.
+        happened: whether a mark has happened by now.
     """
 
     def __init__(
@@ -31,11 +32,13 @@ class StepClock:
         between_ms: Callable[[Any, Any], float],
         settle: Callable[[], None],
         anchor: Callable[[], Anchor] | None = None,
+        happened: Callable[[Any], bool] = lambda _mark: True,
     ) -> None:
         self._instant = instant
         self._between_ms = between_ms
         self._settle = settle
         self._anchor = anchor
+        self._happened = happened
         self._marks: list[Any] = []
         self._gaps: set[int] = set()
         #: What the host did before each mark, as far as it was told.
@@ -77,6 +80,14 @@ class StepClock:
 
     def finish(self) -> None:
         """The last step of a series has just been marked, and something else follows before the times are read."""
+
+    def so_far(self) -> list[float]:
+        """Times in milliseconds of the steps that have ended by now. Neither waits nor forgets them."""
+        ended = len(self._marks)
+        while ended and not self._happened(self._marks[ended - 1]):
+            ended -= 1
+        marks = self._marks[:ended]
+        return [self._between_ms(marks[i - 1], marks[i]) for i in range(1, ended) if i not in self._gaps]
 
     def read(self) -> list[float]:
         """Times in milliseconds of the steps since the last reading, which it forgets. Waits for the device."""

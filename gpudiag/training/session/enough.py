@@ -6,8 +6,7 @@ import math
 import statistics
 from collections.abc import Sequence
 
-import msgspec
-
+from gpudiag.model.structs import msgspec
 from gpudiag.statistics import mean_of
 
 #: Fewer steps say little of their own scatter.

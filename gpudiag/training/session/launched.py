@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import msgspec
-
 from gpudiag.model.job import Job
+from gpudiag.model.structs import msgspec
 from gpudiag.training.session.enough import Enough
 
 

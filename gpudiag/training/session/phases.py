@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import math
 import statistics
 import time
 from collections.abc import Callable, Generator, Iterator
@@ -19,7 +20,8 @@ from gpudiag.training.session.ending import recording_steps, what_would_do
 from gpudiag.training.session.enough import Enough, first_block, next_block
 from gpudiag.training.session.progress import ProgressSender
 from gpudiag.training.session.runtime import RECORDINGS, WARMUP_STEPS, FlopCounter, LoaderWatch, Recording, Window
-from gpudiag.training.session.timed_series import TimedSeries
+from gpudiag.training.session.timing.scheduling import SchedulingWatch
+from gpudiag.training.session.timing.timed_series import TimedSeries
 
 logger = logging.getLogger("gpudiag")
 
@@ -92,6 +94,11 @@ class Phases:
         self.sees_input = True
         self.done = False
         self.problem: str | None = None
+        #: What would have been enough, as `what_would_do` says it.
+        self.advise: Callable[..., str] = what_would_do
+        #: Seconds after which the timed steps so far are saved first, and then after twice as long each time: a process
+        #: that a signal ends keeps them. A save takes some ms of a step, so that it costs 0.1 % in all.
+        self.save_after_s = math.inf
         self.counter = counter if warmup_steps is None or warmup_steps > _COUNTED_STEP + 1 else None
         #: What is open while a step's work is done: in one step, the counter.
         self.around: contextlib.AbstractContextManager[None] = contextlib.nullcontext()
@@ -120,6 +127,12 @@ class Phases:
         #: Rank 0 only: step times of each rank while it warms up, its first step left out.
         self._warming: list[list[float]] = []
         self._series = TimedSeries()
+        self._scheduling = SchedulingWatch()
+
+    @property
+    def timing_over(self) -> bool:
+        """Whether all timed steps are over: what follows is recorded."""
+        return self._phase in {"profiled", "over"}
 
     def run(self) -> Iterator[None]:
         """The coroutine. Raises TimeoutError when a peer does not come, and whatever the profiler raises."""
@@ -153,6 +166,7 @@ class Phases:
             )
             return
         if self._phase == "timed":
+            self._scheduling.end()
             self._series.extend(self._clock.series())
             self._note_timed()
             timed = len(self._series.step_ms)
@@ -175,7 +189,7 @@ class Phases:
         timed = self._to_time or self._steps or warmup.FEWEST_TIMED
         needed = warmup_steps + run_in + timed + (recording_steps(self._active) if self._records else 0)
         unsure = warming and (self._told is None or self._steps is None)
-        return what_would_do(self._ran, max(1, needed - self._ran), at_least=unsure, run_in=run_in)
+        return self.advise(self._ran, max(1, needed - self._ran), at_least=unsure, run_in=run_in)
 
     def _warm_up(self) -> Generator[None, None, Verdict]:
         self._began_s = time.perf_counter()
@@ -234,17 +248,23 @@ class Phases:
     def _time(self, steps: int) -> Iterator[None]:
         while steps > 0:
             self._to_time = len(self._series.step_ms) + steps
+            self._scheduling.find_threads()
             self._clock.anchor()
             for _ in range(_RUN_IN_STEPS if self._on_gpu else 0):
                 yield
+            self._scheduling.begin()
             self._clock.restart()
-            before = len(self._series.step_ms)
+            before, begun_s = len(self._series.step_ms), time.perf_counter()
             if self._loaders is not None and not before:
                 self._loaders.begin()
             for step in range(1, steps + 1):
                 yield
                 self._clock.mark()
+                if time.perf_counter() - begun_s >= self.save_after_s:
+                    self.save_after_s *= 2
+                    self._save_so_far()
                 self._progress.tell("timed", before + step, before + steps, fetching_ms=self._fetching_ms)
+            self._scheduling.end()
             self._series.extend(self._clock.series())
             if self._enough is None or self._steps is not None:
                 break
@@ -253,6 +273,10 @@ class Phases:
         outline = warmup.outline(self._series.step_ms)
         if self.warmup is not None and warmup.trending(outline) and outline[-1] < outline[0]:
             self._note_warmup(settled=False)
+        self._changed()
+
+    def _save_so_far(self) -> None:
+        self.unprofiled = summarize([*self._series.step_ms, *self._clock.so_far()])
         self._changed()
 
     def _fetching_ms(self) -> float | None:
@@ -334,7 +358,8 @@ class Phases:
     def _note_timed(self) -> None:
         self.unprofiled = summarize(self._series.step_ms)
         loader = self._loaders.pace() if self._loaders is not None else None
-        self.timed = self._series.record(sees_input=self.sees_input, loader=loader)
+        scheduling = self._scheduling.per_step(self.unprofiled.mean_ms) if self.unprofiled is not None else None
+        self.timed = self._series.record(sees_input=self.sees_input, loader=loader, scheduling=scheduling)
 
     def _note_warmup(self, *, settled: bool) -> None:
         seconds = self.warmup.seconds if self.warmup is not None else time.perf_counter() - self._began_s

@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable
 from typing import Literal
 
-import msgspec
+from gpudiag.model.structs import msgspec
 
 #: Names the socket; unset when nobody listens.
 SOCKET_VARIABLE = "GPUDIAG_PROGRESS_SOCKET"

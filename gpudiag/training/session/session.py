@@ -12,7 +12,7 @@ from contextlib import ExitStack
 from itertools import repeat
 from pathlib import Path
 from types import TracebackType
-from typing import Any, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 from gpudiag.errors import UsageError
 from gpudiag.model.job import OWN_STRATEGY
@@ -82,6 +82,8 @@ class Session:
         UsageError: no `run_dir`, or a number out of its range.
     """
 
+    _AGREEMENT: ClassVar[type[Agreement]] = Agreement
+
     def __init__(
         self,
         run_dir: str | os.PathLike[str] | None = None,
@@ -137,8 +139,7 @@ class Session:
         self._error: str | None = None
         self._phases: Phases | None = None
         self._schedule: Iterator[None] | None = None
-        self._awaiting = self._over = False
-        self._number = 0
+        self._awaiting, self._over, self._number = False, False, 0
         #: The steps of a loop that calls `step`, and what is put back when they are over.
         self._driven: Generator[None] | None = None
         self._marked = ExitStack()
@@ -284,9 +285,8 @@ class Session:
         self._devices = tuple((runtime.label(device), runtime.device_name(device)) for device in devices)
         self._software = runtime.software()
         self._clock = runtime.clock(devices)
-        self._agreement = Agreement(
-            self._place, runtime.store(self._place), timeout_s=self._timeout_s, run_id=self._run_id
-        )
+        store = runtime.store(self._place)
+        self._agreement = self._AGREEMENT(self._place, store, timeout_s=self._timeout_s, run_id=self._run_id)
         trace = runtime.trace_name(self._place.first_rank)
         names = {"full": trace, "light": record.light_trace_name(trace)}
         self._phases = phases = Phases(

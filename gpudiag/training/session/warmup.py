@@ -15,8 +15,7 @@ import math
 import statistics
 from collections.abc import Sequence
 
-import msgspec
-
+from gpudiag.model.structs import msgspec
 from gpudiag.statistics import MAD_TO_SIGMA, student_t
 
 #: Steps before the first decision. The first of them is never used.

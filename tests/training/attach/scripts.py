@@ -6,6 +6,8 @@ Each prints its losses in full, so that two runs can be compared bit for bit.
 from __future__ import annotations
 
 import os
+import resource
+import signal
 import sys
 import tempfile
 import time
@@ -270,6 +272,89 @@ def own_profiler(steps: int) -> None:
         loop(model, optimizer, (next(data) for _ in range(5)))
     say(sum(event.key == "aten::linear" for event in profiler.key_averages()))
     loop(model, optimizer, data)
+
+
+def drift(steps: int) -> None:
+    """Ranks that do not exchange, one ten times as fast; with GROUP they have a process group all the same."""
+    if os.environ.get("GROUP"):
+        dist.init_process_group("gloo")
+    begun_s = time.monotonic()
+    model = net()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for batch in batches(steps):
+        optimizer.zero_grad()
+        model(batch).square().mean().backward()
+        optimizer.step()
+        time.sleep(0.001 if os.environ["RANK"] == "1" else 0.01)
+    sys.stdout.write(f"{os.environ['RANK']} {time.monotonic() - begun_s:.3f}\n")
+
+
+def ends(steps: int) -> None:
+    """Rank 1 ends after half of the steps, as ENDS says; the others find out by their broken connections."""
+    dist.init_process_group("gloo")
+    model = DistributedDataParallel(net())
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for number, batch in enumerate(batches(steps)):
+        if os.environ["RANK"] == "1" and number == steps // 2:
+            _end(os.environ["ENDS"])
+        optimizer.zero_grad()
+        model(batch).square().mean().backward()
+        optimizer.step()
+        time.sleep(0.01)
+
+
+def _end(how: str) -> None:
+    if how == "raise":
+        raise ValueError("bad luck")
+    if how == "exit":
+        sys.exit(4)
+    os.kill(os.getpid(), getattr(signal, how))
+
+
+def slow(steps: int) -> None:
+    """Says when it trains, and takes 20 ms a step."""
+    model = net()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for number, batch in enumerate(batches(steps)):
+        optimizer.zero_grad()
+        model(batch).square().mean().backward()
+        optimizer.step()
+        time.sleep(0.02)
+        if number == int(os.environ.get("SAYS_AT", "80")):
+            sys.stdout.write("here\n")
+            sys.stdout.flush()
+
+
+def checkpoints(steps: int) -> None:
+    """Handles SIGUSR1 as jobs under Slurm do, and ends with another exit code then."""
+    signal.signal(signal.SIGUSR1, lambda _number, _frame: sys.exit(9))
+    slow(steps)
+
+
+def full_disk(steps: int) -> None:
+    """After 20 steps no file may grow."""
+    model = net()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    data = batches(steps)
+    loop(model, optimizer, (next(data) for _ in range(20)))
+    resource.setrlimit(resource.RLIMIT_FSIZE, (int(os.environ["LIMIT"]),) * 2)
+    loop(model, optimizer, data)
+    sys.exit(6)
+
+
+def few_lbfgs(steps: int) -> None:
+    """Few steps of many evaluations."""
+    model = net()
+    optimizer = torch.optim.LBFGS(model.parameters(), max_iter=20, tolerance_grad=0.0, tolerance_change=0.0)
+    for batch in batches(steps):
+
+        def closure(batch: torch.Tensor = batch) -> torch.Tensor:
+            optimizer.zero_grad()
+            loss: torch.Tensor = model(batch).square().mean()
+            loss.backward()  # type: ignore[no-untyped-call]
+            return loss
+
+        say(optimizer.step(closure).detach())  # type: ignore[no-untyped-call]
 
 
 def crash(steps: int) -> None:

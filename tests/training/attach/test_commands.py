@@ -6,18 +6,16 @@ import functools
 import json
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from gpudiag.app.analyze import analyze_run
-from gpudiag.model.run import RankRecord, RunRecord
 from gpudiag.training.attach.settings import Settings
 from gpudiag.training.attach.start import run_command
 from tests.cli_process import SECONDS, environment, gpudiag, in_this_process
 from tests.forked import run_forked
+from tests.training.attach.attached import QUICK, QUIET, Attach, whole
 
 pytestmark = pytest.mark.processes
 
@@ -29,9 +27,6 @@ SCRIPTS = Path(__file__).with_name("scripts.py")
 SLOW = Path(__file__).with_name("slow_scripts.py")
 TORCHRUN = ("-m", "torch.distributed.run", "--nproc-per-node=2", "--rdzv-backend=c10d", "--rdzv-endpoint=127.0.0.1:0")
 STEPS = 40
-#: Looked at 6 to tell the steps and 1 to begin, 2 of warm-up, 5 timed, and twice 2 and 6.
-QUICK: dict[str, Any] = {"warmup": 2, "steps": 5, "patience_s": 60.0}
-QUIET = {"CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
 
 
 @functools.cache
@@ -43,35 +38,6 @@ def losses(measured: bool) -> dict[str, list[str]]:
     done = run_forked(program, **QUIET)
     assert done.returncode == 0, done.stderr
     return dict(zip(kinds, (part.split("\n") for part in done.stdout.split("\n\n")), strict=False))
-
-
-def attached(
-    run_dir: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, *command: str, **told: Any
-) -> tuple[int, RunRecord, str, str]:
-    """Exit code, record, output and complaints of a command under gpudiag."""
-    for name, value in QUIET.items():
-        monkeypatch.setenv(name, value)
-    run_dir.mkdir()
-    capfd.readouterr()
-    words = Settings(run_dir=str(run_dir), command=(sys.executable, *command), **{**QUICK, **told})
-    notes: list[str] = []
-    code, run = run_command(words, lambda message: notes.append(message.note or ""))
-    out, err = capfd.readouterr()
-    return code, run, out, err + "\n".join(notes)
-
-
-Attach = Callable[..., tuple[int, RunRecord, str, str]]
-
-
-@pytest.fixture
-def attach(tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Attach:
-    return functools.partial(attached, tmp_path / "run", capfd, monkeypatch)
-
-
-def whole(rank: RankRecord) -> bool:
-    """Timed, recorded lightly, recorded with operators."""
-    timed = rank.unprofiled is not None and rank.timed is not None
-    return timed and rank.error is None and rank.trace is not None and rank.light_trace is not None
 
 
 #: Kinds of scripts, and how many calls of optimizers a step of each has.
@@ -223,7 +189,7 @@ def test_a_crash_in_the_window_is_the_scripts_own(attach: Attach) -> None:
     code, run, _, err = attach(str(SCRIPTS), "27", "crash")
     assert code == 1
     assert "ValueError: not my day" in err
-    assert run.error == "rank 0: ValueError: not my day"
+    assert run.error == "rank 0: ValueError: not my day, after optimizer step 27"
     assert (run.ranks[0].unprofiled is not None, run.ranks[0].light is not None) == (True, True)
 
 
@@ -231,10 +197,14 @@ def test_a_crash_in_the_window_is_the_scripts_own(attach: Attach) -> None:
 @pytest.mark.parametrize(
     ("words", "code", "said"),
     [
-        pytest.param((str(SCRIPTS), "9", "never"), 3, "no training process reported", id="never steps"),
-        pytest.param(("-I", "-c", "import torch"), 0, "started with -I or -E", id="isolated"),
+        pytest.param((str(SCRIPTS), "9", "never"), 3, "exit code 3 before its first optimizer step", id="never steps"),
+        pytest.param(("-I", "-c", "import torch"), 0, "no Python that gpudiag can see", id="isolated"),
         pytest.param(
-            (str(SCRIPTS), "9", "plain"), 0, "would be enough", id="ends in the warm-up", marks=pytest.mark.measured
+            (str(SCRIPTS), "9", "plain"),
+            0,
+            "9 optimizer steps were seen; about 30 are needed",
+            id="ends in the warm-up",
+            marks=pytest.mark.measured,
         ),
     ],
 )
@@ -281,7 +251,7 @@ def test_a_sitecustomize_that_is_there_still_runs(tmp_path: Path) -> None:
 def test_how_it_is_asked_for() -> None:
     for words, hint in (
         (["train.py"], "gpudiag profile -- python train.py"),
-        (["torchrun", "train.py"], "gpudiag profile -- torchrun train.py"),
+        (["no-such-launcher", "-n", "2", "train.py"], "gpudiag profile -- no-such-launcher -n 2 train.py"),
         (["--stop-after"], "gpudiag profile --stop-after -- COMMAND"),
         (["--"], "gpudiag profile -- torchrun train.py"),
         (["--json", "--", "python"], "gpudiag analyze DIR --json"),

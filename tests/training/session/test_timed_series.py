@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpudiag.training.session.clock import StepClock, host_clock
-from gpudiag.training.session.timed_series import Anchor, HostStep, TimedSeries, on_host_clock
+from gpudiag.training.session.timing.timed_series import Anchor, HostStep, TimedSeries, on_host_clock
 
 US = 1000
 

@@ -18,29 +18,43 @@ _WANTED = "torch"
 
 
 class _Torch:
-    """Finds `torch` as everyone else would, and is called back when its code has run."""
+    """Find `torch` as everyone else would, and enter once its code has run.
+
+    Programs ask where `torch` is before they import it (`importlib.util.find_spec`), and an import may fail and be
+    tried again, so this finder stays until an import has succeeded.
+    """
 
     def find_spec(self, name: str, path: Any = None, target: Any = None) -> Any:
         """The spec of `torch`; None for all else."""
         if name != _WANTED:
             return None
-        sys.meta_path.remove(self)
-        for finder in sys.meta_path:
-            find = getattr(finder, "find_spec", None)
+        for finder in list(sys.meta_path):
+            find = getattr(finder, "find_spec", None) if finder is not self else None
             spec = find(name, path, target) if find is not None else None
             if spec is not None:
-                if spec.loader is not None and hasattr(spec.loader, "exec_module"):
-                    _call_back(spec.loader)
+                try:  # noqa: SIM105  # contextlib would have to be imported
+                    _enter_after(spec.loader, self)
+                except (AttributeError, TypeError):  # a loader without attributes of its own: the import goes on
+                    pass
                 return spec
         return None
 
+    def leave(self) -> None:
+        """Stop looking for `torch`."""
+        if self in sys.meta_path:
+            sys.meta_path.remove(self)
 
-def _call_back(loader: Any) -> None:
+
+def _enter_after(loader: Any, finder: _Torch) -> None:
+    """Have the loader enter once it has executed `torch`."""
+    if "exec_module" in loader.__dict__:  # a finder may give the same loader twice
+        return
     run = loader.exec_module
 
     def exec_module(module: Any) -> None:
-        del loader.exec_module
         run(module)
+        loader.__dict__.pop("exec_module", None)
+        finder.leave()
         _enter()
 
     loader.exec_module = exec_module
@@ -62,8 +76,40 @@ def _enter() -> None:
         from gpudiag.training.attach.entered import enter
 
         enter()
-    except Exception:  # noqa: BLE001, S110  # the user's program runs, whatever becomes of the measuring
+    except Exception as error:  # noqa: BLE001  # the user's program runs, whatever becomes of the measuring
+        _say_failed(error)
+
+
+def _say_failed(error: Exception) -> None:
+    """Write the report that this process cannot make: what makes it may be what failed, as in an older Python."""
+    version = ".".join(map(str, sys.version_info[:2]))
+    report = {
+        "pid": os.getpid(), "rank": int(os.environ.get("RANK") or 0), "world_size": 1, "stage": "failed", "calls": 0,
+        "helper": False, "numbered": "RANK" in os.environ, "own_profiler": False, "distributed_optimizer": False,
+        "error": f"{type(error).__name__}: {error} (Python {version}; gpudiag needs 3.10 or newer there)",
+        "ended_s": None,
+    }  # fmt: skip
+    try:
+        import json
+
+        with open(os.path.join(_reports(), f"{os.getpid()}.json"), "w", encoding="utf-8") as file:  # noqa: PTH118, PTH123
+            json.dump(report, file)
+    except Exception:  # noqa: BLE001, S110
         pass
+
+
+def _reports() -> str:
+    """The directory for reports, as `Settings.encode` writes it; "" for none."""
+    return os.environ["GPUDIAG_ATTACH"].partition('"reports": "')[2].partition('"')[0]
+
+
+def _say_seen() -> None:
+    """Leave an empty file: Python runs in the command, and its environment has come through."""
+    try:
+        if reports := _reports():
+            os.close(os.open(os.path.join(reports, "python"), os.O_CREAT | os.O_WRONLY, 0o600))  # noqa: PTH118
+    except OSError:
+        pass  # another host, or a full disk
 
 
 def _give_way() -> None:
@@ -83,4 +129,5 @@ def _give_way() -> None:
 if os.environ.get("GPUDIAG_ATTACH") and __name__ == "sitecustomize":
     if not any(type(finder).__name__ == "_Torch" for finder in sys.meta_path):
         sys.meta_path.insert(0, _Torch())  # as much of a finder as is asked for
+        _say_seen()
     _give_way()

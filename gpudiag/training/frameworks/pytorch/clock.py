@@ -6,7 +6,7 @@ import time
 from typing import Any
 
 from gpudiag.training.session.clock import StepClock, host_clock
-from gpudiag.training.session.timed_series import Anchor
+from gpudiag.training.session.timing.timed_series import Anchor
 
 #: Tries to find when an event was on the host's clock; the one that took least is the best.
 _ANCHOR_TRIES = 5
@@ -42,7 +42,10 @@ def cuda_clock(device: Any) -> StepClock:
         _, host_ns, mark = min(tries, key=lambda one: one[0])
         return Anchor(mark, host_ns)
 
-    return StepClock(event, lambda begin, end: float(begin.elapsed_time(end)), settle, anchor)
+    def between_ms(begin: Any, end: Any) -> float:
+        return float(begin.elapsed_time(end))
+
+    return StepClock(event, between_ms, settle, anchor, happened=lambda mark: bool(mark.query()))
 
 
 def clock_for(device: Any) -> StepClock:

@@ -8,7 +8,7 @@ from functools import partial
 from typing import Any
 
 from gpudiag.training.session.clock import StepClock
-from gpudiag.training.session.timed_series import TimedSeries
+from gpudiag.training.session.timing.timed_series import TimedSeries
 
 
 class SettledClock(StepClock):

@@ -37,7 +37,7 @@ from gpudiag.training.session.clock import summarize
 from gpudiag.training.session.launched import launched, set_launched
 from gpudiag.training.session.progress import SOCKET_VARIABLE, ProgressSender
 from gpudiag.training.session.runtime import RECORDINGS, WARMUP_STEPS, Recording, Runtime, Window, load_runtime
-from gpudiag.training.session.timed_series import TimedSeries
+from gpudiag.training.session.timing.timed_series import TimedSeries
 
 #: Steps after a switch that are not timed: the host runs ahead again, and late ranks show.
 _RUN_IN_STEPS = 3

@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 
 from gpudiag.training.session.clock import StepClock
 from gpudiag.training.session.place import Place
-from gpudiag.training.session.timed_series import TimedSeries
+from gpudiag.training.session.timing.timed_series import TimedSeries
 
 #: Steps after which the first guess of the step time is made.
 _FIRST_STEPS = 5

@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
-from gpudiag.model.run import LoaderPace, TimedSteps
+from gpudiag.model.run import LoaderPace, Scheduling, TimedSteps
 
 #: Nanoseconds in a millisecond.
 _MS = 1e6
@@ -88,7 +88,9 @@ class TimedSeries:
         self.lead_ms = _joined(self.lead_ms, other.lead_ms)
         self.idle_host_ms += other.idle_host_ms
 
-    def record(self, *, sees_input: bool = True, loader: LoaderPace | None = None) -> TimedSteps | None:
+    def record(
+        self, *, sees_input: bool = True, loader: LoaderPace | None = None, scheduling: Scheduling | None = None
+    ) -> TimedSteps | None:
         """For the run's record; None where nothing was timed or nothing is known of the host."""
         if not self.step_ms or self.host_ms is None:
             return None
@@ -98,6 +100,7 @@ class TimedSeries:
             lead_ms=_rounded(self.lead_ms),
             idle_host_ms=_rounded(self.idle_host_ms) or (),
             loader=loader,
+            scheduling=scheduling,
         )
 
 

@@ -1,0 +1,94 @@
+"""Analyse a command's recording while the command goes on, in a process of low priority that does not disturb it.
+
+A job may run for days after its measuring has ended, and its user wants the verdict then and not at its end.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import sys
+import tempfile
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+
+import gpudiag
+from gpudiag.model.analysis import Analysis
+
+#: Of 19: the job comes first wherever both want a core.
+_NICE = 15
+_MOST_BYTES = 64 * 1024 * 1024
+#: Finds gpudiag where this process found it, and imports nothing from the directory that the command runs in (`-P`).
+_PROGRAM = "import sys; sys.path.append({root!r}); from gpudiag.__main__ import main; sys.exit(main())"
+
+
+class EarlyAnalysis:
+    """At most one analysis at a time. `ready` is called in a thread of this process's own, unless `end` came first."""
+
+    def __init__(self, ready: Callable[[Analysis], None]) -> None:
+        self._ready = ready
+        self._lock = threading.Lock()
+        self._ended = False
+        self._pid: int | None = None
+        self._thread: threading.Thread | None = None
+
+    def begin(self, run_dir: Path) -> None:
+        """Start it; returns at once. Without a second process the verdict comes at the command's end."""
+        with contextlib.suppress(OSError, RuntimeError):
+            output = tempfile.TemporaryFile(prefix="gpudiag-")  # noqa: SIM115  # closed by the thread
+            self._pid = _start(run_dir, output.fileno())
+            self._thread = threading.Thread(target=self._wait, args=(output, self._pid), daemon=True)
+            self._thread.start()
+
+    def end(self) -> None:
+        """The command has ended: the whole analysis follows. Waits until no more is said."""
+        with self._lock:
+            self._ended = True
+            if self._pid is not None:
+                with contextlib.suppress(OSError):
+                    os.killpg(self._pid, signal.SIGKILL)  # with the processes that read traces for it
+        if self._thread is not None:
+            self._thread.join()
+
+    def _wait(self, output: tempfile._TemporaryFileWrapper[bytes], pid: int) -> None:
+        with output:
+            _, status = os.waitpid(pid, 0)
+            with self._lock:
+                self._pid = None
+                if self._ended or status != 0:
+                    return
+                output.seek(0)
+                try:
+                    analysis = msgspec.json.decode(output.read(_MOST_BYTES), type=Analysis)
+                except (OSError, msgspec.MsgspecError):
+                    return
+                self._ready(analysis)
+
+
+def _start(run_dir: Path, output: int) -> int:
+    program = _PROGRAM.format(root=str(Path(gpudiag.__file__).parents[1]))
+    command = [sys.executable, "-P", "-c", program, "analyze", str(run_dir), "--json"]
+    nothing = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
+    try:
+        # The signals that are for the command are blocked in this process, and must not be in that one.
+        pid = os.posix_spawn(
+            sys.executable,
+            command,
+            os.environ,
+            file_actions=[
+                (os.POSIX_SPAWN_DUP2, nothing, 0),
+                (os.POSIX_SPAWN_DUP2, output, 1),
+                (os.POSIX_SPAWN_DUP2, nothing, 2),
+            ],
+            setsigmask=[],
+            setpgroup=0,
+        )
+    finally:
+        os.close(nothing)
+    with contextlib.suppress(OSError):
+        os.setpriority(os.PRIO_PROCESS, pid, _NICE)
+    return pid

@@ -1,0 +1,87 @@
+"""`gpudiag profile torchrun … train.py`: a command that stands where a workload does, without `--` before it."""
+
+from __future__ import annotations
+
+import shlex
+import shutil
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Protocol
+
+from gpudiag.errors import UsageError
+
+SEPARATOR = "--"
+
+
+class Parameter(Protocol):
+    """What is needed to know of an option."""
+
+    opts: list[str]
+    secondary_opts: list[str]
+    is_flag: bool
+
+
+def with_separator(words: Sequence[str], parameters: Sequence[Parameter], workloads: Iterable[str]) -> list[str]:
+    """Put `--` before the first word that is a command, unless it stands somewhere already.
+
+    Args:
+        words: what stands behind `gpudiag profile`.
+        parameters: the options of `gpudiag profile`.
+        workloads: names that are no commands.
+
+    Raises:
+        UsageError: it is a script, which needs a command that runs it, or a file that is no program.
+    """
+    if SEPARATOR in words:
+        return list(words)
+    position = _first_word(words, parameters)
+    if position is None:
+        return list(words)
+    word = words[position]
+    if word in set(workloads) or ":" in word:
+        return list(words)
+    before, command = list(words[:position]), list(words[position:])
+    if word.endswith(".py") and shutil.which(word) is None:
+        raise UsageError(
+            f"{word} is a script and no workload", _write([*before, SEPARATOR, "python", *command], or_torchrun=True)
+        )
+    if shutil.which(word) is not None:
+        return [*before, SEPARATOR, *command]
+    if "/" in word or word.endswith(".sh"):
+        if not Path(word).is_file():
+            raise UsageError(f"{word} does not exist", "Check the path.")
+        reason = f"{word} cannot be run: it is not executable"
+        raise UsageError(reason, _write([*before, SEPARATOR, "sh", *command]))
+    known = _takes_value(parameters)
+    if any(each.startswith("-") and each.partition("=")[0] not in known for each in command):
+        raise UsageError(f"{word} is no workload, and no command that is here", _write([*before, SEPARATOR, *command]))
+    return list(words)
+
+
+def _write(words: Sequence[str], *, or_torchrun: bool = False) -> str:
+    several = " (several GPUs: torchrun --nproc-per-node N in place of python)" if or_torchrun else ""
+    return f"Write: gpudiag profile {shlex.join(words)}{several}"
+
+
+def _first_word(words: Sequence[str], parameters: Sequence[Parameter]) -> int | None:
+    """Where the first word stands that is neither an option nor an option's value; None where that cannot be told."""
+    takes_value = _takes_value(parameters)
+    position = 0
+    while position < len(words):
+        word = words[position]
+        if not word.startswith("-"):
+            return position
+        name, equals, _ = word.partition("=")
+        if name not in takes_value:
+            return None
+        position += 2 if takes_value[name] and not equals else 1
+    return None
+
+
+def _takes_value(parameters: Sequence[Parameter]) -> dict[str, bool]:
+    """Whether each option is followed by a value, by its names."""
+    return {
+        name: not getattr(parameter, "is_flag", False)
+        for parameter in parameters
+        for name in (*parameter.opts, *parameter.secondary_opts)
+    }

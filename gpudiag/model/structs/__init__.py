@@ -1,0 +1,21 @@
+"""Provide `msgspec`, or the part of it that a training process needs where the job's interpreter lacks it.
+
+A command under `gpudiag profile --` may run in an interpreter that has PyTorch and nothing else of what gpudiag needs.
+Every module that is loaded there imports `msgspec` from here. gpudiag's own interpreter always has the real one.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import msgspec
+else:
+    try:
+        import msgspec
+
+        msgspec.convert, msgspec.structs, msgspec.Meta  # noqa: B018  # another version, or another package of the name
+    except (ImportError, AttributeError):
+        from gpudiag.model.structs import standard_library as msgspec
+
+__all__ = ["msgspec"]

@@ -1,0 +1,168 @@
+"""What each process of the command says of itself, in a file that gpudiag reads when the command has ended.
+
+The files lie in gpudiag's private directory and not in the run directory, because they tell why nothing was measured
+where the run directory has no records. A process writes its file when it has imported PyTorch, with its first optimizer
+step, about every `_EVERY_S` while it trains, and at its end. Imports nothing that takes time.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import sys
+import time
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any, Literal
+
+#: In the directory of reports: an empty file that each Python process of the command makes (`entry/sitecustomize.py`).
+PYTHON_SEEN = "python"
+
+#: Seconds between two reports of a process that trains.
+_EVERY_S = 5.0
+#: No file comes near this size.
+_MOST_BYTES = 16384
+_MOST_FILES = 20000
+_MOST_CHARACTERS = 500
+
+Stage = Literal["imported", "stepping", "waiting", "measuring", "measured", "not-first", "failed"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProcessReport:
+    """One process of the command that has imported PyTorch.
+
+    Attributes:
+        pid, rank, world_size: of the process, as far as it knows.
+        stage: how far the measuring has come: PyTorch imported, optimizers step, waiting for the other ranks,
+            measuring, all measured; `not-first`: another process of the same rank is measured; `failed`: gpudiag
+            failed in it.
+        calls: steps of optimizers so far.
+        helper: a launcher, or a worker of a DataLoader.
+        numbered: it was started with a rank.
+        own_profiler: the program has made a profiler of its own.
+        distributed_optimizer: `torch.distributed.optim` was imported, whose optimizers under RPC have no hooks.
+        error: the exception that ended the program, or why gpudiag failed.
+        ended_s: when it ended by itself, of `time.time`.
+    """
+
+    pid: int
+    rank: int = 0
+    world_size: int = 1
+    stage: Stage = "imported"
+    calls: int = 0
+    helper: bool = False
+    numbered: bool = False
+    own_profiler: bool = False
+    distributed_optimizer: bool = False
+    error: str | None = None
+    ended_s: float | None = None
+
+
+class ProcessReporter:
+    """Writes this process's report into a directory. Never raises: a report that is lost costs a sentence."""
+
+    def __init__(self, folder: str) -> None:
+        self._folder = Path(folder) if folder else None
+        self._pid = os.getpid()
+        self._rank, self._world_size = _number("RANK", 0), _number("WORLD_SIZE", 1)
+        self._written_s = time.monotonic()
+        self._written_calls = 0
+        self.stage: Stage = "imported"
+        self.error: str | None = None
+        self.own_profiler = False
+        #: When optimizers have stepped this often, the next report is due.
+        self.next_calls = 1
+
+    def place(self, rank: int, world_size: int) -> None:
+        """Take the rank that the process group gave."""
+        self._rank, self._world_size = rank, world_size
+
+    def due(self, calls: int) -> None:
+        """Report how often optimizers have stepped, and find out when to do so again."""
+        now_s = time.monotonic()
+        per_second = (calls - self._written_calls) / max(1e-3, now_s - self._written_s)
+        self.next_calls = calls + max(1, int(per_second * _EVERY_S)) if calls > 1 else calls + 9
+        self._written_s, self._written_calls = now_s, calls
+        if self.stage == "imported":
+            self.stage = "stepping"
+        self.write(calls)
+
+    def write(self, calls: int, *, ended: bool = False) -> None:
+        """Write the report as it is now."""
+        if self._folder is None or os.getpid() != self._pid:
+            return
+        error = self.error
+        if ended and error is None:
+            error = _uncaught()
+        report = ProcessReport(
+            pid=self._pid,
+            rank=self._rank,
+            world_size=self._world_size,
+            stage=self.stage,
+            calls=calls,
+            helper=not may_train(),
+            numbered=bool(os.environ.get("RANK")),
+            own_profiler=self.own_profiler,
+            distributed_optimizer="torch.distributed.optim.optimizer" in sys.modules,
+            error=error[:_MOST_CHARACTERS] if error else None,
+            ended_s=time.time() if ended else None,
+        )
+        with contextlib.suppress(Exception):
+            path = self._folder / f"{self._pid}.json"
+            attempt = path.with_suffix(".new")
+            attempt.write_text(json.dumps(asdict(report)), encoding="utf-8")
+            attempt.replace(path)
+
+
+def read_reports(folder: Path) -> list[ProcessReport]:
+    """Return the readable reports, by rank."""
+    reports = []
+    paths = sorted(folder.glob("*.json"))[:_MOST_FILES] if folder.is_dir() else []
+    for path in paths:
+        with contextlib.suppress(OSError, ValueError, TypeError, KeyError):
+            reports.append(_report(json.loads(path.read_bytes()[:_MOST_BYTES])))
+    if any(report.numbered for report in reports):  # by a launcher, which has no number itself
+        reports = [replace(report, helper=report.helper or not (report.numbered or report.calls)) for report in reports]
+    return sorted(reports, key=lambda report: (report.rank, report.pid))
+
+
+def _report(values: dict[str, Any]) -> ProcessReport:
+    ended_s, error = values["ended_s"], values["error"]
+    return ProcessReport(
+        pid=int(values["pid"]),
+        rank=int(values["rank"]),
+        world_size=int(values["world_size"]),
+        stage=values["stage"],
+        calls=int(values["calls"]),
+        helper=bool(values["helper"]),
+        numbered=bool(values["numbered"]),
+        own_profiler=bool(values["own_profiler"]),
+        distributed_optimizer=bool(values["distributed_optimizer"]),
+        error=None if error is None else str(error),
+        ended_s=None if ended_s is None else float(ended_s),
+    )
+
+
+def _uncaught() -> str | None:
+    """The exception that ends the program, which the interpreter has printed."""
+    error = getattr(sys, "last_value", None)
+    return None if error is None else f"{type(error).__name__}: {error}".rstrip(": ")
+
+
+def may_train() -> bool:
+    """Is this a process of its own or of a process group, and no launcher's or loader's?"""
+    if "torch.distributed.elastic.agent.server.api" in sys.modules:
+        return False
+    torch: Any = sys.modules.get("torch")
+    dist = getattr(torch, "distributed", None)
+    if dist is not None and dist.is_available() and dist.is_initialized():
+        return True
+    processes = sys.modules.get("multiprocessing.process")
+    return processes is None or processes.parent_process() is None
+
+
+def _number(variable: str, otherwise: int) -> int:
+    text = os.environ.get(variable, "")
+    return int(text) if text.isdecimal() else otherwise

@@ -1,0 +1,92 @@
+"""Ranks that part: who waits, for how long, and what each decides then. Over a store in memory, in threads."""
+
+from __future__ import annotations
+
+import threading
+import time
+
+import pytest
+
+from gpudiag.training.attach import attached_agreement
+from gpudiag.training.attach.attached_agreement import AttachedAgreement
+from gpudiag.training.session.agreement import Verdict
+from gpudiag.training.session.place import Place
+
+
+class Store(dict[str, str]):
+    """As a process group's."""
+
+    def set(self, key: str, value: str) -> None:
+        self[key] = value
+
+    def check(self, keys: list[str]) -> bool:
+        return all(key in self for key in keys)
+
+
+class LostStore(Store):
+    """Its host has gone."""
+
+    def set(self, key: str, value: str) -> None:
+        raise RuntimeError("connection reset")
+
+
+def rank(number: int, store: Store, of: int = 2) -> AttachedAgreement:
+    place = Place(rank=number, local_rank=number, world_size=of, nodes=1, host="h", pid=number)
+    return AttachedAgreement(place, store, timeout_s=600.0, run_id="id")
+
+
+def judge(posted: list[list[float]]) -> Verdict:
+    return Verdict(steps=len(posted))
+
+
+@pytest.fixture(autouse=True)
+def _short(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(attached_agreement, "_LEAST_S", 0.2)
+
+
+def test_ranks_at_the_same_step_decide_together() -> None:
+    store = Store()
+    verdicts: dict[int, Verdict] = {}
+    agreements = [rank(0, store), rank(1, store)]
+
+    def decide(number: int) -> None:
+        verdicts[number] = agreements[number].decide([1.0], judge)
+
+    threads = [threading.Thread(target=decide, args=(number,)) for number in (1, 0)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert verdicts[0] == verdicts[1] == Verdict(steps=2, run_id="id")
+    assert not any(agreement.apart for agreement in agreements)
+
+
+@pytest.mark.parametrize("number", [0, 1])
+def test_rank_that_waits_in_vain_decides_alone_and_never_waits_again(number: int) -> None:
+    agreement = rank(number, Store())
+    begun_s = time.monotonic()
+    first = agreement.decide([1.0], judge)
+    waited_s = time.monotonic() - begun_s
+    for _ in range(50):
+        agreement.decide([1.0], judge)
+    assert agreement.apart
+    assert time.monotonic() - begun_s < 2 * waited_s
+    # Rank 0 has begun a list of all ranks' times, in which its own stand for the others'.
+    assert first.steps == (2 if number == 0 else 1)
+
+
+def test_others_part_as_soon_as_they_come() -> None:
+    store = Store()
+    late, early = rank(0, store), rank(1, store)
+    early.part()
+    begun_s = time.monotonic()
+    assert late.decide([1.0], judge).steps == 2
+    assert late.apart
+    assert time.monotonic() - begun_s < 0.2, "it did not wait"
+
+
+def test_rank_goes_on_alone_when_a_peer_has_ended_or_the_store_is_gone() -> None:
+    store = Store()
+    rank(1, store).leave()
+    assert rank(0, store).decide([1.0], judge).ended is False
+    assert rank(1, LostStore()).decide([1.0], judge) == Verdict(steps=1)

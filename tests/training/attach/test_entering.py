@@ -1,0 +1,104 @@
+"""Which processes of a command are measured: whatever their interpreter lacks, and however they come to PyTorch."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from gpudiag.app.analyze import analyze_run
+from tests.training.attach.attached import Attach, whole
+
+pytestmark = [pytest.mark.processes, pytest.mark.xdist_group("attach")]
+
+SCRIPTS = str(Path(__file__).with_name("scripts.py"))
+
+#: The job's own `sitecustomize`: its interpreter has PyTorch, and none of the packages that gpudiag needs.
+ONLY_PYTORCH = """
+import sys
+class Lacks:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] in {"msgspec", "nvtx", "rich", "typer", "pynvml", "jinja2"}:
+            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+sys.meta_path.insert(0, Lacks())
+"""
+
+STEPS = f"import runpy, sys; sys.argv = ['', '40', 'plain']; runpy.run_path({SCRIPTS!r}, run_name='__main__')"
+
+#: As `import transformers` does before `import torch`.
+LOOKS_FIRST = f"""
+import importlib.util
+assert importlib.util.find_spec("torch") is not None
+assert importlib.util.find_spec("torch").origin.endswith("__init__.py")
+{STEPS}
+"""
+
+#: Its first import of PyTorch fails half-way.
+FAILS_FIRST = f"""
+import sys
+class Broken:
+    def find_spec(self, name, path=None, target=None):
+        if name == "torch.version":
+            raise ImportError("not yet")
+sys.meta_path.insert(0, Broken())
+try:
+    import torch
+except ImportError:
+    del sys.meta_path[0]
+for name in [name for name in sys.modules if name.partition(".")[0] == "torch"]:
+    del sys.modules[name]
+{STEPS}
+"""
+
+
+@pytest.mark.parametrize("kind", ["plain", pytest.param("lbfgs", marks=pytest.mark.measured)])
+def test_interpreter_with_pytorch_alone(
+    kind: str, attach: Attach, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "site").mkdir()
+    (tmp_path / "site" / "sitecustomize.py").write_text(ONLY_PYTORCH)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path / "site"))
+    code, run, out, err = attach(SCRIPTS, "40", kind)
+    assert (code, run.status, run.error, len(out.split())) == (0, "complete", None, 80), err
+    assert [whole(rank) for rank in run.ranks] == [True]
+    assert analyze_run(tmp_path / "run").steps.analysed == 4
+
+
+def test_without_optimizer_in_interpreter_with_pytorch_alone(
+    attach: Attach, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "site").mkdir()
+    (tmp_path / "site" / "sitecustomize.py").write_text(ONLY_PYTORCH)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path / "site"))
+    code, run, _, err = attach(SCRIPTS, "600", "inference", patience_s=2.0, stop=True)
+    assert (code, run.status, run.steps_found and run.steps_found.by) == (0, "complete", "time"), err
+
+
+@pytest.mark.parametrize("program", [LOOKS_FIRST, FAILS_FIRST], ids=["looks first", "fails first"])
+def test_program_that_looks_for_pytorch_before_it_imports_it(program: str, attach: Attach) -> None:
+    code, run, out, err = attach("-c", program)
+    assert (code, run.status, run.error, len(out.split())) == (0, "complete", None, 80), err
+    assert [whole(rank) for rank in run.ranks] == [True]
+
+
+#: gpudiag itself cannot be loaded there, as in a Python that is too old.
+BREAKS_GPUDIAG = """
+import sys
+class Breaks:
+    def find_spec(self, name, path=None, target=None):
+        if name == "gpudiag.training.attach.entered":
+            raise ImportError("cannot be loaded here")
+sys.meta_path.insert(0, Breaks())
+"""
+
+
+def test_interpreter_that_cannot_load_gpudiag_is_named(
+    attach: Attach, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "site").mkdir()
+    (tmp_path / "site" / "sitecustomize.py").write_text(BREAKS_GPUDIAG)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path / "site"))
+    code, run, out, _ = attach(SCRIPTS, "20", "plain")
+    assert (code, len(out.split())) == (0, 40)
+    assert run.error is not None
+    assert "gpudiag failed in your command, which went on: ImportError: cannot be loaded here (Python 3." in run.error

@@ -1,0 +1,351 @@
+"""What is said of commands that fail, that do not train, or whose ranks end or drift apart, with real processes."""
+
+from __future__ import annotations
+
+import os
+import pty
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from gpudiag.model.run import RUN_SCHEMA, RunRecord
+from gpudiag.model.run_directory import read_json
+from gpudiag.training.attach.settings import Settings
+from gpudiag.training.attach.start import run_command
+from tests.cli_process import SECONDS, environment, gpudiag, in_this_process
+from tests.training.attach.attached import QUICK, QUIET, Attach, whole
+
+pytestmark = pytest.mark.processes
+
+ALONE = pytest.mark.xdist_group("attach")
+SEVERAL = pytest.mark.xdist_group("processes")
+
+SCRIPTS = str(Path(__file__).with_name("scripts.py"))
+TORCHRUN = ("-m", "torch.distributed.run", "--nproc-per-node=2", "--rdzv-backend=c10d", "--rdzv-endpoint=127.0.0.1:0")
+
+RPC = """
+import os, torch, torch.distributed.rpc as rpc, torch.distributed.autograd as autograd
+from torch.distributed.optim import DistributedOptimizer
+import tempfile
+with tempfile.TemporaryDirectory() as place:
+    rpc.init_rpc("one", rank=0, world_size=1, rpc_backend_options=rpc.TensorPipeRpcBackendOptions(
+        init_method=f"file://{place}/meeting"))
+    model = torch.nn.Linear(4, 4)
+    optimizer = DistributedOptimizer(torch.optim.SGD, [rpc.RRef(each) for each in model.parameters()], lr=0.1)
+    for _ in range(50):
+        with autograd.context() as context:
+            autograd.backward(context, [model(torch.randn(2, 4)).sum()])
+            optimizer.step(context)
+    rpc.shutdown()
+"""
+
+
+@ALONE
+@pytest.mark.parametrize(
+    ("words", "code", "said"),
+    [
+        pytest.param(("/nowhere/train.py",), 2, "/nowhere/train.py: no such file; your command failed with exit code 2",
+                     id="missing"),
+        pytest.param(("-c", "raise SystemExit(7)"), 7,
+                     "your command failed with exit code 7 before its first optimizer step", id="failed"),
+        pytest.param(("-c", "import os; os.kill(os.getpid(), 9)"), 137,
+                     "your command was ended by SIGKILL before its first optimizer step", id="killed"),
+        pytest.param(("-c", "import torch; 1 / 0"), 1,
+                     "rank 0: ZeroDivisionError: division by zero, before its first optimizer step", id="raised"),
+        pytest.param(("-c", "print(1)"), 0, "your command imports no PyTorch", id="no PyTorch"),
+        pytest.param(("-I", "-c", "print(1)"), 0, "your command started no Python that gpudiag can see", id="isolated"),
+        pytest.param(("-c", "import torch"), 0,
+                     "your command imports PyTorch and took no step of an optimizer of torch.optim", id="no step"),
+        pytest.param((SCRIPTS, "1", "plain"), 0, "1 optimizer step was seen; about 30 are needed", id="one step"),
+        pytest.param(("-c", RPC), 0, "through RPC, where gpudiag cannot see them", id="rpc"),
+    ],
+)  # fmt: skip
+def test_each_reason_has_its_own_sentence(words: tuple[str, ...], code: int, said: str, attach: Attach) -> None:
+    got, run, _, err = attach(*words)
+    assert (got, run.status, run.ranks) == (code, "failed", ())
+    assert run.error is not None
+    assert run.error.startswith(said) or run.error.endswith(said), err
+    assert "gpudiag.profile(" not in run.error
+
+
+@ALONE
+def test_options_for_a_short_command_are_those_of_the_command_line(attach: Attach) -> None:
+    """These steps are so short that it takes a hundred of them to see that they have settled."""
+    _, run, _, _ = attach(SCRIPTS, "60", "plain", warmup=None, steps=None)
+    assert run.error is not None
+    assert run.error.startswith("60 optimizer steps were seen; the loop ended after")
+    assert "more steps are needed until their times have settled, or --warmup" in run.error
+    assert "gpudiag.profile(" not in run.error
+
+
+@ALONE
+def test_each_evaluation_of_a_closure_is_a_step(attach: Attach) -> None:
+    """Three steps of L-BFGS would be too few; their losses stay what they are."""
+    code, run, out, err = attach(SCRIPTS, "3", "few_lbfgs")
+    assert (code, run.error, [whole(rank) for rank in run.ranks]) == (0, None, [True]), err
+    assert run.steps_found is not None
+    assert (run.steps_found.closure, run.steps_found.calls_per_step) == (True, 1)
+    bare = subprocess.run(
+        [sys.executable, SCRIPTS, "3", "few_lbfgs"],
+        capture_output=True,
+        text=True,
+        env=environment(**QUIET),
+        check=True,
+    )
+    assert out == bare.stdout
+
+
+@SEVERAL
+@pytest.mark.parametrize(
+    ("ends", "said"),
+    [
+        ("raise", "rank 1: ValueError: bad luck, after optimizer step 30"),
+        pytest.param("exit", "rank 1: exit code 4, after optimizer step 30", marks=pytest.mark.measured),
+        ("SIGKILL", "rank 1: ended by SIGKILL"),
+        pytest.param("SIGSEGV", "rank 1: ended by SIGSEGV", marks=pytest.mark.measured),
+    ],
+)
+def test_the_rank_that_ended_first_is_named(
+    ends: str, said: str, attach: Attach, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rank 0 fails, too, when its connection breaks, and is the first by its number."""
+    monkeypatch.setenv("ENDS", ends)
+    code, run, _, err = attach(*TORCHRUN, SCRIPTS, "60", "ends", steps=200)
+    assert (code, run.status) == (1, "failed")
+    assert run.error is not None
+    assert run.error.startswith(said), (run.error, err)
+
+
+@SEVERAL
+@pytest.mark.parametrize(("group", "steps"), [("", "200"), ("1", "1200")], ids=["no group", "group"])
+def test_ranks_that_drift_apart_never_stop_each_other(
+    group: str, steps: str, attach: Attach, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The fast rank would be through long before the slow one comes to the same step: it waits for 2 s at most.
+
+    On a busy machine ranks of a group look at the store every 512 steps only, as a look may take as long as a step.
+    """
+    monkeypatch.setenv("GROUP", group)
+    code, run, out, err = attach(*TORCHRUN, SCRIPTS, steps, "drift")
+    assert (code, run.error, [whole(rank) for rank in run.ranks]) == (0, None, [True, True]), err
+    assert run.world_size == 2
+    took_s = {int(rank): float(seconds) for rank, seconds in (line.split() for line in out.splitlines())}
+    assert took_s[1] < took_s[0], "rank 1 did not wait until rank 0 was done"
+    assert ("ranks 0, 1 have no process group: each was measured for itself" in err) == (not group)
+
+
+#: Rank 1 computes and communicates, and its optimizer never steps.
+ONE_NEVER_STEPS = """
+import os, time, torch, torch.distributed as dist
+torch.set_num_threads(1)
+dist.init_process_group("gloo")
+model = torch.nn.Linear(8, 8)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for _ in range(60):
+    model(torch.randn(4, 8)).square().mean().backward()
+    if os.environ["RANK"] == "0":
+        optimizer.step()
+dist.barrier()
+"""
+
+#: Two processes that know nothing of each other, each of which takes itself for the only one.
+TWO_UNNUMBERED = f"""
+import subprocess, sys
+two = [subprocess.Popen([sys.executable, {SCRIPTS!r}, "60", "plain"]) for _ in range(2)]
+sys.exit(max(each.wait() for each in two))
+"""
+
+
+@SEVERAL
+def test_a_rank_that_never_steps_is_named(tmp_path: Path, attach: Attach) -> None:
+    script = tmp_path / "never.py"
+    script.write_text(ONE_NEVER_STEPS)
+    code, run, _, err = attach(*TORCHRUN, str(script))
+    assert (code, run.status) == (0, "failed"), err
+    assert run.error == "rank 1 took no optimizer step: the others waited to be measured with it, and trained on"
+
+
+@ALONE
+def test_processes_that_are_not_measured_are_counted(attach: Attach) -> None:
+    code, run, out, err = attach("-c", TWO_UNNUMBERED)
+    assert (code, run.error, [whole(rank) for rank in run.ranks]) == (0, None, [True]), err
+    assert len(out.split()) == 240
+    assert "1 more process that trained was not measured" in err
+
+
+@SEVERAL
+def test_a_stopped_rank_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in {**QUIET, "ENDS": "SIGSTOP"}.items():
+        monkeypatch.setenv(name, value)
+    words = Settings(run_dir=str(tmp_path), command=(sys.executable, *TORCHRUN, SCRIPTS, "60", "ends"), **QUICK)
+    said: list[str] = []
+
+    def hear(sentence: str) -> None:
+        said.append(sentence)
+        if "kill -CONT" in sentence:
+            os.kill(int(sentence.rpartition(" ")[2]), signal.SIGCONT)
+
+    code, _ = run_command(words, lambda _message: None, said=hear)
+    assert code == 0, "it went on"
+    assert any(sentence.startswith("rank 1 is stopped") for sentence in said)
+
+
+def started(tmp_path: Path, *words: str, kind: str, **values: str) -> subprocess.Popen[str]:
+    """gpudiag around a script that runs, after it has said so."""
+    process = subprocess.Popen(
+        [sys.executable, "-m", "gpudiag", "profile", "--warmup", "2", *words, "--output", str(tmp_path / "run"), "--",
+         sys.executable, SCRIPTS, "2000", kind],
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment(**QUIET, **values),
+        preexec_fn=_take_signals,  # noqa: PLW1509
+    )  # fmt: skip
+    assert process.stdout is not None
+    assert process.stdout.readline() == "here\n"
+    return process
+
+
+def _take_signals() -> None:
+    for number in (signal.SIGINT, signal.SIGQUIT):  # ignored in what a shell starts in the background
+        signal.signal(number, signal.SIG_DFL)
+
+
+@ALONE
+@pytest.mark.parametrize("name", ["SIGTERM", "SIGUSR2", *(
+    pytest.param(name, marks=pytest.mark.measured) for name in ("SIGQUIT", "SIGALRM", "SIGHUP", "SIGUSR1")
+)])  # fmt: skip
+def test_signals_reach_the_command_and_its_timed_steps_are_kept(name: str, tmp_path: Path) -> None:
+    process = started(tmp_path, "--steps", "1000", kind="slow")
+    number = getattr(signal, name)
+    process.send_signal(number)
+    _, err = process.communicate(timeout=SECONDS)
+    assert process.returncode == 128 + number
+    assert f"ended by {name}, at timed step" in err
+    assert f"gpudiag analyze {tmp_path}" not in err, "there is nothing that could be read"
+    run = read_run(tmp_path / "run")
+    assert run.ranks[0].unprofiled is not None
+    assert len(run.ranks[0].unprofiled.step_ms) > 10
+    assert _ended(run.ranks[0].pid)
+
+
+def read_run(run_dir: Path) -> RunRecord:
+    return read_json(run_dir / "run.json", RunRecord, RUN_SCHEMA)
+
+
+def _ended(pid: int) -> bool:
+    for _ in range(100):
+        if not Path(f"/proc/{pid}").exists():
+            return True
+        time.sleep(0.05)
+    return False
+
+
+@ALONE
+def test_signal_that_the_command_handles(tmp_path: Path) -> None:
+    process = started(tmp_path, kind="checkpoints", SAYS_AT="10")
+    process.send_signal(signal.SIGUSR1)
+    process.communicate(timeout=SECONDS)
+    assert process.returncode == 9
+
+
+#: Counts the interrupts that it gets within a second of the first.
+COUNTS_INTERRUPTS = """
+import signal, sys, time
+came = []
+signal.signal(signal.SIGINT, lambda *_: came.append(1))
+print("ready", flush=True)
+while not came:
+    time.sleep(0.01)
+time.sleep(1)
+print(f"interrupts: {len(came)} in all", flush=True)
+"""
+
+
+@ALONE
+def test_interrupt_from_a_terminal_comes_once(tmp_path: Path) -> None:
+    """The terminal sends it to gpudiag and to the command, which are in one process group."""
+    command = [sys.executable, "-m", "gpudiag", "profile", "--output", str(tmp_path / "run"), "--"]
+    (tmp_path / "program.py").write_text(COUNTS_INTERRUPTS)
+    command += [sys.executable, str(tmp_path / "program.py")]
+    child, terminal = pty.fork()
+    if child == 0:
+        os.execve(sys.executable, command, environment(**QUIET))  # noqa: S606
+    seen = b""
+    typed = False
+    until_s = time.monotonic() + SECONDS
+    while b"in all" not in seen and time.monotonic() < until_s:
+        seen += os.read(terminal, 4096)
+        if b"ready" in seen and not typed:
+            typed = True
+            os.write(terminal, b"\x03")
+    os.close(terminal)
+    os.waitpid(child, 0)
+    assert b"interrupts: 1 in all" in seen, seen
+
+
+@ALONE
+def test_interrupt_of_gpudiag_alone(tmp_path: Path) -> None:
+    process = started(tmp_path, "--steps", "1000", kind="slow")
+    process.send_signal(signal.SIGINT)
+    _, err = process.communicate(timeout=SECONDS)
+    assert process.returncode == 130
+    assert "KeyboardInterrupt" in err
+
+
+@ALONE
+def test_a_directory_in_use_is_refused_and_left_alone(tmp_path: Path) -> None:
+    process = started(tmp_path, "--steps", "20", kind="slow", SAYS_AT="60")
+    before = sorted(path.name for path in (tmp_path / "run" / "ranks").iterdir())
+    again = in_this_process("profile", "--output", str(tmp_path / "run"), "--", sys.executable, "-c", "print(1)")
+    assert (again.returncode, again.stdout) == (2, "")
+    assert "another gpudiag is writing to it" in again.stderr
+    assert sorted(path.name for path in (tmp_path / "run" / "ranks").iterdir()) == before
+    process.send_signal(signal.SIGTERM)
+    process.communicate(timeout=SECONDS)
+
+
+@ALONE
+def test_verdict_comes_while_the_job_goes_on(tmp_path: Path) -> None:
+    process = started(tmp_path, "--steps", "5", kind="slow", SAYS_AT="10")
+    lines: list[str] = []
+    assert process.stderr is not None
+    timer = threading.Timer(SECONDS, process.kill)
+    timer.start()
+    for line in process.stderr:
+        lines.append(line)
+        if "your job goes on" in line:
+            break
+    timer.cancel()
+    assert process.poll() is None
+    process.send_signal(signal.SIGTERM)
+    out, _ = process.communicate(timeout=SECONDS)
+    assert any(line.startswith("gpudiag: measured after ") and "ms per step" in line for line in lines), lines
+    assert "gpudiag" not in out
+
+
+@ALONE
+@pytest.mark.parametrize("limit", ["100", pytest.param("6000", marks=pytest.mark.measured)])
+def test_full_disk_costs_one_line(limit: str, tmp_path: Path) -> None:
+    """The job's files may not grow: at once, or when there is a trace to write. Its output goes into pipes."""
+    words = ["profile", "--warmup", "2", "--steps", "5", "--output", str(tmp_path / "run"), "--"]
+    root = str(Path(__file__).parents[3])
+    done = gpudiag(
+        *words, sys.executable, SCRIPTS, "60", "full_disk", cwd=tmp_path, PYTHONPATH=root, LIMIT=limit, **QUIET
+    )
+    assert (done.returncode, len(done.stdout.split())) == (6, 120), done.stderr
+    assert "Traceback" not in done.stderr
+    assert "could not be saved: " in done.stderr
+    assert "read it again" not in done.stderr
+
+
+@ALONE
+def test_temporary_directory_with_a_long_name(tmp_path: Path, attach: Attach, monkeypatch: pytest.MonkeyPatch) -> None:
+    long = tmp_path / ("t" * 120)
+    long.mkdir()
+    monkeypatch.setenv("TMPDIR", str(long))
+    monkeypatch.setattr("tempfile.tempdir", None)
+    code, run, _, err = attach(SCRIPTS, "40", "plain")
+    assert (code, run.error) == (0, None), err
