@@ -120,6 +120,38 @@ def write_output(path: Path, data: bytes) -> None:
         raise GpudiagError(f"cannot write {path}: {error.strerror or error}", "Choose another place.") from error
 
 
+def below(directory: Path, relative: str) -> Path:
+    """Return a path inside a directory, none of whose parts below the directory is a link.
+
+    A directory may come from another person, and a link in it would lead what is written out of it. Only the path that
+    the user named may have links in it.
+
+    Raises:
+        UnreadableInputError: a part is a link, or leads upwards.
+    """
+    path = directory
+    for part in Path(relative).parts:
+        path = path / part
+        if part == ".." or path.is_symlink() or Path(part).is_absolute():
+            raise UnreadableInputError(
+                f"{path} leads out of its directory, and nothing is written there",
+                "Links inside of a directory of results are not followed: put the files there, or choose another.",
+            )
+    return path
+
+
+def write_beside(path: Path, data: bytes) -> None:
+    """Write a file of a directory of results whole or not at all. A link in its place is replaced, not followed.
+
+    Raises:
+        GpudiagError: it cannot be written; a file that was there is as it was.
+    """
+    try:
+        write_whole(path, data)
+    except OSError as error:
+        raise GpudiagError(f"cannot write {path}: {error.strerror or error}", "Choose another place.") from error
+
+
 @contextlib.contextmanager
 def locked(directory: Path) -> Iterator[None]:
     """Keep a run directory to this process; the lock goes with the process, however it ends, and leaves no file.

@@ -128,7 +128,8 @@ def _note_failure(run_dir: Path, text: str) -> None:
 def _log_to(path: Path) -> None:
     """Send both output streams, also those of libraries and children, to one file."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    log = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
+    path.unlink(missing_ok=True)  # it may be a link that somebody else has put there
+    log = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, 0o644)
     for stream in (1, 2):
         os.dup2(log, stream)
     os.close(log)
