@@ -20,6 +20,8 @@ _PATIENCE_S = 120.0
 _INSTALL = "Install it (in a clone: pip install '.[tensorboard]'), or name an interpreter that has it with --python."
 #: What the interpreter is asked: does it have these, and which versions?
 _ASK = """
+import sys
+del sys.path[0]  # the current directory, whose modules are not Python's own
 import importlib.metadata, importlib.util, json
 versions = {}
 for module, packages in {"tensorboard": ("tensorboard",), "xprof": ("xprof",), "tensorboard_plugin_profile":

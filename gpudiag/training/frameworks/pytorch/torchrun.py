@@ -4,8 +4,7 @@
 
 PyTorch's stores listen on every interface, whatever address they are given, ask nobody who they are, and torchrun
 unpickles what lies in one under a known key. Here a store that serves is handed a socket that is bound to its own
-host's address. Is run as a file, by an interpreter that need not have gpudiag; `stores_on_their_hosts` is also called
-in training processes that make stores of their own.
+host's address. Is run as a file, by an interpreter that need not have gpudiag.
 """
 
 from __future__ import annotations
