@@ -8,8 +8,11 @@ from rich.text import Text
 from gpudiag.model.analysis import Analysis, Finding
 from gpudiag.model.sanitize import one_line
 from gpudiag.report import verdict as words
-from gpudiag.report.layout import plain_grid
+from gpudiag.report.layout import and_more, plain_grid
 from gpudiag.report.palette import SEVERITY_STYLE
+
+#: Far more than an analysis has; drawing 20,000 of a file would take a minute.
+_MOST = 200
 
 
 def verdict(analysis: Analysis) -> RenderableType:
@@ -28,10 +31,11 @@ def verdict(analysis: Analysis) -> RenderableType:
 def findings_section(analysis: Analysis) -> RenderableType:
     """Every finding with its evidence and its advice as steps."""
     table = plain_grid({"no_wrap": True, "justify": "right"}, {}, gap=1)
-    for number, finding in enumerate(analysis.findings, start=1):
+    for number, finding in enumerate(analysis.findings[:_MOST], start=1):
         title = Text(words.title_of(finding), style="bold")
         table.add_row(Text(f"{number}."), Group(title, _details(finding, analysis)))
-    return table
+    more = and_more([], len(analysis.findings) - _MOST)
+    return Group(table, *more) if more else table
 
 
 def _details(finding: Finding, analysis: Analysis) -> RenderableType:
