@@ -26,6 +26,8 @@ Rate = Annotated[float, Meta(ge=0, le=1e15)]
 Percentage = Annotated[float, Meta(ge=0, le=100)]
 #: A difference, which may be negative.
 Difference = Annotated[float, Meta(ge=-1e15, le=1e15)]
+#: Degrees of freedom of Student's t distribution.
+Freedom = Annotated[float, Meta(ge=1, le=1e15)]
 Bytes = Annotated[int, Meta(ge=0, le=2**60)]
 Count = Annotated[int, Meta(ge=0, le=2**50)]
 #: Floating-point operations: a thousand seconds of the fastest device there is.

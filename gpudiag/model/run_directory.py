@@ -17,6 +17,7 @@ import msgspec
 from gpudiag.errors import GpudiagError, UnreadableInputError, UsageError
 from gpudiag.model.inference import INFERENCE_FILE, INFERENCE_SCHEMA, InferenceRecord
 from gpudiag.model.run import RUN_SCHEMA, RunRecord
+from gpudiag.model.sanitize import escaped_json, without_surrogates
 
 RUN_FILE = "run.json"
 FACTS_FILE = "facts.json"
@@ -39,10 +40,14 @@ Noun = TypeVar("Noun", bound=msgspec.Struct)
 def encode_json(noun: msgspec.Struct, *, indent: int = 2) -> bytes:
     """A noun as UTF-8 JSON with a newline at its end: what files keep and `--json` prints.
 
-    Figures that are none (NaN, infinite) become null. `indent` is in spaces per level; 0 for one line.
+    Figures that are none (NaN, infinite) become null. Characters that a terminal may act on are escaped (`\\u202e`).
+    `indent` is in spaces per level; 0 for one line.
     """
-    text = msgspec.json.encode(noun)
-    return (msgspec.json.format(text, indent=indent) if indent else text) + b"\n"
+    try:
+        text = msgspec.json.encode(noun)
+    except UnicodeEncodeError:  # of a path whose name is no UTF-8
+        text = msgspec.json.encode(without_surrogates(msgspec.to_builtins(noun)))
+    return (escaped_json(msgspec.json.format(text, indent=indent) if indent else text)) + b"\n"
 
 
 def write_json(path: Path, noun: msgspec.Struct, *, indent: int = 2) -> None:

@@ -10,7 +10,7 @@ from typing import Literal
 
 import msgspec
 
-from gpudiag.model.quantities import Bytes, Count, Devices, Difference, Milliseconds, Ordinal, Rate, Seconds
+from gpudiag.model.quantities import Bytes, Count, Devices, Difference, Freedom, Milliseconds, Ordinal, Rate, Seconds
 
 SCALING_SCHEMA = "gpudiag/scaling/1"
 POINT_SCHEMA = "gpudiag/scale-point/1"
@@ -88,7 +88,7 @@ class Start(msgspec.Struct, frozen=True, kw_only=True):
 
     samples_per_s: Rate
     ci95: tuple[Difference, Difference]
-    freedom: Rate | None = None
+    freedom: Freedom | None = None
 
 
 class PointRecord(msgspec.Struct, frozen=True, kw_only=True):
@@ -143,7 +143,7 @@ class PointRecord(msgspec.Struct, frozen=True, kw_only=True):
     error: str | None = None
     samples_per_s: Rate | None = None
     ci95: tuple[Difference, Difference] | None = None
-    freedom: Rate | None = None
+    freedom: Freedom | None = None
     starts: tuple[Start, ...] = ()
     paced_by_host: bool | None = None
     step_ms: Milliseconds | None = None
