@@ -23,7 +23,18 @@ DEBUG = "--debug"
 
 #: What is wrong with a place, and not with gpudiag.
 _ABOUT_PLACES = frozenset(
-    {errno.EMFILE, errno.ENFILE, errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EACCES, errno.EPERM, errno.EIO, errno.ENAMETOOLONG}
+    {
+        errno.EMFILE,
+        errno.ENFILE,
+        errno.ENOSPC,
+        errno.EDQUOT,
+        errno.EFBIG,
+        errno.EROFS,
+        errno.EACCES,
+        errno.EPERM,
+        errno.EIO,
+        errno.ENAMETOOLONG,
+    }
 )
 
 
@@ -59,7 +70,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _nowhere() -> TextIO:
-    return open(os.devnull, "w", encoding="utf-8")  # noqa: PTH123, SIM115  # for the life of the process
+    return open(os.devnull, "w", encoding="utf-8")  # noqa: PTH123  # for the life of the process
 
 
 def _without_debug(words: list[str]) -> tuple[list[str], bool]:

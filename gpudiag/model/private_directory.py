@@ -28,7 +28,11 @@ def is_private(directory: Path) -> bool:
         OSError: it cannot be looked at.
     """
     status = directory.lstat()
-    if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.getuid() or status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+    if (
+        not stat.S_ISDIR(status.st_mode)
+        or status.st_uid != os.getuid()
+        or status.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
+    ):
         return False
     return all(_cannot_be_replaced(above) for above in directory.resolve().parents)
 
@@ -37,5 +41,7 @@ def _cannot_be_replaced(above: Path) -> bool:
     status = above.stat()
     if status.st_uid not in {0, os.getuid()}:
         return False
-    by_others = status.st_mode & stat.S_IWOTH or (status.st_mode & stat.S_IWGRP and status.st_gid not in {0, os.getgid()})
+    by_others = status.st_mode & stat.S_IWOTH or (
+        status.st_mode & stat.S_IWGRP and status.st_gid not in {0, os.getgid()}
+    )
     return not by_others or bool(status.st_mode & stat.S_ISVTX)

@@ -108,7 +108,10 @@ class Paths:
         found = [
             record.gb_per_s
             for record in self.facts.bandwidth
-            if record.direction == "both_ways" and record.gb_per_s >= _LEAST_RATE and "all" in (record.src, record.dst) and record.path != "peer"
+            if record.direction == "both_ways"
+            and record.gb_per_s >= _LEAST_RATE
+            and "all" in (record.src, record.dst)
+            and record.path != "peer"
         ]
         one_way = min(self.all_rate("host_to_device"), self.all_rate("device_to_host"))
         return min(one_way, found[0] / 2 / len(self)) if found and len(self) > 1 else one_way
@@ -145,7 +148,11 @@ class Paths:
 
     def host_memory(self) -> float:
         """GB/s that the CPUs read and write together. Copied bytes count once where it was measured, here twice."""
-        found = [record.gb_per_s for record in self.facts.bandwidth if record.path == "host_memory" and record.gb_per_s >= _LEAST_RATE]
+        found = [
+            record.gb_per_s
+            for record in self.facts.bandwidth
+            if record.path == "host_memory" and record.gb_per_s >= _LEAST_RATE
+        ]
         if found:
             return 2 * max(found)
         cores = self.facts.host.cores or (self.facts.host.threads or 0) / 2 or 10

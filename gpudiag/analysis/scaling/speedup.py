@@ -11,7 +11,6 @@ from gpudiag.model.benchmarks.scaling import NO_P2P, PointRecord
 from gpudiag.model.job import INDEPENDENT
 from gpudiag.statistics import Estimate
 
-
 #: The baseline of each curve.
 _Baselines = dict[tuple[object, ...], PointRecord]
 

@@ -120,7 +120,9 @@ def _refusals(points: Sequence[PointRecord]) -> list[str]:
     # Points that differ in their devices alone have the same refusals: 20,000 points would be 200 million pairs.
     settings: dict[tuple[object, ...], PointRecord] = {}
     for point in points:
-        settings.setdefault((point.workload, *(_value(point, name) for name, _ in _SETTING if name != "devices")), point)
+        settings.setdefault(
+            (point.workload, *(_value(point, name) for name, _ in _SETTING if name != "devices")), point
+        )
     of_workload: dict[str, list[PointRecord]] = {}
     for point in settings.values():
         of_workload.setdefault(point.workload, []).append(point)

@@ -186,7 +186,14 @@ def _measure(request: ScaleRequest, state: _State, observer: Observer, say: Call
             # Launches share what is left by the number of their points.
             of_all = len(state.timed) + len(state.profiled)
             left_s = max(5.0, left_s * len(launch.points) / of_all - _START_S)
-        _run(request, state, launch, directory=below(request.output, f"launch-{number}"), left_s=left_s, observer=observer)
+        _run(
+            request,
+            state,
+            launch,
+            directory=below(request.output, f"launch-{number}"),
+            left_s=left_s,
+            observer=observer,
+        )
 
 
 def _start_again(request: ScaleRequest, state: _State) -> bool:

@@ -78,9 +78,7 @@ def _heading(group: Comparable) -> str:
 def _rows_of_each(groups: Sequence[Comparable]) -> list[list[tuple[str, ...]]]:
     """Return the rows of each group. One frame is made for all of them, since making one takes milliseconds."""
     cells = (_cells(row) for row in results_frame(groups).itertuples(index=False))
-    return [
-        list(islice(cells, sum(len(environment.rows) for environment in group.environments))) for group in groups
-    ]
+    return [list(islice(cells, sum(len(environment.rows) for environment in group.environments))) for group in groups]
 
 
 def _cells(row: Any) -> tuple[str, ...]:

@@ -35,9 +35,7 @@ def main(arguments: list[str]) -> int:
     addresses = [f"127.0.0.1:{port}" for port in _free_ports(max(1, count))]
     of_framework = _of_tensorflow if framework == "tensorflow" else _of_pytorch
     processes = [
-        subprocess.Popen(
-            command, env={**os.environ, **_variables(rank, count), **of_framework(rank, count, addresses)}
-        )
+        subprocess.Popen(command, env={**os.environ, **_variables(rank, count), **of_framework(rank, count, addresses)})
         for rank in range(count)
     ]
     while True:

@@ -205,7 +205,7 @@ class _Sweep:
 
     @contextmanager
     def _standing(self, number: int, entry: SweepEntry) -> Iterator[None]:
-        """Be the process of a job of `len(entry.ranks)` that meets in a directory of its own, as far as anyone can tell."""
+        """Be the process of a job of `len(entry.ranks)` that meets in a directory of its own."""
         roll = self.roll
         index = entry.ranks.index(roll.rank)
         size = str(len(entry.ranks))

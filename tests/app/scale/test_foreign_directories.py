@@ -1,4 +1,4 @@
-"""A directory of results may come from another person: nothing outside of it is written, and reading changes nothing."""
+"""Directories of results that come from other people: nothing outside is written, and reading changes nothing."""
 
 from __future__ import annotations
 

@@ -88,7 +88,7 @@ def test_another_user_reads_and_writes_nothing_of_it(held: tuple[Path, subproces
     files = [path for path in store.rglob("*") if path.is_file()]
     assert files
     assert as_another_user(lambda: Path("/").exists()) == "True"  # the attempts themselves work
-    assert as_another_user(lambda: os.listdir(store.parent)) == "PermissionError"
+    assert as_another_user(lambda: list(store.parent.iterdir())) == "PermissionError"
     for path in (*files, store.parent / "progress"):
         assert as_another_user(path.read_bytes) == "PermissionError"
         assert as_another_user(lambda path=path: path.write_bytes(b"")) == "PermissionError"

@@ -1,7 +1,7 @@
 """Process groups of one host meet through files of the launch's private directory.
 
-By default they meet through a TCP store, which asks nobody who they are: another user of the host could change what lies
-in it. Files in a directory of mode 0700 are out of the reach of others.
+By default they meet through a TCP store, which asks nobody who they are: another user of the host could change what
+lies in it. Files in a directory of mode 0700 are out of the reach of others.
 """
 
 from __future__ import annotations
