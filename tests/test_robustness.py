@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -30,7 +31,7 @@ TRACES = Path(__file__).parent / "traces"
 def test_columns_of_unequal_lengths_are_refused() -> None:
     sound = Track(kind="host", label="host", start=(1,), length=(1,), name=(0,), colour=(0,), depth=(0,))
     view = {"step": 1, "length": 1, "names": ["a"], "ranks": []}
-    told = {"rank": 0, "device": "cpu", "begin": 0, "end": 1, "tracks": [msgspec.to_builtins(sound)]}
+    told: dict[str, Any] = {"rank": 0, "device": "cpu", "begin": 0, "end": 1, "tracks": [msgspec.to_builtins(sound)]}
     msgspec.convert(view | {"ranks": [told]}, StepView)
     told["tracks"][0]["length"] = []
     with pytest.raises(msgspec.ValidationError, match="unequal lengths"):

@@ -98,6 +98,7 @@ class ForkedReaders(Generic[Result]):
         with contextlib.suppress(EOFError, OSError):
             while True:
                 number = connection.recv()
+                answer: tuple[int, Result | None, Exception | None]
                 try:
                     answer = (number, self._task(number), None)
                 except Exception as error:  # noqa: BLE001  # raised again in the parent

@@ -135,7 +135,7 @@ def run(words: list[str]) -> tuple[str | None, float, int]:
             wrong = f"harmful characters: {text!r}"
         elif code == 0 and "--json" in words:
             sink.flush()
-            wrong = _wrong_with_json(sink.buffer.getvalue().decode())  # type: ignore[attr-defined]
+            wrong = _wrong_with_json(sink.buffer.getvalue().decode())
     finally:
         signal.setitimer(signal.ITIMER_PROF, 0)
     seconds, peak = time.monotonic() - begun, _peak_bytes()

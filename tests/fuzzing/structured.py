@@ -89,9 +89,12 @@ def threads(chance: random.Random, directory: Path) -> tuple[Command, ...]:
     count = chance.choice((1, 100, 3000))
     nested, of_threads = chance.random() < 0.5, chance.choice((1, 2, 1000))
     scale = chance.choice((1e-3, 1.0, 1e6, 1e12))
-    events = [
+    events: list[dict[str, Any]] = [
         {
-            "ph": "X", "cat": chance.choice(("cpu_op", "cuda_runtime", "kernel")), "name": f"op{n % 7}", "pid": 1,
+            "ph": "X",
+            "cat": chance.choice(("cpu_op", "cuda_runtime", "kernel")),
+            "name": f"op{n % 7}",
+            "pid": 1,
             "tid": n % of_threads,
             "ts": n * scale,
             "dur": (2 * (count - n) if nested else chance.choice((0, 1, 2, -1))) * scale,
@@ -103,7 +106,11 @@ def threads(chance: random.Random, directory: Path) -> tuple[Command, ...]:
     length = count / max(1, marks)
     events += [
         {
-            "ph": "X", "cat": "user_annotation", "name": f"ProfilerStep#{n}", "pid": 1, "tid": 0,
+            "ph": "X",
+            "cat": "user_annotation",
+            "name": f"ProfilerStep#{n}",
+            "pid": 1,
+            "tid": 0,
             "ts": n * length * scale,
         }
         | {"dur": length * scale}

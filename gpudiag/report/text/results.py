@@ -38,13 +38,13 @@ def render_table(result: ResultsTable, console: Console) -> None:
         for row in rows[:_MOST_ROWS]:
             drawn.add_row(*map(Text, row))
         print_trimmed(console, drawn)
-        for line in and_more([], len(rows) - _MOST_ROWS):
-            console.print(line)
+        for more in and_more([], len(rows) - _MOST_ROWS):
+            console.print(more)
         for refusal in group.refusals:
             console.print(Text(f"Not ranked together: {one_line(refusal)}.", style="yellow"))
         console.print()
-    for line in and_more([], len(result.groups) - _MOST_GROUPS, "tables: "):
-        console.print(line)
+    for more in and_more([], len(result.groups) - _MOST_GROUPS, "tables: "):
+        console.print(more)
     for refusal in result.refusals:
         console.print(Text(f"Not ranked together: {one_line(refusal)}.", style="yellow"))
     for line in result.left_out:

@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 import time
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -91,7 +92,7 @@ def test_another_user_reads_and_writes_nothing_of_it(held: tuple[Path, subproces
     assert as_another_user(lambda: list(store.parent.iterdir())) == "PermissionError"
     for path in (*files, store.parent / "progress"):
         assert as_another_user(path.read_bytes) == "PermissionError"
-        assert as_another_user(lambda path=path: path.write_bytes(b"")) == "PermissionError"
+        assert as_another_user(partial(path.write_bytes, b"")) == "PermissionError"
     assert as_another_user((store / "new").touch) == "PermissionError"
 
 
@@ -104,7 +105,7 @@ def test_command_lines_have_no_secret(held: tuple[Path, subprocess.Popen[str]]) 
         processes = [path for path in Path("/proc").iterdir() if path.name.isdecimal()]
         found = [p for p in processes if str(private / "store").encode() in _environment(p) and p.is_dir()]
         assert found, rank
-        assert as_another_user(lambda found=found: (found[0] / "environ").read_bytes()) == "PermissionError"
+        assert as_another_user((found[0] / "environ").read_bytes) == "PermissionError"
 
 
 def _environment(process: Path) -> bytes:

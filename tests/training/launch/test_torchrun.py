@@ -149,7 +149,7 @@ def test_torchrun_does_not_unpickle_what_others_wrote() -> None:
         [sys.executable, "-P", "-c", _STORES, folder],
         capture_output=True,
         text=True,
-        env=environment_of_programs(GPUDIAG_SECRET="word"),
+        env=environment_of_programs() | {"GPUDIAG_SECRET": "word"},
         timeout=SECONDS,
         check=False,
     )

@@ -63,10 +63,10 @@ def main() -> None:
     """Run TensorBoard."""
     from tensorboard.main import run_main  # noqa: PLC0415  # imported by the interpreter that has it
 
-    def verify(_server: socketserver.BaseServer, request: Any, _client: Any) -> bool:
+    def verify_request(self: socketserver.BaseServer, request: Any, client_address: Any) -> bool:  # noqa: ARG001
         return is_admitted(request)
 
-    socketserver.BaseServer.verify_request = verify  # type: ignore[method-assign]
+    socketserver.BaseServer.verify_request = verify_request  # type: ignore[method-assign]
     run_main()
 
 

@@ -64,7 +64,7 @@ class PyTorch(Framework):
     def command_line(self, plan: Plan) -> list[str]:
         """`python starter.py pytorch PROCESSES python -m gpudiag.training.jobs RUN_DIR JOB` on one node.
 
-        On several, `python torchrun.py ... -m gpudiag.training.jobs RUN_DIR JOB`: they meet where `Job.rendezvous` says.
+        On several, `python torchrun.py ... -m gpudiag.training.jobs RUN_DIR JOB`: they meet at `Job.rendezvous`.
         """
         where = plan.job.rendezvous
         if where is None:

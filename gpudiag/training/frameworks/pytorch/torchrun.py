@@ -4,7 +4,8 @@
 
 PyTorch's stores listen on every interface, whatever address they are given, ask nobody who they are, and torchrun
 unpickles what lies in one under a known key. Here a store that serves is handed a socket that is bound to its own
-host's address, and what torchrun unpickles carries a signature (HMAC) of the word that the nodes share. Is run as a file, by an interpreter that need not have gpudiag.
+host's address, and what torchrun unpickles carries a signature (HMAC) made with the word that the nodes share. Is run
+as a file, by an interpreter that need not have gpudiag.
 """
 
 from __future__ import annotations
