@@ -147,8 +147,8 @@ def test_own_lengths_of_a_tree(path: list[tuple[int, int]]) -> None:
             spans.append(span)
             opened.append(span)
     spans.sort(key=lambda span: (span[0], -span[1]))
-    start, end = (np.array([span[i] for span in spans], np.int64) for i in (0, 1))
-    assert own_lengths(start, end).tolist() == nested_by_hand(spans)
+    starts, ends = (np.array([span[i] for span in spans], np.int64) for i in (0, 1))
+    assert own_lengths(starts, ends).tolist() == nested_by_hand(spans)
 
 
 def test_deep_nesting_takes_time_in_proportion() -> None:

@@ -26,7 +26,9 @@ Endpoint = tuple[str, int]
 def is_admitted(connection: socket.socket) -> bool:
     """Return whether the process at the other end may be answered."""
     peer = _plain(connection.getpeername())
-    if not ipaddress.ip_address(peer[0]).is_loopback or not _TABLES[0].exists():  # only Linux says whose a socket is
+    from_here: bool = ipaddress.ip_address(peer[0]).is_loopback
+    known: bool = _TABLES[0].exists()  # only Linux says whose a socket is
+    if not (from_here and known):
         return True
     here = _plain(connection.getsockname())
     for table in _TABLES:
