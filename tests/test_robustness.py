@@ -39,7 +39,9 @@ def test_columns_of_unequal_lengths_are_refused() -> None:
     assert STEP_FILE
 
 
-@pytest.mark.parametrize(("name", "value"), [("freedom", 0.5), ("samples_per_s", 0.0), ("mean_ms", 0.0), ("ci95", [1e300, 1.0])])
+@pytest.mark.parametrize(
+    ("name", "value"), [("freedom", 0.5), ("samples_per_s", 0.0), ("mean_ms", 0.0), ("ci95", [1e300, 1.0])]
+)
 def test_points_out_of_range_are_refused(name: str, value: object) -> None:
     point = msgspec.to_builtins(measured(1, 30.0))
     msgspec.convert(point, PointRecord)

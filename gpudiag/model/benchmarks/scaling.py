@@ -18,6 +18,7 @@ from gpudiag.model.quantities import (
     Freedom,
     Milliseconds,
     Ordinal,
+    Percentage,
     Rate,
     Seconds,
     StepMilliseconds,
@@ -178,7 +179,7 @@ class PointRecord(msgspec.Struct, frozen=True, kw_only=True):
     voxels_per_sample: Rate | None = None
     mvox_per_s: Rate | None = None
     tflops_per_s: Rate | None = None
-    mfu_percent: Rate | None = None
+    mfu_percent: Percentage | None = None
     alone: bool = False
     profiled: str | None = None
     halved_from: str | None = None
