@@ -55,6 +55,15 @@ def test_a_throughput_of_zero_is_no_baseline() -> None:
     assert all(point.speedup is None for point in with_speedups([nothing, measured(4, 40.0)]))
 
 
+def test_a_batch_of_nothing_has_no_durations() -> None:
+    from gpudiag.analysis.scaling.forecast import durations
+    from gpudiag.model.benchmarks.scale_request import Wanted
+
+    point = measured(1, 30.0)
+    assert durations([point], Wanted(samples=10, iterations=10))
+    assert durations([msgspec.structs.replace(point, global_batch=0)], Wanted(samples=10, iterations=10)) == ()
+
+
 def test_a_bandwidth_of_zero_was_not_measured() -> None:
     facts = machine("h200x4")
     without = msgspec.structs.replace(facts, bandwidth=())

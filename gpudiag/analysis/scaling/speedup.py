@@ -17,7 +17,7 @@ _Baselines = dict[tuple[object, ...], PointRecord]
 
 def rate_of(point: PointRecord) -> Estimate | None:
     """Samples per second of a measured point."""
-    if point.status != "measured" or not point.samples_per_s or point.ci95 is None:
+    if point.status != "measured" or not point.samples_per_s or not point.global_batch or point.ci95 is None:
         return None
     freedom = math.inf if point.freedom is None else point.freedom
     return Estimate(value=point.samples_per_s, low=point.ci95[0], high=point.ci95[1], freedom=freedom)
