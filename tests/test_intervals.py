@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import doctest
+import time
 from itertools import pairwise
 
 import numpy as np
@@ -15,10 +16,12 @@ from gpudiag.intervals import (
     Intervals,
     as_set,
     complement,
+    groups,
     intersect,
     length,
     lengths_between,
     median,
+    own_lengths,
     subtract,
     union,
 )
@@ -110,3 +113,48 @@ def test_exact_at_unix_nanoseconds() -> None:
     """Floats would lose 256 ns here."""
     now = 1_795_173_169_345_157_459
     assert length(as_set([(now, now + 1), (now + 1, now + 3), (now + 7, now + 8)])) == 4
+
+
+@given(st.lists(st.integers(-3, 3)))
+def test_groups_are_the_places_of_each_value(values: list[int]) -> None:
+    found = {value: places.tolist() for value, places in groups(np.array(values, np.int64))}
+    assert found == {value: [i for i, one in enumerate(values) if one == value] for value in sorted(set(values))}
+    assert list(found) == sorted(found)
+
+
+def nested_by_hand(spans: list[tuple[int, int]]) -> list[int]:
+    own = [end - start for start, end in spans]
+    for child, (start, end) in enumerate(spans):
+        around = [i for i in range(child) if spans[i][0] <= start and end <= spans[i][1] and spans[i][1] > start]
+        if around:
+            own[around[-1]] -= end - start
+    return own
+
+
+@given(st.lists(st.tuples(st.integers(0, 30), st.integers(0, 4)), max_size=30))
+def test_own_lengths_of_a_tree(path: list[tuple[int, int]]) -> None:
+    """A tree of spans: each begins within the last that is still open, after some of it have been closed."""
+    spans: list[tuple[int, int]] = []
+    opened: list[tuple[int, int]] = []
+    for offset, closed in path:
+        for _ in range(min(closed, len(opened))):
+            opened.pop()
+        outer = opened[-1] if opened else (1000 * len(spans), 1000 * len(spans) + 900)
+        last = max((end for start, end in spans if outer[0] <= start < outer[1] and (start, end) != outer), default=0)
+        start = max(outer[0], last) + offset
+        if start + 1 < outer[1]:
+            span = (start, max(start + 1, min(outer[1], start + (outer[1] - start) // 2)))
+            spans.append(span)
+            opened.append(span)
+    spans.sort(key=lambda span: (span[0], -span[1]))
+    starts, ends = (np.array([span[i] for span in spans], np.int64) for i in (0, 1))
+    assert own_lengths(starts, ends).tolist() == nested_by_hand(spans)
+
+
+def test_deep_nesting_takes_time_in_proportion() -> None:
+    """Each level by itself would take 300,000 looks at 300,000 intervals: minutes."""
+    count = 300_000
+    start = np.arange(count, dtype=np.int64)
+    begun = time.process_time()
+    assert own_lengths(start, 2 * count - start).tolist() == [2] * (count - 1) + [2 * count - 2 * (count - 1)]
+    assert time.process_time() - begun < 20

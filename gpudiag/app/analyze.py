@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from importlib import import_module
 from multiprocessing import get_context
@@ -70,8 +71,22 @@ def side_by_side(analyse: Callable[[Item], Outcome], items: Sequence[Item]) -> l
     workers = min(len(items), os.cpu_count() or 1, 8)
     if workers < 2:
         return [analyse(item) for item in items]
-    with ProcessPoolExecutor(workers, mp_context=get_context("spawn")) as pool:
+    with _safe_path(), ProcessPoolExecutor(workers, mp_context=get_context("spawn")) as pool:
         return list(pool.map(analyse, items))
+
+
+@contextlib.contextmanager
+def _safe_path() -> Iterator[None]:
+    """Keep processes that are spawned meanwhile from importing modules of the current directory."""
+    before = os.environ.get("PYTHONSAFEPATH")
+    os.environ["PYTHONSAFEPATH"] = "1"
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ["PYTHONSAFEPATH"]
+        else:
+            os.environ["PYTHONSAFEPATH"] = before
 
 
 def analyze_with_step(

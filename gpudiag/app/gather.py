@@ -12,7 +12,7 @@ import msgspec
 
 from gpudiag.errors import GpudiagError, UnreadableInputError
 from gpudiag.model.run import RANK_SCHEMA, RUN_SCHEMA, RankRecord, RunRecord
-from gpudiag.model.run_directory import ANALYSIS_FILE, RUN_FILE, read_json, whole_file
+from gpudiag.model.run_directory import ANALYSIS_FILE, RUN_FILE, below, read_json, whole_file
 from gpudiag.model.sanitize import one_line
 from gpudiag.training.session.record import RANKS_DIR, write_rank, write_run
 
@@ -45,6 +45,7 @@ def gather(run_dir: Path, others: Sequence[Path]) -> RunRecord:
                     continue
                 for name in filter(None, (rank.trace, rank.light_trace)):
                     _copy_trace(other, run_dir, name)
+                below(run_dir, RANKS_DIR)
                 write_rank(run_dir, rank)
                 ranks[rank.rank] = rank
         failed = next((rank for _, rank in sorted(ranks.items()) if rank.error is not None), None)
@@ -87,7 +88,7 @@ def _copy_trace(other: Path, run_dir: Path, name: str) -> None:
     source = other / name
     if not _TRACE.fullmatch(name) or source.is_symlink() or not source.is_file():
         return
-    target = run_dir / name
+    target = below(run_dir, name)
     target.parent.mkdir(parents=True, exist_ok=True)
     with source.open("rb") as data, whole_file(target) as file:
         shutil.copyfileobj(data, file)

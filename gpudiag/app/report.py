@@ -12,8 +12,9 @@ from gpudiag.machine.facts_file import load_facts
 from gpudiag.model.analysis import ANALYSIS_SCHEMA, Analysis
 from gpudiag.model.benchmarks.scaling import SCALING_FILE, SCALING_SCHEMA, Scaling
 from gpudiag.model.facts import Facts
-from gpudiag.model.run_directory import ANALYSIS_FILE, FACTS_FILE, read_json, readable_json, write_output
+from gpudiag.model.run_directory import ANALYSIS_FILE, FACTS_FILE, read_json, readable_json, write_beside, write_output
 from gpudiag.model.step_view import STEP_FILE, STEP_SCHEMA, StepView
+from gpudiag.report.page.render import report as page_of
 from gpudiag.report.page.render import write_report
 from gpudiag.report.scaling import text as scaling_text
 from gpudiag.report.text import run as run_text
@@ -95,13 +96,21 @@ def scaling_of(paths: Sequence[str]) -> tuple[Scaling, Path] | None:
 
 
 def write_scaling(result: Scaling, directory: Path) -> None:
-    """`report.html`, `scaling.csv` and `scaling.md` into the directory of a benchmark."""
-    scaling_html(result, directory, directory / REPORT_FILE)
-    write_text(directory / "scaling.csv", scaling_text.to_csv(result.points))
-    write_text(directory / "scaling.md", scaling_text.to_markdown(result))
+    """Write `report.html`, `scaling.csv` and `scaling.md` into the directory of a benchmark.
+
+    The directory may come from another person, so that links in the places of these files are replaced, not followed.
+    """
+    write_beside(directory / REPORT_FILE, _scaling_page(result, directory).encode())
+    write_beside(directory / "scaling.csv", scaling_text.to_csv(result.points).encode())
+    write_beside(directory / "scaling.md", scaling_text.to_markdown(result).encode())
 
 
 def scaling_html(result: Scaling, directory: Path, path: Path) -> None:
+    """Write the page of a benchmark where a person said."""
+    write_text(path, _scaling_page(result, directory))
+
+
+def _scaling_page(result: Scaling, directory: Path) -> str:
     """One page: the scaling, the machine, and the recorded steps of the first point with a waterfall that has some."""
     by_id = {point.id: point for point in result.points}
     shown = [by_id[fall.point] for fall in result.waterfalls if fall.point in by_id]
@@ -115,8 +124,7 @@ def scaling_html(result: Scaling, directory: Path, path: Path) -> None:
             f"Recorded steps of {told.workload}, {told.strategy}, {told.devices} devices. They were timed after other "
             "points had been recorded, which makes launches dearer: the throughput above is the point's"
         )
-    write_report(
-        path,
+    return page_of(
         scaling=result,
         facts=facts_beside(directory),
         analysis=analysis,

@@ -161,7 +161,7 @@ def points_of(path: Path) -> list[PointRecord]:
         return list(read_json(file, Scaling, SCALING_SCHEMA).points)
     if (path / POINTS).is_dir() and any((path / POINTS).glob(f"*/{POINT_FILE}")):
         return with_speedups(
-            Store(path).points().values(), NEED_PEERS
+            Store(path, reading=True).points().values(), NEED_PEERS
         )  # a benchmark that was ended before it could conclude
     if (path / RUN_FILE).is_file():
         return [point_of_run(path)]

@@ -6,7 +6,7 @@ import contextlib
 import errno
 import os
 import sys
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TextIO
 
 from gpudiag.commands.command_line.ascii_signs import register_ascii_signs
 from gpudiag.commands.command_line.parser import dispatch
@@ -24,7 +24,18 @@ DEBUG = "--debug"
 
 #: What is wrong with a place, and not with gpudiag.
 _ABOUT_PLACES = frozenset(
-    {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EACCES, errno.EPERM, errno.EIO, errno.ENAMETOOLONG}
+    {
+        errno.EMFILE,
+        errno.ENFILE,
+        errno.ENOSPC,
+        errno.EDQUOT,
+        errno.EFBIG,
+        errno.EROFS,
+        errno.EACCES,
+        errno.EPERM,
+        errno.EIO,
+        errno.ENAMETOOLONG,
+    }
 )
 
 
@@ -37,6 +48,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """
     words = list(sys.argv[1:] if arguments is None else arguments) or ["--help"]
     words, debug = _without_debug(words)
+    sys.stdout = sys.stdout or _nowhere()  # closed by whoever started this (`>&-`)
+    sys.stderr = sys.stderr or _nowhere()
     signs = register_ascii_signs()
     for stream in (sys.stdout, sys.stderr):
         # A terminal that cannot show a character gets one that it can, not a traceback.
@@ -58,6 +71,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return code
 
 
+def _nowhere() -> TextIO:
+    return open(os.devnull, "w", encoding="utf-8")  # noqa: PTH123  # for the life of the process
+
+
 def _without_debug(words: list[str]) -> tuple[list[str], bool]:
     """Take `--debug` out of the command line, but not out of a user's own command behind `--`."""
     end = words.index("--") if "--" in words else len(words)
@@ -72,6 +89,8 @@ def _as_expected(error: Exception) -> GpudiagError:
     if isinstance(error, OSError) and error.errno in _ABOUT_PLACES:
         # What was written before is whole: files are written beside their places and then put there.
         where = f"{error.filename}: " if error.filename is not None else ""
+        if error.errno in {errno.EMFILE, errno.ENFILE}:
+            return GpudiagError(f"{where}{error.strerror}", "Raise the limit of open files: ulimit -n 1024.")
         return GpudiagError(f"{where}{error.strerror}", "Free some space there, or choose another place.")
     return GpudiagError(f"unexpected {type(error).__name__}: {error}" if str(error) else type(error).__name__)
 

@@ -116,7 +116,7 @@ class Finding(msgspec.Struct, frozen=True, kw_only=True):
     ranks: tuple[Ordinal, ...] = ()
     cause: str | None = None
     recoverable_ms_per_step: Milliseconds | None = None
-    recoverable_percent: Rate | None = None
+    recoverable_percent: Percentage | None = None
     confidence: Confidence = "medium"
     title: str = ""
     instead: tuple[str, ...] = ()
@@ -235,7 +235,7 @@ class ComputeRate(msgspec.Struct, frozen=True, kw_only=True):
     tflops_per_s: Rate | None = None
     peak_tflops: Rate | None = None
     peak_source: str = ""
-    mfu_percent: Rate | None = None
+    mfu_percent: Percentage | None = None
     reasons: dict[str, str] = {}
 
 

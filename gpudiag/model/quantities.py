@@ -16,6 +16,8 @@ MOST_RANKS = 2**20
 
 #: A time of up to 30 years.
 Milliseconds = Annotated[float, msgspec.Meta(ge=0, le=1e12)]
+#: How long a step takes: a nanosecond at least, so that rates can be made of it.
+StepMilliseconds = Annotated[float, msgspec.Meta(ge=1e-6, le=1e12)]
 Microseconds = Annotated[float, msgspec.Meta(ge=0, le=1e15)]
 Seconds = Annotated[float, msgspec.Meta(ge=0, le=1e9)]
 #: A point in time or a distance, in a trace.
@@ -26,6 +28,10 @@ Rate = Annotated[float, msgspec.Meta(ge=0, le=1e15)]
 Percentage = Annotated[float, msgspec.Meta(ge=0, le=100)]
 #: A difference, which may be negative.
 Difference = Annotated[float, msgspec.Meta(ge=-1e15, le=1e15)]
+#: Samples per second of what was measured.
+Throughput = Annotated[float, msgspec.Meta(ge=1e-12, le=1e15)]
+#: Degrees of freedom of Student's t distribution.
+Freedom = Annotated[float, msgspec.Meta(ge=1, le=1e15)]
 Bytes = Annotated[int, msgspec.Meta(ge=0, le=2**60)]
 Count = Annotated[int, msgspec.Meta(ge=0, le=2**50)]
 #: Floating-point operations: a thousand seconds of the fastest device there is.

@@ -15,6 +15,7 @@ from typing import BinaryIO, TypeVar
 from gpudiag.errors import GpudiagError, UnreadableInputError, UsageError
 from gpudiag.model.inference import INFERENCE_FILE, INFERENCE_SCHEMA, InferenceRecord
 from gpudiag.model.run import RUN_SCHEMA, RunRecord
+from gpudiag.model.sanitize import escaped_json, without_surrogates
 from gpudiag.model.structs import msgspec
 
 RUN_FILE = "run.json"
@@ -38,10 +39,14 @@ Noun = TypeVar("Noun", bound=msgspec.Struct)
 def encode_json(noun: msgspec.Struct, *, indent: int = 2) -> bytes:
     """A noun as UTF-8 JSON with a newline at its end: what files keep and `--json` prints.
 
-    Figures that are none (NaN, infinite) become null. `indent` is in spaces per level; 0 for one line.
+    Figures that are none (NaN, infinite) become null. Characters that a terminal may act on are escaped (`\\u202e`).
+    `indent` is in spaces per level; 0 for one line.
     """
-    text = msgspec.json.encode(noun)
-    return (msgspec.json.format(text, indent=indent) if indent else text) + b"\n"
+    try:
+        text = msgspec.json.encode(noun)
+    except UnicodeEncodeError:  # of a path whose name is no UTF-8
+        text = msgspec.json.encode(without_surrogates(msgspec.to_builtins(noun)))
+    return (escaped_json(msgspec.json.format(text, indent=indent) if indent else text)) + b"\n"
 
 
 def write_json(path: Path, noun: msgspec.Struct, *, indent: int = 2) -> None:
@@ -115,6 +120,38 @@ def write_output(path: Path, data: bytes) -> None:
             write_whole(path.resolve(), data)
     except BrokenPipeError:
         raise
+    except OSError as error:
+        raise GpudiagError(f"cannot write {path}: {error.strerror or error}", "Choose another place.") from error
+
+
+def below(directory: Path, relative: str) -> Path:
+    """Return a path inside a directory, none of whose parts below the directory is a link.
+
+    A directory may come from another person, and a link in it would lead what is written out of it. Only the path that
+    the user named may have links in it.
+
+    Raises:
+        UnreadableInputError: a part is a link, or leads upwards.
+    """
+    path = directory
+    for part in Path(relative).parts:
+        path = path / part
+        if part == ".." or path.is_symlink() or Path(part).is_absolute():
+            raise UnreadableInputError(
+                f"{path} leads out of its directory, and nothing is written there",
+                "Links inside of a directory of results are not followed: put the files there, or choose another.",
+            )
+    return path
+
+
+def write_beside(path: Path, data: bytes) -> None:
+    """Write a file of a directory of results whole or not at all. A link in its place is replaced, not followed.
+
+    Raises:
+        GpudiagError: it cannot be written; a file that was there is as it was.
+    """
+    try:
+        write_whole(path, data)
     except OSError as error:
         raise GpudiagError(f"cannot write {path}: {error.strerror or error}", "Choose another place.") from error
 

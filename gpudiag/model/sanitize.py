@@ -81,6 +81,39 @@ def with_escapes(text: str) -> str:
     return "".join(letter if letter.isprintable() else repr(letter)[1:-1] for letter in text)
 
 
+def escaped_json(text: bytes) -> bytes:
+    r"""JSON in which each character that is not plainly visible is escaped; JSON has such characters in strings only.
+
+    >>> escaped_json('{"a": "\u202eb"}'.encode())
+    b'{"a": "\\u202eb"}'
+    """
+    if text.isascii() and b"\x7f" not in text:
+        return text
+    decoded = text.decode()
+    harmful = {c for c in set(decoded) if ord(c) >= _DELETE and not c.isprintable()}
+    return decoded.translate({ord(c): _escape(c) for c in harmful}).encode()
+
+
+def _escape(character: str) -> str:
+    units = character.encode("utf-16-be")
+    return "".join(f"\\u{units[i]:02x}{units[i + 1]:02x}" for i in range(0, len(units), 2))
+
+
+def without_surrogates(value: Any) -> Any:
+    """The same tree of dicts, lists and scalars, with U+FFFD for each byte of a path that is no UTF-8."""
+    if isinstance(value, str):
+        return value if value.isascii() else _encodable(value)
+    if isinstance(value, dict):
+        return {without_surrogates(key): without_surrogates(inner) for key, inner in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [without_surrogates(inner) for inner in value]
+    return value
+
+
+def _encodable(text: str) -> str:
+    return "".join("\N{REPLACEMENT CHARACTER}" if "\ud800" <= c <= "\udfff" else c for c in text)
+
+
 def not_a_formula(text: str) -> str:
     """Text for a cell of a CSV file, quoted where a spreadsheet would run it."""
     return f"'{text}" if text.startswith(_FORMULA) else text

@@ -43,6 +43,11 @@ class Track(msgspec.Struct, frozen=True, kw_only=True):
     depth: tuple[Count, ...]
     left_out: Count = 0
 
+    def __post_init__(self) -> None:
+        """Refuse columns of unequal lengths."""
+        if len({len(column) for column in (self.start, self.length, self.name, self.colour, self.depth)}) > 1:
+            raise ValueError("columns of unequal lengths")
+
 
 class RankView(msgspec.Struct, frozen=True, kw_only=True):
     """One rank's rows, and where its window of the step begins and ends."""

@@ -29,6 +29,9 @@ _HOP_US = 8.0
 #: sustains 3 to 15 GB/s alone and few sockets more than 200 together.
 _MEMORY_PER_CORE, _LEAST_MEMORY, _MOST_MEMORY = 4.0, 20.0, 200.0
 
+#: GB/s. A figure below it was not measured, and nothing is divided by it.
+_LEAST_RATE = 1e-6
+
 
 class Paths:
     """Rates in GB/s (1e9 bytes per second, one way unless said) and latencies in µs between host and GPUs.
@@ -48,7 +51,7 @@ class Paths:
         self._links = {frozenset((link.a, link.b)): link for link in facts.links}
         self._measured: dict[tuple[str, str, str, str, bool | None], float] = {}
         for record in facts.bandwidth:
-            if record.verified is not False and record.memory != "pageable":
+            if record.verified is not False and record.gb_per_s >= _LEAST_RATE and record.memory != "pageable":
                 key = (record.path, record.src, record.dst, record.direction, record.peer_access)
                 self._measured[key] = max(record.gb_per_s, self._measured.get(key, 0.0))
         self._ring: tuple[tuple[int, int], ...] | None = None
@@ -105,7 +108,10 @@ class Paths:
         found = [
             record.gb_per_s
             for record in self.facts.bandwidth
-            if record.direction == "both_ways" and "all" in (record.src, record.dst) and record.path != "peer"
+            if record.direction == "both_ways"
+            and record.gb_per_s >= _LEAST_RATE
+            and "all" in (record.src, record.dst)
+            and record.path != "peer"
         ]
         one_way = min(self.all_rate("host_to_device"), self.all_rate("device_to_host"))
         return min(one_way, found[0] / 2 / len(self)) if found and len(self) > 1 else one_way
@@ -142,7 +148,11 @@ class Paths:
 
     def host_memory(self) -> float:
         """GB/s that the CPUs read and write together. Copied bytes count once where it was measured, here twice."""
-        found = [record.gb_per_s for record in self.facts.bandwidth if record.path == "host_memory"]
+        found = [
+            record.gb_per_s
+            for record in self.facts.bandwidth
+            if record.path == "host_memory" and record.gb_per_s >= _LEAST_RATE
+        ]
         if found:
             return 2 * max(found)
         cores = self.facts.host.cores or (self.facts.host.threads or 0) / 2 or 10

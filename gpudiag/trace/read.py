@@ -3,14 +3,9 @@
 from __future__ import annotations
 
 import os
-import signal
 import sys
 import threading
-import warnings
 from collections.abc import Callable, Sequence
-from concurrent.futures import ProcessPoolExecutor
-from concurrent.futures.process import BrokenProcessPool
-from multiprocessing import active_children, get_context
 from pathlib import Path
 
 import msgspec
@@ -137,27 +132,25 @@ def _read_all(
 def _read_in_processes(
     sources: Sequence[Source], limits: ReadLimits, workers: int, meanwhile: Callable[[], None]
 ) -> list[tuple[Trace, ...] | NotATraceError]:
-    # Forked: what is imported here need not be imported again.
-    pool = ProcessPoolExecutor(workers, mp_context=get_context("fork"), initializer=_end_when_interrupted)
+    """Read the files in forked processes.
+
+    There is no `ProcessPoolExecutor`, because its thread waits for good for the rest of a message whose sender was
+    killed: this process holds the other end of that pipe. Here each reader has a pipe of its own, which only the reader
+    can write to, so that the end of a reader is the end of its pipe.
+    """
+    from gpudiag.trace.forked_readers import ForkedReaders, ReaderKilledError
+
     try:
-        with warnings.catch_warnings():
-            # Python 3.12 warns of native threads; NumPy's BLAS has some, which survive a fork and which we never call.
-            warnings.simplefilter("ignore", DeprecationWarning)
-            outcomes = [pool.submit(_attempt, source, limits) for source in sources]
-        meanwhile()
-        return [outcome.result() for outcome in outcomes]
-    except BrokenProcessPool as error:
+        with ForkedReaders(workers, lambda number: _attempt(sources[number], limits)) as readers:
+            readers.start(len(sources))
+            meanwhile()
+            return readers.results()
+    except ReaderKilledError as error:
         files = ", ".join(source.shown for source in sources)
         raise UnreadableInputError(
             f"a process that read one of {files} was killed, probably for lack of memory",
             "Close other programs, analyse fewer traces at once, or record fewer steps.",
         ) from error
-    except BaseException:
-        for child in active_children():
-            child.kill()
-        raise
-    finally:
-        pool.shutdown()
 
 
 def _attempt(source: Source, limits: ReadLimits) -> tuple[Trace, ...] | NotATraceError:
@@ -165,10 +158,6 @@ def _attempt(source: Source, limits: ReadLimits) -> tuple[Trace, ...] | NotATrac
         return _read_one(source, limits)
     except NotATraceError as error:  # the only error that may be passed over
         return error
-
-
-def _end_when_interrupted() -> None:
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
 def _can_fork() -> bool:

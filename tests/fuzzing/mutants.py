@@ -13,6 +13,7 @@ from typing import Any
 from gpudiag.app.analyze import analyze
 from gpudiag.model.protobuf import message_type
 from gpudiag.model.run_directory import encode_json
+from tests.fuzzing import structured
 
 _TESTS = Path(__file__).parents[1]
 _TRACES = _TESTS / "traces"
@@ -74,7 +75,10 @@ Command = tuple[str, ...]
 def write_mutant(number: int, directory: Path) -> tuple[Command, ...]:
     """Write the mutant of this number into an empty directory; the commands that are to bear it."""
     chance = random.Random(number)  # noqa: S311 - to be repeated, not to be secret
-    kinds = (_json_trace, _json_trace, _xspace, _run_directory, _facts)
+    kinds = (
+        *(_json_trace, _json_trace, _xspace, _run_directory, _facts),
+        *(structured.run_with_step, structured.scaling, structured.scaling, structured.threads),
+    )
     return kinds[number % len(kinds)](chance, directory)
 
 

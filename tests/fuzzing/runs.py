@@ -18,6 +18,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from tests.fuzzing.structured import VICTIM
+
 #: What no mutant may take.
 MOST_SECONDS = 20.0
 MOST_BYTES = 1_000_000_000
@@ -80,7 +82,7 @@ def work(numbers: range) -> None:
     os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
     for number in numbers:
         with tempfile.TemporaryDirectory(prefix="gpudiag-fuzz-") as name:
-            told = one(number, Path(name))
+            told = one(number, Path(name) / "mutant")
         out.write(json.dumps(told) + "\n")
         out.flush()
 
@@ -89,6 +91,10 @@ def one(number: int, directory: Path) -> dict[str, Any]:
     """Make a mutant and run it."""
     from tests.fuzzing.mutants import write_mutant
 
+    directory.mkdir()
+    victim = directory.parent / VICTIM
+    victim.mkdir()
+    (victim / "file").write_text("mine")
     try:
         commands = write_mutant(number, directory)
     except RecursionError:  # a document too deep to be written
@@ -96,6 +102,8 @@ def one(number: int, directory: Path) -> dict[str, Any]:
     for command in commands:
         words = [word.replace("{}", str(directory)) for word in command]
         wrong, seconds, peak = run(words)
+        if not wrong and [path.read_text() for path in victim.iterdir()] != ["mine"]:
+            wrong = "a file outside of the mutant was changed"
         if wrong:
             return {"number": number, "command": words, "wrong": wrong, "seconds": seconds, "bytes": peak}
     return {"number": number, "wrong": None, "seconds": seconds, "bytes": peak}
@@ -125,12 +133,35 @@ def run(words: list[str]) -> tuple[str | None, float, int]:
             wrong = f"exit code {code}: {text[-1500:]}"
         elif any(not character.isprintable() and character not in "\n\r" for character in text):
             wrong = f"harmful characters: {text!r}"
+        elif code == 0 and "--json" in words:
+            sink.flush()
+            wrong = _wrong_with_json(sink.buffer.getvalue().decode())
     finally:
         signal.setitimer(signal.ITIMER_PROF, 0)
     seconds, peak = time.monotonic() - begun, _peak_bytes()
     if wrong is None and peak > MOST_BYTES:
         wrong = f"{peak / 1e9:.2f} GB"
     return wrong, seconds, peak
+
+
+def _wrong_with_json(text: str) -> str | None:
+    """What standard output must not have: figures that are none, percentages beyond a whole, harmful characters."""
+    if not text.replace("\n", "").isprintable():
+        return "harmful characters in JSON"
+    nones: list[str] = []
+    document = json.loads(text, parse_constant=nones.append)
+    beyond = [f"{name}: {value}" for name, value in _percentages(document) if not 0 <= value <= 100]
+    return f"JSON with {nones + beyond}" if nones or beyond else None
+
+
+def _percentages(document: Any) -> Iterator[tuple[str, float]]:
+    inner = (
+        document.items() if isinstance(document, dict) else enumerate(document if isinstance(document, list) else ())
+    )
+    for name, value in inner:
+        if str(name).endswith("percent") and isinstance(value, int | float):
+            yield str(name), value
+        yield from _percentages(value)
 
 
 def _too_long(_number: int, _frame: Any) -> None:

@@ -7,7 +7,7 @@ import os
 import signal
 import threading
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
@@ -86,6 +86,56 @@ def test_an_interrupt_ends_the_children_at_once(tmp_path: Path, monkeypatch: pyt
     with pytest.raises(KeyboardInterrupt):
         read_traces([tmp_path], limits=ReadLimits(workers=2))
     assert time.monotonic() - began < 300
+    assert not multiprocessing.active_children()
+
+
+class Large:
+    """An object of 400 MB that leaves a file when it is pickled."""
+
+    def __init__(self, pickled: Path) -> None:
+        self._pickled = pickled
+
+    def __reduce__(self) -> tuple[type[bytes], tuple[bytes]]:
+        self._pickled.touch()
+        return bytes, (bytes(400_000_000),)
+
+
+@pytest.mark.usefixtures("always_fork")
+def test_error_in_one_file_ends_readers_that_are_sending_their_results(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """While rank 0 sends its result, the error of rank 1 and the result of rank 2 wait for their turn. The parent kills
+    the readers as soon as it has the error, which interrupts rank 2 in the middle of its message."""
+    for rank in (0, 2):
+        write(tmp_path / f"rank{rank}.json", document(event("cpu_op", "a", 1, 1)))
+    write(tmp_path / "rank1.json", '{"traceEvents": [')
+    pickled = tmp_path / "pickled"
+
+    def large(path: Path, shown: str, limits: ReadLimits) -> Any:
+        if path.name == "rank0.json":
+            return Large(pickled)
+        while not pickled.exists():
+            time.sleep(0.001)
+        if path.name == "rank2.json":
+            time.sleep(0.05)
+            return Large(pickled)
+        return read_kineto(path, shown, limits)
+
+    monkeypatch.setattr("gpudiag.trace.readers.kineto.read_kineto", large)
+    outcome: list[BaseException] = []
+
+    def attempt() -> None:
+        try:
+            read_traces([tmp_path], limits=ReadLimits(workers=3))
+        except UnreadableInputError as error:
+            outcome.append(error)
+
+    monkeypatch.setattr(read, "_can_fork", lambda: True)
+    reading = threading.Thread(target=attempt, daemon=True)
+    reading.start()
+    reading.join(20)
+    assert not reading.is_alive()
+    assert "rank1.json is cut short" in str(outcome[0])
     assert not multiprocessing.active_children()
 
 

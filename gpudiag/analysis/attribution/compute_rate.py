@@ -8,6 +8,8 @@ from gpudiag.model.analysis import ComputeRate
 from gpudiag.model.run import RankRecord, RunRecord
 from gpudiag.prediction.datasheet import peak_tflops
 
+_WHOLE_PERCENT = 100
+
 
 def compute_rate(run: RunRecord | None) -> ComputeRate | None:
     """Of the means of all ranks; None where no rank has counted, and with reasons where not all have.
@@ -29,6 +31,9 @@ def compute_rate(run: RunRecord | None) -> ComputeRate | None:
     peak, source, reasons = _peak(run.ranks, precision or "")
     if rate is None:
         reasons["tflops_per_s"] = "no steps were timed"
+    share = None if rate is None or peak is None else 100 * rate / peak
+    if share is not None and share > _WHOLE_PERCENT:
+        share, reasons["mfu_percent"] = None, "more than the peak: the peak or the count of operations is wrong"
     return ComputeRate(
         flops_per_step=round(flops),
         recomputed_flops_per_step=sum(one.recomputed for one in counted) // len(counted),
@@ -38,7 +43,7 @@ def compute_rate(run: RunRecord | None) -> ComputeRate | None:
         tflops_per_s=rate,
         peak_tflops=peak,
         peak_source=source,
-        mfu_percent=None if rate is None or peak is None else 100 * rate / peak,
+        mfu_percent=share,
         reasons=reasons,
     )
 

@@ -153,7 +153,7 @@ def durations(points: Sequence[PointRecord], wanted: Wanted) -> tuple[Duration, 
     return tuple(
         duration
         for point in points
-        if point.samples_per_s
+        if point.samples_per_s and point.global_batch
         for duration in _durations(point, 3600 * point.samples_per_s, wanted)
     )
 

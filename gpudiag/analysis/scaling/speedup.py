@@ -11,10 +11,13 @@ from gpudiag.model.benchmarks.scaling import NO_P2P, PointRecord
 from gpudiag.model.job import INDEPENDENT
 from gpudiag.statistics import Estimate
 
+#: The baseline of each curve.
+_Baselines = dict[tuple[object, ...], PointRecord]
+
 
 def rate_of(point: PointRecord) -> Estimate | None:
     """Samples per second of a measured point."""
-    if point.status != "measured" or point.samples_per_s is None or point.ci95 is None:
+    if point.status != "measured" or not point.samples_per_s or not point.global_batch or point.ci95 is None:
         return None
     freedom = math.inf if point.freedom is None else point.freedom
     return Estimate(value=point.samples_per_s, low=point.ci95[0], high=point.ci95[1], freedom=freedom)
@@ -40,8 +43,19 @@ def setting(point: PointRecord) -> tuple[object, ...]:
     )
 
 
+def _baselines(points: Iterable[PointRecord]) -> _Baselines:
+    """Return the measured one-device point of each curve; of the first device where several were measured alone."""
+    found: _Baselines = {}
+    for point in points:
+        if point.devices == 1 and rate_of(point) is not None:
+            before = found.setdefault(curve(point), point)
+            if point.device_indices < before.device_indices:
+                found[curve(point)] = point
+    return found
+
+
 def _baseline_of(
-    point: PointRecord, points: Iterable[PointRecord], need_peers: Collection[tuple[str, str]]
+    point: PointRecord, baselines: _Baselines, need_peers: Collection[tuple[str, str]]
 ) -> PointRecord | None:
     """The measured one-device point of the same curve; of the first device where several were measured alone.
 
@@ -51,9 +65,7 @@ def _baseline_of(
     alone = point.strategy.removesuffix(NO_P2P)
     if (point.framework, alone) in need_peers:
         alone = INDEPENDENT
-    wanted = curve(msgspec.structs.replace(point, strategy=alone))
-    ones = [one for one in points if one.devices == 1 and rate_of(one) is not None and curve(one) == wanted]
-    return min(ones, key=lambda one: one.device_indices, default=None)
+    return baselines.get(curve(msgspec.structs.replace(point, strategy=alone)))
 
 
 def with_speedups(points: Iterable[PointRecord], need_peers: Collection[tuple[str, str]] = ()) -> list[PointRecord]:
@@ -64,12 +76,13 @@ def with_speedups(points: Iterable[PointRecord], need_peers: Collection[tuple[st
         need_peers: frameworks and strategies that cannot run on one device.
     """
     known = list(points)
-    return [_with_speedup(point, known, need_peers) for point in known]
+    baselines = _baselines(known)
+    return [_with_speedup(point, baselines, need_peers) for point in known]
 
 
-def _with_speedup(point: PointRecord, known: list[PointRecord], need_peers: Collection[tuple[str, str]]) -> PointRecord:
+def _with_speedup(point: PointRecord, baselines: _Baselines, need_peers: Collection[tuple[str, str]]) -> PointRecord:
     rate = rate_of(point)
-    base = _baseline_of(point, known, need_peers)
+    base = _baseline_of(point, baselines, need_peers)
     alone = rate_of(base) if base is not None else None
     if rate is None or base is None or alone is None:
         return point

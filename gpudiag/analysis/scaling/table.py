@@ -31,6 +31,8 @@ _SETTING = (
 )
 #: Reasons between more groups than this are left to the headings.
 _MOST_REFUSALS = 20
+#: Machines that a row is compared with; in a file of 20,000 different ones each row would be compared with all.
+_MOST_ENVIRONMENTS = 100
 
 
 def results_table(results: Iterable[tuple[str, PointRecord]], left_out: Sequence[str] = ()) -> ResultsTable:
@@ -68,7 +70,7 @@ def _comparable(rows: Sequence[ResultRow]) -> Comparable:
         home = next(
             (
                 environment
-                for environment in environments
+                for environment in environments[:_MOST_ENVIRONMENTS]
                 if not environment[0].point.machine.differences(row.point.machine)
             ),
             None,
@@ -80,7 +82,7 @@ def _comparable(rows: Sequence[ResultRow]) -> Comparable:
     refusals = [
         f"{_machine(one[0].point.machine)} beside {_machine(other[0].point.machine)}: "
         + "; ".join(one[0].point.machine.differences(other[0].point.machine))
-        for one, other in itertools.combinations(environments, 2)
+        for one, other in itertools.islice(itertools.combinations(environments, 2), _MOST_REFUSALS)
     ]
     point = rows[0].point
     return Comparable(
@@ -90,7 +92,7 @@ def _comparable(rows: Sequence[ResultRow]) -> Comparable:
             Environment(machine=_machine(members[0].point.machine), rows=tuple(_ranked(members)))
             for members in environments
         ),
-        refusals=tuple(refusals[:_MOST_REFUSALS]),
+        refusals=tuple(refusals),
     )
 
 
@@ -115,10 +117,19 @@ def _overlap(one: PointRecord, other: PointRecord) -> bool:
 
 def _refusals(points: Sequence[PointRecord]) -> list[str]:
     """Why groups of one workload are not ranked together, each pair of values once."""
+    # Points that differ in their devices alone have the same refusals: 20,000 points would be 200 million pairs.
+    settings: dict[tuple[object, ...], PointRecord] = {}
+    for point in points:
+        settings.setdefault(
+            (point.workload, *(_value(point, name) for name, _ in _SETTING if name != "devices")), point
+        )
+    of_workload: dict[str, list[PointRecord]] = {}
+    for point in settings.values():
+        of_workload.setdefault(point.workload, []).append(point)
     found: dict[str, None] = {}
-    for one, other in itertools.combinations(points, 2):
-        if one.workload != other.workload:
-            continue
+    for one, other in itertools.chain.from_iterable(itertools.combinations(p, 2) for p in of_workload.values()):
+        if len(found) >= _MOST_REFUSALS:
+            break
         differing = [
             f"{word} {_word(one, name)} and {_word(other, name)}"
             for name, word in _SETTING

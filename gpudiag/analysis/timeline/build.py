@@ -20,7 +20,7 @@ from gpudiag.analysis.timeline.validity import examine
 from gpudiag.analysis.timeline.validity.device_activity import device_activities
 from gpudiag.analysis.timeline.validity.duplicates import without_claims, without_copies
 from gpudiag.analysis.timeline.windows import Windows, common_steps, device_windows, host_windows
-from gpudiag.intervals import EMPTY, Intervals, among, distinct, subtract, union
+from gpudiag.intervals import EMPTY, Intervals, among, distinct, groups, subtract, union
 from gpudiag.model.event import DEVICE_WORK, HOST, EventKind, Role, Trace, any_of, framework_of
 from gpudiag.model.timeline import UNKNOWN, DeviceOps, HostSteps, HostThread, Lane, OpClass, Timeline
 
@@ -228,8 +228,8 @@ def _top_level(
 ) -> NDArray[np.intp]:
     """Of rows sorted by start (ties: longer first), those inside no other of the same thread; sorted by start."""
     kept = []
-    for ident in distinct(thread[rows]):
-        mine = rows[thread[rows] == ident]
+    for _, places in groups(thread[rows]):
+        mine = rows[places]
         reach = np.maximum.accumulate(end[mine])
         outside = np.concatenate([[True], start[mine][1:] >= reach[:-1]])
         kept.append(mine[outside])

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from gpudiag.intervals import Intervals, distinct, union
+from gpudiag.intervals import Intervals, distinct, groups, union
 from gpudiag.model.event import EventKind, EventTable, HostMemory, Role, any_of
 from gpudiag.model.timeline import PAUSE_NS, HostThread
 
@@ -25,15 +25,18 @@ def host_threads(events: EventTable, pageable_calls: NDArray[np.intp]) -> dict[i
     waits = any_of(role, Role.EXCHANGE) & any_of(kind, EventKind.RUNTIME)
     blocked = (any_of(role, Role.SYNCHRONIZATION, Role.RELEASE) & on_host) | waits
     blocked[pageable_calls] = True
+    known, busy = working | waiting, working & ~waits
+    rows = np.flatnonzero(known | blocked)
     threads = {}
-    for ident in distinct(thread[np.flatnonzero(working | waiting)]):
-        mine = thread == ident
-        threads[int(ident)] = HostThread(
-            thread=int(ident),
-            busy=union(_raw(events, mine & working & ~waits), bridge_ns=PAUSE_NS),
-            input=union(_raw(events, mine & waiting)),
-            blocked=_raw(events, mine & blocked),
-        )
+    for ident, places in groups(thread[rows]):
+        mine = rows[places]
+        if known[mine].any():
+            threads[ident] = HostThread(
+                thread=ident,
+                busy=union(_raw(events, mine[busy[mine]]), bridge_ns=PAUSE_NS),
+                input=union(_raw(events, mine[waiting[mine]])),
+                blocked=_raw(events, mine[blocked[mine]]),
+            )
     return threads
 
 
@@ -49,6 +52,5 @@ def pageable_copy_calls(events: EventTable, copy_rows: NDArray[np.intp], calls: 
     return blocking
 
 
-def _raw(events: EventTable, chosen: NDArray[np.bool_]) -> Intervals:
-    rows = np.flatnonzero(chosen)
+def _raw(events: EventTable, rows: NDArray[np.intp]) -> Intervals:
     return Intervals(events.start_ns[rows], events.end_ns[rows])

@@ -58,7 +58,7 @@ def describe_workload(name: str, *, on_gpu: bool, python: str) -> Model:
         FrameworkMissingError: the interpreter has none.
         WorkerFailedError: it fails or takes too long.
     """
-    command = [python, "-m", "gpudiag.training.models.pytorch.gradients", name, *([] if on_gpu else ["--cpu"])]
+    command = [python, "-P", "-m", "gpudiag.training.models.pytorch.gradients", name, *([] if on_gpu else ["--cpu"])]
     try:
         done = subprocess.run(command, capture_output=True, timeout=_DESCRIBE_S, check=False)
     except (OSError, subprocess.TimeoutExpired) as error:

@@ -32,7 +32,7 @@ from gpudiag.model.benchmarks.scale_request import ScaleRequest
 from gpudiag.model.benchmarks.scaling import SCALING_FILE, Machine, PointRecord, Remark, Scaling
 from gpudiag.model.benchmarks.sweep import SWEEP_FILE
 from gpudiag.model.facts import Facts
-from gpudiag.model.run_directory import FACTS_FILE, locked, write_json
+from gpudiag.model.run_directory import FACTS_FILE, below, locked, write_json
 from gpudiag.training.frameworks.registry import framework_named
 from gpudiag.training.models.registry import workload_entry
 from gpudiag.training.session.progress import Progress
@@ -186,7 +186,14 @@ def _measure(request: ScaleRequest, state: _State, observer: Observer, say: Call
             # Launches share what is left by the number of their points.
             of_all = len(state.timed) + len(state.profiled)
             left_s = max(5.0, left_s * len(launch.points) / of_all - _START_S)
-        _run(request, state, launch, directory=request.output / f"launch-{number}", left_s=left_s, observer=observer)
+        _run(
+            request,
+            state,
+            launch,
+            directory=below(request.output, f"launch-{number}"),
+            left_s=left_s,
+            observer=observer,
+        )
 
 
 def _start_again(request: ScaleRequest, state: _State) -> bool:
@@ -378,7 +385,7 @@ def conclude_again(request: ScaleRequest) -> Scaling:
     """
     if not (request.output / POINTS).is_dir():
         raise UnreadableInputError(f"{request.output}: holds no points", "Give a directory that `gpudiag scale` wrote.")
-    store = Store(request.output)
+    store = Store(request.output, reading=True)
     known = store.points()
     if not known:
         raise UnreadableInputError(f"{request.output}: holds no points", "Give a directory that `gpudiag scale` wrote.")

@@ -24,7 +24,17 @@ from gpudiag.model.benchmarks.scaling import (
 from gpudiag.model.benchmarks.sweep import OUTCOME_FILE, OUTCOME_SCHEMA, Outcome
 from gpudiag.model.inference import INFERENCE_FILE, INFERENCE_SCHEMA, InferenceRecord
 from gpudiag.model.run import RUN_SCHEMA, RunRecord
-from gpudiag.model.run_directory import ANALYSIS_FILE, RUN_FILE, TRACES_DIR, read_json, readable_json, write_json
+from gpudiag.model.run_directory import (
+    ANALYSIS_FILE,
+    LIGHT_TRACES,
+    RUN_FILE,
+    TRACES_DIR,
+    below,
+    read_json,
+    readable_json,
+    write_json,
+)
+from gpudiag.training.session.record import LOGS_DIR, RANKS_DIR
 
 POINTS = "points"
 PROFILE = "profile"
@@ -35,24 +45,31 @@ class Store:
 
     Args:
         output: made if it is not there.
+        reading: nothing is made, renamed or written. Points that cannot be read are left out.
 
     Raises:
         UsageError: it is a file.
         GpudiagError: it cannot be made.
     """
 
-    def __init__(self, output: Path) -> None:
+    def __init__(self, output: Path, *, reading: bool = False) -> None:
         if output.exists() and not output.is_dir():
             raise UsageError(f"--output {output} is a file", "Give a directory; it is made if it is not there.")
         self.output = output
         #: What had to be put aside, one line each.
         self.notes: list[str] = []
-        with writing(output):
-            (output / POINTS).mkdir(parents=True, exist_ok=True)
+        self._reading = reading
+        if not reading:
+            with writing(output):
+                below(output, POINTS).mkdir(parents=True, exist_ok=True)
 
     def directory(self, point_id: str, *, profile: bool = False, start: int = 1) -> Path:
-        """A point's run directory, that of a later start, or that of its profiled steps."""
-        return self.output / self.relative(point_id, profile=profile, start=start)
+        """A point's run directory, that of a later start, or that of its profiled steps.
+
+        Raises:
+            UnreadableInputError: it would be outside of the output directory.
+        """
+        return below(self.output, self.relative(point_id, profile=profile, start=start))
 
     @staticmethod
     def relative(point_id: str, *, profile: bool = False, start: int = 1) -> str:
@@ -66,12 +83,21 @@ class Store:
     def _saved(self) -> Iterator[PointRecord]:
         for path in sorted((self.output / POINTS).glob(f"*/{POINT_FILE}")):
             try:
-                yield read_json(path, PointRecord, POINT_SCHEMA)
+                below(self.output, str(path.parent.relative_to(self.output)))
+                point = read_json(path, PointRecord, POINT_SCHEMA)
             except UnreadableInputError as error:
+                if self._reading or path.parent.is_symlink():
+                    self.notes.append(f"{error}; left out")
+                    continue
                 aside = path.with_suffix(".json.old")
                 with writing(self.output):
                     path.replace(aside)
                 self.notes.append(f"{error}; kept as {aside.name}, the point is measured again")
+                continue
+            if point.id == path.parent.name:
+                yield point
+            else:  # the id is where the point's files are looked for, and written
+                self.notes.append(f"{path}: is of the point {point.id[:100]!r}, not of its directory's; left out")
 
     def save(self, point: PointRecord) -> None:
         """Write one point.
@@ -87,6 +113,8 @@ class Store:
     def clear(self, point_id: str, *, profile: bool = False, start: int = 1) -> None:
         """Forget what an earlier attempt left, so that it is not taken for this one's."""
         directory = self.directory(point_id, profile=profile, start=start)
+        for name in (RANKS_DIR, LOGS_DIR, f"{TRACES_DIR}/{LIGHT_TRACES}"):
+            below(directory, name)
         with writing(self.output):
             for name in (OUTCOME_FILE, RUN_FILE, INFERENCE_FILE):
                 (directory / name).unlink(missing_ok=True)
@@ -117,7 +145,10 @@ def recorded_directory(output: Path, point_id: str) -> Path | None:
     """The run directory with a point's recorded steps, one of its own where the point shared its processes; None if no
     steps were recorded."""
     for profile in (True, False):
-        directory = output / Store.relative(point_id, profile=profile)
+        try:
+            directory = below(output, Store.relative(point_id, profile=profile))
+        except UnreadableInputError:
+            continue
         if (directory / RUN_FILE).is_file() and (
             (directory / TRACES_DIR).is_dir() or (directory / ANALYSIS_FILE).is_file()
         ):

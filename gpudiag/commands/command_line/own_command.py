@@ -108,17 +108,15 @@ def run_own_command(
 
 
 def _verdict(analysis: Analysis, run_dir: Path, after_s: float) -> list[str]:
-    """What was found, while the job goes on: three lines."""
-    from gpudiag.report import figures, verdict
+    """Return what was found, while the job goes on: three lines."""
+    from gpudiag.report import figures
+    from gpudiag.report.verdict import verdict_of
 
     step_ms = analysis.steps.unprofiled_mean_ms or analysis.steps.mean_ms
+    verdict = verdict_of(analysis)
+    severity = f"{verdict.severity.upper()}: " if verdict.severity else ""
     begin = f"measured after {after_s:.0f} s: {figures.milliseconds(step_ms)} ms per step"
-    finding = verdict.headline_finding(analysis)
-    if finding is None:
-        lines = [f"{begin}. {verdict.no_finding(analysis)}"]
-    else:
-        lines = [f"{begin}. {finding.severity.upper()}: {verdict.title_of(finding)}"]
-        lines += [verdict.savings(finding, analysis.steps.mean_ms)]
+    lines = [f"{begin}. {severity}{verdict.title}", f"gain: {verdict.gain}" if verdict.gain else ""]
     where = shlex.quote(str(run_dir))
     lines += [f"your job goes on (--stop-after would end it here); the whole report: gpudiag analyze {where}"]
     return [line for line in lines if line]

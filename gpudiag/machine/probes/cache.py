@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import hashlib
 import os
-import stat
 import time
 from collections.abc import Mapping
 from contextlib import suppress
@@ -19,6 +18,7 @@ import msgspec
 from gpudiag.errors import GpudiagError
 from gpudiag.machine.facts_file import load_facts
 from gpudiag.model.facts import Facts, Gpu
+from gpudiag.model.private_directory import cache_home, is_private
 from gpudiag.model.run_directory import encode_json, write_whole
 
 #: Seconds for which figures hold.
@@ -31,9 +31,7 @@ _TRANSPORTS = ("nccl", "nccl-no-p2p")
 
 def cache_directory(environment: Mapping[str, str] | None = None) -> Path:
     """`$XDG_CACHE_HOME/gpudiag/probes`, by default in ~/.cache (XDG Base Directory Specification)."""
-    environment = os.environ if environment is None else environment
-    base = Path(environment.get("XDG_CACHE_HOME", ""))
-    return (base if base.is_absolute() else Path.home() / ".cache") / "gpudiag" / "probes"
+    return cache_home(os.environ if environment is None else environment) / "gpudiag" / "probes"
 
 
 def cached_measurements(inventory: Facts, transport: str, directory: Path | None = None) -> Facts | None:
@@ -44,7 +42,7 @@ def cached_measurements(inventory: Facts, transport: str, directory: Path | None
     try:
         directory = cache_directory() if directory is None else directory
         path = directory / _name(inventory, transport)
-        if not _private(directory) or not 0 <= time.time() - path.stat().st_mtime <= MAX_AGE_S:
+        if not is_private(directory) or not 0 <= time.time() - path.stat().st_mtime <= MAX_AGE_S:
             return None
         measured = load_facts(path)
     except (OSError, RuntimeError, GpudiagError):  # RuntimeError: this user has no home directory
@@ -62,7 +60,7 @@ def keep_measurements(facts: Facts, directory: Path | None = None) -> None:
     with suppress(OSError, RuntimeError):
         directory = cache_directory() if directory is None else directory
         directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-        if not _private(directory):
+        if not is_private(directory):
             return
         for transport in transports:
             write_whole(directory / _name(facts, transport), encode_json(facts), mode=0o600)
@@ -114,13 +112,3 @@ def _name(facts: Facts, transport: str) -> str:
 
 def _has(facts: Facts, transport: str) -> bool:
     return any(call.strategy == transport for call in facts.collectives)
-
-
-def _private(directory: Path) -> bool:
-    """Whether nobody but this user (and root) can put files there."""
-    status = directory.lstat()
-    return (
-        stat.S_ISDIR(status.st_mode)
-        and status.st_uid == os.getuid()
-        and not status.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
-    )

@@ -10,7 +10,20 @@ from typing import Literal
 
 import msgspec
 
-from gpudiag.model.quantities import Bytes, Count, Devices, Difference, Milliseconds, Ordinal, Rate, Seconds
+from gpudiag.model.quantities import (
+    Bytes,
+    Count,
+    Devices,
+    Difference,
+    Freedom,
+    Milliseconds,
+    Ordinal,
+    Percentage,
+    Rate,
+    Seconds,
+    StepMilliseconds,
+    Throughput,
+)
 
 SCALING_SCHEMA = "gpudiag/scaling/1"
 POINT_SCHEMA = "gpudiag/scale-point/1"
@@ -86,9 +99,9 @@ class Machine(msgspec.Struct, frozen=True, kw_only=True):
 class Start(msgspec.Struct, frozen=True, kw_only=True):
     """What one start of a point's job measured: samples per second, with the 95 % interval of its steps alone."""
 
-    samples_per_s: Rate
+    samples_per_s: Throughput
     ci95: tuple[Difference, Difference]
-    freedom: Rate | None = None
+    freedom: Freedom | None = None
 
 
 class PointRecord(msgspec.Struct, frozen=True, kw_only=True):
@@ -141,13 +154,13 @@ class PointRecord(msgspec.Struct, frozen=True, kw_only=True):
     threads: Count | None = None
     status: PointStatus = "not measured"
     error: str | None = None
-    samples_per_s: Rate | None = None
+    samples_per_s: Throughput | None = None
     ci95: tuple[Difference, Difference] | None = None
-    freedom: Rate | None = None
+    freedom: Freedom | None = None
     starts: tuple[Start, ...] = ()
     paced_by_host: bool | None = None
-    step_ms: Milliseconds | None = None
-    mean_ms: Milliseconds | None = None
+    step_ms: StepMilliseconds | None = None
+    mean_ms: StepMilliseconds | None = None
     median_ms: Milliseconds | None = None
     standard_error_ms: Milliseconds | None = None
     jitter_ms: Milliseconds | None = None
@@ -166,7 +179,7 @@ class PointRecord(msgspec.Struct, frozen=True, kw_only=True):
     voxels_per_sample: Rate | None = None
     mvox_per_s: Rate | None = None
     tflops_per_s: Rate | None = None
-    mfu_percent: Rate | None = None
+    mfu_percent: Percentage | None = None
     alone: bool = False
     profiled: str | None = None
     halved_from: str | None = None
@@ -232,8 +245,8 @@ class Waterfall(msgspec.Struct, frozen=True, kw_only=True):
     workload: str
     strategy: str
     devices: Devices
-    ideal_samples_per_s: Rate
-    reached_samples_per_s: Rate
+    ideal_samples_per_s: Throughput
+    reached_samples_per_s: Throughput
     reached_percent: Difference
     losses: tuple[Loss, ...]
     hidden_communication_ms: Milliseconds
@@ -317,7 +330,7 @@ class AloneGpu(msgspec.Struct, frozen=True, kw_only=True):
     index: Ordinal
     name: str
     point: str
-    samples_per_s: Rate
+    samples_per_s: Throughput
     relative: Difference
     odd: bool
 
@@ -329,7 +342,7 @@ class Pair(msgspec.Struct, frozen=True, kw_only=True):
     link: str
     strategy: str
     point: str
-    samples_per_s: Rate
+    samples_per_s: Throughput
     efficiency: Rate
     efficiency_ci95: tuple[Difference, Difference]
 

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from gpudiag.model.attribution import Attribution
 from gpudiag.model.event import HOST, NO_NUMBER, EventKind, Trace
+from gpudiag.model.sanitize import printable
 from gpudiag.model.timeline import UNKNOWN, Timeline
 from gpudiag.report.export.gpudiag_tracks import gpudiag_tracks
 from gpudiag.report.export.model import ExportModel, Group, Track, TrackKind
@@ -34,7 +35,7 @@ def export_model_of(timeline: Timeline, attribution: Attribution, recordings: Se
         for device in np.unique(trace.events.device[trace.events.device != HOST]).tolist():
             lane = of_device.get(device)
             rank = ranks[0] if lane is None else timeline.lanes[lane].rank
-            model = trace.device_names.get(device, "")
+            model = printable(trace.device_names.get(device, ""))
             own = () if lane is None else gpudiag_tracks(timeline, attribution, lane)
             devices.append(
                 Group(
@@ -83,6 +84,7 @@ def _tracks(trace: Trace, chosen: NDArray[np.bool_], shift: int, kind: TrackKind
         return []
     order = rows[np.argsort(events.thread[rows], kind="stable")]
     threads, first = np.unique(events.thread[order], return_index=True)
+    names = tuple(map(printable, events.names))  # viewers may act on what a terminal acts on
     tracks = []
     for thread, part in zip(threads.tolist(), np.split(order, first[1:]), strict=True):
         step = numbers[part]
@@ -95,7 +97,7 @@ def _tracks(trace: Trace, chosen: NDArray[np.bool_], shift: int, kind: TrackKind
                 start=events.start_ns[part] + shift,
                 end=events.end_ns[part] + shift,
                 name=events.name[part],
-                names=events.names,
+                names=names,
                 event_kind=events.kind[part],
                 correlation=events.correlation[part],
                 size_bytes=events.size_bytes[part],

@@ -18,6 +18,9 @@ _FEW_STEPS = 3
 _FEW_FINDINGS = 4
 _INDENT = 2
 
+#: Far more than an analysis has; drawing 20,000 of a file would take a minute.
+_MOST = 200
+
 
 def verdict_section(verdict: Verdict, *, full: bool) -> RenderableType:
     """Return the verdict: how bad, what, what fixing it gains, where it is, what to try."""
@@ -71,11 +74,12 @@ def findings_section(analysis: Analysis) -> RenderableType:
     headline = words.verdict_of(analysis).headline
     said = () if headline is None else headline.advice
     table = plain_grid({"no_wrap": True, "justify": "right"}, {}, gap=1)
-    for number, finding in enumerate(analysis.findings, start=1):
+    for number, finding in enumerate(analysis.findings[:_MOST], start=1):
         title = Text(words.title_of(finding), style="bold")
         advice = tuple(step for step in finding.advice if step not in said)
         table.add_row(Text(f"{number}."), Group(title, _details(finding, advice, analysis)))
-    return table
+    more = and_more([], len(analysis.findings) - _MOST)
+    return Group(table, *more) if more else table
 
 
 def _details(finding: Finding, advice: tuple[str, ...], analysis: Analysis) -> RenderableType:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
+from itertools import islice
 from numbers import Integral
 from typing import Any
 
@@ -15,29 +17,37 @@ from gpudiag.model.frames.results import results_frame
 from gpudiag.model.sanitize import one_line
 from gpudiag.report import figures
 from gpudiag.report.csv_text import csv_text
-from gpudiag.report.layout import print_trimmed
+from gpudiag.report.layout import and_more, print_trimmed
 from gpudiag.report.scaling import words
 from gpudiag.report.scaling.text import escaped, table
 
 VERDICT = "verdict"
 HEADINGS = ("rank", "strategy", "samples/s", "±", "step ms", "jitter", "efficiency", "MFU", "machine", "from")
 
+#: What is drawn in a terminal; a second for each 200 tables. Files have all.
+_MOST_GROUPS, _MOST_ROWS = 500, 1000
+
 
 def render_table(result: ResultsTable, console: Console) -> None:
     """Print every group, what is not ranked and why, and what could not be read."""
-    for group in result.groups:
+    shown = result.groups[:_MOST_GROUPS]
+    for group, rows in zip(shown, _rows_of_each(shown), strict=True):
         console.print(Text(_heading(group), style="bold underline"))
         drawn = Table(box=None, padding=(0, 2, 0, 0))
         for heading in _headings(group):
             drawn.add_column(heading, justify="left" if heading in _WORDS else "right", overflow="fold")
-        for row in _rows(group):
+        for row in rows[:_MOST_ROWS]:
             drawn.add_row(*map(Text, row))
         print_trimmed(console, drawn)
-        for line in _not_measured(group):
+        for more in and_more([], len(rows) - _MOST_ROWS):
+            console.print(more)
+        for line in _not_measured(group)[:_MOST_ROWS]:
             print_trimmed(console, Text(line, style="yellow"))
         for refusal in group.refusals:
             console.print(Text(f"Not ranked together: {one_line(refusal)}.", style="yellow"))
         console.print()
+    for more in and_more([], len(result.groups) - _MOST_GROUPS, "tables: "):
+        console.print(more)
     for refusal in result.refusals:
         console.print(Text(f"Not ranked together: {one_line(refusal)}.", style="yellow"))
     for line in result.left_out:
@@ -52,8 +62,8 @@ _UNKNOWN_MACHINE = "unknown machine"
 def to_markdown(result: ResultsTable) -> str:
     """The same for documentation."""
     lines = []
-    for group in result.groups:
-        lines += [f"## {escaped(_heading(group))}", "", *table(_headings(group), _rows(group), left=2), ""]
+    for group, rows in zip(result.groups, _rows_of_each(result.groups), strict=True):
+        lines += [f"## {escaped(_heading(group))}", "", *table(_headings(group), rows, left=2), ""]
         lines += [part for line in _not_measured(group) for part in (escaped(line), "")]
         lines += [f"Not ranked together: {escaped(refusal)}.\n" for refusal in group.refusals]
     lines += [f"- Not ranked together: {escaped(refusal)}." for refusal in result.refusals]
@@ -80,12 +90,17 @@ def _headings(group: Comparable) -> tuple[str, ...]:
     return (*HEADINGS, VERDICT) if any(row.verdict for row in _members(group)) else HEADINGS
 
 
-def _rows(group: Comparable) -> list[tuple[str, ...]]:
-    cells = [_cells(row) for row in results_frame([group]).itertuples(index=False)]
-    if len(_headings(group)) == len(HEADINGS):
-        return cells
-    verdicts = (one_line(row.verdict) for row in _members(group))
-    return [(*row, verdict) for row, verdict in zip(cells, verdicts, strict=True)]
+def _rows_of_each(groups: Sequence[Comparable]) -> list[list[tuple[str, ...]]]:
+    """Return the rows of each group. One frame is made for all of them, since making one takes milliseconds."""
+    cells = (_cells(row) for row in results_frame(groups).itertuples(index=False))
+    found = []
+    for group in groups:
+        members = _members(group)
+        rows = list(islice(cells, len(members)))
+        if len(_headings(group)) > len(HEADINGS):
+            rows = [(*row, one_line(member.verdict)) for row, member in zip(rows, members, strict=True)]
+        found.append(rows)
+    return found
 
 
 def _not_measured(group: Comparable) -> list[str]:

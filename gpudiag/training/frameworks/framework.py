@@ -28,6 +28,7 @@ class Framework(ABC):
         cpu_memory_formats: those in which it can train on CPUs.
         one_process: one process drives all devices of a user's own program unless told otherwise.
         shares_launches: jobs can follow each other in the same processes, on any of the devices.
+        entry: `module:function` that each training process calls before it trains; "" for none.
         trainer: `module:function` that trains a built-in workload in each process, given the job.
         fault_job: `module:function` that `gpudiag selftest` has each process run.
         fault_kinds: kinds of the selftest's faults that this program can put in.
@@ -41,6 +42,7 @@ class Framework(ABC):
     cpu_memory_formats: ClassVar[tuple[str, ...]] = MEMORY_FORMATS
     one_process: ClassVar[bool] = False
     shares_launches: ClassVar[bool] = False
+    entry: ClassVar[str] = ""
     trainer: ClassVar[str]
     fault_job: ClassVar[str]
     fault_kinds: ClassVar[frozenset[str]]
@@ -66,6 +68,7 @@ class Framework(ABC):
     def worker(self, plan: Plan) -> list[str]:
         """What each training process runs, after the interpreter: `-m gpudiag.training.jobs RUN_DIR JOB`."""
         return [
+            "-P",  # nothing is imported from the current directory but a function that the user named
             "-m",
             _WORKER,
             str(plan.run_dir.resolve()),

@@ -1,4 +1,4 @@
-"""The program of each training process: `python -m gpudiag.training.jobs RUN_DIR JOB`, started by torchrun.
+"""The program of each training process: `python -m gpudiag.training.jobs RUN_DIR JOB`.
 
 JOB is a `gpudiag.model.job.Job` as JSON. What the process prints goes to `RUN_DIR/logs/rank<r>.log`. Exit code 1 after
 any failure; which, the launcher has been told.
@@ -43,6 +43,8 @@ def main(arguments: list[str]) -> int:
     set_launched(Launched(run_dir=run_dir, job=job))
     _keep_what_was_measured_when_ended()
     try:
+        if framework_named(job.framework).entry:
+            _call(framework_named(job.framework).entry)
         if is_own(job.workload):
             from gpudiag.training.jobs.own import find_function
 
@@ -52,8 +54,7 @@ def main(arguments: list[str]) -> int:
 
             predict(job)
         else:
-            module, _, function = framework_named(job.framework).trainer.partition(":")
-            getattr(importlib.import_module(module), function)(job)
+            _call(framework_named(job.framework).trainer, job)
         _check_measured(run_dir, place.rank, job.workload)
     except Ended:
         with contextlib.suppress(OSError):
@@ -73,6 +74,12 @@ def main(arguments: list[str]) -> int:
         )
         return 1 if ours or isinstance(error, Exception) else 2
     return 0
+
+
+def _call(name: str, *arguments: object) -> None:
+    """Call gpudiag's own `module:function`."""
+    module, _, function = name.partition(":")
+    getattr(importlib.import_module(module), function)(*arguments)
 
 
 class Ended(KeyboardInterrupt):  # no failure: records show it by this name
@@ -128,7 +135,8 @@ def _note_failure(run_dir: Path, text: str) -> None:
 def _log_to(path: Path) -> None:
     """Send both output streams, also those of libraries and children, to one file."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    log = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
+    path.unlink(missing_ok=True)  # it may be a link that somebody else has put there
+    log = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, 0o644)
     for stream in (1, 2):
         os.dup2(log, stream)
     os.close(log)

@@ -15,13 +15,11 @@ from __future__ import annotations
 
 import gc
 import os
-import socket
 import sys
 import time
 import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
-from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -32,8 +30,8 @@ from gpudiag.model.benchmarks.sweep import OUTCOME_FILE, SWEEP_FILE, SWEEP_SCHEM
 from gpudiag.model.job import Job
 from gpudiag.model.run import RankRecord
 from gpudiag.model.run_directory import read_json, write_json
+from gpudiag.training.frameworks.directory_store import STORE_VARIABLE, DirectoryStore
 from gpudiag.training.frameworks.pytorch.store import new_job
-from gpudiag.training.frameworks.pytorch.torchrun import stores_on_their_hosts
 from gpudiag.training.models.registry import workload_entry
 from gpudiag.training.session import record
 from gpudiag.training.session.enough import Enough
@@ -62,27 +60,16 @@ class _Report(msgspec.Struct):
 
 
 class _Roll:
-    """All processes of the sweep and the launcher's store, through which they keep together between jobs."""
+    """All processes of the sweep and a directory of the launch, through which they keep together between jobs."""
 
     def __init__(self, rank: int, size: int) -> None:
         self.rank, self.size = rank, size
-        self._store: Any = None
-        if size > 1:
-            from torch import distributed
-
-            dist: Any = distributed  # whose stores are not in its `__all__`
-            store = dist.TCPStore(
-                os.environ["MASTER_ADDR"],
-                int(os.environ["MASTER_PORT"]),
-                is_master=False,
-                timeout=timedelta(seconds=60),
-            )
-            self._store = dist.PrefixStore(f"gpudiag-sweep/{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}", store)
+        self.directory = Path(os.environ[STORE_VARIABLE])
+        self._store = DirectoryStore(self.directory / "sweep")
 
     def say(self, key: str, value: str) -> None:
         """Leave a value for the others."""
-        if self._store is not None:
-            self._store.set(key, value)
+        self._store.set(key, value)
 
     def hear(self, key: str, *, timeout_s: float) -> str | None:
         """Wait for a value; None when it does not come in time. Does nothing in between but sleep."""
@@ -218,15 +205,9 @@ class _Sweep:
 
     @contextmanager
     def _standing(self, number: int, entry: SweepEntry) -> Iterator[None]:
-        """Be the process of a job of `len(entry.ranks)` that meets at a port of its own, as far as anyone can tell."""
+        """Be the process of a job of `len(entry.ranks)` that meets in a directory of its own."""
         roll = self.roll
         index = entry.ranks.index(roll.rank)
-        if index == 0:
-            stores_on_their_hosts()  # this process serves the job's, also where it is the only one
-            address, port = "127.0.0.1", str(_free_port())
-            roll.say(f"{number}/port", port)
-        else:
-            address, port = "127.0.0.1", roll.hear(f"{number}/port", timeout_s=_TOGETHER_S) or ""
         size = str(len(entry.ranks))
         values = {
             "RANK": str(index),
@@ -235,9 +216,7 @@ class _Sweep:
             "LOCAL_WORLD_SIZE": size,
             "GROUP_RANK": "0",
             "GROUP_WORLD_SIZE": "1",
-            "MASTER_ADDR": address,
-            "MASTER_PORT": port,
-            "TORCHELASTIC_USE_AGENT_STORE": "False",
+            STORE_VARIABLE: str(roll.directory / f"job-{number}"),
         }
         new_job()
         before = {name: os.environ.get(name) for name in values}
@@ -262,13 +241,6 @@ def _work(job: Job) -> None:
         from gpudiag.training.jobs.volume.unet3d_predict import predict
 
         predict(job)
-
-
-def _free_port() -> int:
-    """A TCP port that nobody listens at now, on the loopback address."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def _out_of_memory(error: BaseException) -> bool:

@@ -12,7 +12,11 @@ from gpudiag.errors import FrameworkMissingError, UsageError
 from gpudiag.training.frameworks.registry import framework_named
 
 #: Run by the interpreter in question, with the framework's own question in it.
+#: Without "" in the path, which `-c` puts there: a module in the current directory is not Python's own. (`-P` would do
+#: the same, but Python knows it from 3.11 on only.)
 _QUESTION = """
+import sys
+del sys.path[0]
 import importlib.metadata, importlib.util, json, os, platform, re
 def has(name):
     try: return importlib.util.find_spec(name)

@@ -11,6 +11,7 @@ from gpudiag.model.run_directory import ANALYSIS_FILE, LIGHT_TRACES, RUN_FILE, T
 
 RANKS_DIR = "ranks"
 LOGS_DIR = "logs"
+_MOST_DIGITS = 12
 
 
 def rank_file(run_dir: Path, rank: int) -> Path:
@@ -63,10 +64,14 @@ def write_rank(run_dir: Path, record: RankRecord) -> None:
 
 def read_ranks(run_dir: Path, world_size: int, run_id: str | None = None) -> tuple[RankRecord, ...]:
     """The readable records that there are of ranks below `world_size`, by rank; of this run alone, where it is told."""
+    # By the files that there are: RANK and WORLD_SIZE may say millions.
+    names = (path.name.removeprefix("rank").removesuffix(".json") for path in (run_dir / RANKS_DIR).glob("rank*.json"))
+    ranks = sorted(int(name) for name in names if name.isascii() and name.isdecimal() and len(name) < _MOST_DIGITS)
     found = []
-    for rank in range(world_size):
-        with contextlib.suppress(UnreadableInputError):
-            found.append(read_json(rank_file(run_dir, rank), RankRecord, RANK_SCHEMA))
+    for rank in ranks:
+        if rank < world_size:
+            with contextlib.suppress(UnreadableInputError):
+                found.append(read_json(rank_file(run_dir, rank), RankRecord, RANK_SCHEMA))
     return tuple(one for one in found if run_id is None or one.run_id in {"", run_id})
 
 

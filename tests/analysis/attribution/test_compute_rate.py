@@ -97,3 +97,11 @@ def test_peaks_are_of_boards_that_are_known_and_of_their_mean() -> None:
     assert peak(H100, "NVIDIA A100-SXM4-80GB") == ((h100 + a100) / 2, 1, "")
     assert peak(H100, "a toaster") == (None, 0, "no published peak of a toaster in bf16 is known here")
     assert peak(H100, on="cpu") == (None, 0, "nobody publishes one of a process on CPUs")
+
+
+def test_more_than_the_peak_is_no_share_of_it() -> None:
+    found = rate((counted(bf16=40), 1e-3))
+    assert found is not None
+    assert found.peak_tflops is not None
+    assert found.mfu_percent is None
+    assert "more than the peak" in found.reasons["mfu_percent"]

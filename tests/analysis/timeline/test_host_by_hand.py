@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -221,3 +222,13 @@ def test_a_hosts_collectives_are_its_first_lanes() -> None:
     assert [kind[0] for kind in first.collectives.kinds] == ["all_reduce"]
     assert (first.collectives.start[0], second.collectives.start[0]) == (60_000, 20_000)
     assert (len(first.collectives), len(second.collectives)) == (4, 4)
+
+
+def test_many_threads_take_time_in_proportion() -> None:
+    """A search of all events for each thread would be 10,000 million looks."""
+    threads = 50_000
+    thread = np.tile(np.arange(threads), 4)
+    start = np.arange(len(thread), dtype=np.int64)
+    begun = time.process_time()
+    assert len(_top_level(np.arange(len(thread)), start, start + 1, thread)) == len(thread)
+    assert time.process_time() - begun < 30

@@ -10,18 +10,18 @@ from pathlib import Path
 
 import pytest
 
-import gpudiag.training.frameworks.tensorflow
+import gpudiag.training.frameworks
 from tests.cli_process import SECONDS
 
 pytestmark = pytest.mark.processes
 
-STARTER = Path(gpudiag.training.frameworks.tensorflow.__file__).with_name("starter.py")
+STARTER = Path(gpudiag.training.frameworks.__file__).with_name("starter.py")
 WAITS_S = 30
 
 
 def start(count: int, program: str, **changes: str) -> subprocess.CompletedProcess[str]:
     kept = {name: value for name, value in os.environ.items() if name != "CUDA_VISIBLE_DEVICES"}
-    command = [sys.executable, "-I", str(STARTER), str(count), sys.executable, "-u", "-c", program]
+    command = [sys.executable, "-I", str(STARTER), "tensorflow", str(count), sys.executable, "-u", "-c", program]
     return subprocess.run(
         command, capture_output=True, text=True, timeout=SECONDS, check=False, env={**kept, **changes}
     )

@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from gpudiag.model.job import Job, Rendezvous
+from gpudiag.training.frameworks.pytorch.torchrun import opened, signed
 from gpudiag.training.frameworks.registry import framework_named
 from gpudiag.training.launch import Plan
 from gpudiag.training.launch.environment import environment
+from tests.cli_process import SECONDS
+from tests.cli_process import environment as environment_of_programs
 
 command_line = framework_named("pytorch").command_line
 
@@ -27,11 +32,12 @@ def plan(**changes: Any) -> Plan:
     return Plan(job=Job(**given | changes), run_dir=Path("run"), processes=3, threads=5)
 
 
-def test_one_node_meets_on_the_loopback_address() -> None:
+def test_one_node_needs_no_torchrun(tmp_path: Path) -> None:
     words = command_line(plan())
-    assert words[0] == "py"
-    assert Path(words[1]).name == "torchrun.py"
-    assert {"--nproc-per-node=3", "--nnodes=1", "--rdzv-endpoint=127.0.0.1:0"} <= set(words)
+    assert Path(words[2]).name == "starter.py"
+    assert words[3:6] == ["pytorch", "3", "py"]
+    assert "-P" in words[6:8]
+    assert values(tmp_path, {})["GPUDIAG_STORE"] == str(tmp_path / "store")
     worker = words.index("gpudiag.training.jobs")
     assert Path(words[worker + 1]).is_absolute()
     assert json.loads(words[worker + 2])["workload"] == "mlp"
@@ -63,6 +69,7 @@ def test_several_nodes_meet_under_a_word_of_theirs(tmp_path: Path, monkeypatch: 
     framework_named("pytorch").check(options)
     given = values(tmp_path, {SECRET_VARIABLE: "word"}, nodes=2, rendezvous=options.rendezvous)
     assert len(given["PET_RDZV_ID"]) == 64
+    assert "GPUDIAG_STORE" not in given
     assert not any("word" in word for word in command_line(plan(nodes=2, rendezvous=options.rendezvous)))
 
 
@@ -90,3 +97,60 @@ def test_an_interpreter_without_gpudiag_gets_it_and_nothing_else(tmp_path: Path)
 
 def test_temporary_files_go_where_they_are_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert values(tmp_path, {"TMPDIR": "/elsewhere"})["TMPDIR"] == str(tmp_path)
+
+
+_KEY = "torch.rendezvous.id"
+
+
+def test_state_of_the_rendezvous_carries_a_signature(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GPUDIAG_SECRET", "word")
+    kept = signed(_KEY, "c3RhdGU=")
+    assert opened(_KEY, kept.encode()) == b"c3RhdGU="
+    assert signed(_KEY, "") == ""
+    monkeypatch.setenv("GPUDIAG_SECRET", "another")
+    for forged in (kept, "c3RhdGU=", "c3RhdGU=.", "\u00e9", ""):
+        with pytest.raises(RuntimeError, match="does not know GPUDIAG_SECRET"):
+            opened(_KEY, forged.encode())
+
+
+_STORES = """
+import base64, importlib, sys
+sys.path.insert(0, sys.argv[1])
+from torch import distributed
+plain = distributed.TCPStore
+from torchrun import stores_on_their_hosts
+stores_on_their_hosts()
+from torch.distributed.elastic.rendezvous.c10d_rendezvous_backend import C10dRendezvousBackend
+
+ours = distributed.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+backend = C10dRendezvousBackend(ours, "id")
+assert backend.get_state() is None
+state, token, done = backend.set_state(b"first")
+assert (state, done) == (b"first", True), state
+state, token, done = backend.set_state(b"second", token)
+assert (state, done) == (b"second", True), state
+assert backend.set_state(b"third", b"stale")[2] is False
+assert backend.get_state()[0] == b"second"
+foreign = plain("127.0.0.1", ours.port, is_master=False, wait_for_workers=False)
+foreign.set("torch.rendezvous.id", base64.b64encode(b"a pickle").decode())
+try:
+    backend.get_state()
+except Exception as error:
+    print(type(error).__name__)
+"""
+
+
+@pytest.mark.processes
+def test_torchrun_does_not_unpickle_what_others_wrote() -> None:
+    import gpudiag.training.frameworks.pytorch
+
+    folder = str(Path(gpudiag.training.frameworks.pytorch.__file__).parent)
+    done = subprocess.run(
+        [sys.executable, "-P", "-c", _STORES, folder],
+        capture_output=True,
+        text=True,
+        env=environment_of_programs() | {"GPUDIAG_SECRET": "word"},
+        timeout=SECONDS,
+        check=False,
+    )
+    assert done.stdout.strip() in {"RendezvousConnectionError", "RuntimeError"}, done.stderr

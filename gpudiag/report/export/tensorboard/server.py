@@ -17,9 +17,12 @@ from gpudiag.errors import FrameworkMissingError, UsageError, WorkerFailedError
 
 #: Seconds until TensorBoard serves: it imports much, from a cold disk.
 _PATIENCE_S = 120.0
+_SERVE = Path(__file__).with_name("serve.py")
 _INSTALL = "Install it (in a clone: pip install '.[tensorboard]'), or name an interpreter that has it with --python."
 #: What the interpreter is asked: does it have these, and which versions?
 _ASK = """
+import sys
+del sys.path[0]  # the current directory, whose modules are not Python's own
 import importlib.metadata, importlib.util, json
 versions = {}
 for module, packages in {"tensorboard": ("tensorboard",), "xprof": ("xprof",), "tensorboard_plugin_profile":
@@ -96,7 +99,7 @@ def serving(python: str, directory: Path, host: str, port: int, versions: str) -
     own = directory / ".tensorboard"
     own.mkdir()
     log = own / "log"
-    command = [python, "-m", "tensorboard.main", "--logdir", str(directory), "--host", host, "--port", str(port)]
+    command = [python, "-P", str(_SERVE), "--logdir", str(directory), "--host", host, "--port", str(port)]
     with log.open("wb") as output:
         process = subprocess.Popen(
             [*command, "--load_fast=false"],

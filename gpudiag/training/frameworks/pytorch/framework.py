@@ -12,12 +12,14 @@ from typing import ClassVar
 
 from gpudiag.errors import UsageError
 from gpudiag.model.job import MemoryFormat, RunOptions
+from gpudiag.training.frameworks.directory_store import STORE_VARIABLE
 from gpudiag.training.frameworks.framework import Framework
 from gpudiag.training.frameworks.plan import Plan
 
 #: A word that all nodes of a job share: what lies where they meet is under it, and torchrun unpickles it.
 SECRET_VARIABLE = "GPUDIAG_SECRET"  # noqa: S105  # a name
 _TORCHRUN = Path(__file__).with_name("torchrun.py")
+_STARTER = Path(__file__).parents[1] / "starter.py"
 
 #: `torch/version.py` holds assignments only; importing torch takes seconds.
 _QUESTION = r"""
@@ -38,7 +40,7 @@ checkpointing
 
 
 class PyTorch(Framework):
-    """One process per device, started by torchrun."""
+    """One process per device, started by gpudiag on one node, and by torchrun on several."""
 
     name: ClassVar[str] = "pytorch"
     package: ClassVar[str] = "torch"
@@ -46,6 +48,7 @@ class PyTorch(Framework):
     question: ClassVar[str] = _QUESTION
     memory_format: ClassVar[MemoryFormat] = "nchw"
     shares_launches: ClassVar[bool] = True
+    entry: ClassVar[str] = "gpudiag.training.frameworks.pytorch.meeting:meet_through_files"
     trainer: ClassVar[str] = "gpudiag.training.jobs.train:train"
     fault_job: ClassVar[str] = "gpudiag.training.jobs.faults.pytorch.registry:run"
     fault_kinds: ClassVar[frozenset[str]] = frozenset(_FAULT_KINDS.split())
@@ -59,24 +62,26 @@ class PyTorch(Framework):
             )
 
     def command_line(self, plan: Plan) -> list[str]:
-        """`python torchrun.py ... -m gpudiag.training.jobs RUN_DIR JOB`.
+        """`python starter.py pytorch PROCESSES python -m gpudiag.training.jobs RUN_DIR JOB` on one node.
 
-        On one node the processes meet at a free port of the loopback address; on several, where `Job.rendezvous` says.
+        On several, `python torchrun.py ... -m gpudiag.training.jobs RUN_DIR JOB`: they meet at `Job.rendezvous`.
         """
         where = plan.job.rendezvous
         if where is None:
-            meeting = ["--rdzv-backend=c10d", "--rdzv-endpoint=127.0.0.1:0", "--local-addr=127.0.0.1"]
-        else:
-            meeting = [f"--rdzv-backend={where.backend}", f"--rdzv-endpoint={where.endpoint}"]
-            if where.node_rank is not None:
-                meeting.append(f"--node-rank={where.node_rank}")
+            start = [sys.executable, "-I", str(_STARTER), self.name, str(plan.processes)]
+            return [*start, plan.job.python, *self.worker(plan)]
+        meeting = [f"--rdzv-backend={where.backend}", f"--rdzv-endpoint={where.endpoint}", "--no-python"]
+        if where.node_rank is not None:
+            meeting.append(f"--node-rank={where.node_rank}")
         count = [f"--nnodes={plan.job.nodes}", f"--nproc-per-node={plan.processes}"]
-        return [plan.job.python, str(_TORCHRUN), *count, *meeting, *self.worker(plan)]
+        return [plan.job.python, str(_TORCHRUN), *count, *meeting, plan.job.python, *self.worker(plan)]
 
-    def set_environment(self, values: dict[str, str], plan: Plan, private: Path) -> None:  # noqa: ARG002
-        """Where compiled kernels are kept, which interface processes talk over, under which word nodes meet."""
+    def set_environment(self, values: dict[str, str], plan: Plan, private: Path) -> None:
+        """Where compiled kernels are kept, which interface processes talk over, and where and how processes meet."""
         # Compiled kernels are worth keeping from run to run; this is where they would be without our TMPDIR.
         values.setdefault("TORCHINDUCTOR_CACHE_DIR", str(Path(tempfile.gettempdir()) / f"torchinductor_{_user()}"))
+        if plan.job.rendezvous is None:
+            values[STORE_VARIABLE] = str(private / "store")
         if plan.job.nodes > 1:
             # torchrun takes its options from such variables too, and other users of the machine see command lines only.
             values["PET_RDZV_ID"] = hashlib.sha256(values.get(SECRET_VARIABLE, "").encode()).hexdigest()

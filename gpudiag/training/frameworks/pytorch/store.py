@@ -1,12 +1,16 @@
-"""The key-value store through which the processes of a PyTorch job agree: their process group's, or torchrun's."""
+"""The key-value store through which the processes of a PyTorch job agree: the launcher's private directory, their
+process group's, or torchrun's.
+"""
 
 from __future__ import annotations
 
 import itertools
 import os
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
+from gpudiag.training.frameworks.directory_store import STORE_VARIABLE, DirectoryStore
 from gpudiag.training.session.place import Place
 
 #: One number per session of this process's job; ranks open their sessions in the same order.
@@ -31,6 +35,8 @@ def job_store(place: Place) -> Any:
     session = next(_sessions)
     if place.world_size == 1:
         return None
+    if directory := os.environ.get(STORE_VARIABLE):
+        return DirectoryStore(Path(directory) / f"session-{session}")
     from torch import distributed
 
     dist: Any = distributed  # whose stores are not in its `__all__`

@@ -1,17 +1,19 @@
-"""torchrun whose stores listen only where the processes meet: on one node the loopback address.
+"""torchrun for several nodes, whose stores listen only where the nodes meet, and whose state nobody else can change.
 
     python torchrun.py TORCHRUN'S ARGUMENTS...
 
 PyTorch's stores listen on every interface, whatever address they are given, ask nobody who they are, and torchrun
 unpickles what lies in one under a known key. Here a store that serves is handed a socket that is bound to its own
-host's address. Is run as a file, by an interpreter that need not have gpudiag; `stores_on_their_hosts` is also called
-in training processes that make stores of their own.
+host's address, and what torchrun unpickles carries a signature (HMAC) made with the word that the nodes share. Is run
+as a file, by an interpreter that need not have gpudiag.
 """
 
 from __future__ import annotations
 
 import contextlib
+import hmac
 import importlib
+import os
 import socket
 import sys
 from pathlib import Path
@@ -19,6 +21,10 @@ from typing import Any
 
 #: As many as PyTorch's own listening socket has.
 _BACKLOG = 2048
+#: The word that the nodes share.
+_SECRET = "GPUDIAG_SECRET"  # noqa: S105  # its name
+#: Under keys that begin so, torchrun's c10d backend keeps its state, pickled, as base64.
+_STATE = "torch.rendezvous."
 
 
 def stores_on_their_hosts() -> None:
@@ -44,9 +50,44 @@ def stores_on_their_hosts() -> None:
                 port, more["master_listen_fd"] = _listening(host_name, port)
             super().__init__(host_name, port, *rest, **more)
 
+        def get(self, key: str) -> bytes:
+            found: bytes = super().get(key)
+            return opened(key, found) if _is_state(key) else found
+
+        def compare_set(self, key: str, expected: str, desired: str) -> bytes:
+            if not _is_state(key):
+                plain_found: bytes = super().compare_set(key, expected, desired)
+                return plain_found
+            return opened(key, super().compare_set(key, signed(key, expected), signed(key, desired)))
+
     for module in (distributed, meeting, c10d_rendezvous_backend, static_tcp_rendezvous, elastic):
         if hasattr(module, "TCPStore"):  # which of them have it depends on the version
             module.TCPStore = TCPStore  # type: ignore[attr-defined]
+
+
+def _is_state(key: str) -> bool:
+    return key.startswith(_STATE) and bool(os.environ.get(_SECRET))
+
+
+def signed(key: str, text: str) -> str:
+    """Return base64 text with its signature; the empty text, which says that there is none yet, as it is."""
+    return f"{text}.{_signature(key, text)}" if text else text
+
+
+def opened(key: str, found: bytes) -> bytes:
+    """Return the text without its signature.
+
+    Raises:
+        RuntimeError: it has none, or a wrong one: somebody without the word has written it.
+    """
+    text, _, signature = found.decode("ascii", "replace").partition(".")
+    if not hmac.compare_digest(signature.encode(), _signature(key, text).encode()):
+        raise RuntimeError(f"the state of the rendezvous was written by somebody who does not know {_SECRET}")
+    return text.encode()
+
+
+def _signature(key: str, text: str) -> str:
+    return hmac.new(os.environ[_SECRET].encode(), f"{key} {text}".encode(), "sha256").hexdigest()
 
 
 def _listening(host: str, port: int) -> tuple[int, int]:

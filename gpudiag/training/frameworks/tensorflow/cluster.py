@@ -9,7 +9,7 @@ import socket
 from pathlib import Path
 from typing import Any
 
-from gpudiag.training.frameworks.tensorflow.directory_store import STORE_VARIABLE, DirectoryStore
+from gpudiag.training.frameworks.directory_store import STORE_VARIABLE, DirectoryStore
 from gpudiag.training.session.place import Place, this_place
 
 #: How long a look at a key that nobody has set may take.

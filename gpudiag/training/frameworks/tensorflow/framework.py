@@ -8,14 +8,14 @@ from typing import ClassVar
 
 from gpudiag.errors import UsageError
 from gpudiag.model.job import MemoryFormat, RunOptions
+from gpudiag.training.frameworks.directory_store import STORE_VARIABLE
 from gpudiag.training.frameworks.framework import Framework
 from gpudiag.training.frameworks.plan import Plan
-from gpudiag.training.frameworks.tensorflow.directory_store import STORE_VARIABLE
 from gpudiag.training.frameworks.tensorflow.loopback import preload
 
 #: Strategies whose processes or threads find each other over the network.
 _SERVING = frozenset({"parameter-server", "multi-worker"})
-_STARTER = Path(__file__).with_name("starter.py")
+_STARTER = Path(__file__).parents[1] / "starter.py"
 
 #: TensorFlow's `build_info.py` holds assignments only; importing TensorFlow takes seconds.
 _QUESTION = r"""
@@ -80,8 +80,16 @@ class TensorFlow(Framework):
             )
 
     def command_line(self, plan: Plan) -> list[str]:
-        """`python starter.py PROCESSES python -m gpudiag.training.jobs RUN_DIR JOB`."""
-        return [sys.executable, "-I", str(_STARTER), str(plan.processes), plan.job.python, *self.worker(plan)]
+        """`python starter.py tensorflow PROCESSES python -m gpudiag.training.jobs RUN_DIR JOB`."""
+        return [
+            sys.executable,
+            "-I",
+            str(_STARTER),
+            self.name,
+            str(plan.processes),
+            plan.job.python,
+            *self.worker(plan),
+        ]
 
     def set_environment(self, values: dict[str, str], plan: Plan, private: Path) -> None:
         """Keras's backend, the store through which sessions agree, where servers listen, how many threads are made."""

@@ -1,10 +1,93 @@
-/* Preloaded: what would listen on every interface is bound to the loopback address. TensorFlow's servers take no address
- * to listen on, and ask nobody who they are. */
+/* Preloaded: what would listen on every interface is bound to the loopback address, and connections of other users of
+ * the host are closed. TensorFlow's servers take no address to listen on, and ask nobody who they are. */
 #define _GNU_SOURCE
+#include <arpa/inet.h>
 #include <dlfcn.h>
 #include <netinet/in.h>
+#include <stdio.h>
 #include <string.h>
 #include <sys/socket.h>
+#include <unistd.h>
+
+/* An address and a port as the kernel writes them in /proc/net/tcp; an IPv4 address in an IPv6 one as the IPv4 one. */
+struct place {
+    char address[33];
+    unsigned port;
+};
+
+static const char MAPPED[] = "0000000000000000FFFF0000";
+
+static int place_of(const struct sockaddr_storage *from, struct place *into) {
+    if (from->ss_family == AF_INET) {
+        const struct sockaddr_in *four = (const struct sockaddr_in *)from;
+        snprintf(into->address, sizeof into->address, "%08X", four->sin_addr.s_addr);
+        into->port = ntohs(four->sin_port);
+        return 1;
+    }
+    if (from->ss_family == AF_INET6) {
+        const struct sockaddr_in6 *six = (const struct sockaddr_in6 *)from;
+        unsigned words[4];
+        memcpy(words, &six->sin6_addr, sizeof words);
+        snprintf(into->address, sizeof into->address, "%08X%08X%08X%08X", words[0], words[1], words[2], words[3]);
+        into->port = ntohs(six->sin6_port);
+        return 1;
+    }
+    return 0;
+}
+
+static int same(const struct place *a, const char *address, unsigned port) {
+    const char *left = strncmp(a->address, MAPPED, 24) == 0 && strlen(a->address) == 32 ? a->address + 24 : a->address;
+    const char *right = strncmp(address, MAPPED, 24) == 0 && strlen(address) == 32 ? address + 24 : address;
+    return a->port == port && strcmp(left, right) == 0;
+}
+
+/* The kernel's table says whose socket is at the other end. A socket without an inode is nobody's any more. */
+static int is_ours(const char *table, const struct place *peer, const struct place *here) {
+    FILE *lines = fopen(table, "re");
+    if (!lines)
+        return 0;
+    char line[512], local[33], remote[33];
+    unsigned local_port, remote_port, user;
+    unsigned long inode;
+    int ours = 0;
+    while (!ours && fgets(line, sizeof line, lines))
+        if (sscanf(line, " %*u: %32[0-9A-F]:%x %32[0-9A-F]:%x %*x %*x:%*x %*x:%*x %*x %u %*d %lu", local, &local_port,
+                   remote, &remote_port, &user, &inode) == 6 &&
+            same(peer, local, local_port) && same(here, remote, remote_port))
+            ours = inode != 0 && (user == geteuid() || user == 0);
+    fclose(lines);
+    return ours;
+}
+
+static int is_admitted(int connection) {
+    struct sockaddr_storage peer, here;
+    socklen_t of_peer = sizeof peer, of_here = sizeof here;
+    struct place from, to;
+    if (getpeername(connection, (struct sockaddr *)&peer, &of_peer) ||
+        getsockname(connection, (struct sockaddr *)&here, &of_here))
+        return 0;
+    if (!place_of(&peer, &from) || !place_of(&here, &to))
+        return 1; /* of no network */
+    return is_ours("/proc/self/net/tcp", &from, &to) || is_ours("/proc/self/net/tcp6", &from, &to);
+}
+
+int accept4(int descriptor, struct sockaddr *address, socklen_t *length, int flags) {
+    int (*plain)(int, struct sockaddr *, socklen_t *, int);
+    *(void **)&plain = dlsym(RTLD_NEXT, "accept4");
+    socklen_t room = length ? *length : 0;
+    for (;;) {
+        int connection = plain(descriptor, address, length, flags);
+        if (connection < 0 || is_admitted(connection))
+            return connection;
+        close(connection);
+        if (length)
+            *length = room;
+    }
+}
+
+int accept(int descriptor, struct sockaddr *address, socklen_t *length) {
+    return accept4(descriptor, address, length, 0);
+}
 
 int bind(int descriptor, const struct sockaddr *address, socklen_t length) {
     int (*plain)(int, const struct sockaddr *, socklen_t);

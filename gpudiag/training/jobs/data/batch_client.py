@@ -69,7 +69,7 @@ class ServedBatches:
             for order in self._orders:
                 told = msgspec.json.encode(msgspec.structs.replace(order, endpoint=f"ipc://{path}")).decode()
                 self._processes.append(
-                    subprocess.Popen([sys.executable, "-m", "gpudiag.training.jobs.data.batch_server", told])
+                    subprocess.Popen([sys.executable, "-P", "-m", "gpudiag.training.jobs.data.batch_server", told])
                 )
         except BaseException:
             self.close()

@@ -8,11 +8,11 @@ import hashlib
 import os
 import platform
 import shutil
-import stat
 import subprocess
 import tempfile
 from pathlib import Path
 
+from gpudiag.model.private_directory import cache_home, is_private
 from gpudiag.training.strategies.shared_host.layout import LINE, MOST_LANES
 
 #: As in reduce.c.
@@ -99,7 +99,8 @@ def library() -> ctypes.CDLL | None:
         if kept is None:
             with tempfile.TemporaryDirectory(prefix="gpudiag-") as passing:
                 return _load(_compile(compiler, Path(passing) / name))
-        return _load(kept / name if (kept / name).is_file() else _compile(compiler, kept / name))
+        made = kept / name
+        return _load(made if made.is_file() and not made.is_symlink() else _compile(compiler, made))
     except (OSError, subprocess.SubprocessError):
         return None
 
@@ -138,15 +139,12 @@ def new_engine(loaded: ctypes.CDLL) -> tuple[Engine, ctypes.Array[ctypes.c_char]
 
 def _private_cache() -> Path | None:
     """A directory that only this user can write to, since what is in it will be run; None where there is none."""
-    base = os.environ.get("XDG_CACHE_HOME")
-    folder = (Path(base) if base else Path.home() / ".cache") / "gpudiag" / "native"
     try:
+        folder = cache_home(os.environ) / "gpudiag" / "native"
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        found = folder.stat()
+        return folder if is_private(folder) and os.access(folder, os.W_OK) else None
     except (OSError, RuntimeError):
         return None
-    private = found.st_uid == os.getuid() and not stat.S_IMODE(found.st_mode) & 0o022
-    return folder if private and os.access(folder, os.W_OK) else None
 
 
 def _processor() -> str:

@@ -1,11 +1,12 @@
-"""Starts several training processes of one node that find each other by addresses, as TensorFlow's do.
+"""Start the training processes of one node, and end all of them when one fails.
 
-    python starter.py PROCESSES COMMAND...
+    python starter.py FRAMEWORK PROCESSES COMMAND...
 
-Each process gets the variables that torchrun would set (RANK, LOCAL_RANK, WORLD_SIZE, LOCAL_WORLD_SIZE), and where
-there are several, `TF_CONFIG` with free ports of the loopback address and one GPU of its own. When one fails, the
-others are ended; which failed is said at the end in the words that torchrun uses, but not which were ended because of
-it: TensorFlow catches SIGTERM, and what SIGKILL ended would look as if it had failed. The exit code is 1 then.
+Each process gets the variables that torchrun sets (RANK, LOCAL_RANK, WORLD_SIZE, LOCAL_WORLD_SIZE, ...). Unlike
+torchrun this program serves no store, which other users of the host could reach. Where there are several processes of
+TensorFlow, each also gets `TF_CONFIG` with free ports of the loopback address, and one GPU of its own. The ranks that
+failed are named at the end in the words that torchrun uses, but not those that were ended because of them: TensorFlow
+catches SIGTERM, and what SIGKILL ended would look as if it had failed. The exit code is 1 then.
 
 Needs nothing but the standard library, and is run as a file.
 """
@@ -29,11 +30,13 @@ _GRACE_S = 5.0
 
 def main(arguments: list[str]) -> int:
     """Run all processes to their end."""
-    count, command = int(arguments[0]), arguments[1:]
+    framework, count, command = arguments[0], int(arguments[1]), arguments[2:]
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # the guard, which sends it, ends the processes too
-    addresses = [f"127.0.0.1:{port}" for port in _free_ports(count)] if count > 1 else []
+    addresses = [f"127.0.0.1:{port}" for port in _free_ports(max(1, count))]
+    of_framework = _of_tensorflow if framework == "tensorflow" else _of_pytorch
     processes = [
-        subprocess.Popen(command, env={**os.environ, **_variables(rank, count, addresses)}) for rank in range(count)
+        subprocess.Popen(command, env={**os.environ, **_variables(rank, count), **of_framework(rank, count, addresses)})
+        for rank in range(count)
     ]
     while True:
         some_run = any(process.poll() is None for process in processes)
@@ -63,14 +66,31 @@ def _end(processes: list[subprocess.Popen[bytes]]) -> None:
             process.kill()
 
 
-def _variables(rank: int, count: int, addresses: list[str]) -> dict[str, str]:
-    values = {
+def _variables(rank: int, count: int) -> dict[str, str]:
+    return {
         "RANK": str(rank),
         "LOCAL_RANK": str(rank),
         "WORLD_SIZE": str(count),
         "LOCAL_WORLD_SIZE": str(count),
+        "GROUP_RANK": "0",
         "GROUP_WORLD_SIZE": "1",
     }
+
+
+def _of_pytorch(_rank: int, _count: int, addresses: list[str]) -> dict[str, str]:
+    """Return what libraries look for to see that their processes have been started. Nobody serves at the address."""
+    host, _, port = addresses[0].partition(":")
+    return {
+        "MASTER_ADDR": host,
+        "MASTER_PORT": port,
+        "TORCHELASTIC_RUN_ID": "gpudiag",
+        "TORCHELASTIC_RESTART_COUNT": "0",
+        "TORCHELASTIC_USE_AGENT_STORE": "False",
+    }
+
+
+def _of_tensorflow(rank: int, count: int, addresses: list[str]) -> dict[str, str]:
+    values = {}
     if count > 1:
         task = {"type": "worker", "index": rank}
         values["TF_CONFIG"] = json.dumps({"cluster": {"worker": addresses}, "task": task})

@@ -1,0 +1,76 @@
+"""TensorBoard that answers only this user, and root, of all the users of this host.
+
+    python -P serve.py TENSORBOARD'S ARGUMENTS...
+
+TensorBoard asks nobody who they are, and a loopback address is open to every user of the host. Connections from other
+hosts are answered: TensorBoard listens for them only if the user gave another address.
+
+Needs nothing but the standard library and TensorBoard, and is run as a file.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import os
+import socket
+import socketserver
+import struct
+from pathlib import Path
+from typing import Any
+
+_TABLES = (Path("/proc/self/net/tcp"), Path("/proc/self/net/tcp6"))
+
+Endpoint = tuple[str, int]
+
+
+def is_admitted(connection: socket.socket) -> bool:
+    """Return whether the process at the other end may be answered."""
+    peer = _plain(connection.getpeername())
+    from_here: bool = ipaddress.ip_address(peer[0]).is_loopback
+    known: bool = _TABLES[0].exists()  # only Linux says whose a socket is
+    if not (from_here and known):
+        return True
+    here = _plain(connection.getsockname())
+    for table in _TABLES:
+        try:
+            lines = table.read_text().splitlines()[1:]
+        except OSError:
+            continue
+        for line in lines:
+            words = line.split()
+            if _endpoint(words[1]) == peer and _endpoint(words[2]) == here:
+                # A socket without an inode belongs to no process any more.
+                return int(words[9]) != 0 and int(words[7]) in {os.geteuid(), 0}
+    return False
+
+
+def _plain(address: tuple[Any, ...]) -> Endpoint:
+    return _unmapped(ipaddress.ip_address(address[0].partition("%")[0])), int(address[1])
+
+
+def _endpoint(text: str) -> Endpoint:
+    """The kernel writes addresses as words in the machine's order."""
+    address, _, port = text.partition(":")
+    words = (int(address[begin : begin + 8], 16) for begin in range(0, len(address), 8))
+    raw = b"".join(struct.pack("=I", word) for word in words)
+    return _unmapped(ipaddress.ip_address(raw)), int(port, 16)
+
+
+def _unmapped(address: ipaddress.IPv4Address | ipaddress.IPv6Address) -> str:
+    mapped = address.ipv4_mapped if isinstance(address, ipaddress.IPv6Address) else None
+    return str(mapped or address)
+
+
+def main() -> None:
+    """Run TensorBoard."""
+    from tensorboard.main import run_main  # noqa: PLC0415  # imported by the interpreter that has it
+
+    def verify_request(self: socketserver.BaseServer, request: Any, client_address: Any) -> bool:  # noqa: ARG001
+        return is_admitted(request)
+
+    socketserver.BaseServer.verify_request = verify_request  # type: ignore[method-assign]
+    run_main()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,116 @@
+"""Forked processes that work through numbered tasks, and that end with this process, whatever happens to either."""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+import warnings
+from collections.abc import Callable, Iterator
+from multiprocessing import get_context
+from multiprocessing.connection import Connection, wait
+from types import TracebackType
+from typing import Any, Generic, TypeVar
+
+Result = TypeVar("Result")
+
+
+class ReaderKilledError(Exception):
+    """A reader ended before it sent its result."""
+
+
+class ForkedReaders(Generic[Result]):
+    """Processes forked from this one: what is imported here need not be imported again.
+
+    On leaving the context all of them are killed and reaped. That loses nothing after `results` has returned.
+
+    Args:
+        workers: the largest number of processes.
+        task: called in a reader with the number of a task; its result must be picklable.
+    """
+
+    def __init__(self, workers: int, task: Callable[[int], Result]) -> None:
+        self._workers = workers
+        self._task = task
+        self._processes: dict[Connection[Any, Any], Any] = {}
+        self._waiting: list[int] = []
+        self._results: dict[int, Result] = {}
+        self._tasks = 0
+
+    def __enter__(self) -> ForkedReaders[Result]:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for process in self._processes.values():
+            process.kill()
+        for connection, process in self._processes.items():
+            process.join()
+            connection.close()
+
+    def start(self, tasks: int) -> None:
+        """Start the readers on the tasks 0 to `tasks` - 1."""
+        self._tasks = tasks
+        self._waiting = list(reversed(range(tasks)))
+        context = get_context("fork")
+        for _ in range(min(self._workers, tasks)):
+            ours, theirs = context.Pipe()
+            process = context.Process(target=self._read, args=(theirs, [*self._processes, ours]), daemon=True)
+            with warnings.catch_warnings(), _interrupts_blocked():
+                # Python 3.12 warns of native threads; NumPy's BLAS has some, which survive a fork and which we never
+                # call.
+                warnings.simplefilter("ignore", DeprecationWarning)
+                process.start()
+                self._processes[ours] = process
+            theirs.close()
+            ours.send(self._waiting.pop())
+
+    def results(self) -> list[Result]:
+        """Wait for all tasks, and return their results in order.
+
+        Raises:
+            ReaderKilledError: a reader ended before it sent its result.
+            Exception: what a task raised.
+        """
+        while len(self._results) < self._tasks:
+            for ready in wait(list(self._processes)):
+                assert isinstance(ready, Connection)  # noqa: S101  # we wait for nothing else
+                self._receive(ready)
+        return [self._results[number] for number in range(self._tasks)]
+
+    def _receive(self, connection: Connection[Any, Any]) -> None:
+        try:
+            number, result, error = connection.recv()
+            if error is None and self._waiting:
+                connection.send(self._waiting.pop())
+        except (EOFError, OSError) as cause:
+            raise ReaderKilledError from cause
+        if error is not None:
+            raise error
+        self._results[number] = result
+
+    def _read(self, connection: Connection[Any, Any], inherited: list[Connection[Any, Any]]) -> None:
+        """Work through the tasks that arrive, until this process's parent has gone."""
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
+        for end in inherited:  # while any process holds the parent's end, the parent's death goes unnoticed
+            end.close()
+        with contextlib.suppress(EOFError, OSError):
+            while True:
+                number = connection.recv()
+                answer: tuple[int, Result | None, Exception | None]
+                try:
+                    answer = (number, self._task(number), None)
+                except Exception as error:  # noqa: BLE001  # raised again in the parent
+                    answer = (number, None, error)
+                connection.send(answer)
+
+
+@contextlib.contextmanager
+def _interrupts_blocked() -> Iterator[None]:
+    """Delay SIGINT, so that no process is forked that this one does not know of."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)

@@ -1,0 +1,58 @@
+"""Process groups of one host meet through files of the launch's private directory.
+
+By default they meet through a TCP store, which asks nobody who they are: another user of the host could change what
+lies in it. Files in a directory of mode 0700 are out of the reach of others.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+from collections import Counter
+from collections.abc import Iterator
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+from urllib.parse import parse_qs, urlsplit
+
+from gpudiag.training.frameworks.directory_store import STORE_VARIABLE
+
+#: How many groups of each size this process has joined in each directory. All members of a group count the same.
+_joined: Counter[tuple[str, int]] = Counter()
+
+
+def meet_through_files() -> None:
+    """Make `init_process_group` with `env://`, its default, meet in the directory that the launcher has set.
+
+    Does nothing where the launcher has set none (several hosts), or where PyTorch has no distributed package.
+    """
+    if not os.environ.get(STORE_VARIABLE):
+        return
+    from torch import distributed
+
+    if not distributed.is_available():
+        return
+    # `torch.distributed.rendezvous` is a function of that module by the attribute of its package. A scheme that has a
+    # handler cannot be registered again.
+    rendezvous: Any = importlib.import_module("torch.distributed.rendezvous")
+    rendezvous._rendezvous_handlers["env"] = _meet  # noqa: SLF001
+
+
+def _meet(url: str, timeout: timedelta | None = None, **_: Any) -> Iterator[tuple[Any, int, int]]:
+    """(store, rank, world size) from the URL's query or torchrun's variables."""
+    from torch import distributed
+
+    dist: Any = distributed  # whose stores are not in its `__all__`
+    query = {name: values[0] for name, values in parse_qs(urlsplit(url).query).items()}
+    rank = int(query.get("rank") or os.environ["RANK"])
+    world_size = int(query.get("world_size") or os.environ["WORLD_SIZE"])
+    directory = os.environ[STORE_VARIABLE]
+    number = _joined[directory, world_size]
+    _joined[directory, world_size] += 1
+    groups = Path(directory) / "groups"
+    groups.mkdir(parents=True, exist_ok=True)
+    store = dist.FileStore(str(groups / f"{world_size}-{number}"), world_size)
+    if timeout is not None:
+        store.set_timeout(timeout)
+    yield store, rank, world_size
+    raise RuntimeError("a process that has left its group cannot join it again")

@@ -1,0 +1,37 @@
+"""Attempts of another user of this host, which only root can make."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING
+
+import pytest
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+#: `nobody`, as almost everywhere.
+_OTHER = 65534
+
+needs_root = pytest.mark.skipif(os.getuid() != 0, reason="only root can act as another user")
+
+
+def as_another_user(attempt: Callable[[], object]) -> str:
+    """The name of the exception with which another user's attempt ends, or its result as text."""
+    reading, writing = os.pipe()
+    child = os.fork()
+    if child == 0:
+        try:
+            os.setgroups([])
+            os.setgid(_OTHER)
+            os.setuid(_OTHER)
+            told = str(attempt())
+        except BaseException as error:  # noqa: BLE001  # the parent is told
+            told = type(error).__name__
+        os.write(writing, told.encode())
+        os._exit(0)
+    os.close(writing)
+    with os.fdopen(reading) as answer:
+        text = answer.read()
+    os.waitpid(child, 0)
+    return text
