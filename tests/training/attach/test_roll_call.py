@@ -159,7 +159,7 @@ def test_steps_that_are_only_counted_are_the_same_steps(
         def __init__(self, *_: Any, **__: Any) -> None:
             raise SystemExit
 
-    monkeypatch.setattr(attachment, "this_place", lambda: PLACE)
+    monkeypatch.setattr(attachment, "attached_place", lambda: PLACE)
     monkeypatch.setattr(attachment, "job_store", lambda _: store)
     monkeypatch.setattr(attachment, "RollCall", functools.partial(RollCall, clock=lambda: rounds / 1e3))
     monkeypatch.setattr(attachment, "AttachedSession", Session)
