@@ -23,6 +23,8 @@ _APART = 0.1
 _SHORT_QUEUE = 0.05
 _LONGEST_NAME = 60
 _MOST_SOFTWARE = 6
+#: From this share of the recorded work on, in percent, what lies outside of the steps goes without saying.
+_MOSTLY_COVERED = 70.0
 #: What the analysed windows are: (one, several).
 _UNITS = {
     "step": ("step", "steps"),
@@ -124,7 +126,7 @@ def step_line(analysis: Analysis) -> Text:
     if steps.analysed and steps.unit != "recording":
         line.append(f"{_SEPARATOR}mean of {steps.analysed} {units}" if steps.analysed > 1 else f"{_SEPARATOR}1 {unit}")
     covered = steps.covered_percent
-    if covered is not None and covered < 99.5:
+    if covered is not None and covered < _MOSTLY_COVERED:
         what = "time" if on_processors(analysis) else "device time"
         line.append(f"{_SEPARATOR}covers {figures.percent(covered, 100)} of the recorded {what}")
     return line

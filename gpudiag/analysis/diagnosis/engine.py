@@ -19,6 +19,7 @@ from gpudiag.analysis.diagnosis.rules import RULES
 from gpudiag.analysis.diagnosis.rules.compute_bound import ComputeBound
 from gpudiag.analysis.diagnosis.rules.input_bound import with_timed_input
 from gpudiag.analysis.diagnosis.rules.rule import CannotTell, Proposal
+from gpudiag.analysis.diagnosis.settled import settled
 from gpudiag.analysis.diagnosis.significance import Significance
 from gpudiag.analysis.diagnosis.timed_steps import timed_longer_ms
 from gpudiag.analysis.diagnosis.weigh import Weighed, weigh
@@ -114,7 +115,8 @@ def diagnose(case: Case) -> Diagnosis:
     said = {finding.code for finding in findings}
     return Diagnosis(
         findings=tuple(
-            _in_words_of(_as_sure_as_the_data(case, what_if, finding, codes), case.timeline) for finding in findings
+            _in_words_of(settled(case, _as_sure_as_the_data(case, what_if, finding, codes)), case.timeline)
+            for finding in findings
         ),
         next=path_of_fixes(what_if, [one for one in found if one.finding.code in said]),
         explained=explained,

@@ -94,6 +94,11 @@ class Significance(msgspec.Struct, frozen=True):
         if timed is not None:
             differ = timed >= gain_ms / 2 or alone_waited_for(self.case.run, ranks, finding.ranks, ahead_from=MOST)
             return "" if differ else "in the steps timed without profiling the ranks' CPUs differ less"
+        if finding.cause == "launch" and len(finding.ranks) > 1 and 2 * len(finding.ranks) >= len(ranks):
+            return (
+                "as many CPUs are slow while they are recorded as are not, which says more of the host and the "
+                "recording than of these ranks. Use `gpudiag profile`, which also times the steps without profiling."
+            )
         if self.what_if.replayed_ms - self.what_if.corrected_ms < gain_ms:
             return ""
         if self._does_more(finding.ranks, gain_ms):

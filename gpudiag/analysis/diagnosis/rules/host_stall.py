@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from functools import partial
 from typing import ClassVar
 
+from gpudiag.analysis.diagnosis.calibration import MOST
 from gpudiag.analysis.diagnosis.case import Case
 from gpudiag.analysis.diagnosis.examples import DDP, Job, fetch, item, kernels, silence
 from gpudiag.analysis.diagnosis.places import Place, main_place, stalls
@@ -29,13 +30,14 @@ ELSEWHERE: Advice = (
     tensorflow("To see its name in the report, put a gpudiag.range around it."),
     jax("To see its name in the report, put a jax.profiler.TraceAnnotation around it."),
 )
-_HELD_UP: Advice = (
+_LOST_CORE: Advice = (
     (
         "Look for what else runs on the CPU cores of these processes (top, loaders' workers, other jobs) and give each "
-        "process its own (numactl, taskset, OMP_NUM_THREADS): a thread that pauses wherever it is has lost its core."
+        "process its own (numactl, taskset, OMP_NUM_THREADS): in the steps without the profiler its threads waited "
+        "{waited:.1f} ms per step for a core."
     ),
-    "Else look for Python in hooks and between layers: the evidence has the longest places.",
 )
+_MANY_PLACES: Advice = ("Look for Python in hooks and between layers: the evidence has the longest places.",)
 
 
 class HostStall:
@@ -73,7 +75,7 @@ class HostStall:
         first = main_place(places, gain)
         collecting = first is not None and first.collecting
         where = f" {first.words}" if first is not None else " in many places of the step" if places else ""
-        advice = stall_advice(case, first) if first is not None or not places else _HELD_UP
+        advice = stall_advice(case, first) if first is not None or not places else _many_places(case, gain)
         what = "garbage collection stalls training" if collecting else "the training thread stalls"
         return Finding(
             code=self.code,
@@ -88,6 +90,16 @@ class HostStall:
             evidence={"places_ms_per_step": {place.words: place.ms_per_step for place in places[:_MOST_PLACES]}},
             advice=advice_for(case.timeline.framework, advice),
         )
+
+
+def _many_places(case: Case, gain_ms: float) -> Advice:
+    """What to do about a thread that pauses wherever it is: a core of its own only where it was seen to wait for one."""
+    timed = [] if case.run is None else [rank.timed for rank in case.run.ranks if rank.timed is not None]
+    waits = [one.scheduling.run_queue_wait_ms for one in timed if one.scheduling is not None]
+    waited = max(waits, default=0.0)
+    if waited < MOST * gain_ms:
+        return (*_MANY_PLACES, *ELSEWHERE)
+    return (*(str(line).format(waited=waited) for line in _LOST_CORE), *_MANY_PLACES)
 
 
 def stall_advice(case: Case, place: Place | None) -> Advice:
