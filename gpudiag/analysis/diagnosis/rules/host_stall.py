@@ -93,7 +93,7 @@ class HostStall:
 
 
 def _many_places(case: Case, gain_ms: float) -> Advice:
-    """What to do about a thread that pauses wherever it is: a core of its own only where it was seen to wait for one."""
+    """Advise a core of its own only where the threads were seen to wait for one, else a look at hooks."""
     timed = [] if case.run is None else [rank.timed for rank in case.run.ranks if rank.timed is not None]
     waits = [one.scheduling.run_queue_wait_ms for one in timed if one.scheduling is not None]
     waited = max(waits, default=0.0)
