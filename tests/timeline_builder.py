@@ -57,7 +57,7 @@ class TraceBuilder:
         self,
         rank: int | None = 0,
         *,
-        world_size: int | None = 2,
+        world_size: int | None = None,
         unit_ns: int = NS_PER_US,
         origin_ns: int = 10**18,
         host: str = "node0",

@@ -122,10 +122,12 @@ def test_nothing_is_unmatched_within_the_windows(name: str) -> None:
     assert [lane.unsplit_ns.sum() for lane in attribution.lanes] == [0] * len(attribution.lanes)
 
 
-@pytest.mark.parametrize("source", ["optimizer", "pattern"])
+@pytest.mark.parametrize("source", ["optimizer", "range", "pattern"])
 @pytest.mark.parametrize("name", ["clean", "vgg_p2poff"])
-def test_steps_without_marks_are_as_long(name: str, source: str) -> None:
-    """Taken from optimizer ends, and then from the pattern of launches, they have the same period."""
+def test_steps_without_marks_are_as_long(name: str, source: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Taken from optimizer ends, then from ranges, and then from the pattern of launches, they have the same period."""
+    if source == "pattern":
+        monkeypatch.setattr("gpudiag.analysis.timeline.steps._enclosing", lambda *_: None)
     hidden = {Role.STEP_MARK} if source == "optimizer" else {Role.STEP_MARK, Role.OPTIMIZER}
     (trace,) = read_traces(sorted((HERE / name).glob("*.json.gz"))[:1])
     role = np.where(np.isin(trace.events.role, list(hidden)), np.uint8(Role.OTHER), trace.events.role)

@@ -53,7 +53,7 @@ def test_work_launched_before_the_capture_belongs_to_no_step() -> None:
 
 @pytest.mark.parametrize(
     ("steps", "expected"),
-    [(1, [(0, 10, 90)]), (2, [(0, 10, 110)]), (3, [(1, 110, 210)]), (4, [(1, 110, 210), (2, 210, 310)])],
+    [(1, [(0, 10, 90)]), (2, [(0, 10, 110)]), (3, [(1, 110, 210), (2, 210, 290)]), (4, [(1, 110, 210), (2, 210, 310)])],
 )
 def test_few_steps(steps: int, expected: list[tuple[int, int, int]]) -> None:
     timeline = build_timeline([TraceBuilder().steps(steps, 100, lambda s: s.compute(10, 90)).build()])
