@@ -110,6 +110,10 @@ class TraceBuilder:
     def annotation(self, start: int, end: int, name: str) -> Self:
         return self._add(EventKind.ANNOTATION, name, start, end)
 
+    def python(self, start: int, end: int, name: str) -> Self:
+        """A Python function or a module's call, as recorded with stacks."""
+        return self._add(EventKind.PYTHON, name, start, end)
+
     def loader(self, start: int, end: int, name: str = LOADER) -> Self:
         """The training thread waits for its next batch."""
         return self.annotation(start, end, name)

@@ -10,8 +10,8 @@ def covered_share(lane: Lane) -> float:
     """Return the share of the device's busy time in the recording that the lane's steps stand for, 0 to 1.
 
     That is what lies in the analysed windows, and in the step before the first and after the last of them: those are
-    left out because their bounds are not known, and are counted with no more than the longest analysed step holds: where
-    the last step ends is not known, so that all that follows its begin counts as one step at most. On a CPU the
+    left out because their bounds are not known, and are counted with no more than the longest analysed step holds. All
+    that follows the begin of the last step counts as one step at most, because its end is not known. On a CPU the
     training thread's operators take the place of device work.
 
         recording   ··██··│ #1  │ #2  │ #3  │ #4 │████████      first and last step left out: #2 and #3 analysed

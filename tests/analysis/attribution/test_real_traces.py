@@ -122,11 +122,19 @@ def test_nothing_is_unmatched_within_the_windows(name: str) -> None:
     assert [lane.unsplit_ns.sum() for lane in attribution.lanes] == [0] * len(attribution.lanes)
 
 
-@pytest.mark.parametrize("source", ["optimizer", "range", "pattern"])
-@pytest.mark.parametrize("name", ["clean", "vgg_p2poff"])
+@pytest.mark.parametrize(
+    ("name", "source"),
+    [
+        ("clean", "optimizer"),
+        ("clean", "range"),
+        ("clean", "pattern"),
+        ("vgg_p2poff", "optimizer"),
+        ("vgg_p2poff", "pattern"),  # autograd's thread launches most; on it are the ranges of collectives, six a step
+    ],
+)
 def test_steps_without_marks_are_as_long(name: str, source: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Taken from optimizer ends, then from ranges, and then from the pattern of launches, they have the same period."""
-    if source == "pattern":
+    if (name, source) == ("clean", "pattern"):
         monkeypatch.setattr("gpudiag.analysis.timeline.steps._enclosing", lambda *_: None)
     hidden = {Role.STEP_MARK} if source == "optimizer" else {Role.STEP_MARK, Role.OPTIMIZER}
     (trace,) = read_traces(sorted((HERE / name).glob("*.json.gz"))[:1])
