@@ -59,6 +59,25 @@ def test_a_cpu_process_is_covered_by_its_operators() -> None:
     assert covered_share(lane) == pytest.approx(82 / 130)
 
 
+def test_a_cpu_process_is_covered_by_its_collectives_too() -> None:
+    """Operators of the training thread are short, and in the analysed steps there are none at all."""
+    trace = TraceBuilder(0, world_size=2, unit_ns=NS_PER_MS).operator(-20, -19)
+    for at in (100, 200, 300, 400, 500):
+        trace.step(at).gloo(2, 42, ranks=(0, 1))
+    trace.operator(60, 61)
+    lane = lane_of(trace)
+    assert lane.is_cpu
+    assert covered_share(lane) == pytest.approx(200 / 202, abs=0.006)
+
+
+def test_the_remedy_is_no_mark_where_the_steps_are_marked() -> None:
+    assert partial(recording(60))[0].endswith("Record more steps and nothing else.")
+    trace = TraceBuilder(unit_ns=NS_PER_MS).compute(0, 500, launch=None)
+    for at in (600, 700, 800, 900):
+        trace.step(at, mark=None).compute(0, 20).optimizer(20, 30)
+    assert partial(trace)[0].endswith("Mark the steps, or record fewer things at once.")
+
+
 def test_below_seventy_percent_it_says_what_lies_outside() -> None:
     """After the last begin lie 9 ms of the last step and what follows: of 80 ms one step at most counts."""
     (message,) = partial(recording(60))
