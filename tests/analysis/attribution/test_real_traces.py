@@ -31,7 +31,7 @@ UNPROFILED_MS = {"clean": 30.81, "vgg_p2poff": 39.07}
 
 
 def jobs(root: Path) -> list[Path]:
-    """Directories of one job each; traces in `public*` are jobs of their own. Two have no work of a device that is read."""
+    """Directories of one job each; traces in `public*` are jobs of their own. Two have no work of a known device."""
     found = {path.parent for path in root.rglob("*.json.gz") if "input_only" not in path.parts}
     alone = sorted(path for path in root.rglob("public*/*.json.gz") if not path.name.startswith("mtia"))
     return sorted(directory for directory in found if not directory.name.startswith("public")) + alone
