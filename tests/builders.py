@@ -8,7 +8,6 @@ from gpudiag.model.analysis import (
     BUCKETS,
     Analysis,
     CollectiveSummary,
-    ComputeRate,
     Device,
     Finding,
     KernelSummary,
@@ -19,6 +18,7 @@ from gpudiag.model.analysis import (
     Validity,
     Wait,
 )
+from gpudiag.model.unprofiled.compute_rate import ComputeRate
 
 
 def device(rank: int, name: str = "NVIDIA H200", hidden: float = 0.0, ordinal: str = "", **buckets_ms: float) -> Device:

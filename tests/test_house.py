@@ -18,8 +18,10 @@ LINES = {path: path.read_text(encoding="utf-8").count("\n") for path in MODULES}
 MOST_LINES = 400
 #: `cat $(git ls-files 'gpudiag/*.py') | wc -l` counted 45,786 before the house was rebuilt.
 #: Since then came two recordings and what is the same in both, every exchange, what finds that data cannot be trusted,
-#: commands of one's own, the tables of earlier systems, what timed steps tell of hosts, and what each module takes.
-MOST_LINES_IN_ALL = 60_020
+#: commands of one's own, the tables of earlier systems, what timed steps tell of hosts, what each module
+#: takes, what was recorded (by which framework, on which device, for which workload), reports that lead with the cause,
+#: and coverage.
+MOST_LINES_IN_ALL = 62_800
 
 
 def entries(directory: Path) -> list[str]:

@@ -57,7 +57,7 @@ class TraceBuilder:
         self,
         rank: int | None = 0,
         *,
-        world_size: int | None = 2,
+        world_size: int | None = None,
         unit_ns: int = NS_PER_US,
         origin_ns: int = 10**18,
         host: str = "node0",
@@ -109,6 +109,10 @@ class TraceBuilder:
 
     def annotation(self, start: int, end: int, name: str) -> Self:
         return self._add(EventKind.ANNOTATION, name, start, end)
+
+    def python(self, start: int, end: int, name: str) -> Self:
+        """A Python function or a module's call, as recorded with stacks."""
+        return self._add(EventKind.PYTHON, name, start, end)
 
     def loader(self, start: int, end: int, name: str = LOADER) -> Self:
         """The training thread waits for its next batch."""

@@ -13,13 +13,14 @@ from gpudiag.model.quantities import (
     Count,
     Devices,
     Difference,
-    Flops,
     Microseconds,
     Milliseconds,
     Ordinal,
     Percentage,
     Rate,
 )
+from gpudiag.model.unprofiled.compute_rate import ComputeRate
+from gpudiag.model.unprofiled.steps import RecordingCost, TimedRank
 
 if TYPE_CHECKING:
     from gpudiag.model.frames.analysis import Frames
@@ -187,64 +188,6 @@ class Steps(msgspec.Struct, frozen=True, kw_only=True):
     unprofiled_times_ms: tuple[Milliseconds, ...] = ()
     covered_percent: Percentage | None = None
     unit: StepUnit = "step"
-
-
-class TimedRank(msgspec.Struct, frozen=True, kw_only=True):
-    """What one rank's training thread did in the steps without profiler, as means in milliseconds over `steps` of them.
-
-    Attributes:
-        step_ms, input_ms: the step, and in it fetching the batch.
-        host_ms: from having the batch to having put the step's work into the queue.
-        lead_ms: by how much the thread was then ahead of its device.
-        loader_ms: the shortest step that its loader's worker processes can make batches for.
-        reasons: of each missing value why it is missing.
-    """
-
-    rank: Ordinal
-    step_ms: Milliseconds
-    input_ms: Milliseconds | None = None
-    host_ms: Milliseconds
-    lead_ms: Milliseconds | None = None
-    loader_ms: Milliseconds | None = None
-    steps: Count
-    reasons: dict[str, str] = {}
-
-
-class ComputeRate(msgspec.Struct, frozen=True, kw_only=True):
-    """What a device computes in a step, counted in one step of the warm-up, over the timed step; means of all devices.
-
-    Counted are matrix products, convolutions and attention, of forward and backward (`StepFlops` in the run's record).
-
-    Attributes:
-        flops_per_step: without what backward computes of forward again.
-        recomputed_flops_per_step: that.
-        precision: what matrix units were given for most of it.
-        by_precision: FLOPs per step by what they were given.
-        unknown: operators whose work is not known; where there are any, all figures are at least so much.
-        tflops_per_s: `flops_per_step` over the mean timed step of the slowest rank.
-        peak_tflops: the device's dense peak in that precision, by `peak_source`.
-        mfu_percent: model FLOPs utilization: `tflops_per_s` of `peak_tflops` (A. Chowdhery et al., PaLM, 2022, app. B).
-        reasons: of each missing value why it is missing.
-    """
-
-    flops_per_step: Flops | None = None
-    recomputed_flops_per_step: Flops = 0
-    precision: str | None = None
-    by_precision: dict[str, Flops] = {}
-    unknown: tuple[str, ...] = ()
-    tflops_per_s: Rate | None = None
-    peak_tflops: Rate | None = None
-    peak_source: str = ""
-    mfu_percent: Percentage | None = None
-    reasons: dict[str, str] = {}
-
-
-class RecordingCost(msgspec.Struct, frozen=True, kw_only=True):
-    """The mean step of the slowest rank in ms: timed, recorded lightly, recorded with operators; None if it was not."""
-
-    unprofiled_ms: Milliseconds | None = None
-    light_ms: Milliseconds | None = None
-    full_ms: Milliseconds | None = None
 
 
 class Device(msgspec.Struct, frozen=True, kw_only=True):

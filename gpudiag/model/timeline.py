@@ -239,7 +239,8 @@ class Timeline(msgspec.Struct, frozen=True, kw_only=True):
     def unit(self) -> StepUnit:
         """What the windows hold: training steps, a unit that repeats within the recording, or all of the recording."""
         sources = {lane.steps.source for lane in self.lanes}
-        if "none" in sources:
+        lone = "range" in sources and all(len(lane.steps) == 1 for lane in self.lanes)
+        if "none" in sources or lone:
             return "recording"
         return "repeated-unit" if "pattern" in sources and workload_of(self.traces) != "training" else "step"
 

@@ -22,5 +22,5 @@ def test_its_report() -> None:
     ran = in_this_process("analyze", str(TRACES / "input_only"))
     assert ran.returncode == 0, ran.stderr
     assert "The input alone: it delivers" in ran.stdout
-    assert "workers make a step's batches in 5.72 ms" in ran.stdout
+    assert "DataLoader workers need 5.72 ms for one step's batch" in " ".join(ran.stdout.split())
     assert "How far to trust this" not in ran.stdout

@@ -94,7 +94,7 @@ def test_a_record_beside_traces_that_do_not_show_it(run_dir: Path) -> None:
     assert saved.recording.light_ms == pytest.approx(1.1 * step_ms)
     said = to_markdown(saved)
     assert "ms recording GPU activity" in said
-    assert "CPU ahead of the GPU by 0.50 ms" in said
+    assert "The CPU keeps only 0.50 ms of work queued for the GPU" in said
 
 
 @pytest.mark.parametrize("wrong", [-1.0, 1e300])

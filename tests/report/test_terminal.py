@@ -20,11 +20,10 @@ from gpudiag.model.analysis import (
     Explained,
     Finding,
     Modules,
-    RecordingCost,
     Steps,
-    TimedRank,
     Validity,
 )
+from gpudiag.model.unprofiled.steps import RecordingCost, TimedRank
 from gpudiag.report.figures import EN_DASH, MINUS, TIMES
 from gpudiag.report.header import header_lines, overhead_lines
 from gpudiag.report.text.run import to_markdown

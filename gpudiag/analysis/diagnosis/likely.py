@@ -88,7 +88,7 @@ def _likely(case: Case, bucket: str, ms: float, step_ms: float, reason: str) -> 
     evidence: dict[str, object] = {"reason": reason, "exposed_ms": ms, "bucket": bucket}
     advice = (_MARKED_STEPS,)
     if bucket == "communication_transfer" and len(case.timeline.ranks_present) < case.timeline.world_size:
-        words, advice = _UNSEEN, (_ALL_RANKS,)
+        words, cause, advice = _UNSEEN, None, (_ALL_RANKS,)
         collective = _slowest_collective(case)
         if collective is not None:
             evidence |= collective.evidence()

@@ -9,8 +9,9 @@ from itertools import pairwise
 import msgspec
 
 from gpudiag.analysis.diagnosis.calibration import AS_RECORDED, BEYOND_CHANCE, MOST, SAME_AMOUNT, WARNING_PERCENT
-from gpudiag.model.analysis import RecordingCost, TimedRank, Validity
+from gpudiag.model.analysis import Validity
 from gpudiag.model.run import RankRecord, RunRecord, StepTimes, TimedSteps
+from gpudiag.model.unprofiled.steps import RecordingCost, TimedRank
 from gpudiag.statistics import mean_of
 
 _ON_CPU = "on a CPU the training thread does the work itself"

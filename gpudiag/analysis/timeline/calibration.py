@@ -55,8 +55,9 @@ COVERED_SHARE = 0.70
 """Steps that stand for less than this share of the recorded device work say nothing of the rest. Contract
 (`partial-coverage`)."""
 ALIKE_OPS = 0.1
-"""A step at the edge of a capture with as many device ops as the one beside it, within this share, is whole. Judgement:
-it is used only where there would be one step else, and a step that varies more is left out."""
+"""A step at the edge of a capture with as many device ops as the one beside it, within this share, is whole;
+ranges from whose begin to the next one's as much is launched are steps. Judgement: an edge step is used only where
+there would be one step else, and a repeating pattern is looked for where ranges vary more."""
 AT_ONCE_NS = 20 * NS_PER_US
 """A device op that starts so soon after its launch found the device idle. Measured: of 118,406 ops that were launched
 0.1 ms before or more, 99 % started within 22 µs of the one before."""

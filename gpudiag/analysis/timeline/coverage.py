@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import numpy as np
+from numpy.typing import NDArray
+
 from gpudiag.intervals import Intervals, lengths_between, union
 from gpudiag.model.timeline import UNKNOWN, Lane
 
@@ -10,24 +13,36 @@ def covered_share(lane: Lane) -> float:
     """Return the share of the device's busy time in the recording that the lane's steps stand for, 0 to 1.
 
     That is what lies in the analysed windows, and in the step before the first and after the last of them: those are
-    left out because their bounds are not known, and are counted with no more than the longest analysed step holds. On a
-    CPU the training thread's operators take the place of device work.
+    left out because their bounds are not known, and are counted with no more than the longest analysed step holds. All
+    that follows the begin of the last step counts as one step at most, because its end is not known. On a CPU the
+    training thread's operators and the collectives take the place of device work.
 
         recording   ··██··│ #1  │ #2  │ #3  │ #4 │████████      first and last step left out: #2 and #3 analysed
-        busy ms       4      20    21    20   9    60           (20 + 21 + 20 + 9) of 134 ms: 52 %
+        busy ms       4      20    21    20   9    60           (20 + 21 + 20 + 21) of 134 ms: 61 %
     """
-    ops = lane.ops
-    if len(ops) == 0 or len(lane.bounds) < 2:
+    if len(lane.ops) == 0 or len(lane.bounds) < 2:
         return 1.0
-    busy = union(Intervals(ops.start, ops.end))
+    work, in_a_step = recorded_work(lane)
+    busy = union(work)
     total = int((busy.end - busy.start).sum())
     inside = lengths_between(busy, lane.bounds)
     begin, end = int(lane.bounds[0]), int(lane.bounds[-1])
-    # Work whose launch was not captured is of the step before the capture, which marks would have begun.
-    queued_before = (ops.launch_start == UNKNOWN) & lane.steps.ends_known
-    before = ((ops.step >= 0) | queued_before) & (ops.start < begin)
     edges = 0
-    for outside in (before, ops.start >= end):
-        spans = union(Intervals(ops.start[outside], ops.end[outside]))
+    for outside in (in_a_step & (work.start < begin), work.start >= end):
+        spans = union(Intervals(work.start[outside], work.end[outside]))
         edges += min(int((spans.end - spans.start).sum()), int(inside.max()))
     return min((int(inside.sum()) + edges) / total, 1.0) if total > 0 else 1.0
+
+
+def recorded_work(lane: Lane) -> tuple[Intervals, NDArray[np.bool_]]:
+    """Return what the device did in the recording as raw intervals, and for each whether a recorded step launched it.
+
+    Work before the windows whose launch was not captured is left out: it was queued before the recording began. On a
+    CPU these are the training thread's operators and the collectives, which run on threads of their own.
+    """
+    ops, calls = lane.ops, lane.collectives
+    if not lane.is_cpu:
+        kept = (ops.launch_start != UNKNOWN) | (ops.start >= lane.bounds[0])
+        return Intervals(ops.start[kept], ops.end[kept]), ops.step[kept] >= 0
+    start, end = np.append(ops.start, calls.start), np.append(ops.end, calls.end)
+    return Intervals(start, end), np.append(ops.step >= 0, calls.start >= lane.steps.start[:1])

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from gpudiag.analysis.timeline.calibration import FEWEST_REPEATS, PERIOD_APART
+from gpudiag.analysis.timeline.calibration import ALIKE_OPS, FEWEST_REPEATS, PERIOD_APART
 from gpudiag.intervals import Intervals, median, union, within
 from gpudiag.model.event import NO_NUMBER, EventKind, EventTable, Role, StepMarks, Trace
 from gpudiag.model.timeline import HostSteps
@@ -56,7 +56,9 @@ def _enclosing(events: EventTable, launches: NDArray[np.intp]) -> HostSteps | No
             rows = rows[place == int(np.argmax(np.where(counts > 1, total, -1.0)))]
         held = within(union(Intervals(events.start_ns[rows], events.end_ns[rows])), launched)
         # What follows a range until the next one begins belongs to it: its backward pass, its update.
-        tiled = len(rows) >= FEWEST_REPEATS and np.count_nonzero(launched >= events.start_ns[rows[0]])
+        tiled = _launch_alike(events.start_ns[rows], launched) and np.count_nonzero(
+            launched >= events.start_ns[rows[0]]
+        )
         if len(rows) and max(np.count_nonzero(held), tiled) > len(launched) / 2:
             return HostSteps(
                 start=events.start_ns[rows],
@@ -67,6 +69,15 @@ def _enclosing(events: EventTable, launches: NDArray[np.intp]) -> HostSteps | No
                 ends_known=True,
             )
     return None
+
+
+def _launch_alike(begins: NDArray[np.int64], launched: NDArray[np.int64]) -> bool:
+    """Whether as much is launched from each begin to the next: collectives of one step, for example, are no steps."""
+    if len(begins) < FEWEST_REPEATS:
+        return False
+    counts = np.diff(np.searchsorted(launched, begins))
+    usual = median(counts)
+    return usual > 0 and bool((np.abs(counts - usual) <= ALIKE_OPS * usual).all())
 
 
 def _outermost(events: EventTable, rows: NDArray[np.intp]) -> NDArray[np.intp]:

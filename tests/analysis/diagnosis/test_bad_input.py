@@ -116,4 +116,8 @@ def test_too_few_steps_make_nothing_certain(steps: int) -> None:
 def test_one_rank_of_many_says_what_to_record_and_not_that_all_is_well() -> None:
     findings, validity = diagnosis_of(replace(LATE, recorded=(0,)).traces())
     assert {"missing-ranks", "cannot-tell:straggler", "cannot-tell:communication-bound"} <= validity.keys()
-    assert not findings
+    (finding,) = findings.values()
+    assert (finding.code, finding.cause, finding.confidence) == ("communication-bound", None, "low")
+    assert finding.recoverable_ms_per_step is None
+    assert finding.title.startswith("communication, or waiting in it")
+    assert any("Record all ranks" in str(line) for line in finding.advice)

@@ -10,8 +10,15 @@ import pytest
 
 from gpudiag.analysis.diagnosis import engine
 from gpudiag.analysis.diagnosis.case import Case
-from gpudiag.analysis.diagnosis.engine import _as_sure_as_the_data, _graded, _nothing_to_replay, _overhead
-from gpudiag.analysis.diagnosis.likely import likely_causes
+from gpudiag.analysis.diagnosis.engine import (
+    _as_sure_as_the_data,
+    _by_amount,
+    _graded,
+    _nothing_to_replay,
+    _overhead,
+    _per_unit,
+)
+from gpudiag.analysis.diagnosis.likely import likely_causes, unseen_communication
 from gpudiag.analysis.diagnosis.rules.rule import CannotTell
 from gpudiag.model.analysis import BUCKETS, Finding, Validity
 from gpudiag.model.timeline import UNKNOWN
@@ -183,26 +190,133 @@ def test_unseen_is_transfer_in_which_a_rank_without_a_trace_takes_part() -> None
     assert unseen(collectives((0, 2, 20, 20))) == 0
 
 
-@pytest.mark.parametrize(("ms", "code"), [(5.0, "input-bound"), (4.9, None), (30.0, "input-bound")])
-def test_without_a_replay_the_largest_bucket_is_a_likely_causes(ms: float, code: str | None) -> None:
-    of = case(
-        lanes((0, {"compute": [96 - ms] * 2, "input": [ms] * 2, "copy": [4] * 2})), ranks_present=(0,), world_size=1
+def shares(*, world: int = 1, lane: Any = None, unit: str = "step", **buckets: float) -> Case:
+    """A case of two steps of rank 0, in which buckets take so many ms."""
+    return case(
+        lanes((0, {bucket: [ms] * 2 for bucket, ms in buckets.items()})),
+        ranks_present=(0,),
+        world_size=world,
+        framework="pytorch",
+        unit=unit,
+        lanes=() if lane is None else (lane,),
     )
-    found = likely_causes(of, "why")
-    assert [one.code for one in found] == ([] if code is None else [code])
-    for one in found:
-        assert (one.confidence, one.evidence) == ("low", {"reason": "why", "exposed_ms": ms, "bucket": "input"})
-        assert f"({ms:.1f} ms, {ms:.0f} % of the recorded step)" in one.title
+
+
+@pytest.mark.parametrize(
+    ("ms", "codes"),
+    [
+        (4.9, ["compute-bound"]),
+        (5.0, ["input-bound", "compute-bound"]),
+        (45.9, ["input-bound", "compute-bound"]),
+        (46.0, ["input-bound"]),
+    ],
+)
+def test_buckets_of_five_percent_are_likely_causes_and_compute_of_more_than_half(ms: float, codes: list[str]) -> None:
+    of = shares(compute=96 - ms, input=ms, copy=4)
+    found = {finding.code: finding for finding in likely_causes(of, "why")}
+    assert list(found) == codes
+    if "input-bound" in found:
+        likely = found["input-bound"]
+        assert (likely.confidence, likely.evidence) == ("low", {"reason": "why", "exposed_ms": ms, "bucket": "input"})
+        assert likely.title == f"waiting for data: up to {ms:.1f} ms ({ms:.0f} % of a step)"
+        assert likely.recoverable_ms_per_step is None
+        assert (likely.cause, likely.ranks) == ("loader", (0,))
+    if "compute-bound" in found:
+        assert found["compute-bound"].title.startswith(f"compute-bound ({96 - ms:.0f} %)")
     assert likely_causes(case(lanes(), ranks_present=(), world_size=1), "") == ()
 
 
-@pytest.mark.parametrize(("world", "unseen"), [(1, False), (2, True)])
-def test_communication_may_be_waiting_for_ranks_that_are_missing(world: int, *, unseen: bool) -> None:
-    of = case(
-        lanes((0, {"compute": [60.0] * 2, "communication_transfer": [40.0] * 2})), ranks_present=(0,), world_size=world
+def test_likely_causes_come_largest_first_and_compute_last() -> None:
+    of = shares(compute=60, copy=10, idle=25, sync=5)
+    assert [one.code for one in likely_causes(of, "")] == ["host-stall", "slow-copy", "host-sync", "compute-bound"]
+    assert likely_causes(of, "")[-1].title == "compute-bound (60 %); nothing else takes over 25 %"
+
+
+def test_compute_is_no_likely_cause_of_what_is_not_trusted() -> None:
+    assert [one.code for one in likely_causes(shares(compute=80, copy=20), "", trusted=False)] == ["slow-copy"]
+    assert likely_causes(shares(compute=100), "", trusted=False) == ()
+
+
+@pytest.mark.parametrize(
+    ("unit", "words"), [("step", "a step"), ("repeated-unit", "a repeated unit"), ("recording", "the recording")]
+)
+def test_a_likely_cause_is_a_share_of_what_was_analysed(unit: str, words: str) -> None:
+    (finding,) = likely_causes(shares(unit=unit, compute=40, copy=60), "")
+    assert finding.title == f"copies between CPU and GPU: up to 60.0 ms (60 % of {words})"
+
+
+def test_a_likely_cause_of_a_cpu_process_speaks_of_no_gpu() -> None:
+    of = shares(lane=SimpleNamespace(is_cpu=True), compute=40, idle=60)
+    (finding,) = likely_causes(of, "")
+    assert finding.title == "time in which the training thread records nothing: up to 60.0 ms (60 % of a step)"
+
+
+def reducing(took_ms: float, device_name: str = "") -> Any:
+    """A device that all-reduces 100 MB in so many ms, and once a small one for which its group's size is not known."""
+    end = np.array([took_ms * NS_PER_MS, took_ms * NS_PER_MS, 1000 * NS_PER_MS])
+    table = SimpleNamespace(
+        start=np.zeros(3),
+        end=end,
+        kind=np.array([0, 0, 1]),
+        kinds=[("all_reduce", "0", 2, 100_000_000), ("all_reduce", "1", 2, None)],
     )
-    (one,) = likely_causes(of, "")
-    assert ("waiting for ranks whose traces are missing" in one.title) == unseen
+    return SimpleNamespace(is_cpu=False, device_name=device_name, collectives=table)
+
+
+@pytest.mark.parametrize(
+    ("world", "lane", "words"),
+    [
+        (1, None, "communication not overlapped with compute"),
+        (2, None, "communication, or waiting in it"),
+        (2, reducing(10), "communication, or waiting in it (all_reduce at 10 GB/s)"),
+        (
+            2,
+            reducing(10, "NVIDIA H200"),
+            "communication, or waiting in it (all_reduce at 10 of 450 GB/s, which points to waiting)",
+        ),
+        (2, reducing(1, "NVIDIA H200"), "communication, or waiting in it (all_reduce at 100 of 450 GB/s)"),
+    ],
+)
+def test_communication_of_missing_ranks_may_be_waiting(world: int, lane: Any, words: str) -> None:
+    of = shares(world=world, lane=lane, compute=40, communication_transfer=60)
+    (finding,) = likely_causes(of, "")
+    assert finding.title == f"{words}: up to 60.0 ms (60 % of a step)"
+    assert finding.cause == ("transfer" if world == 1 else None)
+    assert ("Record all ranks" in finding.advice[0]) == (world == 2)
+
+
+@pytest.mark.parametrize(("ms", "found"), [(4.9, False), (5.0, True)])
+def test_a_replay_that_abstains_leaves_the_share_of_communication_with_missing_ranks(ms: float, *, found: bool) -> None:
+    of = shares(world=2, compute=100 - ms, communication_transfer=ms)
+    findings = list(unseen_communication(of, ()))
+    assert [(one.code, one.cause, one.recoverable_ms_per_step) for one in findings] == (
+        [("communication-bound", None, None)] if found else []
+    )
+    assert not list(unseen_communication(of, [Finding(code="communication-bound", severity="info")]))
+    assert not list(unseen_communication(shares(compute=100 - ms, communication_transfer=ms), ()))
+
+
+@pytest.mark.parametrize(
+    ("unit", "title"),
+    [
+        ("step", "saves 3 ms per step"),
+        ("repeated-unit", "saves 3 ms per repeated unit"),
+        ("recording", "saves 3 ms per recording"),
+    ],
+)
+def test_findings_of_a_repeated_unit_do_not_speak_of_steps(unit: Any, title: str) -> None:
+    assert _per_unit(Finding(code="host-sync", severity="info", title="saves 3 ms per step"), unit).title == title
+
+
+def test_shares_come_before_findings_that_save_less_than_half_of_them() -> None:
+    def finding(code: str, **known: Any) -> Finding:
+        return Finding(code=code, severity="info", **known)
+
+    saving = [finding("a", recoverable_ms_per_step=10.0), finding("b", recoverable_ms_per_step=4.9)]
+    share = finding("c", evidence={"exposed_ms": 10.0})
+    assert [one.code for one in _by_amount([*saving, share])] == ["a", "c", "b"]
+    assert [one.code for one in _by_amount([share])] == ["c"]
+    assert [one.code for one in _by_amount([*saving, finding("d", evidence={"exposed_ms": 9.8})])] == ["a", "b", "d"]
 
 
 @pytest.mark.parametrize(
@@ -210,6 +324,7 @@ def test_communication_may_be_waiting_for_ranks_that_are_missing(world: int, *, 
     [
         ((), False, False, True),
         (("mixed-runs",), False, False, False),
+        (("partial-coverage",), False, False, False),
         ((), True, False, False),
         ((), False, True, False),
     ],
@@ -230,11 +345,12 @@ def test_only_what_nothing_doubts_is_concluded(
     monkeypatch.setattr(engine, "ComputeBound", Concluding)
     monkeypatch.setattr(engine, "weigh", lambda *_: ([], [Validity(code="x", message="y")] if doubted else []))
     monkeypatch.setattr(engine, "with_timed_input", lambda _, findings: findings)
+    monkeypatch.setattr(engine, "unseen_communication", lambda *_: ())
     monkeypatch.setattr(engine, "explain", lambda *_: (done, left) if unexplained else (done,))
     monkeypatch.setattr(engine, "path_of_fixes", lambda *_: ())
     of: Any = job()
     of.what_if, of.outlier_steps = replay(100.0), "uneven" if told else ""
-    of.timeline = SimpleNamespace(validity=[Validity(code=code, message="") for code in told])
+    of.timeline = SimpleNamespace(validity=[Validity(code=code, message="") for code in told], unit="step")
     found = engine.diagnose(of)
     assert asked == [conclusive]
     codes = [
@@ -269,12 +385,13 @@ def test_of_what_is_no_one_job_only_rules_between_ranks_tell_nothing(
     monkeypatch.setattr(engine, "RULES", (rule("straggler"), rule("host-stall"), rule("communication-bound")))
     monkeypatch.setattr(engine, "weigh", weigh)
     monkeypatch.setattr(engine, "with_timed_input", lambda _, findings: findings)
+    monkeypatch.setattr(engine, "unseen_communication", lambda *_: ())
     monkeypatch.setattr(engine, "explain", lambda *_: ())
     monkeypatch.setattr(engine, "path_of_fixes", lambda *_: ())
     monkeypatch.setattr(engine, "ComputeBound", lambda: SimpleNamespace(conclude=lambda *_, **__: []))
     of: Any = job()
     of.what_if, of.outlier_steps = replay(100.0), ""
-    of.timeline = SimpleNamespace(validity=[Validity(code=code, message="") for code in told])
+    of.timeline = SimpleNamespace(validity=[Validity(code=code, message="") for code in told], unit="step")
     found = {one.code: one.message for one in engine.diagnose(of).validity}
     assert weighed == (["host-stall"] if told else ["straggler", "host-stall", "communication-bound"])
     assert found["cannot-tell:host-stall"] == "of host-stall"

@@ -9,7 +9,7 @@ import pytest
 
 from gpudiag.analysis.diagnosis.engine import diagnose
 from gpudiag.analysis.diagnosis.examples import Job, all_reduce, kernels, update
-from gpudiag.analysis.diagnosis.rules.exchange_advice import ALONE, LINKS, exchange_advice, links_in_doubt
+from gpudiag.analysis.diagnosis.rules.exchange_advice import LINKS, exchange_advice, links_in_doubt
 from gpudiag.trace import read_traces
 from tests.analysis.diagnosis.cases import case_of
 from tests.analysis.diagnosis.test_probe_what_if import curve, probed
@@ -81,12 +81,13 @@ def test_a_loop_of_its_own_hears_nothing_of_ddp_in_the_finding() -> None:
     assert not [line for line in found.advice if "bf16_compress_hook" in line or "bucket_cap_mb" in line]
 
 
-def test_one_device_that_exchanges_with_nobody_hears_of_no_links() -> None:
+def test_one_device_alone_has_no_communication_bound_finding() -> None:
     (trace,) = Job(ranks=1, step=(kernels(10), all_reduce(10, megabytes=100), update(1))).traces()
-    for case, alone in ((case_of([trace]), True), (JOB, False)):
-        found = next(found for found in diagnose(case).findings if found.code == "communication-bound")
-        assert (found.advice == (ALONE,)) == alone
-        assert (ALONE in found.advice) == alone
+    alone = diagnose(case_of([trace]))
+    assert "communication-bound" not in {finding.code for finding in alone.findings}
+    assert "communication_transfer" not in {explained.bucket for explained in alone.explained}
+    found = next(found for found in diagnose(JOB).findings if found.code == "communication-bound")
+    assert LINKS in found.advice
 
 
 @pytest.mark.parametrize(("probe_us", "checked"), [(9_900.0, False), (5_000.0, True)])

@@ -411,13 +411,11 @@ def concluded(
     *percents: float | None,
     conclusive: bool = True,
     compute: float = 90.0,
-    corrected: float | None = 100.0,
     step: float = 120.0,
 ) -> list[str]:
-    """What is concluded beside findings of so many percent; without the profiler a step is `corrected`."""
-    replay = None if corrected is None else SimpleNamespace(corrected_ms=corrected)
+    """What is concluded beside findings of so many percent, of a recorded step of so many ms."""
     case: Any = SimpleNamespace(
-        what_if=replay, step_ms=120.0, exposed_ms=lambda _: {0: compute - 1, 1: compute},
+        step_ms=step, exposed_ms=lambda _: {0: compute - 1, 1: compute},
         timeline=SimpleNamespace(framework="pytorch"),
     )  # fmt: skip
     findings = [finding("a", 1.0, recoverable_percent=percent) for percent in percents]
@@ -425,11 +423,11 @@ def concluded(
 
 
 def test_it_is_compute_bound_where_nothing_else_reaches_five_percent() -> None:
-    assert concluded() == concluded(4.9, None) == ["compute-bound (90 %)"]
+    assert concluded() == concluded(4.9, None) == ["compute-bound (75 %)"]
     assert concluded(5.0) == concluded(1.0, 7.0) == concluded(conclusive=False) == []
     assert concluded(compute=130.0) == ["compute-bound (100 %)"]
-    assert concluded(corrected=None) == ["compute-bound (75 %)"]
-    assert concluded(corrected=0.0) == ["compute-bound (0 %)"]
+    assert concluded(step=100.0) == ["compute-bound (90 %)"]
+    assert concluded(step=0.0) == ["compute-bound (0 %)"]
 
 
 def stalled(*at: Place, gain: float = 10.0) -> Finding:

@@ -125,5 +125,5 @@ def likely(share: float, *, world: int = 1) -> str:
 
 
 def test_a_likely_cause_takes_what_asks_for_action() -> None:
-    assert likely(4.9) == ""
-    assert likely(5.0) == "likely cause: copies between CPU and GPU (0.5 ms, 5 % of the recorded step)"
+    assert likely(4.9) == "compute-bound (95 %); nothing else takes over 5 %"
+    assert likely(5.0) == "copies between CPU and GPU: up to 0.5 ms (5 % of a step)"

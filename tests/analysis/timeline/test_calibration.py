@@ -12,11 +12,12 @@ import pytest
 
 from gpudiag.analysis.timeline import alignment, calibration, steps
 from gpudiag.analysis.timeline.alignment import Sequence, _equally_good, _Fit, _fit
-from gpudiag.analysis.timeline.validity import duplicates, mixed_runs, recorded_apart, thin_recording
+from gpudiag.analysis.timeline.validity import duplicates, mixed_runs, partial_coverage, recorded_apart, thin_recording
 from gpudiag.analysis.timeline.validity.device_activity import DeviceActivity
 from gpudiag.analysis.timeline.validity.examine import _clocks, _steps
+from gpudiag.analysis.timeline.windows import device_windows
 from gpudiag.model.event import Role
-from gpudiag.model.timeline import UNKNOWN
+from gpudiag.model.timeline import UNKNOWN, HostSteps
 from gpudiag.units import NS_PER_MS, NS_PER_US
 from tests.calibration_cases import KINDS, Cases, figures_in, numbers_in
 from tests.timeline_builder import TraceBuilder
@@ -24,7 +25,7 @@ from tests.timeline_builder import TraceBuilder
 FOLDER = Path(alignment.__file__).parent
 CASES = Cases(calibration)
 #: What stands elsewhere: bounds of time and memory, and how much of a step is drawn.
-BOUNDS = {"_WIDEST_LAG", "_VOTERS", "_MOST_CANDIDATES", "_CLASS_OF", "_MOST_SHOWN"}
+BOUNDS = {"_WIDEST_LAG", "_VOTERS", "_MOST_CANDIDATES", "_CLASS_OF", "_MOST_SHOWN", "_OTHERWISE", "_THREE"}
 DRAWN = {"_MOST_SPANS", "_MOST_DEPTH", "_MOST_RANKS", "_LONGEST_NAME", "_HOST_KINDS"}
 DRAWN |= {"_MOST_OTHERS", "_TYPICAL", "_SEEN_WAIT", "_MOST_WAITS"}
 
@@ -126,6 +127,42 @@ def covered(at: float) -> object:
     lane: Any = Of(rank=0, trace=0, bounds=np.array([0, 1]))
     with mock.patch.object(thin_recording, "_covered", return_value=at):
         return bool(thin_recording.doubts([Of(framework="pytorch")], [lane]))  # type: ignore[list-item]
+
+
+@CASES.of("COVERED_SHARE")
+def stood_for(at: float) -> object:
+    busy = np.array([0, 1000])
+    ops = Of(start=busy[:1], end=busy[1:], step=np.zeros(1))
+    lane: Any = Of(is_cpu=False, bounds=busy, ops=ops, collectives=None, steps=Of(source="ProfilerStep"))
+    with mock.patch.object(partial_coverage, "covered_share", return_value=at):
+        return bool(partial_coverage.doubts([lane]))
+
+
+def three_steps(ops_of_last: int, latency_ns: int) -> list[int]:
+    """Steps that have a window, of three with 100 device ops each but the last; the device's first op is so late."""
+    counts = (100, 100, ops_of_last)
+    step = np.repeat(np.arange(3), counts)
+    start = np.concatenate([1_000_000 * number + 1_000 * np.arange(count) for number, count in enumerate(counts)])
+    ops: Any = Of(step=step, start=start, end=start + 1_000, launch_end=start - latency_ns)
+    marks = HostSteps(
+        start=1_000_000 * np.arange(3) - latency_ns,
+        number=np.arange(3),
+        end=2_000_001,
+        source="x",
+        thread=1,
+        ends_known=True,
+    )
+    return [int(number) for number in device_windows(ops, marks).steps]
+
+
+@CASES.of("ALIKE_OPS", 0.1, 0.11)
+def whole_step(at: float) -> object:
+    return three_steps(100 - round(100 * at), latency_ns=NS_PER_MS)
+
+
+@CASES.of("AT_ONCE_NS")
+def idle_device(at: float) -> object:
+    return three_steps(50, latency_ns=int(at))
 
 
 @pytest.mark.parametrize("name", CASES.known)

@@ -128,10 +128,11 @@ def test_a_broadcast_whose_root_leaves_early() -> None:
     assert other.waits_ns[0].tolist() == [0, 1_000 * NS_PER_US, 0, 1_000 * NS_PER_US]
 
 
-def test_a_group_of_one_waits_for_nobody() -> None:
+def test_a_group_of_one_computes_and_waits_for_nobody() -> None:
     trace = TraceBuilder(0, world_size=1).steps(4, 100, lambda s: s.collective(10, 60, ranks=(0,)))
     (lane,) = attribute(build_timeline([trace.build()])).lanes
-    assert lane.buckets_ns[:, TRANSFER].tolist() == [50 * NS_PER_US] * 2
+    assert lane.buckets_ns[:, BUCKETS.index("compute")].tolist() == [50 * NS_PER_US] * 2
+    assert lane.buckets_ns[:, TRANSFER].tolist() == [0, 0]
     assert not lane.waits_ns
     assert lane.unsplit_ns.tolist() == [0, 0]
 

@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from gpudiag.model.timeline import Lane, Timeline
 
 STEP_US = 10_000
+#: Communication needs two ranks, even where only the first one's trace is given.
+ONE_OF_TWO = {"rank": 0, "world_size": 2}
 
 
 def copy(kind: str, start_us: float, length_us: float, correlation: int, stream: int = 7) -> dict[str, Any]:
@@ -45,7 +47,7 @@ def steps(*one: dict[str, Any], count: int = 5) -> list[dict[str, Any]]:
 
 
 def timeline(directory: Path, *one: dict[str, Any]) -> Timeline:
-    return build_timeline([read_one(directory, document(*steps(*one)))])
+    return build_timeline([read_one(directory, document(*steps(*one), distributedInfo=ONE_OF_TWO))])
 
 
 def classes(lane: Lane) -> list[str]:

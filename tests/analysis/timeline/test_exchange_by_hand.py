@@ -31,7 +31,7 @@ def spans(trace: TraceBuilder | Trace, *, calls: bool = False) -> Spans:
 def stepping(*, silent_until: int = 2000, begin: int = 1000, **ranges: tuple[int, int]) -> TraceBuilder:
     """A step of 5 ms: work until `begin`, an exchange on thread 9 from 100 to 600, and an update at `silent_until`."""
     first, last = ranges.get("range", (100, 600))
-    trace = TraceBuilder().step(0).operator(0, begin).by(9).annotation(first, last, EXCHANGE).by(TRAINING)
+    trace = TraceBuilder(world_size=2).step(0).operator(0, begin).by(9).annotation(first, last, EXCHANGE).by(TRAINING)
     return trace.optimizer(silent_until, silent_until + 100).operator(silent_until, silent_until + 90).step(5000)
 
 
@@ -47,19 +47,25 @@ def test_a_thread_waits_for_the_exchange_until_the_update_that_needs_it() -> Non
 def test_an_exchange_of_the_step_before_is_over() -> None:
     trace = stepping().operator(0, 100).optimizer(3000, 3100).operator(3000, 3050).step(10_000)
     assert spans(trace) == {9: [(100, 600)], TRAINING: [(1000, 2000)]}
-    before = TraceBuilder().step(0).operator(0, 100).optimizer(2000, 2100).operator(2000, 2050)
+    before = TraceBuilder(world_size=2).step(0).operator(0, 100).optimizer(2000, 2100).operator(2000, 2050)
     before.by(9).annotation(3000, 3100, EXCHANGE)
     assert spans(before.by(TRAINING).step(5000)) == {9: [(3000, 3100)]}
 
 
 def test_updates_of_other_threads_need_nothing() -> None:
-    trace = TraceBuilder().step(0).operator(0, 1000).by(9).annotation(100, 600, EXCHANGE).optimizer(3000, 3100)
+    trace = (
+        TraceBuilder(world_size=2).step(0).operator(0, 1000).by(9).annotation(100, 600, EXCHANGE).optimizer(3000, 3100)
+    )
     assert spans(trace.by(TRAINING).step(5000)) == {9: [(100, 600)]}
 
 
 def test_calls_for_the_exchange_are_its_too_with_what_is_at_it() -> None:
     trace = (
-        TraceBuilder().step(0).operator(0, 400).operator(100, 150, "c10d::allreduce_").annotation(300, 350, EXCHANGE)
+        TraceBuilder(world_size=2)
+        .step(0)
+        .operator(0, 400)
+        .operator(100, 150, "c10d::allreduce_")
+        .annotation(300, 350, EXCHANGE)
     )
     trace.by(9).operator(10, 20, "torch::distributed::reducer::mul_out").by(TRAINING).step(1000)
     assert spans(trace) == {TRAINING: [(300, 350)]}
@@ -68,7 +74,7 @@ def test_calls_for_the_exchange_are_its_too_with_what_is_at_it() -> None:
 
 def test_around_threads_that_launch_it_is_one_only_while_these_do_nothing() -> None:
     trace = (
-        TraceBuilder()
+        TraceBuilder(world_size=2)
         .step(0)
         .annotation(0, 1000, EXCHANGE)
         .by(9)
@@ -78,7 +84,7 @@ def test_around_threads_that_launch_it_is_one_only_while_these_do_nothing() -> N
     assert spans(trace.by(TRAINING).step(2000)) == {TRAINING: [(0, 300), (500, 1000)]}
     # Its own thread's work is no other's, nor is that of threads that launch nothing.
     trace = (
-        TraceBuilder()
+        TraceBuilder(world_size=2)
         .step(0)
         .annotation(0, 1000, EXCHANGE)
         .compute(310, 400, launch=(300, 350))
@@ -90,10 +96,18 @@ def test_around_threads_that_launch_it_is_one_only_while_these_do_nothing() -> N
 
 @pytest.mark.parametrize(("launch", "around"), [((250, 260), False), ((199, 200), True), ((700, 710), True)])
 def test_an_update_in_host_memory_is_one_that_launches_nothing(launch: tuple[int, int], *, around: bool) -> None:
-    trace = TraceBuilder().step(0).optimizer(200, 700).annotation(210, 220, EXCHANGE).compute(720, 730, launch=launch)
+    trace = (
+        TraceBuilder(world_size=2)
+        .step(0)
+        .optimizer(200, 700)
+        .annotation(210, 220, EXCHANGE)
+        .compute(720, 730, launch=launch)
+    )
     found = spans(trace.step(2000))[TRAINING]
     assert found == ([(200, 700)] if around else [(210, 220)])
-    without = TraceBuilder().step(0).optimizer(200, 700).annotation(210, 220, EXCHANGE).operator(0, 5).step(2000)
+    without = (
+        TraceBuilder(world_size=2).step(0).optimizer(200, 700).annotation(210, 220, EXCHANGE).operator(0, 5).step(2000)
+    )
     assert spans(without)[TRAINING] == [(210, 220)]
 
 

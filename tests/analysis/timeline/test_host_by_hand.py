@@ -61,7 +61,7 @@ def test_blocked_is_synchronizing_and_waiting_in_an_exchange() -> None:
     assert us(found[2].blocked) == [(70, 80)]
     assert us(found[1].busy) == [(0, 90)]
     # An executor's call that is an exchange is a wait, and not busy.
-    built = TraceBuilder().operator(0, 10).runtime(600, 900, "CollectiveReduceV2").build()
+    built = TraceBuilder(world_size=2).operator(0, 10).runtime(600, 900, "CollectiveReduceV2").build()
     role = built.events.role.copy()
     role[built.events.kind == EventKind.RUNTIME] = Role.EXCHANGE
     (lane,) = build_timeline([replace(built, events=replace(built.events, role=role))]).lanes
@@ -160,7 +160,7 @@ def test_what_is_cut_out_of_operators_leaves_their_parts() -> None:
 
 def test_on_a_cpu_the_training_threads_operators_are_the_devices_work() -> None:
     """Without those within others, of other threads, of collectives' own and those that the loader runs there."""
-    trace = TraceBuilder()
+    trace = TraceBuilder(world_size=2)
     for step in range(4):
         trace.step(1000 * step).loader(0, 100).operator(0, 40, "collate").operator(60, 90, "pin")
         trace.operator(100, 500, "mm").operator(200, 300, "inner").operator(510, 520, "c10d::allreduce_")

@@ -153,9 +153,9 @@ def test_the_host_is_drawn_four_deep_without_other_threads_and_instants() -> Non
 
 def test_each_stream_has_a_row_and_the_buckets_have_one_for_all() -> None:
     def step(trace: TraceBuilder) -> None:
-        trace.compute(0, 40).copy(40, 60).copy(10, 30, stream=9).collective(50, 95, ranks=(0,))
+        trace.compute(0, 40).copy(40, 60).copy(10, 30, stream=9).collective(50, 95, ranks=(0, 1))
 
-    view = view_of(TraceBuilder().steps(5, 100, step).build())
+    view = view_of(TraceBuilder(world_size=2).steps(5, 100, step).build())
     labels = [(track.kind, track.label) for track in view.ranks[0].tracks]
     assert labels == [
         ("buckets", "where time goes"),

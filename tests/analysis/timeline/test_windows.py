@@ -53,12 +53,119 @@ def test_work_launched_before_the_capture_belongs_to_no_step() -> None:
 
 @pytest.mark.parametrize(
     ("steps", "expected"),
-    [(1, [(0, 10, 90)]), (2, [(0, 10, 110)]), (3, [(1, 110, 210)]), (4, [(1, 110, 210), (2, 210, 310)])],
+    [(1, [(0, 10, 90)]), (2, [(0, 10, 110)]), (3, [(1, 110, 210), (2, 210, 290)]), (4, [(1, 110, 210), (2, 210, 310)])],
 )
 def test_few_steps(steps: int, expected: list[tuple[int, int, int]]) -> None:
     timeline = build_timeline([TraceBuilder().steps(steps, 100, lambda s: s.compute(10, 90)).build()])
     assert windows(timeline.lanes[0]) == expected
     assert [v.code for v in timeline.validity] == ["few-steps"]
+
+
+def three(*, ops: tuple[int, int, int] = (4, 4, 4), last_mark_until: int = 0, before: bool = False) -> Lane:
+    """Three marked steps of 100 µs with so many ops of 20 µs each; the host is ahead of the device."""
+    trace = TraceBuilder()
+    if before:
+        trace.compute(-20, 20, launch=None)
+    for number, count in enumerate(ops):
+        trace.step(100 * number)
+        for index in range(count):
+            trace.compute(10 + 20 * index, 30 + 20 * index, launch=10 if index == 0 else 11)
+    if last_mark_until:
+        trace.operator(0, last_mark_until)
+    return lane_of(trace)
+
+
+def test_the_last_of_three_steps_is_used_where_its_mark_ends_before_the_device_does() -> None:
+    """The device still works then, so that a next step would have begun at 290."""
+    assert windows(three()) == [(1, 110, 210), (2, 210, 290)]
+
+
+def test_the_first_of_three_steps_is_used_where_the_device_was_idle_before_it() -> None:
+    """The last mark ends at 295, after the device: how long it would have waited for the next step is not known."""
+    assert windows(three(last_mark_until=95)) == [(0, 10, 110), (1, 110, 210)]
+
+
+@pytest.mark.parametrize(
+    ("ops", "before"),
+    [
+        ((4, 4, 4), True),  # the first holds work of before, which still runs when its own begins
+        ((3, 4, 4), False),  # the first is not whole
+    ],
+)
+def test_the_middle_of_three_steps_is_used_alone_where_no_other_is_known(
+    ops: tuple[int, int, int], *, before: bool
+) -> None:
+    assert windows(three(ops=ops, before=before, last_mark_until=95)) == [(1, 110, 210)]
+
+
+def test_a_last_step_that_is_not_whole_is_left_out() -> None:
+    assert windows(three(ops=(4, 4, 3))) == [(0, 10, 110), (1, 110, 210)]
+    assert windows(three(ops=(4, 4, 3), before=True)) == [(1, 110, 210)]
+
+
+def test_the_first_of_three_steps_is_left_out_where_its_work_was_queued() -> None:
+    """Its first op starts 30 µs after its launch: something that is not in the recording was in the way."""
+    trace = TraceBuilder().steps(3, 200, lambda s: s.compute(50, 90, launch=(10, 20)).operator(91, 150))
+    assert windows(lane_of(trace)) == [(1, 250, 450)]
+
+
+def layers(trace: TraceBuilder, count: int) -> TraceBuilder:
+    """So many layers of two kernels of 10 µs each."""
+    for layer in range(count):
+        begin = 20 * layer
+        trace.compute(begin, begin + 9, "gemm", launch=begin).compute(begin + 10, begin + 19, "norm", launch=begin + 10)
+    return trace
+
+
+def test_repeated_layers_within_one_range_are_one_step() -> None:
+    timeline = build_timeline([layers(TraceBuilder(), 12).annotation(0, 250, "forward").build()])
+    (lane,) = timeline.lanes
+    assert (lane.steps.source, windows(lane)) == ("range", [(0, 0, 239)])
+    assert timeline.unit == "step"
+
+
+def test_repeated_layers_within_nothing_are_a_repeated_unit() -> None:
+    timeline = build_timeline([layers(TraceBuilder(), 12).build()])
+    assert timeline.lanes[0].steps.source == "pattern"
+    assert timeline.unit == "repeated-unit"
+
+
+def test_ranges_that_repeat_are_steps_with_what_follows_them() -> None:
+    """A range of each forward pass holds a third of the step's launches; the range inside it is no step."""
+    trace = TraceBuilder()
+    for step in range(5):
+        layers(trace.step(400 * step, mark=None), 9)
+        trace.annotation(0, 70, "forward").annotation(5, 40, "block").annotation(300, 310, "log")
+    (lane,) = build_timeline([trace.build()]).lanes
+    assert lane.steps.source == "range"
+    assert windows(lane) == [(1, 400, 800), (2, 800, 1200), (3, 1200, 1600)]
+
+
+def test_ranges_that_come_at_unequal_launches_are_no_steps() -> None:
+    """As of collectives, of which each step has several: between them more is launched and less."""
+    trace = TraceBuilder()
+    for step in range(5):
+        trace.step(400 * step, mark=None)
+        for index in range(18):
+            trace.compute(10 * index, 10 * index + 9, f"kernel {index}", launch=10 * index)
+        for begin in (0, 20, 120):
+            trace.annotation(begin, begin + 2, "all_reduce")
+    (lane,) = build_timeline([trace.build()]).lanes
+    assert lane.steps.source == "pattern"
+    assert {end - begin for _, begin, end in windows(lane)[:-1]} == {400}
+
+
+def test_calls_of_the_whole_model_are_steps() -> None:
+    """As recorded with stacks; calls of its layers lie inside them."""
+    trace = TraceBuilder()
+    for step in range(5):
+        layers(trace.step(400 * step, mark=None), 9)
+        trace.python(0, 195, "nn.Module: Net_0")
+        for layer in range(9):
+            trace.python(20 * layer, 20 * layer + 15, f"nn.Module: Linear_{layer}")
+    (lane,) = build_timeline([trace.build()]).lanes
+    assert lane.steps.source == "range"
+    assert windows(lane) == [(1, 400, 800), (2, 800, 1200), (3, 1200, 1600)]
 
 
 def test_steps_of_very_different_length_keep_their_own() -> None:

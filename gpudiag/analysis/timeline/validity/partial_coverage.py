@@ -7,8 +7,8 @@ from collections.abc import Sequence
 import numpy as np
 
 from gpudiag.analysis.timeline.calibration import COVERED_SHARE
-from gpudiag.analysis.timeline.coverage import covered_share
-from gpudiag.intervals import Intervals, lengths_between, union
+from gpudiag.analysis.timeline.coverage import covered_share, recorded_work
+from gpudiag.intervals import lengths_between, union
 from gpudiag.model.analysis import Validity
 from gpudiag.model.timeline import Lane
 from gpudiag.units import milliseconds
@@ -20,14 +20,15 @@ def doubts(lanes: Sequence[Lane]) -> list[Validity]:
     if not shares or min(shares) >= COVERED_SHARE:
         return []
     lane = lanes[int(np.argmin(shares))]
-    busy = union(Intervals(lane.ops.start, lane.ops.end))
+    busy = union(recorded_work(lane)[0])
     begin, end = int(lane.bounds[0]), int(lane.bounds[-1])
     first, last = min(int(busy.start[0]), begin), max(int(busy.end[-1]), end)
     before, inside, after = (milliseconds(ns) for ns in lengths_between(busy, np.array([first, begin, end, last])))
     what = "work" if lane.is_cpu else "device work"
+    unmarked = lane.steps.source in {"optimizer", "range", "pattern", "none"}
+    remedy = "Mark the steps, or record fewer things at once." if unmarked else "Record more steps and nothing else."
     message = (
         f"the analysed steps hold {inside:.1f} ms of the recorded {what}; {before:.1f} ms lie before them and "
-        f"{after:.1f} ms after. What is said holds for {100 * min(shares):.0f} % of the recording. Mark the steps, or "
-        "record fewer things at once."
+        f"{after:.1f} ms after. What is said holds for {100 * min(shares):.0f} % of the recording. {remedy}"
     )
     return [Validity(code="partial-coverage", message=message)]

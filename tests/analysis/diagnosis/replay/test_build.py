@@ -170,8 +170,8 @@ def test_one_thread_launches_for_all_devices_of_its_process_unless_an_executor_d
     assert _devices(timeline).tolist() == [2, 1, 1]
 
 
-def graph_of_steps(trace: TraceBuilder) -> Graph:
-    found = build_graph(build_timeline([trace.build()]))
+def graph_of_steps(*traces: TraceBuilder) -> Graph:
+    found = build_graph(build_timeline([trace.build() for trace in traces]))
     assert found is not None
     return found
 
@@ -243,23 +243,27 @@ def test_a_copy_that_holds_the_host_has_a_node_where_it_begins_and_one_where_it_
     assert of.device.host_copy.tolist() == [True, False] * 3
 
 
-def test_a_chain_of_a_cpu_process() -> None:
-    """It hands over at 420, waits until 710 for what ended at 700, and works to the next mark."""
-    trace = TraceBuilder()
-    for step in range(5):
-        trace.step(1000 * step).loader(0, 50).operator(50, 400).operator(400, 420, "c10d::allreduce_")
-        trace.gloo(410, 700, ranks=(0,)).operator(710, 990)
-    of = graph_of_steps(trace)
+def test_the_chains_of_two_cpu_processes() -> None:
+    """Each hands over at 420, waits until 710 for what ended at 700, and works to the next mark."""
+    traces = [TraceBuilder(rank, world_size=2) for rank in range(2)]
+    for trace in traces:
+        for step in range(5):
+            trace.step(1000 * step).loader(0, 50).operator(50, 400).operator(400, 420, "c10d::allreduce_")
+            trace.gloo(410, 700, ranks=(0, 1)).operator(710, 990)
+    of = graph_of_steps(*traces)
     host = of.host
-    assert us(host.time) == [2420, 2710, 3000]
-    assert (us(host.busy), us(host.input)) == ([370, 0, 290], [50, 0, 0])
-    assert host.events.tolist() == [3, 0, 2] * 3
-    assert host.block.tolist() == [Block.NOT, Block.COLLECTIVE, Block.NOT] * 3
-    assert host.block_on.tolist() == [NONE, 0, NONE, NONE, 1, NONE, NONE, 2, NONE]
-    assert us(host.block_delay) == [0, 10, 0]
-    assert host.step.tolist() == [0, 0, 1, 1, 1, 2, 2, 2, 2]  # a mark is the next step's, but for the last
-    assert of.device.launch.tolist() == [0, 3, 6]
-    assert us(of.device.transfer) == [290]
+    assert of.chains == ((0, 9), (9, 18))
+    for rank, chain in enumerate((slice(0, 9), slice(9, 18))):
+        assert us(host.time[chain]) == [2420, 2710, 3000]
+        assert (us(host.busy[chain]), us(host.input[chain])) == ([370, 0, 290], [50, 0, 0])
+        assert host.events[chain].tolist() == [3, 0, 2] * 3
+        assert host.block[chain].tolist() == [Block.NOT, Block.COLLECTIVE, Block.NOT] * 3
+        first = 3 * rank
+        assert host.block_on[chain].tolist() == [NONE, first, NONE, NONE, first + 1, NONE, NONE, first + 2, NONE]
+        assert us(host.block_delay[chain]) == [0, 10, 0]
+        assert host.step[chain].tolist() == [0, 0, 1, 1, 1, 2, 2, 2, 2]  # a mark is the next step's, but for the last
+    assert of.device.launch.tolist() == [0, 3, 6, 9, 12, 15]
+    assert us(of.device.transfer) == [290, 290]
 
 
 def test_a_launch_that_a_full_queue_held_up_is_no_work(monkeypatch: pytest.MonkeyPatch) -> None:

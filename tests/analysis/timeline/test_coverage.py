@@ -1,0 +1,121 @@
+"""The share of a recording that the analysed steps stand for, and what is said where that is little."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from gpudiag.analysis.timeline import build_timeline
+from gpudiag.analysis.timeline.coverage import covered_share
+from gpudiag.units import NS_PER_MS
+from tests.analysis.diagnosis.cases import diagnosis_of
+from tests.timeline_builder import TraceBuilder
+
+if TYPE_CHECKING:
+    from gpudiag.model.timeline import Lane
+
+
+def recording(after_ms: int, *, before_ms: int = 4, last_ms: int = 9) -> TraceBuilder:
+    """The worked example of `covered_share`: work before the marks, four steps, and work after them."""
+    trace = TraceBuilder(unit_ns=NS_PER_MS).compute(0, before_ms, launch=None)
+    for at, busy in ((100, 20), (200, 21), (300, 20), (400, last_ms)):
+        trace.step(at).compute(0, busy)
+    return trace.compute(last_ms, last_ms + after_ms, launch=last_ms) if after_ms else trace
+
+
+def lane_of(trace: TraceBuilder) -> Lane:
+    (lane,) = build_timeline([trace.build()]).lanes
+    return lane
+
+
+def partial(trace: TraceBuilder) -> list[str]:
+    """What is said of it."""
+    return [one.message for one in build_timeline([trace.build()]).validity if one.code == "partial-coverage"]
+
+
+def test_the_worked_example() -> None:
+    assert covered_share(lane_of(recording(60))) == pytest.approx((20 + 21 + 20 + 21) / 134)
+
+
+def test_marked_steps_cover_a_recording_of_nothing_else() -> None:
+    assert covered_share(lane_of(recording(0, before_ms=0))) == 1
+    assert covered_share(lane_of(recording(0))) == pytest.approx(70 / 74)
+
+
+def test_work_that_overlaps_counts_once() -> None:
+    trace = recording(60)
+    for at in (100, 200, 300, 400):
+        trace.step(at, mark=None).compute(0, 9, stream=8)
+    assert covered_share(lane_of(trace)) == pytest.approx(82 / 134)
+
+
+def test_a_cpu_process_is_covered_by_its_operators() -> None:
+    trace = TraceBuilder(unit_ns=NS_PER_MS)
+    for at, busy in ((100, 20), (200, 21), (300, 20), (400, 69)):
+        trace.step(at).operator(0, busy)
+    lane = lane_of(trace)
+    assert lane.is_cpu
+    assert covered_share(lane) == pytest.approx(82 / 130)
+
+
+def test_a_cpu_process_is_covered_by_its_collectives_too() -> None:
+    """Operators of the training thread are short, and in the analysed steps there are none at all."""
+    trace = TraceBuilder(0, world_size=2, unit_ns=NS_PER_MS).operator(-20, -19)
+    for at in (100, 200, 300, 400, 500):
+        trace.step(at).gloo(2, 42, ranks=(0, 1))
+    trace.operator(60, 61)
+    lane = lane_of(trace)
+    assert lane.is_cpu
+    assert covered_share(lane) == pytest.approx(200 / 202, abs=0.006)
+
+
+def test_the_remedy_is_no_mark_where_the_steps_are_marked() -> None:
+    assert partial(recording(60))[0].endswith("Record more steps and nothing else.")
+    trace = TraceBuilder(unit_ns=NS_PER_MS).compute(0, 500, launch=None)
+    for at in (600, 700, 800, 900):
+        trace.step(at, mark=None).compute(0, 20).optimizer(20, 30)
+    assert partial(trace)[0].endswith("Mark the steps, or record fewer things at once.")
+
+
+def test_below_seventy_percent_it_says_what_lies_outside() -> None:
+    """After the last begin lie 9 ms of the last step and what follows: of 80 ms one step at most counts."""
+    (message,) = partial(recording(60))
+    assert "hold 41.0 ms of the recorded device work; 24.0 ms lie before them and 69.0 ms after" in message
+    assert "holds for 61 % of the recording" in message
+    assert partial(recording(43)) == []  # 82 of 117 ms
+    assert len(partial(recording(44))) == 1  # 82 of 118 ms
+
+
+def test_the_least_covered_rank_decides() -> None:
+    traces = [TraceBuilder(rank, world_size=2, unit_ns=NS_PER_MS) for rank in range(2)]
+    for trace in traces:
+        for at in range(100, 600, 100):
+            trace.step(at).compute(0, 20)
+    traces[1].compute(20, 99, launch=20)
+    timeline = build_timeline([trace.build() for trace in traces])
+    assert timeline.covered == pytest.approx(100 / 179)
+    assert [one.code for one in timeline.validity if one.code == "partial-coverage"] == ["partial-coverage"]
+
+
+@pytest.mark.parametrize(("after", "concluded"), [(0, True), (400, False)])
+def test_compute_is_not_said_to_bound_what_was_hardly_seen(after: int, *, concluded: bool) -> None:
+    trace = TraceBuilder(0, world_size=1, unit_ns=NS_PER_MS)
+    for at in range(0, 600, 100):
+        trace.step(at).compute(0, 99)
+    if after:
+        trace.compute(99, 99 + after, launch=99)
+    findings, validity = diagnosis_of([trace.build()])
+    assert ("compute-bound" in findings) == concluded
+    assert ("partial-coverage" in validity) != concluded
+
+
+@pytest.mark.parametrize(("before", "concluded"), [(0, True), (400, False)])
+def test_nor_where_a_single_step_gives_shares_alone(before: int, *, concluded: bool) -> None:
+    trace = TraceBuilder(0, world_size=1, unit_ns=NS_PER_MS)
+    if before:
+        trace.compute(-before - 1, -1, launch=None)
+    findings, validity = diagnosis_of([trace.step(0).compute(0, 99).build()])
+    assert "cannot-tell" in validity
+    assert ("compute-bound" in findings) == concluded
+    assert ("partial-coverage" in validity) != concluded
