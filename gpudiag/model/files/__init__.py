@@ -1,0 +1,1 @@
+"""Files and directories: who can change them."""
