@@ -30,7 +30,7 @@ from gpudiag.analysis.diagnosis.rules.rule import Proposal, notable, severity_of
 from gpudiag.analysis.diagnosis.weigh import Weighed, in_order
 from gpudiag.model.analysis import Finding
 from gpudiag.model.event import EventKind, Role, any_of
-from gpudiag.model.timeline import Lane
+from gpudiag.model.timeline import Lane, OpClass
 
 _STALL = HostStall.code
 #: What may be part of a place: causes that are a host's own doing at some instant of the step.
@@ -64,23 +64,48 @@ def in_one_place(case: Case, what_if: WhatIf, found: Sequence[Weighed]) -> list[
     finding = proposal.describe(gain, 100 * gain / what_if.now_ms)
     evidence = {**finding.evidence, "step_ms_now": what_if.now_ms, "step_ms_if_fixed": what_if.now_ms - gain}
     merged = Weighed(proposal=proposal, finding=msgspec.structs.replace(finding, evidence=evidence), gain_ms=gain)
-    rest_of = {id(one): rest for one, rest in zip(candidates, left, strict=True)}
-    others = [_without(one, rest_of.get(id(one)), what_if) for one in found if one not in absorbed]
+    others = [_without(one, gone, what_if) for one in found if one not in absorbed]
     return in_order([merged, *(one for one in others if notable(one.gain_ms, what_if.now_ms))])
 
 
-def _without(one: Weighed, rest_ms: float | None, what_if: WhatIf) -> Weighed:
+def _without(one: Weighed, gone: Costs, what_if: WhatIf) -> Weighed:
     """The finding; launching with what it gains once the place is gone, as it is judged in a job without waste."""
-    if one.proposal.kind != "launching" or rest_ms is None or rest_ms >= one.gain_ms:
+    if one.proposal.kind != "launching":
         return one
+    rest_ms = min(what_if.gain_ms(one.proposal.edit(what_if, gone), gone), one.gain_ms)
     finding = one.proposal.describe(rest_ms, 100 * rest_ms / what_if.now_ms)
     evidence = {**finding.evidence, "step_ms_now": what_if.now_ms, "step_ms_if_fixed": what_if.now_ms - rest_ms}
     return Weighed(proposal=one.proposal, finding=msgspec.structs.replace(finding, evidence=evidence), gain_ms=rest_ms)
 
 
+def _outside(nodes: NDArray[np.bool_], what_if: WhatIf, proposal: Proposal) -> Costs:
+    """The costs without a cause wherever it is but in this place."""
+    costs = what_if.corrected
+    edited = proposal.edit(what_if, costs)
+    copies = _copies(nodes, what_if)
+    return replace(
+        edited,
+        busy=np.where(nodes, costs.busy, edited.busy),
+        waiting=np.where(nodes, costs.waiting, edited.waiting),
+        blocking=np.where(nodes, costs.blocking, edited.blocking),
+        duration=np.where(copies, costs.duration, edited.duration),
+        gap=np.where(copies, costs.gap, edited.gap),
+    )
+
+
 def _main_place(what_if: WhatIf, places: dict[str, NDArray[np.bool_]]) -> tuple[str, NDArray[np.bool_]] | None:
-    """Return the place whose nodes stall longest, with its words; None where no thread stalls."""
-    stalled = {words: float(what_if.stalled[nodes].sum()) for words, nodes in places.items()}
+    """Return the place whose nodes stall longest, with its words; None where no thread stalls.
+
+    Where much of the model's compute is launched is no place beside the model.
+    """
+    device = what_if.graph.device
+    computes = (device.op_class == OpClass.COMPUTE) & (device.launch != NONE)
+    duration, launch = (device.end - device.start)[computes], device.launch[computes]
+    stalled = {
+        words: float(what_if.stalled[nodes].sum())
+        for words, nodes in places.items()
+        if duration[nodes[launch]].sum() <= SAME_AMOUNT * duration.sum()
+    }
     words = max(stalled, key=lambda one: stalled[one], default=None)
     return (words, places[words]) if words is not None and stalled[words] > 0 else None
 
@@ -102,6 +127,8 @@ def _places(case: Case, what_if: WhatIf) -> dict[str, NDArray[np.bool_]]:
         after = np.searchsorted(start, called, side="right")
         between = (before >= 0) & (after < len(start)) & (after == before + 1)
         for index in np.unique(before[between]).tolist():
+            if names[index] == names[index + 1]:
+                continue  # from one step's range to the next step's: that is all of the step
             words = f"after {names[index]} and before {names[index + 1]}"
             places[words][mine[between & (before == index)]] = True
     return dict(places)
@@ -121,12 +148,7 @@ def _ranges(case: Case, lane: Lane) -> tuple[NDArray[np.int64], NDArray[np.int64
 
 def _without_place(nodes: NDArray[np.bool_], what_if: WhatIf, costs: Costs) -> Costs:
     """The costs without anything that the host does at these nodes: work, pauses, waiting, and their copies."""
-    host, device = what_if.graph.host, what_if.graph.device
-    copies = np.zeros(len(device.start), np.bool_)
-    copies[host.block_on[nodes & (host.block_on != NONE)]] = True
-    launched = device.launch != NONE
-    copies[launched] |= nodes[device.launch[launched]]
-    copies &= device.host_copy
+    copies = _copies(nodes, what_if)
     part = what_if.exchanged
     return replace(
         costs,
@@ -136,6 +158,16 @@ def _without_place(nodes: NDArray[np.bool_], what_if: WhatIf, costs: Costs) -> C
         duration=np.where(copies, 0.0, costs.duration),
         gap=np.where(copies, np.fmin(costs.gap, 0.0), costs.gap),
     )
+
+
+def _copies(nodes: NDArray[np.bool_], what_if: WhatIf) -> NDArray[np.bool_]:
+    """bool[m]: copies between host and device that these host nodes launch or wait for."""
+    host, device = what_if.graph.host, what_if.graph.device
+    copies = np.zeros(len(device.start), np.bool_)
+    copies[host.block_on[nodes & (host.block_on != NONE)]] = True
+    launched = device.launch != NONE
+    copies[launched] |= nodes[device.launch[launched]]
+    return copies & device.host_copy
 
 
 def _describe(  # noqa: PLR0917  # what a proposal is described by comes last

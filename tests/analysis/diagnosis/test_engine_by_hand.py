@@ -14,9 +14,9 @@ from gpudiag.analysis.diagnosis.engine import (
     _as_sure_as_the_data,
     _by_amount,
     _graded,
+    _in_words_of,
     _nothing_to_replay,
     _overhead,
-    _per_unit,
 )
 from gpudiag.analysis.diagnosis.likely import likely_causes, unseen_communication
 from gpudiag.analysis.diagnosis.rules.rule import CannotTell
@@ -305,7 +305,16 @@ def test_a_replay_that_abstains_leaves_the_share_of_communication_with_missing_r
     ],
 )
 def test_findings_of_a_repeated_unit_do_not_speak_of_steps(unit: Any, title: str) -> None:
-    assert _per_unit(Finding(code="host-sync", severity="info", title="saves 3 ms per step"), unit).title == title
+    timeline: Any = SimpleNamespace(unit=unit, traces=())
+    assert (
+        _in_words_of(Finding(code="host-sync", severity="info", title="saves 3 ms per step"), timeline).title == title
+    )
+
+
+def test_findings_of_inference_do_not_speak_of_training() -> None:
+    timeline: Any = SimpleNamespace(unit="step", traces=(SimpleNamespace(workload="inference"),))
+    found = Finding(code="host-stall", severity="info", title="the training thread stalls")
+    assert _in_words_of(found, timeline).title == "the main thread stalls"
 
 
 def test_shares_come_before_findings_that_save_less_than_half_of_them() -> None:
