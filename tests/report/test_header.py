@@ -50,7 +50,7 @@ def test_no_sentence_on_a_cpu_job_or_an_unread_device_speaks_of_gpus() -> None:
 def test_an_unread_accelerator_gets_no_verdict() -> None:
     likely = Finding(code="host-stall", severity="critical", title="likely cause: a device that idles")
     title = verdict_of(job(name="MTIA", device_kind="unread", findings=(likely,))).title
-    assert title == "No verdict: gpudiag does not read what MTIA does, so only its host's time is known."
+    assert title == "No verdict: gpudiag cannot read what MTIA does, so only its host's time is known."
 
 
 @pytest.mark.parametrize(

@@ -9,17 +9,17 @@ import msgspec
 
 from gpudiag.analysis.diagnosis.calibration import POOR_REPLAY, SAME_AMOUNT, WARNING_PERCENT
 from gpudiag.analysis.diagnosis.case import Case
+from gpudiag.analysis.diagnosis.conclusions.explained import explain
+from gpudiag.analysis.diagnosis.conclusions.likely import likely_causes, unseen_communication
+from gpudiag.analysis.diagnosis.conclusions.one_place import in_one_place
+from gpudiag.analysis.diagnosis.conclusions.path import path_of_fixes
+from gpudiag.analysis.diagnosis.conclusions.settled import settled
 from gpudiag.analysis.diagnosis.confidence import grade, survival
-from gpudiag.analysis.diagnosis.explained import explain
-from gpudiag.analysis.diagnosis.likely import likely_causes, unseen_communication
-from gpudiag.analysis.diagnosis.one_place import in_one_place
-from gpudiag.analysis.diagnosis.path import path_of_fixes
 from gpudiag.analysis.diagnosis.replay.what_if import WhatIf
 from gpudiag.analysis.diagnosis.rules import RULES
 from gpudiag.analysis.diagnosis.rules.compute_bound import ComputeBound
 from gpudiag.analysis.diagnosis.rules.input_bound import with_timed_input
 from gpudiag.analysis.diagnosis.rules.rule import CannotTell, Proposal
-from gpudiag.analysis.diagnosis.settled import settled
 from gpudiag.analysis.diagnosis.significance import Significance
 from gpudiag.analysis.diagnosis.timed_steps import timed_longer_ms
 from gpudiag.analysis.diagnosis.weigh import Weighed, weigh

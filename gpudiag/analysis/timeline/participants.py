@@ -38,7 +38,7 @@ def _is_alone(traces: Sequence[Trace], trace: Trace, world_size: int | None) -> 
     """Whether the job is one process with one device, and nothing in it says that there are other ranks."""
     stated = trace.world_size or world_size
     events = trace.events
-    devices = distinct(events.device[events.rows_of(*DEVICE_WORK)])
+    devices = _devices(trace)
     others = len(traces) > 1 or len(devices) > 1 or bool((events.direction == Direction.PEER).any())
     if others or (stated or 1) > 1 or (trace.rank or 0) > 0:
         return False
@@ -48,7 +48,14 @@ def _is_alone(traces: Sequence[Trace], trace: Trace, world_size: int | None) -> 
     return all(len(call.group_ranks) == 1 for call in trace.collectives)
 
 
+def _devices(trace: Trace) -> NDArray[np.int16]:
+    """Return the devices with work in the trace."""
+    return distinct(trace.events.device[trace.events.rows_of(*DEVICE_WORK)])
+
+
 def _without_lone(trace: Trace, *, alone: bool) -> Trace:
+    if len(_devices(trace)) > 1:
+        return trace  # its devices are participants, though they are of one rank
     lone = [call for call in trace.collectives if alone or len(call.group_ranks) == 1]
     role = trace.events.role
     rows: NDArray[np.intp] = np.array([call.row for call in lone], np.intp)

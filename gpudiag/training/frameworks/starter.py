@@ -31,7 +31,8 @@ _GRACE_S = 5.0
 def main(arguments: list[str]) -> int:
     """Run all processes to their end."""
     framework, count, command = arguments[0], int(arguments[1]), arguments[2:]
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # the guard, which sends it, ends the processes too
+    told: list[int] = []
+    signal.signal(signal.SIGTERM, lambda number, _: told.append(number))
     addresses = [f"127.0.0.1:{port}" for port in _free_ports(max(1, count))]
     of_framework = _of_tensorflow if framework == "tensorflow" else _of_pytorch
     processes = [
@@ -41,9 +42,13 @@ def main(arguments: list[str]) -> int:
     while True:
         some_run = any(process.poll() is None for process in processes)
         failed = [(rank, process) for rank, process in enumerate(processes) if process.poll() not in {None, 0}]
-        if failed or not some_run:
+        if failed or not some_run or told:
             break
         time.sleep(_EVERY_S)
+    if told:
+        # The guard told the processes too. They save what was measured, and would die with this one.
+        _leave(processes)
+        return 1
     if failed:
         _end(processes)
     for rank, process in failed:
@@ -58,6 +63,11 @@ def _end(processes: list[subprocess.Popen[bytes]]) -> None:
     for process in processes:
         if process.poll() is None:
             process.terminate()
+    _leave(processes)
+
+
+def _leave(processes: list[subprocess.Popen[bytes]]) -> None:
+    """Wait for processes that are to end, and kill what has not."""
     until = time.monotonic() + _GRACE_S
     for process in processes:
         try:

@@ -10,6 +10,7 @@ import pytest
 
 from gpudiag.analysis.diagnosis import engine
 from gpudiag.analysis.diagnosis.case import Case
+from gpudiag.analysis.diagnosis.conclusions.likely import likely_causes, unseen_communication
 from gpudiag.analysis.diagnosis.engine import (
     _as_sure_as_the_data,
     _by_amount,
@@ -18,7 +19,6 @@ from gpudiag.analysis.diagnosis.engine import (
     _nothing_to_replay,
     _overhead,
 )
-from gpudiag.analysis.diagnosis.likely import likely_causes, unseen_communication
 from gpudiag.analysis.diagnosis.rules.rule import CannotTell
 from gpudiag.model.analysis import BUCKETS, Finding, Validity
 from gpudiag.model.timeline import UNKNOWN

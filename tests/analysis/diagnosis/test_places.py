@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
+import msgspec
 import pytest
 
+from gpudiag.analysis.diagnosis.engine import diagnose
 from gpudiag.analysis.diagnosis.places import stalls
+from gpudiag.model.run import Scheduling, TimedSteps
 from tests.analysis.diagnosis.cases import case_of, diagnosis_of
+from tests.analysis.diagnosis.records import run_of
 from tests.timeline_builder import TraceBuilder
 
 
@@ -61,7 +67,24 @@ def test_a_place_is_named_that_has_most_of_the_stalling() -> None:
         found, _ = diagnosis_of([trace.build() for trace in two_ranks((), shared)])
         assert (found["host-stall"].place != "") == named
         assert ("in many places" in found["host-stall"].title) != named
-        assert ("has lost its core" in " ".join(found["host-stall"].advice)) != named
+        assert ("Look for Python in hooks" in " ".join(found["host-stall"].advice)) != named
+        assert "give each process its own" not in " ".join(found["host-stall"].advice)
+
+
+@pytest.mark.parametrize(("share", "lost"), [(0.4, False), (0.6, True)])
+def test_cores_are_advised_where_threads_waited_for_them(share: float, *, lost: bool) -> None:
+    case = case_of([trace.build() for trace in two_ranks((), (10_000, 9_000, 8_000))])
+    gain = next(one for one in diagnose(case).findings if one.code == "host-stall").recoverable_ms_per_step or 0.0
+    case = run_of(case, [case.slowest_ms] * 9 + [case.slowest_ms * 1.01])
+    assert case.run is not None
+    waited = Scheduling(involuntary_switches=9.0, run_queue_wait_ms=share * gain, cpu_ms=1.0)
+    ranks = tuple(
+        msgspec.structs.replace(rank, timed=TimedSteps(host_ms=(1.0,) * 10, scheduling=waited))
+        for rank in case.run.ranks
+    )
+    timed = replace(case, run=msgspec.structs.replace(case.run, ranks=ranks))
+    found = next(one for one in diagnose(timed).findings if one.code == "host-stall")
+    assert ("give each process its own" in " ".join(found.advice)) == lost
 
 
 def test_what_passes_before_a_marked_fetch_is_no_loading() -> None:

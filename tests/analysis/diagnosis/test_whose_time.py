@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gpudiag.analysis.diagnosis.conclusions.path import path_of_fixes
 from gpudiag.analysis.diagnosis.frames import innermost, time_in, user_frames
-from gpudiag.analysis.diagnosis.path import path_of_fixes
 from gpudiag.analysis.diagnosis.rules.more_than_peers import MoreOperators, more_operators
 from gpudiag.model.event import Role
 from tests.analysis.diagnosis.cases import case_of

@@ -132,7 +132,7 @@ def covered(at: float) -> object:
 @CASES.of("COVERED_SHARE")
 def stood_for(at: float) -> object:
     busy = np.array([0, 1000])
-    ops = Of(start=busy[:1], end=busy[1:], step=np.zeros(1))
+    ops = Of(start=busy[:1], end=busy[1:], step=np.zeros(1), launch_start=busy[:1])
     lane: Any = Of(is_cpu=False, bounds=busy, ops=ops, collectives=None, steps=Of(source="ProfilerStep"))
     with mock.patch.object(partial_coverage, "covered_share", return_value=at):
         return bool(partial_coverage.doubts([lane]))

@@ -121,7 +121,7 @@ def test_repeated_layers_within_one_range_are_one_step() -> None:
     timeline = build_timeline([layers(TraceBuilder(), 12).annotation(0, 250, "forward").build()])
     (lane,) = timeline.lanes
     assert (lane.steps.source, windows(lane)) == ("range", [(0, 0, 239)])
-    assert timeline.unit == "step"
+    assert timeline.unit == "recording"  # of a range that does not repeat it is not known that it is a step
 
 
 def test_repeated_layers_within_nothing_are_a_repeated_unit() -> None:

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 
+from gpudiag.analysis.diagnosis.conclusions.explained import _recording_ms
 from gpudiag.analysis.diagnosis.examples import Job, host_copy, item, kernels, python, read_back, silence
-from gpudiag.analysis.diagnosis.explained import _recording_ms
 from gpudiag.analysis.diagnosis.replay.chains.own_copies import own_copies
 from gpudiag.analysis.diagnosis.replay.edits import with_host_copies, without_launch_cost, without_stalls
 from gpudiag.analysis.diagnosis.replay.graph import NONE, Block

@@ -24,7 +24,7 @@ from gpudiag.analysis.diagnosis.calibration import SAME_AMOUNT
 from gpudiag.analysis.diagnosis.case import Case
 from gpudiag.analysis.diagnosis.replay.graph import NONE, Block, Costs
 from gpudiag.analysis.diagnosis.replay.what_if import WhatIf
-from gpudiag.analysis.diagnosis.rules.advice import advice_for
+from gpudiag.analysis.diagnosis.rules.advice import Advice, advice_for, pytorch
 from gpudiag.analysis.diagnosis.rules.host_stall import ELSEWHERE, HostStall
 from gpudiag.analysis.diagnosis.rules.rule import Proposal, notable, severity_of
 from gpudiag.analysis.diagnosis.weigh import Weighed, in_order
@@ -36,7 +36,7 @@ _STALL = HostStall.code
 #: What may be part of a place: causes that are a host's own doing at some instant of the step.
 _PARTS = frozenset({_STALL, "host-sync", "slow-copy", "launch-bound", "memory-allocation"})
 _FORWARD = "the model's forward pass"
-_SAVING = (
+_SAVING = pytorch(
     "Tensors are copied to the CPU there: save checkpoints every N steps or in the background "
     "(torch.distributed.checkpoint.async_save), and keep sums on the GPU that are read once per epoch."
 )
@@ -181,7 +181,7 @@ def _describe(  # noqa: PLR0917  # what a proposal is described by comes last
 ) -> Finding:
     waits = nodes & (what_if.graph.host.block == Block.SYNC)
     copied = bool(waits.any())
-    advice = (*((_SAVING,) if copied and case.timeline.framework == "pytorch" else ()), *ELSEWHERE)
+    advice: Advice = (_SAVING, *ELSEWHERE) if copied else ELSEWHERE
     return Finding(
         code=_STALL,
         severity=severity_of(percent),

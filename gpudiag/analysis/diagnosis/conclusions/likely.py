@@ -12,7 +12,7 @@ import numpy as np
 
 from gpudiag.analysis.diagnosis.calibration import MOST, NOTABLE_MS, OF_NVLINK, WARNING_PERCENT
 from gpudiag.analysis.diagnosis.case import Case
-from gpudiag.analysis.diagnosis.explained import pace_setter
+from gpudiag.analysis.diagnosis.conclusions.explained import pace_setter
 from gpudiag.analysis.diagnosis.rules.compute_bound import ComputeBound
 from gpudiag.analysis.diagnosis.rules.rule import severity_of
 from gpudiag.analysis.diagnosis.rules.unused_nvlink import nvlink_gb_per_s

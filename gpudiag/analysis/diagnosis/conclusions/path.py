@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from gpudiag.analysis.diagnosis.likely import LIKELY
+from gpudiag.analysis.diagnosis.conclusions.likely import LIKELY
 from gpudiag.analysis.diagnosis.replay.what_if import WhatIf
 from gpudiag.analysis.diagnosis.rules.rule import notable
 from gpudiag.analysis.diagnosis.weigh import Weighed

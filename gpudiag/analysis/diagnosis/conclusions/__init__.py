@@ -1,0 +1,1 @@
+"""What is concluded from scored findings: their place, their certainty, what they explain, what is left."""

@@ -1,0 +1,61 @@
+"""Unprofiled steps that show the wait a finding is about settle it, however few steps were recorded."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import msgspec
+import pytest
+
+from gpudiag.analysis.diagnosis.conclusions.settled import settled
+from gpudiag.analysis.diagnosis.examples import Job, fetch, kernels
+from gpudiag.model.analysis import Finding, Validity
+from tests.analysis.diagnosis.test_timed_steps import timed
+
+if TYPE_CHECKING:
+    from gpudiag.analysis.diagnosis.case import Case
+
+#: Waits for 10 ms of 30 in each unprofiled step, too.
+CASE = timed(Job(ranks=1, step=(fetch(10), kernels(20))), 1 / 3)
+
+
+def confidence(case: Case, saved_ms: float, *, code: str = "input-bound", cause: str = "loader") -> str:
+    finding = Finding(
+        code=code, severity="critical", ranks=(0,), cause=cause, recoverable_ms_per_step=saved_ms, confidence="low"
+    )
+    return settled(case, finding).confidence
+
+
+@pytest.mark.parametrize(
+    ("share", "expected"), [(0.76, "low"), (0.82, "high"), (1.0, "high"), (1.3, "high"), (1.4, "low")]
+)
+def test_the_same_wait_within_a_quarter_is_certain(share: float, expected: str) -> None:
+    wait_ms = CASE.slowest_ms / 3
+    assert confidence(CASE, share * wait_ms) == expected
+
+
+def test_nothing_else_is_settled_by_waits_for_input() -> None:
+    wait_ms = CASE.slowest_ms / 3
+    assert confidence(CASE, wait_ms, code="host-stall") == "low"
+    assert confidence(CASE, wait_ms, code="straggler", cause="compute") == "low"
+    assert confidence(replace(CASE, run=None), wait_ms) == "low"
+
+
+def test_a_recording_that_cannot_be_trusted_settles_nothing() -> None:
+    doubted = msgspec.structs.replace(CASE.timeline, validity=(Validity(code="mixed-runs", message=""),))
+    assert confidence(replace(CASE, timeline=doubted), CASE.slowest_ms / 3) == "low"
+
+
+def test_a_late_loader_of_one_rank_is_settled_by_how_much_longer_it_waits() -> None:
+    case = timed(Job(ranks=2, step=(kernels(20),), extra={1: (fetch(10),)}), [0.0, 1 / 3])
+    late = Finding(
+        code="straggler",
+        severity="critical",
+        ranks=(1,),
+        cause="input",
+        recoverable_ms_per_step=case.slowest_ms / 3,
+        confidence="low",
+    )
+    assert settled(case, late).confidence == "high"
+    assert settled(case, msgspec.structs.replace(late, ranks=(0,))).confidence == "low"
