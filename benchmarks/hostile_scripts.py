@@ -138,7 +138,11 @@ print(sum(event.key == "aten::linear" for event in profiler.key_averages()))
         body="train()\nprint(sys.stdout.encoding)\nprint('\\u00f6')",
         environment={"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"},
     ),
-    HostileJob(name="long-temporary", body="import tempfile\ntrain()\nprint(tempfile.mkdtemp()[:-8])", temporary="t" * 150),
+    HostileJob(
+        name="long-temporary",
+        body="import tempfile\ntrain()\nos.mkdir(tempfile.gettempdir() + '/mine')\nprint(tempfile.gettempdir())",
+        temporary="t" * 150,
+    ),
     HostileJob(name="read-only-directory", body="train()\nopen('checkpoint', 'w')", directory="/proc"),
     HostileJob(
         name="looks-for-torch",
