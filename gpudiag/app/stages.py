@@ -136,10 +136,7 @@ def _facts_of_run(paths: Sequence[Path | str]) -> tuple[Facts | None, tuple[Vali
 
 def _steps(steps: Steps, run: RunRecord | None, case: Case, *, rejected: bool) -> Steps:
     what_if = None if rejected else case.what_if
-    corrected_ms = None
-    if what_if is not None:
-        # Without the profiler no step is longer than with it, but for input that was waited for in timed steps only.
-        corrected_ms = min(what_if.corrected_ms, case.slowest_ms) + what_if.input_not_recorded_ms
+    corrected_ms = None if what_if is None else what_if.estimated_ms
     unprofiled = None
     times: tuple[float, ...] = ()
     reasons = {}

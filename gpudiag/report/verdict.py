@@ -189,7 +189,7 @@ def saves(finding: Finding, analysis: Analysis) -> str:
         return ""
     step_ms = real_step_ms(analysis)
     share = finding.recoverable_percent
-    share = 100 * saved / step_ms if 0 < saved < step_ms else share
+    share = 100 * saved / step_ms if 0 < saved <= step_ms else share
     percent = "" if share is None else f" ({figures.percent(share, 100)})"
     about = "up to" if _at_best(finding) else "about"
     return f"Saves {about} {figures.milliseconds(saved, beside=step_ms)} ms {_per(analysis)}{percent}"

@@ -40,6 +40,7 @@ class Case:
             devices_set_pace=devices_set_pace(self.run),
             later_input_ms=input_ms_above_most(self.run),
             timed_input=timed_input(self.run),
+            recorded_ms=self.slowest_ms,
         )
 
     @cached_property

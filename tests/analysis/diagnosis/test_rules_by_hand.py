@@ -434,7 +434,8 @@ def stalled(*at: Place, gain: float = 10.0) -> Finding:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("gpudiag.analysis.diagnosis.rules.host_stall.stalls", lambda *_, **__: list(at))
         what_if: Any = SimpleNamespace(graph=SimpleNamespace(ranks={0: 3, 1: 1}))
-        case: Any = SimpleNamespace(timeline=SimpleNamespace(framework="pytorch", ranks_present=(1, 3), world_size=2), run=None)
+        timeline = SimpleNamespace(framework="pytorch", ranks_present=(1, 3), world_size=2)
+        case: Any = SimpleNamespace(timeline=timeline, run=None)
         return HostStall()._describe(case, what_if, gain, 20.0)
 
 

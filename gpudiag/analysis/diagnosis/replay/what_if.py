@@ -70,6 +70,7 @@ class WhatIf:
         most_host_ns: by process, the most that its host works for a step; what is beyond was the profiler's doing.
         later_input_ns: by process, the most by which it waits longer for input in a step than its peers; none where as
             it was recorded.
+        recorded_ms: a step's time of the slowest device as recorded, where that is known.
     """
 
     def __init__(
@@ -84,8 +85,10 @@ class WhatIf:
         most_host_ns: Mapping[int, float] | None = None,
         later_input_ns: Mapping[int, float] | None = None,
         input_not_recorded_ms: float = 0.0,
+        recorded_ms: float | None = None,
     ) -> None:
         self.graph = graph
+        self.recorded_ms = recorded_ms
         self.input_not_recorded_ms = input_not_recorded_ms
         self.most_host_ns = most_host_ns or {}
         self.later_input_ns = later_input_ns or {}
@@ -120,6 +123,7 @@ class WhatIf:
         devices_set_pace: bool = False,
         later_input_ms: Mapping[int, float] | None = None,
         timed_input: TimedInput | None = None,
+        recorded_ms: float | None = None,
     ) -> WhatIf | None:
         """The what-if of a timeline, or None where it holds nothing that can be replayed.
 
@@ -133,6 +137,7 @@ class WhatIf:
             devices_set_pace: whether without it every host was far ahead of its device.
             later_input_ms: by rank, how much longer it waited for input without it than most, where most waited.
             timed_input: what fetching batches took without it.
+            recorded_ms: the mean step of the slowest device as recorded.
         """
         graph = build_graph(timeline)
         if graph is None:
@@ -150,6 +155,7 @@ class WhatIf:
             timed_ms=unprofiled_ms,
             later_input_ns=later_ns,
             input_not_recorded_ms=missing_ms,
+            recorded_ms=recorded_ms,
         )
         if unprofiled_ms is None:
             return usual
@@ -168,6 +174,7 @@ class WhatIf:
             most_host_ns=self.most_host_ns if most_host_ns is None else most_host_ns,
             later_input_ns=self.later_input_ns,
             input_not_recorded_ms=self.input_not_recorded_ms,
+            recorded_ms=self.recorded_ms,
         )
         # What does not hang on the profiler's cost is worked out once.
         for shared in ("baseline", "packing", "exchanged", "process_of_op", "segments"):
@@ -191,6 +198,20 @@ class WhatIf:
         """The step as it is: corrected, or as it was timed where it was so much faster."""
         timed = self.corrected_ms if self.timed_ms is None else self.timed_ms
         return timed if self.corrected_ms > (1 + REPLAY_ERROR) * timed else self.corrected_ms
+
+    @cached_property
+    def estimated_ms(self) -> float:
+        """The step without the profiler, estimated from the recording.
+
+        No step is longer without the profiler than with it, but for input that was waited for in timed steps only.
+        """
+        recorded = self.corrected_ms if self.recorded_ms is None else self.recorded_ms
+        return min(self.corrected_ms, recorded) + self.input_not_recorded_ms
+
+    @property
+    def most_ms(self) -> float:
+        """The step that reports show, as timed or else as estimated: no cause saves more."""
+        return self.estimated_ms if self.timed_ms is None else self.timed_ms + self.input_not_recorded_ms
 
     def step_ms(self, costs: Costs) -> float:
         """Step time with these costs; where they leave less waiting, kernels beside it are that much less disturbed."""
@@ -239,12 +260,13 @@ class WhatIf:
         return self.gains_ms([costs], base)[0]
 
     def gains_ms(self, many: Iterable[Costs], base: Costs | None = None) -> list[float]:
-        """By how much it falls to each of these costs."""
+        """By how much it falls to each of these costs: by no more than the step that is shown."""
         asked = list(many)
         before, *after = self.each_step_ms([self.corrected if base is None else base, *asked])
         now = before if base is not None else self.now_ms
+        most = self.most_ms
         return [
-            max(min(before - ms, self._gained_ms(costs, before, now, ms)), 0.0) if before else 0.0
+            max(min(before - ms, self._gained_ms(costs, before, now, ms), most), 0.0) if before else 0.0
             for costs, ms in zip(asked, after, strict=True)
         ]
 

@@ -131,6 +131,7 @@ def with_timed_input(case: Case, findings: Sequence[Finding]) -> list[Finding]:
     alone = input_ms_above_most(case.run)
     if alone is not None:
         gain, level = max((waited - alone[rank], rank) for waited, rank in levels)
+    gain = min(gain, step_ms)  # a record of another's may say that more was waited than steps took
     percent = 100 * gain / step_ms if step_ms > 0 else 0.0
     least = gain - mean_of(waits[level], as_measured=True).half_width
     recorded = next((finding for finding in findings if finding.code == InputBound.code), None)
