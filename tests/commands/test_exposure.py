@@ -7,6 +7,7 @@ They speak no pickles and have no keys: what serves a `TCPStore` would answer a 
 from __future__ import annotations
 
 import contextlib
+import encodings.idna  # noqa: F401  # addresses need it, and the other account may not read this Python's files
 import shutil
 import socket
 import stat
@@ -61,10 +62,12 @@ def reachable(paths: Collection[Path]) -> list[str]:
 
 def _attempts(path: Path) -> Iterator[partial[object]]:
     yield partial(_connect, path)
-    yield partial(_open, path, "rb")
     yield partial(_open, path, "ab")
-    yield partial(_list, path)
     yield partial((path / "new").touch)
+    # PyTorch makes this directory, with gpudiag or without: others may look into it, and write nothing.
+    if not any(part.startswith("torchinductor_") for part in path.parts):
+        yield partial(_open, path, "rb")
+        yield partial(_list, path)
 
 
 def _succeeds(attempt: partial[object]) -> bool:
@@ -155,4 +158,5 @@ def test_another_account_reaches_nothing_but_gloo(words: tuple[str, ...], tempor
     assert run.returncode == 0, out
     assert sockets, "gloo listens"
     assert any(path.parent != temporary for path in paths), "the store's directory has files"
-    assert not list(temporary.iterdir()), "nothing is left"
+    left = [path.name for path in temporary.iterdir() if not path.name.startswith("torchinductor_")]
+    assert left == []
