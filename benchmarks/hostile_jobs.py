@@ -4,7 +4,7 @@
 
 Each script of `hostile_scripts.py` runs as `python job.py` and as `gpudiag profile -- python job.py`, on the CPU. Compared
 are standard output byte for byte, the exit code (128 + n where signal n ended the job), the lines that the job writes to
-standard error (gpudiag adds its own), the files left in the temporary and the current directory, and the processes
+standard error (gpudiag adds its own; numbers and the log of PyTorch's profiler are left out), the files left in the temporary and the current directory, and the processes
 left. The exit code of this program is 1 if any of them differs.
 """
 
@@ -37,6 +37,7 @@ SECONDS = 120
 SETTLE_S = 1.0
 #: The variable by which the processes of a run are recognized in /proc.
 MARK = "HOSTILE_JOBS_MARK"
+_KINETO_LOG = re.compile(rb"\w+:[-0]+ [:0]+ 0:0 \w+\.cpp:0\] ")
 QUICK = ("--warmup", "2", "--steps", "5")
 QUIET = {"CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"}
 
@@ -135,8 +136,12 @@ def differences(plain: dict[str, Any], profiled: dict[str, Any]) -> list[str]:
 
 
 def _lines(stderr: bytes) -> list[bytes]:
-    """Return the lines with 0 for each number, since PyTorch writes times, addresses and process ids."""
-    return re.sub(rb"0x[0-9a-f]+|\d+", b"0", stderr).splitlines()
+    """Return the lines with 0 for each number, since PyTorch writes times, addresses and process ids.
+
+    Log lines of PyTorch's profiler are left out: gpudiag sets KINETO_LOG_LEVEL where the job's environment does not.
+    """
+    lines = re.sub(rb"0x[0-9a-f]+|\d+", b"0", stderr).splitlines()
+    return [line for line in lines if not _KINETO_LOG.match(line)]
 
 
 def compare(job: HostileJob, folder: Path) -> dict[str, Any]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-import sysconfig
+import sys
 from collections.abc import Mapping
 
 #: Defines `train`, which prints losses in full, and ends with a job's own lines in the place of BODY.
@@ -21,7 +21,7 @@ def train(steps=60, out=print, optimizer_class=torch.optim.SGD):
         loss = model(torch.randn(16, 32)).square().mean()
         loss.backward()
         optimizer.step()
-        out(float(loss).hex())
+        out(loss.item().hex())
 
 BODY
 """
@@ -50,7 +50,6 @@ class HostileJob:
     temporary: str = "tmp"
 
 
-_PACKAGES = sysconfig.get_path("purelib")
 
 JOBS = (
     HostileJob(name="raises-first", body="raise ValueError('not my day')"),
@@ -166,8 +165,8 @@ for name in [name for name in sys.modules if name.partition(".")[0] == "torch"]:
     ),
     HostileJob(
         name="reloads",
-        body="import importlib\ntrain(20)\nimportlib.reload(torch.optim)\nimportlib.reload(torch.optim.sgd)\n"
-        "train(60, print, torch.optim.SGD)",
+        body="import importlib\ntrain(20)\nimportlib.reload(sys.modules['torch.optim.sgd'])\n"
+        "train(60, print, sys.modules['torch.optim.sgd'].SGD)",
     ),
     HostileJob(
         name="runpy",
@@ -193,7 +192,7 @@ if __name__ == "__main__":
     HostileJob(name="no-environment", body="train()", options=("-E",)),
     HostileJob(
         name="no-site",
-        body=f"import sys\nsys.path.append({_PACKAGES!r})\n" + PRELUDE.replace("BODY", "train()"),
+        body=f"import sys\nsys.path += {sys.path!r}\n" + PRELUDE.replace("BODY", "train()"),
         prelude=False,
         options=("-S",),
     ),

@@ -45,6 +45,11 @@ def beyond_loopback(addresses: set[str]) -> set[str]:
 
 def listeners(pid: int) -> set[str]:
     """The addresses on which a process and its descendants listen now."""
+    return {address for address, _ in listening_sockets(pid)}
+
+
+def listening_sockets(pid: int) -> set[tuple[str, int]]:
+    """Return (address, port) of every TCP socket on which a process and its descendants listen now."""
     inodes: set[str] = set()
     for one in _descendants(pid):
         with contextlib.suppress(OSError):
@@ -52,17 +57,18 @@ def listeners(pid: int) -> set[str]:
                 with contextlib.suppress(OSError):
                     if match := _SOCKET.match(str(entry.readlink())):
                         inodes.add(match[1])
-    return {address for address, inode in _listening() if inode in inodes}
+    return {(address, port) for address, port, inode in _listening() if inode in inodes}
 
 
-def _listening() -> list[tuple[str, str]]:
-    """(address, inode) of every listening socket of this network namespace."""
+def _listening() -> list[tuple[str, int, str]]:
+    """(address, port, inode) of every listening socket of this network namespace."""
     found = []
     for table in ("tcp", "tcp6"):
         for line in Path(f"/proc/net/{table}").read_text().splitlines()[1:]:
             words = line.split()
             if words[3] == _LISTENS:
-                found.append((_address(words[1].partition(":")[0]), words[9]))
+                address, _, port = words[1].partition(":")
+                found.append((_address(address), int(port, 16), words[9]))
     return found
 
 

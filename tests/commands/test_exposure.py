@@ -1,0 +1,162 @@
+"""What a second account of the same machine reaches of each command while it runs: no file, and gloo's listeners only.
+
+gloo's listeners are on the loopback address and accept whoever connects, since gloo has no option to ask who that is.
+They speak no pickles and have no keys: what serves a `TCPStore` would answer a store's query, and none of them does.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import encodings.idna  # noqa: F401  # addresses need it, and the other account may not read this Python's files
+import shutil
+import socket
+import stat
+import struct
+import subprocess
+import sys
+import tempfile
+import time
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.cli_process import SECONDS, environment
+from tests.listeners import beyond_loopback, listening_sockets
+from tests.other_user import as_another_user, needs_root
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterator
+
+pytestmark = [pytest.mark.processes, pytest.mark.xdist_group("processes"), needs_root]
+
+#: The handshake of PyTorch's TCPStore (VALIDATE with its magic number) and a query without arguments (GETNUMKEYS).
+_STORE_QUERY = struct.pack("=BIB", 0, 0x3C85F7CE, 7)
+_ANSWER_S = 0.5
+_EVERY_S = 0.1
+
+_SERVES_A_STORE = """
+import sys, torch.distributed as dist
+store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+print(store.port, flush=True)
+sys.stdin.read()
+"""
+
+
+def answering(sockets: Collection[tuple[str, int]]) -> list[tuple[str, int]]:
+    """Return the listeners that answer a store's query."""
+    found = []
+    for address, port in sockets:
+        with contextlib.suppress(OSError), socket.create_connection((address, port), timeout=_ANSWER_S) as connection:
+            connection.sendall(_STORE_QUERY)
+            if connection.recv(8):
+                found.append((address, port))
+    return sorted(found)
+
+
+def reachable(paths: Collection[Path]) -> list[str]:
+    """Return the files that open for reading or writing, the sockets that connect, the directories that list."""
+    return sorted(str(path) for path in paths if any(_succeeds(attempt) for attempt in _attempts(path)))
+
+
+def _attempts(path: Path) -> Iterator[partial[object]]:
+    yield partial(_connect, path)
+    yield partial(_open, path, "ab")
+    yield partial((path / "new").touch)
+    # PyTorch makes this directory, with gpudiag or without: others may look into it, and write nothing.
+    if not any(part.startswith("torchinductor_") for part in path.parts):
+        yield partial(_open, path, "rb")
+        yield partial(_list, path)
+
+
+def _succeeds(attempt: partial[object]) -> bool:
+    try:
+        attempt()
+    except OSError:
+        return False
+    return True
+
+
+def _connect(path: Path) -> None:
+    with socket.socket(socket.AF_UNIX) as client:
+        client.connect(str(path))
+
+
+def _open(path: Path, mode: str) -> None:
+    if not stat.S_ISFIFO(path.stat().st_mode):
+        with path.open(mode):
+            pass
+
+
+def _list(path: Path) -> None:
+    list(path.iterdir())
+
+
+@pytest.fixture
+def temporary() -> Iterator[Path]:
+    """A temporary directory into which every user may look, so that only modes of what is in it keep others out."""
+    place = Path(tempfile.mkdtemp(prefix="exposure-", dir="/tmp"))  # noqa: S108  # pytest's is closed to others
+    place.chmod(0o755)
+    yield place
+    shutil.rmtree(place)
+
+
+def test_attempts_reach_a_tcp_store_and_open_files(temporary: Path) -> None:
+    """The attempts themselves work, so that their failure means something."""
+    server = subprocess.Popen(
+        [sys.executable, "-c", _SERVES_A_STORE], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+    assert server.stdout is not None
+    port = int(server.stdout.readline())
+    found = listening_sockets(server.pid)
+    assert {number for _, number in found} == {port}
+    assert as_another_user(lambda: len(answering([("127.0.0.1", port)]))) == "1"
+    server.communicate("", timeout=SECONDS)
+    (temporary / "open").write_text("")
+    (temporary / "closed").write_text("")
+    (temporary / "closed").chmod(0o600)
+    everything = sorted(temporary.iterdir())
+    assert as_another_user(lambda: reachable(everything)) == str([str(temporary / "open")])
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        pytest.param(("profile", "mlp", "--devices", "2", "--steps", "20", "--output", "out"), id="profile"),
+        pytest.param(
+            ("scale", "mlp", "--quick", "--devices", "2", "--strategies", "gloo", "--profile", "none", "--output", "out"),
+            id="scale",
+        ),
+        pytest.param(("bandwidth", "--quick"), id="bandwidth"),
+    ],
+)
+def test_another_account_reaches_nothing_but_gloo(words: tuple[str, ...], temporary: Path, tmp_path: Path) -> None:
+    changes = {"TMPDIR": str(temporary), "CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"}
+    run = subprocess.Popen(
+        [sys.executable, "-P", "-m", "gpudiag", *words],
+        cwd=tmp_path,
+        env=environment(**changes),
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+    sockets: set[tuple[str, int]] = set()
+    paths: set[Path] = set()
+    until = time.monotonic() + SECONDS
+    while run.poll() is None and time.monotonic() < until:
+        new_sockets = listening_sockets(run.pid) - sockets
+        new_paths = set(temporary.rglob("*")) - paths
+        sockets |= new_sockets
+        paths |= new_paths
+        assert not beyond_loopback({address for address, _ in new_sockets})
+        assert as_another_user(partial(answering, new_sockets)) == "[]"
+        assert as_another_user(partial(reachable, new_paths)) == "[]"
+        time.sleep(_EVERY_S)
+    out = run.communicate(timeout=SECONDS)[0]
+    assert run.returncode == 0, out
+    assert sockets, "gloo listens"
+    assert any(path.parent != temporary for path in paths), "the store's directory has files"
+    left = [path.name for path in temporary.iterdir() if not path.name.startswith("torchinductor_")]
+    assert left == []
