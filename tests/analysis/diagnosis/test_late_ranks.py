@@ -356,11 +356,19 @@ def test_a_step_is_as_it_was_timed_where_that_was_so_much_faster(
 
 
 def gain(
-    before: float, after: float, now: float, *, exchanged: bool = True, is_cpu: bool = False, base: bool = False
+    before: float,
+    after: float,
+    now: float,
+    *,
+    exchanged: bool = True,
+    is_cpu: bool = False,
+    base: bool = False,
+    most: float = 1000.0,
 ) -> float:
     of: Any = SimpleNamespace(
         corrected="corrected",
         now_ms=now,
+        most_ms=most,
         each_step_ms=lambda many: [before, *[after] * (len(many) - 1)],
         timeline=SimpleNamespace(lanes=[SimpleNamespace(is_cpu=is_cpu)]),
     )
@@ -378,6 +386,7 @@ def test_where_the_timed_step_is_faster_a_cause_costs_its_share_or_the_rest() ->
     assert gain(100, 70, 80, exchanged=False, is_cpu=True) == pytest.approx(24)
     assert gain(100, 70, 60, exchanged=False) == 0
     assert gain(100, 70, 80, base=True) == 30
+    assert gain(100, 20, 100, most=60.0) == 60  # no cause saves more than the step that is shown
     assert gain(100, 120, 100) == gain(0, 0, 0) == 0
 
 
