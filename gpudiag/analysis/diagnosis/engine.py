@@ -83,9 +83,10 @@ def diagnose(case: Case) -> Diagnosis:
         told = {validity.code for validity in case.timeline.validity}
         trusted = not told & _UNSURE_OF_COMPUTE
         findings = with_timed_input(case, ()) or list(likely_causes(case, reason, trusted=trusted))
-        return Diagnosis(
-            findings=tuple(findings), validity=(Validity(code="cannot-tell", message=reason),), rejected=True
-        )
+        # That compute sets the pace needs no savings: nothing is left that could not be told.
+        told_all = bool(findings) and all(finding.code == ComputeBound.code for finding in findings)
+        doubt = () if told_all else (Validity(code="cannot-tell", message=reason),)
+        return Diagnosis(findings=tuple(findings), validity=doubt, rejected=True)
     told = {validity.code for validity in case.timeline.validity}
     proposals: list[Proposal] = []
     doubts: list[Validity] = []

@@ -153,4 +153,7 @@ def test_one_step_cannot_be_replayed() -> None:
     findings, validity = diagnosis_of(Job(ranks=4, step=DDP, steps=1).traces())
     (finding,) = findings.values()
     assert (finding.code, finding.confidence, finding.recoverable_ms_per_step) == ("compute-bound", "medium", 0)
+    assert "cannot-tell" not in validity, "that compute sets the pace needs no savings"
+    findings, validity = diagnosis_of(Job(ranks=1, step=(kernels(5), python(30), kernels(5)), steps=1).traces())
+    assert next(iter(findings.values())).recoverable_ms_per_step is None
     assert "five or more marked steps" in validity["cannot-tell"]

@@ -57,8 +57,11 @@ def in_one_place(case: Case, what_if: WhatIf, found: Sequence[Weighed]) -> list[
     left = [what_if.gain_ms(one.proposal.edit(what_if, gone), gone) for one in candidates]
     absorbed = [one for one, rest in zip(candidates, left, strict=True) if rest <= max(SAME_AMOUNT * one.gain_ms, 0.0)]
     largest = max((one.gain_ms for one in absorbed), default=0.0)
-    stalls = any(one.finding.code == _STALL for one in absorbed)
-    if len(absorbed) < 2 or not stalls or gain < (1 - SAME_AMOUNT) * largest or not notable(gain, what_if.now_ms):
+    stalled = max((one.gain_ms for one in absorbed if one.finding.code == _STALL), default=0.0)
+    # A wait or copies that cost clearly more than the stall beside them are what is to be told.
+    if len(absorbed) < 2 or stalled < (1 - SAME_AMOUNT) * largest or largest <= 0:
+        return list(found)
+    if gain < (1 - SAME_AMOUNT) * largest or not notable(gain, what_if.now_ms):
         return list(found)
     proposal = Proposal(edit=edit, describe=partial(_describe, case, what_if, words, nodes, absorbed))
     finding = proposal.describe(gain, 100 * gain / what_if.now_ms)
