@@ -50,7 +50,6 @@ class HostileJob:
     temporary: str = "tmp"
 
 
-
 JOBS = (
     HostileJob(name="raises-first", body="raise ValueError('not my day')"),
     HostileJob(name="sys-exit", body="train()\nsys.exit(3)"),
@@ -187,7 +186,9 @@ if __name__ == "__main__":
         name="at-exit",
         body="import atexit\natexit.register(lambda: print('last'))\natexit.register(lambda: 1 / 0)\ntrain()",
     ),
-    HostileJob(name="warnings-are-errors", body="train()\nimport warnings\nwarnings.warn('no')", options=("-W", "error")),
+    HostileJob(
+        name="warnings-are-errors", body="train()\nimport warnings\nwarnings.warn('no')", options=("-W", "error")
+    ),
     HostileJob(name="isolated", body="train()", options=("-I",)),
     HostileJob(name="no-environment", body="train()", options=("-E",)),
     HostileJob(

@@ -33,7 +33,7 @@ pytestmark = [pytest.mark.processes, pytest.mark.xdist_group("processes"), needs
 
 #: The handshake of PyTorch's TCPStore (VALIDATE with its magic number) and a query without arguments (GETNUMKEYS).
 _STORE_QUERY = struct.pack("=BIB", 0, 0x3C85F7CE, 7)
-_ANSWER_S = 0.5
+_ANSWER_S = 0.2
 _EVERY_S = 0.1
 
 _SERVES_A_STORE = """
@@ -123,9 +123,23 @@ def test_attempts_reach_a_tcp_store_and_open_files(temporary: Path) -> None:
 @pytest.mark.parametrize(
     "words",
     [
-        pytest.param(("profile", "mlp", "--devices", "2", "--steps", "20", "--output", "out"), id="profile"),
         pytest.param(
-            ("scale", "mlp", "--quick", "--devices", "2", "--strategies", "gloo", "--profile", "none", "--output", "out"),
+            ("profile", "mlp", "--devices", "2", "--warmup", "3", "--steps", "5", "--output", "out"), id="profile"
+        ),
+        pytest.param(
+            (
+                "scale",
+                "mlp",
+                "--quick",
+                "--devices",
+                "2",
+                "--strategies",
+                "gloo",
+                "--profile",
+                "none",
+                "--output",
+                "out",
+            ),
             id="scale",
         ),
         pytest.param(("bandwidth", "--quick"), id="bandwidth"),
