@@ -96,7 +96,8 @@ print("joined")
     HostileJob(
         name="own-signals",
         body="signal.signal(signal.SIGTERM, lambda *_: sys.exit(9))\nsignal.signal(signal.SIGALRM, "
-        "lambda *_: print('alarm'))\ntrain()\nos.kill(os.getpid(), signal.SIGALRM)\nos.kill(os.getpid(), signal.SIGTERM)",
+        "lambda *_: print('alarm'))\ntrain()\nos.kill(os.getpid(), signal.SIGALRM)\n"
+        "os.kill(os.getpid(), signal.SIGTERM)",
     ),
     HostileJob(
         name="own-excepthook",
@@ -199,8 +200,8 @@ if __name__ == "__main__":
     ),
     HostileJob(
         name="never-steps",
-        body="model = torch.nn.Linear(8, 8)\noptimizer = torch.optim.SGD(model.parameters(), lr=0.1)\nfor _ in range(60):\n"
-        "    model(torch.randn(4, 8)).sum().backward()\nprint(float(model.weight.grad.sum()).hex())\nsys.exit(7)",
+        body="model = torch.nn.Linear(8, 8)\noptimizer = torch.optim.SGD(model.parameters(), lr=0.1)\n"
+        "for _ in range(60):\n    model(torch.randn(4, 8)).sum().backward()\nprint(float(model.weight.grad.sum()).hex())\nsys.exit(7)",
     ),
     HostileJob(
         name="lbfgs",
