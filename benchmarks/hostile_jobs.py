@@ -2,11 +2,11 @@
 
     python benchmarks/hostile_jobs.py [--jobs a,b] [--json]
 
-Each script of `hostile_scripts.py` runs as `python job.py` and as `gpudiag profile -- python job.py`, on the CPU. This
-compares standard output byte for byte, the exit code (128 + n where signal n ended the job), the lines that the job
-writes to standard error (gpudiag adds its own; numbers and the log of PyTorch's profiler are left out), the files left
-in the temporary and the current directory, and the processes left. The exit code of this program is 1 if any of them
-differs.
+Each script of `hostile_scripts.py` runs as `python job.py` and as `gpudiag profile -- python job.py`, on the CPU.
+Compared are standard output byte for byte, the exit code (128 + n where signal n ended the job), the lines that the job
+writes to standard error, the files left in the temporary and the current directory, and the processes left. Of standard
+error numbers and the log of PyTorch's profiler are left out, and gpudiag's own lines may be added. The exit code of
+this program is 1 if any of them differs.
 """
 
 from __future__ import annotations
