@@ -201,7 +201,8 @@ if __name__ == "__main__":
     HostileJob(
         name="never-steps",
         body="model = torch.nn.Linear(8, 8)\noptimizer = torch.optim.SGD(model.parameters(), lr=0.1)\n"
-        "for _ in range(60):\n    model(torch.randn(4, 8)).sum().backward()\nprint(float(model.weight.grad.sum()).hex())\nsys.exit(7)",
+        "for _ in range(60):\n    model(torch.randn(4, 8)).sum().backward()\n"
+        "print(float(model.weight.grad.sum()).hex())\nsys.exit(7)",
     ),
     HostileJob(
         name="lbfgs",

@@ -27,7 +27,7 @@ from tests.listeners import beyond_loopback, listening_sockets
 from tests.other_user import as_another_user, needs_root
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterator
+    from collections.abc import Callable, Collection, Iterator
 
 pytestmark = [pytest.mark.processes, pytest.mark.xdist_group("processes"), needs_root]
 
@@ -60,7 +60,7 @@ def reachable(paths: Collection[Path]) -> list[str]:
     return sorted(str(path) for path in paths if any(_succeeds(attempt) for attempt in _attempts(path)))
 
 
-def _attempts(path: Path) -> Iterator[partial[object]]:
+def _attempts(path: Path) -> Iterator[Callable[[], object]]:
     yield partial(_connect, path)
     yield partial(_open, path, "ab")
     yield partial((path / "new").touch)
@@ -70,7 +70,7 @@ def _attempts(path: Path) -> Iterator[partial[object]]:
         yield partial(_list, path)
 
 
-def _succeeds(attempt: partial[object]) -> bool:
+def _succeeds(attempt: Callable[[], object]) -> bool:
     try:
         attempt()
     except OSError:
