@@ -361,6 +361,7 @@ def gain(
     of: Any = SimpleNamespace(
         corrected="corrected",
         now_ms=now,
+        most_ms=before,
         each_step_ms=lambda many: [before, *[after] * (len(many) - 1)],
         timeline=SimpleNamespace(lanes=[SimpleNamespace(is_cpu=is_cpu)]),
     )
