@@ -144,6 +144,8 @@ def test_attempts_reach_a_tcp_store_and_open_files(temporary: Path) -> None:
             marks=pytest.mark.long,
         ),
         pytest.param(("bandwidth", "--quick"), id="bandwidth"),
+        pytest.param(("recommend", "mlp", "--budget", "20"), id="recommend", marks=pytest.mark.long),
+        pytest.param(("selftest", "--quick", "--faults", "none"), id="selftest", marks=pytest.mark.long),
     ],
 )
 def test_another_account_reaches_nothing_but_gloo(words: tuple[str, ...], temporary: Path, tmp_path: Path) -> None:
@@ -170,7 +172,7 @@ def test_another_account_reaches_nothing_but_gloo(words: tuple[str, ...], tempor
         assert as_another_user(partial(reachable, new_paths)) == "[]"
         time.sleep(_EVERY_S)
     out = run.communicate(timeout=SECONDS)[0]
-    assert run.returncode == 0, out
+    assert run.returncode in {0, 1} if words[0] == "selftest" else run.returncode == 0, out  # 1: a row is wrong
     assert sockets, "gloo listens"
     assert any(path.parent != temporary for path in paths), "the store's directory has files"
     left = [path.name for path in temporary.iterdir() if not path.name.startswith("torchinductor_")]
