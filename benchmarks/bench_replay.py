@@ -23,9 +23,9 @@ from msgspec.structs import replace
 from gpudiag.analysis.attribution import attribute
 from gpudiag.analysis.diagnosis.case import Case
 from gpudiag.analysis.diagnosis.engine import diagnose
-from gpudiag.analysis.diagnosis.replay.build import build_graph
-from gpudiag.analysis.diagnosis.replay.graph import unchanged
-from gpudiag.analysis.diagnosis.replay.simulate import System, settle
+from gpudiag.analysis.diagnosis.simulation.build import build_graph
+from gpudiag.analysis.diagnosis.simulation.graph import unchanged
+from gpudiag.analysis.diagnosis.simulation.simulate import System, settle
 from gpudiag.analysis.timeline import build_timeline
 from gpudiag.model.event import NO_CORRELATION, EventTable, Role, StepMarks, Trace
 from gpudiag.trace import read_traces
@@ -75,7 +75,7 @@ def row(timeline: Timeline, steps: int, events_per_step: int, rounds: int) -> st
     diagnose(Case(timeline=grown, attribution=attribution))
     _, peak = tracemalloc.get_traced_memory()
     tracemalloc.stop()
-    analysed = min(len(lane.window_steps) for lane in grown.lanes)
+    analysed = min(len(track.window_steps) for track in grown.tracks)
     times = " | ".join(f"{statistics.median(values):.2f}" for values in (building, simulating, diagnosing))
     per_step = events / len(traces) / (steps + 2)
     return f"| {len(traces)} | {analysed} | {per_step:,.0f} | {events:,} | {times} | {peak / 1e6:.0f} |"
@@ -84,12 +84,12 @@ def row(timeline: Timeline, steps: int, events_per_step: int, rounds: int) -> st
 def repeated(timeline: Timeline, index: int, steps: int, events_per_step: int) -> Trace:
     """A trace of so many steps, each of as many of the trace's own as it takes to have so many events."""
     trace = timeline.traces[index]
-    lane = next(lane for lane in timeline.lanes if lane.trace == index)
+    track = next(track for track in timeline.tracks if track.trace == index)
     events = trace.events
-    first = int(np.searchsorted(lane.steps.number, lane.window_steps[0]))
-    after = int(np.searchsorted(lane.steps.number, lane.window_steps[-1])) + 1
+    first = int(np.searchsorted(track.steps.number, track.window_steps[0]))
+    after = int(np.searchsorted(track.steps.number, track.window_steps[-1])) + 1
     own = after - first
-    begin, end = (int(lane.steps.start[at]) - lane.shift_ns for at in (first, min(after, len(lane.steps) - 1)))
+    begin, end = (int(track.steps.start[at]) - track.shift_ns for at in (first, min(after, len(track.steps) - 1)))
     on_host = events.device < 0
     # Host events of these steps, and the device work that they launched.
     body = on_host & (events.start_ns >= begin) & (events.start_ns < end)

@@ -133,7 +133,7 @@ def _measured(name: str, how: str, case: Case, true: float) -> Iterator[dict[str
     yield {
         "name": name,
         "how": how,
-        "where": "CPU processes" if all(lane.is_cpu for lane in case.lanes) else "GPUs",
+        "where": "CPU processes" if all(track.is_cpu for track in case.tracks) else "GPUs",
         "true": true,
         "recorded": case.slowest_ms,
         "replayed": what_if.replayed_ms,
@@ -142,7 +142,7 @@ def _measured(name: str, how: str, case: Case, true: float) -> Iterator[dict[str
         "high": interval[1],
         "per_event_ns": what_if.per_event_ns,
         "chance": said.chance_ms,
-        "steps": [(lane.step_ns / 1e6).tolist() for lane in case.attribution.lanes],
+        "steps": [(track.step_ns / 1e6).tolist() for track in case.attribution.tracks],
         "timed": [] if case.run is None else [one.unprofiled.step_ms for one in case.run.ranks if one.unprofiled],
     }
 

@@ -67,7 +67,7 @@ def _savings(run: RunRecord, facts: Facts, gain: float, step_ms: float) -> dict[
     now = next((one for one in predicted if one.candidate == own and one.cannot is None), None)
     if now is None or now.exposed_ms <= 0:
         return {}
-    others = [one for one in predicted if _exchanges(one)]
+    others = [one for one in predicted if _communications(one)]
     saved = {one.candidate: gain * (1 - max(one.exposed_ms, 0.0) / now.exposed_ms) for one in others}
     certain = {candidate: ms for candidate, ms in saved.items() if ms >= _MAY_ERR * step_ms}
     ordered = sorted(certain.items(), key=lambda item: (item[0].lossy, -item[1], item[0].label))
@@ -81,5 +81,5 @@ def _own(run: RunRecord, chosen: Sequence[Candidate]) -> Candidate | None:
     return next((one for one in chosen if one.strategy == run.strategy and one.compress == compress), None)
 
 
-def _exchanges(one: Prediction) -> bool:
-    return one.cannot is None and strategies(one.candidate.framework)[one.candidate.strategy].exchanges
+def _communications(one: Prediction) -> bool:
+    return one.cannot is None and strategies(one.candidate.framework)[one.candidate.strategy].communications

@@ -8,7 +8,7 @@ from pathlib import Path
 from gpudiag.errors import UnreadableInputError
 from gpudiag.model.analysis import Validity
 from gpudiag.model.event import DEVICE_WORK, Trace
-from gpudiag.model.run_directory import find_light_traces
+from gpudiag.model.run_directory import find_kernel_only_traces
 from gpudiag.trace import ReadLimits, read_traces
 from gpudiag.trace.with_operators import with_operators
 
@@ -21,7 +21,7 @@ def least_disturbed(
     On a CPU the operators are what is timed, and only the full ones have them. All ranks' are taken or none's: a
     collective that one rank recorded lightly is no other rank's of the full recording.
     """
-    directory = find_light_traces(paths)
+    directory = find_kernel_only_traces(paths)
     if directory is None or not all(len(trace.events.rows_of(*DEVICE_WORK)) for trace in full):
         return full, ()
     try:

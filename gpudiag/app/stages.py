@@ -25,7 +25,7 @@ from gpudiag.analysis.diagnosis.engine import diagnose
 from gpudiag.analysis.diagnosis.interval import interval_ms
 from gpudiag.analysis.diagnosis.outlier_steps import without_outlier_steps
 from gpudiag.analysis.diagnosis.significance import Significance
-from gpudiag.analysis.diagnosis.timed_steps import recording_cost, recording_doubts, timed_ranks
+from gpudiag.analysis.diagnosis.unprofiled_steps import recording_cost, recording_doubts, unprofiled_ranks
 from gpudiag.analysis.timeline import build_timeline
 from gpudiag.errors import UnreadableInputError
 from gpudiag.model.analysis import Analysis, DeviceKind, Source, Steps, Validity
@@ -105,7 +105,7 @@ def analysis_of_traces(
         portions=summarise_portions(timeline, attribution),
         modules=summarise_modules(timeline, run),
         source=_source(paths, run),
-        timed=timed_ranks(run),
+        timed=unprofiled_ranks(run),
         recording=recording_cost(run),
         compute=compute_rate(run),
         inference=find_inference(paths),
@@ -114,11 +114,11 @@ def analysis_of_traces(
 
 def _device_kind(timeline: Timeline) -> DeviceKind:
     """Return what computes: a GPU if any has recorded work, or should have."""
-    if any(not lane.is_cpu for lane in timeline.lanes):
+    if any(not track.is_cpu for track in timeline.tracks):
         return "gpu"
     if any(trace.unread_devices for trace in timeline.traces):
         return "unread"
-    return "cpu" if timeline.lanes else "gpu"
+    return "cpu" if timeline.tracks else "gpu"
 
 
 def _facts_of_run(paths: Sequence[Path | str]) -> tuple[Facts | None, tuple[Validity, ...]]:

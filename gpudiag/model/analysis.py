@@ -20,7 +20,7 @@ from gpudiag.model.quantities import (
     Rate,
 )
 from gpudiag.model.unprofiled.compute_rate import ComputeRate
-from gpudiag.model.unprofiled.steps import RecordingCost, TimedRank
+from gpudiag.model.unprofiled.steps import RecordingCost, UnprofiledRank
 
 if TYPE_CHECKING:
     from gpudiag.model.frames.analysis import Frames
@@ -355,7 +355,7 @@ class Analysis(msgspec.Struct, frozen=True, kw_only=True):
     modules: Modules | None = None
     """None where no modules were marked: recordings of others and before there were marks, TensorFlow."""
     source: Source = Source()
-    timed: tuple[TimedRank, ...] | None = None
+    timed: tuple[UnprofiledRank, ...] | None = None
     recording: RecordingCost | None = None
     compute: ComputeRate | None = None
     """What devices compute and how fast; None where nothing was counted: traces alone, no model told, TensorFlow."""

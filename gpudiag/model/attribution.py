@@ -12,7 +12,7 @@ from gpudiag.model.analysis import BUCKETS
 Times = NDArray[np.int64]
 
 
-class LaneAttribution(msgspec.Struct, frozen=True, kw_only=True):
+class TrackAttribution(msgspec.Struct, frozen=True, kw_only=True):
     """The windows of one lane, cut into buckets.
 
     Attributes:
@@ -62,9 +62,9 @@ class LaneAttribution(msgspec.Struct, frozen=True, kw_only=True):
 class Attribution(msgspec.Struct, frozen=True, kw_only=True):
     """All lanes, in the order of the timeline's."""
 
-    lanes: tuple[LaneAttribution, ...]
+    tracks: tuple[TrackAttribution, ...]
 
     def check(self) -> None:
         """`LaneAttribution.check` of every lane."""
-        for lane in self.lanes:
-            lane.check()
+        for track in self.tracks:
+            track.check()

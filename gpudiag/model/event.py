@@ -59,7 +59,7 @@ class Role(IntEnum):
     """Nothing that the analysis asks about."""
     COMPUTE = 1
     """A kernel that computes."""
-    EXCHANGE = 2
+    COMMUNICATION = 2
     """Moves gradients, parameters or activations between ranks: a kernel, or a collective on the host."""
     COPY = 3
     """A copy or memset on a device; a host call that starts one and returns, unless its host memory is pageable."""
@@ -77,9 +77,9 @@ class Role(IntEnum):
     """Spans a training step; see `Trace.step_marks`."""
     OPTIMIZER = 10
     """Spans an optimizer's update."""
-    PACKING = 11
+    BUCKET_COPY = 11
     """Moves gradients in and out of the buckets in which they are exchanged."""
-    HAND_OVER = 12
+    ENQUEUE = 12
     """Gives a collective to those who carry it out."""
     OPERATOR = 13
     """A framework's operator that is none of these."""

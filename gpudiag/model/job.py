@@ -29,7 +29,7 @@ COMPRESSIONS: tuple[Compression, ...] = ("bf16", "fp16")
 NCCL_ALGORITHMS: tuple[NcclAlgorithm, ...] = ("ring", "tree")
 
 
-class ExchangeOptions(msgspec.Struct, frozen=True, kw_only=True):
+class CommunicationOptions(msgspec.Struct, frozen=True, kw_only=True):
     """How a strategy is to exchange gradients, where it leaves a choice; `Strategy.takes` says which it does.
 
     Attributes:
@@ -110,7 +110,7 @@ class RunOptions(msgspec.Struct, frozen=True, kw_only=True):
     keep_prediction: bool = False
     compile: bool = False
     p2p: bool = True
-    exchange: ExchangeOptions = ExchangeOptions()
+    exchange: CommunicationOptions = CommunicationOptions()
     steps: int | None = None
     warmup: int | None = None
     output: str | None = None

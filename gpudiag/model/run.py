@@ -56,7 +56,7 @@ class Scheduling(msgspec.Struct, frozen=True, kw_only=True):
     cpu_ms: Milliseconds
 
 
-class TimedSteps(msgspec.Struct, frozen=True, kw_only=True):
+class UnprofiledSteps(msgspec.Struct, frozen=True, kw_only=True):
     """What the training thread did in the steps of `RankRecord.unprofiled`, in milliseconds, one value for each step.
 
     Attributes:
@@ -131,7 +131,7 @@ class RankRecord(msgspec.Struct, frozen=True, kw_only=True):
     device_name: str
     warmup: Warmup | None = None
     unprofiled: StepTimes | None = None
-    timed: TimedSteps | None = None
+    timed: UnprofiledSteps | None = None
     light: StepTimes | None = None
     profiled: StepTimes | None = None
     trace: str | None = None

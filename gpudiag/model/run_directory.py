@@ -23,7 +23,7 @@ FACTS_FILE = "facts.json"
 ANALYSIS_FILE = "analysis.json"
 TRACES_DIR = "traces"
 #: In it, recordings without operators.
-LIGHT_TRACES = "light"
+KERNEL_ONLY_TRACES = "light"
 
 #: No JSON of a run directory but its traces comes near this size.
 MOST_BYTES = 64 * 1024 * 1024
@@ -250,10 +250,10 @@ def find_inference(paths: Sequence[Path | str]) -> InferenceRecord | None:
     return None if directory is None else readable_json(directory / INFERENCE_FILE, InferenceRecord, INFERENCE_SCHEMA)
 
 
-def find_light_traces(paths: Sequence[Path | str]) -> Path | None:
+def find_kernel_only_traces(paths: Sequence[Path | str]) -> Path | None:
     """The recordings without operators beside the given traces, if a single path names a run directory."""
     directory = _run_directory(paths)
-    light = None if directory is None else directory / TRACES_DIR / LIGHT_TRACES
+    light = None if directory is None else directory / TRACES_DIR / KERNEL_ONLY_TRACES
     return light if light is not None and light.is_dir() and any(light.iterdir()) else None
 
 

@@ -136,7 +136,7 @@ class Collectives(msgspec.Struct, frozen=True, kw_only=True):
         return len(self.start)
 
 
-class Lane(msgspec.Struct, frozen=True, kw_only=True):
+class DeviceTrack(msgspec.Struct, frozen=True, kw_only=True):
     """One device of one rank; on CPU-only runs the training thread stands in for the device.
 
     Attributes:
@@ -168,8 +168,8 @@ class Lane(msgspec.Struct, frozen=True, kw_only=True):
     window_steps: NDArray[np.int64]
     threads: dict[int, HostThread]
     overhead: Intervals = EMPTY
-    exchange: dict[int, Intervals] = {}
-    exchange_calls: dict[int, Intervals] = {}
+    communication: dict[int, Intervals] = {}
+    communication_calls: dict[int, Intervals] = {}
 
     @property
     def label(self) -> str:
@@ -177,9 +177,9 @@ class Lane(msgspec.Struct, frozen=True, kw_only=True):
         return "cpu" if self.device == UNKNOWN else f"cuda:{self.device}"
 
     @property
-    def host_exchange(self) -> Intervals:
+    def host_communication(self) -> Intervals:
         """When any of the process's host threads was at an exchange, or waited for one inside an op."""
-        return union(*self.exchange.values(), *(thread.awaited for thread in self.threads.values()))
+        return union(*self.communication.values(), *(thread.awaited for thread in self.threads.values()))
 
     @property
     def before_first_op(self) -> Intervals:
@@ -226,7 +226,7 @@ class Timeline(msgspec.Struct, frozen=True, kw_only=True):
     framework: str
     world_size: int
     ranks_present: tuple[int, ...]
-    lanes: tuple[Lane, ...]
+    tracks: tuple[DeviceTrack, ...]
     traces: tuple[Trace, ...]
     clocks: tuple[ClockAlignment, ...]
     validity: tuple[Validity, ...]
@@ -238,17 +238,17 @@ class Timeline(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def unit(self) -> StepUnit:
         """What the windows hold: training steps, a unit that repeats within the recording, or all of the recording."""
-        sources = {lane.steps.source for lane in self.lanes}
-        lone = "range" in sources and all(len(lane.steps) == 1 for lane in self.lanes)
+        sources = {track.steps.source for track in self.tracks}
+        lone = "range" in sources and all(len(track.steps) == 1 for track in self.tracks)
         if "none" in sources or lone:
             return "recording"
         return "repeated-unit" if "pattern" in sources and workload_of(self.traces) != "training" else "step"
 
-    def whole_collectives(self, lane: Lane) -> NDArray[np.bool_]:
+    def whole_collectives(self, track: DeviceTrack) -> NDArray[np.bool_]:
         """bool[m], of the lane's collectives: all who take part have a lane, so that it is known who came last."""
-        seen = {one.rank for one in self.lanes}
-        ranks = {call.row: call.group_ranks for call in self.traces[lane.trace].collectives}
+        seen = {one.rank for one in self.tracks}
+        ranks = {call.row: call.group_ranks for call in self.traces[track.trace].collectives}
         whole = {
             told: seen.issuperset(told) if told else len(seen) >= self.world_size for told in {(), *ranks.values()}
         }
-        return np.array([whole[ranks.get(row, ())] for row in lane.collectives.row.tolist()], np.bool_)
+        return np.array([whole[ranks.get(row, ())] for row in track.collectives.row.tolist()], np.bool_)

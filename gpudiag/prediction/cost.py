@@ -52,14 +52,14 @@ def bucketed(now: Situation, candidate: Candidate, curve: Curve, wire: float, re
     exchange = sum(time(size) for size, _ in pieces)
     backward = now.compute.backward_ms
     # Gradients are copied into the buckets and out of them, and rounded on the way where they are sent shorter.
-    packing = 2 * now.on_device_ms(total) + (now.on_device_ms(1.5 * total) if candidate.lossy else 0.0)
+    bucket_copy = 2 * now.on_device_ms(total) + (now.on_device_ms(1.5 * total) if candidate.lossy else 0.0)
     slower = holds * min(exchange, backward)
     backward += slower
     stretch = backward / now.compute.backward_ms if now.compute.backward_ms else 1.0
     end = 0.0
     for size, ready in pieces:
         end = max(end, ready * stretch) + time(size)
-    exposed = max(0.0, end - backward) + slower + packing
+    exposed = max(0.0, end - backward) + slower + bucket_copy
     hidden = max(0.0, exchange - max(0.0, end - backward))
     words = f"{total * wire / 1e6:.0f} MB in {len(pieces)} buckets take {exchange:.1f} ms"
     if now.compute.backward_ms:

@@ -17,13 +17,13 @@ from pathlib import Path
 import msgspec
 
 from gpudiag.errors import NotATraceError, UnreadableInputError, UsageError
-from gpudiag.model.run_directory import LIGHT_TRACES, TRACES_DIR
+from gpudiag.model.run_directory import KERNEL_ONLY_TRACES, TRACES_DIR
 from gpudiag.model.sanitize import with_escapes
 from gpudiag.trace.file_names import NameFacts, facts_of
 from gpudiag.trace.readers import may_be_trace, recognised
 
 #: Directories that hold traces: of a run, of torchtitan; the light ones of a run that ended before the full ones.
-_TRACE_DIRECTORIES = (TRACES_DIR, "profile_trace", "profile_traces", LIGHT_TRACES)
+_TRACE_DIRECTORIES = (TRACES_DIR, "profile_trace", "profile_traces", KERNEL_ONLY_TRACES)
 _ITERATION = re.compile(r"iteration_(\d{1,12})")
 _DEEPEST = 4
 #: For the hint where to look: how many folders are named, and looked into.

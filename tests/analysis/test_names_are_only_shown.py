@@ -61,7 +61,7 @@ def conclusions(traces: Sequence[Trace]) -> bytes:
     ]
     return msgspec.json.encode(
         (
-            [lane.buckets_ns.tolist() for lane in attribution.lanes],
+            [device_track.buckets_ns.tolist() for device_track in attribution.tracks],
             diagnose(case),
             summarise_kernels(timeline),
             summarise_portions(timeline, attribution),

@@ -20,15 +20,15 @@ _SHAPES += [(128, 128 * 9), (128, 64 * 9), (64, 64 * 9), (64, 27)]
 SIZES = tuple(4 * size for rows, columns in _SHAPES for size in (rows, rows * columns))
 #: Measured on four H200 without peer access: a step of 39.1 ms, 19.9 of them for the exchange over NCCL, and 2.0 for
 #: that through the host (docs/accuracy.md).
-STEP_MS, EXCHANGE_MS = 39.1, 19.9
+STEP_MS, COMMUNICATION_MS = 39.1, 19.9
 
 FOUND = Finding(
     code="communication-bound",
     severity="critical",
     ranks=(0, 1, 2, 3),
     cause="transfer",
-    recoverable_ms_per_step=EXCHANGE_MS,
-    recoverable_percent=100 * EXCHANGE_MS / STEP_MS,
+    recoverable_ms_per_step=COMMUNICATION_MS,
+    recoverable_percent=100 * COMMUNICATION_MS / STEP_MS,
     confidence="high",
     title="",
     evidence={"step_ms_now": STEP_MS},
@@ -61,7 +61,7 @@ def savings(finding: Finding = FOUND, run: RunRecord | None = RUN, **facts: obje
 def test_reduction_on_the_host_is_named_where_there_is_no_peer_access() -> None:
     found = savings()
     assert next(iter(found)) == "cpu-reduce", "what keeps all digits comes first"
-    assert found["cpu-reduce"] == pytest.approx(EXCHANGE_MS - 2.0, abs=0.15 * STEP_MS)
+    assert found["cpu-reduce"] == pytest.approx(COMMUNICATION_MS - 2.0, abs=0.15 * STEP_MS)
     assert "independent" not in found, "no exchange at all is no way to exchange"
 
 

@@ -17,7 +17,7 @@ import gpudiag
 from gpudiag.app.analyze import analyze, analyze_run
 from gpudiag.errors import UnreadableInputError
 from gpudiag.model.analysis import ANALYSIS_SCHEMA, Analysis
-from gpudiag.model.run import RUN_SCHEMA, RankRecord, RunRecord, TimedSteps
+from gpudiag.model.run import RUN_SCHEMA, RankRecord, RunRecord, UnprofiledSteps
 from gpudiag.model.run_directory import ANALYSIS_FILE, RUN_FILE, read_json, write_json
 from gpudiag.report.text.run import to_markdown
 from gpudiag.training.session.clock import summarize
@@ -39,7 +39,7 @@ def record(step_ms: float, input_ms: float) -> RunRecord:
             device=f"cuda:{rank}",
             device_name="NVIDIA H200",
             unprofiled=summarize([step_ms, step_ms + 0.1] * 15),
-            timed=TimedSteps(
+            timed=UnprofiledSteps(
                 input_ms=(input_ms, input_ms + 0.1) * 15, host_ms=(step_ms - input_ms,) * 30, lead_ms=(0.5,) * 30
             ),
             light=summarize([1.1 * step_ms] * 6),

@@ -75,7 +75,7 @@ def endless(tmp_path: Path) -> Iterator[tuple[subprocess.Popen[str], Path]]:
         env=environment(TMPDIR=str(tmp_path), **NO_GPU),
     )
     until = time.monotonic() + SECONDS
-    while not all(has_timed_steps(run_dir, rank) for rank in (0, 1)):
+    while not all(has_unprofiled_steps(run_dir, rank) for rank in (0, 1)):
         assert program.poll() is None, program.communicate()[1]
         assert time.monotonic() < until
         time.sleep(0.05)
@@ -90,7 +90,7 @@ def endless(tmp_path: Path) -> Iterator[tuple[subprocess.Popen[str], Path]]:
     assert gone(run_dir)
 
 
-def has_timed_steps(run_dir: Path, rank: int) -> bool:
+def has_unprofiled_steps(run_dir: Path, rank: int) -> bool:
     try:
         return "has timed steps" in (run_dir / "logs" / f"rank{rank}.log").read_text(encoding="utf-8")
     except OSError:

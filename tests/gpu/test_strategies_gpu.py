@@ -23,7 +23,7 @@ GPUS = sum(gpu.visible for gpu in gather_inventory().gpus)
 DEVICES = min(GPUS, 4)
 ROOT = Path(__file__).parents[2]
 TRAIN = ROOT / "tests" / "training" / "strategies" / "train_each.py"
-EXCHANGE = ROOT / "tests" / "training" / "strategies" / "shared_host" / "exchange_each.py"
+COMMUNICATION = ROOT / "tests" / "training" / "strategies" / "shared_host" / "exchange_each.py"
 ROUNDING = {"float32": 4e-6, "float64": 1e-14, "bfloat16": 2**-8, "float16": 2**-10, "bf16": 2**-8, "fp16": 2**-10}
 
 pytestmark = [
@@ -64,7 +64,7 @@ def test_every_strategy_trains_the_same() -> None:
 @pytest.mark.parametrize("engine", ["native", "torch"])
 def test_sums_through_the_host_are_right_in_every_type(engine: str) -> None:
     asked = {"device": "cuda", "scenarios": ["sums", "special", "many", "shapes"], "engines": [engine]}
-    with Job(EXCHANGE, DEVICES, asked) as job:
+    with Job(COMMUNICATION, DEVICES, asked) as job:
         answers = [job.answer(rank, timeout_s=240)[engine] for rank in range(DEVICES)]
     for answer in answers:
         assert answer["sums"]["alike"]
@@ -78,7 +78,7 @@ def test_sums_through_the_host_are_right_in_every_type(engine: str) -> None:
 
 def test_ranks_that_leave_differ_or_die_do_not_hang_the_others() -> None:
     asked = {"device": "cuda", "scenarios": ["leaves", "stuck", "unlike", "dies"], "timeout_s": 3}
-    with Job(EXCHANGE, DEVICES, asked) as job:
+    with Job(COMMUNICATION, DEVICES, asked) as job:
         answers = [job.answer(rank, timeout_s=240)["auto"] for rank in range(DEVICES - 1)]
         assert job.processes[-1].wait(20) == -signal.SIGKILL
     for scenario, said in {

@@ -132,8 +132,8 @@ def test_nvlink_lanes_are_those_of_nvidia_smi(facts: Facts) -> None:
     blocks = re.split(r"^GPU \d+:", answer, flags=re.MULTILINE)[1:]
     for gpu, block in zip(facts.gpus, blocks, strict=False):
         rates = [float(rate) for rate in re.findall(r"Link \d+: ([\d.]+) GB/s", block)]
-        assert [lane.gb_per_s for lane in gpu.nvlinks if lane.active] == pytest.approx(rates, rel=0.01)
-        assert all(lane.version for lane in gpu.nvlinks if lane.active)
+        assert [track.gb_per_s for track in gpu.nvlinks if track.active] == pytest.approx(rates, rel=0.01)
+        assert all(track.version for track in gpu.nvlinks if track.active)
 
 
 def test_an_idle_machine_raises_no_alarm(facts: Facts) -> None:

@@ -16,7 +16,7 @@ from tests import builders
 from tests.report.consoles import drawn
 
 
-def slow_exchange(*others: Finding, busbw_gb_per_s: float = 27.4, **evidence: Any) -> Analysis:
+def slow_communication(*others: Finding, busbw_gb_per_s: float = 27.4, **evidence: Any) -> Analysis:
     """Return a job of 40 ms per step that spends 19 in communication, and findings about its machine."""
     communication = Finding(
         code="communication-bound",
@@ -43,33 +43,33 @@ def hardware(code: str, severity: Any = "warning", **evidence: Any) -> Finding:
     ("analysis", "said"),
     [
         (
-            slow_exchange(nvlink_gb_per_s=450.0),
+            slow_communication(nvlink_gb_per_s=450.0),
             (
                 "GPU peer access over NVLink is off: all-reduce runs at 27 of 450 GB/s; "
                 "communication costs up to 19.1 of 40.0 ms"
             ),
         ),
         (
-            slow_exchange(hardware("no-peer-access", gpus=[0, 1]), nvlink_gb_per_s=450.0),
+            slow_communication(hardware("no-peer-access", gpus=[0, 1]), nvlink_gb_per_s=450.0),
             "GPU peer access is off: all-reduce runs at 27 of 450 GB/s; communication costs up to 19.1 of 40.0 ms",
         ),
         (
-            slow_exchange(hardware("no-peer-access"), busbw_gb_per_s=4.2, probe_busbw_gb_per_s=4.4),
+            slow_communication(hardware("no-peer-access"), busbw_gb_per_s=4.2, probe_busbw_gb_per_s=4.4),
             "GPU peer access is off: all-reduce runs at 4.20 GB/s; communication costs up to 19.1 of 40.0 ms",
         ),
         (
-            slow_exchange(hardware("degraded-link", "critical", gpus=[2])),
+            slow_communication(hardware("degraded-link", "critical", gpus=[2])),
             "The link of GPU 2 is degraded: all-reduce runs at 27 GB/s; communication costs up to 19.1 of 40.0 ms",
         ),
         (
-            slow_exchange(hardware("shared-uplink", gpus=[0, 1])),
+            slow_communication(hardware("shared-uplink", gpus=[0, 1])),
             "GPUs 0 and 1 share one uplink: all-reduce runs at 27 GB/s; communication costs up to 19.1 of 40.0 ms",
         ),
-        (slow_exchange(), "Communication adds 19.1 ms per step"),
-        (slow_exchange(hardware("clock-mismatch")), "Communication adds 19.1 ms per step"),
-        (slow_exchange(hardware("no-peer-access", "info")), "Communication adds 19.1 ms per step"),
+        (slow_communication(), "Communication adds 19.1 ms per step"),
+        (slow_communication(hardware("clock-mismatch")), "Communication adds 19.1 ms per step"),
+        (slow_communication(hardware("no-peer-access", "info")), "Communication adds 19.1 ms per step"),
         # Collectives this fast use the direct links, whatever the links to the host carry.
-        (slow_exchange(hardware("degraded-link"), busbw_gb_per_s=280.0), "Communication adds 19.1 ms per step"),
+        (slow_communication(hardware("degraded-link"), busbw_gb_per_s=280.0), "Communication adds 19.1 ms per step"),
     ],
 )
 def test_every_surface_leads_with_the_cause(analysis: Analysis, said: str) -> None:
@@ -80,7 +80,7 @@ def test_every_surface_leads_with_the_cause(analysis: Analysis, said: str) -> No
 
 
 def test_the_cause_is_mended_first_and_said_once() -> None:
-    analysis = slow_exchange(hardware("no-peer-access"), hardware("clock-mismatch"))
+    analysis = slow_communication(hardware("no-peer-access"), hardware("clock-mismatch"))
     verdict = verdict_of(analysis)
     assert verdict.steps == ("Mend no-peer-access.", "Compress gradients.")
     assert [finding.code for finding in other_findings(analysis, verdict)] == ["clock-mismatch"]
@@ -88,12 +88,12 @@ def test_the_cause_is_mended_first_and_said_once() -> None:
 
 
 def test_a_saving_is_named_by_what_most_of_it_is() -> None:
-    assert verdict_of(slow_exchange()).parts == "17.5 ms not overlapped with compute, 1.6 ms indirect"
+    assert verdict_of(slow_communication()).parts == "17.5 ms not overlapped with compute, 1.6 ms indirect"
 
 
 def test_gain_and_path_are_of_one_calculation_or_the_path_is_left_out() -> None:
     """A path that begins elsewhere than at the step minus the saving would contradict the gain above it."""
-    analysis = slow_exchange()
+    analysis = slow_communication()
     fixes = (
         Fix(code="communication-bound", ranks=(0, 1, 2, 3), step_ms=20.9, then="input"),
         Fix(code="input-bound", step_ms=15.0, then="compute"),

@@ -23,7 +23,7 @@ from gpudiag.model.analysis import (
     Steps,
     Validity,
 )
-from gpudiag.model.unprofiled.steps import RecordingCost, TimedRank
+from gpudiag.model.unprofiled.steps import RecordingCost, UnprofiledRank
 from gpudiag.report.figures import EN_DASH, MINUS, TIMES
 from gpudiag.report.header import header_lines, overhead_lines
 from gpudiag.report.text.run import to_markdown
@@ -243,7 +243,7 @@ def test_any_figures_fit_any_width(buckets: list[dict[str, float]], width: int) 
     ],
 )
 def test_a_job_without_gpus_neither_launches_nor_records_them(job: Analysis, input_ms: float | None, said: str) -> None:
-    timed = (TimedRank(rank=0, step_ms=10.0, input_ms=input_ms, host_ms=8.0, steps=9),)
+    timed = (UnprofiledRank(rank=0, step_ms=10.0, input_ms=input_ms, host_ms=8.0, steps=9),)
     cost = RecordingCost(unprofiled_ms=10.0, light_ms=11.0, full_ms=12.0)
     told_of = replace(job, timed=timed, recording=cost)
     lines = "\n".join([*header_lines(told_of), *overhead_lines(told_of)])

@@ -130,24 +130,24 @@ def test_steps_that_take_turns_get_the_operators_of_their_kind(tmp_path: Path) -
 
 
 def test_collectives_get_the_sizes_of_their_kind_of_step(tmp_path: Path) -> None:
-    exchange = "ncclDevKernel_AllReduce_Sum_f32_RING_LL"
+    communication = "ncclDevKernel_AllReduce_Sum_f32_RING_LL"
     light, full = Recording(full=False), Recording(full=True)
     for _ in range(2):
-        light.step(*LONG, exchange, size=1000).step(*SHORT, exchange, size=10)
-        full.step(*SHORT, exchange, size=10).step(*LONG, exchange, size=1000)
+        light.step(*LONG, communication, size=1000).step(*SHORT, communication, size=10)
+        full.step(*SHORT, communication, size=10).step(*LONG, communication, size=1000)
     found = joined(tmp_path, light, full)
     assert found is not None
     assert [call.size_bytes for call in found.collectives] == [4000, 40, 4000, 40]
 
 
-@pytest.mark.parametrize("more_in_light", [True, False])
-def test_a_kernel_more_moves_no_other(tmp_path: Path, more_in_light: bool) -> None:
+@pytest.mark.parametrize("more_in_kernel_only", [True, False])
+def test_a_kernel_more_moves_no_other(tmp_path: Path, more_in_kernel_only: bool) -> None:
     more = [*LONG[:4], "reduce", *LONG[4:]]
-    light = Recording(full=False).step(*(more if more_in_light else LONG)).step(*LONG)
-    full = Recording(full=True).step(*(LONG if more_in_light else more))
+    light = Recording(full=False).step(*(more if more_in_kernel_only else LONG)).step(*LONG)
+    full = Recording(full=True).step(*(LONG if more_in_kernel_only else more))
     found = joined(tmp_path, light, full)
     assert found is not None
-    assert around(found) == each(*LONG, times=2) + Counter({("reduce", ""): int(more_in_light)})
+    assert around(found) == each(*LONG, times=2) + Counter({("reduce", ""): int(more_in_kernel_only)})
 
 
 def test_other_kernels_launched_in_the_same_way_are_the_same_calls(tmp_path: Path) -> None:

@@ -28,7 +28,7 @@ def step(number: int, begin_us: float, *inside: dict[str, Any]) -> list[dict[str
     return [event("user_annotation", f"ProfilerStep#{number}", begin_us, last + 10), *moved]
 
 
-def light_and_full(directory: Path, calls: int = 2) -> tuple[Trace, Trace]:
+def kernel_only_and_full(directory: Path, calls: int = 2) -> tuple[Trace, Trace]:
     """Three steps. In the full one everything on the host takes twice as long, and there are operators."""
     light, full = [], []
     for number in range(3):
@@ -61,7 +61,7 @@ def times_us(trace: Trace, name: str) -> list[tuple[float, float]]:
 
 
 def test_operators_keep_their_place_among_the_calls(tmp_path: Path) -> None:
-    light, full = light_and_full(tmp_path)
+    light, full = kernel_only_and_full(tmp_path)
     found = with_operators(light, full)
     assert found is not None
     assert found.operators_put_in
@@ -77,7 +77,7 @@ def test_operators_keep_their_place_among_the_calls(tmp_path: Path) -> None:
 
 
 def test_steps_of_other_calls_are_no_guide(tmp_path: Path) -> None:
-    light, full = light_and_full(tmp_path, calls=3)
+    light, full = kernel_only_and_full(tmp_path, calls=3)
     assert with_operators(light, full) is None
 
 
@@ -104,7 +104,7 @@ def test_real_recordings(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("broken", ["missing rank", "no trace", "other steps"])
 def test_without_all_light_recordings_the_full_ones_are_analysed(tmp_path: Path, broken: str) -> None:
-    light_and_full(tmp_path / "traces", calls=3 if broken == "other steps" else 2)
+    kernel_only_and_full(tmp_path / "traces", calls=3 if broken == "other steps" else 2)
     write(tmp_path / "run.json", {"schema": "gpudiag/run/1"})
     if broken == "no trace":
         write(tmp_path / "traces" / "light" / "rank0.json", "{")

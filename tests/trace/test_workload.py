@@ -171,7 +171,7 @@ def test_gpus_beside_an_accelerator_are_judged(tmp_path: Path) -> None:
     events = [launch(1, 1), kernel("gemm", 5, 5, 1), event("hpu_op", "gemm", 5, 5)]
     trace = read_one(tmp_path, document(event("cpu_op", "aten::mm", 0, 5), *events))
     assert trace.unread_devices == ("HPU",)
-    assert [lane.device for lane in build_timeline([trace]).lanes] == [0]
+    assert [track.device for track in build_timeline([trace]).tracks] == [0]
 
 
 def test_tpu_planes_are_an_accelerator_that_is_not_read(tmp_path: Path) -> None:

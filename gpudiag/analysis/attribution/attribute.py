@@ -19,41 +19,41 @@ import numpy as np
 from gpudiag.analysis.attribution.idle import QUEUE_GAP_NS, split_idle
 from gpudiag.intervals import EMPTY, Intervals, among, complement, distinct, intersect, lengths_between, subtract, union
 from gpudiag.model.analysis import BUCKETS
-from gpudiag.model.attribution import Attribution, LaneAttribution
-from gpudiag.model.timeline import UNKNOWN, Lane, OpClass, Timeline
+from gpudiag.model.attribution import Attribution, TrackAttribution
+from gpudiag.model.timeline import UNKNOWN, DeviceTrack, OpClass, Timeline
 
 
 def attribute(timeline: Timeline) -> Attribution:
     """Attribute all windows of all lanes."""
-    attribution = Attribution(lanes=tuple(attribute_lane(lane) for lane in timeline.lanes))
+    attribution = Attribution(tracks=tuple(attribute_track(track) for track in timeline.tracks))
     attribution.check()
     return attribution
 
 
-def attribute_lane(lane: Lane) -> LaneAttribution:
+def attribute_track(track: DeviceTrack) -> TrackAttribution:
     """Attribute the windows of one lane."""
-    bounds = lane.bounds
+    bounds = track.bounds
     begin, end = int(bounds[0]), int(bounds[-1])
     span = Intervals(bounds[:1], bounds[-1:]) if end > begin else EMPTY
 
     def within(*parts: Intervals) -> Intervals:
         return intersect(union(*parts), span)
 
-    collectives = lane.collectives
+    collectives = track.collectives
     known = collectives.last_arrival != UNKNOWN
     joined = np.where(known, collectives.last_arrival, collectives.start)
-    compute = within(lane.ops.intervals(OpClass.COMPUTE))
+    compute = within(track.ops.intervals(OpClass.COMPUTE))
     # On a CPU lane the collective runs on another thread; the op that hands it over is communication too.
-    moved = _unmatched(lane)
+    moved = _unmatched(track)
     transfer_all = within(Intervals(joined, collectives.end), moved)
     waiting = subtract(within(Intervals(collectives.start, collectives.end)), transfer_all)
     transfer = subtract(transfer_all, compute)
     wait = subtract(waiting, compute)
     taken = union(compute, transfer, wait)
-    copy = subtract(within(lane.ops.intervals(OpClass.COPY)), taken)
+    copy = subtract(within(track.ops.intervals(OpClass.COPY)), taken)
     free = complement(union(taken, copy), begin, end)
-    idle = split_idle(lane, free)
-    on_host = within(lane.host_exchange)
+    idle = split_idle(track, free)
+    on_host = within(track.host_communication)
     # A short gap between ops that stood in the queue is the device's own, whatever the host was at.
     short = idle.queued.end - idle.queued.start <= QUEUE_GAP_NS
     own = Intervals(idle.queued.start[short], idle.queued.end[short])
@@ -70,35 +70,35 @@ def attribute_lane(lane: Lane) -> LaneAttribution:
         "idle": idle.idle,
     }
     unsplit = subtract(within(Intervals(collectives.start[~known], collectives.end[~known])), compute)
-    return LaneAttribution(
-        rank=lane.rank,
+    return TrackAttribution(
+        rank=track.rank,
         bounds=bounds,
         parts=parts,
         buckets_ns=np.stack([lengths_between(parts[bucket], bounds) for bucket in BUCKETS], axis=1),
         hidden_ns=lengths_between(intersect(union(waiting, transfer_all, on_host), compute), bounds),
-        waits_ns=_waits(lane, wait),
+        waits_ns=_waits(track, wait),
         unsplit_ns=lengths_between(intersect(unsplit, transfer), bounds),
         unmarked_input=idle.unmarked_input,
         queued=idle.queued,
     )
 
 
-def _unmatched(lane: Lane) -> Intervals:
+def _unmatched(track: DeviceTrack) -> Intervals:
     """Raw intervals of ops that exchange and are no collective: copies, peers', and on CPU lanes hand-overs."""
-    ops = lane.ops
-    chosen = (ops.op_class == OpClass.COMMUNICATION) & ~among(ops.row, lane.collectives.row)
+    ops = track.ops
+    chosen = (ops.op_class == OpClass.COMMUNICATION) & ~among(ops.row, track.collectives.row)
     return Intervals(ops.start[chosen], ops.end[chosen])
 
 
-def _waits(lane: Lane, wait: Intervals) -> dict[int, np.ndarray[tuple[int], np.dtype[np.int64]]]:
+def _waits(track: DeviceTrack, wait: Intervals) -> dict[int, np.ndarray[tuple[int], np.dtype[np.int64]]]:
     """The lane's waiting, shared out to the ranks waited for; where two waits overlap, the first rank has it."""
-    collectives = lane.collectives
+    collectives = track.collectives
     known = collectives.last_arrival > collectives.start
     shares = {}
     left = wait
     for rank in distinct(collectives.last_rank[known]):
         mine = known & (collectives.last_rank == rank)
         span = union(Intervals(collectives.start[mine], collectives.last_arrival[mine]))
-        shares[int(rank)] = lengths_between(intersect(left, span), lane.bounds)
+        shares[int(rank)] = lengths_between(intersect(left, span), track.bounds)
         left = subtract(left, span)
     return {rank: share for rank, share in shares.items() if share.any()}

@@ -21,7 +21,7 @@ import msgspec
 import numpy as np
 
 from gpudiag.intervals import EMPTY, Intervals, distinct, intersect, subtract, union
-from gpudiag.model.timeline import UNKNOWN, Lane
+from gpudiag.model.timeline import UNKNOWN, DeviceTrack
 from gpudiag.units import NS_PER_MS, NS_PER_US
 
 #: An op that was launched this long before the device could take it shows that the host is ahead again.
@@ -47,7 +47,7 @@ class IdleSplit(msgspec.Struct, frozen=True, kw_only=True):
         return IdleSplit(**{name: subtract(getattr(self, name), part) for name in self.__struct_fields__})
 
 
-def split_idle(lane: Lane, free: Intervals) -> IdleSplit:
+def split_idle(track: DeviceTrack, free: Intervals) -> IdleSplit:
     """Split the idle time of one lane by cause.
 
     Args:
@@ -56,14 +56,14 @@ def split_idle(lane: Lane, free: Intervals) -> IdleSplit:
     """
     if len(free) == 0:
         return IdleSplit(input=EMPTY, sync=EMPTY, launch=EMPTY, idle=EMPTY, unmarked_input=EMPTY, queued=EMPTY)
-    if lane.is_cpu:
-        return _split_cpu(lane, free)
-    gaps = _gaps(lane, free)
+    if track.is_cpu:
+        return _split_cpu(track, free)
+    gaps = _gaps(track, free)
     input_parts, sync_parts, launch_parts = [], [], []
     for thread in distinct(gaps.thread[gaps.thread != UNKNOWN]):
         mine = gaps.thread == thread
         before = union(Intervals(free.start[mine], gaps.host_until[mine]))
-        waiting, blocked, busy = _host_state(lane, int(thread))
+        waiting, blocked, busy = _host_state(track, int(thread))
         fetch = intersect(before, waiting)
         stuck = subtract(intersect(before, blocked), fetch)
         input_parts.append(fetch)
@@ -75,8 +75,8 @@ def split_idle(lane: Lane, free: Intervals) -> IdleSplit:
         sync_parts.append(waits)
         launch_parts.append(subtract(launching, waits))
     found_input, sync = union(*input_parts), union(*sync_parts)
-    launch = subtract(union(*launch_parts), lane.overhead)
-    catching_up = _catching_up(lane, launch)
+    launch = subtract(union(*launch_parts), track.overhead)
+    catching_up = _catching_up(track, launch)
     sync, launch = union(sync, catching_up), subtract(launch, catching_up)
     idle = subtract(free, union(found_input, sync, launch))
     queued = intersect(idle, Intervals(free.start[gaps.queued], free.end[gaps.queued]))
@@ -85,7 +85,7 @@ def split_idle(lane: Lane, free: Intervals) -> IdleSplit:
         sync=sync,
         launch=launch,
         idle=idle,
-        unmarked_input=subtract(intersect(idle, lane.before_first_op), queued),
+        unmarked_input=subtract(intersect(idle, track.before_first_op), queued),
         queued=queued,
     )
 
@@ -99,8 +99,8 @@ class _Gaps(msgspec.Struct, frozen=True):
     queued: np.ndarray[tuple[int], np.dtype[np.bool_]]
 
 
-def _gaps(lane: Lane, free: Intervals) -> _Gaps:
-    ops = lane.ops
+def _gaps(track: DeviceTrack, free: Intervals) -> _Gaps:
+    ops = track.ops
     # The first op to start at or after the end of a gap is the one that ended it (or the window ended first).
     index = np.minimum(np.searchsorted(ops.start, free.end), len(ops) - 1)
     thread = ops.launch_thread[index]
@@ -112,9 +112,9 @@ def _gaps(lane: Lane, free: Intervals) -> _Gaps:
     return _Gaps(thread, np.clip(launched, free.start, free.end), queued)
 
 
-def _host_state(lane: Lane, thread: int) -> tuple[Intervals, Intervals, Intervals]:
+def _host_state(track: DeviceTrack, thread: int) -> tuple[Intervals, Intervals, Intervals]:
     """(waiting for data, blocked on the device, busy) of the launching thread and the training thread together."""
-    present = [lane.threads[i] for i in dict.fromkeys((thread, lane.steps.thread)) if i in lane.threads]
+    present = [track.threads[i] for i in dict.fromkeys((thread, track.steps.thread)) if i in track.threads]
     return (
         union(*(t.input for t in present)),
         union(*(t.blocked for t in present)),
@@ -132,17 +132,17 @@ def _long_waits(blocked: Intervals) -> Intervals:
     return union(Intervals(blocked.start[long], blocked.end[long]))
 
 
-def _catching_up(lane: Lane, launch: Intervals) -> Intervals:
+def _catching_up(track: DeviceTrack, launch: Intervals) -> Intervals:
     """What of the launch-bound time follows a blocking call and would not be there without it.
 
     After a call that blocked for b ns, the first b ns of launch-bound time count, until an op shows that the host is
     ahead of the device again.
     """
-    launching = {int(t) for t in distinct(lane.ops.launch_thread) if t != UNKNOWN} | {lane.steps.thread}
-    blocked = union(*(lane.threads[t].blocked for t in launching if t in lane.threads))
+    launching = {int(t) for t in distinct(track.ops.launch_thread) if t != UNKNOWN} | {track.steps.thread}
+    blocked = union(*(track.threads[t].blocked for t in launching if t in track.threads))
     if len(blocked) == 0 or len(launch) == 0:
         return EMPTY
-    ops = lane.ops
+    ops = track.ops
     known = ops.launch_end != UNKNOWN
     ready = np.concatenate([[np.iinfo(np.int64).min], np.maximum.accumulate(ops.end)[:-1]])
     ahead = ops.start[known & (ops.launch_end < ready - _AHEAD_NS)]
@@ -166,19 +166,19 @@ def _catching_up(lane: Lane, launch: Intervals) -> Intervals:
     return union(Intervals(np.array(starts, np.int64), np.array(ends, np.int64)))
 
 
-def _split_cpu(lane: Lane, free: Intervals) -> IdleSplit:
+def _split_cpu(track: DeviceTrack, free: Intervals) -> IdleSplit:
     """On a CPU lane the training thread is device and host at once: it waits for data, pauses, or is silent."""
-    thread = lane.threads.get(lane.steps.thread)
+    thread = track.threads.get(track.steps.thread)
     waiting = thread.input if thread else EMPTY
     busy = thread.busy if thread else EMPTY
     found_input = intersect(free, waiting)
-    launch = subtract(intersect(free, busy), union(found_input, lane.overhead))
+    launch = subtract(intersect(free, busy), union(found_input, track.overhead))
     idle = subtract(free, union(found_input, launch))
     return IdleSplit(
         input=found_input,
         sync=EMPTY,
         launch=launch,
         idle=idle,
-        unmarked_input=intersect(idle, lane.before_first_op),
+        unmarked_input=intersect(idle, track.before_first_op),
         queued=EMPTY,
     )

@@ -13,7 +13,7 @@ from gpudiag.intervals import distinct, lengths_inside, own_lengths
 from gpudiag.model.analysis import Modules, ModuleTime
 from gpudiag.model.event import EventKind, EventTable, Module, ModuleWork, Role, any_of
 from gpudiag.model.run import RunRecord
-from gpudiag.model.timeline import UNKNOWN, Lane, OpClass, Timeline
+from gpudiag.model.timeline import UNKNOWN, DeviceTrack, OpClass, Timeline
 from gpudiag.units import milliseconds
 
 #: Of a rank whose recording has no marks.
@@ -36,21 +36,21 @@ def summarise_modules(timeline: Timeline, run: RunRecord | None) -> Modules | No
     Worked example. `net` calls `net.a`, whose operators take 3 ms forward and 5 backward, and adds 1 ms itself: the own
     times of `a` are 3 and 5 and those of `net` 1 and 0; with what is below them `net` takes 4 and 5.
     """
-    traces = [timeline.traces[lane.trace].modules for lane in timeline.lanes]
+    traces = [timeline.traces[track.trace].modules for track in timeline.tracks]
     if all(work is None for work in traces):
         reason = next((rank.unmarked for rank in run.ranks if rank.unmarked), "") if run is not None else ""
         return Modules(reason=reason) if reason else None
     modules = list(dict.fromkeys(module for work in traces if work is not None for module in _as_called(work)))
     index = {module: place for place, module in enumerate(modules)}
-    lanes = [
-        _work_of(timeline, lane, work, np.array([index[one] for one in work.modules], np.intp), len(modules))
-        for lane, work in zip(timeline.lanes, (work or _NOTHING for work in traces), strict=True)
+    tracks = [
+        _work_of(timeline, track, work, np.array([index[one] for one in work.modules], np.intp), len(modules))
+        for track, work in zip(timeline.tracks, (work or _NOTHING for work in traces), strict=True)
     ]
     below = _below(modules)
-    times = [_module_time(module, place, below[place], lanes) for place, module in enumerate(modules)]
+    times = [_module_time(module, place, below[place], tracks) for place, module in enumerate(modules)]
     return Modules(
         times=tuple(time for time in times if time is not None),
-        outside_ms=tuple(milliseconds(float(lane.forward_ns[-1] + lane.backward_ns[-1])) for lane in lanes),
+        outside_ms=tuple(milliseconds(float(track.forward_ns[-1] + track.backward_ns[-1])) for track in tracks),
     )
 
 
@@ -71,10 +71,10 @@ def _below(modules: Sequence[Module]) -> list[list[int]]:
     return [found[module.root, module.path] for module in modules]
 
 
-def _module_time(module: Module, place: int, below: list[int], lanes: Sequence[_Work]) -> ModuleTime | None:
-    calls = float(np.mean([lane.calls[place] for lane in lanes]))
-    forward = [float(lane.forward_ns[below].sum()) for lane in lanes]
-    backward = [float(lane.backward_ns[below].sum()) for lane in lanes]
+def _module_time(module: Module, place: int, below: list[int], tracks: Sequence[_Work]) -> ModuleTime | None:
+    calls = float(np.mean([track.calls[place] for track in tracks]))
+    forward = [float(track.forward_ns[below].sum()) for track in tracks]
+    backward = [float(track.backward_ns[below].sum()) for track in tracks]
     if not calls and not any(forward) and not any(backward):
         return None
     return ModuleTime(
@@ -84,21 +84,21 @@ def _module_time(module: Module, place: int, below: list[int], lanes: Sequence[_
         calls=calls,
         forward_ms=tuple(map(milliseconds, forward)),
         backward_ms=tuple(map(milliseconds, backward)),
-        own_forward_ms=tuple(milliseconds(float(lane.forward_ns[place])) for lane in lanes),
-        own_backward_ms=tuple(milliseconds(float(lane.backward_ns[place])) for lane in lanes),
+        own_forward_ms=tuple(milliseconds(float(track.forward_ns[place])) for track in tracks),
+        own_backward_ms=tuple(milliseconds(float(track.backward_ns[place])) for track in tracks),
     )
 
 
-def _work_of(timeline: Timeline, lane: Lane, work: ModuleWork, index: NDArray[np.intp], count: int) -> _Work:
+def _work_of(timeline: Timeline, track: DeviceTrack, work: ModuleWork, index: NDArray[np.intp], count: int) -> _Work:
     """Per analysed step; `index` is the place of each of the work's own modules among all `count`."""
-    events = timeline.traces[lane.trace].events
-    row, lasts_ns = _on_cpu(events, lane) if lane.is_cpu else _on_gpu(events, lane)
+    events = timeline.traces[track.trace].events
+    row, lasts_ns = _on_cpu(events, track) if track.is_cpu else _on_gpu(events, track)
     known = _place_of(work.row, row)  # where it is not known, -1: the last
     module = np.append(index[work.module], count)[known]
     backward = np.append(work.backward, False)[known]
     marks = work.row[~work.backward & (events.kind[work.row] == EventKind.MODULE)]
-    marks = marks[in_analysed_steps(lane, events.start_ns[marks] + lane.shift_ns)]
-    steps = len(lane.window_steps)
+    marks = marks[in_analysed_steps(track, events.start_ns[marks] + track.shift_ns)]
+    steps = len(track.window_steps)
     forward_ns, backward_ns = (
         np.bincount(module[chosen], weights=lasts_ns[chosen], minlength=count + 1) / steps
         for chosen in (~backward, backward)
@@ -113,36 +113,36 @@ def _place_of(rows: NDArray[np.int64], wanted: NDArray[np.int64]) -> NDArray[np.
     return np.where(rows[place] == wanted, place, UNKNOWN) if len(rows) else np.full(len(wanted), UNKNOWN)
 
 
-def _on_cpu(events: EventTable, lane: Lane) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+def _on_cpu(events: EventTable, track: DeviceTrack) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """Rows of the operators of the threads that train, in the analysed steps, and their own times.
 
     Neither what hands over or carries out an exchange counts, nor what of an operator is waiting for one.
     """
     rows, lasts = [np.empty(0, np.int64)], [np.empty(0, np.int64)]
     operators = events.rows_of(EventKind.OPERATOR)
-    for thread in {lane.steps.thread, *distinct(lane.ops.launch_thread).tolist()}:
+    for thread in {track.steps.thread, *distinct(track.ops.launch_thread).tolist()}:
         mine = operators[events.thread[operators] == thread]
-        start, end = events.start_ns[mine] + lane.shift_ns, events.end_ns[mine] + lane.shift_ns
-        known = lane.threads.get(thread)
+        start, end = events.start_ns[mine] + track.shift_ns, events.end_ns[mine] + track.shift_ns
+        known = track.threads.get(thread)
         waits = np.zeros(len(mine), np.int64) if known is None else lengths_inside(known.awaited, start, end)
         own = own_lengths(start, end, end - start - waits)
-        inside = in_analysed_steps(lane, start)
-        inside &= ~any_of(events.role[mine], Role.EXCHANGE, Role.HAND_OVER, Role.INPUT)
+        inside = in_analysed_steps(track, start)
+        inside &= ~any_of(events.role[mine], Role.COMMUNICATION, Role.ENQUEUE, Role.INPUT)
         rows.append(mine[inside].astype(np.int64))
         lasts.append(own[inside])
     return np.concatenate(rows), np.concatenate(lasts)
 
 
-def _on_gpu(events: EventTable, lane: Lane) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+def _on_gpu(events: EventTable, track: DeviceTrack) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """The row of what launched each kernel, copy and memset of the analysed windows, and how long each took."""
-    ops = lane.ops
-    inside = (ops.op_class != OpClass.COMMUNICATION) & (ops.start >= lane.bounds[0]) & (ops.start < lane.bounds[-1])
+    ops = track.ops
+    inside = (ops.op_class != OpClass.COMMUNICATION) & (ops.start >= track.bounds[0]) & (ops.start < track.bounds[-1])
     launched = np.full(len(ops), UNKNOWN, np.int64)
     around = events.rows_of(EventKind.OPERATOR, EventKind.MODULE)
     for thread in distinct(ops.launch_thread[inside]).tolist():
         mine = inside & (ops.launch_thread == thread) & (ops.launch_start != UNKNOWN)
         rows = around[events.thread[around] == thread]
-        launched[mine] = _innermost(events, rows, ops.launch_start[mine] - lane.shift_ns)
+        launched[mine] = _innermost(events, rows, ops.launch_start[mine] - track.shift_ns)
     return launched[inside], (ops.end - ops.start)[inside]
 
 

@@ -20,9 +20,9 @@ from numpy.typing import NDArray
 
 from gpudiag.intervals import Intervals, among, length, lengths_between, subtract, union
 from gpudiag.model.analysis import Portion
-from gpudiag.model.attribution import Attribution, LaneAttribution
+from gpudiag.model.attribution import Attribution, TrackAttribution
 from gpudiag.model.event import EventTable
-from gpudiag.model.timeline import UNKNOWN, Lane, OpClass, Timeline
+from gpudiag.model.timeline import UNKNOWN, DeviceTrack, OpClass, Timeline
 from gpudiag.units import milliseconds
 
 Times = NDArray[np.int64]
@@ -34,16 +34,16 @@ MOST_PORTIONS = 1000
 
 def summarise_portions(timeline: Timeline, attribution: Attribution) -> tuple[Portion, ...]:
     """The portions of all buckets, largest first within each kind of op; lanes in the order of the devices."""
-    lanes = len(timeline.lanes)
-    shares: dict[Key, NDArray[np.float64]] = defaultdict(lambda: np.zeros(lanes))
+    tracks = len(timeline.tracks)
+    shares: dict[Key, NDArray[np.float64]] = defaultdict(lambda: np.zeros(tracks))
     counts: dict[Key, float] = defaultdict(float)
-    for index, (lane, cut) in enumerate(zip(timeline.lanes, attribution.lanes, strict=True)):
+    for index, (track, cut) in enumerate(zip(timeline.tracks, attribution.tracks, strict=True)):
         steps = len(cut.step_ns)
         if not steps:
             continue
-        for key, share_ns, begun in _portions_of(lane, cut, timeline.traces[lane.trace].events):
+        for key, share_ns, begun in _portions_of(track, cut, timeline.traces[track.trace].events):
             shares[key][index] += milliseconds(share_ns / steps)
-            counts[key] += begun / steps / lanes
+            counts[key] += begun / steps / tracks
     portions: dict[str, list[Portion]] = defaultdict(list)
     for key in sorted(shares, key=lambda one: (-float(shares[one].sum()), str(one))):
         bucket, name, group, size_bytes = key
@@ -80,20 +80,20 @@ def shared_out(ops: Intervals, part: Intervals) -> NDArray[np.float64]:
     return shares
 
 
-def _portions_of(lane: Lane, cut: LaneAttribution, events: EventTable) -> Iterator[tuple[Key, float, int]]:
+def _portions_of(track: DeviceTrack, cut: TrackAttribution, events: EventTable) -> Iterator[tuple[Key, float, int]]:
     """(key, ns over all windows, how many began in them), keys more than once."""
-    yield from _by_name("compute", OpClass.COMPUTE, lane, cut, events)
-    yield from _by_name("copy", OpClass.COPY, lane, cut, events)
-    yield from _communication(lane, cut, events)
+    yield from _by_name("compute", OpClass.COMPUTE, track, cut, events)
+    yield from _by_name("copy", OpClass.COPY, track, cut, events)
+    yield from _communication(track, cut, events)
     for name, part in (("unmarked-input", cut.unmarked_input), ("queued", cut.queued)):
         if length(part):
             yield ("idle", name, "", None), float(lengths_between(part, cut.bounds).sum()), 0
 
 
 def _by_name(
-    bucket: str, op_class: OpClass, lane: Lane, cut: LaneAttribution, events: EventTable
+    bucket: str, op_class: OpClass, track: DeviceTrack, cut: TrackAttribution, events: EventTable
 ) -> Iterator[tuple[Key, float, int]]:
-    ops = lane.ops
+    ops = track.ops
     chosen = np.flatnonzero(ops.op_class == op_class)
     names = events.name[ops.row[chosen]]
     shares = shared_out(Intervals(ops.start[chosen], ops.end[chosen]), cut.parts[bucket])
@@ -105,14 +105,14 @@ def _by_name(
         yield (bucket, events.names[name], "", None), float(share_of[name]), int(begun_of[name])
 
 
-def _communication(lane: Lane, cut: LaneAttribution, events: EventTable) -> Iterator[tuple[Key, float, int]]:
-    table = lane.collectives
+def _communication(track: DeviceTrack, cut: TrackAttribution, events: EventTable) -> Iterator[tuple[Key, float, int]]:
+    table = track.collectives
     joined = np.where(table.last_arrival == UNKNOWN, table.start, table.last_arrival)
     waits = shared_out(Intervals(table.start, joined), cut.parts["communication_wait"])
     start, end = joined, table.end
     # Ops that exchange and are no collective (copies, calls that hand a collective over) go by their own names.
-    handed = np.flatnonzero((lane.ops.op_class == OpClass.COMMUNICATION) & ~among(lane.ops.row, table.row))
-    start, end = np.append(start, lane.ops.start[handed]), np.append(end, lane.ops.end[handed])
+    handed = np.flatnonzero((track.ops.op_class == OpClass.COMMUNICATION) & ~among(track.ops.row, table.row))
+    start, end = np.append(start, track.ops.start[handed]), np.append(end, track.ops.end[handed])
     transfers = shared_out(Intervals(start, end), cut.parts["communication_transfer"])
     begun = _begin_inside(table.start, cut.bounds)
     for index, (operation, group, _, size_bytes) in enumerate(table.kinds):
@@ -122,11 +122,11 @@ def _communication(lane: Lane, cut: LaneAttribution, events: EventTable) -> Iter
         for bucket, share in zip(("communication_transfer", "communication_wait"), own, strict=True):
             if share > 0 or count:
                 yield (bucket, operation, group, size_bytes), float(share), count
-    inside = _begin_inside(lane.ops.start[handed], cut.bounds)
+    inside = _begin_inside(track.ops.start[handed], cut.bounds)
     rest = subtract(cut.parts["communication_transfer"], union(Intervals(start, end)))
     if length(rest):
         yield ("communication_transfer", "host", "", None), float(lengths_between(rest, cut.bounds).sum()), 0
-    names = events.name[lane.ops.row[handed]]
+    names = events.name[track.ops.row[handed]]
     share_of = np.bincount(names, weights=transfers[len(table) :], minlength=len(events.names))
     begun_of = np.bincount(names, weights=inside, minlength=len(events.names))
     for name in np.flatnonzero((share_of > 0) | (begun_of > 0)):

@@ -22,7 +22,7 @@ from gpudiag.model.analysis import (
 )
 from gpudiag.model.attribution import Attribution
 from gpudiag.model.event import EventKind
-from gpudiag.model.timeline import UNKNOWN, Lane, OpClass, Timeline
+from gpudiag.model.timeline import UNKNOWN, DeviceTrack, OpClass, Timeline
 from gpudiag.units import NS_PER_MS, NS_PER_US, bus_factor, gb_per_s, milliseconds
 
 Times = NDArray[np.int64]
@@ -33,12 +33,12 @@ _LEAST_WAIT_MS = 0.001
 
 def summarise_steps(timeline: Timeline, attribution: Attribution) -> Steps:
     """Step times over all lanes: the mean of the lanes' means, the median over all windows; else the hosts'."""
-    lanes = [lane.step_ns for lane in attribution.lanes] or [np.diff(bounds) for bounds in timeline.unseen.values()]
-    lanes = [step_ns for step_ns in lanes if len(step_ns)]
-    means = [float(step_ns.mean()) for step_ns in lanes]
-    medians = [median(step_ns) for step_ns in lanes]
+    tracks = [track.step_ns for track in attribution.tracks] or [np.diff(bounds) for bounds in timeline.unseen.values()]
+    tracks = [step_ns for step_ns in tracks if len(step_ns)]
+    means = [float(step_ns.mean()) for step_ns in tracks]
+    medians = [median(step_ns) for step_ns in tracks]
     return Steps(
-        analysed=min((len(step_ns) for step_ns in lanes), default=0),
+        analysed=min((len(step_ns) for step_ns in tracks), default=0),
         mean_ms=milliseconds(float(np.mean(means))) if means else 0.0,
         median_ms=milliseconds(float(np.mean(medians))) if medians else 0.0,
     )
@@ -48,9 +48,9 @@ def summarise_devices(timeline: Timeline, attribution: Attribution) -> tuple[Dev
     """One record per lane, each bucket as its mean over the windows."""
     return tuple(
         Device(
-            rank=lane.rank,
-            device=lane.label,
-            name=lane.device_name,
+            rank=track.rank,
+            device=track.label,
+            name=track.device_name,
             step_ms=milliseconds(cut.step_ns.mean()) if len(cut.step_ns) else 0.0,
             buckets_ms={
                 bucket: milliseconds(cut.buckets_ns[:, i].mean()) if len(cut.buckets_ns) else 0.0
@@ -59,7 +59,7 @@ def summarise_devices(timeline: Timeline, attribution: Attribution) -> tuple[Dev
             hidden_communication_ms=milliseconds(cut.hidden_ns.mean()) if len(cut.hidden_ns) else 0.0,
             step_times_ms=tuple(milliseconds(step) for step in cut.step_ns.tolist()),
         )
-        for lane, cut in zip(timeline.lanes, attribution.lanes, strict=True)
+        for track, cut in zip(timeline.tracks, attribution.tracks, strict=True)
     )
 
 
@@ -68,11 +68,11 @@ def summarise_waits(timeline: Timeline, attribution: Attribution) -> tuple[Wait,
     if UNTRUSTED_CODES & {validity.code for validity in timeline.validity}:
         return ()
     waits = []
-    for lane, cut in zip(timeline.lanes, attribution.lanes, strict=True):
+    for track, cut in zip(timeline.tracks, attribution.tracks, strict=True):
         # Where another rank took part whose trace is not here, that one may have come later still.
-        partly = set(lane.collectives.last_rank[~timeline.whole_collectives(lane)].tolist())
+        partly = set(track.collectives.last_rank[~timeline.whole_collectives(track)].tolist())
         waits += [
-            Wait(rank=lane.rank, on_rank=on_rank, ms_per_step=milliseconds(float(share.mean())))
+            Wait(rank=track.rank, on_rank=on_rank, ms_per_step=milliseconds(float(share.mean())))
             for on_rank, share in cut.waits_ns.items()
             if on_rank not in partly
         ]
@@ -100,10 +100,10 @@ def summarise_collectives(timeline: Timeline) -> tuple[CollectiveSummary, ...]:
         return ()
     rows: dict[tuple[str, str, int, int | None], list[tuple[np.ndarray, np.ndarray]]] = defaultdict(list)
     steps = 0
-    for lane in timeline.lanes:
-        steps += len(lane.window_steps)
-        table = lane.collectives
-        inside = (table.start >= lane.bounds[0]) & (table.start < lane.bounds[-1])
+    for track in timeline.tracks:
+        steps += len(track.window_steps)
+        table = track.collectives
+        inside = (table.start >= track.bounds[0]) & (table.start < track.bounds[-1])
         joined = np.where(table.last_arrival == UNKNOWN, table.start, table.last_arrival)
         for index, kind in enumerate(table.kinds):
             mine = inside & (table.kind == index)
@@ -136,10 +136,10 @@ def summarise_kernels(timeline: Timeline, most: int = 20) -> tuple[KernelSummary
     """The kernels (CPU lanes: top-level operators) with the most time in the analysed windows, averaged over lanes."""
     time: dict[str, float] = defaultdict(float)
     count: dict[str, float] = defaultdict(float)
-    for lane in timeline.lanes:
-        ops, events = lane.ops, timeline.traces[lane.trace].events
-        share = len(timeline.lanes) * len(lane.window_steps)
-        inside = (ops.op_class == OpClass.COMPUTE) & (ops.start >= lane.bounds[0]) & (ops.start < lane.bounds[-1])
+    for track in timeline.tracks:
+        ops, events = track.ops, timeline.traces[track.trace].events
+        share = len(timeline.tracks) * len(track.window_steps)
+        inside = (ops.op_class == OpClass.COMPUTE) & (ops.start >= track.bounds[0]) & (ops.start < track.bounds[-1])
         names = events.name[ops.row[inside]]
         duration = (ops.end - ops.start)[inside]
         _add_up(time, count, share, events.names, names, duration)
@@ -153,13 +153,13 @@ def summarise_operators(timeline: Timeline, most: int = 20) -> tuple[OperatorSum
     """The operators with the most own time in the host steps of the analysed windows, averaged over lanes."""
     time: dict[str, float] = defaultdict(float)
     count: dict[str, float] = defaultdict(float)
-    for lane in timeline.lanes:
-        events = timeline.traces[lane.trace].events
-        share = len(timeline.lanes) * len(lane.window_steps)
-        for thread in {lane.steps.thread, *distinct(lane.ops.launch_thread).tolist()}:
+    for track in timeline.tracks:
+        events = timeline.traces[track.trace].events
+        share = len(timeline.tracks) * len(track.window_steps)
+        for thread in {track.steps.thread, *distinct(track.ops.launch_thread).tolist()}:
             rows = events.rows_on([thread], EventKind.OPERATOR)
             start, end = events.start_ns[rows], events.end_ns[rows]
-            inside = np.flatnonzero(in_analysed_steps(lane, start + lane.shift_ns))
+            inside = np.flatnonzero(in_analysed_steps(track, start + track.shift_ns))
             if not len(inside):
                 continue
             # What lies in operators of these steps begins before the last of them ends.
@@ -193,7 +193,7 @@ def _longest(time: dict[str, float], most: int) -> list[tuple[str, float]]:
     return sorted(time.items(), key=lambda item: (-item[1], item[0]))[:most]
 
 
-def in_analysed_steps(lane: Lane, start: Times) -> NDArray[np.bool_]:
+def in_analysed_steps(track: DeviceTrack, start: Times) -> NDArray[np.bool_]:
     """bool[n]: which times, on the common clock, are in the host steps of the lane's windows."""
-    step = np.searchsorted(lane.steps.start, start, side="right") - 1
-    return (step >= 0) & among(lane.steps.number, lane.window_steps)[step]
+    step = np.searchsorted(track.steps.start, start, side="right") - 1
+    return (step >= 0) & among(track.steps.number, track.window_steps)[step]

@@ -51,10 +51,10 @@ either way the calls are said to cost, and where both gain alike both are said."
 AS_RECORDED = 0.02
 """Within this share gains are alike, and the profiler's cost changes nothing: by it recorded and timed steps differ
 that only the device sets the pace of. Measured: by -1.8 to +2.0 % in fourteen jobs."""
-POOR_REPLAY = 0.03
+POOR_SIMULATION = 0.03
 """A replay that misses the recorded step time by more is trusted less. Measured: at most 0.8 % in nine recordings of
 different jobs."""
-REPLAY_ERROR = 0.01
+SIMULATION_ERROR = 0.01
 """A step time within this share of the replay's says nothing of the profiler's cost. Measured: as above."""
 
 PROFILER_NS_PER_EVENT = 1270.0

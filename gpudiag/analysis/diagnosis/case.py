@@ -7,13 +7,18 @@ from functools import cached_property
 
 import numpy as np
 
-from gpudiag.analysis.diagnosis.replay.what_if import WhatIf
-from gpudiag.analysis.diagnosis.timed_steps import devices_set_pace, fastest_host_ms, input_ms_above_most, timed_input
+from gpudiag.analysis.diagnosis.simulation.what_if import WhatIf
+from gpudiag.analysis.diagnosis.unprofiled_steps import (
+    devices_set_pace,
+    fastest_host_ms,
+    input_ms_above_most,
+    unprofiled_input,
+)
 from gpudiag.model.analysis import BUCKETS
 from gpudiag.model.attribution import Attribution
 from gpudiag.model.facts import Facts
 from gpudiag.model.run import RunRecord
-from gpudiag.model.timeline import UNKNOWN, Lane, Timeline
+from gpudiag.model.timeline import UNKNOWN, DeviceTrack, Timeline
 from gpudiag.units import milliseconds
 
 
@@ -39,39 +44,41 @@ class Case:
             host_ms=fastest_host_ms(self.run),
             devices_set_pace=devices_set_pace(self.run),
             later_input_ms=input_ms_above_most(self.run),
-            timed_input=timed_input(self.run),
+            unprofiled_input=unprofiled_input(self.run),
             recorded_ms=self.slowest_ms,
         )
 
     @cached_property
     def step_ms(self) -> float:
         """Mean step time over all lanes as profiled, in milliseconds."""
-        means = [float(lane.step_ns.mean()) for lane in self.attribution.lanes if len(lane.step_ns)]
+        means = [float(track.step_ns.mean()) for track in self.attribution.tracks if len(track.step_ns)]
         return milliseconds(float(np.mean(means))) if means else 0.0
 
     @cached_property
     def slowest_ms(self) -> float:
         """Mean step time of the slowest lane as profiled, in milliseconds; lanes that meet all take the same."""
-        return milliseconds(max((float(a.step_ns.mean()) for a in self.attribution.lanes if len(a.step_ns)), default=0))
+        return milliseconds(
+            max((float(a.step_ns.mean()) for a in self.attribution.tracks if len(a.step_ns)), default=0)
+        )
 
     @cached_property
     def steps(self) -> int:
         """How many steps were analysed."""
-        return min((len(lane.window_steps) for lane in self.timeline.lanes), default=0)
+        return min((len(track.window_steps) for track in self.timeline.tracks), default=0)
 
     @property
-    def lanes(self) -> tuple[Lane, ...]:
+    def tracks(self) -> tuple[DeviceTrack, ...]:
         """The lanes."""
-        return self.timeline.lanes
+        return self.timeline.tracks
 
     def exposed_ms(self, *buckets: str) -> dict[int, float]:
         """Exposed time in these buckets per step, in milliseconds, by rank; over a rank's devices the most."""
         columns = [BUCKETS.index(bucket) for bucket in buckets]
         exposed: dict[int, float] = {}
-        for lane in self.attribution.lanes:
-            if len(lane.buckets_ns):
-                value = milliseconds(lane.buckets_ns[:, columns].sum(axis=1).mean())
-                exposed[lane.rank] = max(exposed.get(lane.rank, 0.0), value)
+        for track in self.attribution.tracks:
+            if len(track.buckets_ns):
+                value = milliseconds(track.buckets_ns[:, columns].sum(axis=1).mean())
+                exposed[track.rank] = max(exposed.get(track.rank, 0.0), value)
         return exposed
 
     @cached_property
@@ -83,7 +90,7 @@ class Case:
 
     def unseen_share(self) -> float:
         """Share of all time transferring that is of collectives in which ranks took part whose traces are not here."""
-        tables = [lane.collectives for lane in self.lanes]
+        tables = [track.collectives for track in self.tracks]
         instance = np.concatenate([table.instance for table in tables])
         ranks = [np.array([kind[2] or self.timeline.world_size for kind in table.kinds], np.int64) for table in tables]
         expected = np.concatenate([of[table.kind] for of, table in zip(ranks, tables, strict=True)])
@@ -96,4 +103,4 @@ class Case:
 
     def one_of_many(self) -> bool:
         """Whether these are the traces of one rank of a job that has several."""
-        return len(self.timeline.ranks_present) == 1 and len(self.lanes) == 1 and self.timeline.world_size > 1
+        return len(self.timeline.ranks_present) == 1 and len(self.tracks) == 1 and self.timeline.world_size > 1

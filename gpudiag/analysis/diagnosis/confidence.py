@@ -20,7 +20,7 @@ from gpudiag.analysis.diagnosis.calibration import (
     SAME_AMOUNT,
     SURE,
 )
-from gpudiag.analysis.diagnosis.replay.what_if import WhatIf
+from gpudiag.analysis.diagnosis.simulation.what_if import WhatIf
 from gpudiag.analysis.diagnosis.weigh import Weighed, gains, without_waste
 from gpudiag.model.analysis import Confidence
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import msgspec
 
-from gpudiag.analysis.diagnosis.calibration import POOR_REPLAY, SAME_AMOUNT, WARNING_PERCENT
+from gpudiag.analysis.diagnosis.calibration import POOR_SIMULATION, SAME_AMOUNT, WARNING_PERCENT
 from gpudiag.analysis.diagnosis.case import Case
 from gpudiag.analysis.diagnosis.conclusions.explained import explain
 from gpudiag.analysis.diagnosis.conclusions.likely import likely_causes, unseen_communication
@@ -15,13 +15,13 @@ from gpudiag.analysis.diagnosis.conclusions.one_place import in_one_place
 from gpudiag.analysis.diagnosis.conclusions.path import path_of_fixes
 from gpudiag.analysis.diagnosis.conclusions.settled import settled
 from gpudiag.analysis.diagnosis.confidence import grade, survival
-from gpudiag.analysis.diagnosis.replay.what_if import WhatIf
 from gpudiag.analysis.diagnosis.rules import RULES
 from gpudiag.analysis.diagnosis.rules.compute_bound import ComputeBound
-from gpudiag.analysis.diagnosis.rules.input_bound import with_timed_input
+from gpudiag.analysis.diagnosis.rules.input_bound import with_unprofiled_input
 from gpudiag.analysis.diagnosis.rules.rule import CannotTell, Proposal
 from gpudiag.analysis.diagnosis.significance import Significance
-from gpudiag.analysis.diagnosis.timed_steps import timed_longer_ms
+from gpudiag.analysis.diagnosis.simulation.what_if import WhatIf
+from gpudiag.analysis.diagnosis.unprofiled_steps import unprofiled_longer_ms
 from gpudiag.analysis.diagnosis.weigh import Weighed, weigh
 from gpudiag.model.analysis import (
     NOT_ALL_SEEN_CODES,
@@ -78,11 +78,11 @@ class Diagnosis(msgspec.Struct, frozen=True, kw_only=True):
 def diagnose(case: Case) -> Diagnosis:
     """All findings, the most worth doing first, what is left to explain, and what could not be told and why."""
     what_if = case.what_if
-    reason = _nothing_to_replay(case, what_if)
+    reason = _nothing_to_simulate(case, what_if)
     if what_if is None or reason:
         told = {validity.code for validity in case.timeline.validity}
         trusted = not told & _UNSURE_OF_COMPUTE
-        findings = with_timed_input(case, ()) or list(likely_causes(case, reason, trusted=trusted))
+        findings = with_unprofiled_input(case, ()) or list(likely_causes(case, reason, trusted=trusted))
         # That compute sets the pace needs no savings: nothing is left that could not be told.
         told_all = bool(findings) and all(finding.code == ComputeBound.code for finding in findings)
         doubt = () if told_all else (Validity(code="cannot-tell", message=reason),)
@@ -102,7 +102,7 @@ def diagnose(case: Case) -> Diagnosis:
     found, unsure = weigh(what_if, proposals, Significance(case, what_if))
     doubts.extend(unsure)
     found = in_one_place(case, what_if, found)
-    findings = with_timed_input(case, _graded(what_if, found))
+    findings = with_unprofiled_input(case, _graded(what_if, found))
     findings = _by_amount([*findings, *unseen_communication(case, findings)])
     explained = explain(case, what_if, found, findings)
     unexplained = [one for one in explained if one.unexplained_ms]
@@ -125,7 +125,7 @@ def diagnose(case: Case) -> Diagnosis:
     )
 
 
-def _nothing_to_replay(case: Case, what_if: WhatIf | None) -> str:
+def _nothing_to_simulate(case: Case, what_if: WhatIf | None) -> str:
     """Why the replay tells nothing of this job; "" where it does."""
     if what_if is None:
         return (
@@ -210,7 +210,7 @@ def _as_sure_as_the_data(case: Case, what_if: WhatIf, finding: Finding, codes: s
     doubts = [
         bool(codes & _WEAKENING),
         finding.code in _BETWEEN_RANKS and bool(codes & _WEAKENING_BETWEEN_RANKS),
-        abs(what_if.replayed_ms - case.slowest_ms) > POOR_REPLAY * case.slowest_ms,
+        abs(what_if.replayed_ms - case.slowest_ms) > POOR_SIMULATION * case.slowest_ms,
         finding.code in _ON_THE_HOST
         and case.unprofiled_ms is None
         and overhead > (finding.recoverable_ms_per_step or 0.0),
@@ -219,7 +219,7 @@ def _as_sure_as_the_data(case: Case, what_if: WhatIf, finding: Finding, codes: s
         and finding.cause == "launch"
         and overhead > (finding.recoverable_ms_per_step or 0.0),
         "longer_in_timed_steps_ms" not in finding.evidence
-        and timed_longer_ms(what_if.timed_ms, what_if.corrected_ms)
+        and unprofiled_longer_ms(what_if.timed_ms, what_if.corrected_ms)
         > SAME_AMOUNT * (finding.recoverable_ms_per_step or math.inf),
     ]
     grade = len(_CONFIDENCES) if codes & UNTRUSTED_CODES else _CONFIDENCES.index(finding.confidence) + sum(doubts)

@@ -269,7 +269,7 @@ class _Rank:
 
     def leave(self, start: int, piece: Piece, end: int) -> None:
         where = (_COMMUNICATION_STREAM, 0, self.launched, piece.size_bytes)
-        self.rows.append(_Row(EventKind.KERNEL, Role.EXCHANGE, _COLLECTIVE, start, end, *where))
+        self.rows.append(_Row(EventKind.KERNEL, Role.COMMUNICATION, _COLLECTIVE, start, end, *where))
         self.free[_COMMUNICATION_STREAM] = end
 
     def trace(self) -> Trace:
@@ -308,7 +308,7 @@ class _Rank:
                     size_bytes=row.size_bytes,
                 )
                 for index, row in enumerate(rows)
-                if row.role == Role.EXCHANGE
+                if row.role == Role.COMMUNICATION
             ),
             step_marks=(
                 StepMarks(

@@ -9,8 +9,8 @@ from dataclasses import replace
 import numpy as np
 
 from gpudiag.analysis.diagnosis.calibration import AS_RECORDED, PROFILER_SHARE_OF_EVENT
-from gpudiag.analysis.diagnosis.replay.profiler_cost import typical_ns_per_event
 from gpudiag.analysis.diagnosis.significance import Significance, half_width_ms
+from gpudiag.analysis.diagnosis.simulation.profiler_cost import typical_ns_per_event
 from gpudiag.intervals import Intervals, length, subtract, union
 from gpudiag.statistics import student_t
 from gpudiag.units import milliseconds
@@ -43,7 +43,7 @@ def interval_ms(of: Significance) -> tuple[float, float] | None:
     steps were timed and the replay does not come to them, it reaches from the one to the other: by so much the
     recording was another job.
     """
-    if len(of.slowest_lane_ms) < 2:
+    if len(of.slowest_track_ms) < 2:
         return None
     value = of.what_if.corrected_ms + of.what_if.input_not_recorded_ms
     missed = abs(of.what_if.replayed_ms - of.case.slowest_ms)
@@ -53,7 +53,7 @@ def interval_ms(of: Significance) -> tuple[float, float] | None:
         timed, scatter = statistics.fmean(timed_ms), half_width_ms(timed_ms)
         return max(min(value - half, timed - scatter), 0.0), max(value + half, timed + scatter)
     low, high = _by_profiler_cost(of)
-    if all(lane.is_cpu for lane in of.case.lanes):
+    if all(track.is_cpu for track in of.case.tracks):
         below, above = -value * math.expm1(-_drift(of)), value * math.expm1(_drift(of))
     else:
         fast, slow = _at_other_times(of)
@@ -92,11 +92,13 @@ def _by_profiler_cost(of: Significance) -> tuple[float, float]:
 def _carried_by_hosts_ms(of: Significance) -> float:
     """How long an exchange takes in which neither a device nor a collective of its own is seen at work, in ms."""
     most = 0.0
-    for lane, found in zip(of.case.lanes, of.case.attribution.lanes, strict=True):
-        seen = union(Intervals(lane.ops.start, lane.ops.end), Intervals(lane.collectives.start, lane.collectives.end))
+    for track, found in zip(of.case.tracks, of.case.attribution.tracks, strict=True):
+        seen = union(
+            Intervals(track.ops.start, track.ops.end), Intervals(track.collectives.start, track.collectives.end)
+        )
         alone = subtract(found.parts["communication_transfer"], seen)
         most = max(most, milliseconds(length(alone)) / max(len(found.step_ns), 1))
-    return 0.0 if all(lane.is_cpu for lane in of.case.lanes) else most
+    return 0.0 if all(track.is_cpu for track in of.case.tracks) else most
 
 
 def _in_slow_calls_ms(of: Significance) -> float:
@@ -108,6 +110,6 @@ def _in_slow_calls_ms(of: Significance) -> float:
 
 def _drift(of: Significance) -> float:
     """By which share (a logarithm) steps of CPU processes are slower or faster at other times, at 95 %."""
-    steps = of.slowest_lane_ms
+    steps = of.slowest_track_ms
     few = student_t(len(steps) - 1) / student_t(_DRIFT_STEPS - 1)
     return min(_DRIFT_SCATTERS * max(few, 1.0) * statistics.stdev(steps) / statistics.fmean(steps), _MOST_DRIFT)

@@ -17,8 +17,8 @@ from numpy.typing import NDArray
 from gpudiag.analysis.diagnosis.calibration import FEWEST_STEPS_LEFT, MOST_OUTLIERS, UNLIKE_STEP
 from gpudiag.analysis.diagnosis.case import Case
 from gpudiag.intervals import Intervals, intersect, median
-from gpudiag.model.attribution import LaneAttribution
-from gpudiag.model.timeline import Lane
+from gpudiag.model.attribution import TrackAttribution
+from gpudiag.model.timeline import DeviceTrack
 from gpudiag.units import milliseconds
 
 
@@ -32,8 +32,8 @@ def without_outlier_steps(case: Case) -> Case:
     if not unlike:
         return case
     said = replace(case, outlier_steps=_in_words(unlike, left_out=False))
-    numbers = {tuple(lane.window_steps.tolist()) for lane in case.lanes}
-    if len(numbers) != 1 or case.lanes[0].is_cpu:
+    numbers = {tuple(track.window_steps.tolist()) for track in case.tracks}
+    if len(numbers) != 1 or case.tracks[0].is_cpu:
         return said
     (every,) = numbers
     runs = [list(run) for odd, run in groupby(range(len(every)), lambda index: every[index] in unlike) if not odd]
@@ -44,12 +44,12 @@ def without_outlier_steps(case: Case) -> Case:
     if len(longest) < FEWEST_STEPS_LEFT or (timed is None and len(unlike) > MOST_OUTLIERS * len(every)):
         return said
     first, after = longest[0], longest[-1] + 1
-    lanes = tuple(_cut_lane(lane, first, after) for lane in case.lanes)
-    attributed = tuple(_cut_attribution(lane, first, after) for lane in case.attribution.lanes)
+    tracks = tuple(_cut_track(track, first, after) for track in case.tracks)
+    attributed = tuple(_cut_attribution(track, first, after) for track in case.attribution.tracks)
     cut = replace(
         case,
-        timeline=msgspec.structs.replace(case.timeline, lanes=lanes),
-        attribution=msgspec.structs.replace(case.attribution, lanes=attributed),
+        timeline=msgspec.structs.replace(case.timeline, tracks=tracks),
+        attribution=msgspec.structs.replace(case.attribution, tracks=attributed),
         outlier_steps=_in_words(unlike, left_out=True),
     )
     if timed is not None and abs(case.slowest_ms - timed) < abs(cut.slowest_ms - timed):
@@ -60,16 +60,16 @@ def without_outlier_steps(case: Case) -> Case:
 def _outlier_steps(case: Case) -> dict[int, tuple[float, float, int]]:
     """Step number → (its length, that of the others, both in ns, and the rank where it is most so) of unlike steps."""
     found: dict[int, tuple[float, float, int]] = {}
-    for lane, attributed in zip(case.lanes, case.attribution.lanes, strict=True):
+    for track, attributed in zip(case.tracks, case.attribution.tracks, strict=True):
         lengths = attributed.step_ns.astype(np.float64)
         if len(lengths) < 2:
             continue
         usual = median(np.sort(lengths)[:-1])
         for index in np.flatnonzero(lengths > UNLIKE_STEP * max(usual, 1.0)).tolist():
-            number = int(lane.window_steps[index])
+            number = int(track.window_steps[index])
             known = found.get(number)
             if known is None or lengths[index] / usual > known[0] / known[1]:
-                found[number] = (float(lengths[index]), max(usual, 1.0), lane.rank)
+                found[number] = (float(lengths[index]), max(usual, 1.0), track.rank)
     return found
 
 
@@ -85,27 +85,27 @@ def _in_words(unlike: dict[int, tuple[float, float, int]], *, left_out: bool) ->
     )
 
 
-def _cut_lane(lane: Lane, first: int, after: int) -> Lane:
+def _cut_track(track: DeviceTrack, first: int, after: int) -> DeviceTrack:
     return msgspec.structs.replace(
-        lane, bounds=lane.bounds[first : after + 1], window_steps=lane.window_steps[first:after]
+        track, bounds=track.bounds[first : after + 1], window_steps=track.window_steps[first:after]
     )
 
 
-def _cut_attribution(lane: LaneAttribution, first: int, after: int) -> LaneAttribution:
-    bounds = lane.bounds[first : after + 1]
+def _cut_attribution(track: TrackAttribution, first: int, after: int) -> TrackAttribution:
+    bounds = track.bounds[first : after + 1]
     span = Intervals(bounds[:1], bounds[-1:])
 
     def rows(values: NDArray[np.int64]) -> NDArray[np.int64]:
         return values[first:after]
 
     return msgspec.structs.replace(
-        lane,
+        track,
         bounds=bounds,
-        parts={bucket: intersect(part, span) for bucket, part in lane.parts.items()},
-        buckets_ns=rows(lane.buckets_ns),
-        hidden_ns=rows(lane.hidden_ns),
-        waits_ns={rank: rows(share) for rank, share in lane.waits_ns.items()},
-        unsplit_ns=rows(lane.unsplit_ns),
-        unmarked_input=intersect(lane.unmarked_input, span),
-        queued=intersect(lane.queued, span),
+        parts={bucket: intersect(part, span) for bucket, part in track.parts.items()},
+        buckets_ns=rows(track.buckets_ns),
+        hidden_ns=rows(track.hidden_ns),
+        waits_ns={rank: rows(share) for rank, share in track.waits_ns.items()},
+        unsplit_ns=rows(track.unsplit_ns),
+        unmarked_input=intersect(track.unmarked_input, span),
+        queued=intersect(track.queued, span),
     )

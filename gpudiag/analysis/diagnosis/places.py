@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from gpudiag.analysis.diagnosis.calibration import FEW_SLOW_CALLS, MOST
 from gpudiag.analysis.diagnosis.case import Case
 from gpudiag.analysis.diagnosis.frames import innermost
-from gpudiag.analysis.diagnosis.replay.chains.host_time import (
+from gpudiag.analysis.diagnosis.simulation.chains.host_time import (
     body_span,
     garbage_collection,
     opening_of_steps,
@@ -21,7 +21,7 @@ from gpudiag.analysis.diagnosis.replay.chains.host_time import (
 )
 from gpudiag.intervals import Intervals, distinct, intersect, length, subtract
 from gpudiag.model.event import EventKind, EventTable, Role
-from gpudiag.model.timeline import PAUSE_NS, Lane
+from gpudiag.model.timeline import PAUSE_NS, DeviceTrack
 from gpudiag.units import milliseconds
 
 
@@ -45,7 +45,7 @@ def stalls(case: Case, ranks: Container[int], *, common: bool = False) -> list[P
     Time before a step's first op and in exchanges is left out. Each place is as long as on the rank where that is
     longest; with `common`, as on most of the ranks (the lower median): one that stalls by itself names nobody else's.
     """
-    found = [_places(case, lane, _silent) for lane in _processes(case, ranks)]
+    found = [_places(case, track, _silent) for track in _processes(case, ranks)]
     places = []
     for words in {words: None for one in found for words in one}:
         of_ranks = sorted((one[words] for one in found if words in one), key=lambda place: place.ms_per_step)
@@ -68,22 +68,22 @@ def main_place(places: Sequence[Place], gain_ms: float) -> Place | None:
 
 def before_first_operator(case: Case, ranks: Container[int]) -> str:
     """Between what the threads of these ranks record nothing at the start of their steps, where that is longest."""
-    found = [place for lane in _processes(case, ranks) for place in _places(case, lane, opening_of_steps).values()]
+    found = [place for track in _processes(case, ranks) for place in _places(case, track, opening_of_steps).values()]
     return max(found, key=lambda place: place.ms_per_step).words if found else ""
 
 
-def _places(case: Case, lane: Lane, silent: Callable[[Lane, EventTable], Intervals]) -> dict[str, Place]:
+def _places(case: Case, track: DeviceTrack, silent: Callable[[DeviceTrack, EventTable], Intervals]) -> dict[str, Place]:
     """The stretches of one process's analysed steps, those alike together, by their words."""
-    events = case.timeline.traces[lane.trace].events
-    collecting = garbage_collection(lane, events)
+    events = case.timeline.traces[track.trace].events
+    collecting = garbage_collection(track, events)
     total: dict[str, int] = defaultdict(int)
     collected: dict[str, int] = defaultdict(int)
-    body = Intervals(*(np.array([edge], np.int64) for edge in body_span(lane)))
-    for start, end in intersect(silent(lane, events), body).pairs():
-        words = _between(lane, events, start, end)
+    body = Intervals(*(np.array([edge], np.int64) for edge in body_span(track)))
+    for start, end in intersect(silent(track, events), body).pairs():
+        words = _between(track, events, start, end)
         total[words] += end - start
         collected[words] += length(intersect(Intervals(np.array([start]), np.array([end])), collecting))
-    steps = len(lane.window_steps)
+    steps = len(track.window_steps)
     return {
         words: Place(words=words, ms_per_step=milliseconds(ns / steps), collecting=2 * collected[words] > ns)
         for words, ns in total.items()
@@ -95,10 +95,10 @@ def slow_operators(case: Case, ranks: Container[int]) -> dict[str, tuple[float, 
     own: dict[str, int] = defaultdict(int)
     calls: dict[str, set[int]] = defaultdict(set)
     per = 0
-    for index, lane in enumerate(_processes(case, ranks)):
-        events = case.timeline.traces[lane.trace].events
-        slow = slow_calls(lane, events, list(lane.threads), *body_span(lane))
-        per += len(lane.window_steps)
+    for index, track in enumerate(_processes(case, ranks)):
+        events = case.timeline.traces[track.trace].events
+        slow = slow_calls(track, events, list(track.threads), *body_span(track))
+        per += len(track.window_steps)
         for (start, end), row in zip(slow.spans.pairs(), slow.row.tolist(), strict=True):
             name = events.name_of(row)
             own[name] += end - start
@@ -117,26 +117,28 @@ def few_slow_calls(case: Case, ranks: Container[int]) -> dict[str, tuple[float, 
     return slow if sum(ms for ms, _ in first) >= MOST * sum(ms for ms, _ in slow.values()) else {}
 
 
-def _processes(case: Case, ranks: Container[int]) -> list[Lane]:
-    by_trace = {lane.trace: lane for lane in reversed(case.lanes) if lane.rank in ranks and len(lane.window_steps)}
+def _processes(case: Case, ranks: Container[int]) -> list[DeviceTrack]:
+    by_trace = {
+        track.trace: track for track in reversed(case.tracks) if track.rank in ranks and len(track.window_steps)
+    }
     return [by_trace[trace] for trace in sorted(by_trace)]
 
 
-def _silent(lane: Lane, events: EventTable) -> Intervals:
-    launching = [other for other in distinct(lane.ops.launch_thread).tolist() if other in lane.threads]
-    stretches = silent_stretches(lane, events, list({lane.steps.thread, *launching}), *body_span(lane))
-    return subtract(stretches, lane.host_exchange)
+def _silent(track: DeviceTrack, events: EventTable) -> Intervals:
+    launching = [other for other in distinct(track.ops.launch_thread).tolist() if other in track.threads]
+    stretches = silent_stretches(track, events, list({track.steps.thread, *launching}), *body_span(track))
+    return subtract(stretches, track.host_communication)
 
 
-def _between(lane: Lane, events: EventTable, start: int, end: int) -> str:
+def _between(track: DeviceTrack, events: EventTable, start: int, end: int) -> str:
     """In words what the training thread did before and after a span on the common clock."""
-    start, end = start - lane.shift_ns, end - lane.shift_ns
+    start, end = start - track.shift_ns, end - track.shift_ns
     rows = events.rows_of(EventKind.OPERATOR, EventKind.ANNOTATION)
-    rows = rows[(events.thread[rows] == lane.steps.thread) & (events.role[rows] != Role.STEP_MARK)]
+    rows = rows[(events.thread[rows] == track.steps.thread) & (events.role[rows] != Role.STEP_MARK)]
     before = _outermost(events, rows[events.end_ns[rows] <= start], events.end_ns, latest=True)
     after = _outermost(events, rows[events.start_ns[rows] >= end], events.start_ns, latest=False)
     parts = [f"after {before}" if before else "", f"before {after}" if after else ""]
-    on_thread = events.thread == lane.steps.thread
+    on_thread = events.thread == track.steps.thread
     functions = np.flatnonzero(on_thread & (events.role == Role.USER_FUNCTION))
     ranges = np.flatnonzero(on_thread & (events.kind == EventKind.ANNOTATION) & (events.role == Role.OTHER))
     inside = innermost(events, functions, start, end) or innermost(events, ranges, start, end)

@@ -31,9 +31,9 @@ from gpudiag.analysis.diagnosis.calibration import (
     WARNING_PERCENT,
 )
 from gpudiag.analysis.diagnosis.case import Case
-from gpudiag.analysis.diagnosis.replay.what_if import WhatIf
 from gpudiag.analysis.diagnosis.rules.rule import Edit
-from gpudiag.analysis.diagnosis.timed_steps import alone_waited_for, later_host_ms
+from gpudiag.analysis.diagnosis.simulation.what_if import WhatIf
+from gpudiag.analysis.diagnosis.unprofiled_steps import alone_waited_for, later_host_ms
 from gpudiag.model.analysis import Finding
 from gpudiag.statistics import mean_of
 from gpudiag.units import milliseconds
@@ -126,7 +126,7 @@ class Significance(msgspec.Struct, frozen=True):
     @property
     def chance_ms(self) -> float:
         """Half the 95 % interval of the step time that the findings are of, in ms, as far as steps scatter."""
-        recorded = half_width_ms(self.slowest_lane_ms) * self._shortened
+        recorded = half_width_ms(self.slowest_track_ms) * self._shortened
         timed = max((half_width_ms(one) for one in self.timed_ms), default=0.0)
         return math.hypot(recorded, timed)
 
@@ -135,13 +135,13 @@ class Significance(msgspec.Struct, frozen=True):
         """By how much the mean of the steps is above their median."""
         if self.timed_ms:
             return max(_skew(one) for one in self.timed_ms)
-        return _skew(self.slowest_lane_ms) * self._shortened
+        return _skew(self.slowest_track_ms) * self._shortened
 
     @property
-    def slowest_lane_ms(self) -> list[float]:
+    def slowest_track_ms(self) -> list[float]:
         """The recorded steps of the device whose mean step is longest, in ms."""
-        lanes = [lane.step_ns for lane in self.case.attribution.lanes if len(lane.step_ns)]
-        slowest = max(lanes, key=lambda steps: float(steps.mean()), default=np.empty(0))
+        tracks = [track.step_ns for track in self.case.attribution.tracks if len(track.step_ns)]
+        slowest = max(tracks, key=lambda steps: float(steps.mean()), default=np.empty(0))
         return [milliseconds(float(step)) for step in slowest]
 
     @property

@@ -16,10 +16,10 @@ from collections.abc import Sequence
 import msgspec
 
 from gpudiag.analysis.diagnosis.calibration import AS_RECORDED, CLEARLY_MORE, WARNING_PERCENT, WORTH_FIRST
-from gpudiag.analysis.diagnosis.replay.graph import Costs
-from gpudiag.analysis.diagnosis.replay.what_if import WhatIf
 from gpudiag.analysis.diagnosis.rules.rule import Proposal, notable
 from gpudiag.analysis.diagnosis.significance import Significance
+from gpudiag.analysis.diagnosis.simulation.graph import Costs
+from gpudiag.analysis.diagnosis.simulation.what_if import WhatIf
 from gpudiag.model.analysis import Finding, Validity
 
 

@@ -29,7 +29,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from gpudiag.analysis.diagnosis.replay.edits import (
+from gpudiag.analysis.diagnosis.simulation.edits import (
     level,
     undisturbing,
     with_host_copies,
@@ -38,8 +38,8 @@ from gpudiag.analysis.diagnosis.replay.edits import (
     without_stalls,
     without_syncs,
 )
-from gpudiag.analysis.diagnosis.replay.graph import Costs
-from gpudiag.analysis.diagnosis.replay.what_if import WhatIf
+from gpudiag.analysis.diagnosis.simulation.graph import Costs
+from gpudiag.analysis.diagnosis.simulation.what_if import WhatIf
 from gpudiag.model.benchmarks.scaling import STEP_PARTS, StepParts
 from gpudiag.model.timeline import Timeline
 from gpudiag.units import milliseconds
@@ -62,7 +62,7 @@ def step_parts(timeline: Timeline, timed_ms: float, *, staged: bool = False, fed
     what_if = WhatIf.of(timeline, timed_ms)
     if what_if is None:
         return None
-    on_cpu = timeline.lanes[0].is_cpu
+    on_cpu = timeline.tracks[0].is_cpu
     chain = dict.fromkeys(("", *STEP_PARTS), what_if.corrected)
     costs = what_if.corrected
     if len(what_if.graph.ranks) > 1:
@@ -118,7 +118,7 @@ def factor(parts_ms: Mapping[str, float], timed_ms: float, *, on_cpu: bool) -> f
 def _transfer_ms(what_if: WhatIf, costs: Costs) -> float:
     """Transfers of a step on the mean device."""
     graph = what_if.graph
-    devices = len(set(graph.device.lane.tolist()))
+    devices = len(set(graph.device.track.tolist()))
     return milliseconds(float(np.nansum(costs.transfer))) / max(graph.steps * devices, 1)
 
 

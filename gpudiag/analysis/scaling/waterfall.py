@@ -162,16 +162,16 @@ def _notes(
             f"({many:.2f} ms on {point.devices}, {alone:.2f} ms on one)"
         )
     for parts, whose in ((several, f"{point.devices} devices"), (one, "one device")):
-        replayed = (
+        simulated = (
             f"recorded steps of {whose} took {parts.recorded_ms:.1f} ms and timed ones {parts.timed_ms:.1f} ms; "
             f"replayed without the profiler's cost, {parts.profiler_us_per_event:.1f} µs per event, they take "
             f"{parts.replayed_ms:.1f} ms"
         )
         if parts.scaled_by != 1.0:
             which = "" if parts.on_cpu else " except for the kernels'"
-            notes.append(f"{replayed}: the parts{which} are estimates, multiplied by {parts.scaled_by:.2f}")
+            notes.append(f"{simulated}: the parts{which} are estimates, multiplied by {parts.scaled_by:.2f}")
         elif parts.recorded_ms > _NOTABLE_RECORDING * parts.timed_ms:
-            notes.append(replayed)
+            notes.append(simulated)
     if abs(rest_percent) > _NOTABLE_REST:
         notes.append(f"the replays miss the timed steps by {rest_percent:.1f} % of the ideal, which is the rest")
     return notes

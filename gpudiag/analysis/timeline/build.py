@@ -8,10 +8,10 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from gpudiag.analysis.timeline.blocking_exchange import awaited_inside
-from gpudiag.analysis.timeline.collectives import lane_calls, match_collectives
+from gpudiag.analysis.timeline.blocking_communication import awaited_inside
+from gpudiag.analysis.timeline.collectives import match_collectives, track_calls
+from gpudiag.analysis.timeline.communication import Spans, communication_spans, launched_within
 from gpudiag.analysis.timeline.coverage import covered_share
-from gpudiag.analysis.timeline.exchange import Spans, exchange_spans, launched_within
 from gpudiag.analysis.timeline.host import host_threads, pageable_copy_calls
 from gpudiag.analysis.timeline.launches import device_ops, runtime_call_of
 from gpudiag.analysis.timeline.participants import without_lone_communication
@@ -22,7 +22,7 @@ from gpudiag.analysis.timeline.validity.duplicates import without_claims, withou
 from gpudiag.analysis.timeline.windows import Windows, common_steps, device_windows, host_windows
 from gpudiag.intervals import EMPTY, Intervals, among, distinct, groups, subtract, union
 from gpudiag.model.event import DEVICE_WORK, HOST, EventKind, Role, Trace, any_of, framework_of
-from gpudiag.model.timeline import UNKNOWN, DeviceOps, HostSteps, HostThread, Lane, OpClass, Timeline
+from gpudiag.model.timeline import UNKNOWN, DeviceOps, DeviceTrack, HostSteps, HostThread, OpClass, Timeline
 
 Times = NDArray[np.int64]
 
@@ -44,7 +44,7 @@ def build_timeline(traces: Sequence[Trace], world_size: int | None = None) -> Ti
     slots = [(index, device) for index, trace in enumerate(traces) for device in _devices(trace) if index not in unseen]
     base = min(trace.origin_ns for trace in traces)
     calls = [
-        lane_calls(
+        track_calls(
             traces[index].events,
             traces[index].collectives,
             rank=_rank(traces[index]),
@@ -61,8 +61,8 @@ def build_timeline(traces: Sequence[Trace], world_size: int | None = None) -> Ti
     host = [_Host(trace) for trace in traces]
     drafts = [_draft(host[index], device, shift) for (index, device), shift in zip(slots, shifts, strict=True)]
     windows = common_steps([draft_windows for _, _, draft_windows in drafts])
-    lanes = tuple(
-        Lane(
+    tracks = tuple(
+        DeviceTrack(
             rank=_rank(traces[index]),
             device=device,
             device_name=traces[index].device_names.get(device, "") if device != HOST else "",
@@ -75,8 +75,8 @@ def build_timeline(traces: Sequence[Trace], world_size: int | None = None) -> Ti
             window_steps=windows[position].steps,
             threads=host[index].threads(shift),
             overhead=host[index].overhead(shift),
-            exchange=host[index].exchange(shift),
-            exchange_calls=host[index].exchange_calls(shift),
+            communication=host[index].communication(shift),
+            communication_calls=host[index].communication_calls(shift),
         )
         for position, ((index, device), shift, (ops, steps, _)) in enumerate(zip(slots, shifts, drafts, strict=True))
     )
@@ -84,15 +84,17 @@ def build_timeline(traces: Sequence[Trace], world_size: int | None = None) -> Ti
         framework=framework_of(traces),
         world_size=world,
         ranks_present=tuple(sorted(ranks)),
-        lanes=lanes,
+        tracks=tracks,
         traces=tuple(traces),
         clocks=tuple(matching.clocks),
         validity=(
             *copies.validity,
             *claims.validity,
-            *examine(traces, lanes, matching, world=world, activities=activities, repeated_ranks=copies.repeated_ranks),
+            *examine(
+                traces, tracks, matching, world=world, activities=activities, repeated_ranks=copies.repeated_ranks
+            ),
         ),
-        covered=min((covered_share(lane) for lane in lanes), default=1.0),
+        covered=min((covered_share(track) for track in tracks), default=1.0),
         unseen={_rank(traces[index]): host_windows(_Host(traces[index]).steps).bounds for index in sorted(unseen)},
     )
 
@@ -114,7 +116,7 @@ class _Host:
         self.steps = steps_of_launches(events, *self._launches()) if marked is None else marked
         copies = events.kind[self.device_rows] == EventKind.COPY
         self.pageable = pageable_copy_calls(events, self.device_rows[copies], self.calls[copies])
-        self.communication = np.array([call.row for call in trace.collectives], np.int64)
+        self.collective_rows = np.array([call.row for call in trace.collectives], np.int64)
         self.waits_in_collectives = trace.waits_in_collectives
         self._threads = host_threads(events, self.pageable)
         self.awaited = EMPTY
@@ -123,7 +125,7 @@ class _Host:
             self.awaited = awaited_inside(trace, self.steps.thread)
             busy = subtract(trains.busy, self.awaited)
             self._threads[trains.thread] = msgspec.structs.replace(trains, busy=busy, awaited=self.awaited)
-        self._exchange, self._calls = exchange_spans(trace, self._threads, self.steps)
+        self._communication, self._calls = communication_spans(trace, self._threads, self.steps)
 
     def _launches(self) -> tuple[NDArray[np.intp], NDArray[np.int32]]:
         """Calls that launched device work (CPU-only traces: top-level ops), and the name of what each launched."""
@@ -136,7 +138,7 @@ class _Host:
         return launches, events.name[self.device_rows[known][first]]
 
     def communication_times(self, shift_ns: int) -> Intervals:
-        rows = self.communication
+        rows = self.collective_rows
         return union(Intervals(self.events.start_ns[rows] + shift_ns, self.events.end_ns[rows] + shift_ns))
 
     def threads(self, shift_ns: int) -> dict[int, HostThread]:
@@ -151,10 +153,10 @@ class _Host:
             for ident, thread in self._threads.items()
         }
 
-    def exchange(self, shift_ns: int) -> Spans:
-        return {thread: _later(found, shift_ns) for thread, found in self._exchange.items()}
+    def communication(self, shift_ns: int) -> Spans:
+        return {thread: _later(found, shift_ns) for thread, found in self._communication.items()}
 
-    def exchange_calls(self, shift_ns: int) -> Spans:
+    def communication_calls(self, shift_ns: int) -> Spans:
         return {thread: _later(found, shift_ns) for thread, found in self._calls.items()}
 
     def overhead(self, shift_ns: int) -> Intervals:
@@ -175,7 +177,9 @@ def _draft(host: _Host, device: int, shift: int) -> tuple[DeviceOps, HostSteps, 
         ops = _host_ops(host, steps, shift)
         return ops, steps, host_windows(steps)
     mine = host.events.device[host.device_rows] == device
-    ops = device_ops(host.events, host.device_rows[mine], host.calls[mine], host.steps.start, shift, host.exchange(0))
+    ops = device_ops(
+        host.events, host.device_rows[mine], host.calls[mine], host.steps.start, shift, host.communication(0)
+    )
     return ops, steps, device_windows(ops, steps)
 
 
@@ -185,7 +189,7 @@ def _host_ops(host: _Host, steps: HostSteps, shift: int) -> DeviceOps:
     rows = events.rows_of(EventKind.OPERATOR)
     rows = rows[events.thread[rows] == steps.thread]
     rows = _top_level(rows, events.start_ns, events.end_ns, events.thread)
-    rows = rows[~among(rows, host.communication)]
+    rows = rows[~among(rows, host.collective_rows)]
     # What the loader runs on this thread (collating, copying into pinned memory) is input, not the model's work.
     thread = host.threads(0).get(steps.thread)
     if thread is not None and len(thread.input):
@@ -196,8 +200,8 @@ def _host_ops(host: _Host, steps: HostSteps, shift: int) -> DeviceOps:
         rows, start, end = _without(rows, start, end, host.communication_times(shift))
     elif len(host.awaited):
         rows, start, end = _without(rows, start, end, _later(host.awaited, shift))
-    exchanging = any_of(events.role[rows], Role.HAND_OVER, Role.EXCHANGE)
-    exchanging |= launched_within(host.exchange(shift), events.thread[rows], start)
+    exchanging = any_of(events.role[rows], Role.ENQUEUE, Role.COMMUNICATION)
+    exchanging |= launched_within(host.communication(shift), events.thread[rows], start)
     op_class = np.where(exchanging, OpClass.COMMUNICATION, OpClass.COMPUTE)
     unknown = np.full(len(rows), UNKNOWN, np.int64)
     return DeviceOps(

@@ -22,7 +22,7 @@ def host_threads(events: EventTable, pageable_calls: NDArray[np.intp]) -> dict[i
     working = any_of(kind, EventKind.OPERATOR, EventKind.RUNTIME)
     waiting = any_of(role, Role.INPUT) & on_host
     # A call of the runtime that is an exchange is a wait for one: an executor's, for its collective or its copies.
-    waits = any_of(role, Role.EXCHANGE) & any_of(kind, EventKind.RUNTIME)
+    waits = any_of(role, Role.COMMUNICATION) & any_of(kind, EventKind.RUNTIME)
     blocked = (any_of(role, Role.SYNCHRONIZATION, Role.RELEASE) & on_host) | waits
     blocked[pageable_calls] = True
     known, busy = working | waiting, working & ~waits

@@ -5,14 +5,14 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from gpudiag.analysis.timeline.exchange import Spans, copies_beside, launched_within
+from gpudiag.analysis.timeline.communication import Spans, copies_beside, launched_within
 from gpudiag.model.event import NO_CORRELATION, EventKind, EventTable, Role
 from gpudiag.model.timeline import UNKNOWN, DeviceOps, OpClass
 
 _CLASS_OF = np.full(256, OpClass.COPY, np.uint8)
 _CLASS_OF[Role.COMPUTE] = OpClass.COMPUTE
-_CLASS_OF[Role.PACKING] = OpClass.COMPUTE
-_CLASS_OF[Role.EXCHANGE] = OpClass.COMMUNICATION
+_CLASS_OF[Role.BUCKET_COPY] = OpClass.COMPUTE
+_CLASS_OF[Role.COMMUNICATION] = OpClass.COMMUNICATION
 
 
 def runtime_call_of(events: EventTable, device_rows: NDArray[np.intp]) -> NDArray[np.intp]:
@@ -39,7 +39,7 @@ def device_ops(  # noqa: PLR0917  # columns, and what they are moved by
     calls: NDArray[np.intp],
     step_start: NDArray[np.int64],
     shift_ns: int,
-    exchange: Spans,
+    communication: Spans,
 ) -> DeviceOps:
     """The work of one device, with launch and step.
 
@@ -58,7 +58,7 @@ def device_ops(  # noqa: PLR0917  # columns, and what they are moved by
     step = np.where(known, np.searchsorted(step_start, launch_start, side="right") - 1, UNKNOWN)
     op_class = _CLASS_OF[events.role[rows]]
     thread = np.where(known, events.thread[calls], UNKNOWN)
-    beside = np.where(known, launched_within(exchange, thread, launch_start), copies_beside(events, rows))
+    beside = np.where(known, launched_within(communication, thread, launch_start), copies_beside(events, rows))
     copied = (op_class == OpClass.COPY) & beside
     op_class = np.where(copied, np.uint8(OpClass.COMMUNICATION), op_class)
     return DeviceOps(

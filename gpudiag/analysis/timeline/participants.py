@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from gpudiag.intervals import distinct
 from gpudiag.model.event import DEVICE_WORK, Direction, EventKind, Role, Trace, any_of
 
-_OF_COMMUNICATION = (Role.EXCHANGE, Role.PACKING, Role.HAND_OVER)
+_OF_COMMUNICATION = (Role.COMMUNICATION, Role.BUCKET_COPY, Role.ENQUEUE)
 #: The role of an event of each kind that communicates with nobody.
 _OTHERWISE = np.full(256, Role.OTHER, np.uint8)
 _OTHERWISE[EventKind.OPERATOR] = Role.OPERATOR

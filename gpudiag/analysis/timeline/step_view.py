@@ -8,10 +8,10 @@ from numpy.typing import NDArray
 
 from gpudiag.intervals import Intervals, distinct, intersect, median, subtract
 from gpudiag.model.analysis import BUCKETS
-from gpudiag.model.attribution import Attribution, LaneAttribution
+from gpudiag.model.attribution import Attribution, TrackAttribution
 from gpudiag.model.event import EventKind
 from gpudiag.model.step_view import DEVICE_COLOURS, UNMARKED_INPUT, RankView, StepView, Track, WaitView
-from gpudiag.model.timeline import UNKNOWN, Lane, Timeline
+from gpudiag.model.timeline import UNKNOWN, DeviceTrack, Timeline
 
 Columns = NDArray[np.int64]
 
@@ -45,78 +45,88 @@ def view_of_step(timeline: Timeline, attribution: Attribution) -> StepView | Non
 
     Of several that are near it the last: before it, lanes that begin late have something to show.
     """
-    lanes = [(lane, part) for lane, part in zip(timeline.lanes, attribution.lanes, strict=True) if len(lane.bounds) > 1]
-    if not lanes:
+    device_tracks = [
+        (device_track, part)
+        for device_track, part in zip(timeline.tracks, attribution.tracks, strict=True)
+        if len(device_track.bounds) > 1
+    ]
+    if not device_tracks:
         return None
-    lengths = np.diff(lanes[0][0].bounds)
+    lengths = np.diff(device_tracks[0][0].bounds)
     away = np.abs(lengths - median(lengths))
     typical = int(np.flatnonzero(away <= away.min() + _TYPICAL * median(lengths))[-1])
     by_length = [place for place in np.argsort(lengths, kind="stable").tolist() if place != typical]
     chosen = distinct(np.linspace(0, len(by_length) - 1, min(len(by_length), _MOST_OTHERS)).round().astype(int))
     names = _Names()
-    view = _view(timeline, lanes, typical, names)
-    others = tuple(_view(timeline, lanes, place, names) for place in sorted(by_length[index] for index in chosen))
+    view = _view(timeline, device_tracks, typical, names)
+    others = tuple(
+        _view(timeline, device_tracks, place, names) for place in sorted(by_length[index] for index in chosen)
+    )
     return msgspec.structs.replace(view, names=tuple(names.known), others=others)
 
 
-def _view(timeline: Timeline, lanes: list[tuple[Lane, LaneAttribution]], place: int, names: _Names) -> StepView:
+def _view(
+    timeline: Timeline, device_tracks: list[tuple[DeviceTrack, TrackAttribution]], place: int, names: _Names
+) -> StepView:
     """The step at this place of the first lane, on all lanes; without the names."""
-    number = int(lanes[0][0].window_steps[place])
-    shown = lanes[:_MOST_RANKS]
-    windows = [(lane, part, _window(lane, number, place)) for lane, part in shown]
-    begin = min(int(lane.bounds[window]) for lane, _, window in windows)
-    end = max(int(lane.bounds[window + 1]) for lane, _, window in windows)
+    number = int(device_tracks[0][0].window_steps[place])
+    shown = device_tracks[:_MOST_RANKS]
+    windows = [(device_track, part, _window(device_track, number, place)) for device_track, part in shown]
+    begin = min(int(device_track.bounds[window]) for device_track, _, window in windows)
+    end = max(int(device_track.bounds[window + 1]) for device_track, _, window in windows)
     ranks = tuple(
         RankView(
-            rank=lane.rank,
-            device=lane.label,
-            begin=int(lane.bounds[window]) - begin,
-            end=int(lane.bounds[window + 1]) - begin,
-            tracks=tuple(_tracks(timeline, lane, part, (begin, end), names)),
+            rank=device_track.rank,
+            device=device_track.label,
+            begin=int(device_track.bounds[window]) - begin,
+            end=int(device_track.bounds[window + 1]) - begin,
+            tracks=tuple(_tracks(timeline, device_track, part, (begin, end), names)),
         )
-        for lane, part, window in windows
+        for device_track, part, window in windows
     )
-    waits = [wait for lane, _ in shown for wait in _waits(timeline, lane, begin, end)]
+    waits = [wait for device_track, _ in shown for wait in _waits(timeline, device_track, begin, end)]
     return StepView(
         step=number,
         length=end - begin,
         names=(),
         ranks=ranks,
-        ranks_left_out=len(lanes) - len(shown),
+        ranks_left_out=len(device_tracks) - len(shown),
         waits=tuple(sorted(waits, key=lambda wait: -wait.length)[:_MOST_WAITS]),
     )
 
 
-def _waits(timeline: Timeline, lane: Lane, begin: int, end: int) -> list[WaitView]:
+def _waits(timeline: Timeline, device_track: DeviceTrack, begin: int, end: int) -> list[WaitView]:
     """From the lane's arrivals at collectives to those of the last ranks, where it is known who they are."""
-    table = lane.collectives
+    table = device_track.collectives
     start, until = np.maximum(table.start, begin), np.minimum(table.last_arrival, end)
     seen = (until - start >= _SEEN_WAIT * (end - begin)) & (table.last_rank != UNKNOWN)
-    rows = np.flatnonzero(seen & timeline.whole_collectives(lane))
+    rows = np.flatnonzero(seen & timeline.whole_collectives(device_track))
     return [
         WaitView(
-            rank=lane.rank,
+            rank=device_track.rank,
             on_rank=int(table.last_rank[row]),
             start=int(start[row]) - begin,
             length=int(until[row] - start[row]),
         )
         for row in rows.tolist()
-        if table.last_rank[row] != lane.rank
+        if table.last_rank[row] != device_track.rank
     ]
 
 
-def _window(lane: Lane, number: int, otherwise: int) -> int:
+def _window(device_track: DeviceTrack, number: int, otherwise: int) -> int:
     """The lane's window of this step number; the one at the same place where the numbers differ."""
-    same = np.flatnonzero(lane.window_steps == number)
-    return int(same[0]) if len(same) else min(otherwise, len(lane.bounds) - 2)
+    same = np.flatnonzero(device_track.window_steps == number)
+    return int(same[0]) if len(same) else min(otherwise, len(device_track.bounds) - 2)
 
 
-def _tracks(timeline: Timeline, lane: Lane, part: LaneAttribution, span: tuple[int, int], names: _Names) -> list[Track]:
+def _tracks(
+    timeline: Timeline, device_track: DeviceTrack, part: TrackAttribution, span: tuple[int, int], names: _Names
+) -> list[Track]:
     tracks = [_bucket_track(part, span, names)]
-    events = timeline.traces[lane.trace].events
-    ops = lane.ops
+    events = timeline.traces[device_track.trace].events
+    ops = device_track.ops
     inside = (ops.end > span[0]) & (ops.start < span[1])
-    for stream in distinct(ops.stream[inside]).tolist() if not lane.is_cpu else []:
+    for stream in distinct(ops.stream[inside]).tolist() if not device_track.is_cpu else []:
         chosen = np.flatnonzero(inside & (ops.stream == stream))
         name = np.array([names.index(events.name_of(int(row))) for row in ops.row[chosen]], np.int64)
         kind = ops.op_class[chosen].astype(np.int64)
@@ -128,7 +138,7 @@ def _tracks(timeline: Timeline, lane: Lane, part: LaneAttribution, span: tuple[i
                 span[0],
             )
         )
-    tracks.append(_host_track(timeline, lane, span, names))
+    tracks.append(_host_track(timeline, device_track, span, names))
     return tracks
 
 
@@ -137,7 +147,7 @@ def _contents(op_class: Columns, length: Columns) -> str:
     return DEVICE_COLOURS[int(np.bincount(op_class, length, len(DEVICE_COLOURS)).argmax())]
 
 
-def _bucket_track(part: LaneAttribution, span: tuple[int, int], names: _Names) -> Track:
+def _bucket_track(part: TrackAttribution, span: tuple[int, int], names: _Names) -> Track:
     """Each bucket's intervals; of what is idle, that which is taken for input has a name of its own."""
     within = Intervals(np.array([span[0]]), np.array([span[1]]))
     named = [(bucket, place, part.parts[bucket]) for place, bucket in enumerate(BUCKETS)]
@@ -155,12 +165,12 @@ def _bucket_track(part: LaneAttribution, span: tuple[int, int], names: _Names) -
     return _track("buckets", "where time goes", (start[order], end[order], name[order], kind[order]), span[0])
 
 
-def _host_track(timeline: Timeline, lane: Lane, span: tuple[int, int], names: _Names) -> Track:
+def _host_track(timeline: Timeline, device_track: DeviceTrack, span: tuple[int, int], names: _Names) -> Track:
     """The training thread, nested as it was."""
-    events = timeline.traces[lane.trace].events
+    events = timeline.traces[device_track.trace].events
     rows = events.rows_of(*_HOST_KINDS)
-    start, end = events.start_ns[rows] + lane.shift_ns, events.end_ns[rows] + lane.shift_ns
-    inside = (events.thread[rows] == lane.steps.thread) & (end > span[0]) & (start < span[1]) & (end > start)
+    start, end = events.start_ns[rows] + device_track.shift_ns, events.end_ns[rows] + device_track.shift_ns
+    inside = (events.thread[rows] == device_track.steps.thread) & (end > span[0]) & (start < span[1]) & (end > start)
     rows, start, end = rows[inside], start[inside], end[inside]
     depth = _depths(start, end)
     shallow = depth < _MOST_DEPTH

@@ -15,7 +15,7 @@ from gpudiag.model.job import OWN_STRATEGY, Job, RunOptions
 from gpudiag.training.frameworks.registry import framework_named
 from gpudiag.training.launch import Interpreter, Plan, inspect_interpreter
 from gpudiag.training.models.registry import is_own
-from gpudiag.training.strategies.registry import check_exchange, default_strategy, strategy_entry
+from gpudiag.training.strategies.registry import check_communication, default_strategy, strategy_entry
 from gpudiag.training.strategies.strategy import Strategy
 
 #: Processes on a machine without GPUs.
@@ -65,7 +65,7 @@ def prepare(options: RunOptions) -> Prepared:
         entry = strategy_entry(default_strategy(framework.name, on_gpu=gpus > 0), framework.name)
     processes = _processes(options, entry, devices)
     if entry is not None:
-        check_exchange(entry, options.exchange, devices=devices, nodes=options.nodes, precision=options.precision)
+        check_communication(entry, options.exchange, devices=devices, nodes=options.nodes, precision=options.precision)
     job = Job.chosen(
         options,
         devices=devices // processes,

@@ -26,7 +26,7 @@ from gpudiag.model.inference import INFERENCE_FILE, INFERENCE_SCHEMA, InferenceR
 from gpudiag.model.run import RUN_SCHEMA, RunRecord
 from gpudiag.model.run_directory import (
     ANALYSIS_FILE,
-    LIGHT_TRACES,
+    KERNEL_ONLY_TRACES,
     RUN_FILE,
     TRACES_DIR,
     below,
@@ -113,7 +113,7 @@ class Store:
     def clear(self, point_id: str, *, profile: bool = False, start: int = 1) -> None:
         """Forget what an earlier attempt left, so that it is not taken for this one's."""
         directory = self.directory(point_id, profile=profile, start=start)
-        for name in (RANKS_DIR, LOGS_DIR, f"{TRACES_DIR}/{LIGHT_TRACES}"):
+        for name in (RANKS_DIR, LOGS_DIR, f"{TRACES_DIR}/{KERNEL_ONLY_TRACES}"):
             below(directory, name)
         with writing(self.output):
             for name in (OUTCOME_FILE, RUN_FILE, INFERENCE_FILE):

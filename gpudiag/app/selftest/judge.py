@@ -19,7 +19,7 @@ CPU_SHARE, CPU_ERRORS = 0.25, 3.0
 ALARM_SHARE = 0.05
 #: What the findings about a job's own exchange and its own launching are called; from this share of an alarm's level
 #: on, what these cost may be found.
-EXCHANGE, LAUNCHING = "communication-bound", "launch-bound"
+COMMUNICATION, LAUNCHING = "communication-bound", "launch-bound"
 _NEARLY = 0.5
 #: Of each block's steps this share is left out at either end, so that one hiccup of the machine is no cost.
 _TRIMMED = 0.1
@@ -47,7 +47,7 @@ def cost_of(blocks: Sequence[Block]) -> Cost:
     )
 
 
-def exchange_of(clean: Cost, apart: Cost) -> Cost:
+def communication_of(clean: Cost, apart: Cost) -> Cost:
     """What exchanging the gradients costs the clean job, from two faults' blocks without them.
 
     Args:
@@ -148,7 +148,7 @@ def judge(
     )
     # What takes all launching away takes the job's own away too; so does the exchange, unless it is what was put in.
     included = 0.0
-    if found is not None and found.code in own and {found.code, expected.code} != {EXCHANGE}:
+    if found is not None and found.code in own and {found.code, expected.code} != {COMMUNICATION}:
         included = max(0.0, own[found.code].ms)
     verdict, why = compare(cost, expected, found, others, tolerance=tolerance, alarm=alarm, included=included)
     return Row(
@@ -158,7 +158,7 @@ def judge(
         true=cost,
         found=found,
         others=others,
-        exchange_ms=own[EXCHANGE].ms if EXCHANGE in own else None,
+        exchange_ms=own[COMMUNICATION].ms if COMMUNICATION in own else None,
         launching_ms=own[LAUNCHING].ms if LAUNCHING in own else None,
         included_ms=included,
         tolerance_ms=tolerance,

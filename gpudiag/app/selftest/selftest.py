@@ -14,13 +14,13 @@ from gpudiag.app.profile.prepare import Prepared, prepare
 from gpudiag.app.profile.train import train
 from gpudiag.app.selftest.catalogue import CATALOGUE, choose, plan_of
 from gpudiag.app.selftest.entry import CatalogueEntry
-from gpudiag.app.selftest.judge import EXCHANGE, LAUNCHING, cost_of, exchange_of, judge, tolerance_in_words
+from gpudiag.app.selftest.judge import COMMUNICATION, LAUNCHING, communication_of, cost_of, judge, tolerance_in_words
 from gpudiag.app.selftest.score import scores_of
 from gpudiag.errors import UnreadableInputError, UsageError, there_are
 from gpudiag.model.benchmarks.selftest import (
     ABLATION_FILE,
     ABLATION_SCHEMA,
-    CLEAN_EXCHANGE,
+    CLEAN_COMMUNICATION,
     FAILURE_FILE,
     FAILURE_SCHEMA,
     PLAN_FILE,
@@ -144,7 +144,7 @@ def judge_directory(output: Path, *, left_out: tuple[LeftOut, ...] | None = None
     known.sort(key=lambda one: (one[1].workload, order.index(one[1].fault.name)))
     analyses = side_by_side(analyze_run, [run for run, _ in known])
     clean = _clean_losses(ablations)
-    for path in output.glob(f"*/{CLEAN_EXCHANGE}/{ABLATION_FILE}"):
+    for path in output.glob(f"*/{CLEAN_COMMUNICATION}/{ABLATION_FILE}"):
         timed = read_json(path, Ablation, ABLATION_SCHEMA)
         clean[timed.workload] = _losses(timed)
     for workload, launching in _beside_a_graph(ablations).items():
@@ -190,14 +190,14 @@ def judge_directory(output: Path, *, left_out: tuple[LeftOut, ...] | None = None
 def _losses(job: Ablation) -> dict[str, Cost]:
     """What a whole job loses to its own exchange and launching, by the finding that would say so."""
     launching = {LAUNCHING: cost_of(job.held)} if job.held else {}
-    return {EXCHANGE: cost_of(job.blocks)} | launching
+    return {COMMUNICATION: cost_of(job.blocks)} | launching
 
 
 def _clean_losses(ablations: list[Ablation]) -> dict[str, dict[str, Cost]]:
     """By workload, what the clean job's exchange costs on GPUs, where no ablation of its own says so."""
     by_name = {(one.workload, one.fault.name): cost_of(one.blocks) for one in ablations if one.device == "cuda"}
     return {
-        workload: {EXCHANGE: exchange_of(clean, by_name[workload, "slow-exchange"])}
+        workload: {COMMUNICATION: communication_of(clean, by_name[workload, "slow-exchange"])}
         for (workload, name), clean in by_name.items()
         if name == "none" and (workload, "slow-exchange") in by_name
     }
@@ -265,7 +265,7 @@ def _launch(
         least_steps=6 if request.quick else 8,
         active=8,
         warm_up_s=3.0 if device == "cuda" else 2.0,
-        background=(FaultPlan(name=CLEAN_EXCHANGE, kind="whole-exchange", job=True),)
+        background=(FaultPlan(name=CLEAN_COMMUNICATION, kind="whole-exchange", job=True),)
         if p2p and (world_size > 1 or device == "cuda")
         else (),
     )

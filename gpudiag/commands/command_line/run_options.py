@@ -15,7 +15,7 @@ from gpudiag.model.job import (
     NCCL_ALGORITHMS,
     PRECISIONS,
     TRAINED_MODELS,
-    ExchangeOptions,
+    CommunicationOptions,
     RunOptions,
 )
 from gpudiag.training.frameworks.registry import framework_option
@@ -64,10 +64,10 @@ def run_options(given: Mapping[str, Any], **named: Any) -> RunOptions:
     for name, words in _WORDS.items():
         known_word(f"--{name.replace('_', '-')}", given.get(name), words)
     values = {name: given[name] for name in RunOptions.__struct_fields__ if name in given}
-    exchange = {name: given[name] for name in ExchangeOptions.__struct_fields__ if name in given}
+    exchange = {name: given[name] for name in CommunicationOptions.__struct_fields__ if name in given}
     values |= {
         "framework": framework_option(given.get("framework", "torch")).name,
-        "exchange": ExchangeOptions(**exchange),
+        "exchange": CommunicationOptions(**exchange),
         "p2p": not given.get("no_p2p", False),
         "output": None if given.get("output") is None else str(given["output"]),
         "python": given.get("python") or sys.executable,

@@ -20,7 +20,7 @@ ABLATION_FILE = "ablation.json"
 #: In its place where a fault could not be put in.
 FAILURE_FILE = "failed.json"
 #: Name and directory of what the clean job's own exchange costs.
-CLEAN_EXCHANGE = "clean-exchange"
+CLEAN_COMMUNICATION = "clean-exchange"
 SELFTEST_FILE = "selftest.json"
 
 Verdict = Literal["right", "wrong", "too small"]

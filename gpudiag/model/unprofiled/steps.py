@@ -7,7 +7,7 @@ import msgspec
 from gpudiag.model.quantities import Count, Milliseconds, Ordinal
 
 
-class TimedRank(msgspec.Struct, frozen=True, kw_only=True):
+class UnprofiledRank(msgspec.Struct, frozen=True, kw_only=True):
     """What one rank's training thread did in the steps without profiler, as means in milliseconds over `steps` of them.
 
     Attributes:

@@ -28,15 +28,19 @@ def export_model_of(timeline: Timeline, attribution: Attribution, recordings: Se
     devices: list[Group] = []
     hosts: list[Group] = []
     for process, trace in enumerate(recordings):
-        lanes = [index for index, lane in enumerate(timeline.lanes) if _is_of(timeline.traces[lane.trace], trace)]
-        shift = timeline.lanes[lanes[0]].shift_ns if lanes else 0
-        of_device = {timeline.lanes[index].device: index for index in lanes}
-        ranks = tuple(sorted({timeline.lanes[index].rank for index in lanes})) or (trace.rank or 0,)
+        device_tracks = [
+            index
+            for index, device_track in enumerate(timeline.tracks)
+            if _is_of(timeline.traces[device_track.trace], trace)
+        ]
+        shift = timeline.tracks[device_tracks[0]].shift_ns if device_tracks else 0
+        of_device = {timeline.tracks[index].device: index for index in device_tracks}
+        ranks = tuple(sorted({timeline.tracks[index].rank for index in device_tracks})) or (trace.rank or 0,)
         for device in np.unique(trace.events.device[trace.events.device != HOST]).tolist():
-            lane = of_device.get(device)
-            rank = ranks[0] if lane is None else timeline.lanes[lane].rank
+            device_track = of_device.get(device)
+            rank = ranks[0] if device_track is None else timeline.tracks[device_track].rank
             model = printable(trace.device_names.get(device, ""))
-            own = () if lane is None else gpudiag_tracks(timeline, attribution, lane)
+            own = () if device_track is None else gpudiag_tracks(timeline, attribution, device_track)
             devices.append(
                 Group(
                     title=" · ".join(filter(None, (f"rank {rank}", f"cuda:{device}", model))),
@@ -47,8 +51,8 @@ def export_model_of(timeline: Timeline, attribution: Attribution, recordings: Se
                     tracks=(*own, *_streams(trace, device, shift)),
                 )
             )
-        lane = of_device.get(UNKNOWN)
-        own = () if lane is None else gpudiag_tracks(timeline, attribution, lane)
+        device_track = of_device.get(UNKNOWN)
+        own = () if device_track is None else gpudiag_tracks(timeline, attribution, device_track)
         who = f"rank {ranks[0]}" if len(ranks) == 1 else f"ranks {ranks[0]}-{ranks[-1]}"
         threads = (*own, *_threads(trace, shift))
         hosts.append(Group(title=f"{who} · host", process=process, ranks=ranks, device=None, model="", tracks=threads))

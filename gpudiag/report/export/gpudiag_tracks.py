@@ -6,8 +6,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gpudiag.intervals import intersect, subtract
-from gpudiag.model.attribution import Attribution, LaneAttribution
-from gpudiag.model.timeline import UNKNOWN, Lane, Timeline
+from gpudiag.model.attribution import Attribution, TrackAttribution
+from gpudiag.model.timeline import UNKNOWN, DeviceTrack, Timeline
 from gpudiag.report.export.model import Track, TrackKind
 
 Times = NDArray[np.int64]
@@ -19,26 +19,30 @@ UNMARKED_INPUT, QUEUED = "idle: input without marks", "idle: the next op is queu
 
 def gpudiag_tracks(timeline: Timeline, attribution: Attribution, index: int) -> tuple[Track, ...]:
     """The tracks of the lane with this index, on the timeline's clock; one without events is left out."""
-    lane = timeline.lanes[index]
-    tracks = (_steps(lane), _parts(attribution.lanes[index]), _waits(lane, timeline.whole_collectives(lane)))
+    device_track = timeline.tracks[index]
+    tracks = (
+        _steps(device_track),
+        _parts(attribution.tracks[index]),
+        _waits(device_track, timeline.whole_collectives(device_track)),
+    )
     return tuple(track for track in tracks if len(track))
 
 
-def _steps(lane: Lane) -> Track:
-    numbers = lane.window_steps
+def _steps(device_track: DeviceTrack) -> Track:
+    numbers = device_track.window_steps
     return Track(
         kind=TrackKind.GPUDIAG,
         title=STEPS,
         ident=0,
-        start=lane.bounds[:-1],
-        end=lane.bounds[1:],
+        start=device_track.bounds[:-1],
+        end=device_track.bounds[1:],
         name=np.arange(len(numbers), dtype=np.int32),
         names=tuple(f"step {number}" for number in numbers.tolist()),
         step=numbers.astype(np.int64),
     )
 
 
-def _parts(cut: LaneAttribution) -> Track:
+def _parts(cut: TrackAttribution) -> Track:
     unmarked = intersect(cut.parts["idle"], cut.unmarked_input)
     rest = subtract(cut.parts["idle"], unmarked)
     queued = intersect(rest, cut.queued)
@@ -57,10 +61,14 @@ def _parts(cut: LaneAttribution) -> Track:
     )
 
 
-def _waits(lane: Lane, whole: NDArray[np.bool_]) -> Track:
+def _waits(device_track: DeviceTrack, whole: NDArray[np.bool_]) -> Track:
     """From each arrival at a collective to that of the last rank; where two overlap, the later begins later."""
-    table = lane.collectives
-    waits = (table.last_arrival > table.start) & (table.start >= lane.bounds[0]) & (table.start < lane.bounds[-1])
+    table = device_track.collectives
+    waits = (
+        (table.last_arrival > table.start)
+        & (table.start >= device_track.bounds[0])
+        & (table.start < device_track.bounds[-1])
+    )
     start, end, rank = table.start[waits], table.last_arrival[waits], np.where(whole, table.last_rank, UNKNOWN)[waits]
     begin = np.maximum(start, np.concatenate([start[:1], np.maximum.accumulate(end)[:-1]]))
     kept = end > begin

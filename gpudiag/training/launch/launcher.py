@@ -18,7 +18,7 @@ import msgspec
 
 from gpudiag.errors import GpudiagError, UnreadableInputError
 from gpudiag.model.run import RUN_SCHEMA, RunRecord, RunStatus
-from gpudiag.model.run_directory import LIGHT_TRACES, RUN_FILE, TRACES_DIR, below, read_json
+from gpudiag.model.run_directory import KERNEL_ONLY_TRACES, RUN_FILE, TRACES_DIR, below, read_json
 from gpudiag.training.frameworks.plan import Plan
 from gpudiag.training.frameworks.registry import framework_named
 from gpudiag.training.launch.environment import environment
@@ -54,7 +54,7 @@ def launch(plan: Plan, observer: Callable[[Progress], None], *, has_gpudiag: boo
         UsageError, HardwareMissingError: a process found the job to ask for what there is not.
         KeyboardInterrupt: SIGINT, SIGTERM or SIGHUP came. No process is left when it is raised.
     """
-    for name in (record.LOGS_DIR, record.RANKS_DIR, f"{TRACES_DIR}/{LIGHT_TRACES}"):
+    for name in (record.LOGS_DIR, record.RANKS_DIR, f"{TRACES_DIR}/{KERNEL_ONLY_TRACES}"):
         below(plan.run_dir, name)
     below(plan.run_dir, record.LOGS_DIR).mkdir(parents=True, exist_ok=True)
     if plan.leads:  # and nobody else: nodes may share the directory, and another may be there first

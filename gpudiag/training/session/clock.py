@@ -9,7 +9,7 @@ from typing import Any
 
 from gpudiag.model.run import StepTimes
 from gpudiag.statistics import MAD_TO_SIGMA, mean_of
-from gpudiag.training.session.timing.timed_series import Anchor, HostStep, TimedSeries, on_host_clock
+from gpudiag.training.session.timing.unprofiled_series import Anchor, HostStep, UnprofiledSeries, on_host_clock
 
 #: Of so many steps it is told, while they go on, what they take.
 _LATEST = 20
@@ -93,7 +93,7 @@ class StepClock:
         """Times in milliseconds of the steps since the last reading, which it forgets. Waits for the device."""
         return self.series().step_ms
 
-    def series(self) -> TimedSeries:
+    def series(self) -> UnprofiledSeries:
         """The same, and what the host did in these steps, where it was told. Waits for the device."""
         self._settle()
         marks, gaps, host, begin, from_idle = self._marks, self._gaps, self._host, self._begin, self._from_idle
@@ -103,7 +103,7 @@ class StepClock:
         ends_ns = None
         if self._anchor is not None and begin is not None and None not in told:
             ends_ns = on_host_clock([marks[i] for i in whole], begin, self._anchor(), self._between_ms)
-        return TimedSeries.of([self._between_ms(marks[i - 1], marks[i]) for i in whole], told, ends_ns, from_idle)
+        return UnprofiledSeries.of([self._between_ms(marks[i - 1], marks[i]) for i in whole], told, ends_ns, from_idle)
 
 
 def host_clock() -> StepClock:

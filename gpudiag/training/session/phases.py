@@ -12,7 +12,7 @@ import statistics
 import time
 from collections.abc import Callable, Generator, Iterator
 
-from gpudiag.model.run import StepTimes, TimedSteps, Warmup
+from gpudiag.model.run import StepTimes, UnprofiledSteps, Warmup
 from gpudiag.training.session import warmup
 from gpudiag.training.session.agreement import Agreement, Verdict
 from gpudiag.training.session.clock import StepClock, summarize
@@ -21,7 +21,7 @@ from gpudiag.training.session.enough import Enough, first_block, next_block
 from gpudiag.training.session.progress import ProgressSender
 from gpudiag.training.session.runtime import RECORDINGS, WARMUP_STEPS, FlopCounter, LoaderWatch, Recording, Window
 from gpudiag.training.session.timing.scheduling import SchedulingWatch
-from gpudiag.training.session.timing.timed_series import TimedSeries
+from gpudiag.training.session.timing.unprofiled_series import UnprofiledSeries
 
 logger = logging.getLogger("gpudiag")
 
@@ -84,7 +84,7 @@ class Phases:
     ) -> None:
         self.warmup: Warmup | None = None
         self.unprofiled: StepTimes | None = None
-        self.timed: TimedSteps | None = None
+        self.timed: UnprofiledSteps | None = None
         #: Step times while recorded, the recordings that were saved, and what went wrong with them, by its code.
         self.recorded: dict[Recording, StepTimes | None] = {}
         self.saved: set[Recording] = set()
@@ -126,7 +126,7 @@ class Phases:
         self._window: Window | None = None
         #: Rank 0 only: step times of each rank while it warms up, its first step left out.
         self._warming: list[list[float]] = []
-        self._series = TimedSeries()
+        self._series = UnprofiledSeries()
         self._scheduling = SchedulingWatch()
 
     @property
@@ -186,7 +186,7 @@ class Phases:
         run_in = _RUN_IN_STEPS if self._on_gpu else 0
         warming = self._phase == "warm-up"
         warmup_steps = (warmup.FEWEST_STEPS if self._told is None else self._told) if warming else self._warmup_ran
-        timed = self._to_time or self._steps or warmup.FEWEST_TIMED
+        timed = self._to_time or self._steps or warmup.FEWEST_UNPROFILED
         needed = warmup_steps + run_in + timed + (recording_steps(self._active) if self._records else 0)
         unsure = warming and (self._told is None or self._steps is None)
         return self.advise(self._ran, max(1, needed - self._ran), at_least=unsure, run_in=run_in)
@@ -243,7 +243,7 @@ class Phases:
             settled = True  # too few to tell; the timed steps themselves will show a trend if there is one
         if self._enough is not None and self._steps is None:
             return Verdict(settled=settled, steps=first_block(step_ms, self._enough))
-        return Verdict(settled=settled, steps=self._steps or warmup.timed_steps(step_ms))
+        return Verdict(settled=settled, steps=self._steps or warmup.unprofiled_steps(step_ms))
 
     def _time(self, steps: int) -> Iterator[None]:
         while steps > 0:
@@ -268,7 +268,7 @@ class Phases:
             self._series.extend(self._clock.series())
             if self._enough is None or self._steps is not None:
                 break
-            steps = self._agreement.decide(self._series.step_ms, self._judge_timed).steps
+            steps = self._agreement.decide(self._series.step_ms, self._judge_unprofiled).steps
         self._note_timed()
         outline = warmup.outline(self._series.step_ms)
         if self.warmup is not None and warmup.trending(outline) and outline[-1] < outline[0]:
@@ -282,7 +282,7 @@ class Phases:
     def _fetching_ms(self) -> float | None:
         return self._clock.fetching_ms() if self.sees_input else None
 
-    def _judge_timed(self, posted: list[list[float]]) -> Verdict:
+    def _judge_unprofiled(self, posted: list[list[float]]) -> Verdict:
         """On rank 0: how many more steps are to be timed?"""
         assert self._enough is not None  # noqa: S101  # asked only where it is given
         return Verdict(steps=next_block(posted, self._enough))

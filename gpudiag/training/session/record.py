@@ -7,7 +7,7 @@ from pathlib import Path
 
 from gpudiag.errors import UnreadableInputError
 from gpudiag.model.run import RANK_SCHEMA, RankRecord, RunRecord
-from gpudiag.model.run_directory import ANALYSIS_FILE, LIGHT_TRACES, RUN_FILE, TRACES_DIR, read_json, write_json
+from gpudiag.model.run_directory import ANALYSIS_FILE, KERNEL_ONLY_TRACES, RUN_FILE, TRACES_DIR, read_json, write_json
 
 RANKS_DIR = "ranks"
 LOGS_DIR = "logs"
@@ -29,16 +29,16 @@ def tensorflow_trace_name(rank: int) -> str:
     return f"{TRACES_DIR}/rank{rank}.xplane.pb.gz"
 
 
-def light_trace_name(trace: str) -> str:
+def kernel_only_trace_name(trace: str) -> str:
     """The light recording beside a full one: `traces/light/` and the same name."""
-    return f"{TRACES_DIR}/{LIGHT_TRACES}/{trace.rpartition('/')[2]}"
+    return f"{TRACES_DIR}/{KERNEL_ONLY_TRACES}/{trace.rpartition('/')[2]}"
 
 
 def clear_rank(run_dir: Path, rank: int) -> None:
     """Remove what an earlier run left of this rank."""
     rank_file(run_dir, rank).unlink(missing_ok=True)
     for trace in (trace_name(rank), tensorflow_trace_name(rank)):
-        for stale in (trace, light_trace_name(trace)):
+        for stale in (trace, kernel_only_trace_name(trace)):
             (run_dir / stale).unlink(missing_ok=True)
 
 
@@ -46,7 +46,7 @@ def clear_run(run_dir: Path, world_size: int) -> None:
     """Remove what an earlier run left of the run as a whole, and of ranks that this one does not have."""
     for name in (RUN_FILE, ANALYSIS_FILE):
         (run_dir / name).unlink(missing_ok=True)
-    folders = (TRACES_DIR, f"{TRACES_DIR}/{LIGHT_TRACES}")
+    folders = (TRACES_DIR, f"{TRACES_DIR}/{KERNEL_ONLY_TRACES}")
     traces = [(folder, ending) for folder in folders for ending in (".pt.trace.json.gz", ".xplane.pb.gz")]
     for folder, ending in ((RANKS_DIR, ".json"), *traces, (LOGS_DIR, ".log")):
         for path in (run_dir / folder).glob(f"rank*{ending}"):

@@ -288,7 +288,7 @@ class Session:
         store = runtime.store(self._place)
         self._agreement = self._AGREEMENT(self._place, store, timeout_s=self._timeout_s, run_id=self._run_id)
         trace = runtime.trace_name(self._place.first_rank)
-        names = {"full": trace, "light": record.light_trace_name(trace)}
+        names = {"full": trace, "light": record.kernel_only_trace_name(trace)}
         self._phases = phases = Phases(
             clock=self._clock,
             agreement=self._agreement,
@@ -349,7 +349,7 @@ class Session:
                 light=recorded.get("light"),
                 profiled=recorded.get("full"),
                 trace=trace if phases and "full" in phases.saved else None,
-                light_trace=record.light_trace_name(trace) if phases and "light" in phases.saved else None,
+                light_trace=record.kernel_only_trace_name(trace) if phases and "light" in phases.saved else None,
                 flops=phases.counter.found if phases and phases.counter else None,
                 unmarked=phases.unmarked if phases else "",
                 notes=phases.notes if phases else {},

@@ -34,7 +34,7 @@ _TIMED_STEPS = (10, 100)
 
 #: Fewer steps than these neither settle nor are enough to time, unless that is told.
 FEWEST_STEPS = FIRST_LOOK + 2 * _BLOCK_STEPS[0]
-FEWEST_TIMED = _TIMED_STEPS[0]
+FEWEST_UNPROFILED = _TIMED_STEPS[0]
 
 #: Trends are looked for among this many values: every pair of them is compared.
 _OUTLINE = 100
@@ -115,7 +115,7 @@ def next_look(step_ms: Sequence[float], block_ms: float = BLOCK_MS) -> int:
     return max(2 * block - len(step_ms), block)
 
 
-def timed_steps(step_ms: float) -> int:
+def unprofiled_steps(step_ms: float) -> int:
     """How many steps to time without the profiler when not told: about three seconds, at least 10, at most 100."""
     fewest, most = _TIMED_STEPS
     return most if step_ms * most <= _TIMED_MS else max(fewest, round(_TIMED_MS / step_ms))

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from torch.nn.parallel import DistributedDataParallel
 
     from gpudiag.model.benchmarks.prediction import Candidate
-    from gpudiag.model.job import ExchangeOptions
+    from gpudiag.model.job import CommunicationOptions
 
 #: Set by Nsight Systems and its like in the programs that they watch.
 _NVTX_LISTENER = "NVTX_INJECTION64_PATH"
@@ -42,7 +42,7 @@ class BucketedStrategy(PytorchStrategy):
 
     takes: ClassVar[tuple[str, ...]] = ("bucket_mb", "compress", "accumulate")
 
-    def __init__(self, device: torch.device, options: ExchangeOptions | None = None, devices: int = 1) -> None:
+    def __init__(self, device: torch.device, options: CommunicationOptions | None = None, devices: int = 1) -> None:
         super().__init__(device, options, devices)
         self._wrapped: DistributedDataParallel | None = None
         self._hooked = False
@@ -94,9 +94,9 @@ class BucketedStrategy(PytorchStrategy):
         assert self._wrapped is not None  # noqa: S101  # asked after wrap
         self._hooked = True
         # DDP compares a hook's annotations with its own types, which are not imported here; a lambda has none.
-        self._wrapped.register_comm_hook(None, lambda group, bucket: self._exchange_bucket(group, bucket))  # noqa: PLW0108
+        self._wrapped.register_comm_hook(None, lambda group, bucket: self._communication_bucket(group, bucket))  # noqa: PLW0108
 
-    def _exchange_bucket(self, group: dist.ProcessGroup, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
+    def _communication_bucket(self, group: dist.ProcessGroup, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
         if bucket.index() == 0:
             self.exchanged_bytes.clear()
         buffer = bucket.buffer()

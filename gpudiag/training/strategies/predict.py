@@ -81,7 +81,7 @@ def finalists_of(predictions: Sequence[Prediction], least: int) -> list[Candidat
     possible = [
         one
         for one in predictions
-        if one.cannot is None and strategy_entry(one.candidate.strategy, one.candidate.framework).exchanges
+        if one.cannot is None and strategy_entry(one.candidate.strategy, one.candidate.framework).communications
     ]
     if not possible:
         return []

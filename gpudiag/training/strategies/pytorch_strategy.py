@@ -7,7 +7,7 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from gpudiag.errors import UsageError
-from gpudiag.model.job import ExchangeOptions
+from gpudiag.model.job import CommunicationOptions
 from gpudiag.training.strategies.strategy import Strategy
 
 if TYPE_CHECKING:
@@ -55,10 +55,10 @@ class PytorchStrategy(Strategy):
     #: is no communication unless someone asks for it.
     backend: ClassVar[str | None] = "gloo"
 
-    def __init__(self, device: torch.device, options: ExchangeOptions | None = None, devices: int = 1) -> None:
+    def __init__(self, device: torch.device, options: CommunicationOptions | None = None, devices: int = 1) -> None:
         self.device = device
         self.devices = devices
-        self.options = options or ExchangeOptions()
+        self.options = options or CommunicationOptions()
         #: Bytes of each piece exchanged in the last step, in order of exchange; empty where unknown.
         self.exchanged_bytes: list[int] = []
         self._checked = False

@@ -19,7 +19,7 @@ from typing import Any, cast
 
 from gpudiag.errors import UsageError, there_are
 from gpudiag.model.benchmarks.prediction import Candidate
-from gpudiag.model.job import DEFAULT_FRAMEWORK, ExchangeOptions
+from gpudiag.model.job import DEFAULT_FRAMEWORK, CommunicationOptions
 from gpudiag.training.strategies.pytorch_strategy import PytorchStrategy
 from gpudiag.training.strategies.strategy import Strategy
 from gpudiag.training.strategies.tensorflow1 import STRATEGIES as TENSORFLOW_1
@@ -81,8 +81,8 @@ def default_strategy(framework: str, *, on_gpu: bool) -> str:
     return next(name for name, strategy in strategies(framework).items() if strategy.default_on == device)
 
 
-def check_exchange(
-    strategy: type[Strategy], options: ExchangeOptions, *, devices: int, nodes: int, precision: str | None
+def check_communication(
+    strategy: type[Strategy], options: CommunicationOptions, *, devices: int, nodes: int, precision: str | None
 ) -> None:
     """Refuse options that do not apply to a strategy, and what it cannot do; as `Strategy.check`, which see."""
     for name in options.given():
@@ -94,7 +94,9 @@ def check_exchange(
     strategy.check(options, devices=devices, nodes=nodes, precision=precision)
 
 
-def load_strategy(name: str, device: Any, options: ExchangeOptions | None = None, devices: int = 1) -> PytorchStrategy:
+def load_strategy(
+    name: str, device: Any, options: CommunicationOptions | None = None, devices: int = 1
+) -> PytorchStrategy:
     """Make the PyTorch strategy for this process.
 
     Args:

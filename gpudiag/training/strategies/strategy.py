@@ -7,7 +7,7 @@ from typing import ClassVar, Literal
 from gpudiag.errors import HardwareMissingError, UsageError
 from gpudiag.model.benchmarks.prediction import Candidate, Compress
 from gpudiag.model.facts import Facts
-from gpudiag.model.job import INDEPENDENT, ExchangeOptions
+from gpudiag.model.job import INDEPENDENT, CommunicationOptions
 from gpudiag.prediction.cost import Cost
 from gpudiag.prediction.situation import Situation
 
@@ -57,7 +57,7 @@ class Strategy:
     locks_memory: ClassVar[bool] = False
     scales_losses: ClassVar[bool] = True
     takes: ClassVar[tuple[str, ...]] = ()
-    exchanges: ClassVar[bool] = True
+    communications: ClassVar[bool] = True
     rounding_pays: ClassVar[bool] = False
     through_host: ClassVar[bool] = False
     launched_ahead: ClassVar[bool] = False
@@ -68,7 +68,7 @@ class Strategy:
         return 1 if cls.one_process else devices
 
     @classmethod
-    def check(cls, options: ExchangeOptions, *, devices: int, nodes: int, precision: str | None) -> None:
+    def check(cls, options: CommunicationOptions, *, devices: int, nodes: int, precision: str | None) -> None:
         """Refuse what this strategy cannot do.
 
         Args:

@@ -55,7 +55,7 @@ class _Tensorflow1(Strategy):
 class _Alone(_Tensorflow1):
     name = INDEPENDENT
     summary = "No exchange."
-    exchanges = False
+    communications = False
     least_devices = 1
 
     @classmethod
@@ -100,9 +100,9 @@ class _Horovod(_Tensorflow1):
         for size, ready in pieces:
             takes = curve.time_ms(size, now.devices)
             end, exchange = max(end, ready + _CYCLE_MS / 2) + takes, exchange + takes
-        packing = 2 * now.on_device_ms(now.model.total_bytes) + _LAUNCH_MS * len(now.model.sizes)
+        bucket_copy = 2 * now.on_device_ms(now.model.total_bytes) + _LAUNCH_MS * len(now.model.sizes)
         return Cost(
-            exposed_ms=max(0.0, end - now.compute.backward_ms) + packing,
+            exposed_ms=max(0.0, end - now.compute.backward_ms) + bucket_copy,
             exchange_ms=exchange,
             reason=f"{len(pieces)} fused all-reduces take {exchange:.1f} ms, beside backward",
         )

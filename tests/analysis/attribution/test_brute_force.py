@@ -17,7 +17,7 @@ from tests.examples import examples
 from tests.timeline_builder import TraceBuilder
 
 if TYPE_CHECKING:
-    from gpudiag.model.attribution import LaneAttribution
+    from gpudiag.model.attribution import TrackAttribution
 
 SPAN = 24
 """Milliseconds in a case: pauses of a millisecond are longer than what counts as Python between two calls."""
@@ -112,8 +112,8 @@ def busy_buckets(own: Case, other: Case) -> Counter[str]:
     return count
 
 
-def in_ms(lane: LaneAttribution) -> Counter[str]:
-    (window,) = lane.buckets_ns.tolist()
+def in_ms(track: TrackAttribution) -> Counter[str]:
+    (window,) = track.buckets_ns.tolist()
     assert all(value % NS_PER_MS == 0 for value in window)
     return Counter({bucket: value // NS_PER_MS for bucket, value in zip(BUCKETS, window, strict=True) if value})
 
@@ -122,12 +122,12 @@ def in_ms(lane: LaneAttribution) -> Counter[str]:
 def test_device_buckets_instant_by_instant(ranks: tuple[Case, Case]) -> None:
     traces = [case.builder(rank).build() for rank, case in enumerate(ranks)]
     attribution = attribute(build_timeline(traces))
-    for rank, lane in enumerate(attribution.lanes):
+    for rank, track in enumerate(attribution.tracks):
         own, other = ranks[rank], ranks[1 - rank]
-        assert in_ms(lane) == busy_buckets(own, other)
-        assert set(lane.waits_ns) <= {1 - rank}
-        waited = sum(int(share.sum()) for share in lane.waits_ns.values())
-        assert waited == lane.buckets_ns[:, BUCKETS.index("communication_wait")].sum()
+        assert in_ms(track) == busy_buckets(own, other)
+        assert set(track.waits_ns) <= {1 - rank}
+        waited = sum(int(share.sum()) for share in track.waits_ns.values())
+        assert waited == track.buckets_ns[:, BUCKETS.index("communication_wait")].sum()
 
 
 @st.composite
@@ -181,5 +181,5 @@ def idle_buckets(case: Case) -> Counter[str]:
 @given(single_ranks())
 @examples(200)
 def test_idle_time_instant_by_instant(case: Case) -> None:
-    (lane,) = attribute(build_timeline([case.builder().build()], world_size=1)).lanes
-    assert in_ms(lane) == idle_buckets(case)
+    (track,) = attribute(build_timeline([case.builder().build()], world_size=1)).tracks
+    assert in_ms(track) == idle_buckets(case)

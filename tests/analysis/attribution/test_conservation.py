@@ -54,19 +54,19 @@ def ranks(draw: st.DrawFn) -> list[TraceBuilder]:
 def test_buckets_sum_to_each_window(builders: list[TraceBuilder]) -> None:
     timeline = build_timeline([builder.build() for builder in builders])
     attribution = attribute(timeline)
-    for lane, cut in zip(timeline.lanes, attribution.lanes, strict=True):
-        assert cut.buckets_ns.sum(axis=1).tolist() == np.diff(lane.bounds).tolist()
-        assert (np.diff(lane.bounds) > 0).all()
+    for track, cut in zip(timeline.tracks, attribution.tracks, strict=True):
+        assert cut.buckets_ns.sum(axis=1).tolist() == np.diff(track.bounds).tolist()
+        assert (np.diff(track.bounds) > 0).all()
         assert (cut.buckets_ns >= 0).all()
         parts = [cut.parts[bucket] for bucket in BUCKETS]
-        assert length(union(*parts)) == sum(length(part) for part in parts) == lane.bounds[-1] - lane.bounds[0]
+        assert length(union(*parts)) == sum(length(part) for part in parts) == track.bounds[-1] - track.bounds[0]
         waited = sum(share for share in cut.waits_ns.values()) if cut.waits_ns else np.zeros(len(cut.step_ns), np.int64)
         assert np.array_equal(waited, cut.buckets_ns[:, BUCKETS.index("communication_wait")])
         assert (cut.unsplit_ns <= cut.buckets_ns[:, BUCKETS.index("communication_transfer")]).all()
         assert (cut.hidden_ns <= cut.buckets_ns[:, BUCKETS.index("compute")]).all()
         for within_idle in (cut.unmarked_input, cut.queued):
             assert length(intersect(within_idle, cut.parts["idle"])) == length(within_idle)
-        arrived = lane.collectives.last_arrival
-        known = lane.collectives.instance != -1
-        assert (arrived[known] >= lane.collectives.start[known]).all()
-        assert (arrived[known] <= lane.collectives.end[known]).all()
+        arrived = track.collectives.last_arrival
+        known = track.collectives.instance != -1
+        assert (arrived[known] >= track.collectives.start[known]).all()
+        assert (arrived[known] <= track.collectives.end[known]).all()

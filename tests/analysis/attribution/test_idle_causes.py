@@ -22,9 +22,9 @@ def middle(*, cpu: bool = False) -> TraceBuilder:
 def buckets(trace: TraceBuilder, *, cpu: bool = False) -> dict[str, int]:
     trace.step(40)
     timeline = build_timeline([(trace.operator(0, 1) if cpu else trace.compute(0, 1)).build()])
-    (lane,) = attribute(timeline).lanes
+    (track,) = attribute(timeline).tracks
     # A step beside it that holds as many ops may be a window too.
-    window = lane.buckets_ns[timeline.lanes[0].window_steps.tolist().index(1)].tolist()
+    window = track.buckets_ns[timeline.tracks[0].window_steps.tolist().index(1)].tolist()
     return {bucket: value // NS_PER_MS for bucket, value in zip(BUCKETS, window, strict=True) if value}
 
 
@@ -104,8 +104,8 @@ def test_silence_before_the_first_op_of_a_step_may_be_an_unmarked_loader() -> No
         .step(90)
         .compute(0, 1)
     )
-    (lane,) = attribute(build_timeline([trace.build()])).lanes
-    assert (lane.unmarked_input.end - lane.unmarked_input.start).sum() == 30 * NS_PER_MS
+    (track,) = attribute(build_timeline([trace.build()])).tracks
+    assert (track.unmarked_input.end - track.unmarked_input.start).sum() == 30 * NS_PER_MS
 
 
 def test_the_profilers_own_time_is_neither_compute_nor_launch() -> None:
@@ -133,7 +133,7 @@ def test_each_device_of_a_process_has_its_own_gaps() -> None:
     trace.steps(
         3, 40, lambda s: s.on(0).compute(0, 40).on(1).compute(0, 10).operator(10, 30).compute(30, 40, launch=30)
     )
-    first, second = attribute(build_timeline([trace.build()])).lanes
+    first, second = attribute(build_timeline([trace.build()])).tracks
     assert first.buckets_ns[0, BUCKETS.index("compute")] == 40 * NS_PER_MS
     assert second.buckets_ns[0, BUCKETS.index("launch")] == 20 * NS_PER_MS
 
@@ -153,9 +153,9 @@ def test_what_the_loader_runs_on_a_cpu_lane_is_input() -> None:
 
 def test_hidden_communication_is_beside_the_buckets() -> None:
     trace = middle().compute(0, 40).collective(10, 35).step(40).compute(0, 1)
-    (lane,) = attribute(build_timeline([trace.build()])).lanes
-    assert lane.hidden_ns.tolist() == [25 * NS_PER_MS]
-    assert lane.buckets_ns[0, BUCKETS.index("compute")] == 40 * NS_PER_MS
+    (track,) = attribute(build_timeline([trace.build()])).tracks
+    assert track.hidden_ns.tolist() == [25 * NS_PER_MS]
+    assert track.buckets_ns[0, BUCKETS.index("compute")] == 40 * NS_PER_MS
 
 
 def test_catching_up_is_shared_out_over_the_gaps_that_follow() -> None:

@@ -55,34 +55,34 @@ def analysed(path: Path) -> tuple[Timeline, Attribution]:
 
 
 def mean_ms(attribution: Attribution, bucket: str) -> list[float]:
-    return [float(lane.buckets_ns[:, BUCKETS.index(bucket)].mean()) / NS_PER_MS for lane in attribution.lanes]
+    return [float(track.buckets_ns[:, BUCKETS.index(bucket)].mean()) / NS_PER_MS for track in attribution.tracks]
 
 
 def test_every_nanosecond_is_in_one_bucket(job: Path) -> None:
     _, attribution = analysed(job)
-    for lane in attribution.lanes:
-        assert lane.buckets_ns.sum(axis=1).tolist() == lane.step_ns.tolist()
-        waited = sum(int(share.sum()) for share in lane.waits_ns.values())
-        assert waited == lane.buckets_ns[:, BUCKETS.index("communication_wait")].sum()
+    for track in attribution.tracks:
+        assert track.buckets_ns.sum(axis=1).tolist() == track.step_ns.tolist()
+        waited = sum(int(share.sum()) for share in track.waits_ns.values())
+        assert waited == track.buckets_ns[:, BUCKETS.index("communication_wait")].sum()
 
 
 def test_there_is_something_in_it(job: Path) -> None:
     timeline, attribution = analysed(job)
-    assert timeline.lanes
-    assert all(len(lane.step_ns) >= 1 and lane.step_ns.sum() > 0 for lane in attribution.lanes)
+    assert timeline.tracks
+    assert all(len(track.step_ns) >= 1 and track.step_ns.sum() > 0 for track in attribution.tracks)
 
 
 @pytest.mark.parametrize("name", sorted(UNPROFILED_MS))
 def test_step_time_on_the_device_is_the_unprofiled_one(name: str) -> None:
     _, attribution = analysed(HERE / name)
-    steps = [float(lane.step_ns.mean()) / NS_PER_MS for lane in attribution.lanes]
+    steps = [float(track.step_ns.mean()) / NS_PER_MS for track in attribution.tracks]
     assert steps == pytest.approx([UNPROFILED_MS[name]] * len(steps), rel=0.03)
 
 
 @pytest.mark.parametrize("name", ["clean", "slow_loader_rank2", "tiny", "vgg_p2poff", "resnet50_dataloader"])
 def test_all_ranks_have_one_step_time(name: str) -> None:
     _, attribution = analysed(HERE / name)
-    steps = [float(lane.step_ns.mean()) for lane in attribution.lanes]
+    steps = [float(track.step_ns.mean()) for track in attribution.tracks]
     assert max(steps) <= 1.01 * min(steps)
 
 
@@ -90,14 +90,16 @@ def test_a_late_loader_is_waited_for_and_named() -> None:
     """Rank 2's loader takes 40 ms: the others wait in their all-reduces, which transfer for a fraction of that."""
     _, attribution = analysed(HERE / "slow_loader_rank2")
     waits, transfers = mean_ms(attribution, "communication_wait"), mean_ms(attribution, "communication_transfer")
-    for lane, wait, transfer in zip(attribution.lanes, waits, transfers, strict=True):
-        if lane.rank == 2:
+    for track, wait, transfer in zip(attribution.tracks, waits, transfers, strict=True):
+        if track.rank == 2:
             assert wait < 0.1
-            assert lane.unmarked_input.end.sum() - lane.unmarked_input.start.sum() > 20 * NS_PER_MS * len(lane.step_ns)
+            assert track.unmarked_input.end.sum() - track.unmarked_input.start.sum() > 20 * NS_PER_MS * len(
+                track.step_ns
+            )
         else:
             assert wait > 25
             assert transfer < 1
-            named = {rank: int(share.sum()) for rank, share in lane.waits_ns.items()}
+            named = {rank: int(share.sum()) for rank, share in track.waits_ns.items()}
             assert max(named, key=named.__getitem__) == 2
             assert named[2] > 0.99 * sum(named.values())
 
@@ -105,21 +107,21 @@ def test_a_late_loader_is_waited_for_and_named() -> None:
 def test_without_peer_access_it_is_transfer_and_not_waiting() -> None:
     """The truth: 19.9 ms of 39.4 are communication, all ranks alike."""
     _, attribution = analysed(HERE / "vgg_p2poff")
-    assert mean_ms(attribution, "communication_transfer") == pytest.approx([18.5] * len(attribution.lanes), rel=0.1)
+    assert mean_ms(attribution, "communication_transfer") == pytest.approx([18.5] * len(attribution.tracks), rel=0.1)
     assert max(mean_ms(attribution, "communication_wait")) < 0.5
 
 
 def test_small_layers_are_bound_by_launches() -> None:
     """Rank 2, for which the others wait, launches for most of its step."""
     _, attribution = analysed(HERE / "tiny")
-    (slowest,) = (lane for lane in attribution.lanes if lane.rank == 2)
+    (slowest,) = (track for track in attribution.tracks if track.rank == 2)
     assert slowest.buckets_ns[:, BUCKETS.index("launch")].sum() > 0.7 * slowest.step_ns.sum()
 
 
 @pytest.mark.parametrize("name", ["clean", "vgg_p2poff", "slow_loader_rank2"])
 def test_nothing_is_unmatched_within_the_windows(name: str) -> None:
     _, attribution = analysed(HERE / name)
-    assert [lane.unsplit_ns.sum() for lane in attribution.lanes] == [0] * len(attribution.lanes)
+    assert [track.unsplit_ns.sum() for track in attribution.tracks] == [0] * len(attribution.tracks)
 
 
 @pytest.mark.parametrize(
@@ -139,18 +141,18 @@ def test_steps_without_marks_are_as_long(name: str, source: str, monkeypatch: py
     hidden = {Role.STEP_MARK} if source == "optimizer" else {Role.STEP_MARK, Role.OPTIMIZER}
     (trace,) = read_traces(sorted((HERE / name).glob("*.json.gz"))[:1])
     role = np.where(np.isin(trace.events.role, list(hidden)), np.uint8(Role.OTHER), trace.events.role)
-    (lane,) = build_timeline([replace(trace, events=replace(trace.events, role=role), step_marks=())]).lanes
-    assert lane.steps.source == source
-    assert np.diff(lane.bounds).mean() / NS_PER_MS == pytest.approx(UNPROFILED_MS[name], rel=0.03)
+    (track,) = build_timeline([replace(trace, events=replace(trace.events, role=role), step_marks=())]).tracks
+    assert track.steps.source == source
+    assert np.diff(track.bounds).mean() / NS_PER_MS == pytest.approx(UNPROFILED_MS[name], rel=0.03)
 
 
 def test_gloo_on_processors() -> None:
     """Two CPU ranks: each has compute, transfer, and input; collectives pair up though they end milliseconds apart."""
     timeline, attribution = analysed(HERE / "gloo_dataloader")
-    assert [lane.label for lane in timeline.lanes] == ["cpu", "cpu"]
+    assert [track.label for track in timeline.tracks] == ["cpu", "cpu"]
     for bucket in ("compute", "communication_transfer", "input"):
         assert min(mean_ms(attribution, bucket)) > 0.5
-    assert [int((lane.collectives.instance == -1).sum()) for lane in timeline.lanes] == [0, 0]
+    assert [int((track.collectives.instance == -1).sum()) for track in timeline.tracks] == [0, 0]
     assert {clock.offset_ns for clock in timeline.clocks} == {0}
 
 
@@ -166,5 +168,5 @@ def test_a_clock_that_is_off_changes_nothing(offset_ms: int) -> None:
     (clock,) = (clock for clock in timeline.clocks if clock.rank == 1)
     assert clock.offset_ns / NS_PER_MS == pytest.approx(-offset_ms, abs=0.03)
     _, right = analysed(HERE / "clean")
-    for found, expected in zip(attribute(timeline).lanes, right.lanes, strict=True):
+    for found, expected in zip(attribute(timeline).tracks, right.tracks, strict=True):
         assert np.abs(found.buckets_ns - expected.buckets_ns).max() < 0.05 * NS_PER_MS

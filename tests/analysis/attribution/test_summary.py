@@ -135,10 +135,12 @@ def test_waits_below_a_microsecond_are_how_unevenly_collectives_begin() -> None:
 
 
 def test_of_an_unseen_device_the_hosts_steps_are_all_there_is() -> None:
-    found = replace(timeline(), lanes=(), unseen={0: np.array([0, 100, 300]) * 1000, 1: np.array([0, 100, 300]) * 1000})
-    steps = summarise_steps(found, Attribution(lanes=()))
+    found = replace(
+        timeline(), tracks=(), unseen={0: np.array([0, 100, 300]) * 1000, 1: np.array([0, 100, 300]) * 1000}
+    )
+    steps = summarise_steps(found, Attribution(tracks=()))
     assert (steps.analysed, steps.mean_ms, steps.median_ms) == (2, near(0.15), near(0.15))
-    nothing = summarise_steps(replace(found, unseen={}), Attribution(lanes=()))
+    nothing = summarise_steps(replace(found, unseen={}), Attribution(tracks=()))
     assert (nothing.analysed, nothing.mean_ms, nothing.median_ms) == (0, 0, 0)
 
 

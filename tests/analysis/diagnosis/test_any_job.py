@@ -25,10 +25,10 @@ from gpudiag.analysis.diagnosis.examples import (
     silence,
     update,
 )
-from gpudiag.analysis.diagnosis.replay.edits import (
+from gpudiag.analysis.diagnosis.simulation.edits import (
     level,
     with_host_copies,
-    without_exchange,
+    without_communication,
     without_input,
     without_launch_cost,
     without_syncs,
@@ -40,7 +40,7 @@ from tests.examples import examples
 
 if TYPE_CHECKING:
     from gpudiag.analysis.diagnosis.case import Case
-    from gpudiag.analysis.diagnosis.replay.graph import Costs
+    from gpudiag.analysis.diagnosis.simulation.graph import Costs
 
 #: What the search for the settled turn may leave, relative.
 SETTLED = 2e-3
@@ -77,7 +77,7 @@ def edits_of(case: Case, costs: Costs) -> dict[str, Costs]:
         "launch": without_launch_cost(what_if, costs),
         "syncs": without_syncs(what_if, costs),
         "transfer": without_transfer(what_if, costs),
-        "exchange": without_exchange(what_if, costs),
+        "communication": without_communication(what_if, costs),
         "copies": with_host_copies(what_if, costs, 0.0),
         "level": level(what_if, costs),
         "level each step": level(what_if, costs, each_step=True),
@@ -98,8 +98,8 @@ def test_what_is_played_for_its_times_alone_ends_when_it_does_event_by_event(
 @examples(40)
 def test_buckets_fill_the_step_exactly(job: Job) -> None:
     case = case_of(job.traces())
-    for lane in case.attribution.lanes:
-        assert (lane.buckets_ns.sum(axis=1) == lane.step_ns).all()
+    for track in case.attribution.tracks:
+        assert (track.buckets_ns.sum(axis=1) == track.step_ns).all()
 
 
 @given(job=jobs())
@@ -108,7 +108,7 @@ def test_unchanged_it_takes_what_was_measured(job: Job) -> None:
     case = case_of(job.traces())
     what_if = case.what_if
     assert what_if is not None
-    steps = np.concatenate([lane.step_ns for lane in case.attribution.lanes])
+    steps = np.concatenate([track.step_ns for track in case.attribution.tracks])
     # Hosts that still run further ahead from step to step, or a device that catches up, are not settled.
     assume(steps.max() - steps.min() <= 0.01 * steps.mean())
     assert what_if.replayed_ms == pytest.approx(case.slowest_ms, rel=0.01)

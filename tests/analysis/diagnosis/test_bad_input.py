@@ -49,8 +49,8 @@ def test_no_crash_and_no_absurd_figure(
     for rank, fault in breaks:
         traces[rank] = fault(traces[rank])
     case = case_of(traces)
-    for lane in case.attribution.lanes:
-        assert (lane.buckets_ns.sum(axis=1) == lane.step_ns).all()
+    for track in case.attribution.tracks:
+        assert (track.buckets_ns.sum(axis=1) == track.step_ns).all()
     found = diagnose(case)
     findings, doubts = found.findings, found.validity
     for finding in findings:

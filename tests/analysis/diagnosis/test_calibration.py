@@ -21,21 +21,21 @@ from gpudiag.analysis.diagnosis.hardware.foreign_process import ForeignProcess
 from gpudiag.analysis.diagnosis.hardware.pcie import raw_gb_per_s
 from gpudiag.analysis.diagnosis.hardware.peer_slower import PeerSlowerThanHost
 from gpudiag.analysis.diagnosis.hardware.shared_uplink import SharedUplink
-from gpudiag.analysis.diagnosis.replay import build, edits, levels, profiler_cost, schedule, streams
-from gpudiag.analysis.diagnosis.replay import undisturbed_baseline as baseline
-from gpudiag.analysis.diagnosis.replay.build import build_graph
-from gpudiag.analysis.diagnosis.replay.chains import cpu_chain, host_chain
-from gpudiag.analysis.diagnosis.replay.chains.host_time import elsewhere_ns
-from gpudiag.analysis.diagnosis.replay.excess import Excess
-from gpudiag.analysis.diagnosis.replay.graph import NONE, Block
-from gpudiag.analysis.diagnosis.replay.timed_cost import as_steps_were_timed
-from gpudiag.analysis.diagnosis.replay.what_if import WhatIf
 from gpudiag.analysis.diagnosis.rules import straggler
 from gpudiag.analysis.diagnosis.rules.communication_bound import CommunicationBound
 from gpudiag.analysis.diagnosis.rules.launch_bound import LaunchBound
 from gpudiag.analysis.diagnosis.rules.rule import notable, severity_of
 from gpudiag.analysis.diagnosis.rules.unused_nvlink import unused_nvlink_gb_per_s
 from gpudiag.analysis.diagnosis.significance import Significance
+from gpudiag.analysis.diagnosis.simulation import build, edits, levels, profiler_cost, schedule, streams
+from gpudiag.analysis.diagnosis.simulation import undisturbed_baseline as baseline
+from gpudiag.analysis.diagnosis.simulation.build import build_graph
+from gpudiag.analysis.diagnosis.simulation.chains import cpu_chain, host_chain
+from gpudiag.analysis.diagnosis.simulation.chains.host_time import elsewhere_ns
+from gpudiag.analysis.diagnosis.simulation.excess import Excess
+from gpudiag.analysis.diagnosis.simulation.graph import NONE, Block
+from gpudiag.analysis.diagnosis.simulation.unprofiled_cost import as_steps_were_timed
+from gpudiag.analysis.diagnosis.simulation.what_if import WhatIf
 from gpudiag.analysis.timeline import build_timeline
 from gpudiag.intervals import EMPTY, Intervals
 from gpudiag.model import timeline as model_of_timeline
@@ -140,15 +140,15 @@ def waste_before_launching(at: float) -> object:
 
 
 @CASES.of("CLEARLY_MORE")
-def calls_of_an_exchange(at: float) -> object:
+def calls_of_an_communication(at: float) -> object:
     """An exchange that gains 1 ms, all of it by the host's calls for it, beside launching."""
-    exchange = Of(kind="exchange", edit=lambda *_: 1.0, beyond=lambda *_: 1.0)
+    communication = Of(kind="exchange", edit=lambda *_: 1.0, beyond=lambda *_: 1.0)
     launching = Of(kind="launching", edit=lambda *_: at, beyond=None)
     what_if: Any = Of(corrected=0.0, now_ms=10.0, gains_ms=list, gain_ms=lambda costs, _: costs)
-    return weigh.gains(what_if, cast("Any", [exchange, launching]))[0] > 0
+    return weigh.gains(what_if, cast("Any", [communication, launching]))[0] > 0
 
 
-@CASES.of("POOR_REPLAY")
+@CASES.of("POOR_SIMULATION")
 def trusted_less(at: float) -> object:
     case: Any = Of(slowest_ms=10.0, unprofiled_ms=None)
     what_if: Any = Of(replayed_ms=10 * (1 + at), corrected_ms=10.0, timed_ms=None)
@@ -156,7 +156,7 @@ def trusted_less(at: float) -> object:
     return engine._as_sure_as_the_data(case, what_if, finding, set()).confidence
 
 
-@CASES.of("REPLAY_ERROR")
+@CASES.of("SIMULATION_ERROR")
 def timed_or_corrected(at: float) -> object:
     now = WhatIf.__dict__["now_ms"].fget(Of(timed_ms=10.0, corrected_ms=10 * (1 + at)))
     return now == 10
@@ -164,8 +164,8 @@ def timed_or_corrected(at: float) -> object:
 
 @CASES.of("UNLIKE_STEP")
 def unlike(at: float) -> object:
-    lane = Of(window_steps=np.arange(6), rank=0)
-    of = Of(lanes=[lane], attribution=Of(lanes=[Of(step_ns=np.array([1000.0] * 5 + [1000 * at]))]))
+    track = Of(window_steps=np.arange(6), rank=0)
+    of = Of(tracks=[track], attribution=Of(tracks=[Of(step_ns=np.array([1000.0] * 5 + [1000 * at]))]))
     return bool(outlier_steps._outlier_steps(of))  # type: ignore[arg-type]
 
 
@@ -176,7 +176,7 @@ def few_left(at: int) -> object:
     timeline = build_timeline(job.traces())
     with mock.patch("tests.analysis.diagnosis.cases.without_outlier_steps", lambda case: case):
         case = run_of(case_of(job.traces()), [10.0, 10.1, 9.9])
-    return outlier_steps.without_outlier_steps(case).steps < len(timeline.lanes[0].window_steps)
+    return outlier_steps.without_outlier_steps(case).steps < len(timeline.tracks[0].window_steps)
 
 
 @CASES.of("MOST_OUTLIERS", 2, 3)
@@ -216,7 +216,7 @@ CASES.of("FEWEST_CALLS")(lambda at: profiler_cost._enough_calls(host_graph(np.on
 
 
 @CASES.of("PROFILER_NS_PER_CALL")
-def light_recording(at: float) -> object:
+def kernel_only_recording(at: float) -> object:
     (trace,) = Job(ranks=1, step=(kernels(10),)).traces()
     what_if = WhatIf.of(build_timeline([msgspec.structs.replace(trace, operators_put_in=True)]))
     assert what_if is not None
@@ -272,9 +272,9 @@ def at_higher_cost(at: float) -> object:
 def elsewhere(every_ns: int, *, is_cpu: bool = False) -> float:
     """For how long a thread that records something so often must record nothing to be elsewhere."""
     steps = HostSteps(start=np.array([0, 10**12]), number=np.arange(2), end=10**12, source="", thread=1)
-    lane: Any = Of(is_cpu=is_cpu, steps=steps, window_steps=np.array([0]), shift_ns=0)
+    track: Any = Of(is_cpu=is_cpu, steps=steps, window_steps=np.array([0]), shift_ns=0)
     events: Any = Of(kind=np.full(50, EventKind.RUNTIME), thread=np.ones(50), start_ns=np.arange(50) * every_ns)
-    return elsewhere_ns(lane, events, [1])
+    return elsewhere_ns(track, events, [1])
 
 
 CASES.of("EVENTS_ELSEWHERE")(lambda at: elsewhere(5_000) > at * 5_000)
@@ -307,8 +307,8 @@ def takes_turns(at: float) -> object:
     start = round(1000 * (1 - at))
     busy = {1: Intervals(np.array([0]), np.array([1000])), 2: Intervals(np.array([start]), np.array([start + 1000]))}
     threads = {thread: Of(busy=spans) for thread, spans in busy.items()}
-    lane: Any = Of(steps=Of(thread=1), threads=threads, ops=Of(launch_thread=np.array([2])))
-    return host_chain._chain_threads(lane, anyone=False)
+    track: Any = Of(steps=Of(thread=1), threads=threads, ops=Of(launch_thread=np.array([2])))
+    return host_chain._chain_threads(track, anyone=False)
 
 
 def waited(pause: int) -> int:

@@ -55,16 +55,16 @@ def rank(
     return SimpleNamespace(rank=number, unprofiled=unprofiled, timed=timed, device="cuda:0")
 
 
-def significance(replay: Any, recorded: Sequence[Sequence[float]] = (EVEN,), *ranks: Any) -> Significance:
+def significance(simulation: Any, recorded: Sequence[Sequence[float]] = (EVEN,), *ranks: Any) -> Significance:
     """Of a job whose lanes took these times, in ms, for their recorded steps."""
-    lanes = [SimpleNamespace(step_ns=np.array(steps) * NS_PER_MS) for steps in recorded]
+    tracks = [SimpleNamespace(step_ns=np.array(steps) * NS_PER_MS) for steps in recorded]
     timed = [one.unprofiled.mean_ms for one in ranks if one.unprofiled is not None]
     case: Any = SimpleNamespace(
-        attribution=SimpleNamespace(lanes=lanes),
+        attribution=SimpleNamespace(tracks=tracks),
         run=SimpleNamespace(ranks=ranks) if ranks else None,
         unprofiled_ms=max(timed, default=None),
     )
-    return Significance(case, replay)
+    return Significance(case, simulation)
 
 
 def finding(code: str = "launch-bound", cause: str | None = "launch", gain_ms: float | None = None) -> Finding:
@@ -98,16 +98,16 @@ def test_what_is_there_in_the_median_step_is_no_chance(gain_ms: float, *, doubte
 @pytest.mark.parametrize(("gain_ms", "doubted"), [(21.3, True), (21.5, False)])
 def test_nor_is_what_is_more_than_the_interval_leaves_open(gain_ms: float, *, doubted: bool) -> None:
     """Though 5 % of this step, 13 ms, are more than what it is above the skew."""
-    replay = Replay()
-    replay.corrected_ms = 270.0
-    only = significance(replay, [EVEN], rank(0, step_ms=PAUSED))
+    simulation = Replay()
+    simulation.corrected_ms = 270.0
+    only = significance(simulation, [EVEN], rank(0, step_ms=PAUSED))
     assert ("may be chance" in doubt(only, gain_ms)) == doubted
 
 
 def test_recorded_and_timed_steps_scatter_each_by_themselves() -> None:
     steps = [EVEN, tuple(2 * one for one in PAUSED), ()]
     recorded = significance(Replay(), steps)
-    assert recorded.slowest_lane_ms == [2 * one for one in PAUSED]
+    assert recorded.slowest_track_ms == [2 * one for one in PAUSED]
     assert recorded.timed_ms == []
     # Of the recorded steps without what recording took of them.
     assert recorded.chance_ms == pytest.approx(2 * half_width_ms(PAUSED) * 100 / 120)
@@ -136,9 +136,9 @@ def test_only_findings_about_the_hosts_work_are_asked(code: str, cause: str | No
 
 @pytest.mark.parametrize(("left_ms", "doubted"), [(95.0, False), (94.9, True), (80.0, True)])
 def test_without_timed_steps_a_finding_must_remain_at_a_higher_cost(left_ms: float, *, doubted: bool) -> None:
-    replay = Replay({frozenset(): left_ms, frozenset({"it"}): 90.0})
-    found = doubt(significance(replay), 10.0)
-    assert replay.asked == [1300.0]
+    simulation = Replay({frozenset(): left_ms, frozenset({"it"}): 90.0})
+    found = doubt(significance(simulation), 10.0)
+    assert simulation.asked == [1300.0]
     assert bool(found) == doubted
     if doubted:
         assert "profiling made the step 20.0 ms longer, and if that is 30 % more than estimated" in found
@@ -147,10 +147,10 @@ def test_without_timed_steps_a_finding_must_remain_at_a_higher_cost(left_ms: flo
 
 
 def test_with_timed_steps_only_what_follows_a_larger_cause_must() -> None:
-    replay = Replay({frozenset({"waste"}): 60.0, frozenset({"waste", "it"}): 58.0})
-    of = significance(replay, [EVEN], *TIMED)
+    simulation = Replay({frozenset({"waste"}): 60.0, frozenset({"waste", "it"}): 58.0})
+    of = significance(simulation, [EVEN], *TIMED)
     assert doubt(of, 10.0) == ""
-    assert replay.asked == []
+    assert simulation.asked == []
     found = doubt(of, 10.0, before=["waste"])
     assert "only 2.0 ms are saved" in found
     assert found.endswith("Fix the larger findings and record again.")

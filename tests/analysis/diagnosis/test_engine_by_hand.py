@@ -16,7 +16,7 @@ from gpudiag.analysis.diagnosis.engine import (
     _by_amount,
     _graded,
     _in_words_of,
-    _nothing_to_replay,
+    _nothing_to_simulate,
     _overhead,
 )
 from gpudiag.analysis.diagnosis.rules.rule import CannotTell
@@ -28,9 +28,11 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 
-def replay(replayed: float, corrected: float = 100.0, timed: float | None = None, not_recorded: float = 0.0) -> Any:
+def simulation(
+    simulated: float, corrected: float = 100.0, timed: float | None = None, not_recorded: float = 0.0
+) -> Any:
     return SimpleNamespace(
-        replayed_ms=replayed,
+        replayed_ms=simulated,
         corrected_ms=corrected,
         per_event_ns=1500.0,
         timed_ms=timed,
@@ -42,22 +44,22 @@ def job(slowest: float = 100.0, unprofiled: float | None = None) -> Any:
     return SimpleNamespace(slowest_ms=slowest, unprofiled_ms=unprofiled)
 
 
-@pytest.mark.parametrize(("replayed", "tells"), [(100, True), (125, True), (125.1, False), (75, True), (74.9, False)])
-def test_a_replay_within_a_quarter_of_the_recorded_step_tells(replayed: float, *, tells: bool) -> None:
-    reason = _nothing_to_replay(job(), replay(replayed))
+@pytest.mark.parametrize(("simulated", "tells"), [(100, True), (125, True), (125.1, False), (75, True), (74.9, False)])
+def test_a_replay_within_a_quarter_of_the_recorded_step_tells(simulated: float, *, tells: bool) -> None:
+    reason = _nothing_to_simulate(job(), simulation(simulated))
     assert (not reason) == tells
     if not tells:
-        assert f"({replayed:.1f} and 100.0 ms)" in reason
-    assert "two marked steps" in _nothing_to_replay(job(), None)
+        assert f"({simulated:.1f} and 100.0 ms)" in reason
+    assert "two marked steps" in _nothing_to_simulate(job(), None)
 
 
 @pytest.mark.parametrize(("corrected", "told"), [(95.0, True), (95.1, False)])
 def test_overhead_is_told_from_five_percent_on(corrected: float, *, told: bool) -> None:
-    found = _overhead(job(), replay(100.0, corrected))
+    found = _overhead(job(), simulation(100.0, corrected))
     assert [one.code for one in found] == (["profiler-overhead"] if told else [])
     if told:
         assert "takes 100.0 ms while profiling and about 95.0 ms without, assuming 1.5 µs overhead" in found[0].message
-        (timed,) = _overhead(job(unprofiled=94.0), replay(100.0, corrected))
+        (timed,) = _overhead(job(unprofiled=94.0), simulation(100.0, corrected))
         assert "; 94.0 ms were measured without profiling" in timed.message
 
 
@@ -68,7 +70,7 @@ def sure(
     cause: str = "",
     codes: Sequence[str] = (),
     slowest: float = 100.0,
-    replayed: float = 100.0,
+    simulated: float = 100.0,
     corrected: float = 100.0,
     unprofiled: float | None = 100.0,
     confidence: Any = "high",
@@ -77,23 +79,25 @@ def sure(
     finding = Finding(
         code=code, severity="info", cause=cause, recoverable_ms_per_step=gain, confidence=confidence, evidence=evidence
     )
-    found = _as_sure_as_the_data(job(slowest, unprofiled), replay(replayed, corrected, unprofiled), finding, {*codes})
+    found = _as_sure_as_the_data(
+        job(slowest, unprofiled), simulation(simulated, corrected, unprofiled), finding, {*codes}
+    )
     return str(found.confidence)
 
 
 def test_each_doubt_of_the_data_takes_one_grade() -> None:
     assert sure() == "high"
-    assert sure(replayed=103.0) == "high"
-    assert sure(replayed=103.1) == "medium"
-    assert sure(replayed=103.1, confidence="medium") == sure(replayed=103.1, confidence="low") == "low"
+    assert sure(simulated=103.0) == "high"
+    assert sure(simulated=103.1) == "medium"
+    assert sure(simulated=103.1, confidence="medium") == sure(simulated=103.1, confidence="low") == "low"
     weakening, between = min(engine._WEAKENING), min(engine._WEAKENING_BETWEEN_RANKS - engine._WEAKENING)
     assert sure(codes=[weakening]) == "medium"
     assert sure("straggler", codes=[between]) == "medium"
     assert sure(codes=[between]) == "high"
     assert sure("straggler", codes=[weakening, between]) == "low"
-    assert sure("straggler", codes=[weakening, between], replayed=110.0) == "low"
+    assert sure("straggler", codes=[weakening, between], simulated=110.0) == "low"
     assert sure(codes=["mixed-runs"]) == "low"
-    assert sure(codes=["mixed-runs"], replayed=110.0, timed_steps=9) == "high"
+    assert sure(codes=["mixed-runs"], simulated=110.0, timed_steps=9) == "high"
 
 
 @pytest.mark.parametrize(("gain", "confidence"), [(5.0, "high"), (4.9, "medium"), (None, "medium")])
@@ -107,7 +111,7 @@ def test_what_the_profiler_cost_a_host_is_doubted_where_it_is_more(gain: float |
         assert sure("straggler", gain, cause="input", corrected=95.0, unprofiled=95.0) == "high"
 
 
-def test_timed_steps_that_took_longer_leave_an_amount_in_doubt() -> None:
+def test_unprofiled_steps_that_took_longer_leave_an_amount_in_doubt() -> None:
     assert sure(gain=40.0, unprofiled=110.0) == "high"
     assert sure(gain=39.9, unprofiled=110.0) == "medium"
     assert sure(gain=None, unprofiled=110.0) == "high"
@@ -129,18 +133,18 @@ def test_a_finding_is_no_surer_than_its_rule_and_its_variations(
 ) -> None:
     monkeypatch.setattr(engine, "survival", lambda *_: [share])
     found: Any = SimpleNamespace(finding=Finding(code="a", severity="info", confidence=own, evidence={"x": 1}))
-    (one,) = _graded(replay(100.0), [found])
+    (one,) = _graded(simulation(100.0), [found])
     assert (one.confidence, one.evidence) == (confidence, {"x": 1, "confirmed_by_variations_percent": 100 * share})
 
 
-def lanes(*devices: tuple[int, dict[str, Sequence[float]]]) -> Any:
+def tracks(*devices: tuple[int, dict[str, Sequence[float]]]) -> Any:
     """The attribution of devices (rank, ms of each bucket by step); a step is what its buckets are."""
     of = []
     for rank, buckets in devices:
         columns = np.array([buckets.get(bucket, [0.0] * len(next(iter(buckets.values())))) for bucket in BUCKETS]).T
         rows = columns * NS_PER_MS
         of.append(SimpleNamespace(rank=rank, buckets_ns=rows, step_ns=rows.sum(axis=1), queued=None))
-    return SimpleNamespace(lanes=of)
+    return SimpleNamespace(tracks=of)
 
 
 def case(attribution: Any, **timeline: Any) -> Case:
@@ -148,15 +152,15 @@ def case(attribution: Any, **timeline: Any) -> Case:
 
 
 def test_a_cases_step_is_the_mean_of_its_lanes_or_of_the_slowest() -> None:
-    of = case(lanes((0, {"compute": [10, 20], "input": [2, 4]}), (1, {"compute": [30, 30]})))
+    of = case(tracks((0, {"compute": [10, 20], "input": [2, 4]}), (1, {"compute": [30, 30]})))
     assert (of.step_ms, of.slowest_ms) == (24, 30)
-    nothing = case(lanes())
+    nothing = case(tracks())
     assert (nothing.step_ms, nothing.slowest_ms) == (0, 0)
 
 
 def test_exposed_time_is_by_rank_that_of_its_worst_device() -> None:
     of = case(
-        lanes((0, {"copy": [1, 3], "input": [4, 4]}), (0, {"copy": [1, 0], "input": [1, 1]}), (3, {"copy": [7, 7]}))
+        tracks((0, {"copy": [1, 3], "input": [4, 4]}), (0, {"copy": [1, 0], "input": [1, 1]}), (3, {"copy": [7, 7]}))
     )
     assert of.exposed_ms("copy", "input") == {0: 6, 3: 7}
     assert of.exposed_ms("copy") == {0: 2, 3: 7}
@@ -178,7 +182,7 @@ def collectives(*calls: tuple[int, int, int, float]) -> Any:
 
 
 def unseen(*of: Any, world: int = 2) -> float:
-    return case(lanes(), lanes=of, world_size=world).unseen_share()
+    return case(tracks(), tracks=of, world_size=world).unseen_share()
 
 
 def test_unseen_is_transfer_in_which_a_rank_without_a_trace_takes_part() -> None:
@@ -190,15 +194,15 @@ def test_unseen_is_transfer_in_which_a_rank_without_a_trace_takes_part() -> None
     assert unseen(collectives((0, 2, 20, 20))) == 0
 
 
-def shares(*, world: int = 1, lane: Any = None, unit: str = "step", **buckets: float) -> Case:
+def shares(*, world: int = 1, track: Any = None, unit: str = "step", **buckets: float) -> Case:
     """A case of two steps of rank 0, in which buckets take so many ms."""
     return case(
-        lanes((0, {bucket: [ms] * 2 for bucket, ms in buckets.items()})),
+        tracks((0, {bucket: [ms] * 2 for bucket, ms in buckets.items()})),
         ranks_present=(0,),
         world_size=world,
         framework="pytorch",
         unit=unit,
-        lanes=() if lane is None else (lane,),
+        tracks=() if track is None else (track,),
     )
 
 
@@ -223,7 +227,7 @@ def test_buckets_of_five_percent_are_likely_causes_and_compute_of_more_than_half
         assert (likely.cause, likely.ranks) == ("loader", (0,))
     if "compute-bound" in found:
         assert found["compute-bound"].title.startswith(f"compute-bound ({96 - ms:.0f} %)")
-    assert likely_causes(case(lanes(), ranks_present=(), world_size=1), "") == ()
+    assert likely_causes(case(tracks(), ranks_present=(), world_size=1), "") == ()
 
 
 def test_likely_causes_come_largest_first_and_compute_last() -> None:
@@ -246,7 +250,7 @@ def test_a_likely_cause_is_a_share_of_what_was_analysed(unit: str, words: str) -
 
 
 def test_a_likely_cause_of_a_cpu_process_speaks_of_no_gpu() -> None:
-    of = shares(lane=SimpleNamespace(is_cpu=True), compute=40, idle=60)
+    of = shares(track=SimpleNamespace(is_cpu=True), compute=40, idle=60)
     (finding,) = likely_causes(of, "")
     assert finding.title == "time in which the training thread records nothing: up to 60.0 ms (60 % of a step)"
 
@@ -264,7 +268,7 @@ def reducing(took_ms: float, device_name: str = "") -> Any:
 
 
 @pytest.mark.parametrize(
-    ("world", "lane", "words"),
+    ("world", "track", "words"),
     [
         (1, None, "communication not overlapped with compute"),
         (2, None, "communication, or waiting in it"),
@@ -277,8 +281,8 @@ def reducing(took_ms: float, device_name: str = "") -> Any:
         (2, reducing(1, "NVIDIA H200"), "communication, or waiting in it (all_reduce at 100 of 450 GB/s)"),
     ],
 )
-def test_communication_of_missing_ranks_may_be_waiting(world: int, lane: Any, words: str) -> None:
-    of = shares(world=world, lane=lane, compute=40, communication_transfer=60)
+def test_communication_of_missing_ranks_may_be_waiting(world: int, track: Any, words: str) -> None:
+    of = shares(world=world, track=track, compute=40, communication_transfer=60)
     (finding,) = likely_causes(of, "")
     assert finding.title == f"{words}: up to 60.0 ms (60 % of a step)"
     assert finding.cause == ("transfer" if world == 1 else None)
@@ -353,12 +357,12 @@ def test_only_what_nothing_doubts_is_concluded(
     monkeypatch.setattr(engine, "RULES", ())
     monkeypatch.setattr(engine, "ComputeBound", Concluding)
     monkeypatch.setattr(engine, "weigh", lambda *_: ([], [Validity(code="x", message="y")] if doubted else []))
-    monkeypatch.setattr(engine, "with_timed_input", lambda _, findings: findings)
+    monkeypatch.setattr(engine, "with_unprofiled_input", lambda _, findings: findings)
     monkeypatch.setattr(engine, "unseen_communication", lambda *_: ())
     monkeypatch.setattr(engine, "explain", lambda *_: (done, left) if unexplained else (done,))
     monkeypatch.setattr(engine, "path_of_fixes", lambda *_: ())
     of: Any = job()
-    of.what_if, of.outlier_steps = replay(100.0), "uneven" if told else ""
+    of.what_if, of.outlier_steps = simulation(100.0), "uneven" if told else ""
     of.timeline = SimpleNamespace(validity=[Validity(code=code, message="") for code in told], unit="step")
     found = engine.diagnose(of)
     assert asked == [conclusive]
@@ -393,13 +397,13 @@ def test_of_what_is_no_one_job_only_rules_between_ranks_tell_nothing(
 
     monkeypatch.setattr(engine, "RULES", (rule("straggler"), rule("host-stall"), rule("communication-bound")))
     monkeypatch.setattr(engine, "weigh", weigh)
-    monkeypatch.setattr(engine, "with_timed_input", lambda _, findings: findings)
+    monkeypatch.setattr(engine, "with_unprofiled_input", lambda _, findings: findings)
     monkeypatch.setattr(engine, "unseen_communication", lambda *_: ())
     monkeypatch.setattr(engine, "explain", lambda *_: ())
     monkeypatch.setattr(engine, "path_of_fixes", lambda *_: ())
     monkeypatch.setattr(engine, "ComputeBound", lambda: SimpleNamespace(conclude=lambda *_, **__: []))
     of: Any = job()
-    of.what_if, of.outlier_steps = replay(100.0), ""
+    of.what_if, of.outlier_steps = simulation(100.0), ""
     of.timeline = SimpleNamespace(validity=[Validity(code=code, message="") for code in told], unit="step")
     found = {one.code: one.message for one in engine.diagnose(of).validity}
     assert weighed == (["host-stall"] if told else ["straggler", "host-stall", "communication-bound"])

@@ -24,13 +24,13 @@ Gone = frozenset[str]
 
 def case_of(*devices: dict[str, float], queued: float = 0.0) -> Any:
     """Devices of two steps with so much of each bucket, in ms; the rest of 100 is compute."""
-    lanes = []
+    tracks = []
     for buckets in devices:
         ms = {"compute": 100 - sum(buckets.values()), **buckets}
         row = [ms.get(bucket, 0.0) * NS_PER_MS for bucket in BUCKETS]
         spans = as_set([(0, round(2 * queued * NS_PER_MS))]) if queued else EMPTY
-        lanes.append(SimpleNamespace(buckets_ns=np.array([row, row]), step_ns=np.full(2, sum(row)), queued=spans))
-    return SimpleNamespace(attribution=SimpleNamespace(lanes=lanes))
+        tracks.append(SimpleNamespace(buckets_ns=np.array([row, row]), step_ns=np.full(2, sum(row)), queued=spans))
+    return SimpleNamespace(attribution=SimpleNamespace(tracks=tracks))
 
 
 class Job:

@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 from gpudiag.analysis.diagnosis.interval import interval_ms
-from gpudiag.analysis.diagnosis.replay.graph import Costs
 from gpudiag.analysis.diagnosis.significance import half_width_ms
+from gpudiag.analysis.diagnosis.simulation.graph import Costs
 from gpudiag.intervals import as_set
 from gpudiag.units import NS_PER_MS
 
@@ -29,7 +29,7 @@ def spans(ms: Spans) -> Any:
     return as_set([(start * NS_PER_MS, end * NS_PER_MS) for start, end in ms])
 
 
-def lane(
+def track(
     *, is_cpu: bool = False, transfer: Spans = (), ops: Spans = (), collectives: Spans = (), steps: int = 2
 ) -> Any:
     """A lane and what it is attributed: transferring, beside these ops and collectives."""
@@ -51,10 +51,10 @@ class Job:
         *,
         steps: Sequence[float] = (100.0, 100.0),
         recorded: float = 100.0,
-        replayed: float = 100.0,
+        simulated: float = 100.0,
         chance: float = 0.0,
         timed: Sequence[tuple[float, ...]] = (),
-        lanes: Sequence[Any] = (lane(),),
+        tracks: Sequence[Any] = (track(),),
         cheap: float = 100.0,
         dear: float = 100.0,
         profiler: float = 0.0,
@@ -67,11 +67,11 @@ class Job:
         at_other_times: tuple[float, float] = (100.0, 100.0),
         input_not_recorded: float = 0.0,
     ) -> None:
-        self.slowest_lane_ms, self.timed_ms, self.chance_ms = list(steps), list(timed), chance
+        self.slowest_track_ms, self.timed_ms, self.chance_ms = list(steps), list(timed), chance
         self.case = SimpleNamespace(
             slowest_ms=recorded,
-            lanes=[one for one, _ in lanes],
-            attribution=SimpleNamespace(lanes=[one for _, one in lanes]),
+            tracks=[one for one, _ in tracks],
+            attribution=SimpleNamespace(tracks=[one for _, one in tracks]),
         )
         host = SimpleNamespace(
             busy=np.array(busy) * NS_PER_MS,
@@ -93,7 +93,7 @@ class Job:
 
         self.what_if = SimpleNamespace(
             corrected=Costs(busy=np.array([26.0, 13.0]), waiting=np.array([1.3, 0.0]), **NOTHING),
-            corrected_ms=100.0, replayed_ms=replayed, per_event_ns=per_event_ns, graph=graph, at_cost=at_cost,
+            corrected_ms=100.0, replayed_ms=simulated, per_event_ns=per_event_ns, graph=graph, at_cost=at_cost,
             each_step_ms=each_step_ms, input_not_recorded_ms=input_not_recorded,
         )  # fmt: skip
 
@@ -122,7 +122,7 @@ def test_steps_that_scatter_and_a_replay_that_misses_widen_it(timed: list[tuple[
     assert Job(chance=3, timed=timed).interval() == around(3, timed=timed)
     assert Job(recorded=104, timed=timed).interval() == around(4, timed=timed)
     assert Job(recorded=96, timed=timed).interval() == around(4, timed=timed)
-    assert Job(replayed=110, recorded=113, chance=4, timed=timed).interval() == around(5, timed=timed)
+    assert Job(simulated=110, recorded=113, chance=4, timed=timed).interval() == around(5, timed=timed)
     assert Job(chance=150, timed=timed).interval() == (0, 252 if timed else 253)
 
 
@@ -192,16 +192,16 @@ def test_hosts_without_events_cost_as_taken() -> None:
 def test_what_hosts_do_unseen_in_an_exchange_slows_as_their_work_does() -> None:
     """The profiler took half of their 100 ms: of 20 ms of exchange in two steps 5 ms a step are its too."""
     of: dict[str, Any] = {"profiler": 50, "dear": 100}
-    assert Job(lanes=[lane(transfer=((0, 20),))], **of).interval() == around(5, 0)
-    seen = lane(transfer=((0, 20),), ops=((2, 6),), collectives=((4, 10),))
-    assert Job(lanes=[seen], **of).interval() == around(3, 0)
-    more = lane(transfer=((0, 40),), steps=4)
-    assert Job(lanes=[seen, more, lane()], **of).interval() == around(5, 0)
+    assert Job(tracks=[track(transfer=((0, 20),))], **of).interval() == around(5, 0)
+    seen = track(transfer=((0, 20),), ops=((2, 6),), collectives=((4, 10),))
+    assert Job(tracks=[seen], **of).interval() == around(3, 0)
+    more = track(transfer=((0, 40),), steps=4)
+    assert Job(tracks=[seen, more, track()], **of).interval() == around(5, 0)
     # Devices beside the host count; on CPU processes the threads that exchange do not.
-    cpu = lane(is_cpu=True, transfer=((0, 20),))
-    assert Job(lanes=[cpu, lane()], **of).interval() == around(5, 0)
-    assert Job(lanes=[cpu], **of).interval() == around(0)
-    assert Job(lanes=[lane(transfer=((0, 20),), steps=0)], **of).interval() == around(10, 0)
+    cpu = track(is_cpu=True, transfer=((0, 20),))
+    assert Job(tracks=[cpu, track()], **of).interval() == around(5, 0)
+    assert Job(tracks=[cpu], **of).interval() == around(0)
+    assert Job(tracks=[track(transfer=((0, 20),), steps=0)], **of).interval() == around(10, 0)
 
 
 def test_so_do_single_calls_in_which_nothing_is_recorded() -> None:
@@ -227,7 +227,7 @@ def test_so_do_single_calls_in_which_nothing_is_recorded() -> None:
 )
 def test_cpu_processes_drift_by_so_many_times_their_scatter(steps: tuple[float, ...], drift: float) -> None:
     low, high = 100 * (1 - math.exp(-drift)), 100 * (math.exp(drift) - 1)
-    job: Any = Job(steps=steps, lanes=[lane(is_cpu=True)], chance=55)
+    job: Any = Job(steps=steps, tracks=[track(is_cpu=True)], chance=55)
     assert interval_ms(job) == pytest.approx(around(low, high), rel=1e-3)
     # Where one lane is a device, it is what steps scatter.
-    assert Job(steps=steps, lanes=[lane(is_cpu=True), lane()], chance=55).interval() == around(55)
+    assert Job(steps=steps, tracks=[track(is_cpu=True), track()], chance=55).interval() == around(55)

@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 
-from gpudiag.analysis.diagnosis.replay import what_if
-from gpudiag.analysis.diagnosis.replay.levels import PARTS
-from gpudiag.analysis.diagnosis.replay.what_if import WhatIf
 from gpudiag.analysis.diagnosis.rules import late_cause, straggler
 from gpudiag.analysis.diagnosis.rules.late_cause import cause_of, elsewhere
 from gpudiag.analysis.diagnosis.rules.more_than_peers import MoreOperators, OwnPauses
 from gpudiag.analysis.diagnosis.rules.rule import CannotTell
 from gpudiag.analysis.diagnosis.rules.straggler import Straggler
+from gpudiag.analysis.diagnosis.simulation import what_if
+from gpudiag.analysis.diagnosis.simulation.levels import PARTS
+from gpudiag.analysis.diagnosis.simulation.what_if import WhatIf
 from gpudiag.analysis.timeline import build_timeline
 from tests.timeline_builder import TraceBuilder
 
@@ -174,9 +174,12 @@ def said(
         process=np.array([0, 1]), silent=np.array([1e6 * 99, 1e6 * silent]), input=np.array([0.0, 1e6 * marked])
     )
     what_if: Any = SimpleNamespace(graph=SimpleNamespace(host=host, ranks={0: 0, 1: 1}))
-    lanes = [SimpleNamespace(rank=rank, waits_ns={9: np.array([1e6, 3e6])}, is_cpu=is_cpu) for rank in range(2)]
+    tracks = [SimpleNamespace(rank=rank, waits_ns={9: np.array([1e6, 3e6])}, is_cpu=is_cpu) for rank in range(2)]
     case: Any = SimpleNamespace(
-        run=None, lanes=lanes, attribution=SimpleNamespace(lanes=lanes), timeline=SimpleNamespace(framework="pytorch")
+        run=None,
+        tracks=tracks,
+        attribution=SimpleNamespace(tracks=tracks),
+        timeline=SimpleNamespace(framework="pytorch"),
     )
     return Straggler()._describe(case, what_if, jitter, gain, 20.0)
 
@@ -322,7 +325,7 @@ def proposed(
         what_if=what_if,
         steps=steps,
         one_of_many=lambda: False,
-        lanes=[SimpleNamespace(collectives=[1] if meet else [])],
+        tracks=[SimpleNamespace(collectives=[1] if meet else [])],
     )
     found = [*Straggler().examine(case)]
     if not found:
@@ -370,7 +373,7 @@ def gain(
         now_ms=now,
         most_ms=most,
         each_step_ms=lambda many: [before, *[after] * (len(many) - 1)],
-        timeline=SimpleNamespace(lanes=[SimpleNamespace(is_cpu=is_cpu)]),
+        timeline=SimpleNamespace(tracks=[SimpleNamespace(is_cpu=is_cpu)]),
     )
     of._gained_ms = lambda *amounts: WhatIf._gained_ms(of, *amounts)
     costs: Any = SimpleNamespace(exchanged=exchanged)
@@ -420,7 +423,7 @@ def test_a_replay_is_held_to_what_was_timed(
     assert WhatIf.of(build_timeline([nothing.build()])) is None
 
 
-def replayed() -> WhatIf:
+def simulated() -> WhatIf:
     """Two ranks whose all-reduce rank 1 comes to 300 µs late; a kernel beside the wait is slower than without one."""
     traces = []
     for rank in range(2):
@@ -436,10 +439,10 @@ def replayed() -> WhatIf:
 
 
 def test_several_costs_at_once_are_replayed_as_each_by_itself() -> None:
-    of = replayed()
+    of = simulated()
     shorter = replace(of.corrected, duration=of.corrected.duration / 2)
     both = of.each_step_ms([of.corrected, shorter])
-    assert both == [replayed().step_ms(of.corrected), replayed().step_ms(shorter)]
+    assert both == [simulated().step_ms(of.corrected), simulated().step_ms(shorter)]
     assert of.gains_ms([shorter, of.corrected]) == [pytest.approx(both[0] - both[1]), 0]
     assert of.gain_ms(of.corrected, shorter) == 0
     assert of.gain_ms(shorter, of.corrected) == pytest.approx(both[0] - both[1])
@@ -449,15 +452,15 @@ def test_several_costs_at_once_are_replayed_as_each_by_itself() -> None:
 
 
 def test_at_another_cost_of_the_profiler_all_else_is_the_same() -> None:
-    of = replayed()
-    known = of.exchanged, of.baseline, of.segments, of.process_of_op, of.packing
+    of = simulated()
+    known = of.exchanged, of.baseline, of.segments, of.process_of_op, of.bucket_copy
     other = of.at_cost(0.0)
-    assert (other.exchanged, other.baseline, other.segments, other.process_of_op, other.packing) == known
+    assert (other.exchanged, other.baseline, other.segments, other.process_of_op, other.bucket_copy) == known
     assert (other.per_event_ns, other.timed_ms, other.system) == (0.0, of.timed_ms, of.system)
     assert other.busy.sum() > of.busy.sum()
     cheap, dear = of.at_cost(0.0), of.at_cost(5000.0)
     assert cheap.corrected_ms == other.corrected_ms >= dear.corrected_ms
-    assert of.process_of_op.tolist() == of.graph.device.lane.tolist()
+    assert of.process_of_op.tolist() == of.graph.device.track.tolist()
 
 
 def test_stalled_is_what_a_thread_waits_elsewhere_and_at_no_exchange() -> None:

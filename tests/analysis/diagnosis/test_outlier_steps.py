@@ -33,14 +33,14 @@ def usual() -> float:
 @pytest.mark.parametrize("step", range(1, STEPS))
 def test_a_pause_does_not_change_what_is_found(step: int) -> None:
     case = without_outlier_steps(paused_in(step))
-    for lane in case.attribution.lanes:
-        lane.check()
+    for track in case.attribution.tracks:
+        track.check()
     found = diagnose(case)
     findings, doubts = found.findings, found.validity
     assert findings[0].code == "straggler"
     assert findings[0].ranks == (1,)
     assert findings[0].recoverable_ms_per_step == pytest.approx(usual(), rel=0.05)
-    if any(lane.step_ns.max() > 1e6 * PAUSE_MS for lane in paused_in(step).attribution.lanes):
+    if any(track.step_ns.max() > 1e6 * PAUSE_MS for track in paused_in(step).attribution.tracks):
         assert "uneven-steps" in {doubt.code for doubt in doubts}
         assert findings[0].confidence != "high"
 

@@ -9,7 +9,7 @@ import pytest
 
 from gpudiag.analysis.diagnosis.engine import diagnose
 from gpudiag.analysis.diagnosis.places import stalls
-from gpudiag.model.run import Scheduling, TimedSteps
+from gpudiag.model.run import Scheduling, UnprofiledSteps
 from tests.analysis.diagnosis.cases import case_of, diagnosis_of
 from tests.analysis.diagnosis.records import run_of
 from tests.timeline_builder import TraceBuilder
@@ -79,7 +79,7 @@ def test_cores_are_advised_where_threads_waited_for_them(share: float, *, lost: 
     assert case.run is not None
     waited = Scheduling(involuntary_switches=9.0, run_queue_wait_ms=share * gain, cpu_ms=1.0)
     ranks = tuple(
-        msgspec.structs.replace(rank, timed=TimedSteps(host_ms=(1.0,) * 10, scheduling=waited))
+        msgspec.structs.replace(rank, timed=UnprofiledSteps(host_ms=(1.0,) * 10, scheduling=waited))
         for rank in case.run.ranks
     )
     timed = replace(case, run=msgspec.structs.replace(case.run, ranks=ranks))

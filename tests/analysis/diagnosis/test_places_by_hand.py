@@ -106,16 +106,16 @@ def test_of_calls_that_are_nested_the_outermost_is_named() -> None:
 
 def test_a_place_is_also_told_by_the_range_around_it() -> None:
     case = job([("a", 0, 1000), ("mine", 1500, 19_000), ("b", 3000, 18_000)])
-    lane, events = case.lanes[0], case.timeline.traces[0].events
+    track, events = case.tracks[0], case.timeline.traces[0].events
 
     def between(start: int, end: int) -> str:
-        return _between(lane, events, (20_000 + start) * 1000, (20_000 + end) * 1000)
+        return _between(track, events, (20_000 + start) * 1000, (20_000 + end) * 1000)
 
     assert between(1600, 2900) == "after a and before b, in mine"
     assert between(1100, 1400) == "after a and before mine"
-    assert _between(lane, events, -10, -5) == "before a"
-    assert _between(lane, events, 10**12, 10**12 + 5).startswith("after ")
-    assert _between(lane, events, 0, 10**12) == "between its operators"
+    assert _between(track, events, -10, -5) == "before a"
+    assert _between(track, events, 10**12, 10**12 + 5).startswith("after ")
+    assert _between(track, events, 0, 10**12) == "between its operators"
 
 
 def test_slow_calls_are_per_step_and_process() -> None:
@@ -140,9 +140,9 @@ def test_slow_calls_are_few_where_two_names_have_half_of_it(
 
 
 def test_processes_are_those_of_the_ranks_once_each() -> None:
-    lanes = [
+    tracks = [
         SimpleNamespace(trace=trace, rank=rank, window_steps=[1]) for trace, rank in ((1, 1), (0, 0), (1, 1), (2, 2))
     ]
-    case: Any = SimpleNamespace(lanes=lanes)
-    assert [lane.trace for lane in _processes(case, (0, 1))] == [0, 1]
-    assert [id(lane) for lane in _processes(case, (1,))] == [id(lanes[0])]
+    case: Any = SimpleNamespace(tracks=tracks)
+    assert [track.trace for track in _processes(case, (0, 1))] == [0, 1]
+    assert [id(track) for track in _processes(case, (1,))] == [id(tracks[0])]

@@ -14,7 +14,7 @@ from gpudiag.analysis.diagnosis.rules.communication_bound import _largest
 from gpudiag.analysis.diagnosis.rules.compute_bound import ComputeBound
 from gpudiag.analysis.diagnosis.rules.host_stall import ELSEWHERE, HostStall, stall_advice
 from gpudiag.analysis.diagnosis.rules.host_sync import HostSync, _calls
-from gpudiag.analysis.diagnosis.rules.input_bound import InputBound, with_timed_input
+from gpudiag.analysis.diagnosis.rules.input_bound import InputBound, with_unprofiled_input
 from gpudiag.analysis.diagnosis.rules.launch_bound import LaunchBound
 from gpudiag.analysis.diagnosis.rules.slow_copy import SlowCopy
 from gpudiag.analysis.diagnosis.rules.straggler import _frames_ms, _held_back, _late_in_some_steps, _times_last, _what
@@ -22,7 +22,7 @@ from gpudiag.model.analysis import Finding
 from gpudiag.model.event import EventKind
 from gpudiag.model.timeline import UNKNOWN
 from tests.analysis.diagnosis.cases import case_of
-from tests.analysis.diagnosis.test_timed_by_hand import host, run
+from tests.analysis.diagnosis.test_unprofiled_by_hand import host, run
 from tests.timeline_builder import TraceBuilder
 
 if TYPE_CHECKING:
@@ -46,11 +46,11 @@ def timed(
     case: Any = SimpleNamespace(
         run=record,
         unprofiled_ms=step_ms,
-        lanes=[SimpleNamespace(is_cpu=True)],
+        tracks=[SimpleNamespace(is_cpu=True)],
         timeline=SimpleNamespace(framework="pytorch"),
         what_if=SimpleNamespace(input_not_recorded_ms=not_recorded_ms),
     )
-    return with_timed_input(case, findings)
+    return with_unprofiled_input(case, findings)
 
 
 @pytest.mark.parametrize(
@@ -66,7 +66,7 @@ def timed(
         ([], 100.0, None),
     ],
 )
-def test_timed_steps_show_input_that_costs_five_percent(
+def test_unprofiled_steps_show_input_that_costs_five_percent(
     waits: list[list[float]], step_ms: float | None, gain: float | None
 ) -> None:
     assert [one.recoverable_ms_per_step for one in timed(*waits, step_ms=step_ms)] == ([] if gain is None else [gain])
@@ -112,7 +112,7 @@ def test_waiting_that_is_marked_for_the_most_part_is_the_loaders(marked: float, 
     what_if: Any = SimpleNamespace(graph=SimpleNamespace(host=nodes, steps=2, ranks={0: 0, 1: 1}))
     case: Any = SimpleNamespace(
         run=None,
-        lanes=[SimpleNamespace(is_cpu=False, rank=9)],
+        tracks=[SimpleNamespace(is_cpu=False, rank=9)],
         timeline=SimpleNamespace(framework="pytorch", ranks_present=(0, 1)),
     )
     one = InputBound()._describe(case, what_if, 10.0, 20.0)
@@ -272,11 +272,11 @@ def test_unmarked_input_is_called_what_it_may_be() -> None:
 
 
 def test_how_often_each_rank_came_last_counts_each_collective_once() -> None:
-    def lane(*of: tuple[int, int]) -> Any:
+    def track(*of: tuple[int, int]) -> Any:
         instance, last = np.array(of).T
         return SimpleNamespace(collectives=SimpleNamespace(instance=instance, last_rank=last))
 
-    case: Any = SimpleNamespace(lanes=[lane((0, 1), (1, 0), (UNKNOWN, UNKNOWN)), lane((0, 1), (1, 0), (2, 1))])
+    case: Any = SimpleNamespace(tracks=[track((0, 1), (1, 0), (UNKNOWN, UNKNOWN)), track((0, 1), (1, 0), (2, 1))])
     assert _times_last(case) == {1: 2, 0: 1}
 
 
@@ -317,7 +317,7 @@ def largest(*kinds: tuple[str, int | None, Sequence[float]], ranks: int = 0, wor
         end=np.array([50 + ns for _, ns in times]),
     )
     case: Any = SimpleNamespace(
-        lanes=[SimpleNamespace(collectives=table), None],
+        tracks=[SimpleNamespace(collectives=table), None],
         timeline=SimpleNamespace(world_size=world),
         facts=None,
         run=None,

@@ -11,7 +11,7 @@ import pytest
 from gpudiag.analysis.attribution import attribute
 from gpudiag.analysis.diagnosis.case import Case
 from gpudiag.analysis.diagnosis.engine import diagnose
-from gpudiag.analysis.diagnosis.replay.what_if import WhatIf
+from gpudiag.analysis.diagnosis.simulation.what_if import WhatIf
 from gpudiag.analysis.timeline import build_timeline
 from gpudiag.app.stages import analysis_of_traces
 from gpudiag.report.header import real_step_ms
@@ -21,7 +21,7 @@ from tests.builders import analysis, device
 from tests.timeline_builder import TraceBuilder
 
 if TYPE_CHECKING:
-    from gpudiag.analysis.diagnosis.replay.graph import Costs
+    from gpudiag.analysis.diagnosis.simulation.graph import Costs
     from gpudiag.model.event import Trace
     from gpudiag.model.timeline import Timeline
 

@@ -11,7 +11,7 @@ import pytest
 from gpudiag.analysis.diagnosis.conclusions.settled import settled
 from gpudiag.analysis.diagnosis.examples import Job, fetch, kernels
 from gpudiag.model.analysis import Finding, Validity
-from tests.analysis.diagnosis.test_timed_steps import timed
+from tests.analysis.diagnosis.test_unprofiled_steps import timed
 
 if TYPE_CHECKING:
     from gpudiag.analysis.diagnosis.case import Case

@@ -36,10 +36,10 @@ def case_of(*ranks: Sequence[float], first: int = 0, cpu: bool = False) -> Case:
 def kept(case: Case) -> list[int]:
     """The steps that are left; all lanes have the same."""
     found = without_outlier_steps(case)
-    steps = {tuple(lane.window_steps.tolist()) for lane in found.lanes}
+    steps = {tuple(track.window_steps.tolist()) for track in found.tracks}
     assert len(steps) == 1
-    for lane in found.attribution.lanes:
-        lane.check()
+    for track in found.attribution.tracks:
+        track.check()
     return list(*steps)
 
 
@@ -105,7 +105,7 @@ def test_cpu_processes_and_ranks_of_other_steps_keep_all() -> None:
     assert without_outlier_steps(cpu).outlier_steps
 
 
-def test_timed_steps_say_which_are_the_job() -> None:
+def test_unprofiled_steps_say_which_are_the_job() -> None:
     """With three of 30 among five of 10 the mean is 17.5: nearer to that it is left as it is, nearer to 10 not."""
     case = case_of(unlike(s4=30, s6=30, s8=30))
     assert kept(case) == list(range(1, 9))

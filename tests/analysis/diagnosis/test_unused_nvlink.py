@@ -28,11 +28,11 @@ JOB = case_of(Job(ranks=2, step=(kernels(10), all_reduce(10), update(1))).traces
 
 def on(*names: str, case: Case = JOB) -> Case:
     """The job on these devices, one a rank, numbered as on one machine."""
-    lanes = [
-        msgspec.structs.replace(lane, device_name=name, device=number)
-        for number, (lane, name) in enumerate(zip(case.timeline.lanes, names, strict=True))
+    tracks = [
+        msgspec.structs.replace(track, device_name=name, device=number)
+        for number, (track, name) in enumerate(zip(case.timeline.tracks, names, strict=True))
     ]
-    return replace(case, timeline=msgspec.structs.replace(case.timeline, lanes=tuple(lanes)))
+    return replace(case, timeline=msgspec.structs.replace(case.timeline, tracks=tuple(tracks)))
 
 
 H200S = on("NVIDIA H200", "NVIDIA H200")
@@ -58,7 +58,7 @@ def test_boards_that_always_have_nvlink(name: str, gb_per_s: float | None) -> No
 def test_nothing_is_said_of_ranks_that_may_be_on_several_machines() -> None:
     assert unused_nvlink_gb_per_s(H200S, LARGE, SLOW) is not None
     numbered_alike = msgspec.structs.replace(
-        H200S.timeline, lanes=tuple(msgspec.structs.replace(lane, device=0) for lane in H200S.lanes)
+        H200S.timeline, tracks=tuple(msgspec.structs.replace(track, device=0) for track in H200S.tracks)
     )
     assert unused_nvlink_gb_per_s(replace(H200S, timeline=numbered_alike), LARGE, SLOW) is None
     recorded = run_of(replace(H200S, timeline=numbered_alike), [10.0, 10.0])

@@ -79,7 +79,7 @@ def weighed(job: Any, causes: list[Proposal], doubting: Any = None) -> tuple[lis
     return weigh(job, causes, judge)
 
 
-LOADER, LAUNCH, EXCHANGE = cause("loader"), cause("launch", "launching"), cause("exchange", "exchange")
+LOADER, LAUNCH, COMMUNICATION = cause("loader"), cause("launch", "launching"), cause("exchange", "exchange")
 
 
 @pytest.mark.parametrize(("device", "launching"), [(31, 0), (15, 0), (10, 5), (0, 15)])
@@ -88,8 +88,8 @@ def test_launching_is_what_the_device_would_not_hide_without_the_waste(device: f
 
 
 def test_and_without_the_exchange() -> None:
-    assert gains(summed(15, launch=20, exchange=10), [LAUNCH, EXCHANGE]) == [5, 10]
-    assert gains(summed(15, launch=20, exchange=10, loader=9), [EXCHANGE, LAUNCH, LOADER]) == [10, 5, 9]
+    assert gains(summed(15, launch=20, exchange=10), [LAUNCH, COMMUNICATION]) == [5, 10]
+    assert gains(summed(15, launch=20, exchange=10, loader=9), [COMMUNICATION, LAUNCH, LOADER]) == [10, 5, 9]
 
 
 @pytest.mark.parametrize("kind", ["waste", "exchange"])
@@ -104,18 +104,18 @@ def test_launching_is_never_more_than_as_it_is() -> None:
     job: Any = Toy(
         lambda gone: 100.0 - 10 * ("launch" in gone) - (50 * ("exchange" in gone)) * (1 + ("launch" in gone))
     )
-    assert gains(job, [LAUNCH, EXCHANGE]) == [10, 50]
+    assert gains(job, [LAUNCH, COMMUNICATION]) == [10, 50]
 
 
 @pytest.mark.parametrize(
-    ("launch", "wire", "exchange"), [(20, 0, 0), (19.9, 0, 10), (30, 1.0, 11.0), (30, 0.9, 0), (0, 0, 10)]
+    ("launch", "wire", "communication"), [(20, 0, 0), (19.9, 0, 10), (30, 1.0, 11.0), (30, 0.9, 0), (0, 0, 10)]
 )
 def test_an_exchange_that_is_calls_only_is_launchings_where_that_gains_twice_as_much(
-    launch: float, wire: float, exchange: float
+    launch: float, wire: float, communication: float
 ) -> None:
     job = summed(other=90 - launch - wire, launch=launch, calls=10, wire=wire)
     whole = cause("exchange", "exchange", "calls", "wire", beyond="calls")
-    assert gains(job, [whole, LAUNCH]) == pytest.approx([exchange, launch])
+    assert gains(job, [whole, LAUNCH]) == pytest.approx([communication, launch])
 
 
 def test_what_is_found_says_the_step_before_and_after() -> None:
@@ -140,7 +140,7 @@ def test_the_step_before_is_longer_where_more_is_recoverable_than_gained() -> No
 def test_launching_is_judged_after_the_waste_that_is_certain() -> None:
     job = summed(10, loader=30, stall=20, launch=15)
     doubting = Doubting("stall")
-    found, doubts = weighed(job, [cause("stall"), LOADER, LAUNCH, EXCHANGE], doubting)
+    found, doubts = weighed(job, [cause("stall"), LOADER, LAUNCH, COMMUNICATION], doubting)
     assert doubting.before == {"loader": 0, "stall": 0, "launch": 1}
     assert [one.finding.code for one in found] == ["loader", "launch"]
     assert [(one.code, one.message) for one in doubts] == [("cannot-tell:stall", "chance")]
@@ -202,5 +202,5 @@ def test_waste_that_is_worth_it_goes_before_launching(waste: float, fields: dict
 
 def test_waste_passes_all_the_work_that_is_alike() -> None:
     job = summed(waste=20, other=100, launch=60, exchange=20.1)
-    found, _ = weighed(job, [LAUNCH, EXCHANGE, cause("waste")])
+    found, _ = weighed(job, [LAUNCH, COMMUNICATION, cause("waste")])
     assert [one.finding.code for one in found] == ["waste", "launch", "exchange"]

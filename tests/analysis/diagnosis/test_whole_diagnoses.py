@@ -16,10 +16,10 @@ import pytest
 
 from gpudiag.analysis.diagnosis.engine import diagnose
 from gpudiag.analysis.diagnosis.hardware import HARDWARE_RULES, examine_facts
-from gpudiag.analysis.diagnosis.replay.levels import PARTS, amount
 from gpudiag.analysis.diagnosis.rules import RULES
 from gpudiag.analysis.diagnosis.rules.compute_bound import ComputeBound
 from gpudiag.analysis.diagnosis.significance import Significance
+from gpudiag.analysis.diagnosis.simulation.levels import PARTS, amount
 from gpudiag.app.analyze import analyze_with_step
 from tests.analysis.diagnosis.cases import case_of
 from tests.analysis.diagnosis.random_jobs.analysed import analysed, recorded

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpudiag.analysis.diagnosis.replay.what_if import WhatIf
+from gpudiag.analysis.diagnosis.simulation.what_if import WhatIf
 from gpudiag.analysis.scaling.parts import factor, step_parts
 from gpudiag.analysis.timeline import build_timeline
 from gpudiag.model.benchmarks.scaling import STEP_PARTS, StepParts

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from gpudiag.analysis.timeline.blocking_exchange import awaited_inside
+from gpudiag.analysis.timeline.blocking_communication import awaited_inside
 from tests.timeline_builder import TRAINING, TraceBuilder
 
 #: Hands over from 1100 to 1150.
-HAND_OVER = "c10d::allreduce_"
+ENQUEUE = "c10d::allreduce_"
 
 
 def awaited(trace: TraceBuilder) -> list[tuple[int, int]]:
@@ -18,7 +18,7 @@ def awaited(trace: TraceBuilder) -> list[tuple[int, int]]:
 
 def summed(*, end: int = 2000) -> TraceBuilder:
     """A function of autograd from 1000 on that hands a sum over."""
-    return TraceBuilder().operator(1000, end, "_Summed").operator(1100, 1150, HAND_OVER)
+    return TraceBuilder().operator(1000, end, "_Summed").operator(1100, 1150, ENQUEUE)
 
 
 def test_it_waits_until_the_collective_has_ended() -> None:
@@ -52,27 +52,27 @@ def test_a_short_pause_is_no_waiting(end: int, waits: list[tuple[int, int]]) -> 
 
 
 def test_a_hand_over_by_itself_or_that_ends_its_operator_waits_for_nothing() -> None:
-    assert awaited(TraceBuilder().operator(1100, 1150, HAND_OVER).operator(1990, 1999).gloo(1120, 1900)) == []
-    done = TraceBuilder().operator(1000, 1140, "_Summed").operator(1100, 1150, HAND_OVER).operator(1990, 1999)
+    assert awaited(TraceBuilder().operator(1100, 1150, ENQUEUE).operator(1990, 1999).gloo(1120, 1900)) == []
+    done = TraceBuilder().operator(1000, 1140, "_Summed").operator(1100, 1150, ENQUEUE).operator(1990, 1999)
     assert awaited(done.gloo(1120, 1900)) == []
 
 
 def test_the_innermost_operator_around_it_is_the_one_that_waits() -> None:
     trace = TraceBuilder().operator(500, 9000, "forward").operator(600, 700).operator(1000, 2000, "_Summed")
-    trace.operator(1010, 1050, "aten::clone").operator(1100, 1150, HAND_OVER).gloo(1120, 1900).gloo(1130, 8000)
+    trace.operator(1010, 1050, "aten::clone").operator(1100, 1150, ENQUEUE).gloo(1120, 1900).gloo(1130, 8000)
     assert awaited(trace) == [(1150, 1900)]
     # What ended before the hand-over is not around it.
     trace = TraceBuilder().operator(1000, 2000, "_Summed").operator(1010, 1090, "c10d::barrier").operator(1020, 1080)
-    assert awaited(trace.operator(1100, 1150, HAND_OVER).gloo(1120, 1900)) == [(1150, 1900)]
+    assert awaited(trace.operator(1100, 1150, ENQUEUE).gloo(1120, 1900)) == [(1150, 1900)]
 
 
 def test_of_an_operator_that_hands_over_twice_the_first_counts() -> None:
-    twice = summed().operator(1200, 1250, HAND_OVER)
+    twice = summed().operator(1200, 1250, ENQUEUE)
     assert awaited(twice.gloo(1120, 1190).gloo(1220, 1900)) == [(1150, 1190), (1250, 1900)]
-    after = summed().operator(3000, 4000, "_Summed").operator(3100, 3150, HAND_OVER)
+    after = summed().operator(3000, 4000, "_Summed").operator(3100, 3150, ENQUEUE)
     assert awaited(after.gloo(1120, 1900).gloo(3110, 3900)) == [(1150, 1900), (3150, 3900)]
 
 
 def test_other_threads_wait_for_themselves() -> None:
-    trace = TraceBuilder().by(5).operator(1000, 2000, "_Summed").operator(1100, 1150, HAND_OVER).gloo(1120, 1900)
+    trace = TraceBuilder().by(5).operator(1000, 2000, "_Summed").operator(1100, 1150, ENQUEUE).gloo(1120, 1900)
     assert awaited(trace) == []

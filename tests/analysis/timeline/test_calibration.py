@@ -65,8 +65,8 @@ CASES.of("TELLING")(
 
 @CASES.of("FEWEST_SEEN")
 def matched_by_chance(at: int) -> object:
-    lane: Any = Of(collectives=Of(instance=np.full(at, UNKNOWN)))
-    member: Any = Of(ends=np.arange(at), lane=lane, mine=np.ones(at, np.bool_))
+    track: Any = Of(collectives=Of(instance=np.full(at, UNKNOWN)))
+    member: Any = Of(ends=np.arange(at), track=track, mine=np.ones(at, np.bool_))
     return mixed_runs._meets(member, [member])
 
 
@@ -90,8 +90,8 @@ def pattern(at: float) -> object:
 
 @CASES.of("FEW_STEPS")
 def analysed(at: int) -> object:
-    lane: Any = Of(window_steps=np.arange(at), steps=Of(source="ProfilerStep"))
-    return [one.code for one in _steps([], [lane])]
+    track: Any = Of(window_steps=np.arange(at), steps=Of(source="ProfilerStep"))
+    return [one.code for one in _steps([], [track])]
 
 
 CASES.of("LOST_SHARE")(lambda at: DeviceActivity(10_000, round(10_000 * at), missing=False).lossy)
@@ -124,18 +124,18 @@ def clock_since_1970(at: float) -> object:
 
 @CASES.of("THIN_SHARE")
 def covered(at: float) -> object:
-    lane: Any = Of(rank=0, trace=0, bounds=np.array([0, 1]))
+    track: Any = Of(rank=0, trace=0, bounds=np.array([0, 1]))
     with mock.patch.object(thin_recording, "_covered", return_value=at):
-        return bool(thin_recording.doubts([Of(framework="pytorch")], [lane]))  # type: ignore[list-item]
+        return bool(thin_recording.doubts([Of(framework="pytorch")], [track]))  # type: ignore[list-item]
 
 
 @CASES.of("COVERED_SHARE")
 def stood_for(at: float) -> object:
     busy = np.array([0, 1000])
     ops = Of(start=busy[:1], end=busy[1:], step=np.zeros(1), launch_start=busy[:1])
-    lane: Any = Of(is_cpu=False, bounds=busy, ops=ops, collectives=None, steps=Of(source="ProfilerStep"))
+    track: Any = Of(is_cpu=False, bounds=busy, ops=ops, collectives=None, steps=Of(source="ProfilerStep"))
     with mock.patch.object(partial_coverage, "covered_share", return_value=at):
-        return bool(partial_coverage.doubts([lane]))
+        return bool(partial_coverage.doubts([track]))
 
 
 def three_steps(ops_of_last: int, latency_ns: int) -> list[int]:

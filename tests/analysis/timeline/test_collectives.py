@@ -42,9 +42,9 @@ def test_all_wait_for_the_last_and_the_last_for_nobody(clocks_ns: list[int] | No
     builders = job([4_000, 15_000, 9_000], clocks_ns=clocks_ns, jitter=10)
     timeline = build_timeline([builder.build() for builder in builders])
     attribution = attribute(timeline)
-    for lane, late_us in zip(attribution.lanes, (11_000, 0, 6_000), strict=True):
-        assert set(lane.waits_ns) == ({1} if late_us else set())
-        each = lane.buckets_ns[:, WAIT] / NS_PER_US
+    for track, late_us in zip(attribution.tracks, (11_000, 0, 6_000), strict=True):
+        assert set(track.waits_ns) == ({1} if late_us else set())
+        each = track.buckets_ns[:, WAIT] / NS_PER_US
         assert each == pytest.approx([late_us] * len(each), abs=30)
     if clocks_ns:
         offsets = {clock.rank: clock.offset_ns for clock in timeline.clocks}
@@ -65,10 +65,10 @@ def test_clocks_of_processes_that_share_no_collective_with_the_first_are_aligned
             trace.step(at).compute(0, 100).collective(5_000 + 100 * rank, 20_000 + step, group="tp", ranks=ranks)
         traces.append(trace.clock_ahead(4 * NS_PER_MS if rank == 3 else 0).build())
     timeline = build_timeline(traces)
-    shifts = [lane.shift_ns for lane in timeline.lanes]
+    shifts = [track.shift_ns for track in timeline.tracks]
     assert shifts[:3] == [0, 0, 0]
     assert shifts[3] == -4 * NS_PER_MS
-    assert attribute(timeline).lanes[2].waits_ns.keys() == {3}
+    assert attribute(timeline).tracks[2].waits_ns.keys() == {3}
 
 
 def test_two_devices_of_one_process_share_its_clock() -> None:
@@ -80,7 +80,7 @@ def test_two_devices_of_one_process_share_its_clock() -> None:
         for rank in range(2)
     )
     timeline = build_timeline([reference.build(), other.clock_ahead(9 * NS_PER_MS).build()])
-    assert [lane.shift_ns for lane in timeline.lanes] == [0, 0, -9 * NS_PER_MS, -9 * NS_PER_MS]
+    assert [track.shift_ns for track in timeline.tracks] == [0, 0, -9 * NS_PER_MS, -9 * NS_PER_MS]
 
 
 def test_groups_of_one_name_with_different_ranks_are_different_groups() -> None:
@@ -92,7 +92,7 @@ def test_groups_of_one_name_with_different_ranks_are_different_groups() -> None:
         for step in range(5):
             trace.step(30_000 * step).collective(late, 20_000, group="tp", ranks=ranks)
         traces.append(trace.build())
-    waits = [set(lane.waits_ns) for lane in attribute(build_timeline(traces)).lanes]
+    waits = [set(track.waits_ns) for track in attribute(build_timeline(traces)).tracks]
     assert waits == [{1}, set(), set(), {2}]
 
 
@@ -106,10 +106,10 @@ def test_several_groups_of_one_process() -> None:
             trace.step(30_000 * step).collective(1_000 + 500 * (rank % 2), 3_000, group="tp", ranks=pair)
             trace.collective(10_000 + 1_000 * rank, 20_000, group="dp", ranks=(0, 1, 2, 3), stream=21)
         traces.append(trace.build())
-    lanes = attribute(build_timeline(traces)).lanes
-    assert [set(lane.waits_ns) for lane in lanes] == [{1, 3}, {3}, {3}, set()]
-    assert lanes[0].waits_ns[1].tolist() == [500 * NS_PER_US] * 4
-    assert lanes[0].waits_ns[3].tolist() == [3_000 * NS_PER_US] * 4
+    tracks = attribute(build_timeline(traces)).tracks
+    assert [set(track.waits_ns) for track in tracks] == [{1, 3}, {3}, {3}, set()]
+    assert tracks[0].waits_ns[1].tolist() == [500 * NS_PER_US] * 4
+    assert tracks[0].waits_ns[3].tolist() == [3_000 * NS_PER_US] * 4
 
 
 def test_a_broadcast_whose_root_leaves_early() -> None:
@@ -123,33 +123,33 @@ def test_a_broadcast_whose_root_leaves_early() -> None:
             trace.collective(start, end, "broadcast", ranks=(0, 1))
             trace.compute(7_000, 9_000).collective(10_000, 20_000, ranks=(0, 1))
         traces.append(trace.build())
-    root, other = attribute(build_timeline(traces)).lanes
+    root, other = attribute(build_timeline(traces)).tracks
     assert not root.waits_ns
     assert other.waits_ns[0].tolist() == [0, 1_000 * NS_PER_US, 0, 1_000 * NS_PER_US]
 
 
 def test_a_group_of_one_computes_and_waits_for_nobody() -> None:
     trace = TraceBuilder(0, world_size=1).steps(4, 100, lambda s: s.collective(10, 60, ranks=(0,)))
-    (lane,) = attribute(build_timeline([trace.build()])).lanes
-    assert lane.buckets_ns[:, BUCKETS.index("compute")].tolist() == [50 * NS_PER_US] * 2
-    assert lane.buckets_ns[:, TRANSFER].tolist() == [0, 0]
-    assert not lane.waits_ns
-    assert lane.unsplit_ns.tolist() == [0, 0]
+    (track,) = attribute(build_timeline([trace.build()])).tracks
+    assert track.buckets_ns[:, BUCKETS.index("compute")].tolist() == [50 * NS_PER_US] * 2
+    assert track.buckets_ns[:, TRANSFER].tolist() == [0, 0]
+    assert not track.waits_ns
+    assert track.unsplit_ns.tolist() == [0, 0]
 
 
 def test_one_rank_of_many_shows_transfer_that_may_hold_waiting() -> None:
     trace = TraceBuilder(5, world_size=8).steps(4, 100, lambda s: s.collective(10, 60, ranks=tuple(range(8))))
     timeline = build_timeline([trace.build()])
-    (lane,) = attribute(timeline).lanes
+    (track,) = attribute(timeline).tracks
     assert timeline.world_size == 8
-    assert lane.unsplit_ns.tolist() == [50 * NS_PER_US] * 2
+    assert track.unsplit_ns.tolist() == [50 * NS_PER_US] * 2
     assert "missing-ranks" in {v.code for v in timeline.validity}
 
 
 def test_of_ranks_partly_missing_the_present_ones_are_still_matched() -> None:
     builders = job([4_000, 15_000, 9_000])
     timeline = build_timeline([builders[0].build(), builders[2].build()])
-    first, second = attribute(timeline).lanes
+    first, second = attribute(timeline).tracks
     assert set(first.waits_ns) == {2}
     assert not second.waits_ns
     assert "missing-ranks" in {v.code for v in timeline.validity}
@@ -163,8 +163,8 @@ def test_send_and_receive_have_no_partner() -> None:
             trace.step(100 * step).collective(10, 60, operation, ranks=(0, 1))
         traces.append(trace.build())
     timeline = build_timeline(traces)
-    for lane, cut in zip(timeline.lanes, attribute(timeline).lanes, strict=True):
-        assert (lane.collectives.instance == -1).all()
+    for track, cut in zip(timeline.tracks, attribute(timeline).tracks, strict=True):
+        assert (track.collectives.instance == -1).all()
         assert cut.unsplit_ns.tolist() == cut.buckets_ns[:, TRANSFER].tolist()
 
 
@@ -173,7 +173,7 @@ def test_captures_that_end_early_and_lose_some_in_the_middle() -> None:
     whole, cut = (builder.build() for builder in builders)
     lost = cut.collectives[4]
     cut = replace(cut, collectives=tuple(call for call in cut.collectives if call is not lost))
-    first, second = build_timeline([whole, cut]).lanes
+    first, second = build_timeline([whole, cut]).tracks
     matched = set(first.collectives.instance.tolist()) & set(second.collectives.instance.tolist())
     assert len(matched - {-1}) == 8
     assert (first.collectives.last_rank[first.collectives.instance >= 0] == 1).all()
@@ -184,9 +184,9 @@ def test_clocks_of_unknown_origin() -> None:
     builders = job([4_000, 15_000], steps=8, jitter=3, clocks_ns=[0, 17 * NS_PER_S])
     traces = [replace(builder.build(), origin_ns=0) for builder in builders]
     timeline = build_timeline(traces)
-    first, second = attribute(timeline).lanes
+    first, second = attribute(timeline).tracks
     assert (set(first.waits_ns), set(second.waits_ns)) == ({1}, set())
-    assert timeline.lanes[1].shift_ns == pytest.approx(-17 * NS_PER_S, abs=50 * NS_PER_US)
+    assert timeline.tracks[1].shift_ns == pytest.approx(-17 * NS_PER_S, abs=50 * NS_PER_US)
 
 
 def test_gloo_order_differs_between_worker_threads() -> None:
@@ -200,7 +200,7 @@ def test_gloo_order_differs_between_worker_threads() -> None:
             trace.gloo(first, 20_000, thread=91, ranks=(0, 1), size_bytes=4_000)
             trace.gloo(second, 26_000, thread=92, ranks=(0, 1), size_bytes=900)
         traces.append(trace.build())
-    a, b = (lane.collectives for lane in build_timeline(traces).lanes)
+    a, b = (track.collectives for track in build_timeline(traces).tracks)
     of_a = {int(i): a.kinds[k] for i, k in zip(a.instance, a.kind, strict=True)}
     of_b = {int(i): b.kinds[k] for i, k in zip(b.instance, b.kind, strict=True)}
     assert -1 not in of_a
@@ -222,7 +222,7 @@ def test_waits_name_the_right_rank(arrivals: list[int], jitter: int, offset: int
     if ranked[-1] - ranked[-2] < 200:
         return  # the clocks' residual leaves open who came last
     last = arrivals.index(ranked[-1])
-    for lane in attribution.lanes:
-        total = sum(int(share.sum()) for share in lane.waits_ns.values())
-        assert total == lane.buckets_ns[:, WAIT].sum()
-        assert set(lane.waits_ns) == (set() if lane.rank == last else {last})
+    for track in attribution.tracks:
+        total = sum(int(share.sum()) for share in track.waits_ns.values())
+        assert total == track.buckets_ns[:, WAIT].sum()
+        assert set(track.waits_ns) == (set() if track.rank == last else {last})

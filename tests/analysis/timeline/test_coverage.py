@@ -13,7 +13,7 @@ from tests.analysis.diagnosis.cases import diagnosis_of
 from tests.timeline_builder import TraceBuilder
 
 if TYPE_CHECKING:
-    from gpudiag.model.timeline import Lane
+    from gpudiag.model.timeline import DeviceTrack
 
 
 def recording(after_ms: int, *, before_ms: int = 4, last_ms: int = 9) -> TraceBuilder:
@@ -24,9 +24,9 @@ def recording(after_ms: int, *, before_ms: int = 4, last_ms: int = 9) -> TraceBu
     return trace.compute(last_ms, last_ms + after_ms, launch=last_ms) if after_ms else trace
 
 
-def lane_of(trace: TraceBuilder) -> Lane:
-    (lane,) = build_timeline([trace.build()]).lanes
-    return lane
+def track_of(trace: TraceBuilder) -> DeviceTrack:
+    (track,) = build_timeline([trace.build()]).tracks
+    return track
 
 
 def partial(trace: TraceBuilder) -> list[str]:
@@ -35,28 +35,28 @@ def partial(trace: TraceBuilder) -> list[str]:
 
 
 def test_the_worked_example() -> None:
-    assert covered_share(lane_of(recording(60))) == pytest.approx((20 + 21 + 20 + 21) / 130)
+    assert covered_share(track_of(recording(60))) == pytest.approx((20 + 21 + 20 + 21) / 130)
 
 
 def test_marked_steps_cover_a_recording_of_nothing_else() -> None:
-    assert covered_share(lane_of(recording(0, before_ms=0))) == 1
-    assert covered_share(lane_of(recording(0))) == 1
+    assert covered_share(track_of(recording(0, before_ms=0))) == 1
+    assert covered_share(track_of(recording(0))) == 1
 
 
 def test_work_that_overlaps_counts_once() -> None:
     trace = recording(60)
     for at in (100, 200, 300, 400):
         trace.step(at, mark=None).compute(0, 9, stream=8)
-    assert covered_share(lane_of(trace)) == pytest.approx(82 / 130)
+    assert covered_share(track_of(trace)) == pytest.approx(82 / 130)
 
 
 def test_a_cpu_process_is_covered_by_its_operators() -> None:
     trace = TraceBuilder(unit_ns=NS_PER_MS)
     for at, busy in ((100, 20), (200, 21), (300, 20), (400, 69)):
         trace.step(at).operator(0, busy)
-    lane = lane_of(trace)
-    assert lane.is_cpu
-    assert covered_share(lane) == pytest.approx(82 / 130)
+    track = track_of(trace)
+    assert track.is_cpu
+    assert covered_share(track) == pytest.approx(82 / 130)
 
 
 def test_a_cpu_process_is_covered_by_its_collectives_too() -> None:
@@ -65,9 +65,9 @@ def test_a_cpu_process_is_covered_by_its_collectives_too() -> None:
     for at in (100, 200, 300, 400, 500):
         trace.step(at).gloo(2, 42, ranks=(0, 1))
     trace.operator(60, 61)
-    lane = lane_of(trace)
-    assert lane.is_cpu
-    assert covered_share(lane) == pytest.approx(200 / 202, abs=0.006)
+    track = track_of(trace)
+    assert track.is_cpu
+    assert covered_share(track) == pytest.approx(200 / 202, abs=0.006)
 
 
 def test_the_remedy_is_no_mark_where_the_steps_are_marked() -> None:

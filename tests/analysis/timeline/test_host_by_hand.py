@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from gpudiag.intervals import Intervals
     from gpudiag.model.event import Trace
-    from gpudiag.model.timeline import HostThread, Lane
+    from gpudiag.model.timeline import DeviceTrack, HostThread
 
 PAGEABLE = "Memcpy HtoD (Pageable -> Device)"
 
@@ -31,13 +31,13 @@ def us(spans: Intervals) -> list[tuple[float, float]]:
     return [(start / 1000, end / 1000) for start, end in spans.pairs()]
 
 
-def lane_of(trace: TraceBuilder) -> Lane:
-    (lane,) = build_timeline([trace.build()]).lanes
-    return lane
+def track_of(trace: TraceBuilder) -> DeviceTrack:
+    (track,) = build_timeline([trace.build()]).tracks
+    return track
 
 
 def threads_of(trace: TraceBuilder) -> dict[int, HostThread]:
-    return lane_of(trace).threads
+    return track_of(trace).threads
 
 
 def test_a_thread_is_busy_over_pauses_of_half_a_millisecond() -> None:
@@ -63,9 +63,9 @@ def test_blocked_is_synchronizing_and_waiting_in_an_exchange() -> None:
     # An executor's call that is an exchange is a wait, and not busy.
     built = TraceBuilder(world_size=2).operator(0, 10).runtime(600, 900, "CollectiveReduceV2").build()
     role = built.events.role.copy()
-    role[built.events.kind == EventKind.RUNTIME] = Role.EXCHANGE
-    (lane,) = build_timeline([replace(built, events=replace(built.events, role=role))]).lanes
-    assert (us(lane.threads[1].blocked), us(lane.threads[1].busy)) == ([(600, 900)], [(0, 10)])
+    role[built.events.kind == EventKind.RUNTIME] = Role.COMMUNICATION
+    (track,) = build_timeline([replace(built, events=replace(built.events, role=role))]).tracks
+    assert (us(track.threads[1].blocked), us(track.threads[1].busy)) == ([(600, 900)], [(0, 10)])
 
 
 @pytest.mark.parametrize(
@@ -106,7 +106,7 @@ def test_ops_know_the_step_and_the_call_that_launched_them() -> None:
     trace = TraceBuilder()
     trace.compute(5, 9, launch=3).step(10).compute(0, 5, launch=(0, 2)).by(9).compute(6, 8, launch=(5, 7))
     trace.step(20).copy(0, 4, launch=1).memset(4, 5).compute(5, 6, launch=None).step(30).compute(0, 1)
-    ops = lane_of(trace).ops
+    ops = track_of(trace).ops
     assert ops.step.tolist() == [-1, 0, 0, 1, 1, UNKNOWN, 2]
     assert (ops.launch_start / 1000).tolist() == [3, 10, 15, 21, 20, UNKNOWN / 1000, 30]
     assert (ops.launch_end / 1000).tolist() == [3, 12, 17, 21, 20, UNKNOWN / 1000, 30]
@@ -122,15 +122,15 @@ def test_times_are_on_the_common_clock() -> None:
         .steps(4, 100, lambda one: one.compute(7, 90, launch=(1, 3)))
         for rank in range(2)
     ]
-    for lane in build_timeline([trace.overhead(4, 6).build() for trace in traces]).lanes:
-        shift = 5 * lane.rank
-        assert lane.shift_ns == 1000 * shift
-        assert lane.ops.start[0] == (7 + shift) * 1000
-        assert (lane.ops.launch_start[0], lane.ops.launch_end[0]) == ((1 + shift) * 1000, (3 + shift) * 1000)
-        assert lane.steps.start[0] == shift * 1000
-        assert lane.steps.end == (306 + shift) * 1000
-        assert us(lane.overhead) == [(304 + shift, 306 + shift)]
-        assert us(lane.threads[1].busy)[0][0] == shift
+    for track in build_timeline([trace.overhead(4, 6).build() for trace in traces]).tracks:
+        shift = 5 * track.rank
+        assert track.shift_ns == 1000 * shift
+        assert track.ops.start[0] == (7 + shift) * 1000
+        assert (track.ops.launch_start[0], track.ops.launch_end[0]) == ((1 + shift) * 1000, (3 + shift) * 1000)
+        assert track.steps.start[0] == shift * 1000
+        assert track.steps.end == (306 + shift) * 1000
+        assert us(track.overhead) == [(304 + shift, 306 + shift)]
+        assert us(track.threads[1].busy)[0][0] == shift
 
 
 @pytest.mark.parametrize(
@@ -165,14 +165,14 @@ def test_on_a_cpu_the_training_threads_operators_are_the_devices_work() -> None:
         trace.step(1000 * step).loader(0, 100).operator(0, 40, "collate").operator(60, 90, "pin")
         trace.operator(100, 500, "mm").operator(200, 300, "inner").operator(510, 520, "c10d::allreduce_")
         trace.by(2).operator(600, 700, "beside").by(TRAINING)
-    lane = lane_of(trace)
-    names = [build_timeline([trace.build()]).traces[0].events.name_of(int(row)) for row in lane.ops.row]
+    track = track_of(trace)
+    names = [build_timeline([trace.build()]).traces[0].events.name_of(int(row)) for row in track.ops.row]
     assert names == ["mm", "c10d::allreduce_"] * 4
-    assert lane.ops.op_class.tolist() == [OpClass.COMPUTE, OpClass.COMMUNICATION] * 4
-    assert lane.ops.step.tolist() == [0, 0, 1, 1, 2, 2, 3, 3]
-    assert set(lane.ops.stream.tolist()) == set(lane.ops.launch_start.tolist()) == {UNKNOWN}
-    assert set(lane.ops.launch_thread.tolist()) == {TRAINING}
-    assert (lane.is_cpu, lane.device_name) == (True, "")
+    assert track.ops.op_class.tolist() == [OpClass.COMPUTE, OpClass.COMMUNICATION] * 4
+    assert track.ops.step.tolist() == [0, 0, 1, 1, 2, 2, 3, 3]
+    assert set(track.ops.stream.tolist()) == set(track.ops.launch_start.tolist()) == {UNKNOWN}
+    assert set(track.ops.launch_thread.tolist()) == {TRAINING}
+    assert (track.is_cpu, track.device_name) == (True, "")
 
 
 def of_ranks(*ranks: int | None) -> tuple[list[int], list[str]]:
@@ -182,7 +182,7 @@ def of_ranks(*ranks: int | None) -> tuple[list[int], list[str]]:
         for place, rank in enumerate(ranks)
     ]
     timeline = build_timeline(traces)
-    return [lane.rank for lane in timeline.lanes], [note for trace in timeline.traces for note in trace.notes]
+    return [track.rank for track in timeline.tracks], [note for trace in timeline.traces for note in trace.notes]
 
 
 def test_a_trace_without_a_rank_takes_the_first_that_is_free() -> None:
@@ -207,7 +207,7 @@ def test_the_world_is_as_large_as_the_traces_say_or_their_ranks() -> None:
 
 def test_devices_are_those_with_work_or_else_the_host() -> None:
     def devices(build: Callable[[TraceBuilder], TraceBuilder]) -> list[int]:
-        return [lane.device for lane in build_timeline([build(TraceBuilder()).build()]).lanes]
+        return [track.device for track in build_timeline([build(TraceBuilder()).build()]).tracks]
 
     assert devices(lambda one: one.operator(0, 5).on(1).compute(0, 9).on(0).copy(0, 9)) == [0, 1]
     assert devices(lambda one: one.operator(0, 5)) == [HOST]
@@ -218,7 +218,7 @@ def test_a_hosts_collectives_are_its_first_lanes() -> None:
     trace = TraceBuilder().steps(
         4, 100, lambda one: one.gloo(60, 70).on(0).compute(0, 9).on(1).compute(0, 9).collective(20, 30)
     )
-    first, second = build_timeline([trace.build()]).lanes
+    first, second = build_timeline([trace.build()]).tracks
     assert [kind[0] for kind in first.collectives.kinds] == ["all_reduce"]
     assert (first.collectives.start[0], second.collectives.start[0]) == (60_000, 20_000)
     assert (len(first.collectives), len(second.collectives)) == (4, 4)

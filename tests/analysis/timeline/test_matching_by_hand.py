@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from gpudiag.analysis.timeline.collectives import LaneCalls, Matching, lane_calls, match_collectives
+from gpudiag.analysis.timeline.collectives import Matching, TrackCalls, match_collectives, track_calls
 from gpudiag.model.event import HOST, CollectiveCall
 from gpudiag.model.timeline import UNKNOWN
 from tests.timeline_builder import TraceBuilder
@@ -21,7 +21,7 @@ Call = tuple[float, float]
 ENDS = (1000, 2100, 3500, 4200, 6000, 9900)
 
 
-def lane(
+def track(
     rank: int,
     calls: Sequence[Call],
     operation: str = "all_reduce",
@@ -31,9 +31,9 @@ def lane(
     clock_known: bool = True,
     sizes: Sequence[int | None] = (),
     trace: int | None = None,
-) -> LaneCalls:
+) -> TrackCalls:
     start, end = (np.array(calls, np.float64).reshape(-1, 2).T * 1000).astype(np.int64)
-    return LaneCalls(
+    return TrackCalls(
         rank=rank,
         trace=rank if trace is None else trace,
         clock_known=clock_known,
@@ -62,12 +62,12 @@ def arrivals(found: Matching, index: int) -> list[tuple[int, float]]:
 
 
 def test_the_last_to_arrive_is_the_same_for_all() -> None:
-    lanes = [
-        lane(0, entering(300), ranks=(0, 1, 2)),
-        lane(1, entering(100), ranks=(0, 1, 2)),
-        lane(2, entering(200), ranks=(0, 1, 2)),
+    tracks = [
+        track(0, entering(300), ranks=(0, 1, 2)),
+        track(1, entering(100), ranks=(0, 1, 2)),
+        track(2, entering(200), ranks=(0, 1, 2)),
     ]
-    found = match_collectives(lanes, {0, 1, 2})
+    found = match_collectives(tracks, {0, 1, 2})
     for index in range(3):
         assert arrivals(found, index) == [(1, end - 100) for end in ENDS]
         assert found.collectives[index].instance.tolist() == [0, 1, 2, 3, 4, 5]
@@ -75,40 +75,40 @@ def test_the_last_to_arrive_is_the_same_for_all() -> None:
 
 
 def test_what_has_no_partner_waits_for_nobody() -> None:
-    found = match_collectives([lane(0, entering(300)), lane(1, entering(100, ends=ENDS[1:]))], {0, 1})
+    found = match_collectives([track(0, entering(300)), track(1, entering(100, ends=ENDS[1:]))], {0, 1})
     assert arrivals(found, 0) == [(UNKNOWN, UNKNOWN / 1000), *((1, end - 100) for end in ENDS[1:])]
     assert found.collectives[0].instance.tolist() == [UNKNOWN, 1, 2, 3, 4, 5]
     assert found.collectives[1].instance.tolist() == [1, 2, 3, 4, 5]
     (clock,) = found.clocks
     assert (clock.rank, clock.matched, clock.unmatched) == (1, 5, 0)
-    (clock,) = match_collectives([lane(0, entering(300, ends=ENDS[1:])), lane(1, entering(100))], {0, 1}).clocks
+    (clock,) = match_collectives([track(0, entering(300, ends=ENDS[1:])), track(1, entering(100))], {0, 1}).clocks
     assert (clock.matched, clock.unmatched) == (5, 1)
 
 
 def test_a_single_collective_is_matched_too() -> None:
     found = match_collectives(
-        [lane(0, [(0, 100)]), lane(1, [(50, 100)]), lane(2, [(20, 100)], group="b", ranks=(2,))], {0, 1}
+        [track(0, [(0, 100)]), track(1, [(50, 100)]), track(2, [(20, 100)], group="b", ranks=(2,))], {0, 1}
     )
     assert [arrivals(found, index) for index in range(3)] == [[(1, 50)], [(1, 50)], [(2, 20)]]
 
 
 def test_a_lane_whose_collectives_are_of_other_sizes_has_no_partner_and_holds_nobody_up() -> None:
-    lanes = [
-        lane(rank, entering(100 * (rank + 1)), ranks=(0, 1, 2), sizes=[8 if rank == 1 else 4] * 6) for rank in range(3)
+    tracks = [
+        track(rank, entering(100 * (rank + 1)), ranks=(0, 1, 2), sizes=[8 if rank == 1 else 4] * 6) for rank in range(3)
     ]
-    found = match_collectives(lanes, {0, 1, 2})
+    found = match_collectives(tracks, {0, 1, 2})
     assert [{rank for rank, _ in arrivals(found, index)} for index in range(3)] == [{0}, {UNKNOWN}, {0}]
     assert [clock.rank for clock in found.clocks] == [2]
-    assert match_collectives(lanes[:2], {0, 1}).clocks == []
+    assert match_collectives(tracks[:2], {0, 1}).clocks == []
 
 
 def test_instances_of_several_groups_have_numbers_of_their_own() -> None:
     found = match_collectives(
         [
-            lane(0, entering(300), group="a"),
-            lane(1, entering(100), group="a"),
-            lane(2, entering(300), group="b", ranks=(2, 3)),
-            lane(3, entering(200), group="b", ranks=(2, 3)),
+            track(0, entering(300), group="a"),
+            track(1, entering(100), group="a"),
+            track(2, entering(300), group="b", ranks=(2, 3)),
+            track(3, entering(200), group="b", ranks=(2, 3)),
         ],
         {0, 1, 2},
     )
@@ -120,11 +120,13 @@ def test_instances_of_several_groups_have_numbers_of_their_own() -> None:
 
 
 def test_a_group_of_one_has_nobody_to_wait_for_and_sends_are_not_matched() -> None:
-    found = match_collectives([lane(1, entering(300), ranks=(1,)), lane(0, entering(300), ranks=(1,))], {0, 1})
-    assert arrivals(match_collectives([lane(1, entering(300), ranks=(1,))], {1}), 0) == [(1, end - 300) for end in ENDS]
-    assert arrivals(match_collectives([lane(1, entering(300), ranks=(0,))], {1}), 0)[0][0] == UNKNOWN
+    found = match_collectives([track(1, entering(300), ranks=(1,)), track(0, entering(300), ranks=(1,))], {0, 1})
+    assert arrivals(match_collectives([track(1, entering(300), ranks=(1,))], {1}), 0) == [
+        (1, end - 300) for end in ENDS
+    ]
+    assert arrivals(match_collectives([track(1, entering(300), ranks=(0,))], {1}), 0)[0][0] == UNKNOWN
     assert len(found.clocks) == 1
-    sent = match_collectives([lane(0, entering(300), "send"), lane(1, entering(300), "send")], {0, 1})
+    sent = match_collectives([track(0, entering(300), "send"), track(1, entering(300), "send")], {0, 1})
     assert {rank for index in range(2) for rank, _ in arrivals(sent, index)} == {UNKNOWN}
     assert sent.clocks == []
 
@@ -132,63 +134,65 @@ def test_a_group_of_one_has_nobody_to_wait_for_and_sends_are_not_matched() -> No
 def test_who_came_after_one_had_left_was_not_waited_for() -> None:
     """A root that leaves at 500 after each all-reduce; the other comes then, or a µs later."""
     for late, expected in ((0, [1, 1]), (1, [0, 1])):
-        lanes = []
+        tracks = []
         for rank in range(2):
-            reduced = lane(rank, entering(100))
+            reduced = track(rank, entering(100))
             begin, length = (400.0, 100.0) if rank == 0 else (500.0 + late, 50.0)
-            sent = lane(rank, [(end + begin, end + begin + length) for end in ENDS], "broadcast")
+            sent = track(rank, [(end + begin, end + begin + length) for end in ENDS], "broadcast")
             order = np.argsort(np.concatenate([reduced.start, sent.start]), kind="stable")
-            lanes.append(
-                LaneCalls(
+            tracks.append(
+                TrackCalls(
                     rank=rank, trace=rank, clock_known=True,
                     start=np.concatenate([reduced.start, sent.start])[order],
                     end=np.concatenate([reduced.end, sent.end])[order],
                     row=np.arange(12), calls=tuple((*reduced.calls, *sent.calls)[at] for at in order),
                 )
             )  # fmt: skip
-        found = match_collectives(lanes, {0, 1})
+        found = match_collectives(tracks, {0, 1})
         assert [found.collectives[rank].last_rank[1] for rank in range(2)] == expected
 
 
-def clock(a: LaneCalls, b: LaneCalls) -> tuple[list[float], ClockAlignment]:
+def clock(a: TrackCalls, b: TrackCalls) -> tuple[list[float], ClockAlignment]:
     found = match_collectives([a, b], {0, 1})
     (one,) = found.clocks
     return [offset / 1000 for offset in found.offsets], one
 
 
 def test_a_clock_is_moved_by_what_is_more_than_the_ends_of_collectives_are_apart() -> None:
-    offsets, found = clock(lane(0, entering(300)), lane(1, entering(100, ahead=5000)))
+    offsets, found = clock(track(0, entering(300)), track(1, entering(100, ahead=5000)))
     assert (offsets, found.offset_ns, found.residual_ns) == ([0, -5000], -5_000_000, 0)
-    offsets, found = clock(lane(0, entering(300)), lane(1, entering(100, ahead=101)))
+    offsets, found = clock(track(0, entering(300)), track(1, entering(100, ahead=101)))
     assert (offsets, found.residual_ns) == ([0, -101], 0)
     # What is too little to be moved by is residual.
-    offsets, found = clock(lane(0, entering(300)), lane(1, entering(100, ahead=-100)))
+    offsets, found = clock(track(0, entering(300)), track(1, entering(100, ahead=-100)))
     assert (offsets, found.residual_ns) == ([0, 0], 100_000)
 
 
 def test_who_came_last_is_told_on_the_common_clock() -> None:
     """Rank 1's clock is 5 ms ahead, and behind; it comes 200 later than the other."""
     for ahead in (5000, -5000):
-        found = match_collectives([lane(0, entering(300)), lane(1, entering(100, ahead=ahead))], {0, 1})
+        found = match_collectives([track(0, entering(300)), track(1, entering(100, ahead=ahead))], {0, 1})
         for index in range(2):
             assert arrivals(found, index) == [(1, end - 100) for end in ENDS]
 
 
 def test_the_first_keeps_its_clock_though_another_saw_more() -> None:
-    offsets, found = clock(lane(0, entering(300, ends=ENDS[1:], ahead=5000)), lane(1, entering(100)))
+    offsets, found = clock(track(0, entering(300, ends=ENDS[1:], ahead=5000)), track(1, entering(100)))
     assert offsets == [0, 5000]
     assert (found.rank, found.offset_ns) == (1, 5_000_000)
     # Of unknown origin it is the same; of as many the first is what others are compared with.
-    offsets, _ = clock(lane(0, entering(300), clock_known=False), lane(1, entering(100, ahead=1e9), clock_known=False))
+    offsets, _ = clock(
+        track(0, entering(300), clock_known=False), track(1, entering(100, ahead=1e9), clock_known=False)
+    )
     assert offsets == [0, -1e9]
 
 
 def test_clocks_follow_each_other_along_the_groups() -> None:
     """Ranks 0 and 1 meet in one group, 1 and 2 in another."""
-    first = lane(0, entering(300), group="a")
-    last = lane(2, entering(100, ahead=7000), group="b", ranks=(1, 2))
+    first = track(0, entering(300), group="a")
+    last = track(2, entering(100, ahead=7000), group="b", ranks=(1, 2))
     both = [
-        lane(1, entering(200, ahead=3000), group=group, ranks=ranks) for group, ranks in (("a", (0, 1)), ("b", (1, 2)))
+        track(1, entering(200, ahead=3000), group=group, ranks=ranks) for group, ranks in (("a", (0, 1)), ("b", (1, 2)))
     ]
     found = match_collectives([first, *both, last], {0, 1, 2})
     assert [offset / 1000 for offset in found.offsets] == [0, -3000, -3000, -7000]
@@ -196,14 +200,14 @@ def test_clocks_follow_each_other_along_the_groups() -> None:
 
 
 def test_lanes_of_one_process_are_no_link_between_clocks() -> None:
-    lanes = [lane(0, entering(300), trace=0), lane(0, entering(200), trace=0), lane(1, entering(100, ahead=5000))]
-    found = match_collectives(lanes, {0, 1})
+    tracks = [track(0, entering(300), trace=0), track(0, entering(200), trace=0), track(1, entering(100, ahead=5000))]
+    found = match_collectives(tracks, {0, 1})
     assert [offset / 1000 for offset in found.offsets] == [0, 0, -5000]
     assert [one.rank for one in found.clocks] == [1]
 
 
 def test_kinds_are_told_apart_by_size() -> None:
-    of = match_collectives([lane(0, entering(300), sizes=[4, 8, 4, None, 8, 4])], {0}).collectives[0]
+    of = match_collectives([track(0, entering(300), sizes=[4, 8, 4, None, 8, 4])], {0}).collectives[0]
     assert of.kind.tolist() == [0, 1, 0, 2, 1, 0]
     assert of.kinds == (("all_reduce", "0", 2, 4), ("all_reduce", "0", 2, 8), ("all_reduce", "0", 2, None))
 
@@ -214,7 +218,7 @@ def test_a_lanes_calls_are_those_of_its_devices_by_start() -> None:
     )
 
     def of(*devices: int) -> list[tuple[float, float]]:
-        found = lane_calls(
+        found = track_calls(
             trace.events, trace.collectives[::-1], rank=0, trace=0, devices=devices, origin_ns=1000, clock_known=True
         )
         assert [call.row for call in found.calls] == found.row.tolist()

@@ -58,7 +58,7 @@ class Rank:
                 for row, (operation, name, ranks) in enumerate(calls)
             ],
         )
-        self.lane: Any = SimpleNamespace(
+        self.track: Any = SimpleNamespace(
             rank=rank,
             trace=rank if trace is None else trace,
             bounds=np.concatenate([[0], np.cumsum(steps)]) * NS_PER_MS,
@@ -72,7 +72,7 @@ class Rank:
 
 
 def said(*ranks: Rank, lossy: Sequence[int] = ()) -> str:
-    found = doubts([one.trace for one in ranks], [one.lane for one in ranks], lossy)
+    found = doubts([one.trace for one in ranks], [one.track for one in ranks], lossy)
     assert [one.code for one in found] in ([], ["mixed-runs"])
     return found[0].message if found else ""
 
@@ -195,12 +195,12 @@ def test_two_lanes_of_one_trace_are_no_others() -> None:
     assert said(Rank(0, matched=False), Rank(0, matched=False, trace=0)) == ""
 
 
-def recorded(rank: int, after_s: float, *, exchange: bool = False) -> Trace:
+def recorded(rank: int, after_s: float, *, communication: bool = False) -> Trace:
     """Steps that begin so long after 2001."""
     built = TraceBuilder(rank, world_size=2, origin_ns=10**18 + int(after_s * NS_PER_S))
     for step in range(6):
         built.step(step * 1000).compute(0, 400 + step)
-        if exchange:
+        if communication:
             built.collective(500 + step, 600 + 7 * step, ranks=(0, 1), size_bytes=8, sequence=step)
     return replace(built.build(), source=f"{rank}.json")
 
@@ -221,7 +221,7 @@ def test_clocks_that_do_not_count_from_1970_do_not_tell_runs_apart() -> None:
 
 
 def test_recordings_whose_collectives_match_are_of_one_run_whatever_their_clocks_say() -> None:
-    assert mixed(recorded(0, 0, exchange=True), recorded(1, 60, exchange=True)) == ""
+    assert mixed(recorded(0, 0, communication=True), recorded(1, 60, communication=True)) == ""
 
 
 def test_two_real_recordings_of_tensorflow_in_one_folder_are_two_runs(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ from gpudiag.analysis.timeline.participants import without_lone_communication
 from gpudiag.model.event import EventKind, Role, Trace
 from tests.timeline_builder import TraceBuilder
 
-_OF_COMMUNICATION = {Role.EXCHANGE, Role.PACKING, Role.HAND_OVER}
+_OF_COMMUNICATION = {Role.COMMUNICATION, Role.BUCKET_COPY, Role.ENQUEUE}
 
 
 def process(
@@ -70,7 +70,7 @@ def test_a_trace_that_speaks_of_others_keeps_its_communication(
     before = process(rank, world_size, group).build()
     (trace,) = without_lone_communication([before])
     roles = {trace.events.name_of(row): Role(int(trace.events.role[row])) for row in range(len(trace.events))}
-    assert roles["DataParallel.forward"] is Role.EXCHANGE
+    assert roles["DataParallel.forward"] is Role.COMMUNICATION
     assert len(trace.collectives) == (group != (1,))
 
 
@@ -108,5 +108,5 @@ def test_traces_without_communication_are_left_as_they_are() -> None:
 
 def test_a_timeline_of_one_device_has_no_collectives() -> None:
     trace = TraceBuilder(0, world_size=1).steps(4, 100, lambda one: one.compute(0, 40).collective(40, 90))
-    (lane,) = build_timeline([trace.build()]).lanes
-    assert len(lane.collectives) == 0
+    (track,) = build_timeline([trace.build()]).tracks
+    assert len(track.collectives) == 0

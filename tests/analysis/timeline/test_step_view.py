@@ -99,10 +99,10 @@ def test_a_step_is_drawn_as_it_was() -> None:
     assert (view.length, view.ranks_left_out) == (100_000, 0)
     for rank in view.ranks:
         assert (rank.begin, rank.end) == (0, 100_000)
-        compute, exchange = [track for track in rank.tracks if track.kind == "device"]
+        compute, communication = [track for track in rank.tracks if track.kind == "device"]
         assert (compute.start, compute.length) == ((0,), (50_000,))
         begin = 50_000 if rank.rank else 80_000
-        assert (exchange.start, exchange.length) == ((begin,), (90_000 - begin,))
+        assert (communication.start, communication.length) == ((begin,), (90_000 - begin,))
         (host,) = [track for track in rank.tracks if track.kind == "host"]
         drawn = {
             view.names[name]: (start, length, depth)

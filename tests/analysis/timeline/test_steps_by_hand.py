@@ -73,10 +73,10 @@ def test_the_busiest_thread_is_the_one_that_launches_most() -> None:
     assert _busiest_thread(events, np.arange(0)) == 0
 
 
-def cut(*lanes: list[int]) -> list[tuple[list[int], list[int]]]:
+def cut(*tracks: list[int]) -> list[tuple[list[int], list[int]]]:
     """The windows of lanes with these step numbers, step n from 10 n to 10 (n + 1), cut to the common ones."""
     windows = [
-        Windows(np.array([*(10 * one for one in of), 10 * of[-1] + 10] if of else []), np.array(of)) for of in lanes
+        Windows(np.array([*(10 * one for one in of), 10 * of[-1] + 10] if of else []), np.array(of)) for of in tracks
     ]
     return [(one.bounds.tolist(), one.steps.tolist()) for one in common_steps(windows)]
 
@@ -121,11 +121,11 @@ def test_a_device_without_known_launches_has_one_window() -> None:
 
 
 def test_without_any_pattern_all_launches_are_one_step() -> None:
-    (lane,) = build_timeline(
+    (track,) = build_timeline(
         [TraceBuilder().compute(30, 50, launch=(7, 9)).compute(50, 60, "b", launch=(5, 6)).build()]
-    ).lanes
-    assert lane.steps.source == "none"
-    assert (lane.steps.start.tolist(), lane.steps.end, lane.steps.number.tolist()) == ([5_000], 9_000, [0])
+    ).tracks
+    assert track.steps.source == "none"
+    assert (track.steps.start.tolist(), track.steps.end, track.steps.number.tolist()) == ([5_000], 9_000, [0])
 
 
 def test_steps_end_with_the_last_optimizers() -> None:
@@ -133,7 +133,7 @@ def test_steps_end_with_the_last_optimizers() -> None:
     for number in range(4):
         trace.compute(100 * number, 100 * number + 50, launch=100 * number)
         trace.optimizer(100 * number + 60, 100 * number + 61 + number)
-    (lane,) = build_timeline([trace.build()]).lanes
-    assert lane.steps.source == "optimizer"
-    assert lane.steps.start.tolist() == [61_000, 162_000, 263_000, 364_000]
-    assert lane.steps.end == 364_000
+    (track,) = build_timeline([trace.build()]).tracks
+    assert track.steps.source == "optimizer"
+    assert track.steps.start.tolist() == [61_000, 162_000, 263_000, 364_000]
+    assert track.steps.end == 364_000

@@ -15,23 +15,23 @@ from tests.timeline_builder import TraceBuilder
 
 if TYPE_CHECKING:
     from gpudiag.model.event import Trace
-    from gpudiag.model.timeline import Lane
+    from gpudiag.model.timeline import DeviceTrack
 
 
-def lane_of(trace: TraceBuilder | Trace) -> Lane:
-    (lane,) = build_timeline([trace.build() if isinstance(trace, TraceBuilder) else trace]).lanes
-    return lane
+def track_of(trace: TraceBuilder | Trace) -> DeviceTrack:
+    (track,) = build_timeline([trace.build() if isinstance(trace, TraceBuilder) else trace]).tracks
+    return track
 
 
-def windows(lane: Lane) -> list[tuple[int, int, int]]:
+def windows(track: DeviceTrack) -> list[tuple[int, int, int]]:
     """(step number, begin, end) in microseconds."""
-    bounds = (lane.bounds // NS_PER_US).tolist()
-    return list(zip(lane.window_steps.tolist(), bounds[:-1], bounds[1:], strict=True))
+    bounds = (track.bounds // NS_PER_US).tolist()
+    return list(zip(track.window_steps.tolist(), bounds[:-1], bounds[1:], strict=True))
 
 
 def test_first_and_last_step_are_left_out() -> None:
-    lane = lane_of(TraceBuilder().steps(5, 100, lambda s: s.compute(10, 90)))
-    assert windows(lane) == [(1, 110, 210), (2, 210, 310), (3, 310, 410)]
+    track = track_of(TraceBuilder().steps(5, 100, lambda s: s.compute(10, 90)))
+    assert windows(track) == [(1, 110, 210), (2, 210, 310), (3, 310, 410)]
 
 
 def test_work_belongs_to_the_step_that_launched_it_however_late_it_runs() -> None:
@@ -39,16 +39,16 @@ def test_work_belongs_to_the_step_that_launched_it_however_late_it_runs() -> Non
     trace = TraceBuilder()
     for step in range(6):
         trace.step(100 * step).compute(150, 240)
-    lane = lane_of(trace)
-    assert windows(lane) == [(1, 250, 350), (2, 350, 450), (3, 450, 550), (4, 550, 650)]
-    assert lane.ops.step.tolist() == [0, 1, 2, 3, 4, 5]
+    track = track_of(trace)
+    assert windows(track) == [(1, 250, 350), (2, 350, 450), (3, 450, 550), (4, 550, 650)]
+    assert track.ops.step.tolist() == [0, 1, 2, 3, 4, 5]
 
 
 def test_work_launched_before_the_capture_belongs_to_no_step() -> None:
     trace = TraceBuilder().compute(0, 40, launch=None).steps(4, 100, lambda s: s.compute(50, 90), first=0)
-    lane = lane_of(trace)
-    assert lane.ops.step.tolist()[0] == -1
-    assert windows(lane) == [(1, 150, 250), (2, 250, 350)]
+    track = track_of(trace)
+    assert track.ops.step.tolist()[0] == -1
+    assert windows(track) == [(1, 150, 250), (2, 250, 350)]
 
 
 @pytest.mark.parametrize(
@@ -57,11 +57,11 @@ def test_work_launched_before_the_capture_belongs_to_no_step() -> None:
 )
 def test_few_steps(steps: int, expected: list[tuple[int, int, int]]) -> None:
     timeline = build_timeline([TraceBuilder().steps(steps, 100, lambda s: s.compute(10, 90)).build()])
-    assert windows(timeline.lanes[0]) == expected
+    assert windows(timeline.tracks[0]) == expected
     assert [v.code for v in timeline.validity] == ["few-steps"]
 
 
-def three(*, ops: tuple[int, int, int] = (4, 4, 4), last_mark_until: int = 0, before: bool = False) -> Lane:
+def three(*, ops: tuple[int, int, int] = (4, 4, 4), last_mark_until: int = 0, before: bool = False) -> DeviceTrack:
     """Three marked steps of 100 µs with so many ops of 20 µs each; the host is ahead of the device."""
     trace = TraceBuilder()
     if before:
@@ -72,7 +72,7 @@ def three(*, ops: tuple[int, int, int] = (4, 4, 4), last_mark_until: int = 0, be
             trace.compute(10 + 20 * index, 30 + 20 * index, launch=10 if index == 0 else 11)
     if last_mark_until:
         trace.operator(0, last_mark_until)
-    return lane_of(trace)
+    return track_of(trace)
 
 
 def test_the_last_of_three_steps_is_used_where_its_mark_ends_before_the_device_does() -> None:
@@ -106,7 +106,7 @@ def test_a_last_step_that_is_not_whole_is_left_out() -> None:
 def test_the_first_of_three_steps_is_left_out_where_its_work_was_queued() -> None:
     """Its first op starts 30 µs after its launch: something that is not in the recording was in the way."""
     trace = TraceBuilder().steps(3, 200, lambda s: s.compute(50, 90, launch=(10, 20)).operator(91, 150))
-    assert windows(lane_of(trace)) == [(1, 250, 450)]
+    assert windows(track_of(trace)) == [(1, 250, 450)]
 
 
 def layers(trace: TraceBuilder, count: int) -> TraceBuilder:
@@ -119,14 +119,14 @@ def layers(trace: TraceBuilder, count: int) -> TraceBuilder:
 
 def test_repeated_layers_within_one_range_are_one_step() -> None:
     timeline = build_timeline([layers(TraceBuilder(), 12).annotation(0, 250, "forward").build()])
-    (lane,) = timeline.lanes
-    assert (lane.steps.source, windows(lane)) == ("range", [(0, 0, 239)])
+    (track,) = timeline.tracks
+    assert (track.steps.source, windows(track)) == ("range", [(0, 0, 239)])
     assert timeline.unit == "recording"  # of a range that does not repeat it is not known that it is a step
 
 
 def test_repeated_layers_within_nothing_are_a_repeated_unit() -> None:
     timeline = build_timeline([layers(TraceBuilder(), 12).build()])
-    assert timeline.lanes[0].steps.source == "pattern"
+    assert timeline.tracks[0].steps.source == "pattern"
     assert timeline.unit == "repeated-unit"
 
 
@@ -136,9 +136,9 @@ def test_ranges_that_repeat_are_steps_with_what_follows_them() -> None:
     for step in range(5):
         layers(trace.step(400 * step, mark=None), 9)
         trace.annotation(0, 70, "forward").annotation(5, 40, "block").annotation(300, 310, "log")
-    (lane,) = build_timeline([trace.build()]).lanes
-    assert lane.steps.source == "range"
-    assert windows(lane) == [(1, 400, 800), (2, 800, 1200), (3, 1200, 1600)]
+    (track,) = build_timeline([trace.build()]).tracks
+    assert track.steps.source == "range"
+    assert windows(track) == [(1, 400, 800), (2, 800, 1200), (3, 1200, 1600)]
 
 
 def test_ranges_that_come_at_unequal_launches_are_no_steps() -> None:
@@ -150,9 +150,9 @@ def test_ranges_that_come_at_unequal_launches_are_no_steps() -> None:
             trace.compute(10 * index, 10 * index + 9, f"kernel {index}", launch=10 * index)
         for begin in (0, 20, 120):
             trace.annotation(begin, begin + 2, "all_reduce")
-    (lane,) = build_timeline([trace.build()]).lanes
-    assert lane.steps.source == "pattern"
-    assert {end - begin for _, begin, end in windows(lane)[:-1]} == {400}
+    (track,) = build_timeline([trace.build()]).tracks
+    assert track.steps.source == "pattern"
+    assert {end - begin for _, begin, end in windows(track)[:-1]} == {400}
 
 
 def test_calls_of_the_whole_model_are_steps() -> None:
@@ -163,16 +163,16 @@ def test_calls_of_the_whole_model_are_steps() -> None:
         trace.python(0, 195, "nn.Module: Net_0")
         for layer in range(9):
             trace.python(20 * layer, 20 * layer + 15, f"nn.Module: Linear_{layer}")
-    (lane,) = build_timeline([trace.build()]).lanes
-    assert lane.steps.source == "range"
-    assert windows(lane) == [(1, 400, 800), (2, 800, 1200), (3, 1200, 1600)]
+    (track,) = build_timeline([trace.build()]).tracks
+    assert track.steps.source == "range"
+    assert windows(track) == [(1, 400, 800), (2, 800, 1200), (3, 1200, 1600)]
 
 
 def test_steps_of_very_different_length_keep_their_own() -> None:
     trace = TraceBuilder()
     for at in (0, 10, 1000, 1003, 1500):
         trace.step(at).compute(1, 3)
-    assert windows(lane_of(trace)) == [(1, 11, 1001), (2, 1001, 1004), (3, 1004, 1501)]
+    assert windows(track_of(trace)) == [(1, 11, 1001), (2, 1001, 1004), (3, 1004, 1501)]
 
 
 def test_a_step_that_launches_nothing_gives_its_time_to_the_one_before() -> None:
@@ -182,29 +182,29 @@ def test_a_step_that_launches_nothing_gives_its_time_to_the_one_before() -> None
         trace.step(100 * step)
         if step != 3:
             trace.compute(10, 90)
-    assert windows(lane_of(trace)) == [(1, 110, 210), (2, 210, 410), (4, 410, 510)]
+    assert windows(track_of(trace)) == [(1, 110, 210), (2, 210, 410), (4, 410, 510)]
 
 
 def test_numbers_that_repeat_are_counted_instead() -> None:
     trace = TraceBuilder()
     for step, number in enumerate((7, 8, 7, 8, 9)):
         trace.step(100 * step, number=number).compute(10, 90)
-    assert lane_of(trace).window_steps.tolist() == [1, 2, 3]
+    assert track_of(trace).window_steps.tolist() == [1, 2, 3]
 
 
 def test_marks_without_numbers_are_counted() -> None:
     trace = TraceBuilder()
     for step in range(5):
         trace.step(100 * step, mark="gpudiag.step").compute(10, 90)
-    lane = lane_of(trace)
-    assert (lane.steps.source, lane.window_steps.tolist()) == ("gpudiag.step", [1, 2, 3])
+    track = track_of(trace)
+    assert (track.steps.source, track.window_steps.tolist()) == ("gpudiag.step", [1, 2, 3])
 
 
 def test_a_copy_that_overtakes_its_step_does_not_reorder_windows() -> None:
     trace = TraceBuilder().steps(5, 100, lambda s: s.compute(50, 130))
     trace.step(400, mark=None).copy(-250, -240, launch=1)  # launched in step 4, ran during step 1
-    lane = lane_of(trace)
-    assert (np.diff(lane.bounds) > 0).all()
+    track = track_of(trace)
+    assert (np.diff(track.bounds) > 0).all()
 
 
 def test_without_marks_steps_begin_where_the_optimizer_ends() -> None:
@@ -212,9 +212,9 @@ def test_without_marks_steps_begin_where_the_optimizer_ends() -> None:
     for step in range(6):
         trace.step(100 * step, mark=None).compute(10, 80, launch=5).optimizer(85, 95)
     timeline = build_timeline([trace.build()])
-    (lane,) = timeline.lanes
-    assert lane.steps.source == "optimizer"
-    assert np.diff(lane.bounds).tolist() == [100 * NS_PER_US] * 3
+    (track,) = timeline.tracks
+    assert track.steps.source == "optimizer"
+    assert np.diff(track.bounds).tolist() == [100 * NS_PER_US] * 3
     assert "no-step-marks" in {v.code for v in timeline.validity}
 
 
@@ -224,9 +224,9 @@ def test_without_marks_and_optimizer_a_repeating_pattern_is_found() -> None:
         trace.step(100 * step, mark=None).copy(5, 8, launch=1)
         for kernel in range(6):
             trace.compute(10 + 10 * kernel, 18 + 10 * kernel, f"kernel{kernel}", launch=2 + kernel)
-    lane = lane_of(trace)
-    assert lane.steps.source == "pattern"
-    assert set(np.diff(lane.bounds).tolist()) == {100 * NS_PER_US}
+    track = track_of(trace)
+    assert track.steps.source == "pattern"
+    assert set(np.diff(track.bounds).tolist()) == {100 * NS_PER_US}
 
 
 def test_a_pattern_of_kernels_alone_is_found() -> None:
@@ -236,16 +236,16 @@ def test_a_pattern_of_kernels_alone_is_found() -> None:
         trace.step(100 * step, mark=None)
         for kernel in range(6):
             trace.compute(10 + 10 * kernel, 18 + 10 * kernel, f"kernel{kernel % 4}", launch=2 + kernel)
-    lane = lane_of(trace)
-    assert lane.steps.source == "pattern"
-    assert set(np.diff(lane.bounds).tolist()) == {100 * NS_PER_US}
+    track = track_of(trace)
+    assert track.steps.source == "pattern"
+    assert set(np.diff(track.bounds).tolist()) == {100 * NS_PER_US}
 
 
 def test_without_anything_the_whole_capture_is_one_window() -> None:
     timeline = build_timeline([TraceBuilder().compute(10, 30, launch=1).compute(50, 95, launch=2).build()])
-    (lane,) = timeline.lanes
-    assert lane.steps.source == "none"
-    assert (lane.bounds // NS_PER_US).tolist() == [10, 95]
+    (track,) = timeline.tracks
+    assert track.steps.source == "none"
+    assert (track.bounds // NS_PER_US).tolist() == [10, 95]
     assert {v.code for v in timeline.validity} == {"no-step-marks", "few-steps"}
 
 
@@ -254,7 +254,7 @@ def test_ranks_are_cut_to_the_steps_that_all_have() -> None:
     late = TraceBuilder(1)
     for number in range(2, 9):
         late.step(100 * number, number=number).compute(10, 90)
-    a, b = build_timeline([early.build(), late.build()]).lanes
+    a, b = build_timeline([early.build(), late.build()]).tracks
     assert a.window_steps.tolist() == b.window_steps.tolist() == [3, 4, 5]
     assert a.bounds.tolist() == b.bounds.tolist()
 
@@ -265,23 +265,23 @@ def test_ranks_with_nothing_in_common_keep_their_own_and_it_is_said() -> None:
     for number in range(10, 14):
         late.step(100 * number, number=number).compute(10, 90)
     timeline = build_timeline([early.build(), late.build()])
-    assert [lane.window_steps.tolist() for lane in timeline.lanes] == [[1, 2], [11, 12]]
+    assert [track.window_steps.tolist() for track in timeline.tracks] == [[1, 2], [11, 12]]
     assert "different-steps" in {v.code for v in timeline.validity}
 
 
 def test_two_devices_of_one_process_have_windows_of_their_own() -> None:
     trace = TraceBuilder()
     trace.steps(5, 100, lambda s: s.on(0).compute(10, 60).on(1).compute(20, 70))
-    first, second = build_timeline([trace.build()]).lanes
+    first, second = build_timeline([trace.build()]).tracks
     assert [first.label, second.label] == ["cuda:0", "cuda:1"]
     assert (second.bounds - first.bounds).tolist() == [10 * NS_PER_US] * 4
 
 
 def test_a_graph_gives_all_its_kernels_to_the_step_of_its_one_launch() -> None:
     trace = TraceBuilder().steps(4, 100, lambda s: s.graph((5, 9), (20, 40), (40, 70), (70, 115)))
-    lane = lane_of(trace)
-    assert lane.ops.step.tolist() == [step for step in range(4) for _ in range(3)]
-    assert windows(lane) == [(1, 120, 220), (2, 220, 320)]
+    track = track_of(trace)
+    assert track.ops.step.tolist() == [step for step in range(4) for _ in range(3)]
+    assert windows(track) == [(1, 120, 220), (2, 220, 320)]
 
 
 def test_ranks_unknown_to_their_traces_take_free_places() -> None:
@@ -294,7 +294,7 @@ def test_ranks_unknown_to_their_traces_take_free_places() -> None:
 
 def test_recording_in_which_nothing_computes_has_no_lane_and_a_remedy() -> None:
     timeline = build_timeline([TraceBuilder().annotation(0, 5, "my range").build()])
-    assert timeline.lanes == ()
+    assert timeline.tracks == ()
     (message,) = [one.message for one in timeline.validity if one.code == "missing-device-activity"]
     assert "no device activity, no host operators, no step marks" in message
 
@@ -313,10 +313,10 @@ def test_windows_tile(steps: list[tuple[int, int, int]], ahead: int) -> None:
         at += length
     if all(kernels == 0 for _, _, kernels in steps):
         return
-    lane = lane_of(trace)
-    assert (np.diff(lane.bounds) > 0).all()
-    assert len(lane.window_steps) == len(lane.bounds) - 1 >= 1
-    assert (np.diff(lane.window_steps) > 0).all()
+    track = track_of(trace)
+    assert (np.diff(track.bounds) > 0).all()
+    assert len(track.window_steps) == len(track.bounds) - 1 >= 1
+    assert (np.diff(track.window_steps) > 0).all()
 
 
 def test_the_timeline_grows_linearly() -> None:
@@ -343,5 +343,5 @@ def test_the_timeline_grows_linearly() -> None:
 
 
 def test_milliseconds_too() -> None:
-    lane = lane_of(TraceBuilder(unit_ns=NS_PER_MS).steps(4, 30, lambda s: s.compute(0, 25)))
-    assert np.diff(lane.bounds).tolist() == [30 * NS_PER_MS] * 2
+    track = track_of(TraceBuilder(unit_ns=NS_PER_MS).steps(4, 30, lambda s: s.compute(0, 25)))
+    assert np.diff(track.bounds).tolist() == [30 * NS_PER_MS] * 2

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpudiag.app.selftest.judge import compare, cost_of, exchange_of, judge, tolerance_ms, trimmed_mean
+from gpudiag.app.selftest.judge import communication_of, compare, cost_of, judge, tolerance_ms, trimmed_mean
 from gpudiag.app.selftest.score import scores_of
 from gpudiag.model.analysis import Analysis, Finding, Fix, Steps
 from gpudiag.model.benchmarks.selftest import Ablation, Block, Cost, Expected, FaultPlan, Found, Row
@@ -175,7 +175,9 @@ def test_on_cpus_noise_raises_the_level_of_an_alarm() -> None:
 
 
 def test_the_clean_exchange_is_what_the_clean_job_takes_longer_than_one_that_exchanges_nothing() -> None:
-    exchange = exchange_of(cost_of(blocks((28.3, 28.4), (28.5, 28.4))), cost_of(blocks((26.6, 42.3), (26.6, 42.5))))
+    exchange = communication_of(
+        cost_of(blocks((28.3, 28.4), (28.5, 28.4))), cost_of(blocks((26.6, 42.3), (26.6, 42.5)))
+    )
     assert exchange.ms == pytest.approx(1.8)
     assert exchange.standard_error_ms == pytest.approx(math.hypot(0.1, 0.1))
 

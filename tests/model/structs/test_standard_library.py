@@ -10,13 +10,13 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from gpudiag.model.run import RankRecord, RunRecord, StepsFound, StepTimes, TimedSteps
+from gpudiag.model.run import RankRecord, RunRecord, StepsFound, StepTimes, UnprofiledSteps
 from gpudiag.model.structs import standard_library as plain
 
 TIMES = StepTimes(step_ms=(1.0, 2.5), mean_ms=1.75, median_ms=1.75, standard_error_ms=0.1, jitter_ms=0.2)
 RANK = RankRecord(
     rank=1, local_rank=1, host="h\u00f6st", pid=7, device="cpu", device_name="CPU", unprofiled=TIMES,
-    timed=TimedSteps(input_ms=(0.5, 0.5), host_ms=(1.0, 2.0)), notes={"own-profiler": "it has one"}, run_id="ab",
+    timed=UnprofiledSteps(input_ms=(0.5, 0.5), host_ms=(1.0, 2.0)), notes={"own-profiler": "it has one"}, run_id="ab",
 )  # fmt: skip
 RUN = RunRecord(
     created="2026-01-01T00:00:00Z", command=("python", "train.py"), workload="train.py", framework="pytorch",

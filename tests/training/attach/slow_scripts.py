@@ -43,7 +43,7 @@ class Samples(Dataset[torch.Tensor]):
         return self.batch
 
 
-def slow_exchange(_state, bucket):  # type: ignore[no-untyped-def]  # DDP takes no annotations that are text
+def slow_communication(_state, bucket):  # type: ignore[no-untyped-def]  # DDP takes no annotations that are text
     """As DDP's own, over and over."""
     world = dist.get_world_size()
     spare = [bucket.buffer().clone() for _ in range(12)]
@@ -72,7 +72,7 @@ def train(kind: str, seconds: float) -> None:
     torch.manual_seed(7)
     model = DistributedDataParallel(network().to(device))
     if kind == "slow-exchange":
-        model.register_comm_hook(None, slow_exchange)
+        model.register_comm_hook(None, slow_communication)
     late = FAULT_S if kind == "few-workers" or (kind == "late-loader" and rank == 1) else 0.0
     # One worker makes each batch in FAULT_S; a late loader has none, and fetches on the thread that trains.
     # Where waiting for the device is the fault nothing else waits: copies from pageable memory would, as long.

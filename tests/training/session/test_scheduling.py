@@ -11,7 +11,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from gpudiag.model.run import Scheduling, TimedSteps
+from gpudiag.model.run import Scheduling, UnprofiledSteps
 from tests.cli_process import SECONDS, environment
 
 pytestmark = pytest.mark.processes
@@ -72,4 +72,4 @@ def test_thread_that_sleeps_does_not_wait_for_a_core(tmp_path: Path) -> None:
 
 
 def test_records_without_the_figures_are_read() -> None:
-    assert msgspec.json.decode(b'{"host_ms": [1.0]}', type=TimedSteps).scheduling is None
+    assert msgspec.json.decode(b'{"host_ms": [1.0]}', type=UnprofiledSteps).scheduling is None

@@ -100,7 +100,7 @@ def test_the_light_recording_has_marks_and_no_operators(tmp_path: Path) -> None:
     assert [source.path.parent.name for source in find_sources([tmp_path])] == ["traces"]
 
 
-def test_timed_steps_tell_what_the_host_did(tmp_path: Path) -> None:
+def test_unprofiled_steps_tell_what_the_host_did(tmp_path: Path) -> None:
     def slow_loader() -> Iterator[int]:
         for batch in range(30):
             time.sleep(0.005)

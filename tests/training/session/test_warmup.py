@@ -107,4 +107,4 @@ def test_the_next_look_is_never_now_and_never_far(series: list[float]) -> None:
 @given(st.floats(0, 1e6))
 def test_lengths_are_bounded(step_ms: float) -> None:
     assert 3 <= warmup.block_length(step_ms) <= 50
-    assert 10 <= warmup.timed_steps(step_ms) <= 100
+    assert 10 <= warmup.unprofiled_steps(step_ms) <= 100

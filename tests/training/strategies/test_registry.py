@@ -10,16 +10,16 @@ import torch
 from torch import nn
 
 from gpudiag.errors import HardwareMissingError, UsageError
-from gpudiag.model.job import ExchangeOptions
+from gpudiag.model.job import CommunicationOptions
 from gpudiag.training.strategies.pytorch_strategy import PytorchStrategy
-from gpudiag.training.strategies.registry import check_exchange, load_strategy, strategies, strategy_entry
+from gpudiag.training.strategies.registry import check_communication, load_strategy, strategies, strategy_entry
 
 
 def test_names() -> None:
     designed = "nccl gloo cpu-reduce ps-cpu ps-gpu data-parallel copies fsdp independent"
     assert tuple(strategies()) == tuple(designed.split())
     assert [name for name, entry in strategies().items() if entry.needs_gpu] == ["nccl", "data-parallel"]
-    assert [name for name, entry in strategies().items() if not entry.exchanges] == ["independent"]
+    assert [name for name, entry in strategies().items() if not entry.communications] == ["independent"]
 
 
 @pytest.mark.parametrize("name", strategies())
@@ -41,13 +41,15 @@ def test_each_device_has_a_process() -> None:
 
 
 def check(name: str, *, devices: int = 4, nodes: int = 1, precision: str | None = None, **options: Any) -> None:
-    check_exchange(strategy_entry(name), ExchangeOptions(**options), devices=devices, nodes=nodes, precision=precision)
+    check_communication(
+        strategy_entry(name), CommunicationOptions(**options), devices=devices, nodes=nodes, precision=precision
+    )
 
 
 def test_every_option_is_taken_by_some_strategy() -> None:
-    everything = ExchangeOptions(bucket_mb=1.0, compress="bf16", accumulate=2, nccl_algo="ring", ps_device=0)
+    everything = CommunicationOptions(bucket_mb=1.0, compress="bf16", accumulate=2, nccl_algo="ring", ps_device=0)
     assert set(everything.given()) == {name for entry in strategies().values() for name in entry.takes}
-    assert ExchangeOptions().given() == {}
+    assert CommunicationOptions().given() == {}
 
 
 @pytest.mark.parametrize("name", strategies())

@@ -20,7 +20,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.tensor import DTensor
 
-from gpudiag.model.job import ExchangeOptions
+from gpudiag.model.job import CommunicationOptions
 from gpudiag.training.frameworks.pytorch.flops import FlopCounter
 from gpudiag.training.strategies.registry import load_strategy
 from tests.training.strategies.processes import tell
@@ -55,7 +55,7 @@ def make_data(rank: int) -> list[tuple[torch.Tensor, torch.Tensor]]:
 
 
 def train(rank: int, device: torch.device, name: str, options: dict[str, Any]) -> dict[str, Any]:
-    exchange = ExchangeOptions(**options)
+    exchange = CommunicationOptions(**options)
     strategy = load_strategy(name, device, exchange)
     strategy.open()
     bare = make_model().to(device).to(memory_format=torch.channels_last)  # type: ignore[call-overload]  # missing from torch's stubs

@@ -8,21 +8,21 @@ import numpy as np
 
 from gpudiag.analysis.diagnosis.calibration import SAME_AMOUNT, WARNING_PERCENT
 from gpudiag.analysis.diagnosis.case import Case
-from gpudiag.analysis.diagnosis.replay.edits import (
+from gpudiag.analysis.diagnosis.rules.rule import Edit, notable
+from gpudiag.analysis.diagnosis.simulation.edits import (
     with_host_copies,
     without_allocation,
-    without_exchange,
+    without_communication,
     without_input,
     without_launch_cost,
     without_stalls,
     without_syncs,
 )
-from gpudiag.analysis.diagnosis.replay.what_if import WhatIf
-from gpudiag.analysis.diagnosis.rules.rule import Edit, notable
+from gpudiag.analysis.diagnosis.simulation.what_if import WhatIf
 from gpudiag.analysis.diagnosis.weigh import Weighed
 from gpudiag.intervals import length
 from gpudiag.model.analysis import BUCKETS, Explained, Finding
-from gpudiag.model.attribution import LaneAttribution
+from gpudiag.model.attribution import TrackAttribution
 from gpudiag.units import milliseconds
 
 #: What may keep a device waiting for its host.
@@ -42,8 +42,8 @@ _ON_THE_DEVICE = frozenset({"communication_transfer", "copy"})
 _OF_A_PLACE = {"copy": "copies", "sync": "synchronizations"}
 #: Which findings account for a bucket, and what takes all of it away.
 _BY: dict[str, tuple[tuple[str, ...], tuple[Edit, ...]]] = {
-    "communication_transfer": (("communication-bound", "straggler"), (without_exchange,)),
-    "communication_wait": (("straggler", "communication-bound"), (without_exchange,)),
+    "communication_transfer": (("communication-bound", "straggler"), (without_communication,)),
+    "communication_wait": (("straggler", "communication-bound"), (without_communication,)),
     "copy": (("slow-copy", "communication-bound", "host-sync", "host-stall"), (with_host_copies,)),
     "input": (("input-bound", "straggler"), (without_input,)),
     "sync": (
@@ -65,19 +65,19 @@ _BY: dict[str, tuple[tuple[str, ...], tuple[Edit, ...]]] = {
 
 def pace_setter(case: Case) -> tuple[dict[str, float], float]:
     """(ms by bucket, step in ms) of the device that waits least for the others: that sets the pace."""
-    lane = _pace_lane(case)
-    if lane is None:
+    track = _pace_lane(case)
+    if track is None:
         return dict.fromkeys(BUCKETS, 0.0), 0.0
-    means = lane.buckets_ns.mean(axis=0)
+    means = track.buckets_ns.mean(axis=0)
     return {name: milliseconds(float(ns)) for name, ns in zip(BUCKETS, means, strict=True)}, milliseconds(
-        float(np.mean(lane.step_ns))
+        float(np.mean(track.step_ns))
     )
 
 
-def _pace_lane(case: Case) -> LaneAttribution | None:
+def _pace_lane(case: Case) -> TrackAttribution | None:
     waiting = BUCKETS.index("communication_wait")
-    lanes = [lane for lane in case.attribution.lanes if len(lane.buckets_ns)]
-    return min(lanes, key=lambda lane: float(lane.buckets_ns[:, waiting].mean()), default=None)
+    tracks = [track for track in case.attribution.tracks if len(track.buckets_ns)]
+    return min(tracks, key=lambda track: float(track.buckets_ns[:, waiting].mean()), default=None)
 
 
 def explain(
@@ -144,8 +144,8 @@ def _recording_ms(what_if: WhatIf, bucket: str, edits: Sequence[Edit]) -> float:
 
 def _queued_ms(case: Case) -> float:
     """Gaps between ops that stood in a queue, per step, on the device that sets the pace: its own doing."""
-    lane = _pace_lane(case)
-    return 0.0 if lane is None else milliseconds(length(lane.queued) / len(lane.step_ns))
+    track = _pace_lane(case)
+    return 0.0 if track is None else milliseconds(length(track.queued) / len(track.step_ns))
 
 
 def _hidden(

@@ -82,7 +82,7 @@ def unseen_communication(case: Case, findings: Sequence[Finding]) -> Iterator[Fi
 
 def _likely(case: Case, bucket: str, ms: float, step_ms: float, reason: str) -> Finding:
     code, cause, words = LIKELY[bucket]
-    if case.lanes and case.lanes[0].is_cpu:
+    if case.tracks and case.tracks[0].is_cpu:
         words = _ON_CPU.get(bucket, words)
     percent = 100 * ms / step_ms
     evidence: dict[str, object] = {"reason": reason, "exposed_ms": ms, "bucket": bucket}
@@ -138,8 +138,8 @@ class _Collective(msgspec.Struct, frozen=True):
 
 def _slowest_collective(case: Case) -> _Collective | None:
     best: tuple[float, _Collective] | None = None
-    for lane in case.lanes[:1]:
-        table = lane.collectives
+    for track in case.tracks[:1]:
+        table = track.collectives
         for index, (operation, _, ranks, size) in enumerate(table.kinds):
             times = (table.end - table.start)[table.kind == index]
             factor = bus_factor(operation, ranks or case.timeline.world_size)
@@ -148,5 +148,5 @@ def _slowest_collective(case: Case) -> _Collective | None:
             total = milliseconds(float(np.sum(times)))
             if best is None or total > best[0]:
                 busbw = size / median(times) * factor
-                best = total, _Collective(operation, size, busbw, nvlink_gb_per_s(lane.device_name))
+                best = total, _Collective(operation, size, busbw, nvlink_gb_per_s(track.device_name))
     return None if best is None else best[1]

@@ -22,15 +22,15 @@ from numpy.typing import NDArray
 
 from gpudiag.analysis.diagnosis.calibration import SAME_AMOUNT
 from gpudiag.analysis.diagnosis.case import Case
-from gpudiag.analysis.diagnosis.replay.graph import NONE, Block, Costs
-from gpudiag.analysis.diagnosis.replay.what_if import WhatIf
 from gpudiag.analysis.diagnosis.rules.advice import Advice, advice_for, pytorch
 from gpudiag.analysis.diagnosis.rules.host_stall import ELSEWHERE, HostStall
 from gpudiag.analysis.diagnosis.rules.rule import Proposal, notable, severity_of
+from gpudiag.analysis.diagnosis.simulation.graph import NONE, Block, Costs
+from gpudiag.analysis.diagnosis.simulation.what_if import WhatIf
 from gpudiag.analysis.diagnosis.weigh import Weighed, in_order
 from gpudiag.model.analysis import Finding
 from gpudiag.model.event import EventKind, Role, any_of
-from gpudiag.model.timeline import Lane, OpClass
+from gpudiag.model.timeline import DeviceTrack, OpClass
 
 _STALL = HostStall.code
 #: What may be part of a place: causes that are a host's own doing at some instant of the step.
@@ -117,15 +117,15 @@ def _places(case: Case, what_if: WhatIf) -> dict[str, NDArray[np.bool_]]:
     """Return the host nodes of training threads between two ranges of the program, by these ranges' names."""
     host = what_if.graph.host
     places: dict[str, NDArray[np.bool_]] = defaultdict(lambda: np.zeros(len(host.time), np.bool_))
-    lanes = {lane.trace: lane for lane in reversed(case.lanes)}
+    tracks = {track.trace: track for track in reversed(case.tracks)}
     for process in what_if.graph.ranks:
-        lane = lanes[process]
+        track = tracks[process]
         events = case.timeline.traces[process].events
         mine = np.flatnonzero((host.process == process) & (host.row != NONE))
-        mine = mine[events.thread[host.row[mine]] == lane.steps.thread]
-        start, end, names = _ranges(case, lane)
+        mine = mine[events.thread[host.row[mine]] == track.steps.thread]
+        start, end, names = _ranges(case, track)
         # Nodes are ends of calls; what lies before a call counts to it.
-        called = events.start_ns[host.row[mine]] + lane.shift_ns
+        called = events.start_ns[host.row[mine]] + track.shift_ns
         before = np.searchsorted(end, called, side="right") - 1
         after = np.searchsorted(start, called, side="right")
         between = (before >= 0) & (after < len(start)) & (after == before + 1)
@@ -137,16 +137,16 @@ def _places(case: Case, what_if: WhatIf) -> dict[str, NDArray[np.bool_]]:
     return dict(places)
 
 
-def _ranges(case: Case, lane: Lane) -> tuple[NDArray[np.int64], NDArray[np.int64], list[str]]:
+def _ranges(case: Case, track: DeviceTrack) -> tuple[NDArray[np.int64], NDArray[np.int64], list[str]]:
     """Return start, end and name of the outermost ranges of the training thread, on the common clock, in order."""
-    events = case.timeline.traces[lane.trace].events
+    events = case.timeline.traces[track.trace].events
     wanted = any_of(events.kind, EventKind.ANNOTATION, EventKind.MODULE) & (events.role != Role.STEP_MARK)
-    rows = np.flatnonzero(wanted & (events.thread == lane.steps.thread))
+    rows = np.flatnonzero(wanted & (events.thread == track.steps.thread))
     reach = np.maximum.accumulate(np.append(np.iinfo(np.int64).min, events.end_ns[rows]))[:-1]
     rows = rows[events.start_ns[rows] >= reach]
     modules = events.kind[rows] == EventKind.MODULE
     names = [_FORWARD if of else events.name_of(row) for of, row in zip(modules.tolist(), rows.tolist(), strict=True)]
-    return events.start_ns[rows] + lane.shift_ns, events.end_ns[rows] + lane.shift_ns, names
+    return events.start_ns[rows] + track.shift_ns, events.end_ns[rows] + track.shift_ns, names
 
 
 def _without_place(nodes: NDArray[np.bool_], what_if: WhatIf, costs: Costs) -> Costs:

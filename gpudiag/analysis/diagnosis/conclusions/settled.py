@@ -8,7 +8,7 @@ import msgspec
 
 from gpudiag.analysis.diagnosis.calibration import SAME_AMOUNT
 from gpudiag.analysis.diagnosis.case import Case
-from gpudiag.analysis.diagnosis.timed_steps import exposed_input_ms, later_input_ms
+from gpudiag.analysis.diagnosis.unprofiled_steps import exposed_input_ms, later_input_ms
 from gpudiag.model.analysis import UNTRUSTED_CODES, Finding
 from gpudiag.statistics import mean_of
 
@@ -27,7 +27,7 @@ def settled(case: Case, finding: Finding) -> Finding:
     when it varies between these steps by less than that.
     """
     saved = finding.recoverable_ms_per_step
-    wait = _timed_wait_ms(case, finding)
+    wait = _unprofiled_wait_ms(case, finding)
     untrusted = UNTRUSTED_CODES & {validity.code for validity in case.timeline.validity}
     if saved is None or wait is None or untrusted:
         return finding
@@ -37,7 +37,7 @@ def settled(case: Case, finding: Finding) -> Finding:
     return msgspec.structs.replace(finding, confidence="high", evidence=evidence)
 
 
-def _timed_wait_ms(case: Case, finding: Finding) -> _Wait | None:
+def _unprofiled_wait_ms(case: Case, finding: Finding) -> _Wait | None:
     """Return the wait that the finding is about as the unprofiled steps show it; None where they do not."""
     if case.run is None or len(case.run.ranks) == 0:
         return None

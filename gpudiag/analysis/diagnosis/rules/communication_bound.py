@@ -13,19 +13,19 @@ import numpy as np
 from gpudiag.analysis.diagnosis.calibration import MOST, MOSTLY_UNSEEN, NOTABLE_PERCENT
 from gpudiag.analysis.diagnosis.case import Case
 from gpudiag.analysis.diagnosis.examples import DDP, Job, all_reduce, fetch, kernels, update
-from gpudiag.analysis.diagnosis.replay.edits import (
-    undisturbing,
-    without_exchange,
-    without_exchange_calls,
-    without_packing,
-    without_transfer,
-)
-from gpudiag.analysis.diagnosis.replay.probe_what_if import transports, with_transport
-from gpudiag.analysis.diagnosis.replay.what_if import WhatIf
 from gpudiag.analysis.diagnosis.rules.advice import advice_for, pytorch
-from gpudiag.analysis.diagnosis.rules.exchange_advice import LINKS, exchange_advice, links_in_doubt
+from gpudiag.analysis.diagnosis.rules.communication_advice import LINKS, communication_advice, links_in_doubt
 from gpudiag.analysis.diagnosis.rules.rule import CannotTell, Examples, Proposal, notable, severity_of
 from gpudiag.analysis.diagnosis.rules.unused_nvlink import unused_nvlink_gb_per_s
+from gpudiag.analysis.diagnosis.simulation.edits import (
+    undisturbing,
+    without_bucket_copy,
+    without_communication,
+    without_communication_calls,
+    without_transfer,
+)
+from gpudiag.analysis.diagnosis.simulation.probe_what_if import transports, with_transport
+from gpudiag.analysis.diagnosis.simulation.what_if import WhatIf
 from gpudiag.intervals import median
 from gpudiag.model.analysis import Finding
 from gpudiag.model.probed import probed_busbw, transport_of
@@ -41,7 +41,7 @@ _OTHER_TRANSPORT = (
     "Use the transport that the probes found faster at these sizes (savings_ms_at_probed): peer access "
     "(unset NCCL_P2P_DISABLE), or NCCL_ALGO=Ring or Tree."
 )
-_LESS_PACKING = pytorch(
+_LESS_BUCKET_COPY = pytorch(
     "Avoid copying gradients out of the buckets: DistributedDataParallel(gradient_as_bucket_view=True)."
 )
 
@@ -103,9 +103,9 @@ class CommunicationBound:
             return
         if communication.any() or what_if.exchanged.any():
             yield Proposal(
-                edit=without_exchange,
+                edit=without_communication,
                 # Where only the host's calls for it cost, and launching costs more, it is a matter of launching.
-                beyond=without_exchange_calls,
+                beyond=without_communication_calls,
                 kind="exchange",
                 describe=partial(self._describe, case, what_if),
             )
@@ -114,8 +114,8 @@ class CommunicationBound:
         device, graph = what_if.graph.device, what_if.graph
         matched = ~np.isnan(device.transfer)
         transfer = device.transfer[matched]
-        per_step = graph.steps * len(case.lanes)
-        packing = milliseconds((device.end - device.start)[what_if.packing].sum() / per_step)
+        per_step = graph.steps * len(case.tracks)
+        bucket_copy = milliseconds((device.end - device.start)[what_if.bucket_copy].sum() / per_step)
         largest = _largest(case)
         parts = _parts(what_if, gain)
         evidence: dict[str, object] = {
@@ -123,12 +123,12 @@ class CommunicationBound:
             "transfer_ms_per_step": milliseconds(transfer.sum() / per_step),
             "exposed_transfer_ms_by_rank": case.exposed_ms("communication_transfer"),
         }
-        if packing:
-            evidence["bucket_copies_ms_per_step"] = packing
+        if bucket_copy:
+            evidence["bucket_copies_ms_per_step"] = bucket_copy
         if largest is not None:
             evidence |= largest.evidence()
         # Had all of the transfer kernels to run beside, it would cost what is longer than these.
-        longest = float(np.bincount(device.lane[matched], weights=transfer).max(initial=0.0)) / graph.steps
+        longest = float(np.bincount(device.track[matched], weights=transfer).max(initial=0.0)) / graph.steps
         evidence["savings_ms_with_full_overlap"] = min(
             gain, max(what_if.now_ms - max(what_if.now_ms - gain, milliseconds(longest)), 0.0)
         )
@@ -138,15 +138,15 @@ class CommunicationBound:
         reached = (None, None) if largest is None else (largest.busbw_gb_per_s, largest.probe_busbw_gb_per_s)
         by_calls = parts["CPU calls"] > MOST * gain
         in_doubt = not by_calls and links_in_doubt(case, *reached)
-        advice = (*((LINKS,) if in_doubt else ()), *exchange_advice(case, by_calls=by_calls))
+        advice = (*((LINKS,) if in_doubt else ()), *communication_advice(case, by_calls=by_calls))
         if faster.keys() - {transport_of(case.run)}:
             advice = (*advice, _OTHER_TRANSPORT)
         nvlink = None if largest is None else unused_nvlink_gb_per_s(case, largest.size_bytes, largest.busbw_gb_per_s)
         if nvlink is not None:
             evidence["nvlink_gb_per_s"] = nvlink
             advice = (_PEER_ACCESS, *advice)
-        if not by_calls and 100 * packing >= NOTABLE_PERCENT * case.step_ms:
-            advice = (*advice, _LESS_PACKING)
+        if not by_calls and 100 * bucket_copy >= NOTABLE_PERCENT * case.step_ms:
+            advice = (*advice, _LESS_BUCKET_COPY)
         return Finding(
             code=self.code,
             severity=severity_of(percent),
@@ -167,10 +167,10 @@ def _parts(what_if: WhatIf, gain: float) -> dict[str, float]:
 
     The CPU's calls go first: where they set the pace, what transfers cost shows only without them.
     """
-    uncalled = without_exchange_calls(what_if, what_if.corrected)
+    uncalled = without_communication_calls(what_if, what_if.corrected)
     exposed = undisturbing(uncalled)
     undisturbed = without_transfer(what_if, exposed)
-    unpacked = without_packing(what_if, undisturbed)
+    unpacked = without_bucket_copy(what_if, undisturbed)
     gains = [min(ms, gain) for ms in what_if.gains_ms([uncalled, exposed, undisturbed, unpacked])]
     running = [*itertools.accumulate(gains, max), gain]
     names = ("CPU calls", "exposed", "kernels slowed beside it", "copying buckets", "copies and waits")
@@ -219,8 +219,8 @@ class _Collective(msgspec.Struct, frozen=True, kw_only=True):
 def _largest(case: Case) -> _Collective | None:
     """The kind of collective that takes the most transfer time on the first lane."""
     best: tuple[float, _Collective] | None = None
-    for lane in case.lanes[:1]:
-        table = lane.collectives
+    for track in case.tracks[:1]:
+        table = track.collectives
         known = table.last_arrival != UNKNOWN
         for index, (operation, _, ranks, size) in enumerate(table.kinds):
             mine = known & (table.kind == index)

@@ -12,10 +12,6 @@ import numpy as np
 from gpudiag.analysis.diagnosis.case import Case
 from gpudiag.analysis.diagnosis.examples import Job, item, kernels, python
 from gpudiag.analysis.diagnosis.frames import user_frames
-from gpudiag.analysis.diagnosis.replay.edits import without_syncs
-from gpudiag.analysis.diagnosis.replay.graph import Block
-from gpudiag.analysis.diagnosis.replay.levels import synchronizing_more, syncs
-from gpudiag.analysis.diagnosis.replay.what_if import WhatIf
 from gpudiag.analysis.diagnosis.rules.advice import (
     TF_COMPILE,
     TF_SEVERAL_STEPS,
@@ -26,6 +22,10 @@ from gpudiag.analysis.diagnosis.rules.advice import (
     tensorflow,
 )
 from gpudiag.analysis.diagnosis.rules.rule import CannotTell, Examples, Proposal, severity_of
+from gpudiag.analysis.diagnosis.simulation.edits import without_syncs
+from gpudiag.analysis.diagnosis.simulation.graph import Block
+from gpudiag.analysis.diagnosis.simulation.levels import synchronizing_more, syncs
+from gpudiag.analysis.diagnosis.simulation.what_if import WhatIf
 from gpudiag.model.analysis import Finding
 from gpudiag.model.event import EventKind
 
@@ -77,7 +77,7 @@ class HostSync:
         what_if = case.what_if
         if what_if is None or not syncs(what_if).any():
             return
-        if synchronizing_more(what_if) and any(len(lane.collectives) for lane in case.lanes):
+        if synchronizing_more(what_if) and any(len(track.collectives) for track in case.tracks):
             return  # what one rank does alone makes it a straggler
         yield Proposal(edit=without_syncs, describe=partial(self._describe, case, what_if))
 

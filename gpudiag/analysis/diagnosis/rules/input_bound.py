@@ -11,11 +11,11 @@ from gpudiag.analysis.diagnosis.calibration import SAME_AMOUNT, WARNING_PERCENT
 from gpudiag.analysis.diagnosis.case import Case
 from gpudiag.analysis.diagnosis.examples import DDP, Job, fetch, kernels, silence
 from gpudiag.analysis.diagnosis.places import before_first_operator
-from gpudiag.analysis.diagnosis.replay.edits import without_common_input
-from gpudiag.analysis.diagnosis.replay.what_if import WhatIf
 from gpudiag.analysis.diagnosis.rules.advice import TF_DATA, Advice, advice_for, others, pytorch
 from gpudiag.analysis.diagnosis.rules.rule import CannotTell, Examples, Proposal, notable, severity_of
-from gpudiag.analysis.diagnosis.timed_steps import exposed_input_ms, input_ms_above_most, loader_steps_ms
+from gpudiag.analysis.diagnosis.simulation.edits import without_common_input
+from gpudiag.analysis.diagnosis.simulation.what_if import WhatIf
+from gpudiag.analysis.diagnosis.unprofiled_steps import exposed_input_ms, input_ms_above_most, loader_steps_ms
 from gpudiag.model.analysis import Finding
 from gpudiag.model.run import RunRecord
 from gpudiag.statistics import mean_of
@@ -116,7 +116,7 @@ def unmarked_words(case: Case) -> str:
     return "unmarked time at the start of the step (usually data loading)"
 
 
-def with_timed_input(case: Case, findings: Sequence[Finding]) -> list[Finding]:
+def with_unprofiled_input(case: Case, findings: Sequence[Finding]) -> list[Finding]:
     """The findings, with waiting for input as the timed steps have it where the recording shows little of it.
 
     What is waited for on all ranks alike is the lower median of what each waits for, or the most of it that is no
@@ -172,7 +172,7 @@ def _is_recorded(case: Case) -> bool:
 
 
 def _advice(case: Case) -> Advice:
-    return (*_ADVICE, *_ON_GPUS) if any(not lane.is_cpu for lane in case.lanes) else _ADVICE
+    return (*_ADVICE, *_ON_GPUS) if any(not track.is_cpu for track in case.tracks) else _ADVICE
 
 
 def _is_that_wait(finding: Finding, gain: float) -> bool:

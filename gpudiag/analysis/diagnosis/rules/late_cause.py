@@ -7,12 +7,12 @@ import statistics
 from gpudiag.analysis.diagnosis.calibration import MOST
 from gpudiag.analysis.diagnosis.case import Case
 from gpudiag.analysis.diagnosis.places import few_slow_calls
-from gpudiag.analysis.diagnosis.replay.graph import Costs
-from gpudiag.analysis.diagnosis.replay.levels import PARTS, Part, levelled
-from gpudiag.analysis.diagnosis.replay.levels import excess as excess_of
-from gpudiag.analysis.diagnosis.replay.what_if import WhatIf
 from gpudiag.analysis.diagnosis.rules.more_than_peers import OwnPauses, own_pauses
 from gpudiag.analysis.diagnosis.rules.rule import notable
+from gpudiag.analysis.diagnosis.simulation.graph import Costs
+from gpudiag.analysis.diagnosis.simulation.levels import PARTS, Part, levelled
+from gpudiag.analysis.diagnosis.simulation.levels import excess as excess_of
+from gpudiag.analysis.diagnosis.simulation.what_if import WhatIf
 from gpudiag.units import milliseconds
 
 #: What is most of what a host does: one that is slow throughout is slowest in one of them.

@@ -10,8 +10,6 @@ from gpudiag.analysis.diagnosis.calibration import TINY_KERNEL_US
 from gpudiag.analysis.diagnosis.case import Case
 from gpudiag.analysis.diagnosis.examples import DDP, Job, fetch, kernels, python
 from gpudiag.analysis.diagnosis.places import few_slow_calls
-from gpudiag.analysis.diagnosis.replay.edits import as_cuda_graph, without_common_slow_calls
-from gpudiag.analysis.diagnosis.replay.what_if import WhatIf
 from gpudiag.analysis.diagnosis.rules.advice import (
     TF_COMPILE,
     TF_SEVERAL_STEPS,
@@ -22,6 +20,8 @@ from gpudiag.analysis.diagnosis.rules.advice import (
     tensorflow,
 )
 from gpudiag.analysis.diagnosis.rules.rule import CannotTell, Examples, Proposal, severity_of
+from gpudiag.analysis.diagnosis.simulation.edits import as_cuda_graph, without_common_slow_calls
+from gpudiag.analysis.diagnosis.simulation.what_if import WhatIf
 from gpudiag.intervals import median
 from gpudiag.model.analysis import Finding
 from gpudiag.model.timeline import OpClass
@@ -87,7 +87,7 @@ class LaunchBound:
     def examine(self, case: Case) -> Iterator[Proposal | CannotTell]:
         """Two proposals: no single call is slow, and no rank takes time to launch its step."""
         what_if = case.what_if
-        if what_if is None or case.lanes[0].is_cpu:
+        if what_if is None or case.tracks[0].is_cpu:
             return
         if what_if.graph.host.slow.any():
             named = few_slow_calls(case, case.timeline.ranks_present)
@@ -121,7 +121,7 @@ class LaunchBound:
     def _describe(self, case: Case, what_if: WhatIf, gain: float, percent: float) -> Finding:
         device, graph = what_if.graph.device, what_if.graph
         kernels = (device.end - device.start)[device.op_class == OpClass.COMPUTE] / 1e3
-        per_step = len(kernels) / graph.steps / len(case.lanes)
+        per_step = len(kernels) / graph.steps / len(case.tracks)
         typical = median(kernels)
         tiny = typical < TINY_KERNEL_US
         host_ms = float(what_if.busy.sum()) / graph.steps / len(graph.ranks) / 1e6

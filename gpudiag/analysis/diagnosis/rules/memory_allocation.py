@@ -9,12 +9,12 @@ from typing import ClassVar
 
 from gpudiag.analysis.diagnosis.case import Case
 from gpudiag.analysis.diagnosis.examples import Job, kernels, memory
-from gpudiag.analysis.diagnosis.replay.chains.host_time import body_span
-from gpudiag.analysis.diagnosis.replay.edits import without_allocation
-from gpudiag.analysis.diagnosis.replay.graph import Block
-from gpudiag.analysis.diagnosis.replay.what_if import WhatIf
 from gpudiag.analysis.diagnosis.rules.advice import advice_for, jax, pytorch, tensorflow
 from gpudiag.analysis.diagnosis.rules.rule import CannotTell, Examples, Proposal, severity_of
+from gpudiag.analysis.diagnosis.simulation.chains.host_time import body_span
+from gpudiag.analysis.diagnosis.simulation.edits import without_allocation
+from gpudiag.analysis.diagnosis.simulation.graph import Block
+from gpudiag.analysis.diagnosis.simulation.what_if import WhatIf
 from gpudiag.model.analysis import Finding
 from gpudiag.model.event import EventKind, Role, any_of
 from gpudiag.units import milliseconds
@@ -66,7 +66,7 @@ class MemoryAllocation:
     def examine(self, case: Case) -> Iterator[Proposal | CannotTell]:
         """One proposal: nothing is taken from the driver and nothing given back."""
         what_if = case.what_if
-        if what_if is None or case.lanes[0].is_cpu:
+        if what_if is None or case.tracks[0].is_cpu:
             return
         host = what_if.graph.host
         if host.allocating.any() or (host.block == Block.RELEASE).any():
@@ -93,13 +93,13 @@ def _calls(case: Case, what_if: WhatIf) -> tuple[dict[str, float], dict[str, flo
     took: dict[str, int] = defaultdict(int)
     calls: dict[str, int] = defaultdict(int)
     steps = 0
-    for lane in {lane.trace: lane for lane in reversed(case.lanes) if lane.trace in what_if.graph.ranks}.values():
-        events = case.timeline.traces[lane.trace].events
-        begin, end = body_span(lane)
-        steps += len(lane.window_steps)
+    for track in {track.trace: track for track in reversed(case.tracks) if track.trace in what_if.graph.ranks}.values():
+        events = case.timeline.traces[track.trace].events
+        begin, end = body_span(track)
+        steps += len(track.window_steps)
         rows = events.rows_of(EventKind.RUNTIME)
         rows = rows[any_of(events.role[rows], Role.ALLOCATION, Role.RELEASE)]
-        start = events.start_ns[rows] + lane.shift_ns
+        start = events.start_ns[rows] + track.shift_ns
         for row in rows[(start >= begin) & (start < end)].tolist():
             took[events.name_of(row)] += int(events.end_ns[row] - events.start_ns[row])
             calls[events.name_of(row)] += 1

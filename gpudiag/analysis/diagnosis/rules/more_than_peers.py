@@ -9,10 +9,10 @@ import numpy as np
 
 from gpudiag.analysis.diagnosis.calibration import MOST, OFTEN
 from gpudiag.analysis.diagnosis.case import Case
-from gpudiag.analysis.diagnosis.replay.chains.host_time import body_span
+from gpudiag.analysis.diagnosis.simulation.chains.host_time import body_span
 from gpudiag.intervals import distinct, own_lengths
 from gpudiag.model.event import EventKind, any_of
-from gpudiag.model.timeline import PAUSE_NS, UNKNOWN, Lane
+from gpudiag.model.timeline import PAUSE_NS, UNKNOWN, DeviceTrack
 from gpudiag.units import milliseconds
 
 #: How many operators are named.
@@ -42,8 +42,8 @@ class MoreOperators(msgspec.Struct, frozen=True, kw_only=True):
 def more_operators(case: Case, late: tuple[int, ...]) -> MoreOperators | None:
     """The operators in which these ranks spend longer; None where no other is there to compare with, or none does."""
     spent: dict[bool, list[tuple[dict[str, float], dict[str, float]]]] = {True: [], False: []}
-    for lane in case.lanes:
-        spent[lane.rank in late].append(_of_lane(case, lane))
+    for track in case.tracks:
+        spent[track.rank in late].append(_of_track(case, track))
     if not all(spent.values()):
         return None
     more_ms, more_calls = (
@@ -98,8 +98,8 @@ class OwnPauses(msgspec.Struct, frozen=True, kw_only=True):
 def own_pauses(case: Case, late: tuple[int, ...]) -> OwnPauses:
     """The pauses of these ranks between calls of their own; none where no other rank is there to compare with."""
     found: dict[bool, list[dict[tuple[str, str], tuple[float, float]]]] = {True: [], False: []}
-    for lane in case.lanes:
-        found[lane.rank in late].append(_between_calls(case, lane))
+    for track in case.tracks:
+        found[track.rank in late].append(_between_calls(case, track))
     ms: dict[str, float] = defaultdict(float)
     for one in found[True] if found[False] else ():
         for pair, (times, paused_ms) in one.items():
@@ -111,15 +111,15 @@ def own_pauses(case: Case, late: tuple[int, ...]) -> OwnPauses:
     return OwnPauses(ms=dict(sorted(ms.items(), key=lambda item: -item[1])))
 
 
-def _between_calls(case: Case, lane: Lane) -> dict[tuple[str, str], tuple[float, float]]:
+def _between_calls(case: Case, track: DeviceTrack) -> dict[tuple[str, str], tuple[float, float]]:
     """(how often, ms in pauses) per analysed step, by the names of two calls that follow one another.
 
     Calls are those that are within no other, of the threads that train.
     """
-    events, (begin, end) = case.timeline.traces[lane.trace].events, body_span(lane)
+    events, (begin, end) = case.timeline.traces[track.trace].events, body_span(track)
     rows = events.rows_of(EventKind.OPERATOR, EventKind.RUNTIME)
-    start = events.start_ns[rows] + lane.shift_ns
-    rows = rows[any_of(events.thread[rows], *_threads(lane)) & (start >= begin) & (start < end)]
+    start = events.start_ns[rows] + track.shift_ns
+    rows = rows[any_of(events.thread[rows], *_threads(track)) & (start >= begin) & (start < end)]
     rows = rows[np.lexsort((-events.end_ns[rows], events.start_ns[rows]))]
     until = np.maximum.accumulate(events.end_ns[rows])
     outer = np.ones(len(rows), np.bool_)
@@ -130,31 +130,31 @@ def _between_calls(case: Case, lane: Lane) -> dict[tuple[str, str], tuple[float,
     pairs = np.stack([events.name[rows[:-1]], events.name[rows[1:]]], axis=1)
     named, which, times = np.unique(pairs, axis=0, return_inverse=True, return_counts=True)
     paused = np.bincount(which.reshape(-1), weights=pause, minlength=len(named))
-    steps = len(lane.window_steps)
+    steps = len(track.window_steps)
     return {
         (events.names[before], events.names[after]): (count / steps, milliseconds(ns) / steps)
         for (before, after), count, ns in zip(named.tolist(), times.tolist(), paused.tolist(), strict=True)
     }
 
 
-def _threads(lane: Lane) -> set[int]:
-    return {lane.steps.thread, *distinct(lane.ops.launch_thread).tolist()} - {UNKNOWN}
+def _threads(track: DeviceTrack) -> set[int]:
+    return {track.steps.thread, *distinct(track.ops.launch_thread).tolist()} - {UNKNOWN}
 
 
-def _of_lane(case: Case, lane: Lane) -> tuple[dict[str, float], dict[str, float]]:
+def _of_track(case: Case, track: DeviceTrack) -> tuple[dict[str, float], dict[str, float]]:
     """(own ms, calls) per analysed step, by operator, of the threads that train."""
-    events, (begin, end) = case.timeline.traces[lane.trace].events, body_span(lane)
+    events, (begin, end) = case.timeline.traces[track.trace].events, body_span(track)
     own_ms: dict[str, float] = defaultdict(float)
     calls: dict[str, float] = defaultdict(float)
-    for thread in _threads(lane):
+    for thread in _threads(track):
         rows = events.rows_of(EventKind.OPERATOR)
         rows = rows[events.thread[rows] == thread]
         own = own_lengths(events.start_ns[rows], events.end_ns[rows])
-        start = events.start_ns[rows] + lane.shift_ns
+        start = events.start_ns[rows] + track.shift_ns
         inside = (start >= begin) & (start < end)
         names, which, count = np.unique(events.name[rows[inside]], return_inverse=True, return_counts=True)
         total = np.bincount(which, weights=own[inside], minlength=len(names))
         for index, ns, times in zip(names.tolist(), total.tolist(), count.tolist(), strict=True):
-            own_ms[events.names[index]] += milliseconds(ns) / len(lane.window_steps)
-            calls[events.names[index]] += times / len(lane.window_steps)
+            own_ms[events.names[index]] += milliseconds(ns) / len(track.window_steps)
+            calls[events.names[index]] += times / len(track.window_steps)
     return own_ms, calls

@@ -10,8 +10,8 @@ import msgspec
 from gpudiag.analysis.diagnosis.calibration import CRITICAL_PERCENT, NOTABLE_MS, NOTABLE_PERCENT, WARNING_PERCENT
 from gpudiag.analysis.diagnosis.case import Case
 from gpudiag.analysis.diagnosis.examples import Job
-from gpudiag.analysis.diagnosis.replay.graph import Costs
-from gpudiag.analysis.diagnosis.replay.what_if import WhatIf
+from gpudiag.analysis.diagnosis.simulation.graph import Costs
+from gpudiag.analysis.diagnosis.simulation.what_if import WhatIf
 from gpudiag.model.analysis import Finding, Severity
 
 #: What can become of a cause: waste can go away entirely; the exchange and launching are work, which can only be hidden

@@ -10,11 +10,11 @@ import numpy as np
 
 from gpudiag.analysis.diagnosis.case import Case
 from gpudiag.analysis.diagnosis.examples import DDP, Job, host_copy, kernels, python
-from gpudiag.analysis.diagnosis.replay.edits import with_host_copies
-from gpudiag.analysis.diagnosis.replay.probe_what_if import with_pinned_copies
-from gpudiag.analysis.diagnosis.replay.what_if import WhatIf
 from gpudiag.analysis.diagnosis.rules.advice import advice_for, jax, others, pytorch, tensorflow
 from gpudiag.analysis.diagnosis.rules.rule import CannotTell, Examples, Proposal, severity_of
+from gpudiag.analysis.diagnosis.simulation.edits import with_host_copies
+from gpudiag.analysis.diagnosis.simulation.probe_what_if import with_pinned_copies
+from gpudiag.analysis.diagnosis.simulation.what_if import WhatIf
 from gpudiag.model.analysis import Finding
 from gpudiag.model.event import HostMemory
 from gpudiag.model.probed import pinned_to_device
@@ -73,14 +73,14 @@ class SlowCopy:
         pageable_ns = pinned_ns = 0.0
         sizes = {"pageable": 0.0, "pinned": 0.0}
         for op in np.flatnonzero(device.host_copy):
-            events = case.timeline.traces[case.lanes[device.lane[op]].trace].events
+            events = case.timeline.traces[case.tracks[device.track[op]].trace].events
             row = int(device.row[op])
             duration, size = float(device.end[op] - device.start[op]), max(int(events.size_bytes[row]), 0)
             if events.host_memory[row] == HostMemory.PAGEABLE:
                 pageable_ns, sizes["pageable"] = pageable_ns + duration, sizes["pageable"] + size
             else:
                 pinned_ns, sizes["pinned"] = pinned_ns + duration, sizes["pinned"] + size
-        per = graph.steps * len(case.lanes)
+        per = graph.steps * len(case.tracks)
         pageable = pageable_ns > pinned_ns
         evidence: dict[str, object] = {
             "pageable_ms_per_step": pageable_ns / per / 1e6,

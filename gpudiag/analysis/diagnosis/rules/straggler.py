@@ -11,17 +11,17 @@ from gpudiag.analysis.diagnosis.case import Case
 from gpudiag.analysis.diagnosis.examples import DDP, Job, fetch, kernels, python, read_back, silence
 from gpudiag.analysis.diagnosis.frames import time_in
 from gpudiag.analysis.diagnosis.places import before_first_operator, main_place, slow_operators, stalls
-from gpudiag.analysis.diagnosis.replay.edits import level
-from gpudiag.analysis.diagnosis.replay.levels import PARTS, Part
-from gpudiag.analysis.diagnosis.replay.levels import excess as excess_of
-from gpudiag.analysis.diagnosis.replay.what_if import WhatIf
 from gpudiag.analysis.diagnosis.rules.advice import TF_DATA, Advice, advice_for, others, pytorch, tensorflow
 from gpudiag.analysis.diagnosis.rules.host_stall import ELSEWHERE, stall_advice
 from gpudiag.analysis.diagnosis.rules.input_bound import AFTER_THE_UPDATE, ends_with_the_update, unmarked_words
 from gpudiag.analysis.diagnosis.rules.late_cause import cause_of, elsewhere
 from gpudiag.analysis.diagnosis.rules.more_than_peers import more_operators
 from gpudiag.analysis.diagnosis.rules.rule import CannotTell, Examples, Proposal, notable, severity_of
-from gpudiag.analysis.diagnosis.timed_steps import alone_waited_for, later_input_ms, timed_longer_ms
+from gpudiag.analysis.diagnosis.simulation.edits import level
+from gpudiag.analysis.diagnosis.simulation.levels import PARTS, Part
+from gpudiag.analysis.diagnosis.simulation.levels import excess as excess_of
+from gpudiag.analysis.diagnosis.simulation.what_if import WhatIf
+from gpudiag.analysis.diagnosis.unprofiled_steps import alone_waited_for, later_input_ms, unprofiled_longer_ms
 from gpudiag.model.analysis import Finding
 from gpudiag.model.event import any_of
 from gpudiag.model.probed import gpu_of_rank
@@ -165,7 +165,7 @@ class Straggler:
                 "one rank's trace cannot show whether a rank comes late: give the traces of all ranks of the same steps"
             )
             return
-        if len(what_if.graph.ranks) < 2 or not any(len(lane.collectives) for lane in case.lanes):
+        if len(what_if.graph.ranks) < 2 or not any(len(track.collectives) for track in case.tracks):
             return
         edits = [level(what_if, what_if.corrected, each_step=each_step) for each_step in (False, True)]
         by_rank, by_step = what_if.gains_ms(edits)
@@ -180,7 +180,7 @@ class Straggler:
         cause, alone = cause_of(case, what_if, gain, jitter)
         part: Part = cause if cause in PARTS else _largest_excess(what_if)
         advice = _ADVICE[cause]
-        if case.lanes[0].is_cpu:
+        if case.tracks[0].is_cpu:
             # The training thread is host and device at once: what it does itself is compute.
             alone["compute"] = alone.pop("launch")
             cause, advice = ("compute", _CPU_ADVICE) if cause == "launch" else (cause, advice)
@@ -202,8 +202,8 @@ class Straggler:
         own = any_of(host.process, *(trace for trace, rank in what_if.graph.ranks.items() if rank in late))
         silent = cause == part == "input" and float(host.silent[own].sum()) > float(host.input[own].sum())
         waits = {
-            lane.rank: milliseconds(sum(float(share.mean()) for share in lane.waits_ns.values()))
-            for lane in case.attribution.lanes
+            track.rank: milliseconds(sum(float(share.mean()) for share in track.waits_ns.values()))
+            for track in case.attribution.tracks
         }
         advice = _JITTER_ADVICE if jitter else advice
         held = _held_back(case, late) if cause == "compute" and not jitter else {}
@@ -289,7 +289,7 @@ def _what(cause: str, words: str, place: str, *, one: bool, silent: bool) -> str
 def _longer_ms(case: Case, what_if: WhatIf, late: tuple[int, ...]) -> float:
     """What the timed steps took longer than the recording explains, where it was these ranks that all waited for."""
     alone = alone_waited_for(case.run, what_if.graph.ranks.values(), late)
-    return timed_longer_ms(what_if.timed_ms, what_if.corrected_ms) if alone else 0.0
+    return unprofiled_longer_ms(what_if.timed_ms, what_if.corrected_ms) if alone else 0.0
 
 
 def _place(case: Case, late: tuple[int, ...], cause: str, gain: float, *, silent: bool) -> tuple[str, Advice]:
@@ -312,11 +312,11 @@ def _frames_ms(case: Case, late: tuple[int, ...]) -> dict[str, float]:
     Empty where no stacks were recorded, or no other rank is there to compare with.
     """
     spent: dict[bool, list[dict[str, float]]] = {True: [], False: []}
-    for lane in case.lanes:
-        events, steps = case.timeline.traces[lane.trace].events, len(lane.window_steps)
-        begin, end = (int(edge) - lane.shift_ns for edge in (lane.bounds[0], lane.bounds[-1]))
-        times = time_in(events, lane.steps.thread, begin, end)
-        spent[lane.rank in late].append({name: milliseconds(ns / steps) for name, ns in times.items()})
+    for track in case.tracks:
+        events, steps = case.timeline.traces[track.trace].events, len(track.window_steps)
+        begin, end = (int(edge) - track.shift_ns for edge in (track.bounds[0], track.bounds[-1]))
+        times = time_in(events, track.steps.thread, begin, end)
+        spent[track.rank in late].append({name: milliseconds(ns / steps) for name, ns in times.items()})
     if not all(spent.values()):
         return {}
     most: dict[str, float] = {}
@@ -363,8 +363,8 @@ def _times_last(case: Case) -> dict[int, int]:
     """How often each rank was the last to arrive at a collective."""
     times: dict[int, int] = {}
     seen: set[int] = set()
-    for lane in case.lanes:
-        table = lane.collectives
+    for track in case.tracks:
+        table = track.collectives
         for instance, rank in zip(table.instance.tolist(), table.last_rank.tolist(), strict=True):
             if instance >= 0 and instance not in seen:
                 seen.add(instance)

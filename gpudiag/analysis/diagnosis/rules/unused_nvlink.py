@@ -26,7 +26,7 @@ def unused_nvlink_gb_per_s(case: Case, size_bytes: int, busbw_gb_per_s: float) -
     Such a collective is large, all its ranks are on one machine, and its bus bandwidth is a small part of the link's:
     what a path through the host carries. None where that is not so, or not known.
     """
-    rates = [nvlink_gb_per_s(lane.device_name) for lane in case.lanes]
+    rates = [nvlink_gb_per_s(lane.device_name) for lane in case.tracks]
     least = min((rate for rate in rates if rate is not None), default=0.0)
     if None in rates or size_bytes < LARGE_TRANSFER_BYTES or busbw_gb_per_s > OF_NVLINK * least:
         return None
@@ -42,11 +42,11 @@ def nvlink_gb_per_s(name: str) -> float | None:
 
 def _on_one_machine(case: Case) -> bool:
     """By the run's record, else where every rank has a device of another number; more than one rank's is needed."""
-    if len(case.lanes) < 2 or len(case.timeline.ranks_present) < case.timeline.world_size:
+    if len(case.tracks) < 2 or len(case.timeline.ranks_present) < case.timeline.world_size:
         return False
     if case.run is not None and case.run.ranks:
         return len({rank.host for rank in case.run.ranks}) == 1
-    return len({lane.device for lane in case.lanes}) == len(case.lanes)
+    return len({lane.device for lane in case.tracks}) == len(case.tracks)
 
 
 def _linked(case: Case) -> bool:

@@ -81,10 +81,10 @@ def device_activities(traces: Sequence[Trace]) -> tuple[DeviceActivity, ...]:
         if trace.events.device[call.row] != HOST
         for rank in call.group_ranks
     }
-    return tuple(_activity(trace, exchanges_on_devices=trace.rank in exchanging) for trace in traces)
+    return tuple(_activity(trace, communications_on_devices=trace.rank in exchanging) for trace in traces)
 
 
-def _activity(trace: Trace, *, exchanges_on_devices: bool) -> DeviceActivity:
+def _activity(trace: Trace, *, communications_on_devices: bool) -> DeviceActivity:
     events = trace.events
     work = events.rows_of(*DEVICE_WORK)
     if trace.unread_devices and not len(work):
@@ -97,7 +97,7 @@ def _activity(trace: Trace, *, exchanges_on_devices: bool) -> DeviceActivity:
         launching = events.role[calls] == Role.LAUNCH
         # Memsets are launches too; a process that only sets and copies has lost nothing.
         lost = 2 * np.count_nonzero(launching & ~led) > np.count_nonzero(launching)
-        told = not len(work) and (trace.uses_devices or exchanges_on_devices)
+        told = not len(work) and (trace.uses_devices or communications_on_devices)
         if not len(work) and not len(events.rows_of(EventKind.OPERATOR)) and not (lost or told):
             marks = () if trace.step_marks else ("step marks",)
             return DeviceActivity(0, 0, missing=True, absent=("device activity", "host operators", *marks))

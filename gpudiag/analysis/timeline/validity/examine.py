@@ -11,7 +11,7 @@ from gpudiag.analysis.timeline.validity.device_activity import DeviceActivity
 from gpudiag.analysis.timeline.validity.wording import ranks_in_words
 from gpudiag.model.analysis import Validity
 from gpudiag.model.event import Trace, framework_of
-from gpudiag.model.timeline import Lane
+from gpudiag.model.timeline import DeviceTrack
 from gpudiag.units import NS_PER_MS
 
 _STEP_MARKS = {
@@ -26,7 +26,7 @@ _OWN_MARKS = ("pytorch", "tensorflow")
 
 def examine(
     traces: Sequence[Trace],
-    lanes: Sequence[Lane],
+    tracks: Sequence[DeviceTrack],
     matching: Matching,
     *,
     world: int,
@@ -47,12 +47,12 @@ def examine(
         trace.rank for trace, activity in zip(traces, activities, strict=True) if activity.missing or activity.lossy
     ]
     found = [
-        *mixed_runs.doubts(traces, lanes, lossy),
+        *mixed_runs.doubts(traces, tracks, lossy),
         *device_activity.doubts(traces, activities),
-        *thin_recording.doubts(traces, lanes),
-        *partial_coverage.doubts(lanes),
+        *thin_recording.doubts(traces, tracks),
+        *partial_coverage.doubts(tracks),
         *_ranks(traces, world, matching, repeated_ranks),
-        *_steps(traces, lanes),
+        *_steps(traces, tracks),
         *_dropped(traces),
         *_clocks(matching),
     ]
@@ -73,9 +73,9 @@ def _ranks(traces: Sequence[Trace], world: int, matching: Matching, repeated: Se
     return [Validity(code="missing-ranks", message=message)]
 
 
-def _steps(traces: Sequence[Trace], lanes: Sequence[Lane]) -> list[Validity]:
+def _steps(traces: Sequence[Trace], tracks: Sequence[DeviceTrack]) -> list[Validity]:
     found = []
-    sources = {lane.steps.source for lane in lanes}
+    sources = {track.steps.source for track in tracks}
     if sources & {"optimizer", "range", "pattern", "none"}:
         how = {
             "optimizer": "steps were taken from the ends of Optimizer.step",
@@ -89,14 +89,14 @@ def _steps(traces: Sequence[Trace], lanes: Sequence[Lane]) -> list[Validity]:
         ours = ", or use gpudiag.profile()" if framework in _OWN_MARKS else ""
         message = f"the trace has no step marks: {said}. {mark}{ours}."
         found.append(Validity(code="no-step-marks", message=message))
-    fewest = min((len(lane.window_steps) for lane in lanes), default=FEW_STEPS)
+    fewest = min((len(track.window_steps) for track in tracks), default=FEW_STEPS)
     if fewest < FEW_STEPS:
         message = (
             f"{fewest} step(s) could be analysed, as the first and the last of a capture are incomplete. "
             f"Record {FEW_STEPS + 2} or more steps after warm-up."
         )
         found.append(Validity(code="few-steps", message=message))
-    differing = {tuple(lane.window_steps.tolist()) for lane in lanes}
+    differing = {tuple(track.window_steps.tolist()) for track in tracks}
     if len(differing) > 1:
         message = (
             "the ranks recorded different steps; each rank's own were analysed. Start all captures at the same step."

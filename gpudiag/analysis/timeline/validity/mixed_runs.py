@@ -22,23 +22,23 @@ from gpudiag.analysis.timeline.validity.recorded_apart import recorded_apart
 from gpudiag.analysis.timeline.validity.wording import ranks_in_words
 from gpudiag.model.analysis import Validity
 from gpudiag.model.event import Trace
-from gpudiag.model.timeline import UNKNOWN, Lane
+from gpudiag.model.timeline import UNKNOWN, DeviceTrack
 from gpudiag.units import milliseconds
 
 
 class _Member(msgspec.Struct, frozen=True):
     """A lane in a process group; `mine`: bool[m], which of its collectives are of that group."""
 
-    lane: Lane
+    track: DeviceTrack
     mine: NDArray[np.bool_]
 
     @property
     def ends(self) -> NDArray[np.int64]:
         """When they ended."""
-        return self.lane.collectives.end[self.mine]
+        return self.track.collectives.end[self.mine]
 
 
-def doubts(traces: Sequence[Trace], lanes: Sequence[Lane], lossy: Iterable[int | None]) -> list[Validity]:
+def doubts(traces: Sequence[Trace], tracks: Sequence[DeviceTrack], lossy: Iterable[int | None]) -> list[Validity]:
     """What says that these traces are not of one run.
 
     Args:
@@ -46,8 +46,13 @@ def doubts(traces: Sequence[Trace], lanes: Sequence[Lane], lossy: Iterable[int |
         lanes: all lanes.
         lossy: ranks whose trace lacks device work, of whose collectives too few match for that reason.
     """
-    groups = _groups(traces, lanes)
-    said = [*_worlds(traces), *recorded_apart(traces, lanes), *_step_lengths(groups), *_collectives(groups, set(lossy))]
+    groups = _groups(traces, tracks)
+    said = [
+        *_worlds(traces),
+        *recorded_apart(traces, tracks),
+        *_step_lengths(groups),
+        *_collectives(groups, set(lossy)),
+    ]
     if not said:
         return []
     message = (
@@ -62,32 +67,32 @@ def _worlds(traces: Sequence[Trace]) -> list[str]:
     return [f"they say that the job has {' and '.join(map(str, sizes))} ranks"] if len(sizes) > 1 else []
 
 
-def _groups(traces: Sequence[Trace], lanes: Sequence[Lane]) -> list[list[_Member]]:
+def _groups(traces: Sequence[Trace], tracks: Sequence[DeviceTrack]) -> list[list[_Member]]:
     """For each process group that is told, the lanes with collectives in it that all leave together."""
     groups: dict[tuple[str, tuple[int, ...]], list[_Member]] = defaultdict(list)
-    for lane in lanes:
-        calls = {call.row: call for call in traces[lane.trace].collectives if call.operation in SYMMETRIC}
+    for track in tracks:
+        calls = {call.row: call for call in traces[track.trace].collectives if call.operation in SYMMETRIC}
         of = [
             (calls[row].group, calls[row].group_ranks) if row in calls else None
-            for row in lane.collectives.row.tolist()
+            for row in track.collectives.row.tolist()
         ]
         for key in {one for one in of if one is not None and one != ("", ())}:
-            groups[key].append(_Member(lane, np.array([one == key for one in of], np.bool_)))
-    return [members for members in groups.values() if len({member.lane.trace for member in members}) > 1]
+            groups[key].append(_Member(track, np.array([one == key for one in of], np.bool_)))
+    return [members for members in groups.values() if len({member.track.trace for member in members}) > 1]
 
 
 def _step_lengths(groups: Sequence[Sequence[_Member]]) -> list[str]:
     """Ranks that exchange in every step, and whose time over the same steps differs by more than a step."""
     for members in groups:
-        lanes = [member.lane for member in members]
-        steps = min(len(lane.window_steps) for lane in lanes)
+        tracks = [member.track for member in members]
+        steps = min(len(track.window_steps) for track in tracks)
         often = all(np.count_nonzero(member.mine) >= steps for member in members)
-        if not steps or not often or len({tuple(lane.window_steps.tolist()) for lane in lanes}) > 1:
+        if not steps or not often or len({tuple(track.window_steps.tolist()) for track in tracks}) > 1:
             continue
-        mean = {lane.rank: float(np.diff(lane.bounds).mean()) for lane in lanes}
+        mean = {track.rank: float(np.diff(track.bounds).mean()) for track in tracks}
         shortest, longest = min(mean, key=lambda rank: mean[rank]), max(mean, key=lambda rank: mean[rank])
         # A pause in the first or the last step is in one rank's windows and may be outside of another's.
-        most = max(int(np.diff(lane.bounds).max()) for lane in lanes)
+        most = max(int(np.diff(track.bounds).max()) for track in tracks)
         if steps * (mean[longest] - mean[shortest]) > most:
             ms = {rank: f"{milliseconds(mean[rank]):.1f} ms on rank {rank}" for rank in (longest, shortest)}
             return [f"a step takes {ms[longest]} and {ms[shortest]}, which exchange in every step"]
@@ -99,17 +104,17 @@ def _collectives(groups: Sequence[Sequence[_Member]], lossy: set[int | None]) ->
     alone: set[int] = set()
     for members in groups:
         # Of what was lost, too few match for that reason alone.
-        whole = [member for member in members if member.lane.rank not in lossy]
+        whole = [member for member in members if member.track.rank not in lossy]
         for member in whole:
-            others = [other for other in whole if other.lane.trace != member.lane.trace]
+            others = [other for other in whole if other.track.trace != member.track.trace]
             if others and not _meets(member, others):
-                alone.add(member.lane.rank)
+                alone.add(member.track.rank)
     return [f"most collectives of {ranks_in_words(alone)} match no other rank's"] if alone else []
 
 
 def _meets(member: _Member, others: Sequence[_Member]) -> bool:
     """Whether enough of the lane's collectives match, of those that ended while another rank's capture saw some."""
-    ends, instances = member.ends, member.lane.collectives.instance[member.mine]
+    ends, instances = member.ends, member.track.collectives.instance[member.mine]
     if len(ends) < FEWEST_SEEN:
         return True
     seen = np.zeros(len(ends), np.bool_)

@@ -10,22 +10,22 @@ from gpudiag.analysis.timeline.calibration import COVERED_SHARE
 from gpudiag.analysis.timeline.coverage import covered_share, recorded_work
 from gpudiag.intervals import lengths_between, union
 from gpudiag.model.analysis import Validity
-from gpudiag.model.timeline import Lane
+from gpudiag.model.timeline import DeviceTrack
 from gpudiag.units import milliseconds
 
 
-def doubts(lanes: Sequence[Lane]) -> list[Validity]:
+def doubts(tracks: Sequence[DeviceTrack]) -> list[Validity]:
     """Return the warning where the analysed steps stand for little of the device work that was recorded."""
-    shares = [covered_share(lane) for lane in lanes]
+    shares = [covered_share(track) for track in tracks]
     if not shares or min(shares) >= COVERED_SHARE:
         return []
-    lane = lanes[int(np.argmin(shares))]
-    busy = union(recorded_work(lane)[0])
-    begin, end = int(lane.bounds[0]), int(lane.bounds[-1])
+    track = tracks[int(np.argmin(shares))]
+    busy = union(recorded_work(track)[0])
+    begin, end = int(track.bounds[0]), int(track.bounds[-1])
     first, last = min(int(busy.start[0]), begin), max(int(busy.end[-1]), end)
     before, inside, after = (milliseconds(ns) for ns in lengths_between(busy, np.array([first, begin, end, last])))
-    what = "work" if lane.is_cpu else "device work"
-    unmarked = lane.steps.source in {"optimizer", "range", "pattern", "none"}
+    what = "work" if track.is_cpu else "device work"
+    unmarked = track.steps.source in {"optimizer", "range", "pattern", "none"}
     remedy = "Mark the steps, or record fewer things at once." if unmarked else "Record more steps and nothing else."
     message = (
         f"the analysed steps hold {inside:.1f} ms of the recorded {what}; {before:.1f} ms lie before them and "

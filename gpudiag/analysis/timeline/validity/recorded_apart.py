@@ -13,11 +13,11 @@ from collections.abc import Sequence
 from gpudiag.analysis.timeline.calibration import LEAST_UNIX_NS, RUNS_APART_NS
 from gpudiag.intervals import distinct
 from gpudiag.model.event import Trace
-from gpudiag.model.timeline import UNKNOWN, Lane
+from gpudiag.model.timeline import UNKNOWN, DeviceTrack
 from gpudiag.units import NS_PER_S
 
 
-def recorded_apart(traces: Sequence[Trace], lanes: Sequence[Lane]) -> list[str]:
+def recorded_apart(traces: Sequence[Trace], tracks: Sequence[DeviceTrack]) -> list[str]:
     """Describe the longest pause between two recordings, if they cannot be of one run.
 
     Recordings whose collectives match are of one run, whatever their clocks say.
@@ -27,7 +27,7 @@ def recorded_apart(traces: Sequence[Trace], lanes: Sequence[Lane]) -> list[str]:
     longest = max(range(1, len(timed)), key=lambda place: _pause_ns(traces, timed, place), default=None)
     if longest is None or (pause := _pause_ns(traces, timed, longest)) < RUNS_APART_NS:
         return []
-    if _instances(lanes, timed[:longest]) & _instances(lanes, timed[longest:]):
+    if _instances(tracks, timed[:longest]) & _instances(tracks, timed[longest:]):
         return []
     first, second = traces[timed[longest - 1]].source, traces[timed[longest]].source
     return [f"{second} begins {pause / NS_PER_S:.0f} s after {first} has ended"]
@@ -39,11 +39,11 @@ def _pause_ns(traces: Sequence[Trace], timed: Sequence[int], place: int) -> int:
     return traces[timed[place]].origin_ns - ended
 
 
-def _instances(lanes: Sequence[Lane], chosen: Sequence[int]) -> set[int]:
+def _instances(tracks: Sequence[DeviceTrack], chosen: Sequence[int]) -> set[int]:
     """Return the collectives of these traces that match others."""
     found: set[int] = set()
-    for lane in lanes:
-        if lane.trace in chosen:
-            instance = lane.collectives.instance
+    for track in tracks:
+        if track.trace in chosen:
+            instance = track.collectives.instance
             found.update(distinct(instance[instance != UNKNOWN]).tolist())
     return found

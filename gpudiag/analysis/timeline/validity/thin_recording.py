@@ -11,7 +11,7 @@ from gpudiag.analysis.timeline.validity.wording import ranks_in_words
 from gpudiag.intervals import Intervals, lengths_between, union
 from gpudiag.model.analysis import Validity
 from gpudiag.model.event import EventKind, Role, Trace, any_of, framework_of
-from gpudiag.model.timeline import Lane
+from gpudiag.model.timeline import DeviceTrack
 
 _RECORD = {
     "pytorch": "Record both CPU and CUDA activities, and mark where data is waited for (gpudiag.input)",
@@ -21,9 +21,9 @@ _RECORD = {
 }
 
 
-def doubts(traces: Sequence[Trace], lanes: Sequence[Lane]) -> list[Validity]:
+def doubts(traces: Sequence[Trace], tracks: Sequence[DeviceTrack]) -> list[Validity]:
     """The lanes whose windows are nearly empty."""
-    shares = {lane.rank: _covered(traces[lane.trace], lane) for lane in lanes if len(lane.bounds) > 1}
+    shares = {track.rank: _covered(traces[track.trace], track) for track in tracks if len(track.bounds) > 1}
     thin = {rank: share for rank, share in shares.items() if share < THIN_SHARE}
     if not thin:
         return []
@@ -35,9 +35,9 @@ def doubts(traces: Sequence[Trace], lanes: Sequence[Lane]) -> list[Validity]:
     return [Validity(code="thin-recording", message=message)]
 
 
-def _covered(trace: Trace, lane: Lane) -> float:
+def _covered(trace: Trace, track: DeviceTrack) -> float:
     """The share of the lane's windows inside any event; marks of steps and modules, which enclose all, do not count."""
-    events, ends = trace.events, lane.bounds[[0, -1]] - lane.shift_ns
+    events, ends = trace.events, track.bounds[[0, -1]] - track.shift_ns
     begun = slice(0, int(np.searchsorted(events.start_ns, ends[1])))
     kind, role, end = events.kind[begun], events.role[begun], events.end_ns[begun]
     around = any_of(kind, EventKind.DEVICE_ANNOTATION, EventKind.MODULE) | any_of(role, Role.STEP_MARK)

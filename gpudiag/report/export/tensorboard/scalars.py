@@ -42,16 +42,16 @@ def series_of(timeline: Timeline, attribution: Attribution) -> tuple[Series, ...
     `efficiency/compute` is the share of a step in which the devices compute: what is left after everything else has
     been fixed.
     """
-    lanes = [(lane, cut) for lane, cut in zip(timeline.lanes, attribution.lanes, strict=True) if len(cut.step_ns)]
-    if not lanes:
+    tracks = [(track, cut) for track, cut in zip(timeline.tracks, attribution.tracks, strict=True) if len(cut.step_ns)]
+    if not tracks:
         return ()
-    common = sorted(set.intersection(*(set(lane.window_steps.tolist()) for lane, _ in lanes)))
+    common = sorted(set.intersection(*(set(track.window_steps.tolist()) for track, _ in tracks)))
     if not common:
         return ()
-    rows = [np.searchsorted(lane.window_steps, common) for lane, _ in lanes]
-    length = np.mean([cut.step_ns[row] for (_, cut), row in zip(lanes, rows, strict=True)], axis=0)
-    parts = np.mean([cut.buckets_ns[row] for (_, cut), row in zip(lanes, rows, strict=True)], axis=0)
-    hidden = np.mean([cut.hidden_ns[row] for (_, cut), row in zip(lanes, rows, strict=True)], axis=0)
+    rows = [np.searchsorted(track.window_steps, common) for track, _ in tracks]
+    length = np.mean([cut.step_ns[row] for (_, cut), row in zip(tracks, rows, strict=True)], axis=0)
+    parts = np.mean([cut.buckets_ns[row] for (_, cut), row in zip(tracks, rows, strict=True)], axis=0)
+    hidden = np.mean([cut.hidden_ns[row] for (_, cut), row in zip(tracks, rows, strict=True)], axis=0)
 
     def curve(tag: str, values: list[float]) -> Series:
         return Series(tag=tag, points=tuple(zip(common, values, strict=True)))

@@ -121,7 +121,7 @@ def collective_calls(
     """
     on_host = _rows_named(table, HOST_COLLECTIVES, EventKind.ANNOTATION).tolist()
     calls = [_call(row, normal_operation(table.name_of(row)), told.get(row), groups) for row in on_host]
-    rows = np.flatnonzero((table.kind == EventKind.KERNEL) & (table.role == Role.EXCHANGE)).tolist()
+    rows = np.flatnonzero((table.kind == EventKind.KERNEL) & (table.role == Role.COMMUNICATION)).tolist()
     mute = [row for row in rows if row not in told or not told[row].word]
     launches = _launches(table, mute) if mute else {}
     records = _records(table) if launches else {}

@@ -33,7 +33,7 @@ def with_hooks(table: EventTable) -> NDArray[np.uint8]:
     evaluated = _named(table, _EVALUATED, operators)
     accumulated = _named(table, _ACCUMULATED, operators)
     # DDP's packing, a collective handed over, and an optimizer that runs in the backward pass are known as such.
-    known = np.flatnonzero(any_of(role, Role.PACKING, Role.HAND_OVER, Role.OPTIMIZER))
+    known = np.flatnonzero(any_of(role, Role.BUCKET_COPY, Role.ENQUEUE, Role.OPTIMIZER))
     role = role.copy()
     for thread in distinct(table.thread[evaluated]).tolist():
         around = _spans(table, evaluated[table.thread[evaluated] == thread])
@@ -44,7 +44,7 @@ def with_hooks(table: EventTable) -> NDArray[np.uint8]:
         rows = operators[table.thread[operators] == thread]
         slot = np.searchsorted(hooked.start, table.start_ns[rows], side="right") - 1
         rows = rows[(slot >= 0) & (table.end_ns[rows] <= hooked.end[np.maximum(slot, 0)])]
-        role[rows[~among(rows, evaluated) & ~among(rows, accumulated)]] = Role.EXCHANGE
+        role[rows[~among(rows, evaluated) & ~among(rows, accumulated)]] = Role.COMMUNICATION
     return role
 
 

@@ -30,15 +30,15 @@ _INPUT = re.compile(
     re.IGNORECASE,
 )
 #: Moves gradients in and out of buckets (DDP's reducer), shards in and out of parameters (FSDP).
-_PACKING = re.compile(r"torch(?:::|\.)distributed(?:::|\.).*reducer::|fsdp::")
+_BUCKET_COPY = re.compile(r"torch(?:::|\.)distributed(?:::|\.).*reducer::|fsdp::")
 #: Hands a collective over: eager calls, functional ones (DTensor's, compiled).
-_HAND_OVER = re.compile(r"c10d::|_?c10d_functional::")
+_ENQUEUE = re.compile(r"c10d::|_?c10d_functional::")
 #: The host at an exchange: what gpudiag's strategies and a user's own code mark, FSDP's hooks, and what DataParallel
 #: and its relatives do as functions of the autograd engine, or around the threads in which its replicas train.
-_EXCHANGE_RANGE = re.compile(
+_COMMUNICATION_RANGE = re.compile(
     r"gpudiag\.exchange|FSDP::|RegisterPostBackwardFunction|FullyShardedDataParallel\._|DataParallel\.forward"
 )
-_EXCHANGE_FUNCTION = re.compile(
+_COMMUNICATION_FUNCTION = re.compile(
     r"(?:autograd::engine::evaluate_function: )?(?:Broadcast|Gather|Scatter|ReduceAddCoalesced)(?:Backward)?$"
 )
 
@@ -134,13 +134,13 @@ def is_users(name: str) -> bool:
 
 @cache
 def _operator(name: str) -> Role:
-    if _HAND_OVER.match(name):
-        return Role.HAND_OVER
-    if _EXCHANGE_FUNCTION.match(name):
-        return Role.EXCHANGE
+    if _ENQUEUE.match(name):
+        return Role.ENQUEUE
+    if _COMMUNICATION_FUNCTION.match(name):
+        return Role.COMMUNICATION
     if _INPUT.match(name):
         return Role.INPUT
-    return Role.PACKING if _PACKING.match(name) else Role.OPERATOR
+    return Role.BUCKET_COPY if _BUCKET_COPY.match(name) else Role.OPERATOR
 
 
 @cache
@@ -149,13 +149,13 @@ def _annotation(name: str) -> Role:
         return Role.STEP_MARK
     if name.startswith("Optimizer.step#"):
         return Role.OPTIMIZER
-    if name.startswith(HOST_COLLECTIVES) or _EXCHANGE_RANGE.match(name):
-        return Role.EXCHANGE
+    if name.startswith(HOST_COLLECTIVES) or _COMMUNICATION_RANGE.match(name):
+        return Role.COMMUNICATION
     if _INPUT.match(name):
         return Role.INPUT
     if name in _GARBAGE_COLLECTION:
         return Role.GARBAGE_COLLECTION
-    return Role.PACKING if _PACKING.match(name) else Role.OTHER
+    return Role.BUCKET_COPY if _BUCKET_COPY.match(name) else Role.OTHER
 
 
 @cache
@@ -170,11 +170,11 @@ def _python(name: str) -> Role:
 
 
 def _kernel(name: str) -> Role:
-    return Role.COMPUTE if kernel_operation(name) is None else Role.EXCHANGE
+    return Role.COMPUTE if kernel_operation(name) is None else Role.COMMUNICATION
 
 
 def _copy(name: str) -> Role:
-    return Role.EXCHANGE if _direction(name) == Direction.PEER else Role.COPY
+    return Role.COMMUNICATION if _direction(name) == Direction.PEER else Role.COPY
 
 
 @cache
@@ -183,7 +183,7 @@ def _direction(name: str) -> Direction:
 
 
 def _device_annotation(name: str) -> Role:
-    return Role.EXCHANGE if name.startswith("gpudiag.exchange") else Role.OTHER
+    return Role.COMMUNICATION if name.startswith("gpudiag.exchange") else Role.OTHER
 
 
 def _host_memory(name: str) -> HostMemory:

@@ -31,7 +31,7 @@ from gpudiag.model.event import (
 from gpudiag.trace.readers.launches import count_unrecorded_graphs
 from gpudiag.trace.readers.xspace.logical import trace_per_logical_device
 from gpudiag.trace.readers.xspace.process import Process, step_marks_of
-from gpudiag.trace.readers.xspace.waits import DEVICE_WAIT, EXCHANGE_WAIT, executor_waits
+from gpudiag.trace.readers.xspace.waits import COMMUNICATION_WAIT, DEVICE_WAIT, executor_waits
 
 
 def trace_per_device(process: Process) -> tuple[Trace, ...]:
@@ -127,7 +127,7 @@ def _with_waits(
 
     table = EventTable(
         kind=column(events.kind, EventKind.RUNTIME),
-        name=column(events.name, len(events.names) + (roles == Role.EXCHANGE)),
+        name=column(events.name, len(events.names) + (roles == Role.COMMUNICATION)),
         start_ns=start[order],
         end_ns=end[order],
         thread=column(events.thread, thread),
@@ -137,7 +137,7 @@ def _with_waits(
         role=column(events.role, roles),
         direction=column(events.direction, Direction.NONE),
         host_memory=column(events.host_memory, HostMemory.UNKNOWN),
-        names=(*events.names, DEVICE_WAIT, EXCHANGE_WAIT),
+        names=(*events.names, DEVICE_WAIT, COMMUNICATION_WAIT),
     )
     place = np.empty(len(order), np.intp)
     place[order] = np.arange(len(order))

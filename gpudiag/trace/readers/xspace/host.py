@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from gpudiag.intervals import distinct
 from gpudiag.model.event import EventKind, Role
 from gpudiag.trace.readers.cuda_calls import role_of_call
-from gpudiag.trace.readers.xspace.exchanges import Exchanges
+from gpudiag.trace.readers.xspace.communication_names import CommunicationNames
 from gpudiag.trace.readers.xspace.planes import CORRELATION, STEP, Plane
 
 #: The iterator of a tf.data pipeline gives its next element: where the training thread waits when input is late.
@@ -88,15 +88,20 @@ def host_kinds(plane: Plane, *, has_devices: bool) -> tuple[NDArray[np.uint8], N
 
 
 def host_roles(
-    plane: Plane, kind: NDArray[np.uint8], step: NDArray[np.int64], exchanges: Exchanges, *, has_devices: bool
+    plane: Plane,
+    kind: NDArray[np.uint8],
+    step: NDArray[np.int64],
+    communications: CommunicationNames,
+    *,
+    has_devices: bool,
 ) -> NDArray[np.uint8]:
     """uint8[n]: a `Role` for every event of a host plane, but for calls that are known by what they launch."""
     role = np.where(kind == EventKind.OPERATOR, np.uint8(Role.OPERATOR), np.uint8(Role.OTHER))
     if not has_devices:
         communicates = np.array([host_operation(name) is not None for name in plane.names], np.bool_)
-        role[communicates[plane.name] & (kind == EventKind.OPERATOR)] = Role.EXCHANGE
-    exchanging = exchanges.sends(plane) | exchanges.adds(plane) | exchanges.receives(plane)
-    role[exchanging & (kind == EventKind.OPERATOR)] = Role.EXCHANGE
+        role[communicates[plane.name] & (kind == EventKind.OPERATOR)] = Role.COMMUNICATION
+    exchanging = communications.sends(plane) | communications.adds(plane) | communications.receives(plane)
+    role[exchanging & (kind == EventKind.OPERATOR)] = Role.COMMUNICATION
     may_wait = np.isin(kind, (EventKind.OPERATOR, EventKind.ANNOTATION, EventKind.PYTHON))
     role[may_wait & (_named(plane, INPUT) | _named(plane, _OWN_INPUT))] = Role.INPUT
     role[(step != NO_STEP) & (kind == EventKind.ANNOTATION)] = Role.STEP_MARK

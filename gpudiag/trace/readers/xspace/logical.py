@@ -31,7 +31,7 @@ from gpudiag.model.event import (
     Trace,
 )
 from gpudiag.trace.readers.xspace.process import Process, step_marks_of
-from gpudiag.trace.readers.xspace.waits import EXCHANGE_WAIT, SHORT_PAUSE_NS, functions
+from gpudiag.trace.readers.xspace.waits import COMMUNICATION_WAIT, SHORT_PAUSE_NS, functions
 
 #: What a function's run is called where no op of the device runs and none waits for an exchange.
 EXECUTOR = "tf.executor"
@@ -49,7 +49,7 @@ def trace_per_logical_device(process: Process) -> tuple[Trace, ...]:
 def _of_device(process: Process, device: int, thread: int) -> Trace:
     trace, events = process.trace, process.trace.events
     mine = np.flatnonzero((process.runs_on == device) & (events.end_ns > events.start_ns))
-    exchanging = events.role[mine] == Role.EXCHANGE
+    exchanging = events.role[mine] == Role.COMMUNICATION
     work, work_row = _one_after_another(events, mine[~exchanging])
     carried, carried_row = _one_after_another(events, mine[exchanging])
     left = subtract(carried, work)
@@ -68,7 +68,7 @@ def _of_device(process: Process, device: int, thread: int) -> Trace:
         step_marks=step_marks_of(table),
         collectives=tuple(
             CollectiveCall(row=row, operation="send_recv")
-            for row in np.flatnonzero(table.role == Role.EXCHANGE).tolist()
+            for row in np.flatnonzero(table.role == Role.COMMUNICATION).tolist()
         ),
     )
 
@@ -88,7 +88,7 @@ def _before_needs(process: Process, rows: NDArray[np.intp]) -> Intervals:
     if not len(busy):
         return busy
     pauses = complement(busy, int(busy.start[0]), int(busy.end[-1]))
-    needs = distinct(events.start_ns[rows[process.needs_exchange[rows]]])
+    needs = distinct(events.start_ns[rows[process.needs_communication[rows]]])
     waits = among(pauses.end, needs) & (pauses.end - pauses.start >= SHORT_PAUSE_NS)
     return intersect(Intervals(pauses.start[waits], pauses.end[waits]), union(_steps(process)))
 
@@ -104,7 +104,7 @@ def _at_the_end(process: Process, rows: NDArray[np.intp]) -> Intervals:
         return EMPTY
     slot = np.searchsorted(events.start_ns[rows], end) - 1
     reach = np.minimum(np.maximum.accumulate(events.end_ns[rows])[np.maximum(slot, 0)], end)
-    exchanged = np.sort(events.end_ns[process.needs_exchange])
+    exchanged = np.sort(events.end_ns[process.needs_communication])
     waits = (slot >= 0) & (reach >= begin) & (end - reach >= SHORT_PAUSE_NS)
     waits &= np.searchsorted(exchanged, end) > np.searchsorted(exchanged, reach)
     return Intervals(reach[waits], end[waits])
@@ -139,10 +139,10 @@ def _calls(waits: Intervals, own: Intervals, thread: int) -> EventTable:
         device=np.full(count, HOST, np.int16),
         correlation=np.full(count, NO_CORRELATION, np.int64),
         size_bytes=np.full(count, NO_SIZE, np.int64),
-        role=np.where(waiting, Role.EXCHANGE, Role.OTHER).astype(np.uint8),
+        role=np.where(waiting, Role.COMMUNICATION, Role.OTHER).astype(np.uint8),
         direction=np.full(count, Direction.NONE, np.uint8),
         host_memory=np.full(count, HostMemory.UNKNOWN, np.uint8),
-        names=(EXCHANGE_WAIT, EXECUTOR),
+        names=(COMMUNICATION_WAIT, EXECUTOR),
     )
 
 

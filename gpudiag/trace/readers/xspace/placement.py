@@ -17,7 +17,7 @@ from collections import defaultdict
 import numpy as np
 from numpy.typing import NDArray
 
-from gpudiag.trace.readers.xspace.exchanges import routes_of
+from gpudiag.trace.readers.xspace.communication_names import routes_of
 from gpudiag.trace.readers.xspace.planes import ID, KEY, NODE, Plane
 
 #: The part of an op's name by which `tf.distribute` tells replicas apart; the first has none.

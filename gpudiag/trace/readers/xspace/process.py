@@ -25,8 +25,8 @@ from gpudiag.model.event import (
 from gpudiag.trace.readers.cuda_calls import is_graph_launch, is_memset
 from gpudiag.trace.readers.kineto.collective_names import kernel_operation
 from gpudiag.trace.readers.launches import count_unrecorded_graphs, roles_without_idle_launches
+from gpudiag.trace.readers.xspace.communication_names import CommunicationNames, find_communication, of_loader
 from gpudiag.trace.readers.xspace.copies import copy_of, set_bytes
-from gpudiag.trace.readers.xspace.exchanges import Exchanges, find_exchanges, of_loader
 from gpudiag.trace.readers.xspace.host import NO_STEP, host_kinds, host_operation, host_roles
 from gpudiag.trace.readers.xspace.placement import NO_DEVICE, placed
 from gpudiag.trace.readers.xspace.planes import BUFFER, COPY_DETAILS, CORRELATION, DEVICE, SET_DETAILS, Plane
@@ -65,7 +65,7 @@ class Process(msgspec.Struct, frozen=True, kw_only=True):
     launches_on: NDArray[np.int16]
     runs_on: NDArray[np.int16]
     training_thread: int | None
-    needs_exchange: NDArray[np.bool_]
+    needs_communication: NDArray[np.bool_]
 
 
 class _Names:
@@ -97,7 +97,7 @@ class _Columns(msgspec.Struct, frozen=True, kw_only=True):
     host_memory: NDArray[np.uint8]
     target: NDArray[np.int16]
     buffer: NDArray[np.int64]
-    needs_exchange: NDArray[np.bool_]
+    needs_communication: NDArray[np.bool_]
     of_loader: NDArray[np.bool_]
 
 
@@ -117,13 +117,13 @@ def assemble(
     names = _Names()
     devices = [plane for plane in planes if plane.device is not None]
     base = min((plane.base_ns for plane in planes if len(plane.name)), default=0)
-    exchanges = find_exchanges(planes)
-    parts: list[_Columns] = [_device_columns(plane, names, base, exchanges) for plane in devices]
+    communications = find_communication(planes)
+    parts: list[_Columns] = [_device_columns(plane, names, base, communications) for plane in devices]
     training = None
     launched = _launched(parts)
     for plane in planes:
         if plane.device is None:
-            columns, line = _host_columns(plane, names, base, launched, exchanges, has_devices=bool(devices))
+            columns, line = _host_columns(plane, names, base, launched, communications, has_devices=bool(devices))
             parts.append(columns)
             training = plane.lines[line][0] if line is not None and training is None else training
     joined = {field: np.concatenate([getattr(part, field) for part in parts]) for field in _Columns.__struct_fields__}
@@ -167,7 +167,7 @@ def assemble(
         launches_on=joined["target"] if devices else nowhere,
         runs_on=nowhere if devices else joined["target"],
         training_thread=training,
-        needs_exchange=joined["needs_exchange"],
+        needs_communication=joined["needs_communication"],
     )
 
 
@@ -184,7 +184,7 @@ def _model(plane: Plane) -> str:
     return f"{vendor} GPU{count}"
 
 
-def _device_columns(plane: Plane, names: _Names, base: int, exchanges: Exchanges) -> _Columns:
+def _device_columns(plane: Plane, names: _Names, base: int, communications: CommunicationNames) -> _Columns:
     count = len(plane.name)
     kind = np.full(count, EventKind.KERNEL, np.uint8)
     size = np.full(count, NO_SIZE, np.int64)
@@ -208,9 +208,9 @@ def _device_columns(plane: Plane, names: _Names, base: int, exchanges: Exchanges
     _without_details(plane, kind)
     communicates = np.array([kernel_operation(text) is not None for text in plane.names], np.bool_)
     role = np.where(kind == EventKind.KERNEL, np.uint8(Role.COMPUTE), np.uint8(Role.COPY))
-    role[(kind == EventKind.KERNEL) & communicates[plane.name]] = Role.EXCHANGE
-    role[(kind == EventKind.COPY) & ((direction == Direction.PEER) | exchanges.sends(plane))] = Role.EXCHANGE
-    role[(kind == EventKind.KERNEL) & exchanges.adds(plane)] = Role.PACKING
+    role[(kind == EventKind.KERNEL) & communicates[plane.name]] = Role.COMMUNICATION
+    role[(kind == EventKind.COPY) & ((direction == Direction.PEER) | communications.sends(plane))] = Role.COMMUNICATION
+    role[(kind == EventKind.KERNEL) & communications.adds(plane)] = Role.BUCKET_COPY
     streams = np.array([ident for ident, _ in plane.lines], np.int64)
     return _Columns(
         kind=kind,
@@ -226,7 +226,7 @@ def _device_columns(plane: Plane, names: _Names, base: int, exchanges: Exchanges
         host_memory=host_memory,
         target=np.full(count, NO_DEVICE, np.int16),
         buffer=plane.whole(BUFFER, 0),
-        needs_exchange=(role == Role.EXCHANGE) | exchanges.needs(plane),
+        needs_communication=(role == Role.COMMUNICATION) | communications.needs(plane),
         of_loader=of_loader(plane),
     )
 
@@ -265,14 +265,20 @@ def _launched(parts: Sequence[_Columns]) -> _Launched:
 
 
 def _host_columns(
-    plane: Plane, names: _Names, base: int, launched: _Launched, exchanges: Exchanges, *, has_devices: bool
+    plane: Plane,
+    names: _Names,
+    base: int,
+    launched: _Launched,
+    communications: CommunicationNames,
+    *,
+    has_devices: bool,
 ) -> tuple[_Columns, int | None]:
     """The columns of a host plane, and the index of the line with the step marks."""
     kind, step, training = host_kinds(plane, has_devices=has_devices)
     index = np.array([names(name) for name in plane.names], np.int32)
     name = index[plane.name] if len(index) else np.empty(0, np.int32)
     correlation = _correlation(plane)
-    role = host_roles(plane, kind, step, exchanges, has_devices=has_devices)
+    role = host_roles(plane, kind, step, communications, has_devices=has_devices)
     target = np.where(kind == EventKind.RUNTIME, plane.whole(DEVICE, NO_DEVICE), NO_DEVICE)
     if not has_devices:
         target = placed(plane)
@@ -317,7 +323,7 @@ def _host_columns(
         host_memory=np.zeros(len(kind), np.uint8),
         target=np.clip(target, NO_DEVICE, np.iinfo(np.int16).max).astype(np.int16),
         buffer=np.zeros(len(kind), np.int64),
-        needs_exchange=exchanges.needs(plane),
+        needs_communication=communications.needs(plane),
         of_loader=np.zeros(len(kind), np.bool_),
     )
     return columns, training
@@ -342,7 +348,7 @@ def _collectives(table: EventTable, buffer: NDArray[np.int64]) -> tuple[Collecti
 
     Their process group is not recorded: TensorFlow's replicas are one group.
     """
-    names = {row: table.name_of(row) for row in np.flatnonzero(table.role == Role.EXCHANGE).tolist()}
+    names = {row: table.name_of(row) for row in np.flatnonzero(table.role == Role.COMMUNICATION).tolist()}
     rows = [row for row, name in names.items() if kernel_operation(name) or host_operation(name)]
     return tuple(
         CollectiveCall(

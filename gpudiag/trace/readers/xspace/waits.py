@@ -31,7 +31,7 @@ Times = NDArray[np.int64]
 
 #: The names that these waits are given.
 DEVICE_WAIT = "tf.executor waits for the device"
-EXCHANGE_WAIT = "tf.executor waits for an exchange"
+COMMUNICATION_WAIT = "tf.executor waits for an exchange"
 
 #: Shorter pauses are Python's and the executor's own.
 _PAUSE_NS = 500 * NS_PER_US
@@ -61,16 +61,21 @@ def executor_waits(process: Process, device: int, calls: NDArray[np.intp]) -> tu
     if len(launches.calls) < 2:
         return EMPTY, np.empty(0, np.uint8)
     pauses, last = _pauses(process, launches)
-    of_exchange = process.trace.events.role[launches.work[last]] == Role.EXCHANGE
-    exchanges = union(
-        Intervals(pauses.start[of_exchange], _until_launched(process, launches, pauses.end[of_exchange])),
+    of_communication = process.trace.events.role[launches.work[last]] == Role.COMMUNICATION
+    communications = union(
+        Intervals(pauses.start[of_communication], _until_launched(process, launches, pauses.end[of_communication])),
         _before_needs(process, launches),
         _at_function_ends(process, launches),
     )
-    others = subtract(union(Intervals(pauses.start[~of_exchange], pauses.end[~of_exchange])), exchanges)
-    roles = [np.full(len(exchanges), Role.EXCHANGE, np.uint8), np.full(len(others), Role.SYNCHRONIZATION, np.uint8)]
+    others = subtract(union(Intervals(pauses.start[~of_communication], pauses.end[~of_communication])), communications)
+    roles = [
+        np.full(len(communications), Role.COMMUNICATION, np.uint8),
+        np.full(len(others), Role.SYNCHRONIZATION, np.uint8),
+    ]
     return (
-        Intervals(np.concatenate([exchanges.start, others.start]), np.concatenate([exchanges.end, others.end])),
+        Intervals(
+            np.concatenate([communications.start, others.start]), np.concatenate([communications.end, others.end])
+        ),
         np.concatenate(roles),
     )
 
@@ -120,7 +125,7 @@ def _until_launched(process: Process, launches: _Launches, time: Times) -> Times
 def _before_needs(process: Process, launches: _Launches) -> Intervals:
     """The pauses before work that needs what was exchanged. What is sent to the host needs nothing from elsewhere."""
     events = process.trace.events
-    needs = process.needs_exchange[launches.work] & (events.direction[launches.work] != Direction.DEVICE_TO_HOST)
+    needs = process.needs_communication[launches.work] & (events.direction[launches.work] != Direction.DEVICE_TO_HOST)
     reach = np.maximum.accumulate(events.end_ns[launches.calls])[:-1]
     following = events.start_ns[launches.calls][1:]
     waits = needs[1:] & (following - reach >= SHORT_PAUSE_NS)
@@ -134,7 +139,7 @@ def _at_function_ends(process: Process, launches: _Launches) -> Intervals:
     slot = np.searchsorted(events.start_ns[launches.calls], end) - 1
     reach = np.maximum.accumulate(events.end_ns[launches.calls])[np.maximum(slot, 0)]
     mine = (slot >= 0) & (reach >= begin) & (end - reach >= SHORT_PAUSE_NS)
-    exchanged = np.sort(events.end_ns[process.needs_exchange])
+    exchanged = np.sort(events.end_ns[process.needs_communication])
     mine &= np.searchsorted(exchanged, end) > np.searchsorted(exchanged, reach)
     return Intervals(reach[mine], end[mine])
 

@@ -6,7 +6,7 @@ from gpudiag.training.attach.boundaries import FEWEST_CALLS
 from gpudiag.training.attach.settings import Settings
 from gpudiag.training.session.ending import recording_steps
 from gpudiag.training.session.session import ACTIVE_STEPS
-from gpudiag.training.session.warmup import FEWEST_STEPS, FEWEST_TIMED
+from gpudiag.training.session.warmup import FEWEST_STEPS, FEWEST_UNPROFILED
 
 #: The fewest that `--warmup` and `--steps` are advised to be, and the most timed steps.
 _FEWEST_WARMUP, _FEWEST_STEPS, _MOST_STEPS = 1, 2, 100
@@ -15,7 +15,7 @@ _FEWEST_WARMUP, _FEWEST_STEPS, _MOST_STEPS = 1, 2, 100
 def needed_steps(told: Settings) -> int:
     """Return about how many optimizer steps a command must take to be measured."""
     warmup = FEWEST_STEPS if told.warmup is None else told.warmup
-    return FEWEST_CALLS + 1 + warmup + (told.steps or FEWEST_TIMED) + recording_steps(ACTIVE_STEPS)
+    return FEWEST_CALLS + 1 + warmup + (told.steps or FEWEST_UNPROFILED) + recording_steps(ACTIVE_STEPS)
 
 
 def fewest_steps() -> int:

@@ -6,7 +6,7 @@ import time
 from typing import Any
 
 from gpudiag.training.session.clock import StepClock, host_clock
-from gpudiag.training.session.timing.timed_series import Anchor
+from gpudiag.training.session.timing.unprofiled_series import Anchor
 
 #: Tries to find when an event was on the host's clock; the one that took least is the best.
 _ANCHOR_TRIES = 5

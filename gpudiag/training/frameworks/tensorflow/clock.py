@@ -8,7 +8,7 @@ from functools import partial
 from typing import Any
 
 from gpudiag.training.session.clock import StepClock
-from gpudiag.training.session.timing.timed_series import TimedSeries
+from gpudiag.training.session.timing.unprofiled_series import UnprofiledSeries
 
 
 class SettledClock(StepClock):
@@ -44,7 +44,7 @@ class SettledClock(StepClock):
         self._marks[-1] = self._instant()
         self._drained = True
 
-    def series(self) -> TimedSeries:
+    def series(self) -> UnprofiledSeries:
         """Times of the steps since the last reading, which it forgets. Waits for the devices."""
         self.finish()
         return super().series()

@@ -30,7 +30,7 @@ class TensorflowWindow:
         self.saved = False
         self.device_activity: bool | None = None
         self.unmarked = ""
-        self._light = light
+        self._kernel_only = light
         self._active = active
         self._on_gpu = on_gpu
         self._steps = 0
@@ -85,7 +85,7 @@ class TensorflowWindow:
         try:
             # Kernels of ops and, by default (level 2), what TensorFlow calls informative on the host; more would cost
             # the host more time. Level 1 has marks and ops that are expensive on the host: those of CPUs, few of GPUs'.
-            options = tf.profiler.experimental.ProfilerOptions(host_tracer_level=1) if self._light else None
+            options = tf.profiler.experimental.ProfilerOptions(host_tracer_level=1) if self._kernel_only else None
             tf.profiler.experimental.start(self._directory.name, options=options)
         except tf.errors.AlreadyExistsError as error:
             raise RuntimeError("another TensorFlow profiler is recording; only one can at a time") from error

@@ -37,7 +37,7 @@ from gpudiag.training.session.clock import summarize
 from gpudiag.training.session.launched import launched, set_launched
 from gpudiag.training.session.progress import SOCKET_VARIABLE, ProgressSender
 from gpudiag.training.session.runtime import RECORDINGS, WARMUP_STEPS, Recording, Runtime, Window, load_runtime
-from gpudiag.training.session.timing.timed_series import TimedSeries
+from gpudiag.training.session.timing.unprofiled_series import UnprofiledSeries
 
 #: Steps after a switch that are not timed: the host runs ahead again, and late ranks show.
 _RUN_IN_STEPS = 3
@@ -104,9 +104,9 @@ class _Job(Generic[TrainerT]):
         self._runtime = runtime
         self._device_name = runtime.device_name(trainer.device)
         trace = runtime.trace_name(self.place.rank)
-        self._trace_names: dict[Recording, str] = {"full": trace, "light": record.light_trace_name(trace)}
+        self._trace_names: dict[Recording, str] = {"full": trace, "light": record.kernel_only_trace_name(trace)}
         #: Of each fault the steps that were timed with it.
-        self._faulty: dict[str, TimedSeries] = {}
+        self._faulty: dict[str, UnprofiledSeries] = {}
         self._faults: dict[str, Fault[TrainerT]] = {}
         self._failed: set[str] = set()
 
@@ -135,7 +135,7 @@ class _Job(Generic[TrainerT]):
         steps = max(self.plan.least_steps, round(self.plan.block_ms / self.trainer.clean_ms))
         turns = itertools.islice(itertools.cycle((False, True, True, False)), 2 * self.plan.pairs)
         blocks, held = [], []
-        faulty = self._faulty[plan.name] = TimedSeries()
+        faulty = self._faulty[plan.name] = UnprofiledSeries()
         try:
             for on in turns:
                 self.trainer.gather(None)
@@ -175,7 +175,7 @@ class _Job(Generic[TrainerT]):
         for on in (False, True, True, False):
             self.trainer.gather(None)
             run_in = self.trainer.timed(few, run_in=_RUN_IN_STEPS)
-            held.append(self._block(on, run_in.step_ms if on else self.trainer.timed_ahead(few, hold_ms=hold_ms)))
+            held.append(self._block(on, run_in.step_ms if on else self.trainer.unprofiled_ahead(few, hold_ms=hold_ms)))
         return held
 
     def forget(self, plan: FaultPlan) -> None:
@@ -278,7 +278,7 @@ class _Job(Generic[TrainerT]):
         """Write this rank's record of a run directory and, on rank 0 once all ranks have, the run's."""
         place, runtime, recorded = self.place, self._runtime, recorded or {}
         traces = {name: path for name, path in self._trace_names.items() if (directory / path).is_file()}
-        timed = self._faulty.get(plan.name, TimedSeries()) if plan is not None else TimedSeries()
+        timed = self._faulty.get(plan.name, UnprofiledSeries()) if plan is not None else UnprofiledSeries()
         mine = RankRecord(
             rank=place.rank,
             local_rank=place.local_rank,

@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 
 from gpudiag.training.session.clock import StepClock
 from gpudiag.training.session.place import Place
-from gpudiag.training.session.timing.timed_series import TimedSeries
+from gpudiag.training.session.timing.unprofiled_series import UnprofiledSeries
 
 #: Steps after which the first guess of the step time is made.
 _FIRST_STEPS = 5
@@ -113,7 +113,7 @@ class Trainer(ABC):
         series = self.timed(max(2 * _FIRST_STEPS, int(1e3 * left_s / pace_ms)), run_in=0).step_ms
         self.clean_ms = self.agree(statistics.median(series[len(series) // 2 :]))
 
-    def timed(self, steps: int, *, run_in: int) -> TimedSeries:
+    def timed(self, steps: int, *, run_in: int) -> UnprofiledSeries:
         """Train this many steps after `run_in` others, which let the host run ahead again."""
         self.clock.anchor()
         for _ in range(run_in):
@@ -124,7 +124,7 @@ class Trainer(ABC):
             self.clock.mark()
         return self.clock.series()
 
-    def timed_ahead(self, steps: int, *, hold_ms: float) -> list[float]:
+    def unprofiled_ahead(self, steps: int, *, hold_ms: float) -> list[float]:
         """Times in ms of steps whose work is all launched before the device begins it: none waits for its launch.
 
         Each begins on an idle device, at about the same time on all ranks, behind `hold_ms` that are not counted. What

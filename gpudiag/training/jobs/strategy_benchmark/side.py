@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from gpudiag.model.benchmarks.prediction import Candidate
-from gpudiag.model.job import ExchangeOptions
+from gpudiag.model.job import CommunicationOptions
 from gpudiag.training.frameworks.pytorch.clock import clock_for
 from gpudiag.training.jobs.strategy_benchmark.subject import Subject
 from gpudiag.training.jobs.strategy_benchmark.world import World
@@ -30,7 +30,7 @@ class Side:
         entry = strategy_entry(candidate.strategy)
         self._takes_part = not entry.one_process or world.rank == 0
         devices = world.size if entry.one_process else 1
-        options = ExchangeOptions(
+        options = CommunicationOptions(
             bucket_mb=candidate.bucket_mb, compress=candidate.compress, ps_device=candidate.ps_device
         )
         self.strategy = load_strategy(candidate.strategy, world.device, options, devices)

@@ -12,7 +12,7 @@ import gpudiag
 from gpudiag.training.models.tensorflow.workload import KerasWorkload
 
 #: What Keras's optimizer calls first; there is no public way to it.
-_EXCHANGE = "_all_reduce_sum_gradients"
+_COMMUNICATION = "_all_reduce_sum_gradients"
 
 
 def make_step(
@@ -48,7 +48,7 @@ def step_on_each_device(
         compiled: forward and backward are compiled by XLA. The exchange and the update are not, so that every strategy
             can do it its own way.
     """
-    _name_exchange(optimizer)
+    _name_communication(optimizer)
     # Gradients are summed over devices: each device's share of the mean over all samples.
     share = 1.0 / strategy.num_replicas_in_sync
     scale = getattr(optimizer, "scale_loss", lambda loss: loss)
@@ -72,9 +72,9 @@ def step_on_each_device(
     return on_one_device
 
 
-def _name_exchange(optimizer: Any) -> None:
+def _name_communication(optimizer: Any) -> None:
     """Put the exchange of gradients, which Keras's optimizer does first when it is applied, into a range of its own."""
-    exchange = getattr(_inner(optimizer), _EXCHANGE, None)
+    exchange = getattr(_inner(optimizer), _COMMUNICATION, None)
     if exchange is None:  # another version of Keras: the range is missing, and nothing else
         return
 
@@ -82,7 +82,7 @@ def _name_exchange(optimizer: Any) -> None:
         with gpudiag.range("exchange"):
             return exchange(pairs)
 
-    setattr(_inner(optimizer), _EXCHANGE, named)
+    setattr(_inner(optimizer), _COMMUNICATION, named)
 
 
 @contextmanager
@@ -92,12 +92,12 @@ def exchanged_by(optimizer: Any, exchange: Callable[[Any], Any]) -> Iterator[Non
     Raises:
         AttributeError: this version of Keras does it in another way.
     """
-    usual = getattr(_inner(optimizer), _EXCHANGE)
-    setattr(_inner(optimizer), _EXCHANGE, exchange)
+    usual = getattr(_inner(optimizer), _COMMUNICATION)
+    setattr(_inner(optimizer), _COMMUNICATION, exchange)
     try:
         yield
     finally:
-        setattr(_inner(optimizer), _EXCHANGE, usual)
+        setattr(_inner(optimizer), _COMMUNICATION, usual)
 
 
 def _inner(optimizer: Any) -> Any:

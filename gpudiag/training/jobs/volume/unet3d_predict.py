@@ -119,7 +119,7 @@ class Predictor:
             done.record(torch.cuda.current_stream(self._device))
         self._under_way.append(([block for block, _ in batch], results, done))
         if len(self._under_way) > 1:
-            self._hand_over(writer)
+            self._enqueue(writer)
 
     def predict_all(self, batches: Iterable[Batch], into: Volume) -> int:
         """Predict all the batches; how many voxels are on disk then."""
@@ -132,9 +132,9 @@ class Predictor:
     def finish(self, writer: Writer) -> None:
         """Hand over what is still under way."""
         while self._under_way:
-            self._hand_over(writer)
+            self._enqueue(writer)
 
-    def _hand_over(self, writer: Writer) -> None:
+    def _enqueue(self, writer: Writer) -> None:
         finished, results, done = self._under_way.popleft()
         if done is not None:
             done.synchronize()

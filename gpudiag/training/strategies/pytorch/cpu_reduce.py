@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from torch.distributed import GradBucket  # type: ignore[attr-defined]  # not in its `__all__`
 
     from gpudiag.model.benchmarks.prediction import Candidate
-    from gpudiag.model.job import ExchangeOptions
+    from gpudiag.model.job import CommunicationOptions
     from gpudiag.prediction.situation import Situation
     from gpudiag.training.strategies.pytorch_strategy import StartAllReduce
 
@@ -67,7 +67,7 @@ class CpuReduceHook:
             raise UsageError(f"gradients cannot travel as {wire}", f"Choose one of {', '.join(_WIRES)}.")
         # DDP asks hooks for their names, as functions have them.
         self.__name__ = self.__qualname__ = "cpu_reduce_hook"
-        self._exchange = SharedHostAllReduce(
+        self._communication = SharedHostAllReduce(
             group=group,
             device=torch.device(device),
             wire=_dtype(wire),
@@ -82,15 +82,15 @@ class CpuReduceHook:
 
     def reduce(self, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
         """The same without a range around it."""
-        return self._exchange.start(bucket.buffer(), key=bucket.index())
+        return self._communication.start(bucket.buffer(), key=bucket.index())
 
     def check(self) -> None:
         """Raise WorkerFailedError if the exchange has been given up."""
-        self._exchange.check()
+        self._communication.check()
 
     def close(self) -> None:
         """Finish and let go of the memory. May be called again."""
-        self._exchange.close()
+        self._communication.close()
 
 
 # DDP compares a hook's annotations with its own types, which are imported in training processes only.
@@ -112,7 +112,7 @@ class CpuReduce(BucketedStrategy):
     #: For the parameters at the start, and for buffers such as batch norm's.
     backend = None
 
-    def __init__(self, device: torch.device, options: ExchangeOptions | None = None, devices: int = 1) -> None:
+    def __init__(self, device: torch.device, options: CommunicationOptions | None = None, devices: int = 1) -> None:
         super().__init__(device, options, devices)
         self._hook: CpuReduceHook | None = None
 

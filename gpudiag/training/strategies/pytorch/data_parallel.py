@@ -65,11 +65,11 @@ class DataParallel(PytorchStrategy):
         # queued one behind the other.
         copies = now.rooted_ms(total, spread=False)
         inputs = (count - 1) * now.model.input_bytes / (now.paths.rate(0, 1) * 1e6)
-        packing = 4 * now.on_device_ms(total)
+        bucket_copy = 4 * now.on_device_ms(total)
         host = tensors * (_ONCE_US + count * _PER_DEVICE_US) / 1e3
         waits = f"the host takes {host:.1f} ms to launch a step"
         return Cost(
-            exposed_ms=max(copies + inputs + packing, host - now.compute.step_ms),
+            exposed_ms=max(copies + inputs + bucket_copy, host - now.compute.step_ms),
             exchange_ms=copies + inputs,
             reason=f"one process serves {count} devices: {copies:.1f} ms to copy parameters out and gradients back, "
             f"nothing hidden; {waits}",

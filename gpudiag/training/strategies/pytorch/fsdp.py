@@ -117,9 +117,9 @@ class Fsdp(PytorchStrategy):
         ahead = [takes * forward / backward if backward else 0.0 for takes in reversed(back)]
         stalled = _stalls(gathers[::-1], ahead, [0.0] * len(gathers)) + _stalls(gathers, back, gathers)
         slower = NCCL_HOLDS * (min(half, forward) + min(2 * half, backward))
-        packing = _PASSES * now.on_device_ms(total)
+        bucket_copy = _PASSES * now.on_device_ms(total)
         # Every device updates its own part only.
-        exposed = stalled + slower + packing - now.compute.update_ms * (count - 1) / count
+        exposed = stalled + slower + bucket_copy - now.compute.update_ms * (count - 1) / count
         blocks = now.model.blocks or sum(size >= _PART_BYTES for size in now.model.sizes)
         host = (blocks + 1) * _SHARD_MS + len(now.model.sizes) * _LAUNCH_STEP_MS - now.compute.step_ms
         return Cost(

@@ -19,7 +19,7 @@ class Independent(PytorchStrategy):
     name = INDEPENDENT
     summary = "No exchange: each process trains its own model. Its step time is the floor for the others."
     listed, special = 80, 80
-    exchanges = False
+    communications = False
 
     @classmethod
     def cost(cls, now: Situation, candidate: Candidate) -> Cost:

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from gpudiag.model.benchmarks.prediction import Compress
     from gpudiag.model.facts import Facts
-    from gpudiag.model.job import ExchangeOptions
+    from gpudiag.model.job import CommunicationOptions
     from gpudiag.prediction.situation import Situation
 
 
@@ -100,7 +100,7 @@ class PsGpu(PytorchStrategy):
                 work.wait()
 
     @classmethod
-    def check(cls, options: ExchangeOptions, *, devices: int, nodes: int, precision: str | None) -> None:
+    def check(cls, options: CommunicationOptions, *, devices: int, nodes: int, precision: str | None) -> None:
         """As every strategy; the one home must be there."""
         if options.ps_device is not None and options.ps_device >= devices:
             raise UsageError(
@@ -130,11 +130,11 @@ class PsGpu(PytorchStrategy):
         spread = candidate.ps_device is None
         exchange = now.rooted_ms(total, spread=spread)
         # Gradients are added to zeros where they lie, as their memory is what is sent.
-        packing = 2 * now.on_device_ms(total)
+        bucket_copy = 2 * now.on_device_ms(total)
         saved = now.compute.update_ms * (count - 1) / count if spread else 0.0
         where = f"{count} GPUs share the parameters" if spread else f"all parameters are on GPU {candidate.ps_device}"
         return Cost(
-            exposed_ms=max(0.0, exchange + packing - saved),
+            exposed_ms=max(0.0, exchange + bucket_copy - saved),
             exchange_ms=exchange,
             reason=f"{where}: {total / 1e6:.0f} MB to their homes and back, {exchange:.1f} ms after backward",
         )

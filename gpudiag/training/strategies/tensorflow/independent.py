@@ -14,14 +14,14 @@ class IndependentMirrored(TensorflowStrategy):
     name = INDEPENDENT
     summary = "No exchange: each device trains its own model, in one process; the floor for the others."
     listed = 80
-    exchanges = False
+    communications = False
 
     @classmethod
     def make(cls, devices: tuple[str, ...]) -> Any:
         """Make the `tf.distribute.Strategy` for this process's devices."""
         import tensorflow as tf
 
-        class NoExchange(tf.distribute.CrossDeviceOps):  # type: ignore[misc]  # TensorFlow is untyped
+        class NoCommunication(tf.distribute.CrossDeviceOps):  # type: ignore[misc]  # TensorFlow is untyped
             """Each device keeps its own gradients, so that the copies of a variable go ways of their own.
 
             What else the strategy would bring together (losses that are reduced, metrics) stays apart as well.
@@ -39,7 +39,7 @@ class IndependentMirrored(TensorflowStrategy):
                 """As any other strategy: first values of variables are the same everywhere."""
                 return tf.distribute.ReductionToOneDevice().broadcast_implementation(tensor, destinations)
 
-        return tf.distribute.MirroredStrategy(list(devices), cross_device_ops=NoExchange())
+        return tf.distribute.MirroredStrategy(list(devices), cross_device_ops=NoCommunication())
 
 
 STRATEGY = IndependentMirrored

@@ -213,7 +213,7 @@ def draw(seed: int, kind: str | None = None) -> Recipe:
     if any(one in _NEEDS_PEERS for one in kinds) or kind == "slow-exchange":
         ranks = max(ranks, 2)
     device_ms = chance.uniform(0.4, 1.2) if kind == "tiny-kernels" else chance.uniform(8, 40)
-    layers = _layers(chance, device_ms, exchange=chance.choice((0.1, 0.3, 0.6, 1.0)), tiny=False)
+    layers = _layers(chance, device_ms, communication=chance.choice((0.1, 0.3, 0.6, 1.0)), tiny=False)
     # What launching a step takes beside what its kernels take: mostly hidden, sometimes not.
     launch_us = min(max(1000 * device_ms * chance.uniform(0.1, 0.9) / sum(one.count for one in layers), 12), 1500)
     fetch_ms = (
@@ -221,11 +221,11 @@ def draw(seed: int, kind: str | None = None) -> Recipe:
     )
     if kind == "tiny-kernels":
         launch_us = chance.uniform(12, 40)
-        layers = _layers(chance, device_ms, exchange=0.1, tiny=True)
+        layers = _layers(chance, device_ms, communication=0.1, tiny=True)
     elif kind == "slow-host":
         launch_us = 1000 * device_ms * chance.uniform(1.1, 2) / sum(one.count for one in layers)
     elif kind == "slow-exchange":
-        layers = _layers(chance, device_ms, exchange=chance.uniform(1.2, 4), tiny=False)
+        layers = _layers(chance, device_ms, communication=chance.uniform(1.2, 4), tiny=False)
     timed = chance.random() < 0.6
     # 1.0 to 2.4 µs were measured; without a timed step only the usual figure can be known, so these are near it.
     recording_us = chance.uniform(1.0, 2.4) if timed else chance.gauss(1.27, 0.06)
@@ -252,14 +252,14 @@ def _kinds(kind: str, chance: random.Random) -> tuple[Kind, ...]:
     return tuple(one for one in KINDS if one == kind)
 
 
-def _layers(chance: random.Random, device_ms: float, *, exchange: float, tiny: bool) -> tuple[Layer, ...]:
+def _layers(chance: random.Random, device_ms: float, *, communication: float, tiny: bool) -> tuple[Layer, ...]:
     """Forward without exchanges, backward with one after each layer; `exchange` is their share of what is computed."""
     forward, backward = chance.randint(1, 2), chance.randint(1, 4)
     parts = [chance.uniform(0.5, 1.5) for _ in range(forward + backward)]
     found = []
     for index, part in enumerate(parts):
         ms = device_ms * part / sum(parts)
-        own = None if index < forward else exchange * ms * chance.uniform(0.5, 1.5)
+        own = None if index < forward else communication * ms * chance.uniform(0.5, 1.5)
         found.append(Layer(ms=ms, count=chance.randint(25, 60) if tiny else chance.randint(4, 12), exchange_ms=own))
     return tuple(found)
 

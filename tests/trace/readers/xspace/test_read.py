@@ -17,7 +17,7 @@ from gpudiag.model.event import DEVICE_WORK, NO_CORRELATION, EventKind, Role
 from gpudiag.model.protobuf import message_type
 from gpudiag.trace import ReadLimits, read_traces
 from gpudiag.trace.profiles import read_processes
-from gpudiag.trace.readers.xspace.waits import EXCHANGE_WAIT
+from gpudiag.trace.readers.xspace.waits import COMMUNICATION_WAIT
 from tests.trace.documents import TRACES
 from tests.trace.readers.xspace.spaces import SpaceBuilder, two_gpus
 
@@ -37,7 +37,7 @@ def test_each_gpu_is_a_rank(tmp_path: Path) -> None:
         work = trace.events.rows_of(*DEVICE_WORK)
         assert set(trace.events.device[work].tolist()) == {trace.rank}
         calls = trace.events.rows_of(EventKind.RUNTIME)
-        assert {trace.events.name_of(row) for row in calls} == {"cuLaunchKernel", EXCHANGE_WAIT}
+        assert {trace.events.name_of(row) for row in calls} == {"cuLaunchKernel", COMMUNICATION_WAIT}
         calls = calls[trace.events.correlation[calls] != NO_CORRELATION]
         assert set(trace.events.correlation[work]) == set(trace.events.correlation[calls])
         assert [call.size_bytes for call in trace.collectives] == [4096] * 4
@@ -46,11 +46,11 @@ def test_each_gpu_is_a_rank(tmp_path: Path) -> None:
 def test_steps_waits_and_input_are_seen(tmp_path: Path) -> None:
     timeline = build_timeline(read_traces([two_gpus(steps=6).write(tmp_path / "host.xplane.pb")]))
     attribution = attribute(timeline)
-    for lane, cut in zip(timeline.lanes, attribution.lanes, strict=True):
-        assert lane.steps.source == "step_num"
-        assert lane.window_steps.tolist() == [1, 2, 3, 4]
+    for track, cut in zip(timeline.tracks, attribution.tracks, strict=True):
+        assert track.steps.source == "step_num"
+        assert track.window_steps.tolist() == [1, 2, 3, 4]
         means = dict(zip(BUCKETS, cut.buckets_ns.mean(axis=0).tolist(), strict=True))
-        waits = 100_000 if lane.rank == 0 else 0
+        waits = 100_000 if track.rank == 0 else 0
         assert means["communication_wait"] == waits
         # 300 µs in the all-reduce, and then the executor's wait until the function ends.
         assert 300_000 < means["communication_transfer"] < 450_000
@@ -119,8 +119,8 @@ def test_the_real_trace() -> None:
         assert [call.operation for call in trace.collectives] == ["all_reduce"] * 3
         assert [call.size_bytes for call in trace.collectives] == [102334368] * 3
         events = trace.events
-        waits = [row for row in events.rows_of(EventKind.RUNTIME) if events.name_of(row) == EXCHANGE_WAIT]
-        assert {Role(events.role[row]) for row in waits} == {Role.EXCHANGE}
+        waits = [row for row in events.rows_of(EventKind.RUNTIME) if events.name_of(row) == COMMUNICATION_WAIT]
+        assert {Role(events.role[row]) for row in waits} == {Role.COMMUNICATION}
         # The optimizer is launched when the all-reduce has ended, in each step.
         for call in trace.collectives:
             end = int(events.end_ns[call.row])

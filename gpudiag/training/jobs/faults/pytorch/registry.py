@@ -6,9 +6,9 @@ from gpudiag.training.jobs.faults.core import PinnedCore
 from gpudiag.training.jobs.faults.fault import Fault, LateLoader, NoFault
 from gpudiag.training.jobs.faults.job import run_faults
 from gpudiag.training.jobs.faults.pytorch.batchnorm import SyncBatchNorms
+from gpudiag.training.jobs.faults.pytorch.communication import SlowCommunication, WholeCommunication
 from gpudiag.training.jobs.faults.pytorch.compute import ExtraCompute
 from gpudiag.training.jobs.faults.pytorch.copies import PageableCopies, SmallCopies
-from gpudiag.training.jobs.faults.pytorch.exchange import SlowExchange, WholeExchange
 from gpudiag.training.jobs.faults.pytorch.host import Collections, Logs, Saves
 from gpudiag.training.jobs.faults.pytorch.jobs.graphed import Graphed
 from gpudiag.training.jobs.faults.pytorch.jobs.job import Accumulation, SideStreamCopies
@@ -29,8 +29,8 @@ KINDS: dict[str, type[Fault[DdpTrainer]]] = {
     "pageable-copies": PageableCopies,
     "syncs": Syncs,
     "tiny-kernels": TinyKernels,
-    "slow-exchange": SlowExchange,
-    "whole-exchange": WholeExchange,
+    "slow-exchange": SlowCommunication,
+    "whole-exchange": WholeCommunication,
     "pinned-core": PinnedCore,
     "too-few-workers": TooFewWorkers,
     "logs": Logs,

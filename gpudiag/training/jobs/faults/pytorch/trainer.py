@@ -16,7 +16,7 @@ from torch.nn.parallel import DistributedDataParallel
 from gpudiag.model.benchmarks.selftest import SelftestPlan
 from gpudiag.training.frameworks.pytorch.clock import clock_for
 from gpudiag.training.jobs.data.batches import Batch, batches
-from gpudiag.training.jobs.faults.pytorch.exchange_hook import Exchange
+from gpudiag.training.jobs.faults.pytorch.communication_hook import CommunicationHook
 from gpudiag.training.jobs.faults.trainer import Trainer
 from gpudiag.training.jobs.precision import Arithmetic
 from gpudiag.training.models.registry import load_workload
@@ -55,7 +55,7 @@ class DdpTrainer(Trainer):
         self._images = plan.memory_format == "nhwc"
         if self._images:
             bare = bare.to(memory_format=self._layout)  # type: ignore[call-overload]  # not in torch's stubs
-        self.exchange = Exchange()
+        self.exchange = CommunicationHook()
         self.ddp = DistributedDataParallel(bare, device_ids=[device] if on_gpu else None, gradient_as_bucket_view=True)
         self.ddp.register_comm_hook(None, self.exchange.bucket)
         self.optimizer = self.workload.optimizer(self.ddp.parameters())

@@ -53,20 +53,20 @@ class Syncs(Fault[DistributedTrainer]):
         settle([self.trainer.device])
 
 
-class WholeExchange(Fault[DistributedTrainer]):
+class WholeCommunication(Fault[DistributedTrainer]):
     """Off, the gradients are not exchanged; on is the clean job. So what its exchange costs can be told."""
 
     def __init__(self, trainer: DistributedTrainer, amount_ms: float, *, mine: bool) -> None:
         super().__init__(trainer, amount_ms, mine=mine)
-        self._exchange = trainer.exchange_barely()
+        self._communication = trainer.communication_barely()
 
     def switch(self, *, on: bool) -> None:
         """Exchange, or only wait for each other."""
-        self._exchange(on)
+        self._communication(on)
 
     def rest(self) -> None:
         """Exchange."""
-        self._exchange(True)
+        self._communication(True)
 
 
 KINDS: dict[str, type[Fault[DistributedTrainer]]] = {
@@ -74,7 +74,7 @@ KINDS: dict[str, type[Fault[DistributedTrainer]]] = {
     "late-loader": LateLoader,
     "extra-compute": ExtraCompute,
     "syncs": Syncs,
-    "whole-exchange": WholeExchange,
+    "whole-exchange": WholeCommunication,
 }
 
 

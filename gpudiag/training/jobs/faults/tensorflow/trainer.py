@@ -87,7 +87,7 @@ class DistributedTrainer(Trainer):
         if self.after is not None:
             self.after(loss)
 
-    def exchange_barely(self) -> Callable[[bool], None]:
+    def communication_barely(self) -> Callable[[bool], None]:
         """A switch: on, gradients are exchanged as usual; off, the processes only wait for each other."""
         with exchanged_by(self._optimizer, _wait_for_each_other):
             barely = self._step = self._make_step()

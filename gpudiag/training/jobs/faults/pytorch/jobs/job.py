@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from gpudiag.training.jobs.data.batches import Batch
 from gpudiag.training.jobs.data.prefetch import DevicePrefetch
 from gpudiag.training.jobs.faults.fault import Fault
-from gpudiag.training.jobs.faults.pytorch.exchange import without_exchange
+from gpudiag.training.jobs.faults.pytorch.communication import without_communication
 from gpudiag.training.jobs.faults.pytorch.trainer import DdpTrainer
 
 _MICRO_BATCHES = 2
@@ -19,7 +19,7 @@ class Job(Fault[DdpTrainer]):
 
     def switch(self, *, on: bool) -> None:
         """Train in this way."""
-        self.trainer.exchange.way = "plain" if on else without_exchange(self.trainer)
+        self.trainer.exchange.way = "plain" if on else without_communication(self.trainer)
         self.enter(on=on)
 
     @abstractmethod

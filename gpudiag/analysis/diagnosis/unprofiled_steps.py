@@ -1,0 +1,290 @@
+"""What a run measured without recording anything: the host's part of each timed step, and what recordings cost."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Collection, Sequence
+from itertools import pairwise
+
+import msgspec
+
+from gpudiag.analysis.diagnosis.calibration import AS_RECORDED, BEYOND_CHANCE, MOST, SAME_AMOUNT, WARNING_PERCENT
+from gpudiag.model.analysis import Validity
+from gpudiag.model.run import RankRecord, RunRecord, StepTimes, UnprofiledSteps
+from gpudiag.model.unprofiled.steps import RecordingCost, UnprofiledRank
+from gpudiag.statistics import mean_of
+
+_ON_CPU = "on a CPU the training thread does the work itself"
+_NO_EVENTS = "this framework does not tell when a device has finished a step"
+_FETCHED_WITHIN = "the framework fetches the batch within the step's own work"
+_NO_WORKERS = "no worker process of a DataLoader was seen to make a batch"
+
+
+class UnprofiledInput(msgspec.Struct, frozen=True, kw_only=True):
+    """What the timed steps waited for input, in ms of a step.
+
+    Attributes:
+        exposed_ms: how long devices waited for it: the lower median of the ranks.
+        fetching_ms: how long threads fetched: the mean of the ranks.
+    """
+
+    exposed_ms: float
+    fetching_ms: float
+
+    def not_in_ms(self, recorded_ms: float) -> float:
+        """What of the waiting is not in recorded steps that fetch for so long; 0 where most of it is.
+
+        Recording slows the job, and its loader keeps up; or the few recorded steps find batches that were made before.
+
+        Worked example. Devices wait for 24 ms a step, threads fetch for 26, and in recorded ones for 6.5: 18 ms are
+        not in them.
+        """
+        share = recorded_ms / self.fetching_ms if self.fetching_ms > 0 else 1.0
+        return (1 - share) * self.exposed_ms if share < 1 - SAME_AMOUNT else 0.0
+
+
+def unprofiled_ranks(run: RunRecord | None) -> tuple[UnprofiledRank, ...] | None:
+    """Means of each rank's timed steps; None where the run, or an older one, noted nothing of the host in them."""
+    found = []
+    for rank in run.ranks if run is not None else ():
+        if rank.timed is None or rank.unprofiled is None or not rank.timed.host_ms:
+            continue
+        reasons = {}
+        if rank.timed.input_ms is None:
+            reasons["input_ms"] = _FETCHED_WITHIN
+        if rank.timed.lead_ms is None:
+            reasons["lead_ms"] = _ON_CPU if _on_cpu(rank) else _NO_EVENTS
+        if rank.timed.loader is None:
+            reasons["loader_ms"] = _NO_WORKERS
+        found.append(
+            UnprofiledRank(
+                rank=rank.rank,
+                step_ms=rank.unprofiled.mean_ms,
+                input_ms=_mean(rank.timed.input_ms),
+                host_ms=statistics.fmean(rank.timed.host_ms),
+                lead_ms=_mean(rank.timed.lead_ms),
+                loader_ms=loader_step_ms(rank.timed),
+                steps=len(rank.timed.host_ms),
+                reasons=reasons,
+            )
+        )
+    return tuple(found) or None
+
+
+def loader_step_ms(timed: UnprofiledSteps) -> float | None:
+    """The shortest step that the loader's workers can make batches for, in ms; None where that is not known.
+
+    Worked example. Two workers take 100 ms for a batch each, and a step takes one batch: 50 ms. Where batches of two
+    steps are accumulated, it takes two: 100 ms.
+    """
+    made = timed.loader
+    if made is None or not timed.host_ms:
+        return None
+    per_step = max(1, round(made.batches / len(timed.host_ms)))
+    return per_step * made.batch_ms / made.workers
+
+
+def loader_steps_ms(run: RunRecord | None) -> dict[int, float]:
+    """`loader_step_ms` by rank, of those of which it is known."""
+    timed = {rank.rank: rank.timed for rank in (run.ranks if run is not None else ()) if rank.timed is not None}
+    return {rank: ms for rank, of in timed.items() if (ms := loader_step_ms(of)) is not None}
+
+
+def fastest_host_ms(run: RunRecord | None) -> dict[int, float]:
+    """By rank, the least that its training thread took to queue a step's work, in ms; none where not known.
+
+    Whatever a thread waits for within a step, room in the device's queue above all, only adds to its own work. Least of
+    all it waits in the steps before the timed ones, the first of which found its device idle.
+    """
+    timed = {rank.rank: rank.timed for rank in (run.ranks if run is not None else ())}
+    return {rank: min((*of.host_ms, *of.idle_host_ms)) for rank, of in timed.items() if of is not None and of.host_ms}
+
+
+def devices_set_pace(run: RunRecord | None) -> bool:
+    """Whether every host was ahead of its device by `MOST` of the step in most timed steps; False where not known."""
+    timed = [rank.timed for rank in (run.ranks if run is not None else ())]
+    return bool(timed) and all(one is not None and _was_ahead(one) for one in timed)
+
+
+def recording_cost(run: RunRecord | None) -> RecordingCost | None:
+    """What a step took timed, recorded lightly, and recorded with operators; None where nothing was recorded."""
+    ranks = run.ranks if run is not None else ()
+    light = [_inner_mean(rank.light) for rank in ranks if rank.light is not None]
+    full = [_inner_mean(rank.profiled) for rank in ranks if rank.profiled is not None]
+    if not light and not full:
+        return None
+    return RecordingCost(
+        unprofiled_ms=max((rank.unprofiled.mean_ms for rank in ranks if rank.unprofiled is not None), default=None),
+        light_ms=max(light, default=None),
+        full_ms=max(full, default=None),
+    )
+
+
+def recording_doubts(run: RunRecord | None) -> tuple[Validity, ...]:
+    """That there is no light recording, and why, where a rank says so."""
+    said = [rank.notes.get("no-light-recording") for rank in (run.ranks if run is not None else ())]
+    message = next((words for words in said if words), None)
+    return (Validity(code="no-light-recording", message=message),) if message else ()
+
+
+def exposed_input_ms(rank: RankRecord) -> tuple[float, ...]:
+    """How long fetching the batch kept this rank's device waiting in each timed step, in ms; none where not known.
+
+    The device still works for `lead_ms` of the step before while the host fetches: only what is longer is waited for.
+    On a CPU the training thread is the device, and waits for all of it.
+
+    Worked example. The host is 5 ms ahead when it has queued a step, and the next batch takes it 8 ms: the device
+    stands idle for 3 ms.
+    """
+    timed = rank.timed
+    if timed is None or timed.input_ms is None:
+        return ()
+    if timed.lead_ms is not None:
+        after = pairwise(zip(timed.lead_ms, timed.input_ms, strict=False))
+        return tuple(max(0.0, input_ms - lead_ms) for (lead_ms, _), (_, input_ms) in after)
+    return timed.input_ms if _on_cpu(rank) else ()
+
+
+def unprofiled_input(run: RunRecord | None) -> UnprofiledInput | None:
+    """Of the ranks whose exposed waiting is known, the lower median; None of none."""
+    ranks = [rank for rank in (run.ranks if run is not None else ()) if rank.timed is not None]
+    waits = [statistics.fmean(steps) for rank in ranks if len(steps := exposed_input_ms(rank)) > 1]
+    fetching = [statistics.fmean(rank.timed.input_ms) for rank in ranks if rank.timed and rank.timed.input_ms]
+    if not waits or len(fetching) < len(ranks):
+        return None
+    return UnprofiledInput(exposed_ms=statistics.median_low(waits), fetching_ms=statistics.fmean(fetching))
+
+
+def later_input_ms(run: RunRecord | None, ranks: Sequence[int]) -> float:
+    """By how much longer these ranks' devices waited for input in the timed steps than most do, in ms; 0 if unknown."""
+    waits = {rank.rank: exposed_input_ms(rank) for rank in (run.ranks if run is not None else ())}
+    means = {rank: statistics.fmean(steps) for rank, steps in waits.items() if steps}
+    if not means:
+        return 0.0
+    usual = statistics.median_low(means.values())
+    return max((means[rank] - usual for rank in ranks if rank in means), default=0.0)
+
+
+def input_ms_above_most(run: RunRecord | None) -> dict[int, float] | None:
+    """By rank, the most by which its input can have made the timed steps longer than most ranks' did, in ms.
+
+    Two things bound it, each where it is known; None where neither is.
+
+    - Where most ranks' devices waited for input, it is what this one waited longer, as far as that is more than chance.
+      (Where most wait for none, one that does is late, however few of its steps are recorded.)
+    - Where the workers of all loaders were seen, it is what the step took longer than most ranks' workers need for its
+      batches: without this rank's the step would take as long as that.
+
+    Worked example. Two ranks have one worker each, which takes 20.2 ms for a batch, in steps of 20.5 ms. The worker of
+    rank 1 has come to be the later one by 13 ms: it is rank 1 that waits in every step, and rank 0 never does. At most
+    0.3 ms of that is rank 1's.
+    """
+    ranks = run.ranks if run is not None else ()
+    step_ms = max((rank.unprofiled.mean_ms for rank in ranks if rank.unprofiled is not None), default=0.0)
+    waits = {rank.rank: steps for rank in ranks if len(steps := exposed_input_ms(rank)) > 1}
+    if len(waits) < max(len(ranks), 2) or step_ms <= 0:
+        return None
+    usual = sorted(waits, key=lambda rank: statistics.fmean(waits[rank]))[(len(waits) - 1) // 2]
+    bounds = []
+    if 100 * statistics.fmean(waits[usual]) >= WARNING_PERCENT * step_ms:
+        bounds.append({rank: _more_ms(steps, waits[usual]) for rank, steps in waits.items()})
+    paces = loader_steps_ms(run)
+    if len(paces) == len(ranks):
+        bounds.append(dict.fromkeys(paces, max(0.0, step_ms - statistics.median_low(paces.values()))))
+    return {rank: min(bound[rank] for bound in bounds) for rank in waits} if bounds else None
+
+
+def later_host_ms(run: RunRecord | None, ranks: Collection[int], late: Sequence[int]) -> float | None:
+    """By how much longer the hosts of these ranks took than most for a timed step, in ms; None where not known.
+
+    Args:
+        run: the record.
+        ranks: those that there are; each must have been timed.
+        late: those that are asked about.
+    """
+    timed = _hosts(run, ranks)
+    if timed is None:
+        return None
+    means = {rank: statistics.fmean(one.host_ms) for rank, one in timed.items()}
+    return max((means[rank] - statistics.median_low(means.values()) for rank in late if rank in means), default=0.0)
+
+
+def alone_waited_for(
+    run: RunRecord | None, ranks: Collection[int], late: Sequence[int], *, ahead_from: float = WARNING_PERCENT / 100
+) -> bool:
+    """Whether in most timed steps these ranks' hosts alone were waited for, and the others were ahead of their devices.
+
+    A host that is ahead fills its device's queue and waits for room there, as long as the device waits for other ranks:
+    then it takes as long for a step as the one that all wait for, and what each took does not tell them apart. By how
+    much they were ahead does. Steps in which it was the other way round count against it: hosts that take turns are
+    slow by chance.
+
+    Worked example. Both hosts take 50 ms for each of 20 steps. One is ahead of its device by 45 ms and the other never:
+    that one is waited for.
+
+    Args:
+        run: the record.
+        ranks: those that there are; each must have been timed.
+        late: those that are asked about.
+        ahead_from: from which share of its step on a host that is ahead counts. Of one that is ahead by `MOST` of a
+            step what it took says nothing; one that is ahead by less may have taken all of it to work.
+    """
+    timed = _hosts(run, ranks)
+    if timed is None or any(one.lead_ms is None for one in timed.values()):
+        return False
+    asked = [one for rank, one in timed.items() if rank in late]
+    others = [one for rank, one in timed.items() if rank not in late]
+    if not asked or not others:
+        return False
+    steps = min(len(one.host_ms) for one in timed.values())
+    count = 0
+    for step in range(steps):
+        ahead = [_is_ahead(one, step, share=ahead_from) for one in asked]
+        others_ahead = statistics.median_low([_is_ahead(one, step, share=ahead_from) for one in others])
+        count += not any(ahead) and others_ahead
+        count -= all(ahead) and not others_ahead
+    return count > MOST * steps
+
+
+def unprofiled_longer_ms(timed_ms: float | None, corrected_ms: float) -> float:
+    """By how much longer the timed steps took than the recording explains, in ms; 0 where that is within the usual."""
+    longer = (timed_ms or 0.0) - corrected_ms
+    return longer if longer > AS_RECORDED * corrected_ms else 0.0
+
+
+def _hosts(run: RunRecord | None, ranks: Collection[int]) -> dict[int, UnprofiledSteps] | None:
+    """What the hosts of these ranks took for their timed steps; None where one is missing, or there is one alone."""
+    of = {rank.rank: rank.timed for rank in (run.ranks if run is not None else ())}
+    timed = {rank: one for rank, one in of.items() if rank in ranks and one is not None and one.host_ms}
+    return timed if len(timed) >= max(len(ranks), 2) else None
+
+
+def _was_ahead(timed: UnprofiledSteps) -> bool:
+    """Whether this host was ahead by `MOST` of the step in most steps."""
+    steps = range(len(timed.host_ms))
+    return timed.lead_ms is not None and sum(_is_ahead(timed, step, share=MOST) for step in steps) > MOST * len(steps)
+
+
+def _is_ahead(timed: UnprofiledSteps, step: int, share: float) -> bool:
+    """Whether this host was ahead of its device by this share of the step or more when it had queued it."""
+    return (timed.lead_ms or ())[step] >= share * timed.host_ms[step]
+
+
+def _more_ms(steps: Sequence[float], usual: Sequence[float]) -> float:
+    """The mean by which these are above the others, taken at the same time, where that is more than chance; else 0."""
+    more = [one - other for one, other in zip(steps, usual, strict=False)]
+    mean = mean_of(more)
+    return mean.value if mean.value > BEYOND_CHANCE * mean.standard_error else 0.0
+
+
+def _on_cpu(rank: RankRecord) -> bool:
+    return rank.device.lower().startswith("cpu")
+
+
+def _inner_mean(times: StepTimes) -> float:
+    """Without the first and the last, as the analysis leaves them out."""
+    return statistics.fmean(times.step_ms[1:-1]) if len(times.step_ms) > 2 else times.mean_ms
+
+
+def _mean(values: Sequence[float] | None) -> float | None:
+    return statistics.fmean(values) if values else None

@@ -1,0 +1,296 @@
+"""How long kernels ran beside collectives, what they take undisturbed, and transfers as probed: in a few ops."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+import numpy as np
+import pytest
+
+from gpudiag.analysis.diagnosis.rules import communication_bound
+from gpudiag.analysis.diagnosis.rules.communication_bound import CommunicationBound, _faster_transports, _parts
+from gpudiag.analysis.diagnosis.simulation import probe_what_if
+from gpudiag.analysis.diagnosis.simulation.graph import NONE, unchanged
+from gpudiag.analysis.diagnosis.simulation.probe_what_if import with_pinned_copies, with_transport
+from gpudiag.analysis.diagnosis.simulation.undisturbed_baseline import _kernels, _names, find_baseline
+from gpudiag.model.event import HostMemory
+from gpudiag.model.timeline import UNKNOWN, OpClass
+from tests.analysis.diagnosis.simulation.few_nodes import device_of, graph_of, host_of
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from gpudiag.analysis.diagnosis.simulation.graph import Graph
+
+COMPUTE, COMMUNICATION, COPY = OpClass
+Collective = tuple[int, int, int, float]
+"""When it began, when the last arrived (UNKNOWN: nobody knows), ended, and its share of the processors."""
+
+
+def timeline_of(*tracks: Sequence[Collective], names: Sequence[str] = "abcdef") -> Any:
+    """Lanes with a trace each, whose collectives' rows count from 100; the names of events by row."""
+    of, traces = [], []
+    for index, collectives in enumerate(tracks):
+        start, arrival, end = (np.array([one[at] for one in collectives], np.int64) for at in range(3))
+        rows = 100 + np.arange(len(collectives))
+        kind, kinds = np.zeros(len(rows), np.int64), [("all_reduce", "0", 2, 1000)]
+        table = SimpleNamespace(start=start, last_arrival=arrival, end=end, row=rows, kind=kind, kinds=kinds)
+        of.append(SimpleNamespace(trace=index, collectives=table))
+        calls = [SimpleNamespace(row=100 + at, processor_share=one[3] or None) for at, one in enumerate(collectives)]
+        events = SimpleNamespace(names=tuple(names), name=np.arange(len(names)))
+        traces.append(SimpleNamespace(collectives=calls, events=events))
+    return SimpleNamespace(tracks=of, traces=traces, world_size=2)
+
+
+def graph(
+    *kernels: tuple[int, int], track: Sequence[int] | None = None, row: Sequence[int] | None = None, **more: Any
+) -> Graph:
+    count = len(kernels)
+    device = device_of(
+        start=[a for a, _ in kernels],
+        end=[b for _, b in kernels],
+        track=track or [0] * count,
+        row=row or [0] * count,
+        **more,
+    )
+    found = graph_of(host_of(time=[0]), device)
+    return msgspec.structs.replace(found, streams=((0, count),))
+
+
+def test_a_kernel_runs_beside_what_waits_and_what_transfers() -> None:
+    """Of two collectives the first waits from 10 to 20 and transfers to 40; of the second nobody knows."""
+    timeline = timeline_of([(10, 20, 40, 0.1), (60, UNKNOWN, 80, 0.2)])
+    found = _kernels(graph((0, 30), (15, 70), (85, 90), (12, 18)), timeline)
+    assert found.duration.tolist() == [30, 55, 5, 6]
+    assert found.beside.tolist() == [20, 35, 0, 6]
+    assert found.waiting.tolist() == [10, 5, 0, 6]
+    # What waits holds its share of the processors, what transfers 1.7 times that.
+    assert found.held.tolist() == pytest.approx([0.1 * (10 + 17), 0.1 * (5 + 34) + 0.2 * 17, 0, 0.6])
+    assert found.calm.tolist() == [False, False, True, False]
+
+
+def test_each_device_has_its_own_collectives_and_only_kernels_count() -> None:
+    timeline = timeline_of([(0, 0, 100, 0.0)], [(0, 0, 5, 0.5)])
+    of = graph((0, 10), (0, 10), (0, 10), track=[0, 1, 1], op_class=[COMPUTE, COMPUTE, COPY])
+    found = _kernels(of, timeline)
+    assert (found.op.tolist(), found.beside.tolist()) == ([0, 1], [10, 5])
+    assert found.held.tolist() == pytest.approx([0, 0.5 * 1.7 * 5])
+
+
+def test_one_name_is_one_number_over_all_traces() -> None:
+    timeline = timeline_of([], [], names="ab")
+    timeline.traces[1].events.names = ("b", "c")
+    found = _names(graph((0, 1), (0, 1), (0, 1), (0, 1), track=[0, 0, 1, 1], row=[0, 1, 0, 1]), timeline)
+    assert found[1] == found[2]
+    assert len({*found.tolist()}) == 3
+
+
+def disturbed(calm: int, slowed: int, *, wait: int = 0) -> tuple[float, float]:
+    """What a kernel beside a collective took undisturbed and its share of waiting; in another step it ran alone."""
+    timeline = timeline_of([(1000, 1000 + wait, 1000 + slowed, 0.0)])
+    of = graph((0, calm), (1000, 1000 + slowed), step=[0, 1])
+    found = find_baseline(msgspec.structs.replace(of, steps=2), timeline)
+    assert np.isnan(found.undisturbed_ns[0])
+    return float(found.undisturbed_ns[1]), float(found.waiting_share[1])
+
+
+def test_a_disturbed_kernel_is_as_its_kin_in_another_step_unless_it_was_slowed_too_much() -> None:
+    assert disturbed(100, 150) == (100, 0)
+    assert disturbed(100, 150, wait=30) == (100, 0.2)
+    assert disturbed(100, 250) == (100, 0)
+    assert np.isnan(disturbed(100, 251)[0])
+
+
+def test_where_no_kernel_is_disturbed_there_is_no_baseline() -> None:
+    found = find_baseline(graph((0, 10)), timeline_of([(20, 20, 30, 0.1)]))
+    assert np.isnan(found.undisturbed_ns).all()
+    assert found.relieved(np.array([7.0])).tolist() == [7]
+
+
+def exchanging(*transfers: float, track: Sequence[int] | None = None) -> Any:
+    """Collectives that transfer so many ns, and a kernel beside."""
+    count = len(transfers)
+    device = device_of(
+        start=[0] * count + [0], end=[*transfers, 50], transfer=[*transfers, np.nan],
+        track=[*(track or [0] * count), 0],
+        row=[*range(100, 100 + count), 0], op_class=[COMMUNICATION] * count + [COMPUTE],
+    )  # fmt: skip
+    of = graph_of(host_of(time=[0]), device)
+    gone: list[Any] = []
+
+    def relieved_of_transfer(duration: Any, share: Any) -> Any:
+        gone.append(share.tolist())
+        return duration
+
+    return SimpleNamespace(
+        graph=of,
+        timeline=timeline_of(*([(0, 0, 9, 0.0)] * count for _ in range(2))),
+        baseline=SimpleNamespace(relieved_of_transfer=relieved_of_transfer),
+        corrected=unchanged(of),
+        gone=gone,
+    )
+
+
+def test_transfers_take_what_was_probed_and_disturb_that_much_less(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = []
+
+    def probed(_: Any, *kind: Any) -> float | None:
+        asked.append(kind)
+        return 0.006
+
+    monkeypatch.setattr(probe_what_if, "probed_time_us", probed)
+    of = exchanging(10.0, 14.0)
+    found = with_transport(of, of.corrected, None, "nccl")  # type: ignore[arg-type]  # facts are not looked at
+    assert found is not None
+    assert found.transfer[:2].tolist() == [6, 6]
+    assert of.gone == [[0.5, 0.5, 0.5]]
+    assert asked == [("all_reduce", 1000, 2, "nccl")]
+    of = exchanging(0.5, 0.7)
+    monkeypatch.setattr(probe_what_if, "probed_time_us", lambda *_: 0.0001)
+    assert with_transport(of, of.corrected, None, "nccl") is not None  # type: ignore[arg-type]
+    assert of.gone[0] == pytest.approx([1 - 0.2 / 1.2] * 3)
+    monkeypatch.setattr(probe_what_if, "probed_time_us", probed)
+    # They are only let shrink.
+    of = exchanging(3.0)
+    assert with_transport(of, of.corrected, None, "nccl") is not None  # type: ignore[arg-type]
+    assert of.gone == [[0, 0]]
+    monkeypatch.setattr(probe_what_if, "probed_time_us", lambda *_: None)
+    assert with_transport(of, of.corrected, None, "nccl") is None  # type: ignore[arg-type]
+
+
+def test_collectives_of_unknown_size_stay_as_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(probe_what_if, "probed_time_us", lambda *_: 0.001)
+    of = exchanging(10.0, 14.0)
+    of.timeline.tracks[0].collectives.kinds = [("all_reduce", "0", 2, None), ("all_reduce", "0", 0, 8)]
+    of.timeline.tracks[0].collectives.kind = np.array([0, 1])
+    found = with_transport(of, of.corrected, None, "nccl")  # type: ignore[arg-type]  # facts are not looked at
+    assert found is not None
+    assert found.transfer[:2].tolist() == [10, 1]
+
+
+def test_pageable_copies_run_at_what_pinned_ones_were_measured_at(monkeypatch: pytest.MonkeyPatch) -> None:
+    def pinned(size: Sequence[int], rate: float | None = 2.0) -> list[float] | None:
+        of = graph((0, 100), (0, 100), (0, 100), row=[0, 1, 2], host_copy=[True, True, False], launch=[NONE] * 3)
+        timeline = timeline_of([])
+        events = timeline.traces[0].events
+        events.host_memory = np.array([HostMemory.PAGEABLE, HostMemory.PINNED, HostMemory.PAGEABLE])
+        events.size_bytes = np.array(size)
+        monkeypatch.setattr(probe_what_if, "pinned_to_device", lambda _: rate)
+        monkeypatch.setattr(probe_what_if, "with_host_copies", lambda _, __, duration: duration)
+        what_if: Any = SimpleNamespace(graph=of, timeline=timeline)
+        found: Any = with_pinned_copies(what_if, unchanged(of), None)  # type: ignore[arg-type]  # facts are not looked at
+        return None if found is None else [float(one) for one in found]
+
+    assert pinned([80, 80, 80]) == [40, 100, 100]
+    assert pinned([1, 80, 80]) == [0.5, 100, 100]
+    assert pinned([-1, 80, 80]) is None
+    assert pinned([0, 80, 80]) is None
+    assert pinned([80, 80, 80], None) is None
+
+
+def test_faster_transports_are_those_that_gain_a_percent_the_most_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    gains: dict[str, float | None] = {"a": 0.99, "b": 1.0, "c": 7.0, "d": None}
+    monkeypatch.setattr(communication_bound, "transports", lambda _: gains)
+    monkeypatch.setattr(communication_bound, "with_transport", lambda _, __, ___, name: gains[name])
+    what_if: Any = SimpleNamespace(corrected=None, corrected_ms=100.0, gain_ms=lambda ms: ms)
+    assert list(_faster_transports(SimpleNamespace(facts=1), what_if).items()) == [("c", 7.0), ("b", 1.0)]  # type: ignore[arg-type]
+    assert _faster_transports(SimpleNamespace(facts=None), what_if) == {}  # type: ignore[arg-type]
+
+
+def parts(patch: pytest.MonkeyPatch, *gains: float, gain: float = 10.0) -> dict[str, float]:
+    """Parts of a gain, where without calls, transfers, what they slow and packing so much is gained."""
+    for name, taken in (
+        ("without_communication_calls", 2),
+        ("undisturbing", 1),
+        ("without_transfer", 2),
+        ("without_bucket_copy", 2),
+    ):
+        patch.setattr(communication_bound, name, lambda *_, name=name, taken=taken: (name, taken))
+    what_if: Any = SimpleNamespace(corrected=None, gains_ms=lambda _: list(gains))
+    return _parts(what_if, gain)
+
+
+def test_parts_of_a_gain_are_what_each_adds_to_those_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = parts(monkeypatch, 1.0, 4.0, 6.0, 9.0)
+    assert (found["CPU calls"], found["exposed"], found["kernels slowed beside it"]) == (1, 3, 2)
+    assert (found["copying buckets"], found["copies and waits"]) == (3, 1)
+    assert list(found)[:3] == ["exposed", "copying buckets", "kernels slowed beside it"]
+    # What gains less than those before adds nothing, and no more is said than the whole.
+    found = parts(monkeypatch, 5.0, 4.0, 12.0, 11.0)
+    assert (found["CPU calls"], found["exposed"], found["kernels slowed beside it"], found["copies and waits"]) == (
+        5,
+        0,
+        5,
+        0,
+    )
+
+
+def said(
+    patch: pytest.MonkeyPatch,
+    *,
+    calls: float = 0.0,
+    bucket_copy: float = 0.0,
+    faster: dict[str, float] | None = None,
+    doubtful: bool = False,
+    largest: Any = None,
+    nvlink: float | None = None,
+    gain: float = 10.0,
+    now: float = 100.0,
+) -> Any:
+    """The finding of an exchange of two devices whose transfers take 6 and 9 ms in two steps of 100."""
+    device = SimpleNamespace(
+        transfer=np.array([np.nan, 2e6, 4e6, 9e6]),
+        track=np.array([0, 0, 0, 1]),
+        start=np.zeros(4),
+        end=np.full(4, 4e6 * bucket_copy),
+    )
+    what_if: Any = SimpleNamespace(
+        graph=SimpleNamespace(device=device, steps=2), bucket_copy=np.array([True, False, False, False]), now_ms=now
+    )
+    tracks = [SimpleNamespace(), SimpleNamespace()]
+    case: Any = SimpleNamespace(
+        tracks=tracks, run=None, step_ms=100.0,
+        timeline=SimpleNamespace(framework="pytorch", ranks_present=(0, 1), world_size=2),
+        exposed_ms=lambda _: {0: 3.0},
+    )  # fmt: skip
+    patch.setattr(communication_bound, "_largest", lambda _: largest)
+    patch.setattr(communication_bound, "_parts", lambda *_: {"CPU calls": calls})
+    patch.setattr(communication_bound, "_faster_transports", lambda *_: faster or {})
+    patch.setattr(communication_bound, "transport_of", lambda _: "mine")
+    patch.setattr(communication_bound, "links_in_doubt", lambda *_: doubtful)
+    patch.setattr(communication_bound, "communication_advice", lambda _, *, by_calls: (f"by calls: {by_calls}",))
+    patch.setattr(communication_bound, "unused_nvlink_gb_per_s", lambda *_: nvlink)
+    return CommunicationBound()._describe(case, what_if, gain, 10.0)
+
+
+def test_an_exchange_in_figures(monkeypatch: pytest.MonkeyPatch) -> None:
+    evidence = said(monkeypatch).evidence
+    assert (evidence["collectives_per_step"], evidence["transfer_ms_per_step"]) == (3 / 4, 15 / 4)
+    assert evidence["exposed_transfer_ms_by_rank"] == {0: 3.0}
+    # The longest transfers of a device are 4.5 ms of a step: hidden, they cost what is longer than all else.
+    assert evidence["savings_ms_with_full_overlap"] == 10
+    assert said(monkeypatch, gain=98.0).evidence["savings_ms_with_full_overlap"] == 95.5
+    assert "bucket_copies_ms_per_step" not in evidence
+    assert "savings_ms_at_probed" not in evidence
+    assert said(monkeypatch, faster={"p2p": 2.0}).evidence["savings_ms_at_probed"] == {"p2p": 2.0}
+    assert said(monkeypatch, bucket_copy=1.0).evidence["bucket_copies_ms_per_step"] == 1.0
+
+
+def test_what_is_advised_about_an_exchange(monkeypatch: pytest.MonkeyPatch) -> None:
+    def advice(**of: Any) -> str:
+        return " ".join(said(monkeypatch, **of).advice)
+
+    assert [("by calls: True" in advice(calls=ms)) for ms in (5.0, 5.1)] == [False, True]
+    assert [("Check the links" in advice(doubtful=True, calls=ms)) for ms in (0.0, 9.0)] == [True, False]
+    assert "Check the links" not in advice()
+    assert [("transport that the probes" in advice(faster={name: 2.0})) for name in ("mine", "p2p")] == [False, True]
+    assert [("gradient_as_bucket_view" in advice(bucket_copy=ms)) for ms in (0.99, 1.0)] == [False, True]
+    assert "gradient_as_bucket_view" not in advice(bucket_copy=1.0, calls=9.0)
+    of: Any = SimpleNamespace(
+        busbw_gb_per_s=1.0, probe_busbw_gb_per_s=None, size_bytes=8, evidence=lambda: {"largest": 1}
+    )
+    assert "Turn on peer access" in said(monkeypatch, largest=of, nvlink=450.0).advice[0]
+    assert said(monkeypatch, largest=of).evidence["largest"] == 1
+    assert "nvlink_gb_per_s" not in said(monkeypatch, largest=of).evidence

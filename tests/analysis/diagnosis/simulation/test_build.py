@@ -1,0 +1,293 @@
+"""What bounds each op of a graph, whom a collective waits for, and what the exchange is of a few nodes."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+
+from gpudiag.analysis.diagnosis.simulation.build import _absolute, _bounds, _peers, build_graph
+from gpudiag.analysis.diagnosis.simulation.chains import host_chain
+from gpudiag.analysis.diagnosis.simulation.communication import _devices, undisturbed_gaps
+from gpudiag.analysis.diagnosis.simulation.graph import NONE, Block
+from gpudiag.analysis.timeline import build_timeline
+from gpudiag.model.timeline import UNKNOWN, OpClass
+from tests.analysis.diagnosis.simulation.few_nodes import device_of, graph_of, host_of
+from tests.timeline_builder import TraceBuilder
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from gpudiag.analysis.diagnosis.simulation.graph import Graph
+
+COMPUTE, COMMUNICATION, COPY = OpClass
+LONG = 20_001
+"""One ns longer than what stood in a queue."""
+
+
+def bounds(*ops: tuple[float | None, float, float], track: Sequence[int] | None = None) -> list[tuple[float, float]]:
+    """(latency, gap) of ops told by when they were launched (None: unknown), the work before ended, and they began."""
+    launch = [NONE if at is None else place for place, (at, _, _) in enumerate(ops)]
+    host = host_of(time=[at or 0 for at, _, _ in ops])
+    latency, gap = _bounds(
+        host,
+        np.array(launch),
+        np.array([start for _, _, start in ops], np.float64),
+        np.array([free for _, free, _ in ops], np.float64),
+        np.array([0] * len(ops) if track is None else track),
+    )
+    return list(zip(latency.tolist(), gap.tolist(), strict=True))
+
+
+def test_what_came_later_bounds_an_op_and_is_given_all_of_the_time_to_its_start() -> None:
+    assert bounds((100, 50, 130)) == [(30, 0)]
+    assert bounds((100, 120, 130)) == [(0, 10)]
+    assert bounds((100, 100, 130)) == [(30, 0)]
+    assert bounds((None, 100, 130)) == [(0, 30)]
+    assert bounds((100, -np.inf, 130)) == [(30, 0)]
+    assert bounds((None, -np.inf, 130)) == [(0, 0)]
+
+
+def test_the_other_is_given_what_is_usual_or_less() -> None:
+    """Usual are the latencies to a device that was idle for long, and gaps of ops that were launched long before."""
+    usual_latency = [(100_000, 50_000, 100_000 + each) for each in (3, 9, 5)]
+    usual_gap = [(10_000, 200_000, 200_000 + each) for each in (2, 4, 8)]
+    found = bounds(*usual_latency, *usual_gap, (190_000, 200_000, 200_040), (200_000, 190_000, 200_040))
+    assert found[:6] == [(3, 4), (9, 4), (5, 4), (5, 2), (5, 4), (5, 8)]
+    assert found[6:] == [(5, 40), (40, 4)]
+    # Never later than it began.
+    assert bounds(*usual_gap, *usual_latency, (199_998, 200_000, 200_001))[-1] == (3, 1)
+    assert bounds(*usual_gap, *usual_latency, (200_000, 199_999, 200_002))[-1] == (2, 3)
+
+
+@pytest.mark.parametrize(("apart", "usual"), [(LONG, 7), (LONG - 1, 0)])
+def test_long_before_is_more_than_twenty_microseconds(apart: int, usual: float) -> None:
+    assert bounds((1000, 1007 - apart, 1007), (50, 100, 500))[1] == (usual, 400)
+    assert bounds((1007 - apart, 1000, 1007), (100, 50, 500))[1] == (400, usual)
+
+
+def test_each_device_has_its_own_usual() -> None:
+    assert bounds((100_000, 1, 100_003), (5, 10, 20), (100_000, 1, 100_009), (5, 10, 20), track=[0, 0, 1, 1]) == [
+        (3, 0), (3, 10), (9, 0), (9, 10)
+    ]  # fmt: skip
+
+
+def peers_of(*tracks: Sequence[tuple[int | None, float, float]]) -> tuple[dict[int, list[int]], list[float]]:
+    """For each op of collectives (instance, start, end) of lanes whom it waits for, and how long it transfers."""
+    parts: Any = []
+    tables: Any = []
+    for index, ops in enumerate(tracks):
+        rows = np.arange(len(ops))[::-1] + 5
+        parts.append(SimpleNamespace(track=index, row=rows, op_class=np.full(len(ops), COMMUNICATION)))
+        instance = np.array([UNKNOWN if of is None else of for of, _, _ in ops], np.int64)
+        tables.append(SimpleNamespace(collectives=SimpleNamespace(row=rows, instance=instance)))
+    first = np.cumsum([0, *map(len, tracks)])
+    start, end = (np.array([op[at] for ops in tracks for op in ops], np.float64) for at in (1, 2))
+    found, transfer = _peers(SimpleNamespace(tracks=tables), parts, first, start, end)  # type: ignore[arg-type]
+    return {op: of.tolist() for op, of in sorted(found.items())}, transfer.tolist()
+
+
+def test_a_collective_waits_for_all_that_came_before_it_ended() -> None:
+    found, transfer = peers_of([(0, 10, 100), (None, 110, 120), (1, 130, 150)], [(0, 60, 101), (1, 151, 170)])
+    # The root of the second had left when the other came.
+    assert found == {0: [0, 3], 2: [2], 3: [0, 3], 4: [2, 4]}
+    assert transfer == pytest.approx([40, np.nan, 20, 41, 19], nan_ok=True)
+    found, transfer = peers_of([(0, 10, 60)], [(0, 60, 80)])
+    assert (found, transfer) == ({0: [0, 1], 1: [0, 1]}, [0, 20])
+    assert peers_of([(None, 0, 1)], [])[0] == {}
+
+
+def test_indices_within_parts_become_those_of_the_graph() -> None:
+    found = _absolute([np.array([0, NONE, 2]), np.array([NONE, 1])], np.array([0, 3]))
+    assert found.tolist() == [0, NONE, 2, NONE, 4]
+
+
+def test_a_graph_is_of_whole_steps_and_as_long_as_they_were() -> None:
+    def graph(*counts: int) -> Graph | None:
+        traces = [
+            TraceBuilder(rank, world_size=len(counts))
+            .steps(count, 100 * (rank + 1), lambda one: one.compute(5, 80))
+            .build()
+            for rank, count in enumerate(counts)
+        ]
+        return build_graph(build_timeline(traces))
+
+    of = graph(6, 6)
+    assert of is not None
+    assert (of.steps, of.length_ns, of.ranks) == (4, 4 * 150_000, {0: 0, 1: 1})
+    assert (of.chains, of.streams) == (((0, 4), (4, 8)), ((0, 4), (4, 8)))
+    assert of.device.launch.tolist() == list(range(8))
+    assert of.device.track.tolist() == [0] * 4 + [1] * 4
+    # Of the rank with more steps as many count.
+    of = graph(4, 2)
+    assert of is not None
+    assert (of.steps, of.length_ns) == (1, 150_000)
+    assert graph(6, 1) is None
+
+
+def gaps(
+    *ops: tuple[float, float, int], busy: Sequence[tuple[int, int]], track: Sequence[int] | None = None
+) -> list[float]:
+    """Undisturbed gaps of kernels (start, gap, launched at), beside collectives from when to when."""
+    device = device_of(
+        start=[start for start, _, _ in ops], gap=[gap for _, gap, _ in ops],
+        launch=[NONE if at < 0 else place for place, (_, _, at) in enumerate(ops)],
+        track=[0] * len(ops) if track is None else track,
+    )  # fmt: skip
+    table = SimpleNamespace(
+        start=np.array([a for a, _ in busy], np.int64), end=np.array([b for _, b in busy], np.int64)
+    )
+    timeline: Any = SimpleNamespace(tracks=[SimpleNamespace(collectives=table)] * 2)
+    found = undisturbed_gaps(graph_of(host_of(time=[max(at, 0) for _, _, at in ops]), device), timeline)
+    return [float(gap) for gap in found]
+
+
+BUSY = [(100_000, 200_000)]
+CALM = [(50_000.0, 3.0, 0), (60_000.0, 5.0, 0), (70_000.0, 4.0, 0)]
+
+
+def test_a_gap_beside_a_collective_is_as_usual_beside_none() -> None:
+    assert gaps(*CALM, (150_000, 30, 0), (160_000, 2, 0), busy=BUSY) == [3, 5, 4, 4, 2]
+    # Beside is from the end of the work before to the start.
+    edges = [gaps(*CALM, (start, 30, 0), busy=BUSY)[-1] for start in (200_029, 200_030, 100_000, 100_001)]
+    assert edges == [4, 30, 30, 4]
+
+
+def test_of_queued_ops_alone() -> None:
+    assert gaps(*CALM, (150_000, 30, 130_000), (150_000, 30, 129_999), (150_000, 30, -1), busy=BUSY)[3:] == [30, 4, 30]
+    assert gaps((150_000, 30, 0), busy=BUSY) == [30]
+    assert gaps(*CALM, (150_000, 30, 0), busy=[]) == [3, 5, 4, 30]
+    assert gaps(*CALM, (50_000, 9, 0), (150_000, 30, 0), busy=BUSY, track=[0, 0, 0, 1, 1])[3:] == [9, 9]
+
+
+def test_one_thread_launches_for_all_devices_of_its_process_unless_an_executor_does() -> None:
+    timeline: Any = SimpleNamespace(
+        tracks=[SimpleNamespace(trace=0), SimpleNamespace(trace=0), SimpleNamespace(trace=1), SimpleNamespace(trace=1)],
+        traces=[SimpleNamespace(waits_in_collectives=waits) for waits in (False, True, False)],
+    )
+    assert _devices(timeline).tolist() == [2, 1, 1]
+
+
+def graph_of_steps(*traces: TraceBuilder) -> Graph:
+    found = build_graph(build_timeline([trace.build() for trace in traces]))
+    assert found is not None
+    return found
+
+
+def us(column: Any) -> list[float]:
+    """Of the second step of three that are alike, in µs."""
+    count = len(column) // 3
+    return [float(one) / 1000 for one in column[count : 2 * count]]
+
+
+def test_a_chain_of_launches_and_a_wait() -> None:
+    """Its work is busy over short pauses; until the wait begins it is work, and after its op has ended it is delay."""
+    trace = TraceBuilder()
+    for step in range(5):
+        trace.step(1000 * step).loader(0, 100).operator(150, 400, "mm").compute(300, 500, launch=(200, 210))
+        trace.operator(420, 430).sync(450, 510).operator(900, 950).compute(930, 980, launch=(910, 920))
+    of = graph_of_steps(trace)
+    host, device = of.host, of.device
+    assert us(host.time) == [2210, 2510, 2920]
+    assert (us(host.busy), us(host.input)) == ([190, 240, 410], [100, 0, 0])
+    assert [part.any() for part in (host.silent, host.stall, host.slow, host.profiler)] == [False] * 4
+    assert host.events.tolist() == [4, 3, 1] * 3
+    assert host.step.tolist() == [0, 0, 0, 1, 1, 1, 2, 2, 2]
+    assert host.block.tolist() == [Block.NOT, Block.SYNC, Block.NOT] * 3
+    assert host.block_on.tolist() == [NONE, 0, NONE, NONE, 2, NONE, NONE, 4, NONE]
+    assert us(host.block_delay) == [0, 10, 0]
+    assert device.launch.tolist() == [0, 2, 3, 5, 6, 8]
+    assert us(device.latency) == [90, 10]
+    assert device.step.tolist() == [0, 0, 1, 1, 2, 2]
+    assert (of.steps, of.length_ns, of.ranks) == (3, 3_000_000, {0: 0})
+
+
+def test_a_chain_that_is_silent_at_its_steps_opening_and_elsewhere_later() -> None:
+    trace = TraceBuilder()
+    for step in range(5):
+        trace.step(20_000 * step).operator(5000, 5100).compute(5100, 5200, launch=(5050, 5060))
+        trace.operator(15_000, 15_100).compute(15_100, 15_200, launch=(15_050, 15_060))
+    host = graph_of_steps(trace).host
+    assert us(host.time) == [45_060, 55_060]
+    assert us(host.silent) == [5000, 0]
+    assert us(host.stall) == [0, 9900]
+    assert us(host.busy) == [5000, 100]
+    assert host.events.tolist() == [3, 2] * 3
+
+
+def test_what_the_profiler_held_up_is_its_own_and_waiting_for_nothing_is_work() -> None:
+    """The synchronization at 600 has nothing to wait for: its op ended at 500."""
+    trace = TraceBuilder()
+    for step in range(5):
+        trace.step(1000 * step).operator(0, 990).compute(300, 500, launch=(200, 210)).overhead(220, 250).sync(600, 700)
+    host = graph_of_steps(trace).host
+    assert us(host.time) == [2210, 2700]
+    assert (us(host.busy), us(host.profiler)) == ([510, 490], [0, 30])
+    assert host.block.tolist() == [Block.NOT, Block.SYNC] * 3
+    assert us(host.block_delay) == [0, 100]
+
+
+def test_a_copy_that_holds_the_host_has_a_node_where_it_begins_and_one_where_it_returns() -> None:
+    trace = TraceBuilder()
+    for step in range(5):
+        trace.step(1000 * step).operator(0, 990)
+        trace.copy(120, 400, "Memcpy HtoD (Pageable -> Device)", launch=(100, 405)).compute(500, 600, launch=(450, 460))
+    of = graph_of_steps(trace)
+    assert us(of.host.time) == [2100, 2405, 2460]
+    assert us(of.host.busy) == [640, 0, 55]
+    assert of.host.block.tolist() == [Block.NOT, Block.PAGEABLE, Block.NOT] * 3
+    assert us(of.host.block_delay) == [0, 5, 0]
+    assert of.device.launch.tolist() == [0, 2, 3, 5, 6, 8]
+    assert of.device.host_copy.tolist() == [True, False] * 3
+
+
+def test_the_chains_of_two_cpu_processes() -> None:
+    """Each hands over at 420, waits until 710 for what ended at 700, and works to the next mark."""
+    traces = [TraceBuilder(rank, world_size=2) for rank in range(2)]
+    for trace in traces:
+        for step in range(5):
+            trace.step(1000 * step).loader(0, 50).operator(50, 400).operator(400, 420, "c10d::allreduce_")
+            trace.gloo(410, 700, ranks=(0, 1)).operator(710, 990)
+    of = graph_of_steps(*traces)
+    host = of.host
+    assert of.chains == ((0, 9), (9, 18))
+    for rank, chain in enumerate((slice(0, 9), slice(9, 18))):
+        assert us(host.time[chain]) == [2420, 2710, 3000]
+        assert (us(host.busy[chain]), us(host.input[chain])) == ([370, 0, 290], [50, 0, 0])
+        assert host.events[chain].tolist() == [3, 0, 2] * 3
+        assert host.block[chain].tolist() == [Block.NOT, Block.COLLECTIVE, Block.NOT] * 3
+        first = 3 * rank
+        assert host.block_on[chain].tolist() == [NONE, first, NONE, NONE, first + 1, NONE, NONE, first + 2, NONE]
+        assert us(host.block_delay[chain]) == [0, 10, 0]
+        assert host.step[chain].tolist() == [0, 0, 1, 1, 1, 2, 2, 2, 2]  # a mark is the next step's, but for the last
+    assert of.device.launch.tolist() == [0, 3, 6, 9, 12, 15]
+    assert us(of.device.transfer) == [290, 290]
+
+
+def test_a_launch_that_a_full_queue_held_up_is_no_work(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The call from 700 to 800 waits for room: an op ends at 790 while it does. The profiler held the thread for 20."""
+    monkeypatch.setattr(host_chain, "FULL_QUEUE_OPS", 1)
+    monkeypatch.setattr(host_chain, "_ONE_HELD_UP_PER_NS", 1000)
+    trace = TraceBuilder()
+    for step in range(5):
+        trace.step(1000 * step).operator(0, 990).compute(110, 500, launch=(100, 104)).overhead(600, 620)
+        trace.compute(500, 760, launch=(200, 204)).compute(760, 790, launch=(300, 304))
+        trace.compute(810, 900, launch=(700, 800))
+    host = graph_of_steps(trace).host
+    assert us(host.time) == [2104, 2204, 2304, 2800]
+    assert host.block.tolist() == [Block.NOT, Block.NOT, Block.NOT, Block.QUEUE] * 3
+    assert us(host.block_delay) == [0, 0, 0, 10]
+    assert us(host.busy) == [304, 100, 100, 376]
+    assert not host.profiler.any()
+
+
+def test_without_a_call_or_an_operator_there_is_no_chain_and_no_graph() -> None:
+    unseen = TraceBuilder().steps(5, 1000, lambda one: one.compute(0, 900, launch=None))
+    assert build_graph(build_timeline([unseen.build()])) is None
+    seen = TraceBuilder(1).steps(5, 1000, lambda one: one.compute(0, 900))
+    assert build_graph(build_timeline([unseen.build(), seen.build()])) is None
+    assert build_graph(build_timeline([seen.build()])) is not None
+    other = TraceBuilder().steps(5, 1000, lambda one: one.by(9).operator(0, 900).gloo(100, 800, thread=4))
+    assert build_graph(build_timeline([other.build()])) is None

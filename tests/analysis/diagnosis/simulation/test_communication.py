@@ -1,0 +1,68 @@
+"""What the exchange costs besides its transfers: packing, and kernels and gaps disturbed beside it."""
+
+from __future__ import annotations
+
+import pytest
+
+from gpudiag.analysis.attribution import attribute
+from gpudiag.analysis.diagnosis.case import Case
+from gpudiag.analysis.diagnosis.simulation.edits import without_communication, without_input, without_transfer
+from gpudiag.analysis.diagnosis.simulation.what_if import WhatIf
+from gpudiag.analysis.timeline import build_timeline
+from tests.timeline_builder import TraceBuilder
+
+PERIOD = 1000
+
+
+def two_ranks(*, packed: bool) -> tuple[TraceBuilder, ...]:
+    """5 steps of 1 ms, device bound: 500 µs of kernels, 100 µs of packing, 400 µs of transfer beside which a kernel of
+    200 µs runs with a gap of 20 µs before it where 2 µs are usual. All is launched long before it runs."""
+    ranks = tuple(TraceBuilder(rank, world_size=2) for rank in range(2))
+    for trace in ranks:
+        for step in range(8):
+            trace.step(step * PERIOD)
+            if packed:
+                trace.operator(0, 3, "torch::distributed::reducer::mul_out")
+            ahead = PERIOD
+            trace.compute(ahead, ahead + 248, "a", launch=(10, 11)).compute(
+                ahead + 250, ahead + 498, "b", launch=(20, 21)
+            )
+            trace.compute(ahead + 500, ahead + 598, "mul", launch=(1, 2))
+            trace.collective(ahead + 600, ahead + 998, ranks=(0, 1), launch=(30, 31))
+            trace.compute(ahead + 618, ahead + 818, "c", launch=(40, 41))
+    return ranks
+
+
+def what_if(*, packed: bool) -> WhatIf:
+    timeline = build_timeline([trace.build() for trace in two_ranks(packed=packed)])
+    found = Case(timeline=timeline, attribution=attribute(timeline)).what_if
+    assert found is not None
+    return found
+
+
+def test_packing_is_what_runs_in_the_reducers_operators() -> None:
+    with_bucket_copy = what_if(packed=True)
+    tracks = len(with_bucket_copy.graph.ranks)
+    assert with_bucket_copy.bucket_copy.sum() == with_bucket_copy.graph.steps * tracks
+    assert not what_if(packed=False).bucket_copy.any()
+
+
+def test_without_the_exchange_only_the_steps_own_kernels_are_left() -> None:
+    one = what_if(packed=True)
+    assert one.corrected_ms == pytest.approx(1.0, rel=0.01)
+    # The host has nothing to do in between; here it shall not set the pace.
+    costs = without_input(one, one.corrected)
+    alone = one.step_ms(without_communication(one, costs))
+    # Three kernels of 248, 248 and 200 µs, 2 µs apart.
+    assert alone == pytest.approx(0.702, abs=0.006)
+    assert one.step_ms(without_transfer(one, costs)) > alone + 0.09
+
+
+def test_no_exchange_no_change() -> None:
+    trace = TraceBuilder(0)
+    for step in range(6):
+        trace.step(step * 100).compute(100, 190, launch=(1, 2))
+    timeline = build_timeline([trace.build()])
+    one = WhatIf.of(timeline)
+    assert one is not None
+    assert one.gain_ms(without_communication(one, one.corrected)) == 0

@@ -1,0 +1,175 @@
+"""Which kernels are taken for the same work, and what is made of those without counterparts: in a few numbers."""
+
+from __future__ import annotations
+
+from collections import Counter
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gpudiag.analysis.diagnosis.simulation.undisturbed_baseline import (
+    UndisturbedBaseline,
+    _as_the_known,
+    _Groups,
+    _joined,
+    _Kernels,
+    _of_repeated_layers,
+    _places,
+    _surroundings,
+)
+from tests.examples import examples
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+NAN = float("nan")
+
+
+def groups(key: Sequence[int], time: Sequence[float], chosen: Sequence[int] | None = None) -> _Groups:
+    times = np.array(time, np.float64)
+    taken = np.argsort(times, kind="stable") if chosen is None else np.array(chosen, np.intp)
+    return _Groups(np.array(key, np.int64), times, taken)
+
+
+def test_of_each_key_the_lower_median_and_its_middle_half() -> None:
+    found = groups([1, 0, 1, 1, 0, 1, 1, 3], [50, 7, 20, 10, 9, 40, 30, 8])
+    assert found.median().tolist() == pytest.approx([7, 30, NAN, 8], nan_ok=True)
+    # Of 10, 20, 30, 40 and 50 from 20 to 40; of two both quarters are the lower.
+    assert found.spread().tolist() == pytest.approx([0, 20 / 30, NAN, 0], nan_ok=True)
+    assert found.distinct(np.array([1, 2, 1, 3, 2, 1, 1, 9])).tolist() == [1, 2, 0, 1]
+    assert groups([], []).median().tolist() == []
+
+
+def test_what_is_not_chosen_says_nothing() -> None:
+    found = groups([0, 0, 1], [5, 9, 7], chosen=[1])
+    assert found.median().tolist() == pytest.approx([9, NAN], nan_ok=True)
+    assert found.distinct(np.array([4, 5, 6])).tolist() == [1, 0]
+
+
+@given(st.lists(st.tuples(st.integers(0, 5), st.integers(-1, 40)), min_size=1), st.integers(1, 1000))
+@examples(60)
+def test_a_key_for_each_pair(pairs: list[tuple[int, int]], scale: int) -> None:
+    """However the pairs are numbered: by a table where that is small, else by sorting."""
+    a, b = (np.array(column, np.int64) for column in zip(*pairs, strict=True))
+    key = _joined(a, b * scale).tolist()
+    assert len(set(zip(pairs, key, strict=True))) == len(set(pairs)) == len(set(key))
+    assert sorted(set(key)) == list(range(len(set(key))))
+
+
+def layers(
+    calm: Sequence[float], disturbed: Sequence[float], *, calm_places: int = 2, disturbed_places: int = 1
+) -> float:
+    """What one key's kernels take undisturbed; the first of each kind are at so many places of the step."""
+    time = np.array([*calm, *disturbed], np.float64)
+    place = np.array([*np.arange(len(calm)) % calm_places, *np.arange(len(disturbed)) % disturbed_places], np.int64)
+    by_time = np.argsort(time, kind="stable")
+    key = np.zeros(len(time), np.int64)
+    of_calm, of_disturbed = by_time[by_time < len(calm)], by_time[by_time >= len(calm)]
+    return float(_of_repeated_layers(_Groups(key, time, of_calm), _Groups(key, time, of_disturbed), place)[0])
+
+
+@pytest.mark.parametrize(
+    ("calm", "disturbed", "places", "found"),
+    [
+        ((100, 100, 100), (150, 150, 150), (2, 1), 100),
+        ((95, 95, 100, 105, 105), (150, 150, 150), (2, 1), 100),
+        ((94, 94, 100, 105, 105), (150, 150, 150), (2, 1), NAN),  # several sizes
+        ((100, 100, 100), (130, 130, 140, 165, 165), (2, 1), 100),
+        ((100, 100, 100), (130, 130, 140, 166, 166), (2, 1), NAN),
+        ((100, 100, 100), (250, 250, 250), (2, 1), 100),
+        ((100, 100, 100), (251, 251, 251), (2, 1), NAN),  # other work
+        ((100, 100, 100), (150, 150, 150), (1, 2), NAN),  # no layer that is repeated
+        ((100, 100, 100), (150, 150, 150), (1, 3), 100),
+    ],
+)
+def test_a_repeated_layers_kernels_are_the_same_work_where_they_are_alike(
+    calm: tuple[float, ...], disturbed: tuple[float, ...], places: tuple[int, int], found: float
+) -> None:
+    of = layers(calm, disturbed, calm_places=places[0], disturbed_places=places[1])
+    assert of == pytest.approx(found, nan_ok=True)
+
+
+def kernels(**columns: Sequence[float]) -> _Kernels:
+    count = len(next(iter(columns.values())))
+    whole: dict[str, Any] = {
+        name: np.array(columns.get(name, [0] * count), np.int64) for name in ("op", "track", "name")
+    }
+    times: dict[str, Any] = {
+        name: np.array(columns.get(name, [0] * count), np.float64) for name in ("duration", "beside", "waiting", "held")
+    }
+    return _Kernels(**whole, **times)
+
+
+def test_calm_is_what_hardly_ran_beside_a_collective() -> None:
+    assert kernels(duration=[100, 100, 0, 10], beside=[4.9, 5.0, 0.04, 0.5]).calm.tolist() == [True, False, True, False]
+
+
+def test_where_most_have_counterparts_the_rest_is_slowed_as_they_are() -> None:
+    of = kernels(
+        duration=[100, 200, 60, 40, 50], beside=[100, 100, 60, 20, 50], held=[9, 9, 9, 9, 9], track=[0, 0, 0, 0, 1]
+    )
+    time = np.array([80.0, 210.0, NAN, NAN, NAN])
+    _as_the_known(of, time, np.arange(5))
+    # 20 of 200 are lost to it; of the other lane only what its collective holds is known.
+    assert time.tolist() == [80, 210, 54, 38, 41]
+
+
+def test_where_few_have_the_share_of_the_processors_is_lost() -> None:
+    of = kernels(duration=[100, 60, 40, 50], beside=[49, 30, 20, 0], held=[9, 12, 70, 0])
+    time = np.array([80.0, NAN, NAN, NAN])
+    _as_the_known(of, time, np.arange(4))
+    assert time.tolist() == pytest.approx([80, 48, 0, NAN], nan_ok=True)
+    of = kernels(duration=[100, 60, 40], beside=[50, 30, 20], held=[9, 12, 70])
+    time = np.array([80.0, NAN, NAN])
+    _as_the_known(of, time, np.arange(3))
+    assert time.tolist() == [80, 48, 32]  # half is most
+
+
+def test_never_more_than_all_of_it_is_lost() -> None:
+    of = kernels(duration=[300, 60], beside=[100, 60], held=[0, 0])
+    time = np.array([80.0, NAN])
+    _as_the_known(of, time, np.arange(2))
+    assert time.tolist() == pytest.approx([80, 0], nan_ok=True)
+
+
+def test_what_transferring_costs_is_what_waiting_does_not() -> None:
+    baseline = UndisturbedBaseline(undisturbed_ns=np.array([80.0, 80, NAN]), waiting_share=np.array([0.25, 1, 0.5]))
+    took = np.array([100.0, 100, 100])
+    assert baseline.relieved_of_transfer(took).tolist() == [85, 100, 100]
+    assert baseline.relieved_of_transfer(took, 0.5).tolist() == [92.5, 100, 100]
+    assert baseline.relieved_of_waiting(took).tolist() == [95, 80, 100]
+
+
+def graph_of(start: Sequence[int], step: Sequence[int], streams: Sequence[tuple[int, int]]) -> Any:
+    device = SimpleNamespace(start=np.array(start), step=np.array(step))
+    return SimpleNamespace(device=device, streams=tuple(streams))
+
+
+def test_a_place_is_the_how_manieth_of_its_name_in_its_step() -> None:
+    """By start, of each device by itself."""
+    start, step = [30, 10, 20, 50, 40, 60, 15], [0, 0, 0, 1, 1, 1, 0]
+    of = kernels(op=range(7), name=[1, 1, 2, 1, 1, 2, 1], track=[0, 0, 0, 0, 0, 0, 1])
+    place = _places(graph_of(start, step, [(0, 7)]), of).tolist()
+    first, second, other = place[1], place[0], place[2]
+    assert place == [second, first, other, second, first, other, first]
+    assert len({first, second, other}) == 3
+
+
+def test_surroundings_are_the_two_before_and_after_in_the_stream() -> None:
+    names = "abcdeabcdf" + "abcde"
+    of = kernels(op=range(15), name=[ord(one) for one in names])
+    near_two, near_one = (
+        keys.tolist() for keys in _surroundings(graph_of(range(15), [0] * 15, [(0, 10), (10, 15)]), of)
+    )
+
+    def around(reach: int) -> list[str]:
+        parts = ["--" + names[:10] + "--", "--" + names[10:] + "--"]
+        return [part[at - reach : at + reach + 1] for part in parts for at in range(2, len(part) - 2)]
+
+    for keys, reach in ((near_two, 2), (near_one, 1)):
+        told = Counter(zip(keys, around(reach), strict=True))
+        assert len(told) == len(set(keys)) == len(set(around(reach)))

@@ -1,0 +1,280 @@
+"""What each edit takes from the costs of a few nodes, and what the parts of a step are."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+
+from gpudiag.analysis.diagnosis.simulation import edits
+from gpudiag.analysis.diagnosis.simulation.communication import HostPart, remainder
+from gpudiag.analysis.diagnosis.simulation.graph import NONE, Block, unchanged
+from gpudiag.analysis.diagnosis.simulation.levels import amount, common, excess, levelled, synchronizing_more, syncs
+from gpudiag.model.timeline import OpClass
+from tests.analysis.diagnosis.simulation.few_nodes import device_of, graph_of, host_of
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from gpudiag.analysis.diagnosis.simulation.graph import DeviceNodes, Graph, HostNodes
+
+COMPUTE, COMMUNICATION, COPY = OpClass
+SYNC, PAGEABLE = Block.SYNC, Block.PAGEABLE
+
+
+def job(
+    host: HostNodes,
+    device: DeviceNodes | None = None,
+    *,
+    steps: int = 1,
+    slowed: Sequence[float] = (0.0,),
+    waited: Sequence[float] = (0.0,),
+    bucket_copy: Sequence[bool] = (False,),
+    is_cpu: bool = False,
+    step_ms: Callable[[Any], float] = lambda _: 1.0,
+    **exchanged: Sequence[float],
+) -> Any:
+    """A graph with what its exchange has hosts do (columns of `HostPart`).
+
+    Kernels are `slowed` by so much beside transfers and by so much while collectives `waited`.
+    """
+    graph: Graph = graph_of(host, device, steps=steps)
+    nodes, ops = len(graph.host.time), len(graph.device.start)
+    columns: dict[str, Any] = {name: np.zeros(nodes) for name in ("calls", "busy", "waiting")}
+    columns |= {"blocks": np.zeros(nodes, np.bool_), "devices": np.ones(nodes)}
+    columns |= {"undisturbed_gap": graph.device.gap, "gap": np.zeros(ops), "latency": np.zeros(ops)}
+    columns |= {name: np.array(column) for name, column in exchanged.items()}
+    measured = unchanged(graph)
+    transferring, waiting = np.array(slowed), np.array(waited)
+    part = HostPart(**columns)
+    return SimpleNamespace(
+        graph=graph,
+        measured=measured,
+        corrected=measured,
+        exchanged=part,
+        stalled=np.fmin(graph.host.stall, np.maximum(measured.waiting - part.waiting, 0.0)),
+        baseline=SimpleNamespace(
+            relieved=lambda duration: np.maximum(duration - transferring - waiting, 0.0),
+            relieved_of_transfer=lambda duration: duration - transferring,
+            relieved_of_waiting=lambda duration: duration - waiting,
+        ),
+        bucket_copy=np.array(bucket_copy) & np.ones(ops, np.bool_),
+        segments=(np.zeros(nodes, np.int64), np.zeros(ops, np.int64)),
+        process_of_op=graph.device.track,
+        timeline=SimpleNamespace(tracks=[SimpleNamespace(is_cpu=is_cpu)]),
+        each_step_ms=lambda many: [step_ms(costs) for costs in many],
+        later_input_ns={},
+    )
+
+
+def apart(**more: Any) -> Any:
+    """Two ranks with a node each: rank 1 waits 30 more for data, is elsewhere 4 more, launches 5 more, calls 7 more."""
+    host = host_of(
+        process=[0, 1], busy=[20, 32], slow=[3, 10], input=[10, 40], stall=[6, 10], time=[36, 82],
+    )  # fmt: skip
+    return job(host, **more)
+
+
+def test_a_hosts_time_is_input_or_elsewhere_or_in_slow_calls_or_launching() -> None:
+    of = apart()
+    found = {part: amount(of, of.corrected, part).tolist() for part in ("input", "stall", "operators", "launch")}
+    assert found == {"input": [10, 40], "stall": [6, 10], "operators": [3, 10], "launch": [17, 22]}
+    # Never more than is left of it.
+    less = replace(of.corrected, busy=np.array([2.0, 32]), waiting=np.array([5.0, 50]))
+    found = {part: amount(of, less, part).tolist() for part in ("input", "stall", "operators", "launch")}
+    assert found == {"input": [0, 40], "stall": [5, 10], "operators": [2, 10], "launch": [0, 22]}
+
+
+def test_what_is_common_is_what_the_lower_median_of_the_ranks_needs() -> None:
+    of = apart()
+    assert common(of, of.corrected, "input").tolist() == [10, 10]
+    assert common(of, of.corrected, "launch").tolist() == pytest.approx([17, 17])
+
+
+@pytest.mark.parametrize(("most", "waits"), [({}, 30), ({1: 12.0}, 12), ({0: 5.0, 1: 0.0}, 0), ({1: 99.0}, 30)])
+def test_a_rank_is_later_by_its_input_by_no_more_than_it_was_timed_to_be(most: dict[int, float], waits: float) -> None:
+    of = apart()
+    of.later_input_ns = most
+    assert common(of, of.corrected, "input").tolist() == pytest.approx([10, 40 - waits])
+    assert excess(of, "input").by_rank == pytest.approx({0: 0, 1: waits})
+    assert excess(of, "launch").by_rank == pytest.approx({0: 0, 1: 5})
+
+
+def test_ranks_that_are_level_need_no_more_of_the_parts_asked_for() -> None:
+    of = apart()
+    assert levelled(of, of.corrected, ("input",)).waiting.tolist() == [16, 20]
+    assert levelled(of, of.corrected, ("stall",)).waiting.tolist() == [16, 46]
+    assert levelled(of, of.corrected, ("launch",)).busy.tolist() == pytest.approx([20, 27])
+    assert levelled(of, of.corrected, ("operators",)).busy.tolist() == [20, 25]
+    every = edits.level(of, of.corrected)
+    assert (every.waiting.tolist(), every.busy.tolist()) == ([16, 16], pytest.approx([20, 20]))
+
+
+def kernels(**more: Any) -> Any:
+    """Two ranks: rank 1 computes 5 longer, of which 2 while collectives waited, and copies 4 longer."""
+    device = device_of(
+        start=[0, 0, 0, 0], end=[10, 15, 3, 7], op_class=[COMPUTE, COMPUTE, COPY, COPY], track=[0, 1, 0, 1]
+    )
+    return job(host_of(process=[0, 1], busy=[1, 1]), device, waited=[0, 2, 0, 0], **more)
+
+
+def test_kernels_are_level_without_how_they_disturb_each_other() -> None:
+    of = kernels()
+    assert amount(of, of.corrected, "compute").tolist() == [10, 15, 0, 0]
+    assert amount(of, of.corrected, "copy").tolist() == [0, 0, 3, 7]
+    assert levelled(of, of.corrected, ("compute",)).duration.tolist() == pytest.approx([10, 10, 3, 7])
+    assert levelled(of, of.corrected, ("copy",)).duration.tolist() == [10, 15, 3, 3]
+    assert excess(of, "compute").by_rank == {0: 0, 1: 3}
+    assert excess(of, "copy").by_rank == {0: 0, 1: 4}
+
+
+def test_with_each_step_by_itself_a_rank_is_level_in_each() -> None:
+    of = job(host_of(process=[0, 0, 1, 1], step=[0, 1, 0, 1], busy=[10, 30, 30, 10]), steps=2)
+    assert levelled(of, of.corrected, ("launch",)).busy.tolist() == [10, 30, 30, 10]
+    assert levelled(of, of.corrected, ("launch",), each_step=True).busy.tolist() == [10, 10, 10, 10]
+
+
+def synchronizing(*counts: int, **more: Any) -> Any:
+    """Ranks that wait so often for their own copy of 5, after a gap of 2."""
+    process = [rank for rank, count in enumerate(counts) for _ in range(count + 1)]
+    block = [SYNC if at and process[at] == process[at - 1] else Block.NOT for at in range(len(process))]
+    on = [rank if block[at] else NONE for at, rank in enumerate(process)]
+    device = device_of(
+        start=[0.0] * len(counts), end=[5.0] * len(counts), gap=[2.0] * len(counts), host_copy=[True] * len(counts),
+        track=range(len(counts)),
+    )  # fmt: skip
+    host = host_of(
+        process=process, block=block, block_on=on, time=[10 * at for at in range(len(process))], busy=[1] * len(process)
+    )
+    return job(host, device, **more)
+
+
+@pytest.mark.parametrize(
+    ("counts", "more"), [((2, 4), [1]), ((2, 3), []), ((0, 1), [1]), ((0, 0), []), ((1, 1, 2, 9), [2, 3]), ((3, 3), [])]
+)
+def test_ranks_synchronize_more_that_do_so_twice_as_often(counts: tuple[int, ...], more: list[int]) -> None:
+    assert synchronizing_more(synchronizing(*counts)) == more
+
+
+def test_without_its_own_synchronizations_a_rank_copies_nothing_to_wait_for() -> None:
+    of = synchronizing(1, 3)
+    assert syncs(of).tolist() == [False, True, False, True, True, True]
+    left = levelled(of, of.corrected, ("sync",))
+    assert left.blocking.tolist() == [False, True, False, False, False, False]
+    assert (left.duration.tolist(), left.gap.tolist()) == ([5, 0], [2, 0])
+    without = edits.without_syncs(of, of.corrected)
+    assert not without.blocking.any()
+    assert (without.duration.tolist(), without.gap.tolist()) == ([0, 0], [0, 0])
+    # Where all do it as often none has more of them; what belongs to the exchange is none.
+    alike = synchronizing(2, 2)
+    assert levelled(alike, alike.corrected, ("sync",)).blocking.sum() == 4
+    exchanging = synchronizing(1, 3, blocks=[False, True, False, True, True, True])
+    assert not syncs(exchanging).any()
+    # Waiting is what passes from node to node without work.
+    assert amount(of, of.corrected, "sync").tolist() == [0, 0, 0, 9, 9, 9]
+
+
+def test_input_goes_and_the_exchange_and_stalls_stay() -> None:
+    of = apart(waiting=[4.0, 0.0])
+    assert edits.without_input(of, of.corrected).waiting.tolist() == [10, 10]
+    assert edits.without_stalls(of, of.corrected).waiting.tolist() == [10, 40]
+    assert edits.without_common_stalls(of, of.corrected).waiting.tolist() == [10, 44]
+    assert edits.without_common_input(of, of.corrected).waiting.tolist() == [10, 40]
+    assert edits.without_common_input(apart(), of.corrected).waiting.tolist() == [6, 40]
+
+
+def test_launching_goes_and_the_exchanges_part_stays() -> None:
+    of = apart(busy=[2.0, 31.0], calls=[1.0, 3.0])
+    assert edits.without_launch_cost(of, of.corrected).busy.tolist() == [3, 32]
+    assert edits.without_common_slow_calls(of, of.corrected).busy.tolist() == [17, 31]
+
+
+def graphed(saved: float) -> Any:
+    """Launched as a graph a step takes so much of 100 ms less; ops came 20 or 21 µs after they were launched."""
+    host = host_of(process=[0], busy=[30], time=[0])
+    device = device_of(
+        start=[20_000, 20_001, 20_000, 0, 5], end=[21_000] * 5, gap=[900, 900, 900, 900, 200],
+        launch=[0, 0, 0, NONE, 0], op_class=[COMPUTE, COMPUTE, COPY, COMPUTE, COMPUTE],
+    )  # fmt: skip
+    return job(host, device, calls=[4.0], step_ms=lambda costs: 100.0 if costs.busy[0] == 30 else 100 - saved)
+
+
+@pytest.mark.parametrize(("saved", "gaps"), [(1.0, [450, 900, 900, 900, 200]), (0.995, [900, 900, 900, 900, 200])])
+def test_as_a_graph_kernels_come_closer_where_the_device_waited_for_the_host(saved: float, gaps: list[float]) -> None:
+    of = graphed(saved)
+    found = edits.as_cuda_graph(of, of.corrected)
+    assert (found.busy.tolist(), found.gap.tolist()) == ([4], gaps)
+
+
+def test_copies_do_not_hold_the_host_and_those_that_follow_are_one() -> None:
+    host = host_of(
+        process=[0] * 5, busy=[8, 8, 8, 8, 8], block=[PAGEABLE, 0, SYNC, 0, 0], block_on=[0, NONE, 0, NONE, NONE]
+    )
+    device = device_of(
+        start=[0, 0, 0, 0], end=[10, 20, 30, 40], host_copy=[True, True, False, True], launch=[NONE, 1, 2, 4]
+    )
+    of = job(host, device, busy=[0.0, 3.0, 0.0, 0.0, 0.0])
+    found = edits.with_host_copies(of, of.corrected, 15.0)
+    assert found.busy.tolist() == [8, 3, 8, 8, 8]
+    assert found.duration.tolist() == [10, 15, 30, 15]
+    assert found.blocking.tolist() == [False, False, True, False, False]
+    assert edits.with_host_copies(of, of.corrected).duration.tolist() == [0, 0, 30, 0]
+
+
+def exchanging(**more: Any) -> Any:
+    """A kernel that is slowed by 3 and 1, packing of 5, a collective of 10, of which 6 are transfer."""
+    device = device_of(
+        start=[0, 0, 0], end=[20, 5, 10], gap=[4, 2, 3], latency=[7, 5, -2], transfer=[np.nan, np.nan, 6],
+        op_class=[COMPUTE, COMPUTE, COMMUNICATION], launch=[0, 1, 2],
+    )  # fmt: skip
+    host = host_of(process=[0, 0, 0, 0], busy=[9, 9, 9, 9], input=[5, 5, 5, 5], block_on=[NONE, NONE, 2, 0])
+    return job(host, device, slowed=[3, 0, 0], waited=[1, 0, 0], bucket_copy=[False, True, False], **more)
+
+
+def test_without_transfers_collectives_take_nothing_and_slow_no_kernel() -> None:
+    of = exchanging()
+    assert edits.undisturbing(of.corrected).transfer.tolist() == pytest.approx([np.nan, np.nan, 0], nan_ok=True)
+    assert edits.undisturbing(of.corrected).duration.tolist() == [20, 5, 10]
+    found = edits.without_transfer(of, of.corrected)
+    assert found.duration.tolist() == [17, 5, 10]
+    assert found.transfer[2] == 0
+    # What is shorter already is not made shorter than undisturbed.
+    shorter = replace(of.corrected, duration=np.array([18.0, 5, 10]))
+    assert edits.without_transfer(of, shorter).duration.tolist() == [15, 5, 10]
+
+
+def test_without_packing_those_ops_take_nothing() -> None:
+    of = exchanging()
+    found = edits.without_bucket_copy(of, of.corrected)
+    assert (found.duration.tolist(), found.gap.tolist()) == ([20, 0, 10], [4, 0, 3])
+
+
+def test_without_the_exchanges_calls_its_launches_are_free() -> None:
+    of = exchanging(calls=[0.0, 2.0, 1.0, 12.0])
+    # What launches packing and collectives is nothing else.
+    assert edits.without_communication_calls(of, of.corrected).busy.tolist() == [9, 0, 0, 0]
+    on_cpu = exchanging(calls=[0.0, 2.0, 1.0, 12.0], is_cpu=True)
+    assert edits.without_communication_calls(on_cpu, of.corrected).busy.tolist() == [9, 7, 8, 0]
+
+
+def test_without_the_exchange_nothing_of_it_is_left() -> None:
+    of = exchanging(
+        busy=[4.0, 0, 0, 0], waiting=[0.0, 2, 0, 9], blocks=[False, False, True, False], devices=[2.0] * 4,
+        undisturbed_gap=[3.0, 2, 3], gap=[1.0, 1, 1], latency=[2.0, 2, 2],
+    )  # fmt: skip
+    found = edits.without_communication(of, of.corrected)
+    assert found.busy.tolist() == [2.5, 0, 0, 4.5]
+    assert found.waiting.tolist() == [5, 3, 5, 0]
+    assert found.blocking.tolist() == [False, False, False, True]
+    assert found.duration.tolist() == [17, 0, 0]
+    assert found.gap.tolist() == [2, 0, 0]
+    assert found.latency.tolist() == [5, 0, -2]
+    assert not found.exchanged
+
+
+def test_what_is_taken_of_an_amount_leaves_no_less_than_nothing() -> None:
+    left = remainder(np.array([5.0, 5, 0, -3]), np.array([2.0, 9, 1, 1]))
+    assert left.tolist() == [3, 0, 0, -3]

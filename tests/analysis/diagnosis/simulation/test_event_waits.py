@@ -1,0 +1,284 @@
+"""Which op waits for which other: known from the trace's synchronization events, and what that changes in a replay."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gpudiag.analysis.attribution import attribute
+from gpudiag.analysis.diagnosis.case import Case
+from gpudiag.analysis.diagnosis.simulation.graph import NONE, Block
+from gpudiag.analysis.timeline import build_timeline
+from gpudiag.model.timeline import OpClass
+from gpudiag.trace import read_traces
+from gpudiag.trace.with_operators import with_operators
+from tests.trace.documents import Streams, read_one
+from tests.traces.pack import unpack
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from gpudiag.analysis.diagnosis.simulation.what_if import WhatIf
+    from gpudiag.model.event import Trace
+
+WHOLE = Path(__file__).parents[3] / "traces" / "whole"
+STEPS = 8
+LENGTHS = st.integers(20, 400)
+HOST = 10_000.0
+STREAM, RECORD = "wait_on_stream", "wait_on_cuda_event_record_corr_id"
+
+
+def recorded(step: Callable[[Streams], None], period: float, *, ahead: float = HOST) -> Streams:
+    """Steps whose host begins one each `period`, and is `ahead` of its device."""
+    streams = Streams(ahead_us=ahead)
+    for number in range(STEPS):
+        streams.step(number, number * period, (number + 1) * period)
+        step(streams)
+    return streams
+
+
+def simulation(trace: Trace) -> WhatIf:
+    timeline = build_timeline([trace])
+    found = Case(timeline=timeline, attribution=attribute(timeline)).what_if
+    assert found is not None
+    return found
+
+
+def op_name(what_if: WhatIf, op: int) -> str:
+    return what_if.timeline.traces[0].events.name_of(int(what_if.graph.device.row[op]))
+
+
+def waits(what_if: WhatIf) -> dict[str, set[str]]:
+    """The names of the ops that ops of each name wait for."""
+    device = what_if.graph.device
+    found: dict[str, set[str]] = {}
+    for column in (device.wait_a, device.wait_b):
+        for op in np.flatnonzero(column != NONE).tolist():
+            found.setdefault(op_name(what_if, op), set()).add(op_name(what_if, int(column[op])))
+    return found
+
+
+def step_us(what_if: WhatIf, lengths: dict[str, float] | None = None) -> float:
+    """A step whose host takes no time, and in which kernels of these names take so long (µs)."""
+    measured = what_if.measured
+    duration = measured.duration.copy()
+    for op in range(len(duration)):
+        duration[op] = 1e3 * (lengths or {}).get(op_name(what_if, op), duration[op] / 1e3)
+    nothing = np.zeros_like(measured.busy)
+    return 1e3 * what_if.step_ms(replace(measured, busy=nothing, waiting=nothing, duration=duration))
+
+
+def late_second_stream(streams: Streams, told: Mapping[str, Any] = {}) -> None:
+    """`b1` waits for `a1` alone, but begins after `a3`, as its stream is busy with `b0`. A step takes 900 µs.
+
+        7    a1 100 | a2 200 | a3 200 |                    waits for b1
+        20   b0 520                      | b1 380          waits for a1
+
+    Without b0, b1 would run from 100 to 480: a step takes the 500 µs of stream 7. If b1 waited for a3, it took 880.
+    """
+    streams.launch(20, 520, "b0")
+    streams.launch(7, 100, "a1")
+    record = streams.record(7)
+    streams.launch(7, 200, "a2")
+    streams.launch(7, 200, "a3")
+    streams.wait(20, record, told)
+    streams.launch(20, 380, "b1")
+    done = streams.record(20)
+    streams.wait(7, done)
+
+
+def test_a_known_wait_is_for_the_op_before_the_record(tmp_path: Path) -> None:
+    what_if = simulation(read_one(tmp_path, recorded(late_second_stream, 900).document()))
+    assert waits(what_if) == {"b1": {"a1"}, "a1": {"b1"}}
+    assert step_us(what_if) == pytest.approx(900, abs=2)
+    # b0 may begin before the a1 of its step: nothing makes its stream wait for the step before.
+    assert step_us(what_if, {"b0": 0}) == pytest.approx(500, abs=5)
+
+
+def test_where_nothing_is_told_the_guess_is_another(tmp_path: Path) -> None:
+    what_if = simulation(read_one(tmp_path, recorded(late_second_stream, 900).document(told=False)))
+    assert "a3" in waits(what_if)["b1"]
+    assert step_us(what_if, {"b0": 0}) == pytest.approx(880, abs=5)
+
+
+@pytest.mark.parametrize("told", [{STREAM: -1}, {STREAM: None}])
+def test_a_record_without_its_stream_is_of_what_its_thread_had_launched(tmp_path: Path, told: dict[str, Any]) -> None:
+    content = recorded(lambda streams: late_second_stream(streams, told), 900).document()
+    assert waits(simulation(read_one(tmp_path, content))) == {"b1": {"a1"}, "a1": {"b1"}}
+
+
+@pytest.mark.parametrize("told", [{RECORD: -1, STREAM: -1}, {RECORD: 10**6}, {RECORD: "?", STREAM: 2**80}])
+def test_without_the_record_only_the_op_that_waits_is_known(tmp_path: Path, told: dict[str, Any]) -> None:
+    content = recorded(lambda streams: late_second_stream(streams, told), 900).document()
+    assert waits(simulation(read_one(tmp_path, content))) == {"b1": {"a3"}, "a1": {"b1"}}
+
+
+def test_the_next_launch_into_another_stream_does_not_wait(tmp_path: Path) -> None:
+    def step(streams: Streams) -> None:
+        streams.launch(7, 100, "a1")
+        streams.wait(20, streams.record(7), {RECORD: -1, STREAM: -1})
+        streams.launch(30, 50, "c1", thread=12)
+        streams.launch(20, 100, "b1", thread=12)
+        streams.wait(7, streams.record(20))
+
+    content = recorded(step, 200)
+    # Whichever stream it was that the event was recorded in.
+    assert waits(simulation(read_one(tmp_path, content.document()))) == {"b1": {"a1", "c1"}, "a1": {"b1"}}
+
+
+def test_a_stream_without_ops_passes_on_what_it_waits_for(tmp_path: Path) -> None:
+    def step(streams: Streams) -> None:
+        streams.launch(20, 300, "b0")
+        streams.launch(7, 100, "a1")
+        streams.wait(26, streams.record(7))
+        streams.launch(7, 100, "a2")
+        streams.wait(20, streams.record(26))
+        streams.launch(20, 100, "b1")
+        streams.wait(7, streams.record(20))
+
+    what_if = simulation(read_one(tmp_path, recorded(step, 400).document()))
+    assert waits(what_if) == {"b1": {"a1"}, "a1": {"b1"}}
+    assert step_us(what_if, {"b0": 0}) == pytest.approx(200, abs=5)
+
+
+def test_an_event_recorded_long_before_holds_nothing_up(tmp_path: Path) -> None:
+    long_before: list[int] = []
+
+    def step(streams: Streams) -> None:
+        streams.launch(7, 300, "a1")
+        long_before.append(streams.record(7))
+        streams.wait(20, long_before[0])
+        streams.launch(20, 100, "b1")
+
+    what_if = simulation(read_one(tmp_path, recorded(step, 300).document()))
+    assert step_us(what_if) == pytest.approx(300, abs=2)
+    assert step_us(what_if, {"a1": 0}) == pytest.approx(100, abs=2)
+
+
+def test_a_wait_after_the_last_op_of_its_stream_is_of_no_use(tmp_path: Path) -> None:
+    streams = recorded(late_second_stream, 900)
+    streams.wait(20, streams.record(7))
+    streams.wait(77, streams.record(7))
+    streams.wait(7, streams.record(77))
+    assert waits(simulation(read_one(tmp_path, streams.document()))) == {"b1": {"a1"}, "a1": {"b1"}}
+
+
+@pytest.mark.parametrize("number", [-(2**63), 2**63, 1e400, -3, "99999999999999999999", [1], {"a": 1}, None, 0.5])
+def test_hostile_numbers_change_no_step(tmp_path: Path, number: Any) -> None:
+    told = {RECORD: number, STREAM: number, "stream": number, "device": number, "correlation": number}
+    if number == 1e400:  # JSON has no such number
+        told = dict.fromkeys(told, float("inf"))
+    content = recorded(lambda streams: late_second_stream(streams, told), 900).document()
+    what_if = simulation(read_one(tmp_path, content))
+    assert what_if.replayed_ms == pytest.approx(0.9, rel=0.01)
+
+
+def host_waits_for_the_first(streams: Streams, told: Mapping[str, Any] = {}) -> None:
+    """The host waits for `a1`, 100 µs, and then computes for 400 µs; `a2` and `b1` run on meanwhile."""
+    streams.launch(7, 100, "a1")
+    record = streams.record(7)
+    streams.launch(7, 60, "a2")
+    streams.launch(20, 110, "b1")
+    streams.now += 150
+    streams.synchronize(record, told)
+    streams.now += 400
+
+
+def test_the_host_waits_for_the_op_before_the_record(tmp_path: Path) -> None:
+    def blocked_on(content: dict[str, Any]) -> set[str]:
+        what_if = simulation(read_one(tmp_path, content))
+        host = what_if.graph.host
+        blocks = np.flatnonzero((host.block == Block.SYNC) & (host.block_on != NONE)).tolist()
+        assert len(blocks) >= STEPS - 3
+        assert what_if.replayed_ms == pytest.approx(0.6, rel=0.01)
+        return {op_name(what_if, int(host.block_on[node])) for node in blocks}
+
+    streams = recorded(host_waits_for_the_first, 600, ahead=0)
+    assert blocked_on(streams.document()) == {"a1"}
+    assert blocked_on(streams.document(told=False)) != {"a1"}
+
+
+#: One step: (what, stream, of which stream the event is that a wait is for, length in µs).
+COMMANDS = st.lists(
+    st.tuples(st.sampled_from(["launch", "wait"]), st.sampled_from([7, 20, 26]), st.sampled_from([7, 20, 26]), LENGTHS),
+    min_size=1,
+    max_size=12,
+)
+
+
+def run(commands: list[tuple[str, int, int, int]], period: float) -> Streams:
+    """Steps that begin and end in stream 7; a wait is for what its stream was given up to its own last wait."""
+
+    def step(streams: Streams) -> None:
+        streams.launch(7, 50, "first")
+        for other in (20, 26):
+            streams.wait(other, streams.record(7))
+        marks = {stream: streams.record(stream) for stream in (7, 20, 26)}
+        for index, (what, stream, of, length) in enumerate(commands):
+            if what == "launch":
+                streams.launch(stream, length, f"k{index}")
+            elif stream != of:
+                streams.wait(stream, marks[of])
+                marks[stream] = streams.record(stream)
+        for other in (20, 26):
+            streams.wait(7, streams.record(other))
+        streams.launch(7, 50, "last")
+
+    return recorded(step, period)
+
+
+def pace(streams: Streams) -> float:
+    """Time between the last two steps."""
+    ends = [one["ts"] + one["dur"] for one in streams.events if one["name"] == "last"]
+    return float(ends[-1] - ends[-2])
+
+
+@given(commands=COMMANDS, data=st.data())
+def test_with_known_waits_a_replay_is_what_happens(
+    tmp_path_factory: pytest.TempPathFactory, commands: list[tuple[str, int, int, int]], data: st.DataObject
+) -> None:
+    before = pace(run(commands, 1))
+    what_if = simulation(read_one(tmp_path_factory.mktemp("job"), run(commands, before).document()))
+    assert 1e3 * what_if.replayed_ms == pytest.approx(before, rel=0.01)
+    shorter = [(what, stream, of, data.draw(st.integers(0, length))) for what, stream, of, length in commands]
+    lengths = {f"k{index}": float(length) for index, (_, _, _, length) in enumerate(shorter)}
+    assert step_us(what_if, lengths) == pytest.approx(pace(run(shorter, 1)), abs=2)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(("recording", "within"), [("gpt-nccl", 0.01), ("gpt-nccl-light", 0.06)])
+def test_ddp_on_two_h100_waits_twice_for_each_bucket(tmp_path: Path, recording: str, within: float) -> None:
+    """CUDA 13 tells the waiting stream alone: NCCL's before it exchanges a bucket, the model's when that is done."""
+    unpack(WHOLE / "exchanges" / f"{recording}.npz", tmp_path)
+    timeline = build_timeline(read_traces([tmp_path]))
+    what_if = Case(timeline=timeline, attribution=attribute(timeline)).what_if
+    assert what_if is not None
+    graph = what_if.graph
+    waiting = graph.device.wait_a != NONE
+    communication = graph.device.op_class == OpClass.COMMUNICATION
+    buckets = 13 * graph.steps * len(graph.ranks)
+    assert (waiting & communication).sum() == buckets
+    assert (waiting & ~communication).sum() == buckets
+    assert what_if.replayed_ms == pytest.approx(graph.length_ns / graph.steps / 1e6, rel=within)
+    # What bounds an op is given all of the time to its start; what neither explains would be long.
+    bound_ns = np.maximum(graph.device.latency, graph.device.gap)
+    assert bound_ns[bound_ns > 50_000].sum() < 0.005 * graph.length_ns
+
+
+@pytest.mark.long
+def test_waits_follow_their_calls_when_operators_are_put_in(tmp_path: Path) -> None:
+    for name in ("gpt-nccl", "gpt-nccl-light"):
+        unpack(WHOLE / "exchanges" / f"{name}.npz", tmp_path / name)
+    light, full = (read_traces([tmp_path / name])[0] for name in ("gpt-nccl-light", "gpt-nccl"))
+    joined = with_operators(light, full)
+    assert joined is not None
+    calls = [trace.events.start_ns[trace.event_waits.call] for trace in (light, joined)]
+    assert len(calls[0]) > 200
+    assert np.array_equal(calls[0], calls[1])
+    assert {joined.events.name_of(row) for row in joined.event_waits.call.tolist()} == {"cudaStreamWaitEvent"}

@@ -1,0 +1,54 @@
+"""The replay takes time and memory in proportion to the events, within a generous factor."""
+
+from __future__ import annotations
+
+import time
+import tracemalloc
+from typing import TYPE_CHECKING
+
+from gpudiag.analysis.diagnosis.examples import DDP, Job, kernels
+from gpudiag.analysis.diagnosis.simulation.build import build_graph
+from gpudiag.analysis.diagnosis.simulation.graph import unchanged
+from gpudiag.analysis.diagnosis.simulation.simulate import System, settle
+from gpudiag.analysis.timeline import build_timeline
+
+if TYPE_CHECKING:
+    from gpudiag.model.timeline import Timeline
+
+FEW, TIMES = 8, 8
+#: Linear growth is 8, quadratic 64; what does not grow makes it less.
+AT_MOST = 24
+
+
+def timeline_of(steps: int) -> Timeline:
+    return build_timeline(Job(ranks=2, step=(kernels(5, count=150), *DDP), steps=steps + 2).traces())
+
+
+def simulation(timeline: Timeline) -> None:
+    graph = build_graph(timeline)
+    assert graph is not None
+    system = System(graph)
+    settle(system, system.weights(unchanged(graph)))
+
+
+def fastest(timeline: Timeline) -> float:
+    times = []
+    for _ in range(3):
+        begin = time.process_time()
+        simulation(timeline)
+        times.append(time.process_time() - begin)
+    return min(times)
+
+
+def peak(timeline: Timeline) -> int:
+    tracemalloc.start()
+    simulation(timeline)
+    _, most = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    return most
+
+
+def test_time_and_memory_grow_with_the_events() -> None:
+    few, many = timeline_of(FEW), timeline_of(FEW * TIMES)
+    assert fastest(many) < AT_MOST * fastest(few)
+    assert peak(many) < AT_MOST * peak(few)

@@ -1,0 +1,250 @@
+"""What the calls of a host wait for, one decision at a time: a number below and a number above. Times in µs."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+
+from gpudiag.analysis.diagnosis.simulation.chains.host_chain import (
+    _attach_launches,
+    _block_targets,
+    _chain_threads,
+    _kinds,
+    _node_before,
+    _pending_until,
+    _queue_length,
+    _thinned,
+    _with_copies,
+    _work,
+    step_index,
+)
+from gpudiag.analysis.diagnosis.simulation.graph import NONE, Block
+from gpudiag.analysis.diagnosis.simulation.streams import Awaited
+from gpudiag.intervals import EMPTY, as_set
+from gpudiag.model.event import Role
+from gpudiag.model.timeline import UNKNOWN, HostSteps, HostThread
+from tests.timeline_builder import TraceBuilder
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from numpy.typing import NDArray
+
+    from gpudiag.intervals import Intervals
+
+NOT, SYNC, PAGEABLE, QUEUE, COLLECTIVE, RELEASE = Block
+
+
+def ns(*times: float) -> NDArray[np.int64]:
+    return np.rint(np.array(times, np.float64) * 1000).astype(np.int64)
+
+
+def kinds_of(
+    *took: float,
+    names: str = "",
+    roles: Sequence[Role] = (),
+    queued: Sequence[int] | int = 500,
+    held: Sequence[float] | float = 0,
+) -> list[Block]:
+    """Of calls that took so long, far apart. `B`, `C` are names of calls that block, others of calls that do not."""
+    count = len(took)
+    names = names or "a" * count
+    events: Any = SimpleNamespace(
+        name=np.array([ord(name) for name in names]),
+        role=np.array(roles or [Role.COPY if name == "C" else Role.LAUNCH for name in names]),
+        thread=np.ones(count, np.int64),
+        correlation=np.arange(count),
+        direction=np.zeros(count, np.uint8),
+        rows_of=lambda *_: np.empty(0, np.intp),
+    )
+    start = ns(*(1000 * at for at in range(count)))
+    found = _kinds(
+        events,
+        np.arange(count),
+        (start, start + ns(*took)),
+        np.array([name.isupper() for name in names]),
+        np.broadcast_to(np.array(held, np.float64) * 1000, count),
+        np.broadcast_to(np.array(queued), count),
+    )
+    return [Block(kind) for kind in found.tolist()]
+
+
+def test_a_launch_is_held_up_where_it_takes_thrice_as_long_as_usual_and_the_queue_is_full() -> None:
+    assert kinds_of(4, 4, 12, 12.001, 4) == [NOT, NOT, NOT, QUEUE, NOT]
+    assert kinds_of(4, 4, 13, 13, 4, queued=[500, 500, 499, 500, 500]) == [NOT, NOT, NOT, QUEUE, NOT]
+    # No less than 8 µs, whatever is usual,
+    assert kinds_of(1, 1, 8, 8.001, 1) == [NOT, NOT, NOT, QUEUE, NOT]
+    # and that is what is usual of its name, without those that block.
+    assert kinds_of(20, 20, 20, 2, 2, 20, names="aaabbb") == [NOT, NOT, NOT, NOT, NOT, QUEUE]
+    assert kinds_of(4, 4, 13, 100, 100, names="aaaBB") == [NOT, NOT, QUEUE, SYNC, SYNC]
+
+
+def test_what_blocks_is_a_copy_an_exchange_a_release_or_a_synchronization() -> None:
+    roles = [Role.COPY, Role.SYNCHRONIZATION, Role.COMMUNICATION, Role.COMMUNICATION, Role.RELEASE]
+    assert kinds_of(5, 5, 5, 5, 5, names="CBBeF", roles=roles) == [PAGEABLE, SYNC, COLLECTIVE, NOT, RELEASE]
+
+
+def test_a_call_that_the_profiler_held_is_held_up_too_where_the_queue_is_full() -> None:
+    assert kinds_of(4, 4, 4, held=[0, 8, 8.001]) == [NOT, NOT, QUEUE]
+    assert kinds_of(4, 4, held=9, queued=[499, 500]) == [NOT, QUEUE]
+    assert kinds_of(4, 4, names="Ba", held=9) == [SYNC, QUEUE]
+
+
+def test_of_calls_held_up_one_is_kept_every_two_milliseconds() -> None:
+    block = np.array([QUEUE, QUEUE, SYNC, QUEUE, QUEUE, QUEUE], np.uint8)
+    thinned = _thinned(block, ns(0, 1999.999, 1999.999, 2000, 3999, 4000))
+    assert thinned.tolist() == [QUEUE, NOT, SYNC, QUEUE, NOT, QUEUE]
+    assert block[1] == QUEUE
+
+
+TO, FROM = "Memcpy HtoD (Pageable -> Device)", "Memcpy DtoH (Device -> Pageable)"
+
+
+@pytest.mark.parametrize(
+    ("name", "thread", "apart", "kinds"),
+    [
+        (TO, 1, 20, [PAGEABLE, PAGEABLE]),
+        (TO, 1, 21, [PAGEABLE, SYNC]),
+        (TO, 2, 20, [PAGEABLE, SYNC]),
+        (FROM, 1, 20, [SYNC, SYNC]),
+    ],
+)
+def test_a_synchronization_right_behind_a_copy_to_the_device_is_the_copys(
+    name: str, thread: int, apart: int, kinds: list[Block]
+) -> None:
+    trace = TraceBuilder().copy(5, 40, name, launch=(0, 45)).by(thread).sync(45 + apart, 90 + apart)
+    events = trace.build().events
+    rows = np.flatnonzero(events.device == -1)
+    found = _with_copies(events, rows, np.array([PAGEABLE, SYNC], np.uint8), events.start_ns[rows], events.end_ns[rows])
+    assert found.tolist() == kinds
+    # Launches stay launches, whatever they stand behind.
+    found = _with_copies(events, rows, np.array([NOT, NOT], np.uint8), events.start_ns[rows], events.end_ns[rows])
+    assert found.tolist() == [NOT, NOT]
+
+
+def test_in_the_queue_is_what_was_launched_and_has_not_ended_on_all_devices() -> None:
+    tracks: Any = [
+        SimpleNamespace(ops=SimpleNamespace(launch_start=np.array(launched), end=np.array(ended)))
+        for launched, ended in (((0, 10, UNKNOWN), (30, 50, 60)), ((15, 5), (25, 20)))
+    ]
+    assert _queue_length(tracks, np.array([0, 1, 6, 11, 16, 21, 31, 100])).tolist() == [0, 1, 2, 3, 4, 3, 1, 0]
+
+
+def test_the_node_before_the_body_is_the_last_that_launched_or_waited() -> None:
+    start, stop = np.array([0, 10, 20, 30, 40]), np.array([9, 29, 25, 35, 45])
+    assert _node_before(start, stop, np.array([True, True, True, False, True]), 40) == 29
+    assert _node_before(start, stop, np.array([True, True, False, True, True]), 40) == 35
+    assert _node_before(start, stop, np.array([False, True, False, True, True]), 30) == 29
+    assert _node_before(start, stop, np.array([True, True, False, False, True]), 0) == 0
+
+
+def given_of(*ops: tuple[float, float], first: int = 0) -> Any:
+    """A stream's ops: when they were launched and ended."""
+    launched, end = np.array(ops, np.float64).reshape(-1, 2).T
+    return SimpleNamespace(launch_time=ns(*launched), end=end * 1000, op=first + np.arange(len(ops)))
+
+
+def target_of(
+    kind: Block, begun: float, returned: float, *streams: Any, waited_from: float | None = None, told: Any = None
+) -> tuple[int, float | None]:
+    """The op that a call waited for, and when that ended."""
+    none = np.empty(0, np.int64)
+    part, op, end = _block_targets(
+        [SimpleNamespace(given=streams)],  # type: ignore[list-item]  # what of a part is looked at
+        ns(begun),
+        ns(returned),
+        ns(begun if waited_from is None else waited_from),
+        np.array([kind], np.uint8),
+        np.array([5]),
+        [Awaited(none, none, none, none) if told is None else told],
+    )
+    assert part.tolist() == [0 if op[0] != NONE else NONE]
+    return int(op[0]), float(end[0]) / 1000 if op[0] != NONE else None
+
+
+def test_a_call_waited_for_what_was_launched_before_and_ended_last_before_it_returned() -> None:
+    stream = given_of((0, 50), (10, 70), (20, 90))
+    assert target_of(SYNC, 30, 95, stream) == (2, 90)
+    assert target_of(SYNC, 30, 90, stream) == (2, 90)
+    assert target_of(SYNC, 30, 89.999, stream) == (1, 70)
+    assert target_of(SYNC, 20, 95, stream) == (1, 70)
+    assert target_of(SYNC, 30, 49, stream) == (NONE, None)
+    assert target_of(NOT, 30, 95, stream) == (NONE, None)
+    # Of several streams the one that ended last.
+    assert target_of(SYNC, 30, 95, stream, given_of((5, 92), first=3)) == (3, 92)
+    assert target_of(SYNC, 30, 95, given_of((5, 92), first=3), stream) == (3, 92)
+
+
+def test_a_synchronization_waits_for_what_had_ended_before_it_and_other_calls_do_not() -> None:
+    stream = given_of((0, 50))
+    assert target_of(SYNC, 60, 95, stream) == target_of(COLLECTIVE, 60, 95, stream) == (0, 50)
+    assert target_of(PAGEABLE, 60, 95, stream) == target_of(QUEUE, 60, 95, stream) == (NONE, None)
+    assert target_of(QUEUE, 60, 95, stream, waited_from=49) == (0, 50)
+    assert target_of(QUEUE, 60, 95, stream, waited_from=50) == (NONE, None)
+
+
+def test_where_it_is_told_a_call_waited_for_the_op_before_the_record() -> None:
+    stream = given_of((0, 50), (10, 70), (20, 90))
+    told = Awaited(np.array([0, 1]), np.array([3, 5]), np.array([0, 0]), np.array([2, 0]))
+    assert target_of(SYNC, 30, 95, stream, told=told) == (0, 50)
+    # It may seem to end within a microsecond after the call returned.
+    assert target_of(SYNC, 30, 49, stream, told=told) == (0, 50)
+    assert target_of(SYNC, 30, 48.999, stream, told=told) == (NONE, None)
+    # Of a stream that it is not told to wait for, it waits for nothing.
+    assert target_of(SYNC, 30, 95, stream, given_of((5, 92), first=3), told=told) == (0, 50)
+    another = Awaited(np.array([0]), np.array([4]), np.array([0]), np.array([2]))
+    assert target_of(SYNC, 30, 95, stream, told=another) == (2, 90)
+
+
+def test_pending_is_what_was_launched_before_a_call_on_any_stream() -> None:
+    parts: Any = [SimpleNamespace(given=[given_of((0, 50), (10, 70))]), SimpleNamespace(given=[given_of((5, 60))])]
+    until = _pending_until(parts, ns(0, 1, 6, 10, 11)) / 1000
+    assert until.tolist() == [-np.inf, 50, 60, 60, 70]
+
+
+def test_an_op_hangs_on_its_launch_or_on_the_node_before_a_call_that_waits() -> None:
+    part: Any = SimpleNamespace(launch_time=np.array([30, 10, 20, UNKNOWN, 15, 99]), launch=None)
+    _attach_launches([part], np.array([10, 30, 20]), np.array([True, False, True]))
+    assert part.launch.tolist() == [1, 0, 1, NONE, NONE, NONE]
+
+
+def thread(ident: int, busy: Intervals, waiting: Intervals = EMPTY) -> HostThread:
+    return HostThread(thread=ident, busy=busy, input=waiting, blocked=EMPTY)
+
+
+def test_work_is_busy_or_fetching_or_silent() -> None:
+    threads = {1: thread(1, as_set([(10, 30)]), as_set([(25, 40)])), 2: thread(2, as_set([(50, 55)]))}
+    before, stop = np.array([0, 30, 60]), np.array([30, 60, 50])
+    busy, fetching, silent = _work(threads, [1, 2, 3], before, stop)
+    assert busy.tolist() == [15, 5, 0]
+    assert fetching.tolist() == [5, 10, 0]
+    assert silent.tolist() == [10, 15, 0]
+    assert _work(threads, [1], before, stop)[0].tolist() == [15, 0, 0]
+
+
+def test_threads_that_take_turns_with_the_one_that_trains_are_of_its_chain() -> None:
+    def chain(busy: dict[int, Intervals], launching: Sequence[int], *, anyone: bool = False) -> list[int]:
+        track: Any = SimpleNamespace(
+            steps=SimpleNamespace(thread=1),
+            threads={ident: thread(ident, spans) for ident, spans in busy.items()},
+            ops=SimpleNamespace(launch_thread=np.array(launching)),
+        )
+        return _chain_threads(track, anyone=anyone)
+
+    training = as_set([(0, 100)])
+    assert chain({1: training, 2: as_set([(80, 180)])}, [1, 2, UNKNOWN, 2]) == [1, 2]
+    assert chain({1: training, 2: as_set([(79, 179)])}, [2, 1]) == [1]  # works beside it for more than a fifth
+    assert chain({1: training, 2: as_set([(0, 100)])}, [2, 7], anyone=True) == [1, 2, 7]
+    assert chain({1: training, 2: EMPTY}, [2, 7]) == [1, 2]  # of 7 nothing is known
+    assert chain({2: training}, [2, UNKNOWN]) == [2]
+
+
+def test_times_lie_in_steps_of_the_body() -> None:
+    track: Any = SimpleNamespace(
+        steps=HostSteps(start=np.arange(0, 500, 100), number=np.arange(5), end=500, source="ProfilerStep", thread=1),
+        window_steps=np.array([1, 2, 3]),
+    )
+    assert step_index(track, np.array([50, 100, 199, 200, 399, 450])).tolist() == [0, 0, 0, 1, 2, 2]

@@ -1,0 +1,171 @@
+"""What of a few nodes and ops is the exchange's: work of the host, waiting, blocks, gaps and latencies. Times in ns."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+
+from gpudiag.analysis.diagnosis.simulation.communication import HostPart, bucket_copy_ops, host_part
+from gpudiag.analysis.diagnosis.simulation.graph import NONE, Block
+from gpudiag.intervals import EMPTY, Intervals, as_set, union
+from gpudiag.model.event import HOST, Role
+from gpudiag.model.timeline import OpClass
+from tests.analysis.diagnosis.simulation.few_nodes import device_of, graph_of, host_of
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    Spans = Sequence[tuple[int, int]]
+
+COMPUTE, COMMUNICATION, COPY = OpClass
+
+
+def timeline_of(
+    *rows: tuple[int, int, int, Role],
+    communication: dict[int, Spans] | None = None,
+    calls: dict[int, Spans] | None = None,
+    busy: dict[int, Spans] | None = None,
+    moved: Spans = (),
+    blocked: Spans = (),
+    shift: int = 0,
+    is_cpu: bool = False,
+) -> Any:
+    """A process with these host events (thread, start, end, role), by row."""
+    thread, start, end, role = np.array(
+        [(*row[:3], int(row[3])) for row in rows or [(1, 0, 1, Role.OTHER)]], np.int64
+    ).T
+    events = SimpleNamespace(
+        thread=thread, start_ns=start, end_ns=end, role=role.astype(np.uint8), device=np.full(len(thread), HOST)
+    )
+    sets = [{of: as_set(list(spans)) for of, spans in (one or {}).items()} for one in (communication, calls, busy)]
+    threads = {of: SimpleNamespace(busy=spans, blocked=as_set(list(blocked))) for of, spans in sets[2].items()}
+    track = SimpleNamespace(
+        trace=0,
+        shift_ns=shift,
+        is_cpu=is_cpu,
+        steps=SimpleNamespace(thread=1),
+        threads=threads,
+        communication=sets[0],
+        communication_calls=sets[1],
+        host_communication=union(*sets[0].values()) if sets[0] else EMPTY,
+        ops=SimpleNamespace(intervals=lambda _: as_set(list(moved))),
+        collectives=Intervals(np.empty(0, np.int64), np.empty(0, np.int64)),
+    )
+    return SimpleNamespace(tracks=[track], traces=[SimpleNamespace(events=events, waits_in_collectives=False)])
+
+
+def test_packing_is_what_is_launched_in_its_operators_and_neither_copies_nor_communicates() -> None:
+    rows = [
+        (1, 0, 100, Role.BUCKET_COPY),
+        (1, 10, 11, Role.LAUNCH),
+        (1, 100, 101, Role.LAUNCH),
+        (2, 20, 21, Role.LAUNCH),
+    ]
+    timeline = timeline_of(*rows)
+    host = host_of(row=[1, 2, 3, NONE], time=[11, 101, 21, 30])
+    device = device_of(
+        launch=[0, 0, 0, 1, 2, 3, NONE], op_class=[COMPUTE, COMMUNICATION, COMPUTE, COMPUTE, COMPUTE, COMPUTE, COMPUTE],
+        host_copy=[False, False, True, False, False, False, False],
+    )  # fmt: skip
+    assert bucket_copy_ops(graph_of(host, device), timeline).tolist() == [True, *[False] * 6]
+
+
+def test_an_update_inside_an_exchange_is_no_packing() -> None:
+    rows = [(1, 0, 100, Role.COMMUNICATION), (1, 20, 40, Role.OPTIMIZER), (1, 200, 240, Role.OPTIMIZER)]
+    launches = [(1, at, at + 1, Role.LAUNCH) for at in (10, 20, 39, 40, 200)]
+    timeline = timeline_of(*rows, *launches)
+    host = host_of(row=[3, 4, 5, 6, 7])
+    found = bucket_copy_ops(graph_of(host, device_of(launch=[0, 1, 2, 3, 4])), timeline)
+    assert found.tolist() == [True, False, False, True, False]
+
+
+def part(timeline: Any, host: Any, device: Any = None) -> HostPart:
+    return host_part(graph_of(host, device), timeline)
+
+
+def test_a_nodes_work_is_the_exchanges_where_its_thread_was_at_one() -> None:
+    """Nodes at 0, 100, 200 and 300; calls for the exchange from 110 to 130, and at one from 220 to 260."""
+    timeline = timeline_of(communication={1: [(220, 260)]}, calls={1: [(110, 130), (230, 240)]}, busy={1: [(0, 250)]})
+    host = host_of(time=[0, 100, 200, 300], busy=[0, 100, 15, 25], stall=[0, 0, 0, 5], row=[NONE] * 4)
+    found = part(timeline, host)
+    assert found.calls.tolist() == [0, 0, 15, 0]
+    assert found.busy.tolist() == [0, 0, 0, 25]
+    assert found.waiting.tolist() == [0, 0, 0, 5]
+    assert found.any()
+    idle = timeline_of(communication={}, calls={1: [(110, 130)]}, busy={1: [(0, 250)]})
+    assert not part(idle, host).any()
+
+
+def test_a_threads_own_exchange_is_that_of_all_threads_whose_calls_are_nodes() -> None:
+    """The second node's call is of thread 7, which is at an exchange from 120 to 180."""
+    timeline = timeline_of(
+        (7, 150, 160, Role.LAUNCH), communication={7: [(120, 180)]}, busy={1: [(0, 110)], 7: [(110, 300)]}
+    )
+    host = host_of(time=[100, 200], busy=[0, 100], row=[NONE, 0])
+    found = part(timeline, host)
+    assert (found.busy.tolist(), found.waiting.tolist()) == ([0, 60], [0, 0])
+
+
+def test_other_threads_exchange_while_this_one_waits() -> None:
+    """Thread 5 is at it from 110 to 180, while thread 1 works until 130 and from 170 on."""
+    timeline = timeline_of(communication={5: [(110, 180)], 1: [(140, 150)]}, busy={1: [(0, 130), (170, 300)]})
+    host = host_of(time=[100, 200], busy=[0, 60], silent=[0, 90], row=[NONE] * 2)
+    found = part(timeline, host)
+    assert (found.busy.tolist(), found.waiting.tolist()) == ([0, 0], [0, 40])
+
+
+def test_a_node_that_waits_works_until_its_call() -> None:
+    """It was called at 150 (on the common clock), and its thread is at an exchange from 120 on."""
+    rows = [(1, 50, 200, Role.SYNCHRONIZATION)]
+    timeline = timeline_of(*rows, communication={1: [(120, 300)]}, busy={1: [(0, 300)]}, shift=100)
+    device = device_of(end=[180.0], track=[0])
+    waits = host_of(time=[100, 200], busy=[0, 100], row=[NONE, 0], block_on=[NONE, 0], block=[0, Block.SYNC])
+    found = part(timeline, waits, device)
+    assert (found.busy.tolist(), found.blocks.tolist()) == ([0, 30], [False, True])
+    free = host_of(time=[100, 200], busy=[0, 100], row=[NONE, 0])
+    found = part(timeline, free, device)
+    assert (found.busy.tolist(), found.blocks.tolist()) == ([0, 80], [False, False])
+
+
+@pytest.mark.parametrize(
+    ("op_class", "transfer", "block", "is_cpu", "blocks"),
+    [
+        (COMMUNICATION, np.nan, Block.SYNC, False, True),  # for one of its copies
+        (COMMUNICATION, 5.0, Block.SYNC, False, False),
+        (COMPUTE, np.nan, Block.SYNC, False, False),
+        (COMPUTE, np.nan, Block.COLLECTIVE, False, True),
+        (COMPUTE, np.nan, Block.COLLECTIVE, True, False),
+    ],
+)
+def test_what_a_node_waits_for_may_be_the_exchange(
+    op_class: OpClass, transfer: float, block: Block, is_cpu: bool, blocks: bool
+) -> None:
+    timeline = timeline_of((1, 150, 200, Role.SYNCHRONIZATION), busy={1: [(0, 300)]}, is_cpu=is_cpu)
+    device = device_of(end=[180.0], op_class=[op_class], transfer=[transfer])
+    host = host_of(time=[100, 200], row=[NONE, 0], block_on=[NONE, 0], block=[0, block])
+    assert part(timeline, host, device).blocks.tolist() == [False, blocks]
+
+
+def test_gaps_and_latencies_that_passed_while_an_exchange_was_under_way() -> None:
+    """It moves data from 100 to 200. Of gaps and latencies the median of all takes its time anyhow."""
+    timeline = timeline_of(communication={}, busy={1: [(0, 9)]}, moved=[(100, 200)])
+    device = device_of(
+        start=[150, 250, 90, 400, 150], gap=[40, 80, 50, 10, 30], latency=[0, -9, 20, 5, 60],
+        op_class=[COMPUTE, COMPUTE, COPY, COMPUTE, COMMUNICATION],
+    )  # fmt: skip
+    found = part(timeline, host_of(time=[0]), device)
+    # Gaps of 40, 80, 50 and 10 have a median of 45: of 80 there were 30 under way, and 35 are more than that.
+    assert found.gap.tolist() == [0, 30, 0, 0, 0]
+    assert found.latency.tolist() == [0, 0, 0, 0, 0]
+    late = device_of(start=[150, 150, 150], gap=[0, 0, 0], latency=[10, 10, 45])
+    assert part(timeline, host_of(time=[0]), late).latency.tolist() == [0, 0, 35]
+    assert part(timeline_of(moved=[(100, 200)], is_cpu=True), host_of(time=[0]), late).latency.tolist() == [0, 0, 0]
+
+
+def test_a_host_that_only_waits_is_at_no_exchange_for_its_device() -> None:
+    timeline = timeline_of(communication={1: [(100, 200)]}, busy={1: [(0, 9)]}, blocked=[(100, 160)])
+    device = device_of(start=[180, 150, 50], gap=[60, 50, 0], latency=[0, 0, 0])
+    assert part(timeline, host_of(time=[0]), device).gap.tolist() == [10, 0, 0]

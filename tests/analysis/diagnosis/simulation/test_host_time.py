@@ -1,0 +1,175 @@
+"""Where a host's time goes, in steps of a few calls, a number below and a number above. Times in µs, steps of 10 ms."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pytest
+
+from gpudiag.analysis.diagnosis.simulation.chains.host_time import (
+    body_span,
+    lengths_in_turn,
+    opening_of_steps,
+    silence,
+    silent_stretches,
+    slow_calls,
+)
+from gpudiag.analysis.timeline import build_timeline
+from gpudiag.intervals import as_set
+from tests.timeline_builder import LOADER, TraceBuilder
+
+if TYPE_CHECKING:
+    from gpudiag.intervals import Intervals
+    from gpudiag.model.event import EventTable
+    from gpudiag.model.timeline import DeviceTrack
+
+COLLECTING = "gpudiag.gc"
+Call = tuple[int, int, str]
+
+
+def track_of(*calls: Call, steps: int = 5, thread: int = 1, device: bool = False) -> tuple[DeviceTrack, EventTable]:
+    """Of each step the same operators (`cuda…`: calls of the runtime; loaders and garbage collection: ranges).
+
+    With a `device`, a kernel of 100 µs is launched at the start of each step.
+    """
+    trace = TraceBuilder()
+    for step in range(steps):
+        trace.step(step * 10_000).by(thread)
+        if device:
+            trace.compute(8, 108, launch=(2, 4))
+        for begin, end, name in calls:
+            kind = trace.runtime if name.startswith("cuda") else trace.operator
+            (trace.annotation if name in {LOADER, COLLECTING} else kind)(begin, end, name)
+    timeline = build_timeline([trace.build()])
+    return timeline.tracks[0], timeline.traces[0].events
+
+
+def in_second(spans: Intervals) -> list[tuple[int, int]]:
+    """Those of the second step, in µs after its mark."""
+    return [(a // 1000 - 10_000, b // 1000 - 10_000) for a, b in spans.pairs() if 10_000_000 <= a < 20_000_000]
+
+
+def test_the_body_is_from_the_first_analysed_mark_to_the_mark_after_the_last() -> None:
+    track, _ = track_of((100, 9000, "mm"))
+    assert body_span(track) == (10_000_000, 40_000_000)
+    assert body_span(track_of((100, 9000, "mm"), steps=2)[0]) == (0, 10_000_000)
+    assert body_span(track_of((100, 9000, "mm"), steps=1)[0]) == (0, 9_000_000)
+
+
+def test_lengths_are_of_what_lies_in_each_and_none_where_it_ends_before_it_begins() -> None:
+    spans = as_set([(0, 10), (20, 30)])
+    found = lengths_in_turn(spans, np.array([5, 12, 25, 40]), np.array([12, 25, 22, 50]))
+    assert found.tolist() == [5, 5, 0, 0]
+
+
+@pytest.mark.parametrize(
+    ("calls", "found"),
+    [
+        ([(1000, 1500, "mm")], [(1000, 1500, "mm")]),
+        ([(1000, 1499, "mm")], []),
+        # What is called in it begins another stretch; each is the innermost call's.
+        ([(1000, 3000, "mm"), (1500, 1600, "add")], [(1000, 1500, "mm"), (1600, 3000, "mm")]),
+        ([(1000, 3000, "mm"), (1499, 1600, "add")], [(1600, 3000, "mm")]),
+        ([(1000, 3000, "mm"), (1010, 2990, "add")], [(1010, 2990, "add")]),
+        # Launches were held up by a full queue, and what waits for the device is known.
+        ([(1000, 2000, "cudaLaunchKernel")], []),
+        ([(900, 2100, "mm"), (1000, 2000, "cudaLaunchKernel")], []),
+        ([(1000, 2000, "cudaMemcpyAsync")], []),
+        ([(1000, 2000, "cudaDeviceSynchronize")], []),
+        ([(1000, 2000, "cudaMalloc")], []),  # a cause of its own
+        ([(1000, 2000, "cudaFree")], []),
+        ([(1000, 2000, "cudaFuncGetAttributes")], [(1000, 2000, "cudaFuncGetAttributes")]),
+        ([(100, 200, "mm"), (900, 1000, "add")], []),  # between calls is none
+    ],
+)
+def test_a_slow_call_is_one_that_takes_half_a_millisecond_by_itself(
+    calls: list[Call], found: list[tuple[int, int, str]]
+) -> None:
+    track, events = track_of((10, 20, "first"), *calls)
+    slow = slow_calls(track, events, [1], *body_span(track))
+    names = [events.name_of(int(row)) for row in slow.row]
+    assert [(*span, name) for span, name in zip(in_second(slow.spans), names, strict=False)] == found
+    assert len(slow.row) == 3 * len(found)
+
+
+def test_slow_calls_are_of_the_threads_asked_for_and_of_the_body() -> None:
+    track, events = track_of((1000, 3000, "mm"))
+    assert len(slow_calls(track, events, [1], *body_span(track)).spans) == 3
+    assert len(slow_calls(track, events, [2], *body_span(track)).spans) == 0
+    # Over the body's edge only what lies in it counts.
+    track, events = track_of((10, 20, "add"), (9_000, 10_000, "mm"), (9_400, 9_450, "add"))
+    assert [(a // 1000, b // 1000) for a, b in slow_calls(track, events, [1], *body_span(track)).spans.pairs()] == [
+        (step * 10_000 + 9_450, step * 10_000 + 10_000) for step in (1, 2, 3)
+    ]
+
+
+def often(length: int, times: int, *within: Call) -> list[Call]:
+    """So many calls a step of this length, in µs, each with the same calls in it."""
+    begins = range(1000, 1000 + 1000 * times, 1000)
+    return [call for at in begins for call in ((at, at + length, "mm"), *((at + a, at + b, c) for a, b, c in within))]
+
+
+@pytest.mark.parametrize(
+    ("calls", "found"),
+    [
+        (often(100, 4), [(1000, 1100), (2000, 2100), (3000, 3100), (4000, 4100)]),
+        (often(99, 4), []),
+        (often(100, 3), []),  # of one name, so often in a step
+        ([*often(100, 2), (3000, 3100, "add"), (4000, 4100, "add")], []),
+        (often(500, 1), [(1000, 1500)]),  # or for as long as a pause
+        (often(499, 1), []),
+        # A number is made a tensor first; what is called there is not the operator's own.
+        (often(600, 1, (2, 5, "to")), [(1005, 1600)]),
+        # One that launches, copies or waits is a device's.
+        (often(600, 4, (590, 595, "cudaLaunchKernel")), []),
+        (often(600, 4, (5, 9, "cudaMemcpyAsync")), []),
+        # What fetches a batch is input.
+        ([(900, 6000, LOADER), *often(600, 4)], []),
+    ],
+)
+def test_beside_a_device_an_operator_that_calls_no_runtime_computes_on_the_cpu(
+    calls: list[Call], found: list[tuple[int, int]]
+) -> None:
+    track, events = track_of(*calls, device=True)
+    assert not track.is_cpu
+    slow = slow_calls(track, events, [1], *body_span(track))
+    assert in_second(slow.spans) == found
+    assert len(slow.spans) == 3 * len(found)
+
+
+def test_what_no_thread_recorded_for_half_a_millisecond_is_elsewhere() -> None:
+    track, events = track_of((500, 1000, "mm"), (1500, 2000, "mm"), (2501, 9900, "mm"))
+    begin, end = body_span(track)
+    assert in_second(silent_stretches(track, events, [1], begin, end)) == [(2000, 2501)]
+    # From a mark to the first operator is no such stretch, nor is fetching,
+    track, events = track_of((2000, 3000, "mm"), (3000, 5000, LOADER), (5000, 9900, "mm"))
+    assert in_second(silent_stretches(track, events, [1], begin, end)) == []
+    # but collecting garbage is, however short.
+    track, events = track_of((10, 3000, "mm"), (3100, 3200, COLLECTING), (3250, 3350, LOADER), (3600, 9900, "mm"))
+    assert in_second(silent_stretches(track, events, [1], begin, end)) == [(3100, 3200)]
+
+
+def test_a_steps_opening_is_from_its_mark_to_its_first_operator_without_what_is_known() -> None:
+    track, events = track_of((2000, 9900, "mm"))
+    assert in_second(opening_of_steps(track, events)) == [(0, 2000)]
+    track, events = track_of((500, 1000, COLLECTING), (2000, 9900, "mm"))
+    assert in_second(opening_of_steps(track, events)) == [(0, 500), (1000, 2000)]
+    track, events = track_of((500, 1000, LOADER), (2000, 9900, "mm"))
+    assert in_second(opening_of_steps(track, events)) == [(1000, 2000)]
+
+
+def test_silent_time_is_a_steps_opening_or_elsewhere_or_short() -> None:
+    track, events = track_of((2000, 3000, "mm"), (4000, 5000, "mm"), (5100, 9900, "mm"))
+    before, until = np.array([10_000, 12_000, 14_000, 15_000]) * 1000, np.array([12_000, 14_000, 15_000, 15_100]) * 1000
+    silent = np.array([2000.0, 1000.0, 0.0, 100.0]) * 1000
+    found = silence(track, events, [1], silent, (before, until))
+    assert (found.opening / 1000).tolist() == [2000, 0, 0, 0]
+    assert (found.elsewhere / 1000).tolist() == [0, 1000, 0, 0]
+    assert (found.short / 1000).tolist() == [0, 0, 0, 100]
+    # Never more than was silent.
+    found = silence(track, events, [1], silent / 4, (before, until))
+    assert (found.opening + found.elsewhere + found.short).tolist() == (silent / 4).tolist()
+    assert min(found.opening.min(), found.elsewhere.min(), found.short.min()) >= 0
+    nothing = silence(track, events, [1], 0 * silent, (before, until))
+    assert [part.any() for part in (nothing.opening, nothing.elsewhere, nothing.short)] == [False] * 3

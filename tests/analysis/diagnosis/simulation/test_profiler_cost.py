@@ -1,0 +1,318 @@
+"""What the profiler cost each host, in a few nodes; and by the steps and hosts that were timed without it."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+
+from gpudiag.analysis.diagnosis.simulation.build import build_graph
+from gpudiag.analysis.diagnosis.simulation.profiler_cost import (
+    HostPace,
+    host_pace,
+    no_longer_than,
+    profiler_cost,
+    typical_ns_per_event,
+    usual_ns_per_event,
+)
+from gpudiag.analysis.diagnosis.simulation.unprofiled_cost import (
+    as_each_host_was_timed,
+    as_hosts_were_timed,
+    as_steps_were_timed,
+)
+from gpudiag.analysis.diagnosis.simulation.what_if import WhatIf
+from gpudiag.analysis.timeline import build_timeline
+from gpudiag.units import NS_PER_MS
+from tests.analysis.diagnosis.simulation.few_nodes import graph_of, host_of
+from tests.timeline_builder import TraceBuilder
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+#: Four calls in each of 32 parts: the fewest that say something.
+CALLS = 128
+
+
+@pytest.mark.parametrize(
+    ("events", "typical"),
+    [((1, 3, 4), 20), ((1, 2, 5), 100), ((4, 2, 2), 10), ((3, 2, 3), 20), ((0, 0, 4), 100), ((0, 0, 0), 0)],
+)
+def test_what_a_host_takes_per_event_is_the_median_over_events(events: tuple[int, ...], typical: float) -> None:
+    """Of calls that take 10, 20 and 100 ns for each of their events, not in that order."""
+    takes = [20, 100, 10]
+    number = [events[1], events[2], events[0]]
+    busy = [each * max(count, 1) for each, count in zip(takes, number, strict=True)]
+    assert typical_ns_per_event(graph_of(host_of(busy=busy, events=number))) == typical
+
+
+def test_of_several_hosts_it_is_the_lower_median() -> None:
+    host = host_of(busy=[30, 10, 20, 40, 90], events=[1, 1, 1, 1, 0], process=[0, 1, 2, 3, 4])
+    assert typical_ns_per_event(graph_of(host)) == 20
+    # A process whose rank is not asked about says nothing.
+    assert typical_ns_per_event(graph_of(host, ranks={0: 0, 3: 1})) == 30
+
+
+@pytest.mark.parametrize(
+    ("per_event", "cost"),
+    [(3000, 1500), (1900, 1000), (2100, 1050), (5100, 2500), (6000, 2500), (6001, 1270), (0, 1270), (1, 1000)],
+)
+def test_the_profilers_cost_is_half_of_that_within_what_was_seen(per_event: float, cost: float) -> None:
+    assert usual_ns_per_event(graph_of(host_of(busy=[per_event] * CALLS, events=[1] * CALLS))) == cost
+
+
+def test_of_too_few_calls_and_beside_a_loader_it_is_what_was_measured() -> None:
+    def of(calls: int = CALLS, steps: int = 1, processes: int = 1, **columns: Sequence[float]) -> float:
+        process = np.repeat(np.arange(processes), -(-calls // processes))[:calls].tolist()
+        host = host_of(busy=[3000] * calls, events=[1] * calls, process=process, **columns)
+        return usual_ns_per_event(graph_of(host, steps=steps))
+
+    assert [of(), of(CALLS - 1), of(2 * CALLS, steps=2), of(2 * CALLS - 1, steps=2)] == [1500, 1270, 1500, 1270]
+    assert [of(2 * CALLS, processes=2), of(2 * CALLS - 1, processes=2)] == [1500, 1270]
+    assert of(steps=0) == 1500
+    assert of(input=[0.0] * (CALLS - 1) + [1]) == 1270
+
+
+def test_it_is_paid_for_each_event_and_is_most_of_a_call_at_most() -> None:
+    host = host_of(
+        busy=[1000, 1000, 100, 1000],
+        events=[2, 0, 2, 3],
+        profiler=[0, 50, 0, 50],
+        silent=[0, 7, 7, 7],
+        process=[0, 0, 0, 1],
+    )
+    pace = HostPace(np.array([1.0, 1.0, 1.0, 2.0]), {0: 1.0, 1: 1.0})
+    cost = profiler_cost(graph_of(host), 100.0, pace)
+    assert cost.busy.tolist() == [200, 50, 90, 650]
+    assert cost.silent.tolist() == [0, 0, 0, 0]
+
+
+def test_on_a_host_that_is_slow_throughout_it_is_as_large_a_share_of_its_stalls() -> None:
+    host = host_of(
+        busy=[100, 100, 100, 100], events=[10, 10, 5, 5], process=[0, 1, 1, 1], step=[0, 0, 0, 1],
+        silent=[0, 50, 60, 900], stall=[0, 70, 40, 900], profiler=[0, 0, 10, 10],
+    )  # fmt: skip
+    graph = graph_of(host, steps=2)
+    pace = HostPace(np.ones(4), {0: 1.0, 1: 3.0, 2: 5.0})
+    cost = profiler_cost(graph, 1.0, pace)
+    # 3 times 40 of the 300 it was busy and the 100 it was silent within steps.
+    assert cost.busy.tolist() == pytest.approx([10, 30, 30, 30])
+    assert cost.silent.tolist() == pytest.approx([0, 0, 30, 0])
+    # Never more than nine tenths.
+    cost = profiler_cost(graph, 1.0, HostPace(np.ones(4), {1: 30.0}))
+    assert cost.busy.tolist() == pytest.approx([10, 90, 90, 90])
+    assert cost.silent.tolist() == pytest.approx([0, 0, 90, 0])
+    assert profiler_cost(graph, 1.0, HostPace(np.ones(4), {1: 1.1})).silent.sum() > 0
+
+
+def pace_of(*ranks: Sequence[float], steps: int = 1, **columns: Sequence[float]) -> HostPace:
+    """The pace of ranks whose calls take so long, `CALLS` in each step."""
+    host = host_of(
+        busy=np.concatenate([np.array(of, float) for of in ranks]).tolist(),
+        process=np.repeat(np.arange(len(ranks)), [len(of) for of in ranks]).tolist(),
+        step=np.concatenate([np.arange(len(of)) // CALLS for of in ranks]).tolist(),
+        **columns,
+    )
+    return host_pace(graph_of(host, steps=steps))
+
+
+USUAL = [10.0] * CALLS
+
+
+@pytest.mark.parametrize(
+    ("slower", "times", "slow"),
+    [
+        ([20.0] * CALLS, 2.0, 2.0),
+        ([15.0] * CALLS, 1.5, 1.5),
+        ([14.9] * CALLS, 1.49, 1.0),
+        ([10.0] * 127 + [9_000], 1.0, 1.0),  # one place
+        ([30.0] * 64 + [10.0] * 64, 1.0, 1.0),  # half of the parts
+        ([30.0] * 68 + [10.0] * 60, 3.0, 2640 / 1280),  # one more than half
+        ([10.0] * 60 + [30.0] * 68, 3.0, 2640 / 1280),
+        ([5.0] * CALLS, 1.0, 1.0),
+    ],
+)
+def test_a_host_is_slow_throughout_where_most_parts_of_its_step_are(
+    slower: list[float], times: float, slow: float
+) -> None:
+    pace = pace_of(USUAL, slower, USUAL)
+    assert pace.slow == pytest.approx({0: 1.0, 1: slow, 2: 1.0})
+    assert pace.of_node[:CALLS].tolist() == [1.0] * CALLS
+    if slower[0] > 5:
+        assert pace.of_node[CALLS : 2 * CALLS].tolist() == pytest.approx([times] * CALLS)
+    else:
+        assert pace.of_node[CALLS : 2 * CALLS].tolist() == [0.5] * CALLS
+
+
+def test_of_two_hosts_the_faster_is_the_usual() -> None:
+    assert pace_of([20.0] * CALLS, USUAL).slow == {0: 2.0, 1: 1.0}
+
+
+def test_parts_count_by_what_they_usually_take() -> None:
+    """The last four calls take most of the step: what the others do is little of it."""
+    long = [1.0] * 124 + [100.0] * 4
+    assert pace_of(long, [5.0] * 124 + [100.0] * 4, long).slow[1] == 1.0
+    assert pace_of(long, [1.0] * 124 + [200.0] * 4, long).slow[1] == pytest.approx(924 / 524)
+
+
+def test_each_step_has_its_own_pace() -> None:
+    pace = pace_of(USUAL * 2, [*USUAL, *[30.0] * CALLS], USUAL * 2, steps=2)
+    assert pace.of_node[2 * CALLS : 4 * CALLS].tolist() == [1.0] * CALLS + [3.0] * CALLS
+    # In all it is twice as slow in every part.
+    assert pace.slow == {0: 1.0, 1: 2.0, 2: 1.0}
+
+
+def test_stalls_within_a_step_count_and_what_opens_it_does_not() -> None:
+    opening = [90.0] + [0.0] * (CALLS - 1)
+    within = [0.0] + [10.0] * (CALLS - 1)
+    silent = pace_of(USUAL, USUAL, USUAL, silent=[0.0] * CALLS + within + [0.0] * CALLS)
+    assert silent.slow[1] == pytest.approx(2 - 1 / CALLS)
+    stalled = pace_of(USUAL, USUAL, USUAL, stall=[0.0] * CALLS + within + [0.0] * CALLS)
+    assert stalled.slow == silent.slow
+    opened = pace_of([0.0] * CALLS, USUAL, USUAL, silent=opening * 3)
+    assert opened.of_node.tolist() == [0.0] * CALLS + [1.0] * 2 * CALLS
+
+
+def test_of_too_few_calls_the_pace_is_not_known() -> None:
+    pace = pace_of(USUAL[1:], [20.0] * (CALLS - 1))
+    assert pace.slow == {0: 1.0, 1: 1.0}
+    assert pace.of_node.tolist() == [1.0] * 2 * (CALLS - 1)
+
+
+class Replay:
+    """A step of a host that takes 30 ms less what the profiler costs it, at 4 µs a ns per event, or of its device."""
+
+    def __init__(self, per_event_ns: float = 1250.0, *, device: float = 0.0, is_cpu: bool = False, light: bool = False):
+        self.per_event_ns, self.device, self.is_cpu, self.light = per_event_ns, device, is_cpu, light
+        self.corrected_ms = max(30 - per_event_ns / 250, device)
+        self.timeline = SimpleNamespace(
+            tracks=[SimpleNamespace(is_cpu=is_cpu)], traces=[SimpleNamespace(operators_put_in=light)]
+        )
+        #: Over two steps the hosts of three ranks are busy for 60, 80 and 100 ms less that.
+        busy = [60 - per_event_ns / 125, 80 - per_event_ns / 125, 50 - per_event_ns / 250, 50 - per_event_ns / 250]
+        self.busy = np.array(busy) * NS_PER_MS
+        host = SimpleNamespace(process=np.array([0, 1, 2, 2]))
+        self.graph = SimpleNamespace(host=host, steps=2, ranks={0: 4, 1: 5, 2: 6})
+
+    def at_cost(self, per_event_ns: float) -> Replay:
+        return Replay(per_event_ns, device=self.device, is_cpu=self.is_cpu, light=self.light)
+
+
+def steps_timed(simulation: Any, step_ms: float) -> float:
+    """The cost that it leads to: 1 ns of it is 4 µs, and a thousandth of the step is close enough."""
+    return as_steps_were_timed(simulation, step_ms).per_event_ns
+
+
+@pytest.mark.parametrize(
+    ("timed", "device", "cost"),
+    [
+        (20.0, 0, 2495),  # 20.02 ms
+        (24.76, 0, 1250),  # within 1 % of the 25 ms that it is already
+        (24.75, 0, 1250 + 56),
+        (25.26, 0, 1250 - 59),
+        (25.24, 0, 1250),
+        (28.0, 0, 507),  # 27.972 ms
+        (35.0, 0, 7.5),  # no cost at all, to a thousandth
+        (20.0, 22, 1939.5),  # a hundredth, and a thousandth of it, above where the device sets the pace
+        (5.0, 0, 4972),  # at most twice the most seen, 10 ms
+    ],
+)
+def test_the_cost_is_the_nearest_that_leads_to_the_timed_step(timed: float, device: float, cost: float) -> None:
+    assert steps_timed(Replay(device=device), timed) == pytest.approx(cost, abs=3)
+
+
+def test_a_recording_without_operators_may_have_cost_more() -> None:
+    assert steps_timed(Replay(light=True), 5.0) == pytest.approx(6249, abs=6)
+    mixed = Replay(light=True)
+    mixed.timeline.traces.append(SimpleNamespace(operators_put_in=False))
+    mixed.at_cost = Replay(light=False).at_cost  # type: ignore[method-assign]
+    assert steps_timed(mixed, 5.0) < 5000
+
+
+def hosts_timed(simulation: Any, step_ms: float, host_ms: dict[int, float]) -> float:
+    return as_hosts_were_timed(simulation, step_ms, host_ms).per_event_ns
+
+
+@pytest.mark.parametrize(
+    ("host_ms", "cost"),
+    [
+        ({4: 20.0, 5: 30.0, 6: 40.0}, 2500),  # all work 5 ms longer than timed
+        ({4: 26.0, 5: 30.0, 6: 35.0}, 2500),  # the one in the middle of the three
+        ({4: 26.0, 5: 30.0}, 1250),  # of two the lower: it was timed to take longer
+        ({4: 25.0, 5: 35.0, 6: 45.0}, 1250),
+        ({4: 24.9, 5: 34.9, 6: 44.9}, 1275),
+        ({6: 40.0}, 2500),
+        ({9: 0.0}, 1250),
+        ({}, 1250),
+        ({4: 0.0, 5: 0.0, 6: 0.0}, 5000),
+    ],
+)
+def test_hosts_cost_as_much_more_as_they_work_longer_than_timed(host_ms: dict[int, float], cost: float) -> None:
+    assert hosts_timed(Replay(device=25), 25.0, host_ms) == pytest.approx(cost, abs=3)
+
+
+@pytest.mark.parametrize(("device", "cost"), [(19.81, 2500), (19.79, 1250)])
+def test_unless_that_makes_the_step_shorter_than_timed(device: float, cost: float) -> None:
+    """By more than a hundredth of 20 ms; at that cost the host needs the same."""
+
+    class Shorter(Replay):
+        def at_cost(self, per_event_ns: float) -> Replay:
+            other = super().at_cost(per_event_ns)
+            other.corrected_ms = self.device
+            return other
+
+    assert hosts_timed(Shorter(device=device), 20.0, {4: 20.0, 5: 30.0, 6: 40.0}) == pytest.approx(cost, abs=3)
+
+
+def test_on_cpu_processes_and_at_the_most_nothing_is_changed() -> None:
+    timed = {4: 20.0, 5: 30.0, 6: 40.0}
+    assert hosts_timed(Replay(device=25, is_cpu=True), 25.0, timed) == 1250
+    mixed = Replay(device=25, is_cpu=True)
+    mixed.timeline.tracks.append(SimpleNamespace(is_cpu=False))
+    assert hosts_timed(mixed, 20.0, timed) > 1250
+    assert hosts_timed(Replay(5000, device=25), 25.0, dict.fromkeys(timed, 0.0)) == 5000
+    assert hosts_timed(Replay(6000, device=25), 25.0, dict.fromkeys(timed, 0.0)) == 6000
+
+
+def test_a_host_is_made_no_slower_than_it_may_be_throughout_its_step() -> None:
+    """In two steps process 0 works for 30 and 10, 1 for 100 and 3 for 0."""
+    graph = graph_of(host_of(process=[0, 0, 1, 3]), steps=2)
+    busy = np.array([30.0, 10, 100, 0])
+    assert no_longer_than(graph, busy, {0: 10, 1: 60, 3: 5}).tolist() == [15, 5, 100, 0]
+    assert no_longer_than(graph, busy, {1: 40}).tolist() == [30, 10, 80, 0]
+    assert no_longer_than(graph, busy, {0: 20, 1: 50}) is busy
+    assert no_longer_than(graph, busy, {}) is busy
+    assert no_longer_than(graph, busy, {0: 0}).tolist() == [0, 0, 100, 0]
+
+
+@pytest.mark.parametrize(("corrected", "taken"), [(97.0, True), (96.9, False)])
+def test_where_devices_set_the_pace_each_host_works_as_it_was_timed(corrected: float, *, taken: bool) -> None:
+    """Unless that makes the step of 100 ms shorter by more than 3 %."""
+    asked: dict[str, Any] = {}
+
+    def at_cost(per_event_ns: float, *, most_host_ns: dict[int, float]) -> Any:
+        asked.update(cost=per_event_ns, most=most_host_ns)
+        return SimpleNamespace(corrected_ms=corrected)
+
+    of: Any = Replay(device=25)
+    of.at_cost = at_cost
+    found = as_each_host_was_timed(of, 100.0, {4: 20.0, 6: 30.0, 9: 1.0})
+    assert (found is not of) == taken
+    assert asked == {"cost": 1250.0, "most": {0: 20.0 * NS_PER_MS, 2: 30.0 * NS_PER_MS}}
+    on_cpu: Any = Replay(device=25, is_cpu=True)
+    on_cpu.at_cost = at_cost
+    assert as_each_host_was_timed(on_cpu, 100.0, {4: 20.0}) is on_cpu
+
+
+def test_hosts_may_be_held_to_a_most_at_any_cost_of_the_profiler() -> None:
+    """A host whose work of two steps is 60 ms may work for 20 ms of each."""
+    trace = TraceBuilder().steps(4, 100_000, lambda one: one.operator(0, 30_000).compute(100, 90_000, launch=(50, 60)))
+    graph = build_graph(build_timeline([trace.build()]))
+    assert graph is not None
+    of = WhatIf(graph, build_timeline([trace.build()]), 0.0)
+    held = of.at_cost(0.0, most_host_ns={0: 20 * NS_PER_MS})
+    assert of.busy.sum() > 2 * 20 * NS_PER_MS
+    assert held.busy.sum() == pytest.approx(2 * 20 * NS_PER_MS)
+    assert held.at_cost(0.0).busy.sum() == held.busy.sum()
+    assert of.at_cost(0.0).busy.sum() == of.busy.sum()

@@ -1,0 +1,194 @@
+"""How a graph of a few nodes is cut into runs, and in which order these are done."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from typing import TYPE_CHECKING
+
+import msgspec
+import numpy as np
+import pytest
+
+from gpudiag.analysis.diagnosis.simulation.graph import NONE
+from gpudiag.analysis.diagnosis.simulation.schedule import (
+    Kind,
+    Run,
+    Schedule,
+    _device_runs,
+    _host_runs,
+    _needs,
+    _of_the_turn_before,
+    _step_ends,
+)
+from tests.analysis.diagnosis.simulation.few_nodes import device_of, graph_of, host_of
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from gpudiag.analysis.diagnosis.simulation.graph import Graph
+
+HOST, BLOCK, DEVICE, WAIT, START, END = Kind
+NO_ENDS = np.empty(0, np.int64)
+
+
+def graph(
+    streams: Sequence[int] = (),
+    *,
+    host: dict[str, Sequence[float]] | None = None,
+    steps: int = 1,
+    peers: dict[int, Sequence[int]] | None = None,
+    **device: Sequence[float],
+) -> Graph:
+    """A graph whose streams have so many ops each; one host node unless told."""
+    edges = np.cumsum([0, *streams]).tolist()
+    nodes = device_of(**{"row": np.zeros(edges[-1]), **device})  # type: ignore[arg-type]  # zeros are numbers
+    nodes = msgspec.structs.replace(nodes, peers={at: np.array(of) for at, of in (peers or {}).items()})
+    found = graph_of(host_of(**(host or {"time": [0]})), nodes, steps=steps)
+    return msgspec.structs.replace(found, streams=tuple(pairwise(edges)))
+
+
+def test_host_nodes_are_cut_where_they_wait() -> None:
+    of = graph([1], host={"block_on": [NONE, NONE, 0, NONE, NONE, 0, 0], "process": [0] * 5 + [1] * 2})
+    assert list(_host_runs(of, NO_ENDS)) == [
+        Run(HOST, 0, 2, 4),
+        Run(BLOCK, 2, 3, 1),
+        Run(HOST, 3, 5, 2),
+        Run(BLOCK, 5, 6, 6),
+        Run(BLOCK, 6, 7, 5),
+    ]
+
+
+def test_ops_are_cut_where_they_wait_or_are_waited_for() -> None:
+    of = graph([5, 2], wait_a=[NONE, NONE, NONE, 6, *[NONE] * 3], host={"block_on": [1]})
+    assert list(_device_runs(of, NO_ENDS)) == [
+        Run(DEVICE, 0, 2, 4),
+        Run(DEVICE, 2, 3, 1),
+        Run(WAIT, 3, 4, 2),
+        Run(DEVICE, 4, 5, 3),
+        Run(DEVICE, 5, 7, 6),
+    ]
+    of = graph([3], wait_b=[NONE, NONE, 0])
+    assert list(_device_runs(of, NO_ENDS)) == [Run(DEVICE, 0, 1, 2), Run(DEVICE, 1, 2, 0), Run(WAIT, 2, 3, 1)]
+    of = graph([3], wait_a=[2, NONE, NONE])
+    assert list(_device_runs(of, NO_ENDS)) == [Run(WAIT, 0, 1, 2), Run(DEVICE, 1, 3, 0)]
+
+
+def test_runs_are_cut_behind_nodes_that_end_a_step() -> None:
+    of = graph([4], host={"block_on": [NONE, NONE, NONE, 3, NONE]}, wait_a=[NONE, NONE, NONE, 0])
+    assert list(_host_runs(of, np.array([1, 3, 4]))) == [
+        Run(HOST, 0, 2, 4),
+        Run(HOST, 2, 3, 1),
+        Run(BLOCK, 3, 4, 2),
+        Run(HOST, 4, 5, 3),
+    ]
+    assert list(_device_runs(of, np.array([1, 3]))) == [
+        Run(DEVICE, 0, 1, 3),
+        Run(DEVICE, 1, 2, 0),
+        Run(DEVICE, 2, 3, 1),
+        Run(WAIT, 3, 4, 2),
+    ]
+
+
+def test_a_collective_begins_and_ends_by_itself() -> None:
+    of = graph([3], transfer=[np.nan, 5.0, np.nan], peers={1: [1]})
+    assert list(_device_runs(of, NO_ENDS)) == [
+        Run(DEVICE, 0, 1, 2),
+        Run(START, 1, 2, 0),
+        Run(END, 1, 2, 0),
+        Run(DEVICE, 2, 3, 1),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("of_op", "op_end", "of_node", "before"),
+    [
+        (3, 0, 2, True),  # launched later: its end of the turn before is meant
+        (1, 99, 2, False),
+        (2, 51, 2, True),  # launched at once: which began later
+        (2, 50, 2, False),
+        (NONE, 51, 2, True),
+        (NONE, 50, 2, False),
+    ],
+)
+def test_what_is_waited_for_may_be_of_the_turn_before(of_op: int, op_end: float, of_node: int, *, before: bool) -> None:
+    of = graph(
+        [1, 1],
+        host={"time": [0, 0, 50, 0], "block_on": [NONE, NONE, 0, NONE]},
+        launch=[of_op, of_node],
+        start=[0, 50],
+        end=[op_end, 60],
+        wait_a=[NONE, 0],
+    )
+    assert _of_the_turn_before(of, Run(BLOCK, of_node, of_node + 1, 1), 0) == before
+    assert _of_the_turn_before(of, Run(WAIT, 1, 2, 1), 0) == before
+
+
+def test_an_op_whose_launch_is_not_known_is_told_by_its_times() -> None:
+    of = graph([1, 1], launch=[0, NONE], start=[0, 50], end=[60, 70], wait_a=[NONE, 0])
+    assert _of_the_turn_before(of, Run(WAIT, 1, 2, 1), 0)
+
+
+def test_a_run_needs_the_one_before_it_its_launches_and_what_it_waits_for() -> None:
+    of = graph(
+        [2, 1],
+        host={"time": [0, 1, 2], "block_on": [NONE, NONE, 0]},
+        launch=[0, 1, 1],
+        wait_a=[NONE, NONE, 1],
+        start=[1, 2, 4],
+        end=[2, 4, 5],
+    )
+    runs = [Run(HOST, 0, 2, 2), Run(BLOCK, 2, 3, 1), Run(DEVICE, 0, 1, 1), Run(DEVICE, 1, 2, 0), Run(WAIT, 2, 3, 2)]
+    assert [*_host_runs(of, NO_ENDS), *_device_runs(of, NO_ENDS)] == runs
+    assert _needs(of, runs) == [set(), {0, 2}, {0}, {0, 2}, {0, 3}]
+    # What comes later in the body must not be done anew before it was waited for.
+    of = msgspec.structs.replace(of, device=msgspec.structs.replace(of.device, launch=np.array([0, 2, 1])))
+    assert _needs(of, runs) == [set(), {0, 2}, {0}, {1, 2, 4}, {0}]
+
+
+def test_where_needs_go_in_a_circle_the_earliest_as_measured_goes_first() -> None:
+    """Two ranks whose two collectives come in another order on each."""
+    of = graph(
+        [2, 2],
+        transfer=[5.0] * 4,
+        peers={0: [0, 3], 3: [0, 3], 1: [1, 2], 2: [1, 2]},
+        start=[0, 10, 0, 20],
+        end=[10, 20, 20, 30],
+    )
+    runs = [(run.kind, run.first) for run in Schedule(of).runs if run.kind != HOST]
+    assert runs == [(START, 0), (START, 2), (END, 0), (START, 1), (END, 1), (END, 2), (START, 3), (END, 3)]
+
+
+@pytest.mark.parametrize(
+    ("of_ops", "ends", "on_device"),
+    [
+        ([0] * 5 + [1] * 4, [5, 9], True),
+        ([0] * 4 + [1] * 4, [1, 3], False),  # few ops
+        ([0] * 9, [1, 3], False),  # none of the second step
+        ([0, 0, 0, 1, 0, 1, 1, 1, 1], [3, 9], True),  # what comes late of the first step ends with the second
+        ([0] * 5 + [1] * 3 + [2], [5, 8], True),
+    ],
+)
+def test_steps_end_on_the_stream_of_most_ops_or_else_on_the_longest_chain(
+    of_ops: Sequence[int], ends: Sequence[int], *, on_device: bool
+) -> None:
+    of = graph(
+        [1, len(of_ops)],
+        host={"step": [0, 0, 1, 1, 0, 1], "process": [0] * 4 + [1] * 2},
+        steps=2,
+        step=[0, *of_ops],
+    )
+    nodes, device = _step_ends(of)
+    assert (nodes.tolist(), device) == (ends, on_device)
+
+
+def test_a_step_without_a_node_of_its_own_ends_with_the_first() -> None:
+    nodes, _ = _step_ends(graph(host={"step": [1, 1, 1]}, steps=2))
+    assert nodes.tolist() == [0, 2]
+
+
+def test_each_node_knows_the_first_of_its_run() -> None:
+    of = graph([3], host={"block_on": [NONE, NONE, 1, NONE]}, launch=[0, 1, 3])
+    schedule = Schedule(of)
+    assert schedule.first_nodes.tolist() == [0, 0, 2, 3]
+    assert schedule.first_ops.tolist() == [0, 0, 2]
+    assert (schedule.last_nodes.tolist(), schedule.last_ops.tolist()) == ([3], [2])

@@ -1,0 +1,278 @@
+"""Which ops of a few streams wait for which, where no trace tells: a µs below and above. Times in µs."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pytest
+from msgspec.structs import replace
+
+from gpudiag.analysis.diagnosis.simulation.graph import NONE
+from gpudiag.analysis.diagnosis.simulation.streams import (
+    Awaited,
+    Given,
+    KnownWaits,
+    TrackOps,
+    body_ops,
+    find_known_waits,
+    find_waits,
+    known_waits,
+)
+from gpudiag.analysis.timeline import build_timeline
+from gpudiag.model.event import NO_NUMBER, EventWaits
+from gpudiag.model.timeline import UNKNOWN
+from tests.timeline_builder import TraceBuilder
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+Op = tuple[float, float, float]
+"""When it was launched (UNKNOWN: that is not known), began and ended."""
+
+
+def ops_of(*streams: Sequence[Op]) -> TrackOps:
+    """Ops of these streams, none before them."""
+    ops = np.array([op for stream in streams for op in stream], np.float64) * 1000
+    launched = np.where(ops[:, 0] < 0, UNKNOWN, ops[:, 0]).astype(np.int64)
+    edges = np.cumsum([0, *map(len, streams)]).tolist()
+    spans = list(pairwise(edges))
+    none = np.full(len(ops), NONE, np.int64)
+    given = [
+        Given(
+            stream=number,
+            end=ops[a:b, 2],
+            launch_time=np.maximum.accumulate(launched[a:b]),
+            op=np.arange(a, b),
+        )
+        for number, (a, b) in enumerate(spans)
+    ]
+    return TrackOps(
+        track=0,
+        trace=0,
+        start=ops[:, 1],
+        end=ops[:, 2],
+        op_class=np.zeros(len(ops), np.uint8),
+        host_copy=np.zeros(len(ops), np.bool_),
+        row=np.arange(len(ops)),
+        step=np.zeros(len(ops), np.int64),
+        order=np.arange(len(ops)),
+        launch_time=launched,
+        launch_thread=np.ones(len(ops), np.int64),
+        before_end=np.concatenate([[-np.inf, *ops[a : b - 1, 2]] for a, b in spans]),
+        wait_a=none.copy(),
+        wait_b=none.copy(),
+        waited_end=np.full(len(ops), -np.inf),
+        given=given,
+        streams=spans,
+        launch=none.copy(),
+    )
+
+
+def waits(ops: TrackOps, *calls: float) -> dict[int, list[int]]:
+    """For what each op waits, after calls that make a stream wait at these times."""
+    find_waits(ops, (np.array(calls) * 1000).astype(np.int64))
+    pairs = zip(ops.wait_a.tolist(), ops.wait_b.tolist(), strict=True)
+    return {op: [one for one in pair if one != NONE] for op, pair in enumerate(pairs) if pair != (NONE, NONE)}
+
+
+@pytest.mark.parametrize(
+    ("call", "start", "waited"),
+    [
+        (20, 500, 1),  # for what was launched there before the call,
+        (11, 500, 1),
+        (10, 500, None),  # a call before the launch of another op is that one's
+        (20, 400, 1),  # of that the last that had ended
+        (20, 399, 0),
+        (20, 200, 0),
+        (20, 199, None),
+        (30, 500, 1),
+        (31, 500, None),
+    ],
+)
+def test_a_wait_call_is_for_the_next_launch_and_what_was_launched_before(
+    call: float, start: float, waited: int | None
+) -> None:
+    ops = ops_of([(0, 100, 200), (10, 200, 400)], [(30, start, 600)])
+    assert waits(ops, call) == ({} if waited is None else {2: [waited]})
+    ended = -np.inf if waited is None else (200_000, 400_000)[waited]
+    assert ops.waited_end.tolist() == [-np.inf, -np.inf, ended]
+
+
+def test_calls_are_for_the_next_of_all_streams_whose_launch_is_known() -> None:
+    assert waits(ops_of([(0, 100, 200), (40, 300, 400)], [(UNKNOWN, 220, 250), (30, 260, 600)]), 20) == {3: [0]}
+    assert waits(ops_of([(0, 100, 200), (25, 300, 400)], [(30, 300, 600)]), 20) == {}
+    # One stream alone waits for nothing.
+    assert waits(ops_of([(0, 100, 200), (25, 300, 400)]), 20) == {}
+
+
+def test_an_op_may_wait_for_two_streams_and_the_later_counts() -> None:
+    ops = ops_of([(0, 100, 200)], [(50, 500, 600)], [(10, 120, 300)])
+    assert waits(ops, 20) == {1: [0, 2]}
+    assert ops.waited_end[1] == 300_000
+    ops = ops_of([(0, 100, 300)], [(50, 500, 600)], [(10, 120, 200)])
+    assert waits(ops, 20) == {1: [0, 2]}
+    assert ops.waited_end[1] == 300_000
+
+
+@pytest.mark.parametrize(
+    ("before", "launched", "start", "waited"),
+    [
+        (50, 10, 200, True),
+        (50, 10, 210, True),
+        (50, 10, 210.001, False),  # not right at its end
+        (50, 10, 199.999, False),
+        (190, 10, 200, True),
+        (190.001, 10, 200, False),  # its own stream was busy nearly until then
+        (50, 179.999, 200, True),
+        (50, 180, 200, False),  # it may have begun at once when it was launched
+        (50, 5.001, 200, True),
+        (50, 5, 200, False),  # the other was launched no earlier
+        (50, UNKNOWN, 200, False),
+    ],
+)
+def test_an_op_that_begins_right_at_anothers_end_waited_for_it(
+    before: float, launched: float, start: float, *, waited: bool
+) -> None:
+    ops = ops_of([(0, 20, 40), (5, 100, 200)], [(1, 30, before), (launched, start, 300)])
+    assert waits(ops) == ({3: [1]} if waited else {})
+
+
+def test_ops_of_the_analysed_steps_are_taken_with_what_ran_between_them() -> None:
+    """Steps 1 to 3 are analysed: of steps 0 and 4 and of unknown launches before and after nothing is."""
+    trace = TraceBuilder().compute(-30, -20, launch=None)
+    for step in range(5):
+        trace.step(100 * step).compute(10, 40).compute(50, 60, launch=None).compute(70, 75, stream=9)
+        trace.compute(80, 85, stream=11, launch=None)
+    (track,) = build_timeline([trace.build()]).tracks
+    ops = body_ops(track, 3)
+    assert (ops.track, ops.streams) == (3, [(0, 5), (5, 8)])
+    assert (ops.start / 1000).tolist() == [110, 150, 210, 250, 310, 170, 270, 370]
+    assert ops.step.tolist() == [0, 0, 1, 1, 2, 0, 1, 2]
+    assert (ops.before_end / 1000).tolist() == [60, 140, 160, 240, 260, 75, 175, 275]
+    assert track.ops.start[ops.order].tolist() == ops.start.tolist()
+    assert ops.launch_time.tolist() == [100_000, UNKNOWN, 200_000, UNKNOWN, 300_000, 100_000, 200_000, 300_000]
+
+
+def test_before_the_first_op_of_a_stream_there_is_none() -> None:
+    trace = TraceBuilder()
+    for step in range(5):
+        trace.step(100 * step).compute(10, 40)
+        if step:
+            trace.compute(50, 60, stream=9)
+    (track,) = build_timeline([trace.build()]).tracks
+    ops = body_ops(track, 0)
+    assert ops.before_end[3:].tolist() == [-np.inf, 160_000, 260_000]
+    assert ops.given[1].op.tolist() == [3, 4, 5]
+
+
+def test_what_was_given_before_the_body_stands_for_what_lies_as_far_before_its_end() -> None:
+    trace = TraceBuilder().compute(0, 5, launch=None)
+    for step in range(5):
+        trace.step(100 * step + 100).compute(10, 40).compute(50, 60).compute(70, 75, stream=9)
+    (track,) = build_timeline([trace.build()]).tracks
+    seven, nine = body_ops(track, 0).given
+    assert (seven.stream, nine.stream) == (7, 9)
+    assert seven.op.tolist() == [3, 4, 5, 0, 1, 2, 3, 4, 5]
+    assert (seven.end / 1000).tolist() == [5, 140, 160, 240, 260, 340, 360, 440, 460]
+    assert seven.launch_time.tolist() == [UNKNOWN, *np.repeat([100_000, 200_000, 300_000, 400_000], 2)]
+    assert nine.op.tolist() == [8, 6, 7, 8]
+    assert (nine.end / 1000).tolist() == [175, 275, 375, 475]
+
+
+def known(
+    *waits: tuple[float, int, float], index: Sequence[tuple[int, int, int]], ops: TrackOps
+) -> dict[int, list[int]]:
+    """For what each op waits, after waits (when called, of which stream, when recorded).
+
+    `index` says for which ops: (wait, stream, the how-manieth there).
+    """
+    called, stream, recorded = np.array(waits, np.float64).T
+    rows = np.arange(len(waits))
+    of = KnownWaits(
+        call=rows,
+        called=(called * 1000).astype(np.int64),
+        stream=stream.astype(np.int64),
+        recorded=np.where(recorded < 0, UNKNOWN, recorded * 1000).astype(np.int64),
+        recorded_stream=np.zeros(len(waits), np.int64),
+    )
+    wait, given, which = np.array(index, np.int64).T
+    find_known_waits(ops, of, Awaited(wait, rows[wait], given, which))
+    pairs = zip(ops.wait_a.tolist(), ops.wait_b.tolist(), strict=True)
+    return {op: [one for one in pair if one != NONE] for op, pair in enumerate(pairs) if pair != (NONE, NONE)}
+
+
+@pytest.mark.parametrize(
+    ("called", "recorded", "start", "waited"),
+    [
+        (20, 15, 500, [1]),
+        (30, 15, 500, [1]),
+        (31, 15, 500, None),  # of the stream nothing is launched after
+        (20, 15, 399, [1]),  # it may seem to end a microsecond later
+        (20, 15, 398.9, [0]),
+        (20, UNKNOWN, 399, [0]),
+        (20, UNKNOWN, 400, [1]),
+        (20, 15, 150, None),
+    ],
+)
+def test_the_next_op_of_a_stream_that_was_made_to_wait_waits_for_what_had_ended(
+    called: float, recorded: float, start: float, waited: list[int] | None
+) -> None:
+    ops = ops_of([(0, 100, 200), (10, 200, 400)], [(30, start, 600)])
+    assert known((called, 1, recorded), index=[(0, 0, 1)], ops=ops) == ({} if waited is None else {2: waited})
+    assert ops.waited_end[2] == (-np.inf if waited is None else (200_000, 400_000)[waited[0]])
+
+
+def test_of_more_than_two_ops_those_count_that_ended_last_and_of_each_stream_the_latest() -> None:
+    streams = [(0, 100, 200)], [(1, 100, 300)], [(2, 100, 250), (3, 250, 280)], [(50, 500, 600)]
+    every = [(0, 0, 0), (0, 1, 0), (0, 2, 0)]
+    assert known((20, 3, 15), index=every, ops=ops_of(*streams)) == {4: [1, 2]}
+    ops = ops_of(*streams)
+    assert known((20, 3, 15), (21, 3, 16), index=[*every, (1, 2, 1)], ops=ops) == {4: [1, 3]}
+    assert ops.waited_end[4] == 300_000
+    assert known((20, 3, 15), index=[(0, 2, 0)], ops=ops_of(*streams)) == {4: [2]}
+
+
+def test_each_op_waits_for_what_its_stream_was_made_to_wait_for_since_the_op_before() -> None:
+    ops = ops_of([(0, 100, 200), (10, 200, 400)], [(30, 450, 500), (60, 500, 600)])
+    assert known((20, 1, 5), (40, 1, 15), index=[(0, 0, 0), (1, 0, 1)], ops=ops) == {2: [0], 3: [1]}
+
+
+def told(*waits: tuple[int, int, int, int, int], shift: int = 0) -> list[tuple[float, int, float, int]] | None:
+    """What is known of waits (row of the call, of the record, waiting stream, recorded stream, device) of device 0.
+
+    Rows 0 to 3 are calls at 0, 10, 20 and 30 µs; 1 and 2 launched into streams 7 and 9, 2 by thread 5.
+    """
+    trace = TraceBuilder().runtime(0, 1).compute(40, 50, launch=10).by(5).compute(40, 60, stream=9, launch=20)
+    built = trace.by(1).runtime(30, 31).build()
+    calls = np.flatnonzero(built.events.device == -1)
+    columns = np.array(waits, np.int64).reshape(-1, 5).T
+    row = np.where(columns[:2] >= 0, calls[columns[:2]], NO_NUMBER)
+    events = EventWaits(call=row[0], record=row[1], stream=columns[2], recorded_stream=columns[3], device=columns[4])
+    (track,) = build_timeline([built]).tracks
+    found = known_waits(replace(built, event_waits=events), replace(track, shift_ns=1000 * shift))
+    if found is None:
+        return None
+    columns_found = (found.called / 1000, found.stream, found.recorded / 1000, found.recorded_stream)
+    return list(zip(*(column.tolist() for column in columns_found), strict=True))
+
+
+def test_what_a_trace_tells_of_waits_is_of_the_lanes_device_or_of_the_host() -> None:
+    none = NO_NUMBER
+    assert told() is None
+    assert told((3, 1, 7, 9, 0)) == [(30, 7, 10, 9)]
+    assert told((3, 1, 7, 9, 0), shift=5) == [(35, 7, 15, 9)]
+    assert told((3, 1, 7, 9, 1)) == []
+    assert told((3, 1, none, 9, 1)) == [(30, none, 10, 9)]
+    assert told((3, none, 7, 9, 0)) == [(30, 7, UNKNOWN / 1000, 9)]
+
+
+def test_a_record_without_its_stream_is_of_what_its_thread_had_launched_last() -> None:
+    """Thread 1 launched into stream 7 at 10 µs, and thread 5 into 9 at 20."""
+    none = NO_NUMBER
+    assert told((3, 3, 9, none, 0)) == [(30, 9, 30, 7)]
+    assert told((3, 3, 7, none, 0)) == [(30, 7, 30, none)]  # not the one that waits
+    assert told((3, 1, 9, none, 0)) == [(30, 9, 10, none)]  # launched no earlier
+    assert told((3, 2, 7, none, 0)) == [(30, 7, 20, none)]
+    assert told((3, none, 9, none, 0)) == [(30, 9, UNKNOWN / 1000, none)]

@@ -1,0 +1,179 @@
+"""What the host did in timed steps, and where its device stood by the host's clock: with clocks that are told."""
+
+from __future__ import annotations
+
+from itertools import accumulate
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gpudiag.training.session.clock import StepClock, host_clock
+from gpudiag.training.session.timing.unprofiled_series import Anchor, HostStep, UnprofiledSeries, on_host_clock
+
+US = 1000
+
+
+class Machine:
+    """A host that launches and a device beside it that works in order, each with its own clock.
+
+    A mark is the device's own time in ns at which it is done with all that was launched before. The device's clock
+    began at another instant than the host's and is wrong by `drift`.
+    """
+
+    def __init__(self, drift: float = 0.0) -> None:
+        self.host_ns = 1_000_000_000
+        self.device_free_ns = 0
+        self.drift = drift
+        self.clock = StepClock(self._record, lambda begin, end: (end - begin) / 1e6, self._settle, self._anchor)
+
+    def step(self, *, input_us: int, launch_us: int, device_us: int) -> None:
+        begin = self.host_ns
+        self.host_ns += input_us * US
+        fetched = self.host_ns
+        # The device begins with the first launch, and cannot end before the last.
+        free = max(self.device_free_ns, fetched) + device_us * US
+        self.host_ns += launch_us * US
+        self.device_free_ns = max(free, self.host_ns)
+        self.clock.host_step(begin, fetched, self.host_ns)
+
+    def _by_device(self, instant_ns: float) -> float:
+        return (instant_ns - 400_000_000) * (1 + self.drift)
+
+    def _record(self) -> float:
+        return self._by_device(max(self.device_free_ns, self.host_ns))
+
+    def _settle(self) -> None:
+        self.host_ns = max(self.host_ns, self.device_free_ns)
+
+    def _anchor(self) -> Anchor:
+        self._settle()
+        return Anchor(self._record(), self.host_ns)
+
+
+@pytest.mark.parametrize("drift", [0.0, 1e-3, -1e-3])
+def test_a_host_that_is_ahead_of_its_device_leads_by_what_that_has_still_to_do(drift: float) -> None:
+    machine = Machine(drift)
+    machine.clock.anchor()
+    machine.clock.restart()
+    for _ in range(5):
+        machine.step(input_us=100, launch_us=400, device_us=2000)
+        machine.clock.mark()
+    series = machine.clock.series()
+    assert series.input_ms == pytest.approx([0.1] * 5)
+    assert series.host_ms == pytest.approx([0.4] * 5)
+    # After the first step 1.6 ms of it are left; with each step the host gains another 1.5.
+    assert series.lead_ms == pytest.approx([1.6, 3.1, 4.6, 6.1, 7.6], abs=1e-3)
+    assert series.step_ms[1:] == pytest.approx([2.0 * (1 + drift)] * 4)
+
+
+def test_a_host_that_sets_the_pace_is_never_ahead() -> None:
+    machine = Machine()
+    machine.clock.anchor()
+    machine.clock.restart()
+    for _ in range(4):
+        machine.step(input_us=100, launch_us=3000, device_us=1000)
+        machine.clock.mark()
+    series = machine.clock.series()
+    assert series.lead_ms == pytest.approx([0.0] * 4, abs=1e-9)
+    assert series.step_ms == pytest.approx([3.1] * 4)
+
+
+def test_a_step_that_is_left_takes_its_host_with_it() -> None:
+    machine = Machine()
+    machine.clock.anchor()
+    machine.clock.restart()
+    for launch_us in (100, 200, 300):
+        machine.step(input_us=10, launch_us=launch_us, device_us=50)
+        if launch_us == 200:
+            machine.clock.restart()  # the epoch ended within it
+        else:
+            machine.clock.mark()
+    series = machine.clock.series()
+    assert series.host_ms == pytest.approx([0.1, 0.3])
+    assert len(series.step_ms) == 2
+    assert series.lead_ms is not None
+    assert len(series.lead_ms) == 2
+
+
+def test_without_anchors_or_host_nothing_is_made_up() -> None:
+    machine = Machine()
+    machine.clock.restart()
+    machine.step(input_us=10, launch_us=10, device_us=10)
+    machine.clock.mark()
+    series = machine.clock.series()
+    assert series.lead_ms is None
+    record = series.record()
+    assert record is not None
+    assert record.lead_ms is None
+    assert record.input_ms == (0.01,)
+    machine.clock.restart()
+    machine.clock.mark()  # as jobs do that time their steps themselves
+    assert machine.clock.series().record() is None
+    assert UnprofiledSeries().record() is None
+
+
+def test_blocks_of_steps_are_joined_and_what_some_lack_all_lack() -> None:
+    first = UnprofiledSeries.of([1.0], [HostStep(0, 1_000, 2_000)], [5_000.0])
+    first.extend(UnprofiledSeries.of([2.0], [HostStep(0, 1_000, 2_000)], [2_000.0]))
+    assert (first.step_ms, first.lead_ms) == ([1.0, 2.0], [0.003, 0.0])
+    first.extend(UnprofiledSeries.of([3.0], [HostStep(0, 1_000, 2_000)], None))
+    assert first.lead_ms is None
+    assert first.host_ms == [0.001] * 3
+    first.extend(UnprofiledSeries.of([3.0], [None], None))
+    assert first.record() is None
+
+
+@given(
+    st.lists(st.integers(1, 10_000_000), min_size=1, max_size=20),
+    st.floats(-1e-3, 1e-3),
+    st.integers(0, 10**15),
+)
+def test_marks_between_two_anchors_are_where_they_were(gaps_ns: list[int], drift: float, began_ns: int) -> None:
+    true_ns = list(accumulate(gaps_ns))
+    marks = [began_ns + at * (1 + drift) for at in [0, *true_ns]]
+    placed = on_host_clock(
+        marks, Anchor(marks[0], 7_000), Anchor(marks[-1], 7_000 + true_ns[-1]), lambda begin, end: (end - begin) / 1e6
+    )
+    # The device's own times are whole ns or, late in a long uptime, as exact as a float is.
+    assert placed == pytest.approx([7_000 + at for at in [0, *true_ns]], abs=2.0)
+
+
+def test_anchors_at_one_instant_place_all_there() -> None:
+    assert on_host_clock([5.0, 6.0], Anchor(5.0, 9), Anchor(5.0, 9), lambda begin, end: end - begin) == [9.0, 9.0]
+
+
+def test_steps_from_an_idle_device_on_tell_what_the_host_takes_with_room_in_its_queue() -> None:
+    machine = Machine()
+    machine.step(input_us=0, launch_us=700, device_us=2000)  # of the warm-up: nobody waited for the device before
+    machine.clock.read()
+    machine.clock.anchor()
+    for launch_us in (400, 900):
+        machine.step(input_us=100, launch_us=launch_us, device_us=2000)
+    machine.clock.restart()
+    for _ in range(3):
+        machine.step(input_us=100, launch_us=2000, device_us=2000)
+        machine.clock.mark()
+    series = machine.clock.series()
+    assert series.idle_host_ms == [0.4, 0.9]
+    assert series.host_ms == [2.0] * 3
+    record = series.record()
+    assert record is not None
+    assert record.idle_host_ms == (0.4, 0.9)
+    machine.clock.restart()
+    machine.step(input_us=100, launch_us=500, device_us=2000)
+    machine.clock.mark()
+    after = machine.clock.series()
+    assert after.idle_host_ms == []
+    after.extend(series)
+    assert after.idle_host_ms == [0.4, 0.9]
+
+
+def test_where_the_host_is_the_device_no_step_begins_on_an_idle_one() -> None:
+    clock = host_clock()
+    clock.anchor()
+    clock.host_step(0, 0, 1000)
+    clock.restart()
+    clock.host_step(0, 0, 1000)
+    clock.mark()
+    assert clock.series().idle_host_ms == []
