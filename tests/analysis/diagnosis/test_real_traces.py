@@ -134,9 +134,6 @@ def test_what_is_published_is_what_is_worked_out(name: str, whole_recording: Cal
     if gain != "—":
         assert finding.startswith(first.code)
         assert float(gain) == pytest.approx(first.recoverable_ms_per_step, abs=0.1)
-    if name == "slow_loader_rank2":
-        readme = " ".join((SMALL.parents[1] / "README.md").read_text(encoding="utf-8").split())
-        assert f"{corrected} ms per step without profiling and savings of {gain} ms" in readme
 
 
 @pytest.mark.parametrize("name", ["clean", "slow_loader_rank2", "tiny", "vgg_p2poff"])
