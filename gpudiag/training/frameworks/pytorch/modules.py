@@ -2,7 +2,7 @@
 
 `nn.Module.__call__` is changed while a full recording runs, and put back. Global hooks (`register_module_forward_hook`)
 would take every module through the slow path of its call, and `record_function` takes 10 µs; a range of the kind that
-is opened here takes 1 to 4 (`benchmarks/module_marks.py`), less than recording the operators of the smallest module.
+is opened here takes 1 to 4, less than recording the operators of the smallest module.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Scripts of real libraries on one GPU: does gpudiag's first finding name the problem that each of them has?
 
-    python benchmarks/judge_library_scripts.py [--scripts a,b] [--keep DIR] [--seconds 300] [--tiny]
+    python benchmarks/judge_scripts.py [--scripts a,b] [--keep DIR] [--seconds 300] [--tiny]
 
 `library_scripts/expected.json` says what each script's problem is and which finding is right; it was written before
 the scripts ran. Each script runs twice: under `alternating_blocks.py`, which says what its problem costs, and then
