@@ -4,7 +4,7 @@
     python docs/generate.py --check    change nothing; exit code 1 if a part is out of date or a link is dead
 
 Generated are: the help on each command's page and the report in the README, between two marks; the pages of findings,
-from their rules; the page of thresholds, from `calibration.py`; the page of example reports, from the reports that tests
+from their rules; the page of thresholds, from `calibration.py`; the page of example reports, from goldens that tests
 compare with the program's output; the outputs of the notebook.
 """
 
