@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from gpudiag.commands.command_line.options import AllRanks, Json, Width
+from gpudiag.commands.command_line.options import AllRanks, Full, Json, Width
 from gpudiag.commands.command_line.output import show_analysis
 from gpudiag.commands.command_line.own_command import command_behind, refuse_options, run_own_command
 from gpudiag.commands.command_line.run_options import (
@@ -195,6 +195,7 @@ def profile(
     ] = None,
     as_json: Json = False,
     all_ranks: AllRanks = False,
+    full: Full = False,
     width: Width = None,
 ) -> None:
     """Train, record traces, and say where each step's time went.
@@ -215,6 +216,7 @@ def profile(
             steps=steps,
             warmup=_warmup(warmup),
             all_ranks=all_ranks,
+            full=full,
             width=width,
         )
         raise typer.Exit(code)
@@ -240,5 +242,5 @@ def profile(
 
     with RunProgress() as progress:
         done = run(options, progress)
-    show_analysis(done.analysis, as_json=as_json, all_ranks=all_ranks, width=width)
+    show_analysis(done.analysis, as_json=as_json, all_ranks=all_ranks, full=full, width=width)
     typer.echo(f"gpudiag: saved in {done.run_dir}", err=True)

@@ -111,7 +111,10 @@ def estimate_matters(analysis: Analysis) -> bool:
 def step_line(analysis: Analysis) -> Text:
     """Describe the step's time without the profiler, beside what it was with it; throughput; what it covers."""
     steps = analysis.steps
-    profiled = f"{figures.milliseconds(steps.mean_ms)} ms while profiling"
+    mean = figures.milliseconds(steps.mean_ms)
+    profiled = f"{mean} ms while profiling"
+    if any(figures.milliseconds(device.step_ms) != mean for device in analysis.devices):
+        profiled += ", mean over devices"  # whereas the step without the profiler is the slowest device's
     unit, units = _UNITS.get(steps.unit, _UNITS["step"])
     line = Text(f"{unit[:1].upper()}{unit[1:]} ")
     corrected = steps.corrected_mean_ms

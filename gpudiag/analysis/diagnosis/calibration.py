@@ -177,6 +177,9 @@ four."""
 LARGE_TRANSFER_BYTES = 16 << 20
 """A collective of so many bytes is large: latency takes little of it. Physical: over 150 GB/s that is 0.1 ms, of which
 launching and synchronizing a ring take a fifth at most."""
+TINY_TRANSFER_BYTES = 64 << 10
+"""A collective of fewer bytes costs its latency, so that sending fewer bytes saves nothing. Physical: at the 16 GB/s of
+PCIe 3 these take 4 µs, and starting a ring of several GPUs 10 to 20."""
 MOSTLY_UNSEEN = 0.1
 """With more of the transferring than this in collectives of ranks whose traces are missing, nothing can be said of it.
 Judgement: a report that abstains says which traces to give."""

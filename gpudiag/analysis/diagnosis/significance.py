@@ -36,7 +36,7 @@ from gpudiag.analysis.diagnosis.simulation.what_if import WhatIf
 from gpudiag.analysis.diagnosis.unprofiled_steps import alone_waited_for, later_host_ms
 from gpudiag.model.analysis import Finding
 from gpudiag.statistics import mean_of
-from gpudiag.units import milliseconds
+from gpudiag.units import NS_PER_US, milliseconds
 
 
 class Significance(msgspec.Struct, frozen=True):
@@ -57,31 +57,35 @@ class Significance(msgspec.Struct, frozen=True):
         base_ms = self.what_if.corrected_ms
         if not _on_hosts(finding) or 100 * gain_ms < WARNING_PERCENT * base_ms:
             return None
-        what = f"fixing {finding.code} ({finding.cause}) would save {gain_ms:.1f} ms per step"
         if gain_ms < self.chance_ms and 100 * (gain_ms - self._skew_ms) < WARNING_PERCENT * base_ms:
             return (
-                f"{what}, but hardly in the median step, and steps vary so much that {self.chance_ms:.1f} ms "
-                "may be chance. Record more steps, on a machine that nothing else uses."
+                f"{_fixing(finding)} would save {gain_ms:.1f} ms per step, but hardly in the median step, and steps "
+                f"vary so much that {self.chance_ms:.1f} ms may be chance. Record more steps, on a machine that "
+                "nothing else uses."
             )
-        if finding.code == "straggler" and (words := self._recorded_so(finding)):
-            return f"{what}, but {words}"
+        if finding.code == "straggler" and (words := self._recorded_so(finding, gain_ms)):
+            return words
         if self.case.unprofiled_ms is not None and not before:
             return None
         left_ms = self._at_higher_cost(before, edit)
         if 100 * left_ms >= WARNING_PERCENT * base_ms:
             return None
-        added = self.what_if.replayed_ms - base_ms
+        higher_us = self.what_if.per_event_ns * (1 + BEYOND_CHANCE * PROFILER_SCATTER) / NS_PER_US
+        remedy = (
+            "Time the same steps without profiling too, as `gpudiag profile` does."
+            if self.case.unprofiled_ms is None
+            else "Fix the larger findings and record again."
+        )
         return (
-            f"{what}, but profiling made the step {added:.1f} ms longer, and if that is "
-            f"{100 * BEYOND_CHANCE * PROFILER_SCATTER:.0f} % more than estimated, only {left_ms:.1f} ms are saved. "
-            + (
-                "Time the same steps without profiling too, as `gpudiag profile` does."
-                if self.case.unprofiled_ms is None
-                else "Fix the larger findings and record again."
-            )
+            f"If the profiler adds {higher_us:.1f} µs per event, {_fixing(finding)} saves only {left_ms:.1f} ms per "
+            f"step; otherwise, at the estimated {self._per_event_us:.1f} µs, {gain_ms:.1f} ms. {remedy}"
         )
 
-    def _recorded_so(self, finding: Finding) -> str:
+    @property
+    def _per_event_us(self) -> float:
+        return self.what_if.per_event_ns / NS_PER_US
+
+    def _recorded_so(self, finding: Finding, saved_ms: float) -> str:
         """Why hosts that differ may do so only while they are recorded, in words; "" where that is not so.
 
         A rank that does the same as its peers, slower by less than one that has lost its core, may as well be one whose
@@ -93,19 +97,28 @@ class Significance(msgspec.Struct, frozen=True):
         timed = later_host_ms(self.case.run, ranks, finding.ranks)
         if timed is not None:
             differ = timed >= gain_ms / 2 or alone_waited_for(self.case.run, ranks, finding.ranks, ahead_from=MOST)
-            return "" if differ else "in the steps timed without profiling the ranks' CPUs differ less"
-        if finding.cause == "launch" and len(finding.ranks) > 1 and 2 * len(finding.ranks) >= len(ranks):
+            if differ:
+                return ""
             return (
-                "as many CPUs are slow while they are recorded as are not, which says more of the host and the "
-                "recording than of these ranks. Use `gpudiag profile`, which also times the steps without profiling."
+                f"{_fixing(finding)} would save {saved_ms:.1f} ms per step, but in the steps timed without "
+                "profiling the ranks' CPUs differ less."
             )
+        if finding.cause == "launch" and len(finding.ranks) > 1 and 2 * len(finding.ranks) >= len(ranks):
+            return self._both_readings(finding, saved_ms, "as many CPUs are slow as are not")
         if self.what_if.replayed_ms - self.what_if.corrected_ms < gain_ms:
             return ""
         if self._does_more(finding.ranks, gain_ms):
             return ""
+        return self._both_readings(finding, saved_ms, "its CPU does no more work than the others")
+
+    def _both_readings(self, finding: Finding, saved_ms: float, why: str) -> str:
+        """Say what the finding is worth if the profiler slows all ranks alike, and if it slows these ranks more."""
         added = self.what_if.replayed_ms - self.what_if.corrected_ms
+        ranks = f"rank{'s' * (len(finding.ranks) > 1)} {', '.join(map(str, finding.ranks))}"
         return (
-            f"its CPU does no more work than the others, and profiling added {added:.1f} ms, not equally to all ranks. "
+            f"If the profiler adds {self._per_event_us:.1f} µs per event on every rank, {_fixing(finding)} saves "
+            f"{saved_ms:.1f} ms per step; otherwise, if it slows {ranks} more (it adds "
+            f"{added:.1f} ms in all), 0.0 ms: {why}. "
             "Use `gpudiag profile`, which also times the steps without profiling."
         )
 
@@ -169,6 +182,10 @@ def half_width_ms(step_ms: Sequence[float]) -> float:
     if len(step_ms) < 2:
         return 0.0
     return mean_of(step_ms, as_measured=True).half_width
+
+
+def _fixing(finding: Finding) -> str:
+    return f"fixing {finding.code} ({finding.cause})"
 
 
 def _skew(values: Sequence[float]) -> float:

@@ -31,8 +31,8 @@ def device_windows(ops: DeviceOps, steps: HostSteps) -> Windows:
         first op  21.8 ms   53.1      84.3      115.5     146.7
 
     the windows are [53.1, 84.3) for #4, [84.3, 115.5) for #5 and [115.5, 146.7) for #6. With fewer than three steps
-    nothing is left after that; then what there is becomes the window. Where only one step is left of three, an edge
-    step whose bounds are known is used too (`_edge_step`).
+    nothing is left after that; then what there is becomes the window. If only one step is left of two or three, an edge
+    step whose bounds are known is used too (`_two_steps`).
     """
     known = np.flatnonzero(ops.step >= 0)[::-1]
     launched = np.flatnonzero(np.bincount(ops.step[known]))
@@ -44,40 +44,49 @@ def device_windows(ops: DeviceOps, steps: HostSteps) -> Windows:
     first = np.maximum.accumulate(first[launched])
     numbers = steps.number[launched]
     windows = _tile(first, numbers, int(ops.end.max()))
-    if len(first) == _THREE and len(windows.steps) == 1 and bool((np.diff(first) > 0).all()):
-        return _edge_step(ops, steps, Windows(first, numbers[:-1]), launched)
+    if len(first) in {2, 3} and len(windows.steps) == 1 and bool((np.diff(first) > 0).all()):
+        return _two_steps(ops, steps, first, launched) or windows
     return windows
 
 
-def _edge_step(ops: DeviceOps, steps: HostSteps, three: Windows, launched: NDArray[np.intp]) -> Windows:
-    """Return the windows of two steps of three: the middle one, and the last or else the first if its bounds are known.
+def _two_steps(ops: DeviceOps, steps: HostSteps, first: Times, launched: NDArray[np.intp]) -> Windows | None:
+    """Return the windows of two steps of a short capture, or None if only one has known bounds.
 
-    Such a step holds as much work as the middle one.
+    Of three steps these are the middle one, and the last or else the first; of two steps both. A step at the edge must
+    hold as much work as its neighbour.
 
-    The end of the last is known where its mark has an end and the device still worked then: the next step would have
-    begun as soon as that work was done. The begin of the first is known where the device was idle before it: then it
-    holds no work that was launched before the capture.
+    The end of the last step is known if its mark has an end. A step then begins at its mark, or when the device has
+    done the work of the steps before if that is later. Its first op does not say when, because it may follow a wait for
+    data. The begin of the first step is known if the device was idle before it, because then it holds no earlier work.
 
     Args:
         ops: of the device.
         steps: of its process.
-        three: bounds of the first, the middle and the begin of the last step; numbers of the first and the middle one.
-        launched: which of `steps` these three are.
+        first: begin of the first op of each launched step.
+        launched: which of `steps` launched work.
     """
     counts = np.bincount(ops.step[ops.step >= 0], minlength=len(steps))[launched]
     whole = np.abs(counts - counts[1]) <= ALIKE_OPS * counts[1]
+    begin_known = bool(whole[0]) and _idle_before(ops, int(first[0]))
     last = ops.step == launched[-1]
-    end = int(ops.end[last].max())
-    inside = bool((ops.launch_end[last] <= steps.end).all())
-    if whole[-1] and steps.ends_known and inside and end > steps.end:
-        return Windows(np.append(three.bounds[1:], end), np.append(three.steps[1:], steps.number[launched[-1]]))
-    begin = three.bounds[0]
-    opening = np.flatnonzero(ops.start == begin)
-    at_once = bool((begin - ops.launch_end[opening] <= AT_ONCE_NS).any())
+    end_known = bool(whole[-1]) and steps.ends_known and steps.end > steps.start[launched[-1]]
+    end_known = end_known and bool((ops.launch_end[last] <= steps.end).all())
+    numbers = steps.number[launched]
+    if end_known and (len(first) == _THREE or begin_known):
+        marks = np.append(steps.start[launched], steps.end)
+        done = [int(ops.end[(ops.step >= 0) & (ops.step <= step)].max()) for step in launched]
+        bounds = np.maximum(marks, [marks[0], *done])[-_THREE:]
+        if bool((np.diff(bounds) > 0).all()):
+            return Windows(bounds, numbers[-2:])
+    return Windows(first, numbers[:-1]) if begin_known and len(first) == _THREE else None
+
+
+def _idle_before(ops: DeviceOps, begin: int) -> bool:
+    """Return whether the device was idle before `begin` and the op that begins there followed its launch at once."""
+    opening = ops.start == begin
     before = ops.end[ops.start < begin]
-    if whole[0] and at_once and (len(before) == 0 or int(before.max()) < begin):
-        return three
-    return Windows(three.bounds[1:], three.steps[1:])
+    at_once = bool((begin - ops.launch_end[opening] <= AT_ONCE_NS).any())
+    return at_once and (len(before) == 0 or int(before.max()) < begin)
 
 
 def host_windows(steps: HostSteps) -> Windows:

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from gpudiag.training.session.progress import Progress
 
 #: Options that say something of a command that gpudiag does not start the processes of.
-_TAKEN = ("workload", "stop_after", "output", "steps", "warmup", "all_ranks", "width")
+_TAKEN = ("workload", "stop_after", "output", "steps", "warmup", "all_ranks", "full", "width")
 
 
 def command_behind(context: typer.Context) -> list[str] | None:
@@ -61,6 +61,7 @@ def run_own_command(
     steps: int | None,
     warmup: int | None,
     all_ranks: bool,
+    full: bool,
     width: int | None,
 ) -> int:
     """Run it, say on standard error what was found, and return its exit code."""
@@ -100,7 +101,7 @@ def run_own_command(
         from gpudiag.report.console import report_console
         from gpudiag.report.terminal.report import render_analysis
 
-        render_analysis(done.analysis, report_console(sys.stderr, width=width), all_ranks=all_ranks)
+        render_analysis(done.analysis, report_console(sys.stderr, width=width), all_ranks=all_ranks, full=full)
     for line in _lines(done):
         if line not in notes:
             _say(line)

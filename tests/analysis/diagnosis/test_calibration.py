@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from gpudiag.analysis.diagnosis import calibration, confidence, engine, outlier_steps, places, weigh
-from gpudiag.analysis.diagnosis.examples import DDP, Job, fetch, kernels, python, silence
+from gpudiag.analysis.diagnosis.examples import DDP, Job, all_reduce, fetch, kernels, python, silence
 from gpudiag.analysis.diagnosis.hardware.clock_mismatch import ClockMismatch
 from gpudiag.analysis.diagnosis.hardware.degraded_link import DegradedLink
 from gpudiag.analysis.diagnosis.hardware.examples import gpu, host_copies, loaded, machine, peer_copies, together
@@ -22,6 +22,7 @@ from gpudiag.analysis.diagnosis.hardware.pcie import raw_gb_per_s
 from gpudiag.analysis.diagnosis.hardware.peer_slower import PeerSlowerThanHost
 from gpudiag.analysis.diagnosis.hardware.shared_uplink import SharedUplink
 from gpudiag.analysis.diagnosis.rules import straggler
+from gpudiag.analysis.diagnosis.rules.communication_advice import _tiny_bytes
 from gpudiag.analysis.diagnosis.rules.communication_bound import CommunicationBound
 from gpudiag.analysis.diagnosis.rules.launch_bound import LaunchBound
 from gpudiag.analysis.diagnosis.rules.rule import notable, severity_of
@@ -523,6 +524,9 @@ def nvlink_unused(*, size: float = 1 << 30, busbw: float = 1.0) -> object:
 
 CASES.of("OF_NVLINK")(lambda at: nvlink_unused(busbw=450 * at))
 CASES.of("LARGE_TRANSFER_BYTES")(lambda at: nvlink_unused(size=at))
+CASES.of("TINY_TRANSFER_BYTES")(
+    lambda at: _tiny_bytes(case_of(Job(ranks=2, step=(kernels(10), all_reduce(10, megabytes=at / 1e6))).traces()))
+)
 
 
 @CASES.of("SAME_CLOCK")

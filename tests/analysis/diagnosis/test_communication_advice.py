@@ -61,11 +61,20 @@ def test_advice_is_for_the_way_in_which_the_job_exchanges(operation: str, enqueu
     assert said in words(exchanging(operation, enqueue, around))
 
 
-@pytest.mark.parametrize(
-    ("name", "said"), [("vgg_p2poff", "no_sync"), ("gloo_dataloader", "no_sync"), ("clean", "no_sync")]
-)
+@pytest.mark.parametrize(("name", "said"), [("vgg_p2poff", "no_sync"), ("clean", "no_sync")])
 def test_of_recorded_jobs_under_ddp(name: str, said: str) -> None:
     assert said in words(case_of(read_traces([TRACES / name])))
+
+
+def test_tiny_transfers_are_not_to_be_compressed() -> None:
+    """A small network on two CPU processes."""
+    advice = communication_advice(case_of(read_traces([TRACES / "gloo_dataloader"])), by_calls=False)
+    assert len(advice) == 1
+    assert "compression saves nothing" in str(advice[0])
+
+
+def test_ddp_is_advised_conditionally_where_nothing_shows_it() -> None:
+    assert "With DistributedDataParallel" in words(JOB)
 
 
 def test_of_a_recorded_job_under_fsdp(tmp_path: Path) -> None:

@@ -141,8 +141,8 @@ def test_without_timed_steps_a_finding_must_remain_at_a_higher_cost(left_ms: flo
     assert simulation.asked == [1300.0]
     assert bool(found) == doubted
     if doubted:
-        assert "profiling made the step 20.0 ms longer, and if that is 30 % more than estimated" in found
-        assert f"only {max(left_ms - 90, 0):.1f} ms are saved" in found
+        assert found.startswith("If the profiler adds 1.3 µs per event, fixing launch-bound (launch) saves only ")
+        assert f"only {max(left_ms - 90, 0):.1f} ms per step; otherwise, at the estimated 1.0 µs, 10.0 ms." in found
         assert found.endswith("as `gpudiag profile` does.")
 
 
@@ -152,7 +152,7 @@ def test_with_timed_steps_only_what_follows_a_larger_cause_must() -> None:
     assert doubt(of, 10.0) == ""
     assert simulation.asked == []
     found = doubt(of, 10.0, before=["waste"])
-    assert "only 2.0 ms are saved" in found
+    assert "saves only 2.0 ms per step; otherwise, at the estimated 1.0 µs, 10.0 ms." in found
     assert found.endswith("Fix the larger findings and record again.")
     enough = Replay({frozenset({"waste"}): 60.0, frozenset({"waste", "it"}): 55.0})
     assert doubt(significance(enough, [EVEN], *TIMED), 10.0, before=["waste"]) == ""
@@ -180,7 +180,10 @@ def test_a_slower_host_may_be_one_whose_recording_cost_more(gain_ms: float, *, d
     found = doubt(significance(Replay(left, **ALIKE)), gain_ms, finding("straggler", "launch", gain_ms))
     assert bool(found) == doubted
     if doubted:
-        assert "its CPU does no more work than the others, and profiling added 20.0 ms" in found
+        assert (
+            f"1.0 µs per event on every rank, fixing straggler (launch) saves {gain_ms:.1f} ms per step; oth" in found
+        )
+        assert "more (it adds 20.0 ms in all), 0.0 ms: its CPU does no more work than the others." in found
 
 
 @pytest.mark.parametrize(
@@ -227,7 +230,7 @@ def test_hosts_that_differ_in_the_timed_steps_do_so(late_ms: float, *, doubted: 
         rank(2, step_ms=EVEN, host_ms=(51.0, 49.0)),
     )
     found = doubt(significance(Replay(**ALIKE), [EVEN], *timed), 10.0, finding("straggler", "launch", 10.0))
-    assert found.endswith("in the steps timed without profiling the ranks' CPUs differ less") == doubted
+    assert found.endswith("in the steps timed without profiling the ranks' CPUs differ less.") == doubted
     assert bool(found) == doubted
     # Nothing is known of how much it gains.
     assert not doubt(significance(Replay(**ALIKE), [EVEN], *timed), 10.0, finding("straggler", "launch", None))

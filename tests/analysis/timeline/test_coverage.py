@@ -8,9 +8,11 @@ import pytest
 
 from gpudiag.analysis.timeline import build_timeline
 from gpudiag.analysis.timeline.coverage import covered_share
+from gpudiag.trace import read_traces
 from gpudiag.units import NS_PER_MS
 from tests.analysis.diagnosis.cases import diagnosis_of
 from tests.timeline_builder import TraceBuilder
+from tests.trace.documents import TRACES
 
 if TYPE_CHECKING:
     from gpudiag.model.timeline import DeviceTrack
@@ -119,3 +121,10 @@ def test_nor_where_a_single_step_gives_shares_alone(before: int, *, concluded: b
     assert ("cannot-tell" in validity) != concluded
     assert ("compute-bound" in findings) == concluded
     assert ("partial-coverage" in validity) != concluded
+
+
+def test_a_single_range_at_the_end_of_a_long_recording_is_said_to_be_a_part_of_it() -> None:
+    """PARAM's AlexNet: all device work lies in one range of 12.9 s, and 30 s of setting up before it."""
+    (trace,) = read_traces([TRACES / "public" / "benchmark_result_alexnet.json.gz"])
+    (message,) = [one.message for one in build_timeline([trace]).validity if one.code == "partial-coverage"]
+    assert "12920.2 ms of the 43424.3 ms" in message

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -10,8 +11,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpudiag.analysis.timeline import build_timeline
+from gpudiag.trace import read_traces
 from gpudiag.units import NS_PER_MS, NS_PER_US
 from tests.timeline_builder import TraceBuilder
+
+TRACES = Path(__file__).parents[2] / "traces"
 
 if TYPE_CHECKING:
     from gpudiag.model.event import Trace
@@ -53,16 +57,21 @@ def test_work_launched_before_the_capture_belongs_to_no_step() -> None:
 
 @pytest.mark.parametrize(
     ("steps", "expected"),
-    [(1, [(0, 10, 90)]), (2, [(0, 10, 110)]), (3, [(1, 110, 210), (2, 210, 290)]), (4, [(1, 110, 210), (2, 210, 310)])],
+    [
+        (1, [(0, 10, 90)]),
+        (2, [(0, 0, 100), (1, 100, 190)]),
+        (3, [(1, 100, 200), (2, 200, 290)]),
+        (4, [(1, 110, 210), (2, 210, 310)]),
+    ],
 )
 def test_few_steps(steps: int, expected: list[tuple[int, int, int]]) -> None:
-    timeline = build_timeline([TraceBuilder().steps(steps, 100, lambda s: s.compute(10, 90)).build()])
+    timeline = build_timeline([TraceBuilder().steps(steps, 100, lambda s: s.compute(10, 90).operator(0, 20)).build()])
     assert windows(timeline.tracks[0]) == expected
     assert [v.code for v in timeline.validity] == ["few-steps"]
 
 
-def three(*, ops: tuple[int, int, int] = (4, 4, 4), last_mark_until: int = 0, before: bool = False) -> DeviceTrack:
-    """Three marked steps of 100 µs with so many ops of 20 µs each; the host is ahead of the device."""
+def few(*ops: int, last_mark_until: int = 0, before: bool = False) -> DeviceTrack:
+    """Return marked steps of 100 µs with so many ops of 20 µs each; the host is ahead of the device."""
     trace = TraceBuilder()
     if before:
         trace.compute(-20, 20, launch=None)
@@ -75,38 +84,50 @@ def three(*, ops: tuple[int, int, int] = (4, 4, 4), last_mark_until: int = 0, be
     return track_of(trace)
 
 
-def test_the_last_of_three_steps_is_used_where_its_mark_ends_before_the_device_does() -> None:
-    """The device still works then, so that a next step would have begun at 290."""
-    assert windows(three()) == [(1, 110, 210), (2, 210, 290)]
+def test_last_of_three_steps_ends_with_its_work_or_with_its_mark_if_that_is_later() -> None:
+    assert windows(few(4, 4, 4)) == [(1, 100, 200), (2, 200, 290)]
+    assert windows(few(4, 4, 4, last_mark_until=95)) == [(1, 100, 200), (2, 200, 295)]
 
 
-def test_the_first_of_three_steps_is_used_where_the_device_was_idle_before_it() -> None:
-    """The last mark ends at 295, after the device: how long it would have waited for the next step is not known."""
-    assert windows(three(last_mark_until=95)) == [(0, 10, 110), (1, 110, 210)]
+def test_two_of_three_steps_hold_their_own_waits_for_data() -> None:
+    """Cut at their first ops, the first would hold the second's wait, and the second none."""
+    trace = TraceBuilder()
+    for begin, wait in ((0, 40), (60, 20), (100, 70)):
+        trace.step(begin).loader(0, wait).compute(wait, wait + 25, launch=wait)
+    assert windows(track_of(trace)) == [(1, 65, 105), (2, 105, 195)]
 
 
-@pytest.mark.parametrize(
-    ("ops", "before"),
-    [
-        ((4, 4, 4), True),  # the first holds work of before, which still runs when its own begins
-        ((3, 4, 4), False),  # the first is not whole
-    ],
-)
-def test_the_middle_of_three_steps_is_used_alone_where_no_other_is_known(
-    ops: tuple[int, int, int], *, before: bool
-) -> None:
-    assert windows(three(ops=ops, before=before, last_mark_until=95)) == [(1, 110, 210)]
+def test_first_of_two_steps_is_left_out_if_it_holds_work_of_before() -> None:
+    assert windows(few(4, 4)) == [(0, 0, 100), (1, 100, 190)]
+    assert windows(few(4, 4, before=True)) == [(0, 10, 110)]
 
 
-def test_a_last_step_that_is_not_whole_is_left_out() -> None:
-    assert windows(three(ops=(4, 4, 3))) == [(0, 10, 110), (1, 110, 210)]
-    assert windows(three(ops=(4, 4, 3), before=True)) == [(1, 110, 210)]
+def test_last_step_is_left_out_if_its_mark_has_no_length() -> None:
+    trace = TraceBuilder().steps(2, 100, lambda s: s.compute(10, 90))
+    assert windows(track_of(trace)) == [(0, 10, 110)]
 
 
-def test_the_first_of_three_steps_is_left_out_where_its_work_was_queued() -> None:
-    """Its first op starts 30 µs after its launch: something that is not in the recording was in the way."""
-    trace = TraceBuilder().steps(3, 200, lambda s: s.compute(50, 90, launch=(10, 20)).operator(91, 150))
+def test_last_step_that_is_not_whole_is_left_out() -> None:
+    assert windows(few(4, 4, 3)) == [(0, 10, 110), (1, 110, 210)]
+    assert windows(few(4, 4, 3, before=True)) == [(1, 110, 210)]
+    assert windows(few(3, 4, 3)) == [(1, 110, 210)]
+
+
+def test_first_of_three_steps_is_left_out_if_its_work_was_queued() -> None:
+    """Its first op starts 30 µs after its launch: something that was not recorded was in the way."""
+    trace = TraceBuilder()
+    for number, ops in enumerate((2, 2, 1)):
+        trace.step(200 * number).compute(50, 70, launch=(10, 20)).operator(91, 150)
+        if ops == 2:
+            trace.compute(70, 90, launch=(20, 30))
     assert windows(track_of(trace)) == [(1, 250, 450)]
+
+
+def test_both_steps_of_a_published_recording_of_two_are_used() -> None:
+    (trace,) = read_traces([TRACES / "public" / "sampled_rank-1.json.gz"])
+    track = track_of(trace)
+    assert track.window_steps.tolist() == [551, 552]
+    assert [round(ns / NS_PER_MS, 1) for ns in np.diff(track.bounds).tolist()] == [608.0, 630.6]
 
 
 def layers(trace: TraceBuilder, count: int) -> TraceBuilder:

@@ -6,7 +6,7 @@ from collections import Counter
 
 import numpy as np
 
-from gpudiag.analysis.diagnosis.calibration import MOST, SAME_AMOUNT
+from gpudiag.analysis.diagnosis.calibration import MOST, SAME_AMOUNT, TINY_TRANSFER_BYTES
 from gpudiag.analysis.diagnosis.case import Case
 from gpudiag.analysis.diagnosis.rules.advice import Advice, jax, others, pytorch, tensorflow
 from gpudiag.analysis.diagnosis.rules.unused_nvlink import nvlink_gb_per_s
@@ -69,6 +69,21 @@ _OWN_LOOP: Advice = (
 )
 
 
+#: Where nothing recorded says how the job communicates.
+_UNKNOWN: Advice = (
+    pytorch(
+        "Communicate fewer bytes, less often: bf16, the gradients of several batches at once. With "
+        "DistributedDataParallel these are bf16_compress_hook and no_sync()."
+    ),
+    pytorch("Overlap more: larger batches per device, and each message as soon as its gradients are there."),
+)
+#: Where transfers take their latency.
+_TINY = (
+    "The transfers are tiny (mostly {bytes} bytes): they cost their latency, and compression saves nothing. Put "
+    "several values into one collective, or communicate them every N steps."
+)
+
+
 def communication_advice(case: Case, *, by_calls: bool = False) -> Advice:
     """For the job's own way of exchanging: DDP, sharded (FSDP, ZeRO), through one rank, or calls of its own.
 
@@ -76,31 +91,54 @@ def communication_advice(case: Case, *, by_calls: bool = False) -> Advice:
         case: the job.
         by_calls: it is mostly the CPU's calls that the exchange costs.
     """
+    tiny = _tiny_bytes(case)
+    if tiny is not None and not by_calls:
+        return (_TINY.format(bytes=tiny),)
     own = _of_pytorch(case)
     return (*_NOT_PYTORCH, *(_DDP_CALLS if by_calls and own is _DDP else own))
 
 
-def _of_pytorch(case: Case) -> Advice:
-    time: Counter[str] = Counter()
+def _transferring_ns(case: Case) -> Counter[tuple[str, int | None]]:
+    """Return how long the collectives of each operation and size transfer, in ns over all devices."""
+    time: Counter[tuple[str, int | None]] = Counter()
     for track in case.tracks:
         table = track.collectives
         # Of what a root sends, and of ranks that left no trace, it is not known when the last one came.
         begin = np.where(table.last_arrival != UNKNOWN, np.maximum(table.last_arrival, table.start), table.start)
-        for index, (operation, *_) in enumerate(table.kinds):
-            time[operation] += int((table.end - begin)[table.kind == index].sum())
+        for index, (operation, _, _, size) in enumerate(table.kinds):
+            time[operation, size] += int((table.end - begin)[table.kind == index].sum())
+    return time
+
+
+def _tiny_bytes(case: Case) -> int | None:
+    """Return the commonest size in bytes if most of the time is in transfers that cost their latency, else None."""
+    time = _transferring_ns(case)
+    tiny: Counter[int] = Counter()
+    for (_, size), ns in time.items():
+        if size is not None and size < TINY_TRANSFER_BYTES:
+            tiny[size] += ns
+    return tiny.most_common(1)[0][0] if tiny.total() > MOST * time.total() else None
+
+
+def _of_pytorch(case: Case) -> Advice:
+    time: Counter[str] = Counter()
+    for (operation, _), ns in _transferring_ns(case).items():
+        time[operation] += ns
     for operations, advice in ((_SHARDED, _FSDP), (_ROOTED, _ROOT)):
         if sum(time[operation] for operation in operations) > MOST * time.total():
             return advice
-    return _OWN_LOOP if _called_by_the_loop(case) else _DDP
+    alone, inside = _enqueued(case)
+    packed = any((trace.events.role == Role.BUCKET_COPY).any() for trace in case.timeline.traces)
+    if not packed and not alone and not inside:
+        return _UNKNOWN
+    return _OWN_LOOP if not packed and alone > inside else _DDP
 
 
-def _called_by_the_loop(case: Case) -> bool:
-    """Whether the loop calls its collectives by itself: most of them inside no other operator, and none packed."""
+def _enqueued(case: Case) -> tuple[int, int]:
+    """Return how many collectives the loop enqueues by itself, inside no other operator, and how many it does not."""
     alone = inside = 0
     for track in case.tracks:
         events = case.timeline.traces[track.trace].events
-        if (events.role == Role.BUCKET_COPY).any():
-            return False
         operators = events.rows_of(EventKind.OPERATOR)
         communication = any_of(events.role[operators], Role.ENQUEUE, Role.COMMUNICATION)
         for thread in distinct(events.thread[operators[communication]]):
@@ -114,7 +152,7 @@ def _called_by_the_loop(case: Case) -> bool:
             around = union(Intervals(events.start_ns[others], events.end_ns[others]))
             held = int(within(around, events.start_ns[calls]).sum())
             alone, inside = alone + len(calls) - held, inside + held
-    return alone > inside
+    return alone, inside
 
 
 def links_in_doubt(case: Case, busbw_gb_per_s: float | None, probed_gb_per_s: float | None) -> bool:

@@ -37,6 +37,11 @@ _MARK_IT = pytorch(
     "Mark the loader to be sure: for batch in prof.steps(loader), or `with gpudiag.range('input'):` around what "
     "fetches the batch."
 )
+#: What unmarked time before a step's first operator may be besides data loading.
+PERHAPS_NO_LOADING = (
+    "Nothing was recorded there. If the loop does not fetch its batch there, look for logging, saving, sleeping, or "
+    "waiting for a lock or a file."
+)
 AFTER_THE_UPDATE = (
     "Each step was taken to end with its update: what the loop does after that (logging, checkpoints, metrics) stands "
     "there too. Do it every N steps, or in a thread of its own."
@@ -46,9 +51,9 @@ AFTER_THE_UPDATE = (
 class InputBound:
     """The devices stand idle because the training loop waits for its next batch, on all ranks alike.
 
-    Waiting is known where it is marked (a DataLoader, `gpudiag.input`). Time at the start of a step in which the
-    training thread recorded nothing is usually a loader without marks, and counts at lower confidence. One rank that
-    waits alone is a straggler, not this.
+    Waiting is known where it is marked (a DataLoader, `gpudiag.range("input")`). Time at the start of a step in which
+    the training thread recorded nothing is usually a loader without marks, and counts at lower confidence. One rank
+    that waits alone is a straggler, not this.
 
     Profiling slows the job down, and the loader may keep up with the slower job. Where a run timed its steps without
     profiling too, and in those the devices waited for input, that is what is found. Where the workers of a DataLoader
@@ -85,7 +90,7 @@ class InputBound:
         marked = float(host.input.sum()) / steps / len(what_if.graph.ranks) / 1e6
         silent = float(host.silent.sum()) / steps / len(what_if.graph.ranks) / 1e6
         known = marked >= silent
-        advice = _advice(case) if known else (*_advice(case), _MARK_IT)
+        advice = _advice(case) if known else (*_advice(case), _MARK_IT, PERHAPS_NO_LOADING)
         if not known and ends_with_the_update(case):
             advice = (AFTER_THE_UPDATE, *advice)
         return Finding(

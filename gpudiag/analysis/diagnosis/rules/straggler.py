@@ -13,7 +13,12 @@ from gpudiag.analysis.diagnosis.frames import time_in
 from gpudiag.analysis.diagnosis.places import before_first_operator, main_place, slow_operators, stalls
 from gpudiag.analysis.diagnosis.rules.advice import TF_DATA, Advice, advice_for, others, pytorch, tensorflow
 from gpudiag.analysis.diagnosis.rules.host_stall import ELSEWHERE, stall_advice
-from gpudiag.analysis.diagnosis.rules.input_bound import AFTER_THE_UPDATE, ends_with_the_update, unmarked_words
+from gpudiag.analysis.diagnosis.rules.input_bound import (
+    AFTER_THE_UPDATE,
+    PERHAPS_NO_LOADING,
+    ends_with_the_update,
+    unmarked_words,
+)
 from gpudiag.analysis.diagnosis.rules.late_cause import cause_of, elsewhere
 from gpudiag.analysis.diagnosis.rules.more_than_peers import more_operators
 from gpudiag.analysis.diagnosis.rules.rule import CannotTell, Examples, Proposal, notable, severity_of
@@ -295,8 +300,8 @@ def _longer_ms(case: Case, what_if: WhatIf, late: tuple[int, ...]) -> float:
 def _place(case: Case, late: tuple[int, ...], cause: str, gain: float, *, silent: bool) -> tuple[str, Advice]:
     """(where in the step the late ranks are, what that says to do) where they wait unmarked, stall or call slowly."""
     if silent:
-        after = (AFTER_THE_UPDATE, *_ADVICE["input"]) if ends_with_the_update(case) else ()
-        return before_first_operator(case, late), after
+        first = AFTER_THE_UPDATE if ends_with_the_update(case) else PERHAPS_NO_LOADING
+        return before_first_operator(case, late), (first, *_ADVICE["input"])
     if cause == "stall":
         first = main_place(stalls(case, late), gain)
         words = "" if first is None else first.words + (", collecting garbage" if first.collecting else "")

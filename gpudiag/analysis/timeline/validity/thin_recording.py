@@ -14,8 +14,8 @@ from gpudiag.model.event import EventKind, Role, Trace, any_of, framework_of
 from gpudiag.model.timeline import DeviceTrack
 
 _RECORD = {
-    "pytorch": "Record both CPU and CUDA activities, and mark where data is waited for (gpudiag.input)",
-    "tensorflow": "Record host and devices, and mark where data is waited for (gpudiag.input)",
+    "pytorch": 'Record both CPU and CUDA activities, and mark where data is waited for with gpudiag.range("input")',
+    "tensorflow": 'Record host and devices, and mark where data is waited for with gpudiag.range("input")',
     "jax": "Record while steps run, with host_tracer_level=2 (jax.profiler.ProfileOptions)",
     "unknown": "Record host and devices while steps run",
 }

@@ -6,11 +6,11 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from gpudiag.analysis.diagnosis.calibration import COMPUTES_NS, ELSEWHERE_NS, EVENTS_ELSEWHERE, FEWEST_CALLS
+from gpudiag.analysis.diagnosis.calibration import BESIDE, COMPUTES_NS, ELSEWHERE_NS, EVENTS_ELSEWHERE, FEWEST_CALLS
 from gpudiag.analysis.diagnosis.simulation.graph import NONE
-from gpudiag.intervals import Intervals, intersect, lengths_between, subtract, union
+from gpudiag.intervals import EMPTY, Intervals, intersect, lengths_between, subtract, union
 from gpudiag.model.event import EventKind, EventTable, Role, any_of
-from gpudiag.model.timeline import PAUSE_NS, DeviceTrack
+from gpudiag.model.timeline import PAUSE_NS, DeviceTrack, OpClass
 
 #: Calls nest at most this deep.
 _NESTED = 64
@@ -94,10 +94,39 @@ def silent_stretches(track: DeviceTrack, events: EventTable, threads: list[int],
     present = [track.threads[thread] for thread in threads if thread in track.threads]
     known = [part for thread in present for part in (thread.busy, thread.input, union(thread.blocked))]
     whole = Intervals(np.array([begin], np.int64), np.array([end], np.int64))
-    spans = subtract(whole, union(*known, opening_of_steps(track, events)))
+    spans = subtract(whole, union(*known, opening_of_steps(track, events), backward_passes(track, threads)))
     long = spans.end - spans.start >= elsewhere_ns(track, events, threads)
     collecting = intersect(garbage_collection(track, events), spans)
     return union(Intervals(spans.start[long], spans.end[long]), collecting)
+
+
+def backward_passes(track: DeviceTrack, threads: list[int]) -> Intervals:
+    """Return the spans in which the training thread waits for another thread that launches for it, as a set.
+
+    In PyTorch `loss.backward()` blocks until autograd's thread has launched the backward pass. From that thread's first
+    call within the wait to its last the time is its work, and not a pause of the training thread:
+
+        training thread   forward ├──┤ backward() ·························· ├──┤ update
+        autograd                          ├─┤  ├─┤          ├──┤ ├─┤
+        backward pass                     ├──────────────────────┤
+
+    Threads that launch no compute (prefetching copies) do not count, nor does an executor, for which the training
+    thread launches nothing. Waiting for a collective in the backward pass is no work.
+    """
+    computes = track.ops.op_class == OpClass.COMPUTE
+    launchers, counts = np.unique(track.ops.launch_thread[computes], return_counts=True)
+    sharing = set(launchers[counts > BESIDE * counts.sum()].tolist()) & set(threads) & track.threads.keys()
+    training = track.steps.thread
+    if training not in sharing or len(sharing) == 1:
+        return EMPTY
+    main = track.threads[training]
+    works = union(*(track.threads[thread].busy for thread in sharing if thread != training))
+    works = subtract(works, union(main.busy, main.input, union(main.blocked)))
+    # Calls within the same wait of the training thread are of one pass.
+    wait = main.busy.start.searchsorted(works.start, side="right")
+    opens = np.flatnonzero(np.diff(wait, prepend=-1))
+    closes = np.flatnonzero(np.diff(wait, append=-1))
+    return subtract(Intervals(works.start[opens], works.end[closes]), track.host_communication)
 
 
 def elsewhere_ns(track: DeviceTrack, events: EventTable, threads: list[int]) -> float:
