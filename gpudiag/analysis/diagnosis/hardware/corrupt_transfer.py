@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from gpudiag.analysis.diagnosis.hardware.examples import gpu, host_copies, machine, peer_copies, reduced
 from gpudiag.analysis.diagnosis.hardware.measured import gpu_index
 from gpudiag.analysis.diagnosis.hardware.rule import NO_TRACE
 from gpudiag.model.analysis import Finding
@@ -26,24 +25,6 @@ class CorruptTransfer:
     """
 
     code: ClassVar[str] = "corrupt-transfer"
-
-    FIRES: ClassVar[tuple[tuple[str, Facts], ...]] = (
-        (
-            "peer copies arrive damaged",
-            machine(gpu(0), gpu(1), bandwidth=(peer_copies(0, 1, 22.0, peer_access=True, verified=False),)),
-        ),
-        (
-            "an all-reduce gives a wrong sum",
-            machine(gpu(0), gpu(1), collectives=(reduced(verified=False),)),
-        ),
-    )
-    SILENT: ClassVar[tuple[tuple[str, Facts], ...]] = (
-        (
-            "all verified",
-            machine(gpu(0), bandwidth=(host_copies(0, 55.0, verified=True),), collectives=(reduced(verified=True),)),
-        ),
-        ("not checked", machine(gpu(0), bandwidth=(host_copies(0, 55.0),))),
-    )
 
     def examine(self, facts: Facts) -> tuple[Finding, ...]:
         """One finding that names every path that failed."""

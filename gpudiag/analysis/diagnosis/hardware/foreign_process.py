@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import ClassVar
 
 from gpudiag.analysis.diagnosis.calibration import CONTEXT_BYTES
-from gpudiag.analysis.diagnosis.hardware.examples import gpu, machine
 from gpudiag.analysis.diagnosis.hardware.rule import NO_TRACE
 from gpudiag.analysis.diagnosis.hardware.words import gpu_list
 from gpudiag.model.analysis import Finding
@@ -25,21 +24,6 @@ class ForeignProcess:
     """
 
     code: ClassVar[str] = "foreign-process"
-
-    FIRES: ClassVar[tuple[tuple[str, Facts], ...]] = (
-        (
-            "another job on one of two GPUs",
-            machine(gpu(0), gpu(1, processes=(GpuProcess(pid=4711, name="python", memory_bytes=30 << 30),))),
-        ),
-        (
-            "the desktop",
-            machine(gpu(0, processes=(GpuProcess(pid=900, name="Xorg", memory_bytes=120 << 20),))),
-        ),
-    )
-    SILENT: ClassVar[tuple[tuple[str, Facts], ...]] = (
-        ("nobody", machine(gpu(0))),
-        ("gpudiag itself", machine(gpu(0, processes=(GpuProcess(pid=42, name="python", own=True),)))),
-    )
 
     def examine(self, facts: Facts) -> tuple[Finding, ...]:
         """One finding for jobs, one for what is small or belongs to the desktop."""

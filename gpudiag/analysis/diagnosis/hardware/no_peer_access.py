@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections import defaultdict
 from typing import ClassVar
 
-from gpudiag.analysis.diagnosis.hardware.examples import all_pairs, gpu, machine
 from gpudiag.analysis.diagnosis.hardware.measured import host_rates
 from gpudiag.analysis.diagnosis.hardware.rule import NO_TRACE
 from gpudiag.analysis.diagnosis.hardware.words import pair_list
 from gpudiag.model.analysis import Finding
-from gpudiag.model.facts import Facts, Link
+from gpudiag.model.facts import Facts
 
 _MOST_STEPS = 50_000
 _UNSTATED = "the driver gives no reason"
@@ -32,23 +31,6 @@ class NoPeerAccess:
     """
 
     code: ClassVar[str] = "no-peer-access"
-
-    FIRES: ClassVar[tuple[tuple[str, Facts], ...]] = (
-        (
-            "two consumer GPUs",
-            machine(gpu(0), gpu(1), links=all_pairs({(0, 1)}, 2, "GPU not supported (GNS)")),
-        ),
-        (
-            "a square without its diagonals: a ring is still there, so only `info`",
-            machine(*(gpu(i) for i in range(4)), links=all_pairs({(0, 2), (1, 3)}, 4, "topology not supported (TNS)")),
-        ),
-    )
-    SILENT: ClassVar[tuple[tuple[str, Facts], ...]] = (
-        ("one GPU", machine(gpu(0))),
-        ("all pairs direct", machine(gpu(0), gpu(1), links=all_pairs(set(), 2))),
-        ("a driver that does not tell", machine(gpu(0), gpu(1), links=(Link(a=0, b=1, kind="SYS"),))),
-        ("MIG", machine(gpu(0, mig=True), gpu(1), links=all_pairs({(0, 1)}, 2, "not supported (NS)"))),
-    )
 
     def examine(self, facts: Facts) -> tuple[Finding, ...]:
         """One finding for all denied pairs, `info` where the other pairs still form a ring."""

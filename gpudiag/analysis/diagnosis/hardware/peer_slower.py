@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import ClassVar
 
 from gpudiag.analysis.diagnosis.calibration import MOST, PEER_SLOWER
-from gpudiag.analysis.diagnosis.hardware.examples import gpu, host_copies, machine, peer_copies
 from gpudiag.analysis.diagnosis.hardware.measured import FROM_DEVICE, TO_DEVICE, host_rates, peer_rates
 from gpudiag.analysis.diagnosis.hardware.rule import NO_TRACE
 from gpudiag.analysis.diagnosis.hardware.words import gradient_cost, pair_list
@@ -29,50 +28,6 @@ class PeerSlowerThanHost:
     """
 
     code: ClassVar[str] = "peer-slower-than-host"
-
-    FIRES: ClassVar[tuple[tuple[str, Facts], ...]] = (
-        (
-            "peer copies between sockets",
-            machine(
-                gpu(0),
-                gpu(1),
-                bandwidth=(
-                    peer_copies(0, 1, 4.1, 8.0, peer_access=True),
-                    peer_copies(0, 1, 11.0, 20.0, peer_access=False),
-                ),
-            ),
-        ),
-        (
-            "below half the host links, staged copies not measured",
-            machine(
-                gpu(0),
-                gpu(1),
-                bandwidth=(host_copies(0, 25.0), host_copies(1, 25.0), peer_copies(0, 1, 6.0, peer_access=True)),
-            ),
-        ),
-    )
-    SILENT: ClassVar[tuple[tuple[str, Facts], ...]] = (
-        (
-            "as fast as staged, within noise",
-            machine(
-                gpu(0),
-                gpu(1),
-                bandwidth=(
-                    peer_copies(0, 1, 0.73, 1.32, peer_access=True),
-                    peer_copies(0, 1, 0.76, 1.32, peer_access=False),
-                ),
-            ),
-        ),
-        (
-            "NVLink",
-            machine(
-                gpu(0),
-                gpu(1),
-                bandwidth=(peer_copies(0, 1, 394.0, peer_access=True), peer_copies(0, 1, 35.0, peer_access=False)),
-            ),
-        ),
-        ("no peer access", machine(gpu(0), gpu(1), bandwidth=(peer_copies(0, 1, 11.0, peer_access=False),))),
-    )
 
     def examine(self, facts: Facts) -> tuple[Finding, ...]:
         """One finding for every pair that is clearly slower over all its figures."""

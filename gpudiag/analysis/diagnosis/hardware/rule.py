@@ -12,15 +12,12 @@ NO_TRACE = "facts alone do not say how much of a step this costs; profile a job 
 
 
 class FactsRule(Protocol):
-    """A rule about the machine.
+    """A rule about the machine. Its class docstring is its page in docs/findings.
 
-    The class's docstring is what users read of it. `FIRES` and `SILENT` are machines that it must and must not speak
-    about; the tests and the pages in docs/findings are made from them.
+    Machines on which it fires and is silent are in tests/analysis/diagnosis/rule_examples.
     """
 
     code: ClassVar[str]
-    FIRES: ClassVar[tuple[tuple[str, Facts], ...]]
-    SILENT: ClassVar[tuple[tuple[str, Facts], ...]]
 
     def examine(self, facts: Facts) -> tuple[Finding, ...]:
         """What the facts prove, worst first; empty when they prove nothing."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import defaultdict
 from typing import ClassVar
 
-from gpudiag.analysis.diagnosis.hardware.examples import gpu, machine
 from gpudiag.analysis.diagnosis.hardware.rule import NO_TRACE
 from gpudiag.analysis.diagnosis.hardware.words import gpu_list
 from gpudiag.model import throttle
@@ -28,20 +27,6 @@ class Throttled:
     """
 
     code: ClassVar[str] = "throttled"
-
-    FIRES: ClassVar[tuple[tuple[str, Facts], ...]] = (
-        (
-            "too hot under load",
-            machine(gpu(0, throttle_reasons=(throttle.HARDWARE_SLOWDOWN, throttle.HARDWARE_THERMAL))),
-        ),
-        ("the server pulls the power brake", machine(gpu(0), gpu(1, throttle_reasons=(throttle.POWER_BRAKE,)))),
-    )
-    SILENT: ClassVar[tuple[tuple[str, Facts], ...]] = (
-        ("idle", machine(gpu(0))),
-        ("at its rated power, as busy GPUs are", machine(gpu(0, throttle_reasons=(throttle.SOFTWARE_POWER_CAP,)))),
-        ("clocks that somebody set", machine(gpu(0, throttle_reasons=(throttle.APPLICATION_CLOCKS,)))),
-        ("reasons that cannot be read", machine(gpu(0, throttle_reasons=()))),
-    )
 
     def examine(self, facts: Facts) -> tuple[Finding, ...]:
         """One finding per combination of harmful reasons."""

@@ -8,7 +8,14 @@ import msgspec
 import pytest
 
 from gpudiag.analysis.diagnosis.hardware import examine_facts
-from gpudiag.analysis.diagnosis.hardware.examples import (
+from gpudiag.analysis.diagnosis.hardware.measured import all_at_once, gpu_index, host_rates, peer_rates
+from gpudiag.analysis.diagnosis.hardware.no_peer_access import has_ring
+from gpudiag.analysis.diagnosis.hardware.pcie import raw_gb_per_s
+from gpudiag.analysis.diagnosis.hardware.peer_slower import _setting
+from gpudiag.analysis.diagnosis.hardware.words import gpu_list, gpu_list_with_models, gradient_cost, pair_list
+from gpudiag.model import throttle
+from gpudiag.model.facts import Bandwidth, Clock, Facts, Gpu, GpuProcess, Host, Link, NvLink, PcieLink
+from tests.analysis.diagnosis.rule_examples.machines import (
     both_ways,
     gpu,
     host_copies,
@@ -17,13 +24,6 @@ from gpudiag.analysis.diagnosis.hardware.examples import (
     peer_copies,
     together,
 )
-from gpudiag.analysis.diagnosis.hardware.measured import all_at_once, gpu_index, host_rates, peer_rates
-from gpudiag.analysis.diagnosis.hardware.no_peer_access import has_ring
-from gpudiag.analysis.diagnosis.hardware.pcie import raw_gb_per_s
-from gpudiag.analysis.diagnosis.hardware.peer_slower import _setting
-from gpudiag.analysis.diagnosis.hardware.words import gpu_list, gpu_list_with_models, gradient_cost, pair_list
-from gpudiag.model import throttle
-from gpudiag.model.facts import Bandwidth, Clock, Facts, Gpu, GpuProcess, Host, Link, NvLink, PcieLink
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

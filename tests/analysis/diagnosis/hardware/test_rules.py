@@ -2,26 +2,34 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 import msgspec
 import pytest
 
 from gpudiag.analysis.diagnosis.hardware import HARDWARE_RULES, examine_facts
-from gpudiag.analysis.diagnosis.hardware.examples import gpu, host_copies, machine, peer_copies, together
 from gpudiag.analysis.diagnosis.hardware.no_peer_access import has_ring
 from gpudiag.analysis.diagnosis.hardware.words import gpu_list, gradient_cost, pair_list
 from gpudiag.model.analysis import FINDING_CODES, Finding
 from gpudiag.model.facts import Facts, GpuProcess, Host, Link
+from tests.analysis.diagnosis.rule_examples import examples_by_code
+from tests.analysis.diagnosis.rule_examples.machines import gpu, host_copies, loaded, machine, peer_copies, together
 
 if TYPE_CHECKING:
+    from _pytest.mark import ParameterSet
+
     from gpudiag.analysis.diagnosis.hardware.rule import FactsRule
 
-FIRES = [pytest.param(r, facts, id=f"{r.code}: {what}") for r in HARDWARE_RULES for what, facts in r.FIRES]
-SILENT = [pytest.param(r, facts, id=f"{r.code}: {what}") for r in HARDWARE_RULES for what, facts in r.SILENT]
+
+def parameters(kind: Literal["FIRES", "SILENT"]) -> list[ParameterSet]:
+    return [
+        pytest.param(rule, facts, id=f"{rule.code}: {title}")
+        for rule in HARDWARE_RULES
+        for title, facts in getattr(examples_by_code(rule.code), kind)
+    ]
 
 
-@pytest.mark.parametrize(("rule", "facts"), FIRES)
+@pytest.mark.parametrize(("rule", "facts"), parameters("FIRES"))
 def test_fires(rule: FactsRule, facts: Facts) -> None:
     findings = rule.examine(facts)
     assert findings
@@ -30,7 +38,7 @@ def test_fires(rule: FactsRule, facts: Facts) -> None:
         assert finding.code == rule.code
 
 
-@pytest.mark.parametrize(("rule", "facts"), SILENT)
+@pytest.mark.parametrize(("rule", "facts"), parameters("SILENT"))
 def test_is_silent(rule: FactsRule, facts: Facts) -> None:
     assert rule.examine(facts) == ()
 
@@ -52,8 +60,9 @@ def test_says_what_it_is_and_has_both_kinds_of_examples(rule: FactsRule) -> None
     words = type(rule).__doc__ or ""
     assert len(words) > 400, "the docstring is the page that users read"
     assert "What to do" in words or "can be done" in words
-    assert rule.FIRES
-    assert rule.SILENT
+    examples = examples_by_code(rule.code)
+    assert examples.FIRES
+    assert examples.SILENT
 
 
 def test_a_machine_without_gpus_has_no_findings() -> None:
@@ -88,8 +97,6 @@ def test_only_a_total_near_one_links_worth_is_a_shared_uplink(shares: tuple[floa
 
 
 def test_a_loaded_link_at_its_own_maximum_is_silent_whatever_the_card_could_do_elsewhere() -> None:
-    from gpudiag.analysis.diagnosis.hardware.examples import loaded
-
     facts = machine(gpu(0, pcie=loaded(3, 8, 3, 8)), bandwidth=(host_copies(0, 6.3, ceiling_gb_per_s=7.3),))
     assert examine_facts(facts) == ()
 
