@@ -32,8 +32,8 @@ _ORDER = {"critical": 0, "warning": 1, "info": 2}
 def examine_facts(facts: Facts) -> tuple[Finding, ...]:
     """Return every finding that the facts prove, the most severe first.
 
-    `evidence["gpus"]` lists the indices of the GPUs concerned. `recoverable_ms_per_step` is None, because savings need a
-    trace of a job; `evidence["reason"]` says so.
+    `evidence["gpus"]` lists the indices of the GPUs concerned. `recoverable_ms_per_step` is None, because savings need
+    a trace of a job; `evidence["reason"]` says so.
     """
     findings = [finding for rule in HARDWARE_RULES for finding in rule.examine(facts)]
     return tuple(sorted(findings, key=lambda finding: _ORDER[finding.severity]))

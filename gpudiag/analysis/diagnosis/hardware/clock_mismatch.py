@@ -24,8 +24,8 @@ class ClockMismatch:
     Usual causes: boards of different makers (factory overclocking), application clocks set on some GPUs and not on
     others (`nvidia-smi -ac`, `-lgc`, `-lmc`), or a setting that a reboot undid on one.
 
-    What to do: `nvidia-smi -q -d CLOCK` shows the limits; `nvidia-smi -rac`, `-rgc` and `-rmc` reset them. If the boards
-    themselves differ, give the slower ones less work, leave them out, or accept their speed.
+    What to do: `nvidia-smi -q -d CLOCK` shows the limits; `nvidia-smi -rac`, `-rgc` and `-rmc` reset them. If the
+    boards themselves differ, give the slower ones less work, leave them out, or accept their speed.
     """
 
     code: ClassVar[str] = "clock-mismatch"

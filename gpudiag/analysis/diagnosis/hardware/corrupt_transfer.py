@@ -36,7 +36,6 @@ class CorruptTransfer:
         paths = [_path_name(record) for record in copies]
         paths += [f"{record.operation} over {record.ranks} GPUs by {record.strategy}" for record in collectives]
         distinct = list(dict.fromkeys(paths))
-        ends = {gpu_index(end) for record in copies for end in (record.src, record.dst)}
         over_peer = any(record.peer_access for record in copies) or any(c.strategy == "nccl" for c in collectives)
         return (
             Finding(
@@ -48,7 +47,7 @@ class CorruptTransfer:
                     f"Data arrives damaged: {first_four(distinct)}. Training over this path computes with wrong numbers"
                 ),
                 evidence={
-                    "gpus": sorted(index for index in ends if index is not None),
+                    "gpus": _gpus(copies),
                     "paths": distinct,
                     "reason": NO_TRACE,
                 },
@@ -60,6 +59,11 @@ class CorruptTransfer:
                 ),
             ),
         )
+
+
+def _gpus(copies: list[Bandwidth]) -> list[int]:
+    indices = {gpu_index(end) for record in copies for end in (record.src, record.dst)}
+    return sorted(index for index in indices if index is not None)
 
 
 def _path_name(record: Bandwidth) -> str:

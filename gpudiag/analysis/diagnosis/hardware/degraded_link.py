@@ -28,9 +28,9 @@ class DegradedLink:
 
     Any of four signs is enough: the link runs **below its own maximum under load** (an idle link trains down to save
     power, so its generation counts only while data crosses it); a pinned copy reaches **less than 60 % of the link's
-    ceiling**; it is **below 75 % of the other GPUs of the same model**; or it carries **less than 2 GB/s**, which is one
-    or two lanes: a riser, a wrong slot, or a bad contact. NVLink is judged likewise: lanes that are down while those of
-    other GPUs are up, or a pair below the others of its kind.
+    ceiling**; it is **below 75 % of the other GPUs of the same model**; or it carries **less than 2 GB/s**, the rate of
+    one or two lanes: a riser, a wrong slot, or a bad contact. NVLink is judged likewise: lanes that are down while
+    those of other GPUs are up, or a pair below the others of its kind.
 
     A link of eight lanes that runs at eight lanes is as designed, and a virtual machine that reports no maximum is
     judged by its bandwidths alone.
@@ -99,33 +99,10 @@ def _finding(signs: tuple[str, ...], gpus: list[Gpu], facts: Facts, rates: HostR
     indices = [gpu.index for gpu in gpus]
     measured = {i: {path: record.gb_per_s for path, record in rates[i].items()} for i in indices if rates.get(i)}
     slowest = min((max(values.values()) for values in measured.values()), default=None)
-    shares = [
-        (record.gb_per_s / record.ceiling_gb_per_s, record.ceiling_gb_per_s, record.ceiling_source)
-        for index in indices
-        for record in rates.get(index, {}).values()
-        if record.ceiling_gb_per_s
-    ]
-    share, ceiling, source = min(shares, key=lambda item: item[:2], default=(1.0, 0.0, None))
+    least_share = _least_share(indices, rates)
     siblings = _sibling_rates(gpus, facts, rates)
-    link = gpus[0].pcie
-    # The ceiling's source starts with what the link is, and goes on with how the ceiling was worked out.
-    allows = (
-        f"{100 * share:.0f} % of the {ceiling:.1f} GB/s that {(source or '').partition(':')[0] or 'the link'} allows"
-    )
-    observed = [
-        (slowest is not None, f"{slowest or 0:.{2 if (slowest or 0) < 10 else 1}f} GB/s to or from the host"),
-        ("narrow" in signs, "as little as one or two PCIe lanes carry, as on a riser"),
-        (
-            "own-maximum" in signs,
-            f"PCIe {link.generation} x{link.width} under load where PCIe {link.maximum_generation} "
-            f"x{link.maximum_width} is possible",
-        ),
-        ("ceiling" in signs, allows),
-    ]
-    details = [text for applies, text in observed if applies]
-    if "siblings" in signs and siblings:
-        details.append(f"other GPUs of its model reach {median(siblings):.2f}")
-    severe = "narrow" in signs or ("ceiling" in signs and share < LINK_SEVERE)
+    details = _details(signs, gpus[0].pcie, slowest, least_share, siblings)
+    severe = "narrow" in signs or ("ceiling" in signs and least_share[0] < LINK_SEVERE)
     cost = f"; {gradient_cost(slowest)}" if slowest else ""
     return Finding(
         code=DegradedLink.code,
@@ -143,6 +120,45 @@ def _finding(signs: tuple[str, ...], gpus: list[Gpu], facts: Facts, rates: HostR
         },
         advice=_advice(signs, indices),
     )
+
+
+def _details(
+    signs: tuple[str, ...],
+    link: PcieLink,
+    slowest: float | None,
+    of_ceiling: tuple[float, float, str | None],
+    siblings: list[float],
+) -> list[str]:
+    details = [] if slowest is None else [f"{slowest:.{2 if slowest < 10 else 1}f} GB/s to or from the host"]
+    if "narrow" in signs:
+        details.append("as little as one or two PCIe lanes carry, as on a riser")
+    if "own-maximum" in signs:
+        details.append(
+            f"PCIe {link.generation} x{link.width} under load where PCIe {link.maximum_generation} "
+            f"x{link.maximum_width} is possible"
+        )
+    share, ceiling, source = of_ceiling
+    if "ceiling" in signs:
+        details.append(f"{100 * share:.0f} % of the {ceiling:.1f} GB/s that {_short(source)} allows")
+    if "siblings" in signs and siblings:
+        details.append(f"other GPUs of its model reach {median(siblings):.2f}")
+    return details
+
+
+def _least_share(indices: list[int], rates: HostRates) -> tuple[float, float, str | None]:
+    """Return the smallest share of a ceiling that a copy reached, that ceiling in GB/s, and its source."""
+    shares = [
+        (record.gb_per_s / record.ceiling_gb_per_s, record.ceiling_gb_per_s, record.ceiling_source)
+        for index in indices
+        for record in rates.get(index, {}).values()
+        if record.ceiling_gb_per_s
+    ]
+    return min(shares, key=lambda item: item[:2], default=(1.0, 0.0, None))
+
+
+def _short(source: str | None) -> str:
+    """Return what the ceiling applies to, without its calculation: `PCIe 5 x16 (read under load)`."""
+    return (source or "").partition(":")[0] or "the link"
 
 
 def _sibling_rates(gpus: list[Gpu], facts: Facts, rates: HostRates) -> list[float]:

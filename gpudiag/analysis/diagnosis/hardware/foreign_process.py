@@ -43,9 +43,7 @@ def _finding(holders: list[tuple[int, GpuProcess]], *, heavy: bool) -> Finding:
     indices = sorted({index for index, _ in holders})
     distinct = {process.pid: process for _, process in holders}
     names = first_four([f"{process.name or 'unnamed'} (pid {pid})" for pid, process in distinct.items()])
-    cost = (
-        "it shares the GPU's time with your job, and every other rank waits" if heavy else "this usually costs little"
-    )
+    cost = "it shares the GPU with your job, and every other rank waits" if heavy else "this usually costs little"
     memory_known = all(process.memory_bytes is not None for _, process in holders)
     return Finding(
         code=ForeignProcess.code,

@@ -27,7 +27,7 @@ def gpu_index(end: str) -> int | None:
 
 
 def host_rates(facts: Facts, direction: str = "one_way") -> dict[int, dict[str, Bandwidth]]:
-    """Return each GPU's pinned copies from and to the host, by path; the fastest if several NUMA nodes were measured."""
+    """Return each GPU's pinned copies from and to the host, by path; the fastest of several NUMA nodes."""
     rates: dict[int, dict[str, Bandwidth]] = defaultdict(dict)
     for record in _pinned(facts, direction):
         index = gpu_index(record.dst if record.path == TO_DEVICE else record.src)

@@ -24,7 +24,8 @@ class NoPeerAccess:
 
     The driver's reason decides what can be done. *GPU not supported*: most GeForce cards since the RTX 40 series, and
     many GPUs inside virtual machines; there is nothing to switch on. *Chipset* or *topology not supported*: the pair is
-    attached to different CPUs; put jobs on GPUs of one CPU. In virtual machines ask the provider for a type with NVLink.
+    attached to different CPUs; put jobs on GPUs of one CPU. In virtual machines ask the provider for a type with
+    NVLink.
 
     If the other pairs form a ring of direct links, NCCL uses it and little is lost: that is `info`, as on an eight-GPU
     hybrid cube mesh. GPUs in MIG mode never have peer access, by design, and are left out.
@@ -35,20 +36,12 @@ class NoPeerAccess:
     def examine(self, facts: Facts) -> tuple[Finding, ...]:
         """Return one finding for all denied pairs; `info` if the other pairs form a ring."""
         mig = {gpu.index for gpu in facts.gpus if gpu.mig}
-        links = [link for link in facts.links if link.a not in mig and link.b not in mig]
+        links = [link for link in facts.links if mig.isdisjoint((link.a, link.b))]
         denied = [link for link in links if link.peer_access is False]
         if not denied:
             return ()
-        members = _members(links)
-        ring = has_ring(members, {(link.a, link.b) for link in links if link.peer_access})
-        by_reason: dict[str, list[list[int]]] = defaultdict(list)
-        for link in denied:
-            by_reason[link.reason or _NO_REASON].append([link.a, link.b])
-        if len(denied) < len(links):
-            pairs = pair_list((link.a, link.b) for link in denied)
-            subject = f"{len(denied)} of {len(links)} pairs of GPUs ({pairs}) do not have"
-        else:
-            subject = "No two GPUs have" if len(members) > 2 else "The two GPUs do not have"
+        ring = has_ring(_members(links), {(link.a, link.b) for link in links if link.peer_access})
+        by_reason = _pairs_by_reason(denied)
         reasons = "; ".join(by_reason)
         consequence = (
             "the other pairs form a ring, which NCCL will use, so that all-reduce loses little"
@@ -61,17 +54,31 @@ class NoPeerAccess:
                 severity="info" if ring else "warning",
                 cause=None if by_reason.keys() == {_NO_REASON} else reasons,
                 confidence="high",
-                title=f"{subject} peer access ({reasons}): {consequence}",
+                title=f"{_subject(links, denied)} peer access ({reasons}): {consequence}",
                 evidence={
                     "gpus": _members(denied),
                     "pairs": [[link.a, link.b] for link in denied],
-                    "driver_reasons": dict(by_reason),
+                    "driver_reasons": by_reason,
                     "ring_without_them": ring,
                     "reason": NO_TRACE,
                 },
                 advice=_advice(facts, reasons, ring=ring, all_denied=len(denied) == len(links)),
             ),
         )
+
+
+def _pairs_by_reason(denied: list[Link]) -> dict[str, list[list[int]]]:
+    pairs: dict[str, list[list[int]]] = defaultdict(list)
+    for link in denied:
+        pairs[link.reason or _NO_REASON].append([link.a, link.b])
+    return dict(pairs)
+
+
+def _subject(links: list[Link], denied: list[Link]) -> str:
+    if len(denied) < len(links):
+        pairs = pair_list((link.a, link.b) for link in denied)
+        return f"{len(denied)} of {len(links)} pairs of GPUs ({pairs}) do not have"
+    return "No two GPUs have" if len(_members(links)) > 2 else "The two GPUs do not have"
 
 
 def _members(links: list[Link]) -> list[int]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from statistics import fmean
 from typing import ClassVar
 
 import msgspec
@@ -117,7 +116,7 @@ def _measured(facts: Facts, pair: Pair) -> _Comparison | None:
             if ends in on and ends in off:
                 direct.append(on[ends].gb_per_s * share)
                 staged.append(off[ends].gb_per_s * share)
-    return _Comparison(fmean(direct), fmean(staged)) if direct else None
+    return _Comparison(sum(direct) / len(direct), sum(staged) / len(staged)) if direct else None
 
 
 def _estimated(facts: Facts, pair: Pair) -> _Comparison | None:

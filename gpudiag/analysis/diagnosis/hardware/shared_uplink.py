@@ -117,8 +117,8 @@ def _pairwise(facts: Facts) -> list[Finding]:
                 cause="uplink",
                 confidence="high" if healthy else "medium",
                 title=(
-                    f"GPUs {a} and {b} share one link: copies between them carry {single:.1f} GB/s in one direction and "
-                    f"{both:.1f} GB/s in both together{contrast}. When they communicate gradients, each gets "
+                    f"GPUs {a} and {b} share one link: copies between them carry {single:.1f} GB/s in one direction, "
+                    f"{both:.1f} GB/s in both together{contrast}. Communicating gradients, each gets "
                     f"{both / 2:.1f}; {gradient_cost(both / 2)}"
                 ),
                 evidence={

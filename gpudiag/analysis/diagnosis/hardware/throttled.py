@@ -67,7 +67,7 @@ def _finding(reasons: tuple[str, ...], gpus: list[Gpu]) -> Finding:
         advice=(
             "Watch it during training: `nvidia-smi -q -d TEMPERATURE,POWER,PERFORMANCE -l 1`.",
             check,
-            "Until then lower the power limit of all GPUs alike (`nvidia-smi -pl`), so that none is slower than the rest.",
+            "Until then lower the power limit of all GPUs alike (`nvidia-smi -pl`), so that all run at one speed.",
         ),
     )
 
