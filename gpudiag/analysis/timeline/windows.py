@@ -1,4 +1,4 @@
-"""Device windows: the measured span of one device, cut where each step's first device op begins."""
+"""Cut the measured span of a device into windows, where the first device op of each step begins."""
 
 from __future__ import annotations
 
@@ -15,32 +15,31 @@ _THREE = 3
 
 
 class Windows(msgspec.Struct, frozen=True):
-    """k windows that tile [bounds[0], bounds[k]); `steps` has their step numbers."""
+    """Consecutive windows: k + 1 bounds, and k step numbers."""
 
     bounds: Times
     steps: NDArray[np.int64]
 
 
 def device_windows(ops: DeviceOps, steps: HostSteps) -> Windows:
-    """The windows of one device.
+    """Return the windows of one device.
 
-    The window of a step runs from its first device op to the next step's. The first and the last step of a capture are
-    left out: the first still holds work launched before the capture, the last has no end. With marks
+    The window of a step runs from its first device op to that of the next step. The first and the last step of a
+    capture are left out: the first still holds work launched before the capture, the last has no end. With marks
 
         step      #3        #4        #5        #6        #7
         first op  21.8 ms   53.1      84.3      115.5     146.7
 
-    the windows are [53.1, 84.3) for #4, [84.3, 115.5) for #5 and [115.5, 146.7) for #6. With fewer than three steps
-    nothing is left after that; then what there is becomes the window. Where only one step is left of three, an edge
-    step whose bounds are known is used too (`_edge_step`).
+    the windows are [53.1, 84.3) for #4, [84.3, 115.5) for #5 and [115.5, 146.7) for #6. With fewer than three steps the
+    whole span becomes the window. With three, an edge step with known bounds is used too (`_edge_step`).
     """
     known = np.flatnonzero(ops.step >= 0)[::-1]
     launched = np.flatnonzero(np.bincount(ops.step[known]))
     if len(launched) == 0:
         return _everything(ops.start, ops.end)
     first = np.empty(len(steps), np.int64)
-    first[ops.step[known]] = ops.start[known]  # ops are by start: of each step the first is written last
-    # A copy that was launched late but ran early must not make a step begin before its predecessor.
+    first[ops.step[known]] = ops.start[known]  # reversed, so that the first op of each step is written last
+    # A copy launched late that ran early must not make a step begin before its predecessor.
     first = np.maximum.accumulate(first[launched])
     numbers = steps.number[launched]
     windows = _tile(first, numbers, int(ops.end.max()))
@@ -50,19 +49,17 @@ def device_windows(ops: DeviceOps, steps: HostSteps) -> Windows:
 
 
 def _edge_step(ops: DeviceOps, steps: HostSteps, three: Windows, launched: NDArray[np.intp]) -> Windows:
-    """Return the windows of two steps of three: the middle one, and the last or else the first if its bounds are known.
+    """Return the windows of the middle step, and of the last or else the first step if it is complete.
 
-    Such a step holds as much work as the middle one.
-
-    The end of the last is known where its mark has an end and the device still worked then: the next step would have
-    begun as soon as that work was done. The begin of the first is known where the device was idle before it: then it
-    holds no work that was launched before the capture.
+    A complete edge step holds as much work as the middle one. The end of the last step is known if its mark has an end
+    and the device still worked then: the next step would have begun as soon as that work was done. The start of the
+    first step is known if the device was idle before it, so that it holds no work launched before the capture.
 
     Args:
         ops: of the device.
         steps: of its process.
-        three: bounds of the first, the middle and the begin of the last step; numbers of the first and the middle one.
-        launched: which of `steps` these three are.
+        three: starts of the three steps; numbers of the first and the middle one.
+        launched: indices of the three in `steps`.
     """
     counts = np.bincount(ops.step[ops.step >= 0], minlength=len(steps))[launched]
     whole = np.abs(counts - counts[1]) <= ALIKE_OPS * counts[1]
@@ -81,7 +78,7 @@ def _edge_step(ops: DeviceOps, steps: HostSteps, three: Windows, launched: NDArr
 
 
 def host_windows(steps: HostSteps) -> Windows:
-    """The windows of a CPU lane: the training thread's own steps, first and last left out likewise."""
+    """Return the windows of a CPU track: the training thread's steps, without the first and the last."""
     return _tile(steps.start, steps.number, steps.end)
 
 
@@ -101,10 +98,10 @@ def _everything(start: Times, end: Times) -> Windows:
 
 
 def common_steps(all_windows: list[Windows]) -> list[Windows]:
-    """The same windows, cut to the steps that every lane has, so that the lanes are compared over the same work.
+    """Restrict the windows to the steps that every track has, so that tracks are compared over the same work.
 
-    Captures start and end at different instants on different ranks. Where the step numbers have nothing in common (or
-    are only counted), the windows stay as they are.
+    Captures start and end at different instants on different ranks. If the step numbers have nothing in common, the
+    windows stay as they are.
     """
     if len(all_windows) < 2 or any(len(windows.steps) == 0 for windows in all_windows):
         return all_windows
