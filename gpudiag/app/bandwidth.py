@@ -30,7 +30,7 @@ from gpudiag.model.benchmarks.gradient_bandwidth import (
 from gpudiag.model.facts import Collective, Facts
 from gpudiag.model.job import RunOptions
 from gpudiag.model.run_directory import read_json, write_json
-from gpudiag.prediction.buckets import ddp_buckets
+from gpudiag.prediction.overlap import ddp_buckets
 from gpudiag.training.models.registry import training_entry
 from gpudiag.training.session.progress import Progress
 from gpudiag.training.strategies.registry import transports_of

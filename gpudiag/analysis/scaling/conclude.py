@@ -136,24 +136,33 @@ def _waterfalls(
     by_id = {point.id: point for point in points}
     most = max((point.devices for point in points if point.status == "measured"), default=0)
     for point in points:
+        base = by_id.get(point.baseline or "")
         if point.devices == 1 or point.status != "measured" or point.baseline in doubts:
             continue
-        base = by_id.get(point.baseline or "")
         several, one = recorded.get(point.id), recorded.get(point.baseline or "")
         independent = _independent_points(point, points)
-        fall = None
-        if base is not None and several and one and several.parts and one.parts:
-            fall = waterfall(point, base, several.parts, one.parts, independent)
-            if closes(fall):
-                falls.append(fall)
-                continue
-        usable = independent is not None and point.devices == most and independent[1].id not in doubts
-        if base is not None and independent is not None and usable:
+        fall = _recorded_waterfall(point, base, several, one, independent)
+        if fall is not None and closes(fall):
+            falls.append(fall)
+            continue
+        if base is not None and independent and point.devices == most and independent[1].id not in doubts:
             falls.append(measured_waterfall(point, base, independent))
         reason = _no_waterfall(fall, several, one, independent)
         if reason:
             remarks.append(Remark(code="no-waterfall", message=f"{point.id}: {reason}"))
     return falls, remarks
+
+
+def _recorded_waterfall(
+    point: PointRecord,
+    base: PointRecord | None,
+    several: RecordedSteps | None,
+    one: RecordedSteps | None,
+    independent: tuple[PointRecord, PointRecord] | None,
+) -> Waterfall | None:
+    if base is None or several is None or one is None or several.parts is None or one.parts is None:
+        return None
+    return waterfall(point, base, several.parts, one.parts, independent)
 
 
 def _no_waterfall(
@@ -244,6 +253,11 @@ def _uncertain(points: Sequence[PointRecord], alone: Iterable[AloneGpu]) -> list
         for point in points
         if point.status == "failed"
     ]
+    return [*remarks, *_summaries(points)]
+
+
+def _summaries(points: Sequence[PointRecord]) -> list[Remark]:
+    """Return remarks that each concern a list of points."""
     measured = [point for point in points if point.status == "measured"]
     lists = (
         ("unsettled", "step times were still falling when timing began", [p for p in measured if p.settled is False]),
@@ -254,10 +268,11 @@ def _uncertain(points: Sequence[PointRecord], alone: Iterable[AloneGpu]) -> list
             [p for p in measured if p.baseline is None and p.devices > 1],
         ),
     )
-    for code, message, concerned in lists:
-        if concerned:
-            remarks.append(Remark(code=code, message=f"{message}: {', '.join(point.id for point in concerned)}"))
-    return remarks
+    return [
+        Remark(code=code, message=f"{message}: {', '.join(point.id for point in concerned)}")
+        for code, message, concerned in lists
+        if concerned
+    ]
 
 
 def _is_unsure(point: PointRecord) -> bool:

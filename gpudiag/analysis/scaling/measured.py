@@ -67,8 +67,6 @@ def with_figures(
         rate = sum_of([step.inverse().scaled(1e3 * samples) for step in steps])
     else:
         rate = steps[slowest].inverse().scaled(1e3 * point.global_batch)
-    compute = compute_rate(run)
-    model = run.model
     return msgspec.structs.replace(
         point,
         status="measured",
@@ -85,16 +83,11 @@ def with_figures(
         jitter_ms=times[slowest].jitter_ms,
         steps=len(times[slowest].step_ms),
         per_device_samples_per_s=_per_device(times, point, samples),
-        parameters=None if model is None else model.parameters,
-        gradient_bytes=None if model is None else model.gradient_bytes,
-        voxels_per_sample=None if volume is None or not volume.blocks else volume.voxels / volume.blocks,
-        mvox_per_s=None if volume is None else volume.mvox_per_s,
-        tflops_per_s=None if compute is None else compute.tflops_per_s,
-        mfu_percent=None if compute is None else compute.mfu_percent,
         created=run.created,
         seconds=seconds,
         machine=msgspec.structs.replace(machine, software={**machine.software, **run.software}),
         **_warmup(run),
+        **_model_figures(run, volume),
     )
 
 
@@ -104,6 +97,18 @@ def _complete_times(run: RunRecord | None) -> list[StepTimes]:
         return []
     times = [rank.unprofiled for rank in run.ranks if rank.unprofiled is not None]
     return times if len(times) == run.world_size and all(len(timing.step_ms) >= 2 for timing in times) else []
+
+
+def _model_figures(run: RunRecord, volume: InferenceRecord | None) -> dict[str, Any]:
+    model, compute = run.model, compute_rate(run)
+    return {
+        "parameters": None if model is None else model.parameters,
+        "gradient_bytes": None if model is None else model.gradient_bytes,
+        "voxels_per_sample": None if volume is None or not volume.blocks else volume.voxels / volume.blocks,
+        "mvox_per_s": None if volume is None else volume.mvox_per_s,
+        "tflops_per_s": None if compute is None else compute.tflops_per_s,
+        "mfu_percent": None if compute is None else compute.mfu_percent,
+    }
 
 
 def _warmup(run: RunRecord) -> dict[str, Any]:

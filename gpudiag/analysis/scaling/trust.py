@@ -71,18 +71,21 @@ def doubtful(points: Sequence[PointRecord], need_peers: Collection[tuple[str, st
         need_peers: frameworks and strategies that cannot run on one device.
     """
     alone = [point for point in points if point.devices == 1 and rate_of(point) is not None]
-    reasons = {point.id: reason for point in alone if (reason := _unstable(point)) is not None}
+    reasons = {point.id: reason for point in alone if (reason := _unstable(point))}
     for pair in itertools.combinations(alone, 2):
         if _same_training(*pair) and _far_apart(*pair):
-            by_rate = sorted(pair, key=lambda point: point.samples_per_s or 0.0)
-            steps = [f"{point.step_ms or 0:.3g} ms as {point.strategy}" for point in by_rate]
             for point in pair:
-                reasons.setdefault(point.id, f"alone it took {' and '.join(steps)}")
+                reasons.setdefault(point.id, f"alone it took {_steps_slowest_first(pair)}")
     for point in with_speedups(points, need_peers):
         if point.baseline is not None and _beyond_ideal(point):
             reached = f"{point.devices} devices reach {100 * (point.efficiency or 0):.0f} % of {point.devices} times it"
             reasons.setdefault(point.baseline, f"{reached}, and no known effect makes them faster than alone")
     return reasons
+
+
+def _steps_slowest_first(pair: tuple[PointRecord, PointRecord]) -> str:
+    by_rate = sorted(pair, key=lambda point: point.samples_per_s or 0.0)
+    return " and ".join(f"{point.step_ms or 0:.3g} ms as {point.strategy}" for point in by_rate)
 
 
 def _beyond_ideal(point: PointRecord) -> bool:
