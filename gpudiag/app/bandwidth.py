@@ -18,7 +18,7 @@ from gpudiag.machine.facts_file import load_facts
 from gpudiag.machine.inventory.gather import gather_inventory
 from gpudiag.machine.measure import failed_probes, probe_machine
 from gpudiag.machine.probes.cache import keep_measurements
-from gpudiag.machine.probes.runner import Progress as ProbeProgress
+from gpudiag.machine.probes.runner import ProbeStep
 from gpudiag.model.benchmarks.gradient_bandwidth import (
     GRADIENT_BANDWIDTH_FILE,
     GRADIENT_BANDWIDTH_PLAN_FILE,
@@ -49,7 +49,7 @@ class Measured(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def bandwidth(
-    on_probe: Callable[[ProbeProgress], None],
+    on_probe: Callable[[ProbeStep], None],
     observer: Callable[[Progress], None],
     say: Callable[[str], None],
     *,
