@@ -13,6 +13,7 @@ from gpudiag.analysis.diagnosis.hardware import HARDWARE_RULES
 from gpudiag.analysis.diagnosis.rules import RULES
 from gpudiag.analysis.diagnosis.rules.compute_bound import ComputeBound
 from gpudiag.analysis.timeline import build_timeline
+from tests.analysis.diagnosis.rule_examples import examples_by_code
 
 if TYPE_CHECKING:
     from gpudiag.analysis.diagnosis.examples import Job
@@ -37,9 +38,10 @@ def finding_pages() -> dict[Path, str]:
         )
         rows.append((rule.code, "traces", _first_sentence(rule)))
     for hardware in HARDWARE_RULES:
-        shown = [(what, hardware.examine(facts)[0]) for what, facts in hardware.FIRES]
+        examples = examples_by_code(hardware.code)
+        shown = [(what, hardware.examine(facts)[0]) for what, facts in examples.FIRES]
         pages[FINDINGS / f"{hardware.code}.md"] = _page(
-            hardware, _first_sentence(hardware), shown, [what for what, _ in hardware.SILENT], []
+            hardware, _first_sentence(hardware), shown, [what for what, _ in examples.SILENT], []
         )
         rows.append((hardware.code, "the machine", _first_sentence(hardware)))
     pages[FINDINGS / "index.md"] = _index(rows)

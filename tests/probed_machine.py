@@ -7,13 +7,12 @@ from pathlib import Path
 
 from gpudiag.machine.probes.assemble import assemble
 from gpudiag.machine.probes.programs import (
-    Collectives,
-    Failure,
+    CollectivesResult,
     HostCopies,
     HostCopy,
     HostLatency,
-    HostMemory,
     HostMemoryCopy,
+    HostMemoryResult,
     MeasuredCollective,
     PciePair,
     PeerCopies,
@@ -21,8 +20,9 @@ from gpudiag.machine.probes.programs import (
     PeerLatency,
     ProbedGpu,
     ProbeDocument,
+    ProbeFailure,
 )
-from gpudiag.machine.probes.runner import Outcome, Planned
+from gpudiag.machine.probes.runner import Planned, ProbeOutcome
 from gpudiag.model.facts import Clock, Facts, Gpu, Host, Link, NvLink, PcieLink, Skipped
 
 COUNT = 4
@@ -123,7 +123,7 @@ def host_copies(count: int = COUNT) -> HostCopies:
         gpus=probed_gpus(count),
         bandwidth=tuple(bandwidth),
         latency=tuple(latency),
-        errors=(Failure(what="latency of a small copy, GPU 9", why="made up"),),
+        errors=(ProbeFailure(what="latency of a small copy, GPU 9", why="made up"),),
         versions={"cuda_driver": "13.0"},
     )
 
@@ -164,18 +164,18 @@ def peer_copies(count: int = COUNT) -> PeerCopies:
     )
 
 
-def host_memory() -> HostMemory:
+def host_memory() -> HostMemoryResult:
     """One NUMA node."""
     copy = HostMemoryCopy(
         src="numa:0", dst="numa:0", size_bytes=512 * MIB, threads=32, gb_per_s=112.0, cv=0.004, repeats=3, wrong_words=0
     )
-    return HostMemory(schema="gpudiag/probe-host-memory/1", bandwidth=(copy,))
+    return HostMemoryResult(schema="gpudiag/probe-host-memory/1", bandwidth=(copy,))
 
 
-def collectives(*strategies: tuple[str, float, float], count: int = COUNT) -> Collectives:
+def collectives(*strategies: tuple[str, float, float], count: int = COUNT) -> CollectivesResult:
     """(name, latency in µs, bus bandwidth in GB/s) of each transport, at every power of two."""
     factor = 2 * (count - 1) / count
-    return Collectives(
+    return CollectivesResult(
         schema="gpudiag/probe-allreduce/1",
         gpus=probed_gpus(count),
         collectives=tuple(
@@ -194,11 +194,11 @@ def collectives(*strategies: tuple[str, float, float], count: int = COUNT) -> Co
     )
 
 
-def outcome(name: str, document: ProbeDocument | None, reason: str | None = None, **more: object) -> Outcome:
+def outcome(name: str, document: ProbeDocument | None, reason: str | None = None, **more: object) -> ProbeOutcome:
     """A program that ended well, or with `reason`."""
     planned = Planned(name=name, program=Path("program.py"))
     status = "ok" if reason is None else "failed"
-    return Outcome(
+    return ProbeOutcome(
         name=name,
         planned=planned,
         status=status,  # type: ignore[arg-type]  # a literal

@@ -9,16 +9,17 @@ from concurrent.futures import ProcessPoolExecutor
 from importlib import import_module
 from multiprocessing import get_context
 from pathlib import Path
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from gpudiag.app.recordings import least_disturbed
 from gpudiag.errors import NotATraceError
 from gpudiag.model.analysis import ANALYSIS_SCHEMA, Analysis
-from gpudiag.model.attribution import Attribution
 from gpudiag.model.run_directory import ANALYSIS_FILE, read_json, write_json
 from gpudiag.model.step_view import STEP_FILE, StepView
-from gpudiag.model.timeline import Timeline
 from gpudiag.trace import ReadLimits, read_traces
+
+if TYPE_CHECKING:
+    from gpudiag.app.stages import AnalysedTraces
 
 Item = TypeVar("Item")
 Outcome = TypeVar("Outcome")
@@ -28,11 +29,7 @@ _HEAD_BYTES = 4096
 
 
 def analyze(
-    paths: Sequence[Path | str],
-    *,
-    world_size: int | None = None,
-    limits: ReadLimits | None = None,
-    keep: Callable[[Timeline, Attribution], None] | None = None,
+    paths: Sequence[Path | str], *, world_size: int | None = None, limits: ReadLimits | None = None
 ) -> Analysis:
     """Analyse the traces of one job.
 
@@ -40,30 +37,55 @@ def analyze(
         paths: traces, directories of traces, a run directory, or patterns.
         world_size: number of ranks, where the traces do not say.
         limits: bounds on what is read; the reader's own when left out.
-        keep: called with what the analysis is made of, for whoever wants more of it than the result.
 
     Raises:
         UnreadableInputError: a file is missing, broken, too large or no trace, or nothing in it can be analysed.
     """
+    return _analyse(paths, world_size, limits).analysis
+
+
+def analyze_with_step(
+    paths: Sequence[Path | str], *, world_size: int | None = None, limits: ReadLimits | None = None
+) -> tuple[Analysis, StepView | None]:
+    """Return the analysis and a typical step of all ranks to draw, or None if there are no step windows.
+
+    Takes and raises what `analyze` does.
+    """
+    return _with_step(_analyse(paths, world_size, limits))
+
+
+def analyze_run(run_dir: Path) -> Analysis:
+    """Analyse a run directory and save analysis.json and step.json in it. Raises what `analyze` does."""
+    return analyze_run_traces(run_dir).analysis
+
+
+def analyze_run_traces(run_dir: Path) -> AnalysedTraces:
+    """As `analyze_run`, with the timeline and attribution."""
+    analysed = _analyse([run_dir], None, None)
+    analysis, view = _with_step(analysed)
+    write_json(run_dir / ANALYSIS_FILE, analysis)
+    if view is not None:
+        write_json(run_dir / STEP_FILE, view, indent=0)
+    return analysed
+
+
+def _analyse(paths: Sequence[Path | str], world_size: int | None, limits: ReadLimits | None) -> AnalysedTraces:
     full = read_traces(paths, world_size=world_size, limits=limits, repeated=True, meanwhile=_import_stages)
     traces, unused = least_disturbed(paths, full, limits)
     from gpudiag.app.stages import analysis_of_traces  # noqa: PLC0415  # by now imported
 
-    return analysis_of_traces(traces, paths, world_size=world_size, unused=unused, keep=keep)
+    return analysis_of_traces(traces, paths, world_size=world_size, unused=unused)
+
+
+def _with_step(analysed: AnalysedTraces) -> tuple[Analysis, StepView | None]:
+    from gpudiag.analysis.timeline.step_view import view_of_step  # noqa: PLC0415  # a stage, by now imported
+
+    return analysed.analysis, view_of_step(analysed.timeline, analysed.attribution)
 
 
 def _import_stages() -> None:
     """Import what follows reading; others read meanwhile."""
     import_module("gpudiag.app.stages")
-
-
-def analyze_run(run_dir: Path, keep: Callable[[Timeline, Attribution], None] | None = None) -> Analysis:
-    """Analyse a run directory and save analysis.json and step.json in it. Takes `keep` and raises as `analyze` does."""
-    analysis, view = analyze_with_step([run_dir], keep=keep)
-    write_json(run_dir / ANALYSIS_FILE, analysis)
-    if view is not None:
-        write_json(run_dir / STEP_FILE, view, indent=0)
-    return analysis
 
 
 def side_by_side(analyse: Callable[[Item], Outcome], items: Sequence[Item]) -> list[Outcome]:
@@ -89,62 +111,34 @@ def _safe_path() -> Iterator[None]:
             os.environ["PYTHONSAFEPATH"] = before
 
 
-def analyze_with_step(
-    paths: Sequence[Path | str],
-    *,
-    world_size: int | None = None,
-    limits: ReadLimits | None = None,
-    keep: Callable[[Timeline, Attribution], None] | None = None,
-) -> tuple[Analysis, StepView | None]:
-    """The analysis and one typical step of all ranks to draw; None for it where nothing was cut into steps.
-
-    Takes and raises what `analyze` does.
-    """
-    views: list[StepView | None] = []
-
-    def look(timeline: Timeline, attribution: Attribution) -> None:
-        from gpudiag.analysis.timeline.step_view import view_of_step  # noqa: PLC0415  # a stage, by now imported
-
-        views.append(view_of_step(timeline, attribution))
-        if keep is not None:
-            keep(timeline, attribution)
-
-    analysis = analyze(paths, world_size=world_size, limits=limits, keep=look)
-    return analysis, views[0]
-
-
 def analysis_of(paths: Sequence[str], *, world_size: int | None = None, limits: ReadLimits | None = None) -> Analysis:
-    """The saved analysis that a single path names, else one made of the traces, else the one kept when they are gone.
+    """Return the saved analysis at a single path, else that of the traces, else the one kept after they were deleted.
 
     Raises:
         UnreadableInputError: none of these can be had.
     """
-    return _saved_or(paths, lambda: analyze(paths, world_size=world_size, limits=limits))
+    return _saved_or(paths, lambda: (analyze(paths, world_size=world_size, limits=limits), None))[0]
 
 
 def analysis_with_step(
     paths: Sequence[str], *, world_size: int | None = None, limits: ReadLimits | None = None
 ) -> tuple[Analysis, StepView | None]:
-    """The same, and one step to draw where it comes from traces. Raises what `analysis_of` does."""
-    views: list[StepView | None] = [None]
-
-    def from_traces() -> Analysis:
-        analysis, views[0] = analyze_with_step(paths, world_size=world_size, limits=limits)
-        return analysis
-
-    return _saved_or(paths, from_traces), views[0]
+    """Return `analysis_of` and, if it comes from traces, a step to draw. Raises what `analysis_of` does."""
+    return _saved_or(paths, lambda: analyze_with_step(paths, world_size=world_size, limits=limits))
 
 
-def _saved_or(paths: Sequence[str], from_traces: Callable[[], Analysis]) -> Analysis:
+def _saved_or(
+    paths: Sequence[str], from_traces: Callable[[], tuple[Analysis, StepView | None]]
+) -> tuple[Analysis, StepView | None]:
     only = Path(paths[0]) if len(paths) == 1 else None
     if only is not None and only.is_file() and _says_analysis(only):
-        return read_json(only, Analysis, ANALYSIS_SCHEMA)
+        return read_json(only, Analysis, ANALYSIS_SCHEMA), None
     try:
         return from_traces()
     except NotATraceError:
         if only is None or not (only / ANALYSIS_FILE).is_file():
             raise
-        return read_json(only / ANALYSIS_FILE, Analysis, ANALYSIS_SCHEMA)
+        return read_json(only / ANALYSIS_FILE, Analysis, ANALYSIS_SCHEMA), None
 
 
 def _says_analysis(path: Path) -> bool:

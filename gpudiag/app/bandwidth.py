@@ -18,7 +18,7 @@ from gpudiag.machine.facts_file import load_facts
 from gpudiag.machine.inventory.gather import gather_inventory
 from gpudiag.machine.measure import failed_probes, probe_machine
 from gpudiag.machine.probes.cache import keep_measurements
-from gpudiag.machine.probes.runner import Progress as ProbeProgress
+from gpudiag.machine.probes.runner import ProbeStep
 from gpudiag.model.benchmarks.gradient_bandwidth import (
     GRADIENT_BANDWIDTH_FILE,
     GRADIENT_BANDWIDTH_PLAN_FILE,
@@ -30,7 +30,7 @@ from gpudiag.model.benchmarks.gradient_bandwidth import (
 from gpudiag.model.facts import Collective, Facts
 from gpudiag.model.job import RunOptions
 from gpudiag.model.run_directory import read_json, write_json
-from gpudiag.prediction.buckets import ddp_buckets
+from gpudiag.prediction.overlap import ddp_buckets
 from gpudiag.training.models.registry import training_entry
 from gpudiag.training.session.progress import Progress
 from gpudiag.training.strategies.registry import transports_of
@@ -49,7 +49,7 @@ class Measured(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def bandwidth(
-    on_probe: Callable[[ProbeProgress], None],
+    on_probe: Callable[[ProbeStep], None],
     observer: Callable[[Progress], None],
     say: Callable[[str], None],
     *,

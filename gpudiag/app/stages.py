@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import msgspec
@@ -38,30 +38,34 @@ from gpudiag.model.run_directory import find_facts_file, find_inference, find_ru
 from gpudiag.model.timeline import Timeline
 
 
+class AnalysedTraces(msgspec.Struct, frozen=True):
+    """An analysis, and the timeline and attribution that it was made from."""
+
+    analysis: Analysis
+    timeline: Timeline
+    attribution: Attribution
+
+
 def analysis_of_traces(
     traces: Sequence[Trace],
     paths: Sequence[Path | str],
     *,
     world_size: int | None,
     unused: tuple[Validity, ...],
-    keep: Callable[[Timeline, Attribution], None] | None,
-) -> Analysis:
-    """What is said of these traces.
+) -> AnalysedTraces:
+    """Analyse the traces of one job.
 
     Args:
         traces: one per process.
         paths: where they were found, and with them what else is known of the run.
         world_size: number of ranks, where the traces do not say.
         unused: what was not read, and why.
-        keep: called with what the analysis is made of.
 
     Raises:
         UnreadableInputError: nothing in the traces can be analysed.
     """
     timeline = build_timeline(traces, world_size)
     attribution = attribute(timeline)
-    if keep is not None:
-        keep(timeline, attribution)
     run = find_run_record(paths)
     facts, unread = _facts_of_run(paths)
     case = without_outlier_steps(Case(timeline=timeline, attribution=attribution, run=run, facts=facts))
@@ -85,7 +89,7 @@ def analysis_of_traces(
             findings = beside_other_strategies(findings, run, facts)
         # These carry no time of their own, so they come after those that do.
         findings = (*findings, *examine_facts(facts))
-    return Analysis(
+    analysis = Analysis(
         framework=timeline.framework,
         workload=workload_of(timeline.traces),
         device_kind=device_kind,
@@ -110,6 +114,7 @@ def analysis_of_traces(
         compute=compute_rate(run),
         inference=find_inference(paths),
     )
+    return AnalysedTraces(analysis, timeline, attribution)
 
 
 def _device_kind(timeline: Timeline) -> DeviceKind:

@@ -1,5 +1,5 @@
-"""The machine: what it has, what the hardware allows, and what its links really carry.
+"""The machine: its inventory, the ceilings of its links, and their measured bandwidths.
 
-Read first `inventory/`, which needs neither a framework nor CUDA; then `measure`, which runs the programs of `probes/`
-and puts their figures beside the `ceilings`; `facts_file` keeps it all as facts.json.
+`inventory/` needs neither a framework nor CUDA; `measure` runs the programs of `probes/` and compares their results
+with the `ceilings`; `facts_file` writes facts.json.
 """

@@ -1,4 +1,4 @@
-"""What the hardware allows on each path, and where that number comes from. Pure functions; GB/s are 1e9 bytes/s.
+"""Upper bounds that the hardware sets on each path, with their sources. Pure functions; 1 GB/s is 1e9 bytes/s.
 
 PCI Express, one way (PCI Express Base Specification 6.0, sections 2.2, 3.6, 4.2):
 
@@ -37,15 +37,15 @@ _NVLINK_LANE_GB_PER_S = {1: 20.0, 2: 25.0, 3: 25.0, 4: 25.0, 5: 50.0}
 Way = Literal["host_to_device", "device_to_host"]
 
 
-class Ceiling(msgspec.Struct, frozen=True, kw_only=True):
-    """A bound, or None, and in words where it comes from or why there is none."""
+class PathCeiling(msgspec.Struct, frozen=True, kw_only=True):
+    """An upper bound and its source, or None and the reason."""
 
     gb_per_s: float | None = None
     source: str
 
 
 def pcie_gb_per_s(generation: int, width: int, way: Way) -> float:
-    """One-way ceiling of a PCIe link for copies in one direction.
+    """Return the one-way ceiling of a PCIe link.
 
     >>> round(pcie_gb_per_s(5, 16, "host_to_device"), 1), round(pcie_gb_per_s(3, 1, "device_to_host"), 2)
     (58.4, 0.9)
@@ -62,17 +62,17 @@ def pcie_gb_per_s(generation: int, width: int, way: Way) -> float:
     return raw * _MAX_PAYLOAD_BYTES / (_MAX_PAYLOAD_BYTES + overhead) / 1e9
 
 
-def pcie(link: PcieLink, way: Way) -> Ceiling:
-    """Ceiling of a GPU's PCIe link, from the generation and width read under load, else its own maximum."""
+def pcie(link: PcieLink, way: Way) -> PathCeiling:
+    """Return the ceiling of a GPU's PCIe link, from generation and width under load, else from its maximum."""
     measured = link.under_load and link.generation is not None and link.width is not None
     generation = link.generation if measured else link.maximum_generation
     width = link.width if measured else link.maximum_width
     if not generation or not width:
-        return Ceiling(source="the PCIe generation and width cannot be read")
+        return PathCeiling(source="the PCIe generation and width cannot be read")
     try:
         value = pcie_gb_per_s(generation, width, way)
     except ValueError as error:
-        return Ceiling(source=str(error))
+        return PathCeiling(source=str(error))
     basis = "read under load" if measured else "the link's maximum; under load it could not be read"
     carried, sent = _ENCODING[generation]
     rate = _TRANSFERS_PER_S[generation] / 1e9
@@ -81,73 +81,73 @@ def pcie(link: PcieLink, way: Way) -> Ceiling:
         f"PCIe {generation} x{width} ({basis}): {width} x {rate:g} GT/s x {carried}/{sent}, "
         f"packets of {_MAX_PAYLOAD_BYTES} bytes with {headers} headers"
     )
-    return Ceiling(gb_per_s=value, source=source)
+    return PathCeiling(gb_per_s=value, source=source)
 
 
-def both_ways(there: Ceiling, back: Ceiling) -> Ceiling:
-    """Sum of the ceilings of two directions, which a full-duplex link carries at once."""
+def both_ways(there: PathCeiling, back: PathCeiling) -> PathCeiling:
+    """Add the ceilings of two directions, which a full-duplex link carries at once."""
     if there.gb_per_s is None or back.gb_per_s is None:
-        return Ceiling(source=there.source if there.gb_per_s is None else back.source)
+        return PathCeiling(source=there.source if there.gb_per_s is None else back.source)
     if there.source == back.source:
-        return Ceiling(gb_per_s=there.gb_per_s + back.gb_per_s, source=f"both directions of {there.source}")
-    return Ceiling(gb_per_s=there.gb_per_s + back.gb_per_s, source=f"{there.source}; and back {back.source}")
+        return PathCeiling(gb_per_s=there.gb_per_s + back.gb_per_s, source=f"both directions of {there.source}")
+    return PathCeiling(gb_per_s=there.gb_per_s + back.gb_per_s, source=f"{there.source}; and back {back.source}")
 
 
-def all_at_once(each: list[Ceiling]) -> Ceiling:
-    """Sum of the links' own ceilings: what would be carried if they shared nothing."""
+def all_at_once(each: list[PathCeiling]) -> PathCeiling:
+    """Add the ceilings of links as if they shared nothing."""
     total = 0.0
     for ceiling in each:
         if ceiling.gb_per_s is None:
-            return Ceiling(source=ceiling.source)
+            return PathCeiling(source=ceiling.source)
         total += ceiling.gb_per_s
     kinds = list(dict.fromkeys(ceiling.source for ceiling in each))
-    return Ceiling(gb_per_s=total, source=f"{len(each)} links that share nothing, each {' or '.join(kinds)}")
+    return PathCeiling(gb_per_s=total, source=f"{len(each)} links that share nothing, each {' or '.join(kinds)}")
 
 
-def nvlink(a: Gpu, lanes: int) -> Ceiling:
-    """One-way ceiling of `lanes` NVLink lanes of a GPU."""
+def nvlink(a: Gpu, lanes: int) -> PathCeiling:
+    """Return the one-way ceiling of `lanes` NVLink lanes of a GPU."""
     active = [lane for lane in a.nvlinks if lane.active]
     versions = {lane.version for lane in active if lane.version is not None}
     version = min(versions) if versions else None
     if version in _NVLINK_LANE_GB_PER_S:
         rate = _NVLINK_LANE_GB_PER_S[version]
-        return Ceiling(gb_per_s=lanes * rate, source=f"NVLink {version}: {lanes} lanes x {rate:g} GB/s one way")
+        return PathCeiling(gb_per_s=lanes * rate, source=f"NVLink {version}: {lanes} lanes x {rate:g} GB/s one way")
     rates = [lane.gb_per_s for lane in active if lane.gb_per_s]
     if rates:
         source = f"NVLink: {lanes} lanes x {min(rates):g} GB/s one way, as NVML reads them"
-        return Ceiling(gb_per_s=lanes * min(rates), source=source)
-    return Ceiling(source="the NVLink version and rate cannot be read")
+        return PathCeiling(gb_per_s=lanes * min(rates), source=source)
+    return PathCeiling(source="the NVLink version and rate cannot be read")
 
 
-def peer(a: Gpu, b: Gpu, link: Link | None) -> Ceiling:
-    """One-way ceiling of direct copies from a to b: NVLink lanes between them, else the slower of their PCIe links."""
+def peer(a: Gpu, b: Gpu, link: Link | None) -> PathCeiling:
+    """Return the one-way ceiling of direct copies from a to b: over NVLink, else over the slower PCIe link."""
     if link is not None and link.lanes > 0:
         return nvlink(a, link.lanes)
     return staged(a, b)
 
 
-def staged(a: Gpu, b: Gpu) -> Ceiling:
-    """One-way ceiling of copies from a to b over PCIe, directly or through the host: the slower of the two links."""
+def staged(a: Gpu, b: Gpu) -> PathCeiling:
+    """Return the one-way ceiling of copies over PCIe, directly or through the host: the slower of the two links."""
     out, into = pcie(a.pcie, "device_to_host"), pcie(b.pcie, "host_to_device")
     if out.gb_per_s is None or into.gb_per_s is None:
         return out if out.gb_per_s is None else into
     slower = min(out, into, key=lambda ceiling: ceiling.gb_per_s or 0.0)
-    return Ceiling(gb_per_s=slower.gb_per_s, source=f"the slower of two links: {slower.source}")
+    return PathCeiling(gb_per_s=slower.gb_per_s, source=f"the slower of two links: {slower.source}")
 
 
-def on_device(gpu: Gpu) -> Ceiling:
-    """Ceiling of a copy within a GPU, copied bytes counted once: half of memory clock x 2 x bus width.
+def on_device(gpu: Gpu) -> PathCeiling:
+    """Return the ceiling of a copy within a GPU, counting copied bytes once: half of memory clock x 2 x bus width.
 
     NVML's memory clock times two is the data rate per pin for HBM and GDDR alike.
     """
     clock, bits = gpu.memory_clock.maximum_mhz, gpu.memory_bus_bits
     if not clock or not bits:
-        return Ceiling(source="the memory clock or bus width cannot be read")
+        return PathCeiling(source="the memory clock or bus width cannot be read")
     peak = clock * 1e6 * 2 * bits / 8 / 1e9
     source = f"memory {clock} MHz x 2 x {bits} bit = {peak:.0f} GB/s, half for reading and half for writing"
-    return Ceiling(gb_per_s=peak / 2, source=source)
+    return PathCeiling(gb_per_s=peak / 2, source=source)
 
 
-def host_memory() -> Ceiling:
-    """The host's memory has none that can be read without privileges."""
-    return Ceiling(source="memory channels and speed of the host cannot be read without privileges (dmidecode)")
+def host_memory() -> PathCeiling:
+    """Return no ceiling, because that of the host's memory cannot be read without privileges."""
+    return PathCeiling(source="memory channels and speed of the host cannot be read without privileges (dmidecode)")

@@ -1,4 +1,4 @@
-"""facts.json: written whole or not at all, and read as the untrusted data that it is."""
+"""Write facts.json atomically, and read it as untrusted data."""
 
 from __future__ import annotations
 
@@ -29,15 +29,15 @@ def save_facts(facts: Facts, path: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         write_whole(path, encode_json(facts), mode=0o666 & ~umask, sync=True)  # as readable as any file
     except OSError as error:
-        raise GpudiagError(f"cannot write {path}: {error.strerror}", "Choose another place with --save.") from error
+        raise GpudiagError(f"cannot write {path}: {error.strerror}", "Choose another path with --save.") from error
 
 
 def decode_facts(data: bytes, source: str = "facts") -> Facts:
-    """Facts from JSON, every string in it made harmless for terminals.
+    """Decode facts, and make every string in them harmless for terminals.
 
     Args:
         data: the JSON.
-        source: what to call it in messages.
+        source: its name in messages.
 
     Raises:
         UnreadableInputError: it is no JSON, no facts, or facts of a schema that this version does not know.
@@ -57,7 +57,7 @@ def decode_facts(data: bytes, source: str = "facts") -> Facts:
 
 
 def load_facts(path: Path) -> Facts:
-    """Facts from a file of at most 64 MB.
+    """Read facts from a file of at most 64 MB.
 
     Raises:
         UnreadableInputError: it cannot be read, is too large, or is not facts.

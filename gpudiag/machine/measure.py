@@ -1,4 +1,4 @@
-"""Measure a machine: plan the probes, run them, and put what they found into its facts."""
+"""Measure a machine: plan the probes, run them, and add their results to its facts."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import msgspec
 from gpudiag.machine.probes.assemble import assemble
 from gpudiag.machine.probes.plan import plan_probes
 from gpudiag.machine.probes.programs import programs_directory
-from gpudiag.machine.probes.runner import Progress, run_probes
+from gpudiag.machine.probes.runner import ProbeStep, run_probes
 from gpudiag.model.facts import Facts
 
 DEFAULT_TIMEOUT_S = 60.0
@@ -22,20 +22,20 @@ def probe_machine(
     quick: bool = False,
     p2p: bool = True,
     timeout_s: float = DEFAULT_TIMEOUT_S,
-    on_progress: Callable[[Progress], None] | None = None,
+    on_progress: Callable[[ProbeStep], None] | None = None,
 ) -> Facts:
-    """Run every probe that this machine can carry.
+    """Run every probe that applies to this machine.
 
     Args:
         facts: its inventory.
         quick: the essential paths only.
-        p2p: False when quick and NCCL is to be measured with peer access off, instead of as it chooses.
+        p2p: False to measure NCCL with peer access off if quick.
         timeout_s: bound on loading and, again, on measuring of each program.
-        on_progress: called from several threads with what runs now.
+        on_progress: called from several threads.
 
     Returns:
         The facts with bandwidth, latency, collectives and fits. A program that failed is in `skipped` with its reason
-        and in `probes` with its status, and takes nothing else with it.
+        and in `probes` with its status; the others are not affected.
     """
     began = time.perf_counter()
     plan, skipped = plan_probes(facts, programs_directory(), quick=quick, p2p=p2p, timeout_s=timeout_s)
@@ -46,9 +46,10 @@ def probe_machine(
 
 
 def failed_probes(facts: Facts) -> tuple[str, ...]:
-    """Names of the probes that failed as a whole or in part; one that says why it cannot measure here has not."""
+    """Return the names of probes that failed, wholly or in part; unavailable ones have not failed."""
     return tuple(
         name
-        for name, how in facts.probes.items()
-        if isinstance(how, dict) and (how.get("status") in {"failed", "timeout", "garbage"} or how.get("errors"))
+        for name, report in facts.probes.items()
+        if isinstance(report, dict)
+        and (report.get("status") in {"failed", "timeout", "garbage"} or report.get("errors"))
     )

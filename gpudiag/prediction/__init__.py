@@ -1,1 +1,1 @@
-"""From facts, gradient sizes and compute time to the step time of each strategy. Imports no framework."""
+"""Predict the step time of each strategy from facts, gradient sizes and compute time, without any framework."""

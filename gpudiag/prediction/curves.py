@@ -1,4 +1,4 @@
-"""How long a transport takes for a collective of any size, from what was measured of it."""
+"""Interpolate the duration of a collective of any size from measured ones."""
 
 from __future__ import annotations
 
@@ -8,28 +8,27 @@ from itertools import pairwise
 from gpudiag.model.facts import QUEUED, Collective, Facts
 from gpudiag.units import bus_factor
 
-#: The slope beyond the largest measured size is taken from one that is at most this share of it.
+#: The slope beyond the largest measured size is that to the next one of at most this share of it.
 _FAR = 0.7
 #: µs of a ring all-reduce: to start it, and per hop over NVLink and over PCIe or host memory. From the tables by which
 #: NCCL itself chooses (`baseLatencies`, `hwLatencies` in src/graph/tuning.cc, Ring, Simple; the same since 2.8).
 _RING_US, _NVLINK_HOP_US, _PCIE_HOP_US = 8.4, 3.4, 5.7
-#: Bytes up to which an all-reduce takes what its latency takes, whatever the link: a point there is the latency.
+#: Bytes up to which an all-reduce takes no longer than its latency on any link.
 _SMALL = 1 << 15
 
 
 class Curve:
     """Time in ms of an all-reduce of any number of bytes over one transport.
 
-    Between two measured sizes time grows in a straight line. Above the largest it grows as it did between that and one
-    clearly smaller; below the smallest it falls in proportion to the bytes, to what an empty one takes. So one measured
-    point is a bandwidth and a known latency, not a constant. For another number of ranks than was measured the part
-    that is latency grows with the hops and the rest with the bytes per link: time = latency (m - 1)/(n - 1) + bytes x
-    factor(m) / busbw.
+    Between two measured sizes time is linear. Above the largest it grows as between that and a clearly smaller one;
+    below the smallest it falls in proportion to the bytes, to the time of an empty all-reduce. So a single measured
+    point is a bandwidth and a known latency, not a constant. For another number of ranks the latency grows with the
+    hops and the rest with the bytes per link: time = latency (m - 1)/(n - 1) + bytes x factor(m) / busbw.
 
     Args:
         points: measured bytes and ms.
-        ranks: how many it was measured with.
-        empty_ms: what one of next to no bytes takes, where less than the smallest measured one took.
+        ranks: number of ranks in the measurement.
+        empty_ms: time of an empty all-reduce, used if less than that of the smallest measured one.
     """
 
     def __init__(self, points: dict[int, float], ranks: int, *, empty_ms: float | None = None) -> None:
@@ -40,7 +39,7 @@ class Curve:
             self._points.insert(0, (0, empty_ms))
 
     def time_ms(self, size: float, ranks: int | None = None) -> float:
-        """One all-reduce of `size` bytes per rank."""
+        """Return the time of an all-reduce of `size` bytes per rank."""
         alone = self._measured(size)
         if ranks is None or ranks == self.ranks or self.ranks < 2:
             return alone
@@ -51,7 +50,7 @@ class Curve:
         return latency * (ranks - 1) / (self.ranks - 1) + (alone - latency) * there / here
 
     def busbw(self, size: float) -> float:
-        """Bus bandwidth in GB/s at this size."""
+        """Return the bus bandwidth in GB/s at this size."""
         return size * (bus_factor("all_reduce", self.ranks) or 1.0) / (self._measured(size) * 1e6)
 
     def _measured(self, size: float) -> float:
@@ -62,7 +61,7 @@ class Curve:
             if a <= size <= b:
                 return at + (size - a) / (b - a) * (bt - at)
         last, took = points[-1]
-        # Two points that are near each other have no slope but that of their noise.
+        # The slope between points that are near each other is noise.
         far = [(a, at) for a, at in points if a <= _FAR * last]
         if not far:
             return took * size / last
@@ -72,9 +71,9 @@ class Curve:
 
 
 def measured_curve(facts: Facts, transport: str, ranks: int) -> Curve | None:
-    """The curve of a transport with the number of ranks nearest to `ranks`; None where it was not measured.
+    """Return the curve of a transport for the measured number of ranks nearest to `ranks`; None if not measured.
 
-    Small sizes count as they are when launched beforehand, where that was measured: a training step launches ahead.
+    Measurements with launches ahead of the device are preferred, because training steps launch ahead.
     """
     by_ranks: dict[int, dict[int, float]] = {}
     for name in (transport, transport + QUEUED):
@@ -92,18 +91,18 @@ def measured_curve(facts: Facts, transport: str, ranks: int) -> Curve | None:
 
 
 def curves_of(collectives: Iterable[Collective]) -> dict[str, Curve]:
-    """A curve for each transport among these, all of them measured with the same ranks."""
+    """Return a curve for each transport; each transport was measured with one number of ranks."""
     points: dict[str, dict[int, float]] = {}
     ranks: dict[str, int] = {}
     for collective in collectives:
         points.setdefault(collective.strategy, {})[collective.bytes] = collective.time_us / 1e3
         ranks[collective.strategy] = collective.ranks
     return {
-        transport: Curve(found, ranks[transport], empty_ms=empty_all_reduce_ms(ranks[transport]))
-        for transport, found in points.items()
+        transport: Curve(measured, ranks[transport], empty_ms=empty_all_reduce_ms(ranks[transport]))
+        for transport, measured in points.items()
     }
 
 
 def empty_all_reduce_ms(ranks: int, *, nvlink: bool = False) -> float:
-    """What a ring all-reduce of next to no bytes takes: starting it, and its 2(n - 1) hops."""
+    """Return the time of an empty ring all-reduce: its start, and its 2(n - 1) hops."""
     return (_RING_US + 2 * (ranks - 1) * (_NVLINK_HOP_US if nvlink else _PCIE_HOP_US)) / 1e3

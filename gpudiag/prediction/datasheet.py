@@ -1,10 +1,10 @@
-"""How long a step computes, where nobody measured it: its floating-point work over what such a GPU gets done.
+"""Estimate the compute time of a step that was not measured, from its floating-point work and the GPU's peak rate.
 
-Dense rates as NVIDIA publishes them, in TFLOP/s: fp32 on the ordinary units, then what matrix units do with inputs of
-tf32 and of bf16 or fp16 (0 where there are none); half of what is published "with sparsity". Training reaches a part
-of that: 0.3 to 0.6 for large convolutions and matrix products, less for small layers. An estimate of this kind may be
-off by a factor of two, and says so; by three and more, too long, in fp32 where convolutions take fewer multiplications
-than are counted (Winograd, FFT: AlexNet on a GTX 1070 takes 341 to 372 ms, not 887).
+Dense rates as NVIDIA publishes them, in TFLOP/s: fp32 on the ordinary units, then matrix units with inputs of tf32 and
+of bf16 or fp16 (0 if there are none); half of the rates published "with sparsity". Training reaches 0.3 to 0.6 of that
+for large convolutions and matrix products, less for small layers. The estimate may be off by a factor of two, and says
+so; it is too long by three and more in fp32 where convolutions take fewer multiplications than are counted (Winograd,
+FFT: AlexNet on a GTX 1070 takes 341 to 372 ms, not 887).
 """
 
 from __future__ import annotations
@@ -14,8 +14,7 @@ import re
 from gpudiag.model.benchmarks.prediction import Compute
 from gpudiag.model.facts import Facts
 
-#: By words of the name that the driver gives, the longer of two first: fp32, tf32, fp16 and (with tf32) bf16, and
-#: where they are published.
+#: By words of the driver's name, longer ones first: TFLOP/s in fp32, tf32, and fp16 or (with tf32) bf16; source.
 _TFLOPS: tuple[tuple[str, tuple[float, float, float], str], ...] = (
     ("GB200", (80, 1250, 2500), "GB200 NVL72 datasheet (2024), half of a superchip"),
     ("B200", (75, 1100, 2250), "Blackwell architecture technical brief (2024), HGX B200"),
@@ -50,28 +49,28 @@ _TFLOPS: tuple[tuple[str, tuple[float, float, float], str], ...] = (
     ("GTX 1070", (6.5, 0, 0), "GeForce 10 specifications"),
     ("GTX 980 Ti", (5.6, 0, 0), "GeForce 900 specifications"),
 )
-#: A model beside those above, or a part of a GPU.
+#: Words that mark another model than those above, or a part of a GPU.
 _ANOTHER = re.compile(r"\b(ti|d|super|laptop|max-q|mig|grid|vgpu)\b", re.IGNORECASE)
-#: TFLOP/s of fp32 that a core gets done with vectors of 256 bits.
+#: TFLOP/s of fp32 that a core reaches with vectors of 256 bits.
 _PER_CORE = 0.03
 _REACHED = 0.4
-#: Share of a step that is the update and everything else that is no floating-point work of the layers.
+#: Share of a step outside of the layers' floating-point work: the update and the rest.
 _REST = 0.08
-#: µs of host work per trained tensor and step: the kernels of its layer and its update have to be launched.
+#: µs of host work per trained tensor and step, to launch the kernels of its layer and its update.
 _LAUNCH_US = 40.0
 
 
 def estimated_compute(
     facts: Facts, flops: float, tensors: int, *, precision: str | None = None, processes: int = 1
 ) -> Compute | None:
-    """A step of `flops` floating-point operations on one device of this machine; None where its GPU is not known.
+    """Estimate a step of `flops` floating-point operations on one device of this machine; None if its GPU is unknown.
 
     Args:
         facts: the machine.
         flops: of forward and backward of a whole batch.
         tensors: trained parameters.
         precision: as on the command line; None for tf32 on GPUs.
-        processes: that share the CPUs, where there is no GPU.
+        processes: number of processes that share the CPUs, if there is no GPU.
     """
     gpus = [gpu for gpu in facts.gpus if gpu.visible]
     if gpus:
@@ -79,10 +78,10 @@ def estimated_compute(
         known = [rate for rate in rates if rate is not None]
         if len(known) < len(rates):
             return None
-        rate, what = min(known), f"{gpus[0].name}'s data sheet"
+        rate, basis = min(known), f"{gpus[0].name}'s data sheet"
     else:
         cores = facts.host.usable_cpus or facts.host.cores or 1
-        rate, what = _PER_CORE * max(1, cores // processes), f"{cores} CPUs"
+        rate, basis = _PER_CORE * max(1, cores // processes), f"{cores} CPUs"
     work_ms = max(flops / (rate * 1e9 * _REACHED), tensors * _LAUNCH_US / 1e3 if gpus else 0.0)
     step = work_ms / (1 - _REST)
     return Compute(
@@ -90,25 +89,25 @@ def estimated_compute(
         backward_ms=work_ms * 2 / 3,
         update_ms=step * _REST,
         step_ms=step,
-        source=f"estimated from {flops / 1e9:.0f} GFLOP at {_REACHED:.0%} of {what}, and may be off by a factor of "
+        source=f"estimated from {flops / 1e9:.0f} GFLOP at {_REACHED:.0%} of {basis}, and may be off by a factor of "
         "two, or of three where convolutions take fewer multiplications than are counted",
     )
 
 
 def peak_tflops(name: str, precision: str) -> tuple[float, str] | None:
-    """A GPU's dense peak and where it is published; None where nobody has published one for this precision.
+    """Return a GPU's dense peak and its source; None if none is published for this precision.
 
-    Where there are no units for tf32, fp32 is what is computed.
+    Without units for tf32, fp32 is computed instead.
 
     >>> peak_tflops("NVIDIA H100 80GB HBM3", "bf16")
     (989, 'NVIDIA H100 datasheet (2022), SXM')
     >>> peak_tflops("Tesla V100-SXM2-32GB", "tf32"), peak_tflops("Tesla V100-SXM2-32GB", "bf16")
     ((15.7, 'NVIDIA V100 datasheet (2020), SXM2'), None)
     """
-    part, (fp32, tf32, half), source = _entry(name)
+    model, (fp32, tf32, half), source = _entry(name)
     peaks = {"fp32": fp32, "tf32": tf32 or fp32, "fp16": half, "bf16": half if tf32 else 0}
     peak = peaks.get(precision, 0)
-    return None if not peak or _ANOTHER.search(name.lower().replace(part.lower(), "")) else (peak, f"NVIDIA {source}")
+    return None if not peak or _ANOTHER.search(name.lower().replace(model.lower(), "")) else (peak, f"NVIDIA {source}")
 
 
 def _entry(name: str) -> tuple[str, tuple[float, float, float], str]:

@@ -1,26 +1,47 @@
-"""How much of an exchange is left when the compute that it runs beside is over.
-
-Worked example. Backward takes 10 ms and makes two buckets, at 4 and at 10 ms; each takes 5 ms to exchange. The first is
-done at 9, hidden; the second at 15: 5 ms are exposed. Were they 8 ms long, the first would end at 12, the second at 20:
-10 ms exposed, although 6 ms of the 16 were hidden.
-"""
+"""Split a step into its phases, and gradients into buckets that become ready during backward."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from itertools import accumulate
 
 from gpudiag.model.benchmarks.prediction import Compute
-from gpudiag.prediction.transfers import Transfer
 
-#: Backward's share of forward and backward: it computes gradients of inputs and of weights, forward the outputs alone.
+MIB = 1 << 20
+#: DistributedDataParallel's defaults: a first bucket of 1 MiB, so that communication starts early, then 25 MiB
+#: (torch.distributed, `_DEFAULT_FIRST_BUCKET_BYTES` and `bucket_cap_mb`).
+FIRST_MIB, MOST_MIB = 1.0, 25.0
+#: Backward's share of forward and backward: it computes gradients of inputs and of weights, forward only outputs.
 BACKWARD_SHARE = 2 / 3
-#: The update's share of a step of which nothing else is known.
+#: The update's share of a step of which only the length is known.
 _UPDATE_SHARE = 0.06
 
 
+def ddp_buckets(sizes: Sequence[int], bucket_mb: float | None = None) -> list[list[int]]:
+    """Return the indices of the gradients in each bucket, in the order in which they are ready, as DDP groups them.
+
+    The gradient that takes a bucket to its size or beyond closes it, so that a large one shares its bucket with those
+    before it (`compute_bucket_assignment_by_size` in PyTorch's reducer.cpp).
+
+    >>> ddp_buckets([MIB // 2, MIB, 30 * MIB, MIB])
+    [[0, 1], [2], [3]]
+    """
+    first = FIRST_MIB if bucket_mb is None else min(FIRST_MIB, bucket_mb)
+    limits = [first * MIB, (MOST_MIB if bucket_mb is None else bucket_mb) * MIB]
+    buckets: list[list[int]] = []
+    current: list[int] = []
+    filled = 0
+    for index, size in enumerate(sizes):
+        current.append(index)
+        filled += size
+        if filled >= limits[min(len(buckets), 1)]:
+            buckets.append(current)
+            current, filled = [], 0
+    return [*buckets, current] if current else buckets
+
+
 def parts_of(step_ms: float, source: str) -> Compute:
-    """A step of which only the length is known."""
+    """Split a step of which only the length is known into forward, backward and update."""
     work = step_ms * (1 - _UPDATE_SHARE)
     return Compute(
         forward_ms=work * (1 - BACKWARD_SHARE),
@@ -32,11 +53,6 @@ def parts_of(step_ms: float, source: str) -> Compute:
 
 
 def ready_at(shares: Sequence[float], backward_ms: float) -> list[float]:
-    """When each piece is ready, in ms from backward's start, if its part of backward takes this share of it."""
+    """Return when each gradient is ready, in ms from the start of backward, by its share of backward."""
     total = sum(shares)
     return [backward_ms * done / total for done in accumulate(shares)] if total else []
-
-
-def exposed_after(ended: Iterable[tuple[Transfer, float]], compute_ms: float) -> float:
-    """What is left when compute is over, in ms."""
-    return max([0.0, *(end - compute_ms for _, end in ended)])

@@ -1,39 +1,119 @@
-"""Transfers over links that carry one transfer at a time: when each ends.
+"""Simulate transfers of tensors or buckets over links that carry one transfer at a time.
 
-Worked example. GPU 0 owns two tensors of 10 ms each, of which the first goes to GPUs 1 and 2, the second to GPU 1. The
-way out of GPU 0 is one: they end at 10, 20 and 30 ms. If GPU 1 sent 10 ms to GPU 2 meanwhile, asked for last, the way
-into GPU 2 is busy from 10 to 20, so that one ends at 30 as well.
+Worked example. GPU 0 owns two tensors of 10 ms each: the first goes to GPUs 1 and 2, the second to GPU 1. They share
+the link out of GPU 0 and end at 10, 20 and 30 ms. If GPU 1 also sends 10 ms to GPU 2, requested last, the link into
+GPU 2 is busy from 10 to 20, so that this transfer ends at 30 as well.
+
+Communication is exposed as far as it ends after the compute that it overlaps with. Backward takes 10 ms and makes two
+buckets, at 4 and at 10 ms, which take 5 ms each. The first ends at 9, hidden; the second at 15: 5 ms are exposed. If
+they took 8 ms, the first would end at 12, the second at 20: 10 ms exposed, although 6 ms of the 16 were hidden.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+
+from gpudiag.prediction.paths import HOST, Paths
+
+_BYTES_PER_MS = 1e6
+"""1 GB/s."""
+#: Below this share of the one-way rate, two staged copies in opposite directions share one path through the host.
+_SHARED = 0.75
+#: Size of the host buffer through which a driver stages a copy between GPUs without peer access.
+_STAGING_BYTES = 1 << 20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Transfer:
-    """One piece on its way.
+    """A transfer of one tensor or bucket.
 
     Attributes:
-        ways: names of the links that it holds from start to end, e.g. `out:0` and `in:1`.
-        ready_ms: not before this.
-        takes_ms: how long it holds them.
+        links: names of the links that it occupies from start to end, e.g. `out:0` and `in:1`.
+        ready_ms: earliest start.
+        duration_ms: how long it occupies them.
     """
 
-    ways: tuple[str, ...]
+    links: tuple[str, ...]
     ready_ms: float
-    takes_ms: float
+    duration_ms: float
 
 
 def run(transfers: Iterable[Transfer]) -> list[tuple[Transfer, float]]:
-    """Each transfer with the time at which it ends, in ms, when links serve them in the order given."""
+    """Return each transfer with its end in ms, if links serve transfers in the order given."""
     free: dict[str, float] = {}
     ended = []
-    for one in transfers:
-        start = max([one.ready_ms, *(free.get(way, 0.0) for way in one.ways)])
-        end = start + one.takes_ms
-        for way in one.ways:
-            free[way] = end
-        ended.append((one, end))
+    for transfer in transfers:
+        start = max([transfer.ready_ms, *(free.get(link, 0.0) for link in transfer.links)])
+        end = start + transfer.duration_ms
+        free.update(dict.fromkeys(transfer.links, end))
+        ended.append((transfer, end))
     return ended
+
+
+def exposed_after(ended: Iterable[tuple[Transfer, float]], compute_ms: float) -> float:
+    """Return how long transfers go on after the compute that they overlap with, in ms."""
+    return max([0.0, *(end - compute_ms for _, end in ended)])
+
+
+def owners_by_size(sizes: Sequence[int], count: int) -> list[int]:
+    """Return an owner for each tensor: the one with the fewest bytes so far, as parameter servers place variables."""
+    load = [0] * count
+    owners = []
+    for size in sizes:
+        owner = load.index(min(load))
+        load[owner] += size
+        owners.append(owner)
+    return owners
+
+
+def fetch(paths: Paths, sizes: Sequence[int], owners: Sequence[int], wire: float = 1.0) -> list[Transfer]:
+    """Let every GPU fetch every tensor from its owner (HOST, or a GPU).
+
+    Owners serve the others in the same order, so that transfers of different owners sometimes meet at one receiver.
+
+    Args:
+        paths: the machine.
+        sizes: bytes of each tensor, in the order of the requests.
+        owners: of each tensor.
+        wire: bytes on the wire per byte (0.5 for fp32 sent as bf16).
+    """
+    duplex = len(set(owners)) > 1
+    return [
+        _transfer(paths, owner, gpu, size * wire, ready_ms=0.0, duplex=duplex)
+        for size, owner in zip(sizes, owners, strict=True)
+        for gpu in range(len(paths))
+        if gpu != owner
+    ]
+
+
+def deliver(
+    paths: Paths, sizes: Sequence[int], owners: Sequence[int], ready_ms: Sequence[float], wire: float = 1.0
+) -> list[Transfer]:
+    """Let every GPU send every tensor to its owner when it is ready, all GPUs the same tensor at the same time."""
+    duplex = len(set(owners)) > 1
+    return [
+        _transfer(paths, gpu, owner, size * wire, ready_ms=ready, duplex=duplex)
+        for size, owner, ready in zip(sizes, owners, ready_ms, strict=True)
+        for gpu in range(len(paths))
+        if gpu != owner
+    ]
+
+
+def _transfer(paths: Paths, src: int, dst: int, size: float, *, ready_ms: float, duplex: bool) -> Transfer:
+    """Return one transfer over its links. `duplex`: others go in the opposite direction meanwhile."""
+    links: tuple[str, ...] = (f"out:{src}", f"in:{dst}")
+    latency_ms = paths.latency_us(src, dst) / 1e3
+    if src == HOST:
+        rate, links = paths.all_rate("host_to_device"), (f"in:{dst}",)
+    elif dst == HOST:
+        rate, links = paths.all_rate("device_to_host"), (f"out:{src}",)
+    elif paths.peer_access(src, dst):
+        rate = (paths.rate_both if duplex else paths.rate)(src, dst)
+    else:
+        rate = paths.rate(src, dst)
+        if paths.rate_both(src, dst) < _SHARED * rate:
+            links = (*links, f"staged:{min(src, dst)}-{max(src, dst)}")
+        # The driver's buffer is filled before it is emptied, so that its content crosses one link after the other.
+        latency_ms += min(size, _STAGING_BYTES) / (paths.rate(src, HOST) * _BYTES_PER_MS)
+    return Transfer(links=links, ready_ms=ready_ms, duration_ms=latency_ms + size / (rate * _BYTES_PER_MS))

@@ -3,7 +3,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpudiag.machine.inventory.islands import find_islands, reaches_directly
+from gpudiag.machine.inventory.links import find_islands, reaches_directly
 from gpudiag.model.facts import Link
 from tests.machines import machine
 

@@ -15,8 +15,8 @@ import pytest
 from msgspec.structs import replace
 
 from gpudiag.machine.probes import runner
-from gpudiag.machine.probes.programs import HostMemory
-from gpudiag.machine.probes.runner import Planned, Progress, run_probes
+from gpudiag.machine.probes.programs import HostMemoryResult
+from gpudiag.machine.probes.runner import Planned, ProbeStep, run_probes
 
 pytestmark = pytest.mark.processes
 
@@ -36,10 +36,10 @@ def program(folder: Path, name: str, text: str, **limits: float) -> Planned:
 
 
 def test_a_good_program_is_heard(tmp_path: Path) -> None:
-    heard: list[Progress] = []
+    heard: list[ProbeStep] = []
     (outcome,) = run_probes([program(tmp_path, "good", GOOD)], heard.append)
     assert outcome.status == "ok"
-    assert isinstance(outcome.document, HostMemory)
+    assert isinstance(outcome.document, HostMemoryResult)
     assert [step.what for step in heard if step.stage == "measuring"] == ["a thing"]
 
 
@@ -112,7 +112,7 @@ def test_progress_that_is_no_progress_is_ignored(tmp_path: Path) -> None:
         '{"event": "progress", "of": 1, "done": 0}',
     ]
     text = f"import sys\nfor line in {lines!r}: print(line, file=sys.stderr)\n" + textwrap.dedent(GOOD)
-    heard: list[Progress] = []
+    heard: list[ProbeStep] = []
     (outcome,) = run_probes([program(tmp_path, "odd", text)], heard.append)
     assert outcome.status == "ok"
     assert [step.what for step in heard if step.stage == "measuring"] == ["", "a thing"]
@@ -222,7 +222,7 @@ TWO_PARTS = """
 )
 def test_a_part_that_fails_leaves_those_before_it(tmp_path: Path, end: str, status: str, reason: str) -> None:
     planned = program(tmp_path, "both", textwrap.dedent(TWO_PARTS) + end, timeout_s=1.5 if "sleep" in end else 120.0)
-    heard: list[Progress] = []
+    heard: list[ProbeStep] = []
     planned = replace(planned, parts=((HOST, "copies"), (MEMORY, "memory")))
     copies, memory = run_probes([planned], heard.append)
     assert (copies.name, memory.name) == ("copies", "memory")

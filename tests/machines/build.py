@@ -29,7 +29,7 @@ from typing import Any
 import msgspec
 
 from gpudiag.machine.inventory.host.pci import normal_pci_id
-from gpudiag.machine.inventory.islands import find_islands
+from gpudiag.machine.inventory.links import find_islands
 from gpudiag.model.facts import (
     Bandwidth,
     Clock,

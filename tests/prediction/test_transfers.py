@@ -6,16 +6,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpudiag.prediction.buckets import MIB, ddp_buckets
 from gpudiag.prediction.curves import Curve
-from gpudiag.prediction.overlap import exposed_after, ready_at
-from gpudiag.prediction.transfers import Transfer, run
+from gpudiag.prediction.overlap import MIB, ddp_buckets, ready_at
+from gpudiag.prediction.transfers import Transfer, exposed_after, run
 
 SIZES = st.lists(st.integers(1, 200 * MIB), min_size=1, max_size=40)
 
 
-def _transfer(ways: str, takes_ms: float, *, ready_ms: float = 0.0) -> Transfer:
-    return Transfer(ways=tuple(ways.split()), ready_ms=ready_ms, takes_ms=takes_ms)
+def _transfer(links: str, duration_ms: float, *, ready_ms: float = 0.0) -> Transfer:
+    return Transfer(links=tuple(links.split()), ready_ms=ready_ms, duration_ms=duration_ms)
 
 
 def test_one_way_out_serves_one_after_another() -> None:

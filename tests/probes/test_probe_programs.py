@@ -21,9 +21,9 @@ import numpy as np
 import pytest
 
 from gpudiag.machine.probes.programs import (
-    Collectives,
+    CollectivesResult,
     HostCopies,
-    HostMemory,
+    HostMemoryResult,
     PeerCopies,
     ProbeDocument,
     decode_document,
@@ -55,7 +55,7 @@ def faked(name: str, *arguments: str, path: str = "", **options: Any) -> Any:
 class TestHostMemory:
     def test_every_node_is_measured_and_verified(self) -> None:
         found = run("host_memory.py", "--mib", "16", "--seconds", "0.1", "--threads", "2")
-        assert isinstance(found, HostMemory)
+        assert isinstance(found, HostMemoryResult)
         assert found.errors == ()
         assert found.bandwidth
         for copy in found.bandwidth:
@@ -68,7 +68,7 @@ class TestHostMemory:
 class TestGloo:
     def test_two_processes_sum_and_verify(self) -> None:
         found = run("allreduce_gloo.py", "--quick", "--ranks", "2", "--seconds", "5")
-        assert isinstance(found, Collectives)
+        assert isinstance(found, CollectivesResult)
         assert found.errors == ()
         assert {one.bytes for one in found.collectives} >= {1 << 10, 1 << 16, 1 << 20}
         assert all(one.wrong_values == 0 and one.time_us > 0 for one in found.collectives)
@@ -77,7 +77,7 @@ class TestGloo:
         if shutil.which("nvidia-smi"):
             pytest.skip("this machine has a GPU")
         found = run("allreduce_gloo.py", "--quick", "--ranks", "2", "--strategies", "host-staged,gloo")
-        assert isinstance(found, Collectives)
+        assert isinstance(found, CollectivesResult)
         assert [error.what for error in found.errors] == ["host-staged all-reduce"]
         assert {one.strategy for one in found.collectives} == {"gloo"}
 
@@ -213,7 +213,7 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> str:
 class TestNcclOnAFakeLibrary:
     def test_all_strategies_are_measured_and_verified(self, library: str) -> None:
         found = faked("allreduce_nccl.py", "--quick", "--strategies", "nccl,nccl-ring", path=library)
-        assert isinstance(found, Collectives)
+        assert isinstance(found, CollectivesResult)
         assert found.errors == ()
         assert found.versions["nccl"] == "2.27.7"
         assert {(one.strategy, one.bytes) for one in found.collectives} >= {("nccl", 1 << 20), ("nccl-ring", 1 << 20)}
@@ -228,8 +228,8 @@ class TestNcclOnAFakeLibrary:
 
     def test_nccl_is_the_last_part_of_a_session(self, library: str) -> None:
         documents = faked_session("--quick", "--parts", "nccl,host,peer", path=library)
-        assert [type(document) for document in documents] == [HostCopies, PeerCopies, Collectives]
-        assert isinstance(documents[-1], Collectives)
+        assert [type(document) for document in documents] == [HostCopies, PeerCopies, CollectivesResult]
+        assert isinstance(documents[-1], CollectivesResult)
         assert {one.wrong_values for one in documents[-1].collectives} == {0}
         assert {"communicators", "connecting"} <= set(documents[-1].phases_s)
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from gpudiag.analysis.timeline.validity.device_activity import device_activities, doubts
+from gpudiag.analysis.timeline.validity.device_activity import device_activities, incomplete_activity
 from gpudiag.model.event import EventKind, Role
 from gpudiag.trace import read_traces
 from gpudiag.trace.readers.cuda_calls import role_of_call
@@ -38,7 +38,7 @@ def roles(trace: Trace, name: str) -> list[Role]:
 
 
 def warnings(trace: Trace) -> list[tuple[str, str]]:
-    return [(one.code, one.message) for one in doubts([trace], device_activities([trace]))]
+    return [(one.code, one.message) for one in incomplete_activity([trace], device_activities([trace]))]
 
 
 def test_real_memsets_without_device_work_are_not_lost_launches() -> None:

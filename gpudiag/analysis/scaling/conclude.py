@@ -1,4 +1,4 @@
-"""All that follows from measured points: speedups, odd GPUs, waterfalls, forecasts, and what to be wary of."""
+"""Draw conclusions from measured points: speedups, odd GPUs, waterfalls, forecasts, and warnings."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from gpudiag.analysis.scaling.waterfall import closes, measured_waterfall, water
 from gpudiag.model.benchmarks.scale_request import Network, Wanted
 from gpudiag.model.benchmarks.scaling import (
     AloneGpu,
+    Duration,
     Machine,
     Mode,
     PointRecord,
@@ -43,63 +44,72 @@ def conclude(
     wanted: Wanted,
     need_peers: Collection[tuple[str, str]] = (),
 ) -> Scaling:
-    """The result for one set of points.
+    """Return the result of one set of points.
 
     Args:
         known: all points.
         recorded: recorded steps of points, by id.
         facts: of the machine.
-        remarks: what is known already.
-        mode: points of the other mode are left out, and that is said.
+        remarks: made before.
+        mode: points of the other mode are left out, with a remark.
         command, version: the command line and the version of gpudiag, for the record.
         wanted: what else to compute.
         need_peers: frameworks and strategies that cannot run on one device.
     """
-    said = list(remarks)
     points = [point for point in known if point.mode == mode]
-    if len(points) < len(known):
-        said.append(
-            Remark(
-                code="mixed-scaling",
-                message=f"{len(known) - len(points)} points of the other kind of scaling are left out: weak and strong "
-                "scaling keep different things constant and are never ranked together",
-            )
-        )
+    left_out = len(known) - len(points)
     points = sorted(with_speedups(with_scatter(points), need_peers), key=_order)
     doubts = doubtful(points, need_peers)
-    points = without_conclusions(points, doubts)
     points = [
         msgspec.structs.replace(point, profiled=recorded[point.id].directory if point.id in recorded else None)
-        for point in points
+        for point in without_conclusions(points, doubts)
     ]
-    falls = _waterfalls(points, recorded, said, doubts)
-    together = () if any(point.alone and point.id in doubts for point in points) else devices.pairs(points, facts)
-    lone = devices.alone(points, points[0].machine.gpus if points else ())
-    if any(gpu.point in doubts for gpu in lone):  # which GPU is odd, on a host that is, nobody can tell
-        lone = tuple(msgspec.structs.replace(gpu, odd=False) for gpu in lone)
-    said += _on_baselines(points, doubts)
-    measured = [point for point in points if point.status == "measured"]
-    said += _doubts(points, lone)
+    falls, waterfall_remarks = _waterfalls(points, recorded, doubts)
+    alone = devices.alone(points, points[0].machine.gpus if points else ())
+    if any(gpu.point in doubts for gpu in alone):  # a disturbed host may make any GPU look odd
+        alone = tuple(msgspec.structs.replace(gpu, odd=False) for gpu in alone)
+    pairs = () if any(point.alone and point.id in doubts for point in points) else devices.pairs(points, facts)
     times = durations(points, wanted)
-    if wanted.voxels is not None and not any(time.of == "voxels" for time in times):
-        why = "no point here wrote a volume: give --voxels-per-sample, or measure unet3d-predict"
-        said.append(Remark(code="no-volume", message=why))
     return Scaling(
         workload=",".join(dict.fromkeys(point.workload for point in points)),
         mode=mode,
         created=time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
         version=version,
         command=command,
-        machine=measured[0].machine if measured else Machine(),
+        machine=next((point.machine for point in points if point.status == "measured"), Machine()),
         points=tuple(points),
-        alone=lone,
-        pairs=together,
-        links=devices.by_link(together),
+        alone=alone,
+        pairs=pairs,
+        links=devices.by_link(pairs),
         waterfalls=tuple(falls),
         prospects=tuple(_prospects(points, falls, wanted.network, doubts)) if mode == "weak" else (),
         durations=times,
-        remarks=tuple(said),
+        remarks=(
+            *remarks,
+            *_mixed_scaling(left_out),
+            *waterfall_remarks,
+            *_untrusted_baselines(points, doubts),
+            *_uncertain(points, alone),
+            *_no_volume(wanted, times),
+        ),
     )
+
+
+def _mixed_scaling(left_out: int) -> list[Remark]:
+    if not left_out:
+        return []
+    message = (
+        f"{left_out} points of the other kind of scaling are left out: weak and strong scaling keep different things "
+        "constant and are never ranked together"
+    )
+    return [Remark(code="mixed-scaling", message=message)]
+
+
+def _no_volume(wanted: Wanted, times: Iterable[Duration]) -> list[Remark]:
+    if wanted.voxels is None or any(duration.of == "voxels" for duration in times):
+        return []
+    message = "no point here wrote a volume: give --voxels-per-sample, or measure unet3d-predict"
+    return [Remark(code="no-volume", message=message)]
 
 
 def _order(point: PointRecord) -> tuple[object, ...]:
@@ -116,42 +126,63 @@ def _order(point: PointRecord) -> tuple[object, ...]:
 
 
 def _waterfalls(
-    points: list[PointRecord], recorded: Mapping[str, RecordedSteps], said: list[Remark], doubts: Collection[str]
-) -> list[Waterfall]:
-    """Of the recorded points, and from timed steps alone of the others on most devices.
+    points: list[PointRecord], recorded: Mapping[str, RecordedSteps], doubts: Collection[str]
+) -> tuple[list[Waterfall], list[Remark]]:
+    """Return the waterfalls of recorded points, or of timed steps alone for the points on most devices; and remarks.
 
-    None where the baseline decides nothing, or the recorded steps were others than the timed ones.
+    There is none if the baseline is not trusted, or if the recorded steps were unlike the timed ones.
     """
-    falls = []
+    falls, remarks = [], []
     by_id = {point.id: point for point in points}
     most = max((point.devices for point in points if point.status == "measured"), default=0)
     for point in points:
+        base = by_id.get(point.baseline or "")
         if point.devices == 1 or point.status != "measured" or point.baseline in doubts:
             continue
-        base = by_id.get(point.baseline or "")
         several, one = recorded.get(point.id), recorded.get(point.baseline or "")
-        apart = _apart(point, points)
-        drawn = None
-        if base is not None and several and one and several.parts and one.parts:
-            drawn = waterfall(point, base, several.parts, one.parts, apart)
-        if drawn is not None and closes(drawn):
-            falls.append(drawn)
+        independent = _independent_points(point, points)
+        fall = _recorded_waterfall(point, base, several, one, independent)
+        if fall is not None and closes(fall):
+            falls.append(fall)
             continue
-        if base is not None and apart is not None and point.devices == most and apart[1].id not in doubts:
-            falls.append(measured_waterfall(point, base, apart))
-        if drawn is not None:
-            why = "its recorded steps were not like the timed ones, so that their parts explain nothing of these"
-            said.append(Remark(code="no-waterfall", message=f"{point.id}: {why}"))
-        elif several is not None and apart is None:
-            why = "its one-device baseline was not recorded"
-            if one is not None:
-                why = "its recorded steps could not be replayed, or an earlier version concluded from them"
-            said.append(Remark(code="no-waterfall", message=f"{point.id}: {why}"))
-    return falls
+        if base is not None and independent and point.devices == most and independent[1].id not in doubts:
+            falls.append(measured_waterfall(point, base, independent))
+        reason = _no_waterfall(fall, several, one, independent)
+        if reason:
+            remarks.append(Remark(code="no-waterfall", message=f"{point.id}: {reason}"))
+    return falls, remarks
 
 
-def _apart(point: PointRecord, points: list[PointRecord]) -> tuple[PointRecord, PointRecord] | None:
-    """The same job without exchange, on as many devices and on one."""
+def _recorded_waterfall(
+    point: PointRecord,
+    base: PointRecord | None,
+    several: RecordedSteps | None,
+    one: RecordedSteps | None,
+    independent: tuple[PointRecord, PointRecord] | None,
+) -> Waterfall | None:
+    if base is None or several is None or one is None or several.parts is None or one.parts is None:
+        return None
+    return waterfall(point, base, several.parts, one.parts, independent)
+
+
+def _no_waterfall(
+    fall: Waterfall | None,
+    several: RecordedSteps | None,
+    one: RecordedSteps | None,
+    independent: tuple[PointRecord, PointRecord] | None,
+) -> str:
+    """Say why recorded steps gave no waterfall; empty if that needs no remark."""
+    if fall is not None:
+        return "its recorded steps were not like the timed ones, so that their parts do not explain these"
+    if several is None or independent is not None:
+        return ""
+    if one is None:
+        return "its one-device baseline was not recorded"
+    return "its recorded steps could not be simulated, or an earlier version analysed them"
+
+
+def _independent_points(point: PointRecord, points: list[PointRecord]) -> tuple[PointRecord, PointRecord] | None:
+    """Return the points of the same job without communication, on as many devices and on one."""
     if point.strategy == INDEPENDENT or point.mode == "strong":
         return None
     wanted = curve(msgspec.structs.replace(point, strategy=INDEPENDENT))
@@ -162,8 +193,7 @@ def _apart(point: PointRecord, points: list[PointRecord]) -> tuple[PointRecord, 
     return (many, alone) if many is not None and alone is not None else None
 
 
-def _on_baselines(points: Iterable[PointRecord], doubts: Mapping[str, str]) -> list[Remark]:
-    """What is said of baselines that decide nothing."""
+def _untrusted_baselines(points: Iterable[PointRecord], doubts: Mapping[str, str]) -> list[Remark]:
     return [
         Remark(
             code="no-baseline-to-trust",
@@ -207,34 +237,45 @@ def _hidden_share(fall: Waterfall) -> float | None:
     return fall.hidden_communication_ms / whole if whole > 0 else None
 
 
-def _doubts(points: Sequence[PointRecord], lone: Iterable[AloneGpu]) -> list[Remark]:
-    """What makes figures less certain than they look."""
-    said = [
+def _uncertain(points: Sequence[PointRecord], alone: Iterable[AloneGpu]) -> list[Remark]:
+    """Return remarks on odd GPUs, failed points, and points that are less certain than they look."""
+    remarks = [
         Remark(
             code="odd-gpu",
             message=f"GPU {gpu.index} alone reaches {100 * gpu.relative:.0f} % of the median GPU: look there before "
-            "blaming the exchange",
+            "blaming communication",
         )
-        for gpu in lone
+        for gpu in alone
         if gpu.odd
     ]
-    failed = [point for point in points if point.status == "failed"]
-    said += [Remark(code="failed-point", message=f"{point.id}: {point.error}") for point in failed]
-    unsettled = [point.id for point in points if point.settled is False and point.status == "measured"]
-    if unsettled:
-        said.append(
-            Remark(code="unsettled", message=f"step times were still falling when timing began: {', '.join(unsettled)}")
-        )
-    unsure = [
-        point.id
+    remarks += [
+        Remark(code="failed-point", message=f"{point.id}: {point.error}")
         for point in points
-        if point.ci95 and point.samples_per_s and (point.ci95[1] - point.ci95[0]) / 2 > _UNSURE * point.samples_per_s
+        if point.status == "failed"
     ]
-    if unsure:
-        said.append(Remark(code="unsure", message=f"uncertain by more than 5 %: {', '.join(unsure)}"))
-    lonely = [p.id for p in points if p.status == "measured" and p.baseline is None and p.devices > 1]
-    if lonely:
-        said.append(
-            Remark(code="no-baseline", message=f"no speedup, for want of a one-device point: {', '.join(lonely)}")
-        )
-    return said
+    return [*remarks, *_summaries(points)]
+
+
+def _summaries(points: Sequence[PointRecord]) -> list[Remark]:
+    """Return remarks that each concern a list of points."""
+    measured = [point for point in points if point.status == "measured"]
+    lists = (
+        ("unsettled", "step times were still falling when timing began", [p for p in measured if p.settled is False]),
+        ("unsure", "uncertain by more than 5 %", [p for p in points if _is_unsure(p)]),
+        (
+            "no-baseline",
+            "no speedup, because the one-device point is missing",
+            [p for p in measured if p.baseline is None and p.devices > 1],
+        ),
+    )
+    return [
+        Remark(code=code, message=f"{message}: {', '.join(point.id for point in concerned)}")
+        for code, message, concerned in lists
+        if concerned
+    ]
+
+
+def _is_unsure(point: PointRecord) -> bool:
+    if not point.ci95 or not point.samples_per_s:
+        return False
+    return (point.ci95[1] - point.ci95[0]) / 2 > _UNSURE * point.samples_per_s

@@ -1,7 +1,7 @@
-"""Each GPU alone, and pairs of GPUs beside the sum of what their two GPUs do alone.
+"""Compare GPUs alone with each other, and pairs of GPUs with the sum of their two GPUs alone.
 
-A pair of GPUs on one PCIe switch was once found slower than a pair across sockets, because one of its GPUs was slow by
-itself. So every GPU is measured alone first, and a pair is held against its own two GPUs, not against the other pairs.
+A pair of GPUs on one PCIe switch may be slower than a pair across sockets only because one of its GPUs is slow by
+itself. So a pair is compared with its own two GPUs, not with other pairs.
 """
 
 from __future__ import annotations
@@ -15,32 +15,33 @@ from gpudiag.model.facts import Facts
 from gpudiag.model.job import INDEPENDENT
 from gpudiag.statistics import sum_of
 
-#: A GPU is odd when it is slower or faster than the median of all by more than this and by more than its interval.
+#: A GPU is odd if it differs from the median of all by more than this and by more than its interval.
 ODD = 0.03
 
 
 def alone(points: Iterable[PointRecord], names: Sequence[str]) -> tuple[AloneGpu, ...]:
-    """Every device that was measured by itself, by index.
+    """Return every device that was measured alone, by index.
 
     Args:
         points: all points.
         names: model names of the GPUs, by index; empty for CPU processes.
     """
     known = sorted(
-        (one for one in points if one.alone and rate_of(one) is not None), key=lambda one: one.device_indices
+        (point for point in points if point.alone and rate_of(point) is not None),
+        key=lambda point: point.device_indices,
     )
-    rates = [one.samples_per_s or 0.0 for one in known]
+    rates = [point.samples_per_s or 0.0 for point in known]
     if len(known) < 2:
         return ()
     median = statistics.median(rates)
-    found = []
+    gpus = []
     for point, rate in zip(known, rates, strict=True):
         estimate = rate_of(point)
-        assert estimate is not None  # noqa: S101  # chosen above
+        assert estimate is not None  # noqa: S101  # selected above
         relative = rate / median
         odd = abs(relative - 1) > max(ODD, estimate.relative_half_width)
         index = point.device_indices[0]
-        found.append(
+        gpus.append(
             AloneGpu(
                 index=index,
                 name=names[index] if index < len(names) else "CPU process",
@@ -50,31 +51,31 @@ def alone(points: Iterable[PointRecord], names: Sequence[str]) -> tuple[AloneGpu
                 odd=odd,
             )
         )
-    return tuple(found)
+    return tuple(gpus)
 
 
 def pairs(points: Sequence[PointRecord], facts: Facts | None) -> tuple[Pair, ...]:
-    """Every pair whose two devices were also measured alone."""
+    """Return every pair whose two devices were also measured alone."""
     kinds = _link_kinds(facts)
-    found = []
+    compared = []
     for point in points:
         rate = rate_of(point)
         if point.devices != 2 or rate is None or point.strategy == INDEPENDENT:
             continue
         singles = [
-            rate_of(one)
-            for one in points
-            if one.alone
-            and one.device_indices[0] in point.device_indices
-            and setting(one) == setting(point)
-            and one.batch_per_device == point.batch_per_device
+            rate_of(single)
+            for single in points
+            if single.alone
+            and single.device_indices[0] in point.device_indices
+            and setting(single) == setting(point)
+            and single.batch_per_device == point.batch_per_device
         ]
-        known = [single for single in singles if single is not None]
+        known = [rate for rate in singles if rate is not None]
         if len(known) != 2:
             continue
         share = rate.over(sum_of(known))
         a, b = point.device_indices
-        found.append(
+        compared.append(
             Pair(
                 indices=(a, b),
                 link=kinds.get((a, b), "unknown") if facts is not None and facts.gpus else "host memory",
@@ -85,13 +86,13 @@ def pairs(points: Sequence[PointRecord], facts: Facts | None) -> tuple[Pair, ...
                 efficiency_ci95=(share.low, share.high),
             )
         )
-    return tuple(sorted(found, key=lambda pair: (pair.strategy, pair.indices)))
+    return tuple(sorted(compared, key=lambda pair: (pair.strategy, pair.indices)))
 
 
-def by_link(found: Iterable[Pair]) -> tuple[LinkComparison, ...]:
-    """Pairs of one link kind together."""
+def by_link(compared: Iterable[Pair]) -> tuple[LinkComparison, ...]:
+    """Summarise the pairs of each kind of link."""
     groups: dict[tuple[str, str], list[float]] = {}
-    for pair in found:
+    for pair in compared:
         groups.setdefault((pair.strategy, pair.link), []).append(pair.efficiency)
     return tuple(
         LinkComparison(
@@ -107,13 +108,13 @@ def by_link(found: Iterable[Pair]) -> tuple[LinkComparison, ...]:
 
 
 def _link_kinds(facts: Facts | None) -> dict[tuple[int, int], str]:
-    """Link kinds by the places of two GPUs among those that training can use."""
+    """Return link kinds by the positions of two GPUs among those that training can use."""
     if facts is None:
         return {}
     usable = [gpu.index for gpu in facts.gpus if gpu.visible]
-    place = {index: position for position, index in enumerate(usable)}
+    position = {index: at for at, index in enumerate(usable)}
     return {
-        (min(place[link.a], place[link.b]), max(place[link.a], place[link.b])): link.kind
+        (min(position[link.a], position[link.b]), max(position[link.a], position[link.b])): link.kind
         for link in facts.links
-        if link.a in place and link.b in place
+        if link.a in position and link.b in position
     }

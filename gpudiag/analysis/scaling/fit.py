@@ -1,10 +1,10 @@
-"""The cost of a step as devices are added, fitted to measured points.
+"""Fit the cost of a step as devices are added to measured points.
 
     step(n) = compute + transfer * 2 (n - 1) / n + latency * growth(n)
 
 2 (n - 1) / n is the share of the gradients that crosses each link in an all-reduce (the nccl-tests convention); growth
-is n - 1 for what is passed on from device to device (a ring's latency) and log2 n for what halves (a tree's). Three
-numbers of devices determine the three terms, and nothing checks them; from the fourth on the deviation does.
+is n - 1 for the latency of a ring and log2 n for that of a tree. Three numbers of devices determine the three terms
+without checking them; from the fourth on the deviation does.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ Array = NDArray[np.float64]
 
 GROWTHS: Mapping[str, Callable[[float], float]] = {"n - 1": lambda n: n - 1.0, "log2 n": math.log2}
 
-#: Draws behind each range; fixed, and drawn from a fixed seed, so that a report can be made again.
+#: Draws behind each range, from a fixed seed, so that reports are reproducible.
 _DRAWS = 400
 
 
-class Cost(msgspec.Struct, frozen=True, kw_only=True):
-    """Non-negative terms in milliseconds, and which growth the last one has."""
+class StepCost(msgspec.Struct, frozen=True, kw_only=True):
+    """Non-negative terms in milliseconds, and the growth of the last one."""
 
     compute_ms: float
     transfer_ms: float
@@ -35,28 +35,28 @@ class Cost(msgspec.Struct, frozen=True, kw_only=True):
     growth: str
 
     def step_ms(self, devices: float) -> float:
-        """The step time on this many devices; 1 <= devices."""
+        """Return the step time on this many devices; 1 <= devices."""
         terms = np.array(_terms(devices, self.growth))
         return float(terms @ np.array((self.compute_ms, self.transfer_ms, self.latency_ms)))
 
 
 class Fit(msgspec.Struct, frozen=True, kw_only=True):
-    """The cost that fits best, and others that the measurements leave possible.
+    """The best fit, and others that the measurements allow.
 
     Attributes:
-        cost: the best.
-        possible: fits, by either growth, to what the measurements might as well have been.
+        cost: the best fit.
+        possible: fits by either growth to draws from the distribution of the measurements.
         worst_error: largest relative deviation of a measured point from `cost`.
         degrees: measured points less terms; 0 when nothing checks the fit.
     """
 
-    cost: Cost
-    possible: tuple[Cost, ...]
+    cost: StepCost
+    possible: tuple[StepCost, ...]
     worst_error: float
     degrees: int
 
-    def range_of(self, figure: Callable[[Cost], float]) -> tuple[float, float]:
-        """The 95 % range of a figure over all possible costs."""
+    def range_of(self, figure: Callable[[StepCost], float]) -> tuple[float, float]:
+        """Return the 95 % range of a figure over all possible costs."""
         values = np.sort([figure(cost) for cost in self.possible])
         low, high = np.quantile(values, (0.025, 0.975))
         return float(low), float(high)
@@ -76,13 +76,13 @@ def fit(step_ms: Mapping[int, Estimate]) -> Fit:
         raise ValueError("a fit needs the step time of one device and of at least one larger number")
     values = np.array([step_ms[n].value for n in sizes])
     scatter = np.array([step_ms[n].standard_error for n in sizes])
-    # What no run repeats better than is no certainty, however many steps it had.
+    # No run repeats better than this, however many steps it had.
     errors = np.maximum(scatter, 0.005 * values)
     candidates = [_solve(sizes, values[None, :], errors, growth) for growth in GROWTHS]
-    best = min(candidates, key=lambda found: found[1][0])[0][0]
+    best = min(candidates, key=lambda solution: solution[1][0])[0][0]
     deviation = max(abs(best.step_ms(n) / step_ms[n].value - 1) for n in sizes)
     spread = np.maximum(errors, deviation * values)
-    # A mean is off by Student's t, and by whatever else there is, normally.
+    # A mean deviates by Student's t, the rest normally.
     random, shape = np.random.default_rng(0), (_DRAWS, len(sizes))
     freedom = np.array([min(step_ms[n].freedom, 1e6) for n in sizes])
     draws = random.normal(values, np.sqrt(spread**2 - scatter**2), shape)
@@ -96,8 +96,8 @@ def _terms(devices: float, growth: str) -> tuple[float, float, float]:
     return 1.0, 2 * (devices - 1) / devices, GROWTHS[growth](devices)
 
 
-def _solve(sizes: Sequence[int], draws: Array, errors: Array, growth: str) -> tuple[list[Cost], Array]:
-    """Weighted non-negative least squares over three terms: every subset of them is tried, which is exact.
+def _solve(sizes: Sequence[int], draws: Array, errors: Array, growth: str) -> tuple[list[StepCost], Array]:
+    """Solve weighted non-negative least squares over three terms exactly, by trying every subset of them.
 
     Args:
         sizes: numbers of devices.
@@ -106,7 +106,7 @@ def _solve(sizes: Sequence[int], draws: Array, errors: Array, growth: str) -> tu
         growth: of the last term.
 
     Returns:
-        The cost of each row, and the weighted sum of squares that it leaves.
+        The cost of each row, and its weighted sum of squares.
     """
     matrix = np.array([_terms(n, growth) for n in sizes]) / errors[:, None]
     targets = (draws / errors).T
@@ -116,13 +116,13 @@ def _solve(sizes: Sequence[int], draws: Array, errors: Array, growth: str) -> tu
     for chosen in ((0,), (0, 1), (0, 2), (0, 1, 2)):
         if len(chosen) > len(sizes):
             continue
-        part = matrix[:, chosen]
-        found, *_ = np.linalg.lstsq(part, targets, rcond=None)
-        off = ((part @ found - targets) ** 2).sum(axis=0)
-        better = (found >= 0).all(axis=0) & (off < least - 1e-9)
-        least = np.where(better, off, least)
+        columns = matrix[:, chosen]
+        solution, *_ = np.linalg.lstsq(columns, targets, rcond=None)
+        squares = ((columns @ solution - targets) ** 2).sum(axis=0)
+        better = (solution >= 0).all(axis=0) & (squares < least - 1e-9)
+        least = np.where(better, squares, least)
         best[:, better] = 0.0
-        for term, values in zip(chosen, found, strict=True):
+        for term, values in zip(chosen, solution, strict=True):
             best[term, better] = values[better]
-    costs = [Cost(compute_ms=c, transfer_ms=t, latency_ms=last, growth=growth) for c, t, last in best.T.tolist()]
+    costs = [StepCost(compute_ms=c, transfer_ms=t, latency_ms=last, growth=growth) for c, t, last in best.T.tolist()]
     return costs, least

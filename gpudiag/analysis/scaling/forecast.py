@@ -1,11 +1,11 @@
-"""What to expect of more devices than were measured, and how long a given amount of training takes.
+"""Forecast more devices than were measured, and the duration of a given amount of training.
 
-Within one machine the fitted cost is continued. Between machines, m of them with g devices each, every step also passes
-the gradients over the network: 2 (m - 1) / m of their bytes at the network's rate, and 2 (m - 1) latencies in a ring or
-2 log2 m in a tree. How much of that hides behind backward is not known beforehand; the range spans from all that fits
-into backward (two thirds of a step's compute: it has two matrix products for each one of forward) to nothing. The
-expected value takes the share that the measured points hid. To the slow end are added the longer wait for the slowest
-of more devices, jitter * (sqrt(2 ln n) - sqrt(2 ln g)) for normally distributed steps, and the ring's latencies.
+Within one machine the fitted cost is extrapolated. Between m machines with g devices each, every step also passes the
+gradients over the network: 2 (m - 1) / m of their bytes at the network's rate, and 2 (m - 1) latencies in a ring or
+2 log2 m in a tree. How much of that overlaps with backward is not known beforehand; the range extends from all that
+fits into backward (two thirds of a step's compute: two matrix products for each one of forward) to nothing. The
+expected value assumes the overlap fraction of the measured points. The slow end also includes the longer wait for the
+slowest of more devices, jitter * (sqrt(2 ln n) - sqrt(2 ln g)) for normally distributed steps, and a ring's latencies.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 
-from gpudiag.analysis.scaling.fit import Cost, Fit, fit
+from gpudiag.analysis.scaling.fit import Fit, StepCost, fit
 from gpudiag.analysis.scaling.speedup import rate_of
 from gpudiag.model.benchmarks.scale_request import Network, Wanted
 from gpudiag.model.benchmarks.scaling import Duration, Forecast, Interval, PointRecord, Prospect
@@ -21,44 +21,44 @@ from gpudiag.statistics import Estimate
 
 #: Backward's share of the compute of a step.
 _BACKWARD = 2 / 3
-#: Numbers of devices from which anything beyond them can be told: two determine no shape.
+#: Fewest numbers of devices for an extrapolation: two determine no shape.
 _FEWEST = 3
-#: Without a network stated, this many times the measured devices.
+#: Multiples of the measured devices to forecast if no network is given.
 _TIMES = (2, 4, 8)
-#: With one, up to this many devices.
+#: Most devices to forecast if a network is given.
 _MOST_DEVICES = 4096
 
 
 def prospect(curve: Sequence[PointRecord], network: Network | None, hidden_share: float | None) -> Prospect | None:
-    """Forecasts from the measured points of one curve; None where there are too few.
+    """Forecast from the measured points of one curve; None if there are too few.
 
     Args:
-        curve: points that differ in nothing but devices.
-        network: what would join more machines like this one.
-        hidden_share: how much of its communication the largest point hid behind compute, 0 to 1, where it was profiled.
+        curve: points that differ only in the number of devices.
+        network: between machines like this one.
+        hidden_share: share of the largest point's communication that overlaps with compute, 0 to 1, if profiled.
     """
     steps = {point.devices: _step_of(point) for point in curve}
     measured: dict[int, Estimate] = {n: step for n, step in steps.items() if step is not None}
     if len(measured) < _FEWEST or 1 not in measured:
         return None
-    found = fit(measured)
+    fitted = fit(measured)
     first = next(point for point in curve if point.devices == 1)
     most = max(measured)
     largest = next(point for point in curve if point.devices == most)
     batch = first.batch_per_device
     assumptions = [
-        "the samples per device stay as they are",
+        "the samples per device stay constant",
         f"more devices are joined as the {most} measured ones are",
     ]
     if network is None or not first.gradient_bytes:
-        forecasts = [_within(found, n * most, batch) for n in _TIMES]
+        forecasts = [_within(fitted, n * most, batch) for n in _TIMES]
     else:
-        forecasts = _between(found, largest, first.gradient_bytes, network, hidden_share)
+        forecasts = _between(fitted, largest, first.gradient_bytes, network, hidden_share)
         assumptions[1] = f"devices beyond {most} are in machines like this one, each with {most}"
         assumptions.append(f"between machines {network.describe()}; the range spans from no overlap to full overlap")
     if len(measured) <= 3:
         assumptions.append(f"{len(measured)} sizes were measured, which determine the fit without checking it")
-    cost = found.cost
+    cost = fitted.cost
     return Prospect(
         workload=first.workload,
         strategy=largest.strategy,
@@ -70,8 +70,8 @@ def prospect(curve: Sequence[PointRecord], network: Network | None, hidden_share
         transfer_ms=cost.transfer_ms,
         latency_ms=cost.latency_ms,
         growth=cost.growth,
-        worst_error=found.worst_error,
-        degrees=found.degrees,
+        worst_error=fitted.worst_error,
+        degrees=fitted.degrees,
         measured_devices=tuple(sorted(measured)),
         forecasts=tuple(forecasts),
         assumptions=tuple(assumptions),
@@ -83,18 +83,18 @@ def _step_of(point: PointRecord) -> Estimate | None:
     return None if rate is None else rate.inverse().scaled(1e3 * point.global_batch)
 
 
-def _within(found: Fit, devices: int, batch: int) -> Forecast:
-    low, high = found.range_of(lambda cost: _efficiency(cost, cost.step_ms(devices)))
-    middle = _efficiency(found.cost, found.cost.step_ms(devices))
+def _within(fitted: Fit, devices: int, batch: int) -> Forecast:
+    low, high = fitted.range_of(lambda cost: _efficiency(cost, cost.step_ms(devices)))
+    middle = _efficiency(fitted.cost, fitted.cost.step_ms(devices))
     efficiency = Interval(value=middle, low=min(low, middle), high=max(high, middle))
-    return _forecast(devices, efficiency, 1e3 * batch / found.cost.step_ms(1), "")
+    return _forecast(devices, efficiency, 1e3 * batch / fitted.cost.step_ms(1), "")
 
 
 def _between(
-    found: Fit, largest: PointRecord, gradient_bytes: int, network: Network, hidden_share: float | None
+    fitted: Fit, largest: PointRecord, gradient_bytes: int, network: Network, hidden_share: float | None
 ) -> list[Forecast]:
     per_machine = largest.devices
-    cost = found.cost
+    cost = fitted.cost
     jitter_ms = largest.jitter_ms or 0.0
     forecasts = []
     machines = 2
@@ -108,9 +108,9 @@ def _between(
         wait_ms = jitter_ms * (math.sqrt(2 * math.log(devices)) - math.sqrt(2 * math.log(max(2, per_machine))))
         worst_ms = here_ms + bytes_ms + ring_ms + max(0.0, wait_ms)
         share = 0.5 if hidden_share is None else hidden_share
-        exchange_ms = bytes_ms + tree_ms
-        expected_ms = here_ms + exchange_ms - min(room_ms, share * exchange_ms)
-        spread = found.range_of(lambda one: one.step_ms(per_machine) / one.step_ms(1))
+        communication_ms = bytes_ms + tree_ms
+        expected_ms = here_ms + communication_ms - min(room_ms, share * communication_ms)
+        spread = fitted.range_of(lambda possible: possible.step_ms(per_machine) / possible.step_ms(1))
         ratio = here_ms / cost.step_ms(1)
         efficiency = Interval(
             value=_efficiency(cost, expected_ms),
@@ -124,12 +124,12 @@ def _between(
     return forecasts
 
 
-def _efficiency(cost: Cost, step_ms: float) -> float:
+def _efficiency(cost: StepCost, step_ms: float) -> float:
     return cost.step_ms(1) / step_ms
 
 
-def _forecast(devices: int, efficiency: Interval, one_samples_per_s: float, network: str) -> Forecast:
-    ideal = devices * one_samples_per_s
+def _forecast(devices: int, efficiency: Interval, device_samples_per_s: float, network: str) -> Forecast:
+    ideal = devices * device_samples_per_s
     return Forecast(
         devices=devices,
         efficiency=efficiency,
@@ -141,14 +141,11 @@ def _forecast(devices: int, efficiency: Interval, one_samples_per_s: float, netw
 
 
 def durations(points: Sequence[PointRecord], wanted: Wanted) -> tuple[Duration, ...]:
-    """How long what is wanted takes at each measured point's pace: samples, iterations, a volume.
+    """Return how long the wanted samples, iterations or volume take at each measured point's pace.
 
-    A voxel counts once, however many blocks overlap in it: a volume takes what the measured one took per voxel that was
-    written, or, where the voxels of a sample are given, that many per sample. A point that knows neither is left out.
-
-    Args:
-        points: measured or not; those that are not are left out.
-        wanted: how many of each; None for no such figure.
+    A voxel counts once, however many blocks overlap in it: the time per written voxel is that of the measured volume,
+    or follows from the voxels of a sample if these are given. Points that know neither are left out, as are points that
+    were not measured.
     """
     return tuple(
         duration
@@ -170,7 +167,7 @@ def _durations(point: PointRecord, samples_per_hour: float, wanted: Wanted) -> I
         )
     if wanted.iterations is not None:
         samples = wanted.iterations * point.global_batch
-        like_one = wanted.iterations * point.batch_per_device / samples_per_hour
+        like_one_device = wanted.iterations * point.batch_per_device / samples_per_hour
         yield Duration(
             point=point.id,
             of="iterations",
@@ -178,7 +175,7 @@ def _durations(point: PointRecord, samples_per_hour: float, wanted: Wanted) -> I
             iterations=wanted.iterations,
             per_minute=per_minute,
             hours=samples / samples_per_hour,
-            like_one_device_hours=like_one if point.mode == "weak" and point.devices > 1 else None,
+            like_one_device_hours=like_one_device if point.mode == "weak" and point.devices > 1 else None,
         )
     per_sample = wanted.voxels_per_sample.get(point.workload)
     voxels_per_hour = None if point.mvox_per_s is None else 3600e6 * point.mvox_per_s

@@ -1,24 +1,22 @@
-"""What a step's time consists of, from the replay of recorded steps without the profiler's cost.
+"""Break down a step's time by simulating the recorded steps without the profiler's cost.
 
 Recorded steps take up to twice as long as unrecorded ones, and not only on the host: ranks that the profiler slows
-differently wait for each other, and collectives that wait slow the kernels beside them. So nothing is read off the
-recording. It is replayed with the profiler's cost taken out, which is chosen such that the replay takes as long as the
-steps that were timed without it; then one cause after the other is taken away in the replay, and what the step gets
-shorter by is that cause's part:
+differently wait for each other, and waiting collectives slow concurrent kernels. So nothing is read off the recording.
+It is simulated without the profiler's cost, which is chosen such that the simulation takes as long as the timed steps;
+then one cause after the other is removed, and the reduction of the step is that cause's part:
 
     as timed                                                            40 ms
     no rank later than the others, in any step         waiting           38
     transfers take no time                             exposed transfer  31
-    kernels beside them are undisturbed                disturbed         30
+    concurrent kernels are contention-free             disturbed         30
     no waiting for data                                input             30
     calls on the host take no time                     launch            28
-    what is left are the device's kernels              compute
+    the device's kernels remain                        compute
 
-The parts add up to the replayed step by construction. By how much that differs from the timed one is kept, up to a few
-percent. Where the recorded steps were slower than the timed ones by more than any cost of the profiler explains (a busy
-machine, a library that stays slow once the profiler was loaded), the parts are scaled to the timed step, and the factor
-is kept too: on CPUs all of them, whose cores are shared by everything; on GPUs those that the host causes or peers wait
-for, since kernels take what they take.
+The parts add up to the simulated step by construction. A difference to the timed step of up to a few percent stays. If
+the recorded steps were slower than any cost of the profiler explains (a busy machine, a library that stays slow once
+the profiler was loaded), the parts are scaled to the timed step, and the factor is kept: on CPUs all parts, because all
+work shares the cores; on GPUs the parts that the host or peers cause, because kernels do not change.
 """
 
 from __future__ import annotations
@@ -44,20 +42,20 @@ from gpudiag.model.benchmarks.scaling import STEP_PARTS, StepParts
 from gpudiag.model.timeline import Timeline
 from gpudiag.units import milliseconds
 
-#: Replays come this near to the timed step; beyond it the recorded steps were other steps.
+#: Largest difference between simulated and timed step, as a share, at which the recorded steps are like the timed ones.
 _NEAR = 0.03
 _OF_THE_HOST = ("waiting", "exposed_transfer", "input", "launch")
 
 
 def step_parts(timeline: Timeline, timed_ms: float, *, staged: bool = False, fed: bool = True) -> StepParts | None:
-    """The parts of a step that takes `timed_ms` without the profiler; None where nothing can be replayed.
+    """Return the parts of a step that takes `timed_ms` without the profiler; None if it cannot be simulated.
 
     Args:
         timeline: recorded steps of the job.
-        timed_ms: mean of the same job's steps, timed unrecorded.
-        staged: gradients are exchanged through the host's memory, so that copies to and from it, and waiting for the
+        timed_ms: mean of the same job's unprofiled steps.
+        staged: gradients are communicated through the host's memory, so that copies to and from it, and waiting for the
             threads that reduce them, are transfer.
-        fed: batches come from somewhere; otherwise waiting that nothing else explains is the host's.
+        fed: batches are loaded; otherwise unexplained waiting is the host's.
     """
     what_if = WhatIf.of(timeline, timed_ms)
     if what_if is None:
@@ -78,16 +76,16 @@ def step_parts(timeline: Timeline, timed_ms: float, *, staged: bool = False, fed
     if fed:
         costs = _never_waits(what_if, with_host_copies(what_if, costs))
     chain["input"] = costs
-    if not on_cpu:  # where the host's calls are the training itself
+    if not on_cpu:  # on CPUs the host's calls are the training itself
         costs = without_launch_cost(what_if, _never_waits(what_if, costs))
         costs = without_syncs(what_if, costs)
     chain["launch"] = costs
     steps_ms = what_if.each_step_ms([chain[name] for name in ("", *STEP_PARTS[:-1])])
-    # Taking something away never costs time; where the replay says so it is its own inaccuracy.
+    # Removing a cause never costs time; a simulation that says so is inaccurate.
     steps_ms = list(itertools.accumulate(steps_ms, min))
     lengths = [before - after for before, after in itertools.pairwise([*steps_ms, 0.0])]
     parts_ms = dict(zip(STEP_PARTS, lengths, strict=True))
-    scale = factor(parts_ms, timed_ms, on_cpu=on_cpu)
+    scale = scale_to_timed(parts_ms, timed_ms, on_cpu=on_cpu)
     return StepParts(
         timed_ms=timed_ms,
         replayed_ms=steps_ms[0],
@@ -100,11 +98,11 @@ def step_parts(timeline: Timeline, timed_ms: float, *, staged: bool = False, fed
     )
 
 
-def factor(parts_ms: Mapping[str, float], timed_ms: float, *, on_cpu: bool) -> float:
-    """What the parts are multiplied by so that their sum is the timed step; 1 where it nearly is, or where they cannot.
+def scale_to_timed(parts_ms: Mapping[str, float], timed_ms: float, *, on_cpu: bool) -> float:
+    """Return the factor that scales the parts to the timed step; 1 if their sum is near it or nothing can be scaled.
 
-    Worked example, on a GPU: 15 ms of kernels, 15 of launching and 9 of transfers between hosts replayed, 22 timed. 17
-    of 39 ms never were in the timed step; of the 24 that are not kernels 7 stay, 0.29 of each.
+    Worked example, on a GPU: 15 ms of kernels, 15 of launching and 9 of transfers simulated, 22 timed. The excess of 17
+    of 39 ms is removed from the 24 ms that are not kernels: 7 remain, 0.29 of each.
     """
     whole = sum(parts_ms.values())
     if on_cpu:
@@ -116,7 +114,7 @@ def factor(parts_ms: Mapping[str, float], timed_ms: float, *, on_cpu: bool) -> f
 
 
 def _transfer_ms(what_if: WhatIf, costs: Costs) -> float:
-    """Transfers of a step on the mean device."""
+    """Return the transfer time of a step on the mean device."""
     graph = what_if.graph
     devices = len(set(graph.device.track.tolist()))
     return milliseconds(float(np.nansum(costs.transfer))) / max(graph.steps * devices, 1)

@@ -1,4 +1,4 @@
-"""Speedup and efficiency, each against a baseline that differs in the number of devices and in nothing else."""
+"""Compute speedup and efficiency against a baseline that differs only in the number of devices."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from gpudiag.model.benchmarks.scaling import NO_P2P, PointRecord
 from gpudiag.model.job import INDEPENDENT
 from gpudiag.statistics import Estimate
 
-#: The baseline of each curve.
+#: Baseline of each curve.
 _Baselines = dict[tuple[object, ...], PointRecord]
 
 
 def rate_of(point: PointRecord) -> Estimate | None:
-    """Samples per second of a measured point."""
+    """Return the samples per second of a measured point."""
     if point.status != "measured" or not point.samples_per_s or not point.global_batch or point.ci95 is None:
         return None
     freedom = math.inf if point.freedom is None else point.freedom
@@ -24,13 +24,13 @@ def rate_of(point: PointRecord) -> Estimate | None:
 
 
 def curve(point: PointRecord) -> tuple[object, ...]:
-    """What points must share to lie on one curve: all but the devices and what follows from their number."""
+    """Return what the points of one curve share: everything but the devices and what follows from their number."""
     batch = point.global_batch if point.mode == "strong" else point.batch_per_device
     return (*setting(point), point.strategy, batch)
 
 
 def setting(point: PointRecord) -> tuple[object, ...]:
-    """What points must share to be ranked against each other, beside the batch and the number of devices."""
+    """Return what points must share to be ranked, besides the batch and the number of devices."""
     return (
         point.workload,
         point.framework,
@@ -44,23 +44,23 @@ def setting(point: PointRecord) -> tuple[object, ...]:
 
 
 def _baselines(points: Iterable[PointRecord]) -> _Baselines:
-    """Return the measured one-device point of each curve; of the first device where several were measured alone."""
-    found: _Baselines = {}
+    """Return the measured one-device point of each curve; of the first device if several were measured alone."""
+    baselines: _Baselines = {}
     for point in points:
         if point.devices == 1 and rate_of(point) is not None:
-            before = found.setdefault(curve(point), point)
+            before = baselines.setdefault(curve(point), point)
             if point.device_indices < before.device_indices:
-                found[curve(point)] = point
-    return found
+                baselines[curve(point)] = point
+    return baselines
 
 
 def _baseline_of(
     point: PointRecord, baselines: _Baselines, need_peers: Collection[tuple[str, str]]
 ) -> PointRecord | None:
-    """The measured one-device point of the same curve; of the first device where several were measured alone.
+    """Return the baseline of a point.
 
-    One device has no peers, so that `nccl-no-p2p` on one device is `nccl` on one, and a strategy that cannot run on one
-    device is `independent` on one: the same training, with nothing to exchange.
+    One device has no peers, so the baseline of `nccl-no-p2p` is `nccl` on one device, and that of a strategy that
+    cannot run on one device is `independent`: the same training without communication.
     """
     alone = point.strategy.removesuffix(NO_P2P)
     if (point.framework, alone) in need_peers:
@@ -69,7 +69,7 @@ def _baseline_of(
 
 
 def with_speedups(points: Iterable[PointRecord], need_peers: Collection[tuple[str, str]] = ()) -> list[PointRecord]:
-    """The points with baseline, speedup and efficiency filled in wherever the baseline was measured.
+    """Fill in baseline, speedup and efficiency of the points whose baseline was measured.
 
     Args:
         points: all points.
@@ -87,7 +87,7 @@ def _with_speedup(point: PointRecord, baselines: _Baselines, need_peers: Collect
     if rate is None or base is None or alone is None:
         return point
     if point.devices == 1:
-        # Of the baseline itself the ratio is 1 and not uncertain; of another device alone it says how they compare.
+        # The baseline's own ratio is exactly 1; that of another device alone shows how they compare.
         ratio = Estimate(value=1.0, low=1.0, high=1.0) if base.id == point.id else rate.over(alone)
     else:
         ratio = rate.over(alone)

@@ -1,9 +1,9 @@
-"""One table of many results, which ranks only what differs in one thing.
+"""Arrange many results in one table that ranks only results whose strategy alone differs.
 
-Two results are ranked when they train the same model with the same samples per device, precision, layout, data and
-options, on as many devices, on the same machine with the same software: then the strategy is what differs. Everything
-else stands beside each other, with the reason why it is not ranked: a throughput with 32 samples per device is neither
-better nor worse than one with 64, and a faster GPU says nothing about a strategy.
+Two results are ranked if they train the same model with the same samples per device, precision, layout, data and
+options, on as many devices, on the same machine with the same software. All others are listed side by side, with the
+reason why they are not ranked: a throughput with 32 samples per device is neither better nor worse than one with 64,
+and a faster GPU says nothing about a strategy.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from gpudiag.model.benchmarks.results_table import Comparable, Environment, Resu
 from gpudiag.model.benchmarks.scaling import Machine, PointRecord
 from gpudiag.model.job import INDEPENDENT
 
-#: What makes up a setting, with the word for it.
+#: Fields of a setting, and their names in messages.
 _SETTING = (
     ("framework", "framework"),
     ("mode", "kind of scaling"),
@@ -29,9 +29,9 @@ _SETTING = (
     ("threads", "CPU threads"),
     ("devices", "devices"),
 )
-#: Reasons between more groups than this are left to the headings.
+#: Most reasons to list; the headings show the rest.
 _MOST_REFUSALS = 20
-#: Machines that a row is compared with; in a file of 20,000 different ones each row would be compared with all.
+#: Machines that a row is compared with, so that a file of 20,000 different ones is not quadratic.
 _MOST_ENVIRONMENTS = 100
 
 
@@ -39,16 +39,16 @@ def results_table(results: Iterable[tuple[str, PointRecord]], left_out: Sequence
     """Arrange (source, point) pairs.
 
     Args:
-        results: what was found; points that were not measured stand in their group without a rank.
-        left_out: what could not be read.
+        results: points that were not measured are listed in their group without a rank.
+        left_out: files that could not be read.
     """
     rows = [ResultRow(source=source, point=point) for source, point in results]
     groups: dict[tuple[object, ...], list[ResultRow]] = {}
     for row in rows:
         groups.setdefault(_key(row.point), []).append(row)
-    made = [_comparable(members) for _, members in sorted(groups.items(), key=lambda item: str(item[0]))]
+    arranged = [_comparable(members) for _, members in sorted(groups.items(), key=lambda item: str(item[0]))]
     return ResultsTable(
-        groups=tuple(made),
+        groups=tuple(arranged),
         refusals=tuple(_refusals([members[0].point for members in groups.values()])),
         left_out=tuple(left_out),
     )
@@ -64,7 +64,7 @@ def _value(point: PointRecord, name: str) -> object:
 
 
 def _comparable(rows: Sequence[ResultRow]) -> Comparable:
-    """Rows of one setting: those of one environment are ranked, and why the others are not is said."""
+    """Rank the rows of one setting within each environment, and say why environments are not ranked together."""
     environments: list[list[ResultRow]] = []
     for row in rows:
         home = next(
@@ -80,9 +80,9 @@ def _comparable(rows: Sequence[ResultRow]) -> Comparable:
         else:
             home.append(row)
     refusals = [
-        f"{_machine(one[0].point.machine)} beside {_machine(other[0].point.machine)}: "
-        + "; ".join(one[0].point.machine.differences(other[0].point.machine))
-        for one, other in itertools.islice(itertools.combinations(environments, 2), _MOST_REFUSALS)
+        f"{_machine(a[0].point.machine)} beside {_machine(b[0].point.machine)}: "
+        + "; ".join(a[0].point.machine.differences(b[0].point.machine))
+        for a, b in itertools.islice(itertools.combinations(environments, 2), _MOST_REFUSALS)
     ]
     point = rows[0].point
     return Comparable(
@@ -97,27 +97,29 @@ def _comparable(rows: Sequence[ResultRow]) -> Comparable:
 
 
 def _ranked(rows: Sequence[ResultRow]) -> list[ResultRow]:
-    """Fastest first, ranks given to those that exchange gradients; equal within both intervals is the same rank."""
+    """Sort fastest first, and rank those that communicate; overlapping intervals share a rank."""
     measured = [row for row in rows if row.point.samples_per_s is not None]
     others = [row for row in rows if row.point.samples_per_s is None]
     measured.sort(key=lambda row: -(row.point.samples_per_s or 0.0))
     ranked = [row for row in measured if row.point.strategy != INDEPENDENT]
     numbers: dict[int, int] = {}
-    for place, row in enumerate(ranked):
-        before = ranked[place - 1] if place else None
+    for position, row in enumerate(ranked):
+        before = ranked[position - 1] if position else None
         tie = before is not None and _overlap(before.point, row.point)
-        numbers[id(row)] = numbers[id(before)] if tie and before is not None else place + 1
-    given = [msgspec.structs.replace(row, rank=numbers.get(id(row)) if len(ranked) > 1 else None) for row in measured]
-    return [*given, *others]
+        numbers[id(row)] = numbers[id(before)] if tie and before is not None else position + 1
+    numbered = [
+        msgspec.structs.replace(row, rank=numbers.get(id(row)) if len(ranked) > 1 else None) for row in measured
+    ]
+    return [*numbered, *others]
 
 
-def _overlap(one: PointRecord, other: PointRecord) -> bool:
-    return one.ci95 is not None and other.ci95 is not None and one.ci95[0] <= other.ci95[1]
+def _overlap(faster: PointRecord, slower: PointRecord) -> bool:
+    return faster.ci95 is not None and slower.ci95 is not None and faster.ci95[0] <= slower.ci95[1]
 
 
 def _refusals(points: Sequence[PointRecord]) -> list[str]:
-    """Why groups of one workload are not ranked together, each pair of values once."""
-    # Points that differ in their devices alone have the same refusals: 20,000 points would be 200 million pairs.
+    """Say why groups of one workload are not ranked together, each pair of values once."""
+    # Points that differ only in their devices have the same refusals: 20,000 points would be 200 million pairs.
     settings: dict[tuple[object, ...], PointRecord] = {}
     for point in points:
         settings.setdefault(
@@ -126,18 +128,18 @@ def _refusals(points: Sequence[PointRecord]) -> list[str]:
     of_workload: dict[str, list[PointRecord]] = {}
     for point in settings.values():
         of_workload.setdefault(point.workload, []).append(point)
-    found: dict[str, None] = {}
-    for one, other in itertools.chain.from_iterable(itertools.combinations(p, 2) for p in of_workload.values()):
-        if len(found) >= _MOST_REFUSALS:
+    refusals: dict[str, None] = {}
+    for a, b in itertools.chain.from_iterable(itertools.combinations(p, 2) for p in of_workload.values()):
+        if len(refusals) >= _MOST_REFUSALS:
             break
         differing = [
-            f"{word} {_word(one, name)} and {_word(other, name)}"
+            f"{word} {_word(a, name)} and {_word(b, name)}"
             for name, word in _SETTING
-            if name != "devices" and _value(one, name) != _value(other, name)
+            if name != "devices" and _value(a, name) != _value(b, name)
         ]
         if differing:
-            found[f"{one.workload}: {'; '.join(differing)}"] = None
-    return list(found)[:_MOST_REFUSALS]
+            refusals[f"{a.workload}: {'; '.join(differing)}"] = None
+    return list(refusals)[:_MOST_REFUSALS]
 
 
 def _word(point: PointRecord, name: str) -> str:
@@ -148,7 +150,7 @@ def _word(point: PointRecord, name: str) -> str:
 
 
 def _machine(machine: Machine) -> str:
-    """A short name for an environment."""
+    """Return a short name for an environment."""
     names = [f"{machine.gpus.count(name)} x {name}" for name in dict.fromkeys(machine.gpus)]
     what = ", ".join(names) or machine.cpu or "unknown machine"
     software = machine.software.get("torch") or machine.software.get("tensorflow")

@@ -1,11 +1,11 @@
-"""How far points may be trusted: how much runs of the same job scatter, and which baselines decide nothing.
+"""Judge how far points may be trusted: the scatter between runs of the same job, and unusable baselines.
 
-A job that is started again is placed anew on cores and in memory, and its mean step differs by more than the steps of
-one start say: on a busy host ResNet-50 on one H200 took 17.8 ms in one job and 30.6 in another, neither of which had
-scattered so much. So every point is started twice, and what starts differ by widens its interval.
+Each start of a job places it anew on cores and in memory, so that its mean step varies by more than the steps of one
+start show: on a busy host ResNet-50 on one H200 took 17.8 ms in one job and 30.6 in another, and neither scattered so
+much. So every point is started twice, and the difference between starts widens its interval.
 
-An efficiency is a ratio to one device. Where that one was slowed by its host, more devices seem to reach more than all
-of it, and everything concluded from the ratio is about the host. Such a baseline is named, and nothing is concluded.
+An efficiency is a ratio to one device. If the host slowed that one, more devices seem to reach more than 100 %, and
+every conclusion from the ratio is about the host. Such a baseline is named, and nothing is concluded from it.
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ from gpudiag.analysis.scaling.speedup import curve, rate_of, setting, with_speed
 from gpudiag.model.benchmarks.scaling import PointRecord
 from gpudiag.statistics import Estimate, student_t
 
-#: What no job repeats better than from start to start, as a share of its pace, where that was not measured.
+#: Assumed scatter between starts, as a share of the pace, if it was not measured.
 _REPEATS = 0.005
-#: Starts that are further apart than this, or means known no better, are no baseline.
+#: A point whose starts differ by more than this, or whose mean is no more certain, is no baseline.
 _APART = 0.10
 
 
 def with_scatter(points: Iterable[PointRecord]) -> list[PointRecord]:
-    """The points, their intervals widened by what starts of such jobs differ by.
+    """Widen the points' intervals by the scatter between starts.
 
-    The scatter between starts is that of all points of one workload and setting together: two starts of one point alone
-    say next to nothing of it (Student's t with one degree of freedom is 12.7).
+    The scatter is that of all points of one workload and setting together, because two starts of one point alone
+    determine it hardly at all (Student's t with one degree of freedom is 12.7).
     """
     known = list(points)
     groups: dict[tuple[object, ...], list[PointRecord]] = {}
@@ -42,7 +42,7 @@ def with_scatter(points: Iterable[PointRecord]) -> list[PointRecord]:
 
 
 def _scatter(points: Iterable[PointRecord]) -> tuple[float, float]:
-    """Relative standard deviation between starts, and its degrees of freedom."""
+    """Return the relative standard deviation between starts, and its degrees of freedom."""
     squares, freedom = 0.0, 0
     for point in points:
         logs = [math.log(start.samples_per_s) for start in point.starts if start.samples_per_s > 0]
@@ -64,63 +64,66 @@ def _widened(point: PointRecord, scatter: float, freedom: float) -> PointRecord:
 
 
 def doubtful(points: Sequence[PointRecord], need_peers: Collection[tuple[str, str]] = ()) -> dict[str, str]:
-    """Ids of one-device points that are no baseline, each with why.
+    """Return the ids of one-device points that are no baseline, each with the reason.
 
     Args:
         points: all points, with their intervals widened.
         need_peers: frameworks and strategies that cannot run on one device.
     """
-    ones = [point for point in points if point.devices == 1 and rate_of(point) is not None]
-    found: dict[str, str] = {}
-    for one in ones:
-        why = _unstable(one)
-        if why is not None:
-            found[one.id] = why
-    for one, other in itertools.combinations(ones, 2):
-        if _same_training(one, other) and _far_apart(one, other):
-            slow, fast = sorted((one, other), key=lambda point: point.samples_per_s or 0.0)
-            steps = [f"{point.step_ms or 0:.3g} ms as {point.strategy}" for point in (slow, fast)]
-            why = f"alone it took {' and '.join(steps)}"
-            for point in (one, other):
-                found.setdefault(point.id, why)
+    alone = [point for point in points if point.devices == 1 and rate_of(point) is not None]
+    reasons = {point.id: reason for point in alone if (reason := _unstable(point))}
+    for pair in itertools.combinations(alone, 2):
+        if _same_training(*pair) and _far_apart(*pair):
+            for point in pair:
+                reasons.setdefault(point.id, f"alone it took {_steps_slowest_first(pair)}")
     for point in with_speedups(points, need_peers):
-        beyond = point.efficiency_ci95 is not None and point.efficiency_ci95[0] > 1.0
-        if point.mode == "weak" and point.devices > 1 and beyond and point.baseline is not None:
+        if point.baseline is not None and _beyond_ideal(point):
             reached = f"{point.devices} devices reach {100 * (point.efficiency or 0):.0f} % of {point.devices} times it"
-            found.setdefault(point.baseline, f"{reached}, and nothing known makes them faster than alone")
-    return found
+            reasons.setdefault(point.baseline, f"{reached}, and no known effect makes them faster than alone")
+    return reasons
 
 
-def _unstable(one: PointRecord) -> str | None:
-    rates = [start.samples_per_s for start in one.starts]
+def _steps_slowest_first(pair: tuple[PointRecord, PointRecord]) -> str:
+    by_rate = sorted(pair, key=lambda point: point.samples_per_s or 0.0)
+    return " and ".join(f"{point.step_ms or 0:.3g} ms as {point.strategy}" for point in by_rate)
+
+
+def _beyond_ideal(point: PointRecord) -> bool:
+    beyond = point.efficiency_ci95 is not None and point.efficiency_ci95[0] > 1.0
+    return beyond and point.mode == "weak" and point.devices > 1
+
+
+def _unstable(point: PointRecord) -> str | None:
+    """Return why a one-device point is no baseline by itself."""
+    rates = [start.samples_per_s for start in point.starts]
     if len(rates) > 1 and max(rates) > (1 + _APART) * min(rates):
         times = max(rates) / min(rates)
         apart = f"{100 * (times - 1):.0f} %" if times < 2 else f"a factor of {times:.1f}"
         return f"{len(rates)} starts of it differ by {apart}"
-    rate = rate_of(one)
+    rate = rate_of(point)
     if rate is not None and rate.relative_half_width > _APART:
         return f"its throughput is certain only to ±{100 * rate.relative_half_width:.0f} %"
-    if one.paced_by_host:
-        return "its CPU limits it, not the device: more devices change what the CPU has to do"
+    if point.paced_by_host:
+        return "its CPU limits it, not the device: more devices change the CPU's work"
     return None
 
 
-def _same_training(one: PointRecord, other: PointRecord) -> bool:
-    """One device has nobody to exchange with: strategies differ by what they copy on it, a few percent."""
-    same = curve(one) == curve(msgspec.structs.replace(other, strategy=one.strategy))
-    return same and one.strategy != other.strategy and one.device_indices == other.device_indices
+def _same_training(a: PointRecord, b: PointRecord) -> bool:
+    """Return whether two points train alike on one device, where strategies differ only by copies, a few percent."""
+    same = curve(a) == curve(msgspec.structs.replace(b, strategy=a.strategy))
+    return same and a.strategy != b.strategy and a.device_indices == b.device_indices
 
 
-def _far_apart(one: PointRecord, other: PointRecord) -> bool:
-    a, b = rate_of(one), rate_of(other)
-    if a is None or b is None:
+def _far_apart(a: PointRecord, b: PointRecord) -> bool:
+    rate_a, rate_b = rate_of(a), rate_of(b)
+    if rate_a is None or rate_b is None:
         return False
-    ratio = a.over(b)
+    ratio = rate_a.over(rate_b)
     return abs(math.log(ratio.value)) > _APART and not ratio.low <= 1.0 <= ratio.high
 
 
 def without_conclusions(points: Iterable[PointRecord], doubts: Mapping[str, str]) -> list[PointRecord]:
-    """The points, without speedup and efficiency where their baseline is doubtful."""
+    """Remove speedup and efficiency of the points whose baseline is doubtful."""
     return [
         msgspec.structs.replace(point, speedup=None, speedup_ci95=None, efficiency=None, efficiency_ci95=None)
         if point.baseline in doubts
@@ -132,7 +135,7 @@ def without_conclusions(points: Iterable[PointRecord], doubts: Mapping[str, str]
 def again(
     points: Sequence[PointRecord], starts: int, need_peers: Collection[tuple[str, str]] = ()
 ) -> list[PointRecord]:
-    """Which measured points to start once more: those with too few starts, then doubtful baselines, once.
+    """Return the measured points to start once more: those with too few starts, else doubtful baselines, once.
 
     Args:
         points: all points.

@@ -1,5 +1,4 @@
-"""Traces → Timeline: one clock, steps, device windows, launches joined to device work, collectives matched across
-ranks."""
+"""Traces → Timeline: one clock, steps, windows, launches joined to device work, collectives matched across ranks."""
 
 from gpudiag.analysis.timeline.build import build_timeline
 

@@ -1,9 +1,9 @@
-"""Which collective of one rank is which of another, and how far apart their clocks are.
+"""Match the collectives of two ranks, and find the offset between their clocks.
 
-All participants of a symmetric collective (all-reduce, all-gather, …) leave together, whenever they came: measured on
-one host, 0.4 to 13 µs apart in the median and at most 70 µs. So matched collectives *end* together, up to a constant
-offset between clocks. Counting does not match them: captures begin and end at different instants on different ranks,
-and some collectives have no partner. Ends in ms on two ranks whose captures began one collective apart:
+All participants of a symmetric collective (all-reduce, all-gather, …) leave together, whenever they arrived: measured
+on one host, 0.4 to 13 µs apart in the median and at most 70 µs. So matched collectives *end* together, up to a
+constant offset between clocks. Counting does not match them: captures begin and end at different instants on different
+ranks, and some collectives have no partner. Ends in ms on two ranks whose captures began one collective apart:
 
     rank 0      10.0   14.0   20.0   26.0
     rank 1             14.0   20.0   26.0   31.0        pairs 0 apart: 3;   4 apart: 1;   5 apart: 1;   6 apart: 3
@@ -38,13 +38,13 @@ _VOTERS = 512
 _MOST_CANDIDATES = 8
 
 
-class Sequence(msgspec.Struct, frozen=True):
+class CollectiveSequence(msgspec.Struct, frozen=True):
     """One rank's collectives in one group, in order of start.
 
     Attributes:
         start, end: int64[n], ns.
-        signature: int64[n], equal where operation and size are equal; counted from 0.
-        symmetric: bool[n], True where all participants leave together (False for broadcast, reduce, send, …).
+        signature: int64[n], a number from 0 for each distinct operation and size.
+        symmetric: bool[n], whether all participants leave together (False for broadcast, reduce, send, …).
     """
 
     start: NDArray[np.int64]
@@ -57,10 +57,12 @@ class Sequence(msgspec.Struct, frozen=True):
 
 
 class Alignment(msgspec.Struct, frozen=True):
-    """Pairs (a[i], b[i]) of indices that are one collective; `offset_ns` = what b's clock shows more than a's.
+    """Pairs (a[i], b[i]) of indices of the same collective.
 
-    `residual_ns` is the median distance of matched ends after the offset was taken out; `ambiguous` when another
-    pairing, by a different offset, would fit about as well.
+    Attributes:
+        offset_ns: clock of b minus clock of a.
+        residual_ns: median distance of matched ends without the offset.
+        ambiguous: another pairing, by a different offset, would fit about as well.
     """
 
     a: NDArray[np.intp]
@@ -70,10 +72,10 @@ class Alignment(msgspec.Struct, frozen=True):
     ambiguous: bool
 
 
-def align(a: Sequence, b: Sequence, *, clocks_comparable: bool) -> Alignment:
+def align(a: CollectiveSequence, b: CollectiveSequence, *, clocks_comparable: bool) -> Alignment:
     """Match two ranks' collectives of one group.
 
-    Rooted collectives (a broadcast's root leaves early) are matched by their place between matched symmetric ones; a
+    Rooted collectives (a broadcast's root leaves early) are matched by their position between matched symmetric ones; a
     group without any symmetric one is not matched.
 
     Args:
@@ -88,23 +90,26 @@ def align(a: Sequence, b: Sequence, *, clocks_comparable: bool) -> Alignment:
         together = _by_overlap(a, b)
         if together.believable and len(together.a) > max((len(fit.a) for fit in good), default=0):
             good = [together]
-    return _finish(a, b, good, clocks_comparable) if good else _nothing()
+    if not good:
+        empty = np.empty(0, np.intp)
+        return Alignment(empty, empty, 0, 0, ambiguous=False)
+    return _finish(a, b, good, clocks_comparable)
 
 
-def _offsets(a: Sequence, b: Sequence, tolerance: int, clocks_comparable: bool) -> list[int]:
-    """Offsets of b's clock under which many collectives end together, the most promising first."""
+def _offsets(a: CollectiveSequence, b: CollectiveSequence, tolerance: int, clocks_comparable: bool) -> list[int]:
+    """Return the offsets of b's clock under which many collectives end together, the most promising first."""
     first = max(0, (len(a) - _VOTERS) // 2)
     voters = np.arange(first, min(first + _VOTERS, len(a)))
     lags = np.arange(-min(_WIDEST_LAG, len(a)), min(_WIDEST_LAG, len(b)) + 1)
     partner = voters[None, :] + lags[:, None]
-    mine = np.broadcast_to(voters, partner.shape)
+    voter = np.broadcast_to(voters, partner.shape)
     inside = (partner >= 0) & (partner < len(b))
-    mine, partner = mine[inside], partner[inside]
-    same = (a.signature[mine] == b.signature[partner]) & a.symmetric[mine] & b.symmetric[partner]
-    votes = np.sort(b.end[partner[same]] - a.end[mine[same]])
+    voter, partner = voter[inside], partner[inside]
+    same = (a.signature[voter] == b.signature[partner]) & a.symmetric[voter] & b.symmetric[partner]
+    votes = np.sort(b.end[partner[same]] - a.end[voter[same]])
     if len(votes) == 0:
         return []
-    # Votes within one tolerance above each vote; the highest counts are peaks, told apart by the tolerance.
+    # Votes within one tolerance above each vote; the highest counts are peaks, at least one tolerance apart.
     count = np.searchsorted(votes, votes + tolerance, side="right") - np.arange(len(votes))
     enough = count.max() // 2
     peaks: list[tuple[int, int]] = []
@@ -126,7 +131,7 @@ def _offsets(a: Sequence, b: Sequence, tolerance: int, clocks_comparable: bool) 
 class _Fit(msgspec.Struct, frozen=True):
     """A pairing of symmetric collectives under one offset, in order of a.
 
-    `coverage` is the matched share of what both captures saw under that offset: of the rank that saw less there.
+    `coverage` is the matched share of the collectives that both captures recorded, of the rank with fewer of them.
     """
 
     a: NDArray[np.intp]
@@ -137,11 +142,11 @@ class _Fit(msgspec.Struct, frozen=True):
     believable: bool
 
 
-def _fit(a: Sequence, b: Sequence, offset: int, tolerance: int) -> _Fit:
-    """Pair what ends together under this offset.
+def _fit(a: CollectiveSequence, b: CollectiveSequence, offset: int, tolerance: int) -> _Fit:
+    """Pair the collectives that end together under this offset.
 
-    Half of what both captures saw must fit. To move a clock takes more: three quarters, closely, and half of the
-    shorter capture, as an offset that lets the captures hardly overlap always fits.
+    Half of what both captures recorded must fit. To move a clock takes more: three quarters, closely, and half of the
+    shorter capture, because an offset under which the captures hardly overlap always fits.
     """
     pairs_a, pairs_b = _by_nearest_end(a, b, offset, tolerance)
     if len(pairs_a) == 0:
@@ -152,7 +157,7 @@ def _fit(a: Sequence, b: Sequence, offset: int, tolerance: int) -> _Fit:
     end_a, end_b = a.end[a.symmetric], b.end[b.symmetric] - offset
     seen_a = (end_a >= end_b.min() - tolerance) & (end_a <= end_b.max() + tolerance)
     seen_b = (end_b >= end_a.min() - tolerance) & (end_b <= end_a.max() + tolerance)
-    coverage = min(len(pairs_a) / max(min(seen_a.sum(), seen_b.sum()), 1), 1.0)  # some fit just beyond the overlap
+    coverage = min(len(pairs_a) / max(min(seen_a.sum(), seen_b.sum()), 1), 1.0)  # pairs may fit just beyond the overlap
     if abs(offset) <= SAME_CLOCK_NS:
         believable = coverage >= MATCHED_SHARE
     else:
@@ -162,7 +167,7 @@ def _fit(a: Sequence, b: Sequence, offset: int, tolerance: int) -> _Fit:
 
 
 def _equally_good(fits: list[_Fit]) -> list[_Fit]:
-    """The pairings that fit about as well as the best, most pairs first; one per offset."""
+    """Return the pairings that fit about as well as the best, most pairs first; one per offset."""
     most = max((len(fit.a) for fit in fits), default=0)
     widest = max((fit.coverage for fit in fits), default=0.0)
     many = [fit for fit in fits if 2 * len(fit.a) >= most and fit.coverage >= NEARLY_ALL * widest]
@@ -176,8 +181,10 @@ def _equally_good(fits: list[_Fit]) -> list[_Fit]:
     return good
 
 
-def _by_nearest_end(a: Sequence, b: Sequence, offset: int, tolerance: int) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
-    """Pairs that are each other's nearest in end time among those of one signature, within the tolerance."""
+def _by_nearest_end(
+    a: CollectiveSequence, b: CollectiveSequence, offset: int, tolerance: int
+) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
+    """Pair collectives that are each other's nearest in end time within their signature and the tolerance."""
     keep_a, keep_b = np.flatnonzero(a.symmetric), np.flatnonzero(b.symmetric)
     if len(keep_a) == 0 or len(keep_b) == 0:
         empty = np.empty(0, np.intp)
@@ -185,7 +192,7 @@ def _by_nearest_end(a: Sequence, b: Sequence, offset: int, tolerance: int) -> tu
     first, last = int(a.end[keep_a].min()), int(a.end[keep_a].max())
     end_a = a.end[keep_a] - first
     end_b = np.clip(b.end[keep_b] - offset - first, -2 * tolerance, last - first + 2 * tolerance)
-    # Signatures side by side on one axis, too far apart for a nearest neighbour of another signature.
+    # Put the signatures on one axis, too far apart for a nearest neighbour of another signature.
     apart = last - first + 8 * tolerance
     end_a, end_b = end_a + a.signature[keep_a] * apart, end_b + b.signature[keep_b] * apart
     to_b, to_a = _nearest(end_a, end_b), _nearest(end_b, end_a)
@@ -194,26 +201,26 @@ def _by_nearest_end(a: Sequence, b: Sequence, offset: int, tolerance: int) -> tu
     return keep_a[chosen], keep_b[to_b[chosen]]
 
 
-def _by_overlap(a: Sequence, b: Sequence) -> _Fit:
-    """Pair what overlaps in time, in order, signature by signature, on one clock.
+def _by_overlap(a: CollectiveSequence, b: CollectiveSequence) -> _Fit:
+    """Pair the collectives that overlap in time, in order, within each signature, on one clock.
 
-    No participant of a symmetric collective leaves before all have come, so the two records of one must overlap. Where
-    processors are busy, host-side collectives (gloo) end milliseconds apart, and this is all that holds. Ends so far
-    apart say nothing about the clocks: they stay, and all of the distance is residual.
+    No participant of a symmetric collective leaves before all have arrived, so its records on two ranks must overlap.
+    On busy processors host-side collectives (gloo) end milliseconds apart, so that only this holds. Such ends do not
+    determine the clocks, which stay unchanged; all of the distance is residual.
     """
-    found_a, found_b = [], []
+    indices_a, indices_b = [], []
     for signature in sorted({*a.signature[a.symmetric].tolist()} & {*b.signature[b.symmetric].tolist()}):
         ours = np.flatnonzero(a.symmetric & (a.signature == signature)).tolist()
         theirs = np.flatnonzero(b.symmetric & (b.signature == signature)).tolist()
         i = j = 0
         while i < len(ours) and j < len(theirs):
-            one, other = ours[i], theirs[j]
-            before, after = a.end[one] < b.start[other], b.end[other] < a.start[one]
+            our, their = ours[i], theirs[j]
+            before, after = a.end[our] < b.start[their], b.end[their] < a.start[our]
             if not before and not after:
-                found_a.append(one)
-                found_b.append(other)
+                indices_a.append(our)
+                indices_b.append(their)
             i, j = i + (not after), j + (not before)
-    pairs_a, pairs_b = np.array(found_a, np.intp), np.array(found_b, np.intp)
+    pairs_a, pairs_b = np.array(indices_a, np.intp), np.array(indices_b, np.intp)
     if len(pairs_a) == 0:
         return _Fit(pairs_a, pairs_b, offset=0, spread=0.0, coverage=0.0, believable=False)
     order = np.argsort(pairs_a, kind="stable")
@@ -225,21 +232,21 @@ def _by_overlap(a: Sequence, b: Sequence) -> _Fit:
     return _Fit(pairs_a, pairs_b, 0, spread, coverage, believable=coverage >= TO_MOVE_A_CLOCK)
 
 
-def _nearest(points: NDArray[np.int64], among: NDArray[np.int64]) -> NDArray[np.intp]:
-    """Index in `among` (any order) of the value nearest to each point."""
-    order = np.argsort(among, kind="stable")
-    ordered = among[order]
+def _nearest(points: NDArray[np.int64], values: NDArray[np.int64]) -> NDArray[np.intp]:
+    """Return the index of the value nearest to each point; values may be in any order."""
+    order = np.argsort(values, kind="stable")
+    ordered = values[order]
     left = np.searchsorted(ordered[1:-1], points)
     right = np.minimum(left + 1, len(ordered) - 1)
     pick = np.where(np.abs(ordered[left] - points) <= np.abs(ordered[right] - points), left, right)
     return order[pick]
 
 
-def _finish(a: Sequence, b: Sequence, good: list[_Fit], clocks_comparable: bool) -> Alignment:
+def _finish(a: CollectiveSequence, b: CollectiveSequence, good: list[_Fit], clocks_comparable: bool) -> Alignment:
     if clocks_comparable:
         good = sorted(good, key=lambda fit: abs(fit.offset))
         best, rivals = good[0], good[1:]
-        # A rival that is hardly further from agreement, or pairs more, could as well be the truth.
+        # A rival that is hardly further from agreement, or pairs more, may be the right one.
         ambiguous = abs(best.offset) > SAME_CLOCK_NS and any(
             abs(rival.offset) < 2 * abs(best.offset) or len(rival.a) > len(best.a) for rival in rivals
         )
@@ -252,36 +259,30 @@ def _finish(a: Sequence, b: Sequence, good: list[_Fit], clocks_comparable: bool)
     return Alignment(index_a[order], index_b[order], best.offset, int(best.spread), ambiguous)
 
 
-def _between(a: Sequence, b: Sequence, fit: _Fit) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
-    """Pairs of rooted collectives: those between two matched neighbours, where both ranks saw the same ones there.
+def _between(a: CollectiveSequence, b: CollectiveSequence, fit: _Fit) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
+    """Pair rooted collectives between two matched neighbours, if both ranks recorded the same ones there.
 
-    Before the first match and after the last the captures' edges may cut some off on one rank: pairs are made from the
+    Before the first match and after the last, the edges of a capture may cut collectives off: pairs are made from the
     match outwards, while the signatures agree.
     """
     rooted_a, rooted_b = np.flatnonzero(~a.symmetric), np.flatnonzero(~b.symmetric)
     in_order = np.concatenate([[True], np.diff(np.maximum.accumulate(fit.b)) > 0])
     cuts_a, cuts_b = np.searchsorted(rooted_a, fit.a[in_order]), np.searchsorted(rooted_b, fit.b[in_order])
-    found_a: list[NDArray[np.intp]] = []
-    found_b: list[NDArray[np.intp]] = []
+    pairs_a: list[NDArray[np.intp]] = []
+    pairs_b: list[NDArray[np.intp]] = []
 
-    def pair(one: NDArray[np.intp], other: NDArray[np.intp]) -> None:
-        agree = np.cumprod(a.signature[one] == b.signature[other]).astype(bool)
-        found_a.append(one[agree])
-        found_b.append(other[agree])
+    def pair(ours: NDArray[np.intp], theirs: NDArray[np.intp]) -> None:
+        agree = np.cumprod(a.signature[ours] == b.signature[theirs]).astype(bool)
+        pairs_a.append(ours[agree])
+        pairs_b.append(theirs[agree])
 
     head = min(cuts_a[0], cuts_b[0])
     pair(rooted_a[cuts_a[0] - head : cuts_a[0]][::-1], rooted_b[cuts_b[0] - head : cuts_b[0]][::-1])
     tail = min(len(rooted_a) - cuts_a[-1], len(rooted_b) - cuts_b[-1])
     pair(rooted_a[cuts_a[-1] : cuts_a[-1] + tail], rooted_b[cuts_b[-1] : cuts_b[-1] + tail])
-    some = np.flatnonzero((np.diff(cuts_a) == np.diff(cuts_b)) & (np.diff(cuts_a) > 0))
-    for i in some:
-        one, other = rooted_a[cuts_a[i] : cuts_a[i + 1]], rooted_b[cuts_b[i] : cuts_b[i + 1]]
-        if (a.signature[one] == b.signature[other]).all():
-            found_a.append(one)
-            found_b.append(other)
-    return np.concatenate(found_a), np.concatenate(found_b)
-
-
-def _nothing() -> Alignment:
-    empty = np.empty(0, np.intp)
-    return Alignment(empty, empty, 0, 0, ambiguous=False)
+    for i in np.flatnonzero((np.diff(cuts_a) == np.diff(cuts_b)) & (np.diff(cuts_a) > 0)):
+        ours, theirs = rooted_a[cuts_a[i] : cuts_a[i + 1]], rooted_b[cuts_b[i] : cuts_b[i + 1]]
+        if (a.signature[ours] == b.signature[theirs]).all():
+            pairs_a.append(ours)
+            pairs_b.append(theirs)
+    return np.concatenate(pairs_a), np.concatenate(pairs_b)

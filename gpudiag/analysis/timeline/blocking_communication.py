@@ -1,12 +1,12 @@
-"""Where the training thread of a CPU process waits inside an operator for a collective that the operator handed over.
+"""Find when the training thread of a CPU process waits inside an operator for a collective that the operator enqueued.
 
-Tensor parallelism does so in forward and backward: a function of autograd sums what the ranks have and returns the sum.
-The operator is open all the while, but nothing is computed:
+Tensor parallelism does so in forward and backward: an autograd function sums over the ranks and returns the sum. The
+operator stays open, but nothing is computed:
 
     training thread   _Summed ┤ clone ┤ c10d::allreduce_ ├╌╌╌╌╌╌ waits ╌╌╌╌╌╌├ next operator
     gloo thread                                      ├── gloo:all_reduce ──┤
 
-An operator that hands over and goes on (DDP's hooks, between gradients) waits for nothing: its collective ends later.
+An operator that enqueues and goes on (DDP's hooks, between gradients) does not wait: its collective ends later.
 """
 
 from __future__ import annotations
@@ -20,49 +20,44 @@ from gpudiag.model.timeline import WAITED_NS
 
 
 def awaited_inside(trace: Trace, thread: int) -> Intervals:
-    """When this thread waited so, on the trace's own clock, as a set.
-
-    Args:
-        trace: of a process that computes on the host.
-        thread: the one that trains.
-    """
+    """Return when the training thread waited, on the trace's own clock, as a set. The process computes on the host."""
     events = trace.events
     rows = events.rows_of(EventKind.OPERATOR)
     rows = rows[events.thread[rows] == thread]
     rows = rows[np.lexsort((-events.end_ns[rows], events.start_ns[rows]))]
-    carried_out = np.array([call.row for call in trace.collectives], np.intp)
-    carried_out = carried_out[events.thread[carried_out] != thread]
+    executed = np.array([call.row for call in trace.collectives], np.intp)
+    executed = executed[events.thread[executed] != thread]
     first_in: dict[int, int] = {}
-    for place, outer in _around(events, rows):
-        first_in.setdefault(outer, place)
-    waits = [_waits(events, rows, outer, place, carried_out) for outer, place in first_in.items()]
+    for enqueue, outer in _enclosed_enqueues(events, rows):
+        first_in.setdefault(outer, enqueue)
+    waits = [_waits(events, rows, outer, enqueue, executed) for outer, enqueue in first_in.items()]
     return union(*waits) if waits else EMPTY
 
 
-def _around(events: EventTable, rows: NDArray[np.intp]) -> list[tuple[int, int]]:
-    """Of each hand-over inside another operator its place among the rows, and that of the innermost around it."""
+def _enclosed_enqueues(events: EventTable, rows: NDArray[np.intp]) -> list[tuple[int, int]]:
+    """Return the positions of each enqueue inside an operator and of the innermost operator around it."""
     end = events.end_ns[rows]
     reach = np.maximum.accumulate(end)
-    found = []
-    for place in np.flatnonzero(events.role[rows] == Role.ENQUEUE).tolist():
-        outer = place - 1
-        while outer >= 0 and reach[outer] >= end[place] and end[outer] < end[place]:
+    enclosed = []
+    for enqueue in np.flatnonzero(events.role[rows] == Role.ENQUEUE).tolist():
+        outer = enqueue - 1
+        while outer >= 0 and reach[outer] >= end[enqueue] and end[outer] < end[enqueue]:
             outer -= 1
-        if outer >= 0 and end[outer] >= end[place]:
-            found.append((place, outer))
-    return found
+        if outer >= 0 and end[outer] >= end[enqueue]:
+            enclosed.append((enqueue, outer))
+    return enclosed
 
 
 def _waits(
-    events: EventTable, rows: NDArray[np.intp], outer: int, place: int, carried_out: NDArray[np.intp]
+    events: EventTable, rows: NDArray[np.intp], outer: int, enqueue: int, executed: NDArray[np.intp]
 ) -> Intervals:
-    """The pauses of the operator at `outer` itself, after its hand-over at `place`, that a collective of it ended."""
-    begin, end = int(events.start_ns[rows[place]]), int(events.end_ns[rows[outer]])
+    """Return the pauses of the operator at `outer`, after its enqueue, that were ended by one of its collectives."""
+    begin, end = int(events.start_ns[rows[enqueue]]), int(events.end_ns[rows[outer]])
     after = int(np.searchsorted(events.start_ns[rows], end, side="left"))
-    inner = rows[place:after]
+    inner = rows[enqueue:after]
     busy = union(Intervals(events.start_ns[inner], np.minimum(events.end_ns[inner], end)))
     start, stop = np.append(begin, busy.end), np.append(busy.start, end)
-    ended = np.sort(events.end_ns[carried_out[events.start_ns[carried_out] >= begin]])
+    ended = np.sort(events.end_ns[executed[events.start_ns[executed] >= begin]])
     waited_from, waited_to = [], []
     for pause, until in zip(start.tolist(), stop.tolist(), strict=True):
         if until - pause < WAITED_NS:

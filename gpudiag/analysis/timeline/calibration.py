@@ -1,4 +1,4 @@
-"""Every figure of the timeline that a verdict hangs on, and where each comes from; in words as of the diagnosis'."""
+"""Thresholds of the timeline that affect findings, each with its source."""
 
 from __future__ import annotations
 

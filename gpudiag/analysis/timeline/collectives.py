@@ -1,4 +1,4 @@
-"""Collectives of all lanes, matched: who came last to each, and when."""
+"""Match the collectives of all tracks, and find who arrived last at each, and when."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from gpudiag.analysis.timeline.alignment import Alignment, Sequence, align
+from gpudiag.analysis.timeline.alignment import Alignment, CollectiveSequence, align
 from gpudiag.analysis.timeline.calibration import SAME_CLOCK_NS
 from gpudiag.intervals import distinct
 from gpudiag.model.event import CollectiveCall, EventTable
@@ -28,9 +28,9 @@ _FAR_PAST = np.iinfo(np.int64).min
 
 
 class TrackCalls(msgspec.Struct, frozen=True, kw_only=True):
-    """Communication of one lane before matching: columns of equal length m by start, on the trace's absolute clock.
+    """Communication of one track before matching: columns of equal length m by start, on the trace's absolute clock.
 
-    Lanes of one process share its clock: `trace` tells which.
+    Tracks of one process (`trace`) share its clock.
     """
 
     rank: int
@@ -52,7 +52,7 @@ def track_calls(
     origin_ns: int,
     clock_known: bool,
 ) -> TrackCalls:
-    """The communication of these devices (UNKNOWN: of the host), by start."""
+    """Return the communication of these devices (UNKNOWN: of the host), by start."""
     chosen = [call for call in calls if int(events.device[call.row]) in devices]
     rows = np.array([call.row for call in chosen], np.int64)
     order = np.argsort(events.start_ns[rows], kind="stable")
@@ -69,7 +69,7 @@ def track_calls(
 
 
 class Matching(msgspec.Struct, frozen=True):
-    """What matching all lanes gave: per lane its collectives and the correction of its clock; and what was in doubt."""
+    """The matched collectives and clock offset of each track, and whether the clocks fit in more than one way."""
 
     collectives: list[Collectives]
     offsets: list[int]
@@ -79,7 +79,7 @@ class Matching(msgspec.Struct, frozen=True):
 
 
 def match_collectives(tracks: list[TrackCalls], ranks_present: set[int]) -> Matching:
-    """Match the collectives of all lanes, align the clocks, and find each one's last arrival."""
+    """Match the collectives of all tracks, align the clocks, and find the last arrival at each collective."""
     groups = _group(tracks)
     pairs = _align_groups(tracks, groups)
     offsets, clocks = _clock_offsets(tracks, pairs)
@@ -104,18 +104,18 @@ def match_collectives(tracks: list[TrackCalls], ranks_present: set[int]) -> Matc
             )
         )
     missing = {rank for track in tracks for call in track.calls for rank in call.group_ranks} - ranks_present
-    return Matching(collectives, offsets, clocks, missing, any(pair.found.ambiguous for pair in pairs))
+    return Matching(collectives, offsets, clocks, missing, any(pair.alignment.ambiguous for pair in pairs))
 
 
 class _Pair(msgspec.Struct, frozen=True):
     group: GroupKey
     a: int
     b: int
-    found: Alignment
+    alignment: Alignment
 
 
 def _group(tracks: list[TrackCalls]) -> dict[GroupKey, dict[int, NDArray[np.intp]]]:
-    """Group → lane → indices of that lane's collectives in it, by start."""
+    """Return group → track → indices of that track's collectives in it, by start."""
     members: dict[GroupKey, dict[int, list[int]]] = defaultdict(lambda: defaultdict(list))
     for track_index, track in enumerate(tracks):
         for index, call in enumerate(track.calls):
@@ -131,9 +131,9 @@ def _align_groups(tracks: list[TrackCalls], groups: dict[GroupKey, dict[int, NDA
     pairs = []
     signatures: dict[tuple[str, int | None], int] = {}
 
-    def sequence(track: TrackCalls, indices: NDArray[np.intp]) -> Sequence:
+    def sequence(track: TrackCalls, indices: NDArray[np.intp]) -> CollectiveSequence:
         calls = [track.calls[i] for i in indices]
-        return Sequence(
+        return CollectiveSequence(
             start=track.start[indices],
             end=track.end[indices],
             signature=np.array(
@@ -143,47 +143,38 @@ def _align_groups(tracks: list[TrackCalls], groups: dict[GroupKey, dict[int, NDA
         )
 
     for group, by_track in groups.items():
-        # The lane with the most collectives saw the longest capture: the others fit inside it.
+        # The track with the most collectives has the longest capture: the others fit inside it.
         reference = max(by_track, key=lambda track: (len(by_track[track]), -track))
         base = sequence(tracks[reference], by_track[reference])
         for track, indices in by_track.items():
             if track != reference:
                 comparable = tracks[reference].clock_known and tracks[track].clock_known
-                found = align(base, sequence(tracks[track], indices), clocks_comparable=comparable)
-                pairs.append(_Pair(group, reference, track, found))
+                alignment = align(base, sequence(tracks[track], indices), clocks_comparable=comparable)
+                pairs.append(_Pair(group, reference, track, alignment))
     return pairs
 
 
 def _clock_offsets(tracks: list[TrackCalls], pairs: list[_Pair]) -> tuple[list[int], list[ClockAlignment]]:
-    """Offset to add to each lane's times, walking from clock to clock along the pairs with the most matches.
+    """Return the offset to add to each track's times, going from clock to clock along the pairs with most matches.
 
-    Processes that no collective joins to the first (a pipeline's stages, say) are still joined among themselves: the
-    first of each such island keeps its clock.
+    Processes that no collective joins to the first (stages of pipeline parallelism, for example) are still joined among
+    themselves: the first of each such component keeps its clock.
     """
     links = [
-        (tracks[pair.a].trace, tracks[pair.b].trace, pair.found)
-        for pair in sorted(pairs, key=lambda pair: -len(pair.found.a))
-        if len(pair.found.a) and tracks[pair.a].trace != tracks[pair.b].trace
+        (tracks[pair.a].trace, tracks[pair.b].trace, pair.alignment)
+        for pair in sorted(pairs, key=lambda pair: -len(pair.alignment.a))
+        if len(pair.alignment.a) and tracks[pair.a].trace != tracks[pair.b].trace
     ]
     rank_of = {track.trace: track.rank for track in tracks}
-    calls_of = {
-        clock: sum(
-            call.operation not in POINT_TO_POINT for track in tracks if track.trace == clock for call in track.calls
-        )
-        for clock in rank_of
-    }
     offsets: dict[int, int] = {}
     clocks: list[ClockAlignment] = []
-    for island in rank_of:
-        if island in offsets:
+    for first in rank_of:
+        if first in offsets:
             continue
-        offsets[island] = 0
-        while True:
-            link = next(((a, b, found) for a, b, found in links if (a in offsets) != (b in offsets)), None)
-            if link is None:
-                break
-            a, b, found = link
-            measured = found.offset_ns if abs(found.offset_ns) > SAME_CLOCK_NS else 0
+        offsets[first] = 0
+        while link := next(((a, b, fit) for a, b, fit in links if (a in offsets) != (b in offsets)), None):
+            a, b, alignment = link
+            measured = alignment.offset_ns if abs(alignment.offset_ns) > SAME_CLOCK_NS else 0
             known, new, sign = (a, b, -1) if a in offsets else (b, a, 1)
             offsets[new] = offsets[known] + sign * measured
             matched = _matched(tracks, pairs, new)
@@ -192,22 +183,27 @@ def _clock_offsets(tracks: list[TrackCalls], pairs: list[_Pair]) -> tuple[list[i
                     rank=rank_of[new],
                     offset_ns=offsets[new],
                     # An offset too small to be corrected is residual too.
-                    residual_ns=max(found.residual_ns, abs(found.offset_ns - measured)),
+                    residual_ns=max(alignment.residual_ns, abs(alignment.offset_ns - measured)),
                     matched=matched,
-                    unmatched=calls_of[new] - matched,
+                    unmatched=_matchable(tracks, new) - matched,
                 )
             )
     return [offsets[track.trace] for track in tracks], clocks
 
 
-def _matched(tracks: list[TrackCalls], pairs: list[_Pair], clock: int) -> int:
-    """How many of one process's collectives have a partner."""
-    found: dict[tuple[GroupKey, int], list[NDArray[np.intp]]] = defaultdict(list)
+def _matchable(tracks: list[TrackCalls], trace: int) -> int:
+    """Count the collectives of one process that could have a partner."""
+    return sum(call.operation not in POINT_TO_POINT for track in tracks if track.trace == trace for call in track.calls)
+
+
+def _matched(tracks: list[TrackCalls], pairs: list[_Pair], trace: int) -> int:
+    """Count the collectives of one process that have a partner."""
+    matched: dict[tuple[GroupKey, int], list[NDArray[np.intp]]] = defaultdict(list)
     for pair in pairs:
-        for track, indices in ((pair.a, pair.found.a), (pair.b, pair.found.b)):
-            if tracks[track].trace == clock:
-                found[pair.group, track].append(indices)
-    return sum(len(distinct(np.concatenate(indices))) for indices in found.values())
+        for track, indices in ((pair.a, pair.alignment.a), (pair.b, pair.alignment.b)):
+            if tracks[track].trace == trace:
+                matched[pair.group, track].append(indices)
+    return sum(len(distinct(np.concatenate(indices))) for indices in matched.values())
 
 
 def _instances(
@@ -229,13 +225,13 @@ def _instances(
         at = {reference: (np.arange(count), by_track[reference])}
         for pair in pairs:
             if pair.group == group:
-                at[pair.b] = (pair.found.a, by_track[pair.b][pair.found.b])
+                at[pair.b] = (pair.alignment.a, by_track[pair.b][pair.alignment.b])
         for column, track in enumerate(order):
             slots, indices = at[track]
             start[slots, column] = tracks[track].start[indices] + offsets[track]
             end[slots, column] = tracks[track].end[indices] + offsets[track]
         present = start != _FAR_PAST
-        alone = group[1] == (tracks[reference].rank,)  # a group of one has nobody to wait for
+        alone = group[1] == (tracks[reference].rank,)  # a group of one rank waits for nobody
         joined = (present.sum(axis=1) > 1) | alone
         for column, track in enumerate(order):
             slots, indices = at[track]
@@ -243,7 +239,7 @@ def _instances(
             slots, indices = slots[use], indices[use]
             if len(slots) == 0:
                 continue
-            # Who came after this rank had already left (a broadcast's root does not wait) was not waited for.
+            # A rank that arrived after this one had left was not waited for (a broadcast's root does not wait).
             came = np.where(start[slots] <= end[slots, column][:, None], start[slots], _FAR_PAST)
             latest = came.argmax(axis=1)
             instance[track][indices] = next_instance + slots

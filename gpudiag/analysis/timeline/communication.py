@@ -1,12 +1,12 @@
-"""Where the host itself is at an exchange: a collective that it carries out, or a hook, a parameter server, a gather.
+"""Find when the host itself communicates: a collective that it executes, a hook, a parameter server, a gather.
 
     host     gloo:all_reduce ├──────────────────────┤      gpudiag.exchange ├── copy, sum, copy back ──┤
     device   ── backward ──┤                          ├── optimizer ──
 
-What the device does not do meanwhile it does not do because of the exchange. A parameter server that updates in host
-memory does so between its exchanges, inside an optimizer's step that gives the device nothing but their copies:
+Idle time of the device meanwhile is caused by communication. A parameter server updates in host memory between its
+communications, inside an optimizer step that launches nothing on the device but their copies:
 
-    host     Optimizer.step ├ exchange: sum ┤ update of the host's copy ├ exchange: fetch ┤
+    host     Optimizer.step ├ communication: sum ┤ update of the host's copy ├ communication: fetch ┤
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ _ON_HOST = (EventKind.OPERATOR, EventKind.ANNOTATION, EventKind.RUNTIME, EventKi
 
 
 def communication_spans(trace: Trace, threads: dict[int, HostThread], steps: HostSteps) -> tuple[Spans, Spans]:
-    """When each host thread is at an exchange, and when it is or hands one over or packs gradients for it.
+    """Return when each host thread communicates, and the same with enqueues and bucket copies.
 
-    Around threads that give devices their work (DataParallel's replicas) it is so only while those do nothing. Both on
-    the trace's own clock, as sets by thread id.
+    A range around threads that launch device work (DataParallel's replicas) counts only while those do nothing. Both
+    results are sets by thread id, on the trace's own clock.
 
     Args:
         trace: the process's trace.
-        threads: what its host threads do, on the trace's own clock.
-        steps: its steps, and which thread trains; likewise.
+        threads: its host threads, on the trace's own clock.
+        steps: its steps, likewise.
     """
     events = trace.events
     on_host = any_of(events.kind, *_ON_HOST)
@@ -46,51 +46,50 @@ def communication_spans(trace: Trace, threads: dict[int, HostThread], steps: Hos
         around = (events.kind[communications] == EventKind.ANNOTATION) & ~among(communications, of_host)
         launching = set(distinct(events.thread[launches]).tolist()) & threads.keys()
         for thread in distinct(events.thread[communications]).tolist():
-            mine = events.thread[communications] == thread
+            on_thread = events.thread[communications] == thread
             others = union(*(threads[other].busy for other in launching - {thread}))
-            outside = subtract(_spans(events, communications[mine & around]), others)
-            spans[thread] = union(_spans(events, communications[mine & ~around]), outside)
+            outside = subtract(_spans(events, communications[on_thread & around]), others)
+            spans[thread] = union(_spans(events, communications[on_thread & ~around]), outside)
         awaited = _awaited(events, communications[around], threads, steps)
         spans[steps.thread] = union(spans.get(steps.thread, EMPTY), awaited)
     calls = np.flatnonzero(on_host & any_of(events.role, Role.ENQUEUE, Role.BUCKET_COPY))
-    every = dict(spans)
+    with_calls = dict(spans)
     for thread in distinct(events.thread[calls]).tolist():
-        mine = calls[events.thread[calls] == thread]
-        every[thread] = union(every.get(thread, EMPTY), _spans(events, mine))
-    return {thread: found for thread, found in spans.items() if len(found)}, every
+        on_thread = calls[events.thread[calls] == thread]
+        with_calls[thread] = union(with_calls.get(thread, EMPTY), _spans(events, on_thread))
+    return {thread: inside for thread, inside in spans.items() if len(inside)}, with_calls
 
 
 def copies_beside(events: EventTable, rows: NDArray[np.intp]) -> NDArray[np.bool_]:
-    """bool[n]: which of these device rows lie in a range of an exchange as their stream shows it.
+    """Return for each device row whether it lies in a communication range on its stream: bool[n].
 
-    What a library's own threads launch has no launch in the trace, but the ranges that it was launched for.
+    Work that a library's own threads launch has no launch in the trace, but the range it was launched in.
     """
     marks = events.rows_of(EventKind.DEVICE_ANNOTATION)
     marks = marks[events.role[marks] == Role.COMMUNICATION]
     beside = np.zeros(len(rows), np.bool_)
     for device, stream in {*zip(events.device[marks].tolist(), events.thread[marks].tolist(), strict=True)}:
-        mine = marks[(events.device[marks] == device) & (events.thread[marks] == stream)]
+        on_stream = marks[(events.device[marks] == device) & (events.thread[marks] == stream)]
         here = np.flatnonzero((events.device[rows] == device) & (events.thread[rows] == stream))
-        beside[here] = within(_spans(events, mine), events.start_ns[rows[here]])
+        beside[here] = within(_spans(events, on_stream), events.start_ns[rows[here]])
     return beside
 
 
 def launched_within(spans: Spans, thread: NDArray[np.int64], time: NDArray[np.int64]) -> NDArray[np.bool_]:
-    """bool[n]: whether each host thread was inside its spans at each time."""
+    """Return whether each host thread was inside its spans at each time: bool[n]."""
     inside = np.zeros(len(time), np.bool_)
-    for ident, found in spans.items():
-        mine = np.flatnonzero(thread == ident)
-        inside[mine] = within(found, time[mine])
+    for thread_id, thread_spans in spans.items():
+        of_thread = np.flatnonzero(thread == thread_id)
+        inside[of_thread] = within(thread_spans, time[of_thread])
     return inside
 
 
 def _awaited(
     events: EventTable, ranges: NDArray[np.intp], threads: dict[int, HostThread], steps: HostSteps
 ) -> Intervals:
-    """When the training thread did nothing between the last range of an exchange and the update that needs it.
+    """Return when the training thread idled between the last communication range and the update that needs its result.
 
-    Whoever carries such an exchange out (a library's thread, which no profiler sees) is not done before; gradients that
-    are there let the update begin.
+    A library's thread, which no profiler records, still communicates then; once it is done the update begins.
     """
     updates = np.sort(events.start_ns[(events.role == Role.OPTIMIZER) & (events.thread == steps.thread)])
     ends = np.sort(events.end_ns[ranges])
@@ -98,19 +97,19 @@ def _awaited(
         return EMPTY
     last = np.searchsorted(ends, updates, side="right") - 1
     begun = np.where(last >= 0, ends[np.maximum(last, 0)], updates)
-    # An exchange of the step before is over.
+    # Communication of the previous step is over.
     step = np.searchsorted(steps.start, updates, side="right") - 1
     begun = np.where((step >= 0) & (begun >= steps.start[np.maximum(step, 0)]), begun, updates)
     working = union(*(thread.busy for thread in threads.values()), *(thread.input for thread in threads.values()))
-    silent = subtract(union(Intervals(begun, updates)), working)
-    long = silent.end - silent.start >= PAUSE_NS
-    return Intervals(silent.start[long], silent.end[long])
+    idle = subtract(union(Intervals(begun, updates)), working)
+    long = idle.end - idle.start >= PAUSE_NS
+    return Intervals(idle.start[long], idle.end[long])
 
 
 def _updates_on_host(
     events: EventTable, rows: NDArray[np.intp], communications: NDArray[np.intp], launches: NDArray[np.intp]
 ) -> NDArray[np.intp]:
-    """Optimizer steps around an exchange of a job with devices that give them no work but copies."""
+    """Return the optimizer steps around communication that launch no kernels, in a job with devices."""
     if len(launches) == 0:
         return np.empty(0, np.intp)
     steps = rows[events.role[rows] == Role.OPTIMIZER]
@@ -119,7 +118,7 @@ def _updates_on_host(
 
 
 def _launches(events: EventTable, rows: NDArray[np.intp]) -> NDArray[np.intp]:
-    """Of host rows the calls that launched a kernel."""
+    """Select the calls that launched a kernel among host rows."""
     calls = rows[(events.kind[rows] == EventKind.RUNTIME) & (events.correlation[rows] != NO_CORRELATION)]
     kernels = events.correlation[events.rows_of(EventKind.KERNEL)]
     launches: NDArray[np.intp] = calls[among(events.correlation[calls], kernels)]
@@ -127,7 +126,7 @@ def _launches(events: EventTable, rows: NDArray[np.intp]) -> NDArray[np.intp]:
 
 
 def _holds(events: EventTable, row: int, others: NDArray[np.intp]) -> bool:
-    """Whether one of the other rows begins inside the row, on its thread."""
+    """Return whether any of the other rows begins inside the row, on its thread."""
     begun = (events.start_ns[others] >= events.start_ns[row]) & (events.start_ns[others] < events.end_ns[row])
     return bool((begun & (events.thread[others] == events.thread[row])).any())
 

@@ -1,4 +1,4 @@
-"""What the host threads were doing: working, waiting for data, or blocked on the device."""
+"""Find when host threads worked, waited for data, or were blocked on the device."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from gpudiag.model.timeline import PAUSE_NS, HostThread
 
 
 def host_threads(events: EventTable, pageable_calls: NDArray[np.intp]) -> dict[int, HostThread]:
-    """The threads that run framework ops, launch device work or wait for data, by thread id, on the trace's own clock.
+    """Return the threads that run framework ops, launch device work or wait for data, by id, on the trace's clock.
 
     Args:
         events: the process's events, on the trace's own clock.
@@ -21,31 +21,31 @@ def host_threads(events: EventTable, pageable_calls: NDArray[np.intp]) -> dict[i
     on_host = any_of(kind, EventKind.OPERATOR, EventKind.ANNOTATION, EventKind.RUNTIME, EventKind.PYTHON)
     working = any_of(kind, EventKind.OPERATOR, EventKind.RUNTIME)
     waiting = any_of(role, Role.INPUT) & on_host
-    # A call of the runtime that is an exchange is a wait for one: an executor's, for its collective or its copies.
+    # A runtime call with the role of communication waits for it: an executor for its collective or its copies.
     waits = any_of(role, Role.COMMUNICATION) & any_of(kind, EventKind.RUNTIME)
     blocked = (any_of(role, Role.SYNCHRONIZATION, Role.RELEASE) & on_host) | waits
     blocked[pageable_calls] = True
     known, busy = working | waiting, working & ~waits
     rows = np.flatnonzero(known | blocked)
     threads = {}
-    for ident, places in groups(thread[rows]):
-        mine = rows[places]
-        if known[mine].any():
+    for ident, positions in groups(thread[rows]):
+        own = rows[positions]
+        if known[own].any():
             threads[ident] = HostThread(
                 thread=ident,
-                busy=union(_raw(events, mine[busy[mine]]), bridge_ns=PAUSE_NS),
-                input=union(_raw(events, mine[waiting[mine]])),
-                blocked=_raw(events, mine[blocked[mine]]),
+                busy=union(_raw(events, own[busy[own]]), bridge_ns=PAUSE_NS),
+                input=union(_raw(events, own[waiting[own]])),
+                blocked=_raw(events, own[blocked[own]]),
             )
     return threads
 
 
 def pageable_copy_calls(events: EventTable, copy_rows: NDArray[np.intp], calls: NDArray[np.intp]) -> NDArray[np.intp]:
-    """Rows of the asynchronous copy calls that blocked all the same, because the host memory was pageable."""
+    """Return the rows of asynchronous copy calls that blocked nevertheless, because the host memory was pageable."""
     if len(copy_rows) == 0:
         return np.empty(0, np.intp)
     pageable = (events.host_memory[copy_rows] == HostMemory.PAGEABLE) & (calls >= 0)
-    # A few kilobytes are put aside by the driver: their copy begins when its call has returned.
+    # The driver buffers copies of a few kilobytes: they begin after their call has returned.
     pageable &= events.start_ns[copy_rows] < events.end_ns[calls]
     candidates = distinct(calls[pageable])
     blocking: NDArray[np.intp] = candidates[events.role[candidates] == Role.COPY]

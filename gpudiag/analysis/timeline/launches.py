@@ -1,4 +1,4 @@
-"""Device work of one process, joined to the host calls that launched it."""
+"""Join the device work of one process to the host calls that launched it."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ _CLASS_OF[Role.COMMUNICATION] = OpClass.COMMUNICATION
 
 
 def runtime_call_of(events: EventTable, device_rows: NDArray[np.intp]) -> NDArray[np.intp]:
-    """For each device row the row of the runtime call with its correlation id, or `UNKNOWN`.
+    """Return for each device row the row of the runtime call with its correlation id, or `UNKNOWN`.
 
-    Several device ops may share one call (a CUDA graph launch). Where several calls carry one id (a runtime call and
-    the driver call inside it), the first to start is the outer one, and that is taken.
+    Several device ops may share one call (a CUDA graph launch). If several calls carry one id (a runtime call and the
+    driver call inside it), the first to start is taken, which is the outer one.
     """
     calls = events.rows_of(EventKind.RUNTIME)
     calls = calls[events.correlation[calls] != NO_CORRELATION]
@@ -29,32 +29,33 @@ def runtime_call_of(events: EventTable, device_rows: NDArray[np.intp]) -> NDArra
     ids = events.correlation[calls[order]]
     wanted = events.correlation[device_rows]
     slot = np.minimum(np.searchsorted(ids, wanted), len(ids) - 1)
-    found = (ids[slot] == wanted) & (wanted != NO_CORRELATION)
-    return np.where(found, calls[order[slot]], UNKNOWN)
+    known = (ids[slot] == wanted) & (wanted != NO_CORRELATION)
+    return np.where(known, calls[order[slot]], UNKNOWN)
 
 
-def device_ops(  # noqa: PLR0917  # columns, and what they are moved by
+def device_ops(
     events: EventTable,
     rows: NDArray[np.intp],
     calls: NDArray[np.intp],
+    *,
     step_start: NDArray[np.int64],
     shift_ns: int,
     communication: Spans,
 ) -> DeviceOps:
-    """The work of one device, with launch and step.
+    """Return the work of one device, with launch and step.
 
     Args:
         events: the process's events, on the trace's own clock.
-        rows: the device's work among them.
-        calls: for each of these rows that of the call that launched it, or `UNKNOWN`.
+        rows: rows of the device's work.
+        calls: for each of these rows the row of the call that launched it, or `UNKNOWN`.
         step_start: int64[n], sorted starts of the host steps, on the trace's own clock.
         shift_ns: added to every time, to bring it onto the common clock.
-        exchange: when host threads were at an exchange, on the trace's own clock; copies launched there belong to it.
+        communication: when host threads communicated, on the trace's own clock; copies launched then belong to it.
     """
     known = calls != UNKNOWN
     launch_start = np.where(known, events.start_ns[calls], 0)
     launch_end = np.where(known, events.end_ns[calls], 0)
-    # The last mark at or before the launch; launched before the first mark, or before the capture: no step.
+    # The step is the last mark at or before the launch; none if launched before the first mark or the capture.
     step = np.where(known, np.searchsorted(step_start, launch_start, side="right") - 1, UNKNOWN)
     op_class = _CLASS_OF[events.role[rows]]
     thread = np.where(known, events.thread[calls], UNKNOWN)

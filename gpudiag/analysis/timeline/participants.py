@@ -1,4 +1,4 @@
-"""Communication needs two participants: what one device does for none is compute, copies and host work.
+"""Reclassify communication of a single participant as compute, copies and host work.
 
 `torch.nn.DataParallel` on one device, DistributedDataParallel in a world of one and collectives in a group of one rank
 keep their ranges, hooks and kernels, but move nothing between devices.
@@ -16,26 +16,26 @@ from gpudiag.intervals import distinct
 from gpudiag.model.event import DEVICE_WORK, Direction, EventKind, Role, Trace, any_of
 
 _OF_COMMUNICATION = (Role.COMMUNICATION, Role.BUCKET_COPY, Role.ENQUEUE)
-#: The role of an event of each kind that communicates with nobody.
-_OTHERWISE = np.full(256, Role.OTHER, np.uint8)
-_OTHERWISE[EventKind.OPERATOR] = Role.OPERATOR
-_OTHERWISE[EventKind.KERNEL] = Role.COMPUTE
-_OTHERWISE[EventKind.COPY] = Role.COPY
-_OTHERWISE[EventKind.MEMSET] = Role.COPY
+#: Role of an event of each kind if it communicates with nobody.
+_ORDINARY_ROLE = np.full(256, Role.OTHER, np.uint8)
+_ORDINARY_ROLE[EventKind.OPERATOR] = Role.OPERATOR
+_ORDINARY_ROLE[EventKind.KERNEL] = Role.COMPUTE
+_ORDINARY_ROLE[EventKind.COPY] = Role.COPY
+_ORDINARY_ROLE[EventKind.MEMSET] = Role.COPY
 
 
 def without_lone_communication(traces: Sequence[Trace], world_size: int | None = None) -> list[Trace]:
-    """Return the traces with communication of a single participant given the roles of ordinary work.
+    """Give communication of a single participant the roles of ordinary work.
 
     Args:
         traces: of the job.
-        world_size: number of ranks, where the traces do not say.
+        world_size: number of ranks, if the traces do not say.
     """
     return [_without_lone(trace, alone=_is_alone(traces, trace, world_size)) for trace in traces]
 
 
 def _is_alone(traces: Sequence[Trace], trace: Trace, world_size: int | None) -> bool:
-    """Whether the job is one process with one device, and nothing in it says that there are other ranks."""
+    """Return whether the job is one process with one device, and nothing in it indicates other ranks."""
     stated = trace.world_size or world_size
     events = trace.events
     devices = _devices(trace)
@@ -44,7 +44,7 @@ def _is_alone(traces: Sequence[Trace], trace: Trace, world_size: int | None) -> 
         return False
     if stated == 1:
         return True
-    # A collective whose group is not known may be of a job whose other traces are not here.
+    # A collective of an unknown group may belong to a job whose other traces are missing.
     return all(len(call.group_ranks) == 1 for call in trace.collectives)
 
 
@@ -55,7 +55,7 @@ def _devices(trace: Trace) -> NDArray[np.int16]:
 
 def _without_lone(trace: Trace, *, alone: bool) -> Trace:
     if len(_devices(trace)) > 1:
-        return trace  # its devices are participants, though they are of one rank
+        return trace  # its devices communicate with each other, although they are of one rank
     lone = [call for call in trace.collectives if alone or len(call.group_ranks) == 1]
     role = trace.events.role
     rows: NDArray[np.intp] = np.array([call.row for call in lone], np.intp)
@@ -64,7 +64,7 @@ def _without_lone(trace: Trace, *, alone: bool) -> Trace:
     if len(rows) == 0 and not lone:
         return trace
     changed = role.copy()
-    changed[rows] = _OTHERWISE[trace.events.kind[rows]]
+    changed[rows] = _ORDINARY_ROLE[trace.events.kind[rows]]
     return msgspec.structs.replace(
         trace,
         events=msgspec.structs.replace(trace.events, role=changed),

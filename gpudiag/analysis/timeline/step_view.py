@@ -1,4 +1,4 @@
-"""Pick a typical step and some others, and cut them out of the timeline, for drawing."""
+"""Select a typical step and others, and cut them out of the timeline, for drawing."""
 
 from __future__ import annotations
 
@@ -15,24 +15,24 @@ from gpudiag.model.timeline import UNKNOWN, DeviceTrack, Timeline
 
 Columns = NDArray[np.int64]
 
-#: Spans of one row; where there are more, the shortest are left out, which nobody could see.
+#: Spans of one row; if there are more, the shortest are omitted, because they could not be seen.
 _MOST_SPANS = 6000
-#: Rows of the host are drawn this deep.
+#: Nesting depth of the host's rows.
 _MOST_DEPTH = 4
-#: More ranks than this make a page that nobody scrolls.
+#: More ranks would make the page too long.
 _MOST_RANKS = 16
 #: Steps beside the typical one, from the shortest to the longest.
 _MOST_OTHERS = 4
 #: Steps within this share of the median are all typical.
 _TYPICAL = 0.02
-#: Waits shorter than this share of what is drawn cannot be seen, and more of them than that not be told apart.
+#: Waits shorter than this share of the drawn span cannot be seen, and more than _MOST_WAITS not distinguished.
 _SEEN_WAIT = 0.005
 _MOST_WAITS = 96
 _LONGEST_NAME = 160
 _HOST_KINDS = {EventKind.OPERATOR: 0, EventKind.ANNOTATION: 1, EventKind.RUNTIME: 2}
 
 
-class _Names:
+class _NameTable:
     def __init__(self) -> None:
         self.known: dict[str, int] = {}
 
@@ -41,92 +41,99 @@ class _Names:
 
 
 def view_of_step(timeline: Timeline, attribution: Attribution) -> StepView | None:
-    """A step whose length on the first lane is near that lane's median, and others; None where no lane has a window.
+    """Return a step of about median length on the first track, and others; None if no track has a window.
 
-    Of several that are near it the last: before it, lanes that begin late have something to show.
+    The last such step is taken, because tracks that begin late show something before it.
     """
-    device_tracks = [
-        (device_track, part)
-        for device_track, part in zip(timeline.tracks, attribution.tracks, strict=True)
-        if len(device_track.bounds) > 1
+    attributed_tracks = [
+        (track, attributed)
+        for track, attributed in zip(timeline.tracks, attribution.tracks, strict=True)
+        if len(track.bounds) > 1
     ]
-    if not device_tracks:
+    if not attributed_tracks:
         return None
-    lengths = np.diff(device_tracks[0][0].bounds)
+    lengths = np.diff(attributed_tracks[0][0].bounds)
     away = np.abs(lengths - median(lengths))
     typical = int(np.flatnonzero(away <= away.min() + _TYPICAL * median(lengths))[-1])
-    by_length = [place for place in np.argsort(lengths, kind="stable").tolist() if place != typical]
+    by_length = [window for window in np.argsort(lengths, kind="stable").tolist() if window != typical]
     chosen = distinct(np.linspace(0, len(by_length) - 1, min(len(by_length), _MOST_OTHERS)).round().astype(int))
-    names = _Names()
-    view = _view(timeline, device_tracks, typical, names)
+    names = _NameTable()
+    view = _view(timeline, attributed_tracks, typical, names)
     others = tuple(
-        _view(timeline, device_tracks, place, names) for place in sorted(by_length[index] for index in chosen)
+        _view(timeline, attributed_tracks, window, names) for window in sorted(by_length[index] for index in chosen)
     )
     return msgspec.structs.replace(view, names=tuple(names.known), others=others)
 
 
 def _view(
-    timeline: Timeline, device_tracks: list[tuple[DeviceTrack, TrackAttribution]], place: int, names: _Names
+    timeline: Timeline,
+    attributed_tracks: list[tuple[DeviceTrack, TrackAttribution]],
+    first_window: int,
+    names: _NameTable,
 ) -> StepView:
-    """The step at this place of the first lane, on all lanes; without the names."""
-    number = int(device_tracks[0][0].window_steps[place])
-    shown = device_tracks[:_MOST_RANKS]
-    windows = [(device_track, part, _window(device_track, number, place)) for device_track, part in shown]
-    begin = min(int(device_track.bounds[window]) for device_track, _, window in windows)
-    end = max(int(device_track.bounds[window + 1]) for device_track, _, window in windows)
+    """Return the step at this window of the first track, on all tracks; without the names."""
+    number = int(attributed_tracks[0][0].window_steps[first_window])
+    shown = attributed_tracks[:_MOST_RANKS]
+    windows = [(track, attributed, _window(track, number, first_window)) for track, attributed in shown]
+    begin = min(int(track.bounds[window]) for track, _, window in windows)
+    end = max(int(track.bounds[window + 1]) for track, _, window in windows)
     ranks = tuple(
         RankView(
-            rank=device_track.rank,
-            device=device_track.label,
-            begin=int(device_track.bounds[window]) - begin,
-            end=int(device_track.bounds[window + 1]) - begin,
-            tracks=tuple(_tracks(timeline, device_track, part, (begin, end), names)),
+            rank=track.rank,
+            device=track.label,
+            begin=int(track.bounds[window]) - begin,
+            end=int(track.bounds[window + 1]) - begin,
+            tracks=tuple(_tracks(timeline, track, attributed, (begin, end), names)),
         )
-        for device_track, part, window in windows
+        for track, attributed, window in windows
     )
-    waits = [wait for device_track, _ in shown for wait in _waits(timeline, device_track, begin, end)]
+    waits = [wait for track, _ in shown for wait in _waits(timeline, track, begin, end)]
     return StepView(
         step=number,
         length=end - begin,
         names=(),
         ranks=ranks,
-        ranks_left_out=len(device_tracks) - len(shown),
+        ranks_left_out=len(attributed_tracks) - len(shown),
         waits=tuple(sorted(waits, key=lambda wait: -wait.length)[:_MOST_WAITS]),
     )
 
 
-def _waits(timeline: Timeline, device_track: DeviceTrack, begin: int, end: int) -> list[WaitView]:
-    """From the lane's arrivals at collectives to those of the last ranks, where it is known who they are."""
-    table = device_track.collectives
+def _waits(timeline: Timeline, track: DeviceTrack, begin: int, end: int) -> list[WaitView]:
+    """Return the waits from the track's arrivals at collectives to the last ranks' arrivals, if these are known."""
+    table = track.collectives
     start, until = np.maximum(table.start, begin), np.minimum(table.last_arrival, end)
     seen = (until - start >= _SEEN_WAIT * (end - begin)) & (table.last_rank != UNKNOWN)
-    rows = np.flatnonzero(seen & timeline.whole_collectives(device_track))
+    rows = np.flatnonzero(seen & timeline.whole_collectives(track))
     return [
         WaitView(
-            rank=device_track.rank,
+            rank=track.rank,
             on_rank=int(table.last_rank[row]),
             start=int(start[row]) - begin,
             length=int(until[row] - start[row]),
         )
         for row in rows.tolist()
-        if table.last_rank[row] != device_track.rank
+        if table.last_rank[row] != track.rank
     ]
 
 
-def _window(device_track: DeviceTrack, number: int, otherwise: int) -> int:
-    """The lane's window of this step number; the one at the same place where the numbers differ."""
-    same = np.flatnonzero(device_track.window_steps == number)
-    return int(same[0]) if len(same) else min(otherwise, len(device_track.bounds) - 2)
+def _window(track: DeviceTrack, number: int, otherwise: int) -> int:
+    """Return the track's window of this step number; at the same position if no number is equal."""
+    same = np.flatnonzero(track.window_steps == number)
+    return int(same[0]) if len(same) else min(otherwise, len(track.bounds) - 2)
 
 
 def _tracks(
-    timeline: Timeline, device_track: DeviceTrack, part: TrackAttribution, span: tuple[int, int], names: _Names
+    timeline: Timeline,
+    track: DeviceTrack,
+    attributed: TrackAttribution,
+    span: tuple[int, int],
+    names: _NameTable,
 ) -> list[Track]:
-    tracks = [_bucket_track(part, span, names)]
-    events = timeline.traces[device_track.trace].events
-    ops = device_track.ops
+    tracks = [_bucket_track(attributed, span, names)]
+    events = timeline.traces[track.trace].events
+    ops = track.ops
     inside = (ops.end > span[0]) & (ops.start < span[1])
-    for stream in distinct(ops.stream[inside]).tolist() if not device_track.is_cpu else []:
+    for stream in distinct(ops.stream[inside]).tolist() if not track.is_cpu else []:
         chosen = np.flatnonzero(inside & (ops.stream == stream))
         name = np.array([names.index(events.name_of(int(row))) for row in ops.row[chosen]], np.int64)
         kind = ops.op_class[chosen].astype(np.int64)
@@ -138,39 +145,39 @@ def _tracks(
                 span[0],
             )
         )
-    tracks.append(_host_track(timeline, device_track, span, names))
+    tracks.append(_host_track(timeline, track, span, names))
     return tracks
 
 
 def _contents(op_class: Columns, length: Columns) -> str:
-    """What takes most of a stream's time, in a word."""
+    """Name the class of work that takes most of a stream's time."""
     return DEVICE_COLOURS[int(np.bincount(op_class, length, len(DEVICE_COLOURS)).argmax())]
 
 
-def _bucket_track(part: TrackAttribution, span: tuple[int, int], names: _Names) -> Track:
-    """Each bucket's intervals; of what is idle, that which is taken for input has a name of its own."""
+def _bucket_track(attributed: TrackAttribution, span: tuple[int, int], names: _NameTable) -> Track:
+    """Draw each bucket's intervals; idle time that counts as input has a name of its own."""
     within = Intervals(np.array([span[0]]), np.array([span[1]]))
-    named = [(bucket, place, part.parts[bucket]) for place, bucket in enumerate(BUCKETS)]
-    _, idle_place, idle = named.pop()
+    named = [(bucket, colour, attributed.parts[bucket]) for colour, bucket in enumerate(BUCKETS)]
+    _, idle_colour, idle = named.pop()
     named += [
-        ("idle", idle_place, subtract(idle, part.unmarked_input)),
-        (UNMARKED_INPUT, idle_place, intersect(idle, part.unmarked_input)),
+        ("idle", idle_colour, subtract(idle, attributed.unmarked_input)),
+        (UNMARKED_INPUT, idle_colour, intersect(idle, attributed.unmarked_input)),
     ]
-    cut = [(names.index(name), place, intersect(intervals, within)) for name, place, intervals in named]
+    cut = [(names.index(name), colour, intersect(intervals, within)) for name, colour, intervals in named]
     start = np.concatenate([intervals.start for _, _, intervals in cut])
     end = np.concatenate([intervals.end for _, _, intervals in cut])
     name = np.repeat([name for name, _, _ in cut], [len(intervals) for _, _, intervals in cut])
-    kind = np.repeat([place for _, place, _ in cut], [len(intervals) for _, _, intervals in cut])
+    kind = np.repeat([colour for _, colour, _ in cut], [len(intervals) for _, _, intervals in cut])
     order = np.argsort(start, kind="stable")
     return _track("buckets", "where time goes", (start[order], end[order], name[order], kind[order]), span[0])
 
 
-def _host_track(timeline: Timeline, device_track: DeviceTrack, span: tuple[int, int], names: _Names) -> Track:
-    """The training thread, nested as it was."""
-    events = timeline.traces[device_track.trace].events
+def _host_track(timeline: Timeline, track: DeviceTrack, span: tuple[int, int], names: _NameTable) -> Track:
+    """Draw the nested events of the training thread."""
+    events = timeline.traces[track.trace].events
     rows = events.rows_of(*_HOST_KINDS)
-    start, end = events.start_ns[rows] + device_track.shift_ns, events.end_ns[rows] + device_track.shift_ns
-    inside = (events.thread[rows] == device_track.steps.thread) & (end > span[0]) & (start < span[1]) & (end > start)
+    start, end = events.start_ns[rows] + track.shift_ns, events.end_ns[rows] + track.shift_ns
+    inside = (events.thread[rows] == track.steps.thread) & (end > span[0]) & (start < span[1]) & (end > start)
     rows, start, end = rows[inside], start[inside], end[inside]
     depth = _depths(start, end)
     shallow = depth < _MOST_DEPTH
@@ -181,7 +188,7 @@ def _host_track(timeline: Timeline, device_track: DeviceTrack, span: tuple[int, 
 
 
 def _depths(start: Columns, end: Columns) -> Columns:
-    """How many spans enclose each; starts ascend, and of equal ones the longer comes first."""
+    """Count the spans that enclose each span; spans are by start (ties: longer first)."""
     depths = np.zeros(len(start), np.int64)
     open_ends: list[int] = []
     for index, (begin, stop) in enumerate(zip(start.tolist(), end.tolist(), strict=True)):

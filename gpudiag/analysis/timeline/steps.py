@@ -1,4 +1,4 @@
-"""Where the steps of a process begin: marks on the training thread, its optimizer, ranges, or a repeating pattern."""
+"""Find where the steps of a process begin: by marks, the optimizer, ranges, or a repeating pattern."""
 
 from __future__ import annotations
 
@@ -12,21 +12,21 @@ from gpudiag.model.timeline import HostSteps
 
 
 def marked_steps(trace: Trace) -> HostSteps | None:
-    """Steps of one process by its marks or else its optimizer, on the trace's own clock; None where it has neither."""
+    """Return the steps of one process by its marks or else its optimizer, on the trace's clock; None without either."""
     return _marked(trace.events, trace.step_marks[0]) if trace.step_marks else _after_optimizer(trace.events)
 
 
 def steps_of_launches(events: EventTable, launches: NDArray[np.intp], labels: NDArray[np.int32]) -> HostSteps:
-    """Steps of a process in which nothing is marked: enclosing ranges, else a repeating pattern, else one step.
+    """Return the steps of a process without marks: enclosing ranges, else a repeating pattern, else one step.
 
     Args:
         events: the process's, on the trace's own clock, as the steps will be.
         launches: rows of the runtime calls that launched device work (CPU-only traces: of the top-level ops), by start.
         labels: int32[n], for each launch the name of what it launched, as an index into the events' names.
     """
-    found = _enclosing(events, launches) or _repeating(events, launches, labels)
-    if found is not None:
-        return found
+    steps = _enclosing(events, launches) or _repeating(events, launches, labels)
+    if steps is not None:
+        return steps
     begin = int(events.start_ns[launches[0]]) if len(launches) else 0
     end = int(events.end_ns[launches].max()) if len(launches) else 0
     thread = _busiest_thread(events, launches)
@@ -36,10 +36,10 @@ def steps_of_launches(events: EventTable, launches: NDArray[np.intp], labels: ND
 
 
 def _enclosing(events: EventTable, launches: NDArray[np.intp]) -> HostSteps | None:
-    """Steps from ranges around what a process launches: ranges that a program named, or else calls of a root module.
+    """Return steps from ranges around launches: ranges that the program named, or else calls of a root module.
 
-    Repeated layers inside such a range are no steps. Of ranges within ranges the outermost count; of those with several
-    names the one that repeats and takes longest. Together they must hold most launches of their thread.
+    Repeated layers inside such a range are no steps. Only the outermost ranges count, and of several names the one that
+    repeats and takes longest. Together they must hold most launches of their thread.
     """
     thread = _busiest_thread(events, launches)
     launched = events.start_ns[launches[events.thread[launches] == thread]]
@@ -50,12 +50,12 @@ def _enclosing(events: EventTable, launches: NDArray[np.intp]) -> HostSteps | No
     ):
         rows = _outermost(events, np.flatnonzero(on_thread & named))
         rows = rows[events.end_ns[rows] > events.start_ns[rows]]
-        values, place, counts = np.unique(events.name[rows], return_inverse=True, return_counts=True)
+        values, position, counts = np.unique(events.name[rows], return_inverse=True, return_counts=True)
         if len(values) > 1 and counts.max() > 1:
-            total = np.bincount(place, weights=events.end_ns[rows] - events.start_ns[rows])
-            rows = rows[place == int(np.argmax(np.where(counts > 1, total, -1.0)))]
+            total = np.bincount(position, weights=events.end_ns[rows] - events.start_ns[rows])
+            rows = rows[position == int(np.argmax(np.where(counts > 1, total, -1.0)))]
         held = within(union(Intervals(events.start_ns[rows], events.end_ns[rows])), launched)
-        # What follows a range until the next one begins belongs to it: its backward pass, its update.
+        # Work between a range and the next one belongs to it: its backward pass, its update.
         tiled = _launch_alike(events.start_ns[rows], launched) and np.count_nonzero(
             launched >= events.start_ns[rows[0]]
         )
@@ -72,7 +72,7 @@ def _enclosing(events: EventTable, launches: NDArray[np.intp]) -> HostSteps | No
 
 
 def _launch_alike(begins: NDArray[np.int64], launched: NDArray[np.int64]) -> bool:
-    """Whether as much is launched from each begin to the next: collectives of one step, for example, are no steps."""
+    """Return whether as many launches follow each begin; collectives of one step, for example, are no steps."""
     if len(begins) < FEWEST_REPEATS:
         return False
     counts = np.diff(np.searchsorted(launched, begins))
@@ -81,7 +81,7 @@ def _launch_alike(begins: NDArray[np.int64], launched: NDArray[np.int64]) -> boo
 
 
 def _outermost(events: EventTable, rows: NDArray[np.intp]) -> NDArray[np.intp]:
-    """Of rows of one thread, sorted by start (ties: longer first), those inside no other."""
+    """Select rows inside no other; rows are of one thread, by start (ties: longer first)."""
     reach = np.maximum.accumulate(np.append(np.iinfo(np.int64).min, events.end_ns[rows]))[:-1]
     return rows[events.start_ns[rows] >= reach]
 
@@ -90,9 +90,9 @@ def _marked(events: EventTable, marks: StepMarks) -> HostSteps:
     # A step may be marked on several threads; the training thread is the one with the most marks.
     threads, counts = np.unique(events.thread[marks.row], return_counts=True)
     thread = int(threads[np.argmax(counts)])
-    mine = events.thread[marks.row] == thread
-    rows, number = marks.row[mine], marks.number[mine]
-    # Numbers that repeat (a mark reused, two loops in one capture) order nothing; count instead.
+    on_thread = events.thread[marks.row] == thread
+    rows, number = marks.row[on_thread], marks.number[on_thread]
+    # Numbers that repeat (a reused mark, two loops in one capture) give no order: count instead.
     ordered = bool((number != NO_NUMBER).all()) and bool((np.diff(number) > 0).all())
     return HostSteps(
         start=events.start_ns[rows],
@@ -105,10 +105,9 @@ def _marked(events: EventTable, marks: StepMarks) -> HostSteps:
 
 
 def _after_optimizer(events: EventTable) -> HostSteps | None:
-    """Steps that begin where an optimizer step ends: every training loop has that, marked or not.
+    """Return steps that begin where an optimizer step ends, which every training loop has.
 
-    Gradient accumulation and several optimizers per step still give a true period: with several optimizers, the one
-    that steps first after a pause defines it only if all step equally often; so one optimizer's name is taken.
+    Gradient accumulation still gives a true period. Of several optimizers the one that steps most often is taken.
     """
     rows = np.flatnonzero(events.role == Role.OPTIMIZER)
     if len(rows) == 0:
@@ -129,10 +128,10 @@ def _after_optimizer(events: EventTable) -> HostSteps | None:
 
 
 def _repeating(events: EventTable, launches: NDArray[np.intp], names: NDArray[np.int32]) -> HostSteps | None:
-    """Steps from what the process launches: names that come back after the same number of launches each time.
+    """Return steps from names of launches that recur after a constant number of launches.
 
-    Each name votes for the distance between its occurrences, if that is constant. One step holds the distance that most
-    distinct names vote for; among equals the longest, as names that occur twice in a step vote for half of it.
+    Each name votes for the distance between its occurrences, if that is constant. A step has the distance with most
+    votes; among equals the longest, because names that occur twice in a step vote for half of it.
     """
     count = len(launches)
     if count < 2 * FEWEST_REPEATS:
@@ -148,7 +147,7 @@ def _repeating(events: EventTable, launches: NDArray[np.intp], names: NDArray[np
         period = int(median(distance))
         if period > 1 and np.all(np.abs(distance - period) <= max(2, int(PERIOD_APART * period))):
             votes.setdefault(period, []).append(positions)
-    # Periods so near to each other are one period, told apart by a launch more or less.
+    # Periods so near to each other are one period: a step may have a launch more or less.
     best = max(
         votes, key=lambda p: (sum(len(votes[q]) for q in votes if abs(q - p) <= int(PERIOD_APART * p)), p), default=None
     )

@@ -11,11 +11,11 @@ from gpudiag.app.profile.prepare import Prepared, usable_gpus
 from gpudiag.machine.measure import failed_probes, probe_machine
 from gpudiag.machine.probes.cache import cached_measurements, keep_measurements
 from gpudiag.machine.probes.plan import installed
-from gpudiag.machine.probes.runner import Progress
+from gpudiag.machine.probes.runner import ProbeStep
 from gpudiag.model.facts import Facts, nccl_transport
 
 
-def measure_links(prepared: Prepared, on_progress: Callable[[Progress], None] | None = None) -> Prepared:
+def measure_links(prepared: Prepared, on_progress: Callable[[ProbeStep], None] | None = None) -> Prepared:
     """Put figures of the machine's links beside the inventory, where several GPUs will exchange gradients over them.
 
     Args:

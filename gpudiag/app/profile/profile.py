@@ -14,7 +14,7 @@ from gpudiag.app.profile.links import measure_links
 from gpudiag.app.profile.prepare import Prepared, prepare
 from gpudiag.app.profile.train import train
 from gpudiag.app.report import REPORT_FILE, run_html, step_beside
-from gpudiag.machine.probes.runner import Progress as ProbeProgress
+from gpudiag.machine.probes.runner import ProbeStep
 from gpudiag.model.analysis import Analysis
 from gpudiag.model.job import RunOptions
 from gpudiag.model.run_directory import locked
@@ -27,7 +27,7 @@ class Watcher(Protocol):
     def prepared(self, prepared: Prepared) -> None:
         """Every choice is made; nothing has started."""
 
-    def probing(self) -> AbstractContextManager[Callable[[ProbeProgress], None]]:
+    def probing(self) -> AbstractContextManager[Callable[[ProbeStep], None]]:
         """While links are measured: what is called, from several threads, with what is measured now."""
 
     def heard(self, message: Progress) -> None:

@@ -14,7 +14,7 @@ from gpudiag.app.recommend.candidates import check_possible, considered, why_not
 from gpudiag.app.recommend.forecast import expected_scaling
 from gpudiag.app.recommend.verdict import judge
 from gpudiag.errors import UsageError
-from gpudiag.machine.probes.runner import Progress as ProbeProgress
+from gpudiag.machine.probes.runner import ProbeStep
 from gpudiag.model.benchmarks.recommendation import RECOMMENDATION_FILE, Expected, Recommendation, RecommendRequest
 from gpudiag.model.benchmarks.strategy_benchmark import (
     PLAN_FILE,
@@ -41,7 +41,7 @@ def recommend(
     request: RecommendRequest,
     observer: Callable[[Progress], None],
     say: Callable[[str], None],
-    on_probe: Callable[[ProbeProgress], None] | None = None,
+    on_probe: Callable[[ProbeStep], None] | None = None,
 ) -> Recommendation:
     """Predict, measure the best few by turns, and judge. What was measured is in the run directory.
 

@@ -12,11 +12,10 @@ import msgspec
 
 from gpudiag.analysis.scaling.parts import step_parts
 from gpudiag.analysis.scaling.waterfall import pace_ms
-from gpudiag.app.analyze import analyze_run, side_by_side
+from gpudiag.app.analyze import analyze_run_traces, side_by_side
 from gpudiag.app.scale.store import recorded_directory
 from gpudiag.errors import GpudiagError, UnreadableInputError
 from gpudiag.model.analysis import ANALYSIS_SCHEMA, Analysis
-from gpudiag.model.attribution import Attribution
 from gpudiag.model.benchmarks.scaling import (
     NO_P2P,
     PARTS_FILE,
@@ -27,7 +26,6 @@ from gpudiag.model.benchmarks.scaling import (
     StepParts,
 )
 from gpudiag.model.run_directory import ANALYSIS_FILE, TRACES_DIR, read_json, readable_json, write_json
-from gpudiag.model.timeline import Timeline
 from gpudiag.training.strategies.registry import strategies
 
 #: Parts of a step that took as long as this close to the timed ones need no new replay.
@@ -86,16 +84,14 @@ def _saved_parts(directory: Path) -> StepParts | None:
 
 
 def _try(work: _Work) -> str | None:
-    def keep(timeline: Timeline, attribution: Attribution) -> None:
-        del attribution
-        strategy = strategies(work.point.framework).get(work.point.strategy.removesuffix(NO_P2P))
-        staged = strategy is None or strategy.through_host  # one that is not known here may be
+    """Analyse a recorded point and save the parts of its step; return why that failed."""
+    strategy = strategies(work.point.framework).get(work.point.strategy.removesuffix(NO_P2P))
+    staged = strategy is None or strategy.through_host  # an unknown strategy may be
+    try:
+        timeline = analyze_run_traces(work.directory).timeline
         parts = step_parts(timeline, pace_ms(work.point), staged=staged, fed=work.point.data != "device")
         if parts is not None:
             write_json(work.directory / PARTS_FILE, parts)
-
-    try:
-        analyze_run(work.directory, keep)
     except GpudiagError as error:
         return str(error)
     return None

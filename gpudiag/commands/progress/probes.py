@@ -13,7 +13,7 @@ from gpudiag.model.sanitize import one_line
 from gpudiag.report.console import report_console
 
 if TYPE_CHECKING:
-    from gpudiag.machine.probes.runner import Progress as Step
+    from gpudiag.machine.probes.runner import ProbeStep as Step
 
 _LONGEST = 60
 

@@ -1,4 +1,1 @@
-"""What the machine has, without a framework and without CUDA.
-
-`gather` puts it together from `gpus/` (NVML), `host/` (/proc and /sys), the `links` between GPUs, and their `islands`.
-"""
+"""Inventory of the machine, without a framework or CUDA: `gpus/` by NVML, `host/` by /proc and /sys, and `links`."""

@@ -1,4 +1,4 @@
-"""The whole inventory of this machine: GPUs, links and host, without a framework and without CUDA."""
+"""Gather the inventory of this machine: GPUs, links and host."""
 
 from __future__ import annotations
 
@@ -16,8 +16,7 @@ from gpudiag.machine.inventory.gpus.nvml import NvmlSession, open_nvml
 from gpudiag.machine.inventory.gpus.visible import cuda_visible
 from gpudiag.machine.inventory.host.gather import gather_host
 from gpudiag.machine.inventory.host.pci import nvidia_gpus_on_bus
-from gpudiag.machine.inventory.islands import find_islands
-from gpudiag.machine.inventory.links import gather_links
+from gpudiag.machine.inventory.links import find_islands, gather_links
 from gpudiag.model.facts import Facts, Gpu
 from gpudiag.model.sanitize import sanitize
 
@@ -30,7 +29,7 @@ def _cuda_version(session: NvmlSession, reasons: dict[str, str]) -> str | None:
 
 
 def _why_no_gpu(session: NvmlSession, root: Path, reasons: dict[str, str]) -> None:
-    """Say why no GPU is listed, telling a machine without one from one whose driver does not work."""
+    """Record why no GPU is listed: there is none, or its driver does not work."""
     why = session.unavailable or reasons.get("gpus") or "the driver lists none"
     present = nvidia_gpus_on_bus(root)
     if present:
@@ -50,17 +49,17 @@ def _mark_visible(gpus: Sequence[Gpu], environment: Mapping[str, str], reasons: 
 def gather_inventory(
     nvml: Any | None = None, root: Path = Path("/"), environment: Mapping[str, str] | None = None
 ) -> Facts:
-    """What the machine has, as far as NVML, /proc and /sys tell; takes well under a second and never raises.
+    """Return the inventory from NVML, /proc and /sys, in well under a second and without raising.
 
     Args:
-        nvml: in place of the module `pynvml`: an object with its functions and error classes.
-        root: in place of "/": a recorded tree of /proc, /sys and /etc.
-        environment: in place of this process's environment variables.
+        nvml: instead of the module `pynvml`: an object with its functions and error classes.
+        root: instead of "/": a recorded tree of /proc, /sys and /etc.
+        environment: instead of this process's environment variables.
 
     Returns:
         Facts without measurements and findings. Without a GPU `gpus` is empty and `host.reasons["gpus"]` says why.
-        Strings hold no control characters. PCIe generation and width are those of the moment (`under_load` False): an
-        idle link trains down.
+        Strings contain no control characters. PCIe generation and width are current values (`under_load` False),
+        because an idle link trains down.
     """
     environment = os.environ if environment is None else environment
     reasons: dict[str, str] = {}

@@ -1,8 +1,8 @@
-"""The path between every two GPUs, and whether one may read and write the other's memory."""
+"""Describe the path and the peer access between every two GPUs, and group GPUs that reach each other directly."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from itertools import combinations
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,7 @@ _STATUS_OK = 0
 _DENIED = {
     1: "chipset not supported (CNS): the path between them crosses a chipset that does not carry peer traffic",
     2: "GPU not supported (GNS): this model, or this model in a virtual machine, has no peer access",
-    3: "topology not supported (TNS): they hang on different CPUs or I/O hubs",
+    3: "topology not supported (TNS): they are attached to different CPUs or I/O hubs",
     4: "disabled by a driver setting (registry key)",
     5: "not supported (NS)",
     6: "unknown (U): the driver cannot tell, which is usual in virtual machines",
@@ -28,14 +28,14 @@ _LEVEL = {0: "PIX", 10: "PIX", 20: "PXB", 30: "PHB", 40: "NODE", 50: "SYS"}
 
 
 def _nvlink_lanes(session: NvmlSession, a: Gpu, b: Gpu, handle_a: Any, handle_b: Any) -> int:
-    """Lanes that join two GPUs: those that end at each other, else those through switches that both are on."""
+    """Count the lanes that join two GPUs, directly or else through switches that both are attached to."""
     direct = sum(lane.active and lane.remote is not None and lane.remote == b.pci_id for lane in a.nvlinks)
     if direct:
         return direct
     through = [sum(lane.active and lane.remote_kind == "switch" for lane in gpu.nvlinks) for gpu in (a, b)]
     if all(through):
         return min(through)
-    # A guest may hide the far end of every lane; then the driver's word that NVLink joins the two has to do.
+    # A virtual machine may hide the far end of every lane; then the driver's NVLink status must suffice.
     hidden = [sum(lane.active and lane.remote_kind == "unknown" for lane in gpu.nvlinks) for gpu in (a, b)]
     joined = all(hidden) and session.ask({}, "p2p", "nvmlDeviceGetP2PStatus", handle_a, handle_b, _NVLINK) == _STATUS_OK
     return min(hidden) if joined else 0
@@ -62,13 +62,13 @@ def _pcie_kind(session: NvmlSession, a: Gpu, b: Gpu, handles: tuple[Any, Any], r
 
 
 def gather_links(session: NvmlSession, gpus: Sequence[Gpu], handles: Sequence[Any], root: Path) -> tuple[Link, ...]:
-    """One link per pair of GPUs, a < b, in order.
+    """Return one link per pair of GPUs, a < b, in order.
 
     Args:
         session: NVML.
         gpus: the GPUs.
         handles: their NVML handles in the same order, None for a GPU that cannot be opened.
-        root: file system that /sys is read from, where NVML does not give the distance.
+        root: file system that /sys is read from, if NVML does not give the distance.
     """
     links = []
     for (a, handle_a), (b, handle_b) in combinations(zip(gpus, handles, strict=True), 2):
@@ -80,3 +80,28 @@ def gather_links(session: NvmlSession, gpus: Sequence[Gpu], handles: Sequence[An
         kind = f"NV{lanes}" if lanes else _pcie_kind(session, a, b, (handle_a, handle_b), root)
         links.append(Link(a=a.index, b=b.index, kind=kind, lanes=lanes, peer_access=peer, reason=reason))
     return tuple(links)
+
+
+def reaches_directly(link: Link) -> bool:
+    """Return whether one GPU of the pair may access the other's memory, over NVLink or PCIe."""
+    return link.peer_access if link.peer_access is not None else link.lanes > 0
+
+
+def find_islands(indices: Sequence[int], links: Iterable[Link]) -> tuple[tuple[int, ...], ...]:
+    """Group the GPUs into islands, in which every pair is linked directly; each GPU belongs to one.
+
+    GPUs are taken in order, and each joins the first island whose every member it reaches; NVLink has precedence over
+    PCIe, so that a bridged pair stays together. On a hybrid cube mesh of eight this gives the two quads. A GPU whose
+    peer access is unknown is an island of its own.
+    """
+    direct = {frozenset((link.a, link.b)): link.lanes > 0 for link in links if reaches_directly(link)}
+    islands: list[list[int]] = []
+    for index in indices:
+        fitting = [island for island in islands if all(frozenset((index, other)) in direct for other in island)]
+        over_nvlink = [island for island in fitting if all(direct[frozenset((index, other))] for other in island)]
+        chosen = next(iter(over_nvlink or fitting), None)
+        if chosen is None:
+            islands.append([index])
+        else:
+            chosen.append(index)
+    return tuple(tuple(island) for island in islands)

@@ -1,4 +1,4 @@
-"""From what the probe programs printed to facts: GPUs by their inventory index, ceilings beside figures, fits."""
+"""Add the results of probe programs to facts: GPUs by inventory index, ceilings beside bandwidths, fits."""
 
 from __future__ import annotations
 
@@ -9,29 +9,29 @@ from typing import Any
 from msgspec.structs import replace
 
 from gpudiag.machine import ceilings
-from gpudiag.machine.ceilings import Ceiling
+from gpudiag.machine.ceilings import PathCeiling
 from gpudiag.machine.inventory.host.pci import normal_pci_id
 from gpudiag.machine.probes.fits import fit_collectives
 from gpudiag.machine.probes.programs import (
-    Collectives,
-    Copy,
+    CollectivesResult,
     HostCopies,
     HostCopy,
     HostLatency,
-    HostMemory,
+    HostMemoryResult,
+    MeasuredCopy,
     PeerCopies,
     PeerCopy,
     PeerLatency,
     ProbeDocument,
 )
-from gpudiag.machine.probes.runner import Outcome
+from gpudiag.machine.probes.runner import ProbeOutcome
 from gpudiag.model.facts import Bandwidth, Collective, Facts, Gpu, Latency, Link, Skipped
 from gpudiag.model.sanitize import sanitize, sanitize_text
 from gpudiag.units import bus_factor
 
 
 class _Machine:
-    """The inventory, with each program's CUDA ordinals resolved to its indices."""
+    """The inventory; resolves CUDA ordinals to its indices."""
 
     def __init__(self, facts: Facts) -> None:
         self.gpus = {gpu.index: gpu for gpu in facts.gpus}
@@ -40,7 +40,7 @@ class _Machine:
         self._visible = [gpu.index for gpu in facts.gpus if gpu.visible]
 
     def indices(self, document: ProbeDocument) -> dict[int, int]:
-        """CUDA ordinal to index in the inventory; the PCI id decides, as CUDA may count otherwise than NVML."""
+        """Map CUDA ordinals to inventory indices by PCI id, because CUDA and NVML may number GPUs differently."""
         indices = {}
         for gpu in document.gpus:
             index = self._by_pci.get(normal_pci_id(gpu.pci_id))
@@ -50,16 +50,16 @@ class _Machine:
         return indices
 
     def gpu(self, index: int) -> Gpu:
-        """The inventory's GPU, or one of which nothing is known."""
+        """Return the inventory's GPU, or an unknown one."""
         return self.gpus.get(index, Gpu(index=index, name=""))
 
     def link(self, a: int, b: int) -> Link | None:
-        """The path between two GPUs."""
+        """Return the link between two GPUs."""
         return self.links.get((min(a, b), max(a, b)))
 
 
-def assemble(facts: Facts, outcomes: Sequence[Outcome], skipped: Sequence[Skipped]) -> Facts:
-    """The inventory `facts` with everything that the programs measured; what they did not is in `skipped`."""
+def assemble(facts: Facts, outcomes: Sequence[ProbeOutcome], skipped: Sequence[Skipped]) -> Facts:
+    """Return the inventory with all measurements; missing ones are in `skipped`."""
     documents = [outcome.document for outcome in outcomes if outcome.document is not None]
     facts = _with_links_under_load(facts, documents)
     machine = _Machine(facts)
@@ -76,9 +76,9 @@ def assemble(facts: Facts, outcomes: Sequence[Outcome], skipped: Sequence[Skippe
                 case PeerCopies():
                     bandwidth += [_peer_copy(machine, index, copy) for copy in document.bandwidth]
                     latency += [_peer_latency(index, measured) for measured in document.latency]
-                case HostMemory():
+                case HostMemoryResult():
                     bandwidth += _host_memory(document)
-                case Collectives():
+                case CollectivesResult():
                     collectives += _collectives(document)
         except KeyError as error:
             skipped = [*skipped, Skipped(what=document.schema, why=f"names a GPU that it does not list: {error}")]
@@ -88,13 +88,13 @@ def assemble(facts: Facts, outcomes: Sequence[Outcome], skipped: Sequence[Skippe
         latency=tuple(latency),
         collectives=tuple(collectives),
         collective_fits=fit_collectives(collectives),
-        skipped=tuple(dict.fromkeys([*facts.skipped, *skipped, *_left_out(outcomes)])),
-        probes={**facts.probes, **{outcome.name: _how_it_ran(outcome) for outcome in outcomes}},
+        skipped=tuple(dict.fromkeys([*facts.skipped, *skipped, *_skipped(outcomes)])),
+        probes={**facts.probes, **{outcome.name: _run_report(outcome) for outcome in outcomes}},
     )
 
 
 def _with_links_under_load(facts: Facts, documents: Sequence[ProbeDocument]) -> Facts:
-    """Put in what the programs read while data moved: PCIe links, and the memory bus where NVML does not say it."""
+    """Add PCIe links that were read while data moved, and memory bus widths that NVML does not report."""
     machine = _Machine(facts)
     gpus = dict(machine.gpus)
     for document in documents:
@@ -114,28 +114,28 @@ def _with_links_under_load(facts: Facts, documents: Sequence[ProbeDocument]) -> 
 
 
 def _host_copy(machine: _Machine, index: dict[int, int], copy: HostCopy) -> Bandwidth:
-    places = list(dict.fromkeys(f"gpu:{index[ordinal]}" for ordinal in copy.gpus))
+    devices = list(dict.fromkeys(f"gpu:{index[ordinal]}" for ordinal in copy.gpus))
     per_device: dict[str, float] = {}
     for ordinal, rate in zip(copy.gpus, copy.each_gb_per_s, strict=True):
-        place = f"gpu:{index[ordinal]}"
-        per_device[place] = per_device.get(place, 0.0) + rate
-    where = places[0] if len(places) == 1 else "all"
+        device = f"gpu:{index[ordinal]}"
+        per_device[device] = per_device.get(device, 0.0) + rate
+    end = devices[0] if len(devices) == 1 else "all"
     bound = ceilings.all_at_once([_host_ceiling(machine.gpu(index[i]), copy) for i in dict.fromkeys(copy.gpus)])
-    if len(places) == 1:
+    if len(devices) == 1:
         bound = _host_ceiling(machine.gpu(index[copy.gpus[0]]), copy)
     return _bandwidth(
         copy,
         bound,
         path=copy.path,
-        src=where if copy.path != "host_to_device" else "host",
-        dst=where if copy.path != "device_to_host" else "host",
+        src=end if copy.path != "host_to_device" else "host",
+        dst=end if copy.path != "device_to_host" else "host",
         memory=copy.memory if copy.memory in {"pinned", "pageable"} else "device",
         direction="both_ways" if copy.direction == "both_ways" else "one_way",
-        per_device=per_device if len(places) > 1 else {},
+        per_device=per_device if len(devices) > 1 else {},
     )
 
 
-def _host_ceiling(gpu: Gpu, copy: HostCopy) -> Ceiling:
+def _host_ceiling(gpu: Gpu, copy: HostCopy) -> PathCeiling:
     if copy.path == "device_to_device":
         return ceilings.on_device(gpu)
     there, back = ceilings.pcie(gpu.pcie, "host_to_device"), ceilings.pcie(gpu.pcie, "device_to_host")
@@ -183,13 +183,13 @@ def _peer_copy(machine: _Machine, index: dict[int, int], copy: PeerCopy) -> Band
     )
 
 
-def _peer_ceiling(machine: _Machine, a: int, b: int, copy: PeerCopy) -> Ceiling:
+def _peer_ceiling(machine: _Machine, a: int, b: int, copy: PeerCopy) -> PathCeiling:
     if copy.peer_access:
         return ceilings.peer(machine.gpu(a), machine.gpu(b), machine.link(a, b))
     return ceilings.staged(machine.gpu(a), machine.gpu(b))
 
 
-def _host_memory(document: HostMemory) -> list[Bandwidth]:
+def _host_memory(document: HostMemoryResult) -> list[Bandwidth]:
     bound = ceilings.host_memory()
     return [
         _bandwidth(
@@ -205,8 +205,8 @@ def _host_memory(document: HostMemory) -> list[Bandwidth]:
     ]
 
 
-def _bandwidth(copy: Copy, bound: Ceiling, **where: Any) -> Bandwidth:
-    """A copy's figures beside their ceiling; `where` says which path it took."""
+def _bandwidth(copy: MeasuredCopy, bound: PathCeiling, **path: Any) -> Bandwidth:
+    """Return a copy's bandwidth with its ceiling; `path` are the fields of its path."""
     return Bandwidth(
         size_bytes=copy.size_bytes,
         gb_per_s=copy.gb_per_s,
@@ -215,11 +215,11 @@ def _bandwidth(copy: Copy, bound: Ceiling, **where: Any) -> Bandwidth:
         cv=copy.cv,
         repeats=copy.repeats,
         verified=_verified(copy.wrong_words),
-        **where,
+        **path,
     )
 
 
-def _collectives(document: Collectives) -> list[Collective]:
+def _collectives(document: CollectivesResult) -> list[Collective]:
     collectives = []
     for measured in document.collectives:
         algbw = measured.bytes / measured.time_us / 1e3  # bytes per µs are 1e6 bytes/s
@@ -243,23 +243,23 @@ def _verified(wrong: int | None) -> bool | None:
     return None if wrong is None else wrong == 0
 
 
-def _left_out(outcomes: Sequence[Outcome]) -> list[Skipped]:
-    """What each program could not measure, in words."""
-    left_out = []
+def _skipped(outcomes: Sequence[ProbeOutcome]) -> list[Skipped]:
+    """Return the measurements that programs did not make."""
+    skipped = []
     for outcome in outcomes:
         if outcome.reason is not None:
             prefix = "" if outcome.status == "unavailable" else "the probe "
-            left_out.append(Skipped(what=outcome.name, why=sanitize_text(prefix + outcome.reason)))
+            skipped.append(Skipped(what=outcome.name, why=sanitize_text(prefix + outcome.reason)))
         document = outcome.document
         if document is not None:
-            parts = (*document.errors, *document.skipped)
-            left_out += [Skipped(what=sanitize_text(part.what), why=sanitize_text(part.why)) for part in parts]
-    return left_out
+            missing = (*document.errors, *document.skipped)
+            skipped += [Skipped(what=sanitize_text(item.what), why=sanitize_text(item.why)) for item in missing]
+    return skipped
 
 
-def _how_it_ran(outcome: Outcome) -> dict[str, object]:
+def _run_report(outcome: ProbeOutcome) -> dict[str, object]:
     document = outcome.document
-    how: dict[str, object] = {
+    report: dict[str, object] = {
         "status": outcome.status,
         "setup_s": round(outcome.setup_s if document is None else document.setup_s, 3),
         "measure_s": round(outcome.measure_s if document is None else document.measure_s, 3),
@@ -267,9 +267,9 @@ def _how_it_ran(outcome: Outcome) -> dict[str, object]:
         "arguments": list(outcome.planned.arguments),
     }
     if outcome.document is not None:
-        how["versions"] = sanitize(outcome.document.versions)
-        how["phases_s"] = {
+        report["versions"] = sanitize(outcome.document.versions)
+        report["phases_s"] = {
             sanitize_text(name): round(seconds, 3) for name, seconds in outcome.document.phases_s.items()
         }
-        how["errors"] = len(outcome.document.errors)
-    return how
+        report["errors"] = len(outcome.document.errors)
+    return report

@@ -1,7 +1,7 @@
-"""What was measured of this machine, kept for the user: a profile needs figures of the links, but not new ones always.
+"""Cache the measurements of this machine, because a profile needs the links' bandwidths but not new ones each time.
 
-A figure holds for the same GPUs, driver and communication variables. It is kept for a day, since links and neighbours
-change, in files that only the user can read and write.
+Measurements apply to the same GPUs, driver and communication variables. They are kept for a day, because links and
+neighbours change, in files that only the user can read and write.
 """
 
 from __future__ import annotations
@@ -21,23 +21,23 @@ from gpudiag.model.facts import Facts, Gpu
 from gpudiag.model.files.private_directory import cache_home, is_private
 from gpudiag.model.run_directory import encode_json, write_whole
 
-#: Seconds for which figures hold.
+#: Seconds for which measurements are used.
 MAX_AGE_S = 24 * 3600
-#: Files kept; the oldest go first.
+#: Files kept; the oldest are deleted.
 MOST_FILES = 16
-#: Transports that a training run may ask for; facts are kept under each that they have.
+#: Transports that a training run may need; facts are kept under each that was measured.
 _TRANSPORTS = ("nccl", "nccl-no-p2p")
 
 
 def cache_directory(environment: Mapping[str, str] | None = None) -> Path:
-    """`$XDG_CACHE_HOME/gpudiag/probes`, by default in ~/.cache (XDG Base Directory Specification)."""
+    """Return `$XDG_CACHE_HOME/gpudiag/probes`, by default in ~/.cache (XDG Base Directory Specification)."""
     return cache_home(os.environ if environment is None else environment) / "gpudiag" / "probes"
 
 
 def cached_measurements(inventory: Facts, transport: str, directory: Path | None = None) -> Facts | None:
-    """The inventory with what was measured of the same machine within a day, an all-reduce by `transport` among it.
+    """Return the inventory with measurements of the same machine within a day, including an all-reduce by `transport`.
 
-    None where there is nothing fit to use, or the directory is not the user's own.
+    Return None if there are none, or if the directory is not private to the user.
     """
     try:
         directory = cache_directory() if directory is None else directory
@@ -53,7 +53,7 @@ def cached_measurements(inventory: Facts, transport: str, directory: Path | None
 
 
 def keep_measurements(facts: Facts, directory: Path | None = None) -> None:
-    """Keep what was measured for `cached_measurements`; what cannot be written is not, as it can be measured again."""
+    """Keep measurements for `cached_measurements`; failures to write are ignored, because they can be repeated."""
     transports = [transport for transport in _TRANSPORTS if _has(facts, transport)]
     if not transports:
         return
@@ -70,7 +70,7 @@ def keep_measurements(facts: Facts, directory: Path | None = None) -> None:
 
 
 def with_measurements(inventory: Facts, measured: Facts) -> Facts:
-    """A fresh inventory with the figures of `measured`, which was taken of the same machine before."""
+    """Return a fresh inventory with the earlier measurements of the same machine."""
     before = {gpu.uuid: gpu for gpu in measured.gpus}
     return msgspec.structs.replace(
         inventory,
@@ -85,14 +85,14 @@ def with_measurements(inventory: Facts, measured: Facts) -> Facts:
 
 
 def _with_link(gpu: Gpu, before: Gpu | None) -> Gpu:
-    """A link's generation counts under load only, and was read so then."""
+    """Keep a link that was read under load, because an idle link trains down."""
     if before is None or not before.pcie.under_load:
         return gpu
     return msgspec.structs.replace(gpu, pcie=before.pcie, memory_bus_bits=gpu.memory_bus_bits or before.memory_bus_bits)
 
 
 def _machine(facts: Facts) -> dict[str, object]:
-    """What figures depend on: if any of it changes they are measured again."""
+    """Return everything that measurements depend on."""
     return {
         "host": facts.host.name,
         "driver": facts.host.driver,

@@ -1,4 +1,4 @@
-"""A transport in two numbers: the latency and the bandwidth that describe its measured times best."""
+"""Fit the latency and the bandwidth of a transport to its measured times."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ import numpy as np
 from gpudiag.model.facts import QUEUED, Collective, CollectiveFit
 from gpudiag.units import bus_factor
 
-#: A relative error beyond which a point loses weight (Huber's bound): NCCL changes protocol between sizes, and the
-#: sizes around a change lie off any one line.
+#: Relative error beyond which a point loses weight (Huber's bound): NCCL changes protocol between sizes, and sizes near
+#: a change fit no line.
 _BOUND = 0.1
 _ROUNDS = 60
 
 
 def fit_latency_and_bandwidth(sizes: Sequence[float], times: Sequence[float]) -> tuple[float, float]:
-    """(a, b) of time = a + b x size, with a, b ≥ 0, that keep *relative* errors small.
+    """Return (a, b) of time = a + b x size, with a, b ≥ 0, that minimise *relative* errors.
 
     Least squares of relative errors by iterated weights: each point is divided by its own time, so that 20 µs at 1 KiB
     count as much as 2 ms at 512 MiB, and points further off than 10 % weigh less, so that one odd size does not bend
@@ -45,7 +45,7 @@ def fit_latency_and_bandwidth(sizes: Sequence[float], times: Sequence[float]) ->
 
 
 def _weighted(x: np.ndarray, y: np.ndarray, weights: np.ndarray) -> tuple[float, float]:
-    """Weighted least squares of (a + b x)/y = 1, neither number below zero."""
+    """Solve weighted least squares of (a + b x)/y = 1 with a, b ≥ 0."""
     root = np.sqrt(weights)
     # Columns are scaled to their largest entry, as sizes span six orders of magnitude.
     columns = np.stack([root / y, root * x / y])
@@ -64,11 +64,11 @@ def _weighted(x: np.ndarray, y: np.ndarray, weights: np.ndarray) -> tuple[float,
 
 
 def fit_collectives(collectives: Iterable[Collective]) -> tuple[CollectiveFit, ...]:
-    """One fit per operation, transport and number of ranks that has two sizes or more and a bandwidth to speak of."""
+    """Return one fit per operation, transport and number of ranks with two or more sizes and a measurable bandwidth."""
     groups: dict[tuple[str, str, int], list[Collective]] = {}
     for measured in collectives:
         if measured.strategy.endswith(QUEUED):
-            continue  # small messages only: no bandwidth shows in them
+            continue  # small messages only, which show no bandwidth
         groups.setdefault((measured.operation, measured.strategy, measured.ranks), []).append(measured)
     fits = []
     for (operation, strategy, ranks), members in groups.items():
@@ -79,10 +79,10 @@ def fit_collectives(collectives: Iterable[Collective]) -> tuple[CollectiveFit, .
             continue
         latency_us, per_byte = fit_latency_and_bandwidth(sizes, times)
         if per_byte * max(sizes) <= latency_us:
-            continue  # no size was large enough to show a bandwidth: latency is most of the time of all
+            continue  # latency dominates all sizes, so that none shows a bandwidth
         errors = [abs((latency_us + per_byte * n) / t - 1) for n, t in zip(sizes, times, strict=True)]
         if errors[sizes.index(max(sizes))] > 2 * _BOUND:
-            continue  # the size that shows it best counted for less than half: the bandwidth is none that was measured
+            continue  # the largest size, which shows the bandwidth best, had less than half its weight
         fits.append(
             CollectiveFit(
                 operation=operation,

@@ -1,4 +1,4 @@
-"""Which probes a machine needs, in which order, and how long each may take."""
+"""Choose the probes for a machine, their order and their time limits."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from typing import Any
 from gpudiag.machine.probes.runner import Planned
 from gpudiag.model.facts import Facts, Skipped
 
-#: Ranks of an all-reduce between processes where there is no GPU to give one each.
+#: Ranks of an all-reduce between processes without GPUs.
 _CPU_RANKS = 2
-#: The largest message between processes without GPUs: beyond the caches, and done within the budget on a laptop.
+#: Largest message between processes without GPUs: larger than caches, and fast enough on a laptop.
 _CPU_LARGEST_MIB = 64
-#: Cores per rank from which on importing PyTorch leaves the measured programs theirs.
+#: Cores per rank from which on importing PyTorch does not disturb the measuring programs.
 _CPUS_PER_IMPORT = 4
 #: Results of gpu_paths.py: schema and name.
 _HOST = ("gpudiag/probe-copy-host/1", "copies to and from the host")
@@ -26,7 +26,7 @@ _QUICK = ("copies and NCCL", "gpu_paths.py", 0.55)
 
 
 class _Plan:
-    """The programs chosen so far."""
+    """The programs chosen so far, and the skipped ones."""
 
     def __init__(self, programs: Path, timeout_s: float, *, quick: bool) -> None:
         self.chosen: list[Planned] = []
@@ -35,34 +35,34 @@ class _Plan:
         self._programs = programs
         self._timeout_s = timeout_s
 
-    def add(self, name: str, program: str, seconds: float, *arguments: str, **how: Any) -> None:
-        """Run `program` with about `seconds` of measuring; `how` are further fields of `Planned`."""
+    def add(self, name: str, program: str, seconds: float, *arguments: str, **fields: Any) -> None:
+        """Add a program with about `seconds` of measuring; `fields` are further fields of `Planned`."""
         given = (*arguments, "--seconds", f"{seconds:g}", *(["--quick"] if self.quick else []))
         path, limit_s = self._programs / program, self._timeout_s
         self.chosen.append(
-            Planned(name=name, program=path, arguments=given, setup_timeout_s=limit_s, timeout_s=limit_s, **how)
+            Planned(name=name, program=path, arguments=given, setup_timeout_s=limit_s, timeout_s=limit_s, **fields)
         )
 
     def skip(self, what: str, why: str) -> None:
-        """Leave something out."""
+        """Record that a measurement is left out, and why."""
         self.skipped.append(Skipped(what=what, why=why))
 
 
 def plan_probes(
     facts: Facts, programs: Path, *, quick: bool, timeout_s: float, p2p: bool = True
 ) -> tuple[list[Planned], list[Skipped]]:
-    """The programs to run on this machine, and what is left out with its reason.
+    """Return the programs to run on this machine, and the measurements left out.
 
     Args:
         facts: the inventory.
         programs: the folder of the probe programs.
-        quick: only what matters most, in about 5 s on 4 GPUs instead of 20.
+        quick: only the most important measurements, in about 5 s on 4 GPUs instead of 20.
         timeout_s: bound on loading and, again, on measuring of each program.
-        p2p: False when quick and NCCL is to be measured with peer access off.
+        p2p: False to measure NCCL with peer access off if quick.
 
     Returns:
-        Programs in the order in which they measure. Copies come first: they are what the rest is judged by. What
-        needs no GPU comes last: GPUs are let go meanwhile.
+        Programs in the order in which they measure. Copies come first, because the rest is judged by them. Programs
+        without GPUs come last, because GPU contexts are destroyed meanwhile.
     """
     plan = _Plan(programs, timeout_s, quick=quick)
     gpus = sum(gpu.visible for gpu in facts.gpus)
@@ -79,11 +79,11 @@ def plan_probes(
 
 
 def _plan_cuda(plan: _Plan, gpus: int, *, p2p: bool) -> None:
-    """Contexts take longest to make, and the driver makes one at a time: as few programs as the transports allow."""
+    """Add as few CUDA programs as the transports allow, because the driver creates contexts slowly, one at a time."""
     if gpus < 2:
         plan.add(*(_QUICK if plan.quick else _COPIES), "--parts", "host", parts=(_HOST,), holds_gpus=True)
         return
-    # Which transports NCCL may use is fixed when its library first reads the variable: a process of its own.
+    # NCCL reads the variable once, so that each choice of transports needs its own process.
     off = {"environment": {"NCCL_P2P_DISABLE": "1"}, "holds_gpus": True}
     if plan.quick and not p2p:
         plan.add(*_QUICK, "--parts", "host,peer", parts=(_HOST, _PEER), holds_gpus=True)
@@ -100,11 +100,11 @@ def _plan_cuda(plan: _Plan, gpus: int, *, p2p: bool) -> None:
 
 
 def _plan_gloo(plan: _Plan, gpus: int, cpus: int) -> None:
-    """All-reduce between processes, which PyTorch brings."""
+    """Add all-reduces between processes, which need PyTorch."""
     if not installed("torch"):
         plan.skip("gloo all-reduce", "PyTorch is not installed (in a clone: pip install '.[torch]')")
     elif gpus > 1:
-        # Importing PyTorch takes seconds of one core per rank. With cores to spare that disturbs no copy.
+        # Importing PyTorch takes seconds of one core per rank, which disturbs no copy if there are enough cores.
         aside = cpus >= _CPUS_PER_IMPORT * gpus
         arguments = ("--ranks", str(gpus), "--strategies", "gloo,host-staged")
         plan.add("gloo all-reduce", "allreduce_gloo.py", 2.4, *arguments, loads_aside=aside)
@@ -114,7 +114,7 @@ def _plan_gloo(plan: _Plan, gpus: int, cpus: int) -> None:
 
 
 def installed(module: str) -> bool:
-    """Whether a module could be imported; it is not imported."""
+    """Return whether a module could be imported, without importing it."""
     try:
         return importlib.util.find_spec(module) is not None
     except (ImportError, ValueError):  # its parent package is missing or odd

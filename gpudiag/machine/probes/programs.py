@@ -1,7 +1,7 @@
-"""Where the probe programs are, and how their results are read.
+"""Find the probe programs, and decode their results.
 
-A program prints one JSON object whose `schema` names its kind and version. Programs may be killed at any time and may
-be replaced by other people's, so what they print is checked against these types before it is used.
+A program prints one JSON object whose `schema` names its kind and version. Programs may be killed at any time, or
+replaced by others, so their output is validated against these types.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ import gpudiag
 from gpudiag.errors import GpudiagError
 
 
-class Failure(msgspec.Struct, frozen=True, kw_only=True):
-    """One measurement that failed, or was left out, and why."""
+class ProbeFailure(msgspec.Struct, frozen=True, kw_only=True):
+    """A measurement that failed or was left out, and the reason."""
 
     what: str
     why: str
@@ -30,7 +30,7 @@ class PciePair(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ProbedGpu(msgspec.Struct, frozen=True, kw_only=True):
-    """A GPU as CUDA numbers it; `pci_id` says which of the inventory it is."""
+    """A GPU by its CUDA ordinal; `pci_id` identifies it in the inventory."""
 
     ordinal: int
     pci_id: str
@@ -43,23 +43,23 @@ class ProbedGpu(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ProbeDocument(msgspec.Struct, frozen=True, kw_only=True):
-    """What every program's result has."""
+    """Fields of every program's result."""
 
     schema: str
     unavailable: str | None = None
-    """Why nothing could be measured, where that is no failure."""
-    errors: tuple[Failure, ...] = ()
-    skipped: tuple[Failure, ...] = ()
+    """Reason why nothing could be measured, if that is no failure."""
+    errors: tuple[ProbeFailure, ...] = ()
+    skipped: tuple[ProbeFailure, ...] = ()
     versions: dict[str, str] = {}
     setup_s: float = 0.0
     measure_s: float = 0.0
     phases_s: dict[str, float] = {}
-    """Where the seconds of loading and measuring went; a part of a program has only its own."""
+    """Seconds of each phase of loading and measuring, of this part of the program only."""
     gpus: tuple[ProbedGpu, ...] = ()
 
 
-class Copy(msgspec.Struct, frozen=True, kw_only=True):
-    """What is measured of every copy; `wrong_words` is None where data was not compared."""
+class MeasuredCopy(msgspec.Struct, frozen=True, kw_only=True):
+    """Fields of every copy; `wrong_words` is None if data was not compared."""
 
     gb_per_s: float
     size_bytes: int
@@ -68,7 +68,7 @@ class Copy(msgspec.Struct, frozen=True, kw_only=True):
     wrong_words: int | None = None
 
 
-class HostCopy(Copy, frozen=True, kw_only=True):
+class HostCopy(MeasuredCopy, frozen=True, kw_only=True):
     """Copies between the host and GPUs, or within one. Rates in GB/s; `gpus` holds CUDA ordinals, one per flow."""
 
     path: str
@@ -79,7 +79,7 @@ class HostCopy(Copy, frozen=True, kw_only=True):
 
 
 class HostLatency(msgspec.Struct, frozen=True, kw_only=True):
-    """`src` and `dst` are `host` or `gpu`, the GPU being `gpu`."""
+    """Latency between host and GPU: `src` and `dst` are `host` or `gpu`."""
 
     kind: str
     src: str
@@ -96,7 +96,7 @@ class HostCopies(ProbeDocument, frozen=True, kw_only=True):
     latency: tuple[HostLatency, ...] = ()
 
 
-class PeerCopy(Copy, frozen=True, kw_only=True):
+class PeerCopy(MeasuredCopy, frozen=True, kw_only=True):
     """Copies from GPU `src` to GPU `dst`, or both ways; `initiator` is `src` (write) or `dst` (read)."""
 
     src: int
@@ -124,7 +124,7 @@ class PeerCopies(ProbeDocument, frozen=True, kw_only=True):
     latency: tuple[PeerLatency, ...] = ()
 
 
-class HostMemoryCopy(Copy, frozen=True, kw_only=True):
+class HostMemoryCopy(MeasuredCopy, frozen=True, kw_only=True):
     """Copies between NUMA nodes by threads on the first; copied bytes count once."""
 
     src: str
@@ -132,14 +132,14 @@ class HostMemoryCopy(Copy, frozen=True, kw_only=True):
     threads: int
 
 
-class HostMemory(ProbeDocument, frozen=True, kw_only=True):
+class HostMemoryResult(ProbeDocument, frozen=True, kw_only=True):
     """gpudiag/probe-host-memory/1."""
 
     bandwidth: tuple[HostMemoryCopy, ...] = ()
 
 
 class MeasuredCollective(msgspec.Struct, frozen=True, kw_only=True):
-    """One collective of one size; `bytes` of one rank's buffer."""
+    """One collective of one size; `bytes` is the size of one rank's buffer."""
 
     operation: str
     strategy: str
@@ -150,48 +150,48 @@ class MeasuredCollective(msgspec.Struct, frozen=True, kw_only=True):
     wrong_values: int | None = None
 
 
-class Collectives(ProbeDocument, frozen=True, kw_only=True):
+class CollectivesResult(ProbeDocument, frozen=True, kw_only=True):
     """gpudiag/probe-allreduce/1."""
 
     collectives: tuple[MeasuredCollective, ...] = ()
 
 
-#: Each program's file and the type of what it prints.
+#: Type of each result by its schema.
 SCHEMAS: dict[str, type[ProbeDocument]] = {
     "gpudiag/probe-copy-host/1": HostCopies,
     "gpudiag/probe-copy-peer/1": PeerCopies,
-    "gpudiag/probe-host-memory/1": HostMemory,
-    "gpudiag/probe-allreduce/1": Collectives,
+    "gpudiag/probe-host-memory/1": HostMemoryResult,
+    "gpudiag/probe-allreduce/1": CollectivesResult,
 }
 
 Document = TypeVar("Document", bound=ProbeDocument)
 
 
-class _Labelled(msgspec.Struct):
+class _SchemaOnly(msgspec.Struct):
     schema: str
 
 
 def programs_directory() -> Path:
-    """The folder of the probe programs: inside the installed package, else beside it in a checkout.
+    """Return the folder of the probe programs: inside the installed package, else beside it in a checkout.
 
     Raises:
-        GpudiagError: neither is there.
+        GpudiagError: neither exists.
     """
     package = Path(gpudiag.__file__).resolve().parent
-    for place in (package / "_probes", package.parent / "probes"):
-        if (place / "_protocol.py").is_file():
-            return place
+    for directory in (package / "_probes", package.parent / "probes"):
+        if (directory / "_protocol.py").is_file():
+            return directory
     raise GpudiagError("the probe programs are not installed", "Install gpudiag again; the wheel carries them.")
 
 
 def decode_document(output: bytes) -> ProbeDocument:
-    """A program's output, checked.
+    """Decode and validate a program's output.
 
     Raises:
-        ValueError: it is no JSON, of an unknown schema, or lacks what its schema needs; the message says which.
+        ValueError: it is no JSON, of an unknown schema, or lacks fields of its schema; the message says which.
     """
     try:
-        schema = msgspec.json.decode(output, type=_Labelled).schema
+        schema = msgspec.json.decode(output, type=_SchemaOnly).schema
         if schema not in SCHEMAS:
             raise ValueError(f"printed a result of unknown schema {schema[:80]!r}")
         document = msgspec.json.decode(output, type=SCHEMAS[schema])

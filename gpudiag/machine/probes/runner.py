@@ -1,12 +1,12 @@
-"""Run probe programs: each a process of its own, with a time limit, heard but not trusted.
+"""Run probe programs: each in its own process, with a time limit, and with untrusted output.
 
-A program first loads (imports, CUDA contexts, buffers, communicators), says that it is ready, and measures when told.
-So programs load at the same time, no GPU's context is made or taken down while copies are measured, and a program that
-hangs or crashes loses only its own figures.
+A program first loads (imports, CUDA contexts, buffers, communicators), reports that it is ready, and measures on
+command. So programs load at the same time, no GPU context is created or destroyed while copies are measured, and a
+program that hangs or crashes loses only its own results.
 
-Two things go on in the shade of measuring, since they disturb nothing that is measured then: programs that load on the
-CPU alone (importing PyTorch) may get ready late, and programs that hold GPUs are ended as soon as the last of them has
-measured, while the host is measured.
+Two activities overlap with measuring, because they do not disturb it: programs that load only on the CPU (importing
+PyTorch) may get ready late, and programs that hold GPUs are ended when the last of them has measured, while the host is
+measured.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ import msgspec
 
 from gpudiag.machine.probes.programs import ProbeDocument, decode_document
 
-#: More than any probe prints; a program that prints more is broken and is ended before it fills memory.
+#: More than any probe prints; a program that prints more is ended before it fills memory.
 MAX_OUTPUT_BYTES = 16 << 20
-#: Lines of standard error kept for the message when a program fails.
+#: Lines of standard error kept for the error message.
 _KEPT_LINES = 20
 _LONGEST_LINE = 4096
 
@@ -40,9 +40,12 @@ Status = Literal["ok", "unavailable", "failed", "timeout", "garbage"]
 class Planned(msgspec.Struct, frozen=True, kw_only=True):
     """A program to run.
 
-    `name` is for people and keys; `setup_timeout_s` bounds loading, `timeout_s` measuring. A program that prints more
-    than one result has `parts`, the schema and the name of each. `holds_gpus`: it makes CUDA contexts while it loads.
-    `loads_aside`: it loads on the CPU alone, and others may measure meanwhile.
+    Attributes:
+        name: for people, and as a key.
+        setup_timeout_s, timeout_s: bounds on loading and on measuring.
+        parts: schema and name of each result of a program that prints several.
+        holds_gpus: it creates CUDA contexts while it loads.
+        loads_aside: it loads only on the CPU, so that others may measure meanwhile.
     """
 
     name: str
@@ -56,10 +59,8 @@ class Planned(msgspec.Struct, frozen=True, kw_only=True):
     loads_aside: bool = False
 
 
-class Outcome(msgspec.Struct, frozen=True, kw_only=True):
-    """How a program, or a part of one, ended: its checked result when `status` is ok or unavailable, else the reason
-    why there is none.
-    """
+class ProbeOutcome(msgspec.Struct, frozen=True, kw_only=True):
+    """Result of a program or of a part of it: a checked document if `status` is ok or unavailable, else a reason."""
 
     name: str
     planned: Planned
@@ -70,8 +71,8 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
     measure_s: float
 
 
-class Progress(msgspec.Struct, frozen=True, kw_only=True):
-    """What a program does now: `done` of `of` measurements; `stage` is loading or measuring."""
+class ProbeStep(msgspec.Struct, frozen=True, kw_only=True):
+    """Progress of a program: `done` of `of` measurements."""
 
     probe: str
     stage: Literal["loading", "measuring"]
@@ -81,9 +82,9 @@ class Progress(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RunningProbe:
-    """One started program. Use as a context manager: its whole process group is gone afterwards."""
+    """One started program. Use as a context manager, which ends its process group."""
 
-    def __init__(self, planned: Planned, on_progress: Callable[[Progress], None] | None = None) -> None:
+    def __init__(self, planned: Planned, on_progress: Callable[[ProbeStep], None] | None = None) -> None:
         self.planned = planned
         self._on_progress = on_progress
         self._output = bytearray()
@@ -93,7 +94,7 @@ class RunningProbe:
         self._ready_seen = False
         self._done = threading.Event()
         environment = {**os.environ, **planned.environment}
-        # The programs find the files that they share beside themselves, which this variable would forbid.
+        # This variable would keep the programs from importing the modules beside them.
         environment.pop("PYTHONSAFEPATH", None)
         self._started = time.perf_counter()
         self._go_at: float | None = None
@@ -119,12 +120,12 @@ class RunningProbe:
         self.kill()
 
     def end(self) -> None:
-        """Tell the program and everything that it started to end, now; `kill` also waits until they have."""
+        """Send SIGKILL to the program and everything that it started, without waiting as `kill` does."""
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(self._process.pid, signal.SIGKILL)
 
     def kill(self) -> None:
-        """End the program and everything that it started."""
+        """End the program and everything that it started, and wait for that."""
         self.end()
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(5)
@@ -136,7 +137,7 @@ class RunningProbe:
                     stream.close()
 
     def wait_until_ready(self, deadline: float) -> bool:
-        """Wait until the program is ready to measure or has ended; False when it is neither at `deadline`."""
+        """Wait until the program is ready to measure or has ended; return False if neither happens by `deadline`."""
         while not self._ready_seen:
             try:
                 event = self._events.get(timeout=max(0.0, deadline - time.perf_counter()))
@@ -145,8 +146,8 @@ class RunningProbe:
             self._ready_seen = event in {"ready", "ended"}
         return True
 
-    def measure(self) -> list[Outcome]:
-        """Tell the program to go, and wait for its result; one outcome, or one per part."""
+    def measure(self) -> list[ProbeOutcome]:
+        """Let the program measure, and wait for its result; return one outcome, or one per part."""
         self._go_at = time.perf_counter()
         with contextlib.suppress(OSError):
             if self._process.stdin is not None:
@@ -160,7 +161,7 @@ class RunningProbe:
                 return self._judge("timeout", f"had not finished after {limit:g} s{self._last()}")
             self._done.wait(0.01)
         if self._done.is_set():
-            # The result was written before the word that it is there, but another thread reads it.
+            # The result precedes the message that it is complete, but another thread reads it.
             self._readers[0].join(5)
             return self._judge()
         code = self._process.wait()
@@ -171,14 +172,14 @@ class RunningProbe:
             return self._judge("failed", how + self._last())
         return self._judge()
 
-    def give_up(self) -> list[Outcome]:
+    def give_up(self) -> list[ProbeOutcome]:
         """End a program that did not get ready in time."""
         self.kill()
         limit = self.planned.setup_timeout_s
         return self._judge("timeout", f"was not ready to measure after {limit:g} s{self._last()}")
 
-    def _judge(self, status: Status = "ok", reason: str | None = None) -> list[Outcome]:
-        """What became of each part, of a program that ended with `status`: a result that it wrote before that stays."""
+    def _judge(self, status: Status = "ok", reason: str | None = None) -> list[ProbeOutcome]:
+        """Return the outcome of the program, or of each part; parts written before a failure are kept."""
         if self._too_much:
             status, reason = "garbage", f"printed more than {MAX_OUTPUT_BYTES >> 20} MiB"
         documents: list[ProbeDocument] = []
@@ -188,11 +189,14 @@ class RunningProbe:
             except ValueError as error:
                 if status == "ok":
                     status, reason = "garbage", str(error)
-        if not self.planned.parts:
-            return [self._ended(self.planned.name, status, documents[0] if documents else None, reason)]
+        if self.planned.parts:
+            return self._judge_parts(documents, status, reason)
+        return [self._ended(self.planned.name, status, documents[0] if documents else None, reason)]
+
+    def _judge_parts(self, documents: list[ProbeDocument], status: Status, reason: str | None) -> list[ProbeOutcome]:
         by_schema = {document.schema: document for document in documents}
         if status == "ok" and documents and documents[-1].unavailable is not None:
-            # What keeps one part from measuring (no driver, no GPU) keeps those after it too.
+            # The reason that prevents one part (no driver, no GPU) prevents the parts after it too.
             status, reason = "unavailable", documents[-1].unavailable
         elif status == "ok":
             status, reason = "garbage", "printed no result"
@@ -204,16 +208,16 @@ class RunningProbe:
         ]
 
     def _results(self, *, whole: bool) -> list[bytes]:
-        """Lines of the output (`whole` ones only, of a program that may have been cut off), or that it is empty."""
+        """Return the lines of the output, only `whole` ones of a program that may have been cut off."""
         lines = bytes(self._output).splitlines(keepends=True) if self.planned.parts else [bytes(self._output)]
         return [line for line in lines if line.endswith(b"\n") or not whole] or ([] if whole else [b""])
 
-    def _ended(self, name: str, status: Status, document: ProbeDocument | None, reason: str | None) -> Outcome:
+    def _ended(self, name: str, status: Status, document: ProbeDocument | None, reason: str | None) -> ProbeOutcome:
         if document is not None and document.unavailable is not None:
             status, reason = "unavailable", document.unavailable
         now = time.perf_counter()
         go = self._go_at if self._go_at is not None else now
-        return Outcome(
+        return ProbeOutcome(
             name=name,
             planned=self.planned,
             status=status,
@@ -224,7 +228,7 @@ class RunningProbe:
         )
 
     def _last(self) -> str:
-        """The last thing the program said that was no progress, as the end of a sentence."""
+        """Return the last line of standard error that was no progress message, as the end of a sentence."""
         return f": {self._tail[-1]}" if self._tail else ""
 
     def _read_output(self) -> None:
@@ -243,10 +247,10 @@ class RunningProbe:
         stream = self._process.stderr
         if stream is not None:
             while line := stream.readline(_LONGEST_LINE):
-                self._hear(line.decode(errors="replace").strip())
+                self._handle_line(line.decode(errors="replace").strip())
         self._events.put("ended")
 
-    def _hear(self, line: str) -> None:
+    def _handle_line(self, line: str) -> None:
         message = _message(line)
         if message is None:
             if line:
@@ -260,11 +264,11 @@ class RunningProbe:
             if isinstance(done, int) and isinstance(of, int):
                 what = str(message.get("what", ""))[:200]
                 name = dict(self.planned.parts).get(str(message.get("schema")), self.planned.name)
-                self._on_progress(Progress(probe=name, stage="measuring", what=what, done=done, of=of))
+                self._on_progress(ProbeStep(probe=name, stage="measuring", what=what, done=done, of=of))
 
 
 def _message(line: str) -> dict[str, Any] | None:
-    """A progress message, or None for any other line."""
+    """Return a progress message, or None for any other line."""
     if not line.startswith("{"):
         return None
     try:
@@ -275,41 +279,46 @@ def _message(line: str) -> dict[str, Any] | None:
 
 
 def signal_name(number: int) -> str:
-    """SIGSEGV and so on; the number where it has no name."""
+    """Return the signal's name, such as SIGSEGV, or its number if it has none."""
     try:
         return signal.Signals(number).name
     except ValueError:
         return f"signal {number}"
 
 
-def run_probes(plan: Sequence[Planned], on_progress: Callable[[Progress], None] | None = None) -> list[Outcome]:
+def run_probes(plan: Sequence[Planned], on_progress: Callable[[ProbeStep], None] | None = None) -> list[ProbeOutcome]:
     """Load the programs at once, then let them measure one after another, in the order of the plan.
 
     Returns:
-        Outcomes in that order, one per program or per part of one. Every process group that was started is gone when
+        Outcomes in that order, one per program or per part of it. Every process group that was started has ended when
         this returns or raises, also after Ctrl-C.
     """
     with contextlib.ExitStack() as stack:
         if on_progress is not None:
-            names = ", ".join(planned.name for planned in plan)
-            on_progress(Progress(probe="", stage="loading", what=names, of=len(plan)))
+            on_progress(_loading(plan))
         running = [stack.enter_context(RunningProbe(planned, on_progress)) for planned in plan]
-        outcomes: dict[str, list[Outcome]] = {}
         started = time.perf_counter()
-        for probe in running:
-            if not probe.planned.loads_aside and not probe.wait_until_ready(started + probe.planned.setup_timeout_s):
-                outcomes[probe.planned.name] = probe.give_up()
+        outcomes = {
+            probe.planned.name: probe.give_up()
+            for probe in running
+            if not probe.planned.loads_aside and not probe.wait_until_ready(started + probe.planned.setup_timeout_s)
+        }
         holding = [probe for probe in running if probe.planned.holds_gpus]
         for probe in running:
             name = probe.planned.name
-            if name not in outcomes and probe.wait_until_ready(started + probe.planned.setup_timeout_s):
-                outcomes[name] = probe.measure()
-            elif name not in outcomes:
-                outcomes[name] = probe.give_up()
+            if name not in outcomes:
+                ready = probe.wait_until_ready(started + probe.planned.setup_timeout_s)
+                outcomes[name] = probe.measure() if ready else probe.give_up()
             if holding and probe is holding[-1]:
-                # All at once: a driver takes a while to take each program's contexts down.
-                for done in holding:
-                    done.end()
-        for probe in running:
-            probe.end()
+                _end_all(holding)  # at once, because a driver takes a while to destroy each program's contexts
+        _end_all(running)
         return [outcome for planned in plan for outcome in outcomes[planned.name]]
+
+
+def _loading(plan: Sequence[Planned]) -> ProbeStep:
+    return ProbeStep(probe="", stage="loading", what=", ".join(planned.name for planned in plan), of=len(plan))
+
+
+def _end_all(probes: Sequence[RunningProbe]) -> None:
+    for probe in probes:
+        probe.end()

@@ -17,13 +17,11 @@ from typing import ClassVar
 from gpudiag.model.benchmarks.prediction import Candidate
 from gpudiag.model.facts import Facts
 from gpudiag.model.job import INDEPENDENT
-from gpudiag.prediction import patterns
-from gpudiag.prediction.buckets import ddp_buckets
+from gpudiag.prediction import transfers
 from gpudiag.prediction.cost import ONE_DEVICE, Cost
-from gpudiag.prediction.overlap import exposed_after
+from gpudiag.prediction.overlap import ddp_buckets
 from gpudiag.prediction.paths import HOST
 from gpudiag.prediction.situation import Situation
-from gpudiag.prediction.transfers import run
 from gpudiag.training.strategies.strategy import Strategy
 
 FRAMEWORK = "tensorflow-1"
@@ -130,13 +128,13 @@ class _Central(_Tensorflow1):
         backwards = now.model.sizes
         sizes = backwards[::-1]
         if cls.home == "gpus":
-            owners = patterns.owners_by_size(sizes, count)
+            owners = transfers.owners_by_size(sizes, count)
         else:
             owners = [HOST if cls.home == "host" else 0] * len(sizes)
-        fetched = exposed_after(run(patterns.fetch(now.paths, sizes, owners)), 0.0)
+        fetched = transfers.exposed_after(transfers.run(transfers.fetch(now.paths, sizes, owners)), 0.0)
         ready = now.ready_ms if cls.overlapped else [0.0] * len(sizes)
-        sent = run(patterns.deliver(now.paths, backwards, owners[::-1], ready))
-        sending = exposed_after(sent, now.compute.backward_ms if cls.overlapped else 0.0)
+        sent = transfers.run(transfers.deliver(now.paths, backwards, owners[::-1], ready))
+        sending = transfers.exposed_after(sent, now.compute.backward_ms if cls.overlapped else 0.0)
         if cls.own_update:
             updating = _LAUNCH_MS * len(sizes)
         elif cls.home == "host":
@@ -145,7 +143,9 @@ class _Central(_Tensorflow1):
             updating = 0.0 if cls.overlapped else passes
         else:
             updating = _LAUNCH_MS * len(sizes) / (count if cls.home == "gpus" else 1)
-        alone = exposed_after(run(patterns.deliver(now.paths, backwards, owners[::-1], [0.0] * len(sizes))), 0.0)
+        alone = transfers.exposed_after(
+            transfers.run(transfers.deliver(now.paths, backwards, owners[::-1], [0.0] * len(sizes))), 0.0
+        )
         where = {"host": "the host", "gpus": f"{count} GPUs", "gpu": "GPU 0"}[cls.home]
         return Cost(
             exposed_ms=fetched + sending + updating,

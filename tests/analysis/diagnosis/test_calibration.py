@@ -16,9 +16,8 @@ from gpudiag.analysis.diagnosis import calibration, confidence, engine, outlier_
 from gpudiag.analysis.diagnosis.examples import DDP, Job, all_reduce, fetch, kernels, python, silence
 from gpudiag.analysis.diagnosis.hardware.clock_mismatch import ClockMismatch
 from gpudiag.analysis.diagnosis.hardware.degraded_link import DegradedLink
-from gpudiag.analysis.diagnosis.hardware.examples import gpu, host_copies, loaded, machine, peer_copies, together
 from gpudiag.analysis.diagnosis.hardware.foreign_process import ForeignProcess
-from gpudiag.analysis.diagnosis.hardware.pcie import raw_gb_per_s
+from gpudiag.analysis.diagnosis.hardware.measured import raw_gb_per_s
 from gpudiag.analysis.diagnosis.hardware.peer_slower import PeerSlowerThanHost
 from gpudiag.analysis.diagnosis.hardware.shared_uplink import SharedUplink
 from gpudiag.analysis.diagnosis.rules import straggler
@@ -47,6 +46,7 @@ from gpudiag.model.timeline import HostSteps, OpClass
 from gpudiag.units import NS_PER_MS
 from tests.analysis.diagnosis.cases import case_of, diagnosis_of
 from tests.analysis.diagnosis.records import run_of
+from tests.analysis.diagnosis.rule_examples.machines import gpu, host_copies, loaded, machine, peer_copies, together
 from tests.analysis.diagnosis.test_unused_nvlink import H200S
 from tests.calibration_cases import KINDS, Cases, figures_in, numbers_in
 from tests.timeline_builder import TraceBuilder

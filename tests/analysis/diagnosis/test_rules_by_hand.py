@@ -385,7 +385,7 @@ def test_ranks_that_are_late_in_some_steps_are_so_for_a_third_of_the_latest() ->
 
 
 def test_clocks_hold_back_only_where_they_do_so_on_every_late_rank() -> None:
-    from gpudiag.analysis.diagnosis.hardware.examples import gpu, machine
+    from tests.analysis.diagnosis.rule_examples.machines import gpu, machine
 
     slow = machine(gpu(0), gpu(1, sm_mhz=1000), gpu(2, sm_mhz=1000, throttle_reasons=("hardware thermal slowdown",)))
 

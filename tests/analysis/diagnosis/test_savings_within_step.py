@@ -94,7 +94,7 @@ def test_devices_whose_steps_differ_by_a_thousand_save_no_more_than_the_step_sho
             if step == 1:
                 builder.on(ordinal).compute(20 + 100 * ordinal, 40 + 100 * ordinal, launch=(5, 6))
         builder.on(0).compute(20, 9_000, launch=(3, 4)).collective(9_000, 11_400, launch=(7, 8))
-    told = analysis_of_traces([builder.build()], [], world_size=None, unused=(), keep=None)
+    told = analysis_of_traces([builder.build()], [], world_size=None, unused=()).analysis
     assert told.findings
     assert any((one.recoverable_ms_per_step or 0.0) > told.steps.mean_ms for one in told.findings), "of all devices"
     for finding in told.findings:

@@ -24,6 +24,7 @@ from gpudiag.app.analyze import analyze_with_step
 from tests.analysis.diagnosis.cases import case_of
 from tests.analysis.diagnosis.random_jobs.analysed import analysed, recorded
 from tests.analysis.diagnosis.random_jobs.recipe import ALL_KINDS, draw
+from tests.analysis.diagnosis.rule_examples import examples_by_code
 from tests.machines import NAMES, machine
 
 if TYPE_CHECKING:
@@ -83,7 +84,10 @@ def test_of_the_examples_of_rules(rule: type[Rule] | type[ComputeBound], golden:
 
 @pytest.mark.parametrize("rule", HARDWARE_RULES, ids=lambda rule: rule.code)
 def test_of_the_example_machines(rule: FactsRule, golden: Callable[[str, str], None]) -> None:
-    golden(f"diagnoses/{rule.code}.json", text({what: rule.examine(facts) for what, facts in rule.FIRES}))
+    golden(
+        f"diagnoses/{rule.code}.json",
+        text({what: rule.examine(facts) for what, facts in examples_by_code(rule.code).FIRES}),
+    )
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpudiag.analysis.diagnosis.simulation.what_if import WhatIf
-from gpudiag.analysis.scaling.parts import factor, step_parts
+from gpudiag.analysis.scaling.parts import scale_to_timed, step_parts
 from gpudiag.analysis.timeline import build_timeline
 from gpudiag.model.benchmarks.scaling import STEP_PARTS, StepParts
 from gpudiag.trace import read_traces
@@ -70,7 +70,7 @@ def test_scaling_never_makes_parts_longer_than_the_timed_step(
     lengths: tuple[float, ...], timed_ms: float, on_cpu: bool
 ) -> None:
     parts_ms = dict(zip(STEP_PARTS, lengths, strict=True))
-    found = factor(parts_ms, timed_ms, on_cpu=on_cpu)
+    found = scale_to_timed(parts_ms, timed_ms, on_cpu=on_cpu)
     kernels = 0.0 if on_cpu else parts_ms["compute"] + parts_ms["disturbed"]
     whole = kernels + found * (sum(lengths) - kernels)
     assert found >= 0

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from gpudiag.analysis.timeline.alignment import Alignment, Sequence, align
+from gpudiag.analysis.timeline.alignment import Alignment, CollectiveSequence, align
 from gpudiag.analysis.timeline.calibration import SAME_CLOCK_NS
 from gpudiag.units import NS_PER_MS, NS_PER_US
 from tests.examples import examples
@@ -34,10 +34,10 @@ class Job:
         offset: int,
         noise: np.random.Generator,
         jitter_ns: int = JITTER_NS,
-    ) -> Sequence:
+    ) -> CollectiveSequence:
         """One rank's record of the collectives in `which`: late by some jitter, by a clock that shows `offset` more."""
         end = self.end[which] + noise.integers(0, jitter_ns, len(which)) + offset
-        return Sequence(
+        return CollectiveSequence(
             start=end - noise.integers(100 * NS_PER_US, 2 * NS_PER_MS, len(which)),
             end=end,
             signature=self.signature[which],
@@ -160,8 +160,8 @@ def test_steps_of_uneven_length_leave_hardly_a_doubt_without_a_common_origin() -
 def test_periodic_collectives_without_a_common_origin_are_called_ambiguous() -> None:
     end = np.arange(20, dtype=np.int64) * 30 * NS_PER_MS
     same, all_leave = np.zeros(20, np.int64), np.ones(20, np.bool_)
-    a = Sequence(start=end - 1000, end=end, signature=same, symmetric=all_leave)
-    b = Sequence(
+    a = CollectiveSequence(start=end - 1000, end=end, signature=same, symmetric=all_leave)
+    b = CollectiveSequence(
         start=end[:18] + 7_000_000_000, end=end[:18] + 7_000_000_123, signature=same[:18], symmetric=all_leave[:18]
     )
     assert align(a, b, clocks_comparable=False).ambiguous
@@ -170,8 +170,8 @@ def test_periodic_collectives_without_a_common_origin_are_called_ambiguous() -> 
 def test_periodic_collectives_on_one_clock_pair_where_they_end_together() -> None:
     end = np.arange(20, dtype=np.int64) * 30 * NS_PER_MS
     same, all_leave = np.zeros(20, np.int64), np.ones(20, np.bool_)
-    a = Sequence(start=end - 1000, end=end, signature=same, symmetric=all_leave)
-    b = Sequence(start=end[3:], end=end[3:] + 5_000, signature=same[3:], symmetric=all_leave[3:])
+    a = CollectiveSequence(start=end - 1000, end=end, signature=same, symmetric=all_leave)
+    b = CollectiveSequence(start=end[3:], end=end[3:] + 5_000, signature=same[3:], symmetric=all_leave[3:])
     found = align(a, b, clocks_comparable=True)
     assert (found.a - found.b).tolist() == [3] * 17
     assert found.offset_ns == 5_000
@@ -180,7 +180,7 @@ def test_periodic_collectives_on_one_clock_pair_where_they_end_together() -> Non
 
 @pytest.mark.parametrize("comparable", [True, False])
 def test_one_collective_each(comparable: bool) -> None:
-    one = Sequence(
+    one = CollectiveSequence(
         start=np.array([1], np.int64),
         end=np.array([5], np.int64),
         signature=np.zeros(1, np.int64),
@@ -208,7 +208,7 @@ def test_strangers_on_one_clock_move_no_clock(seed: int) -> None:
     noise = np.random.default_rng(seed)
     count = 40
     one, other = (
-        Sequence(
+        CollectiveSequence(
             start=(end := np.sort(noise.integers(0, 200 * NS_PER_MS, count))) - 50 * NS_PER_US,
             end=end,
             signature=np.zeros(count, np.int64),
@@ -227,7 +227,7 @@ def test_only_like_collectives_are_paired_however_near_others_end(seed: int, *, 
     every = np.arange(len(job.end))
     a, b = job.seen(every, 0, noise), job.seen(every, 0, noise)
     # Beside each of one rank's the other has one of another size, that ends with it to the nanosecond.
-    beside = Sequence(
+    beside = CollectiveSequence(
         start=np.repeat(b.start, 2),
         end=np.stack([a.end, b.end], axis=1).reshape(-1),
         signature=np.stack([b.signature + 50, b.signature], axis=1).reshape(-1),
@@ -246,10 +246,10 @@ def test_loose_ends_on_one_clock_pair_where_they_overlap(seed: int, steps: int, 
     job = training(steps, 3, noise)
     of_a, of_b = np.arange(len(job.end)), np.arange(lost, len(job.end))
 
-    def loose(which: np.ndarray[tuple[int], np.dtype[np.intp]]) -> Sequence:
+    def loose(which: np.ndarray[tuple[int], np.dtype[np.intp]]) -> CollectiveSequence:
         seen = job.seen(which, 0, noise)
         late = noise.integers(0, 8 * NS_PER_MS, len(which))
-        return Sequence(
+        return CollectiveSequence(
             start=seen.start - NS_PER_MS, end=seen.end + late, signature=seen.signature, symmetric=seen.symmetric
         )
 
@@ -259,7 +259,7 @@ def test_loose_ends_on_one_clock_pair_where_they_overlap(seed: int, steps: int, 
 
 
 def test_empty() -> None:
-    none = Sequence(
+    none = CollectiveSequence(
         start=np.empty(0, np.int64),
         end=np.empty(0, np.int64),
         signature=np.empty(0, np.int64),

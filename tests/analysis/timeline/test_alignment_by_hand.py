@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpudiag.analysis.timeline.alignment import (
-    Sequence,
+    CollectiveSequence,
     _between,
     _by_nearest_end,
     _by_overlap,
@@ -41,23 +41,25 @@ def seen(
     starts: Several[float] | None = None,
     of: Several[int] | None = None,
     rooted: Several[int] = (),
-) -> Sequence:
+) -> CollectiveSequence:
     """Collectives that ended then; `of` are their signatures, `rooted` those that not all leave together."""
     end = (np.array(ends, np.float64) * NS_PER_US).astype(np.int64)
     start = end - 50 * NS_PER_US if starts is None else (np.array(starts, np.float64) * NS_PER_US).astype(np.int64)
     signature = np.zeros(len(end), np.int64) if of is None else np.array(of, np.int64)
-    return Sequence(start=start, end=end, signature=signature, symmetric=~np.isin(np.arange(len(end)), rooted))
+    return CollectiveSequence(
+        start=start, end=end, signature=signature, symmetric=~np.isin(np.arange(len(end)), rooted)
+    )
 
 
 def pairs(found: tuple[NDArray[np.intp], NDArray[np.intp]]) -> list[tuple[int, int]]:
     return list(zip(found[0].tolist(), found[1].tolist(), strict=True))
 
 
-def near(a: Sequence, b: Sequence, offset: float = 0) -> list[tuple[int, int]]:
+def near(a: CollectiveSequence, b: CollectiveSequence, offset: float = 0) -> list[tuple[int, int]]:
     return pairs(_by_nearest_end(a, b, int(offset * NS_PER_US), LEAST_TOLERANCE_NS))
 
 
-def fit(a: Sequence, b: Sequence, offset: float = 0) -> _Fit:
+def fit(a: CollectiveSequence, b: CollectiveSequence, offset: float = 0) -> _Fit:
     return _fit(a, b, int(offset * NS_PER_US), LEAST_TOLERANCE_NS)
 
 
@@ -234,7 +236,7 @@ def test_rooted_collectives_are_paired_between_matched_ones(a: str, b: str, foun
     assert rooted_between(a, b) == found
 
 
-def overlap(a: Sequence, b: Sequence) -> tuple[list[tuple[int, int]], float, float, bool]:
+def overlap(a: CollectiveSequence, b: CollectiveSequence) -> tuple[list[tuple[int, int]], float, float, bool]:
     found = _by_overlap(a, b)
     return pairs((found.a, found.b)), found.spread / NS_PER_US, found.coverage, found.believable
 
@@ -278,7 +280,7 @@ def test_what_begins_when_the_others_capture_ends_it_saw(begin: float, coverage:
 def test_offsets_that_many_collectives_share_come_first() -> None:
     a, b = seen([0, 10_000, 20_000]), seen([5_000, 15_000, 25_000])
 
-    def of(a: Sequence, b: Sequence, *, comparable: bool) -> list[float]:
+    def of(a: CollectiveSequence, b: CollectiveSequence, *, comparable: bool) -> list[float]:
         return [one / NS_PER_US for one in _offsets(a, b, LEAST_TOLERANCE_NS, comparable)]
 
     assert of(a, b, comparable=False) == [5_000, -5_000, 15_000, -15_000, 25_000]
@@ -300,7 +302,7 @@ def test_offsets_that_many_collectives_share_come_first() -> None:
 
 
 def test_ends_far_apart_are_paired_by_overlap_where_that_pairs_more() -> None:
-    def loose(fits: int) -> Sequence:
+    def loose(fits: int) -> CollectiveSequence:
         ends = shifted(fits, 12, bend=400)
         return seen(ends, starts=[at - 600 for at in ends])
 

@@ -1,4 +1,4 @@
-"""Every figure of the timeline that a verdict hangs on has a source, and a case just below and one just above it."""
+"""Test that every threshold of the timeline has a source, and decides between a case just below and one just above."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 from gpudiag.analysis.timeline import alignment, calibration, steps
-from gpudiag.analysis.timeline.alignment import Sequence, _equally_good, _Fit, _fit
-from gpudiag.analysis.timeline.validity import duplicates, mixed_runs, partial_coverage, recorded_apart, thin_recording
+from gpudiag.analysis.timeline.alignment import CollectiveSequence, _equally_good, _Fit, _fit
+from gpudiag.analysis.timeline.validity import coverage, duplicates, mixed_runs
 from gpudiag.analysis.timeline.validity.device_activity import DeviceActivity
 from gpudiag.analysis.timeline.validity.examine import _clocks, _steps
 from gpudiag.analysis.timeline.windows import device_windows
@@ -24,8 +24,8 @@ from tests.timeline_builder import TraceBuilder
 
 FOLDER = Path(alignment.__file__).parent
 CASES = Cases(calibration)
-#: What stands elsewhere: bounds of time and memory, and how much of a step is drawn.
-BOUNDS = {"_WIDEST_LAG", "_VOTERS", "_MOST_CANDIDATES", "_CLASS_OF", "_MOST_SHOWN", "_OTHERWISE", "_THREE"}
+#: Numbers elsewhere: bounds of time and memory, and how much of a step is drawn.
+BOUNDS = {"_WIDEST_LAG", "_VOTERS", "_MOST_CANDIDATES", "_CLASS_OF", "_MOST_SHOWN", "_ORDINARY_ROLE", "_THREE"}
 DRAWN = {"_MOST_SPANS", "_MOST_DEPTH", "_MOST_RANKS", "_LONGEST_NAME", "_HOST_KINDS"}
 DRAWN |= {"_MOST_OTHERS", "_TYPICAL", "_SEEN_WAIT", "_MOST_WAITS"}
 
@@ -35,16 +35,18 @@ def fit(pairs: int, *, offset: int = 0, spread: float = 10 * NS_PER_US, coverage
 
 
 def seen(matching: float, offset: int) -> _Fit:
-    """Of 100 collectives of two captures this share ends together, by clocks that are so far apart."""
+    """Return the fit of two captures of 100 collectives, of which this share ends together."""
     end = np.arange(100) * NS_PER_MS
     other = end + np.where(np.arange(100) < round(100 * matching), 0, NS_PER_MS // 2) + offset
     kinds, symmetric = np.zeros(100, np.int64), np.ones(100, np.bool_)
-    one, two = (Sequence(start=times, end=times, signature=kinds, symmetric=symmetric) for times in (end, other))
-    return _fit(one, two, offset, calibration.LEAST_TOLERANCE_NS)
+    first, second = (
+        CollectiveSequence(start=times, end=times, signature=kinds, symmetric=symmetric) for times in (end, other)
+    )
+    return _fit(first, second, offset, calibration.LEAST_TOLERANCE_NS)
 
 
 @CASES.of("LEAST_TOLERANCE_NS")
-def offsets_told_apart(at: float) -> object:
+def distinct_offsets(at: float) -> object:
     return len(_equally_good([fit(20), fit(20, offset=int(at))]))
 
 
@@ -65,9 +67,8 @@ CASES.of("TELLING")(
 
 @CASES.of("FEWEST_SEEN")
 def matched_by_chance(at: int) -> object:
-    track: Any = Of(collectives=Of(instance=np.full(at, UNKNOWN)))
-    member: Any = Of(ends=np.arange(at), track=track, mine=np.ones(at, np.bool_))
-    return mixed_runs._meets(member, [member])
+    member: Any = Of(ends=np.arange(at), instances=np.full(at, UNKNOWN))
+    return mixed_runs._matches(member, np.ones(at, np.bool_), few_others=False)
 
 
 @CASES.of("FEWEST_REPEATS")
@@ -80,7 +81,7 @@ def repeated(at: int) -> object:
 
 @CASES.of("PERIOD_APART", 20 / 1000, 21 / 1000)
 def pattern(at: float) -> object:
-    """A launch that comes back after a thousand others, the third time after so many more."""
+    """A launch recurs after a thousand others, the third time a little later."""
     count = 3500 + round(1000 * at)
     names = np.arange(1, count + 1)
     names[[0, 1000, 2000, 3000 + round(1000 * at)]] = 0
@@ -91,7 +92,7 @@ def pattern(at: float) -> object:
 @CASES.of("FEW_STEPS")
 def analysed(at: int) -> object:
     track: Any = Of(window_steps=np.arange(at), steps=Of(source="ProfilerStep"))
-    return [one.code for one in _steps([], [track])]
+    return [warning.code for warning in _steps([], [track])]
 
 
 CASES.of("LOST_SHARE")(lambda at: DeviceActivity(10_000, round(10_000 * at), missing=False).lossy)
@@ -103,8 +104,8 @@ def same_recording(at: int) -> object:
     events = mock.MagicMock(start_ns=np.zeros(200, np.int64), end_ns=np.arange(200) % at)
     events.__len__.return_value = 200
     events.columns.return_value = {"end_ns": events.end_ns}
-    one, other = (Of(source=source, origin_ns=0, events=events) for source in ("a", "b"))
-    return duplicates._same_events(one, other)  # type: ignore[arg-type]
+    first, second = (Of(source=source, origin_ns=0, events=events) for source in ("a", "b"))
+    return duplicates._original(second, [first])  # type: ignore[arg-type, list-item]
 
 
 @CASES.of("RUNS_APART_NS")
@@ -112,34 +113,34 @@ def pause_between_recordings(at: float) -> object:
     events = TraceBuilder().operator(0, 5).build().events
     starts = (10**18, 10**18 + int(events.end_ns.max()) + int(at))
     traces: Any = [Of(source=f"{start}.json", origin_ns=start, events=events) for start in starts]
-    return bool(recorded_apart.recorded_apart(traces, []))
+    return bool(mixed_runs._recorded_apart(traces, []))
 
 
 @CASES.of("LEAST_UNIX_NS")
 def clock_since_1970(at: float) -> object:
     events = TraceBuilder().operator(0, 5).build().events
     traces: Any = [Of(source=f"{start}.json", origin_ns=start, events=events) for start in (int(at), 2 * 10**17)]
-    return bool(recorded_apart.recorded_apart(traces, []))
+    return bool(mixed_runs._recorded_apart(traces, []))
 
 
 @CASES.of("THIN_SHARE")
-def covered(at: float) -> object:
+def recorded_share(at: float) -> object:
     track: Any = Of(rank=0, trace=0, bounds=np.array([0, 1]))
-    with mock.patch.object(thin_recording, "_covered", return_value=at):
-        return bool(thin_recording.doubts([Of(framework="pytorch")], [track]))  # type: ignore[list-item]
+    with mock.patch.object(coverage, "_recorded_share", return_value=at):
+        return bool(coverage.thin_recording([Of(framework="pytorch")], [track]))  # type: ignore[list-item]
 
 
 @CASES.of("COVERED_SHARE")
-def stood_for(at: float) -> object:
+def represented_share(at: float) -> object:
     busy = np.array([0, 1000])
     ops = Of(start=busy[:1], end=busy[1:], step=np.zeros(1), launch_start=busy[:1])
     track: Any = Of(is_cpu=False, bounds=busy, ops=ops, collectives=None, steps=Of(source="ProfilerStep"))
-    with mock.patch.object(partial_coverage, "covered_share", return_value=at):
-        return bool(partial_coverage.doubts([track]))
+    with mock.patch.object(coverage, "covered_share", return_value=at):
+        return bool(coverage.partial_coverage([track]))
 
 
 def three_steps(ops_of_last: int, latency_ns: int) -> list[int]:
-    """Steps that have a window, of three with 100 device ops each but the last; the device's first op is so late."""
+    """Return the steps with a window, of three with 100 device ops each, except the last."""
     counts = (100, 100, ops_of_last)
     step = np.repeat(np.arange(3), counts)
     start = np.concatenate([1_000_000 * number + 1_000 * np.arange(count) for number, count in enumerate(counts)])
@@ -166,16 +167,16 @@ def idle_device(at: float) -> object:
 
 
 @pytest.mark.parametrize("name", CASES.known)
-def test_a_figure_decides_where_it_says(name: str) -> None:
+def test_threshold_decides_between_its_cases(name: str) -> None:
     assert CASES.differ(name)
 
 
-def test_every_figure_has_a_source_and_cases() -> None:
+def test_every_threshold_has_a_source_and_cases() -> None:
     figures = figures_in(FOLDER / "calibration.py")
     assert set(CASES.known) == set(figures)
     assert {name: text for name, text in figures.items() if not any(kind in text for kind in KINDS)} == {}
 
 
-def test_no_other_figure_stands_elsewhere() -> None:
+def test_no_threshold_is_outside_calibration() -> None:
     elsewhere = {name for path in FOLDER.rglob("*.py") if path.name != "calibration.py" for name in numbers_in(path)}
     assert elsewhere <= BOUNDS | DRAWN

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from gpudiag.analysis.timeline import build_timeline
-from gpudiag.analysis.timeline.coverage import covered_share
+from gpudiag.analysis.timeline.validity.coverage import covered_share
 from gpudiag.trace import read_traces
 from gpudiag.units import NS_PER_MS
 from tests.analysis.diagnosis.cases import diagnosis_of
@@ -83,8 +83,8 @@ def test_the_remedy_is_no_mark_where_the_steps_are_marked() -> None:
 def test_below_seventy_percent_it_says_what_lies_outside() -> None:
     """After the last begin lie 9 ms of the last step and what follows: of 80 ms one step at most counts."""
     (message,) = partial(recording(60))
-    assert "hold 41.0 ms of the recorded device work; 20.0 ms lie before them and 69.0 ms after" in message
-    assert "holds for 63 % of the recording" in message
+    assert "hold 41.0 ms of the recorded device work; 20.0 ms are before them and 69.0 ms after" in message
+    assert "apply to 63 % of the recording" in message
     assert partial(recording(47)) == []  # 82 of 117 ms
     assert len(partial(recording(48))) == 1  # 82 of 118 ms
 

@@ -9,8 +9,8 @@ from msgspec.structs import replace
 
 from gpudiag.analysis.timeline import build_timeline
 from gpudiag.analysis.timeline.collectives import Matching
-from gpudiag.analysis.timeline.validity.device_activity import DeviceActivity, device_activities, doubts
-from gpudiag.analysis.timeline.validity.examine import _clocks, _ranks
+from gpudiag.analysis.timeline.validity.device_activity import DeviceActivity, device_activities, incomplete_activity
+from gpudiag.analysis.timeline.validity.examine import _clocks, _missing_ranks
 from gpudiag.analysis.timeline.validity.wording import ranks_in_words
 from gpudiag.model.timeline import ClockAlignment
 from tests.timeline_builder import TraceBuilder
@@ -67,13 +67,13 @@ def test_what_was_lost_is_added_up_over_the_ranks_that_lost() -> None:
         DeviceActivity(1000, 0, missing=False),
         DeviceActivity(100, 30, missing=False),
     ]
-    (one,) = doubts(traces, activities)
+    (one,) = incomplete_activity(traces, activities)
     assert one.code == "lost-kernels"
     assert one.message.startswith("50 of 200 launches (25 %) of ranks 0, 2 have no device op")
     missing = [DeviceActivity(0, 0, missing=rank == 1) for rank in range(3)]
-    (one,) = doubts(traces, missing)
+    (one,) = incomplete_activity(traces, missing)
     assert "but no kernel of rank 1 was recorded: what those did is not known, and waiting" in one.message
-    (one,) = doubts(traces, [DeviceActivity(0, 0, missing=True)] * 3)
+    (one,) = incomplete_activity(traces, [DeviceActivity(0, 0, missing=True)] * 3)
     assert "but no kernel was recorded: what those did is not known. Record" in one.message
 
 
@@ -137,10 +137,10 @@ def test_ranks_that_recorded_other_steps_are_said() -> None:
 def test_missing_are_ranks_without_a_trace_or_of_groups() -> None:
     traces = [TraceBuilder(rank).operator(0, 5).build() for rank in (0, 2)]
     nothing = Matching([], [], [], set(), False)
-    (one,) = _ranks(traces, 4, nothing)
+    (one,) = _missing_ranks(traces, 4, nothing, frozenset())
     assert one.message.startswith("2 of 4 ranks missing (1, 3):")
-    assert _ranks(traces[:1], 1, nothing) == []
-    (one,) = _ranks(traces[:1], 1, Matching([], [], [], {7}, False))
+    assert _missing_ranks(traces[:1], 1, nothing, frozenset()) == []
+    (one,) = _missing_ranks(traces[:1], 1, Matching([], [], [], {7}, False), frozenset())
     assert one.message.startswith("1 of 1 ranks missing (7):")
 
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from gpudiag.analysis.attribution import attribute
 from gpudiag.analysis.timeline import build_timeline
-from gpudiag.analysis.timeline.step_view import _contents, _depths, _Names, _track, view_of_step
+from gpudiag.analysis.timeline.step_view import _contents, _depths, _NameTable, _track, view_of_step
 from gpudiag.app.analyze import analyze_with_step
 from gpudiag.model.step_view import UNMARKED_INPUT
 from tests.examples import examples
@@ -207,7 +207,7 @@ def test_of_very_many_spans_the_shortest_are_left_out() -> None:
 
 
 def test_long_names_are_cut_and_known_once() -> None:
-    names = _Names()
+    names = _NameTable()
     assert [names.index(name) for name in ("x" * 160, "y", "x" * 161, "x" * 159, "y")] == [0, 1, 0, 2, 1]
 
 

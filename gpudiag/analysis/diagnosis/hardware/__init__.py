@@ -1,4 +1,4 @@
-"""Findings about the machine itself, from its facts: one rule per file, all pure."""
+"""Findings about the machine itself, from its facts: one pure rule per file."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from gpudiag.analysis.diagnosis.hardware.throttled import Throttled
 from gpudiag.model.analysis import Finding
 from gpudiag.model.facts import Facts
 
-#: In the order in which findings of equal severity are listed: what makes figures worthless first.
+#: In the order in which findings of equal severity are listed: those that make measurements worthless come first.
 HARDWARE_RULES: tuple[FactsRule, ...] = (
     CorruptTransfer(),
     ForeignProcess(),
@@ -30,10 +30,10 @@ _ORDER = {"critical": 0, "warning": 1, "info": 2}
 
 
 def examine_facts(facts: Facts) -> tuple[Finding, ...]:
-    """Every finding that the facts prove, the most severe first.
+    """Return every finding that the facts prove, the most severe first.
 
-    No finding carries recoverable milliseconds (`recoverable_ms_per_step` is None and `evidence["reason"]` says why):
-    that takes a trace of a job. `evidence["gpus"]` lists the GPUs concerned, by index.
+    `evidence["gpus"]` lists the indices of the GPUs concerned. `recoverable_ms_per_step` is None, because savings need
+    a trace of a job; `evidence["reason"]` says so.
     """
     findings = [finding for rule in HARDWARE_RULES for finding in rule.examine(facts)]
     return tuple(sorted(findings, key=lambda finding: _ORDER[finding.severity]))

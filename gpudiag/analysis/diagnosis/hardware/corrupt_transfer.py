@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from gpudiag.analysis.diagnosis.hardware.examples import gpu, host_copies, machine, peer_copies, reduced
 from gpudiag.analysis.diagnosis.hardware.measured import gpu_index
 from gpudiag.analysis.diagnosis.hardware.rule import NO_TRACE
+from gpudiag.analysis.diagnosis.hardware.words import first_four
 from gpudiag.model.analysis import Finding
-from gpudiag.model.facts import Facts
+from gpudiag.model.facts import Bandwidth, Facts
 
 
 class CorruptTransfer:
@@ -16,59 +16,41 @@ class CorruptTransfer:
 
     Every probe sends fresh random data into a poisoned destination and compares. When that fails, no throughput figure
     of this path means anything, and a training job over it computes garbage: losses that diverge or turn to NaN, or
-    worse, a model that is quietly bad.
+    worse, a model that is slightly wrong without any sign of it.
 
     Known causes: peer copies through an IOMMU that translates (bare metal with `iommu=on` and ACS redirection), a
     faulty riser, cable or NVLink bridge, unstable overclocking, a driver bug.
 
     What to do: do not train over this path. Turn peer access off (`NCCL_P2P_DISABLE=1`) and measure again; if that
-    heals it, look at the IOMMU and ACS settings; else reseat or replace the part.
+    helps, look at the IOMMU and ACS settings; else reseat or replace the part.
     """
 
     code: ClassVar[str] = "corrupt-transfer"
 
-    FIRES: ClassVar[tuple[tuple[str, Facts], ...]] = (
-        (
-            "peer copies arrive damaged",
-            machine(gpu(0), gpu(1), bandwidth=(peer_copies(0, 1, 22.0, peer_access=True, verified=False),)),
-        ),
-        (
-            "an all-reduce gives a wrong sum",
-            machine(gpu(0), gpu(1), collectives=(reduced(verified=False),)),
-        ),
-    )
-    SILENT: ClassVar[tuple[tuple[str, Facts], ...]] = (
-        (
-            "all verified",
-            machine(gpu(0), bandwidth=(host_copies(0, 55.0, verified=True),), collectives=(reduced(verified=True),)),
-        ),
-        ("not checked", machine(gpu(0), bandwidth=(host_copies(0, 55.0),))),
-    )
-
     def examine(self, facts: Facts) -> tuple[Finding, ...]:
-        """One finding that names every path that failed."""
+        """Return one finding that names every path that failed."""
         copies = [record for record in facts.bandwidth if record.verified is False]
         collectives = [record for record in facts.collectives if record.verified is False]
         if not copies and not collectives:
             return ()
-        paths = [
-            f"{record.src} → {record.dst}"
-            + ("" if record.peer_access is None else f" (peer access {'on' if record.peer_access else 'off'})")
-            for record in copies
-        ]
+        paths = [_path_name(record) for record in copies]
         paths += [f"{record.operation} over {record.ranks} GPUs by {record.strategy}" for record in collectives]
         distinct = list(dict.fromkeys(paths))
-        places = {index for r in copies for p in (r.src, r.dst) if (index := gpu_index(p)) is not None}
-        over_peer = any(record.peer_access for record in copies) or any(r.strategy == "nccl" for r in collectives)
-        shown = ", ".join(distinct[:4]) + (f" and {len(distinct) - 4} more" if len(distinct) > 4 else "")
+        over_peer = any(record.peer_access for record in copies) or any(c.strategy == "nccl" for c in collectives)
         return (
             Finding(
                 code=self.code,
                 severity="critical",
                 cause="peer-access" if over_peer else "path",
                 confidence="high",
-                title=f"Data arrives damaged: {shown}. Training over this path computes with wrong numbers",
-                evidence={"gpus": sorted(places), "paths": distinct, "reason": NO_TRACE},
+                title=(
+                    f"Data arrives damaged: {first_four(distinct)}. Training over this path computes with wrong numbers"
+                ),
+                evidence={
+                    "gpus": _gpus(copies),
+                    "paths": distinct,
+                    "reason": NO_TRACE,
+                },
                 advice=(
                     "Do not train over this path, and trust no result that came over it.",
                     *(("Set NCCL_P2P_DISABLE=1 and measure again with `gpudiag bandwidth`.",) if over_peer else ()),
@@ -77,3 +59,14 @@ class CorruptTransfer:
                 ),
             ),
         )
+
+
+def _gpus(copies: list[Bandwidth]) -> list[int]:
+    indices = {gpu_index(end) for record in copies for end in (record.src, record.dst)}
+    return sorted(index for index in indices if index is not None)
+
+
+def _path_name(record: Bandwidth) -> str:
+    if record.peer_access is None:
+        return f"{record.src} → {record.dst}"
+    return f"{record.src} → {record.dst} (peer access {'on' if record.peer_access else 'off'})"

@@ -13,30 +13,30 @@ from gpudiag.analysis.diagnosis.calibration import (
     NARROW_GB_PER_S,
     PROVES_FULL_WIDTH,
 )
-from gpudiag.analysis.diagnosis.hardware.examples import gpu, host_copies, loaded, machine, peer_copies
-from gpudiag.analysis.diagnosis.hardware.measured import host_rates
+from gpudiag.analysis.diagnosis.hardware.measured import host_rates, raw_gb_per_s
 from gpudiag.analysis.diagnosis.hardware.nvlink_health import nvlink_findings
-from gpudiag.analysis.diagnosis.hardware.pcie import raw_gb_per_s
 from gpudiag.analysis.diagnosis.hardware.rule import NO_TRACE
 from gpudiag.analysis.diagnosis.hardware.words import gpu_list_with_models, gradient_cost
 from gpudiag.model.analysis import Finding
-from gpudiag.model.facts import Bandwidth, Facts, Gpu, Link, NvLink, PcieLink
+from gpudiag.model.facts import Bandwidth, Facts, Gpu, PcieLink
+
+HostRates = dict[int, dict[str, Bandwidth]]
 
 
 class DegradedLink:
     """A GPU's link carries far less than it should.
 
-    Four signs, any of which is enough: the link runs **below its own maximum under load** (an idle link trains down to
-    save power, so its generation counts only while data crosses it); a pinned copy reaches **less than 60 % of the
-    link's ceiling**; it is **below 75 % of the other GPUs of the same model**; or it carries **less than 2 GB/s**,
-    which is one or two lanes: a riser, a wrong slot, or a bad contact. NVLink is judged likewise: lanes that are down
-    while siblings have theirs up, or a pair below the others of its kind.
+    Any of four signs is enough: the link runs **below its own maximum under load** (an idle link trains down to save
+    power, so its generation counts only while data crosses it); a pinned copy reaches **less than 60 % of the link's
+    ceiling**; it is **below 75 % of the other GPUs of the same model**; or it carries **less than 2 GB/s**, the rate of
+    one or two lanes: a riser, a wrong slot, or a bad contact. NVLink is judged likewise: lanes that are down while
+    those of other GPUs are up, or a pair below the others of its kind.
 
-    A link of eight lanes that runs at eight lanes is as designed, and a virtual machine that tells no maximum is judged
-    by its figures alone.
+    A link of eight lanes that runs at eight lanes is as designed, and a virtual machine that reports no maximum is
+    judged by its bandwidths alone.
 
-    What it costs: everything that crosses the link, that is input, gradients and checkpoints, takes longer by the same
-    factor, and in a synchronous step all other GPUs wait for the one behind the slow link.
+    What it costs: everything that crosses the link (input, gradients, checkpoints) takes longer by the same factor, and
+    in a synchronous step all other GPUs wait for the one behind the slow link.
 
     What to do: reseat the card, swap slots to see whether the fault moves with the card or stays with the slot, replace
     risers and cables, and look into the board's manual for slots that share lanes.
@@ -44,168 +44,77 @@ class DegradedLink:
 
     code: ClassVar[str] = "degraded-link"
 
-    FIRES: ClassVar[tuple[tuple[str, Facts], ...]] = (
-        (
-            "trained to x8 in a x16 slot, under load",
-            machine(gpu(0, pcie=loaded(4, 8, 4, 16)), bandwidth=(host_copies(0, 13.1),)),
-        ),
-        (
-            "a third of the ceiling",
-            machine(gpu(0), bandwidth=(host_copies(0, 18.0, ceiling_gb_per_s=57.0, ceiling_source="PCIe 5 x16"),)),
-        ),
-        (
-            "half of its siblings",
-            machine(
-                *(gpu(i) for i in range(3)),
-                bandwidth=(host_copies(0, 25.0), host_copies(1, 12.4), host_copies(2, 25.1)),
-            ),
-        ),
-        ("a one-lane riser", machine(gpu(0), bandwidth=(host_copies(0, 0.77),))),
-        (
-            "six of eighteen NVLink lanes down",
-            machine(
-                gpu(0, nvlinks=tuple(NvLink(lane=i, active=True) for i in range(18))),
-                gpu(1, nvlinks=tuple(NvLink(lane=i, active=i < 12) for i in range(18))),
-            ),
-        ),
-        (
-            "one NVLink pair at half the rate of the others",
-            machine(
-                *(gpu(i) for i in range(3)),
-                links=(
-                    Link(a=0, b=1, kind="NV6", lanes=6),
-                    Link(a=0, b=2, kind="NV6", lanes=6),
-                    Link(a=1, b=2, kind="NV6", lanes=6),
-                ),
-                bandwidth=(
-                    peer_copies(0, 1, 132.0, peer_access=True),
-                    peer_copies(0, 2, 132.0, peer_access=True),
-                    peer_copies(1, 2, 60.0, peer_access=True),
-                ),
-            ),
-        ),
-    )
-    SILENT: ClassVar[tuple[tuple[str, Facts], ...]] = (
-        ("idle, trained down to generation 1", machine(gpu(0))),
-        (
-            "x8 by design",
-            machine(
-                gpu(0, pcie=loaded(4, 8, 4, 8)),
-                bandwidth=(host_copies(0, 13.1, ceiling_gb_per_s=14.6, ceiling_source="PCIe 4 x8"),),
-            ),
-        ),
-        ("a virtual machine that tells no maximum", machine(gpu(0, pcie=PcieLink()), bandwidth=(host_copies(0, 6.1),))),
-        (
-            "registers that say x8 while the figures prove x16",
-            machine(gpu(0, pcie=loaded(5, 8, 5, 16)), bandwidth=(host_copies(0, 55.4),)),
-        ),
-        (
-            "two models, each with its own link",
-            machine(gpu(0), gpu(1, "Example 100"), bandwidth=(host_copies(0, 25.0), host_copies(1, 12.0))),
-        ),
-        (
-            "a card without an NVLink bridge beside bridged ones",
-            machine(
-                gpu(0, nvlinks=(NvLink(lane=0, active=True),)),
-                gpu(1, nvlinks=(NvLink(lane=0, active=True),)),
-                gpu(2, nvlinks=(NvLink(lane=0, active=False),)),
-            ),
-        ),
-    )
-
     def examine(self, facts: Facts) -> tuple[Finding, ...]:
-        """GPUs with the same signs share a finding; then NVLink."""
+        """Return one finding per combination of signs, then those of NVLink."""
         rates = host_rates(facts)
-        groups: dict[tuple[str, ...], list[int]] = defaultdict(list)
-        for one in facts.gpus:
-            signs = _signs(one, facts, rates)
+        groups: dict[tuple[str, ...], list[Gpu]] = defaultdict(list)
+        for gpu in facts.gpus:
+            signs = _signs(gpu, facts, rates)
             if signs:
-                groups[signs].append(one.index)
-        findings = [_finding(signs, indices, facts, rates) for signs, indices in groups.items()]
+                groups[signs].append(gpu)
+        findings = [_finding(signs, gpus, facts, rates) for signs, gpus in groups.items()]
         findings.sort(key=lambda finding: finding.evidence["gb_per_s"] or float("inf"))
-        return (*findings, *nvlink_findings(facts, of_ceiling=LINK_OF_CEILING, of_siblings=LINK_OF_SIBLINGS))
+        return (*findings, *nvlink_findings(facts))
+
+
+def _signs(gpu: Gpu, facts: Facts, rates: HostRates) -> tuple[str, ...]:
+    """Return the signs of a degraded host link: any of `own-maximum`, `ceiling`, `siblings`, `narrow`."""
+    measured = rates.get(gpu.index, {})
+    best = _best(measured)
+    signs = {
+        "own-maximum": _below_own_maximum(gpu.pcie, best),
+        "ceiling": any(
+            record.ceiling_gb_per_s and record.gb_per_s < LINK_OF_CEILING * record.ceiling_gb_per_s
+            for record in measured.values()
+        ),
+        "siblings": any(_below_siblings(gpu, path, record, facts, rates) for path, record in measured.items()),
+        "narrow": best is not None and best < NARROW_GB_PER_S,
+    }
+    return tuple(sign for sign, present in signs.items() if present)
 
 
 def _best(records: dict[str, Bandwidth]) -> float | None:
     return max((record.gb_per_s for record in records.values()), default=None)
 
 
-def _signs(one: Gpu, facts: Facts, rates: dict[int, dict[str, Bandwidth]]) -> tuple[str, ...]:
-    """What is wrong with the host link of one GPU: some of `own-maximum`, `ceiling`, `siblings`, `narrow`."""
-    mine = rates.get(one.index, {})
-    best, link = _best(mine), one.pcie
-    signs = []
-    if link.under_load and _below_own_maximum(link):
-        full = raw_gb_per_s(link.maximum_generation, link.maximum_width)
-        if best is None or full is None or best < PROVES_FULL_WIDTH * full:
-            signs.append("own-maximum")
-    if any(r.ceiling_gb_per_s and r.gb_per_s < LINK_OF_CEILING * r.ceiling_gb_per_s for r in mine.values()):
-        signs.append("ceiling")
-    for path, record in mine.items():
-        others = [
-            rates[other.index][path].gb_per_s
-            for other in facts.gpus
-            if other.name == one.name and other.index != one.index and path in rates.get(other.index, {})
-        ]
-        if others and record.gb_per_s < LINK_OF_SIBLINGS * median(others):
-            signs.append("siblings")
-            break
-    if best is not None and best < NARROW_GB_PER_S:
-        signs.append("narrow")
-    return tuple(signs)
-
-
-def _below_own_maximum(link: PcieLink) -> bool:
+def _below_own_maximum(link: PcieLink, best: float | None) -> bool:
+    """Return whether a loaded link runs below its maximum, unless the bandwidth proves that its registers are wrong."""
     pairs = ((link.generation, link.maximum_generation), (link.width, link.maximum_width))
-    return any(now is not None and most is not None and now < most for now, most in pairs)
+    if not link.under_load or not any(now is not None and most is not None and now < most for now, most in pairs):
+        return False
+    full = raw_gb_per_s(link.maximum_generation, link.maximum_width)
+    return best is None or full is None or best < PROVES_FULL_WIDTH * full
 
 
-def _finding(
-    signs: tuple[str, ...], indices: list[int], facts: Facts, rates: dict[int, dict[str, Bandwidth]]
-) -> Finding:
-    gpus = [one for one in facts.gpus if one.index in indices]
-    figures = {i: {path: record.gb_per_s for path, record in rates[i].items()} for i in indices if rates.get(i)}
-    best = {i: max(values.values()) for i, values in figures.items()}
-    slowest = min(best.values(), default=None)
-    parts = []
-    if slowest is not None:
-        parts.append(
-            f"{slowest:.2f} GB/s to or from the host" if slowest < 10 else f"{slowest:.1f} GB/s to or from the host"
-        )
-    if "narrow" in signs:
-        parts.append("what one or two PCIe lanes carry, as on a riser")
-    if "own-maximum" in signs:
-        link = gpus[0].pcie
-        parts.append(
-            f"PCIe {link.generation} x{link.width} under load where PCIe {link.maximum_generation} "
-            f"x{link.maximum_width} is possible"
-        )
-    shares = [
-        (record.gb_per_s / record.ceiling_gb_per_s, record.ceiling_gb_per_s, _short(record.ceiling_source))
-        for index in indices
-        for record in rates.get(index, {}).values()
-        if record.ceiling_gb_per_s
+def _below_siblings(gpu: Gpu, path: str, record: Bandwidth, facts: Facts, rates: HostRates) -> bool:
+    others = [
+        rates[other.index][path].gb_per_s
+        for other in facts.gpus
+        if other.name == gpu.name and other.index != gpu.index and path in rates.get(other.index, {})
     ]
-    share, ceiling, source = min(shares, default=(1.0, 0.0, ""))
-    if "ceiling" in signs:
-        parts.append(f"{100 * share:.0f} % of the {ceiling:.1f} GB/s that {source} allows")
+    return bool(others) and record.gb_per_s < LINK_OF_SIBLINGS * median(others)
+
+
+def _finding(signs: tuple[str, ...], gpus: list[Gpu], facts: Facts, rates: HostRates) -> Finding:
+    indices = [gpu.index for gpu in gpus]
+    measured = {i: {path: record.gb_per_s for path, record in rates[i].items()} for i in indices if rates.get(i)}
+    slowest = min((max(values.values()) for values in measured.values()), default=None)
+    least_share = _least_share(indices, rates)
     siblings = _sibling_rates(gpus, facts, rates)
-    if "siblings" in signs and siblings:
-        parts.append(f"the others of its model reach {median(siblings):.2f}")
-    severe = "narrow" in signs or ("ceiling" in signs and share < LINK_SEVERE)
-    subject = gpu_list_with_models(indices, facts.gpus)
+    details = _details(signs, gpus[0].pcie, slowest, least_share, siblings)
+    severe = "narrow" in signs or ("ceiling" in signs and least_share[0] < LINK_SEVERE)
     cost = f"; {gradient_cost(slowest)}" if slowest else ""
     return Finding(
         code=DegradedLink.code,
         severity="critical" if severe else "warning",
         cause=signs[0],
         confidence="medium" if signs == ("ceiling",) else "high",
-        title=f"{subject}: a slow link to the host, {', '.join(parts)}{cost}",
+        title=f"{gpu_list_with_models(indices, facts.gpus)}: a slow link to the host, {', '.join(details)}{cost}",
         evidence={
             "gpus": indices,
             "signs": list(signs),
             "gb_per_s": slowest,
-            "measured_gb_per_s": {str(i): values for i, values in figures.items()},
+            "measured_gb_per_s": {str(i): values for i, values in measured.items()},
             "siblings_gb_per_s": round(median(siblings), 3) if siblings else None,
             "reason": NO_TRACE,
         },
@@ -213,28 +122,62 @@ def _finding(
     )
 
 
+def _details(
+    signs: tuple[str, ...],
+    link: PcieLink,
+    slowest: float | None,
+    of_ceiling: tuple[float, float, str | None],
+    siblings: list[float],
+) -> list[str]:
+    details = [] if slowest is None else [f"{slowest:.{2 if slowest < 10 else 1}f} GB/s to or from the host"]
+    if "narrow" in signs:
+        details.append("as little as one or two PCIe lanes carry, as on a riser")
+    if "own-maximum" in signs:
+        details.append(
+            f"PCIe {link.generation} x{link.width} under load where PCIe {link.maximum_generation} "
+            f"x{link.maximum_width} is possible"
+        )
+    share, ceiling, source = of_ceiling
+    if "ceiling" in signs:
+        details.append(f"{100 * share:.0f} % of the {ceiling:.1f} GB/s that {_short(source)} allows")
+    if "siblings" in signs and siblings:
+        details.append(f"other GPUs of its model reach {median(siblings):.2f}")
+    return details
+
+
+def _least_share(indices: list[int], rates: HostRates) -> tuple[float, float, str | None]:
+    """Return the smallest share of a ceiling that a copy reached, that ceiling in GB/s, and its source."""
+    shares = [
+        (record.gb_per_s / record.ceiling_gb_per_s, record.ceiling_gb_per_s, record.ceiling_source)
+        for index in indices
+        for record in rates.get(index, {}).values()
+        if record.ceiling_gb_per_s
+    ]
+    return min(shares, key=lambda item: item[:2], default=(1.0, 0.0, None))
+
+
 def _short(source: str | None) -> str:
-    """What the ceiling is of, without how it was worked out: `PCIe 5 x16 (read under load)`."""
+    """Return what the ceiling applies to, without its calculation: `PCIe 5 x16 (read under load)`."""
     return (source or "").partition(":")[0] or "the link"
 
 
-def _sibling_rates(gpus: list[Gpu], facts: Facts, rates: dict[int, dict[str, Bandwidth]]) -> list[float]:
-    names, mine = {one.name for one in gpus}, {one.index for one in gpus}
-    others = [_best(rates.get(o.index, {})) for o in facts.gpus if o.name in names and o.index not in mine]
+def _sibling_rates(gpus: list[Gpu], facts: Facts, rates: HostRates) -> list[float]:
+    models, indices = {gpu.name for gpu in gpus}, {gpu.index for gpu in gpus}
+    others = [_best(rates.get(o.index, {})) for o in facts.gpus if o.name in models and o.index not in indices]
     return [rate for rate in others if rate is not None]
 
 
 def _advice(signs: tuple[str, ...], indices: list[int]) -> tuple[str, ...]:
-    which = ",".join(map(str, indices))
-    look = f"Compare with the slot: `nvidia-smi -q -i {which} | grep -A6 'GPU Link Info'` while a copy runs."
+    gpus = ",".join(map(str, indices))
+    compare = f"Compare with the slot: `nvidia-smi -q -i {gpus} | grep -A6 'GPU Link Info'` while a copy runs."
     if "narrow" in signs and "siblings" not in signs:
         return (
-            look,
+            compare,
             "Move these GPUs from x1 risers to slots of eight or sixteen lanes.",
             "If they must stay: accumulate gradients over many batches, or use each GPU for a job of its own.",
         )
     return (
-        look,
+        compare,
         "Reseat the card, then swap it with a fast one: a fault that stays put is the slot's, riser's or cable's.",
         "See `dmesg | grep -i -e aer -e pcie` for corrected errors, and the firmware for the slot's lanes.",
     )

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import defaultdict
 from typing import ClassVar
 
-from gpudiag.analysis.diagnosis.hardware.examples import all_pairs, gpu, machine
 from gpudiag.analysis.diagnosis.hardware.measured import host_rates
 from gpudiag.analysis.diagnosis.hardware.rule import NO_TRACE
 from gpudiag.analysis.diagnosis.hardware.words import pair_list
@@ -13,7 +12,7 @@ from gpudiag.model.analysis import Finding
 from gpudiag.model.facts import Facts, Link
 
 _MOST_STEPS = 50_000
-_UNSTATED = "the driver gives no reason"
+_NO_REASON = "the driver gives no reason"
 
 
 class NoPeerAccess:
@@ -24,113 +23,105 @@ class NoPeerAccess:
     back to shared memory for such pairs (its log says `via SHM` instead of `via P2P`).
 
     The driver's reason decides what can be done. *GPU not supported*: most GeForce cards since the RTX 40 series, and
-    many GPUs inside virtual machines; nothing to switch on. *Chipset* or *topology not supported*: the pair hangs on
-    different CPUs; put jobs on GPUs of one CPU. In virtual machines ask the provider for a type with NVLink.
+    many GPUs inside virtual machines; there is nothing to switch on. *Chipset* or *topology not supported*: the pair is
+    attached to different CPUs; put jobs on GPUs of one CPU. In virtual machines ask the provider for a type with
+    NVLink.
 
-    When the GPUs can still form a ring of direct links, NCCL finds it and little is lost: that is `info`, as on an
-        eight-GPU hybrid cube mesh. GPUs in MIG mode never have peer access, by design, and are left out.
+    If the other pairs form a ring of direct links, NCCL uses it and little is lost: that is `info`, as on an eight-GPU
+    hybrid cube mesh. GPUs in MIG mode never have peer access, by design, and are left out.
     """
 
     code: ClassVar[str] = "no-peer-access"
 
-    FIRES: ClassVar[tuple[tuple[str, Facts], ...]] = (
-        (
-            "two consumer GPUs",
-            machine(gpu(0), gpu(1), links=all_pairs({(0, 1)}, 2, "GPU not supported (GNS)")),
-        ),
-        (
-            "a square without its diagonals: a ring is still there, so only `info`",
-            machine(*(gpu(i) for i in range(4)), links=all_pairs({(0, 2), (1, 3)}, 4, "topology not supported (TNS)")),
-        ),
-    )
-    SILENT: ClassVar[tuple[tuple[str, Facts], ...]] = (
-        ("one GPU", machine(gpu(0))),
-        ("all pairs direct", machine(gpu(0), gpu(1), links=all_pairs(set(), 2))),
-        ("a driver that does not tell", machine(gpu(0), gpu(1), links=(Link(a=0, b=1, kind="SYS"),))),
-        ("MIG", machine(gpu(0, mig=True), gpu(1), links=all_pairs({(0, 1)}, 2, "not supported (NS)"))),
-    )
-
     def examine(self, facts: Facts) -> tuple[Finding, ...]:
-        """One finding for all denied pairs, `info` where the other pairs still form a ring."""
-        sliced = {gpu.index for gpu in facts.gpus if gpu.mig}
-        links = [link for link in facts.links if link.a not in sliced and link.b not in sliced]
+        """Return one finding for all denied pairs; `info` if the other pairs form a ring."""
+        mig = {gpu.index for gpu in facts.gpus if gpu.mig}
+        links = [link for link in facts.links if mig.isdisjoint((link.a, link.b))]
         denied = [link for link in links if link.peer_access is False]
         if not denied:
             return ()
-        members = sorted({index for link in links for index in (link.a, link.b)})
-        ring = has_ring(members, {(link.a, link.b) for link in links if link.peer_access})
-        by_reason: dict[str, list[tuple[int, int]]] = defaultdict(list)
-        for link in denied:
-            by_reason[link.reason or _UNSTATED].append((link.a, link.b))
-        whole = len(denied) == len(links)
-        if whole:
-            which = "No two GPUs have" if len(members) > 2 else "The two GPUs do not have"
-        else:
-            which = f"{len(denied)} of {len(links)} pairs of GPUs ({pair_list((x.a, x.b) for x in denied)}) do not have"
-        stated = "; ".join(by_reason)
+        ring = has_ring(_members(links), {(link.a, link.b) for link in links if link.peer_access})
+        by_reason = _pairs_by_reason(denied)
+        reasons = "; ".join(by_reason)
         consequence = (
-            "the other pairs still form a ring, which NCCL will use, so that all-reduce loses little"
+            "the other pairs form a ring, which NCCL will use, so that all-reduce loses little"
             if ring
-            else "what they exchange goes through host memory, at a fraction of the direct rate"
+            else "their communication goes through host memory, at a fraction of the direct rate"
         )
         return (
             Finding(
                 code=self.code,
                 severity="info" if ring else "warning",
-                cause=None if by_reason.keys() == {_UNSTATED} else stated,
+                cause=None if by_reason.keys() == {_NO_REASON} else reasons,
                 confidence="high",
-                title=f"{which} peer access ({stated}): {consequence}",
+                title=f"{_subject(links, denied)} peer access ({reasons}): {consequence}",
                 evidence={
-                    "gpus": sorted({index for link in denied for index in (link.a, link.b)}),
+                    "gpus": _members(denied),
                     "pairs": [[link.a, link.b] for link in denied],
-                    "driver_reasons": {reason: [list(pair) for pair in pairs] for reason, pairs in by_reason.items()},
+                    "driver_reasons": by_reason,
                     "ring_without_them": ring,
                     "reason": NO_TRACE,
                 },
-                advice=_advice(facts, stated, ring=ring, whole=whole),
+                advice=_advice(facts, reasons, ring=ring, all_denied=len(denied) == len(links)),
             ),
         )
 
 
-def _advice(facts: Facts, stated: str, *, ring: bool, whole: bool) -> tuple[str, ...]:
+def _pairs_by_reason(denied: list[Link]) -> dict[str, list[list[int]]]:
+    pairs: dict[str, list[list[int]]] = defaultdict(list)
+    for link in denied:
+        pairs[link.reason or _NO_REASON].append([link.a, link.b])
+    return dict(pairs)
+
+
+def _subject(links: list[Link], denied: list[Link]) -> str:
+    if len(denied) < len(links):
+        pairs = pair_list((link.a, link.b) for link in denied)
+        return f"{len(denied)} of {len(links)} pairs of GPUs ({pairs}) do not have"
+    return "No two GPUs have" if len(_members(links)) > 2 else "The two GPUs do not have"
+
+
+def _members(links: list[Link]) -> list[int]:
+    return sorted({index for link in links for index in (link.a, link.b)})
+
+
+def _advice(facts: Facts, reasons: str, *, ring: bool, all_denied: bool) -> tuple[str, ...]:
     if ring:
         return ("Nothing to do; with fewer GPUs choose ones that reach each other (see the islands above).",)
     advice = []
-    if not whole and facts.islands and any(len(island) > 1 for island in facts.islands):
-        rates = host_rates(facts)
-
-        def worth(island: tuple[int, ...]) -> tuple[int, float]:
-            """The largest island, and of equals the one whose slowest GPU has the fastest link to the host."""
-            return len(island), min(max((r.gb_per_s for r in rates.get(i, {}).values()), default=0.0) for i in island)
-
-        largest = max(facts.islands, key=worth)
-        advice.append(
-            f"Run smaller jobs on GPUs that reach each other: CUDA_VISIBLE_DEVICES={','.join(map(str, largest))}."
-        )
-    if "registry" in stated:
+    if not all_denied and any(len(island) > 1 for island in facts.islands):
+        gpus = ",".join(map(str, _best_island(facts)))
+        advice.append(f"Run smaller jobs on GPUs that reach each other: CUDA_VISIBLE_DEVICES={gpus}.")
+    if "registry" in reasons:
         advice.append("Remove the driver option that disables peer access (/etc/modprobe.d, NVreg_RegistryDwords).")
     if facts.host.hypervisor:
         advice.append("In a virtual machine this is the provider's choice: ask for a type with NVLink or peer access.")
-    elif "chipset" in stated.lower():
+    elif "chipset" in reasons.lower():
         advice.append("Put the GPUs below one CPU or one PCIe switch; check the board's manual for its slots.")
-    advice.append("Exchange less: accumulate gradients over several batches, or compress them to bf16.")
+    advice.append("Communicate less: accumulate gradients over several batches, or compress them to bf16.")
     advice.append("Compare strategies with `gpudiag recommend`: reducing on the CPU can win without peer access.")
     return tuple(advice)
 
 
-def has_ring(members: list[int], edges: set[tuple[int, int]]) -> bool:
-    """Whether a closed ring through all members uses only the given edges (for two members: their one edge).
+def _best_island(facts: Facts) -> tuple[int, ...]:
+    """Return the largest island; among equals the one whose slowest GPU has the fastest link to the host."""
+    fastest = {
+        index: max(record.gb_per_s for record in records.values()) for index, records in host_rates(facts).items()
+    }
+    return max(facts.islands, key=lambda island: (len(island), min(fastest.get(index, 0.0) for index in island)))
 
-    Depth-first search, cut off after 50,000 steps, then answered with no; machines have at most 16 GPUs.
+
+def has_ring(members: list[int], edges: set[tuple[int, int]]) -> bool:
+    """Return whether a closed ring through all members uses only the given edges (for two members: their one edge).
+
+    Search depth first; after 50,000 steps the answer is no. Machines have at most 16 GPUs.
     """
     neighbours: dict[int, set[int]] = {member: set() for member in members}
     for a, b in edges:
         neighbours[a].add(b)
         neighbours[b].add(a)
-    if len(members) < 2:
-        return False
-    if len(members) == 2:
-        return bool(edges)
+    if len(members) <= 2:
+        return len(members) == 2 and bool(edges)
     if any(len(near) < 2 for near in neighbours.values()):
         return False
     start, steps = members[0], 0

@@ -1,34 +1,31 @@
-"""NVLink's part of `degraded-link`: lanes that are down, and pairs that are slower than others of their kind."""
+"""Find NVLink lanes that are down and NVLink pairs slower than others of their kind, for `degraded-link`."""
 
 from __future__ import annotations
 
 from collections import defaultdict
 from statistics import median
 
+from gpudiag.analysis.diagnosis.calibration import LINK_OF_CEILING, LINK_OF_SIBLINGS
 from gpudiag.analysis.diagnosis.hardware.measured import peer_rates
 from gpudiag.analysis.diagnosis.hardware.rule import NO_TRACE
 from gpudiag.analysis.diagnosis.hardware.words import gpu_list, gradient_cost, pair_list
 from gpudiag.model.analysis import Finding
-from gpudiag.model.facts import Facts, Link
+from gpudiag.model.facts import Facts
 
 _CODE = "degraded-link"
 
+Pair = tuple[int, int]
 
-def nvlink_findings(facts: Facts, *, of_ceiling: float, of_siblings: float) -> tuple[Finding, ...]:
-    """Findings about NVLink.
 
-    Args:
-        facts: the machine.
-        of_ceiling: share of its ceiling below which a pair is slow.
-        of_siblings: share of the median of pairs with as many lanes below which a pair is slow.
-    """
-    return (*_lanes_down(facts), *_slow_pairs(facts, of_ceiling, of_siblings))
+def nvlink_findings(facts: Facts) -> tuple[Finding, ...]:
+    """Return the findings about NVLink: lanes that are down, then slow pairs."""
+    return (*_lanes_down(facts), *_slow_pairs(facts))
 
 
 def _lanes_down(facts: Facts) -> list[Finding]:
     models: dict[str, dict[int, int]] = defaultdict(dict)
     for gpu in facts.gpus:
-        # A GPU with no lane up has no bridge, which is a choice; some lanes up and some down is a fault.
+        # No lane up means no bridge, which is a choice; lanes up beside lanes down are a fault.
         up = sum(lane.active for lane in gpu.nvlinks)
         if up:
             models[gpu.name][gpu.index] = up
@@ -65,25 +62,21 @@ def _lanes_down(facts: Facts) -> list[Finding]:
     return findings
 
 
-def _slow_pairs(facts: Facts, of_ceiling: float, of_siblings: float) -> list[Finding]:
-    links: dict[tuple[int, int], Link] = {(x.a, x.b): x for x in facts.links if x.lanes > 0}
-    by_kind: dict[str, dict[tuple[int, int], float]] = defaultdict(dict)
-    ceilings: dict[tuple[int, int], float] = {}
+def _slow_pairs(facts: Facts) -> list[Finding]:
+    kinds = {(link.a, link.b): link.kind for link in facts.links if link.lanes > 0}
+    by_kind: dict[str, dict[Pair, float]] = defaultdict(dict)
+    ceilings: dict[Pair, float] = {}
     for ends, record in peer_rates(facts, peer_access=True, direction="one_way").items():
         pair = (min(ends), max(ends))
-        if pair in links:
-            known = by_kind[links[pair].kind].get(pair, record.gb_per_s)
-            by_kind[links[pair].kind][pair] = min(known, record.gb_per_s)
+        if pair in kinds:
+            rates = by_kind[kinds[pair]]
+            rates[pair] = min(rates.get(pair, record.gb_per_s), record.gb_per_s)
             if record.ceiling_gb_per_s:
                 ceilings[pair] = record.ceiling_gb_per_s
     findings = []
     for kind, rates in by_kind.items():
-        usual = median(rates.values())
-        slow = [
-            pair
-            for pair, rate in rates.items()
-            if rate < of_siblings * usual or (pair in ceilings and rate < of_ceiling * ceilings[pair])
-        ]
+        least = LINK_OF_SIBLINGS * median(rates.values())
+        slow = [pair for pair, rate in rates.items() if rate < max(least, LINK_OF_CEILING * ceilings.get(pair, 0.0))]
         if not slow:
             continue
         worst = min(slow, key=lambda pair: rates[pair])

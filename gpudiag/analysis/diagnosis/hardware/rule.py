@@ -1,4 +1,4 @@
-"""What every hardware rule is: a code, and one pure method from facts to findings."""
+"""Define the interface of hardware rules."""
 
 from __future__ import annotations
 
@@ -7,21 +7,18 @@ from typing import ClassVar, Protocol
 from gpudiag.model.analysis import Finding
 from gpudiag.model.facts import Facts
 
-#: Why no hardware finding carries milliseconds of its own.
+#: The reason why hardware findings carry no milliseconds.
 NO_TRACE = "facts alone do not say how much of a step this costs; profile a job on this machine to learn that"
 
 
 class FactsRule(Protocol):
-    """A rule about the machine.
+    """Judge the facts of a machine. The class docstring is the finding's page in docs/findings.
 
-    The class's docstring is what users read of it. `FIRES` and `SILENT` are machines that it must and must not speak
-    about; the tests and the pages in docs/findings are made from them.
+    Machines on which it fires and is silent are in tests/analysis/diagnosis/rule_examples.
     """
 
     code: ClassVar[str]
-    FIRES: ClassVar[tuple[tuple[str, Facts], ...]]
-    SILENT: ClassVar[tuple[tuple[str, Facts], ...]]
 
     def examine(self, facts: Facts) -> tuple[Finding, ...]:
-        """What the facts prove, worst first; empty when they prove nothing."""
+        """Return the findings that the facts prove, worst first."""
         ...

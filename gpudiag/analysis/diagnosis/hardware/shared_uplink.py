@@ -2,85 +2,47 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from typing import ClassVar
 
 from gpudiag.analysis.diagnosis.calibration import ONE_DIRECTION, ONE_LINK
-from gpudiag.analysis.diagnosis.hardware.examples import both_ways, gpu, host_copies, machine, peer_copies, together
 from gpudiag.analysis.diagnosis.hardware.measured import FROM_DEVICE, all_at_once, gpu_index, host_rates, peer_rates
 from gpudiag.analysis.diagnosis.hardware.rule import NO_TRACE
 from gpudiag.analysis.diagnosis.hardware.words import gpu_list, gradient_cost, pair_list
-from gpudiag.model.analysis import Confidence, Finding
-from gpudiag.model.facts import Facts, Link
+from gpudiag.model.analysis import Finding
+from gpudiag.model.facts import Bandwidth, Facts
 
 _BEHIND_ONE_BRIDGE = ("PIX", "PXB")
 
 
 class SharedUplink:
-    """Several GPUs hang on one link to the host, so that they share its bandwidth.
+    """Several GPUs share one link to the host, and with it its bandwidth.
 
     Boards with two GPUs and PCIe switches have one uplink for all GPUs below them. Copies of one GPU run at full rate,
-    which is all that most tests look at; in training all GPUs fetch input and exchange gradients at the same time, and
-    each gets its share. Two signs are looked for: GPUs copying to the host all at once carry together no more than one
+    and most tests measure only that; in training all GPUs fetch input and communicate gradients at the same time, and
+    each gets its share. There are two signs: GPUs copying to the host all at once carry together no more than one
     carries alone, or copies between two GPUs in both directions at once carry no more than in one.
 
-    A total that stops at several links' worth is no sign: four GPUs on PCIe 5 can saturate the memory of one CPU
-    (about 160 GB/s measured) without sharing any link.
+    A total of several links' bandwidth is no sign: four GPUs on PCIe 5 can saturate the memory of one CPU (about
+    160 GB/s measured) without sharing any link.
 
-    What to do: spread jobs over uplinks (the pairs named here apart), keep input on the device side of the uplink small
-    (uint8 images, decoding on the GPU), and prefer slots that lead straight to the CPU.
+    What to do: spread jobs over uplinks (do not use the GPUs named here together), keep the input that crosses the
+    uplink small (uint8 images, decoding on the GPU), and prefer slots that lead straight to the CPU.
     """
 
     code: ClassVar[str] = "shared-uplink"
 
-    FIRES: ClassVar[tuple[tuple[str, Facts], ...]] = (
-        (
-            "two GPUs behind one switch, beside two that are not",
-            machine(
-                *(gpu(i) for i in range(4)),
-                links=(Link(a=0, b=1, kind="PIX"), Link(a=2, b=3, kind="PHB")),
-                bandwidth=(*(host_copies(i, 12.5) for i in range(4)), together(6.4, 6.3, 12.4, 12.3)),
-            ),
-        ),
-        (
-            "two-GPU board in a virtual machine that hides its topology",
-            machine(
-                gpu(0),
-                gpu(1),
-                links=(Link(a=0, b=1, kind="SYS", peer_access=False),),
-                bandwidth=(peer_copies(0, 1, 5.3, 5.5, peer_access=False),),
-            ),
-        ),
-        (
-            "a link that carries one direction at a time: `info`, for some GPUs are built so",
-            machine(gpu(0), bandwidth=(host_copies(0, 12.5), both_ways(0, 12.9))),
-        ),
-    )
-    SILENT: ClassVar[tuple[tuple[str, Facts], ...]] = (
-        (
-            "four GPUs that together saturate the host's memory",
-            machine(
-                *(gpu(i) for i in range(4)),
-                bandwidth=(*(host_copies(i, 55.4) for i in range(4)), together(38.8, 39.4, 39.6, 40.9)),
-            ),
-        ),
-        (
-            "both directions at nearly twice the rate of one",
-            machine(gpu(0), gpu(1), bandwidth=(peer_copies(0, 1, 5.9, 10.4, peer_access=False),)),
-        ),
-        ("one GPU", machine(gpu(0), bandwidth=(host_copies(0, 12.5), together(12.4)))),
-    )
-
     def examine(self, facts: Facts) -> tuple[Finding, ...]:
-        """What is shared among GPUs, then links that carry one direction at a time."""
-        shared = _together(facts)
-        named = {frozenset(finding.evidence["gpus"]) for finding in shared}
+        """Return groups of GPUs that share a link, then links that carry one direction at a time."""
+        together = _together(facts)
+        named = {frozenset(finding.evidence["gpus"]) for finding in together}
         pairs = [finding for finding in _pairwise(facts) if frozenset(finding.evidence["gpus"]) not in named]
-        return (*shared, *pairs, *_one_direction(facts))
+        return (*together, *pairs, *_one_direction(facts))
 
 
-def _groups(facts: Facts) -> list[frozenset[int]]:
-    """GPUs that sit behind one bridge or switch, as far as the machine shows."""
-    groups: dict[int, frozenset[int]] = {gpu.index: frozenset({gpu.index}) for gpu in facts.gpus}
+def _groups_behind_bridges(facts: Facts) -> list[frozenset[int]]:
+    """Return the GPUs behind one bridge or switch, as far as the machine shows its topology."""
+    groups = {gpu.index: frozenset({gpu.index}) for gpu in facts.gpus}
     for link in facts.links:
         if link.kind in _BEHIND_ONE_BRIDGE and link.a in groups and link.b in groups:
             merged = groups[link.a] | groups[link.b]
@@ -89,79 +51,82 @@ def _groups(facts: Facts) -> list[frozenset[int]]:
 
 
 def _together(facts: Facts) -> list[Finding]:
+    """Return groups that carry no more together than one GPU alone; no group contains another."""
     alone = host_rates(facts)
     findings: dict[frozenset[int], Finding] = {}
     for record in all_at_once(facts):
-        shares = {i: rate for place, rate in record.per_device.items() if (i := gpu_index(place)) is not None}
+        shares = {index: rate for end, rate in record.per_device.items() if (index := gpu_index(end)) is not None}
         everyone = frozenset(shares)
-        for group in (*_groups(facts), everyone):
-            members = [i for i in sorted(group & everyone) if record.path in alone.get(i, {})]
+        for group in (*_groups_behind_bridges(facts), everyone):
+            members = [index for index in sorted(group & everyone) if record.path in alone.get(index, {})]
             if len(members) < 2 or any(group <= known or known <= group for known in findings):
                 continue
-            best = max(alone[i][record.path].gb_per_s for i in members)
-            total = sum(shares[i] for i in members)
-            if total > ONE_LINK * best:
-                continue
-            worst = min(shares[i] for i in members)
-            way = "from" if record.path == FROM_DEVICE else "to"
-            findings[frozenset(members)] = Finding(
-                code=SharedUplink.code,
-                severity="warning",
-                cause="uplink",
-                confidence="high",
-                title=(
-                    f"{gpu_list(members)} share one link to the host: {best:.1f} GB/s {way} one alone, {total:.1f} "
-                    f"GB/s {way} all {len(members)} at once, {worst:.1f} each; {gradient_cost(worst)}"
-                ),
-                evidence={
-                    "gpus": members,
-                    "path": record.path,
-                    "alone_gb_per_s": round(best, 3),
-                    "together_gb_per_s": round(total, 3),
-                    "reason": NO_TRACE,
-                },
-                advice=_advice(members),
-            )
+            best = max(alone[index][record.path].gb_per_s for index in members)
+            member_shares = [shares[index] for index in members]
+            if sum(member_shares) <= ONE_LINK * best:
+                findings[frozenset(members)] = _together_finding(record, members, best, member_shares)
     return list(findings.values())
 
 
+def _together_finding(record: Bandwidth, members: list[int], alone: float, shares: list[float]) -> Finding:
+    total, worst = sum(shares), min(shares)
+    way = "from" if record.path == FROM_DEVICE else "to"
+    return Finding(
+        code=SharedUplink.code,
+        severity="warning",
+        cause="uplink",
+        confidence="high",
+        title=(
+            f"{gpu_list(members)} share one link to the host: {alone:.1f} GB/s {way} one alone, {total:.1f} "
+            f"GB/s {way} all {len(members)} at once, {worst:.1f} each; {gradient_cost(worst)}"
+        ),
+        evidence={
+            "gpus": members,
+            "path": record.path,
+            "alone_gb_per_s": round(alone, 3),
+            "together_gb_per_s": round(total, 3),
+            "reason": NO_TRACE,
+        },
+        advice=_advice(members),
+    )
+
+
 def _pairwise(facts: Facts) -> list[Finding]:
-    """Pairs whose copies, PCIe or staged, gain nothing from a second direction, in every mode that was measured."""
+    """Return pairs whose copies, over PCIe or staged, gain nothing from a second direction in any measured mode."""
     over_nvlink = {(link.a, link.b) for link in facts.links if link.lanes > 0}
-    judged: dict[tuple[int, int], list[tuple[float, float]]] = {}
+    judged: dict[tuple[int, int], list[tuple[float, float]]] = defaultdict(list)
     for peer_access in (True, False):
         one_way = peer_rates(facts, peer_access=peer_access, direction="one_way")
         for (a, b), record in peer_rates(facts, peer_access=peer_access, direction="both_ways").items():
             pair = (min(a, b), max(a, b))
             alone = [one_way[ends].gb_per_s for ends in (pair, pair[::-1]) if ends in one_way]
             if alone and pair not in over_nvlink:
-                judged.setdefault(pair, []).append((max(alone), record.gb_per_s))
+                judged[pair].append((max(alone), record.gb_per_s))
     shared = {
-        pair: figures for pair, figures in judged.items() if all(both <= ONE_DIRECTION * one for one, both in figures)
+        pair: rates for pair, rates in judged.items() if all(both <= ONE_DIRECTION * single for single, both in rates)
     }
-    healthy_elsewhere = len(shared) < len(judged)
-    confidence: Confidence = "high" if healthy_elsewhere else "medium"
+    healthy = set(judged) - set(shared)
     findings = []
-    for (a, b), figures in sorted(shared.items()):
-        one, both = figures[0]
-        contrast = ", while other pairs here nearly double" if healthy_elsewhere else ""
+    for (a, b), rates in sorted(shared.items()):
+        single, both = rates[0]
+        contrast = ", while other pairs here nearly double" if healthy else ""
         findings.append(
             Finding(
                 code=SharedUplink.code,
                 severity="warning",
                 cause="uplink",
-                confidence=confidence,
+                confidence="high" if healthy else "medium",
                 title=(
-                    f"GPUs {a} and {b} share one link: copies between them carry {one:.1f} GB/s in one direction and "
-                    f"{both:.1f} GB/s in both together{contrast}. Exchanging gradients, each gets {both / 2:.1f}; "
-                    f"{gradient_cost(both / 2)}"
+                    f"GPUs {a} and {b} share one link: copies between them carry {single:.1f} GB/s in one direction, "
+                    f"{both:.1f} GB/s in both together{contrast}. Communicating gradients, each gets "
+                    f"{both / 2:.1f}; {gradient_cost(both / 2)}"
                 ),
                 evidence={
                     "gpus": [a, b],
                     "path": "peer",
-                    "one_way_gb_per_s": round(one, 3),
+                    "one_way_gb_per_s": round(single, 3),
                     "both_ways_gb_per_s": round(both, 3),
-                    "other_pairs": pair_list(set(judged) - set(shared)),
+                    "other_pairs": pair_list(healthy),
                     "reason": NO_TRACE,
                 },
                 advice=_advice([a, b]),
@@ -171,9 +136,10 @@ def _pairwise(facts: Facts) -> list[Finding]:
 
 
 def _one_direction(facts: Facts) -> list[Finding]:
-    one_way, both_ways = host_rates(facts), host_rates(facts, "both_ways")
+    """Return one finding for all GPUs whose host link carries one direction at a time."""
+    one_way = host_rates(facts)
     slow = {}
-    for index, records in both_ways.items():
+    for index, records in host_rates(facts, "both_ways").items():
         both = max(record.gb_per_s for record in records.values())
         alone = max((record.gb_per_s for record in one_way.get(index, {}).values()), default=None)
         if alone is not None and both <= ONE_DIRECTION * alone:
@@ -189,13 +155,13 @@ def _one_direction(facts: Facts) -> list[Finding]:
             confidence="low",
             title=(
                 f"{gpu_list(slow)}: copies to and from the host together carry {both:.1f} GB/s, no more than one "
-                f"direction alone ({alone:.1f}): loading input and exchanging gradients through the host take turns"
+                f"direction alone ({alone:.1f}): loading input and communicating gradients through the host take turns"
             ),
             evidence={
                 "gpus": sorted(slow),
                 "path": "host",
-                "one_way_gb_per_s": {str(i): round(one, 3) for i, (one, _) in slow.items()},
-                "both_ways_gb_per_s": {str(i): round(two, 3) for i, (_, two) in slow.items()},
+                "one_way_gb_per_s": {str(index): round(alone, 3) for index, (alone, _) in slow.items()},
+                "both_ways_gb_per_s": {str(index): round(both, 3) for index, (_, both) in slow.items()},
                 "reason": NO_TRACE,
             },
             advice=(

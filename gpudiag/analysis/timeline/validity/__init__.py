@@ -1,4 +1,4 @@
-"""What stands in the way of trusting a timeline, and what to record instead, a doubt a file; see `examine`."""
+"""Doubts about a timeline: what makes it untrustworthy, and what to record instead. `examine` collects them all."""
 
 from gpudiag.analysis.timeline.validity.examine import examine
 

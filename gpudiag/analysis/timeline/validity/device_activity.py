@@ -1,8 +1,8 @@
-"""Launches and what came of them: a recording in which device work is missing, and one in which some of it was lost."""
+"""Compare launches with recorded device work, to detect recordings in which it is missing or partly lost."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 import msgspec
 import numpy as np
@@ -42,16 +42,16 @@ _GRAPHS = {
 
 
 class DeviceActivity(msgspec.Struct, frozen=True):
-    """What one process launched, and what of it was recorded.
+    """Launches of one process, and how much of their device work was recorded.
 
     Attributes:
         launches: calls that put work into a device's queue, of such names as led to device work at least once; those
             at the capture's edges, whose work may have run after its end, are left out.
-        lost: how many of them no device op belongs to.
-        missing: the process launched, or says that it works on a device, and no kernel was recorded.
-        unread: names of accelerators of which no reader understands the activity, where nothing else computed.
-        graphs: how many launched graphs have no recorded kernels.
-        absent: what a recording has none of, where nothing in it computes.
+        lost: launches without a device op.
+        missing: the process launched, or reports that it works on a device, and no kernel was recorded.
+        unread: names of accelerators whose activity no reader understands, if nothing else computed.
+        graphs: launched graphs without recorded kernels.
+        absent: what the recording lacks, if nothing in it computes.
     """
 
     launches: int
@@ -64,7 +64,7 @@ class DeviceActivity(msgspec.Struct, frozen=True):
     @property
     def lossy(self) -> bool:
         """Return whether device ops were lost, or those of graphs not recorded."""
-        return not self.missing and (self.graphs > 0 or self.loses_launches)
+        return self.loses_launches or (self.graphs > 0 and not self.missing)
 
     @property
     def loses_launches(self) -> bool:
@@ -73,18 +73,18 @@ class DeviceActivity(msgspec.Struct, frozen=True):
 
 
 def device_activities(traces: Sequence[Trace]) -> tuple[DeviceActivity, ...]:
-    """The device activity of each trace."""
-    exchanging = {
+    """Return the device activity of each trace."""
+    on_devices = {
         rank
         for trace in traces
         for call in trace.collectives
         if trace.events.device[call.row] != HOST
         for rank in call.group_ranks
     }
-    return tuple(_activity(trace, communications_on_devices=trace.rank in exchanging) for trace in traces)
+    return tuple(_activity(trace, uses_devices=trace.uses_devices or trace.rank in on_devices) for trace in traces)
 
 
-def _activity(trace: Trace, *, communications_on_devices: bool) -> DeviceActivity:
+def _activity(trace: Trace, *, uses_devices: bool) -> DeviceActivity:
     events = trace.events
     work = events.rows_of(*DEVICE_WORK)
     if trace.unread_devices and not len(work):
@@ -92,96 +92,111 @@ def _activity(trace: Trace, *, communications_on_devices: bool) -> DeviceActivit
     graphs = trace.unrecorded_graphs
     calls = events.rows_of(EventKind.RUNTIME)
     calls = calls[any_of(events.role[calls], Role.LAUNCH, Role.COPY) & (events.correlation[calls] != NO_CORRELATION)]
-    led = among(events.correlation[calls], events.correlation[work])
+    answered = among(events.correlation[calls], events.correlation[work])
     if not (events.kind[work] == EventKind.KERNEL).any():
         launching = events.role[calls] == Role.LAUNCH
         # Memsets are launches too; a process that only sets and copies has lost nothing.
-        lost = 2 * np.count_nonzero(launching & ~led) > np.count_nonzero(launching)
-        told = not len(work) and (trace.uses_devices or communications_on_devices)
-        if not len(work) and not len(events.rows_of(EventKind.OPERATOR)) and not (lost or told):
+        lost = 2 * np.count_nonzero(launching & ~answered) > np.count_nonzero(launching)
+        missing = bool(lost or (uses_devices and not len(work)))
+        if not missing and not len(work) and not len(events.rows_of(EventKind.OPERATOR)):
             marks = () if trace.step_marks else ("step marks",)
             return DeviceActivity(0, 0, missing=True, absent=("device activity", "host operators", *marks))
-        return DeviceActivity(len(calls), int(np.count_nonzero(~led)), missing=bool(lost or told), graphs=graphs)
+        return DeviceActivity(len(calls), int(np.count_nonzero(~answered)), missing=missing, graphs=graphs)
     # Host functions are launched too, and never lead to device work.
     names = events.name[calls]
-    leading = np.bincount(names[led], minlength=len(events.names)) > 0
-    counted = leading[names] & _between_edges(led)
-    unanswered = int(np.count_nonzero(counted & ~led))
-    return DeviceActivity(int(np.count_nonzero(counted)), unanswered, missing=False, graphs=graphs)
+    leads_to_work = np.bincount(names[answered], minlength=len(events.names)) > 0
+    counted = leads_to_work[names] & _between_edges(answered)
+    lost_launches = int(np.count_nonzero(counted & ~answered))
+    return DeviceActivity(int(np.count_nonzero(counted)), lost_launches, missing=False, graphs=graphs)
 
 
-def _between_edges(led: NDArray[np.bool_]) -> NDArray[np.bool_]:
-    """Without the launches after the last and before the first that led to recorded work."""
-    inside = np.zeros(len(led), np.bool_)
-    found = np.flatnonzero(led)
-    if len(found):
-        inside[found[0] : found[-1] + 1] = True
+def _between_edges(answered: NDArray[np.bool_]) -> NDArray[np.bool_]:
+    """Select the launches from the first to the last one that led to recorded work."""
+    inside = np.zeros(len(answered), np.bool_)
+    rows = np.flatnonzero(answered)
+    if len(rows):
+        inside[rows[0] : rows[-1] + 1] = True
     return inside
 
 
-def doubts(traces: Sequence[Trace], activities: Sequence[DeviceActivity]) -> list[Validity]:
-    """Describe what is missing, not read or lost."""
+RankActivities = Sequence[tuple[int | None, DeviceActivity]]
+
+
+def incomplete_activity(traces: Sequence[Trace], activities: Sequence[DeviceActivity]) -> list[Validity]:
+    """Warn about device work that is missing, not understood, or lost."""
     framework = framework_of(traces)
-    of_ranks = [(trace.rank, activity) for trace, activity in zip(traces, activities, strict=True)]
-    found = [*_unread(of_ranks), *_empty(of_ranks, framework), *_missing(of_ranks, framework)]
-    graphs = sum(activity.graphs for _, activity in of_ranks if not activity.missing)
-    if graphs:
-        ranks = ranks_in_words([rank for rank, activity in of_ranks if activity.graphs and not activity.missing])
-        message = (
-            f"the kernels of {graphs} launches of CUDA graphs of {ranks} were not recorded: the device did more than "
-            f"is shown, and its idle time is unknown. {_GRAPHS.get(framework, _GRAPHS['unknown'])}"
-        )
-        found.append(Validity(code="lost-kernels", message=message))
-    lossy = [(rank, activity) for rank, activity in of_ranks if activity.loses_launches]
-    if lossy:
-        lost, launches = sum(activity.lost for _, activity in lossy), sum(activity.launches for _, activity in lossy)
-        message = (
-            f"{lost} of {launches} launches ({100 * lost / launches:.0f} %) of {ranks_in_words([r for r, _ in lossy])} "
-            "have no device op: the profiler lost them, and buckets are lower bounds. Record fewer steps, without "
-            "shapes and stacks."
-        )
-        found.append(Validity(code="lost-kernels", message=message))
-    return found
+    by_rank = [(trace.rank, activity) for trace, activity in zip(traces, activities, strict=True)]
+    return [
+        *_unread(by_rank),
+        *_empty(by_rank, framework),
+        *_missing(by_rank, framework),
+        *_lost_graphs(by_rank, framework),
+        *_lost_launches(by_rank),
+    ]
 
 
-def _unread(of_ranks: Sequence[tuple[int | None, DeviceActivity]]) -> list[Validity]:
-    unread = [(rank, activity) for rank, activity in of_ranks if activity.unread]
+def _unread(by_rank: RankActivities) -> list[Validity]:
+    unread = {rank: activity.unread for rank, activity in by_rank if activity.unread}
     if not unread:
         return []
-    devices = ", ".join(sorted({device for _, activity in unread for device in activity.unread}))
-    of = "" if len(unread) == len(of_ranks) else f" of {ranks_in_words([rank for rank, _ in unread])}"
+    devices = ", ".join(sorted({device for names in unread.values() for device in names}))
     message = (
-        f"the work{of} ran on an accelerator whose activity gpudiag does not read ({with_escapes(devices)}): what it "
-        "did is not known, and the CPU is not judged in its place. Use the profiler "
-        "of the accelerator's vendor."
+        f"the work{_of_ranks(unread, by_rank)} ran on an accelerator whose activity gpudiag does not read "
+        f"({with_escapes(devices)}): what it did is not known, and the CPU is not judged in its place. Use the "
+        "profiler of the accelerator's vendor."
     )
     return [Validity(code="missing-device-activity", message=message)]
 
 
-def _empty(of_ranks: Sequence[tuple[int | None, DeviceActivity]], framework: str) -> list[Validity]:
-    empty = [(rank, activity) for rank, activity in of_ranks if activity.absent]
+def _empty(by_rank: RankActivities, framework: str) -> list[Validity]:
+    empty = {rank: activity.absent for rank, activity in by_rank if activity.absent}
     if not empty:
         return []
-    absent = list(dict.fromkeys(part for _, activity in empty for part in activity.absent))
-    of = "" if len(empty) == len(of_ranks) else f" of {ranks_in_words([rank for rank, _ in empty])}"
+    absent = dict.fromkeys(name for names in empty.values() for name in names)
     message = (
-        f"the recording{of} has no {', no '.join(absent)}: nothing in it says what computed. "
+        f"the recording{_of_ranks(empty, by_rank)} has no {', no '.join(absent)}: nothing in it shows what computed. "
         f"{_RECORD_ALL.get(framework, _RECORD_ALL['unknown'])}"
     )
     return [Validity(code="missing-device-activity", message=message)]
 
 
-def _missing(of_ranks: Sequence[tuple[int | None, DeviceActivity]], framework: str) -> list[Validity]:
-    missing = [rank for rank, activity in of_ranks if activity.missing and not activity.unread and not activity.absent]
+def _missing(by_rank: RankActivities, framework: str) -> list[Validity]:
+    missing = {rank: a for rank, a in by_rank if a.missing and not a.unread and not a.absent}
     if not missing:
         return []
-    every = len(missing) == len(of_ranks)
-    of = "" if every else f" of {ranks_in_words(missing)}"
-    waits = "" if every else ", and waiting for them cannot be told from transferring"
-    record = _RECORD_DEVICES.get(framework, _RECORD_DEVICES["unknown"])
-    if all(activity.graphs for rank, activity in of_ranks if rank in missing):
-        record = _GRAPHS.get(framework, _GRAPHS["unknown"])
+    waits = "" if len(missing) == len(by_rank) else ", and waiting for them cannot be distinguished from transferring"
+    remedies = _GRAPHS if all(activity.graphs for activity in missing.values()) else _RECORD_DEVICES
     message = (
-        f"work was launched on devices, but no kernel{of} was recorded: what those did is not known{waits}. {record}"
+        f"work was launched on devices, but no kernel{_of_ranks(missing, by_rank)} was recorded: what those did is not "
+        f"known{waits}. {remedies.get(framework, remedies['unknown'])}"
     )
     return [Validity(code="missing-device-activity", message=message)]
+
+
+def _of_ranks(ranks: Collection[int | None], by_rank: RankActivities) -> str:
+    return "" if len(ranks) == len(by_rank) else f" of {ranks_in_words(ranks)}"
+
+
+def _lost_graphs(by_rank: RankActivities, framework: str) -> list[Validity]:
+    graphs = {rank: activity.graphs for rank, activity in by_rank if activity.graphs and not activity.missing}
+    if not graphs:
+        return []
+    message = (
+        f"the kernels of {sum(graphs.values())} launches of CUDA graphs of {ranks_in_words(graphs)} were not recorded: "
+        "the device did more than is shown, and its idle time is unknown. "
+        f"{_GRAPHS.get(framework, _GRAPHS['unknown'])}"
+    )
+    return [Validity(code="lost-kernels", message=message)]
+
+
+def _lost_launches(by_rank: RankActivities) -> list[Validity]:
+    lossy = {rank: activity for rank, activity in by_rank if activity.loses_launches}
+    if not lossy:
+        return []
+    lost = sum(activity.lost for activity in lossy.values())
+    launches = sum(activity.launches for activity in lossy.values())
+    message = (
+        f"{lost} of {launches} launches ({100 * lost / launches:.0f} %) of {ranks_in_words(lossy)} have no device op: "
+        "the profiler lost them, and buckets are lower bounds. Record fewer steps, without shapes and stacks."
+    )
+    return [Validity(code="lost-kernels", message=message)]

@@ -1,7 +1,8 @@
-"""One rank twice: two files with the same events, or two that say the same rank."""
+"""Leave out traces of a rank that has one already: two files with the same events, or two that claim the same rank."""
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Sequence
 
 import msgspec
@@ -13,65 +14,72 @@ from gpudiag.model.analysis import Validity
 from gpudiag.model.event import Trace
 
 
-class Repetitions(msgspec.Struct, frozen=True):
-    """The traces that count, the ranks whose traces repeat another's, and what to say of what was left out."""
+class Deduplicated(msgspec.Struct, frozen=True):
+    """The traces that are kept, the ranks whose only trace repeats another's, and the warnings."""
 
     kept: tuple[Trace, ...]
     repeated_ranks: frozenset[int]
     validity: tuple[Validity, ...]
 
 
-def without_copies(traces: Sequence[Trace]) -> Repetitions:
-    """Leave out the traces that hold the events of an earlier one; those that know their rank go first.
+def without_copies(traces: Sequence[Trace]) -> Deduplicated:
+    """Leave out the traces that hold the events of an earlier one; those that know their rank come first.
 
-    This comes before ranks are given to traces that do not know theirs: a copy takes no rank.
+    Call this before giving ranks to traces that do not know theirs, because a copy takes no rank.
     """
     kept: list[Trace] = []
+    alike: dict[tuple[int, int], list[Trace]] = defaultdict(list)
     ranks: set[int] = set()
-    found = [
+    warnings = [
         _left_out(trace.source, copy, "hold the same events: the second was left out")
         for trace in traces
         for copy in trace.copies
     ]
     for trace in sorted(traces, key=lambda trace: trace.rank is None):
-        twin = next((earlier for earlier in kept if _same_events(earlier, trace)), None)
-        if twin is None:
+        candidates = alike[trace.origin_ns, len(trace.events)]
+        original = _original(trace, candidates)
+        if original is None:
             kept.append(trace)
+            candidates.append(trace)
             continue
         also = ""
-        if trace.rank is not None and trace.rank != twin.rank:
+        if trace.rank is not None and trace.rank != original.rank:
             ranks.add(trace.rank)
             also = f", so that rank {trace.rank} has no trace of its own"
-        found.append(_left_out(twin.source, trace.source, f"hold the same events: the second was left out{also}"))
-    return Repetitions(tuple(kept), frozenset(ranks), tuple(found))
+        reason = f"hold the same events: the second was left out{also}"
+        warnings.append(_left_out(original.source, trace.source, reason))
+    return Deduplicated(tuple(kept), frozenset(ranks), tuple(warnings))
 
 
-def without_claims(traces: Sequence[Trace]) -> Repetitions:
-    """Leave out the traces that claim the rank of an earlier one.
-
-    Which of two that claim one rank is of this run cannot be known: the first is kept, and nothing is certain.
-    """
+def without_claims(traces: Sequence[Trace]) -> Deduplicated:
+    """Leave out the traces that claim the rank of an earlier one, and warn: the first may be the one of another run."""
     kept: dict[int | None, Trace] = {}
-    found = []
+    warnings = []
     for trace in traces:
         if trace.rank in kept:
-            claim = f"both claim rank {trace.rank}: the second was left out"
-            found.append(_left_out(kept[trace.rank].source, trace.source, claim))
+            reason = f"both claim rank {trace.rank}: the second was left out"
+            warnings.append(_left_out(kept[trace.rank].source, trace.source, reason))
         else:
             kept[trace.rank] = trace
-    return Repetitions(tuple(kept.values()), frozenset(), tuple(found))
+    return Deduplicated(tuple(kept.values()), frozenset(), tuple(warnings))
 
 
-def _left_out(kept: str, copy: str, why: str) -> Validity:
-    message = f"{kept} and {copy} {why}. Give one trace of each rank, all of the same run."
+def _left_out(kept: str, copy: str, reason: str) -> Validity:
+    message = f"{kept} and {copy} {reason}. Give one trace of each rank, all of the same run."
     return Validity(code="duplicate-ranks", message=message)
 
 
-def _same_events(one: Trace, other: Trace) -> bool:
-    """Whether two traces are one recording: on the same threads, and to the nanosecond at the same times."""
-    a, b = one.events, other.events
-    if one.source == other.source or one.origin_ns != other.origin_ns or len(a) != len(b):
-        return False  # the devices of one process have a trace each, of one file
-    if not all(np.array_equal(column, b.columns()[name]) for name, column in a.columns().items()):
-        return False
-    return len(distinct(a.end_ns - a.start_ns)) >= FEWEST_DURATIONS
+def _original(trace: Trace, candidates: Sequence[Trace]) -> Trace | None:
+    """Return the trace with the same events to the nanosecond, among those with the same origin and event count.
+
+    The devices of one process have a trace each, of one file, and are no copies of each other.
+    """
+    events = trace.events
+    if not candidates or len(distinct(events.end_ns - events.start_ns)) < FEWEST_DURATIONS:
+        return None
+    columns = events.columns()
+    for candidate in candidates:
+        others = candidate.events.columns()
+        if candidate.source != trace.source and all(np.array_equal(others[name], columns[name]) for name in columns):
+            return candidate
+    return None

@@ -1,4 +1,4 @@
-"""All doubts about a timeline: the recording's own here, those that make every verdict unsure in files of their own."""
+"""Collect all doubts about a timeline."""
 
 from __future__ import annotations
 
@@ -6,8 +6,9 @@ from collections.abc import Sequence, Set
 
 from gpudiag.analysis.timeline.calibration import FEW_STEPS, SAME_CLOCK_NS
 from gpudiag.analysis.timeline.collectives import Matching
-from gpudiag.analysis.timeline.validity import device_activity, mixed_runs, partial_coverage, thin_recording
-from gpudiag.analysis.timeline.validity.device_activity import DeviceActivity
+from gpudiag.analysis.timeline.validity.coverage import partial_coverage, thin_recording
+from gpudiag.analysis.timeline.validity.device_activity import DeviceActivity, incomplete_activity
+from gpudiag.analysis.timeline.validity.mixed_runs import mixed_runs
 from gpudiag.analysis.timeline.validity.wording import ranks_in_words
 from gpudiag.model.analysis import Validity
 from gpudiag.model.event import Trace, framework_of
@@ -20,8 +21,15 @@ _STEP_MARKS = {
     "jax": "Put each step into jax.profiler.StepTraceAnnotation('train', step_num=step)",
     "unknown": "Mark each step with a range of its number",
 }
-#: Frameworks whose steps gpudiag itself marks.
+#: Frameworks whose steps gpudiag.profile() marks.
 _OWN_MARKS = ("pytorch", "tensorflow")
+#: Sources of steps other than marks, and how those steps were found.
+_UNMARKED = {
+    "optimizer": "steps were taken from the ends of Optimizer.step",
+    "range": "steps were taken from named ranges or calls of the whole model",
+    "pattern": "steps were taken from a repeating pattern of launches",
+    "none": "no repetition was found either, so the whole capture counts as one step",
+}
 
 
 def examine(
@@ -29,80 +37,70 @@ def examine(
     tracks: Sequence[DeviceTrack],
     matching: Matching,
     *,
-    world: int,
+    world_size: int,
     activities: Sequence[DeviceActivity],
     repeated_ranks: Set[int] = frozenset(),
 ) -> tuple[Validity, ...]:
-    """Return all validity warnings that the timeline itself gives rise to.
+    """Return all warnings about the timeline.
 
     Args:
         traces: of the job, one per rank.
-        lanes: all lanes.
-        matching: which collectives of which ranks are one.
-        world: number of ranks.
-        activities: of each trace, what it launched and what of it was recorded.
-        repeated_ranks: ranks whose traces were left out, because they repeat another's, and of which that is said.
+        tracks: all tracks.
+        matching: the collectives matched across ranks.
+        world_size: number of ranks.
+        activities: of each trace.
+        repeated_ranks: ranks whose traces were left out with a warning, because they repeat another's.
     """
-    lossy = [
-        trace.rank for trace, activity in zip(traces, activities, strict=True) if activity.missing or activity.lossy
-    ]
-    found = [
-        *mixed_runs.doubts(traces, tracks, lossy),
-        *device_activity.doubts(traces, activities),
-        *thin_recording.doubts(traces, tracks),
-        *partial_coverage.doubts(tracks),
-        *_ranks(traces, world, matching, repeated_ranks),
+    lossy = [trace.rank for trace, act in zip(traces, activities, strict=True) if act.missing or act.lossy]
+    return (
+        *mixed_runs(traces, tracks, lossy),
+        *incomplete_activity(traces, activities),
+        *thin_recording(traces, tracks),
+        *partial_coverage(tracks),
+        *_missing_ranks(traces, world_size, matching, repeated_ranks),
         *_steps(traces, tracks),
         *_dropped(traces),
         *_clocks(matching),
-    ]
-    found.extend(Validity(code="repaired-input", message=note) for trace in traces for note in trace.notes)
-    return tuple(found)
+        *(Validity(code="repaired-input", message=note) for trace in traces for note in trace.notes),
+    )
 
 
-def _ranks(traces: Sequence[Trace], world: int, matching: Matching, repeated: Set[int] = frozenset()) -> list[Validity]:
+def _missing_ranks(traces: Sequence[Trace], world_size: int, matching: Matching, repeated: Set[int]) -> list[Validity]:
     present = {trace.rank for trace in traces}
-    absent = sorted(set(range(world)) - present - repeated) or sorted(matching.missing_ranks - repeated)
+    absent = sorted(set(range(world_size)) - present - repeated) or sorted(matching.missing_ranks - repeated)
     if not absent:
         return []
     shown = ranks_in_words(absent).partition(" ")[2]
     message = (
-        f"{len(absent)} of {world} ranks missing ({shown}): waiting for a missing rank cannot be told from "
-        "transferring and counts as communication_transfer. Give the traces of all ranks of the same steps."
+        f"{len(absent)} of {world_size} ranks missing ({shown}): waiting for a missing rank cannot be distinguished "
+        "from transferring and counts as communication_transfer. Give the traces of all ranks of the same steps."
     )
     return [Validity(code="missing-ranks", message=message)]
 
 
 def _steps(traces: Sequence[Trace], tracks: Sequence[DeviceTrack]) -> list[Validity]:
-    found = []
+    warnings = []
     sources = {track.steps.source for track in tracks}
-    if sources & {"optimizer", "range", "pattern", "none"}:
-        how = {
-            "optimizer": "steps were taken from the ends of Optimizer.step",
-            "range": "steps were taken from named ranges or calls of the whole model",
-            "pattern": "steps were taken from a repeating pattern of launches",
-            "none": "no repetition was found either, so the whole capture counts as one step",
-        }
-        said = "; ".join(how[source] for source in ("optimizer", "range", "pattern", "none") if source in sources)
+    how = "; ".join(text for source, text in _UNMARKED.items() if source in sources)
+    if how:
         framework = framework_of(traces)
         mark = _STEP_MARKS.get(framework, _STEP_MARKS["unknown"])
         ours = ", or use gpudiag.profile()" if framework in _OWN_MARKS else ""
-        message = f"the trace has no step marks: {said}. {mark}{ours}."
-        found.append(Validity(code="no-step-marks", message=message))
+        message = f"the trace has no step marks: {how}. {mark}{ours}."
+        warnings.append(Validity(code="no-step-marks", message=message))
     fewest = min((len(track.window_steps) for track in tracks), default=FEW_STEPS)
     if fewest < FEW_STEPS:
         message = (
             f"{fewest} step(s) could be analysed, as the first and the last of a capture are incomplete. "
             f"Record {FEW_STEPS + 2} or more steps after warm-up."
         )
-        found.append(Validity(code="few-steps", message=message))
-    differing = {tuple(track.window_steps.tolist()) for track in tracks}
-    if len(differing) > 1:
+        warnings.append(Validity(code="few-steps", message=message))
+    if len({tuple(track.window_steps.tolist()) for track in tracks}) > 1:
         message = (
             "the ranks recorded different steps; each rank's own were analysed. Start all captures at the same step."
         )
-        found.append(Validity(code="different-steps", message=message))
-    return found
+        warnings.append(Validity(code="different-steps", message=message))
+    return warnings
 
 
 def _dropped(traces: Sequence[Trace]) -> list[Validity]:
@@ -116,18 +114,18 @@ def _dropped(traces: Sequence[Trace]) -> list[Validity]:
 
 
 def _clocks(matching: Matching) -> list[Validity]:
-    found = []
+    warnings = []
     worst = max(matching.clocks, key=lambda clock: clock.residual_ns, default=None)
     if worst is not None and worst.residual_ns > SAME_CLOCK_NS:
         message = (
             f"rank clocks agree only to ±{worst.residual_ns / NS_PER_MS:.2f} ms (worst: rank {worst.rank}): waits "
             "shorter than that may be attributed to the wrong rank."
         )
-        found.append(Validity(code="clock-skew", message=message))
+        warnings.append(Validity(code="clock-skew", message=message))
     if matching.ambiguous:
         message = (
             "the clocks of the ranks have no common origin and the collectives fit together in more than one way: "
             "waits may be attributed to the wrong rank. Keep baseTimeNanoseconds in the traces (PyTorch 2.3 or later)."
         )
-        found.append(Validity(code="clock-skew", message=message))
-    return found
+        warnings.append(Validity(code="clock-skew", message=message))
+    return warnings

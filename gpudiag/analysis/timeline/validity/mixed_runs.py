@@ -1,10 +1,15 @@
-"""Traces of several runs taken for one job: of two runs, of two models, of other hours.
+"""Detect traces of several runs that were given as one job: of two runs, of two models, or of different times.
 
-Ranks that exchange in every step cannot drift apart: over the same steps none takes longer than another by more than
-the longest of them. And a collective ends together on all, so that one rank's match another's. Measured on 18 sound
-recordings: all collectives match that two captures saw, but for up to 3 % at the edges, and the time over three or four
-steps differs by up to 0.1 of a step on GPUs (one rank in garbage collection), and 0.7 on two busy CPUs. Of two runs or
-two models mixed nothing matches.
+Ranks that communicate in every step cannot drift apart: over the same steps none takes longer than another by more than
+the longest of them. A collective ends together on all ranks, so that the collectives of one rank match another's.
+Measured on 18 sound recordings: all collectives seen by two captures match, except for up to 3 % at the edges, and the
+time over three or four steps differs by up to 0.1 of a step on GPUs (one rank in garbage collection), and 0.7 on two
+busy CPUs. Of two runs or two models mixed nothing matches. Recordings of two runs may also follow each other:
+
+    run A   ├ rank 0 ┤
+            ├ rank 1 ┤
+    run B                        ├ rank 2 ┤        ranks that exist at different times are not of one job
+                                 ├ rank 3 ┤
 """
 
 from __future__ import annotations
@@ -16,77 +21,107 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from gpudiag.analysis.timeline.calibration import FEWEST_SEEN, MATCHED_SHARE
+from gpudiag.analysis.timeline.calibration import FEWEST_SEEN, LEAST_UNIX_NS, MATCHED_SHARE, RUNS_APART_NS
 from gpudiag.analysis.timeline.collectives import SYMMETRIC
-from gpudiag.analysis.timeline.validity.recorded_apart import recorded_apart
 from gpudiag.analysis.timeline.validity.wording import ranks_in_words
+from gpudiag.intervals import distinct
 from gpudiag.model.analysis import Validity
 from gpudiag.model.event import Trace
 from gpudiag.model.timeline import UNKNOWN, DeviceTrack
-from gpudiag.units import milliseconds
+from gpudiag.units import NS_PER_S, milliseconds
 
 
 class _Member(msgspec.Struct, frozen=True):
-    """A lane in a process group; `mine`: bool[m], which of its collectives are of that group."""
+    """A track in a process group: the ends and the instances of its collectives of that group, int64[m] each."""
 
     track: DeviceTrack
-    mine: NDArray[np.bool_]
-
-    @property
-    def ends(self) -> NDArray[np.int64]:
-        """When they ended."""
-        return self.track.collectives.end[self.mine]
+    ends: NDArray[np.int64]
+    instances: NDArray[np.int64]
 
 
-def doubts(traces: Sequence[Trace], tracks: Sequence[DeviceTrack], lossy: Iterable[int | None]) -> list[Validity]:
-    """What says that these traces are not of one run.
+def mixed_runs(traces: Sequence[Trace], tracks: Sequence[DeviceTrack], lossy: Iterable[int | None]) -> list[Validity]:
+    """Warn if the traces cannot be of one run.
 
     Args:
         traces: of the job.
-        lanes: all lanes.
-        lossy: ranks whose trace lacks device work, of whose collectives too few match for that reason.
+        tracks: all tracks.
+        lossy: ranks whose trace lacks device work, so that too few of their collectives match.
     """
     groups = _groups(traces, tracks)
-    said = [
-        *_worlds(traces),
-        *recorded_apart(traces, tracks),
+    reasons = [
+        *_world_sizes(traces),
+        *_recorded_apart(traces, tracks),
         *_step_lengths(groups),
-        *_collectives(groups, set(lossy)),
+        *_unmatched_collectives(groups, set(lossy)),
     ]
-    if not said:
+    if not reasons:
         return []
     message = (
-        f"these traces are not of one run: {'; '.join(said)}. Nothing is said of waits and exchange. Give the traces "
-        "of one run only, recorded over the same steps."
+        f"these traces are not of one run: {'; '.join(reasons)}. Waits and communication are not judged. Give the "
+        "traces of one run only, recorded over the same steps."
     )
     return [Validity(code="mixed-runs", message=message)]
 
 
-def _worlds(traces: Sequence[Trace]) -> list[str]:
+def _groups(traces: Sequence[Trace], tracks: Sequence[DeviceTrack]) -> list[list[_Member]]:
+    """Return the members of each known process group of several traces, with their symmetric collectives in it."""
+    groups: dict[tuple[str, tuple[int, ...]], list[_Member]] = defaultdict(list)
+    for track in tracks:
+        group_of = {
+            call.row: (call.group, call.group_ranks)
+            for call in traces[track.trace].collectives
+            if call.operation in SYMMETRIC
+        }
+        rows_of = defaultdict(list)
+        for index, row in enumerate(track.collectives.row.tolist()):
+            if group_of.get(row, ("", ())) != ("", ()):
+                rows_of[group_of[row]].append(index)
+        for group, rows in rows_of.items():
+            groups[group].append(_Member(track, track.collectives.end[rows], track.collectives.instance[rows]))
+    return [members for members in groups.values() if len({member.track.trace for member in members}) > 1]
+
+
+def _world_sizes(traces: Sequence[Trace]) -> list[str]:
     sizes = sorted({trace.world_size for trace in traces if trace.world_size is not None})
     return [f"they say that the job has {' and '.join(map(str, sizes))} ranks"] if len(sizes) > 1 else []
 
 
-def _groups(traces: Sequence[Trace], tracks: Sequence[DeviceTrack]) -> list[list[_Member]]:
-    """For each process group that is told, the lanes with collectives in it that all leave together."""
-    groups: dict[tuple[str, tuple[int, ...]], list[_Member]] = defaultdict(list)
+def _recorded_apart(traces: Sequence[Trace], tracks: Sequence[DeviceTrack]) -> list[str]:
+    """Describe the longest pause between two recordings, if they cannot be of one run.
+
+    Recordings whose collectives match are of one run, whatever their clocks show.
+    """
+    timed = [index for index, trace in enumerate(traces) if trace.origin_ns >= LEAST_UNIX_NS and len(trace.events)]
+    timed.sort(key=lambda index: traces[index].origin_ns)
+    longest, pause, ended = 0, 0, None
+    for position, index in enumerate(timed):
+        origin = traces[index].origin_ns
+        if ended is not None and origin - ended > pause:
+            longest, pause = position, origin - ended
+        end = origin + int(traces[index].events.end_ns.max())
+        ended = end if ended is None else max(ended, end)
+    if pause < RUNS_APART_NS or _instances(tracks, timed[:longest]) & _instances(tracks, timed[longest:]):
+        return []
+    first, second = traces[timed[longest - 1]].source, traces[timed[longest]].source
+    return [f"{second} begins {pause / NS_PER_S:.0f} s after {first} has ended"]
+
+
+def _instances(tracks: Sequence[DeviceTrack], chosen: Sequence[int]) -> set[int]:
+    """Return the collectives of these traces that match others."""
+    instances: set[int] = set()
     for track in tracks:
-        calls = {call.row: call for call in traces[track.trace].collectives if call.operation in SYMMETRIC}
-        of = [
-            (calls[row].group, calls[row].group_ranks) if row in calls else None
-            for row in track.collectives.row.tolist()
-        ]
-        for key in {one for one in of if one is not None and one != ("", ())}:
-            groups[key].append(_Member(track, np.array([one == key for one in of], np.bool_)))
-    return [members for members in groups.values() if len({member.track.trace for member in members}) > 1]
+        if track.trace in chosen:
+            instance = track.collectives.instance
+            instances.update(distinct(instance[instance != UNKNOWN]).tolist())
+    return instances
 
 
 def _step_lengths(groups: Sequence[Sequence[_Member]]) -> list[str]:
-    """Ranks that exchange in every step, and whose time over the same steps differs by more than a step."""
+    """Compare ranks that communicate in every step: the same steps must not take a whole step longer on one of them."""
     for members in groups:
         tracks = [member.track for member in members]
         steps = min(len(track.window_steps) for track in tracks)
-        often = all(np.count_nonzero(member.mine) >= steps for member in members)
+        often = all(len(member.ends) >= steps for member in members)
         if not steps or not often or len({tuple(track.window_steps.tolist()) for track in tracks}) > 1:
             continue
         mean = {track.rank: float(np.diff(track.bounds).mean()) for track in tracks}
@@ -95,33 +130,49 @@ def _step_lengths(groups: Sequence[Sequence[_Member]]) -> list[str]:
         most = max(int(np.diff(track.bounds).max()) for track in tracks)
         if steps * (mean[longest] - mean[shortest]) > most:
             ms = {rank: f"{milliseconds(mean[rank]):.1f} ms on rank {rank}" for rank in (longest, shortest)}
-            return [f"a step takes {ms[longest]} and {ms[shortest]}, which exchange in every step"]
+            return [f"a step takes {ms[longest]} and {ms[shortest]}, which communicate in every step"]
     return []
 
 
-def _collectives(groups: Sequence[Sequence[_Member]], lossy: set[int | None]) -> list[str]:
-    """Ranks most of whose collectives match no other rank's of their group."""
+def _unmatched_collectives(groups: Sequence[Sequence[_Member]], lossy: set[int | None]) -> list[str]:
+    """Name the ranks most of whose collectives match no other rank's of their group."""
     alone: set[int] = set()
     for members in groups:
-        # Of what was lost, too few match for that reason alone.
+        # Too few collectives of a lossy rank match because they were lost.
         whole = [member for member in members if member.track.rank not in lossy]
+        by_trace: dict[int, list[_Member]] = defaultdict(list)
         for member in whole:
-            others = [other for other in whole if other.track.trace != member.track.trace]
-            if others and not _meets(member, others):
-                alone.add(member.track.rank)
+            by_trace[member.track.trace].append(member)
+        if len(by_trace) < 2:
+            continue  # no other trace to match with
+        every_capture = _captures(whole)
+        seen_enough = {trace for trace, own in by_trace.items() if any(len(m.ends) >= FEWEST_SEEN for m in own)}
+        for trace, own in by_trace.items():
+            own_captures = _captures(own)
+            for member in own:
+                seen = _containing(*every_capture, member.ends) > _containing(*own_captures, member.ends)
+                if not _matches(member, seen, few_others=seen_enough <= {trace}):
+                    alone.add(member.track.rank)
     return [f"most collectives of {ranks_in_words(alone)} match no other rank's"] if alone else []
 
 
-def _meets(member: _Member, others: Sequence[_Member]) -> bool:
-    """Whether enough of the lane's collectives match, of those that ended while another rank's capture saw some."""
-    ends, instances = member.ends, member.track.collectives.instance[member.mine]
-    if len(ends) < FEWEST_SEEN:
+def _captures(members: Sequence[_Member]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Return the sorted first ends and the sorted last ends of the members' collectives."""
+    first = np.sort(np.array([member.ends.min() for member in members], np.int64))
+    return first, np.sort(np.array([member.ends.max() for member in members], np.int64))
+
+
+def _containing(first: NDArray[np.int64], last: NDArray[np.int64], time: NDArray[np.int64]) -> NDArray[np.intp]:
+    """Count the captures [first, last] that contain each time."""
+    return np.searchsorted(first, time, side="right") - np.searchsorted(last, time, side="left")
+
+
+def _matches(member: _Member, seen: NDArray[np.bool_], *, few_others: bool) -> bool:
+    """Return whether enough collectives match of those that ended while another rank's capture saw some."""
+    if len(member.ends) < FEWEST_SEEN:
         return True
-    seen = np.zeros(len(ends), np.bool_)
-    for other in others:
-        seen |= (ends >= other.ends.min()) & (ends <= other.ends.max())
-    matched = instances != UNKNOWN
+    matched = member.instances != UNKNOWN
     if np.count_nonzero(seen) < FEWEST_SEEN:
-        # The captures do not overlap: another rank's saw as many, at another time.
-        return bool(matched.any()) or all(len(other.ends) < FEWEST_SEEN for other in others)
+        # The captures do not overlap: other ranks recorded as many, at another time.
+        return bool(matched.any()) or few_others
     return bool(np.count_nonzero(matched & seen) >= MATCHED_SHARE * np.count_nonzero(seen))

@@ -1,4 +1,4 @@
-"""Every GPU of the machine as NVML describes it."""
+"""Gather every GPU of the machine through NVML."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 from gpudiag.machine.inventory.gpus.nvlinks import nvlinks
 from gpudiag.machine.inventory.gpus.nvml import INVALID_ARGUMENT, NvmlSession
 from gpudiag.machine.inventory.gpus.processes import gpu_processes
-from gpudiag.machine.inventory.host.cpulist import numbers_in_mask
+from gpudiag.machine.inventory.host.kernel_files import numbers_in_mask
 from gpudiag.machine.inventory.host.pci import numa_node, pci_id_of
 from gpudiag.model.facts import Clock, Gpu, MigInstance, PcieLink, number_list
 from gpudiag.model.throttle import reasons_in_words
@@ -27,8 +27,8 @@ _AFFINITY_WORDS = 16
 """64-bit words asked for: enough for 1024 CPUs."""
 
 
-class _Questions:
-    """Questions about one GPU; what cannot be answered is filed in `reasons` under the field's name."""
+class _GpuQuery:
+    """Query one GPU; the reason for a missing value is filed in `reasons` under the field's name."""
 
     def __init__(self, session: NvmlSession, handle: Any, root: Path) -> None:
         self.session, self.handle, self.root = session, handle, root
@@ -60,7 +60,7 @@ class _Questions:
         answer = self.ask(field, function)
         if answer is None:
             return None
-        # ECC and MIG answer with the current and the pending mode.
+        # For ECC and MIG the answer is the current and the pending mode.
         return bool(answer[0] if isinstance(answer, (list, tuple)) else answer)
 
     def throttle_reasons(self) -> tuple[str, ...]:
@@ -113,16 +113,16 @@ class _Questions:
 
 
 def _gpu(session: NvmlSession, handle: Any, index: int, root: Path) -> Gpu:
-    questions = _Questions(session, handle, root)
-    ask, reasons = questions.ask, questions.reasons
+    query = _GpuQuery(session, handle, root)
+    ask, reasons = query.ask, query.reasons
     name = ask("name", "nvmlDeviceGetName")
     pci_id = pci_id_of(ask("pci_id", "nvmlDeviceGetPciInfo"))
     memory = ask("memory_bytes", "nvmlDeviceGetMemoryInfo")
     if memory is None:
         reasons["memory_used_bytes"] = reasons["memory_bytes"]
     mode = ask("compute_mode", "nvmlDeviceGetComputeMode")
-    mig = questions.flag("mig", "nvmlDeviceGetMigMode")
-    ecc = questions.flag("ecc", "nvmlDeviceGetEccMode")
+    mig = query.flag("mig", "nvmlDeviceGetMigMode")
+    ecc = query.flag("ecc", "nvmlDeviceGetEccMode")
     uncorrected = None
     if ecc:
         uncorrected = ask("ecc_uncorrected", "nvmlDeviceGetTotalEccErrors", _UNCORRECTED, _VOLATILE)
@@ -133,15 +133,15 @@ def _gpu(session: NvmlSession, handle: Any, index: int, root: Path) -> Gpu:
         name=name or "unknown GPU",
         uuid=ask("uuid", "nvmlDeviceGetUUID"),
         pci_id=pci_id,
-        compute_capability=questions.compute_capability(),
+        compute_capability=query.compute_capability(),
         memory_bytes=None if memory is None else int(memory.total),
         memory_used_bytes=None if memory is None else int(memory.used),
         memory_bus_bits=ask("memory_bus_bits", "nvmlDeviceGetMemoryBusWidth"),
-        sm_clock=questions.clock("sm_clock", _SM_CLOCK, _GRAPHICS_CLOCK),
-        memory_clock=questions.clock("memory_clock", _MEMORY_CLOCK, _MEMORY_CLOCK),
-        throttle_reasons=questions.throttle_reasons(),
-        power_watts=questions.watts("power_watts", "nvmlDeviceGetPowerUsage"),
-        power_limit_watts=questions.watts(
+        sm_clock=query.clock("sm_clock", _SM_CLOCK, _GRAPHICS_CLOCK),
+        memory_clock=query.clock("memory_clock", _MEMORY_CLOCK, _MEMORY_CLOCK),
+        throttle_reasons=query.throttle_reasons(),
+        power_watts=query.watts("power_watts", "nvmlDeviceGetPowerUsage"),
+        power_limit_watts=query.watts(
             "power_limit_watts", ("nvmlDeviceGetEnforcedPowerLimit", "nvmlDeviceGetPowerManagementLimit")
         ),
         temperature_c=ask(
@@ -151,25 +151,25 @@ def _gpu(session: NvmlSession, handle: Any, index: int, root: Path) -> Gpu:
         ecc=ecc,
         ecc_uncorrected=uncorrected,
         mig=mig,
-        mig_instances=questions.mig_instances() if mig else (),
+        mig_instances=query.mig_instances() if mig else (),
         compute_mode=_COMPUTE_MODES.get(mode, f"mode {mode}") if mode is not None else None,
-        persistence=questions.flag("persistence", "nvmlDeviceGetPersistenceMode"),
-        pcie=questions.pcie(),
+        persistence=query.flag("persistence", "nvmlDeviceGetPersistenceMode"),
+        pcie=query.pcie(),
         nvlinks=nvlinks(session, handle, reasons),
-        numa_node=questions.numa_node(pci_id),
-        cpu_affinity=questions.cpu_affinity(),
+        numa_node=query.numa_node(pci_id),
+        cpu_affinity=query.cpu_affinity(),
         processes=gpu_processes(session, handle, root, reasons),
         reasons=reasons,
     )
 
 
 def gather_gpus(session: NvmlSession, root: Path, reasons: dict[str, str]) -> tuple[tuple[Gpu, ...], tuple[Any, ...]]:
-    """Every GPU and its NVML handle (None where it cannot be opened), in NVML's order, which is by PCI address.
+    """Return every GPU and its NVML handle (None if it cannot be opened), in NVML's order, which is by PCI address.
 
     Args:
         session: NVML.
         root: file system that /sys and /proc are read from.
-        reasons: gets `gpus` when they cannot even be counted.
+        reasons: gets `gpus` if they cannot be counted.
     """
     count = session.ask(reasons, "gpus", "nvmlDeviceGetCount")
     gpus: list[Gpu] = []
@@ -178,7 +178,7 @@ def gather_gpus(session: NvmlSession, root: Path, reasons: dict[str, str]) -> tu
         filed: dict[str, str] = {}
         handle = session.ask(filed, "gpu", "nvmlDeviceGetHandleByIndex", index)
         if handle is None:
-            if session.last_code == INVALID_ARGUMENT:  # it went away since the count
+            if session.last_code == INVALID_ARGUMENT:  # it disappeared since the count
                 continue
             gpus.append(Gpu(index=index, name="unreadable GPU", reasons=filed))
         else:

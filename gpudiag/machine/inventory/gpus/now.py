@@ -1,4 +1,4 @@
-"""What each GPU does at the moment, as NVML says it: read while a job runs beside."""
+"""Read the current load, clock, power and memory of each GPU through NVML, while a job runs."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _SM_CLOCK = 1
 
 
 class GpuNow(msgspec.Struct, frozen=True, kw_only=True):
-    """One GPU at one moment; None for what it does not tell.
+    """State of one GPU; None for unknown values.
 
     Attributes:
         index: its number for NVML, by PCI address.
@@ -33,7 +33,7 @@ class GpuNow(msgspec.Struct, frozen=True, kw_only=True):
 
 @contextmanager
 def gpus_now(replacement: Any | None = None) -> Iterator[Callable[[], tuple[GpuNow, ...]]]:
-    """A function that reads all GPUs; it finds none where there is no NVML. `replacement` as for `open_nvml`."""
+    """Open NVML and yield a function that reads all GPUs, none without NVML. `replacement` is as for `open_nvml`."""
     with open_nvml(replacement) as session:
         count = session.ask({}, "gpus", "nvmlDeviceGetCount") or 0
         opened = [(index, session.ask({}, "gpu", "nvmlDeviceGetHandleByIndex", index)) for index in range(count)]

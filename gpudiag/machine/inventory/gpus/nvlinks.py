@@ -1,4 +1,4 @@
-"""NVLink lanes of one GPU: which are up, how fast, and what is at the far end."""
+"""Read the NVLink lanes of one GPU: state, rate, and remote device."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from gpudiag.machine.inventory.gpus.nvml import INVALID_ARGUMENT, NOT_SUPPORTED,
 from gpudiag.machine.inventory.host.pci import pci_id_of
 from gpudiag.model.facts import NvLink
 
-#: NVML's enumeration of link revisions (nvml.h, NVML_NVLINK_VERSION_*) to the version that people call them.
+#: NVML's enumeration of link revisions (nvml.h, NVML_NVLINK_VERSION_*) to the usual version.
 _VERSION = {1: 1, 2: 2, 3: 2, 4: 3, 5: 3, 6: 4, 7: 5, 8: 6}
 _REMOTE: dict[int, Literal["gpu", "switch", "cpu", "unknown"]] = {0: "gpu", 1: "cpu", 2: "switch"}
 
@@ -32,7 +32,7 @@ def _remote(session: NvmlSession, handle: Any, lane: int) -> str | None:
 
 
 def nvlinks(session: NvmlSession, handle: Any, reasons: dict[str, str]) -> tuple[NvLink, ...]:
-    """Every lane the GPU has, in order; empty with a reason where NVLink cannot be read or is not there."""
+    """Return every lane of the GPU, in order; none, with a reason, if NVLink is absent or cannot be read."""
     lanes: list[NvLink] = []
     for lane in range(_MOST_LANES):
         filed: dict[str, str] = {}
@@ -40,7 +40,7 @@ def nvlinks(session: NvmlSession, handle: Any, reasons: dict[str, str]) -> tuple
         if state is None:
             if not lanes or session.last_code not in {INVALID_ARGUMENT, NOT_SUPPORTED}:
                 reasons["nvlinks"] = filed["nvlinks"]
-            # The lanes end where the driver no longer knows their number.
+            # The first number that the driver does not know follows the last lane.
             break
         if not state:
             lanes.append(NvLink(lane=lane, active=False))

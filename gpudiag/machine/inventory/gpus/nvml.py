@@ -1,9 +1,9 @@
-"""Where the inventory calls NVML. Every question may fail on its own, and a failure becomes a reason in words.
+"""Call NVML. Each query may fail on its own, and its failure becomes a reason in words.
 
-NVML answers differ by GPU, driver and permission: a consumer card has no ECC, an old driver lacks newer functions, a
-container may not see processes. So each question is asked through `NvmlSession.ask`, which gives the answer or None and
-files the reason under the name of the field concerned. A training process asks NVML itself for the driver's version
-(`training.session.place`), and so does the probe that waits for clocks (`probes/_clocks.py`).
+NVML's answers depend on GPU, driver and permissions: a consumer card has no ECC, an old driver lacks newer functions, a
+container may not see processes. So `NvmlSession.ask` returns the answer, or None and files the reason under the field's
+name. Outside of the inventory, training processes read the driver's version (`training.session.place`), and the probe
+that waits for clocks calls NVML (`probes/_clocks.py`).
 """
 
 from __future__ import annotations
@@ -61,11 +61,11 @@ def _code(error: Exception) -> int | None:
 
 
 class NvmlSession:
-    """An open NVML library, or the reason why there is none.
+    """An open NVML library, or the reason why it is unavailable.
 
     Args:
-        module: `pynvml`, or an object with its functions, constants and error classes; None when NVML did not open.
-        unavailable: why there is no NVML, in words; None when it is open.
+        module: `pynvml`, or an object with its functions, constants and error classes; None if NVML did not open.
+        unavailable: the reason; None if NVML is open.
     """
 
     def __init__(self, module: Any, unavailable: str | None = None) -> None:
@@ -74,14 +74,14 @@ class NvmlSession:
         self.last_code: int | None = None
 
     def ask(self, reasons: dict[str, str], field: str, function: str | tuple[str, ...], *arguments: Any) -> Any | None:
-        """The answer of one NVML function, or None with `reasons[field]` saying why.
+        """Call an NVML function; return None and set `reasons[field]` if it fails.
 
         Args:
-            reasons: where to file the reason.
-            field: the name of the value that would be missing.
-            function: name of the function, or several, newest first: an older one is tried only where the driver
-                (or the Python binding) lacks the newer.
-            arguments: passed on as they are.
+            reasons: gets the reason.
+            field: name of the queried value.
+            function: name of the function, or several, newest first: an older one is called only if the driver (or the
+                Python binding) lacks the newer one.
+            arguments: of the function.
         """
         names = (function,) if isinstance(function, str) else function
         self.last_code = None
@@ -107,10 +107,10 @@ class NvmlSession:
 
 @contextmanager
 def open_nvml(replacement: Any | None = None) -> Iterator[NvmlSession]:
-    """NVML, initialised for the length of the `with` block; never raises for want of a driver.
+    """Initialise NVML for the `with` block, without raising if there is no driver.
 
     Args:
-        replacement: what to use in place of `pynvml`, for tests and recordings.
+        replacement: used instead of `pynvml`, for tests and recordings.
     """
     module: Any = replacement
     if module is None:
@@ -128,6 +128,6 @@ def open_nvml(replacement: Any | None = None) -> Iterator[NvmlSession]:
     try:
         yield NvmlSession(module)
     finally:
-        # A driver that went away in the meantime has nothing left to shut down.
+        # The driver may have been unloaded meanwhile.
         with suppress(module.NVMLError):
             module.nvmlShutdown()

@@ -1,4 +1,4 @@
-"""Processes that hold a GPU, and which of them are gpudiag's own."""
+"""List the processes that use a GPU, and mark gpudiag's own."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def _parent(root: Path, pid: int) -> int | None:
 
 
 def ancestors(root: Path, pid: int) -> tuple[int, ...]:
-    """The process, its parent, and so on up; the walk stops at a process that /proc does not show."""
+    """Return the process and its ancestors, up to a process that /proc does not show."""
     line: list[int] = []
     current: int | None = pid
     while current and current not in line:
@@ -40,16 +40,16 @@ def _name(session: NvmlSession, root: Path, pid: int) -> str | None:
     try:
         return (root / f"proc/{pid}/comm").read_text(errors="replace").strip() or None
     except OSError:
-        # A process outside this container's process namespace; the driver may still know its name.
+        # The process is outside of this container's process namespace, but the driver may know its name.
         answer = session.ask({}, "name", "nvmlSystemGetProcessName", pid)
         return str(answer).rsplit("/", 1)[-1] or None if answer is not None else None
 
 
 def gpu_processes(session: NvmlSession, handle: Any, root: Path, reasons: dict[str, str]) -> tuple[GpuProcess, ...]:
-    """Every process with a compute, graphics or MPS context on the GPU, each once, by process id."""
+    """Return every process with a compute, graphics or MPS context on the GPU, by process id."""
     memory: dict[int, int | None] = {}
     for position, functions in enumerate(_LISTS):
-        # Compute contexts matter; a GPU without graphics or MPS is no missing value.
+        # Only a failure to list compute contexts is a missing value, not one of graphics or MPS.
         filed = reasons if position == 0 else {}
         for entry in session.ask(filed, "processes", functions, handle) or ():
             known = memory.get(entry.pid)

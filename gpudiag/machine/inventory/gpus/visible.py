@@ -1,7 +1,7 @@
-"""Which GPUs a CUDA program would see under CUDA_VISIBLE_DEVICES.
+"""Apply CUDA_VISIBLE_DEVICES.
 
-By the CUDA programming guide (Environment variables): entries are indices, GPU UUIDs or unambiguous beginnings of
-them, or MIG identifiers; the first invalid entry ends the list; an empty string hides every GPU.
+According to the CUDA programming guide (Environment variables), entries are indices, GPU UUIDs or unambiguous prefixes
+of them, or MIG identifiers; the first invalid entry ends the list; an empty string hides every GPU.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from gpudiag.model.facts import Gpu
 
 
 class VisibleGpus(msgspec.Struct, frozen=True, kw_only=True):
-    """NVML indices of the GPUs that CUDA would show, in its order, and what is odd about the variable, if anything."""
+    """NVML indices of the GPUs that CUDA shows, in its order, and a note if the variable is odd."""
 
     indices: tuple[int, ...]
     note: str | None = None
@@ -45,16 +45,16 @@ def _resolve(entry: str, gpus: Sequence[Gpu]) -> int | None:
         return _by_uuid(entry, gpus)
     # -1 and anything else that is no index of a GPU ends the list.
     is_number = entry.isascii() and entry.isdigit() and len(entry) <= 6
-    return int(entry) if is_number and int(entry) < len(gpus) else None
+    return gpus[int(entry)].index if is_number and int(entry) < len(gpus) else None
 
 
 def cuda_visible(value: str | None, gpus: Sequence[Gpu], device_order: str | None = None) -> VisibleGpus:
-    """The GPUs that CUDA_VISIBLE_DEVICES leaves visible.
+    """Return the GPUs that CUDA_VISIBLE_DEVICES leaves visible.
 
     Args:
-        value: the variable; None when it is not set.
+        value: the variable; None if it is not set.
         gpus: every GPU of the machine, in NVML's order, which is by PCI address.
-        device_order: CUDA_DEVICE_ORDER; None when it is not set.
+        device_order: CUDA_DEVICE_ORDER; None if it is not set.
 
     Returns:
         Indices in CUDA's order. An index into GPUs of several models is looked up in PCI order; unless
@@ -64,24 +64,27 @@ def cuda_visible(value: str | None, gpus: Sequence[Gpu], device_order: str | Non
         return VisibleGpus(indices=tuple(gpu.index for gpu in gpus))
     if not value.strip():
         return VisibleGpus(indices=(), note="CUDA_VISIBLE_DEVICES is empty: CUDA programs see no GPU")
-    chosen: list[int] = []
+    indices: list[int] = []
     notes: list[str] = []
-    by_index = False
-    for entry in (part.strip() for part in value.split(",")):
+    entries = [entry.strip() for entry in value.split(",")]
+    for position, entry in enumerate(entries):
         index = _resolve(entry, gpus)
         if index is None:
-            hidden = "no GPU" if not chosen else f"only the {len(chosen)} before it"
-            notes.append(f"CUDA_VISIBLE_DEVICES entry {entry[:80]!r} names no GPU here: CUDA programs see {hidden}")
+            seen = "no GPU" if not indices else f"only the {len(indices)} before it"
+            notes.append(f"CUDA_VISIBLE_DEVICES entry {entry[:80]!r} names no GPU here: CUDA programs see {seen}")
+            entries = entries[:position]
             break
-        by_index = by_index or entry.isdigit()
-        position = gpus[index].index if entry.isdigit() else index
-        if position in chosen and not entry.lower().startswith("mig-"):
-            notes.append(f"CUDA_VISIBLE_DEVICES names GPU {position} twice, which CUDA may refuse")
-        elif position not in chosen:
-            chosen.append(position)
-    if by_index and len({gpu.name for gpu in gpus}) > 1 and (device_order or "").upper() != "PCI_BUS_ID":
+        if index not in indices:
+            indices.append(index)
+        elif not entry.lower().startswith("mig-"):
+            notes.append(f"CUDA_VISIBLE_DEVICES names GPU {index} twice, which CUDA may refuse")
+    if any(entry.isdigit() for entry in entries) and _numbering_differs(gpus, device_order):
         notes.append(
             "GPUs of different models: CUDA numbers the fastest first, nvidia-smi by PCI address; "
             "set CUDA_DEVICE_ORDER=PCI_BUS_ID so that both agree"
         )
-    return VisibleGpus(indices=tuple(chosen), note="; ".join(notes) or None)
+    return VisibleGpus(indices=tuple(indices), note="; ".join(notes) or None)
+
+
+def _numbering_differs(gpus: Sequence[Gpu], device_order: str | None) -> bool:
+    return len({gpu.name for gpu in gpus}) > 1 and (device_order or "").upper() != "PCI_BUS_ID"

@@ -1,4 +1,4 @@
-"""Processors of the host, and how many of them this process may use."""
+"""Read the host's processors and NUMA nodes, and how many CPUs this process may use."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from pathlib import Path
 
 import msgspec
 
-from gpudiag.machine.inventory.host.cpulist import parse_cpu_list
-from gpudiag.machine.inventory.host.textfile import read_int, read_text
+from gpudiag.machine.inventory.host.kernel_files import parse_cpu_list, read_int, read_text
+from gpudiag.model.facts import NumaNode
 
 
 class Cpus(msgspec.Struct, frozen=True, kw_only=True):
-    """The host's processors; None where the kernel does not show them."""
+    """The host's processors; None if the kernel does not show them."""
 
     model: str
     sockets: int | None
@@ -39,7 +39,7 @@ def _online(root: Path) -> tuple[int, ...]:
 
 
 def _quota(root: Path) -> float | None:
-    """CPUs that the control group grants: the tightest `cpu.max` from this process's group up to the root."""
+    """Return the CPUs that control groups grant: the smallest `cpu.max` from this process's group up to the root."""
     limits = []
     for line in (read_text(root / "proc/self/cgroup") or "").splitlines():
         _, controllers, path = (*line.split(":", 2), "", "")[:3]
@@ -79,14 +79,14 @@ def _usable(root: Path, online: int) -> int | None:
 
 
 def host_cpus(root: Path) -> Cpus:
-    """The processors, from /proc/cpuinfo and the kernel's topology files."""
+    """Return the processors, from /proc/cpuinfo and the kernel's topology files."""
     online = _online(root)
     base = root / "sys/devices/system/cpu"
-    places = [
+    cores = [
         (read_int(base / f"cpu{i}/topology/physical_package_id"), read_int(base / f"cpu{i}/topology/core_id"))
         for i in online
     ]
-    known = [(package, core) for package, core in places if package is not None and core is not None]
+    known = [(package, core) for package, core in cores if package is not None and core is not None]
     return Cpus(
         model=_model(root),
         sockets=len({package for package, _ in known}) or None,
@@ -94,3 +94,21 @@ def host_cpus(root: Path) -> Cpus:
         threads=len(online) or None,
         usable=_usable(root, len(online)),
     )
+
+
+def numa_nodes(root: Path) -> tuple[NumaNode, ...]:
+    """Return the NUMA nodes that have CPUs or memory, by number; empty if the kernel shows none."""
+    nodes = []
+    for directory in (root / "sys/devices/system/node").glob("node[0-9]*"):
+        cpus = read_text(directory / "cpulist")
+        if cpus is None:
+            continue
+        total = re.search(r"MemTotal:\s+(\d+) kB", read_text(directory / "meminfo") or "")
+        nodes.append(
+            NumaNode(
+                index=int(directory.name.removeprefix("node")),
+                cpus=cpus,
+                memory_bytes=int(total[1]) * 1024 if total else None,
+            )
+        )
+    return tuple(sorted(nodes, key=lambda node: node.index))

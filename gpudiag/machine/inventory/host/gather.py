@@ -1,7 +1,6 @@
-"""The host: processors, memory, limits, isolation, and the environment variables that change how training communicates.
+"""Gather the host: processors, memory, limits, isolation, and environment variables that affect communication.
 
-Everything is read from files below `root`, so that a recorded tree of /proc and /sys gives the same answer as the
-machine that it was taken from.
+Everything is read from files below `root`, so that a recorded tree of /proc and /sys gives the same result.
 """
 
 from __future__ import annotations
@@ -11,11 +10,10 @@ import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from gpudiag.machine.inventory.host.cpus import host_cpus
+from gpudiag.machine.inventory.host.cpus import host_cpus, numa_nodes
 from gpudiag.machine.inventory.host.isolation import acs_state, iommu_state
+from gpudiag.machine.inventory.host.kernel_files import read_text
 from gpudiag.machine.inventory.host.nics import gather_nics
-from gpudiag.machine.inventory.host.numa import numa_nodes
-from gpudiag.machine.inventory.host.textfile import read_text
 from gpudiag.machine.inventory.host.virtualization import container_hint, hypervisor_hint
 from gpudiag.model.facts import Gpu, Host
 
@@ -38,7 +36,7 @@ _NAMES = (
 
 
 def relevant_environment(environment: Mapping[str, str]) -> dict[str, str]:
-    """The variables that change how CUDA programs see GPUs or communicate, by name; no others are ever recorded."""
+    """Return the variables that affect how CUDA programs see GPUs or communicate; no others are ever recorded."""
     return {name: environment[name] for name in sorted(environment) if name in _NAMES or name.startswith(_PREFIXES)}
 
 
@@ -63,7 +61,7 @@ def _shm(root: Path, reasons: dict[str, str]) -> tuple[int | None, int | None]:
 
 
 def _memlock(root: Path) -> int | None:
-    """Bytes this process may lock, -1 for unlimited, from the soft limit."""
+    """Return the soft limit of bytes that this process may lock, -1 for unlimited."""
     match = re.search(r"^Max locked memory\s+(\S+)", read_text(root / "proc/self/limits") or "", re.MULTILINE)
     if not match:
         return None
@@ -79,7 +77,7 @@ def gather_host(
     cuda_driver: str | None = None,
     reasons: dict[str, str] | None = None,
 ) -> Host:
-    """The host as its files below `root` describe it.
+    """Return the host as its files below `root` describe it.
 
     Args:
         root: "/" for this machine, or a recorded tree.
@@ -87,31 +85,24 @@ def gather_host(
         gpus: GPUs, for distances to network devices and for the bridges above them.
         driver: version of the NVIDIA driver.
         cuda_driver: CUDA version of the driver.
-        reasons: reasons for missing values that are known already.
+        reasons: for values already known to be missing.
     """
-    reasons = dict(reasons or {})
-    cpus = host_cpus(root)
-    for field, value in (
-        ("cpu", cpus.model),
-        ("sockets", cpus.sockets),
-        ("cores", cpus.cores),
-        ("threads", cpus.threads),
-    ):
-        if not value:
-            reasons[field] = "the kernel does not show it in /proc/cpuinfo or /sys/devices/system/cpu"
-    iommu, why = iommu_state(root)
-    if why:
-        reasons["iommu"] = why
-    acs, why = acs_state(root, [gpu.pci_id for gpu in gpus if gpu.pci_id is not None])
-    if why:
-        reasons["acs"] = why
-    numa, memory, memlock = numa_nodes(root), _memory_bytes(root), _memlock(root)
-    if not numa:
-        reasons["numa"] = "the kernel shows no NUMA nodes"
-    if memory is None:
-        reasons["memory_bytes"] = "/proc/meminfo cannot be read"
-    if memlock is None:
-        reasons["memlock_bytes"] = "/proc/self/limits cannot be read"
+    cpus, numa, memory, memlock = host_cpus(root), numa_nodes(root), _memory_bytes(root), _memlock(root)
+    iommu, no_iommu = iommu_state(root)
+    acs, no_acs = acs_state(root, [gpu.pci_id for gpu in gpus if gpu.pci_id is not None])
+    no_cpus = "the kernel does not show it in /proc/cpuinfo or /sys/devices/system/cpu"
+    missing = (
+        ("cpu", cpus.model, no_cpus),
+        ("sockets", cpus.sockets, no_cpus),
+        ("cores", cpus.cores, no_cpus),
+        ("threads", cpus.threads, no_cpus),
+        ("iommu", not no_iommu, no_iommu),
+        ("acs", not no_acs, no_acs),
+        ("numa", numa, "the kernel shows no NUMA nodes"),
+        ("memory_bytes", memory is not None, "/proc/meminfo cannot be read"),
+        ("memlock_bytes", memlock is not None, "/proc/self/limits cannot be read"),
+    )
+    reasons = {**(reasons or {}), **{field: reason for field, known, reason in missing if not known and reason}}
     shm, shm_free = _shm(root, reasons)
     live = os.uname() if str(root) == "/" else None
     return Host(

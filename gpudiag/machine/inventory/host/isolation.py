@@ -1,7 +1,7 @@
-"""What may stand between two devices that want to talk directly: the IOMMU, and Access Control Services of bridges.
+"""Read what may prevent direct transfers between devices: the IOMMU, and Access Control Services of bridges.
 
-With the IOMMU translating, or with ACS redirection on a switch, a copy from one GPU to the next travels up to the CPU
-and back down instead of turning round in the switch.
+If the IOMMU translates, or ACS redirects on a switch, a copy between two GPUs goes up to the CPU and back down instead
+of staying within the switch.
 """
 
 from __future__ import annotations
@@ -10,8 +10,8 @@ import struct
 from collections.abc import Iterable
 from pathlib import Path
 
+from gpudiag.machine.inventory.host.kernel_files import read_text
 from gpudiag.machine.inventory.host.pci import pci_chain
-from gpudiag.machine.inventory.host.textfile import read_text
 
 _KERNEL_OPTIONS = ("iommu", "intel_iommu", "amd_iommu", "arm-smmu.disable_bypass")
 
@@ -25,30 +25,26 @@ _CONFIG_BYTES = 4096
 
 
 def iommu_state(root: Path) -> tuple[str | None, str | None]:
-    """The IOMMU in words (`off`, `on, passthrough`, `on, translating`), or None and the reason."""
+    """Describe the IOMMU (`off`, `on, passthrough`, `on, translating`), or return None and the reason."""
     units = sorted(path.name for path in (root / "sys/class/iommu").glob("*"))
     options = [
         word for word in (read_text(root / "proc/cmdline") or "").split() if word.split("=")[0] in _KERNEL_OPTIONS
     ]
-    told = f" (kernel options: {' '.join(options)})" if options else ""
+    suffix = f" (kernel options: {' '.join(options)})" if options else ""
     if not units:
         if not (root / "sys/class/iommu").is_dir():
             return None, "the kernel does not show /sys/class/iommu"
-        return f"off{told}", None
+        return f"off{suffix}", None
     kinds = {read_text(path) for path in (root / "sys/kernel/iommu_groups").glob("*/type")} - {None}
     if not kinds:
-        return f"on, mode unknown{told}", None
+        return f"on, mode unknown{suffix}", None
     if kinds == {"identity"}:
-        return f"on, passthrough{told}", None
-    return f"on, translating{told}" if "identity" not in kinds else f"on, translating some devices{told}", None
+        return f"on, passthrough{suffix}", None
+    return f"on, translating{suffix}" if "identity" not in kinds else f"on, translating some devices{suffix}", None
 
 
 def acs_control(config: bytes) -> int | None:
-    """The ACS control register in a device's configuration space; None where it has no ACS capability.
-
-    Args:
-        config: the configuration space, all 4096 bytes.
-    """
+    """Return the ACS control register in a device's 4096-byte configuration space; None without ACS capability."""
     offset, seen = _EXTENDED_START, set()
     while _EXTENDED_START <= offset <= len(config) - 8 and offset not in seen:
         seen.add(offset)
@@ -60,9 +56,9 @@ def acs_control(config: bytes) -> int | None:
 
 
 def acs_state(root: Path, gpu_pci_ids: Iterable[str]) -> tuple[str | None, str | None]:
-    """ACS of the bridges above the GPUs in words, or None and the reason.
+    """Describe the ACS of the bridges above the GPUs, or return None and the reason.
 
-    Reading it takes the whole configuration space of each bridge, which the kernel shows to root only.
+    It is in the extended configuration space of each bridge, which the kernel shows to root only.
     """
     bridges = sorted({bridge for gpu in gpu_pci_ids for bridge in (pci_chain(root, gpu) or ())[1:-1]})
     if not bridges:

@@ -1,4 +1,4 @@
-"""Network and RDMA devices, and how far each is from every GPU."""
+"""List network and RDMA devices, and the distance of each from every GPU."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from typing import Literal
 
 from msgspec.structs import replace
 
+from gpudiag.machine.inventory.host.kernel_files import read_int, read_text
 from gpudiag.machine.inventory.host.pci import distance, normal_pci_id, numa_node, pci_chain
-from gpudiag.machine.inventory.host.textfile import read_int, read_text
 from gpudiag.model.facts import Gpu, Nic
 
 _ARPHRD_ETHER = 1
@@ -20,19 +20,19 @@ _GB_PER_GBIT = 1 / 8
 
 
 def _pci_id(device: Path) -> str | None:
-    """PCI id of the device behind a class entry; a virtio device is one step below its PCI device."""
+    """Return the PCI id of the device behind a class entry; a virtio device is one step below its PCI device."""
     try:
-        parts = device.resolve(strict=True).parts
+        names = device.resolve(strict=True).parts
     except OSError:
         return None
-    return next((address for part in reversed(parts) if (address := normal_pci_id(part)) is not None), None)
+    return next((address for name in reversed(names) if (address := normal_pci_id(name)) is not None), None)
 
 
 def _ethernet(root: Path) -> list[Nic]:
     nics = []
     for entry in sorted((root / "sys/class/net").glob("*")):
         device = entry / "device"
-        if not device.exists():  # loopback, bridges, tunnels: no hardware of their own
+        if not device.exists():  # loopback, bridges and tunnels have no hardware
             continue
         link_type = read_int(entry / "type")
         megabits = read_int(entry / "speed")
@@ -76,7 +76,7 @@ def _rdma(root: Path) -> list[Nic]:
 
 
 def gather_nics(root: Path, gpus: Sequence[Gpu]) -> tuple[Nic, ...]:
-    """Every network interface with hardware behind it and every RDMA device, each with its distance to every GPU."""
+    """Return every network interface with hardware and every RDMA device, with its distance to every GPU."""
     complete = []
     for nic in (*_ethernet(root), *_rdma(root)):
         node = numa_node(root, nic.pci_id) if nic.pci_id else None

@@ -1,8 +1,8 @@
-"""PCI devices as sysfs shows them: which there are, and how far apart two of them sit.
+"""Read PCI devices from sysfs, and the distance between two of them.
 
 The directory of a PCI device is the chain of bridges above it, from the host bridge down:
-`pci0000:00/0000:00:01.0/0000:01:00.0/0000:02:08.0/0000:03:00.0`. Two devices are as far apart as what remains of their
-chains after the common beginning. The names are those of `nvidia-smi topo -m`.
+`pci0000:00/0000:00:01.0/0000:01:00.0/0000:02:08.0/0000:03:00.0`. The distance of two devices is what
+remains of their chains after the common prefix. The names are those of `nvidia-smi topo -m`.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ PciChain = tuple[str, ...]
 
 
 def normal_pci_id(text: str) -> str | None:
-    """A PCI address as sysfs writes it (`0000:3b:00.0`), also from NVML's eight-digit domain; None if it is none."""
+    """Return a PCI address as sysfs writes it (`0000:3b:00.0`), also from NVML's longer domain; None if invalid."""
     address = text.strip().lower()
     if address.count(":") == 1:
         address = f"0000:{address}"
@@ -30,7 +30,7 @@ def normal_pci_id(text: str) -> str | None:
 
 
 def pci_id_of(info: Any) -> str | None:
-    """The address in NVML's answer about a device, which gives it as bytes or as text; None where it gives none."""
+    """Return the address in NVML's answer about a device, which may be bytes or text; None if there is none."""
     bus_id = getattr(info, "busId", None)
     if bus_id is None:
         return None
@@ -38,22 +38,22 @@ def pci_id_of(info: Any) -> str | None:
 
 
 def device_directory(root: Path, pci_id: str) -> Path:
-    """Where sysfs keeps a device's attributes."""
+    """Return the sysfs directory of a device."""
     return root / "sys/bus/pci/devices" / pci_id
 
 
 def pci_chain(root: Path, pci_id: str) -> PciChain | None:
-    """The chain from the host bridge to the device, or None where sysfs does not show the device."""
+    """Return the chain from the host bridge to the device, or None if sysfs does not show the device."""
     directory = device_directory(root, pci_id)
     if not directory.exists():
         return None
-    parts = directory.resolve().parts
-    start = next((i for i, part in enumerate(parts) if _ROOT.match(part)), None)
-    return None if start is None else tuple(p for p in parts[start:] if _ROOT.match(p) or _ADDRESS.match(p))
+    names = directory.resolve().parts
+    start = next((i for i, name in enumerate(names) if _ROOT.match(name)), None)
+    return None if start is None else tuple(n for n in names[start:] if _ROOT.match(n) or _ADDRESS.match(n))
 
 
 def numa_node(root: Path, pci_id: str) -> int | None:
-    """The device's NUMA node; None where firmware does not say (sysfs then reads -1)."""
+    """Return the device's NUMA node; None if firmware does not say (sysfs then reads -1)."""
     try:
         node = int((device_directory(root, pci_id) / "numa_node").read_text())
     except (OSError, ValueError):
@@ -62,17 +62,15 @@ def numa_node(root: Path, pci_id: str) -> int | None:
 
 
 def distance(a: PciChain | None, b: PciChain | None, node_a: int | None, node_b: int | None) -> str:
-    """`PIX`, `PXB`, `PHB`, `NODE`, `SYS` or `unknown` between two devices.
+    """Return the distance between two devices: `PIX`, `PXB`, `PHB`, `NODE`, `SYS` or `unknown`.
 
     A PCIe switch is one bridge above (upstream) and one below (downstream) in sysfs, so two devices of one switch
     differ in their last two entries: `(…, upstream, downstream 1, device 1)` and `(…, upstream, downstream 2,
     device 2)`. That is `PIX`; a longer remainder passes more switches, `PXB`.
 
     Args:
-        a: chain of one device, None where unknown.
-        b: chain of the other.
-        node_a: NUMA node of the first, None where unknown.
-        node_b: NUMA node of the other.
+        a, b: chains of the devices, None if unknown.
+        node_a, node_b: their NUMA nodes, None if unknown.
     """
     if a is None or b is None:
         return "unknown"
@@ -91,7 +89,7 @@ def distance(a: PciChain | None, b: PciChain | None, node_a: int | None, node_b:
 
 
 def nvidia_gpus_on_bus(root: Path) -> tuple[str, ...]:
-    """PCI ids of NVIDIA display and 3D controllers, whether or not a driver serves them."""
+    """Return the PCI ids of NVIDIA display and 3D controllers, with or without a driver."""
     gpus = []
     for device in sorted((root / "sys/bus/pci/devices").glob("*")):
         try:

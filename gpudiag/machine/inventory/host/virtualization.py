@@ -1,4 +1,4 @@
-"""Whether this is a container, and whether it is a virtual machine."""
+"""Detect containers and virtual machines."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping
 from pathlib import Path
 
-from gpudiag.machine.inventory.host.textfile import read_text
+from gpudiag.machine.inventory.host.kernel_files import read_text
 
 _CGROUP_NAMES = {
     "kubepods": "Kubernetes",
@@ -20,7 +20,7 @@ _ENVIRONMENT = {
     "APPTAINER_CONTAINER": "Apptainer",
     "SINGULARITY_CONTAINER": "Singularity",
 }
-#: Words of DMI's vendor and product that virtual machines carry.
+#: DMI vendors and products of virtual machines.
 _DMI = {
     "amazon ec2": "Amazon EC2",
     "google compute engine": "Google Compute Engine",
@@ -37,7 +37,7 @@ _DMI = {
 
 
 def container_hint(root: Path, environment: Mapping[str, str]) -> str | None:
-    """The kind of container this process runs in, or None where nothing points to one."""
+    """Return the kind of container this process runs in, or None without any sign of one."""
     hints = [name for variable, name in _ENVIRONMENT.items() if variable in environment]
     groups = "\n".join(read_text(root / path) or "" for path in ("proc/self/cgroup", "proc/1/cgroup"))
     hints += [name for word, name in _CGROUP_NAMES.items() if word in groups]
@@ -49,10 +49,10 @@ def container_hint(root: Path, environment: Mapping[str, str]) -> str | None:
 
 
 def hypervisor_hint(root: Path) -> str | None:
-    """The hypervisor this machine runs on as far as the guest can see, or None where nothing points to one.
+    """Return the hypervisor as far as the guest can see, or None without any sign of one.
 
-    EC2's bare-metal instances carry Amazon's name as well, so the name counts only beside the CPU's hypervisor bit; a
-    processor that has no such bit (Arm) is judged by its firmware's names alone.
+    EC2's bare-metal instances have Amazon's name too, so names count only together with the CPU's hypervisor bit; for
+    processors without such a bit (Arm) the firmware's names decide alone.
     """
     kind = read_text(root / "sys/hypervisor/type")
     flags = re.search(r"^flags\s*:(.*)$", read_text(root / "proc/cpuinfo", most=16384) or "", re.MULTILINE)

@@ -36,8 +36,8 @@ from gpudiag.model.facts import FACTS_SCHEMA, Facts
 from gpudiag.model.job import INDEPENDENT
 from gpudiag.model.run import RankRecord
 from gpudiag.model.run_directory import FACTS_FILE, read_json, write_json
-from gpudiag.prediction.buckets import ddp_buckets
 from gpudiag.prediction.curves import curves_of
+from gpudiag.prediction.overlap import ddp_buckets
 from gpudiag.prediction.situation import Situation
 from gpudiag.training.frameworks.pytorch.devices import device_name, software
 from gpudiag.training.jobs.strategy_benchmark import transports

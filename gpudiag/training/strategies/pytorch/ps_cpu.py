@@ -7,11 +7,9 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import gpudiag
-from gpudiag.prediction import patterns
+from gpudiag.prediction import transfers
 from gpudiag.prediction.cost import Cost
-from gpudiag.prediction.overlap import exposed_after
 from gpudiag.prediction.paths import HOST
-from gpudiag.prediction.transfers import run
 from gpudiag.training.strategies.pytorch_strategy import PytorchStrategy
 
 if TYPE_CHECKING:
@@ -197,17 +195,19 @@ class PsCpu(PytorchStrategy):
         """Gradients go to the host while backward runs; it adds and updates; then parameters come back."""
         sizes, wire = now.model.sizes, candidate.wire
         owners = [HOST] * len(sizes)
-        pushed = run(patterns.deliver(now.paths, sizes, owners, now.ready_ms, wire))
-        push = exposed_after(pushed, now.compute.backward_ms)
-        pull = exposed_after(run(patterns.fetch(now.paths, sizes, owners, wire)), 0.0)
+        pushed = transfers.run(transfers.deliver(now.paths, sizes, owners, now.ready_ms, wire))
+        push = transfers.exposed_after(pushed, now.compute.backward_ms)
+        pull = transfers.exposed_after(transfers.run(transfers.fetch(now.paths, sizes, owners, wire)), 0.0)
         passes = _ADD_PASSES * (now.devices - 1) + _DIVIDE_PASSES + _UPDATE_PASSES
         # Each process updates what it owns with its own threads; the one with most is the one that all wait for.
-        homes = patterns.owners_by_size(sizes, now.devices)
+        homes = transfers.owners_by_size(sizes, now.devices)
         largest = max(sum(s for s, home in zip(sizes, homes, strict=True) if home == rank) for rank in set(homes))
         memory = now.paths.host_memory()
         threads = (now.facts.host.usable_cpus or now.facts.host.cores or 10) / now.devices
         host = passes * max(now.model.total_bytes / memory, largest / min(memory, threads * _PER_THREAD)) / 1e6
-        alone = exposed_after(run(patterns.deliver(now.paths, sizes, owners, [0.0] * len(sizes), wire)), 0.0)
+        alone = transfers.exposed_after(
+            transfers.run(transfers.deliver(now.paths, sizes, owners, [0.0] * len(sizes), wire)), 0.0
+        )
         exposed = push + host + pull - now.compute.update_ms
         megabytes = now.model.total_bytes / 1e6
         rate = now.paths.all_rate("host_to_device") if now.on_gpu else now.paths.host_memory()

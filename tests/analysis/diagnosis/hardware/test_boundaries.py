@@ -1,4 +1,4 @@
-"""Each decision of the hardware's rules, a figure below and a figure above."""
+"""Test each threshold of the hardware rules just below and just above."""
 
 from __future__ import annotations
 
@@ -8,7 +8,13 @@ import msgspec
 import pytest
 
 from gpudiag.analysis.diagnosis.hardware import examine_facts
-from gpudiag.analysis.diagnosis.hardware.examples import (
+from gpudiag.analysis.diagnosis.hardware.measured import all_at_once, gpu_index, host_rates, peer_rates, raw_gb_per_s
+from gpudiag.analysis.diagnosis.hardware.no_peer_access import has_ring
+from gpudiag.analysis.diagnosis.hardware.peer_slower import _setting
+from gpudiag.analysis.diagnosis.hardware.words import gpu_list, gpu_list_with_models, gradient_cost, pair_list
+from gpudiag.model import throttle
+from gpudiag.model.facts import Bandwidth, Clock, Facts, Gpu, GpuProcess, Host, Link, NvLink, PcieLink
+from tests.analysis.diagnosis.rule_examples.machines import (
     both_ways,
     gpu,
     host_copies,
@@ -17,13 +23,6 @@ from gpudiag.analysis.diagnosis.hardware.examples import (
     peer_copies,
     together,
 )
-from gpudiag.analysis.diagnosis.hardware.measured import all_at_once, gpu_index, host_rates, peer_rates
-from gpudiag.analysis.diagnosis.hardware.no_peer_access import has_ring
-from gpudiag.analysis.diagnosis.hardware.pcie import raw_gb_per_s
-from gpudiag.analysis.diagnosis.hardware.peer_slower import _setting
-from gpudiag.analysis.diagnosis.hardware.words import gpu_list, gpu_list_with_models, gradient_cost, pair_list
-from gpudiag.model import throttle
-from gpudiag.model.facts import Bandwidth, Clock, Facts, Gpu, GpuProcess, Host, Link, NvLink, PcieLink
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -31,18 +30,20 @@ if TYPE_CHECKING:
     from gpudiag.model.analysis import Finding
 
 
-def found(*gpus: Gpu, **fields: Any) -> list[Finding]:
+def findings_of(*gpus: Gpu, **fields: Any) -> list[Finding]:
     return list(examine_facts(machine(*gpus, **fields)))
 
 
 def signs(*rates: float, ceiling: float | None = None, pcie: PcieLink | None = None) -> list[str]:
-    """What is wrong with GPU 0's link that carries the first rate, its siblings' the others."""
+    """Return the signs of GPU 0, which has the first rate; its siblings have the others."""
     gpus = [gpu(0) if pcie is None else gpu(0, pcie=pcie), *(gpu(at) for at in range(1, max(len(rates), 1)))]
     copies = [
         host_copies(at, rate, **({"ceiling_gb_per_s": ceiling} if ceiling and not at else {}))
         for at, rate in enumerate(rates)
     ]
-    of_first = [one.evidence["signs"] for one in found(*gpus, bandwidth=copies) if 0 in one.evidence["gpus"]]
+    of_first = [
+        finding.evidence["signs"] for finding in findings_of(*gpus, bandwidth=copies) if 0 in finding.evidence["gpus"]
+    ]
     return of_first[0] if of_first else []
 
 
@@ -67,7 +68,7 @@ def signs(*rates: float, ceiling: float | None = None, pcie: PcieLink | None = N
         ((1.0, 20.0), 20.0, loaded(3, 1, 3, 16), ["own-maximum", "ceiling", "siblings", "narrow"]),
     ],
 )
-def test_a_host_link_is_degraded(
+def test_signs_of_a_degraded_host_link(
     rates: tuple[float, ...], ceiling: float | None, pcie: PcieLink | None, expected: list[str]
 ) -> None:
     assert signs(*rates, ceiling=ceiling, pcie=pcie) == expected
@@ -83,31 +84,33 @@ def test_a_host_link_is_degraded(
             4.0,
             "critical",
             "high",
-            "1.50 GB/s to or from the host, what one or two PCIe lanes carry, as on a riser, 38 %",
+            "1.50 GB/s to or from the host, as little as one or two PCIe lanes carry, as on a riser, 38 %",
         ),
         (9.99, 20.0, "warning", "medium", "9.99 GB/s to"),
         (10.0, 20.0, "warning", "medium", "10.0 GB/s to"),
     ],
 )
-def test_how_severe_a_degraded_link_is(rate: float, ceiling: float, severity: str, confidence: str, words: str) -> None:
-    (one,) = found(gpu(0), bandwidth=(host_copies(0, rate, ceiling_gb_per_s=ceiling, ceiling_source="the slot: so"),))
-    assert (one.severity, one.confidence) == (severity, confidence)
-    assert words in one.title
-    assert "that the slot allows" in one.title
+def test_severity_of_a_degraded_link(rate: float, ceiling: float, severity: str, confidence: str, words: str) -> None:
+    (finding,) = findings_of(
+        gpu(0), bandwidth=(host_copies(0, rate, ceiling_gb_per_s=ceiling, ceiling_source="the slot: so"),)
+    )
+    assert (finding.severity, finding.confidence) == (severity, confidence)
+    assert words in finding.title
+    assert "that the slot allows" in finding.title
 
 
 def test_gpus_with_the_same_signs_share_a_finding_and_the_slowest_comes_first() -> None:
     copies = [host_copies(at, rate) for at, rate in enumerate((7.0, 6.0, 1.0, 10.0, 10.0, 10.0, 10.0, 10.0))]
     without = gpu(8, "Another", pcie=loaded(5, 8, 5, 16))
-    first, second, third = found(*(gpu(at) for at in range(8)), without, bandwidth=copies)
-    assert [one.evidence["gpus"] for one in (first, second, third)] == [[2], [0, 1], [8]]
+    first, second, third = findings_of(*(gpu(at) for at in range(8)), without, bandwidth=copies)
+    assert [finding.evidence["gpus"] for finding in (first, second, third)] == [[2], [0, 1], [8]]
     assert (first.evidence["gb_per_s"], second.evidence["gb_per_s"], third.evidence["gb_per_s"]) == (1.0, 6.0, None)
     assert second.evidence["siblings_gb_per_s"] == 10.0
-    assert "the others of its model reach 10.00" in second.title
+    assert "other GPUs of its model reach 10.00" in second.title
     assert "PCIe 5 x8 under load where PCIe 5 x16 is possible" in third.title
     assert "nvidia-smi -q -i 0,1 " in second.advice[0]
     assert "Reseat" in first.advice[1]
-    assert "x1 risers" in found(gpu(0), bandwidth=(host_copies(0, 0.8),))[0].advice[1]
+    assert "x1 risers" in findings_of(gpu(0), bandwidth=(host_copies(0, 0.8),))[0].advice[1]
 
 
 @pytest.mark.parametrize(
@@ -129,20 +132,26 @@ def test_direct_copies_are_slower_below_nine_tenths(
         for rate, of_both, on in zip((direct, staged), both or (None, None), (True, False), strict=True)
     ]
     if both:  # each direction counts, and both together once
-        copies = [(one, of_both) for one, _, of_both in copies]
-    slower = [one for one in found(gpu(0), gpu(1), bandwidth=copies) if one.code == "peer-slower-than-host"]
-    assert [(one.severity, one.confidence) for one in slower] == ([(severity, "high")] if severity else [])
+        copies = [(finding, of_both) for finding, _, of_both in copies]
+    slower = [
+        finding for finding in findings_of(gpu(0), gpu(1), bandwidth=copies) if finding.code == "peer-slower-than-host"
+    ]
+    assert [(finding.severity, finding.confidence) for finding in slower] == ([(severity, "high")] if severity else [])
 
 
 @pytest.mark.parametrize(("direct", "fires"), [(11.3, False), (11.2, True)])
-def test_where_staging_was_not_measured_it_is_half_of_the_host_links(direct: float, *, fires: bool) -> None:
+def test_unmeasured_staging_counts_as_half_of_the_host_links(direct: float, *, fires: bool) -> None:
     copies = (host_copies(0, 25.0), host_copies(1, 30.0), peer_copies(0, 1, direct, peer_access=True))
-    slower = [one for one in found(gpu(0), gpu(1), bandwidth=copies) if one.code == "peer-slower-than-host"]
-    assert [one.confidence for one in slower] == (["medium"] if fires else [])
-    assert found(gpu(0), gpu(1), bandwidth=(host_copies(0, 25.0), peer_copies(0, 1, direct, peer_access=True))) == []
+    slower = [
+        finding for finding in findings_of(gpu(0), gpu(1), bandwidth=copies) if finding.code == "peer-slower-than-host"
+    ]
+    assert [finding.confidence for finding in slower] == (["medium"] if fires else [])
+    assert (
+        findings_of(gpu(0), gpu(1), bandwidth=(host_copies(0, 25.0), peer_copies(0, 1, direct, peer_access=True))) == []
+    )
 
 
-def test_the_setting_allows_what_is_nearer_than_the_nearest_that_is_slow() -> None:
+def test_nccl_setting_allows_distances_shorter_than_the_nearest_slow_one() -> None:
     levels = {"PIX": "P2P_DISABLE=1", "PXB": "LEVEL=PIX", "PHB": "LEVEL=PXB", "NODE": "LEVEL=PHB", "SYS": "LEVEL=PHB"}
     for kind, said in levels.items():
         assert said in _setting([kind])
@@ -154,17 +163,21 @@ def test_the_setting_allows_what_is_nearer_than_the_nearest_that_is_slow() -> No
 def uplinks(*shares: float, alone: float = 10.0, links: Iterable[Link] = ()) -> list[tuple[list[int], float]]:
     gpus = [gpu(at) for at in range(len(shares))]
     copies = (*(host_copies(at, alone) for at in range(len(shares))), together(*shares))
-    every = found(*gpus, bandwidth=copies, links=links)
-    return [(one.evidence["gpus"], one.evidence["together_gb_per_s"]) for one in every if one.code == "shared-uplink"]
+    every = findings_of(*gpus, bandwidth=copies, links=links)
+    return [
+        (finding.evidence["gpus"], finding.evidence["together_gb_per_s"])
+        for finding in every
+        if finding.code == "shared-uplink"
+    ]
 
 
-def test_an_uplink_is_shared_up_to_thirteen_tenths_of_what_one_reaches_alone() -> None:
+def test_uplink_is_shared_up_to_1_3_times_the_rate_of_one_gpu() -> None:
     assert uplinks(6.5, 6.5) == [([0, 1], 13.0)]
     assert uplinks(6.5, 6.6) == []
     assert uplinks(10.0) == []
 
 
-def test_gpus_below_one_bridge_share_it_by_themselves() -> None:
+def test_gpus_below_one_bridge_are_a_group() -> None:
     bridge = [Link(a=0, b=1, kind="PIX"), Link(a=2, b=3, kind="PXB"), Link(a=1, b=2, kind="PHB")]
     assert uplinks(6.0, 6.0, 9.0, 9.0, links=bridge) == [([0, 1], 12.0)]
     assert uplinks(6.0, 6.0, 6.0, 7.0, links=bridge) == [([0, 1], 12.0), ([2, 3], 13.0)]
@@ -176,31 +189,33 @@ def test_gpus_below_one_bridge_share_it_by_themselves() -> None:
 @pytest.mark.parametrize(
     ("one_way", "both", "codes"), [(10.0, 12.5, ["shared-uplink"]), (10.0, 12.6, []), (10.0, 6.0, ["shared-uplink"])]
 )
-def test_a_pair_shares_a_link_up_to_five_quarters_of_one_direction(
-    one_way: float, both: float, codes: list[str]
-) -> None:
-    every = found(gpu(0), gpu(1), bandwidth=(peer_copies(0, 1, one_way, both, peer_access=False),))
-    assert [one.code for one in every] == codes
-    for one in every:
-        assert (one.confidence, one.evidence["both_ways_gb_per_s"]) == ("medium", both)
-        assert f"each gets {both / 2:.1f}" in one.title
+def test_pair_shares_a_link_up_to_1_25_times_one_direction(one_way: float, both: float, codes: list[str]) -> None:
+    every = findings_of(gpu(0), gpu(1), bandwidth=(peer_copies(0, 1, one_way, both, peer_access=False),))
+    assert [finding.code for finding in every] == codes
+    for finding in every:
+        assert (finding.confidence, finding.evidence["both_ways_gb_per_s"]) == ("medium", both)
+        assert f"each gets {both / 2:.1f}" in finding.title
     healthy = (peer_copies(0, 1, one_way, both, peer_access=False), peer_copies(0, 2, 10.0, 19.0, peer_access=False))
-    every = found(gpu(0), gpu(1), gpu(2), bandwidth=healthy)
-    assert [(one.confidence, one.evidence["other_pairs"]) for one in every] == [("high", "0↔2")] * len(codes)
+    every = findings_of(gpu(0), gpu(1), gpu(2), bandwidth=healthy)
+    assert [(finding.confidence, finding.evidence["other_pairs"]) for finding in every] == [("high", "0↔2")] * len(
+        codes
+    )
 
 
 @pytest.mark.parametrize(("both", "fires"), [(12.5, True), (12.6, False)])
-def test_a_host_link_that_carries_one_direction_at_a_time_is_said(both: float, *, fires: bool) -> None:
-    down, up = (msgspec.structs.replace(one, direction="both_ways", gb_per_s=both) for one in host_copies(0, 1.0))
-    every = found(gpu(0), gpu(1), bandwidth=(host_copies(0, 10.0), down, up))
-    assert [(one.severity, one.evidence["gpus"]) for one in every] == ([("info", [0])] if fires else [])
+def test_host_link_that_carries_one_direction_at_a_time_is_reported(both: float, *, fires: bool) -> None:
+    down, up = (
+        msgspec.structs.replace(finding, direction="both_ways", gb_per_s=both) for finding in host_copies(0, 1.0)
+    )
+    every = findings_of(gpu(0), gpu(1), bandwidth=(host_copies(0, 10.0), down, up))
+    assert [(finding.severity, finding.evidence["gpus"]) for finding in every] == ([("info", [0])] if fires else [])
 
 
 def clocks(*mhz: int | None, application: tuple[int | None, ...] = ()) -> list[Finding]:
-    return found(
+    return findings_of(
         *(
-            gpu(at, sm_clock=Clock(maximum_mhz=one, application_mhz=application[at] if application else None))
-            for at, one in enumerate(mhz)
+            gpu(at, sm_clock=Clock(maximum_mhz=finding, application_mhz=application[at] if application else None))
+            for at, finding in enumerate(mhz)
         )
     )
 
@@ -209,55 +224,59 @@ def clocks(*mhz: int | None, application: tuple[int | None, ...] = ()) -> list[F
     ("slow", "severity"),
     [(991, None), (989, "info"), (951, "info"), (949, "warning"), (801, "warning"), (799, "critical"), (None, None)],
 )
-def test_clocks_differ_by_more_than_a_percent(slow: int | None, severity: str | None) -> None:
+def test_clock_mismatch_starts_above_one_percent(slow: int | None, severity: str | None) -> None:
     every = clocks(1000, slow, 1000)
-    assert [(one.severity, one.evidence["gpus"]) for one in every] == ([(severity, [1])] if severity else [])
+    assert [(finding.severity, finding.evidence["gpus"]) for finding in every] == (
+        [(severity, [1])] if severity else []
+    )
 
 
-def test_of_limits_that_differ_the_first_is_said_and_of_each_domain_one() -> None:
-    (one,) = clocks(1000, 900, application=(800, 700))
-    assert (one.evidence["mhz"], one.evidence["percent"]) == ({"0": 1000, "1": 900}, 10.0)
-    (one,) = clocks(1000, 1000, 1000, application=(800, 700, 600))
-    assert (one.evidence["gpus"], one.evidence["percent"]) == ([1, 2], 25.0)
-    assert "GPU 0 800 MHz, GPU 1 700 MHz, GPU 2 600 MHz" in one.title
-    both = found(gpu(0), gpu(1, sm_mhz=1000, memory_mhz=1000))
-    assert [one.cause for one in both] == ["sm_clock", "memory_clock"]
-    assert ["arithmetic" in one.title for one in both] == [True, False]
+def test_each_clock_domain_reports_the_first_limit_that_differs() -> None:
+    (finding,) = clocks(1000, 900, application=(800, 700))
+    assert (finding.evidence["mhz"], finding.evidence["percent"]) == ({"0": 1000, "1": 900}, 10.0)
+    (finding,) = clocks(1000, 1000, 1000, application=(800, 700, 600))
+    assert (finding.evidence["gpus"], finding.evidence["percent"]) == ([1, 2], 25.0)
+    assert "GPU 0 800 MHz, GPU 1 700 MHz, GPU 2 600 MHz" in finding.title
+    both = findings_of(gpu(0), gpu(1, sm_mhz=1000, memory_mhz=1000))
+    assert [finding.cause for finding in both] == ["sm_clock", "memory_clock"]
+    assert ["arithmetic" in finding.title for finding in both] == [True, False]
 
 
-def test_throttling_is_thermal_or_by_power_and_of_an_idle_gpu_less_sure() -> None:
+def test_throttling_is_thermal_or_power_with_less_confidence_on_an_idle_gpu() -> None:
     hot, brake, idle = throttle.SOFTWARE_THERMAL, throttle.POWER_BRAKE, throttle.IDLE
     working = Clock(current_mhz=700, maximum_mhz=1980)
-    (one,) = found(*(gpu(at, throttle_reasons=(hot,), sm_clock=working) for at in range(5)))
-    assert (one.cause, one.severity, one.confidence) == ("thermal", "warning", "high")
-    assert one.title.count("700 of 1980 MHz") == 4
-    assert "GPUs 0-4 are held back" in one.title
-    assert "airflow" in one.advice[1]
-    (one,) = found(gpu(0, throttle_reasons=(brake,), sm_clock=Clock(maximum_mhz=1980)))
-    assert (one.cause, "SM clock" in one.title, "GPU 0 is held back" in one.title) == ("power", False, True)
-    assert "power supplies" in one.advice[1]
-    (one,) = found(gpu(0, throttle_reasons=(brake, idle), sm_clock=working))
-    assert (one.severity, one.confidence, "although idle" in one.title, "SM clock" in one.title) == (
+    (finding,) = findings_of(*(gpu(at, throttle_reasons=(hot,), sm_clock=working) for at in range(5)))
+    assert (finding.cause, finding.severity, finding.confidence) == ("thermal", "warning", "high")
+    assert finding.title.count("700 of 1980 MHz") == 4
+    assert "GPUs 0-4 are held back" in finding.title
+    assert "airflow" in finding.advice[1]
+    (finding,) = findings_of(gpu(0, throttle_reasons=(brake,), sm_clock=Clock(maximum_mhz=1980)))
+    assert (finding.cause, "SM clock" in finding.title, "GPU 0 is held back" in finding.title) == ("power", False, True)
+    assert "power supplies" in finding.advice[1]
+    (finding,) = findings_of(gpu(0, throttle_reasons=(brake, idle), sm_clock=working))
+    assert (finding.severity, finding.confidence, "although idle" in finding.title, "SM clock" in finding.title) == (
         "info", "medium", True, False
     )  # fmt: skip
-    every = found(gpu(0, throttle_reasons=(hot,)), gpu(1, throttle_reasons=(brake,)), gpu(2, throttle_reasons=(hot,)))
-    assert [one.evidence["gpus"] for one in every] == [[0, 2], [1]]
+    every = findings_of(
+        gpu(0, throttle_reasons=(hot,)), gpu(1, throttle_reasons=(brake,)), gpu(2, throttle_reasons=(hot,))
+    )
+    assert [finding.evidence["gpus"] for finding in every] == [[0, 2], [1]]
 
 
 def nvlinks(*active: int) -> list[list[int]]:
     gpus = [gpu(at, nvlinks=tuple(NvLink(lane=i, active=i < up) for i in range(18))) for at, up in enumerate(active)]
-    return [one.evidence["gpus"] for one in found(*gpus)]
+    return [finding.evidence["gpus"] for finding in findings_of(*gpus)]
 
 
-def test_nvlink_lanes_are_down_where_others_of_the_model_have_more() -> None:
+def test_nvlink_lanes_are_down_if_others_of_the_model_have_more() -> None:
     assert nvlinks(18, 18) == []
     assert nvlinks(18, 17, 12) == [[1, 2]]
     assert nvlinks(18, 0) == []
-    (one,) = found(
+    (finding,) = findings_of(
         *(gpu(at, nvlinks=tuple(NvLink(lane=i, active=i < up) for i in range(18))) for at, up in ((0, 18), (1, 9)))
     )
-    assert "9 NVLink lanes up where the others have 18" in one.title
-    assert "at 50 % of the rate" in one.title
+    assert "9 NVLink lanes up where the others have 18" in finding.title
+    assert "at 50 % of the rate" in finding.title
 
 
 @pytest.mark.parametrize(
@@ -270,7 +289,7 @@ def test_nvlink_lanes_are_down_where_others_of_the_model_have_more() -> None:
         ((59.0, 58.0, 60.0), 100.0, [(0, 1), (0, 2)]),
     ],
 )
-def test_an_nvlink_pair_is_slow_beside_its_kind_or_its_ceiling(
+def test_nvlink_pair_is_slow_against_its_kind_or_its_ceiling(
     rates: tuple[float, ...], ceiling: float | None, slow: list[tuple[int, int]]
 ) -> None:
     pairs = ((0, 1), (0, 2), (1, 2))
@@ -279,17 +298,19 @@ def test_an_nvlink_pair_is_slow_beside_its_kind_or_its_ceiling(
         peer_copies(a, b, rate, peer_access=True, ceiling_gb_per_s=ceiling)
         for (a, b), rate in zip(pairs, rates, strict=True)
     ]
-    every = found(*(gpu(at) for at in range(3)), links=links, bandwidth=copies)
-    assert [[(one["a"], one["b"]) for one in finding.evidence["pairs"]] for finding in every] == (
+    every = findings_of(*(gpu(at) for at in range(3)), links=links, bandwidth=copies)
+    assert [[(pair["a"], pair["b"]) for pair in finding.evidence["pairs"]] for finding in every] == (
         [slow] if slow else []
     )
-    for one in every:
-        assert one.evidence["gb_per_s"] == min(rates)
-        assert f"carries {min(rates):.0f} GB/s at worst, where pairs of its kind carry {max(rates):.0f}" in one.title
+    for finding in every:
+        assert finding.evidence["gb_per_s"] == min(rates)
+        assert (
+            f"carries {min(rates):.0f} GB/s at worst, where pairs of its kind carry {max(rates):.0f}" in finding.title
+        )
     # Without lanes it is none of NVLink's.
     bare = [Link(a=a, b=b, kind="PHB") for a, b in pairs]
     assert "degraded-link" not in {
-        one.code for one in found(*(gpu(at) for at in range(3)), links=bare, bandwidth=copies)
+        finding.code for finding in findings_of(*(gpu(at) for at in range(3)), links=bare, bandwidth=copies)
     }
 
 
@@ -304,37 +325,37 @@ def test_an_nvlink_pair_is_slow_beside_its_kind_or_its_ceiling(
         (None, 4 << 30, "warning", "high"),
     ],
 )
-def test_a_process_is_heavy_from_a_context_on(
+def test_process_with_the_memory_of_a_context_is_heavy(
     name: str | None, memory: int | None, severity: str, confidence: str
 ) -> None:
-    (one,) = found(gpu(0, processes=(GpuProcess(pid=7, name=name, memory_bytes=memory),)), gpu(1))
-    assert (one.severity, one.confidence) == (severity, confidence)
-    assert f"GPU 0 is also held by {name or 'unnamed'} (pid 7):" in one.title
+    (finding,) = findings_of(gpu(0, processes=(GpuProcess(pid=7, name=name, memory_bytes=memory),)), gpu(1))
+    assert (finding.severity, finding.confidence) == (severity, confidence)
+    assert f"GPU 0 is also used by {name or 'unnamed'} (pid 7):" in finding.title
 
 
-def test_own_processes_are_left_out_and_others_named_once() -> None:
+def test_own_processes_are_omitted_and_others_named_once() -> None:
     job = GpuProcess(pid=7, name="job", memory_bytes=4 << 30)
     mine, small = GpuProcess(pid=9, name="python", own=True), GpuProcess(pid=8, name="x", memory_bytes=1)
-    heavy, light = found(gpu(0, processes=(mine, small, job)), gpu(1, processes=(job,)))
+    heavy, light = findings_of(gpu(0, processes=(mine, small, job)), gpu(1, processes=(job,)))
     assert (heavy.evidence["gpus"], light.evidence["gpus"]) == ([0, 1], [0])
-    assert "GPUs 0 and 1 are also held by job (pid 7):" in heavy.title
+    assert "GPUs 0 and 1 are also used by job (pid 7):" in heavy.title
     assert "ps -fp 7`" in heavy.advice[0]
 
 
 def denied(count: int, *pairs: tuple[int, int], reason: str = "not supported (NS)", **fields: Any) -> Finding:
-    """Of so many GPUs these pairs have no peer access."""
+    """Return the finding on a machine whose driver denies peer access to these pairs."""
     links = [
         Link(a=a, b=b, kind="SYS", peer_access=(a, b) not in pairs, reason=reason if (a, b) in pairs else "")
         for a in range(count)
         for b in range(a + 1, count)
     ]
-    every = found(*(gpu(at) for at in range(count)), links=links, **fields)
-    return next(one for one in every if one.code == "no-peer-access")
+    every = findings_of(*(gpu(at) for at in range(count)), links=links, **fields)
+    return next(finding for finding in every if finding.code == "no-peer-access")
 
 
-def test_without_peer_access_it_is_said_between_whom_and_what_is_left() -> None:
+def test_missing_peer_access_names_pairs_and_consequence() -> None:
     two, three = denied(2, (0, 1)), denied(3, (0, 1), (0, 2), (1, 2))
-    assert two.title.startswith("The two GPUs do not have peer access (not supported (NS)): what they exchange")
+    assert two.title.startswith("The two GPUs do not have peer access (not supported (NS)): their communication")
     assert three.title.startswith("No two GPUs have peer access")
     some = denied(3, (0, 1))
     assert some.title.startswith("1 of 3 pairs of GPUs (0↔1) do not have peer access")
@@ -342,10 +363,10 @@ def test_without_peer_access_it_is_said_between_whom_and_what_is_left() -> None:
     assert denied(2, (0, 1), reason="").cause is None
     ring = denied(4, (0, 2))
     assert (ring.severity, len(ring.advice)) == ("info", 1)
-    assert "still form a ring" in ring.title
+    assert "form a ring" in ring.title
 
 
-def test_what_is_advised_without_peer_access() -> None:
+def test_advice_without_peer_access() -> None:
     def first(*pairs: tuple[int, int], **fields: Any) -> str:
         return denied(4, *pairs, **fields).advice[0]
 
@@ -354,8 +375,8 @@ def test_what_is_advised_without_peer_access() -> None:
     slow_last = (host_copies(0, 5.0), host_copies(1, 9.0), host_copies(2, 9.0), host_copies(3, 4.0))
     assert first(*cut, islands=((0, 1), (2, 3)), bandwidth=slow_last).endswith("=0,1.")
     assert first((0, 3), (1, 3), (2, 3), islands=((3,), (0, 1, 2))).endswith("=0,1,2.")
-    assert "Exchange less" in first(*cut, islands=((0,), (1,), (2,), (3,)))
-    assert "Exchange less" in denied(2, (0, 1), islands=((0, 1),)).advice[0]
+    assert "Communicate less" in first(*cut, islands=((0,), (1,), (2,), (3,)))
+    assert "Communicate less" in denied(2, (0, 1), islands=((0, 1),)).advice[0]
     assert "modprobe" in denied(2, (0, 1), reason="disabled by registry").advice[0]
     assert "CPU or one PCIe switch" in denied(2, (0, 1), reason="Chipset not supported").advice[0]
     facts = machine(gpu(0), gpu(1), links=[Link(a=0, b=1, kind="SYS", peer_access=False, reason="chipset")])
@@ -364,7 +385,7 @@ def test_what_is_advised_without_peer_access() -> None:
     assert len(virtual.advice) == 3
 
 
-def test_a_ring_goes_through_all_and_back() -> None:
+def test_ring_passes_all_members_and_closes() -> None:
     star = {(0, at) for at in range(1, 5)}
     assert not has_ring([0, 1, 2, 3, 4], star | {(1, 2), (3, 4)})
     assert has_ring([0, 1, 2, 3, 4], star | {(1, 2), (2, 3), (3, 4)})
@@ -374,7 +395,7 @@ def test_a_ring_goes_through_all_and_back() -> None:
     assert not has_ring([0, 1, 2, 3], {(0, 1), (1, 2), (0, 2), (2, 3)})
 
 
-def test_measured_figures_are_looked_up_by_what_they_say() -> None:
+def test_host_rates_keep_the_fastest_pinned_copy_of_each_path() -> None:
     assert [gpu_index(place) for place in ("gpu:3", "gpu:12", "gpu:", "gpu:x", "numa:1", "host", "gpu:²")] == [
         3, 12, None, None, None, None, None
     ]  # fmt: skip
@@ -389,25 +410,26 @@ def test_measured_figures_are_looked_up_by_what_they_say() -> None:
         msgspec.structs.replace(down, path="host_memory", gb_per_s=99.0),
     )
     facts = machine(gpu(0), bandwidth=(*others, down, up, worse, better))
-    rates = {path: one.gb_per_s for path, one in host_rates(facts)[0].items()}
+    rates = {path: finding.gb_per_s for path, finding in host_rates(facts)[0].items()}
     assert rates == {"host_to_device": 11.0, "device_to_host": 10.0}
     assert host_rates(facts).keys() == {0}
 
 
-def test_together_are_pinned_one_way_copies_of_all_with_their_shares() -> None:
+def test_all_at_once_are_pinned_one_way_copies_with_shares() -> None:
     good = together(1.0, 2.0)
     changes: list[dict[str, Any]] = [
         {"memory": "pageable"}, {"direction": "both_ways"}, {"src": "gpu:0"}, {"per_device": {}}, {"path": "peer"}
     ]  # fmt: skip
     others = [msgspec.structs.replace(good, **change) for change in changes]
-    assert all_at_once(machine(gpu(0), bandwidth=(*others, good))) == (good,)
+    assert all_at_once(machine(gpu(0), bandwidth=(*others, good))) == [good]
 
 
-def test_peers_copies_are_by_source_and_destination() -> None:
+def test_peer_rates_are_by_source_and_destination() -> None:
     def rates(*records: Bandwidth, peer_access: bool = True) -> dict[tuple[int, int], float]:
         facts: Facts = machine(gpu(0), bandwidth=records)
         return {
-            pair: one.gb_per_s for pair, one in peer_rates(facts, peer_access=peer_access, direction="one_way").items()
+            pair: finding.gb_per_s
+            for pair, finding in peer_rates(facts, peer_access=peer_access, direction="one_way").items()
         }
 
     there, back = peer_copies(0, 1, 5.0, peer_access=True)
@@ -420,7 +442,7 @@ def test_peers_copies_are_by_source_and_destination() -> None:
     assert rates(msgspec.structs.replace(there, path="device_to_device")) == {}
 
 
-def test_words_at_their_edges() -> None:
+def test_wording_of_lists_pairs_and_costs() -> None:
     assert [gpu_list(of) for of in ([], [2, 1, 1], [0, 1, 2, 4, 5, 7])] == [
         "GPUs none",
         "GPUs 1 and 2",
@@ -437,7 +459,7 @@ def test_words_at_their_edges() -> None:
     ]  # fmt: skip
 
 
-def test_each_kind_of_nvlink_is_compared_with_its_own() -> None:
+def test_nvlink_pairs_are_compared_within_their_kind() -> None:
     kinds = {
         (0, 1): ("NV6", 60.0),
         (0, 2): ("NV6", 60.0),
@@ -447,30 +469,30 @@ def test_each_kind_of_nvlink_is_compared_with_its_own() -> None:
     }
     links = [Link(a=a, b=b, kind=kind, lanes=6) for (a, b), (kind, _) in kinds.items()]
     copies = [peer_copies(a, b, rate, peer_access=True) for (a, b), (_, rate) in kinds.items()]
-    (one,) = found(*(gpu(at) for at in range(4)), links=links, bandwidth=copies)
-    assert one.evidence["pairs"] == [{"a": 1, "b": 3, "gb_per_s": 50.0}]
-    assert "(NV12) carries 50 GB/s at worst, where pairs of its kind carry 120" in one.title
+    (finding,) = findings_of(*(gpu(at) for at in range(4)), links=links, bandwidth=copies)
+    assert finding.evidence["pairs"] == [{"a": 1, "b": 3, "gb_per_s": 50.0}]
+    assert "(NV12) carries 50 GB/s at worst, where pairs of its kind carry 120" in finding.title
 
 
-def test_a_pcie_lane_carries_by_generation() -> None:
+def test_rate_of_a_pcie_lane_by_generation() -> None:
     assert [raw_gb_per_s(generation, 1) for generation in range(1, 7)] == [0.25, 0.5, 0.985, 1.969, 3.938, 7.563]
 
 
-def test_figures_have_three_digits_and_percent_one() -> None:
+def test_evidence_is_rounded_to_three_digits_and_percent_to_one() -> None:
     third = 1 / 3
-    (shared,) = found(
+    (shared,) = findings_of(
         gpu(0),
         gpu(1),
         bandwidth=(host_copies(0, 10 + third), host_copies(1, 10 + third), together(5 + third, 5 + third)),
     )
     assert (shared.evidence["alone_gb_per_s"], shared.evidence["together_gb_per_s"]) == (10.333, 10.667)
-    (pair,) = found(gpu(0), gpu(1), bandwidth=(peer_copies(0, 1, 10 + third, 10 + 2 * third, peer_access=False),))
+    (pair,) = findings_of(gpu(0), gpu(1), bandwidth=(peer_copies(0, 1, 10 + third, 10 + 2 * third, peer_access=False),))
     assert (pair.evidence["one_way_gb_per_s"], pair.evidence["both_ways_gb_per_s"]) == (10.333, 10.667)
-    (way,) = found(gpu(0), bandwidth=(host_copies(0, 10 + third), both_ways(0, 10 + 2 * third)))
+    (way,) = findings_of(gpu(0), bandwidth=(host_copies(0, 10 + third), both_ways(0, 10 + 2 * third)))
     assert (way.evidence["one_way_gb_per_s"], way.evidence["both_ways_gb_per_s"]) == ({"0": 10.333}, {"0": 10.667})
     copies = (peer_copies(0, 1, 5 + third, peer_access=True), peer_copies(0, 1, 10 + third, peer_access=False))
-    (slower,) = found(gpu(0), gpu(1), bandwidth=copies)
+    (slower,) = findings_of(gpu(0), gpu(1), bandwidth=copies)
     assert slower.evidence["pairs"] == [{"a": 0, "b": 1, "direct_gb_per_s": 5.333, "staged_gb_per_s": 10.333}]
-    siblings = found(gpu(0), gpu(1), bandwidth=(host_copies(0, 5.0), host_copies(1, 10 + third)))
+    siblings = findings_of(gpu(0), gpu(1), bandwidth=(host_copies(0, 5.0), host_copies(1, 10 + third)))
     assert siblings[0].evidence["siblings_gb_per_s"] == 10.333
     assert clocks(3000, 2000)[0].evidence["percent"] == 33.3

@@ -1,4 +1,4 @@
-"""What is true of each recorded machine is found, and nothing else."""
+"""Test that each recorded machine has exactly its true findings."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from tests.machines import NAMES, machine
 ALL_OF_8 = [0, 1, 2, 3, 4, 5, 6, 7]
 
 #: (code, severity, GPUs) of every finding, in any order.
-TRUE = {
+EXPECTED = {
     # Six GTX 1070 on one-lane risers beside a GTX 1080 on x8; three of the six boards boost 5 % less.
     "7gforce": [
         ("degraded-link", "critical", [0, 1, 2, 3, 4, 5]),
@@ -25,16 +25,16 @@ TRUE = {
     ],
     # One M60 board: two GPUs behind one uplink. The VM hides that and calls the pair SYS.
     "az-2x-m60": [("shared-uplink", "warning", [0, 1]), ("no-peer-access", "warning", [0, 1])],
-    # Two such boards, told apart by their copies alone.
+    # Two such boards, distinguished by their copies alone.
     "az-4x-m60": [
         ("shared-uplink", "warning", [0, 2]),
         ("shared-uplink", "warning", [1, 3]),
         ("no-peer-access", "warning", [0, 1, 2, 3]),
     ],
-    # Hybrid cube meshes: pairs without a direct way, but rings of direct ones.
+    # Hybrid cube meshes: pairs without a direct link, but rings of direct links.
     "dgx-1": [("no-peer-access", "info", ALL_OF_8)],
     "gcp-8x-v100": [("no-peer-access", "info", ALL_OF_8)],
-    # Nothing is known of its links, so nothing is said of them.
+    # Nothing is known about its links.
     "patrick-4x": [],
     "staging-area-box": [],
     # Healthy: idle clocks, 159 GB/s from all four to the host at once against 55 alone, a VM.
@@ -43,16 +43,16 @@ TRUE = {
 
 
 def test_every_recorded_machine_is_judged() -> None:
-    assert set(NAMES) == set(TRUE)
+    assert set(NAMES) == set(EXPECTED)
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_what_is_true_of_it_and_nothing_else(name: str) -> None:
-    found = [(f.code, f.severity, f.evidence["gpus"]) for f in examine_facts(machine(name))]
-    assert sorted(found) == sorted(TRUE[name])
+def test_findings_of_a_recorded_machine(name: str) -> None:
+    findings = [(f.code, f.severity, f.evidence["gpus"]) for f in examine_facts(machine(name))]
+    assert sorted(findings) == sorted(EXPECTED[name])
 
 
-def test_the_clock_that_was_called_memory_clock_is_the_sm_clock() -> None:
+def test_the_mismatched_clock_is_the_sm_clock() -> None:
     (finding,) = [f for f in examine_facts(machine("7gforce")) if f.code == "clock-mismatch"]
     assert finding.cause == "sm_clock"
     assert finding.title.startswith("SM clock maximum differs")
@@ -60,7 +60,7 @@ def test_the_clock_that_was_called_memory_clock_is_the_sm_clock() -> None:
     assert finding.evidence["percent"] == 5.0
 
 
-def test_the_half_rate_riser_is_told_from_the_other_risers() -> None:
+def test_the_half_rate_riser_has_its_own_finding() -> None:
     worst, others = [f for f in examine_facts(machine("7gforce-v2")) if f.code == "degraded-link"]
     assert (worst.evidence["gpus"], worst.cause) == ([3], "siblings")
     assert worst.evidence["gb_per_s"] == pytest.approx(0.4048)
@@ -68,7 +68,7 @@ def test_the_half_rate_riser_is_told_from_the_other_risers() -> None:
     assert (others.evidence["gpus"], others.cause) == ([0, 4], "narrow")
 
 
-def test_peer_access_across_sockets_is_slower_and_the_pairs_within_one_are_not() -> None:
+def test_peer_access_is_slower_only_across_sockets() -> None:
     (finding,) = [f for f in examine_facts(machine("7gforce-v2")) if f.code == "peer-slower-than-host"]
     (pair,) = finding.evidence["pairs"]
     assert (pair["a"], pair["b"]) == (3, 4)

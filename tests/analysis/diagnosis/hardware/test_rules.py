@@ -1,27 +1,35 @@
-"""Each rule on its own example machines, and all rules together on each other's healthy ones."""
+"""Test each hardware rule on its example machines, and the wording that rules share."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 import msgspec
 import pytest
 
 from gpudiag.analysis.diagnosis.hardware import HARDWARE_RULES, examine_facts
-from gpudiag.analysis.diagnosis.hardware.examples import gpu, host_copies, machine, peer_copies, together
 from gpudiag.analysis.diagnosis.hardware.no_peer_access import has_ring
 from gpudiag.analysis.diagnosis.hardware.words import gpu_list, gradient_cost, pair_list
 from gpudiag.model.analysis import FINDING_CODES, Finding
 from gpudiag.model.facts import Facts, GpuProcess, Host, Link
+from tests.analysis.diagnosis.rule_examples import examples_by_code
+from tests.analysis.diagnosis.rule_examples.machines import gpu, host_copies, loaded, machine, peer_copies, together
 
 if TYPE_CHECKING:
+    from _pytest.mark import ParameterSet
+
     from gpudiag.analysis.diagnosis.hardware.rule import FactsRule
 
-FIRES = [pytest.param(r, facts, id=f"{r.code}: {what}") for r in HARDWARE_RULES for what, facts in r.FIRES]
-SILENT = [pytest.param(r, facts, id=f"{r.code}: {what}") for r in HARDWARE_RULES for what, facts in r.SILENT]
+
+def parameters(kind: Literal["FIRES", "SILENT"]) -> list[ParameterSet]:
+    return [
+        pytest.param(rule, facts, id=f"{rule.code}: {title}")
+        for rule in HARDWARE_RULES
+        for title, facts in getattr(examples_by_code(rule.code), kind)
+    ]
 
 
-@pytest.mark.parametrize(("rule", "facts"), FIRES)
+@pytest.mark.parametrize(("rule", "facts"), parameters("FIRES"))
 def test_fires(rule: FactsRule, facts: Facts) -> None:
     findings = rule.examine(facts)
     assert findings
@@ -30,37 +38,37 @@ def test_fires(rule: FactsRule, facts: Facts) -> None:
         assert finding.code == rule.code
 
 
-@pytest.mark.parametrize(("rule", "facts"), SILENT)
+@pytest.mark.parametrize(("rule", "facts"), parameters("SILENT"))
 def test_is_silent(rule: FactsRule, facts: Facts) -> None:
     assert rule.examine(facts) == ()
 
 
 def assert_usable(finding: Finding, facts: Facts) -> None:
-    """What every hardware finding owes its reader."""
     assert finding.code in FINDING_CODES
     assert finding.advice, "a finding says what to do"
     assert len(finding.title) <= 400
     assert finding.recoverable_ms_per_step is None
     assert "profile" in finding.evidence["reason"]
     assert finding.ranks == (), "the machine does not know which rank runs where"
-    assert set(finding.evidence["gpus"]) <= {one.index for one in facts.gpus}
+    assert set(finding.evidence["gpus"]) <= {gpu.index for gpu in facts.gpus}
     msgspec.json.encode(finding)
 
 
 @pytest.mark.parametrize("rule", HARDWARE_RULES, ids=lambda rule: rule.code)
-def test_says_what_it_is_and_has_both_kinds_of_examples(rule: FactsRule) -> None:
-    words = type(rule).__doc__ or ""
-    assert len(words) > 400, "the docstring is the page that users read"
-    assert "What to do" in words or "can be done" in words
-    assert rule.FIRES
-    assert rule.SILENT
+def test_rule_has_a_page_and_both_kinds_of_examples(rule: FactsRule) -> None:
+    page = type(rule).__doc__ or ""
+    assert len(page) > 400, "the docstring is the page that users read"
+    assert "What to do" in page or "can be done" in page
+    examples = examples_by_code(rule.code)
+    assert examples.FIRES
+    assert examples.SILENT
 
 
 def test_a_machine_without_gpus_has_no_findings() -> None:
     assert examine_facts(Facts(host=Host())) == ()
 
 
-def test_the_worst_comes_first() -> None:
+def test_findings_are_by_severity() -> None:
     facts = machine(
         gpu(0, sm_mhz=1700), gpu(1, sm_mhz=1600), links=(Link(a=0, b=1, kind="PHB", peer_access=False),),
         bandwidth=(host_copies(0, 0.8), host_copies(1, 25.0)),
@@ -73,11 +81,11 @@ def test_the_worst_comes_first() -> None:
     [
         ((55.0, 55.0, 55.0, 55.0), False),
         ((38.8, 39.4, 39.6, 40.9), False),
-        ((27.5, 27.5, 27.5, 27.5), False),  # two links' worth: two uplinks or the host's memory, which this cannot tell
+        ((27.5, 27.5, 27.5, 27.5), False),  # the rate of two links: two uplinks, or the host's memory
         ((14.0, 14.0, 14.0, 14.0), True),
     ],
 )
-def test_only_a_total_near_one_links_worth_is_a_shared_uplink(shares: tuple[float, ...], fires: bool) -> None:
+def test_only_a_total_near_one_link_is_a_shared_uplink(shares: tuple[float, ...], fires: bool) -> None:
     facts = machine(
         *(gpu(i) for i in range(4)), bandwidth=(*(host_copies(i, 55.4) for i in range(4)), together(*shares))
     )
@@ -87,9 +95,7 @@ def test_only_a_total_near_one_links_worth_is_a_shared_uplink(shares: tuple[floa
         assert findings[0].evidence["gpus"] == [0, 1, 2, 3]
 
 
-def test_a_loaded_link_at_its_own_maximum_is_silent_whatever_the_card_could_do_elsewhere() -> None:
-    from gpudiag.analysis.diagnosis.hardware.examples import loaded
-
+def test_a_loaded_link_at_its_maximum_is_silent() -> None:
     facts = machine(gpu(0, pcie=loaded(3, 8, 3, 8)), bandwidth=(host_copies(0, 6.3, ceiling_gb_per_s=7.3),))
     assert examine_facts(facts) == ()
 
@@ -104,17 +110,17 @@ def test_a_loaded_link_at_its_own_maximum_is_silent_whatever_the_card_could_do_e
         (6, {(0, 1), (1, 2), (0, 2), (3, 4), (4, 5), (3, 5)}, False),
     ],
 )
-def test_rings(count: int, edges: set[tuple[int, int]], expected: bool) -> None:
+def test_has_ring(count: int, edges: set[tuple[int, int]], expected: bool) -> None:
     assert has_ring(list(range(count)), edges) is expected
 
 
-def test_the_search_for_a_ring_ends_on_the_worst_graph() -> None:
+def test_ring_search_ends_on_the_worst_graph() -> None:
     # Two complete halves of eight joined by one edge: every GPU has many neighbours, and there is no ring.
     halves = {(a, b) for half in (range(8), range(8, 16)) for a in half for b in half if a < b}
     assert has_ring(list(range(16)), halves | {(0, 8)}) is False
 
 
-def test_words() -> None:
+def test_wording() -> None:
     assert [gpu_list(x) for x in ([3], [0, 2], [0, 1], range(6), [0, 1, 2, 5])] == [
         "GPU 3", "GPUs 0 and 2", "GPUs 0 and 1", "GPUs 0-5", "GPUs 0-2 and 5",
     ]  # fmt: skip
@@ -124,7 +130,7 @@ def test_words() -> None:
     assert gradient_cost(0.7635) == "ResNet-50's 102 MB of gradients take 134 ms to cross it once"
 
 
-def test_of_two_initiators_the_faster_counts() -> None:
+def test_the_faster_of_two_initiators_counts() -> None:
     slow_when_reading = peer_copies(0, 1, 9.0, peer_access=True, initiator="dst")
     by_writing = peer_copies(0, 1, 12.0, peer_access=True, initiator="src")
     staged = peer_copies(0, 1, 11.0, peer_access=False, initiator="src")
@@ -132,7 +138,7 @@ def test_of_two_initiators_the_faster_counts() -> None:
 
 
 @pytest.mark.parametrize("count", [1, 4, 5, 6])
-def test_of_many_the_first_four_are_named_and_the_others_counted(count: int) -> None:
+def test_four_names_are_shown_and_the_others_counted(count: int) -> None:
     holders = tuple(GpuProcess(pid=100 + i, name=f"job{i}", memory_bytes=30 << 30) for i in range(count))
     copies = [peer_copies(2 * i, 2 * i + 1, 22.0, peer_access=True, verified=False)[0] for i in range(count)]
     pairs = [(f"job{i} ", f"gpu:{2 * i} →") for i in range(count)]
@@ -146,28 +152,26 @@ def test_of_many_the_first_four_are_named_and_the_others_counted(count: int) -> 
 
 
 @pytest.mark.parametrize(("lanes", "codes"), [(18, []), (0, ["shared-uplink"])])
-def test_a_pair_that_gains_nothing_from_a_second_direction_shares_no_uplink_over_nvlink(
-    lanes: int, codes: list[str]
-) -> None:
+def test_a_pair_over_nvlink_shares_no_uplink(lanes: int, codes: list[str]) -> None:
     links = (Link(a=0, b=1, kind=f"NV{lanes}" if lanes else "PHB", lanes=lanes),)
     facts = machine(gpu(0), gpu(1), links=links, bandwidth=(peer_copies(0, 1, 12.0, 12.4, peer_access=True),))
-    assert [found.code for found in examine_facts(facts)] == codes
+    assert [finding.code for finding in examine_facts(facts)] == codes
 
 
-def test_of_slow_pairs_the_slowest_beside_its_way_through_the_host_is_named() -> None:
+def test_the_slowest_pair_relative_to_staging_is_named() -> None:
     rates = {(0, 1): (8.0, 11.0), (0, 2): (4.0, 16.0), (1, 2): (3.0, 5.0)}
     copies = [
         peer_copies(a, b, rate, peer_access=direct)
-        for (a, b), of in rates.items()
-        for rate, direct in zip(of, (True, False), strict=True)
+        for (a, b), pair_rates in rates.items()
+        for rate, direct in zip(pair_rates, (True, False), strict=True)
     ]
-    (found,) = examine_facts(machine(gpu(0), gpu(1), gpu(2), bandwidth=copies))
-    assert "GPUs 0↔1, 0↔2, 1↔2 are slower" in found.title
-    assert "by 75 % between 0 and 2" in found.title
-    assert found.severity == "critical"
+    (finding,) = examine_facts(machine(gpu(0), gpu(1), gpu(2), bandwidth=copies))
+    assert "GPUs 0↔1, 0↔2, 1↔2 are slower" in finding.title
+    assert "by 75 % between 0 and 2" in finding.title
+    assert finding.severity == "critical"
 
 
-def test_the_source_of_a_ceiling_is_named_in_short() -> None:
+def test_the_source_of_a_ceiling_is_shortened() -> None:
     long = "PCIe 5 x16 (read under load): 16 x 32 GT/s x 128/130, packets of 256 bytes with write headers"
     (finding,) = examine_facts(
         machine(gpu(0), bandwidth=(host_copies(0, 18.0, ceiling_gb_per_s=57.0, ceiling_source=long),))

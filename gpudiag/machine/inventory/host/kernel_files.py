@@ -1,0 +1,51 @@
+"""Read small files of /proc and /sys, and the kernel's notation for sets of CPUs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+_MOST_BYTES = 4 << 20
+"""/proc/cpuinfo of a machine with 1024 CPUs is about 1.5 MB."""
+_MOST_CPUS = 65536
+
+
+def read_text(path: Path, most: int = _MOST_BYTES) -> str | None:
+    """Return the file's text without surrounding blanks, or None if it cannot be read."""
+    try:
+        with path.open("rb") as file:
+            return file.read(most).decode(errors="replace").strip()
+    except OSError:  # sysfs attributes of a device that is down raise it too
+        return None
+
+
+def read_int(path: Path) -> int | None:
+    """Return the whole number in the file, or None."""
+    text = read_text(path)
+    try:
+        return None if text is None else int(text, 0)
+    except ValueError:
+        return None
+
+
+def parse_cpu_list(text: str) -> tuple[int, ...]:
+    """Return the numbers of a list such as `0-3,8`, in order.
+
+    Raises:
+        ValueError: it is no such list, or it names numbers of 65536 or more.
+    """
+    numbers: set[int] = set()
+    for span in filter(None, (span.strip() for span in text.strip().split(","))):
+        first, _, last = span.partition("-")
+        low, high = int(first), int(last or first)
+        if not 0 <= low <= high < _MOST_CPUS:
+            raise ValueError(f"not a CPU list: {text!r}")
+        numbers.update(range(low, high + 1))
+    return tuple(sorted(numbers))
+
+
+def numbers_in_mask(words: Sequence[int], bits_per_word: int = 64) -> tuple[int, ...]:
+    """Return the numbers of the set bits in a mask of words, lowest word first (NVML's CPU and node sets)."""
+    return tuple(
+        i * bits_per_word + bit for i, word in enumerate(words) for bit in range(bits_per_word) if word >> bit & 1
+    )

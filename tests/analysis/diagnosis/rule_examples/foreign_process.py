@@ -1,0 +1,22 @@
+"""Machines on which `foreign-process` fires, and machines on which it is silent."""
+
+from __future__ import annotations
+
+from gpudiag.model.facts import Facts, GpuProcess
+from tests.analysis.diagnosis.rule_examples.machines import gpu, machine
+
+FIRES: tuple[tuple[str, Facts], ...] = (
+    (
+        "another job on one of two GPUs",
+        machine(gpu(0), gpu(1, processes=(GpuProcess(pid=4711, name="python", memory_bytes=30 << 30),))),
+    ),
+    (
+        "the desktop",
+        machine(gpu(0, processes=(GpuProcess(pid=900, name="Xorg", memory_bytes=120 << 20),))),
+    ),
+)
+
+SILENT: tuple[tuple[str, Facts], ...] = (
+    ("nobody", machine(gpu(0))),
+    ("gpudiag itself", machine(gpu(0, processes=(GpuProcess(pid=42, name="python", own=True),)))),
+)
