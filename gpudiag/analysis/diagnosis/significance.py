@@ -70,7 +70,7 @@ class Significance(msgspec.Struct, frozen=True):
         left_ms = self._at_higher_cost(before, edit)
         if 100 * left_ms >= WARNING_PERCENT * base_ms:
             return None
-        added = self.what_if.replayed_ms - base_ms
+        added = self.what_if.simulated_ms - base_ms
         return (
             f"{what}, but profiling made the step {added:.1f} ms longer, and if that is "
             f"{100 * BEYOND_CHANCE * PROFILER_SCATTER:.0f} % more than estimated, only {left_ms:.1f} ms are saved. "
@@ -99,11 +99,11 @@ class Significance(msgspec.Struct, frozen=True):
                 "as many CPUs are slow while they are recorded as are not, which says more of the host and the "
                 "recording than of these ranks. Use `gpudiag profile`, which also times the steps without profiling."
             )
-        if self.what_if.replayed_ms - self.what_if.corrected_ms < gain_ms:
+        if self.what_if.simulated_ms - self.what_if.corrected_ms < gain_ms:
             return ""
         if self._does_more(finding.ranks, gain_ms):
             return ""
-        added = self.what_if.replayed_ms - self.what_if.corrected_ms
+        added = self.what_if.simulated_ms - self.what_if.corrected_ms
         return (
             f"its CPU does no more work than the others, and profiling added {added:.1f} ms, not equally to all ranks. "
             "Use `gpudiag profile`, which also times the steps without profiling."
@@ -152,7 +152,7 @@ class Significance(msgspec.Struct, frozen=True):
 
     @property
     def _shortened(self) -> float:
-        return self.what_if.corrected_ms / max(self.what_if.replayed_ms, 1e-9)
+        return self.what_if.corrected_ms / max(self.what_if.simulated_ms, 1e-9)
 
     def _at_higher_cost(self, before: Sequence[Edit], edit: Edit) -> float:
         """What the edit gains after those before it if the profiler costs the hosts more than taken."""
