@@ -124,7 +124,7 @@ def _alone(name: str, traces: list[Path], true: float) -> Iterator[dict[str, Any
 def _measured(name: str, how: str, case: Case, true: float) -> Iterator[dict[str, Any]]:
     case = without_outlier_steps(replace(case))
     what_if = case.what_if
-    if what_if is None or abs(what_if.replayed_ms - case.slowest_ms) > FAILED * case.slowest_ms:
+    if what_if is None or abs(what_if.simulated_ms - case.slowest_ms) > FAILED * case.slowest_ms:
         return
     said = Significance(case, what_if)
     interval = interval_ms(said)
@@ -136,7 +136,7 @@ def _measured(name: str, how: str, case: Case, true: float) -> Iterator[dict[str
         "where": "CPU processes" if all(track.is_cpu for track in case.tracks) else "GPUs",
         "true": true,
         "recorded": case.slowest_ms,
-        "replayed": what_if.replayed_ms,
+        "replayed": what_if.simulated_ms,
         "corrected": what_if.corrected_ms,
         "low": interval[0],
         "high": interval[1],

@@ -7,6 +7,7 @@ from functools import cached_property
 
 import numpy as np
 
+from gpudiag.analysis.diagnosis.simulation.fit_profiler_cost import build_what_if
 from gpudiag.analysis.diagnosis.simulation.what_if import WhatIf
 from gpudiag.analysis.diagnosis.unprofiled_steps import (
     devices_set_pace,
@@ -38,7 +39,7 @@ class Case:
     @cached_property
     def what_if(self) -> WhatIf | None:
         """The replay, or None where the traces hold nothing that can be replayed."""
-        return WhatIf.of(
+        return build_what_if(
             self.timeline,
             self.unprofiled_ms,
             host_ms=fastest_host_ms(self.run),

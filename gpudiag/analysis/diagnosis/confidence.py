@@ -76,7 +76,10 @@ def _without_each_step(what_if: WhatIf, found: Sequence[Weighed]) -> list[NDArra
 
 def _at_other_costs(what_if: WhatIf, found: Sequence[Weighed]) -> list[NDArray[np.float64]]:
     """What each finding gains with the profiler at either end of what it may have cost."""
-    if what_if.timed_ms is not None or what_if.replayed_ms - what_if.corrected_ms < AS_RECORDED * what_if.replayed_ms:
+    if (
+        what_if.unprofiled_ms is not None
+        or what_if.simulated_ms - what_if.corrected_ms < AS_RECORDED * what_if.simulated_ms
+    ):
         return []
     proposals = [one.proposal for one in found]
     ends = (1 - BEYOND_CHANCE * PROFILER_SCATTER, 1 + BEYOND_CHANCE * PROFILER_SCATTER)

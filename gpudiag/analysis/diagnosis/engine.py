@@ -132,9 +132,9 @@ def _nothing_to_simulate(case: Case, what_if: WhatIf | None) -> str:
             "savings need two marked steps or more with kernel launches or collectives. Record both CPU and CUDA "
             "activities over five or more marked steps."
         )
-    if abs(what_if.replayed_ms - case.slowest_ms) > SAME_AMOUNT * case.slowest_ms:
+    if abs(what_if.simulated_ms - case.slowest_ms) > SAME_AMOUNT * case.slowest_ms:
         return (
-            f"simulated and recorded steps disagree ({what_if.replayed_ms:.1f} and {case.slowest_ms:.1f} ms), so "
+            f"simulated and recorded steps disagree ({what_if.simulated_ms:.1f} and {case.slowest_ms:.1f} ms), so "
             "savings cannot be estimated. Record five or more steps after warm-up, with CPU and CUDA activities, from "
             "all ranks."
         )
@@ -186,7 +186,7 @@ def _in_words_of(finding: Finding, timeline: Timeline) -> Finding:
 
 def _overhead(case: Case, what_if: WhatIf) -> list[Validity]:
     """How much of the step was the profiler's own doing, where that is much."""
-    profiled, corrected = what_if.replayed_ms, what_if.corrected_ms
+    profiled, corrected = what_if.simulated_ms, what_if.corrected_ms
     if profiled - corrected < WARNING_PERCENT / 100 * profiled:
         return []
     message = f"a step takes {profiled:.1f} ms while profiling and about {corrected:.1f} ms without"
@@ -206,11 +206,11 @@ def _as_sure_as_the_data(case: Case, what_if: WhatIf, finding: Finding, codes: s
     """The finding, less sure by one grade for each kind of doubt that the data raises, if it hangs on that data."""
     if "timed_steps" in finding.evidence:
         return finding
-    overhead = what_if.replayed_ms - what_if.corrected_ms
+    overhead = what_if.simulated_ms - what_if.corrected_ms
     doubts = [
         bool(codes & _WEAKENING),
         finding.code in _BETWEEN_RANKS and bool(codes & _WEAKENING_BETWEEN_RANKS),
-        abs(what_if.replayed_ms - case.slowest_ms) > POOR_SIMULATION * case.slowest_ms,
+        abs(what_if.simulated_ms - case.slowest_ms) > POOR_SIMULATION * case.slowest_ms,
         finding.code in _ON_THE_HOST
         and case.unprofiled_ms is None
         and overhead > (finding.recoverable_ms_per_step or 0.0),
@@ -219,7 +219,7 @@ def _as_sure_as_the_data(case: Case, what_if: WhatIf, finding: Finding, codes: s
         and finding.cause == "launch"
         and overhead > (finding.recoverable_ms_per_step or 0.0),
         "longer_in_timed_steps_ms" not in finding.evidence
-        and unprofiled_longer_ms(what_if.timed_ms, what_if.corrected_ms)
+        and unprofiled_longer_ms(what_if.unprofiled_ms, what_if.corrected_ms)
         > SAME_AMOUNT * (finding.recoverable_ms_per_step or math.inf),
     ]
     grade = len(_CONFIDENCES) if codes & UNTRUSTED_CODES else _CONFIDENCES.index(finding.confidence) + sum(doubts)

@@ -46,7 +46,7 @@ def interval_ms(of: Significance) -> tuple[float, float] | None:
     if len(of.slowest_track_ms) < 2:
         return None
     value = of.what_if.corrected_ms + of.what_if.input_not_recorded_ms
-    missed = abs(of.what_if.replayed_ms - of.case.slowest_ms)
+    missed = abs(of.what_if.simulated_ms - of.case.slowest_ms)
     if of.timed_ms:
         half = math.hypot(of.chance_ms, missed) + AS_RECORDED * value
         timed_ms = max(of.timed_ms, key=statistics.fmean)
@@ -83,7 +83,7 @@ def _by_profiler_cost(of: Significance) -> tuple[float, float]:
     # What hosts do in calls and threads that record nothing slows as their recorded work does.
     host = of.what_if.graph.host
     work = max(float((host.busy - np.minimum(host.slow, host.busy)).sum()), 1.0)
-    share = min(float((host.busy - dear.busy).sum()) / work, 1.0)
+    share = min(float((host.busy - dear.host_corrected.busy).sum()) / work, 1.0)
     unseen = share * (_carried_by_hosts_ms(of) + _in_slow_calls_ms(of))
     value = of.what_if.corrected_ms
     return max(min(dear.corrected_ms - unseen, value), 0.0), max(cheap.corrected_ms, value)

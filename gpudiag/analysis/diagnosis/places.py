@@ -13,11 +13,11 @@ from gpudiag.analysis.diagnosis.calibration import FEW_SLOW_CALLS, MOST
 from gpudiag.analysis.diagnosis.case import Case
 from gpudiag.analysis.diagnosis.frames import innermost
 from gpudiag.analysis.diagnosis.simulation.chains.host_time import (
-    body_span,
+    analysed_span,
+    before_first_ops,
     garbage_collection,
-    opening_of_steps,
-    silent_stretches,
     slow_calls,
+    untraced_stretches,
 )
 from gpudiag.intervals import Intervals, distinct, intersect, length, subtract
 from gpudiag.model.event import EventKind, EventTable, Role
@@ -68,7 +68,7 @@ def main_place(places: Sequence[Place], gain_ms: float) -> Place | None:
 
 def before_first_operator(case: Case, ranks: Container[int]) -> str:
     """Between what the threads of these ranks record nothing at the start of their steps, where that is longest."""
-    found = [place for track in _processes(case, ranks) for place in _places(case, track, opening_of_steps).values()]
+    found = [place for track in _processes(case, ranks) for place in _places(case, track, before_first_ops).values()]
     return max(found, key=lambda place: place.ms_per_step).words if found else ""
 
 
@@ -78,7 +78,7 @@ def _places(case: Case, track: DeviceTrack, silent: Callable[[DeviceTrack, Event
     collecting = garbage_collection(track, events)
     total: dict[str, int] = defaultdict(int)
     collected: dict[str, int] = defaultdict(int)
-    body = Intervals(*(np.array([edge], np.int64) for edge in body_span(track)))
+    body = Intervals(*(np.array([edge], np.int64) for edge in analysed_span(track)))
     for start, end in intersect(silent(track, events), body).pairs():
         words = _between(track, events, start, end)
         total[words] += end - start
@@ -97,7 +97,7 @@ def slow_operators(case: Case, ranks: Container[int]) -> dict[str, tuple[float, 
     per = 0
     for index, track in enumerate(_processes(case, ranks)):
         events = case.timeline.traces[track.trace].events
-        slow = slow_calls(track, events, list(track.threads), *body_span(track))
+        slow = slow_calls(track, events, list(track.threads), *analysed_span(track))
         per += len(track.window_steps)
         for (start, end), row in zip(slow.spans.pairs(), slow.row.tolist(), strict=True):
             name = events.name_of(row)
@@ -126,7 +126,7 @@ def _processes(case: Case, ranks: Container[int]) -> list[DeviceTrack]:
 
 def _silent(track: DeviceTrack, events: EventTable) -> Intervals:
     launching = [other for other in distinct(track.ops.launch_thread).tolist() if other in track.threads]
-    stretches = silent_stretches(track, events, list({track.steps.thread, *launching}), *body_span(track))
+    stretches = untraced_stretches(track, events, list({track.steps.thread, *launching}), *analysed_span(track))
     return subtract(stretches, track.host_communication)
 
 

@@ -105,7 +105,7 @@ class Significance(msgspec.Struct, frozen=True):
             )
         if finding.cause == "launch" and len(finding.ranks) > 1 and 2 * len(finding.ranks) >= len(ranks):
             return self._both_readings(finding, saved_ms, "as many CPUs are slow as are not")
-        if self.what_if.replayed_ms - self.what_if.corrected_ms < gain_ms:
+        if self.what_if.simulated_ms - self.what_if.corrected_ms < gain_ms:
             return ""
         if self._does_more(finding.ranks, gain_ms):
             return ""
@@ -113,7 +113,7 @@ class Significance(msgspec.Struct, frozen=True):
 
     def _both_readings(self, finding: Finding, saved_ms: float, why: str) -> str:
         """Say what the finding is worth if the profiler slows all ranks alike, and if it slows these ranks more."""
-        added = self.what_if.replayed_ms - self.what_if.corrected_ms
+        added = self.what_if.simulated_ms - self.what_if.corrected_ms
         ranks = f"rank{'s' * (len(finding.ranks) > 1)} {', '.join(map(str, finding.ranks))}"
         return (
             f"If the profiler adds {self._per_event_us:.1f} µs per event on every rank, {_fixing(finding)} saves "
@@ -165,7 +165,7 @@ class Significance(msgspec.Struct, frozen=True):
 
     @property
     def _shortened(self) -> float:
-        return self.what_if.corrected_ms / max(self.what_if.replayed_ms, 1e-9)
+        return self.what_if.corrected_ms / max(self.what_if.simulated_ms, 1e-9)
 
     def _at_higher_cost(self, before: Sequence[Edit], edit: Edit) -> float:
         """What the edit gains after those before it if the profiler costs the hosts more than taken."""

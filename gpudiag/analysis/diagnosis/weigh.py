@@ -18,7 +18,7 @@ import msgspec
 from gpudiag.analysis.diagnosis.calibration import AS_RECORDED, CLEARLY_MORE, WARNING_PERCENT, WORTH_FIRST
 from gpudiag.analysis.diagnosis.rules.rule import Proposal, notable
 from gpudiag.analysis.diagnosis.significance import Significance
-from gpudiag.analysis.diagnosis.simulation.graph import Costs
+from gpudiag.analysis.diagnosis.simulation.scenario import Scenario
 from gpudiag.analysis.diagnosis.simulation.what_if import WhatIf
 from gpudiag.model.analysis import Finding, Validity
 
@@ -46,7 +46,7 @@ def gains(what_if: WhatIf, proposals: Sequence[Proposal]) -> list[float]:
     costs, now = what_if.corrected, what_if.now_ms
     edits = [proposal.edit(what_if, costs) for proposal in proposals]
     parts = [costs if one.beyond is None else one.beyond(what_if, costs) for one in proposals]
-    by_edit = what_if.gains_ms([*edits, *parts])
+    by_edit = what_if.savings_ms([*edits, *parts])
     found, shared = list(by_edit[: len(edits)]), by_edit[len(edits) :]
     if not any(proposal.kind == "launching" and gain for proposal, gain in zip(proposals, found, strict=True)):
         return found
@@ -56,7 +56,7 @@ def gains(what_if: WhatIf, proposals: Sequence[Proposal]) -> list[float]:
     launching = 0.0
     for index, proposal in enumerate(proposals):
         if proposal.kind == "launching":
-            left = [what_if.gain_ms(proposal.edit(what_if, world), world) for world in worlds]
+            left = [what_if.saving_ms(proposal.edit(what_if, world), world) for world in worlds]
             found[index] = launching = min([found[index], *left])
     return [
         0.0 if one.beyond is not None and not notable(gain - part, now) and launching >= CLEARLY_MORE * gain else gain
@@ -64,7 +64,7 @@ def gains(what_if: WhatIf, proposals: Sequence[Proposal]) -> list[float]:
     ]
 
 
-def without_others(what_if: WhatIf, proposals: Sequence[Proposal], gained: Sequence[float]) -> Costs:
+def without_others(what_if: WhatIf, proposals: Sequence[Proposal], gained: Sequence[float]) -> Scenario:
     """The costs of a host that does nothing but launch: without waste and without the exchange."""
     costs = without_waste(what_if, proposals, gained)
     for proposal, gain in zip(proposals, gained, strict=True):
@@ -73,7 +73,7 @@ def without_others(what_if: WhatIf, proposals: Sequence[Proposal], gained: Seque
     return costs
 
 
-def without_waste(what_if: WhatIf, proposals: Sequence[Proposal], gained: Sequence[float]) -> Costs:
+def without_waste(what_if: WhatIf, proposals: Sequence[Proposal], gained: Sequence[float]) -> Scenario:
     """The costs without any waste that gains something."""
     costs = what_if.corrected
     for proposal, gain in zip(proposals, gained, strict=True):
@@ -153,7 +153,9 @@ def _with_alternatives(what_if: WhatIf, found: Sequence[Weighed]) -> list[Weighe
     ]
     pairs = [(a, b) for a in candidates for b in candidates if a < b]
     costs = what_if.corrected
-    both = what_if.gains_ms([found[b].proposal.edit(what_if, found[a].proposal.edit(what_if, costs)) for a, b in pairs])
+    both = what_if.savings_ms(
+        [found[b].proposal.edit(what_if, found[a].proposal.edit(what_if, costs)) for a, b in pairs]
+    )
     instead: dict[int, list[str]] = {}
     for (a, b), together in zip(pairs, both, strict=True):
         if together - min(found[a].gain_ms, found[b].gain_ms) < AS_RECORDED * what_if.now_ms:

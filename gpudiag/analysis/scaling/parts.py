@@ -27,16 +27,17 @@ from dataclasses import replace
 
 import numpy as np
 
-from gpudiag.analysis.diagnosis.simulation.edits import (
-    level,
-    undisturbing,
+from gpudiag.analysis.diagnosis.simulation.counterfactuals import (
+    equalize_ranks,
     with_host_copies,
     without_input,
     without_launch_cost,
-    without_stalls,
     without_syncs,
+    without_transfer_time,
+    without_untraced,
 )
-from gpudiag.analysis.diagnosis.simulation.graph import Costs
+from gpudiag.analysis.diagnosis.simulation.fit_profiler_cost import build_what_if
+from gpudiag.analysis.diagnosis.simulation.scenario import Scenario
 from gpudiag.analysis.diagnosis.simulation.what_if import WhatIf
 from gpudiag.model.benchmarks.scaling import STEP_PARTS, StepParts
 from gpudiag.model.timeline import Timeline
@@ -57,21 +58,21 @@ def step_parts(timeline: Timeline, timed_ms: float, *, staged: bool = False, fed
             threads that reduce them, are transfer.
         fed: batches are loaded; otherwise unexplained waiting is the host's.
     """
-    what_if = WhatIf.of(timeline, timed_ms)
+    what_if = build_what_if(timeline, timed_ms)
     if what_if is None:
         return None
     on_cpu = timeline.tracks[0].is_cpu
     chain = dict.fromkeys(("", *STEP_PARTS), what_if.corrected)
     costs = what_if.corrected
     if len(what_if.graph.ranks) > 1:
-        costs = level(what_if, costs, each_step=True)
+        costs = equalize_ranks(what_if, costs, each_step=True)
     chain["waiting"] = costs
-    costs = undisturbing(costs)
+    costs = without_transfer_time(costs)
     if staged and not on_cpu:
         costs = with_host_copies(what_if, costs)
         costs = costs if fed else _never_waits(what_if, costs)
     chain["exposed_transfer"] = costs
-    costs = replace(costs, duration=what_if.baseline.relieved(costs.duration))
+    costs = replace(costs, duration=what_if.model.contention.removed_from(costs.duration))
     chain["disturbed"] = costs
     if fed:
         costs = _never_waits(what_if, with_host_copies(what_if, costs))
@@ -89,7 +90,7 @@ def step_parts(timeline: Timeline, timed_ms: float, *, staged: bool = False, fed
     return StepParts(
         timed_ms=timed_ms,
         replayed_ms=steps_ms[0],
-        recorded_ms=what_if.replayed_ms,
+        recorded_ms=what_if.simulated_ms,
         profiler_us_per_event=what_if.per_event_ns / 1e3,
         parts_ms={name: ms * scale if on_cpu or name in _OF_THE_HOST else ms for name, ms in parts_ms.items()},
         scaled_by=scale,
@@ -113,12 +114,12 @@ def scale_to_timed(parts_ms: Mapping[str, float], timed_ms: float, *, on_cpu: bo
     return max(0.0, movable - (whole - timed_ms)) / movable if movable > 0 else 1.0
 
 
-def _transfer_ms(what_if: WhatIf, costs: Costs) -> float:
+def _transfer_ms(what_if: WhatIf, costs: Scenario) -> float:
     """Return the transfer time of a step on the mean device."""
     graph = what_if.graph
     devices = len(set(graph.device.track.tolist()))
     return milliseconds(float(np.nansum(costs.transfer))) / max(graph.steps * devices, 1)
 
 
-def _never_waits(what_if: WhatIf, costs: Costs) -> Costs:
-    return without_stalls(what_if, without_input(what_if, costs))
+def _never_waits(what_if: WhatIf, costs: Scenario) -> Scenario:
+    return without_untraced(what_if, without_input(what_if, costs))

@@ -25,8 +25,8 @@ from gpudiag.analysis.diagnosis.examples import (
     silence,
     update,
 )
-from gpudiag.analysis.diagnosis.simulation.edits import (
-    level,
+from gpudiag.analysis.diagnosis.simulation.counterfactuals import (
+    equalize_ranks,
     with_host_copies,
     without_communication,
     without_input,
@@ -40,7 +40,7 @@ from tests.examples import examples
 
 if TYPE_CHECKING:
     from gpudiag.analysis.diagnosis.case import Case
-    from gpudiag.analysis.diagnosis.simulation.graph import Costs
+    from gpudiag.analysis.diagnosis.simulation.scenario import Scenario
 
 #: What the search for the settled turn may leave, relative.
 SETTLED = 2e-3
@@ -69,7 +69,7 @@ def jobs(draw: st.DrawFn) -> Job:
     return Job(ranks=ranks, step=tuple(step), extra=extra, steps=draw(st.integers(6, 9)))
 
 
-def edits_of(case: Case, costs: Costs) -> dict[str, Costs]:
+def edits_of(case: Case, costs: Scenario) -> dict[str, Scenario]:
     what_if = case.what_if
     assert what_if is not None
     return {
@@ -79,8 +79,8 @@ def edits_of(case: Case, costs: Costs) -> dict[str, Costs]:
         "transfer": without_transfer(what_if, costs),
         "communication": without_communication(what_if, costs),
         "copies": with_host_copies(what_if, costs, 0.0),
-        "level": level(what_if, costs),
-        "level each step": level(what_if, costs, each_step=True),
+        "level": equalize_ranks(what_if, costs),
+        "level each step": equalize_ranks(what_if, costs, each_step=True),
     }
 
 
@@ -111,7 +111,7 @@ def test_unchanged_it_takes_what_was_measured(job: Job) -> None:
     steps = np.concatenate([track.step_ns for track in case.attribution.tracks])
     # Hosts that still run further ahead from step to step, or a device that catches up, are not settled.
     assume(steps.max() - steps.min() <= 0.01 * steps.mean())
-    assert what_if.replayed_ms == pytest.approx(case.slowest_ms, rel=0.01)
+    assert what_if.simulated_ms == pytest.approx(case.slowest_ms, rel=0.01)
 
 
 @given(job=jobs(), order=st.permutations(range(8)))
@@ -121,7 +121,7 @@ def test_taking_work_away_never_takes_longer_one_edit_on_top_of_another(job: Job
     what_if = case.what_if
     assert what_if is not None
     costs, before = what_if.corrected, what_if.corrected_ms
-    assert before <= what_if.replayed_ms * (1 + SETTLED)
+    assert before <= what_if.simulated_ms * (1 + SETTLED)
     for index in order:
         name = list(edits_of(case, costs))[index]
         once = edits_of(case, costs)[name]
@@ -141,7 +141,7 @@ def test_the_graph_is_well_formed(job: Job) -> None:
     case = case_of(job.traces())
     assert case.what_if is not None
     host, device = case.what_if.graph.host, case.what_if.graph.device
-    for column in (host.busy, host.input, host.silent, host.block_delay, host.profiler):
+    for column in (host.busy, host.input, host.before_first_op, host.block_delay, host.profiler):
         assert (column >= 0).all()
     assert (device.gap >= 0).all(), "nothing overlaps in a stream here"
     assert (device.transfer[~np.isnan(device.transfer)] >= 0).all()

@@ -27,14 +27,21 @@ from gpudiag.analysis.diagnosis.rules.launch_bound import LaunchBound
 from gpudiag.analysis.diagnosis.rules.rule import notable, severity_of
 from gpudiag.analysis.diagnosis.rules.unused_nvlink import unused_nvlink_gb_per_s
 from gpudiag.analysis.diagnosis.significance import Significance
-from gpudiag.analysis.diagnosis.simulation import build, edits, levels, profiler_cost, schedule, streams
-from gpudiag.analysis.diagnosis.simulation import undisturbed_baseline as baseline
+from gpudiag.analysis.diagnosis.simulation import (
+    build,
+    components,
+    contention,
+    counterfactuals,
+    profiler_cost,
+    schedule,
+    streams,
+)
 from gpudiag.analysis.diagnosis.simulation.build import build_graph
 from gpudiag.analysis.diagnosis.simulation.chains import cpu_chain, host_chain
-from gpudiag.analysis.diagnosis.simulation.chains.host_time import elsewhere_ns
-from gpudiag.analysis.diagnosis.simulation.excess import Excess
-from gpudiag.analysis.diagnosis.simulation.graph import NONE, Block
-from gpudiag.analysis.diagnosis.simulation.unprofiled_cost import as_steps_were_timed
+from gpudiag.analysis.diagnosis.simulation.chains.host_time import untraced_from_ns
+from gpudiag.analysis.diagnosis.simulation.fit_profiler_cost import build_what_if, fit_step_time
+from gpudiag.analysis.diagnosis.simulation.graph import NONE, HostBlock
+from gpudiag.analysis.diagnosis.simulation.imbalance import Excess
 from gpudiag.analysis.diagnosis.simulation.what_if import WhatIf
 from gpudiag.analysis.timeline import build_timeline
 from gpudiag.intervals import EMPTY, Intervals
@@ -64,18 +71,18 @@ ELSEWHERE = {
     "_MOST_DRIFT": "of an interval, on which no verdict hangs",
     "_HOST_DRIFT": "of an interval, on which no verdict hangs",
     "_RECORDED_ALONE": "of an interval, on which no verdict hangs",
+    "_DEEPEST_NESTING": "bounds how far is looked",
     "_NESTED": "bounds how far is looked",
     "_MOST_STEPS": "bounds a search",
-    "_MOST_BESIDE": "bounds a search",
+    "_MAX_CONCURRENT": "bounds a search",
     "_NEVER": "the place of a variable",
     "_ONE_HELD_UP_PER_NS": "bounds time",
-    "_HALVINGS": "how finely a cost is sought",
-    "_CLOSE": "how finely a cost is sought",
-    "_SETTLED": "when a replay has settled",
-    "_MOST_TURNS": "when a replay has settled",
-    "_FEWEST_TURNS": "when a replay has settled",
-    "_FEW_PER_KERNEL": "bounds memory",
-    "_AROUND": "the order of a search",
+    "_BISECTIONS": "how finely an overhead is fitted",
+    "_TOLERANCE": "when a simulation or a fit has converged",
+    "_MAX_ITERATIONS": "when a simulation has converged",
+    "_MIN_ITERATIONS": "when a simulation has converged",
+    "_TABLE_ENTRIES_PER_KERNEL": "bounds memory",
+    "_NEIGHBOURS": "the order of a search",
     "_MOST_PLACES": "how much is shown",
     "_MOST_FRAMES": "how much is shown",
     "_MOST_NAMES": "how much is shown",
@@ -145,21 +152,21 @@ def calls_of_an_communication(at: float) -> object:
     """An exchange that gains 1 ms, all of it by the host's calls for it, beside launching."""
     communication = Of(kind="exchange", edit=lambda *_: 1.0, beyond=lambda *_: 1.0)
     launching = Of(kind="launching", edit=lambda *_: at, beyond=None)
-    what_if: Any = Of(corrected=0.0, now_ms=10.0, gains_ms=list, gain_ms=lambda costs, _: costs)
+    what_if: Any = Of(corrected=0.0, now_ms=10.0, savings_ms=list, saving_ms=lambda costs, _: costs)
     return weigh.gains(what_if, cast("Any", [communication, launching]))[0] > 0
 
 
 @CASES.of("POOR_SIMULATION")
 def trusted_less(at: float) -> object:
     case: Any = Of(slowest_ms=10.0, unprofiled_ms=None)
-    what_if: Any = Of(replayed_ms=10 * (1 + at), corrected_ms=10.0, timed_ms=None)
+    what_if: Any = Of(simulated_ms=10 * (1 + at), corrected_ms=10.0, unprofiled_ms=None)
     finding = Finding(code="host-stall", severity="info", confidence="high")
     return engine._as_sure_as_the_data(case, what_if, finding, set()).confidence
 
 
 @CASES.of("SIMULATION_ERROR")
 def timed_or_corrected(at: float) -> object:
-    now = WhatIf.__dict__["now_ms"].fget(Of(timed_ms=10.0, corrected_ms=10 * (1 + at)))
+    now = WhatIf.__dict__["now_ms"].fget(Of(unprofiled_ms=10.0, corrected_ms=10 * (1 + at)))
     return now == 10
 
 
@@ -196,7 +203,8 @@ def host_graph(busy: Any, *, events: int = 1, ranks: int = 1) -> Any:
     nodes = len(each) // ranks
     none = np.zeros(len(each))
     host = Of(
-        time=none, busy=each, events=np.full(len(each), events), input=none, silent=none, stall=none, profiler=none,
+        time=none,
+        busy=each, events=np.full(len(each), events), input=none, before_first_op=none, untraced=none, profiler=none,
         process=np.repeat(np.arange(ranks), nodes), step=np.zeros(len(each), np.int64),
         row=np.arange(len(each)), block=np.zeros(len(each), np.uint8),
     )  # fmt: skip
@@ -219,7 +227,7 @@ CASES.of("FEWEST_CALLS")(lambda at: profiler_cost._enough_calls(host_graph(np.on
 @CASES.of("PROFILER_NS_PER_CALL")
 def kernel_only_recording(at: float) -> object:
     (trace,) = Job(ranks=1, step=(kernels(10),)).traces()
-    what_if = WhatIf.of(build_timeline([msgspec.structs.replace(trace, operators_put_in=True)]))
+    what_if = build_what_if(build_timeline([msgspec.structs.replace(trace, operators_put_in=True)]))
     assert what_if is not None
     return what_if.per_event_ns > at
 
@@ -234,7 +242,7 @@ def dearest(*, lightly: bool) -> float:
         return job
 
     job.at_cost = at_cost
-    as_steps_were_timed(job, 5.0)
+    fit_step_time(job, 5.0)
     return max(tried)
 
 
@@ -252,7 +260,7 @@ def mostly_profiler(at: float) -> object:
 @CASES.of("SLOW_THROUGHOUT")
 def slow_host(at: float) -> object:
     graph = host_graph(np.repeat([1000.0, 1000.0 * at], CALLS), ranks=2)
-    return profiler_cost.host_pace(graph).slow[1] > 1
+    return profiler_cost.host_pace(graph).by_process[1] > 1
 
 
 @CASES.of("PROFILER_SCATTER")
@@ -275,7 +283,7 @@ def elsewhere(every_ns: int, *, is_cpu: bool = False) -> float:
     steps = HostSteps(start=np.array([0, 10**12]), number=np.arange(2), end=10**12, source="", thread=1)
     track: Any = Of(is_cpu=is_cpu, steps=steps, window_steps=np.array([0]), shift_ns=0)
     events: Any = Of(kind=np.full(50, EventKind.RUNTIME), thread=np.ones(50), start_ns=np.arange(50) * every_ns)
-    return elsewhere_ns(track, events, [1])
+    return untraced_from_ns(track, events, [1])
 
 
 CASES.of("EVENTS_ELSEWHERE")(lambda at: elsewhere(5_000) > at * 5_000)
@@ -309,7 +317,7 @@ def takes_turns(at: float) -> object:
     busy = {1: Intervals(np.array([0]), np.array([1000])), 2: Intervals(np.array([start]), np.array([start + 1000]))}
     threads = {thread: Of(busy=spans) for thread, spans in busy.items()}
     track: Any = Of(steps=Of(thread=1), threads=threads, ops=Of(launch_thread=np.array([2])))
-    return host_chain._chain_threads(track, anyone=False)
+    return host_chain._chain_threads(track, all_launchers=False)
 
 
 def waited(pause: int) -> int:
@@ -329,17 +337,22 @@ def behind_a_copy(at: float) -> object:
         rows_of=lambda *_: np.array([0]), correlation=np.array([7, 7, 8]), thread=np.ones(3),
         direction=np.full(3, Direction.HOST_TO_DEVICE),
     )  # fmt: skip
-    kinds = np.array([Block.NOT, Block.SYNC], np.uint8)
+    kinds = np.array([HostBlock.NOT, HostBlock.SYNC], np.uint8)
     times = np.array([0, 100 + round(at)]), np.array([100, 10**6])
     return host_chain._with_copies(events, np.array([1, 2]), kinds, *times).tolist()
 
 
 def held_up(usual_ns: int, ns: float, queued: int = 600) -> object:
     """Whether the last of ten calls was held up by a full queue."""
-    events: Any = Of(role=np.full(10, Role.LAUNCH), name=np.zeros(10, np.int64))
-    duration = np.array([usual_ns] * 9 + [round(ns)])
-    kinds = host_chain._block_kinds(events, np.arange(10), duration, np.zeros(10, np.bool_), np.full(10, queued))
-    return bool(kinds[9] == Block.QUEUE)
+    events: Any = Of(
+        role=np.full(10, Role.LAUNCH), name=np.zeros(10, np.int64), rows_of=lambda *_: np.empty(0, np.intp),
+        correlation=np.arange(10), direction=np.zeros(10, np.uint8), thread=np.ones(10, np.int64),
+    )  # fmt: skip
+    start, duration = 10**6 * np.arange(10), np.array([usual_ns] * 9 + [round(ns)])
+    kinds = host_chain._block_kinds(
+        events, np.arange(10), (start, start + duration), np.zeros(10, np.bool_), np.zeros(10), np.full(10, queued)
+    )
+    return bool(kinds[9] == HostBlock.QUEUE)
 
 
 CASES.of("HELD_UP_NS")(lambda at: held_up(1000, at))
@@ -355,7 +368,7 @@ def found_idle(at: float) -> object:
     """What a launch takes to reach an idle device holds for an op that stood in a queue too."""
     host: Any = Of(time=np.array([100_000.0]))
     start, free = np.array([101_000.0, 201_000.0]), np.array([101_000.0 - at, 200_000.0])
-    return build._bounds(host, np.zeros(2, np.int64), start, free, np.zeros(2, np.int64))[0].tolist()
+    return build._latency_and_gap(host, np.zeros(2, np.int64), start, free, np.zeros(2, np.int64))[0].tolist()
 
 
 @CASES.of("AT_ONCE_NS")
@@ -363,22 +376,22 @@ def followed_at_once(at: float) -> object:
     """An op of the second stream starts so long after the first stream's op."""
     none = np.full(2, NONE, np.int64)
     start, end = np.array([0.0, 10**6 + at]), np.array([1e6, 2e6])
-    given = [streams.Given(s, end[s : s + 1], np.array([s]), np.array([s])) for s in (0, 1)]
+    histories = [streams.StreamHistory(s, end[s : s + 1], np.array([s]), np.array([s])) for s in (0, 1)]
     ops: Any = Of(
-        start=start, end=end, launch_time=np.array([0, 1]), before_end=np.full(2, -np.inf), given=given,
+        start=start, end=end, launch_time=np.array([0, 1]), before_end=np.full(2, -np.inf), histories=histories,
         streams=[(0, 1), (1, 2)], wait_a=none.copy(), wait_b=none.copy(), waited_end=np.full(2, -np.inf),
     )  # fmt: skip
-    streams.find_waits(ops, np.empty(0, np.int64))
+    streams.infer_waits(ops, np.empty(0, np.int64))
     return ops.wait_a.tolist()
 
 
 @CASES.of("CLOCK_NS")
 def ended_after(at: float) -> object:
     """A call that is told to have waited for an op returns so long before that ended."""
-    given = streams.Given(0, np.array([1000.0 + at]), np.array([0]), np.array([0]))
-    told = streams.Awaited(np.array([0]), np.array([5]), np.array([0]), np.array([0]))
+    given = streams.StreamHistory(0, np.array([1000.0 + at]), np.array([0]), np.array([0]))
+    told = streams.AwaitedOps(np.array([0]), np.array([5]), np.array([0]), np.array([0]))
     called, returned = np.array([500]), np.array([1000])
-    kinds, parts = np.array([Block.SYNC], np.uint8), [Of(given=[given])]
+    kinds, parts = np.array([HostBlock.SYNC], np.uint8), [Of(histories=[given])]
     targets = host_chain._block_targets(parts, called, returned, called, kinds, np.array([5]), [told])  # type: ignore[arg-type]
     return targets[1].tolist()
 
@@ -387,7 +400,7 @@ def ended_after(at: float) -> object:
 def in_a_graph(at: float) -> object:
     what_if = what_if_of(Job(ranks=1, step=(kernels(1, count=100, launch_us=30),), steps=4))
     costs = replace(what_if.corrected, gap=np.full(len(what_if.corrected.gap), 2000.0))
-    return float(edits.as_cuda_graph(what_if, costs).gap.min()) > at
+    return float(counterfactuals.as_cuda_graph(what_if, costs).gap.min()) > at
 
 
 @CASES.of("FEW_OPS")
@@ -405,7 +418,7 @@ def ends_a_step(at: int) -> object:
 def kernels_of(duration: list[float], beside: list[float]) -> Any:
     zero = np.zeros(len(duration), np.int64)
     columns = (np.array(duration), np.array(beside), np.zeros(len(duration)), np.zeros(len(duration)))
-    return baseline._Kernels(zero, zero, zero, *columns)
+    return contention._Kernels(zero, zero, zero, *columns)
 
 
 def group(median: float, spread: float, places: int) -> Any:
@@ -417,10 +430,10 @@ def group(median: float, spread: float, places: int) -> Any:
 def repeated(*, calm: float = 0, disturbed: float = 0, slowed: float = 1, places: tuple[int, int] = (9, 9)) -> bool:
     """Whether kernels are taken for the same work."""
     groups = group(1.0, calm, places[0]), group(slowed, disturbed, places[1])
-    return not np.isnan(baseline._of_repeated_layers(*groups, np.zeros(1, np.int64)))[0]
+    return not np.isnan(contention._of_repeated_layers(*groups, np.zeros(1, np.int64)))[0]
 
 
-CASES.of("UNDISTURBED")(lambda at: bool(kernels_of([1000.0], [1000 * at]).calm[0]))
+CASES.of("UNDISTURBED")(lambda at: bool(kernels_of([1000.0], [1000 * at]).free[0]))
 CASES.of("ALIKE_CALM")(lambda at: repeated(calm=at))
 CASES.of("ALIKE_DISTURBED")(lambda at: repeated(disturbed=at))
 CASES.of("MOST_SLOWED")(lambda at: repeated(slowed=at))
@@ -432,7 +445,7 @@ CASES.of("DISTURBED_PLACES")(lambda at: repeated(places=(1, at)))
 def known(at: float) -> object:
     """So much of what is beside a collective has counterparts; the rest is slowed likewise then."""
     time = np.array([50.0, np.nan])
-    baseline._as_the_known(kernels_of([100.0, 100.0], [100 * at, 100 * (1 - at)]), time, np.arange(2))
+    contention._estimate_unmatched(kernels_of([100.0, 100.0], [100 * at, 100 * (1 - at)]), time, np.arange(2))
     return bool(np.isnan(time[1]))
 
 
@@ -450,7 +463,7 @@ def slowed_by_transfer(at: float) -> object:
     timeline = build_timeline(traces)
     graph = build_graph(timeline)
     assert graph is not None
-    return float(baseline._kernels(graph, timeline).held.max()) > at * 0.1 * 100_000
+    return float(contention._kernels(graph, timeline).held.max()) > at * 0.1 * 100_000
 
 
 # Rules.
@@ -471,10 +484,10 @@ def synchronizes(at: int) -> object:
     """Which ranks of three do something of their own, when one synchronizes so often and the others once."""
     process = np.repeat(np.arange(3), [1, 1, at])
     waiting = np.zeros(len(process), np.int64)
-    host = Of(process=process, block=np.full(len(process), Block.SYNC), block_on=waiting)
-    exchanged = Of(blocks=waiting.astype(np.bool_))
-    what_if: Any = Of(graph=Of(host=host, ranks={rank: rank for rank in range(3)}), exchanged=exchanged)
-    return levels.synchronizing_more(what_if)
+    host = Of(process=process, block=np.full(len(process), HostBlock.SYNC), block_on=waiting)
+    model = Of(communication=Of(blocks=waiting.astype(np.bool_)))
+    what_if: Any = Of(graph=Of(host=host, ranks={rank: rank for rank in range(3)}), model=model)
+    return components.synchronizing_more(what_if)
 
 
 @CASES.of("ALSO_LATE")
@@ -488,7 +501,7 @@ def another_each_step(at: float) -> object:
     case = case_of(Job(ranks=2, step=DDP).traces())
     with (
         mock.patch.object(straggler, "_steady", return_value=True),
-        mock.patch.object(WhatIf, "gains_ms", return_value=[10.0, 10 * at]),
+        mock.patch.object(WhatIf, "savings_ms", return_value=[10.0, 10 * at]),
     ):
         proposal: Any = next(straggler.Straggler().examine(case))
     return proposal.edit.keywords

@@ -31,19 +31,19 @@ class Steps:
         self.costs = {name: np.array(ms, np.float64) for name, ms in costs.items()}
         self.graph = SimpleNamespace(steps=len(next(iter(self.costs.values()))))
         self.corrected_ms = self.now_ms = sum(float(ms.mean()) for ms in self.costs.values())
-        self.replayed_ms = self.corrected_ms + profiler
-        self.timed_ms = self.corrected_ms if timed else None
+        self.simulated_ms = self.corrected_ms + profiler
+        self.unprofiled_ms = self.corrected_ms if timed else None
         self.dearer: dict[float, Any] = {}
 
     def steps_ms(self, many: Iterable[Gone]) -> list[Any]:
         return [sum(ms for name, ms in self.costs.items() if name not in gone) + 0.0 for gone in many]
 
-    def gains_ms(self, many: Iterable[Gone], base: Gone = corrected) -> list[float]:
+    def savings_ms(self, many: Iterable[Gone], base: Gone = corrected) -> list[float]:
         before, *after = self.steps_ms([base, *many])
         return [max(float(np.mean(before - one)), 0.0) for one in after]
 
-    def gain_ms(self, costs: Gone, base: Gone = corrected) -> float:
-        return self.gains_ms([costs], base)[0]
+    def saving_ms(self, costs: Gone, base: Gone = corrected) -> float:
+        return self.savings_ms([costs], base)[0]
 
     def at_cost(self, per_event_ns: float) -> Any:
         return self.dearer.get(round(per_event_ns), self)

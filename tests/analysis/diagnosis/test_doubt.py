@@ -26,7 +26,7 @@ class Replay:
     """A replay of steps of 100 ms that took 120 while they were recorded; edits gain so much at a higher cost."""
 
     corrected_ms = 100.0
-    replayed_ms = 120.0
+    simulated_ms = 120.0
     per_event_ns = 1000.0
     corrected = frozenset[str]()
 

@@ -32,10 +32,10 @@ def simulation(
     simulated: float, corrected: float = 100.0, timed: float | None = None, not_recorded: float = 0.0
 ) -> Any:
     return SimpleNamespace(
-        replayed_ms=simulated,
+        simulated_ms=simulated,
         corrected_ms=corrected,
         per_event_ns=1500.0,
-        timed_ms=timed,
+        unprofiled_ms=timed,
         input_not_recorded_ms=not_recorded,
     )
 

@@ -37,17 +37,21 @@ class Job:
     """In place of a replay: costs are causes gone, which take so much, beside a device that needs `least`."""
 
     corrected: Gone = frozenset()
-    measured: Gone = frozenset({"measured"})
+    recorded: Gone = frozenset({"measured"})
 
     def __init__(self, least: float = 0.0, added: float = 0.0, hidden: float = 0.0, **parts: float) -> None:
         self.least, self.parts, self.hidden = least, parts, hidden
         self.now_ms = self.each_step_ms([self.corrected])[0]
-        self.replayed_ms = self.now_ms + added
+        self.simulated_ms = self.now_ms + added
+
+    @property
+    def model(self) -> Job:
+        return self
 
     def each_step_ms(self, many: Iterable[Gone]) -> list[float]:
         return [
             max(sum(ms for part, ms in self.parts.items() if part not in gone), self.least)
-            + (self.hidden if self.measured <= gone and "bucket" not in gone else 0.0)
+            + (self.hidden if self.recorded <= gone and "bucket" not in gone else 0.0)
             for gone in many
         ]
 

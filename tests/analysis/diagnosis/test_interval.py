@@ -12,7 +12,7 @@ import pytest
 
 from gpudiag.analysis.diagnosis.interval import interval_ms
 from gpudiag.analysis.diagnosis.significance import half_width_ms
-from gpudiag.analysis.diagnosis.simulation.graph import Costs
+from gpudiag.analysis.diagnosis.simulation.scenario import Scenario
 from gpudiag.intervals import as_set
 from gpudiag.units import NS_PER_MS
 
@@ -80,7 +80,8 @@ class Job:
             events=np.array(events),
         )
         graph = SimpleNamespace(host=host, steps=of_steps, ranks={one: one for one in sorted({*process})})
-        left = SimpleNamespace(corrected_ms=dear, busy=host.busy - np.array([profiler, 0.0]) * NS_PER_MS)
+        busy = host.busy - np.array([profiler, 0.0]) * NS_PER_MS
+        left = SimpleNamespace(corrected_ms=dear, host_corrected=SimpleNamespace(busy=busy))
         self.asked: list[float] = []
 
         def at_cost(each: float) -> Any:
@@ -92,8 +93,8 @@ class Job:
             return list(at_other_times)
 
         self.what_if = SimpleNamespace(
-            corrected=Costs(busy=np.array([26.0, 13.0]), waiting=np.array([1.3, 0.0]), **NOTHING),
-            corrected_ms=100.0, replayed_ms=simulated, per_event_ns=per_event_ns, graph=graph, at_cost=at_cost,
+            corrected=Scenario(busy=np.array([26.0, 13.0]), waiting=np.array([1.3, 0.0]), **NOTHING),
+            corrected_ms=100.0, simulated_ms=simulated, per_event_ns=per_event_ns, graph=graph, at_cost=at_cost,
             each_step_ms=each_step_ms, input_not_recorded_ms=input_not_recorded,
         )  # fmt: skip
 

@@ -14,8 +14,9 @@ from gpudiag.analysis.diagnosis.rules.late_cause import cause_of, elsewhere
 from gpudiag.analysis.diagnosis.rules.more_than_peers import MoreOperators, OwnPauses
 from gpudiag.analysis.diagnosis.rules.rule import CannotTell
 from gpudiag.analysis.diagnosis.rules.straggler import Straggler
-from gpudiag.analysis.diagnosis.simulation import what_if
-from gpudiag.analysis.diagnosis.simulation.levels import PARTS
+from gpudiag.analysis.diagnosis.simulation import fit_profiler_cost
+from gpudiag.analysis.diagnosis.simulation.components import COMPONENTS
+from gpudiag.analysis.diagnosis.simulation.fit_profiler_cost import build_what_if
 from gpudiag.analysis.diagnosis.simulation.what_if import WhatIf
 from gpudiag.analysis.timeline import build_timeline
 from tests.timeline_builder import TraceBuilder
@@ -47,7 +48,7 @@ def cause(
     gain: float,
     alone: dict[str, float],
     *,
-    differ: str = " ".join(PARTS),
+    differ: str = " ".join(COMPONENTS),
     others: float | None = None,
     throughout: float = 0.0,
     few: bool = True,
@@ -60,21 +61,21 @@ def cause(
             return sum(alone.get(part, 0.0) for part in parts)
         if parts == {"launch", "operators", "stall"}:
             return throughout
-        assert parts == {*PARTS} - {best}
+        assert parts == {*COMPONENTS} - {best}
         return gain if others is None else others
 
-    patch.setattr(late_cause, "levelled", lambda _of, _costs, parts, **_: frozenset(parts))
+    patch.setattr(late_cause, "equalized", lambda _of, _costs, parts, **_: frozenset(parts))
     patch.setattr(late_cause, "excess_of", excess_in({part: {0: 0.0, 1: 5.0} for part in differ.split()}))
     patch.setattr(late_cause, "few_slow_calls", lambda *_: {"mm": (1.0, 1.0)} if few else {})
     what_if: Any = SimpleNamespace(
         corrected=None,
         corrected_ms=100.0,
         graph=SimpleNamespace(ranks={0: 0, 1: 1}),
-        gains_ms=lambda many: [gained(one) for one in many],
-        gain_ms=gained,
+        savings_ms=lambda many: [gained(one) for one in many],
+        saving_ms=gained,
     )
     found, by_part = cause_of(SimpleNamespace(), what_if, gain, False)  # type: ignore[arg-type]  # looks at none of it
-    assert by_part == {part: alone.get(part, 0.0) for part in PARTS}
+    assert by_part == {part: alone.get(part, 0.0) for part in COMPONENTS}
     return found
 
 
@@ -151,7 +152,7 @@ def said(
     more: MoreOperators | None = None,
 ) -> Finding:
     """The finding about ranks that are late by so many ms in the part that is the cause."""
-    alone = dict.fromkeys(PARTS, 0.0) | {"input": 1.0, "launch": 2.0}
+    alone = dict.fromkeys(COMPONENTS, 0.0) | {"input": 1.0, "launch": 2.0}
     patch.setattr(straggler, "cause_of", lambda *_: (cause, dict(alone)))
     patch.setattr(straggler, "excess_of", excess_in({part or cause: late}))
     patch.setattr(straggler, "later_input_ms", lambda *_: later_input)
@@ -171,7 +172,9 @@ def said(
     patch.setattr(straggler, "_times_last", lambda *_: {0: 3})
     patch.setattr(straggler, "more_operators", lambda *_: more)
     host = SimpleNamespace(
-        process=np.array([0, 1]), silent=np.array([1e6 * 99, 1e6 * silent]), input=np.array([0.0, 1e6 * marked])
+        process=np.array([0, 1]),
+        before_first_op=np.array([1e6 * 99, 1e6 * silent]),
+        input=np.array([0.0, 1e6 * marked]),
     )
     what_if: Any = SimpleNamespace(graph=SimpleNamespace(host=host, ranks={0: 0, 1: 1}))
     tracks = [SimpleNamespace(rank=rank, waits_ns={9: np.array([1e6, 3e6])}, is_cpu=is_cpu) for rank in range(2)]
@@ -313,13 +316,13 @@ def proposed(
     meet: bool = True,
 ) -> bool | None:
     """Whether lateness is taken for jitter; None where nothing is proposed."""
-    patch.setattr(straggler, "level", lambda *_, each_step: each_step)
+    patch.setattr(straggler, "equalize_ranks", lambda *_, each_step: each_step)
     patch.setattr(straggler, "_steady", lambda _: steady)
     what_if: Any = SimpleNamespace(
         corrected=None,
         corrected_ms=100.0,
         graph=SimpleNamespace(ranks=dict.fromkeys(range(ranks), 0)),
-        gains_ms=lambda edits: [by_step if each_step else by_rank for each_step in edits],
+        savings_ms=lambda edits: [by_step if each_step else by_rank for each_step in edits],
     )
     case: Any = SimpleNamespace(
         what_if=what_if,
@@ -353,7 +356,7 @@ def test_ranks_that_never_meet_are_not_compared(monkeypatch: Patch) -> None:
 def test_a_step_is_as_it_was_timed_where_that_was_so_much_faster(
     timed: float | None, corrected: float, now: float
 ) -> None:
-    known: Any = SimpleNamespace(timed_ms=timed, corrected_ms=corrected)
+    known: Any = SimpleNamespace(unprofiled_ms=timed, corrected_ms=corrected)
     now_ms: Any = vars(WhatIf)["now_ms"]
     assert now_ms.fget(known) == now
 
@@ -371,13 +374,13 @@ def gain(
     of: Any = SimpleNamespace(
         corrected="corrected",
         now_ms=now,
-        most_ms=most,
+        max_saving_ms=most,
         each_step_ms=lambda many: [before, *[after] * (len(many) - 1)],
         timeline=SimpleNamespace(tracks=[SimpleNamespace(is_cpu=is_cpu)]),
     )
-    of._gained_ms = lambda *amounts: WhatIf._gained_ms(of, *amounts)
-    costs: Any = SimpleNamespace(exchanged=exchanged)
-    (found,) = WhatIf.gains_ms(of, [costs], costs if base else None)
+    of._unprofiled_saving_ms = lambda *amounts: WhatIf._unprofiled_saving_ms(of, *amounts)
+    costs: Any = SimpleNamespace(communicates=exchanged)
+    (found,) = WhatIf.savings_ms(of, [costs], costs if base else None)
     return found
 
 
@@ -411,16 +414,16 @@ def test_a_replay_is_held_to_what_was_timed(
         noted.append((name, told))
         return of
 
-    monkeypatch.setattr(what_if, "as_steps_were_timed", lambda of, step_ms: noting(of, "steps", step_ms))
-    monkeypatch.setattr(what_if, "as_hosts_were_timed", lambda of, _, ms: noting(of, "hosts", ms))
-    monkeypatch.setattr(what_if, "as_each_host_was_timed", lambda of, _, ms: noting(of, "each", ms))
+    monkeypatch.setattr(fit_profiler_cost, "fit_step_time", lambda of, step_ms: noting(of, "steps", step_ms))
+    monkeypatch.setattr(fit_profiler_cost, "fit_host_time", lambda of, _, ms: noting(of, "hosts", ms))
+    monkeypatch.setattr(fit_profiler_cost, "limit_each_host", lambda of, _, ms: noting(of, "each", ms))
     trace = TraceBuilder().steps(5, 1000, lambda one: one.operator(0, 500).compute(100, 900, launch=(50, 60)))
-    found = WhatIf.of(build_timeline([trace.build()]), timed, host_ms=host_ms, devices_set_pace=devices_set_pace)
+    found = build_what_if(build_timeline([trace.build()]), timed, host_ms=host_ms, devices_set_pace=devices_set_pace)
     assert noted == asked
     assert found is not None
-    assert found.timed_ms == timed
+    assert found.unprofiled_ms == timed
     nothing = TraceBuilder().steps(5, 1000, lambda one: one.compute(0, 900, launch=None))
-    assert WhatIf.of(build_timeline([nothing.build()])) is None
+    assert build_what_if(build_timeline([nothing.build()])) is None
 
 
 def simulated() -> WhatIf:
@@ -433,7 +436,7 @@ def simulated() -> WhatIf:
             trace.collective(400 if rank else 100, 900, ranks=(0, 1), launch=(20, 22))
             trace.compute(950, 1900, "gemm", stream=7, launch=(30, 32))
         traces.append(trace.build())
-    found = WhatIf.of(build_timeline(traces))
+    found = build_what_if(build_timeline(traces))
     assert found is not None
     return found
 
@@ -443,9 +446,9 @@ def test_several_costs_at_once_are_replayed_as_each_by_itself() -> None:
     shorter = replace(of.corrected, duration=of.corrected.duration / 2)
     both = of.each_step_ms([of.corrected, shorter])
     assert both == [simulated().step_ms(of.corrected), simulated().step_ms(shorter)]
-    assert of.gains_ms([shorter, of.corrected]) == [pytest.approx(both[0] - both[1]), 0]
-    assert of.gain_ms(of.corrected, shorter) == 0
-    assert of.gain_ms(shorter, of.corrected) == pytest.approx(both[0] - both[1])
+    assert of.savings_ms([shorter, of.corrected]) == [pytest.approx(both[0] - both[1]), 0]
+    assert of.saving_ms(of.corrected, shorter) == 0
+    assert of.saving_ms(shorter, of.corrected) == pytest.approx(both[0] - both[1])
     steps = of.steps_ms([shorter])[0]
     assert len(steps) == of.graph.steps
     assert steps.mean() == pytest.approx(both[1])
@@ -453,21 +456,20 @@ def test_several_costs_at_once_are_replayed_as_each_by_itself() -> None:
 
 def test_at_another_cost_of_the_profiler_all_else_is_the_same() -> None:
     of = simulated()
-    known = of.exchanged, of.baseline, of.segments, of.process_of_op, of.bucket_copy
     other = of.at_cost(0.0)
-    assert (other.exchanged, other.baseline, other.segments, other.process_of_op, other.bucket_copy) == known
-    assert (other.per_event_ns, other.timed_ms, other.system) == (0.0, of.timed_ms, of.system)
-    assert other.busy.sum() > of.busy.sum()
+    assert other.model is of.model
+    assert (other.per_event_ns, other.unprofiled_ms) == (0.0, of.unprofiled_ms)
+    assert other.corrected.busy.sum() > of.corrected.busy.sum()
     cheap, dear = of.at_cost(0.0), of.at_cost(5000.0)
     assert cheap.corrected_ms == other.corrected_ms >= dear.corrected_ms
-    assert of.process_of_op.tolist() == of.graph.device.track.tolist()
+    assert of.model.process_of_op.tolist() == of.graph.device.track.tolist()
 
 
 def test_stalled_is_what_a_thread_waits_elsewhere_and_at_no_exchange() -> None:
     known: Any = SimpleNamespace(
-        graph=SimpleNamespace(host=SimpleNamespace(stall=np.array([10.0, 10.0, 10.0]))),
-        waiting=np.array([30.0, 12.0, 4.0]),
-        exchanged=SimpleNamespace(waiting=np.array([5.0, 5.0, 5.0])),
+        graph=SimpleNamespace(host=SimpleNamespace(untraced=np.array([10.0, 10.0, 10.0]))),
+        host_corrected=SimpleNamespace(waiting=np.array([30.0, 12.0, 4.0])),
+        model=SimpleNamespace(communication=SimpleNamespace(waiting=np.array([5.0, 5.0, 5.0]))),
     )
-    stalled: Any = vars(WhatIf)["stalled"]
+    stalled: Any = vars(WhatIf)["untraced"]
     assert stalled.func(known).tolist() == [10, 7, 0]

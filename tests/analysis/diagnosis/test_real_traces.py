@@ -140,7 +140,7 @@ def test_what_is_published_is_what_is_worked_out(name: str, whole_recording: Cal
 def test_replayed_unchanged_it_takes_what_was_measured(name: str, whole_recording: Callable[[str], Path]) -> None:
     recorded = case(whole_recording(name))
     assert recorded.what_if is not None
-    assert recorded.what_if.replayed_ms == pytest.approx(recorded.step_ms, rel=0.01)
+    assert recorded.what_if.simulated_ms == pytest.approx(recorded.step_ms, rel=0.01)
 
 
 def test_a_trace_of_2021_with_four_loader_workers(whole_recording: Callable[[str], Path]) -> None:

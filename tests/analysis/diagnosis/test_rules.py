@@ -77,7 +77,7 @@ def test_says_what_it_is_and_has_both_kinds_of_examples(rule: type[Rule] | type[
 def test_an_example_replayed_unchanged_takes_what_was_measured(job: Job) -> None:
     case = case_of(job.traces())
     assert case.what_if is not None
-    assert case.what_if.replayed_ms == pytest.approx(case.slowest_ms, rel=0.01)
+    assert case.what_if.simulated_ms == pytest.approx(case.slowest_ms, rel=0.01)
 
 
 @pytest.mark.parametrize(

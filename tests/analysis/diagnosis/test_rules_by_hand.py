@@ -108,7 +108,7 @@ def test_it_takes_the_place_of_less_and_of_the_same_wait() -> None:
 
 @pytest.mark.parametrize(("marked", "known"), [(6.0, True), (5.0, True), (4.9, False)])
 def test_waiting_that_is_marked_for_the_most_part_is_the_loaders(marked: float, *, known: bool) -> None:
-    nodes = SimpleNamespace(input=np.array([2 * marked, 2 * marked]) * 1e6, silent=np.array([20.0, 0.0]) * 1e6)
+    nodes = SimpleNamespace(input=np.array([2 * marked, 2 * marked]) * 1e6, before_first_op=np.array([20.0, 0.0]) * 1e6)
     what_if: Any = SimpleNamespace(graph=SimpleNamespace(host=nodes, steps=2, ranks={0: 0, 1: 1}))
     case: Any = SimpleNamespace(
         run=None,
@@ -240,7 +240,9 @@ def test_launching_in_figures() -> None:
     assert case.what_if is not None
     one = LaunchBound()._describe(case, case.what_if, 1.0, 10.0)
     assert (one.evidence["kernels_per_step"], one.evidence["median_kernel_us"]) == (3, 8)
-    assert one.evidence["kernel_launch_ms_per_step"] == pytest.approx(float(case.what_if.busy.sum()) / 4 / 2 / 1e6)
+    assert one.evidence["kernel_launch_ms_per_step"] == pytest.approx(
+        float(case.what_if.corrected.busy.sum()) / 4 / 2 / 1e6
+    )
     assert (one.cause, one.confidence) == ("tiny kernels", "high")
 
 

@@ -11,6 +11,7 @@ import pytest
 from gpudiag.analysis.attribution import attribute
 from gpudiag.analysis.diagnosis.case import Case
 from gpudiag.analysis.diagnosis.engine import diagnose
+from gpudiag.analysis.diagnosis.simulation.fit_profiler_cost import build_what_if
 from gpudiag.analysis.diagnosis.simulation.what_if import WhatIf
 from gpudiag.analysis.timeline import build_timeline
 from gpudiag.app.stages import analysis_of_traces
@@ -21,7 +22,7 @@ from tests.builders import analysis, device
 from tests.timeline_builder import TraceBuilder
 
 if TYPE_CHECKING:
-    from gpudiag.analysis.diagnosis.simulation.graph import Costs
+    from gpudiag.analysis.diagnosis.simulation.scenario import Scenario
     from gpudiag.model.event import Trace
     from gpudiag.model.timeline import Timeline
 
@@ -35,7 +36,7 @@ def late_input() -> Trace:
     )
 
 
-def nothing_left(costs: Costs) -> Costs:
+def nothing_left(costs: Scenario) -> Scenario:
     """The costs of a job that does nothing."""
     return replace(
         costs,
@@ -47,7 +48,7 @@ def nothing_left(costs: Costs) -> Costs:
 
 
 def what_if_of(timeline: Timeline, unprofiled_ms: float | None = None, recorded_ms: float | None = None) -> WhatIf:
-    made = WhatIf.of(timeline, unprofiled_ms, recorded_ms=recorded_ms)
+    made = build_what_if(timeline, unprofiled_ms, recorded_ms=recorded_ms)
     assert made is not None
     return made
 
@@ -57,16 +58,16 @@ def test_nothing_saves_more_than_the_unprofiled_step(share: float) -> None:
     timeline = build_timeline([late_input()])
     step_ms = what_if_of(timeline).corrected_ms
     made = what_if_of(timeline, share * step_ms)
-    assert made.most_ms == pytest.approx(share * step_ms)
-    assert 0 < made.gain_ms(nothing_left(made.corrected)) <= share * step_ms
+    assert made.max_saving_ms == pytest.approx(share * step_ms)
+    assert 0 < made.saving_ms(nothing_left(made.corrected)) <= share * step_ms
 
 
 def test_nothing_saves_more_than_the_recorded_step_where_the_simulation_takes_longer() -> None:
     timeline = build_timeline([late_input()])
     free = what_if_of(timeline)
-    assert free.gain_ms(nothing_left(free.corrected)) == pytest.approx(free.corrected_ms)
+    assert free.saving_ms(nothing_left(free.corrected)) == pytest.approx(free.corrected_ms)
     held = what_if_of(timeline, recorded_ms=0.8 * free.corrected_ms)
-    assert held.gain_ms(nothing_left(held.corrected)) == held.estimated_ms == 0.8 * free.corrected_ms
+    assert held.saving_ms(nothing_left(held.corrected)) == held.estimated_ms == 0.8 * free.corrected_ms
     assert held.at_cost(0.0).recorded_ms == held.recorded_ms
 
 

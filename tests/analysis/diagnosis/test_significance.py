@@ -15,6 +15,8 @@ from gpudiag.analysis.diagnosis.engine import diagnose
 from gpudiag.analysis.diagnosis.examples import Job, fetch, kernels
 from gpudiag.analysis.diagnosis.interval import interval_ms
 from gpudiag.analysis.diagnosis.significance import Significance
+from gpudiag.analysis.diagnosis.simulation.job_model import JobModel
+from gpudiag.analysis.diagnosis.simulation.what_if import WhatIf
 from tests.analysis.diagnosis.cases import case_of
 from tests.analysis.diagnosis.random_jobs.analysed import recorded
 from tests.analysis.diagnosis.random_jobs.recipe import draw
@@ -63,7 +65,7 @@ def with_events(case: Case, per_node: int) -> Case:
     host = msgspec.structs.replace(what_if.graph.host, events=np.full(len(what_if.graph.host.time), per_node))
     graph = msgspec.structs.replace(what_if.graph, host=host)
     again = replace(case)
-    object.__setattr__(again, "what_if", type(what_if)(graph, case.timeline))
+    object.__setattr__(again, "what_if", WhatIf(JobModel(graph, case.timeline)))
     return again
 
 

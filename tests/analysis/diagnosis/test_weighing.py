@@ -27,11 +27,11 @@ class Toy:
         self.step = step
         self.now_ms = step(self.corrected)
 
-    def gains_ms(self, many: Iterable[Gone], base: Gone = corrected) -> list[float]:
+    def savings_ms(self, many: Iterable[Gone], base: Gone = corrected) -> list[float]:
         return [max(self.step(base) - self.step(costs), 0.0) for costs in many]
 
-    def gain_ms(self, costs: Gone, base: Gone = corrected) -> float:
-        return self.gains_ms([costs], base)[0]
+    def saving_ms(self, costs: Gone, base: Gone = corrected) -> float:
+        return self.savings_ms([costs], base)[0]
 
 
 class Doubting:

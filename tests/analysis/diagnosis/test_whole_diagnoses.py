@@ -19,7 +19,7 @@ from gpudiag.analysis.diagnosis.hardware import HARDWARE_RULES, examine_facts
 from gpudiag.analysis.diagnosis.rules import RULES
 from gpudiag.analysis.diagnosis.rules.compute_bound import ComputeBound
 from gpudiag.analysis.diagnosis.significance import Significance
-from gpudiag.analysis.diagnosis.simulation.levels import PARTS, amount
+from gpudiag.analysis.diagnosis.simulation.components import COMPONENTS, amount
 from gpudiag.app.analyze import analyze_with_step
 from tests.analysis.diagnosis.cases import case_of
 from tests.analysis.diagnosis.random_jobs.analysed import analysed, recorded
@@ -105,12 +105,12 @@ def test_of_random_jobs(kind: str, golden: Callable[[str, str], None]) -> None:
         assert what_if is not None
         said[seed] = {
             "analysis": analysed(case),
-            "replayed_ms": what_if.replayed_ms,
+            "replayed_ms": what_if.simulated_ms,
             "corrected_ms": what_if.corrected_ms,
             "steps_ms": what_if.steps_ms([what_if.corrected])[0].tolist(),
             "per_event_ns": what_if.per_event_ns,
             "chance_ms": Significance(case, what_if).chance_ms,
-            "parts_ms": {part: float(amount(what_if, what_if.corrected, part).sum() / 1e6) for part in PARTS},
+            "parts_ms": {part: float(amount(what_if, what_if.corrected, part).sum() / 1e6) for part in COMPONENTS},
         }
     golden(f"diagnoses/random-{kind}.json", text(said))
 

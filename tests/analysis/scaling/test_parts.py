@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpudiag.analysis.diagnosis.simulation.what_if import WhatIf
+from gpudiag.analysis.diagnosis.simulation.fit_profiler_cost import build_what_if
 from gpudiag.analysis.scaling.parts import scale_to_timed, step_parts
 from gpudiag.analysis.timeline import build_timeline
 from gpudiag.model.benchmarks.scaling import STEP_PARTS, StepParts
@@ -20,7 +20,7 @@ TRACES = Path(__file__).parents[2] / "traces"
 def of(name: str, share: float = 1.0, *, fed: bool = True) -> StepParts:
     """Parts of a recorded job whose timed steps took this share of what its replay takes."""
     timeline = build_timeline(read_traces([TRACES / name]), None)
-    what_if = WhatIf.of(timeline)
+    what_if = build_what_if(timeline)
     assert what_if is not None
     found = step_parts(timeline, share * what_if.corrected_ms, fed=fed)
     assert found is not None

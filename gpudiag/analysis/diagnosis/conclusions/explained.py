@@ -9,14 +9,14 @@ import numpy as np
 from gpudiag.analysis.diagnosis.calibration import SAME_AMOUNT, WARNING_PERCENT
 from gpudiag.analysis.diagnosis.case import Case
 from gpudiag.analysis.diagnosis.rules.rule import Edit, notable
-from gpudiag.analysis.diagnosis.simulation.edits import (
+from gpudiag.analysis.diagnosis.simulation.counterfactuals import (
     with_host_copies,
     without_allocation,
     without_communication,
     without_input,
     without_launch_cost,
-    without_stalls,
     without_syncs,
+    without_untraced,
 )
 from gpudiag.analysis.diagnosis.simulation.what_if import WhatIf
 from gpudiag.analysis.diagnosis.weigh import Weighed
@@ -59,7 +59,7 @@ _BY: dict[str, tuple[tuple[str, ...], tuple[Edit, ...]]] = {
         (without_syncs, without_allocation),
     ),
     "launch": (_ON_THE_HOST, (without_launch_cost,)),
-    "idle": (_ON_THE_HOST, (without_input, without_stalls, without_launch_cost, without_syncs)),
+    "idle": (_ON_THE_HOST, (without_input, without_untraced, without_launch_cost, without_syncs)),
 }
 
 
@@ -131,12 +131,12 @@ def _recording_ms(what_if: WhatIf, bucket: str, edits: Sequence[Edit]) -> float:
     On the host that is all that recording cost. On the device it is what the bucket lengthens the recorded step by and
     not the step as it is: a host that is slower while it is recorded leaves less compute to hide behind.
     """
-    added = max(what_if.replayed_ms - what_if.now_ms, 0.0)
+    added = max(what_if.simulated_ms - what_if.now_ms, 0.0)
     if bucket not in _ON_THE_DEVICE or not added:
         return added
     recorded, now = (
         before - without
-        for costs in (what_if.measured, what_if.corrected)
+        for costs in (what_if.model.recorded, what_if.corrected)
         for before, without in [what_if.each_step_ms([costs, edits[0](what_if, costs)])]
     )
     return min(added, max(recorded - now, 0.0))

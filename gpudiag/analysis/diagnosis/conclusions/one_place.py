@@ -25,7 +25,8 @@ from gpudiag.analysis.diagnosis.case import Case
 from gpudiag.analysis.diagnosis.rules.advice import Advice, advice_for, pytorch
 from gpudiag.analysis.diagnosis.rules.host_stall import ELSEWHERE, HostStall
 from gpudiag.analysis.diagnosis.rules.rule import Proposal, notable, severity_of
-from gpudiag.analysis.diagnosis.simulation.graph import NONE, Block, Costs
+from gpudiag.analysis.diagnosis.simulation.graph import NONE, HostBlock
+from gpudiag.analysis.diagnosis.simulation.scenario import Scenario
 from gpudiag.analysis.diagnosis.simulation.what_if import WhatIf
 from gpudiag.analysis.diagnosis.weigh import Weighed, in_order
 from gpudiag.model.analysis import Finding
@@ -53,8 +54,8 @@ def in_one_place(case: Case, what_if: WhatIf, found: Sequence[Weighed]) -> list[
     words, nodes = place
     edit = partial(_without_place, nodes)
     gone = edit(what_if, what_if.corrected)
-    gain = what_if.gain_ms(gone)
-    left = [what_if.gain_ms(one.proposal.edit(what_if, gone), gone) for one in candidates]
+    gain = what_if.saving_ms(gone)
+    left = [what_if.saving_ms(one.proposal.edit(what_if, gone), gone) for one in candidates]
     absorbed = [one for one, rest in zip(candidates, left, strict=True) if rest <= max(SAME_AMOUNT * one.gain_ms, 0.0)]
     largest = max((one.gain_ms for one in absorbed), default=0.0)
     stalled = max((one.gain_ms for one in absorbed if one.finding.code == _STALL), default=0.0)
@@ -71,17 +72,17 @@ def in_one_place(case: Case, what_if: WhatIf, found: Sequence[Weighed]) -> list[
     return in_order([merged, *(one for one in others if notable(one.gain_ms, what_if.now_ms))])
 
 
-def _without(one: Weighed, gone: Costs, what_if: WhatIf) -> Weighed:
+def _without(one: Weighed, gone: Scenario, what_if: WhatIf) -> Weighed:
     """The finding; launching with what it gains once the place is gone, as it is judged in a job without waste."""
     if one.proposal.kind != "launching":
         return one
-    rest_ms = min(what_if.gain_ms(one.proposal.edit(what_if, gone), gone), one.gain_ms)
+    rest_ms = min(what_if.saving_ms(one.proposal.edit(what_if, gone), gone), one.gain_ms)
     finding = one.proposal.describe(rest_ms, 100 * rest_ms / what_if.now_ms)
     evidence = {**finding.evidence, "step_ms_now": what_if.now_ms, "step_ms_if_fixed": what_if.now_ms - rest_ms}
     return Weighed(proposal=one.proposal, finding=msgspec.structs.replace(finding, evidence=evidence), gain_ms=rest_ms)
 
 
-def _outside(nodes: NDArray[np.bool_], what_if: WhatIf, proposal: Proposal) -> Costs:
+def _outside(nodes: NDArray[np.bool_], what_if: WhatIf, proposal: Proposal) -> Scenario:
     """The costs without a cause wherever it is but in this place."""
     costs = what_if.corrected
     edited = proposal.edit(what_if, costs)
@@ -105,7 +106,7 @@ def _main_place(what_if: WhatIf, places: dict[str, NDArray[np.bool_]]) -> tuple[
     computes = (device.op_class == OpClass.COMPUTE) & (device.launch != NONE)
     duration, launch = (device.end - device.start)[computes], device.launch[computes]
     stalled = {
-        words: float(what_if.stalled[nodes].sum())
+        words: float(what_if.untraced[nodes].sum())
         for words, nodes in places.items()
         if duration[nodes[launch]].sum() <= SAME_AMOUNT * duration.sum()
     }
@@ -149,10 +150,10 @@ def _ranges(case: Case, track: DeviceTrack) -> tuple[NDArray[np.int64], NDArray[
     return events.start_ns[rows] + track.shift_ns, events.end_ns[rows] + track.shift_ns, names
 
 
-def _without_place(nodes: NDArray[np.bool_], what_if: WhatIf, costs: Costs) -> Costs:
+def _without_place(nodes: NDArray[np.bool_], what_if: WhatIf, costs: Scenario) -> Scenario:
     """The costs without anything that the host does at these nodes: work, pauses, waiting, and their copies."""
     copies = _copies(nodes, what_if)
-    part = what_if.exchanged
+    part = what_if.model.communication
     return replace(
         costs,
         busy=np.where(nodes, np.fmin(costs.busy, part.busy + part.calls), costs.busy),
@@ -182,7 +183,7 @@ def _describe(  # noqa: PLR0917  # what a proposal is described by comes last
     gain: float,
     percent: float,
 ) -> Finding:
-    waits = nodes & (what_if.graph.host.block == Block.SYNC)
+    waits = nodes & (what_if.graph.host.block == HostBlock.SYNC)
     copied = bool(waits.any())
     advice: Advice = (_SAVING, *ELSEWHERE) if copied else ELSEWHERE
     return Finding(
@@ -207,7 +208,7 @@ def _parts(what_if: WhatIf, nodes: NDArray[np.bool_], gain: float) -> dict[str, 
     unstalled = replace(costs, waiting=whole.waiting)
     unblocked = replace(unstalled, blocking=whole.blocking)
     uncopied = replace(unblocked, duration=whole.duration, gap=whole.gap)
-    gains = [min(ms, gain) for ms in what_if.gains_ms([unstalled, unblocked, uncopied])]
+    gains = [min(ms, gain) for ms in what_if.savings_ms([unstalled, unblocked, uncopied])]
     running = [*itertools.accumulate(gains, max), gain]
     names = ("pauses", "synchronizations", "copies", "calls")
     return {name: after - before for name, before, after in zip(names, [0.0, *running], running, strict=False)}

@@ -23,7 +23,7 @@ def path_of_fixes(what_if: WhatIf, found: Sequence[Weighed]) -> tuple[Fix, ...]:
     now = what_if.now_ms
     kept: list[tuple[Weighed, float]] = []
     reached = 0.0
-    for one, gain in zip(found, what_if.gains_ms(chain), strict=True):
+    for one, gain in zip(found, what_if.savings_ms(chain), strict=True):
         if notable(gain - reached, now):
             kept.append((one, now - gain))
             reached = gain

@@ -17,14 +17,15 @@ from gpudiag.analysis.diagnosis.rules.advice import advice_for, pytorch
 from gpudiag.analysis.diagnosis.rules.communication_advice import LINKS, communication_advice, links_in_doubt
 from gpudiag.analysis.diagnosis.rules.rule import CannotTell, Examples, Proposal, notable, severity_of
 from gpudiag.analysis.diagnosis.rules.unused_nvlink import unused_nvlink_gb_per_s
-from gpudiag.analysis.diagnosis.simulation.edits import (
-    undisturbing,
+from gpudiag.analysis.diagnosis.simulation.counterfactuals import (
+    transports,
+    with_transport,
     without_bucket_copy,
     without_communication,
     without_communication_calls,
     without_transfer,
+    without_transfer_time,
 )
-from gpudiag.analysis.diagnosis.simulation.probe_what_if import transports, with_transport
 from gpudiag.analysis.diagnosis.simulation.what_if import WhatIf
 from gpudiag.intervals import median
 from gpudiag.model.analysis import Finding
@@ -101,7 +102,7 @@ class CommunicationBound:
                     "their ranks transferring cannot be told from waiting for a late rank: give the traces of all ranks"
                 )
             return
-        if communication.any() or what_if.exchanged.any():
+        if communication.any() or what_if.model.communication.any():
             yield Proposal(
                 edit=without_communication,
                 # Where only the host's calls for it cost, and launching costs more, it is a matter of launching.
@@ -115,7 +116,7 @@ class CommunicationBound:
         matched = ~np.isnan(device.transfer)
         transfer = device.transfer[matched]
         per_step = graph.steps * len(case.tracks)
-        bucket_copy = milliseconds((device.end - device.start)[what_if.bucket_copy].sum() / per_step)
+        bucket_copy = milliseconds((device.end - device.start)[what_if.model.bucket_copy].sum() / per_step)
         largest = _largest(case)
         parts = _parts(what_if, gain)
         evidence: dict[str, object] = {
@@ -168,10 +169,10 @@ def _parts(what_if: WhatIf, gain: float) -> dict[str, float]:
     The CPU's calls go first: where they set the pace, what transfers cost shows only without them.
     """
     uncalled = without_communication_calls(what_if, what_if.corrected)
-    exposed = undisturbing(uncalled)
+    exposed = without_transfer_time(uncalled)
     undisturbed = without_transfer(what_if, exposed)
     unpacked = without_bucket_copy(what_if, undisturbed)
-    gains = [min(ms, gain) for ms in what_if.gains_ms([uncalled, exposed, undisturbed, unpacked])]
+    gains = [min(ms, gain) for ms in what_if.savings_ms([uncalled, exposed, undisturbed, unpacked])]
     running = [*itertools.accumulate(gains, max), gain]
     names = ("CPU calls", "exposed", "kernels slowed beside it", "copying buckets", "copies and waits")
     parts = {name: after - before for name, before, after in zip(names, [0.0, *running], running, strict=False)}
@@ -188,7 +189,7 @@ def _faster_transports(case: Case, what_if: WhatIf) -> dict[str, float]:
     gains: dict[str, float] = {}
     for transport in transports(case.facts):
         edited = with_transport(what_if, what_if.corrected, case.facts, transport)
-        gain = 0.0 if edited is None else what_if.gain_ms(edited)
+        gain = 0.0 if edited is None else what_if.saving_ms(edited)
         if notable(gain, what_if.corrected_ms):
             gains[transport] = gain
     return dict(sorted(gains.items(), key=lambda item: -item[1]))

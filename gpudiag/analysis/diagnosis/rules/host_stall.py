@@ -12,7 +12,7 @@ from gpudiag.analysis.diagnosis.examples import DDP, Job, fetch, item, kernels, 
 from gpudiag.analysis.diagnosis.places import Place, main_place, stalls
 from gpudiag.analysis.diagnosis.rules.advice import Advice, advice_for, jax, pytorch, tensorflow
 from gpudiag.analysis.diagnosis.rules.rule import CannotTell, Examples, Proposal, severity_of
-from gpudiag.analysis.diagnosis.simulation.edits import without_common_stalls
+from gpudiag.analysis.diagnosis.simulation.counterfactuals import without_common_untraced
 from gpudiag.analysis.diagnosis.simulation.what_if import WhatIf
 from gpudiag.model.analysis import Finding
 
@@ -67,8 +67,8 @@ class HostStall:
     def examine(self, case: Case) -> Iterator[Proposal | CannotTell]:
         """One proposal: the training threads never stall."""
         what_if = case.what_if
-        if what_if is not None and what_if.stalled.any():
-            yield Proposal(edit=without_common_stalls, describe=partial(self._describe, case, what_if))
+        if what_if is not None and what_if.untraced.any():
+            yield Proposal(edit=without_common_untraced, describe=partial(self._describe, case, what_if))
 
     def _describe(self, case: Case, what_if: WhatIf, gain: float, percent: float) -> Finding:
         places = stalls(case, case.timeline.ranks_present, common=True)

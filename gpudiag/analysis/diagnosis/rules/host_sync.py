@@ -22,9 +22,9 @@ from gpudiag.analysis.diagnosis.rules.advice import (
     tensorflow,
 )
 from gpudiag.analysis.diagnosis.rules.rule import CannotTell, Examples, Proposal, severity_of
-from gpudiag.analysis.diagnosis.simulation.edits import without_syncs
-from gpudiag.analysis.diagnosis.simulation.graph import Block
-from gpudiag.analysis.diagnosis.simulation.levels import synchronizing_more, syncs
+from gpudiag.analysis.diagnosis.simulation.components import synchronizing_more, syncs
+from gpudiag.analysis.diagnosis.simulation.counterfactuals import without_syncs
+from gpudiag.analysis.diagnosis.simulation.graph import HostBlock
 from gpudiag.analysis.diagnosis.simulation.what_if import WhatIf
 from gpudiag.model.analysis import Finding
 from gpudiag.model.event import EventKind
@@ -110,7 +110,7 @@ def _calls(case: Case, what_if: WhatIf) -> tuple[dict[str, float], dict[str, flo
     frames: dict[str, float] = defaultdict(float)
     for trace_index in what_if.graph.ranks:
         events = case.timeline.traces[trace_index].events
-        rows = host.row[(host.process == trace_index) & (host.block == Block.SYNC)]
+        rows = host.row[(host.process == trace_index) & (host.block == HostBlock.SYNC)]
         ops = events.rows_of(EventKind.OPERATOR)
         for frame, times in user_frames(events, rows.tolist()).items():
             frames[frame] += times / per

@@ -13,7 +13,7 @@ from gpudiag.analysis.diagnosis.examples import DDP, Job, fetch, kernels, silenc
 from gpudiag.analysis.diagnosis.places import before_first_operator
 from gpudiag.analysis.diagnosis.rules.advice import TF_DATA, Advice, advice_for, others, pytorch
 from gpudiag.analysis.diagnosis.rules.rule import CannotTell, Examples, Proposal, notable, severity_of
-from gpudiag.analysis.diagnosis.simulation.edits import without_common_input
+from gpudiag.analysis.diagnosis.simulation.counterfactuals import without_common_input
 from gpudiag.analysis.diagnosis.simulation.what_if import WhatIf
 from gpudiag.analysis.diagnosis.unprofiled_steps import exposed_input_ms, input_ms_above_most, loader_steps_ms
 from gpudiag.model.analysis import Finding
@@ -81,14 +81,14 @@ class InputBound:
         if what_if is None:
             return
         host = what_if.graph.host
-        if float(host.input.sum() + host.silent.sum()) == 0:
+        if float(host.input.sum() + host.before_first_op.sum()) == 0:
             return
         yield Proposal(edit=without_common_input, describe=partial(self._describe, case, what_if))
 
     def _describe(self, case: Case, what_if: WhatIf, gain: float, percent: float) -> Finding:
         host, steps = what_if.graph.host, what_if.graph.steps
         marked = float(host.input.sum()) / steps / len(what_if.graph.ranks) / 1e6
-        silent = float(host.silent.sum()) / steps / len(what_if.graph.ranks) / 1e6
+        silent = float(host.before_first_op.sum()) / steps / len(what_if.graph.ranks) / 1e6
         known = marked >= silent
         advice = _advice(case) if known else (*_advice(case), _MARK_IT, PERHAPS_NO_LOADING)
         if not known and ends_with_the_update(case):

@@ -9,14 +9,14 @@ from gpudiag.analysis.diagnosis.case import Case
 from gpudiag.analysis.diagnosis.places import few_slow_calls
 from gpudiag.analysis.diagnosis.rules.more_than_peers import OwnPauses, own_pauses
 from gpudiag.analysis.diagnosis.rules.rule import notable
-from gpudiag.analysis.diagnosis.simulation.graph import Costs
-from gpudiag.analysis.diagnosis.simulation.levels import PARTS, Part, levelled
-from gpudiag.analysis.diagnosis.simulation.levels import excess as excess_of
+from gpudiag.analysis.diagnosis.simulation.components import COMPONENTS, Component, equalized
+from gpudiag.analysis.diagnosis.simulation.components import excess as excess_of
+from gpudiag.analysis.diagnosis.simulation.scenario import Scenario
 from gpudiag.analysis.diagnosis.simulation.what_if import WhatIf
 from gpudiag.units import milliseconds
 
 #: What is most of what a host does: one that is slow throughout is slowest in one of them.
-_THROUGHOUT: tuple[Part, ...] = ("launch", "operators")
+_THROUGHOUT: tuple[Component, ...] = ("launch", "operators")
 #: What a host is called that pauses often, for less than it takes to be elsewhere.
 _MAYBE_ELSEWHERE = frozenset({"launch", "unknown"})
 
@@ -32,25 +32,27 @@ def cause_of(case: Case, what_if: WhatIf, gain: float, jitter: bool) -> tuple[st
     longer, which is that rank's doing, and levelling them gains something. One in which alone they differ explains all.
     """
 
-    def level_in(*parts: Part) -> Costs:
-        return levelled(what_if, what_if.corrected, parts, each_step=jitter)
+    def level_in(*parts: Component) -> Scenario:
+        return equalized(what_if, what_if.corrected, parts, each_step=jitter)
 
-    alone: dict[Part, float] = dict(zip(PARTS, what_if.gains_ms([level_in(part) for part in PARTS]), strict=True))
-    differ = [part for part in PARTS if _differ(what_if, part, jitter)] or list(PARTS)
+    alone: dict[Component, float] = dict(
+        zip(COMPONENTS, what_if.savings_ms([level_in(part) for part in COMPONENTS]), strict=True)
+    )
+    differ = [part for part in COMPONENTS if _differ(what_if, part, jitter)] or list(COMPONENTS)
     best = max(differ, key=lambda part: alone[part])
     explains = alone[best] >= MOST * gain or len(differ) == 1
     if not explains:
-        others = what_if.gain_ms(level_in(*(part for part in PARTS if part != best)))
+        others = what_if.saving_ms(level_in(*(part for part in COMPONENTS if part != best)))
         explains = gain - others >= MOST * gain
     if not explains and best in _THROUGHOUT:
-        explains = what_if.gain_ms(level_in(*_THROUGHOUT, "stall")) >= MOST * gain
+        explains = what_if.saving_ms(level_in(*_THROUGHOUT, "stall")) >= MOST * gain
         best = "launch"
     if best == "operators" and not few_slow_calls(case, tuple(what_if.graph.ranks.values())):
         best = "launch"  # a host that loses its core now and then is slow in whatever it does just then
     return (best if explains else "unknown"), {str(part): ms for part, ms in alone.items()}
 
 
-def _differ(what_if: WhatIf, part: Part, each_step: bool) -> bool:
+def _differ(what_if: WhatIf, part: Component, each_step: bool) -> bool:
     """Whether some rank is above its peers in this part by what is worth mentioning, in each step or in the mean."""
     excess = excess_of(what_if, part)
     by_step = zip(*excess.by_step.values(), strict=True)

@@ -20,7 +20,7 @@ from gpudiag.analysis.diagnosis.rules.advice import (
     tensorflow,
 )
 from gpudiag.analysis.diagnosis.rules.rule import CannotTell, Examples, Proposal, severity_of
-from gpudiag.analysis.diagnosis.simulation.edits import as_cuda_graph, without_common_slow_calls
+from gpudiag.analysis.diagnosis.simulation.counterfactuals import as_cuda_graph, without_common_slow_calls
 from gpudiag.analysis.diagnosis.simulation.what_if import WhatIf
 from gpudiag.intervals import median
 from gpudiag.model.analysis import Finding
@@ -124,7 +124,7 @@ class LaunchBound:
         per_step = len(kernels) / graph.steps / len(case.tracks)
         typical = median(kernels)
         tiny = typical < TINY_KERNEL_US
-        host_ms = float(what_if.busy.sum()) / graph.steps / len(graph.ranks) / 1e6
+        host_ms = float(what_if.corrected.busy.sum()) / graph.steps / len(graph.ranks) / 1e6
         return Finding(
             code=self.code,
             severity=severity_of(percent),
@@ -138,7 +138,7 @@ class LaunchBound:
                 "kernels_per_step": per_step,
                 "median_kernel_us": typical,
                 "kernel_launch_ms_per_step": host_ms,
-                "profiler_overhead_ms_per_step": what_if.replayed_ms - what_if.corrected_ms,
+                "profiler_overhead_ms_per_step": what_if.simulated_ms - what_if.corrected_ms,
             },
             advice=advice_for(case.timeline.framework, _ADVICE),
         )

@@ -11,9 +11,9 @@ from gpudiag.analysis.diagnosis.case import Case
 from gpudiag.analysis.diagnosis.examples import Job, kernels, memory
 from gpudiag.analysis.diagnosis.rules.advice import advice_for, jax, pytorch, tensorflow
 from gpudiag.analysis.diagnosis.rules.rule import CannotTell, Examples, Proposal, severity_of
-from gpudiag.analysis.diagnosis.simulation.chains.host_time import body_span
-from gpudiag.analysis.diagnosis.simulation.edits import without_allocation
-from gpudiag.analysis.diagnosis.simulation.graph import Block
+from gpudiag.analysis.diagnosis.simulation.chains.host_time import analysed_span
+from gpudiag.analysis.diagnosis.simulation.counterfactuals import without_allocation
+from gpudiag.analysis.diagnosis.simulation.graph import HostBlock
 from gpudiag.analysis.diagnosis.simulation.what_if import WhatIf
 from gpudiag.model.analysis import Finding
 from gpudiag.model.event import EventKind, Role, any_of
@@ -69,7 +69,7 @@ class MemoryAllocation:
         if what_if is None or case.tracks[0].is_cpu:
             return
         host = what_if.graph.host
-        if host.allocating.any() or (host.block == Block.RELEASE).any():
+        if host.allocating.any() or (host.block == HostBlock.RELEASE).any():
             yield Proposal(edit=without_allocation, describe=partial(self._describe, case, what_if))
 
     def _describe(self, case: Case, what_if: WhatIf, gain: float, percent: float) -> Finding:
@@ -95,7 +95,7 @@ def _calls(case: Case, what_if: WhatIf) -> tuple[dict[str, float], dict[str, flo
     steps = 0
     for track in {track.trace: track for track in reversed(case.tracks) if track.trace in what_if.graph.ranks}.values():
         events = case.timeline.traces[track.trace].events
-        begin, end = body_span(track)
+        begin, end = analysed_span(track)
         steps += len(track.window_steps)
         rows = events.rows_of(EventKind.RUNTIME)
         rows = rows[any_of(events.role[rows], Role.ALLOCATION, Role.RELEASE)]

@@ -9,7 +9,7 @@ import numpy as np
 
 from gpudiag.analysis.diagnosis.calibration import MOST, OFTEN
 from gpudiag.analysis.diagnosis.case import Case
-from gpudiag.analysis.diagnosis.simulation.chains.host_time import body_span
+from gpudiag.analysis.diagnosis.simulation.chains.host_time import analysed_span
 from gpudiag.intervals import distinct, own_lengths
 from gpudiag.model.event import EventKind, any_of
 from gpudiag.model.timeline import PAUSE_NS, UNKNOWN, DeviceTrack
@@ -116,7 +116,7 @@ def _between_calls(case: Case, track: DeviceTrack) -> dict[tuple[str, str], tupl
 
     Calls are those that are within no other, of the threads that train.
     """
-    events, (begin, end) = case.timeline.traces[track.trace].events, body_span(track)
+    events, (begin, end) = case.timeline.traces[track.trace].events, analysed_span(track)
     rows = events.rows_of(EventKind.OPERATOR, EventKind.RUNTIME)
     start = events.start_ns[rows] + track.shift_ns
     rows = rows[any_of(events.thread[rows], *_threads(track)) & (start >= begin) & (start < end)]
@@ -143,7 +143,7 @@ def _threads(track: DeviceTrack) -> set[int]:
 
 def _of_track(case: Case, track: DeviceTrack) -> tuple[dict[str, float], dict[str, float]]:
     """(own ms, calls) per analysed step, by operator, of the threads that train."""
-    events, (begin, end) = case.timeline.traces[track.trace].events, body_span(track)
+    events, (begin, end) = case.timeline.traces[track.trace].events, analysed_span(track)
     own_ms: dict[str, float] = defaultdict(float)
     calls: dict[str, float] = defaultdict(float)
     for thread in _threads(track):

@@ -10,14 +10,14 @@ import msgspec
 from gpudiag.analysis.diagnosis.calibration import CRITICAL_PERCENT, NOTABLE_MS, NOTABLE_PERCENT, WARNING_PERCENT
 from gpudiag.analysis.diagnosis.case import Case
 from gpudiag.analysis.diagnosis.examples import Job
-from gpudiag.analysis.diagnosis.simulation.graph import Costs
+from gpudiag.analysis.diagnosis.simulation.scenario import Scenario
 from gpudiag.analysis.diagnosis.simulation.what_if import WhatIf
 from gpudiag.model.analysis import Finding, Severity
 
 #: What can become of a cause: waste can go away entirely; the exchange and launching are work, which can only be hidden
 #: or shortened, and launching is judged by what of it the device would not hide once there is no waste.
 Kind = Literal["waste", "exchange", "launching"]
-Edit = Callable[[WhatIf, Costs], Costs]
+Edit = Callable[[WhatIf, Scenario], Scenario]
 
 
 class CannotTell(msgspec.Struct, frozen=True):

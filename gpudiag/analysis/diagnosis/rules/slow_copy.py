@@ -12,8 +12,7 @@ from gpudiag.analysis.diagnosis.case import Case
 from gpudiag.analysis.diagnosis.examples import DDP, Job, host_copy, kernels, python
 from gpudiag.analysis.diagnosis.rules.advice import advice_for, jax, others, pytorch, tensorflow
 from gpudiag.analysis.diagnosis.rules.rule import CannotTell, Examples, Proposal, severity_of
-from gpudiag.analysis.diagnosis.simulation.edits import with_host_copies
-from gpudiag.analysis.diagnosis.simulation.probe_what_if import with_pinned_copies
+from gpudiag.analysis.diagnosis.simulation.counterfactuals import with_host_copies, with_pinned_copies
 from gpudiag.analysis.diagnosis.simulation.what_if import WhatIf
 from gpudiag.model.analysis import Finding
 from gpudiag.model.event import HostMemory
@@ -95,7 +94,7 @@ class SlowCopy:
                 evidence["probe_pinned_gb_per_s"] = pinned
             at_probed = None if case.facts is None else with_pinned_copies(what_if, what_if.corrected, case.facts)
             if at_probed is not None:
-                evidence["savings_ms_pinned"] = what_if.gain_ms(at_probed)
+                evidence["savings_ms_pinned"] = what_if.saving_ms(at_probed)
         return Finding(
             code=self.code,
             severity=severity_of(percent),

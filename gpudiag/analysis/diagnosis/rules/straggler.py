@@ -22,9 +22,9 @@ from gpudiag.analysis.diagnosis.rules.input_bound import (
 from gpudiag.analysis.diagnosis.rules.late_cause import cause_of, elsewhere
 from gpudiag.analysis.diagnosis.rules.more_than_peers import more_operators
 from gpudiag.analysis.diagnosis.rules.rule import CannotTell, Examples, Proposal, notable, severity_of
-from gpudiag.analysis.diagnosis.simulation.edits import level
-from gpudiag.analysis.diagnosis.simulation.levels import PARTS, Part
-from gpudiag.analysis.diagnosis.simulation.levels import excess as excess_of
+from gpudiag.analysis.diagnosis.simulation.components import COMPONENTS, Component
+from gpudiag.analysis.diagnosis.simulation.components import excess as excess_of
+from gpudiag.analysis.diagnosis.simulation.counterfactuals import equalize_ranks
 from gpudiag.analysis.diagnosis.simulation.what_if import WhatIf
 from gpudiag.analysis.diagnosis.unprofiled_steps import alone_waited_for, later_input_ms, unprofiled_longer_ms
 from gpudiag.model.analysis import Finding
@@ -172,18 +172,18 @@ class Straggler:
             return
         if len(what_if.graph.ranks) < 2 or not any(len(track.collectives) for track in case.tracks):
             return
-        edits = [level(what_if, what_if.corrected, each_step=each_step) for each_step in (False, True)]
-        by_rank, by_step = what_if.gains_ms(edits)
+        edits = [equalize_ranks(what_if, what_if.corrected, each_step=each_step) for each_step in (False, True)]
+        by_rank, by_step = what_if.savings_ms(edits)
         jitter = case.steps > 1 and notable(by_step, what_if.corrected_ms)
         jitter = jitter and (by_step > JITTER * by_rank or not _steady(what_if))
         yield Proposal(
-            edit=partial(level, each_step=jitter),
+            edit=partial(equalize_ranks, each_step=jitter),
             describe=partial(self._describe, case, what_if, jitter),
         )
 
     def _describe(self, case: Case, what_if: WhatIf, jitter: bool, gain: float, percent: float) -> Finding:
         cause, alone = cause_of(case, what_if, gain, jitter)
-        part: Part = cause if cause in PARTS else _largest_excess(what_if)
+        part: Component = cause if cause in COMPONENTS else _largest_excess(what_if)
         advice = _ADVICE[cause]
         if case.tracks[0].is_cpu:
             # The training thread is host and device at once: what it does itself is compute.
@@ -205,7 +205,7 @@ class Straggler:
         words = f"rank {last}" if one else f"ranks {', '.join(others)} and {last}"
         host = what_if.graph.host
         own = any_of(host.process, *(trace for trace, rank in what_if.graph.ranks.items() if rank in late))
-        silent = cause == part == "input" and float(host.silent[own].sum()) > float(host.input[own].sum())
+        silent = cause == part == "input" and float(host.before_first_op[own].sum()) > float(host.input[own].sum())
         waits = {
             track.rank: milliseconds(sum(float(share.mean()) for share in track.waits_ns.values()))
             for track in case.attribution.tracks
@@ -294,7 +294,7 @@ def _what(cause: str, words: str, place: str, *, one: bool, silent: bool) -> str
 def _longer_ms(case: Case, what_if: WhatIf, late: tuple[int, ...]) -> float:
     """What the timed steps took longer than the recording explains, where it was these ranks that all waited for."""
     alone = alone_waited_for(case.run, what_if.graph.ranks.values(), late)
-    return unprofiled_longer_ms(what_if.timed_ms, what_if.corrected_ms) if alone else 0.0
+    return unprofiled_longer_ms(what_if.unprofiled_ms, what_if.corrected_ms) if alone else 0.0
 
 
 def _place(case: Case, late: tuple[int, ...], cause: str, gain: float, *, silent: bool) -> tuple[str, Advice]:
@@ -348,7 +348,7 @@ def _held_back(case: Case, late: tuple[int, ...]) -> dict[str, list[str]]:
     return found if len(found) == len(late) else {}
 
 
-def _late_in_some_steps(what_if: WhatIf, part: Part) -> tuple[int, ...]:
+def _late_in_some_steps(what_if: WhatIf, part: Component) -> tuple[int, ...]:
     """The ranks that are above their peers in some steps, if not in the mean."""
     lateness = {rank: sum(max(ns, 0.0) for ns in steps) for rank, steps in excess_of(what_if, part).by_step.items()}
     return tuple(sorted(rank for rank, ns in lateness.items() if ns >= ALSO_LATE * max(lateness.values())))
@@ -360,8 +360,8 @@ def _steady(what_if: WhatIf) -> bool:
     return excess.steady(max(excess.by_rank, key=lambda rank: excess.by_rank[rank]))
 
 
-def _largest_excess(what_if: WhatIf) -> Part:
-    return max(PARTS, key=lambda part: max(excess_of(what_if, part).by_rank.values()))
+def _largest_excess(what_if: WhatIf) -> Component:
+    return max(COMPONENTS, key=lambda part: max(excess_of(what_if, part).by_rank.values()))
 
 
 def _times_last(case: Case) -> dict[int, int]:

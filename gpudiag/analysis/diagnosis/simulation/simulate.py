@@ -1,15 +1,15 @@
-"""Runs a replay graph turn after turn until the job has settled.
+"""Simulate a graph iteration after iteration until the job reaches its steady state.
 
-What the runs of the schedule hand on are the variables of a max-plus system, each the largest of sums of one variable
-and one weight (Baccelli, Cohen, Olsder & Quadrat, Synchronization and Linearity, 1992, chapter 2): the time of each
-run's last node and, of collectives, the starts and when the last participant starts. The weights are what the costs in
-between come to, and NumPy works them out at once, for all runs. Within a run of launches the host only adds up. Within
-a run of ops of one stream, with r[j] the time at which op j was launched less its gap, and c[j] = gap + duration,
+The runs of the schedule depend on each other through the variables of a max-plus system, each the largest of sums of
+one variable and one weight (Baccelli, Cohen, Olsder & Quadrat, Synchronization and Linearity, 1992, chapter 2): the
+time of each run's last node and, of collectives, their start and the last arrival. The weights sum up the durations in
+between, and NumPy computes them for all runs at once. Within a run of launches the host only adds up. Within a run of
+ops of one stream, with r[j] the time at which op j was launched less its gap, and c[j] = gap + duration,
 
     end[j] = max(r[j], end[j - 1]) + c[j]   is   end[j] = C[j] + max(end[before], max over i <= j of (r[i] - C[i - 1]))
 
 where C are the running sums of c; and of all that one run of the host launched only the largest r[i] - C[i - 1] counts.
-A turn of thirty thousand nodes so takes a thousand sums and comparisons.
+So an iteration of thirty thousand nodes takes a thousand sums and comparisons.
 """
 
 from __future__ import annotations
@@ -19,28 +19,25 @@ from enum import IntEnum, auto
 
 import msgspec
 import numpy as np
-from numpy.typing import NDArray
 
-from gpudiag.analysis.diagnosis.simulation.graph import NONE, Costs, Graph
-from gpudiag.analysis.diagnosis.simulation.schedule import Kind, Run, Schedule
+from gpudiag.analysis.diagnosis.simulation.graph import NONE, Graph, Index, Times
+from gpudiag.analysis.diagnosis.simulation.scenario import Scenario
+from gpudiag.analysis.diagnosis.simulation.schedule import Run, RunKind, Schedule
 
-Times = NDArray[np.float64]
-Index = NDArray[np.int64]
-
-#: The job has settled when no chain or stream differs from the turn before by more than this share of the turn.
-_SETTLED = 1e-3
-_MOST_TURNS = 24
-_FEWEST_TURNS = 3
-#: The variable that holds nothing up.
+#: Steady: no chain or stream advances by more than this share of the iteration more or less than in the one before.
+_TOLERANCE = 1e-3
+_MAX_ITERATIONS = 24
+_MIN_ITERATIONS = 3
+#: The variable that delays nothing.
 _NEVER = 0
 
 
-class Settled(msgspec.Struct, frozen=True):
-    """The job once it has settled.
+class SteadyState(msgspec.Struct, frozen=True):
+    """The steady state of a job.
 
     Attributes:
         step_ns: its step time.
-        steps_ns: float64[steps], how long each of the body's steps takes; their mean is `step_ns`.
+        steps_ns: float64[steps], the time of each analysed step; their mean is `step_ns`.
         waited: float64[m], how long each collective waits for its peers, in ns; 0 for other ops.
     """
 
@@ -49,40 +46,40 @@ class Settled(msgspec.Struct, frozen=True):
     waited: Times
 
 
-def settle(system: System, weights: Times) -> Settled:
-    """Replay in a circle with these weights until a turn takes as long as the one before.
+def simulate(system: System, weights: Times) -> SteadyState:
+    """Iterate with these weights until an iteration takes as long as the one before.
 
-    What counts is how far the chain or stream that moves most gets on in a turn. When the last of all nodes is reached
-    says less: a device that works off what a host far ahead has given it is the last for many turns, at its own pace.
+    The time of an iteration is how far the fastest chain or stream advances. When the last node is reached says less: a
+    device that works off what a host far ahead queued is last for many iterations, at its own pace.
     """
     rows, times = system.rows(weights), system.measured.copy()
-    ends = [[times[at] for at in system.lasts]]
+    ends = [[times[variable] for variable in system.lasts]]
     advance, pace = [0.0] * len(system.lasts), 0.0
-    for turn in range(1, _MOST_TURNS + 1):
+    for iteration in range(1, _MAX_ITERATIONS + 1):
         for out, first, first_weight, second, second_weight in rows:
-            one, other = times[first] + first_weight, times[second] + second_weight
-            times[out] = one if one > other else other  # noqa: FURB136  # a call takes three times as long
-        ends.append([times[at] for at in system.lasts])
+            a, b = times[first] + first_weight, times[second] + second_weight
+            times[out] = a if a > b else b  # noqa: FURB136  # a call takes three times as long
+        ends.append([times[variable] for variable in system.lasts])
         before, advance = advance, _differences(ends[-1], ends[-2])
         pace = max(advance, default=0.0)
-        if turn >= _FEWEST_TURNS and max(map(abs, _differences(advance, before)), default=0.0) <= _SETTLED * pace:
+        change = max(map(abs, _differences(advance, before)), default=0.0)
+        if iteration >= _MIN_ITERATIONS and change <= _TOLERANCE * pace:
             break
     else:
-        # Turns that differ for ever alternate; then their mean is the pace.
-        half = _MOST_TURNS // 2
-        pace = max(_differences(ends[-1], ends[half]), default=0.0) / (_MOST_TURNS - half)
-    step_ends = np.maximum.accumulate([times[at] for at in system.step_ends])
-    return Settled(
-        pace / system.graph.steps, np.diff(step_ends, prepend=step_ends[-1] - pace), system.waited(np.array(times))
-    )
+        # Iterations that never converge alternate; then their mean is the pace.
+        half = _MAX_ITERATIONS // 2
+        pace = max(_differences(ends[-1], ends[half]), default=0.0) / (_MAX_ITERATIONS - half)
+    step_ends = np.maximum.accumulate([times[variable] for variable in system.step_ends])
+    steps_ns = np.diff(step_ends, prepend=step_ends[-1] - pace)
+    return SteadyState(pace / system.graph.steps, steps_ns, system.waited(np.array(times)))
 
 
 def _differences(now: list[float], before: list[float]) -> list[float]:
-    return [one - other for one, other in zip(now, before, strict=True)]
+    return [a - b for a, b in zip(now, before, strict=True)]
 
 
 class _Weight(IntEnum):
-    """What a weight is; of a host node, of an op, or of ops of one run that one host run launched."""
+    """What a weight sums up; of a host node, of an op, or of ops of one run that one host run launched."""
 
     NOTHING = auto()
     WORK = auto()
@@ -110,14 +107,14 @@ _Term = tuple[int, _Weight, int]
 
 
 class System:
-    """A graph ready to be replayed with any costs.
+    """A graph compiled for simulation with any scenario.
 
     Variables 1 to the number of runs are the times of their last nodes, of a collective's first run its start; the
     others are what the first run of a chain follows, and when the last participant of a collective starts.
 
     Attributes:
         graph: the graph.
-        measured: of each variable what was measured, one turn earlier.
+        measured: the recorded value of each variable, one iteration earlier.
         lasts: the variables of the last nodes of chains and of the last ops of streams.
         step_ends: the variables of the nodes with which steps end.
     """
@@ -125,7 +122,7 @@ class System:
     def __init__(self, graph: Graph) -> None:
         self.graph = graph
         self._schedule = schedule = Schedule(graph)
-        self.measured = [-np.inf, *(_measured(graph, run) - graph.length_ns for run in schedule.runs)]
+        self.measured = [-np.inf, *(schedule.reached(run) - graph.length_ns for run in schedule.runs)]
         self._out: list[int] = []
         self._first: list[int] = []
         self._second: list[int] = []
@@ -136,41 +133,41 @@ class System:
         self._launchers = self._find_launchers()
         for index, run in enumerate(schedule.runs):
             self._add_run(index, run)
-        self._places = {kind: (np.array(places), np.array(of)) for kind, (places, of) in self._uses.items()}
+        self._slots = {weight: (np.array(slots), np.array(nodes)) for weight, (slots, nodes) in self._uses.items()}
         self.lasts = [*map(self._node, schedule.last_nodes.tolist()), *map(self._op, schedule.last_ops.tolist())]
         ends, on_device = schedule.step_ends
         self.step_ends = list(map(self._op if on_device else self._node, ends.tolist()))
 
     def rows(self, weights: Times) -> list[tuple[int, int, float, int, float]]:
-        """What a turn does, in order: a variable becomes the larger of two, each with a weight added to it, in ns."""
+        """Return an iteration's assignments in order: variable = max(variable + weight, variable + weight)."""
         first, second = weights.reshape(-1, 2).T.tolist()
         return list(zip(self._out, self._first, first, self._second, second, strict=True))
 
-    def weights(self, costs: Costs) -> Times:
-        """float64[2 rows]: all that these costs come to in a replay, in ns."""
+    def weights(self, scenario: Scenario) -> Times:
+        """Return float64[2 rows], ns: everything that a simulation needs of the scenario."""
         host, device = self.graph.host, self.graph.device
-        work, cost = costs.busy + costs.waiting, costs.gap + costs.duration
+        work, cost = scenario.busy + scenario.waiting, scenario.gap + scenario.duration
         work_of_run = _sums_within(work, self._schedule.first_nodes)
         ops_of_run = _sums_within(cost, self._schedule.first_ops)
-        work_of_run[self._blocks] = 0.0  # what they launch is counted from themselves
-        launch = work_of_run[device.launch] + costs.latency
+        work_of_run[self._blocks] = 0.0  # launches of a call that waits are counted from the call itself
+        launch = work_of_run[device.launch] + scenario.latency
         ops, first, last = self._launched
-        ready = (launch - costs.gap - (ops_of_run - cost))[ops]
+        ready = (launch - scenario.gap - (ops_of_run - cost))[ops]
         values = {
             _Weight.WORK: work,
             _Weight.WORK_OF_RUN: work_of_run,
-            _Weight.DELAY: np.where(costs.blocking, host.block_delay, -np.inf),
-            _Weight.GAP: costs.gap,
+            _Weight.DELAY: np.where(scenario.blocking, host.block_delay, -np.inf),
+            _Weight.GAP: scenario.gap,
             _Weight.GAP_AND_DURATION: cost,
             _Weight.LAUNCH: launch,
-            _Weight.LAUNCH_AND_DURATION: launch + costs.duration,
+            _Weight.LAUNCH_AND_DURATION: launch + scenario.duration,
             _Weight.OPS_OF_RUN: ops_of_run,
             _Weight.LAUNCHED_OF_RUN: np.maximum.reduceat(ready, first) + ops_of_run[last] if len(ops) else ready,
-            _Weight.TRANSFER: costs.transfer,
+            _Weight.TRANSFER: scenario.transfer,
         }
         weights = np.zeros(2 * len(self._out))
-        for kind, (places, of) in self._places.items():
-            weights[places] = values[kind][of]
+        for weight, (slots, nodes) in self._slots.items():
+            weights[slots] = values[weight][nodes]
         return weights
 
     def waited(self, times: Times) -> Times:
@@ -181,12 +178,12 @@ class System:
         return waited
 
     def _find_launchers(self) -> dict[int, list[tuple[int, int]]]:
-        """By device run the host runs that launched into it, each with the place of the pair in `_launched`."""
-        runs, places, launch = self._schedule.runs, self._schedule.places, self.graph.device.launch
+        """Return by device run the host runs that launched into it, each with the pair's position in `_launched`."""
+        runs, run_of, launch = self._schedule.runs, self._schedule.run_of, self.graph.device.launch
         kind = np.array([run.kind for run in runs], np.int64)
-        self._blocks = np.flatnonzero(kind[places.node] == Kind.HOST_BLOCK)
-        ops = np.flatnonzero((kind[places.end] == Kind.DEVICE_RUN) & (launch != NONE))
-        pair = places.end[ops] * len(runs) + places.node[launch[ops]]
+        self._blocks = np.flatnonzero(kind[run_of.node] == RunKind.HOST_BLOCK)
+        ops = np.flatnonzero((kind[run_of.end] == RunKind.DEVICE_RUN) & (launch != NONE))
+        pair = run_of.end[ops] * len(runs) + run_of.node[launch[ops]]
         order = np.argsort(pair, kind="stable")
         ops, pair = ops[order], pair[order]
         first = np.flatnonzero(np.diff(pair, prepend=-1))
@@ -194,92 +191,85 @@ class System:
         last = np.array([runs[index].after - 1 for index in device_runs.tolist()], np.int64)
         self._launched = (ops, first, last)
         launchers: defaultdict[int, list[tuple[int, int]]] = defaultdict(list)
-        for at, (device_run, host_run) in enumerate(zip(device_runs.tolist(), host_runs.tolist(), strict=True)):
-            launchers[device_run].append((host_run, at))
+        for position, (device_run, host_run) in enumerate(zip(device_runs.tolist(), host_runs.tolist(), strict=True)):
+            launchers[device_run].append((host_run, position))
         return launchers
 
     def _add_run(self, index: int, run: Run) -> None:
-        first, last, device = run.first, run.after - 1, self.graph.device
-        if run.kind == Kind.HOST_RUN:
+        first, last = run.first, run.after - 1
+        if run.kind == RunKind.HOST_RUN:
             if run.before >= first:
                 self._add(self._begin(index), [(self._node(run.before), _Weight.NOTHING, 0)])
             self._add(index + 1, [(self._node(run.before), _Weight.WORK_OF_RUN, last)])
-        elif run.kind == Kind.HOST_BLOCK:
+        elif run.kind == RunKind.HOST_BLOCK:
             waited = self._op(int(self.graph.host.block_on[first]))
             self._add(index + 1, [(self._node(run.before), _Weight.WORK, first), (waited, _Weight.DELAY, first)])
-        elif run.kind == Kind.DEVICE_RUN:
-            launched = [(self._begin(of), _Weight.LAUNCHED_OF_RUN, pair) for of, pair in self._launchers[index]]
+        elif run.kind == RunKind.DEVICE_RUN:
+            launched = [(self._begin(host), _Weight.LAUNCHED_OF_RUN, pair) for host, pair in self._launchers[index]]
             self._add(index + 1, [(self._op(run.before), _Weight.OPS_OF_RUN, last), *launched])
-        elif run.kind == Kind.COLLECTIVE_END:
+        elif run.kind == RunKind.COLLECTIVE_END:
             self._add(index + 1, [(self._arrival(first), _Weight.TRANSFER, first)])
         else:
-            to_end = run.kind == Kind.DEVICE_WAIT
-            waits = [op for op in (int(device.wait_a[first]), int(device.wait_b[first])) if op != NONE]
+            to_end = run.kind == RunKind.DEVICE_WAIT
             gap = _Weight.GAP_AND_DURATION if to_end else _Weight.GAP
-            terms = [(self._op(op), gap, first) for op in (run.before, *waits)]
-            if device.launch[first] != NONE:
-                launch = _Weight.LAUNCH_AND_DURATION if to_end else _Weight.LAUNCH
-                terms.append((self._begin(int(self._schedule.places.node[device.launch[first]])), launch, first))
+            terms = [(self._op(op), gap, first) for op in (run.before, *self._schedule.awaited_ops(run))]
+            launch = int(self.graph.device.launch[first])
+            if launch != NONE:
+                weight = _Weight.LAUNCH_AND_DURATION if to_end else _Weight.LAUNCH
+                terms.append((self._begin(int(self._schedule.run_of.node[launch])), weight, first))
             self._add(index + 1, terms)
 
     def _add(self, out: int, terms: list[_Term]) -> None:
-        """A variable that becomes the largest of so many; what it was itself may be the first of them only."""
+        """Append x = max(terms); x itself may appear only as the first term."""
         first, *others = terms
-        for term in others or [(_NEVER, _Weight.NOTHING, 0)]:
-            for source, place, (variable, kind, of) in (
+        for other in others or [(_NEVER, _Weight.NOTHING, 0)]:
+            for variables, slot, (variable, weight, node) in (
                 (self._first, 2 * len(self._out), first),
-                (self._second, 2 * len(self._out) + 1, term),
+                (self._second, 2 * len(self._out) + 1, other),
             ):
-                source.append(variable)
-                if kind is not _Weight.NOTHING:
-                    self._uses[kind][0].append(place)
-                    self._uses[kind][1].append(of)
+                variables.append(variable)
+                if weight is not _Weight.NOTHING:
+                    self._uses[weight][0].append(slot)
+                    self._uses[weight][1].append(node)
             self._out.append(out)
             first = (out, _Weight.NOTHING, 0)
 
     def _node(self, node: int) -> int:
-        """The variable of a host node that is the last of its run."""
-        return int(self._schedule.places.node[node]) + 1
+        """Return the variable of a host node that is the last of its run."""
+        return int(self._schedule.run_of.node[node]) + 1
 
     def _op(self, op: int) -> int:
-        """The variable of the end of an op that is the last of its run."""
-        return int(self._schedule.places.end[op]) + 1
+        """Return the variable of the end of an op that is the last of its run."""
+        return int(self._schedule.run_of.end[op]) + 1
 
     def _begin(self, index: int) -> int:
-        """The variable from which a host run's launches are counted: what it follows; of a call that waits, its own."""
+        """Return the variable from which a host run's launches count: what it follows; of a call that waits, itself."""
         run = self._schedule.runs[index]
-        if run.kind == Kind.HOST_BLOCK:
+        if run.kind == RunKind.HOST_BLOCK:
             return index + 1
         if run.before < run.first:
             return self._node(run.before)
-        # The chain's last node: the next turn reaches it before the device has done what this one launched.
+        # The chain's last node: the next iteration reaches it before the device has done what this one launched.
         if index not in self._begins:
             self._begins[index] = len(self.measured)
             self.measured.append(float(self.graph.host.time[run.before]) - 2 * self.graph.length_ns)
         return self._begins[index]
 
     def _arrival(self, op: int) -> int:
-        """The variable of the last arrival at a collective."""
-        peers, start = self.graph.device.peers[op], self._schedule.places.start
-        told = peers.tobytes()
-        if told not in self._arrivals:
+        """Return the variable of the last arrival at a collective."""
+        peers, start = self.graph.device.peers[op], self._schedule.run_of.start
+        key = peers.tobytes()
+        if key not in self._arrivals:
             starts = [start[peer] + 1 for peer in peers.tolist()]
-            self._arrivals[told] = len(self.measured)
-            self.measured.append(max(self.measured[at] for at in starts))
-            self._add(self._arrivals[told], [(at, _Weight.NOTHING, 0) for at in starts])
-        self._collectives.append((op, start[op] + 1, self._arrivals[told]))
-        return self._arrivals[told]
-
-
-def _measured(graph: Graph, run: Run) -> float:
-    """When a run's last node was reached, or a collective's op started."""
-    if run.kind in {Kind.HOST_RUN, Kind.HOST_BLOCK}:
-        return float(graph.host.time[run.after - 1])
-    return float((graph.device.start if run.kind == Kind.COLLECTIVE_START else graph.device.end)[run.after - 1])
+            self._arrivals[key] = len(self.measured)
+            self.measured.append(max(self.measured[variable] for variable in starts))
+            self._add(self._arrivals[key], [(variable, _Weight.NOTHING, 0) for variable in starts])
+        self._collectives.append((op, start[op] + 1, self._arrivals[key]))
+        return self._arrivals[key]
 
 
 def _sums_within(values: Times, first: Index) -> Times:
-    """Of each value the sum of it and all before it from the place `first` of its run on."""
+    """Return for each value the sum from the first of its run up to it."""
     before = np.zeros(len(values) + 1)
     np.cumsum(values, out=before[1:])
     return before[1:] - before[first]

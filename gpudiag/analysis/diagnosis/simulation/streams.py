@@ -1,243 +1,248 @@
-"""The device ops of one lane's analysed steps, stream by stream, and which ops of other streams they wait for."""
+"""The device ops of one track's analysed steps, stream by stream, and which ops of other streams they wait for."""
 
 from __future__ import annotations
 
 from bisect import bisect_left
 from collections import defaultdict
+from dataclasses import dataclass, field
 
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
 from gpudiag.analysis.diagnosis.calibration import AT_ONCE_NS, CLOCK_NS, QUEUED_NS
-from gpudiag.analysis.diagnosis.simulation.graph import NONE
+from gpudiag.analysis.diagnosis.simulation.graph import NONE, Index, Times
 from gpudiag.intervals import distinct
 from gpudiag.model.event import NO_NUMBER, Trace
 from gpudiag.model.timeline import UNKNOWN, DeviceTrack
 
 
-class Given(msgspec.Struct, frozen=True):
-    """What a stream was given in the body and, as long again, before it; columns of equal length, in order. `stream` is
-    its number.
+class StreamHistory(msgspec.Struct, frozen=True):
+    """The ops of a stream in the analysed steps and, as long again, before; columns of equal length, in order.
 
-    What the first steps of the body wait for may lie before it. As the body is replayed in a circle, the op that lies
-    as far before the body's end stands for it: `op` is that op's index (of ops of the body their own).
+    The first analysed steps may wait for ops before them. Because the steps are simulated in a loop, the op that lies
+    as far before the end of the analysed steps stands for such an op: `op` is its index (of analysed ops, their own).
     """
 
     stream: int
-    end: NDArray[np.float64]
-    launch_time: NDArray[np.int64]
-    op: NDArray[np.int64]
+    end: Times
+    launch_time: Index
+    op: Index
 
 
-class TrackOps(msgspec.Struct):
-    """Ops of one lane's body as columns of equal length m, each stream's together and in order; indices are in them.
+@dataclass(kw_only=True, eq=False)
+class TrackOps:
+    """Analysed ops of one track as columns of equal length m, each stream's together and in order.
 
-    `launch_time` is the start of the launching call; `launch` (host node within the process's chain) is filled in once
-    the chain is known. `before_end` is when the op before it in its stream ended (-inf for the first of a trace),
-    `waited_end` when the last of those that it waits for had. `given` has what each stream was given, as `streams`.
-    `order` is the op's index in the lane's `DeviceOps`.
+    Attributes:
+        track, trace: indices of the track and its trace.
+        start, end, op_class, host_copy, row, step: as in `graph.DeviceNodes`.
+        launch_time, launch_thread: start of the launching call, and its thread.
+        before_end: when the op before it in its stream ended; -inf for the first of a trace.
+        streams: (first, after last) op of each stream.
+        histories: the history of each stream.
+        wait_a, wait_b: ops of this track that must have ended first, or `NONE`.
+        waited_end: when the last of those had ended, or -inf.
+        launch: host node within the process's chain, filled in once the chain is known.
     """
 
     track: int
     trace: int
-    start: NDArray[np.float64]
-    end: NDArray[np.float64]
+    start: Times
+    end: Times
     op_class: NDArray[np.uint8]
-    host_copy: NDArray[np.bool_]
-    row: NDArray[np.int64]
-    step: NDArray[np.int64]
-    order: NDArray[np.int64]
-    launch_time: NDArray[np.int64]
-    launch_thread: NDArray[np.int64]
-    before_end: NDArray[np.float64]
-    wait_a: NDArray[np.int64]
-    wait_b: NDArray[np.int64]
-    waited_end: NDArray[np.float64]
-    given: list[Given]
+    row: Index
+    step: Index
+    launch_time: Index
+    launch_thread: Index
+    before_end: Times
     streams: list[tuple[int, int]]
-    launch: NDArray[np.int64]
+    histories: list[StreamHistory] = field(default_factory=list)
+    host_copy: NDArray[np.bool_] = field(init=False)
+    wait_a: Index = field(init=False)
+    wait_b: Index = field(init=False)
+    waited_end: Times = field(init=False)
+    launch: Index = field(init=False)
+
+    def __post_init__(self) -> None:
+        """Begin with no copies, waits or launches known."""
+        count = len(self.start)
+        self.host_copy = np.zeros(count, np.bool_)
+        self.wait_a, self.wait_b, self.launch = (np.full(count, NONE, np.int64) for _ in range(3))
+        self.waited_end = np.full(count, -np.inf)
 
 
-def body_ops(track: DeviceTrack, index: int) -> TrackOps:
-    """The ops launched in the analysed steps of a lane. `index` is the lane's index in the timeline."""
+def analysed_ops(track: DeviceTrack, index: int) -> TrackOps:
+    """Return the ops launched in the analysed steps of a track; `index` is its index in the timeline."""
     ops = track.ops
-    first_step = int(np.searchsorted(track.steps.number, track.window_steps[0]))
-    last_step = int(np.searchsorted(track.steps.number, track.window_steps[-1]))
+    first_step, last_step = np.searchsorted(track.steps.number, track.window_steps[[0, -1]]).tolist()
     inside = (ops.step >= first_step) & (ops.step <= last_step)
-    chosen: list[NDArray[np.intp]] = []
-    before: list[NDArray[np.float64]] = []
-    step: list[NDArray[np.int64]] = []
-    given: list[Given] = []
+    chosen: list[NDArray[np.intp]] = [np.empty(0, np.intp)]
+    before: list[Times] = [np.empty(0)]
+    step: list[Index] = [np.empty(0, np.int64)]
+    histories: list[StreamHistory] = []
     streams = []
     count = 0
     for stream in distinct(ops.stream[inside]):
-        mine = np.flatnonzero(ops.stream == stream)
-        previous = np.concatenate([[-np.inf], ops.end[mine].astype(np.float64)[:-1]])
-        # Ops run in the order of their launch; a step's ops are together in their stream. What lies between them
-        # without a captured launch took its time there too.
-        body = np.flatnonzero(inside[mine])
-        between = ops.step[mine] == UNKNOWN
-        between[: body[0]] = between[body[-1] :] = False
-        kept = inside[mine] | between
-        chosen.append(mine[kept])
-        before.append(previous[kept])
-        step.append(np.maximum.accumulate(ops.step[mine[kept]].astype(np.int64)))
-        size = int(kept.sum())
-        earlier = mine[max(int(body[0]) - size, 0) : body[0]]
-        launches = ops.launch_start[np.concatenate([earlier, mine[kept]])]
-        given.append(
-            Given(
+        on_stream = np.flatnonzero(ops.stream == stream)
+        previous_end = np.concatenate([[-np.inf], ops.end[on_stream].astype(np.float64)[:-1]])
+        # Ops run in launch order, so a step's ops are together in their stream. Ops between them without a recorded
+        # launch took their time there too.
+        analysed = np.flatnonzero(inside[on_stream])
+        between = ops.step[on_stream] == UNKNOWN
+        between[: analysed[0]] = between[analysed[-1] :] = False
+        kept = inside[on_stream] | between
+        stream_ops = on_stream[kept]
+        chosen.append(stream_ops)
+        before.append(previous_end[kept])
+        step.append(np.maximum.accumulate(ops.step[stream_ops].astype(np.int64)))
+        size = len(stream_ops)
+        earlier = on_stream[max(int(analysed[0]) - size, 0) : analysed[0]]
+        with_earlier = np.concatenate([earlier, stream_ops])
+        histories.append(
+            StreamHistory(
                 stream=int(stream),
-                end=ops.end[np.concatenate([earlier, mine[kept]])].astype(np.float64),
-                launch_time=np.maximum.accumulate(launches),
+                end=ops.end[with_earlier].astype(np.float64),
+                launch_time=np.maximum.accumulate(ops.launch_start[with_earlier]),
                 op=count + np.concatenate([np.arange(size - len(earlier), size), np.arange(size)]),
             )
         )
         streams.append((count, count + size))
         count += size
-    order = np.concatenate(chosen) if chosen else np.empty(0, np.intp)
-    none = np.full(count, NONE, np.int64)
+    order = np.concatenate(chosen)
     return TrackOps(
         track=index,
         trace=track.trace,
         start=ops.start[order].astype(np.float64),
         end=ops.end[order].astype(np.float64),
         op_class=ops.op_class[order],
-        host_copy=np.zeros(count, np.bool_),
         row=ops.row[order],
-        step=np.clip(np.concatenate(step) - first_step, 0, len(track.window_steps) - 1) if step else none.copy(),
-        order=order.astype(np.int64),
+        step=np.clip(np.concatenate(step) - first_step, 0, len(track.window_steps) - 1),
         launch_time=ops.launch_start[order],
         launch_thread=ops.launch_thread[order],
-        before_end=np.concatenate(before) if before else np.empty(0),
-        wait_a=none.copy(),
-        wait_b=none.copy(),
-        waited_end=np.full(count, -np.inf),
-        given=given,
+        before_end=np.concatenate(before),
+        histories=histories,
         streams=streams,
-        launch=none.copy(),
     )
 
 
-def find_dependencies(ops: TrackOps, trace: Trace, track: DeviceTrack, wait_calls: NDArray[np.int64]) -> Awaited:
-    """Fill in which ops of other streams each op waits for; returns what the host is told to have waited for.
+class AwaitedOps(msgspec.Struct, frozen=True):
+    """Ops that traced waits wait for: `wait[i]` waits for op `index[i]` of `TrackOps.histories[history[i]]`.
 
-    What the trace tells is taken, and where it tells nothing, guessed.
+    An event recorded in a stream follows the op launched there last and, if that stream itself was since made to wait,
+    what that wait waits for. `call` is the row of the waiting call.
+    """
+
+    wait: Index
+    call: Index
+    history: Index
+    index: Index
+
+
+def find_dependencies(ops: TrackOps, trace: Trace, track: DeviceTrack, wait_calls: Index) -> AwaitedOps:
+    """Fill in which ops of other streams each op waits for; return what the host is known to have waited for.
+
+    Waits are read from the trace if it has any, and inferred otherwise.
 
     Args:
-        ops: the ops of the lane.
+        ops: the ops of the track.
         trace: its trace.
-        lane: the lane.
+        track: the track.
         wait_calls: int64, starts of the chain's stream-wait calls, sorted, on the common clock.
     """
-    waits = known_waits(trace, track)
+    waits = traced_waits(trace, track)
     if waits is None:
-        find_waits(ops, wait_calls)
-        nothing = np.empty(0, np.int64)
-        return Awaited(nothing, nothing, nothing, nothing)
+        infer_waits(ops, wait_calls)
+        return AwaitedOps(*(np.empty(0, np.int64) for _ in range(4)))
     awaited = awaited_by(ops, waits)
-    find_known_waits(ops, waits, awaited)
+    apply_traced_waits(ops, waits, awaited)
     by_host = (waits.stream[awaited.wait] == UNKNOWN) & (waits.recorded[awaited.wait] != UNKNOWN)
-    return Awaited(*(column[by_host] for column in msgspec.structs.astuple(awaited)))
+    return AwaitedOps(*(column[by_host] for column in msgspec.structs.astuple(awaited)))
 
 
-def find_waits(ops: TrackOps, wait_calls: NDArray[np.int64]) -> None:
-    """Fill in which ops of other streams each op waits for.
+def infer_waits(ops: TrackOps, wait_calls: Index) -> None:
+    """Infer which ops of other streams each op waits for, for traces without events.
 
-    The trace tells of no events, so this is inferred. A stream-wait call makes the next launch wait for what another
-    stream was given before the call: the latest op launched there before it, or, as that may not be the one meant, the
-    latest of those that had ended when the waiting op started. An op that started right at the end of another stream's
-    op, though launched long before, is taken to have waited for it too.
+    A stream-wait call makes the next launch wait for the latest op launched in another stream before the call, or,
+    because that may not be the one meant, for the latest of those that had ended when the waiting op started. An op
+    that starts right at the end of another stream's op, although launched long before, is taken to have waited for it
+    too.
 
     Args:
-        ops: the ops of one lane.
+        ops: the ops of one track.
         wait_calls: int64, starts of the host's stream-wait calls, sorted, on the common clock.
     """
     if len(ops.streams) < 2:
         return
     launched = ops.launch_time != UNKNOWN
     by_launch = np.flatnonzero(launched)[np.argsort(ops.launch_time[launched], kind="stable")]
-    times = ops.launch_time[by_launch]
     # The op launched next after each wait call.
-    position = np.searchsorted(times, wait_calls, side="left")
-    told = by_launch[position[position < len(by_launch)]]
+    position = np.searchsorted(ops.launch_time[by_launch], wait_calls, side="left")
+    followed = position < len(by_launch)
     called = np.full(len(ops.start), UNKNOWN, np.int64)
-    called[told] = wait_calls[position < len(by_launch)]
-    for a, b in ops.streams:
-        for (c, _), given in zip(ops.streams, ops.given, strict=True):
-            if a == c:
+    called[by_launch[position[followed]]] = wait_calls[followed]
+    for first, after in ops.streams:
+        for (other_first, _), history in zip(ops.streams, ops.histories, strict=True):
+            if first == other_first:
                 continue
-            mine = np.arange(a, b)
-            latest_ended = np.searchsorted(given.end, ops.start[a:b], side="right") - 1
-            latest_launched = np.searchsorted(given.launch_time, called[a:b], side="left") - 1
-            by_call = np.where(called[a:b] != UNKNOWN, np.minimum(latest_ended, latest_launched), -1)
-            safe = np.maximum(latest_ended, 0)
-            just_ended = ops.start[a:b] - given.end[safe] <= AT_ONCE_NS
-            stream_free = ops.before_end[a:b] <= given.end[safe] - AT_ONCE_NS
-            early = (ops.launch_time[a:b] != UNKNOWN) & (ops.launch_time[a:b] < ops.start[a:b] - QUEUED_NS)
-            before = given.launch_time[safe] < ops.launch_time[a:b]
+            stream = slice(first, after)
+            launch_time, start = ops.launch_time[stream], ops.start[stream]
+            latest_ended = np.searchsorted(history.end, start, side="right") - 1
+            latest_launched = np.searchsorted(history.launch_time, called[stream], side="left") - 1
+            by_call = np.where(called[stream] != UNKNOWN, np.minimum(latest_ended, latest_launched), -1)
+            ended = np.maximum(latest_ended, 0)
+            just_ended = start - history.end[ended] <= AT_ONCE_NS
+            stream_free = ops.before_end[stream] <= history.end[ended] - AT_ONCE_NS
+            early = (launch_time != UNKNOWN) & (launch_time < start - QUEUED_NS)
+            before = history.launch_time[ended] < launch_time
             observed = (latest_ended >= 0) & just_ended & stream_free & early & before
             target = np.maximum(by_call, np.where(observed, latest_ended, -1))
-            found = target >= 0
-            waiting, waited = mine[found], given.op[target[found]]
+            waits = target >= 0
+            waiting, awaited = np.arange(first, after)[waits], history.op[target[waits]]
             free = ops.wait_a[waiting] == NONE
-            ops.wait_a[waiting[free]] = waited[free]
-            ops.wait_b[waiting[~free]] = waited[~free]
-            ops.waited_end[waiting] = np.maximum(ops.waited_end[waiting], given.end[target[found]])
+            ops.wait_a[waiting[free]] = awaited[free]
+            ops.wait_b[waiting[~free]] = awaited[~free]
+            ops.waited_end[waiting] = np.maximum(ops.waited_end[waiting], history.end[target[waits]])
 
 
-class KnownWaits(msgspec.Struct, frozen=True, kw_only=True):
-    """What a trace tells of the waits of one lane's streams, and of the host, for CUDA events: columns, by call.
+class TracedWaits(msgspec.Struct, frozen=True, kw_only=True):
+    """Waits of one track's streams, and of the host, for CUDA events, as traced: columns, by call.
 
     Attributes:
         call: int64[k], row of the call that makes a stream, or the host itself, wait.
         called: int64[k], when it was called, on the common clock.
-        stream: int64[k], the stream that waits; `UNKNOWN` where the host does.
-        recorded: int64[k], when the event was recorded; `UNKNOWN` where that is not told.
-        recorded_stream: int64[k], where it was recorded; `UNKNOWN` where that is neither told nor can be derived.
+        stream: int64[k], the stream that waits; `UNKNOWN` if the host does.
+        recorded: int64[k], when the event was recorded; `UNKNOWN` if not traced.
+        recorded_stream: int64[k], where it was recorded; `UNKNOWN` if neither traced nor derivable.
     """
 
-    call: NDArray[np.int64]
-    called: NDArray[np.int64]
-    stream: NDArray[np.int64]
-    recorded: NDArray[np.int64]
-    recorded_stream: NDArray[np.int64]
+    call: Index
+    called: Index
+    stream: Index
+    recorded: Index
+    recorded_stream: Index
 
 
-class Awaited(msgspec.Struct, frozen=True):
-    """What known waits wait for, as columns: wait `wait[i]` waits for op `index[i]` of `LaneOps.given[given[i]]`.
+def traced_waits(trace: Trace, track: DeviceTrack) -> TracedWaits | None:
+    """Return the track's waits, or None if the trace has none at all.
 
-    What an event recorded in a stream follows is the op launched there last and, where that stream was since made to
-    wait itself, what it waits for. `call` is the row of the call that waits.
+    A record without its stream is taken to be in the stream of the op which the recording thread launched last, but not
+    in the waiting stream: a program records where it works, or where it has just queued work for another stream.
     """
-
-    wait: NDArray[np.int64]
-    call: NDArray[np.int64]
-    given: NDArray[np.int64]
-    index: NDArray[np.int64]
-
-
-def known_waits(trace: Trace, track: DeviceTrack) -> KnownWaits | None:
-    """What the trace tells of the lane's waits; None where it tells of no waits at all.
-
-    Where a record is told without its stream, it is taken to be that of the op which the recording thread had launched
-    last, but not the stream that waits: a program records where it works, or at what it has just given another stream.
-    """
-    told, events, ops = trace.event_waits, trace.events, track.ops
-    if not len(told):
+    waits, events, ops = trace.event_waits, trace.events, track.ops
+    if not len(waits):
         return None
-    mine = (told.device == track.device) | (told.stream == NO_NUMBER)
-    call, record, stream = told.call[mine], told.record[mine], told.stream[mine]
+    on_track = (waits.device == track.device) | (waits.stream == NO_NUMBER)
+    call, record, stream = waits.call[on_track], waits.record[on_track], waits.stream[on_track]
     recorded = np.where(record == NO_NUMBER, UNKNOWN, events.start_ns[record] + track.shift_ns)
-    recorded_stream = told.recorded_stream[mine].copy()
+    recorded_stream = waits.recorded_stream[on_track].copy()
     derived = (recorded_stream == NO_NUMBER) & (record != NO_NUMBER)
     for wait in np.flatnonzero(derived).tolist():
         launched = (ops.launch_thread == events.thread[record[wait]]) & (ops.stream != stream[wait])
         launched &= (ops.launch_start < recorded[wait]) & (ops.launch_start != UNKNOWN)
         if launched.any():
             recorded_stream[wait] = ops.stream[launched][np.argmax(ops.launch_start[launched])]
-    return KnownWaits(
+    return TracedWaits(
         call=call,
         called=events.start_ns[call] + track.shift_ns,
         stream=stream,
@@ -246,95 +251,97 @@ def known_waits(trace: Trace, track: DeviceTrack) -> KnownWaits | None:
     )
 
 
-class _Recorded:
-    """What events of a lane's streams follow, by position in `LaneOps.given` the index of an op there."""
+class _RecordedEvents:
+    """What events of a track's streams follow, as {position in `TrackOps.histories`: index of an op there}."""
 
     def __init__(self, ops: TrackOps) -> None:
-        self.launches = [given.launch_time.tolist() for given in ops.given]
-        self.place = {given.stream: position for position, given in enumerate(ops.given)}
-        #: For each stream when it was made to wait, and for what, since its last op before that.
-        self.made: dict[int, tuple[list[int], list[dict[int, int]]]] = defaultdict(lambda: ([], []))
+        self.launches = [history.launch_time.tolist() for history in ops.histories]
+        self.position = {history.stream: position for position, history in enumerate(ops.histories)}
+        #: For each stream, when it was made to wait, and for which ops.
+        self.waits: dict[int, tuple[list[int], list[dict[int, int]]]] = defaultdict(lambda: ([], []))
 
     def before(self, time: int) -> dict[int, int]:
-        """An event that follows all that was launched before a time, whichever stream it was recorded in."""
+        """Return what an event follows that was recorded at a time in an unknown stream: all earlier launches."""
         return {position: bisect_left(times, time) - 1 for position, times in enumerate(self.launches)}
 
     def in_stream(self, stream: int, time: int) -> dict[int, int]:
-        """An event that was recorded in a stream at a time."""
-        position = self.place.get(stream, UNKNOWN)
+        """Return what an event follows that was recorded in a stream at a time."""
+        position = self.position.get(stream, UNKNOWN)
         index = bisect_left(self.launches[position], time) - 1 if position != UNKNOWN else UNKNOWN
-        last = self.launches[position][index] if index >= 0 else UNKNOWN
-        called, waited = self.made[stream]
+        last_launch = self.launches[position][index] if index >= 0 else UNKNOWN
+        called, awaited = self.waits[stream]
         latest = bisect_left(called, time) - 1
-        follows = dict(waited[latest]) if latest >= 0 and called[latest] > last else {}
+        follows = dict(awaited[latest]) if latest >= 0 and called[latest] > last_launch else {}
         return follows | {position: max(index, follows.get(position, UNKNOWN))} if index >= 0 else follows
 
-    def wait(self, stream: int, called: int, follows: dict[int, int]) -> None:
-        """From this call on the stream waits for an event."""
-        times, waited = self.made[stream]
-        standing = self.in_stream(stream, called)
-        standing.pop(self.place.get(stream, UNKNOWN), None)
+    def add_wait(self, stream: int, called: int, follows: dict[int, int]) -> None:
+        """Let the stream wait for an event from this call on."""
+        times, awaited = self.waits[stream]
+        pending = self.in_stream(stream, called)
+        pending.pop(self.position.get(stream, UNKNOWN), None)
         times.append(called)
-        waited.append(standing | {at: max(index, standing.get(at, UNKNOWN)) for at, index in follows.items()})
+        awaited.append(pending | {at: max(index, pending.get(at, UNKNOWN)) for at, index in follows.items()})
 
 
-def awaited_by(ops: TrackOps, waits: KnownWaits) -> Awaited:
-    """What each wait waits for: what its event follows where that is known, else all that was launched before.
+def awaited_by(ops: TrackOps, waits: TracedWaits) -> AwaitedOps:
+    """Return the ops that each wait waits for: what its event follows if known, else all that was launched before.
 
     Without a record, "before" is before the call.
     """
-    events = _Recorded(ops)
-    found: list[tuple[int, int, int]] = []
+    events = _RecordedEvents(ops)
+    pairs: list[tuple[int, int, int]] = []
     columns = (waits.called, waits.stream, waits.recorded, waits.recorded_stream)
     for wait, (called, stream, recorded, recorded_stream) in enumerate(
         zip(*(column.tolist() for column in columns), strict=True)
     ):
         until = called if recorded == UNKNOWN else recorded
         follows = events.before(until) if recorded_stream == UNKNOWN else events.in_stream(recorded_stream, until)
-        others = {at: index for at, index in follows.items() if index >= 0 and at != events.place.get(stream)}
+        others = {at: index for at, index in follows.items() if index >= 0 and at != events.position.get(stream)}
         if stream != UNKNOWN:
-            events.wait(stream, called, others)
-        found += [(wait, at, index) for at, index in others.items()]
-    wait_of, given, index_of = np.array(found, np.int64).reshape(-1, 3).T
-    return Awaited(wait_of, waits.call[wait_of], given, index_of)
+            events.add_wait(stream, called, others)
+        pairs += [(wait, at, index) for at, index in others.items()]
+    wait_index, history, op_index = np.array(pairs, np.int64).reshape(-1, 3).T
+    return AwaitedOps(wait_index, waits.call[wait_index], history, op_index)
 
 
-def find_known_waits(ops: TrackOps, waits: KnownWaits, awaited: Awaited) -> None:
-    """Fill in which ops of other streams each op waits for, where the trace tells which streams wait.
+def apply_traced_waits(ops: TrackOps, waits: TracedWaits, awaited: AwaitedOps) -> None:
+    """Fill in which ops of other streams each op waits for, from traced waits.
 
-    What a stream is made to wait for, the op waits for that is launched into it next, by whichever thread; but for no
-    op that had not ended when it began, as where the record is not told, the one meant is the latest that had. Of more
-    than two ops those count that ended last.
+    The op that any thread launches into the waiting stream next waits, but for no op that had not ended when it began:
+    if the record is not traced, the event meant is the latest that had ended. Of more than two awaited ops the two that
+    ended last count.
     """
     waiting = np.full(len(awaited.wait), NONE, np.int64)
-    for (a, b), given in zip(ops.streams, ops.given, strict=True):
-        mine = np.flatnonzero(waits.stream[awaited.wait] == given.stream)
-        next_op = np.searchsorted(given.launch_time, waits.called[awaited.wait[mine]]) - (len(given.op) - (b - a))
-        inside = (next_op >= 0) & (next_op < b - a)
-        waiting[mine[inside]] = a + next_op[inside]
+    for (first, after), history in zip(ops.streams, ops.histories, strict=True):
+        of_stream = np.flatnonzero(waits.stream[awaited.wait] == history.stream)
+        size = after - first
+        called = waits.called[awaited.wait[of_stream]]
+        next_op = np.searchsorted(history.launch_time, called) - (len(history.op) - size)
+        inside = (next_op >= 0) & (next_op < size)
+        waiting[of_stream[inside]] = first + next_op[inside]
     target = np.full(len(waiting), NONE, np.int64)
     end = np.full(len(waiting), -np.inf)
-    told = waits.recorded[awaited.wait] != UNKNOWN
-    for position, given in enumerate(ops.given):
-        mine = np.flatnonzero((awaited.given == position) & (waiting != NONE))
-        began = ops.start[waiting[mine]] + np.where(told[mine], CLOCK_NS, 0)
-        index = np.minimum(awaited.index[mine], np.searchsorted(given.end, began, side="right") - 1)
-        mine, index = mine[index >= 0], index[index >= 0]
-        target[mine], end[mine] = given.op[index], given.end[index]
-    # Of each stream the latest, then of each op the two that ended last.
-    order = np.lexsort((-end, awaited.given, waiting))
+    is_traced = waits.recorded[awaited.wait] != UNKNOWN
+    for position, history in enumerate(ops.histories):
+        pair = np.flatnonzero((awaited.history == position) & (waiting != NONE))
+        began = ops.start[waiting[pair]] + np.where(is_traced[pair], CLOCK_NS, 0)
+        index = np.minimum(awaited.index[pair], np.searchsorted(history.end, began, side="right") - 1)
+        pair, index = pair[index >= 0], index[index >= 0]
+        target[pair], end[pair] = history.op[index], history.end[index]
+    # The latest of each stream, then the two of each op that ended last.
+    order = np.lexsort((-end, awaited.history, waiting))
     order = order[target[order] != NONE]
-    order = order[_first_of_each(waiting[order], awaited.given[order])]
+    order = order[_first_of_each(waiting[order], awaited.history[order])]
     order = order[np.lexsort((-end[order], waiting[order]))]
-    first = _first_of_each(waiting[order])
-    second = np.append(False, first[:-1]) & ~first if len(first) else first
-    ops.wait_a[waiting[order[first]]] = target[order[first]]
-    ops.wait_b[waiting[order[second]]] = target[order[second]]
-    ops.waited_end[waiting[order[first]]] = end[order[first]]
+    first_wait = _first_of_each(waiting[order])
+    second_wait = np.append(False, first_wait[:-1]) & ~first_wait if len(first_wait) else first_wait
+    ops.wait_a[waiting[order[first_wait]]] = target[order[first_wait]]
+    ops.wait_b[waiting[order[second_wait]]] = target[order[second_wait]]
+    ops.waited_end[waiting[order[first_wait]]] = end[order[first_wait]]
 
 
-def _first_of_each(*columns: NDArray[np.int64]) -> NDArray[np.bool_]:
-    """Whether a row differs from the one before it."""
+def _first_of_each(*columns: Index) -> NDArray[np.bool_]:
+    """Return which rows differ from the one before."""
     first = np.ones(len(columns[0]), np.bool_)
     first[1:] = np.any([column[1:] != column[:-1] for column in columns], axis=0)
     return first

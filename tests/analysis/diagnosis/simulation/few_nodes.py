@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from gpudiag.analysis.diagnosis.simulation.graph import NONE, Block, DeviceNodes, Graph, HostNodes
+from gpudiag.analysis.diagnosis.simulation.graph import NONE, DeviceNodes, Graph, HostBlock, HostNodes
 from gpudiag.model.timeline import OpClass
 
 if TYPE_CHECKING:
@@ -18,11 +18,11 @@ _OF_TYPE: dict[str, type] = {"events": np.int64, "process": np.int64, "step": np
 
 def host_of(**columns: Sequence[float]) -> HostNodes:
     count = len(next(iter(columns.values())))
-    zeros = ("time", "busy", "input", "silent", "stall", "slow", "allocating", "profiler", "block_delay")
+    zeros = ("time", "busy", "input", "before_first_op", "untraced", "slow", "allocating", "profiler", "block_delay")
     whole = ("events", "row", "process", "step")
     host: dict[str, Any] = {name: np.zeros(count) for name in zeros}
     host |= {name: np.zeros(count, np.int64) for name in whole}
-    host |= {"block": np.full(count, Block.NOT, np.uint8), "block_on": np.full(count, NONE, np.int64)}
+    host |= {"block": np.full(count, HostBlock.NOT, np.uint8), "block_on": np.full(count, NONE, np.int64)}
     return HostNodes(**host | {name: np.array(column, host[name].dtype) for name, column in columns.items()})
 
 

@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING
 import numpy as np
 from hypothesis import strategies as st
 
-from gpudiag.analysis.diagnosis.simulation.graph import NONE, Block, DeviceNodes, Graph, HostNodes
+from gpudiag.analysis.diagnosis.simulation.graph import NONE, DeviceNodes, Graph, HostBlock, HostNodes
 from gpudiag.model.timeline import OpClass
 
 if TYPE_CHECKING:
-    from gpudiag.analysis.diagnosis.simulation.graph import Costs
+    from gpudiag.analysis.diagnosis.simulation.scenario import Scenario
 
 STREAMS = 2
 LAST_OF_STREAM = (0, 1)
@@ -118,7 +118,9 @@ def jobs(draw: st.DrawFn) -> Job:
 class BruteForce:
     """One turn after the other, each node by its formula."""
 
-    def __init__(self, job: Job, costs: Costs | None = None, order: tuple[list[int], list[int]] | None = None) -> None:
+    def __init__(
+        self, job: Job, costs: Scenario | None = None, order: tuple[list[int], list[int]] | None = None
+    ) -> None:
         self.job = job
         host, device = order or (list(range(len(job.nodes))), list(range(len(job.ops))))
         # costs are by position in the graph, the job's own lists by index.
@@ -220,13 +222,13 @@ def graph_of(job: Job, settled_turns: int) -> tuple[Graph, tuple[list[int], list
         time=np.array([brute.time[i] for i in nodes], np.float64),
         busy=np.array([job.nodes[i].busy for i in nodes], np.float64),
         input=np.array([job.nodes[i].input for i in nodes], np.float64),
-        silent=np.zeros(len(nodes)),
-        stall=np.zeros(len(nodes)),
+        before_first_op=np.zeros(len(nodes)),
+        untraced=np.zeros(len(nodes)),
         slow=np.zeros(len(nodes)),
         allocating=np.zeros(len(nodes)),
         profiler=np.zeros(len(nodes)),
         events=np.ones(len(nodes), np.int64),
-        block=np.array([Block.SYNC if job.nodes[i].block_on != NONE else Block.NOT for i in nodes], np.uint8),
+        block=np.array([HostBlock.SYNC if job.nodes[i].block_on != NONE else HostBlock.NOT for i in nodes], np.uint8),
         block_on=np.array([at_op[job.nodes[i].block_on] for i in nodes], np.int64),
         block_delay=np.array([job.nodes[i].block_delay for i in nodes], np.float64),
         row=np.zeros(len(nodes), np.int64),

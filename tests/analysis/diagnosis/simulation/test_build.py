@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 
-from gpudiag.analysis.diagnosis.simulation.build import _absolute, _bounds, _peers, build_graph
+from gpudiag.analysis.diagnosis.simulation.build import _latency_and_gap, _peers, _shifted, build_graph
 from gpudiag.analysis.diagnosis.simulation.chains import host_chain
-from gpudiag.analysis.diagnosis.simulation.communication import _devices, undisturbed_gaps
-from gpudiag.analysis.diagnosis.simulation.graph import NONE, Block
+from gpudiag.analysis.diagnosis.simulation.communication import _devices, contention_free_gaps
+from gpudiag.analysis.diagnosis.simulation.graph import NONE, HostBlock
 from gpudiag.analysis.timeline import build_timeline
 from gpudiag.model.timeline import UNKNOWN, OpClass
 from tests.analysis.diagnosis.simulation.few_nodes import device_of, graph_of, host_of
@@ -31,7 +31,7 @@ def bounds(*ops: tuple[float | None, float, float], track: Sequence[int] | None 
     """(latency, gap) of ops told by when they were launched (None: unknown), the work before ended, and they began."""
     launch = [NONE if at is None else place for place, (at, _, _) in enumerate(ops)]
     host = host_of(time=[at or 0 for at, _, _ in ops])
-    latency, gap = _bounds(
+    latency, gap = _latency_and_gap(
         host,
         np.array(launch),
         np.array([start for _, _, start in ops], np.float64),
@@ -100,7 +100,7 @@ def test_a_collective_waits_for_all_that_came_before_it_ended() -> None:
 
 
 def test_indices_within_parts_become_those_of_the_graph() -> None:
-    found = _absolute([np.array([0, NONE, 2]), np.array([NONE, 1])], np.array([0, 3]))
+    found = _shifted([np.array([0, NONE, 2]), np.array([NONE, 1])], np.array([0, 3]))
     assert found.tolist() == [0, NONE, 2, NONE, 4]
 
 
@@ -140,7 +140,7 @@ def gaps(
         start=np.array([a for a, _ in busy], np.int64), end=np.array([b for _, b in busy], np.int64)
     )
     timeline: Any = SimpleNamespace(tracks=[SimpleNamespace(collectives=table)] * 2)
-    found = undisturbed_gaps(graph_of(host_of(time=[max(at, 0) for _, _, at in ops]), device), timeline)
+    found = contention_free_gaps(graph_of(host_of(time=[max(at, 0) for _, _, at in ops]), device), timeline)
     return [float(gap) for gap in found]
 
 
@@ -192,10 +192,10 @@ def test_a_chain_of_launches_and_a_wait() -> None:
     host, device = of.host, of.device
     assert us(host.time) == [2210, 2510, 2920]
     assert (us(host.busy), us(host.input)) == ([190, 240, 410], [100, 0, 0])
-    assert [part.any() for part in (host.silent, host.stall, host.slow, host.profiler)] == [False] * 4
+    assert [part.any() for part in (host.before_first_op, host.untraced, host.slow, host.profiler)] == [False] * 4
     assert host.events.tolist() == [4, 3, 1] * 3
     assert host.step.tolist() == [0, 0, 0, 1, 1, 1, 2, 2, 2]
-    assert host.block.tolist() == [Block.NOT, Block.SYNC, Block.NOT] * 3
+    assert host.block.tolist() == [HostBlock.NOT, HostBlock.SYNC, HostBlock.NOT] * 3
     assert host.block_on.tolist() == [NONE, 0, NONE, NONE, 2, NONE, NONE, 4, NONE]
     assert us(host.block_delay) == [0, 10, 0]
     assert device.launch.tolist() == [0, 2, 3, 5, 6, 8]
@@ -211,8 +211,8 @@ def test_a_chain_that_is_silent_at_its_steps_opening_and_elsewhere_later() -> No
         trace.operator(15_000, 15_100).compute(15_100, 15_200, launch=(15_050, 15_060))
     host = graph_of_steps(trace).host
     assert us(host.time) == [45_060, 55_060]
-    assert us(host.silent) == [5000, 0]
-    assert us(host.stall) == [0, 9900]
+    assert us(host.before_first_op) == [5000, 0]
+    assert us(host.untraced) == [0, 9900]
     assert us(host.busy) == [5000, 100]
     assert host.events.tolist() == [3, 2] * 3
 
@@ -225,7 +225,7 @@ def test_what_the_profiler_held_up_is_its_own_and_waiting_for_nothing_is_work() 
     host = graph_of_steps(trace).host
     assert us(host.time) == [2210, 2700]
     assert (us(host.busy), us(host.profiler)) == ([510, 490], [0, 30])
-    assert host.block.tolist() == [Block.NOT, Block.SYNC] * 3
+    assert host.block.tolist() == [HostBlock.NOT, HostBlock.SYNC] * 3
     assert us(host.block_delay) == [0, 100]
 
 
@@ -237,7 +237,7 @@ def test_a_copy_that_holds_the_host_has_a_node_where_it_begins_and_one_where_it_
     of = graph_of_steps(trace)
     assert us(of.host.time) == [2100, 2405, 2460]
     assert us(of.host.busy) == [640, 0, 55]
-    assert of.host.block.tolist() == [Block.NOT, Block.PAGEABLE, Block.NOT] * 3
+    assert of.host.block.tolist() == [HostBlock.NOT, HostBlock.PAGEABLE, HostBlock.NOT] * 3
     assert us(of.host.block_delay) == [0, 5, 0]
     assert of.device.launch.tolist() == [0, 2, 3, 5, 6, 8]
     assert of.device.host_copy.tolist() == [True, False] * 3
@@ -257,7 +257,7 @@ def test_the_chains_of_two_cpu_processes() -> None:
         assert us(host.time[chain]) == [2420, 2710, 3000]
         assert (us(host.busy[chain]), us(host.input[chain])) == ([370, 0, 290], [50, 0, 0])
         assert host.events[chain].tolist() == [3, 0, 2] * 3
-        assert host.block[chain].tolist() == [Block.NOT, Block.COLLECTIVE, Block.NOT] * 3
+        assert host.block[chain].tolist() == [HostBlock.NOT, HostBlock.COLLECTIVE, HostBlock.NOT] * 3
         first = 3 * rank
         assert host.block_on[chain].tolist() == [NONE, first, NONE, NONE, first + 1, NONE, NONE, first + 2, NONE]
         assert us(host.block_delay[chain]) == [0, 10, 0]
@@ -277,7 +277,7 @@ def test_a_launch_that_a_full_queue_held_up_is_no_work(monkeypatch: pytest.Monke
         trace.compute(810, 900, launch=(700, 800))
     host = graph_of_steps(trace).host
     assert us(host.time) == [2104, 2204, 2304, 2800]
-    assert host.block.tolist() == [Block.NOT, Block.NOT, Block.NOT, Block.QUEUE] * 3
+    assert host.block.tolist() == [HostBlock.NOT, HostBlock.NOT, HostBlock.NOT, HostBlock.QUEUE] * 3
     assert us(host.block_delay) == [0, 0, 0, 10]
     assert us(host.busy) == [304, 100, 100, 376]
     assert not host.profiler.any()

@@ -6,7 +6,8 @@ import pytest
 
 from gpudiag.analysis.attribution import attribute
 from gpudiag.analysis.diagnosis.case import Case
-from gpudiag.analysis.diagnosis.simulation.edits import without_communication, without_input, without_transfer
+from gpudiag.analysis.diagnosis.simulation.counterfactuals import without_communication, without_input, without_transfer
+from gpudiag.analysis.diagnosis.simulation.fit_profiler_cost import build_what_if
 from gpudiag.analysis.diagnosis.simulation.what_if import WhatIf
 from gpudiag.analysis.timeline import build_timeline
 from tests.timeline_builder import TraceBuilder
@@ -43,8 +44,8 @@ def what_if(*, packed: bool) -> WhatIf:
 def test_packing_is_what_runs_in_the_reducers_operators() -> None:
     with_bucket_copy = what_if(packed=True)
     tracks = len(with_bucket_copy.graph.ranks)
-    assert with_bucket_copy.bucket_copy.sum() == with_bucket_copy.graph.steps * tracks
-    assert not what_if(packed=False).bucket_copy.any()
+    assert with_bucket_copy.model.bucket_copy.sum() == with_bucket_copy.graph.steps * tracks
+    assert not what_if(packed=False).model.bucket_copy.any()
 
 
 def test_without_the_exchange_only_the_steps_own_kernels_are_left() -> None:
@@ -63,6 +64,6 @@ def test_no_exchange_no_change() -> None:
     for step in range(6):
         trace.step(step * 100).compute(100, 190, launch=(1, 2))
     timeline = build_timeline([trace.build()])
-    one = WhatIf.of(timeline)
+    one = build_what_if(timeline)
     assert one is not None
-    assert one.gain_ms(without_communication(one, one.corrected)) == 0
+    assert one.saving_ms(without_communication(one, one.corrected)) == 0

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 
-from gpudiag.analysis.diagnosis.simulation.chains.cpu_chain import _attach, _waits, collective_ops
+from gpudiag.analysis.diagnosis.simulation.chains.cpu_chain import _attach_enqueues, _waits, collective_ops
 from gpudiag.analysis.diagnosis.simulation.graph import NONE
 from gpudiag.analysis.timeline import build_timeline
 from gpudiag.intervals import as_set
@@ -43,7 +43,7 @@ def test_a_pause_waited_for_the_collective_whose_end_is_nearest_to_its(recorded_
     traces = [trace.build() for trace in two_ranks(recorded_late)]
     what_if = case_of(traces).what_if
     assert what_if is not None
-    assert what_if.replayed_ms == pytest.approx(100, rel=0.01)
+    assert what_if.simulated_ms == pytest.approx(100, rel=0.01)
     found, _ = diagnosis_of(traces)
     assert found["communication-bound"].recoverable_ms_per_step == pytest.approx(60, rel=0.02)
 
@@ -76,7 +76,7 @@ def test_waiting_for_a_collective_inside_an_operator_is_communication() -> None:
         assert table["compute"] == pytest.approx(2 * 9.2, rel=0.02)
     what_if = case.what_if
     assert what_if is not None
-    assert what_if.replayed_ms == pytest.approx(40, rel=0.01)
+    assert what_if.simulated_ms == pytest.approx(40, rel=0.01)
     found, _ = diagnosis_of(traces)
     assert next(iter(found)) == "communication-bound"
     assert found["communication-bound"].recoverable_ms_per_step == pytest.approx(2 * 9.8, rel=0.05)
@@ -229,7 +229,7 @@ def test_collectives_are_handed_over_in_order_each_before_it_starts(
     starts: tuple[int, ...], launches: tuple[int, ...]
 ) -> None:
     part = part_of(*((start, start + 1) for start in starts))
-    _attach(part, np.array([10_000, 20_000]), np.array([5, 7]))
+    _attach_enqueues(part, np.array([10_000, 20_000]), np.array([5, 7]))
     assert tuple(part.launch.tolist()) == launches
 
 
@@ -246,4 +246,3 @@ def test_collectives_that_overlap_ran_in_streams_of_their_own() -> None:
     assert (ops.start[9:] / 1000).tolist() == [1200, 2200, 3200]
     assert (ops.before_end[9:] / 1000).tolist() == [-np.inf, 1500, 2500]
     assert ops.step.tolist() == [0, 0, 0, 1, 1, 1, 2, 2, 2, 0, 1, 2]
-    assert track.collectives.start[ops.order].tolist() == ops.start.tolist()

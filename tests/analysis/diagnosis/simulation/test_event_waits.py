@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from gpudiag.analysis.attribution import attribute
 from gpudiag.analysis.diagnosis.case import Case
-from gpudiag.analysis.diagnosis.simulation.graph import NONE, Block
+from gpudiag.analysis.diagnosis.simulation.graph import NONE, HostBlock
 from gpudiag.analysis.timeline import build_timeline
 from gpudiag.model.timeline import OpClass
 from gpudiag.trace import read_traces
@@ -66,7 +66,7 @@ def waits(what_if: WhatIf) -> dict[str, set[str]]:
 
 def step_us(what_if: WhatIf, lengths: dict[str, float] | None = None) -> float:
     """A step whose host takes no time, and in which kernels of these names take so long (µs)."""
-    measured = what_if.measured
+    measured = what_if.model.recorded
     duration = measured.duration.copy()
     for op in range(len(duration)):
         duration[op] = 1e3 * (lengths or {}).get(op_name(what_if, op), duration[op] / 1e3)
@@ -176,7 +176,7 @@ def test_hostile_numbers_change_no_step(tmp_path: Path, number: Any) -> None:
         told = dict.fromkeys(told, float("inf"))
     content = recorded(lambda streams: late_second_stream(streams, told), 900).document()
     what_if = simulation(read_one(tmp_path, content))
-    assert what_if.replayed_ms == pytest.approx(0.9, rel=0.01)
+    assert what_if.simulated_ms == pytest.approx(0.9, rel=0.01)
 
 
 def host_waits_for_the_first(streams: Streams, told: Mapping[str, Any] = {}) -> None:
@@ -194,9 +194,9 @@ def test_the_host_waits_for_the_op_before_the_record(tmp_path: Path) -> None:
     def blocked_on(content: dict[str, Any]) -> set[str]:
         what_if = simulation(read_one(tmp_path, content))
         host = what_if.graph.host
-        blocks = np.flatnonzero((host.block == Block.SYNC) & (host.block_on != NONE)).tolist()
+        blocks = np.flatnonzero((host.block == HostBlock.SYNC) & (host.block_on != NONE)).tolist()
         assert len(blocks) >= STEPS - 3
-        assert what_if.replayed_ms == pytest.approx(0.6, rel=0.01)
+        assert what_if.simulated_ms == pytest.approx(0.6, rel=0.01)
         return {op_name(what_if, int(host.block_on[node])) for node in blocks}
 
     streams = recorded(host_waits_for_the_first, 600, ahead=0)
@@ -245,7 +245,7 @@ def test_with_known_waits_a_replay_is_what_happens(
 ) -> None:
     before = pace(run(commands, 1))
     what_if = simulation(read_one(tmp_path_factory.mktemp("job"), run(commands, before).document()))
-    assert 1e3 * what_if.replayed_ms == pytest.approx(before, rel=0.01)
+    assert 1e3 * what_if.simulated_ms == pytest.approx(before, rel=0.01)
     shorter = [(what, stream, of, data.draw(st.integers(0, length))) for what, stream, of, length in commands]
     lengths = {f"k{index}": float(length) for index, (_, _, _, length) in enumerate(shorter)}
     assert step_us(what_if, lengths) == pytest.approx(pace(run(shorter, 1)), abs=2)
@@ -265,7 +265,7 @@ def test_ddp_on_two_h100_waits_twice_for_each_bucket(tmp_path: Path, recording: 
     buckets = 13 * graph.steps * len(graph.ranks)
     assert (waiting & communication).sum() == buckets
     assert (waiting & ~communication).sum() == buckets
-    assert what_if.replayed_ms == pytest.approx(graph.length_ns / graph.steps / 1e6, rel=within)
+    assert what_if.simulated_ms == pytest.approx(graph.length_ns / graph.steps / 1e6, rel=within)
     # What bounds an op is given all of the time to its start; what neither explains would be long.
     bound_ns = np.maximum(graph.device.latency, graph.device.gap)
     assert bound_ns[bound_ns > 50_000].sum() < 0.005 * graph.length_ns

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 
 from gpudiag.analysis.diagnosis.examples import DDP, Job, kernels
 from gpudiag.analysis.diagnosis.simulation.build import build_graph
-from gpudiag.analysis.diagnosis.simulation.graph import unchanged
-from gpudiag.analysis.diagnosis.simulation.simulate import System, settle
+from gpudiag.analysis.diagnosis.simulation.scenario import recorded_scenario
+from gpudiag.analysis.diagnosis.simulation.simulate import System, simulate
 from gpudiag.analysis.timeline import build_timeline
 
 if TYPE_CHECKING:
@@ -28,7 +28,7 @@ def simulation(timeline: Timeline) -> None:
     graph = build_graph(timeline)
     assert graph is not None
     system = System(graph)
-    settle(system, system.weights(unchanged(graph)))
+    simulate(system, system.weights(recorded_scenario(graph)))
 
 
 def fastest(timeline: Timeline) -> float:

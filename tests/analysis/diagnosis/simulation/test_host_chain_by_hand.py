@@ -10,19 +10,18 @@ import pytest
 
 from gpudiag.analysis.diagnosis.simulation.chains.host_chain import (
     _attach_launches,
+    _block_kinds,
     _block_targets,
     _chain_threads,
-    _kinds,
-    _node_before,
     _pending_until,
     _queue_length,
     _thinned,
+    _time_before_nodes,
     _with_copies,
-    _work,
     step_index,
 )
-from gpudiag.analysis.diagnosis.simulation.graph import NONE, Block
-from gpudiag.analysis.diagnosis.simulation.streams import Awaited
+from gpudiag.analysis.diagnosis.simulation.graph import NONE, HostBlock
+from gpudiag.analysis.diagnosis.simulation.streams import AwaitedOps
 from gpudiag.intervals import EMPTY, as_set
 from gpudiag.model.event import Role
 from gpudiag.model.timeline import UNKNOWN, HostSteps, HostThread
@@ -35,7 +34,7 @@ if TYPE_CHECKING:
 
     from gpudiag.intervals import Intervals
 
-NOT, SYNC, PAGEABLE, QUEUE, COLLECTIVE, RELEASE = Block
+NOT, SYNC, PAGEABLE, QUEUE, COLLECTIVE, RELEASE = HostBlock
 
 
 def ns(*times: float) -> NDArray[np.int64]:
@@ -48,7 +47,7 @@ def kinds_of(
     roles: Sequence[Role] = (),
     queued: Sequence[int] | int = 500,
     held: Sequence[float] | float = 0,
-) -> list[Block]:
+) -> list[HostBlock]:
     """Of calls that took so long, far apart. `B`, `C` are names of calls that block, others of calls that do not."""
     count = len(took)
     names = names or "a" * count
@@ -61,7 +60,7 @@ def kinds_of(
         rows_of=lambda *_: np.empty(0, np.intp),
     )
     start = ns(*(1000 * at for at in range(count)))
-    found = _kinds(
+    found = _block_kinds(
         events,
         np.arange(count),
         (start, start + ns(*took)),
@@ -69,7 +68,7 @@ def kinds_of(
         np.broadcast_to(np.array(held, np.float64) * 1000, count),
         np.broadcast_to(np.array(queued), count),
     )
-    return [Block(kind) for kind in found.tolist()]
+    return [HostBlock(kind) for kind in found.tolist()]
 
 
 def test_a_launch_is_held_up_where_it_takes_thrice_as_long_as_usual_and_the_queue_is_full() -> None:
@@ -113,7 +112,7 @@ TO, FROM = "Memcpy HtoD (Pageable -> Device)", "Memcpy DtoH (Device -> Pageable)
     ],
 )
 def test_a_synchronization_right_behind_a_copy_to_the_device_is_the_copys(
-    name: str, thread: int, apart: int, kinds: list[Block]
+    name: str, thread: int, apart: int, kinds: list[HostBlock]
 ) -> None:
     trace = TraceBuilder().copy(5, 40, name, launch=(0, 45)).by(thread).sync(45 + apart, 90 + apart)
     events = trace.build().events
@@ -133,14 +132,6 @@ def test_in_the_queue_is_what_was_launched_and_has_not_ended_on_all_devices() ->
     assert _queue_length(tracks, np.array([0, 1, 6, 11, 16, 21, 31, 100])).tolist() == [0, 1, 2, 3, 4, 3, 1, 0]
 
 
-def test_the_node_before_the_body_is_the_last_that_launched_or_waited() -> None:
-    start, stop = np.array([0, 10, 20, 30, 40]), np.array([9, 29, 25, 35, 45])
-    assert _node_before(start, stop, np.array([True, True, True, False, True]), 40) == 29
-    assert _node_before(start, stop, np.array([True, True, False, True, True]), 40) == 35
-    assert _node_before(start, stop, np.array([False, True, False, True, True]), 30) == 29
-    assert _node_before(start, stop, np.array([True, True, False, False, True]), 0) == 0
-
-
 def given_of(*ops: tuple[float, float], first: int = 0) -> Any:
     """A stream's ops: when they were launched and ended."""
     launched, end = np.array(ops, np.float64).reshape(-1, 2).T
@@ -148,18 +139,18 @@ def given_of(*ops: tuple[float, float], first: int = 0) -> Any:
 
 
 def target_of(
-    kind: Block, begun: float, returned: float, *streams: Any, waited_from: float | None = None, told: Any = None
+    kind: HostBlock, begun: float, returned: float, *streams: Any, waited_from: float | None = None, told: Any = None
 ) -> tuple[int, float | None]:
     """The op that a call waited for, and when that ended."""
     none = np.empty(0, np.int64)
     part, op, end = _block_targets(
-        [SimpleNamespace(given=streams)],  # type: ignore[list-item]  # what of a part is looked at
+        [SimpleNamespace(histories=streams)],  # type: ignore[list-item]  # what of a part is looked at
         ns(begun),
         ns(returned),
         ns(begun if waited_from is None else waited_from),
         np.array([kind], np.uint8),
         np.array([5]),
-        [Awaited(none, none, none, none) if told is None else told],
+        [AwaitedOps(none, none, none, none) if told is None else told],
     )
     assert part.tolist() == [0 if op[0] != NONE else NONE]
     return int(op[0]), float(end[0]) / 1000 if op[0] != NONE else None
@@ -188,19 +179,22 @@ def test_a_synchronization_waits_for_what_had_ended_before_it_and_other_calls_do
 
 def test_where_it_is_told_a_call_waited_for_the_op_before_the_record() -> None:
     stream = given_of((0, 50), (10, 70), (20, 90))
-    told = Awaited(np.array([0, 1]), np.array([3, 5]), np.array([0, 0]), np.array([2, 0]))
+    told = AwaitedOps(np.array([0, 1]), np.array([3, 5]), np.array([0, 0]), np.array([2, 0]))
     assert target_of(SYNC, 30, 95, stream, told=told) == (0, 50)
     # It may seem to end within a microsecond after the call returned.
     assert target_of(SYNC, 30, 49, stream, told=told) == (0, 50)
     assert target_of(SYNC, 30, 48.999, stream, told=told) == (NONE, None)
     # Of a stream that it is not told to wait for, it waits for nothing.
     assert target_of(SYNC, 30, 95, stream, given_of((5, 92), first=3), told=told) == (0, 50)
-    another = Awaited(np.array([0]), np.array([4]), np.array([0]), np.array([2]))
+    another = AwaitedOps(np.array([0]), np.array([4]), np.array([0]), np.array([2]))
     assert target_of(SYNC, 30, 95, stream, told=another) == (2, 90)
 
 
 def test_pending_is_what_was_launched_before_a_call_on_any_stream() -> None:
-    parts: Any = [SimpleNamespace(given=[given_of((0, 50), (10, 70))]), SimpleNamespace(given=[given_of((5, 60))])]
+    parts: Any = [
+        SimpleNamespace(histories=[given_of((0, 50), (10, 70))]),
+        SimpleNamespace(histories=[given_of((5, 60))]),
+    ]
     until = _pending_until(parts, ns(0, 1, 6, 10, 11)) / 1000
     assert until.tolist() == [-np.inf, 50, 60, 60, 70]
 
@@ -215,14 +209,19 @@ def thread(ident: int, busy: Intervals, waiting: Intervals = EMPTY) -> HostThrea
     return HostThread(thread=ident, busy=busy, input=waiting, blocked=EMPTY)
 
 
-def test_work_is_busy_or_fetching_or_silent() -> None:
+def test_time_before_a_node_is_busy_fetching_or_untraced() -> None:
     threads = {1: thread(1, as_set([(10, 30)]), as_set([(25, 40)])), 2: thread(2, as_set([(50, 55)]))}
-    before, stop = np.array([0, 30, 60]), np.array([30, 60, 50])
-    busy, fetching, silent = _work(threads, [1, 2, 3], before, stop)
-    assert busy.tolist() == [15, 5, 0]
+    no_events: Any = SimpleNamespace(role=np.empty(0, np.uint8), start_ns=np.empty(0), end_ns=np.empty(0))
+    steps = SimpleNamespace(thread=1)
+    track: Any = SimpleNamespace(
+        threads=threads, steps=steps, before_first_op=as_set([(0, 10)]), is_cpu=True, shift_ns=0
+    )
+    before, stop = np.array([0, 30, 60]), np.array([30, 60, 60])
+    busy, fetching, untraced = _time_before_nodes(track, no_events, [1, 2, 3], before, stop)
+    assert busy.tolist() == [15, 20, 0]  # stretches shorter than a pause are Python between calls
     assert fetching.tolist() == [5, 10, 0]
-    assert silent.tolist() == [10, 15, 0]
-    assert _work(threads, [1], before, stop)[0].tolist() == [15, 0, 0]
+    assert untraced.before_first_op.tolist() == [10, 0, 0]
+    assert untraced.long.tolist() == [0, 0, 0]
 
 
 def test_threads_that_take_turns_with_the_one_that_trains_are_of_its_chain() -> None:
@@ -232,7 +231,7 @@ def test_threads_that_take_turns_with_the_one_that_trains_are_of_its_chain() -> 
             threads={ident: thread(ident, spans) for ident, spans in busy.items()},
             ops=SimpleNamespace(launch_thread=np.array(launching)),
         )
-        return _chain_threads(track, anyone=anyone)
+        return _chain_threads(track, all_launchers=anyone)
 
     training = as_set([(0, 100)])
     assert chain({1: training, 2: as_set([(80, 180)])}, [1, 2, UNKNOWN, 2]) == [1, 2]

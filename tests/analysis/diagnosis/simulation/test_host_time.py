@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 
 from gpudiag.analysis.diagnosis.simulation.chains.host_time import (
-    body_span,
+    analysed_span,
+    before_first_ops,
     lengths_in_turn,
-    opening_of_steps,
-    silence,
-    silent_stretches,
     slow_calls,
+    split_untraced,
+    untraced_stretches,
 )
 from gpudiag.analysis.timeline import build_timeline
 from gpudiag.intervals import as_set
@@ -52,9 +52,9 @@ def in_second(spans: Intervals) -> list[tuple[int, int]]:
 
 def test_the_body_is_from_the_first_analysed_mark_to_the_mark_after_the_last() -> None:
     track, _ = track_of((100, 9000, "mm"))
-    assert body_span(track) == (10_000_000, 40_000_000)
-    assert body_span(track_of((100, 9000, "mm"), steps=2)[0]) == (0, 10_000_000)
-    assert body_span(track_of((100, 9000, "mm"), steps=1)[0]) == (0, 9_000_000)
+    assert analysed_span(track) == (10_000_000, 40_000_000)
+    assert analysed_span(track_of((100, 9000, "mm"), steps=2)[0]) == (0, 10_000_000)
+    assert analysed_span(track_of((100, 9000, "mm"), steps=1)[0]) == (0, 9_000_000)
 
 
 def test_lengths_are_of_what_lies_in_each_and_none_where_it_ends_before_it_begins() -> None:
@@ -87,7 +87,7 @@ def test_a_slow_call_is_one_that_takes_half_a_millisecond_by_itself(
     calls: list[Call], found: list[tuple[int, int, str]]
 ) -> None:
     track, events = track_of((10, 20, "first"), *calls)
-    slow = slow_calls(track, events, [1], *body_span(track))
+    slow = slow_calls(track, events, [1], *analysed_span(track))
     names = [events.name_of(int(row)) for row in slow.row]
     assert [(*span, name) for span, name in zip(in_second(slow.spans), names, strict=False)] == found
     assert len(slow.row) == 3 * len(found)
@@ -95,11 +95,11 @@ def test_a_slow_call_is_one_that_takes_half_a_millisecond_by_itself(
 
 def test_slow_calls_are_of_the_threads_asked_for_and_of_the_body() -> None:
     track, events = track_of((1000, 3000, "mm"))
-    assert len(slow_calls(track, events, [1], *body_span(track)).spans) == 3
-    assert len(slow_calls(track, events, [2], *body_span(track)).spans) == 0
+    assert len(slow_calls(track, events, [1], *analysed_span(track)).spans) == 3
+    assert len(slow_calls(track, events, [2], *analysed_span(track)).spans) == 0
     # Over the body's edge only what lies in it counts.
     track, events = track_of((10, 20, "add"), (9_000, 10_000, "mm"), (9_400, 9_450, "add"))
-    assert [(a // 1000, b // 1000) for a, b in slow_calls(track, events, [1], *body_span(track)).spans.pairs()] == [
+    assert [(a // 1000, b // 1000) for a, b in slow_calls(track, events, [1], *analysed_span(track)).spans.pairs()] == [
         (step * 10_000 + 9_450, step * 10_000 + 10_000) for step in (1, 2, 3)
     ]
 
@@ -133,43 +133,43 @@ def test_beside_a_device_an_operator_that_calls_no_runtime_computes_on_the_cpu(
 ) -> None:
     track, events = track_of(*calls, device=True)
     assert not track.is_cpu
-    slow = slow_calls(track, events, [1], *body_span(track))
+    slow = slow_calls(track, events, [1], *analysed_span(track))
     assert in_second(slow.spans) == found
     assert len(slow.spans) == 3 * len(found)
 
 
 def test_what_no_thread_recorded_for_half_a_millisecond_is_elsewhere() -> None:
     track, events = track_of((500, 1000, "mm"), (1500, 2000, "mm"), (2501, 9900, "mm"))
-    begin, end = body_span(track)
-    assert in_second(silent_stretches(track, events, [1], begin, end)) == [(2000, 2501)]
+    begin, end = analysed_span(track)
+    assert in_second(untraced_stretches(track, events, [1], begin, end)) == [(2000, 2501)]
     # From a mark to the first operator is no such stretch, nor is fetching,
     track, events = track_of((2000, 3000, "mm"), (3000, 5000, LOADER), (5000, 9900, "mm"))
-    assert in_second(silent_stretches(track, events, [1], begin, end)) == []
+    assert in_second(untraced_stretches(track, events, [1], begin, end)) == []
     # but collecting garbage is, however short.
     track, events = track_of((10, 3000, "mm"), (3100, 3200, COLLECTING), (3250, 3350, LOADER), (3600, 9900, "mm"))
-    assert in_second(silent_stretches(track, events, [1], begin, end)) == [(3100, 3200)]
+    assert in_second(untraced_stretches(track, events, [1], begin, end)) == [(3100, 3200)]
 
 
 def test_a_steps_opening_is_from_its_mark_to_its_first_operator_without_what_is_known() -> None:
     track, events = track_of((2000, 9900, "mm"))
-    assert in_second(opening_of_steps(track, events)) == [(0, 2000)]
+    assert in_second(before_first_ops(track, events)) == [(0, 2000)]
     track, events = track_of((500, 1000, COLLECTING), (2000, 9900, "mm"))
-    assert in_second(opening_of_steps(track, events)) == [(0, 500), (1000, 2000)]
+    assert in_second(before_first_ops(track, events)) == [(0, 500), (1000, 2000)]
     track, events = track_of((500, 1000, LOADER), (2000, 9900, "mm"))
-    assert in_second(opening_of_steps(track, events)) == [(1000, 2000)]
+    assert in_second(before_first_ops(track, events)) == [(1000, 2000)]
 
 
 def test_silent_time_is_a_steps_opening_or_elsewhere_or_short() -> None:
     track, events = track_of((2000, 3000, "mm"), (4000, 5000, "mm"), (5100, 9900, "mm"))
     before, until = np.array([10_000, 12_000, 14_000, 15_000]) * 1000, np.array([12_000, 14_000, 15_000, 15_100]) * 1000
     silent = np.array([2000.0, 1000.0, 0.0, 100.0]) * 1000
-    found = silence(track, events, [1], silent, (before, until))
-    assert (found.opening / 1000).tolist() == [2000, 0, 0, 0]
-    assert (found.elsewhere / 1000).tolist() == [0, 1000, 0, 0]
+    found = split_untraced(track, events, [1], silent, (before, until))
+    assert (found.before_first_op / 1000).tolist() == [2000, 0, 0, 0]
+    assert (found.long / 1000).tolist() == [0, 1000, 0, 0]
     assert (found.short / 1000).tolist() == [0, 0, 0, 100]
     # Never more than was silent.
-    found = silence(track, events, [1], silent / 4, (before, until))
-    assert (found.opening + found.elsewhere + found.short).tolist() == (silent / 4).tolist()
-    assert min(found.opening.min(), found.elsewhere.min(), found.short.min()) >= 0
-    nothing = silence(track, events, [1], 0 * silent, (before, until))
-    assert [part.any() for part in (nothing.opening, nothing.elsewhere, nothing.short)] == [False] * 3
+    found = split_untraced(track, events, [1], silent / 4, (before, until))
+    assert (found.before_first_op + found.long + found.short).tolist() == (silent / 4).tolist()
+    assert min(found.before_first_op.min(), found.long.min(), found.short.min()) >= 0
+    nothing = split_untraced(track, events, [1], 0 * silent, (before, until))
+    assert [part.any() for part in (nothing.before_first_op, nothing.long, nothing.short)] == [False] * 3

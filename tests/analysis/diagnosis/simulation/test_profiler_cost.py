@@ -9,18 +9,19 @@ import numpy as np
 import pytest
 
 from gpudiag.analysis.diagnosis.simulation.build import build_graph
+from gpudiag.analysis.diagnosis.simulation.fit_profiler_cost import (
+    fit_host_time,
+    fit_step_time,
+    limit_each_host,
+)
+from gpudiag.analysis.diagnosis.simulation.job_model import JobModel
 from gpudiag.analysis.diagnosis.simulation.profiler_cost import (
     HostPace,
     host_pace,
-    no_longer_than,
+    limited_to,
     profiler_cost,
     typical_ns_per_event,
     usual_ns_per_event,
-)
-from gpudiag.analysis.diagnosis.simulation.unprofiled_cost import (
-    as_each_host_was_timed,
-    as_hosts_were_timed,
-    as_steps_were_timed,
 )
 from gpudiag.analysis.diagnosis.simulation.what_if import WhatIf
 from gpudiag.analysis.timeline import build_timeline
@@ -79,31 +80,31 @@ def test_it_is_paid_for_each_event_and_is_most_of_a_call_at_most() -> None:
         busy=[1000, 1000, 100, 1000],
         events=[2, 0, 2, 3],
         profiler=[0, 50, 0, 50],
-        silent=[0, 7, 7, 7],
+        before_first_op=[0, 7, 7, 7],
         process=[0, 0, 0, 1],
     )
     pace = HostPace(np.array([1.0, 1.0, 1.0, 2.0]), {0: 1.0, 1: 1.0})
     cost = profiler_cost(graph_of(host), 100.0, pace)
     assert cost.busy.tolist() == [200, 50, 90, 650]
-    assert cost.silent.tolist() == [0, 0, 0, 0]
+    assert cost.untraced.tolist() == [0, 0, 0, 0]
 
 
 def test_on_a_host_that_is_slow_throughout_it_is_as_large_a_share_of_its_stalls() -> None:
     host = host_of(
         busy=[100, 100, 100, 100], events=[10, 10, 5, 5], process=[0, 1, 1, 1], step=[0, 0, 0, 1],
-        silent=[0, 50, 60, 900], stall=[0, 70, 40, 900], profiler=[0, 0, 10, 10],
+        before_first_op=[0, 50, 60, 900], untraced=[0, 70, 40, 900], profiler=[0, 0, 10, 10],
     )  # fmt: skip
     graph = graph_of(host, steps=2)
     pace = HostPace(np.ones(4), {0: 1.0, 1: 3.0, 2: 5.0})
     cost = profiler_cost(graph, 1.0, pace)
     # 3 times 40 of the 300 it was busy and the 100 it was silent within steps.
     assert cost.busy.tolist() == pytest.approx([10, 30, 30, 30])
-    assert cost.silent.tolist() == pytest.approx([0, 0, 30, 0])
+    assert cost.untraced.tolist() == pytest.approx([0, 0, 30, 0])
     # Never more than nine tenths.
     cost = profiler_cost(graph, 1.0, HostPace(np.ones(4), {1: 30.0}))
     assert cost.busy.tolist() == pytest.approx([10, 90, 90, 90])
-    assert cost.silent.tolist() == pytest.approx([0, 0, 90, 0])
-    assert profiler_cost(graph, 1.0, HostPace(np.ones(4), {1: 1.1})).silent.sum() > 0
+    assert cost.untraced.tolist() == pytest.approx([0, 0, 90, 0])
+    assert profiler_cost(graph, 1.0, HostPace(np.ones(4), {1: 1.1})).untraced.sum() > 0
 
 
 def pace_of(*ranks: Sequence[float], steps: int = 1, **columns: Sequence[float]) -> HostPace:
@@ -137,47 +138,47 @@ def test_a_host_is_slow_throughout_where_most_parts_of_its_step_are(
     slower: list[float], times: float, slow: float
 ) -> None:
     pace = pace_of(USUAL, slower, USUAL)
-    assert pace.slow == pytest.approx({0: 1.0, 1: slow, 2: 1.0})
-    assert pace.of_node[:CALLS].tolist() == [1.0] * CALLS
+    assert pace.by_process == pytest.approx({0: 1.0, 1: slow, 2: 1.0})
+    assert pace.by_node[:CALLS].tolist() == [1.0] * CALLS
     if slower[0] > 5:
-        assert pace.of_node[CALLS : 2 * CALLS].tolist() == pytest.approx([times] * CALLS)
+        assert pace.by_node[CALLS : 2 * CALLS].tolist() == pytest.approx([times] * CALLS)
     else:
-        assert pace.of_node[CALLS : 2 * CALLS].tolist() == [0.5] * CALLS
+        assert pace.by_node[CALLS : 2 * CALLS].tolist() == [0.5] * CALLS
 
 
 def test_of_two_hosts_the_faster_is_the_usual() -> None:
-    assert pace_of([20.0] * CALLS, USUAL).slow == {0: 2.0, 1: 1.0}
+    assert pace_of([20.0] * CALLS, USUAL).by_process == {0: 2.0, 1: 1.0}
 
 
 def test_parts_count_by_what_they_usually_take() -> None:
     """The last four calls take most of the step: what the others do is little of it."""
     long = [1.0] * 124 + [100.0] * 4
-    assert pace_of(long, [5.0] * 124 + [100.0] * 4, long).slow[1] == 1.0
-    assert pace_of(long, [1.0] * 124 + [200.0] * 4, long).slow[1] == pytest.approx(924 / 524)
+    assert pace_of(long, [5.0] * 124 + [100.0] * 4, long).by_process[1] == 1.0
+    assert pace_of(long, [1.0] * 124 + [200.0] * 4, long).by_process[1] == pytest.approx(924 / 524)
 
 
 def test_each_step_has_its_own_pace() -> None:
     pace = pace_of(USUAL * 2, [*USUAL, *[30.0] * CALLS], USUAL * 2, steps=2)
-    assert pace.of_node[2 * CALLS : 4 * CALLS].tolist() == [1.0] * CALLS + [3.0] * CALLS
+    assert pace.by_node[2 * CALLS : 4 * CALLS].tolist() == [1.0] * CALLS + [3.0] * CALLS
     # In all it is twice as slow in every part.
-    assert pace.slow == {0: 1.0, 1: 2.0, 2: 1.0}
+    assert pace.by_process == {0: 1.0, 1: 2.0, 2: 1.0}
 
 
 def test_stalls_within_a_step_count_and_what_opens_it_does_not() -> None:
     opening = [90.0] + [0.0] * (CALLS - 1)
     within = [0.0] + [10.0] * (CALLS - 1)
-    silent = pace_of(USUAL, USUAL, USUAL, silent=[0.0] * CALLS + within + [0.0] * CALLS)
-    assert silent.slow[1] == pytest.approx(2 - 1 / CALLS)
-    stalled = pace_of(USUAL, USUAL, USUAL, stall=[0.0] * CALLS + within + [0.0] * CALLS)
-    assert stalled.slow == silent.slow
-    opened = pace_of([0.0] * CALLS, USUAL, USUAL, silent=opening * 3)
-    assert opened.of_node.tolist() == [0.0] * CALLS + [1.0] * 2 * CALLS
+    silent = pace_of(USUAL, USUAL, USUAL, before_first_op=[0.0] * CALLS + within + [0.0] * CALLS)
+    assert silent.by_process[1] == pytest.approx(2 - 1 / CALLS)
+    stalled = pace_of(USUAL, USUAL, USUAL, untraced=[0.0] * CALLS + within + [0.0] * CALLS)
+    assert stalled.by_process == silent.by_process
+    opened = pace_of([0.0] * CALLS, USUAL, USUAL, before_first_op=opening * 3)
+    assert opened.by_node.tolist() == [0.0] * CALLS + [1.0] * 2 * CALLS
 
 
 def test_of_too_few_calls_the_pace_is_not_known() -> None:
     pace = pace_of(USUAL[1:], [20.0] * (CALLS - 1))
-    assert pace.slow == {0: 1.0, 1: 1.0}
-    assert pace.of_node.tolist() == [1.0] * 2 * (CALLS - 1)
+    assert pace.by_process == {0: 1.0, 1: 1.0}
+    assert pace.by_node.tolist() == [1.0] * 2 * (CALLS - 1)
 
 
 class Replay:
@@ -191,7 +192,7 @@ class Replay:
         )
         #: Over two steps the hosts of three ranks are busy for 60, 80 and 100 ms less that.
         busy = [60 - per_event_ns / 125, 80 - per_event_ns / 125, 50 - per_event_ns / 250, 50 - per_event_ns / 250]
-        self.busy = np.array(busy) * NS_PER_MS
+        self.host_corrected = SimpleNamespace(busy=np.array(busy) * NS_PER_MS)
         host = SimpleNamespace(process=np.array([0, 1, 2, 2]))
         self.graph = SimpleNamespace(host=host, steps=2, ranks={0: 4, 1: 5, 2: 6})
 
@@ -201,7 +202,7 @@ class Replay:
 
 def steps_timed(simulation: Any, step_ms: float) -> float:
     """The cost that it leads to: 1 ns of it is 4 µs, and a thousandth of the step is close enough."""
-    return as_steps_were_timed(simulation, step_ms).per_event_ns
+    return fit_step_time(simulation, step_ms).per_event_ns
 
 
 @pytest.mark.parametrize(
@@ -231,7 +232,7 @@ def test_a_recording_without_operators_may_have_cost_more() -> None:
 
 
 def hosts_timed(simulation: Any, step_ms: float, host_ms: dict[int, float]) -> float:
-    return as_hosts_were_timed(simulation, step_ms, host_ms).per_event_ns
+    return fit_host_time(simulation, step_ms, host_ms).per_event_ns
 
 
 @pytest.mark.parametrize(
@@ -279,30 +280,30 @@ def test_a_host_is_made_no_slower_than_it_may_be_throughout_its_step() -> None:
     """In two steps process 0 works for 30 and 10, 1 for 100 and 3 for 0."""
     graph = graph_of(host_of(process=[0, 0, 1, 3]), steps=2)
     busy = np.array([30.0, 10, 100, 0])
-    assert no_longer_than(graph, busy, {0: 10, 1: 60, 3: 5}).tolist() == [15, 5, 100, 0]
-    assert no_longer_than(graph, busy, {1: 40}).tolist() == [30, 10, 80, 0]
-    assert no_longer_than(graph, busy, {0: 20, 1: 50}) is busy
-    assert no_longer_than(graph, busy, {}) is busy
-    assert no_longer_than(graph, busy, {0: 0}).tolist() == [0, 0, 100, 0]
+    assert limited_to(graph, busy, {0: 10, 1: 60, 3: 5}).tolist() == [15, 5, 100, 0]
+    assert limited_to(graph, busy, {1: 40}).tolist() == [30, 10, 80, 0]
+    assert limited_to(graph, busy, {0: 20, 1: 50}) is busy
+    assert limited_to(graph, busy, {}) is busy
+    assert limited_to(graph, busy, {0: 0}).tolist() == [0, 0, 100, 0]
 
 
 @pytest.mark.parametrize(("corrected", "taken"), [(97.0, True), (96.9, False)])
 def test_where_devices_set_the_pace_each_host_works_as_it_was_timed(corrected: float, *, taken: bool) -> None:
     """Unless that makes the step of 100 ms shorter by more than 3 %."""
-    asked: dict[str, Any] = {}
+    asked: dict[int, float] = {}
 
-    def at_cost(per_event_ns: float, *, most_host_ns: dict[int, float]) -> Any:
-        asked.update(cost=per_event_ns, most=most_host_ns)
+    def with_host_limits(max_host_ns: dict[int, float]) -> Any:
+        asked.update(max_host_ns)
         return SimpleNamespace(corrected_ms=corrected)
 
     of: Any = Replay(device=25)
-    of.at_cost = at_cost
-    found = as_each_host_was_timed(of, 100.0, {4: 20.0, 6: 30.0, 9: 1.0})
+    of.with_host_limits = with_host_limits
+    found = limit_each_host(of, 100.0, {4: 20.0, 6: 30.0, 9: 1.0})
     assert (found is not of) == taken
-    assert asked == {"cost": 1250.0, "most": {0: 20.0 * NS_PER_MS, 2: 30.0 * NS_PER_MS}}
+    assert asked == {0: 20.0 * NS_PER_MS, 2: 30.0 * NS_PER_MS}
     on_cpu: Any = Replay(device=25, is_cpu=True)
-    on_cpu.at_cost = at_cost
-    assert as_each_host_was_timed(on_cpu, 100.0, {4: 20.0}) is on_cpu
+    on_cpu.with_host_limits = with_host_limits
+    assert limit_each_host(on_cpu, 100.0, {4: 20.0}) is on_cpu
 
 
 def test_hosts_may_be_held_to_a_most_at_any_cost_of_the_profiler() -> None:
@@ -310,9 +311,9 @@ def test_hosts_may_be_held_to_a_most_at_any_cost_of_the_profiler() -> None:
     trace = TraceBuilder().steps(4, 100_000, lambda one: one.operator(0, 30_000).compute(100, 90_000, launch=(50, 60)))
     graph = build_graph(build_timeline([trace.build()]))
     assert graph is not None
-    of = WhatIf(graph, build_timeline([trace.build()]), 0.0)
-    held = of.at_cost(0.0, most_host_ns={0: 20 * NS_PER_MS})
-    assert of.busy.sum() > 2 * 20 * NS_PER_MS
-    assert held.busy.sum() == pytest.approx(2 * 20 * NS_PER_MS)
-    assert held.at_cost(0.0).busy.sum() == held.busy.sum()
-    assert of.at_cost(0.0).busy.sum() == of.busy.sum()
+    what_if = WhatIf(JobModel(graph, build_timeline([trace.build()])), 0.0)
+    limited = what_if.with_host_limits({0: 20 * NS_PER_MS})
+    assert what_if.corrected.busy.sum() > 2 * 20 * NS_PER_MS
+    assert limited.corrected.busy.sum() == pytest.approx(2 * 20 * NS_PER_MS)
+    assert limited.at_cost(0.0).corrected.busy.sum() == limited.corrected.busy.sum()
+    assert what_if.at_cost(0.0).corrected.busy.sum() == what_if.corrected.busy.sum()

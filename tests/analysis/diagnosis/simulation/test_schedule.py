@@ -11,13 +11,11 @@ import pytest
 
 from gpudiag.analysis.diagnosis.simulation.graph import NONE
 from gpudiag.analysis.diagnosis.simulation.schedule import (
-    Kind,
     Run,
+    RunKind,
     Schedule,
     _device_runs,
     _host_runs,
-    _needs,
-    _of_the_turn_before,
     _step_ends,
 )
 from tests.analysis.diagnosis.simulation.few_nodes import device_of, graph_of, host_of
@@ -27,7 +25,7 @@ if TYPE_CHECKING:
 
     from gpudiag.analysis.diagnosis.simulation.graph import Graph
 
-HOST, BLOCK, DEVICE, WAIT, START, END = Kind
+HOST, BLOCK, DEVICE, WAIT, START, END = RunKind
 NO_ENDS = np.empty(0, np.int64)
 
 
@@ -100,7 +98,7 @@ def test_a_collective_begins_and_ends_by_itself() -> None:
 
 
 @pytest.mark.parametrize(
-    ("of_op", "op_end", "of_node", "before"),
+    ("op_launch", "op_end", "node", "before"),
     [
         (3, 0, 2, True),  # launched later: its end of the turn before is meant
         (1, 99, 2, False),
@@ -110,22 +108,24 @@ def test_a_collective_begins_and_ends_by_itself() -> None:
         (NONE, 50, 2, False),
     ],
 )
-def test_what_is_waited_for_may_be_of_the_turn_before(of_op: int, op_end: float, of_node: int, *, before: bool) -> None:
+def test_what_is_waited_for_may_be_of_the_turn_before(
+    op_launch: int, op_end: float, node: int, *, before: bool
+) -> None:
     of = graph(
         [1, 1],
         host={"time": [0, 0, 50, 0], "block_on": [NONE, NONE, 0, NONE]},
-        launch=[of_op, of_node],
+        launch=[op_launch, node],
         start=[0, 50],
         end=[op_end, 60],
         wait_a=[NONE, 0],
     )
-    assert _of_the_turn_before(of, Run(BLOCK, of_node, of_node + 1, 1), 0) == before
-    assert _of_the_turn_before(of, Run(WAIT, 1, 2, 1), 0) == before
+    assert Schedule(of)._is_of_iteration_before(Run(BLOCK, node, node + 1, 1), 0) == before
+    assert Schedule(of)._is_of_iteration_before(Run(WAIT, 1, 2, 1), 0) == before
 
 
 def test_an_op_whose_launch_is_not_known_is_told_by_its_times() -> None:
     of = graph([1, 1], launch=[0, NONE], start=[0, 50], end=[60, 70], wait_a=[NONE, 0])
-    assert _of_the_turn_before(of, Run(WAIT, 1, 2, 1), 0)
+    assert Schedule(of)._is_of_iteration_before(Run(WAIT, 1, 2, 1), 0)
 
 
 def test_a_run_needs_the_one_before_it_its_launches_and_what_it_waits_for() -> None:
@@ -139,10 +139,10 @@ def test_a_run_needs_the_one_before_it_its_launches_and_what_it_waits_for() -> N
     )
     runs = [Run(HOST, 0, 2, 2), Run(BLOCK, 2, 3, 1), Run(DEVICE, 0, 1, 1), Run(DEVICE, 1, 2, 0), Run(WAIT, 2, 3, 2)]
     assert [*_host_runs(of, NO_ENDS), *_device_runs(of, NO_ENDS)] == runs
-    assert _needs(of, runs) == [set(), {0, 2}, {0}, {0, 2}, {0, 3}]
+    assert Schedule(of)._needs(runs) == [set(), {0, 2}, {0}, {0, 2}, {0, 3}]
     # What comes later in the body must not be done anew before it was waited for.
     of = msgspec.structs.replace(of, device=msgspec.structs.replace(of.device, launch=np.array([0, 2, 1])))
-    assert _needs(of, runs) == [set(), {0, 2}, {0}, {1, 2, 4}, {0}]
+    assert Schedule(of)._needs(runs) == [set(), {0, 2}, {0}, {1, 2, 4}, {0}]
 
 
 def test_where_needs_go_in_a_circle_the_earliest_as_measured_goes_first() -> None:

@@ -11,9 +11,10 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from gpudiag.analysis.diagnosis.simulation.graph import NONE, Costs, unchanged
-from gpudiag.analysis.diagnosis.simulation.schedule import Kind, Schedule
-from gpudiag.analysis.diagnosis.simulation.simulate import System, settle
+from gpudiag.analysis.diagnosis.simulation.graph import NONE
+from gpudiag.analysis.diagnosis.simulation.scenario import Scenario, recorded_scenario
+from gpudiag.analysis.diagnosis.simulation.schedule import RunKind, Schedule
+from gpudiag.analysis.diagnosis.simulation.simulate import System, simulate
 from tests.analysis.diagnosis.simulation.few_nodes import device_of, host_of
 from tests.analysis.diagnosis.simulation.few_nodes import graph_of as few_nodes_graph_of
 from tests.analysis.diagnosis.simulation.random_graphs import BruteForce, Job, Node, Op, graph_of, jobs
@@ -27,12 +28,12 @@ TURNS = 80
 TOLERANCE = 2e-3
 
 
-def simulate(system: System, costs: Costs) -> float:
-    return settle(system, system.weights(costs)).step_ns
+def step_ns(system: System, scenario: Scenario) -> float:
+    return simulate(system, system.weights(scenario)).step_ns
 
 
 @st.composite
-def less_work(draw: st.DrawFn, costs: Costs) -> Costs:
+def less_work(draw: st.DrawFn, costs: Scenario) -> Scenario:
     """Costs of which none is more than given."""
 
     def part(column: NDArray[np.float64]) -> NDArray[np.float64]:
@@ -54,9 +55,9 @@ def less_work(draw: st.DrawFn, costs: Costs) -> Costs:
 @examples(60)
 def test_agrees_with_a_replay_node_by_node(job: Job, settled: int, data: st.DataObject) -> None:
     graph, order = graph_of(job, settled)
-    costs = data.draw(less_work(unchanged(graph)))
+    costs = data.draw(less_work(recorded_scenario(graph)))
     expected = BruteForce(job, costs, order).turns(TURNS)
-    assert simulate(System(graph), costs) == pytest.approx(expected, rel=TOLERANCE, abs=0.02)
+    assert step_ns(System(graph), costs) == pytest.approx(expected, rel=TOLERANCE, abs=0.02)
 
 
 @given(job=jobs(), settled=st.integers(0, 40), data=st.data())
@@ -64,8 +65,8 @@ def test_agrees_with_a_replay_node_by_node(job: Job, settled: int, data: st.Data
 def test_a_replay_leaves_nothing_behind_for_the_next(job: Job, settled: int, data: st.DataObject) -> None:
     graph, _ = graph_of(job, settled)
     system = System(graph)
-    for costs in [unchanged(graph), *(data.draw(less_work(unchanged(graph))) for _ in range(3))]:
-        one, alone = (settle(of, of.weights(costs)) for of in (system, System(graph)))
+    for costs in [recorded_scenario(graph), *(data.draw(less_work(recorded_scenario(graph))) for _ in range(3))]:
+        one, alone = (simulate(of, of.weights(costs)) for of in (system, System(graph)))
         assert one.step_ns == alone.step_ns
         assert np.array_equal(one.waited, alone.waited)
 
@@ -76,7 +77,7 @@ def test_unchanged_gives_back_what_was_measured(job: Job) -> None:
     graph, _ = graph_of(job, 60)
     # Jobs whose turns alternate were measured in one of the two.
     assume(BruteForce(job).turns(TURNS) == pytest.approx(graph.length_ns))
-    assert simulate(System(graph), unchanged(graph)) == pytest.approx(graph.length_ns, rel=0.01, abs=0.02)
+    assert step_ns(System(graph), recorded_scenario(graph)) == pytest.approx(graph.length_ns, rel=0.01, abs=0.02)
 
 
 @given(job=jobs(), settled=st.integers(0, 40), data=st.data())
@@ -84,10 +85,10 @@ def test_unchanged_gives_back_what_was_measured(job: Job) -> None:
 def test_less_work_never_takes_longer(job: Job, settled: int, data: st.DataObject) -> None:
     graph, _ = graph_of(job, settled)
     system = System(graph)
-    all_work = unchanged(graph)
+    all_work = recorded_scenario(graph)
     less = data.draw(less_work(all_work))
     still_less = data.draw(less_work(less))
-    times = [simulate(system, costs) for costs in (all_work, less, still_less)]
+    times = [step_ns(system, costs) for costs in (all_work, less, still_less)]
     assert times[1] <= times[0] * (1 + TOLERANCE) + 0.02
     assert times[2] <= times[1] * (1 + TOLERANCE) + 0.02
 
@@ -102,13 +103,13 @@ def test_every_node_is_in_one_run_after_all_that_it_needs(job: Job) -> None:
     ended = np.zeros(len(graph.device.start), np.int64)
     for run in schedule.runs:
         span = slice(run.first, run.after)
-        if run.kind in {Kind.HOST_RUN, Kind.HOST_BLOCK}:
+        if run.kind in {RunKind.HOST_RUN, RunKind.HOST_BLOCK}:
             targets = graph.host.block_on[span]
             targets = targets[targets != NONE]
             # What was launched after the node is waited for as of the turn before, and must not be done yet.
             assert (ended[targets] == (graph.device.launch[targets] < run.first)).all()
             host_done[span] += 1
-        elif run.kind == Kind.COLLECTIVE_END:
+        elif run.kind == RunKind.COLLECTIVE_END:
             assert started[graph.device.peers[run.first]].all()
             ended[span] += 1
         else:
@@ -118,7 +119,7 @@ def test_every_node_is_in_one_run_after_all_that_it_needs(job: Job) -> None:
                 waited = column[span][column[span] != NONE]
                 assert (ended[waited] == (graph.device.launch[waited] < launches.max())).all()
             started[span] += 1
-            ended[span] += run.kind != Kind.COLLECTIVE_START
+            ended[span] += run.kind != RunKind.COLLECTIVE_START
     assert (host_done == 1).all()
     assert (started == 1).all()
     assert (ended == 1).all()
@@ -131,9 +132,9 @@ def test_a_host_far_ahead_is_found_to_set_the_pace() -> None:
     job.ops = [Op(0, 0, launch=0, latency=1, gap=0, duration=100)]
     graph, _ = graph_of(job, 60)
     assert graph.device.start[0] - graph.host.time[0] > 5 * 90
-    costs = unchanged(graph)
-    assert simulate(System(graph), costs) == pytest.approx(100)
-    assert simulate(System(graph), replace(costs, duration=costs.duration / 2)) == pytest.approx(90)
+    costs = recorded_scenario(graph)
+    assert step_ns(System(graph), costs) == pytest.approx(100)
+    assert step_ns(System(graph), replace(costs, duration=costs.duration / 2)) == pytest.approx(90)
 
 
 def steps_of(*busy: float) -> System:
@@ -145,7 +146,7 @@ def steps_of(*busy: float) -> System:
 
 def test_each_step_takes_what_its_nodes_take() -> None:
     system = steps_of(10, 30, 20)
-    found = settle(system, system.weights(unchanged(system.graph)))
+    found = simulate(system, system.weights(recorded_scenario(system.graph)))
     assert (found.step_ns, found.steps_ns.tolist()) == (20, [10, 30, 20])
 
 
@@ -168,9 +169,9 @@ def test_an_op_of_unknown_launch_begins_after_the_one_before_it() -> None:
     device = device_of(launch=[0, NONE], start=[2, 18], end=[17, 23], gap=[2, 1])
     graph = few_nodes_graph_of(host_of(busy=[10], time=[0]), device)
     graph = msgspec.structs.replace(graph, streams=((0, 2),), length_ns=23.0)
-    assert simulate(System(graph), unchanged(graph)) == pytest.approx(23)
-    faster = replace(unchanged(graph), duration=np.array([3.0, 1.0]))
-    assert simulate(System(graph), faster) == pytest.approx(10)
+    assert step_ns(System(graph), recorded_scenario(graph)) == pytest.approx(23)
+    faster = replace(recorded_scenario(graph), duration=np.array([3.0, 1.0]))
+    assert step_ns(System(graph), faster) == pytest.approx(10)
 
 
 def test_a_call_waits_for_its_op_and_the_delay_unless_it_need_not() -> None:
@@ -179,7 +180,7 @@ def test_a_call_waits_for_its_op_and_the_delay_unless_it_need_not() -> None:
     device = device_of(launch=[0], start=[10], end=[50])
     graph = few_nodes_graph_of(host, device)
     graph = msgspec.structs.replace(graph, streams=((0, 1),), length_ns=53.0)
-    costs = unchanged(graph)
-    assert simulate(System(graph), costs) == pytest.approx(53)
-    assert simulate(System(graph), replace(costs, duration=np.array([1.0]))) == pytest.approx(15)
-    assert simulate(System(graph), replace(costs, blocking=np.zeros(2, np.bool_))) == pytest.approx(40)
+    costs = recorded_scenario(graph)
+    assert step_ns(System(graph), costs) == pytest.approx(53)
+    assert step_ns(System(graph), replace(costs, duration=np.array([1.0]))) == pytest.approx(15)
+    assert step_ns(System(graph), replace(costs, blocking=np.zeros(2, np.bool_))) == pytest.approx(40)

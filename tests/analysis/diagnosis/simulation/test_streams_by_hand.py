@@ -11,14 +11,14 @@ from msgspec.structs import replace
 
 from gpudiag.analysis.diagnosis.simulation.graph import NONE
 from gpudiag.analysis.diagnosis.simulation.streams import (
-    Awaited,
-    Given,
-    KnownWaits,
+    AwaitedOps,
+    StreamHistory,
+    TracedWaits,
     TrackOps,
-    body_ops,
-    find_known_waits,
-    find_waits,
-    known_waits,
+    analysed_ops,
+    apply_traced_waits,
+    infer_waits,
+    traced_waits,
 )
 from gpudiag.analysis.timeline import build_timeline
 from gpudiag.model.event import NO_NUMBER, EventWaits
@@ -38,9 +38,8 @@ def ops_of(*streams: Sequence[Op]) -> TrackOps:
     launched = np.where(ops[:, 0] < 0, UNKNOWN, ops[:, 0]).astype(np.int64)
     edges = np.cumsum([0, *map(len, streams)]).tolist()
     spans = list(pairwise(edges))
-    none = np.full(len(ops), NONE, np.int64)
-    given = [
-        Given(
+    histories = [
+        StreamHistory(
             stream=number,
             end=ops[a:b, 2],
             launch_time=np.maximum.accumulate(launched[a:b]),
@@ -54,25 +53,19 @@ def ops_of(*streams: Sequence[Op]) -> TrackOps:
         start=ops[:, 1],
         end=ops[:, 2],
         op_class=np.zeros(len(ops), np.uint8),
-        host_copy=np.zeros(len(ops), np.bool_),
         row=np.arange(len(ops)),
         step=np.zeros(len(ops), np.int64),
-        order=np.arange(len(ops)),
         launch_time=launched,
         launch_thread=np.ones(len(ops), np.int64),
         before_end=np.concatenate([[-np.inf, *ops[a : b - 1, 2]] for a, b in spans]),
-        wait_a=none.copy(),
-        wait_b=none.copy(),
-        waited_end=np.full(len(ops), -np.inf),
-        given=given,
+        histories=histories,
         streams=spans,
-        launch=none.copy(),
     )
 
 
 def waits(ops: TrackOps, *calls: float) -> dict[int, list[int]]:
     """For what each op waits, after calls that make a stream wait at these times."""
-    find_waits(ops, (np.array(calls) * 1000).astype(np.int64))
+    infer_waits(ops, (np.array(calls) * 1000).astype(np.int64))
     pairs = zip(ops.wait_a.tolist(), ops.wait_b.tolist(), strict=True)
     return {op: [one for one in pair if one != NONE] for op, pair in enumerate(pairs) if pair != (NONE, NONE)}
 
@@ -146,12 +139,11 @@ def test_ops_of_the_analysed_steps_are_taken_with_what_ran_between_them() -> Non
         trace.step(100 * step).compute(10, 40).compute(50, 60, launch=None).compute(70, 75, stream=9)
         trace.compute(80, 85, stream=11, launch=None)
     (track,) = build_timeline([trace.build()]).tracks
-    ops = body_ops(track, 3)
+    ops = analysed_ops(track, 3)
     assert (ops.track, ops.streams) == (3, [(0, 5), (5, 8)])
     assert (ops.start / 1000).tolist() == [110, 150, 210, 250, 310, 170, 270, 370]
     assert ops.step.tolist() == [0, 0, 1, 1, 2, 0, 1, 2]
     assert (ops.before_end / 1000).tolist() == [60, 140, 160, 240, 260, 75, 175, 275]
-    assert track.ops.start[ops.order].tolist() == ops.start.tolist()
     assert ops.launch_time.tolist() == [100_000, UNKNOWN, 200_000, UNKNOWN, 300_000, 100_000, 200_000, 300_000]
 
 
@@ -162,9 +154,9 @@ def test_before_the_first_op_of_a_stream_there_is_none() -> None:
         if step:
             trace.compute(50, 60, stream=9)
     (track,) = build_timeline([trace.build()]).tracks
-    ops = body_ops(track, 0)
+    ops = analysed_ops(track, 0)
     assert ops.before_end[3:].tolist() == [-np.inf, 160_000, 260_000]
-    assert ops.given[1].op.tolist() == [3, 4, 5]
+    assert ops.histories[1].op.tolist() == [3, 4, 5]
 
 
 def test_what_was_given_before_the_body_stands_for_what_lies_as_far_before_its_end() -> None:
@@ -172,7 +164,7 @@ def test_what_was_given_before_the_body_stands_for_what_lies_as_far_before_its_e
     for step in range(5):
         trace.step(100 * step + 100).compute(10, 40).compute(50, 60).compute(70, 75, stream=9)
     (track,) = build_timeline([trace.build()]).tracks
-    seven, nine = body_ops(track, 0).given
+    seven, nine = analysed_ops(track, 0).histories
     assert (seven.stream, nine.stream) == (7, 9)
     assert seven.op.tolist() == [3, 4, 5, 0, 1, 2, 3, 4, 5]
     assert (seven.end / 1000).tolist() == [5, 140, 160, 240, 260, 340, 360, 440, 460]
@@ -190,7 +182,7 @@ def known(
     """
     called, stream, recorded = np.array(waits, np.float64).T
     rows = np.arange(len(waits))
-    of = KnownWaits(
+    of = TracedWaits(
         call=rows,
         called=(called * 1000).astype(np.int64),
         stream=stream.astype(np.int64),
@@ -198,7 +190,7 @@ def known(
         recorded_stream=np.zeros(len(waits), np.int64),
     )
     wait, given, which = np.array(index, np.int64).T
-    find_known_waits(ops, of, Awaited(wait, rows[wait], given, which))
+    apply_traced_waits(ops, of, AwaitedOps(wait, rows[wait], given, which))
     pairs = zip(ops.wait_a.tolist(), ops.wait_b.tolist(), strict=True)
     return {op: [one for one in pair if one != NONE] for op, pair in enumerate(pairs) if pair != (NONE, NONE)}
 
@@ -251,7 +243,7 @@ def told(*waits: tuple[int, int, int, int, int], shift: int = 0) -> list[tuple[f
     row = np.where(columns[:2] >= 0, calls[columns[:2]], NO_NUMBER)
     events = EventWaits(call=row[0], record=row[1], stream=columns[2], recorded_stream=columns[3], device=columns[4])
     (track,) = build_timeline([built]).tracks
-    found = known_waits(replace(built, event_waits=events), replace(track, shift_ns=1000 * shift))
+    found = traced_waits(replace(built, event_waits=events), replace(track, shift_ns=1000 * shift))
     if found is None:
         return None
     columns_found = (found.called / 1000, found.stream, found.recorded / 1000, found.recorded_stream)

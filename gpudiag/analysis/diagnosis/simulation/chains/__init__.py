@@ -1,1 +1,1 @@
-"""What the host threads of each process do, in order: launch, wait, work."""
+"""Build host chains: what the host threads of each process do, in order."""

@@ -1,8 +1,7 @@
-"""The host chain of one process: its launches and its waits in order, and what it did in between."""
+"""Build the host chain of a process with GPUs: its launches and waits in order, and its work in between."""
 
 from __future__ import annotations
 
-import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -14,347 +13,332 @@ from gpudiag.analysis.diagnosis.calibration import (
     HELD_UP_FACTOR,
     HELD_UP_NS,
 )
-from gpudiag.analysis.diagnosis.simulation.chains.host_time import body_span, lengths_in_turn, silence, slow_calls
-from gpudiag.analysis.diagnosis.simulation.chains.own_copies import own_copies
-from gpudiag.analysis.diagnosis.simulation.graph import NONE, Block
-from gpudiag.analysis.diagnosis.simulation.streams import Awaited, TrackOps, find_dependencies
+from gpudiag.analysis.diagnosis.simulation.chains.blocking_copies import blocking_copies
+from gpudiag.analysis.diagnosis.simulation.chains.host_time import (
+    UntracedTime,
+    analysed_span,
+    lengths_in_turn,
+    present_threads,
+    slow_calls,
+    split_untraced,
+)
+from gpudiag.analysis.diagnosis.simulation.graph import NONE, HostBlock, HostNodes, Index, Times
+from gpudiag.analysis.diagnosis.simulation.streams import AwaitedOps, TrackOps, find_dependencies
 from gpudiag.intervals import Intervals, among, distinct, intersect, length, median, union
 from gpudiag.model.event import NO_CORRELATION, Direction, EventKind, EventTable, Role, Trace, any_of
-from gpudiag.model.timeline import UNKNOWN, DeviceTrack, HostThread, OpClass, Timeline
+from gpudiag.model.timeline import UNKNOWN, DeviceTrack, OpClass, Timeline
 from gpudiag.units import NS_PER_US
 
-#: Of calls held up by a full queue it is enough to keep one now and then: the device sets the pace between them too, as
-#: the queue holds many times this much work. It makes the replay twice as fast where the host is ahead.
+#: Of calls that a full queue holds up, one per this time is kept: the queue holds many times as much work, so the
+#: device sets the pace between them too. It makes the simulation twice as fast if the host runs ahead.
 _ONE_HELD_UP_PER_NS = 2_000 * NS_PER_US
 
-
-class Chain(msgspec.Struct, frozen=True, kw_only=True):
-    """Host nodes of one process as in `graph.HostNodes`; `block_part` and `block_op` name an op of one of its lanes."""
-
-    trace: int
-    time: NDArray[np.float64]
-    busy: NDArray[np.float64]
-    input: NDArray[np.float64]
-    silent: NDArray[np.float64]
-    stall: NDArray[np.float64]
-    slow: NDArray[np.float64]
-    allocating: NDArray[np.float64]
-    profiler: NDArray[np.float64]
-    events: NDArray[np.int64]
-    block: NDArray[np.uint8]
-    block_part: NDArray[np.int64]
-    block_op: NDArray[np.int64]
-    block_delay: NDArray[np.float64]
-    row: NDArray[np.int64]
-    step: NDArray[np.int64]
+_CallKinds = NDArray[np.uint8]
 
 
-def chain_of(timeline: Timeline, trace_index: int, tracks: list[DeviceTrack], parts: list[TrackOps]) -> Chain | None:
-    """The chain of one process, and in `parts` the launches and waits of its ops.
+class Chain(HostNodes, frozen=True, kw_only=True):
+    """Host nodes of one process; `block_on` is an op of the process's track at position `block_track`."""
+
+    block_track: Index
+
+
+def build_chain(timeline: Timeline, trace_index: int, tracks: list[DeviceTrack], ops: list[TrackOps]) -> Chain | None:
+    """Return the chain of one process, and fill in launches, waits and host copies of its ops.
 
     Args:
         timeline: the job.
-        trace_index: which trace the process is.
-        lanes: its lanes.
-        parts: the ops of each of these lanes; `launch`, `wait_a`, `wait_b` and `host_copy` are filled in.
+        trace_index: index of the process's trace.
+        tracks: its device tracks.
+        ops: the analysed ops of each of these tracks.
     """
     track = tracks[0]
     trace = timeline.traces[trace_index]
     events = trace.events
     shift = track.shift_ns
-    begin, end = body_span(track)
-    threads = _chain_threads(track, anyone=trace.waits_in_collectives)
+    begin, end = analysed_span(track)
+    threads = _chain_threads(track, all_launchers=trace.waits_in_collectives)
     rows = events.rows_on(threads, EventKind.RUNTIME)
     start, stop = events.start_ns[rows] + shift, events.end_ns[rows] + shift
     wait_calls = np.sort(start[events.role[rows] == Role.STREAM_WAIT], kind="stable")
-    told = [find_dependencies(part, trace, own, wait_calls) for own, part in zip(tracks, parts, strict=True)]
-    for part in parts:
-        part.host_copy = any_of(events.direction[part.row], Direction.HOST_TO_DEVICE, Direction.DEVICE_TO_HOST)
-        part.host_copy &= part.op_class != OpClass.COMMUNICATION
-    launching = np.concatenate([track.ops.launch_start for track in tracks])
-    blocked_starts = np.concatenate(
-        [track.threads[t].blocked.start for t in threads if t in track.threads] or [np.empty(0, np.int64)]
-    )
-    blocking = among(start, blocked_starts)
-    nodes = among(start, launching) | blocking
+    awaited = [
+        find_dependencies(track_ops, trace, ops_track, wait_calls)
+        for ops_track, track_ops in zip(tracks, ops, strict=True)
+    ]
+    _mark_host_copies(ops, events)
+    present = present_threads(track, threads)
+    blocking = among(start, np.concatenate([np.empty(0, np.int64), *(thread.blocked.start for thread in present)]))
+    nodes = among(start, np.concatenate([process_track.ops.launch_start for process_track in tracks])) | blocking
     chosen = np.flatnonzero(nodes & (start >= begin) & (start < end))
     if len(chosen) == 0:
         return None
     chosen = chosen[np.argsort(stop[chosen], kind="stable")]
     call_start, time = start[chosen], stop[chosen]
-    before = np.concatenate([[_node_before(start, stop, nodes, begin)], time[:-1]])
+    earlier = stop[nodes & (start < begin)]
+    before = np.concatenate([[earlier.max() if len(earlier) else begin], time[:-1]])
     held = lengths_in_turn(track.overhead, before, time)
-    kinds = _kinds(events, rows[chosen], (call_start, time), blocking[chosen], held, _queue_length(tracks, time))
+    queued = _queue_length(tracks, time)
+    kinds = _block_kinds(events, rows[chosen], (call_start, time), blocking[chosen], held, queued)
     waited_from = np.where(held > 0, before, np.maximum(call_start, before))
-    # Of an executor's threads, which work side by side, one that waits holds up no other.
+    # Threads of an executor work side by side, so one that waits holds up no other.
     alone = not trace.waits_in_collectives
-    own = own_copies(parts, call_start, time, blocking[chosen] & (events.role[rows[chosen]] == Role.COPY) & alone)
-    chosen, call_start, began = chosen[own.call], call_start[own.call], np.maximum(call_start, before)[own.call]
-    time = np.where(own.begins, began, time[own.call])
-    before = np.concatenate([before[:1], time[:-1]])
-    kinds = np.where(own.begins, Block.NOT, kinds[own.call]).astype(np.uint8)
-    target_part, target_op, target_end = own.instead_of(
-        *_block_targets(parts, call_start, time, np.maximum(waited_from[own.call], before), kinds, rows[chosen], told)
+    copying = blocking[chosen] & (events.role[rows[chosen]] == Role.COPY) & alone
+    copies = blocking_copies(ops, call_start, time, copying)
+    chosen, call_start, began = (
+        chosen[copies.call],
+        call_start[copies.call],
+        np.maximum(call_start, before)[copies.call],
     )
-    block = np.where(target_part != NONE, kinds, Block.NOT).astype(np.uint8)
-    # What a call waited for may have ended long before: then its time was work, and is all its delay.
-    idle = (_pending_until(parts, call_start) <= began) & any_of(kinds, Block.SYNC, Block.RELEASE) & alone
-    at_once = (target_end <= began) & (idle | among(rows[chosen], np.concatenate([one.call for one in told])))
-    work_until = np.where((block != Block.NOT) & ~at_once, began, time)
-    busy, waited, silent = _work(track.threads, threads, before, work_until)
-    silence_of = silence(track, events, threads, silent, (before, work_until))
-    busy = busy + silence_of.short
-    calls = slow_calls(track, events, threads, int(before[0]), end)
-    slow = np.minimum(lengths_in_turn(calls.spans, before, work_until), busy)
-    profiler = np.minimum(lengths_in_turn(track.overhead, before, work_until), busy)
-    # Held up by a full queue, as "Command Buffer Full" shows: the device sets the pace, and the time is no work.
-    busy = busy - np.where(block == Block.QUEUE, profiler, 0.0)
-    profiler = np.where(block == Block.QUEUE, 0.0, profiler)
-    _attach_launches(parts, call_start, block != Block.NOT)
+    time = np.where(copies.begins, began, time[copies.call])
+    before = np.concatenate([before[:1], time[:-1]])
+    kinds = np.where(copies.begins, HostBlock.NOT, kinds[copies.call]).astype(np.uint8)
+    waited_from = np.maximum(waited_from[copies.call], before)
+    target_track, target_op, target_end = copies.or_else(
+        *_block_targets(ops, call_start, time, waited_from, kinds, rows[chosen], awaited)
+    )
+    block = np.where(target_track != NONE, kinds, HostBlock.NOT).astype(np.uint8)
+    # If the awaited op ended long before the call, the call's time was work, and all of it is delay.
+    idle = (_pending_until(ops, call_start) <= began) & any_of(kinds, HostBlock.SYNC, HostBlock.RELEASE) & alone
+    known = among(rows[chosen], np.concatenate([track_awaited.call for track_awaited in awaited]))
+    at_once = (target_end <= began) & (idle | known)
+    work_until = np.where((block != HostBlock.NOT) & ~at_once, began, time)
+    busy, fetching, untraced = _time_before_nodes(track, events, threads, before, work_until)
+
+    def busy_inside(spans: Intervals) -> Times:
+        return np.minimum(lengths_in_turn(spans, before, work_until), busy)
+
+    slow = busy_inside(slow_calls(track, events, threads, int(before[0]), end).spans)
+    profiler = busy_inside(track.overhead)
+    # "Command Buffer Full" overhead shows that a full queue held the call up: it is no work, the device sets the pace.
+    busy = busy - np.where(block == HostBlock.QUEUE, profiler, 0.0)
+    profiler = np.where(block == HostBlock.QUEUE, 0.0, profiler)
+    _attach_launches(ops, call_start, block != HostBlock.NOT)
     block = _thinned(block, time)
-    target_part = np.where(block != Block.NOT, target_part, NONE)
     delay = time - np.where(at_once, began, target_end)
     # A call may return within microseconds before its own copy ends.
-    delay = np.where(block != Block.NOT, np.maximum(delay, np.where(own.returns, -np.inf, 0.0)), 0.0)
-    recorded = own.as_begun(np.diff(_recorded_by(trace, threads, np.concatenate([before[:1], time]) - shift)))
+    delay = np.where(block != HostBlock.NOT, np.maximum(delay, np.where(copies.returns, -np.inf, 0.0)), 0.0)
+    recorded = np.diff(_recorded_by(trace, threads, np.concatenate([before[:1], time]) - shift))
     return Chain(
-        trace=trace_index,
+        process=np.full(len(time), trace_index, np.int64),
         time=time.astype(np.float64),
         busy=busy,
-        input=waited,
-        silent=silence_of.opening,
-        stall=silence_of.elsewhere,
+        input=fetching,
+        before_first_op=untraced.before_first_op,
+        untraced=untraced.long,
         slow=slow,
-        allocating=np.minimum(lengths_in_turn(_allocating(events, rows, shift), before, work_until), busy),
+        allocating=busy_inside(_allocating(events, rows, shift)),
         profiler=profiler,
-        events=recorded.astype(np.int64),
+        events=copies.move_to_begin(recorded).astype(np.int64),
         block=block,
-        block_part=target_part,
-        block_op=target_op,
+        block_track=np.where(block != HostBlock.NOT, target_track, NONE),
+        block_on=target_op,
         block_delay=delay.astype(np.float64),
         row=rows[chosen].astype(np.int64),
         step=step_index(track, call_start),
     )
 
 
+def _mark_host_copies(ops: list[TrackOps], events: EventTable) -> None:
+    for track_ops in ops:
+        direction = events.direction[track_ops.row]
+        track_ops.host_copy = any_of(direction, Direction.HOST_TO_DEVICE, Direction.DEVICE_TO_HOST)
+        track_ops.host_copy &= track_ops.op_class != OpClass.COMMUNICATION
+
+
+def _time_before_nodes(
+    track: DeviceTrack, events: EventTable, threads: list[int], before: Index, until: Index
+) -> tuple[Times, Times, UntracedTime]:
+    """Return (busy, fetching, untraced) time between the node before and `until`.
+
+    That includes the node's call unless the call blocks: how long it waited is no work.
+    """
+    present = present_threads(track, threads)
+    traced = union(*(thread.busy for thread in present))
+    waiting = union(*(thread.input for thread in present))
+    fetching = lengths_in_turn(waiting, before, until)
+    covered = lengths_in_turn(union(traced, waiting), before, until)
+    between = np.maximum(until - before, 0).astype(np.float64)
+    untraced = split_untraced(track, events, threads, between - covered, (before, until))
+    return covered - fetching + untraced.short, fetching, untraced
+
+
 def _allocating(events: EventTable, rows: NDArray[np.intp], shift: int) -> Intervals:
-    """When calls take memory from the driver, or give it back."""
+    """Return when calls allocate from the driver, or return memory to it."""
     calls = rows[any_of(events.role[rows], Role.ALLOCATION, Role.RELEASE)]
     return union(Intervals(events.start_ns[calls] + shift, events.end_ns[calls] + shift))
 
 
-def _recorded_by(trace: Trace, threads: list[int], time: NDArray[np.int64]) -> NDArray[np.intp]:
-    """How many events of these threads were recorded after the first of these times, by each; on the trace's clock."""
+def _recorded_by(trace: Trace, threads: list[int], time: Index) -> NDArray[np.intp]:
+    """Count the events of these threads recorded after the first of these times, by each; on the trace's clock."""
     operators = () if trace.operators_put_in else (EventKind.OPERATOR, EventKind.PYTHON)
     end = trace.events.end_ns[trace.events.rows_on(threads, EventKind.ANNOTATION, EventKind.RUNTIME, *operators)]
     end = end[np.flatnonzero((end > time[0]) & (end <= time[-1]))]
-    return np.sort(end, kind="stable").searchsorted(time, side="right")  # in order but for what is nested
+    return np.sort(end, kind="stable").searchsorted(time, side="right")  # in order except for nested events
 
 
-def step_index(track: DeviceTrack, time: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Which of the body's steps each time lies in, from 0."""
-    begin, _ = body_span(track)
+def step_index(track: DeviceTrack, time: Index) -> Index:
+    """Return which analysed step each time lies in, from 0."""
+    begin, _ = analysed_span(track)
     first = int(np.searchsorted(track.steps.start, begin))
     index = np.searchsorted(track.steps.start, time, side="right") - 1 - first
     return np.clip(index, 0, max(len(track.window_steps) - 1, 0)).astype(np.int64)
 
 
-def _chain_threads(track: DeviceTrack, *, anyone: bool) -> list[int]:
-    """The training thread and the launching threads that take turns with it: all, where an executor's work for it."""
+def _chain_threads(track: DeviceTrack, *, all_launchers: bool) -> list[int]:
+    """Return the training thread and the launching threads that take turns with it, or all of an executor's."""
     main = track.steps.thread
     training = track.threads.get(main)
-    launchers = [int(t) for t in distinct(track.ops.launch_thread) if t not in {UNKNOWN, main}]
+    launchers = [int(thread) for thread in distinct(track.ops.launch_thread) if thread not in {UNKNOWN, main}]
     if training is None:
         return launchers
-    if anyone:
+    if all_launchers:
         return [main, *launchers]
+    busy = {thread: track.threads[thread].busy for thread in launchers if thread in track.threads}
     turns = [
-        t
-        for t in launchers
-        if t in track.threads
-        and length(intersect(track.threads[t].busy, training.busy)) <= BESIDE * max(length(track.threads[t].busy), 1)
+        thread
+        for thread, spans in busy.items()
+        if length(intersect(spans, training.busy)) <= BESIDE * max(length(spans), 1)
     ]
     return [main, *turns]
 
 
-def _kinds(  # noqa: PLR0917  # as below
+def _block_kinds(  # noqa: PLR0917  # columns of the calls
     events: EventTable,
     rows: NDArray[np.intp],
-    span: tuple[NDArray[np.int64], NDArray[np.int64]],
+    span: tuple[Index, Index],
     blocking: NDArray[np.bool_],
-    held: NDArray[np.float64],
-    queued: NDArray[np.int64],
-) -> NDArray[np.uint8]:
-    """The `Block` of each call, by when it began and ended, whether it blocks, and how long the profiler held it."""
+    held: Times,
+    queued: Index,
+) -> _CallKinds:
+    """Return the `HostBlock` of each call, from when it began and ended, and how long the profiler held it."""
     start, end = span
-    kinds = _with_copies(events, rows, _block_kinds(events, rows, end - start, blocking, queued), start, end)
-    kinds[blocking & (events.role[rows] == Role.COMMUNICATION)] = Block.COLLECTIVE
-    kinds[blocking & (events.role[rows] == Role.RELEASE)] = Block.RELEASE
-    kinds[(kinds == Block.NOT) & (held > HELD_UP_NS) & (queued >= FULL_QUEUE_OPS)] = Block.QUEUE
+    role, name, duration = events.role[rows], events.name[rows], end - start
+    kinds = np.where(blocking, np.where(role == Role.COPY, HostBlock.PAGEABLE, HostBlock.SYNC), HostBlock.NOT)
+    full = queued >= FULL_QUEUE_OPS
+    long = ~blocking & full & (duration > HELD_UP_NS)
+    for ident in distinct(name[long]):
+        same_call = (name == ident) & ~blocking
+        kinds[same_call & long & (duration > HELD_UP_FACTOR * median(duration[same_call]))] = HostBlock.QUEUE
+    kinds = _with_copies(events, rows, kinds.astype(np.uint8), start, end)
+    kinds[blocking & (role == Role.COMMUNICATION)] = HostBlock.COLLECTIVE
+    kinds[blocking & (role == Role.RELEASE)] = HostBlock.RELEASE
+    kinds[(kinds == HostBlock.NOT) & (held > HELD_UP_NS) & full] = HostBlock.QUEUE
     return kinds
 
 
-def _block_kinds(
-    events: EventTable,
-    rows: NDArray[np.intp],
-    duration: NDArray[np.int64],
-    blocking: NDArray[np.bool_],
-    queued: NDArray[np.int64],
-) -> NDArray[np.uint8]:
-    is_copy = events.role[rows] == Role.COPY
-    kinds = np.where(blocking, np.where(is_copy, Block.PAGEABLE, Block.SYNC), Block.NOT)
-    name = events.name[rows]
-    long = ~blocking & (queued >= FULL_QUEUE_OPS) & (duration > HELD_UP_NS)
-    for ident in distinct(name[long]):
-        mine = (name == ident) & ~blocking
-        kinds[mine & long & (duration > HELD_UP_FACTOR * median(duration[mine]))] = Block.QUEUE
-    return kinds.astype(np.uint8)
-
-
-def _thinned(block: NDArray[np.uint8], time: NDArray[np.int64]) -> NDArray[np.uint8]:
-    """Block kinds with fewer calls that were held up by a full queue."""
+def _thinned(block: _CallKinds, time: Index) -> _CallKinds:
+    """Return block kinds with fewer calls that a full queue held up."""
     thinned = block.copy()
     last = -_ONE_HELD_UP_PER_NS
-    held_up = np.flatnonzero(block == Block.QUEUE)
+    held_up = np.flatnonzero(block == HostBlock.QUEUE)
     for node, reached in zip(held_up.tolist(), time[held_up].tolist(), strict=True):
         if reached - last < _ONE_HELD_UP_PER_NS:
-            thinned[node] = Block.NOT
+            thinned[node] = HostBlock.NOT
         else:
             last = reached
     return thinned
 
 
 def _with_copies(
-    events: EventTable,
-    rows: NDArray[np.intp],
-    kinds: NDArray[np.uint8],
-    call_start: NDArray[np.int64],
-    time: NDArray[np.int64],
-) -> NDArray[np.uint8]:
-    """Kinds with what belongs to a copy told apart from what waits for a result.
+    events: EventTable, rows: NDArray[np.intp], kinds: _CallKinds, call_start: Index, time: Index
+) -> _CallKinds:
+    """Return kinds that separate waits for a copy from waits for a result.
 
-    `.to(device)` makes two calls: the copy and, unless told non_blocking, a synchronization right behind it, which goes
-    when the copy goes. A blocking copy to the host is the other way round: the program wants the result now.
+    `.to(device)` makes two calls: the copy and, unless it is non_blocking, a synchronization right behind it, which
+    goes when the copy goes. A blocking copy to the host is the reverse: the program wants the result now.
     """
     copies = events.rows_of(EventKind.COPY)
     copies = copies[events.correlation[copies] != NO_CORRELATION]
     to_device = events.direction[copies] == Direction.HOST_TO_DEVICE
-    is_to = among(events.correlation[rows], events.correlation[copies[to_device]])
-    is_from = among(events.correlation[rows], events.correlation[copies[~to_device]])
+    copies_to_device = among(events.correlation[rows], events.correlation[copies[to_device]])
+    copies_elsewhere = among(events.correlation[rows], events.correlation[copies[~to_device]])
     behind = np.zeros(len(rows), np.bool_)
     same_thread = events.thread[rows[1:]] == events.thread[rows[:-1]]
-    behind[1:] = is_to[:-1] & same_thread & (call_start[1:] - time[:-1] <= COPY_BEHIND_NS)
-    kinds = np.where(behind & (kinds == Block.SYNC), Block.PAGEABLE, kinds)
-    return np.where(is_from & (kinds == Block.PAGEABLE), Block.SYNC, kinds).astype(np.uint8)
+    behind[1:] = copies_to_device[:-1] & same_thread & (call_start[1:] - time[:-1] <= COPY_BEHIND_NS)
+    kinds = np.where(behind & (kinds == HostBlock.SYNC), HostBlock.PAGEABLE, kinds)
+    return np.where(copies_elsewhere & (kinds == HostBlock.PAGEABLE), HostBlock.SYNC, kinds).astype(np.uint8)
 
 
-def _queue_length(tracks: list[DeviceTrack], time: NDArray[np.int64]) -> NDArray[np.int64]:
-    """How many ops had been launched but had not ended, over all devices of the process, at each time."""
+def _queue_length(tracks: list[DeviceTrack], time: Index) -> Index:
+    """Return how many ops were launched and had not ended at each time, over all devices of the process."""
     total = np.zeros(len(time), np.int64)
     for track in tracks:
         known = track.ops.launch_start != UNKNOWN
-        launched = np.searchsorted(np.sort(track.ops.launch_start[known], kind="stable"), time)
-        ended = np.searchsorted(np.sort(track.ops.end[known], kind="stable"), time)
-        total += launched - ended
+        total += np.searchsorted(np.sort(track.ops.launch_start[known], kind="stable"), time)
+        total -= np.searchsorted(np.sort(track.ops.end[known], kind="stable"), time)
     return total
 
 
-def _node_before(start: NDArray[np.int64], stop: NDArray[np.int64], nodes: NDArray[np.bool_], begin: int) -> int:
-    """When the last node before the body was reached; the body's begin where there is none."""
-    earlier = stop[nodes & (start < begin)]
-    return int(earlier.max()) if len(earlier) else begin
-
-
-def _block_targets(  # noqa: PLR0917  # columns of the calls, in the order in which they come about
-    parts: list[TrackOps],
-    call_start: NDArray[np.int64],
-    time: NDArray[np.int64],
-    waited_from: NDArray[np.int64],
-    kinds: NDArray[np.uint8],
+def _block_targets(  # noqa: PLR0917  # columns of the calls, in the order in which they are computed
+    ops: list[TrackOps],
+    call_start: Index,
+    time: Index,
+    waited_from: Index,
+    kinds: _CallKinds,
     rows: NDArray[np.intp],
-    told: list[Awaited],
-) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.float64]]:
-    """For each blocking call the op that it waited for: of those launched before, the last to end before it returned.
+    awaited: list[AwaitedOps],
+) -> tuple[Index, Index, Times]:
+    """Find the op that each blocking call waited for: of those launched before, the last to end before it returned.
 
-    Where the trace tells the event that a call waited for (`told`, for each part), that is the op before its record.
+    If the trace shows the event that a call waited for (`awaited`, for each track), it is the op before its record.
 
-    Returns its part, its index there, and when it ended.
+    A synchronization waits for such an op even if that ended before the call: a faster host would have to wait. A
+    held-up launch counts only if an op did end while it was held up.
 
-    A synchronization waits for such an op even when that had ended before the call: were the host faster, it would have
-    to wait. A held-up launch counts only where an op did end while it was held up.
+    Returns:
+        The position of the op's track, its index there, and when it ended.
     """
-    target_part = np.full(len(time), NONE, np.int64)
+    target_track = np.full(len(time), NONE, np.int64)
     target_op = np.full(len(time), NONE, np.int64)
     latest = np.full(len(time), -np.inf)
-    wanted = np.flatnonzero(kinds != Block.NOT)
-    known = among(rows[wanted], np.concatenate([awaited.call for awaited in told]))
-    returned = time[wanted] + np.where(known, CLOCK_NS, 0)
-    even_if_over = any_of(kinds[wanted], Block.SYNC, Block.COLLECTIVE, Block.RELEASE)
-    for position, (part, awaited) in enumerate(zip(parts, told, strict=True)):
-        for at, given in enumerate(part.given):
-            ended = np.searchsorted(given.end, returned, side="right") - 1
-            launched = np.searchsorted(given.launch_time, call_start[wanted], side="left") - 1
+    calls = np.flatnonzero(kinds != HostBlock.NOT)
+    known = among(rows[calls], np.concatenate([track_awaited.call for track_awaited in awaited]))
+    returned = time[calls] + np.where(known, CLOCK_NS, 0)
+    even_if_ended = any_of(kinds[calls], HostBlock.SYNC, HostBlock.COLLECTIVE, HostBlock.RELEASE)
+    for position, (track_ops, track_awaited) in enumerate(zip(ops, awaited, strict=True)):
+        for at, history in enumerate(track_ops.histories):
+            ended = np.searchsorted(history.end, returned, side="right") - 1
+            launched = np.searchsorted(history.launch_time, call_start[calls], side="left") - 1
             if known.any():
-                launched = np.where(known, _index_of(rows[wanted], awaited, at), launched)
+                launched = np.where(known, _awaited_index(rows[calls], track_awaited, at), launched)
             index = np.minimum(ended, launched)
             valid = index >= 0
-            ends = np.where(valid, given.end[np.maximum(index, 0)], -np.inf)
-            binding = ends > waited_from[wanted]
-            counts = valid & (binding | even_if_over) & (ends > latest[wanted])
-            chosen = wanted[counts]
+            ends = np.where(valid, history.end[np.maximum(index, 0)], -np.inf)
+            binds = ends > waited_from[calls]
+            counts = valid & (binds | even_if_ended) & (ends > latest[calls])
+            chosen = calls[counts]
             latest[chosen] = ends[counts]
-            target_part[chosen] = position
-            target_op[chosen] = given.op[index[counts]]
-    return target_part, target_op, latest
+            target_track[chosen] = position
+            target_op[chosen] = history.op[index[counts]]
+    return target_track, target_op, latest
 
 
-def _pending_until(parts: list[TrackOps], call_start: NDArray[np.int64]) -> NDArray[np.float64]:
-    """When the last of all ops that were launched before each call ended; -inf where none was."""
+def _pending_until(ops: list[TrackOps], call_start: Index) -> Times:
+    """Return when the last of all ops launched before each call ended; -inf if there is none."""
     until = np.full(len(call_start), -np.inf)
-    for part in parts:
-        for given in part.given:
-            last = np.searchsorted(given.launch_time, call_start, side="left") - 1
-            until = np.maximum(until, np.where(last >= 0, given.end[np.maximum(last, 0)], -np.inf))
+    for track_ops in ops:
+        for history in track_ops.histories:
+            last = np.searchsorted(history.launch_time, call_start, side="left") - 1
+            until = np.maximum(until, np.where(last >= 0, history.end[np.maximum(last, 0)], -np.inf))
     return until
 
 
-def _index_of(rows: NDArray[np.intp], awaited: Awaited, at: int) -> NDArray[np.int64]:
-    """For each call the index of the op in the stream `at` that it is told to wait for, or `NONE`."""
+def _awaited_index(rows: NDArray[np.intp], awaited: AwaitedOps, at: int) -> Index:
+    """Return for each call the index of the op in history `at` that it is known to wait for, or `NONE`."""
     index = np.full(len(rows), NONE, np.int64)
-    mine = awaited.given == at
-    if mine.any():
-        calls = awaited.call[mine]  # in order, as waits are
+    in_history = awaited.history == at
+    if in_history.any():
+        calls = awaited.call[in_history]  # in order, as waits are
         slot = np.minimum(np.searchsorted(calls, rows), len(calls) - 1)
-        index = np.where(calls[slot] == rows, awaited.index[mine][slot], NONE)
+        index = np.where(calls[slot] == rows, awaited.index[in_history][slot], NONE)
     return index
 
 
-def _work(
-    by_thread: dict[int, HostThread],
-    threads: list[int],
-    before: NDArray[np.int64],
-    stop: NDArray[np.int64],
-) -> tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.float64]]:
-    """(busy, input, silent) work of each node: what lies between the node before and `stop`.
-
-    That is the node's call, included unless it blocks: for then how long it took is no work.
-    """
-    present = [by_thread[t] for t in threads if t in by_thread]
-    busy = union(*(thread.busy for thread in present))
-    waiting = union(*(thread.input for thread in present))
-    gap = np.maximum(stop - before, 0).astype(np.float64)
-    fetch = lengths_in_turn(waiting, before, stop)
-    covered = lengths_in_turn(union(busy, waiting), before, stop)
-    return covered - fetch, fetch, gap - covered
-
-
-def _attach_launches(parts: list[TrackOps], call_start: NDArray[np.int64], blocks: NDArray[np.bool_]) -> None:
-    """Join ops to nodes. An op that started before its own blocking call returned hangs on the node before."""
+def _attach_launches(ops: list[TrackOps], call_start: Index, blocks: NDArray[np.bool_]) -> None:
+    """Join ops to nodes; an op that started before its own blocking call returned belongs to the node before."""
     order = np.argsort(call_start, kind="stable")
     starts = call_start[order]
-    for part in parts:
-        slot = np.minimum(np.searchsorted(starts, part.launch_time), len(starts) - 1)
-        found = (part.launch_time != UNKNOWN) & (starts[slot] == part.launch_time)
-        node = order[slot]
-        node = np.where(blocks[node], np.maximum(node - 1, 0), node)
-        part.launch = np.where(found, node, NONE)
+    for track_ops in ops:
+        slot = np.minimum(np.searchsorted(starts, track_ops.launch_time), len(starts) - 1)
+        launched = (track_ops.launch_time != UNKNOWN) & (starts[slot] == track_ops.launch_time)
+        node = np.where(blocks[order[slot]], np.maximum(order[slot] - 1, 0), order[slot])
+        track_ops.launch = np.where(launched, node, NONE)

@@ -1,4 +1,4 @@
-"""Where a host thread's time goes: before a step's first op, in single slow calls, or where nothing is recorded."""
+"""Where a host thread's time goes: untraced, before a step's first op, or in single slow calls."""
 
 from __future__ import annotations
 
@@ -7,37 +7,24 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gpudiag.analysis.diagnosis.calibration import BESIDE, COMPUTES_NS, ELSEWHERE_NS, EVENTS_ELSEWHERE, FEWEST_CALLS
-from gpudiag.analysis.diagnosis.simulation.graph import NONE
+from gpudiag.analysis.diagnosis.simulation.graph import NONE, Index, Times
 from gpudiag.intervals import EMPTY, Intervals, intersect, lengths_between, subtract, union
 from gpudiag.model.event import EventKind, EventTable, Role, any_of
-from gpudiag.model.timeline import PAUSE_NS, DeviceTrack, OpClass
+from gpudiag.model.timeline import PAUSE_NS, DeviceTrack, HostThread, OpClass
 
 #: Calls nest at most this deep.
-_NESTED = 64
+_DEEPEST_NESTING = 64
 
 
-class SlowCalls(msgspec.Struct, frozen=True):
-    """Stretches of framework or runtime calls in which a thread recorded nothing for long.
-
-    Attributes:
-        spans: when, on the common clock, as a set.
-        row: int64[k], the row of the innermost call around each.
-    """
-
-    spans: Intervals
-    row: NDArray[np.int64]
-
-
-def body_span(track: DeviceTrack) -> tuple[int, int]:
-    """From the mark of the first analysed step to the mark after the last, or to its end where it is the last."""
+def analysed_span(track: DeviceTrack) -> tuple[int, int]:
+    """Return from the mark of the first analysed step to the mark after the last, or to its end if it is the last."""
     steps = track.steps
-    first = int(np.searchsorted(steps.number, track.window_steps[0]))
-    after = int(np.searchsorted(steps.number, track.window_steps[-1])) + 1
-    return int(steps.start[first]), int(steps.start[after]) if after < len(steps) else steps.end
+    first, last = np.searchsorted(steps.number, track.window_steps[[0, -1]]).tolist()
+    return int(steps.start[first]), int(steps.start[last + 1]) if last + 1 < len(steps) else steps.end
 
 
-def lengths_in_turn(spans: Intervals, begin: NDArray[np.int64], end: NDArray[np.int64]) -> NDArray[np.float64]:
-    """Length of the set inside each [begin, end); these must follow one another."""
+def lengths_in_turn(spans: Intervals, begin: Index, end: Index) -> Times:
+    """Return the length of the set inside each [begin, end); these must follow one another."""
     if len(spans) == 0:
         return np.zeros(len(begin))
     edges = np.empty(2 * len(begin), np.int64)
@@ -45,57 +32,49 @@ def lengths_in_turn(spans: Intervals, begin: NDArray[np.int64], end: NDArray[np.
     return lengths_between(spans, np.maximum.accumulate(edges))[0::2].astype(np.float64)
 
 
-class Silence(msgspec.Struct, frozen=True, kw_only=True):
-    """What of the silent time before each host node is what, in ns: float64[n] each.
+class UntracedTime(msgspec.Struct, frozen=True, kw_only=True):
+    """Untraced time before each host node, in ns: float64[n] each.
 
     Attributes:
-        opening: between a step's mark and its first op, where a loader without marks waits.
-        elsewhere: other stretches that are long for this host, and collecting garbage wherever that is.
+        before_first_op: between a step's mark and its first op, where a loader without marks waits.
+        long: other stretches that are long for this host, and all garbage collection.
         short: other stretches: Python between calls.
     """
 
-    opening: NDArray[np.float64]
-    elsewhere: NDArray[np.float64]
-    short: NDArray[np.float64]
+    before_first_op: Times
+    long: Times
+    short: Times
 
 
-def silence(
-    track: DeviceTrack,
-    events: EventTable,
-    threads: list[int],
-    silent: NDArray[np.float64],
-    between: tuple[NDArray[np.int64], NDArray[np.int64]],
-) -> Silence:
-    """What the silent time between each pair of times, which follow one another, is."""
-    none = np.zeros_like(silent)
-    if not silent.any():
-        return Silence(opening=none, elsewhere=none, short=none)
-    opening = np.minimum(lengths_in_turn(opening_of_steps(track, events), *between), silent)
-    stretches = silent_stretches(track, events, threads, int(between[0][0]), int(between[1][-1]))
-    elsewhere = np.minimum(
-        lengths_in_turn(stretches, *between),
-        silent - opening,
-    )
-    return Silence(opening=opening, elsewhere=elsewhere, short=silent - opening - elsewhere)
+def split_untraced(
+    track: DeviceTrack, events: EventTable, threads: list[int], untraced: Times, between: tuple[Index, Index]
+) -> UntracedTime:
+    """Split the untraced time between each pair of times, which follow one another."""
+    if not untraced.any():
+        return UntracedTime(before_first_op=untraced, long=untraced, short=untraced)
+    opening = np.minimum(lengths_in_turn(before_first_ops(track, events), *between), untraced)
+    stretches = untraced_stretches(track, events, threads, int(between[0][0]), int(between[1][-1]))
+    long = np.minimum(lengths_in_turn(stretches, *between), untraced - opening)
+    return UntracedTime(before_first_op=opening, long=long, short=untraced - opening - long)
 
 
-def opening_of_steps(track: DeviceTrack, events: EventTable) -> Intervals:
-    """Between each step's mark and its first op, without fetching of batches that is marked, and collecting garbage."""
+def before_first_ops(track: DeviceTrack, events: EventTable) -> Intervals:
+    """Return the time between each step's mark and its first op, without marked fetching and garbage collection."""
     thread = track.threads.get(track.steps.thread)
-    opening = track.before_first_op
-    return subtract(opening, union(garbage_collection(track, events), *([thread.input] if thread is not None else [])))
+    marked = (thread.input,) if thread is not None else ()
+    return subtract(track.before_first_op, union(garbage_collection(track, events), *marked))
 
 
-def silent_stretches(track: DeviceTrack, events: EventTable, threads: list[int], begin: int, end: int) -> Intervals:
-    """Where none of the threads recorded anything for longer than Python between calls takes; steps' openings left out.
+def untraced_stretches(track: DeviceTrack, events: EventTable, threads: list[int], begin: int, end: int) -> Intervals:
+    """Return where no thread recorded anything for longer than Python between calls takes, in [begin, end).
 
-    Looked at is from `begin` to `end`, on the common clock.
+    The time before a step's first op is left out; garbage collection is always included.
     """
-    present = [track.threads[thread] for thread in threads if thread in track.threads]
-    known = [part for thread in present for part in (thread.busy, thread.input, union(thread.blocked))]
+    present = present_threads(track, threads)
+    known = [spans for thread in present for spans in (thread.busy, thread.input, union(thread.blocked))]
     whole = Intervals(np.array([begin], np.int64), np.array([end], np.int64))
-    spans = subtract(whole, union(*known, opening_of_steps(track, events), backward_passes(track, threads)))
-    long = spans.end - spans.start >= elsewhere_ns(track, events, threads)
+    spans = subtract(whole, union(*known, before_first_ops(track, events), backward_passes(track, threads)))
+    long = spans.end - spans.start >= untraced_from_ns(track, events, threads)
     collecting = intersect(garbage_collection(track, events), spans)
     return union(Intervals(spans.start[long], spans.end[long]), collecting)
 
@@ -129,66 +108,73 @@ def backward_passes(track: DeviceTrack, threads: list[int]) -> Intervals:
     return subtract(Intervals(works.start[opens], works.end[closes]), track.host_communication)
 
 
-def elsewhere_ns(track: DeviceTrack, events: EventTable, threads: list[int]) -> float:
-    """For how long these threads must record nothing to be elsewhere, in ns: by how fast they record otherwise."""
+def present_threads(track: DeviceTrack, threads: list[int]) -> list[HostThread]:
+    """Return those of the threads that the track knows."""
+    return [track.threads[thread] for thread in threads if thread in track.threads]
+
+
+def untraced_from_ns(track: DeviceTrack, events: EventTable, threads: list[int]) -> float:
+    """Return for how long these threads must record nothing to count as untraced, from how fast they usually record."""
     if track.is_cpu:  # there most of an event is computing
         return PAUSE_NS
-    begin, end = body_span(track)
-    body = slice(*events.start_ns.searchsorted([begin - track.shift_ns, end - track.shift_ns]))
-    recorded = any_of(events.kind[body], EventKind.OPERATOR, EventKind.RUNTIME, EventKind.ANNOTATION)
-    recorded &= any_of(events.thread[body], *threads)
-    apart = np.diff(events.start_ns[body][np.flatnonzero(recorded)])
+    begin, end = analysed_span(track)
+    analysed = slice(*events.start_ns.searchsorted([begin - track.shift_ns, end - track.shift_ns]))
+    recorded = any_of(events.kind[analysed], EventKind.OPERATOR, EventKind.RUNTIME, EventKind.ANNOTATION)
+    recorded &= any_of(events.thread[analysed], *threads)
+    apart = np.diff(events.start_ns[analysed][np.flatnonzero(recorded)])
     apart = apart[apart < PAUSE_NS]
     usual = float(apart.mean()) if len(apart) else 0.0
     return min(max(PAUSE_NS, EVENTS_ELSEWHERE * usual), ELSEWHERE_NS)
 
 
 def garbage_collection(track: DeviceTrack, events: EventTable) -> Intervals:
-    """When the process collected garbage, as far as that is marked."""
+    """Return when the process collected garbage, as far as that is marked."""
     rows = np.flatnonzero(any_of(events.role, Role.GARBAGE_COLLECTION))
     return union(Intervals(events.start_ns[rows] + track.shift_ns, events.end_ns[rows] + track.shift_ns))
 
 
-def slow_calls(track: DeviceTrack, events: EventTable, threads: list[int], begin: int, end: int) -> SlowCalls:
-    """Single calls that took longer by themselves than Python between calls.
+class SlowCalls(msgspec.Struct, frozen=True):
+    """Stretches inside calls in which a thread recorded nothing for long; `row` is each one's innermost call."""
 
-    A call of a millisecond in which nothing else is called is not launching: it plans, compiles, or has lost its core.
-    Beside a device an operator that calls no runtime computes on the CPU, where it takes long or is called often.
-    Looked at is from `begin` to `end`, on the common clock.
+    spans: Intervals
+    row: Index
+
+
+def slow_calls(track: DeviceTrack, events: EventTable, threads: list[int], begin: int, end: int) -> SlowCalls:
+    """Find single calls that took longer by themselves than Python between calls, in [begin, end).
+
+    A call of a millisecond in which nothing else is called is not launching: it plans, compiles, or lost its core.
+    Beside a GPU, an operator that calls no runtime computes on the CPU; it counts if it is long or frequent.
     """
     rows = events.rows_on(threads, EventKind.OPERATOR, EventKind.RUNTIME)
     start, stop = events.start_ns[rows] + track.shift_ns, events.end_ns[rows] + track.shift_ns
     inside = np.flatnonzero((stop > begin) & (start < end))
     rows, start, stop = rows[inside], start[inside], stop[inside]
     edges = np.sort(np.concatenate([start, stop]), kind="stable")
-    least = elsewhere_ns(track, events, threads)
-    long = np.flatnonzero(np.diff(edges) >= (least if track.is_cpu else min(least, COMPUTES_NS)))
-    present = [track.threads[thread] for thread in threads if thread in track.threads]
+    shortest = untraced_from_ns(track, events, threads)
+    long = np.flatnonzero(np.diff(edges) >= (shortest if track.is_cpu else min(shortest, COMPUTES_NS)))
+    present = present_threads(track, threads)
     blocked = union(*(thread.blocked for thread in present))
     quiet = subtract(Intervals(np.maximum(edges[long], begin), np.minimum(edges[long + 1], end)), blocked)
-    first_after = start.searchsorted(quiet.start, side="right")
     around = np.full(len(quiet), NONE, np.int64)
-    for piece, upto in enumerate(first_after.tolist()):
-        near = slice(max(0, upto - _NESTED), upto)
-        longer = rows[near][stop[near] >= quiet.end[piece]]
-        around[piece] = longer[-1] if len(longer) else NONE
-    # A launch that takes long was held up by a full queue; calls for memory are a cause of their own.
+    for stretch, upto in enumerate(start.searchsorted(quiet.start, side="right").tolist()):
+        near = slice(max(0, upto - _DEEPEST_NESTING), upto)
+        enclosing = rows[near][stop[near] >= quiet.end[stretch]]
+        around[stretch] = enclosing[-1] if len(enclosing) else NONE
+    # A full queue holds up a launch that takes long; calls for memory are a cause of their own.
     around[any_of(events.role[around], Role.LAUNCH, Role.COPY, Role.ALLOCATION, Role.RELEASE)] = NONE
-    other = lengths_in_turn(
-        union(track.host_communication, *(thread.input for thread in present)), quiet.start, quiet.end
-    )
-    computing = (other == 0) & _computing(track, events, quiet, around)
-    kept = (around != NONE) & (computing | (quiet.end - quiet.start >= least))
+    other = union(track.host_communication, *(thread.input for thread in present))
+    computing = lengths_in_turn(other, quiet.start, quiet.end) == 0
+    computing &= _computing_on_cpu(track, events, quiet, around)
+    kept = (around != NONE) & (computing | (quiet.end - quiet.start >= shortest))
     return SlowCalls(Intervals(quiet.start[kept], quiet.end[kept]), around[kept])
 
 
-def _computing(
-    track: DeviceTrack, events: EventTable, quiet: Intervals, around: NDArray[np.int64]
-) -> NDArray[np.bool_]:
-    """Which stretches are of operators that compute on the CPU: they call no runtime, for long or often in a step."""
+def _computing_on_cpu(track: DeviceTrack, events: EventTable, quiet: Intervals, around: Index) -> NDArray[np.bool_]:
+    """Return which stretches are in operators that call no runtime and are long, or frequent in a step."""
     runtime = np.concatenate([[0], np.cumsum(events.kind == EventKind.RUNTIME)])
     called = runtime[events.start_ns.searchsorted(events.end_ns[around])] - runtime[around]
-    here: NDArray[np.bool_] = (around != NONE) & (events.kind[around] == EventKind.OPERATOR) & (called == 0)
+    computing: NDArray[np.bool_] = (around != NONE) & (events.kind[around] == EventKind.OPERATOR) & (called == 0)
     name = events.name[around]
-    often = np.bincount(name[here], minlength=len(events.names)) >= FEWEST_CALLS * len(track.window_steps)
-    return here & (often[name] | (quiet.end - quiet.start >= PAUSE_NS))
+    frequent = np.bincount(name[computing], minlength=len(events.names)) >= FEWEST_CALLS * len(track.window_steps)
+    return computing & (frequent[name] | (quiet.end - quiet.start >= PAUSE_NS))

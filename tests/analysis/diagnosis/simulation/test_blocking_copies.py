@@ -10,10 +10,14 @@ import pytest
 
 from gpudiag.analysis.diagnosis.conclusions.explained import _recording_ms
 from gpudiag.analysis.diagnosis.examples import Job, host_copy, item, kernels, python, read_back, silence
-from gpudiag.analysis.diagnosis.simulation.chains.own_copies import own_copies
-from gpudiag.analysis.diagnosis.simulation.edits import with_host_copies, without_launch_cost, without_stalls
-from gpudiag.analysis.diagnosis.simulation.graph import NONE, Block
-from gpudiag.analysis.diagnosis.simulation.profiler_cost import _part_of_step
+from gpudiag.analysis.diagnosis.simulation.chains.blocking_copies import blocking_copies
+from gpudiag.analysis.diagnosis.simulation.counterfactuals import (
+    with_host_copies,
+    without_launch_cost,
+    without_untraced,
+)
+from gpudiag.analysis.diagnosis.simulation.graph import NONE, HostBlock
+from gpudiag.analysis.diagnosis.simulation.profiler_cost import _section_of_step
 from tests.analysis.diagnosis.cases import case_of
 
 if TYPE_CHECKING:
@@ -26,7 +30,7 @@ SLOW_HOST = kernels(4, count=200, launch_us=60)
 def simulated(job: Job) -> WhatIf:
     what_if = case_of(job.traces()).what_if
     assert what_if is not None
-    assert what_if.replayed_ms == pytest.approx(what_if.graph.length_ns / what_if.graph.steps / 1e6, rel=0.005)
+    assert what_if.simulated_ms == pytest.approx(what_if.graph.length_ns / what_if.graph.steps / 1e6, rel=0.005)
     return what_if
 
 
@@ -39,26 +43,26 @@ def busy_ms(what_if: WhatIf) -> float:
 def test_a_copy_that_holds_the_host_is_none_of_its_work(idle_ms: float, copy_ms: float) -> None:
     what_if = simulated(Job(ranks=1, step=(python(idle_ms), host_copy(copy_ms, megabytes=50, pinned=False), SLOW_HOST)))
     assert busy_ms(what_if) == pytest.approx(12 + idle_ms, abs=0.05)
-    for costs in (what_if.measured, what_if.corrected):
-        assert what_if.gain_ms(with_host_copies(what_if, costs), costs) == pytest.approx(copy_ms, abs=0.05)
+    for costs in (what_if.model.recorded, what_if.corrected):
+        assert what_if.saving_ms(with_host_copies(what_if, costs), costs) == pytest.approx(copy_ms, abs=0.05)
 
 
 def test_a_copy_read_back_from_an_idle_device_is_waited_for() -> None:
     what_if = simulated(Job(ranks=1, step=(kernels(5), item(), python(0.3), read_back(4, megabytes=40), SLOW_HOST)))
     assert busy_ms(what_if) < 13
     host, device = what_if.graph.host, what_if.graph.device
-    waits = np.flatnonzero((host.block == Block.SYNC) & device.host_copy[host.block_on])
+    waits = np.flatnonzero((host.block == HostBlock.SYNC) & device.host_copy[host.block_on])
     # Where a call begins is a node too; together they are one of the step's calls.
     returns = waits[host.row[waits] == host.row[waits - 1]]
     assert len(returns) == what_if.graph.steps
-    part = _part_of_step(what_if.graph)
+    part = _section_of_step(what_if.graph)
     assert (part[returns] == part[returns - 1]).all()
 
 
 def test_work_before_a_synchronization_that_has_nothing_to_wait_for_is_no_part_of_it() -> None:
     what_if = simulated(Job(ranks=1, step=(kernels(5), item(), silence(12), item(), kernels(5))))
-    without = without_stalls(what_if, what_if.corrected)
-    assert what_if.gain_ms(without) == pytest.approx(12, rel=0.01)
+    without = without_untraced(what_if, what_if.corrected)
+    assert what_if.saving_ms(without) == pytest.approx(12, rel=0.01)
 
 
 def calls(*spans: tuple[int, int], ops: tuple[tuple[int, int, int], ...]) -> Any:
@@ -68,7 +72,7 @@ def calls(*spans: tuple[int, int], ops: tuple[tuple[int, int, int], ...]) -> Any
         host_copy=np.ones(len(ops), np.bool_), launch_time=launched, start=start * 1.0, end=end * 1.0
     )
     begin, until = np.array(spans).T
-    return own_copies([part], begin, until, np.ones(len(spans), np.bool_))
+    return blocking_copies([part], begin, until, np.ones(len(spans), np.bool_))
 
 
 def test_a_call_that_returned_in_the_first_half_of_its_copy_did_not_wait_for_it() -> None:
@@ -83,7 +87,7 @@ def test_calls_without_a_recorded_copy_have_one_node_each() -> None:
     nodes = calls((0, 100), (200, 300), ops=((200, 210, 300),))
     assert nodes.call.tolist() == [0, 1, 1]
     assert nodes.returns.tolist() == [False, False, True]
-    assert nodes.as_begun(np.array([1, 2, 3])).tolist() == [1, 5, 0]
+    assert nodes.move_to_begin(np.array([1, 2, 3])).tolist() == [1, 5, 0]
 
 
 def test_recording_explains_launching_and_no_copy_that_is_as_exposed_without() -> None:
@@ -91,7 +95,7 @@ def test_recording_explains_launching_and_no_copy_that_is_as_exposed_without() -
     case = case_of(Job(ranks=1, step=step, recording_ns=6_000).traces())
     assert case.what_if is not None
     what_if = case.what_if.at_cost(6_000)
-    added = what_if.replayed_ms - what_if.now_ms
+    added = what_if.simulated_ms - what_if.now_ms
     assert added > 1
     assert _recording_ms(what_if, "launch", (without_launch_cost,)) == pytest.approx(added)
     assert _recording_ms(what_if, "copy", (with_host_copies,)) < 0.1

@@ -9,10 +9,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpudiag.analysis.diagnosis.simulation.excess import Excess, above_peers
 from gpudiag.analysis.diagnosis.simulation.graph import NONE
-from gpudiag.analysis.diagnosis.simulation.level_between_ranks import (
-    above_level,
+from gpudiag.analysis.diagnosis.simulation.imbalance import (
+    Excess,
+    excess_over_median,
+    excess_over_peers,
     host_segments,
     lower_median,
     op_segments,
@@ -53,7 +54,7 @@ def above(*cells: list[float], used: list[int] | None = None) -> list[Any]:
     order = np.random.default_rng(1).permutation(amount.size)
     which = np.arange(len(cells)) if used is None else np.array(used)
     found = np.empty(amount.size)
-    found[order] = above_level(amount.reshape(-1)[order], cell[order], segment[order], which)
+    found[order] = excess_over_median(amount.reshape(-1)[order], cell[order], segment[order], which)
     rows: Any = found.reshape(amount.shape).tolist()
     return [pytest.approx(row, abs=1e-9) for row in rows]
 
@@ -83,14 +84,14 @@ def test_cells_that_are_not_used_set_no_level() -> None:
     assert above([0], [30], [10], [0], used=[1, 2]) == [[0], [20], [0], [0]]
     assert above([5], [7], used=[]) == [[0], [0]]
     none = np.zeros(0, np.int64)
-    assert above_level(np.zeros(0), none, none, np.array([0])).tolist() == []
+    assert excess_over_median(np.zeros(0), none, none, np.array([0])).tolist() == []
 
 
 def test_a_cell_without_anything_is_a_cell() -> None:
     """Of cells 0 to 3 the last two have no node at all."""
     amount, of = np.array([5.0, 7.0]), np.array([0, 1])
-    assert above_level(amount, of, np.zeros(2, np.int64), np.array([0, 1, 2])).tolist() == [0, 2]
-    assert above_level(amount, of, np.zeros(2, np.int64), np.array([0, 1, 2, 3])).tolist() == [5, 7]
+    assert excess_over_median(amount, of, np.zeros(2, np.int64), np.array([0, 1, 2])).tolist() == [0, 2]
+    assert excess_over_median(amount, of, np.zeros(2, np.int64), np.array([0, 1, 2, 3])).tolist() == [5, 7]
 
 
 @given(st.integers(1, 4).flatmap(lambda n: st.lists(st.lists(st.integers(0, 50), min_size=n, max_size=n), min_size=1)))
@@ -99,7 +100,7 @@ def test_what_is_left_is_level(cells: list[list[int]]) -> None:
     amount = np.array(cells, np.float64)
     rows, columns = amount.shape
     cell, segment = np.repeat(np.arange(rows), columns), np.tile(np.arange(columns), rows)
-    taken = above_level(amount.reshape(-1), cell, segment, np.arange(rows)).reshape(rows, columns)
+    taken = excess_over_median(amount.reshape(-1), cell, segment, np.arange(rows)).reshape(rows, columns)
     totals = sorted(amount.sum(axis=1).tolist())
     level = totals[(rows - 1) // 2]
     assert (amount - taken).sum(axis=1) == pytest.approx(np.minimum(amount.sum(axis=1), level))
@@ -113,14 +114,14 @@ def test_a_ranks_excess_is_over_the_lower_median_of_all_and_of_each_step() -> No
     step = np.array([0, 0, 1, 0, 1, 0, 1, 2])
     amount = np.array([10.0, 20, 60, 40, 20, 100, 20, 30])
     graph = graph_of(host_of(process=[0, 2, 3]), steps=2, ranks={0: 5, 2: 6, 3: 7})
-    found = above_peers(graph, "launch", amount, process, step)
+    found = excess_over_peers(graph, "launch", amount, process, step)
     assert found == Excess(
         part="launch",
         by_rank={5: 0.0, 6: -15.0, 7: 30.0},
         by_step={5: (-10.0, 10.0), 6: (0.0, -30.0), 7: (60.0, 0.0)},
     )
     without_steps = graph_of(host_of(process=[0, 1]), steps=0)
-    assert above_peers(without_steps, "sync", np.array([1.0, 3]), np.array([0, 1]), np.array([0, 0])).by_rank == {
+    assert excess_over_peers(without_steps, "sync", np.array([1.0, 3]), np.array([0, 1]), np.array([0, 0])).by_rank == {
         0: 0,
         1: 2,
     }

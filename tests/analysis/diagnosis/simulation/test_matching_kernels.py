@@ -11,15 +11,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpudiag.analysis.diagnosis.simulation.undisturbed_baseline import (
-    UndisturbedBaseline,
-    _as_the_known,
-    _Groups,
+from gpudiag.analysis.diagnosis.simulation.contention import (
+    Contention,
+    _DurationsByKey,
+    _estimate_unmatched,
     _joined,
     _Kernels,
+    _neighbourhoods,
     _of_repeated_layers,
-    _places,
-    _surroundings,
+    _positions,
 )
 from tests.examples import examples
 
@@ -29,10 +29,10 @@ if TYPE_CHECKING:
 NAN = float("nan")
 
 
-def groups(key: Sequence[int], time: Sequence[float], chosen: Sequence[int] | None = None) -> _Groups:
+def groups(key: Sequence[int], time: Sequence[float], chosen: Sequence[int] | None = None) -> _DurationsByKey:
     times = np.array(time, np.float64)
     taken = np.argsort(times, kind="stable") if chosen is None else np.array(chosen, np.intp)
-    return _Groups(np.array(key, np.int64), times, taken)
+    return _DurationsByKey(np.array(key, np.int64), times, taken)
 
 
 def test_of_each_key_the_lower_median_and_its_middle_half() -> None:
@@ -69,7 +69,9 @@ def layers(
     by_time = np.argsort(time, kind="stable")
     key = np.zeros(len(time), np.int64)
     of_calm, of_disturbed = by_time[by_time < len(calm)], by_time[by_time >= len(calm)]
-    return float(_of_repeated_layers(_Groups(key, time, of_calm), _Groups(key, time, of_disturbed), place)[0])
+    return float(
+        _of_repeated_layers(_DurationsByKey(key, time, of_calm), _DurationsByKey(key, time, of_disturbed), place)[0]
+    )
 
 
 @pytest.mark.parametrize(
@@ -105,7 +107,7 @@ def kernels(**columns: Sequence[float]) -> _Kernels:
 
 
 def test_calm_is_what_hardly_ran_beside_a_collective() -> None:
-    assert kernels(duration=[100, 100, 0, 10], beside=[4.9, 5.0, 0.04, 0.5]).calm.tolist() == [True, False, True, False]
+    assert kernels(duration=[100, 100, 0, 10], beside=[4.9, 5.0, 0.04, 0.5]).free.tolist() == [True, False, True, False]
 
 
 def test_where_most_have_counterparts_the_rest_is_slowed_as_they_are() -> None:
@@ -113,7 +115,7 @@ def test_where_most_have_counterparts_the_rest_is_slowed_as_they_are() -> None:
         duration=[100, 200, 60, 40, 50], beside=[100, 100, 60, 20, 50], held=[9, 9, 9, 9, 9], track=[0, 0, 0, 0, 1]
     )
     time = np.array([80.0, 210.0, NAN, NAN, NAN])
-    _as_the_known(of, time, np.arange(5))
+    _estimate_unmatched(of, time, np.arange(5))
     # 20 of 200 are lost to it; of the other lane only what its collective holds is known.
     assert time.tolist() == [80, 210, 54, 38, 41]
 
@@ -121,27 +123,27 @@ def test_where_most_have_counterparts_the_rest_is_slowed_as_they_are() -> None:
 def test_where_few_have_the_share_of_the_processors_is_lost() -> None:
     of = kernels(duration=[100, 60, 40, 50], beside=[49, 30, 20, 0], held=[9, 12, 70, 0])
     time = np.array([80.0, NAN, NAN, NAN])
-    _as_the_known(of, time, np.arange(4))
+    _estimate_unmatched(of, time, np.arange(4))
     assert time.tolist() == pytest.approx([80, 48, 0, NAN], nan_ok=True)
     of = kernels(duration=[100, 60, 40], beside=[50, 30, 20], held=[9, 12, 70])
     time = np.array([80.0, NAN, NAN])
-    _as_the_known(of, time, np.arange(3))
+    _estimate_unmatched(of, time, np.arange(3))
     assert time.tolist() == [80, 48, 32]  # half is most
 
 
 def test_never_more_than_all_of_it_is_lost() -> None:
     of = kernels(duration=[300, 60], beside=[100, 60], held=[0, 0])
     time = np.array([80.0, NAN])
-    _as_the_known(of, time, np.arange(2))
+    _estimate_unmatched(of, time, np.arange(2))
     assert time.tolist() == pytest.approx([80, 0], nan_ok=True)
 
 
 def test_what_transferring_costs_is_what_waiting_does_not() -> None:
-    baseline = UndisturbedBaseline(undisturbed_ns=np.array([80.0, 80, NAN]), waiting_share=np.array([0.25, 1, 0.5]))
+    baseline = Contention(free_ns=np.array([80.0, 80, NAN]), waiting_share=np.array([0.25, 1, 0.5]))
     took = np.array([100.0, 100, 100])
-    assert baseline.relieved_of_transfer(took).tolist() == [85, 100, 100]
-    assert baseline.relieved_of_transfer(took, 0.5).tolist() == [92.5, 100, 100]
-    assert baseline.relieved_of_waiting(took).tolist() == [95, 80, 100]
+    assert baseline.transfer_removed_from(took).tolist() == [85, 100, 100]
+    assert baseline.transfer_removed_from(took, 0.5).tolist() == [92.5, 100, 100]
+    assert baseline.waiting_removed_from(took).tolist() == [95, 80, 100]
 
 
 def graph_of(start: Sequence[int], step: Sequence[int], streams: Sequence[tuple[int, int]]) -> Any:
@@ -153,7 +155,7 @@ def test_a_place_is_the_how_manieth_of_its_name_in_its_step() -> None:
     """By start, of each device by itself."""
     start, step = [30, 10, 20, 50, 40, 60, 15], [0, 0, 0, 1, 1, 1, 0]
     of = kernels(op=range(7), name=[1, 1, 2, 1, 1, 2, 1], track=[0, 0, 0, 0, 0, 0, 1])
-    place = _places(graph_of(start, step, [(0, 7)]), of).tolist()
+    place = _positions(graph_of(start, step, [(0, 7)]), of).tolist()
     first, second, other = place[1], place[0], place[2]
     assert place == [second, first, other, second, first, other, first]
     assert len({first, second, other}) == 3
@@ -163,7 +165,7 @@ def test_surroundings_are_the_two_before_and_after_in_the_stream() -> None:
     names = "abcdeabcdf" + "abcde"
     of = kernels(op=range(15), name=[ord(one) for one in names])
     near_two, near_one = (
-        keys.tolist() for keys in _surroundings(graph_of(range(15), [0] * 15, [(0, 10), (10, 15)]), of)
+        keys.tolist() for keys in _neighbourhoods(graph_of(range(15), [0] * 15, [(0, 10), (10, 15)]), of)
     )
 
     def around(reach: int) -> list[str]:

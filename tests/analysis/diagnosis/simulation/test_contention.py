@@ -6,30 +6,30 @@ import numpy as np
 import pytest
 
 from gpudiag.analysis.diagnosis.simulation.build import build_graph
-from gpudiag.analysis.diagnosis.simulation.undisturbed_baseline import UndisturbedBaseline, find_baseline
+from gpudiag.analysis.diagnosis.simulation.contention import Contention, find_contention
 from gpudiag.analysis.timeline import build_timeline
 from tests.timeline_builder import TraceBuilder
 
-TWINS = UndisturbedBaseline(
-    undisturbed_ns=np.array([np.nan, 80.0, 80.0, 120.0, 80.0]), waiting_share=np.array([0.0, 1.0, 0.0, 1.0, 0.5])
+TWINS = Contention(
+    free_ns=np.array([np.nan, 80.0, 80.0, 120.0, 80.0]), waiting_share=np.array([0.0, 1.0, 0.0, 1.0, 0.5])
 )
 MEASURED = np.full(5, 100.0)
 PERIOD = 2000
 
 
 def test_the_disturbed_get_their_twins_time_and_no_more() -> None:
-    assert TWINS.relieved(MEASURED).tolist() == [100, 80, 80, 100, 80]
+    assert TWINS.removed_from(MEASURED).tolist() == [100, 80, 80, 100, 80]
 
 
 def test_when_half_of_the_waiting_is_gone_so_is_half_of_what_it_cost() -> None:
-    assert TWINS.relieved_of_waiting(MEASURED, np.full(5, 0.5)).tolist() == [100, 90, 100, 100, 95]
-    assert TWINS.relieved_of_waiting(MEASURED, np.zeros(5)).tolist() == MEASURED.tolist()
+    assert TWINS.waiting_removed_from(MEASURED, np.full(5, 0.5)).tolist() == [100, 90, 100, 100, 95]
+    assert TWINS.waiting_removed_from(MEASURED, np.zeros(5)).tolist() == MEASURED.tolist()
 
 
 def test_relieved_again_nothing_changes() -> None:
-    once = TWINS.relieved(MEASURED)
-    assert TWINS.relieved(once).tolist() == once.tolist()
-    assert TWINS.relieved_of_waiting(once, np.ones(5)).tolist() == once.tolist()
+    once = TWINS.removed_from(MEASURED)
+    assert TWINS.removed_from(once).tolist() == once.tolist()
+    assert TWINS.waiting_removed_from(once, np.ones(5)).tolist() == once.tolist()
 
 
 def undisturbed(beside: list[tuple[int, str]], alone: list[tuple[int, str]]) -> dict[tuple[str, int], list[float]]:
@@ -51,13 +51,13 @@ def undisturbed(beside: list[tuple[int, str]], alone: list[tuple[int, str]]) -> 
     timeline = build_timeline([trace.build() for trace in ranks])
     graph = build_graph(timeline)
     assert graph is not None
-    counterparts, events = find_baseline(graph, timeline), timeline.traces[0].events
+    counterparts, events = find_contention(graph, timeline), timeline.traces[0].events
     found: dict[tuple[str, int], list[float]] = {}
     for op in np.flatnonzero((graph.device.op_class == 0) & (graph.device.track == 0)):
         took = round(float(graph.device.end[op] - graph.device.start[op]) / 1e3)
-        if not np.isnan(counterparts.undisturbed_ns[op]):
+        if not np.isnan(counterparts.free_ns[op]):
             key = (events.name_of(int(graph.device.row[op])), took)
-            found.setdefault(key, []).append(float(counterparts.undisturbed_ns[op]) / 1e3)
+            found.setdefault(key, []).append(float(counterparts.free_ns[op]) / 1e3)
     return found
 
 

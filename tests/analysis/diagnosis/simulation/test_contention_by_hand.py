@@ -11,10 +11,11 @@ import pytest
 
 from gpudiag.analysis.diagnosis.rules import communication_bound
 from gpudiag.analysis.diagnosis.rules.communication_bound import CommunicationBound, _faster_transports, _parts
-from gpudiag.analysis.diagnosis.simulation import probe_what_if
-from gpudiag.analysis.diagnosis.simulation.graph import NONE, unchanged
-from gpudiag.analysis.diagnosis.simulation.probe_what_if import with_pinned_copies, with_transport
-from gpudiag.analysis.diagnosis.simulation.undisturbed_baseline import _kernels, _names, find_baseline
+from gpudiag.analysis.diagnosis.simulation import counterfactuals
+from gpudiag.analysis.diagnosis.simulation.contention import _kernels, _names, find_contention
+from gpudiag.analysis.diagnosis.simulation.counterfactuals import with_pinned_copies, with_transport
+from gpudiag.analysis.diagnosis.simulation.graph import NONE
+from gpudiag.analysis.diagnosis.simulation.scenario import recorded_scenario
 from gpudiag.model.event import HostMemory
 from gpudiag.model.timeline import UNKNOWN, OpClass
 from tests.analysis.diagnosis.simulation.few_nodes import device_of, graph_of, host_of
@@ -68,7 +69,7 @@ def test_a_kernel_runs_beside_what_waits_and_what_transfers() -> None:
     assert found.waiting.tolist() == [10, 5, 0, 6]
     # What waits holds its share of the processors, what transfers 1.7 times that.
     assert found.held.tolist() == pytest.approx([0.1 * (10 + 17), 0.1 * (5 + 34) + 0.2 * 17, 0, 0.6])
-    assert found.calm.tolist() == [False, False, True, False]
+    assert found.free.tolist() == [False, False, True, False]
 
 
 def test_each_device_has_its_own_collectives_and_only_kernels_count() -> None:
@@ -91,9 +92,9 @@ def disturbed(calm: int, slowed: int, *, wait: int = 0) -> tuple[float, float]:
     """What a kernel beside a collective took undisturbed and its share of waiting; in another step it ran alone."""
     timeline = timeline_of([(1000, 1000 + wait, 1000 + slowed, 0.0)])
     of = graph((0, calm), (1000, 1000 + slowed), step=[0, 1])
-    found = find_baseline(msgspec.structs.replace(of, steps=2), timeline)
-    assert np.isnan(found.undisturbed_ns[0])
-    return float(found.undisturbed_ns[1]), float(found.waiting_share[1])
+    found = find_contention(msgspec.structs.replace(of, steps=2), timeline)
+    assert np.isnan(found.free_ns[0])
+    return float(found.free_ns[1]), float(found.waiting_share[1])
 
 
 def test_a_disturbed_kernel_is_as_its_kin_in_another_step_unless_it_was_slowed_too_much() -> None:
@@ -104,9 +105,9 @@ def test_a_disturbed_kernel_is_as_its_kin_in_another_step_unless_it_was_slowed_t
 
 
 def test_where_no_kernel_is_disturbed_there_is_no_baseline() -> None:
-    found = find_baseline(graph((0, 10)), timeline_of([(20, 20, 30, 0.1)]))
-    assert np.isnan(found.undisturbed_ns).all()
-    assert found.relieved(np.array([7.0])).tolist() == [7]
+    found = find_contention(graph((0, 10)), timeline_of([(20, 20, 30, 0.1)]))
+    assert np.isnan(found.free_ns).all()
+    assert found.removed_from(np.array([7.0])).tolist() == [7]
 
 
 def exchanging(*transfers: float, track: Sequence[int] | None = None) -> Any:
@@ -120,15 +121,15 @@ def exchanging(*transfers: float, track: Sequence[int] | None = None) -> Any:
     of = graph_of(host_of(time=[0]), device)
     gone: list[Any] = []
 
-    def relieved_of_transfer(duration: Any, share: Any) -> Any:
+    def transfer_removed_from(duration: Any, share: Any) -> Any:
         gone.append(share.tolist())
         return duration
 
     return SimpleNamespace(
         graph=of,
         timeline=timeline_of(*([(0, 0, 9, 0.0)] * count for _ in range(2))),
-        baseline=SimpleNamespace(relieved_of_transfer=relieved_of_transfer),
-        corrected=unchanged(of),
+        model=SimpleNamespace(contention=SimpleNamespace(transfer_removed_from=transfer_removed_from)),
+        corrected=recorded_scenario(of),
         gone=gone,
     )
 
@@ -140,7 +141,7 @@ def test_transfers_take_what_was_probed_and_disturb_that_much_less(monkeypatch: 
         asked.append(kind)
         return 0.006
 
-    monkeypatch.setattr(probe_what_if, "probed_time_us", probed)
+    monkeypatch.setattr(counterfactuals, "probed_time_us", probed)
     of = exchanging(10.0, 14.0)
     found = with_transport(of, of.corrected, None, "nccl")  # type: ignore[arg-type]  # facts are not looked at
     assert found is not None
@@ -148,20 +149,20 @@ def test_transfers_take_what_was_probed_and_disturb_that_much_less(monkeypatch: 
     assert of.gone == [[0.5, 0.5, 0.5]]
     assert asked == [("all_reduce", 1000, 2, "nccl")]
     of = exchanging(0.5, 0.7)
-    monkeypatch.setattr(probe_what_if, "probed_time_us", lambda *_: 0.0001)
+    monkeypatch.setattr(counterfactuals, "probed_time_us", lambda *_: 0.0001)
     assert with_transport(of, of.corrected, None, "nccl") is not None  # type: ignore[arg-type]
     assert of.gone[0] == pytest.approx([1 - 0.2 / 1.2] * 3)
-    monkeypatch.setattr(probe_what_if, "probed_time_us", probed)
+    monkeypatch.setattr(counterfactuals, "probed_time_us", probed)
     # They are only let shrink.
     of = exchanging(3.0)
     assert with_transport(of, of.corrected, None, "nccl") is not None  # type: ignore[arg-type]
     assert of.gone == [[0, 0]]
-    monkeypatch.setattr(probe_what_if, "probed_time_us", lambda *_: None)
+    monkeypatch.setattr(counterfactuals, "probed_time_us", lambda *_: None)
     assert with_transport(of, of.corrected, None, "nccl") is None  # type: ignore[arg-type]
 
 
 def test_collectives_of_unknown_size_stay_as_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(probe_what_if, "probed_time_us", lambda *_: 0.001)
+    monkeypatch.setattr(counterfactuals, "probed_time_us", lambda *_: 0.001)
     of = exchanging(10.0, 14.0)
     of.timeline.tracks[0].collectives.kinds = [("all_reduce", "0", 2, None), ("all_reduce", "0", 0, 8)]
     of.timeline.tracks[0].collectives.kind = np.array([0, 1])
@@ -177,10 +178,10 @@ def test_pageable_copies_run_at_what_pinned_ones_were_measured_at(monkeypatch: p
         events = timeline.traces[0].events
         events.host_memory = np.array([HostMemory.PAGEABLE, HostMemory.PINNED, HostMemory.PAGEABLE])
         events.size_bytes = np.array(size)
-        monkeypatch.setattr(probe_what_if, "pinned_to_device", lambda _: rate)
-        monkeypatch.setattr(probe_what_if, "with_host_copies", lambda _, __, duration: duration)
+        monkeypatch.setattr(counterfactuals, "pinned_to_device", lambda _: rate)
+        monkeypatch.setattr(counterfactuals, "with_host_copies", lambda _, __, duration: duration)
         what_if: Any = SimpleNamespace(graph=of, timeline=timeline)
-        found: Any = with_pinned_copies(what_if, unchanged(of), None)  # type: ignore[arg-type]  # facts are not looked at
+        found: Any = with_pinned_copies(what_if, recorded_scenario(of), None)  # type: ignore[arg-type]  # facts are not looked at
         return None if found is None else [float(one) for one in found]
 
     assert pinned([80, 80, 80]) == [40, 100, 100]
@@ -194,7 +195,7 @@ def test_faster_transports_are_those_that_gain_a_percent_the_most_first(monkeypa
     gains: dict[str, float | None] = {"a": 0.99, "b": 1.0, "c": 7.0, "d": None}
     monkeypatch.setattr(communication_bound, "transports", lambda _: gains)
     monkeypatch.setattr(communication_bound, "with_transport", lambda _, __, ___, name: gains[name])
-    what_if: Any = SimpleNamespace(corrected=None, corrected_ms=100.0, gain_ms=lambda ms: ms)
+    what_if: Any = SimpleNamespace(corrected=None, corrected_ms=100.0, saving_ms=lambda ms: ms)
     assert list(_faster_transports(SimpleNamespace(facts=1), what_if).items()) == [("c", 7.0), ("b", 1.0)]  # type: ignore[arg-type]
     assert _faster_transports(SimpleNamespace(facts=None), what_if) == {}  # type: ignore[arg-type]
 
@@ -203,12 +204,12 @@ def parts(patch: pytest.MonkeyPatch, *gains: float, gain: float = 10.0) -> dict[
     """Parts of a gain, where without calls, transfers, what they slow and packing so much is gained."""
     for name, taken in (
         ("without_communication_calls", 2),
-        ("undisturbing", 1),
+        ("without_transfer_time", 1),
         ("without_transfer", 2),
         ("without_bucket_copy", 2),
     ):
         patch.setattr(communication_bound, name, lambda *_, name=name, taken=taken: (name, taken))
-    what_if: Any = SimpleNamespace(corrected=None, gains_ms=lambda _: list(gains))
+    what_if: Any = SimpleNamespace(corrected=None, savings_ms=lambda _: list(gains))
     return _parts(what_if, gain)
 
 
@@ -247,7 +248,9 @@ def said(
         end=np.full(4, 4e6 * bucket_copy),
     )
     what_if: Any = SimpleNamespace(
-        graph=SimpleNamespace(device=device, steps=2), bucket_copy=np.array([True, False, False, False]), now_ms=now
+        graph=SimpleNamespace(device=device, steps=2),
+        model=SimpleNamespace(bucket_copy=np.array([True, False, False, False])),
+        now_ms=now,
     )
     tracks = [SimpleNamespace(), SimpleNamespace()]
     case: Any = SimpleNamespace(

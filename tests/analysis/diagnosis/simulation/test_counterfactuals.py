@@ -9,10 +9,18 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 
-from gpudiag.analysis.diagnosis.simulation import edits
-from gpudiag.analysis.diagnosis.simulation.communication import HostPart, remainder
-from gpudiag.analysis.diagnosis.simulation.graph import NONE, Block, unchanged
-from gpudiag.analysis.diagnosis.simulation.levels import amount, common, excess, levelled, synchronizing_more, syncs
+from gpudiag.analysis.diagnosis.simulation import counterfactuals
+from gpudiag.analysis.diagnosis.simulation.communication import CommunicationWork, remainder
+from gpudiag.analysis.diagnosis.simulation.components import (
+    amount,
+    common,
+    equalized,
+    excess,
+    synchronizing_more,
+    syncs,
+)
+from gpudiag.analysis.diagnosis.simulation.graph import NONE, HostBlock
+from gpudiag.analysis.diagnosis.simulation.scenario import recorded_scenario
 from gpudiag.model.timeline import OpClass
 from tests.analysis.diagnosis.simulation.few_nodes import device_of, graph_of, host_of
 
@@ -22,7 +30,7 @@ if TYPE_CHECKING:
     from gpudiag.analysis.diagnosis.simulation.graph import DeviceNodes, Graph, HostNodes
 
 COMPUTE, COMMUNICATION, COPY = OpClass
-SYNC, PAGEABLE = Block.SYNC, Block.PAGEABLE
+SYNC, PAGEABLE = HostBlock.SYNC, HostBlock.PAGEABLE
 
 
 def job(
@@ -37,7 +45,7 @@ def job(
     step_ms: Callable[[Any], float] = lambda _: 1.0,
     **exchanged: Sequence[float],
 ) -> Any:
-    """A graph with what its exchange has hosts do (columns of `HostPart`).
+    """A graph with what its exchange has hosts do (columns of `CommunicationWork`).
 
     Kernels are `slowed` by so much beside transfers and by so much while collectives `waited`.
     """
@@ -45,25 +53,27 @@ def job(
     nodes, ops = len(graph.host.time), len(graph.device.start)
     columns: dict[str, Any] = {name: np.zeros(nodes) for name in ("calls", "busy", "waiting")}
     columns |= {"blocks": np.zeros(nodes, np.bool_), "devices": np.ones(nodes)}
-    columns |= {"undisturbed_gap": graph.device.gap, "gap": np.zeros(ops), "latency": np.zeros(ops)}
+    columns |= {"contention_free_gap": graph.device.gap, "gap": np.zeros(ops), "latency": np.zeros(ops)}
     columns |= {name: np.array(column) for name, column in exchanged.items()}
-    measured = unchanged(graph)
+    recorded = recorded_scenario(graph)
     transferring, waiting = np.array(slowed), np.array(waited)
-    part = HostPart(**columns)
+    work = CommunicationWork(**columns)
     return SimpleNamespace(
         graph=graph,
-        measured=measured,
-        corrected=measured,
-        exchanged=part,
-        stalled=np.fmin(graph.host.stall, np.maximum(measured.waiting - part.waiting, 0.0)),
-        baseline=SimpleNamespace(
-            relieved=lambda duration: np.maximum(duration - transferring - waiting, 0.0),
-            relieved_of_transfer=lambda duration: duration - transferring,
-            relieved_of_waiting=lambda duration: duration - waiting,
+        model=SimpleNamespace(
+            recorded=recorded,
+            communication=work,
+            contention=SimpleNamespace(
+                removed_from=lambda duration: np.maximum(duration - transferring - waiting, 0.0),
+                transfer_removed_from=lambda duration: duration - transferring,
+                waiting_removed_from=lambda duration: duration - waiting,
+            ),
+            bucket_copy=np.array(bucket_copy) & np.ones(ops, np.bool_),
+            segments=(np.zeros(nodes, np.int64), np.zeros(ops, np.int64)),
+            process_of_op=graph.device.track,
         ),
-        bucket_copy=np.array(bucket_copy) & np.ones(ops, np.bool_),
-        segments=(np.zeros(nodes, np.int64), np.zeros(ops, np.int64)),
-        process_of_op=graph.device.track,
+        corrected=recorded,
+        untraced=np.fmin(graph.host.untraced, np.maximum(recorded.waiting - work.waiting, 0.0)),
         timeline=SimpleNamespace(tracks=[SimpleNamespace(is_cpu=is_cpu)]),
         each_step_ms=lambda many: [step_ms(costs) for costs in many],
         later_input_ns={},
@@ -73,7 +83,7 @@ def job(
 def apart(**more: Any) -> Any:
     """Two ranks with a node each: rank 1 waits 30 more for data, is elsewhere 4 more, launches 5 more, calls 7 more."""
     host = host_of(
-        process=[0, 1], busy=[20, 32], slow=[3, 10], input=[10, 40], stall=[6, 10], time=[36, 82],
+        process=[0, 1], busy=[20, 32], slow=[3, 10], input=[10, 40], untraced=[6, 10], time=[36, 82],
     )  # fmt: skip
     return job(host, **more)
 
@@ -105,11 +115,11 @@ def test_a_rank_is_later_by_its_input_by_no_more_than_it_was_timed_to_be(most: d
 
 def test_ranks_that_are_level_need_no_more_of_the_parts_asked_for() -> None:
     of = apart()
-    assert levelled(of, of.corrected, ("input",)).waiting.tolist() == [16, 20]
-    assert levelled(of, of.corrected, ("stall",)).waiting.tolist() == [16, 46]
-    assert levelled(of, of.corrected, ("launch",)).busy.tolist() == pytest.approx([20, 27])
-    assert levelled(of, of.corrected, ("operators",)).busy.tolist() == [20, 25]
-    every = edits.level(of, of.corrected)
+    assert equalized(of, of.corrected, ("input",)).waiting.tolist() == [16, 20]
+    assert equalized(of, of.corrected, ("stall",)).waiting.tolist() == [16, 46]
+    assert equalized(of, of.corrected, ("launch",)).busy.tolist() == pytest.approx([20, 27])
+    assert equalized(of, of.corrected, ("operators",)).busy.tolist() == [20, 25]
+    every = counterfactuals.equalize_ranks(of, of.corrected)
     assert (every.waiting.tolist(), every.busy.tolist()) == ([16, 16], pytest.approx([20, 20]))
 
 
@@ -125,22 +135,22 @@ def test_kernels_are_level_without_how_they_disturb_each_other() -> None:
     of = kernels()
     assert amount(of, of.corrected, "compute").tolist() == [10, 15, 0, 0]
     assert amount(of, of.corrected, "copy").tolist() == [0, 0, 3, 7]
-    assert levelled(of, of.corrected, ("compute",)).duration.tolist() == pytest.approx([10, 10, 3, 7])
-    assert levelled(of, of.corrected, ("copy",)).duration.tolist() == [10, 15, 3, 3]
+    assert equalized(of, of.corrected, ("compute",)).duration.tolist() == pytest.approx([10, 10, 3, 7])
+    assert equalized(of, of.corrected, ("copy",)).duration.tolist() == [10, 15, 3, 3]
     assert excess(of, "compute").by_rank == {0: 0, 1: 3}
     assert excess(of, "copy").by_rank == {0: 0, 1: 4}
 
 
 def test_with_each_step_by_itself_a_rank_is_level_in_each() -> None:
     of = job(host_of(process=[0, 0, 1, 1], step=[0, 1, 0, 1], busy=[10, 30, 30, 10]), steps=2)
-    assert levelled(of, of.corrected, ("launch",)).busy.tolist() == [10, 30, 30, 10]
-    assert levelled(of, of.corrected, ("launch",), each_step=True).busy.tolist() == [10, 10, 10, 10]
+    assert equalized(of, of.corrected, ("launch",)).busy.tolist() == [10, 30, 30, 10]
+    assert equalized(of, of.corrected, ("launch",), each_step=True).busy.tolist() == [10, 10, 10, 10]
 
 
 def synchronizing(*counts: int, **more: Any) -> Any:
     """Ranks that wait so often for their own copy of 5, after a gap of 2."""
     process = [rank for rank, count in enumerate(counts) for _ in range(count + 1)]
-    block = [SYNC if at and process[at] == process[at - 1] else Block.NOT for at in range(len(process))]
+    block = [SYNC if at and process[at] == process[at - 1] else HostBlock.NOT for at in range(len(process))]
     on = [rank if block[at] else NONE for at, rank in enumerate(process)]
     device = device_of(
         start=[0.0] * len(counts), end=[5.0] * len(counts), gap=[2.0] * len(counts), host_copy=[True] * len(counts),
@@ -162,15 +172,15 @@ def test_ranks_synchronize_more_that_do_so_twice_as_often(counts: tuple[int, ...
 def test_without_its_own_synchronizations_a_rank_copies_nothing_to_wait_for() -> None:
     of = synchronizing(1, 3)
     assert syncs(of).tolist() == [False, True, False, True, True, True]
-    left = levelled(of, of.corrected, ("sync",))
+    left = equalized(of, of.corrected, ("sync",))
     assert left.blocking.tolist() == [False, True, False, False, False, False]
     assert (left.duration.tolist(), left.gap.tolist()) == ([5, 0], [2, 0])
-    without = edits.without_syncs(of, of.corrected)
+    without = counterfactuals.without_syncs(of, of.corrected)
     assert not without.blocking.any()
     assert (without.duration.tolist(), without.gap.tolist()) == ([0, 0], [0, 0])
     # Where all do it as often none has more of them; what belongs to the exchange is none.
     alike = synchronizing(2, 2)
-    assert levelled(alike, alike.corrected, ("sync",)).blocking.sum() == 4
+    assert equalized(alike, alike.corrected, ("sync",)).blocking.sum() == 4
     exchanging = synchronizing(1, 3, blocks=[False, True, False, True, True, True])
     assert not syncs(exchanging).any()
     # Waiting is what passes from node to node without work.
@@ -179,17 +189,17 @@ def test_without_its_own_synchronizations_a_rank_copies_nothing_to_wait_for() ->
 
 def test_input_goes_and_the_exchange_and_stalls_stay() -> None:
     of = apart(waiting=[4.0, 0.0])
-    assert edits.without_input(of, of.corrected).waiting.tolist() == [10, 10]
-    assert edits.without_stalls(of, of.corrected).waiting.tolist() == [10, 40]
-    assert edits.without_common_stalls(of, of.corrected).waiting.tolist() == [10, 44]
-    assert edits.without_common_input(of, of.corrected).waiting.tolist() == [10, 40]
-    assert edits.without_common_input(apart(), of.corrected).waiting.tolist() == [6, 40]
+    assert counterfactuals.without_input(of, of.corrected).waiting.tolist() == [10, 10]
+    assert counterfactuals.without_untraced(of, of.corrected).waiting.tolist() == [10, 40]
+    assert counterfactuals.without_common_untraced(of, of.corrected).waiting.tolist() == [10, 44]
+    assert counterfactuals.without_common_input(of, of.corrected).waiting.tolist() == [10, 40]
+    assert counterfactuals.without_common_input(apart(), of.corrected).waiting.tolist() == [6, 40]
 
 
 def test_launching_goes_and_the_exchanges_part_stays() -> None:
     of = apart(busy=[2.0, 31.0], calls=[1.0, 3.0])
-    assert edits.without_launch_cost(of, of.corrected).busy.tolist() == [3, 32]
-    assert edits.without_common_slow_calls(of, of.corrected).busy.tolist() == [17, 31]
+    assert counterfactuals.without_launch_cost(of, of.corrected).busy.tolist() == [3, 32]
+    assert counterfactuals.without_common_slow_calls(of, of.corrected).busy.tolist() == [17, 31]
 
 
 def graphed(saved: float) -> Any:
@@ -205,7 +215,7 @@ def graphed(saved: float) -> Any:
 @pytest.mark.parametrize(("saved", "gaps"), [(1.0, [450, 900, 900, 900, 200]), (0.995, [900, 900, 900, 900, 200])])
 def test_as_a_graph_kernels_come_closer_where_the_device_waited_for_the_host(saved: float, gaps: list[float]) -> None:
     of = graphed(saved)
-    found = edits.as_cuda_graph(of, of.corrected)
+    found = counterfactuals.as_cuda_graph(of, of.corrected)
     assert (found.busy.tolist(), found.gap.tolist()) == ([4], gaps)
 
 
@@ -217,11 +227,11 @@ def test_copies_do_not_hold_the_host_and_those_that_follow_are_one() -> None:
         start=[0, 0, 0, 0], end=[10, 20, 30, 40], host_copy=[True, True, False, True], launch=[NONE, 1, 2, 4]
     )
     of = job(host, device, busy=[0.0, 3.0, 0.0, 0.0, 0.0])
-    found = edits.with_host_copies(of, of.corrected, 15.0)
+    found = counterfactuals.with_host_copies(of, of.corrected, 15.0)
     assert found.busy.tolist() == [8, 3, 8, 8, 8]
     assert found.duration.tolist() == [10, 15, 30, 15]
     assert found.blocking.tolist() == [False, False, True, False, False]
-    assert edits.with_host_copies(of, of.corrected).duration.tolist() == [0, 0, 30, 0]
+    assert counterfactuals.with_host_copies(of, of.corrected).duration.tolist() == [0, 0, 30, 0]
 
 
 def exchanging(**more: Any) -> Any:
@@ -236,43 +246,45 @@ def exchanging(**more: Any) -> Any:
 
 def test_without_transfers_collectives_take_nothing_and_slow_no_kernel() -> None:
     of = exchanging()
-    assert edits.undisturbing(of.corrected).transfer.tolist() == pytest.approx([np.nan, np.nan, 0], nan_ok=True)
-    assert edits.undisturbing(of.corrected).duration.tolist() == [20, 5, 10]
-    found = edits.without_transfer(of, of.corrected)
+    assert counterfactuals.without_transfer_time(of.corrected).transfer.tolist() == pytest.approx(
+        [np.nan, np.nan, 0], nan_ok=True
+    )
+    assert counterfactuals.without_transfer_time(of.corrected).duration.tolist() == [20, 5, 10]
+    found = counterfactuals.without_transfer(of, of.corrected)
     assert found.duration.tolist() == [17, 5, 10]
     assert found.transfer[2] == 0
     # What is shorter already is not made shorter than undisturbed.
     shorter = replace(of.corrected, duration=np.array([18.0, 5, 10]))
-    assert edits.without_transfer(of, shorter).duration.tolist() == [15, 5, 10]
+    assert counterfactuals.without_transfer(of, shorter).duration.tolist() == [15, 5, 10]
 
 
 def test_without_packing_those_ops_take_nothing() -> None:
     of = exchanging()
-    found = edits.without_bucket_copy(of, of.corrected)
+    found = counterfactuals.without_bucket_copy(of, of.corrected)
     assert (found.duration.tolist(), found.gap.tolist()) == ([20, 0, 10], [4, 0, 3])
 
 
 def test_without_the_exchanges_calls_its_launches_are_free() -> None:
     of = exchanging(calls=[0.0, 2.0, 1.0, 12.0])
     # What launches packing and collectives is nothing else.
-    assert edits.without_communication_calls(of, of.corrected).busy.tolist() == [9, 0, 0, 0]
+    assert counterfactuals.without_communication_calls(of, of.corrected).busy.tolist() == [9, 0, 0, 0]
     on_cpu = exchanging(calls=[0.0, 2.0, 1.0, 12.0], is_cpu=True)
-    assert edits.without_communication_calls(on_cpu, of.corrected).busy.tolist() == [9, 7, 8, 0]
+    assert counterfactuals.without_communication_calls(on_cpu, of.corrected).busy.tolist() == [9, 7, 8, 0]
 
 
 def test_without_the_exchange_nothing_of_it_is_left() -> None:
     of = exchanging(
         busy=[4.0, 0, 0, 0], waiting=[0.0, 2, 0, 9], blocks=[False, False, True, False], devices=[2.0] * 4,
-        undisturbed_gap=[3.0, 2, 3], gap=[1.0, 1, 1], latency=[2.0, 2, 2],
+        contention_free_gap=[3.0, 2, 3], gap=[1.0, 1, 1], latency=[2.0, 2, 2],
     )  # fmt: skip
-    found = edits.without_communication(of, of.corrected)
+    found = counterfactuals.without_communication(of, of.corrected)
     assert found.busy.tolist() == [2.5, 0, 0, 4.5]
     assert found.waiting.tolist() == [5, 3, 5, 0]
     assert found.blocking.tolist() == [False, False, False, True]
     assert found.duration.tolist() == [17, 0, 0]
     assert found.gap.tolist() == [2, 0, 0]
     assert found.latency.tolist() == [5, 0, -2]
-    assert not found.exchanged
+    assert not found.communicates
 
 
 def test_what_is_taken_of_an_amount_leaves_no_less_than_nothing() -> None:

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 
-from gpudiag.analysis.diagnosis.simulation.communication import HostPart, bucket_copy_ops, host_part
-from gpudiag.analysis.diagnosis.simulation.graph import NONE, Block
+from gpudiag.analysis.diagnosis.simulation.communication import CommunicationWork, bucket_copy_ops, communication_work
+from gpudiag.analysis.diagnosis.simulation.graph import NONE, HostBlock
 from gpudiag.intervals import EMPTY, Intervals, as_set, union
 from gpudiag.model.event import HOST, Role
 from gpudiag.model.timeline import OpClass
@@ -82,14 +82,14 @@ def test_an_update_inside_an_exchange_is_no_packing() -> None:
     assert found.tolist() == [True, False, False, True, False]
 
 
-def part(timeline: Any, host: Any, device: Any = None) -> HostPart:
-    return host_part(graph_of(host, device), timeline)
+def part(timeline: Any, host: Any, device: Any = None) -> CommunicationWork:
+    return communication_work(graph_of(host, device), timeline)
 
 
 def test_a_nodes_work_is_the_exchanges_where_its_thread_was_at_one() -> None:
     """Nodes at 0, 100, 200 and 300; calls for the exchange from 110 to 130, and at one from 220 to 260."""
     timeline = timeline_of(communication={1: [(220, 260)]}, calls={1: [(110, 130), (230, 240)]}, busy={1: [(0, 250)]})
-    host = host_of(time=[0, 100, 200, 300], busy=[0, 100, 15, 25], stall=[0, 0, 0, 5], row=[NONE] * 4)
+    host = host_of(time=[0, 100, 200, 300], busy=[0, 100, 15, 25], untraced=[0, 0, 0, 5], row=[NONE] * 4)
     found = part(timeline, host)
     assert found.calls.tolist() == [0, 0, 15, 0]
     assert found.busy.tolist() == [0, 0, 0, 25]
@@ -112,7 +112,7 @@ def test_a_threads_own_exchange_is_that_of_all_threads_whose_calls_are_nodes() -
 def test_other_threads_exchange_while_this_one_waits() -> None:
     """Thread 5 is at it from 110 to 180, while thread 1 works until 130 and from 170 on."""
     timeline = timeline_of(communication={5: [(110, 180)], 1: [(140, 150)]}, busy={1: [(0, 130), (170, 300)]})
-    host = host_of(time=[100, 200], busy=[0, 60], silent=[0, 90], row=[NONE] * 2)
+    host = host_of(time=[100, 200], busy=[0, 60], before_first_op=[0, 90], row=[NONE] * 2)
     found = part(timeline, host)
     assert (found.busy.tolist(), found.waiting.tolist()) == ([0, 0], [0, 40])
 
@@ -122,7 +122,7 @@ def test_a_node_that_waits_works_until_its_call() -> None:
     rows = [(1, 50, 200, Role.SYNCHRONIZATION)]
     timeline = timeline_of(*rows, communication={1: [(120, 300)]}, busy={1: [(0, 300)]}, shift=100)
     device = device_of(end=[180.0], track=[0])
-    waits = host_of(time=[100, 200], busy=[0, 100], row=[NONE, 0], block_on=[NONE, 0], block=[0, Block.SYNC])
+    waits = host_of(time=[100, 200], busy=[0, 100], row=[NONE, 0], block_on=[NONE, 0], block=[0, HostBlock.SYNC])
     found = part(timeline, waits, device)
     assert (found.busy.tolist(), found.blocks.tolist()) == ([0, 30], [False, True])
     free = host_of(time=[100, 200], busy=[0, 100], row=[NONE, 0])
@@ -133,15 +133,15 @@ def test_a_node_that_waits_works_until_its_call() -> None:
 @pytest.mark.parametrize(
     ("op_class", "transfer", "block", "is_cpu", "blocks"),
     [
-        (COMMUNICATION, np.nan, Block.SYNC, False, True),  # for one of its copies
-        (COMMUNICATION, 5.0, Block.SYNC, False, False),
-        (COMPUTE, np.nan, Block.SYNC, False, False),
-        (COMPUTE, np.nan, Block.COLLECTIVE, False, True),
-        (COMPUTE, np.nan, Block.COLLECTIVE, True, False),
+        (COMMUNICATION, np.nan, HostBlock.SYNC, False, True),  # for one of its copies
+        (COMMUNICATION, 5.0, HostBlock.SYNC, False, False),
+        (COMPUTE, np.nan, HostBlock.SYNC, False, False),
+        (COMPUTE, np.nan, HostBlock.COLLECTIVE, False, True),
+        (COMPUTE, np.nan, HostBlock.COLLECTIVE, True, False),
     ],
 )
 def test_what_a_node_waits_for_may_be_the_exchange(
-    op_class: OpClass, transfer: float, block: Block, is_cpu: bool, blocks: bool
+    op_class: OpClass, transfer: float, block: HostBlock, is_cpu: bool, blocks: bool
 ) -> None:
     timeline = timeline_of((1, 150, 200, Role.SYNCHRONIZATION), busy={1: [(0, 300)]}, is_cpu=is_cpu)
     device = device_of(end=[180.0], op_class=[op_class], transfer=[transfer])

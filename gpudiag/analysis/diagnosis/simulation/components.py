@@ -1,0 +1,176 @@
+"""The components of a step, what all ranks need of each, and scenarios in which ranks are equalized to the median."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gpudiag.analysis.diagnosis.calibration import OFTEN
+from gpudiag.analysis.diagnosis.simulation.graph import NONE, HostBlock, Index, Times
+from gpudiag.analysis.diagnosis.simulation.imbalance import Excess, excess_over_median, excess_over_peers, lower_median
+from gpudiag.analysis.diagnosis.simulation.scenario import Scenario
+from gpudiag.analysis.diagnosis.simulation.what_if import WhatIf
+from gpudiag.model.event import any_of
+from gpudiag.model.timeline import OpClass
+
+Component = Literal["input", "stall", "operators", "allocation", "sync", "launch", "compute", "copy"]
+#: Waiting for data; untraced host time; single slow calls; waiting in synchronizations; all other host work, memory
+#: allocation included; kernels; copies.
+COMPONENTS: tuple[Component, ...] = ("input", "stall", "operators", "sync", "launch", "compute", "copy")
+_ON_DEVICE = frozenset({"compute", "copy"})
+
+
+def amount(what_if: WhatIf, scenario: Scenario, component: Component) -> Times:
+    """float64[n or m], ns: how much of the component is at each host node, or at each op."""
+    graph = what_if.graph
+    if component in _ON_DEVICE:
+        op_class = OpClass.COMPUTE if component == "compute" else OpClass.COPY
+        return np.where(graph.device.op_class == op_class, scenario.duration, 0.0)
+    if component in {"stall", "input"}:
+        untraced = np.fmin(what_if.untraced, scenario.waiting)
+        return untraced if component == "stall" else scenario.waiting - untraced
+    if component == "sync":
+        # A rank that waits longer in as many synchronizations as its peers waits for another rank, through its device.
+        waits = syncs(what_if) & scenario.blocking & any_of(graph.host.process, *synchronizing_more(what_if))
+        between = np.diff(graph.host.time, prepend=0.0)
+        return np.where(waits, np.maximum(between - scenario.busy - scenario.waiting, 0.0), 0.0)
+    slow = np.fmin(graph.host.slow, scenario.busy)
+    if component == "allocation":
+        return np.fmin(graph.host.allocating, scenario.busy - slow)
+    return slow if component == "operators" else scenario.busy - slow
+
+
+def common(what_if: WhatIf, scenario: Scenario, component: Component) -> Times:
+    """float64[n or m], ns: how much of the component every rank needs; the excess makes a straggler."""
+    return amount(what_if, scenario, component) - _excess_by_node(what_if, scenario, component, each_step=False)
+
+
+def equalized(
+    what_if: WhatIf, scenario: Scenario, components: Iterable[Component], *, each_step: bool = False
+) -> Scenario:
+    """Return the scenario in which no rank exceeds the lower median over ranks in these components.
+
+    The lower median of an even number is the smaller of the middle two, so that two stragglers of four count as such.
+    With `each_step`, every step of every rank is equalized to the lower median over all of them, which removes a
+    straggler that is another rank in each step. The excess is removed where in the step it occurs (`imbalance`).
+    """
+    chosen = set(components)
+    if "compute" in chosen:
+        # Equalize what ranks compute, without the contention that waiting causes.
+        scenario = replace(scenario, duration=what_if.model.contention.waiting_removed_from(scenario.duration))
+    if "sync" in chosen:
+        scenario = _without_additional_syncs(what_if, scenario)
+        chosen.discard("sync")
+    excess = {
+        component: _excess_by_node(what_if, scenario, component, each_step=each_step)
+        for component in COMPONENTS
+        if component in chosen
+    }
+    none = np.zeros(1)
+    return replace(
+        scenario,
+        waiting=scenario.waiting - excess.get("input", none) - excess.get("stall", none),
+        busy=scenario.busy - excess.get("operators", none) - excess.get("launch", none),
+        duration=scenario.duration - excess.get("compute", none) - excess.get("copy", none),
+    )
+
+
+def syncs(what_if: WhatIf) -> NDArray[np.bool_]:
+    """bool[n]: host nodes that wait for the device in a synchronization outside communication."""
+    host = what_if.graph.host
+    waits: NDArray[np.bool_] = (host.block == HostBlock.SYNC) & (host.block_on != NONE)
+    waits &= ~what_if.model.communication.blocks
+    return waits
+
+
+def releases(what_if: WhatIf) -> NDArray[np.bool_]:
+    """bool[n]: host nodes that return memory to the driver and wait for the device."""
+    waits: NDArray[np.bool_] = what_if.graph.host.block == HostBlock.RELEASE
+    return waits
+
+
+def synchronizing_more(what_if: WhatIf) -> list[int]:
+    """Return the processes whose hosts synchronize with the device more often per step than most peers."""
+    return waiting_more(what_if, syncs(what_if))
+
+
+def waiting_more(what_if: WhatIf, waits: NDArray[np.bool_]) -> list[int]:
+    """Return the processes that have more of these host nodes than most of their peers."""
+    process = what_if.graph.host.process
+    count = {rank_process: int(waits[process == rank_process].sum()) for rank_process in what_if.graph.ranks}
+    usual = float(lower_median(np.array(list(count.values()), np.float64)))
+    return [process for process, times in count.items() if times > 0 and times >= OFTEN * usual]
+
+
+def without_waiting(what_if: WhatIf, scenario: Scenario, nodes: NDArray[np.bool_]) -> Scenario:
+    """Return the scenario in which these host nodes do not wait, and the copies that they wait for are gone."""
+    host, device = what_if.graph.host, what_if.graph.device
+    removed = np.zeros(len(device.start), np.bool_)
+    removed[host.block_on[nodes & (host.block_on != NONE)]] = True
+    removed &= device.host_copy
+    return replace(
+        scenario,
+        blocking=scenario.blocking & ~nodes,
+        duration=np.where(removed, 0.0, scenario.duration),
+        gap=np.where(removed, 0.0, scenario.gap),
+    )
+
+
+def _without_additional_syncs(what_if: WhatIf, scenario: Scenario) -> Scenario:
+    """Remove synchronizations and memory releases of ranks that have more of them than most peers."""
+    process = what_if.graph.host.process
+    for waits in (syncs(what_if), releases(what_if)):
+        more = waiting_more(what_if, waits)
+        if more:
+            scenario = without_waiting(what_if, scenario, waits & any_of(process, *more))
+    return scenario
+
+
+def excess(what_if: WhatIf, component: Component) -> Excess:
+    """Return how much each rank's component of the step exceeds the lower median over ranks."""
+    scenario = what_if.corrected
+    if component == "compute":
+        scenario = replace(scenario, duration=what_if.model.contention.removed_from(scenario.duration))
+    process, step = _process_and_step(what_if, component)
+    amounts = amount(what_if, scenario, component)
+    if component == "input" and what_if.later_input_ns:
+        recorded = _recorded_excess(what_if, amounts, component, each_step=False)
+        amounts = amounts - recorded + _limited_to_unprofiled(what_if, recorded)
+    return excess_over_peers(what_if.graph, component, amounts, process, step)
+
+
+def _process_and_step(what_if: WhatIf, component: Component) -> tuple[Index, Index]:
+    if component in _ON_DEVICE:
+        return what_if.model.process_of_op, what_if.graph.device.step
+    return what_if.graph.host.process, what_if.graph.host.step
+
+
+def _excess_by_node(what_if: WhatIf, scenario: Scenario, component: Component, *, each_step: bool) -> Times:
+    """Return each node's excess over the median over ranks, or over all their steps."""
+    recorded = _recorded_excess(what_if, amount(what_if, scenario, component), component, each_step=each_step)
+    return _limited_to_unprofiled(what_if, recorded) if component == "input" else recorded
+
+
+def _recorded_excess(what_if: WhatIf, amounts: Times, component: Component, *, each_step: bool) -> Times:
+    if not amounts.any():
+        return amounts
+    process, step = _process_and_step(what_if, component)
+    segment = what_if.model.segments[1 if component in _ON_DEVICE else 0]
+    steps = what_if.graph.steps if each_step else 1
+    cell = process * steps + np.minimum(step, steps - 1) if each_step else process
+    used = np.concatenate([np.arange(process * steps, (process + 1) * steps) for process in what_if.graph.ranks])
+    return excess_over_median(amounts, cell, segment, used)
+
+
+def _limited_to_unprofiled(what_if: WhatIf, excess: Times) -> Times:
+    """Limit each process's excess input wait to that of unprofiled steps, of which there are many."""
+    process, steps = what_if.graph.host.process, what_if.graph.steps
+    share = np.ones(int(process.max(initial=0)) + 1)
+    for later_process, limit_ns in what_if.later_input_ns.items():
+        recorded_ns = float(excess[process == later_process].sum())
+        share[later_process] = min(1.0, limit_ns * steps / max(recorded_ns, 1.0))
+    return excess * share[process]

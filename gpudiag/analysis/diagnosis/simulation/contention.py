@@ -1,0 +1,318 @@
+"""Contention: how long a kernel that ran beside a collective takes without it, estimated from matching kernels.
+
+A collective's kernel takes processors and memory bandwidth from the kernels beside it, both while it transfers and
+while it spins for a straggler: ranks whose all-reduces spun for 40 ms computed for 31.2 instead of 28.3 ms, and matrix
+products of a GPT's backward pass took 103 µs beside an all-reduce and 55 alone. When the collective goes away, so does
+the contention.
+
+Kernels match if they have the same name and do the same work: those at the same position of the step in other steps and
+on other ranks, and those of the step's other layers. A name may stand for several sizes. The kernels before and after
+tell these apart; where they do not, durations differ and are not used:
+
+    layer 11   gemm 55 | bias 4 | gemm 103          no collective yet
+    layer 10   gemm 98 | bias 6 | gemm 160          beside the first bucket: these match gemm, bias and gemm above
+
+Kernels of the same rank come first, because another rank's clocks may be faster.
+
+The profiler delays hosts, so their peers' collectives spin longer: without profiler overhead, that contention shrinks
+in proportion (30.3 to 29.3 ms for a GPT whose rank 3 the profiler delayed; 28.2 ms were measured unprofiled).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import cached_property
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from gpudiag.analysis.diagnosis.calibration import (
+    ALIKE_CALM,
+    ALIKE_DISTURBED,
+    CALM_PLACES,
+    DISTURBED_PLACES,
+    MOST,
+    MOST_SLOWED,
+    TRANSFERRING,
+    UNDISTURBED,
+)
+from gpudiag.analysis.diagnosis.simulation.graph import Graph, Index, Times
+from gpudiag.intervals import Intervals, distinct, lengths_inside, union
+from gpudiag.model.timeline import UNKNOWN, Collectives, OpClass, Timeline
+
+#: How many kernels before and after identify a kernel of a layer: first more, then fewer.
+_NEIGHBOURS = (2, 1)
+#: Pairs of keys are numbered by a table of at most so many entries per kernel, which is faster than sorting.
+_TABLE_ENTRIES_PER_KERNEL = 16
+
+
+class Contention(msgspec.Struct, frozen=True, dict=True):
+    """Contention-free durations of the ops that ran beside collectives.
+
+    Attributes:
+        free_ns: float64[m], the median duration of an op's contention-free matches; NaN if it had no contention or has
+            no match.
+        waiting_share: float64[m], 0 to 1: which share of the collectives beside the op waited instead of transferring.
+    """
+
+    free_ns: Times
+    waiting_share: Times
+
+    def removed_from(self, duration: Times) -> Times:
+        """Return durations without contention; never longer than given."""
+        op = self._slowed
+        shorter = duration.copy()
+        shorter[op] = np.fmin(duration[op], self.free_ns[op])
+        return shorter
+
+    def waiting_removed_from(self, duration: Times, share: Times | float = 1.0) -> Times:
+        """Return durations without this share (of each op, 0 to 1) of the waiting collectives' contention.
+
+        The contention of waiting and of transferring cannot be separated; each gets its share of the time.
+        """
+        return self._share_removed_from(duration, share * self.waiting_share)
+
+    def transfer_removed_from(self, duration: Times, share: Times | float = 1.0) -> Times:
+        """Return durations without this share of the transferring collectives' contention."""
+        return self._share_removed_from(duration, share * (1 - self.waiting_share))
+
+    def _share_removed_from(self, duration: Times, share: Times) -> Times:
+        op = self._slowed
+        shorter = duration.copy()
+        shorter[op] -= share[op] * (duration[op] - np.fmin(duration[op], self.free_ns[op]))
+        return shorter
+
+    @cached_property
+    def _slowed(self) -> NDArray[np.intp]:
+        """The ops whose contention-free duration is known: the few beside a collective."""
+        return np.flatnonzero(~np.isnan(self.free_ns))
+
+
+class _Kernels(msgspec.Struct, frozen=True):
+    """The compute ops of a graph as columns.
+
+    Attributes:
+        op, track, name: the op's index in the graph, its track, and a number for its name.
+        duration: as recorded.
+        beside, waiting: how long it ran beside collectives, and beside waiting ones.
+        held: how much longer it took because of the processors and bandwidth that those held.
+    """
+
+    op: NDArray[np.intp]
+    track: Index
+    name: Index
+    duration: Times
+    beside: Times
+    waiting: Times
+    held: Times
+
+    @property
+    def free(self) -> NDArray[np.bool_]:
+        """bool[n]: kernels without contention."""
+        return self.beside < UNDISTURBED * np.maximum(self.duration, 1.0)
+
+
+def find_contention(graph: Graph, timeline: Timeline) -> Contention:
+    """Find each slowed compute op's matching kernels, the surest first, and their contention-free duration."""
+    count = len(graph.device.start)
+    free_ns, waiting_share = np.full(count, np.nan), np.zeros(count)
+    kernels = _kernels(graph, timeline)
+    slowed = np.flatnonzero(~kernels.free)
+    if len(slowed) == 0:
+        return Contention(free_ns, waiting_share)
+    time = np.full(len(kernels.op), np.nan)
+    for key, free_of_key in _matches(graph, kernels):
+        unknown = slowed[np.isnan(time[slowed])]
+        if len(unknown) == 0:
+            break
+        free = free_of_key[key[unknown]]
+        time[unknown] = np.where(kernels.duration[unknown] <= MOST_SLOWED * free, free, np.nan)
+    _estimate_unmatched(kernels, time, slowed)
+    free_ns[kernels.op[slowed]] = time[slowed]
+    waiting_share[kernels.op[slowed]] = (kernels.waiting / np.maximum(kernels.beside, 1.0))[slowed]
+    return Contention(free_ns, np.clip(waiting_share, 0.0, 1.0))
+
+
+def _kernels(graph: Graph, timeline: Timeline) -> _Kernels:
+    device = graph.device
+    compute = np.flatnonzero(device.op_class == OpClass.COMPUTE)
+    beside, waiting, held = np.zeros(len(compute)), np.zeros(len(compute)), np.zeros(len(compute))
+    for track_index in distinct(device.track[compute]):
+        table = timeline.tracks[track_index].collectives
+        kernel = np.flatnonzero(device.track[compute] == track_index)
+        start, end = device.start[compute[kernel]].astype(np.int64), device.end[compute[kernel]].astype(np.int64)
+        beside[kernel] = lengths_inside(union(Intervals(table.start, table.end)), start, end)
+        near = np.flatnonzero(beside[kernel])
+        kernel, start, end = kernel[near], start[near], end[near]
+        matched = table.last_arrival != UNKNOWN
+        waiting[kernel] = _spinning_ns(table, matched, start, end)
+        shares = _processor_shares(timeline, int(track_index))
+        for share in set(shares[shares > 0].tolist()):
+            of_share = shares == share
+            running = lengths_inside(union(Intervals(table.start[of_share], table.end[of_share])), start, end)
+            spun = _spinning_ns(table, of_share & matched, start, end)
+            held[kernel] += share * (spun + TRANSFERRING * np.maximum(running - spun, 0.0))
+    return _Kernels(
+        op=compute,
+        track=device.track[compute],
+        name=_names(graph, timeline)[compute],
+        duration=(device.end - device.start)[compute],
+        beside=beside,
+        waiting=waiting,
+        held=held,
+    )
+
+
+def _spinning_ns(table: Collectives, chosen: NDArray[np.bool_], start: Index, end: Index) -> NDArray[np.int64]:
+    """Return for how long the chosen collectives spun for a peer inside each [start, end)."""
+    return lengths_inside(union(Intervals(table.start[chosen], table.last_arrival[chosen])), start, end)
+
+
+def _processor_shares(timeline: Timeline, track_index: int) -> Times:
+    """Return for each collective of a track the share of the processors that its kernel holds; 0 if unknown."""
+    track = timeline.tracks[track_index]
+    known = {call.row: call.processor_share or 0.0 for call in timeline.traces[track.trace].collectives}
+    return np.array([known.get(row, 0.0) for row in track.collectives.row.tolist()], np.float64)
+
+
+def _names(graph: Graph, timeline: Timeline) -> Index:
+    """int64[m]: a number for each op's name, the same in all traces."""
+    device = graph.device
+    known: dict[str, int] = {}
+    name = np.zeros(len(device.start), np.int64)
+    for track_index in distinct(device.track):
+        events = timeline.traces[timeline.tracks[track_index].trace].events
+        on_track = device.track == track_index
+        table = np.array([known.setdefault(text, len(known)) for text in events.names], np.int64)
+        name[on_track] = table[events.name[device.row[on_track]]]
+    return name
+
+
+def _matches(graph: Graph, kernels: _Kernels) -> Iterator[tuple[Index, Times]]:
+    """Yield keys that matching kernels share, with each key's contention-free duration (NaN: unknown); surest first.
+
+    Kernels at the same position of other steps do the same work; kernels at other positions must be compared.
+    """
+    position = _positions(graph, kernels)
+    by_time = np.argsort(kernels.duration)
+    free = by_time[kernels.free[by_time]]
+    slowed = by_time[(kernels.beside > (1 - UNDISTURBED) * kernels.duration)[by_time]]
+    neighbourhoods = _neighbourhoods(graph, kernels)
+    for track in (kernels.track, np.zeros_like(kernels.track)):
+        same_position = _joined(track, position)
+        yield same_position, _DurationsByKey(same_position, kernels.duration, free).median()
+        for neighbourhood in neighbourhoods:
+            key = _joined(track, neighbourhood)
+            free_durations = _DurationsByKey(key, kernels.duration, free)
+            yield key, _of_repeated_layers(free_durations, _DurationsByKey(key, kernels.duration, slowed), position)
+
+
+def _of_repeated_layers(free: _DurationsByKey, slowed: _DurationsByKey, position: Index) -> Times:
+    """Return contention-free durations of keys whose kernels do the same work at several positions of a step."""
+    alike = (free.spread() <= ALIKE_CALM) & (slowed.spread() <= ALIKE_DISTURBED)
+    repeated = (free.distinct(position) >= CALM_PLACES) | (slowed.distinct(position) >= DISTURBED_PLACES)
+    median = free.median()
+    return np.where(alike & repeated & (slowed.median() <= MOST_SLOWED * median), median, np.nan)
+
+
+class _DurationsByKey:
+    """Durations of kernels grouped by key; figures of a key without kernels are NaN.
+
+    Args:
+        key: int64[n], from 0.
+        duration: float64[n].
+        chosen: intp[k], which to take, in order of their durations.
+    """
+
+    def __init__(self, key: Index, duration: Times, chosen: NDArray[np.intp]) -> None:
+        self._count = int(key.max(initial=-1)) + 1
+        self._key, self._chosen = key[chosen], chosen
+        self._duration = duration[chosen][_order_by_key(self._key)]
+        self._size = np.bincount(self._key, minlength=self._count)
+        self._first = np.cumsum(self._size) - self._size
+
+    def median(self) -> Times:
+        """Return the lower median of each key."""
+        return self._quartile(2)
+
+    def spread(self) -> Times:
+        """Return the interquartile range of each key as a share of its median."""
+        with np.errstate(divide="ignore", invalid="ignore"):
+            return (self._quartile(3) - self._quartile(1)) / self.median()
+
+    def distinct(self, other: Index) -> NDArray[np.int64]:
+        """Return how many different values of `other` each key's kernels have."""
+        values = int(other.max(initial=0)) + 1
+        pairs = distinct(self._key * values + other[self._chosen])
+        return np.bincount(pairs // values, minlength=self._count)
+
+    def _quartile(self, number: int) -> Times:
+        quartile = np.full(self._count, np.nan)
+        used = np.flatnonzero(self._size)
+        quartile[used] = self._duration[self._first[used] + (self._size[used] - 1) * number // 4]
+        return quartile
+
+
+def _positions(graph: Graph, kernels: _Kernels) -> Index:
+    """Return one key for each kernel's name and its ordinal among kernels of that name in the step."""
+    device = graph.device
+    start, step = device.start[kernels.op], device.step[kernels.op]
+    key = _joined(_joined(kernels.track, step), kernels.name)
+    by_start = np.argsort(start, kind="stable")
+    order = by_start[_order_by_key(key[by_start])]
+    first = np.flatnonzero(np.diff(key[order], prepend=-1))
+    ordinal = np.empty(len(order), np.int64)
+    ordinal[order] = np.arange(len(order)) - np.repeat(first, np.diff(np.append(first, len(order))))
+    return _joined(kernels.name, ordinal)
+
+
+def _order_by_key(key: Index) -> NDArray[np.intp]:
+    """Sort stably by key; NumPy sorts keys from 0 that fit into 16 bits in linear time."""
+    return np.argsort(key.astype(np.min_scalar_type(key.max(initial=0))), kind="stable")
+
+
+def _neighbourhoods(graph: Graph, kernels: _Kernels) -> list[Index]:
+    """Return for each of `_NEIGHBOURS` one key for a kernel's name and the names of so many before and after it."""
+    stream = np.zeros(len(graph.device.start), np.int64)
+    for index, (first, after) in enumerate(graph.streams):
+        stream[first:after] = index
+    stream, key = stream[kernels.op], kernels.name
+    by_distance = {}
+    for distance in range(1, max(_NEIGHBOURS) + 1):
+        for shift in (-distance, distance):
+            same_stream = np.roll(stream, shift) == stream
+            # `roll` joins both ends, where kernels are no neighbours.
+            same_stream[:distance] &= shift < 0
+            same_stream[-distance:] &= shift > 0
+            key = _joined(key, np.where(same_stream, np.roll(kernels.name, shift), -1))
+        by_distance[distance] = key
+    return [by_distance[distance] for distance in _NEIGHBOURS]
+
+
+def _joined(a: Index, b: Index) -> Index:
+    """Return one key for each pair of keys."""
+    low = b.min(initial=0)
+    pairs = a * (b.max(initial=0) - low + 1) + b - low
+    if pairs.max(initial=0) < _TABLE_ENTRIES_PER_KERNEL * len(pairs):
+        number = np.cumsum(np.bincount(pairs) > 0) - 1
+        return np.asarray(number[pairs], np.int64)
+    return np.unique(pairs, return_inverse=True)[1].astype(np.int64)
+
+
+def _estimate_unmatched(kernels: _Kernels, time: Times, slowed: NDArray[np.intp]) -> None:
+    """Estimate the contention-free duration of slowed kernels without a match.
+
+    If most have a match, the others are slowed as much. If few have, a kernel loses the share of the processors that
+    the collective holds, and more while that transfers.
+    """
+    for track in distinct(kernels.track[slowed]):
+        on_track = slowed[kernels.track[slowed] == track]
+        known, unknown = on_track[~np.isnan(time[on_track])], on_track[np.isnan(time[on_track])]
+        beside = float(kernels.beside[known].sum())
+        lost = kernels.held[unknown]
+        if beside > 0 and beside >= MOST * kernels.beside[on_track].sum():
+            lost_by_known = float(np.maximum(kernels.duration[known] - time[known], 0.0).sum())
+            lost = kernels.beside[unknown] * min(lost_by_known / beside, 1.0)
+        shorter = kernels.duration[unknown] - np.minimum(lost, kernels.duration[unknown])
+        time[unknown] = np.where(lost > 0, shorter, np.nan)

@@ -1,0 +1,126 @@
+"""How much more a rank does than its peers, and where in the step.
+
+The totals of a step say how much is in excess; the segments between collectives say where. Work in ms of two ranks that
+meet in a broadcast before the forward pass and in an all-reduce after the backward pass:
+
+    rank 0     0.5 | broadcast | 41 | all-reduce      total 41.5
+    rank 1    22   | broadcast | 40 | all-reduce      total 62,  20.5 more than rank 0
+
+All 20.5 ms are removed before the broadcast, because rank 1 exceeds rank 0 nowhere else. If they were removed from
+everything alike, two thirds would come from where rank 1 is no later than its peer, and rank 0 would still wait 14 ms.
+"""
+
+from __future__ import annotations
+
+import msgspec
+import numpy as np
+
+from gpudiag.analysis.diagnosis.calibration import BEYOND_CHANCE
+from gpudiag.analysis.diagnosis.simulation.graph import NONE, Graph, Index, Times
+from gpudiag.model.timeline import OpClass
+from gpudiag.statistics import mean_of
+
+
+def host_segments(graph: Graph) -> Index:
+    """int64[n]: how many collectives the process launched in the step before each host node."""
+    host, device = graph.host, graph.device
+    collectives = device.launch[(device.op_class == OpClass.COMMUNICATION) & (device.launch != NONE)]
+    launches = np.bincount(collectives, minlength=len(host.time))
+    segment = np.zeros(len(host.time), np.int64)
+    for first, after in graph.chains:
+        before = np.cumsum(launches[first:after]) - launches[first:after]
+        opens_step = np.diff(host.step[first:after], prepend=-1) != 0
+        segment[first:after] = before - np.maximum.accumulate(np.where(opens_step, before, 0))
+    return segment
+
+
+def op_segments(graph: Graph, segment_of_node: Index) -> Index:
+    """int64[m]: the segment in which each device op is launched; 0 if unknown."""
+    launch = graph.device.launch
+    return np.where(launch != NONE, segment_of_node[np.maximum(launch, 0)], 0).astype(np.int64)
+
+
+def excess_over_median(amount: Times, cell: Index, segment: Index, used: Index) -> Times:
+    """Return each node's share of its cell's excess over the lower median of all cells' totals: shape as `amount`.
+
+    The excess is taken from the cell's segments in proportion to each one's excess over the lower median of that
+    segment; the remainder, from everything alike.
+
+    Args:
+        amount: float64[n], not negative.
+        cell: int64[n], what is compared: a process, or a step of a process.
+        segment: int64[n], where in the step.
+        used: the cells to compare.
+    """
+    if len(amount) == 0 or len(used) == 0:
+        return np.zeros_like(amount)
+    cells, segments = int(max(cell.max(), used.max())) + 1, int(segment.max()) + 1
+    # Most components are nonzero at few nodes.
+    nonzero = np.flatnonzero(amount) if 2 * np.count_nonzero(amount) < len(amount) else slice(None)
+    slot = cell[nonzero] * segments + segment[nonzero]
+    sums = np.bincount(slot, weights=amount[nonzero], minlength=cells * segments).astype(np.float64)
+    by_segment: Times = sums.reshape(cells, segments)
+    total = by_segment.sum(axis=1)
+    excess = np.maximum(total - lower_median(total[used]), 0.0)
+    segment_excess = np.maximum(by_segment - lower_median(by_segment[used]), 0.0)
+    available = segment_excess.sum(axis=1)
+    from_segments = np.minimum(excess, available)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        taken = segment_excess * np.where(available > 0, from_segments / available, 0.0)[:, None]
+        left = total - from_segments
+        taken += (by_segment - taken) * np.where(left > 0, (excess - from_segments) / left, 0.0)[:, None]
+        share: Times = np.where(by_segment > 0, taken / by_segment, 0.0)
+    result = np.zeros_like(amount)
+    result[nonzero] = amount[nonzero] * share.reshape(-1)[slot]
+    return result
+
+
+def lower_median(values: Times) -> Times:
+    """Return the median over the first axis; of an even number, the smaller of the middle two."""
+    median: Times = np.sort(values, axis=0)[(len(values) - 1) // 2]
+    return median
+
+
+class Excess(msgspec.Struct, frozen=True, kw_only=True):
+    """How much each rank's component of the step exceeds the lower median over ranks.
+
+    Attributes:
+        part: the component.
+        by_rank: rank → ns per step.
+        by_step: rank → ns of each step, compared with the ranks' median in that step.
+    """
+
+    part: str
+    by_rank: dict[int, float]
+    by_step: dict[int, tuple[float, ...]]
+
+    def steady(self, rank: int) -> bool:
+        """Return whether the rank's mean excess is significant, so that it lags step after step."""
+        if len(self.by_step[rank]) < 2:
+            return False
+        mean = mean_of(self.by_step[rank], as_measured=True)
+        return mean.value >= BEYOND_CHANCE * mean.standard_error
+
+
+def excess_over_peers(graph: Graph, part: str, amount: Times, process: Index, step: Index) -> Excess:
+    """Return the excess of each rank.
+
+    Args:
+        graph: the job's graph.
+        part: the component.
+        amount: float64[k], ns of it at each node or op.
+        process, step: int64[k], of each.
+    """
+    steps = max(graph.steps, 1)
+    cell = process * steps + np.minimum(step, steps - 1)
+    sums = np.bincount(cell, weights=amount, minlength=(max(graph.ranks) + 1) * steps).astype(np.float64)
+    by_process: Times = sums.reshape(-1, steps)
+    used = list(graph.ranks)
+    totals = by_process.mean(axis=1)
+    reference = float(lower_median(totals[used]))
+    by_step = by_process - lower_median(by_process[used])
+    return Excess(
+        part=part,
+        by_rank={rank: float(totals[process] - reference) for process, rank in graph.ranks.items()},
+        by_step={rank: tuple(by_step[process].tolist()) for process, rank in graph.ranks.items()},
+    )
