@@ -8,7 +8,8 @@ import pytest
 
 from gpudiag.model.event import HOST
 from gpudiag.trace import is_communication_kernel
-from gpudiag.trace.readers.kineto.collective_names import element_bytes, kernel_operation, normal_operation
+from gpudiag.trace.readers.kineto.event_args import element_bytes
+from gpudiag.trace.readers.names import kernel_operation, normal_operation
 from tests.trace.documents import document, event, kernel, launch, read_one
 
 if TYPE_CHECKING:

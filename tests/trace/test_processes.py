@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 @pytest.fixture
 def always_fork(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(read, "_WORTH_PROCESSES_JSON_BYTES", 0)
+    monkeypatch.setattr(read, "_MIN_PARALLEL_BYTES", 0)
     if not read._can_fork():
         pytest.skip("forking needs Linux and a single thread")
 

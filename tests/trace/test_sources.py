@@ -9,7 +9,7 @@ import pytest
 
 from gpudiag.errors import NotATraceError, UnreadableInputError, UsageError
 from gpudiag.trace import read_traces
-from gpudiag.trace.file_names import facts_of
+from gpudiag.trace.file_names import parse_name
 from gpudiag.trace.sources import find_sources
 from tests.trace.documents import document, event, write
 
@@ -39,13 +39,13 @@ def _found(*paths: Path | str) -> list[str]:
     ],
 )
 def test_ranks_in_names(name: str, rank: int | None) -> None:
-    assert facts_of(Path(name)).rank == rank
+    assert parse_name(Path(name)).rank == rank
 
 
 def test_other_facts_in_names() -> None:
-    facts = facts_of(Path("gpu-node-3_4711.1712345678901234567.pt.trace.json.gz"))
+    facts = parse_name(Path("gpu-node-3_4711.1712345678901234567.pt.trace.json.gz"))
     assert (facts.host, facts.worker, facts.stamp) == ("gpu-node-3", "gpu-node-3_4711", 1712345678901234567)
-    assert facts_of(Path("world_size8_rank3.json")).world_size == 8
+    assert parse_name(Path("world_size8_rank3.json")).world_size == 8
 
 
 def test_world_size_told_by_the_caller_yields_to_what_the_trace_tells(tmp_path: Path) -> None:

@@ -15,8 +15,8 @@ from hypothesis import strategies as some
 
 from gpudiag.errors import UnreadableInputError
 from gpudiag.trace import ReadLimits, unpack
-from gpudiag.trace.limits import free_memory_bytes
 from gpudiag.trace.read import usable_cpus
+from gpudiag.trace.unpack import free_memory_bytes
 from tests.examples import examples
 
 

@@ -64,7 +64,7 @@ def test_operators_keep_their_place_among_the_calls(tmp_path: Path) -> None:
     light, full = kernel_only_and_full(tmp_path)
     found = with_operators(light, full)
     assert found is not None
-    assert found.operators_put_in
+    assert found.operators_merged
     assert (light.workload, full.workload, found.workload) == ("unknown", "inference", "inference")
     assert [name for name in names(found) if not name.startswith("aten::")] == names(light)
     # From the first launch's end to the second's begin: 202 to 400 µs in the one, 102 to 200 in the other.

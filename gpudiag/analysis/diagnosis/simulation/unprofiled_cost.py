@@ -87,7 +87,7 @@ def as_each_host_was_timed(what_if: WhatIf, step_ms: float, host_ms: Mapping[int
 
 def recorded_lightly(timeline: Timeline) -> bool:
     """Whether all traces were recorded without operators, and have those of other recordings put in."""
-    return all(trace.operators_put_in for trace in timeline.traces)
+    return all(trace.operators_merged for trace in timeline.traces)
 
 
 def _slower_than_timed(what_if: WhatIf, host_ms: Mapping[int, float]) -> bool:

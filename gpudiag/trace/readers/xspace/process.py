@@ -22,9 +22,13 @@ from gpudiag.model.event import (
     StepMarks,
     Trace,
 )
-from gpudiag.trace.readers.cuda_calls import is_graph_launch, is_memset
-from gpudiag.trace.readers.kineto.collective_names import kernel_operation
-from gpudiag.trace.readers.launches import count_unrecorded_graphs, roles_without_idle_launches
+from gpudiag.trace.readers.cuda_calls import (
+    count_unrecorded_graphs,
+    is_graph_launch,
+    is_memset,
+    roles_without_idle_launches,
+)
+from gpudiag.trace.readers.names import kernel_operation
 from gpudiag.trace.readers.xspace.communication_names import CommunicationNames, find_communication, of_loader
 from gpudiag.trace.readers.xspace.copies import copy_of, set_bytes
 from gpudiag.trace.readers.xspace.host import NO_STEP, host_kinds, host_operation, host_roles

@@ -11,7 +11,7 @@ import re
 from collections.abc import Sequence
 
 from gpudiag.model.analysis import WorkloadKind
-from gpudiag.trace.readers.workload import is_training_kernel
+from gpudiag.trace.readers.names import is_training_kernel
 from gpudiag.trace.readers.xspace.planes import Plane
 
 _JAX = re.compile(r"PjitFunction\(|\$(?:pxla|xla_bridge|pjit|jaxlib|jax)\b|jit\([^)]*\)/|jit_\w+$|pmap\([^)]*\)/")

@@ -7,11 +7,10 @@ from typing import Any
 
 from gpudiag.errors import NotATraceError, TooLargeError, UnreadableInputError
 from gpudiag.model.sanitize import with_escapes
-from gpudiag.trace.limits import ReadLimits, free_memory_bytes
 from gpudiag.trace.readers.xspace.planes import CORRELATION, about, device_of, read_plane, unread_device_of
 from gpudiag.trace.readers.xspace.process import Process, assemble
 from gpudiag.trace.readers.xspace.wire import WireError
-from gpudiag.trace.unpack import read_whole
+from gpudiag.trace.unpack import ReadLimits, free_memory_bytes, read_whole
 
 #: Columns of an event, three times over while they are put in order.
 _MEMORY_PER_EVENT = 512
