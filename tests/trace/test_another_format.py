@@ -105,7 +105,7 @@ def recording(rank: int) -> str:
 
 
 @pytest.mark.processes
-def test_a_reader_of_another_package_is_found_and_its_ranks_are_diagnosed(
+def test_third_party_reader_is_found_and_its_ranks_are_diagnosed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     package = tmp_path / "site"
