@@ -65,9 +65,8 @@ from pathlib import Path
 from gpudiag.trace.readers.kineto.event_json import Repairs
 from concurrent.futures import ProcessPoolExecutor
 from gpudiag.trace.read import usable_cpus
-from gpudiag.trace.limits import ReadLimits
+from gpudiag.trace.unpack import ReadLimits, read_pieces
 from gpudiag.trace.readers.kineto.pieces import decode_in_pieces
-from gpudiag.trace.unpack import read_pieces
 
 
 def decode(path):

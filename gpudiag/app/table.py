@@ -16,8 +16,6 @@ from gpudiag.app.scale.points import NEED_PEERS, point_id
 from gpudiag.app.scale.store import POINTS, Store
 from gpudiag.errors import UnreadableInputError
 from gpudiag.model.analysis import ANALYSIS_SCHEMA, Analysis
-from gpudiag.model.benchmarks.form_table import FormTables
-from gpudiag.model.benchmarks.results_table import ResultsTable
 from gpudiag.model.benchmarks.scaling import (
     NO_P2P,
     NOT_RECORDED,
@@ -28,6 +26,7 @@ from gpudiag.model.benchmarks.scaling import (
     PointRecord,
     Scaling,
 )
+from gpudiag.model.benchmarks.tables import FormTables, ResultsTable
 from gpudiag.model.run import RUN_SCHEMA, RunRecord
 from gpudiag.model.run_directory import ANALYSIS_FILE, RUN_FILE, find_inference, read_json
 from gpudiag.report.text import forms as forms_text

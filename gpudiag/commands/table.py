@@ -8,7 +8,7 @@ import typer
 from gpudiag.commands.command_line.options import Json, Width, words_of
 from gpudiag.commands.command_line.output import write_as_json
 from gpudiag.errors import UsageError, there_are
-from gpudiag.model.benchmarks.form_table import FORMS
+from gpudiag.model.benchmarks.tables import FORMS
 
 EXAMPLES = (
     ("gpudiag table gpudiag-runs/*-scale", "all scaling benchmarks"),

@@ -1,5 +1,4 @@
-"""Analysis: where each step's time went, why, and how far to trust it. Its JSON is a contract
-(`gpudiag/analysis/1`)."""
+"""Analysis: where each step's time went, why, and how far to trust it (a contract, `gpudiag/analysis/1`)."""
 
 from __future__ import annotations
 
@@ -7,7 +6,6 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import msgspec
 
-from gpudiag.model.inference import InferenceRecord
 from gpudiag.model.quantities import (
     Bytes,
     Count,
@@ -19,11 +17,11 @@ from gpudiag.model.quantities import (
     Percentage,
     Rate,
 )
-from gpudiag.model.unprofiled.compute_rate import ComputeRate
-from gpudiag.model.unprofiled.steps import RecordingCost, UnprofiledRank
+from gpudiag.model.run import InferenceRecord
+from gpudiag.model.unprofiled import ComputeRate, RecordingCost, UnprofiledRank
 
 if TYPE_CHECKING:
-    from gpudiag.model.frames.analysis import Frames
+    from gpudiag.model.frames import Frames
 
 ANALYSIS_SCHEMA = "gpudiag/analysis/1"
 
@@ -84,32 +82,32 @@ VALIDITY_CODES = (
     "thin-recording",
 )
 
-#: Those that leave no finding above low confidence.
+#: Warnings that leave no finding above low confidence.
 UNTRUSTED_CODES = frozenset(VALIDITY_CODES[-5:])
-#: Those with which nothing can be said of all steps, or of compute as what sets the pace.
+#: Warnings that rule out conclusions about all steps, and about compute as the limit.
 NOT_ALL_SEEN_CODES = frozenset({"partial-coverage"})
-#: Those with which nothing can be said of what happens between ranks.
+#: Warnings that rule out conclusions about what happens between ranks.
 NOT_ONE_JOB_CODES = frozenset({"mixed-runs", "missing-device-activity"})
 
 StepUnit = Literal["step", "repeated-unit", "recording"]
-#: What a recorded process did with its model.
+#: Workload of a recorded process.
 WorkloadKind = Literal["training", "inference", "unknown"]
-#: What computes: `unread` is an accelerator whose activity no reader understands.
+#: Kind of device: `unread` is an accelerator whose activity no reader reads.
 DeviceKind = Literal["gpu", "cpu", "unread"]
 Severity = Literal["critical", "warning", "info"]
 Confidence = Literal["high", "medium", "low"]
 
 
 class Finding(msgspec.Struct, frozen=True, kw_only=True):
-    """One cause, what removing it alone would gain, how sure we are, and what to do.
+    """One cause, the time that removing it alone would save, how sure that is, and what to do.
 
-    `recoverable_ms_per_step` is the fall in the job's step time if only this cause went away; None where that cannot
-    be known, and then `evidence["reason"]` says why.
-
-    `instead` are the codes of other findings here of which removing any one suffices: something else sets the pace then
-    and what is left of the others gains nothing more. `place` says where in the step the host is, as far as is known:
-    after which operator and before which, file and line. `parts_ms` is what the recoverable time is made of, by name,
-    in milliseconds; the parts add up to it.
+    Attributes:
+        recoverable_ms_per_step: savings in the job's step time if only this cause went away; None if unknown, and then
+            `evidence["reason"]` says why.
+        instead: codes of other findings of which removing any one suffices: then another limit applies and removing the
+            others saves nothing more.
+        place: host location in the step, as far as known: operator before and after, file and line.
+        parts_ms: components of the recoverable time by name, in milliseconds; they add up to it.
     """
 
     code: str
@@ -128,12 +126,12 @@ class Finding(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Fix(msgspec.Struct, frozen=True, kw_only=True):
-    """One step of the path of fixes: the finding that is fixed after those before it, and what is left then.
+    """One step of the path of fixes.
 
     Attributes:
-        code, ranks, cause: of the finding.
-        step_ms: the job's step time once this and all fixes before it are done.
-        then: the bucket that takes most of what is left of the step but compute, or `compute` where that sets the pace.
+        code, ranks, cause: the finding that is fixed after those before it.
+        step_ms: the job's step time after this and all earlier fixes.
+        then: the bucket with most of the remaining step except compute, or `compute` if that limits the step.
     """
 
     code: str
@@ -144,14 +142,14 @@ class Fix(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Explained(msgspec.Struct, frozen=True, kw_only=True):
-    """What explains a bucket (but compute) that takes 5 % of the step or more on the ranks that set the pace.
+    """Explanation of a bucket (except compute) with at least 5 % of the step on the ranks that limit it.
 
     Attributes:
         bucket: one of `BUCKETS`.
-        ms: per step, on the rank that sets the pace.
-        by: codes of the findings and validity warnings that explain it; empty where nothing does.
-        unexplained_ms: what of it none of them accounts for.
-        note: the same in words, where something is left unexplained or one cause hides another.
+        ms: per step, on the limiting rank.
+        by: codes of the findings and validity warnings that explain it; empty if none does.
+        unexplained_ms: the rest that none of them accounts for.
+        note: the same in words, if something is unexplained or one cause hides another.
     """
 
     bucket: str
@@ -169,13 +167,15 @@ class Validity(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Steps(msgspec.Struct, frozen=True, kw_only=True):
-    """Step times in milliseconds; `reasons` says of each missing value why it is missing.
+    """Step times in milliseconds; `reasons` says why a value is missing, by its name.
 
-    `corrected_interval_ms` is where `corrected_mean_ms` lies at 95 %: (low, high); None of a single step.
-    `unprofiled_times_ms` are the single steps behind `unprofiled_mean_ms`, in order; empty where they were not kept.
-    `covered_percent` is the analysed windows' share of the device's busy time in the recording; of the recording's span
-    where the device was never idle long. `unit` says what was analysed: marked or inferred training steps, a unit that
-    repeats within a larger range (a layer, a forward pass), or the whole recording.
+    Attributes:
+        corrected_interval_ms: 95 % interval of `corrected_mean_ms`, (low, high); None for a single step.
+        unprofiled_times_ms: the single steps behind `unprofiled_mean_ms`, in order; empty if not kept.
+        covered_percent: share of the device's recorded busy time that the analysed windows cover; share of the
+            recording's span if the device was never idle long.
+        unit: what was analysed: training steps, a unit that repeats within a larger range (a layer, a forward pass), or
+            the whole recording.
     """
 
     analysed: Count
@@ -191,9 +191,9 @@ class Steps(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Device(msgspec.Struct, frozen=True, kw_only=True):
-    """One device (or, on CPU-only runs, one training thread) and its mean step, cut into the eight buckets.
+    """One device (or on CPU-only runs one training thread) and its mean step, cut into the eight buckets.
 
-    `step_times_ms` are the single windows behind `step_ms`, in order; empty in analyses from before they were kept.
+    `step_times_ms` are the single windows behind `step_ms`, in order; empty in analyses of early versions.
     """
 
     rank: Ordinal
@@ -206,10 +206,10 @@ class Device(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RankClock(msgspec.Struct, frozen=True, kw_only=True):
-    """How one rank's clock was brought onto the first rank's, from the common ends of collectives.
+    """Alignment of one rank's clock to the first rank's, from the common ends of collectives.
 
-    `offset_ms` was added to the rank's times; the ends of `matched` collectives are then `residual_ms` apart, in the
-    median.
+    `offset_ms` was added to the rank's times; `residual_ms` is the median distance between the ends of `matched`
+    collectives after that.
     """
 
     rank: Ordinal
@@ -219,7 +219,7 @@ class RankClock(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Wait(msgspec.Struct, frozen=True, kw_only=True):
-    """How long `rank` waited in collectives for `on_rank`, the last to arrive, per step."""
+    """Time per step that `rank` waited in collectives for `on_rank`, the last to arrive."""
 
     rank: Ordinal
     on_rank: Ordinal
@@ -231,7 +231,7 @@ class CollectiveSummary(msgspec.Struct, frozen=True, kw_only=True):
     """Collectives of one operation, group and size, over all ranks and analysed steps.
 
     `transfer_us` is the median time from the last arrival to the common end; `busbw_gb_per_s` is of that time, by the
-    nccl-tests convention, None where the size was not recorded.
+    nccl-tests convention, None if the size was not recorded.
     """
 
     operation: str
@@ -246,7 +246,7 @@ class CollectiveSummary(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class KernelSummary(msgspec.Struct, frozen=True, kw_only=True):
-    """One kernel by name: its device time per step, averaged over ranks."""
+    """One kernel by name: device time per step, averaged over ranks."""
 
     name: str
     ms_per_step: Milliseconds
@@ -254,9 +254,9 @@ class KernelSummary(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class OperatorSummary(msgspec.Struct, frozen=True, kw_only=True):
-    """One operator of the framework by name, on the threads that launch work: host time per step, averaged over ranks.
+    """One framework operator by name, on threads that launch work: host time per step, averaged over ranks.
 
-    `own_ms_per_step` is without that of the operators within it; `per_step` is how often it was called.
+    `own_ms_per_step` excludes nested operators; `per_step` is the number of calls.
     """
 
     name: str
@@ -265,13 +265,16 @@ class OperatorSummary(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ModuleTime(msgspec.Struct, frozen=True, kw_only=True):
-    """What one module of the model takes, in ms per step on each of `Analysis.devices`, in that order.
+    """Times of one module of the model, in ms per step on each of `Analysis.devices`, in that order.
 
-    On a GPU: of the kernels, copies and memsets that its operators launched, communication left out; on a CPU, of its
-    operators. Times include the modules below it in path, `own_` do not; what backward computes again is in backward.
+    On a GPU: of the kernels, copies and memsets that its operators launched, without communication; on a CPU: of its
+    operators. Times include nested modules, `own_` times do not; recomputation in backward counts as backward.
 
-    `root` is the class of the outermost module (`Net#2`: another of that class), `path` the module's in it, as in
-    `named_modules()`, `type` its class, `calls` its forward calls per step, mean of the devices.
+    Attributes:
+        root: class of the outermost module (`Net#2`: another of that class).
+        path: path of the module in it, as in `named_modules()`.
+        type: its class.
+        calls: forward calls per step, mean of the devices.
     """
 
     root: str
@@ -285,7 +288,7 @@ class ModuleTime(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Modules(msgspec.Struct, frozen=True, kw_only=True):
-    """What modules take, as they were first called; outside of them, per device (optimizer, loss); or why not."""
+    """Times of modules in order of their first calls, and outside of them per device (optimizer, loss); or why not."""
 
     times: tuple[ModuleTime, ...] = ()
     outside_ms: tuple[Milliseconds, ...] = ()
@@ -293,18 +296,18 @@ class Modules(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Portion(msgspec.Struct, frozen=True, kw_only=True):
-    """What one kernel, collective or copy contributed to a bucket. The portions of a bucket sum to at most the bucket.
+    """Contribution of one kernel, collective or copy to a bucket; the portions of a bucket sum to at most the bucket.
 
-    Unlike the times in `KernelSummary`, these are exclusive: only instants that count for the bucket, and where n ops
-    run at such an instant, each gets 1/n of it.
+    Unlike the times in `KernelSummary`, these are exclusive: only instants that count for the bucket, and if n ops run
+    at such an instant, each gets 1/n of it.
 
     Attributes:
         bucket: one of `BUCKETS`.
-        name: the kernel's or copy's own name; a collective's operation; `host` for what the host itself does for an
-            exchange beside no transfer; of `idle`, `unmarked-input` (between a step's
-            mark and its first op, while the host recorded nothing) or `queued` (the next op had been launched already).
+        name: name of the kernel or copy; operation of a collective; `host` for host communication without a transfer;
+            in `idle`, `unmarked-input` (between a step's mark and its first op, while the host recorded nothing) or
+            `queued` (the next op was already launched).
         group, size_bytes: of a collective, as in `CollectiveSummary`.
-        per_step: how many began per step and device.
+        per_step: number of begins per step and device.
         device_ms: milliseconds per step on each of `Analysis.devices`, in that order.
     """
 
@@ -317,7 +320,10 @@ class Portion(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Source(msgspec.Struct, frozen=True, kw_only=True):
-    """What was analysed: the files, and from the run record, if there was one, what ran."""
+    """The analysed files, and facts from the run record if there is one.
+
+    `input_only`: batches were fetched and not used, so `samples_per_s` is the loader's.
+    """
 
     paths: tuple[str, ...] = ()
     title: str = ""
@@ -326,13 +332,18 @@ class Source(msgspec.Struct, frozen=True, kw_only=True):
     batch_size_per_device: Count | None = None
     samples_per_s: Rate | None = None
     input_only: bool = False
-    """Batches were taken and nothing was done with them: its samples per second are the loader's."""
     software: dict[str, str] = {}
     hosts: tuple[str, ...] = ()
 
 
 class Analysis(msgspec.Struct, frozen=True, kw_only=True):
-    """The result of analysing one job's traces."""
+    """The result of analysing one job's traces.
+
+    Attributes:
+        modules: None without marks of modules: traces of others, of early versions, TensorFlow.
+        compute: FLOPs and their rate; None if nothing was counted: traces alone, unknown model, TensorFlow.
+        inference: how fast the run wrote a volume; None if it trained.
+    """
 
     schema: str = ANALYSIS_SCHEMA
     framework: str
@@ -353,22 +364,19 @@ class Analysis(msgspec.Struct, frozen=True, kw_only=True):
     operators: tuple[OperatorSummary, ...] = ()
     portions: tuple[Portion, ...] = ()
     modules: Modules | None = None
-    """None where no modules were marked: recordings of others and before there were marks, TensorFlow."""
     source: Source = Source()
     timed: tuple[UnprofiledRank, ...] | None = None
     recording: RecordingCost | None = None
     compute: ComputeRate | None = None
-    """What devices compute and how fast; None where nothing was counted: traces alone, no model told, TensorFlow."""
     inference: InferenceRecord | None = None
-    """How fast the run wrote a volume; None where it trained."""
 
     def __repr__(self) -> str:
-        from gpudiag.model.frames.summary import summary  # noqa: PLC0415  # for those only who print one
+        from gpudiag.model.frames import summary  # noqa: PLC0415  # only for printing
 
         return summary(self)
 
     def frames(self) -> Frames:
-        """Its tables as pandas frames, one row per bucket, step, wait and so on. Imports pandas."""
-        from gpudiag.model.frames.analysis import analysis_frames  # noqa: PLC0415  # pandas, for those only who want tables
+        """Return its tables as pandas frames, one row per bucket, step, wait and so on. Imports pandas."""
+        from gpudiag.model.frames import analysis_frames  # noqa: PLC0415  # only for tables
 
         return analysis_frames(self)

@@ -13,22 +13,19 @@ Times = NDArray[np.int64]
 
 
 class TrackAttribution(msgspec.Struct, frozen=True, kw_only=True):
-    """The windows of one lane, cut into buckets.
+    """The windows of one device track, cut into buckets.
 
     Attributes:
-        rank: global rank.
         bounds: int64[k + 1], the windows.
-        parts: for each of the eight buckets its interval set within [bounds[0], bounds[k]): disjoint, and together all
-        of
-            it.
+        parts: intervals of each of the eight buckets; disjoint, and together all of [bounds[0], bounds[k]).
         buckets_ns: int64[k, 8], length of each bucket in each window, in the order of `BUCKETS`.
-        hidden_ns: int64[k], communication that ran beside compute, in each window.
+        hidden_ns: int64[k], communication beside compute, in each window.
         waits_ns: rank waited for → int64[k], its share of `communication_wait`.
-        unsplit_ns: int64[k], what of `communication_transfer` had no known partner, so that it may hold waiting.
-        unmarked_input: what of `idle` lies between a step's start and its first op while the host recorded nothing:
-            usually an input pipeline without marks.
-        queued: what of `idle` passed although the next op had been launched already (gaps between queued kernels,
-            dependencies between streams).
+        unsplit_ns: int64[k], part of `communication_transfer` without a known partner, which may include waiting.
+        unmarked_input: part of `idle` between a step's start and its first op while the host recorded nothing: usually
+            an input pipeline without marks.
+        queued: part of `idle` while the next op was already launched (gaps between queued kernels, dependencies between
+            streams).
     """
 
     rank: int
@@ -47,7 +44,7 @@ class TrackAttribution(msgspec.Struct, frozen=True, kw_only=True):
         return np.diff(self.bounds)
 
     def check(self) -> None:
-        """The conservation law: the buckets of each window sum to its length, exactly.
+        """Check the conservation law: the buckets of each window sum exactly to its length.
 
         Raises:
             ArithmeticError: they do not, which is a defect of gpudiag and never of the trace.
@@ -60,11 +57,11 @@ class TrackAttribution(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Attribution(msgspec.Struct, frozen=True, kw_only=True):
-    """All lanes, in the order of the timeline's."""
+    """All device tracks, in the order of the timeline's."""
 
     tracks: tuple[TrackAttribution, ...]
 
     def check(self) -> None:
-        """`LaneAttribution.check` of every lane."""
+        """Call `TrackAttribution.check` for every track."""
         for track in self.tracks:
             track.check()

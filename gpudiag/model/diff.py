@@ -1,7 +1,7 @@
-"""Diff: what made the step times of two runs differ. Its JSON is a contract (`gpudiag/diff/1`).
+"""Diff: why the step times of two runs differ. Its JSON is a contract (`gpudiag/diff/1`).
 
-Every difference is `after - before`, in milliseconds per step: positive where the second run takes longer. Differences
-of parts sum to the difference of the whole, to floating-point rounding.
+Every difference is `after - before`, in milliseconds per step: positive if the second run takes longer. Differences of
+parts sum to the difference of the whole, to floating-point rounding.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ FindingStatus = Literal["appeared", "disappeared", "remained"]
 
 
 class ComparedRun(msgspec.Struct, frozen=True, kw_only=True):
-    """One of the two runs: what was analysed, and on how many steps and devices its figures rest."""
+    """One of the two runs: what was analysed, and the number of steps and devices behind its figures."""
 
     paths: tuple[str, ...] = ()
     title: str = ""
@@ -41,8 +41,8 @@ class StepChange(msgspec.Struct, frozen=True, kw_only=True):
     """The change of one kind of mean step time.
 
     `profiled` is the mean device window in the trace, averaged over the devices; `unprofiled` and `corrected` are as in
-    the analysis. `ci95_ms` is Welch's 95 % interval of the difference, from the steps of both runs; None where too few
-    are known, and then `reason` says so.
+    the analysis. `ci95_ms` is Welch's 95 % interval of the difference, from the steps of both runs; None if too few are
+    known, and then `reason` says so.
     """
 
     kind: StepKind
@@ -55,7 +55,7 @@ class StepChange(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class PartChange(msgspec.Struct, frozen=True, kw_only=True):
-    """One kernel, collective or copy: its exclusive contribution to a bucket (see `analysis.Portion`) in both runs."""
+    """A kernel, collective or copy: its exclusive contribution to a bucket (see `analysis.Portion`) in both runs."""
 
     bucket: str
     name: str
@@ -82,7 +82,7 @@ class BucketChange(msgspec.Struct, frozen=True, kw_only=True):
 class RankChange(msgspec.Struct, frozen=True, kw_only=True):
     """One device that both runs have. `buckets_ms` and `unattributed_ms` sum to `difference_ms`.
 
-    `parts` are only the few with the largest differences.
+    `parts` are the few with the largest differences.
     """
 
     rank: int
@@ -96,7 +96,7 @@ class RankChange(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class WaitChange(msgspec.Struct, frozen=True, kw_only=True):
-    """How much longer `rank` waited for `on_rank`."""
+    """The change of `rank`'s wait for `on_rank`."""
 
     rank: int
     on_rank: int
@@ -113,14 +113,14 @@ class FindingChange(msgspec.Struct, frozen=True, kw_only=True):
     after: Finding | None
 
 
-#: What a difference of runs is called whose models nobody named, but whose kernels are not the same.
+#: Name of the difference between runs of unknown models whose kernels differ.
 OTHER_KERNELS = "compute in kernels that both have"
 
 
 class RunDifference(msgspec.Struct, frozen=True, kw_only=True):
-    """Something about the runs themselves that differs, and what that means for the comparison.
+    """A difference between the runs themselves, and what it means for the comparison.
 
-    `same_work` is False where the steps of the two runs do not do the same work, so that no threshold can be held.
+    `same_work` is False if the steps of the two runs do not do the same work, so that no threshold applies.
     """
 
     what: str
@@ -139,13 +139,13 @@ class RunValidity(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Cause(msgspec.Struct, frozen=True, kw_only=True):
-    """Where most of the difference lies.
+    """The location of most of the difference.
 
     Attributes:
         bucket: the bucket with most of it, over all devices or, with `ranks`, on these.
-        ranks: the ranks that it is about, where it is not about all of them.
+        ranks: the ranks concerned; empty for all.
         difference_ms: the change of that bucket: mean over all devices, or over `ranks`.
-        waiting_ms: by how much the mean wait for `ranks` changed on the others; None where that plays no part.
+        waiting_ms: change of the mean wait for `ranks` on the others; None if irrelevant.
         part: the kernel, collective or copy with most of it, if it has at least half of it.
     """
 
@@ -160,14 +160,14 @@ class Diff(msgspec.Struct, frozen=True, kw_only=True):
     """The result of comparing two analyses.
 
     Attributes:
-        outcome: what the judged step time says: beyond the noise of its steps slower or faster, or within it;
-            `cannot-tell` where the noise is not known.
-        judged: the kind of step time that `outcome` and `--fail-on` are about: unprofiled where both runs have it with
-            its single steps, else profiled.
-        steps: `profiled` first; others where both runs have them.
+        outcome: `slower` or `faster` if the judged step time changed beyond the noise of its steps; `no-difference`
+            within it; `cannot-tell` if the noise is unknown.
+        judged: the kind of step time that `outcome` and `--fail-on` refer to: unprofiled if both runs have its single
+            steps, else profiled.
+        steps: `profiled` first; others if both runs have them.
         buckets: the eight; with `unattributed_ms` they sum to the profiled difference.
         unattributed_ms: 0 unless one of the analyses does not add up, which gpudiag's own do.
-        parts_reason: why the buckets have no parts; "" where they have.
+        parts_reason: why the buckets have no parts; "" if they have.
     """
 
     schema: str = DIFF_SCHEMA
@@ -188,10 +188,10 @@ class Diff(msgspec.Struct, frozen=True, kw_only=True):
     validity: tuple[RunValidity, ...]
 
     def step(self, kind: StepKind) -> StepChange:
-        """The change of this kind of step time, which must be among `steps`."""
+        """Return the change of this kind of step time, which must be among `steps`."""
         return next(step for step in self.steps if step.kind == kind)
 
     @property
     def same_work(self) -> bool:
-        """Whether a step of one run does the same work as one of the other, so far as is known."""
+        """Whether the steps of both runs do the same work, as far as known."""
         return all(difference.same_work for difference in self.run_differences)

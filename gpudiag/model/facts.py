@@ -1,7 +1,7 @@
-"""Facts: what a machine has and what its links really do (`facts.json`, `gpudiag/facts/1`).
+"""Facts: a machine's hardware and the measured speed of its links (`facts.json`, `gpudiag/facts/1`).
 
-Every figure says its direction, its unit and, where there is one, the ceiling it should be held against and where that
-ceiling comes from. What could not be read is None (null), and `reasons` of the same object says why.
+Every figure has a direction, a unit and, if there is one, the ceiling to compare it with and the ceiling's source. A
+value that could not be read is None (null), and `reasons` of the same object says why.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from gpudiag.model.quantities import Bytes, Count, Devices, Difference, Microsec
 
 FACTS_SCHEMA = "gpudiag/facts/1"
 QUEUED = "-queued"
-"""Ending of the name of a transport whose collectives were measured without the time to launch them."""
+"""Suffix of a transport whose collectives were measured without their launch time."""
 
 
 def nccl_transport(*, p2p: bool = True) -> str:
-    """The transport of NCCL's collectives, with peer access between GPUs or as on a machine without."""
+    """Return the transport of NCCL's collectives, with or without peer access between GPUs."""
     return "nccl" if p2p else "nccl-no-p2p"
 
 
@@ -37,7 +37,7 @@ class Clock(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class PcieLink(msgspec.Struct, frozen=True, kw_only=True):
-    """PCI Express link of a device. An idle link trains down: `generation` counts only when `under_load`."""
+    """PCI Express link of a device. An idle link trains down: `generation` is valid only if `under_load`."""
 
     generation: Count | None = None
     width: Count | None = None
@@ -47,31 +47,27 @@ class PcieLink(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class GpuProcess(msgspec.Struct, frozen=True, kw_only=True):
-    """A process that holds a GPU."""
+    """A process that holds a GPU. `own` marks gpudiag's processes and their parents, which are not foreign."""
 
     pid: Count
     name: str | None = None
     memory_bytes: Bytes | None = None
     own: bool = False
-    """True for gpudiag's own processes and their parents, which are not foreign."""
 
 
 class NvLink(msgspec.Struct, frozen=True, kw_only=True):
-    """One NVLink lane."""
+    """One NVLink lane: one-way rate, and PCI id of the far end."""
 
     lane: Count
     active: bool
     version: Count | None = None
     gb_per_s: Rate | None = None
-    """One-way rate of this lane."""
     remote: str | None = None
-    """PCI id of the far end (a GPU or a switch)."""
     remote_kind: Literal["gpu", "switch", "cpu", "unknown"] = "unknown"
-    """What the far end is."""
 
 
 class MigInstance(msgspec.Struct, frozen=True, kw_only=True):
-    """One slice of a GPU in MIG mode, which CUDA programs see as a device of its own."""
+    """One slice of a GPU in MIG mode, which CUDA programs see as a separate device."""
 
     uuid: str | None = None
     name: str | None = None
@@ -79,7 +75,12 @@ class MigInstance(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Gpu(msgspec.Struct, frozen=True, kw_only=True):
-    """One GPU, as NVML describes it."""
+    """One GPU, as NVML describes it.
+
+    Attributes:
+        cpu_affinity: CPU list, e.g. `0-15,32-47`.
+        visible: False if CUDA_VISIBLE_DEVICES hides it from training processes.
+    """
 
     index: Ordinal
     name: str
@@ -106,15 +107,13 @@ class Gpu(msgspec.Struct, frozen=True, kw_only=True):
     nvlinks: tuple[NvLink, ...] = ()
     numa_node: Number | None = None
     cpu_affinity: str | None = None
-    """CPU list, e.g. `0-15,32-47`."""
     processes: tuple[GpuProcess, ...] = ()
     visible: bool = True
-    """False when CUDA_VISIBLE_DEVICES hides it from training processes."""
     reasons: dict[str, str] = {}
 
 
 class Link(msgspec.Struct, frozen=True, kw_only=True):
-    """The path between two GPUs, by index, a < b."""
+    """The path between two GPUs, by index, a < b; `reason` is NVML's if peer access is denied."""
 
     a: Ordinal
     b: Ordinal
@@ -122,7 +121,6 @@ class Link(msgspec.Struct, frozen=True, kw_only=True):
     lanes: Count = 0
     peer_access: bool | None = None
     reason: str | None = None
-    """NVML's reason where peer access is denied."""
 
 
 class Nic(msgspec.Struct, frozen=True, kw_only=True):
@@ -145,7 +143,13 @@ class NumaNode(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Host(msgspec.Struct, frozen=True, kw_only=True):
-    """The host."""
+    """The host.
+
+    Attributes:
+        usable_cpus: CPUs that this process may use (affinity and cgroup quota).
+        memlock_bytes: -1 for unlimited.
+        environment: NCCL_*, CUDA_*, and a few other variables that change how training communicates.
+    """
 
     name: str = ""
     os: str = ""
@@ -155,7 +159,6 @@ class Host(msgspec.Struct, frozen=True, kw_only=True):
     cores: Count | None = None
     threads: Count | None = None
     usable_cpus: Count | None = None
-    """CPUs this process may use (affinity and cgroup quota)."""
     numa: tuple[NumaNode, ...] = ()
     memory_bytes: Bytes | None = None
     driver: str | None = None
@@ -167,9 +170,7 @@ class Host(msgspec.Struct, frozen=True, kw_only=True):
     shm_bytes: Bytes | None = None
     shm_free_bytes: Bytes | None = None
     memlock_bytes: Number | None = None
-    """-1 for unlimited."""
     environment: dict[str, str] = {}
-    """NCCL_*, CUDA_*, and the few other variables that change how training communicates."""
     nics: tuple[Nic, ...] = ()
     reasons: dict[str, str] = {}
 
@@ -177,9 +178,14 @@ class Host(msgspec.Struct, frozen=True, kw_only=True):
 class Bandwidth(msgspec.Struct, frozen=True, kw_only=True):
     """One measured copy path.
 
-    `path` is `host_to_device`, `device_to_host`, `device_to_device`, `peer` or `host_memory`. `src` and `dst` are
-    `host`, `numa:<i>`, `gpu:<i>`, or `all` for all GPUs at once (then `gb_per_s` is their sum and `per_device` has
-    each one's). `direction` is `one_way`, or `both_ways` (the sum of both directions, which run at once).
+    Attributes:
+        path: `host_to_device`, `device_to_host`, `device_to_device`, `peer` or `host_memory`.
+        src, dst: `host`, `numa:<i>`, `gpu:<i>`, or `all` for all GPUs at once.
+        direction: `one_way`, or `both_ways` for the sum of both directions at once.
+        initiator: between GPUs, the side that issues the copy: `src` for a write, `dst` for a read.
+        gb_per_s: for `all` GPUs the sum of `per_device`.
+        cv: coefficient of variation over the repeats behind the median.
+        verified: whether every byte arrived as sent; None if not checked.
     """
 
     path: str
@@ -189,17 +195,14 @@ class Bandwidth(msgspec.Struct, frozen=True, kw_only=True):
     direction: Literal["one_way", "both_ways"]
     peer_access: bool | None = None
     initiator: Literal["src", "dst"] | None = None
-    """Between GPUs: `src` when the sender issues the copy (a write), `dst` when the receiver does (a read)."""
     size_bytes: Bytes
     gb_per_s: Rate
     per_device: dict[str, Rate] = {}
     ceiling_gb_per_s: Rate | None = None
     ceiling_source: str | None = None
     cv: Rate | None = None
-    """Coefficient of variation over the repeats behind the median."""
     repeats: Count = 0
     verified: bool | None = None
-    """True: every byte arrived as sent; False: data was corrupted; None: not checked."""
 
 
 class Latency(msgspec.Struct, frozen=True, kw_only=True):
@@ -217,9 +220,10 @@ class Collective(msgspec.Struct, frozen=True, kw_only=True):
     """One measured collective: time and bandwidth by the nccl-tests convention.
 
     `strategy` names the transport: `nccl`, `nccl-no-p2p`, `nccl-ring`, `nccl-tree`, `gloo`, `host-staged`. `time_us` is
-    what a call takes when one host thread launches them back to back for all GPUs, as nccl-tests does. With `-queued`
-    behind the name it is what the GPUs themselves take: launched beforehand, held behind a gate, timed by the GPUs. A
-    collective that a training step launched well ahead takes that time; small ones only, as large ones do not differ.
+    the time of a call if one host thread launches calls back to back for all GPUs, as nccl-tests does. With the suffix
+    `-queued` it is the time on the GPUs themselves: launched ahead, held behind a gate, timed by the GPUs. A collective
+    that a training step launched well ahead takes that time; measured for small ones only, because large ones do not
+    differ.
     """
 
     operation: str
@@ -252,7 +256,7 @@ class Skipped(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Facts(msgspec.Struct, frozen=True, kw_only=True):
-    """Everything known of a machine."""
+    """All facts about a machine; `probes` has seconds per probe and library versions."""
 
     schema: str = FACTS_SCHEMA
     created: str = ""
@@ -268,11 +272,10 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True):
     findings: tuple[Finding, ...] = ()
     skipped: tuple[Skipped, ...] = ()
     probes: dict[str, Any] = {}
-    """How the probes ran: seconds per probe, library versions."""
 
 
 def number_list(numbers: Iterable[int]) -> str:
-    """Numbers in the kernel's list notation, as short as it can be; "" for none.
+    """Return numbers in the kernel's list notation, as short as possible; "" for none.
 
     >>> number_list([8, 0, 1, 3, 2])
     '0-3,8'

@@ -1,4 +1,4 @@
-"""RunOptions: what is asked of a run. Job: the same with every choice made, as its processes are told it."""
+"""RunOptions: what the user asks of a run. Job: the same with every choice made, as its processes receive it."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ TrainedModel = Literal["whole", "trivial", "none"]
 Compression = Literal["bf16", "fp16"]
 NcclAlgorithm = Literal["ring", "tree"]
 
-#: The strategy that exchanges nothing, under every framework: the floor that others are held against, in records too.
+#: The strategy without communication, in every framework and in records: the floor for all others.
 INDEPENDENT = "independent"
-#: Recorded where the user's function decides how gradients are exchanged.
+#: Recorded if a user-defined function decides how gradients are communicated.
 OWN_STRATEGY = "own"
 
-#: The framework where nothing says which.
+#: The framework if none is given.
 DEFAULT_FRAMEWORK = "pytorch"
 PRECISIONS: tuple[Precision, ...] = ("fp32", "tf32", "bf16", "fp16")
 MEMORY_FORMATS: tuple[MemoryFormat, ...] = ("nchw", "nhwc")
@@ -30,13 +30,13 @@ NCCL_ALGORITHMS: tuple[NcclAlgorithm, ...] = ("ring", "tree")
 
 
 class CommunicationOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """How a strategy is to exchange gradients, where it leaves a choice; `Strategy.takes` says which it does.
+    """Options of a strategy's communication of gradients; `Strategy.takes` lists those that it has.
 
     Attributes:
-        bucket_mb: megabytes (2**20 bytes) of gradients that travel together; None for the framework's own 25.
-        compress: precision in which gradients travel; None for their own.
-        accumulate: batches whose gradients are added up on each device before they are exchanged, once per step.
-        nccl_algo: algorithm that NCCL must take; None to let it choose.
+        bucket_mb: megabytes (2**20 bytes) of gradients per bucket; None for the framework's 25.
+        compress: precision in which gradients are communicated; None for their own.
+        accumulate: batches whose gradients are accumulated on each device before communication, once per step.
+        nccl_algo: algorithm that NCCL must use; None to let it choose.
         ps_device: the one device that has all variables; None to spread them over all.
     """
 
@@ -47,7 +47,7 @@ class CommunicationOptions(msgspec.Struct, frozen=True, kw_only=True):
     ps_device: int | None = None
 
     def given(self) -> dict[str, str]:
-        """What differs from the defaults, by name, for the record and for messages."""
+        """Return the options that differ from the defaults, by name, for the record and for messages."""
         given = {}
         for name in ("bucket_mb", "compress", "accumulate", "nccl_algo", "ps_device"):
             value = getattr(self, name)
@@ -65,33 +65,32 @@ class Rendezvous(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RunOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """All that is asked of a run, from the command line to its processes. None leaves the choice to gpudiag.
+    """All options of a run, from the command line to its processes. None leaves the choice to gpudiag.
 
     Attributes:
-        workload: a built-in name, or `module:function` of the user's own.
-        framework: what trains.
-        process_per_device: of a function in a framework whose processes drive all devices: start it once per device.
-        strategy: how gradients are exchanged; not used by a user's own function.
+        workload: a built-in name, or `module:function` of a user-defined one.
+        process_per_device: start a user-defined function once per device, in a framework whose processes drive all.
+        strategy: how gradients are communicated; not used by a user-defined function.
         devices: GPUs, or CPU processes, on this node.
         batch_size: samples per device and step.
-        loader_workers: processes per training process that put batches together, for `loader` and `zmq`.
-        prefetch: copy each batch to the device while the step before it runs.
-        model: `whole`; `trivial` for one weight per input value, so that the input is all that takes time; `none` for
-            taking batches and doing nothing with them.
+        loader_workers: processes per training process that assemble batches, for `loader` and `zmq`.
+        prefetch: copy each batch to the device during the step before it.
+        model: `whole`; `trivial` for one weight per input value, so that only the input takes time; `none` for fetching
+            batches without using them.
         volume: voxels along z, y and x, for workloads that predict a volume.
         keep_prediction: leave the predicted volume in the run directory.
-        p2p: False where peer access between GPUs is to be switched off.
+        p2p: False to switch off peer access between GPUs.
         exchange: options of the strategy.
-        steps: timed steps.
-        warmup: steps left out; None to find out from their times.
+        steps: unprofiled steps.
+        warmup: steps left out; None to determine it from their times.
         output: the run directory.
         python: the interpreter of the training processes.
-        timeout_s: how long a process may show no progress before the run counts as hung.
+        timeout_s: time without progress of a process after which the run counts as hung.
         nodes: nodes in the job.
-        rendezvous: needed when there is more than one.
+        rendezvous: required if there is more than one.
         command: the user's command line, for the record.
-        probe: measure the links before: None for what was measured within a day, else anew; True for anew; False for
-            not.
+        probe: measure the links before: None to reuse a measurement of the last day, else anew; True for anew; False
+            for not at all.
     """
 
     workload: str
@@ -123,11 +122,11 @@ class RunOptions(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Job(RunOptions, frozen=True, kw_only=True):
-    """The options of a run with every choice made, as its processes are told; what is left None suits the workload.
+    """The options of a run with every choice made, as its processes receive them; None suits the workload.
 
     Attributes:
         device: `cuda` for one GPU per process (`cuda:<local rank>`), `cpu` for CPU processes.
-        devices: how many each process drives.
+        devices: number of devices that each process drives.
     """
 
     strategy: str
@@ -139,23 +138,23 @@ class Job(RunOptions, frozen=True, kw_only=True):
 
     @classmethod
     def chosen(cls, options: RunOptions, **choices: object) -> Job:
-        """The job of these options and these choices; what neither has keeps the job's own default."""
+        """Return the job of these options and choices; fields without either keep the job's default."""
         given = {**msgspec.structs.asdict(options), **choices}
         return msgspec.convert({name: value for name, value in given.items() if value is not None}, cls)
 
     @property
     def environment_options(self) -> dict[str, str]:
-        """For the record: what holds for the processes as a whole, whatever they train."""
+        """Options that apply to the processes as a whole, whatever they train, for the record."""
         return {**({} if self.p2p else {"p2p": "off"}), **self.exchange.given()}
 
     @property
     def title(self) -> str:
-        """What is trained, as records and reports call it: a workload's input alone is never taken for the workload."""
+        """Name of what is trained, in records and reports; a workload's input alone has a different name."""
         return self.workload + {"whole": "", "trivial": " (trivial model)", "none": " (input only)"}[self.model]
 
 
 def computed_in(precision: Precision | None, *, on_gpu: bool) -> Precision:
-    """What is computed in, and recorded: unless told otherwise tf32 on GPUs and fp32 on CPUs, where tf32 is fp32."""
+    """Return the recorded precision of computation: by default tf32 on GPUs and fp32 on CPUs, where tf32 is fp32."""
     if not on_gpu and precision == "tf32":
         return "fp32"
     return precision or ("tf32" if on_gpu else "fp32")

@@ -1,4 +1,4 @@
-"""What the probes measured of this machine, looked up for what a job did: the same transport, operation and size."""
+"""Look up what the probes measured of this machine for a job's transport, operation and size."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from gpudiag.units import NS_PER_US, bus_factor, gb_per_s
 
 
 def transport_of(run: RunRecord | None) -> str:
-    """The probed transport (`Collective.strategy`) that this run's collectives take; `nccl` where no run is known."""
+    """Return the probed transport (`Collective.strategy`) of a run's collectives; `nccl` if no run is known."""
     if run is None:
         return nccl_transport()
     devices = {rank.device for rank in run.ranks if rank.device}
@@ -24,17 +24,18 @@ def transport_of(run: RunRecord | None) -> str:
 
 
 def peer_access_of(run: RunRecord) -> bool:
-    """False where the run switched peer access off; whether the machine has any is another question."""
-    # A function of the user's own leaves no options, but its command line does.
+    """Return False if the run switched peer access off, whether or not the machine has it."""
+    # A user-defined function records no options, but its command line.
     return run.options.get("p2p") != "off" and "--no-p2p" not in run.command
 
 
 def probed_time_us(facts: Facts, operation: str, size_bytes: int, ranks: int, transport: str) -> float | None:
-    """How long a collective takes alone on this machine, in µs.
+    """Return the time of a collective alone on this machine, in µs.
 
-    Between two measured sizes time grows in a straight line, as latency and bandwidth make it do. Where a size was
-    measured queued, that counts: a training step launches its collectives ahead. None outside of the measured sizes,
-    and where this operation, transport or number of ranks was not measured. A corrupted result has no time.
+    The time is interpolated linearly between measured sizes, as latency and bandwidth determine it. A size measured
+    with queued launches takes precedence, because a training step launches its collectives ahead. None outside of the
+    measured sizes, and if this operation, transport or number of ranks was not measured. A corrupted result has no
+    time.
     """
     times: dict[int, float] = {}
     for name in (transport, transport + QUEUED):
@@ -53,7 +54,7 @@ def probed_time_us(facts: Facts, operation: str, size_bytes: int, ranks: int, tr
 
 
 def probed_busbw(facts: Facts, operation: str, size_bytes: int, ranks: int, transport: str) -> float | None:
-    """The bus bandwidth in GB/s that belongs to `probed_time_us`; None where that is, and for other operations."""
+    """Return the bus bandwidth in GB/s that belongs to `probed_time_us`; None without it and for other operations."""
     time_us = probed_time_us(facts, operation, size_bytes, ranks, transport)
     factor = bus_factor(operation, ranks)
     if time_us is None or factor is None:
@@ -64,7 +65,7 @@ def probed_busbw(facts: Facts, operation: str, size_bytes: int, ranks: int, tran
 def beside_probe(
     collectives: Iterable[CollectiveSummary], facts: Facts | None, transport: str
 ) -> tuple[CollectiveSummary, ...]:
-    """The collectives of a job, each with what the probe reached at its size."""
+    """Return the collectives of a job with the probed bandwidth at their sizes."""
     if facts is None:
         return tuple(collectives)
     return tuple(
@@ -79,7 +80,7 @@ def beside_probe(
 
 
 def pinned_to_device(facts: Facts) -> float | None:
-    """GB/s of copies from pinned host memory to one GPU at a time, one way: the median GPU's; None if unmeasured."""
+    """Return GB/s of one-way copies from pinned memory to one GPU at a time, median over GPUs; None if unmeasured."""
     rates = [
         copy.gb_per_s
         for copy in facts.bandwidth
@@ -91,16 +92,17 @@ def pinned_to_device(facts: Facts) -> float | None:
 
 
 def gpu_of_rank(facts: Facts, run: RunRecord | None, rank: int) -> int | None:
-    """The inventory's index of a rank's GPU, None where the job does not say it or ran on several nodes.
+    """Return the inventory's index of a rank's GPU, None if the job does not record it or ran on several nodes.
 
-    Rank r of a node takes the GPU that CUDA shows it as number `local_rank`: CUDA_VISIBLE_DEVICES gives their order.
+    The GPU has CUDA's number `local_rank`; CUDA_VISIBLE_DEVICES defines the order of the numbers.
     """
     if run is None or run.nodes > 1:
         return None
-    local = next((told.local_rank for told in run.ranks if told.rank == rank and told.device.startswith("cuda")), None)
-    shown = [gpu.index for gpu in facts.gpus if gpu.visible]
-    chosen = facts.host.environment.get("CUDA_VISIBLE_DEVICES", "")
-    order = [int(part) for part in chosen.split(",") if part.strip().isdecimal()]
-    if order and sorted(order) == shown:
-        shown = order
-    return shown[local] if local is not None and 0 <= local < len(shown) else None
+    on_gpu = (record for record in run.ranks if record.device.startswith("cuda"))
+    local = next((record.local_rank for record in on_gpu if record.rank == rank), None)
+    visible = [gpu.index for gpu in facts.gpus if gpu.visible]
+    setting = facts.host.environment.get("CUDA_VISIBLE_DEVICES", "")
+    order = [int(word) for word in setting.split(",") if word.strip().isdecimal()]
+    if order and sorted(order) == visible:
+        visible = order
+    return visible[local] if local is not None and 0 <= local < len(visible) else None

@@ -1,4 +1,4 @@
-"""RunRecord: what ran, on what, and how long its steps took without the profiler (`run.json`, `gpudiag/run/1`)."""
+"""Records of a run: what ran, how long its unprofiled steps took (`run.json`), and how fast a volume was predicted."""
 
 from __future__ import annotations
 
@@ -9,29 +9,32 @@ from gpudiag.model.structs import msgspec
 
 RUN_SCHEMA = "gpudiag/run/1"
 RANK_SCHEMA = "gpudiag/rank/1"
+INFERENCE_SCHEMA = "gpudiag/inference/1"
+INFERENCE_FILE = "inference.json"
 
 RunStatus = Literal["complete", "failed", "interrupted"]
 
 
 class StepTimes(msgspec.Struct, frozen=True, kw_only=True):
-    """Times of consecutive steps in milliseconds, each from one step's start to the next, device work included."""
+    """Times of consecutive steps in milliseconds, from one step's start to the next, device work included.
+
+    `jitter_ms` is 1.4826 times the median absolute deviation.
+    """
 
     step_ms: tuple[Milliseconds, ...]
     mean_ms: Milliseconds
     median_ms: Milliseconds
     standard_error_ms: Milliseconds
     jitter_ms: Milliseconds
-    """1.4826 times the median absolute deviation."""
 
 
 class LoaderPace(msgspec.Struct, frozen=True, kw_only=True):
-    """What the worker processes of a DataLoader made while steps were timed.
+    """Work of a DataLoader's worker processes during the unprofiled steps.
 
     Attributes:
-        workers: those that made any.
-        batches: how many all of them made.
-        batch_ms: how long one of them took for a batch, in the mean; what it waited until it was to make one is not in
-            it.
+        workers: processes that made batches.
+        batches: batches of all of them.
+        batch_ms: mean time of one process for a batch, without waiting for requests.
     """
 
     workers: Devices
@@ -40,15 +43,15 @@ class LoaderPace(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Scheduling(msgspec.Struct, frozen=True, kw_only=True):
-    """What the kernel counted in a timed step, in the mean, for the threads that launch its work.
+    """Kernel counters per unprofiled step, means of the threads that launch its work.
 
-    Those are the thread that trains and, beside a GPU, autograd's own. It tells a host that lost its core to other
-    processes from one that is slow by itself.
+    Those are the training thread and, beside a GPU, autograd's thread. They distinguish a host that lost its core to
+    other processes from a slow one.
 
     Attributes:
-        involuntary_switches: how often they were taken off a core although they could have gone on.
-        run_queue_wait_ms: how long they were ready to run and had no core.
-        cpu_ms: how long they had one.
+        involuntary_switches: times that a thread was taken off a core while able to run.
+        run_queue_wait_ms: time ready to run without a core.
+        cpu_ms: time on a core.
     """
 
     involuntary_switches: Rate
@@ -57,17 +60,17 @@ class Scheduling(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class UnprofiledSteps(msgspec.Struct, frozen=True, kw_only=True):
-    """What the training thread did in the steps of `RankRecord.unprofiled`, in milliseconds, one value for each step.
+    """Times of the training thread in the steps of `RankRecord.unprofiled`, in milliseconds, one value per step.
 
     Attributes:
-        input_ms: fetching the batch; None where the framework fetches it within the step's own work (Keras).
-        host_ms: from having the batch to having put the step's work into the queue.
-        lead_ms: by how much the thread was then ahead of its device: how long that still took to finish the step. None
-            where there is no device beside the thread (CPUs), or none whose progress can be told (TensorFlow).
-        idle_host_ms: `host_ms` of the steps just before, of which the first found its device idle and its queue empty:
-            there a thread waits for no room. Empty where `lead_ms` is None.
-        loader: of PyTorch's loaders with worker processes that were forked; None where none was seen.
-        scheduling: one value for all steps; None where the kernel does not tell (not Linux).
+        input_ms: fetching the batch; None if the framework fetches it within the step's work (Keras).
+        host_ms: from having the batch to having enqueued the step's work.
+        lead_ms: time that the device then still took to finish the step, by which the host ran ahead. None without a
+            device (CPUs), or if its progress is unknown (TensorFlow).
+        idle_host_ms: `host_ms` of the preceding steps, which began with an idle device and an empty launch queue, so
+            that no thread waited for a full queue. Empty if `lead_ms` is None.
+        loader: PyTorch's loaders with forked worker processes; None if there were none.
+        scheduling: one value for all steps; None if the kernel does not report it (not Linux).
     """
 
     input_ms: tuple[Milliseconds, ...] | None = None
@@ -79,14 +82,15 @@ class UnprofiledSteps(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class StepFlops(msgspec.Struct, frozen=True, kw_only=True):
-    """Floating-point operations of one step on one device: matrix products, convolutions, attention; a multiplication
-    and an addition are two.
+    """Floating-point operations of one step on one device: matrix products, convolutions, attention.
+
+    A multiplication and an addition are two.
 
     Attributes:
-        by_precision: of forward and backward, by what matrix units were given: `fp32`, `tf32`, `bf16`, `fp16` …
-        recomputed: what backward computed of forward again (activation checkpointing); not in `by_precision`.
-        unknown: operators that ran and that multiply matrices, or may, by which nobody knows how much.
-        reason: why nothing was counted; then there is nothing else.
+        by_precision: of forward and backward, by input precision: `fp32`, `tf32`, `bf16`, `fp16` …
+        recomputed: recomputation of forward in backward (activation checkpointing); not in `by_precision`.
+        unknown: operators that may multiply matrices, of unknown sizes.
+        reason: why nothing was counted; then all else is empty.
     """
 
     by_precision: dict[str, Flops] = msgspec.field(default_factory=dict)
@@ -96,30 +100,32 @@ class StepFlops(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Warmup(msgspec.Struct, frozen=True, kw_only=True):
-    """How long the run took to settle, found from the step times (or told: `automatic` is False)."""
+    """Length of the warm-up, found from the step times, or given if not `automatic`.
+
+    `settled` is False if step times still fell when the limit on warm-up was reached.
+    """
 
     steps: Count
     seconds: Seconds
     automatic: bool
     settled: bool
-    """False when the step times were still falling when the limit on warm-up was reached."""
 
 
 class RankRecord(msgspec.Struct, frozen=True, kw_only=True):
-    """What one rank says of itself and of its steps; saved as `ranks/rank<r>.json` while the run goes on.
+    """Facts about one rank and its steps; saved as `ranks/rank<r>.json` during the run.
 
     `device` and `device_name` are empty before the first step.
 
     Attributes:
         run_id: the same on all ranks of a run, once they have met; "" before.
-        unprofiled: the timed steps, without the profiler; `timed` is what the host did in them.
-        light: steps while they were recorded without operators; `light_trace` is that recording.
-        profiled: steps while they were recorded with operators; `trace` is that recording.
-        trace, light_trace: relative to the run directory; None where there is none.
-        flops: of one step of the warm-up; None where none was looked at.
-        unmarked: why the full recording has no marks of modules; empty where it has, and of a framework without such.
-        notes: what went wrong in recording and did not end the run, by code: `no-light-recording`,
-            `missing-device-activity`, `own-profiler`.
+        unprofiled: step times without the profiler; `timed` has the host's times in them.
+        light: step times while the kernel-only trace `light_trace` was recorded.
+        profiled: step times while the full trace `trace` was recorded.
+        trace, light_trace: relative to the run directory; None if not recorded.
+        flops: of one step of the warm-up; None if not counted.
+        unmarked: why the full trace has no marks of modules; empty if it has, or if the framework has no modules.
+        notes: problems in recording that did not end the run, by code: `no-light-recording`, `missing-device-activity`,
+            `own-profiler`.
     """
 
     schema: str = RANK_SCHEMA
@@ -144,7 +150,7 @@ class RankRecord(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ModelRecord(msgspec.Struct, frozen=True, kw_only=True):
-    """The trained model: how many parameters, and the gradient sizes in bytes in the order of exchange."""
+    """The trained model: number of parameters, and gradient bytes in the order of communication."""
 
     parameters: Count
     gradient_bytes: Bytes
@@ -171,7 +177,7 @@ class StepsFound(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RunRecord(msgspec.Struct, frozen=True, kw_only=True):
-    """One profiled run, as saved in the run directory. `steps_found`: None where the program marked its steps."""
+    """One profiled run, as saved in the run directory. `steps_found` is None if the program marked its steps."""
 
     schema: str = RUN_SCHEMA
     created: str
@@ -190,3 +196,39 @@ class RunRecord(msgspec.Struct, frozen=True, kw_only=True):
     status: RunStatus
     error: str | None = None
     run_id: str = ""
+
+
+class RankInference(msgspec.Struct, frozen=True, kw_only=True):
+    """One process's share; `seconds` from the common start until its last block was on disk."""
+
+    rank: Ordinal
+    blocks: Count
+    voxels: Count
+    seconds: Seconds
+
+
+class InferenceRecord(msgspec.Struct, frozen=True, kw_only=True):
+    """Speed of one volume predicted in blocks by all processes, without the profiler (`inference.json`).
+
+    Attributes:
+        volume: voxels along z, y and x.
+        written: most voxels that a block writes.
+        seen: voxels that the network sees per block: `written` and its surroundings.
+        voxels: written voxels, each once; equal to the volume's.
+        predicted: voxels that went through the network: surroundings count each time.
+        channels: values written per voxel, one byte each.
+        seconds: from the common start until every process had its last block on disk.
+        mvox_per_s: `voxels` / `seconds` / 1e6.
+    """
+
+    schema: str = INFERENCE_SCHEMA
+    volume: tuple[Count, Count, Count]
+    written: tuple[Count, Count, Count]
+    seen: tuple[Count, Count, Count]
+    blocks: Count
+    voxels: Count
+    predicted: Count
+    channels: Count
+    seconds: Seconds
+    mvox_per_s: Rate
+    ranks: tuple[RankInference, ...]

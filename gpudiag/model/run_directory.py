@@ -1,4 +1,4 @@
-"""The files of a run directory: where each noun is saved, written whole or not at all, read with bounds and types."""
+"""The files of a run directory: stored per noun, written whole or not at all, read with bounds and types."""
 
 from __future__ import annotations
 
@@ -13,8 +13,7 @@ from pathlib import Path
 from typing import BinaryIO, TypeVar
 
 from gpudiag.errors import GpudiagError, UnreadableInputError, UsageError
-from gpudiag.model.inference import INFERENCE_FILE, INFERENCE_SCHEMA, InferenceRecord
-from gpudiag.model.run import RUN_SCHEMA, RunRecord
+from gpudiag.model.run import INFERENCE_FILE, INFERENCE_SCHEMA, RUN_SCHEMA, InferenceRecord, RunRecord
 from gpudiag.model.sanitize import escaped_json, without_surrogates
 from gpudiag.model.structs import msgspec
 
@@ -22,10 +21,10 @@ RUN_FILE = "run.json"
 FACTS_FILE = "facts.json"
 ANALYSIS_FILE = "analysis.json"
 TRACES_DIR = "traces"
-#: In it, recordings without operators.
+#: Subdirectory with kernel-only traces.
 KERNEL_ONLY_TRACES = "light"
 
-#: No JSON of a run directory but its traces comes near this size.
+#: Larger than any JSON of a run directory but its traces.
 MOST_BYTES = 64 * 1024 * 1024
 
 #: As a path: standard output.
@@ -37,14 +36,14 @@ Noun = TypeVar("Noun", bound=msgspec.Struct)
 
 
 def encode_json(noun: msgspec.Struct, *, indent: int = 2) -> bytes:
-    """A noun as UTF-8 JSON with a newline at its end: what files keep and `--json` prints.
+    r"""Return a noun as UTF-8 JSON with a newline at its end, as files keep it and `--json` prints it.
 
-    Figures that are none (NaN, infinite) become null. Characters that a terminal may act on are escaped (`\\u202e`).
-    `indent` is in spaces per level; 0 for one line.
+    NaN and infinity become null. Characters that a terminal may act on are escaped (`\\u202e`). `indent` is in spaces
+    per level; 0 for one line.
     """
     try:
         text = msgspec.json.encode(noun)
-    except UnicodeEncodeError:  # of a path whose name is no UTF-8
+    except UnicodeEncodeError:  # a path whose name is no UTF-8
         text = msgspec.json.encode(without_surrogates(msgspec.to_builtins(noun)))
     return (escaped_json(msgspec.json.format(text, indent=indent) if indent else text)) + b"\n"
 
@@ -52,10 +51,7 @@ def encode_json(noun: msgspec.Struct, *, indent: int = 2) -> bytes:
 def write_json(path: Path, noun: msgspec.Struct, *, indent: int = 2) -> None:
     """Write a noun as JSON, whole or not at all: into a temporary file beside `path`, then renamed.
 
-    Args:
-        path: where to.
-        noun: what.
-        indent: spaces per level; 0 for one line, where the noun is mostly long arrays.
+    `indent` is in spaces per level; 0 for one line, for nouns of mostly long arrays.
     """
     write_whole(path, encode_json(noun, indent=indent))
 
@@ -68,20 +64,20 @@ def write_whole(path: Path, data: bytes, *, mode: int = 0o644, sync: bool = Fals
 
 @contextlib.contextmanager
 def whole_file(path: Path, *, mode: int = 0o644, sync: bool = False) -> Iterator[BinaryIO]:
-    """A file that is at `path` once all is written, with this mode, whatever the user's umask.
+    """Yield a file that appears at `path` once it is written, with this mode, whatever the user's umask.
 
     Args:
-        path: where to.
+        path: the file.
         mode: its permissions.
-        sync: it outlives a power cut.
+        sync: make it survive a power failure.
 
     Raises:
-        OSError: it cannot be written; nothing is left of the attempt, and a file that was there is as it was.
+        OSError: it cannot be written; nothing is left of the attempt, and an existing file is unchanged.
     """
     try:
         handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name[:100]}.")
     except OSError as error:
-        error.filename = str(path)  # what was to be written, and not the attempt
+        error.filename = str(path)  # the intended file, not the temporary one
         raise
     try:
         with os.fdopen(handle, "wb") as file:
@@ -99,16 +95,16 @@ def whole_file(path: Path, *, mode: int = 0o644, sync: bool = False) -> Iterator
 
 
 def write_output(path: Path, data: bytes) -> None:
-    """Write what a person asked for where they said: whole or not at all; `-` is standard output.
+    """Write a file that the user named, whole or not at all; `-` is standard output.
 
     Raises:
-        BrokenPipeError: whoever reads standard output has left.
-        GpudiagError: it cannot be written; a file that was there is as it was.
+        BrokenPipeError: the reader of standard output has gone.
+        GpudiagError: it cannot be written; an existing file is unchanged.
     """
     if str(path) == STANDARD_OUTPUT:
         sys.stdout.flush()
         left = memoryview(data)
-        while left:  # where output is not buffered, a write may take a part
+        while left:  # unbuffered output may take only a part
             left = left[sys.stdout.buffer.write(left) :]
         sys.stdout.flush()
         return
@@ -125,10 +121,10 @@ def write_output(path: Path, data: bytes) -> None:
 
 
 def below(directory: Path, relative: str) -> Path:
-    """Return a path inside a directory, none of whose parts below the directory is a link.
+    """Return a path inside a directory, no part of which below the directory is a link.
 
-    A directory may come from another person, and a link in it would lead what is written out of it. Only the path that
-    the user named may have links in it.
+    A directory may come from another person, and a link in it could redirect what is written. Only the path that the
+    user named may have links in it.
 
     Raises:
         UnreadableInputError: a part is a link, or leads upwards.
@@ -148,7 +144,7 @@ def write_beside(path: Path, data: bytes) -> None:
     """Write a file of a directory of results whole or not at all. A link in its place is replaced, not followed.
 
     Raises:
-        GpudiagError: it cannot be written; a file that was there is as it was.
+        GpudiagError: it cannot be written; an existing file is unchanged.
     """
     try:
         write_whole(path, data)
@@ -158,12 +154,12 @@ def write_beside(path: Path, data: bytes) -> None:
 
 @contextlib.contextmanager
 def locked(directory: Path) -> Iterator[None]:
-    """Keep a run directory to this process; the lock goes with the process, however it ends, and leaves no file.
+    """Lock a run directory for this process; the lock ends with the process, and leaves no file.
 
     Raises:
-        UsageError: another process has it.
+        UsageError: another process holds the lock.
     """
-    if directory.resolve() in _locked:  # by whoever called the caller
+    if directory.resolve() in _locked:  # by a caller
         yield
         return
     descriptor = os.open(directory, os.O_RDONLY | os.O_CLOEXEC)
@@ -184,7 +180,7 @@ def locked(directory: Path) -> Iterator[None]:
 
 
 def read_bounded(path: Path) -> bytes:
-    """What a file of at most `MOST_BYTES` holds; nothing else than a regular file is read.
+    """Return the content of a regular file of at most `MOST_BYTES`.
 
     Raises:
         UnreadableInputError: it cannot be read, is no regular file, or is larger.
@@ -207,7 +203,7 @@ def read_json(path: Path, noun: type[Noun], schema: str) -> Noun:
     """Read a noun that `write_json` wrote.
 
     Raises:
-        UnreadableInputError: the file is missing, too large, no JSON, of another schema, or has fields of wrong types.
+        UnreadableInputError: missing, too large, no JSON, of another schema, or with fields of wrong types.
     """
     data = read_bounded(path)
     try:
@@ -228,7 +224,7 @@ def read_json(path: Path, noun: type[Noun], schema: str) -> Noun:
 
 
 def readable_json(path: Path, noun: type[Noun], schema: str) -> Noun | None:
-    """The same; None where there is none that can be read."""
+    """Read a noun as `read_json` does; None if that fails."""
     with contextlib.suppress(UnreadableInputError):
         return read_json(path, noun, schema)
     return None
@@ -239,31 +235,32 @@ class _Schema(msgspec.Struct):
 
 
 def find_run_record(paths: Sequence[Path | str]) -> RunRecord | None:
-    """The run record beside the given traces, if a single path names a run directory (or its `traces/`)."""
+    """Return the run record beside the given traces, if a single path names a run directory (or its `traces/`)."""
     directory = _run_directory(paths)
     return None if directory is None else read_json(directory / RUN_FILE, RunRecord, RUN_SCHEMA)
 
 
 def find_inference(paths: Sequence[Path | str]) -> InferenceRecord | None:
-    """How fast a volume was written, likewise; None where the run wrote none, or its record cannot be read."""
+    """Return the inference record of a run directory; None if there is none, or it cannot be read."""
     directory = _run_directory(paths)
     return None if directory is None else readable_json(directory / INFERENCE_FILE, InferenceRecord, INFERENCE_SCHEMA)
 
 
 def find_kernel_only_traces(paths: Sequence[Path | str]) -> Path | None:
-    """The recordings without operators beside the given traces, if a single path names a run directory."""
+    """Return the directory of kernel-only traces beside the given traces, if a single path names a run directory."""
     directory = _run_directory(paths)
     light = None if directory is None else directory / TRACES_DIR / KERNEL_ONLY_TRACES
     return light if light is not None and light.is_dir() and any(light.iterdir()) else None
 
 
 def find_facts_file(paths: Sequence[Path | str]) -> Path | None:
-    """The facts beside the given traces, if a single path names a run directory (or its `traces/`)."""
+    """Return the facts beside the given traces, if a single path names a run directory (or its `traces/`)."""
     directory = _run_directory(paths)
     return directory / FACTS_FILE if directory is not None and (directory / FACTS_FILE).is_file() else None
 
 
 def _run_directory(paths: Sequence[Path | str]) -> Path | None:
-    given = Path(paths[0]) if len(paths) == 1 else None
-    candidates = () if given is None else (given, given.parent)
-    return next((place for place in candidates if place.is_dir() and (place / RUN_FILE).is_file()), None)
+    if len(paths) != 1:
+        return None
+    candidates = (Path(paths[0]), Path(paths[0]).parent)
+    return next((path for path in candidates if path.is_dir() and (path / RUN_FILE).is_file()), None)

@@ -1,10 +1,9 @@
-"""Text from files, devices and other people, made safe: it may name things, and do nothing else.
+"""Make text from files, devices and other people safe to keep and to draw.
 
-Traces carry event names, paths and messages that anyone may have written, a process may call itself anything, and a
-facts file may come from anyone. A terminal obeys escape sequences, and right-to-left overrides make a line read as what
-it is not. Each such character is replaced: in what is kept (`sanitize`) by U+FFFD, in what is drawn (`one_line`,
-`printable`) by a picture of it, in the names of files in our own messages (`with_escapes`) by what Python would write.
-Markup of terminals and pages is the business of whoever draws.
+Traces have event names, paths and messages that anyone may have written, processes choose their names, and a facts file
+may come from anyone. A terminal obeys escape sequences, and right-to-left overrides change how a line reads. Each such
+character is replaced: in stored text (`sanitize`) by U+FFFD, in drawn text (`one_line`, `printable`) by a visible
+symbol, in file names in messages (`with_escapes`) by Python's escape. Whoever draws handles markup.
 """
 
 from __future__ import annotations
@@ -15,17 +14,17 @@ from typing import Any
 #: Categories that a terminal acts on or that change how the rest of the line reads: control, format (bidirectional
 #: overrides, zero width, soft hyphen), surrogate, private use, line and paragraph separators.
 _HARMFUL = frozenset({"Cc", "Cf", "Cs", "Co", "Zl", "Zp"})
-#: And what this version of Unicode does not know, which may be any of these to whoever draws it.
+#: Also characters unknown to this version of Unicode, because a terminal may know them as harmful.
 _UNPRINTABLE = _HARMFUL | {"Cn"}
 _CONTROL_PICTURES = 0x2400
 _DELETE = 0x7F
-_MOST_CHARACTERS = 4096
-#: A spreadsheet takes text that begins with one of these for a formula, and runs it.
+_MAX_CHARACTERS = 4096
+#: A spreadsheet runs text that begins with one of these as a formula.
 _FORMULA = ("=", "+", "-", "@", "\t", "\r")
 
 
 def sanitize(value: Any) -> Any:
-    """The same tree of dicts, lists and scalars with every string, keys included, made harmless: `sanitize_text`."""
+    """Return the same tree of dicts, lists and scalars with every string, keys included, cleaned by `sanitize_text`."""
     if isinstance(value, str):
         return sanitize_text(value)
     if isinstance(value, dict):
@@ -36,20 +35,20 @@ def sanitize(value: Any) -> Any:
 
 
 def sanitize_text(text: str) -> str:
-    """The text cut at 4096 characters, with U+FFFD for each control and format character."""
-    text = text[:_MOST_CHARACTERS]
+    """Return the text cut at 4096 characters, with U+FFFD for each control and format character."""
+    text = text[:_MAX_CHARACTERS]
     if text.isascii() and text.isprintable():
         return text
     return "".join("\N{REPLACEMENT CHARACTER}" if unicodedata.category(c) in _HARMFUL else c for c in text)
 
 
 def one_line(text: str) -> str:
-    """`text` printable and on one line: runs of line breaks and tabs become one space."""
+    """Return `text` printable and on one line: runs of line breaks and tabs become one space."""
     return printable(" ".join(text.split()))
 
 
 def printable(text: str, *, keep: str = "") -> str:
-    """`text` with every character that is not plainly visible replaced by one that is; those in `keep` stay.
+    r"""Return `text` with a visible replacement of each character that is not plainly visible; those in `keep` stay.
 
     >>> printable("a\\x1b[31mb")
     'a␛[31mb'
@@ -73,7 +72,7 @@ def _visible(character: str) -> str:
 
 
 def with_escapes(text: str) -> str:
-    r"""Text that is safe in one line of a message, which can be copied into a program: broken bytes as escapes.
+    r"""Return text with escapes for broken bytes, safe in one line of a message, that can be copied into a program.
 
     >>> with_escapes("rank0\x1b.json")
     'rank0\\x1b.json'
@@ -82,7 +81,7 @@ def with_escapes(text: str) -> str:
 
 
 def escaped_json(text: bytes) -> bytes:
-    r"""JSON in which each character that is not plainly visible is escaped; JSON has such characters in strings only.
+    r"""Escape each character of JSON that is not plainly visible; JSON has such characters only in strings.
 
     >>> escaped_json('{"a": "\u202eb"}'.encode())
     b'{"a": "\\u202eb"}'
@@ -100,7 +99,7 @@ def _escape(character: str) -> str:
 
 
 def without_surrogates(value: Any) -> Any:
-    """The same tree of dicts, lists and scalars, with U+FFFD for each byte of a path that is no UTF-8."""
+    """Return the same tree of dicts, lists and scalars, with U+FFFD for each byte of a path that is no UTF-8."""
     if isinstance(value, str):
         return value if value.isascii() else _encodable(value)
     if isinstance(value, dict):
@@ -115,5 +114,5 @@ def _encodable(text: str) -> str:
 
 
 def not_a_formula(text: str) -> str:
-    """Text for a cell of a CSV file, quoted where a spreadsheet would run it."""
+    """Return text for a cell of a CSV file, quoted if a spreadsheet would run it as a formula."""
     return f"'{text}" if text.startswith(_FORMULA) else text

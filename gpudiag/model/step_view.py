@@ -1,4 +1,4 @@
-"""Steps over all ranks, as they are drawn: `step.json`, made from the traces, which a page cannot carry whole."""
+"""StepView: steps over all ranks as they are drawn (`step.json`), because traces are too large for a page."""
 
 from __future__ import annotations
 
@@ -13,10 +13,9 @@ STEP_FILE = "step.json"
 
 TrackKind = Literal["buckets", "device", "host"]
 
-#: Name of what is idle in a `buckets` track before a step's first op, while the host recorded nothing.
+#: Name of idle time in a `buckets` row before a step's first op, while the host recorded nothing.
 UNMARKED_INPUT = "unmarked-input"
-#: What a span's colour stands for in a `device` track; in a `buckets` track it is an index into `BUCKETS`, in a `host`
-#: track 0 is an operator, 1 a range, 2 a call of the runtime.
+#: Meanings of a span's colour in a `device` row.
 DEVICE_COLOURS = ("compute", "communication", "copy")
 
 
@@ -24,14 +23,13 @@ class Track(msgspec.Struct, frozen=True, kw_only=True):
     """Spans of one row, as columns of equal length, by start.
 
     Attributes:
-        kind: what the row shows.
         label: `stream 7`, `host`, ...
-        start, length: nanoseconds; the start counts from `StepView`'s begin and may be negative where a span began
-            before.
+        start, length: nanoseconds since `StepView`'s begin; a start may be negative if the span began before.
         name: indices into `StepView.names`.
-        colour: see above.
-        depth: 0 for what nothing encloses.
-        left_out: spans too short to be kept.
+        colour: in a `buckets` row an index into `BUCKETS`, in a `device` row one into `DEVICE_COLOURS`, in a `host` row
+            0 for an operator, 1 for a range, 2 for a runtime call.
+        depth: 0 for outermost spans.
+        left_out: number of spans too short to be kept.
     """
 
     kind: TrackKind
@@ -50,7 +48,7 @@ class Track(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RankView(msgspec.Struct, frozen=True, kw_only=True):
-    """One rank's rows, and where its window of the step begins and ends."""
+    """One rank's rows, and begin and end of its window of the step."""
 
     rank: Ordinal
     device: str
@@ -60,7 +58,7 @@ class RankView(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class WaitView(msgspec.Struct, frozen=True, kw_only=True):
-    """A rank waits for another, in nanoseconds as `Track` counts them: until that one arrives at their collective."""
+    """A rank's wait for another one to arrive at their collective, in nanoseconds as in `Track`."""
 
     rank: Ordinal
     on_rank: Ordinal
@@ -69,16 +67,16 @@ class WaitView(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class StepView(msgspec.Struct, frozen=True, kw_only=True):
-    """One step on every lane, on one clock whose zero is the earliest begin.
+    """One step on every device track, on one clock whose zero is the earliest begin.
 
     Attributes:
-        step: its number, as the loop's marks carry it.
+        step: the step's number in the loop's marks.
         length: nanoseconds from the earliest begin to the latest end.
-        names: of spans; of the steps in `others` too, whose own are empty.
-        ranks: in order of rank; of many, those that the report's table shows.
-        ranks_left_out: how many are not there.
-        waits: the longest of them.
-        others: more steps of the same job to choose from, in their order.
+        names: names of spans, also of the steps in `others`, whose own are empty.
+        ranks: in order of rank; if there are many, those in the report's table.
+        ranks_left_out: number of other ranks.
+        waits: the longest waits.
+        others: further steps of the same job to choose from, in order.
     """
 
     schema: str = STEP_SCHEMA

@@ -1,4 +1,4 @@
-"""Why a GPU's clocks are held down: NVML's clock event bits, each under one name everywhere in gpudiag.
+"""Reasons why a GPU's clocks are held down: NVML's clock event bits, with one name each.
 
 The bits are those of `nvmlDeviceGetCurrentClocksEventReasons`
 (https://docs.nvidia.com/deploy/nvml-api/group__nvmlClocksEventReasons.html).
@@ -28,13 +28,12 @@ REASONS_BY_BIT = {
     0x100: DISPLAY_CLOCKS,
 }
 
-#: Reasons that take speed away from a job. The others describe an idle GPU, a setting somebody chose, or a GPU that
-#: works at its power limit as it is meant to.
+#: Reasons that slow a job. The others describe an idle GPU, a chosen setting, or a GPU at its power limit as intended.
 HARMFUL = (HARDWARE_SLOWDOWN, HARDWARE_THERMAL, SOFTWARE_THERMAL, POWER_BRAKE)
 
 
 def reasons_in_words(bits: int) -> tuple[str, ...]:
-    """The set bits in words, lowest first; a bit unknown to this version is given as its number."""
+    """Return the set bits in words, lowest first; a bit unknown to this version as its number."""
     known = tuple(words for bit, words in REASONS_BY_BIT.items() if bits & bit)
     unknown = bits & ~sum(REASONS_BY_BIT)
     return (*known, f"unknown reason 0x{unknown:x}") if unknown else known

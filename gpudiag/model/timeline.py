@@ -17,16 +17,15 @@ Times = NDArray[np.int64]
 
 UNKNOWN = -1
 PAUSE_NS = 500 * NS_PER_US
-"""Pauses of a thread between two recorded events up to this long count as Python running between framework calls.
-Measured: in traces of five workloads 99.5 % of such pauses were below 0.3 ms (95 % below 0.02 ms); the rest were
-loaders and waits."""
+"""Longest pause of a thread between two recorded events that counts as Python between framework calls. Measured: in
+traces of five workloads 99.5 % of such pauses were below 0.3 ms (95 % below 0.02 ms); others were loaders and waits."""
 WAITED_NS = 30 * NS_PER_US
-"""A pause of a CPU's training thread of at least this length, in which a collective ended, is waiting for it.
-Judgement: calls follow each other within 5 to 10 µs, and a wait that is missed is no longer than this."""
+"""Shortest pause of a CPU's training thread that counts as waiting for a collective that ended in it. Judgement: calls
+follow each other within 5 to 10 µs, and a missed wait is no longer than this."""
 
 
 class OpClass(IntEnum):
-    """What a device op counts as."""
+    """Class of a device op."""
 
     COMPUTE = 0
     COMMUNICATION = 1
@@ -41,9 +40,9 @@ class DeviceOps(msgspec.Struct, frozen=True, kw_only=True):
         op_class: uint8[n], an `OpClass`.
         row: int64[n], row in the trace's event table.
         stream: int64[n].
-        step: int32[n], index of the host step in which the op was launched; `UNKNOWN` when its launch was not captured.
-        launch_start, launch_end: int64[n], the runtime call that launched it; `UNKNOWN` when not captured.
-        launch_thread: int64[n], host thread of that call; `UNKNOWN` when not captured.
+        step: int32[n], index of the host step that launched the op; `UNKNOWN` if its launch was not recorded.
+        launch_start, launch_end: int64[n], the runtime call that launched it; `UNKNOWN` if not recorded.
+        launch_thread: int64[n], host thread of that call; `UNKNOWN` if not recorded.
     """
 
     start: Times
@@ -60,7 +59,7 @@ class DeviceOps(msgspec.Struct, frozen=True, kw_only=True):
         return len(self.start)
 
     def intervals(self, *classes: OpClass) -> Intervals:
-        """The ops of these classes as raw intervals (not yet a set)."""
+        """Return the ops of these classes as raw intervals (not yet a set)."""
         wanted = np.zeros(256, np.bool_)
         wanted[list(classes)] = True
         chosen = wanted[self.op_class]
@@ -68,14 +67,14 @@ class DeviceOps(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class HostThread(msgspec.Struct, frozen=True, kw_only=True):
-    """What one host thread was doing, as interval sets on the common clock.
+    """Activity of one host thread, as interval sets on the common clock.
 
     Attributes:
         thread: the thread's id in the trace.
-        busy: inside any framework op, annotation of work, or runtime call, short pauses between them included.
+        busy: inside any framework op, annotation of work, or runtime call; short pauses between them are included.
         input: waiting for data (DataLoader, `gpudiag.input`, tf.data).
-        blocked: raw intervals of calls that waited for the device, by start: synchronizations and copies that block.
-        awaited: waiting inside a framework op for a collective that the op handed over, as a set; not in `busy`.
+        blocked: raw intervals of calls that waited for the device, by start: synchronizations and blocking copies.
+        awaited: waits inside a framework op for a collective that the op enqueued, as a set; not in `busy`.
     """
 
     thread: int
@@ -90,12 +89,12 @@ class HostSteps(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         start: int64[n], ns, on the common clock.
-        number: int64[n], the step numbers that the marks carry (counted from 0 where they carry none).
+        number: int64[n], the step numbers of the marks (counted from 0 if they have none).
         end: the end of the last mark.
-        source: what marked them: `gpudiag.step`, `ProfilerStep`, `optimizer`, `range` (an enclosing range or a root
+        source: kind of the marks: `gpudiag.step`, `ProfilerStep`, `optimizer`, `range` (an enclosing range or a root
             module), `pattern` (found) or `none`.
-        thread: the training thread, where the marks are.
-        ends_known: whether `end` is the end of a mark and not only of what was recorded.
+        thread: the training thread, which has the marks.
+        ends_known: whether `end` is the end of a mark and not only of the recording.
     """
 
     start: Times
@@ -109,16 +108,16 @@ class HostSteps(msgspec.Struct, frozen=True, kw_only=True):
         return len(self.start)
 
 
-class Collectives(msgspec.Struct, frozen=True, kw_only=True):
-    """Communication on one lane as columns of equal length m, by start, matched across ranks.
+class TrackCollectives(msgspec.Struct, frozen=True, kw_only=True):
+    """Communication on one device track as columns of equal length m, by start, matched across ranks.
 
     Attributes:
         start, end: int64[m], ns, on the common clock.
         row: int64[m], row in the trace's event table.
-        instance: int64[m], same number on every lane for the same collective; `UNKNOWN` where no partner was found.
-        last_arrival: int64[m], when the last participant that this rank had to wait for arrived, within [start, end];
-            equal to `start` where this rank was itself the last. `UNKNOWN` where no partner was found.
-        last_rank: int64[m], that participant's rank; `UNKNOWN` as above.
+        instance: int64[m], number of the collective, the same on every track; `UNKNOWN` without a partner.
+        last_arrival: int64[m], arrival of the last participant that this rank had to wait for, within [start, end];
+            equal to `start` if this rank was the last. `UNKNOWN` without a partner.
+        last_rank: int64[m], that participant's rank; `UNKNOWN` without a partner.
         kind: int32[m], index into `kinds`.
         kinds: distinct (operation, group, ranks in the group, size in bytes or None).
     """
@@ -141,19 +140,19 @@ class DeviceTrack(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         rank: global rank.
-        device: ordinal in its process; `UNKNOWN` for a CPU lane.
+        device: ordinal in its process; `UNKNOWN` for a CPU track.
         device_name: model name, or "".
         trace: index of the trace in `Timeline.traces`.
-        shift_ns: common time = event time + `shift_ns`, for every event of this lane's trace.
-        ops: the device's work (CPU lanes: top-level framework ops of the training thread).
+        shift_ns: common time = event time + `shift_ns`, for every event of the track's trace.
+        ops: the device's work (CPU tracks: top-level framework ops of the training thread).
         collectives: its communication.
         steps: the process's step marks.
         bounds: int64[k + 1], the windows: window i is [bounds[i], bounds[i + 1]).
         window_steps: int64[k], the step number of each window.
         threads: host threads by id.
-        overhead: when the profiler held the process up ("Command Buffer Full"), as a set; it has no thread.
-        exchange: when each of the process's host threads was itself at an exchange, as sets by thread id.
-        exchange_calls: the same with all that the exchange needs of them: handing collectives over, packing gradients.
+        overhead: times at which the profiler blocked the process ("Command Buffer Full"), as a set; it has no thread.
+        communication: times at which each host thread itself communicated, as sets by thread id.
+        communication_calls: the same with all host work for communication: enqueue of collectives, bucket copies.
     """
 
     rank: int
@@ -162,7 +161,7 @@ class DeviceTrack(msgspec.Struct, frozen=True, kw_only=True):
     trace: int
     shift_ns: int
     ops: DeviceOps
-    collectives: Collectives
+    collectives: TrackCollectives
     steps: HostSteps
     bounds: Times
     window_steps: NDArray[np.int64]
@@ -173,20 +172,20 @@ class DeviceTrack(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def label(self) -> str:
-        """`cuda:0`-like name of the device, `cpu` for a CPU lane."""
+        """`cuda:0`-like name of the device, `cpu` for a CPU track."""
         return "cpu" if self.device == UNKNOWN else f"cuda:{self.device}"
 
     @property
     def host_communication(self) -> Intervals:
-        """When any of the process's host threads was at an exchange, or waited for one inside an op."""
+        """Times at which any host thread of the process communicated, or waited for communication inside an op."""
         return union(*self.communication.values(), *(thread.awaited for thread in self.threads.values()))
 
     @property
     def before_first_op(self) -> Intervals:
-        """From each step mark to the first framework op that the training thread recorded after it, as a set.
+        """Times from each step mark to the next framework op recorded on the training thread, as a set.
 
-        Where fetching is marked in between, from there: what passes before it is no loader's, as after an update that
-        ends a step.
+        If a fetch of input is marked in between, from there: earlier time belongs to no loader, for example after an
+        update that ends a step.
         """
         thread = self.threads.get(self.steps.thread)
         if thread is None or len(thread.busy) == 0:
@@ -203,12 +202,12 @@ class DeviceTrack(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def is_cpu(self) -> bool:
-        """True when the training thread stands in for the device."""
+        """True if the training thread stands in for the device."""
         return self.device == UNKNOWN
 
 
 class ClockAlignment(msgspec.Struct, frozen=True, kw_only=True):
-    """How one rank's clock was brought onto the reference rank's, from the common ends of collectives.
+    """Alignment of one rank's clock to the reference rank's, from the common ends of collectives.
 
     `offset_ns` was added to the rank's times; `residual_ns` is the median distance of matched ends after that.
     """
@@ -221,7 +220,12 @@ class ClockAlignment(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Timeline(msgspec.Struct, frozen=True, kw_only=True):
-    """All lanes on one clock, and what stands in the way of trusting them."""
+    """All device tracks on one clock, and reasons to trust them less.
+
+    Attributes:
+        covered: share of the recorded device work that the analysed steps stand for, 0 to 1; the lowest of all tracks.
+        unseen: rank → int64[k + 1], host steps of processes whose device work is missing, so that they have no track.
+    """
 
     framework: str
     world_size: int
@@ -231,13 +235,11 @@ class Timeline(msgspec.Struct, frozen=True, kw_only=True):
     clocks: tuple[ClockAlignment, ...]
     validity: tuple[Validity, ...]
     covered: float = 1.0
-    """Share of the device work in the recording that the analysed steps stand for, 0 to 1; of all lanes the least."""
     unseen: dict[int, Times] = {}
-    """Rank → int64[k + 1], host steps, of processes whose devices' work is missing: they have no lane."""
 
     @property
     def unit(self) -> StepUnit:
-        """What the windows hold: training steps, a unit that repeats within the recording, or all of the recording."""
+        """Content of the windows: training steps, a unit that repeats within the recording, or the whole recording."""
         sources = {track.steps.source for track in self.tracks}
         lone = "range" in sources and all(len(track.steps) == 1 for track in self.tracks)
         if "none" in sources or lone:
@@ -245,10 +247,11 @@ class Timeline(msgspec.Struct, frozen=True, kw_only=True):
         return "repeated-unit" if "pattern" in sources and workload_of(self.traces) != "training" else "step"
 
     def whole_collectives(self, track: DeviceTrack) -> NDArray[np.bool_]:
-        """bool[m], of the lane's collectives: all who take part have a lane, so that it is known who came last."""
-        seen = {one.rank for one in self.tracks}
-        ranks = {call.row: call.group_ranks for call in self.traces[track.trace].collectives}
+        """Return bool[m]: collectives of a track whose participants all have a track, so that the last one is known."""
+        present = {track.rank for track in self.tracks}
+        groups = {call.row: call.group_ranks for call in self.traces[track.trace].collectives}
         whole = {
-            told: seen.issuperset(told) if told else len(seen) >= self.world_size for told in {(), *ranks.values()}
+            group: present.issuperset(group) if group else len(present) >= self.world_size
+            for group in {(), *groups.values()}
         }
-        return np.array([whole[ranks.get(row, ())] for row in track.collectives.row.tolist()], np.bool_)
+        return np.array([whole[groups.get(row, ())] for row in track.collectives.row.tolist()], np.bool_)

@@ -1,4 +1,4 @@
-"""What a trace's file name tells: rank, world size, worker, when it was written.
+"""Parse the names of trace files: rank, world size, worker, time of writing.
 
 Names in use: `rank0.pt.trace.json.gz`, `rank_3.json.gz`, `rank-34.Jul_15_10_52_41.1074.pt.trace.json.gz`,
 `trace_rank_2.json`, torchtitan's `iteration_10/rank0_trace.json`, and tensorboard_trace_handler's
@@ -19,14 +19,14 @@ _HOST_AND_PROCESS = re.compile(r"^(?P<host>.+)_\d{1,10}$")
 
 
 class NameFacts(msgspec.Struct, frozen=True, kw_only=True):
-    """What a file name tells; None and "" where it does not.
+    """Facts in a file name; None, "" or 0 if it does not state them.
 
     Attributes:
         rank: global rank.
         world_size: ranks in the job.
         host: host name, from tensorboard_trace_handler's default worker name.
-        worker: worker name, where the name carries a time: the same worker writes one file per profiled cycle.
-        stamp: that time, in the handler's own unit.
+        worker: worker name, if the name has a time stamp: a worker writes one file per profiled cycle.
+        stamp: the time stamp, in the handler's unit.
     """
 
     rank: int | None = None
@@ -36,8 +36,8 @@ class NameFacts(msgspec.Struct, frozen=True, kw_only=True):
     stamp: int = 0
 
 
-def facts_of(path: Path) -> NameFacts:
-    """Read a file's name, and for the rank also its directory's name (`rank_3/trace.json`)."""
+def parse_name(path: Path) -> NameFacts:
+    """Parse a file's name, and for the rank also its directory's name (`rank_3/trace.json`)."""
     rank = _RANK.search(path.name) or _RANK.fullmatch(path.parent.name)
     world_size = _WORLD_SIZE.search(path.name)
     worker, stamp, host = "", 0, ""

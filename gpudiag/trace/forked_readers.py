@@ -1,4 +1,4 @@
-"""Forked processes that work through numbered tasks, and that end with this process, whatever happens to either."""
+"""Run numbered tasks in forked processes that end when this process ends."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ class ReaderKilledError(Exception):
 
 
 class ForkedReaders(Generic[Result]):
-    """Processes forked from this one: what is imported here need not be imported again.
+    """Processes forked from this one, so that they need not import anything again.
 
-    On leaving the context all of them are killed and reaped. That loses nothing after `results` has returned.
+    Leaving the context kills and reaps all of them. That loses nothing after `results` has returned.
 
     Args:
         workers: the largest number of processes.
@@ -57,8 +57,7 @@ class ForkedReaders(Generic[Result]):
             ours, theirs = context.Pipe()
             process = context.Process(target=self._read, args=(theirs, [*self._processes, ours]), daemon=True)
             with warnings.catch_warnings(), _interrupts_blocked():
-                # Python 3.12 warns of native threads; NumPy's BLAS has some, which survive a fork and which we never
-                # call.
+                # Python 3.12 warns of native threads. NumPy's BLAS has some, which are never called here.
                 warnings.simplefilter("ignore", DeprecationWarning)
                 process.start()
                 self._processes[ours] = process
@@ -70,11 +69,11 @@ class ForkedReaders(Generic[Result]):
 
         Raises:
             ReaderKilledError: a reader ended before it sent its result.
-            Exception: what a task raised.
+            Exception: any exception that a task raised.
         """
         while len(self._results) < self._tasks:
             for ready in wait(list(self._processes)):
-                assert isinstance(ready, Connection)  # noqa: S101  # we wait for nothing else
+                assert isinstance(ready, Connection)  # noqa: S101  # nothing else is waited for
                 self._receive(ready)
         return [self._results[number] for number in range(self._tasks)]
 
@@ -90,10 +89,10 @@ class ForkedReaders(Generic[Result]):
         self._results[number] = result
 
     def _read(self, connection: Connection[Any, Any], inherited: list[Connection[Any, Any]]) -> None:
-        """Work through the tasks that arrive, until this process's parent has gone."""
+        """Run the tasks that arrive until the parent process ends."""
         signal.signal(signal.SIGINT, signal.SIG_DFL)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
-        for end in inherited:  # while any process holds the parent's end, the parent's death goes unnoticed
+        for end in inherited:  # the parent's end is noticed only if no process holds the parent's side of a pipe
             end.close()
         with contextlib.suppress(EOFError, OSError):
             while True:
@@ -108,7 +107,7 @@ class ForkedReaders(Generic[Result]):
 
 @contextlib.contextmanager
 def _interrupts_blocked() -> Iterator[None]:
-    """Delay SIGINT, so that no process is forked that this one does not know of."""
+    """Delay SIGINT, so that no process is forked that this one does not know."""
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
         yield

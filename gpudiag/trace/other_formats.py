@@ -1,4 +1,4 @@
-"""Name the formats that people take for traces and that are not read, by how a file begins and what it is called."""
+"""Name formats that users take for traces and that are not read, by first bytes and file name."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ _XSPACE = "Give the .xplane.pb that the same profiler wrote beside it."
 
 
 class OtherFormat(msgspec.Struct, frozen=True):
-    """A format that is not read: its name for messages, and what to give instead."""
+    """A format that is not read: its name in messages, and a hint what to give instead."""
 
     name: str
     hint: str
 
 
 class _Sign(msgspec.Struct, frozen=True):
-    """Patterns that all occur in the first bytes of a file, and the format of which they are the sign.
+    """Patterns that all occur in the first bytes of files of a format.
 
-    Each is searched for by itself and has no repetition without a bound, so that no text makes the search slow.
+    Each is searched for separately and has no unbounded repetition, so that no text makes the search slow.
     """
 
     patterns: tuple[re.Pattern[bytes], ...]
@@ -35,7 +35,7 @@ def _sign(*patterns: bytes, name: str, hint: str = _EITHER) -> _Sign:
     return _Sign(tuple(re.compile(pattern) for pattern in patterns), OtherFormat(name, hint))
 
 
-#: Files that are no JSON, by their first bytes.
+#: Formats other than JSON, by their first bytes.
 _BINARY = (
     _sign(rb"\ASQLite format 3\0", name="an SQLite database (Nsight Systems' export, or ROCm's rocpd)"),
     _sign(rb"\A\x80[\x02-\x05]", b"device_traces", name="a snapshot of PyTorch's memory (pickle)", hint=_TORCH),
@@ -47,7 +47,7 @@ _BINARY = (
     _sign(rb"\A\s{0,64}<(?i:!DOCTYPE|html)", name="an HTML page"),
     _sign(rb"\Amemray", name="a recording of memray"),
 )
-#: By the endings of names, lower case.
+#: Formats by the endings of file names, in lower case.
 _ENDINGS = {
     ".nsys-rep": "a report of Nsight Systems",
     ".qdrep": "a report of Nsight Systems",
@@ -59,7 +59,7 @@ _ENDINGS = {
     ".prof": "a profile of cProfile",
     ".pprof": "a profile of pprof",
 }
-#: JSON documents, in the order in which they are looked for: the more special first.
+#: JSON documents, the more specific ones first.
 _JSON = (
     _sign(rb'"log" ?: ?\{', rb'"(?:creator|entries|pages)"', name="an HTTP archive (HAR) of a browser"),
     _sign(b'"rocprofiler-sdk-tool"', name="the JSON of rocprofv3"),
@@ -89,16 +89,16 @@ _JSON = (
 
 
 def other_format(head: bytes, name: str) -> OtherFormat | None:
-    """Return the format of a file that is not read; None where it is none of those that are known.
+    """Return the format of a file that is not read; None if it is unknown.
 
     Args:
         head: its first bytes, unpacked.
         name: its name.
     """
     lowered = name.lower().removesuffix(".gz")
-    for ending, called in _ENDINGS.items():
+    for ending, format_name in _ENDINGS.items():
         if lowered.endswith(ending):
-            return OtherFormat(called, _EITHER)
+            return OtherFormat(format_name, _EITHER)
     is_json = head.removeprefix(b"\xef\xbb\xbf").lstrip()[:1] in {b"{", b"["}
     signs = _JSON if is_json else _BINARY
     return next((sign.format for sign in signs if all(pattern.search(head) for pattern in sign.patterns)), None)

@@ -1,7 +1,7 @@
-"""Which files to read: from the paths a person gave (files, directories, globs) to trace files.
+"""Find the trace files behind the paths that a user gave (files, directories, globs).
 
-Files that a person names are read as they are. In a directory only what looks like a trace is taken, nothing is
-followed out of it (links), and no pipe or device is opened.
+A named file is read whatever its name is. In a directory only files that look like traces are taken, no link is
+followed, and no pipe or device is opened.
 """
 
 from __future__ import annotations
@@ -19,44 +19,45 @@ import msgspec
 from gpudiag.errors import NotATraceError, UnreadableInputError, UsageError
 from gpudiag.model.run_directory import KERNEL_ONLY_TRACES, TRACES_DIR
 from gpudiag.model.sanitize import with_escapes
-from gpudiag.trace.file_names import NameFacts, facts_of
+from gpudiag.trace.file_names import NameFacts, parse_name
 from gpudiag.trace.readers import may_be_trace, recognised
 
-#: Directories that hold traces: of a run, of torchtitan; the light ones of a run that ended before the full ones.
+#: Directories of traces in a run directory and in torchtitan's output. Kernel-only traces come last: they are alone
+#: there if the run ended before the full traces were written.
 _TRACE_DIRECTORIES = (TRACES_DIR, "profile_trace", "profile_traces", KERNEL_ONLY_TRACES)
 _ITERATION = re.compile(r"iteration_(\d{1,12})")
-_DEEPEST = 4
-#: For the hint where to look: how many folders are named, and looked into.
-_MOST_NAMED = 4
-_MOST_LOOKED_INTO = 200
-_LONGEST_SEARCH_S = 3.0
+_MAX_DEPTH = 4
+#: Limits on the hint that names directories with traces.
+_MAX_NAMED = 4
+_MAX_SEARCHED = 200
+_MAX_SEARCH_S = 3.0
 NO_TRACES_HINT = (
     "Give a directory with .json or .json.gz files that torch.profiler wrote, or TensorFlow's .xplane.pb files."
 )
 
 
-class Source(msgspec.Struct, frozen=True, kw_only=True):
-    """One file to read.
+class TraceFile(msgspec.Struct, frozen=True, kw_only=True):
+    """A file to read.
 
     Attributes:
-        path: where it is.
-        shown: how the user would name it, printable.
-        facts: what its name tells.
-        size: bytes on disk; 0 where it cannot be told.
-        found: it was found in a directory, not named: if it is no trace it is passed over.
-        notes: what was chosen or left out in finding it.
+        path: the file.
+        shown: the path as the user would write it, printable.
+        name_facts: facts in its name.
+        size: bytes on disk; 0 if unknown.
+        from_directory: found in a directory and not named by the user, so that it is ignored if it is no trace.
+        notes: choices made in finding it.
     """
 
     path: Path
     shown: str
-    facts: NameFacts
+    name_facts: NameFacts
     size: int = 0
-    found: bool = False
+    from_directory: bool = False
     notes: tuple[str, ...] = ()
 
 
-def find_sources(paths: Sequence[Path | str]) -> tuple[Source, ...]:
-    """The files behind paths: files, directories, and quoted globs, each file once.
+def find_sources(paths: Sequence[Path | str]) -> tuple[TraceFile, ...]:
+    """Return the files behind paths (files, directories, quoted globs), each file once.
 
     Raises:
         UsageError: no path was given.
@@ -64,15 +65,15 @@ def find_sources(paths: Sequence[Path | str]) -> tuple[Source, ...]:
     """
     if not paths:
         raise UsageError("no path was given", "Give a trace, a directory of traces, or a run directory.")
-    sources: dict[str, Source] = {}
-    for given in paths:
-        for source in _expand(given):
-            sources.setdefault(os.path.realpath(source.path), source)
-    return _newest_of_each_worker(list(sources.values()))
+    files: dict[str, TraceFile] = {}
+    for path in paths:
+        for file in _expand(path):
+            files.setdefault(os.path.realpath(file.path), file)
+    return _newest_of_each_worker(list(files.values()))
 
 
-def _expand(given: Path | str) -> Iterator[Source]:
-    text = os.fspath(given)
+def _expand(path: Path | str) -> Iterator[TraceFile]:
+    text = os.fspath(path)
     if "\0" in text:
         raise UnreadableInputError(f"{with_escapes(text)} is no path", "Check the path.")
     if os.path.lexists(text):
@@ -81,59 +82,57 @@ def _expand(given: Path | str) -> Iterator[Source]:
         matches = sorted(glob.glob(text, recursive=True))  # noqa: PTH207 - Path.glob takes no absolute pattern
         if not matches:
             raise UnreadableInputError(f"nothing matches {with_escapes(text)}", "Check the pattern.")
-        # A pattern names what it matches only loosely: `run/*` also matches what is no trace.
     else:
         raise UnreadableInputError(f"{with_escapes(text)} does not exist", "Check the path.")
     several = len(matches) > 1
     for match in matches:
-        path = Path(match)
-        if path.is_dir():
-            yield from _in_directory(path)
-        elif not several or may_be_trace(path.name):
-            yield _source(path, found=several)
+        if Path(match).is_dir():
+            yield from _in_directory(Path(match))
+        elif not several or may_be_trace(Path(match).name):  # `run/*` also matches files that are no traces
+            yield _trace_file(Path(match), from_directory=several)
 
 
-def _source(path: Path, *, found: bool, notes: tuple[str, ...] = ()) -> Source:
+def _trace_file(path: Path, *, from_directory: bool) -> TraceFile:
     try:
         size = path.stat().st_size
     except OSError:
         size = 0
-    return Source(path=path, shown=with_escapes(str(path)), facts=facts_of(path), size=size, found=found, notes=notes)
+    shown = with_escapes(str(path))
+    return TraceFile(path=path, shown=shown, name_facts=parse_name(path), size=size, from_directory=from_directory)
 
 
-def _in_directory(directory: Path) -> tuple[Source, ...]:
+def _in_directory(directory: Path) -> tuple[TraceFile, ...]:
     try:
-        sources = _search(directory, _DEEPEST)
+        files = _search(directory, _MAX_DEPTH)
     except OSError as error:
         raise UnreadableInputError(
             f"{with_escapes(str(error.filename or directory))}: {error.strerror}", "Check its permissions."
         ) from error
-    if not sources:
+    if not files:
         raise no_traces(directory)
-    return sources
+    return files
 
 
 def no_traces(directory: Path) -> NotATraceError:
-    """The error for a directory without traces."""
-    if below := list(islice(_holding(directory, _DEEPEST, _Budget()), _MOST_NAMED + 1)):
-        named = ", ".join(with_escapes(str(path)) for path in below[:_MOST_NAMED])
-        more = " and others" if len(below) > _MOST_NAMED else ""
-        return NotATraceError(
-            f"no traces in {with_escapes(str(directory))} itself, but in folders below it: {named}{more}",
-            "Give one of these: traces of one command are taken for ranks of one job.",
-        )
+    """Return the error for a directory without traces; it names directories below that have some."""
+    message = f"no traces in {with_escapes(str(directory))}"
+    below = list(islice(_directories_with_traces(directory, _MAX_DEPTH, _SearchBudget()), _MAX_NAMED + 1))
+    if not below:
+        return NotATraceError(message, NO_TRACES_HINT)
+    named = ", ".join(with_escapes(str(path)) for path in below[:_MAX_NAMED])
+    more = " and others" if len(below) > _MAX_NAMED else ""
     return NotATraceError(
-        f"no traces in {with_escapes(str(directory))}",
-        NO_TRACES_HINT,
+        f"{message} itself, but in folders below it: {named}{more}",
+        "Give one of these: traces of one command are taken for ranks of one job.",
     )
 
 
-class _Budget:
+class _SearchBudget:
     """Count the directories that may still be searched for a hint."""
 
     def __init__(self) -> None:
-        self.left = _MOST_LOOKED_INTO
-        self.until = time.monotonic() + _LONGEST_SEARCH_S
+        self.left = _MAX_SEARCHED
+        self.until = time.monotonic() + _MAX_SEARCH_S
 
     def spend(self) -> bool:
         """Take one directory, and return whether it may be searched."""
@@ -141,85 +140,82 @@ class _Budget:
         return self.left >= 0 and time.monotonic() < self.until
 
 
-def _holding(directory: Path, depth: int, budget: _Budget) -> Iterator[Path]:
-    """Yield the directories below this one that hold a recording, the outermost of each."""
+def _directories_with_traces(directory: Path, depth: int, budget: _SearchBudget) -> Iterator[Path]:
+    """Yield the outermost directories below this one that hold a recording."""
     if depth == 0:
         return
     try:
-        with os.scandir(directory) as listing:
-            shown = (entry for entry in listing if not entry.name.startswith("."))
-            below = sorted(Path(entry.path) for entry in shown if entry.is_dir(follow_symlinks=False))
+        below = sorted(path for path in _subdirectories(directory) if not path.name.startswith("."))
     except OSError:
         return  # it is only for a hint
     for path in below:
         if not budget.spend():
             return
         try:
-            holds = bool(_search(path, depth - 1))
+            has_traces = bool(_search(path, depth - 1))
         except OSError:
             continue
-        if holds:
+        if has_traces:
             yield path
         else:
-            yield from _holding(path, depth - 1, budget)
+            yield from _directories_with_traces(path, depth - 1, budget)
 
 
-def _search(directory: Path, depth: int) -> tuple[Source, ...]:
-    """The traces of one recording in a directory: its own files, or else those of the likeliest place below."""
+def _search(directory: Path, depth: int) -> tuple[TraceFile, ...]:
+    """Return the traces of one recording: the directory's files, or else those of the most likely subdirectory."""
     with os.scandir(directory) as listing:
         entries = sorted(listing, key=lambda entry: entry.name)
     files = [Path(entry.path) for entry in entries if entry.is_file(follow_symlinks=False)]
-    if direct := recognised(files):
-        return tuple(_source(path, found=True) for path in direct)
+    if traces := recognised(files):
+        return tuple(_trace_file(path, from_directory=True) for path in traces)
     if depth == 0:
         return ()
     below = {entry.name: Path(entry.path) for entry in entries if entry.is_dir(follow_symlinks=False)}
     for name in _TRACE_DIRECTORIES:
-        if name in below and (sources := _search(below[name], depth - 1)):
-            return sources
+        if name in below and (found := _search(below[name], depth - 1)):
+            return found
     iterations = {int(match[1]): path for name, path in below.items() if (match := _ITERATION.fullmatch(name))}
-    for iteration in sorted(iterations, reverse=True):
-        if sources := _search(iterations[iteration], depth - 1):
-            return _noted(
-                sources, f"of {len(iterations)} recordings the latest was read: iteration_{iteration}", iterations
-            )
-    if "plugins" in below:
-        recordings = _directories(below["plugins"] / "profile")
-        for recording in sorted(recordings, reverse=True):
-            if sources := _search(recording, 0):
-                return _noted(
-                    sources, f"of {len(recordings)} recordings the latest was read: {recording.name}", recordings
-                )
-    ranks = [path for path in below.values() if facts_of(path / "trace.json").rank is not None]
-    return tuple(source for path in ranks for source in _search(path, depth - 1))
+    if found := _latest([iterations[number] for number in sorted(iterations)], depth - 1):
+        return found
+    if "plugins" in below and (found := _latest(sorted(_tensorboard_recordings(below["plugins"])), 0)):
+        return found
+    ranks = [path for path in below.values() if parse_name(path / "trace.json").rank is not None]
+    return tuple(file for path in ranks for file in _search(path, depth - 1))
 
 
-def _noted(sources: tuple[Source, ...], note: str, choices: Sequence[Path] | dict[int, Path]) -> tuple[Source, ...]:
-    """The sources, the first with a note where there was a choice."""
-    if len(choices) < 2:
-        return sources
-    return (msgspec.structs.replace(sources[0], notes=(*sources[0].notes, with_escapes(note))), *sources[1:])
+def _latest(recordings: list[Path], depth: int) -> tuple[TraceFile, ...]:
+    """Return the traces of the last of these directories that has any, with a note if there was a choice."""
+    for recording in reversed(recordings):
+        if files := _search(recording, depth):
+            if len(recordings) == 1:
+                return files
+            note = with_escapes(f"of {len(recordings)} recordings the latest was read: {recording.name}")
+            return (msgspec.structs.replace(files[0], notes=(*files[0].notes, note)), *files[1:])
+    return ()
 
 
-def _directories(parent: Path) -> list[Path]:
-    if parent.is_symlink() or not parent.is_dir():
-        return []
-    with os.scandir(parent) as listing:
+def _tensorboard_recordings(plugins: Path) -> list[Path]:
+    profile = plugins / "profile"
+    return [] if profile.is_symlink() or not profile.is_dir() else _subdirectories(profile)
+
+
+def _subdirectories(directory: Path) -> list[Path]:
+    with os.scandir(directory) as listing:
         return [Path(entry.path) for entry in listing if entry.is_dir(follow_symlinks=False)]
 
 
-def _newest_of_each_worker(sources: list[Source]) -> tuple[Source, ...]:
-    """tensorboard_trace_handler writes a file per cycle: keep each worker's newest, and say so."""
-    cycles: dict[tuple[Path, str], list[Source]] = {}
-    for source in sources:
-        if source.facts.worker:
-            cycles.setdefault((source.path.parent, source.facts.worker), []).append(source)
-    kept: dict[Path, Source] = {}
+def _newest_of_each_worker(files: list[TraceFile]) -> tuple[TraceFile, ...]:
+    """Keep each worker's newest file and note it, because tensorboard_trace_handler writes one file per cycle."""
+    by_worker: dict[tuple[Path, str], list[TraceFile]] = {}
+    for file in files:
+        if file.name_facts.worker:
+            by_worker.setdefault((file.path.parent, file.name_facts.worker), []).append(file)
+    kept: dict[Path, TraceFile] = {}
     dropped: set[Path] = set()
-    for several in cycles.values():
-        newest = max(several, key=lambda source: source.facts.stamp)
-        if len(several) > 1:
-            note = f"{newest.shown}: the newest of the {len(several)} files of its worker; the others were left out"
+    for cycles in by_worker.values():
+        newest = max(cycles, key=lambda file: file.name_facts.stamp)
+        if len(cycles) > 1:
+            note = f"{newest.shown}: the newest of the {len(cycles)} files of its worker; the others were left out"
             kept[newest.path] = msgspec.structs.replace(newest, notes=(*newest.notes, note))
-            dropped.update(source.path for source in several if source is not newest)
-    return tuple(kept.get(source.path, source) for source in sources if source.path not in dropped)
+            dropped.update(file.path for file in cycles if file is not newest)
+    return tuple(kept.get(file.path, file) for file in files if file.path not in dropped)

@@ -1,12 +1,12 @@
-"""A light recording with the operators of a full one of the same job, put where they ran in the light one.
+"""Merge the operators of a full trace into a kernel-only trace of the same job.
 
-A recording with operators makes the host slower, by up to 60 %; one without says nothing of what it did between two
-calls of CUDA. The calls that two steps of a kind have in common tell what time in the one is what time in the other.
+Recording operators slows the host by up to 60 %; a trace without them does not say what the host did between two CUDA
+calls. The calls that two matching steps have in common map times of one trace to times of the other:
 
-    full     step ├ aten::conv ┤launch├ aten::bn ┤──┤launch├ … ┤   operators between two launches lie
-    light    step ├─────┤launch├────────┤launch├ … ┤               in the same share of the time between them
+    full trace          step ├ aten::conv ┤launch├ aten::bn ┤──┤launch├ … ┤   an operator between two launches takes
+    kernel-only trace   step ├─────┤launch├────────┤launch├ … ┤               the same share of the time between them
 
-Kernels, copies, calls, marks and all their times stay those of the light recording.
+Kernels, copies, calls, marks and all their times stay those of the kernel-only trace.
 """
 
 from __future__ import annotations
@@ -15,168 +15,174 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from gpudiag.model.event import HOST, CollectiveCall, EventKind, EventTable, ModuleWork, StepMarks, Trace
+from gpudiag.model.event import HOST, CollectiveCall, EventKind, EventTable, ModuleWork, StepMarks, Trace, in_order
 from gpudiag.trace.same_calls import (
     NONE,
+    StepCalls,
     calls_of_steps,
-    in_common,
-    most_alike,
-    same_calls,
+    common_calls,
+    count_common,
+    most_similar_steps,
     same_threads,
     step_threads,
 )
 
-Times = NDArray[np.int64]
 Span = tuple[int, int, int]
-"""When a step and its mark begin, when the mark ends, and when the next step begins, ns."""
+"""A step: begin of the step and its mark, end of the mark, begin of the next step, in ns."""
 
 SAME_STEPS = 0.85
-"""With a smaller share of their calls in common the steps of two recordings are not the same. Measured (two H200,
-PyTorch 2.11): the two of one job had 97 % or more in common, in 55 jobs; those of two models at most 37 %, and 75 %
-where most calls of both launch the same tiny kernel."""
-_PUT_IN = (EventKind.OPERATOR, EventKind.PYTHON, EventKind.MODULE)
+"""Least share of calls in common for the steps of two traces to count as the same. Measured (two H200, PyTorch 2.11):
+the two traces of one job had 97 % or more in common, in 55 jobs; those of two models at most 37 %, and 75 % if most
+calls of both launch the same tiny kernel."""
+_MERGED_KINDS = (EventKind.OPERATOR, EventKind.PYTHON, EventKind.MODULE)
 
 
-def with_operators(light: Trace, full: Trace) -> Trace | None:
-    """The light recording with the full one's operators; None where the two have no steps of the same calls.
+def with_operators(kernel_only: Trace, full: Trace) -> Trace | None:
+    """Return the kernel-only trace with the full one's operators; None if their steps do not have the same calls.
 
     Args:
-        light: one process's recording without operators; it has step marks.
-        full: the same process's with them.
+        kernel_only: a process's trace without operators; it has step marks.
+        full: the same process's trace with operators.
     """
-    if not light.step_marks or not full.step_marks:
+    if not kernel_only.step_marks or not full.step_marks:
         return None
-    numbers = {name: index for index, name in enumerate(dict.fromkeys((*light.events.names, *full.events.names)))}
-    begun, others = _steps(light), _steps(full)
-    here = calls_of_steps(light.events, [step[::2] for step in begun], numbers)
-    there = calls_of_steps(full.events, [step[::2] for step in others], numbers)
-    if called := same_threads(here, there):
-        full = _with_threads(full, called)
-        there = [{called.get(thread, thread): calls for thread, calls in step.items()} for step in there]
-    like = most_alike(here, there)
-    put_in: list[NDArray[np.int64]] = []
-    common = of_all = 0
-    for mine, step, index in zip(here, begun, like, strict=True):
-        moved = step_threads(mine, there[index])
-        called_there = {thread: thread for thread in there[index].keys() - moved.keys()}
-        called_there |= {thread: other for other, thread in moved.items()}
+    all_names = dict.fromkeys((*kernel_only.events.names, *full.events.names))
+    numbers = {name: index for index, name in enumerate(all_names)}
+    steps, full_steps = _steps(kernel_only), _steps(full)
+    calls = calls_of_steps(kernel_only.events, [step[::2] for step in steps], numbers)
+    full_calls = calls_of_steps(full.events, [step[::2] for step in full_steps], numbers)
+    if renamed := same_threads(calls, full_calls):
+        full = _with_threads(full, renamed)
+        full_calls = [{renamed.get(thread, thread): on for thread, on in step.items()} for step in full_calls]
+    matches = most_similar_steps(calls, full_calls)
+    merged: list[NDArray[np.int64]] = []
+    common = total = 0
+    for step, step_calls, index in zip(steps, calls, matches, strict=True):
+        threads = _matching_threads(step_calls, full_calls[index])
         pairs = {
-            thread: same_calls(mine.get(thread, NONE), there[index][other]) for thread, other in called_there.items()
+            thread: common_calls(step_calls.get(thread, NONE), full_calls[index][full_thread])
+            for thread, full_thread in threads.items()
         }
-        counts = in_common(mine, there[index], pairs)
-        common, of_all = common + counts[0], of_all + counts[1]
-        for thread, (place, other) in pairs.items():
+        step_common, step_total = count_common(step_calls, full_calls[index], pairs)
+        common, total = common + step_common, total + step_total
+        for thread, (here, there) in pairs.items():
             known = (
-                _edges(full.events, there[index][called_there[thread]].row[other], others[index]),
-                _edges(light.events, mine.get(thread, NONE).row[place], step),
+                _edges(full.events, full_calls[index][threads[thread]].row[there], full_steps[index]),
+                _edges(kernel_only.events, step_calls.get(thread, NONE).row[here], step),
             )
-            rows = _operators(full.events, others[index], called_there[thread])
+            rows = _operator_rows(full.events, full_steps[index], threads[thread])
             times = [np.interp(column[rows], *known) for column in (full.events.start_ns, full.events.end_ns)]
-            put_in.append(np.array([rows, np.full(len(rows), thread), *times], np.int64))
-    if not common or common < SAME_STEPS * of_all:
+            merged.append(np.array([rows, np.full(len(rows), thread), *times], np.int64))
+    if not common or common < SAME_STEPS * total:
         return None
-    return _joined(light, full, like, np.concatenate(put_in, axis=1))
+    return _merge(kernel_only, full, matches, np.concatenate(merged, axis=1))
 
 
-def _with_threads(trace: Trace, called: dict[int, int]) -> Trace:
-    """The recording with the host's threads called otherwise."""
+def _matching_threads(here: StepCalls, there: StepCalls) -> dict[int, int]:
+    """Return the thread there that does the same in this step, by thread here."""
+    moved = step_threads(here, there)
+    return {thread: thread for thread in there.keys() - moved.keys()} | {ours: theirs for theirs, ours in moved.items()}
+
+
+def _with_threads(trace: Trace, renamed: dict[int, int]) -> Trace:
+    """Return the trace with other numbers for its host threads."""
     thread = trace.events.thread.copy()
     host = trace.events.device == HOST
-    for number, other in called.items():
-        thread[host & (trace.events.thread == number)] = other
+    for number, new_number in renamed.items():
+        thread[host & (trace.events.thread == number)] = new_number
     return msgspec.structs.replace(trace, events=msgspec.structs.replace(trace.events, thread=thread))
 
 
 def _steps(trace: Trace) -> list[Span]:
-    """Each marked step; the last ends with its mark."""
+    """Return each marked step; the last one ends with its mark."""
     marks = trace.step_marks[0].row
-    begun, ended = trace.events.start_ns[marks].tolist(), trace.events.end_ns[marks].tolist()
-    return list(zip(begun, ended, [*begun[1:], ended[-1]], strict=True))
+    begin, end = trace.events.start_ns[marks].tolist(), trace.events.end_ns[marks].tolist()
+    return list(zip(begin, end, [*begin[1:], end[-1]], strict=True))
 
 
 def _edges(events: EventTable, calls: NDArray[np.intp], step: Span) -> NDArray[np.float64]:
-    """float64[2k + 3]: when the step and each of its calls begin and end, in order; the mark ends after all calls."""
+    """Return the begins and ends of a step and its calls, float64[2k + 3], in order; the mark ends after all calls."""
     edges = np.empty(2 * len(calls) + 3)
     edges[0], edges[-2], edges[-1] = step
     edges[1:-2:2], edges[2:-2:2] = events.start_ns[calls], events.end_ns[calls]
     return np.maximum.accumulate(edges)
 
 
-def _operators(events: EventTable, step: Span, thread: int) -> NDArray[np.intp]:
-    rows = events.rows_of(*_PUT_IN)
-    a, b = np.searchsorted(events.start_ns[rows], step[::2])
-    mine: NDArray[np.intp] = rows[a:b][events.thread[rows[a:b]] == thread]
-    return mine
+def _operator_rows(events: EventTable, step: Span, thread: int) -> NDArray[np.intp]:
+    rows = events.rows_of(*_MERGED_KINDS)
+    first, last = np.searchsorted(events.start_ns[rows], step[::2])
+    on_thread: NDArray[np.intp] = rows[first:last][events.thread[rows[first:last]] == thread]
+    return on_thread
 
 
-def _joined(light: Trace, full: Trace, like: list[int], put_in: NDArray[np.int64]) -> Trace:
-    """The two as one.
+def _merge(kernel_only: Trace, full: Trace, matches: list[int], merged: NDArray[np.int64]) -> Trace:
+    """Merge two traces.
 
-    `put_in`, int64[4, n]: rows of the full recording, and of each the thread, the begin and the end in the light one.
+    `merged` is int64[4, n]: rows of the full trace, and their thread, begin and end in the kernel-only one.
     """
-    rows, thread, start, end = put_in
-    names = {name: index for index, name in enumerate(light.events.names)}
-    renamed = np.array([names.setdefault(name, len(names)) for name in full.events.names], np.int32)
+    rows, thread, start, end = merged
+    names = {name: index for index, name in enumerate(kernel_only.events.names)}
+    name_index = np.array([names.setdefault(name, len(names)) for name in full.events.names], np.int32)
     added = {name: column[rows] for name, column in full.events.columns().items()}
-    added |= {"thread": thread, "start_ns": start, "end_ns": np.maximum(end, start), "name": renamed[added["name"]]}
-    columns = {name: np.concatenate([column, added[name]]) for name, column in light.events.columns().items()}
-    order = np.lexsort((-columns["end_ns"], columns["start_ns"]))
-    place = np.empty(len(order), np.intp)
-    place[order] = np.arange(len(order))
-    told = _told(light, full, like)
+    added |= {"thread": thread, "start_ns": start, "end_ns": np.maximum(end, start), "name": name_index[added["name"]]}
+    columns = {name: np.concatenate([column, added[name]]) for name, column in kernel_only.events.columns().items()}
+    events, position = in_order(columns, tuple(names))
     return msgspec.structs.replace(
-        light,
-        events=EventTable(**{name: column[order] for name, column in columns.items()}, names=tuple(names)),
-        collectives=tuple(msgspec.structs.replace(call, row=int(place[call.row])) for call in told),
-        step_marks=tuple(
-            StepMarks(source=marks.source, row=np.sort(place[marks.row]), number=marks.number)
-            for marks in light.step_marks
+        kernel_only,
+        events=events,
+        collectives=tuple(
+            msgspec.structs.replace(call, row=int(position[call.row]))
+            for call in _with_details(kernel_only, full, matches)
         ),
-        event_waits=light.event_waits.moved(place),
-        modules=None if full.modules is None else _moved(full.modules, rows, place[len(light.events) :]),
-        operators_put_in=True,
-        workload=light.workload if light.workload == "training" else full.workload,
+        step_marks=tuple(
+            StepMarks(source=marks.source, row=np.sort(position[marks.row]), number=marks.number)
+            for marks in kernel_only.step_marks
+        ),
+        event_waits=kernel_only.event_waits.moved(position),
+        modules=None if full.modules is None else _moved(full.modules, rows, position[len(kernel_only.events) :]),
+        operators_merged=True,
+        workload=kernel_only.workload if kernel_only.workload == "training" else full.workload,
     )
 
 
-def _moved(work: ModuleWork, rows: NDArray[np.int64], place: NDArray[np.intp]) -> ModuleWork:
-    """Which module events worked for, where each of `rows` is in row `place` of another table, some more than once."""
-    known = np.minimum(np.searchsorted(work.row, rows), max(len(work.row) - 1, 0))
-    told = np.flatnonzero(work.row[known] == rows) if len(work.row) else np.empty(0, np.intp)
-    told = told[np.argsort(place[told])]
+def _moved(work: ModuleWork, rows: NDArray[np.int64], position: NDArray[np.intp]) -> ModuleWork:
+    """Return the modules that events worked for, after each of `rows` moved to row `position` of another table.
+
+    A row may occur several times.
+    """
+    slot = np.minimum(np.searchsorted(work.row, rows), max(len(work.row) - 1, 0))
+    known = np.flatnonzero(work.row[slot] == rows) if len(work.row) else np.empty(0, np.intp)
+    known = known[np.argsort(position[known])]
     return msgspec.structs.replace(
         work,
-        row=place[told].astype(np.int64),
-        module=work.module[known[told]],
-        backward=work.backward[known[told]],
+        row=position[known].astype(np.int64),
+        module=work.module[slot[known]],
+        backward=work.backward[slot[known]],
     )
 
 
-def _told(light: Trace, full: Trace, like: list[int]) -> list[CollectiveCall]:
-    """The light recording's collectives with what only the full one says, groups and sizes, by steps that are alike."""
-    calls = {call.row: call for call in light.collectives}
-    others = _by_step(full)
-    for mine, other in zip(_by_step(light), (others[index] for index in like), strict=True):
-        if [call.operation for call in mine] != [call.operation for call in other]:
+def _with_details(kernel_only: Trace, full: Trace, matches: list[int]) -> list[CollectiveCall]:
+    """Return the kernel-only trace's collectives with the groups and sizes that only the full one has."""
+    calls = {call.row: call for call in kernel_only.collectives}
+    by_step = _collectives_by_step(full)
+    for ours, theirs in zip(_collectives_by_step(kernel_only), (by_step[index] for index in matches), strict=True):
+        if [call.operation for call in ours] != [call.operation for call in theirs]:
             continue
-        for call, known in zip(mine, other, strict=True):
+        for call, full_call in zip(ours, theirs, strict=True):
             calls[call.row] = msgspec.structs.replace(
                 call,
-                group=call.group or known.group,
-                group_ranks=call.group_ranks or known.group_ranks,
-                size_bytes=known.size_bytes if call.size_bytes is None else call.size_bytes,
+                group=call.group or full_call.group,
+                group_ranks=call.group_ranks or full_call.group_ranks,
+                size_bytes=full_call.size_bytes if call.size_bytes is None else call.size_bytes,
             )
     return list(calls.values())
 
 
-def _by_step(trace: Trace) -> list[list[CollectiveCall]]:
-    """The collectives on devices by the step that launched them, in the order of their launches."""
+def _collectives_by_step(trace: Trace) -> list[list[CollectiveCall]]:
+    """Return the device collectives that each step launched, in the order of their launches."""
     events = trace.events
     calls = events.rows_of(EventKind.RUNTIME)
-    launched = dict(zip(events.correlation[calls].tolist(), events.start_ns[calls].tolist(), strict=True))
-    found: list[list[CollectiveCall]] = []
+    launch_ns = dict(zip(events.correlation[calls].tolist(), events.start_ns[calls].tolist(), strict=True))
     kernels = [call for call in trace.collectives if events.kind[call.row] == EventKind.KERNEL]
-    timed = sorted((launched.get(int(events.correlation[call.row]), -1), call.row, call) for call in kernels)
-    for begin, _, end in _steps(trace):
-        found.append([call for time, _, call in timed if begin <= time < end])
-    return found
+    launched = sorted((launch_ns.get(int(events.correlation[call.row]), -1), call.row, call) for call in kernels)
+    return [[call for time, _, call in launched if begin <= time < end] for begin, _, end in _steps(trace)]

@@ -18,7 +18,7 @@ from tests import builders
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from gpudiag.model.benchmarks.results_table import ResultsTable
+    from gpudiag.model.benchmarks.tables import ResultsTable
 
 ERROR = (
     "no training process reported: it imports no PyTorch, took no step, or ended before its first one; "

@@ -7,7 +7,7 @@ from msgspec.structs import replace
 from tests import builders
 
 
-def test_an_analysis_is_shown_by_its_findings_in_a_few_lines() -> None:
+def test_repr_shows_findings_in_a_few_lines() -> None:
     assert repr(builders.late_loader()).splitlines() == [
         "Analysis of 4 of 4 ranks, 57.1 ms per step",
         "  critical: Rank 2's input comes late, and the other ranks wait for it",
@@ -16,7 +16,7 @@ def test_an_analysis_is_shown_by_its_findings_in_a_few_lines() -> None:
     ]
 
 
-def test_one_without_findings_says_so_and_one_with_many_is_cut() -> None:
+def test_repr_without_findings_and_with_many() -> None:
     analysis = builders.late_loader()
     assert "  no finding" in repr(replace(analysis, findings=()))
     many = repr(replace(analysis, findings=analysis.findings * 5))

@@ -13,7 +13,7 @@ from gpudiag.errors import UnreadableInputError
 from gpudiag.intervals import own_lengths
 from gpudiag.model.analysis import BUCKETS, Analysis
 from gpudiag.model.facts import FACTS_SCHEMA
-from gpudiag.model.frames.analysis import Frames
+from gpudiag.model.frames import Frames
 from gpudiag.model.run_directory import encode_json as encode
 from gpudiag.report.text.run import to_csv
 from tests.builders import gpt_modules
@@ -31,14 +31,14 @@ def frames(analysis: Analysis) -> Frames:
     return analysis.frames()
 
 
-def test_the_analysis_is_what_the_command_prints(analysis: Analysis, tmp_path: Path) -> None:
+def test_analysis_equals_command_output(analysis: Analysis, tmp_path: Path) -> None:
     saved = tmp_path / "analysis.json"
     saved.write_bytes(encode(analysis))
     assert encode(gpudiag.analyze(saved)) == encode(analysis)
     assert json.loads(encode(analysis))["findings"][0]["ranks"] == list(analysis.findings[0].ranks) == [2]
 
 
-def test_the_eight_buckets_of_a_device_are_its_step(analysis: Analysis, frames: Frames) -> None:
+def test_buckets_of_a_device_sum_to_its_step(analysis: Analysis, frames: Frames) -> None:
     summed = frames.buckets.groupby(["rank", "device"])["ms"].sum()
     assert summed.to_dict() == pytest.approx({(one.rank, one.device): one.step_ms for one in analysis.devices})
     assert list(frames.buckets.columns) == ["rank", "device", "bucket", "ms"]
@@ -57,7 +57,7 @@ def test_every_table_has_the_fields_and_rows_of_the_analysis(analysis: Analysis,
     assert frames.collectives["probe_busbw_gb_per_s"].isna().all()
 
 
-def test_tables_of_nothing_have_their_columns(analysis: Analysis) -> None:
+def test_empty_tables_have_their_columns(analysis: Analysis) -> None:
     empty = msgspec.structs.replace(analysis, devices=(), waits=(), findings=(), kernels=(), collectives=())
     frames = empty.frames()
     assert [len(frame) for frame in (frames.buckets, frames.waits, frames.steps, frames.findings)] == [0, 0, 0, 0]
@@ -78,14 +78,14 @@ def test_modules_have_a_row_for_each_device(analysis: Analysis, frames: Frames) 
     assert own.to_list() == pytest.approx(roots.to_list())
 
 
-def test_the_timed_steps_stand_beside_the_recorded(analysis: Analysis) -> None:
+def test_unprofiled_steps_are_listed_beside_recorded_ones(analysis: Analysis) -> None:
     timed = msgspec.structs.replace(analysis.steps, unprofiled_times_ms=(3.0, 4.0))
     steps = msgspec.structs.replace(analysis, steps=timed).frames().steps
     assert steps[steps["kind"] == "timed"]["ms"].to_list() == [3.0, 4.0]
     assert set(steps[steps["kind"] == "recorded"]["rank"]) == {0, 1, 2, 3}
 
 
-def test_operators_have_the_time_that_is_their_own(analysis: Analysis) -> None:
+def test_operators_have_exclusive_time(analysis: Analysis) -> None:
     import numpy as np
 
     start, end = np.array([0, 1, 5, 6, 20]), np.array([10, 4, 9, 7, 21])
@@ -95,7 +95,7 @@ def test_operators_have_the_time_that_is_their_own(analysis: Analysis) -> None:
     assert 0 < sum(own) < 4 * analysis.steps.mean_ms
 
 
-def test_two_runs_are_compared_by_path_or_as_they_are(analysis: Analysis) -> None:
+def test_runs_are_compared_by_path_or_as_analyses(analysis: Analysis) -> None:
     diff = gpudiag.compare(TRACES / "clean", analysis)
     assert diff.steps[0].difference_ms == pytest.approx(analysis.steps.mean_ms - diff.steps[0].before_ms)
     assert max(diff.buckets, key=lambda bucket: bucket.difference_ms).bucket == "communication_wait"

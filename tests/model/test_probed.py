@@ -54,12 +54,12 @@ H200 = facts(measured(1024, 24), measured(65536, 24), measured(MIB, 26), measure
 
 
 class TestTimes:
-    def test_a_measured_size_has_its_own_time(self) -> None:
+    def test_measured_size_has_its_measured_time(self) -> None:
         assert probed_time_us(H200, "all_reduce", MIB, 4, "nccl") == 26
         # 2 x 3/4 x 1 MiB / 26 us
         assert probed_busbw(H200, "all_reduce", MIB, 4, "nccl") == pytest.approx(60.5, abs=0.05)
 
-    def test_between_sizes_latency_and_bandwidth_hold(self) -> None:
+    def test_time_between_sizes_is_interpolated(self) -> None:
         # 4 MiB lies 3/31 of the way from 1 to 32 MiB: 26 + 14.2 us. Measured there: 42.2 us.
         assert probed_time_us(H200, "all_reduce", 4 * MIB, 4, "nccl") == pytest.approx(40.2, abs=0.05)
         assert probed_time_us(H200, "all_reduce", 8192, 4, "nccl") == 24
@@ -74,11 +74,13 @@ class TestTimes:
             ("all_reduce", 64 * MIB, 4, "nccl"),
         ],
     )
-    def test_what_was_not_measured_is_not_guessed(self, operation: str, size: int, ranks: int, transport: str) -> None:
+    def test_unmeasured_transports_and_sizes_have_no_time(
+        self, operation: str, size: int, ranks: int, transport: str
+    ) -> None:
         assert probed_time_us(H200, operation, size, ranks, transport) is None
         assert probed_busbw(H200, operation, size, ranks, transport) is None
 
-    def test_queued_times_count_before_launched_ones(self) -> None:
+    def test_queued_times_take_precedence_over_launched_ones(self) -> None:
         both = facts(*H200.collectives, measured(65536, 13, "nccl-queued"))
         assert probed_time_us(both, "all_reduce", 65536, 4, "nccl") == 13
 
@@ -86,7 +88,7 @@ class TestTimes:
         assert probed_time_us(facts(measured(MIB, 26, verified=False)), "all_reduce", MIB, 4, "nccl") is None
 
     @given(st.integers(1024, 32 * MIB))
-    def test_no_size_is_off_its_neighbours(self, size: int) -> None:
+    def test_interpolated_time_lies_between_its_neighbours(self, size: int) -> None:
         time = probed_time_us(H200, "all_reduce", size, 4, "nccl")
         assert time is not None
         assert 24 <= time <= 173
@@ -104,11 +106,11 @@ class TestTransport:
             (run("own", device="cpu"), "gloo"),
         ],
     )
-    def test_is_that_of_the_run(self, record: RunRecord | None, expected: str) -> None:
+    def test_transport_of_a_run(self, record: RunRecord | None, expected: str) -> None:
         assert transport_of(record) == expected
 
 
-def test_collectives_stand_beside_the_probe() -> None:
+def test_collectives_have_the_probed_bandwidth() -> None:
     common = {"group": "0", "ranks": 4, "per_step": 1.0, "transfer_us": 1.0, "wait_us": 0.0}
     sizes = (MIB, None, 512)
     jobs = [msgspec.convert({**common, "operation": "all_reduce", "size_bytes": n}, CollectiveSummary) for n in sizes]
@@ -117,7 +119,7 @@ def test_collectives_stand_beside_the_probe() -> None:
     assert beside_probe(jobs, None, "nccl") == tuple(jobs)
 
 
-def test_the_link_is_that_of_single_gpus() -> None:
+def test_pinned_copy_rate_is_of_single_gpus() -> None:
     def copy(dst: str, rate: float, memory: str = "pinned") -> Bandwidth:
         fields = {"path": "host_to_device", "src": "host", "direction": "one_way", "size_bytes": 1}
         return msgspec.convert({**fields, "dst": dst, "gb_per_s": rate, "memory": memory}, Bandwidth)
@@ -130,14 +132,14 @@ def test_the_link_is_that_of_single_gpus() -> None:
 class TestGpuOfARank:
     machine = facts(gpus=tuple(Gpu(index=i, name="x", visible=i != 1) for i in range(5)))
 
-    def test_counts_visible_gpus(self) -> None:
+    def test_gpu_of_rank_counts_visible_gpus(self) -> None:
         assert [gpu_of_rank(self.machine, run(), rank) for rank in range(5)] == [0, 2, 3, 4, None]
 
-    def test_follows_the_order_that_cuda_was_given(self) -> None:
+    def test_gpu_of_rank_follows_cuda_visible_devices(self) -> None:
         host = Host(environment={"CUDA_VISIBLE_DEVICES": "4,0,3,2"})
         assert gpu_of_rank(msgspec.structs.replace(self.machine, host=host), run(), 0) == 4
 
-    def test_is_not_guessed(self) -> None:
+    def test_gpu_of_unknown_rank_is_none(self) -> None:
         assert gpu_of_rank(self.machine, run(nodes=2), 0) is None
         assert gpu_of_rank(self.machine, run(device="cpu"), 0) is None
         assert gpu_of_rank(self.machine, None, 0) is None

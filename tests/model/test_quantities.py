@@ -56,7 +56,7 @@ def changed(document: Any, path: tuple[str | int, ...], value: float) -> Any:
 
 
 @pytest.mark.parametrize("name", NOUNS)
-def test_no_figure_is_negative_or_beyond_anything_real(name: str, tmp_path: Path) -> None:
+def test_negative_and_unreal_figures_are_refused(name: str, tmp_path: Path) -> None:
     document, noun, schema = NOUNS[name]
     file = tmp_path / f"{name}.json"
     file.write_text(json.dumps(document))
@@ -69,7 +69,7 @@ def test_no_figure_is_negative_or_beyond_anything_real(name: str, tmp_path: Path
             assert "\n" not in str(refusal.value)
 
 
-def test_facts_are_held_to_the_same() -> None:
+def test_negative_and_unreal_facts_are_refused() -> None:
     document = json.loads(FACTS.read_text(encoding="utf-8"))
     for path in list(figures(document))[::17]:
         for value in (1e308, 10**30):

@@ -33,7 +33,7 @@ def record(**changed: str) -> RunRecord:
     return msgspec.structs.replace(whole, **changed)
 
 
-def test_what_was_written_is_read_back(tmp_path: Path) -> None:
+def test_written_record_is_read_back(tmp_path: Path) -> None:
     path = tmp_path / "run.json"
     run_files.write_json(path, record())
     assert run_files.read_json(path, RunRecord, RUN_SCHEMA) == record()
@@ -63,7 +63,7 @@ def test_a_failed_write_leaves_the_old_file_and_nothing_else(tmp_path: Path) -> 
         (b'{"schema": "gpudiag/run/1", "options": ' + b"[" * 200_000, "recursion"),
     ],
 )
-def test_what_is_no_run_record_is_refused_in_one_line(tmp_path: Path, text: bytes, said: str) -> None:
+def test_invalid_run_record_is_refused_in_one_line(tmp_path: Path, text: bytes, said: str) -> None:
     path = tmp_path / "run.json"
     path.write_bytes(text)
     with pytest.raises(UnreadableInputError, match=said) as refused:
@@ -86,7 +86,7 @@ def test_a_huge_file_is_refused_before_it_is_read(tmp_path: Path) -> None:
 
 
 @pytest.mark.processes
-def test_two_cannot_write_to_one_directory(tmp_path: Path) -> None:
+def test_run_directory_is_locked_for_one_writer(tmp_path: Path) -> None:
     with locked(tmp_path), locked(tmp_path):  # by the same process, from within: it has it already
         code = (
             "from pathlib import Path\nfrom gpudiag.model.run_directory import locked\n"

@@ -12,17 +12,17 @@ from gpudiag.model.sanitize import one_line, printable, sanitize_text, with_esca
 @given(st.text())
 @example("\x1b]8;;http://evil\x07click\x1b]8;;\x07")
 @example("\ud800")
-def test_nothing_that_a_terminal_obeys_comes_through(text: str) -> None:
+def test_terminal_control_characters_are_removed(text: str) -> None:
     assert not [c for c in printable(text) if unicodedata.category(c) in {"Cc", "Cf", "Cs", "Zl", "Zp"}]
 
 
 @given(st.text(st.characters(categories=("L", "N", "P", "S", "Zs"))))
-def test_visible_text_stays_as_it_is(text: str) -> None:
+def test_visible_text_is_unchanged(text: str) -> None:
     assert printable(text) == text
 
 
 @given(st.text())
-def test_one_line_is_one_line_and_stays_so(text: str) -> None:
+def test_one_line_is_idempotent(text: str) -> None:
     line = one_line(text)
     assert len(line.splitlines()) <= 1
     assert one_line(line) == line
@@ -39,11 +39,11 @@ def test_one_line_is_one_line_and_stays_so(text: str) -> None:
         ("two\r\nlines", "two␍␊lines"),
     ],
 )
-def test_each_becomes_something_visible(text: str, shown: str) -> None:
+def test_each_harmful_character_becomes_visible(text: str, shown: str) -> None:
     assert printable(text) == shown
 
 
-def test_line_breaks_of_a_traceback_may_stay() -> None:
+def test_line_breaks_are_kept_on_request() -> None:
     assert printable("a\n\x1bb", keep="\n") == "a\n␛b"
 
 
@@ -55,5 +55,5 @@ def test_sanitized_text_can_be_printed(text: str) -> None:
     assert sanitize_text(out) == out
 
 
-def test_names_of_files_in_messages_keep_their_broken_bytes() -> None:
+def test_file_names_in_messages_escape_broken_bytes() -> None:
     assert with_escapes("a\udcffb") == r"a\udcffb"

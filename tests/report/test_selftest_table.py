@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from gpudiag.model.benchmarks.selftest import Cost, Expected, Found, LeftOut, Row, Score, Selftest
+from gpudiag.model.benchmarks.selftest import ExpectedFinding, FaultCost, Found, LeftOut, Score, Selftest, SelftestRow
 from gpudiag.report.console import report_console
 from gpudiag.report.terminal.selftest import markdown, render_selftest, summary
 
@@ -16,12 +16,12 @@ if TYPE_CHECKING:
 
 
 def result() -> Selftest:
-    def row(fault: str, expected: Expected, ms: float, found: Found | None, *why: str) -> Row:
-        return Row(
+    def row(fault: str, expected: ExpectedFinding, ms: float, found: Found | None, *why: str) -> SelftestRow:
+        return SelftestRow(
             workload="resnet50",
             fault=fault,
             expected=expected,
-            true=Cost(clean_ms=30.9, faulty_ms=30.9 + ms, ms=ms, standard_error_ms=0.21),
+            true=FaultCost(clean_ms=30.9, faulty_ms=30.9 + ms, ms=ms, standard_error_ms=0.21),
             found=found,
             tolerance_ms=2.6,
             alarm_ms=2.0,
@@ -30,8 +30,8 @@ def result() -> Selftest:
             run_dir=f"resnet50/{fault}",
         )
 
-    late = Expected(code="straggler", ranks=(2,), causes=("input",))
-    sync = Expected(code="host-sync", ranks=(0, 1, 2, 3), causes=("aten::item", "cudaStreamSynchronize"))
+    late = ExpectedFinding(code="straggler", ranks=(2,), causes=("input",))
+    sync = ExpectedFinding(code="host-sync", ranks=(0, 1, 2, 3), causes=("aten::item", "cudaStreamSynchronize"))
     hostile = Found(code="launch-bound", ranks=(0, 1, 2, 3), cause="a|b\x1b[31m[red]", ms=12.3, confidence="high")
     return Selftest(
         device="cuda",
@@ -39,7 +39,7 @@ def result() -> Selftest:
         world_size=4,
         tolerance="found and true cost may differ by 10 % or 1 ms",
         rows=(
-            row("none", Expected(code=None, ranks=()), 0.0, None),
+            row("none", ExpectedFinding(code=None, ranks=()), 0.0, None),
             row(
                 "late-loader-one",
                 late,
@@ -47,7 +47,12 @@ def result() -> Selftest:
                 Found(code="straggler", ranks=(2,), cause="input", ms=25.9, confidence="high"),
             ),
             row("sync", sync, 12.0, hostile, "launch-bound instead of host-sync"),
-            row("no-p2p", Expected(code="communication-bound", ranks=(0, 1, 2, 3), causes=("transfer",)), 0.9, None),
+            row(
+                "no-p2p",
+                ExpectedFinding(code="communication-bound", ranks=(0, 1, 2, 3), causes=("transfer",)),
+                0.9,
+                None,
+            ),
         ),
         left_out=(LeftOut(fault="tiny-kernels", why="needs GPUs"), LeftOut(fault="pageable-copies", why="needs GPUs")),
         scores=(

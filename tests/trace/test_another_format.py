@@ -26,7 +26,6 @@ from gpudiag.model.event import (
 )
 
 ENDINGS = (".steps",)
-RANK_PER_DEVICE = False
 #: word: (kind, role, thread or stream, device)
 WORDS = {
     "schritt": (EventKind.ANNOTATION, Role.STEP_MARK, 1, HOST),
@@ -34,7 +33,7 @@ WORDS = {
     "auftrag": (EventKind.RUNTIME, Role.LAUNCH, 1, HOST),
     "abwarten": (EventKind.RUNTIME, Role.SYNCHRONIZATION, 1, HOST),
     "rechnen": (EventKind.KERNEL, Role.COMPUTE, 7, 0),
-    "tausch": (EventKind.KERNEL, Role.EXCHANGE, 20, 0),
+    "tausch": (EventKind.KERNEL, Role.COMMUNICATION, 20, 0),
 }
 
 
@@ -76,7 +75,7 @@ def read(path, shown, limits):
             world_size=int(head.split()[5]),
             collectives=tuple(
                 CollectiveCall(row=int(row), operation="all_reduce", group="all", sequence=n)
-                for n, row in enumerate(np.flatnonzero(table.role == Role.EXCHANGE))
+                for n, row in enumerate(np.flatnonzero(table.role == Role.COMMUNICATION))
             ),
             step_marks=(StepMarks(source="schritt", row=marks, number=np.arange(len(marks))),),
         ),
@@ -106,7 +105,7 @@ def recording(rank: int) -> str:
 
 
 @pytest.mark.processes
-def test_a_reader_of_another_package_is_found_and_its_ranks_are_diagnosed(
+def test_third_party_reader_is_found_and_its_ranks_are_diagnosed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     package = tmp_path / "site"

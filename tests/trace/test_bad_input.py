@@ -61,7 +61,7 @@ def test_empty_file(tmp_path: Path) -> None:
     "content",
     ["{}", "[]", '{"traceEvents": 5}', '{"traceEvents": {"a": 1}}', '{"schema": "gpudiag/analysis/1"}', "[1, 2]"],
 )
-def test_json_that_is_no_trace(tmp_path: Path, content: str) -> None:
+def test_json_without_trace_is_refused(tmp_path: Path, content: str) -> None:
     path = write(tmp_path / "notes.json", content)
     with pytest.raises(UnreadableInputError) as caught:
         read_traces([path])
@@ -69,27 +69,27 @@ def test_json_that_is_no_trace(tmp_path: Path, content: str) -> None:
 
 
 @pytest.mark.parametrize("content", [b"hello", b"\x00\x01\x02", b"<html></html>", "naïve".encode("latin-1")])
-def test_no_json(tmp_path: Path, content: bytes) -> None:
+def test_non_json_is_refused(tmp_path: Path, content: bytes) -> None:
     _refused(write(tmp_path / "rank0.json", content), NotATraceError, "is not JSON")
 
 
-def test_a_trace_of_another_profiler(tmp_path: Path) -> None:
+def test_trace_of_another_profiler_is_refused(tmp_path: Path) -> None:
     path = write(tmp_path / "rank0.json", document(event("tf_op", "MatMul", 1, 2)))
     _refused(path, NotATraceError, "none that PyTorch's profiler writes .categories: tf_op")
 
 
-def test_a_trace_in_which_nothing_was_recorded(tmp_path: Path) -> None:
+def test_empty_trace_is_refused(tmp_path: Path) -> None:
     _refused(write(tmp_path / "rank0.json", document()), UnreadableInputError, "without events")
 
 
-def test_gz_that_is_no_gzip(tmp_path: Path) -> None:
+def test_file_named_gz_without_gzip_data_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "rank0.json.gz"
     path.write_bytes(b"not gzip at all")
     _refused(path, UnreadableInputError, "named .gz but is not gzip")
 
 
 @pytest.mark.parametrize(("magic", "packing"), [(b"\x28\xb5\x2f\xfd", "zstd"), (b"PK\x03\x04", "zip")])
-def test_other_packings(tmp_path: Path, magic: bytes, packing: str) -> None:
+def test_other_compressions_are_named(tmp_path: Path, magic: bytes, packing: str) -> None:
     _refused(write(tmp_path / "rank0.json", magic + b"x" * 50), UnreadableInputError, f"packed with {packing}")
 
 
@@ -123,7 +123,7 @@ def test_deep_nesting(tmp_path: Path, depth: int) -> None:
     _refused(write(tmp_path / "rank0.json", deep), UnreadableInputError, "nested too deep|without events")
 
 
-def test_values_json_has_no_numbers_for(tmp_path: Path) -> None:
+def test_nan_and_infinity_are_repaired(tmp_path: Path) -> None:
     text = (
         '{"traceEvents": [{"ph": "X", "cat": "kernel", "name": "k", "ts": 5, "dur": 2, "args": {"x": nan, "y": -inf}}]}'
     )
@@ -133,20 +133,22 @@ def test_values_json_has_no_numbers_for(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("raw", [b"\xff\xfe", b"a\nb", b"\\q", b"\\ud800", b"\x1b[31m"])
-def test_broken_text_in_a_name_is_mended(tmp_path: Path, raw: bytes) -> None:
+def test_broken_utf8_in_a_name_is_repaired(tmp_path: Path, raw: bytes) -> None:
     text = json.dumps(document(event("cpu_op", "NAME", 1, 1), event("cpu_op", "other", 2, 1))).encode()
     trace = read_one(tmp_path, text.replace(b"NAME", raw))
     assert len(trace.events) == 2
     assert names(trace)[1] == "other"
 
 
-def test_a_repair_leaves_whole_escapes_alone(tmp_path: Path) -> None:
+def test_repair_keeps_valid_escapes(tmp_path: Path) -> None:
     text = json.dumps(document(event("cpu_op", 'quote " slash \\ é 😀', 1, 1), event("cpu_op", "NAN", 2, 1)))
     trace = read_one(tmp_path, text.replace('"NAN"', r'"\ud800"'))
     assert names(trace)[0] == 'quote " slash \\ é 😀'
 
 
-def test_long_text_is_repaired_in_pieces_to_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_long_text_repaired_in_pieces_equals_text_repaired_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     wrong = ("\\q", "\\ud800", "\x1b}", "\\\\ \\n", '", "args": {"x": nan}, "cat": "cpu_op')
     events = [json.dumps(event("cpu_op", f"op{n} NAME", n, 1)).replace("NAME", wrong[n % 5]) for n in range(2000)]
     path = write(tmp_path / "rank0.json", '{"traceEvents": [' + ",\n".join(events) + "]}")
@@ -160,7 +162,7 @@ def test_long_text_is_repaired_in_pieces_to_the_same(tmp_path: Path, monkeypatch
 
 
 @pytest.mark.parametrize("begin", ['{"traceEvents": [', TEXT[:2000]], ids=["at-once", "after-events"])
-def test_a_hopeless_file_is_given_up_soon_and_in_little_memory(tmp_path: Path, begin: str) -> None:
+def test_hopeless_file_is_refused_early_in_little_memory(tmp_path: Path, begin: str) -> None:
     size = 48 << 20
     path = write(tmp_path / "rank0.json", begin.encode() + bytes(size))
     tracemalloc.start()
@@ -189,7 +191,7 @@ def test_a_hopeless_file_is_given_up_soon_and_in_little_memory(tmp_path: Path, b
         {"tid": 1.5},
     ],
 )
-def test_one_event_of_a_wrong_form_is_left_out_and_the_rest_is_read(tmp_path: Path, wrong: dict[str, Any]) -> None:
+def test_malformed_event_is_left_out_and_the_rest_is_read(tmp_path: Path, wrong: dict[str, Any]) -> None:
     good = [event("cpu_op", f"good{number}", number, 1) for number in range(3)]
     trace = read_one(tmp_path, document(*good, event("cpu_op", "bad", 3, 1) | wrong, 7, None, "text"))
     assert names(trace) == ["good0", "good1", "good2"]
@@ -200,19 +202,19 @@ def test_one_event_of_a_wrong_form_is_left_out_and_the_rest_is_read(tmp_path: Pa
     "arguments",
     [[], "text", 5, {"device": []}, {"correlation": 2**64}, {"stream": {}}, {"bytes": None}, {"correlation": 1.5}],
 )
-def test_arguments_of_a_wrong_form_cost_only_themselves(tmp_path: Path, arguments: Any) -> None:
+def test_malformed_arguments_do_not_affect_other_fields(tmp_path: Path, arguments: Any) -> None:
     trace = read_one(tmp_path, document(event("kernel", "k", 1, 1, pid=2, tid=9, args=arguments)))
     assert names(trace) == ["k"]
     assert (trace.events.device.tolist(), trace.events.thread.tolist()) == ([2], [9])
     assert trace.notes == ("1 events had arguments of an unknown form, which were left out",)
 
 
-def test_device_numbers_out_of_range_are_device_0(tmp_path: Path) -> None:
+def test_device_numbers_out_of_range_become_device_0(tmp_path: Path) -> None:
     trace = read_one(tmp_path, document(event("kernel", "k", 1, 1, pid=99, args={"device": 2**40})))
     assert trace.events.device.tolist() == [0]
 
 
-def test_markup_and_control_characters_in_names_stay_what_they_are(tmp_path: Path) -> None:
+def test_markup_and_control_characters_in_names_are_kept(tmp_path: Path) -> None:
     hostile = "[bold red]x[/] <script>alert(1)</script> \x1b]0;title\x07 \u202e"
     assert names(read_one(tmp_path, document(event("cpu_op", hostile, 1, 1)))) == [hostile]
 
@@ -243,7 +245,7 @@ def test_two_traces_of_one_rank(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("told", [{"world_size": 2**31 - 1}, {"rank": 2**31 - 1}, {"world_size": MOST_RANKS + 1}])
-def test_sizes_beyond_any_job_are_refused_before_anything_is_made_of_them(tmp_path: Path, told: dict[str, int]) -> None:
+def test_sizes_beyond_any_job_are_refused_before_use(tmp_path: Path, told: dict[str, int]) -> None:
     path = write(tmp_path / "rank0.json", {**GOOD, "distributedInfo": told})
     before = time.process_time()
     with pytest.raises(UnreadableInputError, match="no job has more than"):
@@ -253,7 +255,7 @@ def test_sizes_beyond_any_job_are_refused_before_anything_is_made_of_them(tmp_pa
     assert time.process_time() - before < 1
 
 
-def test_groups_of_ranks_that_cannot_be_are_left_out(tmp_path: Path) -> None:
+def test_groups_with_impossible_ranks_are_left_out(tmp_path: Path) -> None:
     groups = [{"pg_name": "0", "ranks": [0, 2**62]}, {"pg_name": "1", "ranks": [-1]}]
     (trace,) = read_traces([write(tmp_path / "rank0.json", {**GOOD, "distributedInfo": {"pg_config": groups}})])
     assert not any(call.group_ranks for call in trace.collectives)
@@ -271,7 +273,7 @@ def bomb(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.processes
-def test_a_decompression_bomb_is_seen_early_and_takes_little_memory(bomb: Path) -> None:
+def test_decompression_bomb_is_detected_early_in_little_memory(bomb: Path) -> None:
     program = f"""
         import resource, sys
         from gpudiag.errors import TooLargeError
@@ -292,7 +294,7 @@ def test_a_decompression_bomb_is_seen_early_and_takes_little_memory(bomb: Path) 
     assert int(taken_mb) < 200
 
 
-def test_a_bomb_of_small_events_ends_at_the_limit_in_bounded_memory(tmp_path: Path) -> None:
+def test_bomb_of_small_events_stops_at_the_limit_in_bounded_memory(tmp_path: Path) -> None:
     one = json.dumps(event("cpu_op", "aten::empty", 1, 1))
     text = '{"traceEvents": [' + ",\n".join([one] * 200_000) + "]}"
     path = write(tmp_path / "rank0.json.gz", text)

@@ -8,7 +8,8 @@ import pytest
 
 from gpudiag.model.event import HOST
 from gpudiag.trace import is_communication_kernel
-from gpudiag.trace.readers.kineto.collective_names import element_bytes, kernel_operation, normal_operation
+from gpudiag.trace.readers.kineto.event_args import element_bytes
+from gpudiag.trace.readers.names import kernel_operation, normal_operation
 from tests.trace.documents import document, event, kernel, launch, read_one
 
 if TYPE_CHECKING:
@@ -137,7 +138,7 @@ def test_arguments_on_the_kernel(tmp_path: Path, operation: str, normal: str, si
         ("ncclDevKernel_Generic_4(x)", "", "unknown", 4000),
     ],
 )
-def test_a_kernels_name_and_its_arguments_together(
+def test_kernel_name_and_arguments_are_combined(
     tmp_path: Path, name: str, word: str, operation: str, size: int
 ) -> None:
     (call,) = read_one(tmp_path, document(kernel(name, 5, 9, 1, **_told(word)))).collectives
@@ -182,12 +183,12 @@ def test_shapes_on_an_old_range_around_the_launch(tmp_path: Path) -> None:
     ]
 
 
-def test_a_kernel_launched_before_the_capture_has_its_operation_by_name(tmp_path: Path) -> None:
+def test_kernel_launched_before_recording_has_operation_by_name(tmp_path: Path) -> None:
     (call,) = read_one(tmp_path, document(kernel(_NCCL, 5, 9, 1))).collectives
     assert (call.operation, call.group, call.group_ranks, call.size_bytes) == ("all_reduce", "", (), None)
 
 
-def test_a_list_of_ranks_that_was_cut_is_filled_from_the_header(tmp_path: Path) -> None:
+def test_truncated_rank_list_is_completed_from_the_header(tmp_path: Path) -> None:
     groups = [{"pg_name": "0", "ranks": list(range(64))}, {"pg_name": "tp", "ranks": list(range(32))}]
     trace = read_one(
         tmp_path,
@@ -202,7 +203,7 @@ def test_a_list_of_ranks_that_was_cut_is_filled_from_the_header(tmp_path: Path) 
     assert (untold.group, untold.group_ranks) == ("", ())  # with two groups one cannot tell which
 
 
-def test_the_only_group_is_everyones(tmp_path: Path) -> None:
+def test_only_group_applies_to_all_collectives(tmp_path: Path) -> None:
     group = {"pg_name": "0", "ranks": [0, 1]}
     (call,) = read_one(
         tmp_path, document(kernel(_NCCL, 5, 9, 1), distributedInfo={"rank": 0, "world_size": 2, "pg_config": [group]})
@@ -220,14 +221,14 @@ def test_the_only_group_is_everyones(tmp_path: Path) -> None:
         {"dtype": None, "Input Dims": [[2**60, 2**60]], "Input type": ["float"]},
     ],
 )
-def test_arguments_of_a_wrong_form_are_not_told(tmp_path: Path, wrong: dict[str, Any]) -> None:
+def test_malformed_arguments_are_ignored(tmp_path: Path, wrong: dict[str, Any]) -> None:
     (call,) = read_one(tmp_path, document(kernel(_NCCL, 5, 9, 1, **_told("allreduce", **wrong)))).collectives
     assert call.operation == "all_reduce"
     assert call.sequence is None
     assert call.size_bytes in {None, 4000}
 
 
-def test_gloo_on_processors_is_the_hosts_own_ranges(tmp_path: Path) -> None:
+def test_gloo_ranges_on_cpus_are_host_collectives(tmp_path: Path) -> None:
     shapes = {"Input Dims": [[2768]], "Input type": ["float"]}
     trace = read_one(
         tmp_path,
@@ -240,11 +241,11 @@ def test_gloo_on_processors_is_the_hosts_own_ranges(tmp_path: Path) -> None:
     assert (trace.events.name_of(call.row), call.operation, call.size_bytes) == ("gloo:all_reduce", "all_reduce", 11072)
 
 
-def test_nccl_ranges_of_a_trace_without_device_work_are_no_work(tmp_path: Path) -> None:
+def test_nccl_ranges_without_device_work_are_no_collectives(tmp_path: Path) -> None:
     assert read_one(tmp_path, document(event("user_annotation", "nccl:all_reduce", 1, 9))).collectives == ()
 
 
-def test_gloo_ranges_beside_device_work_are_collectives_of_the_host(tmp_path: Path) -> None:
+def test_gloo_ranges_beside_device_work_are_host_collectives(tmp_path: Path) -> None:
     trace = read_one(tmp_path, document(event("user_annotation", "gloo:all_reduce", 1, 9), kernel("gemm", 2, 3, 1)))
     (call,) = trace.collectives
     assert (call.operation, int(trace.events.device[call.row])) == ("all_reduce", HOST)
@@ -253,7 +254,7 @@ def test_gloo_ranges_beside_device_work_are_collectives_of_the_host(tmp_path: Pa
 @pytest.mark.parametrize(
     ("blocks", "share"), [(0.181818, 0.181818), (2.5, 1.0), (None, None), (0, None), (-1, None), ("many", None)]
 )
-def test_the_share_of_processors_that_a_collective_holds(tmp_path: Path, blocks: object, share: float | None) -> None:
+def test_processor_share_of_a_collective(tmp_path: Path, blocks: object, share: float | None) -> None:
     arguments: dict[str, Any] = {} if blocks is None else {"blocks per SM": blocks}
     # What else is told of the collective may stand on the host's record, and not on the kernel.
     trace = read_one(tmp_path, document(launch(10, 1), kernel(_NCCL, 30, 9, 1, **arguments)))

@@ -45,7 +45,7 @@ def test_categories_of_all_years(tmp_path: Path, category: str, kind: EventKind)
     assert trace.notes == ()
 
 
-def test_flows_counters_metadata_and_the_profilers_own_span_are_no_events(tmp_path: Path) -> None:
+def test_flows_counters_metadata_and_profiler_span_are_left_out(tmp_path: Path) -> None:
     others = [
         {"ph": phase, "cat": "ac2g", "name": "ac2g", "pid": 1, "tid": 2, "ts": 3} for phase in ("s", "f", "i", "M", "C")
     ]
@@ -55,7 +55,7 @@ def test_flows_counters_metadata_and_the_profilers_own_span_are_no_events(tmp_pa
     assert trace.notes == ()
 
 
-def test_an_unknown_category_is_left_out_with_a_note(tmp_path: Path) -> None:
+def test_unknown_category_is_left_out_with_a_note(tmp_path: Path) -> None:
     trace = read_one(tmp_path, document(event("mystery", "x", 5, 2), event("cpu_op", "y", 5, 2)))
     assert names(trace) == ["y"]
     assert trace.notes == ("events of unknown categories were left out: mystery",)
@@ -73,13 +73,13 @@ def test_an_unknown_category_is_left_out_with_a_note(tmp_path: Path) -> None:
         "gpudiag.input",
     ],
 )
-def test_ranges_filed_under_operators_in_2021_are_annotations(tmp_path: Path, name: str) -> None:
+def test_ranges_recorded_as_operators_in_2021_are_annotations(tmp_path: Path, name: str) -> None:
     trace = read_one(tmp_path, document(event("Operator", name, 5, 2), event("Operator", "aten::add", 6, 1)))
     assert trace.events.kind.tolist() == [EventKind.ANNOTATION, EventKind.OPERATOR]
 
 
 @pytest.mark.parametrize(("category", "name"), [("user_annotation", "gpudiag.gc"), ("python_function", "Python GC")])
-def test_garbage_collections_are_known_by_whoever_marked_them(tmp_path: Path, category: str, name: str) -> None:
+def test_garbage_collection_marks_are_recognised(tmp_path: Path, category: str, name: str) -> None:
     trace = read_one(tmp_path, document(event(category, name, 0, 5), event(category, f"{name} of mine", 9, 5)))
     assert trace.events.role.tolist() == [Role.GARBAGE_COLLECTION, Role.OTHER]
 
@@ -136,7 +136,7 @@ def test_absolute_unix_microseconds_are_exact(tmp_path: Path, start: float) -> N
     assert trace.events.end_ns.tolist() == [104_000, 104_000]
 
 
-def test_a_list_of_events_without_a_header_is_a_trace(tmp_path: Path) -> None:
+def test_list_of_events_without_header_is_a_trace(tmp_path: Path) -> None:
     assert names(read_one(tmp_path, [event("cpu_op", "aten::add", 1, 1)])) == ["aten::add"]
 
 
@@ -171,13 +171,13 @@ def test_header(tmp_path: Path) -> None:
         {"WARNING": ["Dropped 99999999999999999999999999 activity records"]},
     ],
 )
-def test_a_header_of_unknown_form_is_left_aside(tmp_path: Path, header: dict[str, Any]) -> None:
+def test_header_of_unknown_form_is_ignored(tmp_path: Path, header: dict[str, Any]) -> None:
     trace = read_one(tmp_path, document(event("cpu_op", "a", 1, 1), **header), name="trace.json")
     assert (trace.rank, trace.world_size, trace.host, trace.device_names) == (None, None, "", {})
     assert trace.origin_ns == 1000
 
 
-def test_one_trace_read_with_and_without_isal_is_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_isal_and_zlib_read_the_same_trace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     import zlib
 
     from gpudiag.trace import unpack
@@ -196,5 +196,5 @@ def test_one_trace_read_with_and_without_isal_is_the_same(tmp_path: Path, monkey
 @pytest.mark.parametrize(
     ("name", "on_gpus"), [("aten::cudnn_convolution", True), ("aten::cudnn_is_acceptable", False), ("aten::gru", False)]
 )
-def test_asking_whether_cudnn_would_do_is_no_work_on_a_gpu(tmp_path: Path, name: str, *, on_gpus: bool) -> None:
+def test_cudnn_availability_check_does_not_imply_a_gpu(tmp_path: Path, name: str, *, on_gpus: bool) -> None:
     assert read_one(tmp_path, document(event("cpu_op", name, 5, 2))).uses_devices == on_gpus

@@ -59,7 +59,7 @@ def test_memset_with_its_device_op_stays_a_launch(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("prefix", ["cuda", "hip", "cu"])
-def test_launches_under_capture_run_nothing_and_are_not_lost(tmp_path: Path, prefix: str) -> None:
+def test_launches_under_capture_are_not_lost(tmp_path: Path, prefix: str) -> None:
     captured = [call("cudaLaunchKernel", 1005 + index, 500 + index) for index in range(40)]
     trace = read_one(
         tmp_path,
@@ -87,13 +87,13 @@ def test_launches_of_another_thread_or_after_the_capture_are_lost(tmp_path: Path
     assert message.startswith("40 of 80 launches (50 %)")
 
 
-def test_capture_that_began_before_the_recording_begins_with_it(tmp_path: Path) -> None:
+def test_capture_begun_before_the_recording_starts_with_it(tmp_path: Path) -> None:
     captured = [call("cudaLaunchKernel", 5 + index, 500 + index) for index in range(12)]
     trace = read_one(tmp_path, document(*captured, call("cudaStreamEndCapture", 100, 401), *launched(20, 800, 1200)))
     assert roles(trace, "cudaLaunchKernel").count(Role.OTHER) == 12
 
 
-def test_python_functions_of_a_capture_mark_it_where_its_calls_were_not_recorded(tmp_path: Path) -> None:
+def test_python_functions_mark_a_capture_without_recorded_calls(tmp_path: Path) -> None:
     def python(name: str, start_us: float) -> dict[str, Any]:
         return event("python_function", name, start_us, 2)
 
@@ -111,7 +111,7 @@ def test_python_functions_of_a_capture_mark_it_where_its_calls_were_not_recorded
     assert roles(trace, "cudaLaunchKernel").count(Role.OTHER) == 12
 
 
-def test_graphs_without_recorded_kernels_are_told_in_words_of_their_own(tmp_path: Path) -> None:
+def test_graphs_without_recorded_kernels_are_reported(tmp_path: Path) -> None:
     graphs = [call("cudaGraphLaunch", 300 + 10 * index, 700 + index) for index in range(5)]
     trace = read_one(tmp_path, document(*launched(20), *graphs, *launched(20, 800, 1200)))
     assert trace.unrecorded_graphs == 5
@@ -138,13 +138,13 @@ def test_graphs_with_kernels_are_recorded(tmp_path: Path) -> None:
     assert read_one(tmp_path, document(*launched(3), *own, *launched(3, 800, 1200))).unrecorded_graphs == 0
 
 
-def test_graphs_launched_last_may_have_run_after_the_recording(tmp_path: Path) -> None:
+def test_last_graphs_may_run_after_the_recording(tmp_path: Path) -> None:
     trace = read_one(tmp_path, document(*launched(20), call("cudaGraphLaunch", 900, 700)))
     assert trace.unrecorded_graphs == 0
     assert warnings(trace) == []
 
 
-def test_real_graph_of_amd_has_its_kernels() -> None:
+def test_real_amd_graph_has_kernels() -> None:
     (trace,) = read_traces([TRACES / "others" / "sglang_decode.json.gz"])
     assert "hipGraphLaunch" in trace.events.names
     assert trace.unrecorded_graphs == 0
@@ -167,5 +167,5 @@ def test_real_graph_of_amd_has_its_kernels() -> None:
         ("hipFreeAsync", Role.OTHER),
     ],
 )
-def test_calls_of_hip_have_the_roles_of_those_of_cuda(name: str, role: Role) -> None:
+def test_hip_calls_have_the_roles_of_cuda_calls(name: str, role: Role) -> None:
     assert role_of_call(name) == role

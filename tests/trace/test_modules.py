@@ -27,7 +27,7 @@ def told(trace: Trace) -> list[tuple[str, str, bool]]:
     return [(trace.events.name_of(row), work.modules[module].path, back) for row, module, back in rows]
 
 
-def test_operators_are_their_innermost_module_s_and_backward_the_forward_operator_s(tmp_path: Path) -> None:
+def test_operators_belong_to_innermost_module_and_backward_to_that_of_forward(tmp_path: Path) -> None:
     trace = read_one(tmp_path, job())
     assert trace.modules is not None
     assert set(trace.modules.modules) == {NET, A, B}
@@ -55,7 +55,7 @@ def test_operators_are_their_innermost_module_s_and_backward_the_forward_operato
     assert told(trace) == expected * STEPS
 
 
-def test_the_thread_of_backward_may_stand_first_in_the_file_and_far_from_the_other(tmp_path: Path) -> None:
+def test_backward_thread_may_come_first_in_the_file(tmp_path: Path) -> None:
     whole = job()["traceEvents"]
     first = [one for one in whole if one["tid"] == BACKWARD]
     others = [one for one in whole if one["tid"] != BACKWARD]
@@ -63,7 +63,7 @@ def test_the_thread_of_backward_may_stand_first_in_the_file_and_far_from_the_oth
     assert told(read_one(tmp_path, document(*first, *apart, *others))) == told(read_one(tmp_path, document(*whole)))
 
 
-def test_marks_are_no_operators_and_no_ranges_of_the_user_s(tmp_path: Path) -> None:
+def test_module_marks_are_neither_operators_nor_user_ranges(tmp_path: Path) -> None:
     events = read_one(tmp_path, job()).events
     marks = events.rows_of(EventKind.MODULE)
     assert len(marks) == 3 * STEPS
@@ -74,12 +74,12 @@ def test_marks_are_no_operators_and_no_ranges_of_the_user_s(tmp_path: Path) -> N
     assert read_one(tmp_path, named).events.kind.tolist() == [EventKind.ANNOTATION], "somebody else's"
 
 
-def test_recordings_without_marks_tell_nothing_of_modules(tmp_path: Path) -> None:
+def test_trace_without_marks_has_no_modules(tmp_path: Path) -> None:
     without = [one for one in job()["traceEvents"] if not one["name"].startswith("gpudiag.module")]
     assert read_one(tmp_path, document(*without)).modules is None
 
 
-def test_what_is_computed_again_in_backward_is_its_module_s(tmp_path: Path) -> None:
+def test_recomputation_in_backward_belongs_to_its_module(tmp_path: Path) -> None:
     """A checkpoint runs forward anew, in the thread of backward, whose nodes have numbers of their own."""
     again = [
         mark("a", "Linear", 112, 8, BACKWARD),
@@ -106,14 +106,14 @@ def test_what_is_computed_again_in_backward_is_its_module_s(tmp_path: Path) -> N
         ("gpudiag.module:\u001b[31m", Module("gpudiag.module:\u001b[31m", "", "")),
     ],
 )
-def test_names_are_taken_apart_or_as_they_are(name: str, module: Module, tmp_path: Path) -> None:
+def test_unparsable_mark_becomes_the_module_name(name: str, module: Module, tmp_path: Path) -> None:
     trace = read_one(tmp_path, document(event("cpu_op", name, 0, 5), operator("aten::mm", 1, 2)))
     assert trace.modules is not None
     assert trace.modules.modules == (module,)
     assert trace.modules.row.tolist() == [0, 1]
 
 
-def test_backward_whose_forward_was_not_recorded_is_nobody_s(tmp_path: Path) -> None:
+def test_backward_without_recorded_forward_has_no_module(tmp_path: Path) -> None:
     lone = document(mark("a", "Linear", 0, 5), *backward("AddmmBackward0", 100, 10, 3))
     assert told(read_one(tmp_path, lone)) == [("gpudiag.module:Net/a (Linear)", "a", False)]
     hostile = document(
@@ -124,7 +124,7 @@ def test_backward_whose_forward_was_not_recorded_is_nobody_s(tmp_path: Path) -> 
     assert [path for _, path, _ in told(read_one(tmp_path, hostile))] == ["a", "a", "a"]
 
 
-def test_a_light_recording_takes_them_over_with_the_operators(tmp_path: Path) -> None:
+def test_kernel_only_trace_gets_modules_with_the_operators(tmp_path: Path) -> None:
     full = read_one(tmp_path, job(slower=1.5), "rank0.json")
     light = read_one(tmp_path, job(operators=False), "light/rank0.json")
     assert light.modules is None

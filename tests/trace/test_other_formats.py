@@ -59,7 +59,7 @@ def _database(path: Path) -> Path:
     return path
 
 
-def test_files_that_are_no_json_are_named(tmp_path: Path) -> None:
+def test_binary_formats_are_named(tmp_path: Path) -> None:
     snapshot = pickle.dumps({"segments": [], "device_traces": [[]]})
     for path, called in (
         (_database(tmp_path / "report.sqlite"), "an SQLite database"),
@@ -75,7 +75,7 @@ def test_files_that_are_no_json_are_named(tmp_path: Path) -> None:
             read_traces([path])
 
 
-def test_a_directory_of_nothing_else_says_what_was_found(tmp_path: Path) -> None:
+def test_directory_of_other_formats_names_them(tmp_path: Path) -> None:
     write(tmp_path / "vm.trace.json.gz", XLA)
     with pytest.raises(
         NotATraceError, match=r"no traces in .*vm\.trace\.json\.gz is the Chrome trace that TensorFlow"
@@ -84,13 +84,13 @@ def test_a_directory_of_nothing_else_says_what_was_found(tmp_path: Path) -> None
     assert caught.value.hint == "Give the .xplane.pb that the same profiler wrote beside it."
 
 
-def test_the_profilers_own_span_alone_is_no_other_program(tmp_path: Path) -> None:
+def test_profiler_span_alone_is_no_other_format(tmp_path: Path) -> None:
     own = event("Trace", "PyTorch Profiler (0)", 1, 5)
     with pytest.raises(UnreadableInputError, match="without events"):
         read_traces([write(tmp_path / "rank0.json", document(own))])
 
 
-def test_looking_for_a_format_takes_no_longer_for_any_text() -> None:
+def test_format_search_is_fast_for_any_text() -> None:
     texts = (b'{"cat": "Session"', b'{"log": {', b'{"highres-ticks"', b"\x0a" * 9, b"\x80\x04dev", b'{"schema": "1.')
     begun = time.perf_counter()
     for text in texts:
@@ -98,7 +98,7 @@ def test_looking_for_a_format_takes_no_longer_for_any_text() -> None:
     assert time.perf_counter() - begun < 20  # some milliseconds; minutes where patterns go back
 
 
-def test_recording_in_which_nothing_computes_says_what_is_missing(tmp_path: Path) -> None:
+def test_recording_without_compute_names_what_is_missing(tmp_path: Path) -> None:
     path = write(tmp_path / "rank0.json", document(event("user_annotation", "mine", 1, 5)))
     analysis = analyze([path])
     (message,) = [one.message for one in analysis.validity if one.code == "missing-device-activity"]
@@ -111,7 +111,7 @@ def test_recording_in_which_nothing_computes_says_what_is_missing(tmp_path: Path
 
 
 @pytest.mark.processes
-def test_insufficient_recordings_end_with_0_and_what_is_no_trace_with_4(tmp_path: Path) -> None:
+def test_insufficient_recordings_exit_with_0_and_non_traces_with_4(tmp_path: Path) -> None:
     insufficient = write(tmp_path / "rank0.json", document(event("user_annotation", "mine", 1, 5)))
     assert gpudiag("analyze", str(insufficient)).returncode == 0
     other = write(tmp_path / "result.json", json.dumps(JSON[1][1]))

@@ -40,7 +40,7 @@ def _plain(events: list[Event]) -> list[Any]:
     some.integers(1, 400),
     some.booleans(),
 )
-def test_any_cut_of_any_layout(words: list[str], indent: int | None, step: int, tail: bool) -> None:
+def test_any_layout_decodes_in_any_pieces(words: list[str], indent: int | None, step: int, tail: bool) -> None:
     whole = document(
         *(
             event("cpu_op", word, position, 1, args={"nested": [{"a": 1}, {"b": word}]})
@@ -67,7 +67,7 @@ def test_headers_on_both_sides_of_the_events_are_read() -> None:
 
 
 @pytest.mark.parametrize("broken", ["", '{"ph": "X", "ts": "1"},'])
-def test_events_of_all_phases_and_of_none_are_told_apart(broken: str) -> None:
+def test_events_of_all_phases_are_distinguished(broken: str) -> None:
     """Whether all are decoded in one go or, for one that cannot be, one by one."""
     others = ",".join(f'{{"ph": "{phase}", "name": "n", "ts": 2}}' for phase in "BEiICbnestfMPNRv")
     last = '{"name": "no phase", "ts": 2}, {"ts": 1, "ph": "X"}'
@@ -86,12 +86,12 @@ def test_events_of_all_phases_and_of_none_are_told_apart(broken: str) -> None:
         b'{"traceEvents": [' + b"[" * 5000,
     ],
 )
-def test_what_cannot_be_cut_is_left_to_reading_whole(text: bytes) -> None:
+def test_text_without_cuts_is_refused(text: bytes) -> None:
     with pytest.raises(NotInPiecesError):
         _in_pieces([text])
 
 
-def test_text_that_ends_unfinished_need_not_be_read_again() -> None:
+def test_unfinished_text_is_reported_without_reading_again() -> None:
     with pytest.raises(CutShortError) as caught:
         _in_pieces([b'{"traceEvents": [{"ph": "X"}, {"ph"', b': "Y"}'])
     assert caught.value.args == (41,)
@@ -111,7 +111,7 @@ def test_a_real_trace_in_pieces_of_any_size(monkeypatch: pytest.MonkeyPatch) -> 
         assert trace.collectives == expected.collectives
 
 
-def test_a_kernel_that_tells_nothing_finds_its_host_in_another_piece(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_undescribed_kernel_finds_its_host_range_in_another_piece(monkeypatch: pytest.MonkeyPatch) -> None:
     path = TRACES / "public" / "sampled_rank-1.json.gz"
     (expected,) = read_traces([path])
     monkeypatch.setattr(unpack, "_PIECE", 10_000)

@@ -25,13 +25,13 @@ if TYPE_CHECKING:
 
 @pytest.fixture
 def always_fork(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(read, "_WORTH_PROCESSES_JSON_BYTES", 0)
+    monkeypatch.setattr(read, "_MIN_PARALLEL_BYTES", 0)
     if not read._can_fork():
         pytest.skip("forking needs Linux and a single thread")
 
 
 @pytest.mark.usefixtures("always_fork")
-def test_traces_read_by_several_processes_are_those_read_by_one() -> None:
+def test_several_processes_read_the_same_traces_as_one() -> None:
     several = read_traces([TRACES / "vgg_p2poff"], limits=ReadLimits(workers=3))
     alone = read_traces([TRACES / "vgg_p2poff"], limits=ReadLimits(workers=1))
     assert [trace.rank for trace in several] == [0, 1, 2, 3]
@@ -43,7 +43,7 @@ def test_traces_read_by_several_processes_are_those_read_by_one() -> None:
 
 
 @pytest.mark.usefixtures("always_fork")
-def test_a_broken_file_is_named_whoever_reads_it(tmp_path: Path) -> None:
+def test_broken_file_is_named_by_any_reader(tmp_path: Path) -> None:
     write(tmp_path / "rank0.json", document(event("cpu_op", "a", 1, 1)))
     write(tmp_path / "rank1.json", '{"traceEvents": [')
     with pytest.raises(UnreadableInputError, match=r"rank1\.json is cut short"):
@@ -51,9 +51,7 @@ def test_a_broken_file_is_named_whoever_reads_it(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("always_fork")
-def test_a_reader_that_is_killed_is_an_error_that_names_its_files(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_killed_reader_is_an_error_that_names_its_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for rank in (0, 1):
         write(tmp_path / f"rank{rank}.json", document(event("cpu_op", "a", 1, 1)))
     parent = os.getpid()
@@ -70,7 +68,7 @@ def test_a_reader_that_is_killed_is_an_error_that_names_its_files(
 
 
 @pytest.mark.usefixtures("always_fork")
-def test_an_interrupt_ends_the_children_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_interrupt_ends_the_children_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for rank in (0, 1):
         write(tmp_path / f"rank{rank}.json", document(event("cpu_op", "a", 1, 1)))
     parent = os.getpid()
@@ -101,9 +99,7 @@ class Large:
 
 
 @pytest.mark.usefixtures("always_fork")
-def test_error_in_one_file_ends_readers_that_are_sending_their_results(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_error_in_one_file_ends_readers_that_are_sending(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """While rank 0 sends its result, the error of rank 1 and the result of rank 2 wait for their turn. The parent kills
     the readers as soon as it has the error, which interrupts rank 2 in the middle of its message."""
     for rank in (0, 2):
@@ -139,7 +135,7 @@ def test_error_in_one_file_ends_readers_that_are_sending_their_results(
     assert not multiprocessing.active_children()
 
 
-def test_no_fork_beside_other_threads() -> None:
+def test_processes_with_other_threads_do_not_fork() -> None:
     stop = threading.Event()
     other = threading.Thread(target=stop.wait)
     other.start()

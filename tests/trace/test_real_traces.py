@@ -81,7 +81,7 @@ def test_loader_ranges() -> None:
     assert sum(count for name, count in names.items() if name.startswith("enumerate(DataLoader)#")) == 4
 
 
-def test_gloo_on_processors() -> None:
+def test_gloo_on_cpus() -> None:
     traces = read_traces([TRACES / "gloo_dataloader"])
     assert [(trace.rank, trace.world_size, trace.host) for trace in traces] == [(0, 2, "node-a"), (1, 2, "node-a")]
     for trace in traces:
@@ -146,14 +146,14 @@ def test_amd() -> None:
     assert trace.notes == ()
 
 
-def test_processors_alone_rank_34_of_300() -> None:
+def test_cpu_only_rank_34_of_300() -> None:
     trace = _public("rank-34.Jul_15_10_52_41.1074.pt.trace.json.gz")
     assert (trace.rank, trace.world_size) == (34, 300)
     assert _operations(trace) == {"all_reduce": 10}
     assert {call.size_bytes for call in trace.collectives} == {1_285_084, 8_329_644}
 
 
-def test_a_range_that_outlasts_its_recording() -> None:
+def test_range_longer_than_the_recording_is_cut() -> None:
     trace = _public("triton_example.json.gz")
     assert trace.notes == ("1 events claim to last longer than the recording; cut at its end",)
     assert trace.events.end_ns.max() < 10**9
@@ -166,7 +166,7 @@ def _launched(table: EventTable) -> NDArray[np.bool_]:
 
 
 @pytest.mark.parametrize(("run", "steps"), [(run, None if run == "resnet50_dataloader" else 4) for run in H200])
-def test_small_traces_say_what_the_full_ones_say(
+def test_cut_down_traces_agree_with_full_ones(
     run: str, steps: int | None, whole_recording: Callable[[str], Path]
 ) -> None:
     full_traces = read_traces([whole_recording(run)])

@@ -121,7 +121,7 @@ def each(*kernels: str, times: int = 1) -> Counter[tuple[str, str]]:
     return Counter({(name, f"aten::{name}"): times * count for name, count in Counter(kernels).items()})
 
 
-def test_steps_that_take_turns_get_the_operators_of_their_kind(tmp_path: Path) -> None:
+def test_alternating_steps_get_operators_of_matching_steps(tmp_path: Path) -> None:
     light = Recording(full=False).step(*LONG).step(*SHORT).step(*LONG).step(*SHORT)
     full = Recording(full=True).step(*SHORT).step(*LONG).step(*SHORT).step(*LONG)
     found = joined(tmp_path, light, full)
@@ -129,7 +129,7 @@ def test_steps_that_take_turns_get_the_operators_of_their_kind(tmp_path: Path) -
     assert around(found) == each(*LONG, *SHORT, times=2)
 
 
-def test_collectives_get_the_sizes_of_their_kind_of_step(tmp_path: Path) -> None:
+def test_collectives_get_sizes_of_matching_steps(tmp_path: Path) -> None:
     communication = "ncclDevKernel_AllReduce_Sum_f32_RING_LL"
     light, full = Recording(full=False), Recording(full=True)
     for _ in range(2):
@@ -141,7 +141,7 @@ def test_collectives_get_the_sizes_of_their_kind_of_step(tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("more_in_kernel_only", [True, False])
-def test_a_kernel_more_moves_no_other(tmp_path: Path, more_in_kernel_only: bool) -> None:
+def test_additional_kernel_moves_no_operator(tmp_path: Path, more_in_kernel_only: bool) -> None:
     more = [*LONG[:4], "reduce", *LONG[4:]]
     light = Recording(full=False).step(*(more if more_in_kernel_only else LONG)).step(*LONG)
     full = Recording(full=True).step(*(LONG if more_in_kernel_only else more))
@@ -150,7 +150,7 @@ def test_a_kernel_more_moves_no_other(tmp_path: Path, more_in_kernel_only: bool)
     assert around(found) == each(*LONG, times=2) + Counter({("reduce", ""): int(more_in_kernel_only)})
 
 
-def test_other_kernels_launched_in_the_same_way_are_the_same_calls(tmp_path: Path) -> None:
+def test_equal_calls_with_different_kernels_match(tmp_path: Path) -> None:
     here = [name.replace("gemm", "gemm_64x64") for name in LONG]
     there = [name.replace("gemm", "gemm_128x256") for name in LONG]
     found = joined(tmp_path, Recording(full=False).step(*here, "sum"), Recording(full=True).step(*there))
@@ -159,7 +159,7 @@ def test_other_kernels_launched_in_the_same_way_are_the_same_calls(tmp_path: Pat
     assert around(found)["sum", ""] == 1
 
 
-def test_who_asks_and_who_allocates_decides_nothing(tmp_path: Path) -> None:
+def test_queries_and_allocations_are_ignored_in_matching(tmp_path: Path) -> None:
     light, full = Recording(full=False), Recording(full=True)
     for index in range(3):
         polled = [call for place, name in enumerate(LONG) for call in (*POLLS[: (place + index) % 4], name)]
@@ -170,7 +170,7 @@ def test_who_asks_and_who_allocates_decides_nothing(tmp_path: Path) -> None:
     assert around(found) == each(*LONG, times=3)
 
 
-def test_a_thread_may_have_another_number(tmp_path: Path) -> None:
+def test_threads_match_despite_different_numbers(tmp_path: Path) -> None:
     light = Recording(full=False, thread=1_207_957_184).step(*LONG).step(*SHORT)
     full = Recording(full=True, thread=2505).step(*LONG).step(*SHORT)
     found = joined(tmp_path, light, full)
@@ -215,7 +215,7 @@ def test_two_threads_that_launch_the_same_keep_their_operators(tmp_path: Path) -
 
 
 @pytest.mark.parametrize(("others", "usable"), [(3, True), (4, False)])
-def test_enough_calls_are_the_same(tmp_path: Path, others: int, usable: bool) -> None:
+def test_threshold_of_common_calls(tmp_path: Path, others: int, usable: bool) -> None:
     """The least share, from just above and just below."""
     assert (20 - 3) / 20 >= SAME_STEPS > (20 - 4) / 20
     here = [*MANY[:-others], *(f"other{index}" for index in range(others))]
@@ -232,12 +232,12 @@ def test_another_job_is_refused(tmp_path: Path) -> None:
     assert joined(tmp_path, light, full) is None
 
 
-def test_nothing_but_polls_is_no_step_of_the_same_calls(tmp_path: Path) -> None:
+def test_steps_of_only_queries_do_not_match(tmp_path: Path) -> None:
     light, full = Recording(full=False).step(*POLLS), Recording(full=True).step(*POLLS)
     assert joined(tmp_path, light, full) is None
 
 
-def test_the_longest_common_sequence_is_the_longest() -> None:
+def test_longest_common_sequence_equals_brute_force() -> None:
     random = np.random.default_rng(1)
     for _ in range(50):
         a, b = (random.integers(0, 4, random.integers(0, 30)).tolist() for _ in range(2))

@@ -9,7 +9,7 @@ import pytest
 
 from gpudiag.errors import NotATraceError, UnreadableInputError, UsageError
 from gpudiag.trace import read_traces
-from gpudiag.trace.file_names import facts_of
+from gpudiag.trace.file_names import parse_name
 from gpudiag.trace.sources import find_sources
 from tests.trace.documents import document, event, write
 
@@ -39,29 +39,29 @@ def _found(*paths: Path | str) -> list[str]:
     ],
 )
 def test_ranks_in_names(name: str, rank: int | None) -> None:
-    assert facts_of(Path(name)).rank == rank
+    assert parse_name(Path(name)).rank == rank
 
 
-def test_other_facts_in_names() -> None:
-    facts = facts_of(Path("gpu-node-3_4711.1712345678901234567.pt.trace.json.gz"))
+def test_host_worker_and_world_size_in_names() -> None:
+    facts = parse_name(Path("gpu-node-3_4711.1712345678901234567.pt.trace.json.gz"))
     assert (facts.host, facts.worker, facts.stamp) == ("gpu-node-3", "gpu-node-3_4711", 1712345678901234567)
-    assert facts_of(Path("world_size8_rank3.json")).world_size == 8
+    assert parse_name(Path("world_size8_rank3.json")).world_size == 8
 
 
-def test_world_size_told_by_the_caller_yields_to_what_the_trace_tells(tmp_path: Path) -> None:
+def test_world_size_of_the_trace_overrides_that_of_the_caller(tmp_path: Path) -> None:
     write(tmp_path / "rank0.json", TRACE)
     write(tmp_path / "rank1.json", document(*TRACE["traceEvents"], distributedInfo={"rank": 1, "world_size": 2}))
     assert [trace.world_size for trace in read_traces([tmp_path], world_size=4)] == [4, 2]
     assert [trace.world_size for trace in read_traces([tmp_path])] == [None, 2]
 
 
-def test_the_traces_own_rank_goes_before_the_names(tmp_path: Path) -> None:
+def test_rank_in_the_trace_overrides_that_in_its_name(tmp_path: Path) -> None:
     path = write(tmp_path / "rank5.json", document(*TRACE["traceEvents"], distributedInfo={"rank": 2}))
     (trace,) = read_traces([path])
     assert trace.rank == 2
 
 
-def test_traces_come_in_order_of_rank_and_without_one_last(tmp_path: Path) -> None:
+def test_traces_are_sorted_by_rank_with_unranked_last(tmp_path: Path) -> None:
     for name in ("rank10.json", "rank2.json", "some_trace.json"):
         write(tmp_path / name, TRACE)
     assert [trace.rank for trace in read_traces([tmp_path])] == [2, 10, None]
@@ -79,14 +79,14 @@ def test_a_directory_of_traces_among_other_files(tmp_path: Path) -> None:
     assert len(read_traces([tmp_path])) == 2
 
 
-def test_a_broken_file_that_is_named_as_a_trace_is_an_error_also_in_a_directory(tmp_path: Path) -> None:
+def test_broken_file_named_as_trace_is_an_error_in_a_directory(tmp_path: Path) -> None:
     write(tmp_path / "rank0.json", TRACE)
     write(tmp_path / "rank1.json", '{"traceEvents": [')
     with pytest.raises(UnreadableInputError, match=r"rank1\.json is cut short"):
         read_traces([tmp_path])
 
 
-def test_no_trace_named_that_is_none_is_an_error(tmp_path: Path) -> None:
+def test_named_file_that_is_no_trace_is_an_error(tmp_path: Path) -> None:
     path = write(tmp_path / "analysis.json", {"schema": "gpudiag/analysis/1"})
     with pytest.raises(NotATraceError, match=r"analysis\.json is JSON, but no profiler trace"):
         read_traces([path])
@@ -100,7 +100,7 @@ def test_a_run_directory(tmp_path: Path) -> None:
     assert _found(tmp_path) == ["rank0.pt.trace.json.gz", "rank1.pt.trace.json.gz"]
 
 
-def test_torchtitan_writes_a_directory_per_iteration_and_the_latest_is_read(tmp_path: Path) -> None:
+def test_latest_iteration_of_torchtitan_is_read(tmp_path: Path) -> None:
     for iteration in (5, 10, 100):
         for rank in (0, 1):
             write(tmp_path / "profile_trace" / f"iteration_{iteration}" / f"rank{rank}_trace.json", TRACE)
@@ -111,7 +111,7 @@ def test_torchtitan_writes_a_directory_per_iteration_and_the_latest_is_read(tmp_
     assert traces[1].notes == ()
 
 
-def test_tensorboard_plugins_keep_recordings_apart(tmp_path: Path) -> None:
+def test_latest_recording_of_tensorboard_is_read(tmp_path: Path) -> None:
     for recording in ("2024_01_01", "2024_02_01"):
         write(tmp_path / "plugins" / "profile" / recording / "rank0.pt.trace.json.gz", TRACE)
     (trace,) = read_traces([tmp_path])
@@ -119,13 +119,13 @@ def test_tensorboard_plugins_keep_recordings_apart(tmp_path: Path) -> None:
     assert trace.notes == ("of 2 recordings the latest was read: 2024_02_01",)
 
 
-def test_a_directory_per_rank(tmp_path: Path) -> None:
+def test_directory_per_rank(tmp_path: Path) -> None:
     for rank in (0, 1, 2):
         write(tmp_path / f"rank_{rank}" / "host_1.1712345678901.pt.trace.json", TRACE)
     assert [trace.rank for trace in read_traces([tmp_path])] == [0, 1, 2]
 
 
-def test_the_handlers_newest_file_of_each_worker(tmp_path: Path) -> None:
+def test_newest_file_of_each_worker_is_read(tmp_path: Path) -> None:
     for worker in ("node_1", "node_2"):
         for stamp in (1712345678901000000, 1712345679901000000, 1712345670000000000):
             write(tmp_path / f"{worker}.{stamp}.pt.trace.json", TRACE)
@@ -138,7 +138,7 @@ def test_the_handlers_newest_file_of_each_worker(tmp_path: Path) -> None:
     assert all("the newest of the 3 files of its worker" in trace.notes[0] for trace in traces)
 
 
-def test_globs_and_a_mix_with_each_file_once(tmp_path: Path) -> None:
+def test_globs_and_paths_give_each_file_once(tmp_path: Path) -> None:
     for rank in range(3):
         write(tmp_path / f"rank{rank}.json", TRACE)
     write(tmp_path / "notes.txt", "x")
@@ -146,12 +146,12 @@ def test_globs_and_a_mix_with_each_file_once(tmp_path: Path) -> None:
     assert _found(str(tmp_path / "rank[12].json")) == ["rank1.json", "rank2.json"]
 
 
-def test_a_name_with_glob_characters_is_a_name_first(tmp_path: Path) -> None:
+def test_existing_name_with_glob_characters_is_no_pattern(tmp_path: Path) -> None:
     path = write(tmp_path / "rank[1].json", TRACE)
     assert _found(path) == ["rank[1].json"]
 
 
-def test_links_are_followed_when_named_and_not_when_found(tmp_path: Path) -> None:
+def test_links_are_followed_only_if_named(tmp_path: Path) -> None:
     outside = write(tmp_path / "elsewhere" / "rank7.json", TRACE)
     inside = tmp_path / "run"
     write(inside / "rank0.json", TRACE)
@@ -162,7 +162,7 @@ def test_links_are_followed_when_named_and_not_when_found(tmp_path: Path) -> Non
     assert _found(inside / "rank7.json") == ["rank7.json"]
 
 
-def test_nothing_to_read(tmp_path: Path) -> None:
+def test_missing_inputs_are_refused(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="no path"):
         read_traces([])
     with pytest.raises(UnreadableInputError, match="does not exist"):
@@ -178,7 +178,7 @@ def test_nothing_to_read(tmp_path: Path) -> None:
         read_traces(["a\0b"])
 
 
-def test_a_folder_of_runs_says_which_of_its_folders_hold_traces(tmp_path: Path) -> None:
+def test_directory_of_runs_names_subdirectories_with_traces(tmp_path: Path) -> None:
     for run in ("first", "second", "deeper/third"):
         write(tmp_path / run / "traces" / "rank0.json", TRACE)
     (tmp_path / "empty").mkdir()
@@ -193,7 +193,7 @@ def test_a_folder_of_runs_says_which_of_its_folders_hold_traces(tmp_path: Path) 
     assert len(read_traces([tmp_path / "first"])) == 1
 
 
-def test_the_search_for_such_folders_ends(tmp_path: Path) -> None:
+def test_search_for_subdirectories_is_bounded(tmp_path: Path) -> None:
     for number in range(300):
         (tmp_path / f"{number:03}").mkdir()
     write(tmp_path / "999" / "rank0.json", TRACE)
@@ -201,7 +201,7 @@ def test_the_search_for_such_folders_ends(tmp_path: Path) -> None:
         read_traces([tmp_path])
 
 
-def test_names_of_others_are_printable_in_messages(tmp_path: Path) -> None:
+def test_file_names_are_printable_in_messages(tmp_path: Path) -> None:
     path = write(tmp_path / "rank0\x1b[31m.json", "x")
     with pytest.raises(NotATraceError) as caught:
         read_traces([path])

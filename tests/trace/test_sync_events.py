@@ -37,7 +37,7 @@ def waits(trace: Trace) -> list[tuple[str, int, str | None, int, int]]:
     return list(zip(calls, *columns, strict=True))
 
 
-def test_a_wait_is_joined_to_its_call_and_to_the_record(tmp_path: Path) -> None:
+def test_wait_is_joined_to_its_call_and_recording_call(tmp_path: Path) -> None:
     trace = read_one(tmp_path, one_wait())
     assert waits(trace) == [("cudaStreamWaitEvent", 20, "cudaEventRecord", 7, 6)]
     found = trace.event_waits
@@ -45,14 +45,14 @@ def test_a_wait_is_joined_to_its_call_and_to_the_record(tmp_path: Path) -> None:
     assert found.device.tolist() == [0]
 
 
-def test_since_cuda_13_only_the_waiting_stream_is_told(tmp_path: Path) -> None:
+def test_only_the_waiting_stream_is_known_since_cuda_13(tmp_path: Path) -> None:
     told = {RECORD: -1, STREAM: -1, EVENT: 2197}
     assert waits(read_one(tmp_path, one_wait(told))) == [("cudaStreamWaitEvent", 20, None, NO_NUMBER, 2197)]
 
 
 @pytest.mark.parametrize("number", [-5, 2**70, -(2**70), 1e300, 0, 777, "x", None, [], {}, True, 1.5, "2", "9" * 500])
 @pytest.mark.parametrize("argument", [RECORD, STREAM, EVENT])
-def test_numbers_of_no_use_are_not_told(tmp_path: Path, argument: str, number: Any) -> None:
+def test_invalid_numbers_are_unknown(tmp_path: Path, argument: str, number: Any) -> None:
     trace = read_one(tmp_path, one_wait({argument: number}))
     (wait,) = waits(trace)
     assert wait[:2] == ("cudaStreamWaitEvent", 20)
@@ -61,13 +61,13 @@ def test_numbers_of_no_use_are_not_told(tmp_path: Path, argument: str, number: A
     assert trace.notes == ()
 
 
-def test_a_correlation_of_no_record_is_none(tmp_path: Path) -> None:
+def test_correlation_without_recording_call_is_unknown(tmp_path: Path) -> None:
     launched = 1  # the call that launched "a"
     for record in (launched, 777):
         assert waits(read_one(tmp_path, one_wait({RECORD: record})))[0][2] is None
 
 
-def test_a_record_after_the_wait_is_another(tmp_path: Path) -> None:
+def test_recording_call_after_the_wait_is_ignored(tmp_path: Path) -> None:
     streams = Streams()
     streams.launch(7, 50)
     streams.wait(20, record := 3)
@@ -75,13 +75,13 @@ def test_a_record_after_the_wait_is_another(tmp_path: Path) -> None:
     assert waits(read_one(tmp_path, streams.document())) == [("cudaStreamWaitEvent", 20, None, NO_NUMBER, 6)]
 
 
-def test_a_wait_whose_call_is_missing_is_left_out(tmp_path: Path) -> None:
+def test_wait_without_recorded_call_is_left_out(tmp_path: Path) -> None:
     content = one_wait()
     content["traceEvents"] = [one for one in content["traceEvents"] if one["name"] != "cudaStreamWaitEvent"]
     assert waits(read_one(tmp_path, content)) == []
 
 
-def test_the_host_waits_in_synchronizations_and_not_in_queries(tmp_path: Path) -> None:
+def test_host_waits_in_synchronizations_but_not_in_queries(tmp_path: Path) -> None:
     streams = Streams()
     streams.launch(7, 50)
     record = streams.record(7)
@@ -97,7 +97,7 @@ def test_the_host_waits_in_synchronizations_and_not_in_queries(tmp_path: Path) -
     ]
 
 
-def test_traces_without_such_events_tell_of_none(tmp_path: Path) -> None:
+def test_trace_without_sync_events_has_no_waits(tmp_path: Path) -> None:
     assert not len(read_one(tmp_path, [launch(0, 1), kernel("k", 5, 2, 1)]).event_waits)
     (trace,) = read_traces([TRACES / "public" / "benchmark_result_alexnet.json.gz"])
     assert {wait[0] for wait in waits(trace)} == {"cudaStreamSynchronize", "cudaStreamWaitEvent"}

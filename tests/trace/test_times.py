@@ -18,7 +18,7 @@ _DAY_NS = 86_400 * 10**9
 
 
 @given(some.integers(0, 3 * 10**18))
-def test_whole_nanoseconds_survive_as_far_as_a_float_of_microseconds_holds_them(time_ns: int) -> None:
+def test_nanoseconds_are_exact_within_float_microseconds(time_ns: int) -> None:
     written = float(f"{time_ns // 1000}.{time_ns % 1000:03d}")
     spacing_ns = float(np.spacing(written)) * 1000
     (read,) = nanoseconds(np.array([written])).tolist()
@@ -31,7 +31,7 @@ _us = some.floats(allow_nan=True, allow_infinity=True)
 
 
 @given(some.lists(some.tuples(_us, _us), max_size=40), some.lists(some.tuples(_us, _us), max_size=3))
-def test_whatever_is_given_the_times_are_in_order_and_within_reason(
+def test_times_are_ordered_and_bounded_for_any_input(
     events: list[tuple[float, float]], recordings: list[tuple[float, float]]
 ) -> None:
     notes: list[str] = []
@@ -47,7 +47,7 @@ def test_whatever_is_given_the_times_are_in_order_and_within_reason(
 
 
 @given(some.lists(some.tuples(some.integers(0, 5), some.integers(0, 5)), min_size=1, max_size=30))
-def test_among_equal_starts_the_longer_comes_first_and_then_the_order_of_the_file(
+def test_equal_starts_are_ordered_by_length_then_file_order(
     events: list[tuple[int, int]],
 ) -> None:
     start, length = (np.array([pair[side] for pair in events], dtype=np.float64) for side in (0, 1))
@@ -69,7 +69,7 @@ def test_durations_and_starts_beyond_a_day_are_left_out(tmp_path: Path) -> None:
     assert trace.notes == ("3 events had impossible times (off by more than a day) and were left out",)
 
 
-def test_what_claims_to_outlast_the_recording_is_cut_at_its_end(tmp_path: Path) -> None:
+def test_event_longer_than_the_recording_is_cut_at_its_end(tmp_path: Path) -> None:
     span = event("Trace", "PyTorch Profiler (0)", 0, 1000, pid="Spans", tid="PyTorch Profiler")
     trace = read_one(
         tmp_path,

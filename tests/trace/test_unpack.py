@@ -15,8 +15,8 @@ from hypothesis import strategies as some
 
 from gpudiag.errors import UnreadableInputError
 from gpudiag.trace import ReadLimits, unpack
-from gpudiag.trace.limits import free_memory_bytes
 from gpudiag.trace.read import usable_cpus
+from gpudiag.trace.unpack import free_memory_bytes
 from tests.examples import examples
 
 
@@ -28,7 +28,7 @@ from tests.examples import examples
     some.integers(1, 9_000),
     some.booleans(),
 )
-def test_any_gzip_in_any_pieces(
+def test_any_gzip_unpacks_in_any_pieces(
     seed: int, members: list[tuple[int, int]], packed_piece: int, piece: int, plainly: bool
 ) -> None:
     make = random.Random(seed)  # noqa: S311 - data to pack, not a secret
@@ -51,7 +51,7 @@ def test_any_gzip_in_any_pieces(
             list(unpack.read_pieces(path, "x", ReadLimits()))
 
 
-def test_limits_make_sense() -> None:
+def test_invalid_limits_are_refused() -> None:
     with pytest.raises(ValueError, match="positive"):
         ReadLimits(max_bytes=0)
     with pytest.raises(ValueError, match="at least one process"):

@@ -60,11 +60,11 @@ def times_us(trace: Trace, name: str) -> list[tuple[float, float]]:
     return [(events.start_ns[row] / 1e3, events.end_ns[row] / 1e3) for row in rows]
 
 
-def test_operators_keep_their_place_among_the_calls(tmp_path: Path) -> None:
+def test_operators_keep_their_position_between_calls(tmp_path: Path) -> None:
     light, full = kernel_only_and_full(tmp_path)
     found = with_operators(light, full)
     assert found is not None
-    assert found.operators_put_in
+    assert found.operators_merged
     assert (light.workload, full.workload, found.workload) == ("unknown", "inference", "inference")
     assert [name for name in names(found) if not name.startswith("aten::")] == names(light)
     # From the first launch's end to the second's begin: 202 to 400 µs in the one, 102 to 200 in the other.
@@ -76,7 +76,7 @@ def test_operators_keep_their_place_among_the_calls(tmp_path: Path) -> None:
     assert [found.events.name_of(row) for row in marks.row.tolist()] == [f"ProfilerStep#{n}" for n in (3, 4, 5)]
 
 
-def test_steps_of_other_calls_are_no_guide(tmp_path: Path) -> None:
+def test_steps_with_different_calls_are_not_merged(tmp_path: Path) -> None:
     light, full = kernel_only_and_full(tmp_path, calls=3)
     assert with_operators(light, full) is None
 
@@ -103,7 +103,7 @@ def test_real_recordings(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("broken", ["missing rank", "no trace", "other steps"])
-def test_without_all_light_recordings_the_full_ones_are_analysed(tmp_path: Path, broken: str) -> None:
+def test_full_traces_are_analysed_if_a_kernel_only_one_is_missing(tmp_path: Path, broken: str) -> None:
     kernel_only_and_full(tmp_path / "traces", calls=3 if broken == "other steps" else 2)
     write(tmp_path / "run.json", {"schema": "gpudiag/run/1"})
     if broken == "no trace":

@@ -40,7 +40,7 @@ OTHERS = TRACES / "others"
         ("tensorflow_exchange/cpu-reduce.xplane.pb.gz", "tensorflow", "training"),
     ],
 )
-def test_real_recordings_say_what_they_are_of(path: str, framework: str, workload: str) -> None:
+def test_workload_of_real_recordings(path: str, framework: str, workload: str) -> None:
     traces = read_traces([TRACES / path])
     assert {(trace.framework, trace.workload) for trace in traces} == {(framework, workload)}
 
@@ -62,7 +62,7 @@ def test_backward_operators_and_optimizers_are_training(tmp_path: Path, name: st
 
 
 @pytest.mark.parametrize("name", ["aten::mm", "forward_backward_func", "torch::jit::BackwardCompatible_x"])
-def test_names_that_only_sound_like_a_backward_pass_are_not(tmp_path: Path, name: str) -> None:
+def test_similar_names_are_no_backward_pass(tmp_path: Path, name: str) -> None:
     trace = read_one(tmp_path, document(event("cpu_op", "aten::mm", 0, 5), event("user_annotation", name, 6, 5)))
     assert trace.workload == "inference"
 
@@ -82,7 +82,7 @@ def test_kernels_alone_prove_training_and_never_inference(tmp_path: Path, name: 
     assert read_one(tmp_path, document(launch(0, 1), kernel(name, 5, 5, 1))).workload == workload
 
 
-def test_transposed_convolutions_of_a_forward_pass_are_no_training(tmp_path: Path) -> None:
+def test_transposed_convolutions_of_a_forward_pass_are_not_training(tmp_path: Path) -> None:
     operator = event("cpu_op", "aten::conv_transpose2d", 0, 5)
     convolution = kernel("sm80_xmma_dgrad_implicit_gemm_indexed_tf32f32", 5, 5, 1)
     assert read_one(tmp_path, document(operator, launch(1, 1), convolution)).workload == "inference"
@@ -97,19 +97,19 @@ def test_a_job_trains_if_any_rank_does() -> None:
     assert framework_of([replace(one, framework="unknown"), one]) == "pytorch"
 
 
-def test_events_of_another_program_are_of_no_known_framework(tmp_path: Path) -> None:
+def test_events_of_other_programs_have_unknown_framework(tmp_path: Path) -> None:
     trace = read_one(tmp_path, [launch(0, 1), kernel("gemm", 5, 5, 1)])
     assert trace.framework == "unknown"
     assert read_one(tmp_path, document(launch(0, 1), kernel("gemm", 5, 5, 1))).framework == "pytorch"
 
 
-def test_a_trace_that_does_not_say_its_framework_may_be_of_any(tmp_path: Path) -> None:
+def test_trace_of_unknown_framework_joins_any_job(tmp_path: Path) -> None:
     write(tmp_path / "rank0.json", [launch(0, 1), kernel("gemm", 5, 5, 1)])
     write(tmp_path / "rank1.json", document(event("cpu_op", "aten::mm", 0, 5)))
     assert [trace.framework for trace in read_traces([tmp_path])] == ["unknown", "pytorch"]
 
 
-def test_jax_is_not_advised_on_tensorflow() -> None:
+def test_jax_gets_no_advice_for_tensorflow() -> None:
     analysis = analyze([OTHERS / "jax_conv.xplane.pb.gz"])
     assert (analysis.framework, analysis.device_kind) == ("jax", "gpu")
     advice = [line for finding in analysis.findings for line in finding.advice]
@@ -119,19 +119,19 @@ def test_jax_is_not_advised_on_tensorflow() -> None:
     assert "jax.profiler.StepTraceAnnotation" in said
 
 
-def test_devices_of_amd_have_their_names() -> None:
+def test_amd_devices_have_names() -> None:
     assert read_traces([OTHERS / "jax_conv.xplane.pb.gz"])[1].device_names == {1: "AMD GPU with 304 compute units"}
     # Its agent's number is 9, and the one GPU that is described is number 0.
     assert read_traces([OTHERS / "sglang_decode.json.gz"])[0].device_names == {9: "AMD Instinct MI300X"}
 
 
-def test_devices_of_unlike_models_are_named_by_number_alone(tmp_path: Path) -> None:
+def test_devices_of_different_models_are_named_only_by_number(tmp_path: Path) -> None:
     devices = [{"id": 0, "name": "A"}, {"id": 1, "name": "B"}]
     one = document(launch(0, 1), kernel("gemm", 5, 5, 1, device=1), launch(9, 2), kernel("gemm", 15, 5, 2, device=7))
     assert read_one(tmp_path, one | {"deviceProperties": devices}).device_names == {1: "B"}
 
 
-def test_real_accelerator_that_is_not_read_gets_no_verdict() -> None:
+def test_unread_accelerator_gets_no_verdict() -> None:
     (trace,) = read_traces([OTHERS / "mtia_inference.json.gz"])
     assert trace.unread_devices == ("MTIA",)
     analysis = analyze([OTHERS / "mtia_inference.json.gz"])
@@ -153,28 +153,28 @@ def test_real_accelerator_that_is_not_read_gets_no_verdict() -> None:
         ([event("cpu_op", "aten::conv2d", 5, 5)], ()),
     ],
 )
-def test_accelerators_are_known_by_categories_calls_and_operators(
+def test_accelerators_are_recognised_by_categories_calls_and_operators(
     tmp_path: Path, events: list[dict[str, object]], unread: tuple[str, ...]
 ) -> None:
     trace = read_one(tmp_path, document(event("cpu_op", "aten::mm", 0, 5), *events))
     assert trace.unread_devices == unread
 
 
-def test_a_file_of_nothing_but_an_accelerators_events_names_it(tmp_path: Path) -> None:
+def test_error_names_accelerator_if_only_its_events_were_recorded(tmp_path: Path) -> None:
     path = write(tmp_path / "rank0.json", document(event("mtia_ccp_events", "pe_exe", 5, 5)))
     with pytest.raises(UnreadableInputError, match="activity of MTIA only") as caught:
         read_traces([path])
     assert not isinstance(caught.value, NotATraceError)
 
 
-def test_gpus_beside_an_accelerator_are_judged(tmp_path: Path) -> None:
+def test_gpus_beside_unread_accelerator_are_diagnosed(tmp_path: Path) -> None:
     events = [launch(1, 1), kernel("gemm", 5, 5, 1), event("hpu_op", "gemm", 5, 5)]
     trace = read_one(tmp_path, document(event("cpu_op", "aten::mm", 0, 5), *events))
     assert trace.unread_devices == ("HPU",)
     assert [track.device for track in build_timeline([trace]).tracks] == [0]
 
 
-def test_tpu_planes_are_an_accelerator_that_is_not_read(tmp_path: Path) -> None:
+def test_tpu_planes_are_unread_accelerator(tmp_path: Path) -> None:
     built = SpaceBuilder()
     built.thread(1).event("PjitFunction(step)", 0, 100)
     plane = built.space.planes.add(name="/device:TPU:0")
@@ -190,7 +190,7 @@ def test_tpu_planes_are_an_accelerator_that_is_not_read(tmp_path: Path) -> None:
     assert "(TPU)" in message
 
 
-def test_recordings_of_the_cpu_alone_are_of_a_cpu() -> None:
+def test_cpu_only_recording_is_of_a_cpu() -> None:
     assert analyze([TRACES / "gloo_dataloader"]).device_kind == "cpu"
     assert analyze([TRACES / "public" / "rank_non_gpu.json.gz"]).device_kind == "cpu"
     assert analyze([TRACES / "public" / "nccl_data.json.gz"]).device_kind == "gpu"
@@ -200,7 +200,7 @@ def test_recordings_of_the_cpu_alone_are_of_a_cpu() -> None:
     ("name", "workload"),
     [("jit(step)/transpose(jvp(main))/dot_general", "training"), ("jit(step)/jvp(main)/dot_general", "inference")],
 )
-def test_jax_trains_where_an_operation_is_transposed(tmp_path: Path, name: str, workload: str) -> None:
+def test_transposed_operation_proves_jax_training(tmp_path: Path, name: str, workload: str) -> None:
     built = SpaceBuilder()
     built.thread(1).event("PjitFunction(step)", 0, 100).event("cuLaunchKernel", 1, 2, correlation_id=1)
     built.gpu(0, 7).event("fusion", 5, 9, correlation_id=1, tf_op=name)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 
 from gpudiag.model.run import RankRecord, RunRecord
-from gpudiag.model.unprofiled.compute_rate import ComputeRate
+from gpudiag.model.unprofiled import ComputeRate
 from gpudiag.prediction.datasheet import peak_tflops
 
 _WHOLE_PERCENT = 100

@@ -10,12 +10,11 @@ from typing import Any
 import msgspec
 
 from gpudiag.analysis.attribution.compute_rate import compute_rate
-from gpudiag.model.benchmarks.scaling import Machine, PointRecord, Start
-from gpudiag.model.benchmarks.sweep import Outcome
+from gpudiag.model.benchmarks.scaling import Machine, PointRecord, StartResult
+from gpudiag.model.benchmarks.sweep import EntryOutcome
 from gpudiag.model.facts import Facts
-from gpudiag.model.inference import InferenceRecord
 from gpudiag.model.job import INDEPENDENT
-from gpudiag.model.run import RunRecord, StepTimes
+from gpudiag.model.run import InferenceRecord, RunRecord, StepTimes
 from gpudiag.statistics import Estimate, mean_of, sum_of
 
 #: Fields of a point that are means over its starts.
@@ -38,7 +37,7 @@ def which_gpus(facts: Facts) -> str:
 def with_figures(
     point: PointRecord,
     run: RunRecord | None,
-    outcome: Outcome | None,
+    outcome: EntryOutcome | None,
     machine: Machine,
     volume: InferenceRecord | None = None,
 ) -> PointRecord:
@@ -74,7 +73,7 @@ def with_figures(
         samples_per_s=rate.value,
         ci95=(rate.low, rate.high),
         freedom=rate.freedom,
-        starts=(Start(samples_per_s=rate.value, ci95=(rate.low, rate.high), freedom=rate.freedom),),
+        starts=(StartResult(samples_per_s=rate.value, ci95=(rate.low, rate.high), freedom=rate.freedom),),
         paced_by_host=_paced_by_host(run),
         step_ms=times[slowest].mean_ms,
         mean_ms=times[slowest].mean_ms,
@@ -149,10 +148,10 @@ def together(first: PointRecord, second: PointRecord) -> PointRecord:
     )
 
 
-def _single_start(point: PointRecord) -> tuple[Start, ...]:
+def _single_start(point: PointRecord) -> tuple[StartResult, ...]:
     if point.samples_per_s is None or point.ci95 is None:
         return ()
-    return (Start(samples_per_s=point.samples_per_s, ci95=point.ci95, freedom=point.freedom),)
+    return (StartResult(samples_per_s=point.samples_per_s, ci95=point.ci95, freedom=point.freedom),)
 
 
 def _paced_by_host(run: RunRecord) -> bool | None:

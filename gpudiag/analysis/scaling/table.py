@@ -13,8 +13,8 @@ from collections.abc import Iterable, Sequence
 
 import msgspec
 
-from gpudiag.model.benchmarks.results_table import Comparable, Environment, ResultRow, ResultsTable
 from gpudiag.model.benchmarks.scaling import Machine, PointRecord
+from gpudiag.model.benchmarks.tables import Comparable, Environment, ResultRow, ResultsTable
 from gpudiag.model.job import INDEPENDENT
 
 #: Fields of a setting, and their names in messages.

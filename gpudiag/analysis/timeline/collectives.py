@@ -12,7 +12,7 @@ from gpudiag.analysis.timeline.alignment import Alignment, CollectiveSequence, a
 from gpudiag.analysis.timeline.calibration import SAME_CLOCK_NS
 from gpudiag.intervals import distinct
 from gpudiag.model.event import CollectiveCall, EventTable
-from gpudiag.model.timeline import UNKNOWN, ClockAlignment, Collectives
+from gpudiag.model.timeline import UNKNOWN, ClockAlignment, TrackCollectives
 
 Times = NDArray[np.int64]
 
@@ -71,7 +71,7 @@ def track_calls(
 class Matching(msgspec.Struct, frozen=True):
     """The matched collectives and clock offset of each track, and whether the clocks fit in more than one way."""
 
-    collectives: list[Collectives]
+    collectives: list[TrackCollectives]
     offsets: list[int]
     clocks: list[ClockAlignment]
     missing_ranks: set[int]
@@ -92,7 +92,7 @@ def match_collectives(tracks: list[TrackCalls], ranks_present: set[int]) -> Matc
             for call in track.calls
         ]
         collectives.append(
-            Collectives(
+            TrackCollectives(
                 start=track.start + offsets[index],
                 end=track.end + offsets[index],
                 row=track.row,

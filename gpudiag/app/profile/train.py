@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from gpudiag.app.profile.prepare import Prepared
-from gpudiag.model.inference import INFERENCE_FILE
-from gpudiag.model.run import RunRecord
+from gpudiag.model.run import INFERENCE_FILE, RunRecord
 from gpudiag.model.run_directory import FACTS_FILE, write_json
 from gpudiag.training.jobs.volume.storage import remove_volumes
 from gpudiag.training.launch import launch

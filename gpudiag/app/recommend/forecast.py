@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from gpudiag.model.benchmarks.prediction import Candidate, Gradients
-from gpudiag.model.benchmarks.recommendation import Expected
+from gpudiag.model.benchmarks.recommendation import ExpectedStep
 from gpudiag.model.facts import Facts
 from gpudiag.prediction.curves import Curve
 from gpudiag.training.strategies.predict import MAY_ERR, predict
@@ -18,7 +18,7 @@ def expected_scaling(
     p2p: bool = True,
     curves: dict[str, Curve] | None = None,
     measured_ms: float | None = None,
-) -> tuple[Expected, ...]:
+) -> tuple[ExpectedStep, ...]:
     """Step time, samples per second, speedup and efficiency of a candidate on 1 to `devices` devices.
 
     The batch per device stays (weak scaling), so the speedup is devices x step on one / step on many, and efficiency
@@ -38,7 +38,7 @@ def expected_scaling(
                 return ()
             step = max(alone, measured_ms)
         found.append(
-            Expected(
+            ExpectedStep(
                 strategy=candidate.label,
                 devices=count,
                 step_ms=step,

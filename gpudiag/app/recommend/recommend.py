@@ -15,7 +15,7 @@ from gpudiag.app.recommend.forecast import expected_scaling
 from gpudiag.app.recommend.verdict import judge
 from gpudiag.errors import UsageError
 from gpudiag.machine.probes.runner import ProbeStep
-from gpudiag.model.benchmarks.recommendation import RECOMMENDATION_FILE, Expected, Recommendation, RecommendRequest
+from gpudiag.model.benchmarks.recommendation import RECOMMENDATION_FILE, ExpectedStep, Recommendation, RecommendRequest
 from gpudiag.model.benchmarks.strategy_benchmark import (
     PLAN_FILE,
     STRATEGY_BENCHMARK_SCHEMA,
@@ -126,7 +126,7 @@ def _prepared(run: RunOptions) -> Prepared:
     )
 
 
-def _scaling(facts: Facts, benchmark: StrategyBenchmark, found: Recommendation) -> tuple[Expected, ...]:
+def _scaling(facts: Facts, benchmark: StrategyBenchmark, found: Recommendation) -> tuple[ExpectedStep, ...]:
     by_label = {one.candidate.label: one.candidate for one in benchmark.predictions}
     chosen = next(one for one in found.ranking if one.strategy == found.recommended)
     if chosen.unranked is not None:

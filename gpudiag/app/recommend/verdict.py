@@ -10,7 +10,7 @@ import msgspec
 from gpudiag.app.recommend.candidates import code_change, flags
 from gpudiag.errors import HardwareMissingError
 from gpudiag.model.benchmarks.prediction import Candidate, Prediction
-from gpudiag.model.benchmarks.recommendation import Ceiling, Gain, Ranked, Recommendation
+from gpudiag.model.benchmarks.recommendation import Gain, Ranked, Recommendation, StepCeiling
 from gpudiag.model.benchmarks.strategy_benchmark import NO_TIME, RANKED_ROUNDS, StrategyBenchmark, Turns
 from gpudiag.model.job import INDEPENDENT
 from gpudiag.statistics import mean_of
@@ -164,7 +164,7 @@ def from_predictions(
         gain=gain,
         ceiling=None
         if floor is None
-        else Ceiling(
+        else StepCeiling(
             step_ms=floor,
             samples_per_s=_samples(floor, devices, batch_size),
             percent_left=None if not best.step_ms else 100 * (1 - floor / best.step_ms),
@@ -317,13 +317,15 @@ def _samples(step_ms: float | None, devices: int, batch_size: int | None) -> flo
     return None if not step_ms or not batch_size else 1e3 * devices * batch_size / step_ms
 
 
-def _ceiling(benchmark: StrategyBenchmark, measured: dict[str, Turns], chosen: Ranked, *, sure: bool) -> Ceiling | None:
+def _ceiling(
+    benchmark: StrategyBenchmark, measured: dict[str, Turns], chosen: Ranked, *, sure: bool
+) -> StepCeiling | None:
     """What is left to save is told where both steps are known: `sure`."""
     turn = measured.get(INDEPENDENT)
     if turn is None or chosen.measured_step_ms is None:
         return None
     step = statistics.fmean(turn.round_ms)
-    return Ceiling(
+    return StepCeiling(
         step_ms=step,
         samples_per_s=_samples(step, benchmark.devices, benchmark.batch_size),
         percent_left=100 * (1 - step / chosen.measured_step_ms) if sure else None,

@@ -21,9 +21,8 @@ from gpudiag.model.benchmarks.scaling import (
     PointRecord,
     Scaling,
 )
-from gpudiag.model.benchmarks.sweep import OUTCOME_FILE, OUTCOME_SCHEMA, Outcome
-from gpudiag.model.inference import INFERENCE_FILE, INFERENCE_SCHEMA, InferenceRecord
-from gpudiag.model.run import RUN_SCHEMA, RunRecord
+from gpudiag.model.benchmarks.sweep import OUTCOME_FILE, OUTCOME_SCHEMA, EntryOutcome
+from gpudiag.model.run import INFERENCE_FILE, INFERENCE_SCHEMA, RUN_SCHEMA, InferenceRecord, RunRecord
 from gpudiag.model.run_directory import (
     ANALYSIS_FILE,
     KERNEL_ONLY_TRACES,
@@ -119,10 +118,10 @@ class Store:
             for name in (OUTCOME_FILE, RUN_FILE, INFERENCE_FILE):
                 (directory / name).unlink(missing_ok=True)
 
-    def outcome(self, point_id: str, *, profile: bool = False, start: int = 1) -> Outcome | None:
+    def outcome(self, point_id: str, *, profile: bool = False, start: int = 1) -> EntryOutcome | None:
         """What became of the point's job; None when its turn never came."""
         directory = self.directory(point_id, profile=profile, start=start)
-        return readable_json(directory / OUTCOME_FILE, Outcome, OUTCOME_SCHEMA)
+        return readable_json(directory / OUTCOME_FILE, EntryOutcome, OUTCOME_SCHEMA)
 
     def run(self, point_id: str, *, start: int = 1) -> RunRecord | None:
         """The record of the point's job, if there is a readable one."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from gpudiag.model.benchmarks.selftest import Expected
+from gpudiag.model.benchmarks.selftest import ExpectedFinding
 
 
 class CatalogueEntry(msgspec.Struct, frozen=True, kw_only=True):
@@ -62,8 +62,8 @@ class CatalogueEntry(msgspec.Struct, frozen=True, kw_only=True):
         """Its size on this device, as a share of the clean step; None where it makes no sense."""
         return self.gpu_amount if device == "cuda" else self.cpu_amount_in.get(framework, self.cpu_amount)
 
-    def expected(self, device: str, ranks: tuple[int, ...], world_size: int) -> Expected:
+    def expected(self, device: str, ranks: tuple[int, ...], world_size: int) -> ExpectedFinding:
         """What should be found where these ranks have the fault (none named: all)."""
         causes = self.causes if device == "cuda" or self.cpu_causes is None else self.cpu_causes
         everyone = tuple(range(world_size)) if self.code is not None else ()
-        return Expected(code=self.code, ranks=ranks or everyone, causes=causes, or_else=self.or_else)
+        return ExpectedFinding(code=self.code, ranks=ranks or everyone, causes=causes, or_else=self.or_else)

@@ -8,7 +8,15 @@ from collections.abc import Callable, Mapping, Sequence
 from itertools import pairwise
 
 from gpudiag.model.analysis import Analysis, Finding, Fix
-from gpudiag.model.benchmarks.selftest import Ablation, Block, Cost, Expected, Found, Row, Verdict
+from gpudiag.model.benchmarks.selftest import (
+    Ablation,
+    ExpectedFinding,
+    FaultCost,
+    Found,
+    SelftestRow,
+    StepBlock,
+    Verdict,
+)
 from gpudiag.statistics import mean_of
 
 #: On GPUs: found and true cost may differ by this share of the true cost, or by this many ms, whichever is more.
@@ -25,7 +33,7 @@ _NEARLY = 0.5
 _TRIMMED = 0.1
 
 
-def cost_of(blocks: Sequence[Block]) -> Cost:
+def cost_of(blocks: Sequence[StepBlock]) -> FaultCost:
     """The true cost, from blocks with and without the fault by turns.
 
     The step time of a block is the trimmed mean of its steps, averaged over ranks. Neighbouring blocks of either kind
@@ -39,7 +47,7 @@ def cost_of(blocks: Sequence[Block]) -> Cost:
     differences = [b - a for a, b in zip(off, on, strict=False)]
     if not differences:
         raise ValueError("no pair of blocks with and without the fault")
-    return Cost(
+    return FaultCost(
         clean_ms=statistics.fmean(off),
         faulty_ms=statistics.fmean(on),
         ms=statistics.fmean(differences),
@@ -47,14 +55,14 @@ def cost_of(blocks: Sequence[Block]) -> Cost:
     )
 
 
-def communication_of(clean: Cost, apart: Cost) -> Cost:
+def communication_of(clean: FaultCost, apart: FaultCost) -> FaultCost:
     """What exchanging the gradients costs the clean job, from two faults' blocks without them.
 
     Args:
         clean: of the fault that is none.
         apart: of a fault of the exchange, in whose blocks without it nothing is exchanged.
     """
-    return Cost(
+    return FaultCost(
         clean_ms=apart.clean_ms,
         faulty_ms=clean.clean_ms,
         ms=clean.clean_ms - apart.clean_ms,
@@ -62,7 +70,7 @@ def communication_of(clean: Cost, apart: Cost) -> Cost:
     )
 
 
-def _step_ms(block: Block) -> float:
+def _step_ms(block: StepBlock) -> float:
     return statistics.fmean(trimmed_mean(steps) for steps in block.step_ms)
 
 
@@ -76,7 +84,7 @@ def trimmed_mean(values: Sequence[float]) -> float:
     return statistics.fmean(sorted(values)[out : len(values) - out])
 
 
-def tolerance_ms(cost: Cost, *, device: str, window_error_ms: float, window_ms: float | None = None) -> float:
+def tolerance_ms(cost: FaultCost, *, device: str, window_error_ms: float, window_ms: float | None = None) -> float:
     """By how much the found cost may differ from the true one.
 
     Args:
@@ -108,13 +116,13 @@ def tolerance_in_words(device: str) -> str:
 
 def judge(
     ablation: Ablation,
-    expected: Expected,
+    expected: ExpectedFinding,
     analysis: Analysis,
     *,
     window_error_ms: float,
-    own: Mapping[str, Cost] = {},
+    own: Mapping[str, FaultCost] = {},
     run_dir: str = "",
-) -> Row:
+) -> SelftestRow:
     """One row of the table.
 
     Args:
@@ -151,7 +159,7 @@ def judge(
     if found is not None and found.code in own and {found.code, expected.code} != {COMMUNICATION}:
         included = max(0.0, own[found.code].ms)
     verdict, why = compare(cost, expected, found, others, tolerance=tolerance, alarm=alarm, included=included)
-    return Row(
+    return SelftestRow(
         workload=ablation.workload,
         fault=ablation.fault.name,
         expected=expected,
@@ -172,8 +180,8 @@ def judge(
 
 
 def compare(
-    cost: Cost,
-    expected: Expected,
+    cost: FaultCost,
+    expected: ExpectedFinding,
     found: Found | None,
     others: tuple[Found, ...],
     *,
@@ -213,12 +221,12 @@ def compare(
     return ("wrong" if why else "right"), tuple(why)
 
 
-def off_ms(found: Found, cost: Cost, included: float) -> float:
+def off_ms(found: Found, cost: FaultCost, included: float) -> float:
     """By how much too much was found; negative for too little. The truth may have what is `included` in it or not."""
     return found.ms - min(max(found.ms, cost.ms), cost.ms + included)
 
 
-def _first(alarms: Sequence[Finding], expected: Expected) -> Finding | None:
+def _first(alarms: Sequence[Finding], expected: ExpectedFinding) -> Finding | None:
     """What was found first: the largest, or what is right among those that it names as equal alternatives."""
     if not alarms:
         return None
@@ -251,7 +259,7 @@ def _alike(one: Finding, other: Finding | None) -> bool:
     return other is not None and (one.code in other.instead or other.code in one.instead)
 
 
-def _is_own(finding: Finding, loss: Cost, alarm: float, tolerance: float) -> bool:
+def _is_own(finding: Finding, loss: FaultCost, alarm: float, tolerance: float) -> bool:
     """Whether a finding says what the job loses anyway, and that is large enough to say: then it is no false alarm.
 
     Beside a fault that may be less than in the clean job, as the fault may hide it, but not more.

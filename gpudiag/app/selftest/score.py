@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from gpudiag.app.selftest.judge import off_ms
-from gpudiag.model.benchmarks.selftest import Found, Row, Score
+from gpudiag.model.benchmarks.selftest import Found, Score, SelftestRow
 from gpudiag.statistics import wilson
 
 #: Beside the share of the true cost: so many ms may always be missing.
 _WITHIN = ((0.10, 1.0), (0.25, 2.0))
 
 
-def scores_of(rows: Iterable[Row]) -> tuple[Score, ...]:
+def scores_of(rows: Iterable[SelftestRow]) -> tuple[Score, ...]:
     """What is right, of the faults that are large enough to be found; and false alarms, of all rows."""
     rows = tuple(rows)
     faults = [
@@ -40,13 +40,13 @@ def scores_of(rows: Iterable[Row]) -> tuple[Score, ...]:
     return (*scores, _score("rows with a false alarm", [_alarmed(row) for row in rows]))
 
 
-def _listed(row: Row) -> Found | None:
+def _listed(row: SelftestRow) -> Found | None:
     """The finding of the fault, wherever it stands."""
     there = [] if row.found is None else [row.found, *row.others]
     return next((found for found in there if found.code in row.expected.codes), None)
 
 
-def _alarmed(row: Row) -> bool:
+def _alarmed(row: SelftestRow) -> bool:
     return any(found.code not in row.expected.codes for found in (row.found, *row.others) if found is not None)
 
 

@@ -27,8 +27,8 @@ from gpudiag.model.benchmarks.selftest import (
     SELFTEST_FILE,
     SELFTEST_SCHEMA,
     Ablation,
-    Cost,
-    Failure,
+    FaultCost,
+    FaultFailure,
     FaultPlan,
     LeftOut,
     Selftest,
@@ -172,7 +172,7 @@ def judge_directory(output: Path, *, left_out: tuple[LeftOut, ...] | None = None
         earlier = output / SELFTEST_FILE
         left_out = read_json(earlier, Selftest, SELFTEST_SCHEMA).left_out if earlier.is_file() else ()
         left_out = tuple(one for one in left_out if not one.failed)
-    failures = [read_json(path, Failure, FAILURE_SCHEMA) for path in sorted(output.glob(f"*/*/{FAILURE_FILE}"))]
+    failures = [read_json(path, FaultFailure, FAILURE_SCHEMA) for path in sorted(output.glob(f"*/*/{FAILURE_FILE}"))]
     result = Selftest(
         device=first.device,
         device_name=first.device_name,
@@ -187,13 +187,13 @@ def judge_directory(output: Path, *, left_out: tuple[LeftOut, ...] | None = None
     return result
 
 
-def _losses(job: Ablation) -> dict[str, Cost]:
+def _losses(job: Ablation) -> dict[str, FaultCost]:
     """What a whole job loses to its own exchange and launching, by the finding that would say so."""
     launching = {LAUNCHING: cost_of(job.held)} if job.held else {}
     return {COMMUNICATION: cost_of(job.blocks)} | launching
 
 
-def _clean_losses(ablations: list[Ablation]) -> dict[str, dict[str, Cost]]:
+def _clean_losses(ablations: list[Ablation]) -> dict[str, dict[str, FaultCost]]:
     """By workload, what the clean job's exchange costs on GPUs, where no ablation of its own says so."""
     by_name = {(one.workload, one.fault.name): cost_of(one.blocks) for one in ablations if one.device == "cuda"}
     return {
@@ -203,7 +203,7 @@ def _clean_losses(ablations: list[Ablation]) -> dict[str, dict[str, Cost]]:
     }
 
 
-def _beside_a_graph(ablations: list[Ablation]) -> dict[str, Cost]:
+def _beside_a_graph(ablations: list[Ablation]) -> dict[str, FaultCost]:
     """By workload, what launching costs the clean job beside the same job as a CUDA graph.
 
     Of work queued beforehand a device's queue holds a thousand ops; a graph holds all of a step.
@@ -213,7 +213,7 @@ def _beside_a_graph(ablations: list[Ablation]) -> dict[str, Cost]:
     for (workload, name), graph in by_name.items():
         clean = by_name.get((workload, "none"))
         if name == "cuda-graph" and clean is not None:
-            found[workload] = Cost(
+            found[workload] = FaultCost(
                 clean_ms=graph.faulty_ms,
                 faulty_ms=clean.faulty_ms,
                 ms=clean.faulty_ms - graph.faulty_ms,

@@ -57,7 +57,7 @@ def _thresholds(_ctx: typer.Context) -> Iterable[str]:
 
 
 def _forms(_ctx: typer.Context) -> Iterable[str]:
-    from gpudiag.model.benchmarks.form_table import FORMS
+    from gpudiag.model.benchmarks.tables import FORMS
 
     return (*FORMS, "all")
 

@@ -18,7 +18,7 @@ import msgspec
 from gpudiag.errors import GpudiagError
 from gpudiag.machine.facts_file import load_facts
 from gpudiag.model.facts import Facts, Gpu
-from gpudiag.model.files.private_directory import cache_home, is_private
+from gpudiag.model.private_directory import cache_home, is_private
 from gpudiag.model.run_directory import encode_json, write_whole
 
 #: Seconds for which measurements are used.

@@ -1,4 +1,4 @@
-"""All-reduces of one model's own buckets: what `gpudiag bandwidth --like` asks for, and what comes back."""
+"""Gradient bandwidth: plan and results of all-reduces of one model's buckets (`gpudiag bandwidth --like`)."""
 
 from __future__ import annotations
 
@@ -17,10 +17,7 @@ GRADIENT_BANDWIDTH_FILE = "gradient-bandwidth.json"
 
 
 class GradientBandwidthPlan(msgspec.Struct, frozen=True, kw_only=True):
-    """What a set of processes is to measure: these transports, with messages of these bytes, rising.
-
-    Each transport comes with a candidate that exchanges over it.
-    """
+    """Transports to measure with messages of these bytes, rising. Each has a candidate that communicates over it."""
 
     schema: str = GRADIENT_BANDWIDTH_PLAN_SCHEMA
     device: Literal["cuda", "cpu"]
@@ -29,23 +26,25 @@ class GradientBandwidthPlan(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class GradientBandwidth(msgspec.Struct, frozen=True, kw_only=True):
-    """What was measured, the slowest rank's times."""
+    """Measured times of the slowest rank."""
 
     schema: str = GRADIENT_BANDWIDTH_SCHEMA
     collectives: tuple[Collective, ...]
 
 
 class ModelBuckets(msgspec.Struct, frozen=True, kw_only=True):
-    """A model's buckets, in the order of exchange, and all-reduces of their sizes."""
+    """A model's buckets, in the order of communication, and all-reduces of their sizes.
+
+    `skipped` are transports that could not be measured, and why.
+    """
 
     workload: str
     bucket_bytes: tuple[Bytes, ...]
     collectives: tuple[Collective, ...]
     skipped: dict[str, str] = {}
-    """Transports that could not be measured, and why."""
 
     def step_ms(self, transport: str) -> float | None:
-        """All buckets one after another over a transport, straight lines between measured sizes; None if unknown."""
+        """Return the time of all buckets in sequence over a transport, linearly interpolated; None if unknown."""
         known = sorted(
             (collective.bytes, collective.time_us)
             for collective in self.collectives
@@ -53,12 +52,12 @@ class ModelBuckets(msgspec.Struct, frozen=True, kw_only=True):
         )
         if not known:
             return None
-        return sum(_between(known, size) for size in self.bucket_bytes) / 1e3
+        return sum(_interpolated(known, size) for size in self.bucket_bytes) / 1e3
 
 
-def _between(known: list[tuple[int, float]], size: int) -> float:
-    below = max((one for one in known if one[0] <= size), default=known[0])
-    above = min((one for one in known if one[0] >= size), default=None)
+def _interpolated(known: list[tuple[int, float]], size: int) -> float:
+    below = max((point for point in known if point[0] <= size), default=known[0])
+    above = min((point for point in known if point[0] >= size), default=None)
     if above is None:
         return below[1] * size / below[0]
     if above[0] <= below[0]:

@@ -1,4 +1,4 @@
-"""What is predicted of a strategy, and what the prediction needs to know of the model that is trained."""
+"""Predicted cost of a strategy, and the facts about the trained model that a prediction needs."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ Compress = Literal["bf16", "fp16"]
 
 
 class Compute(msgspec.Struct, frozen=True, kw_only=True):
-    """One step without any exchange, in ms of one device, at the batch that will be trained.
+    """One step without communication, in ms of one device, at the batch to be trained.
 
     Attributes:
-        forward_ms: forward and loss, the device's own time.
-        backward_ms: backward.
-        update_ms: the optimizer.
-        step_ms: the whole step, input and launch gaps included; at least the sum of the three. What is left of it is
-            time in which the device waits for the host, and in which an exchange costs nothing.
+        forward_ms: forward and loss, device time.
+        backward_ms: backward, device time.
+        update_ms: the optimizer, device time.
+        step_ms: the whole step with input and launch gaps; at least the sum of the three. In the rest the device waits
+            for the host, and communication costs nothing.
         source: `measured`, `given`, or how it was estimated, in words.
     """
 
@@ -34,21 +34,21 @@ class Compute(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def waiting_ms(self) -> float:
-        """Of the step, what the device waits for the host."""
+        """Part of the step in which the device waits for the host."""
         return max(0.0, self.step_ms - self.forward_ms - self.backward_ms - self.update_ms)
 
 
 class Gradients(msgspec.Struct, frozen=True, kw_only=True):
-    """A model as an exchange sees it (`gpudiag/gradients/1`).
+    """A model's gradients for communication (`gpudiag/gradients/1`).
 
     Attributes:
         name: the workload, for people.
         sizes: bytes of each parameter's gradient, in the order in which backward makes them.
-        ready: when each is there, as a share of backward (0 to 1, rising); empty where unknown.
-        compute: a step without exchange; None where unknown.
-        batch_size: samples per device and step, which `compute` is for.
+        ready: time of each gradient, as a share of backward (0 to 1, rising); empty if unknown.
+        compute: a step without communication; None if unknown.
+        batch_size: samples per device and step of `compute`.
         input_bytes: of one batch per device.
-        blocks: parts of the model that FSDP would gather by themselves, the rest being one; None where unknown.
+        blocks: modules that FSDP would gather separately, the rest being one; None if unknown.
     """
 
     schema: str = GRADIENTS_SCHEMA
@@ -69,7 +69,7 @@ class Gradients(msgspec.Struct, frozen=True, kw_only=True):
 class Candidate(msgspec.Struct, frozen=True, kw_only=True, order=True):
     """A strategy with its options, as `gpudiag profile` takes them.
 
-    `framework` is what would train: its strategies may have the same names.
+    `framework` distinguishes strategies of the same name.
     """
 
     strategy: str
@@ -80,12 +80,12 @@ class Candidate(msgspec.Struct, frozen=True, kw_only=True, order=True):
 
     @property
     def label(self) -> str:
-        """The strategy and, where there are, its options: `nccl --compress bf16`."""
+        """The strategy and its options, if any: `nccl --compress bf16`."""
         return " ".join((self.strategy, *self.options))
 
     @property
     def options(self) -> tuple[str, ...]:
-        """The command line's options behind `--strategy`."""
+        """The command line's options after `--strategy`."""
         words: list[str] = []
         for option, value in (
             ("--compress", self.compress),
@@ -98,27 +98,25 @@ class Candidate(msgspec.Struct, frozen=True, kw_only=True, order=True):
 
     @property
     def lossy(self) -> bool:
-        """Whether gradients lose digits on the way."""
+        """Whether gradients lose precision."""
         return self.compress is not None
 
     @property
     def wire(self) -> float:
-        """Bytes that travel per byte of gradients."""
+        """Bytes that are communicated per byte of gradients."""
         return 0.5 if self.lossy else 1.0
 
 
 class Prediction(msgspec.Struct, frozen=True, kw_only=True):
-    """What one candidate is expected to cost on `devices` devices.
+    """Predicted cost of one candidate on `devices` devices.
 
     Attributes:
-        candidate: which.
-        devices: how many.
-        step_ms: the step; None where the compute is not known.
-        exposed_ms: of the step, what the exchange adds to the step without it.
-        exchange_ms: the exchange alone, beside nothing.
+        step_ms: the step; None if the compute is unknown.
+        exposed_ms: addition of communication to the step without it.
+        exchange_ms: communication alone.
         reason: why it costs that, in one line.
-        assumed: figures that were not measured, and what was taken for them.
-        cannot: why it cannot run here; the figures are then without meaning.
+        assumed: figures that were not measured, and the assumed values.
+        cannot: why it cannot run here; then the figures are meaningless.
     """
 
     candidate: Candidate

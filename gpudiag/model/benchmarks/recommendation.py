@@ -1,4 +1,4 @@
-"""Recommendation: which strategy to take, by how much, and why (`gpudiag/recommendation/1`)."""
+"""Recommendation: the strategy to use, its savings, and the reasons (`gpudiag/recommendation/1`)."""
 
 from __future__ import annotations
 
@@ -19,19 +19,19 @@ class Ranked(msgspec.Struct, frozen=True, kw_only=True):
     """One strategy with its options, fastest first.
 
     Attributes:
-        strategy: name and options, as `gpudiag profile --strategy` takes them.
-        predicted_step_ms: from facts, gradient sizes and compute; None where it cannot be told.
-        exposed_ms: what the prediction adds to a step without exchange.
-        exchange_ms: the exchange alone, as predicted.
-        measured_step_ms: mean step of the slowest rank; None where it was not measured.
+        strategy: name and options, as in `gpudiag profile --strategy`.
+        predicted_step_ms: from facts, gradient sizes and compute; None if unknown.
+        exposed_ms: predicted addition to a step without communication.
+        exchange_ms: predicted communication alone.
+        measured_step_ms: mean step of the slowest rank; None if not measured.
         ci95: its 95 % confidence interval.
-        rounds: in how many it was measured.
-        samples_per_s: of all devices, by the measurement where there is one, else by the prediction.
-        slower_percent: than the fastest measured one, turn by turn; None where either was not measured.
+        rounds: number of measured rounds.
+        samples_per_s: of all devices, measured if possible, else predicted.
+        slower_percent: than the fastest measured one, compared round by round; None if either was not measured.
         slower_ci95: its interval.
-        unranked: why its measurement ranks it nowhere: it may be faster or slower than the others.
+        unranked: why its measurement gives no rank: it may be faster or slower than the others.
         reason: why it costs what it does.
-        lossy: gradients lose digits on the way.
+        lossy: whether gradients lose precision.
         cannot: why it cannot run here, or failed.
     """
 
@@ -51,7 +51,7 @@ class Ranked(msgspec.Struct, frozen=True, kw_only=True):
     cannot: str | None = None
 
     def step_words(self) -> str:
-        """The measured step in ms: `154.00 ± 4.10`; `about 154` where its interval says nothing."""
+        """Return the measured step in ms: `154.00 ± 4.10`; `about 154` if its interval is too wide."""
         if self.measured_step_ms is None or self.ci95 is None:
             return "—"
         half = (self.ci95[1] - self.ci95[0]) / 2
@@ -61,27 +61,28 @@ class Ranked(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Gain(msgspec.Struct, frozen=True, kw_only=True):
-    """What the recommended strategy saves per step against another: `over`."""
+    """Savings per step of the recommended strategy over another; `percent` is of the other one's step."""
 
     over: str
     ms: Difference
     percent: Difference
-    """Of the other one's step."""
     measured: bool
 
 
-class Ceiling(msgspec.Struct, frozen=True, kw_only=True):
-    """The step without any exchange (`independent`): no strategy can be faster."""
+class StepCeiling(msgspec.Struct, frozen=True, kw_only=True):
+    """The step without communication (`independent`), which no strategy can beat.
+
+    `percent_left` is what the recommended strategy's step could still lose.
+    """
 
     step_ms: Milliseconds
     samples_per_s: Rate | None
     percent_left: Difference | None
-    """What the recommended strategy's step could still lose."""
     measured: bool
 
 
-class Expected(msgspec.Struct, frozen=True, kw_only=True):
-    """The step that is expected of a strategy on so many devices, each with the same batch."""
+class ExpectedStep(msgspec.Struct, frozen=True, kw_only=True):
+    """Expected step of a strategy on several devices with equal batches."""
 
     strategy: str
     devices: Devices
@@ -92,19 +93,18 @@ class Expected(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Recommendation(msgspec.Struct, frozen=True, kw_only=True):
-    """The verdict and what it rests on.
+    """The verdict and its basis.
 
     Attributes:
-        verdict: `winner`, or `tie` when the best cannot be told apart, or what may be as fast was not measured.
-        recommended: name and options of the strategy to take; among tied ones the plainest whose step is known.
-        tied: those that cannot be told from the best, the recommended one among them; empty for a winner.
-        reason: in words.
-        basis: `measured`, or `predicted` where nothing was run.
+        verdict: `winner`, or `tie` if the best ones cannot be distinguished, or an equally fast one may be unmeasured.
+        recommended: name and options of the strategy to use; among tied ones the simplest whose step is known.
+        tied: strategies that cannot be distinguished from the best, the recommended one included; empty for a winner.
+        basis: `measured`, or `predicted` if nothing was run.
         flags: options for `gpudiag profile`.
-        code: the change to a training loop of one's own.
-        notes: what limits the verdict.
-        assumed: figures that were not measured, and what was taken for them.
-        seconds: how long it took.
+        code: the change to a custom training loop.
+        notes: limits of the verdict.
+        assumed: figures that were not measured, and the assumed values.
+        seconds: duration of the whole command.
     """
 
     schema: str = RECOMMENDATION_SCHEMA
@@ -119,26 +119,26 @@ class Recommendation(msgspec.Struct, frozen=True, kw_only=True):
     batch_size_per_device: Count | None = None
     peer_access: bool | None = None
     gain: Gain | None = None
-    ceiling: Ceiling | None = None
+    ceiling: StepCeiling | None = None
     flags: tuple[str, ...] = ()
     code: str = ""
     ranking: tuple[Ranked, ...] = ()
-    scaling: tuple[Expected, ...] = ()
+    scaling: tuple[ExpectedStep, ...] = ()
     notes: tuple[str, ...] = ()
     assumed: dict[str, str] = {}
     seconds: Seconds | None = None
 
 
 class RecommendRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """What a person asks `gpudiag recommend` for.
+    """The arguments of `gpudiag recommend`.
 
     Attributes:
-        run: of the training that is asked about.
+        run: options of the training.
         exact: leave out strategies that round gradients.
-        compress: to what the others round them.
-        every: measure all strategies, not the most promising ones only.
+        compress: precision to which the others round them.
+        every: measure all strategies, not only the most promising ones.
         only: labels of the strategies to consider; empty for all.
-        budget_s: how long all of it may take, about.
+        budget_s: approximate duration of the whole command.
     """
 
     run: RunOptions

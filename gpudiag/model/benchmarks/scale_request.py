@@ -1,4 +1,4 @@
-"""What a person asks `gpudiag scale` for."""
+"""The arguments of `gpudiag scale`."""
 
 from __future__ import annotations
 
@@ -15,23 +15,23 @@ RECORDED: tuple[Recorded, ...] = ("auto", "first", "all", "none")
 
 
 class Network(msgspec.Struct, frozen=True, kw_only=True):
-    """What joins machines: GB/s (1e9 bytes) per machine and direction, and microseconds per message."""
+    """The network between machines: GB/s (1e9 bytes) per machine and direction, and microseconds per message."""
 
     gb_per_s: float
     latency_us: float = 5.0
 
     def describe(self) -> str:
-        """In words."""
+        """Return it in words."""
         return f"{self.gb_per_s:g} GB/s per machine, {self.latency_us:g} µs"
 
 
 class Wanted(msgspec.Struct, frozen=True, kw_only=True):
-    """What else is to be computed, beside what always is.
+    """Optional results.
 
     Attributes:
-        network: forecasts over machines that it joins.
-        samples, iterations, voxels: how long so many take.
-        voxels_per_sample: voxels that a sample writes, by workload, in place of those that were counted.
+        network: network between machines, for forecasts.
+        samples, iterations, voxels: amounts whose duration is estimated.
+        voxels_per_sample: voxels that a sample writes, by workload, in place of counted ones.
     """
 
     network: Network | None = None
@@ -42,28 +42,28 @@ class Wanted(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ScaleRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """Which points, and how well each is to be known. Empty tuples and None leave the choice to gpudiag.
+    """The points to measure, and their accuracy. Empty tuples and None leave the choice to gpudiag.
 
     Attributes:
-        run: what holds for every point; what a point varies is left open there.
-        output: where results go; a directory with results of the same machine is gone on with.
-        workloads, devices, strategies, batch_sizes, data, precisions, memory_formats, compiled: every combination
-            is a point. In `strategies`, `nccl-no-p2p` is `nccl` without peer access. In strong mode a batch size is the
+        run: options of every point; those that a point varies are unset.
+        output: directory of results; results of the same machine are continued.
+        workloads, devices, strategies, batch_sizes, data, precisions, memory_formats, compiled: every combination is a
+            point. In `strategies`, `nccl-no-p2p` is `nccl` without peer access. In strong mode a batch size is the
             whole job's.
         mode: `weak` keeps the samples per device, `strong` those of the whole step.
-        pairs: also every pair of devices by itself.
-        alone: also every GPU by itself, with the first workload.
-        starts: how often each point's job is started; a baseline that is in doubt then is started once more.
+        pairs: also measure every pair of devices.
+        alone: also measure every GPU alone, with the first workload.
+        starts: number of starts of each point's job; a baseline that is still in doubt is started once more.
         accuracy: half the 95 % interval of a mean step time, as a share of it.
-        seconds: a point's timed steps take this long at most.
-        warmup_s: and its warm-up this long.
-        budget_s: begin no point after this many seconds of measuring; what is most worth comes first.
-        recorded: which points are recorded for the waterfall: `auto` the largest of each strategy that exchanges, and
-            their baselines; `first` those of the first strategy only.
+        seconds: longest measurement of a point.
+        warmup_s: longest warm-up of a point.
+        budget_s: begin no point after this many seconds of measuring; the most useful points come first.
+        recorded: points to record for the waterfall: `auto` the largest of each strategy that communicates, and their
+            baselines; `first` those of the first strategy only.
         halve: halve the batch of a point that runs out of memory, until it fits.
-        again: measure anew what failed before.
-        measure_only: save the points and conclude nothing: that can be done elsewhere, while the GPUs do other work.
-        wanted: what else to compute from the points.
+        again: measure again what failed before.
+        measure_only: save the points without conclusions, which can be drawn elsewhere while the GPUs do other work.
+        wanted: optional results.
     """
 
     run: RunOptions

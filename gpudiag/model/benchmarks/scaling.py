@@ -1,7 +1,7 @@
-"""Scaling: how throughput grows with devices, and where each lost percent goes (`scaling.json`, `gpudiag/scaling/1`).
+"""Scaling: throughput over devices, and the reason of each lost percent (`scaling.json`, `gpudiag/scaling/1`).
 
-A *point* is one training job on a fixed set of devices. Its figures come from steps timed without the profiler. What is
-compared is always stated: the samples per device and step, the precision, the layout, where batches come from.
+A *point* is one training job on a fixed set of devices, measured in unprofiled steps. Comparisons always state samples
+per device and step, precision, layout, and source of the batches.
 """
 
 from __future__ import annotations
@@ -29,30 +29,30 @@ SCALING_SCHEMA = "gpudiag/scaling/1"
 POINT_SCHEMA = "gpudiag/scale-point/1"
 
 SCALING_FILE = "scaling.json"
-#: A setting that a run's record does not tell.
+#: A setting that a run's record lacks.
 NOT_RECORDED = "unknown"
 POINT_FILE = "point.json"
 
 Mode = Literal["weak", "strong"]
-#: Ends the name of a strategy that exchanges without peer access.
+#: Suffix of a strategy that communicates without peer access.
 NO_P2P = "-no-p2p"
 
 PointStatus = Literal["measured", "failed", "not measured"]
-#: What can be asked how long it takes.
+#: Amounts whose duration can be estimated.
 Amount = Literal["samples", "iterations", "voxels"]
 
-#: What a device may lose on the way from N times one device's throughput down to what was reached, in drawing order.
+#: Losses from N times one device's throughput down to the measured one, in drawing order.
 LOSSES = ("input", "slower_compute", "launch", "exposed_transfer", "waiting", "rest")
-#: And where no step was recorded: what is lost without any exchange, and what the exchange costs in all.
+#: Losses without recorded steps: without communication, and the whole cost of communication.
 MEASURED_LOSSES = ("together", "exchange")
 
-#: What a step's time consists of, in the order in which it is taken away in the replay.
+#: Parts of a step's time, in the order in which the simulation removes them.
 STEP_PARTS = ("waiting", "exposed_transfer", "disturbed", "input", "launch", "compute")
 PARTS_FILE = "parts.json"
 PARTS_SCHEMA = "gpudiag/step-parts/1"
 
 
-#: Software that does not change what a step takes.
+#: Software that does not change the step time.
 _HARMLESS = frozenset({"python"})
 
 
@@ -65,22 +65,26 @@ class Interval(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Machine(msgspec.Struct, frozen=True, kw_only=True):
-    """What points must share to be compared: host, devices, software."""
+    """Properties that points must share to be compared: host, devices, software.
+
+    Attributes:
+        gpus: model names of the GPUs that training could use, by index; empty for CPU processes.
+        which: digest of these GPUs' UUIDs, which distinguishes equal machines whose hosts may have equal names.
+    """
 
     host: str = ""
     cpu: str = ""
     usable_cpus: Count | None = None
     gpus: tuple[str, ...] = ()
-    """Model names of the GPUs that training could use, by index; empty for CPU processes."""
     which: str = ""
-    """A digest of these GPUs' UUIDs: tells machines of one kind apart, whose hosts may be called the same."""
     software: dict[str, str] = {}
 
     def differences(self, other: Machine) -> list[str]:
-        """What makes two machines' points incomparable, in words (`torch 2.11 and not 2.13`); unknown is none.
+        """Return what makes two machines' points incomparable, in words (`torch 2.11 and not 2.13`).
 
-        Two machines of one kind are two machines: ResNet-50 took 18 ms on one GPU of one and 33 ms on one of another,
-        whose host was busy. An efficiency made of points of both would be of neither.
+        Unknown values count as equal. Two machines of one kind are two machines: ResNet-50 took 18 ms on one GPU of one
+        and 33 ms on one of another, whose host was busy. An efficiency computed from points of both would be of
+        neither.
         """
         pairs = (
             ("GPUs", ", ".join(self.gpus), ", ".join(other.gpus)),
@@ -90,14 +94,14 @@ class Machine(msgspec.Struct, frozen=True, kw_only=True):
             *((name, self.software[name], other.software.get(name, "")) for name in sorted(self.software)),
         )
         return [
-            f"{what} {mine} and not {theirs}"
-            for what, mine, theirs in pairs
-            if mine and theirs and mine != theirs and what not in _HARMLESS
+            f"{name} {ours} and not {theirs}"
+            for name, ours, theirs in pairs
+            if ours and theirs and ours != theirs and name not in _HARMLESS
         ]
 
 
-class Start(msgspec.Struct, frozen=True, kw_only=True):
-    """What one start of a point's job measured: samples per second, with the 95 % interval of its steps alone."""
+class StartResult(msgspec.Struct, frozen=True, kw_only=True):
+    """Samples per second of one start of a point's job, with the 95 % interval of its steps alone."""
 
     samples_per_s: Throughput
     ci95: tuple[Difference, Difference]
@@ -108,33 +112,32 @@ class PointRecord(msgspec.Struct, frozen=True, kw_only=True):
     """One point. Missing figures are None, and `error` says why.
 
     Attributes:
-        id: names its run directory, `points/<id>`; it is made of what follows up to `threads`.
-        strategy: `nccl-no-p2p` where peer access was off.
-        device_indices: which GPUs, or how many CPU processes (0, 1, ...).
+        id: names its run directory, `points/<id>`; made of the fields up to `threads`.
+        strategy: `nccl-no-p2p` if peer access was off.
+        device_indices: indices of GPUs or CPU processes (0, 1, ...).
         batch_per_device, global_batch: samples per step.
-        options: modifiers of the strategy and of the job that are not the default.
+        options: options of the strategy and the job that are not the default.
         threads: CPU threads of each process.
-        samples_per_s, ci95: of all devices together, the mean of all starts; the interval covers what starts differ by.
-        starts: each start of the job by itself.
-        paced_by_host: the host put work into the queue no faster than the device did it; None where that is not known.
+        samples_per_s, ci95: of all devices together, mean of all starts; the interval covers differences between
+            starts.
+        paced_by_host: whether the host enqueued work no faster than the device did it; None if unknown.
         freedom: degrees of freedom of the Student t behind `ci95`.
         mean_ms, median_ms, standard_error_ms, jitter_ms: step times on the slowest device; `jitter_ms` is 1.4826 times
             the median absolute deviation; `step_ms` is the mean.
-        steps: how many were timed.
-        per_device_samples_per_s: of each device by itself, in the order of `device_indices`.
-        warmup_steps, warmup_seconds, settled: what was left out first, and whether step times had settled by then.
-        baseline: id of the one-device point that `speedup` refers to: same strategy, same samples per device (weak) or
-            per step (strong), same everything else.
-        speedup, efficiency: samples per second over the baseline's, and that over the number of devices; None where the
-            baseline decides nothing, which a remark says.
-        parameters, gradient_bytes: of the model.
-        voxels_per_sample, mvox_per_s: of what predicts a volume: voxels that a block writes on average, and those
+        steps: unprofiled steps.
+        per_device_samples_per_s: in the order of `device_indices`.
+        warmup_steps, warmup_seconds, settled: the warm-up, and whether step times had settled by then.
+        baseline: id of the one-device point behind `speedup`: same strategy, same samples per device (weak) or per step
+            (strong), same everything else.
+        speedup, efficiency: samples per second over the baseline's, and that over the number of devices; None if the
+            baseline is not conclusive, which a remark says.
+        voxels_per_sample, mvox_per_s: of workloads that predict a volume: mean voxels that a block writes, and voxels
             written per second, each once, over the whole volume.
-        tflops_per_s, mfu_percent: what a device computes per second, and of its peak (`ComputeRate`).
-        alone: this GPU by itself, to find one that is unlike the others.
-        profiled: the run directory with its trace and analysis, relative to `scaling.json`; None where not profiled.
+        tflops_per_s, mfu_percent: compute rate of a device, and its share of the peak (`ComputeRate`).
+        alone: this GPU alone, to find one that differs from the others.
+        profiled: run directory with its trace and analysis, relative to `scaling.json`; None if not profiled.
         halved_from: id of the point whose larger batch did not fit.
-        seconds: how long the point took, set-up included.
+        seconds: duration of the point, set-up included.
     """
 
     schema: str = POINT_SCHEMA
@@ -157,7 +160,7 @@ class PointRecord(msgspec.Struct, frozen=True, kw_only=True):
     samples_per_s: Throughput | None = None
     ci95: tuple[Difference, Difference] | None = None
     freedom: Freedom | None = None
-    starts: tuple[Start, ...] = ()
+    starts: tuple[StartResult, ...] = ()
     paced_by_host: bool | None = None
     step_ms: StepMilliseconds | None = None
     mean_ms: StepMilliseconds | None = None
@@ -189,18 +192,18 @@ class PointRecord(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class StepParts(msgspec.Struct, frozen=True, kw_only=True):
-    """What a step's time consists of without the profiler (`parts.json`), in milliseconds.
+    """Parts of a step's time without the profiler (`parts.json`), in milliseconds.
 
     Attributes:
-        timed_ms: the mean step as timed without the profiler.
-        replayed_ms: the replay's, whose parts these are; they add up to it.
+        timed_ms: the mean unprofiled step.
+        replayed_ms: the what-if simulation's step; its parts add up to it.
         recorded_ms: the mean recorded step, with the profiler.
-        profiler_us_per_event: what the profiler is taken to have cost the host per event, so that the replay takes as
-            long as the timed steps.
-        parts_ms: by name of `STEP_PARTS`; `disturbed` is what kernels take longer beside collectives.
-        scaled_by: what all parts (on CPUs), or all but the kernels' (on GPUs), were multiplied by, where recorded steps
-            were longer than the timed ones beyond what the profiler explains; else 1.
-        hidden_communication_ms: transfers that the step does not wait for.
+        profiler_us_per_event: assumed profiler overhead per event on the host, so that the simulation takes as long as
+            the unprofiled steps.
+        parts_ms: by name of `STEP_PARTS`; `disturbed` is contention of kernels with collectives.
+        scaled_by: factor on all parts (on CPUs), or all but the kernels' (on GPUs), if recorded steps were longer than
+            the unprofiled ones beyond the profiler's overhead; else 1.
+        hidden_communication_ms: communication that the step does not wait for.
     """
 
     schema: str = PARTS_SCHEMA
@@ -215,7 +218,7 @@ class StepParts(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RecordedSteps(msgspec.Struct, frozen=True, kw_only=True):
-    """Recorded steps of a point: their run directory, relative to the benchmark's, and their parts where known."""
+    """Recorded steps of a point: their run directory, relative to the benchmark's, and their parts if known."""
 
     directory: str
     parts: StepParts | None
@@ -234,10 +237,10 @@ class Loss(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Waterfall(msgspec.Struct, frozen=True, kw_only=True):
-    """From N times one device's throughput (100 %) down to what N devices reached.
+    """Losses from N times one device's throughput (100 %) down to the throughput of N devices.
 
-    `reached_percent` and the losses' percents sum to 100. `rest` is by how much the replays of the two points miss the
-    timed difference. Without recorded steps the losses are those of `MEASURED_LOSSES`, and `parts` None.
+    `reached_percent` and the losses' percents sum to 100. `rest` is the unexplained residual between the simulations of
+    the two points. Without recorded steps the losses are those of `MEASURED_LOSSES`, and `parts` is None.
     """
 
     point: str
@@ -256,13 +259,11 @@ class Waterfall(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Forecast(msgspec.Struct, frozen=True, kw_only=True):
-    """What to expect of more devices, with the same samples per device. Percents of N times one device.
+    """Expected throughput on more devices, with the same samples per device, in percent of N times one device.
 
     Attributes:
-        devices: how many.
-        efficiency: expected, with the range that the measured points and the assumptions leave open.
-        samples_per_s: likewise.
-        network: what carries the gradients between machines; empty within the machine that was measured.
+        efficiency, samples_per_s: expected values, with the range that measured points and assumptions leave.
+        network: network between machines; empty within the measured machine.
     """
 
     devices: Devices
@@ -272,15 +273,14 @@ class Forecast(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Prospect(msgspec.Struct, frozen=True, kw_only=True):
-    """The fitted cost of one workload and strategy, and what follows from it.
+    """The fitted cost of one workload and strategy, and its forecasts.
 
     step_ms(n) = compute_ms + transfer_ms * 2 (n - 1) / n + latency_ms * growth(n), for 2 <= n; `growth` is n - 1 for a
     ring and log2 n for a tree; both are fitted, and the range covers both.
 
     Attributes:
         worst_error: largest relative deviation of a measured point from the fit.
-        degrees: measured points less fitted terms; 0 means that the fit passes through the points by construction and
-            nothing checks it.
+        degrees: measured points minus fitted terms; 0 means that the fit is exact by construction and unchecked.
         assumptions: in words.
     """
 
@@ -302,15 +302,15 @@ class Prospect(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Duration(msgspec.Struct, frozen=True, kw_only=True):
-    """How long a given amount of training takes at a measured point's pace.
+    """Duration of a given amount of training at a measured point's speed.
 
     Attributes:
-        of: what was asked for: so many samples, iterations, or voxels.
-        iterations: how many steps that is; a step of N devices is N times the samples of a step of one.
+        of: kind of the amount: samples, iterations, or voxels.
+        iterations: number of steps; a step of N devices has N times the samples of a step of one.
         per_minute: iterations per minute.
-        like_one_device_hours: of iterations on N devices, each N times the samples of one device: how long the
-            samples of as many iterations on one device take. None where an iteration is the same on one device.
-        mvox_per_s: of voxels, how many million are written per second.
+        like_one_device_hours: hours for the samples of as many iterations on one device, if an iteration on N devices
+            has N times its samples; else None.
+        mvox_per_s: million voxels written per second.
     """
 
     point: str
@@ -325,7 +325,7 @@ class Duration(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class AloneGpu(msgspec.Struct, frozen=True, kw_only=True):
-    """One GPU by itself: its throughput beside the median of all, and whether it is unlike the rest."""
+    """One GPU alone: its throughput relative to the median of all, and whether it is an outlier."""
 
     index: Ordinal
     name: str
@@ -336,7 +336,7 @@ class AloneGpu(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Pair(msgspec.Struct, frozen=True, kw_only=True):
-    """Two GPUs together, beside the sum of what each does alone."""
+    """Two GPUs together, compared with the sum of each alone."""
 
     indices: tuple[Ordinal, Ordinal]
     link: str
@@ -359,18 +359,20 @@ class LinkComparison(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Remark(msgspec.Struct, frozen=True, kw_only=True):
-    """Something to know before the figures are used: `code` for scripts, `message` for people."""
+    """A fact to know before using the figures: `code` for scripts, `message` for people."""
 
     code: str
     message: str
 
 
 class Scaling(msgspec.Struct, frozen=True, kw_only=True):
-    """The result of `gpudiag scale`; its JSON is a contract (`gpudiag/scaling/1`)."""
+    """The result of `gpudiag scale`; its JSON is a contract (`gpudiag/scaling/1`).
+
+    Several workloads are joined by a comma in `workload`, and each point names its own.
+    """
 
     schema: str = SCALING_SCHEMA
     workload: str
-    """The workload; several are joined by a comma, and each point names its own."""
     mode: Mode = "weak"
     created: str = ""
     version: str = ""

@@ -1,4 +1,4 @@
-"""The selftest's nouns: what the training processes are told, what they measured, and what came of it."""
+"""Selftest: the plan of its training processes, their measurements, and the results."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ PLAN_SCHEMA = "gpudiag/selftest-plan/1"
 ABLATION_SCHEMA = "gpudiag/ablation/1"
 FAILURE_SCHEMA = "gpudiag/selftest-failure/1"
 
-#: Where, within the directory of one launch, the plan is; and within a fault's run directory, what it costs.
+#: The plan, in the directory of one launch; the cost of a fault, in its run directory.
 PLAN_FILE = "selftest-plan.json"
 ABLATION_FILE = "ablation.json"
-#: In its place where a fault could not be put in.
+#: In place of the cost if a fault could not be injected.
 FAILURE_FILE = "failed.json"
-#: Name and directory of what the clean job's own exchange costs.
+#: Name and directory of the cost of the clean job's communication.
 CLEAN_COMMUNICATION = "clean-exchange"
 SELFTEST_FILE = "selftest.json"
 
@@ -27,15 +27,15 @@ Verdict = Literal["right", "wrong", "too small"]
 
 
 class FaultPlan(msgspec.Struct, frozen=True, kw_only=True):
-    """One fault to put in.
+    """One fault to inject.
 
     Attributes:
         name: names its run directory.
-        kind: which fault it is, as `CatalogueEntry.kind` says.
+        kind: `CatalogueEntry.kind` of the fault.
         amount: its size as a share of the clean step.
         ranks: the ranks that have it; empty for all.
-        marked: the profiled steps go through `gpudiag.profile`'s marks; otherwise the profiler is all there is.
-        job: a whole job of its own. What it loses to its own host is measured too.
+        marked: mark the profiled steps through `gpudiag.profile`; otherwise only the profiler runs.
+        job: a whole job, whose loss to its own host is measured too.
     """
 
     name: str
@@ -47,16 +47,15 @@ class FaultPlan(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SelftestPlan(msgspec.Struct, frozen=True, kw_only=True):
-    """What one launch goes through, one fault after the other.
+    """The faults of one launch, injected one after the other.
 
     Attributes:
-        workload: what is trained.
-        pairs: blocks with the fault, and as many without.
-        block_ms: how long a block lasts at the clean step time, about.
-        least_steps: steps of a block at least.
+        pairs: number of blocks with the fault, and of blocks without.
+        block_ms: approximate duration of a block at the clean step time.
+        least_steps: fewest steps of a block.
         active: recorded steps.
-        warm_up_s: how long to train before anything is timed.
-        background: what the clean job costs by itself, measured as a fault is, but neither recorded nor judged.
+        warm_up_s: training before the first measurement.
+        background: costs of the clean job itself, measured like faults but neither recorded nor judged.
     """
 
     schema: str = PLAN_SCHEMA
@@ -74,19 +73,19 @@ class SelftestPlan(msgspec.Struct, frozen=True, kw_only=True):
     background: tuple[FaultPlan, ...] = ()
 
 
-class Block(msgspec.Struct, frozen=True, kw_only=True):
-    """Consecutive steps, all with the fault or all without; `step_ms[rank][step]`, in milliseconds."""
+class StepBlock(msgspec.Struct, frozen=True, kw_only=True):
+    """Consecutive steps, all with the fault or all without; `step_ms[rank][step]`."""
 
     on: bool
     step_ms: tuple[tuple[Milliseconds, ...], ...]
 
 
 class Ablation(msgspec.Struct, frozen=True, kw_only=True):
-    """What one fault really costs: blocks of steps with it and without it, in turn, none of them profiled.
+    """The true cost of one fault: blocks of steps with it and without it, alternating, without the profiler.
 
-    `amount_ms` is what the fault was sized to (time late, time of extra work); what it costs shows in the blocks. Those
-    of a whole job are it with its exchange and without; `held` are it as it is, and with each step's work launched
-    before the device begins it: the difference is what the job loses to its host's launching.
+    For a whole job, `blocks` compare it with and without its communication. `held` compare it as it is and with each
+    step's work launched before the device begins it: the difference is the job's loss to its host's launching.
+    `amount_ms` is the intended size of the fault (time late, time of extra work); its cost follows from the blocks.
     """
 
     schema: str = ABLATION_SCHEMA
@@ -96,11 +95,11 @@ class Ablation(msgspec.Struct, frozen=True, kw_only=True):
     device_name: str
     world_size: Devices
     amount_ms: Difference
-    blocks: tuple[Block, ...]
-    held: tuple[Block, ...] = ()
+    blocks: tuple[StepBlock, ...]
+    held: tuple[StepBlock, ...] = ()
 
 
-class Cost(msgspec.Struct, frozen=True, kw_only=True):
+class FaultCost(msgspec.Struct, frozen=True, kw_only=True):
     """The true cost per step: faulty minus clean, in milliseconds, and its standard error over pairs of blocks."""
 
     clean_ms: Milliseconds
@@ -109,11 +108,10 @@ class Cost(msgspec.Struct, frozen=True, kw_only=True):
     standard_error_ms: Milliseconds
 
 
-class Expected(msgspec.Struct, frozen=True, kw_only=True):
-    """What the diagnosis should say; no code for a clean run. `causes` lists those that are right, empty for any.
+class ExpectedFinding(msgspec.Struct, frozen=True, kw_only=True):
+    """The finding that the diagnosis should have; no code for a clean run. `causes` are the right ones, empty for any.
 
-    `or_else` are other findings that are as right, each with its causes: what is done about them is the same, or both
-    are true.
+    `or_else` are other right findings with their causes, because the remedy is the same, or because both are true.
     """
 
     code: str | None
@@ -123,11 +121,11 @@ class Expected(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def codes(self) -> frozenset[str]:
-        """Every code that is right; empty for a clean run."""
+        """Every right code; empty for a clean run."""
         return frozenset() if self.code is None else frozenset({self.code, *self.or_else})
 
     def causes_of(self, code: str) -> tuple[str, ...]:
-        """The causes that a finding of this code, which is right, may have; empty for any."""
+        """Return the right causes of a right code; empty for any."""
         return self.causes if code == self.code else self.or_else.get(code, ())
 
 
@@ -141,27 +139,27 @@ class Found(msgspec.Struct, frozen=True, kw_only=True):
     confidence: str
 
 
-class Row(msgspec.Struct, frozen=True, kw_only=True):
-    """One fault: the truth beside what was found.
+class SelftestRow(msgspec.Struct, frozen=True, kw_only=True):
+    """One fault: the true cost beside the finding.
 
     Attributes:
-        found: the finding worth most that asks for action; None where there was none.
-        others: what else was found that is worth more than the alarm level once larger causes are gone.
-        exchange_ms: what exchanging the gradients costs the clean job, by ablation; None where that was not measured. A
-            finding of that much is no false alarm.
-        launching_ms: likewise what it loses because its host launches no faster.
-        included_ms: of these, what removing the cause that was found gains too: the found amount may have it in it.
-        tolerance_ms: by how much found and true cost may differ; for a clean run the level of an alarm.
-        verdict: `too small` where the fault costs less than the tolerance or the alarm level here, so that nothing has
-            to be found; it must still raise no other alarm.
+        found: the actionable finding with the largest savings; None without one.
+        others: other findings above the alarm level after removing larger causes.
+        exchange_ms: cost of the clean job's communication, by ablation; None if not measured. A finding of that size is
+            no false alarm.
+        launching_ms: likewise its loss to its host's launching.
+        included_ms: part of these that removing the found cause saves too, so that the found amount may include it.
+        tolerance_ms: allowed difference between found and true cost; for a clean run the alarm level.
+        verdict: `too small` if the fault costs less than the tolerance or the alarm level here, so that no finding is
+            required; it must still raise no other alarm.
         why: what is wrong, one line each; empty for a right row.
         run_dir: relative to the output directory.
     """
 
     workload: str
     fault: str
-    expected: Expected
-    true: Cost
+    expected: ExpectedFinding
+    true: FaultCost
     found: Found | None
     others: tuple[Found, ...] = ()
     exchange_ms: Difference | None = None
@@ -176,8 +174,8 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
     run_dir: str = ""
 
 
-class Failure(msgspec.Struct, frozen=True, kw_only=True):
-    """A fault that could not be put in, though it should have been, and what went wrong."""
+class FaultFailure(msgspec.Struct, frozen=True, kw_only=True):
+    """A fault that could not be injected although it should have been, and why."""
 
     schema: str = FAILURE_SCHEMA
     fault: str
@@ -185,7 +183,7 @@ class Failure(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class LeftOut(msgspec.Struct, frozen=True, kw_only=True):
-    """A fault that could not be put in here, and why; `failed` where it was tried."""
+    """A fault that could not be injected here, and why; `failed` if it was tried."""
 
     fault: str
     why: str
@@ -193,7 +191,7 @@ class LeftOut(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Score(msgspec.Struct, frozen=True, kw_only=True):
-    """How many rows of those that can show it are right in one respect, and the share's 95 % Wilson interval."""
+    """Number of right rows among those that can show one aspect, and the share's 95 % Wilson interval."""
 
     name: str
     right: Count
@@ -203,15 +201,14 @@ class Score(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Selftest(msgspec.Struct, frozen=True, kw_only=True):
-    """The result of `gpudiag selftest`; its JSON is a contract (`gpudiag/selftest/1`)."""
+    """The result of `gpudiag selftest`; its JSON is a contract (`gpudiag/selftest/1`). `tolerance` is in words."""
 
     schema: str = SELFTEST_SCHEMA
     device: Literal["cuda", "cpu"]
     device_name: str
     world_size: Devices
     tolerance: str
-    """The tolerance in words."""
-    rows: tuple[Row, ...]
+    rows: tuple[SelftestRow, ...]
     left_out: tuple[LeftOut, ...] = ()
     scores: tuple[Score, ...] = ()
     software: dict[str, str] = {}
@@ -219,5 +216,5 @@ class Selftest(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def passed(self) -> bool:
         """Whether there are rows, none of them is wrong, and nothing failed."""
-        failed = any(one.failed for one in self.left_out)
+        failed = any(fault.failed for fault in self.left_out)
         return bool(self.rows) and not failed and all(row.verdict != "wrong" for row in self.rows)

@@ -1,4 +1,4 @@
-"""Several strategies on one workload, measured by turns in one set of processes: what is asked, and what came out."""
+"""Strategy benchmark: plan and results of measuring strategies on one workload in turns, in one set of processes."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ STRATEGY_BENCHMARK_SCHEMA = "gpudiag/contest/1"
 PLAN_FILE = "contest-plan.json"
 
 
-#: Why a candidate has no turns where the time was up before they began.
+#: Reason of a candidate without turns because no time was left.
 NO_TIME = "there was no time left to measure it"
 
 
-#: Of fewer rounds no interval says much, and they rank nothing.
+#: Fewest rounds for a rank: intervals of fewer are not informative.
 RANKED_ROUNDS = 3
 
 
 def benchmark_file(workload: str) -> str:
-    """Name of one workload's result in the run directory."""
+    """Return the name of one workload's result in the run directory."""
     return f"contest-{workload}.json"
 
 
@@ -34,12 +34,11 @@ class Entry(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         workload: a built-in name.
-        batch_size: samples per device and step; None for the workload's own.
-        precision, memory_format: as on the command line.
-        candidates: what may be measured, `independent` among it.
+        batch_size: samples per device and step; None for the workload's default.
+        candidates: the candidates, `independent` included.
         cannot: labels of those that cannot run here, and why.
-        finalists: how many are measured besides `independent`: the best by prediction. 0 for all.
-        seconds: how long measuring by turns may take.
+        finalists: number of candidates to measure besides `independent`: the best by prediction. 0 for all.
+        seconds: duration of measuring in turns.
     """
 
     workload: str
@@ -53,18 +52,16 @@ class Entry(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class StrategyBenchmarkPlan(msgspec.Struct, frozen=True, kw_only=True):
-    """What a set of processes is to measure, one entry after another.
+    """The entries that a set of processes measures one after another.
 
     Attributes:
-        device: what is trained on.
-        p2p: False where peer access is switched off.
-        least_rounds, most_rounds: how often each candidate has its turn.
-        block_ms: how long a turn is timed for.
-        least_steps: and for how many steps at least.
-        measure: False to stop when gradients, compute and transports have been measured.
-        began: Unix time in seconds at which all of it was asked for.
-        limit_s: so long after that the processes have ended, about. Candidates for which no time is left are not
-            measured. None for no limit.
+        p2p: False if peer access is switched off.
+        least_rounds, most_rounds: number of turns of each candidate.
+        block_ms: duration of a turn.
+        least_steps: fewest steps of a turn.
+        measure: False to stop after measuring gradients, compute and transports.
+        began: Unix time in seconds of the request.
+        limit_s: approximate time from then to the end of the processes; candidates without time left are not measured.
     """
 
     schema: str = STRATEGY_BENCHMARK_PLAN_SCHEMA
@@ -82,13 +79,12 @@ class StrategyBenchmarkPlan(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Turns(msgspec.Struct, frozen=True, kw_only=True):
-    """What one candidate's turns took.
+    """Measurements of one candidate.
 
     Attributes:
-        candidate: which.
-        round_ms: mean step of its turn in each round, of the slowest rank. Of one that is slow beyond doubt, what was
-            seen of it while it warmed up: it has no turns.
-        steps: timed steps per turn.
+        round_ms: mean step of its turn in each round, of the slowest rank. A candidate that is clearly slow has no
+            turns; then the steps of its warm-up.
+        steps: measured steps per turn.
         cannot: why it was not measured, or not to the end.
     """
 
@@ -102,14 +98,14 @@ class StrategyBenchmark(msgspec.Struct, frozen=True, kw_only=True):
     """One workload's result (`gpudiag/contest/1`).
 
     Attributes:
-        p2p: False where peer access was switched off.
+        p2p: False if peer access was switched off.
         peer_access: whether every pair of GPUs copies directly; None without GPUs.
-        gradients: sizes, compute and when each gradient is there, as measured.
+        gradients: measured sizes, compute and time at which each gradient is ready.
         transports: all-reduces of the sizes of its buckets.
-        predictions: of all candidates, from the facts, `gradients` and `transports`, made before any was measured.
+        predictions: of all candidates, from the facts, `gradients` and `transports`, made before measuring.
         turns: of the candidates that were measured, or that failed.
-        seconds: where the time went, by phase; `start` is what it took until the processes ran.
-        setup_s: of the phase `setup`, by candidate.
+        seconds: duration by phase; `start` ends when the processes run.
+        setup_s: duration of the phase `setup`, by candidate.
     """
 
     schema: str = STRATEGY_BENCHMARK_SCHEMA

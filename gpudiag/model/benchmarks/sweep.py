@@ -1,4 +1,4 @@
-"""A sweep: several training jobs that one set of processes goes through, one after the other (`sweep.json`)."""
+"""Sweep: several training jobs that one set of processes runs, one after the other (`sweep.json`)."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from gpudiag.model.quantities import Ordinal, Rate, Seconds
 
 SWEEP_SCHEMA = "gpudiag/sweep/1"
 SWEEP_FILE = "sweep.json"
-#: Beside a job's own record: written when its turn came, with what became of it.
+#: Outcome of a job, beside its record; written when it begins and when it ends.
 OUTCOME_SCHEMA = "gpudiag/outcome/1"
 OUTCOME_FILE = "outcome.json"
 
@@ -18,13 +18,12 @@ class SweepEntry(msgspec.Struct, frozen=True, kw_only=True):
     """One job of a sweep.
 
     Attributes:
-        directory: its run directory, relative to the directory above the sweep's own.
-        job: what is trained.
-        ranks: the processes of the sweep that take part; the others wait until it is over. On GPUs also the devices.
+        directory: its run directory, relative to the directory above the sweep's.
+        ranks: the participating processes of the sweep; the others wait. On GPUs also the devices.
         accuracy, seconds: as in `gpudiag.training.session.enough.Enough`.
-        warmup_s: automatic warm-up ends after this long in any case.
-        recorded: profile a few steps after the timed ones.
-        not_after_s: not begun later than this many seconds after the first entry; None for no limit.
+        warmup_s: longest automatic warm-up.
+        recorded: profile a few steps after the unprofiled ones.
+        not_after_s: latest begin after the first entry, in seconds; None for no limit.
     """
 
     directory: str
@@ -38,20 +37,20 @@ class SweepEntry(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SweepPlan(msgspec.Struct, frozen=True, kw_only=True):
-    """All jobs, in their order."""
+    """All jobs, in order."""
 
     schema: str = SWEEP_SCHEMA
     entries: tuple[SweepEntry, ...]
 
 
-class Outcome(msgspec.Struct, frozen=True, kw_only=True):
-    """What became of one entry: `began` with nothing else says that it never came to its end.
+class EntryOutcome(msgspec.Struct, frozen=True, kw_only=True):
+    """Outcome of one entry; with `began` alone it did not end.
 
     Attributes:
-        seconds: how long it took, set-up included.
+        seconds: duration, set-up included.
         error: why it failed, one line.
-        out_of_memory: it failed because a device's memory was not enough.
-        usage: it failed because it asks for what does not go together.
+        out_of_memory: it failed because a device's memory was insufficient.
+        usage: it failed because its options contradict each other.
     """
 
     schema: str = OUTCOME_SCHEMA

@@ -1,5 +1,37 @@
-"""Formats in protobuf that a reader reads or an exporter writes: TensorFlow's XSpace, Perfetto's traces."""
+"""Protobuf messages, built at run time from the descriptors beside this file: XSpace, Perfetto's traces, summaries.
 
-from gpudiag.model.protobuf.messages import message_type
+Classes that protoc generates require a protobuf runtime of about their own age, and TensorFlow pins one; a descriptor
+works with all of them. A separate descriptor pool avoids collisions with what TensorFlow registers in one process.
+"""
 
-__all__ = ["message_type"]
+from __future__ import annotations
+
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
+
+
+@cache
+def message_type(schema: str, message: str, undecoded: str = "") -> Any:
+    """Return a message class.
+
+    Args:
+        schema: `xplane`, `perfetto` or `summary`.
+        message: its name there.
+        undecoded: `Message.field` to be left as `bytes`, because reading many small messages as Python objects takes
+            longer than everything else.
+    """
+    data = Path(__file__).with_name(f"{schema}.binpb").read_bytes()
+    (file,) = descriptor_pb2.FileDescriptorSet.FromString(data).file
+    if undecoded:
+        owner, _, name = undecoded.partition(".")
+        (parent,) = (message for message in file.message_type if message.name == owner)
+        (field,) = (known for known in parent.field if known.name == name)
+        # On the wire a submessage is bytes with a length before them.
+        field.type = descriptor_pb2.FieldDescriptorProto.TYPE_BYTES
+        field.ClearField("type_name")
+    pool = descriptor_pool.DescriptorPool()
+    pool.Add(file)
+    return message_factory.GetMessageClass(pool.FindMessageTypeByName(f"{file.package}.{message}"))

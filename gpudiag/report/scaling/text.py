@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable, Sequence
 
 from gpudiag.model.benchmarks.scaling import PointRecord, Scaling, Waterfall
-from gpudiag.model.frames.results import points_frame
+from gpudiag.model.frames import points_frame
 from gpudiag.model.sanitize import one_line
 from gpudiag.report import figures
 from gpudiag.report.csv_text import csv_text

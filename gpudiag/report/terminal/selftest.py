@@ -6,7 +6,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from gpudiag.model.benchmarks.selftest import Found, Row, Score, Selftest
+from gpudiag.model.benchmarks.selftest import Found, Score, Selftest, SelftestRow
 from gpudiag.model.sanitize import one_line
 from gpudiag.report import figures
 
@@ -97,7 +97,7 @@ def summary(result: Selftest) -> str:
     return f"{len(result.rows)} rows: {', '.join(words)}."
 
 
-def _cells(row: Row, *, between: str) -> tuple[str, ...]:
+def _cells(row: SelftestRow, *, between: str) -> tuple[str, ...]:
     """The row's cells; `between` stands between a finding's code and the rest of it."""
     expected = row.expected
     cause = expected.causes if len(expected.causes) == 1 else ()
@@ -117,7 +117,7 @@ def _cells(row: Row, *, between: str) -> tuple[str, ...]:
     )
 
 
-def _no_alarm(row: Row, between: str) -> str:
+def _no_alarm(row: SelftestRow, between: str) -> str:
     """What should be found of a clean job: nothing but what it loses anyway, where that was measured."""
     losses = (("exchange", row.exchange_ms), ("launching", row.launching_ms))
     known = [f"{name} {_beside(max(0.0, ms), row.true.faulty_ms)} ms" for name, ms in losses if ms is not None]

@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterable, Sequence
 
 import msgspec
 
-from gpudiag.model.benchmarks.form_table import Column, FormTable, FormTables, Kind, Value
 from gpudiag.model.benchmarks.scaling import PointRecord, Scaling
+from gpudiag.model.benchmarks.tables import Column, FormTable, FormTables, Kind, Value
 from gpudiag.model.job import INDEPENDENT
 from gpudiag.report.scaling import words
 

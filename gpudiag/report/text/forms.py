@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from gpudiag.model.benchmarks.form_table import Column, FormTable, FormTables, Value
+from gpudiag.model.benchmarks.tables import Column, FormTable, FormTables, Value
 from gpudiag.model.sanitize import not_a_formula, one_line
 from gpudiag.report import figures
 from gpudiag.report.layout import heading, print_trimmed

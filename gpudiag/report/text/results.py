@@ -12,8 +12,8 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from gpudiag.model.benchmarks.results_table import Comparable, ResultRow, ResultsTable
-from gpudiag.model.frames.results import results_frame
+from gpudiag.model.benchmarks.tables import Comparable, ResultRow, ResultsTable
+from gpudiag.model.frames import results_frame
 from gpudiag.model.sanitize import one_line
 from gpudiag.report import figures
 from gpudiag.report.csv_text import csv_text

@@ -1,44 +1,51 @@
 """Readers, one folder per format: from a profiler's file to events with roles.
 
-What a framework or a year calls a thing is known to its reader alone. A reader is a module with the names of `Reader`;
-one of another package is found by its entry point of the group `gpudiag.readers`.
+Only a reader knows the names that a framework or a year gives to events. A reader is a module with the names of
+`Reader`. A reader of another package is found by its entry point in the group `gpudiag.readers`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from importlib import import_module
+from itertools import groupby
 from pathlib import Path
 from typing import Protocol, cast
 
 from gpudiag.model.event import Trace
-from gpudiag.trace.limits import ReadLimits
+from gpudiag.trace.ranks import ReadFile, rank_per_file
+from gpudiag.trace.unpack import ReadLimits, estimated_memory_bytes
 
-#: Ours, by preference: what lies as JSON beside TensorFlow's profiles, TensorFlow made of them.
-_OURS = ("xspace", "kineto")
+#: Readers in this folder, in order of preference: TensorFlow derives the JSON beside its profiles from them.
+_BUILT_IN = ("xspace", "kineto")
+#: Reader of named files that no reader recognises.
+_DEFAULT = "kineto"
 
 
 class Reader(Protocol):
-    """Reads the files of one format.
+    """Reader of the files of one format.
+
+    A reader may also define two functions, whose defaults suit formats with one rank per file:
+
+    `assign_ranks(files, world_size)`: set the ranks of all traces that it read; see `gpudiag.trace.ranks`.
+    `memory_bytes(path, size)`: estimate the memory that reading a file takes, from its size on disk.
 
     Attributes:
-        ENDINGS: how names of such files end, in lower case.
-        RANK_PER_DEVICE: one file holds a process that drives several GPUs, each of which is a rank in the analysis.
+        ENDINGS: endings of the names of such files, in lower case.
     """
 
     ENDINGS: tuple[str, ...]
-    RANK_PER_DEVICE: bool
 
     def recognises(self, path: Path) -> bool:
-        """Whether a file that was found in a directory is one of these: by its name, or else by how it begins."""
+        """Return whether a file found in a directory has this format, by its name or else its first bytes."""
 
     def read(self, path: Path, shown: str, limits: ReadLimits) -> tuple[Trace, ...]:
-        """The traces in a file: one, or one per device.
+        """Return the traces in a file: one, or one per device.
 
         Args:
             path: the file.
-            shown: how the user named it; becomes `Trace.source`, and is used in messages.
-            limits: bounds on what it may unpack to.
+            shown: its name in messages and in `Trace.source`.
+            limits: limits on its unpacked size.
 
         Raises:
             UnreadableInputError: missing, damaged, cut short, or a trace in which nothing was recorded.
@@ -48,39 +55,60 @@ class Reader(Protocol):
 
 
 def reader_named(name: str) -> Reader:
-    """One of our own readers, by the name of its folder."""
+    """Return a built-in reader by the name of its folder."""
     return cast("Reader", import_module(f"{__name__}.{name}"))
 
 
 def reader_of(path: Path) -> Reader:
-    """The reader for a file that a person named: by its ending, or who recognises it, or else PyTorch's."""
-    for name in _OURS:
-        reader = reader_named(name)
+    """Return the reader for a file that the user named: by its ending, by its content, or else the default."""
+    for reader in _built_in():
         if path.name.lower().endswith(reader.ENDINGS):
             return reader
-    return next((reader for reader in _of_others() if reader.recognises(path)), reader)
+    return next((reader for reader in _third_party() if reader.recognises(path)), reader_named(_DEFAULT))
 
 
 def recognised(files: list[Path]) -> list[Path]:
-    """The traces among the files of a directory: those of the first format of which there are any."""
-    for reader in _all():
-        if mine := [path for path in files if reader.recognises(path)]:
-            return mine
+    """Return the traces among the files of a directory: those of the first format that has any."""
+    for reader in _all_readers():
+        if traces := [path for path in files if reader.recognises(path)]:
+            return traces
     return []
 
 
 def may_be_trace(name: str) -> bool:
-    """Whether a file of this name can hold a trace at all."""
-    return any(name.lower().endswith(reader.ENDINGS) for reader in _all())
+    """Return whether a file of this name can be a trace."""
+    return any(name.lower().endswith(reader.ENDINGS) for reader in _all_readers())
 
 
-def _all() -> Iterator[Reader]:
-    """Ours first, so that those of others are looked for only where none of ours serves."""
-    yield from (reader_named(name) for name in _OURS)
-    yield from _of_others()
+def memory_bytes(path: Path, size: int) -> int:
+    """Estimate the memory that reading a file takes, from its size on disk."""
+    estimate: Callable[[Path, int], int] = getattr(reader_of(path), "memory_bytes", estimated_memory_bytes)
+    return estimate(path, size)
 
 
-def _of_others() -> Iterator[Reader]:
+def assign_ranks(files: Iterable[ReadFile], world_size: int | None) -> list[Trace]:
+    """Return all traces of these files with their ranks, as the reader of each file assigns them."""
+
+    def assigning(file: ReadFile) -> Callable[[Sequence[ReadFile], int | None], list[Trace]]:
+        assign: Callable[[Sequence[ReadFile], int | None], list[Trace]]
+        assign = getattr(reader_of(file[0].path), "assign_ranks", rank_per_file)
+        return assign
+
+    ordered = sorted(files, key=lambda file: assigning(file) is not rank_per_file)
+    return [trace for assign, group in groupby(ordered, assigning) for trace in assign(list(group), world_size)]
+
+
+def _built_in() -> Iterator[Reader]:
+    return map(reader_named, _BUILT_IN)
+
+
+def _all_readers() -> Iterator[Reader]:
+    """Yield the built-in readers first, so that others are searched for only if no built-in one fits."""
+    yield from _built_in()
+    yield from _third_party()
+
+
+def _third_party() -> Iterator[Reader]:
     from importlib.metadata import entry_points  # takes as long as reading a small trace; seldom needed
 
     yield from (cast("Reader", entry.load()) for entry in entry_points(group="gpudiag.readers"))

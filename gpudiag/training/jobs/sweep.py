@@ -26,7 +26,7 @@ from typing import Any
 import msgspec
 
 from gpudiag.errors import UsageError, WorkerFailedError
-from gpudiag.model.benchmarks.sweep import OUTCOME_FILE, SWEEP_FILE, SWEEP_SCHEMA, Outcome, SweepEntry, SweepPlan
+from gpudiag.model.benchmarks.sweep import OUTCOME_FILE, SWEEP_FILE, SWEEP_SCHEMA, EntryOutcome, SweepEntry, SweepPlan
 from gpudiag.model.job import Job
 from gpudiag.model.run import RankRecord
 from gpudiag.model.run_directory import read_json, write_json
@@ -122,7 +122,7 @@ class _Sweep:
         roll = self.roll
         directory = self.started.run_dir.parent / entry.directory
         leads = roll.rank == entry.ranks[0]
-        outcome = Outcome(began=time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()))
+        outcome = EntryOutcome(began=time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()))
         began_s = time.monotonic()
         report = _Report()
         if leads:

@@ -227,7 +227,7 @@ CASES.of("FEWEST_CALLS")(lambda at: profiler_cost._enough_calls(host_graph(np.on
 @CASES.of("PROFILER_NS_PER_CALL")
 def kernel_only_recording(at: float) -> object:
     (trace,) = Job(ranks=1, step=(kernels(10),)).traces()
-    what_if = build_what_if(build_timeline([msgspec.structs.replace(trace, operators_put_in=True)]))
+    what_if = build_what_if(build_timeline([msgspec.structs.replace(trace, operators_merged=True)]))
     assert what_if is not None
     return what_if.per_event_ns > at
 
@@ -235,7 +235,7 @@ def kernel_only_recording(at: float) -> object:
 def dearest(*, lightly: bool) -> float:
     """The most that is tried where a step was timed at half of what is replayed."""
     tried: list[float] = []
-    job: Any = Of(corrected_ms=10.0, per_event_ns=1.0, timeline=Of(traces=[Of(operators_put_in=lightly)]))
+    job: Any = Of(corrected_ms=10.0, per_event_ns=1.0, timeline=Of(traces=[Of(operators_merged=lightly)]))
 
     def at_cost(cost: float) -> Any:
         tried.append(cost)

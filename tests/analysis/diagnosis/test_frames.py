@@ -12,7 +12,7 @@ from msgspec.structs import replace
 from gpudiag.analysis.diagnosis.examples import DDP, Job, item, kernels, python
 from gpudiag.model.event import HOST, NO_CORRELATION, NO_SIZE, Direction, EventKind, HostMemory, Role, Trace
 from gpudiag.trace.readers.kineto import roles
-from gpudiag.trace.readers.kineto.roles import is_users
+from gpudiag.trace.readers.kineto.roles import is_user_function
 from tests.analysis.diagnosis.cases import diagnosis_of
 from tests.moved_events import with_rows
 
@@ -28,7 +28,7 @@ def with_frames(trace: Trace, *added: Frame) -> Trace:
     thread = int(events.thread[events.rows_of(EventKind.ANNOTATION)[0]])
     columns: dict[str, Sequence[int]] = {
         "kind": [EventKind.PYTHON] * len(added),
-        "role": [Role.USER_FUNCTION if is_users(name) else Role.OTHER for name, _, _ in added],
+        "role": [Role.USER_FUNCTION if is_user_function(name) else Role.OTHER for name, _, _ in added],
         "name": range(len(events.names), len(events.names) + len(added)),
         "start_ns": [start for _, start, _ in added],
         "end_ns": [end for _, _, end in added],

@@ -19,7 +19,7 @@ from gpudiag.analysis.scaling.measured import together
 from gpudiag.analysis.scaling.trust import again, doubtful, with_scatter
 from gpudiag.app.scale.points import NEED_PEERS
 from gpudiag.model.benchmarks.scale_request import Network, Wanted
-from gpudiag.model.benchmarks.scaling import PointRecord, RecordedSteps, Scaling, Start, StepParts
+from gpudiag.model.benchmarks.scaling import PointRecord, RecordedSteps, Scaling, StartResult, StepParts
 from tests.app.scale.points import measured, parts
 
 RECORDED = json.loads((Path(__file__).parent / "uneven-host.json").read_text())
@@ -116,7 +116,7 @@ def test_every_point_has_as_many_starts_as_asked_for() -> None:
 def test_a_point_of_two_starts_keeps_both() -> None:
     point = started(2, 40.0, 50.0)
     assert point.starts == tuple(
-        Start(samples_per_s=rate, ci95=(0.99 * rate, 1.01 * rate)) for rate in (128e3 / 40, 128e3 / 50)
+        StartResult(samples_per_s=rate, ci95=(0.99 * rate, 1.01 * rate)) for rate in (128e3 / 40, 128e3 / 50)
     )
     assert point.step_ms == pytest.approx(45)
     assert point.steps == 100

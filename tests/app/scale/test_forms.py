@@ -11,9 +11,9 @@ import pytest
 
 from gpudiag.analysis.scaling.conclude import conclude
 from gpudiag.commands.main import main
-from gpudiag.model.benchmarks.form_table import FORMS
 from gpudiag.model.benchmarks.scale_request import Wanted
 from gpudiag.model.benchmarks.scaling import SCALING_FILE
+from gpudiag.model.benchmarks.tables import FORMS
 from gpudiag.model.run_directory import write_json
 from tests.app.scale.points import measured
 

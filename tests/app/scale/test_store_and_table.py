@@ -15,7 +15,7 @@ from gpudiag.app.scale.store import Store, check_machine, writing
 from gpudiag.app.table import points_of
 from gpudiag.errors import GpudiagError, UnreadableInputError, UsageError
 from gpudiag.model.benchmarks.scaling import SCALING_FILE, Machine, Scaling
-from gpudiag.model.benchmarks.sweep import Outcome
+from gpudiag.model.benchmarks.sweep import EntryOutcome
 from gpudiag.model.run import RankRecord, RunRecord, StepTimes, Warmup
 from gpudiag.model.run_directory import RUN_FILE, write_json
 from gpudiag.report.text.results import to_markdown
@@ -84,11 +84,11 @@ def test_throughput_is_the_sum_where_they_are_not() -> None:
     ("run", "outcome", "words"),
     [
         (None, None, "without two timed steps"),
-        (None, Outcome(began="", error="out of memory", out_of_memory=True), "out of memory"),
+        (None, EntryOutcome(began="", error="out of memory", out_of_memory=True), "out of memory"),
         (record(40.0, 50.0, status="failed", error="rank 1 was ended by SIGKILL"), None, "SIGKILL"),
     ],
 )
-def test_a_failed_point_says_why(run: RunRecord | None, outcome: Outcome | None, words: str) -> None:
+def test_a_failed_point_says_why(run: RunRecord | None, outcome: EntryOutcome | None, words: str) -> None:
     point = with_figures(measured(2, 1.0), run, outcome, HERE)
     assert point.status == "failed"
     assert words in (point.error or "")

@@ -13,17 +13,28 @@ from hypothesis import strategies as st
 from gpudiag.app.selftest.judge import communication_of, compare, cost_of, judge, tolerance_ms, trimmed_mean
 from gpudiag.app.selftest.score import scores_of
 from gpudiag.model.analysis import Analysis, Finding, Fix, Steps
-from gpudiag.model.benchmarks.selftest import Ablation, Block, Cost, Expected, FaultPlan, Found, Row
+from gpudiag.model.benchmarks.selftest import (
+    Ablation,
+    ExpectedFinding,
+    FaultCost,
+    FaultPlan,
+    Found,
+    SelftestRow,
+    StepBlock,
+)
 
 STEP_MS = st.floats(0.1, 1e4)
-LATE = Expected(code="straggler", ranks=(2,), causes=("input",))
+LATE = ExpectedFinding(code="straggler", ranks=(2,), causes=("input",))
 
 
-def blocks(*pairs: tuple[float, float], ranks: int = 2, steps: int = 4) -> list[Block]:
+def blocks(*pairs: tuple[float, float], ranks: int = 2, steps: int = 4) -> list[StepBlock]:
     """Blocks of equal steps, off and on."""
     found = []
     for off, on in pairs:
-        found += [Block(on=False, step_ms=((off,) * steps,) * ranks), Block(on=True, step_ms=((on,) * steps,) * ranks)]
+        found += [
+            StepBlock(on=False, step_ms=((off,) * steps,) * ranks),
+            StepBlock(on=True, step_ms=((on,) * steps,) * ranks),
+        ]
     return found
 
 
@@ -32,8 +43,8 @@ def found(**changes: Any) -> Found:
     return Found(**(usual | changes))
 
 
-def cost(ms: float, error_ms: float = 0.0) -> Cost:
-    return Cost(clean_ms=30.0, faulty_ms=30.0 + ms, ms=ms, standard_error_ms=error_ms)
+def cost(ms: float, error_ms: float = 0.0) -> FaultCost:
+    return FaultCost(clean_ms=30.0, faulty_ms=30.0 + ms, ms=ms, standard_error_ms=error_ms)
 
 
 def test_cost_is_faulty_minus_clean_with_the_scatter_of_the_pairs() -> None:
@@ -48,19 +59,19 @@ def test_cost_is_faulty_minus_clean_with_the_scatter_of_the_pairs() -> None:
 def test_a_drift_of_the_machine_is_no_cost() -> None:
     # Off on on off off on: a machine that slows down by 1 ms per block.
     order = [False, True, True, False, False, True, True, False]
-    drifting = [Block(on=on, step_ms=((30.0 + number,) * 4,)) for number, on in enumerate(order)]
+    drifting = [StepBlock(on=on, step_ms=((30.0 + number,) * 4,)) for number, on in enumerate(order)]
     assert cost_of(drifting).ms == pytest.approx(0.0)
 
 
 def test_one_hiccup_is_no_cost() -> None:
-    steady = [Block(on=on, step_ms=((30.0,) * 10,)) for on in (False, True)]
-    hiccup = [steady[0], Block(on=True, step_ms=((30.0,) * 9 + (500.0,),))]
+    steady = [StepBlock(on=on, step_ms=((30.0,) * 10,)) for on in (False, True)]
+    hiccup = [steady[0], StepBlock(on=True, step_ms=((30.0,) * 9 + (500.0,),))]
     assert cost_of(hiccup).ms == cost_of(steady).ms == 0.0
 
 
 def test_no_pair_is_no_cost() -> None:
     with pytest.raises(ValueError, match="no pair"):
-        cost_of([Block(on=True, step_ms=((1.0,),))])
+        cost_of([StepBlock(on=True, step_ms=((1.0,),))])
 
 
 @given(st.lists(STEP_MS, min_size=1, max_size=40))
@@ -108,21 +119,21 @@ def test_a_fault(ms: float, finding: Found | None, others: tuple[Found, ...], ve
 
 
 def test_a_clean_run_must_raise_no_alarm() -> None:
-    clean = Expected(code=None, ranks=())
+    clean = ExpectedFinding(code=None, ranks=())
     assert compare(cost(0.1), clean, None, (), tolerance=1.0, alarm=1.5) == ("right", ())
     verdict, why = compare(cost(0.1), clean, found(ms=2.0), (), tolerance=1.0, alarm=1.5)
     assert (verdict, why) == ("wrong", ("false alarm: straggler, 2.0 ms",))
 
 
 def test_what_the_job_loses_anyway_may_be_in_the_amount_or_not() -> None:
-    tiny = Expected(code="launch-bound", ranks=(2,))
+    tiny = ExpectedFinding(code="launch-bound", ranks=(2,))
     for ms, verdict in ((26.0, "right"), (33.0, "right"), (38.5, "right"), (41.0, "wrong"), (23.0, "wrong")):
         one = found(code="launch-bound", ms=ms)
         assert compare(cost(26.2), tiny, one, (), tolerance=2.6, alarm=1.5, included=12.0)[0] == verdict
 
 
 def test_another_finding_may_be_as_right() -> None:
-    either = Expected(code="slow-copy", ranks=(2,), or_else={"host-sync": ("aten::to",)})
+    either = ExpectedFinding(code="slow-copy", ranks=(2,), or_else={"host-sync": ("aten::to",)})
     for one, why in (
         (found(code="host-sync", cause="aten::to"), ()),
         (found(code="host-sync", cause="aten::item"), ("cause 'aten::item' instead of 'aten::to'",)),
@@ -168,7 +179,7 @@ def test_a_row_leaves_out_what_is_no_alarm() -> None:
 
 def test_on_cpus_noise_raises_the_level_of_an_alarm() -> None:
     jitter = finding("straggler", 6.0, ranks=(0, 1))
-    expected = Expected(code=None, ranks=())
+    expected = ExpectedFinding(code=None, ranks=())
     assert judge(ablation("cpu"), expected, analysis(jitter), window_error_ms=0.1).verdict == "wrong"
     assert judge(ablation("cpu"), expected, analysis(jitter), window_error_ms=3.0).verdict == "right"
     assert judge(ablation("cuda"), expected, analysis(jitter), window_error_ms=3.0).verdict == "wrong"
@@ -209,7 +220,7 @@ def test_what_hardly_gains_once_the_first_is_fixed_is_no_false_alarm(after_it_ms
     assert judge(ablation(), LATE, alone, window_error_ms=0.1).verdict == "wrong"
 
 
-OWN = {"launch-bound": Cost(clean_ms=18.0, faulty_ms=30.0, ms=12.0, standard_error_ms=0.1)}
+OWN = {"launch-bound": FaultCost(clean_ms=18.0, faulty_ms=30.0, ms=12.0, standard_error_ms=0.1)}
 
 
 @pytest.mark.parametrize(
@@ -217,14 +228,14 @@ OWN = {"launch-bound": Cost(clean_ms=18.0, faulty_ms=30.0, ms=12.0, standard_err
 )
 def test_what_a_clean_job_loses_to_its_host_is_no_false_alarm(ms: float, own: Any, verdict: str) -> None:
     slow_host = finding("launch-bound", ms, ranks=(0, 1, 2, 3), cause="tiny kernels")
-    clean = Expected(code=None, ranks=())
+    clean = ExpectedFinding(code=None, ranks=())
     row = judge(ablation(), clean, analysis(slow_host), window_error_ms=0.1, own=own)
     assert (row.verdict, row.launching_ms) == (verdict, 12.0 if own else None)
 
 
-def rows_of(*pairs: tuple[Expected, Found | None]) -> list[Row]:
+def rows_of(*pairs: tuple[ExpectedFinding, Found | None]) -> list[SelftestRow]:
     return [
-        Row(
+        SelftestRow(
             workload="gpt",
             fault="a fault",
             expected=expected,
@@ -239,7 +250,7 @@ def rows_of(*pairs: tuple[Expected, Found | None]) -> list[Row]:
 
 
 def test_scores_say_what_is_right_by_itself() -> None:
-    clean = Expected(code=None, ranks=())
+    clean = ExpectedFinding(code=None, ranks=())
     rows = rows_of((LATE, found()), (LATE, found(ranks=(1,), ms=31.0)), (LATE, None), (clean, None), (clean, found()))
     behind = msgspec.structs.replace(rows[0], found=found(code="launch-bound"), others=(found(cause="copy", ms=28.2),))
     small = msgspec.structs.replace(rows[2], true=cost(1.0))

@@ -130,7 +130,7 @@ def limit_each_host(what_if: WhatIf, step_ms: float, host_ms: Mapping[int, float
 
 def is_kernel_only(timeline: Timeline) -> bool:
     """Return whether all traces are kernel-only, with operators of another recording merged in."""
-    return all(trace.operators_put_in for trace in timeline.traces)
+    return all(trace.operators_merged for trace in timeline.traces)
 
 
 def _hosts_exceed(what_if: WhatIf, host_ms: Mapping[int, float]) -> bool:

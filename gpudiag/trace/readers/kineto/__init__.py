@@ -1,4 +1,4 @@
-"""Reader of the JSON that torch.profiler writes, whatever year and vendor it comes from."""
+"""Reader of the JSON that torch.profiler writes, of any year and vendor."""
 
 from __future__ import annotations
 
@@ -6,24 +6,22 @@ from pathlib import Path
 
 from gpudiag.errors import GpudiagError
 from gpudiag.model.event import Trace
-from gpudiag.trace.file_names import facts_of
-from gpudiag.trace.limits import ReadLimits
+from gpudiag.trace.file_names import parse_name
 from gpudiag.trace.readers.kineto.document import read_kineto
-from gpudiag.trace.unpack import read_head
+from gpudiag.trace.unpack import ReadLimits, read_head
 
 ENDINGS = (".json", ".json.gz")
-RANK_PER_DEVICE = False
 
-#: gpudiag's own JSON, which lies beside traces.
-_OWN_FILES = {"run.json", "analysis.json", "facts.json", "scaling.json", "recommendation.json", "truth.json"}
+#: JSON files of gpudiag, which lie beside traces.
+_GPUDIAG_FILES = {"run.json", "analysis.json", "facts.json", "scaling.json", "recommendation.json", "truth.json"}
 _SIGNS = (b'"traceEvents"', b'"schemaVersion"', b'"distributedInfo"', b'"deviceProperties"')
 
 
 def recognises(path: Path) -> bool:
-    """Whether a file is a trace: its name says so (then a broken one is an error), or else how it begins."""
-    if path.name in _OWN_FILES or not path.name.lower().endswith(ENDINGS):
+    """Return whether a file is a trace: by its name (then a broken one is an error), or else by its first bytes."""
+    if path.name in _GPUDIAG_FILES or not path.name.lower().endswith(ENDINGS):
         return False
-    if "trace" in path.name.lower() or facts_of(path.relative_to(path.parent)).rank is not None:
+    if "trace" in path.name.lower() or parse_name(path.relative_to(path.parent)).rank is not None:
         return True
     try:
         head = read_head(path, str(path), ReadLimits())
@@ -33,5 +31,5 @@ def recognises(path: Path) -> bool:
 
 
 def read(path: Path, shown: str, limits: ReadLimits) -> tuple[Trace, ...]:
-    """The one trace of a file. Raises as every reader does."""
+    """Return the one trace of a file. Raises as every reader does."""
     return (read_kineto(path, shown, limits),)

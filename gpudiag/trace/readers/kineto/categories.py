@@ -1,4 +1,4 @@
-"""What events are: the categories and names that profilers of different years and vendors gave them."""
+"""Kinds of events by the categories and names that profilers of different years and vendors gave them."""
 
 from __future__ import annotations
 
@@ -27,20 +27,20 @@ _KINDS = {
 #: Host calls: `cuda_runtime`, `cuda_driver`, `Runtime`, `hip_runtime`, `xpu_runtime`, `privateuse1_driver`, …
 _RUNTIME_ENDINGS = ("runtime", "driver")
 
-#: Accelerators by what their categories begin with (`mtia_ccp_events`, `hpu_op`, `privateuse1_kernel`).
+#: Accelerators by the beginning of their categories (`mtia_ccp_events`, `hpu_op`, `privateuse1_kernel`).
 _ACCELERATOR = re.compile(
     r"(?:[a-z0-9]+_)?(mtia|hpu|npu|xpu|tpu|mlu|musa|gcu|ipu|neuron|ascend|privateuse1|glow)(?:_|$)"
 )
-#: Of these the kernels have the category of any GPU's.
+#: Accelerators whose kernels have the same category as a GPU's.
 _READ = ("xpu",)
-#: What such categories are of where they are of the host.
-_OF_HOST = ("runtime", "driver", "insight", "counters")
-#: Accelerators by what their operators begin with, in traces that give the accelerator's own events no category.
-_OPERATORS_OF = {"npu::": "NPU", "AscendCL@": "NPU", "hpu::": "HPU", "mlu::": "MLU"}
+#: Endings of an accelerator's categories that belong to the host.
+_HOST_ENDINGS = ("runtime", "driver", "insight", "counters")
+#: Accelerators by the beginning of their operators, for traces that give the accelerator's events no category.
+_OPERATOR_STARTS = {"npu::": "NPU", "AscendCL@": "NPU", "hpu::": "HPU", "mlu::": "MLU"}
 
 _PROFILER_SPAN = "trace"
 
-#: Known, and of no use here: memory counters, hardware counters, our own joins are by correlation.
+#: Known and not needed: counters, and arrows, because events are joined by correlation.
 _LEFT_OUT = {
     _PROFILER_SPAN,
     "cpu_instant_event",
@@ -54,7 +54,7 @@ _LEFT_OUT = {
     "forward_backward",
 }
 
-#: Ranges that someone named, which profilers before 2022 filed under operators.
+#: Named ranges, which profilers before 2022 recorded as operators.
 _ANNOTATION_STARTS = (
     "ProfilerStep#",
     "Optimizer.",
@@ -71,12 +71,12 @@ _ANNOTATION_STARTS = (
     "## ",
 )
 
-#: A module's call, as gpudiag marks it: operators to the profiler.
+#: A module's call as gpudiag marks it, an operator for the profiler.
 _MODULE = "gpudiag.module:"
 
 
 def kind_of(category: str) -> EventKind | None:
-    """The kind of a category, in whatever case it is written; None for one that is not read."""
+    """Return the kind of a category in any case; None if it is not read."""
     lowered = category.lower()
     kind = _KINDS.get(lowered)
     if kind is None and lowered.endswith(_RUNTIME_ENDINGS):
@@ -85,19 +85,19 @@ def kind_of(category: str) -> EventKind | None:
 
 
 def unread_accelerator(category: str) -> str | None:
-    """Return the name of the accelerator whose activity this category holds; None where it is read, or is the host's.
+    """Return the accelerator whose activity this category holds; None if it is read, or belongs to the host.
 
     >>> unread_accelerator("mtia_ccp_events"), unread_accelerator("mtia_runtime"), unread_accelerator("kernel")
     ('MTIA', None, None)
     """
-    if kind_of(category) is not None or is_known(category) or category.lower().endswith(_OF_HOST):
+    if kind_of(category) is not None or is_known(category) or category.lower().endswith(_HOST_ENDINGS):
         return None
     match = _ACCELERATOR.match(category.lower())
     return match[1].upper() if match else None
 
 
 def called_accelerator(category: str) -> str | None:
-    """Return the name of the accelerator, other than a GPU, that host calls of this category are made to.
+    """Return the accelerator, other than a GPU, that host calls of this category address.
 
     >>> called_accelerator("mtia_runtime"), called_accelerator("cuda_runtime")
     ('MTIA', None)
@@ -108,22 +108,22 @@ def called_accelerator(category: str) -> str | None:
 
 
 def operators_accelerator(name: str) -> str | None:
-    """Return the name of the accelerator that an operator of this name is of; None where the name does not say."""
-    return next((device for start, device in _OPERATORS_OF.items() if name.startswith(start)), None)
+    """Return the accelerator of an operator of this name; None if the name does not state it."""
+    return next((device for start, device in _OPERATOR_STARTS.items() if name.startswith(start)), None)
 
 
 def is_profiler_span(category: str) -> bool:
-    """Whether it is the profiler's own span of its recording."""
+    """Return whether the category holds the profiler's span of its own recording."""
     return category.lower() == _PROFILER_SPAN
 
 
 def is_known(category: str) -> bool:
-    """Whether a category that is not read is left out on purpose."""
+    """Return whether a category that is not read is left out on purpose."""
     return category.lower() in _LEFT_OUT
 
 
 def kind_of_operator(name: str) -> EventKind:
-    """What an operator of this name is: one, a range that someone named, or a mark of a module's call."""
+    """Return the kind of an operator of this name: operator, named range, or mark of a module's call."""
     if name.startswith(_MODULE):
         return EventKind.MODULE
     return EventKind.ANNOTATION if name.startswith(_ANNOTATION_STARTS) else EventKind.OPERATOR

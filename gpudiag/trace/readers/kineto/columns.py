@@ -1,4 +1,4 @@
-"""Columns of events, built from batches of decoded ones."""
+"""Build the columns of an event table from batches of decoded events."""
 
 from __future__ import annotations
 
@@ -24,21 +24,25 @@ from gpudiag.model.event import (
     ModuleWork,
 )
 from gpudiag.model.sanitize import with_escapes
-from gpudiag.trace.limits import free_memory_bytes
+from gpudiag.trace.readers.cuda_calls import roles_without_idle_launches
 from gpudiag.trace.readers.kineto import categories
-from gpudiag.trace.readers.kineto.collective_args import Communicated, communicated, may_tell
+from gpudiag.trace.readers.kineto.event_args import (
+    CollectiveFacts,
+    SyncFacts,
+    collective_facts,
+    describes_collective,
+    event_waits,
+    sync_facts,
+)
 from gpudiag.trace.readers.kineto.event_json import Arguments, AutogradArguments, Event, Repairs, decode_arguments
-from gpudiag.trace.readers.kineto.hooks import with_hooks
-from gpudiag.trace.readers.kineto.modules import Autograd, module_work
-from gpudiag.trace.readers.kineto.roles import roles_of
-from gpudiag.trace.readers.kineto.sync_events import Awaited, awaited, event_waits
+from gpudiag.trace.readers.kineto.roles import roles_of, roles_with_hooks
 from gpudiag.trace.readers.kineto.times import Times
-from gpudiag.trace.readers.launches import roles_without_idle_launches
+from gpudiag.trace.unpack import free_memory_bytes
 
 _T = TypeVar("_T")
 _SKIP = 255
 _PROFILER = 254
-_UNTOLD = -1
+_MISSING = -1
 #: A row takes 50 bytes in its columns and three times that while they are put in order.
 _MEMORY_PER_ROW = 256
 _NUMBER = re.compile(r"0[xX][0-9a-fA-F]{1,16}|-?\d{1,19}(?!\d)")
@@ -54,12 +58,12 @@ _ON_DEVICE = _kinds(
     EventKind.KERNEL, EventKind.COPY, EventKind.MEMSET, EventKind.DEVICE_ANNOTATION, EventKind.DEVICE_SYNC
 )
 _CORRELATED = _kinds(EventKind.RUNTIME, EventKind.KERNEL, EventKind.COPY, EventKind.MEMSET, EventKind.DEVICE_SYNC)
-#: Of these the arguments' numbers are asked for.
+#: Kinds whose arguments' numbers are read.
 _NUMBERED = _ON_DEVICE | _CORRELATED
 
 
 class _KindCodes(dict[str, int]):
-    """The code of each category met: its `EventKind`, or why it is not one."""
+    """Code of each category met: its `EventKind`, `_SKIP` or `_PROFILER`."""
 
     def __missing__(self, category: str) -> int:
         kind = categories.kind_of(category)
@@ -68,23 +72,23 @@ class _KindCodes(dict[str, int]):
         return code
 
 
-class _Names(dict[str, int]):
-    """The index of each name met, and what the name says of its events."""
+class _NameIndex(dict[str, int]):
+    """Index of each name met, and what the name implies for its events."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.as_operator = bytearray()
-        self.may_tell = bytearray()
+        self.operator_kind = bytearray()
+        self.describes_collective = bytearray()
 
     def __missing__(self, name: str) -> int:
         self[name] = index = len(self)
-        self.as_operator.append(categories.kind_of_operator(name))
-        self.may_tell.append(may_tell(name))
+        self.operator_kind.append(categories.kind_of_operator(name))
+        self.describes_collective.append(describes_collective(name))
         return index
 
 
 class _Batch(NamedTuple):
-    """Numbers as written: first of all events, `correlation` of those of `_NUMBERED`, what follows of device work."""
+    """Columns as written: up to `thread` of all events, `correlation` of `_NUMBERED`, the rest of device events."""
 
     kind: NDArray[np.uint8]
     name: NDArray[np.int32]
@@ -99,40 +103,40 @@ class _Batch(NamedTuple):
 
 
 class Finished(NamedTuple):
-    """The table, what communication events told by row, waits for CUDA events, modules, and the first start in ns."""
+    """The table, facts about collectives by row, waits for CUDA events, modules, and the first start in ns."""
 
     table: EventTable
-    told: dict[int, Communicated]
+    collectives: dict[int, CollectiveFacts]
     event_waits: EventWaits
     modules: ModuleWork | None
     first_ns: int
 
 
 class Columns:
-    """Takes events in file order, batch by batch, and makes the table.
+    """Collect events in file order, batch by batch, and build the table.
 
     Args:
-        shown: how to call the file in messages.
-        repairs: arguments that were left out are counted here.
+        shown: the file's name in messages.
+        repairs: counts arguments that were left out.
     """
 
     def __init__(self, shown: str, repairs: Repairs) -> None:
         self._shown = shown
         self._repairs = repairs
         self._codes = _KindCodes()
-        self._names = _Names()
+        self._names = _NameIndex()
         self._batches: list[_Batch] = []
-        self._told: dict[int, Communicated] = {}
-        self._awaited: dict[int, Awaited] = {}
-        #: Arguments of operators, as text: the end tells whether they are asked for; the backward pass may stand first.
-        self._of_operators: list[bytes] = []
+        self._collectives: dict[int, CollectiveFacts] = {}
+        self._syncs: dict[int, SyncFacts] = {}
+        #: Arguments of operators as text, decoded at the end if there are marks of modules, which may come last.
+        self._operator_arguments: list[bytes] = []
         self._rows = 0
         self._recordings: list[tuple[float, float]] = []
         free = free_memory_bytes()
-        self._most_rows = 2**40 if free is None else free // _MEMORY_PER_ROW
+        self._max_rows = 2**40 if free is None else free // _MEMORY_PER_ROW
 
     def add(self, events: list[Event]) -> None:
-        """Take the events of known categories from a batch."""
+        """Add the events of known categories from a batch."""
         code_of = self._codes
         codes = np.frombuffer(bytes([code_of[event.cat] for event in events]), np.uint8)
         if len(codes) and codes.max() >= _PROFILER:
@@ -144,9 +148,9 @@ class Columns:
         if events:
             self._batches.append(self._batch(events, codes))
             self._rows += len(events)
-            if self._rows > self._most_rows:
+            if self._rows > self._max_rows:
                 raise TooLargeError(
-                    f"{self._shown} has more than the {self._most_rows} events that fit the free memory",
+                    f"{self._shown} has more than the {self._max_rows} events that fit the free memory",
                     "Close other programs or use a larger machine; else record fewer steps.",
                 )
 
@@ -154,16 +158,16 @@ class Columns:
         count = len(events)
         index_of = self._names
         name = np.fromiter([index_of[event.name] for event in events], np.int32, count)
-        tells = np.frombuffer(bytes(self._names.may_tell), np.bool_)[name]
-        for row in np.flatnonzero(tells).tolist():
-            self._told[self._rows + row] = communicated(events[row].args)
+        describing = np.frombuffer(bytes(self._names.describes_collective), np.bool_)[name]
+        for row in np.flatnonzero(describing).tolist():
+            self._collectives[self._rows + row] = collective_facts(events[row].args)
         for row in np.flatnonzero(kind == int(EventKind.DEVICE_SYNC)).tolist():
-            self._awaited[self._rows + row] = awaited(events[row].args)
-        if told := [event.args for event in _chosen(events, kind == int(EventKind.OPERATOR))]:
-            self._of_operators.append(b",".join(told))
+            self._syncs[self._rows + row] = sync_facts(events[row].args)
+        if raw := [event.args for event in _chosen(events, kind == int(EventKind.OPERATOR))]:
+            self._operator_arguments.append(b",".join(raw))
         numbered, on_device = _NUMBERED[kind], _ON_DEVICE[kind]
-        told = [event.args for event in _chosen(events, numbered)]
-        arguments = decode_arguments(told, Arguments, self._repairs)
+        raw = [event.args for event in _chosen(events, numbered)]
+        arguments = decode_arguments(raw, Arguments, self._repairs)
         of_device = list(_chosen(arguments, on_device[numbered]))
         return _Batch(
             kind=kind,
@@ -171,15 +175,15 @@ class Columns:
             start_us=np.fromiter([event.ts for event in events], np.float64, count),
             length_us=np.fromiter([event.dur for event in events], np.float64, count),
             thread=_integers([event.tid for event in events]),
-            correlation=_integers([own.correlation for own in arguments]),
-            stream=_integers([own.stream for own in of_device]),
-            device=_integers([own.device for own in of_device]),
+            correlation=_integers([argument.correlation for argument in arguments]),
+            stream=_integers([argument.stream for argument in of_device]),
+            device=_integers([argument.device for argument in of_device]),
             process=_integers([event.pid for event in _chosen(events, on_device)]),
-            size_bytes=_integers([own.bytes for own in of_device]),
+            size_bytes=_integers([argument.bytes for argument in of_device]),
         )
 
     def unknown_categories(self) -> list[str]:
-        """Categories met that are neither read nor left out on purpose, printable."""
+        """Return the categories that are neither read nor left out on purpose, printable."""
         return sorted(
             with_escapes(word)
             for word, code in self._codes.items()
@@ -187,29 +191,29 @@ class Columns:
         )
 
     def activity_not_read(self) -> list[str]:
-        """Return the accelerators whose activity was met and not read."""
+        """Return the accelerators whose activity was recorded but not read."""
         return sorted({device for word in self._codes if (device := categories.unread_accelerator(word)) is not None})
 
     def unread_devices(self, table: EventTable) -> tuple[str, ...]:
-        """Return the accelerators that the recording has activity of, or calls to, and that no reader understands.
+        """Return the accelerators with recorded activity or calls that no reader reads.
 
-        Calls and operators say which accelerator is used; they count only where no device activity was read.
+        Calls and operators identify the accelerator; they count only if no device activity was read.
         """
-        found: set[str | None] = {*self.activity_not_read()}
+        devices: set[str | None] = {*self.activity_not_read()}
         if not len(table.rows_of(*DEVICE_WORK)):
-            found |= {categories.called_accelerator(category) for category in self._codes}
-            found |= {categories.operators_accelerator(name) for name in table.names}
-        return tuple(sorted(device for device in found if device is not None))
+            devices |= {categories.called_accelerator(category) for category in self._codes}
+            devices |= {categories.operators_accelerator(name) for name in table.names}
+        return tuple(sorted(device for device in devices if device is not None))
 
     def finish(self, notes: list[str]) -> Finished | None:
-        """All that was taken, in order; None without any events.
+        """Return all events in order; None without any.
 
         Args:
-            notes: what had to be repaired is appended here.
+            notes: receives what was repaired.
         """
         if not self._batches:
             return None
-        batch = _Batch(*(np.concatenate(parts) for parts in zip(*self._batches, strict=True)))
+        batch = _Batch(*(np.concatenate(columns) for columns in zip(*self._batches, strict=True)))
         self._batches.clear()
         kind, name = batch.kind, batch.name
         times = Times.from_microseconds(batch.start_us, batch.length_us, self._recordings, notes)
@@ -217,8 +221,8 @@ class Columns:
         if not len(order):
             return None
         operator = kind == int(EventKind.OPERATOR)
-        thread, device, correlation, size_bytes = _settled(batch)
-        kind = np.where(operator, np.frombuffer(bytes(self._names.as_operator), np.uint8)[name], kind)
+        thread, device, correlation, size_bytes = _valid_columns(batch)
+        kind = np.where(operator, np.frombuffer(bytes(self._names.operator_kind), np.uint8)[name], kind)
         kind, name, names = kind[order], name[order], tuple(self._names)
         roles = roles_of(kind, name, names)
         table = EventTable(
@@ -235,30 +239,46 @@ class Columns:
             host_memory=roles.host_memory,
             names=names,
         )
-        table = msgspec.structs.replace(table, role=with_hooks(table))
+        table = msgspec.structs.replace(table, role=roles_with_hooks(table))
         table = msgspec.structs.replace(table, role=roles_without_idle_launches(table))
         position = np.full(self._rows, -1, dtype=np.int64)
         position[order] = np.arange(len(order))
-        waits = event_waits(table, _in_order(self._awaited, position)) if self._awaited else EventWaits()
-        modules = None
-        if (table.kind == int(EventKind.MODULE)).any():
-            raw = msgspec.json.decode(b"[%b]" % b",".join(self._of_operators), type=list[msgspec.Raw])
-            told = decode_arguments(raw, AutogradArguments, self._repairs)
-            modules = module_work(table, _autograd(told, position[operator]))
-        return Finished(table, _in_order(self._told, position), waits, modules, times.first_ns)
+        return Finished(
+            table=table,
+            collectives=_by_position(self._collectives, position),
+            event_waits=event_waits(table, _by_position(self._syncs, position)) if self._syncs else EventWaits(),
+            modules=self._modules(table, position[operator]),
+            first_ns=times.first_ns,
+        )
+
+    def _modules(self, table: EventTable, operator_rows: NDArray[np.int64]) -> ModuleWork | None:
+        """Return the module that each operator worked for; None without marks of modules.
+
+        Row -1 stands for operators that were left out.
+        """
+        if not (table.kind == int(EventKind.MODULE)).any():
+            return None
+        from gpudiag.trace.readers.kineto.modules import AutogradNodes, module_work
+
+        raw = msgspec.json.decode(b"[%b]" % b",".join(self._operator_arguments), type=list[msgspec.Raw])
+        arguments = decode_arguments(raw, AutogradArguments, self._repairs)
+        sequence = _integers([argument.sequence for argument in arguments])
+        thread = _integers([argument.forward_thread for argument in arguments])
+        known = (sequence >= 0) & (operator_rows >= 0)
+        return module_work(table, AutogradNodes(operator_rows[known], sequence[known], thread[known]))
 
 
 def _chosen(items: list[_T], flags: NDArray[np.bool_]) -> Iterator[_T]:
-    return compress(items, flags.tobytes())  # bytes are gone through twice as fast as an array
+    return compress(items, flags.tobytes())  # iterating bytes is twice as fast as iterating an array
 
 
-def _settled(batch: _Batch) -> tuple[NDArray[np.int64], NDArray[np.int16], NDArray[np.int64], NDArray[np.int64]]:
-    """Thread, device, correlation and size of all events, what is not told or cannot be as `EventTable` has it."""
+def _valid_columns(batch: _Batch) -> tuple[NDArray[np.int64], NDArray[np.int16], NDArray[np.int64], NDArray[np.int64]]:
+    """Return thread, device, correlation and size of all events, with `EventTable`'s codes for invalid values."""
     on_device = _ON_DEVICE[batch.kind]
     thread = batch.thread
-    thread[on_device] = np.where(batch.stream == _UNTOLD, thread[on_device], batch.stream)
+    thread[on_device] = np.where(batch.stream == _MISSING, thread[on_device], batch.stream)
     device = np.full(len(thread), HOST, np.int16)
-    number = np.where(batch.device == _UNTOLD, batch.process, batch.device)
+    number = np.where(batch.device == _MISSING, batch.process, batch.device)
     device[on_device] = np.where((number >= 0) & (number < 2**15), number, 0)  # no such device: the first
     correlation = np.full(len(thread), NO_CORRELATION, np.int64)
     # CUPTI counts from 1; 0 is none.
@@ -269,23 +289,15 @@ def _settled(batch: _Batch) -> tuple[NDArray[np.int64], NDArray[np.int16], NDArr
     return thread, device, correlation, size_bytes
 
 
-def _autograd(told: list[AutogradArguments], row: NDArray[np.int64]) -> Autograd:
-    """What operators in these rows say of autograd's nodes; -1 is the row of those that were left out."""
-    sequence = _integers([own.sequence for own in told])
-    thread = _integers([own.forward_thread for own in told])
-    says = (sequence >= 0) & (row >= 0)
-    return Autograd(row=row[says], sequence=sequence[says], forward_thread=thread[says])
-
-
-def _in_order(told: dict[int, _T], position: NDArray[np.int64]) -> dict[int, _T]:
-    """What was told, by row of the table."""
-    before = np.fromiter(told, dtype=np.int64, count=len(told))
-    pairs = zip(position[before].tolist(), told.values(), strict=True)
-    return {row: of_one for row, of_one in pairs if row >= 0}
+def _by_position(facts: dict[int, _T], position: NDArray[np.int64]) -> dict[int, _T]:
+    """Return the facts by row of the table."""
+    before = np.fromiter(facts, dtype=np.int64, count=len(facts))
+    pairs = zip(position[before].tolist(), facts.values(), strict=True)
+    return {row: fact for row, fact in pairs if row >= 0}
 
 
 def _integers(values: list[int | str] | list[int | float | str]) -> NDArray[np.int64]:
-    """A column of integers; text such as `stream 7`, `0x7` or `5555` counts as its number."""
+    """Return a column of integers; text such as `stream 7`, `0x7` or `5555` counts as its number."""
     try:
         return np.fromiter(values, dtype=np.int64, count=len(values))
     except (TypeError, ValueError, OverflowError):
@@ -294,12 +306,15 @@ def _integers(values: list[int | str] | list[int | float | str]) -> NDArray[np.i
 
 
 def _integer(value: float | str) -> int:
-    """The number in a value. Text without one gets a number of its own, which no profiler writes: below -2**32."""
+    """Return the number in a value.
+
+    Text without a number gets a number that no profiler writes: below -2**32.
+    """
     if isinstance(value, float):
-        value = int(value) if math.isfinite(value) else _UNTOLD
+        value = int(value) if math.isfinite(value) else _MISSING
     elif isinstance(value, str):
         match = _NUMBER.search(value)
         if match is None:
             return -(2**32) - int.from_bytes(value.encode("utf-8", "replace")[:6], "big")
         value = int(match[0], 16 if "x" in match[0].lower() else 10)
-    return value if -(2**63) <= value < 2**63 else _UNTOLD
+    return value if -(2**63) <= value < 2**63 else _MISSING

@@ -1,29 +1,27 @@
-"""Kineto: from the JSON that torch.profiler writes to a `Trace`, whatever year and vendor it comes from."""
+"""Read Kineto: from the JSON that torch.profiler writes to a `Trace`, of any year and vendor."""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from pathlib import Path
 
 import numpy as np
 
 from gpudiag.errors import NotATraceError, UnreadableInputError
 from gpudiag.model.event import HOST, EventKind, EventTable, Trace
-from gpudiag.trace.limits import ReadLimits
-from gpudiag.trace.other_formats import OtherFormat, other_format
-from gpudiag.trace.readers.kineto.collective_args import collective_calls
+from gpudiag.trace.readers.cuda_calls import count_unrecorded_graphs
 from gpudiag.trace.readers.kineto.columns import Columns
+from gpudiag.trace.readers.kineto.event_args import collective_calls
 from gpudiag.trace.readers.kineto.event_json import DamagedError, Document, Header, Repairs, cut_short, decode_whole
 from gpudiag.trace.readers.kineto.header import describe
 from gpudiag.trace.readers.kineto.pieces import CutShortError, NotInPiecesError, decode_in_pieces, repaired_pieces
-from gpudiag.trace.readers.kineto.roles import runs_on_gpus, step_marks_of
-from gpudiag.trace.readers.kineto.workload import workload_of
-from gpudiag.trace.readers.launches import count_unrecorded_graphs
-from gpudiag.trace.unpack import begins_as_json, not_json, read_head, read_pieces, read_whole
+from gpudiag.trace.readers.kineto.roles import runs_on_gpus, step_marks_of, workload_of
+from gpudiag.trace.unpack import ReadLimits, begins_as_json, not_json, read_head, read_pieces, read_whole
 
-#: So much of a file says what it is.
+#: First bytes that suffice to recognise a format.
 _HEAD_BYTES = 512 << 10
-_OWN_SPAN = re.compile(rb'"ph"\s*:\s*"X"\s*,\s*"cat"\s*:\s*"Trace"')
+_PROFILER_SPAN = re.compile(rb'"ph"\s*:\s*"X"\s*,\s*"cat"\s*:\s*"Trace"')
 
 
 def read_kineto(path: Path, shown: str, limits: ReadLimits) -> Trace:
@@ -31,8 +29,8 @@ def read_kineto(path: Path, shown: str, limits: ReadLimits) -> Trace:
 
     Args:
         path: the file, JSON or gzip of JSON.
-        shown: how the user named it; becomes `Trace.source`, and is used in messages.
-        limits: bounds on what it may unpack to.
+        shown: its name in messages and in `Trace.source`.
+        limits: limits on its unpacked size.
 
     Raises:
         UnreadableInputError: missing, damaged, cut short, or a trace in which nothing was recorded.
@@ -42,8 +40,8 @@ def read_kineto(path: Path, shown: str, limits: ReadLimits) -> Trace:
     header, columns, repairs = _decode(path, shown, limits)
     job = describe(header)
     unknown = columns.unknown_categories()
-    of_times: list[str] = []
-    finished = columns.finish(of_times)
+    time_notes: list[str] = []
+    finished = columns.finish(time_notes)
     if finished is None and (devices := columns.activity_not_read()):
         raise UnreadableInputError(
             f"{shown} has activity of {', '.join(devices)} only, which gpudiag does not read",
@@ -54,25 +52,24 @@ def read_kineto(path: Path, shown: str, limits: ReadLimits) -> Trace:
     notes = [*job.notes, *repairs.notes()]
     if unknown:
         notes.append(f"events of unknown categories were left out: {', '.join(unknown[:5])}")
-    notes += of_times
-    table, told, event_waits, modules, first_ns = finished
-
+    notes += time_notes
+    table = finished.table
     ordinals = np.flatnonzero(np.bincount(table.device - np.int64(HOST))) + HOST
     return Trace(
         source=shown,
         framework="pytorch" if job.is_kineto or _has_pytorch_events(table) else "unknown",
         events=table,
-        origin_ns=job.base_ns + first_ns,
+        origin_ns=job.base_ns + finished.first_ns,
         rank=job.rank,
         world_size=job.world_size,
         host=job.host,
         device_names={
             device: name for device in ordinals.tolist() if device != HOST and (name := job.device_name(device))
         },
-        collectives=collective_calls(table, told, job.groups),
+        collectives=collective_calls(table, finished.collectives, job.groups),
         step_marks=step_marks_of(table),
-        event_waits=event_waits,
-        modules=modules,
+        event_waits=finished.event_waits,
+        modules=finished.modules,
         uses_devices=job.backend == "nccl" or runs_on_gpus(table.names),
         workload=workload_of(table),
         unread_devices=columns.unread_devices(table),
@@ -83,19 +80,14 @@ def read_kineto(path: Path, shown: str, limits: ReadLimits) -> Trace:
 
 
 def _has_pytorch_events(table: EventTable) -> bool:
-    """Return whether the recording has operators or Python functions, whose categories PyTorch alone writes."""
+    """Return whether the trace has operators or Python functions, whose categories only PyTorch writes."""
     return len(table.rows_of(EventKind.OPERATOR, EventKind.PYTHON, EventKind.MODULE)) > 0
 
 
 def _decode(path: Path, shown: str, limits: ReadLimits) -> tuple[Header, Columns, Repairs]:
-    """Decode piece by piece, or whole where the text's layout or damage does not allow that."""
-    columns = Columns(shown, repairs := Repairs())
+    """Decode piece by piece, or whole if the text's layout or damage does not allow that."""
     try:
-        for part in decode_in_pieces(read_pieces(path, shown, limits), repairs):
-            if isinstance(part, Document):
-                columns.add(part.events)
-                return part, columns, repairs
-            columns.add(part)
+        return _decode_pieces(read_pieces(path, shown, limits), shown, Repairs())
     except NotInPiecesError:
         pass
     except CutShortError as error:
@@ -106,57 +98,53 @@ def _decode(path: Path, shown: str, limits: ReadLimits) -> tuple[Header, Columns
         raise not_json(bytes(text[:_HEAD_BYTES]), shown)
     try:
         document = decode_whole(text, shown, repairs)
-    except DamagedError as error:
-        return _decode_repaired(text, shown, error)
+    except DamagedError as damage:
+        # Long text is repaired piece by piece, until no event ends for too long.
+        repairs = Repairs()
+        repairs.invalid_json = True
+        try:
+            return _decode_pieces(repaired_pieces(text), shown, repairs)
+        except (NotInPiecesError, CutShortError):
+            raise damage from None
     except NotATraceError as error:
-        raise _named(error, text, shown) from None
+        raise _other_format(bytes(text[:_HEAD_BYTES]), shown) or error from None
     columns.add(document.events)
     return document, columns, repairs
 
 
-def _decode_repaired(text: bytearray, shown: str, damage: DamagedError) -> tuple[Header, Columns, Repairs]:
-    """Repair long text piece by piece; give up where no event ends for too long, soon where all is hopeless."""
-    columns = Columns(shown, repairs := Repairs())
-    repairs.invalid_json = True
-    try:
-        for part in decode_in_pieces(repaired_pieces(text), repairs):
-            if isinstance(part, Document):
-                columns.add(part.events)
-                return part, columns, repairs
-            columns.add(part)
-    except (NotInPiecesError, CutShortError):
-        pass
-    raise damage
+def _decode_pieces(pieces: Iterable[bytes], shown: str, repairs: Repairs) -> tuple[Header, Columns, Repairs]:
+    columns = Columns(shown, repairs)
+    for piece in decode_in_pieces(pieces, repairs):
+        if isinstance(piece, Document):
+            columns.add(piece.events)
+            return piece, columns, repairs
+        columns.add(piece)
+    raise NotInPiecesError("no document")
 
 
-def _named(error: NotATraceError, text: bytes | bytearray, shown: str) -> NotATraceError:
-    """Return the error with the name of the format that the file has, where that is known."""
-    other = other_format(bytes(text[:_HEAD_BYTES]), shown)
-    return error if other is None else _of_other_format(shown, other)
+def _other_format(head: bytes, shown: str) -> NotATraceError | None:
+    """Return the error that names the format of the file; None if it is unknown."""
+    from gpudiag.trace.other_formats import other_format
 
-
-def _of_other_format(shown: str, other: OtherFormat) -> NotATraceError:
+    if (other := other_format(head, shown)) is None:
+        return None
     return NotATraceError(f"{shown} is {other.name}, which gpudiag does not read", other.hint)
 
 
 def _no_events(path: Path, shown: str, limits: ReadLimits, unknown: list[str]) -> UnreadableInputError:
-    """Return the error for a document of which no event was read: of another program, or in which nothing is."""
+    """Return the error for a document without readable events: another program's, or an empty trace."""
+    from gpudiag.trace.other_formats import other_format
+
+    head = read_head(path, shown, limits)[:_HEAD_BYTES]
     if unknown:
         categories = f" (categories: {', '.join(unknown[:3])})"
-        said = f"{shown} has trace events, but none that PyTorch's profiler writes{categories}"
-        other = other_format(read_head(path, shown, limits)[:_HEAD_BYTES], shown)
+        message = f"{shown} has trace events, but none that PyTorch's profiler writes{categories}"
+        other = other_format(head, shown)
         if other is None:
-            return NotATraceError(said)
-        return NotATraceError(f"{said}: it looks like {other.name}", other.hint)
-    other = other_format(_without_own_span(read_head(path, shown, limits)[:_HEAD_BYTES]), shown)
-    if other is not None:
-        return _of_other_format(shown, other)
-    return UnreadableInputError(
+            return NotATraceError(message)
+        return NotATraceError(f"{message}: it looks like {other.name}", other.hint)
+    # The profiler's span of its own recording says nothing about other formats.
+    return _other_format(_PROFILER_SPAN.sub(b"", head), shown) or UnreadableInputError(
         f"{shown} is a trace without events: nothing was recorded",
         "Record while steps run: start the profiler before the loop and call prof.step() in it.",
     )
-
-
-def _without_own_span(head: bytes) -> bytes:
-    """Return the text without the profiler's own span of its recording, which is no event of anything else."""
-    return _OWN_SPAN.sub(b"", head)

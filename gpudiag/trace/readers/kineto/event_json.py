@@ -1,4 +1,4 @@
-"""The JSON of a Kineto trace as typed structures: only what is read, decoded in one pass."""
+"""Decode the JSON of a Kineto trace to typed structures, in one pass and only the fields that are read."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ import msgspec
 
 from gpudiag.errors import NotATraceError, UnreadableInputError
 
-#: Integers that fit a column; msgspec checks the bounds while it decodes.
+#: Integers that fit a column; msgspec checks the bounds while decoding.
 Int64 = Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]
 _NOTHING = msgspec.Raw(b"")
 _T = TypeVar("_T")
-#: Text up to this length is repaired as a whole, which takes five times its length in memory; longer text in pieces.
+#: Text up to this length is repaired at once, which takes five times its length in memory; longer text in pieces.
 _REPAIRED_WHOLE = 32 << 20
 
 
 class Arguments(msgspec.Struct, gc=False):
-    """The numbers in `args` of host calls and of device work."""
+    """Numbers in `args` of host calls and of device work."""
 
     device: Int64 | str = -1
     stream: Int64 | str = -1
@@ -27,16 +27,16 @@ class Arguments(msgspec.Struct, gc=False):
 
 
 class AutogradArguments(msgspec.Struct, gc=False):
-    """What `args` of operators say of autograd's nodes."""
+    """Fields about autograd nodes in `args` of operators."""
 
     sequence: Int64 | str = msgspec.field(name="Sequence number", default=-1)
     forward_thread: Int64 | str = msgspec.field(name="Fwd thread id", default=0)
 
 
 class Event(msgspec.Struct, gc=False):
-    """One complete event (phase X); times in microseconds as written. Integers up to 2**53 are exact as floats.
+    """A complete event (phase X); times in microseconds as written. Integers up to 2**53 are exact as floats.
 
-    Its arguments stay undecoded: of most events nothing in them is asked for.
+    Its arguments stay undecoded, because most are not needed.
     """
 
     cat: str = ""
@@ -49,11 +49,10 @@ class Event(msgspec.Struct, gc=False):
 
 
 class _Complete(Event, gc=False, tag_field="ph", tag="X"):
-    """An event that says so."""
+    """An event with phase X."""
 
 
-#: Other phases that profilers write: arrows, instants, counters, names of processes. They are a third of a
-#: trace; nothing of them is decoded.
+#: Other phases: arrows, instants, counters, process names. They are a third of a trace and are not decoded.
 _OTHERS = [
     msgspec.defstruct(f"_Phase{ord(phase)}", [], tag_field="ph", tag=phase, gc=False) for phase in "BEiICbnestfM"
 ]
@@ -61,13 +60,13 @@ _ANY_PHASE: Any = Union[_Complete, *_OTHERS]  # made of a list
 
 
 class _LooseEvent(Event, gc=False):
-    """An event of any phase, or of none."""
+    """An event of any phase, or without one."""
 
     ph: str = ""
 
 
 class Header(msgspec.Struct, gc=False):
-    """What stands beside the events, undecoded: no version of PyTorch agrees with another on its types."""
+    """Fields beside the events, undecoded, because PyTorch's versions disagree on their types."""
 
     schema: msgspec.Raw = msgspec.field(name="schemaVersion", default=_NOTHING)
     base_time: msgspec.Raw = msgspec.field(name="baseTimeNanoseconds", default=_NOTHING)
@@ -101,7 +100,7 @@ _loose_event = msgspec.json.Decoder(_LooseEvent, strict=False)
 
 
 class Repairs:
-    """Counts what was left out in decoding, for the trace's notes."""
+    """Count omissions in decoding, for the trace's notes."""
 
     def __init__(self) -> None:
         self.without_arguments = 0
@@ -110,7 +109,7 @@ class Repairs:
         self.invalid_json = False
 
     def notes(self) -> list[str]:
-        """One line for each kind of repair that was made."""
+        """Return one line for each kind of repair."""
         notes = []
         if self.invalid_json:
             notes.append("the file was not valid JSON; values that are no numbers and stray bytes were left out")
@@ -124,7 +123,7 @@ class Repairs:
 
 
 def decode_events(text: bytes | bytearray, repairs: Repairs) -> list[Event]:
-    """Decode the complete events of a JSON list: strictly, and where that fails event by event.
+    """Decode the complete events of a JSON list: strictly, or event by event if that fails.
 
     Raises:
         msgspec.DecodeError: no valid JSON, or no list.
@@ -136,7 +135,7 @@ def decode_events(text: bytes | bytearray, repairs: Repairs) -> list[Event]:
 
 
 def decode_document(text: bytes | bytearray, repairs: Repairs) -> Document:
-    """Decode a whole trace: strictly, and where that fails event by event.
+    """Decode a whole trace: strictly, or event by event if that fails.
 
     Raises:
         msgspec.ValidationError: JSON, but no object with a list of `traceEvents`.
@@ -157,18 +156,11 @@ def _complete(events: list[object]) -> list[Event]:
 
 
 def _one_by_one(raw_events: list[msgspec.Raw], repairs: Repairs) -> list[Event]:
-    """The complete events; those that cannot be read are left out."""
+    """Return the complete events; unreadable ones are left out."""
     events: list[Event] = []
     for raw in raw_events:
         try:
-            event = _loose_event.decode(raw)
-        except UnicodeDecodeError:
-            repairs.broken_text += 1
-            try:
-                event = _loose_event.decode(bytes(memoryview(raw)).decode("utf-8", "replace"))
-            except msgspec.DecodeError:
-                repairs.no_events += 1
-                continue
+            event = _decode_event(raw, repairs)
         except msgspec.DecodeError:
             repairs.no_events += 1
             continue
@@ -177,16 +169,24 @@ def _one_by_one(raw_events: list[msgspec.Raw], repairs: Repairs) -> list[Event]:
     return events
 
 
+def _decode_event(raw: msgspec.Raw, repairs: Repairs) -> _LooseEvent:
+    try:
+        return _loose_event.decode(raw)
+    except UnicodeDecodeError:
+        repairs.broken_text += 1
+        return _loose_event.decode(bytes(memoryview(raw)).decode("utf-8", "replace"))
+
+
 def decode_arguments(raw_arguments: list[msgspec.Raw], wanted: type[_T], repairs: Repairs) -> list[_T]:
-    """Decode events' arguments: strictly, and where that fails with defaults in place of unknown forms."""
+    """Decode events' arguments: strictly, or with defaults in place of unknown forms if that fails."""
     decode = msgspec.json.Decoder(wanted).decode
     try:
         return list(map(decode, raw_arguments))
     except (msgspec.DecodeError, UnicodeDecodeError):
-        return [_arguments_of_one(raw, wanted, repairs) for raw in raw_arguments]
+        return [_decode_loosely(raw, wanted, repairs) for raw in raw_arguments]
 
 
-def _arguments_of_one(raw: msgspec.Raw, wanted: type[_T], repairs: Repairs) -> _T:
+def _decode_loosely(raw: msgspec.Raw, wanted: type[_T], repairs: Repairs) -> _T:
     try:
         return msgspec.json.decode(raw, type=wanted | None, strict=False) or wanted()
     except (msgspec.DecodeError, UnicodeDecodeError):
@@ -195,21 +195,21 @@ def _arguments_of_one(raw: msgspec.Raw, wanted: type[_T], repairs: Repairs) -> _
 
 
 class DamagedError(UnreadableInputError):
-    """No valid JSON, and too long for repairs to it as a whole."""
+    """No valid JSON, and too long to be repaired at once."""
 
 
 def decode_whole(text: bytes | bytearray, shown: str, repairs: Repairs) -> Document:
-    """Decode a trace of any layout, with repairs to what profilers are known to get wrong.
+    """Decode a trace of any layout, and repair known defects of profilers.
 
     Args:
         text: the JSON.
-        shown: how to call the file in messages.
-        repairs: what was left out is counted here.
+        shown: the file's name in messages.
+        repairs: counts omissions.
 
     Raises:
         NotATraceError: JSON, but neither an object with a list `traceEvents` nor a list of events.
         UnreadableInputError: no valid JSON: cut short, damaged, or nested too deep.
-        DamagedError: no valid JSON, and longer than what is repaired as a whole.
+        DamagedError: no valid JSON, and too long to be repaired at once.
     """
     text = text.removeprefix(b"\xef\xbb\xbf")
     try:
@@ -235,13 +235,13 @@ def decode_whole(text: bytes | bytearray, shown: str, repairs: Repairs) -> Docum
 
 
 def ends_unfinished(error: Exception, text: bytes | bytearray) -> bool:
-    """Whether this error of decoding means that the text was cut short."""
-    # msgspec also says "truncated" of half a surrogate pair, which a repair can mend.
+    """Return whether this decoding error means that the text was cut short."""
+    # msgspec also reports half a surrogate pair as "truncated", which can be repaired.
     return "truncated" in str(error) and not _HALF_PAIR.search(text)
 
 
 def cut_short(shown: str, length: int) -> UnreadableInputError:
-    """What to say of a file whose JSON ends after so many bytes."""
+    """Return the error for a file whose JSON ends unfinished after so many bytes."""
     return UnreadableInputError(
         f"{shown} is cut short: its JSON ends unfinished at byte {length}",
         "The job was probably killed while the profiler wrote; record again and let it finish.",
@@ -254,11 +254,11 @@ def _either_layout(text: bytes | bytearray, repairs: Repairs) -> Document:
     return decode_document(text, repairs)
 
 
-#: What C++ streams write where JSON has no number for it.
+#: Numbers that C++ streams write and JSON does not have.
 _NOT_FINITE = re.compile(rb"(?<=[:,\[\s])-?(?:nan|inf(?:inity)?)(?=[\s,}\]])", re.IGNORECASE)
 _HALF_PAIR = re.compile(rb"\\u[dD][89a-fA-F][0-9a-fA-F]{2}")
-#: Up to the next backslash that escapes nothing JSON allows (surrogates in pairs only). What is good is run over and
-#: never gone back to, so that text of nothing but escapes costs no call for each.
+#: Text up to the next invalid escape (surrogates are valid in pairs only). Possessive, so that text of many escapes
+#: takes no backtracking and one call.
 _GOOD_TEXT = re.compile(
     rb"(?:[^\\]++|\\(?:[\"\\/bfnrt]|u[dD][89abAB]..\\u[dD][c-fC-F]..|u(?![dD][89a-fA-F])[0-9a-fA-F]{4}))*+", re.DOTALL
 )
@@ -267,9 +267,9 @@ _CONTROL = bytes.maketrans(bytes(range(32)), b" " * 32)
 
 
 def repaired(text: bytes) -> bytes:
-    """Replace what profilers are known to write though JSON forbids it.
+    """Replace invalid JSON that profilers are known to write.
 
-    That is: nan and inf, control characters, broken UTF-8, backslashes that escape nothing, halves of surrogate pairs.
+    That is: nan and inf, control characters, broken UTF-8, invalid escapes, halves of surrogate pairs.
     """
     text = text.translate(_CONTROL).decode("utf-8", "replace").encode()
     return _NOT_FINITE.sub(b"null", _without_bad_escapes(text))

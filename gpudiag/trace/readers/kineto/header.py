@@ -1,4 +1,4 @@
-"""What a trace says of itself beside its events: rank, world size, process groups, host, devices, lost events."""
+"""Read a trace's header: rank, world size, process groups, host, devices, lost events."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class _Distributed(msgspec.Struct, gc=False):
     pg_config: msgspec.Raw = msgspec.Raw(b"")
 
 
-class _Group(msgspec.Struct, gc=False):
+class _ProcessGroup(msgspec.Struct, gc=False):
     pg_name: str | int = ""
     ranks: list[int] = []
 
@@ -32,8 +32,8 @@ class _DeviceProperties(msgspec.Struct, gc=False):
     name: str = ""
 
 
-class Job(msgspec.Struct, frozen=True, kw_only=True):
-    """What the header tells.
+class JobFacts(msgspec.Struct, frozen=True, kw_only=True):
+    """Facts in the header.
 
     Attributes:
         rank: this process's global rank, or None.
@@ -41,11 +41,11 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
         groups: global ranks by name of process group.
         host: host name, or "".
         device_names: model by ordinal.
-        backend: of the default process group, or "".
-        base_ns: the absolute time (Unix, ns) that timestamps count from.
-        dropped_events: how many the profiler said it lost.
-        notes: what else it said of its own trouble.
-        is_kineto: the header has fields that PyTorch's profiler writes.
+        backend: backend of the default process group, or "".
+        base_ns: absolute time (Unix, ns) of the timestamps' zero.
+        dropped_events: events that the profiler reported as lost.
+        notes: other problems that the profiler reported.
+        is_kineto: whether the header has fields that only PyTorch's profiler writes.
     """
 
     rank: int | None = None
@@ -62,21 +62,21 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     def device_name(self, device: int) -> str:
         """Return the model of a device, or "".
 
-        ROCm numbers devices among all agents of the host, and the properties by GPU: where all that are described are
-        of one model, a device that is not among them is of that model too.
+        ROCm numbers devices among all agents of the host, but the properties by GPU: if all described devices are of
+        one model, an undescribed device is of that model too.
         """
         models = set(self.device_names.values())
         return self.device_names.get(device) or (models.pop() if len(models) == 1 else "")
 
 
-def is_told(raw: msgspec.Raw) -> bool:
-    """Whether a value is there at all."""
+def is_present(raw: msgspec.Raw) -> bool:
+    """Return whether a field was present."""
     return memoryview(raw).nbytes > 0
 
 
 def loosely(raw: msgspec.Raw, wanted: type[_T] | Any, default: _T) -> _T:
-    """Decode one value as `wanted`, or take `default` where it is missing or of another form."""
-    if not is_told(raw):
+    """Decode a value leniently; the default if it is missing or of another form."""
+    if not is_present(raw):
         return default
     try:
         value: _T = msgspec.json.decode(raw, type=wanted, strict=False)
@@ -85,19 +85,19 @@ def loosely(raw: msgspec.Raw, wanted: type[_T] | Any, default: _T) -> _T:
     return value
 
 
-def describe(header: Header) -> Job:
-    """Read the header leniently: what is missing or of an unknown form is left out."""
+def describe(header: Header) -> JobFacts:
+    """Read the header leniently: missing fields and unknown forms are ignored."""
     distributed = loosely(header.distributed, _Distributed, _Distributed())
     rank = loosely(distributed.rank, int, -1)
     world_size = loosely(distributed.world_size, int, -1)
-    groups: list[_Group] = loosely(distributed.pg_config, list[_Group], [])
+    groups: list[_ProcessGroup] = loosely(distributed.pg_config, list[_ProcessGroup], [])
     devices: list[_DeviceProperties] = loosely(header.devices, list[_DeviceProperties], [])
     base_ns = loosely(header.base_time, int, 0)
     lines: list[str] = []
     for raw in (header.log_information, header.log_warnings, header.log_errors):
         lines += loosely(raw, list[str], [])
     logs = "\n".join(lines)
-    return Job(
+    return JobFacts(
         rank=rank if 0 <= rank < 2**31 else None,
         world_size=world_size if 0 < world_size < 2**31 else None,
         groups={
@@ -111,5 +111,5 @@ def describe(header: Header) -> Job:
         base_ns=base_ns if 0 <= base_ns < 2**62 else 0,
         dropped_events=min(2**62, sum(int(count) for count in _DROPPED.findall(logs))),
         notes=("the profiler says that it stopped early, out of buffers",) if _STOPPED_EARLY.search(logs) else (),
-        is_kineto=any(map(is_told, (header.schema, header.distributed, header.devices, header.base_time))),
+        is_kineto=any(map(is_present, (header.schema, header.distributed, header.devices, header.base_time))),
     )

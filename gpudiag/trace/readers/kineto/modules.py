@@ -1,14 +1,14 @@
-"""Which module of the model each operator worked for, by marks of modules' calls and what autograd says of operators.
+"""Find the module that each operator worked for, from marks of modules' calls and autograd's numbers on operators.
 
     forward    gpudiag.module:Net/fc (Linear) ├────────────────────────┤
                  aten::linear                    ├──────────────────┤     innermost mark around it: fc
                    aten::addmm, sequence 7          ├────────────┤
-    backward   …evaluate_function: AddmmBackward0, sequence 7, of thread 1 ├──────────┤   that of sequence 7: fc
+    backward   …evaluate_function: AddmmBackward0, sequence 7, of thread 1 ├──────────┤   module of sequence 7: fc
                  aten::mm                                                    ├──────┤
 
-An operator that is recorded for autograd says which number the next node made in its thread will have; of several that
-say the same the last made it. A backward operator says which node it carries out, and in which thread that was made;
-that thread is called otherwise there than in the rest of the trace, and is the one that made most of those nodes.
+An operator recorded for autograd has the number of the next node made in its thread; of several with the same number
+the last one made it. A backward operator has the number of the node that it executes and the thread that made the node.
+That thread is numbered differently from the rest of the trace: it is the thread that made most of those nodes.
 """
 
 from __future__ import annotations
@@ -22,20 +22,22 @@ from numpy.typing import NDArray
 from gpudiag.intervals import distinct
 from gpudiag.model.event import EventKind, EventTable, Module, ModuleWork
 
-#: As training processes write it (`MarkedModules`); what a damaged file has instead is a module by its whole text.
+#: Mark as training processes write it (`MarkedModules`); any other text is taken as a module's name.
 _MARK = re.compile(r"gpudiag\.module:(?P<root>[^/]*)/(?P<path>.*) \((?P<kind>[^()]*)\)", re.DOTALL)
 _NONE = -1
-#: (module, in backward), of a row or of what encloses it.
-_Place = tuple[int, bool]
+#: (module, in backward).
+_Work = tuple[int, bool]
+#: An autograd node: (thread, number).
+_Node = tuple[int, int]
 
 
-class Autograd(NamedTuple):
-    """What operators say of autograd's nodes, as columns.
+class AutogradNodes(NamedTuple):
+    """Numbers of autograd nodes on operators, as columns.
 
     Attributes:
         row: the operator's row.
         sequence: the node's number in its thread.
-        forward_thread: the thread that made the node, where this carries out its backward; else 0.
+        forward_thread: the thread that made the node, if the operator executes its backward; else 0.
     """
 
     row: NDArray[np.int64]
@@ -43,85 +45,82 @@ class Autograd(NamedTuple):
     forward_thread: NDArray[np.int64]
 
 
-def module_work(table: EventTable, nodes: Autograd) -> ModuleWork:
-    """What each operator and mark worked for.
+def module_work(table: EventTable, nodes: AutogradNodes) -> ModuleWork:
+    """Return the module that each operator and mark worked for.
 
     Args:
         table: the events, with marks of modules.
-        nodes: what its operators say of autograd.
+        nodes: autograd nodes of its operators.
     """
     marks = np.flatnonzero(table.kind == EventKind.MODULE)
     names = distinct(table.name[marks]).tolist()
-    modules = tuple(_module(table.names[name]) for name in names)
-    own = dict(zip(marks.tolist(), np.searchsorted(names, table.name[marks]).tolist(), strict=True))
+    modules = tuple(_parse_mark(table.names[name]) for name in names)
+    marked = dict(zip(marks.tolist(), np.searchsorted(names, table.name[marks]).tolist(), strict=True))
     rows = table.rows_of(EventKind.OPERATOR, EventKind.MODULE)
-    found = _Nesting(own, _made(table, nodes), _carried_out(table, nodes)).places(table, rows)
-    module = np.array([place[0] for place in found], np.int32)
-    backward = np.array([place[1] for place in found], np.bool_)
-    stays = module != _NONE
-    return ModuleWork(modules=modules, row=rows[stays].astype(np.int64), module=module[stays], backward=backward[stays])
+    work = _Nesting(marked, _made_nodes(table, nodes), _executed_nodes(table, nodes)).work(table, rows)
+    module = np.array([index for index, _ in work], np.int32)
+    backward = np.array([in_backward for _, in_backward in work], np.bool_)
+    kept = module != _NONE
+    return ModuleWork(modules=modules, row=rows[kept].astype(np.int64), module=module[kept], backward=backward[kept])
 
 
-def _module(name: str) -> Module:
+def _parse_mark(name: str) -> Module:
     match = _MARK.fullmatch(name)
     return Module(name, "", "") if match is None else Module(match["root"], match["path"], match["kind"])
 
 
-def _made(table: EventTable, nodes: Autograd) -> dict[int, tuple[int, int]]:
-    """(thread, number) of the node that an operator may have made, by row."""
+def _made_nodes(table: EventTable, nodes: AutogradNodes) -> dict[int, _Node]:
+    """Return the node that each operator may have made, by row."""
     made = nodes.forward_thread == 0
-    rows = nodes.row[made]
-    return dict(
-        zip(rows.tolist(), zip(table.thread[rows].tolist(), nodes.sequence[made].tolist(), strict=True), strict=True)
-    )
+    rows = nodes.row[made].tolist()
+    return dict(zip(rows, zip(table.thread[rows].tolist(), nodes.sequence[made].tolist(), strict=True), strict=True))
 
 
-def _carried_out(table: EventTable, nodes: Autograd) -> dict[int, tuple[int, int]]:
-    """(thread, number) of the node that an operator carries out, by row."""
+def _executed_nodes(table: EventTable, nodes: AutogradNodes) -> dict[int, _Node]:
+    """Return the node that each backward operator executes, by row."""
     made = nodes.forward_thread == 0
-    by_thread = table.thread[nodes.row[made]]
-    numbers = {thread: nodes.sequence[made][by_thread == thread] for thread in distinct(by_thread).tolist()}
-    found: dict[int, tuple[int, int]] = {}
-    for name in distinct(nodes.forward_thread[~made]).tolist():
-        mine = nodes.forward_thread == name
-        wanted = nodes.sequence[mine]
-        thread = max(numbers, key=lambda one: int(np.isin(wanted, numbers[one]).sum()), default=None)
+    made_on = table.thread[nodes.row[made]]
+    numbers = {thread: nodes.sequence[made][made_on == thread] for thread in distinct(made_on).tolist()}
+    executed: dict[int, _Node] = {}
+    for forward_thread in distinct(nodes.forward_thread[~made]).tolist():
+        chosen = nodes.forward_thread == forward_thread
+        wanted = nodes.sequence[chosen]
+        thread = max(numbers, key=lambda thread: int(np.isin(wanted, numbers[thread]).sum()), default=None)
         if thread is not None:
-            found |= dict(zip(nodes.row[mine].tolist(), ((thread, number) for number in wanted.tolist()), strict=True))
-    return found
+            for row, number in zip(nodes.row[chosen].tolist(), wanted.tolist(), strict=True):
+                executed[row] = (thread, number)
+    return executed
 
 
 class _Nesting:
-    """Goes through the rows in order of their starts and remembers what is open in each thread."""
+    """Visit rows in order of their starts and track the open ones of each thread."""
 
-    def __init__(
-        self, own: dict[int, int], made: dict[int, tuple[int, int]], carried_out: dict[int, tuple[int, int]]
-    ) -> None:
-        self._own = own
+    def __init__(self, marked: dict[int, int], made: dict[int, _Node], executed: dict[int, _Node]) -> None:
+        self._marked = marked
         self._made = made
-        self._carried_out = carried_out
-        self._of_node: dict[tuple[int, int], int] = {}
+        self._executed = executed
+        self._module_of_node: dict[_Node, int] = {}
 
-    def places(self, table: EventTable, rows: NDArray[np.intp]) -> list[_Place]:
-        """What each of the rows worked for."""
-        open_: dict[int, list[tuple[int, _Place]]] = {}
-        found: list[_Place] = []
+    def work(self, table: EventTable, rows: NDArray[np.intp]) -> list[_Work]:
+        """Return the module that each row worked for."""
+        open_by_thread: dict[int, list[tuple[int, _Work]]] = {}
+        result: list[_Work] = []
         columns = (rows, table.thread[rows], table.start_ns[rows], table.end_ns[rows])
         for row, thread, start, end in zip(*(column.tolist() for column in columns), strict=True):
-            around = open_.setdefault(thread, [])
-            while around and around[-1][0] <= start:
-                around.pop()
-            place = self._place(row, around[-1][1] if around else (_NONE, False))
-            around.append((end, place))
-            found.append(place)
-        return found
+            enclosing = open_by_thread.setdefault(thread, [])
+            while enclosing and enclosing[-1][0] <= start:
+                enclosing.pop()
+            work = self._work(row, enclosing[-1][1] if enclosing else (_NONE, False))
+            enclosing.append((end, work))
+            result.append(work)
+        return result
 
-    def _place(self, row: int, within: _Place) -> _Place:
-        module, backward = within
-        if row in self._own:
-            return self._own[row], backward
-        if row in self._carried_out:
-            return self._of_node.get(self._carried_out[row], module), True
+    def _work(self, row: int, parent: _Work) -> _Work:
+        module, backward = parent
+        if row in self._marked:
+            return self._marked[row], backward
+        if row in self._executed:
+            return self._module_of_node.get(self._executed[row], module), True
         if row in self._made:
-            self._of_node[self._made[row]] = module
+            self._module_of_node[self._made[row]] = module
         return module, backward

@@ -1,10 +1,11 @@
-"""Decoding a trace piece by piece while it is unpacked, so that neither its text nor its events are ever whole in
-memory. That is what makes reading fast: a megabyte at a time stays in the processor's caches.
+"""Decode a trace piece by piece while it is unpacked, so that its text and events are never whole in memory.
 
-A trace is `{ … "traceEvents": [ {…}, {…}, … ], … }`. It is cut at commas between events, each piece is decoded as a
-list of its own, and what stands before the first and after the last event is decoded as a document with the last
-few events. A cut in the wrong place (inside a text, inside an event) leaves a quote or a brace open, so both halves
-are invalid: a cut can fail, it cannot go unnoticed.
+This makes reading fast, because a megabyte at a time stays in the processor's caches.
+
+A trace is `{ … "traceEvents": [ {…}, {…}, … ], … }`. It is cut at commas between events, and each piece is decoded as a
+list. The text before the first and after the last event is decoded as a document with the last few events. A cut in the
+wrong place (inside a string, inside an event) leaves a quote or a brace open, so both halves are invalid JSON: a wrong
+cut cannot go unnoticed.
 """
 
 from __future__ import annotations
@@ -26,14 +27,14 @@ from gpudiag.trace.readers.kineto.event_json import (
 
 _EVENTS_BEGIN = re.compile(rb'"traceEvents"\s*:\s*\[')
 _BETWEEN_EVENTS = re.compile(rb"\},\s*\{")
-#: A header, or a single event, longer than this is not worth waiting for.
+#: Longest header or single event.
 _LONGEST = 8 << 20
 _TRIES = 64
 _REPAIRED_AT_ONCE = 1 << 20
 
 
 class NotInPiecesError(Exception):
-    """This text cannot be decoded in pieces; decode it whole to see what is the matter, if anything."""
+    """The text cannot be decoded in pieces; decode it whole to find out why."""
 
 
 class CutShortError(Exception):
@@ -45,7 +46,7 @@ def decode_in_pieces(pieces: Iterable[bytes], repairs: Repairs) -> Iterator[list
 
     Args:
         pieces: the text, in order.
-        repairs: what was left out is counted here.
+        repairs: counts omissions.
 
     Yields:
         Lists of events in file order, and last the document with the last few.
@@ -61,12 +62,12 @@ def decode_in_pieces(pieces: Iterable[bytes], repairs: Repairs) -> Iterator[list
 
 
 def repaired_pieces(text: bytearray) -> Iterator[bytes]:
-    """The text with what profilers are known to get wrong repaired, a piece at a time.
+    """Yield the text with known defects of profilers repaired, piece by piece.
 
-    A piece ends behind a closing brace: no escape, number or character goes on there.
+    A piece ends after a closing brace, because no escape, number or character continues there.
 
     Raises:
-        NotInPiecesError: there is none for too long.
+        NotInPiecesError: no closing brace for too long.
     """
     begin = 0
     while begin < len(text):
@@ -96,7 +97,7 @@ def _decode(pieces: Iterable[bytes], repairs: Repairs) -> Iterator[list[Event] |
         if comma is None:
             _check_length(text)
             continue
-        # The comma itself becomes the end of this list and the begin of the next: nothing is copied but the rest.
+        # The comma becomes the end of this list and the begin of the next, so that only the rest is copied.
         rest = bytearray(b"[") + text[comma + 1 :]
         text[comma] = ord("]")
         del text[comma + 1 :]
@@ -113,7 +114,7 @@ def _decode(pieces: Iterable[bytes], repairs: Repairs) -> Iterator[list[Event] |
 
 
 def _last_comma(text: bytearray) -> int | None:
-    """Where the last comma between two events is."""
+    """Return the position of the last comma between two events."""
     end = len(text)
     for _ in range(_TRIES):
         brace = text.rfind(b"},", 0, end)

@@ -1,4 +1,4 @@
-"""What the events of PyTorch's profiler do in a training step, by the names that PyTorch, CUDA and loaders give."""
+"""Roles of the events of PyTorch's profiler, and the workload, by the names that PyTorch, CUDA and loaders give."""
 
 from __future__ import annotations
 
@@ -11,11 +11,14 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from gpudiag.model.event import NO_NUMBER, Direction, EventKind, EventTable, HostMemory, Role, StepMarks
+from gpudiag.intervals import Intervals, among, distinct, subtract, union
+from gpudiag.model.analysis import WorkloadKind
+from gpudiag.model.event import NO_NUMBER, Direction, EventKind, EventTable, HostMemory, Role, StepMarks, any_of
 from gpudiag.trace.readers.cuda_calls import role_of_call
-from gpudiag.trace.readers.kineto.collective_names import HOST_COLLECTIVES, kernel_operation
+from gpudiag.trace.readers.kineto.event_args import HOST_COLLECTIVES
+from gpudiag.trace.readers.names import events_named, is_optimizer_kernel, is_training_kernel, kernel_operation
 
-#: Marks by preference. Each captures the step number where the mark carries one.
+#: Step marks in order of preference. Each pattern captures the step number if the mark has one.
 _STEP_MARKS = (
     ("gpudiag.step", re.compile(r"gpudiag\.step(?:#(\d+))?$")),
     ("ProfilerStep", re.compile(r"ProfilerStep[#*](\d+)?")),
@@ -29,12 +32,12 @@ _INPUT = re.compile(
     r"|.*\bdataloader_next\b|.*\bfetch_batch\b|.*\bget_batch\b",
     re.IGNORECASE,
 )
-#: Moves gradients in and out of buckets (DDP's reducer), shards in and out of parameters (FSDP).
+#: Copies gradients into and out of buckets (DDP's reducer), and shards into and out of parameters (FSDP).
 _BUCKET_COPY = re.compile(r"torch(?:::|\.)distributed(?:::|\.).*reducer::|fsdp::")
-#: Hands a collective over: eager calls, functional ones (DTensor's, compiled).
+#: Enqueues a collective: eager calls, functional ones (DTensor's, compiled).
 _ENQUEUE = re.compile(r"c10d::|_?c10d_functional::")
-#: The host at an exchange: what gpudiag's strategies and a user's own code mark, FSDP's hooks, and what DataParallel
-#: and its relatives do as functions of the autograd engine, or around the threads in which its replicas train.
+#: Communication on the host: ranges of gpudiag's strategies and of users, FSDP's hooks, and DataParallel, as functions
+#: of the autograd engine or around the threads in which its replicas train.
 _COMMUNICATION_RANGE = re.compile(
     r"gpudiag\.exchange|FSDP::|RegisterPostBackwardFunction|FullyShardedDataParallel\._|DataParallel\.forward"
 )
@@ -42,23 +45,23 @@ _COMMUNICATION_FUNCTION = re.compile(
     r"(?:autograd::engine::evaluate_function: )?(?:Broadcast|Gather|Scatter|ReduceAddCoalesced)(?:Backward)?$"
 )
 
-#: Python's garbage collector: as gpudiag marks it, and PyTorch where it was asked to (`record_python_gc_info`).
+#: Python's garbage collector, marked by gpudiag, or by PyTorch if `record_python_gc_info` is set.
 _GARBAGE_COLLECTION = frozenset({"gpudiag.gc", "Python GC"})
 
 #: A module of the model in recorded stacks.
 _MODULE_CALL = "nn.Module: "
-#: `train.py(42): log_metrics`: the file, relative to where Python finds modules, the line in which the function begins.
+#: `train.py(42): log_metrics`: the file, relative to Python's module path, and the function's first line.
 _FRAME = re.compile(r"(?P<file>[^<>()]+\.py)\(\d+\): .+")
-#: Frames of these are not the user's: the standard library, and what a training loop is built on.
+#: Modules that are not the user's: the standard library and common libraries of training loops.
 _LIBRARIES = sys.stdlib_module_names | {"torch", "torchvision", "torchaudio", "numpy", "gpudiag", "triton", "nvtx"}
 _INSTALLED = ("site-packages", "dist-packages", "/lib/python")
 
-#: What PyTorch runs on GPUs only: operators of vendors' libraries.
+#: Operators of vendors' libraries, which run only on GPUs.
 _ON_GPUS = ("aten::cudnn_", "aten::_cudnn", "aten::miopen_")
-#: What only asks whether one could: recurrent layers do, on CPUs too.
-_ASKS = "aten::cudnn_is_acceptable"
+#: A cuDNN availability check, which recurrent layers also make on CPUs.
+_AVAILABILITY_CHECK = "aten::cudnn_is_acceptable"
 
-#: Directions as CUPTI's tools write them (`Memcpy HtoD (Pinned -> Device)`) and as ROCm's do (`CopyHostToDevice`).
+#: Directions as written by CUPTI (`Memcpy HtoD (Pinned -> Device)`) and ROCm (`CopyHostToDevice`).
 _DIRECTIONS = (
     (Direction.HOST_TO_DEVICE, re.compile(r"Memcpy HtoD|.*CopyHostToDevice")),
     (Direction.DEVICE_TO_HOST, re.compile(r"Memcpy DtoH|CopyDeviceToHost")),
@@ -69,7 +72,7 @@ _DIRECTIONS = (
 
 
 class Roles(msgspec.Struct, frozen=True):
-    """The columns `role`, `direction` and `host_memory` of an event table."""
+    """Columns `role`, `direction` and `host_memory` of an event table."""
 
     role: NDArray[np.uint8]
     direction: NDArray[np.uint8]
@@ -77,7 +80,7 @@ class Roles(msgspec.Struct, frozen=True):
 
 
 def roles_of(kind: NDArray[np.uint8], name: NDArray[np.int32], names: Sequence[str]) -> Roles:
-    """What events do, worked out once for each pair of kind and name.
+    """Return the roles of events, determined once for each pair of kind and name.
 
     Args:
         kind: uint8[n], an `EventKind` each.
@@ -85,19 +88,19 @@ def roles_of(kind: NDArray[np.uint8], name: NDArray[np.int32], names: Sequence[s
         names: the distinct names.
     """
     pair = kind.astype(np.intp) * len(names) + name
-    met = np.bincount(pair)
-    role, direction, host_memory = (np.zeros(len(met), np.uint8) for _ in range(3))
-    for one in np.flatnonzero(met).tolist():
-        of_kind, index = divmod(one, len(names))
-        if of_kind in _ROLE_OF:
-            role[one] = _ROLE_OF[of_kind](names[index])
-        if of_kind == EventKind.COPY:
-            direction[one], host_memory[one] = _direction(names[index]), _host_memory(names[index])
+    counts = np.bincount(pair)
+    role, direction, host_memory = (np.zeros(len(counts), np.uint8) for _ in range(3))
+    for code in np.flatnonzero(counts).tolist():
+        event_kind, index = divmod(code, len(names))
+        if event_kind in _ROLE_OF_KIND:
+            role[code] = _ROLE_OF_KIND[event_kind](names[index])
+        if event_kind == EventKind.COPY:
+            direction[code], host_memory[code] = _direction(names[index]), _host_memory(names[index])
     return Roles(role[pair], direction[pair], host_memory[pair])
 
 
 def step_marks_of(events: EventTable) -> tuple[StepMarks, ...]:
-    """The step marks of a table whose roles are known, those to be preferred first."""
+    """Return the step marks of a table whose roles are known, the preferred kind first."""
     rows = np.flatnonzero((events.role == Role.STEP_MARK) & (events.kind == EventKind.ANNOTATION))
     names = [events.name_of(row) for row in rows.tolist()]
     marks = []
@@ -110,18 +113,18 @@ def step_marks_of(events: EventTable) -> tuple[StepMarks, ...]:
 
 
 def runs_on_gpus(names: Sequence[str]) -> bool:
-    """Whether events of these names, of operators among others, are of a process that uses GPUs."""
-    return any(name.startswith(_ON_GPUS) and name != _ASKS for name in names)
+    """Return whether events of these names, operators included, belong to a process that uses GPUs."""
+    return any(name.startswith(_ON_GPUS) and name != _AVAILABILITY_CHECK for name in names)
 
 
-def is_users(name: str) -> bool:
-    """Whether an event of this name is a function of the user's own program.
+def is_user_function(name: str) -> bool:
+    """Return whether an event of this name is a function of the user's program.
 
-    >>> is_users("train.py(42): log_metrics")
+    >>> is_user_function("train.py(42): log_metrics")
     True
-    >>> is_users("torch/nn/modules/module.py(1782): _call_impl"), is_users("typing.py(2268): cast")
+    >>> is_user_function("torch/nn/modules/module.py(1782): _call_impl"), is_user_function("typing.py(2268): cast")
     (False, False)
-    >>> is_users("<built-in method item of Tensor object at 0x7f68>"), is_users("nn.Module: Linear_0")
+    >>> is_user_function("<built-in method item of Tensor object at 0x7f68>"), is_user_function("nn.Module: Linear_0")
     (False, False)
     """
     match = _FRAME.fullmatch(name)
@@ -129,11 +132,11 @@ def is_users(name: str) -> bool:
         return False
     path = match["file"]
     module = path.split("/", 1)[0].removesuffix(".py")
-    return module not in _LIBRARIES and not any(place in path for place in _INSTALLED)
+    return module not in _LIBRARIES and not any(directory in path for directory in _INSTALLED)
 
 
 @cache
-def _operator(name: str) -> Role:
+def _operator_role(name: str) -> Role:
     if _ENQUEUE.match(name):
         return Role.ENQUEUE
     if _COMMUNICATION_FUNCTION.match(name):
@@ -144,7 +147,7 @@ def _operator(name: str) -> Role:
 
 
 @cache
-def _annotation(name: str) -> Role:
+def _annotation_role(name: str) -> Role:
     if any(pattern.match(name) for _, pattern in _STEP_MARKS):
         return Role.STEP_MARK
     if name.startswith("Optimizer.step#"):
@@ -159,21 +162,21 @@ def _annotation(name: str) -> Role:
 
 
 @cache
-def _python(name: str) -> Role:
+def _python_role(name: str) -> Role:
     if _INPUT.match(name):
         return Role.INPUT
     if name in _GARBAGE_COLLECTION:
         return Role.GARBAGE_COLLECTION
     if name.startswith(_MODULE_CALL):
         return Role.MODULE_CALL
-    return Role.USER_FUNCTION if is_users(name) else Role.OTHER
+    return Role.USER_FUNCTION if is_user_function(name) else Role.OTHER
 
 
-def _kernel(name: str) -> Role:
+def _kernel_role(name: str) -> Role:
     return Role.COMPUTE if kernel_operation(name) is None else Role.COMMUNICATION
 
 
-def _copy(name: str) -> Role:
+def _copy_role(name: str) -> Role:
     return Role.COMMUNICATION if _direction(name) == Direction.PEER else Role.COPY
 
 
@@ -182,7 +185,7 @@ def _direction(name: str) -> Direction:
     return next((direction for direction, pattern in _DIRECTIONS if pattern.match(name)), Direction.NONE)
 
 
-def _device_annotation(name: str) -> Role:
+def _device_annotation_role(name: str) -> Role:
     return Role.COMMUNICATION if name.startswith("gpudiag.exchange") else Role.OTHER
 
 
@@ -193,13 +196,103 @@ def _host_memory(name: str) -> HostMemory:
     return HostMemory.PINNED if "pinned" in lowered else HostMemory.UNKNOWN
 
 
-_ROLE_OF: dict[int, Callable[[str], Role]] = {
-    EventKind.OPERATOR: _operator,
-    EventKind.ANNOTATION: _annotation,
-    EventKind.PYTHON: _python,
+_ROLE_OF_KIND: dict[int, Callable[[str], Role]] = {
+    EventKind.OPERATOR: _operator_role,
+    EventKind.ANNOTATION: _annotation_role,
+    EventKind.PYTHON: _python_role,
     EventKind.RUNTIME: role_of_call,
-    EventKind.KERNEL: _kernel,
-    EventKind.COPY: _copy,
-    EventKind.MEMSET: _copy,
-    EventKind.DEVICE_ANNOTATION: _device_annotation,
+    EventKind.KERNEL: _kernel_role,
+    EventKind.COPY: _copy_role,
+    EventKind.MEMSET: _copy_role,
+    EventKind.DEVICE_ANNOTATION: _device_annotation_role,
 }
+
+
+_EVALUATED = re.compile(r"autograd::engine::evaluate_function: (?:torch::autograd::)?AccumulateGrad$")
+_ACCUMULATED = re.compile(r"(?:torch::autograd::)?AccumulateGrad$")
+_DDP = re.compile(r"DistributedDataParallel\.forward$|torch(?:::|\.)distributed(?:::|\.).*reducer::")
+
+
+def roles_with_hooks(table: EventTable) -> NDArray[np.uint8]:
+    """Return the role column, uint8[n], with `COMMUNICATION` for operators of a DDP communication hook.
+
+    No name identifies a user's hook, but the engine runs it after accumulating a parameter's gradient and after DDP's
+    bucket copy:
+
+        evaluate_function: torch::autograd::AccumulateGrad ├───────────────────────────────────────────────┤
+          torch::autograd::AccumulateGrad                    ├── aten::add_ ──┤
+          torch.distributed.ddp.reducer::mul_out                               ├──┤
+          aten::to, aten::div, c10d::allreduce_, …  the hook's                     ├────────────────────┤
+    """
+    role = table.role
+    if not any(_DDP.match(name) for name in table.names):
+        return role
+    operators = np.flatnonzero((table.kind == int(EventKind.OPERATOR)) & (role == int(Role.OPERATOR)))
+    evaluated = operators[events_named(table, _EVALUATED.match)[operators]]
+    accumulated = operators[events_named(table, _ACCUMULATED.match)[operators]]
+    # Bucket copies, enqueued collectives, and an optimizer that runs in the backward pass have their own roles.
+    known = np.flatnonzero(any_of(role, Role.BUCKET_COPY, Role.ENQUEUE, Role.OPTIMIZER))
+    role = role.copy()
+    for thread in distinct(table.thread[evaluated]).tolist():
+        enclosing = _spans(table, evaluated[table.thread[evaluated] == thread])
+        not_hooks = np.concatenate([rows[table.thread[rows] == thread] for rows in (accumulated, known)])
+        hooks = subtract(enclosing, _spans(table, not_hooks))
+        if len(hooks) == 0:
+            continue
+        rows = operators[table.thread[operators] == thread]
+        slot = np.searchsorted(hooks.start, table.start_ns[rows], side="right") - 1
+        rows = rows[(slot >= 0) & (table.end_ns[rows] <= hooks.end[np.maximum(slot, 0)])]
+        role[rows[~among(rows, evaluated) & ~among(rows, accumulated)]] = Role.COMMUNICATION
+    return role
+
+
+def _spans(table: EventTable, rows: NDArray[np.intp]) -> Intervals:
+    return union(Intervals(table.start_ns[rows], table.end_ns[rows]))
+
+
+#: Operators and ranges of a backward pass or an update: autograd's nodes (`MulBackward0`, `CompiledFunctionBackward`),
+#: `aten::convolution_backward`, hooks of DDP and FSDP, ranges that users name so. Megatron's `forward_backward_func`
+#: also evaluates.
+_TRAINING = re.compile(
+    r"autograd::engine::evaluate_function|(?:torch::autograd::)?AccumulateGrad\b|Optimizer\.step#"
+    r"|(?:.*[a-z0-9_])?Backward\d*$|aten::\w*_backward\b|torch(?:::|\.)distributed(?:::|\.).*reducer::"
+    r"|FSDP::(?:pre|post)_backward|aten::_fused_(?:adam|adamw|sgd|adagrad)_"
+    r"|(?:## )?(?:gpudiag\.)?(?:backward|optimizer)(?:\.step)?(?: ##)?$"
+)
+#: Python functions that run a backward pass or an update.
+_TRAINING_FUNCTION = re.compile(
+    r"torch/_tensor\.py\(\d+\): backward$|torch/autograd/__init__\.py\(\d+\): backward$"
+    r"|(?:<built-in method run_backward\b)|torch/optim/\w+\.py\(\d+\): step$"
+)
+#: Operators of a model, or kernels of its layers.
+_MODEL = re.compile(
+    r"aten::(?:_?\w*mm\b|addmm|bmm|baddbmm|matmul|linear|conv\w*|_convolution|cudnn_convolution|miopen_\w+|\w*layer_norm"
+    r"|\w*batch_norm|\w*rms_norm|\w*softmax|\w*attention\w*|embedding\w*|\w*scaled_mm|relu\w*|gelu|silu|sigmoid|tanh)"
+    r"|nn\.Module: |gpudiag\.module:|fbgemm::|vllm::|sgl_kernel::|aiter::|flash_attn::|(?:## )?forward(?: ##)?$"
+    r"|## Call CompiledFxGraph|execute_|model_inference|.*(?:gemm|attn|attention|conv|Cijk_|norm|softmax)",
+    re.IGNORECASE,
+)
+_HOST_KINDS = (EventKind.OPERATOR, EventKind.ANNOTATION, EventKind.MODULE)
+
+
+def workload_of(table: EventTable) -> WorkloadKind:
+    """Return the workload of a process.
+
+    Kernels alone prove training; `inference` is certain only if operators were recorded.
+    """
+    names: dict[int, list[str]] = {}
+    for kind in EventKind:
+        used = np.flatnonzero(np.bincount(table.name[table.kind == int(kind)], minlength=len(table.names)))
+        names[int(kind)] = [table.names[index] for index in used.tolist()]
+    on_host = [name for kind in _HOST_KINDS for name in names[kind]]
+    kernels = names[EventKind.KERNEL]
+    proves_training = is_optimizer_kernel if names[EventKind.OPERATOR] else is_training_kernel
+    if (
+        any(_TRAINING.match(name) for name in on_host)
+        or any(_TRAINING_FUNCTION.search(name) for name in names[EventKind.PYTHON])
+        or any(proves_training(name) for name in kernels)
+    ):
+        return "training"
+    if not names[EventKind.OPERATOR]:
+        return "unknown"
+    return "inference" if any(_MODEL.match(name) for name in (*on_host, *kernels)) else "unknown"

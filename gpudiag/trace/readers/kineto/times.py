@@ -1,4 +1,4 @@
-"""Times of events: from microseconds as profilers write them to whole nanoseconds in order."""
+"""Convert event times from microseconds, as profilers write them, to ordered integer nanoseconds."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from numpy.typing import NDArray
 from gpudiag.units import NS_PER_US
 
 _DAY_US = 86_400e6
-_LAST_US = 4e15  # the year 2096; no time is later, and it fits int64 nanoseconds
+_LAST_US = 4e15  # the year 2096: later times are invalid; fits int64 nanoseconds
 
 
 class Times(msgspec.Struct, frozen=True, kw_only=True):
     """Starts and ends in order.
 
     Attributes:
-        order: intp[m], positions of the events that stay, m <= n, by start; ties: the longer first, else as given.
+        order: intp[m], indices of the m <= n valid events, by start; ties: the longer first, else as given.
         start_ns: int64[m], in that order, since the first start.
         end_ns: int64[m].
-        first_ns: the first start on the clock of the timestamps.
+        first_ns: the first start on the profiler's clock.
     """
 
     order: NDArray[np.intp]
@@ -37,13 +37,13 @@ class Times(msgspec.Struct, frozen=True, kw_only=True):
         recordings: Sequence[tuple[float, float]],
         notes: list[str],
     ) -> Times:
-        """Convert, repair or leave out what is impossible, and put in order.
+        """Convert times, repair or leave out impossible ones, and sort.
 
         Args:
             start_us: float64[n], starts.
             length_us: float64[n], durations.
-            recordings: start and duration of the profiler's own spans: nothing lasts longer and ends later.
-            notes: what was repaired or left out is appended here.
+            recordings: start and duration of the profiler's own spans; no event lasts longer and ends later.
+            notes: receives what was repaired or left out.
         """
         stay = _possible(start_us, length_us)
         if len(stay) < len(start_us):
@@ -63,9 +63,9 @@ class Times(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def nanoseconds(microseconds: NDArray[np.float64]) -> NDArray[np.int64]:
-    """Microseconds as whole nanoseconds, no less exact than the float: whole and fraction are scaled apart.
+    """Convert microseconds to integer nanoseconds without losing precision: whole and fraction are scaled separately.
 
-    Example: 1712000000000000.25 µs times 1000 is beyond what a float holds exactly; 1712000000000000 and 0.25 are not.
+    Example: 1712000000000000.25 µs times 1000 exceeds the exact range of a float; 1712000000000000 and 0.25 do not.
     """
     whole = np.floor(microseconds)
     fraction_ns = np.rint((microseconds - whole) * NS_PER_US).astype(np.int64)
@@ -73,8 +73,8 @@ def nanoseconds(microseconds: NDArray[np.float64]) -> NDArray[np.int64]:
 
 
 def _possible(start_us: NDArray[np.float64], length_us: NDArray[np.float64]) -> NDArray[np.intp]:
-    """Positions of events that start within a day of the others and last less than one."""
-    # Comparisons with NaN are false, so what is no number is left out too.
+    """Return the indices of events that start within a day of the others and last less than one."""
+    # Comparisons with NaN are false, so NaN is left out too.
     possible = (np.abs(start_us) < _LAST_US) & (np.abs(length_us) <= _DAY_US)
     if possible.any() and np.ptp(start_us[possible]) > _DAY_US:
         possible &= np.abs(start_us - np.median(start_us[possible])) <= _DAY_US
@@ -87,7 +87,7 @@ def _cut_endless(
     recordings: Sequence[tuple[float, float]],
     notes: list[str],
 ) -> None:
-    """Cut, in place, what lasts longer than the recording and beyond its end: its end was never seen."""
+    """Cut, in place, events that last longer than the recording and end after it: their end was not recorded."""
     spans = [(start, length) for start, length in recordings if abs(start) < _LAST_US and 0 < length <= _DAY_US]
     if not spans:
         return
@@ -101,12 +101,12 @@ def _cut_endless(
 
 
 def _order(start_ns: NDArray[np.int64], end_ns: NDArray[np.int64]) -> NDArray[np.intp]:
-    """Positions by start; among equal starts the longer first, then as given."""
+    """Return indices sorted by start; among equal starts the longer first, then as given."""
     order = np.argsort(start_ns, kind="stable")
     equal = np.diff(start_ns[order]) == 0
     if equal.any():
-        # Few starts are equal: only those are sorted again, within the places they already have.
-        places = np.flatnonzero(np.append(equal, False) | np.insert(equal, 0, False))
-        tied = order[places]
-        order[places] = tied[np.lexsort((-end_ns[tied], start_ns[tied]))]
+        # Few starts are equal: only those are sorted again, within their positions.
+        tied_positions = np.flatnonzero(np.append(equal, False) | np.insert(equal, 0, False))
+        tied = order[tied_positions]
+        order[tied_positions] = tied[np.lexsort((-end_ns[tied], start_ns[tied]))]
     return order

@@ -1,23 +1,25 @@
-"""Reader of XSpace, the format of TensorFlow's profiler."""
+"""Reader of XSpace, the format of TensorFlow's and JAX's profilers."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
 from gpudiag.model.event import Trace
-from gpudiag.trace.limits import ReadLimits
+from gpudiag.trace.ranks import rank_per_device as assign_ranks  # one process drives several GPUs
+from gpudiag.trace.unpack import ReadLimits
+
+__all__ = ["ENDINGS", "assign_ranks", "read", "recognises"]
 
 ENDINGS = (".xplane.pb", ".xplane.pb.gz")
-RANK_PER_DEVICE = True
 
 
 def recognises(path: Path) -> bool:
-    """Whether the name is that of TensorFlow's profiles."""
+    """Return whether the file has the name of such a profile."""
     return path.name.lower().endswith(ENDINGS)
 
 
 def read(path: Path, shown: str, limits: ReadLimits) -> tuple[Trace, ...]:
-    """A trace per GPU of the process in a file. Raises as every reader does."""
+    """Return a trace per GPU of the process in a file. Raises as every reader does."""
     from gpudiag.trace.readers.xspace.devices import trace_per_device
     from gpudiag.trace.readers.xspace.space import read_xspace
 

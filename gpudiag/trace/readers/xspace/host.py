@@ -1,4 +1,4 @@
-"""What the events of TensorFlow's host threads are.
+"""Kinds and roles of the events of TensorFlow's host threads; the framework and workload of a process.
 
 A function call of TensorFlow goes through several layers on the training thread, each an event around the next, and the
 innermost waits until executor threads have run the function: in
@@ -6,33 +6,36 @@ innermost waits until executor threads have run the function: in
     python3      train │ EagerExecute │ EagerKernelExecute │ KernelAndDeviceFunc::Run                              │
     tf_Compute                                                  ExecutorState::Process (launch launch launch …) │
 
-the training thread does nothing from the first launch to the end, though four of its events say otherwise. So on that
-thread only events without others inside are work.
+the training thread does nothing from the first launch to the end, although four of its events span that time. So on
+that thread only events without others inside are work.
 """
 
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 
 import numpy as np
 from numpy.typing import NDArray
 
 from gpudiag.intervals import distinct
+from gpudiag.model.analysis import WorkloadKind
 from gpudiag.model.event import EventKind, Role
 from gpudiag.trace.readers.cuda_calls import role_of_call
+from gpudiag.trace.readers.names import is_training_kernel
 from gpudiag.trace.readers.xspace.communication_names import CommunicationNames
 from gpudiag.trace.readers.xspace.planes import CORRELATION, STEP, Plane
 
-#: The iterator of a tf.data pipeline gives its next element: where the training thread waits when input is late.
+#: A tf.data iterator returns its next element: here the training thread waits if input is late.
 INPUT = re.compile(r"Iterator(?:GetNext|GetNextAsOptional|GetNextSync)(?:Op)?::DoCompute")
-#: Layers of a function call; innermost ones where a low trace level records nothing inside.
+#: Layers of a function call; innermost events if a low trace level records nothing inside.
 _LAYERS = re.compile(r"KernelAndDeviceFunc::Run|EagerKernelExecute|EagerExecute|EagerLocalExecute|TFE_Py_Execute")
-#: The layer within which executors run a function.
+#: The layer in which executors run a function.
 _FUNCTION = "KernelAndDeviceFunc::Run"
-_OWN_INPUT = re.compile(r"gpudiag\.input$")
+_GPUDIAG_INPUT = re.compile(r"gpudiag\.input$")
 _PYTHON = re.compile(r"\$")  # the Python tracer: "$file.py:12 function"
 
-#: Ops in which executor threads wait for the other processes, named `scope/of/op:Type`.
+#: Ops in which executor threads wait for other processes, named `scope/of/op:Type`.
 _COLLECTIVE = re.compile(r"[^:]*:Collective(Reduce|Gather|ReduceScatter|AllToAll)(?:V\d)?$")
 _OPERATIONS = {
     "Reduce": "all_reduce",
@@ -45,7 +48,7 @@ NO_STEP = -1
 
 
 def host_operation(name: str) -> str | None:
-    """The collective that an op of this name does between processes; None where it does none.
+    """Return the collective between processes of an op of this name; None if it is none.
 
     >>> host_operation("gpudiag.exchange/CollectiveReduceV2:CollectiveReduceV2")
     'all_reduce'
@@ -55,30 +58,27 @@ def host_operation(name: str) -> str | None:
 
 
 def is_function(name: str) -> bool:
-    """Whether an event is a function's run, which ends when all that its executors had to do has."""
+    """Return whether an event is a function's run, which ends when all of its executors' work has ended."""
     return name == _FUNCTION
 
 
 def host_kinds(plane: Plane, *, has_devices: bool) -> tuple[NDArray[np.uint8], NDArray[np.int64], int | None]:
-    """An `EventKind` and a step number (`NO_STEP`) for every event of a host plane, and the line with the step marks.
+    """Return an `EventKind` and a step number (`NO_STEP`) for each event of a host, and the line with the step marks.
 
-    Without devices the training thread stands in for one, and the function calls on it are its work.
+    Without devices the training thread stands in for one, and its function calls are its work.
     """
     kind = np.full(len(plane.name), EventKind.OPERATOR, np.uint8)
-    kind[_named(plane, _PYTHON)] = EventKind.PYTHON
+    kind[plane.named(_PYTHON.match)] = EventKind.PYTHON
     step = plane.whole(STEP, NO_STEP)
     marks = np.flatnonzero(step >= 0)
     training = None
     if len(marks):
         training = int(np.bincount(plane.line[marks]).argmax())
-        mine = np.flatnonzero(plane.line == training)
-        around = _around_others(plane.start_ns[mine], plane.end_ns[mine])
-        if not has_devices:
-            waits = _named(plane, INPUT)[mine]
-            around = _around_others(plane.start_ns[mine], plane.end_ns[mine], waits)
-        kind[mine[around]] = EventKind.ANNOTATION
+        rows = np.flatnonzero(plane.line == training)
+        inner = None if has_devices else plane.named(INPUT.match)[rows]
+        kind[rows[_enclose_others(plane.start_ns[rows], plane.end_ns[rows], inner)]] = EventKind.ANNOTATION
     if has_devices:
-        kind[_named(plane, _LAYERS)] = EventKind.ANNOTATION
+        kind[plane.named(_LAYERS.match)] = EventKind.ANNOTATION
     kind[marks] = EventKind.ANNOTATION
     if CORRELATION in plane.stats:
         kind[plane.stats[CORRELATION][0]] = EventKind.RUNTIME
@@ -91,19 +91,19 @@ def host_roles(
     plane: Plane,
     kind: NDArray[np.uint8],
     step: NDArray[np.int64],
-    communications: CommunicationNames,
+    communication: CommunicationNames,
     *,
     has_devices: bool,
 ) -> NDArray[np.uint8]:
-    """uint8[n]: a `Role` for every event of a host plane, but for calls that are known by what they launch."""
-    role = np.where(kind == EventKind.OPERATOR, np.uint8(Role.OPERATOR), np.uint8(Role.OTHER))
+    """Return a `Role` for each event of a host, uint8[n]; calls may get another role by what they launch."""
+    operator = kind == EventKind.OPERATOR
+    role = np.where(operator, np.uint8(Role.OPERATOR), np.uint8(Role.OTHER))
     if not has_devices:
-        communicates = np.array([host_operation(name) is not None for name in plane.names], np.bool_)
-        role[communicates[plane.name] & (kind == EventKind.OPERATOR)] = Role.COMMUNICATION
-    exchanging = communications.sends(plane) | communications.adds(plane) | communications.receives(plane)
-    role[exchanging & (kind == EventKind.OPERATOR)] = Role.COMMUNICATION
+        role[plane.named(host_operation) & operator] = Role.COMMUNICATION
+    communicates = communication.sends(plane) | communication.adds(plane) | communication.receives(plane)
+    role[communicates & operator] = Role.COMMUNICATION
     may_wait = np.isin(kind, (EventKind.OPERATOR, EventKind.ANNOTATION, EventKind.PYTHON))
-    role[may_wait & (_named(plane, INPUT) | _named(plane, _OWN_INPUT))] = Role.INPUT
+    role[may_wait & (plane.named(INPUT.match) | plane.named(_GPUDIAG_INPUT.match))] = Role.INPUT
     role[(step != NO_STEP) & (kind == EventKind.ANNOTATION)] = Role.STEP_MARK
     calls = kind == EventKind.RUNTIME
     for index in distinct(plane.name[calls]).tolist():
@@ -111,21 +111,67 @@ def host_roles(
     return role
 
 
-def _named(plane: Plane, pattern: re.Pattern[str]) -> NDArray[np.bool_]:
-    names = np.fromiter((pattern.match(name) is not None for name in plane.names), np.bool_, len(plane.names))
-    return names[plane.name]
-
-
-def _around_others(
+def _enclose_others(
     start: NDArray[np.int64], end: NDArray[np.int64], inner: NDArray[np.bool_] | None = None
 ) -> NDArray[np.bool_]:
-    """bool[n]: inside which of the events of one thread another one lies (of those in `inner`, if given)."""
+    """Return bool[n]: the events of one thread that enclose another one (of those in `inner`, if given)."""
     order = np.lexsort((-end, start))
     start, end = start[order], end[order]
     counts = np.ones(len(order), np.int64) if inner is None else inner[order].astype(np.int64)
     before = np.concatenate([[0], np.cumsum(counts)])
-    # Events of a thread are nested: what starts later, but before the end, lies inside.
+    # Events of a thread are nested: one that starts later, but before the end, lies inside.
     inside = before[np.searchsorted(start, end, side="left")] - before[np.arange(len(order)) + 1]
-    found = np.zeros(len(order), np.bool_)
-    found[order] = inside > 0
-    return found
+    encloses = np.zeros(len(order), np.bool_)
+    encloses[order] = inside > 0
+    return encloses
+
+
+#: TensorFlow, JAX and PyTorch/XLA record with one profiler. Each leaves calls of its own on host threads. The compiler
+#: keeps the names of operations on devices: `jit(step)/transpose(jvp(main))/dot_general` (JAX, where backward passes
+#: consist of `transpose`), `gradient_tape/model/dense/MatMul` (TensorFlow).
+_JAX = re.compile(r"PjitFunction\(|\$(?:pxla|xla_bridge|pjit|jaxlib|jax)\b|jit\([^)]*\)/|jit_\w+$|pmap\([^)]*\)/")
+_TENSORFLOW = re.compile(
+    r"(?:EagerExecute|EagerKernelExecute|EagerLocalExecute|TFE_Py_Execute|KernelAndDeviceFunc::Run"
+    r"|ExecutorState::\w+|FunctionRun|SessionRun|RunGraph|Iterator::\w+|tf\.data|TraceContext)\b|.*:[A-Z]\w+(?:V\d)?$"
+)
+_TENSORFLOW_THREAD = re.compile(r"tf_(?:Compute|data)|TF_")
+
+_JAX_TRAINS = re.compile(
+    r"transpose\(jvp|jit\(\w*(?:train_step|update_step)\w*\)|PjitFunction\(\w*(?:train_step|update_step)"
+)
+_TENSORFLOW_TRAINS = re.compile(
+    r"gradient_tape/|(?:^|/)gradients?(?:_\d+)?/|Backprop(?:Filter|Input)|\w+Grad(?:V\d)?$|Resource(?:Sparse)?Apply"
+    r"|(?:^|[:/])Apply(?:Adam|GradientDescent|Momentum|RMSProp)|(?:^|/)(?:sgd|adam|adamw|rmsprop|momentum)(?:_\d+)?/",
+    re.IGNORECASE,
+)
+#: Operations of a model, as the compiler or the executor names them.
+_MODEL = re.compile(r"dot_general|conv|MatMul|Einsum|BiasAdd|Relu|Softmax|attention|gemm|Cijk_|norm", re.IGNORECASE)
+
+
+def framework_of(planes: Sequence[Plane]) -> str:
+    """Return `jax`, `tensorflow`, or `unknown` if neither left recognisable events."""
+    names = _event_names(planes)
+    if any(_JAX.match(name) for name in names):
+        return "jax"
+    threads = (name for plane in planes if plane.device is None for _, name in plane.lines)
+    if any(_TENSORFLOW.match(name) for name in names) or any(_TENSORFLOW_THREAD.match(name) for name in threads):
+        return "tensorflow"
+    return "unknown"
+
+
+def workload_of(planes: Sequence[Plane], framework: str) -> WorkloadKind:
+    """Return the workload of the process."""
+    names = _event_names(planes)
+    trains = _JAX_TRAINS if framework == "jax" else _TENSORFLOW_TRAINS
+    kernels = {name for plane in planes if plane.device is not None for name in plane.names}
+    if any(trains.search(name) for name in names) or any(is_training_kernel(name) for name in kernels):
+        return "training"
+    # Names of kernels alone do not prove that there was no backward pass.
+    if framework == "jax" and not any("jit(" in name for name in names):
+        return "unknown"
+    return "inference" if any(_MODEL.search(name) for name in names) else "unknown"
+
+
+def _event_names(planes: Sequence[Plane]) -> set[str]:
+    """Return the names of events and of their operations."""
+    return {name for plane in planes for name in (*plane.names, *plane.texts.values())}

@@ -1,8 +1,9 @@
-"""Planes of an XSpace, from protobuf messages to columns: what each recorded, and what it says of itself."""
+"""Convert planes of an XSpace from protobuf messages to columns: events, and facts about the plane and its copies."""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from typing import Any
 
 import msgspec
@@ -10,38 +11,39 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gpudiag.intervals import distinct
+from gpudiag.model.event import NO_SIZE, Direction, HostMemory
 from gpudiag.trace.readers.xspace.wire import RawEvents, decode_events
 
-#: Stats of events that are read, by name (TensorFlow: xla/tsl/profiler/utils/xplane_schema.cc).
+#: Event stats that are read, by name (TensorFlow: xla/tsl/profiler/utils/xplane_schema.cc).
 CORRELATION, DEVICE = "correlation_id", "device_id"
 STEP, BUFFER = "step_num", "buffer_size"
 #: The run of a function that an executor works for.
 ID = "id"
 COPY_DETAILS, SET_DETAILS = "memcpy_details", "Memset_details"
-#: Of what is sent from device to device: the key by which both sides know it, whose result it is, and who needs it.
+#: A tensor sent between devices: the key that both sides share, the op that produced it, the op that needs it.
 KEY, FROM, TO = "key", "from", "to"
 #: The op of a kernel or copy; the graph's node that an executor begins.
 OP, NODE = "tf_op", "name"
-_WORDS = (COPY_DETAILS, SET_DETAILS, KEY, FROM, TO, OP, NODE)
-_WANTED = {word.lower(): word for word in (CORRELATION, DEVICE, STEP, BUFFER, ID, *_WORDS)}
-#: Of a host's calls the op is not read: it is that of what they launch.
-_OF_DEVICES_ALONE = frozenset({OP})
+_TEXTS = (COPY_DETAILS, SET_DETAILS, KEY, FROM, TO, OP, NODE)
+_WANTED = {word.lower(): word for word in (CORRELATION, DEVICE, STEP, BUFFER, ID, *_TEXTS)}
+#: Stats that are read of device events only: the op of a host's call is that of the launched work.
+_DEVICE_STATS = frozenset({OP})
 
-#: Lines that gpudiag wrote beside what was recorded, for the plugin's overview.
-_OWN_LINE = re.compile(r"gpudiag: ")
+#: Lines that gpudiag added to a trace, for the plugin's overview.
+_GPUDIAG_LINE = re.compile(r"gpudiag: ")
 _PS_PER_NS = 1_000
-#: The year 2116. What a line says beyond it or below 0 is no time: taken as this, distances between lines fit int64 and
-#: the line's events are days away from all others and left out.
+#: The year 2116. A line's time beyond it or below 0 is invalid: replaced by this, distances between lines fit int64,
+#: and the line's events are days away from all others and left out.
 _LAST_NS = 2**62
 
 _DEVICE_PLANE = re.compile(r"/device:GPU:(\d{1,4})$")
 _OTHER_PLANE = re.compile(r"/device:([A-Za-z]{1,20})(?:_[A-Za-z]+)?:\d{1,4}\b")
-#: Planes that are of no accelerator, or of one that is read: derived ones, and logical devices of the host.
+#: Planes of no unread accelerator: derived ones, logical devices of the host, and GPUs, which are read.
 _NO_ACCELERATOR = ("GPU", "CPU", "CUSTOM")
 _STREAM = re.compile(r"Stream #?(\d{1,18})\b")
-#: Instants of TensorFlow's allocator: a third of all events, each with a dozen stats of which none is read.
+#: Instants of TensorFlow's allocator: a third of all events, each with a dozen stats that are not read.
 _WITHOUT_STATS = {"MemoryAllocation", "MemoryDeallocation"}
-#: Where CUPTI files what it cost itself, by thread of the operating system.
+#: Lines with CUPTI's overhead, by thread of the operating system.
 _OVERHEAD_LINE = "Host Threads/"
 
 
@@ -51,15 +53,14 @@ class Plane(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         device: ordinal of a GPU's plane; None for a host's.
         name: int64[n], index into `names`.
-        start_ns, end_ns: int64[n], since `base_ns`; the picoseconds of the format are cut off.
-        line: int64[n], which of `lines`.
+        start_ns, end_ns: int64[n], since `base_ns`; the format's picoseconds are truncated.
+        line: int64[n], index into `lines`.
         names: distinct names.
         lines: (id, name) of each line; the id is that of the stream on a GPU, of the thread on a host.
-        stats: for each stat that some event has, (events, values): int64[k] each; values are whole numbers, or indices
-            into `texts` for what the profiler put into words.
-        texts: the words.
+        stats: (events, values) of each stat, int64[k] each; values are integers, or indices into `texts`.
+        texts: text values of stats.
         base_ns: the earliest start of a line (Unix, ns, or since the profiler began).
-        about: what the plane says of itself.
+        about: stats of the plane itself.
     """
 
     device: int | None
@@ -75,24 +76,28 @@ class Plane(msgspec.Struct, frozen=True, kw_only=True):
     about: dict[str, Any]
 
     def whole(self, stat: str, missing: int) -> NDArray[np.int64]:
-        """int64[n]: a stat of every event, `missing` where it has none."""
+        """Return int64[n]: a stat of every event, `missing` if it has none."""
         column = np.full(len(self.name), missing, np.int64)
         if stat in self.stats:
             events, values = self.stats[stat]
             column[events] = values
         return column
 
+    def named(self, matches: Callable[[str], object]) -> NDArray[np.bool_]:
+        """Return bool[n]: the events whose name satisfies a predicate."""
+        return np.array([bool(matches(name)) for name in self.names], np.bool_)[self.name]
+
     @property
     def overhead(self) -> NDArray[np.bool_]:
-        """bool[n], events of the lines in which CUPTI files what it cost itself."""
+        """bool[n], events of the lines in which CUPTI records its overhead."""
         flags = np.array([name.startswith(_OVERHEAD_LINE) for _, name in self.lines], np.bool_)
         return flags[self.line]
 
 
 def about(plane: Any) -> dict[str, Any]:
-    """The stats of a plane itself, by name."""
+    """Return the stats of a plane itself, by name."""
     names = plane.stat_metadata
-    told: dict[str, Any] = {}
+    stats: dict[str, Any] = {}
     for stat in plane.stats:
         kind = stat.WhichOneof("value")
         if kind is None or stat.metadata_id not in names:
@@ -100,52 +105,46 @@ def about(plane: Any) -> dict[str, Any]:
         value = getattr(stat, kind)
         if kind == "ref_value":
             value = names[value].name if value in names else ""
-        told[names[stat.metadata_id].name] = value
-    return told
+        stats[names[stat.metadata_id].name] = value
+    return stats
 
 
 def unread_device_of(plane: Any) -> str | None:
-    """Return the kind of the accelerator, other than a GPU, whose plane with events it is; else None."""
-    found = _OTHER_PLANE.search(plane.name)
-    if found is None or found[1] in _NO_ACCELERATOR or not any(len(line.events) for line in plane.lines):
+    """Return the kind of accelerator, other than a GPU, whose plane has events; else None."""
+    match = _OTHER_PLANE.search(plane.name)
+    if match is None or match[1] in _NO_ACCELERATOR or not any(len(line.events) for line in plane.lines):
         return None
-    return found[1]
+    return match[1]
 
 
 def device_of(plane: Any) -> int | None:
-    """The ordinal of the GPU whose plane it is, or None."""
-    found = _DEVICE_PLANE.search(plane.name)
-    return int(found[1]) if found else None
+    """Return the ordinal of the GPU whose plane it is, or None."""
+    match = _DEVICE_PLANE.search(plane.name)
+    return int(match[1]) if match else None
 
 
 def read_plane(plane: Any) -> Plane:
-    """The columns of one plane, whose events are undecoded. Of a GPU only streams are read: other lines repeat them.
+    """Return the columns of one plane with undecoded events. Of a GPU only streams are read: other lines repeat them.
 
     Raises:
         WireError: an event is broken.
     """
     device = device_of(plane)
-    chosen, idents = [], []
-    for line in plane.lines:
-        stream = _STREAM.match(line.name)
-        if (device is not None and stream is None) or _OWN_LINE.match(line.name):
-            continue
-        chosen.append(line)
-        idents.append((int(stream[1]) if device is not None and stream is not None else line.id, line.name))
+    lines, idents = _lines_to_read(plane, on_device=device is not None)
     metadata = plane.stat_metadata
     wanted = {
         ident: word
         for ident, entry in metadata.items()
-        if (word := _WANTED.get(entry.name.lower())) and (device is not None or word not in _OF_DEVICES_ALONE)
+        if (word := _WANTED.get(entry.name.lower())) and (device is not None or word not in _DEVICE_STATS)
     }
     bare = [ident for ident, entry in plane.event_metadata.items() if entry.name in _WITHOUT_STATS]
-    raw = decode_events([event for line in chosen for event in line.events], wanted, bare)
-    line_of = np.repeat(np.arange(len(chosen)), [len(line.events) for line in chosen])
-    begins = np.array([line.timestamp_ns for line in chosen], np.int64)
+    raw = decode_events([event for line in lines for event in line.events], wanted, bare)
+    line_of = np.repeat(np.arange(len(lines)), [len(line.events) for line in lines])
+    begins = np.array([line.timestamp_ns for line in lines], np.int64)
     begins = np.where((begins < 0) | (begins > _LAST_NS), _LAST_NS, begins)
     base_ns = int(begins.min()) if len(begins) else 0
     begin = (begins - base_ns)[line_of]
-    reach_ps = raw.offset_ps + np.maximum(raw.duration_ps, 0)
+    end_ps = raw.offset_ps + np.maximum(raw.duration_ps, 0)
     timed = ~raw.aggregated
     name, names = _names(plane, raw.metadata_id[timed])
     stats, texts = _stats(metadata, wanted, raw)
@@ -153,7 +152,7 @@ def read_plane(plane: Any) -> Plane:
         device=device,
         name=name,
         start_ns=(begin + raw.offset_ps // _PS_PER_NS)[timed],
-        end_ns=(begin + reach_ps // _PS_PER_NS)[timed],
+        end_ns=(begin + end_ps // _PS_PER_NS)[timed],
         line=line_of[timed],
         names=names,
         lines=tuple(idents),
@@ -164,8 +163,20 @@ def read_plane(plane: Any) -> Plane:
     )
 
 
+def _lines_to_read(plane: Any, *, on_device: bool) -> tuple[list[Any], list[tuple[int, str]]]:
+    """Return the lines that are read, and their (id, name)."""
+    lines, idents = [], []
+    for line in plane.lines:
+        stream = _STREAM.match(line.name) if on_device else None
+        if (on_device and stream is None) or _GPUDIAG_LINE.match(line.name):
+            continue
+        lines.append(line)
+        idents.append((int(stream[1]) if stream else line.id, line.name))
+    return lines, idents
+
+
 def _names(plane: Any, metadata_id: NDArray[np.int64]) -> tuple[NDArray[np.int64], tuple[str, ...]]:
-    """Each event's name as an index, and the names."""
+    """Return each event's name as an index, and the names."""
     idents = distinct(metadata_id)
     index = np.searchsorted(idents, metadata_id)
     known = plane.event_metadata
@@ -176,17 +187,69 @@ def _names(plane: Any, metadata_id: NDArray[np.int64]) -> tuple[NDArray[np.int64
 def _stats(
     metadata: Any, wanted: dict[int, str], raw: RawEvents
 ) -> tuple[dict[str, tuple[NDArray[np.int64], NDArray[np.int64]]], dict[int, str]]:
-    """The stats by name, of the events that have a place in time, and the words that they refer to."""
-    place = np.cumsum(~raw.aggregated) - 1
+    """Return the stats by name, of the events that have a time, and the texts that they refer to."""
+    position = np.cumsum(~raw.aggregated) - 1
     stats: dict[str, tuple[NDArray[np.int64], NDArray[np.int64]]] = {}
     texts: dict[int, str] = {}
     for number, name in wanted.items():
-        mine = (raw.stat_id == number) & ~raw.aggregated[raw.stat_event]
-        if not mine.any():
+        chosen = (raw.stat_id == number) & ~raw.aggregated[raw.stat_event]
+        if not chosen.any():
             continue
-        value = raw.stat_value[mine]
-        stats[name] = (place[raw.stat_event[mine]], value)
-        if name in _WORDS:
-            referred = distinct(value).tolist()
-            texts.update({one: metadata[one].name for one in referred if one in metadata})
+        value = raw.stat_value[chosen]
+        stats[name] = (position[raw.stat_event[chosen]], value)
+        if name in _TEXTS:
+            texts.update({ref: metadata[ref].name for ref in distinct(value).tolist() if ref in metadata})
     return stats, texts
+
+
+class PlaneCopy(msgspec.Struct, frozen=True, kw_only=True):
+    """A copy: the name by which it is shown, its size (`NO_SIZE` if unknown), and its direction."""
+
+    name: str
+    size_bytes: int = NO_SIZE
+    direction: Direction = Direction.NONE
+    host_memory: HostMemory = HostMemory.UNKNOWN
+
+
+_DIRECTION = re.compile(r"Memcpy([HDAP])2([HDAP])$")
+#: As gpudiag writes PyTorch's "Memcpy HtoD (Pageable -> Device)", which xprof recognises without the space.
+_WRITTEN_DIRECTION = re.compile(r"Memcpy([HDAP])to([HDAP])\b(?: \((\w+) -> (\w+)\))?")
+_MEMORY_KINDS = re.compile(r"kind_src:(\w+) kind_dst:(\w+)")
+_COPY_SIZE = re.compile(r"\bsize:(\d{1,18})\b")
+_SET_SIZE = re.compile(r"\bnum_bytes:(\d{1,18})\b")
+_DIRECTIONS = {
+    "H2D": Direction.HOST_TO_DEVICE,
+    "D2H": Direction.DEVICE_TO_HOST,
+    "D2D": Direction.DEVICE_TO_DEVICE,
+    "P2P": Direction.PEER,
+    "H2H": Direction.HOST_TO_HOST,
+}
+
+
+def parse_copy(event: str, details: str) -> PlaneCopy:
+    """Parse a copy from the event's name and its `memcpy_details`.
+
+    MemcpyH2D   kind_src:pageable kind_dst:device size:38535168 dest:0 async:1
+    → host to device, from pageable memory, 38535168 bytes; shown as "Memcpy HtoD (Pageable -> Device)"
+    """
+    size = _COPY_SIZE.search(details)
+    size_bytes = int(size[1]) if size else NO_SIZE
+    direction = _DIRECTION.match(event) or _WRITTEN_DIRECTION.match(event)
+    if direction is None:
+        return PlaneCopy(name=event, size_bytes=size_bytes)
+    detailed = _MEMORY_KINDS.search(details)
+    kinds = [kind for kind in (detailed.groups() if detailed else direction.groups()[2:]) if kind]
+    memory = {kind.upper() for kind in kinds} & {"PINNED", "PAGEABLE"}
+    suffix = f" ({' -> '.join(kind.capitalize() for kind in kinds)})" if kinds else ""
+    return PlaneCopy(
+        name=f"Memcpy {direction[1]}to{direction[2]}{suffix}",
+        size_bytes=size_bytes,
+        direction=_DIRECTIONS.get(f"{direction[1]}2{direction[2]}", Direction.NONE),
+        host_memory=HostMemory["PAGEABLE" if "PAGEABLE" in memory else "PINNED"] if memory else HostMemory.UNKNOWN,
+    )
+
+
+def parse_memset_bytes(details: str) -> int:
+    """Return the bytes that a memset filled, from its `Memset_details`."""
+    size = _SET_SIZE.search(details)
+    return int(size[1]) if size else NO_SIZE

@@ -1,4 +1,4 @@
-"""From the planes of an XSpace to one table of events: what one process recorded on its host and all of its GPUs."""
+"""Assemble the planes of an XSpace into one table of events: everything that one process recorded on host and GPUs."""
 
 from __future__ import annotations
 
@@ -22,22 +22,40 @@ from gpudiag.model.event import (
     StepMarks,
     Trace,
 )
-from gpudiag.trace.readers.cuda_calls import is_graph_launch, is_memset
-from gpudiag.trace.readers.kineto.collective_names import kernel_operation
-from gpudiag.trace.readers.launches import count_unrecorded_graphs, roles_without_idle_launches
-from gpudiag.trace.readers.xspace.communication_names import CommunicationNames, find_communication, of_loader
-from gpudiag.trace.readers.xspace.copies import copy_of, set_bytes
-from gpudiag.trace.readers.xspace.host import NO_STEP, host_kinds, host_operation, host_roles
+from gpudiag.trace.readers.cuda_calls import (
+    count_unrecorded_graphs,
+    is_graph_launch,
+    is_memset,
+    roles_without_idle_launches,
+)
+from gpudiag.trace.readers.names import kernel_operation
+from gpudiag.trace.readers.xspace.communication_names import CommunicationNames, feeds_devices, find_communication
+from gpudiag.trace.readers.xspace.host import (
+    NO_STEP,
+    framework_of,
+    host_kinds,
+    host_operation,
+    host_roles,
+    workload_of,
+)
 from gpudiag.trace.readers.xspace.placement import NO_DEVICE, placed
-from gpudiag.trace.readers.xspace.planes import BUFFER, COPY_DETAILS, CORRELATION, DEVICE, SET_DETAILS, Plane
-from gpudiag.trace.readers.xspace.program import framework_of, workload_of
+from gpudiag.trace.readers.xspace.planes import (
+    BUFFER,
+    COPY_DETAILS,
+    CORRELATION,
+    DEVICE,
+    SET_DETAILS,
+    Plane,
+    parse_copy,
+    parse_memset_bytes,
+)
 
 _DAY_NS = 86_400 * 10**9
-#: Line timestamps below this count from the begin of the profile and not from 1970.
+#: Line timestamps below this count from the begin of the profile, not from 1970.
 _LEAST_UNIX_NS = 10**17
-#: No GPU has as many compute units.
-_MOST_UNITS = 10_000
-#: What the driver is asked to do for device work, and what that is: TensorFlow names calls after what they launch.
+#: More compute units than any GPU has.
+_MAX_UNITS = 10_000
+#: Driver calls and their roles by the work that they launch, because TensorFlow names calls after that work.
 _CALLS = {
     (EventKind.KERNEL, Direction.NONE): ("cuLaunchKernel", Role.LAUNCH),
     (EventKind.MEMSET, Direction.NONE): ("cuMemsetAsync", Role.LAUNCH),
@@ -54,11 +72,11 @@ class Process(msgspec.Struct, frozen=True, kw_only=True):
     """A whole process.
 
     Attributes:
-        trace: everything in one table, rank unknown.
-        launches_on: int16[n], for each runtime call the GPU that it gives work to; `NO_DEVICE` for all else.
-        runs_on: int16[n], without GPUs: for each op which of several logical devices ran it; `NO_DEVICE` for all else.
+        trace: all events in one table, rank unknown.
+        launches_on: int16[n], the GPU that each runtime call gives work to; `NO_DEVICE` for all other events.
+        runs_on: int16[n], without GPUs: the logical device that ran each op; `NO_DEVICE` for all other events.
         training_thread: the thread with the step marks, None without any.
-        needs_exchange: bool[n], the work of GPUs, or ops, that could not begin before an exchange had ended.
+        needs_communication: bool[n], GPU work or ops that could not begin before a communication ended.
     """
 
     trace: Trace
@@ -68,8 +86,8 @@ class Process(msgspec.Struct, frozen=True, kw_only=True):
     needs_communication: NDArray[np.bool_]
 
 
-class _Names:
-    """Distinct names of all planes."""
+class _SharedNames:
+    """Index of the distinct names of all planes."""
 
     def __init__(self) -> None:
         self._index: dict[str, int] = {}
@@ -82,77 +100,74 @@ class _Names:
 
 
 class _Columns(msgspec.Struct, frozen=True, kw_only=True):
-    """The columns of an `EventTable` for one plane, and what comes with them."""
+    """Columns of an `EventTable` for one plane, and further columns of its events."""
 
     kind: NDArray[np.uint8]
     name: NDArray[np.int32]
-    start: NDArray[np.int64]
-    end: NDArray[np.int64]
+    start_ns: NDArray[np.int64]
+    end_ns: NDArray[np.int64]
     thread: NDArray[np.int64]
     device: NDArray[np.int16]
     correlation: NDArray[np.int64]
-    size: NDArray[np.int64]
+    size_bytes: NDArray[np.int64]
     role: NDArray[np.uint8]
     direction: NDArray[np.uint8]
     host_memory: NDArray[np.uint8]
     target: NDArray[np.int16]
-    buffer: NDArray[np.int64]
+    buffer_bytes: NDArray[np.int64]
     needs_communication: NDArray[np.bool_]
-    of_loader: NDArray[np.bool_]
+    feeds_devices: NDArray[np.bool_]
+
+
+_FURTHER_COLUMNS = ("target", "buffer_bytes", "needs_communication", "feeds_devices")
 
 
 def assemble(
     planes: Sequence[Plane], *, shown: str, host: str, begun_ns: int, notes: list[str], unread: tuple[str, ...] = ()
 ) -> Process:
-    """One table of the planes of one process.
+    """Assemble one table from the planes of one process.
 
     Args:
         planes: its host and its GPUs.
-        shown: how to call the file.
+        shown: the file's name in messages.
         host: host name.
-        begun_ns: when the profile began (Unix, ns); 0 where it does not say.
-        notes: what had to be repaired is appended here.
-        unread: accelerators whose planes are not among these.
+        begun_ns: begin of the profile (Unix, ns); 0 if unknown.
+        notes: receives what had to be repaired.
+        unread: accelerators whose planes are not read.
     """
-    names = _Names()
+    names = _SharedNames()
     devices = [plane for plane in planes if plane.device is not None]
     base = min((plane.base_ns for plane in planes if len(plane.name)), default=0)
-    communications = find_communication(planes)
-    parts: list[_Columns] = [_device_columns(plane, names, base, communications) for plane in devices]
-    training = None
-    launched = _launched(parts)
+    communication = find_communication(planes)
+    by_plane: list[_Columns] = [_device_columns(plane, names, base, communication) for plane in devices]
+    launched = _launched(by_plane)
+    training_thread = None
     for plane in planes:
         if plane.device is None:
-            columns, line = _host_columns(plane, names, base, launched, communications, has_devices=bool(devices))
-            parts.append(columns)
-            training = plane.lines[line][0] if line is not None and training is None else training
-    joined = {field: np.concatenate([getattr(part, field) for part in parts]) for field in _Columns.__struct_fields__}
-    order, first = _order(joined, notes)
+            columns, line = _host_columns(plane, names, base, launched, communication, has_devices=bool(devices))
+            by_plane.append(columns)
+            if line is not None and training_thread is None:
+                training_thread = plane.lines[line][0]
+    joined = {
+        field: np.concatenate([getattr(each, field) for each in by_plane]) for field in _Columns.__struct_fields__
+    }
+    order, first_ns = _order(joined, notes)
     joined = {field: column[order] for field, column in joined.items()}
-    table = EventTable(
-        kind=joined["kind"],
-        name=joined["name"],
-        start_ns=joined["start"] - first,
-        end_ns=joined["end"] - first,
-        thread=joined["thread"],
-        device=joined["device"],
-        correlation=joined["correlation"],
-        size_bytes=joined["size"],
-        role=joined["role"],
-        direction=joined["direction"],
-        host_memory=joined["host_memory"],
-        names=names.all(),
-    )
+    further = {field: joined.pop(field) for field in _FURTHER_COLUMNS}
+    joined["start_ns"] = joined["start_ns"] - first_ns
+    joined["end_ns"] = joined["end_ns"] - first_ns
+    table = EventTable(**joined, names=names.all())
     table = msgspec.structs.replace(table, role=roles_without_idle_launches(table))
-    origin = base + first + (0 if base + first >= _LEAST_UNIX_NS else begun_ns)
+    origin = base + first_ns + (0 if base + first_ns >= _LEAST_UNIX_NS else begun_ns)
+    framework = framework_of(planes)
     trace = Trace(
         source=shown,
-        framework=(framework := framework_of(planes)),
+        framework=framework,
         events=table,
-        origin_ns=max(origin, 1),  # one process has one clock, whatever it counts from
+        origin_ns=max(origin, 1),  # one process has one clock, whatever its zero
         host=host,
         device_names={plane.device: _model(plane) for plane in devices if plane.device is not None},
-        collectives=_collectives(table, joined["buffer"]),
+        collectives=_collectives(table, further["buffer_bytes"]),
         step_marks=step_marks_of(table),
         waits_in_collectives=True,
         uses_devices=bool((table.kind == EventKind.RUNTIME).any()),
@@ -161,18 +176,18 @@ def assemble(
         unrecorded_graphs=count_unrecorded_graphs(table),
         notes=tuple(notes),
     )
-    nowhere = np.full(len(table), NO_DEVICE, np.int16)
+    none = np.full(len(table), NO_DEVICE, np.int16)
     return Process(
         trace=trace,
-        launches_on=joined["target"] if devices else nowhere,
-        runs_on=nowhere if devices else joined["target"],
-        training_thread=training,
-        needs_communication=joined["needs_communication"],
+        launches_on=further["target"] if devices else none,
+        runs_on=none if devices else further["target"],
+        training_thread=training_thread,
+        needs_communication=further["needs_communication"],
     )
 
 
 def _model(plane: Plane) -> str:
-    """Return the model of a GPU; where only its vendor is said, as on AMD's, with what tells models apart."""
+    """Return the model of a GPU; if only the vendor is known, as for AMD, vendor and count of compute units."""
     for field in ("gpu_device_name", "device_type_string"):
         model: Any = plane.about.get(field, "")
         if model and isinstance(model, str):
@@ -180,85 +195,86 @@ def _model(plane: Plane) -> str:
     vendor, units = plane.about.get("device_vendor", ""), plane.about.get("core_count", 0)
     if not vendor or not isinstance(vendor, str):
         return ""
-    count = f" with {units} compute units" if isinstance(units, int) and 0 < units < _MOST_UNITS else ""
+    count = f" with {units} compute units" if isinstance(units, int) and 0 < units < _MAX_UNITS else ""
     return f"{vendor} GPU{count}"
 
 
-def _device_columns(plane: Plane, names: _Names, base: int, communications: CommunicationNames) -> _Columns:
+def _device_columns(plane: Plane, names: _SharedNames, base: int, communication: CommunicationNames) -> _Columns:
     count = len(plane.name)
     kind = np.full(count, EventKind.KERNEL, np.uint8)
     size = np.full(count, NO_SIZE, np.int64)
     direction, host_memory = np.zeros(count, np.uint8), np.zeros(count, np.uint8)
     index = np.array([names(name) for name in plane.names], np.int32)
     name = index[plane.name]
-    for stat, what in ((COPY_DETAILS, EventKind.COPY), (SET_DETAILS, EventKind.MEMSET)):
+    for stat, stat_kind in ((COPY_DETAILS, EventKind.COPY), (SET_DETAILS, EventKind.MEMSET)):
         events, refs = plane.stats.get(stat, (np.empty(0, np.int64), np.empty(0, np.int64)))
-        kind[events] = what
+        kind[events] = stat_kind
         for ref in distinct(refs).tolist():
-            mine = events[refs == ref]
+            rows = events[refs == ref]
             details = plane.texts.get(ref, "")
-            if what == EventKind.MEMSET:
-                size[mine] = set_bytes(details)
+            if stat_kind == EventKind.MEMSET:
+                size[rows] = parse_memset_bytes(details)
                 continue
-            for plain in distinct(plane.name[mine]).tolist():
-                of_name = mine[plane.name[mine] == plain]
-                copy = copy_of(plane.names[plain], details)
-                name[of_name], size[of_name] = names(copy.name), copy.size_bytes
-                direction[of_name], host_memory[of_name] = copy.direction, copy.host_memory
-    _without_details(plane, kind)
-    communicates = np.array([kernel_operation(text) is not None for text in plane.names], np.bool_)
-    role = np.where(kind == EventKind.KERNEL, np.uint8(Role.COMPUTE), np.uint8(Role.COPY))
-    role[(kind == EventKind.KERNEL) & communicates[plane.name]] = Role.COMMUNICATION
-    role[(kind == EventKind.COPY) & ((direction == Direction.PEER) | communications.sends(plane))] = Role.COMMUNICATION
-    role[(kind == EventKind.KERNEL) & communications.adds(plane)] = Role.BUCKET_COPY
-    streams = np.array([ident for ident, _ in plane.lines], np.int64)
+            for plane_name in distinct(plane.name[rows]).tolist():
+                named = rows[plane.name[rows] == plane_name]
+                copy = parse_copy(plane.names[plane_name], details)
+                name[named], size[named] = names(copy.name), copy.size_bytes
+                direction[named], host_memory[named] = copy.direction, copy.host_memory
+    # Copies whose details the profiler left out are recognised by their names.
+    undetailed = kind == EventKind.KERNEL
+    kind[undetailed & plane.named(lambda text: text.startswith("Memcpy"))] = EventKind.COPY
+    kind[undetailed & plane.named(lambda text: text.startswith("Memset"))] = EventKind.MEMSET
+    kernel = kind == EventKind.KERNEL
+    role = np.where(kernel, np.uint8(Role.COMPUTE), np.uint8(Role.COPY))
+    role[kernel & plane.named(kernel_operation)] = Role.COMMUNICATION
+    role[(kind == EventKind.COPY) & ((direction == Direction.PEER) | communication.sends(plane))] = Role.COMMUNICATION
+    role[kernel & communication.adds(plane)] = Role.BUCKET_COPY
     return _Columns(
         kind=kind,
         name=name,
-        start=plane.start_ns + (plane.base_ns - base),
-        end=plane.end_ns + (plane.base_ns - base),
-        thread=streams[plane.line] if len(streams) else plane.line,
+        start_ns=plane.start_ns + (plane.base_ns - base),
+        end_ns=plane.end_ns + (plane.base_ns - base),
+        thread=_threads(plane),
         device=np.full(count, plane.device, np.int16),
         correlation=_correlation(plane),
-        size=size,
+        size_bytes=size,
         role=role,
         direction=direction,
         host_memory=host_memory,
         target=np.full(count, NO_DEVICE, np.int16),
-        buffer=plane.whole(BUFFER, 0),
-        needs_communication=(role == Role.COMMUNICATION) | communications.needs(plane),
-        of_loader=of_loader(plane),
+        buffer_bytes=plane.whole(BUFFER, 0),
+        needs_communication=(role == Role.COMMUNICATION) | communication.needs(plane),
+        feeds_devices=feeds_devices(plane),
     )
 
 
-def _without_details(plane: Plane, kind: NDArray[np.uint8]) -> None:
-    """Copies whose details the profiler left out are known by their names."""
-    for index, name in enumerate(plane.names):
-        if name.startswith(("Memcpy", "Memset")):
-            what = EventKind.COPY if name.startswith("Memcpy") else EventKind.MEMSET
-            kind[(plane.name == index) & (kind == EventKind.KERNEL)] = what
+def _threads(plane: Plane) -> NDArray[np.int64]:
+    """Return the stream or thread of each event, int64[n]."""
+    idents = np.array([ident for ident, _ in plane.lines], np.int64)
+    return idents[plane.line] if len(idents) else plane.line
 
 
 def _correlation(plane: Plane) -> NDArray[np.int64]:
-    found = plane.whole(CORRELATION, NO_CORRELATION)
-    return np.where(found <= 0, NO_CORRELATION, found)  # CUPTI counts from 1
+    correlation = plane.whole(CORRELATION, NO_CORRELATION)
+    return np.where(correlation <= 0, NO_CORRELATION, correlation)  # CUPTI counts from 1
 
 
 class _Launched(msgspec.Struct, frozen=True):
-    """Device work by correlation id, sorted: what each id launched and where."""
+    """Device work by correlation, sorted."""
 
     correlation: NDArray[np.int64]
     kind: NDArray[np.uint8]
     device: NDArray[np.int16]
     direction: NDArray[np.uint8]
-    of_loader: NDArray[np.bool_]
+    feeds_devices: NDArray[np.bool_]
 
 
-def _launched(parts: Sequence[_Columns]) -> _Launched:
-    if not parts:
+def _launched(by_plane: Sequence[_Columns]) -> _Launched:
+    if not by_plane:
         none = np.empty(0, np.uint8)
         return _Launched(none.astype(np.int64), none, none.astype(np.int16), none, none.astype(np.bool_))
-    columns = {field: np.concatenate([getattr(part, field) for part in parts]) for field in _Launched.__struct_fields__}
+    fields = _Launched.__struct_fields__
+    columns = {field: np.concatenate([getattr(each, field) for each in by_plane]) for field in fields}
     order = np.argsort(columns["correlation"], kind="stable")
     order = order[columns["correlation"][order] != NO_CORRELATION]
     return _Launched(**{field: column[order] for field, column in columns.items()})
@@ -266,72 +282,68 @@ def _launched(parts: Sequence[_Columns]) -> _Launched:
 
 def _host_columns(
     plane: Plane,
-    names: _Names,
+    names: _SharedNames,
     base: int,
     launched: _Launched,
-    communications: CommunicationNames,
+    communication: CommunicationNames,
     *,
     has_devices: bool,
 ) -> tuple[_Columns, int | None]:
-    """The columns of a host plane, and the index of the line with the step marks."""
+    """Return the columns of a host plane, and the index of the line with the step marks."""
     kind, step, training = host_kinds(plane, has_devices=has_devices)
-    index = np.array([names(name) for name in plane.names], np.int32)
-    name = index[plane.name] if len(index) else np.empty(0, np.int32)
+    count = len(kind)
+    name = np.array([names(name) for name in plane.names], np.int32)[plane.name]
     correlation = _correlation(plane)
-    role = host_roles(plane, kind, step, communications, has_devices=has_devices)
+    role = host_roles(plane, kind, step, communication, has_devices=has_devices)
     target = np.where(kind == EventKind.RUNTIME, plane.whole(DEVICE, NO_DEVICE), NO_DEVICE)
     if not has_devices:
         target = placed(plane)
-    # Memsets and graphs run nothing at times, and a call of HIP is called as HIP calls it.
-    known = np.array([is_memset(text) or is_graph_launch(text) for text in plane.names], np.bool_)
-    of_hip = np.array([text.startswith("hip") for text in plane.names], np.bool_)
     calls = np.flatnonzero(kind == EventKind.RUNTIME)
     if len(calls) and len(launched.correlation):
         slot = np.searchsorted(launched.correlation, correlation[calls])
         slot = np.minimum(slot, len(launched.correlation) - 1)
-        found = launched.correlation[slot] == correlation[calls]
-        # CUPTI gives ids to what launches: of this nothing was recorded.
-        lost = calls[~found & (correlation[calls] != NO_CORRELATION) & ~known[plane.name[calls]]]
-        call, does = _CALLS[EventKind.KERNEL, Direction.NONE]
-        name[lost], role[lost] = names(call), does
-        calls, slot = calls[found], slot[found]
+        has_work = launched.correlation[slot] == correlation[calls]
+        # CUPTI numbers calls that launch; the work of these was lost. Memsets and graphs may launch nothing.
+        may_be_idle = plane.named(lambda text: is_memset(text) or is_graph_launch(text))
+        lost = calls[~has_work & (correlation[calls] != NO_CORRELATION) & ~may_be_idle[calls]]
+        call_name, call_role = _CALLS[EventKind.KERNEL, Direction.NONE]
+        name[lost], role[lost] = names(call_name), call_role
+        calls, slot = calls[has_work], slot[has_work]
         target[calls] = launched.device[slot]
-        for (what, direction), (call, does) in _CALLS.items():
-            mine = calls[(launched.kind[slot] == what) & (launched.direction[slot] == direction)]
-            if len(mine):
-                role[mine] = does
-                mine = mine[~of_hip[plane.name[mine]]]
-                name[mine] = names(call)
-        # Who waits for it is the loader, in a thread of its own.
-        role[calls[launched.of_loader[slot] & (launched.direction[slot] == Direction.DEVICE_TO_HOST)]] = Role.LAUNCH
-    for mark in np.flatnonzero(step != NO_STEP).tolist():
-        if kind[mark] == EventKind.ANNOTATION:
-            # As TensorFlow's own TraceMe encodes it.
-            name[mark] = names(f"{plane.names[plane.name[mark]]}#step_num={step[mark]}#")
-    threads = np.array([ident for ident, _ in plane.lines], np.int64)
+        of_hip = plane.named(lambda text: text.startswith("hip"))  # these keep their names
+        for (work_kind, direction), (call_name, call_role) in _CALLS.items():
+            rows = calls[(launched.kind[slot] == work_kind) & (launched.direction[slot] == direction)]
+            if len(rows):
+                role[rows] = call_role
+                name[rows[~of_hip[rows]]] = names(call_name)
+        # The loader waits for this copy, in a thread of its own.
+        role[calls[launched.feeds_devices[slot] & (launched.direction[slot] == Direction.DEVICE_TO_HOST)]] = Role.LAUNCH
+    for mark in np.flatnonzero((step != NO_STEP) & (kind == EventKind.ANNOTATION)).tolist():
+        # As TensorFlow's TraceMe encodes it.
+        name[mark] = names(f"{plane.names[plane.name[mark]]}#step_num={step[mark]}#")
     columns = _Columns(
         kind=kind,
         name=name,
-        start=plane.start_ns + (plane.base_ns - base),
-        end=plane.end_ns + (plane.base_ns - base),
-        thread=threads[plane.line] if len(threads) else plane.line,
-        device=np.full(len(kind), HOST, np.int16),
+        start_ns=plane.start_ns + (plane.base_ns - base),
+        end_ns=plane.end_ns + (plane.base_ns - base),
+        thread=_threads(plane),
+        device=np.full(count, HOST, np.int16),
         correlation=np.where(kind == EventKind.RUNTIME, correlation, NO_CORRELATION),
-        size=np.full(len(kind), NO_SIZE, np.int64),
+        size_bytes=np.full(count, NO_SIZE, np.int64),
         role=role,
-        direction=np.zeros(len(kind), np.uint8),
-        host_memory=np.zeros(len(kind), np.uint8),
+        direction=np.zeros(count, np.uint8),
+        host_memory=np.zeros(count, np.uint8),
         target=np.clip(target, NO_DEVICE, np.iinfo(np.int16).max).astype(np.int16),
-        buffer=np.zeros(len(kind), np.int64),
-        needs_communication=communications.needs(plane),
-        of_loader=np.zeros(len(kind), np.bool_),
+        buffer_bytes=np.zeros(count, np.int64),
+        needs_communication=communication.needs(plane),
+        feeds_devices=np.zeros(count, np.bool_),
     )
     return columns, training
 
 
 def _order(columns: dict[str, NDArray[Any]], notes: list[str]) -> tuple[NDArray[np.intp], int]:
-    """Rows that have possible times, by start (ties: the longer first), and the first start."""
-    start, end = columns["start"], columns["end"]
+    """Return the rows with possible times, by start (ties: the longer first), and the first start."""
+    start, end = columns["start_ns"], columns["end_ns"]
     length = end - start
     possible = (length >= 0) & (length <= _DAY_NS)
     if possible.any():
@@ -343,25 +355,22 @@ def _order(columns: dict[str, NDArray[Any]], notes: list[str]) -> tuple[NDArray[
     return order, int(start[order[0]]) if len(order) else 0
 
 
-def _collectives(table: EventTable, buffer: NDArray[np.int64]) -> tuple[CollectiveCall, ...]:
-    """What communicates: kernels, or in a process without GPUs the ops that wait for other processes.
+def _collectives(table: EventTable, buffer_bytes: NDArray[np.int64]) -> tuple[CollectiveCall, ...]:
+    """Return the collectives: kernels, or in a process without GPUs the ops that wait for other processes.
 
     Their process group is not recorded: TensorFlow's replicas are one group.
     """
-    names = {row: table.name_of(row) for row in np.flatnonzero(table.role == Role.COMMUNICATION).tolist()}
-    rows = [row for row, name in names.items() if kernel_operation(name) or host_operation(name)]
-    return tuple(
-        CollectiveCall(
-            row=row,
-            operation=kernel_operation(names[row]) or host_operation(names[row]) or "",
-            size_bytes=int(buffer[row]) if buffer[row] > 0 else None,
-        )
-        for row in rows
-    )
+    collectives = []
+    for row in np.flatnonzero(table.role == Role.COMMUNICATION).tolist():
+        name = table.name_of(row)
+        if operation := kernel_operation(name) or host_operation(name):
+            size = int(buffer_bytes[row])
+            collectives.append(CollectiveCall(row=row, operation=operation, size_bytes=size if size > 0 else None))
+    return tuple(collectives)
 
 
 def step_marks_of(table: EventTable) -> tuple[StepMarks, ...]:
-    """The step marks of a table; TensorFlow's `Trace(…, step_num=…)` carries the number in the name."""
+    """Return the step marks of a table; TensorFlow's `Trace(…, step_num=…)` has the number in the name."""
     rows = np.flatnonzero(table.role == Role.STEP_MARK)
     if not len(rows):
         return ()

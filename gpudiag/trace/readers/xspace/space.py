@@ -1,4 +1,4 @@
-"""XSpace: from what TensorFlow's profiler writes (`*.xplane.pb`, plain or gzipped) to events."""
+"""Read XSpace, which TensorFlow's profiler writes (`*.xplane.pb`, plain or gzipped)."""
 
 from __future__ import annotations
 
@@ -7,13 +7,12 @@ from typing import Any
 
 from gpudiag.errors import NotATraceError, TooLargeError, UnreadableInputError
 from gpudiag.model.sanitize import with_escapes
-from gpudiag.trace.limits import ReadLimits, free_memory_bytes
 from gpudiag.trace.readers.xspace.planes import CORRELATION, about, device_of, read_plane, unread_device_of
 from gpudiag.trace.readers.xspace.process import Process, assemble
 from gpudiag.trace.readers.xspace.wire import WireError
-from gpudiag.trace.unpack import read_whole
+from gpudiag.trace.unpack import ReadLimits, free_memory_bytes, read_whole
 
-#: Columns of an event, three times over while they are put in order.
+#: Columns of an event, three times while they are sorted.
 _MEMORY_PER_EVENT = 512
 _ENVIRONMENT = "Task Environment"
 _CUT = "Let the profiler stop before the job ends, and copy the file whole, in binary mode."
@@ -25,8 +24,8 @@ def read_xspace(path: Path, shown: str, limits: ReadLimits) -> Process:
 
     Args:
         path: the file, protobuf or gzip of it.
-        shown: how the user named it.
-        limits: bounds on what it may unpack to.
+        shown: its name in messages.
+        limits: limits on its unpacked size.
 
     Raises:
         UnreadableInputError: missing, damaged, cut short, of several hosts, or nothing was recorded.
@@ -43,16 +42,20 @@ def read_xspace(path: Path, shown: str, limits: ReadLimits) -> Process:
         raise UnreadableInputError(f"{shown} is damaged: {error}", _CUT) from error
     unread = tuple(sorted({kind for plane in space.planes if (kind := unread_device_of(plane)) is not None}))
     if not any(len(plane.name) for plane in planes):
-        if unread:
-            raise UnreadableInputError(
-                f"{shown} has activity of {with_escapes(', '.join(unread))} only, which gpudiag does not read",
-                "Use the tools of the accelerator's vendor (for TPU: xprof); gpudiag reads GPUs of NVIDIA and AMD.",
-            )
-        raise UnreadableInputError(f"{shown} is an XSpace without events: nothing was recorded", _RECORD)
-    of_devices = (CORRELATION in plane.stats if plane.device is None else len(plane.name) for plane in planes)
-    if not any(of_devices) and not unread:
+        raise _no_events(shown, unread)
+    has_device_events = any(CORRELATION in plane.stats if plane.device is None else len(plane.name) for plane in planes)
+    if not has_device_events and not unread:
         notes.append(_no_device(space, shown))
     return assemble(planes, shown=shown, host=_host(space), begun_ns=_begun_ns(space), notes=notes, unread=unread)
+
+
+def _no_events(shown: str, unread: tuple[str, ...]) -> UnreadableInputError:
+    if unread:
+        return UnreadableInputError(
+            f"{shown} has activity of {with_escapes(', '.join(unread))} only, which gpudiag does not read",
+            "Use the tools of the accelerator's vendor (for TPU: xprof); gpudiag reads GPUs of NVIDIA and AMD.",
+        )
+    return UnreadableInputError(f"{shown} is an XSpace without events: nothing was recorded", _RECORD)
 
 
 def _parse(data: bytes, shown: str) -> Any:
@@ -70,7 +73,7 @@ def _parse(data: bytes, shown: str) -> Any:
 
 
 def _check(space: Any, shown: str) -> None:
-    """Raise for what cannot be one process's trace that fits the memory."""
+    """Raise if this is not one process's trace, or does not fit the memory."""
     hosts = sorted(set(space.hostnames))
     owners: dict[int, int] = {}
     for plane in space.planes:
@@ -110,7 +113,7 @@ def _host(space: Any) -> str:
 
 
 def _begun_ns(space: Any) -> int:
-    """When the profile began (Unix, ns), or 0."""
+    """Return the begin of the profile (Unix, ns), or 0."""
     for plane in space.planes:
         if plane.name == _ENVIRONMENT:
             begun = about(plane).get("profile_start_time", 0)

@@ -1,9 +1,9 @@
-"""Events of an XSpace from their bytes to columns, all at once.
+"""Decode the events of an XSpace from bytes to columns, all at once.
 
 A trace of a few steps has hundreds of thousands of XEvents with several XStats each. As Python objects they take longer
-than everything else in reading; here NumPy takes one field of every event at a time instead. What the fields look like
-is protobuf's wire format (protobuf.dev/programming-guides/encoding): a varint of field number and type, then a varint,
-eight, four, or a counted number of bytes.
+than all other reading; here NumPy decodes one field of every event at a time. The fields have protobuf's wire format
+(protobuf.dev/programming-guides/encoding): a varint of field number and type, then a varint, eight, four, or a counted
+number of bytes.
 
     event     08 07        10 e8 07          18 90 4e          22 04 | 08 03 18 2a
     field     1: 7         2: 1000           3: 10000          4: 4 bytes, an XStat: 1: 3   3: 42
@@ -21,21 +21,21 @@ from numpy.typing import NDArray
 Columns = tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]
 
 _VARINT, _EIGHT_BYTES, _COUNTED, _FOUR_BYTES = 0, 1, 2, 5
-#: What is put behind the last event, so that two words can be read at any of its bytes.
+#: Bytes after the last event, so that two words can be read at any of its bytes.
 _MARGIN = 24
-#: An event with more fields than this is none: TensorFlow writes about twenty.
+#: Most fields of a valid event: TensorFlow writes about twenty.
 _MOST_FIELDS = 4096
 
 #: Fields of an XEvent.
 _METADATA_ID, _OFFSET, _DURATION, _STAT, _OCCURRENCES = 1, 2, 3, 4, 5
-#: By field of an XStat, whether it is a whole number: uint64_value, int64_value, ref_value.
+#: Whether a field of an XStat is an integer, by number: uint64_value, int64_value, ref_value.
 _IS_WHOLE = np.array([False, False, False, True, True, False, False, True, False])
 _METADATA_ID_TAG = _METADATA_ID << 3 | _VARINT
 
 _NO_BODY = -1
 
 
-#: Events that are decoded at once: their columns stay in the processor's caches.
+#: Events decoded at once, so that their columns stay in the processor's caches.
 _BATCH = 16384
 
 
@@ -47,13 +47,13 @@ class RawEvents(msgspec.Struct, frozen=True, kw_only=True):
     """n events as columns, and m of their stats.
 
     Attributes:
-        metadata_id: int64[n], 0 where the event has none.
+        metadata_id: int64[n], 0 if the event has none.
         offset_ps: int64[n].
         duration_ps: int64[n].
-        aggregated: bool[n], it counts occurrences, and so has no place in time.
-        stat_event: int64[m], which event the stat belongs to; in no particular order.
+        aggregated: bool[n], whether it counts occurrences and so has no time.
+        stat_event: int64[m], index of the stat's event; in no particular order.
         stat_id: int64[m], the stat's metadata id.
-        stat_value: int64[m], its value where that is a whole number or a reference to a text, else 0.
+        stat_value: int64[m], its value if that is an integer or a reference to a text, else 0.
     """
 
     metadata_id: NDArray[np.int64]
@@ -66,16 +66,16 @@ class RawEvents(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def decode_events(events: Sequence[bytes], wanted_stats: Collection[int], bare: Collection[int] = ()) -> RawEvents:
-    """Decode serialized XEvents, and of their stats those with the metadata ids that are wanted.
+    """Decode serialized XEvents, and those of their stats that have the wanted metadata ids.
 
     Args:
         events: one XEvent each.
         wanted_stats: metadata ids of stats.
-        bare: metadata ids of events of which no stat is wanted. Of these, nothing behind the first stat is looked at:
+        bare: metadata ids of events without wanted stats. Of these, nothing after the first stat is decoded, because
             protobuf writes fields in the order of their numbers.
 
     Raises:
-        WireError: one of them is none.
+        WireError: invalid bytes.
     """
     batches = [_decode(events[begin : begin + _BATCH], wanted_stats, bare) for begin in range(0, len(events), _BATCH)]
     if not batches:
@@ -130,14 +130,14 @@ def _stats(
     stop: NDArray[np.int64],
     wanted: Collection[int],
 ) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
-    """Event, metadata id and whole number of each XStat that is wanted."""
+    """Return event, metadata id and integer value of each wanted XStat."""
     ids = np.array(sorted(wanted), np.int64)
-    # The id is nearly always the first field: most stats are told apart by that alone.
+    # The id is nearly always the first field, so most stats are selected by that alone.
     first = np.flatnonzero(text[begin] == _METADATA_ID_TAG)
     other, _ = _varints(text, begin[first] + 1)
-    told = np.ones(len(begin), np.bool_)
-    told[first[~np.isin(other, ids)]] = False
-    owner, begin, stop = owner[told], begin[told], stop[told]
+    kept_stats = np.ones(len(begin), np.bool_)
+    kept_stats[first[~np.isin(other, ids)]] = False
+    owner, begin, stop = owner[kept_stats], begin[kept_stats], stop[kept_stats]
     ident, number = np.zeros(len(begin), np.int64), np.zeros(len(begin), np.int64)
     for stat, field, value, body in _fields(text, begin, stop, np.zeros(len(begin), np.bool_)):
         plain = body == _NO_BODY
@@ -152,20 +152,19 @@ def _stats(
 def _fields(
     text: NDArray[np.uint8], begin: NDArray[np.int64], stop: NDArray[np.int64], done: NDArray[np.bool_]
 ) -> Iterator[Columns]:
-    """The first field of every message, then the second of every message that has one, and so on.
+    """Yield the first field of every message, then the second of every message that has one, and so on.
 
     Args:
-        text: the bytes, with a margin behind them.
-        begin, stop: int64[n], where each message lies in it.
-        done: bool[n], messages of which no further field is wanted; the caller may set more meanwhile.
+        text: the bytes, followed by a margin.
+        begin, stop: int64[n], begin and end of each message.
+        done: bool[n], messages of which no further field is wanted; the caller may set more while iterating.
 
     Yields:
-        Columns of equal length: which message; the number of its field; its value (of bytes: how many; of what is
-        neither varint nor bytes: nothing); where its bytes begin (`_NO_BODY` where it has none). What has eight or four
-        bytes is left out.
+        Columns of equal length: message; field number; value (the length, if the field has bytes); begin of its bytes
+        (`_NO_BODY` if it has none). Fields of eight or four bytes are left out.
 
     Raises:
-        WireError: a field has no known type or goes on behind its message.
+        WireError: a field has no known type or extends beyond its message.
     """
     message = np.arange(len(begin))
     position = begin
@@ -181,7 +180,7 @@ def _fields(
         counted = kind == _COUNTED
         body = np.where(counted, position + size, _NO_BODY)
         length = np.where(counted, value, 0)
-        # Compared before it is added: a broken length may be as large as an integer can be, or negative.
+        # Compared before adding: a broken length may be negative, or as large as an integer can be.
         if (length < 0).any() or (length > stop - position).any():
             raise WireError("an event is cut short")
         plain = counted | (kind == _VARINT)
@@ -202,7 +201,7 @@ def _fields(
 
 _STOPS = np.uint64(0x8080808080808080)
 _SEVENS = np.uint64(0x7F7F7F7F7F7F7F7F)
-#: Low and high halves of neighbours that are joined, and how far apart these are: 7 bits in 8, 14 in 16, 28 in 32.
+#: Masks of low and high halves of joined neighbours, and the gap between them: 7 bits in 8, 14 in 16, 28 in 32.
 _JOINS = (
     (np.uint64(0x007F007F007F007F), np.uint64(0x7F007F007F007F00), np.uint64(1)),
     (np.uint64(0x00003FFF00003FFF), np.uint64(0x3FFF00003FFF0000), np.uint64(2)),
@@ -212,7 +211,7 @@ _ONE = np.uint64(1)
 
 
 def _varints(text: NDArray[np.uint8], position: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """The varint at each position, and how many bytes it takes; at most 16 bytes from there are read."""
+    """Return the varint at each position, and its length in bytes; at most 16 bytes from there are read."""
     value = text[position].astype(np.int64)
     size = np.ones(len(position), np.int64)
     several = np.flatnonzero(value >= 0x80)
@@ -222,10 +221,10 @@ def _varints(text: NDArray[np.uint8], position: NDArray[np.int64]) -> tuple[NDAr
 
 
 def _long_varints(text: NDArray[np.uint8], position: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """As `_varints`, for those of several bytes.
+    """Decode varints of several bytes, as `_varints` does.
 
-    A varint has seven bits in a byte, the lowest first, and the eighth bit set in all of its bytes but the last. So of
-    a word of eight bytes, what lies above the lowest clear eighth bit is not of it, and the rest is joined in pairs.
+    Each byte of a varint has seven bits, the lowest first, and the eighth bit is set in all bytes but the last. So in a
+    word of eight bytes, bits above the lowest clear eighth bit are not part of it, and the rest is joined in pairs.
     """
     words: NDArray[np.uint64] = np.ndarray(len(text) - 7, "<u8", text.data, strides=(1,))
     word = words[position]

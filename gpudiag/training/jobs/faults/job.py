@@ -24,10 +24,10 @@ from gpudiag.model.benchmarks.selftest import (
     PLAN_FILE,
     PLAN_SCHEMA,
     Ablation,
-    Block,
-    Failure,
+    FaultFailure,
     FaultPlan,
     SelftestPlan,
+    StepBlock,
 )
 from gpudiag.model.run import RankRecord, RunRecord, StepTimes
 from gpudiag.model.run_directory import read_json, write_json
@@ -127,7 +127,7 @@ class _Job(Generic[TrainerT]):
             if self.place.rank == 0:
                 directory = self.run_dir / plan.name
                 directory.mkdir(parents=True, exist_ok=True)
-                write_json(directory / FAILURE_FILE, Failure(fault=plan.name, why=f"failed: {reasons[0]}"))
+                write_json(directory / FAILURE_FILE, FaultFailure(fault=plan.name, why=f"failed: {reasons[0]}"))
 
     def ablate(self, plan: FaultPlan) -> None:
         """Time blocks with and without the fault; rank 0 writes all ranks' times down."""
@@ -163,10 +163,10 @@ class _Job(Generic[TrainerT]):
             )
             write_json(directory / ABLATION_FILE, ablation)
 
-    def _block(self, on: bool, times: list[float]) -> Block:
-        return Block(on=on, step_ms=tuple(tuple(series) for series in self.trainer.gather(times)))
+    def _block(self, on: bool, times: list[float]) -> StepBlock:
+        return StepBlock(on=on, step_ms=tuple(tuple(series) for series in self.trainer.gather(times)))
 
-    def _held(self, fault: Fault[TrainerT], blocks: list[Block], steps: int) -> list[Block]:
+    def _held(self, fault: Fault[TrainerT], blocks: list[StepBlock], steps: int) -> list[StepBlock]:
         """The whole job as it is, and with its launches ahead of the device, by turns."""
         hold_ms = _HELD_STEPS * statistics.fmean(ms for block in blocks if block.on for ms in block.step_ms[0])
         few = max(_LEAST_AHEAD, steps // 3)

@@ -21,8 +21,8 @@ import torch
 
 import gpudiag
 from gpudiag.errors import WorkerFailedError
-from gpudiag.model.inference import INFERENCE_FILE, InferenceRecord, RankInference
 from gpudiag.model.job import computed_in
+from gpudiag.model.run import INFERENCE_FILE, InferenceRecord, RankInference
 from gpudiag.model.run_directory import write_json
 from gpudiag.training.jobs.precision import Arithmetic
 from gpudiag.training.jobs.volume.blocks import CPU_CUT, CPU_VOLUME, GPU_CUT, GPU_VOLUME, Blocks

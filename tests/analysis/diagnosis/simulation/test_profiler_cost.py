@@ -188,7 +188,7 @@ class Replay:
         self.per_event_ns, self.device, self.is_cpu, self.light = per_event_ns, device, is_cpu, light
         self.corrected_ms = max(30 - per_event_ns / 250, device)
         self.timeline = SimpleNamespace(
-            tracks=[SimpleNamespace(is_cpu=is_cpu)], traces=[SimpleNamespace(operators_put_in=light)]
+            tracks=[SimpleNamespace(is_cpu=is_cpu)], traces=[SimpleNamespace(operators_merged=light)]
         )
         #: Over two steps the hosts of three ranks are busy for 60, 80 and 100 ms less that.
         busy = [60 - per_event_ns / 125, 80 - per_event_ns / 125, 50 - per_event_ns / 250, 50 - per_event_ns / 250]
@@ -226,7 +226,7 @@ def test_the_cost_is_the_nearest_that_leads_to_the_timed_step(timed: float, devi
 def test_a_recording_without_operators_may_have_cost_more() -> None:
     assert steps_timed(Replay(light=True), 5.0) == pytest.approx(6249, abs=6)
     mixed = Replay(light=True)
-    mixed.timeline.traces.append(SimpleNamespace(operators_put_in=False))
+    mixed.timeline.traces.append(SimpleNamespace(operators_merged=False))
     mixed.at_cost = Replay(light=False).at_cost  # type: ignore[method-assign]
     assert steps_timed(mixed, 5.0) < 5000
 

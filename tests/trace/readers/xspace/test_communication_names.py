@@ -89,7 +89,7 @@ def test_a_reduction_on_the_cpu(tmp_path: Path) -> None:
         assert trace.collectives == ()
 
 
-def test_the_executor_waits_before_what_needs_the_sum_and_at_the_end(tmp_path: Path) -> None:
+def test_executor_waits_before_consumers_of_the_sum_and_at_the_end(tmp_path: Path) -> None:
     first, _ = read_traces([reduced_on_the_cpu().write(tmp_path / "a.xplane.pb")])
     events = first.events
     waits = [row for row in events.rows_of(EventKind.RUNTIME).tolist() if events.name_of(row) == COMMUNICATION_WAIT]
@@ -142,7 +142,7 @@ def test_the_recorded_reduction_on_the_cpu() -> None:
         assert 0.95 * 3 * 210 < len(added) <= 3 * 210
 
 
-def test_what_the_reduction_on_the_cpu_costs() -> None:
+def test_cost_of_the_reduction_on_the_cpu() -> None:
     analysis = analyze([RECORDED / "mirrored_cpu.xplane.pb.gz"])
     first = analysis.findings[0]
     # Beside one device it costs 23.2 ms, and 21.0 are found in the whole recording (docs/accuracy.md). This one lacks
@@ -166,7 +166,7 @@ def test_each_logical_device_is_a_rank(strategy: str) -> None:
         assert low <= communication <= high
 
 
-def test_ops_are_where_what_ran_with_them_sends_from(tmp_path: Path) -> None:
+def test_ops_are_placed_with_ops_of_the_same_process(tmp_path: Path) -> None:
     built = SpaceBuilder()
     built.thread(1, "python3").event("train", 0, 1000, step_num=1, _r=1).event("KernelAndDeviceFunc::Run", 5, 990)
     one, other = built.thread(2), built.thread(3)
@@ -200,7 +200,7 @@ def test_ops_are_where_what_ran_with_them_sends_from(tmp_path: Path) -> None:
     assert (COMMUNICATION_WAIT, Role.COMMUNICATION) in ops(second)
 
 
-def test_one_device_stays_one_rank(tmp_path: Path) -> None:
+def test_single_device_is_one_rank(tmp_path: Path) -> None:
     built = SpaceBuilder()
     built.thread(1, "python3").event("train", 0, 100, step_num=1, _r=1).event("KernelAndDeviceFunc::Run", 5, 90)
     built.thread(2).event("ExecutorState::Process", 10, 80, id=1).event("forward:MatMul", 20, 70)

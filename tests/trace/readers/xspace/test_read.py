@@ -43,7 +43,7 @@ def test_each_gpu_is_a_rank(tmp_path: Path) -> None:
         assert [call.size_bytes for call in trace.collectives] == [4096] * 4
 
 
-def test_steps_waits_and_input_are_seen(tmp_path: Path) -> None:
+def test_steps_waits_and_input_are_found(tmp_path: Path) -> None:
     timeline = build_timeline(read_traces([two_gpus(steps=6).write(tmp_path / "host.xplane.pb")]))
     attribution = attribute(timeline)
     for track, cut in zip(timeline.tracks, attribution.tracks, strict=True):
@@ -59,7 +59,7 @@ def test_steps_waits_and_input_are_seen(tmp_path: Path) -> None:
         assert set(cut.waits_ns) == ({1} if waits else set())
 
 
-def test_ranks_count_on_through_the_files_of_several_hosts(tmp_path: Path) -> None:
+def test_ranks_are_numbered_through_files_of_several_hosts(tmp_path: Path) -> None:
     for host in ("a", "b"):
         two_gpus().write(tmp_path / f"{host}.xplane.pb")
     traces = read_traces([tmp_path])
@@ -67,7 +67,7 @@ def test_ranks_count_on_through_the_files_of_several_hosts(tmp_path: Path) -> No
     assert {trace.world_size for trace in traces} == {4}
 
 
-def test_a_process_with_one_gpu_has_the_rank_that_its_file_names(tmp_path: Path) -> None:
+def test_process_with_one_gpu_has_the_rank_in_its_file_name(tmp_path: Path) -> None:
     for rank in (0, 1):
         built = SpaceBuilder()
         built.thread(1).event("gemm", 0, 5, correlation_id=1).event("gemm", 10, 15, correlation_id=2)
@@ -97,7 +97,7 @@ def test_plain_and_gzipped_are_the_same(tmp_path: Path) -> None:
         assert one.events.name.tolist() == other.events.name.tolist()
 
 
-def test_copies_are_named_as_in_pytorch(tmp_path: Path) -> None:
+def test_copies_have_the_names_of_pytorch(tmp_path: Path) -> None:
     built = SpaceBuilder()
     details = "kind_src:pageable kind_dst:device size:38535168 dest:0 async:1"
     built.thread(1).event("MemcpyH2D", 0, 5, correlation_id=1)
@@ -144,7 +144,7 @@ def test_the_analysis_of_the_real_trace() -> None:
     assert "no-step-marks" not in {warning.code for warning in analysis.validity}
 
 
-def test_no_event_is_lost_between_the_planes_and_the_process() -> None:
+def test_all_plane_events_reach_the_process() -> None:
     (path,) = MIRRORED.iterdir()
     space = message_type("xplane", "XSpace").FromString(gzip.decompress(path.read_bytes()))
     events = [event for plane in space.planes for line in plane.lines for event in line.events]
@@ -256,7 +256,7 @@ def test_impossible_times_are_left_out(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("told", [-(2**63), -1, 2**63 - 1])
-def test_a_line_at_no_time_is_left_out(told: int, tmp_path: Path) -> None:
+def test_line_with_invalid_time_is_left_out(told: int, tmp_path: Path) -> None:
     built = two_gpus()
     built.thread(9).event("lost", 0, 1)
     (line,) = (line for plane in built.space.planes for line in plane.lines if line.id == 9)
@@ -265,7 +265,7 @@ def test_a_line_at_no_time_is_left_out(told: int, tmp_path: Path) -> None:
     assert any("impossible times" in note for note in first.notes)
 
 
-def test_two_frameworks_are_two_jobs(tmp_path: Path) -> None:
+def test_traces_of_two_frameworks_are_refused(tmp_path: Path) -> None:
     path = two_gpus().write(tmp_path / "a.xplane.pb")
     with pytest.raises(UnreadableInputError, match="two jobs"):
         read_traces([path, TRACES / "clean"])

@@ -42,7 +42,7 @@ def signed(value: int) -> int:
 
 
 @given(EVENTS, st.sets(st.integers(-2, 300)))
-def test_what_protobuf_decodes(events: list[Any], wanted: set[int]) -> None:
+def test_decodes_like_protobuf(events: list[Any], wanted: set[int]) -> None:
     messages = [message(*event) for event in events]
     raw = decode_events([one.SerializeToString() for one in messages], wanted)
     assert raw.metadata_id.tolist() == [one.metadata_id for one in messages]
@@ -61,7 +61,7 @@ def test_what_protobuf_decodes(events: list[Any], wanted: set[int]) -> None:
 
 
 @given(EVENTS, st.sets(st.integers(-3, 3)))
-def test_of_bare_events_all_but_the_stats(events: list[Any], bare: set[int]) -> None:
+def test_bare_events_have_no_stats(events: list[Any], bare: set[int]) -> None:
     messages = [message(ident % 7 - 3, *rest) for ident, *rest in events if not rest[-1]]
     raw = decode_events([one.SerializeToString() for one in messages], range(-2, 301), bare)
     assert raw.metadata_id.tolist() == [one.metadata_id for one in messages]
@@ -71,7 +71,7 @@ def test_of_bare_events_all_but_the_stats(events: list[Any], bare: set[int]) -> 
     assert [raw.stat_event.tolist().count(index) for index in range(len(messages))] == counts
 
 
-def test_more_events_than_are_decoded_at_once() -> None:
+def test_several_batches_of_events() -> None:
     one = message(3, 10, 5, [(1, ("uint64_value", 9))], aggregated=False).SerializeToString()
     other = message(4, 11, 6, [], aggregated=False).SerializeToString()
     raw = decode_events([one, other] * 20_000, {1})
@@ -92,7 +92,7 @@ def test_more_events_than_are_decoded_at_once() -> None:
         b"\x22\x02\x08\x80",  # a stat that is cut
     ],
 )
-def test_what_is_no_event(data: bytes) -> None:
+def test_invalid_event_is_refused(data: bytes) -> None:
     with pytest.raises(WireError):
         decode_events([data], {1, 0})
 

@@ -169,7 +169,7 @@ def _allocating(events: EventTable, rows: NDArray[np.intp], shift: int) -> Inter
 
 def _recorded_by(trace: Trace, threads: list[int], time: Index) -> NDArray[np.intp]:
     """Count the events of these threads recorded after the first of these times, by each; on the trace's clock."""
-    operators = () if trace.operators_put_in else (EventKind.OPERATOR, EventKind.PYTHON)
+    operators = () if trace.operators_merged else (EventKind.OPERATOR, EventKind.PYTHON)
     end = trace.events.end_ns[trace.events.rows_on(threads, EventKind.ANNOTATION, EventKind.RUNTIME, *operators)]
     end = end[np.flatnonzero((end > time[0]) & (end <= time[-1]))]
     return np.sort(end, kind="stable").searchsorted(time, side="right")  # in order except for nested events

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from gpudiag.model.files.private_directory import cache_home, is_private
+from gpudiag.model.private_directory import cache_home, is_private
 from gpudiag.training.strategies.shared_host import native
 from tests.other_user import needs_root
 
@@ -17,7 +17,7 @@ def made(directory: Path, mode: int = 0o700) -> Path:
     return directory
 
 
-def test_a_directory_of_this_user_is_private(tmp_path: Path) -> None:
+def test_own_directory_is_private(tmp_path: Path) -> None:
     assert is_private(made(tmp_path / "a"))
     assert not is_private(made(tmp_path / "b", 0o777))
 

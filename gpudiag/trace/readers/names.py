@@ -1,28 +1,31 @@
-"""The many names of collectives, of their kernels, and of the data they carry."""
+"""Names that do not depend on the profiler: of collectives, of their kernels, of kernels that only training runs."""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from functools import cache
 
-#: The operation of a kernel that communicates without saying what.
-UNKNOWN = "unknown"
+import numpy as np
+from numpy.typing import NDArray
 
-#: Ranges of collectives that the host itself carries out; they span the real work.
-HOST_COLLECTIVES = ("gloo:", "mpi:", "ucc:")
+from gpudiag.model.event import EventTable
+
+#: Operation of a communication kernel whose name does not state one.
+UNKNOWN = "unknown"
 
 #: NCCL's and RCCL's kernels: `ncclDevKernel_AllReduce_Sum_f32_RING_LL(…)`; before 2.18 `ncclKernel_AllReduce_RING_LL…`;
 #: for symmetric memory `ncclSymkDevKernel_AllReduce_RSxLDMC_AGxSTMC_…`; RCCL also `ncclDevKernel_Generic_4(…)`.
 _LIBRARY_KERNEL = re.compile(r"(?:nccl|rccl)(?:Sym[a-z]?)?(?:Dev)?Kernel(?:Debug)?_([A-Za-z0-9]+)")
 
-#: DeepEP's exchange of tokens between experts, plain or mangled: `deep_ep::internode::dispatch<…>`,
-#: `_ZN7deep_ep12internode_ll7combineI…`, `dpsk::ep::internode::cached_notify<…>`. What only counts tokens on its own
-#: device (`get_dispatch_layout`) is compute.
+#: DeepEP's communication of tokens between experts, plain or mangled: `deep_ep::internode::dispatch<…>`,
+#: `_ZN7deep_ep12internode_ll7combineI…`, `dpsk::ep::internode::cached_notify<…>`. Kernels that only count tokens on
+#: their device (`get_dispatch_layout`) are compute.
 _EXPERTS = (
     r"(?:deep_ep|dpsk::ep)(?:::|\d+)(?:\w+::)?(?:intranode|internode|elastic|hybrid|low_latency)(?:_ll)?(?:::|\d+)"
     r"(?:\w+_)??"
 )
-#: Libraries for serving whose kernels name the collective.
+#: Serving libraries whose kernels name the collective.
 _SERVING = r"(?:aiter|vllm|sglang|sgl_hip|trtllm|tensorrt_llm|flashinfer)"
 #: Kernels that move data between devices without NCCL: PyTorch's symmetric memory, vLLM's, SGLang's, aiter's and
 #: TensorRT-LLM's custom all-reduce, NVSHMEM, MSCCL, oneCCL.
@@ -32,7 +35,7 @@ _OTHER_KERNELS = (
     (re.compile(r"(?:one|two)_shot_all_?reduce|multimem_(?:one_shot_)?all_?reduce"), "all_reduce"),
     (re.compile(r"all_?reduce_(?:one|two)_?shot|(?:one|two)ShotAllReduce"), "all_reduce"),
     (re.compile(r"cross_?device_?reduce(?:_[12]stage|_split|_naive|kernel)?"), "all_reduce"),
-    # aiter, quick reduce, TensorRT-LLM and FlashInfer: with the normalization that they fuse it with.
+    # aiter, quick reduce, TensorRT-LLM and FlashInfer, fused with a normalization.
     (
         re.compile(r"allreduce_(?:fusion|prototype|kernel|twoshot|oneshot|mnnvl|lamport)|all_?reduce_?(?:rms|norm)"),
         "all_reduce",
@@ -56,13 +59,13 @@ _OTHER_KERNELS = (
     (re.compile(r"mscclKernel|rccl_main_kernel|oneccl_"), UNKNOWN),
 )
 
-#: A name without any of these is none of the above; looking for them first is cheap.
+#: Every name above contains one of these; searching for them first is cheap.
 _SIGNS = (
     *("nccl", "rccl", "shot", "Shot", "multimem", "cross_device", "crossDevice", "nvshmem", "vdev", "mscclK", "oneccl"),
     *("deep_ep", "dpsk::ep", "llreduce", "ll_reduce", "llReduce", "allgather", "reduce_scatter", "moeA"),
 )
 
-#: Operations by their names in lower case without underlines.
+#: Operations by their names in lower case without underscores.
 _OPERATIONS = {
     "allreduce": "all_reduce",
     "allgather": "all_gather",
@@ -86,19 +89,27 @@ _OPERATIONS = {
 }
 _DECORATION = re.compile(r"_(?:base|coalesced|tensor|into|single|oop|sparse)(?=_|$)|_$")
 
-_ELEMENT_BYTES = {
-    "float": 4, "double": 8, "half": 2, "bfloat16": 2, "long": 8, "int": 4, "short": 2, "char": 1, "byte": 1,
-    "bool": 1, "complexfloat": 8, "complexdouble": 16, "complexhalf": 4, "uint16": 2, "uint32": 4, "uint64": 8,
-    "long int": 8, "long long": 8, "unsigned char": 1, "signed char": 1, "short int": 2,
-    "c10::half": 2, "c10::bfloat16": 2, "c10::complex<float>": 8, "c10::complex<double>": 16,
-}  # fmt: skip
+#: Fused optimizers and gradients of weights, which no forward pass computes.
+_OPTIMIZER = re.compile(
+    r"(?:multi_tensor|fused|foreach)\w*.*(?:adam|sgd|lamb(?!da)|adagrad|rmsprop|adafactor|\blion|muon)"
+    r"|(?:adam|sgd|lamb(?!da)|adagrad)_?\w*(?:kernel|functor)|wgrad|bprop|Resource(?:Sparse)?Apply",
+    re.IGNORECASE,
+)
+#: Backward kernels. The forward pass of a transposed convolution runs the kernels of a gradient of data, so these prove
+#: nothing if the recorded operators show no backward pass.
+_BACKWARD = re.compile(r"dgrad|[Bb]ackward|(?<![a-z])bwd|Bwd")
+
+
+def events_named(table: EventTable, matches: Callable[[str], object]) -> NDArray[np.bool_]:
+    """Return bool[n]: the events whose name satisfies a predicate."""
+    return np.array([bool(matches(name)) for name in table.names], np.bool_)[table.name]
 
 
 @cache
 def kernel_operation(kernel: str) -> str | None:
-    """The collective that a kernel belongs to, by its name: None where the kernel does not communicate.
+    """Return the collective operation of a kernel, None if it does not communicate.
 
-    `unknown` where it communicates but the name does not say what (RCCL's `ncclDevKernel_Generic`).
+    `unknown` if it communicates but its name does not state the operation (RCCL's `ncclDevKernel_Generic`).
     """
     if not any(sign in kernel for sign in _SIGNS):
         return None
@@ -111,12 +122,12 @@ def kernel_operation(kernel: str) -> str | None:
 
 
 def is_communication_kernel(kernel: str) -> bool:
-    """Whether a kernel of this name moves data between devices."""
+    """Return whether a kernel of this name moves data between devices."""
     return kernel_operation(kernel) is not None
 
 
 def normal_operation(word: str) -> str | None:
-    """One word for one operation; None for a word that fits none.
+    """Return the normal name of an operation; None if the word names no known one.
 
     `allreduce` → `all_reduce`, `_allgather_base` → `all_gather`, `nccl:send 0->1` → `send`.
     """
@@ -125,9 +136,25 @@ def normal_operation(word: str) -> str | None:
     return _OPERATIONS.get(plain)
 
 
-def element_bytes(dtype: str) -> int | None:
-    """Bytes of one element, by PyTorch's name of its type; None for a name that is not known."""
-    lowered = dtype.strip().lower()
-    if lowered.startswith(("float8", "c10::float8")):
-        return 1
-    return _ELEMENT_BYTES.get(lowered)
+@cache
+def is_optimizer_kernel(name: str) -> bool:
+    """Return whether a kernel updates weights or computes their gradients.
+
+    >>> is_optimizer_kernel("multi_tensor_apply_kernel<TensorListMetadata<4>, FusedAdamMathFunctor<float, 4>>")
+    True
+    >>> is_optimizer_kernel("multi_tensor_apply_kernel<TensorListMetadata<2>, Copy<float, float>>")
+    False
+    """
+    return _OPTIMIZER.search(name) is not None
+
+
+@cache
+def is_training_kernel(name: str) -> bool:
+    """Return whether a kernel belongs to a backward pass or an optimizer's update.
+
+    >>> is_training_kernel("cunn_SoftMaxBackward"), is_training_kernel("layer_norm::ln_bwd_kernel<float>")
+    (True, True)
+    >>> is_training_kernel("sm80_xmma_fprop_implicit_gemm_f16f16_f16f32_f32_nhwckrsc_nhwc")
+    False
+    """
+    return is_optimizer_kernel(name) or _BACKWARD.search(name) is not None

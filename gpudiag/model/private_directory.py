@@ -1,4 +1,4 @@
-"""Directories that nobody but this user, and root, can put files into."""
+"""Check that only this user and root can put files into a directory."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ def cache_home(environment: Mapping[str, str]) -> Path:
 
 
 def is_private(directory: Path) -> bool:
-    """Return whether only this user and root can put files into a directory, or another directory in its place.
+    """Return whether only this user and root can put files into a directory, or replace the directory.
 
-    The directory itself must not be a link, and belong to this user. Those above it may belong to root, and may be
-    writable by others if they are sticky, as /tmp is: nobody can replace what another user has in them.
+    The directory must be no link and belong to this user. Directories above it may belong to root, and may be writable
+    by others if they are sticky, as /tmp is: nobody can replace what another user has in them.
 
     Raises:
-        OSError: it cannot be looked at.
+        OSError: it cannot be inspected.
     """
     status = directory.lstat()
     if (

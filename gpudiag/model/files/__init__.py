@@ -1,1 +1,0 @@
-"""Files and directories: who can change them."""

@@ -1,1 +1,0 @@
-"""Parts of an analysis that are measured without the profiler: `steps`, then `compute_rate` over them."""

@@ -1,0 +1,319 @@
+"""Decode the arguments of events: what was communicated, and which waits belong to which CUDA event.
+
+PyTorch since 2.2 writes a collective's operation, group and size on its kernel. Earlier versions write them on the host
+operator `record_param_comms` that encloses the kernel's launch; still earlier ones only write a range such as
+`nccl:all_reduce` with the shapes of its inputs. `cuda_sync` events are written if `enable_cuda_sync_events` was set;
+since CUDA 13 they name only the waiting stream.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from gpudiag.model.event import NO_CORRELATION, NO_NUMBER, CollectiveCall, EventKind, EventTable, EventWaits, Role
+from gpudiag.model.quantities import MOST_RANKS
+from gpudiag.trace.readers.kineto.header import is_present, loosely
+from gpudiag.trace.readers.names import UNKNOWN, events_named, kernel_operation, normal_operation
+
+#: Ranges of collectives that run on the host; they span the communication.
+HOST_COLLECTIVES = ("gloo:", "mpi:", "ucc:")
+#: Host ranges of collectives that run on a device; they span only the enqueue.
+_HOST_ENQUEUE = ("nccl:", "record_param_comms")
+#: Deepest nesting of ranges around a launch: `record_param_comms` in `nccl:coalesced` in `nccl:all_to_all`.
+_MAX_NESTING = 8
+_NOTHING = msgspec.Raw(b"")
+_SIZED_BY_OUTPUT = {"all_gather", "gather"}
+_ELEMENT_BYTES = {
+    "float": 4, "double": 8, "half": 2, "bfloat16": 2, "long": 8, "int": 4, "short": 2, "char": 1, "byte": 1,
+    "bool": 1, "complexfloat": 8, "complexdouble": 16, "complexhalf": 4, "uint16": 2, "uint32": 4, "uint64": 8,
+    "long int": 8, "long long": 8, "unsigned char": 1, "signed char": 1, "short int": 2,
+    "c10::half": 2, "c10::bfloat16": 2, "c10::complex<float>": 8, "c10::complex<double>": 16,
+}  # fmt: skip
+
+
+class _CollectiveArguments(msgspec.Struct, gc=False):
+    """`args` of a communication event, undecoded, because their forms differ."""
+
+    collective: msgspec.Raw = msgspec.field(name="Collective name", default=_NOTHING)
+    in_elements: msgspec.Raw = msgspec.field(name="In msg nelems", default=_NOTHING)
+    out_elements: msgspec.Raw = msgspec.field(name="Out msg nelems", default=_NOTHING)
+    dtype: msgspec.Raw = _NOTHING
+    group_size: msgspec.Raw = msgspec.field(name="Group size", default=_NOTHING)
+    group: msgspec.Raw = msgspec.field(name="Process Group Name", default=_NOTHING)
+    group_ranks: msgspec.Raw = msgspec.field(name="Process Group Ranks", default=_NOTHING)
+    sequence: msgspec.Raw = msgspec.field(name="Seq", default=_NOTHING)
+    input_dims: msgspec.Raw = msgspec.field(name="Input Dims", default=_NOTHING)
+    input_type: msgspec.Raw = msgspec.field(name="Input type", default=_NOTHING)
+    blocks_per_sm: msgspec.Raw = msgspec.field(name="blocks per SM", default=_NOTHING)
+
+
+class CollectiveFacts(msgspec.Struct, frozen=True, kw_only=True):
+    """Facts about a collective in one event's arguments; "", None or 0 if unknown.
+
+    Attributes:
+        word: the profiler's word for the operation.
+        group: process group.
+        ranks: global ranks of the group; empty if unknown or cut short.
+        sequence: the group's sequence number.
+        members: number of ranks in the group.
+        in_bytes: input of this rank, by the count of elements.
+        out_bytes: output of this rank.
+        shaped_bytes: input of this rank, by the shapes of the inputs.
+        blocks_per_sm: the kernel's blocks over the device's multiprocessors.
+    """
+
+    word: str = ""
+    group: str = ""
+    ranks: tuple[int, ...] = ()
+    sequence: int | None = None
+    members: int = 0
+    in_bytes: int | None = None
+    out_bytes: int | None = None
+    shaped_bytes: int | None = None
+    blocks_per_sm: float | None = None
+
+    def size_as(self, operation: str) -> int | None:
+        """Return the size as nccl-tests counts it: the output of all_gather and gather, else the input."""
+        if operation not in _SIZED_BY_OUTPUT:
+            return self.shaped_bytes if self.in_bytes is None else self.in_bytes
+        if self.out_bytes is None and self.shaped_bytes is not None and self.members:
+            return self.shaped_bytes * self.members
+        return self.out_bytes
+
+
+def describes_collective(name: str) -> bool:
+    """Return whether the arguments of an event of this name may describe a collective."""
+    return name.startswith((*HOST_COLLECTIVES, *_HOST_ENQUEUE)) or kernel_operation(name) is not None
+
+
+def collective_facts(raw: msgspec.Raw) -> CollectiveFacts:
+    """Decode the arguments of a communication event."""
+    arguments = loosely(raw, _CollectiveArguments, _CollectiveArguments())
+    ranks = _parse_ranks(loosely(arguments.group_ranks, Any, None))
+    sequence = loosely(arguments.sequence, int, -1)
+    members = loosely(arguments.group_size, int, 0)
+    bytes_each = element_bytes(loosely(arguments.dtype, str, ""))
+    blocks = loosely(arguments.blocks_per_sm, float, 0.0)
+    return CollectiveFacts(
+        word=loosely(arguments.collective, str, ""),
+        group=str(loosely(arguments.group, str | int, "")),
+        ranks=ranks,
+        sequence=sequence if 0 <= sequence < 2**63 else None,
+        members=len(ranks) or (members if 0 < members <= MOST_RANKS else 0),
+        in_bytes=_total_bytes(arguments.in_elements, bytes_each),
+        out_bytes=_total_bytes(arguments.out_elements, bytes_each),
+        shaped_bytes=_input_bytes(arguments),
+        blocks_per_sm=blocks if 0 < blocks < math.inf else None,
+    )
+
+
+def collective_calls(
+    table: EventTable, facts: Mapping[int, CollectiveFacts], groups: dict[str, tuple[int, ...]]
+) -> tuple[CollectiveCall, ...]:
+    """Return one call for each communication kernel and for each collective on the host.
+
+    Args:
+        table: the events.
+        facts: facts in communication events' arguments, by row.
+        groups: global ranks by process group, from the header.
+    """
+    on_host = _rows_starting(table, HOST_COLLECTIVES, EventKind.ANNOTATION).tolist()
+    calls = [_call(row, normal_operation(table.name_of(row)), facts.get(row), groups) for row in on_host]
+    kernels = np.flatnonzero((table.kind == EventKind.KERNEL) & (table.role == Role.COMMUNICATION)).tolist()
+    undescribed = [row for row in kernels if row not in facts or not facts[row].word]
+    launches = _launches(table, undescribed) if undescribed else {}
+    ranges = _enqueue_ranges(table) if launches else {}
+    for row in kernels:
+        operation, details = kernel_operation(table.name_of(row)), facts.get(row)
+        blocks_per_sm = details.blocks_per_sm if details else None
+        if row in launches and (host := _enclosing_range(table, facts, ranges, launches[row])) is not None:
+            details = facts.get(host)
+            operation = normal_operation(table.name_of(host)) or operation
+        calls.append(_call(row, operation, details, groups, blocks_per_sm))
+    return tuple(calls)
+
+
+def _call(
+    row: int,
+    by_name: str | None,
+    details: CollectiveFacts | None,
+    groups: dict[str, tuple[int, ...]],
+    blocks_per_sm: float | None = None,
+) -> CollectiveCall:
+    details = details or CollectiveFacts()
+    # A kernel's name says less than its arguments (SendRecv is a part of all_to_all), but more than a word in them that
+    # names no operation ("coalesced").
+    known_by_name = None if by_name == UNKNOWN else by_name
+    operation = normal_operation(details.word) or known_by_name or details.word or UNKNOWN
+    only_group = next(iter(groups)) if len(groups) == 1 else ""
+    group = details.group or only_group
+    return CollectiveCall(
+        row=row,
+        operation=operation,
+        group=group,
+        group_ranks=details.ranks or groups.get(group, ()),
+        size_bytes=details.size_as(operation),
+        sequence=details.sequence,
+        processor_share=None if blocks_per_sm is None else min(blocks_per_sm, 1.0),
+    )
+
+
+def _launches(table: EventTable, kernels: list[int]) -> dict[int, int]:
+    """Return the row of each kernel's launch, by the kernel's row; unrecorded launches are left out."""
+    calls = np.flatnonzero((table.kind == EventKind.RUNTIME) & (table.correlation != NO_CORRELATION))
+    wanted = table.correlation[kernels]
+    calls = calls[np.isin(table.correlation[calls], wanted)]
+    by_correlation = dict(zip(table.correlation[calls].tolist(), calls.tolist(), strict=True))
+    pairs = zip(kernels, wanted.tolist(), strict=True)
+    return {kernel: by_correlation[correlation] for kernel, correlation in pairs if correlation in by_correlation}
+
+
+def _enqueue_ranges(table: EventTable) -> dict[int, NDArray[np.intp]]:
+    """Return the rows of the host ranges that enqueue collectives, by thread."""
+    rows = _rows_starting(table, _HOST_ENQUEUE, EventKind.ANNOTATION, EventKind.OPERATOR)
+    threads = table.thread[rows]
+    return {thread: rows[threads == thread] for thread in set(threads.tolist())}
+
+
+def _enclosing_range(
+    table: EventTable, facts: Mapping[int, CollectiveFacts], ranges: dict[int, NDArray[np.intp]], launch: int
+) -> int | None:
+    """Return the host range around a launch: the innermost that names the operation, else the innermost."""
+    rows = ranges.get(int(table.thread[launch]))
+    if rows is None:
+        return None
+    innermost: int | None = None
+    position = int(np.searchsorted(rows, launch))  # rows are in order of start
+    earlier: list[int] = rows[max(0, position - _MAX_NESTING) : position].tolist()
+    for row in reversed(earlier):
+        if table.end_ns[row] >= table.start_ns[launch]:
+            if row in facts and facts[row].word:
+                return row
+            innermost = row if innermost is None else innermost
+    return innermost
+
+
+def _rows_starting(table: EventTable, starts: tuple[str, ...], *kinds: EventKind) -> NDArray[np.intp]:
+    """Return the rows of these kinds whose names start with one of `starts`."""
+    rows = table.rows_of(*kinds)
+    starting: NDArray[np.intp] = rows[events_named(table, lambda name: name.startswith(starts))[rows]]
+    return starting
+
+
+def _parse_ranks(value: object) -> tuple[int, ...]:
+    """Return the ranks in `"[0, 1, 2]"` or `[0, 1, 2]`; none if the list was cut (`"[0, 1, ...]"`)."""
+    if isinstance(value, str):
+        words = [word.strip() for word in value.strip().strip("[]()").split(",")]
+        value = [int(word) for word in words] if all(word.isdecimal() and len(word) < 10 for word in words) else None
+    if isinstance(value, list) and all(isinstance(rank, int) and 0 <= rank < MOST_RANKS for rank in value):
+        return tuple(value)
+    return ()
+
+
+def _total_bytes(elements: msgspec.Raw, bytes_each: int | None) -> int | None:
+    count = int(loosely(elements, int, -1))
+    return count * bytes_each if bytes_each is not None and 0 <= count < 2**50 else None
+
+
+def _input_bytes(arguments: _CollectiveArguments) -> int | None:
+    """Return the bytes of the input tensors; None if shapes were not recorded."""
+    if not is_present(arguments.input_dims):
+        return None
+    shapes: list[Any] = loosely(arguments.input_dims, list[Any], [])
+    types: list[Any] = loosely(arguments.input_type, list[Any], [])
+    total = 0
+    for shape, dtype in zip(shapes, types, strict=False):
+        bytes_each = element_bytes(dtype) if isinstance(dtype, str) else None
+        if bytes_each is None or not isinstance(shape, list) or not shape:
+            continue
+        if not all(isinstance(extent, int) and 0 <= extent < 2**50 for extent in shape):
+            return None
+        total += math.prod(shape) * bytes_each
+    return int(total) if 0 < total < 2**62 else None
+
+
+def element_bytes(dtype: str) -> int | None:
+    """Return the bytes of one element, by PyTorch's name of its type; None for an unknown name."""
+    lowered = dtype.strip().lower()
+    if lowered.startswith(("float8", "c10::float8")):
+        return 1
+    return _ELEMENT_BYTES.get(lowered)
+
+
+_RECORD_CALL = re.compile(r"(?:cuda|hip|cu)EventRecord")
+
+
+class _SyncArguments(msgspec.Struct, gc=False):
+    wait_on_cuda_event_record_corr_id: msgspec.Raw = _NOTHING
+    wait_on_stream: msgspec.Raw = _NOTHING
+    wait_on_cuda_event_id: msgspec.Raw = _NOTHING
+
+
+class SyncFacts(NamedTuple):
+    """Facts in a synchronization event's arguments: correlation of the recording call, stream, CUDA event.
+
+    `NO_NUMBER` if unknown.
+    """
+
+    record: int
+    stream: int
+    event: int
+
+
+def sync_facts(raw: msgspec.Raw) -> SyncFacts:
+    """Decode the arguments of a synchronization event."""
+    fields = msgspec.structs.astuple(loosely(raw, _SyncArguments, _SyncArguments()))
+    numbers = (loosely(field, int, NO_NUMBER) for field in fields)
+    return SyncFacts(*(number if 0 <= number < 2**63 else NO_NUMBER for number in numbers))
+
+
+def event_waits(table: EventTable, facts: Mapping[int, SyncFacts]) -> EventWaits:
+    """Return the waits whose call was recorded.
+
+    A recording call after the wait belongs to another recording of the same event, because profilers keep the last one
+    of each: then neither the call nor its stream is known. A host call counts as a wait only if it synchronizes:
+    `cudaEventQuery` has an event too.
+
+    Args:
+        table: the events.
+        facts: facts in synchronization events' arguments, by row.
+    """
+    rows = np.fromiter(facts, np.int64, len(facts))
+    record, stream, event = np.array(list(facts.values()), np.int64).reshape(-1, 3).T
+    calls = table.rows_of(EventKind.RUNTIME)
+    recording = calls[events_named(table, _RECORD_CALL.match)[calls]]
+    call = _rows_with(table, calls, table.correlation[rows])
+    recorded_by = _rows_with(table, recording, record)
+    of_stream = events_named(table, lambda name: name.startswith("Stream Sync"))[rows]
+    by_stream = events_named(table, lambda name: name.startswith("Stream Wait Event"))[rows]
+    by_host = events_named(table, lambda name: name.startswith("Event Sync"))[rows] | of_stream
+    recorded_by[of_stream], stream[of_stream] = call[of_stream], table.thread[rows[of_stream]]
+    too_late = ~of_stream & (recorded_by != NO_NUMBER) & (table.start_ns[recorded_by] >= table.start_ns[call])
+    recorded_by[too_late] = stream[too_late] = NO_NUMBER
+    is_wait = (call != NO_NUMBER) & (by_stream | by_host & (table.role[call] == Role.SYNCHRONIZATION))
+    kept = np.flatnonzero(is_wait)[np.argsort(call[is_wait], kind="stable")]
+    return EventWaits(
+        call=call[kept],
+        device=table.device[rows[kept]].astype(np.int64),
+        stream=np.where(by_stream, table.thread[rows], NO_NUMBER)[kept],
+        record=recorded_by[kept],
+        recorded_stream=stream[kept],
+        event=event[kept],
+    )
+
+
+def _rows_with(table: EventTable, rows: NDArray[np.intp], wanted: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Return the first of these rows with each wanted correlation, or `NO_NUMBER`."""
+    if not len(rows):
+        return np.full(len(wanted), NO_NUMBER, np.int64)
+    ordered = rows[np.argsort(table.correlation[rows], kind="stable")]
+    correlation = table.correlation[ordered]
+    slot = np.minimum(np.searchsorted(correlation, wanted), len(ordered) - 1)
+    return np.where((correlation[slot] == wanted) & (wanted != NO_CORRELATION), ordered[slot], NO_NUMBER)
