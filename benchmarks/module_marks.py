@@ -15,7 +15,7 @@ import torch
 from torch import nn
 from torch.profiler import ProfilerActivity, profile
 
-from gpudiag.training.frameworks.pytorch.modules import MarkedModules
+from gpudiag.training.frameworks.pytorch.marks import MarkedModules
 from gpudiag.training.models.pytorch.resnet50 import ResNet
 
 #: (rounds, steps of each window)

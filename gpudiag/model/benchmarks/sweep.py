@@ -21,7 +21,7 @@ class SweepEntry(msgspec.Struct, frozen=True, kw_only=True):
         directory: its run directory, relative to the directory above the sweep's own.
         job: what is trained.
         ranks: the processes of the sweep that take part; the others wait until it is over. On GPUs also the devices.
-        accuracy, seconds: as in `gpudiag.training.session.enough.Enough`.
+        accuracy, seconds: as in `gpudiag.training.session.step_counts.TimingTarget`.
         warmup_s: automatic warm-up ends after this long in any case.
         recorded: profile a few steps after the timed ones.
         not_after_s: not begun later than this many seconds after the first entry; None for no limit.

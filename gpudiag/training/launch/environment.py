@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import gpudiag
-from gpudiag.training.frameworks.plan import Plan
+from gpudiag.training.frameworks.framework import Plan
 from gpudiag.training.frameworks.registry import framework_named
 from gpudiag.training.session.progress import SOCKET_VARIABLE
 

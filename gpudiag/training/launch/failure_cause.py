@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from gpudiag.errors import GpudiagError, HardwareMissingError, UnreadableInputError, UsageError, WorkerFailedError
-from gpudiag.training.frameworks.plan import Plan
+from gpudiag.training.frameworks.framework import Plan
 from gpudiag.training.launch.listener import Listener
 
 #: torchrun's summary of failed workers: "rank : 1 (local_rank: 1)", then "exitcode : -9 (pid: 123)".

@@ -19,7 +19,7 @@ import msgspec
 from gpudiag.errors import GpudiagError, UnreadableInputError
 from gpudiag.model.run import RUN_SCHEMA, RunRecord, RunStatus
 from gpudiag.model.run_directory import KERNEL_ONLY_TRACES, RUN_FILE, TRACES_DIR, below, read_json
-from gpudiag.training.frameworks.plan import Plan
+from gpudiag.training.frameworks.framework import Plan
 from gpudiag.training.frameworks.registry import framework_named
 from gpudiag.training.launch.environment import environment
 from gpudiag.training.launch.failure_cause import who_hangs, why_it_failed
@@ -57,7 +57,7 @@ def launch(plan: Plan, observer: Callable[[Progress], None], *, has_gpudiag: boo
     for name in (record.LOGS_DIR, record.RANKS_DIR, f"{TRACES_DIR}/{KERNEL_ONLY_TRACES}"):
         below(plan.run_dir, name)
     below(plan.run_dir, record.LOGS_DIR).mkdir(parents=True, exist_ok=True)
-    if plan.leads:  # and nobody else: nodes may share the directory, and another may be there first
+    if plan.has_rank_0:  # and nobody else: nodes may share the directory, and another may be there first
         record.clear_run(plan.run_dir, 0)
     created = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
     log = plan.run_dir / record.LOGS_DIR / "launcher.log"
@@ -95,7 +95,7 @@ def launch(plan: Plan, observer: Callable[[Progress], None], *, has_gpudiag: boo
         run = _final_record(plan, created, status, error)
         # Where the disk is full, why the run failed is worth more than that its end could not be written.
         with contextlib.suppress(OSError) if status != "complete" else contextlib.nullcontext():
-            if plan.leads or (heard is not None and 0 in heard.latest):
+            if plan.has_rank_0 or (heard is not None and 0 in heard.latest):
                 record.write_run(plan.run_dir, run)
     return run
 

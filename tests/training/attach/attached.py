@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from gpudiag.model.run import RankRecord, RunRecord
-from gpudiag.training.attach.settings import Settings
+from gpudiag.training.attach.command_process import Settings
 from gpudiag.training.attach.start import run_command
 
 #: Looked at 6 to tell the steps and 1 to begin, 2 of warm-up, 5 timed, and twice 2 and 6.

@@ -7,10 +7,9 @@ import time
 
 import pytest
 
-from gpudiag.training.attach import attached_agreement
-from gpudiag.training.attach.attached_agreement import AttachedAgreement
-from gpudiag.training.session.agreement import Verdict
-from gpudiag.training.session.place import Place
+from gpudiag.training.session import agreement as agreement_module
+from gpudiag.training.session.agreement import PhaseDecision, SplittableAgreement
+from gpudiag.training.session.position import ClusterPosition
 
 
 class Store(dict[str, str]):
@@ -30,23 +29,23 @@ class LostStore(Store):
         raise RuntimeError("connection reset")
 
 
-def rank(number: int, store: Store, of: int = 2) -> AttachedAgreement:
-    place = Place(rank=number, local_rank=number, world_size=of, nodes=1, host="h", pid=number)
-    return AttachedAgreement(place, store, timeout_s=600.0, run_id="id")
+def rank(number: int, store: Store, of: int = 2) -> SplittableAgreement:
+    position = ClusterPosition(rank=number, local_rank=number, world_size=of, nodes=1, host="h", pid=number)
+    return SplittableAgreement(position, store, timeout_s=600.0, run_id="id")
 
 
-def judge(posted: list[list[float]]) -> Verdict:
-    return Verdict(steps=len(posted))
+def judge(posted: list[list[float]]) -> PhaseDecision:
+    return PhaseDecision(unprofiled_steps=len(posted))
 
 
 @pytest.fixture(autouse=True)
 def _short(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(attached_agreement, "_LEAST_S", 0.2)
+    monkeypatch.setattr(agreement_module, "_MAX_WAIT_S", 0.2)
 
 
 def test_ranks_at_the_same_step_decide_together() -> None:
     store = Store()
-    verdicts: dict[int, Verdict] = {}
+    verdicts: dict[int, PhaseDecision] = {}
     agreements = [rank(0, store), rank(1, store)]
 
     def decide(number: int) -> None:
@@ -57,8 +56,8 @@ def test_ranks_at_the_same_step_decide_together() -> None:
         thread.start()
     for thread in threads:
         thread.join()
-    assert verdicts[0] == verdicts[1] == Verdict(steps=2, run_id="id")
-    assert not any(agreement.apart for agreement in agreements)
+    assert verdicts[0] == verdicts[1] == PhaseDecision(unprofiled_steps=2, run_id="id")
+    assert not any(agreement.split for agreement in agreements)
 
 
 @pytest.mark.parametrize("number", [0, 1])
@@ -69,19 +68,19 @@ def test_rank_that_waits_in_vain_decides_alone_and_never_waits_again(number: int
     waited_s = time.monotonic() - begun_s
     for _ in range(50):
         agreement.decide([1.0], judge)
-    assert agreement.apart
+    assert agreement.split
     assert time.monotonic() - begun_s < 2 * waited_s
     # Rank 0 has begun a list of all ranks' times, in which its own stand for the others'.
-    assert first.steps == (2 if number == 0 else 1)
+    assert first.unprofiled_steps == (2 if number == 0 else 1)
 
 
 def test_others_part_as_soon_as_they_come() -> None:
     store = Store()
     late, early = rank(0, store), rank(1, store)
-    early.part()
+    early.decide_alone()
     begun_s = time.monotonic()
-    assert late.decide([1.0], judge).steps == 2
-    assert late.apart
+    assert late.decide([1.0], judge).unprofiled_steps == 2
+    assert late.split
     assert time.monotonic() - begun_s < 0.2, "it did not wait"
 
 
@@ -89,4 +88,4 @@ def test_rank_goes_on_alone_when_a_peer_has_ended_or_the_store_is_gone() -> None
     store = Store()
     rank(1, store).leave()
     assert rank(0, store).decide([1.0], judge).ended is False
-    assert rank(1, LostStore()).decide([1.0], judge) == Verdict(steps=1)
+    assert rank(1, LostStore()).decide([1.0], judge) == PhaseDecision(unprofiled_steps=1)

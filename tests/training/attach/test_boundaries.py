@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gpudiag.training.attach.boundaries import Boundaries, Call
+from gpudiag.training.attach.boundaries import Boundaries, OptimizerCall
 
 
 def ends(pattern: str, repeats: int) -> list[bool]:
@@ -12,7 +12,7 @@ def ends(pattern: str, repeats: int) -> list[bool]:
         if letter == ".":
             forward = True
         else:
-            found.append(boundaries.ends_step(Call(ord(letter), forward)))
+            found.append(boundaries.ends_step(OptimizerCall(ord(letter), forward)))
             forward = False
     return found
 
@@ -42,12 +42,11 @@ def test_one_that_steps_now_and_then_is_no_measure() -> None:
 
 def test_a_step_of_which_calls_were_missed_is_no_measure_of_calls_per_step() -> None:
     boundaries = Boundaries()
-    for call in [Call(1, True), Call(1, True), Call(2, True)] * 4:
+    for call in [OptimizerCall(1, True), OptimizerCall(1, True), OptimizerCall(2, True)] * 4:
         boundaries.ends_step(call)
     boundaries.missed_calls()
-    assert [boundaries.ends_step(call) for call in (Call(2, True), Call(1, True), Call(1, True), Call(2, True))] == [
-        True, False, False, True,
-    ]  # fmt: skip
+    calls = [OptimizerCall(optimizer, True) for optimizer in (2, 1, 1, 2)]
+    assert [boundaries.ends_step(call) for call in calls] == [True, False, False, True]
     assert boundaries.calls_per_step == 3
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from gpudiag.app.analyze import analyze_run
-from gpudiag.training.attach.settings import Settings
+from gpudiag.training.attach.command_process import Settings
 from gpudiag.training.attach.start import run_command
 from tests.cli_process import SECONDS, environment, gpudiag, in_this_process
 from tests.forked import run_forked

@@ -15,7 +15,7 @@ import pytest
 
 from gpudiag.model.run import RUN_SCHEMA, RunRecord
 from gpudiag.model.run_directory import read_json
-from gpudiag.training.attach.settings import Settings
+from gpudiag.training.attach.command_process import Settings
 from gpudiag.training.attach.start import run_command
 from tests.cli_process import SECONDS, environment, gpudiag, in_this_process
 from tests.training.attach.attached import QUICK, QUIET, Attach, whole
@@ -79,7 +79,7 @@ def test_options_for_a_short_command_are_those_of_the_command_line(attach: Attac
     _, run, _, _ = attach(SCRIPTS, "60", "plain", warmup=None, steps=None)
     assert run.error is not None
     assert run.error.startswith("60 optimizer steps were seen; the loop ended after")
-    assert "more steps are needed until their times have settled, or --warmup" in run.error
+    assert "more steps are needed until their times have converged, or --warmup" in run.error
     assert "gpudiag.profile(" not in run.error
 
 
@@ -136,7 +136,7 @@ def test_ranks_that_drift_apart_never_stop_each_other(
     assert run.world_size == 2
     took_s = {int(rank): float(seconds) for rank, seconds in (line.split() for line in out.splitlines())}
     assert took_s[1] < took_s[0], "rank 1 did not wait until rank 0 was done"
-    assert ("ranks 0, 1 have no process group: each was measured for itself" in err) == (not group)
+    assert ("ranks 0, 1 have no process group: each was measured separately" in err) == (not group)
 
 
 #: Rank 1 computes and communicates, and its optimizer never steps.

@@ -15,15 +15,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gpudiag.training.attach import attachment
-from gpudiag.training.attach.boundaries import Boundaries, Call
-from gpudiag.training.attach.entered_process import Entered
-from gpudiag.training.attach.roll_call import RollCall, Start
-from gpudiag.training.attach.settings import Settings
-from gpudiag.training.session.place import Place
+from gpudiag.training.attach.boundaries import Boundaries, OptimizerCall, StartBarrier, StartStep
+from gpudiag.training.attach.command_process import Settings
+from gpudiag.training.attach.entered import EnteredProcess
+from gpudiag.training.session.position import ClusterPosition
 
 #: Looks at one step after the other, and how many times as long as all later looks the training takes.
 FIRST, TIMES = 10, 500
-PLACE = Place(rank=0, local_rank=0, world_size=2, nodes=1, host="here", pid=1)
+POSITION = ClusterPosition(rank=0, local_rank=0, world_size=2, nodes=1, host="here", pid=1)
 
 
 class Store:
@@ -58,10 +57,10 @@ class Job:
         self._slow = self._random.choice((1.0, 10.0))
         self._now_s = 0.0
         self._store = Store(self._answer)
-        self._ranks: dict[int, RollCall] = {}
+        self._ranks: dict[int, StartBarrier] = {}
         self._steps = [0, 0, 0]
         self._looking: set[int] = set()
-        self.started: dict[int, Start] = {}
+        self.started: dict[int, StartStep] = {}
 
     def run(self) -> None:
         while len(self.started) < 3:
@@ -91,10 +90,10 @@ class Job:
         self._steps[rank] += 1
         step = self._steps[rank]
         if rank not in self._ranks:
-            self._ranks[rank] = RollCall(
+            self._ranks[rank] = StartBarrier(
                 rank=rank, world_size=3, store=self._store, own_profiler=False, clock=lambda: self._now_s
             )
-        found = self._ranks[rank].look(step)
+        found = self._ranks[rank].check(step)
         if found is not None and step >= found.step:
             assert step == found.step, f"rank {rank} knew too late"
             self.started[rank] = found
@@ -121,13 +120,13 @@ def test_looking_for_a_rank_that_never_comes_keeps_its_budget(seed: int, rank: i
         nonlocal now_s
         now_s += slow * random.choice((2e-5, 4e-5, 5e-5, 1e-3))
 
-    call = RollCall(rank=rank, world_size=3, store=Store(answer), own_profiler=False, clock=lambda: now_s)
+    call = StartBarrier(rank=rank, world_size=3, store=Store(answer), own_profiler=False, clock=lambda: now_s)
     looks: list[float] = []
     since_s = 0.0
     for step in range(1, 3000):
         now_s += step_s
         begun_s = now_s
-        assert call.look(step) is None
+        assert call.check(step) is None
         if now_s > begun_s:
             looks.append(now_s - begun_s)
             since_s = now_s if len(looks) == FIRST else since_s
@@ -137,13 +136,13 @@ def test_looking_for_a_rank_that_never_comes_keeps_its_budget(seed: int, rank: i
 
 def test_one_ranks_own_profiler_is_everyones_reason_not_to_record() -> None:
     store = Store()
-    ranks = [RollCall(rank=rank, world_size=2, store=store, own_profiler=rank == 1) for rank in range(2)]
-    found = [call.look(step) for step in range(1, FIRST) for call in ranks]
+    ranks = [StartBarrier(rank=rank, world_size=2, store=store, own_profiler=rank == 1) for rank in range(2)]
+    found = [call.check(step) for step in range(1, FIRST) for call in ranks]
     assert {start.recorded for start in found if start is not None} == {False}
 
 
 def test_one_process_begins_at_once() -> None:
-    assert RollCall(rank=0, world_size=1, store=None, own_profiler=False).look(5) == Start(5, recorded=True)
+    assert StartBarrier(rank=0, world_size=1, store=None, own_profiler=False).check(5) == StartStep(5, recorded=True)
 
 
 @pytest.mark.parametrize("loop", [".A", ".A.A.A.B", ".AB", ".AA.BB", "*"])
@@ -159,20 +158,20 @@ def test_steps_that_are_only_counted_are_the_same_steps(
         def __init__(self, *_: Any, **__: Any) -> None:
             raise SystemExit
 
-    monkeypatch.setattr(attachment, "attached_place", lambda: PLACE)
+    monkeypatch.setattr(attachment, "independent_position", lambda: POSITION)
     monkeypatch.setattr(attachment, "job_store", lambda _: store)
-    monkeypatch.setattr(attachment, "RollCall", functools.partial(RollCall, clock=lambda: rounds / 1e3))
+    monkeypatch.setattr(attachment, "StartBarrier", functools.partial(StartBarrier, clock=lambda: rounds / 1e3))
     monkeypatch.setattr(attachment, "AttachedSession", Session)
     weights = {letter: torch.ones(1, requires_grad=True) for letter in "AB"}
     optimizers = {letter: torch.optim.SGD([weight], lr=0.0) for letter, weight in weights.items()}
-    entered = Entered(Settings(run_dir=str(tmp_path), command=()))
+    entered = EnteredProcess(Settings(run_dir=str(tmp_path), command=()))
     entered.handler = attachment.Attachment(entered).stepped
     handlers: set[Callable[[Any], None]] = {entered.handler}
 
     def step(letter: str) -> None:
         nonlocal ended, forward
         assert entered.handler is not None
-        ended += boundaries.ends_step(Call(id(optimizers[letter]), forward))
+        ended += boundaries.ends_step(OptimizerCall(id(optimizers[letter]), forward))
         forward = False
         handlers.add(entered.handler)
         entered.handler(optimizers[letter])

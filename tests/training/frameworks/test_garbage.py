@@ -50,7 +50,7 @@ def test_collections_of_recorded_steps_are_marked(tmp_path: Path) -> None:
 
 COLLECTED = """
 import gc, sys
-from gpudiag.training.frameworks.pytorch.garbage import MarkedCollections
+from gpudiag.training.frameworks.pytorch.marks import MarkedCollections
 
 class Cycle:
     def __init__(self):
@@ -82,7 +82,7 @@ def test_what_is_to_be_collected_is_so_before_the_first_step_unless_the_program_
 
 
 NEVER_STOPPED = """
-from gpudiag.training.frameworks.pytorch.garbage import MarkedCollections
+from gpudiag.training.frameworks.pytorch.marks import MarkedCollections
 
 collections = MarkedCollections()
 collections.start()

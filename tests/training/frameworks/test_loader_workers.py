@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
-from gpudiag.training.frameworks.pytorch.loader_workers import WorkerTimes, watch_workers
+from gpudiag.training.frameworks.pytorch.dataloader import WorkerTimes, watch_workers
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from gpudiag.errors import FrameworkMissingError
-from gpudiag.training.frameworks.tensorflow.loopback import preload
+from gpudiag.training.frameworks.tensorflow.framework import preload
 from tests.other_user import as_another_user, needs_root
 
 if TYPE_CHECKING:

@@ -187,7 +187,7 @@ def inside(marks):
         block(torch.ones(2, 16))
     assert counters["unique_graphs"] == before + 1, counters
 
-from gpudiag.training.frameworks.pytorch.modules import MarkedModules
+from gpudiag.training.frameworks.pytorch.marks import MarkedModules
 marks = MarkedModules()
 print(json.dumps(marks.start()))
 inside(marks)
@@ -239,7 +239,7 @@ def test_a_recording_may_end_within_a_call(tmp_path: Path) -> None:
 
 
 OTHERS = """
-from gpudiag.training.frameworks.pytorch.modules import MarkedModules
+from gpudiag.training.frameworks.pytorch.marks import MarkedModules
 
 marks = MarkedModules()
 marks.start()

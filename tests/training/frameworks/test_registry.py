@@ -11,7 +11,8 @@ import pytest
 import gpudiag
 from gpudiag.errors import UsageError
 from gpudiag.model.job import DEFAULT_FRAMEWORK
-from gpudiag.training.frameworks.registry import FRAMEWORKS, framework_named, framework_option, load_runtime
+from gpudiag.training.frameworks.registry import FRAMEWORKS, framework_named, framework_option
+from gpudiag.training.frameworks.runtimes import load_runtime
 from gpudiag.training.strategies.registry import default_strategy, strategy_entry
 
 if TYPE_CHECKING:

@@ -49,11 +49,11 @@ def test_several_nodes_meet_where_they_are_told() -> None:
     assert {"--nnodes=2", "--node-rank=1", "--rdzv-endpoint=host0:29500", "--rdzv-backend=static"} <= set(
         command_line(given)
     )
-    assert (given.world_size, given.leads) == (6, False)
-    assert plan(nodes=2, rendezvous=Rendezvous(endpoint="h:1", backend="static", node_rank=0)).leads
+    assert (given.world_size, given.has_rank_0) == (6, False)
+    assert plan(nodes=2, rendezvous=Rendezvous(endpoint="h:1", backend="static", node_rank=0)).has_rank_0
     # The others number the nodes themselves: who has rank 0 is seen when it starts.
-    assert not plan(nodes=2, rendezvous=Rendezvous(endpoint="h:1", node_rank=0)).leads
-    assert plan().leads
+    assert not plan(nodes=2, rendezvous=Rendezvous(endpoint="h:1", node_rank=0)).has_rank_0
+    assert plan().has_rank_0
 
 
 def test_several_nodes_meet_under_a_word_of_theirs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

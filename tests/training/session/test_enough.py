@@ -5,10 +5,9 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpudiag.training.session.enough import Enough, first_block, next_block
-from gpudiag.training.session.warmup import outline
+from gpudiag.training.session.step_counts import TimingTarget, downsampled, first_block, next_block
 
-ASKED = Enough(accuracy=0.01, seconds=10.0)
+ASKED = TimingTarget(accuracy=0.01, seconds=10.0)
 
 
 def test_steady_steps_are_enough_at_once() -> None:
@@ -41,7 +40,7 @@ def test_the_first_block_fits(step_ms: float) -> None:
 
 def test_long_series_are_outlined() -> None:
     falling = [float(2000 - i) for i in range(2000)]
-    short = outline(falling)
+    short = downsampled(falling)
     assert len(short) == 100
     assert list(short) == sorted(short, reverse=True)
-    assert outline([1.0, 2.0]) == [1.0, 2.0]
+    assert downsampled([1.0, 2.0]) == [1.0, 2.0]

@@ -11,17 +11,16 @@ import pytest
 
 from gpudiag.commands.progress.run import RunProgress
 from gpudiag.training.frameworks.pytorch.profiler import _DEVICE_ACTIVITY
-from gpudiag.training.frameworks.saved_trace import contains
 from gpudiag.training.frameworks.tensorflow.profiler import _DEVICE_ACTIVITY as _TENSORFLOW_DEVICE_ACTIVITY
 from gpudiag.training.session.agreement import Agreement
 from gpudiag.training.session.clock import host_clock
-from gpudiag.training.session.phases import Phases
-from gpudiag.training.session.place import this_place
+from gpudiag.training.session.phases import Phases, PhaseSettings
+from gpudiag.training.session.position import current_position
 from gpudiag.training.session.progress import Progress, ProgressSender
-from gpudiag.training.session.warmup import WarmupLimits
+from gpudiag.training.session.record import contains
 
 if TYPE_CHECKING:
-    from gpudiag.training.session.runtime import Recording
+    from gpudiag.training.session.step_counts import TraceKind
 
 TRACES = Path(__file__).parents[2] / "traces"
 
@@ -56,27 +55,25 @@ class FakeWindow:
         self.discarded = True
 
 
-def run(windows: dict[Recording, FakeWindow], saves: list[dict[str, str]] | None = None) -> tuple[Phases, int]:
+def run(windows: dict[TraceKind, FakeWindow], saves: list[dict[str, str]] | None = None) -> tuple[Phases, int]:
     """All phases; how many steps they took. `saves` gets the notes of every record that is written."""
     phases = Phases(
+        PhaseSettings(steps=2, warmup=1, active=3),
         clock=host_clock(),
-        agreement=Agreement(this_place(), None, timeout_s=1),
+        agreement=Agreement(current_position(), None, timeout_s=1),
         progress=ProgressSender(0),
         changed=lambda: saves.append(dict(phases.notes)) if saves is not None else None,
         window=lambda recording: windows[recording],
         on_gpu=True,
-        steps=2,
-        warmup_steps=1,
-        active=3,
-        limits=WarmupLimits(),
     )
     return phases, sum(1 for _ in phases.run())
 
 
 def test_light_comes_before_full() -> None:
-    windows: dict[Recording, FakeWindow] = {"light": FakeWindow(), "full": FakeWindow()}
+    windows: dict[TraceKind, FakeWindow] = {"light": FakeWindow(), "full": FakeWindow()}
     phases, steps = run(windows)
-    assert phases.done
+    assert phases.unprofiled_over
+    assert phases.problem is None
     assert phases.saved == {"light", "full"}
     assert list(phases.recorded) == ["light", "full"]
     assert steps == 1 + 2 + 2 + 2 * 5
@@ -84,9 +81,10 @@ def test_light_comes_before_full() -> None:
 
 @pytest.mark.parametrize("fails_at", [0, 1, 3, 5])
 def test_wherever_the_light_one_fails_the_full_one_has_the_same_steps(fails_at: int) -> None:
-    windows: dict[Recording, FakeWindow] = {"light": FakeWindow(fails_at=fails_at), "full": FakeWindow()}
+    windows: dict[TraceKind, FakeWindow] = {"light": FakeWindow(fails_at=fails_at), "full": FakeWindow()}
     phases, steps = run(windows)
-    assert phases.done
+    assert phases.unprofiled_over
+    assert phases.problem is None
     assert phases.saved == {"full"}
     assert list(phases.recorded) == ["full"]
     assert steps == 1 + 2 + 2 + 2 * 5
@@ -101,7 +99,7 @@ def test_a_full_recording_that_fails_is_an_error_as_ever() -> None:
 
 def test_a_profiler_without_device_activity_is_said_before_the_run_ends(caplog: pytest.LogCaptureFixture) -> None:
     saves: list[dict[str, str]] = []
-    windows: dict[Recording, FakeWindow] = {
+    windows: dict[TraceKind, FakeWindow] = {
         "light": FakeWindow(device_activity=False),
         "full": FakeWindow(device_activity=False),
     }

@@ -23,7 +23,7 @@ from gpudiag.model.run import RUN_SCHEMA, RunRecord
 from gpudiag.model.run_directory import read_json
 from gpudiag.trace.sources import find_sources
 from gpudiag.training.frameworks.pytorch.profiler import ProfiledWindow
-from gpudiag.training.session.warmup import WarmupLimits
+from gpudiag.training.session.step_counts import WarmupLimits
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -224,7 +224,7 @@ def test_a_light_recording_that_fails_leaves_the_full_one(
 def test_a_torch_without_scopes_is_recorded_with_operators(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.autograd.profiler, "_enable_profiler", lambda _config, _activities: None)
     with pytest.raises(RuntimeError, match="without operators"):
-        ProfiledWindow(tmp_path / "trace.json.gz", active=3, cuda=False, light=True)
+        ProfiledWindow(tmp_path / "trace.json.gz", active=3, cuda=False, kernel_only=True)
 
 
 def test_a_run_that_ends_between_the_recordings_keeps_the_first(tmp_path: Path) -> None:
@@ -293,8 +293,12 @@ def test_a_loop_left_with_break_goes_on_with_the_next(tmp_path: Path) -> None:
     [
         (0, "before warm-up was over: nothing was timed; 18 more steps would be enough; no arguments", None),
         (2, "before warm-up was over: nothing was timed; 16 more steps would be enough", None),
-        (6, "after 3 timed steps: no step was profiled; 12 more steps", 3),
-        (11, "after 1 of 3 profiled steps, recorded lightly; 7 more steps would be enough; no arguments make do", 5),
+        (6, "after 3 unprofiled steps: no step was profiled; 12 more steps", 3),
+        (
+            11,
+            "after 1 of 3 profiled steps of the kernel-only recording; 7 more steps would be enough; no arguments",
+            5,
+        ),
         (16, "after 1 of 3 profiled steps; 2 more steps would be enough, or gpudiag.profile(…, warmup=2, steps=4,", 5),
     ],
 )

@@ -8,8 +8,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpudiag.training.session.clock import StepClock, host_clock
-from gpudiag.training.session.timing.unprofiled_series import Anchor, HostStep, UnprofiledSeries, on_host_clock
+from gpudiag.training.session.clock import (
+    Anchor,
+    HostStep,
+    StepClock,
+    UnprofiledSeries,
+    host_clock,
+    on_host_clock,
+)
 
 US = 1000
 
@@ -114,13 +120,13 @@ def test_without_anchors_or_host_nothing_is_made_up() -> None:
 
 
 def test_blocks_of_steps_are_joined_and_what_some_lack_all_lack() -> None:
-    first = UnprofiledSeries.of([1.0], [HostStep(0, 1_000, 2_000)], [5_000.0])
-    first.extend(UnprofiledSeries.of([2.0], [HostStep(0, 1_000, 2_000)], [2_000.0]))
+    first = UnprofiledSeries.from_steps([1.0], [HostStep(0, 1_000, 2_000)], [5_000.0])
+    first.extend(UnprofiledSeries.from_steps([2.0], [HostStep(0, 1_000, 2_000)], [2_000.0]))
     assert (first.step_ms, first.lead_ms) == ([1.0, 2.0], [0.003, 0.0])
-    first.extend(UnprofiledSeries.of([3.0], [HostStep(0, 1_000, 2_000)], None))
+    first.extend(UnprofiledSeries.from_steps([3.0], [HostStep(0, 1_000, 2_000)], None))
     assert first.lead_ms is None
     assert first.host_ms == [0.001] * 3
-    first.extend(UnprofiledSeries.of([3.0], [None], None))
+    first.extend(UnprofiledSeries.from_steps([3.0], [None], None))
     assert first.record() is None
 
 

@@ -9,19 +9,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpudiag.training.session import warmup
+from gpudiag.training.session import step_counts
 from tests.examples import examples
 
 
 def steps_until_settled(step_ms: list[float]) -> int | None:
     """Go through a series as a session does: the steps after which it would have settled; None if it never would."""
-    known = step_ms[1 : warmup.FIRST_LOOK]
-    position = warmup.FIRST_LOOK
+    known = step_ms[1 : step_counts.FIRST_CHECK_STEPS]
+    position = step_counts.FIRST_CHECK_STEPS
     while True:
-        block = warmup.block_length(statistics.median(known[-8:]))
-        if warmup.has_settled(known, block):
+        block = step_counts.block_length(statistics.median(known[-8:]))
+        if step_counts.has_converged(known, block):
             return position
-        look = warmup.next_look(known)
+        look = step_counts.steps_to_next_check(known)
         if position + look > len(step_ms):
             return None
         known += step_ms[position : position + look]
@@ -37,7 +37,7 @@ def noisy(level: float, count: int, *, sigma: float, seed: int = 0) -> list[floa
 def test_a_flat_series_settles_soon_after_its_slow_first_step(level: float) -> None:
     settled = steps_until_settled([100 * level, *noisy(level, 400, sigma=0.005)])
     assert settled is not None
-    assert settled <= warmup.FIRST_LOOK + 3 * warmup.block_length(level)
+    assert settled <= step_counts.FIRST_CHECK_STEPS + 3 * step_counts.block_length(level)
 
 
 @pytest.mark.parametrize("level", [2.0, 30.0, 400.0])
@@ -53,7 +53,7 @@ def test_steps_of_autotuning_are_left_out() -> None:
     falling = [2300.0, 180.0, 95.0, 60.0, 48.0, 41.0, 37.0, 34.5, 33.0, 32.0, 31.5, 31.2]
     settled = steps_until_settled([*falling, *noisy(31.0, 300, sigma=0.004)])
     assert settled is not None
-    assert settled >= len(falling) + warmup.block_length(31.0)
+    assert settled >= len(falling) + step_counts.block_length(31.0)
 
 
 def test_a_second_compilation_is_waited_for() -> None:
@@ -61,7 +61,7 @@ def test_a_second_compilation_is_waited_for() -> None:
     series = [9000.0, 20.0, 21.0, 20.0, 8000.0, *noisy(12.0, 300, sigma=0.01)]
     settled = steps_until_settled(series)
     assert settled is not None
-    assert settled > 5 + warmup.block_length(12.0)
+    assert settled > 5 + step_counts.block_length(12.0)
 
 
 def test_a_series_that_keeps_falling_never_settles() -> None:
@@ -71,7 +71,7 @@ def test_a_series_that_keeps_falling_never_settles() -> None:
 def test_one_slow_step_is_no_trend() -> None:
     series = noisy(30.0, 60, sigma=0.005)
     series[40] = 900.0
-    assert not warmup.trending(series)
+    assert not step_counts.has_trend(series)
 
 
 @given(
@@ -83,28 +83,28 @@ def test_only_ratios_count(series: list[float], factor: float, block: int) -> No
     scaled = [value * factor for value in series]
     # Rounding may tip a comparison that is exactly on the edge; the edges are not what this is about.
     nudged = [value * (1 + 1e-9) for value in scaled]
-    answers = {warmup.has_settled(one, block) for one in (scaled, nudged)}
-    assert warmup.has_settled(series, block) in answers or len(answers) == 2
+    answers = {step_counts.has_converged(one, block) for one in (scaled, nudged)}
+    assert step_counts.has_converged(series, block) in answers or len(answers) == 2
 
 
 @given(st.floats(1e-3, 1e5), st.integers(2, 50), st.integers(0, 10))
 def test_equal_steps_have_settled_as_soon_as_there_are_two_blocks(level: float, block: int, more: int) -> None:
-    assert not warmup.has_settled([level] * (2 * block - 1), block)
-    assert warmup.has_settled([level] * (2 * block + more), block)
+    assert not step_counts.has_converged([level] * (2 * block - 1), block)
+    assert step_counts.has_converged([level] * (2 * block + more), block)
 
 
 @given(st.lists(st.floats(1.0, 100.0), min_size=4, max_size=40))
 def test_a_trend_reads_the_same_backwards(series: list[float]) -> None:
-    assert warmup.trending(series) == warmup.trending(series[::-1])
+    assert step_counts.has_trend(series) == step_counts.has_trend(series[::-1])
 
 
 @examples(50)
 @given(st.lists(st.floats(1e-3, 1e4), min_size=2, max_size=200))
 def test_the_next_look_is_never_now_and_never_far(series: list[float]) -> None:
-    assert 3 <= warmup.next_look(series) <= 100
+    assert 3 <= step_counts.steps_to_next_check(series) <= 100
 
 
 @given(st.floats(0, 1e6))
 def test_lengths_are_bounded(step_ms: float) -> None:
-    assert 3 <= warmup.block_length(step_ms) <= 50
-    assert 10 <= warmup.unprofiled_steps(step_ms) <= 100
+    assert 3 <= step_counts.block_length(step_ms) <= 50
+    assert 10 <= step_counts.default_unprofiled_steps(step_ms) <= 100

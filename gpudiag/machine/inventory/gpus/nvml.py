@@ -3,7 +3,7 @@
 NVML answers differ by GPU, driver and permission: a consumer card has no ECC, an old driver lacks newer functions, a
 container may not see processes. So each question is asked through `NvmlSession.ask`, which gives the answer or None and
 files the reason under the name of the field concerned. A training process asks NVML itself for the driver's version
-(`training.session.place`), and so does the probe that waits for clocks (`probes/_clocks.py`).
+(`training.session.position`), and so does the probe that waits for clocks (`probes/_clocks.py`).
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""When and how each process of the command ended, although another process is its parent.
+"""Observe when and how each process of the command ends, although another process is its parent.
 
-A process that a signal ends cannot say so, and its peers report broken connections only. Linux makes a process's file
-descriptor readable (pidfd) at the moment it ends, and as long as its parent has not asked for its exit status
-`/proc/PID/stat` shows it. Launchers ask some ten times a second, so that it is mostly seen; else only when is known.
+A process that a signal ends cannot report it, and its peers report broken connections only. Linux makes a process's
+file descriptor (pidfd) readable when the process ends, and `/proc/PID/stat` has its exit status until its parent asks
+for that. Launchers ask some ten times a second, so that the status is mostly seen; else only the time is known.
 """
 
 from __future__ import annotations
@@ -17,31 +17,35 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-_EVERY_MS = 50
-#: Descriptors that are opened for this at most.
-_MOST = 512
+_POLL_MS = 50
+#: Maximum number of descriptors opened.
+_MAX_PROCESSES = 512
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Death:
-    """A process has ended: when, of `time.time`, and with which wait status, None where that was not seen."""
+    """The end of a process: when, of `time.time`, and with which wait status, None if that was not seen."""
 
     ended_s: float
     status: int | None
 
     @property
     def signal(self) -> int | None:
-        """The signal that ended it; None for none, or where that is not known."""
+        """The signal that ended it; None for none, or if unknown."""
         return self.status & 0x7F or None if self.status is not None else None
 
     @property
     def exit_code(self) -> int | None:
-        """Its exit code; None where a signal ended it, or where that is not known."""
+        """Its exit code; None if a signal ended it, or if unknown."""
         return self.status >> 8 if self.status is not None and not self.signal else None
 
 
 class DeathWatch:
-    """Sees processes end, in a thread of gpudiag's own. Sees none where the system has no pidfd."""
+    """Observe processes in a thread of gpudiag's own. Sees no ends if the system has no pidfd.
+
+    Attributes:
+        deaths: by process number.
+    """
 
     def __init__(self) -> None:
         self._poll = select.poll() if hasattr(os, "pidfd_open") else None
@@ -49,11 +53,10 @@ class DeathWatch:
         self._known: set[int] = set()
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._run, name="gpudiag-deaths", daemon=True)
-        #: By process number.
         self.deaths: dict[int, Death] = {}
 
     def __enter__(self) -> DeathWatch:
-        # Signals are for the main thread, which hands them on to the command.
+        # Signals are for the main thread, which forwards them to the command.
         before = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
         try:
             self._thread.start()
@@ -69,9 +72,9 @@ class DeathWatch:
         self._watched = {}
 
     def watch(self, pids: Iterable[int]) -> None:
-        """Watch these processes, too."""
+        """Observe these processes, too."""
         for pid in pids:
-            if self._poll is None or pid in self._known or len(self._watched) >= _MOST:
+            if self._poll is None or pid in self._known or len(self._watched) >= _MAX_PROCESSES:
                 continue
             self._known.add(pid)
             with contextlib.suppress(OSError):  # it has ended already, or is on another host
@@ -81,20 +84,17 @@ class DeathWatch:
 
     def _run(self) -> None:
         while self._poll is not None and not self._over.is_set():
-            ended = self._poll.poll(_EVERY_MS)
-            if not ended:
-                continue
-            for descriptor, _ in ended:
+            for descriptor, _ in self._poll.poll(_POLL_MS):
                 pid = self._watched.get(descriptor)
                 self._poll.unregister(descriptor)
                 if pid is not None:
-                    self.deaths[pid] = Death(ended_s=time.time(), status=_status(pid))
+                    self.deaths[pid] = Death(ended_s=time.time(), status=_wait_status(pid))
 
 
-def _status(pid: int) -> int | None:
-    """Read the wait status of a process whose parent has not asked for it yet."""
+def _wait_status(pid: int) -> int | None:
+    """Return the wait status of a process whose parent has not asked for it yet."""
     try:
-        # The name in parentheses may hold anything; `exit_code` is the last field.
+        # The name in parentheses may contain anything; `exit_code` is the last field.
         fields = Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()
         return int(fields[-1]) if fields[0] == "Z" else None
     except (OSError, ValueError, IndexError):

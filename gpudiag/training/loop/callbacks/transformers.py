@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING, Any
 
-from gpudiag.training.session.callbacks.driven import DrivenSession
+from gpudiag.training.loop.callbacks.driven import DrivenSession
 
 if TYPE_CHECKING:
     TrainerCallback = object
@@ -19,12 +19,12 @@ class TransformersCallback(TrainerCallback):
         trainer = Trainer(model, arguments, callbacks=[gpudiag.TransformersCallback("run-dir")], ...)
 
     A step ends with each update of the model: with `gradient_accumulation_steps` it has several batches. Fetching and
-    logging belong to the step that follows; evaluation, checkpoints and the ends of epochs to none, and the step
-    that they fall into is left out. An exception leaves the run as not finished, with what was measured until then.
+    logging belong to the step that follows. Steps that contain evaluation, a checkpoint or the end of an epoch are
+    excluded. An exception leaves the run as not finished, with the measurements until then.
 
     Args:
-        run_dir: the run directory; may be left out under `gpudiag profile module:function`.
-        stop: end training when all is measured; by default only under `gpudiag profile`.
+        run_dir: the run directory; may be omitted under `gpudiag profile module:function`.
+        stop: end training when everything is measured; by default only under `gpudiag profile`.
         options: the other arguments of `gpudiag.profile`; the batch size per process is the trainer's.
 
     Raises:
@@ -42,22 +42,22 @@ class TransformersCallback(TrainerCallback):
         self._driven.open(model=model, batch_size=batch_size, framework="pytorch")
 
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:  # noqa: ARG002
-        """The last step ends and the next begins."""
+        """End a step and begin the next."""
         if self._driven.step():
             control.should_training_stop = True
 
     def on_evaluate(self, *_: Any, **__: Any) -> None:
-        """Evaluation belongs to no step."""
+        """Exclude evaluation from all steps."""
         self._driven.pause()
 
     def on_save(self, *_: Any, **__: Any) -> None:
-        """Nor does a checkpoint."""
+        """Exclude a checkpoint from all steps."""
         self._driven.pause()
 
     def on_epoch_end(self, *_: Any, **__: Any) -> None:
-        """Nor does what is between two epochs."""
+        """Exclude the time between two epochs from all steps."""
         self._driven.pause()
 
     def on_train_end(self, *_: Any, **__: Any) -> None:
-        """Keep what there is."""
+        """Close the session, and keep its measurements."""
         self._driven.close()

@@ -7,12 +7,12 @@ import os
 import sys
 from typing import TYPE_CHECKING, Any
 
-from gpudiag.training.session.callbacks.driven import DrivenSession
+from gpudiag.training.loop.callbacks.driven import DrivenSession
 
 if TYPE_CHECKING:
     Callback = object
 else:
-    # The same library under two names; programs mix them at their peril, so the one in use is taken.
+    # The same library under two names, which programs must not mix: take the one in use.
     _name = "pytorch_lightning" if "pytorch_lightning" in sys.modules else "lightning.pytorch"
     Callback = importlib.import_module(_name).Callback
 
@@ -23,12 +23,12 @@ class LightningCallback(Callback):
         trainer = Trainer(callbacks=[gpudiag.LightningCallback("run-dir", batch_size=64)], ...)
 
     A step ends with the batch that updates the model: with `accumulate_grad_batches` it has several. Fetching and
-    logging belong to the step that follows; validation, checkpoints and the ends of epochs to none, and the step that
-    they fall into is left out.
+    logging belong to the step that follows. Steps that contain validation, a checkpoint or the end of an epoch are
+    excluded.
 
     Args:
-        run_dir: the run directory; may be left out under `gpudiag profile module:function`.
-        stop: end training when all is measured; by default only under `gpudiag profile`.
+        run_dir: the run directory; may be omitted under `gpudiag profile module:function`.
+        stop: end training when everything is measured; by default only under `gpudiag profile`.
         options: the other arguments of `gpudiag.profile`.
 
     Raises:
@@ -48,7 +48,7 @@ class LightningCallback(Callback):
         self._driven.open(model=pl_module, framework="pytorch")
 
     def on_train_batch_end(self, trainer: Any, *_: Any) -> None:
-        """The last step ends and the next begins, if the model was updated."""
+        """End a step and begin the next, if the model was updated."""
         if trainer.global_step == self._updates:
             return
         self._updates = trainer.global_step
@@ -56,21 +56,21 @@ class LightningCallback(Callback):
             trainer.should_stop = True
 
     def on_validation_start(self, *_: Any) -> None:
-        """Validation belongs to no step."""
+        """Exclude validation from all steps."""
         self._driven.pause()
 
     def on_save_checkpoint(self, *_: Any) -> None:
-        """Nor does a checkpoint."""
+        """Exclude a checkpoint from all steps."""
         self._driven.pause()
 
     def on_train_epoch_end(self, *_: Any) -> None:
-        """Nor does what is between two epochs."""
+        """Exclude the time between two epochs from all steps."""
         self._driven.pause()
 
     def on_train_end(self, *_: Any) -> None:
-        """Keep what there is."""
+        """Close the session, and keep its measurements."""
         self._driven.close()
 
     def on_exception(self, _trainer: Any, _module: Any, exception: BaseException) -> None:
-        """Keep what there is, and say what ended the training."""
+        """Close the session, and record the exception that ended the training."""
         self._driven.close(exception)

@@ -1,8 +1,9 @@
-"""What each process of the command says of itself, in a file that gpudiag reads when the command has ended.
+"""The settings that gpudiag passes to each process of a command, and the report that each process writes back.
 
-The files lie in gpudiag's private directory and not in the run directory, because they tell why nothing was measured
-where the run directory has no records. A process writes its file when it has imported PyTorch, with its first optimizer
-step, about every `_EVERY_S` while it trains, and at its end. Imports nothing that takes time.
+Settings are in one variable of the environment. Reports are files in gpudiag's private directory and not in the run
+directory, because they tell why nothing was measured when the run directory has no records. A process writes its report
+when it has imported PyTorch, with its first optimizer step, about every `_INTERVAL_S` while it trains, and at its end.
+This module imports nothing that takes time.
 """
 
 from __future__ import annotations
@@ -16,17 +17,66 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
+from gpudiag.training.session.position import environment_number
+
+#: Holds `Settings` as JSON.
+VARIABLE = "GPUDIAG_ATTACH"
+
+#: Seconds without a step of an optimizer after which a process that computes is recorded for a while instead.
+PATIENCE_S = 20.0
+
 #: In the directory of reports: an empty file that each Python process of the command makes (`entry/sitecustomize.py`).
 PYTHON_SEEN = "python"
 
 #: Seconds between two reports of a process that trains.
-_EVERY_S = 5.0
-#: No file comes near this size.
-_MOST_BYTES = 16384
-_MOST_FILES = 20000
-_MOST_CHARACTERS = 500
+_INTERVAL_S = 5.0
+#: Far above the size of any report.
+_MAX_BYTES = 16384
+_MAX_FILES = 20000
+_MAX_CHARACTERS = 500
 
 Stage = Literal["imported", "stepping", "waiting", "measuring", "measured", "not-first", "failed"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settings:
+    """How to measure the command.
+
+    Attributes:
+        run_dir: the run directory, absolute: the command may change its own.
+        command: as it was given.
+        stop: end the command's processes when everything is measured.
+        steps: unprofiled steps; None to choose by their length.
+        warmup: steps to skip first; None to detect convergence.
+        patience_s: as `PATIENCE_S`.
+        reports: directory of the processes' reports, while the command runs; "" for none.
+        run_id: of ranks that are measured separately; others agree on one.
+    """
+
+    run_dir: str
+    command: tuple[str, ...]
+    stop: bool = False
+    steps: int | None = None
+    warmup: int | None = None
+    patience_s: float = PATIENCE_S
+    reports: str = ""
+    run_id: str = ""
+
+    def encode(self) -> str:
+        """Encode for the environment."""
+        return json.dumps(asdict(self))
+
+
+def read_settings() -> Settings | None:
+    """Return this process's settings; None if it belongs to no such command."""
+    text = os.environ.get(VARIABLE)
+    if not text:
+        return None
+    try:
+        values = json.loads(text)
+        return Settings(**{**values, "command": tuple(values["command"])})
+    except (ValueError, KeyError, TypeError):
+        return None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,13 +85,13 @@ class ProcessReport:
 
     Attributes:
         pid, rank, world_size: of the process, as far as it knows.
-        stage: how far the measuring has come: PyTorch imported, optimizers step, waiting for the other ranks,
-            measuring, all measured; `not-first`: another process of the same rank is measured; `failed`: gpudiag
+        stage: how far the measurement has come: PyTorch imported, optimizers step, waiting for the other ranks,
+            measuring, everything measured; `not-first`: another process of the same rank is measured; `failed`: gpudiag
             failed in it.
         calls: steps of optimizers so far.
         helper: a launcher, or a worker of a DataLoader.
         numbered: it was started with a rank.
-        own_profiler: the program has made a profiler of its own.
+        own_profiler: the program has made a profiler.
         distributed_optimizer: `torch.distributed.optim` was imported, whose optimizers under RPC have no hooks.
         error: the exception that ended the program, or why gpudiag failed.
         ended_s: when it ended by itself, of `time.time`.
@@ -61,29 +111,29 @@ class ProcessReport:
 
 
 class ProcessReporter:
-    """Writes this process's report into a directory. Never raises: a report that is lost costs a sentence."""
+    """Write this process's report into a directory. Never raises: a lost report costs a sentence."""
 
     def __init__(self, folder: str) -> None:
         self._folder = Path(folder) if folder else None
         self._pid = os.getpid()
-        self._rank, self._world_size = _number("RANK", 0), _number("WORLD_SIZE", 1)
+        self._rank, self._world_size = environment_number("RANK", 0), environment_number("WORLD_SIZE", 1)
         self._written_s = time.monotonic()
         self._written_calls = 0
         self.stage: Stage = "imported"
         self.error: str | None = None
         self.own_profiler = False
-        #: When optimizers have stepped this often, the next report is due.
+        #: The next report is due when optimizers have stepped this often.
         self.next_calls = 1
 
-    def place(self, rank: int, world_size: int) -> None:
+    def set_position(self, rank: int, world_size: int) -> None:
         """Take the rank that the process group gave."""
         self._rank, self._world_size = rank, world_size
 
     def due(self, calls: int) -> None:
-        """Report how often optimizers have stepped, and find out when to do so again."""
+        """Report the number of optimizer steps, and compute when to do so again."""
         now_s = time.monotonic()
         per_second = (calls - self._written_calls) / max(1e-3, now_s - self._written_s)
-        self.next_calls = calls + max(1, int(per_second * _EVERY_S)) if calls > 1 else calls + 9
+        self.next_calls = calls + max(1, int(per_second * _INTERVAL_S)) if calls > 1 else calls + 9
         self._written_s, self._written_calls = now_s, calls
         if self.stage == "imported":
             self.stage = "stepping"
@@ -106,7 +156,7 @@ class ProcessReporter:
             numbered=bool(os.environ.get("RANK")),
             own_profiler=self.own_profiler,
             distributed_optimizer="torch.distributed.optim.optimizer" in sys.modules,
-            error=error[:_MOST_CHARACTERS] if error else None,
+            error=error[:_MAX_CHARACTERS] if error else None,
             ended_s=time.time() if ended else None,
         )
         with contextlib.suppress(Exception):
@@ -119,10 +169,10 @@ class ProcessReporter:
 def read_reports(folder: Path) -> list[ProcessReport]:
     """Return the readable reports, by rank."""
     reports = []
-    paths = sorted(folder.glob("*.json"))[:_MOST_FILES] if folder.is_dir() else []
+    paths = sorted(folder.glob("*.json"))[:_MAX_FILES] if folder.is_dir() else []
     for path in paths:
         with contextlib.suppress(OSError, ValueError, TypeError, KeyError):
-            reports.append(_report(json.loads(path.read_bytes()[:_MOST_BYTES])))
+            reports.append(_report(json.loads(path.read_bytes()[:_MAX_BYTES])))
     if any(report.numbered for report in reports):  # by a launcher, which has no number itself
         reports = [replace(report, helper=report.helper or not (report.numbered or report.calls)) for report in reports]
     return sorted(reports, key=lambda report: (report.rank, report.pid))
@@ -130,29 +180,26 @@ def read_reports(folder: Path) -> list[ProcessReport]:
 
 def _report(values: dict[str, Any]) -> ProcessReport:
     ended_s, error = values["ended_s"], values["error"]
-    return ProcessReport(
-        pid=int(values["pid"]),
-        rank=int(values["rank"]),
-        world_size=int(values["world_size"]),
-        stage=values["stage"],
-        calls=int(values["calls"]),
-        helper=bool(values["helper"]),
-        numbered=bool(values["numbered"]),
-        own_profiler=bool(values["own_profiler"]),
-        distributed_optimizer=bool(values["distributed_optimizer"]),
-        error=None if error is None else str(error),
-        ended_s=None if ended_s is None else float(ended_s),
-    )
+    flags = {name: bool(values[name]) for name in ("helper", "numbered", "own_profiler", "distributed_optimizer")}
+    numbers = {name: int(values[name]) for name in ("pid", "rank", "world_size", "calls")}
+    checked: dict[str, Any] = {
+        **flags,
+        **numbers,
+        "stage": values["stage"],
+        "error": None if error is None else str(error),
+        "ended_s": None if ended_s is None else float(ended_s),
+    }
+    return ProcessReport(**checked)
 
 
 def _uncaught() -> str | None:
-    """The exception that ends the program, which the interpreter has printed."""
+    """Return the exception that ends the program, which the interpreter has printed."""
     error = getattr(sys, "last_value", None)
     return None if error is None else f"{type(error).__name__}: {error}".rstrip(": ")
 
 
 def may_train() -> bool:
-    """Is this a process of its own or of a process group, and no launcher's or loader's?"""
+    """Return whether this is a main process or one of a process group, and neither a launcher nor a loader's worker."""
     if "torch.distributed.elastic.agent.server.api" in sys.modules:
         return False
     torch: Any = sys.modules.get("torch")
@@ -161,8 +208,3 @@ def may_train() -> bool:
         return True
     processes = sys.modules.get("multiprocessing.process")
     return processes is None or processes.parent_process() is None
-
-
-def _number(variable: str, otherwise: int) -> int:
-    text = os.environ.get(variable, "")
-    return int(text) if text.isdecimal() else otherwise

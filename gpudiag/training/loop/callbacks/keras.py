@@ -7,7 +7,7 @@ from typing import Any
 
 import keras
 
-from gpudiag.training.session.callbacks.driven import DrivenSession
+from gpudiag.training.loop.callbacks.driven import DrivenSession
 
 
 class KerasCallback(keras.callbacks.Callback):  # type: ignore[misc]  # keras is untyped
@@ -16,12 +16,12 @@ class KerasCallback(keras.callbacks.Callback):  # type: ignore[misc]  # keras is
         model.fit(data, epochs=3, callbacks=[gpudiag.KerasCallback("run-dir", batch_size=64)])
 
     A step goes from the start of one batch to the start of the next. Keras takes the batch within it, which
-    TensorFlow's own events show. The last step of an epoch, with whatever follows it, is left out. With
-    `steps_per_execution` each execution counts as one step. What fetching takes of a timed step is not told.
+    TensorFlow's own events show. The last step of an epoch, with whatever follows it, is excluded. With
+    `steps_per_execution` each execution counts as one step. The time to fetch a batch is unknown in unprofiled steps.
 
     Args:
-        run_dir: the run directory; may be left out under `gpudiag profile module:function`.
-        stop: end training when all is measured; by default only under `gpudiag profile`.
+        run_dir: the run directory; may be omitted under `gpudiag profile module:function`.
+        stop: end training when everything is measured; by default only under `gpudiag profile`.
         options: the other arguments of `gpudiag.profile`.
 
     Raises:
@@ -39,14 +39,14 @@ class KerasCallback(keras.callbacks.Callback):  # type: ignore[misc]  # keras is
         self._driven.open(model=self.model, framework="tensorflow")
 
     def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:  # noqa: ARG002
-        """The last step ends and the next begins."""
+        """End a step and begin the next."""
         if self._driven.step():
             self.model.stop_training = True
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:  # noqa: ARG002
-        """What follows (validation, checkpoints) belongs to no step."""
+        """Exclude what follows (validation, checkpoints) from all steps."""
         self._driven.pause()
 
     def on_train_end(self, logs: Any = None) -> None:  # noqa: ARG002
-        """Keep what there is."""
+        """Close the session, and keep its measurements."""
         self._driven.close()
