@@ -15,12 +15,7 @@ from gpudiag.training.attach.command_process import PATIENCE_S, VARIABLE, Proces
 from gpudiag.training.attach.deaths import Death
 from gpudiag.training.launch.failure_cause import name_ranks, signal_name
 from gpudiag.training.session.progress import Progress
-from gpudiag.training.session.step_counts import (
-    ACTIVE_STEPS,
-    MIN_UNPROFILED_STEPS,
-    MIN_WARMUP_STEPS,
-    recording_steps,
-)
+from gpudiag.training.session.step_counts import ACTIVE_STEPS, MIN_UNPROFILED_STEPS, MIN_WARMUP_STEPS, recording_steps
 
 #: Errors of a rank whose peer has gone: the peer is the cause.
 _CONSEQUENCE = re.compile(

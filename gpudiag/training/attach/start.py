@@ -13,8 +13,8 @@ from pathlib import Path
 
 from gpudiag.errors import UsageError
 from gpudiag.model.job import DEFAULT_FRAMEWORK, OWN_STRATEGY
-from gpudiag.model.run import RUN_SCHEMA, RunRecord
-from gpudiag.model.run_directory import RUN_FILE, readable_json
+from gpudiag.model.run import RunRecord
+from gpudiag.model.run_directory import RUN_FILE
 from gpudiag.model.structs import msgspec
 from gpudiag.training.attach.command_process import PYTHON_SEEN, VARIABLE, Settings, read_reports
 from gpudiag.training.attach.command_watch import CommandWatch, Hooks
@@ -68,7 +68,7 @@ def run_command(
             if any(rank.trace for rank in run.ranks) and _save(run_dir, run) is None:
                 measured(run)
 
-        with Listener(socket, 0) as listener, signals.taking():
+        with Listener(socket) as listener, signals.taking():
             try:
                 process = subprocess.Popen(settings.command, env=environment(settings, socket, os.environ))
             except OSError as error:
@@ -116,7 +116,7 @@ def _combine(settings: Settings, created: str, error: str | None = None) -> RunR
     run_dir = Path(settings.run_dir)
     ranks = record.read_ranks(run_dir)
     world_size = max((rank.rank for rank in ranks), default=0) + 1
-    run = readable_json(run_dir / RUN_FILE, RunRecord, RUN_SCHEMA) or RunRecord(
+    default = RunRecord(
         created=created,
         command=settings.command,
         workload=Path(settings.command[0]).name,
@@ -127,14 +127,10 @@ def _combine(settings: Settings, created: str, error: str | None = None) -> RunR
         batch_size_per_device=None,
         status="failed",
     )
-    return msgspec.structs.replace(
-        run,
-        # Ranks that are measured separately know of themselves only.
-        world_size=max(world_size, run.world_size),
-        ranks=ranks,
-        status="complete" if error is None else "failed",
-        error=error,
-    )
+    status = "complete" if error is None else "failed"
+    run = record.final_run(run_dir, default, ranks=ranks, status=status, error=error)
+    # Ranks that are measured separately know of themselves only.
+    return msgspec.structs.replace(run, world_size=max(world_size, run.world_size))
 
 
 def _save(run_dir: Path, run: RunRecord) -> str | None:

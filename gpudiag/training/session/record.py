@@ -8,6 +8,7 @@ import shlex
 import shutil
 import sys
 from pathlib import Path
+from typing import Any
 
 from gpudiag.model.run import RANK_SCHEMA, RUN_SCHEMA, RankRecord, RunRecord
 from gpudiag.model.run_directory import (
@@ -18,6 +19,7 @@ from gpudiag.model.run_directory import (
     readable_json,
     write_json,
 )
+from gpudiag.model.structs import msgspec
 
 RANKS_DIR = "ranks"
 LOGS_DIR = "logs"
@@ -101,6 +103,12 @@ def write_run(run_dir: Path, record: RunRecord) -> None:
     """Save the run's record."""
     run_dir.mkdir(parents=True, exist_ok=True)
     write_json(run_dir / RUN_FILE, record)
+
+
+def final_run(run_dir: Path, default: RunRecord, **changes: Any) -> RunRecord:
+    """Return the run's record as rank 0 wrote it, or the default, with changes."""
+    run = readable_json(run_dir / RUN_FILE, RunRecord, RUN_SCHEMA) or default
+    return msgspec.structs.replace(run, **changes)
 
 
 def print_next_command(run_dir: Path) -> None:

@@ -18,7 +18,7 @@ import pytest
 from gpudiag.errors import GpudiagError, HardwareMissingError, UsageError, WorkerFailedError
 from gpudiag.model.job import Job
 from gpudiag.training.launch import Plan
-from gpudiag.training.launch.failure_cause import who_hangs, why_it_failed
+from gpudiag.training.launch.failure_cause import failure_cause, hang_cause
 from gpudiag.training.launch.listener import Listener
 from gpudiag.training.session.progress import SOCKET_VARIABLE, Progress, ProgressSender
 
@@ -49,7 +49,7 @@ Root Cause (first observed failure):
 
 @pytest.fixture
 def listener() -> Iterator[Listener]:
-    with tempfile.TemporaryDirectory(prefix="gd") as short, Listener(Path(short) / "s", 2) as open_listener:
+    with tempfile.TemporaryDirectory(prefix="gd") as short, Listener(Path(short) / "s") as open_listener:
         yield open_listener
 
 
@@ -73,7 +73,7 @@ def failed(rank: int, error: str, exit_code: int = 5, hint: str | None = None) -
 
 def cause(tmp_path: Path, listener: Listener, log: str) -> GpudiagError:
     (tmp_path / "log").write_text(log)
-    return why_it_failed(plan(tmp_path), listener, tmp_path / "log")
+    return failure_cause(plan(tmp_path), listener, tmp_path / "log")
 
 
 def test_a_killed_rank_is_the_cause_and_not_the_peer_that_lost_it(tmp_path: Path, listener: Listener) -> None:
@@ -111,17 +111,17 @@ def test_failures_keep_their_kind_and_remedy(
 def test_with_nothing_told_torchruns_last_word_is_all_there_is(tmp_path: Path, listener: Listener) -> None:
     error = cause(tmp_path, listener, "Traceback\nValueError: bad rendezvous\n=====\n")
     assert "ValueError: bad rendezvous" in str(error)
-    assert "no output" in str(why_it_failed(plan(tmp_path), listener, tmp_path / "missing"))
+    assert "no output" in str(failure_cause(plan(tmp_path), listener, tmp_path / "missing"))
 
 
 def test_of_a_hang_the_ranks_furthest_behind_are_named(tmp_path: Path, listener: Listener) -> None:
-    assert "no training process" in str(who_hangs(plan(tmp_path), listener))
+    assert "no training process" in str(hang_cause(plan(tmp_path), listener))
     tell(
         listener,
         Progress(rank=0, pid=1, phase="timed", steps=4, of=9),
         Progress(rank=1, pid=2, phase="warmup", steps=7),
     )
-    assert str(who_hangs(plan(tmp_path), listener)) == "no progress for 3 s: rank 1 last seen in warmup, step 7"
+    assert str(hang_cause(plan(tmp_path), listener)) == "no progress for 3 s: rank 1 last seen in warmup, step 7"
 
 
 def test_a_sender_without_a_listener_is_silent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -156,6 +156,6 @@ def test_a_stopped_process_is_named(tmp_path: Path, listener: Listener) -> None:
             Progress(rank=0, pid=os.getpid(), phase="timed", steps=4, of=9),
             Progress(rank=1, pid=process.pid, phase="timed", steps=4, of=9),
         )
-        error = who_hangs(plan(tmp_path), listener)
+        error = hang_cause(plan(tmp_path), listener)
         process.kill()
     assert "rank 1 was stopped" in str(error)

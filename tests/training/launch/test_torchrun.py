@@ -14,7 +14,7 @@ from gpudiag.model.job import Job, Rendezvous
 from gpudiag.training.frameworks.pytorch.torchrun import opened, signed
 from gpudiag.training.frameworks.registry import framework_named
 from gpudiag.training.launch import Plan
-from gpudiag.training.launch.environment import environment
+from gpudiag.training.launch.launcher import environment
 from tests.cli_process import SECONDS
 from tests.cli_process import environment as environment_of_programs
 

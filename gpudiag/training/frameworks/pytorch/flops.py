@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from contextlib import AbstractContextManager, ExitStack
+from contextlib import ExitStack
 from functools import cache
 from types import TracebackType
 from typing import Any
@@ -41,7 +41,7 @@ _IN_THREADS = "forward ran in other threads than the loop's (DataParallel), whic
 _NOTHING = "no matrix product, convolution or attention was seen"
 
 
-class FlopCounter(AbstractContextManager[None]):
+class FlopCounter:
     """Count operations of this thread, and of its backward, between entering and leaving.
 
     Nothing is counted if the program compiles or captures, because it might be compiled anew.
@@ -50,8 +50,9 @@ class FlopCounter(AbstractContextManager[None]):
         result: the count, or why there is none; None before, and if the step was not finished.
     """
 
+    result: StepFlops | None = None
+
     def __init__(self, model: torch.nn.Module) -> None:
-        self.result: StepFlops | None = None
         self._model = model
         self._counts: _Counts | None = None
         self._open = ExitStack()
