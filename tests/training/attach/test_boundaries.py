@@ -24,7 +24,7 @@ def per_step(pattern: str, repeats: int = 40) -> list[int]:
     return [sum(found[calls * repeat : calls * (repeat + 1)]) for repeat in range(repeats - 10, repeats)]
 
 
-def test_each_iteration_is_one_step() -> None:
+def test_iteration_is_one_step() -> None:
     kinds = {
         "one optimizer": ".A",
         "a GAN": ".A.B",
@@ -36,11 +36,11 @@ def test_each_iteration_is_one_step() -> None:
     assert {kind: {1} for kind in kinds} == {kind: set(per_step(pattern)) for kind, pattern in kinds.items()}
 
 
-def test_one_that_steps_now_and_then_is_no_measure() -> None:
+def test_rarely_called_optimizer_ends_no_step() -> None:
     assert set(per_step(".A" * 60 + ".B", 20)) == {60}
 
 
-def test_a_step_of_which_calls_were_missed_is_no_measure_of_calls_per_step() -> None:
+def test_step_with_missed_calls_does_not_count_in_calls_per_step() -> None:
     boundaries = Boundaries()
     for call in [OptimizerCall(1, True), OptimizerCall(1, True), OptimizerCall(2, True)] * 4:
         boundaries.ends_step(call)
@@ -50,5 +50,5 @@ def test_a_step_of_which_calls_were_missed_is_no_measure_of_calls_per_step() -> 
     assert boundaries.calls_per_step == 3
 
 
-def test_without_forward_passes_nothing_ends() -> None:
+def test_no_step_ends_without_forward_pass() -> None:
     assert not any(ends("A", 100))

@@ -52,7 +52,7 @@ for name in [name for name in sys.modules if name.partition(".")[0] == "torch"]:
 
 
 @pytest.mark.parametrize("kind", ["plain", pytest.param("lbfgs", marks=pytest.mark.measured)])
-def test_interpreter_with_pytorch_alone(
+def test_command_in_interpreter_with_pytorch_alone(
     kind: str, attach: Attach, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "site").mkdir()
@@ -64,7 +64,7 @@ def test_interpreter_with_pytorch_alone(
     assert analyze_run(tmp_path / "run").steps.analysed == 4
 
 
-def test_without_optimizer_in_interpreter_with_pytorch_alone(
+def test_loop_without_optimizer_in_interpreter_with_pytorch_alone(
     attach: Attach, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "site").mkdir()
@@ -75,7 +75,7 @@ def test_without_optimizer_in_interpreter_with_pytorch_alone(
 
 
 @pytest.mark.parametrize("program", [LOOKS_FIRST, FAILS_FIRST], ids=["looks first", "fails first"])
-def test_program_that_looks_for_pytorch_before_it_imports_it(program: str, attach: Attach) -> None:
+def test_program_may_search_for_pytorch_before_importing_it(program: str, attach: Attach) -> None:
     code, run, out, err = attach("-c", program)
     assert (code, run.status, run.error, len(out.split())) == (0, "complete", None, 80), err
     assert [whole(rank) for rank in run.ranks] == [True]
@@ -92,7 +92,7 @@ sys.meta_path.insert(0, Breaks())
 """
 
 
-def test_interpreter_that_cannot_load_gpudiag_is_named(
+def test_warning_names_interpreter_that_cannot_load_gpudiag(
     attach: Attach, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "site").mkdir()

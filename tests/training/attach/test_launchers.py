@@ -41,7 +41,7 @@ MPIRUN = ("mpirun", "-n", "2", sys.executable, str(SCRIPTS), STEPS, "numbered")
         pytest.param(MPIRUN, shutil.which("mpirun") is not None and (os.cpu_count() or 1) > 1, 3, id="mpirun"),
     ],
 )
-def test_a_launchers_ranks_are_all_measured(command: tuple[str, ...], there: bool, code: int, tmp_path: Path) -> None:
+def test_all_ranks_of_launcher_are_measured(command: tuple[str, ...], there: bool, code: int, tmp_path: Path) -> None:
     if not there:
         pytest.skip(f"{command[0]} is not installed")
     around = {**QUIET, **ROOT_MAY, "PYTHONPATH": str(ROOT)}
@@ -62,7 +62,7 @@ def test_a_launchers_ranks_are_all_measured(command: tuple[str, ...], there: boo
     assert run.world_size == 2
 
 
-def test_a_launcher_that_waits_ends_as_it_would(tmp_path: Path) -> None:
+def test_waiting_launcher_ends_as_without_gpudiag(tmp_path: Path) -> None:
     """It has imported PyTorch, and waits longer than gpudiag does before it looks what a silent process computes."""
     child = [sys.executable, "-S", "-c", "import time; time.sleep(2)"]
     words = (sys.executable, "-c", f"import subprocess, sys, torch; subprocess.run({child}); sys.exit(3)")

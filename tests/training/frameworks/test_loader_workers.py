@@ -48,27 +48,27 @@ def pace(loader: DataLoader[int], *, used: int = 0) -> LoaderPace | None:
 
 
 @pytest.mark.parametrize(("workers", "size"), [(1, 1), (2, 2)])
-def test_what_workers_made_and_how_long_one_took(workers: int, size: int) -> None:
+def test_worker_batches_are_counted_and_timed(workers: int, size: int) -> None:
     made = pace(DataLoader(Slow(), batch_size=size, num_workers=workers, multiprocessing_context="fork"))
     assert made is not None
     assert (made.workers, made.batches) == (workers, 12 // size)
     assert made.batch_ms >= 1000 * EACH_S * size
 
 
-def test_what_was_made_before_does_not_count() -> None:
+def test_batches_before_begin_do_not_count() -> None:
     made = pace(DataLoader(Slow(), batch_size=1, num_workers=1, multiprocessing_context="fork"), used=6)
     assert made is not None
     assert 1 <= made.batches <= 6
 
 
-def test_streams_too() -> None:
+def test_iterable_datasets_are_timed() -> None:
     made = pace(DataLoader(Stream(), batch_size=3, num_workers=1, multiprocessing_context="fork"))
     assert made is not None
     assert (made.batches >= 2, made.batch_ms >= 1000 * EACH_S) == (True, True)
 
 
 @pytest.mark.parametrize(("workers", "how"), [(0, None), pytest.param(1, "spawn", marks=pytest.mark.processes)])
-def test_of_what_is_fetched_here_or_spawned_nothing_is_known(workers: int, how: str | None) -> None:
+def test_pace_is_unknown_without_forked_workers(workers: int, how: str | None) -> None:
     assert pace(DataLoader(Slow(), batch_size=6, num_workers=workers, multiprocessing_context=how)) is None
 
 
@@ -78,7 +78,7 @@ def _counted(batches: int, told: multiprocessing.queues.Queue[tuple[int, int]]) 
     told.put((batches, made.batches))
 
 
-def test_ranks_that_are_forked_see_their_own_workers() -> None:
+def test_forked_ranks_see_only_their_workers() -> None:
     pace(DataLoader(Slow(), batch_size=12, num_workers=1, multiprocessing_context="fork"))
     fork = multiprocessing.get_context("fork")
     told = fork.Queue()

@@ -62,7 +62,7 @@ def greeting(port: int) -> str:
         return connection.recv(100).decode()
 
 
-def test_its_own_user_is_served_on_the_loopback_address(server: tuple[str, int]) -> None:
+def test_own_user_is_served_on_loopback_address(server: tuple[str, int]) -> None:
     host, port = server
     assert host in {"127.0.0.1", "::ffff:127.0.0.1"}
     assert greeting(port) == "hello"

@@ -23,7 +23,7 @@ NAMES = {*FRAMEWORKS, *(framework.package for framework in FRAMEWORKS.values())}
 
 
 @pytest.mark.parametrize("framework", FRAMEWORKS.values(), ids=lambda framework: framework.name)
-def test_both_sides_are_there_and_speak_of_what_there_is(framework: Framework) -> None:
+def test_framework_and_runtime_exist_and_name_existing_programs(framework: Framework) -> None:
     assert load_runtime(framework.name).framework == framework.name
     assert framework_option(framework.package) is framework
     assert framework.memory_format in framework.cpu_memory_formats
@@ -36,7 +36,7 @@ def test_both_sides_are_there_and_speak_of_what_there_is(framework: Framework) -
         assert on_gpus or not strategy_entry(name, framework.name).needs_gpu
 
 
-def test_unknown_names_are_refused_with_those_that_there_are() -> None:
+def test_unknown_framework_is_refused_with_list() -> None:
     for find, there in ((framework_named, "pytorch"), (framework_option, "torch"), (load_runtime, "pytorch")):
         with pytest.raises(UsageError) as raised:
             find("jax")
@@ -44,7 +44,7 @@ def test_unknown_names_are_refused_with_those_that_there_are() -> None:
     assert next(iter(FRAMEWORKS)) == DEFAULT_FRAMEWORK
 
 
-def test_nothing_else_compares_with_the_name_of_a_framework() -> None:
+def test_no_other_code_compares_framework_names() -> None:
     compared = [
         f"{path.relative_to(HOME)}:{node.lineno}"
         for path in HOME.rglob("*.py")

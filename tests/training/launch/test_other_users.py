@@ -83,7 +83,7 @@ def test_ranks_meet_through_files_of_a_private_directory(held: tuple[Path, subpr
 
 
 @needs_root
-def test_another_user_reads_and_writes_nothing_of_it(held: tuple[Path, subprocess.Popen[str]]) -> None:
+def test_other_user_cannot_read_or_write_private_directory(held: tuple[Path, subprocess.Popen[str]]) -> None:
     directory, _ = held
     store = Path((directory / "store0").read_text().split()[1])
     files = [path for path in store.rglob("*") if path.is_file()]
@@ -97,7 +97,7 @@ def test_another_user_reads_and_writes_nothing_of_it(held: tuple[Path, subproces
 
 
 @needs_root
-def test_command_lines_have_no_secret(held: tuple[Path, subprocess.Popen[str]]) -> None:
+def test_command_lines_contain_no_secret(held: tuple[Path, subprocess.Popen[str]]) -> None:
     """Command lines are what other users see of a process."""
     directory, _ = held
     private = Path((directory / "store0").read_text().split()[1]).parent

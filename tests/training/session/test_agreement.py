@@ -37,14 +37,14 @@ def longest(posted: list[list[float]]) -> PhaseDecision:
     return PhaseDecision(converged=True, unprofiled_steps=int(max(max(one) for one in posted)))
 
 
-def test_every_rank_gets_the_verdict_that_rank_0_made_of_all() -> None:
+def test_every_rank_gets_rank_0s_decision() -> None:
     def task(agreement: Agreement, rank: int) -> list[int]:
         return [agreement.decide([float(rank + 10 * turn)], longest).unprofiled_steps for turn in range(3)]
 
     assert together(4, task) == [[3, 13, 23]] * 4
 
 
-def test_a_rank_whose_loop_ends_stops_nobody() -> None:
+def test_peers_do_not_wait_for_rank_whose_loop_has_ended() -> None:
     def task(agreement: Agreement, rank: int) -> bool:
         agreement.decide([1.0], longest)
         if rank == 2:
@@ -55,7 +55,7 @@ def test_a_rank_whose_loop_ends_stops_nobody() -> None:
     assert together(4, task) == [True] * 4
 
 
-def test_nor_does_rank_0() -> None:
+def test_peers_do_not_wait_for_rank_0_whose_loop_has_ended() -> None:
     def task(agreement: Agreement, rank: int) -> bool:
         agreement.decide([1.0], longest)
         if rank == 0:
@@ -66,7 +66,7 @@ def test_nor_does_rank_0() -> None:
     assert together(3, task) == [True] * 3
 
 
-def test_a_rank_that_never_comes_is_waited_for_no_longer_than_told() -> None:
+def test_wait_for_absent_rank_ends_at_timeout() -> None:
     def task(agreement: Agreement, rank: int) -> str:
         if rank == 1:
             return "absent"
@@ -79,7 +79,7 @@ def test_a_rank_that_never_comes_is_waited_for_no_longer_than_told() -> None:
     assert together(2, task, timeout_s=0.2) == ["gave up", "absent"]
 
 
-def test_rank_0_can_wait_for_all_to_leave() -> None:
+def test_rank_0_waits_for_all_to_leave() -> None:
     def task(agreement: Agreement, rank: int) -> bool:
         agreement.leave()
         return rank != 0 or agreement.wait_for_all(timeout_s=10)
@@ -90,7 +90,7 @@ def test_rank_0_can_wait_for_all_to_leave() -> None:
     assert not alone.wait_for_all(timeout_s=0.1)
 
 
-def test_one_process_needs_no_store() -> None:
+def test_single_process_needs_no_store() -> None:
     assert job_store(position(0, 1)) is None
     agreement = Agreement(position(0, 1), None, timeout_s=1)
     assert agreement.decide([5.0], longest).unprofiled_steps == 5
@@ -98,7 +98,7 @@ def test_one_process_needs_no_store() -> None:
     assert agreement.wait_for_all(timeout_s=0)
 
 
-def test_several_processes_without_a_process_group_are_told_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_several_processes_without_process_group_raise_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("TORCHELASTIC_USE_AGENT_STORE", raising=False)
     with pytest.raises(RuntimeError, match="init_process_group"):
         job_store(position(0, 2))

@@ -69,7 +69,7 @@ def run(windows: dict[TraceKind, FakeWindow], saves: list[dict[str, str]] | None
     return phases, sum(1 for _ in phases.run())
 
 
-def test_light_comes_before_full() -> None:
+def test_kernel_only_recording_precedes_full_recording() -> None:
     windows: dict[TraceKind, FakeWindow] = {"light": FakeWindow(), "full": FakeWindow()}
     phases, steps = run(windows)
     assert phases.unprofiled_over
@@ -80,7 +80,7 @@ def test_light_comes_before_full() -> None:
 
 
 @pytest.mark.parametrize("fails_at", [0, 1, 3, 5])
-def test_wherever_the_light_one_fails_the_full_one_has_the_same_steps(fails_at: int) -> None:
+def test_failed_kernel_only_recording_does_not_shift_full_recording(fails_at: int) -> None:
     windows: dict[TraceKind, FakeWindow] = {"light": FakeWindow(fails_at=fails_at), "full": FakeWindow()}
     phases, steps = run(windows)
     assert phases.unprofiled_over
@@ -92,12 +92,12 @@ def test_wherever_the_light_one_fails_the_full_one_has_the_same_steps(fails_at: 
     assert windows["light"].discarded == (fails_at > 0)
 
 
-def test_a_full_recording_that_fails_is_an_error_as_ever() -> None:
+def test_failed_full_recording_raises_error() -> None:
     with pytest.raises(OSError, match="no space"):
         run({"light": FakeWindow(), "full": FakeWindow(fails_at=3)})
 
 
-def test_a_profiler_without_device_activity_is_said_before_the_run_ends(caplog: pytest.LogCaptureFixture) -> None:
+def test_missing_device_activity_is_reported_during_run(caplog: pytest.LogCaptureFixture) -> None:
     saves: list[dict[str, str]] = []
     windows: dict[TraceKind, FakeWindow] = {
         "light": FakeWindow(device_activity=False),
@@ -112,7 +112,7 @@ def test_a_profiler_without_device_activity_is_said_before_the_run_ends(caplog: 
     assert phases.notes == {}
 
 
-def test_a_note_reaches_whoever_watches_the_run_once(capsys: pytest.CaptureFixture[str]) -> None:
+def test_note_is_shown_once(capsys: pytest.CaptureFixture[str]) -> None:
     with RunProgress() as shown:
         for rank in range(2):
             for step in range(3):
@@ -122,7 +122,7 @@ def test_a_note_reaches_whoever_watches_the_run_once(capsys: pytest.CaptureFixtu
     assert "\x1b" not in said
 
 
-def test_device_activity_is_seen_in_a_saved_trace(tmp_path: Path) -> None:
+def test_device_activity_is_found_in_pytorch_trace(tmp_path: Path) -> None:
     source = min((TRACES / "clean").glob("*.json.gz"))
     with_kernels = tmp_path / "with.json"
     with_kernels.write_bytes(gzip.decompress(source.read_bytes()))
@@ -136,7 +136,7 @@ def test_device_activity_is_seen_in_a_saved_trace(tmp_path: Path) -> None:
     assert not contains(without, _DEVICE_ACTIVITY)
 
 
-def test_what_is_looked_for_may_lie_across_two_pieces(tmp_path: Path) -> None:
+def test_pattern_across_chunk_boundary_is_found(tmp_path: Path) -> None:
     path = tmp_path / "large"
     word = b'"cat": "kernel"'
     path.write_bytes(b" " * ((1 << 20) - 5) + word + b" " * 100)
@@ -145,7 +145,7 @@ def test_what_is_looked_for_may_lie_across_two_pieces(tmp_path: Path) -> None:
     assert not contains(path, _DEVICE_ACTIVITY)
 
 
-def test_device_activity_is_seen_in_an_xspace(tmp_path: Path) -> None:
+def test_device_activity_is_found_in_xspace(tmp_path: Path) -> None:
     source = TRACES / "tensorflow" / "mirrored_nccl.xplane.pb.gz"
     plain = tmp_path / "space"
     plain.write_bytes(gzip.decompress(source.read_bytes()))

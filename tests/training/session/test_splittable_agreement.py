@@ -61,7 +61,7 @@ def test_ranks_at_the_same_step_decide_together() -> None:
 
 
 @pytest.mark.parametrize("number", [0, 1])
-def test_rank_that_waits_in_vain_decides_alone_and_never_waits_again(number: int) -> None:
+def test_rank_that_waited_in_vain_decides_alone_from_then_on(number: int) -> None:
     agreement = rank(number, Store())
     begun_s = time.monotonic()
     first = agreement.decide([1.0], judge)
@@ -74,7 +74,7 @@ def test_rank_that_waits_in_vain_decides_alone_and_never_waits_again(number: int
     assert first.unprofiled_steps == (2 if number == 0 else 1)
 
 
-def test_others_part_as_soon_as_they_come() -> None:
+def test_late_rank_splits_without_waiting() -> None:
     store = Store()
     late, early = rank(0, store), rank(1, store)
     early.decide_alone()
@@ -84,7 +84,7 @@ def test_others_part_as_soon_as_they_come() -> None:
     assert time.monotonic() - begun_s < 0.2, "it did not wait"
 
 
-def test_rank_goes_on_alone_when_a_peer_has_ended_or_the_store_is_gone() -> None:
+def test_rank_decides_alone_when_peer_has_ended_or_store_is_lost() -> None:
     store = Store()
     rank(1, store).leave()
     assert rank(0, store).decide([1.0], judge).ended is False

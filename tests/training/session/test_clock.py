@@ -20,7 +20,7 @@ def counting_clock(instants: list[int]) -> tuple[StepClock, list[str]]:
 
 
 @given(st.lists(st.integers(1, 1000), min_size=1, max_size=30))
-def test_times_are_the_differences_between_marks(lengths: list[int]) -> None:
+def test_step_times_are_differences_between_marks(lengths: list[int]) -> None:
     clock, settled = counting_clock(list(itertools.accumulate(lengths, initial=0)))
     clock.restart()
     for _ in lengths:
@@ -30,7 +30,7 @@ def test_times_are_the_differences_between_marks(lengths: list[int]) -> None:
     assert clock.read() == []
 
 
-def test_what_passes_before_a_restart_is_no_step() -> None:
+def test_time_before_restart_belongs_to_no_step() -> None:
     # Two steps of 10, 500 of validation, one step of 20.
     clock, _ = counting_clock([0, 10, 20, 520, 540])
     clock.restart()
@@ -41,7 +41,7 @@ def test_what_passes_before_a_restart_is_no_step() -> None:
     assert clock.read() == [10, 10, 20]
 
 
-def test_the_host_clock_runs_forward() -> None:
+def test_host_clock_is_monotonic() -> None:
     clock = host_clock()
     clock.restart()
     clock.mark()
@@ -49,7 +49,7 @@ def test_the_host_clock_runs_forward() -> None:
 
 
 @given(st.lists(st.floats(0.01, 1e5), min_size=1, max_size=50))
-def test_the_summary_is_that_of_its_steps(step_ms: list[float]) -> None:
+def test_summary_describes_its_steps(step_ms: list[float]) -> None:
     times = summarize(step_ms)
     assert times is not None
     assert times.median_ms == statistics.median(step_ms)
@@ -59,7 +59,7 @@ def test_the_summary_is_that_of_its_steps(step_ms: list[float]) -> None:
     assert times.jitter_ms >= 0
 
 
-def test_the_standard_error_is_that_of_the_mean() -> None:
+def test_standard_error_is_that_of_the_mean() -> None:
     times = summarize([1.0, 4.0, 2.0, 3.0])
     assert times is not None
     assert times.standard_error_ms == pytest.approx(statistics.stdev([1, 2, 3, 4]) / math.sqrt(4))

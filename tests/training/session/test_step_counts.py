@@ -34,7 +34,7 @@ def noisy(level: float, count: int, *, sigma: float, seed: int = 0) -> list[floa
 
 
 @pytest.mark.parametrize("level", [0.2, 2.0, 30.0, 400.0, 5000.0])
-def test_a_flat_series_settles_soon_after_its_slow_first_step(level: float) -> None:
+def test_constant_series_converges_soon_after_slow_first_step(level: float) -> None:
     settled = steps_until_settled([100 * level, *noisy(level, 400, sigma=0.005)])
     assert settled is not None
     assert settled <= step_counts.FIRST_CHECK_STEPS + 3 * step_counts.block_length(level)
@@ -42,13 +42,13 @@ def test_a_flat_series_settles_soon_after_its_slow_first_step(level: float) -> N
 
 @pytest.mark.parametrize("level", [2.0, 30.0, 400.0])
 @pytest.mark.parametrize("seed", range(5))
-def test_noise_alone_does_not_keep_it_from_settling(level: float, seed: int) -> None:
+def test_noisy_series_converges(level: float, seed: int) -> None:
     settled = steps_until_settled([9 * level, *noisy(level, 600, sigma=0.15, seed=seed)])
     assert settled is not None
     assert settled < 400
 
 
-def test_steps_of_autotuning_are_left_out() -> None:
+def test_autotuning_steps_belong_to_warm_up() -> None:
     # cuDNN tries algorithms, then the clocks rise: as ResNet-50 starts on a GPU.
     falling = [2300.0, 180.0, 95.0, 60.0, 48.0, 41.0, 37.0, 34.5, 33.0, 32.0, 31.5, 31.2]
     settled = steps_until_settled([*falling, *noisy(31.0, 300, sigma=0.004)])
@@ -56,7 +56,7 @@ def test_steps_of_autotuning_are_left_out() -> None:
     assert settled >= len(falling) + step_counts.block_length(31.0)
 
 
-def test_a_second_compilation_is_waited_for() -> None:
+def test_second_compilation_belongs_to_warm_up() -> None:
     # torch.compile compiles again when a shape first changes.
     series = [9000.0, 20.0, 21.0, 20.0, 8000.0, *noisy(12.0, 300, sigma=0.01)]
     settled = steps_until_settled(series)
@@ -64,11 +64,11 @@ def test_a_second_compilation_is_waited_for() -> None:
     assert settled > 5 + step_counts.block_length(12.0)
 
 
-def test_a_series_that_keeps_falling_never_settles() -> None:
+def test_falling_series_never_converges() -> None:
     assert steps_until_settled([100.0 * 0.99**step for step in range(300)]) is None
 
 
-def test_one_slow_step_is_no_trend() -> None:
+def test_single_slow_step_is_no_trend() -> None:
     series = noisy(30.0, 60, sigma=0.005)
     series[40] = 900.0
     assert not step_counts.has_trend(series)
@@ -79,7 +79,7 @@ def test_one_slow_step_is_no_trend() -> None:
     st.sampled_from([1e-3, 0.1, 7.0, 1e4]),
     st.integers(2, 20),
 )
-def test_only_ratios_count(series: list[float], factor: float, block: int) -> None:
+def test_convergence_depends_on_ratios_only(series: list[float], factor: float, block: int) -> None:
     scaled = [value * factor for value in series]
     # Rounding may tip a comparison that is exactly on the edge; the edges are not what this is about.
     nudged = [value * (1 + 1e-9) for value in scaled]
@@ -88,23 +88,23 @@ def test_only_ratios_count(series: list[float], factor: float, block: int) -> No
 
 
 @given(st.floats(1e-3, 1e5), st.integers(2, 50), st.integers(0, 10))
-def test_equal_steps_have_settled_as_soon_as_there_are_two_blocks(level: float, block: int, more: int) -> None:
+def test_equal_steps_converge_after_two_blocks(level: float, block: int, more: int) -> None:
     assert not step_counts.has_converged([level] * (2 * block - 1), block)
     assert step_counts.has_converged([level] * (2 * block + more), block)
 
 
 @given(st.lists(st.floats(1.0, 100.0), min_size=4, max_size=40))
-def test_a_trend_reads_the_same_backwards(series: list[float]) -> None:
+def test_trend_is_symmetric_in_time(series: list[float]) -> None:
     assert step_counts.has_trend(series) == step_counts.has_trend(series[::-1])
 
 
 @examples(50)
 @given(st.lists(st.floats(1e-3, 1e4), min_size=2, max_size=200))
-def test_the_next_look_is_never_now_and_never_far(series: list[float]) -> None:
+def test_steps_to_next_check_are_bounded(series: list[float]) -> None:
     assert 3 <= step_counts.steps_to_next_check(series) <= 100
 
 
 @given(st.floats(0, 1e6))
-def test_lengths_are_bounded(step_ms: float) -> None:
+def test_block_and_unprofiled_steps_are_bounded(step_ms: float) -> None:
     assert 3 <= step_counts.block_length(step_ms) <= 50
     assert 10 <= step_counts.default_unprofiled_steps(step_ms) <= 100

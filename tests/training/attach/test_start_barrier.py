@@ -111,7 +111,7 @@ def test_all_ranks_begin_at_one_step(seed: int, late: int) -> None:
 
 
 @given(st.integers(0, 10**9), st.sampled_from((0, 1)), st.sampled_from((3e-4, 1.5e-3, 0.2)))
-def test_looking_for_a_rank_that_never_comes_keeps_its_budget(seed: int, rank: int, step_s: float) -> None:
+def test_checks_for_absent_rank_keep_their_budget(seed: int, rank: int, step_s: float) -> None:
     """But for the first looks, and the latest three, of which the distance that they ask for is not over yet."""
     random, now_s = Random(seed), 0.0  # noqa: S311  # no secret
     slow = random.choice((1.0, 20.0, 500.0))
@@ -134,21 +134,19 @@ def test_looking_for_a_rank_that_never_comes_keeps_its_budget(seed: int, rank: i
     assert len(looks) >= FIRST
 
 
-def test_one_ranks_own_profiler_is_everyones_reason_not_to_record() -> None:
+def test_profiler_of_one_rank_stops_recording_on_all() -> None:
     store = Store()
     ranks = [StartBarrier(rank=rank, world_size=2, store=store, own_profiler=rank == 1) for rank in range(2)]
     found = [call.check(step) for step in range(1, FIRST) for call in ranks]
     assert {start.recorded for start in found if start is not None} == {False}
 
 
-def test_one_process_begins_at_once() -> None:
+def test_single_process_begins_at_once() -> None:
     assert StartBarrier(rank=0, world_size=1, store=None, own_profiler=False).check(5) == StartStep(5, recorded=True)
 
 
 @pytest.mark.parametrize("loop", [".A", ".A.A.A.B", ".AB", ".AA.BB", "*"])
-def test_steps_that_are_only_counted_are_the_same_steps(
-    loop: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_quietly_counted_steps_match_observed_steps(loop: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Rank 1 comes after 300 steps. `.` is a forward pass, a letter a call of that optimizer, `*` both in backward."""
     store, boundaries = Store(), Boundaries()
     rounds = ended = 0

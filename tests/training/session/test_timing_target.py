@@ -10,20 +10,20 @@ from gpudiag.training.session.step_counts import TimingTarget, downsampled, firs
 ASKED = TimingTarget(accuracy=0.01, seconds=10.0)
 
 
-def test_steady_steps_are_enough_at_once() -> None:
+def test_steady_steps_reach_target_at_once() -> None:
     assert next_block([[20.0, 20.01] * 10], ASKED) == 0
 
 
-def test_scattered_steps_are_not() -> None:
+def test_scattered_steps_need_more_steps() -> None:
     assert next_block([[15.0, 25.0, 18.0, 31.0] * 5], ASKED) > 0
 
 
-def test_the_rank_that_is_known_least_decides() -> None:
+def test_least_precise_rank_decides() -> None:
     assert next_block([[20.0, 20.01] * 10, [15.0, 25.0, 18.0, 31.0] * 5], ASKED) > 0
 
 
 @given(st.lists(st.floats(0.1, 3000), min_size=2, max_size=60))
-def test_no_more_time_than_allowed(steps: list[float]) -> None:
+def test_next_block_fits_remaining_time(steps: list[float]) -> None:
     more = next_block([steps], ASKED)
     if sum(steps) >= 1e3 * ASKED.seconds:
         assert more == 0
@@ -32,13 +32,13 @@ def test_no_more_time_than_allowed(steps: list[float]) -> None:
 
 
 @given(st.floats(0.01, 1e5))
-def test_the_first_block_fits(step_ms: float) -> None:
+def test_first_block_fits_allowed_time(step_ms: float) -> None:
     steps = first_block(step_ms, ASKED)
     assert steps >= 2
     assert steps == 2 or steps * step_ms <= 1e3 * ASKED.seconds + step_ms
 
 
-def test_long_series_are_outlined() -> None:
+def test_long_series_are_downsampled() -> None:
     falling = [float(2000 - i) for i in range(2000)]
     short = downsampled(falling)
     assert len(short) == 100
