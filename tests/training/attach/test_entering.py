@@ -102,3 +102,19 @@ def test_warning_names_interpreter_that_cannot_load_gpudiag(
     assert (code, len(out.split())) == (0, 40)
     assert run.error is not None
     assert "gpudiag failed in your command, which went on: ImportError: cannot be loaded here (Python 3." in run.error
+
+
+#: Loads everything that a measured process of PyTorch's needs, and prints its modules of gpudiag.
+LISTS_MODULES = f"""
+import atexit, sys
+atexit.register(lambda: print(*sorted(name for name in sys.modules if name.partition(".")[0] == "gpudiag"), sep="\\n"))
+{STEPS}
+"""
+
+
+def test_measured_process_loads_at_most_35_modules_of_gpudiag(attach: Attach) -> None:
+    code, run, out, err = attach("-c", LISTS_MODULES)
+    assert (code, run.error, [whole(rank) for rank in run.ranks]) == (0, None, [True]), err
+    loaded = [line for line in out.splitlines() if line.startswith("gpudiag")]
+    assert "gpudiag.training.attach.attached_session" in loaded
+    assert len(loaded) <= 35, loaded
