@@ -1,17 +1,22 @@
-"""Watch a command from its start to its end: receive its messages, forward signals, and detect stopped processes."""
+"""Watch a command from its start to its end: its messages, its signals, and the ends of its processes."""
 
 from __future__ import annotations
 
+import contextlib
+import os
+import select
+import signal
 import subprocess
+import threading
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
+from types import FrameType
 from typing import NamedTuple
 
 from gpudiag.training.attach.command_process import ProcessReport, read_reports
-from gpudiag.training.attach.deaths import DeathWatch
-from gpudiag.training.attach.forward_signals import SignalForwarder
 from gpudiag.training.launch.failure_cause import is_stopped, name_ranks
 from gpudiag.training.launch.listener import Listener
 from gpudiag.training.session.progress import Progress
@@ -23,6 +28,22 @@ _CHECK_S = 1.0
 _STOPPED_CHECKS = 3
 #: With `stop`, how long the command has to end by itself once all ranks are done.
 _AFTER_STOP_S = 30.0
+
+FORWARDED = (
+    signal.SIGTERM,
+    signal.SIGINT,
+    signal.SIGHUP,
+    signal.SIGQUIT,
+    signal.SIGUSR1,
+    signal.SIGUSR2,
+    signal.SIGALRM,
+)
+#: `si_code` of a signal that the kernel sent, as for a terminal, and no process.
+_SI_KERNEL = 0x80
+
+_POLL_MS = 50
+#: Maximum number of descriptors opened.
+_MAX_PROCESSES = 512
 
 
 class Hooks(NamedTuple):
@@ -132,3 +153,144 @@ class CommandWatch:
             return False
         self._stopped[pid] = _STOPPED_CHECKS + 1
         return True
+
+
+class SignalForwarder:
+    """Catch signals from before the command starts, and forward them once it runs, because the sender means it.
+
+    A scheduler sends SIGUSR1 for a checkpoint and SIGTERM before the time is up, `timeout` sends SIGTERM, a user
+    `kill`s. Ctrl-C and Ctrl-\\ in a terminal reach the command by themselves, because it belongs to the same process
+    group. The kernel says who sent a signal (`si_code`), so that those are not sent twice.
+
+    Attributes:
+        forwarded: the signals that were forwarded.
+    """
+
+    def __init__(self) -> None:
+        self._process: subprocess.Popen[bytes] | None = None
+        self._received: list[int] = []
+        self._blocked: set[int] = set()
+        self.forwarded: list[int] = []
+
+    @contextlib.contextmanager
+    def taking(self) -> Iterator[None]:
+        """Catch the signals that are not ignored, as under nohup; the command inherits that."""
+        before = {}
+        for number in FORWARDED:
+            if signal.getsignal(number) is not signal.SIG_IGN:
+                before[number] = signal.signal(number, self._take)
+        try:
+            yield
+        finally:
+            if self._blocked:
+                signal.pthread_sigmask(signal.SIG_UNBLOCK, self._blocked)
+            for number, handler in before.items():
+                signal.signal(number, signal.SIG_DFL if handler is None else handler)
+
+    def begin(self, process: subprocess.Popen[bytes]) -> None:
+        """Block the signals and wait for them from now on, because waiting tells who sent them.
+
+        The command has started with no signal blocked.
+        """
+        self._process = process
+        if hasattr(signal, "sigtimedwait"):
+            self._blocked = {number for number in FORWARDED if signal.getsignal(number) == self._take}
+            signal.pthread_sigmask(signal.SIG_BLOCK, self._blocked)
+
+    def forward(self) -> None:
+        """Forward the signals received. To be called some times a second, in the main thread."""
+        while self._blocked and (received := signal.sigtimedwait(self._blocked, 0)) is not None:
+            if received.si_code != _SI_KERNEL:
+                self._received.append(received.si_signo)
+        while self._received and self._process is not None:
+            number = self._received.pop(0)
+            self.forwarded.append(number)
+            with contextlib.suppress(OSError):
+                self._process.send_signal(number)
+
+    def _take(self, number: int, _frame: FrameType | None) -> None:
+        self._received.append(number)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Death:
+    """The end of a process: when, of `time.time`, and with which wait status, None if that was not seen."""
+
+    ended_s: float
+    status: int | None
+
+    @property
+    def signal(self) -> int | None:
+        """The signal that ended it; None for none, or if unknown."""
+        return self.status & 0x7F or None if self.status is not None else None
+
+    @property
+    def exit_code(self) -> int | None:
+        """Its exit code; None if a signal ended it, or if unknown."""
+        return self.status >> 8 if self.status is not None and not self.signal else None
+
+
+class DeathWatch:
+    """Observe in a thread when and how processes end, although another process is their parent.
+
+    A process that a signal ends cannot report it, and its peers report broken connections only. Linux makes a process's
+    file descriptor (pidfd) readable when the process ends, and `/proc/PID/stat` has its exit status until its parent
+    asks for that. Launchers ask some ten times a second, so that the status is mostly seen; else only the time is
+    known. Without pidfd no ends are seen.
+
+    Attributes:
+        deaths: by process number.
+    """
+
+    def __init__(self) -> None:
+        self._poll = select.poll() if hasattr(os, "pidfd_open") else None
+        self._watched: dict[int, int] = {}
+        self._known: set[int] = set()
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="gpudiag-deaths", daemon=True)
+        self.deaths: dict[int, Death] = {}
+
+    def __enter__(self) -> DeathWatch:
+        # Signals are for the main thread, which forwards them to the command.
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
+        try:
+            self._thread.start()
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._over.set()
+        self._thread.join()
+        for descriptor in self._watched:
+            os.close(descriptor)
+        self._watched = {}
+
+    def watch(self, pids: Iterable[int]) -> None:
+        """Observe these processes, too."""
+        for pid in pids:
+            if self._poll is None or pid in self._known or len(self._watched) >= _MAX_PROCESSES:
+                continue
+            self._known.add(pid)
+            with contextlib.suppress(OSError):  # it has ended already, or is on another host
+                descriptor = os.pidfd_open(pid)
+                self._watched[descriptor] = pid
+                self._poll.register(descriptor, select.POLLIN)
+
+    def _run(self) -> None:
+        while self._poll is not None and not self._over.is_set():
+            for descriptor, _ in self._poll.poll(_POLL_MS):
+                pid = self._watched.get(descriptor)
+                self._poll.unregister(descriptor)
+                if pid is not None:
+                    self.deaths[pid] = Death(ended_s=time.time(), status=_wait_status(pid))
+
+
+def _wait_status(pid: int) -> int | None:
+    """Return the wait status of a process whose parent has not asked for it yet."""
+    try:
+        # The name in parentheses may contain anything; `exit_code` is the last field.
+        fields = Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()
+        return int(fields[-1]) if fields[0] == "Z" else None
+    except (OSError, ValueError, IndexError):
+        return None

@@ -12,7 +12,7 @@ from gpudiag.model.run import RankRecord
 from gpudiag.training.attach.attached_session import MIN_ADVISED_STEPS, MIN_ADVISED_WARMUP
 from gpudiag.training.attach.boundaries import MIN_OBSERVED_CALLS
 from gpudiag.training.attach.command_process import PATIENCE_S, VARIABLE, ProcessReport, Settings
-from gpudiag.training.attach.deaths import Death
+from gpudiag.training.attach.command_watch import Death
 from gpudiag.training.launch.failure_cause import name_ranks, signal_name
 from gpudiag.training.session.progress import Progress
 from gpudiag.training.session.step_counts import ACTIVE_STEPS, MIN_UNPROFILED_STEPS, MIN_WARMUP_STEPS, recording_steps

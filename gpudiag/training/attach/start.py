@@ -17,9 +17,7 @@ from gpudiag.model.run import RunRecord
 from gpudiag.model.run_directory import RUN_FILE
 from gpudiag.model.structs import msgspec
 from gpudiag.training.attach.command_process import PYTHON_SEEN, VARIABLE, Settings, read_reports
-from gpudiag.training.attach.command_watch import CommandWatch, Hooks
-from gpudiag.training.attach.deaths import DeathWatch
-from gpudiag.training.attach.forward_signals import SignalForwarder
+from gpudiag.training.attach.command_watch import CommandWatch, DeathWatch, Hooks, SignalForwarder
 from gpudiag.training.attach.outcome import CommandOutcome, failure_reason, warnings
 from gpudiag.training.launch.launcher import private_directory
 from gpudiag.training.launch.listener import Listener

@@ -8,7 +8,6 @@ import platform
 import sys
 import time
 from collections.abc import Sequence
-from contextlib import AbstractContextManager
 from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
@@ -31,88 +30,6 @@ _ANCHOR_TRIES = 5
 
 #: One number per session of this process's job; ranks open their sessions in the same order.
 _sessions = itertools.count()
-
-
-class PyTorchRuntime:
-    """One device per process, as under DistributedDataParallel, unless several are given."""
-
-    framework = "pytorch"
-
-    def devices(self, wanted: Any, model: Any) -> tuple[Any, ...]:  # noqa: ARG002  # the model does not tell
-        """Return the device wanted, or devices; else the current GPU if this process has used one; else the CPU."""
-        if isinstance(wanted, list | tuple):
-            return tuple(training_device(device) for device in wanted)
-        return (training_device(wanted),)
-
-    def position(self, devices: Sequence[Any]) -> ClusterPosition:
-        """Read the default process group, else torchrun's environment."""
-        return replace(current_position(), devices=max(1, len(devices)))  # none is known before the first step
-
-    def on_gpu(self, device: Any) -> bool:
-        """Return whether it is a CUDA device."""
-        return bool(device.type == "cuda")
-
-    def label(self, device: Any) -> str:
-        """Return `cuda:0` or `cpu`."""
-        return str(device)
-
-    def device_name(self, device: Any) -> str:
-        """Return the model name of the GPU or CPU."""
-        return device_name(device)
-
-    def software(self) -> dict[str, str]:
-        """Return the versions of python, torch and its libraries."""
-        return software()
-
-    def clock(self, devices: Sequence[Any]) -> StepClock:
-        """Use CUDA events on a GPU, the host's clock on a CPU."""
-        return clock_for(devices[0])
-
-    def store(self, position: ClusterPosition) -> Any:
-        """Return the launcher's directory, or the process group's store, or torchrun's."""
-        return job_store(position)
-
-    def trace_name(self, rank: int) -> str:
-        """Return `traces/rank<r>.pt.trace.json.gz`."""
-        return record.trace_name(rank)
-
-    def marked_loaders(self) -> AbstractContextManager[None]:
-        """Mark loaders of torch.utils.data."""
-        return marked_loaders()
-
-    def loader_watch(self) -> WorkerTimes | None:
-        """Time forked workers of torch.utils.data, if the program has imported PyTorch."""
-        if "torch" not in sys.modules:
-            return None
-        watch_workers()
-        return WorkerTimes()
-
-    def window(self, path: Path, *, active: int, devices: Sequence[Any], kind: TraceKind = "full") -> ProfiledWindow:
-        """Make a window of torch.profiler."""
-        return ProfiledWindow(path, active=active, cuda=self.on_gpu(devices[0]), kernel_only=kind == "light")
-
-    def flop_counter(self, devices: Sequence[Any], model: Any) -> FlopCounter | None:
-        """Count for one device only: threads that drive several devices of one process cannot be observed."""
-        if model is None or len(devices) > 1:
-            return None
-        try:
-            from gpudiag.training.frameworks.pytorch.flops import FlopCounter
-        except Exception:  # noqa: BLE001  # a PyTorch whose formulas are elsewhere trains all the same
-            return None
-        return FlopCounter(model)
-
-    def describe(self, model: Any, gradient_sizes: Sequence[int]) -> ModelRecord:
-        """Describe the parameters of a `torch.nn.Module`, wrapped or not."""
-        parameters = list(model.parameters())
-        trained = [p.numel() * p.element_size() for p in parameters if p.requires_grad]
-        return ModelRecord(
-            parameters=sum(p.numel() for p in parameters),
-            gradient_bytes=sum(trained),
-            gradient_sizes=tuple(gradient_sizes) if gradient_sizes else tuple(reversed(trained)),
-        )
-
-
-RUNTIME = PyTorchRuntime()
 
 
 def training_device(wanted: Any = None) -> Any:
@@ -240,3 +157,66 @@ def job_store(position: ClusterPosition) -> Any:
         )
     attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
     return dist.PrefixStore(f"gpudiag/{attempt}/{session}", store)
+
+
+class PyTorchRuntime:
+    """One device per process, as under DistributedDataParallel, unless several are given."""
+
+    framework = "pytorch"
+    label = staticmethod(str)
+    device_name = staticmethod(device_name)
+    software = staticmethod(software)
+    store = staticmethod(job_store)
+    trace_name = staticmethod(record.trace_name)
+    marked_loaders = staticmethod(marked_loaders)
+
+    def devices(self, wanted: Any, model: Any) -> tuple[Any, ...]:  # noqa: ARG002  # the model does not tell
+        """Return the device wanted, or devices; else the current GPU if this process has used one; else the CPU."""
+        wanted = wanted if isinstance(wanted, list | tuple) else (wanted,)
+        return tuple(training_device(device) for device in wanted)
+
+    def position(self, devices: Sequence[Any]) -> ClusterPosition:
+        """Read the default process group, else torchrun's environment."""
+        return replace(current_position(), devices=max(1, len(devices)))  # none is known before the first step
+
+    def on_gpu(self, device: Any) -> bool:
+        """Return whether it is a CUDA device."""
+        return bool(device.type == "cuda")
+
+    def clock(self, devices: Sequence[Any]) -> StepClock:
+        """Use CUDA events on a GPU, the host's clock on a CPU."""
+        return clock_for(devices[0])
+
+    def loader_watch(self) -> WorkerTimes | None:
+        """Time forked workers of torch.utils.data, if the program has imported PyTorch."""
+        if "torch" not in sys.modules:
+            return None
+        watch_workers()
+        return WorkerTimes()
+
+    def window(self, path: Path, *, active: int, devices: Sequence[Any], kind: TraceKind = "full") -> ProfiledWindow:
+        """Make a window of torch.profiler."""
+        return ProfiledWindow(path, active=active, cuda=self.on_gpu(devices[0]), kernel_only=kind == "light")
+
+    def flop_counter(self, devices: Sequence[Any], model: Any) -> FlopCounter | None:
+        """Count for one device only: threads that drive several devices of one process cannot be observed."""
+        if model is None or len(devices) > 1:
+            return None
+        try:
+            from gpudiag.training.frameworks.pytorch.flops import FlopCounter
+        except Exception:  # noqa: BLE001  # a PyTorch whose formulas are elsewhere trains all the same
+            return None
+        return FlopCounter(model)
+
+    def describe(self, model: Any, gradient_sizes: Sequence[int]) -> ModelRecord:
+        """Describe the parameters of a `torch.nn.Module`, wrapped or not."""
+        parameters = list(model.parameters())
+        trained = [p.numel() * p.element_size() for p in parameters if p.requires_grad]
+        return ModelRecord(
+            parameters=sum(p.numel() for p in parameters),
+            gradient_bytes=sum(trained),
+            gradient_sizes=tuple(gradient_sizes) if gradient_sizes else tuple(reversed(trained)),
+        )
+
+
+RUNTIME = PyTorchRuntime()

@@ -8,7 +8,7 @@ import platform
 import sys
 import time
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -25,98 +25,6 @@ if TYPE_CHECKING:
 
 #: One number per session of this process; processes open their sessions in the same order.
 _sessions = itertools.count()
-
-
-class TensorflowRuntime:
-    """One process may drive several devices; each is a rank of its own in the records, and all are in one trace."""
-
-    framework = "tensorflow"
-
-    def devices(self, wanted: Any, model: Any) -> tuple[str, ...]:
-        """Return those wanted, else those of the model's strategy."""
-        return training_devices(wanted, model)
-
-    def position(self, devices: Sequence[Any]) -> ClusterPosition:
-        """Read the launcher's variables, else `TF_CONFIG`."""
-        return position_in_cluster(max(1, len(devices)))
-
-    def on_gpu(self, device: Any) -> bool:
-        """Return whether it is a GPU."""
-        return str(device).startswith("GPU:")
-
-    def label(self, device: Any) -> str:
-        """Return `GPU:0` or `CPU:1`."""
-        return str(device)
-
-    def device_name(self, device: Any) -> str:
-        """Return the model name of the GPU or CPU."""
-        return hardware_name(str(device), cpu_name())
-
-    def software(self) -> dict[str, str]:
-        """Return versions: python, tensorflow, keras, and on GPUs the driver and the libraries built for."""
-        import tensorflow as tf
-
-        versions = {"python": platform.python_version(), "tensorflow": str(tf.__version__)}
-        keras = sys.modules.get("keras")
-        if keras is not None:
-            versions["keras"] = str(keras.__version__)
-        if tf.config.list_physical_devices("GPU"):
-            build = tf.sysconfig.get_build_info()
-            versions |= {
-                name: str(build[f"{name}_version"]) for name in ("cuda", "cudnn") if f"{name}_version" in build
-            }
-            driver = driver_version()
-            if driver:
-                versions["driver"] = driver
-        return versions
-
-    def clock(self, devices: Sequence[Any]) -> StepClock:
-        """Use the host's clock, with synchronizations before and after a series of steps on GPUs."""
-        return SynchronizedClock(partial(synchronize, devices)) if self.on_gpu(devices[0]) else host_clock()
-
-    def store(self, position: ClusterPosition) -> Any:
-        """Return the launcher's directory, else TensorFlow's coordination service."""
-        return cluster_store(position, next(_sessions))
-
-    def trace_name(self, rank: int) -> str:
-        """Return `traces/rank<r>.xplane.pb.gz`."""
-        return record.tensorflow_trace_name(rank)
-
-    def marked_loaders(self) -> AbstractContextManager[None]:
-        """Do nothing: tf.data marks itself in the trace."""
-        return nullcontext()
-
-    def loader_watch(self) -> None:
-        """Return None: tf.data makes batches in threads of its own."""
-
-    def window(self, path: Path, *, active: int, devices: Sequence[Any], kind: TraceKind = "full") -> TensorflowWindow:
-        """Make a window of tf.profiler, which records all devices of the process.
-
-        Raises:
-            RuntimeError: a kernel-only one in a job of several CPU processes, for which each recording is a risk.
-        """
-        if kind == "light" and not self.on_gpu(devices[0]) and self.position(devices).world_size > 1:
-            raise RuntimeError("TensorFlow may crash when a recording of several CPU processes ends: there is but one")
-        return TensorflowWindow(path, active=active, on_gpu=self.on_gpu(devices[0]), kernel_only=kind == "light")
-
-    def flop_counter(self, devices: Sequence[Any], model: Any) -> None:
-        """Return None: a graph's operators are not seen while they run."""
-
-    def describe(self, model: Any, gradient_sizes: Sequence[int]) -> ModelRecord:
-        """Describe the trained variables of a Keras model; as in PyTorch, moving averages are no parameters."""
-        import tensorflow as tf
-
-        counts = [math.prod(variable.shape) for variable in model.trainable_variables]
-        sizes = [tf.as_dtype(variable.dtype).size for variable in model.trainable_variables]
-        trained = [count * size for count, size in zip(counts, sizes, strict=True)]
-        return ModelRecord(
-            parameters=sum(counts),
-            gradient_bytes=sum(trained),
-            gradient_sizes=tuple(gradient_sizes) if gradient_sizes else tuple(reversed(trained)),
-        )
-
-
-RUNTIME = TensorflowRuntime()
 
 
 class SynchronizedClock(StepClock):
@@ -218,3 +126,83 @@ def hardware_name(device: str, cpu: str) -> str:
         return cpu
     details = tf.config.experimental.get_device_details(physical[int(ordinal)])
     return str(details.get("device_name", ""))
+
+
+class TensorflowRuntime:
+    """One process may drive several devices; each is a rank of its own in the records, and all are in one trace."""
+
+    framework = "tensorflow"
+    label = staticmethod(str)
+    devices = staticmethod(training_devices)
+    trace_name = staticmethod(record.tensorflow_trace_name)
+    marked_loaders = staticmethod(nullcontext)  # tf.data marks itself in the trace
+
+    def position(self, devices: Sequence[Any]) -> ClusterPosition:
+        """Read the launcher's variables, else `TF_CONFIG`."""
+        return position_in_cluster(max(1, len(devices)))
+
+    def on_gpu(self, device: Any) -> bool:
+        """Return whether it is a GPU."""
+        return str(device).startswith("GPU:")
+
+    def device_name(self, device: Any) -> str:
+        """Return the model name of the GPU or CPU."""
+        return hardware_name(str(device), cpu_name())
+
+    def software(self) -> dict[str, str]:
+        """Return versions: python, tensorflow, keras, and on GPUs the driver and the libraries built for."""
+        import tensorflow as tf
+
+        versions = {"python": platform.python_version(), "tensorflow": str(tf.__version__)}
+        keras = sys.modules.get("keras")
+        if keras is not None:
+            versions["keras"] = str(keras.__version__)
+        if tf.config.list_physical_devices("GPU"):
+            build = tf.sysconfig.get_build_info()
+            versions |= {
+                name: str(build[f"{name}_version"]) for name in ("cuda", "cudnn") if f"{name}_version" in build
+            }
+            driver = driver_version()
+            if driver:
+                versions["driver"] = driver
+        return versions
+
+    def clock(self, devices: Sequence[Any]) -> StepClock:
+        """Use the host's clock, with synchronizations before and after a series of steps on GPUs."""
+        return SynchronizedClock(partial(synchronize, devices)) if self.on_gpu(devices[0]) else host_clock()
+
+    def store(self, position: ClusterPosition) -> Any:
+        """Return the launcher's directory, else TensorFlow's coordination service."""
+        return cluster_store(position, next(_sessions))
+
+    def loader_watch(self) -> None:
+        """Return None: tf.data makes batches in threads of its own."""
+
+    def window(self, path: Path, *, active: int, devices: Sequence[Any], kind: TraceKind = "full") -> TensorflowWindow:
+        """Make a window of tf.profiler, which records all devices of the process.
+
+        Raises:
+            RuntimeError: a kernel-only one in a job of several CPU processes, for which each recording is a risk.
+        """
+        if kind == "light" and not self.on_gpu(devices[0]) and self.position(devices).world_size > 1:
+            raise RuntimeError("TensorFlow may crash when a recording of several CPU processes ends: there is but one")
+        return TensorflowWindow(path, active=active, on_gpu=self.on_gpu(devices[0]), kernel_only=kind == "light")
+
+    def flop_counter(self, devices: Sequence[Any], model: Any) -> None:
+        """Return None: a graph's operators are not seen while they run."""
+
+    def describe(self, model: Any, gradient_sizes: Sequence[int]) -> ModelRecord:
+        """Describe the trained variables of a Keras model; as in PyTorch, moving averages are no parameters."""
+        import tensorflow as tf
+
+        counts = [math.prod(variable.shape) for variable in model.trainable_variables]
+        sizes = [tf.as_dtype(variable.dtype).size for variable in model.trainable_variables]
+        trained = [count * size for count, size in zip(counts, sizes, strict=True)]
+        return ModelRecord(
+            parameters=sum(counts),
+            gradient_bytes=sum(trained),
+            gradient_sizes=tuple(gradient_sizes) if gradient_sizes else tuple(reversed(trained)),
+        )
+
+
+RUNTIME = TensorflowRuntime()
