@@ -41,10 +41,8 @@ class AttachedSession:
     """Measure as `gpudiag.profile` does; each call of `boundary` ends one step and begins the next.
 
     Args:
-        settings: how to measure the command.
-        position: of this process.
-        boundaries: finds the steps.
-        optimizer: the class whose step ends them.
+        settings, position: of this process.
+        boundaries: finds the steps, which end with a step of `optimizer`'s class.
         recorded: False to time steps only.
         has_own_profiler: returns whether the program has made a profiler by now.
         late: this rank was past the step at which all were to begin, and is measured separately.
@@ -241,12 +239,7 @@ class BackgroundWindow(ProfiledWindow):
 
 
 def suggest_options(ran: int, missing: int, *, at_least: bool, run_in: int) -> str:
-    """Say by how many steps a command was too short, and which options make do with those that ran.
-
-    Args:
-        ran: steps since the measurement began.
-        missing: steps that it was too short by; at least so many if `at_least`.
-        run_in: steps between the warm-up and the unprofiled steps.
+    """Say by how many steps a command was too short, as `suggest_arguments` does, but for the command line.
 
     Worked example. Of 29 steps two recordings of 2 + 6 leave 13, a third of which warm up: `--warmup 4 --steps 9`.
     """

@@ -114,13 +114,7 @@ class StartStep(NamedTuple):
 
 
 class StartBarrier:
-    """One rank's part in agreeing on the first step.
-
-    Args:
-        rank, world_size: of this process.
-        store: the job's key-value store; None for a job of one process.
-        own_profiler: this rank's program has a profiler.
-        clock: returns seconds.
+    """One rank's part in agreeing on the first step. The store is None for a job of one process.
 
     Attributes:
         next_step: `check` need not be called before this step.

@@ -13,7 +13,7 @@ import json
 import os
 import sys
 import time
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
 
@@ -30,9 +30,6 @@ PYTHON_SEEN = "python"
 
 #: Seconds between two reports of a process that trains.
 _INTERVAL_S = 5.0
-#: Far above the size of any report.
-_MAX_BYTES = 16384
-_MAX_FILES = 20000
 _MAX_CHARACTERS = 500
 
 Stage = Literal["imported", "stepping", "waiting", "measuring", "measured", "not-first", "failed"]
@@ -164,32 +161,6 @@ class ProcessReporter:
             attempt = path.with_suffix(".new")
             attempt.write_text(json.dumps(asdict(report)), encoding="utf-8")
             attempt.replace(path)
-
-
-def read_reports(folder: Path) -> list[ProcessReport]:
-    """Return the readable reports, by rank."""
-    reports = []
-    paths = sorted(folder.glob("*.json"))[:_MAX_FILES] if folder.is_dir() else []
-    for path in paths:
-        with contextlib.suppress(OSError, ValueError, TypeError, KeyError):
-            reports.append(_report(json.loads(path.read_bytes()[:_MAX_BYTES])))
-    if any(report.numbered for report in reports):  # by a launcher, which has no number itself
-        reports = [replace(report, helper=report.helper or not (report.numbered or report.calls)) for report in reports]
-    return sorted(reports, key=lambda report: (report.rank, report.pid))
-
-
-def _report(values: dict[str, Any]) -> ProcessReport:
-    ended_s, error = values["ended_s"], values["error"]
-    flags = {name: bool(values[name]) for name in ("helper", "numbered", "own_profiler", "distributed_optimizer")}
-    numbers = {name: int(values[name]) for name in ("pid", "rank", "world_size", "calls")}
-    checked: dict[str, Any] = {
-        **flags,
-        **numbers,
-        "stage": values["stage"],
-        "error": None if error is None else str(error),
-        "ended_s": None if ended_s is None else float(ended_s),
-    }
-    return ProcessReport(**checked)
 
 
 def _uncaught() -> str | None:

@@ -11,15 +11,21 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import FrameType
 from typing import NamedTuple
 
-from gpudiag.training.attach.command_process import ProcessReport, read_reports
+import msgspec
+
+from gpudiag.training.attach.command_process import ProcessReport
 from gpudiag.training.launch.failure_cause import is_stopped, name_ranks
 from gpudiag.training.launch.listener import Listener
 from gpudiag.training.session.progress import Progress
+
+#: Far above the size and number of reports.
+_MAX_REPORT_BYTES = 16384
+_MAX_REPORTS = 20000
 
 _RECEIVE_S = 0.1
 #: Seconds between two checks of the command's processes.
@@ -55,16 +61,7 @@ class Hooks(NamedTuple):
 
 
 class CommandWatch:
-    """Watch one running command.
-
-    Args:
-        process: the command.
-        listener: receives messages of its training processes.
-        hooks: functions to call.
-        deaths: observes ends of its processes.
-        signals: forwards signals to the command.
-        reports: directory of its processes' reports.
-    """
+    """Watch one running command, whose processes write into the directory `reports`."""
 
     def __init__(
         self,
@@ -91,8 +88,7 @@ class CommandWatch:
     def run(self, *, stop: bool) -> int:
         """Return the command's exit code, 128 more than the number of the signal that ended it.
 
-        Args:
-            stop: end the command when everything is measured, with exit code 0.
+        With `stop`, end the command when everything is measured, with exit code 0.
         """
         done_s: float | None = None
         while self._process.poll() is None:
@@ -153,6 +149,17 @@ class CommandWatch:
             return False
         self._stopped[pid] = _STOPPED_CHECKS + 1
         return True
+
+
+def read_reports(folder: Path) -> list[ProcessReport]:
+    """Return the readable reports, by rank."""
+    reports = []
+    for path in sorted(folder.glob("*.json"))[:_MAX_REPORTS]:
+        with contextlib.suppress(OSError, msgspec.MsgspecError), path.open("rb") as file:
+            reports.append(msgspec.json.decode(file.read(_MAX_REPORT_BYTES), type=ProcessReport))
+    if any(report.numbered for report in reports):  # by a launcher, which has no number itself
+        reports = [replace(report, helper=report.helper or not (report.numbered or report.calls)) for report in reports]
+    return sorted(reports, key=lambda report: (report.rank, report.pid))
 
 
 class SignalForwarder:

@@ -16,8 +16,8 @@ from gpudiag.model.job import DEFAULT_FRAMEWORK, OWN_STRATEGY
 from gpudiag.model.run import RunRecord
 from gpudiag.model.run_directory import RUN_FILE
 from gpudiag.model.structs import msgspec
-from gpudiag.training.attach.command_process import PYTHON_SEEN, VARIABLE, Settings, read_reports
-from gpudiag.training.attach.command_watch import CommandWatch, DeathWatch, Hooks, SignalForwarder
+from gpudiag.training.attach.command_process import PYTHON_SEEN, VARIABLE, Settings
+from gpudiag.training.attach.command_watch import CommandWatch, DeathWatch, Hooks, SignalForwarder, read_reports
 from gpudiag.training.attach.outcome import CommandOutcome, failure_reason, warnings
 from gpudiag.training.launch.launcher import private_directory
 from gpudiag.training.launch.listener import Listener

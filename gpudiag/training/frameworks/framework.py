@@ -88,13 +88,7 @@ class Framework(ABC):
 
     @abstractmethod
     def set_environment(self, values: dict[str, str], plan: Plan, private: Path) -> None:
-        """Add variables that the framework's processes need.
-
-        Args:
-            values: the environment, complete but for the framework.
-            plan: the launch.
-            private: a directory of this launch, removed with it.
-        """
+        """Add variables that the framework's processes need; `private` is removed with the launch."""
 
     def worker(self, plan: Plan) -> list[str]:
         """Return the arguments of each training process: `-m gpudiag.training.jobs RUN_DIR JOB`."""

@@ -103,12 +103,7 @@ def environment(
 ) -> dict[str, str]:
     """Return the training processes' environment: the user's own, and the launch's variables that the user has not set.
 
-    Args:
-        plan: the launch.
-        private: a directory of this launch for temporary files, removed with it.
-        progress: the socket for progress messages.
-        has_gpudiag: the interpreter finds gpudiag by itself; otherwise a directory with only gpudiag is added.
-        inherited: the user's environment.
+    Unless the interpreter has gpudiag itself, a directory with only gpudiag is added to its path.
     """
     defaults = {"OMP_NUM_THREADS": str(plan.threads), "PYTHONUNBUFFERED": "1", "PYTHONFAULTHANDLER": "1"}
     values = {**defaults, **inherited, SOCKET_VARIABLE: str(progress), "TMPDIR": str(private)}

@@ -48,12 +48,8 @@ class RunDescription:
 class RankMeasurement:
     """Measure this process's ranks.
 
-    Args:
-        run_dir: the run directory.
-        run: what the record says of the training.
-        settings: lengths of the phases.
-
     Attributes:
+        run: what the record says of the training.
         phases: None before the first step.
         error: why the measurement failed.
         over: all phases are over, or failed.
@@ -79,13 +75,9 @@ class RankMeasurement:
         self._steps: Iterator[None] | None = None
 
     def open(self, runtime: Runtime, position: ClusterPosition, *, run_id: str = "", clear_run: bool = True) -> None:
-        """Replace what an earlier run left, and write records that say that the run did not finish.
+        """Replace an earlier run's files of this rank, and write records that say that the run did not finish.
 
-        Args:
-            runtime: the framework.
-            position: of this process, as far as it is known by now.
-            run_id: the run's; a new one by default.
-            clear_run: on rank 0, also replace files of the whole run.
+        With `clear_run`, rank 0 also replaces files of the whole run.
         """
         self._created = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
         self._run_id = run_id or secrets.token_hex(8)
@@ -109,12 +101,7 @@ class RankMeasurement:
     ) -> Phases:
         """Prepare the phases when the first step is about to begin: the process group and the device exist by now.
 
-        Args:
-            runtime: the framework.
-            device: the device or devices asked for.
-            model: the trained model.
-            loaders: times the processes that make batches.
-            agreement: makes the agreement of these ranks, as `Agreement` is made, but for `timeout_s`.
+        `agreement` makes the agreement of the ranks, from the position, the store and the run's id.
         """
         devices = runtime.devices(device, model)
         self._runtime = runtime
@@ -159,11 +146,9 @@ class RankMeasurement:
         return not self.over
 
     def close(self, error: BaseException | None, *, wait_for_others: bool = True) -> None:
-        """Keep what was measured.
+        """Keep the measurements; `error` ended the training.
 
-        Args:
-            error: the exception that ended the training.
-            wait_for_others: on rank 0, wait for the other ranks' records, and fail if one of them failed.
+        With `wait_for_others`, rank 0 waits for the other ranks' records, and the run fails if one of them failed.
         """
         status: RunStatus = "complete"
         if error is not None:

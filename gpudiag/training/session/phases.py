@@ -82,16 +82,7 @@ class PhaseSettings:
 class Phases:
     """Measure one rank. Results so far are always in the attributes, also when the loop ends early.
 
-    Args:
-        settings: lengths of the phases.
-        clock: times steps on this rank's device.
-        agreement: the other ranks.
-        progress: receives messages.
-        changed: called when there is something to save.
-        window: makes the window of a recording.
-        on_gpu: the device works beside the host.
-        loaders: times the processes that make batches; None if nothing can.
-        counter: counts the operations of one warm-up step, which is excluded; not used in less than three steps.
+    Calls `changed` when there is something to save. The time of the warm-up step in which `counter` counts is excluded.
 
     Attributes:
         recorded: step times while recorded.

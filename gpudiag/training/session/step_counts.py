@@ -84,9 +84,7 @@ def block_length(step_ms: float, block_ms: float = BLOCK_MS) -> int:
 def has_converged(step_ms: Sequence[float], block: int) -> bool:
     """Return whether the last two blocks of `block` steps agree, with no trend through them.
 
-    Args:
-        step_ms: times of all steps so far but the first; any unit, since only ratios count.
-        block: steps per block; False when there are fewer than two blocks.
+    False if there are fewer than two blocks. Only ratios of step times count.
     """
     if len(step_ms) < 2 * block:
         return False
@@ -152,12 +150,7 @@ def first_block(step_ms: float, target: TimingTarget) -> int:
 
 
 def next_block(ranks: Sequence[Sequence[float]], target: TimingTarget) -> int:
-    """Return how many more unprofiled steps to run; 0 if the mean is known well enough or time is up.
-
-    Args:
-        ranks: step times so far in milliseconds, of each rank.
-        target: the precision asked for.
-    """
+    """Return how many more unprofiled steps to run after those of each rank; 0 if the target is met or time is up."""
     slowest = max(ranks, key=lambda times: statistics.fmean(times) if times else 0.0)
     if len(slowest) < 2:
         return 0

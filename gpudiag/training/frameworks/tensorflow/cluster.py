@@ -18,11 +18,7 @@ _LOOKUP_MS = 1
 
 
 def position_in_cluster(devices: int) -> ClusterPosition:
-    """Return the position that the launcher gave, else that in `TF_CONFIG`'s workers, else that of a single process.
-
-    Args:
-        devices: number of devices that this process drives.
-    """
+    """Return the position that the launcher gave, else that in `TF_CONFIG`'s workers, else that of a single process."""
     if os.environ.get("RANK", "").isdecimal():
         return replace(current_position(), devices=devices)
     rank, addresses = _read_config(os.environ.get("TF_CONFIG", ""))
@@ -86,11 +82,8 @@ class CoordinationStore:
 def cluster_store(position: ClusterPosition, session: int) -> Any:
     """Return the store that the processes of the job share; None for one process.
 
-    The launcher's directory if gpudiag started the job, else the coordination service.
-
-    Args:
-        position: of this process.
-        session: number of the session, the same in each process.
+    The launcher's directory if gpudiag started the job, else the coordination service. The session's number is the same
+    in each process.
 
     Raises:
         RuntimeError: several processes, and neither.

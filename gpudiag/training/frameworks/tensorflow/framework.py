@@ -104,10 +104,6 @@ class TensorFlow(Framework):
 def preload(directory: Path, inherited: str | None) -> str:
     """Compile the library that keeps TensorFlow's servers on the loopback address; return the value of LD_PRELOAD.
 
-    Args:
-        directory: private to this launch; the library is made in it.
-        inherited: the user's value.
-
     Raises:
         FrameworkMissingError: there is no compiler, or it fails.
     """

@@ -10,13 +10,7 @@ from gpudiag.training.loop.session import Session
 
 
 class DrivenSession:
-    """The part that the callbacks of all trainers share.
-
-    Args:
-        run_dir: the run directory; may be omitted under `gpudiag profile module:function`.
-        stop: end training when everything is measured; by default only under `gpudiag profile`.
-        options: the other arguments of `gpudiag.profile`.
-    """
+    """The part that the callbacks of all trainers share. `stop` ends training when everything is measured."""
 
     def __init__(self, run_dir: str | os.PathLike[str] | None, stop: bool | None, options: dict[str, Any]) -> None:
         self._run_dir = run_dir

@@ -19,10 +19,8 @@ class KerasCallback(keras.callbacks.Callback):  # type: ignore[misc]  # keras is
     TensorFlow's own events show. The last step of an epoch, with whatever follows it, is excluded. With
     `steps_per_execution` each execution counts as one step. The time to fetch a batch is unknown in unprofiled steps.
 
-    Args:
-        run_dir: the run directory; may be omitted under `gpudiag profile module:function`.
-        stop: end training when everything is measured; by default only under `gpudiag profile`.
-        options: the other arguments of `gpudiag.profile`.
+    Arguments are those of `gpudiag.profile`. `run_dir` may be omitted under
+    `gpudiag profile module:function`; `stop` ends training when everything is measured, by default only there.
 
     Raises:
         UsageError: as `gpudiag.profile`, when training begins.

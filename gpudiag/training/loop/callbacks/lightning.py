@@ -26,10 +26,8 @@ class LightningCallback(Callback):
     logging belong to the step that follows. Steps that contain validation, a checkpoint or the end of an epoch are
     excluded.
 
-    Args:
-        run_dir: the run directory; may be omitted under `gpudiag profile module:function`.
-        stop: end training when everything is measured; by default only under `gpudiag profile`.
-        options: the other arguments of `gpudiag.profile`.
+    Arguments are those of `gpudiag.profile`. `run_dir` may be omitted under
+    `gpudiag profile module:function`; `stop` ends training when everything is measured, by default only there.
 
     Raises:
         UsageError: as `gpudiag.profile`, when training begins.

@@ -22,10 +22,8 @@ class TransformersCallback(TrainerCallback):
     logging belong to the step that follows. Steps that contain evaluation, a checkpoint or the end of an epoch are
     excluded. An exception leaves the run as not finished, with the measurements until then.
 
-    Args:
-        run_dir: the run directory; may be omitted under `gpudiag profile module:function`.
-        stop: end training when everything is measured; by default only under `gpudiag profile`.
-        options: the other arguments of `gpudiag.profile`; the batch size per process is the trainer's.
+    Arguments are those of `gpudiag.profile`; the batch size per process is the trainer's. `run_dir` may be omitted
+    under `gpudiag profile module:function`; `stop` ends training when everything is measured, by default only there.
 
     Raises:
         UsageError: as `gpudiag.profile`, when training begins.
