@@ -1,4 +1,4 @@
-"""Which calls of optimizers end a step."""
+"""Optimizer calls that end a step."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from gpudiag.training.attach.boundaries import Boundaries, OptimizerCall
 
 
 def ends(pattern: str, repeats: int) -> list[bool]:
-    """`.` is a forward pass, a letter a call of that optimizer."""
+    """Parse a pattern: `.` is a forward pass, a letter a call of that optimizer."""
     found, boundaries, forward = [], Boundaries(), False
     for letter in pattern * repeats:
         if letter == ".":
@@ -18,7 +18,7 @@ def ends(pattern: str, repeats: int) -> list[bool]:
 
 
 def per_step(pattern: str, repeats: int = 40) -> list[int]:
-    """How many steps ended in each repetition of the pattern, of the last ten."""
+    """Return the steps that end in each of the last ten repetitions of the pattern."""
     calls = len(pattern.replace(".", ""))
     found = ends(pattern, repeats)
     return [sum(found[calls * repeat : calls * (repeat + 1)]) for repeat in range(repeats - 10, repeats)]

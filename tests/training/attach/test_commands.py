@@ -1,4 +1,4 @@
-"""Commands of a user's own, as real processes, with and without gpudiag around them."""
+"""Users' commands as real processes, with and without gpudiag."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ STEPS = 40
 
 @functools.cache
 def losses(measured: bool) -> dict[str, list[str]]:
-    """What each kind prints by itself, all in one process, which prints an empty line after each."""
+    """Return each kind's own output, from one process that prints an empty line after each."""
     kinds = [kind for kind in ONE_PROCESS if (kind in ALWAYS) != measured]
     program = f"import sys; sys.argv = ['', '{STEPS}']; import tests.training.attach.scripts as s\n"
     program += "".join(f"s.settle(); s.{kind}({STEPS}); print()\n" for kind in kinds)
@@ -86,7 +86,7 @@ def two_processes(meeting: Path) -> list[str]:
 
 @SEVERAL
 def test_torchrun_command_is_measured(tmp_path: Path) -> None:
-    """Through the command line: output, exit code and losses are the job's own, and the report is beside them."""
+    """Output, exit code and losses are the job's own, and the report is printed beside them."""
     command = [sys.executable, *TORCHRUN, str(SCRIPTS), str(STEPS), "ddp"]
     words = ["profile", "--output", "run", "--warmup", "2", "--steps", "5", "--", *command]
     done = gpudiag(*words, cwd=tmp_path, PYTHONPATH=str(Path(__file__).parents[3]), **QUIET)
@@ -125,7 +125,7 @@ def test_stop_ends_job_whose_optimizers_step_within_backward(attach: Attach) -> 
 @pytest.mark.measured
 @pytest.mark.parametrize("kind", ["late-loader", "few-workers"])
 def test_slow_script_leaves_complete_records(kind: str, attach: Attach, tmp_path: Path) -> None:
-    """That all six do, and which verdicts are right, is counted over runs of benchmarks/attach_scripts.py (.ci/run)."""
+    """Runs of benchmarks/attach_scripts.py (.ci/run) count how many of the six diagnoses are right."""
     code, run, _, err = attach(*TORCHRUN, str(SLOW), kind, stop=True, steps=10)
     assert (code, run.status, run.error) == (0, "complete", None), err
     assert [whole(rank) for rank in run.ranks] == [True, True]
@@ -166,7 +166,7 @@ def test_loop_without_optimizer_is_recorded_by_time(kind: str, attach: Attach, t
 
 @ALONE
 def test_recording_ends_when_script_makes_profiler(attach: Attach, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It is made while gpudiag records, and sees its five steps of two layers each all the same."""
+    """The script's profiler still sees its five steps of two layers each."""
     monkeypatch.setenv("BEFORE", "20")
     code, run, out, _ = attach(str(SCRIPTS), str(STEPS), "own_profiler")
     assert (code, len(out.split())) == (0, 2 * STEPS + 2)
@@ -220,7 +220,7 @@ def test_unmeasurable_command_is_reported(
 def test_unwritable_run_directory_is_reported(
     tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A file is where the ranks' records would go: not even root can write there."""
+    """A file takes the place of the directory of records, so that not even root can write there."""
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "ranks").write_text("")
     words = Settings(run_dir=str(tmp_path / "run"), command=(sys.executable, str(SCRIPTS), "20", "plain"), **QUICK)
@@ -233,7 +233,7 @@ def test_unwritable_run_directory_is_reported(
 
 
 def test_existing_sitecustomize_still_runs(tmp_path: Path) -> None:
-    """Also one that is a package; `sys.path` is what it would be."""
+    """It may be a package; `sys.path` is as without gpudiag."""
     (tmp_path / "sitecustomize").mkdir()
     (tmp_path / "sitecustomize" / "__init__.py").write_text("from sitecustomize import more\n")
     (tmp_path / "sitecustomize" / "more.py").write_text("import sys\nsys.theirs = True\n")

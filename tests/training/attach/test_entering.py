@@ -1,4 +1,4 @@
-"""Which processes of a command are measured: whatever their interpreter lacks, and however they come to PyTorch."""
+"""Entering a command's processes with any interpreter, however they import PyTorch."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ sys.meta_path.insert(0, Lacks())
 
 STEPS = f"import runpy, sys; sys.argv = ['', '40', 'plain']; runpy.run_path({SCRIPTS!r}, run_name='__main__')"
 
-#: As `import transformers` does before `import torch`.
+#: Searches for PyTorch before importing it, as `import transformers` does.
 LOOKS_FIRST = f"""
 import importlib.util
 assert importlib.util.find_spec("torch") is not None

@@ -1,4 +1,4 @@
-"""Launchers that people have, where they are installed: the same losses and exit codes, and all ranks recorded."""
+"""Common launchers, if installed: the same losses and exit codes, and all ranks recorded."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def test_all_ranks_of_launcher_are_measured(command: tuple[str, ...], there: boo
 
 
 def test_waiting_launcher_ends_as_without_gpudiag(tmp_path: Path) -> None:
-    """It has imported PyTorch, and waits longer than gpudiag does before it looks what a silent process computes."""
+    """The launcher has imported PyTorch, and waits longer than gpudiag's patience."""
     child = [sys.executable, "-S", "-c", "import time; time.sleep(2)"]
     words = (sys.executable, "-c", f"import subprocess, sys, torch; subprocess.run({child}); sys.exit(3)")
     code, run = run_command(Settings(run_dir=str(tmp_path), command=words, patience_s=0.4), lambda _: None)

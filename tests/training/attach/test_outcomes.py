@@ -1,4 +1,4 @@
-"""What is said of commands that fail, that do not train, or whose ranks end or drift apart, with real processes."""
+"""Messages on commands that fail, that do not train, or whose ranks end or drift apart, with real processes."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def test_each_failure_reason_has_its_sentence(words: tuple[str, ...], code: int,
 
 @ALONE
 def test_short_command_gets_advice_with_command_line_options(attach: Attach) -> None:
-    """These steps are so short that it takes a hundred of them to see that they have settled."""
+    """These steps are so short that convergence takes a hundred of them."""
     _, run, _, _ = attach(SCRIPTS, "60", "plain", warmup=None, steps=None)
     assert run.error is not None
     assert run.error.startswith("60 optimizer steps were seen; the loop ended after")
@@ -113,7 +113,7 @@ def test_closure_evaluation_counts_as_step(attach: Attach) -> None:
 def test_error_names_rank_that_ended_first(
     ends: str, said: str, attach: Attach, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Rank 0 fails, too, when its connection breaks, and is the first by its number."""
+    """Rank 0 fails too when its connection breaks, and has the lower number."""
     monkeypatch.setenv("ENDS", ends)
     code, run, _, err = attach(*TORCHRUN, SCRIPTS, "60", "ends", steps=200)
     assert (code, run.status) == (1, "failed")
@@ -196,7 +196,7 @@ def test_warning_names_stopped_rank(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 
 
 def started(tmp_path: Path, *words: str, kind: str, **values: str) -> subprocess.Popen[str]:
-    """gpudiag around a script that runs, after it has said so."""
+    """Yield gpudiag with a script that has reported that it runs."""
     process = subprocess.Popen(
         [sys.executable, "-m", "gpudiag", "profile", "--warmup", "2", *words, "--output", str(tmp_path / "run"), "--",
          sys.executable, SCRIPTS, "2000", kind],
@@ -223,7 +223,7 @@ def test_forwarded_signal_ends_command_and_keeps_unprofiled_steps(name: str, tmp
     process.send_signal(number)
     _, err = process.communicate(timeout=SECONDS)
     assert process.returncode == 128 + number
-    assert f"ended by {name}, at timed step" in err
+    assert f"ended by {name}, at unprofiled step" in err
     assert f"gpudiag analyze {tmp_path}" not in err, "there is nothing that could be read"
     run = read_run(tmp_path / "run")
     assert run.ranks[0].unprofiled is not None
@@ -266,7 +266,7 @@ print(f"interrupts: {len(came)} in all", flush=True)
 
 @ALONE
 def test_terminal_interrupt_reaches_command_once(tmp_path: Path) -> None:
-    """The terminal sends it to gpudiag and to the command, which are in one process group."""
+    """The terminal sends the signal to gpudiag and to the command, which are in one process group."""
     command = [sys.executable, "-m", "gpudiag", "profile", "--output", str(tmp_path / "run"), "--"]
     (tmp_path / "program.py").write_text(COUNTS_INTERRUPTS)
     command += [sys.executable, str(tmp_path / "program.py")]
@@ -329,7 +329,7 @@ def test_diagnosis_is_printed_while_command_runs(tmp_path: Path) -> None:
 @ALONE
 @pytest.mark.parametrize("limit", ["100", pytest.param("6000", marks=pytest.mark.measured)])
 def test_full_disk_adds_one_warning(limit: str, tmp_path: Path) -> None:
-    """The job's files may not grow: at once, or when there is a trace to write. Its output goes into pipes."""
+    """Files may not grow: at once, or when there is a trace to write. Output goes into pipes."""
     words = ["profile", "--warmup", "2", "--steps", "5", "--output", str(tmp_path / "run"), "--"]
     root = str(Path(__file__).parents[3])
     done = gpudiag(

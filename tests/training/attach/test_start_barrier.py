@@ -1,4 +1,4 @@
-"""When all ranks begin, and what looking for one that never comes takes of the training."""
+"""The step at which all ranks begin, and the overhead of checks for a rank that never comes."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from gpudiag.training.attach.command_process import Settings
 from gpudiag.training.attach.entered import EnteredProcess
 from gpudiag.training.session.position import ClusterPosition
 
-#: Looks at one step after the other, and how many times as long as all later looks the training takes.
+#: Checks at consecutive steps, and the ratio of the training's time to that of all later checks.
 FIRST, TIMES = 10, 500
 POSITION = ClusterPosition(rank=0, local_rank=0, world_size=2, nodes=1, host="here", pid=1)
 
@@ -112,7 +112,7 @@ def test_all_ranks_begin_at_one_step(seed: int, late: int) -> None:
 
 @given(st.integers(0, 10**9), st.sampled_from((0, 1)), st.sampled_from((3e-4, 1.5e-3, 0.2)))
 def test_checks_for_absent_rank_keep_their_budget(seed: int, rank: int, step_s: float) -> None:
-    """But for the first looks, and the latest three, of which the distance that they ask for is not over yet."""
+    """Ignore the first checks, and the latest three, whose requested distance is not over yet."""
     random, now_s = Random(seed), 0.0  # noqa: S311  # no secret
     slow = random.choice((1.0, 20.0, 500.0))
 

@@ -1,4 +1,4 @@
-"""Floating-point operations of a step: as many as by hand, and the step is the same as without."""
+"""Floating-point operations of a step compared with hand counts; counting leaves the step unchanged."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 @pytest.fixture(autouse=True)
 def nothing_compiled() -> Iterator[None]:
-    """Whatever else this process has compiled is no part of these programs."""
+    """Ignore code that this process compiled before."""
 
     def forget() -> None:
         dynamo: Any = sys.modules.get("torch._dynamo.utils")
@@ -65,7 +65,7 @@ def perceptron() -> nn.Module:
 @examples(30)
 @given(st.lists(st.integers(1, 9), min_size=2, max_size=5), st.integers(1, 5), st.integers(1, 3))
 def test_linear_layers_match_hand_count(widths: list[int], batch: int, times: int) -> None:
-    """Two per weight and sample; as much again for the weights' gradients and, but in the first, for the inputs'."""
+    """Two per weight and sample; the same again for gradients of weights and, but in the first layer, of inputs."""
     layers = [nn.Linear(a, b) for a, b in itertools.pairwise(widths)]
     model, inputs = nn.Sequential(*layers), torch.ones(batch, widths[0])
     each = [2 * batch * layer.weight.numel() for layer in layers]

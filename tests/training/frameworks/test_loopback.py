@@ -1,4 +1,4 @@
-"""TensorFlow's servers, as the preloaded library makes them: on the loopback address, for their own user alone."""
+"""TensorFlow's servers with the preloaded library: on the loopback address, for their own user only."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Modules' calls are marked in full recordings, and nothing of the training is changed by that."""
+"""Marks of module calls in full traces, which leave the training unchanged."""
 
 from __future__ import annotations
 
@@ -113,7 +113,7 @@ def run(program: str, *words: str) -> subprocess.CompletedProcess[str]:
 
 
 def calls(trace: Trace) -> list[str]:
-    """Paths of the marked calls of the first step, in order; those that are computed again in backward are so named."""
+    """Return paths of marked calls in the first step, in order; recomputed ones in backward are labelled."""
     work, events = trace.modules, trace.events
     assert work is not None
     end = events.end_ns[trace.step_marks[0].row[0]]

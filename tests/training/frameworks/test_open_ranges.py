@@ -1,4 +1,4 @@
-"""Ranges that are open when gpudiag's recording ends, and end while the program's own profiler runs."""
+"""Ranges that are open when gpudiag's recording ends, and that end while the program's profiler runs."""
 
 from __future__ import annotations
 

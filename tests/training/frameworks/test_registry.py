@@ -1,4 +1,4 @@
-"""The frameworks that there are, asked as programs ask that import none; and that nobody else knows their names."""
+"""The frameworks as seen by programs that import none, and the use of their names."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Why a launch failed, from what is left of it."""
+"""The cause of a failed launch."""
 
 from __future__ import annotations
 

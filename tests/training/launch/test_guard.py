@@ -1,4 +1,4 @@
-"""The guard leaves nothing behind, whoever dies and however."""
+"""The guard leaves nothing behind, whichever process dies."""
 
 from __future__ import annotations
 

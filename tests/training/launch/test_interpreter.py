@@ -1,4 +1,4 @@
-"""What an interpreter has is found without importing a framework."""
+"""Inspection of an interpreter without importing a framework."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Processes of one node, started as TensorFlow's are: what they are told, and who is to blame when one fails."""
+"""Processes of one node, started as TensorFlow's are: their variables, and the named culprit of a failure."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Ranks agree through a real store; each rank is a thread here."""
+"""Agreement of ranks through a real store; each rank is a thread here."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def together(world_size: int, task: Callable[[Agreement, int], object], *, timeo
 
 
 def longest(posted: list[list[float]]) -> PhaseDecision:
-    return PhaseDecision(converged=True, unprofiled_steps=int(max(max(one) for one in posted)))
+    return PhaseDecision(converged=True, unprofiled_steps=int(max(max(step_ms) for step_ms in posted)))
 
 
 def test_every_rank_gets_rank_0s_decision() -> None:

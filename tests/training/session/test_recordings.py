@@ -1,4 +1,4 @@
-"""The two recordings as the phases see them: what fails, what is missing, and that it is said while the job runs."""
+"""The two recordings in the phases: failures, missing device activity, and warnings during the run."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ TRACES = Path(__file__).parents[2] / "traces"
 
 
 class FakeWindow:
-    """Records nothing; fails at the step that it is told."""
+    """Record nothing, and fail at a given step."""
 
     def __init__(self, *, fails_at: int | None = None, device_activity: bool | None = None) -> None:
         self.saved = False
@@ -56,7 +56,7 @@ class FakeWindow:
 
 
 def run(windows: dict[TraceKind, FakeWindow], saves: list[dict[str, str]] | None = None) -> tuple[Phases, int]:
-    """All phases; how many steps they took. `saves` gets the notes of every record that is written."""
+    """Run all phases; return them and their number of steps. `saves` gets the notes of every saved record."""
     phases = Phases(
         PhaseSettings(steps=2, warmup=1, active=3),
         clock=host_clock(),
@@ -106,7 +106,7 @@ def test_missing_device_activity_is_reported_during_run(caplog: pytest.LogCaptur
     phases, _ = run(windows, saves)
     assert "NVreg_RestrictProfilingToAdminUsers=0" in phases.notes["missing-device-activity"]
     assert len([record for record in caplog.records if "no activity of the GPU" in record.message]) == 1
-    # It stood in the record when the full recording had not begun.
+    # The note was saved before the full recording began.
     assert [("missing-device-activity" in notes) for notes in saves[:3]] == [False, False, True]
     phases, _ = run({"light": FakeWindow(device_activity=True), "full": FakeWindow(device_activity=True)})
     assert phases.notes == {}

@@ -1,4 +1,4 @@
-"""`gpudiag.profile` in a loop of one's own, in one process."""
+"""`gpudiag.profile` in a user's loop, in one process."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def test_loop_is_measured_and_continues(tmp_path: Path) -> None:
     assert len(rank.profiled.step_ms) == 3
     assert (rank.device, rank.trace) == ("cpu", "traces/rank0.pt.trace.json.gz")
     names = names_in_trace(tmp_path / "run")
-    # 3 of warm-up, 5 timed, and twice 2 that the profiler throws away and 3 recorded.
+    # 3 of warm-up, 5 unprofiled, and twice 2 that the profiler discards and 3 recorded.
     assert [name for name in names if name.startswith("gpudiag.step")] == [f"gpudiag.step#{n}" for n in (15, 16, 17)]
     assert names.count("gpudiag.input") == 3
     assert sum(name.startswith("ProfilerStep#") for name in names) == 3
@@ -96,7 +96,7 @@ def test_kernel_only_trace_has_marks_and_no_operators(tmp_path: Path) -> None:
     assert [name for name in names if name.startswith("gpudiag.step")] == [f"gpudiag.step#{n}" for n in (10, 11, 12)]
     assert names.count("gpudiag.input") == names.count("gpudiag.forward") == 3
     assert "aten::matmul" in names_in_trace(tmp_path)
-    # What is in the directory of traces is the full recording alone.
+    # The directory of traces contains only the full trace.
     assert [source.path.parent.name for source in find_sources([tmp_path])] == ["traces"]
 
 
@@ -135,7 +135,7 @@ def test_host_times_match_steps_across_epochs(tmp_path: Path) -> None:
                     break  # which is no step
     (rank,) = run_record(tmp_path).ranks
     assert rank.timed is not None
-    # The one step of warm-up is the first of its epoch; then the second, and the first two of those that follow.
+    # The only warm-up step is the first of its epoch; then come the second, and the first two of each later epoch.
     assert [host >= 6 for host in rank.timed.host_ms][:1] == [True]
     assert all(host >= 3 for host in rank.timed.host_ms)
     assert len(rank.timed.host_ms) == 6
@@ -213,10 +213,10 @@ def test_full_trace_remains_when_kernel_only_recording_fails(
     assert "no scopes here" in caplog.text
     assert not (tmp_path / "traces" / "light" / "rank0.pt.trace.json.gz").exists()
     assert rank.profiled is not None
-    # The other ranks would have recorded theirs: the full recording is of the same steps.
+    # The full recording is of the same steps, because the other ranks would have recorded theirs.
     assert "gpudiag.step#15" in names_in_trace(tmp_path)
     analysis = gpudiag_analyze([tmp_path])
-    assert "no-light-recording" in {one.code for one in analysis.validity}
+    assert "no-light-recording" in {warning.code for warning in analysis.validity}
     assert analysis.recording is not None
     assert analysis.recording.light_ms is None
 
@@ -272,7 +272,7 @@ def test_time_between_epochs_belongs_to_no_step(tmp_path: Path) -> None:
     assert seen == [1, 2, 3, 4] * 10
     (rank,) = run_record(tmp_path).ranks
     assert rank.unprofiled is not None
-    # One step in four would hold what is between the epochs; one in twenty may be disturbed.
+    # One step in four would contain the time between epochs; one in twenty may be disturbed.
     assert sum(ms >= 100 for ms in rank.unprofiled.step_ms) < 4
     marks = [name for name in names_in_trace(tmp_path) if name.startswith("gpudiag.step")]
     assert marks == sorted(set(marks))

@@ -1,4 +1,4 @@
-"""Ranks that part: who waits, for how long, and what each decides then. Over a store in memory, in threads."""
+"""Ranks that split: how long they wait, and what each decides then, with a store in memory and threads."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from gpudiag.training.session.position import ClusterPosition
 
 
 class Store(dict[str, str]):
-    """As a process group's."""
+    """A store like a process group's."""
 
     def set(self, key: str, value: str) -> None:
         self[key] = value
@@ -23,7 +23,7 @@ class Store(dict[str, str]):
 
 
 class LostStore(Store):
-    """Its host has gone."""
+    """A store whose host has gone."""
 
     def set(self, key: str, value: str) -> None:
         raise RuntimeError("connection reset")
@@ -70,7 +70,7 @@ def test_rank_that_waited_in_vain_decides_alone_from_then_on(number: int) -> Non
         agreement.decide([1.0], judge)
     assert agreement.split
     assert time.monotonic() - begun_s < 2 * waited_s
-    # Rank 0 has begun a list of all ranks' times, in which its own stand for the others'.
+    # Rank 0 has begun a list of all ranks' times, in which its own now stand for the others'.
     assert first.unprofiled_steps == (2 if number == 0 else 1)
 
 

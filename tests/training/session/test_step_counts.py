@@ -1,4 +1,4 @@
-"""Warm-up is found from step times, whatever their length, and however noisy they are."""
+"""Convergence of step times of any length, with any noise."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ from gpudiag.training.session import step_counts
 from tests.examples import examples
 
 
-def steps_until_settled(step_ms: list[float]) -> int | None:
-    """Go through a series as a session does: the steps after which it would have settled; None if it never would."""
+def steps_until_converged(step_ms: list[float]) -> int | None:
+    """Return the steps after which a session finds that the series has converged; None if it never does."""
     known = step_ms[1 : step_counts.FIRST_CHECK_STEPS]
     position = step_counts.FIRST_CHECK_STEPS
     while True:
         block = step_counts.block_length(statistics.median(known[-8:]))
         if step_counts.has_converged(known, block):
             return position
-        look = step_counts.steps_to_next_check(known)
-        if position + look > len(step_ms):
+        more = step_counts.steps_to_next_check(known)
+        if position + more > len(step_ms):
             return None
-        known += step_ms[position : position + look]
-        position += look
+        known += step_ms[position : position + more]
+        position += more
 
 
 def noisy(level: float, count: int, *, sigma: float, seed: int = 0) -> list[float]:
@@ -35,37 +35,37 @@ def noisy(level: float, count: int, *, sigma: float, seed: int = 0) -> list[floa
 
 @pytest.mark.parametrize("level", [0.2, 2.0, 30.0, 400.0, 5000.0])
 def test_constant_series_converges_soon_after_slow_first_step(level: float) -> None:
-    settled = steps_until_settled([100 * level, *noisy(level, 400, sigma=0.005)])
-    assert settled is not None
-    assert settled <= step_counts.FIRST_CHECK_STEPS + 3 * step_counts.block_length(level)
+    converged = steps_until_converged([100 * level, *noisy(level, 400, sigma=0.005)])
+    assert converged is not None
+    assert converged <= step_counts.FIRST_CHECK_STEPS + 3 * step_counts.block_length(level)
 
 
 @pytest.mark.parametrize("level", [2.0, 30.0, 400.0])
 @pytest.mark.parametrize("seed", range(5))
 def test_noisy_series_converges(level: float, seed: int) -> None:
-    settled = steps_until_settled([9 * level, *noisy(level, 600, sigma=0.15, seed=seed)])
-    assert settled is not None
-    assert settled < 400
+    converged = steps_until_converged([9 * level, *noisy(level, 600, sigma=0.15, seed=seed)])
+    assert converged is not None
+    assert converged < 400
 
 
 def test_autotuning_steps_belong_to_warm_up() -> None:
     # cuDNN tries algorithms, then the clocks rise: as ResNet-50 starts on a GPU.
     falling = [2300.0, 180.0, 95.0, 60.0, 48.0, 41.0, 37.0, 34.5, 33.0, 32.0, 31.5, 31.2]
-    settled = steps_until_settled([*falling, *noisy(31.0, 300, sigma=0.004)])
-    assert settled is not None
-    assert settled >= len(falling) + step_counts.block_length(31.0)
+    converged = steps_until_converged([*falling, *noisy(31.0, 300, sigma=0.004)])
+    assert converged is not None
+    assert converged >= len(falling) + step_counts.block_length(31.0)
 
 
 def test_second_compilation_belongs_to_warm_up() -> None:
     # torch.compile compiles again when a shape first changes.
     series = [9000.0, 20.0, 21.0, 20.0, 8000.0, *noisy(12.0, 300, sigma=0.01)]
-    settled = steps_until_settled(series)
-    assert settled is not None
-    assert settled > 5 + step_counts.block_length(12.0)
+    converged = steps_until_converged(series)
+    assert converged is not None
+    assert converged > 5 + step_counts.block_length(12.0)
 
 
 def test_falling_series_never_converges() -> None:
-    assert steps_until_settled([100.0 * 0.99**step for step in range(300)]) is None
+    assert steps_until_converged([100.0 * 0.99**step for step in range(300)]) is None
 
 
 def test_single_slow_step_is_no_trend() -> None:

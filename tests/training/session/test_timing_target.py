@@ -1,4 +1,4 @@
-"""Steps are timed until their mean is known, and no longer than allowed."""
+"""Unprofiled steps until the mean is precise enough or time is up."""
 
 from __future__ import annotations
 

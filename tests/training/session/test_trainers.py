@@ -1,4 +1,4 @@
-"""Loops that a trainer drives, with the real libraries in an environment of their own (`make trainers`)."""
+"""Callbacks of trainers, with the real libraries in a separate environment (`make trainers`)."""
 
 from __future__ import annotations
 

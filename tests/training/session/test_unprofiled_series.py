@@ -1,4 +1,4 @@
-"""What the host did in timed steps, and where its device stood by the host's clock: with clocks that are told."""
+"""Host times in unprofiled steps, and device marks on the host's clock, with simulated clocks."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ US = 1000
 
 
 class Machine:
-    """A host that launches and a device beside it that works in order, each with its own clock.
+    """Simulate a host that launches, and a device that works in order, each with its own clock.
 
     A mark is the device's own time in ns at which it is done with all that was launched before. The device's clock
     began at another instant than the host's and is wrong by `drift`.
@@ -37,7 +37,7 @@ class Machine:
         begin = self.host_ns
         self.host_ns += input_us * US
         fetched = self.host_ns
-        # The device begins with the first launch, and cannot end before the last.
+        # The device begins with the first launch, and cannot finish before the last.
         free = max(self.device_free_ns, fetched) + device_us * US
         self.host_ns += launch_us * US
         self.device_free_ns = max(free, self.host_ns)

@@ -1,4 +1,4 @@
-"""How long a DataLoader's workers take for a batch: real loaders, in processes of their own."""
+"""Times of DataLoader workers, with real loaders in separate processes."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Stream(IterableDataset[int]):
 
 
 def pace(loader: DataLoader[int], *, used: int = 0) -> LoaderPace | None:
-    """Of the batches after the first few."""
+    """Return the pace of the batches after the first few."""
     watch_workers()
     times = WorkerTimes()
     batches = iter(loader)
