@@ -24,7 +24,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from gpudiag.training.attach.settings import VARIABLE, Settings
+from gpudiag.training.attach.command_process import VARIABLE, Settings
 from gpudiag.training.attach.start import ENTRY
 
 ROOT = Path(__file__).parents[1]

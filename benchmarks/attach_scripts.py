@@ -20,7 +20,7 @@ from typing import Any
 
 import torch
 
-from gpudiag.training.attach.settings import VARIABLE, Settings
+from gpudiag.training.attach.command_process import VARIABLE, Settings
 from gpudiag.training.attach.start import ENTRY
 
 ROOT = Path(__file__).parents[1]

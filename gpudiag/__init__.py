@@ -16,11 +16,11 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from gpudiag.app.python_api import analyze, compare, load_facts
-    from gpudiag.training.session.callbacks.keras import KerasCallback
-    from gpudiag.training.session.callbacks.lightning import LightningCallback
-    from gpudiag.training.session.callbacks.transformers import TransformersCallback
+    from gpudiag.training.loop.callbacks.keras import KerasCallback
+    from gpudiag.training.loop.callbacks.lightning import LightningCallback
+    from gpudiag.training.loop.callbacks.transformers import TransformersCallback
+    from gpudiag.training.loop.session import Session as profile  # noqa: N813
     from gpudiag.training.session.ranges import Range as range  # noqa: A004, N813  # the public names are those of the verbs
-    from gpudiag.training.session.session import Session as profile  # noqa: N813
     from gpudiag.training.strategies.pytorch.cpu_reduce import CpuReduceHook
 
     __version__: str
@@ -40,13 +40,13 @@ __all__ = [
 
 _PLACES = {
     "CpuReduceHook": "gpudiag.training.strategies.pytorch.cpu_reduce:CpuReduceHook",
-    "KerasCallback": "gpudiag.training.session.callbacks.keras:KerasCallback",
-    "LightningCallback": "gpudiag.training.session.callbacks.lightning:LightningCallback",
-    "TransformersCallback": "gpudiag.training.session.callbacks.transformers:TransformersCallback",
+    "KerasCallback": "gpudiag.training.loop.callbacks.keras:KerasCallback",
+    "LightningCallback": "gpudiag.training.loop.callbacks.lightning:LightningCallback",
+    "TransformersCallback": "gpudiag.training.loop.callbacks.transformers:TransformersCallback",
     "analyze": "gpudiag.app.python_api:analyze",
     "compare": "gpudiag.app.python_api:compare",
     "load_facts": "gpudiag.app.python_api:load_facts",
-    "profile": "gpudiag.training.session.session:Session",
+    "profile": "gpudiag.training.loop.session:Session",
     "range": "gpudiag.training.session.ranges:Range",
 }
 

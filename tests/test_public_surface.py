@@ -96,7 +96,7 @@ def test_every_code_in_the_source_is_one_that_fail_on_knows() -> None:
         "import gpudiag.app.analyze, gpudiag.analysis.timeline.build, gpudiag.analysis.diagnosis.engine",
         "import gpudiag.app.profile.profile, gpudiag.app.recommend.recommend, gpudiag.app.scale.scale",
         "import gpudiag.app.selftest.selftest, gpudiag.app.bandwidth, gpudiag.app.table, gpudiag.app.view",
-        "import gpudiag.training.session.session, gpudiag.training.launch.launcher",
+        "import gpudiag.training.loop.session, gpudiag.training.launch.launcher",
         "import gpudiag.report.terminal.report",
         f"import gpudiag; gpudiag.analyze({str(SOME_TRACES)!r})",
         "from gpudiag.commands import main as cli; cli.main(['analyze', '--help'])",

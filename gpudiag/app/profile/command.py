@@ -22,7 +22,7 @@ from gpudiag.model.analysis import Analysis
 from gpudiag.model.facts import Facts, nccl_transport
 from gpudiag.model.run import RunRecord
 from gpudiag.model.run_directory import FACTS_FILE, locked, write_json
-from gpudiag.training.attach.settings import Settings
+from gpudiag.training.attach.command_process import Settings
 from gpudiag.training.attach.start import run_command
 from gpudiag.training.session.progress import Progress
 

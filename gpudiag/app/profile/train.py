@@ -20,7 +20,7 @@ def train(prepared: Prepared, observer: Callable[[Progress], None]) -> RunRecord
     """
     plan = prepared.plan
     plan.run_dir.mkdir(parents=True, exist_ok=True)
-    if plan.leads:
+    if plan.has_rank_0:
         (plan.run_dir / INFERENCE_FILE).unlink(missing_ok=True)  # of an earlier run
         write_json(plan.run_dir / FACTS_FILE, prepared.facts)
     try:

@@ -20,7 +20,7 @@ class SweepEntry(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         directory: its run directory, relative to the directory above the sweep's.
         ranks: the participating processes of the sweep; the others wait. On GPUs also the devices.
-        accuracy, seconds: as in `gpudiag.training.session.enough.Enough`.
+        accuracy, seconds: as in `gpudiag.training.session.step_counts.TimingTarget`.
         warmup_s: longest automatic warm-up.
         recorded: profile a few steps after the unprofiled ones.
         not_after_s: latest begin after the first entry, in seconds; None for no limit.

@@ -1,176 +1,178 @@
-"""A session whose steps are told one by one, by a loop that knows nothing of it."""
+"""A session in a user's command: it measures steps that are reported one by one, by a loop that knows nothing of it."""
 
 from __future__ import annotations
 
-import secrets
 import threading
 import time
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from gpudiag.model.run import RunStatus, StepsFound
-from gpudiag.training.attach.attached_agreement import AttachedAgreement
+from gpudiag.model.run import StepsFound
 from gpudiag.training.attach.boundaries import Boundaries
-from gpudiag.training.attach.outcome.enough_steps import what_would_do
-from gpudiag.training.attach.settings import Settings
-from gpudiag.training.frameworks.pytorch.loaders import marked_loaders
+from gpudiag.training.attach.command_process import Settings
+from gpudiag.training.frameworks.pytorch.dataloader import marked_loaders
 from gpudiag.training.frameworks.pytorch.profiler import ProfiledWindow
 from gpudiag.training.frameworks.pytorch.runtime import PyTorchRuntime
-from gpudiag.training.session import record
-from gpudiag.training.session.place import Place
-from gpudiag.training.session.progress import ProgressSender
-from gpudiag.training.session.ranges import STEP, Range, taken_input_ns
-from gpudiag.training.session.runtime import Recording
-from gpudiag.training.session.session import Session
+from gpudiag.training.session.agreement import SplittableAgreement
+from gpudiag.training.session.measurement import RankMeasurement, RunDescription
+from gpudiag.training.session.phases import PhaseSettings
+from gpudiag.training.session.position import ClusterPosition
+from gpudiag.training.session.ranges import STEP, Range, take_input_ns
+from gpudiag.training.session.step_counts import ACTIVE_STEPS, recording_steps
 
-#: Timed steps are saved first after so many seconds.
+if TYPE_CHECKING:
+    from gpudiag.training.session.phases import Phases
+    from gpudiag.training.session.step_counts import TraceKind
+
+#: Unprofiled steps are saved first after so many seconds.
 _SAVE_AFTER_S = 1.0
-#: Where an epoch ends in at most this share of the steps, those in which one does are left out.
-_FEW_ENDS = 1 / 3
+#: Steps in which an epoch ends are excluded if they are at most this share of all steps.
+_MAX_EPOCH_ENDS = 1 / 3
+#: The fewest that `--warmup` and `--steps` are advised to be, and the most unprofiled steps.
+MIN_ADVISED_WARMUP, MIN_ADVISED_STEPS, _MAX_ADVISED_STEPS = 1, 2, 100
 
 OWN_PROFILER = "the program has a profiler of its own, which is left alone: its steps were timed and not recorded"
 
 
-class AttachedSession(Session):
-    """Times and records as `gpudiag.profile`; each call of `boundary` ends one step and begins the next.
+class AttachedSession:
+    """Measure as `gpudiag.profile` does; each call of `boundary` ends one step and begins the next.
 
     Args:
-        told: how the command is to be measured.
-        place: of this process.
-        boundaries: how its steps are found.
-        optimizer: the class whose step ends them.
+        settings, position: of this process.
+        boundaries: finds the steps, which end with a step of `optimizer`'s class.
         recorded: False to time steps only.
-        yields: whether the program has a profiler of its own by now.
-        apart: this rank was past the step at which all were to begin, and is measured for itself.
+        has_own_profiler: returns whether the program has made a profiler by now.
+        late: this rank was past the step at which all were to begin, and is measured separately.
     """
-
-    _AGREEMENT = AttachedAgreement
 
     def __init__(
         self,
-        told: Settings,
-        place: Place,
+        settings: Settings,
+        position: ClusterPosition,
         boundaries: Boundaries,
         *,
         optimizer: str,
         recorded: bool,
-        yields: Callable[[], bool],
-        apart: bool = False,
+        has_own_profiler: Callable[[], bool],
+        late: bool = False,
     ) -> None:
-        super().__init__(
-            told.run_dir,
-            steps=told.steps,
-            warmup=told.warmup,
-            stop=False,
-            framework="pytorch",
-        )
-        self.place = place
-        self._apart = apart
-        self._says_where = False
-        self._runtime = _Runtime(self)
-        self._command = told.command
-        self._told_run_id = "" if place.world_size > 1 else told.run_id
-        self._recorded = recorded
+        self._position = position
         self._boundaries = boundaries
         self._optimizer = optimizer
-        self._yields = yields
-        self._windows: list[WrittenAside] = []
-        self._open: Range | None = None
-        self._begun_ns = 0
-        #: The thread that trains, and whether another has asked for the recording's end.
+        self._has_own_profiler = has_own_profiler
+        self._late = late
+        self._run_id = "" if position.world_size > 1 else settings.run_id
+        self._runtime = _AttachedRuntime(position, self._make_window)
+        self._loaders = self._runtime.loader_watch()
+        self._measurement = RankMeasurement(
+            Path(settings.run_dir),
+            RunDescription(command=settings.command),
+            PhaseSettings(
+                steps=settings.steps,
+                warmup=settings.warmup,
+                recorded=recorded,
+                suggest=suggest_options,
+                save_after_s=_SAVE_AFTER_S,
+            ),
+        )
+        self._marked = ExitStack()
+        self._windows: list[BackgroundWindow] = []
+        self._range: Range | None = None
+        self._begun_ns = self._number = 0
+        #: The thread that trains, and whether another has asked for the end of the recording.
         self._thread = 0
         self._gives_up = False
-        #: Steps in which a loader came to its end, and whether one has in this.
-        self._ends = 0
+        #: Steps in which a loader ended, and whether one has in this step.
+        self._epoch_ends = 0
         self._loader_ended = False
-        #: Traces are written beside the training, unless its process is about to end.
-        self._aside = True
+        #: Traces are written in the background, unless the process is about to end.
+        self._background = True
         self._note_steps()
 
-    def __enter__(self) -> AttachedSession:
-        """Clear this rank's place alone: others that train for themselves may have begun before."""
-        self._created = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
-        self._run_id = self._told_run_id or secrets.token_hex(8)
-        self._place = self.place
-        self._progress = ProgressSender(self._place.rank)
-        record.clear_rank(self.run_dir, self._place.rank)
-        self._save()
-        self._progress.tell("starting")
-        return self
+    def open(self) -> None:
+        """Clear this rank's files alone: others that are measured separately may have begun before."""
+        self._measurement.open(self._runtime, self._position, run_id=self._run_id, clear_run=False)
 
     def boundary(self) -> bool:
-        """A step ends here and the next begins. False when all is measured."""
+        """End a step and begin the next. Return False when everything is measured."""
         now_ns = time.perf_counter_ns()
         self._thread = threading.get_ident()
-        if self._open is None:
+        phases = self._measurement.phases
+        if phases is None or self._range is None:
             self._begin()
-            if self._phases is not None:
-                self._phases.sees_input = False  # until some is seen
-                self._phases.advise = what_would_do
-                self._phases.save_after_s = _SAVE_AFTER_S
-            if self._apart and isinstance(self._agreement, AttachedAgreement):
-                self._agreement.part()
-            self._marked.enter_context(marked_loaders(self._saw_the_end))
         else:
-            self._open.__exit__(None, None, None)
-            self._ended(now_ns)
+            self._range.__exit__(None, None, None)
+            self._end_step(phases, now_ns)
         if self._gives_up:
             self.give_up_recording()
-        if not self._advance():
-            if self._error is not None and OWN_PROFILER in self._error:
-                self._error = OWN_PROFILER
+        if not self._measurement.advance():
+            if self._measurement.error is not None and OWN_PROFILER in self._measurement.error:
+                self._measurement.error = OWN_PROFILER
             self._marked.close()
-            self.give_up_recording()  # what failed while it recorded: another thread's end of it would crash
+            self.give_up_recording()  # one that failed while it recorded: another thread's end of it would crash
             return False
-        self._open = Range(STEP, number=self._number)
-        self._open.__enter__()
-        taken_input_ns()  # what was fetched before it
+        self._range = Range(STEP, number=self._number)
+        self._range.__enter__()
+        take_input_ns()  # discards fetches before this step
         self._begun_ns = time.perf_counter_ns()
         return True
 
     def give_up_recording(self) -> None:
-        """The program is about to make a profiler of its own, which could not start beside this one's."""
-        if threading.get_ident() != self._thread:  # where ending it would crash: PyTorch records by thread
+        """Discard the recording, because the program is about to make a profiler, which could not start beside it."""
+        if threading.get_ident() != self._thread:  # ending it here would crash: PyTorch records by thread
             self._gives_up = True
-            return
-        window = self._phases._take_window() if self._phases is not None else None  # noqa: SLF001  # one session
-        if window is not None:
-            window.discard()
+        elif self._measurement.phases is not None:
+            self._measurement.phases.discard_window()
 
     def end(self, error: BaseException | None = None, *, at_exit: bool = False) -> None:
-        """Keep what there is. With `at_exit` the process is about to end, and threads cannot be started."""
+        """Keep the measurements. With `at_exit` the process is about to end, and threads cannot be started."""
+        measurement = self._measurement
         self._note_steps()
-        self._aside = not at_exit
+        self._background = not at_exit
         for window in self._windows:
             window.join()
-            if self._phases is not None and not window.saved:
-                self._phases.saved.discard("full")
-                lost = f"the trace could not be saved: {window.lost}"
-                self._error = self._error or lost
-                self._progress.note(f"rank {self._place.rank}: {lost}")
-                self._progress.tell("saving")
-        self.__exit__(None if error is None else type(error), error, None)
+            if measurement.phases is not None and not window.saved:
+                measurement.phases.saved.discard("full")
+                sentence = f"the trace could not be saved: {window.failure}"
+                measurement.error = measurement.error or sentence
+                measurement.progress.note(f"rank {self._position.rank}: {sentence}")
+                measurement.progress.tell("saving")
+        self._marked.close()
+        # The program that started the command combines the ranks' records when it has ended.
+        measurement.close(error, wait_for_others=False)
 
-    def _ended(self, now_ns: int) -> None:
-        fetching_ns = taken_input_ns()
-        self._clock.host_step(self._begun_ns, self._begun_ns + (fetching_ns or 0), now_ns)
+    def _begin(self) -> None:
+        phases = self._measurement.begin(
+            self._runtime, loaders=self._loaders, agreement=partial(SplittableAgreement, timeout_s=0.0)
+        )
+        phases.sees_input = False  # until a fetch is seen
+        agreement = self._measurement.agreement
+        if self._late and isinstance(agreement, SplittableAgreement):
+            agreement.decide_alone()
+        self._marked.enter_context(marked_loaders(self._on_loader_end))
+
+    def _end_step(self, phases: Phases, now_ns: int) -> None:
+        fetching_ns = take_input_ns()
+        clock = self._measurement.clock
+        clock.host_step(self._begun_ns, self._begun_ns + (fetching_ns or 0), now_ns)
         self._number += 1
-        end, self._loader_ended = self._loader_ended, False
-        self._ends += end
-        # What follows the end of an epoch (validation, a checkpoint, new workers) is not what every step takes.
-        if end and self._ends <= max(1, self._number * _FEW_ENDS):
-            self._clock.leave_out()
-        if self._phases is not None:
-            self._phases.sees_input = self._phases.sees_input or fetching_ns is not None
-            if self._phases.timing_over:
-                self._marked.close()  # the recordings have PyTorch's own marks
+        epoch_ended, self._loader_ended = self._loader_ended, False
+        self._epoch_ends += epoch_ended
+        # The work after an epoch (validation, a checkpoint, new workers) is not part of every step.
+        if epoch_ended and self._epoch_ends <= max(1, self._number * _MAX_EPOCH_ENDS):
+            clock.exclude_step()
+        phases.sees_input = phases.sees_input or fetching_ns is not None
+        if phases.unprofiled_over:
+            self._marked.close()  # the recordings have PyTorch's own marks
 
-    def _saw_the_end(self) -> None:
+    def _on_loader_end(self) -> None:
         self._loader_ended |= threading.get_ident() == self._thread
 
     def _note_steps(self) -> None:
-        self._steps_found = StepsFound(
+        self._measurement.run.steps_found = StepsFound(
             by="optimizer",
             optimizer=self._optimizer,
             optimizers=self._boundaries.optimizers,
@@ -178,49 +180,42 @@ class AttachedSession(Session):
             closure=self._optimizer == "LBFGS",
         )
 
-    def _finish(self, status: RunStatus) -> None:
-        """The program that started the command brings the ranks' records together when it has ended."""
-        self._write_run(status, self._error)
-
-    def window(self, path: Path, *, active: int, cuda: bool, recording: Recording) -> ProfiledWindow:
-        """A recording, unless the program has a profiler of its own.
-
-        Raises:
-            RuntimeError: it has.
-        """
-        if self._yields():
+    def _make_window(self, path: Path, *, active: int, cuda: bool, kind: TraceKind) -> ProfiledWindow:
+        """Make a recording. Raises RuntimeError if the program has a profiler."""
+        if self._has_own_profiler():
             raise RuntimeError(OWN_PROFILER)
-        if recording == "light" or not self._aside:
-            return ProfiledWindow(path, active=active, cuda=cuda, light=recording == "light")
-        window = WrittenAside(path, active=active, cuda=cuda)
+        if kind == "light" or not self._background:
+            return ProfiledWindow(path, active=active, cuda=cuda, kernel_only=kind == "light")
+        window = BackgroundWindow(path, active=active, cuda=cuda)
         self._windows.append(window)
         return window
 
 
-class _Runtime(PyTorchRuntime):
-    def __init__(self, session: AttachedSession) -> None:
-        self._session = session
+class _AttachedRuntime(PyTorchRuntime):
+    """PyTorch in a process whose position is known, with recordings of the session's."""
 
-    def place(self, _devices: Sequence[Any]) -> Place:
-        return self._session.place
+    def __init__(self, position: ClusterPosition, make_window: Callable[..., ProfiledWindow]) -> None:
+        self._position = position
+        self._make_window = make_window
 
-    def window(
-        self, path: Path, *, active: int, devices: Sequence[Any], recording: Recording = "full"
-    ) -> ProfiledWindow:
-        return self._session.window(path, active=active, cuda=self.on_gpu(devices[0]), recording=recording)
+    def position(self, devices: Sequence[Any]) -> ClusterPosition:  # noqa: ARG002  # there is one
+        return self._position
+
+    def window(self, path: Path, *, active: int, devices: Sequence[Any], kind: TraceKind = "full") -> ProfiledWindow:
+        return self._make_window(path, active=active, cuda=self.on_gpu(devices[0]), kind=kind)
 
 
-class WrittenAside(ProfiledWindow):
-    """A last recording: nothing is measured any more when its trace is written, in a thread of its own."""
+class BackgroundWindow(ProfiledWindow):
+    """The last recording, whose trace a thread writes because nothing is measured any more."""
 
     _thread: threading.Thread | None = None
     #: Why the trace could not be saved.
-    lost: str = ""
+    failure: str = ""
 
     def _save(self, profiler: Any) -> None:
         if not self._kept:
             return
-        self.saved = True  # until it is known better, so that the record names it
+        self.saved = True  # until it fails, so that the record names it
         try:
             self._thread = threading.Thread(target=self._write, args=(profiler,), name="gpudiag-trace")
             self._thread.start()
@@ -231,13 +226,29 @@ class WrittenAside(ProfiledWindow):
     def _write(self, profiler: Any) -> None:
         try:
             super()._save(profiler)
-        except Exception as error:  # noqa: BLE001  # it is lost, and the record does not name it
+        except Exception as error:  # noqa: BLE001  # the record does not name the lost trace
             self.saved = False
-            self.lost = str(getattr(error, "strerror", None) or error)
+            self.failure = str(getattr(error, "strerror", None) or error)
             if isinstance(error, FileNotFoundError):
-                self.lost = "the profiler has written nothing; the disk may be full"
+                self.failure = "the profiler has written nothing; the disk may be full"
 
     def join(self) -> None:
-        """Wait until it is written."""
+        """Wait until the trace is written."""
         if self._thread is not None:
             self._thread.join()
+
+
+def suggest_options(ran: int, missing: int, *, at_least: bool, run_in: int) -> str:
+    """Say by how many steps a command was too short, as `suggest_arguments` does, but for the command line.
+
+    Worked example. Of 29 steps two recordings of 2 + 6 leave 13, a third of which warm up: `--warmup 4 --steps 9`.
+    """
+    left = ran - recording_steps(ACTIVE_STEPS) - run_in
+    fits = left >= MIN_ADVISED_WARMUP + MIN_ADVISED_STEPS
+    needed = f"{'at least' if at_least else 'about'} {missing} more step{'s are' if missing != 1 else ' is'} needed"
+    if at_least and fits:  # the number is unknown
+        needed = "more steps are needed until their times have converged"
+    if not fits:
+        return needed
+    warmup = max(MIN_ADVISED_WARMUP, left // 3)
+    return f"{needed}, or --warmup {warmup} --steps {min(_MAX_ADVISED_STEPS, left - warmup)}"

@@ -1,4 +1,4 @@
-"""A process of the command that trains: from its first optimizer step to the end of the measuring."""
+"""The measurement of one process of the command, from its first optimizer step on."""
 
 from __future__ import annotations
 
@@ -10,74 +10,75 @@ import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from gpudiag.training.attach.attached_place import attached_place
 from gpudiag.training.attach.attached_session import OWN_PROFILER, AttachedSession
-from gpudiag.training.attach.boundaries import Boundaries, Call
-from gpudiag.training.attach.entered_process import Entered
+from gpudiag.training.attach.boundaries import Boundaries, OptimizerCall, StartBarrier, StartStep
 from gpudiag.training.attach.main_thread import in_main_thread, when_backward_ends
-from gpudiag.training.attach.roll_call import RollCall
-from gpudiag.training.frameworks.pytorch.store import job_store
-from gpudiag.training.session.place import Place
-from gpudiag.training.session.progress import ProgressSender
+from gpudiag.training.frameworks.pytorch.runtime import job_store
+from gpudiag.training.session.position import ClusterPosition, independent_position
+from gpudiag.training.session.progress import send_note
 
-#: What autograd says where no backward pass is under way.
-_NO_TASK = -1
+if TYPE_CHECKING:
+    from gpudiag.training.attach.entered import EnteredProcess
 
-_OUT_OF_STEP = "the ranks do not take their steps together: each is measured for itself"
+#: Autograd's number of the current backward pass if there is none.
+_NO_BACKWARD = -1
+
+_OUT_OF_STEP = "the ranks do not take their steps together: each is measured separately"
 
 
 class Attachment:
-    """Takes each call of an optimizer, finds the steps, agrees with the other ranks on the first, and measures."""
+    """Take each call of an optimizer, find the steps, agree with the other ranks on the first, and measure."""
 
-    def __init__(self, entered: Entered) -> None:
+    def __init__(self, entered: EnteredProcess) -> None:
         self._entered = entered
         self._pid = os.getpid()
         self._boundaries = Boundaries()
+        #: Class names of optimizers, by id.
         self._optimizers: dict[int, str] = {}
         self._steps = 0
-        #: Calls of the optimizer that ends a step, and whether there was one in each.
+        #: Calls of the optimizer that ends a step, and whether there was exactly one in each.
         self._ending_calls, self._once = 0, True
-        self._place: Place | None = None
-        self._roll_call: RollCall | None = None
+        self._position: ClusterPosition | None = None
+        self._barrier: StartBarrier | None = None
         self._session: AttachedSession | None = None
         self._in_main = threading.Lock()
         #: Nodes of autograd's graph that each thread has made: more of them mean a forward pass.
         self._nodes: dict[int, int] = {}
-        self._nodes_made = _nodes_made()
+        self._nodes_made = _node_counter()
         #: The backward pass in which an optimizer stepped last.
-        self._backward = _NO_TASK
-        self._graph_task, self._cuda = _graph_task(), _cuda()
-        # What the session has to say goes to the program that started the command, not into the program's own log.
+        self._backward = _NO_BACKWARD
+        self._current_backward, self._cuda = _backward_number(), _cuda()
+        # The session's warnings go to the program that started the command, not into the user's log.
         log = logging.getLogger("gpudiag")
         log.addHandler(logging.NullHandler())
         log.propagate = False
 
     def stepped(self, optimizer: Any) -> None:
-        """An optimizer has stepped, in whichever thread. Raises SystemExit when the command is to end."""
+        """Take a step of an optimizer, in any thread. Raises SystemExit when the command is to end."""
         if os.getpid() != self._pid or (self._cuda.is_initialized() and self._cuda.is_current_stream_capturing()):
-            return  # what a CUDA graph captures runs at every replay, and must not be measured
+            return  # code that a CUDA graph captures runs at every replay, and must not be measured
         name, number = type(optimizer).__name__, id(optimizer)
         self._ending_calls += number == self._boundaries.optimizer
-        backward = self._graph_task()
-        if backward != _NO_TASK:
-            # Within backward, maybe on a thread of autograd's: profilers belong to the thread that trains, which goes
+        backward = self._current_backward()
+        if backward != _NO_BACKWARD:
+            # Within backward, maybe on a thread of autograd's. Profilers belong to the thread that trains, which goes
             # on when backward returns.
             if backward != self._backward:
                 self._backward = backward
-                when_backward_ends(lambda: self._returned(number, name))
+                when_backward_ends(lambda: self._call_deferred(number, name))
         elif self._trains_here():
             self._call(number, name)
             self._count_quietly(direct=True)
-        elif self._in_main.acquire(blocking=False) and not in_main_thread(lambda: self._elsewhere(number, name)):
+        elif self._in_main.acquire(blocking=False) and not in_main_thread(lambda: self._call_in_main(number, name)):
             self._in_main.release()
 
-    def _elsewhere(self, optimizer: int, name: str) -> None:
+    def _call_in_main(self, optimizer: int, name: str) -> None:
         self._in_main.release()
-        self._returned(optimizer, name)
+        self._call_deferred(optimizer, name)
 
-    def _returned(self, optimizer: int, name: str) -> None:
+    def _call_deferred(self, optimizer: int, name: str) -> None:
         self._call(optimizer, name)
         self._count_quietly(direct=False)
 
@@ -95,28 +96,33 @@ class Attachment:
         after_forward = self._after_forward(thread)
         self._nodes[thread] = self._nodes_made() if self._nodes_made is not None else 0
         self._optimizers.setdefault(optimizer, name)
-        if not self._boundaries.ends_step(Call(optimizer, after_forward)):
+        if not self._boundaries.ends_step(OptimizerCall(optimizer, after_forward)):
             return
         self._steps += 1
         self._entered.ours.making = True
         try:
-            self._step()
+            if (self._session is not None or self._begin()) and not self._session_boundary():
+                self._finish()
         except Exception as error:
-            self._lost(error)
-            self._over()
+            self._report_failure(error)
+            self._detach()
             raise
         finally:
             self._entered.ours.making = False
 
-    def _count_quietly(self, *, direct: bool) -> None:
-        """While nothing can happen for some steps they are counted, and that is all: a rank may never come.
+    def _session_boundary(self) -> bool:
+        return self._session is not None and self._session.boundary()
 
-        As little as can be: what runs between two steps finds nothing of its own in the processor's caches, and takes
-        several times as long as in a loop by itself. The optimizer that ends a step is called once in each, or else a
-        forward pass lies before the call that counts, which only the thread that trains can tell (`direct`).
+    def _count_quietly(self, *, direct: bool) -> None:
+        """Only count steps while the start barrier needs no check for some steps, because a rank may never come.
+
+        The code between two steps finds its data evicted from the processor's caches, and takes several times as long
+        as in a loop by itself, so this does as little as possible. The optimizer that ends a step is called once in
+        each, or else a forward pass lies before the call that counts, which only the training thread can tell
+        (`direct`).
         """
         steps, nodes_made = self._steps, self._nodes_made or (lambda: 0)
-        last = self._roll_call.next_step - 1 if self._roll_call is not None and self._session is None else 0
+        last = self._barrier.next_step - 1 if self._barrier is not None and self._session is None else 0
         once = self._once = self._once and self._ending_calls == steps
         if last <= steps or self._entered.handler is None or not (once or (direct and self._nodes_made is not None)):
             return
@@ -143,68 +149,70 @@ class Attachment:
 
         self._entered.handler = count
 
-    def _step(self) -> None:
-        if self._session is None and not self._begins():
-            return
-        assert self._session is not None  # noqa: S101  # opened by _begins
-        if not self._session.boundary():
-            self._measured()
-
-    def _begins(self) -> bool:
-        """Is this the step at which all ranks begin? Then the session is open."""
-        if self._roll_call is None:
-            place = self._place = attached_place()
-            self._entered.report.place(place.rank, place.world_size)
-            if not claim(Path(self._entered.told.run_dir), place.rank):
-                self._entered.report.stage = "not-first"
-                self._over()
+    def _begin(self) -> bool:
+        """Open the session if this is the step at which all ranks begin; return whether it is open."""
+        position = self._position = self._position or independent_position()
+        if self._barrier is None:
+            self._barrier = self._make_barrier(position)
+            if self._barrier is None:
                 return False
-            self._entered.report.stage = "waiting"
-            self._roll_call = RollCall(
-                rank=place.rank,
-                world_size=place.world_size,
-                store=job_store(place),
-                own_profiler=self._entered.own_profiler,
-            )
-        start = self._roll_call.look(self._steps)
+        start = self._barrier.check(self._steps)
         if start is None or self._steps < start.step:
             return False
+        self._open(position, start)
+        return True
+
+    def _make_barrier(self, position: ClusterPosition) -> StartBarrier | None:
+        """Return the start barrier; None if another process of this rank is measured."""
+        report = self._entered.report
+        report.set_position(position.rank, position.world_size)
+        if not claim(Path(self._entered.settings.run_dir), position.rank):
+            report.stage = "not-first"
+            self._detach()
+            return None
+        report.stage = "waiting"
+        return StartBarrier(
+            rank=position.rank,
+            world_size=position.world_size,
+            store=job_store(position),
+            own_profiler=self._entered.own_profiler,
+        )
+
+    def _open(self, position: ClusterPosition, start: StartStep) -> None:
+        entered = self._entered
         late = self._steps > start.step
         if late:
-            self._tell(_OUT_OF_STEP)
-        self._entered.measuring = True
-        self._entered.report.stage = "measuring"
-        self._entered.report.write(self._entered.calls)
-        if self._entered.looking is not None:
-            self._entered.looking()
-        entered, optimizer = self._entered, self._optimizers[self._boundaries.optimizer or 0]
-        assert self._place is not None  # noqa: S101  # known since the roll call was opened
+            send_note(position.rank, _OUT_OF_STEP)
+        entered.measuring = True
+        entered.report.stage = "measuring"
+        entered.report.write(entered.calls)
+        if entered.stop_looking is not None:
+            entered.stop_looking()
         session = AttachedSession(
-            entered.told,
-            self._place,
+            entered.settings,
+            position,
             self._boundaries,
-            optimizer=optimizer,
+            optimizer=self._optimizers[self._boundaries.optimizer or 0],
             recorded=start.recorded,
-            yields=lambda: entered.own_profiler,
-            apart=late,
+            has_own_profiler=lambda: entered.own_profiler,
+            late=late,
         )
-        session.__enter__()
+        session.open()
         self._session = session
         entered.on_own_profiler = session.give_up_recording
         atexit.register(self._at_exit)
-        if "multiprocessing.util" in sys.modules:  # whose children do not come to what is registered with atexit
+        if "multiprocessing.util" in sys.modules:  # whose children skip functions registered with atexit
             sys.modules["multiprocessing.util"].Finalize(None, self._at_exit, exitpriority=0)
         if not start.recorded:
-            self._tell(OWN_PROFILER)
-        return True
+            send_note(position.rank, OWN_PROFILER)
 
-    def _measured(self) -> None:
-        """All is measured: the rest is written beside the training, or before the command ends."""
+    def _finish(self) -> None:
+        """Write the rest in the background, or before the command ends, because everything is measured."""
         self._entered.report.stage = "measured"
-        session = self._over()
+        session = self._detach()
         if session is None:
             return
-        if self._entered.told.stop:
+        if self._entered.settings.stop:
             self._end(session)
             raise SystemExit(0)
         try:
@@ -213,41 +221,36 @@ class Attachment:
             self._end(session, at_exit=True)
 
     def _at_exit(self) -> None:
-        session = self._over() if os.getpid() == self._pid else None
+        session = self._detach() if os.getpid() == self._pid else None
         if session is not None:
             self._end(session, getattr(sys, "last_value", None), at_exit=True)
 
     def _end(self, session: AttachedSession, error: BaseException | None = None, *, at_exit: bool = False) -> None:
-        """Save what was measured. A disk that is full is not the command's failure."""
+        """Save the measurements. A full disk is not the command's failure."""
         try:
             session.end(error, at_exit=at_exit)
-        except Exception as lost:  # noqa: BLE001  # the user's training goes on
-            self._lost(lost)
+        except Exception as failure:  # noqa: BLE001  # the user's training goes on
+            self._report_failure(failure)
 
-    def _lost(self, error: Exception) -> None:
-        """Say why the measuring has ended, here and in this process's report."""
-        words = f"{type(error).__name__}: {error}"
+    def _report_failure(self, error: Exception) -> None:
+        """Say why the measurement has ended, here and in this process's report."""
+        sentence = f"{type(error).__name__}: {error}"
         if isinstance(error, OSError):
-            words = f"what was measured could not be saved: {error.strerror or error}"
-        self._entered.report.stage, self._entered.report.error = "failed", words
+            sentence = f"the measurements could not be saved: {error.strerror or error}"
+        self._entered.report.stage, self._entered.report.error = "failed", sentence
         with contextlib.suppress(Exception):
-            self._tell(words)
+            send_note(self._position.rank if self._position is not None else 0, sentence)
 
-    def _over(self) -> AttachedSession | None:
+    def _detach(self) -> AttachedSession | None:
+        """Take no more steps; return the session, if there is one."""
         self._entered.handler = self._entered.on_own_profiler = None
         self._entered.measuring = False
         session, self._session = self._session, None
         return session
 
-    def _tell(self, words: str) -> None:
-        rank = self._place.rank if self._place is not None else 0
-        progress = ProgressSender(rank)
-        progress.note(f"rank {rank}: {words}")
-        progress.tell("starting")
-
 
 def claim(run_dir: Path, rank: int) -> bool:
-    """Whether this process is the first of its rank, in this attempt of the job."""
+    """Return whether this process is the first of its rank, in this attempt of the job."""
     attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
     path = run_dir / "ranks" / f".rank{rank}.{attempt}"
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -258,21 +261,21 @@ def claim(run_dir: Path, rank: int) -> bool:
     return True
 
 
-def _nodes_made() -> Callable[[], int] | None:
-    """What tells how many nodes of autograd's graph the calling thread has made; None where this PyTorch does not."""
+def _node_counter() -> Callable[[], int] | None:
+    """Return a function that counts the calling thread's nodes of autograd's graph; None if this PyTorch has none."""
     from torch._C import _autograd
 
     count: Callable[[], int] | None = getattr(_autograd, "_get_sequence_nr", None)
     return count
 
 
-def _graph_task() -> Callable[[], int]:
-    """What tells the number of the backward pass that it is called in."""
+def _backward_number() -> Callable[[], int]:
+    """Return a function that returns the number of the current backward pass."""
     import torch
 
     # There is no public way to ask.
-    task: Callable[[], int] = getattr(torch._C, "_current_graph_task_id", lambda: _NO_TASK)  # noqa: SLF001
-    return task
+    number: Callable[[], int] = getattr(torch._C, "_current_graph_task_id", lambda: _NO_BACKWARD)  # noqa: SLF001
+    return number
 
 
 def _cuda() -> Any:

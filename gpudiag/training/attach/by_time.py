@@ -1,7 +1,7 @@
-"""A process that computes and whose steps no optimizer of torch's ends: some seconds are recorded, not some steps.
+"""Record a process for some seconds if it computes and no optimizer of torch's ends its steps.
 
-Nothing is known of its steps before, so none is timed; the trace shows where they repeat. What a program does once,
-while it loads, is told from a loop by looking twice, for half a second each: a loop does the same again.
+Its steps are unknown, so that none is timed; the trace shows where they repeat. To tell a loop from work done once,
+such as loading, look twice, for half a second each: a loop runs the same operators again.
 """
 
 from __future__ import annotations
@@ -14,82 +14,84 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from gpudiag.model.job import OWN_STRATEGY
 from gpudiag.model.run import RankRecord, RunRecord, StepsFound
-from gpudiag.training.attach.attached_place import attached_place
-from gpudiag.training.attach.attached_session import OWN_PROFILER, WrittenAside
+from gpudiag.training.attach.attached_session import OWN_PROFILER, BackgroundWindow
 from gpudiag.training.attach.attachment import claim
-from gpudiag.training.attach.entered_process import Entered
 from gpudiag.training.attach.main_thread import in_main_thread, raise_in_main_thread
-from gpudiag.training.frameworks.pytorch.kineto import profiler_runs
+from gpudiag.training.frameworks.pytorch.profiler import profiler_runs
 from gpudiag.training.frameworks.pytorch.runtime import RUNTIME
 from gpudiag.training.session import record
-from gpudiag.training.session.place import Place, script_name
-from gpudiag.training.session.progress import ProgressSender
+from gpudiag.training.session.position import ClusterPosition, independent_position, script_name
+from gpudiag.training.session.progress import ProgressSender, send_note
 
-#: How long is looked, how long is recorded, and how long the main thread may be elsewhere before and
-#: after, in seconds.
-_LOOK_S, _RECORD_S, _AT_ONCE_S, _ELSEWHERE_S = 0.5, 3.0, 5.0, 60.0
-#: Two looks have this share of the operators' names in common where they are of one loop.
-_ALIKE = 0.8
-#: A program that has made an optimizer is given this many times as long to use it: it may compile, or load.
-_LONGER = 10
+if TYPE_CHECKING:
+    from gpudiag.training.attach.entered import EnteredProcess
+
+#: Durations in seconds of a look and of the recording.
+_LOOK_S, _RECORD_S = 0.5, 3.0
+#: How long to wait for the main thread, in seconds, before and after the recording.
+_WAIT_BEFORE_S, _WAIT_AFTER_S = 5.0, 60.0
+#: Two looks at one loop share at least this share of the operators' names.
+_SAME_OPERATORS = 0.8
+#: A program that has made an optimizer gets this many times as long to use it: it may compile, or load.
+_OPTIMIZER_PATIENCE = 10
 #: From the agreement of all ranks to the recording, in seconds.
 _AHEAD_S = 1.0
 
 
-def record_for_a_while(entered: Entered) -> None:
-    """Record this process, if it computes in a loop and no optimizer steps; all ranks of its job at the same time.
+def record_for_a_while(entered: EnteredProcess) -> None:
+    """Record this process at the same time as all ranks of its job, if it computes in a loop and no optimizer steps.
 
-    Called in a thread of its own, and again after a while where it was not the time.
+    Called in a thread of its own, and again later if nothing was recorded.
     """
-    if _made_an_optimizer() and time.monotonic() - entered.last_step_s < _LONGER * entered.told.patience_s:
+    settings = entered.settings
+    if _has_optimizer() and time.monotonic() - entered.last_step_s < _OPTIMIZER_PATIENCE * settings.patience_s:
         return
     entered.ours.making = True  # in this thread; in the main thread it is set around each call
     if not _loops(entered) or _has_stepped(entered):
         return
-    place = attached_place()
-    run_dir = Path(entered.told.run_dir)
-    if entered.own_profiler or not claim(run_dir, place.rank):
-        if entered.own_profiler:
-            _tell(place, OWN_PROFILER)
+    position = independent_position()
+    run_dir = Path(settings.run_dir)
+    if entered.own_profiler:
+        send_note(position.rank, OWN_PROFILER)
+    if entered.own_profiler or not claim(run_dir, position.rank):
         entered.handler = None
         return
-    run_id = _await_others(place, entered)
+    run_id = _await_others(position, entered)
     if not _has_stepped(entered) and entered.handler is not None:
         entered.handler = None
-        _record(entered, place, run_dir, run_id)
-        if entered.told.stop:
+        _record(entered, position, run_dir, run_id)
+        if settings.stop:
             raise_in_main_thread(SystemExit)
 
 
-def _has_stepped(entered: Entered) -> bool:
-    """Since the watch last looked: it is the watch that waits here."""
+def _has_stepped(entered: EnteredProcess) -> bool:
+    """Return whether an optimizer has stepped since the watch last looked; the watch is waiting here."""
     return entered.stepped
 
 
-def _record(entered: Entered, place: Place, run_dir: Path, run_id: str) -> None:
+def _record(entered: EnteredProcess, position: ClusterPosition, run_dir: Path, run_id: str) -> None:
     (device,) = RUNTIME.devices(None, None)
-    trace = record.trace_name(place.rank)
-    window = WrittenAside(run_dir / trace, active=None, cuda=RUNTIME.on_gpu(device))
-    record.clear_rank(run_dir, place.rank)
-    progress = ProgressSender(place.rank)
+    trace = record.trace_name(position.rank)
+    window = BackgroundWindow(run_dir / trace, active=None, cuda=RUNTIME.on_gpu(device))
+    record.clear_rank(run_dir, position.rank)
+    progress = ProgressSender(position.rank)
     progress.tell("profiled")
-    error = None
     with _running(entered, window.start, window.stop) as begun:
         time.sleep(_RECORD_S if begun else 0)
-    if not begun:
-        error = "the main thread could not be reached: nothing was recorded"
-    else:
+    if begun:
         window.join()
         error = None if window.saved else "the recording could not be saved"
-    mine = RankRecord(
-        rank=place.rank,
-        local_rank=place.local_rank,
-        host=place.host,
-        pid=place.pid,
+    else:
+        error = "the main thread could not be reached: nothing was recorded"
+    rank = RankRecord(
+        rank=position.rank,
+        local_rank=position.local_rank,
+        host=position.host,
+        pid=position.pid,
         device=RUNTIME.label(device),
         device_name=RUNTIME.device_name(device),
         trace=trace if window.saved else None,
@@ -97,19 +99,19 @@ def _record(entered: Entered, place: Place, run_dir: Path, run_id: str) -> None:
         error=error,
         run_id=run_id,
     )
-    record.write_rank(run_dir, mine)
-    if place.rank == 0:
+    record.write_rank(run_dir, rank)
+    if position.rank == 0:
         run = RunRecord(
             created=time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
-            command=entered.told.command,
+            command=entered.settings.command,
             workload=script_name(),
             framework=RUNTIME.framework,
             strategy=OWN_STRATEGY,
-            world_size=place.world_size,
-            nodes=place.nodes,
+            world_size=position.world_size,
+            nodes=position.nodes,
             batch_size_per_device=None,
             software=RUNTIME.software(),
-            ranks=record.read_ranks(run_dir, place.world_size, run_id),
+            ranks=record.read_ranks(run_dir, position.world_size, run_id),
             steps_found=StepsFound(by="time"),
             status="complete" if error is None else "failed",
             error=error,
@@ -119,88 +121,88 @@ def _record(entered: Entered, place: Place, run_dir: Path, run_id: str) -> None:
     progress.tell("done")
 
 
-def _await_others(place: Place, entered: Entered) -> str:
-    """Wait until every rank is here, and then until the moment that rank 0 names; the run's id, which it names too.
+def _await_others(position: ClusterPosition, entered: EnteredProcess) -> str:
+    """Wait until every rank is here, and then until the moment that rank 0 names; return the run's id.
 
-    Raises where there is no store.
+    Raises an exception if there is no store.
     """
-    run_id = entered.told.run_id or secrets.token_hex(8)
-    store = RUNTIME.store(place)
+    run_id = entered.settings.run_id or secrets.token_hex(8)
+    store = RUNTIME.store(position)
     if store is None:
         return run_id
-    store.set(f"silent/{place.rank}", "1")
-    keys = [f"silent/{rank}" for rank in range(place.world_size)] if place.rank == 0 else ["begin"]
+    store.set(f"silent/{position.rank}", "1")
+    keys = [f"silent/{rank}" for rank in range(position.world_size)] if position.rank == 0 else ["begin"]
     while not store.check(keys):
         if entered.measuring or entered.handler is None:
             return run_id
         time.sleep(0.1)
-    if place.rank == 0:
+    if position.rank == 0:
         store.set("begin", json.dumps([time.time() + _AHEAD_S, run_id]))
-    begin_s, named = json.loads(store.get("begin"))
+    begin_s, run_id = json.loads(store.get("begin"))
     time.sleep(max(0.0, begin_s - time.time()))
-    return str(named)
+    return str(run_id)
 
 
-def _loops(entered: Entered) -> bool:
+def _loops(entered: EnteredProcess) -> bool:
     first = _look(entered)
     if not first:
         return False
     time.sleep(_LOOK_S)
     second = _look(entered)
-    return len(first & second) >= _ALIKE * len(first | second)
+    return len(first & second) >= _SAME_OPERATORS * len(first | second)
 
 
-def _look(entered: Entered) -> set[str]:
-    """Names of the operators that the main thread runs in half a second; none where another profiler runs."""
+def _look(entered: EnteredProcess) -> set[str]:
+    """Return names of operators that the main thread runs in half a second; none if another profiler runs."""
     from torch.profiler import ProfilerActivity, profile
 
-    made: list[Any] = []
+    profilers: list[Any] = []
 
     def start() -> None:
         if not entered.measuring and not entered.own_profiler and not profiler_runs():
-            looking = profile(activities=[ProfilerActivity.CPU])
-            looking.start()
-            made.append(looking)
-            entered.looking = stop
+            profiler = profile(activities=[ProfilerActivity.CPU])
+            profiler.start()
+            profilers.append(profiler)
+            entered.stop_looking = stop
 
     def stop() -> None:
-        if entered.looking is not None:
-            entered.looking = None
-            made[0].stop()
+        if entered.stop_looking is not None:
+            entered.stop_looking = None
+            profilers[0].stop()
 
     with _running(entered, start, stop):
-        time.sleep(_LOOK_S if made else 0)
-    if not made:
+        time.sleep(_LOOK_S if profilers else 0)
+    if not profilers:
         return set()
-    results = getattr(made[0].profiler, "kineto_results", None)
+    results = getattr(profilers[0].profiler, "kineto_results", None)
     return {str(event.name()) for event in results.events()} if results is not None else set()
 
 
 @contextlib.contextmanager
-def _running(entered: Entered, start: Callable[[], object], stop: Callable[[], object]) -> Iterator[bool]:
-    """A profiler that is started and stopped in the main thread; whether it could be.
+def _running(entered: EnteredProcess, start: Callable[[], object], stop: Callable[[], object]) -> Iterator[bool]:
+    """Start and stop a profiler in the main thread; yield whether it could be started.
 
-    A process that ends while its profiler runs would crash: its main thread ends that first, and sees to it itself, as
-    it may be at its end before another thread has its turn.
+    A process that ends while its profiler runs would crash. So its main thread stops the profiler at exit by itself,
+    because another thread may get no more time.
     """
 
     def begin() -> None:
         atexit.register(stop)
         start()
 
-    begun = _in_main(entered, begin)
+    begun = _call_in_main(entered, begin)
     try:
         yield begun
         if begun:
-            _in_main(entered, stop, wait_s=_ELSEWHERE_S)
+            _call_in_main(entered, stop, wait_s=_WAIT_AFTER_S)
     finally:
         atexit.unregister(stop)
 
 
-def _in_main(entered: Entered, function: Callable[[], object], *, wait_s: float = _AT_ONCE_S) -> bool:
-    """Call it in the main thread and wait for it; False where that thread does not come to it in time, or it fails.
+def _call_in_main(entered: EnteredProcess, function: Callable[[], object], *, wait_s: float = _WAIT_BEFORE_S) -> bool:
+    """Call a function in the main thread and wait; return False if that does not happen in time, or it fails.
 
-    A thread that is elsewhere for so long waits for others, as a launcher's does: when it comes back it may be to end.
+    A main thread that cannot be reached for so long waits for others, as a launcher's does: it may come back to end.
     """
     lock, done = threading.Lock(), threading.Event()
     ended: list[bool] = []
@@ -223,8 +225,8 @@ def _in_main(entered: Entered, function: Callable[[], object], *, wait_s: float 
     return bool(ended)
 
 
-def _made_an_optimizer() -> bool:
-    """Has this program made an optimizer of torch's? Each class's `step` is wrapped when the first of it is made."""
+def _has_optimizer() -> bool:
+    """Return whether this program has made an optimizer of torch's, which wraps the `step` of its class."""
     from torch.optim import Optimizer
 
     kinds: list[Any] = [Optimizer]
@@ -234,9 +236,3 @@ def _made_an_optimizer() -> bool:
             return True
         kinds += kind.__subclasses__()
     return False
-
-
-def _tell(place: Place, words: str) -> None:
-    progress = ProgressSender(place.rank)
-    progress.note(f"rank {place.rank}: {words}")
-    progress.tell("starting")

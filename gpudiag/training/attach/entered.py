@@ -1,8 +1,8 @@
-"""In every process of the command that has imported PyTorch: a hook on all optimizers, and an eye on other profilers.
+"""A hook on all optimizers, and on profilers, in every process of the command that has imported PyTorch.
 
-What it costs a process that never trains is this module, the standard library alone. The hook stays for the life of the
-process, as an optimizer may be walking through its hooks whenever one is to be removed, and does nothing once all is
-measured (0.1 us a step). Whatever fails here is the measuring's end and not the command's.
+A process that never trains pays for this module and the standard library alone. The hook stays for the life of the
+process, because an optimizer may be walking through its hooks when one is to be removed, and does nothing once
+everything is measured (0.1 us a step). A failure here ends the measurement and not the command.
 """
 
 from __future__ import annotations
@@ -16,65 +16,87 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from gpudiag.training.attach.entered_process import Entered
-from gpudiag.training.attach.outcome.process_report import may_train
-from gpudiag.training.attach.settings import Settings, settings
+from gpudiag.training.attach.command_process import ProcessReporter, Settings, may_train, read_settings
 
 #: A main thread that computes less than this share of the time waits for others, as a launcher's does. (Polling ten
 #: times a second takes a tenth of it.)
-_COMPUTES = 0.01
+_MIN_BUSY_SHARE = 0.01
 
 
-def _made(told: Settings) -> Entered:
-    """A process of which nothing is known yet: with the first step of an optimizer all else is imported."""
-    entered = Entered(told)
+class EnteredProcess:
+    """State of this process, shared by the hook, the watch, and the measurement.
 
-    def first(optimizer: Any) -> None:
+    Attributes:
+        settings: how to measure the command.
+        handler: called with each optimizer that has stepped; None when the measurement is over.
+        measuring: steps of an optimizer are being measured.
+        own_profiler: the program has made a profiler.
+        on_own_profiler: called when the program makes a profiler.
+        stop_looking: ends a short look at the main thread's operators, while there is one.
+        stepped: an optimizer has stepped since the watch last looked.
+        last_step_s: when the watch last saw that, of `time.monotonic`.
+        calls: number of optimizer steps.
+        report: this process's report.
+        ours: its `making` is set in threads that are making a profiler of gpudiag's.
+    """
+
+    def __init__(self, settings: Settings) -> None:
+        self.settings = settings
+        self.handler: Callable[[Any], None] | None = self._first_step
+        self.measuring = False
+        self.own_profiler = False
+        self.on_own_profiler: Callable[[], None] | None = None
+        self.stop_looking: Callable[[], None] | None = None
+        self.stepped = False
+        self.last_step_s = time.monotonic()
+        self.calls = 0
+        self.report = ProcessReporter(settings.reports)
+        self.ours = threading.local()
+
+    def _first_step(self, optimizer: Any) -> None:
+        """Import everything else with the first step of an optimizer."""
         from gpudiag.training.attach.attachment import Attachment
 
-        entered.handler = Attachment(entered).stepped
-        entered.handler(optimizer)
-
-    entered.handler = first
-    return entered
+        self.handler = Attachment(self).stepped
+        self.handler(optimizer)
 
 
-_entered: Entered | None = None
+_entered: EnteredProcess | None = None
 
 
 def enter() -> None:
-    """Called once, when `torch` has been imported. Does nothing where it was called before."""
+    """Install the hooks, once, when `torch` has been imported."""
     global _entered  # noqa: PLW0603  # one process is entered once
-    told = settings()
-    if told is None or _entered is not None:
+    settings = read_settings()
+    if settings is None or _entered is not None:
         return
-    _entered = _made(told)
+    _entered = EnteredProcess(settings)
     from torch.optim.optimizer import register_optimizer_step_post_hook
 
     register_optimizer_step_post_hook(_stepped)
-    _see_other_profilers()
-    _see_closures()
+    _watch_profilers()
+    _watch_closures()
     with contextlib.suppress(Exception):  # private parts of PyTorch, which may be elsewhere
-        from gpudiag.training.frameworks.pytorch.loader_workers import watch_workers
+        from gpudiag.training.frameworks.pytorch.dataloader import watch_workers
 
         watch_workers()  # before there are any
     os.register_at_fork(after_in_child=_forked)
-    atexit.register(_say_ended)
+    atexit.register(_report_end)
     _entered.report.write(0)
-    _watch(_entered)
+    _watch_for_loops(_entered)
 
 
 def _stepped(optimizer: Any, args: Any, kwargs: Any) -> None:
     entered = _entered
     if entered is None:
         return
-    if (len(args) > 1 or kwargs) and _sees_closure(args, kwargs):
+    if (len(args) > 1 or kwargs) and any(isinstance(value, _CountingClosure) for value in (*args, *kwargs.values())):
         return  # each evaluation has counted
     _step(entered, optimizer)
 
 
-def _step(entered: Entered, optimizer: Any) -> None:
-    """Count a step of an optimizer, and hand it on."""
+def _step(entered: EnteredProcess, optimizer: Any) -> None:
+    """Count a step of an optimizer, and pass it to the handler."""
     entered.calls += 1
     if entered.calls >= entered.report.next_calls and not entered.measuring:
         entered.report.due(entered.calls)
@@ -89,14 +111,15 @@ def _step(entered: Entered, optimizer: Any) -> None:
             entered.report.stage, entered.report.error = "failed", f"{type(error).__name__}: {error}"
 
 
-# A compiled step calls it as it is, where its graph breaks for the optimizer's own hooks in any case.
+# A compiled step calls it uncompiled; its graph breaks for the optimizer's own hooks anyway.
 setattr(_stepped, "_torchdynamo_disable", True)  # noqa: B010  # as PyTorch marks them itself
 
 
-def _see_closures() -> None:
-    """L-BFGS evaluates its closure some twenty times a step, with a forward and a backward pass each.
+def _watch_closures() -> None:
+    """Count each evaluation of L-BFGS's closure as a step.
 
-    Such a step takes as long as twenty of other optimizers, and a job has few of them, so that each evaluation counts.
+    A call evaluates it some twenty times, with a forward and a backward pass each. It takes as long as twenty steps of
+    other optimizers, and a job has few calls.
     """
     from torch.optim import LBFGS
 
@@ -108,20 +131,20 @@ def _hooked(make: Callable[..., None]) -> Callable[..., None]:
     def made(optimizer: Any, *args: Any, **kwargs: Any) -> None:
         make(optimizer, *args, **kwargs)
         with contextlib.suppress(Exception):
-            optimizer.register_step_pre_hook(_about_to_step)
+            optimizer.register_step_pre_hook(_before_step)
 
     return made
 
 
-def _about_to_step(optimizer: Any, args: Any, kwargs: Any) -> Any:
-    """Replace the closure by one that counts; None to leave the arguments as they are."""
+def _before_step(optimizer: Any, args: Any, kwargs: Any) -> Any:
+    """Replace the closure by one that counts; None leaves the arguments as they are."""
     if _entered is None or _entered.handler is None:
         return None
-    counting = (args[0], *(_counting(optimizer, each) for each in args[1:]))
-    return counting, {name: _counting(optimizer, each) for name, each in kwargs.items()}
+    counting = (args[0], *(_counting(optimizer, value) for value in args[1:]))
+    return counting, {name: _counting(optimizer, value) for name, value in kwargs.items()}
 
 
-class _Counting:
+class _CountingClosure:
     """A closure that counts its evaluations."""
 
     def __init__(self, optimizer: Any, closure: Callable[[], Any]) -> None:
@@ -135,31 +158,27 @@ class _Counting:
 
 
 def _counting(optimizer: Any, closure: Any) -> Any:
-    return _Counting(optimizer, closure) if callable(closure) else closure
+    return _CountingClosure(optimizer, closure) if callable(closure) else closure
 
 
-def _sees_closure(args: Any, kwargs: Any) -> bool:
-    return any(isinstance(each, _Counting) for each in (*args, *kwargs.values()))
-
-
-def _say_ended() -> None:
+def _report_end() -> None:
     if _entered is not None and (_entered.calls or may_train()):
         _entered.report.write(_entered.calls, ended=True)
 
 
 def _forked() -> None:
-    """A fork begins anew: it may train, and what its parent measures is not its own."""
+    """Start anew in a fork: it may train, and the measurement of its parent is not its own."""
     global _entered  # noqa: PLW0603
     if _entered is not None:
-        _entered = _made(_entered.told)
+        _entered = EnteredProcess(_entered.settings)
 
 
-def _see_other_profilers() -> None:
-    """Two profilers cannot record at once: when the program makes one, gpudiag's own ends."""
-    from torch.autograd.profiler import profile as inner
+def _watch_profilers() -> None:
+    """End gpudiag's own profiler when the program makes one, because two cannot record at once."""
+    from torch.autograd.profiler import profile as autograd_profile
     from torch.profiler.profiler import _KinetoProfile
 
-    for kind in (_KinetoProfile, inner):
+    for kind in (_KinetoProfile, autograd_profile):
         kind.__init__ = _noticed(kind.__init__)  # type: ignore[method-assign]
 
 
@@ -169,7 +188,7 @@ def _noticed(make: Callable[..., None]) -> Callable[..., None]:
         entered = _entered
         if entered is not None and not getattr(entered.ours, "making", False):
             entered.own_profiler = entered.report.own_profiler = True
-            for end in (entered.looking, entered.on_own_profiler):
+            for end in (entered.stop_looking, entered.on_own_profiler):
                 with contextlib.suppress(Exception):
                     if end is not None:
                         end()
@@ -178,23 +197,24 @@ def _noticed(make: Callable[..., None]) -> Callable[..., None]:
     return made
 
 
-def _watch(entered: Entered) -> None:
-    """A thread that sleeps, and is no thread to `threading`: programs count those."""
+def _watch_for_loops(entered: EnteredProcess) -> None:
+    """Start a thread that is unknown to `threading`, because programs count its threads."""
     import _thread
 
     with contextlib.suppress(RuntimeError):  # no more threads
         _thread.start_new_thread(_watching, (entered,))
 
 
-def _watching(entered: Entered) -> None:
+def _watching(entered: EnteredProcess) -> None:
+    """Record for a while if the main thread computes and no optimizer steps."""
+    patience_s = entered.settings.patience_s
     while entered.handler is not None and not entered.measuring and _entered is entered:
-        pause_s, before_s = max(0.1, entered.told.patience_s / 4), _computed_s()
+        pause_s, before_s = max(0.1, patience_s / 4), _cpu_s()
         time.sleep(pause_s)
         if entered.stepped:
             entered.stepped, entered.last_step_s = False, time.monotonic()
-        silent_s = time.monotonic() - entered.last_step_s
-        computes = _computed_s() - before_s >= _COMPUTES * pause_s
-        if silent_s < entered.told.patience_s or not computes or not may_train():
+        computes = _cpu_s() - before_s >= _MIN_BUSY_SHARE * pause_s
+        if time.monotonic() - entered.last_step_s < patience_s or not computes or not may_train():
             continue
         try:
             from gpudiag.training.attach.by_time import record_for_a_while
@@ -204,8 +224,8 @@ def _watching(entered: Entered) -> None:
             return
 
 
-def _computed_s() -> float:
-    """Seconds of CPU time of the main thread; of the process where one thread's cannot be asked for (macOS)."""
+def _cpu_s() -> float:
+    """Return the main thread's seconds of CPU time; the process's if one thread's is unavailable (macOS)."""
     if not hasattr(time, "pthread_getcpuclockid"):
         return time.process_time()
     return time.clock_gettime(time.pthread_getcpuclockid(threading.main_thread().ident or 0))

@@ -1,6 +1,7 @@
-"""Calling a function in the main thread, between two instructions of whatever it runs, but for a backward pass.
+"""Call a function in the main thread, between two instructions of its code, but not within a backward pass.
 
-What starts or ends within backward, in its hooks, would lose its state when autograd puts that of the thread back.
+A range or profiler that starts or ends in backward's hooks would lose its state, because autograd restores its
+thread's state.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ _waiting: deque[Callable[[], object]] = deque()
 
 
 class _Pending:
-    """What the interpreter calls is `PyObject_IsTrue` of this: a function in C whose failure the main thread raises."""
+    """The interpreter calls `PyObject_IsTrue` of this: a function in C whose failure is raised in the main thread."""
 
     def __bool__(self) -> bool:
         if _in_backward() and _add():
@@ -30,10 +31,10 @@ class _Pending:
 
 
 def in_main_thread(function: Callable[[], object]) -> bool:
-    """Have it called there soon: a pending call of the interpreter, as signals are handled.
+    """Call a function in the main thread soon: as a pending call of the interpreter, as signals are handled.
 
-    Of what it raises, exceptions are lost and the main thread raises the rest, such as SystemExit, at that instruction.
-    False where it will not be called: the interpreter keeps few such calls.
+    Exceptions that it raises are lost; the main thread raises the rest, such as SystemExit, at that instruction.
+    Returns False if it will not be called, because the interpreter keeps few such calls.
     """
     _waiting.append(function)
     if _add():
@@ -43,9 +44,10 @@ def in_main_thread(function: Callable[[], object]) -> bool:
 
 
 def when_backward_ends(function: Callable[[], object]) -> None:
-    """Called within backward, on any of its threads: have it called in the main thread, whose backward it is, after it.
+    """Call a function in the main thread after the current backward pass; callable on any thread of that pass.
 
-    What autograd calls at the end is in C, so that the interpreter first looks for calls when backward has returned.
+    Autograd calls a function in C at the end, so that the interpreter first looks for pending calls when backward has
+    returned.
     """
     from torch.autograd import Variable
 
@@ -54,7 +56,7 @@ def when_backward_ends(function: Callable[[], object]) -> None:
 
 
 def raise_in_main_thread(error: type[BaseException]) -> None:
-    """The main thread raises it at its next instruction. To be called in another: it would be raised in here."""
+    """Raise an exception in the main thread at its next instruction. To be called in another thread."""
     ident = ctypes.c_ulong(threading.main_thread().ident or 0)
     ctypes.pythonapi.PyThreadState_SetAsyncExc(ident, ctypes.py_object(error))
 
@@ -64,7 +66,7 @@ def _add() -> bool:
 
 
 def _in_backward() -> bool:
-    """Does what was interrupted run within a backward pass? Not where that pass is about to return, or to begin."""
+    """Return whether the interrupted code runs within a backward pass, but not if that is about to return or begin."""
     frame: FrameType | None = sys._getframe(2)  # noqa: SLF001  # there is no public way that costs as little
     while frame is not None and _is_backward(frame):
         frame = frame.f_back
@@ -78,6 +80,6 @@ def _is_backward(frame: FrameType) -> bool:
     return code.co_name in {"_engine_run_backward", "backward", "grad"} and "torch/autograd/" in code.co_filename
 
 
-#: For the life of the process: the interpreter knows both by address only.
+#: Kept for the life of the process, because the interpreter has only their addresses.
 _PENDING, _ENTRY = _Pending(), ctypes.cast(ctypes.pythonapi.PyObject_IsTrue, ctypes.c_void_p)
 _ADD = functools.partial(ctypes.pythonapi.Py_AddPendingCall, _ENTRY, ctypes.py_object(_PENDING))

@@ -1,4 +1,4 @@
-"""What differs between frameworks, behind one interface with two sides; nothing here imports a framework by itself.
+"""The frameworks, behind one interface with two sides; none is imported when these modules are.
 
-`framework.Framework` is what programs ask that start training processes; `session.runtime.Runtime` is what runs in one.
+`framework.Framework` is for programs that start training processes, `session.runtime.Runtime` for those processes.
 """

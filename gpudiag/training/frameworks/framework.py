@@ -1,4 +1,4 @@
-"""A framework as those programs see it that start its processes and never import it."""
+"""A framework as seen by programs that start its processes and never import it."""
 
 from __future__ import annotations
 
@@ -6,32 +6,63 @@ from abc import ABC, abstractmethod
 from pathlib import Path
 from typing import ClassVar
 
-from gpudiag.model.job import MEMORY_FORMATS, MemoryFormat, RunOptions
+from gpudiag.model.job import MEMORY_FORMATS, Job, MemoryFormat, RunOptions
 from gpudiag.model.structs import msgspec
-from gpudiag.training.frameworks.plan import Plan
 
-#: What runs in each training process, whichever the framework.
+#: The module that each training process runs.
 _WORKER = "gpudiag.training.jobs"
 
 
-class Framework(ABC):
-    """One framework. Its `runtime` module, beside it, has the `RUNTIME` that works in its training processes.
+class Plan(msgspec.Struct, frozen=True, kw_only=True):
+    """One launch on this node.
 
     Attributes:
-        name: in records and traces; the name of its folder too.
-        package: what a program imports; as on the command line, among versions, and as gpudiag's extra.
-        title: in people's words.
+        job: the training of each process, and how the run was asked for.
+        run_dir: directory for records, traces and logs; made if it does not exist.
+        processes: training processes on this node.
+        threads: CPU threads of each, unless OMP_NUM_THREADS says otherwise.
+    """
+
+    job: Job
+    run_dir: Path
+    processes: int
+    threads: int
+
+    @property
+    def world_size(self) -> int:
+        """Training processes in the whole job."""
+        return self.job.nodes * self.processes
+
+    @property
+    def ranks(self) -> int:
+        """Devices in the whole job; each is a rank in its records."""
+        return self.world_size * self.job.devices
+
+    @property
+    def has_rank_0(self) -> bool:
+        """Return whether this node is known to have rank 0: of torchrun's backends only `static` fixes that."""
+        meeting = self.job.rendezvous
+        return self.job.nodes == 1 or (meeting is not None and meeting.backend == "static" and meeting.node_rank == 0)
+
+
+class Framework(ABC):
+    """One framework. Its `runtime` module has the `RUNTIME` that its training processes use.
+
+    Attributes:
+        name: in records and traces; also its folder.
+        package: the imported package; also on the command line, among versions, and as gpudiag's extra.
+        title: the name for people.
         question: Python source, run in the interpreter that is to train, which sets `answer["framework"]` to its
-            version and `answer["cuda"]` to CUDA's that it was built for, and `answer["lacks"]` to what is missing
-            beside it. There are `has(module)`, its import spec, and `text(folder, file)`, a file's text or "".
-        memory_format: unless told.
+            version, `answer["cuda"]` to the version of CUDA that it was built for, and `answer["lacks"]` to a missing
+            dependency. It can call `has(module)`, its import spec, and `text(folder, file)`, a file's text or "".
+        memory_format: the default.
         cpu_memory_formats: those in which it can train on CPUs.
-        one_process: one process drives all devices of a user's own program unless told otherwise.
+        one_process: by default one process drives all devices of a user's own program.
         shares_launches: jobs can follow each other in the same processes, on any of the devices.
         entry: `module:function` that each training process calls before it trains; "" for none.
         trainer: `module:function` that trains a built-in workload in each process, given the job.
-        fault_job: `module:function` that `gpudiag selftest` has each process run.
-        fault_kinds: kinds of the selftest's faults that this program can put in.
+        fault_job: `module:function` that `gpudiag selftest` runs in each process.
+        fault_kinds: kinds of the selftest's faults that this program can inject.
     """
 
     name: ClassVar[str]
@@ -48,25 +79,19 @@ class Framework(ABC):
     fault_kinds: ClassVar[frozenset[str]]
 
     def check(self, options: RunOptions) -> None:  # noqa: ARG002  # nothing is refused
-        """Refuse, with a UsageError, what of a run's options gpudiag's jobs do not have in this framework."""
+        """Refuse, with a UsageError, options that gpudiag's jobs do not have in this framework."""
         return
 
     @abstractmethod
     def command_line(self, plan: Plan) -> list[str]:
-        """What starts all training processes of this node, and ends when they have."""
+        """Return the command that starts all training processes of this node, and ends when they have."""
 
     @abstractmethod
     def set_environment(self, values: dict[str, str], plan: Plan, private: Path) -> None:
-        """Add what its processes need to their environment.
-
-        Args:
-            values: the environment, with all in it that holds for any framework.
-            plan: the launch.
-            private: a directory of this launch, removed with it.
-        """
+        """Add variables that the framework's processes need; `private` is removed with the launch."""
 
     def worker(self, plan: Plan) -> list[str]:
-        """What each training process runs, after the interpreter: `-m gpudiag.training.jobs RUN_DIR JOB`."""
+        """Return the arguments of each training process: `-m gpudiag.training.jobs RUN_DIR JOB`."""
         return [
             "-P",  # nothing is imported from the current directory but a function that the user named
             "-m",

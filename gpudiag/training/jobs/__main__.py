@@ -22,10 +22,10 @@ from gpudiag.model.job import Job
 from gpudiag.model.run import RankRecord
 from gpudiag.training.frameworks.registry import framework_named
 from gpudiag.training.jobs.parent import die_with_parent
+from gpudiag.training.loop.launched import Launched, set_launched
 from gpudiag.training.models.registry import is_own, workload_entry
 from gpudiag.training.session import record
-from gpudiag.training.session.launched import Launched, set_launched
-from gpudiag.training.session.place import this_place
+from gpudiag.training.session.position import current_position
 from gpudiag.training.session.progress import ProgressSender
 
 #: As a shell reports a program that SIGTERM ended.
@@ -36,7 +36,7 @@ def main(arguments: list[str]) -> int:
     """Run this process's share of the job."""
     run_dir, job = Path(arguments[0]), msgspec.json.decode(arguments[1], type=Job)
     die_with_parent()  # torchrun starts its workers in sessions of their own
-    place = this_place()
+    place = current_position()
     _log_to(run_dir / record.LOGS_DIR / f"rank{place.rank}.log")
     progress = ProgressSender(place.rank)
     progress.tell("starting")
@@ -119,7 +119,7 @@ def _check_measured(run_dir: Path, rank: int, workload: str) -> None:
 
 def _note_failure(run_dir: Path, text: str) -> None:
     """Keep the reason in this rank's record, made here if the failure came before a session was opened."""
-    place = this_place()
+    place = current_position()
     mine = [known for known in record.read_ranks(run_dir, place.rank + 1) if known.rank == place.rank]
     known = (
         mine[0]

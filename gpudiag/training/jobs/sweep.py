@@ -30,14 +30,14 @@ from gpudiag.model.benchmarks.sweep import OUTCOME_FILE, SWEEP_FILE, SWEEP_SCHEM
 from gpudiag.model.job import Job
 from gpudiag.model.run import RankRecord
 from gpudiag.model.run_directory import read_json, write_json
-from gpudiag.training.frameworks.directory_store import STORE_VARIABLE, DirectoryStore
-from gpudiag.training.frameworks.pytorch.store import new_job
+from gpudiag.training.frameworks.pytorch.runtime import new_job
+from gpudiag.training.loop.launched import Launched, launched, set_launched
 from gpudiag.training.models.registry import workload_entry
 from gpudiag.training.session import record
-from gpudiag.training.session.enough import Enough
-from gpudiag.training.session.launched import Launched, launched, set_launched
-from gpudiag.training.session.place import this_place
+from gpudiag.training.session.agreement import STORE_VARIABLE, DirectoryStore
+from gpudiag.training.session.position import current_position
 from gpudiag.training.session.progress import ProgressSender
+from gpudiag.training.session.step_counts import TimingTarget
 
 #: How long one process waits for the others once a job is over on it: a peer that failed alone has left it hanging
 #: before, and the launcher's patience ends that.
@@ -88,7 +88,7 @@ def run() -> None:
     started = launched()
     if started is None:
         raise UsageError("a sweep is started by gpudiag only", "Run `gpudiag scale`.")
-    place = this_place()
+    place = current_position()
     plan = read_json(started.run_dir / SWEEP_FILE, SweepPlan, SWEEP_SCHEMA)
     sweep = _Sweep(started, _Roll(place.rank, place.world_size), len(plan.entries))
     for number, entry in enumerate(plan.entries):
@@ -185,7 +185,7 @@ class _Sweep:
                     Launched(
                         run_dir=directory,
                         job=entry.job,
-                        enough=Enough(accuracy=entry.accuracy, seconds=entry.seconds),
+                        target=TimingTarget(accuracy=entry.accuracy, seconds=entry.seconds),
                         warmup_s=entry.warmup_s,
                         recorded=entry.recorded,
                     )

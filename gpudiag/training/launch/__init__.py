@@ -1,6 +1,6 @@
-"""Start the training processes, watch them, and bring their records together, whatever happens to them."""
+"""Start training processes, watch them, and combine their records, however they end."""
 
-from gpudiag.training.frameworks.plan import Plan
+from gpudiag.training.frameworks.framework import Plan
 from gpudiag.training.launch.interpreter import Interpreter, inspect_interpreter
 from gpudiag.training.launch.launcher import launch
 

@@ -1,4 +1,4 @@
-"""Why a launch failed, from what its processes told and what torchrun wrote, as one error."""
+"""The cause of a failed launch, from its processes' messages and torchrun's output, as one error."""
 
 from __future__ import annotations
 
@@ -8,79 +8,95 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from gpudiag.errors import GpudiagError, HardwareMissingError, UnreadableInputError, UsageError, WorkerFailedError
-from gpudiag.training.frameworks.plan import Plan
+from gpudiag.training.frameworks.framework import Plan
 from gpudiag.training.launch.listener import Listener
 
 #: torchrun's summary of failed workers: "rank : 1 (local_rank: 1)", then "exitcode : -9 (pid: 123)".
 _FAILURE = re.compile(r"rank\s*:\s*(\d+) \(local_rank: \d+\)\s*\n\s*exitcode\s*:\s*(-?\d+) ")
 
-#: The end of the log is enough for the summary, and bounds what is read.
+#: The end of the log that is read; the summary is in it.
 _TAIL_BYTES = 200_000
+
+_PHASES = ("starting", "warmup", "timed", "profiled", "saving", "done", "failed")
 
 _BY_EXIT_CODE: dict[int, type[GpudiagError]] = {
     error.exit_code: error for error in (UsageError, HardwareMissingError, UnreadableInputError)
 }
 
 
-def why_it_failed(plan: Plan, listener: Listener, log: Path) -> GpudiagError:
-    """The cause, as far as it can be known.
+def failure_cause(plan: Plan, listener: Listener, log: Path) -> GpudiagError:
+    """Return the cause, as far as it is known.
 
-    A process that a signal ended could not say so itself, while its peers report broken connections; so that is looked
-    for first, then the first failure told, then the last line of torchrun's own output.
+    A process that a signal ended could not report it, while its peers report broken connections. So look for signals
+    first, then for the first reported failure, then for the last line of torchrun's own output.
     """
     text = _tail(log)
+    return (
+        _ended_by_signal(plan, listener, text)
+        or _reported_failure(plan, listener)
+        or WorkerFailedError(f"the training processes ended without a result: {_last_line(text)}", f"See {log}.")
+    )
+
+
+def _ended_by_signal(plan: Plan, listener: Listener, text: str) -> GpudiagError | None:
     killed = [(int(rank), -int(code)) for rank, code in _FAILURE.findall(text) if int(code) < 0]
     # torchrun ends the others with SIGTERM once one has failed, and lists them too.
-    by_others = [(rank, number) for rank, number in killed if number != signal.SIGTERM]
-    culprits = by_others or ([] if listener.failures else killed)
-    if culprits and not any(told.rank == culprits[0][0] for told in listener.failures):
-        rank, number = culprits[0]
-        hint = f"The end of its output is in {plan.run_dir}/logs/rank{rank}.log."
-        if number == signal.SIGKILL:
-            hint = f"The kernel does that when memory runs out (see dmesg). {hint}"
-        return WorkerFailedError(f"rank {rank} was ended by {signal_name(number)}", hint)
-    if listener.failures:
-        told = listener.failures[0]
-        kind = _BY_EXIT_CODE.get(told.exit_code, WorkerFailedError)
-        where = f"See {plan.run_dir}/logs/rank{told.rank}.log."
-        message = told.error or "failed"
-        return kind(
-            message if kind is UsageError else f"rank {told.rank}: {message}",
-            told.hint or where,
-        )
+    culprits = [(rank, number) for rank, number in killed if number != signal.SIGTERM]
+    if not culprits and not listener.failures:
+        culprits = killed
+    if not culprits or any(failure.rank == culprits[0][0] for failure in listener.failures):
+        return None
+    rank, number = culprits[0]
+    hint = f"The end of its output is in {plan.run_dir}/logs/rank{rank}.log."
+    if number == signal.SIGKILL:
+        hint = f"The kernel does that when memory runs out (see dmesg). {hint}"
+    return WorkerFailedError(f"rank {rank} was ended by {signal_name(number)}", hint)
+
+
+def _reported_failure(plan: Plan, listener: Listener) -> GpudiagError | None:
+    if not listener.failures:
+        return None
+    failure = listener.failures[0]
+    kind = _BY_EXIT_CODE.get(failure.exit_code, WorkerFailedError)
+    message = failure.error or "failed"
+    if kind is not UsageError:
+        message = f"rank {failure.rank}: {message}"
+    return kind(message, failure.hint or f"See {plan.run_dir}/logs/rank{failure.rank}.log.")
+
+
+def _last_line(text: str) -> str:
     lines = [line.strip() for line in text.splitlines() if line.strip(" =-")]
-    last = lines[-1] if lines else "no output"
-    return WorkerFailedError(f"the training processes ended without a result: {last[:300]}", f"See {log}.")
+    return lines[-1][:300] if lines else "no output"
 
 
-def who_hangs(plan: Plan, listener: Listener) -> WorkerFailedError:
-    """Nothing was heard for too long: name the ranks that are stopped, or else those that are furthest behind."""
-    order = ("starting", "warmup", "timed", "profiled", "saving", "done", "failed")
-    states = {rank: (order.index(told.phase), told.steps) for rank, told in listener.latest.items()}
+def hang_cause(plan: Plan, listener: Listener) -> WorkerFailedError:
+    """Return the error of a launch without news: name the stopped ranks, or else those furthest behind."""
+    latest = listener.latest
     waited = f"no progress for {plan.job.timeout_s:g} s"
-    hint = "If the steps really take that long, raise --timeout; else see the end of each rank's log, under logs/."
-    if not states:
+    if not latest:
         return WorkerFailedError(
             f"{waited}: no training process has started",
             f"If starting really takes that long, raise --timeout; else see {plan.run_dir}/logs/launcher.log.",
         )
-    stopped = [rank for rank, told in listener.latest.items() if is_stopped(told.pid)]
+    stopped = [rank for rank, message in latest.items() if is_stopped(message.pid)]
     if stopped:
         were = "was" if len(stopped) == 1 else "were"
         return WorkerFailedError(
             f"{waited}: {name_ranks(stopped)} {were} stopped (SIGSTOP, or a debugger)",
             "The others wait for it. Whoever stopped it can let it go on: kill -CONT, or detach the debugger.",
         )
-    behind = min(states.values())
-    ranks = [rank for rank, state in states.items() if state == behind]
-    told = listener.latest[ranks[0]]
-    return WorkerFailedError(f"{waited}: {name_ranks(ranks)} last seen in {told.phase}, step {told.steps}", hint)
+    states = {rank: (_PHASES.index(message.phase), message.steps) for rank, message in latest.items()}
+    behind = [rank for rank, state in states.items() if state == min(states.values())]
+    return WorkerFailedError(
+        f"{waited}: {name_ranks(behind)} last seen in {latest[behind[0]].phase}, step {latest[behind[0]].steps}",
+        "If the steps really take that long, raise --timeout; else see the end of each rank's log, under logs/.",
+    )
 
 
 def is_stopped(pid: int) -> bool:
-    """The kernel's word for a process that does nothing until it is let go on: state T, or t under a debugger."""
+    """Return whether a process is stopped until it gets SIGCONT: in state T, or t under a debugger."""
     try:
-        # The name in parentheses may hold anything.
+        # The name in parentheses may contain anything.
         return Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()[0] in {"T", "t"}
     except (OSError, IndexError):
         return False
@@ -92,7 +108,7 @@ def name_ranks(ranks: Sequence[int]) -> str:
 
 
 def signal_name(number: int) -> str:
-    """Return a signal's name, such as SIGKILL; its number where it has none."""
+    """Return a signal's name, such as SIGKILL; its number if it has none."""
     try:
         return signal.Signals(number).name
     except ValueError:

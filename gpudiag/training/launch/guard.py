@@ -1,11 +1,11 @@
-"""A small program between gpudiag and torchrun: whatever ends, nothing of the run is left behind.
+"""A small program between gpudiag and torchrun that leaves nothing of the run behind, whatever ends.
 
     python guard.py PRIVATE_DIRECTORY COMMAND...
 
 It adopts every orphan of the run (PR_SET_CHILD_SUBREAPER), so that all its processes stay its descendants: torchrun
-starts each worker in a session of its own, and DataLoader workers are their children. When the command has ended,
-when it is told to stop, or when gpudiag has died, however that came about (PR_SET_PDEATHSIG), it ends all of them
-and removes the private directory. The exit code is the command's.
+starts each worker in a session of its own, and DataLoader workers are their children. When the command has ended, when
+it is asked to stop, or when gpudiag has died (PR_SET_PDEATHSIG), it ends all of them and removes the private directory.
+The exit code is the command's.
 
 Needs nothing but the standard library, and is run as a file.
 """
@@ -25,13 +25,11 @@ from pathlib import Path
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
 
-#: How often it looks.
-_EVERY_S = 0.02
-
-#: How long processes have to leave by themselves after SIGTERM.
+_POLL_S = 0.02
+#: Time for processes to end by themselves after SIGTERM.
 _GRACE_S = 3.0
 
-_told: list[int] = []
+_signals: list[int] = []
 
 
 def main(arguments: list[str]) -> int:
@@ -39,13 +37,13 @@ def main(arguments: list[str]) -> int:
     private, command = Path(arguments[0]), arguments[1:]
     parent = os.getppid()
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
-        signal.signal(number, lambda number, _frame: _told.append(number))
+        signal.signal(number, lambda number, _frame: _signals.append(number))
     if sys.platform == "linux":
         libc = ctypes.CDLL(None)
         libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
         libc.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
         if os.getppid() != parent:
-            _told.append(signal.SIGTERM)
+            _signals.append(signal.SIGTERM)
     try:
         child = subprocess.Popen(command)
         status = _wait(child.pid)
@@ -56,13 +54,13 @@ def main(arguments: list[str]) -> int:
 
 
 def _wait(pid: int) -> int | None:
-    """The command's wait status, or None when told to stop before it has ended. Reaps adopted orphans meanwhile."""
-    while not _told:
+    """Return the command's wait status, or None if a signal comes first. Reaps adopted orphans meanwhile."""
+    while not _signals:
         reaped, status = _reap()
         if reaped == pid:
             return status
         if reaped == 0:
-            time.sleep(_EVERY_S)
+            time.sleep(_POLL_S)
     return None
 
 
@@ -74,45 +72,47 @@ def _reap() -> tuple[int, int]:
 
 
 def _end_all(*, ask: bool) -> None:
-    """End every descendant: politely first if they are to be asked, and then for certain."""
+    """End every descendant: with SIGTERM first if `ask`, and then with SIGKILL."""
     if ask:
         until = time.monotonic() + _GRACE_S
-        for pid in _descendants():
-            _signal(pid, signal.SIGTERM)
+        _signal_all(signal.SIGTERM)
         while _descendants() and time.monotonic() < until:
-            while _reap()[0]:
-                pass
-            time.sleep(_EVERY_S)
-    while pids := _descendants():
-        for pid in pids:
-            _signal(pid, signal.SIGKILL)
-        while _reap()[0]:
-            pass
-        time.sleep(_EVERY_S)
+            _reap_all()
+            time.sleep(_POLL_S)
+    while _descendants():
+        _signal_all(signal.SIGKILL)
+        _reap_all()
+        time.sleep(_POLL_S)
 
 
-def _signal(pid: int, number: int) -> None:
-    with contextlib.suppress(ProcessLookupError, PermissionError):
-        os.kill(pid, number)
+def _reap_all() -> None:
+    while _reap()[0]:
+        pass
+
+
+def _signal_all(number: int) -> None:
+    for pid in _descendants():
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.kill(pid, number)
 
 
 def _descendants() -> list[int]:
-    """All living descendants of this process, from /proc; zombies are not alive."""
+    """Return all living descendants of this process, from /proc; zombies are not alive."""
     children: dict[int, list[int]] = {}
     for entry in Path("/proc").iterdir():
         if entry.name.isdecimal():
             with contextlib.suppress(OSError, IndexError, ValueError):
-                # The name in parentheses may hold anything; what follows its last ")" is state and parent.
+                # The name in parentheses may contain anything; after its last ")" come state and parent.
                 state, parent = (entry / "stat").read_text(errors="replace").rpartition(")")[2].split()[:2]
                 children.setdefault(int(parent), []).append(int(entry.name) if state != "Z" else -int(entry.name))
-    found: list[int] = []
+    living: list[int] = []
     waiting = [os.getpid()]
     while waiting:
         for pid in children.get(waiting.pop(), []):
             if pid > 0:
-                found.append(pid)
+                living.append(pid)
             waiting.append(abs(pid))
-    return found
+    return living
 
 
 if __name__ == "__main__":

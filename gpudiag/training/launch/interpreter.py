@@ -1,8 +1,7 @@
-"""What the training processes' interpreter has, found without importing a framework into this process or that one."""
+"""Ask the training processes' interpreter for its packages, without importing a framework in any process."""
 
 from __future__ import annotations
 
-import json
 import os
 import subprocess
 
@@ -11,9 +10,9 @@ import msgspec
 from gpudiag.errors import FrameworkMissingError, UsageError
 from gpudiag.training.frameworks.registry import framework_named
 
-#: Run by the interpreter in question, with the framework's own question in it.
-#: Without "" in the path, which `-c` puts there: a module in the current directory is not Python's own. (`-P` would do
-#: the same, but Python knows it from 3.11 on only.)
+#: Run by the interpreter, with the framework's own question in it.
+#: Removes the current directory, which `-c` puts into the path, so that its modules do not hide Python's own. (`-P`
+#: would do the same, but Python knows it from 3.11 on only.)
 _QUESTION = """
 import sys
 del sys.path[0]
@@ -37,10 +36,9 @@ class Interpreter(msgspec.Struct, frozen=True, kw_only=True):
     """A Python interpreter that can train.
 
     Attributes:
-        path: as it was named.
         version: of Python.
         framework: version of the framework asked for.
-        cuda: version of CUDA that the framework was built for; None where it was built without.
+        cuda: version of CUDA that the framework was built for; None if it was built without.
         has_gpudiag: it can import gpudiag by itself.
     """
 
@@ -61,15 +59,11 @@ class _Answer(msgspec.Struct):
 
 
 def inspect_interpreter(path: str, framework: str = "pytorch") -> Interpreter:
-    """Ask an interpreter what it has.
-
-    Args:
-        path: the interpreter.
-        framework: what it must have.
+    """Return what the interpreter at this path has.
 
     Raises:
         UsageError: it cannot be run, or is no Python.
-        FrameworkMissingError: it has no such framework, or lacks what the training processes need beside it.
+        FrameworkMissingError: it lacks the framework, or a dependency of the training processes.
     """
     wanted = framework_named(framework)
     command = [path, "-c", _QUESTION % wanted.question]
@@ -81,22 +75,19 @@ def inspect_interpreter(path: str, framework: str = "pytorch") -> Interpreter:
         raise UsageError(
             f"--python: {path} cannot be run: {error.strerror}", "Give the path of a Python interpreter."
         ) from error
-    except (subprocess.TimeoutExpired, msgspec.DecodeError, json.JSONDecodeError) as error:
+    except (subprocess.TimeoutExpired, msgspec.DecodeError) as error:
         raise UsageError(f"--python: {path} does not answer as Python does", "Give a Python interpreter.") from error
+    this_python = f"{path} (Python {answer.version})"
     if answer.framework is None or answer.lacks is not None:
         raise FrameworkMissingError(
-            f"{path} (Python {answer.version}) has no {answer.lacks or wanted.title}",
+            f"{this_python} has no {answer.lacks or wanted.title}",
             f"Install it there (in a clone: pip install '.[{wanted.package}]') or choose another (--python).",
         )
     if not answer.msgspec:
         raise FrameworkMissingError(
-            f"{path} (Python {answer.version}) lacks msgspec, which records are written with",
+            f"{this_python} lacks msgspec, which records are written with",
             f"Install it there: {path} -m pip install msgspec nvtx",
         )
     return Interpreter(
-        path=path,
-        version=answer.version,
-        framework=answer.framework,
-        cuda=answer.cuda,
-        has_gpudiag=answer.gpudiag,
+        path=path, version=answer.version, framework=answer.framework, cuda=answer.cuda, has_gpudiag=answer.gpudiag
     )

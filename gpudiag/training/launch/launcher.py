@@ -1,4 +1,4 @@
-"""Start one launch, watch it to its end, and leave a run record whatever the end was."""
+"""Start one launch, watch it to its end, and leave a run record however it ended."""
 
 from __future__ import annotations
 
@@ -10,67 +10,64 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-import msgspec
-
-from gpudiag.errors import GpudiagError, UnreadableInputError
-from gpudiag.model.run import RUN_SCHEMA, RunRecord, RunStatus
-from gpudiag.model.run_directory import KERNEL_ONLY_TRACES, RUN_FILE, TRACES_DIR, below, read_json
-from gpudiag.training.frameworks.plan import Plan
+import gpudiag
+from gpudiag.errors import GpudiagError
+from gpudiag.model.run import RunRecord, RunStatus
+from gpudiag.model.run_directory import KERNEL_ONLY_TRACES, TRACES_DIR, below
+from gpudiag.training.frameworks.framework import Plan
 from gpudiag.training.frameworks.registry import framework_named
-from gpudiag.training.launch.environment import environment
-from gpudiag.training.launch.failure_cause import who_hangs, why_it_failed
+from gpudiag.training.launch.failure_cause import failure_cause, hang_cause
 from gpudiag.training.launch.listener import Listener
 from gpudiag.training.session import record
-from gpudiag.training.session.progress import Progress
+from gpudiag.training.session.progress import SOCKET_VARIABLE, Progress
 
 _GUARD = Path(__file__).with_name("guard.py")
 
-_EVERY_S = 0.05
-
-#: How long torchrun has to end a run once one of its processes has failed; its own patience is 30 s.
+_RECEIVE_S = 0.05
+#: Time for torchrun to end a run once one of its processes has failed; its own patience is 30 s.
 _AFTER_FAILURE_S = 10.0
-
-#: How long the guard has to end everything once told to.
+#: Time for the guard to end everything.
 _STOP_S = 10.0
+
+_INTERRUPTS = (signal.SIGTERM, signal.SIGHUP)
 
 
 def launch(plan: Plan, observer: Callable[[Progress], None], *, has_gpudiag: bool = True) -> RunRecord:
     """Run the plan to its end.
 
-    `run.json` is written on the node that has rank 0, with status `complete`, `failed` or `interrupted`; what the ranks
-    had measured is in it in any case.
+    `run.json` is written on the node that has rank 0, with status `complete`, `failed` or `interrupted`, and with the
+    ranks' measurements in any case.
 
     Args:
-        plan: what to start.
+        plan: the launch.
         observer: called in this thread with each message of each process.
         has_gpudiag: the plan's interpreter finds gpudiag by itself.
 
     Raises:
         WorkerFailedError: a process died, failed, or showed no progress for the job's `timeout_s`.
-        UsageError, HardwareMissingError: a process found the job to ask for what there is not.
+        UsageError, HardwareMissingError: a process found that the job asks for something missing.
         KeyboardInterrupt: SIGINT, SIGTERM or SIGHUP came. No process is left when it is raised.
     """
     for name in (record.LOGS_DIR, record.RANKS_DIR, f"{TRACES_DIR}/{KERNEL_ONLY_TRACES}"):
         below(plan.run_dir, name)
     below(plan.run_dir, record.LOGS_DIR).mkdir(parents=True, exist_ok=True)
-    if plan.leads:  # and nobody else: nodes may share the directory, and another may be there first
+    if plan.has_rank_0:  # else leave it, because nodes may share the directory, and another may be there first
         record.clear_run(plan.run_dir, 0)
     created = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
     log = plan.run_dir / record.LOGS_DIR / "launcher.log"
     log.unlink(missing_ok=True)  # it may be a link
-    heard: Listener | None = None
+    has_rank_0 = plan.has_rank_0
     status: RunStatus = "failed"
     error: str | None = "the run did not finish"
     try:
         with _signals_as_interrupts(), private_directory() as private:
-            progress = private / "progress"
-            with Listener(progress, plan.processes) as listener, log.open("wb") as output:
-                heard = listener
-                values = environment(plan, private, progress, has_gpudiag=has_gpudiag, inherited=os.environ)
+            socket = private / "progress"
+            with Listener(socket) as listener, log.open("wb") as output:
+                values = environment(plan, private, socket, has_gpudiag=has_gpudiag, inherited=os.environ)
                 processes = framework_named(plan.job.framework).command_line(plan)
                 guard = subprocess.Popen(
                     [sys.executable, "-I", str(_GUARD), str(private), *processes],
@@ -83,6 +80,7 @@ def launch(plan: Plan, observer: Callable[[Progress], None], *, has_gpudiag: boo
                 try:
                     _watch(plan, guard, listener, observer, log)
                 finally:
+                    has_rank_0 = has_rank_0 or 0 in listener.latest
                     _stop(guard)
         status, error = "complete", None
     except KeyboardInterrupt:
@@ -93,43 +91,61 @@ def launch(plan: Plan, observer: Callable[[Progress], None], *, has_gpudiag: boo
         raise
     finally:
         run = _final_record(plan, created, status, error)
-        # Where the disk is full, why the run failed is worth more than that its end could not be written.
+        # If the disk is full, the cause of the failure is more important than the record.
         with contextlib.suppress(OSError) if status != "complete" else contextlib.nullcontext():
-            if plan.leads or (heard is not None and 0 in heard.latest):
+            if has_rank_0:
                 record.write_run(plan.run_dir, run)
     return run
 
 
+def environment(
+    plan: Plan, private: Path, progress: Path, *, has_gpudiag: bool, inherited: Mapping[str, str]
+) -> dict[str, str]:
+    """Return the training processes' environment: the user's own, and the launch's variables that the user has not set.
+
+    Unless the interpreter has gpudiag itself, a directory with only gpudiag is added to its path.
+    """
+    defaults = {"OMP_NUM_THREADS": str(plan.threads), "PYTHONUNBUFFERED": "1", "PYTHONFAULTHANDLER": "1"}
+    values = {**defaults, **inherited, SOCKET_VARIABLE: str(progress), "TMPDIR": str(private)}
+    if not plan.job.p2p:
+        values["NCCL_P2P_DISABLE"] = "1"
+    if plan.job.exchange.nccl_algo is not None:
+        values["NCCL_ALGO"] = plan.job.exchange.nccl_algo.capitalize()
+    if not has_gpudiag:
+        folder = private / "import"
+        folder.mkdir()
+        (folder / "gpudiag").symlink_to(Path(gpudiag.__file__).parent)
+        values["PYTHONPATH"] = os.pathsep.join(filter(None, (str(folder), inherited.get("PYTHONPATH"))))
+    framework_named(plan.job.framework).set_environment(values, plan, private)
+    return values
+
+
 def _watch(
-    plan: Plan,
-    guard: subprocess.Popen[bytes],
-    listener: Listener,
-    observer: Callable[[Progress], None],
-    log: Path,
+    plan: Plan, guard: subprocess.Popen[bytes], listener: Listener, observer: Callable[[Progress], None], log: Path
 ) -> None:
-    """Pass messages on until the guard has ended; raise why, unless it ended well."""
+    """Pass messages on until the guard has ended; raise the cause if it failed."""
     failed_s: float | None = None
     while True:
         ended = guard.poll() is not None
-        for message in listener.receive(0.0 if ended else _EVERY_S):
+        for message in listener.receive(0.0 if ended else _RECEIVE_S):
             observer(message)
         if ended:
             break
         if listener.failures:
             failed_s = failed_s or time.monotonic()
             if time.monotonic() - failed_s > _AFTER_FAILURE_S:
-                raise why_it_failed(plan, listener, log)
+                raise failure_cause(plan, listener, log)
         elif listener.silent_s() > plan.job.timeout_s:
-            raise who_hangs(plan, listener)
+            raise hang_cause(plan, listener)
     if guard.returncode != 0 or listener.failures:
-        raise why_it_failed(plan, listener, log)
+        raise failure_cause(plan, listener, log)
 
 
 def _stop(guard: subprocess.Popen[bytes]) -> None:
-    """End everything that still runs. Interrupts are put off until that is done, which takes seconds at most."""
+    """End everything that still runs. Interrupts are delayed until that is done, which takes seconds at most."""
     if guard.poll() is not None:
         return
-    with _signals_put_off():
+    with _signals_delayed():
         guard.terminate()
         try:
             guard.wait(_STOP_S)
@@ -139,30 +155,27 @@ def _stop(guard: subprocess.Popen[bytes]) -> None:
 
 
 def _final_record(plan: Plan, created: str, status: RunStatus, error: str | None) -> RunRecord:
-    """What rank 0 wrote, with the ranks' records as they are now and how the run really ended."""
+    """Return the record that rank 0 wrote, with the ranks' records as they are now, and the outcome."""
+    default = RunRecord(
+        created=created,
+        command=plan.job.command,
+        workload=plan.job.workload,
+        framework=plan.job.framework,
+        strategy=plan.job.strategy,
+        world_size=plan.ranks,
+        nodes=plan.job.nodes,
+        batch_size_per_device=plan.job.batch_size,
+        status=status,
+    )
     ranks = record.read_ranks(plan.run_dir, plan.ranks)
-    try:
-        known = read_json(plan.run_dir / RUN_FILE, RunRecord, RUN_SCHEMA)
-    except UnreadableInputError:
-        known = RunRecord(
-            created=created,
-            command=plan.job.command,
-            workload=plan.job.workload,
-            framework=plan.job.framework,
-            strategy=plan.job.strategy,
-            world_size=plan.ranks,
-            nodes=plan.job.nodes,
-            batch_size_per_device=plan.job.batch_size,
-            status=status,
-        )
-    return msgspec.structs.replace(
-        known, ranks=ranks, status=status, error=error, world_size=plan.ranks, nodes=plan.job.nodes
+    return record.final_run(
+        plan.run_dir, default, ranks=ranks, status=status, error=error, world_size=plan.ranks, nodes=plan.job.nodes
     )
 
 
 @contextlib.contextmanager
 def private_directory() -> Iterator[Path]:
-    """A directory for this user only, removed at the end (also by the guard, should this process be killed)."""
+    """Make a directory for this user only, removed at the end (by the guard if this process is killed)."""
     # A socket's address has room for 108 bytes.
     base = tempfile.gettempdir()
     with tempfile.TemporaryDirectory(
@@ -173,12 +186,9 @@ def private_directory() -> Iterator[Path]:
         yield Path(name)
 
 
-_INTERRUPTS = (signal.SIGTERM, signal.SIGHUP)
-
-
 @contextlib.contextmanager
 def _signals_as_interrupts() -> Iterator[None]:
-    """While a run is on, SIGTERM and SIGHUP are what Ctrl-C is: reasons to clean up first."""
+    """Treat SIGTERM and SIGHUP as Ctrl-C during a run: clean up first."""
 
     def interrupt(_number: int, _frame: Any) -> None:
         raise KeyboardInterrupt
@@ -188,11 +198,11 @@ def _signals_as_interrupts() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _signals_put_off() -> Iterator[None]:
-    came: list[int] = []
-    with _handling((signal.SIGINT, *_INTERRUPTS), lambda number, _frame: came.append(number)):
+def _signals_delayed() -> Iterator[None]:
+    received: list[int] = []
+    with _handling((signal.SIGINT, *_INTERRUPTS), lambda number, _frame: received.append(number)):
         yield
-    if came:
+    if received:
         raise KeyboardInterrupt
 
 

@@ -1,115 +1,134 @@
-"""How the ranks of a job enter each phase at the same step, without a collective of their own.
+"""Agreement of a job's ranks on the step at which each phase begins, without a collective.
 
 Between two steps, and only where warm-up may end, every rank posts its step times to the job's key-value store and
-waits for rank 0's verdict. The store is the one that the process group rendezvoused with, or torchrun's own.
-A rank whose loop has ended says so once, and nobody waits for it.
+waits for rank 0's decision. The store is the process group's, torchrun's, or a directory. A rank whose loop has ended
+posts that once, and nobody waits for it.
 """
 
 from __future__ import annotations
 
+import contextlib
+import os
+import statistics
+import tempfile
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 from gpudiag.model.structs import msgspec
-from gpudiag.training.session.place import Place
+from gpudiag.training.session.position import ClusterPosition
+
+#: Names the directory of a `DirectoryStore`; set by the launcher.
+STORE_VARIABLE = "GPUDIAG_STORE"
+
+#: A rank of a user's command waits for its peers this long, and as long as this many of its own steps.
+_MAX_WAIT_S, _MAX_WAIT_STEPS = 2.0, 10
+_SPLIT_KEY = "apart"
 
 
-class Verdict(msgspec.Struct, frozen=True, kw_only=True):
-    """What rank 0 decided.
+class PhaseDecision(msgspec.Struct, frozen=True, kw_only=True):
+    """Rank 0's decision on the next phase.
 
-    `again` is the number of warm-up steps until the next decision, 0 when warm-up is over; `steps` is how many steps
-    are then timed; `ended` says that some rank's loop is over, and that what was measured is all there will be.
-    `run_id` tells the run from others in the same place.
+    Attributes:
+        more_warmup: warm-up steps until the next decision; 0 if warm-up is over.
+        converged: step times have converged.
+        unprofiled_steps: unprofiled steps that follow.
+        ended: the loop of some rank is over, so that no more can be measured.
+        run_id: tells the run from others in the same directory.
     """
 
-    again: int = 0
-    settled: bool = False
-    steps: int = 0
+    more_warmup: int = 0
+    converged: bool = False
+    unprofiled_steps: int = 0
     ended: bool = False
     run_id: str = ""
 
 
-class Agreement:
-    """The ranks of one session and the store through which they agree. A job of one process needs no store.
+#: Called on rank 0 with the step times of every rank, in order of rank.
+Judge = Callable[[list[list[float]]], PhaseDecision]
 
-    `run_id` is the run's on every rank once something was decided; rank 0's is given.
+
+class Agreement:
+    """The ranks of one session and their store. A job of one process needs no store.
+
+    `run_id` is given on rank 0, and known on the other ranks after the first decision.
     """
 
-    def __init__(self, place: Place, store: Any, *, timeout_s: float, run_id: str = "") -> None:
-        self.run_id = run_id if place.rank == 0 else ""
-        self._place = place
+    def __init__(self, position: ClusterPosition, store: Any, *, timeout_s: float, run_id: str = "") -> None:
+        self.run_id = run_id if position.rank == 0 else ""
+        self._position = position
         self._store = store
         self._timeout_s = timeout_s
         self._decision = 0
 
-    def decide(self, step_ms: list[float], judge: Callable[[list[list[float]]], Verdict]) -> Verdict:
-        """Wait until all ranks are here, and return the same verdict on each.
+    def decide(self, step_ms: list[float], judge: Judge) -> PhaseDecision:
+        """Wait until all ranks are here, and return the same decision on each.
 
         Args:
             step_ms: this rank's step times in milliseconds.
-            judge: called on rank 0 with the step times of every rank, in order of rank.
+            judge: makes the decision on rank 0.
 
         Raises:
             TimeoutError: a rank did not come in time.
         """
         if self._store is None:
             return judge([step_ms])
-        decision = self._decision
+        number = self._decision
         self._decision += 1
-        self._store.set(self._key(decision, self._place.rank), msgspec.json.encode(step_ms).decode())
-        if self._place.rank != 0:
-            self._wait(self._key(decision, "verdict"))
-            told = msgspec.json.decode(self._store.get(self._key(decision, "verdict")), type=Verdict)
-            self.run_id = self.run_id or told.run_id
-            return told
+        self._store.set(f"{number}/{self._position.rank}", msgspec.json.encode(step_ms).decode())
+        if self._position.rank != 0:
+            self._wait(_decision_key(number))
+            decision = msgspec.json.decode(self._store.get(_decision_key(number)), type=PhaseDecision)
+            self.run_id = self.run_id or decision.run_id
+            return decision
+        posted = self._collect(number)
+        decision = PhaseDecision(ended=True) if posted is None else judge(posted)
+        decision = msgspec.structs.replace(decision, run_id=self.run_id)
+        self._store.set(_decision_key(number), msgspec.json.encode(decision).decode())
+        return decision
+
+    def _collect(self, number: int) -> list[list[float]] | None:
+        """Return the step times of every rank; None if the loop of one has ended."""
         posted: list[list[float]] = []
         ended = False
-        for rank in range(self._place.world_size):
-            key = self._key(decision, rank)
-            if self._wait(key, self._left(rank)) == key:
+        for rank in range(self._position.world_size):
+            key = f"{number}/{rank}"
+            if self._wait(key, _left_key(rank)) == key:
                 posted.append(msgspec.json.decode(self._store.get(key), type=list[float]))
             else:
                 ended = True
-        verdict = msgspec.structs.replace(Verdict(ended=True) if ended else judge(posted), run_id=self.run_id)
-        self._store.set(self._key(decision, "verdict"), msgspec.json.encode(verdict).decode())
-        return verdict
+        return None if ended else posted
 
     def leave(self) -> None:
-        """Say that this rank's loop is over. Never waits."""
+        """Post that this rank's loop is over. Never waits."""
         if self._store is None:
             return
-        try:
-            self._store.set(self._left(self._place.rank), "1")
-            if self._place.rank == 0:
-                # Whoever comes to a decision that rank 0 will not make finds it made.
-                ended = msgspec.json.encode(Verdict(ended=True)).decode()
-                self._store.set(self._key(self._decision, "verdict"), ended)
-        except Exception:  # noqa: BLE001, S110  # the store's host may be gone already, and with it everyone who waits
-            pass
+        # The store's host may be gone already, and with it everyone who waits.
+        with contextlib.suppress(Exception):
+            self._store.set(_left_key(self._position.rank), "1")
+            if self._position.rank == 0:
+                # Ranks that wait for a decision that rank 0 will not make get this one.
+                ended = msgspec.json.encode(PhaseDecision(ended=True)).decode()
+                self._store.set(_decision_key(self._decision), ended)
 
     def wait_for_all(self, *, timeout_s: float) -> bool:
-        """On rank 0, at the end: wait until every rank has left; False when some have not in this time."""
+        """Wait on rank 0, at the end, until every rank has left; return False if one has not in this time."""
         if self._store is None:
             return True
         try:
-            for rank in range(self._place.world_size):
-                self._wait(self._left(rank), timeout_s=timeout_s)
-        except Exception:  # noqa: BLE001  # a late rank and a lost store come to the same: write what is there
+            for rank in range(self._position.world_size):
+                self._wait(_left_key(rank), timeout_s=timeout_s)
+        except Exception:  # noqa: BLE001  # after a late rank or a lost store, write what there is
             return False
         return True
 
-    def _key(self, decision: int, of: int | str) -> str:
-        return f"{decision}/{of}"
-
-    def _left(self, rank: int) -> str:
-        return f"left/{rank}"
-
     def _wait(self, *keys: str, timeout_s: float | None = None) -> str:
-        """Wait until one of the keys is set and return it; the first of them wins.
+        """Wait until one of the keys is set and return it; the first of several.
 
-        Asked again and again and not through the store's own wait, which knows no "one of" and holds the interpreter
-        lock of a process that is to be interrupted.
+        Polls, because the store's own wait cannot wait for one of several keys, and holds the interpreter lock, so that
+        the process could not be interrupted.
         """
         until = time.monotonic() + (self._timeout_s if timeout_s is None else timeout_s)
         pause_s = 0.0005
@@ -118,6 +137,91 @@ class Agreement:
                 if self._store.check([key]):
                     return key
             if time.monotonic() > until:
-                raise TimeoutError(f"rank {self._place.rank} waited in vain for its peers to reach the same step")
+                raise TimeoutError(f"rank {self._position.rank} waited in vain for its peers to reach the same step")
             time.sleep(pause_s)
             pause_s = min(0.02, pause_s * 1.5)
+
+
+class SplittableAgreement(Agreement):
+    """Agreement in a user's command, whose ranks never stop each other for long.
+
+    Ranks that take their steps together are never more than a step apart, so that the wait for a decision is as long as
+    the next collective would have waited anyway. Ranks of other jobs drift apart. A rank that has waited too long
+    splits from the others: it posts that, and from then on every rank decides alone. That costs a job one wait at most.
+
+    Attributes:
+        split: this rank decides alone.
+    """
+
+    split = False
+    _until_s = 0.0
+
+    def decide(self, step_ms: list[float], judge: Judge) -> PhaseDecision:
+        """Return the decision of all ranks; this rank's own if they have split. Raises nothing."""
+        if not self.split and self._store is not None:
+            typical_s = statistics.median(step_ms) / 1e3 if step_ms else 0.0
+            self._until_s = time.monotonic() + _MAX_WAIT_S + _MAX_WAIT_STEPS * typical_s
+            try:
+                decision = super().decide(step_ms, judge)
+            except Exception:  # noqa: BLE001  # nobody came, they have split already, or the store is gone
+                decision = PhaseDecision(ended=True)
+            if not decision.ended:
+                return decision
+            self.decide_alone()
+        # Rank 0 keeps a list of all ranks' times, in which its own now stand for the others'.
+        copies = self._position.world_size if self._position.rank == 0 and self._store is not None else 1
+        return judge([step_ms] * copies)
+
+    def decide_alone(self) -> None:
+        """Decide alone from now on, and post that. Never waits."""
+        self.split = True
+        if self._store is not None:
+            with contextlib.suppress(Exception):
+                self._store.set(_SPLIT_KEY, "1")
+
+    def _wait(self, *keys: str, timeout_s: float | None = None) -> str:
+        left_s = max(0.0, self._until_s - time.monotonic())
+        key = super()._wait(*keys, _SPLIT_KEY, timeout_s=left_s if timeout_s is None else timeout_s)
+        if key == _SPLIT_KEY:
+            raise TimeoutError("the ranks have split")
+        return key
+
+
+class DirectoryStore:
+    """A key-value store for the processes of one node, with the part of the interface of torch's `Store` used here.
+
+    Each key is a file, written whole or not at all.
+
+    Args:
+        directory: private to the user, empty at first; made if it does not exist.
+    """
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+        directory.mkdir(parents=True, exist_ok=True)
+
+    def set(self, key: str, value: str) -> None:
+        """Set a key."""
+        handle, name = tempfile.mkstemp(dir=self._directory, prefix=".")
+        with os.fdopen(handle, "w", encoding="utf-8") as file:
+            file.write(value)
+        Path(name).replace(self._path(key))
+
+    def get(self, key: str) -> bytes:
+        """Return the value of a key. Raises FileNotFoundError if it is not set."""
+        return self._path(key).read_bytes()
+
+    def check(self, keys: list[str]) -> bool:
+        """Return whether all of the keys are set."""
+        return all(self._path(key).is_file() for key in keys)
+
+    def _path(self, key: str) -> Path:
+        return self._directory / quote(key, safe="")
+
+
+def _decision_key(number: int) -> str:
+    return f"{number}/verdict"
+
+
+def _left_key(rank: int) -> str:
+    return f"left/{rank}"

@@ -1,88 +1,211 @@
-"""Step times: from each step's start to the next, device work included, without waiting for the device in between."""
+"""Step times with device work included, and what the host did in the same steps.
+
+Each step lasts from its start to the next step's. The training thread notes three instants per step: before it fetches
+the batch, when it has it, and when the step's work is queued. A device beside it records an event at each step's end,
+on its own clock. Before and after a series of steps, while the device is idle, an anchor event is recorded and waited
+for. The two anchors convert all other events to the host's clock afterwards, so that nothing waits within the steps.
+
+Worked example. Anchors at 0 and 1000 us of the host, 0 and 999 us of the device: its clock is slow by 0.1 %. A step's
+work was queued at 400 us and done at 450 us of the device, which is 450.45 us of the host: a lead of 50 us.
+
+Linux counts for each thread how often it was preempted (`status`, `nonvoluntary_ctxt_switches`) and how long it was
+ready to run without a core (`schedstat`, second value in ns: https://docs.kernel.org/scheduler/sched-stats.html). Both
+are read once before and once after the unprofiled steps, which takes 0.1 ms, so that nothing is read within a step.
+"""
 
 from __future__ import annotations
 
+import contextlib
+import os
 import statistics
+import threading
 import time
 from collections.abc import Callable, Sequence
-from typing import Any
+from pathlib import Path
+from typing import Any, NamedTuple
 
-from gpudiag.model.run import StepTimes
+from gpudiag.model.run import LoaderPace, Scheduling, StepTimes, UnprofiledSteps
 from gpudiag.statistics import MAD_TO_SIGMA, mean_of
-from gpudiag.training.session.timing.unprofiled_series import Anchor, HostStep, UnprofiledSeries, on_host_clock
 
-#: Of so many steps it is told, while they go on, what they take.
-_LATEST = 20
+_NS_PER_MS = 1e6
+#: Steps over which the current fetch time is averaged.
+_RECENT_STEPS = 20
+
+_TASKS = Path("/proc/self/task")
+#: PyTorch names autograd's threads for devices this way.
+_AUTOGRAD = "pt_autograd_"
+_SWITCHES = "nonvoluntary_ctxt_switches:"
+
+
+class HostStep(NamedTuple):
+    """Instants of one step on the training thread, in ns of `time.perf_counter_ns`."""
+
+    begin: int
+    fetched: int
+    queued: int
+
+    @property
+    def input_ms(self) -> float:
+        """Time to fetch the batch."""
+        return (self.fetched - self.begin) / _NS_PER_MS
+
+    @property
+    def host_ms(self) -> float:
+        """Time to queue the step's work."""
+        return (self.queued - self.fetched) / _NS_PER_MS
+
+
+class Anchor(NamedTuple):
+    """One instant on both clocks: a mark of the device, and its time in ns of `time.perf_counter_ns`."""
+
+    mark: Any
+    host_ns: int
+
+
+class UnprofiledSeries:
+    """Times of consecutive steps, and what the host did in each: lists in ms of one length, or None if unknown.
+
+    `idle_host_ms` holds the host times of the steps just before the series. The first of them began on an idle device,
+    so that no launch waited for room in the queue.
+    """
+
+    def __init__(self) -> None:
+        self.step_ms: list[float] = []
+        self.input_ms: list[float] | None = []
+        self.host_ms: list[float] | None = []
+        self.lead_ms: list[float] | None = []
+        self.idle_host_ms: list[float] = []
+
+    @classmethod
+    def from_steps(
+        cls,
+        step_ms: list[float],
+        host: Sequence[HostStep | None],
+        ends_ns: Sequence[float] | None,
+        from_idle: Sequence[HostStep] = (),
+    ) -> UnprofiledSeries:
+        """Combine step times with the host's instants.
+
+        Args:
+            step_ms: the step times.
+            host: the host's instants in each step.
+            ends_ns: when the device finished each step, in ns of the host's clock; None if unknown.
+            from_idle: the host's instants in the steps before, the first of which began on an idle device.
+        """
+        series = cls()
+        series.step_ms = step_ms
+        series.idle_host_ms = [step.host_ms for step in from_idle]
+        series.lead_ms = None
+        known = [step for step in host if step is not None]
+        if len(known) < len(host):
+            series.input_ms = series.host_ms = None
+            return series
+        series.input_ms = [step.input_ms for step in known]
+        series.host_ms = [step.host_ms for step in known]
+        if ends_ns is not None:
+            # An idle device finishes a step when the step's last work is queued, not before.
+            series.lead_ms = [
+                max(0.0, end - step.queued) / _NS_PER_MS for step, end in zip(known, ends_ns, strict=True)
+            ]
+        return series
+
+    def extend(self, other: UnprofiledSeries) -> None:
+        """Append the steps that followed; a quantity that is unknown in either becomes unknown."""
+        self.step_ms += other.step_ms
+        self.input_ms = _concatenated(self.input_ms, other.input_ms)
+        self.host_ms = _concatenated(self.host_ms, other.host_ms)
+        self.lead_ms = _concatenated(self.lead_ms, other.lead_ms)
+        self.idle_host_ms += other.idle_host_ms
+
+    def record(
+        self, *, sees_input: bool = True, loader: LoaderPace | None = None, scheduling: Scheduling | None = None
+    ) -> UnprofiledSteps | None:
+        """Return the series for the run's record; None if it is empty or nothing is known of the host."""
+        if not self.step_ms or self.host_ms is None:
+            return None
+        return UnprofiledSteps(
+            input_ms=_rounded(self.input_ms) if sees_input else None,
+            host_ms=_rounded(self.host_ms) or (),
+            lead_ms=_rounded(self.lead_ms),
+            idle_host_ms=_rounded(self.idle_host_ms) or (),
+            loader=loader,
+            scheduling=scheduling,
+        )
 
 
 class StepClock:
-    """Marks the instants between steps; the times come out later, in one go.
+    """Mark the instants between steps, and compute all step times at the end.
 
     Args:
         instant: makes a mark.
-        between_ms: milliseconds between two marks.
-        settle: waits until every mark has happened.
-        anchor: waits for a mark of its own and says when that was on the host's clock; None where marks are the host's.
-        happened: whether a mark has happened by now.
+        between_ms: returns the milliseconds between two marks.
+        synchronize: waits until every mark has happened.
+        anchor: makes a mark, waits for it, and returns it with its time on the host's clock; None if marks are already
+            on the host's clock.
+        happened: returns whether a mark has happened by now.
     """
 
     def __init__(
         self,
         instant: Callable[[], Any],
         between_ms: Callable[[Any, Any], float],
-        settle: Callable[[], None],
+        synchronize: Callable[[], None],
         anchor: Callable[[], Anchor] | None = None,
         happened: Callable[[Any], bool] = lambda _mark: True,
     ) -> None:
         self._instant = instant
         self._between_ms = between_ms
-        self._settle = settle
+        self._synchronize = synchronize
         self._anchor = anchor
         self._happened = happened
-        self._marks: list[Any] = []
-        self._gaps: set[int] = set()
-        #: What the host did before each mark, as far as it was told.
-        self._host: list[HostStep | None] = []
         self._latest: HostStep | None = None
+        self._reset()
+
+    def _reset(self) -> None:
+        self._marks: list[Any] = []
+        #: Indices of marks that end no step.
+        self._gaps: set[int] = set()
+        #: The host's instants before each mark, None if not reported.
+        self._host: list[HostStep | None] = []
         self._begin: Anchor | None = None
-        #: Of the steps since that anchor, before the series began.
+        #: Steps between that anchor and the first mark of the series.
         self._from_idle: list[HostStep] = []
 
     def host_step(self, begin_ns: int, fetched_ns: int, queued_ns: int) -> None:
-        """What the training thread did in the step that the next mark ends, by `time.perf_counter_ns`."""
+        """Report the training thread's instants in the step that the next mark ends."""
         self._latest = HostStep(begin_ns, fetched_ns, queued_ns)
         if self._begin is not None and not self._marks:
             self._from_idle.append(self._latest)
 
     def fetching_ms(self) -> float | None:
-        """What the last steps since the last reading took to fetch their batches, in the mean; None where not told."""
-        told = [(step.fetched - step.begin) / 1e6 for step in self._host[-_LATEST:] if step is not None]
-        return statistics.fmean(told) if told else None
+        """Return the mean time to fetch a batch in the last steps; None if it was not reported."""
+        known = [step.input_ms for step in self._host[-_RECENT_STEPS:] if step is not None]
+        return statistics.fmean(known) if known else None
 
     def anchor(self) -> None:
-        """A series of steps is about to begin, and its device is to be compared with the host. May wait for it."""
+        """Relate the device's clock to the host's before a series of steps. May wait for the device."""
         self._begin = self._anchor() if self._anchor is not None else None
 
     def mark(self) -> None:
-        """One step ends and the next begins here."""
+        """End a step and begin the next."""
         self._marks.append(self._instant())
         self._host.append(self._latest)
         self._latest = None
 
     def restart(self) -> None:
-        """The next step begins here; what passed since the last mark is no step (validation between epochs)."""
-        self._gaps.add(len(self._marks))
+        """Begin a step; the time since the last mark is no step (validation between epochs)."""
+        self.exclude_step()
         self.mark()
 
-    def leave_out(self) -> None:
-        """What the next mark ends is no step: something else lay in it."""
+    def exclude_step(self) -> None:
+        """Exclude the step that the next mark ends."""
         self._gaps.add(len(self._marks))
 
     def finish(self) -> None:
-        """The last step of a series has just been marked, and something else follows before the times are read."""
+        """End a series whose last step has just been marked, when the times are read later."""
 
     def so_far(self) -> list[float]:
-        """Times in milliseconds of the steps that have ended by now. Neither waits nor forgets them."""
+        """Return the times in ms of the steps that have ended. Neither waits nor forgets them."""
         ended = len(self._marks)
         while ended and not self._happened(self._marks[ended - 1]):
             ended -= 1
@@ -90,29 +213,41 @@ class StepClock:
         return [self._between_ms(marks[i - 1], marks[i]) for i in range(1, ended) if i not in self._gaps]
 
     def read(self) -> list[float]:
-        """Times in milliseconds of the steps since the last reading, which it forgets. Waits for the device."""
+        """Return the times in ms of the steps since the last reading, and forget them. Waits for the device."""
         return self.series().step_ms
 
     def series(self) -> UnprofiledSeries:
-        """The same, and what the host did in these steps, where it was told. Waits for the device."""
-        self._settle()
-        marks, gaps, host, begin, from_idle = self._marks, self._gaps, self._host, self._begin, self._from_idle
-        self._marks, self._gaps, self._host, self._begin, self._from_idle = [], set(), [], None, []
-        whole = [i for i in range(1, len(marks)) if i not in gaps]
-        told = [host[i] for i in whole]
+        """Return step times and host times of the steps since the last reading, and forget them. Waits."""
+        self._synchronize()
+        marks, gaps, begin, from_idle = self._marks, self._gaps, self._begin, self._from_idle
+        steps = [i for i in range(1, len(marks)) if i not in gaps]
+        host = [self._host[i] for i in steps]
+        self._reset()
         ends_ns = None
-        if self._anchor is not None and begin is not None and None not in told:
-            ends_ns = on_host_clock([marks[i] for i in whole], begin, self._anchor(), self._between_ms)
-        return UnprofiledSeries.of([self._between_ms(marks[i - 1], marks[i]) for i in whole], told, ends_ns, from_idle)
+        if self._anchor is not None and begin is not None and None not in host:
+            ends_ns = on_host_clock([marks[i] for i in steps], begin, self._anchor(), self._between_ms)
+        step_ms = [self._between_ms(marks[i - 1], marks[i]) for i in steps]
+        return UnprofiledSeries.from_steps(step_ms, host, ends_ns, from_idle)
 
 
 def host_clock() -> StepClock:
-    """For training on the CPU: the step's work is done when its code has run."""
-    return StepClock(time.perf_counter_ns, lambda begin, end: (end - begin) / 1e6, lambda: None)
+    """Return a clock for training on the CPU, where a step's work is done when its code has run."""
+    return StepClock(time.perf_counter_ns, lambda begin, end: (end - begin) / _NS_PER_MS, lambda: None)
+
+
+def on_host_clock(
+    marks: Sequence[Any], begin: Anchor, end: Anchor, between_ms: Callable[[Any, Any], float]
+) -> list[float]:
+    """Convert a device's marks to ns of the host's clock, on a straight line through two anchors."""
+    apart_ms = between_ms(begin.mark, end.mark)
+    if apart_ms <= 0:
+        return [float(begin.host_ns)] * len(marks)
+    host_ns_per_ms = (end.host_ns - begin.host_ns) / apart_ms
+    return [begin.host_ns + between_ms(begin.mark, mark) * host_ns_per_ms for mark in marks]
 
 
 def summarize(step_ms: Sequence[float]) -> StepTimes | None:
-    """Mean, median, standard error of the mean and robust scatter of step times in milliseconds; None of none."""
+    """Return mean, median, standard error of the mean and robust scatter of step times in ms; None for no steps."""
     if not step_ms:
         return None
     median = statistics.median(step_ms)
@@ -123,3 +258,90 @@ def summarize(step_ms: Sequence[float]) -> StepTimes | None:
         standard_error_ms=mean_of(step_ms).standard_error if len(step_ms) > 1 else 0.0,
         jitter_ms=MAD_TO_SIGMA * statistics.median([abs(value - median) for value in step_ms]),
     )
+
+
+class _ThreadCounters(NamedTuple):
+    """Linux's counters of one thread since it began."""
+
+    cpu_ns: int
+    wait_ns: int
+    switches: int
+
+
+class SchedulingWatch:
+    """Read the kernel's counters around series of steps, on the training thread.
+
+    Beside a GPU, autograd's threads are read too, because they launch backward. Figures are scaled to one unprofiled
+    step, because excluded steps (an epoch's end) also lie between the two readings.
+
+    Worked example. Between the readings 1000 ms pass, the threads wait 50 ms for a core, and the mean step takes 20 ms:
+    50 / 1000 * 20 = 1 ms of each step.
+    """
+
+    def __init__(self) -> None:
+        self._threads: list[int] = []
+        self._before: dict[int, _ThreadCounters] = {}
+        self._begun_ns = self._wall_ns = 0
+        self._cpu_ns = self._wait_ns = self._switches = 0
+
+    def find_threads(self) -> None:
+        """Find the threads to read, before `begin`: among 60 threads that takes 1 ms."""
+        self._threads = [threading.get_native_id(), *_autograd_threads()]
+
+    def begin(self) -> None:
+        """Read the counters before a series of steps."""
+        self._before = _read_counters(self._threads)
+        self._begun_ns = time.perf_counter_ns()
+
+    def end(self) -> None:
+        """Read the counters after it; a second series adds to the first."""
+        if not self._before:
+            return
+        wall_ns = time.perf_counter_ns() - self._begun_ns
+        after = _read_counters(self._threads)
+        for thread in self._before.keys() & after.keys():
+            self._cpu_ns += after[thread].cpu_ns - self._before[thread].cpu_ns
+            self._wait_ns += after[thread].wait_ns - self._before[thread].wait_ns
+            self._switches += after[thread].switches - self._before[thread].switches
+        self._wall_ns += wall_ns
+        self._before = {}
+
+    def per_step(self, step_ms: float) -> Scheduling | None:
+        """Return the figures of one step of this length; None if the kernel does not count (zeros, or no counters)."""
+        if not self._cpu_ns or self._wall_ns <= 0:
+            return None
+        steps = step_ms * _NS_PER_MS / self._wall_ns
+        return Scheduling(
+            involuntary_switches=round(max(0, self._switches) * steps, 6),
+            run_queue_wait_ms=round(max(0, self._wait_ns) / _NS_PER_MS * steps, 6),
+            cpu_ms=round(max(0, self._cpu_ns) / _NS_PER_MS * steps, 6),
+        )
+
+
+def _read_counters(threads: Sequence[int]) -> dict[int, _ThreadCounters]:
+    counters = {}
+    for thread in threads:
+        with contextlib.suppress(OSError, ValueError, StopIteration, IndexError):
+            cpu_ns, wait_ns, *_ = map(int, (_TASKS / str(thread) / "schedstat").read_text().split())
+            lines = (_TASKS / str(thread) / "status").read_text(errors="replace").splitlines()
+            switches = next(int(line.split()[1]) for line in lines if line.startswith(_SWITCHES))
+            counters[thread] = _ThreadCounters(cpu_ns, wait_ns, switches)
+    return counters
+
+
+def _autograd_threads() -> list[int]:
+    threads = []
+    with contextlib.suppress(OSError):
+        for name in os.listdir(_TASKS):  # noqa: PTH208  # three times as fast, and there may be hundreds
+            with contextlib.suppress(OSError):
+                if (_TASKS / name / "comm").read_text(errors="replace").startswith(_AUTOGRAD):
+                    threads.append(int(name))
+    return threads
+
+
+def _concatenated(before: list[float] | None, after: list[float] | None) -> list[float] | None:
+    return None if before is None or after is None else before + after
+
+
+def _rounded(values: list[float] | None) -> tuple[float, ...] | None:
+    return None if values is None else tuple(round(value, 6) for value in values)

@@ -1,7 +1,7 @@
-"""What a training process tells the program that started it, while it runs.
+"""Progress messages of a running training process to the program that started it.
 
-Each message is one datagram on a private Unix socket: whole or not at all, and a listener that is gone or slow costs
-the training nothing. A message says all there is to know, so that a lost one is made good by the next.
+Each message is one datagram on a private Unix socket: it arrives whole or not at all, and a listener that is gone or
+slow costs the training nothing. Each message is complete, so that the next makes good for a lost one.
 """
 
 from __future__ import annotations
@@ -18,18 +18,22 @@ from gpudiag.model.structs import msgspec
 #: Names the socket; unset when nobody listens.
 SOCKET_VARIABLE = "GPUDIAG_PROGRESS_SOCKET"
 
-#: Least seconds between two messages of one phase.
-_EVERY_S = 0.2
+#: Minimum seconds between two messages of one phase.
+_INTERVAL_S = 0.2
+_MAX_CHARACTERS = 2000
 
 Phase = Literal["starting", "warmup", "timed", "profiled", "saving", "done", "failed"]
 
 
 class Progress(msgspec.Struct, frozen=True, kw_only=True):
-    """How far one rank is. `steps` counts within the phase; `of` is how many it will have, None where unknown.
+    """The progress of one rank.
 
-    `exit_code`, `error` and `hint` are set in phase `failed` only, with the meaning they have in `gpudiag.errors`;
-    `note` is what the user should know although the run goes on; `fetching_ms` what fetching the last batches took, in
-    the mean, where that is known.
+    Attributes:
+        steps: steps so far in the phase.
+        of: steps that the phase will have; None if unknown.
+        error, hint, exit_code: as in `gpudiag.errors`; in phase `failed` only.
+        note: a warning for the user although the run goes on.
+        fetching_ms: mean time to fetch the last batches, if known.
     """
 
     rank: int
@@ -45,7 +49,7 @@ class Progress(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ProgressSender:
-    """Sends this rank's progress to `GPUDIAG_PROGRESS_SOCKET`, or nowhere when that is not set."""
+    """Send this rank's progress to `GPUDIAG_PROGRESS_SOCKET`; do nothing if that is not set."""
 
     def __init__(self, rank: int) -> None:
         self._rank = rank
@@ -60,16 +64,15 @@ class ProgressSender:
         steps: int = 0,
         of: int | None = None,
         *,
-        fetching_ms: Callable[[], float | None] | None = None,
+        fetching_ms: Callable[[], float | None] = lambda: None,
     ) -> None:
-        """Say how far it is; within a phase at most five times a second. `fetching_ms` is asked only then."""
+        """Report progress, within a phase at most five times a second; `fetching_ms` is called only then."""
         if not self._address:
             return
         now = time.monotonic()
         if phase == self._phase and now < self._next_s:
             return
-        self._phase, self._next_s = phase, now + _EVERY_S
-        fetching = None if fetching_ms is None else fetching_ms()
+        self._phase, self._next_s = phase, now + _INTERVAL_S
         self._send(
             Progress(
                 rank=self._rank,
@@ -78,25 +81,20 @@ class ProgressSender:
                 steps=steps,
                 of=of,
                 note=self._note,
-                fetching_ms=fetching,
+                fetching_ms=fetching_ms(),
             )
         )
 
-    def note(self, words: str) -> None:
-        """Say something with all messages from now on."""
-        self._note, self._next_s = words[:2000], 0.0
+    def note(self, sentence: str) -> None:
+        """Add a warning to all messages from now on."""
+        self._note, self._next_s = sentence[:_MAX_CHARACTERS], 0.0
 
     def fail(self, error: str, *, hint: str | None = None, exit_code: int = 5) -> None:
-        """Say that this rank has failed, and why."""
-        message = Progress(
-            rank=self._rank,
-            pid=os.getpid(),
-            phase="failed",
-            error=error[:2000],
-            hint=hint,
-            exit_code=exit_code,
+        """Report that this rank has failed, and why."""
+        error = error[:_MAX_CHARACTERS]
+        self._send(
+            Progress(rank=self._rank, pid=os.getpid(), phase="failed", error=error, hint=hint, exit_code=exit_code)
         )
-        self._send(message)
 
     def _send(self, message: Progress) -> None:
         if not self._address:
@@ -105,3 +103,10 @@ class ProgressSender:
         with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sender:
             sender.setblocking(False)
             sender.sendto(msgspec.json.encode(message), self._address)
+
+
+def send_note(rank: int, sentence: str) -> None:
+    """Report a warning from a rank whose session has not begun."""
+    sender = ProgressSender(rank)
+    sender.note(f"rank {rank}: {sentence}")
+    sender.tell("starting")

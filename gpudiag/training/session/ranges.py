@@ -1,10 +1,9 @@
-"""Named ranges: one mark for every tool that may listen, and next to nothing when none does.
+"""Named ranges, seen by each tool that listens, with almost no overhead when none does.
 
 A range goes to NVTX (domain `gpudiag`; Nsight Systems, ncu) and to the PyTorch or TensorFlow profiler
-(`gpudiag.<name>`), whichever the program has imported. What it costs while nobody listens:
-`torch.profiler.record_function` alone takes 5.8 us even when no profiler runs, asking whether one runs takes 0.04 us,
-so we ask first; then a whole range takes 0.5 us (0.7 us with making the object), less than adding two numbers in
-PyTorch (1.1 us). Measured on one CPU, PyTorch 2.13.
+(`gpudiag.<name>`), whichever the program has imported. `torch.profiler.record_function` takes 5.8 us even when no
+profiler runs, and asking whether one runs takes 0.04 us, so we ask first; then a whole range takes 0.5 us (0.7 us with
+making the object), less than adding two numbers in PyTorch (1.1 us). Measured on one CPU, PyTorch 2.13.
 """
 
 from __future__ import annotations
@@ -15,13 +14,14 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from types import TracebackType
 from typing import Any, ParamSpec, TypeVar
 
 P = ParamSpec("P")
 R = TypeVar("R")
 
-#: Every range's name in a PyTorch trace begins with this.
+#: Prefix of every range's name in a PyTorch trace.
 PREFIX = "gpudiag."
 
 #: Ranges that a session opens itself; the analysis gives a meaning to `exchange` too.
@@ -34,7 +34,7 @@ _open = threading.local()
 
 
 class _InputTime(threading.local):
-    """What this thread has spent in ranges named `input`; of nested ones the outermost counts."""
+    """Time of this thread in ranges named `input`; of nested ones the outermost counts."""
 
     def __init__(self) -> None:
         self.taken_ns: int | None = None
@@ -55,14 +55,14 @@ class _InputTime(threading.local):
 _input = _InputTime()
 
 
-def taken_input_ns() -> int | None:
-    """Nanoseconds in ranges named `input` that ended on this thread since the last call; None where there was none."""
+def take_input_ns() -> int | None:
+    """Return the ns in ranges named `input` that ended on this thread since the last call; None if there was none."""
     taken, _input.taken_ns = _input.taken_ns, None
     return taken
 
 
 def _load_domain() -> Any:
-    """The NVTX domain; one that does nothing where the package is missing or no tool was attached at start."""
+    """Return the NVTX domain; one that does nothing if the package is missing. NVTX's own does nothing without tool."""
     global _domain  # noqa: PLW0603  # loaded once, on the first range
     try:
         import nvtx
@@ -74,8 +74,6 @@ def _load_domain() -> Any:
 
 
 class _NoDomain:
-    """What NVTX's own dummy domain does, for where the package cannot be installed."""
-
     def get_event_attributes(self, **_: object) -> None:
         return None
 
@@ -99,7 +97,7 @@ class Range:
         number: drawn after the name as `#<number>` in PyTorch traces, and the payload of the NVTX range.
 
     Raises:
-        TypeError: when it decorates a generator or coroutine function, whose body runs after the call has returned.
+        TypeError: it decorates a generator or coroutine function, whose body runs after the call has returned.
     """
 
     __slots__ = ("_name", "_number")
@@ -128,20 +126,14 @@ class Range:
             recorded = autograd.profiler.record_function(label)
             recorded.__enter__()
         tensorflow = sys.modules.get("tensorflow")
-        marked = None if tensorflow is None else self._mark(tensorflow)
+        marked = None if tensorflow is None else _tensorflow_mark(tensorflow, self._name, self._number)
+        if marked is not None:
+            marked.__enter__()
         try:
             _open.stack.append((recorded, marked))
         except AttributeError:
             _open.stack = [(recorded, marked)]
         return self
-
-    def _mark(self, tensorflow: Any) -> Any:
-        from gpudiag.training.session.tensorflow_marks import mark
-
-        marked = mark(tensorflow, PREFIX + self._name, self._number, step=self._name == STEP)
-        if marked is not None:
-            marked.__enter__()
-        return marked
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -166,3 +158,24 @@ class Range:
                 return function(*args, **kwargs)
 
         return ranged
+
+
+def _tensorflow_mark(tensorflow: Any, name: str, number: int | None) -> AbstractContextManager[object] | None:
+    """Return the range's mark for TensorFlow, not entered yet; None if TensorFlow is still being imported.
+
+    In eager code it is a trace annotation. While Python builds a graph (in the body of a `tf.function`), it is a name
+    scope, so that the ops made there carry its name in every later step's trace; time would be that of building, once.
+    """
+    executing_eagerly = getattr(tensorflow, "executing_eagerly", None)
+    if executing_eagerly is None:
+        return None
+    label = PREFIX + name
+    mark: AbstractContextManager[object]
+    if not executing_eagerly():
+        mark = tensorflow.name_scope(label)
+        return mark
+    numbers: dict[str, int] = {}
+    if number is not None:  # the profiler's tools group events by `step_num`
+        numbers = {"step_num": number, "_r": 1} if name == STEP else {"number": number}
+    mark = tensorflow.profiler.experimental.Trace(label, **numbers)  # asks by itself whether a profiler runs
+    return mark

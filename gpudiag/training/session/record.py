@@ -1,53 +1,72 @@
-"""The run's record on disk: one file per rank, written whole at every change, and merged into `run.json`."""
+"""Files of a run directory that training processes write: records of ranks and of the run, and compressed traces."""
 
 from __future__ import annotations
 
-import contextlib
+import gzip
+import re
+import shlex
+import shutil
+import sys
 from pathlib import Path
+from typing import Any
 
-from gpudiag.errors import UnreadableInputError
-from gpudiag.model.run import RANK_SCHEMA, RankRecord, RunRecord
-from gpudiag.model.run_directory import ANALYSIS_FILE, KERNEL_ONLY_TRACES, RUN_FILE, TRACES_DIR, read_json, write_json
+from gpudiag.model.run import RANK_SCHEMA, RUN_SCHEMA, RankRecord, RunRecord
+from gpudiag.model.run_directory import (
+    ANALYSIS_FILE,
+    KERNEL_ONLY_TRACES,
+    RUN_FILE,
+    TRACES_DIR,
+    readable_json,
+    write_json,
+)
+from gpudiag.model.structs import msgspec
 
 RANKS_DIR = "ranks"
 LOGS_DIR = "logs"
-_MOST_DIGITS = 12
+_MAX_DIGITS = 12
+_TRACE_ENDINGS = (".pt.trace.json.gz", ".xplane.pb.gz")
+
+#: zlib level of a saved trace: within 10 % of the best level's size, in a fraction of its time.
+_GZIP_LEVEL = 3
+_CHUNK_BYTES = 1 << 20
+#: No pattern that `contains` looks for is longer.
+_OVERLAP_BYTES = 64
 
 
 def rank_file(run_dir: Path, rank: int) -> Path:
-    """Where this rank's record is."""
+    """Return the path of this rank's record."""
     return run_dir / RANKS_DIR / f"rank{rank}.json"
 
 
 def trace_name(rank: int) -> str:
-    """This rank's trace, relative to the run directory."""
+    """Return the path of this rank's full trace, relative to the run directory."""
     return f"{TRACES_DIR}/rank{rank}.pt.trace.json.gz"
 
 
 def tensorflow_trace_name(rank: int) -> str:
-    """The trace of the TensorFlow process whose first device has this rank, relative to the run directory."""
+    """Return the same of the TensorFlow process whose first device has this rank."""
     return f"{TRACES_DIR}/rank{rank}.xplane.pb.gz"
 
 
 def kernel_only_trace_name(trace: str) -> str:
-    """The light recording beside a full one: `traces/light/` and the same name."""
+    """Return the path of the kernel-only trace beside a full one: the same name in `traces/light/`."""
     return f"{TRACES_DIR}/{KERNEL_ONLY_TRACES}/{trace.rpartition('/')[2]}"
 
 
 def clear_rank(run_dir: Path, rank: int) -> None:
-    """Remove what an earlier run left of this rank."""
+    """Remove an earlier run's files of this rank."""
     rank_file(run_dir, rank).unlink(missing_ok=True)
     for trace in (trace_name(rank), tensorflow_trace_name(rank)):
-        for stale in (trace, kernel_only_trace_name(trace)):
-            (run_dir / stale).unlink(missing_ok=True)
+        for path in (trace, kernel_only_trace_name(trace)):
+            (run_dir / path).unlink(missing_ok=True)
 
 
 def clear_run(run_dir: Path, world_size: int) -> None:
-    """Remove what an earlier run left of the run as a whole, and of ranks that this one does not have."""
+    """Remove an earlier run's files of the run as a whole, and of ranks that this run does not have."""
     for name in (RUN_FILE, ANALYSIS_FILE):
         (run_dir / name).unlink(missing_ok=True)
     folders = (TRACES_DIR, f"{TRACES_DIR}/{KERNEL_ONLY_TRACES}")
-    traces = [(folder, ending) for folder in folders for ending in (".pt.trace.json.gz", ".xplane.pb.gz")]
+    traces = [(folder, ending) for folder in folders for ending in _TRACE_ENDINGS]
     for folder, ending in ((RANKS_DIR, ".json"), *traces, (LOGS_DIR, ".log")):
         for path in (run_dir / folder).glob(f"rank*{ending}"):
             number = path.name.removeprefix("rank").removesuffix(ending)
@@ -62,20 +81,71 @@ def write_rank(run_dir: Path, record: RankRecord) -> None:
     write_json(path, record)
 
 
-def read_ranks(run_dir: Path, world_size: int, run_id: str | None = None) -> tuple[RankRecord, ...]:
-    """The readable records that there are of ranks below `world_size`, by rank; of this run alone, where it is told."""
-    # By the files that there are: RANK and WORLD_SIZE may say millions.
+def read_ranks(run_dir: Path, world_size: int | None = None, run_id: str | None = None) -> tuple[RankRecord, ...]:
+    """Return the readable records of ranks below `world_size` (of all ranks if None), by rank.
+
+    With `run_id`, only those of this run and those that do not know their run yet.
+    """
+    # Go by the files that exist, because RANK and WORLD_SIZE may say millions.
     names = (path.name.removeprefix("rank").removesuffix(".json") for path in (run_dir / RANKS_DIR).glob("rank*.json"))
-    ranks = sorted(int(name) for name in names if name.isascii() and name.isdecimal() and len(name) < _MOST_DIGITS)
-    found = []
-    for rank in ranks:
-        if rank < world_size:
-            with contextlib.suppress(UnreadableInputError):
-                found.append(read_json(rank_file(run_dir, rank), RankRecord, RANK_SCHEMA))
-    return tuple(one for one in found if run_id is None or one.run_id in {"", run_id})
+    ranks = sorted(int(name) for name in names if name.isascii() and name.isdecimal() and len(name) < _MAX_DIGITS)
+    records = (
+        readable_json(rank_file(run_dir, rank), RankRecord, RANK_SCHEMA)
+        for rank in ranks
+        if world_size is None or rank < world_size
+    )
+    return tuple(
+        record for record in records if record is not None and (run_id is None or record.run_id in {"", run_id})
+    )
 
 
 def write_run(run_dir: Path, record: RunRecord) -> None:
     """Save the run's record."""
     run_dir.mkdir(parents=True, exist_ok=True)
     write_json(run_dir / RUN_FILE, record)
+
+
+def final_run(run_dir: Path, default: RunRecord, **changes: Any) -> RunRecord:
+    """Return the run's record as rank 0 wrote it, or the default, with changes."""
+    run = readable_json(run_dir / RUN_FILE, RunRecord, RUN_SCHEMA) or default
+    return msgspec.structs.replace(run, **changes)
+
+
+def print_next_command(run_dir: Path) -> None:
+    """Print the measured step time and the next command on standard error; nothing if no step was timed."""
+    run = readable_json(run_dir / RUN_FILE, RunRecord, RUN_SCHEMA)
+    if run is None or sys.stderr is None:
+        return
+    measured = [rank.unprofiled for rank in run.ranks if rank.unprofiled is not None]
+    if not measured:
+        return
+    slowest = max(measured, key=lambda times: times.mean_ms)
+    path = shlex.quote(str(run_dir))
+    ranks = f"{len(measured)} rank{'s' * (len(measured) != 1)}"
+    timed = f"{len(slowest.step_ms)} steps of {slowest.mean_ms:.1f} ms timed"
+    lines = [f"gpudiag: {timed} on {ranks}; the run is in {path}"]
+    if len(run.ranks) < run.world_size:
+        lines.append(
+            f"  the other nodes' ranks are in their own {path}: copy it here, then gpudiag gather {path} THEIRS"
+        )
+    lines.append(f"  next: gpudiag analyze {path}")
+    sys.stderr.write("".join(f"{line}\n" for line in lines))
+    sys.stderr.flush()
+
+
+def compress(plain: Path, target: Path) -> None:
+    """Write a profiler's file compressed, as the run keeps it. Raises OSError."""
+    with plain.open("rb") as source, gzip.open(target, "wb", compresslevel=_GZIP_LEVEL) as written:
+        shutil.copyfileobj(source, written, _CHUNK_BYTES)
+
+
+def contains(path: Path, pattern: bytes) -> bool:
+    """Return whether a pattern of at most 64 bytes occurs in the file, which is read in chunks."""
+    expression = re.compile(pattern)
+    last = b""
+    with path.open("rb") as file:
+        while chunk := file.read(_CHUNK_BYTES):
+            if expression.search(last + chunk):
+                return True
+            last = chunk[-_OVERLAP_BYTES:]
+    return False

@@ -1,4 +1,4 @@
-"""Run a command under gpudiag, in this process, with its own processes as real ones."""
+"""Run gpudiag in this process, and a command in real processes."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 
 from gpudiag.model.run import RankRecord, RunRecord
-from gpudiag.training.attach.settings import Settings
+from gpudiag.training.attach.command_process import Settings
 from gpudiag.training.attach.start import run_command
 
-#: Looked at 6 to tell the steps and 1 to begin, 2 of warm-up, 5 timed, and twice 2 and 6.
+#: Steps: 6 to find boundaries and 1 to begin, 2 of warm-up, 5 unprofiled, and twice 2 and 6.
 QUICK: dict[str, Any] = {"warmup": 2, "steps": 5, "patience_s": 60.0}
 QUIET = {"CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
 
@@ -21,21 +21,21 @@ Attach = Callable[..., tuple[int, RunRecord, str, str]]
 
 
 def attached(
-    run_dir: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, *command: str, **told: Any
+    run_dir: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, *command: str, **options: Any
 ) -> tuple[int, RunRecord, str, str]:
-    """Exit code, record, output and complaints of a command under gpudiag."""
+    """Return exit code, record, output, and errors and warnings of a command under gpudiag."""
     for name, value in QUIET.items():
         monkeypatch.setenv(name, value)
     run_dir.mkdir()
     capfd.readouterr()
-    words = Settings(run_dir=str(run_dir), command=(sys.executable, *command), **{**QUICK, **told})
+    settings = Settings(run_dir=str(run_dir), command=(sys.executable, *command), **{**QUICK, **options})
     notes: list[str] = []
-    code, run = run_command(words, lambda message: notes.append(message.note or ""), said=notes.append)
+    code, run = run_command(settings, lambda message: notes.append(message.note or ""), said=notes.append)
     out, err = capfd.readouterr()
     return code, run, out, err + "\n".join(notes)
 
 
 def whole(rank: RankRecord) -> bool:
-    """Timed, recorded lightly, recorded with operators."""
+    """Return whether unprofiled steps and both traces were recorded."""
     timed = rank.unprofiled is not None and rank.timed is not None
     return timed and rank.error is None and rank.trace is not None and rank.light_trace is not None

@@ -1,4 +1,4 @@
-"""The fixture `attach`: a command under gpudiag, in a run directory of the test's own."""
+"""The fixture `attach`: run a command under gpudiag in the test's run directory."""
 
 from __future__ import annotations
 

@@ -1,30 +1,30 @@
-"""Which calls of optimizers end a step."""
+"""Optimizer calls that end a step."""
 
 from __future__ import annotations
 
-from gpudiag.training.attach.boundaries import Boundaries, Call
+from gpudiag.training.attach.boundaries import Boundaries, OptimizerCall
 
 
 def ends(pattern: str, repeats: int) -> list[bool]:
-    """`.` is a forward pass, a letter a call of that optimizer."""
+    """Parse a pattern: `.` is a forward pass, a letter a call of that optimizer."""
     found, boundaries, forward = [], Boundaries(), False
     for letter in pattern * repeats:
         if letter == ".":
             forward = True
         else:
-            found.append(boundaries.ends_step(Call(ord(letter), forward)))
+            found.append(boundaries.ends_step(OptimizerCall(ord(letter), forward)))
             forward = False
     return found
 
 
 def per_step(pattern: str, repeats: int = 40) -> list[int]:
-    """How many steps ended in each repetition of the pattern, of the last ten."""
+    """Return the steps that end in each of the last ten repetitions of the pattern."""
     calls = len(pattern.replace(".", ""))
     found = ends(pattern, repeats)
     return [sum(found[calls * repeat : calls * (repeat + 1)]) for repeat in range(repeats - 10, repeats)]
 
 
-def test_each_iteration_is_one_step() -> None:
+def test_iteration_is_one_step() -> None:
     kinds = {
         "one optimizer": ".A",
         "a GAN": ".A.B",
@@ -36,20 +36,19 @@ def test_each_iteration_is_one_step() -> None:
     assert {kind: {1} for kind in kinds} == {kind: set(per_step(pattern)) for kind, pattern in kinds.items()}
 
 
-def test_one_that_steps_now_and_then_is_no_measure() -> None:
+def test_rarely_called_optimizer_ends_no_step() -> None:
     assert set(per_step(".A" * 60 + ".B", 20)) == {60}
 
 
-def test_a_step_of_which_calls_were_missed_is_no_measure_of_calls_per_step() -> None:
+def test_step_with_missed_calls_does_not_count_in_calls_per_step() -> None:
     boundaries = Boundaries()
-    for call in [Call(1, True), Call(1, True), Call(2, True)] * 4:
+    for call in [OptimizerCall(1, True), OptimizerCall(1, True), OptimizerCall(2, True)] * 4:
         boundaries.ends_step(call)
     boundaries.missed_calls()
-    assert [boundaries.ends_step(call) for call in (Call(2, True), Call(1, True), Call(1, True), Call(2, True))] == [
-        True, False, False, True,
-    ]  # fmt: skip
+    calls = [OptimizerCall(optimizer, True) for optimizer in (2, 1, 1, 2)]
+    assert [boundaries.ends_step(call) for call in calls] == [True, False, False, True]
     assert boundaries.calls_per_step == 3
 
 
-def test_without_forward_passes_nothing_ends() -> None:
+def test_no_step_ends_without_forward_pass() -> None:
     assert not any(ends("A", 100))

@@ -1,4 +1,4 @@
-"""Commands of a user's own, as real processes, with and without gpudiag around them."""
+"""Users' commands as real processes, with and without gpudiag."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from gpudiag.app.analyze import analyze_run
-from gpudiag.training.attach.settings import Settings
+from gpudiag.training.attach.command_process import Settings
 from gpudiag.training.attach.start import run_command
 from tests.cli_process import SECONDS, environment, gpudiag, in_this_process
 from tests.forked import run_forked
@@ -31,7 +31,7 @@ STEPS = 40
 
 @functools.cache
 def losses(measured: bool) -> dict[str, list[str]]:
-    """What each kind prints by itself, all in one process, which prints an empty line after each."""
+    """Return each kind's own output, from one process that prints an empty line after each."""
     kinds = [kind for kind in ONE_PROCESS if (kind in ALWAYS) != measured]
     program = f"import sys; sys.argv = ['', '{STEPS}']; import tests.training.attach.scripts as s\n"
     program += "".join(f"s.settle(); s.{kind}({STEPS}); print()\n" for kind in kinds)
@@ -53,7 +53,7 @@ ALWAYS = frozenset(("gan", "in_backward"))
 @pytest.mark.parametrize("kind", [
     pytest.param(kind, marks=() if kind in ALWAYS else pytest.mark.measured) for kind in ONE_PROCESS
 ])  # fmt: skip
-def test_a_script_is_measured_and_computes_what_it_would(kind: str, attach: Attach, tmp_path: Path) -> None:
+def test_script_is_measured_and_output_is_unchanged(kind: str, attach: Attach, tmp_path: Path) -> None:
     code, run, out, _ = attach(str(SCRIPTS), str(STEPS), kind)
     assert (code, run.status, run.error) == (0, "complete", None)
     assert [line for line in out.split("\n") if line] == [line for line in losses(kind not in ALWAYS)[kind] if line]
@@ -85,8 +85,8 @@ def two_processes(meeting: Path) -> list[str]:
 
 
 @SEVERAL
-def test_torchrun_as_people_start_it(tmp_path: Path) -> None:
-    """Through the command line: output, exit code and losses are the job's own, and the report is beside them."""
+def test_torchrun_command_is_measured(tmp_path: Path) -> None:
+    """Output, exit code and losses are the job's own, and the report is printed beside them."""
     command = [sys.executable, *TORCHRUN, str(SCRIPTS), str(STEPS), "ddp"]
     words = ["profile", "--output", "run", "--warmup", "2", "--steps", "5", "--", *command]
     done = gpudiag(*words, cwd=tmp_path, PYTHONPATH=str(Path(__file__).parents[3]), **QUIET)
@@ -109,14 +109,14 @@ def test_torchrun_as_people_start_it(tmp_path: Path) -> None:
 
 @SEVERAL
 @pytest.mark.measured
-def test_the_job_can_be_ended_when_all_is_measured(attach: Attach) -> None:
+def test_stop_ends_job_when_everything_is_measured(attach: Attach) -> None:
     code, run, out, _ = attach(*TORCHRUN, str(SCRIPTS), "1000000", "ddp", stop=True)
     assert (code, run.status, [whole(rank) for rank in run.ranks]) == (0, "complete", [True, True])
     assert out
 
 
 @ALONE
-def test_a_job_whose_optimizers_step_within_backward_can_be_ended(attach: Attach) -> None:
+def test_stop_ends_job_whose_optimizers_step_within_backward(attach: Attach) -> None:
     code, run, _, err = attach(str(SCRIPTS), "1000000", "in_backward", stop=True)
     assert (code, run.status, [whole(rank) for rank in run.ranks]) == (0, "complete", [True]), err
 
@@ -124,8 +124,8 @@ def test_a_job_whose_optimizers_step_within_backward_can_be_ended(attach: Attach
 @SEVERAL
 @pytest.mark.measured
 @pytest.mark.parametrize("kind", ["late-loader", "few-workers"])
-def test_a_slow_script_leaves_all_that_a_verdict_needs(kind: str, attach: Attach, tmp_path: Path) -> None:
-    """That all six do, and which verdicts are right, is counted over runs of benchmarks/attach_scripts.py (.ci/run)."""
+def test_slow_script_leaves_complete_records(kind: str, attach: Attach, tmp_path: Path) -> None:
+    """Runs of benchmarks/attach_scripts.py (.ci/run) count how many of the six diagnoses are right."""
     code, run, _, err = attach(*TORCHRUN, str(SLOW), kind, stop=True, steps=10)
     assert (code, run.status, run.error) == (0, "complete", None), err
     assert [whole(rank) for rank in run.ranks] == [True, True]
@@ -141,7 +141,7 @@ def test_a_slow_script_leaves_all_that_a_verdict_needs(kind: str, attach: Attach
 
 @SEVERAL
 @pytest.mark.measured
-def test_ranks_that_are_spawned(attach: Attach) -> None:
+def test_spawned_ranks_are_measured(attach: Attach) -> None:
     words = (str(SCRIPTS), str(STEPS), "spawn")
     code, run, out, err = attach(*words)
     assert (code, run.status, [whole(rank) for rank in run.ranks]) == (0, "complete", [True, True]), err
@@ -153,7 +153,7 @@ def test_ranks_that_are_spawned(attach: Attach) -> None:
 
 @ALONE
 @pytest.mark.parametrize("kind", ["own_optimizer", pytest.param("inference", marks=pytest.mark.measured)])
-def test_without_an_optimizer_some_seconds_are_recorded(kind: str, attach: Attach, tmp_path: Path) -> None:
+def test_loop_without_optimizer_is_recorded_by_time(kind: str, attach: Attach, tmp_path: Path) -> None:
     code, run, out, _ = attach(str(SCRIPTS), "600", kind, patience_s=2.0, stop=True)
     assert (code, run.status, out) == (0, "complete", "")
     assert run.steps_found is not None
@@ -165,8 +165,8 @@ def test_without_an_optimizer_some_seconds_are_recorded(kind: str, attach: Attac
 
 
 @ALONE
-def test_a_profiler_of_its_own_is_left_alone(attach: Attach, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It is made while gpudiag records, and sees its five steps of two layers each all the same."""
+def test_recording_ends_when_script_makes_profiler(attach: Attach, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The script's profiler still sees its five steps of two layers each."""
     monkeypatch.setenv("BEFORE", "20")
     code, run, out, _ = attach(str(SCRIPTS), str(STEPS), "own_profiler")
     assert (code, len(out.split())) == (0, 2 * STEPS + 2)
@@ -177,7 +177,7 @@ def test_a_profiler_of_its_own_is_left_alone(attach: Attach, monkeypatch: pytest
 
 @ALONE
 @pytest.mark.measured
-def test_a_profiler_that_is_there_before_is_left_alone(attach: Attach) -> None:
+def test_script_with_earlier_profiler_is_not_recorded(attach: Attach) -> None:
     code, run, _, said = attach(str(SCRIPTS), str(STEPS), "own_profiler")
     assert (code, run.error, run.ranks[0].trace) == (0, None, None)
     assert run.ranks[0].unprofiled is not None
@@ -185,7 +185,7 @@ def test_a_profiler_that_is_there_before_is_left_alone(attach: Attach) -> None:
 
 
 @ALONE
-def test_a_crash_in_the_window_is_the_scripts_own(attach: Attach) -> None:
+def test_crash_during_recording_keeps_script_exit_code(attach: Attach) -> None:
     code, run, _, err = attach(str(SCRIPTS), "27", "crash")
     assert code == 1
     assert "ValueError: not my day" in err
@@ -208,7 +208,7 @@ def test_a_crash_in_the_window_is_the_scripts_own(attach: Attach) -> None:
         ),
     ],
 )
-def test_what_cannot_be_measured_is_said(
+def test_unmeasurable_command_is_reported(
     words: tuple[str, ...], code: int, said: str, attach: Attach
 ) -> None:  # fmt: skip
     got, run, _, _ = attach(*words)
@@ -217,8 +217,10 @@ def test_what_cannot_be_measured_is_said(
 
 
 @ALONE
-def test_no_right_to_write(tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    """A file is where the ranks' records would go: not even root can write there."""
+def test_unwritable_run_directory_is_reported(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A file takes the place of the directory of records, so that not even root can write there."""
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "ranks").write_text("")
     words = Settings(run_dir=str(tmp_path / "run"), command=(sys.executable, str(SCRIPTS), "20", "plain"), **QUICK)
@@ -230,8 +232,8 @@ def test_no_right_to_write(tmp_path: Path, capfd: pytest.CaptureFixture[str], mo
     assert any("exists" in note for note in notes)
 
 
-def test_a_sitecustomize_that_is_there_still_runs(tmp_path: Path) -> None:
-    """Also one that is a package; `sys.path` is what it would be."""
+def test_existing_sitecustomize_still_runs(tmp_path: Path) -> None:
+    """It may be a package; `sys.path` is as without gpudiag."""
     (tmp_path / "sitecustomize").mkdir()
     (tmp_path / "sitecustomize" / "__init__.py").write_text("from sitecustomize import more\n")
     (tmp_path / "sitecustomize" / "more.py").write_text("import sys\nsys.theirs = True\n")
@@ -248,7 +250,7 @@ def test_a_sitecustomize_that_is_there_still_runs(tmp_path: Path) -> None:
     assert outputs[0] == outputs[1]
 
 
-def test_how_it_is_asked_for() -> None:
+def test_command_options_are_parsed() -> None:
     for words, hint in (
         (["train.py"], "gpudiag profile -- python train.py"),
         (["no-such-launcher", "-n", "2", "train.py"], "gpudiag profile -- no-such-launcher -n 2 train.py"),

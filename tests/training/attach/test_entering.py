@@ -1,4 +1,4 @@
-"""Which processes of a command are measured: whatever their interpreter lacks, and however they come to PyTorch."""
+"""Entering a command's processes with any interpreter, however they import PyTorch."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ sys.meta_path.insert(0, Lacks())
 
 STEPS = f"import runpy, sys; sys.argv = ['', '40', 'plain']; runpy.run_path({SCRIPTS!r}, run_name='__main__')"
 
-#: As `import transformers` does before `import torch`.
+#: Searches for PyTorch before importing it, as `import transformers` does.
 LOOKS_FIRST = f"""
 import importlib.util
 assert importlib.util.find_spec("torch") is not None
@@ -52,7 +52,7 @@ for name in [name for name in sys.modules if name.partition(".")[0] == "torch"]:
 
 
 @pytest.mark.parametrize("kind", ["plain", pytest.param("lbfgs", marks=pytest.mark.measured)])
-def test_interpreter_with_pytorch_alone(
+def test_command_in_interpreter_with_pytorch_alone(
     kind: str, attach: Attach, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "site").mkdir()
@@ -64,7 +64,7 @@ def test_interpreter_with_pytorch_alone(
     assert analyze_run(tmp_path / "run").steps.analysed == 4
 
 
-def test_without_optimizer_in_interpreter_with_pytorch_alone(
+def test_loop_without_optimizer_in_interpreter_with_pytorch_alone(
     attach: Attach, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "site").mkdir()
@@ -75,7 +75,7 @@ def test_without_optimizer_in_interpreter_with_pytorch_alone(
 
 
 @pytest.mark.parametrize("program", [LOOKS_FIRST, FAILS_FIRST], ids=["looks first", "fails first"])
-def test_program_that_looks_for_pytorch_before_it_imports_it(program: str, attach: Attach) -> None:
+def test_program_may_search_for_pytorch_before_importing_it(program: str, attach: Attach) -> None:
     code, run, out, err = attach("-c", program)
     assert (code, run.status, run.error, len(out.split())) == (0, "complete", None, 80), err
     assert [whole(rank) for rank in run.ranks] == [True]
@@ -92,7 +92,7 @@ sys.meta_path.insert(0, Breaks())
 """
 
 
-def test_interpreter_that_cannot_load_gpudiag_is_named(
+def test_warning_names_interpreter_that_cannot_load_gpudiag(
     attach: Attach, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "site").mkdir()
@@ -102,3 +102,19 @@ def test_interpreter_that_cannot_load_gpudiag_is_named(
     assert (code, len(out.split())) == (0, 40)
     assert run.error is not None
     assert "gpudiag failed in your command, which went on: ImportError: cannot be loaded here (Python 3." in run.error
+
+
+#: Loads everything that a measured process of PyTorch's needs, and prints its modules of gpudiag.
+LISTS_MODULES = f"""
+import atexit, sys
+atexit.register(lambda: print(*sorted(name for name in sys.modules if name.partition(".")[0] == "gpudiag"), sep="\\n"))
+{STEPS}
+"""
+
+
+def test_measured_process_loads_at_most_35_modules_of_gpudiag(attach: Attach) -> None:
+    code, run, out, err = attach("-c", LISTS_MODULES)
+    assert (code, run.error, [whole(rank) for rank in run.ranks]) == (0, None, [True]), err
+    loaded = [line for line in out.splitlines() if line.startswith("gpudiag")]
+    assert "gpudiag.training.attach.attached_session" in loaded
+    assert len(loaded) <= 35, loaded

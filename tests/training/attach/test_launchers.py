@@ -1,4 +1,4 @@
-"""Launchers that people have, where they are installed: the same losses and exit codes, and all ranks recorded."""
+"""Common launchers, if installed: the same losses and exit codes, and all ranks recorded."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pytest
 
 from gpudiag.model.run import RUN_SCHEMA, RunRecord
 from gpudiag.model.run_directory import read_json
-from gpudiag.training.attach.settings import Settings
+from gpudiag.training.attach.command_process import Settings
 from gpudiag.training.attach.start import run_command
 from tests.cli_process import SECONDS, environment, gpudiag
 
@@ -41,7 +41,7 @@ MPIRUN = ("mpirun", "-n", "2", sys.executable, str(SCRIPTS), STEPS, "numbered")
         pytest.param(MPIRUN, shutil.which("mpirun") is not None and (os.cpu_count() or 1) > 1, 3, id="mpirun"),
     ],
 )
-def test_a_launchers_ranks_are_all_measured(command: tuple[str, ...], there: bool, code: int, tmp_path: Path) -> None:
+def test_all_ranks_of_launcher_are_measured(command: tuple[str, ...], there: bool, code: int, tmp_path: Path) -> None:
     if not there:
         pytest.skip(f"{command[0]} is not installed")
     around = {**QUIET, **ROOT_MAY, "PYTHONPATH": str(ROOT)}
@@ -62,8 +62,8 @@ def test_a_launchers_ranks_are_all_measured(command: tuple[str, ...], there: boo
     assert run.world_size == 2
 
 
-def test_a_launcher_that_waits_ends_as_it_would(tmp_path: Path) -> None:
-    """It has imported PyTorch, and waits longer than gpudiag does before it looks what a silent process computes."""
+def test_waiting_launcher_ends_as_without_gpudiag(tmp_path: Path) -> None:
+    """The launcher has imported PyTorch, and waits longer than gpudiag's patience."""
     child = [sys.executable, "-S", "-c", "import time; time.sleep(2)"]
     words = (sys.executable, "-c", f"import subprocess, sys, torch; subprocess.run({child}); sys.exit(3)")
     code, run = run_command(Settings(run_dir=str(tmp_path), command=words, patience_s=0.4), lambda _: None)

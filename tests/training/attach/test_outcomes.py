@@ -1,4 +1,4 @@
-"""What is said of commands that fail, that do not train, or whose ranks end or drift apart, with real processes."""
+"""Messages on commands that fail, that do not train, or whose ranks end or drift apart, with real processes."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import pytest
 
 from gpudiag.model.run import RUN_SCHEMA, RunRecord
 from gpudiag.model.run_directory import read_json
-from gpudiag.training.attach.settings import Settings
+from gpudiag.training.attach.command_process import Settings
 from gpudiag.training.attach.start import run_command
 from tests.cli_process import SECONDS, environment, gpudiag, in_this_process
 from tests.training.attach.attached import QUICK, QUIET, Attach, whole
@@ -65,7 +65,7 @@ with tempfile.TemporaryDirectory() as place:
         pytest.param(("-c", RPC), 0, "through RPC, where gpudiag cannot see them", id="rpc"),
     ],
 )  # fmt: skip
-def test_each_reason_has_its_own_sentence(words: tuple[str, ...], code: int, said: str, attach: Attach) -> None:
+def test_each_failure_reason_has_its_sentence(words: tuple[str, ...], code: int, said: str, attach: Attach) -> None:
     got, run, _, err = attach(*words)
     assert (got, run.status, run.ranks) == (code, "failed", ())
     assert run.error is not None
@@ -74,17 +74,17 @@ def test_each_reason_has_its_own_sentence(words: tuple[str, ...], code: int, sai
 
 
 @ALONE
-def test_options_for_a_short_command_are_those_of_the_command_line(attach: Attach) -> None:
-    """These steps are so short that it takes a hundred of them to see that they have settled."""
+def test_short_command_gets_advice_with_command_line_options(attach: Attach) -> None:
+    """These steps are so short that convergence takes a hundred of them."""
     _, run, _, _ = attach(SCRIPTS, "60", "plain", warmup=None, steps=None)
     assert run.error is not None
     assert run.error.startswith("60 optimizer steps were seen; the loop ended after")
-    assert "more steps are needed until their times have settled, or --warmup" in run.error
+    assert "more steps are needed until their times have converged, or --warmup" in run.error
     assert "gpudiag.profile(" not in run.error
 
 
 @ALONE
-def test_each_evaluation_of_a_closure_is_a_step(attach: Attach) -> None:
+def test_closure_evaluation_counts_as_step(attach: Attach) -> None:
     """Three steps of L-BFGS would be too few; their losses stay what they are."""
     code, run, out, err = attach(SCRIPTS, "3", "few_lbfgs")
     assert (code, run.error, [whole(rank) for rank in run.ranks]) == (0, None, [True]), err
@@ -110,10 +110,10 @@ def test_each_evaluation_of_a_closure_is_a_step(attach: Attach) -> None:
         pytest.param("SIGSEGV", "rank 1: ended by SIGSEGV", marks=pytest.mark.measured),
     ],
 )
-def test_the_rank_that_ended_first_is_named(
+def test_error_names_rank_that_ended_first(
     ends: str, said: str, attach: Attach, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Rank 0 fails, too, when its connection breaks, and is the first by its number."""
+    """Rank 0 fails too when its connection breaks, and has the lower number."""
     monkeypatch.setenv("ENDS", ends)
     code, run, _, err = attach(*TORCHRUN, SCRIPTS, "60", "ends", steps=200)
     assert (code, run.status) == (1, "failed")
@@ -123,7 +123,7 @@ def test_the_rank_that_ended_first_is_named(
 
 @SEVERAL
 @pytest.mark.parametrize(("group", "steps"), [("", "200"), ("1", "1200")], ids=["no group", "group"])
-def test_ranks_that_drift_apart_never_stop_each_other(
+def test_drifting_ranks_do_not_stop_each_other(
     group: str, steps: str, attach: Attach, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The fast rank would be through long before the slow one comes to the same step: it waits for 2 s at most.
@@ -136,7 +136,7 @@ def test_ranks_that_drift_apart_never_stop_each_other(
     assert run.world_size == 2
     took_s = {int(rank): float(seconds) for rank, seconds in (line.split() for line in out.splitlines())}
     assert took_s[1] < took_s[0], "rank 1 did not wait until rank 0 was done"
-    assert ("ranks 0, 1 have no process group: each was measured for itself" in err) == (not group)
+    assert ("ranks 0, 1 have no process group: each was measured separately" in err) == (not group)
 
 
 #: Rank 1 computes and communicates, and its optimizer never steps.
@@ -162,7 +162,7 @@ sys.exit(max(each.wait() for each in two))
 
 
 @SEVERAL
-def test_a_rank_that_never_steps_is_named(tmp_path: Path, attach: Attach) -> None:
+def test_error_names_rank_that_never_steps(tmp_path: Path, attach: Attach) -> None:
     script = tmp_path / "never.py"
     script.write_text(ONE_NEVER_STEPS)
     code, run, _, err = attach(*TORCHRUN, str(script))
@@ -171,7 +171,7 @@ def test_a_rank_that_never_steps_is_named(tmp_path: Path, attach: Attach) -> Non
 
 
 @ALONE
-def test_processes_that_are_not_measured_are_counted(attach: Attach) -> None:
+def test_warning_counts_unmeasured_processes(attach: Attach) -> None:
     code, run, out, err = attach("-c", TWO_UNNUMBERED)
     assert (code, run.error, [whole(rank) for rank in run.ranks]) == (0, None, [True]), err
     assert len(out.split()) == 240
@@ -179,7 +179,7 @@ def test_processes_that_are_not_measured_are_counted(attach: Attach) -> None:
 
 
 @SEVERAL
-def test_a_stopped_rank_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_warning_names_stopped_rank(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in {**QUIET, "ENDS": "SIGSTOP"}.items():
         monkeypatch.setenv(name, value)
     words = Settings(run_dir=str(tmp_path), command=(sys.executable, *TORCHRUN, SCRIPTS, "60", "ends"), **QUICK)
@@ -196,7 +196,7 @@ def test_a_stopped_rank_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 
 
 def started(tmp_path: Path, *words: str, kind: str, **values: str) -> subprocess.Popen[str]:
-    """gpudiag around a script that runs, after it has said so."""
+    """Yield gpudiag with a script that has reported that it runs."""
     process = subprocess.Popen(
         [sys.executable, "-m", "gpudiag", "profile", "--warmup", "2", *words, "--output", str(tmp_path / "run"), "--",
          sys.executable, SCRIPTS, "2000", kind],
@@ -217,13 +217,13 @@ def _take_signals() -> None:
 @pytest.mark.parametrize("name", ["SIGTERM", "SIGUSR2", *(
     pytest.param(name, marks=pytest.mark.measured) for name in ("SIGQUIT", "SIGALRM", "SIGHUP", "SIGUSR1")
 )])  # fmt: skip
-def test_signals_reach_the_command_and_its_timed_steps_are_kept(name: str, tmp_path: Path) -> None:
+def test_forwarded_signal_ends_command_and_keeps_unprofiled_steps(name: str, tmp_path: Path) -> None:
     process = started(tmp_path, "--steps", "1000", kind="slow")
     number = getattr(signal, name)
     process.send_signal(number)
     _, err = process.communicate(timeout=SECONDS)
     assert process.returncode == 128 + number
-    assert f"ended by {name}, at timed step" in err
+    assert f"ended by {name}, at unprofiled step" in err
     assert f"gpudiag analyze {tmp_path}" not in err, "there is nothing that could be read"
     run = read_run(tmp_path / "run")
     assert run.ranks[0].unprofiled is not None
@@ -244,7 +244,7 @@ def _ended(pid: int) -> bool:
 
 
 @ALONE
-def test_signal_that_the_command_handles(tmp_path: Path) -> None:
+def test_command_can_handle_forwarded_signal(tmp_path: Path) -> None:
     process = started(tmp_path, kind="checkpoints", SAYS_AT="10")
     process.send_signal(signal.SIGUSR1)
     process.communicate(timeout=SECONDS)
@@ -265,8 +265,8 @@ print(f"interrupts: {len(came)} in all", flush=True)
 
 
 @ALONE
-def test_interrupt_from_a_terminal_comes_once(tmp_path: Path) -> None:
-    """The terminal sends it to gpudiag and to the command, which are in one process group."""
+def test_terminal_interrupt_reaches_command_once(tmp_path: Path) -> None:
+    """The terminal sends the signal to gpudiag and to the command, which are in one process group."""
     command = [sys.executable, "-m", "gpudiag", "profile", "--output", str(tmp_path / "run"), "--"]
     (tmp_path / "program.py").write_text(COUNTS_INTERRUPTS)
     command += [sys.executable, str(tmp_path / "program.py")]
@@ -287,7 +287,7 @@ def test_interrupt_from_a_terminal_comes_once(tmp_path: Path) -> None:
 
 
 @ALONE
-def test_interrupt_of_gpudiag_alone(tmp_path: Path) -> None:
+def test_interrupt_of_gpudiag_reaches_command(tmp_path: Path) -> None:
     process = started(tmp_path, "--steps", "1000", kind="slow")
     process.send_signal(signal.SIGINT)
     _, err = process.communicate(timeout=SECONDS)
@@ -296,7 +296,7 @@ def test_interrupt_of_gpudiag_alone(tmp_path: Path) -> None:
 
 
 @ALONE
-def test_a_directory_in_use_is_refused_and_left_alone(tmp_path: Path) -> None:
+def test_directory_in_use_is_refused(tmp_path: Path) -> None:
     process = started(tmp_path, "--steps", "20", kind="slow", SAYS_AT="60")
     before = sorted(path.name for path in (tmp_path / "run" / "ranks").iterdir())
     again = in_this_process("profile", "--output", str(tmp_path / "run"), "--", sys.executable, "-c", "print(1)")
@@ -308,7 +308,7 @@ def test_a_directory_in_use_is_refused_and_left_alone(tmp_path: Path) -> None:
 
 
 @ALONE
-def test_verdict_comes_while_the_job_goes_on(tmp_path: Path) -> None:
+def test_diagnosis_is_printed_while_command_runs(tmp_path: Path) -> None:
     process = started(tmp_path, "--steps", "5", kind="slow", SAYS_AT="10")
     lines: list[str] = []
     assert process.stderr is not None
@@ -328,8 +328,8 @@ def test_verdict_comes_while_the_job_goes_on(tmp_path: Path) -> None:
 
 @ALONE
 @pytest.mark.parametrize("limit", ["100", pytest.param("6000", marks=pytest.mark.measured)])
-def test_full_disk_costs_one_line(limit: str, tmp_path: Path) -> None:
-    """The job's files may not grow: at once, or when there is a trace to write. Its output goes into pipes."""
+def test_full_disk_adds_one_warning(limit: str, tmp_path: Path) -> None:
+    """Files may not grow: at once, or when there is a trace to write. Output goes into pipes."""
     words = ["profile", "--warmup", "2", "--steps", "5", "--output", str(tmp_path / "run"), "--"]
     root = str(Path(__file__).parents[3])
     done = gpudiag(

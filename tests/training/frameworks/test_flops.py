@@ -1,4 +1,4 @@
-"""Floating-point operations of a step: as many as by hand, and the step is the same as without."""
+"""Floating-point operations of a step compared with hand counts; counting leaves the step unchanged."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 @pytest.fixture(autouse=True)
 def nothing_compiled() -> Iterator[None]:
-    """Whatever else this process has compiled is no part of these programs."""
+    """Ignore code that this process compiled before."""
 
     def forget() -> None:
         dynamo: Any = sys.modules.get("torch._dynamo.utils")
@@ -44,8 +44,8 @@ def counted(step: Callable[[], object], model: nn.Module | None = None) -> StepF
     with counter:
         step()
     assert _get_current_dispatch_mode_stack() == []
-    assert counter.found is not None
-    return counter.found
+    assert counter.result is not None
+    return counter.result
 
 
 def flops(step: Callable[[], object]) -> int:
@@ -64,8 +64,8 @@ def perceptron() -> nn.Module:
 
 @examples(30)
 @given(st.lists(st.integers(1, 9), min_size=2, max_size=5), st.integers(1, 5), st.integers(1, 3))
-def test_layers_as_by_hand(widths: list[int], batch: int, times: int) -> None:
-    """Two per weight and sample; as much again for the weights' gradients and, but in the first, for the inputs'."""
+def test_linear_layers_match_hand_count(widths: list[int], batch: int, times: int) -> None:
+    """Two per weight and sample; the same again for gradients of weights and, but in the first layer, of inputs."""
     layers = [nn.Linear(a, b) for a, b in itertools.pairwise(widths)]
     model, inputs = nn.Sequential(*layers), torch.ones(batch, widths[0])
     each = [2 * batch * layer.weight.numel() for layer in layers]
@@ -79,7 +79,7 @@ def test_layers_as_by_hand(widths: list[int], batch: int, times: int) -> None:
 
 
 @pytest.mark.parametrize("groups", [1, 2, 8])
-def test_convolutions_as_by_hand(groups: int) -> None:
+def test_convolutions_match_hand_count(groups: int) -> None:
     image = torch.ones(2, 8, 6, 6, requires_grad=True)
     forward = 2 * 2 * 36 * 8 * 9 * 8 // groups
     assert flops(lambda: backward(nn.Conv2d(8, 8, 3, padding=1, groups=groups)(image))) == 3 * forward
@@ -98,7 +98,7 @@ def test_attention_is_counted_on_a_cpu() -> None:
 
 
 @pytest.mark.parametrize("reentrant", [False, True])
-def test_what_a_checkpoint_computes_again_is_not_the_models(reentrant: bool) -> None:
+def test_checkpoint_recomputation_is_counted_separately(reentrant: bool) -> None:
     model, inputs = perceptron(), torch.ones(5, 8, requires_grad=True)
     plain = flops(lambda: backward(model(inputs)))
     found = counted(lambda: backward(checkpoint(model, inputs, use_reentrant=reentrant)))
@@ -106,7 +106,7 @@ def test_what_a_checkpoint_computes_again_is_not_the_models(reentrant: bool) -> 
     assert 0 < found.recomputed <= plain / 3
 
 
-def test_a_backward_that_is_differentiated_is_no_checkpoint() -> None:
+def test_differentiated_backward_is_not_recomputation() -> None:
     model, inputs = nn.Linear(8, 4), torch.ones(5, 8, requires_grad=True)
 
     def penalty() -> None:
@@ -117,7 +117,7 @@ def test_a_backward_that_is_differentiated_is_no_checkpoint() -> None:
     assert flops(penalty) == 3 * 2 * 5 * 8 * 4
 
 
-def test_what_matrix_units_are_given() -> None:
+def test_precision_is_that_of_matrix_units() -> None:
     model, inputs = perceptron(), torch.ones(5, 8)
     with torch.autocast("cpu", dtype=torch.bfloat16):
         assert list(counted(lambda: model(inputs)).by_precision) == ["bf16"]
@@ -126,7 +126,7 @@ def test_what_matrix_units_are_given() -> None:
         assert counted(lambda: model(inputs.double())).by_precision == {"fp64": 2 * 5 * (8 * 16 + 16 * 4)}
 
 
-def test_where_not_all_can_be_seen_it_says_so() -> None:
+def test_reason_is_given_when_operations_cannot_be_observed() -> None:
     model, inputs = perceptron(), torch.ones(5, 8)
 
     def in_a_thread() -> None:
@@ -144,7 +144,7 @@ def test_where_not_all_can_be_seen_it_says_so() -> None:
     assert any("rnn" in name for name in whole.unknown)
 
 
-def test_a_graph_that_is_replayed_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_replayed_cuda_graph_is_noted(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda.CUDAGraph, "replay", lambda _: None)
     model = perceptron()
 
@@ -157,7 +157,7 @@ def test_a_graph_that_is_replayed_is_noticed(monkeypatch: pytest.MonkeyPatch) ->
 
 
 @pytest.mark.filterwarnings("ignore:.*torch.jit.script:DeprecationWarning")
-def test_what_is_compiled_is_left_alone() -> None:
+def test_compiled_code_is_not_counted() -> None:
     model = perceptron()
     compiled = torch.compile(model, backend="eager")
     assert "torch.compile" in counted(lambda: backward(compiled(torch.ones(5, 8)))).reason
@@ -167,23 +167,23 @@ def test_what_is_compiled_is_left_alone() -> None:
     assert "TorchScript" in counted(lambda: scripted(torch.ones(5, 8)), scripted).reason
 
 
-def test_another_pytorch_trains_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_private_parts_do_not_stop_training(monkeypatch: pytest.MonkeyPatch) -> None:
     model, inputs = perceptron(), torch.ones(5, 8)
     monkeypatch.setattr(torch._C, "_current_graph_task_id", None)
     assert {"aten.addmm", "aten.mm"} <= set(counted(lambda: backward(model(inputs))).reason.replace(",", "").split())
     monkeypatch.setattr(torch.backends.cuda, "matmul", None)
-    assert "cannot be seen into" in counted(lambda: backward(model(inputs))).reason
+    assert "cannot be observed" in counted(lambda: backward(model(inputs))).reason
 
 
-def test_a_step_that_fails_leaves_nothing() -> None:
+def test_failed_step_leaves_no_mode_and_no_result() -> None:
     counter = FlopCounter(perceptron())
     with pytest.raises(ZeroDivisionError), counter:
         1 / 0  # noqa: B018
-    assert counter.found is None
+    assert counter.result is None
     assert _get_current_dispatch_mode_stack() == []
 
 
-def test_losses_and_random_numbers_are_the_same_to_the_bit() -> None:
+def test_counting_changes_neither_losses_nor_random_numbers() -> None:
     def train(*, count: bool) -> list[torch.Tensor]:
         torch.manual_seed(0)
         model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.Dropout(), nn.Flatten(), nn.Linear(8 * 36, 5))

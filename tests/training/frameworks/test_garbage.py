@@ -1,4 +1,4 @@
-"""Garbage collections of a recorded process are marked in its trace."""
+"""Marks of garbage collections in the trace of a recorded process."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ for recording in ("light", "full"):  # as every run has them, one after the othe
 
 @pytest.mark.processes
 @pytest.mark.xdist_group("processes")
-def test_collections_of_recorded_steps_are_marked(tmp_path: Path) -> None:
+def test_garbage_collections_in_recorded_steps_are_marked(tmp_path: Path) -> None:
     done = run_forked(PROGRAM, str(tmp_path))
     assert done.returncode == 0, done.stderr
     for recording in ("light", "full"):
@@ -50,7 +50,7 @@ def test_collections_of_recorded_steps_are_marked(tmp_path: Path) -> None:
 
 COLLECTED = """
 import gc, sys
-from gpudiag.training.frameworks.pytorch.garbage import MarkedCollections
+from gpudiag.training.frameworks.pytorch.marks import MarkedCollections
 
 class Cycle:
     def __init__(self):
@@ -73,16 +73,14 @@ collections.stop()
 @pytest.mark.processes
 @pytest.mark.xdist_group("processes")
 @pytest.mark.parametrize(("collector", "first"), [("on", "collected"), ("off", "started")])
-def test_what_is_to_be_collected_is_so_before_the_first_step_unless_the_program_decides_when(
-    collector: str, first: str
-) -> None:
+def test_full_collection_precedes_first_step_unless_disabled(collector: str, first: str) -> None:
     done = run_forked(COLLECTED, collector)
     assert done.returncode == 0, done.stderr
     assert done.stdout.split()[0] == first
 
 
 NEVER_STOPPED = """
-from gpudiag.training.frameworks.pytorch.garbage import MarkedCollections
+from gpudiag.training.frameworks.pytorch.marks import MarkedCollections
 
 collections = MarkedCollections()
 collections.start()
@@ -91,7 +89,7 @@ collections.start()
 
 @pytest.mark.processes
 @pytest.mark.xdist_group("processes")
-def test_collections_at_a_program_s_end_are_none_of_its_own() -> None:
-    """Python collects when modules are gone already, also where nobody ended the recording."""
+def test_collections_at_interpreter_exit_do_not_fail() -> None:
+    """Python collects when modules are gone already, also if nobody has ended the recording."""
     done = run_forked(NEVER_STOPPED)
     assert (done.returncode, done.stderr) == (0, "")

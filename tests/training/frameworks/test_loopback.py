@@ -1,4 +1,4 @@
-"""TensorFlow's servers, as the preloaded library makes them: on the loopback address, for their own user alone."""
+"""TensorFlow's servers with the preloaded library: on the loopback address, for their own user only."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from gpudiag.errors import FrameworkMissingError
-from gpudiag.training.frameworks.tensorflow.loopback import preload
+from gpudiag.training.frameworks.tensorflow.framework import preload
 from tests.other_user import as_another_user, needs_root
 
 if TYPE_CHECKING:
@@ -62,7 +62,7 @@ def greeting(port: int) -> str:
         return connection.recv(100).decode()
 
 
-def test_its_own_user_is_served_on_the_loopback_address(server: tuple[str, int]) -> None:
+def test_own_user_is_served_on_loopback_address(server: tuple[str, int]) -> None:
     host, port = server
     assert host in {"127.0.0.1", "::ffff:127.0.0.1"}
     assert greeting(port) == "hello"

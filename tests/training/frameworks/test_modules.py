@@ -1,4 +1,4 @@
-"""Modules' calls are marked in full recordings, and nothing of the training is changed by that."""
+"""Marks of module calls in full traces, which leave the training unchanged."""
 
 from __future__ import annotations
 
@@ -113,7 +113,7 @@ def run(program: str, *words: str) -> subprocess.CompletedProcess[str]:
 
 
 def calls(trace: Trace) -> list[str]:
-    """Paths of the marked calls of the first step, in order; those that are computed again in backward are so named."""
+    """Return paths of marked calls in the first step, in order; recomputed ones in backward are labelled."""
     work, events = trace.modules, trace.events
     assert work is not None
     end = events.end_ns[trace.step_marks[0].row[0]]
@@ -124,7 +124,7 @@ def calls(trace: Trace) -> list[str]:
     ]
 
 
-def test_marks_have_paths_and_change_no_loss(tmp_path: Path) -> None:
+def test_module_marks_have_paths_and_change_no_loss(tmp_path: Path) -> None:
     losses = json.loads(run(RECORDED, str(tmp_path)).stdout)
     assert losses["full"] == losses["light"] == losses["none"]
     (light,), (full,) = (read_traces([tmp_path / recording]) for recording in ("light", "full"))
@@ -156,7 +156,7 @@ with gpudiag.profile(sys.argv[1], steps=3, warmup=2, active=4, stop=True) as pro
 """
 
 
-def test_a_run_says_what_each_module_takes(tmp_path: Path) -> None:
+def test_analysis_attributes_time_to_modules(tmp_path: Path) -> None:
     run(SESSION, str(tmp_path))
     record = find_run_record([tmp_path])
     assert record is not None
@@ -187,7 +187,7 @@ def inside(marks):
         block(torch.ones(2, 16))
     assert counters["unique_graphs"] == before + 1, counters
 
-from gpudiag.training.frameworks.pytorch.modules import MarkedModules
+from gpudiag.training.frameworks.pytorch.marks import MarkedModules
 marks = MarkedModules()
 print(json.dumps(marks.start()))
 inside(marks)
@@ -197,7 +197,7 @@ assert nn.Module.__call__ is original
 """
 
 
-def test_what_is_compiled_is_left_alone() -> None:
+def test_compiled_modules_are_not_marked() -> None:
     first, then = (json.loads(line) for line in run(COMPILED).stdout.splitlines())
     assert first == ""
     assert then.startswith("torch.compile has compiled part of the program")
@@ -231,7 +231,7 @@ print("end")
 """
 
 
-def test_a_recording_may_end_within_a_call(tmp_path: Path) -> None:
+def test_recording_may_end_within_module_call(tmp_path: Path) -> None:
     assert run(CUT_SHORT, str(tmp_path)).stdout.split() == ["end"]
     (trace,) = read_traces([tmp_path / "rank0.json.gz"])
     assert trace.modules is not None
@@ -239,7 +239,7 @@ def test_a_recording_may_end_within_a_call(tmp_path: Path) -> None:
 
 
 OTHERS = """
-from gpudiag.training.frameworks.pytorch.modules import MarkedModules
+from gpudiag.training.frameworks.pytorch.marks import MarkedModules
 
 marks = MarkedModules()
 marks.start()
@@ -311,5 +311,5 @@ marks.stop()
 """
 
 
-def test_modules_that_cannot_be_asked_are_called_all_the_same() -> None:
+def test_modules_that_cannot_be_labelled_are_called() -> None:
     run(OTHERS)

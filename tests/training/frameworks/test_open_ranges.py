@@ -1,4 +1,4 @@
-"""Ranges that are open when gpudiag's recording ends, and end while the program's own profiler runs."""
+"""Ranges that are open when gpudiag's recording ends, and that end while the program's profiler runs."""
 
 from __future__ import annotations
 
@@ -31,6 +31,6 @@ print("end")
 @pytest.mark.processes
 @pytest.mark.xdist_group("processes")
 @pytest.mark.parametrize(("recording", "ends"), [("light", "discard"), ("full", "stop")])
-def test_they_end_without_harm(recording: str, ends: str, tmp_path: Path) -> None:
+def test_open_ranges_end_without_crash(recording: str, ends: str, tmp_path: Path) -> None:
     done = run_forked(PROGRAM, str(tmp_path / "trace.json.gz"), recording, ends)
     assert (done.returncode, done.stdout.split()) == (0, ["end"]), done.stderr

@@ -1,4 +1,4 @@
-"""The frameworks that there are, asked as programs ask that import none; and that nobody else knows their names."""
+"""The frameworks as seen by programs that import none, and the use of their names."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ import pytest
 import gpudiag
 from gpudiag.errors import UsageError
 from gpudiag.model.job import DEFAULT_FRAMEWORK
-from gpudiag.training.frameworks.registry import FRAMEWORKS, framework_named, framework_option, load_runtime
+from gpudiag.training.frameworks.registry import FRAMEWORKS, framework_named, framework_option
+from gpudiag.training.frameworks.runtimes import load_runtime
 from gpudiag.training.strategies.registry import default_strategy, strategy_entry
 
 if TYPE_CHECKING:
@@ -22,7 +23,7 @@ NAMES = {*FRAMEWORKS, *(framework.package for framework in FRAMEWORKS.values())}
 
 
 @pytest.mark.parametrize("framework", FRAMEWORKS.values(), ids=lambda framework: framework.name)
-def test_both_sides_are_there_and_speak_of_what_there_is(framework: Framework) -> None:
+def test_framework_and_runtime_exist_and_name_existing_programs(framework: Framework) -> None:
     assert load_runtime(framework.name).framework == framework.name
     assert framework_option(framework.package) is framework
     assert framework.memory_format in framework.cpu_memory_formats
@@ -35,7 +36,7 @@ def test_both_sides_are_there_and_speak_of_what_there_is(framework: Framework) -
         assert on_gpus or not strategy_entry(name, framework.name).needs_gpu
 
 
-def test_unknown_names_are_refused_with_those_that_there_are() -> None:
+def test_unknown_framework_is_refused_with_list() -> None:
     for find, there in ((framework_named, "pytorch"), (framework_option, "torch"), (load_runtime, "pytorch")):
         with pytest.raises(UsageError) as raised:
             find("jax")
@@ -43,7 +44,7 @@ def test_unknown_names_are_refused_with_those_that_there_are() -> None:
     assert next(iter(FRAMEWORKS)) == DEFAULT_FRAMEWORK
 
 
-def test_nothing_else_compares_with_the_name_of_a_framework() -> None:
+def test_no_other_code_compares_framework_names() -> None:
     compared = [
         f"{path.relative_to(HOME)}:{node.lineno}"
         for path in HOME.rglob("*.py")

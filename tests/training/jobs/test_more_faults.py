@@ -16,6 +16,7 @@ from torch.nn import functional
 
 from gpudiag.model.benchmarks.selftest import ABLATION_FILE, FAILURE_FILE, FaultPlan, SelftestPlan
 from gpudiag.training.frameworks.registry import framework_named
+from gpudiag.training.frameworks.runtimes import load_runtime
 from gpudiag.training.jobs.data.pool import Pool
 from gpudiag.training.jobs.faults.fault import Fault, make_fault
 from gpudiag.training.jobs.faults.job import _Job
@@ -25,7 +26,6 @@ from gpudiag.training.jobs.faults.pytorch.jobs.parts import _Checkpointed
 from gpudiag.training.jobs.faults.pytorch.jobs.tensor_parallel import SharedFeedForward, Sharing
 from gpudiag.training.jobs.faults.pytorch.registry import KINDS
 from gpudiag.training.jobs.faults.pytorch.trainer import DdpTrainer
-from gpudiag.training.session.runtime import load_runtime
 
 pytestmark = pytest.mark.long
 

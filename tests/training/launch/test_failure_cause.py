@@ -1,4 +1,4 @@
-"""Why a launch failed, from what is left of it."""
+"""The cause of a failed launch."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ import pytest
 from gpudiag.errors import GpudiagError, HardwareMissingError, UsageError, WorkerFailedError
 from gpudiag.model.job import Job
 from gpudiag.training.launch import Plan
-from gpudiag.training.launch.failure_cause import who_hangs, why_it_failed
+from gpudiag.training.launch.failure_cause import failure_cause, hang_cause
 from gpudiag.training.launch.listener import Listener
 from gpudiag.training.session.progress import SOCKET_VARIABLE, Progress, ProgressSender
 
@@ -49,7 +49,7 @@ Root Cause (first observed failure):
 
 @pytest.fixture
 def listener() -> Iterator[Listener]:
-    with tempfile.TemporaryDirectory(prefix="gd") as short, Listener(Path(short) / "s", 2) as open_listener:
+    with tempfile.TemporaryDirectory(prefix="gd") as short, Listener(Path(short) / "s") as open_listener:
         yield open_listener
 
 
@@ -73,10 +73,10 @@ def failed(rank: int, error: str, exit_code: int = 5, hint: str | None = None) -
 
 def cause(tmp_path: Path, listener: Listener, log: str) -> GpudiagError:
     (tmp_path / "log").write_text(log)
-    return why_it_failed(plan(tmp_path), listener, tmp_path / "log")
+    return failure_cause(plan(tmp_path), listener, tmp_path / "log")
 
 
-def test_a_killed_rank_is_the_cause_and_not_the_peer_that_lost_it(tmp_path: Path, listener: Listener) -> None:
+def test_killed_rank_is_cause_rather_than_its_peer(tmp_path: Path, listener: Listener) -> None:
     tell(listener, failed(0, "RuntimeError: Connection closed by peer"))
     error = cause(tmp_path, listener, SUMMARY)
     assert isinstance(error, WorkerFailedError)
@@ -84,14 +84,14 @@ def test_a_killed_rank_is_the_cause_and_not_the_peer_that_lost_it(tmp_path: Path
     assert "memory" in error.hint
 
 
-def test_those_whom_torchrun_ended_afterwards_are_not(tmp_path: Path, listener: Listener) -> None:
+def test_ranks_ended_by_torchrun_are_not_cause(tmp_path: Path, listener: Listener) -> None:
     log = SUMMARY.replace("-9", "-15")
     assert str(cause(tmp_path, listener, log)) == "rank 1 was ended by SIGTERM"
     tell(listener, failed(0, "ValueError: mine"))
     assert str(cause(tmp_path, listener, log)) == "rank 0: ValueError: mine"
 
 
-def test_else_the_first_failure_told_is(tmp_path: Path, listener: Listener) -> None:
+def test_first_reported_failure_is_cause(tmp_path: Path, listener: Listener) -> None:
     tell(listener, failed(1, "ValueError: mine"), failed(0, "RuntimeError: peer"))
     error = cause(tmp_path, listener, SUMMARY.replace("-9", "1"))
     assert str(error) == "rank 1: ValueError: mine"
@@ -99,7 +99,7 @@ def test_else_the_first_failure_told_is(tmp_path: Path, listener: Listener) -> N
 
 
 @pytest.mark.parametrize(("exit_code", "kind"), [(2, UsageError), (3, HardwareMissingError), (5, WorkerFailedError)])
-def test_failures_keep_their_kind_and_remedy(
+def test_failures_keep_exit_code_and_hint(
     tmp_path: Path, listener: Listener, exit_code: int, kind: type[GpudiagError]
 ) -> None:
     tell(listener, failed(0, "what", exit_code, "Do that."))
@@ -108,23 +108,23 @@ def test_failures_keep_their_kind_and_remedy(
     assert error.hint == "Do that."
 
 
-def test_with_nothing_told_torchruns_last_word_is_all_there_is(tmp_path: Path, listener: Listener) -> None:
+def test_last_line_of_torchrun_is_cause_without_reports(tmp_path: Path, listener: Listener) -> None:
     error = cause(tmp_path, listener, "Traceback\nValueError: bad rendezvous\n=====\n")
     assert "ValueError: bad rendezvous" in str(error)
-    assert "no output" in str(why_it_failed(plan(tmp_path), listener, tmp_path / "missing"))
+    assert "no output" in str(failure_cause(plan(tmp_path), listener, tmp_path / "missing"))
 
 
-def test_of_a_hang_the_ranks_furthest_behind_are_named(tmp_path: Path, listener: Listener) -> None:
-    assert "no training process" in str(who_hangs(plan(tmp_path), listener))
+def test_hang_names_ranks_furthest_behind(tmp_path: Path, listener: Listener) -> None:
+    assert "no training process" in str(hang_cause(plan(tmp_path), listener))
     tell(
         listener,
         Progress(rank=0, pid=1, phase="timed", steps=4, of=9),
         Progress(rank=1, pid=2, phase="warmup", steps=7),
     )
-    assert str(who_hangs(plan(tmp_path), listener)) == "no progress for 3 s: rank 1 last seen in warmup, step 7"
+    assert str(hang_cause(plan(tmp_path), listener)) == "no progress for 3 s: rank 1 last seen in warmup, step 7"
 
 
-def test_a_sender_without_a_listener_is_silent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_sender_without_listener_does_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(SOCKET_VARIABLE, str(tmp_path / "nobody"))
     sender = ProgressSender(0)
     sender.tell("timed", 1, 2)
@@ -133,7 +133,7 @@ def test_a_sender_without_a_listener_is_silent(tmp_path: Path, monkeypatch: pyte
     ProgressSender(0).tell("timed", 1, 2)
 
 
-def test_within_a_phase_few_messages_are_sent(listener: Listener, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_messages_within_phase_are_rate_limited(listener: Listener, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(SOCKET_VARIABLE, listener._socket.getsockname())
     sender = ProgressSender(3)
     for step in range(1000):
@@ -147,7 +147,7 @@ def test_within_a_phase_few_messages_are_sent(listener: Listener, monkeypatch: p
 
 
 @pytest.mark.processes
-def test_a_stopped_process_is_named(tmp_path: Path, listener: Listener) -> None:
+def test_hang_names_stopped_process(tmp_path: Path, listener: Listener) -> None:
     with subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"]) as process:
         os.kill(process.pid, signal.SIGSTOP)
         os.waitpid(process.pid, os.WUNTRACED)
@@ -156,6 +156,6 @@ def test_a_stopped_process_is_named(tmp_path: Path, listener: Listener) -> None:
             Progress(rank=0, pid=os.getpid(), phase="timed", steps=4, of=9),
             Progress(rank=1, pid=process.pid, phase="timed", steps=4, of=9),
         )
-        error = who_hangs(plan(tmp_path), listener)
+        error = hang_cause(plan(tmp_path), listener)
         process.kill()
     assert "rank 1 was stopped" in str(error)

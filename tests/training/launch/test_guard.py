@@ -1,4 +1,4 @@
-"""The guard leaves nothing behind, whoever dies and however."""
+"""The guard leaves nothing behind, whichever process dies."""
 
 from __future__ import annotations
 
@@ -62,19 +62,19 @@ def read_pids(path: Path) -> list[int]:
     return [int(word) for word in path.read_text(encoding="utf-8").split()]
 
 
-def test_the_exit_code_is_the_commands_and_orphans_are_ended(tmp_path: Path) -> None:
+def test_exit_code_is_the_commands_and_orphans_are_ended(tmp_path: Path) -> None:
     words, private, pids = start(tmp_path, then="sys.exit(7)")
     assert subprocess.run(words, timeout=120, check=False).returncode == 7
     assert not any(alive(pid) for pid in read_pids(pids))
     assert not private.exists()
 
 
-def test_a_command_ended_by_a_signal_is_a_failure(tmp_path: Path) -> None:
+def test_command_ended_by_signal_fails(tmp_path: Path) -> None:
     words, _, _ = start(tmp_path, then="os.kill(os.getpid(), 9)")
     assert subprocess.run(words, timeout=120, check=False).returncode != 0
 
 
-def test_told_to_stop_it_ends_everything_even_who_will_not(tmp_path: Path) -> None:
+def test_guard_ends_processes_that_ignore_sigterm(tmp_path: Path) -> None:
     words, private, pids = start(tmp_path, then="time.sleep(600)")
     guard = subprocess.Popen(words)
     family = read_pids(pids)
@@ -86,7 +86,7 @@ def test_told_to_stop_it_ends_everything_even_who_will_not(tmp_path: Path) -> No
     assert not private.exists()
 
 
-def test_when_its_parent_is_killed_it_ends_everything(tmp_path: Path) -> None:
+def test_guard_ends_everything_when_parent_is_killed(tmp_path: Path) -> None:
     words, private, pids = start(tmp_path, then="time.sleep(600)")
     parent = subprocess.Popen([sys.executable, "-c", f"import subprocess, time; subprocess.Popen({words!r}).wait()"])
     family = read_pids(pids)

@@ -1,4 +1,4 @@
-"""What an interpreter has is found without importing a framework."""
+"""Inspection of an interpreter without importing a framework."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.processes
 
 
-def test_this_one() -> None:
+def test_current_interpreter_is_inspected() -> None:
     import importlib.metadata
 
     found = inspect_interpreter(sys.executable)
@@ -27,7 +27,7 @@ def test_this_one() -> None:
 
 
 @pytest.mark.parametrize(("framework", "title"), [("pytorch", "PyTorch"), ("tensorflow", "TensorFlow")])
-def test_one_without_a_framework(tmp_path: Path, framework: str, title: str) -> None:
+def test_interpreter_without_framework_is_refused(tmp_path: Path, framework: str, title: str) -> None:
     bare = tmp_path / "python"
     bare.write_text(f'#!/bin/sh\nexec "{sys.executable}" -I -S "$@"\n')
     bare.chmod(0o755)
@@ -36,6 +36,6 @@ def test_one_without_a_framework(tmp_path: Path, framework: str, title: str) -> 
 
 
 @pytest.mark.parametrize("path", ["/does/not/exist", "/bin/true", "/"])
-def test_what_is_no_interpreter(path: str) -> None:
+def test_program_that_is_no_python_is_refused(path: str) -> None:
     with pytest.raises(UsageError, match="--python"):
         inspect_interpreter(path)

@@ -1,4 +1,4 @@
-"""Another user of the host can neither read nor change what the ranks of a run meet through."""
+"""Another user of the host can neither read nor change the files through which ranks meet."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def train():
 
 @pytest.fixture(scope="module")
 def held(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, subprocess.Popen[str]]]:
-    """The directory of a run of two ranks that have met and wait for the file `go`."""
+    """Yield the directory of a run of two ranks that have met and wait for the file `go`."""
     directory = tmp_path_factory.mktemp("held")
     (directory / "mine.py").write_text(_PROGRAM)
     words = ["-P", "-m", "gpudiag", "profile", "mine:train", "--devices", "2", "--output", "out"]
@@ -83,7 +83,7 @@ def test_ranks_meet_through_files_of_a_private_directory(held: tuple[Path, subpr
 
 
 @needs_root
-def test_another_user_reads_and_writes_nothing_of_it(held: tuple[Path, subprocess.Popen[str]]) -> None:
+def test_other_user_cannot_read_or_write_private_directory(held: tuple[Path, subprocess.Popen[str]]) -> None:
     directory, _ = held
     store = Path((directory / "store0").read_text().split()[1])
     files = [path for path in store.rglob("*") if path.is_file()]
@@ -97,8 +97,8 @@ def test_another_user_reads_and_writes_nothing_of_it(held: tuple[Path, subproces
 
 
 @needs_root
-def test_command_lines_have_no_secret(held: tuple[Path, subprocess.Popen[str]]) -> None:
-    """Command lines are what other users see of a process."""
+def test_command_lines_contain_no_secret(held: tuple[Path, subprocess.Popen[str]]) -> None:
+    """Other users see only the command lines of a process."""
     directory, _ = held
     private = Path((directory / "store0").read_text().split()[1]).parent
     for rank in (0, 1):

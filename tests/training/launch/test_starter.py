@@ -1,4 +1,4 @@
-"""Processes of one node, started as TensorFlow's are: what they are told, and who is to blame when one fails."""
+"""Processes of one node, started as TensorFlow's are: their variables, and the named culprit of a failure."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ print(json.dumps({name: os.environ[name] for name in known if name in os.environ
 """
 
 
-def test_each_process_knows_its_place_its_peers_and_its_gpu() -> None:
+def test_each_process_gets_rank_peers_and_gpu() -> None:
     done = start(2, _TELL, CUDA_VISIBLE_DEVICES="3,1")
     assert done.returncode == 0, done.stderr
     told = sorted((json.loads(line) for line in done.stdout.splitlines()), key=lambda one: int(one["RANK"]))
@@ -49,14 +49,14 @@ def test_each_process_knows_its_place_its_peers_and_its_gpu() -> None:
     assert all(address.startswith("127.0.0.1:") for address in addresses)
 
 
-def test_a_process_alone_needs_no_cluster() -> None:
+def test_single_process_needs_no_cluster() -> None:
     told = json.loads(start(1, _TELL).stdout)
     assert (told["RANK"], told["WORLD_SIZE"]) == ("0", "1")
     assert "TF_CONFIG" not in told
     assert "CUDA_VISIBLE_DEVICES" not in told
 
 
-def test_no_gpu_for_anyone_stays_none() -> None:
+def test_empty_visible_devices_stay_empty() -> None:
     told = [json.loads(line) for line in start(2, _TELL, CUDA_VISIBLE_DEVICES="").stdout.splitlines()]
     assert [one["CUDA_VISIBLE_DEVICES"] for one in told] == ["", ""]
 
@@ -72,7 +72,7 @@ os.abort()
 """
 
 
-def test_who_crashed_is_blamed_and_not_who_was_ended_because_of_it() -> None:
+def test_crashed_process_is_named_rather_than_terminated_ones() -> None:
     done = start(2, _ONE_CRASHES)
     assert done.returncode == 1
     assert "rank      : 1 (local_rank: 1)\n  exitcode  : -6 " in done.stdout

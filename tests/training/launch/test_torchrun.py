@@ -14,7 +14,7 @@ from gpudiag.model.job import Job, Rendezvous
 from gpudiag.training.frameworks.pytorch.torchrun import opened, signed
 from gpudiag.training.frameworks.registry import framework_named
 from gpudiag.training.launch import Plan
-from gpudiag.training.launch.environment import environment
+from gpudiag.training.launch.launcher import environment
 from tests.cli_process import SECONDS
 from tests.cli_process import environment as environment_of_programs
 
@@ -32,7 +32,7 @@ def plan(**changes: Any) -> Plan:
     return Plan(job=Job(**given | changes), run_dir=Path("run"), processes=3, threads=5)
 
 
-def test_one_node_needs_no_torchrun(tmp_path: Path) -> None:
+def test_single_node_needs_no_torchrun(tmp_path: Path) -> None:
     words = command_line(plan())
     assert Path(words[2]).name == "starter.py"
     assert words[3:6] == ["pytorch", "3", "py"]
@@ -43,20 +43,20 @@ def test_one_node_needs_no_torchrun(tmp_path: Path) -> None:
     assert json.loads(words[worker + 2])["workload"] == "mlp"
 
 
-def test_several_nodes_meet_where_they_are_told() -> None:
+def test_nodes_meet_at_given_rendezvous() -> None:
     meeting = Rendezvous(endpoint="host0:29500", backend="static", node_rank=1)
     given = plan(nodes=2, rendezvous=meeting)
     assert {"--nnodes=2", "--node-rank=1", "--rdzv-endpoint=host0:29500", "--rdzv-backend=static"} <= set(
         command_line(given)
     )
-    assert (given.world_size, given.leads) == (6, False)
-    assert plan(nodes=2, rendezvous=Rendezvous(endpoint="h:1", backend="static", node_rank=0)).leads
+    assert (given.world_size, given.has_rank_0) == (6, False)
+    assert plan(nodes=2, rendezvous=Rendezvous(endpoint="h:1", backend="static", node_rank=0)).has_rank_0
     # The others number the nodes themselves: who has rank 0 is seen when it starts.
-    assert not plan(nodes=2, rendezvous=Rendezvous(endpoint="h:1", node_rank=0)).leads
-    assert plan().leads
+    assert not plan(nodes=2, rendezvous=Rendezvous(endpoint="h:1", node_rank=0)).has_rank_0
+    assert plan().has_rank_0
 
 
-def test_several_nodes_meet_under_a_word_of_theirs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_several_nodes_need_shared_secret(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from gpudiag.errors import UsageError
     from gpudiag.model.job import RunOptions
     from gpudiag.training.frameworks.pytorch.framework import SECRET_VARIABLE
@@ -77,32 +77,32 @@ def values(tmp_path: Path, inherited: dict[str, str], *, has_gpudiag: bool = Tru
     return environment(plan(**changes), tmp_path, tmp_path / "progress", has_gpudiag=has_gpudiag, inherited=inherited)
 
 
-def test_what_the_user_has_set_stays(tmp_path: Path) -> None:
+def test_user_variables_are_kept(tmp_path: Path) -> None:
     mine = {"OMP_NUM_THREADS": "9", "NCCL_ALGO": "Tree", "GLOO_SOCKET_IFNAME": "eth3"}
     assert values(tmp_path, mine).items() >= mine.items()
     assert values(tmp_path, {})["OMP_NUM_THREADS"] == "5"
 
 
-def test_nccl_is_left_alone_unless_told(tmp_path: Path) -> None:
+def test_nccl_variables_are_set_only_on_request(tmp_path: Path) -> None:
     assert {name for name in values(tmp_path, {}) if name.startswith("NCCL")} == {"NCCL_SOCKET_IFNAME"}
     assert values(tmp_path, {}, p2p=False)["NCCL_P2P_DISABLE"] == "1"
 
 
-def test_an_interpreter_without_gpudiag_gets_it_and_nothing_else(tmp_path: Path) -> None:
+def test_interpreter_without_gpudiag_gets_gpudiag_only(tmp_path: Path) -> None:
     added = values(tmp_path, {"PYTHONPATH": "/mine"}, has_gpudiag=False)["PYTHONPATH"].split(":")
     assert added[1] == "/mine"
     assert [path.name for path in Path(added[0]).iterdir()] == ["gpudiag"]
     assert (Path(added[0]) / "gpudiag" / "errors.py").is_file()
 
 
-def test_temporary_files_go_where_they_are_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_temporary_files_go_into_private_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert values(tmp_path, {"TMPDIR": "/elsewhere"})["TMPDIR"] == str(tmp_path)
 
 
 _KEY = "torch.rendezvous.id"
 
 
-def test_state_of_the_rendezvous_carries_a_signature(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rendezvous_state_is_signed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("GPUDIAG_SECRET", "word")
     kept = signed(_KEY, "c3RhdGU=")
     assert opened(_KEY, kept.encode()) == b"c3RhdGU="
@@ -141,7 +141,7 @@ except Exception as error:
 
 
 @pytest.mark.processes
-def test_torchrun_does_not_unpickle_what_others_wrote() -> None:
+def test_torchrun_does_not_unpickle_unsigned_state() -> None:
     import gpudiag.training.frameworks.pytorch
 
     folder = str(Path(gpudiag.training.frameworks.pytorch.__file__).parent)

@@ -1,4 +1,4 @@
-"""Ranges reach the PyTorch profiler, nest, and cost next to nothing when nobody listens."""
+"""Ranges in the PyTorch profiler and NVTX, and their overhead without a listener."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def recorded(path: Path, profiler: profile) -> list[dict[str, object]]:
     return [event for event in events if str(event.get("name", "")).startswith("gpudiag.") and event["ph"] == "X"]
 
 
-def test_ranges_are_user_annotations_that_nest(tmp_path: Path) -> None:
+def test_ranges_are_nested_user_annotations(tmp_path: Path) -> None:
     with profile(activities=[ProfilerActivity.CPU]) as profiler:
         with gpudiag.range("outer"), gpudiag.range("inner"):
             torch.ones(2).sum()
@@ -46,7 +46,7 @@ def test_ranges_are_user_annotations_that_nest(tmp_path: Path) -> None:
     assert float(str(inner["dur"])) <= float(str(outer["dur"]))
 
 
-def test_as_a_decorator_each_call_is_a_range(tmp_path: Path) -> None:
+def test_decorated_function_opens_range_per_call(tmp_path: Path) -> None:
     @gpudiag.range("work")
     def work(depth: int) -> int:
         return depth if depth == 0 else work(depth - 1)
@@ -57,7 +57,7 @@ def test_as_a_decorator_each_call_is_a_range(tmp_path: Path) -> None:
     assert Counter(str(event["name"]) for event in recorded(tmp_path, profiler)) == {"gpudiag.work": 3}
 
 
-def test_an_exception_closes_the_range_and_passes(tmp_path: Path) -> None:
+def test_exception_closes_range_and_propagates(tmp_path: Path) -> None:
     with profile(activities=[ProfilerActivity.CPU]) as profiler:
         with pytest.raises(ValueError, match="as planned"), gpudiag.range("failing"):
             raise ValueError("as planned")
@@ -68,7 +68,7 @@ def test_an_exception_closes_the_range_and_passes(tmp_path: Path) -> None:
     assert float(str(failing["ts"])) + float(str(failing["dur"])) <= float(str(after["ts"]))
 
 
-def test_a_profiler_that_starts_or_stops_inside_a_range_does_no_harm() -> None:
+def test_profiler_may_start_or_stop_inside_range() -> None:
     profiler = profile(activities=[ProfilerActivity.CPU])
     with gpudiag.range("across"):
         profiler.start()
@@ -78,7 +78,7 @@ def test_a_profiler_that_starts_or_stops_inside_a_range_does_no_harm() -> None:
         pass
 
 
-def test_one_object_serves_many_threads_at_once() -> None:
+def test_range_object_may_be_open_in_many_threads() -> None:
     shared = gpudiag.range("shared")
     together = threading.Barrier(4)
     failures: list[BaseException] = []
@@ -100,7 +100,7 @@ def test_one_object_serves_many_threads_at_once() -> None:
     assert failures == []
 
 
-def test_functions_that_suspend_are_refused() -> None:
+def test_generator_and_coroutine_functions_are_refused() -> None:
     def generator() -> Iterator[int]:
         yield 1
 
@@ -112,7 +112,7 @@ def test_functions_that_suspend_are_refused() -> None:
             gpudiag.range("suspended")(function)
 
 
-def test_a_range_costs_less_than_the_smallest_operation_when_nobody_listens() -> None:
+def test_range_without_listener_costs_less_than_smallest_operation() -> None:
     one = torch.ones(1)
 
     def ranged() -> None:
@@ -132,13 +132,13 @@ def test_a_range_costs_less_than_the_smallest_operation_when_nobody_listens() ->
 
 
 @pytest.mark.processes
-def test_it_works_in_a_program_without_torch() -> None:
+def test_range_works_without_torch() -> None:
     program = "import sys, gpudiag\nwith gpudiag.range('x'): pass\nassert 'torch' not in sys.modules"
     subprocess.run([sys.executable, "-c", program], check=True, timeout=SECONDS)
 
 
 @pytest.mark.processes
-def test_nvtx_is_told_when_a_tool_listens(tmp_path: Path) -> None:
+def test_nvtx_receives_ranges_when_tool_is_attached(tmp_path: Path) -> None:
     """NVTX loads the library that NVTX_INJECTION64_PATH names; then ranges go through it and must stay balanced."""
     program = (
         "import nvtx, gpudiag\n"

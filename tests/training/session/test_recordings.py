@@ -1,4 +1,4 @@
-"""The two recordings as the phases see them: what fails, what is missing, and that it is said while the job runs."""
+"""The two recordings in the phases: failures, missing device activity, and warnings during the run."""
 
 from __future__ import annotations
 
@@ -11,23 +11,22 @@ import pytest
 
 from gpudiag.commands.progress.run import RunProgress
 from gpudiag.training.frameworks.pytorch.profiler import _DEVICE_ACTIVITY
-from gpudiag.training.frameworks.saved_trace import contains
 from gpudiag.training.frameworks.tensorflow.profiler import _DEVICE_ACTIVITY as _TENSORFLOW_DEVICE_ACTIVITY
 from gpudiag.training.session.agreement import Agreement
 from gpudiag.training.session.clock import host_clock
-from gpudiag.training.session.phases import Phases
-from gpudiag.training.session.place import this_place
+from gpudiag.training.session.phases import Phases, PhaseSettings
+from gpudiag.training.session.position import current_position
 from gpudiag.training.session.progress import Progress, ProgressSender
-from gpudiag.training.session.warmup import WarmupLimits
+from gpudiag.training.session.record import contains
 
 if TYPE_CHECKING:
-    from gpudiag.training.session.runtime import Recording
+    from gpudiag.training.session.step_counts import TraceKind
 
 TRACES = Path(__file__).parents[2] / "traces"
 
 
 class FakeWindow:
-    """Records nothing; fails at the step that it is told."""
+    """Record nothing, and fail at a given step."""
 
     def __init__(self, *, fails_at: int | None = None, device_activity: bool | None = None) -> None:
         self.saved = False
@@ -56,37 +55,36 @@ class FakeWindow:
         self.discarded = True
 
 
-def run(windows: dict[Recording, FakeWindow], saves: list[dict[str, str]] | None = None) -> tuple[Phases, int]:
-    """All phases; how many steps they took. `saves` gets the notes of every record that is written."""
+def run(windows: dict[TraceKind, FakeWindow], saves: list[dict[str, str]] | None = None) -> tuple[Phases, int]:
+    """Run all phases; return them and their number of steps. `saves` gets the notes of every saved record."""
     phases = Phases(
+        PhaseSettings(steps=2, warmup=1, active=3),
         clock=host_clock(),
-        agreement=Agreement(this_place(), None, timeout_s=1),
+        agreement=Agreement(current_position(), None, timeout_s=1),
         progress=ProgressSender(0),
         changed=lambda: saves.append(dict(phases.notes)) if saves is not None else None,
         window=lambda recording: windows[recording],
         on_gpu=True,
-        steps=2,
-        warmup_steps=1,
-        active=3,
-        limits=WarmupLimits(),
     )
     return phases, sum(1 for _ in phases.run())
 
 
-def test_light_comes_before_full() -> None:
-    windows: dict[Recording, FakeWindow] = {"light": FakeWindow(), "full": FakeWindow()}
+def test_kernel_only_recording_precedes_full_recording() -> None:
+    windows: dict[TraceKind, FakeWindow] = {"light": FakeWindow(), "full": FakeWindow()}
     phases, steps = run(windows)
-    assert phases.done
+    assert phases.unprofiled_over
+    assert phases.problem is None
     assert phases.saved == {"light", "full"}
     assert list(phases.recorded) == ["light", "full"]
     assert steps == 1 + 2 + 2 + 2 * 5
 
 
 @pytest.mark.parametrize("fails_at", [0, 1, 3, 5])
-def test_wherever_the_light_one_fails_the_full_one_has_the_same_steps(fails_at: int) -> None:
-    windows: dict[Recording, FakeWindow] = {"light": FakeWindow(fails_at=fails_at), "full": FakeWindow()}
+def test_failed_kernel_only_recording_does_not_shift_full_recording(fails_at: int) -> None:
+    windows: dict[TraceKind, FakeWindow] = {"light": FakeWindow(fails_at=fails_at), "full": FakeWindow()}
     phases, steps = run(windows)
-    assert phases.done
+    assert phases.unprofiled_over
+    assert phases.problem is None
     assert phases.saved == {"full"}
     assert list(phases.recorded) == ["full"]
     assert steps == 1 + 2 + 2 + 2 * 5
@@ -94,27 +92,27 @@ def test_wherever_the_light_one_fails_the_full_one_has_the_same_steps(fails_at: 
     assert windows["light"].discarded == (fails_at > 0)
 
 
-def test_a_full_recording_that_fails_is_an_error_as_ever() -> None:
+def test_failed_full_recording_raises_error() -> None:
     with pytest.raises(OSError, match="no space"):
         run({"light": FakeWindow(), "full": FakeWindow(fails_at=3)})
 
 
-def test_a_profiler_without_device_activity_is_said_before_the_run_ends(caplog: pytest.LogCaptureFixture) -> None:
+def test_missing_device_activity_is_reported_during_run(caplog: pytest.LogCaptureFixture) -> None:
     saves: list[dict[str, str]] = []
-    windows: dict[Recording, FakeWindow] = {
+    windows: dict[TraceKind, FakeWindow] = {
         "light": FakeWindow(device_activity=False),
         "full": FakeWindow(device_activity=False),
     }
     phases, _ = run(windows, saves)
     assert "NVreg_RestrictProfilingToAdminUsers=0" in phases.notes["missing-device-activity"]
     assert len([record for record in caplog.records if "no activity of the GPU" in record.message]) == 1
-    # It stood in the record when the full recording had not begun.
+    # The note was saved before the full recording began.
     assert [("missing-device-activity" in notes) for notes in saves[:3]] == [False, False, True]
     phases, _ = run({"light": FakeWindow(device_activity=True), "full": FakeWindow(device_activity=True)})
     assert phases.notes == {}
 
 
-def test_a_note_reaches_whoever_watches_the_run_once(capsys: pytest.CaptureFixture[str]) -> None:
+def test_note_is_shown_once(capsys: pytest.CaptureFixture[str]) -> None:
     with RunProgress() as shown:
         for rank in range(2):
             for step in range(3):
@@ -124,7 +122,7 @@ def test_a_note_reaches_whoever_watches_the_run_once(capsys: pytest.CaptureFixtu
     assert "\x1b" not in said
 
 
-def test_device_activity_is_seen_in_a_saved_trace(tmp_path: Path) -> None:
+def test_device_activity_is_found_in_pytorch_trace(tmp_path: Path) -> None:
     source = min((TRACES / "clean").glob("*.json.gz"))
     with_kernels = tmp_path / "with.json"
     with_kernels.write_bytes(gzip.decompress(source.read_bytes()))
@@ -138,7 +136,7 @@ def test_device_activity_is_seen_in_a_saved_trace(tmp_path: Path) -> None:
     assert not contains(without, _DEVICE_ACTIVITY)
 
 
-def test_what_is_looked_for_may_lie_across_two_pieces(tmp_path: Path) -> None:
+def test_pattern_across_chunk_boundary_is_found(tmp_path: Path) -> None:
     path = tmp_path / "large"
     word = b'"cat": "kernel"'
     path.write_bytes(b" " * ((1 << 20) - 5) + word + b" " * 100)
@@ -147,7 +145,7 @@ def test_what_is_looked_for_may_lie_across_two_pieces(tmp_path: Path) -> None:
     assert not contains(path, _DEVICE_ACTIVITY)
 
 
-def test_device_activity_is_seen_in_an_xspace(tmp_path: Path) -> None:
+def test_device_activity_is_found_in_xspace(tmp_path: Path) -> None:
     source = TRACES / "tensorflow" / "mirrored_nccl.xplane.pb.gz"
     plain = tmp_path / "space"
     plain.write_bytes(gzip.decompress(source.read_bytes()))

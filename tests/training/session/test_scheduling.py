@@ -1,4 +1,4 @@
-"""What the kernel counts for a thread that shares its core, and for one that sleeps, in real processes."""
+"""The kernel's counts for a thread that shares its core, and for one that sleeps, in real processes."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ finally:
 
 
 def scheduling(kind: str, run_dir: Path) -> tuple[Scheduling, float]:
-    """The figures of a step, and how long it took."""
+    """Return the figures of a step, and its duration."""
     root = str(Path(__file__).parents[3])
     done = subprocess.run(
         [sys.executable, "-c", PROGRAM, kind, str(run_dir)],
@@ -57,7 +57,7 @@ def scheduling(kind: str, run_dir: Path) -> tuple[Scheduling, float]:
 
 
 @pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="Linux alone")
-def test_thread_that_shares_its_core_waits_for_it(tmp_path: Path) -> None:
+def test_thread_on_shared_core_waits_for_core(tmp_path: Path) -> None:
     busy, step_ms = scheduling("busy", tmp_path / "busy")
     assert busy.run_queue_wait_ms > 0.2 * step_ms, "half of the time goes to the other process"
     assert busy.cpu_ms + busy.run_queue_wait_ms == pytest.approx(step_ms, rel=0.1)
@@ -71,5 +71,5 @@ def test_thread_that_sleeps_does_not_wait_for_a_core(tmp_path: Path) -> None:
     assert idle.cpu_ms + idle.run_queue_wait_ms < step_ms
 
 
-def test_records_without_the_figures_are_read() -> None:
+def test_records_without_scheduling_are_readable() -> None:
     assert msgspec.json.decode(b'{"host_ms": [1.0]}', type=UnprofiledSteps).scheduling is None

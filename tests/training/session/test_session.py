@@ -1,4 +1,4 @@
-"""`gpudiag.profile` in a loop of one's own, in one process."""
+"""`gpudiag.profile` in a user's loop, in one process."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from gpudiag.model.run import RUN_SCHEMA, RunRecord
 from gpudiag.model.run_directory import read_json
 from gpudiag.trace.sources import find_sources
 from gpudiag.training.frameworks.pytorch.profiler import ProfiledWindow
-from gpudiag.training.session.warmup import WarmupLimits
+from gpudiag.training.session.step_counts import WarmupLimits
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -50,7 +50,7 @@ def work() -> None:
     torch.ones(64, 64) @ torch.ones(64, 64)
 
 
-def test_a_loop_is_measured_and_goes_on(tmp_path: Path) -> None:
+def test_loop_is_measured_and_continues(tmp_path: Path) -> None:
     seen = []
     model = torch.nn.Linear(4, 3)
     with gpudiag.profile(tmp_path / "run", **QUICK, model=model, batch_size=7, workload="mine") as prof:
@@ -73,14 +73,14 @@ def test_a_loop_is_measured_and_goes_on(tmp_path: Path) -> None:
     assert len(rank.profiled.step_ms) == 3
     assert (rank.device, rank.trace) == ("cpu", "traces/rank0.pt.trace.json.gz")
     names = names_in_trace(tmp_path / "run")
-    # 3 of warm-up, 5 timed, and twice 2 that the profiler throws away and 3 recorded.
+    # 3 of warm-up, 5 unprofiled, and twice 2 that the profiler discards and 3 recorded.
     assert [name for name in names if name.startswith("gpudiag.step")] == [f"gpudiag.step#{n}" for n in (15, 16, 17)]
     assert names.count("gpudiag.input") == 3
     assert sum(name.startswith("ProfilerStep#") for name in names) == 3
     assert sorted(path.name for path in (tmp_path / "run" / "traces").iterdir()) == ["light", "rank0.pt.trace.json.gz"]
 
 
-def test_the_light_recording_has_marks_and_no_operators(tmp_path: Path) -> None:
+def test_kernel_only_trace_has_marks_and_no_operators(tmp_path: Path) -> None:
     with gpudiag.profile(tmp_path, **QUICK) as prof:
         for _ in prof.steps(range(20)):
             with gpudiag.range("forward"):
@@ -96,11 +96,11 @@ def test_the_light_recording_has_marks_and_no_operators(tmp_path: Path) -> None:
     assert [name for name in names if name.startswith("gpudiag.step")] == [f"gpudiag.step#{n}" for n in (10, 11, 12)]
     assert names.count("gpudiag.input") == names.count("gpudiag.forward") == 3
     assert "aten::matmul" in names_in_trace(tmp_path)
-    # What is in the directory of traces is the full recording alone.
+    # The directory of traces contains only the full trace.
     assert [source.path.parent.name for source in find_sources([tmp_path])] == ["traces"]
 
 
-def test_unprofiled_steps_tell_what_the_host_did(tmp_path: Path) -> None:
+def test_unprofiled_steps_record_host_times(tmp_path: Path) -> None:
     def slow_loader() -> Iterator[int]:
         for batch in range(30):
             time.sleep(0.005)
@@ -126,7 +126,7 @@ def test_unprofiled_steps_tell_what_the_host_did(tmp_path: Path) -> None:
     assert "lead_ms" in timed.reasons
 
 
-def test_the_steps_of_epochs_stay_with_what_the_host_did_in_them(tmp_path: Path) -> None:
+def test_host_times_match_steps_across_epochs(tmp_path: Path) -> None:
     with gpudiag.profile(tmp_path, warmup=1, steps=6, active=3) as prof:
         for _ in range(10):
             for step in prof.steps(range(4)):
@@ -135,13 +135,13 @@ def test_the_steps_of_epochs_stay_with_what_the_host_did_in_them(tmp_path: Path)
                     break  # which is no step
     (rank,) = run_record(tmp_path).ranks
     assert rank.timed is not None
-    # The one step of warm-up is the first of its epoch; then the second, and the first two of those that follow.
+    # The only warm-up step is the first of its epoch; then come the second, and the first two of each later epoch.
     assert [host >= 6 for host in rank.timed.host_ms][:1] == [True]
     assert all(host >= 3 for host in rank.timed.host_ms)
     assert len(rank.timed.host_ms) == 6
 
 
-def test_a_loop_may_say_itself_where_its_steps_end(tmp_path: Path) -> None:
+def test_loop_can_end_steps_explicitly(tmp_path: Path) -> None:
     loader = DataLoader(TensorDataset(torch.ones(200, 4)), batch_size=2)
     went_on = []
     with gpudiag.profile(tmp_path, **QUICK, stop=True) as prof:
@@ -169,7 +169,7 @@ def test_a_loop_may_say_itself_where_its_steps_end(tmp_path: Path) -> None:
     assert "marked" not in type(iter(loader)).__next__.__qualname__, "the loader is what it was"
 
 
-def test_input_that_nobody_marks_is_not_told_and_a_range_tells_it(tmp_path: Path) -> None:
+def test_input_time_is_unknown_without_input_range(tmp_path: Path) -> None:
     for marked in (False, True):
         with gpudiag.profile(tmp_path, **QUICK) as prof:
             for _ in range(20):
@@ -182,7 +182,7 @@ def test_input_that_nobody_marks_is_not_told_and_a_range_tells_it(tmp_path: Path
         assert timed.input_ms is None or 2 <= timed.input_ms < timed.step_ms
 
 
-def test_it_says_where_the_run_is_and_what_to_type(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_session_prints_run_directory_and_next_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with gpudiag.profile(tmp_path / "my run", **QUICK) as prof:
         for _ in prof.steps(range(20)):
             work()
@@ -191,7 +191,7 @@ def test_it_says_where_the_run_is_and_what_to_type(tmp_path: Path, capsys: pytes
     assert said[-1] == f"  next: gpudiag analyze '{tmp_path}/my run'"
 
 
-def test_a_light_recording_that_fails_leaves_the_full_one(
+def test_full_trace_remains_when_kernel_only_recording_fails(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     real: Any = torch.autograd.profiler._enable_profiler  # type: ignore[attr-defined]
@@ -213,21 +213,21 @@ def test_a_light_recording_that_fails_leaves_the_full_one(
     assert "no scopes here" in caplog.text
     assert not (tmp_path / "traces" / "light" / "rank0.pt.trace.json.gz").exists()
     assert rank.profiled is not None
-    # The other ranks would have recorded theirs: the full recording is of the same steps.
+    # The full recording is of the same steps, because the other ranks would have recorded theirs.
     assert "gpudiag.step#15" in names_in_trace(tmp_path)
     analysis = gpudiag_analyze([tmp_path])
-    assert "no-light-recording" in {one.code for one in analysis.validity}
+    assert "no-light-recording" in {warning.code for warning in analysis.validity}
     assert analysis.recording is not None
     assert analysis.recording.light_ms is None
 
 
-def test_a_torch_without_scopes_is_recorded_with_operators(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_torch_without_scopes_refuses_kernel_only_recording(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.autograd.profiler, "_enable_profiler", lambda _config, _activities: None)
     with pytest.raises(RuntimeError, match="without operators"):
-        ProfiledWindow(tmp_path / "trace.json.gz", active=3, cuda=False, light=True)
+        ProfiledWindow(tmp_path / "trace.json.gz", active=3, cuda=False, kernel_only=True)
 
 
-def test_a_run_that_ends_between_the_recordings_keeps_the_first(tmp_path: Path) -> None:
+def test_run_that_ends_between_recordings_keeps_kernel_only_trace(tmp_path: Path) -> None:
     with gpudiag.profile(tmp_path, **QUICK) as prof:
         for _ in prof.steps(iter(range(3 + 5 + 2 + 3 + 1))):
             work()
@@ -240,7 +240,7 @@ def test_a_run_that_ends_between_the_recordings_keeps_the_first(tmp_path: Path) 
     assert [source.path for source in find_sources([tmp_path])] == [tmp_path / rank.light_trace]
 
 
-def test_warm_up_is_found(tmp_path: Path) -> None:
+def test_warm_up_is_detected(tmp_path: Path) -> None:
     with gpudiag.profile(tmp_path, steps=5, stop=True) as prof:
         for step in prof.steps(itertools.count()):
             time.sleep(0.2 if step == 0 else 0.02)
@@ -252,7 +252,7 @@ def test_warm_up_is_found(tmp_path: Path) -> None:
     assert warmup.seconds > 0
 
 
-def test_the_loop_can_be_stopped_when_all_is_measured(tmp_path: Path) -> None:
+def test_loop_stops_when_everything_is_measured(tmp_path: Path) -> None:
     steps = 0
     with gpudiag.profile(tmp_path, **QUICK, stop=True) as prof:
         for _ in prof.steps(itertools.count()):
@@ -261,7 +261,7 @@ def test_the_loop_can_be_stopped_when_all_is_measured(tmp_path: Path) -> None:
     assert steps == 3 + 5 + 2 * (2 + 3)
 
 
-def test_epochs_are_joined_and_what_is_between_them_is_no_step(tmp_path: Path) -> None:
+def test_time_between_epochs_belongs_to_no_step(tmp_path: Path) -> None:
     seen = []
     with gpudiag.profile(tmp_path, warmup=3, steps=20, active=3) as prof:
         for _ in range(10):
@@ -272,13 +272,13 @@ def test_epochs_are_joined_and_what_is_between_them_is_no_step(tmp_path: Path) -
     assert seen == [1, 2, 3, 4] * 10
     (rank,) = run_record(tmp_path).ranks
     assert rank.unprofiled is not None
-    # One step in four would hold what is between the epochs; one in twenty may be disturbed.
+    # One step in four would contain the time between epochs; one in twenty may be disturbed.
     assert sum(ms >= 100 for ms in rank.unprofiled.step_ms) < 4
     marks = [name for name in names_in_trace(tmp_path) if name.startswith("gpudiag.step")]
     assert marks == sorted(set(marks))
 
 
-def test_a_loop_left_with_break_goes_on_with_the_next(tmp_path: Path) -> None:
+def test_measurement_continues_in_next_loop_after_break(tmp_path: Path) -> None:
     with gpudiag.profile(tmp_path, **QUICK) as prof:
         for _ in range(19):
             for step in prof.steps(range(100)):
@@ -293,12 +293,16 @@ def test_a_loop_left_with_break_goes_on_with_the_next(tmp_path: Path) -> None:
     [
         (0, "before warm-up was over: nothing was timed; 18 more steps would be enough; no arguments", None),
         (2, "before warm-up was over: nothing was timed; 16 more steps would be enough", None),
-        (6, "after 3 timed steps: no step was profiled; 12 more steps", 3),
-        (11, "after 1 of 3 profiled steps, recorded lightly; 7 more steps would be enough; no arguments make do", 5),
+        (6, "after 3 unprofiled steps: no step was profiled; 12 more steps", 3),
+        (
+            11,
+            "after 1 of 3 profiled steps of the kernel-only recording; 7 more steps would be enough; no arguments",
+            5,
+        ),
         (16, "after 1 of 3 profiled steps; 2 more steps would be enough, or gpudiag.profile(…, warmup=2, steps=4,", 5),
     ],
 )
-def test_a_loop_that_is_too_short_keeps_what_it_has(
+def test_short_loop_keeps_its_measurements(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, length: int, error: str, kept: int | None
 ) -> None:
     with (
@@ -316,7 +320,7 @@ def test_a_loop_that_is_too_short_keeps_what_it_has(
     assert (None if unprofiled is None else len(unprofiled.step_ms)) == kept
 
 
-def test_a_trace_cut_short_is_kept_whole(tmp_path: Path) -> None:
+def test_trace_cut_short_is_saved(tmp_path: Path) -> None:
     with gpudiag.profile(tmp_path, warmup=1, steps=1, active=9) as prof:
         for _ in prof.steps(range(1 + 1 + 2 + 9 + 2 + 4)):
             work()
@@ -328,9 +332,7 @@ def test_a_trace_cut_short_is_kept_whole(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("error", "status"), [(ValueError("mine"), "failed"), (KeyboardInterrupt(), "interrupted")])
-def test_an_exception_leaves_the_block_and_the_record_says_so(
-    tmp_path: Path, error: BaseException, status: str
-) -> None:
+def test_exception_leaves_block_and_is_recorded(tmp_path: Path, error: BaseException, status: str) -> None:
     def train() -> None:
         with gpudiag.profile(tmp_path, **QUICK) as prof:
             for step in prof.steps(range(100)):
@@ -346,20 +348,20 @@ def test_an_exception_leaves_the_block_and_the_record_says_so(
     assert run.ranks[0].unprofiled is not None
 
 
-def test_while_it_runs_the_record_says_unfinished(tmp_path: Path) -> None:
+def test_record_says_unfinished_during_run(tmp_path: Path) -> None:
     with gpudiag.profile(tmp_path, **QUICK) as prof:
         assert (run_record(tmp_path).status, run_record(tmp_path).error) == ("failed", "the run did not finish")
         for _ in prof.steps(range(20)):
             work()
 
 
-def test_a_block_without_steps_is_no_measurement(tmp_path: Path) -> None:
+def test_block_without_steps_is_an_error(tmp_path: Path) -> None:
     with gpudiag.profile(tmp_path):
         pass
     assert "without a step" in str(run_record(tmp_path).error)
 
 
-def test_what_an_earlier_run_left_is_replaced(tmp_path: Path) -> None:
+def test_files_of_earlier_run_are_replaced(tmp_path: Path) -> None:
     traces = ("traces/rank5.pt.trace.json.gz", "traces/light/rank5.pt.trace.json.gz", "traces/light/rank0.xplane.pb.gz")
     for stale in ("ranks/rank0.json", "ranks/rank5.json", *traces, "analysis.json"):
         path = tmp_path / stale
@@ -374,7 +376,7 @@ def test_what_an_earlier_run_left_is_replaced(tmp_path: Path) -> None:
     assert files == {"mine.txt", "run.json", "ranks/rank0.json", *now}
 
 
-def test_training_goes_on_when_measuring_fails(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_training_continues_when_measurement_fails(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     seen = 0
     with (
         caplog.at_level(logging.WARNING, "gpudiag"),
@@ -397,12 +399,12 @@ def test_numbers_out_of_range_are_refused(tmp_path: Path, wrong: dict[str, int])
         gpudiag.profile(tmp_path, **wrong)  # type: ignore[arg-type]  # the test is about values
 
 
-def test_a_run_directory_is_needed() -> None:
+def test_run_directory_is_required() -> None:
     with pytest.raises(UsageError, match="no run directory"):
         gpudiag.profile()
 
 
-def test_records_are_what_the_schema_says(tmp_path: Path) -> None:
+def test_records_state_their_schema(tmp_path: Path) -> None:
     with gpudiag.profile(tmp_path, **QUICK) as prof:
         for _ in prof.steps(range(20)):
             work()

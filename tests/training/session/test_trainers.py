@@ -1,4 +1,4 @@
-"""Loops that a trainer drives, with the real libraries in an environment of their own (`make trainers`)."""
+"""Callbacks of trainers, with the real libraries in a separate environment (`make trainers`)."""
 
 from __future__ import annotations
 
@@ -112,7 +112,7 @@ CASES = {
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_a_trainers_steps_are_the_updates_of_its_model(case: str, tmp_path: Path) -> None:
+def test_trainer_steps_are_model_updates(case: str, tmp_path: Path) -> None:
     program, launcher, ranks, samples, updates = CASES[case]
     (tmp_path / "train.py").write_text(program, encoding="utf-8")
     words = [str(PYTHON), *launcher, "train.py"]

@@ -1,4 +1,4 @@
-"""What the host did in timed steps, and where its device stood by the host's clock: with clocks that are told."""
+"""Host times in unprofiled steps, and device marks on the host's clock, with simulated clocks."""
 
 from __future__ import annotations
 
@@ -8,14 +8,20 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpudiag.training.session.clock import StepClock, host_clock
-from gpudiag.training.session.timing.unprofiled_series import Anchor, HostStep, UnprofiledSeries, on_host_clock
+from gpudiag.training.session.clock import (
+    Anchor,
+    HostStep,
+    StepClock,
+    UnprofiledSeries,
+    host_clock,
+    on_host_clock,
+)
 
 US = 1000
 
 
 class Machine:
-    """A host that launches and a device beside it that works in order, each with its own clock.
+    """Simulate a host that launches, and a device that works in order, each with its own clock.
 
     A mark is the device's own time in ns at which it is done with all that was launched before. The device's clock
     began at another instant than the host's and is wrong by `drift`.
@@ -31,7 +37,7 @@ class Machine:
         begin = self.host_ns
         self.host_ns += input_us * US
         fetched = self.host_ns
-        # The device begins with the first launch, and cannot end before the last.
+        # The device begins with the first launch, and cannot finish before the last.
         free = max(self.device_free_ns, fetched) + device_us * US
         self.host_ns += launch_us * US
         self.device_free_ns = max(free, self.host_ns)
@@ -52,7 +58,7 @@ class Machine:
 
 
 @pytest.mark.parametrize("drift", [0.0, 1e-3, -1e-3])
-def test_a_host_that_is_ahead_of_its_device_leads_by_what_that_has_still_to_do(drift: float) -> None:
+def test_lead_is_remaining_device_work(drift: float) -> None:
     machine = Machine(drift)
     machine.clock.anchor()
     machine.clock.restart()
@@ -67,7 +73,7 @@ def test_a_host_that_is_ahead_of_its_device_leads_by_what_that_has_still_to_do(d
     assert series.step_ms[1:] == pytest.approx([2.0 * (1 + drift)] * 4)
 
 
-def test_a_host_that_sets_the_pace_is_never_ahead() -> None:
+def test_slow_host_has_no_lead() -> None:
     machine = Machine()
     machine.clock.anchor()
     machine.clock.restart()
@@ -79,7 +85,7 @@ def test_a_host_that_sets_the_pace_is_never_ahead() -> None:
     assert series.step_ms == pytest.approx([3.1] * 4)
 
 
-def test_a_step_that_is_left_takes_its_host_with_it() -> None:
+def test_host_times_of_excluded_step_are_excluded() -> None:
     machine = Machine()
     machine.clock.anchor()
     machine.clock.restart()
@@ -96,7 +102,7 @@ def test_a_step_that_is_left_takes_its_host_with_it() -> None:
     assert len(series.lead_ms) == 2
 
 
-def test_without_anchors_or_host_nothing_is_made_up() -> None:
+def test_lead_and_host_times_are_unknown_without_anchor_or_host_steps() -> None:
     machine = Machine()
     machine.clock.restart()
     machine.step(input_us=10, launch_us=10, device_us=10)
@@ -113,14 +119,14 @@ def test_without_anchors_or_host_nothing_is_made_up() -> None:
     assert UnprofiledSeries().record() is None
 
 
-def test_blocks_of_steps_are_joined_and_what_some_lack_all_lack() -> None:
-    first = UnprofiledSeries.of([1.0], [HostStep(0, 1_000, 2_000)], [5_000.0])
-    first.extend(UnprofiledSeries.of([2.0], [HostStep(0, 1_000, 2_000)], [2_000.0]))
+def test_extended_series_drops_quantities_that_a_block_lacks() -> None:
+    first = UnprofiledSeries.from_steps([1.0], [HostStep(0, 1_000, 2_000)], [5_000.0])
+    first.extend(UnprofiledSeries.from_steps([2.0], [HostStep(0, 1_000, 2_000)], [2_000.0]))
     assert (first.step_ms, first.lead_ms) == ([1.0, 2.0], [0.003, 0.0])
-    first.extend(UnprofiledSeries.of([3.0], [HostStep(0, 1_000, 2_000)], None))
+    first.extend(UnprofiledSeries.from_steps([3.0], [HostStep(0, 1_000, 2_000)], None))
     assert first.lead_ms is None
     assert first.host_ms == [0.001] * 3
-    first.extend(UnprofiledSeries.of([3.0], [None], None))
+    first.extend(UnprofiledSeries.from_steps([3.0], [None], None))
     assert first.record() is None
 
 
@@ -129,7 +135,7 @@ def test_blocks_of_steps_are_joined_and_what_some_lack_all_lack() -> None:
     st.floats(-1e-3, 1e-3),
     st.integers(0, 10**15),
 )
-def test_marks_between_two_anchors_are_where_they_were(gaps_ns: list[int], drift: float, began_ns: int) -> None:
+def test_marks_between_anchors_convert_to_host_clock(gaps_ns: list[int], drift: float, began_ns: int) -> None:
     true_ns = list(accumulate(gaps_ns))
     marks = [began_ns + at * (1 + drift) for at in [0, *true_ns]]
     placed = on_host_clock(
@@ -139,11 +145,11 @@ def test_marks_between_two_anchors_are_where_they_were(gaps_ns: list[int], drift
     assert placed == pytest.approx([7_000 + at for at in [0, *true_ns]], abs=2.0)
 
 
-def test_anchors_at_one_instant_place_all_there() -> None:
+def test_coinciding_anchors_convert_all_marks_to_their_instant() -> None:
     assert on_host_clock([5.0, 6.0], Anchor(5.0, 9), Anchor(5.0, 9), lambda begin, end: end - begin) == [9.0, 9.0]
 
 
-def test_steps_from_an_idle_device_on_tell_what_the_host_takes_with_room_in_its_queue() -> None:
+def test_steps_before_series_record_host_time_with_empty_queue() -> None:
     machine = Machine()
     machine.step(input_us=0, launch_us=700, device_us=2000)  # of the warm-up: nobody waited for the device before
     machine.clock.read()
@@ -169,7 +175,7 @@ def test_steps_from_an_idle_device_on_tell_what_the_host_takes_with_room_in_its_
     assert after.idle_host_ms == [0.4, 0.9]
 
 
-def test_where_the_host_is_the_device_no_step_begins_on_an_idle_one() -> None:
+def test_host_clock_records_no_idle_host_times() -> None:
     clock = host_clock()
     clock.anchor()
     clock.host_step(0, 0, 1000)

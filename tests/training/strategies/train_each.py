@@ -93,7 +93,7 @@ def train(rank: int, device: torch.device, name: str, options: dict[str, Any]) -
     strategy.release()
     assert left is None or left() is None, "it would wait for the threads of its process group"
     strategy.close()
-    flops = msgspec.to_builtins(counter.found)
+    flops = msgspec.to_builtins(counter.result)
     return {"losses": (curve / dist_world).tolist(), "sums": sums, "exchanged_bytes": exchanged, "flops": flops}
 
 

@@ -1,7 +1,7 @@
-"""First on PYTHONPATH of a command under `gpudiag profile --`: waits for `import torch`, and is not seen otherwise.
+"""Wait for `import torch` in each Python process of a command under `gpudiag profile --`, and then enter it.
 
-Every Python process of the command runs this at its start. It imports nothing that the interpreter has not imported by
-then, leaves `sys.path` as it would be without it, and lets the `sitecustomize` that would have been found run instead.
+This folder is first on PYTHONPATH, so that every Python process of the command runs this at its start. It imports
+nothing that the interpreter has not imported by then, restores `sys.path`, and runs the user's own `sitecustomize`.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ _WANTED = "torch"
 
 
 class _Torch:
-    """Find `torch` as everyone else would, and enter once its code has run.
+    """Find `torch` as the other finders do, and enter once its code has run.
 
     Programs ask where `torch` is before they import it (`importlib.util.find_spec`), and an import may fail and be
     tried again, so this finder stays until an import has succeeded.
     """
 
     def find_spec(self, name: str, path: Any = None, target: Any = None) -> Any:
-        """The spec of `torch`; None for all else."""
+        """Return the spec of `torch`; None for everything else."""
         if name != _WANTED:
             return None
         for finder in list(sys.meta_path):
@@ -34,7 +34,7 @@ class _Torch:
             if spec is not None:
                 try:  # noqa: SIM105  # contextlib would have to be imported
                     _enter_after(spec.loader, self)
-                except (AttributeError, TypeError):  # a loader without attributes of its own: the import goes on
+                except (AttributeError, TypeError):  # a loader that takes no attributes: the import goes on
                     pass
                 return spec
         return None
@@ -61,7 +61,7 @@ def _enter_after(loader: Any, finder: _Torch) -> None:
 
 
 def _enter() -> None:
-    """Import gpudiag from where this file is, whatever the interpreter has, and enter."""
+    """Import gpudiag from this file's package, whatever the interpreter has installed, and enter."""
     try:
         import importlib.util
 
@@ -76,12 +76,12 @@ def _enter() -> None:
         from gpudiag.training.attach.entered import enter
 
         enter()
-    except Exception as error:  # noqa: BLE001  # the user's program runs, whatever becomes of the measuring
-        _say_failed(error)
+    except Exception as error:  # noqa: BLE001  # the user's program runs even if the measurement fails
+        _report_failure(error)
 
 
-def _say_failed(error: Exception) -> None:
-    """Write the report that this process cannot make: what makes it may be what failed, as in an older Python."""
+def _report_failure(error: Exception) -> None:
+    """Write the report without gpudiag's modules, because importing them may have failed, as in an older Python."""
     version = ".".join(map(str, sys.version_info[:2]))
     report = {
         "pid": os.getpid(), "rank": int(os.environ.get("RANK") or 0), "world_size": 1, "stage": "failed", "calls": 0,
@@ -99,12 +99,12 @@ def _say_failed(error: Exception) -> None:
 
 
 def _reports() -> str:
-    """The directory for reports, as `Settings.encode` writes it; "" for none."""
+    """Return the directory for reports, as `Settings.encode` writes it; "" for none."""
     return os.environ["GPUDIAG_ATTACH"].partition('"reports": "')[2].partition('"')[0]
 
 
-def _say_seen() -> None:
-    """Leave an empty file: Python runs in the command, and its environment has come through."""
+def _report_python() -> None:
+    """Leave an empty file, because a Python process of the command got the environment."""
     try:
         if reports := _reports():
             os.close(os.open(os.path.join(reports, "python"), os.O_CREAT | os.O_WRONLY, 0o600))  # noqa: PTH118
@@ -112,8 +112,8 @@ def _say_seen() -> None:
         pass  # another host, or a full disk
 
 
-def _give_way() -> None:
-    """Import the `sitecustomize` that would have been found, through the import system: it may be a package."""
+def _run_user_sitecustomize() -> None:
+    """Import the user's own `sitecustomize` through the import system, because it may be a package."""
     sys.path[:] = [entry for entry in sys.path if os.path.abspath(entry or os.curdir) != _HERE]  # noqa: PTH100
     ours = sys.modules.pop(__name__, None)
     try:
@@ -125,9 +125,9 @@ def _give_way() -> None:
             sys.modules[__name__] = ours
 
 
-# A name that the interpreter would have given to this module, and not the user's own import of the file.
+# The name that the interpreter gives to this module, unlike the user's own import of the file.
 if os.environ.get("GPUDIAG_ATTACH") and __name__ == "sitecustomize":
     if not any(type(finder).__name__ == "_Torch" for finder in sys.meta_path):
-        sys.meta_path.insert(0, _Torch())  # as much of a finder as is asked for
-        _say_seen()
-    _give_way()
+        sys.meta_path.insert(0, _Torch())  # it has the methods of a finder that are called
+        _report_python()
+    _run_user_sitecustomize()

@@ -1,9 +1,9 @@
-"""Floating-point operations of one step, by PyTorch's formulas (`torch.utils.flop_counter`), from the shapes it has.
+"""Count the floating-point operations of one step, by PyTorch's formulas (`torch.utils.flop_counter`) and shapes.
 
-`FlopCounterMode` itself hooks every module of the process, runs Python's decompositions in place of the dispatcher's
-own where nothing is to be differentiated, takes what checkpointing computes again for the model's, and does not know
-attention on CPUs; the backward of a grouped convolution it counts as often as there are groups. The mode here calls
-what would have been called, with the same tensors, and adds up.
+PyTorch's `FlopCounterMode` hooks every module of the process, runs Python's decompositions in place of the dispatcher's
+own if nothing is to be differentiated, counts recomputation by checkpointing as the model's, does not know attention on
+CPUs, and counts the backward of a grouped convolution once per group. The mode here calls the same operators with the
+same tensors, and adds up.
 """
 
 from __future__ import annotations
@@ -21,37 +21,38 @@ from torch.utils import flop_counter
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from gpudiag.model.run import StepFlops
-from gpudiag.training.frameworks.pytorch.compiled import anything_compiled
+from gpudiag.training.frameworks.pytorch.marks import anything_compiled
 
 _aten: Any = torch.ops.aten
-_C: Any = torch._C  # noqa: SLF001  # what backward is under way is told nowhere else
+_C: Any = torch._C  # noqa: SLF001  # no public way tells the current backward pass
 _IMPLICIT: Any = _C.DispatchKey.CompositeImplicitAutograd
-#: Tensors that hide no others. Subclasses (DTensor) first do what they do, with the tensors within them.
+#: Tensors that contain no others. Subclasses (DTensor) dispatch again with the tensors within them.
 _PLAIN = {torch.Tensor, torch.nn.Parameter}
-#: Of other libraries' operators nobody knows what they multiply; these are PyTorch's own.
-_OWN = {"aten", "prim", "prims", "profiler", "c10d", "_c10d_functional", "fsdp", "inductor", "debugprims"}
-#: What multiplies matrices, by its name: of these, those without a formula are named.
+#: Namespaces of PyTorch's own operators; those of other libraries may multiply matrices.
+_PYTORCH = {"aten", "prim", "prims", "profiler", "c10d", "_c10d_functional", "fsdp", "inductor", "debugprims"}
+#: Names of operators that multiply matrices; those without a formula are reported.
 _MULTIPLIES = re.compile(r"mm(_|$)|rnn|attention|conv(?!ert)|mkldnn_linear")
 _PRECISIONS = {torch.float64: "fp64", torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16"}
 
-_COMPILED = "what torch.compile has compiled cannot be counted from outside"
-_SCRIPTED = "what TorchScript runs cannot be counted from outside"
-_REPLAYED = "what a CUDA graph replays cannot be counted from outside"
-_IN_THREADS = "forward ran in other threads than the loop's (DataParallel), where it is not seen"
+_COMPILED = "code compiled by torch.compile cannot be counted from outside"
+_SCRIPTED = "code that TorchScript runs cannot be counted from outside"
+_REPLAYED = "kernels that a CUDA graph replays cannot be counted from outside"
+_IN_THREADS = "forward ran in other threads than the loop's (DataParallel), which cannot be observed"
 _NOTHING = "no matrix product, convolution or attention was seen"
 
 
 class FlopCounter:
-    """Counts what runs in this thread, and in its backward, between entering and leaving.
+    """Count operations of this thread, and of its backward, between entering and leaving.
 
-    Nothing is counted where the program compiles or captures: it might be compiled anew.
+    Nothing is counted if the program compiles or captures, because it might be compiled anew.
 
     Attributes:
-        found: what was counted, or why nothing was; None before, and when the step was not finished.
+        result: the count, or why there is none; None before, and if the step was not finished.
     """
 
+    result: StepFlops | None = None
+
     def __init__(self, model: torch.nn.Module) -> None:
-        self.found: StepFlops | None = None
         self._model = model
         self._counts: _Counts | None = None
         self._open = ExitStack()
@@ -60,10 +61,10 @@ class FlopCounter:
         try:
             reason = _why_not(self._model)
             counts = _Counts()
-        except Exception as error:  # noqa: BLE001  # of a PyTorch whose private parts are others: the training goes on
-            reason = f"this PyTorch cannot be seen into ({type(error).__name__}: {error})"
+        except Exception as error:  # noqa: BLE001  # another PyTorch has other private parts: the training goes on
+            reason = f"this PyTorch cannot be observed ({type(error).__name__}: {error})"
         if reason is not None:
-            self.found = StepFlops(reason=reason)
+            self.result = StepFlops(reason=reason)
             return
         self._counts = counts
         self._open.callback(_noting_replays(counts))
@@ -75,7 +76,7 @@ class FlopCounter:
         self._open.close()
         if self._counts is not None and kind is None:
             reason = _why_not(self._model)
-            self.found = self._counts.result() if reason is None else StepFlops(reason=reason)
+            self.result = self._counts.result() if reason is None else StepFlops(reason=reason)
         self._counts = None
 
 
@@ -84,31 +85,31 @@ class _Counts(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's ow
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
-        """Nothing compiles here, and to skip it would import it, which takes seconds."""
+        """Return False, because nothing compiles here, and skipping dynamo would import it, which takes seconds."""
         return False
 
     @classmethod
     def ignore_compile_internals(cls) -> bool:
-        """What is compiled for the first time in this very step is compiled as ever."""
+        """Return True, so that code compiled for the first time in this step is compiled as usual."""
         return True
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]  # torch's own
         self.replays = False
         self._forward: Counter[str] = Counter()
-        #: By backward pass: its own work, and what runs in it as forward does, with gradients on.
+        #: By backward pass: its own operations, and those that run in it like forward, with gradients enabled.
         self._backward: dict[int, Counter[str]] = {}
-        self._again: dict[tuple[int, bool], Counter[str]] = {}
+        self._recomputed: dict[tuple[int, bool], Counter[str]] = {}
         self._unknown: set[str] = set()
         self._tf32 = {"conv": _tf32("cudnn", "conv"), "matmul": _tf32("cuda", "matmul")}
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         plain = all(kind in _PLAIN for kind in types)
-        if not plain and FakeTensor not in types:  # these, DTensor asks which shapes a result would have
+        if not plain and FakeTensor not in types:  # DTensor runs fake tensors to compute shapes
             return NotImplemented
         kwargs = kwargs or {}
         if plain and _is_implicit(func):
-            with self:  # as the dispatcher does by itself where something is to be differentiated
+            with self:  # as the dispatcher does if something is to be differentiated
                 return func._op_dk(_IMPLICIT, *args, **kwargs)  # noqa: SLF001
         out = func(*args, **kwargs)
         if plain:
@@ -125,7 +126,7 @@ class _Counts(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's ow
         try:
             work = int(formula(*args, **kwargs, out_val=out))
             self._phase()[self._precision(packet.__name__, args)] += work
-        except Exception:  # noqa: BLE001  # what PyTorch's formulas do not expect is no matter of the training
+        except Exception:  # noqa: BLE001  # a formula that fails must not disturb the training
             self._unknown.add(str(packet))
 
     def _phase(self) -> Counter[str]:
@@ -135,10 +136,10 @@ class _Counts(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's ow
         if not torch.is_grad_enabled():
             return self._backward.setdefault(task, Counter())
         own = isinstance(_C._current_autograd_node(), _C._FunctionBase)  # noqa: SLF001
-        return self._again.setdefault((task, own), Counter())
+        return self._recomputed.setdefault((task, own), Counter())
 
     def _precision(self, name: str, args: tuple[Any, ...]) -> str:
-        first = next((one for one in args if isinstance(one, torch.Tensor)), None)
+        first = next((value for value in args if isinstance(value, torch.Tensor)), None)
         if first is None:
             return "unknown"
         known = _PRECISIONS.get(first.dtype) or str(first.dtype).removeprefix("torch.")
@@ -146,15 +147,15 @@ class _Counts(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's ow
         return "tf32" if known == "fp32" and first.device.type == "cuda" and self._tf32[kind] else known
 
     def result(self) -> StepFlops:
-        """Of the whole step."""
+        """Return the operations of the whole step."""
         total = self._forward.copy()
         for work in self._backward.values():
             total += work
         again = 0
-        for (task, own), work in self._again.items():
-            # Gradients are on all through a backward that is differentiated itself (create_graph), and in others only
-            # where a checkpoint computes forward again: beside what they do with gradients off, or in a function of
-            # its own.
+        for (task, own), work in self._recomputed.items():
+            # Gradients are enabled throughout a backward that is differentiated itself (create_graph). In others they
+            # are enabled only where a checkpoint recomputes forward: beside operations with gradients disabled, or in
+            # a function of its own.
             if own or task in self._backward:
                 again += work.total()
             else:
@@ -173,7 +174,7 @@ class _Counts(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's ow
 
 @cache
 def _is_implicit(func: Any) -> bool:
-    """Made of other operators, in which it is to be counted, unless PyTorch has a formula for the whole."""
+    """Return whether an operator consists of others, which are counted instead, unless it has a formula."""
     packet = getattr(func, "overloadpacket", None)
     if packet is None or packet in _FORMULAS:
         return False
@@ -183,11 +184,11 @@ def _is_implicit(func: Any) -> bool:
 @cache
 def _may_multiply(func: Any) -> bool:
     packet = getattr(func, "overloadpacket", None)
-    return packet is None or func.namespace not in _OWN or bool(_MULTIPLIES.search(packet.__name__))
+    return packet is None or func.namespace not in _PYTORCH or bool(_MULTIPLIES.search(packet.__name__))
 
 
 def _why_not(model: torch.nn.Module) -> str | None:
-    # All that was compiled so far, the loss or the optimizer too: the program's first step is over by now.
+    # The program's first step is over, so that everything is compiled by now, also the loss and the optimizer.
     if anything_compiled():
         return _COMPILED
     for module in model.modules():
@@ -199,7 +200,7 @@ def _why_not(model: torch.nn.Module) -> str | None:
 
 
 def _noting_replays(counts: _Counts) -> Any:
-    """CUDA graphs that are replayed from here on are noted; returns what puts their class back as it was."""
+    """Note replays of CUDA graphs from here on; return a function that restores their class."""
     kind: Any = torch.cuda.CUDAGraph
     replay = kind.replay
 
@@ -212,21 +213,21 @@ def _noting_replays(counts: _Counts) -> Any:
 
 
 def _tf32(backend: str, kind: str) -> bool:
-    """May matrix units round fp32 inputs to tf32, in this kind of operator?"""
+    """Return whether matrix units may round fp32 inputs to tf32, in this kind of operator."""
     settings: Any = getattr(getattr(torch.backends, backend), kind, torch.backends.cudnn)
     precision = getattr(settings, "fp32_precision", None)  # the old names warn where there are new ones
     return bool(settings.allow_tf32) if precision is None else precision == "tf32"
 
 
 def _conv_backward(grad: Any, inputs: Any, weight: Any, *rest: Any, **_: Any) -> int:
-    """As much as forward for each gradient of the two, whatever the groups."""
+    """Count as much as forward for each of the two gradients, whatever the groups."""
     transposed, wanted = rest[4], rest[7]
     each = flop_counter.conv_flop_count(list(inputs.shape), list(weight.shape), list(grad.shape), transposed)
     return int(each * (bool(wanted[0]) + bool(wanted[1])))
 
 
 _ATTENTION = "_scaled_dot_product_flash_attention"
-#: PyTorch's own, and what they leave out.
+#: PyTorch's own formulas, and missing ones.
 _FORMULAS: dict[Any, Any] = {
     **flop_counter.flop_registry,
     _aten.convolution_backward: _conv_backward,

@@ -1,4 +1,4 @@
-"""PyTorch, as those programs see it that start its processes."""
+"""PyTorch as seen by programs that start its processes."""
 
 from __future__ import annotations
 
@@ -12,11 +12,10 @@ from typing import ClassVar
 
 from gpudiag.errors import UsageError
 from gpudiag.model.job import MemoryFormat, RunOptions
-from gpudiag.training.frameworks.directory_store import STORE_VARIABLE
-from gpudiag.training.frameworks.framework import Framework
-from gpudiag.training.frameworks.plan import Plan
+from gpudiag.training.frameworks.framework import Framework, Plan
+from gpudiag.training.session.agreement import STORE_VARIABLE
 
-#: A word that all nodes of a job share: what lies where they meet is under it, and torchrun unpickles it.
+#: A secret that all nodes of a job share; it signs the state of their rendezvous, which torchrun unpickles.
 SECRET_VARIABLE = "GPUDIAG_SECRET"  # noqa: S105  # a name
 _TORCHRUN = Path(__file__).with_name("torchrun.py")
 _STARTER = Path(__file__).parents[1] / "starter.py"
@@ -54,40 +53,40 @@ class PyTorch(Framework):
     fault_kinds: ClassVar[frozenset[str]] = frozenset(_FAULT_KINDS.split())
 
     def check(self, options: RunOptions) -> None:
-        """Several nodes meet only under a word that they share."""
+        """Refuse several nodes without a secret that they share."""
         if options.nodes > 1 and not os.environ.get(SECRET_VARIABLE):
             raise UsageError(
-                f"--nnodes needs {SECRET_VARIABLE}, as anybody can reach the place where nodes meet",
+                f"--nnodes needs {SECRET_VARIABLE}, because anybody can reach the address where nodes meet",
                 f"Set it to the same long random word on every node: export {SECRET_VARIABLE}=$(openssl rand -hex 16)",
             )
 
     def command_line(self, plan: Plan) -> list[str]:
-        """`python starter.py pytorch PROCESSES python -m gpudiag.training.jobs RUN_DIR JOB` on one node.
+        """Return `python starter.py pytorch PROCESSES python -m gpudiag.training.jobs RUN_DIR JOB` on one node.
 
         On several, `python torchrun.py ... -m gpudiag.training.jobs RUN_DIR JOB`: they meet at `Job.rendezvous`.
         """
-        where = plan.job.rendezvous
-        if where is None:
+        rendezvous = plan.job.rendezvous
+        if rendezvous is None:
             start = [sys.executable, "-I", str(_STARTER), self.name, str(plan.processes)]
             return [*start, plan.job.python, *self.worker(plan)]
-        meeting = [f"--rdzv-backend={where.backend}", f"--rdzv-endpoint={where.endpoint}", "--no-python"]
-        if where.node_rank is not None:
-            meeting.append(f"--node-rank={where.node_rank}")
+        meeting = [f"--rdzv-backend={rendezvous.backend}", f"--rdzv-endpoint={rendezvous.endpoint}", "--no-python"]
+        if rendezvous.node_rank is not None:
+            meeting.append(f"--node-rank={rendezvous.node_rank}")
         count = [f"--nnodes={plan.job.nodes}", f"--nproc-per-node={plan.processes}"]
         return [plan.job.python, str(_TORCHRUN), *count, *meeting, plan.job.python, *self.worker(plan)]
 
     def set_environment(self, values: dict[str, str], plan: Plan, private: Path) -> None:
-        """Where compiled kernels are kept, which interface processes talk over, and where and how processes meet."""
-        # Compiled kernels are worth keeping from run to run; this is where they would be without our TMPDIR.
+        """Set the cache of compiled kernels, the network interface, and how processes meet."""
+        # Keep compiled kernels from run to run, in the directory that PyTorch would use without our TMPDIR.
         values.setdefault("TORCHINDUCTOR_CACHE_DIR", str(Path(tempfile.gettempdir()) / f"torchinductor_{_user()}"))
         if plan.job.rendezvous is None:
             values[STORE_VARIABLE] = str(private / "store")
         if plan.job.nodes > 1:
-            # torchrun takes its options from such variables too, and other users of the machine see command lines only.
+            # torchrun reads its options from such variables too, and other users of the machine see command lines only.
             values["PET_RDZV_ID"] = hashlib.sha256(values.get(SECRET_VARIABLE, "").encode()).hexdigest()
         if plan.job.nodes == 1 and sys.platform == "linux":
-            # Nobody else is to reach them; and gloo would look its host's name up to find an interface, which fails on
-            # machines whose name does not resolve.
+            # Other hosts must not reach them; and gloo would look up its host's name to find an interface, which fails
+            # on machines whose name does not resolve.
             values.setdefault("GLOO_SOCKET_IFNAME", "lo")
             values.setdefault("NCCL_SOCKET_IFNAME", "lo")
 

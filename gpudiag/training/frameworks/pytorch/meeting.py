@@ -1,7 +1,7 @@
-"""Process groups of one host meet through files of the launch's private directory.
+"""Let process groups of one host meet through files of the launch's private directory.
 
-By default they meet through a TCP store, which asks nobody who they are: another user of the host could change what
-lies in it. Files in a directory of mode 0700 are out of the reach of others.
+By default they meet through a TCP store, which does not authenticate: another user of the host could change its
+contents. Files in a directory of mode 0700 are inaccessible to others.
 """
 
 from __future__ import annotations
@@ -15,16 +15,16 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
-from gpudiag.training.frameworks.directory_store import STORE_VARIABLE
+from gpudiag.training.session.agreement import STORE_VARIABLE
 
-#: How many groups of each size this process has joined in each directory. All members of a group count the same.
+#: Groups of each size that this process has joined in each directory. All members of a group count the same.
 _joined: Counter[tuple[str, int]] = Counter()
 
 
 def meet_through_files() -> None:
-    """Make `init_process_group` with `env://`, its default, meet in the directory that the launcher has set.
+    """Make `init_process_group` with `env://`, its default, meet in the launcher's directory.
 
-    Does nothing where the launcher has set none (several hosts), or where PyTorch has no distributed package.
+    Does nothing if the launcher has set none (several hosts), or if PyTorch has no distributed package.
     """
     if not os.environ.get(STORE_VARIABLE):
         return
@@ -32,14 +32,14 @@ def meet_through_files() -> None:
 
     if not distributed.is_available():
         return
-    # `torch.distributed.rendezvous` is a function of that module by the attribute of its package. A scheme that has a
-    # handler cannot be registered again.
+    # `torch.distributed.rendezvous` as an attribute is a function of that module. A scheme that has a handler cannot be
+    # registered again.
     rendezvous: Any = importlib.import_module("torch.distributed.rendezvous")
     rendezvous._rendezvous_handlers["env"] = _meet  # noqa: SLF001
 
 
 def _meet(url: str, timeout: timedelta | None = None, **_: Any) -> Iterator[tuple[Any, int, int]]:
-    """(store, rank, world size) from the URL's query or torchrun's variables."""
+    """Yield (store, rank, world size) from the URL's query or torchrun's variables."""
     from torch import distributed
 
     dist: Any = distributed  # whose stores are not in its `__all__`

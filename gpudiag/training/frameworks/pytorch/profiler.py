@@ -1,40 +1,38 @@
-"""The profiled window: a few steps under the PyTorch profiler, saved as one compressed trace."""
+"""A few steps under the PyTorch profiler, saved as one compressed trace.
+
+Uses private parts of PyTorch's profiler; a part that is missing is a RuntimeError, or left out. Checked with PyTorch
+2.11 and 2.13.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import gc
 from pathlib import Path
 from typing import Any
 
-from gpudiag.training.frameworks.pytorch.garbage import MarkedCollections
-from gpudiag.training.frameworks.pytorch.kineto import (
-    annotations_only,
-    end_open_ranges,
-    profiler_runs,
-    synchronization_events,
-)
-from gpudiag.training.frameworks.pytorch.modules import MarkedModules
-from gpudiag.training.frameworks.saved_trace import compress, contains
-from gpudiag.training.session.runtime import WARMUP_STEPS
+from gpudiag.training.frameworks.pytorch.marks import MarkedCollections, MarkedModules
+from gpudiag.training.session.record import compress, contains
+from gpudiag.training.session.step_counts import PROFILER_WARMUP_STEPS
 
-#: How Kineto writes what ran on a device.
+#: Kineto's categories of device activity.
 _DEVICE_ACTIVITY = rb'"cat": ?"(?:kernel|gpu_memcpy|gpu_memset)"'
 
 
 class ProfiledWindow:
-    """Records `active` steps of this process after two that are thrown away.
+    """Record `active` steps of this process after `PROFILER_WARMUP_STEPS` that are discarded.
 
     Args:
-        path: where the trace goes, `*.json.gz`; written beside it first and renamed when it is whole.
-        active: how many steps to record; None for all between `start` and `stop`, with no marks of steps.
-        cuda: record device activity too, and which stream waits for which event.
-        light: record annotations alone of what the framework does: no operators, and no marks of modules.
+        path: the trace, `*.json.gz`; written beside it first and renamed when it is complete.
+        active: steps to record; None for everything between `start` and `stop`, without marks of steps.
+        cuda: also record device activity, and which stream waits for which event.
+        kernel_only: record no operators and no marks of modules, of the framework's work only annotations.
 
     Raises:
-        RuntimeError: this PyTorch cannot record lightly.
+        RuntimeError: this PyTorch cannot record without operators.
     """
 
-    def __init__(self, path: Path, *, active: int | None, cuda: bool, light: bool = False) -> None:
+    def __init__(self, path: Path, *, active: int | None, cuda: bool, kernel_only: bool = False) -> None:
         from torch.profiler import ProfilerActivity, profile, schedule
 
         self.path = path
@@ -44,11 +42,12 @@ class ProfiledWindow:
         self._cuda = cuda
         self._kept = True
         self._collections = MarkedCollections()
-        self._modules = None if light else MarkedModules()
-        self._profiler = (annotations_only() if light else profile)(
+        self._modules = None if kernel_only else MarkedModules()
+        steps = None if active is None else schedule(wait=0, warmup=PROFILER_WARMUP_STEPS, active=active, repeat=1)
+        self._profiler = (_annotations_only() if kernel_only else profile)(
             activities=[ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if cuda else [])],
-            schedule=None if active is None else schedule(wait=0, warmup=WARMUP_STEPS, active=active, repeat=1),
-            experimental_config=synchronization_events() if cuda else None,
+            schedule=steps,
+            experimental_config=_synchronization_events() if cuda else None,
             on_trace_ready=self._save,
             # Shapes would double what recording costs the host (8 ms against 4 ms of a 62 ms step of 1,800 operators,
             # on a CPU). NCCL's collectives carry their sizes without them; gloo's are in the run record.
@@ -56,7 +55,7 @@ class ProfiledWindow:
         )
 
     def start(self) -> None:
-        """Begin with the steps that are thrown away.
+        """Begin with the discarded steps.
 
         Raises:
             RuntimeError: another profiler is recording.
@@ -69,21 +68,21 @@ class ProfiledWindow:
             self.unmarked = self._modules.start()
 
     def step(self) -> None:
-        """A step has ended. The last one's end saves the trace, which can take seconds."""
+        """End a step. The last one's end saves the trace, which can take seconds."""
         self._profiler.step()
 
     def stop(self) -> None:
-        """End the recording; saves what there is if the window was cut short while it recorded."""
+        """End the recording; save what there is if it was cut short."""
         self._collections.stop()
         if self._modules is not None:
             self._modules.stop()
         try:
             self._profiler.stop()
         finally:
-            end_open_ranges()
+            _end_open_ranges()
 
     def discard(self) -> None:
-        """End a recording that has failed; leaves nothing of it, and raises nothing."""
+        """End a failed recording, and remove its files. Raises nothing."""
         self._kept = False
         with contextlib.suppress(Exception):
             self.stop()
@@ -94,17 +93,90 @@ class ProfiledWindow:
         if not self._kept:
             return
         self.path.parent.mkdir(parents=True, exist_ok=True)
-        whole = self.path.with_name(f".{self.path.name}.part")
+        compressed = self.path.with_name(f".{self.path.name}.part")
         plain = self.path.with_name(f".{self.path.name}.json")
         try:
             profiler.export_chrome_trace(str(plain))
             if self._cuda:
                 self.device_activity = contains(plain, _DEVICE_ACTIVITY)
-            compress(plain, whole)
-            whole.replace(self.path)
+            compress(plain, compressed)
+            compressed.replace(self.path)
             self.saved = True
         finally:
-            # The profiler's own attempt has a name of its own, where the disk was full.
-            for leftover in (plain, plain.with_name(f"{plain.name}.tmp"), whole):
+            # If the disk was full, the profiler leaves a temporary file of its own.
+            for leftover in (plain, plain.with_name(f"{plain.name}.tmp"), compressed):
                 with contextlib.suppress(OSError):
                     leftover.unlink()
+
+
+def profiler_runs() -> bool:
+    """Return whether any PyTorch profiler records this thread. A second one would take its events away."""
+    from torch import autograd
+
+    return bool(autograd._profiler_enabled())  # type: ignore[attr-defined]  # noqa: SLF001
+
+
+def _synchronization_events() -> Any:
+    """Return the configuration that records CUDA synchronizations; None if this PyTorch has none."""
+    from torch._C import _profiler
+
+    make: Any = _profiler._ExperimentalConfig  # noqa: SLF001
+    try:
+        return make(enable_cuda_sync_events=True)
+    except TypeError:
+        return None
+
+
+def _end_open_ranges() -> None:
+    """End every open `record_function`, the program's own too, because the recording that it began in is over.
+
+    Each points into memory of that recording, which is freed. One that ends while a later profiler runs would write
+    there (PyTorch 2.13: a segmentation fault, at once or at exit). Ended twice, it does nothing the second time.
+    """
+    import torch
+    from torch.autograd.profiler import record_function
+
+    for candidate in gc.get_objects():
+        if issubclass(type(candidate), record_function) and candidate.record is not None:
+            with contextlib.suppress(Exception):
+                torch.ops.profiler._record_function_exit._RecordFunction(candidate.record)  # noqa: SLF001
+
+
+def _annotations_only() -> Any:
+    """Return a class like `torch.profiler.profile` that records `record_function` ranges and no operators.
+
+    The public profiler enables its callbacks for all scopes; here the private call that it makes gets only one.
+
+    Raises:
+        RuntimeError: this PyTorch has no scopes to choose from.
+    """
+    import torch
+    from torch.autograd import profiler as autograd_profiler
+    from torch.profiler import profile
+
+    enable: Any = getattr(autograd_profiler, "_enable_profiler", None)
+    scopes: Any = getattr(torch._C._profiler, "RecordScope", None)  # noqa: SLF001
+    began: Any = getattr(autograd_profiler, "_run_on_profiler_start", lambda: None)
+    if enable is None or scopes is None or "scopes" not in (enable.__doc__ or ""):
+        raise RuntimeError(f"PyTorch {torch.__version__} cannot record annotations without operators")
+
+    class AnnotationsOnly(profile):
+        """Record annotations, without operators."""
+
+        def prepare_trace(self) -> None:
+            super().prepare_trace()
+            recorder: Any = self.profiler
+
+            def start() -> None:
+                recorder.entered = True
+                began()
+                try:
+                    enable(recorder.config(), recorder.kineto_activities, {scopes.USER_SCOPE})
+                except Exception:
+                    # Ending a recording that was prepared and never enabled kills the process (PyTorch 2.13).
+                    enable(recorder.config(), recorder.kineto_activities)
+                    raise
+
+            recorder._start_trace = start  # noqa: SLF001
+
+    return AnnotationsOnly

@@ -1,92 +1,205 @@
-"""PyTorch, as a session sees it."""
+"""PyTorch as a session uses it: devices, step times, software versions, and the job's key-value store."""
 
 from __future__ import annotations
 
+import itertools
+import os
+import platform
 import sys
+import time
 from collections.abc import Sequence
-from contextlib import AbstractContextManager
 from dataclasses import replace
+from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gpudiag.model.run import ModelRecord
-from gpudiag.training.frameworks.pytorch.clock import clock_for
-from gpudiag.training.frameworks.pytorch.devices import device_name, software, training_device
-from gpudiag.training.frameworks.pytorch.loader_workers import WorkerTimes, watch_workers
-from gpudiag.training.frameworks.pytorch.loaders import marked_loaders
+from gpudiag.training.frameworks.pytorch.dataloader import WorkerTimes, marked_loaders, watch_workers
 from gpudiag.training.frameworks.pytorch.profiler import ProfiledWindow
-from gpudiag.training.frameworks.pytorch.store import job_store
 from gpudiag.training.session import record
-from gpudiag.training.session.clock import StepClock
-from gpudiag.training.session.place import Place, this_place
-from gpudiag.training.session.runtime import Recording
+from gpudiag.training.session.agreement import STORE_VARIABLE, DirectoryStore
+from gpudiag.training.session.clock import Anchor, StepClock, host_clock
+from gpudiag.training.session.position import ClusterPosition, cpu_name, current_position, driver_version
 
 if TYPE_CHECKING:
     from gpudiag.training.frameworks.pytorch.flops import FlopCounter
+    from gpudiag.training.session.step_counts import TraceKind
+
+#: Attempts to find an event's time on the host's clock; the shortest is the most exact.
+_ANCHOR_TRIES = 5
+
+#: One number per session of this process's job; ranks open their sessions in the same order.
+_sessions = itertools.count()
+
+
+def training_device(wanted: Any = None) -> Any:
+    """Return the `torch.device` wanted; else the current GPU if this process has used one already; else the CPU."""
+    import torch
+
+    if wanted is not None:
+        device: Any = torch.device(wanted)
+        if device.type == "cuda" and device.index is None:
+            device = torch.device("cuda", torch.cuda.current_device())
+        return device
+    cuda: Any = torch.cuda
+    if cuda.is_available() and cuda.is_initialized():
+        return torch.device("cuda", cuda.current_device())
+    return torch.device("cpu")
+
+
+def device_name(device: Any) -> str:
+    """Return the model name of the GPU, or of this process's CPU."""
+    if device.type == "cuda":
+        import torch
+
+        return str(torch.cuda.get_device_name(device))
+    return cpu_name()
+
+
+def software() -> dict[str, str]:
+    """Return versions: python, torch, and on GPUs cuda, cudnn, nccl and the driver."""
+    import torch
+
+    versions = {"python": platform.python_version(), "torch": str(torch.__version__)}
+    if torch.version.cuda is None or not torch.cuda.is_available():
+        return versions
+    versions["cuda"] = torch.version.cuda
+    cudnn = torch.backends.cudnn.version()  # type: ignore[no-untyped-call]  # torch's own
+    if cudnn is not None:
+        versions["cudnn"] = str(cudnn)
+    if torch.distributed.is_available() and torch.distributed.is_nccl_available():
+        nccl: Any = torch.cuda.nccl
+        versions["nccl"] = ".".join(str(number) for number in nccl.version())
+    driver = driver_version()
+    if driver:
+        versions["driver"] = driver
+    return versions
+
+
+def clock_for(device: Any) -> StepClock:
+    """Return the clock for a `torch.device`."""
+    return cuda_clock(device) if device.type == "cuda" else host_clock()
+
+
+def cuda_clock(device: Any) -> StepClock:
+    """Return a clock that records events on the current stream, and reads them after one synchronization at the end.
+
+    Work on other streams counts from when the current stream waits for it, as for DDP's and FSDP's streams.
+    """
+    import torch
+
+    make_event: Any = torch.cuda.Event
+
+    def event() -> Any:
+        mark = make_event(enable_timing=True)
+        mark.record(torch.cuda.current_stream(device))
+        return mark
+
+    def synchronize() -> None:
+        torch.cuda.synchronize(device)
+
+    def anchor() -> Anchor:
+        synchronize()
+        tries = []
+        for _ in range(_ANCHOR_TRIES):
+            before_ns = time.perf_counter_ns()
+            mark = event()
+            mark.synchronize()
+            after_ns = time.perf_counter_ns()
+            # On an idle device the event happens between the two instants, some microseconds apart.
+            tries.append((after_ns - before_ns, (before_ns + after_ns) // 2, mark))
+        _, host_ns, mark = min(tries, key=lambda attempt: attempt[0])
+        return Anchor(mark, host_ns)
+
+    def between_ms(begin: Any, end: Any) -> float:
+        return float(begin.elapsed_time(end))
+
+    return StepClock(event, between_ms, synchronize, anchor, happened=lambda mark: bool(mark.query()))
+
+
+def new_job() -> None:
+    """Number sessions anew, because this process is about to join another job, with a store of its own.
+
+    Otherwise processes that were in different jobs before would look for each other under different names.
+    """
+    global _sessions  # noqa: PLW0603  # a process is in one job at a time
+    _sessions = itertools.count()
+
+
+def job_store(position: ClusterPosition) -> Any:
+    """Return the key-value store that the job's processes share, with a prefix for this session; None for one process.
+
+    Raises:
+        RuntimeError: several processes, but neither a default process group nor torchrun's store.
+    """
+    session = next(_sessions)
+    if position.world_size == 1:
+        return None
+    if directory := os.environ.get(STORE_VARIABLE):
+        return DirectoryStore(Path(directory) / f"session-{session}")
+    from torch import distributed
+
+    dist: Any = distributed  # whose stores are not in its `__all__`
+    if dist.is_initialized():
+        store = dist.distributed_c10d._get_default_store()  # noqa: SLF001  # there is no public way to the store
+    elif os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
+        store = dist.TCPStore(
+            os.environ["MASTER_ADDR"],
+            int(os.environ["MASTER_PORT"]),
+            position.world_size,
+            is_master=False,
+            timeout=timedelta(seconds=60),
+        )
+    else:
+        raise RuntimeError(
+            f"a job of {position.world_size} processes needs torch.distributed.init_process_group before "
+            "gpudiag.profile"
+        )
+    attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+    return dist.PrefixStore(f"gpudiag/{attempt}/{session}", store)
 
 
 class PyTorchRuntime:
-    """One device per process, as DistributedDataParallel has it, unless it is told several."""
+    """One device per process, as under DistributedDataParallel, unless several are given."""
 
     framework = "pytorch"
+    label = staticmethod(str)
+    device_name = staticmethod(device_name)
+    software = staticmethod(software)
+    store = staticmethod(job_store)
+    trace_name = staticmethod(record.trace_name)
+    marked_loaders = staticmethod(marked_loaders)
 
     def devices(self, wanted: Any, model: Any) -> tuple[Any, ...]:  # noqa: ARG002  # the model does not tell
-        """The device wanted, or devices; else the current GPU if this process has used one; else the CPU."""
-        if isinstance(wanted, list | tuple):
-            return tuple(training_device(device) for device in wanted)
-        return (training_device(wanted),)
+        """Return the device wanted, or devices; else the current GPU if this process has used one; else the CPU."""
+        wanted = wanted if isinstance(wanted, list | tuple) else (wanted,)
+        return tuple(training_device(device) for device in wanted)
 
-    def place(self, devices: Sequence[Any]) -> Place:
-        """From the default process group, else from torchrun's environment."""
-        return replace(this_place(), devices=max(1, len(devices)))  # none is known before the first step
+    def position(self, devices: Sequence[Any]) -> ClusterPosition:
+        """Read the default process group, else torchrun's environment."""
+        return replace(current_position(), devices=max(1, len(devices)))  # none is known before the first step
 
     def on_gpu(self, device: Any) -> bool:
-        """Is it a CUDA device?"""
+        """Return whether it is a CUDA device."""
         return bool(device.type == "cuda")
 
-    def label(self, device: Any) -> str:
-        """`cuda:0`, `cpu`."""
-        return str(device)
-
-    def device_name(self, device: Any) -> str:
-        """Model of the GPU or CPU."""
-        return device_name(device)
-
-    def software(self) -> dict[str, str]:
-        """Versions of python, torch and what is under it."""
-        return software()
-
     def clock(self, devices: Sequence[Any]) -> StepClock:
-        """CUDA events on a GPU, the host's clock on a CPU."""
+        """Use CUDA events on a GPU, the host's clock on a CPU."""
         return clock_for(devices[0])
 
-    def store(self, place: Place) -> Any:
-        """The process group's store, or torchrun's."""
-        return job_store(place)
-
-    def trace_name(self, rank: int) -> str:
-        """`traces/rank<r>.pt.trace.json.gz`."""
-        return record.trace_name(rank)
-
-    def marked_loaders(self) -> AbstractContextManager[None]:
-        """Those of torch.utils.data."""
-        return marked_loaders()
-
     def loader_watch(self) -> WorkerTimes | None:
-        """Workers of torch.utils.data that are forked, once the program has imported it."""
+        """Time forked workers of torch.utils.data, if the program has imported PyTorch."""
         if "torch" not in sys.modules:
             return None
         watch_workers()
         return WorkerTimes()
 
-    def window(
-        self, path: Path, *, active: int, devices: Sequence[Any], recording: Recording = "full"
-    ) -> ProfiledWindow:
-        """A window of torch.profiler."""
-        return ProfiledWindow(path, active=active, cuda=self.on_gpu(devices[0]), light=recording == "light")
+    def window(self, path: Path, *, active: int, devices: Sequence[Any], kind: TraceKind = "full") -> ProfiledWindow:
+        """Make a window of torch.profiler."""
+        return ProfiledWindow(path, active=active, cuda=self.on_gpu(devices[0]), kernel_only=kind == "light")
 
     def flop_counter(self, devices: Sequence[Any], model: Any) -> FlopCounter | None:
-        """For one device: several of one process are driven by threads that cannot be seen into."""
+        """Count for one device only: threads that drive several devices of one process cannot be observed."""
         if model is None or len(devices) > 1:
             return None
         try:
@@ -96,7 +209,7 @@ class PyTorchRuntime:
         return FlopCounter(model)
 
     def describe(self, model: Any, gradient_sizes: Sequence[int]) -> ModelRecord:
-        """The parameters of a `torch.nn.Module`, wrapped or not."""
+        """Describe the parameters of a `torch.nn.Module`, wrapped or not."""
         parameters = list(model.parameters())
         trained = [p.numel() * p.element_size() for p in parameters if p.requires_grad]
         return ModelRecord(

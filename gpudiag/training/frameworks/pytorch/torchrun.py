@@ -1,11 +1,11 @@
-"""torchrun for several nodes, whose stores listen only where the nodes meet, and whose state nobody else can change.
+"""torchrun for several nodes, with stores that listen on one address only, and state that is signed.
 
     python torchrun.py TORCHRUN'S ARGUMENTS...
 
-PyTorch's stores listen on every interface, whatever address they are given, ask nobody who they are, and torchrun
-unpickles what lies in one under a known key. Here a store that serves is handed a socket that is bound to its own
-host's address, and what torchrun unpickles carries a signature (HMAC) made with the word that the nodes share. Is run
-as a file, by an interpreter that need not have gpudiag.
+PyTorch's stores listen on every interface, whatever address they get, and do not authenticate, and torchrun unpickles
+a store's value under a known key. Here a store that serves gets a socket bound to its own host's address, and the value
+that torchrun unpickles carries a signature (HMAC) made with the secret that the nodes share. Run as a file, by an
+interpreter that need not have gpudiag.
 """
 
 from __future__ import annotations
@@ -21,26 +21,26 @@ from typing import Any
 
 #: As many as PyTorch's own listening socket has.
 _BACKLOG = 2048
-#: The word that the nodes share.
+#: Names the secret that the nodes share.
 _SECRET = "GPUDIAG_SECRET"  # noqa: S105  # its name
-#: Under keys that begin so, torchrun's c10d backend keeps its state, pickled, as base64.
+#: Prefix of keys under which torchrun's c10d backend keeps its state, pickled, as base64.
 _STATE = "torch.rendezvous."
 
 
 def stores_on_their_hosts() -> None:
-    """From now on each TCPStore that this process serves listens on the address of its `host_name` alone."""
+    """Make each TCPStore that this process serves from now on listen on the address of its `host_name` alone."""
     from torch import distributed
     from torch.distributed.elastic.rendezvous import c10d_rendezvous_backend, static_tcp_rendezvous
     from torch.distributed.elastic.utils import distributed as elastic
 
-    # `torch.distributed.rendezvous` is a function of that module by the attribute of its package.
+    # `torch.distributed.rendezvous` as an attribute is a function of that module.
     meeting = importlib.import_module("torch.distributed.rendezvous")
     plain: Any = distributed.TCPStore  # type: ignore[attr-defined]  # whose stores are not in its `__all__`
     if getattr(plain, "on_its_host", False):
         return
 
     class TCPStore(plain):  # type: ignore[misc]
-        """PyTorch's, with a socket of our own where it serves."""
+        """PyTorch's, with a socket of ours if it serves."""
 
         on_its_host = True
 
@@ -51,13 +51,13 @@ def stores_on_their_hosts() -> None:
             super().__init__(host_name, port, *rest, **more)
 
         def get(self, key: str) -> bytes:
-            found: bytes = super().get(key)
-            return opened(key, found) if _is_state(key) else found
+            value: bytes = super().get(key)
+            return opened(key, value) if _is_state(key) else value
 
         def compare_set(self, key: str, expected: str, desired: str) -> bytes:
             if not _is_state(key):
-                plain_found: bytes = super().compare_set(key, expected, desired)
-                return plain_found
+                value: bytes = super().compare_set(key, expected, desired)
+                return value
             return opened(key, super().compare_set(key, signed(key, expected), signed(key, desired)))
 
     for module in (distributed, meeting, c10d_rendezvous_backend, static_tcp_rendezvous, elastic):
@@ -70,17 +70,17 @@ def _is_state(key: str) -> bool:
 
 
 def signed(key: str, text: str) -> str:
-    """Return base64 text with its signature; the empty text, which says that there is none yet, as it is."""
+    """Return base64 text with its signature; the empty text, which stands for no state, as it is."""
     return f"{text}.{_signature(key, text)}" if text else text
 
 
-def opened(key: str, found: bytes) -> bytes:
+def opened(key: str, value: bytes) -> bytes:
     """Return the text without its signature.
 
     Raises:
-        RuntimeError: it has none, or a wrong one: somebody without the word has written it.
+        RuntimeError: it has none, or a wrong one: somebody without the secret has written it.
     """
-    text, _, signature = found.decode("ascii", "replace").partition(".")
+    text, _, signature = value.decode("ascii", "replace").partition(".")
     if not hmac.compare_digest(signature.encode(), _signature(key, text).encode()):
         raise RuntimeError(f"the state of the rendezvous was written by somebody who does not know {_SECRET}")
     return text.encode()
@@ -91,10 +91,10 @@ def _signature(key: str, text: str) -> str:
 
 
 def _listening(host: str, port: int) -> tuple[int, int]:
-    """(port, descriptor) of a socket that listens on this host's address; the store owns and closes it.
+    """Return (port, descriptor) of a socket that listens on this host's address; the store owns and closes it.
 
     Raises:
-        RuntimeError: it cannot, as PyTorch's own does where another process serves there.
+        RuntimeError: another process serves there; PyTorch raises the same.
     """
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
@@ -110,8 +110,8 @@ def _listening(host: str, port: int) -> tuple[int, int]:
 
 def main() -> None:
     """Run torchrun."""
-    # A file's folder comes first where modules are looked for; what lies beside this one is nobody else's.
-    sys.path[:] = [place for place in sys.path if place != str(Path(__file__).parent)]
+    # A file's folder is first in the path; the modules beside this file are not for others.
+    sys.path[:] = [folder for folder in sys.path if folder != str(Path(__file__).parent)]
     from torch.distributed.run import main as torchrun
 
     stores_on_their_hosts()

@@ -1,4 +1,1 @@
-"""TensorFlow in a training process: its clock, its profiler, its marks, its cluster.
-
-Nothing here imports TensorFlow when it is imported itself.
-"""
+"""TensorFlow in a training process. Importing these modules does not import TensorFlow."""

@@ -1,4 +1,4 @@
-"""Where a process stands in a TensorFlow job, and how its processes agree with each other."""
+"""A process's position in a TensorFlow job, and the store through which its processes agree."""
 
 from __future__ import annotations
 
@@ -6,43 +6,36 @@ import contextlib
 import json
 import os
 import socket
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from gpudiag.training.frameworks.directory_store import STORE_VARIABLE, DirectoryStore
-from gpudiag.training.session.place import Place, this_place
+from gpudiag.training.session.agreement import STORE_VARIABLE, DirectoryStore
+from gpudiag.training.session.position import ClusterPosition, current_position
 
-#: How long a look at a key that nobody has set may take.
-_LOOK_MS = 1
+#: Timeout of a look-up of a key that may not be set.
+_LOOKUP_MS = 1
 
 
-def place_in_cluster(devices: int) -> Place:
-    """The place that the launcher gave to this process, else what `TF_CONFIG` says of the workers, else a job of one.
-
-    Args:
-        devices: how many devices this process drives.
-    """
+def position_in_cluster(devices: int) -> ClusterPosition:
+    """Return the position that the launcher gave, else that in `TF_CONFIG`'s workers, else that of a single process."""
     if os.environ.get("RANK", "").isdecimal():
-        given = this_place()
-        rank, local_rank, world, nodes = given.rank, given.local_rank, given.world_size, given.nodes
-    else:
-        rank, addresses = _from_config(os.environ.get("TF_CONFIG", ""))
-        hosts = [address.rpartition(":")[0] for address in addresses]
-        world, nodes = len(addresses), len(set(hosts))
-        local_rank = hosts[:rank].count(hosts[rank])
-    return Place(
+        return replace(current_position(), devices=devices)
+    rank, addresses = _read_config(os.environ.get("TF_CONFIG", ""))
+    hosts = [address.rpartition(":")[0] for address in addresses]
+    return ClusterPosition(
         rank=rank,
-        local_rank=local_rank,
-        world_size=world,
-        nodes=nodes,
+        local_rank=hosts[:rank].count(hosts[rank]),
+        world_size=len(addresses),
+        nodes=len(set(hosts)),
         host=socket.gethostname(),
         pid=os.getpid(),
         devices=devices,
     )
 
 
-def _from_config(text: str) -> tuple[int, list[str]]:
-    """This worker's number and all workers' addresses; one without address where there is no cluster of workers."""
+def _read_config(text: str) -> tuple[int, list[str]]:
+    """Return this worker's number and all workers' addresses; one empty address if there is no cluster of workers."""
     try:
         config = json.loads(text) if text else {}
         chief = config.get("cluster", {}).get("chief", [])
@@ -64,41 +57,38 @@ class CoordinationStore:
         self._prefix = f"gpudiag/{session}/"
 
     def set(self, key: str, value: str) -> None:
-        """Set a key, which must not have been set before."""
+        """Set a key; a second value is ignored."""
         import tensorflow as tf
 
-        with contextlib.suppress(tf.errors.AlreadyExistsError):  # a verdict that rank 0 left for whoever comes late
+        with contextlib.suppress(tf.errors.AlreadyExistsError):  # a decision that rank 0 posted when it left
             self._context.set_config_key_value(self._prefix + key, value)
 
     def get(self, key: str) -> str:
-        """The value of a key that has been set."""
+        """Return the value of a key that has been set."""
         return str(self._context.get_config_key_value(self._prefix + key))
 
     def check(self, keys: list[str]) -> bool:
-        """Have all of them been set?"""
+        """Return whether all of the keys are set."""
         import tensorflow as tf
 
         try:
             for key in keys:
-                self._context.get_config_key_value(self._prefix + key, timeout_in_ms=_LOOK_MS)
+                self._context.get_config_key_value(self._prefix + key, timeout_in_ms=_LOOKUP_MS)
         except (tf.errors.DeadlineExceededError, tf.errors.NotFoundError):
             return False
         return True
 
 
-def cluster_store(place: Place, session: int) -> Any:
-    """The store that the processes of the job share; None for one process.
+def cluster_store(position: ClusterPosition, session: int) -> Any:
+    """Return the store that the processes of the job share; None for one process.
 
-    The launcher's directory where gpudiag started the job, else the coordination service.
-
-    Args:
-        place: this process.
-        session: number of the session, the same in each process.
+    The launcher's directory if gpudiag started the job, else the coordination service. The session's number is the same
+    in each process.
 
     Raises:
         RuntimeError: several processes, and neither.
     """
-    if place.world_size == 1:
+    if position.world_size == 1:
         return None
     directory = os.environ.get(STORE_VARIABLE)
     if directory:
@@ -108,6 +98,6 @@ def cluster_store(place: Place, session: int) -> Any:
         store.check(["ready"])
     except Exception as error:
         raise RuntimeError(
-            f"a job of {place.world_size} processes needs MultiWorkerMirroredStrategy before gpudiag.profile"
+            f"a job of {position.world_size} processes needs MultiWorkerMirroredStrategy before gpudiag.profile"
         ) from error
     return store

@@ -1,21 +1,25 @@
-"""TensorFlow, as those programs see it that start its processes."""
+"""TensorFlow as seen by programs that start its processes."""
 
 from __future__ import annotations
 
+import os
+import shutil
+import subprocess
 import sys
 from pathlib import Path
 from typing import ClassVar
 
-from gpudiag.errors import UsageError
+from gpudiag.errors import FrameworkMissingError, UsageError
 from gpudiag.model.job import MemoryFormat, RunOptions
-from gpudiag.training.frameworks.directory_store import STORE_VARIABLE
-from gpudiag.training.frameworks.framework import Framework
-from gpudiag.training.frameworks.plan import Plan
-from gpudiag.training.frameworks.tensorflow.loopback import preload
+from gpudiag.training.frameworks.framework import Framework, Plan
+from gpudiag.training.session.agreement import STORE_VARIABLE
 
 #: Strategies whose processes or threads find each other over the network.
 _SERVING = frozenset({"parameter-server", "multi-worker"})
 _STARTER = Path(__file__).parents[1] / "starter.py"
+#: A library that keeps TensorFlow's servers on the loopback address.
+_LOOPBACK = Path(__file__).with_name("loopback.c")
+_COMPILE_S = 60
 
 #: TensorFlow's `build_info.py` holds assignments only; importing TensorFlow takes seconds.
 _QUESTION = r"""
@@ -52,7 +56,7 @@ class TensorFlow(Framework):
     fault_kinds: ClassVar[frozenset[str]] = frozenset(("none", "late-loader", "extra-compute", "syncs"))
 
     def check(self, options: RunOptions) -> None:
-        """Workloads, ways of feeding and of exchanging that only PyTorch's jobs have, and several nodes."""
+        """Refuse workloads, inputs and communication that only PyTorch's jobs have, and several nodes."""
         from gpudiag.training.models.registry import is_own
         from gpudiag.training.models.tensorflow.registry import check_workload
         from gpudiag.training.strategies.registry import tensorflow_strategy
@@ -80,25 +84,39 @@ class TensorFlow(Framework):
             )
 
     def command_line(self, plan: Plan) -> list[str]:
-        """`python starter.py tensorflow PROCESSES python -m gpudiag.training.jobs RUN_DIR JOB`."""
-        return [
-            sys.executable,
-            "-I",
-            str(_STARTER),
-            self.name,
-            str(plan.processes),
-            plan.job.python,
-            *self.worker(plan),
-        ]
+        """Return `python starter.py tensorflow PROCESSES python -m gpudiag.training.jobs RUN_DIR JOB`."""
+        start = [sys.executable, "-I", str(_STARTER), self.name, str(plan.processes)]
+        return [*start, plan.job.python, *self.worker(plan)]
 
     def set_environment(self, values: dict[str, str], plan: Plan, private: Path) -> None:
-        """Keras's backend, the store through which sessions agree, where servers listen, how many threads are made."""
+        """Set Keras's backend, the store through which sessions agree, where servers listen, and numbers of threads."""
         values["KERAS_BACKEND"] = "tensorflow"
         values[STORE_VARIABLE] = str(private / "store")
         if sys.platform == "linux" and plan.job.strategy in _SERVING:
             values["LD_PRELOAD"] = preload(private, values.get("LD_PRELOAD"))
         if plan.job.device == "cpu":
-            values["CUDA_VISIBLE_DEVICES"] = ""  # TensorFlow would complain of a driver that it does not find
-        # Threads of one op, and ops at a time: by default both are as many as the machine has cores, in every process.
+            values["CUDA_VISIBLE_DEVICES"] = ""  # else TensorFlow complains of a missing driver
+        # Threads of one op, and concurrent ops: by default, both are the number of cores, in every process.
         values.setdefault("TF_NUM_INTRAOP_THREADS", str(plan.threads))
         values.setdefault("TF_NUM_INTEROP_THREADS", str(max(2, plan.threads)))
+
+
+def preload(directory: Path, inherited: str | None) -> str:
+    """Compile the library that keeps TensorFlow's servers on the loopback address; return the value of LD_PRELOAD.
+
+    Raises:
+        FrameworkMissingError: there is no compiler, or it fails.
+    """
+    compiler = shutil.which(os.environ.get("CC") or "cc") or shutil.which("gcc") or shutil.which("clang")
+    target = directory / "loopback.so"
+    try:
+        if compiler is None:
+            raise FileNotFoundError("there is no C compiler")
+        command = [compiler, "-O1", "-shared", "-fPIC", str(_LOOPBACK), "-o", str(target), "-ldl"]
+        subprocess.run(command, capture_output=True, timeout=_COMPILE_S, check=True)
+    except (OSError, subprocess.SubprocessError) as error:
+        raise FrameworkMissingError(
+            f"TensorFlow's servers would listen on every network interface ({error})",
+            "Install a C compiler (cc), with which gpudiag keeps them on this machine, or choose another strategy.",
+        ) from error
+    return " ".join(filter(None, (str(target), inherited)))

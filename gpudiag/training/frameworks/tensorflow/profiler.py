@@ -1,4 +1,4 @@
-"""The profiled window: a few steps under the TensorFlow profiler, saved as one compressed XSpace."""
+"""A few steps under the TensorFlow profiler, saved as one compressed XSpace."""
 
 from __future__ import annotations
 
@@ -6,31 +6,31 @@ import contextlib
 import tempfile
 from pathlib import Path
 
-from gpudiag.training.frameworks.saved_trace import compress, contains
-from gpudiag.training.session.runtime import WARMUP_STEPS
+from gpudiag.training.session.record import compress, contains
+from gpudiag.training.session.step_counts import PROFILER_WARMUP_STEPS
 
-#: The name of a plane of what ran on a GPU.
+#: The name of a plane of GPU activity.
 _DEVICE_ACTIVITY = rb"/device:GPU:\d"
 
 
 class TensorflowWindow:
-    """Records `active` steps of this process, on all its devices, after two that are thrown away.
+    """Record `active` steps of this process, on all its devices, after `PROFILER_WARMUP_STEPS` that are discarded.
 
     Args:
-        path: where the trace goes, `*.xplane.pb.gz`; written beside it first and renamed when it is whole.
-        active: how many steps to record.
-        on_gpu: the first two steps are recorded too. On CPUs there is nothing to start, and each recording is a risk:
-            where an event begins on one thread and ends on another, as collectives' do, TensorFlow 2.21 may damage its
-            heap when the recording ends (`SplitEventTracker::FindStartAndMerge`), and crash or hang.
-        light: of what the host does, record what programs mark alone, no ops.
+        path: the trace, `*.xplane.pb.gz`; written beside it first and renamed when it is complete.
+        active: steps to record.
+        on_gpu: also record the discarded steps. On CPUs there is nothing to start, and each recording is a risk: if an
+            event begins on one thread and ends on another, as collectives' do, TensorFlow 2.21 may damage its heap when
+            the recording ends (`SplitEventTracker::FindStartAndMerge`), and crash or hang.
+        kernel_only: of the host's work, record only the program's marks, no ops.
     """
 
-    def __init__(self, path: Path, *, active: int, on_gpu: bool, light: bool = False) -> None:
+    def __init__(self, path: Path, *, active: int, on_gpu: bool, kernel_only: bool = False) -> None:
         self.path = path
         self.saved = False
         self.device_activity: bool | None = None
         self.unmarked = ""
-        self._kernel_only = light
+        self._kernel_only = kernel_only
         self._active = active
         self._on_gpu = on_gpu
         self._steps = 0
@@ -38,7 +38,7 @@ class TensorflowWindow:
         self._directory: tempfile.TemporaryDirectory[str] | None = None
 
     def start(self) -> None:
-        """Begin with the steps that are thrown away.
+        """Begin with the discarded steps.
 
         Raises:
             RuntimeError: another profiler is recording.
@@ -49,29 +49,29 @@ class TensorflowWindow:
             self._begin()
 
     def step(self) -> None:
-        """A step has ended. The last one's end saves the trace, which can take seconds."""
+        """End a step. The last one's end saves the trace, which can take seconds."""
         self._steps += 1
-        if self._steps == WARMUP_STEPS:
+        if self._steps == PROFILER_WARMUP_STEPS:
             if self._records:
                 self._end(save=False)
             self._begin()
-        elif self._steps == WARMUP_STEPS + self._active:
+        elif self._steps == PROFILER_WARMUP_STEPS + self._active:
             self.stop()
 
     def stop(self) -> None:
-        """End the recording; saves what there is if the window was cut short while it recorded."""
+        """End the recording; save what there is if it was cut short."""
         if self._directory is None:
             return
         try:
             if self._records:
-                self._end(save=self._steps > WARMUP_STEPS)
+                self._end(save=self._steps > PROFILER_WARMUP_STEPS)
         finally:
             with contextlib.suppress(OSError):
                 self._directory.cleanup()
             self._directory = None
 
     def discard(self) -> None:
-        """End a recording that has failed; leaves nothing of it, and raises nothing."""
+        """End a failed recording, and remove its files. Raises nothing."""
         self._steps = 0
         with contextlib.suppress(Exception):
             self.stop()
@@ -83,8 +83,8 @@ class TensorflowWindow:
 
         assert self._directory is not None  # noqa: S101  # made by start
         try:
-            # Kernels of ops and, by default (level 2), what TensorFlow calls informative on the host; more would cost
-            # the host more time. Level 1 has marks and ops that are expensive on the host: those of CPUs, few of GPUs'.
+            # The default, level 2, records events that TensorFlow calls informative; more would cost the host more
+            # time. Level 1 records marks and ops that are expensive on the host: those of CPUs, few of GPUs'.
             options = tf.profiler.experimental.ProfilerOptions(host_tracer_level=1) if self._kernel_only else None
             tf.profiler.experimental.start(self._directory.name, options=options)
         except tf.errors.AlreadyExistsError as error:
@@ -106,9 +106,9 @@ class TensorflowWindow:
             return
         if not written:
             raise RuntimeError("the TensorFlow profiler wrote no trace")
-        whole = Path(self._directory.name) / "whole"
+        compressed = Path(self._directory.name) / "compressed"
         if self._on_gpu:
             self.device_activity = contains(written[-1], _DEVICE_ACTIVITY)
-        compress(written[-1], whole)
-        whole.replace(self.path)
+        compress(written[-1], compressed)
+        compressed.replace(self.path)
         self.saved = True

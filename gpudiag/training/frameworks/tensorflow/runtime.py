@@ -1,4 +1,4 @@
-"""TensorFlow, as a session sees it."""
+"""TensorFlow as a session uses it: devices, step times, software versions."""
 
 from __future__ import annotations
 
@@ -6,52 +6,151 @@ import itertools
 import math
 import platform
 import sys
-from collections.abc import Sequence
-from contextlib import AbstractContextManager, nullcontext
+import time
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from gpudiag.model.run import ModelRecord
-from gpudiag.training.frameworks.tensorflow.clock import synchronized_clock
-from gpudiag.training.frameworks.tensorflow.cluster import cluster_store, place_in_cluster
-from gpudiag.training.frameworks.tensorflow.devices import hardware_name, training_devices
+from gpudiag.training.frameworks.tensorflow.cluster import cluster_store, position_in_cluster
 from gpudiag.training.frameworks.tensorflow.profiler import TensorflowWindow
 from gpudiag.training.session import record
-from gpudiag.training.session.clock import StepClock, host_clock
-from gpudiag.training.session.place import Place, cpu_name, driver_version
-from gpudiag.training.session.runtime import Recording
+from gpudiag.training.session.clock import StepClock, UnprofiledSeries, host_clock
+from gpudiag.training.session.position import ClusterPosition, cpu_name, driver_version
+
+if TYPE_CHECKING:
+    from gpudiag.training.session.step_counts import TraceKind
 
 #: One number per session of this process; processes open their sessions in the same order.
 _sessions = itertools.count()
+
+
+class SynchronizedClock(StepClock):
+    """The host's clock between two instants at which the devices are idle, as TensorFlow has no events to record.
+
+    A step's function returns when its kernels are launched, so that single marks say when the host got there. Every
+    series of steps therefore begins and ends with a synchronization. The sum of a series, and so its mean, is the
+    devices' own; how it is spread over the steps is the host's doing: if the host runs ahead, the first steps seem
+    short and the last one long.
+    """
+
+    def __init__(self, drain: Callable[[], None]) -> None:
+        super().__init__(time.perf_counter_ns, lambda begin, end: (end - begin) / 1e6, lambda: None)
+        self._drain = drain
+        self._drained = True
+
+    def mark(self) -> None:
+        """End a step and begin the next."""
+        self._drained = False
+        super().mark()
+
+    def restart(self) -> None:
+        """Begin a step on idle devices."""
+        self._drain()
+        super().restart()
+        self._drained = True
+
+    def finish(self) -> None:
+        """End the last step when the devices are idle."""
+        if self._drained:
+            return
+        self._drain()
+        self._marks[-1] = self._instant()
+        self._drained = True
+
+    def series(self) -> UnprofiledSeries:
+        """Return the steps since the last reading, and forget them. Waits for the devices."""
+        self.finish()
+        return super().series()
+
+
+def synchronize(devices: Sequence[str]) -> None:
+    """Wait until devices of this process, given by their short names, are idle.
+
+    `tf.test.experimental.sync_devices` waits for all devices that TensorFlow knows, and fails in a job of several
+    processes, because the other processes' devices are among them.
+    """
+    import tensorflow as tf
+    from tensorflow.python.eager import context  # there is no public way to its queue
+
+    for device in devices:
+        with tf.device(device):
+            tf.raw_ops.SyncDevice()
+    context.async_wait()
+
+
+def training_devices(wanted: Any, model: Any) -> tuple[str, ...]:
+    """Return the short names (`GPU:0`, `CPU:1`) of this process's devices.
+
+    Those wanted; else those on which the model's strategy, or the current strategy, puts replicas; else the first GPU;
+    else the CPU.
+
+    Args:
+        wanted: a device name, a sequence of them, or None.
+        model: a Keras model, or None.
+    """
+    import tensorflow as tf
+
+    if wanted is not None:
+        names = [wanted] if isinstance(wanted, str) else list(wanted)
+        return tuple(short_name(str(name)) for name in names)
+    strategy = getattr(model, "distribute_strategy", None)
+    if strategy is None and tf.distribute.has_strategy():
+        strategy = tf.distribute.get_strategy()
+    if strategy is not None and strategy.num_replicas_in_sync > 1:
+        return tuple(short_name(name) for name in strategy.extended.worker_devices)
+    return ("GPU:0",) if tf.config.list_logical_devices("GPU") else ("CPU:0",)
+
+
+def short_name(name: str) -> str:
+    """Return `GPU:1` for `/job:localhost/replica:0/task:0/device:GPU:1`, `/gpu:1` or `GPU:1`.
+
+    >>> short_name("/job:worker/replica:0/task:1/device:GPU:0")
+    'GPU:0'
+    >>> short_name("/cpu:1")
+    'CPU:1'
+    """
+    kind, _, ordinal = name.rpartition("/")[2].removeprefix("device:").partition(":")
+    return f"{kind.upper()}:{ordinal or 0}"
+
+
+def hardware_name(device: str, cpu: str) -> str:
+    """Return the model name of a GPU by its short name; `cpu` for a CPU device."""
+    import tensorflow as tf
+
+    kind, _, ordinal = device.partition(":")
+    physical: Sequence[Any] = tf.config.list_physical_devices("GPU") if kind == "GPU" else ()
+    if int(ordinal) >= len(physical):
+        return cpu
+    details = tf.config.experimental.get_device_details(physical[int(ordinal)])
+    return str(details.get("device_name", ""))
 
 
 class TensorflowRuntime:
     """One process may drive several devices; each is a rank of its own in the records, and all are in one trace."""
 
     framework = "tensorflow"
+    label = staticmethod(str)
+    devices = staticmethod(training_devices)
+    trace_name = staticmethod(record.tensorflow_trace_name)
+    marked_loaders = staticmethod(nullcontext)  # tf.data marks itself in the trace
 
-    def devices(self, wanted: Any, model: Any) -> tuple[str, ...]:
-        """Those wanted, else those of the model's strategy."""
-        return training_devices(wanted, model)
-
-    def place(self, devices: Sequence[Any]) -> Place:
-        """From the launcher, else from `TF_CONFIG`."""
-        return place_in_cluster(max(1, len(devices)))
+    def position(self, devices: Sequence[Any]) -> ClusterPosition:
+        """Read the launcher's variables, else `TF_CONFIG`."""
+        return position_in_cluster(max(1, len(devices)))
 
     def on_gpu(self, device: Any) -> bool:
-        """Is it a GPU?"""
+        """Return whether it is a GPU."""
         return str(device).startswith("GPU:")
 
-    def label(self, device: Any) -> str:
-        """`GPU:0`, `CPU:1`."""
-        return str(device)
-
     def device_name(self, device: Any) -> str:
-        """Model of the GPU or CPU."""
+        """Return the model name of the GPU or CPU."""
         return hardware_name(str(device), cpu_name())
 
     def software(self) -> dict[str, str]:
-        """Versions of python, tensorflow and keras, and on GPUs of the driver and what TensorFlow was built for."""
+        """Return versions: python, tensorflow, keras, and on GPUs the driver and the libraries built for."""
         import tensorflow as tf
 
         versions = {"python": platform.python_version(), "tensorflow": str(tf.__version__)}
@@ -69,41 +168,31 @@ class TensorflowRuntime:
         return versions
 
     def clock(self, devices: Sequence[Any]) -> StepClock:
-        """The host's clock, with synchronizations at either end of a series of steps on GPUs."""
-        return synchronized_clock(devices) if self.on_gpu(devices[0]) else host_clock()
+        """Use the host's clock, with synchronizations before and after a series of steps on GPUs."""
+        return SynchronizedClock(partial(synchronize, devices)) if self.on_gpu(devices[0]) else host_clock()
 
-    def store(self, place: Place) -> Any:
-        """The launcher's directory, else TensorFlow's coordination service."""
-        return cluster_store(place, next(_sessions))
-
-    def trace_name(self, rank: int) -> str:
-        """`traces/rank<r>.xplane.pb.gz`."""
-        return record.tensorflow_trace_name(rank)
-
-    def marked_loaders(self) -> AbstractContextManager[None]:
-        """None are known: tf.data marks itself in the trace."""
-        return nullcontext()
+    def store(self, position: ClusterPosition) -> Any:
+        """Return the launcher's directory, else TensorFlow's coordination service."""
+        return cluster_store(position, next(_sessions))
 
     def loader_watch(self) -> None:
-        """None: tf.data makes batches in threads of its own."""
+        """Return None: tf.data makes batches in threads of its own."""
 
-    def window(
-        self, path: Path, *, active: int, devices: Sequence[Any], recording: Recording = "full"
-    ) -> TensorflowWindow:
-        """A window of tf.profiler, which records all devices of the process.
+    def window(self, path: Path, *, active: int, devices: Sequence[Any], kind: TraceKind = "full") -> TensorflowWindow:
+        """Make a window of tf.profiler, which records all devices of the process.
 
         Raises:
-            RuntimeError: a light one in a job of several CPU processes, of which each recording is a risk.
+            RuntimeError: a kernel-only one in a job of several CPU processes, for which each recording is a risk.
         """
-        if recording == "light" and not self.on_gpu(devices[0]) and self.place(devices).world_size > 1:
+        if kind == "light" and not self.on_gpu(devices[0]) and self.position(devices).world_size > 1:
             raise RuntimeError("TensorFlow may crash when a recording of several CPU processes ends: there is but one")
-        return TensorflowWindow(path, active=active, on_gpu=self.on_gpu(devices[0]), light=recording == "light")
+        return TensorflowWindow(path, active=active, on_gpu=self.on_gpu(devices[0]), kernel_only=kind == "light")
 
     def flop_counter(self, devices: Sequence[Any], model: Any) -> None:
-        """None: a graph's operators are not seen while they run."""
+        """Return None: a graph's operators are not seen while they run."""
 
     def describe(self, model: Any, gradient_sizes: Sequence[int]) -> ModelRecord:
-        """The trained variables of a Keras model; moving averages and the like are no parameters, as in PyTorch."""
+        """Describe the trained variables of a Keras model; as in PyTorch, moving averages are no parameters."""
         import tensorflow as tf
 
         counts = [math.prod(variable.shape) for variable in model.trainable_variables]

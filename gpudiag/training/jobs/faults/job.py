@@ -31,13 +31,14 @@ from gpudiag.model.benchmarks.selftest import (
 )
 from gpudiag.model.run import RankRecord, RunRecord, StepTimes
 from gpudiag.model.run_directory import read_json, write_json
+from gpudiag.training.frameworks.runtimes import load_runtime
 from gpudiag.training.jobs.faults.fault import Fault, TrainerT, make_fault
+from gpudiag.training.loop.launched import launched, set_launched
 from gpudiag.training.session import record
-from gpudiag.training.session.clock import summarize
-from gpudiag.training.session.launched import launched, set_launched
+from gpudiag.training.session.clock import UnprofiledSeries, summarize
 from gpudiag.training.session.progress import SOCKET_VARIABLE, ProgressSender
-from gpudiag.training.session.runtime import RECORDINGS, WARMUP_STEPS, Recording, Runtime, Window, load_runtime
-from gpudiag.training.session.timing.unprofiled_series import UnprofiledSeries
+from gpudiag.training.session.runtime import Runtime, Window
+from gpudiag.training.session.step_counts import PROFILER_WARMUP_STEPS, TRACE_KINDS, TraceKind
 
 #: Steps after a switch that are not timed: the host runs ahead again, and late ranks show.
 _RUN_IN_STEPS = 3
@@ -104,7 +105,7 @@ class _Job(Generic[TrainerT]):
         self._runtime = runtime
         self._device_name = runtime.device_name(trainer.device)
         trace = runtime.trace_name(self.place.rank)
-        self._trace_names: dict[Recording, str] = {"full": trace, "light": record.kernel_only_trace_name(trace)}
+        self._trace_names: dict[TraceKind, str] = {"full": trace, "light": record.kernel_only_trace_name(trace)}
         #: Of each fault the steps that were timed with it.
         self._faulty: dict[str, UnprofiledSeries] = {}
         self._faults: dict[str, Fault[TrainerT]] = {}
@@ -201,8 +202,8 @@ class _Job(Generic[TrainerT]):
 
     def _plain_windows(self, directory: Path, plan: FaultPlan) -> None:
         """As in most users' loops, the framework's own step marks and nothing else; recorded as a session records."""
-        recorded: dict[Recording, StepTimes | None] = {}
-        for recording in RECORDINGS:
+        recorded: dict[TraceKind, StepTimes | None] = {}
+        for recording in TRACE_KINDS:
             try:
                 recorded[recording] = self._window(directory, recording)
             except Exception:
@@ -211,7 +212,7 @@ class _Job(Generic[TrainerT]):
                 traceback.print_exc()  # what is lost is that recording alone
         self.save(directory, plan, recorded)
 
-    def _window(self, directory: Path, recording: Recording) -> StepTimes | None:
+    def _window(self, directory: Path, recording: TraceKind) -> StepTimes | None:
         """Where the window fails, its steps pass all the same: the other ranks record theirs."""
         trainer, active = self.trainer, self.plan.active
         for _ in range(_RUN_IN_STEPS):
@@ -220,19 +221,19 @@ class _Job(Generic[TrainerT]):
         failure: Exception | None = None
         try:
             path = directory / self._trace_names[recording]
-            window = self._runtime.window(path, active=active, devices=[trainer.device], recording=recording)
+            window = self._runtime.window(path, active=active, devices=[trainer.device], kind=recording)
             window.start()
         except Exception as error:  # noqa: BLE001  # whatever a profiler's private parts may raise
             window, failure = None, error
         trainer.clock.read()
-        for step in range(WARMUP_STEPS + active):
-            if step == WARMUP_STEPS:
+        for step in range(PROFILER_WARMUP_STEPS + active):
+            if step == PROFILER_WARMUP_STEPS:
                 trainer.clock.restart()
             with trainer.marked(step):
                 trainer.step()
-            if step >= WARMUP_STEPS:
+            if step >= PROFILER_WARMUP_STEPS:
                 trainer.clock.mark()
-            if step == WARMUP_STEPS + active - 1:
+            if step == PROFILER_WARMUP_STEPS + active - 1:
                 trainer.clock.finish()
             if window is not None:
                 window.step()
@@ -273,7 +274,7 @@ class _Job(Generic[TrainerT]):
         self,
         directory: Path,
         plan: FaultPlan | None = None,
-        recorded: Mapping[Recording, StepTimes | None] | None = None,
+        recorded: Mapping[TraceKind, StepTimes | None] | None = None,
     ) -> None:
         """Write this rank's record of a run directory and, on rank 0 once all ranks have, the run's."""
         place, runtime, recorded = self.place, self._runtime, recorded or {}

@@ -9,9 +9,8 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, ClassVar
 
-from gpudiag.training.session.clock import StepClock
-from gpudiag.training.session.place import Place
-from gpudiag.training.session.timing.unprofiled_series import UnprofiledSeries
+from gpudiag.training.session.clock import StepClock, UnprofiledSeries
+from gpudiag.training.session.position import ClusterPosition
 
 #: Steps after which the first guess of the step time is made.
 _FIRST_STEPS = 5
@@ -59,7 +58,14 @@ class Trainer(ABC):
     holds: bool = False
 
     def __init__(
-        self, *, device: Any, place: Place, strategy: str, model: Any, batches: Iterable[Any], clock: StepClock
+        self,
+        *,
+        device: Any,
+        place: ClusterPosition,
+        strategy: str,
+        model: Any,
+        batches: Iterable[Any],
+        clock: StepClock,
     ) -> None:
         self.device = device
         self.place = place

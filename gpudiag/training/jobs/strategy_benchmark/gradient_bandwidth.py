@@ -14,7 +14,7 @@ from gpudiag.model.run_directory import read_json, write_json
 from gpudiag.training.jobs.strategy_benchmark import transports
 from gpudiag.training.jobs.strategy_benchmark.job import save_rank
 from gpudiag.training.jobs.strategy_benchmark.world import World
-from gpudiag.training.session.launched import launched
+from gpudiag.training.loop.launched import launched
 from gpudiag.training.session.progress import ProgressSender
 
 

@@ -39,14 +39,14 @@ from gpudiag.model.run_directory import FACTS_FILE, read_json, write_json
 from gpudiag.prediction.curves import curves_of
 from gpudiag.prediction.overlap import ddp_buckets
 from gpudiag.prediction.situation import Situation
-from gpudiag.training.frameworks.pytorch.devices import device_name, software
+from gpudiag.training.frameworks.pytorch.runtime import device_name, software
 from gpudiag.training.jobs.strategy_benchmark import transports
 from gpudiag.training.jobs.strategy_benchmark.side import Side
 from gpudiag.training.jobs.strategy_benchmark.subject import Subject
 from gpudiag.training.jobs.strategy_benchmark.world import World
+from gpudiag.training.loop.launched import launched
 from gpudiag.training.session import record
-from gpudiag.training.session.launched import launched
-from gpudiag.training.session.place import this_place
+from gpudiag.training.session.position import current_position
 from gpudiag.training.session.progress import ProgressSender
 from gpudiag.training.strategies.predict import finalists_of, predict
 from gpudiag.training.strategies.registry import transports_of
@@ -104,7 +104,7 @@ def run() -> None:
 
 def save_rank(run_dir: Path, world: World) -> None:
     """Leave this rank's record, which the launcher looks for."""
-    place = this_place()
+    place = current_position()
     mine = RankRecord(
         rank=place.rank,
         local_rank=place.local_rank,

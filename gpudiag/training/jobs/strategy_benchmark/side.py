@@ -6,7 +6,7 @@ import torch
 
 from gpudiag.model.benchmarks.prediction import Candidate
 from gpudiag.model.job import CommunicationOptions
-from gpudiag.training.frameworks.pytorch.clock import clock_for
+from gpudiag.training.frameworks.pytorch.runtime import clock_for
 from gpudiag.training.jobs.strategy_benchmark.subject import Subject
 from gpudiag.training.jobs.strategy_benchmark.world import World
 from gpudiag.training.strategies.registry import load_strategy, strategy_entry

@@ -38,7 +38,7 @@ def step_on_each_device(
     """What each device does with its inputs and targets, for `strategy.run` within a graph.
 
     The ranges below are opened while the graph is built, and so name the ops in it; see
-    `gpudiag.training.session.tensorflow_marks`.
+    `gpudiag.training.session.ranges`.
 
     Args:
         workload: prepares inputs and makes the loss.

@@ -36,8 +36,8 @@ from gpudiag.training.jobs.volume.storage import (
     chunk_of,
     remove_volumes,
 )
+from gpudiag.training.loop.launched import launched
 from gpudiag.training.models.pytorch.unet3d import OUTPUTS, UNet3dTraining
-from gpudiag.training.session.launched import launched
 from gpudiag.training.strategies.registry import load_strategy
 
 if TYPE_CHECKING:

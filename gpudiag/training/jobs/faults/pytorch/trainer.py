@@ -14,13 +14,13 @@ from torch import distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 from gpudiag.model.benchmarks.selftest import SelftestPlan
-from gpudiag.training.frameworks.pytorch.clock import clock_for
+from gpudiag.training.frameworks.pytorch.runtime import clock_for
 from gpudiag.training.jobs.data.batches import Batch, batches
 from gpudiag.training.jobs.faults.pytorch.communication_hook import CommunicationHook
 from gpudiag.training.jobs.faults.trainer import Trainer
 from gpudiag.training.jobs.precision import Arithmetic
 from gpudiag.training.models.registry import load_workload
-from gpudiag.training.session.place import this_place
+from gpudiag.training.session.position import current_position
 
 
 class DdpTrainer(Trainer):
@@ -65,7 +65,7 @@ class DdpTrainer(Trainer):
         self.other_step: Callable[[Batch], None] | None = None
         self.holds = on_gpu
         self.gradient_bytes = sum(p.numel() * p.element_size() for p in bare.parameters() if p.requires_grad)
-        place = this_place()
+        place = current_position()
         super().__init__(
             device=device,
             place=place,

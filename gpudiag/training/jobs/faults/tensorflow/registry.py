@@ -6,7 +6,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from gpudiag.training.frameworks.tensorflow.clock import settle
+from gpudiag.training.frameworks.tensorflow.runtime import synchronize
 from gpudiag.training.jobs.faults.fault import Fault, LateLoader, NoFault
 from gpudiag.training.jobs.faults.job import run_faults
 from gpudiag.training.jobs.faults.tensorflow.trainer import DistributedTrainer
@@ -50,7 +50,7 @@ class Syncs(Fault[DistributedTrainer]):
 
     def _read(self, loss: Any) -> None:
         float(loss.values[0] if hasattr(loss, "values") else loss)
-        settle([self.trainer.device])
+        synchronize([self.trainer.device])
 
 
 class WholeCommunication(Fault[DistributedTrainer]):

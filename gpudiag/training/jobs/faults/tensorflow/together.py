@@ -8,7 +8,7 @@ from typing import Any
 
 from gpudiag.errors import WorkerFailedError
 from gpudiag.training.frameworks.tensorflow.cluster import cluster_store
-from gpudiag.training.session.place import Place
+from gpudiag.training.session.position import ClusterPosition
 
 #: Longer than any step between two meetings; a peer that has died is the launcher's affair.
 _PATIENCE_S = 120.0
@@ -20,7 +20,7 @@ _SESSION = 1_000_000
 class Together:
     """All processes of the job, each of which says the same things in the same order."""
 
-    def __init__(self, place: Place) -> None:
+    def __init__(self, place: ClusterPosition) -> None:
         self._rank, self._size = place.rank, place.world_size
         self._store = cluster_store(place, _SESSION)
         self._meeting = 0

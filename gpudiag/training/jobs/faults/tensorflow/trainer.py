@@ -38,7 +38,7 @@ class DistributedTrainer(Trainer):
             _keep_to_own_cores()
         devices = use_devices(plan.device, 1)
         strategy = tensorflow_strategy(_STRATEGY).make(devices)
-        place = RUNTIME.place(devices)
+        place = RUNTIME.position(devices)
         self._together = Together(place)
         set_precision(plan.precision)
         keras.config.set_image_data_format("channels_first" if plan.memory_format == "nchw" else "channels_last")

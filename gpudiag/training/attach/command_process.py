@@ -1,0 +1,181 @@
+"""The settings that gpudiag passes to each process of a command, and the report that each process writes back.
+
+Settings are in one variable of the environment. Reports are files in gpudiag's private directory and not in the run
+directory, because they tell why nothing was measured when the run directory has no records. A process writes its report
+when it has imported PyTorch, with its first optimizer step, about every `_INTERVAL_S` while it trains, and at its end.
+This module imports nothing that takes time.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import sys
+import time
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from gpudiag.training.session.position import environment_number
+
+#: Holds `Settings` as JSON.
+VARIABLE = "GPUDIAG_ATTACH"
+
+#: Seconds without a step of an optimizer after which a process that computes is recorded for a while instead.
+PATIENCE_S = 20.0
+
+#: In the directory of reports: an empty file that each Python process of the command makes (`entry/sitecustomize.py`).
+PYTHON_SEEN = "python"
+
+#: Seconds between two reports of a process that trains.
+_INTERVAL_S = 5.0
+_MAX_CHARACTERS = 500
+
+Stage = Literal["imported", "stepping", "waiting", "measuring", "measured", "not-first", "failed"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settings:
+    """How to measure the command.
+
+    Attributes:
+        run_dir: the run directory, absolute: the command may change its own.
+        command: as it was given.
+        stop: end the command's processes when everything is measured.
+        steps: unprofiled steps; None to choose by their length.
+        warmup: steps to skip first; None to detect convergence.
+        patience_s: as `PATIENCE_S`.
+        reports: directory of the processes' reports, while the command runs; "" for none.
+        run_id: of ranks that are measured separately; others agree on one.
+    """
+
+    run_dir: str
+    command: tuple[str, ...]
+    stop: bool = False
+    steps: int | None = None
+    warmup: int | None = None
+    patience_s: float = PATIENCE_S
+    reports: str = ""
+    run_id: str = ""
+
+    def encode(self) -> str:
+        """Encode for the environment."""
+        return json.dumps(asdict(self))
+
+
+def read_settings() -> Settings | None:
+    """Return this process's settings; None if it belongs to no such command."""
+    text = os.environ.get(VARIABLE)
+    if not text:
+        return None
+    try:
+        values = json.loads(text)
+        return Settings(**{**values, "command": tuple(values["command"])})
+    except (ValueError, KeyError, TypeError):
+        return None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProcessReport:
+    """One process of the command that has imported PyTorch.
+
+    Attributes:
+        pid, rank, world_size: of the process, as far as it knows.
+        stage: how far the measurement has come: PyTorch imported, optimizers step, waiting for the other ranks,
+            measuring, everything measured; `not-first`: another process of the same rank is measured; `failed`: gpudiag
+            failed in it.
+        calls: steps of optimizers so far.
+        helper: a launcher, or a worker of a DataLoader.
+        numbered: it was started with a rank.
+        own_profiler: the program has made a profiler.
+        distributed_optimizer: `torch.distributed.optim` was imported, whose optimizers under RPC have no hooks.
+        error: the exception that ended the program, or why gpudiag failed.
+        ended_s: when it ended by itself, of `time.time`.
+    """
+
+    pid: int
+    rank: int = 0
+    world_size: int = 1
+    stage: Stage = "imported"
+    calls: int = 0
+    helper: bool = False
+    numbered: bool = False
+    own_profiler: bool = False
+    distributed_optimizer: bool = False
+    error: str | None = None
+    ended_s: float | None = None
+
+
+class ProcessReporter:
+    """Write this process's report into a directory. Never raises: a lost report costs a sentence."""
+
+    def __init__(self, folder: str) -> None:
+        self._folder = Path(folder) if folder else None
+        self._pid = os.getpid()
+        self._rank, self._world_size = environment_number("RANK", 0), environment_number("WORLD_SIZE", 1)
+        self._written_s = time.monotonic()
+        self._written_calls = 0
+        self.stage: Stage = "imported"
+        self.error: str | None = None
+        self.own_profiler = False
+        #: The next report is due when optimizers have stepped this often.
+        self.next_calls = 1
+
+    def set_position(self, rank: int, world_size: int) -> None:
+        """Take the rank that the process group gave."""
+        self._rank, self._world_size = rank, world_size
+
+    def due(self, calls: int) -> None:
+        """Report the number of optimizer steps, and compute when to do so again."""
+        now_s = time.monotonic()
+        per_second = (calls - self._written_calls) / max(1e-3, now_s - self._written_s)
+        self.next_calls = calls + max(1, int(per_second * _INTERVAL_S)) if calls > 1 else calls + 9
+        self._written_s, self._written_calls = now_s, calls
+        if self.stage == "imported":
+            self.stage = "stepping"
+        self.write(calls)
+
+    def write(self, calls: int, *, ended: bool = False) -> None:
+        """Write the report as it is now."""
+        if self._folder is None or os.getpid() != self._pid:
+            return
+        error = self.error
+        if ended and error is None:
+            error = _uncaught()
+        report = ProcessReport(
+            pid=self._pid,
+            rank=self._rank,
+            world_size=self._world_size,
+            stage=self.stage,
+            calls=calls,
+            helper=not may_train(),
+            numbered=bool(os.environ.get("RANK")),
+            own_profiler=self.own_profiler,
+            distributed_optimizer="torch.distributed.optim.optimizer" in sys.modules,
+            error=error[:_MAX_CHARACTERS] if error else None,
+            ended_s=time.time() if ended else None,
+        )
+        with contextlib.suppress(Exception):
+            path = self._folder / f"{self._pid}.json"
+            attempt = path.with_suffix(".new")
+            attempt.write_text(json.dumps(asdict(report)), encoding="utf-8")
+            attempt.replace(path)
+
+
+def _uncaught() -> str | None:
+    """Return the exception that ends the program, which the interpreter has printed."""
+    error = getattr(sys, "last_value", None)
+    return None if error is None else f"{type(error).__name__}: {error}".rstrip(": ")
+
+
+def may_train() -> bool:
+    """Return whether this is a main process or one of a process group, and neither a launcher nor a loader's worker."""
+    if "torch.distributed.elastic.agent.server.api" in sys.modules:
+        return False
+    torch: Any = sys.modules.get("torch")
+    dist = getattr(torch, "distributed", None)
+    if dist is not None and dist.is_available() and dist.is_initialized():
+        return True
+    processes = sys.modules.get("multiprocessing.process")
+    return processes is None or processes.parent_process() is None

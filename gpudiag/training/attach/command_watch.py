@@ -1,0 +1,303 @@
+"""Watch a command from its start to its end: its messages, its signals, and the ends of its processes."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import signal
+import subprocess
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from types import FrameType
+from typing import NamedTuple
+
+import msgspec
+
+from gpudiag.training.attach.command_process import ProcessReport
+from gpudiag.training.launch.failure_cause import is_stopped, name_ranks
+from gpudiag.training.launch.listener import Listener
+from gpudiag.training.session.progress import Progress
+
+#: Far above the size and number of reports.
+_MAX_REPORT_BYTES = 16384
+_MAX_REPORTS = 20000
+
+_RECEIVE_S = 0.1
+#: Seconds between two checks of the command's processes.
+_CHECK_S = 1.0
+#: A process that is stopped at so many consecutive checks is reported.
+_STOPPED_CHECKS = 3
+#: With `stop`, how long the command has to end by itself once all ranks are done.
+_AFTER_STOP_S = 30.0
+
+FORWARDED = (
+    signal.SIGTERM,
+    signal.SIGINT,
+    signal.SIGHUP,
+    signal.SIGQUIT,
+    signal.SIGUSR1,
+    signal.SIGUSR2,
+    signal.SIGALRM,
+)
+#: `si_code` of a signal that the kernel sent, as for a terminal, and no process.
+_SI_KERNEL = 0x80
+
+_POLL_MS = 50
+#: Maximum number of descriptors opened.
+_MAX_PROCESSES = 512
+
+
+class Hooks(NamedTuple):
+    """Called while the command runs: with each message, with each warning, and when everything is measured."""
+
+    heard: Callable[[Progress], None]
+    said: Callable[[str], None]
+    measured: Callable[[], None]
+
+
+class CommandWatch:
+    """Watch one running command, whose processes write into the directory `reports`."""
+
+    def __init__(
+        self,
+        process: subprocess.Popen[bytes],
+        listener: Listener,
+        hooks: Hooks,
+        *,
+        deaths: DeathWatch,
+        signals: SignalForwarder,
+        reports: Path,
+    ) -> None:
+        self._process = process
+        self._listener = listener
+        self._deaths = deaths
+        self._signals = signals
+        self._reports = reports
+        self._hooks = hooks
+        self._known: list[ProcessReport] = []
+        self._next_check_s = 0.0
+        #: Consecutive checks at which each process was stopped; more than `_STOPPED_CHECKS` once it is reported.
+        self._stopped: Counter[int] = Counter()
+        self._measured = False
+
+    def run(self, *, stop: bool) -> int:
+        """Return the command's exit code, 128 more than the number of the signal that ended it.
+
+        With `stop`, end the command when everything is measured, with exit code 0.
+        """
+        done_s: float | None = None
+        while self._process.poll() is None:
+            for message in self._listener.receive(_RECEIVE_S):
+                self._hooks.heard(message)
+            self._signals.forward()
+            self._check_processes()
+            if not self._all_done():
+                continue
+            if not self._measured:
+                self._measured = True
+                self._hooks.measured()
+            if stop:
+                done_s = done_s or time.monotonic()
+                if time.monotonic() - done_s > _AFTER_STOP_S:
+                    self._process.terminate()
+                    self._process.wait()
+                    return 0
+        for message in self._listener.receive(0.0):
+            self._hooks.heard(message)
+        code = self._process.returncode
+        return code if code >= 0 else 128 - code
+
+    def _all_done(self) -> bool:
+        latest = self._listener.latest
+        if self._measured or not latest:
+            return self._measured
+        if any(message.phase != "done" for message in latest.values()):
+            return False
+        # Ranks on other nodes send no messages; a launcher's ranks have their numbers from the start.
+        expected = {report.rank for report in self._known if report.calls or (report.numbered and not report.helper)}
+        return expected <= latest.keys()
+
+    def _check_processes(self) -> None:
+        now_s = time.monotonic()
+        if now_s < self._next_check_s:
+            return
+        self._next_check_s = now_s + _CHECK_S
+        self._known = read_reports(self._reports)
+        self._deaths.watch(report.pid for report in self._known)
+        if is_stopped(self._process.pid):
+            return  # the user has stopped the whole job, with Ctrl-Z, and knows it
+        stopped = [report for report in self._known if not report.helper and self._newly_stopped(report.pid)]
+        ranks = [report.rank for report in stopped]
+        if stopped and any(report.rank not in ranks for report in self._known):
+            pids = " ".join(str(report.pid) for report in self._known if report.rank in ranks)
+            self._hooks.said(
+                f"{name_ranks(ranks)} {'is' if len(ranks) == 1 else 'are'} stopped (SIGSTOP, or a debugger): "
+                f"the others wait for it; kill -CONT {pids}"
+            )
+
+    def _newly_stopped(self, pid: int) -> bool:
+        """Return whether a process has now been stopped for `_STOPPED_CHECKS` checks; True once."""
+        if self._stopped[pid] > _STOPPED_CHECKS:
+            return False
+        self._stopped[pid] = self._stopped[pid] + 1 if is_stopped(pid) else 0
+        if self._stopped[pid] < _STOPPED_CHECKS:
+            return False
+        self._stopped[pid] = _STOPPED_CHECKS + 1
+        return True
+
+
+def read_reports(folder: Path) -> list[ProcessReport]:
+    """Return the readable reports, by rank."""
+    reports = []
+    for path in sorted(folder.glob("*.json"))[:_MAX_REPORTS]:
+        with contextlib.suppress(OSError, msgspec.MsgspecError), path.open("rb") as file:
+            reports.append(msgspec.json.decode(file.read(_MAX_REPORT_BYTES), type=ProcessReport))
+    if any(report.numbered for report in reports):  # by a launcher, which has no number itself
+        reports = [replace(report, helper=report.helper or not (report.numbered or report.calls)) for report in reports]
+    return sorted(reports, key=lambda report: (report.rank, report.pid))
+
+
+class SignalForwarder:
+    """Catch signals from before the command starts, and forward them once it runs, because the sender means it.
+
+    A scheduler sends SIGUSR1 for a checkpoint and SIGTERM before the time is up, `timeout` sends SIGTERM, a user
+    `kill`s. Ctrl-C and Ctrl-\\ in a terminal reach the command by themselves, because it belongs to the same process
+    group. The kernel says who sent a signal (`si_code`), so that those are not sent twice.
+
+    Attributes:
+        forwarded: the signals that were forwarded.
+    """
+
+    def __init__(self) -> None:
+        self._process: subprocess.Popen[bytes] | None = None
+        self._received: list[int] = []
+        self._blocked: set[int] = set()
+        self.forwarded: list[int] = []
+
+    @contextlib.contextmanager
+    def taking(self) -> Iterator[None]:
+        """Catch the signals that are not ignored, as under nohup; the command inherits that."""
+        before = {}
+        for number in FORWARDED:
+            if signal.getsignal(number) is not signal.SIG_IGN:
+                before[number] = signal.signal(number, self._take)
+        try:
+            yield
+        finally:
+            if self._blocked:
+                signal.pthread_sigmask(signal.SIG_UNBLOCK, self._blocked)
+            for number, handler in before.items():
+                signal.signal(number, signal.SIG_DFL if handler is None else handler)
+
+    def begin(self, process: subprocess.Popen[bytes]) -> None:
+        """Block the signals and wait for them from now on, because waiting tells who sent them.
+
+        The command has started with no signal blocked.
+        """
+        self._process = process
+        if hasattr(signal, "sigtimedwait"):
+            self._blocked = {number for number in FORWARDED if signal.getsignal(number) == self._take}
+            signal.pthread_sigmask(signal.SIG_BLOCK, self._blocked)
+
+    def forward(self) -> None:
+        """Forward the signals received. To be called some times a second, in the main thread."""
+        while self._blocked and (received := signal.sigtimedwait(self._blocked, 0)) is not None:
+            if received.si_code != _SI_KERNEL:
+                self._received.append(received.si_signo)
+        while self._received and self._process is not None:
+            number = self._received.pop(0)
+            self.forwarded.append(number)
+            with contextlib.suppress(OSError):
+                self._process.send_signal(number)
+
+    def _take(self, number: int, _frame: FrameType | None) -> None:
+        self._received.append(number)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Death:
+    """The end of a process: when, of `time.time`, and with which wait status, None if that was not seen."""
+
+    ended_s: float
+    status: int | None
+
+    @property
+    def signal(self) -> int | None:
+        """The signal that ended it; None for none, or if unknown."""
+        return self.status & 0x7F or None if self.status is not None else None
+
+    @property
+    def exit_code(self) -> int | None:
+        """Its exit code; None if a signal ended it, or if unknown."""
+        return self.status >> 8 if self.status is not None and not self.signal else None
+
+
+class DeathWatch:
+    """Observe in a thread when and how processes end, although another process is their parent.
+
+    A process that a signal ends cannot report it, and its peers report broken connections only. Linux makes a process's
+    file descriptor (pidfd) readable when the process ends, and `/proc/PID/stat` has its exit status until its parent
+    asks for that. Launchers ask some ten times a second, so that the status is mostly seen; else only the time is
+    known. Without pidfd no ends are seen.
+
+    Attributes:
+        deaths: by process number.
+    """
+
+    def __init__(self) -> None:
+        self._poll = select.poll() if hasattr(os, "pidfd_open") else None
+        self._watched: dict[int, int] = {}
+        self._known: set[int] = set()
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="gpudiag-deaths", daemon=True)
+        self.deaths: dict[int, Death] = {}
+
+    def __enter__(self) -> DeathWatch:
+        # Signals are for the main thread, which forwards them to the command.
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
+        try:
+            self._thread.start()
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._over.set()
+        self._thread.join()
+        for descriptor in self._watched:
+            os.close(descriptor)
+        self._watched = {}
+
+    def watch(self, pids: Iterable[int]) -> None:
+        """Observe these processes, too."""
+        for pid in pids:
+            if self._poll is None or pid in self._known or len(self._watched) >= _MAX_PROCESSES:
+                continue
+            self._known.add(pid)
+            with contextlib.suppress(OSError):  # it has ended already, or is on another host
+                descriptor = os.pidfd_open(pid)
+                self._watched[descriptor] = pid
+                self._poll.register(descriptor, select.POLLIN)
+
+    def _run(self) -> None:
+        while self._poll is not None and not self._over.is_set():
+            for descriptor, _ in self._poll.poll(_POLL_MS):
+                pid = self._watched.get(descriptor)
+                self._poll.unregister(descriptor)
+                if pid is not None:
+                    self.deaths[pid] = Death(ended_s=time.time(), status=_wait_status(pid))
+
+
+def _wait_status(pid: int) -> int | None:
+    """Return the wait status of a process whose parent has not asked for it yet."""
+    try:
+        # The name in parentheses may contain anything; `exit_code` is the last field.
+        fields = Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()
+        return int(fields[-1]) if fields[0] == "Z" else None
+    except (OSError, ValueError, IndexError):
+        return None

@@ -1,0 +1,256 @@
+"""The reason why a command failed or could not be measured: one sentence, from what its processes left."""
+
+from __future__ import annotations
+
+import re
+import signal
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from gpudiag.model.run import RankRecord
+from gpudiag.training.attach.attached_session import MIN_ADVISED_STEPS, MIN_ADVISED_WARMUP
+from gpudiag.training.attach.boundaries import MIN_OBSERVED_CALLS
+from gpudiag.training.attach.command_process import PATIENCE_S, VARIABLE, ProcessReport, Settings
+from gpudiag.training.attach.command_watch import Death
+from gpudiag.training.launch.failure_cause import name_ranks, signal_name
+from gpudiag.training.session.progress import Progress
+from gpudiag.training.session.step_counts import ACTIVE_STEPS, MIN_UNPROFILED_STEPS, MIN_WARMUP_STEPS, recording_steps
+
+#: Errors of a rank whose peer has gone: the peer is the cause.
+_CONSEQUENCE = re.compile(
+    r"connection (closed|reset|refused)|broken pipe|DistBackendError|DistNetworkError|DistStoreError|ncclRemoteError"
+    r"|ncclSystemError|gloo|store.*(timeout|timed out)|SIGTERM|SignalException",
+    re.IGNORECASE,
+)
+#: Signals that a launcher sends to the other ranks once one has failed.
+_BY_LAUNCHERS = frozenset((signal.SIGTERM, signal.SIGINT, signal.SIGHUP))
+_SIGNALS_FROM = 128
+
+_NOT_SEEN = f"python -I or -E, ssh, sudo, a container: hand PYTHONPATH and {VARIABLE} on, as mpirun -x does"
+_PHASES = {"warmup": "warm-up step", "timed": "unprofiled step", "profiled": "recorded step"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CommandOutcome:
+    """Everything known when the command has ended.
+
+    Attributes:
+        settings: the command and how it was to be measured.
+        code: its exit code; 128 more than the number of the signal that ended it.
+        ranks: the records of the ranks.
+        python_seen: some process of it was a Python with gpudiag's entry.
+        reports: of processes that imported PyTorch.
+        deaths: of these processes, by number, if they were seen to end.
+        latest: the last message of each rank.
+        forwarded: signals that gpudiag received and forwarded.
+    """
+
+    settings: Settings
+    code: int
+    ranks: Sequence[RankRecord] = ()
+    python_seen: bool = False
+    reports: Sequence[ProcessReport] = ()
+    deaths: Mapping[int, Death]
+    latest: Mapping[int, Progress]
+    forwarded: Sequence[int] = ()
+
+    @property
+    def measured(self) -> bool:
+        """Return whether any rank has been timed or recorded."""
+        return any(rank.unprofiled is not None or rank.trace is not None for rank in self.ranks)
+
+    @property
+    def programs(self) -> list[ProcessReport]:
+        """Reports of processes that may train."""
+        return [report for report in self.reports if not report.helper]
+
+    @property
+    def trained(self) -> list[ProcessReport]:
+        """Reports of processes whose optimizers stepped."""
+        return [report for report in self.reports if report.calls]
+
+    @property
+    def steps(self) -> int:
+        """The most optimizer steps of any process."""
+        return max((report.calls for report in self.trained), default=0)
+
+
+def failure_reason(outcome: CommandOutcome) -> str | None:
+    """Return the reason in one sentence; None if the command succeeded and was measured."""
+    culprit = _culprit(outcome) if outcome.code else None
+    if culprit is not None:
+        return culprit
+    if not outcome.measured:
+        return _why_unmeasured(outcome)
+    if outcome.code:
+        return f"your command {_how_it_ended(outcome.code)}"
+    return next((f"rank {rank.rank}: {rank.error}" for rank in outcome.ranks if rank.error is not None), None)
+
+
+def warnings(outcome: CommandOutcome) -> list[str]:
+    """Return sentences on ranks that were measured separately, and processes that were not measured."""
+    sentences = []
+    ranks = {rank.rank for rank in outcome.ranks if rank.unprofiled is not None or rank.trace is not None}
+    trained = [report for report in outcome.trained if not report.helper]
+    if len(ranks) > 1 and all(report.world_size == 1 for report in trained):
+        sentences.append(f"{name_ranks(sorted(ranks))} have no process group: each was measured separately")
+    others = sum(report.stage == "not-first" for report in trained)
+    if others:
+        were = "process that trained was" if others == 1 else "processes that trained were"
+        sentences.append(
+            f"{others} more {were} not measured: of each rank the first is, and without RANK all are rank 0"
+        )
+    return sentences
+
+
+def needed_steps(settings: Settings) -> int:
+    """Return about how many optimizer steps a command must take to be measured."""
+    warmup = MIN_WARMUP_STEPS if settings.warmup is None else settings.warmup
+    unprofiled = settings.steps or MIN_UNPROFILED_STEPS
+    return MIN_OBSERVED_CALLS + 1 + warmup + unprofiled + recording_steps(ACTIVE_STEPS)
+
+
+def _why_unmeasured(outcome: CommandOutcome) -> str:
+    if outcome.code:
+        how = _how_it_ended(outcome.code)
+        missing = _missing_script(outcome.settings.command)
+        if missing is not None and not outcome.steps:
+            return f"{missing}: no such file; your command {how}"
+        if not outcome.steps:
+            return f"your command {how} before its first optimizer step"
+        after = f"after {outcome.steps} optimizer step{'s' * (outcome.steps != 1)}"
+        return f"your command {how} {after}; about {needed_steps(outcome.settings)} are needed"
+    failed = next((report for report in outcome.reports if report.stage == "failed"), None)
+    if failed is not None:
+        return f"rank {failed.rank}: gpudiag failed in your command, which went on: {failed.error}"
+    return _why_too_few(outcome) if outcome.trained else _why_untrained(outcome)
+
+
+def _why_untrained(outcome: CommandOutcome) -> str:
+    """Say why no optimizer stepped although the command succeeded."""
+    if not outcome.python_seen and not outcome.reports:
+        return f"your command started no Python that gpudiag can see ({_NOT_SEEN})"
+    if not outcome.programs:
+        return (
+            f"your command imports no PyTorch, or not where gpudiag can see it ({_NOT_SEEN}); "
+            "TensorFlow is measured with gpudiag.KerasCallback"
+        )
+    if any(report.own_profiler for report in outcome.programs):
+        return "your command has a profiler of its own and took no optimizer step: nothing was recorded"
+    if any(report.distributed_optimizer for report in outcome.programs):
+        return (
+            "no step of an optimizer of torch.optim was seen: optimizers of torch.distributed.optim step in other "
+            "processes through RPC, where gpudiag cannot see them"
+        )
+    patience_s = outcome.settings.patience_s or PATIENCE_S
+    return (
+        "your command imports PyTorch and took no step of an optimizer of torch.optim; a loop without one (inference, "
+        f"updates by hand) is recorded once it has computed the same for {patience_s:g} s"
+    )
+
+
+def _why_too_few(outcome: CommandOutcome) -> str:
+    """Say why optimizers stepped and nothing was timed although the command succeeded."""
+    steps, needed = outcome.steps, needed_steps(outcome.settings)
+    if steps >= needed:
+        waiting = _why_waiting(outcome)
+        if waiting is not None:
+            return waiting
+    seen = f"{steps} optimizer step{' was' if steps == 1 else 's were'} seen"
+    if steps >= needed:
+        error = next((rank.error for rank in outcome.ranks if rank.error is not None), None)
+        return f"{seen}; {error or 'gpudiag could not tell which of them end a step'}"
+    enough = f"about {needed} are needed"
+    if outcome.settings.warmup is None or outcome.settings.steps is None:
+        least = needed_steps(replace(outcome.settings, warmup=MIN_ADVISED_WARMUP, steps=MIN_ADVISED_STEPS))
+        enough += f", {least} with --warmup {MIN_ADVISED_WARMUP} --steps {MIN_ADVISED_STEPS}"
+    return f"{seen}; {enough}"
+
+
+def _why_waiting(outcome: CommandOutcome) -> str | None:
+    """Say why ranks of a job still waited for the step at which all begin; None if none waited."""
+    trained = outcome.trained
+    world_size = max(report.world_size for report in trained)
+    if world_size == 1 or all(report.stage != "waiting" for report in trained):
+        return None
+    missing = sorted(set(range(world_size)) - {report.rank for report in trained})
+    if missing:
+        took = "took no optimizer step" if set(missing) <= _program_ranks(outcome) else "never came"
+        return f"{name_ranks(missing)} {took}: the others waited to be measured with it, and trained on"
+    return (
+        f"{outcome.steps} optimizer steps were seen; the ranks had not yet agreed at which to begin, which takes "
+        "more steps the shorter they are"
+    )
+
+
+def _program_ranks(outcome: CommandOutcome) -> set[int]:
+    return {report.rank for report in outcome.programs}
+
+
+def _how_it_ended(code: int) -> str:
+    if code > _SIGNALS_FROM and code - _SIGNALS_FROM in signal.valid_signals():
+        return f"was ended by {signal_name(code - _SIGNALS_FROM)}"
+    return f"failed with exit code {code}"
+
+
+def _missing_script(command: Sequence[str]) -> str | None:
+    script = next((word for word in command if word.endswith(".py") and not word.startswith("-")), None)
+    return script if script is not None and not Path(script).exists() else None
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class _RankEnd:
+    """The end of a rank. The least of several is the cause: no consequence of another's end, then the first in time."""
+
+    consequence: bool
+    ended_s: float
+    rank: int
+    sentence: str
+
+
+def _culprit(outcome: CommandOutcome) -> str | None:
+    """Return the rank that ended the job; None if none ended by an error or a signal."""
+    several = len(_program_ranks(outcome)) > 1
+    ends = [end for report in outcome.programs if (end := _rank_end(outcome, report, several=several)) is not None]
+    if not ends:
+        return None
+    sent = [signal_name(number) for number in outcome.forwarded if number in _BY_LAUNCHERS]
+    return min(ends).sentence + (f"; gpudiag received {sent[0]} and forwarded it" if sent else "")
+
+
+def _rank_end(outcome: CommandOutcome, report: ProcessReport, *, several: bool) -> _RankEnd | None:
+    if report.stage == "failed":
+        return None
+    where = _where(outcome, report)
+    if report.error is not None:
+        consequence = bool(_CONSEQUENCE.search(report.error))
+        return _RankEnd(consequence, report.ended_s or 0.0, report.rank, f"rank {report.rank}: {report.error}{where}")
+    death = outcome.deaths.get(report.pid)
+    if death is None:
+        return None
+    consequence = False
+    if death.signal is not None:
+        how = f"ended by {signal_name(death.signal)}{where}"
+        if death.signal == signal.SIGKILL:
+            how += "; the kernel does that when memory runs out (see dmesg)"
+        consequence = several and death.signal in _BY_LAUNCHERS
+    elif death.exit_code and several:
+        how = f"exit code {death.exit_code}{where}"
+    elif death.status is None and report.ended_s is None and several:
+        # Its parent was faster: a process that ends by itself, or by an exception, would have reported it.
+        how, consequence = f"ended without a report, as a signal ends a process{where}", True
+    else:
+        return None
+    return _RankEnd(consequence, death.ended_s, report.rank, f"rank {report.rank}: {how}")
+
+
+def _where(outcome: CommandOutcome, report: ProcessReport) -> str:
+    """Return the step that the rank had reached."""
+    latest = outcome.latest.get(report.rank)
+    if report.ended_s is None and latest is not None and latest.pid == report.pid and latest.phase in _PHASES:
+        of = f" of {latest.of}" if latest.of else ""
+        return f", at {_PHASES[latest.phase]} {latest.steps}{of}"
+    if not report.calls:
+        return ", before its first optimizer step"
+    return f", {'after' if report.ended_s is not None else 'some time after'} optimizer step {report.calls}"

@@ -1,1 +1,0 @@
-"""What became of the command: what its processes report, and the sentence that is made of it."""

@@ -1,0 +1,145 @@
+"""PyTorch's DataLoader: mark each fetch of a batch, and time the worker processes that make batches.
+
+How long the training thread waits for a batch says how late the batch is, and not how long it took to make. If the
+workers of two ranks are equally slow, those of one are later by chance: its rank waits for nearly all of a batch, and
+the other, whose batches are ready when the first arrive, for nothing. Only the workers' own times tell such a rank from
+one that is slow by itself.
+
+Each forked worker adds its times to a table in memory shared with the process that started it, which costs 0.7 us a
+batch. Workers that are spawned share no memory, so that their times are unknown.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import mmap
+import os
+import time
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:  # imported late: this is loaded into every process of a command that has imported PyTorch
+    from gpudiag.model.run import LoaderPace
+
+#: Workers find their rows by the number of their process; two in the same row would count as one.
+_ROWS = 4096
+
+_NS_PER_MS = 1e6
+
+
+class _WorkerTable:
+    """Two cells per row: batches made, and nanoseconds that they took."""
+
+    def __init__(self) -> None:
+        self.pid = os.getpid()
+        self.cells = memoryview(mmap.mmap(-1, 16 * _ROWS)).cast("q")
+
+    def add(self, took_ns: int) -> None:
+        row = 2 * (os.getpid() % _ROWS)
+        self.cells[row] += 1
+        self.cells[row + 1] += took_ns
+
+
+#: Made by the process that starts workers; in a worker, inherited from it.
+_table: _WorkerTable | None = None
+_watched = False
+
+
+def watch_workers() -> None:
+    """Time the workers that this process forks from now on. May be called again."""
+    global _watched  # noqa: PLW0603  # classes are changed once
+    if _watched:
+        return
+    from torch.utils.data import _utils, dataloader
+
+    _watched = True
+    # There is no hook: the classes are changed, and what they do is not.
+    loader: Any = dataloader._MultiProcessingDataLoaderIter  # noqa: SLF001
+    loader.__init__ = _sharing(loader.__init__)
+    fetchers: Any = _utils.fetch
+    for kind in (fetchers._MapDatasetFetcher, fetchers._IterableDatasetFetcher):  # noqa: SLF001
+        kind.fetch = _timed(kind.fetch)
+
+
+class WorkerTimes:
+    """Times of this process's workers since `begin`."""
+
+    def __init__(self) -> None:
+        self._before: list[int] = []
+
+    def begin(self) -> None:
+        """Forget the batches so far."""
+        self._before = _cells()
+
+    def pace(self) -> LoaderPace | None:
+        """Return the mean time of the batches since; None if no worker was seen to make any."""
+        before = self._before or [0] * (2 * _ROWS)
+        more = [now - then for now, then in zip(_cells(), before, strict=False)]
+        batches = [count for count in more[::2] if count > 0]
+        if not batches:
+            return None
+        from gpudiag.model.run import LoaderPace
+
+        took_ms = sum(more[1::2]) / _NS_PER_MS / sum(batches)
+        return LoaderPace(workers=len(batches), batches=sum(batches), batch_ms=round(took_ms, 6))
+
+
+@contextlib.contextmanager
+def marked_loaders(ended: Callable[[], None] = lambda: None) -> Iterator[None]:
+    """Mark every `next` of a DataLoader's iterator as a range named `input`, while this is open.
+
+    The class is changed and restored, because iterators may exist already, and there is no hook.
+
+    Args:
+        ended: called when a loader has ended, in the thread that asked it for a batch.
+    """
+    from torch.utils.data import dataloader
+
+    from gpudiag.training.session.ranges import INPUT, Range
+
+    kind: Any = dataloader._BaseDataLoaderIter  # noqa: SLF001  # the base of all iterators of DataLoader
+    fetch = kind.__next__
+
+    def marked(iterator: Any) -> Any:
+        with Range(INPUT):
+            try:
+                return fetch(iterator)
+            except StopIteration:
+                ended()
+                raise
+
+    kind.__next__ = marked
+    try:
+        yield
+    finally:
+        if kind.__next__ is marked:  # else somebody else has changed it since, and calls this
+            kind.__next__ = fetch
+
+
+def _cells() -> list[int]:
+    return _table.cells.tolist() if _table is not None and _table.pid == os.getpid() else []
+
+
+def _sharing(make: Callable[..., None]) -> Callable[..., None]:
+    @functools.wraps(make)
+    def made(*args: Any, **kwargs: Any) -> None:
+        global _table  # noqa: PLW0603  # workers inherit it
+        if _table is None or _table.pid != os.getpid():
+            _table = _WorkerTable()
+        make(*args, **kwargs)
+
+    return made
+
+
+def _timed(fetch: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
+    @functools.wraps(fetch)
+    def timed(fetcher: Any, wanted: Any) -> Any:
+        if _table is None or _table.pid == os.getpid():  # no worker: this process fetches its batches itself
+            return fetch(fetcher, wanted)
+        begin_ns = time.perf_counter_ns()
+        batch = fetch(fetcher, wanted)
+        _table.add(time.perf_counter_ns() - begin_ns)
+        return batch
+
+    return timed

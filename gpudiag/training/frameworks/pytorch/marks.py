@@ -1,0 +1,246 @@
+"""Mark module calls and garbage collections as ranges of the profiler, while a recording runs.
+
+Marks of modules tell which module each operator worked for. `nn.Module.__call__` is replaced while a full recording
+runs, and restored. Global hooks (`register_module_forward_hook`) would take every module through the slow path of its
+call, and `record_function` takes 10 µs; a range of the kind that is opened here takes 1 to 4
+(`benchmarks/module_marks.py`), less than recording the operators of the smallest module.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import gc
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+from gpudiag.training.session.ranges import PREFIX
+
+#: Names of a wrapper's only child: DistributedDataParallel, FullyShardedDataParallel, torch.compile, and activation
+#: checkpointing.
+_WRAPPED = frozenset({"module", "_fsdp_wrapped_module", "_orig_mod", "_checkpoint_wrapped_module"})
+
+_COMPILED = "torch.compile has compiled part of the program, which marks might make it compile anew"
+_NO_MARKS = "this PyTorch has no ranges that cost little enough"
+
+#: Collections of the youngest objects come many times a step and take microseconds: a range would cost more.
+_MIN_GENERATION = 1
+
+
+def anything_compiled() -> bool:
+    """Return whether torch.compile has compiled anything in this process. Imports nothing of PyTorch."""
+    dynamo: Any = sys.modules.get("torch._dynamo.utils")
+    if dynamo is None:
+        return False
+    # Code compiled as one graph (`fullgraph=True`) is not among the frames.
+    return any(sum(dynamo.counters.get(kind, {}).values()) > 0 for kind in ("frames", "stats"))
+
+
+class MarkedCollections:
+    """Mark each garbage collection of an older generation as a range `gpudiag.gc`, in any thread.
+
+    PyTorch's own mark (`record_python_gc_info`) needs stacks to be recorded, which slows the host several times over.
+    """
+
+    def __init__(self) -> None:
+        self._record_function: Any = None
+        self._range: Any = None
+
+    def start(self) -> None:
+        """Mark from here on, at most until the process ends: Python still collects when modules are gone.
+
+        A full collection is made first, unless the program has disabled them. Otherwise a rare one that falls into the
+        few recorded steps would stand for all steps (of an FSDP job on two H200, 85 ms in one).
+        """
+        from torch.autograd.profiler import record_function
+
+        self._record_function = record_function
+        if gc.isenabled():
+            gc.collect()
+        gc.callbacks.append(self._collecting)
+        atexit.register(self.stop)
+
+    def stop(self) -> None:
+        """Stop marking. May be called more often than `start`."""
+        atexit.unregister(self.stop)
+        if self._collecting in gc.callbacks:
+            gc.callbacks.remove(self._collecting)
+
+    def _collecting(self, phase: str, info: dict[str, int]) -> None:
+        """Mark the begin or end of a collection; there is one at a time in a process."""
+        # The program may be anywhere, for example in a compiler: omit a mark that cannot be made.
+        with contextlib.suppress(Exception):
+            if phase == "start" and info["generation"] >= _MIN_GENERATION:
+                begun = self._record_function(PREFIX + "gc")
+                begun.__enter__()
+                self._range = begun
+            elif phase == "stop" and self._range is not None:
+                ended, self._range = self._range, None
+                ended.__exit__(None, None, None)
+
+
+class MarkedModules:
+    """Mark each call of a module as a range `gpudiag.module:<root>/<path> (<class>)`.
+
+    The root is the outermost module that contains it, by its class; the path is that of `named_modules`, without
+    wrappers. Three kinds are not marked, because the module that calls them does their work: wrappers, replicas of
+    DataParallel, and modules without a root that another module calls.
+    """
+
+    def __init__(self) -> None:
+        self._class: Any = None
+        self._call: Any = None
+        self._marked: Any = None
+        self._ranges: _ModuleRanges | None = None
+
+    def start(self) -> str:
+        """Mark from here on; return "", or the reason if it is impossible."""
+        import torch
+
+        fast: Any = getattr(torch._C._profiler, "_RecordFunctionFast", None)  # noqa: SLF001  # no public one is as cheap
+        if fast is None or anything_compiled():
+            return _NO_MARKS if fast is None else _COMPILED
+        self._class = torch.nn.Module
+        self._call = call = self._class.__call__
+        self._ranges = ranges = _ModuleRanges(fast, _containers(self._class))
+        compiling = torch.compiler.is_compiling
+        label_of, within = ranges.label, ranges.within
+
+        def marked(module: Any, *args: Any, **kwargs: Any) -> Any:
+            # Code that is compiled from here on is compiled as if nothing was changed.
+            label = "" if compiling() else label_of(module)
+            return within(label, call, module, args, kwargs) if label else call(module, *args, **kwargs)
+
+        self._marked = marked
+        self._class.__call__ = marked
+        return ""
+
+    def stop(self) -> None:
+        """Stop marking, and end the open ranges. May be called more often than `start`."""
+        if self._ranges is None:
+            return
+        if self._class.__call__ is self._marked:  # else somebody else has changed it since, and calls this
+            self._class.__call__ = self._call
+        self._ranges.close()
+        self._ranges = None
+
+
+class _ModuleRanges:
+    """The open ranges, and the labels of the modules seen."""
+
+    def __init__(self, fast: Any, containers: dict[int, Any]) -> None:
+        self._fast = fast
+        self._containers = containers
+        #: By id; the modules are kept beside their labels so that no other takes the id of one that is gone.
+        self._labels: dict[int, tuple[str, Any]] = {}
+        self._roots: dict[str, int] = {}
+        self._open: set[Any] = set()
+        self._over = False
+
+    def label(self, module: Any) -> str:
+        """Return the range's name; "" for a module that is not marked."""
+        known = self._labels.get(id(module))
+        if known is not None:
+            return known[0]
+        try:
+            return self._label_new(module)
+        except Exception:  # noqa: BLE001  # a module whose children cannot be listed is called all the same
+            return ""
+
+    def within(self, label: str, call: Any, module: Any, args: Any, kwargs: Any) -> Any:
+        """Call the module within a range of this name, which ends with the call however that ends."""
+        mark = self._fast(label)
+        mark.__enter__()
+        self._open.add(mark)
+        try:
+            return call(module, *args, **kwargs)
+        finally:
+            if mark in self._open:
+                self._open.discard(mark)
+                mark.__exit__(None, None, None)
+
+    def close(self) -> None:
+        """End all open ranges, because each points into memory of its recording, which is freed."""
+        self._over = True
+        self._labels.clear()
+        self._containers.clear()
+        while self._open:
+            self._open.pop().__exit__(None, None, None)
+
+    def _label_new(self, module: Any) -> str:
+        """Return the label of a module that is called for the first time, and label all modules of its root."""
+        if self._over or getattr(module, "_is_replica", False) or self._in_marked_call():
+            return ""
+        root = self._outermost(module)
+        if next(root.children(), None) is None and next(root.parameters(), None) is None:
+            return _label(_class_name(root), "", root)  # a loss: made anew in each step perhaps, and not kept
+        tree = list(_tree(root, "", set()))
+        kind = next(_class_name(child) for path, child in tree if path is not None)
+        self._roots[kind] = number = self._roots.get(kind, 0) + 1
+        name = kind if number == 1 else f"{kind}#{number}"
+        self._labels |= {id(child): ("" if path is None else _label(name, path, child), child) for path, child in tree}
+        return self._labels[id(module)][0]
+
+    def _outermost(self, module: Any) -> Any:
+        """Return the outermost module that contains this one."""
+        seen: set[int] = set()
+        while id(module) in self._containers and id(module) not in seen:
+            seen.add(id(module))
+            module = self._containers[id(module)]
+        return module
+
+    def _in_marked_call(self) -> bool:
+        """Return whether this thread is within a marked call. Asked only for the few modules without a root."""
+        frame: Any = sys._getframe(1)  # noqa: SLF001
+        code = _ModuleRanges.within.__code__
+        while frame is not None and frame.f_code is not code:
+            frame = frame.f_back
+        return frame is not None
+
+
+def _containers(kind: type) -> dict[int, Any]:
+    """Return, by the id of each module, the module that contains it now.
+
+    The outermost need not be called itself: trainers ask models for a step, which calls their children.
+    """
+    containers: dict[int, Any] = {}
+    for module in gc.get_objects():
+        if issubclass(type(module), kind) and not module.__dict__.get("_is_replica", False):
+            children = module.__dict__.get("_modules")
+            if isinstance(children, dict):
+                containers |= {id(child): module for child in children.values() if child is not None}
+    return containers
+
+
+def _label(root: str, path: str, module: Any) -> str:
+    return f"{PREFIX}module:{root}/{path} ({_class_name(module)})"
+
+
+def _class_name(module: Any) -> str:
+    """Return the module's class; if `fully_shard` has changed it, the class before."""
+    kind = type(module)
+    bases = kind.__bases__
+    sharded = len(bases) > 1 and bases[0].__name__ == "FSDPModule"
+    return str((bases[1] if sharded else kind).__name__)
+
+
+def _wrapped(module: Any) -> Any:
+    """Return the module within a wrapper; None if this is no wrapper."""
+    children = list(module.named_children())
+    return children[0][1] if len(children) == 1 and children[0][0] in _WRAPPED else None
+
+
+def _tree(module: Any, path: str, seen: set[int]) -> Iterator[tuple[str | None, Any]]:
+    """Yield each module with its first path; with None for a wrapper."""
+    if id(module) in seen:
+        return
+    seen.add(id(module))
+    wrapped = _wrapped(module)
+    if wrapped is not None:
+        yield None, module
+        yield from _tree(wrapped, path, seen)
+        return
+    yield path, module
+    for name, child in module.named_children():
+        yield from _tree(child, f"{path}.{name}" if path else name, seen)

@@ -1,0 +1,40 @@
+"""The runtime of each framework, loaded in a training process; the framework itself is not imported."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from typing import TYPE_CHECKING, cast
+
+from gpudiag.errors import UsageError, there_are
+
+if TYPE_CHECKING:
+    from gpudiag.training.session.runtime import Runtime
+
+
+def load_runtime(name: str | None = None) -> Runtime:
+    """Return the runtime of this framework, or of the one that this process has imported: PyTorch if both or none.
+
+    Raises:
+        UsageError: there is no such framework.
+    """
+    if name is None:
+        name = "tensorflow" if "tensorflow" in sys.modules and "torch" not in sys.modules else "pytorch"
+    if name not in _LOADERS:
+        raise UsageError(f"there is no framework '{name}'", there_are(name, _LOADERS))
+    return _LOADERS[name]()
+
+
+def _load_pytorch() -> Runtime:
+    from gpudiag.training.frameworks.pytorch.runtime import RUNTIME
+
+    return cast("Runtime", RUNTIME)  # whose FlopCounter mypy does not match in a cycle of type imports
+
+
+def _load_tensorflow() -> Runtime:
+    from gpudiag.training.frameworks.tensorflow.runtime import RUNTIME
+
+    return RUNTIME
+
+
+_LOADERS: dict[str, Callable[[], Runtime]] = {"pytorch": _load_pytorch, "tensorflow": _load_tensorflow}

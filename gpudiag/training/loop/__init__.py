@@ -1,0 +1,1 @@
+"""Sessions in a user's training loop: `gpudiag.profile` and the callbacks of trainers."""

@@ -1,0 +1,50 @@
+"""`gpudiag.KerasCallback`: measures `model.fit`."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import keras
+
+from gpudiag.training.loop.callbacks.driven import DrivenSession
+
+
+class KerasCallback(keras.callbacks.Callback):  # type: ignore[misc]  # keras is untyped
+    """Measure the steps of `model.fit`, as `gpudiag.profile` does those of a loop.
+
+        model.fit(data, epochs=3, callbacks=[gpudiag.KerasCallback("run-dir", batch_size=64)])
+
+    A step goes from the start of one batch to the start of the next. Keras takes the batch within it, which
+    TensorFlow's own events show. The last step of an epoch, with whatever follows it, is excluded. With
+    `steps_per_execution` each execution counts as one step. The time to fetch a batch is unknown in unprofiled steps.
+
+    Arguments are those of `gpudiag.profile`. `run_dir` may be omitted under
+    `gpudiag profile module:function`; `stop` ends training when everything is measured, by default only there.
+
+    Raises:
+        UsageError: as `gpudiag.profile`, when training begins.
+    """
+
+    def __init__(
+        self, run_dir: str | os.PathLike[str] | None = None, *, stop: bool | None = None, **options: Any
+    ) -> None:
+        super().__init__()
+        self._driven = DrivenSession(run_dir, stop, options)
+
+    def on_train_begin(self, logs: Any = None) -> None:  # noqa: ARG002  # Keras's signature, here and below
+        """Open the session."""
+        self._driven.open(model=self.model, framework="tensorflow")
+
+    def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:  # noqa: ARG002
+        """End a step and begin the next."""
+        if self._driven.step():
+            self.model.stop_training = True
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:  # noqa: ARG002
+        """Exclude what follows (validation, checkpoints) from all steps."""
+        self._driven.pause()
+
+    def on_train_end(self, logs: Any = None) -> None:  # noqa: ARG002
+        """Close the session, and keep its measurements."""
+        self._driven.close()

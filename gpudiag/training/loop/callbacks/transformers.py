@@ -1,0 +1,61 @@
+"""`gpudiag.TransformersCallback`: measures the `Trainer` of Hugging Face's Transformers."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING, Any
+
+from gpudiag.training.loop.callbacks.driven import DrivenSession
+
+if TYPE_CHECKING:
+    TrainerCallback = object
+else:
+    from transformers import TrainerCallback
+
+
+class TransformersCallback(TrainerCallback):
+    """Measure the steps of `Trainer.train`, as `gpudiag.profile` does those of a loop.
+
+        trainer = Trainer(model, arguments, callbacks=[gpudiag.TransformersCallback("run-dir")], ...)
+
+    A step ends with each update of the model: with `gradient_accumulation_steps` it has several batches. Fetching and
+    logging belong to the step that follows. Steps that contain evaluation, a checkpoint or the end of an epoch are
+    excluded. An exception leaves the run as not finished, with the measurements until then.
+
+    Arguments are those of `gpudiag.profile`; the batch size per process is the trainer's. `run_dir` may be omitted
+    under `gpudiag profile module:function`; `stop` ends training when everything is measured, by default only there.
+
+    Raises:
+        UsageError: as `gpudiag.profile`, when training begins.
+    """
+
+    def __init__(
+        self, run_dir: str | os.PathLike[str] | None = None, *, stop: bool | None = None, **options: Any
+    ) -> None:
+        self._driven = DrivenSession(run_dir, stop, options)
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, *, model: Any = None, **_: Any) -> None:  # noqa: ARG002  # the trainer's signature, here and below
+        """Open the session."""
+        batch_size = args.per_device_train_batch_size * args.gradient_accumulation_steps
+        self._driven.open(model=model, batch_size=batch_size, framework="pytorch")
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:  # noqa: ARG002
+        """End a step and begin the next."""
+        if self._driven.step():
+            control.should_training_stop = True
+
+    def on_evaluate(self, *_: Any, **__: Any) -> None:
+        """Exclude evaluation from all steps."""
+        self._driven.pause()
+
+    def on_save(self, *_: Any, **__: Any) -> None:
+        """Exclude a checkpoint from all steps."""
+        self._driven.pause()
+
+    def on_epoch_end(self, *_: Any, **__: Any) -> None:
+        """Exclude the time between two epochs from all steps."""
+        self._driven.pause()
+
+    def on_train_end(self, *_: Any, **__: Any) -> None:
+        """Close the session, and keep its measurements."""
+        self._driven.close()

@@ -1,0 +1,261 @@
+"""`gpudiag.profile`: measure a training loop while it runs, and leave a run directory."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from functools import partial
+from itertools import repeat
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from gpudiag.errors import UsageError
+from gpudiag.model.job import Job
+from gpudiag.training.frameworks.runtimes import load_runtime
+from gpudiag.training.loop.launched import Launched, launched
+from gpudiag.training.session.agreement import Agreement
+from gpudiag.training.session.measurement import RankMeasurement, RunDescription
+from gpudiag.training.session.phases import Phases, PhaseSettings
+from gpudiag.training.session.ranges import INPUT, STEP, Range, take_input_ns
+from gpudiag.training.session.record import print_next_command
+from gpudiag.training.session.step_counts import ACTIVE_STEPS, MIN_ACTIVE_STEPS, WarmupLimits
+
+if TYPE_CHECKING:
+    from gpudiag.training.session.runtime import Runtime
+
+T = TypeVar("T")
+
+
+class Session:
+    """Measure a training loop: how long its steps take without the profiler, and a trace of where the time goes.
+
+        with gpudiag.profile("run-dir") as prof:
+            for batch in prof.steps(loader):
+                train(batch)
+
+    A loop that something else drives calls `prof.step()` at the end of each step instead.
+
+    A session skips steps until their times have converged, times some without the profiler, and then profiles a few:
+    first without operators (kernel-only), then with operators. All processes of a distributed job open the block, each
+    with the same arguments; they enter the phases at the same step, and agree on it through the job's store, never by a
+    collective of gpudiag's own. Afterwards `run_dir` has `run.json`, `traces/rank<r>.pt.trace.json.gz` and the
+    kernel-only traces in `traces/light/`, and `gpudiag analyze run_dir` says where the time went. Measurements are kept
+    when the loop ends early, and when an exception leaves the block (which it does).
+
+    Args:
+        run_dir: the run directory; what an earlier run left there is replaced. May be omitted in a function that
+            `gpudiag profile module:function` runs, and is ignored there: that command has chosen one.
+        steps: unprofiled steps; by default about three seconds of them, at least 10 and at most 100.
+        warmup: steps to skip; by default until step times have converged.
+        active: steps of each recording. The analysis drops the first and the last of them; at least 3.
+        stop: end the loop after the recorded steps; by default only under `gpudiag profile`. Otherwise the remaining
+            batches are passed through.
+        model: the model, for its number of parameters, its gradient sizes and the operations of a step in the record.
+        batch_size: samples per process and step, for the record.
+        workload: a name for the record; by default the script's.
+        strategy: how gradients are communicated, for the record.
+        options: anything else for the record.
+        device: the device trained on; by default the current GPU if this process uses one, else the CPU. Under
+            TensorFlow the logical devices that this process drives, one or a sequence; by default those of the model's
+            strategy.
+        framework: `pytorch` or `tensorflow`; by default the one that the program has imported, PyTorch of both.
+        timeout_s: how long to wait for a peer that does not reach the same step.
+
+    Raises:
+        UsageError: no `run_dir`, or a number out of its range.
+    """
+
+    def __init__(
+        self,
+        run_dir: str | os.PathLike[str] | None = None,
+        *,
+        steps: int | None = None,
+        warmup: int | None = None,
+        active: int = ACTIVE_STEPS,
+        stop: bool | None = None,
+        model: Any = None,
+        batch_size: int | None = None,
+        workload: str | None = None,
+        strategy: str | None = None,
+        options: Mapping[str, str] | None = None,
+        device: Any = None,
+        framework: str | None = None,
+        timeout_s: float = 600.0,
+    ) -> None:
+        run = launched()
+        if run is None and run_dir is None:
+            raise UsageError(
+                "gpudiag.profile was given no run directory",
+                'Write gpudiag.profile("run-dir"), or start the function with `gpudiag profile module:function`.',
+            )
+        self._loaders = load_runtime(framework).loader_watch()  # refuses an unknown framework
+        for name, value, least in (("steps", steps, 1), ("warmup", warmup, 0), ("active", active, MIN_ACTIVE_STEPS)):
+            if value is not None and value < least:
+                raise UsageError(f"gpudiag.profile: {name} must be at least {least}, not {value}", "Leave it out.")
+        self.run_dir = Path(run.run_dir if run is not None else run_dir or "")
+        self._run = run
+        self._stop = run is not None if stop is None else stop
+        self._device = device
+        self._framework = framework
+        self._model = model
+        self._timeout_s = timeout_s
+        description = RunDescription(command=tuple(sys.argv), batch_size=batch_size)
+        settings = PhaseSettings(steps=steps, warmup=warmup, active=active)
+        if run is not None:
+            self._framework = framework or run.job.framework
+            description = _launched_description(run.job, batch_size)
+            settings = _launched_settings(run, settings)
+        description.workload = workload or description.workload
+        description.strategy = strategy or description.strategy
+        description.options |= options or {}
+        self._measurement = RankMeasurement(self.run_dir, description, settings)
+        #: The current step has been prepared; the number of the current step.
+        self._prepared, self._number = False, 0
+        #: The steps of a loop that calls `step`, and what is restored when they are over.
+        self._driven: Generator[None] | None = None
+        self._marked = ExitStack()
+        if model is not None:
+            self.describe(model)
+
+    def __enter__(self) -> Session:
+        runtime = self._runtime()
+        self._measurement.open(runtime, runtime.position(()))
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.pause()
+        self._marked.close()
+        self._measurement.close(error)
+        if self._run is None and self._measurement.position.rank == 0:
+            print_next_command(self.run_dir)
+
+    def describe(self, model: Any, *, gradient_sizes: Sequence[int] | None = None) -> None:
+        """Put the model into the record.
+
+        Args:
+            model: a `torch.nn.Module`, wrapped or not, or a Keras model.
+            gradient_sizes: bytes of each piece in which gradients are communicated, in order; by default each
+                parameter's gradient, last parameter first, which is about the order in which backward makes them.
+        """
+        self._measurement.run.model = self._runtime().describe(model, gradient_sizes or ())
+
+    def step(self) -> bool:
+        """End a step and begin the next, in a loop whose batches do not come through `steps`.
+
+            for batch in loader:
+                train(batch)
+                prof.step()
+
+        The first call begins the first step. Input is the time in loaders of torch.utils.data and in ranges named
+        `input`; without either, it is unknown.
+
+        Returns:
+            False when everything is measured and the loop is to end (`stop`).
+        """
+        first = self._measurement.phases is None
+        self._driven = self._driven or self.steps(repeat(None))
+        ended = next(self._driven, self) is self
+        if first and self._measurement.phases is not None:
+            self._measurement.phases.sees_input = False  # until a range named `input` is seen
+            self._marked.enter_context(self._runtime().marked_loaders())
+        if self._measurement.over:
+            self._marked.close()
+        return not ended
+
+    def pause(self) -> None:
+        """Exclude the time until the next call of `step` (validation, a checkpoint), and the current step."""
+        if self._driven is not None:
+            driven, self._driven = self._driven, None
+            driven.close()
+
+    def steps(self, loader: Iterable[T]) -> Generator[T]:
+        """Iterate over the loader; each round is one step, of which fetching the batch is the input.
+
+        May be called again (for the next epoch): the time between two loops belongs to no step.
+        """
+        iterator = iter(loader)
+        if not self._measurement.over:
+            yield from self._measured(iterator, _length(loader))
+        if not (self._measurement.over and self._stop):
+            yield from iterator
+
+    def _measured(self, iterator: Iterator[T], length: int | None) -> Iterator[T]:
+        """Yield batches until the phases are over or the loader ends."""
+        phases = self._measurement.phases or self._begin()
+        clock = self._measurement.clock
+        if self._prepared:
+            clock.restart()  # the last loop ended, or was left, before this step was done
+        fetched = 0
+        while True:
+            if not self._prepared:
+                if not self._measurement.advance(raises=self._run is not None):
+                    return
+                self._prepared = True
+            if fetched == length:
+                return  # so that finding the end is no step of its own
+            with Range(STEP, number=self._number):
+                begin_ns = time.perf_counter_ns()
+                with Range(INPUT):
+                    try:
+                        batch = next(iterator)
+                    except StopIteration:
+                        return
+                fetched += 1
+                fetched_ns = time.perf_counter_ns()
+                take_input_ns()
+                with phases.around:
+                    yield batch
+                later_ns = take_input_ns()
+                if later_ns is not None:
+                    phases.sees_input = True
+                clock.host_step(begin_ns, fetched_ns + (later_ns or 0), time.perf_counter_ns())
+            self._number += 1
+            self._prepared = False
+
+    def _begin(self) -> Phases:
+        return self._measurement.begin(
+            self._runtime(),
+            device=self._device,
+            model=self._model,
+            loaders=self._loaders,
+            agreement=partial(Agreement, timeout_s=self._timeout_s),
+        )
+
+    def _runtime(self) -> Runtime:
+        """Return the framework as far as it is known by now: the program may import one later."""
+        return load_runtime(self._framework)
+
+
+def _launched_description(job: Job, batch_size: int | None) -> RunDescription:
+    return RunDescription(
+        command=job.command or tuple(sys.argv),
+        workload=job.workload,
+        strategy=job.strategy,
+        batch_size=batch_size,
+        options=job.environment_options,
+    )
+
+
+def _launched_settings(run: Launched, settings: PhaseSettings) -> PhaseSettings:
+    """Return the settings of a run that gpudiag started; its job's options precede the session's arguments."""
+    return PhaseSettings(
+        steps=settings.steps if run.job.steps is None else run.job.steps,
+        warmup=settings.warmup if run.job.warmup is None else run.job.warmup,
+        active=settings.active,
+        limits=WarmupLimits() if run.warmup_s is None else WarmupLimits(seconds=run.warmup_s),
+        target=run.target,
+        recorded=run.recorded,
+    )
+
+
+def _length(loader: Any) -> int | None:
+    try:
+        return len(loader)
+    except (TypeError, NotImplementedError):  # an iterator, or a stream that cannot say
+        return None

@@ -1,0 +1,242 @@
+"""Measure one rank through its phases, and keep its record, and on rank 0 the run's, up to date on disk."""
+
+from __future__ import annotations
+
+import logging
+import secrets
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from gpudiag.model.job import OWN_STRATEGY
+from gpudiag.model.run import ModelRecord, RankRecord, RunRecord, RunStatus, StepsFound
+from gpudiag.model.structs import msgspec
+from gpudiag.training.session import record
+from gpudiag.training.session.agreement import Agreement
+from gpudiag.training.session.phases import Phases, PhaseSettings
+from gpudiag.training.session.position import ClusterPosition, current_position, script_name
+from gpudiag.training.session.progress import ProgressSender
+
+if TYPE_CHECKING:
+    from gpudiag.training.session.runtime import LoaderWatch, Runtime
+
+logger = logging.getLogger("gpudiag")
+
+#: The error in `run.json` from the first moment on, until the outcome is known.
+_UNFINISHED = "the run did not finish"
+
+#: Rank 0 waits this long at the end for the other ranks' records, after success and after a failure.
+_WAIT_S = 60.0
+_WAIT_AFTER_FAILURE_S = 1.0
+
+
+@dataclass(kw_only=True)
+class RunDescription:
+    """What the run's record says of the training, beside its measurements."""
+
+    command: tuple[str, ...]
+    workload: str = field(default_factory=script_name)
+    strategy: str = OWN_STRATEGY
+    batch_size: int | None = None
+    options: dict[str, str] = field(default_factory=dict)
+    model: ModelRecord | None = None
+    steps_found: StepsFound | None = None
+
+
+class RankMeasurement:
+    """Measure this process's ranks.
+
+    Attributes:
+        run: what the record says of the training.
+        phases: None before the first step.
+        error: why the measurement failed.
+        over: all phases are over, or failed.
+    """
+
+    clock: Any
+    agreement: Agreement
+
+    def __init__(self, run_dir: Path, run: RunDescription, settings: PhaseSettings) -> None:
+        self.run_dir = run_dir
+        self.run = run
+        self.position = current_position()
+        self.progress = ProgressSender(self.position.rank)
+        self.phases: Phases | None = None
+        self.error: str | None = None
+        self.over = False
+        self._settings = settings
+        self._runtime: Runtime | None = None
+        self._created = self._run_id = ""
+        #: Label and model name of each device of this process.
+        self._devices: tuple[tuple[str, str], ...] = (("", ""),)
+        self._software: dict[str, str] = {}
+        self._steps: Iterator[None] | None = None
+
+    def open(self, runtime: Runtime, position: ClusterPosition, *, run_id: str = "", clear_run: bool = True) -> None:
+        """Replace an earlier run's files of this rank, and write records that say that the run did not finish.
+
+        With `clear_run`, rank 0 also replaces files of the whole run.
+        """
+        self._created = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
+        self._run_id = run_id or secrets.token_hex(8)
+        self._runtime = runtime
+        self.position = position
+        self.progress = ProgressSender(position.rank)
+        record.clear_rank(self.run_dir, position.rank)
+        if clear_run and position.rank == 0:
+            record.clear_run(self.run_dir, position.ranks)
+        self.save()
+        self.progress.tell("starting")
+
+    def begin(
+        self,
+        runtime: Runtime,
+        *,
+        device: Any = None,
+        model: Any = None,
+        loaders: LoaderWatch | None = None,
+        agreement: Callable[..., Agreement],
+    ) -> Phases:
+        """Prepare the phases when the first step is about to begin: the process group and the device exist by now.
+
+        `agreement` makes the agreement of the ranks, from the position, the store and the run's id.
+        """
+        devices = runtime.devices(device, model)
+        self._runtime = runtime
+        self.position = runtime.position(devices)
+        self._devices = tuple((runtime.label(name), runtime.device_name(name)) for name in devices)
+        self._software = runtime.software()
+        self.clock = runtime.clock(devices)
+        self.agreement = agreement(self.position, runtime.store(self.position), run_id=self._run_id)
+        trace = runtime.trace_name(self.position.first_rank)
+        paths = {"full": self.run_dir / trace, "light": self.run_dir / record.kernel_only_trace_name(trace)}
+        self.phases = phases = Phases(
+            self._settings,
+            clock=self.clock,
+            agreement=self.agreement,
+            progress=self.progress,
+            changed=self.save,
+            window=lambda kind: runtime.window(paths[kind], active=self._settings.active, devices=devices, kind=kind),
+            on_gpu=runtime.on_gpu(devices[0]),
+            loaders=loaders,
+            counter=runtime.flop_counter(devices, model),
+        )
+        self._steps = phases.run()
+        self.save()
+        return phases
+
+    def advance(self, *, raises: bool = False) -> bool:
+        """Go on to the next step; return False when the phases are over.
+
+        A failure of the measurement ends the measurement, and the user's training only if `raises`.
+        """
+        assert self._steps is not None  # noqa: S101  # set by begin
+        try:
+            next(self._steps)
+        except StopIteration:
+            self.over = True
+        except Exception as error:
+            self.over = True
+            if raises:
+                raise
+            self.error = f"{type(error).__name__}: {error}"
+            logger.warning("gpudiag stops measuring: %s", self.error)
+        return not self.over
+
+    def close(self, error: BaseException | None, *, wait_for_others: bool = True) -> None:
+        """Keep the measurements; `error` ended the training.
+
+        With `wait_for_others`, rank 0 waits for the other ranks' records, and the run fails if one of them failed.
+        """
+        status: RunStatus = "complete"
+        if error is not None:
+            status = "interrupted" if isinstance(error, KeyboardInterrupt) else "failed"
+            self.error = f"{type(error).__name__}: {error}"
+        try:
+            problem: str | None = "the block ended without a step: nothing was measured"
+            if self.phases is not None:
+                self.phases.close()
+                problem = self.phases.problem
+            self.error = self.error or problem
+        finally:
+            if self.error is not None and status == "complete":
+                status = "failed"
+                logger.warning("gpudiag: rank %d: %s", self.position.rank, self.error)
+            if self.phases is not None:
+                self.agreement.leave()
+            self.save(status)
+            if self.position.rank == 0:
+                self._write_final_run(status, wait_for_others=wait_for_others)
+            if self.error is None:
+                self.progress.tell("done")
+
+    def save(self, status: RunStatus = "failed") -> None:
+        """Write this rank's record, and on rank 0 the run's, so that a killed run leaves what it had."""
+        for number, (label, name) in enumerate(self._devices):
+            record.write_rank(self.run_dir, self._rank_record(number, label, name))
+        if self.position.rank == 0:
+            self._write_run(status, self.error if status != "failed" or self.error else _UNFINISHED)
+
+    def _rank_record(self, number: int, label: str, name: str) -> RankRecord:
+        """Return the record of one device; devices of one process are ranks that share its steps and its trace."""
+        position, phases = self.position, self.phases
+        rank = RankRecord(
+            rank=position.first_rank + number,
+            local_rank=position.local_rank * position.devices + number,
+            host=position.host,
+            pid=position.pid,
+            device=label,
+            device_name=name,
+            error=self.error,
+        )
+        if phases is None or self._runtime is None:
+            return rank
+        trace = self._runtime.trace_name(position.first_rank)
+        return msgspec.structs.replace(
+            rank,
+            warmup=phases.warmup,
+            unprofiled=phases.unprofiled,
+            timed=phases.timed,
+            light=phases.recorded.get("light"),
+            profiled=phases.recorded.get("full"),
+            trace=trace if "full" in phases.saved else None,
+            light_trace=record.kernel_only_trace_name(trace) if "light" in phases.saved else None,
+            flops=phases.counter.result if phases.counter else None,
+            unmarked=phases.unmarked,
+            notes=phases.notes,
+            run_id=self.agreement.run_id,
+        )
+
+    def _write_final_run(self, status: RunStatus, *, wait_for_others: bool) -> None:
+        error = self.error
+        if wait_for_others:
+            if self.phases is not None:
+                self.agreement.wait_for_all(timeout_s=_WAIT_S if status == "complete" else _WAIT_AFTER_FAILURE_S)
+            for other in record.read_ranks(self.run_dir, self.position.ranks, self._run_id):
+                if other.error is not None and error is None:
+                    status, error = "failed", f"rank {other.rank}: {other.error}"
+        self._write_run(status, error)
+
+    def _write_run(self, status: RunStatus, error: str | None) -> None:
+        assert self._runtime is not None  # noqa: S101  # set by open
+        run = RunRecord(
+            created=self._created,
+            command=self.run.command,
+            workload=self.run.workload,
+            framework=self._runtime.framework,
+            strategy=self.run.strategy,
+            world_size=self.position.ranks,
+            nodes=self.position.nodes,
+            batch_size_per_device=self.run.batch_size,
+            options=self.run.options,
+            model=self.run.model,
+            software=self._software,
+            ranks=record.read_ranks(self.run_dir, self.position.ranks, self._run_id),
+            steps_found=self.run.steps_found,
+            status=status,
+            error=error,
+            run_id=self._run_id,
+        )
+        record.write_run(self.run_dir, run)

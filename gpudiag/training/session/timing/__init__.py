@@ -1,1 +1,0 @@
-"""What timed steps tell besides their length: of the host, and of the cores that it had."""
