@@ -16,7 +16,7 @@ from torch import nn
 from torch.profiler import ProfilerActivity, profile
 
 from gpudiag.training.frameworks.pytorch.modules import MarkedModules
-from gpudiag.training.models.pytorch.resnet50 import ResNet
+from gpudiag.training.models.pytorch.imagenet import ResNet
 
 #: (rounds, steps of each window)
 TINY, LARGE = (40, 12), (15, 4)

@@ -16,7 +16,7 @@ from gpudiag.training.jobs.data.batches import open_batches
 from gpudiag.training.jobs.data.micro_batches import MicroBatches
 from gpudiag.training.jobs.data.prefetch import DevicePrefetch
 from gpudiag.training.jobs.precision import Arithmetic
-from gpudiag.training.models.pytorch.trivial import InputOnly
+from gpudiag.training.models.pytorch.perceptrons import InputOnly
 from gpudiag.training.models.pytorch.workload import Workload
 from gpudiag.training.models.registry import load_workload, workload_entry
 from gpudiag.training.strategies.pytorch_strategy import PytorchStrategy

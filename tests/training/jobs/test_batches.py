@@ -21,7 +21,7 @@ from gpudiag.model.job import DATA_SOURCES, TRAINED_MODELS, DataSource, TrainedM
 from gpudiag.training.jobs.data.batch_client import ServedBatches
 from gpudiag.training.jobs.data.batches import batches, open_batches
 from gpudiag.training.jobs.data.prefetch import DevicePrefetch
-from gpudiag.training.models.pytorch.trivial import InputOnly
+from gpudiag.training.models.pytorch.perceptrons import InputOnly
 from gpudiag.training.models.registry import load_workload
 
 if TYPE_CHECKING:

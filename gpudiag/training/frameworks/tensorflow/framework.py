@@ -53,12 +53,11 @@ class TensorFlow(Framework):
 
     def check(self, options: RunOptions) -> None:
         """Workloads, ways of feeding and of exchanging that only PyTorch's jobs have, and several nodes."""
-        from gpudiag.training.models.registry import is_own
-        from gpudiag.training.models.tensorflow.registry import check_workload
+        from gpudiag.training.models.registry import check_keras_workload, is_own
         from gpudiag.training.strategies.registry import tensorflow_strategy
 
         if not is_own(options.workload):
-            check_workload(options.workload)
+            check_keras_workload(options.workload)
         if options.data == "zmq":
             raise UsageError("--data zmq feeds PyTorch's processes only", "Use --data loader, a tf.data pipeline.")
         if options.data == "device" and options.strategy and tensorflow_strategy(options.strategy).feeds_itself:

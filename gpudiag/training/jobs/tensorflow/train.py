@@ -18,8 +18,8 @@ from gpudiag.training.jobs.tensorflow.precision import scaling, set_precision
 from gpudiag.training.jobs.tensorflow.rounds import Rounds
 from gpudiag.training.jobs.tensorflow.step import make_step
 from gpudiag.training.models.registry import workload_entry
-from gpudiag.training.models.tensorflow.registry import load_workload
-from gpudiag.training.models.tensorflow.trivial import InputOnly
+from gpudiag.training.models.registry import load_keras_workload
+from gpudiag.training.models.tensorflow.perceptrons import KerasInputOnly
 from gpudiag.training.models.tensorflow.workload import KerasWorkload
 from gpudiag.training.strategies.registry import default_strategy, tensorflow_strategy
 
@@ -41,9 +41,9 @@ def train(job: Job) -> None:
     set_precision(precision)
     keras.config.set_image_data_format("channels_first" if job.memory_format == "nchw" else "channels_last")
     keras.utils.set_random_seed(0)
-    workload = load_workload(job.workload, on_gpu=on_gpu)
+    workload = load_keras_workload(job.workload, on_gpu=on_gpu)
     if job.model == "trivial":
-        workload = InputOnly(workload)
+        workload = KerasInputOnly(workload)
     options = {
         "precision": precision,
         "memory_format": job.memory_format,

@@ -19,7 +19,7 @@ from gpudiag.training.jobs.tensorflow.batches import distributed_batches
 from gpudiag.training.jobs.tensorflow.hardware import use_devices
 from gpudiag.training.jobs.tensorflow.precision import scaling, set_precision
 from gpudiag.training.jobs.tensorflow.step import exchanged_by, make_step
-from gpudiag.training.models.tensorflow.registry import load_workload
+from gpudiag.training.models.registry import load_keras_workload
 from gpudiag.training.strategies.registry import tensorflow_strategy
 
 #: One process per device, so that one of them can be late.
@@ -43,7 +43,7 @@ class DistributedTrainer(Trainer):
         set_precision(plan.precision)
         keras.config.set_image_data_format("channels_first" if plan.memory_format == "nchw" else "channels_last")
         keras.utils.set_random_seed(0)
-        workload = load_workload(plan.workload, on_gpu=plan.device == "cuda")
+        workload = load_keras_workload(plan.workload, on_gpu=plan.device == "cuda")
         with strategy.scope():
             model = workload.model()
             optimizer = scaling(workload.optimizer(), plan.precision)
