@@ -17,7 +17,7 @@ from gpudiag.training.jobs.data.batches import batches
 from gpudiag.training.jobs.precision import Arithmetic
 from gpudiag.training.jobs.strategy_benchmark.world import World
 from gpudiag.training.models.registry import load_workload, workload_entry
-from gpudiag.training.strategies.pytorch.fsdp import parts as fsdp_parts
+from gpudiag.training.strategies.pytorch.fsdp import shards_of
 
 #: Steps of which the parts are timed.
 _STEPS = 8
@@ -137,7 +137,7 @@ class Subject:
             ),
             batch_size=self.batch_size,
             input_bytes=inputs.numel() * inputs.element_size(),
-            blocks=len(fsdp_parts(model)),
+            blocks=len(shards_of(model)),
         )
 
 

@@ -17,8 +17,7 @@ from gpudiag.training.jobs.tensorflow.hardware import use_devices
 from gpudiag.training.jobs.tensorflow.precision import scaling, set_precision
 from gpudiag.training.jobs.tensorflow.rounds import Rounds
 from gpudiag.training.jobs.tensorflow.step import make_step
-from gpudiag.training.models.registry import workload_entry
-from gpudiag.training.models.registry import load_keras_workload
+from gpudiag.training.models.registry import load_keras_workload, workload_entry
 from gpudiag.training.models.tensorflow.perceptrons import KerasInputOnly
 from gpudiag.training.models.tensorflow.workload import KerasWorkload
 from gpudiag.training.strategies.registry import default_strategy, tensorflow_strategy

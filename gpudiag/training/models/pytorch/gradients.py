@@ -18,7 +18,7 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 from gpudiag.training.models.registry import load_workload, workload_entry
-from gpudiag.training.strategies.pytorch.fsdp import parts as fsdp_parts
+from gpudiag.training.strategies.pytorch.fsdp import shards_of
 
 
 def main() -> None:
@@ -49,7 +49,7 @@ def describe(name: str, *, on_gpu: bool) -> dict[str, Any]:
     return {
         "sizes": [parameter.numel() * parameter.element_size() for parameter in reversed(trained)],
         "flops": flops,
-        "blocks": len(fsdp_parts(model)),
+        "blocks": len(shards_of(model)),
         "batch_size": entry.gpu_batch if on_gpu else entry.cpu_batch,
         "input_bytes": inputs.numel() * inputs.element_size(),
     }

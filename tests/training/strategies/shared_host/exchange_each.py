@@ -22,7 +22,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from gpudiag import CpuReduceHook
 from gpudiag.errors import GpudiagError, HardwareMissingError
-from gpudiag.training.strategies.shared_host import cpu_mover
+from gpudiag.training.strategies.shared_host import all_reduce
 from gpudiag.training.strategies.shared_host.all_reduce import SharedHostAllReduce
 from tests.training.strategies.processes import tell
 
@@ -147,15 +147,15 @@ def refused_pinning(plan: dict[str, Any]) -> dict[str, Any]:
         def __init__(self, control: Any) -> None:
             raise HardwareMissingError(f"{DEVICE} cannot pin {control.layout.total_bytes / 1e6:.0f} MB", "ulimit -l")
 
-    kept = cpu_mover.CpuMover
+    kept = all_reduce.CpuMover
     if RANK == 1:
-        cpu_mover.CpuMover = Refuses  # type: ignore[misc,assignment]  # this rank's, for this scenario
+        all_reduce.CpuMover = Refuses  # type: ignore[misc,assignment]  # this rank's, for this scenario
     try:
         make(plan)
     except GpudiagError as error:
         return {"message": str(error)}
     finally:
-        cpu_mover.CpuMover = kept  # type: ignore[misc]  # as it was
+        all_reduce.CpuMover = kept  # type: ignore[misc]  # as it was
     return {}
 
 

@@ -9,9 +9,8 @@ from hypothesis import strategies as st
 
 from gpudiag.training.strategies.central_optimizer import owners
 from gpudiag.training.strategies.shared_host import layout as at
-from gpudiag.training.strategies.shared_host.layout import Layout, reached
-from gpudiag.training.strategies.shared_host.processors import parse_cpu_list, processors_near
-from gpudiag.training.strategies.shared_host.work import ALIGNMENT, Work, chunk_length
+from gpudiag.training.strategies.shared_host.layout import ALIGNMENT, ChunkedTensor, Layout, chunk_length, reached
+from gpudiag.training.strategies.shared_host.reducers import parse_cpu_list, processors_near
 
 layouts = st.builds(
     lambda world, pages, slots, lanes: Layout(
@@ -66,7 +65,7 @@ def test_chunks_are_the_whole_tensor_in_order(count: int, power: int, first: int
     assert length % ALIGNMENT == 0
     if count // length > 10_000:
         return  # as many as no one would list
-    chunks = Work(tensor=torch.empty(count, device="meta"), wire=None, first=first, length=length).chunks
+    chunks = ChunkedTensor(tensor=torch.empty(count, device="meta"), wire=None, first=first, length=length).chunks
     assert [begin for _, begin, _ in chunks] == [0, *(end for _, _, end in chunks[:-1])]
     assert chunks[-1][2] == count
     assert [number for number, _, _ in chunks] == [(first + index) % at.WRAP for index in range(len(chunks))]

@@ -10,7 +10,7 @@ from torch.distributed.fsdp import fully_shard
 from gpudiag.training.jobs.data.batches import Batch
 from gpudiag.training.jobs.faults.pytorch.jobs.job import Job
 from gpudiag.training.jobs.faults.pytorch.trainer import DdpTrainer
-from gpudiag.training.strategies.pytorch.fsdp import parts
+from gpudiag.training.strategies.pytorch.fsdp import shards_of
 
 
 class Sharded(Job):
@@ -23,7 +23,7 @@ class Sharded(Job):
             # FSDP knows no other layout of weights; channels-last inputs stay what they are.
             parameter.data = parameter.data.contiguous()
         mesh = init_device_mesh(trainer.device.type, (trainer.place.world_size,))
-        for part in [*parts(self._model), self._model]:
+        for part in [*shards_of(self._model), self._model]:
             fully_shard(part, mesh=mesh)
         self._optimizer = trainer.workload.optimizer(self._model.parameters())
         self._strategy = trainer.strategy
