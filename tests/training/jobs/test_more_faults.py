@@ -16,15 +16,15 @@ from torch.nn import functional
 
 from gpudiag.model.benchmarks.selftest import ABLATION_FILE, FAILURE_FILE, FaultPlan, SelftestPlan
 from gpudiag.training.frameworks.registry import framework_named
-from gpudiag.training.jobs.data.pool import Pool
+from gpudiag.training.jobs.data.batches import Pool
 from gpudiag.training.jobs.faults.fault import Fault, make_fault
-from gpudiag.training.jobs.faults.job import _Job
+from gpudiag.training.jobs.faults.job import FaultTrials
 from gpudiag.training.jobs.faults.pytorch import host, loading
-from gpudiag.training.jobs.faults.pytorch.copies import SmallCopies
-from gpudiag.training.jobs.faults.pytorch.jobs.parts import _Checkpointed
-from gpudiag.training.jobs.faults.pytorch.jobs.tensor_parallel import SharedFeedForward, Sharing
 from gpudiag.training.jobs.faults.pytorch.registry import KINDS
+from gpudiag.training.jobs.faults.pytorch.step_faults import SmallCopies
+from gpudiag.training.jobs.faults.pytorch.tensor_parallel import SplitFeedForward, TensorGroup
 from gpudiag.training.jobs.faults.pytorch.trainer import DdpTrainer
+from gpudiag.training.jobs.faults.pytorch.variants import CheckpointedBlock
 from gpudiag.training.session.runtime import load_runtime
 
 pytestmark = pytest.mark.long
@@ -200,7 +200,7 @@ def test_small_tensors_are_copied_one_by_one(trainer: DdpTrainer, monkeypatch: p
     monkeypatch.setattr(trainer, "milliseconds_of", lambda _work, repeats: trainer.clean_ms)
     fault = fault_of(trainer, "small-copies", amount=4.0)
     assert isinstance(fault, SmallCopies)
-    assert len(fault._small) == 200
+    assert len(fault.tensors) == 200
     fault.switch(on=True)
     trainer.step()
     fault.rest()
@@ -241,7 +241,7 @@ def test_a_job_trains_with_its_exchange_and_without(trainer: DdpTrainer, kind: s
         trainer.step()
     job.rest()
     assert trainer.strategy == "gloo"
-    assert not any(isinstance(module, _Checkpointed) for module in trainer.model.modules())
+    assert not any(isinstance(module, CheckpointedBlock) for module in trainer.model.modules())
 
 
 def test_accumulation_updates_once_for_two_batches(trainer: DdpTrainer, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -276,11 +276,11 @@ def test_two_halves_of_a_layer_are_the_layer() -> None:
     torch.manual_seed(0)
     width, results, gradients = 8, [], []
     up, down = torch.randn(4 * width, width), torch.randn(width, 4 * width)
-    sharing = Sharing(None)  # type: ignore[arg-type]  # nobody is met
+    sharing = TensorGroup(None)  # type: ignore[arg-type]  # nobody is met
     sharing.happens = False
     x = torch.randn(5, width)
     for half in (slice(0, 2 * width), slice(2 * width, None)):
-        layer = SharedFeedForward(width, 2, sharing)
+        layer = SplitFeedForward(width, 2, sharing)
         with torch.no_grad():
             layer.up.weight.copy_(up[half])
             layer.up.bias.zero_()
@@ -294,8 +294,8 @@ def test_two_halves_of_a_layer_are_the_layer() -> None:
     assert all(gradient is not None and gradient.abs().sum() > 0 for gradient in gradients)
 
 
-def job_of(trainer: DdpTrainer, tmp_path: Path, kinds: dict[str, type[Fault[DdpTrainer]]]) -> _Job[DdpTrainer]:
-    return _Job(PLAN, trainer, kinds, load_runtime(framework_named("pytorch").name), tmp_path)
+def job_of(trainer: DdpTrainer, tmp_path: Path, kinds: dict[str, type[Fault[DdpTrainer]]]) -> FaultTrials[DdpTrainer]:
+    return FaultTrials(PLAN, trainer, kinds, load_runtime(framework_named("pytorch").name), tmp_path)
 
 
 def test_what_a_job_loses_to_its_host_is_timed_behind_a_held_device(

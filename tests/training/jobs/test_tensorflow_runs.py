@@ -163,7 +163,7 @@ def test_no_tensorflow(tmp_path: Path) -> None:
 
 _ASK_FOR_A_GPU = """
 from gpudiag.errors import FrameworkMissingError
-from gpudiag.training.jobs.tensorflow.hardware import use_devices
+from gpudiag.training.jobs.tensorflow.setup import use_devices
 try:
     use_devices("cuda", 1)
 except FrameworkMissingError as error:

@@ -18,7 +18,7 @@ from gpudiag.training.models.pytorch.unet3d import UNet3d, UNet3dTraining, dice_
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from gpudiag.training.jobs.volume.blocks import Block
+    from gpudiag.training.jobs.volume.blocks import VolumeBlock
 
 pytestmark = pytest.mark.long
 
@@ -96,7 +96,7 @@ def network(
 def test_a_volume_of_one_block_is_the_network_on_the_whole(tmp_path: Path) -> None:
     cut = Cut(written=SHAPE, halo=(1, 7, 7))
     model, prediction = predicted(tmp_path, cut, 1, torch.contiguous_format)
-    whole: Block = Blocks(SHAPE, cut)[0]
+    whole: VolumeBlock = Blocks(SHAPE, cut)[0]
     ((_, seen),) = Volume.open(tmp_path / "volume.zarr").read_ahead(iter([whole]), ahead=1)
     expected = network(model, seen)[:, 1:-1, 7:-7, 7:-7]
     assert abs(array(prediction).astype(int) - expected).max() <= 1
