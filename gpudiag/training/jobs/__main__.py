@@ -117,7 +117,7 @@ def _raise_at_sigterm() -> None:
         signal.signal(number, signal.SIG_IGN)  # both the launcher and torchrun send it
         if os.getpid() != pid:
             os._exit(_ENDED)  # a forked worker of a DataLoader
-        raise Ended("by whoever started it")
+        raise Ended("by the launcher")
 
     signal.signal(signal.SIGTERM, end)
 

@@ -20,7 +20,7 @@ _MODELS = "gpudiag.training.models"
 
 
 class WorkloadEntry(msgspec.Struct, frozen=True, kw_only=True):
-    """A workload as the command line knows it.
+    """The description of a workload for the command line.
 
     Attributes:
         model: module and class in `pytorch/`; in `tensorflow/` the class is prefixed with `Keras`. If the workload only

@@ -27,7 +27,7 @@ _SHOWN_NAMES = 3
 
 
 class PytorchStrategy(Strategy):
-    """How the processes of a PyTorch job communicate; this base class does not.
+    """A way in which the processes of a PyTorch job communicate; this base class does not communicate.
 
     The training loop calls in this order, and marks `forward` and `backward` itself:
 

@@ -16,7 +16,7 @@ _LAST = 1000
 
 
 class Strategy:
-    """How the devices of a job communicate gradients or parameters.
+    """A way in which the devices of a job communicate gradients or parameters.
 
     Commands read these attributes, so no module of a strategy imports a framework before it trains. `PytorchStrategy`
     and `TensorflowStrategy` add the methods that train.

@@ -66,8 +66,8 @@ def _on_each_device(strategy: Any, devices: Sequence[str], batch: tuple[Any, Any
     """Put the same batch on every device, as the strategy's own kind of value."""
     first = strategy.extended._first_replica_id if hasattr(strategy.extended, "_first_replica_id") else 0  # noqa: SLF001
 
-    def place(context: Any) -> tuple[Any, Any]:
+    def batch_of_replica(context: Any) -> tuple[Any, Any]:
         with tf.device(devices[(context.replica_id_in_sync_group - first) % len(devices)]):
             return tf.identity(batch[0]), tf.identity(batch[1])
 
-    return strategy.experimental_distribute_values_from_function(place)
+    return strategy.experimental_distribute_values_from_function(batch_of_replica)

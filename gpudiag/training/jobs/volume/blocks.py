@@ -51,7 +51,7 @@ class Region(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class VolumeBlock(msgspec.Struct, frozen=True, kw_only=True):
-    """What is written of a block, and what the network sees, which may extend beyond the volume."""
+    """The regions that a block writes and that the network sees; the latter may extend beyond the volume."""
 
     written: Region
     seen: Region

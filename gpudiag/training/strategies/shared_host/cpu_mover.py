@@ -55,7 +55,7 @@ class CpuMover:
             if self._move(chunked):
                 future.set_result(chunked.tensor)
             else:
-                problem: Any = self._problem  # torch's stub wants a value here
+                problem: Any = self._problem  # torch's stub does not accept None
                 future.set_exception(problem)
 
     def _move(self, chunked: ChunkedTensor) -> bool:

@@ -24,9 +24,9 @@ MOST_LANES = 8
 
 # Offsets within a rank's control page; the same in reduce.c.
 ARRIVED = 0
-"""By lane: one more than the number of the last chunk that this rank's device has sent. Written by the device."""
+"""Number of the last chunk that this rank's device has sent, plus one, by lane. Written by the device."""
 FETCHED = 1024
-"""By lane: the same for the last result that this rank's device has fetched. Written by the device."""
+"""Number of the last result that this rank's device has fetched, plus one, by lane. Written by the device."""
 REDUCED = 2048
 """Number of chunks of which this rank's threads have summed their share."""
 READY = 2176
