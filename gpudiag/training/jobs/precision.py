@@ -1,7 +1,8 @@
-"""Number formats of a training run under PyTorch."""
+"""Device and number formats of a training process under PyTorch."""
 
 from __future__ import annotations
 
+import os
 from contextlib import AbstractContextManager, nullcontext
 
 import torch
@@ -9,6 +10,16 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from gpudiag.model.job import Precision
+
+
+def use_device(kind: str) -> torch.device:
+    """Select this process's device, its GPU for `cuda`, and let cuDNN choose the fastest algorithms."""
+    if kind != "cuda":
+        return torch.device("cpu")
+    device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
+    torch.cuda.set_device(device)
+    torch.backends.cudnn.benchmark = True
+    return device
 
 
 class Arithmetic:

@@ -12,8 +12,9 @@ from torch import Tensor, nn
 
 import gpudiag
 from gpudiag.model.job import Job, computed_in
-from gpudiag.training.jobs.data.batches import DevicePrefetch, MicroBatches, open_batches
-from gpudiag.training.jobs.precision import Arithmetic
+from gpudiag.training.jobs.data.batch_client import open_batches
+from gpudiag.training.jobs.data.batches import DevicePrefetch, MicroBatches
+from gpudiag.training.jobs.precision import Arithmetic, use_device
 from gpudiag.training.models.pytorch.perceptrons import InputOnly
 from gpudiag.training.models.pytorch.workload import Workload
 from gpudiag.training.models.registry import load_workload, workload_entry
@@ -26,12 +27,8 @@ _GPU_LOADER_WORKERS = 2
 
 def train(job: Job) -> None:
     """Train until the session is complete, in each process."""
-    local_rank = int(os.environ.get("LOCAL_RANK", "0"))
     on_gpu = job.device == "cuda"
-    device = torch.device("cuda", local_rank) if on_gpu else torch.device("cpu")
-    if on_gpu:
-        torch.cuda.set_device(device)
-        torch.backends.cudnn.benchmark = True
+    device = use_device(job.device)
     entry = workload_entry(job.workload)
     batch_size = job.batch_size or (entry.gpu_batch if on_gpu else entry.cpu_batch)
     workers = (_GPU_LOADER_WORKERS if on_gpu else 0) if job.loader_workers is None else job.loader_workers

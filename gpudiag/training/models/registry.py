@@ -25,7 +25,7 @@ class WorkloadEntry(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         model: module and class in `pytorch/`; in `tensorflow/` the class is prefixed with `Keras`. If the workload only
             predicts, the whole name of its module.
-        depth: layers, of a model that has several depths.
+        depth: layers, of a model that has several depths; otherwise 0.
         batches: default samples per step, per GPU and per CPU process; few enough for about a second on a CPU.
         images: the input is images or volumes, so a memory format can be chosen.
         trains: False if the module has `predict(job)` instead.
@@ -33,7 +33,7 @@ class WorkloadEntry(msgspec.Struct, frozen=True, kw_only=True):
 
     name: str
     model: str
-    depth: int | None = None
+    depth: int = 0
     parameters: int
     batches: tuple[int, int]
     summary: str
@@ -66,8 +66,7 @@ class WorkloadEntry(msgspec.Struct, frozen=True, kw_only=True):
         return self._make(f"{_MODELS}.tensorflow.{module}", f"Keras{name}", on_gpu=on_gpu)
 
     def _make(self, module: str, name: str, *, on_gpu: bool) -> Any:
-        workload = getattr(importlib.import_module(module), name)
-        return workload(on_gpu=on_gpu) if self.depth is None else workload(self.depth, on_gpu=on_gpu)
+        return getattr(importlib.import_module(module), name)(on_gpu=on_gpu, depth=self.depth)
 
 
 _ENTRIES = (

@@ -18,8 +18,8 @@ import torch
 
 from gpudiag.errors import UsageError, WorkerFailedError
 from gpudiag.model.job import DATA_SOURCES, TRAINED_MODELS, DataSource, TrainedModel
-from gpudiag.training.jobs.data.batch_client import ServedBatches
-from gpudiag.training.jobs.data.batches import DevicePrefetch, batches, open_batches
+from gpudiag.training.jobs.data.batch_client import ServedBatches, open_batches
+from gpudiag.training.jobs.data.batches import DevicePrefetch, batches
 from gpudiag.training.models.pytorch.perceptrons import InputOnly
 from gpudiag.training.models.registry import load_workload
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
 
@@ -14,13 +15,48 @@ import torch
 from torch import Tensor
 
 from gpudiag.errors import FrameworkMissingError, UsageError, WorkerFailedError
+from gpudiag.model.job import DataSource
 from gpudiag.training.jobs.data.batch_server import WAITING, ArrayHeader, BatchHeader, ServerOptions
+from gpudiag.training.jobs.data.batches import Batch, batches
+from gpudiag.training.models.pytorch.workload import Workload
 
 #: Interval at which servers are checked while none sends a batch.
 _CHECK_MS = 500
 
 #: Longest path of a local socket (sun_path of unix(7) less what ZeroMQ and the final zero need).
 _LONGEST_PATH = 100
+
+
+@contextmanager
+def open_batches(
+    name: str,
+    workload: Workload,
+    source: DataSource,
+    *,
+    batch_size: int,
+    workers: int,
+    device: torch.device,
+    seed: int,
+) -> Iterator[Iterable[Batch]]:
+    """Return endless batches from any source, also `zmq`: its `workers` servers (at least one) end with the context.
+
+    `name` is the workload's name in the registry, by which servers load it.
+
+    Raises:
+        FrameworkMissingError: `zmq` without pyzmq.
+    """
+    if source != "zmq":
+        yield batches(workload, source, batch_size=batch_size, workers=workers, device=device, seed=seed)
+        return
+    with ServedBatches(
+        name,
+        on_gpu=workload.on_gpu,
+        batch_size=batch_size,
+        servers=max(1, workers),
+        pinned=device.type == "cuda",
+        seed=seed,
+    ) as served:
+        yield served
 
 
 class ServedBatches:

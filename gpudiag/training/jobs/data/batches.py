@@ -1,9 +1,8 @@
-"""Batches of a workload: from the device, host memory, a DataLoader, or other processes over ZeroMQ."""
+"""Batches of a workload from the device, host memory or a DataLoader, and iterators over batches."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
 from itertools import cycle, islice, repeat
 from typing import Any, Generic, TypeVar
 
@@ -38,7 +37,7 @@ def batches(
     each step. `loader`: a DataLoader with `workers` processes that collates single samples, pinned likewise.
 
     Raises:
-        ValueError: `zmq`, whose servers must be ended; see `open_batches`.
+        ValueError: `zmq`, whose servers must be ended; see `batch_client.open_batches`.
     """
     on_gpu = device.type == "cuda"
     generator = torch.Generator().manual_seed(seed)
@@ -53,40 +52,6 @@ def batches(
     if source == "loader":
         return loader(workload, batch_size=batch_size, workers=workers, pinned=on_gpu, seed=seed)
     raise ValueError(f"batches of '{source}' have to be opened")
-
-
-@contextmanager
-def open_batches(
-    name: str,
-    workload: Workload,
-    source: DataSource,
-    *,
-    batch_size: int,
-    workers: int,
-    device: torch.device,
-    seed: int,
-) -> Iterator[Iterable[Batch]]:
-    """Return endless batches from any source, also `zmq`: its `workers` servers (at least one) end with the context.
-
-    `name` is the workload's name in the registry, by which servers load it.
-
-    Raises:
-        FrameworkMissingError: `zmq` without pyzmq.
-    """
-    if source != "zmq":
-        yield batches(workload, source, batch_size=batch_size, workers=workers, device=device, seed=seed)
-        return
-    from gpudiag.training.jobs.data.batch_client import ServedBatches
-
-    with ServedBatches(
-        name,
-        on_gpu=workload.on_gpu,
-        batch_size=batch_size,
-        servers=max(1, workers),
-        pinned=device.type == "cuda",
-        seed=seed,
-    ) as served:
-        yield served
 
 
 class Pool(Dataset["Batch"]):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -13,6 +12,7 @@ from torch import distributed as dist
 
 from gpudiag.model.run import RankRecord
 from gpudiag.training.frameworks.pytorch.devices import device_name
+from gpudiag.training.jobs.precision import use_device
 from gpudiag.training.session import record
 from gpudiag.training.session.place import this_place
 
@@ -26,12 +26,8 @@ class World:
     """
 
     def __init__(self, device: str) -> None:
-        local_rank = int(os.environ.get("LOCAL_RANK", "0"))
         self.on_gpu = device == "cuda"
-        self.device = torch.device("cuda", local_rank) if self.on_gpu else torch.device("cpu")
-        if self.on_gpu:
-            torch.cuda.set_device(self.device)
-            torch.backends.cudnn.benchmark = True
+        self.device = use_device(device)
         dist.init_process_group("gloo")
         self.rank, self.size = dist.get_rank(), dist.get_world_size()
         self._control: Any = dist.group.WORLD

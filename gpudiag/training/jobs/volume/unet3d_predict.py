@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import itertools
 import math
-import os
 import time
 from collections import deque
 from typing import TYPE_CHECKING, Any, cast
@@ -24,7 +23,7 @@ from gpudiag.errors import WorkerFailedError
 from gpudiag.model.inference import INFERENCE_FILE, InferenceRecord, RankInference
 from gpudiag.model.job import computed_in
 from gpudiag.model.run_directory import write_json
-from gpudiag.training.jobs.precision import Arithmetic
+from gpudiag.training.jobs.precision import Arithmetic, use_device
 from gpudiag.training.jobs.volume.blocks import CPU_CUT, CPU_VOLUME, GPU_CUT, GPU_VOLUME, Blocks
 from gpudiag.training.jobs.volume.storage import (
     PREDICTION,
@@ -151,11 +150,7 @@ def predict(job: Job) -> None:
     started = launched()
     if started is None:
         raise WorkerFailedError("volumes are predicted in processes that gpudiag starts", "Run `gpudiag profile`.")
-    on_gpu = job.device == "cuda"
-    device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0"))) if on_gpu else torch.device("cpu")
-    if on_gpu:
-        torch.cuda.set_device(device)
-        torch.backends.cudnn.benchmark = True
+    device = use_device(job.device)
     prediction = VolumePrediction(job, device, started.run_dir)
     strategy = load_strategy(job.strategy, device)
     strategy.open()

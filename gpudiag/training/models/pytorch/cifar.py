@@ -79,13 +79,9 @@ class ResNetCifar(nn.Module):
 class ResNetCifarTraining(CifarWorkload):
     """ResNet with `depth` = 6n + 2 layers: small kernels and little data, so that host launches dominate."""
 
-    def __init__(self, depth: int, *, on_gpu: bool) -> None:
-        super().__init__(on_gpu=on_gpu)
-        self._blocks = (depth - 2) // 6
-
     def model(self) -> nn.Module:
         """Build the network of this depth."""
-        return ResNetCifar(self._blocks)
+        return ResNetCifar((self.depth - 2) // 6)
 
 
 class DenseLayer(nn.Module):
@@ -130,13 +126,9 @@ class DenseNetCifar(nn.Module):
 class DenseNetCifarTraining(CifarWorkload):
     """DenseNet with `depth` = 3n + 4 layers: memory-bound, as each layer reads all channels of its stage."""
 
-    def __init__(self, depth: int, *, on_gpu: bool) -> None:
-        super().__init__(on_gpu=on_gpu)
-        self._layers = (depth - 4) // 3
-
     def model(self) -> nn.Module:
         """Build the network of this depth."""
-        return DenseNetCifar(self._layers)
+        return DenseNetCifar((self.depth - 4) // 3)
 
 
 class CnnCifar(CifarWorkload):

@@ -19,8 +19,10 @@ class Workload(ABC):
     #: Memory format of inputs and weights for `nhwc`.
     channels_last: torch.memory_format = torch.channels_last
 
-    def __init__(self, *, on_gpu: bool) -> None:
+    def __init__(self, *, on_gpu: bool, depth: int = 0) -> None:
         self.on_gpu = on_gpu
+        #: Layers, of a model that has several depths.
+        self.depth = depth
 
     @abstractmethod
     def model(self) -> nn.Module:

@@ -31,16 +31,12 @@ def residual_block(x: Any, width: int, *, narrows: bool) -> Any:
 class KerasResNetCifarTraining(KerasCifarWorkload):
     """ResNet with `depth` = 6n + 2 layers: small kernels and little data, so that host launches dominate."""
 
-    def __init__(self, depth: int, *, on_gpu: bool) -> None:
-        super().__init__(on_gpu=on_gpu)
-        self._blocks = (depth - 2) // 6
-
     def model(self) -> Any:
         """Build a convolution, three stages of n blocks, and a fully connected layer."""
         inputs = layers.Input(self.image_shape())
         x = layers.ReLU()(normalised_convolution(inputs, RESNET_WIDTHS[0], 3))
         for stage, width in enumerate(RESNET_WIDTHS):
-            for index in range(self._blocks):
+            for index in range((self.depth - 2) // 6):
                 x = residual_block(x, width, narrows=stage > 0 and index == 0)
         outputs = layers.Dense(self.classes)(layers.GlobalAveragePooling2D()(x))
         return keras.Model(inputs, outputs)
@@ -59,17 +55,13 @@ def convolution(x: Any, width: int, side: int) -> Any:
 class KerasDenseNetCifarTraining(KerasCifarWorkload):
     """DenseNet with `depth` = 3n + 4 layers: memory-bound, as each layer reads all channels of its stage."""
 
-    def __init__(self, depth: int, *, on_gpu: bool) -> None:
-        super().__init__(on_gpu=on_gpu)
-        self._layers = (depth - 4) // 3
-
     def model(self) -> Any:
         """Build a convolution, three stages of n dense layers with transitions, and a fully connected layer."""
         inputs = layers.Input(self.image_shape())
         x = convolution(inputs, DENSENET_FIRST, 3)
         width = DENSENET_FIRST
         for stage in range(DENSENET_STAGES):
-            for _ in range(self._layers):
+            for _ in range((self.depth - 4) // 3):
                 x = layers.Concatenate(axis=channel_axis())([x, convolution(normalised(x), GROWTH, 3)])
                 width += GROWTH
             x = normalised(x)

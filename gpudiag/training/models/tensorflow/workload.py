@@ -19,8 +19,10 @@ class KerasWorkload(ABC):
     #: Distinct samples in memory, from which batches are collated.
     pool = 512
 
-    def __init__(self, *, on_gpu: bool) -> None:
+    def __init__(self, *, on_gpu: bool, depth: int = 0) -> None:
         self.on_gpu = on_gpu
+        #: Layers, of a model that has several depths.
+        self.depth = depth
 
     @abstractmethod
     def model(self) -> Any:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import os
 from collections.abc import Callable
 from contextlib import nullcontext
 from typing import Any, ClassVar, Literal
@@ -19,7 +18,7 @@ from gpudiag.model.benchmarks.selftest import SelftestPlan
 from gpudiag.training.frameworks.pytorch.clock import clock_for
 from gpudiag.training.jobs.data.batches import Batch, batches
 from gpudiag.training.jobs.faults.trainer import Trainer
-from gpudiag.training.jobs.precision import Arithmetic
+from gpudiag.training.jobs.precision import Arithmetic, use_device
 from gpudiag.training.models.registry import load_workload
 from gpudiag.training.session.place import this_place
 
@@ -87,12 +86,8 @@ class DdpTrainer(Trainer):
     time_all_first: ClassVar[bool] = True
 
     def __init__(self, plan: SelftestPlan) -> None:
-        local_rank = int(os.environ.get("LOCAL_RANK", "0"))
         on_gpu = plan.device == "cuda"
-        device = torch.device("cuda", local_rank) if on_gpu else torch.device("cpu")
-        if on_gpu:
-            torch.cuda.set_device(device)
-            torch.backends.cudnn.benchmark = True
+        device = use_device(plan.device)
         backend = "nccl" if on_gpu else "gloo"
         dist.init_process_group(backend, device_id=device if on_gpu else None)
         self._control = dist.new_group(backend="gloo")
