@@ -82,4 +82,4 @@ def _own(run: RunRecord, chosen: Sequence[Candidate]) -> Candidate | None:
 
 
 def _communications(one: Prediction) -> bool:
-    return one.cannot is None and strategies(one.candidate.framework)[one.candidate.strategy].communications
+    return one.cannot is None and strategies(one.candidate.framework)[one.candidate.strategy].communicates

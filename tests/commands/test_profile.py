@@ -243,7 +243,7 @@ def test_when_gpudiag_itself_is_killed_its_workers_die_too(endless: tuple[subpro
     program.communicate(timeout=SECONDS)
     assert gone(run_dir)
     # Whose loader's workers end first hears of them, before it is ended itself.
-    ends = ("the run did not finish", "Ended: by whoever started it", "RuntimeError: DataLoader worker")
+    ends = ("the run did not finish", "Ended: by the launcher", "RuntimeError: DataLoader worker")
     assert run_json(run_dir)["error"].startswith(ends)
     assert list(run_dir.parent.glob("gpudiag-*")) == []
 

@@ -97,7 +97,7 @@ def test_each_trains_in_each_precision_and_layout(name: str, precision: Precisio
 def test_prefetched_batches_are_whole_when_they_are_used() -> None:
     import torch
 
-    from gpudiag.training.jobs.data.prefetch import DevicePrefetch
+    from gpudiag.training.jobs.data.batches import DevicePrefetch
 
     device = torch.device("cuda", 0)
     made = [

@@ -13,7 +13,7 @@ from gpudiag.training.strategies.tensorflow1 import FRAMEWORK as PREDICTED_ONLY
 
 def candidates(*, compress: Compress | None = "bf16", framework: str = DEFAULT_FRAMEWORK) -> tuple[Candidate, ...]:
     """Every strategy that there is, plain, and those that can with gradients that travel as `compress`."""
-    known_first = sorted(strategies(framework).values(), key=lambda strategy: strategy.special)
+    known_first = sorted(strategies(framework).values(), key=lambda strategy: strategy.preference_rank)
     return tuple(candidate for strategy in known_first for candidate in strategy.candidates(compress))
 
 

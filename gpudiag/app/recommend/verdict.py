@@ -14,7 +14,7 @@ from gpudiag.model.benchmarks.recommendation import Gain, Ranked, Recommendation
 from gpudiag.model.benchmarks.strategy_benchmark import NO_TIME, RANKED_ROUNDS, StrategyBenchmark, Turns
 from gpudiag.model.job import INDEPENDENT
 from gpudiag.statistics import mean_of
-from gpudiag.training.strategies.predict import MAY_ERR, plainness, usual_strategies
+from gpudiag.training.strategies.predict import MAY_ERR, preference, usual_strategies
 
 #: Measured strategies closer than this are a tie even if the interval is narrower: no second run would agree with it.
 TIE_MEASURED = 0.005
@@ -137,7 +137,7 @@ def from_predictions(
         )
     least = min(possible, key=_cost)
     tied = [one for one in possible if _cost(one) <= _cost(least) * (1 + TIE_PREDICTED)]
-    best = min(tied, key=lambda one: plainness(one.candidate))
+    best = min(tied, key=lambda one: preference(one.candidate))
     floor = next((one.step_ms for one in predictions if one.candidate.label == INDEPENDENT), None)
     reason = best.reason
     if len(tied) > 1:
@@ -187,7 +187,7 @@ def _taken(tied: Sequence[Candidate], steady: Collection[str], fastest: str) -> 
     known = [one for one in tied if one.label in steady or one.label in usual_strategies()]
     if not known:
         return next(one for one in tied if one.label == fastest), "the fastest that was seen. " if tied[1:] else ""
-    best = min(known, key=plainness)
+    best = min(known, key=preference)
     return best, f"{best.label} is the plainest. " if tied[1:] else ""
 
 

@@ -1,1 +1,1 @@
-"""What is trained; one file each, in plain PyTorch. `registry` lists them without importing a framework."""
+"""Programs of training processes: workloads, user-defined functions, benchmarks and the selftest."""

@@ -1,7 +1,7 @@
 """The program of each training process: `python -m gpudiag.training.jobs RUN_DIR JOB`.
 
 JOB is a `gpudiag.model.job.Job` as JSON. What the process prints goes to `RUN_DIR/logs/rank<r>.log`. Exit code 1 after
-any failure; which, the launcher has been told.
+any failure, which is reported to the launcher.
 """
 
 from __future__ import annotations
@@ -12,12 +12,13 @@ import os
 import signal
 import sys
 import traceback
+from collections.abc import Callable
 from pathlib import Path
 from types import FrameType
 
 import msgspec
 
-from gpudiag.errors import GpudiagError, WorkerFailedError
+from gpudiag.errors import GpudiagError, UsageError, WorkerFailedError
 from gpudiag.model.job import Job
 from gpudiag.model.run import RankRecord
 from gpudiag.training.frameworks.registry import framework_named
@@ -28,26 +29,24 @@ from gpudiag.training.session import record
 from gpudiag.training.session.position import current_position
 from gpudiag.training.session.progress import ProgressSender
 
-#: As a shell reports a program that SIGTERM ended.
+#: Exit code that a shell reports after SIGTERM.
 _ENDED = 143
 
 
 def main(arguments: list[str]) -> int:
     """Run this process's share of the job."""
     run_dir, job = Path(arguments[0]), msgspec.json.decode(arguments[1], type=Job)
-    die_with_parent()  # torchrun starts its workers in sessions of their own
+    die_with_parent()  # torchrun starts each worker in its own session
     place = current_position()
     _log_to(run_dir / record.LOGS_DIR / f"rank{place.rank}.log")
     progress = ProgressSender(place.rank)
     progress.tell("starting")
     set_launched(Launched(run_dir=run_dir, job=job))
-    _keep_what_was_measured_when_ended()
+    _raise_at_sigterm()
     try:
         if framework_named(job.framework).entry:
             _call(framework_named(job.framework).entry)
         if is_own(job.workload):
-            from gpudiag.training.jobs.own import find_function
-
             find_function(job.workload)()
         elif not workload_entry(job.workload).trains:
             from gpudiag.training.jobs.volume.unet3d_predict import predict
@@ -58,22 +57,46 @@ def main(arguments: list[str]) -> int:
         _check_measured(run_dir, place.rank, job.workload)
     except Ended:
         with contextlib.suppress(OSError):
-            _note_failure(run_dir, "ended from outside")  # the launcher knows why
+            _note_failure(run_dir, "ended from outside")  # the launcher knows the reason
         return _ENDED
-    except BaseException as error:  # noqa: BLE001  # told to the launcher, whatever it is, before the process ends
-        with contextlib.suppress(OSError):  # a full disk must not keep the launcher from knowing
+    except BaseException as error:  # noqa: BLE001  # reported to the launcher
+        with contextlib.suppress(OSError):  # a full disk must not prevent the report
             traceback.print_exc()
-        ours = isinstance(error, GpudiagError)
-        text = str(error) if ours else _in_words(error)
+        known = isinstance(error, GpudiagError)
+        text = str(error) if known else _described(error)
         with contextlib.suppress(OSError):
             _note_failure(run_dir, text)
         progress.fail(
             text,
-            hint=vars(error).get("hint"),  # the class's own would say nothing of this failure
+            hint=vars(error).get("hint"),  # not the default hint of the class
             exit_code=error.exit_code if isinstance(error, GpudiagError) else WorkerFailedError.exit_code,
         )
-        return 1 if ours or isinstance(error, Exception) else 2
+        return 1 if known or isinstance(error, Exception) else 2
     return 0
+
+
+def find_function(name: str) -> Callable[[], object]:
+    """Import `module:function`, first from the current directory, as `python -m` does.
+
+    Raises:
+        UsageError: there is no such module, or it has no such function.
+    """
+    module_name, _, function_name = name.partition(":")
+    here = os.getcwd()  # noqa: PTH109  # sys.path holds strings
+    if here not in sys.path:
+        sys.path.insert(0, here)
+    try:
+        module = importlib.import_module(module_name)
+    except ModuleNotFoundError as error:
+        if error.name is not None and (module_name + ".").startswith(error.name + "."):
+            raise UsageError(
+                f"there is no module '{module_name}'", "Give module:function as Python would import it from here."
+            ) from error
+        raise
+    function = getattr(module, function_name, None)
+    if not callable(function):
+        raise UsageError(f"module '{module_name}' has no function '{function_name}'", "Check its name.")
+    return function  # type: ignore[no-any-return]  # found by name
 
 
 def _call(name: str, *arguments: object) -> None:
@@ -82,60 +105,59 @@ def _call(name: str, *arguments: object) -> None:
     getattr(importlib.import_module(module), function)(*arguments)
 
 
-class Ended(KeyboardInterrupt):  # no failure: records show it by this name
-    """The launcher ends this process. Whoever measures keeps what there is, as at Ctrl-C."""
+class Ended(KeyboardInterrupt):  # not a failure; records contain this name
+    """The launcher ends this process; sessions save what they have measured, as at Ctrl-C."""
 
 
-def _keep_what_was_measured_when_ended() -> None:
-    """SIGTERM leaves the training loop as an exception does, so that its session is closed and saved."""
-    this = os.getpid()
+def _raise_at_sigterm() -> None:
+    """Make SIGTERM raise in the training loop, so that its session is closed and saved."""
+    pid = os.getpid()
 
     def end(number: int, _frame: FrameType | None) -> None:
-        signal.signal(number, signal.SIG_IGN)  # it comes from the launcher and from torchrun
-        if os.getpid() != this:
-            os._exit(_ENDED)  # forked: a loader's worker
-        raise Ended("by whoever started it")
+        signal.signal(number, signal.SIG_IGN)  # both the launcher and torchrun send it
+        if os.getpid() != pid:
+            os._exit(_ENDED)  # a forked worker of a DataLoader
+        raise Ended("by the launcher")
 
     signal.signal(signal.SIGTERM, end)
 
 
-def _in_words(error: BaseException) -> str:
+def _described(error: BaseException) -> str:
     if isinstance(error, OSError) and error.filename is not None and error.strerror:
         return f"{error.filename}: {error.strerror}"
     return f"{type(error).__name__}: {error}"
 
 
 def _check_measured(run_dir: Path, rank: int, workload: str) -> None:
-    """A worker that ends well has measured something."""
-    mine = [known for known in record.read_ranks(run_dir, rank + 1) if known.rank == rank]
-    if not mine:
+    """Raise WorkerFailedError if the workload has measured nothing or failed."""
+    rank_record = _read_rank(run_dir, rank)
+    if rank_record is None:
         raise WorkerFailedError(
             f"{workload} ended without measuring anything",
             "Its training loop must run within `with gpudiag.profile() as prof:` and over `prof.steps(loader)`.",
         )
-    if mine[0].error is not None:
-        raise WorkerFailedError(mine[0].error)
+    if rank_record.error is not None:
+        raise WorkerFailedError(rank_record.error)
 
 
 def _note_failure(run_dir: Path, text: str) -> None:
-    """Keep the reason in this rank's record, made here if the failure came before a session was opened."""
+    """Write the reason into this rank's record, which is new if no session was opened."""
     place = current_position()
-    mine = [known for known in record.read_ranks(run_dir, place.rank + 1) if known.rank == place.rank]
-    known = (
-        mine[0]
-        if mine
-        else RankRecord(
-            rank=place.rank, local_rank=place.local_rank, host=place.host, pid=place.pid, device="", device_name=""
-        )
+    rank_record = _read_rank(run_dir, place.rank) or RankRecord(
+        rank=place.rank, local_rank=place.local_rank, host=place.host, pid=place.pid, device="", device_name=""
     )
-    if known.error is None:
-        record.write_rank(run_dir, msgspec.structs.replace(known, error=text))
+    if rank_record.error is None:
+        record.write_rank(run_dir, msgspec.structs.replace(rank_record, error=text))
+
+
+def _read_rank(run_dir: Path, rank: int) -> RankRecord | None:
+    return next((known for known in record.read_ranks(run_dir, rank + 1) if known.rank == rank), None)
 
 
 def _log_to(path: Path) -> None:
-    """Send both output streams, also those of libraries and children, to one file."""
+    """Redirect both output streams, also of libraries and children, to one file."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.unlink(missing_ok=True)  # it may be a link that somebody else has put there
+    path.unlink(missing_ok=True)  # it may be a link of another user
     log = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, 0o644)
     for stream in (1, 2):
         os.dup2(log, stream)

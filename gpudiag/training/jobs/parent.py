@@ -1,4 +1,4 @@
-"""Ending with one's parent, however that ends."""
+"""End this process when its parent ends."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _PR_SET_PDEATHSIG = 1
 
 
 def die_with_parent() -> None:
-    """Linux: be killed when the parent process dies, also when it starts its children in sessions of their own."""
+    """Have Linux kill this process when its parent dies, even in another session."""
     parent = os.getppid()
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)

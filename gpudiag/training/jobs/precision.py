@@ -1,7 +1,8 @@
-"""Number formats: which the matrix units use, and what goes with each."""
+"""Device and number formats of a training process under PyTorch."""
 
 from __future__ import annotations
 
+import os
 from contextlib import AbstractContextManager, nullcontext
 
 import torch
@@ -11,15 +12,21 @@ from torch.optim import Optimizer
 from gpudiag.model.job import Precision
 
 
+def use_device(kind: str) -> torch.device:
+    """Select this process's device, its GPU for `cuda`, and let cuDNN choose the fastest algorithms."""
+    if kind != "cuda":
+        return torch.device("cpu")
+    device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
+    torch.cuda.set_device(device)
+    torch.backends.cudnn.benchmark = True
+    return device
+
+
 class Arithmetic:
     """The precision of one training run.
 
-    `fp32` computes in IEEE single precision throughout, `tf32` lets matrix units round its inputs to 10 bits of
-    mantissa (NVIDIA Ampere and later), `bf16` and `fp16` run under autocast, `fp16` with gradient scaling.
-
-    Args:
-        precision: one of the four.
-        device: what is trained on. On a CPU `tf32` is the same as `fp32`.
+    `fp32` is IEEE single precision, `tf32` lets matrix units round inputs to 10 bits of mantissa (NVIDIA Ampere and
+    later; on a CPU it equals `fp32`), `bf16` and `fp16` run under autocast, `fp16` with gradient scaling.
     """
 
     def __init__(self, precision: Precision, device: torch.device) -> None:
@@ -31,14 +38,14 @@ class Arithmetic:
         self._scaler = torch.amp.GradScaler(device.type, enabled=precision == "fp16")
 
     def forward(self) -> AbstractContextManager[object]:
-        """Around forward and loss."""
+        """Return a context for forward and loss."""
         return nullcontext() if self._autocast is None else torch.autocast(self._type, dtype=self._autocast)
 
     def backward(self, loss: Tensor) -> None:
-        """Backward, of the scaled loss where gradients are scaled."""
+        """Run backward of the loss, scaled if gradients are scaled."""
         self._scaler.scale(loss).backward()  # type: ignore[no-untyped-call]  # torch's own
 
     def step(self, optimizer: Optimizer) -> None:
-        """The update; with gradient scaling, left out when a gradient is not finite (which waits for the device)."""
+        """Update; gradient scaling skips it if a gradient is not finite, for which it waits for the device."""
         self._scaler.step(optimizer)
         self._scaler.update()

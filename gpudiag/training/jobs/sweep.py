@@ -1,14 +1,13 @@
 """The sweep: several training jobs, one after the other, in one set of processes.
 
-Starting processes, importing the framework and making CUDA contexts takes ten seconds and more, while most jobs need
-two or three for their measurement. `gpudiag scale` therefore starts `run` once, through the launcher, in as many
-processes as the largest job needs; smaller jobs train in the first of them while the others wait without any work. What
-is set in the environment of a process (peer access, NCCL's algorithm) cannot change between two jobs of a sweep.
+Starting processes, importing the framework and creating CUDA contexts takes ten seconds and more, while most jobs are
+measured in two or three. So `gpudiag scale` starts `run` once, in as many processes as the largest job needs; smaller
+jobs train in the first processes while the others sleep. Environment variables (peer access, NCCL's algorithm) cannot
+change between two jobs of a sweep.
 
-Each job has a rendezvous of its own, so that nothing of an earlier one is found by a later one. A job that fails on all
-its processes with a usable device (out of memory, options that do not go together) ends alone; any other failure may
-leave peers in a collective that never ends or a broken context, and so ends the sweep: the launcher starts another one
-with what is left.
+Each job has its own rendezvous, so that it finds nothing of an earlier job. A job that fails on all its processes with
+a usable device (out of memory, conflicting options) ends alone. Any other failure may leave peers in a collective that
+never ends or a broken context, so it ends the sweep, and the launcher starts another one with the remaining jobs.
 """
 
 from __future__ import annotations
@@ -39,15 +38,14 @@ from gpudiag.training.session.position import current_position
 from gpudiag.training.session.progress import ProgressSender
 from gpudiag.training.session.step_counts import TimingTarget
 
-#: How long one process waits for the others once a job is over on it: a peer that failed alone has left it hanging
-#: before, and the launcher's patience ends that.
+#: How long a process waits for the others after a job; if a peer failed alone, the launcher ends the sweep before.
 _TOGETHER_S = 900.0
-#: Once a process has failed, its peers are hanging or about to fail too.
+#: The same after a process has failed, because its peers hang or fail soon.
 _AFTER_FAILURE_S = 8.0
 
 
 class _Report(msgspec.Struct):
-    """What one process says of one job."""
+    """The outcome of one job on one process."""
 
     error: str | None = None
     out_of_memory: bool = False
@@ -55,24 +53,24 @@ class _Report(msgspec.Struct):
 
     @property
     def usable(self) -> bool:
-        """May this process go on with another job?"""
+        """Return whether this process can train another job."""
         return self.error is None or self.out_of_memory or self.usage
 
 
-class _Roll:
-    """All processes of the sweep and a directory of the launch, through which they keep together between jobs."""
+class _Messages:
+    """Messages between all processes of the sweep, in a directory of the launch."""
 
     def __init__(self, rank: int, size: int) -> None:
         self.rank, self.size = rank, size
         self.directory = Path(os.environ[STORE_VARIABLE])
         self._store = DirectoryStore(self.directory / "sweep")
 
-    def say(self, key: str, value: str) -> None:
-        """Leave a value for the others."""
+    def send(self, key: str, value: str) -> None:
+        """Leave a value for the other processes."""
         self._store.set(key, value)
 
-    def hear(self, key: str, *, timeout_s: float) -> str | None:
-        """Wait for a value; None when it does not come in time. Does nothing in between but sleep."""
+    def receive(self, key: str, *, timeout_s: float = _TOGETHER_S) -> str | None:
+        """Wait for a value, without using the processor; None if it does not arrive in time."""
         until = time.monotonic() + timeout_s
         pause_s = 0.001
         while not self._store.check([key]):
@@ -84,44 +82,44 @@ class _Roll:
 
 
 def run() -> None:
-    """This process's share of the sweep; its plan is in the launch's run directory."""
+    """Run this process's share of the sweep; its plan is in the launch's run directory."""
     started = launched()
     if started is None:
         raise UsageError("a sweep is started by gpudiag only", "Run `gpudiag scale`.")
     place = current_position()
     plan = read_json(started.run_dir / SWEEP_FILE, SweepPlan, SWEEP_SCHEMA)
-    sweep = _Sweep(started, _Roll(place.rank, place.world_size), len(plan.entries))
+    sweep = _Sweep(started, _Messages(place.rank, place.world_size), len(plan.entries))
     for number, entry in enumerate(plan.entries):
         sweep.take(number, entry)
-    # The launcher wants to see that each of its processes has done something.
-    mine = RankRecord(
+    # The launcher checks that each of its processes has left a record.
+    rank_record = RankRecord(
         rank=place.rank, local_rank=place.local_rank, host=place.host, pid=place.pid, device="", device_name=""
     )
-    record.write_rank(started.run_dir, mine)
+    record.write_rank(started.run_dir, rank_record)
     sweep.progress.tell("done")
 
 
 class _Sweep:
-    """One process's way through the plan."""
+    """The plan on one process."""
 
-    def __init__(self, started: Launched, roll: _Roll, entries: int) -> None:
+    def __init__(self, started: Launched, messages: _Messages, entries: int) -> None:
         self.started = started
-        self.roll = roll
-        self.progress = ProgressSender(roll.rank)
+        self.messages = messages
+        self.progress = ProgressSender(messages.rank)
         self._entries = entries
         self._began_s = time.monotonic()
 
     def take(self, number: int, entry: SweepEntry) -> None:
-        """Do this process's part of one job, and go on when all processes have done theirs.
+        """Train this process's share of one job, and return when all processes are done with it.
 
         Raises:
-            WorkerFailedError: a process failed in a way after which this set of processes cannot go on.
+            WorkerFailedError: a process failed in a way after which this set of processes cannot continue.
         """
         if not self._is_time(number, entry):
             return
-        roll = self.roll
+        messages = self.messages
         directory = self.started.run_dir.parent / entry.directory
-        leads = roll.rank == entry.ranks[0]
+        leads = messages.rank == entry.ranks[0]
         outcome = EntryOutcome(began=time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()))
         began_s = time.monotonic()
         report = _Report()
@@ -129,58 +127,54 @@ class _Sweep:
             self.progress.tell("starting", number, self._entries)
             directory.mkdir(parents=True, exist_ok=True)
             write_json(directory / OUTCOME_FILE, outcome)
-        if roll.rank in entry.ranks:
+        if messages.rank in entry.ranks:
             report = self._train(number, entry, directory)
-            roll.say(f"{number}/{roll.rank}", msgspec.json.encode(report).decode())
+            messages.send(f"{number}/{messages.rank}", msgspec.json.encode(report).decode())
         reports = self._reports(number, entry, report)
-        worst = next((one for one in reports if one is not None and not one.usable), None)
-        worst = worst or next((one for one in reports if one is not None and one.error is not None), None)
+        worst = _worst(reports)
         if leads:
-            seconds = time.monotonic() - began_s
-            outcome = (
-                msgspec.structs.replace(outcome, done=True, seconds=seconds)
-                if worst is None
-                else msgspec.structs.replace(
-                    outcome,
-                    seconds=seconds,
-                    error=worst.error,
-                    out_of_memory=worst.out_of_memory,
-                    usage=worst.usage,
-                )
+            outcome = msgspec.structs.replace(
+                outcome,
+                done=worst.error is None,
+                seconds=time.monotonic() - began_s,
+                error=worst.error,
+                out_of_memory=worst.out_of_memory,
+                usage=worst.usage,
             )
             write_json(directory / OUTCOME_FILE, outcome)
-            roll.say(f"{number}/noted", "1")
-        elif roll.size > 1:
-            roll.hear(f"{number}/noted", timeout_s=_TOGETHER_S)
-        if None in reports or any(one is not None and not one.usable for one in reports):
-            raise WorkerFailedError(worst.error if worst is not None and worst.error else "a process did not answer")
+            messages.send(f"{number}/noted", "1")
+        elif messages.size > 1:
+            messages.receive(f"{number}/noted")
+        if None in reports or not worst.usable:
+            raise WorkerFailedError(worst.error or "a process did not answer")
 
     def _is_time(self, number: int, entry: SweepEntry) -> bool:
-        """Rank 0's clock decides whether the job is still begun."""
+        """Return whether the job still begins, by the clock of rank 0."""
         if entry.not_after_s is None:
             return True
-        if self.roll.rank == 0:
+        if self.messages.rank == 0:
             begin = time.monotonic() - self._began_s <= entry.not_after_s
-            self.roll.say(f"{number}/begin", "yes" if begin else "no")
+            self.messages.send(f"{number}/begin", "yes" if begin else "no")
             return begin
-        return self.roll.hear(f"{number}/begin", timeout_s=_TOGETHER_S) == "yes"
+        return self.messages.receive(f"{number}/begin") == "yes"
 
-    def _reports(self, number: int, entry: SweepEntry, mine: _Report) -> list[_Report | None]:
-        """What each process that takes part says; None of one that says nothing while a peer of it has failed."""
-        if self.roll.size == 1:
-            return [mine]
+    def _reports(self, number: int, entry: SweepEntry, own_report: _Report) -> list[_Report | None]:
+        """Return the report of each process of the job; None if it is missing."""
+        if self.messages.size == 1:
+            return [own_report]
         reports: list[_Report | None] = []
-        failed = mine.error is not None
+        failed = own_report.error is not None
         for rank in entry.ranks:
-            text = self.roll.hear(f"{number}/{rank}", timeout_s=_AFTER_FAILURE_S if failed else _TOGETHER_S)
-            reports.append(None if text is None else msgspec.json.decode(text, type=_Report))
-            failed = failed or text is None or reports[-1] is None or reports[-1].error is not None
+            text = self.messages.receive(f"{number}/{rank}", timeout_s=_AFTER_FAILURE_S if failed else _TOGETHER_S)
+            report = None if text is None else msgspec.json.decode(text, type=_Report)
+            reports.append(report)
+            failed = failed or report is None or report.error is not None
         return reports
 
     def _train(self, number: int, entry: SweepEntry, directory: Path) -> _Report:
-        """Train as if gpudiag had started this job alone."""
+        """Train as if gpudiag had started only this job."""
         try:
-            with self._standing(number, entry):
+            with self._environment(number, entry):
                 set_launched(
                     Launched(
                         run_dir=directory,
@@ -190,8 +184,8 @@ class _Sweep:
                         recorded=entry.recorded,
                     )
                 )
-                _work(entry.job)
-        except Exception as error:  # noqa: BLE001  # told to the others, whatever it is, before anyone goes on
+                _train_or_predict(entry.job)
+        except Exception as error:  # noqa: BLE001  # reported to the other processes
             traceback.print_exc()
             return _Report(
                 error=str(error) if isinstance(error, UsageError) else f"{type(error).__name__}: {error}"[:500],
@@ -200,23 +194,22 @@ class _Sweep:
             )
         finally:
             set_launched(self.started)
-            _forget()
+            _free_memory()
         return _Report()
 
     @contextmanager
-    def _standing(self, number: int, entry: SweepEntry) -> Iterator[None]:
-        """Be the process of a job of `len(entry.ranks)` that meets in a directory of its own."""
-        roll = self.roll
-        index = entry.ranks.index(roll.rank)
+    def _environment(self, number: int, entry: SweepEntry) -> Iterator[None]:
+        """Set the environment variables of a process of this job, with its own rendezvous directory."""
+        messages = self.messages
         size = str(len(entry.ranks))
         values = {
-            "RANK": str(index),
+            "RANK": str(entry.ranks.index(messages.rank)),
             "WORLD_SIZE": size,
-            "LOCAL_RANK": str(roll.rank),  # the device
+            "LOCAL_RANK": str(messages.rank),  # the device
             "LOCAL_WORLD_SIZE": size,
             "GROUP_RANK": "0",
             "GROUP_WORLD_SIZE": "1",
-            STORE_VARIABLE: str(roll.directory / f"job-{number}"),
+            STORE_VARIABLE: str(messages.directory / f"job-{number}"),
         }
         new_job()
         before = {name: os.environ.get(name) for name in values}
@@ -231,7 +224,13 @@ class _Sweep:
                     os.environ[name] = value
 
 
-def _work(job: Job) -> None:
+def _worst(reports: list[_Report | None]) -> _Report:
+    """Return the report of a process that cannot continue, else of one that failed, else any."""
+    received = [report for report in reports if report is not None]
+    return min(received, key=lambda report: (report.usable, report.error is None), default=_Report())
+
+
+def _train_or_predict(job: Job) -> None:
     """Train, or predict, as the workload does."""
     if workload_entry(job.workload).trains:
         from gpudiag.training.jobs.train import train
@@ -249,13 +248,13 @@ def _out_of_memory(error: BaseException) -> bool:
     return isinstance(error, kinds) or "out of memory" in str(error).lower()
 
 
-def _forget() -> None:
-    """Give back what the last job had, so that the next one finds the device as the first did."""
+def _free_memory() -> None:
+    """Free the memory of the last job, and the compiler's caches."""
     gc.collect()
     torch: Any = sys.modules.get("torch")
     if torch is None:
         return
-    if "torch._dynamo" in sys.modules:  # which takes seconds to import
+    if "torch._dynamo" in sys.modules:  # importing it takes seconds
         torch.compiler.reset()
     if torch.cuda.is_available() and torch.cuda.is_initialized():
         torch.cuda.empty_cache()

@@ -1,4 +1,4 @@
-"""The training loop of every built-in workload. It uses what any user's loop can use, and nothing else."""
+"""The training loop of every built-in workload under PyTorch, with public features only."""
 
 from __future__ import annotations
 
@@ -12,35 +12,30 @@ from torch import Tensor, nn
 
 import gpudiag
 from gpudiag.model.job import Job, computed_in
-from gpudiag.training.jobs.data.batches import open_batches
-from gpudiag.training.jobs.data.micro_batches import MicroBatches
-from gpudiag.training.jobs.data.prefetch import DevicePrefetch
-from gpudiag.training.jobs.precision import Arithmetic
-from gpudiag.training.models.pytorch.trivial import InputOnly
+from gpudiag.training.jobs.data.batch_client import open_batches
+from gpudiag.training.jobs.data.batches import DevicePrefetch, MicroBatches
+from gpudiag.training.jobs.precision import Arithmetic, use_device
+from gpudiag.training.models.pytorch.perceptrons import InputOnly
 from gpudiag.training.models.pytorch.workload import Workload
 from gpudiag.training.models.registry import load_workload, workload_entry
 from gpudiag.training.strategies.pytorch_strategy import PytorchStrategy
 from gpudiag.training.strategies.registry import load_strategy
 
-#: DataLoader workers per training process: on GPUs enough to keep one busy, on CPUs none, as they would take its cores.
+#: DataLoader workers per training process on GPUs; on CPUs there are none, because they would take its cores.
 _GPU_LOADER_WORKERS = 2
 
 
 def train(job: Job) -> None:
-    """Train until the session has what it needs. Runs in each process, started by torchrun."""
-    local_rank = int(os.environ.get("LOCAL_RANK", "0"))
+    """Train until the session is complete, in each process."""
     on_gpu = job.device == "cuda"
-    device = torch.device("cuda", local_rank) if on_gpu else torch.device("cpu")
-    if on_gpu:
-        torch.cuda.set_device(device)
-        torch.backends.cudnn.benchmark = True
+    device = use_device(job.device)
     entry = workload_entry(job.workload)
     batch_size = job.batch_size or (entry.gpu_batch if on_gpu else entry.cpu_batch)
     workers = (_GPU_LOADER_WORKERS if on_gpu else 0) if job.loader_workers is None else job.loader_workers
     if job.data == "zmq":
         workers = max(1, workers)
     strategy = load_strategy(job.strategy, device, job.exchange, job.devices)
-    # One process for all devices takes a batch for each of them at once.
+    # One process for all devices takes a batch for each of them.
     batch_size *= job.devices
     strategy.open()
     try:
@@ -60,7 +55,7 @@ def train(job: Job) -> None:
             job.workload, workload, job.data, batch_size=batch_size, workers=workers, device=device, seed=rank
         ) as source:
             if job.model == "none":
-                _only_take(job, source, batch_size, options)
+                _time_input(job, source, batch_size, options)
             else:
                 loader = DevicePrefetch(source, device) if job.prefetch else source
                 steps = MicroBatches(loader, job.exchange.accumulate)
@@ -69,8 +64,8 @@ def train(job: Job) -> None:
         strategy.close()
 
 
-def _only_take(job: Job, source: Iterable[tuple[Tensor, Tensor]], batch_size: int, options: dict[str, str]) -> None:
-    """What the input alone can deliver: batches in host memory, pinned where they would be, and no step after them."""
+def _time_input(job: Job, source: Iterable[tuple[Tensor, Tensor]], batch_size: int, options: dict[str, str]) -> None:
+    """Time the input alone: batches in host memory, pinned as for training, and no training."""
     with gpudiag.profile(workload=job.title, batch_size=batch_size, device="cpu", options=options) as prof:
         for _ in prof.steps(source):
             pass
@@ -86,7 +81,7 @@ def _train(
     batch_size: int,
     options: dict[str, str],
 ) -> None:
-    """The loop itself."""
+    """Train on the loader's lists of batches."""
     precision = computed_in(job.precision, on_gpu=device.type == "cuda")
     channels_last = job.memory_format == "nhwc"
     layout = workload.channels_last if channels_last else torch.contiguous_format
@@ -106,13 +101,13 @@ def _train(
     }
     share = job.exchange.accumulate
     devices = [torch.device(device.type, number) for number in range(job.devices)] if job.devices > 1 else device
-    samples = batch_size // job.devices * share  # of each device in each step
+    samples = batch_size // job.devices * share  # per device and step
     with gpudiag.profile(workload=job.title, model=bare, batch_size=samples, device=devices, options=options) as prof:
         for batches in prof.steps(loader):
             for number, (inputs, target) in enumerate(batches, 1):
                 with strategy.accumulating() if number < share else nullcontext():
                     with gpudiag.range("forward"), arithmetic.forward():
-                        # From pinned memory, where there is any, the copies run beside the host's next calls.
+                        # Copies from pinned memory overlap with the host's next calls.
                         x = workload.prepare(inputs.to(device, non_blocking=True))
                         if channels_last:
                             x = x.contiguous(memory_format=layout)

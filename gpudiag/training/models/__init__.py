@@ -1,1 +1,1 @@
-"""What is trained. `registry` lists it and imports no framework; a model is a file in `pytorch/` and `tensorflow/`."""
+"""The workloads: `registry` lists them without importing a framework; `pytorch/` and `tensorflow/` build the models."""

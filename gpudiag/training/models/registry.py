@@ -1,4 +1,4 @@
-"""The workloads by name, with their defaults. Read by programs that never import a framework."""
+"""The workloads by name, with their defaults; importing this imports no framework."""
 
 from __future__ import annotations
 
@@ -11,29 +11,29 @@ import msgspec
 from gpudiag.errors import UsageError, there_are
 
 if TYPE_CHECKING:
-    from gpudiag.training.models.pytorch.workload import Workload  # which imports PyTorch
+    from gpudiag.training.models.pytorch.workload import Workload
+    from gpudiag.training.models.tensorflow.workload import KerasWorkload
 
 DEFAULT_WORKLOAD = "resnet20-cifar"
 
+_MODELS = "gpudiag.training.models"
+
 
 class WorkloadEntry(msgspec.Struct, frozen=True, kw_only=True):
-    """One workload, as the command line needs to know it.
+    """The description of a workload for the command line.
 
     Attributes:
-        name: as on the command line.
-        model: the class and the module of `pytorch/` that holds it, and of `tensorflow/`. Of what only predicts, the
-            module's whole name.
-        depth: how many layers, of a model that comes in several depths.
-        parameters: of the model, all of them trained.
-        batches: samples per GPU and per CPU process and step, unless told; on a CPU few enough for about a second.
-        summary: one line for help and documentation.
-        images: its input is images or volumes, for which a memory format can be chosen.
-        trains: it trains; otherwise its module has `predict(job)`, which runs in each process instead.
+        model: module and class in `pytorch/`; in `tensorflow/` the class is prefixed with `Keras`. If the workload only
+            predicts, the whole name of its module.
+        depth: layers, of a model that has several depths; otherwise 0.
+        batches: default samples per step, per GPU and per CPU process; few enough for about a second on a CPU.
+        images: the input is images or volumes, so a memory format can be chosen.
+        trains: False if the module has `predict(job)` instead.
     """
 
     name: str
     model: str
-    depth: int | None = None
+    depth: int = 0
     parameters: int
     batches: tuple[int, int]
     summary: str
@@ -42,30 +42,37 @@ class WorkloadEntry(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def gpu_batch(self) -> int:
-        """Samples per GPU and step."""
+        """Return the default samples per GPU and step."""
         return self.batches[0]
 
     @property
     def cpu_batch(self) -> int:
-        """Samples per CPU process and step."""
+        """Return the default samples per CPU process and step."""
         return self.batches[1]
 
     @property
     def module(self) -> str:
-        """The module that holds it under PyTorch."""
+        """Return the module of the PyTorch model."""
         name = self.model.rpartition(".")[0]
-        return f"gpudiag.training.models.pytorch.{name}" if self.trains else name
+        return f"{_MODELS}.pytorch.{name}" if self.trains else name
 
-    def make(self, module: str, *, on_gpu: bool) -> Any:
-        """An object of the class in this module, which is imported, and the framework with it."""
-        made = getattr(importlib.import_module(module), self.model.rpartition(".")[2])
-        return made(on_gpu=on_gpu) if self.depth is None else made(self.depth, on_gpu=on_gpu)
+    def make(self, *, on_gpu: bool) -> Any:
+        """Make the PyTorch workload; imports PyTorch."""
+        return self._make(self.module, self.model.rpartition(".")[2], on_gpu=on_gpu)
+
+    def make_keras(self, *, on_gpu: bool) -> Any:
+        """Make the Keras workload; imports TensorFlow."""
+        module, _, name = self.model.rpartition(".")
+        return self._make(f"{_MODELS}.tensorflow.{module}", f"Keras{name}", on_gpu=on_gpu)
+
+    def _make(self, module: str, name: str, *, on_gpu: bool) -> Any:
+        return getattr(importlib.import_module(module), name)(on_gpu=on_gpu, depth=self.depth)
 
 
 _ENTRIES = (
     WorkloadEntry(
         name="resnet20-cifar",
-        model="resnet_cifar.ResNetCifarTraining",
+        model="cifar.ResNetCifarTraining",
         depth=20,
         parameters=269_722,
         batches=(128, 16),
@@ -73,25 +80,25 @@ _ENTRIES = (
     ),
     WorkloadEntry(
         name="mlp",
-        model="mlp.Mlp",
+        model="perceptrons.Mlp",
         parameters=41_157_101,
         batches=(256, 32),
-        summary="Five fully connected layers, 41.2 million parameters: little compute per byte exchanged.",
+        summary="Five fully connected layers, 41.2 million parameters: little compute per byte of gradients.",
         images=False,
     ),
     WorkloadEntry(
         name="resnet50",
-        model="resnet50.ResNet50",
+        model="imagenet.ResNet50",
         parameters=25_557_032,
         batches=(64, 2),
-        summary="ResNet-50 v1.5 on 224x224 images, 25.6 million parameters: the customary yardstick.",
+        summary="ResNet-50 v1.5 on 224x224 images, 25.6 million parameters: the customary benchmark.",
     ),
     WorkloadEntry(
         name="vgg16",
-        model="vgg16.Vgg16",
+        model="imagenet.Vgg16",
         parameters=138_357_544,
         batches=(64, 2),
-        summary="VGG-16 on 224x224 images (64x64 on a CPU), 138 million parameters: much to exchange per step.",
+        summary="VGG-16 on 224x224 images (64x64 on a CPU), 138 million parameters: many gradients per step.",
     ),
     WorkloadEntry(
         name="gpt",
@@ -118,21 +125,21 @@ _ENTRIES = (
     ),
     WorkloadEntry(
         name="alexnet",
-        model="alexnet.AlexNet",
+        model="imagenet.AlexNet",
         parameters=61_100_840,
         batches=(128, 8),
         summary="AlexNet on 224x224 images, 61.1 million parameters: the least compute per byte of the classics.",
     ),
     WorkloadEntry(
         name="inception3",
-        model="inception3.Inception3",
+        model="imagenet.Inception3",
         parameters=23_834_568,
         batches=(64, 1),
         summary="Inception-v3 on 299x299 images, 23.8 million parameters: kernels of all shapes.",
     ),
     WorkloadEntry(
         name="resnet32-cifar",
-        model="resnet_cifar.ResNetCifarTraining",
+        model="cifar.ResNetCifarTraining",
         depth=32,
         parameters=464_154,
         batches=(128, 16),
@@ -140,7 +147,7 @@ _ENTRIES = (
     ),
     WorkloadEntry(
         name="resnet44-cifar",
-        model="resnet_cifar.ResNetCifarTraining",
+        model="cifar.ResNetCifarTraining",
         depth=44,
         parameters=658_586,
         batches=(128, 8),
@@ -148,7 +155,7 @@ _ENTRIES = (
     ),
     WorkloadEntry(
         name="resnet56-cifar",
-        model="resnet_cifar.ResNetCifarTraining",
+        model="cifar.ResNetCifarTraining",
         depth=56,
         parameters=853_018,
         batches=(128, 8),
@@ -156,7 +163,7 @@ _ENTRIES = (
     ),
     WorkloadEntry(
         name="resnet110-cifar",
-        model="resnet_cifar.ResNetCifarTraining",
+        model="cifar.ResNetCifarTraining",
         depth=110,
         parameters=1_727_962,
         batches=(128, 4),
@@ -164,7 +171,7 @@ _ENTRIES = (
     ),
     WorkloadEntry(
         name="densenet40-cifar",
-        model="densenet_cifar.DenseNetCifarTraining",
+        model="cifar.DenseNetCifarTraining",
         depth=40,
         parameters=1_019_722,
         batches=(64, 4),
@@ -172,7 +179,7 @@ _ENTRIES = (
     ),
     WorkloadEntry(
         name="densenet100-cifar",
-        model="densenet_cifar.DenseNetCifarTraining",
+        model="cifar.DenseNetCifarTraining",
         depth=100,
         parameters=6_979_642,
         batches=(64, 1),
@@ -180,42 +187,42 @@ _ENTRIES = (
     ),
     WorkloadEntry(
         name="cnn-cifar",
-        model="cnn_cifar.CnnCifar",
+        model="cifar.CnnCifar",
         parameters=1_250_858,
         batches=(128, 64),
-        summary="Four convolutions on 32x32 images, 1.25 million parameters: hardly anything to compute.",
+        summary="Four convolutions on 32x32 images, 1.25 million parameters: hardly any compute.",
     ),
     WorkloadEntry(
         name="alexnet-cifar",
-        model="alexnet_cifar.AlexNetCifar",
+        model="cifar.AlexNetCifar",
         parameters=1_756_426,
         batches=(128, 32),
         summary="AlexNet for 32x32 images, 1.76 million parameters: few kernels, most of its weights in one layer.",
     ),
     WorkloadEntry(
         name="trivial",
-        model="trivial.TrivialImages",
+        model="perceptrons.TrivialImages",
         parameters=150_529,
         batches=(64, 16),
-        summary="One weight per value of a 224x224 image: what the input alone takes.",
+        summary="One weight per value of a 224x224 image: the cost of input alone.",
     ),
 )
 
 WORKLOADS = {entry.name: entry for entry in _ENTRIES}
 
-_OWN = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*")
+_USER_FUNCTION = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*")
 
 
 def is_own(name: str) -> bool:
-    """Is this `module:function`, the user's own?"""
-    return _OWN.fullmatch(name) is not None
+    """Return whether this is `module:function`, a user-defined workload."""
+    return _USER_FUNCTION.fullmatch(name) is not None
 
 
 def workload_entry(name: str) -> WorkloadEntry:
-    """The entry of this name.
+    """Return the workload of this name.
 
     Raises:
-        UsageError: there is none; the hint lists those that there are.
+        UsageError: there is none; the hint lists the known ones.
     """
     if name not in WORKLOADS:
         raise UsageError(
@@ -224,20 +231,36 @@ def workload_entry(name: str) -> WorkloadEntry:
     return WORKLOADS[name]
 
 
-def training_entry(name: str, what: str) -> WorkloadEntry:
-    """The entry of a workload that trains, for `what`, which is about exchanging gradients.
+def training_entry(name: str, command: str) -> WorkloadEntry:
+    """Return a workload that trains, for a command about gradient communication.
 
     Raises:
-        UsageError: there is none, or it only predicts.
+        UsageError: there is none of this name, or it only predicts.
     """
     entry = workload_entry(name)
     if not entry.trains:
-        training = ", ".join(known.name for known in _ENTRIES if known.trains)
-        raise UsageError(f"{name} does not train, so it has no gradients to exchange", f"{what} knows {training}.")
+        raise UsageError(f"{name} does not train, so it has no gradients to exchange", f"{command} knows {_trained()}.")
     return entry
 
 
 def load_workload(name: str, *, on_gpu: bool) -> Workload:
-    """Make the workload, sized for a GPU or for a CPU process. Imports the framework."""
-    entry = workload_entry(name)
-    return cast("Workload", entry.make(entry.module, on_gpu=on_gpu))
+    """Make the PyTorch workload, sized for a GPU or for a CPU process; imports PyTorch."""
+    return cast("Workload", workload_entry(name).make(on_gpu=on_gpu))
+
+
+def check_keras_workload(name: str) -> None:
+    """Raise UsageError if there is no such workload, or none under TensorFlow."""
+    if not workload_entry(name).trains:
+        raise UsageError(
+            f"there is no {name} for TensorFlow", f"There are: {_trained()}; or module:function of your own."
+        )
+
+
+def load_keras_workload(name: str, *, on_gpu: bool) -> KerasWorkload:
+    """Make the Keras workload, sized for GPUs or for CPU devices; imports TensorFlow."""
+    check_keras_workload(name)
+    return cast("KerasWorkload", workload_entry(name).make_keras(on_gpu=on_gpu))
+
+
+def _trained() -> str:
+    return ", ".join(entry.name for entry in _ENTRIES if entry.trains)

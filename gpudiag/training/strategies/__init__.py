@@ -1,1 +1,1 @@
-"""How gradients are exchanged; one file each. `registry` lists them without importing a framework."""
+"""Strategies: how the devices of a job communicate gradients. `registry` lists them without importing a framework."""

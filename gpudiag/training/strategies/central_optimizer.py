@@ -1,4 +1,4 @@
-"""An optimizer that updates parameters somewhere else, and brings them back."""
+"""An optimizer that updates parameters elsewhere, as parameter servers do."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from torch import nn
 
 
 class CentralOptimizer(torch.optim.Optimizer):
-    """Looks like the optimizer of the model's parameters, and lets another one do the work on those of this process.
+    """An optimizer of the model's parameters that updates only those that this process owns.
 
-    Learning-rate schedulers work on it as on any other: what they set is passed on before each step.
+    Learning-rate schedulers work on it: the settings are copied to the inner optimizer before each step.
 
     Args:
-        parameters: the model's.
+        parameters: the model's parameters.
         make: makes an optimizer of given parameters.
-        owned: those that this process updates: the masters, which need not be the model's tensors. May be empty.
-        before: called before each update; it puts gradients into the masters.
-        after: called after each update; it brings all parameters back into the model.
-        kept: the gradients' memory where that is what is exchanged, so that it is zeroed and never given up.
+        owned: the master parameters that this process updates, which need not be the model's tensors. May be empty.
+        before: called before each update, to fill the masters' gradients.
+        after: called after each update, to copy all parameters into the model.
+        kept: gradient memory that is communicated, so it is zeroed and never freed.
     """
 
     def __init__(
@@ -33,7 +33,7 @@ class CentralOptimizer(torch.optim.Optimizer):
         *,
         kept: Sequence[torch.Tensor] = (),
     ) -> None:
-        # One of an empty parameter is made where this process has none, to know the defaults.
+        # An optimizer of an empty parameter has the defaults, if this process owns none.
         self._inner = make(owned or [nn.Parameter(torch.empty(0))])
         self._before = before
         self._after = after
@@ -42,18 +42,18 @@ class CentralOptimizer(torch.optim.Optimizer):
 
     @torch.no_grad()
     def step(self, closure: Any = None) -> Any:
-        """One update, on all processes. Closures, which would run backward again, are not supported."""
+        """Update on all processes. Closures, which would run backward again, are not supported."""
         if closure is not None:
             raise TypeError("a central optimizer takes no closure: gradients have been exchanged before the update")
         self._before()
         if len(self.param_groups) == len(self._inner.param_groups):
-            for mine, theirs in zip(self.param_groups, self._inner.param_groups, strict=True):
-                theirs.update({name: value for name, value in mine.items() if name != "params"})
+            for outer, inner in zip(self.param_groups, self._inner.param_groups, strict=True):
+                inner.update({name: value for name, value in outer.items() if name != "params"})
         self._inner.step()
         self._after()
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        """As any optimizer; memory that is kept is zeroed."""
+        """Zero kept gradients; otherwise do what any optimizer does."""
         if not self._kept:
             super().zero_grad(set_to_none)
         for gradients in self._kept:
@@ -61,7 +61,7 @@ class CentralOptimizer(torch.optim.Optimizer):
 
 
 def owners(sizes: list[int], count: int) -> list[int]:
-    """Which of `count` owners has each variable: the largest first, each to whoever has least so far."""
+    """Assign variables to `count` owners, the largest first, each to the owner with the least so far."""
     load = [0] * count
     owner = [0] * len(sizes)
     for index in sorted(range(len(sizes)), key=lambda index: (-sizes[index], index)):

@@ -1,4 +1,4 @@
-"""The step time of each candidate, from facts and a model, and which of them are worth measuring."""
+"""Predict the step time of each candidate from facts and a model, and choose the candidates to measure."""
 
 from __future__ import annotations
 
@@ -10,14 +10,16 @@ from gpudiag.prediction.curves import Curve
 from gpudiag.prediction.situation import Situation
 from gpudiag.training.strategies.registry import strategies, strategy_entry
 
-#: Predictions are wrong by as much now and then.
+#: Relative error that predictions sometimes have.
 MAY_ERR = 0.2
-MOST = 6
+#: Finalists beside the preferred candidate.
+MOST_FINALISTS = 6
 
 
-def plainness(candidate: Candidate) -> tuple[bool, int, int]:
-    """Sorts tied candidates: lossless before lossy, known before special, few options before many."""
-    return candidate.lossy, strategy_entry(candidate.strategy, candidate.framework).special, len(candidate.options)
+def preference(candidate: Candidate) -> tuple[bool, int, int]:
+    """Return a sort key for ties: lossless before lossy, well-known before uncommon, few options before many."""
+    rank = strategy_entry(candidate.strategy, candidate.framework).preference_rank
+    return candidate.lossy, rank, len(candidate.options)
 
 
 def predict(
@@ -30,38 +32,42 @@ def predict(
     curves: dict[str, Curve] | None = None,
     cannot: dict[str, str] | None = None,
 ) -> tuple[Prediction, ...]:
-    """What each candidate costs, the cheapest first; those that cannot run here last.
+    """Predict the cost of each candidate, cheapest first; candidates that cannot run here are last.
 
     Args:
         facts: the machine.
-        model: what is trained; without `compute` only the exchange is predicted, and nothing is hidden.
-        candidates: what to predict; a strategy whose cost nobody knows gets no figure.
+        model: what is trained; without `compute` only communication is predicted, and nothing is hidden.
+        candidates: what to predict; a strategy of unknown cost gets no figure.
         devices: how many train.
-        p2p: False where peer access is switched off.
-        curves: measured all-reduces by transport, which count before those in the facts.
-        cannot: labels of candidates that cannot run, with the reason.
+        p2p: False if peer access is switched off.
+        curves: measured all-reduces by transport, which take precedence over the facts.
+        cannot: reasons by label of candidates that cannot run.
     """
     now = Situation(facts, model, devices, p2p=p2p, curves=curves)
-    found = [_one(now, candidate, (cannot or {}).get(candidate.label)) for candidate in candidates]
-    return tuple(sorted(found, key=lambda one: (one.cannot is not None, one.exposed_ms, one.candidate.label)))
+    predictions = [_predict(now, candidate, (cannot or {}).get(candidate.label)) for candidate in candidates]
+
+    def cheapest_first(prediction: Prediction) -> tuple[bool, float, str]:
+        return prediction.cannot is not None, prediction.exposed_ms, prediction.candidate.label
+
+    return tuple(sorted(predictions, key=cheapest_first))
 
 
-def _one(now: Situation, candidate: Candidate, cannot: str | None) -> Prediction:
+def _predict(now: Situation, candidate: Candidate, cannot: str | None) -> Prediction:
     strategy = strategies(candidate.framework).get(candidate.strategy)
     now.paths.assumed.clear()
     cost = None if cannot is not None or strategy is None else strategy.cost(now, candidate)
     if cost is None or strategy is None:
         why = cannot or "gpudiag has no model of its cost"
         return Prediction(candidate=candidate, devices=now.devices, cannot=why, reason=why)
-    known = now.model.compute
-    # A device that waits for its host has time for an exchange, unless it is the host's work that takes longer.
+    compute = now.model.compute
     exposed = cost.exposed_ms
-    if known is not None and now.on_gpu and strategy.launched_ahead:
-        exposed = max(cost.host_ms, exposed - known.waiting_ms)
+    if compute is not None and now.on_gpu and strategy.launched_ahead:
+        # A device that waits for its host has time for communication, unless the host's own work takes longer.
+        exposed = max(cost.host_ms, exposed - compute.waiting_ms)
     return Prediction(
         candidate=candidate,
         devices=now.devices,
-        step_ms=None if known is None else known.step_ms + exposed,
+        step_ms=None if compute is None else compute.step_ms + exposed,
         exposed_ms=exposed,
         exchange_ms=cost.exchange_ms,
         reason=cost.reason,
@@ -70,28 +76,30 @@ def _one(now: Situation, candidate: Candidate, cannot: str | None) -> Prediction
 
 
 def finalists_of(predictions: Sequence[Prediction], least: int) -> list[Candidate]:
-    """The plainest, then the best by prediction and whoever is so near that the prediction may err.
+    """Choose the preferred candidate, then the best by prediction and all within the error of a prediction.
 
-    What is special has to be faster than what is plain, so that the plain one is measured whatever the time.
+    The preferred one is always measured, because an uncommon one must be faster than it.
 
     Args:
-        predictions: the cheapest first, as `predict` gives them.
-        least: how many at least, where there are as many that can run.
+        predictions: the cheapest first, as `predict` returns them.
+        least: the least number of finalists, if as many can run.
     """
     possible = [
-        one
-        for one in predictions
-        if one.cannot is None and strategy_entry(one.candidate.strategy, one.candidate.framework).communications
+        prediction
+        for prediction in predictions
+        if prediction.cannot is None
+        and strategy_entry(prediction.candidate.strategy, prediction.candidate.framework).communicates
     ]
     if not possible:
         return []
-    best = possible[0].step_ms or 0.0
-    near = [one.candidate for one in possible if (one.step_ms or 0.0) <= best * (1 + MAY_ERR)]
-    chosen = (near if len(near) > least else [one.candidate for one in possible[:least]])[:MOST]
-    plainest = min((one.candidate for one in possible), key=plainness)
-    return [plainest, *(candidate for candidate in chosen if candidate != plainest)]
+    limit = (possible[0].step_ms or 0.0) * (1 + MAY_ERR)
+    near = [prediction.candidate for prediction in possible if (prediction.step_ms or 0.0) <= limit]
+    every = [prediction.candidate for prediction in possible]
+    chosen = (near if len(near) > least else every[:least])[:MOST_FINALISTS]
+    preferred = min(every, key=preference)
+    return [preferred, *(candidate for candidate in chosen if candidate != preferred)]
 
 
 def usual_strategies() -> tuple[str, ...]:
-    """What people take by default, on GPUs and on CPUs: what is gained is said over these."""
+    """Return the default strategies on GPUs and on CPUs, with which the recommendation is compared."""
     return tuple(name for name, strategy in strategies().items() if strategy.default_on is not None)

@@ -1,4 +1,4 @@
-"""The strategies by name. Each is found by its file in `pytorch/` or `tensorflow/`, or by an entry point.
+"""The strategies by name: every class with a `name` in `pytorch/`, `tensorflow/` and `tensorflow1`, and entry points.
 
 Another package adds one by naming its class in the group `gpudiag.strategies`:
 
@@ -15,14 +15,15 @@ import importlib.metadata
 import pkgutil
 from collections.abc import Iterable, Iterator
 from functools import cache
+from types import ModuleType
 from typing import Any, cast
 
 from gpudiag.errors import UsageError, there_are
 from gpudiag.model.benchmarks.prediction import Candidate
 from gpudiag.model.job import DEFAULT_FRAMEWORK, CommunicationOptions
+from gpudiag.training.strategies import tensorflow1
 from gpudiag.training.strategies.pytorch_strategy import PytorchStrategy
 from gpudiag.training.strategies.strategy import Strategy
-from gpudiag.training.strategies.tensorflow1 import STRATEGIES as TENSORFLOW_1
 from gpudiag.training.strategies.tensorflow_strategy import TensorflowStrategy
 
 ENTRY_POINTS = "gpudiag.strategies"
@@ -30,28 +31,28 @@ ENTRY_POINTS = "gpudiag.strategies"
 
 @cache
 def strategies(framework: str = DEFAULT_FRAMEWORK) -> dict[str, type[Strategy]]:
-    """The strategies of a framework by name, in the order of lists; none where there is no such framework.
+    """Return the strategies of a framework by name, in the order of lists; none if there is no such framework.
 
     Raises:
         UsageError: two have one name, or a package's cannot be loaded.
     """
-    found: dict[str, type[Strategy]] = {}
-    for strategy in sorted(_everywhere(), key=lambda strategy: (strategy.listed, strategy.name)):
-        if strategy.framework == framework and found.setdefault(strategy.name, strategy) is not strategy:
+    by_name: dict[str, type[Strategy]] = {}
+    for strategy in sorted(_all_strategies(), key=lambda strategy: (strategy.list_order, strategy.name)):
+        if strategy.framework == framework and by_name.setdefault(strategy.name, strategy) is not strategy:
             raise UsageError(
-                f"there are two strategies '{strategy.name}', in {found[strategy.name].__module__} and in "
+                f"there are two strategies '{strategy.name}', in {by_name[strategy.name].__module__} and in "
                 f"{strategy.__module__}",
                 "Uninstall the package of one of them.",
             )
-    return found
+    return by_name
 
 
-def _everywhere() -> Iterator[type[Strategy]]:
+def _all_strategies() -> Iterator[type[Strategy]]:
+    yield from _strategies_in(tensorflow1)
     for framework in ("pytorch", "tensorflow"):
         package = importlib.import_module(f"gpudiag.training.strategies.{framework}")
-        for file in pkgutil.iter_modules(package.__path__):
-            yield importlib.import_module(f"{package.__name__}.{file.name}").STRATEGY
-    yield from TENSORFLOW_1
+        for module in pkgutil.iter_modules(package.__path__):
+            yield from _strategies_in(importlib.import_module(f"{package.__name__}.{module.name}"))
     for entry in importlib.metadata.entry_points(group=ENTRY_POINTS):
         try:
             yield entry.load()
@@ -62,21 +63,29 @@ def _everywhere() -> Iterator[type[Strategy]]:
             ) from error
 
 
+def _strategies_in(module: ModuleType) -> Iterator[type[Strategy]]:
+    """Yield the classes with a name that this module defines."""
+    for value in vars(module).values():
+        defined_here = isinstance(value, type) and value.__module__ == module.__name__
+        if defined_here and issubclass(value, Strategy) and "name" in vars(value):
+            yield value
+
+
 def strategy_entry(name: str, framework: str = DEFAULT_FRAMEWORK) -> type[Strategy]:
-    """The strategy of this name.
+    """Return the strategy of this name.
 
     Raises:
-        UsageError: there is none; the hint lists those that there are.
+        UsageError: there is none; the hint lists the known ones.
     """
     known = strategies(framework)
     if name not in known:
-        with_it = "" if framework == DEFAULT_FRAMEWORK else f" with --framework {framework}"
-        raise UsageError(f"there is no strategy '{name}'{with_it}", there_are(name, known))
+        with_framework = "" if framework == DEFAULT_FRAMEWORK else f" with --framework {framework}"
+        raise UsageError(f"there is no strategy '{name}'{with_framework}", there_are(name, known))
     return known[name]
 
 
 def default_strategy(framework: str, *, on_gpu: bool) -> str:
-    """Name of the strategy that is taken on such devices unless told otherwise."""
+    """Return the name of the default strategy on GPUs or on CPUs."""
     device = "cuda" if on_gpu else "cpu"
     return next(name for name, strategy in strategies(framework).items() if strategy.default_on == device)
 
@@ -84,7 +93,7 @@ def default_strategy(framework: str, *, on_gpu: bool) -> str:
 def check_communication(
     strategy: type[Strategy], options: CommunicationOptions, *, devices: int, nodes: int, precision: str | None
 ) -> None:
-    """Refuse options that do not apply to a strategy, and what it cannot do; as `Strategy.check`, which see."""
+    """Refuse options that do not apply to a strategy, and whatever `Strategy.check` refuses."""
     for name in options.given():
         if name not in strategy.takes:
             others = ", ".join(other.name for other in strategies(strategy.framework).values() if name in other.takes)
@@ -97,32 +106,25 @@ def check_communication(
 def load_strategy(
     name: str, device: Any, options: CommunicationOptions | None = None, devices: int = 1
 ) -> PytorchStrategy:
-    """Make the PyTorch strategy for this process.
-
-    Args:
-        name: as on the command line.
-        device: the `torch.device` that this process trains on; the first where it drives several.
-        options: how to exchange.
-        devices: how many devices this process drives.
-    """
+    """Make the PyTorch strategy for this process, which drives `devices` devices, `device` (`torch.device`) first."""
     return pytorch_strategy(name)(device, options, devices)
 
 
 def pytorch_strategy(name: str) -> type[PytorchStrategy]:
-    """As `strategy_entry`, with what it does in a training process."""
+    """Return the PyTorch strategy of this name, as `strategy_entry` does."""
     return cast("type[PytorchStrategy]", strategy_entry(name))
 
 
 def tensorflow_strategy(name: str) -> type[TensorflowStrategy]:
-    """As `strategy_entry`, with what it does in a training process."""
+    """Return the TensorFlow strategy of this name, as `strategy_entry` does."""
     return cast("type[TensorflowStrategy]", strategy_entry(name, "tensorflow"))
 
 
 def transports_of(candidates: Iterable[Candidate], *, on_gpu: bool, p2p: bool) -> dict[str, Candidate]:
-    """The transports over which candidates exchange, each with the first that does; in the candidates' order."""
-    found: dict[str, Candidate] = {}
+    """Return the candidates' transports, each with the first candidate that uses it."""
+    first_users: dict[str, Candidate] = {}
     for candidate in candidates:
         transport = strategy_entry(candidate.strategy).transport(candidate, on_gpu=on_gpu, p2p=p2p)
         if transport is not None:
-            found.setdefault(transport, candidate)
-    return found
+            first_users.setdefault(transport, candidate)
+    return first_users

@@ -1,13 +1,13 @@
-"""TensorFlow 1's exchanges, as published benchmarks ran them: predicted for `recommend --predict-only`, never run.
+"""TensorFlow 1's strategies in published benchmarks: predicted for `recommend --predict-only`, never run.
 
-What differs from PyTorch's is the software, not the physics; each tensor is moved by itself, and
+Only the software differs from PyTorch's strategies. Each tensor is sent alone, and
 
-- `tf_cnn_benchmarks`' parameter servers give out all parameters before forward and take gradients while backward runs;
-  on GPUs variables are spread over all of them;
-- NCCL's all-reduces begin when backward is over, since they wait for everything that the host has launched by then;
-- replicas without NCCL are summed on the host and copied back, and each updates all its variables itself;
-- Horovod fuses what is ready into buffers of 64 MB, and all-reduces them while backward runs;
-- Keras wrappers that slice a batch and concatenate outputs keep parameters on GPU 0 or on the CPU, and overlap nothing.
+- `tf_cnn_benchmarks`' parameter servers send all parameters before forward and receive gradients during backward; on
+  GPUs variables are spread over all of them;
+- NCCL's all-reduces begin after backward, because they wait for everything that the host has launched by then;
+- replicas without NCCL are summed on the host and copied back, and each updates all its variables;
+- Horovod fuses ready gradients into buffers of 64 MB, and all-reduces them during backward;
+- Keras wrappers that slice a batch and concatenate outputs keep parameters on GPU 0 or on the CPU, without overlap.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ from gpudiag.training.strategies.strategy import Strategy
 
 FRAMEWORK = "tensorflow-1"
 
-#: ms of a GPU and its host per launched update of one variable, or all-reduce of one gradient: a node in TensorFlow 1's
-#: executor and its kernel took 10 to 30 µs on hosts of 2017; docs/predictions.md says what other values would give.
+#: ms of a GPU and its host to launch an update of one variable, or an all-reduce of one gradient: a node of TensorFlow
+#: 1's executor and its kernel took 10 to 30 µs on hosts of 2017; docs/predictions.md has the effect of other values.
 _LAUNCH_MS = 0.020
-#: MB that Horovod fuses (HOROVOD_FUSION_THRESHOLD), and ms between two looks at what is ready (HOROVOD_CYCLE_TIME, half
-#: of which passes on average).
+#: MB that Horovod fuses (HOROVOD_FUSION_THRESHOLD), and ms between two checks for ready gradients (HOROVOD_CYCLE_TIME,
+#: half of which passes on average).
 _FUSED_MB, _CYCLE_MS = 64.0, 5.0
 
 
@@ -41,12 +41,12 @@ class _Tensorflow1(Strategy):
 
     @classmethod
     def why_not(cls, facts: Facts, candidate: Candidate, devices: int) -> str | None:
-        """As every strategy; rounded gradients are not among what was published."""
+        """Refuse rounded gradients, which no published benchmark used."""
         return "it does not round" if candidate.lossy else super().why_not(facts, candidate, devices)
 
     @classmethod
     def code(cls, candidate: Candidate) -> tuple[str, ...]:
-        """Nothing: gpudiag does not run TensorFlow 1."""
+        """Return nothing: gpudiag does not run TensorFlow 1."""
         return ()
 
 
@@ -58,18 +58,18 @@ class _Alone(_Tensorflow1):
 
     @classmethod
     def cost(cls, now: Situation, candidate: Candidate) -> Cost:
-        """Nothing."""
+        """Return no cost."""
         return Cost(exposed_ms=0.0, exchange_ms=0.0, reason="no exchange: the ceiling of every other strategy")
 
 
 class _Nccl(_Tensorflow1):
     name = "replicated-nccl"
     summary = "Replicas; gradients are all-reduced one by one over NCCL, when backward is over."
-    listed, special = 10, 10
+    list_order, preference_rank = 10, 10
 
     @classmethod
     def cost(cls, now: Situation, candidate: Candidate) -> Cost:
-        """One all-reduce and one update launched per variable, nothing hidden."""
+        """Return the cost of an all-reduce and an update per variable, with no overlap."""
         if now.devices < 2:
             return ONE_DEVICE
         curve = now.nccl_curve or now.ring_curve()
@@ -85,11 +85,11 @@ class _Nccl(_Tensorflow1):
 class _Horovod(_Tensorflow1):
     name = "horovod"
     summary = "One process per GPU; fused gradients are all-reduced while backward runs."
-    listed, special = 20, 15
+    list_order, preference_rank = 20, 15
 
     @classmethod
     def cost(cls, now: Situation, candidate: Candidate) -> Cost:
-        """Buckets of 64 MB behind backward, and copies into and out of the fused buffers."""
+        """Return the cost of 64 MB buckets beside backward, and of copies to and from fused buffers."""
         if now.devices < 2:
             return ONE_DEVICE
         curve = now.nccl_curve or now.ring_curve()
@@ -107,21 +107,21 @@ class _Horovod(_Tensorflow1):
 
 
 class _Central(_Tensorflow1):
-    """Variables have homes: every GPU fetches them before forward and sends gradients there.
+    """Every GPU fetches variables from their home before forward and sends gradients there.
 
     Attributes:
         home: `host`, `gpus` (spread by size), or `gpu` (all on the first).
-        overlapped: gradients are sent while backward runs.
-        own_update: each replica updates all its variables, on its GPU.
+        overlapped: gradients are sent during backward.
+        replica_update: each replica updates all its variables on its GPU.
     """
 
     home: ClassVar[str] = "host"
     overlapped: ClassVar[bool] = True
-    own_update: ClassVar[bool] = False
+    replica_update: ClassVar[bool] = False
 
     @classmethod
     def cost(cls, now: Situation, candidate: Candidate) -> Cost:
-        """Parameters out, gradients back, and the update where they meet."""
+        """Return the cost of sending parameters and gradients, and of the update at their home."""
         count = now.devices
         if count < 2:
             return ONE_DEVICE
@@ -135,10 +135,11 @@ class _Central(_Tensorflow1):
         ready = now.ready_ms if cls.overlapped else [0.0] * len(sizes)
         sent = transfers.run(transfers.deliver(now.paths, backwards, owners[::-1], ready))
         sending = transfers.exposed_after(sent, now.compute.backward_ms if cls.overlapped else 0.0)
-        if cls.own_update:
+        if cls.replica_update:
             updating = _LAUNCH_MS * len(sizes)
         elif cls.home == "host":
-            # Read n gradients, write their sum; read it, the variable and write that. Hidden unless nothing is.
+            # Read n gradients, write their sum; read it and the variable, write the variable. Hidden if gradients
+            # overlap.
             passes = (count + 4) * now.model.total_bytes / (now.paths.host_memory() * 1e6)
             updating = 0.0 if cls.overlapped else passes
         else:
@@ -158,44 +159,32 @@ class _Central(_Tensorflow1):
 class _OnHost(_Central):
     name = "parameter-server-cpu"
     summary = "Variables on the CPU: fetched before forward, gradients sent while backward runs."
-    listed, special = 30, 20
+    list_order, preference_rank = 30, 20
 
 
 class _OnGpus(_Central):
     name = "parameter-server-gpu"
     summary = "Variables spread over the GPUs: fetched before forward, gradients sent while backward runs."
-    listed, special = 40, 30
+    list_order, preference_rank = 40, 30
     home = "gpus"
 
 
 class _Copies(_Central):
     name = "replicated"
     summary = "Replicas without NCCL: gradients are summed on the host and copied back to each."
-    listed, special = 50, 40
-    own_update = True
+    list_order, preference_rank = 50, 40
+    replica_update = True
 
 
 class _SlicedOnHost(_Central):
     name = "sliced-cpu"
     summary = "Keras: a batch sliced over the GPUs, variables on the CPU; nothing overlaps."
-    listed, special = 60, 50
+    list_order, preference_rank = 60, 50
     overlapped = False
 
 
 class _SlicedOnGpu(_Central):
     name = "sliced-gpu"
     summary = "Keras: a batch sliced over the GPUs, variables on the first; nothing overlaps."
-    listed, special = 70, 60
+    list_order, preference_rank = 70, 60
     home, overlapped = "gpu", False
-
-
-STRATEGIES: tuple[type[Strategy], ...] = (
-    _Alone,
-    _Nccl,
-    _Horovod,
-    _OnHost,
-    _OnGpus,
-    _Copies,
-    _SlicedOnHost,
-    _SlicedOnGpu,
-)

@@ -1,4 +1,4 @@
-"""What a TensorFlow strategy does in a training process. TensorFlow is imported then."""
+"""The interface of TensorFlow strategies in a training process; TensorFlow is imported only there."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from gpudiag.training.strategies.strategy import Strategy
 
 
 class TensorflowStrategy(Strategy):
-    """How the devices of a TensorFlow job keep their models the same: a `tf.distribute.Strategy`.
+    """A `tf.distribute.Strategy`.
 
     Attributes:
-        feeds_itself: its workers take batches from the host, each for itself, and not the training loop.
+        feeds_itself: each worker takes its batches from the host, instead of the training loop.
     """
 
     framework: ClassVar[str] = "tensorflow"
@@ -21,9 +21,9 @@ class TensorflowStrategy(Strategy):
     @classmethod
     def make(cls, devices: tuple[str, ...]) -> Any:
         """Make the `tf.distribute.Strategy` for this process's devices (`GPU:0`, `CPU:1`)."""
-        raise NotImplementedError  # no ABC would notice: strategies are asked as classes and never instantiated
+        raise NotImplementedError  # an ABC would not notice, because strategies are never instantiated
 
     @classmethod
     def workers(cls, devices: tuple[str, ...]) -> int:
-        """How many take batches each for itself, where it `feeds_itself`."""
+        """Return the number of workers, if the strategy `feeds_itself`."""
         return len(devices)

@@ -1,4 +1,4 @@
-"""Where TensorFlow is, for the tests that train with it, and what a run of it leaves."""
+"""The interpreter with TensorFlow for tests that train with it, and the results of a run."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ PLACES = (Path(__file__).parents[3] / "build" / "tf-venv" / "bin" / "python", Pa
 
 @cache
 def tensorflow_python() -> str:
-    """An interpreter that can train with TensorFlow; skips the test where there is none."""
+    """Return an interpreter that can train with TensorFlow; skips the test if there is none."""
     told = os.environ.get("GPUDIAG_TENSORFLOW_PYTHON")
     for python in [told] if told else [str(place) for place in PLACES if place.exists()]:
         try:
@@ -51,7 +51,7 @@ def profile(run_dir: Path, *words: str, path: Path | None = None) -> subprocess.
 def trained(
     run_dir: Path, *words: str, ranks: int = 2, path: Path | None = None
 ) -> tuple[dict[str, Any], dict[str, Any]]:
-    """The analysis and the record of a run that came to its end."""
+    """Return the analysis and the record of a complete run."""
     result = profile(run_dir, *words, path=path)
     logs = "\n".join(path.read_text(errors="replace")[-2000:] for path in (run_dir / "logs").glob("*.log"))
     assert result.returncode == 0, f"{result.stderr}\n{logs}"

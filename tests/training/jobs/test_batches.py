@@ -1,4 +1,4 @@
-"""Batches are what was asked for, from whichever source, and nothing is left of those who made them."""
+"""Batches from every source are complete, and their servers end."""
 
 from __future__ import annotations
 
@@ -18,10 +18,9 @@ import torch
 
 from gpudiag.errors import UsageError, WorkerFailedError
 from gpudiag.model.job import DATA_SOURCES, TRAINED_MODELS, DataSource, TrainedModel
-from gpudiag.training.jobs.data.batch_client import ServedBatches
-from gpudiag.training.jobs.data.batches import batches, open_batches
-from gpudiag.training.jobs.data.prefetch import DevicePrefetch
-from gpudiag.training.models.pytorch.trivial import InputOnly
+from gpudiag.training.jobs.data.batch_client import ServedBatches, open_batches
+from gpudiag.training.jobs.data.batches import DevicePrefetch, batches
+from gpudiag.training.models.pytorch.perceptrons import InputOnly
 from gpudiag.training.models.registry import load_workload
 
 if TYPE_CHECKING:
@@ -38,7 +37,7 @@ def served(servers: int = 1, batch_size: int = 6, name: str = WORKLOAD) -> Serve
 
 
 def children() -> set[int]:
-    """Processes that this one has started and that have not been waited for."""
+    """Return the child processes that have not been waited for."""
     found: set[int] = set()
     for task in Path("/proc/self/task").iterdir():
         with contextlib.suppress(FileNotFoundError):  # a thread that has ended since
@@ -46,7 +45,7 @@ def children() -> set[int]:
     return found
 
 
-def test_names_are_those_of_the_types() -> None:
+def test_option_values_equal_literal_types() -> None:
     assert get_args(DataSource) == DATA_SOURCES
     assert get_args(TrainedModel) == TRAINED_MODELS
 
@@ -54,7 +53,7 @@ def test_names_are_those_of_the_types() -> None:
 @pytest.mark.parametrize(
     ("source", "workers"), [("device", 0), ("host", 0), ("loader", 0), ("loader", 1), ("zmq", 0), ("zmq", 2)]
 )
-def test_every_batch_is_full_although_six_do_not_divide_the_pool(source: DataSource, workers: int) -> None:
+def test_every_batch_is_full_if_batch_size_does_not_divide_pool(source: DataSource, workers: int) -> None:
     workload = load_workload(WORKLOAD, on_gpu=False)
     assert workload.pool % 6
     before = children()
@@ -66,8 +65,8 @@ def test_every_batch_is_full_although_six_do_not_divide_the_pool(source: DataSou
         assert children() == before
 
 
-def test_served_batches_are_those_of_the_loader_with_the_servers_seed() -> None:
-    """The server of seed 3 makes its samples with seed 3 * 1009 + 0."""
+def test_served_batches_equal_loader_batches_of_server_seed() -> None:
+    """Use seed 3 * 1009 + 0, with which the first server of seed 3 makes its samples."""
     workload = load_workload(WORKLOAD, on_gpu=False)
     own = batches(workload, "loader", batch_size=6, workers=0, device=CPU, seed=3 * 1009)
     with served() as theirs:
@@ -77,14 +76,14 @@ def test_served_batches_are_those_of_the_loader_with_the_servers_seed() -> None:
             their_inputs.zero_()  # it is ours to write
 
 
-def test_a_pipe_of_volumes_keeps_shapes_and_types() -> None:
+def test_served_volumes_keep_shapes_and_types() -> None:
     with served(batch_size=1, name="unet3d") as theirs:
         inputs, target = next(iter(theirs))
     assert (tuple(inputs.shape), inputs.dtype) == ((1, 1, 4, 54, 54), torch.uint8)
     assert (tuple(target.shape), target.dtype) == ((1, 3, 4, 54, 54), torch.uint8)
 
 
-def test_a_server_that_dies_is_an_error_and_no_hang() -> None:
+def test_dead_server_raises_instead_of_hanging() -> None:
     with served() as theirs:
         endless = iter(theirs)
         next(endless)
@@ -106,7 +105,7 @@ with ServedBatches("resnet20-cifar", on_gpu=False, batch_size=2, servers=2, pinn
 """
 
 
-def test_servers_end_with_a_trainer_that_is_killed(tmp_path: Path) -> None:
+def test_servers_end_when_trainer_is_killed(tmp_path: Path) -> None:
     environment = {**os.environ, "TMPDIR": str(tmp_path)}
     with subprocess.Popen([sys.executable, "-c", TRAINER], stdout=subprocess.PIPE, env=environment) as trainer:
         assert trainer.stdout is not None
@@ -127,13 +126,13 @@ def living(process: Path) -> bool:
         return False
 
 
-def test_a_server_that_cannot_begin_is_an_error_too(capfd: pytest.CaptureFixture[str]) -> None:
+def test_server_that_cannot_start_raises(capfd: pytest.CaptureFixture[str]) -> None:
     with served(name="no-such-workload") as theirs, pytest.raises(WorkerFailedError, match="exit code 1"):
         next(iter(theirs))
     assert "there is no workload 'no-such-workload'" in capfd.readouterr().err
 
 
-def test_the_socket_is_its_users_alone_and_is_removed() -> None:
+def test_socket_is_private_and_removed() -> None:
     with served() as theirs:
         directory = Path(theirs._directory.name)
         assert directory.stat().st_mode & 0o077 == 0
@@ -141,7 +140,7 @@ def test_the_socket_is_its_users_alone_and_is_removed() -> None:
     assert not directory.exists()
 
 
-def test_a_path_too_long_for_a_socket(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_socket_path_that_is_too_long_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     long = tmp_path / ("d" * 100)
     long.mkdir()
     monkeypatch.setattr("tempfile.tempdir", str(long))
@@ -155,12 +154,12 @@ def uneven() -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
         yield torch.zeros(count, 2), torch.zeros(count)
 
 
-def test_prefetching_keeps_the_smaller_last_batch() -> None:
+def test_prefetch_keeps_smaller_last_batch() -> None:
     assert [len(inputs) for inputs, _ in DevicePrefetch(uneven(), CPU)] == [4, 4, 3]
 
 
 @pytest.mark.parametrize("name", ["resnet20-cifar", "gpt", "unet3d", "mlp"])
-def test_the_trivial_model_takes_any_workloads_input(name: str) -> None:
+def test_trivial_model_accepts_input_of_any_workload(name: str) -> None:
     whole = load_workload(name, on_gpu=False)
     workload = InputOnly(whole)
     inputs, target = workload.samples(2, torch.Generator().manual_seed(1))

@@ -1,4 +1,4 @@
-"""Blocks tile a volume: every voxel written once, whatever the volume."""
+"""Blocks tile any volume: every voxel is written once."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def test_every_voxel_is_written_exactly_once(case: tuple[tuple[int, int, int], C
 
 
 @given(cut_volumes())
-def test_what_is_written_is_one_chunk_and_was_seen_with_its_halo(case: tuple[tuple[int, int, int], Cut]) -> None:
+def test_written_region_is_one_chunk_within_seen_region(case: tuple[tuple[int, int, int], Cut]) -> None:
     volume, cut = case
     for block in Blocks(volume, cut):
         assert block.seen.shape == cut.seen
@@ -48,19 +48,19 @@ def test_what_is_written_is_one_chunk_and_was_seen_with_its_halo(case: tuple[tup
 
 
 @pytest.mark.parametrize(("volume", "cut"), [(GPU_VOLUME, GPU_CUT), (CPU_VOLUME, CPU_CUT)])
-def test_the_default_volumes(volume: tuple[int, int, int], cut: Cut) -> None:
+def test_default_volumes_have_expected_blocks(volume: tuple[int, int, int], cut: Cut) -> None:
     found = Blocks(volume, cut)
     assert sum(block.written.voxels for block in found) == volume[0] * volume[1] * volume[2]
     assert all(side % 27 == 0 for side in cut.seen[1:])
     assert all(halo < extent for halo, extent in zip(cut.halo, volume, strict=True))
 
 
-def test_the_blocks_of_the_seeds() -> None:
+def test_gpu_cut_equals_seed_configuration() -> None:
     assert GPU_CUT.seen == (65, 675, 675)
     assert len(Blocks(GPU_VOLUME, GPU_CUT)) == 4 * 6 * 6
 
 
-def test_a_teravoxel_costs_no_memory_before_it_is_predicted() -> None:
+def test_blocks_of_a_teravoxel_are_made_on_demand() -> None:
     many = Blocks((4000, 360_000, 360_000), CPU_CUT)
     assert len(many) == 1000 * 10_000 * 10_000
     assert many[-1].written.end == (4000, 360_000, 360_000)
@@ -70,7 +70,7 @@ def test_a_teravoxel_costs_no_memory_before_it_is_predicted() -> None:
 
 
 @pytest.mark.parametrize("volume", [(54, 575, 575), (55, 574, 575), (55, 575, 574), (1, 1, 1)])
-def test_a_volume_smaller_than_a_block(volume: tuple[int, int, int]) -> None:
+def test_volume_smaller_than_a_block_is_refused(volume: tuple[int, int, int]) -> None:
     with pytest.raises(UsageError, match="is smaller than a block, which writes 55 x 575 x 575") as caught:
         Blocks(volume, GPU_CUT)
     assert "--volume" in caught.value.hint

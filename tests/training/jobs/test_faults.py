@@ -1,4 +1,4 @@
-"""Each fault in one real training process: what it does while it is on, and that nothing of it stays."""
+"""Each fault acts on a real training process only while it is on."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def fault_of(trainer: DdpTrainer, plan: FaultPlan) -> Fault[DdpTrainer]:
 
 
 def update(trainer: DdpTrainer) -> list[torch.Tensor]:
-    """By how much one step on the same data moves each of the same parameters; it is undone."""
+    """Return how one step on fixed data changes each parameter; the step is undone."""
     state = {name: value.clone() for name, value in trainer.model.state_dict().items()}
     trainer.optimizer.state.clear()  # no momentum from before
     trainer.train((torch.zeros(2, 3, 32, 32, dtype=torch.uint8), torch.tensor([1, 2])))
@@ -68,16 +68,16 @@ def update(trainer: DdpTrainer) -> list[torch.Tensor]:
     return moved
 
 
-def test_every_fault_of_the_catalogue_is_there() -> None:
+def test_catalogue_and_registry_have_the_same_faults() -> None:
     assert {entry.kind for entry in CATALOGUE.values()} == set(KINDS) == framework_named("pytorch").fault_kinds
 
 
-def test_warming_up_finds_the_clean_step_time(trainer: DdpTrainer) -> None:
+def test_warm_up_measures_clean_step_time(trainer: DdpTrainer) -> None:
     assert trainer.clean_ms > 0
     assert len(trainer.timed(3, run_in=1).step_ms) == 3
 
 
-def test_a_late_loader_is_late_while_it_is_on(trainer: DdpTrainer, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_late_loader_delays_batches_only_while_on(trainer: DdpTrainer, monkeypatch: pytest.MonkeyPatch) -> None:
     fault = fault_of(trainer, FaultPlan(name="late", kind="late-loader", amount=2.0))
     batches = iter(trainer.loader)
     slept: list[float] = []
@@ -88,7 +88,7 @@ def test_a_late_loader_is_late_while_it_is_on(trainer: DdpTrainer, monkeypatch: 
     assert slept == [pytest.approx(2e-3 * trainer.clean_ms)]
 
 
-def test_a_fault_of_another_rank_does_nothing_here(trainer: DdpTrainer) -> None:
+def test_fault_of_another_rank_does_nothing(trainer: DdpTrainer) -> None:
     fault = fault_of(trainer, FaultPlan(name="late", kind="late-loader", amount=2.0, ranks=(1,)))
     fault.switch(on=True)
     assert trainer.loader.late_s == 0.0
@@ -97,7 +97,7 @@ def test_a_fault_of_another_rank_does_nothing_here(trainer: DdpTrainer) -> None:
     assert trainer.extra is None
 
 
-def test_extra_compute_grows_with_what_is_asked(trainer: DdpTrainer, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_extra_compute_is_proportional_to_amount(trainer: DdpTrainer, monkeypatch: pytest.MonkeyPatch) -> None:
     products = []
     multiply = torch.mm
 
@@ -121,14 +121,14 @@ def test_extra_compute_grows_with_what_is_asked(trainer: DdpTrainer, monkeypatch
 
 
 @pytest.mark.parametrize("way", ["slow", "meeting"])
-def test_every_exchange_leaves_the_gradients_of_one_process_as_they_are(trainer: DdpTrainer, way: Any) -> None:
+def test_communication_of_one_process_keeps_gradients(trainer: DdpTrainer, way: Any) -> None:
     plain = update(trainer)
     trainer.exchange.extra, trainer.exchange.way = 3.0, way
     for mine, theirs in zip(update(trainer), plain, strict=True):
         assert torch.allclose(mine, theirs, atol=1e-6)
 
 
-def test_the_exchange_is_as_it_was_once_the_fault_rests(trainer: DdpTrainer) -> None:
+def test_communication_is_restored_at_rest(trainer: DdpTrainer) -> None:
     fault = fault_of(trainer, FaultPlan(name="exchange", kind="whole-exchange"))
     ways = []
     for on in (True, False):
@@ -138,7 +138,7 @@ def test_the_exchange_is_as_it_was_once_the_fault_rests(trainer: DdpTrainer) -> 
     assert [*ways, trainer.exchange.way] == ["plain", "meeting", "plain"]
 
 
-def test_layers_are_hooked_only_while_the_fault_is_on(trainer: DdpTrainer) -> None:
+def test_layer_syncs_hook_layers_only_while_on(trainer: DdpTrainer) -> None:
     fault = fault_of(trainer, FaultPlan(name="sync", kind="syncs", amount=1.0))
     layers = [module for module in trainer.model.modules() if next(module.children(), None) is None]
     fault.switch(on=True)
@@ -150,7 +150,7 @@ def test_layers_are_hooked_only_while_the_fault_is_on(trainer: DdpTrainer) -> No
 
 @pytest.mark.processes
 @pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="one core cannot be told from all")
-def test_all_threads_share_one_core_with_a_busy_program(trainer: DdpTrainer) -> None:
+def test_pinned_core_pins_all_threads_beside_a_busy_program(trainer: DdpTrainer) -> None:
     usual = os.sched_getaffinity(0)
     before = set(_children())
     fault = fault_of(trainer, FaultPlan(name="pinned", kind="pinned-core", amount=1.0))

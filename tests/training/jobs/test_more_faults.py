@@ -1,4 +1,4 @@
-"""Faults of real loops and jobs of their own, in one real training process: each does what it says, and goes."""
+"""Faults of real loops, and job variants, act on a real training process and are undone."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ from torch.nn import functional
 from gpudiag.model.benchmarks.selftest import ABLATION_FILE, FAILURE_FILE, FaultPlan, SelftestPlan
 from gpudiag.training.frameworks.registry import framework_named
 from gpudiag.training.frameworks.runtimes import load_runtime
-from gpudiag.training.jobs.data.pool import Pool
+from gpudiag.training.jobs.data.batches import Pool
 from gpudiag.training.jobs.faults.fault import Fault, make_fault
-from gpudiag.training.jobs.faults.job import _Job
+from gpudiag.training.jobs.faults.job import FaultTrials
 from gpudiag.training.jobs.faults.pytorch import host, loading
-from gpudiag.training.jobs.faults.pytorch.copies import SmallCopies
-from gpudiag.training.jobs.faults.pytorch.jobs.parts import _Checkpointed
-from gpudiag.training.jobs.faults.pytorch.jobs.tensor_parallel import SharedFeedForward, Sharing
 from gpudiag.training.jobs.faults.pytorch.registry import KINDS
+from gpudiag.training.jobs.faults.pytorch.step_faults import SmallCopies
+from gpudiag.training.jobs.faults.pytorch.tensor_parallel import SplitFeedForward, TensorGroup
 from gpudiag.training.jobs.faults.pytorch.trainer import DdpTrainer
+from gpudiag.training.jobs.faults.pytorch.variants import CheckpointedBlock
 
 pytestmark = pytest.mark.long
 
@@ -62,7 +62,7 @@ def trainer() -> Iterator[DdpTrainer]:
 
 @pytest.fixture(autouse=True)
 def clean(trainer: DdpTrainer) -> Iterator[None]:
-    """Whatever a fault did, nothing of it stays."""
+    """Check after each test that nothing of the fault remains."""
     yield
     loader = trainer.loader
     assert (trainer.extra, trainer.before_update, trainer.after, trainer.other_step) == (None,) * 4
@@ -75,7 +75,7 @@ def fault_of(trainer: DdpTrainer, kind: str, amount: float = 1.0, ranks: tuple[i
     return make_fault(KINDS, FaultPlan(name=kind, kind=kind, amount=amount, ranks=ranks), trainer)
 
 
-def test_each_sample_waits_for_storage(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_slow_storage_sleeps_per_sample(monkeypatch: pytest.MonkeyPatch) -> None:
     slept: list[float] = []
     monkeypatch.setattr(time, "sleep", slept.append)
     pool = Pool(torch.zeros(4, 3), torch.zeros(4))
@@ -85,7 +85,7 @@ def test_each_sample_waits_for_storage(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.processes
-def test_real_workers_feed_the_job_while_the_fault_is_on(trainer: DdpTrainer) -> None:
+def test_too_few_workers_feed_the_loop_while_on(trainer: DdpTrainer) -> None:
     fault = fault_of(trainer, "too-few-workers", amount=0.5)
     fault.switch(on=True)
     source = trainer.loader.source
@@ -100,7 +100,9 @@ def test_real_workers_feed_the_job_while_the_fault_is_on(trainer: DdpTrainer) ->
 
 
 @pytest.mark.parametrize("kind", ["logs", "saves"])
-def test_one_rank_does_more_after_each_update(trainer: DdpTrainer, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_logs_and_saves_write_as_much_as_the_amount(
+    trainer: DdpTrainer, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(host, "_host_ms", lambda _function: trainer.clean_ms)
     fault: Any = fault_of(trainer, kind, amount=2.0)
     fault.switch(on=True)
@@ -120,7 +122,7 @@ def test_one_rank_does_more_after_each_update(trainer: DdpTrainer, kind: str, mo
 @pytest.mark.parametrize(
     "kind", ["logs", "saves", "collections", "double-batches", "small-copies", "looped-optimizer", "emptied-cache"]
 )
-def test_other_ranks_do_nothing_of_it(trainer: DdpTrainer, kind: str) -> None:
+def test_unaffected_ranks_do_nothing(trainer: DdpTrainer, kind: str) -> None:
     fault = fault_of(trainer, kind, ranks=(1,))
     fault.switch(on=True)
     assert trainer.before_update is None
@@ -131,7 +133,7 @@ def test_other_ranks_do_nothing_of_it(trainer: DdpTrainer, kind: str) -> None:
     fault.close()
 
 
-def test_memory_goes_back_to_the_driver_after_each_update(trainer: DdpTrainer, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_emptied_cache_runs_after_each_update(trainer: DdpTrainer, monkeypatch: pytest.MonkeyPatch) -> None:
     emptied: list[int] = []
     monkeypatch.setattr(torch.cuda, "empty_cache", lambda: emptied.append(len(trainer.optimizer.state)))
     fault = fault_of(trainer, "emptied-cache")
@@ -145,7 +147,7 @@ def test_memory_goes_back_to_the_driver_after_each_update(trainer: DdpTrainer, m
     assert len(emptied) == 2
 
 
-def test_garbage_is_collected_before_each_update(trainer: DdpTrainer, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_collections_run_before_each_update(trainer: DdpTrainer, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(host, "_TRIAL_OBJECTS", 1000)
     monkeypatch.setattr(host, "_host_ms", lambda _function: trainer.clean_ms)
     fault: Any = fault_of(trainer, "collections", amount=3.0)
@@ -158,9 +160,7 @@ def test_garbage_is_collected_before_each_update(trainer: DdpTrainer, monkeypatc
     assert fault._heap == []
 
 
-def test_what_goes_through_each_block_is_read_only_while_the_fault_is_on(
-    trainer: DdpTrainer, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_between_layers_reads_each_block_only_while_on(trainer: DdpTrainer, monkeypatch: pytest.MonkeyPatch) -> None:
     read: list[torch.Tensor] = []
     monkeypatch.setattr(torch.Tensor, "item", lambda tensor: read.append(tensor))  # noqa: PLW0108  # to be bound
     fault = fault_of(trainer, "between-layers")
@@ -175,7 +175,7 @@ def test_what_goes_through_each_block_is_read_only_while_the_fault_is_on(
     assert not any(module._forward_hooks for module in trainer.model.modules())
 
 
-def test_in_each_step_another_rank_has_the_long_batch(trainer: DdpTrainer) -> None:
+def test_varying_lengths_rotate_the_long_batch(trainer: DdpTrainer) -> None:
     fault: Any = fault_of(trainer, "varying-lengths", amount=0.5)
     fault.switch(on=True)
     assert [len(next(trainer.loader.source)[0]) for _ in range(3)] == [2, 2, 2]  # alone, it is always the longest
@@ -186,7 +186,7 @@ def test_in_each_step_another_rank_has_the_long_batch(trainer: DdpTrainer) -> No
     assert [tuple(piece.shape) for piece in fault._cut((tokens, tokens), 0.5)] == [(3, 4), (3, 4)]
 
 
-def test_batches_are_wide_and_mean_the_same(trainer: DdpTrainer) -> None:
+def test_double_batches_become_float32_on_the_device(trainer: DdpTrainer) -> None:
     fault = fault_of(trainer, "double-batches")
     fault.switch(on=True)
     inputs, target = next(trainer.loader.source)
@@ -196,17 +196,17 @@ def test_batches_are_wide_and_mean_the_same(trainer: DdpTrainer) -> None:
     fault.rest()
 
 
-def test_small_tensors_are_copied_one_by_one(trainer: DdpTrainer, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_small_copies_are_as_many_as_the_amount(trainer: DdpTrainer, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(trainer, "milliseconds_of", lambda _work, repeats: trainer.clean_ms)
     fault = fault_of(trainer, "small-copies", amount=4.0)
     assert isinstance(fault, SmallCopies)
-    assert len(fault._small) == 200
+    assert len(fault.tensors) == 200
     fault.switch(on=True)
     trainer.step()
     fault.rest()
 
 
-def test_either_optimizer_moves_the_small_parameters_alike(trainer: DdpTrainer) -> None:
+def test_looped_and_fused_optimizer_update_alike(trainer: DdpTrainer) -> None:
     moved = []
     for on in (True, False):
         fault: Any = fault_of(trainer, "looped-optimizer", amount=0.1)
@@ -218,7 +218,7 @@ def test_either_optimizer_moves_the_small_parameters_alike(trainer: DdpTrainer) 
     assert torch.allclose(moved[0], moved[1])
 
 
-def test_batch_norms_are_exchanged_and_share_their_parameters(trainer: DdpTrainer) -> None:
+def test_synchronized_batch_norms_share_parameters(trainer: DdpTrainer) -> None:
     def norms() -> list[Any]:
         return [module for module in trainer.model.modules() if isinstance(module, nn.modules.batchnorm._BatchNorm)]
 
@@ -233,7 +233,7 @@ def test_batch_norms_are_exchanged_and_share_their_parameters(trainer: DdpTraine
 
 
 @pytest.mark.parametrize("kind", ["accumulation", "checkpointing", "fsdp2", "side-stream-copies"])
-def test_a_job_trains_with_its_exchange_and_without(trainer: DdpTrainer, kind: str) -> None:
+def test_job_variant_trains_with_and_without_communication(trainer: DdpTrainer, kind: str) -> None:
     job = fault_of(trainer, kind)
     for on in (True, False):
         job.switch(on=on)
@@ -241,10 +241,10 @@ def test_a_job_trains_with_its_exchange_and_without(trainer: DdpTrainer, kind: s
         trainer.step()
     job.rest()
     assert trainer.strategy == "gloo"
-    assert not any(isinstance(module, _Checkpointed) for module in trainer.model.modules())
+    assert not any(isinstance(module, CheckpointedBlock) for module in trainer.model.modules())
 
 
-def test_accumulation_updates_once_for_two_batches(trainer: DdpTrainer, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_accumulation_updates_once_per_two_batches(trainer: DdpTrainer, monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[bool] = []
     monkeypatch.setattr(trainer, "backward", lambda *_arguments, exchanging: seen.append(exchanging))
     job = fault_of(trainer, "accumulation")
@@ -256,7 +256,7 @@ def test_accumulation_updates_once_for_two_batches(trainer: DdpTrainer, monkeypa
     assert seen == [False, True, False, False]
 
 
-def test_blocks_are_compiled_while_the_job_trains(trainer: DdpTrainer, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_compiled_variant_compiles_each_block(trainer: DdpTrainer, monkeypatch: pytest.MonkeyPatch) -> None:
     compiled: list[Any] = []
 
     def compile_block(block: nn.Module) -> nn.Module:
@@ -271,16 +271,16 @@ def test_blocks_are_compiled_while_the_job_trains(trainer: DdpTrainer, monkeypat
     job.rest()
 
 
-def test_two_halves_of_a_layer_are_the_layer() -> None:
-    """Without its peers a part gives its own; the parts of both add up, forward and backward."""
+def test_split_layers_add_up_to_the_whole_layer() -> None:
+    """Without communication each half returns its own share; both add up, in forward and backward."""
     torch.manual_seed(0)
     width, results, gradients = 8, [], []
     up, down = torch.randn(4 * width, width), torch.randn(width, 4 * width)
-    sharing = Sharing(None)  # type: ignore[arg-type]  # nobody is met
+    sharing = TensorGroup(None)  # type: ignore[arg-type]  # nobody is met
     sharing.happens = False
     x = torch.randn(5, width)
     for half in (slice(0, 2 * width), slice(2 * width, None)):
-        layer = SharedFeedForward(width, 2, sharing)
+        layer = SplitFeedForward(width, 2, sharing)
         with torch.no_grad():
             layer.up.weight.copy_(up[half])
             layer.up.bias.zero_()
@@ -294,11 +294,11 @@ def test_two_halves_of_a_layer_are_the_layer() -> None:
     assert all(gradient is not None and gradient.abs().sum() > 0 for gradient in gradients)
 
 
-def job_of(trainer: DdpTrainer, tmp_path: Path, kinds: dict[str, type[Fault[DdpTrainer]]]) -> _Job[DdpTrainer]:
-    return _Job(PLAN, trainer, kinds, load_runtime(framework_named("pytorch").name), tmp_path)
+def job_of(trainer: DdpTrainer, tmp_path: Path, kinds: dict[str, type[Fault[DdpTrainer]]]) -> FaultTrials[DdpTrainer]:
+    return FaultTrials(PLAN, trainer, kinds, load_runtime(framework_named("pytorch").name), tmp_path)
 
 
-def test_what_a_job_loses_to_its_host_is_timed_behind_a_held_device(
+def test_launch_cost_of_a_variant_is_timed_behind_a_held_device(
     trainer: DdpTrainer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     held: list[float] = []
@@ -315,7 +315,7 @@ def test_what_a_job_loses_to_its_host_is_timed_behind_a_held_device(
     assert min(held) >= slowest
 
 
-def test_a_fault_that_fails_is_left_out_and_the_others_go_on(trainer: DdpTrainer, tmp_path: Path) -> None:
+def test_failed_fault_is_skipped_and_others_continue(trainer: DdpTrainer, tmp_path: Path) -> None:
     class Failing(Fault[DdpTrainer]):
         def switch(self, *, on: bool) -> None:
             if on:

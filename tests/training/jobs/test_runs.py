@@ -1,4 +1,4 @@
-"""Workloads and data modes in whole runs of two real processes."""
+"""Workloads and data sources in whole runs of two real processes."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ pytestmark = pytest.mark.xdist_group("processes")
 def run(
     run_dir: Path, *words: str, devices: int = 2, short: tuple[str, ...] = SHORT
 ) -> tuple[dict[str, Any], dict[str, Any]]:
-    """The analysis and the record."""
+    """Return the analysis and the record."""
     many = ("--devices", str(devices))
     result = gpudiag("profile", *words, *many, *short, "--output", str(run_dir), "--json", CUDA_VISIBLE_DEVICES="")
     logs = "\n".join(path.read_text(errors="replace")[-2000:] for path in (run_dir / "logs").glob("*.log"))
@@ -50,7 +50,7 @@ def batch_servers(run_dir: Path) -> list[str]:
     return found
 
 
-def test_batches_from_other_processes_train_a_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_zmq_batches_train_a_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     temporary = tmp_path / "t"
     temporary.mkdir()
     monkeypatch.setenv("TMPDIR", str(temporary))  # so that the servers' command lines can be told from others'
@@ -62,7 +62,7 @@ def test_batches_from_other_processes_train_a_model(tmp_path: Path, monkeypatch:
     assert not list(temporary.glob("gpudiag*"))
 
 
-def test_taking_batches_and_nothing_else(tmp_path: Path) -> None:
+def test_model_none_times_input_only(tmp_path: Path) -> None:
     analysis, record = run(tmp_path, "resnet50", "--model", "none", "--batch-size", "32")
     assert record["options"]["model"] == "none"
     assert record["workload"] == "resnet50 (input only)"
@@ -79,7 +79,7 @@ def test_taking_batches_and_nothing_else(tmp_path: Path) -> None:
     assert "Faster kernels" not in page
 
 
-def test_two_processes_predict_every_voxel_of_a_volume_once(tmp_path: Path) -> None:
+def test_two_processes_predict_each_voxel_once(tmp_path: Path) -> None:
     volume = (5, 40, 36)
     words = ("unet3d-predict", "--volume", ",".join(map(str, volume)), "--keep-prediction")
     analysis, record = run(tmp_path, *words, short=("--steps", "2", "--warmup", "0"))  # each takes half a second
@@ -121,14 +121,14 @@ def test_two_processes_predict_every_voxel_of_a_volume_once(tmp_path: Path) -> N
         (["a:b", "--prefetch"], "decides that itself"),
     ],
 )
-def test_what_does_not_go_together(tmp_path: Path, words: list[str], expected: str) -> None:
+def test_conflicting_options_are_refused(tmp_path: Path, words: list[str], expected: str) -> None:
     result = in_this_process("profile", *words, "--output", str(tmp_path / "run"), CUDA_VISIBLE_DEVICES="")
     assert (result.returncode, result.stdout) == (2, "")
     assert expected in result.stderr
     assert not (tmp_path / "run").exists()
 
 
-def test_an_interrupted_prediction_leaves_no_volume(tmp_path: Path) -> None:
+def test_interrupted_prediction_removes_volumes(tmp_path: Path) -> None:
     words = ["unet3d-predict", "--volume", "40,720,720", "--devices", "1", "--output", str(tmp_path)]
     command = [sys.executable, "-m", "gpudiag", "profile", *words]
     with subprocess.Popen(command, env=environment(CUDA_VISIBLE_DEVICES=""), stderr=subprocess.PIPE) as program:
@@ -144,7 +144,7 @@ def test_an_interrupted_prediction_leaves_no_volume(tmp_path: Path) -> None:
     assert not list(tmp_path.glob("*.zarr"))
 
 
-def test_a_volume_larger_than_the_disk_is_said_and_nothing_of_it_stays(tmp_path: Path) -> None:
+def test_volume_larger_than_disk_is_an_error_and_removed(tmp_path: Path) -> None:
     words = ("unet3d-predict", "--volume", "4000,36000,36000", "--devices", "1", "--output", str(tmp_path / "run"))
     result = gpudiag("profile", *words, CUDA_VISIBLE_DEVICES="")
     assert result.returncode == 5

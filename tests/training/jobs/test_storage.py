@@ -1,4 +1,4 @@
-"""Volumes on disk: what is read is what was written, mirrored at the edges, and a full disk is said."""
+"""Volumes on disk are read as written, mirrored at the edges, and a full disk is an error."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def values() -> np.ndarray[tuple[int, ...], np.dtype[np.uint8]]:
     return np.random.default_rng(0).integers(1, 256, SHAPE, dtype=np.uint8)
 
 
-def test_what_is_read_is_what_was_written_mirrored_beyond_the_edges(
+def test_read_returns_written_voxels_mirrored_at_the_edges(
     tmp_path: Path, values: np.ndarray[tuple[int, ...], np.dtype[np.uint8]]
 ) -> None:
     volume = Volume.create(tmp_path / "v.zarr", SHAPE, (4, 8, 8))
@@ -47,7 +47,7 @@ def test_what_is_read_is_what_was_written_mirrored_beyond_the_edges(
         assert np.array_equal(seen, padded[z : z + depth, y : y + height, x : x + width])
 
 
-def test_a_block_of_a_prediction_is_one_file(tmp_path: Path) -> None:
+def test_each_block_of_a_prediction_is_one_file(tmp_path: Path) -> None:
     volume = Volume.create(tmp_path / "p.zarr", (3, *SHAPE), (3, *CUT.written))
     with Writer(volume) as writer:
         for block in Blocks(SHAPE, CUT):
@@ -58,7 +58,7 @@ def test_a_block_of_a_prediction_is_one_file(tmp_path: Path) -> None:
     assert (described["zarr_format"], described["shape"]) == (3, [3, *SHAPE])
 
 
-def test_processes_fill_a_volume_between_them(tmp_path: Path) -> None:
+def test_processes_fill_disjoint_parts_of_a_volume(tmp_path: Path) -> None:
     shape = (40, 300, 300)
     Volume.create(tmp_path / "v.zarr", shape, chunk_of(shape))
     for part in range(3):
@@ -71,19 +71,19 @@ def test_processes_fill_a_volume_between_them(tmp_path: Path) -> None:
     assert 126 < everything.mean() < 129
 
 
-def test_a_volume_that_another_node_has(tmp_path: Path) -> None:
+def test_missing_volume_suggests_a_shared_directory(tmp_path: Path) -> None:
     with pytest.raises(WorkerFailedError, match=r"v\.zarr cannot be opened") as caught:
         Volume.open(tmp_path / "v.zarr")
     assert "share" in caught.value.hint
 
 
-def test_a_directory_that_cannot_be_written_to(tmp_path: Path) -> None:
+def test_unwritable_directory_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(WorkerFailedError, match=r"v\.zarr cannot be written to"):
         Volume.create(tmp_path / "file" / "v.zarr", SHAPE, (4, 8, 8))
 
 
-def test_too_little_room_is_said_before_anything_is_written(tmp_path: Path) -> None:
+def test_too_little_disk_space_is_an_error_before_writing(tmp_path: Path) -> None:
     with pytest.raises(WorkerFailedError, match=r"the volumes need 1000000.0 GB in .* GB are free") as caught:
         check_space(tmp_path, 10**15)
     assert "--volume" in caught.value.hint
@@ -112,8 +112,8 @@ FULL = textwrap.dedent(
 
 @pytest.mark.skipif(shutil.which("unshare") is None, reason="needs unshare(1) to mount a small disk")
 @pytest.mark.processes
-def test_a_disk_that_becomes_full(tmp_path: Path) -> None:
-    """On a real file system of 4 MB, in a mount namespace of its own."""
+def test_disk_that_fills_up_is_an_error(tmp_path: Path) -> None:
+    """Write to a real file system of 4 MB, in a separate mount namespace."""
     alone = ["unshare", "--user", "--map-root-user", "--mount"]
     mounted = ["sh", "-c", 'mount -t tmpfs -o size=4m none "$0" && exec "$@"', str(tmp_path)]
     if subprocess.run([*alone, *mounted, "true"], capture_output=True, check=False).returncode:

@@ -1,4 +1,4 @@
-"""Training with TensorFlow on CPU devices, end to end: real processes, TensorFlow's own profiler, a real analysis."""
+"""TensorFlow runs on CPU devices, end to end: real processes, TensorFlow's own profiler, a real analysis."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ pytestmark = pytest.mark.xdist_group("processes")
 
 
 def check(analysis: dict[str, Any], record: dict[str, Any], *, devices: int = 2) -> None:
-    """What holds of every run: each device was timed, is a rank, and its steps are divided with nothing left."""
+    """Check that each device was timed and is a rank, and that its buckets sum to its steps."""
     assert (analysis["framework"], analysis["world_size"]) == ("tensorflow", devices)
     assert analysis["steps"]["analysed"] >= 3
     assert analysis["steps"]["unprofiled_mean_ms"] > 0
@@ -45,7 +45,7 @@ def reached_from_here_alone(addresses: set[str]) -> None:
     assert not beyond_loopback(addresses), "nothing that runs here can be reached from another machine"
 
 
-def test_two_devices_of_one_process(tmp_path: Path) -> None:
+def test_two_devices_in_one_process(tmp_path: Path) -> None:
     analysis, record = trained(tmp_path, "resnet20-cifar", "--batch-size", "4")
     check(analysis, record)
     assert record["strategy"] == "cpu-reduce"
@@ -58,7 +58,7 @@ def test_two_devices_of_one_process(tmp_path: Path) -> None:
     assert (tmp_path / "report.html").is_file()
 
 
-def test_two_processes_that_exchange_gradients(tmp_path: Path) -> None:
+def test_two_processes_communicate_gradients(tmp_path: Path) -> None:
     with listeners_meanwhile() as found:
         analysis, record = trained(
             tmp_path, "cnn-cifar", "--strategy", "multi-worker", "--batch-size", "8", "--data", "host"
@@ -71,7 +71,7 @@ def test_two_processes_that_exchange_gradients(tmp_path: Path) -> None:
         assert exchange > 0, "5 MB of gradients travel between the processes"
 
 
-def test_a_parameter_server(tmp_path: Path) -> None:
+def test_parameter_server_run(tmp_path: Path) -> None:
     with listeners_meanwhile() as found:
         analysis, record = trained(tmp_path, "cnn-cifar", "--strategy", "parameter-server", "--batch-size", "8")
     check(analysis, record)
@@ -81,7 +81,7 @@ def test_a_parameter_server(tmp_path: Path) -> None:
     assert [finding["code"] for finding in analysis["findings"]][:1] != ["input-bound"]
 
 
-def test_xla_and_mixed_precision_on_batches_that_lie_on_the_devices(tmp_path: Path) -> None:
+def test_xla_and_mixed_precision_with_device_batches(tmp_path: Path) -> None:
     words = ("--strategy", "hierarchical-copy", "--compile", "--precision", "bf16", "--data", "device")
     analysis, record = trained(tmp_path, "cnn-cifar", "--batch-size", "8", *words)
     check(analysis, record)
@@ -89,7 +89,7 @@ def test_xla_and_mixed_precision_on_batches_that_lie_on_the_devices(tmp_path: Pa
     assert chosen == {"compile": "true", "precision": "bf16", "data": "device"}
 
 
-def test_taking_batches_and_nothing_else(tmp_path: Path) -> None:
+def test_model_none_times_input_only(tmp_path: Path) -> None:
     analysis, record = trained(tmp_path, "resnet50", "--model", "none", "--devices", "1", "--batch-size", "64", ranks=1)
     assert record["workload"] == "resnet50 (input only)"
     spent = analysis["devices"][0]["buckets_ms"]
@@ -108,7 +108,7 @@ def main():
 """
 
 
-def test_a_function_of_a_users_own_with_a_callback_in_fit(tmp_path: Path) -> None:
+def test_user_function_with_callback_in_fit(tmp_path: Path) -> None:
     (tmp_path / "fitted.py").write_text(_CALLBACK, encoding="utf-8")
     run_dir = tmp_path / "run"
     analysis, record = trained(run_dir, "fitted:main", "--devices", "1", ranks=1, path=tmp_path)
@@ -120,7 +120,7 @@ def test_a_function_of_a_users_own_with_a_callback_in_fit(tmp_path: Path) -> Non
     assert "input_ms" in analysis["timed"][0]["reasons"]
 
 
-def test_what_a_version_of_keras_breaks_is_said(tmp_path: Path) -> None:
+def test_known_keras_failure_is_explained(tmp_path: Path) -> None:
     result = profile(tmp_path, "resnet20-cifar", "--strategy", "central-storage", "--batch-size", "4")
     assert result.returncode == 5
     assert "central-storage does not work with resnet20-cifar: BatchNormalization of Keras" in result.stderr
@@ -141,7 +141,7 @@ def test_what_a_version_of_keras_breaks_is_said(tmp_path: Path) -> None:
         (["--data", "device", "--model", "none"], "is there already"),
     ],
 )
-def test_what_does_not_go_together(tmp_path: Path, words: list[str], expected: str) -> None:
+def test_conflicting_options_are_refused(tmp_path: Path, words: list[str], expected: str) -> None:
     python = ("--framework", "tensorflow", "--python", tensorflow_python(), "--output", str(tmp_path / "run"))
     result = in_this_process("profile", *words, *python, CUDA_VISIBLE_DEVICES="")
     assert (result.returncode, result.stdout) == (2, "")
@@ -149,7 +149,7 @@ def test_what_does_not_go_together(tmp_path: Path, words: list[str], expected: s
     assert not (tmp_path / "run").exists()
 
 
-def test_no_tensorflow(tmp_path: Path) -> None:
+def test_missing_tensorflow_is_an_error(tmp_path: Path) -> None:
     program = tmp_path / "python"
     program.write_text(f'#!/bin/sh\nexec {tensorflow_python()} -S "$@"\n', encoding="utf-8")
     program.chmod(0o755)
@@ -163,7 +163,7 @@ def test_no_tensorflow(tmp_path: Path) -> None:
 
 _ASK_FOR_A_GPU = """
 from gpudiag.errors import FrameworkMissingError
-from gpudiag.training.jobs.tensorflow.hardware import use_devices
+from gpudiag.training.jobs.tensorflow.setup import use_devices
 try:
     use_devices("cuda", 1)
 except FrameworkMissingError as error:
@@ -172,7 +172,7 @@ except FrameworkMissingError as error:
 """
 
 
-def test_a_tensorflow_that_cannot_use_gpus_says_why() -> None:
+def test_tensorflow_without_gpus_explains_why() -> None:
     done = subprocess.run(
         [tensorflow_python(), "-c", _ASK_FOR_A_GPU],
         capture_output=True,

@@ -1,4 +1,4 @@
-"""The 3D U-Net: its shape, its loss, and that predicting in blocks writes what the network says."""
+"""The 3D U-Net has the right shape and loss, and prediction in blocks writes its output."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from gpudiag.training.models.pytorch.unet3d import UNet3d, UNet3dTraining, dice_
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from gpudiag.training.jobs.volume.blocks import Block
+    from gpudiag.training.jobs.volume.blocks import VolumeBlock
 
 pytestmark = pytest.mark.long
 
@@ -26,32 +26,32 @@ CPU = torch.device("cpu")
 SHAPE = (7, 40, 40)
 
 
-def test_shape_and_range() -> None:
+def test_output_keeps_shape_and_is_between_0_and_1() -> None:
     output = UNet3d((2, 3, 4, 5))(torch.rand(2, 1, 3, 27, 54))
     assert output.shape == (2, 3, 3, 27, 54)
     assert ((output > 0) & (output < 1)).all()
 
 
-def test_dice_of_equal_and_of_disjoint_volumes() -> None:
+def test_dice_loss_of_equal_and_disjoint_volumes() -> None:
     target = torch.randint(0, 2, (2, 3, 4, 9, 9), dtype=torch.uint8)
     assert dice_loss(target.float(), target).item() == pytest.approx(-3)
     assert dice_loss(1 - target.float(), target).item() == pytest.approx(0)
 
 
-def test_dice_of_a_case_done_by_hand() -> None:
+def test_dice_loss_equals_manual_calculation() -> None:
     """p = (1, 0.5), t = (1, 0): -2 * 1 / (1.25 + 1) per channel."""
     output = torch.tensor([1.0, 0.5]).reshape(1, 1, 1, 1, 2)
     target = torch.tensor([1, 0]).reshape(1, 1, 1, 1, 2)
     assert dice_loss(output, target).item() == pytest.approx(-2 / 2.25)
 
 
-def test_dice_of_millions_of_voxels_in_half_precision() -> None:
+def test_dice_loss_sums_half_precision_in_single_precision() -> None:
     ones = torch.ones(1, 3, 4, 512, 512, dtype=torch.float16)
     assert dice_loss(ones, ones).item() == pytest.approx(-3)
 
 
 def predicted(tmp_path: Path, cut: Cut, batch_size: int, memory_format: torch.memory_format) -> tuple[UNet3d, Volume]:
-    """A made-up volume and its prediction by a small network."""
+    """Predict a random volume with a small network."""
     torch.manual_seed(0)
     model = UNet3d((2, 3, 4, 5)).eval()
     source = Volume.create(tmp_path / "volume.zarr", SHAPE, (4, 16, 16))
@@ -70,7 +70,7 @@ def array(volume: Volume) -> np.ndarray[tuple[int, ...], np.dtype[np.uint8]]:
 
 @pytest.mark.parametrize("batch_size", [1, 4])  # 18 blocks, so that the last batch of four has two
 @pytest.mark.parametrize("memory_format", [torch.contiguous_format, torch.channels_last_3d])
-def test_each_voxel_of_the_prediction_is_its_own_blocks(
+def test_written_voxels_equal_network_output_of_their_block(
     tmp_path: Path, batch_size: int, memory_format: torch.memory_format
 ) -> None:
     cut = Cut(written=(4, 18, 18), halo=(1, 18, 18))
@@ -93,10 +93,10 @@ def network(
     return np.floor(np.asarray(output) * 254 + 1.5).astype(np.int64)
 
 
-def test_a_volume_of_one_block_is_the_network_on_the_whole(tmp_path: Path) -> None:
+def test_volume_of_one_block_equals_network_on_whole_volume(tmp_path: Path) -> None:
     cut = Cut(written=SHAPE, halo=(1, 7, 7))
     model, prediction = predicted(tmp_path, cut, 1, torch.contiguous_format)
-    whole: Block = Blocks(SHAPE, cut)[0]
+    whole: VolumeBlock = Blocks(SHAPE, cut)[0]
     ((_, seen),) = Volume.open(tmp_path / "volume.zarr").read_ahead(iter([whole]), ahead=1)
     expected = network(model, seen)[:, 1:-1, 7:-7, 7:-7]
     assert abs(array(prediction).astype(int) - expected).max() <= 1

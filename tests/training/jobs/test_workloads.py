@@ -1,4 +1,4 @@
-"""The built-in workloads are the models that they say they are, and train."""
+"""The built-in workloads have the documented models, and train."""
 
 from __future__ import annotations
 
@@ -78,13 +78,13 @@ def train_step(
     return float(loss.detach())
 
 
-def test_names() -> None:
+def test_registry_lists_all_workloads() -> None:
     assert set(WORKLOADS) == set(PARAMETERS)
     assert DEFAULT_WORKLOAD in WORKLOADS
 
 
 def bare(name: str) -> nn.Module:
-    """The model without memory for its parameters."""
+    """Build the model on the meta device."""
     with torch.device("meta"):
         return load_workload(name, on_gpu=True).model()
 
@@ -94,13 +94,13 @@ def normalised_channels(model: nn.Module) -> int:
 
 
 @pytest.mark.parametrize("name", WORKLOADS)
-def test_parameters(name: str) -> None:
+def test_models_have_registered_parameter_counts(name: str) -> None:
     count = sum(p.numel() for p in bare(name).parameters() if p.requires_grad)
     assert count == PARAMETERS[name] == WORKLOADS[name].parameters
     assert f"{count:,}" in str(sys.modules[WORKLOADS[name].module].__doc__)
 
 
-def test_the_page_of_workloads_says_what_the_registry_says() -> None:
+def test_workloads_page_equals_registry() -> None:
     page = (Path(__file__).parents[3] / "docs" / "workloads.md").read_text(encoding="utf-8")
     rows = re.findall(r"^\| `([\w-]+)` \| ([\d,]+) \| .* \| (\d+) / (\d+) \| \w+ \|$", page, re.MULTILINE)
     told = {name: (count, gpu, cpu) for name, count, gpu, cpu in rows}
@@ -110,17 +110,17 @@ def test_the_page_of_workloads_says_what_the_registry_says() -> None:
 
 
 @pytest.mark.parametrize(("name", "logged"), TF_CNN.items())
-def test_tf_cnn_counts_more_of_the_same_network(name: str, logged: int) -> None:
-    """Running means and variances, an eleventh class with its 64 weights and its bias, and the global step."""
+def test_tf_cnn_counts_follow_from_parameters(name: str, logged: int) -> None:
+    """Add running means and variances, an eleventh class with 64 weights and a bias, and the global step."""
     assert PARAMETERS[name] + 2 * normalised_channels(bare(name)) + 65 + 1 == logged
 
 
-def test_tf_cnn_counts_an_eleventh_class_and_the_global_step_of_alexnet() -> None:
+def test_tf_cnn_count_of_alexnet_has_eleventh_class_and_global_step() -> None:
     assert PARAMETERS["alexnet-cifar"] + 193 + 1 == 1_756_620
 
 
-def test_keras_counts_other_things_of_the_same_inception() -> None:
-    """Running means and variances, but no scales."""
+def test_keras_count_of_inception_follows_from_parameters() -> None:
+    """Add running means and variances, and subtract scales."""
     assert PARAMETERS["inception3"] + normalised_channels(bare("inception3")) == 23_851_784
 
 
@@ -129,7 +129,7 @@ SMALL = {"resnet50": 64, "vgg16": 32, "inception3": 139, "densenet40-cifar": 16,
 
 
 @pytest.mark.parametrize("name", [name for name, entry in WORKLOADS.items() if entry.trains])
-def test_each_trains(name: str) -> None:
+def test_each_workload_trains_a_step(name: str) -> None:
     workload = load_workload(name, on_gpu=False)
     inputs, target = workload.samples(1 if name in {"gpt", "unet3d"} else 2, torch.Generator().manual_seed(0))
     if name == "gpt":
@@ -145,7 +145,7 @@ def test_each_trains(name: str) -> None:
 
 
 @pytest.mark.parametrize("precision", ["tf32", "bf16", "fp16"])
-def test_precisions(precision: str) -> None:
+def test_each_precision_trains_a_step(precision: str) -> None:
     workload = load_workload("resnet20-cifar", on_gpu=False)
     inputs, target = workload.samples(4, torch.Generator().manual_seed(0))
     arithmetic = Arithmetic(precision, CPU)  # type: ignore[arg-type]  # one of those that there are
@@ -156,7 +156,7 @@ def test_precisions(precision: str) -> None:
     assert torch.get_float32_matmul_precision() == "highest"
 
 
-def test_unknown_names_list_those_that_there_are() -> None:
+def test_unknown_workload_lists_known_ones() -> None:
     with pytest.raises(UsageError) as caught:
         workload_entry("resnet51")
     assert all(name in caught.value.hint for name in WORKLOADS)
@@ -166,5 +166,5 @@ def test_unknown_names_list_those_that_there_are() -> None:
     ("name", "own"),
     [("a:b", True), ("pkg.mod:main", True), ("a.py:b", True), *((name, False) for name in NOT_OWN)],
 )
-def test_what_counts_as_a_function_of_ones_own(name: str, own: bool) -> None:
+def test_is_own_recognises_module_function(name: str, own: bool) -> None:
     assert is_own(name) == own

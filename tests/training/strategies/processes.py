@@ -1,4 +1,4 @@
-"""Start the processes of one job as programs of their own, as torchrun would, and hear what each of them found."""
+"""Start the processes of a job as torchrun would, and read the answer of each."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class Job:
         self._folder.cleanup()
 
     def answer(self, rank: int, timeout_s: float = SECONDS) -> Any:
-        """What a rank found. Fails with its output if it found nothing, or takes longer."""
+        """Return the answer of a rank. Fails with its output if there is none in time."""
         try:
             self.processes[rank].wait(timeout_s)
         except subprocess.TimeoutExpired:
@@ -60,7 +60,7 @@ class Job:
         return json.loads(lines[-1].removeprefix(MARK))
 
     def until(self, rank: int, text: str, timeout_s: float = SECONDS) -> None:
-        """Wait until a rank has printed something."""
+        """Wait until a rank has printed a text."""
         until = time.monotonic() + timeout_s
         while text not in self.text(rank):
             assert time.monotonic() < until, self.text(rank)
@@ -68,11 +68,11 @@ class Job:
             time.sleep(0.02)
 
     def text(self, rank: int) -> str:
-        """All that a rank has printed so far."""
+        """Return what a rank has printed so far."""
         return self.outputs[rank].read_text(errors="replace")
 
 
 def tell(answer: object) -> None:
-    """Used by the programs: print the answer."""
+    """Print the answer of a rank."""
     sys.stdout.write(f"{MARK}{json.dumps(answer)}\n")
     sys.stdout.flush()

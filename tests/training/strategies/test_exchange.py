@@ -1,4 +1,4 @@
-"""What DDP exchanges with our hook is what it exchanges without, and the buckets are visible. Real gloo."""
+"""DDP communicates the same with gpudiag's hook as without, and buckets become ranges. Uses real gloo."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def make_model() -> nn.Module:
     return nn.Sequential(nn.Linear(512, 1024), nn.ReLU(), nn.Linear(1024, 512))
 
 
-def test_gradients_are_those_of_plain_ddp(gloo: PytorchStrategy) -> None:
+def test_gradients_equal_plain_ddp(gloo: PytorchStrategy) -> None:
     ours, plain = make_model(), make_model()
     batch = torch.randn(8, 512)
     for model in (gloo.wrap(ours), DistributedDataParallel(plain)):
@@ -50,7 +50,7 @@ def test_gradients_are_those_of_plain_ddp(gloo: PytorchStrategy) -> None:
         assert torch.equal(mine.grad, theirs.grad)
 
 
-def test_every_bucket_is_a_range_once_a_profiler_has_recorded_a_step(gloo: PytorchStrategy, tmp_path: Path) -> None:
+def test_buckets_are_ranges_after_first_profiled_step(gloo: PytorchStrategy, tmp_path: Path) -> None:
     model = make_model()
     wrapped = gloo.wrap(model)
     batch = torch.randn(8, 512)
@@ -70,7 +70,7 @@ def test_every_bucket_is_a_range_once_a_profiler_has_recorded_a_step(gloo: Pytor
     assert names.count("gpudiag.exchange") == len(gloo.exchanged_bytes)
 
 
-def test_independent_exchanges_nothing() -> None:
+def test_independent_does_not_communicate() -> None:
     strategy = load_strategy("independent", torch.device("cpu"))
     model = make_model()
     assert strategy.wrap(model) is model

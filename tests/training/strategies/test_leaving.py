@@ -1,4 +1,4 @@
-"""DDP's models are gone when the processes part: a reducer that goes later may wait for gloo's threads forever."""
+"""DDP models are deleted before their process group: a later reducer may wait for gloo's threads forever."""
 
 from __future__ import annotations
 
@@ -32,6 +32,6 @@ strategy.close()
 
 
 @pytest.mark.processes
-def test_a_compiled_model_goes_before_its_process_group(tmp_path: Path) -> None:
+def test_compiled_model_is_deleted_before_its_process_group(tmp_path: Path) -> None:
     done = run_forked(COMPILED, str(tmp_path / "meeting"), GLOO_SOCKET_IFNAME="lo")
     assert (done.returncode, done.stdout) == (0, "gone\n"), done.stderr

@@ -1,4 +1,4 @@
-"""A strategy that another package brings in one file is listed, trained, predicted and measured by every command."""
+"""A plugin strategy, in one file of another package, is listed, trained, predicted and measured."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 NAME = "one-by-one"
 
-#: All of it. The registry finds it by the entry point.
+#: The whole strategy; the registry finds it by the entry point.
 FILE = '''
 """`one-by-one`: each gradient is all-reduced by itself, after backward."""
 
@@ -33,7 +33,7 @@ from gpudiag.training.strategies.pytorch_strategy import PytorchStrategy
 
 
 class OneByOne(PytorchStrategy):
-    """The least that an exchange can be: no buckets, nothing hidden."""
+    """The simplest communication: no buckets and no overlap."""
 
     name = "one-by-one"
     summary = "Each gradient is all-reduced by itself, after backward."
@@ -75,7 +75,7 @@ class OneByOne(PytorchStrategy):
 
 @pytest.fixture(scope="module")
 def package(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """PYTHONPATH with a package of somebody else's."""
+    """Return a PYTHONPATH with another package."""
     directory = tmp_path_factory.mktemp("package")
     (directory / "their_strategy.py").write_text(FILE)
     info = directory / "their_strategy-1.0.dist-info"
@@ -96,20 +96,20 @@ def _json(package: str, *words: str) -> dict[str, Any]:
     "words", [("profile", "--strategy", "nicl"), ("scale", "--strategies", "nicl"), ("recommend", "--only", "nicl")]
 )
 @pytest.mark.processes
-def test_every_command_lists_it_behind_its_own(package: str, words: tuple[str, ...]) -> None:
+def test_commands_list_plugin_strategy_last(package: str, words: tuple[str, ...]) -> None:
     result = run_cli(*words, PYTHONPATH=package)
     assert result.returncode == 2, result.stderr
     assert f"independent, {NAME}." in result.stderr
 
 
 @pytest.mark.processes
-def test_help_lists_it(package: str) -> None:
+def test_help_lists_plugin_strategy(package: str) -> None:
     result = run_cli("profile", "--help", PYTHONPATH=package, COLUMNS="300")
     assert f"independent|{NAME}" in result.stdout
 
 
 @pytest.mark.xdist_group("processes")
-def test_it_is_trained(package: str, tmp_path: Path) -> None:
+def test_plugin_strategy_is_trained(package: str, tmp_path: Path) -> None:
     words = ("profile", "trivial", "--strategy", NAME, "--devices", "2", "--steps", "3", "--warmup", "1")
     assert _json(package, *words, "--output", str(tmp_path / "run"))["schema"] == "gpudiag/analysis/1"
     run = json.loads((tmp_path / "run" / "run.json").read_bytes())
@@ -120,7 +120,7 @@ def test_it_is_trained(package: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.processes
-def test_it_is_predicted(package: str, tmp_path: Path) -> None:
+def test_plugin_strategy_is_predicted(package: str, tmp_path: Path) -> None:
     sizes = tmp_path / "sizes.json"
     sizes.write_text("[4000000, 8000000]")
     given = ("--facts", str(MACHINES / "h200x4.json"), "--gradients", str(sizes), "--compute-ms", "20")
@@ -129,13 +129,13 @@ def test_it_is_predicted(package: str, tmp_path: Path) -> None:
     assert found["flags"] == ["--strategy", NAME]
     assert found["code"].endswith("all_reduce(parameter.grad)")
     ranked = {one["strategy"]: one for one in found["ranking"]}
-    # Two gradients of 4 and 8 MB at 1 ms and 1 ms per MB, beside nothing.
+    # Two gradients of 4 and 8 MB at 1 ms and 1 ms per MB, without overlap.
     assert ranked[NAME]["predicted_step_ms"] == pytest.approx(20 + 2 + 12)
 
 
 @pytest.mark.measured
 @pytest.mark.xdist_group("processes")
-def test_it_is_measured_beside_others(package: str, tmp_path: Path) -> None:
+def test_plugin_strategy_is_measured(package: str, tmp_path: Path) -> None:
     words = ("recommend", "trivial", "--only", f"gloo,{NAME}", "--devices", "2", "--budget", "50")
     found = _json(package, *words, "--output", str(tmp_path / "run"))
     measured = {one["strategy"]: one["measured_step_ms"] for one in found["ranking"]}
@@ -147,24 +147,24 @@ def test_it_is_measured_beside_others(package: str, tmp_path: Path) -> None:
 
 @pytest.mark.measured
 @pytest.mark.xdist_group("processes")
-def test_it_scales(package: str, tmp_path: Path) -> None:
+def test_plugin_strategy_is_scaled(package: str, tmp_path: Path) -> None:
     words = ("scale", "trivial", "--strategies", NAME, "--devices", "2", "--quick", "--seconds", "0.5")
     points = _json(package, *words, "--output", str(tmp_path / "scaling"))["points"]
-    # On one device it has nobody to exchange with.
+    # On one device it does not communicate, so `independent` is measured.
     assert {(point["strategy"], point["devices"]) for point in points} == {(NAME, 2), ("independent", 1)}
     assert all(point["status"] == "measured" for point in points)
 
 
 @pytest.mark.measured
 @pytest.mark.xdist_group("processes")
-def test_its_transport_is_measured_on_the_buckets_of_a_model(package: str) -> None:
+def test_plugin_transport_is_measured_with_bucket_sizes(package: str) -> None:
     facts = _json(package, "bandwidth", "--quick", "--like", "resnet20-cifar")
     like = {one["strategy"] for one in facts["collectives"] if one["ranks"] == 2}
     assert {"gloo", "cpu-reduce", NAME} <= like
 
 
 @pytest.mark.processes
-def test_no_framework_is_imported_before_something_trains(package: str) -> None:
+def test_registry_imports_no_framework(package: str) -> None:
     program = f"""
 import sys
 from gpudiag.training.strategies.registry import strategies
@@ -175,7 +175,7 @@ assert not {{"torch", "tensorflow"}} & sys.modules.keys()
 
 
 class AnotherNccl(TensorflowStrategy):
-    """Has a name that is taken."""
+    """A strategy whose name is taken."""
 
     name = "nccl"
 
@@ -187,7 +187,7 @@ class AnotherNccl(TensorflowStrategy):
         (f"{__name__}:AnotherNccl", "two strategies 'nccl'"),
     ],
 )
-def test_a_package_that_does_not_fit_is_named(monkeypatch: pytest.MonkeyPatch, value: str, said: str) -> None:
+def test_faulty_plugin_package_is_named(monkeypatch: pytest.MonkeyPatch, value: str, said: str) -> None:
     monkeypatch.setattr("importlib.metadata.entry_points", lambda group: [EntryPoint("theirs", value, group)])
     registry.strategies.cache_clear()
     try:

@@ -1,4 +1,4 @@
-"""Strategies by name."""
+"""The registry of strategies, and the jobs that strategies refuse."""
 
 from __future__ import annotations
 
@@ -15,28 +15,28 @@ from gpudiag.training.strategies.pytorch_strategy import PytorchStrategy
 from gpudiag.training.strategies.registry import check_communication, load_strategy, strategies, strategy_entry
 
 
-def test_names() -> None:
+def test_registry_lists_strategies_in_order() -> None:
     designed = "nccl gloo cpu-reduce ps-cpu ps-gpu data-parallel copies fsdp independent"
     assert tuple(strategies()) == tuple(designed.split())
     assert [name for name, entry in strategies().items() if entry.needs_gpu] == ["nccl", "data-parallel"]
-    assert [name for name, entry in strategies().items() if not entry.communications] == ["independent"]
+    assert [name for name, entry in strategies().items() if not entry.communicates] == ["independent"]
 
 
 @pytest.mark.parametrize("name", strategies())
-def test_each_is_a_strategy_with_a_docstring(name: str) -> None:
+def test_each_strategy_is_documented_in_its_module(name: str) -> None:
     strategy = load_strategy(name, torch.device("cpu"))
     assert isinstance(strategy, PytorchStrategy)
-    assert importlib.import_module(strategies()[name].__module__).__doc__.startswith(f"`{name}`")  # type: ignore[union-attr]  # it has one
+    assert importlib.import_module(strategies()[name].__module__).__doc__.count(f"`{name}`")  # type: ignore[union-attr]  # it has one
     assert strategies()[name].summary.endswith(".")
 
 
-def test_an_unknown_name_lists_those_that_there_are() -> None:
+def test_unknown_strategy_lists_known_ones() -> None:
     with pytest.raises(UsageError, match="no strategy 'nicl'") as caught:
         strategy_entry("nicl")
     assert all(name in caught.value.hint for name in strategies())
 
 
-def test_each_device_has_a_process() -> None:
+def test_gloo_has_a_process_per_device() -> None:
     assert strategy_entry("gloo").processes(4) == 4
 
 
@@ -46,7 +46,7 @@ def check(name: str, *, devices: int = 4, nodes: int = 1, precision: str | None 
     )
 
 
-def test_every_option_is_taken_by_some_strategy() -> None:
+def test_every_option_applies_to_some_strategy() -> None:
     everything = CommunicationOptions(bucket_mb=1.0, compress="bf16", accumulate=2, nccl_algo="ring", ps_device=0)
     assert set(everything.given()) == {name for entry in strategies().values() for name in entry.takes}
     assert CommunicationOptions().given() == {}
@@ -70,7 +70,7 @@ def test_options_that_do_not_apply_are_refused(name: str) -> None:
             assert any(other in caught.value.hint for other in strategies())
 
 
-def test_what_a_strategy_cannot_do_is_said_beforehand() -> None:
+def test_impossible_jobs_are_refused() -> None:
     with pytest.raises(UsageError, match="devices 0 to 3"):
         check("ps-gpu", ps_device=4)
     for name in ("cpu-reduce", "ps-cpu", "data-parallel"):
@@ -99,12 +99,12 @@ def test_one_process_drives_all_devices(name: str) -> None:
         (nn.Linear(3, 2).requires_grad_(False), "no parameter to train"),
     ],
 )
-def test_models_whose_gradients_cannot_travel_are_refused(model: nn.Module, said: str) -> None:
+def test_models_with_unsupported_gradients_are_refused(model: nn.Module, said: str) -> None:
     with pytest.raises(UsageError, match=said):
         load_strategy("nccl", torch.device("cpu")).check_model(model)
 
 
-def test_a_parameter_without_a_gradient_is_named_after_the_first_step() -> None:
+def test_parameter_without_gradient_is_named_after_first_step() -> None:
     model = nn.ModuleDict({"used": nn.Linear(3, 2), "forgotten": nn.Linear(3, 2)})
     model["used"](torch.ones(1, 3)).sum().backward()
     strategy = load_strategy("gloo", torch.device("cpu"))

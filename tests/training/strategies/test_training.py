@@ -1,4 +1,4 @@
-"""Every strategy trains the same: the loss of each step, and the parameters at the end. Two real processes, gloo."""
+"""Every strategy trains alike: losses of all steps and final parameters are equal, in two real processes."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ ACCUMULATING = ["gloo", "cpu-reduce", "ps-cpu", "ps-gpu", "fsdp"]
 
 @pytest.fixture(scope="module")
 def trained() -> list[dict[str, Any]]:
-    """All in one pair of processes, since starting them takes longer than training."""
+    """Train with all strategies in one pair of processes, because starting them takes longer than training."""
     strategies = [(name, options) for name, options, _ in CASES]
     strategies += [(name, {"accumulate": 2}) for name in ACCUMULATING] + [("independent", {})]
     with Job(PROGRAM, 2, {"device": "cpu", "strategies": strategies}) as job:
@@ -49,7 +49,7 @@ def trained() -> list[dict[str, Any]]:
 
 @pytest.mark.xdist_group("processes")
 @pytest.mark.parametrize("number", range(len(CASES)), ids=[f"{name}-{options}" for name, options, _ in CASES])
-def test_same_curve_as_all_reduce(trained: list[dict[str, Any]], number: int) -> None:
+def test_losses_equal_plain_all_reduce(trained: list[dict[str, Any]], number: int) -> None:
     _, _, tolerance = CASES[number]
     assert trained[number]["losses"] == pytest.approx(trained[0]["losses"], abs=tolerance)
     assert trained[number]["sums"] == pytest.approx(trained[0]["sums"], rel=tolerance)
@@ -57,7 +57,7 @@ def test_same_curve_as_all_reduce(trained: list[dict[str, Any]], number: int) ->
 
 @pytest.mark.xdist_group("processes")
 @pytest.mark.parametrize("number", range(len(ACCUMULATING)), ids=ACCUMULATING)
-def test_same_curve_with_accumulated_gradients(trained: list[dict[str, Any]], number: int) -> None:
+def test_losses_equal_with_accumulated_gradients(trained: list[dict[str, Any]], number: int) -> None:
     first = len(CASES)
     assert trained[first + number]["losses"] == pytest.approx(trained[first]["losses"], abs=EXACT)
     # Half as many updates of twice the samples: another curve than without.
@@ -65,8 +65,8 @@ def test_same_curve_with_accumulated_gradients(trained: list[dict[str, Any]], nu
 
 
 @pytest.mark.xdist_group("processes")
-def test_all_count_the_same_work_of_a_step(trained: list[dict[str, Any]]) -> None:
-    """8 samples through a convolution of 3 to 8 channels and three layers; inputs have no gradients; in each batch."""
+def test_all_strategies_count_the_same_flops(trained: list[dict[str, Any]]) -> None:
+    """Expect the FLOPs of 8 samples through a convolution of 3 to 8 channels and three layers, per batch."""
     layers = [(8 * 36, 600), (600, 600), (600, 5)]
     forward = 2 * 8 * (36 * 9 * 3 * 8 + sum(a * b for a, b in layers))
     whole = 3 * forward - 2 * 8 * 36 * 9 * 3 * 8
@@ -78,8 +78,8 @@ def test_all_count_the_same_work_of_a_step(trained: list[dict[str, Any]]) -> Non
 
 
 @pytest.mark.xdist_group("processes")
-def test_copies_between_replicas_of_one_process_train_the_same(trained: list[dict[str, Any]]) -> None:
-    """On the samples of both ranks at once: each replica takes those of one."""
+def test_copies_strategy_trains_like_all_reduce(trained: list[dict[str, Any]]) -> None:
+    """Train on the samples of both ranks: each replica takes those of one rank."""
     strategy = load_strategy("copies", torch.device("cpu"), devices=2)
     bare = make_model()
     model = strategy.wrap(bare)
@@ -106,13 +106,13 @@ def test_copies_between_replicas_of_one_process_train_the_same(trained: list[dic
 
 
 @pytest.mark.xdist_group("processes")
-def test_it_learns_and_independent_learns_something_else(trained: list[dict[str, Any]]) -> None:
+def test_loss_decreases_and_independent_differs(trained: list[dict[str, Any]]) -> None:
     assert trained[0]["losses"][-1] < trained[0]["losses"][0]
     assert trained[-1]["sums"] != pytest.approx(trained[0]["sums"], rel=1e-4)
 
 
 @pytest.mark.xdist_group("processes")
-def test_bytes_of_all_gradients_are_told(trained: list[dict[str, Any]]) -> None:
+def test_communicated_bytes_equal_gradient_bytes(trained: list[dict[str, Any]]) -> None:
     whole = {
         sum(found["exchanged_bytes"]) for (name, _, _), found in zip(CASES, trained, strict=False) if name != "gloo"
     }

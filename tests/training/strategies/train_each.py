@@ -1,4 +1,4 @@
-"""A rank that trains one small model with one strategy after the other, and tells the loss of every step of each.
+"""A rank that trains a small model with one strategy after the other, and prints the loss of every step.
 
     python train_each.py RANK WORLD MEETING '[["cpu-reduce", {"compress": "bf16"}], ...]'
 
@@ -30,7 +30,7 @@ BATCHES = 4
 
 
 def make_model() -> nn.Module:
-    """Convolutions whose weights may lie channels-last, a buffer that changes, and layers that fill several buckets."""
+    """Build convolutions for channels-last, a buffer that changes, and layers that fill several buckets."""
     torch.manual_seed(3)
     return nn.Sequential(
         nn.Conv2d(3, 8, 3),
@@ -46,7 +46,7 @@ def make_model() -> nn.Module:
 
 
 def make_data(rank: int) -> list[tuple[torch.Tensor, torch.Tensor]]:
-    """A rank's own batches."""
+    """Make the batches of a rank."""
     generator = torch.Generator().manual_seed(rank)
     return [
         (torch.randn(8, 3, 8, 8, generator=generator), torch.randint(0, 5, (8,), generator=generator))

@@ -39,7 +39,7 @@ from gpudiag.analysis.diagnosis.calibration import (
 )
 from gpudiag.analysis.diagnosis.simulation.graph import Graph, Index, Times
 from gpudiag.intervals import Intervals, distinct, lengths_inside, union
-from gpudiag.model.timeline import UNKNOWN, Collectives, OpClass, Timeline
+from gpudiag.model.timeline import UNKNOWN, OpClass, Timeline, TrackCollectives
 
 #: How many kernels before and after identify a kernel of a layer: first more, then fewer.
 _NEIGHBOURS = (2, 1)
@@ -164,7 +164,7 @@ def _kernels(graph: Graph, timeline: Timeline) -> _Kernels:
     )
 
 
-def _spinning_ns(table: Collectives, chosen: NDArray[np.bool_], start: Index, end: Index) -> NDArray[np.int64]:
+def _spinning_ns(table: TrackCollectives, chosen: NDArray[np.bool_], start: Index, end: Index) -> NDArray[np.int64]:
     """Return for how long the chosen collectives spun for a peer inside each [start, end)."""
     return lengths_inside(union(Intervals(table.start[chosen], table.last_arrival[chosen])), start, end)
 

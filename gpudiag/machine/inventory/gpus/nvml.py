@@ -2,7 +2,7 @@
 
 NVML's answers depend on GPU, driver and permissions: a consumer card has no ECC, an old driver lacks newer functions, a
 container may not see processes. So `NvmlSession.ask` returns the answer, or None and files the reason under the field's
-name. Outside of the inventory, training processes read the driver's version (`training.session.position`), and the probe
+name. Training processes read the driver's version themselves (`training.session.position`), and the probe
 that waits for clocks calls NVML (`probes/_clocks.py`).
 """
 

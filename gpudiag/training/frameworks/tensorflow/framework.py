@@ -56,13 +56,12 @@ class TensorFlow(Framework):
     fault_kinds: ClassVar[frozenset[str]] = frozenset(("none", "late-loader", "extra-compute", "syncs"))
 
     def check(self, options: RunOptions) -> None:
-        """Refuse workloads, inputs and communication that only PyTorch's jobs have, and several nodes."""
-        from gpudiag.training.models.registry import is_own
-        from gpudiag.training.models.tensorflow.registry import check_workload
+        """Workloads, ways of feeding and of exchanging that only PyTorch's jobs have, and several nodes."""
+        from gpudiag.training.models.registry import check_keras_workload, is_own
         from gpudiag.training.strategies.registry import tensorflow_strategy
 
         if not is_own(options.workload):
-            check_workload(options.workload)
+            check_keras_workload(options.workload)
         if options.data == "zmq":
             raise UsageError("--data zmq feeds PyTorch's processes only", "Use --data loader, a tf.data pipeline.")
         if options.data == "device" and options.strategy and tensorflow_strategy(options.strategy).feeds_itself:

@@ -1,11 +1,12 @@
-"""The training process's end of the ZeroMQ pipe: starts the servers, takes their batches in turn, ends them."""
+"""Start processes that make batches, and receive the batches over ZeroMQ."""
 
 from __future__ import annotations
 
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
 
@@ -14,25 +15,54 @@ import torch
 from torch import Tensor
 
 from gpudiag.errors import FrameworkMissingError, UsageError, WorkerFailedError
-from gpudiag.training.jobs.data.batch_server import WAITING, Header, Order
+from gpudiag.model.job import DataSource
+from gpudiag.training.jobs.data.batch_server import WAITING, ArrayHeader, BatchHeader, ServerOptions
+from gpudiag.training.jobs.data.batches import Batch, batches
+from gpudiag.training.models.pytorch.workload import Workload
 
-#: How often to look whether the servers still live while none of them sends anything.
-_LOOK_MS = 500
+#: Interval at which servers are checked while none sends a batch.
+_CHECK_MS = 500
 
-#: What the path of a local socket may have (sun_path of unix(7) less what ZeroMQ and the final zero need).
+#: Longest path of a local socket (sun_path of unix(7) less what ZeroMQ and the final zero need).
 _LONGEST_PATH = 100
 
 
-class ServedBatches:
-    """Endless batches from server processes of this process's own, over a local socket that only its user can open.
+@contextmanager
+def open_batches(
+    name: str,
+    workload: Workload,
+    source: DataSource,
+    *,
+    batch_size: int,
+    workers: int,
+    device: torch.device,
+    seed: int,
+) -> Iterator[Iterable[Batch]]:
+    """Return endless batches from any source, also `zmq`: its `workers` servers (at least one) end with the context.
 
-    Args:
-        name: the workload, by its name in the registry.
-        on_gpu: sized for a GPU or for a CPU process.
-        batch_size: samples per batch.
-        servers: how many server processes.
-        pinned: put batches into pinned memory.
-        seed: for the samples.
+    `name` is the workload's name in the registry, by which servers load it.
+
+    Raises:
+        FrameworkMissingError: `zmq` without pyzmq.
+    """
+    if source != "zmq":
+        yield batches(workload, source, batch_size=batch_size, workers=workers, device=device, seed=seed)
+        return
+    with ServedBatches(
+        name,
+        on_gpu=workload.on_gpu,
+        batch_size=batch_size,
+        servers=max(1, workers),
+        pinned=device.type == "cuda",
+        seed=seed,
+    ) as served:
+        yield served
+
+
+class ServedBatches:
+    """Endless batches from `servers` child processes, over a local socket that only this user can open.
+
+    `name` is the workload's name in the registry.
 
     Raises:
         FrameworkMissingError: this interpreter has no pyzmq.
@@ -49,14 +79,14 @@ class ServedBatches:
             ) from error
         self._zmq = zmq
         self._pinned = pinned
-        self._orders = [
-            Order(endpoint="", workload=name, on_gpu=on_gpu, batch_size=batch_size, seed=seed * 1009 + index)
+        self._options = [
+            ServerOptions(endpoint="", workload=name, on_gpu=on_gpu, batch_size=batch_size, seed=seed * 1009 + index)
             for index in range(servers)
         ]
         self._processes: list[subprocess.Popen[bytes]] = []
 
     def __enter__(self) -> ServedBatches:
-        self._directory = tempfile.TemporaryDirectory(prefix="gpudiag-")  # which only the user can enter
+        self._directory = tempfile.TemporaryDirectory(prefix="gpudiag-")  # only the user can enter it
         path = Path(self._directory.name) / "batches"
         if len(str(path)) > _LONGEST_PATH:
             self._directory.cleanup()
@@ -66,10 +96,10 @@ class ServedBatches:
         self._socket.set_hwm(WAITING)
         self._socket.bind(f"ipc://{path}")
         try:
-            for order in self._orders:
-                told = msgspec.json.encode(msgspec.structs.replace(order, endpoint=f"ipc://{path}")).decode()
+            for options in self._options:
+                text = msgspec.json.encode(msgspec.structs.replace(options, endpoint=f"ipc://{path}")).decode()
                 self._processes.append(
-                    subprocess.Popen([sys.executable, "-P", "-m", "gpudiag.training.jobs.data.batch_server", told])
+                    subprocess.Popen([sys.executable, "-P", "-m", "gpudiag.training.jobs.data.batch_server", text])
                 )
         except BaseException:
             self.close()
@@ -84,7 +114,7 @@ class ServedBatches:
     def close(self) -> None:
         """End the servers and remove the socket."""
         for process in self._processes:
-            process.kill()  # they have nothing to put in order
+            process.kill()  # they have no state to save
         for process in self._processes:
             process.wait()
         self._processes.clear()
@@ -93,23 +123,21 @@ class ServedBatches:
 
     def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
         while True:
-            while not self._socket.poll(_LOOK_MS):
+            while not self._socket.poll(_CHECK_MS):
                 self._check_servers()
             header, *payloads = self._socket.recv_multipart(copy=False)
-            described = msgspec.json.decode(header.buffer, type=Header)
+            arrays = msgspec.json.decode(header.buffer, type=BatchHeader).arrays
             inputs, targets = (
-                self._received(piece.dtype, piece.shape, payload.buffer)
-                for piece, payload in zip(described.pieces, payloads, strict=True)
+                self._received(array, payload.buffer) for array, payload in zip(arrays, payloads, strict=True)
             )
             yield inputs, targets
 
-    def _received(self, dtype: str, shape: tuple[int, ...], payload: memoryview) -> Tensor:
-        """A copy of the payload in memory of PyTorch's, pinned where it is to be copied to a GPU."""
+    def _received(self, array: ArrayHeader, payload: memoryview) -> Tensor:
+        """Copy a payload into PyTorch's memory, pinned if it is to be copied to a GPU."""
         import numpy as np
 
-        sent = np.frombuffer(payload, dtype=dtype).reshape(shape)
-        kind = getattr(torch, str(sent.dtype))
-        tensor = torch.empty(shape, dtype=kind, pin_memory=self._pinned)
+        sent = np.frombuffer(payload, dtype=array.dtype).reshape(array.shape)
+        tensor = torch.empty(array.shape, dtype=getattr(torch, str(sent.dtype)), pin_memory=self._pinned)
         np.copyto(tensor.numpy(), sent)
         return tensor
 

@@ -1,22 +1,25 @@
-"""Where a workload's batches come from: the device, host memory, a DataLoader, or other processes over ZeroMQ."""
+"""Batches of a workload from the device, host memory or a DataLoader, and iterators over batches."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
-from itertools import cycle, repeat
+from itertools import cycle, islice, repeat
+from typing import Any, Generic, TypeVar
 
 import torch
 from torch import Tensor
+from torch.utils.data import DataLoader, Dataset
 
 from gpudiag.model.job import DataSource
-from gpudiag.training.jobs.data.pool import loader
 from gpudiag.training.models.pytorch.workload import Workload
 
 Batch = tuple[Tensor, Tensor]
+T = TypeVar("T")
 
 #: Distinct batches in host memory.
 _HOST_BATCHES = 4
+#: Length of a pool, so that no epoch ends within a measurement.
+_ENDLESS = 1 << 40
 
 
 def batches(
@@ -28,14 +31,13 @@ def batches(
     device: torch.device,
     seed: int,
 ) -> Iterable[Batch]:
-    """Endless batches of `batch_size`.
+    """Return endless batches of `batch_size`.
 
-    `device`: one batch, on the device all along. `host`: a few batches in host memory (pinned where the device is a
-    GPU), to be copied each step. `loader`: a DataLoader with `workers` processes that puts each batch together from
-    single samples, pinned likewise.
+    `device`: one batch that stays on the device. `host`: a few batches in host memory (pinned for a GPU), to be copied
+    each step. `loader`: a DataLoader with `workers` processes that collates single samples, pinned likewise.
 
     Raises:
-        ValueError: `zmq`, whose servers have to be ended; see `open_batches`.
+        ValueError: `zmq`, whose servers must be ended; see `batch_client.open_batches`.
     """
     on_gpu = device.type == "cuda"
     generator = torch.Generator().manual_seed(seed)
@@ -43,51 +45,91 @@ def batches(
         inputs, targets = workload.samples(batch_size, generator)
         return repeat((inputs.to(device), targets.to(device)))
     if source == "host":
-        made = [workload.samples(batch_size, generator) for _ in range(_HOST_BATCHES)]
+        host_batches = [workload.samples(batch_size, generator) for _ in range(_HOST_BATCHES)]
         if on_gpu:
-            made = [(inputs.pin_memory(), targets.pin_memory()) for inputs, targets in made]
-        return cycle(made)
+            host_batches = [(inputs.pin_memory(), targets.pin_memory()) for inputs, targets in host_batches]
+        return cycle(host_batches)
     if source == "loader":
         return loader(workload, batch_size=batch_size, workers=workers, pinned=on_gpu, seed=seed)
     raise ValueError(f"batches of '{source}' have to be opened")
 
 
-@contextmanager
-def open_batches(
-    name: str,
-    workload: Workload,
-    source: DataSource,
-    *,
-    batch_size: int,
-    workers: int,
-    device: torch.device,
-    seed: int,
-) -> Iterator[Iterable[Batch]]:
-    """The same from any source, also `zmq`: `workers` server processes, at least one, that are ended with the block.
+class Pool(Dataset["Batch"]):
+    """Samples in memory that are returned one by one, each as a copy, like a decoder's."""
 
-    Args:
-        name: the workload's name in the registry, by which servers find it.
-        workload: whose samples the batches are made of.
-        source: where they come from.
-        batch_size: samples per batch.
-        workers: processes that put batches together.
-        device: what is trained on; batches are pinned where it is a GPU.
-        seed: for the samples.
+    def __init__(self, inputs: Tensor, targets: Tensor) -> None:
+        self._inputs = inputs
+        self._targets = targets
 
-    Raises:
-        FrameworkMissingError: `zmq` without pyzmq.
-    """
-    if source != "zmq":
-        yield batches(workload, source, batch_size=batch_size, workers=workers, device=device, seed=seed)
-        return
-    from gpudiag.training.jobs.data.batch_client import ServedBatches
+    def __len__(self) -> int:
+        return _ENDLESS
 
-    with ServedBatches(
-        name,
-        on_gpu=workload.on_gpu,
+    def __getitem__(self, index: int) -> Batch:
+        index %= len(self._inputs)
+        return self._inputs[index].clone(), self._targets[index]
+
+
+def loader(workload: Workload, *, batch_size: int, workers: int, pinned: bool, seed: int) -> DataLoader[Batch]:
+    """Make a DataLoader over the workload's pool; batches that cross the pool's end continue at its beginning."""
+    pool = Pool(*workload.samples(workload.pool, torch.Generator().manual_seed(seed)))
+    return DataLoader(
+        pool,
         batch_size=batch_size,
-        servers=max(1, workers),
-        pinned=device.type == "cuda",
-        seed=seed,
-    ) as served:
-        yield served
+        num_workers=workers,
+        pin_memory=pinned,
+        persistent_workers=workers > 0,
+        drop_last=True,
+    )
+
+
+class MicroBatches(Generic[T]):
+    """Lists of `count` batches, one list per step; an incomplete last list is dropped."""
+
+    def __init__(self, batches: Iterable[T], count: int) -> None:
+        self._batches = batches
+        self._count = count
+
+    def __len__(self) -> int:
+        """Return the number of steps. Raises TypeError if the number of batches is unknown."""
+        sized: Any = self._batches
+        return len(sized) // self._count
+
+    def __iter__(self) -> Iterator[list[T]]:
+        iterator = iter(self._batches)
+        while len(step := list(islice(iterator, self._count))) == self._count:
+            yield step
+
+
+class DevicePrefetch:
+    """Batches on the GPU, each copied on a side stream, one batch ahead; on a CPU they are passed through.
+
+    Copies overlap with the current step's kernels if their source is pinned. The last batch may be smaller.
+    """
+
+    def __init__(self, batches: Iterable[Batch], device: torch.device) -> None:
+        self._batches = batches
+        self._device = device
+
+    def __iter__(self) -> Iterator[Batch]:
+        if self._device.type != "cuda":
+            yield from self._batches
+            return
+        side = torch.cuda.Stream(self._device)  # type: ignore[no-untyped-call]  # torch's own
+        source = iter(self._batches)
+        ahead = self._copied(source, side)
+        while ahead is not None:
+            current = torch.cuda.current_stream(self._device)
+            current.wait_stream(side)
+            for tensor in ahead:
+                # The memory was allocated on the side stream; it may only be reused after this step.
+                tensor.record_stream(current)
+            batch, ahead = ahead, self._copied(source, side)
+            yield batch
+
+    def _copied(self, source: Iterator[Batch], side: torch.cuda.Stream) -> Batch | None:
+        batch = next(source, None)
+        if batch is None:
+            return None
+        with torch.cuda.stream(side):
+            inputs, targets = (tensor.to(self._device, non_blocking=True) for tensor in batch)
+        return inputs, targets

@@ -1,8 +1,8 @@
-"""The fault job, whatever trains: `gpudiag selftest` has each training process run it, as a user's function.
+"""The fault job of `gpudiag selftest`, for any framework.
 
-First the ablation of every fault: blocks of steps without it and with it, by turns in the order off on on off, so that
-a drift of the machine hits both alike. Each fault is then recorded, in a run directory of its own: where the profiler
-leaves its library loaded only when all have been timed, else at once, while the machine is as it was.
+First the ablation of each fault: alternating blocks of steps without and with it, in the order off on on off, so that
+drift of the machine affects both alike. Then each fault is recorded in its own run directory: after all ablations if
+the profiler's library stays loaded, otherwise directly after its ablation.
 """
 
 from __future__ import annotations
@@ -40,53 +40,53 @@ from gpudiag.training.session.progress import SOCKET_VARIABLE, ProgressSender
 from gpudiag.training.session.runtime import Runtime, Window
 from gpudiag.training.session.step_counts import PROFILER_WARMUP_STEPS, TRACE_KINDS, TraceKind
 
-#: Steps after a switch that are not timed: the host runs ahead again, and late ranks show.
+#: Untimed steps after a switch, in which the host runs ahead again and stragglers show.
 _RUN_IN_STEPS = 3
-#: Fewer of a block's steps are timed with all work launched ahead, as each is waited for: a third, and these at least.
+#: Least steps of a block that are timed with all work launched ahead; a third of the usual, because each is waited for.
 _LEAST_AHEAD = 4
-#: How long the device is held, in steps, so that the host has launched the next one meanwhile.
+#: How long the device is held, in steps, while the host launches the next step.
 _HELD_STEPS = 2.0
 
 
 def run_faults(make_trainer: Callable[[SelftestPlan], TrainerT], kinds: Mapping[str, type[Fault[TrainerT]]]) -> None:
-    """This process's share of one launch; the plan is in the launch's run directory.
+    """Run this process's share of one launch; the plan is in the launch's run directory.
 
     Args:
         make_trainer: makes the training loop of the plan.
-        kinds: the faults that can be put into it.
+        kinds: the classes of faults by kind.
     """
     started = launched()
     if started is None:
         raise UsageError("the fault job is started by gpudiag only", "Run `gpudiag selftest`.")
     run_dir = started.run_dir
     plan = read_json(run_dir / PLAN_FILE, SelftestPlan, PLAN_SCHEMA)
-    set_launched(None)  # sessions in here have run directories of their own
+    set_launched(None)  # sessions of faults have their own run directories
     trainer = make_trainer(plan)
-    job = _Job(plan, trainer, kinds, load_runtime(started.job.framework), run_dir)
-    job.progress.tell("warmup")
+    trials = FaultTrials(plan, trainer, kinds, load_runtime(started.job.framework), run_dir)
+    trials.progress.tell("warmup")
     trainer.warm_up(plan.warm_up_s)
-    job.save(run_dir)
+    trials.save(run_dir)
     for background in plan.background:
-        job.progress.tell("timed", 0, len(plan.faults))
-        job.attempt(background, job.ablate)
-        job.forget(background)
+        trials.progress.tell("timed", 0, len(plan.faults))
+        trials.attempt(background, trials.ablate)
+        trials.discard(background)
     all_first = trainer.time_all_first and plan.device == "cuda"
-    for together in [plan.faults] if all_first else [(fault,) for fault in plan.faults]:
-        for fault in together:
-            job.progress.tell("timed", plan.faults.index(fault) + 1, len(plan.faults))
-            job.attempt(fault, job.ablate)
-        # A session times its steps too, so it comes before the profiler's library is loaded: launches take longer then.
-        for fault in sorted(together, key=lambda fault: not fault.marked):
-            job.progress.tell("profiled", plan.faults.index(fault) + 1, len(plan.faults))
-            job.attempt(fault, job.profile)
-            job.progress.tell("saving")
-    job.save(run_dir)
-    job.progress.tell("done")
+    for faults in [plan.faults] if all_first else [(fault,) for fault in plan.faults]:
+        for fault in faults:
+            trials.progress.tell("timed", plan.faults.index(fault) + 1, len(plan.faults))
+            trials.attempt(fault, trials.ablate)
+        # Sessions time steps too, so they come first: once the profiler's library is loaded, launches take longer.
+        for fault in sorted(faults, key=lambda fault: not fault.marked):
+            trials.progress.tell("profiled", plan.faults.index(fault) + 1, len(plan.faults))
+            trials.attempt(fault, trials.profile)
+            trials.progress.tell("saving")
+    trials.save(run_dir)
+    trials.progress.tell("done")
     trainer.close()
 
 
-class _Job(Generic[TrainerT]):
-    """The measurements of one process."""
+class FaultTrials(Generic[TrainerT]):
+    """The trials of all faults in one process."""
 
     def __init__(
         self,
@@ -106,32 +106,31 @@ class _Job(Generic[TrainerT]):
         self._device_name = runtime.device_name(trainer.device)
         trace = runtime.trace_name(self.place.rank)
         self._trace_names: dict[TraceKind, str] = {"full": trace, "light": record.kernel_only_trace_name(trace)}
-        #: Of each fault the steps that were timed with it.
+        #: Unprofiled steps with each fault.
         self._faulty: dict[str, UnprofiledSeries] = {}
         self._faults: dict[str, Fault[TrainerT]] = {}
         self._failed: set[str] = set()
 
-    def attempt(self, plan: FaultPlan, do: Callable[[FaultPlan], None]) -> None:
-        """Do it, unless this fault has failed on any rank: then it is left out, and the others go on."""
+    def attempt(self, plan: FaultPlan, trial: Callable[[FaultPlan], None]) -> None:
+        """Run a trial, unless this fault has failed on any rank; if it fails, skip the fault from now on."""
         if plan.name in self._failed:
             return
-        why = None
+        problem = None
         try:
-            do(plan)
-        except Exception as error:  # noqa: BLE001  # one fault of many, which may need what this machine lacks
+            trial(plan)
+        except Exception as error:  # noqa: BLE001  # one fault of many may need what this machine lacks
             traceback.print_exc()
-            why = f"{type(error).__name__}: {error}"
-        reasons = [reason for reason in self.trainer.gather(why) if reason is not None]
+            problem = f"{type(error).__name__}: {error}"
+        reasons = [reason for reason in self.trainer.gather(problem) if reason is not None]
         if reasons:
             self._failed.add(plan.name)
-            self.forget(plan)
+            self.discard(plan)
             if self.place.rank == 0:
-                directory = self.run_dir / plan.name
-                directory.mkdir(parents=True, exist_ok=True)
-                write_json(directory / FAILURE_FILE, FaultFailure(fault=plan.name, why=f"failed: {reasons[0]}"))
+                failure = FaultFailure(fault=plan.name, why=f"failed: {reasons[0]}")
+                write_json(self._directory(plan) / FAILURE_FILE, failure)
 
     def ablate(self, plan: FaultPlan) -> None:
-        """Time blocks with and without the fault; rank 0 writes all ranks' times down."""
+        """Time blocks with and without the fault; rank 0 writes all ranks' times."""
         fault = self._faults[plan.name] = make_fault(self._kinds, plan, self.trainer)
         steps = max(self.plan.least_steps, round(self.plan.block_ms / self.trainer.clean_ms))
         turns = itertools.islice(itertools.cycle((False, True, True, False)), 2 * self.plan.pairs)
@@ -150,8 +149,6 @@ class _Job(Generic[TrainerT]):
         finally:
             fault.rest()
         if self.place.rank == 0:
-            directory = self.run_dir / plan.name
-            directory.mkdir(parents=True, exist_ok=True)
             ablation = Ablation(
                 fault=plan,
                 workload=self.plan.workload,
@@ -162,31 +159,38 @@ class _Job(Generic[TrainerT]):
                 blocks=tuple(blocks),
                 held=tuple(held),
             )
-            write_json(directory / ABLATION_FILE, ablation)
+            write_json(self._directory(plan) / ABLATION_FILE, ablation)
+
+    def _directory(self, plan: FaultPlan) -> Path:
+        directory = self.run_dir / plan.name
+        directory.mkdir(parents=True, exist_ok=True)
+        return directory
 
     def _block(self, on: bool, times: list[float]) -> StepBlock:
         return StepBlock(on=on, step_ms=tuple(tuple(series) for series in self.trainer.gather(times)))
 
     def _held(self, fault: Fault[TrainerT], blocks: list[StepBlock], steps: int) -> list[StepBlock]:
-        """The whole job as it is, and with its launches ahead of the device, by turns."""
+        """Time a job variant as it is, and with its launches ahead of the device, in alternation."""
         hold_ms = _HELD_STEPS * statistics.fmean(ms for block in blocks if block.on for ms in block.step_ms[0])
-        few = max(_LEAST_AHEAD, steps // 3)
+        count = max(_LEAST_AHEAD, steps // 3)
         fault.switch(on=True)
         held = []
         for on in (False, True, True, False):
             self.trainer.gather(None)
-            run_in = self.trainer.timed(few, run_in=_RUN_IN_STEPS)
-            held.append(self._block(on, run_in.step_ms if on else self.trainer.unprofiled_ahead(few, hold_ms=hold_ms)))
+            series = self.trainer.timed(count, run_in=_RUN_IN_STEPS)
+            held.append(
+                self._block(on, series.step_ms if on else self.trainer.unprofiled_ahead(count, hold_ms=hold_ms))
+            )
         return held
 
-    def forget(self, plan: FaultPlan) -> None:
-        """Give back what was only to be timed."""
+    def discard(self, plan: FaultPlan) -> None:
+        """Close a fault that is not recorded."""
         fault = self._faults.pop(plan.name, None)
         if fault is not None:
             fault.close()
 
     def profile(self, plan: FaultPlan) -> None:
-        """Record a few steps with the fault, whose ablation is done."""
+        """Record a few steps with the fault, after its ablation."""
         directory = self.run_dir / plan.name
         fault = self._faults.pop(plan.name)
         try:
@@ -201,7 +205,7 @@ class _Job(Generic[TrainerT]):
             fault.close()
 
     def _plain_windows(self, directory: Path, plan: FaultPlan) -> None:
-        """As in most users' loops, the framework's own step marks and nothing else; recorded as a session records."""
+        """Record with the framework's own step marks only, as in most users' loops."""
         recorded: dict[TraceKind, StepTimes | None] = {}
         for recording in TRACE_KINDS:
             try:
@@ -209,11 +213,11 @@ class _Job(Generic[TrainerT]):
             except Exception:
                 if recording == "full":
                     raise
-                traceback.print_exc()  # what is lost is that recording alone
+                traceback.print_exc()  # only that recording is lost
         self.save(directory, plan, recorded)
 
     def _window(self, directory: Path, recording: TraceKind) -> StepTimes | None:
-        """Where the window fails, its steps pass all the same: the other ranks record theirs."""
+        """Record one window; if the profiler fails, train its steps all the same, because other ranks record theirs."""
         trainer, active = self.trainer, self.plan.active
         for _ in range(_RUN_IN_STEPS):
             trainer.step()
@@ -223,7 +227,7 @@ class _Job(Generic[TrainerT]):
             path = directory / self._trace_names[recording]
             window = self._runtime.window(path, active=active, devices=[trainer.device], kind=recording)
             window.start()
-        except Exception as error:  # noqa: BLE001  # whatever a profiler's private parts may raise
+        except Exception as error:  # noqa: BLE001  # a profiler may raise anything
             window, failure = None, error
         trainer.clock.read()
         for step in range(PROFILER_WARMUP_STEPS + active):
@@ -245,9 +249,9 @@ class _Job(Generic[TrainerT]):
         return times
 
     def _marked_session(self, directory: Path, plan: FaultPlan) -> None:
-        """As in a loop over `prof.steps(loader)`: the session times the steps itself, and the loader is marked."""
-        # The session would tell its own progress, which is none of the whole's.
-        heard = {name: os.environ.pop(name) for name in (SOCKET_VARIABLE,) if name in os.environ}
+        """Record as in a loop over `prof.steps(loader)`: the session times the steps, and the loader is marked."""
+        # The session would report its own progress instead of the selftest's.
+        socket = {name: os.environ.pop(name) for name in (SOCKET_VARIABLE,) if name in os.environ}
         session = gpudiag.profile(
             directory,
             steps=self.plan.least_steps,
@@ -264,7 +268,7 @@ class _Job(Generic[TrainerT]):
         with session as prof:
             for batch in prof.steps(self.trainer.loader):
                 self.trainer.train(batch)
-        os.environ.update(heard)
+        os.environ.update(socket)
         self.trainer.gather(None)
 
     def _title(self, plan: FaultPlan | None) -> str:
@@ -276,11 +280,11 @@ class _Job(Generic[TrainerT]):
         plan: FaultPlan | None = None,
         recorded: Mapping[TraceKind, StepTimes | None] | None = None,
     ) -> None:
-        """Write this rank's record of a run directory and, on rank 0 once all ranks have, the run's."""
+        """Write this rank's record of a run directory, then, on rank 0, the run's."""
         place, runtime, recorded = self.place, self._runtime, recorded or {}
         traces = {name: path for name, path in self._trace_names.items() if (directory / path).is_file()}
         timed = self._faulty.get(plan.name, UnprofiledSeries()) if plan is not None else UnprofiledSeries()
-        mine = RankRecord(
+        rank_record = RankRecord(
             rank=place.rank,
             local_rank=place.local_rank,
             host=place.host,
@@ -294,7 +298,7 @@ class _Job(Generic[TrainerT]):
             trace=traces.get("full"),
             light_trace=traces.get("light"),
         )
-        record.write_rank(directory, mine)
+        record.write_rank(directory, rank_record)
         self.trainer.gather(None)
         if place.rank == 0:
             run = RunRecord(

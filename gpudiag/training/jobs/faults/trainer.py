@@ -1,4 +1,4 @@
-"""What a training loop has in which faults are put, whatever trains."""
+"""The training loop into which faults are injected, for any framework."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ from typing import Any, ClassVar
 from gpudiag.training.session.clock import StepClock, UnprofiledSeries
 from gpudiag.training.session.position import ClusterPosition
 
-#: Steps after which the first guess of the step time is made.
+#: Steps before the first estimate of the step time.
 _FIRST_STEPS = 5
-
-_ROUNDS = 3
+#: Trials of `milliseconds_of`, of which the fastest counts.
+_TRIALS = 3
 
 
 class Loader:
-    """Batches in host memory, `late_s` seconds late each. A plain iterator: it leaves no mark in a trace.
+    """Batches in host memory, as a plain iterator, which leaves no mark in a trace.
 
     Attributes:
-        usual: the clean job's batches.
-        source: where the next batch comes from.
-        late_s: how late it is.
+        usual: the batches of the clean job.
+        source: the source of the next batch.
+        late_s: delay of each batch.
     """
 
     def __init__(self, batches: Iterable[Any]) -> None:
@@ -43,14 +43,14 @@ class Trainer(ABC):
     """One process of the job.
 
     Attributes:
-        time_all_first: on GPUs no fault is recorded before all have been timed: the profiler leaves its library loaded.
-        holds: `hold` is there.
+        time_all_first: on GPUs no fault is recorded before all have been timed, because the profiler stays loaded.
+        holds: `hold` is implemented.
         device: what it trains on, as the framework names it.
-        place: where it stands in the job.
-        strategy: how gradients are exchanged, for the record.
+        place: this process's ranks and hosts.
+        strategy: name of the strategy, for the record.
         model: the bare model.
         loader: the batches.
-        extra: work that the step does beside training; None for none.
+        extra: called before each forward; None for nothing.
         clean_ms: the step time without a fault, the same on all ranks; 0 before `warm_up`.
     """
 
@@ -79,22 +79,22 @@ class Trainer(ABC):
 
     @abstractmethod
     def train(self, batch: Any) -> None:
-        """One forward, backward and update."""
+        """Run forward, backward and update."""
 
     @abstractmethod
     def gather(self, value: Any) -> list[Any]:
-        """Every rank's value, by rank, on each of them; waits for all. Never by a collective that a trace shows."""
+        """Return every rank's value, by rank, on every rank; never with a collective that a trace shows."""
 
     def hold(self, milliseconds: float) -> None:
-        """Keep the device from what is launched next for this long, without keeping the host.
+        """Keep the device idle for this long before what is launched next, without blocking the host.
 
         Raises:
-            NotImplementedError: there is no device that runs beside the host; only GPUs are asked.
+            NotImplementedError: the device is the host; only called on GPUs.
         """
         raise NotImplementedError(f"{type(self).__name__} has no device to hold")
 
     def marked(self, number: int) -> AbstractContextManager[object]:  # noqa: ARG002  # most profilers mark steps
-        """The mark that a user's loop puts around a recorded step."""
+        """Return the mark that a user's loop puts around a recorded step."""
         return nullcontext()
 
     def close(self) -> None:
@@ -110,17 +110,17 @@ class Trainer(ABC):
         self.clock.host_step(begin_ns, fetched_ns, time.perf_counter_ns())
 
     def warm_up(self, seconds: float) -> None:
-        """Train for about this long, and set `clean_ms` by the second half of it."""
+        """Train for about this long, and set `clean_ms` from the second half."""
         began = time.perf_counter()
         self.timed(_FIRST_STEPS, run_in=0)
-        # What is left of the time, at the pace of the last steps; the first held compilation and autotuning.
+        # The first steps included compilation and autotuning, so the pace is that of the next ones.
         pace_ms = self.agree(statistics.median(self.timed(_FIRST_STEPS, run_in=0).step_ms))
         left_s = self.agree(max(0.0, seconds - (time.perf_counter() - began)))
         series = self.timed(max(2 * _FIRST_STEPS, int(1e3 * left_s / pace_ms)), run_in=0).step_ms
         self.clean_ms = self.agree(statistics.median(series[len(series) // 2 :]))
 
     def timed(self, steps: int, *, run_in: int) -> UnprofiledSeries:
-        """Train this many steps after `run_in` others, which let the host run ahead again."""
+        """Time this many steps after `run_in` others, which let the host run ahead again."""
         self.clock.anchor()
         for _ in range(run_in):
             self.step()
@@ -131,10 +131,10 @@ class Trainer(ABC):
         return self.clock.series()
 
     def unprofiled_ahead(self, steps: int, *, hold_ms: float) -> list[float]:
-        """Times in ms of steps whose work is all launched before the device begins it: none waits for its launch.
+        """Time steps in ms that are launched before the device begins them, so that no kernel waits for its launch.
 
-        Each begins on an idle device, at about the same time on all ranks, behind `hold_ms` that are not counted. What
-        a queue does not hold (1,024 launches) is launched while the device works on the rest.
+        Each begins on an idle device, at about the same time on all ranks, behind `hold_ms` that do not count. What
+        exceeds the launch queue (1,024 launches) is launched while the device works on the rest.
         """
         times = []
         for _ in range(steps):
@@ -147,21 +147,21 @@ class Trainer(ABC):
         return times
 
     def milliseconds_of(self, function: Callable[[], object], *, repeats: int) -> float:
-        """How long one call takes, launches and device work together, averaged over calls that follow each other.
+        """Return the duration of a call in ms, launches and device time together, averaged over consecutive calls.
 
-        The fastest of three rounds: a first call sets things up, and other programs may have taken the core meanwhile.
+        The fastest of three trials counts: a first call sets things up, and other programs may have taken the core.
         """
-        rounds = []
-        for _ in range(_ROUNDS):
+        trials = []
+        for _ in range(_TRIALS):
             function()
             self.clock.read()
             self.clock.restart()
             for _ in range(repeats):
                 function()
             self.clock.mark()
-            rounds.append(self.clock.read()[0] / repeats)
-        return min(rounds)
+            trials.append(self.clock.read()[0] / repeats)
+        return min(trials)
 
     def agree(self, value: float) -> float:
-        """The mean of all ranks' values, on each of them."""
+        """Return the mean of all ranks' values, on every rank."""
         return statistics.fmean(self.gather(value))

@@ -1,1 +1,1 @@
-"""Several strategies in one set of processes, by turns: what `gpudiag recommend` starts in each process."""
+"""Several strategies in one set of processes, in turns: the program of `gpudiag recommend`'s training processes."""

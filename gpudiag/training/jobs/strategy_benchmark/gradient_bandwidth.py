@@ -1,6 +1,12 @@
-"""The job behind `gpudiag bandwidth --like`: all-reduces of given sizes over given transports, and nothing else."""
+"""Time all-reduces of the sizes of a model's gradients; `run` is the program of `gpudiag bandwidth --like`."""
 
 from __future__ import annotations
+
+import statistics
+import time
+from typing import TYPE_CHECKING
+
+import torch
 
 from gpudiag.errors import UsageError
 from gpudiag.model.benchmarks.gradient_bandwidth import (
@@ -10,16 +16,119 @@ from gpudiag.model.benchmarks.gradient_bandwidth import (
     GradientBandwidth,
     GradientBandwidthPlan,
 )
+from gpudiag.model.facts import Collective
 from gpudiag.model.run_directory import read_json, write_json
-from gpudiag.training.jobs.strategy_benchmark import transports
-from gpudiag.training.jobs.strategy_benchmark.job import save_rank
 from gpudiag.training.jobs.strategy_benchmark.world import World
 from gpudiag.training.loop.launched import launched
 from gpudiag.training.session.progress import ProgressSender
+from gpudiag.training.strategies.registry import pytorch_strategy
+from gpudiag.units import bus_factor
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from gpudiag.model.benchmarks.prediction import Candidate
+    from gpudiag.training.strategies.pytorch_strategy import StartAllReduce
+
+#: Sizes per transport: the smallest and the largest bucket and some between.
+_SIZES = 5
+#: Time per transport; slow ones skip the largest sizes.
+_SECONDS = 0.5
+_REPEATS = 3
+#: A size is measured if it is below this share of the next larger one.
+_APART = 0.8
+#: Concurrent all-reduces that are timed together, like the buckets of a step.
+_CONCURRENT = 3
+
+
+def chosen_sizes(buckets: Sequence[int], most: int = _SIZES) -> list[int]:
+    """Choose a few sizes that span those of the buckets, in rising order."""
+    distinct: list[int] = []
+    for size in sorted(set(buckets), reverse=True):
+        # Nearly equal sizes only differ by noise.
+        if not distinct or size < _APART * distinct[-1]:
+            distinct.append(size)
+    distinct.reverse()
+    if len(distinct) <= most:
+        return distinct
+    return sorted({distinct[round(i * (len(distinct) - 1) / (most - 1))] for i in range(most)})
+
+
+def measure(world: World, transports: Mapping[str, Candidate], sizes: Sequence[int]) -> list[Collective]:
+    """Time all-reduces of fp32 values per transport and size; unusable transports are skipped.
+
+    Args:
+        world: the processes, which all call this at once.
+        transports: names, each with a candidate that uses it.
+        sizes: bytes per rank, in rising order.
+    """
+    collectives: list[Collective] = []
+    if world.size < 2 or not sizes:
+        return collectives
+    buffer = torch.zeros(max(sizes) // 4 + 1, device=world.device)
+    for transport, candidate in transports.items():
+        strategy = pytorch_strategy(candidate.strategy)
+        close: Callable[[], None] | None = None
+        problem = None
+        start: StartAllReduce | None = None
+        try:
+            with world.acting(strategy.backend):
+                start, close = strategy.all_reduce(world.device, candidate)
+        except Exception as error:  # noqa: BLE001  # the other transports may work
+            problem = f"{error}"
+        if not any(world.gather(problem)) and start is not None:
+            collectives += _measure(world, transport, start, buffer, sizes)
+        if close is not None:
+            close()
+    return collectives
+
+
+def _measure(
+    world: World, transport: str, start: StartAllReduce, buffer: torch.Tensor, sizes: Sequence[int]
+) -> list[Collective]:
+    def all_reduce(values: torch.Tensor) -> None:
+        # All may use the same memory, because the values do not matter.
+        for handle in [start(values, number) for number in range(_CONCURRENT)]:
+            handle.wait()
+
+    collectives = []
+    # The first one makes connections and is not timed.
+    all_reduce(buffer[: max(1, sizes[0] // 4)])
+    world.settle()
+    began = time.perf_counter()
+    for size in sizes:
+        values = buffer[: max(1, size // 4)]
+        all_reduce(values)
+        times = []
+        for _ in range(_REPEATS):
+            world.settle()
+            world.gather(None)
+            from_s = time.perf_counter()
+            all_reduce(values)
+            world.settle()
+            times.append((time.perf_counter() - from_s) * 1e6 / _CONCURRENT)
+        # The slowest rank took part from start to end.
+        slowest = [max(by_rank) for by_rank in zip(*world.gather(times), strict=True)]
+        time_us = statistics.median(slowest)
+        factor = bus_factor("all_reduce", world.size) or 1.0
+        collectives.append(
+            Collective(
+                operation="all_reduce",
+                strategy=transport,
+                ranks=world.size,
+                bytes=values.numel() * 4,
+                time_us=time_us,
+                algbw_gb_per_s=values.numel() * 4 / time_us / 1e3,
+                busbw_gb_per_s=values.numel() * 4 / time_us / 1e3 * factor,
+            )
+        )
+        if world.first(time.perf_counter() - began > _SECONDS):
+            break
+    return collectives
 
 
 def run() -> None:
-    """This process's share; the plan is in the launch's run directory."""
+    """Run this process's share of `bandwidth --like`; the plan is in the launch's run directory."""
     started = launched()
     if started is None:
         raise UsageError("this job is started by gpudiag only", "Run `gpudiag bandwidth --like WORKLOAD`.")
@@ -28,11 +137,11 @@ def run() -> None:
     )
     world = World(plan.device)
     progress = ProgressSender(world.rank)
-    save_rank(started.run_dir, world)
+    world.save_rank(started.run_dir)
     progress.tell("timed")
-    found = transports.measure(world, plan.transports, plan.sizes)
+    collectives = measure(world, plan.transports, plan.sizes)
     if world.rank == 0:
-        write_json(started.run_dir / GRADIENT_BANDWIDTH_FILE, GradientBandwidth(collectives=tuple(found)))
+        write_json(started.run_dir / GRADIENT_BANDWIDTH_FILE, GradientBandwidth(collectives=tuple(collectives)))
     world.gather(None)
     progress.tell("done")
     world.close()

@@ -1,4 +1,4 @@
-"""What the strategies of a benchmark train: a workload, its batch, and what a step of it takes without any exchange."""
+"""The workload of a benchmark, the phases of its step, and its training with one strategy."""
 
 from __future__ import annotations
 
@@ -10,30 +10,27 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from gpudiag.model.benchmarks.prediction import Compute, Gradients
+from gpudiag.model.benchmarks.prediction import Candidate, Compute, Gradients
 from gpudiag.model.benchmarks.strategy_benchmark import Entry
-from gpudiag.model.job import computed_in
+from gpudiag.model.job import CommunicationOptions, computed_in
+from gpudiag.training.frameworks.pytorch.runtime import clock_for
 from gpudiag.training.jobs.data.batches import batches
 from gpudiag.training.jobs.precision import Arithmetic
 from gpudiag.training.jobs.strategy_benchmark.world import World
 from gpudiag.training.models.registry import load_workload, workload_entry
-from gpudiag.training.strategies.pytorch.fsdp import parts as fsdp_parts
+from gpudiag.training.strategies.pytorch.fsdp import shards_of
+from gpudiag.training.strategies.registry import load_strategy, strategy_entry
 
-#: Steps of which the parts are timed.
+#: Steps whose phases are timed.
 _STEPS = 8
-#: A device is held back this many times as long as a step takes, so that what it then does waits for no host.
-_HELD = 1.5
-#: Clock cycles per ms of a GPU, at most about.
+#: Steps for which a device is held, so that afterwards it does not wait for the host.
+_HELD_STEPS = 1.5
+#: Highest number of clock cycles per ms of a GPU.
 _CYCLES_PER_MS = 2_000_000
 
 
 class Subject:
-    """One workload on this process's device. The batch lies on the device: the exchange is what is compared.
-
-    Args:
-        world: the processes.
-        entry: what is asked for.
-    """
+    """One workload with its batch on this process's device, so that only communication differs."""
 
     def __init__(self, world: World, entry: Entry) -> None:
         self.world = world
@@ -47,7 +44,7 @@ class Subject:
         self.workload = load_workload(entry.workload, on_gpu=on_gpu)
         self.arithmetic = Arithmetic(self.precision, world.device)
         self.batch = self._make_batch(self.batch_size)
-        self._pristine = self._made()
+        self._initial_model = self._make_model()
 
     def _make_batch(self, size: int) -> tuple[Tensor, Tensor]:
         source = batches(
@@ -57,15 +54,15 @@ class Subject:
         return inputs, target
 
     def larger_batch(self, times: int) -> tuple[Tensor, Tensor]:
-        """A batch for so many devices, on this one."""
+        """Make a batch for several devices, on this one."""
         return self._make_batch(times * self.batch_size)
 
     def fresh_model(self) -> nn.Module:
-        """The model on the device, the same on every rank and in every call."""
-        # Drawing 138 million values takes seconds on a CPU, copying them on a GPU a millisecond.
-        return copy.deepcopy(self._pristine)
+        """Return the model on the device, the same on every rank and in every call."""
+        # Drawing 138 million values takes seconds on a CPU; copying them takes a millisecond on a GPU.
+        return copy.deepcopy(self._initial_model)
 
-    def _made(self) -> nn.Module:
+    def _make_model(self) -> nn.Module:
         torch.manual_seed(0)
         model = self.workload.model().to(self.world.device)
         if self.memory_format == "nhwc":
@@ -73,35 +70,35 @@ class Subject:
         return model
 
     def prepared(self, inputs: Tensor) -> Tensor:
-        """What the model takes."""
+        """Convert inputs to the model's input."""
         x = self.workload.prepare(inputs)
         return x.contiguous(memory_format=self._layout) if self.memory_format == "nhwc" else x
 
-    def parts(self, step_ms: float, *, longest_s: float) -> Gradients:
-        """Sizes of the gradients, the parts of a step without exchange, and when each gradient is there.
+    def gradients(self, step_ms: float, *, longest_s: float) -> Gradients:
+        """Measure the phases of a step without communication, and when each gradient is ready.
 
         Args:
-            step_ms: a whole step without exchange.
-            longest_s: after so long no further step is begun, once there are two.
+            step_ms: the step time without communication.
+            longest_s: no step begins after this time, once there are two.
         """
         until = time.perf_counter() + longest_s
         model = self.fresh_model()
         optimizer = self.workload.optimizer(model.parameters())
         trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
-        made: dict[int, Any] = {}
+        ready: dict[int, Any] = {}
         clock = _Marks(self.world)
         for number, parameter in enumerate(trained):
-            # The loop's number is bound now; hooks are called in the order in which backward makes gradients.
-            hooked: Any = parameter
-            hooked.register_post_accumulate_grad_hook(lambda _, number=number: made.__setitem__(number, clock.mark()))
-        parts: list[tuple[float, float, float]] = []
+            hooked: Any = parameter  # the method has no types
+            # The default binds the number now; hooks are called in the order in which backward computes gradients.
+            hooked.register_post_accumulate_grad_hook(lambda _, number=number: ready.__setitem__(number, clock.mark()))
+        phases: list[tuple[float, float, float]] = []
         arrivals: list[dict[int, float]] = []
         inputs, target = self.batch
         for number in range(_STEPS):
             if number > 1 and time.perf_counter() > until:
                 break
-            made.clear()
-            clock.hold_back(_HELD * step_ms)
+            ready.clear()
+            clock.hold(_HELD_STEPS * step_ms)
             start = clock.mark()
             with self.arithmetic.forward():
                 loss = self.workload.loss(model(self.prepared(inputs)), target)
@@ -112,37 +109,95 @@ class Subject:
             optimizer.zero_grad(set_to_none=True)
             end = clock.mark()
             self.world.settle()
-            parts.append(
+            phases.append(
                 (clock.between(start, forward), clock.between(forward, backward), clock.between(backward, end))
             )
-            arrivals.append({number: clock.between(forward, when) for number, when in made.items()})
-        kept, seen = parts[len(parts) // 2 :], arrivals[len(parts) // 2 :]
-        forward_ms, backward_ms, update_ms = (statistics.median(row[part] for row in kept) for part in range(3))
-        when = {number: statistics.median(row[number] for row in seen) for number in seen[-1]}
-        order = sorted(when, key=lambda number: (when[number], -number))
-        sizes = tuple(trained[number].numel() * trained[number].element_size() for number in order)
-        longest = max(backward_ms, 1e-9)
-        together = forward_ms + backward_ms + update_ms
-        # Where the host could not launch all of a step ahead, the parts hold its time too.
-        shrink = min(1.0, step_ms / together) if together else 1.0
+            arrivals.append({number: clock.between(forward, mark) for number, mark in ready.items()})
+        # The first half of the steps warms up.
+        phases, arrivals = phases[len(phases) // 2 :], arrivals[len(phases) // 2 :]
+        forward_ms, backward_ms, update_ms = (statistics.median(times) for times in zip(*phases, strict=True))
+        ready_ms = {number: statistics.median(step[number] for step in arrivals) for number in arrivals[-1]}
+        order = sorted(ready_ms, key=lambda number: (ready_ms[number], -number))
+        total_ms = forward_ms + backward_ms + update_ms
+        # If the host cannot launch a whole step ahead, the phases contain its time too.
+        scale = min(1.0, step_ms / total_ms) if total_ms else 1.0
         return Gradients(
             name=self.name,
-            sizes=sizes,
-            ready=tuple(min(1.0, max(0.0, when[number] / longest)) for number in order),
+            sizes=tuple(trained[number].numel() * trained[number].element_size() for number in order),
+            ready=tuple(min(1.0, max(0.0, ready_ms[number] / max(backward_ms, 1e-9))) for number in order),
             compute=Compute(
-                forward_ms=forward_ms * shrink,
-                backward_ms=backward_ms * shrink,
-                update_ms=update_ms * shrink,
+                forward_ms=forward_ms * scale,
+                backward_ms=backward_ms * scale,
+                update_ms=update_ms * scale,
                 step_ms=step_ms,
             ),
             batch_size=self.batch_size,
             input_bytes=inputs.numel() * inputs.element_size(),
-            blocks=len(fsdp_parts(model)),
+            blocks=len(shards_of(model)),
         )
 
 
+class StrategyTrainer:
+    """Trains a copy of the subject's model with one candidate; all ranks make it at once, even if they do not train."""
+
+    def __init__(self, world: World, subject: Subject, candidate: Candidate) -> None:
+        self.candidate = candidate
+        self._world = world
+        self._subject = subject
+        entry = strategy_entry(candidate.strategy)
+        self._trains = not entry.one_process or world.rank == 0
+        devices = world.size if entry.one_process else 1
+        options = CommunicationOptions(
+            bucket_mb=candidate.bucket_mb, compress=candidate.compress, ps_device=candidate.ps_device
+        )
+        self.strategy = load_strategy(candidate.strategy, world.device, options, devices)
+        self._clock = clock_for(world.device)
+        if not self._trains:
+            return
+        self._batch = subject.batch if devices == 1 else subject.larger_batch(devices)
+        with world.acting(self.strategy.backend):
+            self._model = self.strategy.wrap(subject.fresh_model())
+            self._optimizer = self.strategy.optimizer(self._model, subject.workload.optimizer)
+
+    def step(self) -> None:
+        """Run forward, backward, communication and update, as the training loop of every workload does."""
+        if not self._trains:
+            return
+        subject = self._subject
+        inputs, target = self._batch
+        with subject.arithmetic.forward():
+            loss = subject.workload.loss(self._model(subject.prepared(inputs)), target)
+        subject.arithmetic.backward(loss)
+        self.strategy.exchange(self._model)
+        subject.arithmetic.step(self._optimizer)
+        self._optimizer.zero_grad(set_to_none=True)
+
+    def timed(self, steps: int, *, run_in: int) -> list[float]:
+        """Return the times in ms of this many steps after `run_in` others; none on a rank that does not train."""
+        if not self._trains:
+            return []
+        with self._world.acting(self.strategy.backend):
+            for _ in range(run_in):
+                self.step()
+            self._clock.restart()
+            for _ in range(steps):
+                self.step()
+                self._clock.mark()
+            times: list[float] = self._clock.read()
+        if not all(torch.isfinite(torch.tensor(times))):
+            raise RuntimeError("step times are not finite")
+        return times
+
+    def close(self) -> None:
+        """Release the model, and what the strategy holds beside its process group."""
+        with self._world.acting(self.strategy.backend):
+            self.strategy.release()
+        self.__dict__.pop("_model", None)
+        self.__dict__.pop("_optimizer", None)
+
+
 class _Marks:
-    """Instants on the device, or on the host where that computes."""
+    """Timestamps on the GPU's stream, or on a host that trains."""
 
     def __init__(self, world: World) -> None:
         self._world = world
@@ -155,8 +210,8 @@ class _Marks:
         event.record(torch.cuda.current_stream(self._world.device))
         return event
 
-    def hold_back(self, ms: float) -> None:
-        """Let a GPU's stream wait, so that the host gets ahead. A kernel that counts clock cycles does it."""
+    def hold(self, ms: float) -> None:
+        """Keep a GPU's stream busy with a kernel that counts clock cycles, so that the host gets ahead."""
         sleep: Any = getattr(torch.cuda, "_sleep", None)
         if self._world.on_gpu and sleep is not None:
             sleep(int(ms * _CYCLES_PER_MS))

@@ -1,41 +1,40 @@
-"""The processes of a benchmark: one set of process groups that every strategy of it uses in its turn."""
+"""The processes of a benchmark, with the process groups that its strategies use in turn."""
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import distributed as dist
 
+from gpudiag.model.run import RankRecord
+from gpudiag.training.frameworks.pytorch.runtime import device_name
+from gpudiag.training.jobs.precision import use_device
+from gpudiag.training.session import record
+from gpudiag.training.session.position import current_position
+
 
 class World:
-    """This process among the others.
+    """This process (on `cuda` or `cpu`) and its process groups.
 
-    Strategies exchange over the default process group, of which a program has one. In a benchmark each has the group
-    that it would have made for itself as the default one during its turn: `acting`. What the benchmark itself has to
-    tell goes over a gloo group of its own, that no strategy uses, and no GPU waits for.
-
-    Args:
-        device: `cuda` or `cpu`.
+    Strategies communicate over the default process group, of which a program has one. In a benchmark the group of a
+    strategy's backend is the default during its turn: `acting`. The benchmark itself communicates over its own gloo
+    group, for which no GPU waits.
     """
 
     def __init__(self, device: str) -> None:
-        local_rank = int(os.environ.get("LOCAL_RANK", "0"))
         self.on_gpu = device == "cuda"
-        self.device = torch.device("cuda", local_rank) if self.on_gpu else torch.device("cpu")
-        if self.on_gpu:
-            torch.cuda.set_device(self.device)
-            torch.backends.cudnn.benchmark = True
+        self.device = use_device(device)
         dist.init_process_group("gloo")
         self.rank, self.size = dist.get_rank(), dist.get_world_size()
         self._control: Any = dist.group.WORLD
         self._groups: dict[str, Any] = {}
 
     def group(self, backend: str | None) -> Any:
-        """The group of a backend (None for the device's usual one), made at its first use, by all ranks at once."""
+        """Return the group of a backend (None for the device's default), made at its first use by all ranks at once."""
         name = backend or ("nccl" if self.on_gpu else "gloo")
         if name not in self._groups:
             self._groups[name] = dist.new_group(backend=name)
@@ -43,30 +42,43 @@ class World:
 
     @contextmanager
     def acting(self, backend: str | None) -> Iterator[None]:
-        """While inside, the default process group is the one of this backend."""
+        """Make this backend's group the default process group within the context."""
         group = self.group(backend)
         c10d: Any = dist.distributed_c10d
-        c10d._update_default_pg(group)  # noqa: SLF001  # strategies take the default group, which has no public setter
+        c10d._update_default_pg(group)  # noqa: SLF001  # the default group has no public setter
         try:
             yield
         finally:
             c10d._update_default_pg(self._control)  # noqa: SLF001
 
     def gather(self, value: Any) -> list[Any]:
-        """Every rank's value, by rank, on each of them; waits for all."""
+        """Return every rank's value, by rank, on every rank."""
         values: list[Any] = [None] * self.size
         dist.all_gather_object(values, value, group=self._control)
         return values
 
     def first(self, value: Any) -> Any:
-        """Rank 0's value, on each rank."""
+        """Return rank 0's value on each rank."""
         return self.gather(value)[0]
 
     def settle(self) -> None:
-        """Wait until this rank's device has done what it was told."""
+        """Wait until this rank's device is idle."""
         if self.on_gpu:
             torch.cuda.synchronize(self.device)
 
     def close(self) -> None:
         """Leave the other processes."""
         dist.destroy_process_group()
+
+    def save_rank(self, run_dir: Path) -> None:
+        """Write this rank's record, which the launcher checks for."""
+        place = current_position()
+        rank_record = RankRecord(
+            rank=place.rank,
+            local_rank=place.local_rank,
+            host=place.host,
+            pid=place.pid,
+            device=str(self.device),
+            device_name=device_name(self.device),
+        )
+        record.write_rank(run_dir, rank_record)

@@ -1,1 +1,1 @@
-"""The workloads under TensorFlow, in plain Keras; one file each. `registry` lists them without importing it."""
+"""The training loop of the workloads under TensorFlow."""

@@ -1,4 +1,4 @@
-"""Where a workload's batches come from under TensorFlow: the devices themselves, host memory, or a tf.data pipeline."""
+"""Batches of a workload under TensorFlow: from the devices, host memory, or a tf.data pipeline."""
 
 from __future__ import annotations
 
@@ -26,19 +26,19 @@ def distributed_batches(
     workers: int | None,
     seed: int,
 ) -> Iterable[Any]:
-    """Endless batches, `batch_size` samples for each device of this process.
+    """Return endless batches, `batch_size` samples for each device of this process.
 
-    `device`: one batch per device, there all along. `host`: a few batches in host memory, copied each step. `loader`: a
-    tf.data pipeline that puts each batch together from single samples. From the latter two, TensorFlow copies a batch
-    to its device while the step before it runs, as it does for every distributed data set.
+    `device`: one batch that stays on each device. `host`: a few batches in host memory, copied each step. `loader`: a
+    tf.data pipeline that collates single samples. From the latter two, TensorFlow copies a batch to its device during
+    the step before, as for every distributed data set.
 
     Args:
         workload: makes the samples.
-        source: one of the three.
+        source: `device`, `host` or `loader`.
         strategy: the `tf.distribute.Strategy`.
-        devices: this process's devices by their short names.
+        devices: short names of this process's devices.
         batch_size: samples per device and step.
-        workers: batches that are put together at a time; None to let tf.data find out.
+        workers: concurrently collated batches; None to let tf.data choose.
         seed: of the samples.
     """
     if source == "device":
@@ -50,24 +50,24 @@ def distributed_batches(
 
 
 def pipeline(workload: KerasWorkload, source: DataSource, *, batch_size: int, workers: int | None, seed: int) -> Any:
-    """The `tf.data.Dataset` of `host` or `loader`; arguments as above."""
+    """Make the `tf.data.Dataset` of `host` or `loader`; arguments as above."""
     generator = np.random.default_rng(seed)
     if source == "host":
-        made = [workload.samples(batch_size, generator) for _ in range(_HOST_BATCHES)]
-        inputs, targets = (np.stack(column) for column in zip(*made, strict=True))
+        host_batches = [workload.samples(batch_size, generator) for _ in range(_HOST_BATCHES)]
+        inputs, targets = (np.stack(arrays) for arrays in zip(*host_batches, strict=True))
         return tf.data.Dataset.from_tensor_slices((inputs, targets)).repeat().prefetch(tf.data.AUTOTUNE)
     samples = tf.data.Dataset.from_tensor_slices(workload.samples(workload.pool, generator)).repeat()
-    at_a_time = tf.data.AUTOTUNE if workers is None else max(1, workers)
-    batches = samples.batch(batch_size, drop_remainder=True, num_parallel_calls=at_a_time)
+    concurrent = tf.data.AUTOTUNE if workers is None else max(1, workers)
+    batches = samples.batch(batch_size, drop_remainder=True, num_parallel_calls=concurrent)
     return batches.prefetch(tf.data.AUTOTUNE)
 
 
 def _on_each_device(strategy: Any, devices: Sequence[str], batch: tuple[Any, Any]) -> Any:
-    """The same batch on every device, as the strategy's own kind of value."""
+    """Put the same batch on every device, as the strategy's own kind of value."""
     first = strategy.extended._first_replica_id if hasattr(strategy.extended, "_first_replica_id") else 0  # noqa: SLF001
 
-    def place(context: Any) -> tuple[Any, Any]:
+    def batch_of_replica(context: Any) -> tuple[Any, Any]:
         with tf.device(devices[(context.replica_id_in_sync_group - first) % len(devices)]):
             return tf.identity(batch[0]), tf.identity(batch[1])
 
-    return strategy.experimental_distribute_values_from_function(place)
+    return strategy.experimental_distribute_values_from_function(batch_of_replica)

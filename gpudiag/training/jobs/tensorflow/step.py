@@ -1,9 +1,10 @@
-"""One training step under a strategy, as one `tf.function`."""
+"""Training steps under a strategy: a `tf.function`, or rounds of steps with a parameter server."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from itertools import repeat
 from typing import Any
 
 import tensorflow as tf
@@ -11,14 +12,14 @@ import tensorflow as tf
 import gpudiag
 from gpudiag.training.models.tensorflow.workload import KerasWorkload
 
-#: What Keras's optimizer calls first; there is no public way to it.
+#: Keras's optimizer calls it first; it is private.
 _COMMUNICATION = "_all_reduce_sum_gradients"
 
 
 def make_step(
     workload: KerasWorkload, model: Any, optimizer: Any, strategy: Any, *, compiled: bool
 ) -> Callable[[Any], Any]:
-    """A function that trains on one batch per device and gives each device's loss, on the device: one graph.
+    """Make a graph function that trains on one batch per device and returns each device's loss.
 
     Arguments are those of `step_on_each_device`.
     """
@@ -28,28 +29,26 @@ def make_step(
     def step(batch: Any) -> Any:
         return strategy.run(on_one_device, args=batch)
 
-    made: Callable[[Any], Any] = step
-    return made
+    function: Callable[[Any], Any] = step
+    return function
 
 
 def step_on_each_device(
     workload: KerasWorkload, model: Any, optimizer: Any, strategy: Any, *, compiled: bool
 ) -> Callable[[Any, Any], Any]:
-    """What each device does with its inputs and targets, for `strategy.run` within a graph.
+    """Make the function that `strategy.run` calls on each device with its inputs and targets, within a graph.
 
-    The ranges below are opened while the graph is built, and so name the ops in it; see
-    `gpudiag.training.session.ranges`.
+    Its ranges are opened while the graph is built, so they name the ops in it.
 
     Args:
-        workload: prepares inputs and makes the loss.
+        workload: prepares inputs and computes the loss.
         model: in the strategy's scope.
-        optimizer: the same, built.
+        optimizer: built, in the strategy's scope.
         strategy: the `tf.distribute.Strategy`.
-        compiled: forward and backward are compiled by XLA. The exchange and the update are not, so that every strategy
-            can do it its own way.
+        compiled: XLA compiles forward and backward, but not communication and update, which depend on the strategy.
     """
     _name_communication(optimizer)
-    # Gradients are summed over devices: each device's share of the mean over all samples.
+    # Gradients are summed over devices, so each device computes its share of the mean over all samples.
     share = 1.0 / strategy.num_replicas_in_sync
     scale = getattr(optimizer, "scale_loss", lambda loss: loss)
 
@@ -72,28 +71,74 @@ def step_on_each_device(
     return on_one_device
 
 
+class Rounds:
+    """Steps with a parameter server: a coordinator schedules a round of as many batches as there are workers.
+
+    Workers fetch their batches themselves. The arguments are those of `step_on_each_device`, a function that makes the
+    `tf.data.Dataset` of a worker, and the number of workers.
+    """
+
+    def __init__(
+        self,
+        workload: KerasWorkload,
+        model: Any,
+        optimizer: Any,
+        strategy: Any,
+        pipeline: Callable[[], Any],
+        *,
+        workers: int,
+        compiled: bool,
+    ) -> None:
+        self._coordinator = tf.distribute.coordinator.ClusterCoordinator(strategy)
+        self._workers = workers
+        on_one_device = step_on_each_device(workload, model, optimizer, strategy, compiled=compiled)
+
+        @tf.function  # type: ignore[untyped-decorator]
+        def step(batches: Any) -> Any:
+            return strategy.run(on_one_device, args=next(batches))
+
+        self._step = step
+        self._batches = iter(
+            self._coordinator.create_per_worker_dataset(
+                lambda: strategy.distribute_datasets_from_function(lambda _: pipeline())
+            )
+        )
+
+    def batches(self) -> Iterable[None]:
+        """Return what the training loop iterates over."""
+        return repeat(None)
+
+    def __call__(self, _: None) -> None:
+        """Train one round and wait for its end."""
+        # The workers are other threads; without a mark this thread would look as if it waited for input.
+        with gpudiag.range("workers"):
+            for _worker in range(self._workers):
+                self._coordinator.schedule(self._step, args=(self._batches,))
+            self._coordinator.join()
+
+
 def _name_communication(optimizer: Any) -> None:
-    """Put the exchange of gradients, which Keras's optimizer does first when it is applied, into a range of its own."""
-    exchange = getattr(_inner(optimizer), _COMMUNICATION, None)
-    if exchange is None:  # another version of Keras: the range is missing, and nothing else
+    """Put gradient communication, which Keras's optimizer does first, into a range."""
+    communicate = getattr(_inner(optimizer), _COMMUNICATION, None)
+    if communicate is None:  # another version of Keras; only the range is missing
         return
 
     def named(pairs: Any) -> Any:
         with gpudiag.range("exchange"):
-            return exchange(pairs)
+            return communicate(pairs)
 
     setattr(_inner(optimizer), _COMMUNICATION, named)
 
 
 @contextmanager
-def exchanged_by(optimizer: Any, exchange: Callable[[Any], Any]) -> Iterator[None]:
-    """Steps whose graph is built within exchange pairs of gradient and variable by this function instead.
+def communicating_by(optimizer: Any, communicate: Callable[[Any], Any]) -> Iterator[None]:
+    """Replace gradient communication in steps whose graph is built within, by a function of (gradient, variable) pairs.
 
     Raises:
-        AttributeError: this version of Keras does it in another way.
+        AttributeError: this version of Keras has no such function.
     """
     usual = getattr(_inner(optimizer), _COMMUNICATION)
-    setattr(_inner(optimizer), _COMMUNICATION, exchange)
+    setattr(_inner(optimizer), _COMMUNICATION, communicate)
     try:
         yield
     finally:
@@ -101,5 +146,5 @@ def exchanged_by(optimizer: Any, exchange: Callable[[Any], Any]) -> Iterator[Non
 
 
 def _inner(optimizer: Any) -> Any:
-    """The optimizer that exchanges: the one within, where losses are scaled."""
+    """Return the optimizer that communicates: the inner one if losses are scaled."""
     return getattr(optimizer, "inner_optimizer", optimizer)

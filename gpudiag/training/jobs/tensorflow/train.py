@@ -1,4 +1,4 @@
-"""The training loop of every built-in workload under TensorFlow. It uses what any user's loop can use."""
+"""The training loop of every built-in workload under TensorFlow, with public features only."""
 
 from __future__ import annotations
 
@@ -13,23 +13,20 @@ import gpudiag
 from gpudiag.errors import WorkerFailedError
 from gpudiag.model.job import Job, computed_in
 from gpudiag.training.jobs.tensorflow.batches import distributed_batches, pipeline
-from gpudiag.training.jobs.tensorflow.hardware import use_devices
-from gpudiag.training.jobs.tensorflow.precision import scaling, set_precision
-from gpudiag.training.jobs.tensorflow.rounds import Rounds
-from gpudiag.training.jobs.tensorflow.step import make_step
-from gpudiag.training.models.registry import workload_entry
-from gpudiag.training.models.tensorflow.registry import load_workload
-from gpudiag.training.models.tensorflow.trivial import InputOnly
+from gpudiag.training.jobs.tensorflow.setup import scaling, set_precision, use_devices
+from gpudiag.training.jobs.tensorflow.step import Rounds, make_step
+from gpudiag.training.models.registry import load_keras_workload, workload_entry
+from gpudiag.training.models.tensorflow.perceptrons import KerasInputOnly
 from gpudiag.training.models.tensorflow.workload import KerasWorkload
 from gpudiag.training.strategies.registry import default_strategy, tensorflow_strategy
 
 
 def train(job: Job) -> None:
-    """Train until the session has what it needs. Runs in each process that the launcher starts.
+    """Train until the session is complete, in each process that the launcher starts.
 
     Raises:
-        FrameworkMissingError: TensorFlow cannot use the GPUs that are to be trained on.
-        WorkerFailedError: the strategy does not work with this model in the versions installed.
+        FrameworkMissingError: TensorFlow cannot use the GPUs.
+        WorkerFailedError: the strategy does not work with this model in the installed versions.
     """
     devices = use_devices(job.device, job.devices)
     kind = tensorflow_strategy(job.strategy)
@@ -41,21 +38,21 @@ def train(job: Job) -> None:
     set_precision(precision)
     keras.config.set_image_data_format("channels_first" if job.memory_format == "nchw" else "channels_last")
     keras.utils.set_random_seed(0)
-    workload = load_workload(job.workload, on_gpu=on_gpu)
+    workload = load_keras_workload(job.workload, on_gpu=on_gpu)
     if job.model == "trivial":
-        workload = InputOnly(workload)
+        workload = KerasInputOnly(workload)
     options = {
         "precision": precision,
         "memory_format": job.memory_format,
         "data": job.data,
-        "loader_workers": _workers_in_words(job),
+        "loader_workers": _workers_text(job),
         "model": job.model,
         "compile": str(job.compile).lower(),
         "threads": os.environ.get("TF_NUM_INTRAOP_THREADS", "all"),
     }
     seed = int(os.environ.get("RANK", "0"))
     if job.model == "none":
-        _only_take(workload, job, batch_size=batch_size, seed=seed, options=options)
+        _time_input(workload, job, batch_size=batch_size, seed=seed, options=options)
         return
     with strategy.scope():
         model = workload.model()
@@ -93,22 +90,22 @@ def train(job: Job) -> None:
                 raise
 
 
-def _only_take(workload: KerasWorkload, job: Job, *, batch_size: int, seed: int, options: dict[str, str]) -> None:
-    """What the input alone can deliver: batches in host memory, and no step after them."""
+def _time_input(workload: KerasWorkload, job: Job, *, batch_size: int, seed: int, options: dict[str, str]) -> None:
+    """Time the input alone: batches in host memory, and no training."""
     source = pipeline(workload, job.data, batch_size=batch_size, workers=job.loader_workers, seed=seed)
     with gpudiag.profile(workload=job.title, batch_size=batch_size, device="CPU:0", options=options) as prof:
         for _ in prof.steps(source):
             pass
 
 
-def _workers_in_words(job: Job) -> str:
+def _workers_text(job: Job) -> str:
     if job.data != "loader":
         return "0"
     return "auto" if job.loader_workers is None else str(job.loader_workers)
 
 
 def _explain(error: ValueError, job: Job) -> None:
-    """Raise what a strategy's failure means where that is known: some do not work with some layers of Keras 3."""
+    """Raise an explanation if this is a known failure: some strategies do not work with some layers of Keras 3."""
     text: Any = str(error)
     if "AggregatingVariable" in text:
         raise WorkerFailedError(

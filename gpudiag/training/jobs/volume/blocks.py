@@ -1,14 +1,14 @@
-"""A volume cut into blocks, each predicted with some surroundings, each voxel written by exactly one of them.
+"""A volume cut into blocks; each is predicted with a halo, and each voxel is written by exactly one block.
 
-Along one axis, of 130 voxels, with 55 written per block and 5 of surroundings (halo) on either side:
+Along an axis of 130 voxels, with 55 written per block and a halo of 5 on either side:
 
     block    written      predicted    read
-    0        0 to 55      0 to 55      -5 to 60, of which 5 do not exist and are mirrored
+    0        0 to 55      0 to 55      -5 to 60, of which 5 are outside and mirrored
     1        55 to 110    55 to 110    50 to 115
     2        110 to 130   75 to 130    70 to 135, of which 5 are mirrored
 
-The network always sees the same shape. The last block is moved back until it fits, so that at most a halo is mirrored,
-and of what it predicts only that is written which no other block writes.
+The network's input always has the same shape. The last block is moved back until it fits, so that at most a halo is
+mirrored, and only the voxels that no other block writes are written.
 """
 
 from __future__ import annotations
@@ -33,39 +33,39 @@ class Region(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def voxels(self) -> int:
-        """How many it holds."""
+        """Return the number of voxels."""
         return math.prod(self.shape)
 
     @property
     def shape(self) -> Voxels:
-        """Its extent along z, y and x."""
+        """Return the extent along z, y and x."""
         z, y, x = (end - begin for begin, end in zip(self.begin, self.end, strict=True))
         return z, y, x
 
     def slices(self, origin: Voxels = (0, 0, 0)) -> tuple[slice, slice, slice]:
-        """As indices of an array whose first voxel is `origin`."""
+        """Return the indices in an array whose first voxel is `origin`."""
         z, y, x = (
             slice(begin - first, end - first) for begin, end, first in zip(self.begin, self.end, origin, strict=True)
         )
         return z, y, x
 
 
-class Block(msgspec.Struct, frozen=True, kw_only=True):
-    """One block: what is written of it, and what the network sees, which may reach beyond the volume."""
+class VolumeBlock(msgspec.Struct, frozen=True, kw_only=True):
+    """The regions that a block writes and that the network sees; the latter may extend beyond the volume."""
 
     written: Region
     seen: Region
 
 
 class Cut(msgspec.Struct, frozen=True, kw_only=True):
-    """How a volume is cut: voxels that a block writes at most, and those around them on either side that it sees."""
+    """Most voxels that a block writes, and the halo that it sees on either side."""
 
     written: Voxels
     halo: Voxels
 
     @property
     def seen(self) -> Voxels:
-        """The shape of the network's input."""
+        """Return the shape of the network's input."""
         z, y, x = (inner + 2 * halo for inner, halo in zip(self.written, self.halo, strict=True))
         return z, y, x
 
@@ -79,8 +79,8 @@ GPU_VOLUME = (200, 3072, 3072)
 CPU_VOLUME = (8, 100, 100)
 
 
-class Blocks(Sequence[Block]):
-    """The blocks of a volume, x running fastest; each is made when asked for, as a large volume has very many.
+class Blocks(Sequence[VolumeBlock]):
+    """The blocks of a volume, x running fastest; each is made on demand, because a large volume has very many.
 
     Raises:
         UsageError: the volume is smaller than a block.
@@ -100,25 +100,25 @@ class Blocks(Sequence[Block]):
         return math.prod(self._counts)
 
     @overload
-    def __getitem__(self, number: int) -> Block: ...
+    def __getitem__(self, number: int) -> VolumeBlock: ...
     @overload
-    def __getitem__(self, number: slice) -> list[Block]: ...
-    def __getitem__(self, number: int | slice) -> Block | list[Block]:
+    def __getitem__(self, number: slice) -> list[VolumeBlock]: ...
+    def __getitem__(self, number: int | slice) -> VolumeBlock | list[VolumeBlock]:
         if isinstance(number, slice):
-            return [self[place] for place in range(len(self))[number]]
+            return [self[index] for index in range(len(self))[number]]
         number = range(len(self))[number]
         _, rows, columns = self._counts
         z, y, x = (
             self._interval(axis, index)
             for axis, index in enumerate((number // (rows * columns), number // columns % rows, number % columns))
         )
-        return Block(
+        return VolumeBlock(
             written=Region(begin=(z[0], y[0], x[0]), end=(z[1], y[1], x[1])),
             seen=Region(begin=(z[2], y[2], x[2]), end=(z[3], y[3], x[3])),
         )
 
     def _interval(self, axis: int, index: int) -> tuple[int, int, int, int]:
-        """Along one axis: begin and end of what the block writes, and of what it sees."""
+        """Return begin and end of what a block writes, and of what it sees, along one axis."""
         extent, inner, halo = self._volume[axis], self._cut.written[axis], self._cut.halo[axis]
         begin = index * inner
         predicted = min(begin, extent - inner)

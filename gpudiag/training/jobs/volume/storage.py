@@ -1,7 +1,7 @@
 """Volumes on disk as Zarr (version 3): chunked arrays that several processes read and write at once.
 
-A block of the prediction is exactly one chunk, so that no two processes ever write the same file. Chunks are not
-compressed: how well real predictions compress says nothing about made-up ones.
+A block of the prediction is exactly one chunk, so no two processes write the same file. Chunks are not compressed,
+because random predictions compress unlike real ones.
 """
 
 from __future__ import annotations
@@ -19,29 +19,29 @@ if TYPE_CHECKING:
 
     import numpy as np
 
-    from gpudiag.training.jobs.volume.blocks import Block, Region, Voxels
+    from gpudiag.training.jobs.volume.blocks import Region, VolumeBlock, Voxels
 
     Bytes = np.ndarray[Any, np.dtype[np.uint8]]
 
-#: In the run directory: made for each run, and removed at its end.
+#: In the run directory, removed at the end of the run.
 VOLUME = "volume.zarr"
-#: Removed at the end unless the job says to keep it.
+#: Removed at the end unless the job keeps it.
 PREDICTION = "prediction.zarr"
-#: Where the timed and recorded steps write.
+#: Output of the timed and recorded steps.
 SCRATCH = "again.zarr"
 
-#: Writes under way at a time; more would hold more memory and no longer hide anything.
+#: Concurrent writes; more would only need more memory.
 _WRITES = 4
 
-#: Of the volume that is read; smaller than a block, as the writer of a volume does not know who will read it.
+#: Chunk of the input volume; smaller than a block, because real volumes are not chunked for one reader.
 _CHUNK = (32, 256, 256)
 
-#: How the operating system says that there is no room (ENOSPC, EDQUOT).
+#: Messages of the operating system for a full disk (ENOSPC, EDQUOT).
 _FULL = ("No space left on device", "Disk quota exceeded")
 
 
 def library() -> Any:
-    """The `tensorstore` module.
+    """Import `tensorstore`.
 
     Raises:
         FrameworkMissingError: this interpreter does not have it.
@@ -57,14 +57,14 @@ def library() -> Any:
 
 
 def remove_volumes(run_dir: Path, *, but: str | None = None) -> None:
-    """Delete what there is of a run's volumes, except the one called `but`."""
+    """Delete a run's volumes, except the one called `but`."""
     for name in (VOLUME, PREDICTION, SCRATCH):
         if name != but:
             shutil.rmtree(run_dir / name, ignore_errors=True)
 
 
 def check_space(directory: Path, needed: int) -> None:
-    """Raises WorkerFailedError when the disk has less than `needed` bytes left."""
+    """Raise WorkerFailedError if the disk has less than `needed` bytes free."""
     free = shutil.disk_usage(directory).free
     if free < needed:
         raise WorkerFailedError(
@@ -76,12 +76,7 @@ _ROOM = "Give a smaller --volume Z,Y,X, or an --output on a larger disk."
 
 
 class Volume:
-    """A uint8 array on disk, with or without channels before z, y and x.
-
-    Args:
-        store: an open tensorstore.
-        path: where it is.
-    """
+    """A uint8 array on disk (an open tensorstore at `path`), with or without channels before z, y and x."""
 
     def __init__(self, store: Any, path: Path) -> None:
         self._store = store
@@ -89,7 +84,7 @@ class Volume:
 
     @classmethod
     def create(cls, path: Path, shape: Sequence[int], chunk: Sequence[int]) -> Volume:
-        """Make an array of zeros, in place of any that is there.
+        """Make an array of zeros, and replace an existing one.
 
         Raises:
             WorkerFailedError: the disk is full.
@@ -107,14 +102,14 @@ class Volume:
         try:
             return cls(library().open(spec, create=True, delete_existing=True).result(), path)
         except (OSError, ValueError) as error:
-            raise _as_ours(error, path) from error
+            raise _failure(error, path) from error
 
     @classmethod
     def open(cls, path: Path) -> Volume:
-        """Open what another process has made.
+        """Open the array that another process has made.
 
         Raises:
-            WorkerFailedError: there is none, as on a node that does not share the directory with the one that made it.
+            WorkerFailedError: there is none, for example because nodes do not share the directory.
         """
         spec = {"driver": "zarr3", "kvstore": {"driver": "file", "path": f"{path}/"}}
         try:
@@ -127,11 +122,11 @@ class Volume:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Channels, if it has any, and voxels along z, y and x."""
+        """Return the channels, if any, and the voxels along z, y and x."""
         return tuple(self._store.shape)
 
     def fill(self, seed: int, part: int, parts: int) -> None:
-        """Write this process's part of a made-up volume: one of `parts`, whole chunks each."""
+        """Write this process's part of a random volume: one of `parts`, in whole chunks."""
         import numpy as np
 
         from gpudiag.training.jobs.volume.blocks import Blocks, Cut
@@ -142,12 +137,12 @@ class Volume:
             for block in Blocks((z, y, x), Cut(written=chunk_of((z, y, x)), halo=(0, 0, 0)))[part::parts]:
                 writer.put(block.written, generator.integers(0, 256, block.written.shape, dtype=np.uint8))
 
-    def read_ahead(self, wanted: Iterator[Block], ahead: int) -> Iterator[tuple[Block, Bytes]]:
-        """What each block sees, in order, the next `ahead` of them being read meanwhile.
+    def read_ahead(self, wanted: Iterator[VolumeBlock], ahead: int) -> Iterator[tuple[VolumeBlock, Bytes]]:
+        """Yield each block with what it sees, while the next `ahead` blocks are read.
 
-        What lies beyond the volume is mirrored from within it (the voxel at the edge not repeated).
+        Voxels beyond the volume are mirrored at its edge, which is not repeated.
         """
-        under_way: deque[tuple[Block, Any]] = deque()
+        under_way: deque[tuple[VolumeBlock, Any]] = deque()
         shape = self.shape[-3:]
         for block in wanted:
             z, y, x = block.seen.slices()
@@ -160,7 +155,7 @@ class Volume:
         while under_way:
             yield self._arrived(*under_way.popleft())
 
-    def _arrived(self, block: Block, future: Any) -> tuple[Block, Bytes]:
+    def _arrived(self, block: VolumeBlock, future: Any) -> tuple[VolumeBlock, Bytes]:
         import numpy as np
 
         read: Bytes = future.result()
@@ -171,7 +166,7 @@ class Volume:
         return block, np.pad(read, missing, mode="reflect") if any(map(any, missing)) else read
 
     def write(self, region: Region, values: Bytes) -> Any:
-        """Begin to write all channels of a region; the future's result is that it is on disk."""
+        """Start to write all channels of a region; the future is done when they are on disk."""
         return self._store[(..., *region.slices())].write(values)
 
 
@@ -179,7 +174,7 @@ class Writer:
     """Writes regions in the background, a few at a time, and counts the voxels that are on disk.
 
     Raises:
-        WorkerFailedError: (from `put` and at the end of the block) the disk is full, or cannot be written to.
+        WorkerFailedError: (from `put` and at exit) the disk is full, or cannot be written to.
     """
 
     def __init__(self, volume: Volume) -> None:
@@ -198,7 +193,7 @@ class Writer:
                 self._under_way.popleft()
 
     def put(self, region: Region, values: Bytes) -> None:
-        """Begin to write; waits while too much is under way. `values` must not change any more."""
+        """Start to write, after waiting while too many writes are under way; `values` must not change any more."""
         self._under_way.append((region, self._volume.write(region, values)))
         if len(self._under_way) > _WRITES:
             self._wait()
@@ -208,17 +203,17 @@ class Writer:
         try:
             future.result()
         except (OSError, ValueError) as error:
-            raise _as_ours(error, self._volume.path, self.voxels) from error
+            raise _failure(error, self._volume.path, self.voxels) from error
         self.voxels += region.voxels
 
 
 def chunk_of(volume: Voxels) -> Voxels:
-    """Chunks of a made-up volume."""
+    """Return the chunks of a random volume."""
     z, y, x = (min(chunk, extent) for chunk, extent in zip(_CHUNK, volume, strict=True))
     return z, y, x
 
 
-def _as_ours(error: Exception, path: Path, voxels: int | None = None) -> WorkerFailedError:
+def _failure(error: Exception, path: Path, voxels: int | None = None) -> WorkerFailedError:
     if any(words in str(error) for words in _FULL):
         written = "" if voxels is None else f"; this process had written {voxels:,} voxels"
         return WorkerFailedError(f"the disk is full: {path} cannot be written to{written}", _ROOM)

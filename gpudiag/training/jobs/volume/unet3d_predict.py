@@ -1,18 +1,17 @@
-"""`unet3d-predict`: the 3D U-Net of `unet3d` (93,659,931 parameters) predicts a volume that lies on disk.
+"""`unet3d-predict`: the 3D U-Net of `unet3d` (93,659,931 parameters) predicts a volume on disk.
 
-Each process has a GPU and its share of the volume's blocks. Reading ahead, predicting and writing run beside each
-other: the host takes a finished block from the device only when the next one is under way.
+Each process has a GPU and its share of the volume's blocks. Reading ahead, predicting and writing overlap: the host
+fetches a finished block from the device only when the next one is under way.
 
-The whole volume is predicted first, without the profiler; its rate counts voxels that were written, each once, and the
-time until the last of them was on disk. Then steps over some of the same blocks are timed and recorded, as training's
-are, with their results going to a second volume that is removed.
+First the whole volume is predicted, without the profiler; the rate is the number of voxels by the time until the last
+one is on disk. Then steps over some of the same blocks are timed and recorded like training steps; they write to a
+second volume, which is removed.
 """
 
 from __future__ import annotations
 
 import itertools
 import math
-import os
 import time
 from collections import deque
 from typing import TYPE_CHECKING, Any, cast
@@ -24,7 +23,7 @@ from gpudiag.errors import WorkerFailedError
 from gpudiag.model.job import computed_in
 from gpudiag.model.run import INFERENCE_FILE, InferenceRecord, RankInference
 from gpudiag.model.run_directory import write_json
-from gpudiag.training.jobs.precision import Arithmetic
+from gpudiag.training.jobs.precision import Arithmetic, use_device
 from gpudiag.training.jobs.volume.blocks import CPU_CUT, CPU_VOLUME, GPU_CUT, GPU_VOLUME, Blocks
 from gpudiag.training.jobs.volume.storage import (
     PREDICTION,
@@ -47,41 +46,33 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
 
     from gpudiag.model.job import Job
-    from gpudiag.training.jobs.volume.blocks import Block
+    from gpudiag.training.jobs.volume.blocks import VolumeBlock
     from gpudiag.training.jobs.volume.storage import Bytes
 
-    Batch = list[tuple[Block, Bytes]]
+    Batch = list[tuple[VolumeBlock, Bytes]]
 
-#: Blocks of each process that the timed and recorded steps go round.
-_AGAIN_BLOCKS = 8
+#: Blocks of each process that the timed and recorded steps cycle through.
+_REPEATED_BLOCKS = 8
 
-#: Blocks that are read while one is predicted.
+#: Blocks that are read while a block is predicted.
 _AHEAD = 2
 
-#: Predictions are written as 1 (for 0.0) to 255 (for 1.0), so that 0 says: never written.
+#: Predictions are written as 1 (for 0.0) to 255 (for 1.0), so that 0 means not written.
 _LEVELS = 254
 
 
 class UNet3dPrediction(UNet3dTraining):
-    """The network, and blocks as samples."""
+    """The network, with blocks as samples."""
 
     def samples(self, count: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
-        """uint8[count, 1, z, y, x] as large as a block with its surroundings, and targets that nobody asks for."""
+        """Make uint8[count, 1, z, y, x] of the size of a block with its halo, and unused targets."""
         shape = (GPU_CUT if self.on_gpu else CPU_CUT).seen
         volumes = torch.randint(0, 256, (count, 1, *shape), dtype=torch.uint8, generator=generator)
         return volumes, torch.zeros(count, OUTPUTS, 1, 1, 1, dtype=torch.uint8)
 
 
 class Predictor:
-    """Sends batches of blocks through the network, one batch ahead of taking the results.
-
-    Args:
-        model: the network, on its device.
-        workload: prepares its input.
-        arithmetic: the precision.
-        device: where the network is.
-        memory_format: of the input.
-    """
+    """Predicts batches of blocks, one batch ahead of fetching the results."""
 
     def __init__(
         self,
@@ -97,11 +88,11 @@ class Predictor:
         self._device = device
         self._format = memory_format
         self._on_gpu = device.type == "cuda"
-        self._under_way: deque[tuple[list[Block], list[Tensor], Any]] = deque()
+        self._under_way: deque[tuple[list[VolumeBlock], list[Tensor], Any]] = deque()
 
     @torch.inference_mode()
     def predict(self, batch: Batch, writer: Writer) -> None:
-        """Begin with a batch, then hand the results of the one before to the writer."""
+        """Start to predict a batch, then pass the results of the one before to the writer."""
         with gpudiag.range("forward"):
             inputs = torch.stack([torch.from_numpy(seen) for _, seen in batch]).unsqueeze(1)
             if self._on_gpu:
@@ -119,10 +110,10 @@ class Predictor:
             done.record(torch.cuda.current_stream(self._device))
         self._under_way.append(([block for block, _ in batch], results, done))
         if len(self._under_way) > 1:
-            self._enqueue(writer)
+            self._write_oldest(writer)
 
     def predict_all(self, batches: Iterable[Batch], into: Volume) -> int:
-        """Predict all the batches; how many voxels are on disk then."""
+        """Predict all batches, and return the number of voxels on disk."""
         with Writer(into) as writer:
             for batch in batches:
                 self.predict(batch, writer)
@@ -130,11 +121,11 @@ class Predictor:
         return writer.voxels
 
     def finish(self, writer: Writer) -> None:
-        """Hand over what is still under way."""
+        """Write the results that are still under way."""
         while self._under_way:
-            self._enqueue(writer)
+            self._write_oldest(writer)
 
-    def _enqueue(self, writer: Writer) -> None:
+    def _write_oldest(self, writer: Writer) -> None:
         finished, results, done = self._under_way.popleft()
         if done is not None:
             done.synchronize()
@@ -143,13 +134,13 @@ class Predictor:
                 writer.put(block.written, result.numpy())
 
     def _fetched(self, result: Tensor) -> Tensor:
-        """In host memory, or on its way there; of its own, so that the writer may keep it."""
+        """Start a copy to new host memory, which the writer may keep."""
         host = torch.empty(result.shape, dtype=result.dtype, pin_memory=self._on_gpu)
         return host.copy_(result, non_blocking=True)
 
 
 def predict(job: Job) -> None:
-    """Predict the job's volume, then time and record steps. Runs in each process, started by torchrun.
+    """Predict the job's volume, then time and record steps, in each process.
 
     Raises:
         UsageError: the volume is smaller than a block.
@@ -159,28 +150,18 @@ def predict(job: Job) -> None:
     started = launched()
     if started is None:
         raise WorkerFailedError("volumes are predicted in processes that gpudiag starts", "Run `gpudiag profile`.")
-    on_gpu = job.device == "cuda"
-    device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0"))) if on_gpu else torch.device("cpu")
-    if on_gpu:
-        torch.cuda.set_device(device)
-        torch.backends.cudnn.benchmark = True
-    work = _Work(job, device, started.run_dir)
+    device = use_device(job.device)
+    prediction = VolumePrediction(job, device, started.run_dir)
     strategy = load_strategy(job.strategy, device)
     strategy.open()
     try:
-        work.run(torch.distributed.get_rank(), torch.distributed.get_world_size())
+        prediction.run(torch.distributed.get_rank(), torch.distributed.get_world_size())
     finally:
         strategy.close()
 
 
-class _Work:
-    """One process's work on the job's volume.
-
-    Args:
-        job: what to predict and how.
-        device: what to predict on.
-        run_dir: where volumes and figures go.
-    """
+class VolumePrediction:
+    """One process's share of predicting a volume in the run directory."""
 
     def __init__(self, job: Job, device: torch.device, run_dir: Path) -> None:
         on_gpu = device.type == "cuda"
@@ -194,40 +175,42 @@ class _Work:
         self._precision = computed_in(job.precision, on_gpu=on_gpu)
 
     def run(self, rank: int, world: int) -> None:
-        """Predict, note the figures, time and record steps, and leave no volume that nobody wants."""
+        """Predict, write the figures, time and record steps, and remove the volumes."""
         volume, prediction, scratch = (self._run_dir / name for name in (VOLUME, PREDICTION, SCRATCH))
-        mine = range(rank, len(self._blocks), world)
-        again = [self._blocks[number] for number in (mine or range(len(self._blocks)))[:_AGAIN_BLOCKS]]
+        own = range(rank, len(self._blocks), world)
+        repeated = [self._blocks[number] for number in (own or range(len(self._blocks)))[:_REPEATED_BLOCKS]]
         voxels = math.prod(self._shape)
-        check_space(self._run_dir, voxels + OUTPUTS * (voxels + world * sum(block.written.voxels for block in again)))
-        _together()  # before anything is there that another process would take for used space
+        check_space(
+            self._run_dir, voxels + OUTPUTS * (voxels + world * sum(block.written.voxels for block in repeated))
+        )
+        _barrier()  # before any process writes, which would change the free space
         try:
             if rank == 0:
                 (self._run_dir / INFERENCE_FILE).unlink(missing_ok=True)
                 Volume.create(volume, self._shape, chunk_of(self._shape))
                 for path in (prediction, scratch):
                     Volume.create(path, (OUTPUTS, *self._shape), (OUTPUTS, *self._cut.written))
-            _together()
+            _barrier()
             source = Volume.open(volume)
             source.fill(seed=0, part=rank, parts=world)
-            _together()
+            _barrier()
             predictor, model = self._predictor()
-            # Autotuning and the first allocations belong to no measurement.
-            predictor.predict_all(self._batches(source, iter(again[: self._batch_size])), Volume.open(scratch))
-            _together()
+            # Exclude autotuning and the first allocations from the measurement.
+            predictor.predict_all(self._batches(source, iter(repeated[: self._batch_size])), Volume.open(scratch))
+            _barrier()
             began_s = time.perf_counter()
             written = predictor.predict_all(
-                self._batches(source, map(self._blocks.__getitem__, mine)), Volume.open(prediction)
+                self._batches(source, map(self._blocks.__getitem__, own)), Volume.open(prediction)
             )
-            part = RankInference(rank=rank, blocks=len(mine), voxels=written, seconds=time.perf_counter() - began_s)
-            parts: list[Any] = [None] * world
-            torch.distributed.all_gather_object(parts, part)
+            share = RankInference(rank=rank, blocks=len(own), voxels=written, seconds=time.perf_counter() - began_s)
+            shares: list[Any] = [None] * world
+            torch.distributed.all_gather_object(shares, share)
             if rank == 0:
-                write_json(self._run_dir / INFERENCE_FILE, self._figures(parts))
-            self._record(model, predictor, self._batches(source, itertools.cycle(again)), Volume.open(scratch))
-            _together()
+                write_json(self._run_dir / INFERENCE_FILE, self._figures(shares))
+            self._record(model, predictor, self._batches(source, itertools.cycle(repeated)), Volume.open(scratch))
+            _barrier()
         except BaseException:
-            remove_volumes(self._run_dir)  # whichever process fails: the others are ended for it
+            remove_volumes(self._run_dir)  # the launcher ends the other processes
             raise
         if rank == 0:
             remove_volumes(self._run_dir, but=PREDICTION if self._job.keep_prediction else None)
@@ -243,8 +226,8 @@ class _Work:
         arithmetic = Arithmetic(self._precision, self._device)
         return Predictor(model, workload, arithmetic, self._device, memory_format), bare
 
-    def _batches(self, volume: Volume, wanted: Iterator[Block]) -> Iterator[Batch]:
-        """Blocks with what they see, a batch at a time; the last batch may be smaller."""
+    def _batches(self, volume: Volume, wanted: Iterator[VolumeBlock]) -> Iterator[Batch]:
+        """Yield batches of blocks with what they see; the last batch may be smaller."""
         ahead = volume.read_ahead(wanted, _AHEAD * self._batch_size)
         while batch := list(itertools.islice(ahead, self._batch_size)):
             yield batch
@@ -266,12 +249,12 @@ class _Work:
                 predictor.predict(batch, writer)
             predictor.finish(writer)
 
-    def _figures(self, parts: list[RankInference]) -> InferenceRecord:
-        """Raises WorkerFailedError when not every voxel was written once."""
-        voxels = sum(part.voxels for part in parts)
+    def _figures(self, shares: list[RankInference]) -> InferenceRecord:
+        """Summarize all ranks. Raises WorkerFailedError if not every voxel was written once."""
+        voxels = sum(share.voxels for share in shares)
         if voxels != math.prod(self._shape):
             raise WorkerFailedError(f"{voxels:,} voxels were written of {math.prod(self._shape):,}")
-        seconds = max(part.seconds for part in parts)
+        seconds = max(share.seconds for share in shares)
         return InferenceRecord(
             volume=self._shape,
             written=self._cut.written,
@@ -282,10 +265,10 @@ class _Work:
             channels=OUTPUTS,
             seconds=seconds,
             mvox_per_s=voxels / seconds / 1e6,
-            ranks=tuple(parts),
+            ranks=tuple(shares),
         )
 
 
-def _together() -> None:
+def _barrier() -> None:
     """Wait for all processes."""
     torch.distributed.barrier()

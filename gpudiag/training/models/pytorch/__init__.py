@@ -1,1 +1,1 @@
-"""The models in plain PyTorch, a file each. `workload` says what one is; `gradients` describes one untrained."""
+"""The models in plain PyTorch: `workload` is their interface, `gradients` describes one without training."""

@@ -25,7 +25,7 @@ LAYERS = 12
 HEADS = 12
 
 
-class Block(nn.Module):
+class TransformerBlock(nn.Module):
     """Causal self-attention and a feed-forward layer, each behind a layer norm."""
 
     def __init__(self) -> None:
@@ -38,7 +38,7 @@ class Block(nn.Module):
         self.down = nn.Linear(4 * WIDTH, WIDTH)
 
     def forward(self, x: Tensor) -> Tensor:
-        """float[n, t, WIDTH] to the same."""
+        """Map float[n, t, WIDTH] to the same shape."""
         n, t, _ = x.shape
         heads = self.qkv(self.norm1(x)).view(n, t, 3, HEADS, WIDTH // HEADS).permute(2, 0, 3, 1, 4)
         query, key, value = heads.unbind(0)
@@ -49,44 +49,44 @@ class Block(nn.Module):
 
 
 class Gpt(nn.Module):
-    """Token and position embedding, twelve blocks, and the token embedding again as output layer."""
+    """Token and position embedding, twelve blocks, and the token embedding as output layer."""
 
     def __init__(self) -> None:
         super().__init__()
         self.tokens = nn.Embedding(VOCABULARY, WIDTH)
         self.positions = nn.Embedding(CONTEXT, WIDTH)
-        self.blocks = nn.Sequential(*(Block() for _ in range(LAYERS)))
+        self.blocks = nn.Sequential(*(TransformerBlock() for _ in range(LAYERS)))
         self.norm = nn.LayerNorm(WIDTH)
         for name, parameter in self.named_parameters():
             if parameter.dim() > 1:
-                # Layers that add to the residual stream start smaller, as GPT-2's do.
+                # GPT-2 starts layers that add to the residual stream with smaller weights.
                 residual = name.endswith(("projection.weight", "down.weight"))
                 nn.init.normal_(parameter, std=0.02 / math.sqrt(2 * LAYERS) if residual else 0.02)
 
     def forward(self, tokens: Tensor) -> Tensor:
-        """int64[n, t] to logits, float[n, t, VOCABULARY]."""
+        """Map int64[n, t] to logits, float[n, t, VOCABULARY]."""
         positions = torch.arange(tokens.shape[1], device=tokens.device)
         x = self.norm(self.blocks(self.tokens(tokens) + self.positions(positions)))
         return functional.linear(x, self.tokens.weight)
 
 
 class Gpt2Small(Workload):
-    """Large matrix products and 498 MB of gradients in fp32."""
+    """GPT-2 small: large matrix products and 498 MB of gradients in fp32."""
 
     def model(self) -> nn.Module:
-        """GPT-2 small."""
+        """Build the network."""
         return Gpt()
 
     def samples(self, count: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
-        """int64[count, t] tokens and the tokens that follow them."""
+        """Make int64[count, t] tokens and the tokens that follow them."""
         context = CONTEXT if self.on_gpu else CPU_CONTEXT
         tokens = torch.randint(0, VOCABULARY, (count, context + 1), generator=generator)
         return tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous()
 
     def loss(self, output: Tensor, target: Tensor) -> Tensor:
-        """Cross-entropy over all positions."""
+        """Return the cross-entropy over all positions."""
         return functional.cross_entropy(output.flatten(0, 1), target.flatten())
 
     def optimizer(self, parameters: Iterable[nn.Parameter]) -> Optimizer:
-        """AdamW, fused where the device has it."""
+        """Return AdamW, fused on GPUs."""
         return torch.optim.AdamW(parameters, lr=3e-4, betas=(0.9, 0.95), weight_decay=0.1, fused=self.on_gpu)

@@ -1,11 +1,10 @@
-"""A model's gradient sizes and the work of a step, without a device.
+"""Describe a model's gradient sizes and the FLOPs of a step, without a device.
 
     python -m gpudiag.training.models.pytorch.gradients NAME
 
-The model is built of tensors that have shapes and no memory, so this takes as long as importing PyTorch. Prints one
-JSON object: `sizes` in bytes of each parameter's gradient (fp32), last parameter first, which is about the order in
-which backward makes them; `blocks` that FSDP would gather by themselves; `flops` of forward and backward of one sample;
-`batch_size`; `input_bytes` of one sample.
+The model is built on the meta device, so this takes as long as importing PyTorch. Prints one JSON object: `sizes` in
+bytes of each parameter's gradient (fp32), last parameter first, about the order of backward; `blocks`, the units that
+FSDP gathers; `flops` of forward and backward of one sample; `batch_size`; `input_bytes` of one sample.
 """
 
 from __future__ import annotations
@@ -19,20 +18,20 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 from gpudiag.training.models.registry import load_workload, workload_entry
-from gpudiag.training.strategies.pytorch.fsdp import parts as fsdp_parts
+from gpudiag.training.strategies.pytorch.fsdp import shards_of
 
 
 def main() -> None:
-    """Describe one workload."""
+    """Print the description of one workload."""
     parser = argparse.ArgumentParser(description="Gradient sizes of a built-in workload, as JSON.")
     parser.add_argument("workload")
-    parser.add_argument("--cpu", action="store_true", help="as it is trained on a CPU process, not on a GPU")
+    parser.add_argument("--cpu", action="store_true", help="sized for a CPU process, not for a GPU")
     options = parser.parse_args()
     json.dump(describe(options.workload, on_gpu=not options.cpu), sys.stdout)
 
 
 def describe(name: str, *, on_gpu: bool) -> dict[str, Any]:
-    """Sizes, work and defaults of a workload. Raises UsageError where there is none of this name."""
+    """Return sizes, FLOPs and defaults of a workload. Raises UsageError if the name is unknown."""
     entry = workload_entry(name)
     workload = load_workload(name, on_gpu=on_gpu)
     with torch.device("meta"):
@@ -45,12 +44,12 @@ def describe(name: str, *, on_gpu: bool) -> dict[str, Any]:
             loss = workload.loss(model(workload.prepare(inputs.to("meta"))), target.to("meta"))
             loss.backward()  # type: ignore[no-untyped-call]  # torch's own
         flops = int(counter.get_total_flops())
-    except Exception as error:  # noqa: BLE001  # a model that needs values of its tensors has sizes all the same
-        print(f"the work of a step is unknown: {error}", file=sys.stderr)  # noqa: T201
+    except Exception as error:  # noqa: BLE001  # sizes remain if the model needs tensor values
+        print(f"the FLOPs of a step are unknown: {error}", file=sys.stderr)  # noqa: T201
     return {
         "sizes": [parameter.numel() * parameter.element_size() for parameter in reversed(trained)],
         "flops": flops,
-        "blocks": len(fsdp_parts(model)),
+        "blocks": len(shards_of(model)),
         "batch_size": entry.gpu_batch if on_gpu else entry.cpu_batch,
         "input_bytes": inputs.numel() * inputs.element_size(),
     }

@@ -22,7 +22,7 @@ SHAPE = (40, 432, 432)
 CPU_SHAPE = (4, 54, 54)
 FEATURES = (12, 60, 300, 1500)
 OUTPUTS = 3
-#: Voxels along z, y and x that pooling makes one.
+#: Voxels along z, y and x that are pooled into one.
 POOLING = (1, 3, 3)
 
 
@@ -39,11 +39,7 @@ class TwoConvolutions(nn.Sequential):
 
 
 class UNet3d(nn.Module):
-    """Down by pooling, up by repeating voxels, with the same level's way down beside each way up.
-
-    Args:
-        features: channels of each level, the deepest last.
-    """
+    """Down by pooling, up by repeating voxels, with skip connections; `features`: channels by level, deepest last."""
 
     def __init__(self, features: Sequence[int] = FEATURES) -> None:
         super().__init__()
@@ -59,23 +55,23 @@ class UNet3d(nn.Module):
         self.last = nn.Conv3d(inputs, OUTPUTS, 3, padding=1)
 
     def forward(self, x: Tensor) -> Tensor:
-        """float[n, 1, z, y, x] to float[n, 3, z, y, x] between 0 and 1; y and x divisible by 3 per level of pooling."""
-        passed: list[Tensor] = []
+        """Map float[n, 1, z, y, x] to float[n, 3, z, y, x] in 0..1; y and x: divisible by 3 per pooling level."""
+        skips: list[Tensor] = []
         for level, convolutions in enumerate(self.down):
             x = convolutions(x if level == 0 else functional.max_pool3d(x, POOLING))
-            passed.append(x)
-        passed.pop()
+            skips.append(x)
+        skips.pop()
         for convolutions in self.up:
             x = functional.interpolate(x, scale_factor=[float(factor) for factor in POOLING], mode="nearest")
-            x = convolutions(torch.cat((x, passed.pop()), dim=1))
+            x = convolutions(torch.cat((x, skips.pop()), dim=1))
         return torch.sigmoid(self.last(x))
 
 
 def dice_loss(output: Tensor, target: Tensor) -> Tensor:
-    """Sørensen's and Dice's coefficient of each channel, from -1 (equal) to 0 (disjoint), summed over channels.
+    """Return the Sørensen-Dice coefficient of each channel, -1 (equal) to 0 (disjoint), summed over channels.
 
-    -2 sum(p t) / (sum(p^2) + sum(t^2)) per channel, over samples and voxels, in single precision: sums over millions of
-    voxels do not fit half precision.
+    Per channel, over samples and voxels: -2 sum(p t) / (sum(p^2) + sum(t^2)). Computed in single precision, because
+    sums over millions of voxels do not fit half precision.
     """
     p = output.float().transpose(0, 1).flatten(1)
     t = target.float().transpose(0, 1).flatten(1)
@@ -85,30 +81,30 @@ def dice_loss(output: Tensor, target: Tensor) -> Tensor:
 
 
 class UNet3dTraining(Workload):
-    """Few large convolutions on one volume per step, much memory, and gradients of a middling size."""
+    """3D U-Net: few large convolutions on one volume per step, much memory, gradients of medium size."""
 
-    #: Volumes are large: 30 MB each with their targets.
+    #: Small, because a volume with its target has 30 MB.
     pool = 8
     channels_last = torch.channels_last_3d
 
     def model(self) -> nn.Module:
-        """Four levels."""
+        """Build the network with four levels."""
         return UNet3d()
 
     def samples(self, count: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
-        """uint8[count, 1, z, y, x], grey values, and uint8[count, 3, z, y, x], 1 where there is a boundary."""
+        """Make grey values, uint8[count, 1, z, y, x], and boundaries, uint8[count, 3, z, y, x]."""
         shape = SHAPE if self.on_gpu else CPU_SHAPE
         volumes = torch.randint(0, 256, (count, 1, *shape), dtype=torch.uint8, generator=generator)
         return volumes, torch.randint(0, 2, (count, OUTPUTS, *shape), dtype=torch.uint8, generator=generator)
 
     def prepare(self, inputs: Tensor) -> Tensor:
-        """Grey values to floats from 0 to 1."""
+        """Scale grey values to floats from 0 to 1."""
         return inputs.to(torch.float32).div_(255)
 
     def loss(self, output: Tensor, target: Tensor) -> Tensor:
-        """Sørensen-Dice."""
+        """Return the Dice loss."""
         return dice_loss(output, target)
 
     def optimizer(self, parameters: Iterable[nn.Parameter]) -> Optimizer:
-        """Adam, fused where the device has it."""
+        """Return Adam, fused on GPUs."""
         return torch.optim.Adam(parameters, lr=1e-4, fused=self.on_gpu)

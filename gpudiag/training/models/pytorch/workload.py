@@ -1,4 +1,4 @@
-"""What a workload is: a model, its samples, its loss, its optimizer."""
+"""The interface of PyTorch workloads: model, samples, loss and optimizer."""
 
 from __future__ import annotations
 
@@ -12,59 +12,56 @@ from torch.optim import Optimizer
 
 
 class Workload(ABC):
-    """One model to train, on samples made up once: a pool in memory from which batches are put together.
+    """A model to train on random samples, sized for a GPU (`on_gpu`) or for a CPU process."""
 
-    Args:
-        on_gpu: sized for a GPU; otherwise for a CPU process.
-    """
-
-    #: Distinct samples in the pool.
+    #: Distinct samples in memory, from which batches are collated.
     pool = 512
-
-    #: What `nhwc` means for its inputs and weights.
+    #: Memory format of inputs and weights for `nhwc`.
     channels_last: torch.memory_format = torch.channels_last
 
-    def __init__(self, *, on_gpu: bool) -> None:
+    def __init__(self, *, on_gpu: bool, depth: int = 0) -> None:
         self.on_gpu = on_gpu
+        #: Layers, of a model that has several depths.
+        self.depth = depth
 
     @abstractmethod
     def model(self) -> nn.Module:
-        """The model, on the CPU, freshly initialised."""
+        """Build the model on the CPU, freshly initialised."""
 
     @abstractmethod
     def samples(self, count: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
-        """`count` inputs and their targets, stacked along the first dimension, as they would come from disk."""
+        """Make `count` inputs and their targets, stacked along the first dimension, as they would come from disk."""
 
     def prepare(self, inputs: Tensor) -> Tensor:
-        """Make a batch of inputs, on its device, what the model takes: scaling of bytes, and the like."""
+        """Convert a batch of inputs, on its device, to the model's input, for example by scaling bytes."""
         return inputs
 
     def loss(self, output: Tensor, target: Tensor) -> Tensor:
-        """The scalar to minimise; cross-entropy over classes unless a workload says otherwise."""
+        """Return the scalar to minimise, by default cross-entropy over classes."""
         return functional.cross_entropy(output, target)
 
     def optimizer(self, parameters: Iterable[nn.Parameter]) -> Optimizer:
-        """The optimizer; momentum SGD unless a workload says otherwise."""
+        """Return the optimizer, by default momentum SGD."""
         return torch.optim.SGD(parameters, lr=0.01, momentum=0.9, weight_decay=1e-4)
 
 
 class ImageWorkload(Workload):
-    """RGB images as bytes, and a class for each."""
+    """RGB images as bytes, with a class each."""
 
     #: Pixels along each side.
     side = 224
-    #: On a CPU; None for the same.
+    #: Pixels along each side on a CPU; None for the same.
     cpu_side: int | None = None
     classes = 1000
 
     def samples(self, count: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
-        """uint8[count, 3, side, side] and int64[count]."""
+        """Make uint8[count, 3, side, side] and int64[count]."""
         side = self.side if self.on_gpu or self.cpu_side is None else self.cpu_side
         images = torch.randint(0, 256, (count, 3, side, side), dtype=torch.uint8, generator=generator)
         return images, torch.randint(0, self.classes, (count,), generator=generator)
 
     def prepare(self, inputs: Tensor) -> Tensor:
-        """Bytes to floats of about zero mean and unit variance, as image pipelines do last."""
+        """Scale bytes to floats of about zero mean and unit variance."""
         return inputs.to(torch.float32).sub_(127.5).div_(73.9)
 
 
@@ -76,7 +73,7 @@ class CifarWorkload(ImageWorkload):
 
 
 def initialise_convolutions(model: nn.Module) -> None:
-    """He's initialisation (K. He et al., 2015) of all convolutions."""
+    """Initialise all convolutions as K. He et al. (2015) do."""
     for module in model.modules():
         if isinstance(module, nn.Conv2d):
             nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")

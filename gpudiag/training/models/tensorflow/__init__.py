@@ -1,1 +1,1 @@
-"""The models in plain Keras under TensorFlow, a file each; `workload` says what one is."""
+"""The models in plain Keras under TensorFlow; `workload` is their interface."""

@@ -26,21 +26,21 @@ HEADS = 12
 
 @keras.saving.register_keras_serializable(package="gpudiag")
 class Positions(layers.Layer):  # type: ignore[misc]  # keras is untyped
-    """Adds a trained vector per position; CONTEXT of them, of which a shorter sequence uses the first."""
+    """Add a trained vector per position; a sequence shorter than CONTEXT uses the first ones."""
 
     def build(self, input_shape: Any) -> None:
         """Make the vectors, float[CONTEXT, width]."""
         self.vectors = self.add_weight(shape=(CONTEXT, input_shape[-1]), initializer="random_normal", name="vectors")
 
     def call(self, x: Any) -> Any:
-        """float[n, t, width] to the same."""
+        """Map float[n, t, width] to the same shape."""
         return x + tf.cast(self.vectors[: x.shape[1]], x.dtype)
 
 
-def block(x: Any) -> Any:
-    """Causal self-attention and a feed-forward layer, each behind a layer norm."""
+def transformer_block(x: Any) -> Any:
+    """Apply causal self-attention and a feed-forward layer, each behind a layer norm."""
     y = layers.LayerNormalization(epsilon=1e-5)(x)
-    # Query, key and value come from one matrix each, with 3 * WIDTH biases in all, as GPT-2's one matrix has.
+    # Query, key and value have a matrix each, with 3 * WIDTH biases in all, like GPT-2's single matrix.
     y = layers.MultiHeadAttention(HEADS, WIDTH // HEADS)(y, y, use_causal_mask=True)
     x = layers.Add()([x, y])
     y = layers.LayerNormalization(epsilon=1e-5)(x)
@@ -48,26 +48,26 @@ def block(x: Any) -> Any:
     return layers.Add()([x, layers.Dense(WIDTH)(y)])
 
 
-class Gpt2Small(KerasWorkload):
-    """Large matrix products and 498 MB of gradients in fp32."""
+class KerasGpt2Small(KerasWorkload):
+    """GPT-2 small: large matrix products and 498 MB of gradients in fp32."""
 
     def model(self) -> Any:
-        """Token and position embedding, twelve blocks, and the token embedding again as output layer."""
+        """Build token and position embedding, twelve blocks, and the token embedding as output layer."""
         tokens = layers.Input((self._context,), dtype="int32")
         embedding = layers.ReversibleEmbedding(VOCABULARY, WIDTH, tie_weights=True)
         x = Positions()(embedding(tokens))
         for _ in range(LAYERS):
-            x = block(x)
+            x = transformer_block(x)
         x = layers.LayerNormalization(epsilon=1e-5)(x)
         return keras.Model(tokens, embedding(x, reverse=True))
 
     def samples(self, count: int, generator: np.random.Generator) -> Samples:
-        """int32[count, t] tokens and the tokens that follow them."""
+        """Make int32[count, t] tokens and the tokens that follow them."""
         tokens = generator.integers(0, VOCABULARY, (count, self._context + 1), dtype=np.int32)
         return np.ascontiguousarray(tokens[:, :-1]), np.ascontiguousarray(tokens[:, 1:])
 
     def optimizer(self) -> Any:
-        """AdamW."""
+        """Return AdamW."""
         return keras.optimizers.AdamW(learning_rate=3e-4, beta_1=0.9, beta_2=0.95, weight_decay=0.1)
 
     @property

@@ -22,49 +22,49 @@ SHAPE = (40, 432, 432)
 CPU_SHAPE = (4, 54, 54)
 FEATURES = (12, 60, 300, 1500)
 OUTPUTS = 3
-#: Voxels along z, y and x that pooling makes one.
+#: Voxels along z, y and x that are pooled into one.
 POOLING = (1, 3, 3)
 
 
 def two_convolutions(x: Any, width: int) -> Any:
-    """Two 3x3x3 convolutions that keep the shape, each with ELU."""
+    """Apply two 3x3x3 convolutions that keep the shape, each with ELU."""
     for _ in range(2):
         x = layers.Conv3D(width, 3, padding="same", activation="elu")(x)
     return x
 
 
-class UNet3dTraining(KerasWorkload):
-    """Few large convolutions on one volume per step, much memory, and gradients of a middling size."""
+class KerasUNet3dTraining(KerasWorkload):
+    """3D U-Net: few large convolutions on one volume per step, much memory, gradients of medium size."""
 
-    #: Volumes are large: 30 MB each with their targets.
+    #: Small, because a volume with its target has 30 MB.
     pool = 8
 
     def model(self) -> Any:
-        """Down by pooling, up by repeating voxels, with the same level's way down beside each way up."""
+        """Build the network: down by pooling, up by repeating voxels, with skip connections."""
         inputs = layers.Input((1, *self._shape) if channels_first() else (*self._shape, 1))
         x = inputs
-        passed: list[Any] = []
+        skips: list[Any] = []
         for level, width in enumerate(FEATURES):
             x = two_convolutions(x if level == 0 else layers.MaxPooling3D(POOLING)(x), width)
-            passed.append(x)
-        passed.pop()
+            skips.append(x)
+        skips.pop()
         for width in reversed(FEATURES[:-1]):
-            x = layers.Concatenate(axis=channel_axis())([layers.UpSampling3D(POOLING)(x), passed.pop()])
+            x = layers.Concatenate(axis=channel_axis())([layers.UpSampling3D(POOLING)(x), skips.pop()])
             x = two_convolutions(x, width)
         return keras.Model(inputs, layers.Conv3D(OUTPUTS, 3, padding="same", activation="sigmoid")(x))
 
     def samples(self, count: int, generator: np.random.Generator) -> Samples:
-        """uint8[count, z, y, x, 1], grey values, and uint8[count, z, y, x, 3], 1 where there is a boundary."""
+        """Make grey values, uint8[count, z, y, x, 1], and boundaries, uint8[count, z, y, x, 3]."""
         volumes = generator.integers(0, 256, (count, *self._shape, 1), dtype=np.uint8)
         return volumes, generator.integers(0, 2, (count, *self._shape, OUTPUTS), dtype=np.uint8)
 
     def prepare(self, inputs: Any) -> Any:
-        """Grey values to floats from 0 to 1, in the model's layout."""
+        """Scale grey values to floats from 0 to 1, in the model's layout."""
         scaled = tf.cast(inputs, keras.mixed_precision.dtype_policy().compute_dtype) / 255
         return tf.transpose(scaled, (0, 4, 1, 2, 3)) if channels_first() else scaled
 
     def loss(self, output: Any, target: Any) -> Any:
-        """Sørensen's and Dice's coefficient of each channel, from -1 (equal) to 0 (disjoint), summed over channels."""
+        """Return the Sørensen-Dice coefficient of each channel, -1 (equal) to 0 (disjoint), summed over channels."""
         p = tf.cast(output, tf.float32)
         p = tf.transpose(p, (0, 2, 3, 4, 1)) if channels_first() else p
         t = tf.cast(target, tf.float32)
@@ -73,7 +73,7 @@ class UNet3dTraining(KerasWorkload):
         return tf.reduce_sum(-2 * tf.reduce_sum(p * t, voxels) / tf.maximum(both, 1e-6))
 
     def optimizer(self) -> Any:
-        """Adam."""
+        """Return Adam."""
         return keras.optimizers.Adam(learning_rate=1e-4)
 
     @property

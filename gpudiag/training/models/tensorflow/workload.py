@@ -1,4 +1,4 @@
-"""What a workload is under TensorFlow: a Keras model, its samples, its loss, its optimizer."""
+"""The interface of Keras workloads under TensorFlow: model, samples, loss and optimizer."""
 
 from __future__ import annotations
 
@@ -14,59 +14,58 @@ Samples = tuple[NDArray[Any], NDArray[Any]]
 
 
 class KerasWorkload(ABC):
-    """One model to train, on samples made up once: a pool in memory from which batches are put together.
+    """A model to train on random samples, sized for GPUs (`on_gpu`) or for CPU devices."""
 
-    Args:
-        on_gpu: sized for GPUs; otherwise for CPU devices.
-    """
-
-    #: Distinct samples in the pool.
+    #: Distinct samples in memory, from which batches are collated.
     pool = 512
 
-    def __init__(self, *, on_gpu: bool) -> None:
+    def __init__(self, *, on_gpu: bool, depth: int = 0) -> None:
         self.on_gpu = on_gpu
+        #: Layers, of a model that has several depths.
+        self.depth = depth
 
     @abstractmethod
     def model(self) -> Any:
-        """A `keras.Model`, freshly initialised; made in the scope of a strategy."""
+        """Build the `keras.Model`, freshly initialised, in the scope of a strategy."""
 
     @abstractmethod
     def samples(self, count: int, generator: np.random.Generator) -> Samples:
-        """`count` inputs and their targets along the first dimension, as they would come from disk: channels last."""
+        """Make `count` inputs and their targets along the first dimension, channels last, as they come from disk."""
 
     def prepare(self, inputs: Any) -> Any:
-        """Make a batch of inputs, on its device, what the model takes: scaling of bytes, and the like."""
+        """Convert a batch of inputs, on its device, to the model's input, for example by scaling bytes."""
         return inputs
 
     def loss(self, output: Any, target: Any) -> Any:
-        """The scalar to minimise; cross-entropy over classes unless a workload says otherwise."""
+        """Return the scalar to minimise, by default cross-entropy over classes."""
         per_sample = tf.nn.sparse_softmax_cross_entropy_with_logits(labels=target, logits=tf.cast(output, tf.float32))
         return tf.reduce_mean(per_sample)
 
     def optimizer(self) -> Any:
-        """The optimizer; momentum SGD unless a workload says otherwise."""
+        """Return the optimizer, by default momentum SGD."""
         return keras.optimizers.SGD(learning_rate=0.01, momentum=0.9, weight_decay=1e-4)
 
 
-class ImageWorkload(KerasWorkload):
-    """RGB images as bytes, and a class for each."""
+class KerasImageWorkload(KerasWorkload):
+    """RGB images as bytes, with a class each."""
 
+    #: Pixels along each side.
     side = 224
-    #: On a CPU; None for the same.
+    #: Pixels along each side on a CPU; None for the same.
     cpu_side: int | None = None
     classes = 1000
 
     def image_shape(self) -> tuple[int, int, int]:
-        """Of one image, as the model takes it."""
+        """Return the shape of one image in the model's layout."""
         return (3, self._side, self._side) if channels_first() else (self._side, self._side, 3)
 
     def samples(self, count: int, generator: np.random.Generator) -> Samples:
-        """uint8[count, side, side, 3] and int32[count]."""
+        """Make uint8[count, side, side, 3] and int32[count]."""
         images = generator.integers(0, 256, (count, self._side, self._side, 3), dtype=np.uint8)
         return images, generator.integers(0, self.classes, count, dtype=np.int32)
 
     def prepare(self, inputs: Any) -> Any:
-        """Bytes to floats of about zero mean and unit variance, in the model's layout."""
+        """Scale bytes to floats of about zero mean and unit variance, in the model's layout."""
         scaled = (tf.cast(inputs, keras.mixed_precision.dtype_policy().compute_dtype) - 127.5) / 73.9
         return tf.transpose(scaled, (0, 3, 1, 2)) if channels_first() else scaled
 
@@ -75,11 +74,18 @@ class ImageWorkload(KerasWorkload):
         return self.side if self.on_gpu or self.cpu_side is None else self.cpu_side
 
 
+class KerasCifarWorkload(KerasImageWorkload):
+    """Images of CIFAR-10's shape: 32x32 in ten classes."""
+
+    side = 32
+    classes = 10
+
+
 def channels_first() -> bool:
-    """Is the layout `nchw`? Keras keeps it for all models of the process."""
+    """Return whether the layout is `nchw`; Keras keeps it for all models of the process."""
     return bool(keras.config.image_data_format() == "channels_first")
 
 
 def channel_axis() -> int:
-    """Where the channels are in a batch."""
+    """Return the axis of the channels in a batch."""
     return 1 if channels_first() else -1

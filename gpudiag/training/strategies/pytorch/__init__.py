@@ -1,1 +1,1 @@
-"""How gradients are exchanged under PyTorch; one file each."""
+"""The PyTorch strategies; `registry` lists them without importing PyTorch."""

@@ -1,4 +1,4 @@
-"""`cpu-reduce`: DistributedDataParallel with gradients summed by the CPUs, in host memory that all processes share."""
+"""`cpu-reduce`: DistributedDataParallel with gradients summed by the CPUs in shared host memory."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import gpudiag
 from gpudiag.errors import UsageError
 from gpudiag.prediction.cost import Cost, bucketed
 from gpudiag.prediction.curves import Curve
-from gpudiag.training.strategies.bucketed import BucketedStrategy, distributed_data_parallel
+from gpudiag.training.strategies.pytorch.ddp import BucketedStrategy, distributed_data_parallel
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from gpudiag.training.strategies.pytorch_strategy import StartAllReduce
 
 _WIRES = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
-#: Bytes per chunk in which an exchange through the host is pipelined.
+#: Bytes per chunk of a pipelined all-reduce through the host.
 _CHUNK = 4 << 20
 
 
@@ -36,18 +36,18 @@ class CpuReduceHook:
         ...
         hook.close()
 
-    It wins where GPUs have no peer access to each other: each gradient travels once to the host and once back, where
-    a ring moves it 2(n-1)/n times each way. The processes must be on one node. Sums are formed in float32. NaN and
-    infinities travel as they are. If a process dies, the others get an error in the next bucket instead of waiting.
+    It is faster if GPUs have no peer access to each other: each gradient is copied once to the host and once back,
+    while a ring copies it 2(n-1)/n times each way. The processes must be on one node. Sums are in float32. NaN and
+    infinities are preserved. If a process dies, the others get an error in the next bucket instead of waiting.
 
     Args:
         device: the GPU of this process, or the CPU.
-        wire: `fp32`, `bf16` or `fp16`: the precision in which gradients travel; their own when None.
-        group: the processes; the default group when None. All must make the hook at the same point.
-        **tuning: anything else that `SharedHostAllReduce` takes.
+        wire: precision in which gradients are transported: `fp32`, `bf16` or `fp16`; None for their own.
+        group: the processes, by default the default group. All must make the hook at the same point.
+        **tuning: other arguments of `SharedHostAllReduce`.
 
     Raises:
-        UsageError: the processes are not on one node, or there is no such wire.
+        UsageError: the processes are not on one node, or the precision is unknown.
         HardwareMissingError: memory cannot be shared or pinned. Both are raised in every process.
     """
 
@@ -65,7 +65,7 @@ class CpuReduceHook:
 
         if wire is not None and wire not in _WIRES:
             raise UsageError(f"gradients cannot travel as {wire}", f"Choose one of {', '.join(_WIRES)}.")
-        # DDP asks hooks for their names, as functions have them.
+        # DDP reads the names that functions have.
         self.__name__ = self.__qualname__ = "cpu_reduce_hook"
         self._communication = SharedHostAllReduce(
             group=group,
@@ -76,20 +76,20 @@ class CpuReduceHook:
         )
 
     def __call__(self, _state: object, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
-        """Average one bucket. Raises WorkerFailedError when another process has died or does not get on."""
+        """Average one bucket. Raises WorkerFailedError if another process has died or makes no progress."""
         with gpudiag.range("exchange"):
             return self.reduce(bucket)
 
     def reduce(self, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
-        """The same without a range around it."""
+        """Average one bucket without a range around it."""
         return self._communication.start(bucket.buffer(), key=bucket.index())
 
     def check(self) -> None:
-        """Raise WorkerFailedError if the exchange has been given up."""
+        """Raise WorkerFailedError if communication has failed."""
         self._communication.check()
 
     def close(self) -> None:
-        """Finish and let go of the memory. May be called again."""
+        """Finish and release the memory. May be called again."""
         self._communication.close()
 
 
@@ -98,18 +98,18 @@ CpuReduceHook.__call__.__annotations__.clear()
 
 
 class CpuReduce(BucketedStrategy):
-    """Each gradient goes to the host once and comes back once; the GPUs' own links are not used."""
+    """Each gradient is copied to the host once and back once; the GPUs' own links are not used."""
 
     name = "cpu-reduce"
     summary = "DistributedDataParallel through shared host memory: the CPUs of the node sum each bucket, in chunks."
-    listed, special = 30, 30
+    list_order, preference_rank = 30, 30
     one_node = True
     least_devices = 2
     locks_memory = True
     through_host = True
     rounding_pays = True
     launched_ahead = True
-    #: For the parameters at the start, and for buffers such as batch norm's.
+    #: Broadcasts initial parameters, and buffers such as batch norm's.
     backend = None
 
     def __init__(self, device: torch.device, options: CommunicationOptions | None = None, devices: int = 1) -> None:
@@ -117,40 +117,40 @@ class CpuReduce(BucketedStrategy):
         self._hook: CpuReduceHook | None = None
 
     def wrap(self, model: nn.Module) -> nn.Module:
-        """As DDP, after the memory has been shared."""
+        """Share the memory, then wrap in DistributedDataParallel."""
         self.check_model(model)
         self._hook = CpuReduceHook(self.device, wire=self.options.compress)
         return super().wrap(model)
 
     def needs_hook(self) -> bool:
-        """Always: the hook is the exchange."""
+        """Return True: the hook communicates."""
         return True
 
     def reduce_bucket(self, _group: dist.ProcessGroup, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
-        """Exchange one bucket through the host."""
+        """Average one bucket through the host."""
         assert self._hook is not None  # noqa: S101  # made by wrap
         return self._hook.reduce(bucket)
 
     def exchange(self, model: nn.Module) -> None:
-        """The buckets have travelled during backward. Raises WorkerFailedError if a process has died."""
+        """Check that the buckets were reduced during backward. Raises WorkerFailedError if a process has died."""
         super().exchange(model)
         assert self._hook is not None  # noqa: S101  # made by wrap
         self._hook.check()
 
     def release(self) -> None:
-        """Let go of the model and of the memory."""
+        """Release the model and the memory."""
         super().release()
         if self._hook is not None:
             self._hook.close()
 
     @classmethod
     def transport(cls, candidate: Candidate, *, on_gpu: bool, p2p: bool) -> str:
-        """One for each precision in which gradients travel."""
+        """Name one transport for each precision of gradients."""
         return f"{cls.name}-{candidate.compress}" if candidate.compress else cls.name
 
     @classmethod
     def all_reduce(cls, device: torch.device, candidate: Candidate) -> tuple[StartAllReduce, Callable[[], None]]:
-        """The exchange behind the hook."""
+        """Start the all-reduce of the hook."""
         from gpudiag.training.strategies.shared_host.all_reduce import SharedHostAllReduce
 
         shared = SharedHostAllReduce(device=device, wire=_dtype(candidate.compress))
@@ -158,10 +158,10 @@ class CpuReduce(BucketedStrategy):
 
     @classmethod
     def cost(cls, now: Situation, candidate: Candidate) -> Cost:
-        """Gradients go to host memory that all processes share, the CPUs add them, the sums come back."""
+        """Return the cost of copies to shared host memory, sums by the CPUs, and copies back."""
         curve = now.curve(cls.transport(candidate, on_gpu=now.on_gpu, p2p=now.p2p))
         if curve is not None:
-            # Of a wire that was measured itself the sizes are those of the gradients, as they were.
+            # A measured transport already includes its precision, so sizes are those of the gradients.
             reason = f"{_no_peers(now)}{curve.busbw(25e6):.3g} GB/s of bus bandwidth through shared host memory"
             return bucketed(now, candidate, curve, 1.0, reason, holds=0.0)
         if now.on_gpu:
@@ -170,11 +170,11 @@ class CpuReduce(BucketedStrategy):
         else:
             link = now.paths.host_memory() / 2 / max(1, now.devices)
             reason = f"{link:.3g} GB/s of host memory per process"
-        # Every byte of each rank is read once and every sum written once.
+        # Each byte of every rank is read once, and each sum is written once.
         adding = now.paths.host_memory() / (1 + 1 / max(1, now.devices)) / max(1, now.devices)
         slowest = min(link, adding)
         hops = 2 * max((now.paths.latency_us(-1, gpu) for gpu in range(len(now.paths))), default=0.0) / 1e3
-        # The first chunk is there and back before the first sum is.
+        # The first chunk is copied both ways before copies overlap.
         points = {
             size: hops + 2 * min(size, _CHUNK) / (link * 1e6) + size / (slowest * 1e6)
             for size in (1 << 10, _CHUNK, 1 << 30)
@@ -185,7 +185,7 @@ class CpuReduce(BucketedStrategy):
 
     @classmethod
     def code(cls, candidate: Candidate) -> tuple[str, ...]:
-        """DistributedDataParallel with the hook."""
+        """Return DistributedDataParallel with the hook."""
         wire = f', wire="{candidate.compress}"' if candidate.compress else ""
         return (
             "import gpudiag",
@@ -206,6 +206,3 @@ def _dtype(wire: str | None) -> torch.dtype | None:
 
     dtype: torch.dtype | None = None if wire is None else getattr(torch, _WIRES[wire])
     return dtype
-
-
-STRATEGY = CpuReduce

@@ -1,4 +1,4 @@
-"""`ps-gpu`: a parameter server on the GPUs: each variable has one home, where it is summed and updated."""
+"""`ps-gpu`: a parameter server on the GPUs; each variable has one home, where it is summed and updated."""
 
 from __future__ import annotations
 
@@ -24,16 +24,15 @@ if TYPE_CHECKING:
 
 
 class PsGpu(PytorchStrategy):
-    """Gradients of a variable are summed on its home GPU, which updates it and sends it to all others.
+    """Gradients of a variable are summed on its home GPU, which updates it and broadcasts it.
 
-    Whole variables are spread over the GPUs by size, or all are on one (`--ps-device`), whose links then carry
-    everything. Variables of one home travel together. Nothing overlaps with backward. On CPU processes the same through
-    gloo.
+    Whole variables are spread over the GPUs by size, or all are on one GPU (`--ps-device`), whose links then carry
+    everything. Variables of one home are sent together. Nothing overlaps with backward. CPU processes use gloo.
     """
 
     name = "ps-gpu"
     summary = "Parameter server on the GPUs: each variable is summed and updated on one of them, and sent to all."
-    listed, special = 50, 50
+    list_order, preference_rank = 50, 50
     least_devices = 2
     scales_losses = False
     launched_ahead = True
@@ -41,7 +40,7 @@ class PsGpu(PytorchStrategy):
     backend = None
 
     def wrap(self, model: nn.Module) -> nn.Module:
-        """Lay the parameters, and their gradients, one behind the other by home; all start as on rank 0."""
+        """Put the parameters and gradients of each home into one tensor each; all ranks start with rank 0's."""
         from torch import distributed as dist
 
         from gpudiag.training.strategies.central_optimizer import owners
@@ -56,37 +55,33 @@ class PsGpu(PytorchStrategy):
         fixed = [parameter for parameter in model.parameters() if not parameter.requires_grad]
         for tensor in (*fixed, *model.buffers()):
             dist.broadcast(tensor.detach(), src=0)
-        #: By home: its variables, all parameters in one tensor, all gradients in another.
+        #: Home rank, all its parameters in one tensor, and their gradients in another.
         self._homes: list[tuple[int, torch.Tensor, torch.Tensor]] = []
         self._owned: list[nn.Parameter] = []
         for rank in range(self._world):
-            # One flat tensor has one type.
-            for dtype in dict.fromkeys(parameter.dtype for parameter in parameters):
-                group = [p for p, owner in zip(parameters, home, strict=True) if (owner, p.dtype) == (rank, dtype)]
-                if group:
-                    values, gradients = _flatten(group)
-                    dist.broadcast(values, src=0)
-                    self._homes.append((rank, values, gradients))
-                    self._owned += group if rank == self._rank else []
+            here = [parameter for parameter, owner in zip(parameters, home, strict=True) if owner == rank]
+            self._owned += here if rank == self._rank else []
+            for values, gradients in _flattened_by_type(here):
+                dist.broadcast(values, src=0)
+                self._homes.append((rank, values, gradients))
         self._gradients = [gradients for _, _, gradients in self._homes]
         self.exchanged_bytes = [flat.numel() * flat.element_size() for flat in self._gradients]
         return model
 
     def optimizer(self, model: nn.Module, make: Callable[[Iterable[nn.Parameter]], Optimizer]) -> Optimizer:
-        """Updates the variables that live here and fetches the others."""
+        """Make an optimizer that updates this rank's variables and fetches the others."""
         from gpudiag.training.strategies.central_optimizer import CentralOptimizer
 
         return CentralOptimizer(model.parameters(), make, self._owned, lambda: None, self._fetch, kept=self._gradients)
 
     def exchange(self, model: nn.Module) -> None:
-        """Send the gradients of each variable to its home."""
+        """Reduce the gradients of each variable to its home."""
         from torch import distributed as dist
 
         self.check_gradients(model)
         with gpudiag.range("exchange"):
-            works = [dist.reduce(gradients, dst=rank, async_op=True) for rank, _, gradients in self._homes]
-            for work in works:
-                work.wait()
+            for handle in [dist.reduce(gradients, dst=rank, async_op=True) for rank, _, gradients in self._homes]:
+                handle.wait()
             for rank, _, gradients in self._homes:
                 if rank == self._rank:
                     gradients.div_(self._world)
@@ -95,13 +90,12 @@ class PsGpu(PytorchStrategy):
         from torch import distributed as dist
 
         with gpudiag.range("exchange"):
-            works = [dist.broadcast(values, src=rank, async_op=True) for rank, values, _ in self._homes]
-            for work in works:
-                work.wait()
+            for handle in [dist.broadcast(values, src=rank, async_op=True) for rank, values, _ in self._homes]:
+                handle.wait()
 
     @classmethod
     def check(cls, options: CommunicationOptions, *, devices: int, nodes: int, precision: str | None) -> None:
-        """As every strategy; the one home must be there."""
+        """Refuse a missing `--ps-device`, and whatever every strategy refuses."""
         if options.ps_device is not None and options.ps_device >= devices:
             raise UsageError(
                 f"--ps-device {options.ps_device}: there are devices 0 to {devices - 1}", "Choose one of them."
@@ -110,26 +104,26 @@ class PsGpu(PytorchStrategy):
 
     @classmethod
     def candidates(cls, compress: Compress | None) -> tuple[Candidate, ...]:
-        """Variables spread over all devices, or all on the first."""
+        """Return two candidates: variables spread over all devices, or all on the first."""
         return Candidate(strategy=cls.name), Candidate(strategy=cls.name, ps_device=0)
 
     @classmethod
     def why_not(cls, facts: Facts, candidate: Candidate, devices: int) -> str | None:
-        """CPU processes can train with it, but nobody should."""
+        """Refuse CPU processes, which can train with it but never should."""
         if not any(gpu.visible for gpu in facts.gpus):
             return "there is no GPU to hold the parameters"
         return super().why_not(facts, candidate, devices)
 
     @classmethod
     def cost(cls, now: Situation, candidate: Candidate) -> Cost:
-        """Gradients are reduced to their homes after backward, updated there and broadcast: twice over each link."""
+        """Return the cost of reducing gradients to their homes after backward and broadcasting parameters."""
         count = now.devices
         if count < 2:
             return ONE_DEVICE
         total = now.model.total_bytes
         spread = candidate.ps_device is None
         exchange = now.rooted_ms(total, spread=spread)
-        # Gradients are added to zeros where they lie, as their memory is what is sent.
+        # Gradients are added to zeros in the memory that is sent.
         bucket_copy = 2 * now.on_device_ms(total)
         saved = now.compute.update_ms * (count - 1) / count if spread else 0.0
         where = f"{count} GPUs share the parameters" if spread else f"all parameters are on GPU {candidate.ps_device}"
@@ -140,8 +134,14 @@ class PsGpu(PytorchStrategy):
         )
 
 
+def _flattened_by_type(parameters: list[nn.Parameter]) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    """Flatten parameters and their gradients, separately by type."""
+    types = dict.fromkeys(parameter.dtype for parameter in parameters)
+    return [_flatten([parameter for parameter in parameters if parameter.dtype == dtype]) for dtype in types]
+
+
 def _flatten(parameters: list[nn.Parameter]) -> tuple[torch.Tensor, torch.Tensor]:
-    """Put parameters, and gradients for them, into one tensor each, every one in its own memory format."""
+    """Put parameters and their gradients into one tensor each, keeping memory formats."""
     import torch
 
     total = sum(parameter.numel() for parameter in parameters)
@@ -149,13 +149,10 @@ def _flatten(parameters: list[nn.Parameter]) -> tuple[torch.Tensor, torch.Tensor
     gradients = torch.zeros_like(values)
     begin = 0
     for parameter in parameters:
-        place = (parameter.shape, parameter.stride(), begin)
+        view = (parameter.shape, parameter.stride(), begin)
         with torch.no_grad():
-            values.as_strided(*place).copy_(parameter)
-        parameter.data = values.as_strided(*place)
-        parameter.grad = gradients.as_strided(*place)
+            values.as_strided(*view).copy_(parameter)
+        parameter.data = values.as_strided(*view)
+        parameter.grad = gradients.as_strided(*view)
         begin += parameter.numel()
     return values, gradients
-
-
-STRATEGY = PsGpu

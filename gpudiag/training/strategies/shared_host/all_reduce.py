@@ -3,13 +3,13 @@
 A tensor is cut into chunks. Each chunk passes through four stages, different chunks being in different stages at once:
 
     1. the device copies its chunk into one of its slots in shared memory          (all devices at once)
-    2. when it is there from every rank, the CPU threads of rank r add up the r-th part of it, in float32
-    3. when every rank's part is done, the result lies complete in a result slot
+    2. when it has arrived from every rank, the CPU threads of rank r sum the r-th share of it, in float32
+    3. when every rank's share is summed, the result is complete in a result slot
     4. the device copies the result back over its own gradients                     (all devices at once)
 
-A slot is used again as soon as every rank is done with what was in it, so the memory is small and stays in the
-processor's cache. Per rank and byte of gradient one byte goes to the host and one comes back, whatever the number of
-ranks; a ring without peer access moves 2(n-1)/n each way, for the same result.
+A slot is reused as soon as every rank is done with its content, so the memory is small and stays in the processor's
+cache. Per rank and byte of gradients one byte is copied to the host and one back, for any number of ranks; a ring
+without peer access copies 2(n-1)/n each way.
 """
 
 from __future__ import annotations
@@ -29,50 +29,48 @@ from gpudiag.training.strategies.shared_host import layout as at
 from gpudiag.training.strategies.shared_host.control import Control
 from gpudiag.training.strategies.shared_host.cpu_mover import CpuMover
 from gpudiag.training.strategies.shared_host.cuda_mover import CudaMover
-from gpudiag.training.strategies.shared_host.layout import Layout
+from gpudiag.training.strategies.shared_host.layout import ChunkedTensor, Layout, chunk_length
 from gpudiag.training.strategies.shared_host.peers import PeerWatch
-from gpudiag.training.strategies.shared_host.processors import processors_near
-from gpudiag.training.strategies.shared_host.reducers import KINDS, make_reducer
+from gpudiag.training.strategies.shared_host.reducers import KINDS, make_reducer, processors_near
 from gpudiag.training.strategies.shared_host.segment import Segment
-from gpudiag.training.strategies.shared_host.work import Work, chunk_length
 
 CHUNK_BYTES = 4 << 20
 SLOTS = 8
 LANES = 2
-#: Into so many chunks a tensor is cut at least, so that copies both ways and sums of one tensor overlap.
+#: Least chunks of a tensor, so that its copies both ways and its sums overlap.
 PIECES = 8
 
-#: Below this a chunk's own overhead outweighs what overlapping gains.
+#: Below this size the overhead of a chunk outweighs the overlap.
 _LEAST_CHUNK_BYTES = 256 << 10
 
-#: Adding threads per rank at most: more do not help, since then memory is the limit. Half precision has to be widened
-#: and rounded, which is twice the work per byte.
+#: Most adding threads per rank; with more, memory is the limit. Half precision must be widened and rounded, which is
+#: twice the work per byte.
 _MOST_THREADS, _MOST_THREADS_HALF = 4, 8
 
 
 class SharedHostAllReduce:
-    """Sums (or means) over the ranks of a process group, all on one node. Every rank makes one, at the same point.
+    """Sums or means over the ranks of a process group on one node; every rank makes one at the same point.
 
-    Every rank must give the same tensors, in shape and type, in the same order. Results are the same on all ranks to
-    the last bit. NaN and infinities travel as they are.
+    Every rank must reduce tensors of the same shapes and types in the same order. Results are bit-identical on all
+    ranks. NaN and infinities are preserved.
 
     Args:
-        group: the ranks; the default group when None. It is used to set up, and nothing else is sent over it.
-        device: where the tensors are.
-        wire: precision in which values travel; their own when None. Sums are formed in float32, or float64 if the
+        group: the ranks, by default the default group; only used to set up.
+        device: the device of the tensors.
+        wire: precision in which values are transported, by default their own. Sums are in float32, or float64 if the
             tensors are.
         mean: divide the sum by the number of ranks.
         chunk_bytes, slots, lanes: see `Layout`.
-        pieces: a tensor is cut into at least so many chunks, unless they would be shorter than 256 KiB.
-        threads: CPU threads that add, per rank; by default up to 4 of this rank's part of the machine,
-            8 where values travel in half precision.
-        engine: `native` for compiled loops, `torch` for PyTorch's operators, `auto` for native where there is a C
+        pieces: least chunks of a tensor, unless they would be shorter than 256 KiB.
+        threads: CPU threads per rank that add; by default up to 4 of this rank's share of the machine, 8 for half
+            precision.
+        engine: `native` for compiled loops, `torch` for PyTorch's operators, `auto` for native if there is a C
             compiler.
-        timeout_s: how long to wait for a rank that does not get on.
+        timeout_s: how long to wait for a rank that makes no progress.
 
     Raises:
         UsageError: the ranks are not on one node or cannot share memory.
-        HardwareMissingError: no memory to share, or it cannot be pinned. Both are raised on all ranks.
+        HardwareMissingError: there is too little memory, or it cannot be pinned. Both are raised on all ranks.
     """
 
     def __init__(
@@ -122,18 +120,18 @@ class SharedHostAllReduce:
         self._at_exit = weakref.finalize(self, _finish, self._reducer, self._control)
 
     def start(self, tensor: torch.Tensor, key: Hashable = None) -> torch.futures.Future[torch.Tensor]:
-        """Begin to reduce `tensor` in place; the future's value is the tensor.
+        """Start to reduce `tensor` in place; the future's value is the tensor.
 
-        On a GPU the future is done at once for the host, and its value is there in stream order for whoever waits for
-        the future (`wait()`), as with NCCL. The tensor must not be touched before.
+        On a GPU the future is done at once for the host, and its value is ready in stream order after `wait()`, as with
+        NCCL. The tensor must not be touched before.
 
         Args:
             tensor: contiguous, of one of the float types, on the device.
-            key: names the buffer in which the values travel, where that has another precision: a tensor with the same
-                key may only be started after the last one's result has been waited for.
+            key: names the transport buffer, if its precision differs; the last result of a key must have been waited
+                for.
 
         Raises:
-            WorkerFailedError: another rank has died, left, or does not get on.
+            WorkerFailedError: another rank has died, left, or makes no progress.
             UsageError: sparse, complex or integer tensors.
         """
         self.check()
@@ -150,40 +148,40 @@ class SharedHostAllReduce:
                 wire = self._wires[key] = torch.empty(flat.numel(), dtype=self._wire, device=self.device)
         size = flat.element_size() if wire is None else wire.element_size()
         most, least = self._layout.chunk_bytes // size, max(1, _LEAST_CHUNK_BYTES // size)
-        work = Work(
+        chunked = ChunkedTensor(
             tensor=flat,
             wire=wire,
             first=self._number,
             length=chunk_length(flat.numel(), most, least, self._pieces),
         )
-        chunks = work.chunks
+        chunks = chunked.chunks
         if len(chunks) > at.RING // 2:
             raise UsageError(f"{len(chunks)} chunks are too many for one tensor", "Use a larger chunk_bytes.")
-        kind, divisor = KINDS[work.packed.dtype], self.world if self._mean else 1
+        kind, divisor = KINDS[chunked.packed.dtype], self.world if self._mean else 1
         self._await_room(len(chunks))
         for number, begin, end in chunks:
             self._control.put_piece(number, end - begin, kind, divisor)
         self._number = (self._number + len(chunks)) % at.WRAP
         self._control.set(at.SUBMITTED, self._number)
         self._reducer.submit(self._number)
-        future = self._mover.exchange(work)
+        future = self._mover.enqueue(chunked)
         return future.then(lambda done: done.value().view_as(tensor)) if tensor.dim() != 1 else future
 
     def all_reduce(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Reduce `tensor` in place and wait for it: on a GPU in stream order. Raises what `start` raises."""
+        """Reduce `tensor` in place and wait for it, on a GPU in stream order. Raises what `start` raises."""
         result = self.start(tensor).wait()
         self.check()
         return result
 
     def check(self) -> None:
-        """Raise WorkerFailedError if the exchange has been given up; what came out of it since is NaN."""
+        """Raise WorkerFailedError if the all-reduce has failed; its results since are NaN."""
         if self._failure is not None:
             raise WorkerFailedError(*self._failure)
         if self._closed:
             raise WorkerFailedError("this exchange has been closed", "Close it after the last step.")
 
     def close(self) -> None:
-        """Finish what is under way and let go of everything. May be called again."""
+        """Finish what is under way and release everything. May be called again."""
         if self._closed:
             return
         self._closed = True
@@ -194,24 +192,24 @@ class SharedHostAllReduce:
         self._at_exit.detach()
         self._reducer.stop()
         self._mover.close()
-        # The memory is given back with the last that refers to it.
+        # The last reference frees the memory.
         del self._mover, self._reducer, self._peers, self._control, self._segment, self._at_exit
 
-    def _gather(self, mine: Any) -> list[Any]:
-        theirs: list[Any] = [None] * self.world
-        dist.all_gather_object(theirs, mine, group=self._group)
-        return theirs
+    def _gather(self, value: Any) -> list[Any]:
+        values: list[Any] = [None] * self.world
+        dist.all_gather_object(values, value, group=self._group)
+        return values
 
     def _reserve(self, near: set[int]) -> None:
-        """Take this rank's part of the memory, from the node that its device and threads are near."""
+        """Allocate this rank's share of the memory on the NUMA node of its device and threads."""
         layout, rank = self._layout, self.rank
         parts = [
             (layout.control(rank), at.PAGE),
             (layout.ring(rank), at.RING * at.PIECE),
             (layout.slot(rank, 0), layout.slots * layout.chunk_bytes),
         ]
-        for number in range(layout.slots):  # of each result the part that this rank forms
-            begin, end = (layout.chunk_bytes * part // layout.world // at.PAGE * at.PAGE for part in (rank, rank + 1))
+        for number in range(layout.slots):  # this rank's share of each result
+            begin, end = (layout.chunk_bytes * share // layout.world // at.PAGE * at.PAGE for share in (rank, rank + 1))
             parts.append((layout.slot(layout.world, number) + begin, max(at.PAGE, end - begin)))
         before = os.sched_getaffinity(0)
         try:
@@ -221,22 +219,17 @@ class SharedHostAllReduce:
             os.sched_setaffinity(0, before)
 
     def _make_mover(self, engine: str) -> CpuMover | CudaMover:
-        """The mover for the device; if any rank cannot make one, none goes on."""
+        """Make the mover for the device; if any rank cannot, all ranks raise."""
         mover: CpuMover | CudaMover | None = None
         problem = None
         try:
             if self.device.type == "cuda":
-                from gpudiag.training.strategies.shared_host.cuda_mover import CudaMover
-
                 mover = CudaMover(self._control, self.device, native=engine != "torch")
             else:
-                from gpudiag.training.strategies.shared_host.cpu_mover import CpuMover
-
                 mover = CpuMover(self._control)
-        except Exception as error:  # noqa: BLE001  # whatever it is, the other ranks must hear of it
+        except Exception as error:  # noqa: BLE001  # the other ranks must learn of it
             problem = error
-        told = [f"{error}" if error is not None else None for error in self._gather(problem and str(problem))]
-        failed = next((text for text in told if text), None)
+        failed = next((reason for reason in self._gather(problem and str(problem)) if reason), None)
         if problem is not None:
             raise problem
         if failed is not None or mover is None:
@@ -247,7 +240,7 @@ class SharedHostAllReduce:
         return mover
 
     def _await_room(self, count: int) -> None:
-        """Let the pieces that were in the ring's next `count` places a round before be read by every rank."""
+        """Wait until every rank has read the pieces that the next `count` pieces overwrite."""
         while not self._control.is_ready(self._number + count - at.RING):
             self.check()
             time.sleep(1e-4)
@@ -259,7 +252,7 @@ class SharedHostAllReduce:
         )
 
     def _give_up(self, what: str, hint: str) -> None:
-        """Let nothing wait any longer: results turn NaN, the device's streams run on, and the next call raises."""
+        """Fail: results become NaN, the device's streams continue, and the next call raises."""
         with self._lock:
             if self._failure is not None or self._closed:
                 return

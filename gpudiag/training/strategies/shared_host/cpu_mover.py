@@ -1,4 +1,4 @@
-"""Chunks between a process's own memory and shared memory, copied by a thread: for training on CPUs."""
+"""Copy chunks between a process's own and shared memory in a thread, to train on CPUs."""
 
 from __future__ import annotations
 
@@ -12,61 +12,59 @@ import torch
 from gpudiag.errors import WorkerFailedError
 from gpudiag.training.strategies.shared_host import layout as at
 from gpudiag.training.strategies.shared_host.control import Control
-from gpudiag.training.strategies.shared_host.work import Work
+from gpudiag.training.strategies.shared_host.layout import ChunkedTensor
 
 _ROUNDS_AWAKE = 50
-#: Threads that train want the same processors, and the interpreter's lock.
-_SHORTEST_NAP_S, _LONGEST_NAP_S = 5e-5, 1e-3
+#: Sleeps, because threads that train need the same processors and the interpreter's lock.
+_SHORTEST_SLEEP_S, _LONGEST_SLEEP_S = 5e-5, 1e-3
 
 
 class CpuMover:
-    """Does in one thread what a GPU's streams do, in the same order of counters.
-
-    Args:
-        control: the shared memory, seen from this rank.
-    """
+    """Does in one thread what a GPU's streams do, in the same order of counters."""
 
     def __init__(self, control: Control) -> None:
         self._control = control
         self._problem: WorkerFailedError | None = None
-        self._works: queue.SimpleQueue[tuple[Work, torch.futures.Future[torch.Tensor]] | None] = queue.SimpleQueue()
+        self._queue: queue.SimpleQueue[tuple[ChunkedTensor, torch.futures.Future[torch.Tensor]] | None] = (
+            queue.SimpleQueue()
+        )
         self._thread = threading.Thread(target=self._loop, name="gpudiag-copy", daemon=True)
         self._thread.start()
 
-    def exchange(self, work: Work) -> torch.futures.Future[torch.Tensor]:
-        """Queue the work. The future is done when the result is in the tensor."""
+    def enqueue(self, chunked: ChunkedTensor) -> torch.futures.Future[torch.Tensor]:
+        """Queue a tensor. The future is done when the result is in it."""
         future: torch.futures.Future[torch.Tensor] = torch.futures.Future()
-        self._works.put((work, future))
+        self._queue.put((chunked, future))
         return future
 
     def drain(self) -> None:
-        """Wait until everything queued has been done, or given up."""
-        self._works.put(None)
+        """Wait until everything queued is done or has failed."""
+        self._queue.put(None)
         self._thread.join()
 
     def close(self) -> None:
-        """Nothing is pinned."""
+        """Do nothing: no memory is pinned."""
 
     def abandon(self, problem: WorkerFailedError) -> None:
-        """Give up what is under way: its futures raise this."""
+        """Fail all tensors under way: their futures raise this."""
         self._problem = problem
 
     def _loop(self) -> None:
-        while (item := self._works.get()) is not None:
-            work, future = item
-            if self._move(work):
-                future.set_result(work.tensor)
+        while (item := self._queue.get()) is not None:
+            chunked, future = item
+            if self._move(chunked):
+                future.set_result(chunked.tensor)
             else:
-                problem: Any = self._problem  # torch's stub wants a value here
+                problem: Any = self._problem  # torch's stub does not accept None
                 future.set_exception(problem)
 
-    def _move(self, work: Work) -> bool:
-        packed = work.packed
-        if work.wire is not None:
-            packed.copy_(work.tensor)
+    def _move(self, chunked: ChunkedTensor) -> bool:
+        packed = chunked.packed
+        if chunked.wire is not None:
+            packed.copy_(chunked.tensor)
         control, layout = self._control, self._control.layout
         sent = fetched = rounds = 0
-        chunks = work.chunks
+        chunks = chunked.chunks
         while fetched < len(chunks):
             if self._problem is not None:
                 return False
@@ -83,13 +81,13 @@ class CpuMover:
                 fetched += 1
             rounds = 0 if fetched + sent > before else rounds + 1
             if rounds:
-                _nap(rounds)
-        if work.wire is not None:
-            work.tensor.copy_(work.wire)
+                _sleep(rounds)
+        if chunked.wire is not None:
+            chunked.tensor.copy_(chunked.wire)
         return True
 
 
-def _nap(rounds: int) -> None:
-    """Let others run: first without sleeping, then for up to an eighth of what was waited already, 1 ms at most."""
+def _sleep(rounds: int) -> None:
+    """Yield the processor, after some rounds for an increasing time of up to 1 ms."""
     asleep = rounds - _ROUNDS_AWAKE
-    time.sleep(min(_SHORTEST_NAP_S * 2 ** min(asleep // 8, 10), _LONGEST_NAP_S) if asleep >= 0 else 0)
+    time.sleep(min(_SHORTEST_SLEEP_S * 2 ** min(asleep // 8, 10), _LONGEST_SLEEP_S) if asleep >= 0 else 0)

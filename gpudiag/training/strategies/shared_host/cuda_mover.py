@@ -1,7 +1,7 @@
-"""Chunks between a GPU and shared host memory, with no thread of the host in between.
+"""Copy chunks between a GPU and shared host memory without a host thread.
 
-The GPU's streams themselves wait for the counters that the CPUs' threads advance, and advance their own
-(`cuStreamWaitValue32`, `cuStreamWriteValue32`), so a whole bucket is put into the streams' queues at once.
+The GPU's streams wait for the counters that CPU threads advance, and advance their own (`cuStreamWaitValue32`,
+`cuStreamWriteValue32`), so all chunks of a bucket are enqueued at once.
 """
 
 from __future__ import annotations
@@ -14,21 +14,21 @@ import torch
 from gpudiag.errors import WorkerFailedError
 from gpudiag.training.strategies.shared_host import layout as at
 from gpudiag.training.strategies.shared_host.control import Control
+from gpudiag.training.strategies.shared_host.layout import ChunkedTensor
 from gpudiag.training.strategies.shared_host.native import Queues, library, new_queues
-from gpudiag.training.strategies.shared_host.pinning import Pinned, checked
-from gpudiag.training.strategies.shared_host.work import Work
+from gpudiag.training.strategies.shared_host.segment import Pinned, checked
 
-#: CU_STREAM_WAIT_VALUE_GEQ: until the counter is at or past the value; both may wrap.
+#: CU_STREAM_WAIT_VALUE_GEQ: wait until the counter is at or past the value; both may wrap.
 _AT_LEAST = 0
 
 
 class CudaMover:
-    """Moves chunks of one GPU. Outgoing and incoming copies run at the same time, each direction on `lanes` streams.
+    """Copies chunks of one GPU; each direction has `lanes` streams, and both directions run concurrently.
 
     Args:
         control: the shared memory, seen from this rank.
         device: the GPU.
-        native: queue through compiled code where there is a C compiler.
+        native: enqueue through compiled code if there is a C compiler.
 
     Raises:
         HardwareMissingError: the driver refuses to pin the memory, or cannot wait for host memory in a stream.
@@ -44,69 +44,69 @@ class CudaMover:
         self._pinned = Pinned(control.address, control.layout.total_bytes, device)
         with torch.cuda.device(device):
             lanes = range(control.layout.lanes)
-            # High priority, so that the kernels which change precision need not queue behind backward's.
+            # High priority, so that kernels that change precision do not wait for backward's kernels.
             make: Any = torch.cuda.Stream
             self._pack, self._unpack = (make(device, priority=-1) for _ in range(2))
             self._out, self._in = ([make(device, priority=-1) for _ in lanes] for _ in range(2))
             self._try_waiting()
             self._queues = self._native_queues()
 
-    def exchange(self, work: Work) -> torch.futures.Future[torch.Tensor]:
-        """Queue all of the work's chunks. The future is done at once for the host; its value waits on the GPU."""
-        packed = work.packed
+    def enqueue(self, chunked: ChunkedTensor) -> torch.futures.Future[torch.Tensor]:
+        """Enqueue all chunks of a tensor. The future is done at once for the host; its value waits on the GPU."""
+        packed = chunked.packed
         with torch.cuda.device(self._device):
-            today = torch.cuda.current_stream(self._device)
-            if work.wire is not None:
-                self._pack.wait_stream(today)
-                # The last use of this buffer was waited for by whoever used the last result, and so by today's stream.
+            source = torch.cuda.current_stream(self._device)
+            if chunked.wire is not None:
+                self._pack.wait_stream(source)
+                # The current stream has waited for the last result in this buffer.
                 with torch.cuda.stream(self._pack):
-                    work.wire.copy_(work.tensor)
-                today = self._pack
-            packed_already = today.record_event()
+                    chunked.wire.copy_(chunked.tensor)
+                source = self._pack
+            packed_already = source.record_event()
             for stream in self._out:
                 stream.wait_event(packed_already)
-            # Incoming copies need not wait for that: the sums that they wait for contain what goes out.
-            self._queue(packed, work)
+            # Incoming copies wait for sums, which contain the outgoing chunks.
+            self._enqueue(packed, chunked)
             for stream in self._in:
                 self._unpack.wait_stream(stream)
             future: torch.futures.Future[torch.Tensor] = torch.futures.Future(devices=[self._device])
             with torch.cuda.stream(self._unpack):
-                if work.wire is not None:
-                    work.tensor.copy_(work.wire)
-                work.tensor.record_stream(self._unpack)
-                future.set_result(work.tensor)
+                if chunked.wire is not None:
+                    chunked.tensor.copy_(chunked.wire)
+                chunked.tensor.record_stream(self._unpack)
+                future.set_result(chunked.tensor)
         return future
 
-    def _queue(self, packed: torch.Tensor, work: Work) -> None:
+    def _enqueue(self, packed: torch.Tensor, chunked: ChunkedTensor) -> None:
         size = packed.element_size()
         if self._queues is not None and self._library is not None:
             problem = self._library.gpudiag_queue(
                 ctypes.addressof(self._queues),
                 packed.data_ptr(),
                 packed.numel() * size,
-                work.length * size,
-                work.first,
+                chunked.length * size,
+                chunked.first,
             )
             if problem:
                 checked(self._driver, (self._driver.CUresult(problem),), "queue a copy", self._device)
             return
-        self._queue_from_python(packed.data_ptr(), size, work)
+        self._enqueue_from_python(packed.data_ptr(), size, chunked)
 
-    def _queue_from_python(self, data: int, size: int, work: Work) -> None:
-        """The same as `gpudiag_queue` of reduce.c, at some 3 us per call."""
+    def _enqueue_from_python(self, data: int, size: int, chunked: ChunkedTensor) -> None:
+        """Enqueue like `gpudiag_queue` of reduce.c, at about 3 us per call."""
         driver, control, layout = self._driver, self._control, self._control.layout
         wait, write = driver.cuStreamWaitValue32, driver.cuStreamWriteValue32
         page = self._pinned.on_device + layout.control(control.rank)
         outgoing, incoming = ([stream.cuda_stream for stream in side] for side in (self._out, self._in))
-        for number, begin, end in work.chunks:
+        for number, begin, end in chunked.chunks:
             lane, at_device, count = number % layout.lanes, data + begin * size, (end - begin) * size
             out, back, line = outgoing[lane], incoming[lane], lane * at.LINE
-            own = control.address + layout.slot(control.rank, number)
+            slot = control.address + layout.slot(control.rank, number)
             result = control.address + layout.slot(layout.world, number)
             following = (number + 1) % at.WRAP
             for answer in (
                 wait(out, page + at.READY, (following - layout.slots) % at.WRAP, _AT_LEAST),
-                driver.cuMemcpyDtoHAsync(own, at_device, count, out),
+                driver.cuMemcpyDtoHAsync(slot, at_device, count, out),
                 write(out, page + at.ARRIVED + line, following, 0),
                 wait(back, page + at.READY, following, _AT_LEAST),
                 driver.cuMemcpyHtoDAsync(at_device, result, count, back),
@@ -115,7 +115,7 @@ class CudaMover:
                 checked(driver, answer, "queue a copy", self._device)
 
     def _native_queues(self) -> Queues | None:
-        """What `gpudiag_queue` needs; None where there is no compiled library."""
+        """Return the arguments of `gpudiag_queue`; None if there is no compiled library."""
         queues = None if self._library is None else new_queues()
         if queues is None:
             return None
@@ -131,23 +131,23 @@ class CudaMover:
         return queues
 
     def drain(self) -> None:
-        """Wait until everything queued has been done."""
+        """Wait until everything enqueued is done."""
         for stream in (*self._out, *self._in, self._unpack):
             stream.synchronize()
 
     def close(self) -> None:
-        """Unpin the memory. Nothing may be under way."""
+        """Unpin the memory, once no copy uses it."""
         self._pinned.close()
 
     def abandon(self, problem: WorkerFailedError) -> None:
-        """Nothing to do: the streams go on once READY says so."""
+        """Do nothing: the streams continue once READY is set."""
 
     def _try_waiting(self) -> None:
-        """Can streams of this GPU wait for and write this memory? Uses a counter's place before the first chunk."""
+        """Check that streams of this GPU can wait for and write this memory, with a counter that is not yet used."""
         driver, stream = self._driver, self._in[0].cuda_stream
-        place = self._pinned.on_device + self._control.layout.control(self._control.rank) + at.FETCHED
+        counter = self._pinned.on_device + self._control.layout.control(self._control.rank) + at.FETCHED
         hint = "Use nccl: this driver or device lacks stream memory operations."
         what = "wait for host memory in a stream"
-        checked(driver, driver.cuStreamWriteValue32(stream, place, 0, 0), what, self._device, hint)
-        checked(driver, driver.cuStreamWaitValue32(stream, place, 0, _AT_LEAST), what, self._device, hint)
+        checked(driver, driver.cuStreamWriteValue32(stream, counter, 0, 0), what, self._device, hint)
+        checked(driver, driver.cuStreamWaitValue32(stream, counter, 0, _AT_LEAST), what, self._device, hint)
         self._in[0].synchronize()

@@ -1,4 +1,4 @@
-"""Compile and load reduce.c, where there is a C compiler."""
+"""Compile and load reduce.c, if there is a C compiler."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _COMPILE_S = 60
 
 
 class Engine(ctypes.Structure):
-    """`struct engine` of reduce.c; its private counters are reached through the functions only."""
+    """`struct engine` of reduce.c, without its private counters."""
 
     _fields_ = (
         ("control", ctypes.c_void_p),
@@ -73,7 +73,7 @@ DRIVER_FUNCTIONS = {
 
 
 def new_queues() -> Queues | None:
-    """Queues with the driver's functions in them; None where there is no such driver."""
+    """Make queues with the driver's functions in them; None if there is no such driver."""
     queues = Queues()
     try:
         driver = ctypes.CDLL("libcuda.so.1")
@@ -86,38 +86,38 @@ def new_queues() -> Queues | None:
 
 @functools.cache
 def library() -> ctypes.CDLL | None:
-    """The compiled loops; None where there is no compiler, or it fails."""
+    """Return the compiled loops; None if there is no compiler or it fails."""
     compiler = shutil.which(os.environ.get("CC") or "cc") or shutil.which("gcc") or shutil.which("clang")
     if compiler is None:
         return None
     try:
         version = subprocess.run([compiler, "--version"], capture_output=True, timeout=_COMPILE_S, check=True).stdout
-        # What was compiled for this processor may not run on another that shares the home directory.
-        made_from = (_SOURCE.read_bytes(), version, " ".join(_FLAGS).encode(), _processor().encode())
-        name = f"reduce-{hashlib.sha256(b'|'.join(made_from)).hexdigest()[:24]}.so"
-        kept = _private_cache()
-        if kept is None:
-            with tempfile.TemporaryDirectory(prefix="gpudiag-") as passing:
-                return _load(_compile(compiler, Path(passing) / name))
-        made = kept / name
-        return _load(made if made.is_file() and not made.is_symlink() else _compile(compiler, made))
+        # Code compiled for this processor may not run on another one that shares the home directory.
+        inputs = (_SOURCE.read_bytes(), version, " ".join(_FLAGS).encode(), _processor().encode())
+        name = f"reduce-{hashlib.sha256(b'|'.join(inputs)).hexdigest()[:24]}.so"
+        cache = _private_cache()
+        if cache is None:
+            with tempfile.TemporaryDirectory(prefix="gpudiag-") as directory:
+                return _load(_compile(compiler, Path(directory) / name))
+        cached = cache / name
+        return _load(cached if cached.is_file() and not cached.is_symlink() else _compile(compiler, cached))
     except (OSError, subprocess.SubprocessError):
         return None
 
 
 def _compile(compiler: str, target: Path) -> Path:
-    with tempfile.NamedTemporaryFile(dir=target.parent, suffix=".part") as part:
-        command = [compiler, *_FLAGS, str(_SOURCE), "-o", part.name]
+    with tempfile.NamedTemporaryFile(dir=target.parent, suffix=".part") as output:
+        command = [compiler, *_FLAGS, str(_SOURCE), "-o", output.name]
         subprocess.run(command, capture_output=True, timeout=_COMPILE_S, check=True)
-        os.link(part.name, made := f"{part.name}.so")  # the other ranks compile at the same time
-        Path(made).replace(target)
+        os.link(output.name, compiled := f"{output.name}.so")  # the other ranks compile at the same time
+        Path(compiled).replace(target)
     return target
 
 
 def _load(path: Path) -> ctypes.CDLL:
     loaded = ctypes.CDLL(str(path))
     pointer = ctypes.c_void_p
-    for name, takes in {
+    for name, arguments in {
         "gpudiag_reduce": [pointer, ctypes.c_uint32],
         "gpudiag_coordinate": [pointer],
         "gpudiag_submit": [pointer, ctypes.c_uint32],
@@ -126,19 +126,19 @@ def _load(path: Path) -> ctypes.CDLL:
         "gpudiag_engine_bytes": [],
         "gpudiag_has_float16": [],
     }.items():
-        getattr(loaded, name).argtypes = takes
+        getattr(loaded, name).argtypes = arguments
     return loaded
 
 
 def new_engine(loaded: ctypes.CDLL) -> tuple[Engine, ctypes.Array[ctypes.c_char]]:
-    """An empty engine and the memory that it lies in, which must outlive its use."""
+    """Make an empty engine, and the memory that it is in, which must outlive it."""
     memory = ctypes.create_string_buffer(loaded.gpudiag_engine_bytes() + LINE)
     begin = -(-ctypes.addressof(memory) // LINE) * LINE
     return Engine.from_address(begin), memory
 
 
 def _private_cache() -> Path | None:
-    """A directory that only this user can write to, since what is in it will be run; None where there is none."""
+    """Return a directory to which only this user can write, because its content is run; None if there is none."""
     try:
         folder = cache_home(os.environ) / "gpudiag" / "native"
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -148,7 +148,7 @@ def _private_cache() -> Path | None:
 
 
 def _processor() -> str:
-    """Model and features of the processor."""
+    """Return model and features of the processor."""
     try:
         text = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace")
     except OSError:

@@ -1,4 +1,4 @@
-"""Notice when another rank of the exchange has died, has left, or does not get on."""
+"""Notice when another rank of an all-reduce has died, has left, or makes no progress."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from collections.abc import Callable, Sequence
 from gpudiag.training.strategies.shared_host import layout as at
 from gpudiag.training.strategies.shared_host.control import Control
 
-#: How often the counters are looked at; a death is told by the kernel at once.
-_EVERY_S = 0.2
+#: Interval at which counters are read; the kernel reports a death at once.
+_POLL_S = 0.2
 
 
 class PeerWatch:
-    """A thread that waits for the end of any other rank's process, and looks at the counters now and then.
+    """A thread that waits for the end of any other rank's process, and polls the counters.
 
     Args:
         control: the shared memory, seen from this rank.
         pids: the process of each rank.
-        timeout_s: how long chunks may stay under way without any of them getting on.
-        give_up: called once, from the thread, with what is wrong and what to do.
+        timeout_s: how long chunks may be under way without progress.
+        give_up: called once, from the thread, with the problem and a hint.
     """
 
     def __init__(
@@ -36,14 +36,14 @@ class PeerWatch:
         self._handles: dict[int, int] = {}
         self._wake, self._bell = os.pipe()
         for rank, pid in self._others.items():
-            # Kernels before 5.3 and some sandboxes have no such handles; then only counters and signals tell.
+            # Kernels before 5.3 and some sandboxes have no such handles; then only counters and pids are checked.
             with contextlib.suppress(OSError, AttributeError):
                 self._handles[os.pidfd_open(pid)] = rank
         self._thread = threading.Thread(target=self._loop, name="gpudiag-peers", daemon=True)
         self._thread.start()
 
     def close(self) -> None:
-        """End the thread."""
+        """Stop the thread."""
         if self._bell >= 0:
             os.close(self._bell)
             self._bell = -1
@@ -51,27 +51,23 @@ class PeerWatch:
                 self._thread.join()
 
     def _loop(self) -> None:
-        waiting = select.poll()
-        waiting.register(self._wake, select.POLLIN | select.POLLHUP)
+        poll = select.poll()
+        poll.register(self._wake, select.POLLIN | select.POLLHUP)
         for handle in self._handles:
-            waiting.register(handle, select.POLLIN)
-        seen, since = (-1, False), time.monotonic()
+            poll.register(handle, select.POLLIN)
+        progress, since = (-1, False), time.monotonic()
         try:
             while True:
-                ended = [number for number, _ in waiting.poll(_EVERY_S * 1000)]
+                ended = [handle for handle, _ in poll.poll(_POLL_S * 1000)]
                 if self._wake in ended:
                     return
-                problem = None
                 for handle in ended:
-                    waiting.unregister(handle)
-                    problem = problem or self._end_of(self._handles[handle])
-                if not self._handles:
-                    problem = problem or next(filter(None, (self._end_of(rank) for rank in self._gone())), None)
-                problem = problem or self._left_behind()
-                own = self._control.get(at.SUBMITTED) - self._control.get(at.READY)
-                now = (self._control.get(at.READY), own != 0)
-                if now != seen or not own:
-                    seen, since = now, time.monotonic()
+                    poll.unregister(handle)
+                problem = self._ended(ended) or self._left_behind()
+                pending = self._control.get(at.SUBMITTED) != self._control.get(at.READY)
+                now = (self._control.get(at.READY), pending)
+                if now != progress or not pending:
+                    progress, since = now, time.monotonic()
                 elif time.monotonic() - since > self._timeout_s:
                     problem = problem or self._stuck()
                 if problem is not None:
@@ -80,6 +76,11 @@ class PeerWatch:
         finally:
             for descriptor in (self._wake, *self._handles):
                 os.close(descriptor)
+
+    def _ended(self, handles: list[int]) -> tuple[str, str] | None:
+        """Return the problem of the first rank whose process has ended, by its handle or by its pid."""
+        ranks = [self._handles[handle] for handle in handles] + ([] if self._handles else self._gone())
+        return next(filter(None, (self._end_of(rank) for rank in ranks)), None)
 
     def _gone(self) -> list[int]:
         gone = []
@@ -93,7 +94,7 @@ class PeerWatch:
         return gone
 
     def _end_of(self, rank: int) -> tuple[str, str] | None:
-        """A process that has left the exchange may end."""
+        """Return the problem if this rank's process ended before it had left."""
         if self._control.get(at.STATE, rank) == at.LEFT:
             return None
         return (
@@ -118,8 +119,8 @@ class PeerWatch:
         control = self._control
         counts = [control.get(at.SUBMITTED, rank) for rank in range(control.layout.world)]
         slowest = min(range(len(counts)), key=counts.__getitem__)
-        told = f"rank {slowest} has sent {counts[slowest]} pieces, rank {control.rank} {counts[control.rank]}"
+        sent = f"rank {slowest} has sent {counts[slowest]} pieces, rank {control.rank} {counts[control.rank]}"
         return (
-            f"no gradient was exchanged for {self._timeout_s:g} s: {told}",
+            f"no gradient was exchanged for {self._timeout_s:g} s: {sent}",
             "All ranks must run backward equally often and use the same parameters; if steps are long, wait longer.",
         )

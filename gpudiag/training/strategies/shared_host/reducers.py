@@ -1,4 +1,4 @@
-"""The threads of one rank that form its share of each sum: compiled loops, or PyTorch's own operators."""
+"""The threads of one rank that sum its share of each chunk: compiled loops, or PyTorch's own operators."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import os
 import threading
 import time
 from collections.abc import Callable, Collection
+from pathlib import Path
 from typing import Any, Protocol
 
 import torch
@@ -20,37 +21,32 @@ from gpudiag.training.strategies.shared_host.native import MOST_THREADS, library
 KINDS = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2, torch.float64: 3}
 DTYPES = {number: dtype for dtype, number in KINDS.items()}
 
-#: Rounds of spinning before a nap, some 15 to 70 ns each: a millisecond, or what it takes to notice that one must wait.
+#: Rounds of spinning before a sleep, 15 to 70 ns each: about a millisecond, or just enough to see that it must wait.
 _SPIN, _SPIN_IN_TURN = 20_000, 300
 
-#: Threads with which PyTorch's operators add. More of them only wait for each other.
+#: Threads of PyTorch's operators; more only wait for each other.
 _TORCH_THREADS = 4
 
-#: Joining a thread takes as long as the chunk that it works on.
+_PCI = Path("/sys/bus/pci/devices")
+
+#: Joining a thread takes as long as its current chunk.
 _JOIN_S = 10.0
 
 
 class Reducer(Protocol):
-    """Forms one rank's share of each chunk's sum as soon as the chunk is there from every rank."""
+    """Sums one rank's share of each chunk as soon as the chunk has arrived from every rank."""
 
     name: str
 
     def submit(self, number: int) -> None:
-        """`number` chunks have been submitted in all; their pieces are in the ring."""
+        """Announce that `number` chunks have been submitted in all; their pieces are in the ring."""
 
     def stop(self) -> None:
-        """End the threads, and wait until they have ended."""
+        """Stop and join the threads."""
 
 
 class NativeReducer:
-    """The loops of reduce.c: one thread coordinates, the others add.
-
-    Args:
-        control: the shared memory, seen from this rank.
-        threads: adding threads.
-        cpus: the processors they may run on.
-        mismatch: called from a thread with the number of a rank whose chunk is not like this rank's.
-    """
+    """The loops of reduce.c: one thread coordinates, the others add. Arguments are those of `make_reducer`."""
 
     name = "native"
 
@@ -65,17 +61,17 @@ class NativeReducer:
     ) -> None:
         self._library = loaded
         engine, self._memory = new_engine(loaded)
-        base, where = control.address, control.layout
-        engine.control, engine.pieces, engine.staging = base, base + where.pieces, base + where.staging
-        engine.page_bytes, engine.chunk_bytes = at.PAGE, where.chunk_bytes
-        engine.rank, engine.world = control.rank, where.world
-        engine.slots, engine.lanes, engine.ring = where.slots, where.lanes, at.RING
+        base, layout = control.address, control.layout
+        engine.control, engine.pieces, engine.staging = base, base + layout.pieces, base + layout.staging
+        engine.page_bytes, engine.chunk_bytes = at.PAGE, layout.chunk_bytes
+        engine.rank, engine.world = control.rank, layout.world
+        engine.slots, engine.lanes, engine.ring = layout.slots, layout.lanes, at.RING
         engine.threads = min(threads, MOST_THREADS)
-        # Where there are fewer processors than threads, one that spins keeps another from working.
-        roomy = len(cpus) >= where.world * (engine.threads + 2)
+        # With fewer processors than threads, a spinning thread keeps another from working.
+        roomy = len(cpus) >= layout.world * (engine.threads + 2)
         engine.spin = _SPIN if roomy else _SPIN_IN_TURN
         engine.in_turn = not roomy
-        self._keep = control  # the engine's pointers are into its memory
+        self._control = control  # keeps alive the memory that the engine points to
         self._engine = ctypes.addressof(engine)
 
         def coordinate() -> None:
@@ -100,7 +96,7 @@ class NativeReducer:
 class TorchReducer:
     """The same with PyTorch's operators, in one thread that uses PyTorch's own intra-op threads.
 
-    Slower to notice what has happened, since it looks from Python and must not keep the interpreter's lock.
+    It reacts later, because it polls from Python and must not hold the interpreter's lock.
     """
 
     name = "torch"
@@ -111,7 +107,7 @@ class TorchReducer:
         self._submitted = 0
         self._stopped = False
         self._sum, self._term = torch.empty(0), torch.empty(0)
-        self._news = threading.Event()
+        self._wake = threading.Event()
         threads, set_up = torch.get_num_threads(), threading.Event()
 
         def run() -> None:
@@ -121,18 +117,18 @@ class TorchReducer:
 
         self._threads = [_start(run, cpus)]
         set_up.wait()
-        # The number of threads is each thread's own, but threads that begin later would take the last one set.
+        # The number of threads is per thread, but later threads would inherit the last one set.
         torch.set_num_threads(threads)
 
     def submit(self, number: int) -> None:
         """See `Reducer`."""
         self._submitted = number % at.WRAP
-        self._news.set()
+        self._wake.set()
 
     def stop(self) -> None:
         """See `Reducer`."""
         self._stopped = True
-        self._news.set()
+        self._wake.set()
         _join(self._threads)
 
     def _loop(self) -> None:
@@ -140,9 +136,9 @@ class TorchReducer:
         while not self._stopped:
             moved = False
             if done != self._submitted and control.may_reduce(done):
-                odd = control.unlike(done)
-                if odd is not None:
-                    self._mismatch(odd)
+                other = control.unlike(done)
+                if other is not None:
+                    self._mismatch(other)
                     return
                 self._reduce(done)
                 done = (done + 1) % at.WRAP
@@ -155,14 +151,14 @@ class TorchReducer:
                 moved = True
             idle = 0 if moved else idle + 1
             if ready == self._submitted and idle > 100:
-                self._news.clear()
+                self._wake.clear()
                 if ready == self._submitted and not self._stopped:
-                    self._news.wait(0.1)
+                    self._wake.wait(0.1)
             elif idle:
                 time.sleep(0 if idle < 20 else 2e-5)
 
     def _reduce(self, number: int) -> None:
-        """Form this rank's share of a chunk: in float32 (float64), rank after rank, then divide."""
+        """Sum this rank's share of a chunk in float32 (float64), rank after rank, then divide."""
         control = self._control
         count, kind, divisor = control.piece(control.rank, number)
         dtype, world = DTYPES[kind], control.layout.world
@@ -190,17 +186,17 @@ class TorchReducer:
 def make_reducer(
     control: Control, *, engine: str, threads: int, cpus: Collection[int], mismatch: Callable[[int], None]
 ) -> Reducer:
-    """The reducer that was asked for.
+    """Make and start a reducer.
 
     Args:
         control: the shared memory, seen from this rank.
-        engine: `native`, `torch`, or `auto` for native where it can be had.
+        engine: `native`, `torch`, or `auto` for native if there is a C compiler.
         threads: adding threads of the native one.
         cpus: the processors to run on.
-        mismatch: called with the number of a rank whose chunk is not like this rank's.
+        mismatch: called from a thread with a rank whose chunk differs from this rank's.
 
     Raises:
-        ValueError: `native` was asked for and there is no C compiler.
+        ValueError: `native` without a C compiler.
     """
     loaded = None if engine == "torch" else library()
     if loaded is not None:
@@ -213,7 +209,7 @@ def make_reducer(
 def _start(loop: Callable[[], Any], cpus: Collection[int]) -> threading.Thread:
     def run() -> None:
         if cpus:
-            with contextlib.suppress(OSError):  # taken away since we looked
+            with contextlib.suppress(OSError):  # no longer allowed
                 os.sched_setaffinity(0, cpus)
         loop()
 
@@ -226,3 +222,35 @@ def _join(threads: list[threading.Thread]) -> None:
     for thread in threads:
         if thread is not threading.current_thread():
             thread.join(_JOIN_S)
+
+
+def processors_near(device: torch.device) -> set[int]:
+    """Return the usable processors of the device's NUMA node, from `local_cpulist` in sysfs; all usable if unknown."""
+    allowed = os.sched_getaffinity(0)
+    if device.type != "cuda":
+        return allowed
+    try:
+        near = parse_cpu_list((_PCI / _pci_address(device) / "local_cpulist").read_text(encoding="ascii"))
+    except (OSError, ValueError):
+        return allowed
+    return near & allowed or allowed
+
+
+def _pci_address(device: torch.device) -> str:
+    """Return the GPU's PCI address as in sysfs (0000:3b:00.0). Raises ValueError if it is unknown."""
+    from cuda.bindings import runtime
+
+    error, name = runtime.cudaDeviceGetPCIBusId(32, device.index or 0)
+    if error != runtime.cudaError_t.cudaSuccess:
+        raise ValueError(str(error))
+    text = name.decode("ascii") if isinstance(name, bytes) else str(name)
+    return text.split("\0")[0].strip().lower()
+
+
+def parse_cpu_list(text: str) -> set[int]:
+    """Parse Linux's list of processors, for example '0-3,8'. Raises ValueError if it is not one."""
+    cpus: set[int] = set()
+    for interval in filter(None, text.strip().split(",")):
+        first, _, last = interval.partition("-")
+        cpus.update(range(int(first), int(last or first) + 1))
+    return cpus

@@ -1,4 +1,4 @@
-"""Memory shared by the processes of one node, which leaves nothing behind however they end."""
+"""Memory that the processes of one node share, pinned for their GPUs; nothing of it outlives the processes."""
 
 from __future__ import annotations
 
@@ -8,29 +8,33 @@ import mmap
 import os
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from gpudiag.errors import HardwareMissingError, UsageError
 
+if TYPE_CHECKING:
+    import torch
+
 _NAME = "gpudiag-exchange"
-_MORE = "Free memory, raise the limit on it (docker --memory, ulimit -f), or use nccl."
+_MEMORY_HINT = "Free memory, raise the limit on it (docker --memory, ulimit -f), or use nccl."
+_PINNING_HINT = "Raise the limit on locked memory (ulimit -l, docker --ulimit memlock=-1), or use another strategy."
 
 
 class Segment:
     """One anonymous file in memory (`memfd_create`), mapped by every rank.
 
     It has no name in any directory: rank 0 makes it, the others open it through `/proc/<pid>/fd`, and the kernel frees
-    it when the last of them has closed it or died. It is private to the user, since no one else may open that path, and
-    not bounded by the size of `/dev/shm`, which containers keep small.
+    it when the last process has closed it or died. It is private to the user, because no one else may open that path,
+    and not bounded by `/dev/shm`, which is small in containers.
 
     Args:
         size: bytes.
-        rank: this process's.
-        gather: puts an object of every rank into a list by rank; all ranks call it at the same point.
+        rank: the rank of this process.
+        gather: gathers an object of every rank into a list; all ranks call it at the same point.
 
     Raises:
-        UsageError: the processes are not on one node, or cannot see each other. Raised on every rank.
-        HardwareMissingError: there is not enough memory. Raised on every rank.
+        UsageError: on every rank, if the processes are not on one node or cannot see each other.
+        HardwareMissingError: on every rank, if there is not enough memory.
     """
 
     def __init__(self, size: int, rank: int, gather: Callable[[Any], list[Any]]) -> None:
@@ -39,10 +43,10 @@ class Segment:
         self._file = -1
         self._problem: str | None = None
         node = _boot_id()
-        mine = self._create(size) if rank == 0 else None
-        announced = gather((node, mine))
+        created = self._create(size) if rank == 0 else None
+        announced = gather((node, created))
         if announced[0][1] is None:
-            raise HardwareMissingError(f"there is no room for {size / 1e6:.0f} MB of shared memory", _MORE)
+            raise HardwareMissingError(f"there is no room for {size / 1e6:.0f} MB of shared memory", _MEMORY_HINT)
         nodes = {other for other, _ in announced}
         if len(nodes) > 1:
             raise UsageError(
@@ -61,7 +65,7 @@ class Segment:
                 self._map.madvise(mmap.MADV_HUGEPAGE)
 
     def _create(self, size: int) -> tuple[int, int, int] | None:
-        """Process, file and inode; None where the system refuses, which the other ranks must hear."""
+        """Return process, file and inode; None if the system refuses, which the other ranks must learn."""
         try:
             self._file = os.memfd_create(_NAME, os.MFD_CLOEXEC)
             os.ftruncate(self._file, size)
@@ -76,18 +80,16 @@ class Segment:
         except OSError as error:
             self._problem = f"this process cannot open the memory that rank 0 shares: {error.strerror}"
             return
-        found = os.fstat(self._file)
-        if (found.st_ino, found.st_size) != (inode, self.size):
-            # Another process namespace: the same number is someone else's process there.
+        opened = os.fstat(self._file)
+        if (opened.st_ino, opened.st_size) != (inode, self.size):
+            # In another process namespace, the number belongs to another process.
             self._problem = "this process cannot see rank 0's process: they are in different containers"
 
     def reserve(self, parts: Iterable[tuple[int, int]]) -> None:
-        """Have the kernel give memory to these parts, (offset, bytes) each, near the processor of this thread.
-
-        All ranks call it, each with its own parts.
+        """Allocate these parts, (offset, bytes) each, on the NUMA node of this thread; all ranks call it at once.
 
         Raises:
-            HardwareMissingError: on every rank, if any of them gets none.
+            HardwareMissingError: on every rank, if there is no memory for one of them.
         """
         problem = None
         try:
@@ -95,22 +97,22 @@ class Segment:
                 os.posix_fallocate(self._file, offset, count)
         except OSError as error:
             problem = f"there is no room for {self.size / 1e6:.0f} MB of shared memory: {error.strerror}"
-        failed = next((told for told in self._gather(problem) if told), None)
+        failed = next((reason for reason in self._gather(problem) if reason), None)
         if failed:
-            raise HardwareMissingError(failed, _MORE)
+            raise HardwareMissingError(failed, _MEMORY_HINT)
 
     @property
     def address(self) -> int:
-        """Where the memory is mapped in this process."""
+        """Return the address of the mapping in this process."""
         return ctypes.addressof(ctypes.c_char.from_buffer(self._map))
 
     @property
     def memory(self) -> mmap.mmap:
-        """The mapping, as a buffer. It lives for as long as anything is made of it."""
+        """Return the mapping, which lives as long as any buffer on it."""
         return self._map
 
     def close(self) -> None:
-        """Let go of the file. The mapping ends with the last tensor made of it."""
+        """Close the file. The mapping ends with the last tensor on it."""
         if self._file >= 0:
             os.close(self._file)
             self._file = -1
@@ -121,3 +123,52 @@ def _boot_id() -> str:
         return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
     except OSError:
         return os.uname().nodename
+
+
+class Pinned:
+    """Memory that is pinned (registered with the driver) for all GPUs of the process; on a CPU nothing is done.
+
+    Raises:
+        HardwareMissingError: the driver refuses.
+    """
+
+    def __init__(self, address: int, size: int, device: torch.device) -> None:
+        self._device = device
+        self._address: int | None = None
+        #: Address of the memory on the device.
+        self.on_device = address
+        if device.type != "cuda":
+            return
+        import torch
+        from cuda.bindings import driver
+
+        self._driver = driver
+        with torch.cuda.device(device):
+            torch.cuda.current_stream(device).synchronize()  # creates the driver's context if there is none
+            flags = driver.CU_MEMHOSTREGISTER_PORTABLE | driver.CU_MEMHOSTREGISTER_DEVICEMAP
+            what = f"pin {size / 1e6:.0f} MB of shared memory"
+            checked(driver, driver.cuMemHostRegister(address, size, flags), what, device, _PINNING_HINT)
+            self._address = address
+            mapped = driver.cuMemHostGetDevicePointer(address, 0)
+            (pointer,) = checked(driver, mapped, f"map {what[4:]}", device, _PINNING_HINT)
+            self.on_device = int(pointer)
+
+    def close(self) -> None:
+        """Unpin, once no copy uses the memory. May be called again."""
+        if self._address is not None:
+            import torch
+
+            with torch.cuda.device(self._device):
+                self._driver.cuMemHostUnregister(self._address)
+            self._address = None
+
+
+def checked(
+    driver: Any, answer: tuple[Any, ...], what: str, device: torch.device, hint: str | None = None
+) -> tuple[Any, ...]:
+    """Return what a driver function returned beside its status. Raises HardwareMissingError if that is an error."""
+    if answer[0] != driver.CUresult.CUDA_SUCCESS:
+        _, name = driver.cuGetErrorName(answer[0])
+        text = name.decode() if isinstance(name, bytes) else str(answer[0])
+        raise HardwareMissingError(f"{device} cannot {what} ({text})", hint)
+    return answer[1:]

@@ -1,1 +1,1 @@
-"""How gradients are exchanged under TensorFlow; one file each. `registry` lists them without importing it."""
+"""The TensorFlow strategies; `registry` lists them without importing TensorFlow."""

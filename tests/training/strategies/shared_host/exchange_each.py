@@ -1,4 +1,4 @@
-"""A rank of an exchange through shared host memory that does what a test asks for.
+"""A rank of the shared-host all-reduce that runs the scenarios of a test.
 
 python exchange_each.py RANK WORLD MEETING '{"scenarios": ["sums", ...], "engines": ["torch", ...], ...}'
 """
@@ -22,7 +22,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from gpudiag import CpuReduceHook
 from gpudiag.errors import GpudiagError, HardwareMissingError
-from gpudiag.training.strategies.shared_host import cpu_mover
+from gpudiag.training.strategies.shared_host import all_reduce
 from gpudiag.training.strategies.shared_host.all_reduce import SharedHostAllReduce
 from tests.training.strategies.processes import tell
 
@@ -41,7 +41,7 @@ def make(plan: dict[str, Any], **options: Any) -> SharedHostAllReduce:
 
 
 def sums(plan: dict[str, Any]) -> dict[str, Any]:
-    """Every size, in every type and wire: how far from the exact sum, relative to it; the same on all ranks?"""
+    """Return the relative error of sums by type and precision of transport, and whether all ranks agree."""
     worst: dict[str, float] = {}
     alike = True
     for dtype in (torch.float32, torch.float64, torch.bfloat16, torch.float16):
@@ -51,7 +51,7 @@ def sums(plan: dict[str, Any]) -> dict[str, Any]:
                 parts = [
                     torch.randn(size, generator=torch.Generator().manual_seed(100 * size + r)) for r in range(WORLD)
                 ]
-                # What both types hold: rounding on the way there is no error of the exchange.
+                # Values that both types represent, so that rounding the input is no error of the all-reduce.
                 parts = [part.to(dtype).to(wire or dtype).to(dtype).to(wire or dtype).double() for part in parts]
                 result = exchange.all_reduce(parts[RANK].clone().to(device=DEVICE, dtype=dtype)).cpu()
                 exact = torch.stack(parts).sum(0)
@@ -66,7 +66,7 @@ def sums(plan: dict[str, Any]) -> dict[str, Any]:
 
 
 def special(plan: dict[str, Any]) -> dict[str, Any]:
-    """NaN and infinities, in each wire."""
+    """Reduce NaN and infinities in each precision of transport."""
     found = {}
     for name, wire in WIRES.items():
         exchange = make(plan, wire=wire)
@@ -83,7 +83,7 @@ def special(plan: dict[str, Any]) -> dict[str, Any]:
 
 
 def many(plan: dict[str, Any]) -> dict[str, Any]:
-    """Several tensors under way at once, time and again, so that slots, lanes and the ring are used many times over."""
+    """Reduce several tensors concurrently, so often that slots, lanes and the ring are reused."""
     exchange = make(plan, slots=2, lanes=2)
     right = True
     for turn in range(30):
@@ -97,7 +97,7 @@ def many(plan: dict[str, Any]) -> dict[str, Any]:
 
 
 def as_hook(plan: dict[str, Any]) -> dict[str, Any]:
-    """The hook as a user puts it into DistributedDataParallel: the mean of the ranks' gradients."""
+    """Register the hook with DistributedDataParallel, as a user does, and return the gradients."""
     torch.manual_seed(0)
     model = nn.Linear(300, 200).to(DEVICE)
     wrapped = DistributedDataParallel(model, device_ids=[DEVICE] if ON_GPU else None)
@@ -113,7 +113,7 @@ def as_hook(plan: dict[str, Any]) -> dict[str, Any]:
 
 
 def shapes(plan: dict[str, Any]) -> dict[str, Any]:
-    """What it refuses, and a tensor of several dimensions, which it does not."""
+    """Reduce unsupported tensors, and a tensor of several dimensions."""
     exchange = make(plan)
     refused = []
     for tensor in (torch.ones(4, dtype=torch.int64), torch.ones(4, dtype=torch.complex64), torch.eye(3).to_sparse()):
@@ -127,7 +127,7 @@ def shapes(plan: dict[str, Any]) -> dict[str, Any]:
 
 
 def no_room(plan: dict[str, Any]) -> dict[str, Any]:
-    """Rank 0, which makes the memory that all share, may make nothing that large: a limit of the system."""
+    """Limit the file size of rank 0, which creates the shared memory."""
     limit = resource.getrlimit(resource.RLIMIT_FSIZE)
     if RANK == 0:
         resource.setrlimit(resource.RLIMIT_FSIZE, (64 << 10, limit[1]))
@@ -141,26 +141,26 @@ def no_room(plan: dict[str, Any]) -> dict[str, Any]:
 
 
 def refused_pinning(plan: dict[str, Any]) -> dict[str, Any]:
-    """The driver of rank 1 refuses to pin: its answer comes through the seam behind which a GPU's driver is."""
+    """Let pinning fail on rank 1."""
 
     class Refuses:
         def __init__(self, control: Any) -> None:
             raise HardwareMissingError(f"{DEVICE} cannot pin {control.layout.total_bytes / 1e6:.0f} MB", "ulimit -l")
 
-    kept = cpu_mover.CpuMover
+    kept = vars(all_reduce)["CpuMover"]
     if RANK == 1:
-        cpu_mover.CpuMover = Refuses  # type: ignore[misc,assignment]  # this rank's, for this scenario
+        vars(all_reduce)["CpuMover"] = Refuses
     try:
         make(plan)
     except GpudiagError as error:
         return {"message": str(error)}
     finally:
-        cpu_mover.CpuMover = kept  # type: ignore[misc]  # as it was
+        vars(all_reduce)["CpuMover"] = kept
     return {}
 
 
 def dies(plan: dict[str, Any]) -> dict[str, Any]:
-    """The last rank is killed in the middle; the others must hear of it and go on."""
+    """Kill the last rank during an all-reduce; the others must notice."""
     exchange = make(plan)
     exchange.all_reduce(torch.ones(1000, device=DEVICE))
     sys.stdout.write("under way\n")
@@ -171,7 +171,7 @@ def dies(plan: dict[str, Any]) -> dict[str, Any]:
 
 
 def leaves(plan: dict[str, Any]) -> dict[str, Any]:
-    """The last rank takes fewer steps than the others."""
+    """Let the last rank train fewer steps than the others."""
     exchange = make(plan)
     for _ in range(3):
         exchange.all_reduce(torch.ones(1000, device=DEVICE))
@@ -185,7 +185,7 @@ def leaves(plan: dict[str, Any]) -> dict[str, Any]:
 
 
 def stuck(plan: dict[str, Any]) -> dict[str, Any]:
-    """The last rank does not come, though it lives."""
+    """Let the last rank hang."""
     exchange = make({**plan, "timeout_s": plan["stuck_s"]})
     exchange.all_reduce(torch.ones(1000, device=DEVICE))
     found = {}
@@ -196,7 +196,7 @@ def stuck(plan: dict[str, Any]) -> dict[str, Any]:
 
 
 def unlike(plan: dict[str, Any]) -> dict[str, Any]:
-    """The last rank gives a tensor of another size."""
+    """Let the last rank reduce a tensor of another size."""
     exchange = make(plan)
     exchange.all_reduce(torch.ones(1000, device=DEVICE))
     size = 2000 + (WORLD - 1 == RANK)
@@ -206,7 +206,7 @@ def unlike(plan: dict[str, Any]) -> dict[str, Any]:
 
 
 def until_it_fails(exchange: SharedHostAllReduce, run: Any) -> dict[str, Any]:
-    """What the error says, how long it took, and what is left: mappings of the shared memory after closing."""
+    """Return the error, its delay, and the mappings of the shared memory that remain after closing."""
     began = time.monotonic()
     message = hint = None
     nan = False

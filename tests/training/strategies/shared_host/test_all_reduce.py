@@ -1,4 +1,4 @@
-"""The exchange through shared host memory, between real processes: right sums, and what happens when one is missing."""
+"""The shared-host all-reduce between real processes: sums are accurate, and missing ranks are errors."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ RANKS = 3
 
 @pytest.fixture(scope="module")
 def well() -> list[dict[str, Any]]:
-    """What each rank found where nothing goes wrong, by engine; in one set of processes, as starting takes longest."""
+    """Return the answers of scenarios without failures, by engine, from one set of processes."""
     asked = {
         "scenarios": ["sums", "special", "many", "shapes", "as_hook", "no_room", "refused_pinning"],
         "engines": ENGINES,
@@ -40,7 +40,7 @@ def healthy(well: list[dict[str, Any]], request: pytest.FixtureRequest) -> list[
     return answers
 
 
-def test_sums_are_right_in_every_type(healthy: list[dict[str, Any]]) -> None:
+def test_sums_are_accurate_in_every_type(healthy: list[dict[str, Any]]) -> None:
     for answer in healthy:
         assert answer["sums"]["alike"]
         assert len(answer["sums"]["worst"]) == 12
@@ -49,30 +49,30 @@ def test_sums_are_right_in_every_type(healthy: list[dict[str, Any]]) -> None:
             assert off <= sum(ROUNDING[name] for name in key.split() if name != "None") * 1.01, key
 
 
-def test_nan_and_infinity_travel_as_they_are(healthy: list[dict[str, Any]]) -> None:
+def test_nan_and_infinity_are_preserved(healthy: list[dict[str, Any]]) -> None:
     for answer in healthy:
         assert set(answer["special"]) == {"None", "bf16", "fp16"}
         for odd in answer["special"].values():
             assert odd == {"7": "nan", "8": "inf", "9": "nan", "99999": "-inf"}
 
 
-def test_slots_are_used_again_and_again(healthy: list[dict[str, Any]]) -> None:
+def test_slots_are_reused(healthy: list[dict[str, Any]]) -> None:
     assert all(answer["many"]["right"] for answer in healthy)
 
 
-def test_what_cannot_be_summed_is_refused(healthy: list[dict[str, Any]]) -> None:
+def test_unsupported_tensors_are_refused(healthy: list[dict[str, Any]]) -> None:
     for answer in healthy:
         refused, shape, value = (answer["shapes"][name] for name in ("refused", "shape", "value"))
         assert [text.split()[3] for text in refused] == ["int64", "complex64", "sparse"]
         assert (shape, value) == ([30, 40], 1.0)
 
 
-def test_it_is_a_hook_for_anyone_s_model(healthy: list[dict[str, Any]]) -> None:
+def test_hook_averages_gradients_of_a_user_model(healthy: list[dict[str, Any]]) -> None:
     # Each of 4 samples adds the rank's own number: the mean over ranks 0 to 2 is 4.
     assert [answer["as_hook"]["gradients"] for answer in healthy] == [[4.0]] * RANKS
 
 
-def test_no_room_is_an_error_on_every_rank(healthy: list[dict[str, Any]]) -> None:
+def test_too_little_memory_raises_on_every_rank(healthy: list[dict[str, Any]]) -> None:
     for answer in healthy:
         told = answer["no_room"]
         assert told["error"] == "HardwareMissingError"
@@ -80,13 +80,13 @@ def test_no_room_is_an_error_on_every_rank(healthy: list[dict[str, Any]]) -> Non
         assert "ulimit" in told["hint"]
 
 
-def test_memory_that_cannot_be_pinned_on_one_rank_is_heard_by_all(healthy: list[dict[str, Any]]) -> None:
+def test_pinning_failure_on_one_rank_raises_on_all(healthy: list[dict[str, Any]]) -> None:
     assert all("cannot pin" in answer["refused_pinning"]["message"] for answer in healthy)
 
 
 @pytest.fixture(scope="module", params=ENGINES)
 def broken(request: pytest.FixtureRequest) -> list[dict[str, Any]]:
-    """What ranks 0 and 1 heard when rank 2 left early, did not come, sent something else, and was killed."""
+    """Return the answers of ranks 0 and 1 when rank 2 left early, hung, sent another size, and was killed."""
     asked = {"scenarios": ["leaves", "stuck", "unlike", "dies"], "engines": [request.param], "stuck_s": 2}
     with Job(PROGRAM, RANKS, asked) as job:
         answers = [job.answer(rank)[request.param] for rank in range(2)]
@@ -95,7 +95,7 @@ def broken(request: pytest.FixtureRequest) -> list[dict[str, Any]]:
 
 
 def messages(broken: list[dict[str, Any]], scenario: str, said: str) -> list[dict[str, Any]]:
-    """The answers that say this. A rank may also have heard of it from another that was quicker to notice."""
+    """Return the answers with this text; a rank may also report that another rank has noticed."""
     found = [answer[scenario] for answer in broken]
     direct = [told for told in found if said in told["message"]]
     assert direct, found
@@ -103,7 +103,7 @@ def messages(broken: list[dict[str, Any]], scenario: str, said: str) -> list[dic
     return direct
 
 
-def test_a_rank_that_is_killed_ends_the_exchange_of_the_others(broken: list[dict[str, Any]]) -> None:
+def test_killed_rank_fails_the_others(broken: list[dict[str, Any]]) -> None:
     messages(broken, "dies", "rank 2 (process ")
     for answer in broken:
         assert answer["dies"]["seconds"] < 30  # the measure is a second; this machine may be busy
@@ -111,14 +111,14 @@ def test_a_rank_that_is_killed_ends_the_exchange_of_the_others(broken: list[dict
     assert not [entry.name for entry in Path("/dev/shm").iterdir() if "gpudiag" in entry.name]  # noqa: S108  # only looked at
 
 
-def test_a_rank_with_fewer_steps_is_named(broken: list[dict[str, Any]]) -> None:
+def test_rank_with_fewer_steps_is_named(broken: list[dict[str, Any]]) -> None:
     told = messages(broken, "leaves", "rank 2 has ended its training while rank")
     assert all("drop_last" in answer["hint"] for answer in told)
 
 
-def test_a_rank_that_does_not_come_is_named_after_the_timeout(broken: list[dict[str, Any]]) -> None:
+def test_stuck_rank_is_named_after_timeout(broken: list[dict[str, Any]]) -> None:
     messages(broken, "stuck", "no gradient was exchanged for 2 s: rank 2 has sent 1 pieces")
 
 
-def test_tensors_of_different_size_are_an_error_on_every_rank(broken: list[dict[str, Any]]) -> None:
+def test_different_tensor_sizes_raise_on_every_rank(broken: list[dict[str, Any]]) -> None:
     messages(broken, "unlike", "sends gradients of another size or type")

@@ -1,4 +1,4 @@
-"""The parts of the exchange that need no other process."""
+"""Layout, chunks, owners and processors of the shared-host all-reduce, without other processes."""
 
 from __future__ import annotations
 
@@ -9,9 +9,8 @@ from hypothesis import strategies as st
 
 from gpudiag.training.strategies.central_optimizer import owners
 from gpudiag.training.strategies.shared_host import layout as at
-from gpudiag.training.strategies.shared_host.layout import Layout, reached
-from gpudiag.training.strategies.shared_host.processors import parse_cpu_list, processors_near
-from gpudiag.training.strategies.shared_host.work import ALIGNMENT, Work, chunk_length
+from gpudiag.training.strategies.shared_host.layout import ALIGNMENT, ChunkedTensor, Layout, chunk_length, reached
+from gpudiag.training.strategies.shared_host.reducers import parse_cpu_list, processors_near
 
 layouts = st.builds(
     lambda world, pages, slots, lanes: Layout(
@@ -25,7 +24,7 @@ layouts = st.builds(
 
 
 @given(layouts)
-def test_no_two_things_lie_in_one_place(layout: Layout) -> None:
+def test_layout_has_no_overlaps_or_gaps(layout: Layout) -> None:
     ranks = range(layout.world)
     parts = [(layout.control(rank), at.PAGE) for rank in ranks]
     parts += [(layout.ring(rank), at.RING * at.PIECE) for rank in ranks]
@@ -38,7 +37,7 @@ def test_no_two_things_lie_in_one_place(layout: Layout) -> None:
     assert layout.slot(0, 5 * layout.slots) == layout.slot(0, 0)
 
 
-def test_counters_have_cache_lines_of_their_own() -> None:
+def test_counters_have_separate_cache_lines() -> None:
     lines = [at.ARRIVED + lane * at.LINE for lane in range(at.MOST_LANES)]
     lines += [at.FETCHED + lane * at.LINE for lane in range(at.MOST_LANES)]
     lines += [at.REDUCED, at.READY, at.STATE, at.SUBMITTED]
@@ -47,40 +46,40 @@ def test_counters_have_cache_lines_of_their_own() -> None:
 
 
 @pytest.mark.parametrize(("slots", "lanes", "size"), [(3, 1, at.PAGE), (2, 4, at.PAGE), (16, 16, at.PAGE), (2, 2, 100)])
-def test_impossible_layouts(slots: int, lanes: int, size: int) -> None:
+def test_invalid_layouts_are_refused(slots: int, lanes: int, size: int) -> None:
     with pytest.raises(ValueError, match="must be"):
         Layout(world=2, chunk_bytes=size, slots=slots, lanes=lanes)
 
 
 @given(st.integers(0, at.WRAP - 1), st.integers(0, at.WRAP // 2 - 1))
-def test_counters_may_wrap(value: int, more: int) -> None:
+def test_reached_handles_wrapped_counters(value: int, more: int) -> None:
     assert reached((value + more) % at.WRAP, value)
     assert more == 0 or not reached(value, (value + more) % at.WRAP)
 
 
 @given(st.integers(1, 10**7), st.integers(5, 20), st.integers(0, at.WRAP - 1))
-def test_chunks_are_the_whole_tensor_in_order(count: int, power: int, first: int) -> None:
+def test_chunks_cover_the_tensor_in_order(count: int, power: int, first: int) -> None:
     most = 1 << power
     length = chunk_length(count, most, least=min(256, most), few=4)
     assert 0 < length <= most
     assert length % ALIGNMENT == 0
     if count // length > 10_000:
-        return  # as many as no one would list
-    chunks = Work(tensor=torch.empty(count, device="meta"), wire=None, first=first, length=length).chunks
+        return  # too many to list
+    chunks = ChunkedTensor(tensor=torch.empty(count, device="meta"), wire=None, first=first, length=length).chunks
     assert [begin for _, begin, _ in chunks] == [0, *(end for _, _, end in chunks[:-1])]
     assert chunks[-1][2] == count
     assert [number for number, _, _ in chunks] == [(first + index) % at.WRAP for index in range(len(chunks))]
 
 
 @given(st.lists(st.integers(0, 1000), max_size=40), st.integers(1, 8))
-def test_variables_are_spread_evenly(sizes: list[int], count: int) -> None:
+def test_owners_balance_variable_sizes(sizes: list[int], count: int) -> None:
     owner = owners(sizes, count)
     load = [sum(size for size, who in zip(sizes, owner, strict=True) if who == number) for number in range(count)]
-    # Greedy, largest first: whoever has most took its last variable when it had least.
+    # Greedy, largest first: the fullest owner took its last variable when it had the least.
     assert max(load) - min(load) <= max(sizes, default=0)
 
 
-def test_lists_of_processors() -> None:
+def test_cpu_lists_are_parsed() -> None:
     assert parse_cpu_list("0-3,8\n") == {0, 1, 2, 3, 8}
     assert parse_cpu_list("\n") == set()
     with pytest.raises(ValueError, match="invalid literal"):

@@ -1,1 +1,1 @@
-"""The selftest's loop under PyTorch, a plain DDP program, and the faults that are put into it."""
+"""The training loop of the selftest under PyTorch, and the faults that are injected into it."""

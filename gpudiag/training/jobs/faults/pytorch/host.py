@@ -1,4 +1,4 @@
-"""What keeps one rank's training thread from training: it logs, saves, or collects garbage."""
+"""Faults that occupy one rank's training thread: it logs, saves, or collects garbage."""
 
 from __future__ import annotations
 
@@ -12,68 +12,66 @@ from pathlib import Path
 import torch
 
 from gpudiag.training.jobs.faults.fault import Fault
+from gpudiag.training.jobs.faults.pytorch.step_faults import CallFault
 from gpudiag.training.jobs.faults.pytorch.trainer import DdpTrainer
 
-_ROUNDS = 3
+_TRIALS = 3
 _TRIAL_LINES = 200
 _TRIAL_TENSORS = 8
 _TENSOR_ELEMENTS = 1 << 18
-#: What a checkpoint holds at most: a GB.
+#: Most tensors in a checkpoint: a GB.
 _MOST_TENSORS = 1000
-#: As large as what is asked for: of few objects more lie in the processor's caches.
+#: As many as are needed, because fewer objects would be in the processor's caches.
 _TRIAL_OBJECTS = 500_000
 
 
 def _host_ms(function: Callable[[], object]) -> float:
-    """How long the training thread takes for one call: the fastest of a few, in ms."""
-    rounds = []
-    for _ in range(_ROUNDS):
+    """Return the host time of a call in ms, the fastest of a few."""
+    trials = []
+    for _ in range(_TRIALS):
         began = time.perf_counter()
         function()
-        rounds.append(1e3 * (time.perf_counter() - began))
-    return min(rounds)
+        trials.append(1e3 * (time.perf_counter() - began))
+    return min(trials)
 
 
-class Logs(Fault[DdpTrainer]):
+class Logs(CallFault):
     """After each update, as many records of metrics are written to a file as take `amount_ms`."""
 
-    def __init__(self, trainer: DdpTrainer, amount_ms: float, *, mine: bool) -> None:
-        super().__init__(trainer, amount_ms, mine=mine)
+    point = "after"
+
+    def prepare(self) -> None:
+        """Open the file and measure some records."""
         self._file = tempfile.TemporaryFile("w+", encoding="ascii")  # noqa: SIM115  # open as long as the fault is
         self._lines = _TRIAL_LINES
-        if mine:
-            self._lines = max(1, round(_TRIAL_LINES * amount_ms / _host_ms(self._log)))
-
-    def switch(self, *, on: bool) -> None:
-        """Log, or not."""
-        self.trainer.after = self._log if on and self.mine else None
+        if self.affected:
+            self._lines = max(1, round(_TRIAL_LINES * self.amount_ms / _host_ms(self.with_fault)))
 
     def close(self) -> None:
         """Remove the file."""
         self._file.close()
 
-    def _log(self) -> None:
+    def with_fault(self) -> None:
+        """Write the records."""
         self._file.seek(0)
         for number in range(self._lines):
-            metrics = {f"layer{number}/{what}": number / 7 for what in ("mean", "deviation", "norm", "largest")}
+            metrics = {f"layer{number}/{metric}": number / 7 for metric in ("mean", "deviation", "norm", "largest")}
             self._file.write(json.dumps(metrics) + "\n")
         self._file.flush()
 
 
-class Saves(Fault[DdpTrainer]):
+class Saves(CallFault):
     """After each update, `torch.save` of a state dict on the device that takes `amount_ms`."""
 
-    def __init__(self, trainer: DdpTrainer, amount_ms: float, *, mine: bool) -> None:
-        super().__init__(trainer, amount_ms, mine=mine)
-        self._directory = tempfile.TemporaryDirectory(prefix="gpudiag-")
-        self._state = self._tensors(_TRIAL_TENSORS if mine else 0)
-        if mine:
-            each_ms = _host_ms(self._save) / _TRIAL_TENSORS
-            self._state = self._tensors(min(_MOST_TENSORS, max(1, round(amount_ms / each_ms))))
+    point = "after"
 
-    def switch(self, *, on: bool) -> None:
-        """Save, or not."""
-        self.trainer.after = self._save if on and self.mine else None
+    def prepare(self) -> None:
+        """Measure a small checkpoint."""
+        self._directory = tempfile.TemporaryDirectory(prefix="gpudiag-")
+        self._state = self._tensors(_TRIAL_TENSORS if self.affected else 0)
+        if self.affected:
+            each_ms = _host_ms(self.with_fault) / _TRIAL_TENSORS
+            self._state = self._tensors(min(_MOST_TENSORS, max(1, round(self.amount_ms / each_ms))))
 
     def close(self) -> None:
         """Remove the checkpoint."""
@@ -82,28 +80,29 @@ class Saves(Fault[DdpTrainer]):
     def _tensors(self, count: int) -> dict[str, torch.Tensor]:
         return {f"layer{number}": torch.zeros(_TENSOR_ELEMENTS, device=self.trainer.device) for number in range(count)}
 
-    def _save(self) -> None:
+    def with_fault(self) -> None:
+        """Save the checkpoint."""
         torch.save(self._state, Path(self._directory.name) / "checkpoint.pt")
 
 
 class Collections(Fault[DdpTrainer]):
     """Before each update, `gc.collect()` over as many objects as take `amount_ms`.
 
-    What the process had before is kept out of it (`gc.freeze`): it may take longer than was asked for.
+    Existing objects are frozen (`gc.freeze`), because collecting them might take longer than that.
     """
 
-    def __init__(self, trainer: DdpTrainer, amount_ms: float, *, mine: bool) -> None:
-        super().__init__(trainer, amount_ms, mine=mine)
+    def prepare(self) -> None:
+        """Measure a collection of many objects."""
         self._heap: list[list[int]] = []
         self._objects = _TRIAL_OBJECTS
-        if mine:
+        if self.affected:
             self._fill()
-            self._objects = max(1, round(_TRIAL_OBJECTS * amount_ms / _host_ms(gc.collect)))
+            self._objects = max(1, round(_TRIAL_OBJECTS * self.amount_ms / _host_ms(gc.collect)))
             self._empty()
 
     def switch(self, *, on: bool) -> None:
         """Fill the heap and collect in each step, or neither."""
-        if not self.mine:
+        if not self.affected:
             return
         self._empty()
         if on:

@@ -1,4 +1,4 @@
-"""What is wrong with the batches: workers that cannot keep up, numbers too wide, lengths that differ."""
+"""Faults of batches: workers that cannot keep up, inputs in float64, varying lengths."""
 
 from __future__ import annotations
 
@@ -10,21 +10,20 @@ from collections.abc import Iterator
 import torch
 from torch.utils.data import DataLoader, Dataset
 
-from gpudiag.training.jobs.data.batches import Batch
-from gpudiag.training.jobs.data.pool import Pool
+from gpudiag.training.jobs.data.batches import Batch, Pool
 from gpudiag.training.jobs.faults.fault import Fault
 from gpudiag.training.jobs.faults.pytorch.trainer import DdpTrainer
 
-#: Two workers that begin together go on to be done together, as in real jobs: two batches, then none for a while. On a
-#: CPU, where recorded and timed steps are compared by their scatter, one will do.
+#: Two workers that begin together finish together, as in real jobs: two batches, then none for a while. On a CPU, where
+#: recorded and unprofiled steps are compared by their scatter, one suffices.
 _GPU_WORKERS, _CPU_WORKERS = 2, 1
-#: Batches that each worker has ready (PyTorch's default).
+#: Batches that each worker prefetches (PyTorch's default).
 _AHEAD = 2
 _BATCHES = 2
 
 
 class _SlowStorage(Dataset[Batch]):
-    """Samples that take a while to come."""
+    """Samples that take `seconds` to load."""
 
     def __init__(self, pool: Pool, seconds: float) -> None:
         self._pool, self._seconds = pool, seconds
@@ -38,17 +37,18 @@ class _SlowStorage(Dataset[Batch]):
 
 
 class TooFewWorkers(Fault[DdpTrainer]):
-    """A DataLoader whose workers take `amount_ms` longer for each batch than the clean step."""
+    """A DataLoader whose workers need `amount_ms` more for each batch than the clean step."""
 
-    def __init__(self, trainer: DdpTrainer, amount_ms: float, *, mine: bool) -> None:
-        super().__init__(trainer, amount_ms, mine=mine)
+    def prepare(self) -> None:
+        """Start the workers."""
+        trainer = self.trainer
         size = trainer.batch_size
         generator = torch.Generator().manual_seed(trainer.place.rank)
         pool = Pool(*trainer.workload.samples(_BATCHES * size, generator))
         on_gpu = trainer.device.type == "cuda"
         workers = _GPU_WORKERS if on_gpu else _CPU_WORKERS
         self._ready = workers * _AHEAD
-        sample_s = workers * (trainer.clean_ms + amount_ms) / 1e3 / size
+        sample_s = workers * (trainer.clean_ms + self.amount_ms) / 1e3 / size
         loader = DataLoader(
             _SlowStorage(pool, sample_s),
             batch_size=size,
@@ -59,9 +59,9 @@ class TooFewWorkers(Fault[DdpTrainer]):
         self._batches: Iterator[Batch] = iter(loader)
 
     def switch(self, *, on: bool) -> None:
-        """Take batches from the workers, once what they had ready is gone; or from memory."""
+        """Take batches from the workers, after the prefetched ones; or from memory."""
         loader = self.trainer.loader
-        if not on or not self.mine:
+        if not on or not self.affected:
             loader.source = loader.usual
         elif loader.source is not self._batches:
             for _ in range(self._ready):
@@ -69,60 +69,60 @@ class TooFewWorkers(Fault[DdpTrainer]):
             loader.source = self._batches
 
     def close(self) -> None:
-        """End the workers, which go with their iterator."""
+        """End the workers, which end with their iterator."""
         self._batches = iter(())
 
 
 class _OtherBatches(Fault[DdpTrainer]):
-    """Batches from elsewhere while it is on: what `made` gives."""
+    """Other batches while it is on."""
 
     @abstractmethod
-    def made(self, *, on: bool) -> Iterator[Batch]:
-        """The batches of a block of steps."""
+    def batches(self, *, on: bool) -> Iterator[Batch]:
+        """Return the batches of a block of steps."""
 
     def switch(self, *, on: bool) -> None:
-        """Begin with other batches."""
-        self.trainer.loader.source = self.made(on=on)
+        """Begin with these batches."""
+        self.trainer.loader.source = self.batches(on=on)
 
     def rest(self) -> None:
-        """Take the usual ones again."""
+        """Take the usual batches again."""
         self.trainer.loader.source = self.trainer.loader.usual
 
 
 class DoubleBatches(_OtherBatches):
-    """Inputs in float64 from pageable memory, which the device makes float32. They cost what they cost."""
+    """Inputs in float64 from pageable memory, which the device converts to float32; the size is not chosen."""
 
-    def __init__(self, trainer: DdpTrainer, amount_ms: float, *, mine: bool) -> None:
-        super().__init__(trainer, amount_ms, mine=mine)
-        usual = trainer.loader.usual
+    def prepare(self) -> None:
+        """Convert some batches."""
+        usual = self.trainer.loader.usual
         self._doubles = [(inputs.double(), target) for inputs, target in itertools.islice(usual, _BATCHES)]
 
-    def made(self, *, on: bool) -> Iterator[Batch]:
-        """In float64, or as usual."""
-        return itertools.cycle(self._doubles) if on and self.mine else self.trainer.loader.usual
+    def batches(self, *, on: bool) -> Iterator[Batch]:
+        """Return batches in float64, or the usual ones."""
+        return itertools.cycle(self._doubles) if on and self.affected else self.trainer.loader.usual
 
 
 class VaryingLengths(_OtherBatches):
-    """Each step another rank has the longest sequences (of images: the most), by `amount_ms` of the clean step.
+    """In each step another rank has longer sequences (or more images), by `amount_ms` of the clean step.
 
-    Without it all have short ones in every step: a late rank is one that takes longer than its peers.
+    Without the fault all ranks have short ones in every step, because a straggler is slower than its peers.
     """
 
-    def __init__(self, trainer: DdpTrainer, amount_ms: float, *, mine: bool) -> None:
-        super().__init__(trainer, amount_ms, mine=mine)
-        self._long = next(trainer.loader.usual)
-        self._short = self._cut(self._long, max(0.1, 1 - amount_ms / trainer.clean_ms))
+    def prepare(self) -> None:
+        """Make the batches, and train on both so that kernels are chosen for their shapes."""
+        self._long = next(self.trainer.loader.usual)
+        self._short = self._cut(self._long, max(0.1, 1 - self.amount_ms / self.trainer.clean_ms))
         for batch in (self._long, self._short):
-            trainer.train(batch)  # kernels are chosen for each shape when it is first met
+            self.trainer.train(batch)
 
-    def made(self, *, on: bool) -> Iterator[Batch]:
-        """Long ones in turn, or all short."""
+    def batches(self, *, on: bool) -> Iterator[Batch]:
+        """Yield a long batch when it is this rank's turn, otherwise short ones."""
         place = self.trainer.place
         for step in itertools.count(place.rank):
             yield self._long if on and step % place.world_size == 0 else self._short
 
     def _cut(self, batch: Batch, share: float) -> Batch:
-        """The batch with a share of each sequence's tokens, or of the images."""
+        """Keep a share of each sequence's tokens, or of the images."""
         axis = 1 if batch[1].dim() > 1 else 0
         length = max(1, round(share * batch[0].shape[axis]))
         inputs, target = (tensor.narrow(axis, 0, length).contiguous() for tensor in batch)

@@ -1,49 +1,93 @@
-"""A plain DDP training loop with the places in which faults are put. It uses no mark of gpudiag's own."""
+"""A plain DDP training loop with points at which faults act; it uses no mark of gpudiag."""
 
 from __future__ import annotations
 
 import gc
-import os
 from collections.abc import Callable
 from contextlib import nullcontext
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
 from torch import distributed as dist
+from torch.distributed import GradBucket  # type: ignore[attr-defined]  # not in its `__all__`
+from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
 from torch.nn.parallel import DistributedDataParallel
 
 from gpudiag.model.benchmarks.selftest import SelftestPlan
 from gpudiag.training.frameworks.pytorch.runtime import clock_for
 from gpudiag.training.jobs.data.batches import Batch, batches
-from gpudiag.training.jobs.faults.pytorch.communication_hook import CommunicationHook
 from gpudiag.training.jobs.faults.trainer import Trainer
-from gpudiag.training.jobs.precision import Arithmetic
+from gpudiag.training.jobs.precision import Arithmetic, use_device
 from gpudiag.training.models.registry import load_workload
 from gpudiag.training.session.position import current_position
 
 
+class CommunicationHook:
+    """DDP's communication hook, in one of four ways.
+
+    `plain`: PyTorch's own all-reduce of each bucket. `slow`: the same behind an all-reduce of `extra` other bytes per
+    byte, as if the link were that much slower. `alone`: the trainer steps under `no_sync()`, so no bucket is filled and
+    each rank trains for itself. `meeting`: likewise, but ranks wait for each other after backward.
+
+    On a CPU all other bytes are sent with the last bucket, after backward: gloo's threads would take the core from
+    backward, on one rank more than on another, and the fault would be as much slow compute as slow communication.
+    """
+
+    def __init__(self) -> None:
+        self.way: Literal["plain", "slow", "alone", "meeting"] = "plain"
+        self.extra = 0.0
+        self._other = torch.empty(0)
+        self._elements = 0
+
+    @property
+    def happens(self) -> bool:
+        """Return whether ranks communicate."""
+        return self.way not in {"alone", "meeting"}
+
+    def bucket(self, group: dist.ProcessGroup, bucket: GradBucket) -> torch.futures.Future[Tensor]:
+        """Average one bucket of gradients."""
+        buffer = bucket.buffer()
+        if self.way == "plain":
+            return allreduce_hook(group, bucket)
+        self._elements += buffer.numel()
+        if not (buffer.is_cuda or bucket.is_last()):
+            return allreduce_hook(group, bucket)
+        size, self._elements = max(1, int(self._elements * self.extra)), 0
+        if self._other.numel() < size or self._other.dtype != buffer.dtype:
+            self._other = torch.zeros(size, dtype=buffer.dtype, device=buffer.device)
+        other = dist.all_reduce(self._other[:size], group=group, async_op=True)
+        plain = allreduce_hook(group, bucket)
+        if buffer.is_cuda:
+            return plain  # on the same stream, so it is done after the other
+        both = torch.futures.collect_all([other.get_future(), plain])
+        return both.then(lambda done: done.value()[1].value())
+
+    def release(self) -> None:
+        """Free the memory of the other bytes."""
+        self._other = torch.empty(0)
+
+
 class DdpTrainer(Trainer):
-    """One process of the job. All collectives of its own go through a gloo group, so that no NCCL stream sees them.
+    """One process of the job. Its own collectives use a gloo group, so that no NCCL stream shows them.
 
     Attributes:
-        exchange: how gradients are exchanged.
-        gradient_bytes: of the whole model.
-        workload: what is trained, `ddp` the wrapped model, `optimizer` its own, `arithmetic` its number formats.
-        before_update: what is done between backward and the update; None for nothing.
-        after: what is done when the update has been launched; None for nothing.
-        other_step: another way to train on a batch; None for DDP's.
+        exchange: how gradients are communicated.
+        gradient_bytes: bytes of all gradients.
+        workload: what is trained; `ddp` is the wrapped model, `optimizer` and `arithmetic` are its own.
+        without_communication: `exchange.way` if communication is to cost nothing. GPUs of a clean job are balanced, so
+            each trains alone. Processes on shared cores never are, so they still wait for each other. The diagnosis
+            counts communication with its bucket copies as recoverable, but no wait for a straggler.
+        before_update: called between backward and the update; None for nothing.
+        after: called when the update has been launched; None for nothing.
+        other_step: trains on a batch instead of DDP; None for DDP.
     """
 
     time_all_first: ClassVar[bool] = True
 
     def __init__(self, plan: SelftestPlan) -> None:
-        local_rank = int(os.environ.get("LOCAL_RANK", "0"))
         on_gpu = plan.device == "cuda"
-        device = torch.device("cuda", local_rank) if on_gpu else torch.device("cpu")
-        if on_gpu:
-            torch.cuda.set_device(device)
-            torch.backends.cudnn.benchmark = True
+        device = use_device(plan.device)
         backend = "nccl" if on_gpu else "gloo"
         dist.init_process_group(backend, device_id=device if on_gpu else None)
         self._control = dist.new_group(backend="gloo")
@@ -56,8 +100,10 @@ class DdpTrainer(Trainer):
         if self._images:
             bare = bare.to(memory_format=self._layout)  # type: ignore[call-overload]  # not in torch's stubs
         self.exchange = CommunicationHook()
+        self.without_communication: Literal["alone", "meeting"] = "alone" if on_gpu else "meeting"
         self.ddp = DistributedDataParallel(bare, device_ids=[device] if on_gpu else None, gradient_as_bucket_view=True)
-        self.ddp.register_comm_hook(None, self.exchange.bucket)
+        # DDP compares a hook's annotations with its own types, and here they are text; a lambda has none.
+        self.ddp.register_comm_hook(None, lambda group, bucket: self.exchange.bucket(group, bucket))  # noqa: PLW0108
         self.optimizer = self.workload.optimizer(self.ddp.parameters())
         self.arithmetic = Arithmetic(plan.precision, device)
         self.before_update: Callable[[], None] | None = None
@@ -78,7 +124,7 @@ class DdpTrainer(Trainer):
         )
 
     def train(self, batch: Batch) -> None:
-        """One forward, backward and update."""
+        """Run forward, backward and update."""
         if self.other_step is not None:
             self.other_step(batch)
         else:
@@ -91,7 +137,7 @@ class DdpTrainer(Trainer):
             self.after()
 
     def on_device(self, batch: Batch) -> Batch:
-        """A batch, copied to the device and made what the model takes."""
+        """Copy a batch to the device and convert it to the model's input."""
         inputs, target = batch
         x = self.workload.prepare(inputs.to(self.device, non_blocking=True))
         if self._images:
@@ -99,15 +145,15 @@ class DdpTrainer(Trainer):
         return x, target.to(self.device, non_blocking=True)
 
     def backward(self, model: nn.Module, inputs: Tensor, target: Tensor, *, exchanging: bool = True) -> None:
-        """Forward and backward of a batch on the device; DDP's models are kept from exchanging unless `exchanging`."""
-        alone = model.no_sync() if isinstance(model, DistributedDataParallel) and not exchanging else nullcontext()
-        with alone:
+        """Run forward and backward of a batch on the device; DDP models only communicate if `exchanging`."""
+        context = model.no_sync() if isinstance(model, DistributedDataParallel) and not exchanging else nullcontext()
+        with context:
             with self.arithmetic.forward():
                 loss = self.workload.loss(model(inputs), target)
             self.arithmetic.backward(loss)
 
     def update(self, optimizer: torch.optim.Optimizer) -> None:
-        """Move the parameters and forget the gradients."""
+        """Update the parameters and drop the gradients."""
         if self.exchange.way == "meeting":
             dist.barrier(group=self._control)
         if self.before_update is not None:
@@ -116,18 +162,18 @@ class DdpTrainer(Trainer):
         optimizer.zero_grad(set_to_none=True)
 
     def hold(self, milliseconds: float) -> None:
-        """A kernel that does nothing for at least this long, as no GPU's clock is above 2 GHz."""
-        sleep: Any = torch.cuda._sleep  # noqa: SLF001  # PyTorch's own tests have no other
+        """Launch a kernel that sleeps for at least this long, as no GPU's clock is above 2 GHz."""
+        sleep: Any = torch.cuda._sleep  # noqa: SLF001  # PyTorch has no public one
         sleep(int(2e6 * milliseconds))
 
     def gather(self, value: Any) -> list[Any]:
-        """Every rank's value, by rank, on each of them; waits for all."""
+        """Return every rank's value, by rank, on every rank."""
         values: list[Any] = [None] * self.place.world_size
         dist.all_gather_object(values, value, group=self._control)
         return values
 
     def close(self) -> None:
-        """Leave the other processes. The model goes first: see `PytorchStrategy.close`."""
+        """Leave the other processes, after deleting the model: see `PytorchStrategy.close`."""
         del self.ddp
         gc.collect()
         dist.destroy_process_group()

@@ -1,1 +1,1 @@
-"""The selftest's loop under TensorFlow, with TensorFlow's step marks alone, and the faults that are put into it."""
+"""The training loop of the selftest under TensorFlow, and the faults that are injected into it."""

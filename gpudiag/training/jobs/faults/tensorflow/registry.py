@@ -1,4 +1,4 @@
-"""TensorFlow's faults by kind, and the program that puts them in."""
+"""TensorFlow's faults, and the job that injects them."""
 
 from __future__ import annotations
 
@@ -11,25 +11,26 @@ from gpudiag.training.jobs.faults.fault import Fault, LateLoader, NoFault
 from gpudiag.training.jobs.faults.job import run_faults
 from gpudiag.training.jobs.faults.tensorflow.trainer import DistributedTrainer
 
-#: Square matrices of this side: 0.2 ms on a fast GPU, about 1 ms on one CPU core.
+#: Sides of square matrices: 0.2 ms on a fast GPU, about 1 ms on one CPU core.
 _GPU_SIDE, _CPU_SIDE = 4096, 384
-_REPEATS = 20
+_PRODUCTS = 20
 
 
-class ExtraCompute(Fault[DistributedTrainer]):
-    """As many matrix products before each step as take `amount_ms`, measured on this device beforehand."""
+class TensorflowExtraCompute(Fault[DistributedTrainer]):
+    """As many matrix products before each step as take `amount_ms`."""
 
-    def __init__(self, trainer: DistributedTrainer, amount_ms: float, *, mine: bool) -> None:
-        super().__init__(trainer, amount_ms, mine=mine)
+    def prepare(self) -> None:
+        """Measure some products."""
+        trainer = self.trainer
         with tf.device(trainer.device):
             side = _GPU_SIDE if trainer.device.startswith("GPU:") else _CPU_SIDE
             self._matrix = tf.random.normal((side, side))
-        each_ms = trainer.milliseconds_of(lambda: self._multiply(_REPEATS), repeats=1) / _REPEATS
-        self._count = max(1, round(amount_ms / each_ms))
+        each_ms = trainer.milliseconds_of(lambda: self._multiply(_PRODUCTS), repeats=1) / _PRODUCTS
+        self._count = max(1, round(self.amount_ms / each_ms))
 
     def switch(self, *, on: bool) -> None:
-        """Add the products to the step, or take them out."""
-        self.trainer.extra = (lambda: self._multiply(self._count)) if on and self.mine else None
+        """Add the products to the step, or remove them."""
+        self.trainer.extra = (lambda: self._multiply(self._count)) if on and self.affected else None
 
     def _multiply(self, count: int) -> None:
         with tf.device(self.trainer.device):
@@ -38,46 +39,46 @@ class ExtraCompute(Fault[DistributedTrainer]):
                 product = tf.matmul(self._matrix, product)
 
 
-class Syncs(Fault[DistributedTrainer]):
-    """The loss is read after each step, as in loops that log it, and the device is waited for.
+class StepSyncs(Fault[DistributedTrainer]):
+    """The loss is read after each step, as in loops that log it, and the device is synchronized.
 
-    Functions on a CPU end when their work is done, so that there it costs next to nothing, which is to be found too.
+    On a CPU functions are synchronous, so it costs almost nothing there, which the diagnosis must find too.
     """
 
     def switch(self, *, on: bool) -> None:
-        """Read each loss from now on, or none."""
-        self.trainer.after = self._read if on and self.mine else None
+        """Read each loss, or none."""
+        self.trainer.after = self._read if on and self.affected else None
 
     def _read(self, loss: Any) -> None:
         float(loss.values[0] if hasattr(loss, "values") else loss)
         synchronize([self.trainer.device])
 
 
-class WholeCommunication(Fault[DistributedTrainer]):
-    """Off, the gradients are not exchanged; on is the clean job. So what its exchange costs can be told."""
+class TensorflowWholeCommunication(Fault[DistributedTrainer]):
+    """The clean job (on) compared with one without communication (off), which gives the cost of communication."""
 
-    def __init__(self, trainer: DistributedTrainer, amount_ms: float, *, mine: bool) -> None:
-        super().__init__(trainer, amount_ms, mine=mine)
-        self._communication = trainer.communication_barely()
+    def prepare(self) -> None:
+        """Build the step without communication."""
+        self._communication = self.trainer.communication_switch()
 
     def switch(self, *, on: bool) -> None:
-        """Exchange, or only wait for each other."""
+        """Communicate, or only wait for each other."""
         self._communication(on)
 
     def rest(self) -> None:
-        """Exchange."""
+        """Communicate."""
         self._communication(True)
 
 
 KINDS: dict[str, type[Fault[DistributedTrainer]]] = {
     "none": NoFault,
     "late-loader": LateLoader,
-    "extra-compute": ExtraCompute,
-    "syncs": Syncs,
-    "whole-exchange": WholeCommunication,
+    "extra-compute": TensorflowExtraCompute,
+    "syncs": StepSyncs,
+    "whole-exchange": TensorflowWholeCommunication,
 }
 
 
 def run() -> None:
-    """This process's share of one launch."""
+    """Run this process's share of one launch."""
     run_faults(DistributedTrainer, KINDS)

@@ -1,8 +1,10 @@
-"""A plain training loop under tf.distribute with the places in which faults are put."""
+"""A plain training loop under tf.distribute with points at which faults act."""
 
 from __future__ import annotations
 
+import json
 import os
+import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from functools import partial
@@ -11,46 +13,80 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from gpudiag.errors import WorkerFailedError
 from gpudiag.model.benchmarks.selftest import SelftestPlan
+from gpudiag.training.frameworks.tensorflow.cluster import cluster_store
 from gpudiag.training.frameworks.tensorflow.runtime import RUNTIME
-from gpudiag.training.jobs.faults.tensorflow.together import Together
 from gpudiag.training.jobs.faults.trainer import Trainer
 from gpudiag.training.jobs.tensorflow.batches import distributed_batches
-from gpudiag.training.jobs.tensorflow.hardware import use_devices
-from gpudiag.training.jobs.tensorflow.precision import scaling, set_precision
-from gpudiag.training.jobs.tensorflow.step import exchanged_by, make_step
-from gpudiag.training.models.tensorflow.registry import load_workload
+from gpudiag.training.jobs.tensorflow.setup import scaling, set_precision, use_devices
+from gpudiag.training.jobs.tensorflow.step import communicating_by, make_step
+from gpudiag.training.models.registry import load_keras_workload
+from gpudiag.training.session.position import ClusterPosition
 from gpudiag.training.strategies.registry import tensorflow_strategy
 
 #: One process per device, so that one of them can be late.
 _STRATEGY = "multi-worker"
+#: Longer than the time between two calls of `gather`; the launcher handles dead processes.
+_TIMEOUT_S = 120.0
+#: Session number of the job's store, which no session of it has.
+_SESSION = 1_000_000
+
+
+class StoreGather:
+    """Gathers values through the launcher's store, without a collective; all processes gather in the same order."""
+
+    def __init__(self, place: ClusterPosition) -> None:
+        self._rank, self._size = place.rank, place.world_size
+        self._store = cluster_store(place, _SESSION)
+        self._count = 0
+
+    def gather(self, value: Any) -> list[Any]:
+        """Return every process's JSON value, by rank, on every process.
+
+        Raises:
+            WorkerFailedError: a process has not called it in time.
+        """
+        if self._store is None:
+            return [value]
+        number, self._count = self._count, self._count + 1
+        keys = [f"{number}/{rank}" for rank in range(self._size)]
+        self._store.set(keys[self._rank], json.dumps(value))
+        until = time.monotonic() + _TIMEOUT_S
+        pause_s = 0.0005
+        while not self._store.check(keys):
+            if time.monotonic() > until:
+                raise WorkerFailedError(f"rank {self._rank} waited in vain for its peers")
+            time.sleep(pause_s)
+            pause_s = min(0.01, 1.5 * pause_s)
+        return [json.loads(self._store.get(key)) for key in keys]
 
 
 class DistributedTrainer(Trainer):
     """One process of the job.
 
     Attributes:
-        after: what is done with the loss of each step; None for nothing.
+        after: called with the loss of each step; None for nothing.
     """
 
     def __init__(self, plan: SelftestPlan) -> None:
         if plan.device == "cpu":
-            _keep_to_own_cores()
+            _pin_to_own_cores()
         devices = use_devices(plan.device, 1)
         strategy = tensorflow_strategy(_STRATEGY).make(devices)
         place = RUNTIME.position(devices)
-        self._together = Together(place)
+        self._store = StoreGather(place)
         set_precision(plan.precision)
         keras.config.set_image_data_format("channels_first" if plan.memory_format == "nchw" else "channels_last")
         keras.utils.set_random_seed(0)
-        workload = load_workload(plan.workload, on_gpu=plan.device == "cuda")
+        workload = load_keras_workload(plan.workload, on_gpu=plan.device == "cuda")
         with strategy.scope():
             model = workload.model()
             optimizer = scaling(workload.optimizer(), plan.precision)
             optimizer.build(model.trainable_variables)
         self._make_step = partial(make_step, workload, model, optimizer, strategy, compiled=False)
         self._optimizer = optimizer
-        self._usual = self._step = self._make_step()
+        self._plain_step = self._step = self._make_step()
         self.after: Callable[[Any], None] | None = None
         source = distributed_batches(
             workload,
@@ -71,37 +107,37 @@ class DistributedTrainer(Trainer):
         )
 
     def gather(self, value: Any) -> list[Any]:
-        """Every process's value, through the launcher's store."""
-        return self._together.gather(value)
+        """Return every process's value, through the launcher's store."""
+        return self._store.gather(value)
 
     def marked(self, number: int) -> AbstractContextManager[object]:
-        """TensorFlow's own step mark."""
+        """Return TensorFlow's own step mark."""
         mark: AbstractContextManager[object] = tf.profiler.experimental.Trace("train", step_num=number, _r=1)
         return mark
 
     def train(self, batch: Any) -> None:
-        """One forward, backward and update."""
+        """Run forward, backward and update."""
         if self.extra is not None:
             self.extra()
         loss = self._step(batch)
         if self.after is not None:
             self.after(loss)
 
-    def communication_barely(self) -> Callable[[bool], None]:
-        """A switch: on, gradients are exchanged as usual; off, the processes only wait for each other."""
-        with exchanged_by(self._optimizer, _wait_for_each_other):
-            barely = self._step = self._make_step()
+    def communication_switch(self) -> Callable[[bool], None]:
+        """Return a switch: on, gradients are communicated as usual; off, the processes only wait for each other."""
+        with communicating_by(self._optimizer, _wait_for_each_other):
+            waiting = self._step = self._make_step()
             self.step()  # builds the graph
 
         def switch(on: bool) -> None:
-            self._step = self._usual if on else barely
+            self._step = self._plain_step if on else waiting
 
         switch(True)
         return switch
 
 
 def _wait_for_each_other(pairs: Any) -> list[tuple[Any, Any]]:
-    """One number is reduced over all devices, once all gradients are there; then each has its own."""
+    """All-reduce one number over all devices after backward, and return each device's own gradients."""
     pairs = list(pairs)
     with tf.control_dependencies([gradient for gradient, _ in pairs]):
         reduced = tf.distribute.get_replica_context().all_reduce(tf.distribute.ReduceOp.SUM, tf.zeros(()))
@@ -109,11 +145,11 @@ def _wait_for_each_other(pairs: Any) -> list[tuple[Any, Any]]:
         return [(tf.identity(gradient), variable) for gradient, variable in pairs]
 
 
-def _keep_to_own_cores() -> None:
-    """Give each process of this machine its share of the cores, before TensorFlow makes its threads.
+def _pin_to_own_cores() -> None:
+    """Pin each process of this machine to its share of the cores, before TensorFlow starts its threads.
 
-    Processes that share cores run faster while another is late, so that being late costs less than it takes; which no
-    trace can tell.
+    Processes that share cores run faster while another one is late, so a straggler costs less than its delay, which no
+    trace shows.
     """
     if not hasattr(os, "sched_setaffinity"):
         return

@@ -1,0 +1,295 @@
+"""Faults in the step: extra compute, synchronization, slow copies, tiny kernels, and slow communication."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Callable
+from typing import Any, ClassVar, Literal
+
+import torch
+from torch import distributed as dist
+from torch import nn
+from torch.nn.modules.batchnorm import _BatchNorm
+from torch.utils.hooks import RemovableHandle
+
+from gpudiag.training.jobs.faults.fault import Fault
+from gpudiag.training.jobs.faults.pytorch.trainer import DdpTrainer
+
+#: Sides of square matrices: 0.2 ms on a fast GPU in bf16, about 1 ms on one CPU core.
+_GPU_SIDE, _CPU_SIDE = 4096, 384
+_PRODUCTS = 20
+#: Repeats and sizes of the copies whose speed determines the size of the fault.
+_REPEATS = 5
+_TRIAL_BYTES = 64 << 20
+_TRIAL_COPIES = 50
+#: Floats of a small tensor, such as a scalar or a row per sample.
+_SMALL_ELEMENTS = 64
+_TINY_WIDTH, _TINY_BATCH, _TRIAL_LAYERS = 32, 8, 100
+_TRIAL_PARAMETERS, _UPDATES = 50, 3
+_TRIAL_MESSAGE_BYTES = 32 << 20
+#: Most extra bytes per byte of gradients: they are in memory, one bucket's at a time.
+_MOST_EXTRA = 200.0
+
+
+class CallFault(Fault[DdpTrainer]):
+    """A fault that calls a function at one point of each step."""
+
+    point: ClassVar[Literal["extra", "before_update", "after"]]
+    #: Called instead on ranks and in steps without the fault.
+    without_fault: Callable[[], None] | None = None
+
+    @abstractmethod
+    def with_fault(self) -> None:
+        """Do what the fault does in one step."""
+
+    def switch(self, *, on: bool) -> None:
+        """Set the function that the trainer calls."""
+        setattr(self.trainer, self.point, self.with_fault if on and self.affected else self.without_fault)
+
+    def rest(self) -> None:
+        """Call nothing."""
+        setattr(self.trainer, self.point, None)
+
+
+class ExtraCompute(CallFault):
+    """As many matrix products before forward as take `amount_ms`."""
+
+    point = "extra"
+
+    def prepare(self) -> None:
+        """Measure one product."""
+        on_gpu = self.trainer.device.type == "cuda"
+        side, dtype = (_GPU_SIDE, torch.bfloat16) if on_gpu else (_CPU_SIDE, torch.float32)
+        self._matrix = torch.randn(side, side, device=self.trainer.device, dtype=dtype)
+        self._product = torch.empty_like(self._matrix)
+        each_ms = self.trainer.milliseconds_of(self._multiply, repeats=_PRODUCTS)
+        self._count = max(1, round(self.amount_ms / each_ms))
+
+    def with_fault(self) -> None:
+        """Multiply."""
+        for _ in range(self._count):
+            self._multiply()
+
+    def _multiply(self) -> None:
+        torch.mm(self._matrix, self._matrix, out=self._product)
+
+
+class PageableCopies(CallFault):
+    """A `.to(device)` of pageable memory that takes `amount_ms`."""
+
+    point = "extra"
+
+    def prepare(self) -> None:
+        """Measure a large copy."""
+        self._pageable = torch.zeros(_TRIAL_BYTES, dtype=torch.uint8)
+        trial_ms = self.trainer.milliseconds_of(self.with_fault, repeats=_REPEATS)
+        self._pageable = torch.zeros(max(1, int(_TRIAL_BYTES * self.amount_ms / trial_ms)), dtype=torch.uint8)
+
+    def with_fault(self) -> None:
+        """Copy."""
+        self._pageable.to(self.trainer.device)
+
+
+class SmallCopies(CallFault):
+    """As many consecutive `.to(device)` of small tensors as take `amount_ms`."""
+
+    point = "extra"
+
+    def prepare(self) -> None:
+        """Measure some small copies."""
+        self.tensors = [torch.zeros(_SMALL_ELEMENTS) for _ in range(_TRIAL_COPIES)]
+        each_ms = self.trainer.milliseconds_of(self.with_fault, repeats=_REPEATS) / _TRIAL_COPIES
+        self.tensors = [torch.zeros(_SMALL_ELEMENTS) for _ in range(max(1, round(self.amount_ms / each_ms)))]
+
+    def with_fault(self) -> None:
+        """Copy."""
+        for tensor in self.tensors:
+            tensor.to(self.trainer.device)
+
+
+class TinyKernels(CallFault):
+    """A frozen network of as many small layers as take the host `amount_ms` to launch.
+
+    Without the fault it is launched as one CUDA graph: the same kernels on the same data, so only launching differs.
+    """
+
+    point = "extra"
+
+    def prepare(self) -> None:
+        """Measure the launch of a layer, and capture the graph."""
+        self._input = torch.randn(_TINY_BATCH, _TINY_WIDTH, device=self.trainer.device)
+        self._network = self._layers(_TRIAL_LAYERS)
+        each_ms = self.trainer.milliseconds_of(self.with_fault, repeats=_REPEATS) / _TRIAL_LAYERS
+        self._network = self._layers(max(1, round(self.amount_ms / each_ms)))
+        self.without_fault = captured(self.with_fault).replay
+
+    def with_fault(self) -> None:
+        """Launch layer by layer."""
+        with torch.no_grad():
+            self._network(self._input)
+
+    def _layers(self, count: int) -> nn.Module:
+        layers = (nn.Sequential(nn.Linear(_TINY_WIDTH, _TINY_WIDTH), nn.ReLU()) for _ in range(count))
+        return nn.Sequential(*layers).to(self.trainer.device)
+
+
+class LoopedOptimizer(CallFault):
+    """Adam with `foreach=False` over as many small parameters as take `amount_ms`; without the fault it is fused."""
+
+    point = "after"
+
+    def prepare(self) -> None:
+        """Measure the update of a parameter."""
+        trial = torch.optim.Adam(self._parameters(_TRIAL_PARAMETERS), foreach=False)
+        each_ms = self.trainer.milliseconds_of(trial.step, repeats=_UPDATES) / _TRIAL_PARAMETERS
+        parameters = self._parameters(max(1, round(self.amount_ms / each_ms)))
+        self._looped = torch.optim.Adam(parameters, foreach=False)
+        self._fused = torch.optim.Adam(parameters, fused=True)
+        self.without_fault = self._update_at_once
+
+    def with_fault(self) -> None:
+        """Update one by one."""
+        self._looped.step()
+
+    def _update_at_once(self) -> None:
+        self._fused.step()
+
+    def _parameters(self, count: int) -> list[nn.Parameter]:
+        parameters = [nn.Parameter(torch.zeros(_SMALL_ELEMENTS, device=self.trainer.device)) for _ in range(count)]
+        for parameter in parameters:
+            parameter.grad = torch.ones_like(parameter)
+        return parameters
+
+
+class EmptiedCache(CallFault):
+    """`torch.cuda.empty_cache()` after each update; its size follows from the model's memory."""
+
+    point = "after"
+
+    def with_fault(self) -> None:
+        """Return cached memory to the driver."""
+        torch.cuda.empty_cache()
+
+
+class LayerSyncs(Fault[DdpTrainer]):
+    """Forward of each innermost module begins and ends with an `.item()`, as in loops that log statistics.
+
+    The value is ready, so that the fault is only synchronization: with one `.item()` a step the host catches up soon,
+    which costs almost nothing; with one at each layer the device waits for each layer's launches.
+    """
+
+    def prepare(self) -> None:
+        """Make the value that is read."""
+        self._statistic = torch.zeros((), device=self.trainer.device)
+        self._handles: list[RemovableHandle] = []
+
+    def switch(self, *, on: bool) -> None:
+        """Add the hooks, or remove them."""
+        # Two blocks with the fault may follow each other, and their hooks must not add up.
+        for handle in self._handles:
+            handle.remove()
+        self._handles = []
+        if on and self.affected:
+            layers = [module for module in self.trainer.model.modules() if next(module.children(), None) is None]
+            self._handles = [layer.register_forward_pre_hook(self._read) for layer in layers]
+            self._handles += [layer.register_forward_hook(self._read) for layer in layers]
+
+    def _read(self, *_: Any) -> None:
+        self._statistic.item()
+
+
+class BetweenLayers(Fault[DdpTrainer]):
+    """The largest value of each block's output is read at once, as in loops that check for overflow.
+
+    Without the fault it is computed but not read, so that the fault is only synchronization.
+    """
+
+    def prepare(self) -> None:
+        """Begin without hooks."""
+        self._handles: list[RemovableHandle] = []
+        self._reading = False
+
+    def switch(self, *, on: bool) -> None:
+        """Read, or only compute."""
+        if not self._handles:
+            blocks = [block for child in self.trainer.model.children() for block in (list(child.children()) or [child])]
+            self._handles = [block.register_forward_hook(self._look) for block in blocks]
+        self._reading = on and self.affected
+
+    def rest(self) -> None:
+        """Remove the hooks."""
+        for handle in self._handles:
+            handle.remove()
+        self._handles = []
+
+    def _look(self, _module: Any, _inputs: Any, output: torch.Tensor) -> None:
+        largest = output.detach().abs().max()
+        if self._reading:
+            largest.item()
+
+
+class SlowCommunication(Fault[DdpTrainer]):
+    """Gradient communication takes `amount_ms` longer; without the fault there is none."""
+
+    def prepare(self) -> None:
+        """Measure a large all-reduce, from which the time of all gradients follows."""
+        trial = torch.zeros(_TRIAL_MESSAGE_BYTES, dtype=torch.uint8, device=self.trainer.device)
+        trial_ms = self.trainer.milliseconds_of(lambda: dist.all_reduce(trial), repeats=_REPEATS)
+        plain_ms = self.trainer.agree(trial_ms) * self.trainer.gradient_bytes / _TRIAL_MESSAGE_BYTES
+        self._extra = min(self.amount_ms / plain_ms, _MOST_EXTRA)
+
+    def switch(self, *, on: bool) -> None:
+        """Communicate slowly, or not."""
+        self.trainer.exchange.extra = self._extra
+        self.trainer.exchange.way = "slow" if on else self.trainer.without_communication
+
+    def rest(self) -> None:
+        """Communicate as PyTorch does."""
+        self.trainer.exchange.way = "plain"
+        self.trainer.exchange.release()
+
+
+class WholeCommunication(Fault[DdpTrainer]):
+    """Communication as it is, compared with none: for launches with a slow transport, and for the clean job."""
+
+    def switch(self, *, on: bool) -> None:
+        """Communicate as PyTorch does, or not."""
+        self.trainer.exchange.way = "plain" if on else self.trainer.without_communication
+
+    def rest(self) -> None:
+        """Communicate as PyTorch does."""
+        self.trainer.exchange.way = "plain"
+
+
+class SyncBatchNorms(Fault[DdpTrainer]):
+    """`SyncBatchNorm` instead of each batch norm, with the same parameters: statistics are communicated per layer."""
+
+    def prepare(self) -> None:
+        """Convert the batch norms."""
+        convert: Any = nn.SyncBatchNorm.convert_sync_batchnorm
+        self._norms = [
+            (parent, name, child, convert(child))
+            for parent in self.trainer.model.modules()
+            for name, child in parent.named_children()
+            if isinstance(child, _BatchNorm)
+        ]
+
+    def switch(self, *, on: bool) -> None:
+        """Insert the synchronized norms, or the usual ones."""
+        for parent, name, usual, synchronized in self._norms:
+            setattr(parent, name, synchronized if on else usual)
+
+
+def captured(launch: Callable[[], None], *, warm_up: int = 1) -> torch.cuda.CUDAGraph:
+    """Capture what `launch` launches as a CUDA graph, after `warm_up` calls on a side stream, as PyTorch requires."""
+    side: torch.cuda.Stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]  # torch's own
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        for _ in range(warm_up):
+            launch()
+    torch.cuda.current_stream().wait_stream(side)
+    graph = torch.cuda.CUDAGraph()
+    # Other threads of the process (NCCL's watchdog) call CUDA meanwhile.
+    with torch.cuda.graph(graph, capture_error_mode="thread_local"):
+        launch()
+    return graph

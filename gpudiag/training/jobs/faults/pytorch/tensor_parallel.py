@@ -1,0 +1,128 @@
+"""Tensor and data parallelism over a mesh of both: M. Shoeybi et al., "Megatron-LM", 2019, section 3.
+
+Each rank has some columns of the first matrix of a feed-forward layer and the same rows of the second. A layer's result
+is summed over the ranks of a group in forward, and its input's gradient in backward.
+"""
+
+from __future__ import annotations
+
+from contextlib import nullcontext
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch import distributed as dist
+from torch.distributed.device_mesh import init_device_mesh
+from torch.nn import functional
+from torch.nn.parallel import DistributedDataParallel
+
+from gpudiag.training.jobs.data.batches import Batch
+from gpudiag.training.jobs.faults.pytorch.variants import JobVariant
+
+#: Layers, width and tokens on a GPU and on a CPU process.
+_GPU_SIZES, _CPU_SIZES = (8, 2048, 8192), (4, 128, 512)
+#: Ranks over which each layer is split.
+_GROUP_SIZE = 2
+
+
+class TensorGroup:
+    """The ranks over which layers are split; if not `happens`, each uses its own results only."""
+
+    def __init__(self, group: dist.ProcessGroup) -> None:
+        self.group = group
+        self.happens = True
+
+    def add(self, tensor: Tensor) -> Tensor:
+        """Sum over the ranks, in place."""
+        if self.happens:
+            dist.all_reduce(tensor, group=self.group)
+        return tensor
+
+
+class _SummedGradient(torch.autograd.Function):
+    """Identity in forward; in backward the ranks' gradients are summed. Megatron's f."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, tensor_group: TensorGroup) -> Tensor:
+        ctx.tensor_group = tensor_group
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Any) -> Any:
+        return ctx.tensor_group.add(gradients[0].contiguous()), None
+
+
+class _Summed(torch.autograd.Function):
+    """Sum of the ranks' results in forward; identity in backward. Megatron's g."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, tensor_group: TensorGroup) -> Tensor:  # noqa: ARG004  # autograd's
+        return tensor_group.add(x.clone())
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Any) -> Any:  # noqa: ARG004  # autograd's
+        return gradients[0], None
+
+
+class SplitFeedForward(nn.Module):
+    """A rank's `1 / ranks` of the hidden units of a feed-forward layer, behind a layer norm."""
+
+    def __init__(self, width: int, ranks: int, tensor_group: TensorGroup) -> None:
+        super().__init__()
+        self.norm = nn.LayerNorm(width)
+        self.up = nn.Linear(width, 4 * width // ranks)
+        self.down = nn.Linear(4 * width // ranks, width, bias=False)
+        self._tensor_group = tensor_group
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Map float[tokens, width] to the same shape."""
+        hidden: Any = _SummedGradient.apply(self.norm(x), self._tensor_group)  # type: ignore[no-untyped-call]  # torch's own
+        share = self.down(functional.gelu(self.up(hidden)))
+        summed: Tensor = _Summed.apply(share, self._tensor_group)  # type: ignore[no-untyped-call]  # torch's own
+        return x + summed
+
+
+class TensorParallel(JobVariant):
+    """A stack of feed-forward layers, each split over two ranks, with DDP over the pairs if there are several."""
+
+    def prepare(self) -> None:
+        """Build the network."""
+        trainer = self.trainer
+        on_gpu = trainer.device.type == "cuda"
+        layers, width, tokens = _GPU_SIZES if on_gpu else _CPU_SIZES
+        pairs, odd = divmod(trainer.place.world_size, _GROUP_SIZE)
+        if odd:
+            raise ValueError(f"{trainer.place.world_size} ranks make no pairs")
+        mesh = init_device_mesh(trainer.device.type, (pairs, _GROUP_SIZE), mesh_dim_names=("data", "tensor"))
+        self._tensor_group = TensorGroup(mesh["tensor"].get_group())
+        # The ranks of a pair have the same tokens.
+        generator = torch.Generator().manual_seed(trainer.place.rank // _GROUP_SIZE)
+        # On the device, like the output of an embedding, because copying them each step would be another fault.
+        self._tokens = torch.randn(tokens, width, generator=generator).to(trainer.device)
+        stack = nn.Sequential(*(SplitFeedForward(width, _GROUP_SIZE, self._tensor_group) for _ in range(layers)))
+        self._network: nn.Module = stack.to(trainer.device)
+        if pairs > 1:
+            self._network = DistributedDataParallel(self._network, process_group=mesh["data"].get_group())
+        self._optimizer = torch.optim.SGD(self._network.parameters(), lr=1e-3)
+        self._clean = trainer.model, trainer.strategy
+
+    def enter(self, *, on: bool) -> None:
+        """Train the split layers."""
+        self._tensor_group.happens = on
+        self.trainer.model, self.trainer.strategy = self._network, "tensor-parallel"
+        self.trainer.other_step = self._step
+
+    def leave(self) -> None:
+        """Train the workload's model."""
+        self.trainer.model, self.trainer.strategy = self._clean
+        self.trainer.other_step = None
+
+    def _step(self, _batch: Batch) -> None:
+        trainer = self.trainer
+        network, happens = self._network, self._tensor_group.happens
+        context = network.no_sync() if isinstance(network, DistributedDataParallel) and not happens else nullcontext()
+        with context:
+            with trainer.arithmetic.forward():
+                loss = network(self._tokens).float().square().mean()
+            trainer.arithmetic.backward(loss)
+        trainer.update(self._optimizer)

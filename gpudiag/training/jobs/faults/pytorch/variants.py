@@ -1,0 +1,223 @@
+"""Jobs other than the clean one: well built ones, which must raise no alarm, and ones that are not data-parallel.
+
+Switched on, a job is as it is; switched off, it does not communicate, which gives the cost of its communication.
+"""
+
+from __future__ import annotations
+
+import copy
+from abc import abstractmethod
+from collections.abc import Iterator
+from typing import Any, cast
+
+import torch
+from torch import distributed as dist
+from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.utils.checkpoint import checkpoint
+
+from gpudiag.training.jobs.data.batches import Batch, DevicePrefetch
+from gpudiag.training.jobs.faults.fault import Fault
+from gpudiag.training.jobs.faults.pytorch.step_faults import captured
+from gpudiag.training.jobs.faults.pytorch.trainer import DdpTrainer
+from gpudiag.training.strategies.pytorch.fsdp import shards_of
+
+_MICRO_BATCHES = 2
+_GRAPH_WARM_UP = 3
+
+
+class JobVariant(Fault[DdpTrainer]):
+    """A job instead of the clean one, with its communication (on) or without."""
+
+    def switch(self, *, on: bool) -> None:
+        """Train this job."""
+        self.trainer.exchange.way = "plain" if on else self.trainer.without_communication
+        self.enter(on=on)
+
+    @abstractmethod
+    def enter(self, *, on: bool) -> None:
+        """Make the trainer train this job; it may do so already."""
+
+    def leave(self) -> None:
+        """Make it train the clean job."""
+        self.trainer.other_step = None
+
+    def rest(self) -> None:
+        """Train the clean job, with its communication."""
+        self.leave()
+        self.trainer.exchange.way = "plain"
+
+
+class SideStreamCopies(JobVariant):
+    """Batches are copied on a side stream, one ahead."""
+
+    def prepare(self) -> None:
+        """Start to copy."""
+        self._prefetched: Iterator[Batch] = iter(DevicePrefetch(self.trainer.loader.usual, self.trainer.device))
+
+    def enter(self, *, on: bool) -> None:  # noqa: ARG002  # the same without communication
+        """Take batches that are on the device."""
+        self.trainer.loader.source = self._prefetched
+
+    def leave(self) -> None:
+        """Take batches in host memory."""
+        self.trainer.loader.source = self.trainer.loader.usual
+
+
+class Accumulation(JobVariant):
+    """Gradients of several batches are accumulated under `no_sync()` and communicated once."""
+
+    def enter(self, *, on: bool) -> None:  # noqa: ARG002  # the same without communication
+        """Train on several batches per step."""
+        self.trainer.other_step = self._step
+
+    def _step(self, batch: Batch) -> None:
+        trainer = self.trainer
+        for left in reversed(range(_MICRO_BATCHES)):
+            inputs, target = trainer.on_device(batch)
+            trainer.backward(trainer.ddp, inputs, target, exchanging=trainer.exchange.happens and not left)
+            if left:
+                batch = next(trainer.loader.source)
+        trainer.update(trainer.optimizer)
+
+
+class WrappedBlocks(JobVariant):
+    """Each block of the model is wrapped while the job trains."""
+
+    def prepare(self) -> None:
+        """Wrap the blocks."""
+        self._blocks = [
+            (container, index, block, self.wrap(block))
+            for container in _containers(self.trainer.model)
+            for index, block in enumerate(container)
+        ]
+        if not self._blocks:
+            raise ValueError("a model without blocks")
+
+    @abstractmethod
+    def wrap(self, block: nn.Module) -> nn.Module:
+        """Wrap a block."""
+
+    def enter(self, *, on: bool) -> None:  # noqa: ARG002  # the same without communication
+        """Insert the wrapped blocks."""
+        for container, index, _, wrapped in self._blocks:
+            container[index] = wrapped
+
+    def leave(self) -> None:
+        """Insert the bare blocks."""
+        for container, index, block, _ in self._blocks:
+            container[index] = block
+
+
+class Compiled(WrappedBlocks):
+    """`torch.compile` of each block; equal blocks are compiled once, in the first step."""
+
+    def prepare(self) -> None:
+        """Wrap the blocks and train the first step."""
+        super().prepare()
+        self.enter(on=True)
+        self.trainer.step()
+        self.leave()
+
+    def wrap(self, block: nn.Module) -> nn.Module:
+        """Compile a block when it is first called."""
+        return cast("nn.Module", torch.compile(block))
+
+
+class CheckpointedBlock(nn.Module):
+    """A block that keeps its input, and computes the rest again in backward."""
+
+    def __init__(self, block: nn.Module) -> None:
+        super().__init__()
+        self.block = block
+
+    def forward(self, x: Any) -> Any:
+        """Run the block under activation checkpointing."""
+        return checkpoint(self.block, x, use_reentrant=False)
+
+
+class Checkpointing(WrappedBlocks):
+    """Activation checkpointing of each block."""
+
+    def wrap(self, block: nn.Module) -> nn.Module:
+        """Checkpoint a block."""
+        return CheckpointedBlock(block)
+
+
+class Graphed(JobVariant):
+    """Forward and backward are one CUDA graph; the gradients, in one buffer, are averaged by one all-reduce.
+
+    It trains a copy of the model, because DDP's hooks would tie the gradients to the stream of their creation.
+    """
+
+    def prepare(self) -> None:
+        """Capture forward and backward."""
+        trainer = self.trainer
+        self._model = copy.deepcopy(trainer.model)
+        parameters = list(self._model.parameters())
+        self._gradients = torch.zeros(sum(parameter.numel() for parameter in parameters), device=trainer.device)
+        pieces = torch.split(self._gradients, [parameter.numel() for parameter in parameters])
+        for parameter, piece in zip(parameters, pieces, strict=True):
+            parameter.grad = torch.as_strided(piece, parameter.shape, parameter.stride())
+        self._optimizer = trainer.workload.optimizer(parameters)
+        self._inputs, self._target = (tensor.to(trainer.device) for tensor in next(trainer.loader.usual))
+        self._graph = captured(self._compute, warm_up=_GRAPH_WARM_UP)
+
+    def enter(self, *, on: bool) -> None:  # noqa: ARG002  # the same without communication
+        """Train with the graph."""
+        self.trainer.other_step = self._step
+
+    def _compute(self) -> None:
+        self._gradients.zero_()
+        inputs, target = self.trainer.on_device((self._inputs, self._target))
+        self.trainer.backward(self._model, inputs, target)
+
+    def _step(self, batch: Batch) -> None:
+        inputs, target = batch
+        self._inputs.copy_(inputs, non_blocking=True)
+        self._target.copy_(target, non_blocking=True)
+        self._graph.replay()
+        if self.trainer.exchange.happens:
+            dist.all_reduce(self._gradients, op=dist.ReduceOp.AVG)
+        self.trainer.arithmetic.step(self._optimizer)
+
+
+class Sharded(JobVariant):
+    """FSDP2 of a copy of the model; without communication, the plain model."""
+
+    def prepare(self) -> None:
+        """Shard the copy."""
+        trainer = self.trainer
+        self._model = copy.deepcopy(trainer.model)
+        for parameter in self._model.parameters():
+            # FSDP only supports contiguous weights; channels-last inputs stay so.
+            parameter.data = parameter.data.contiguous()
+        mesh = init_device_mesh(trainer.device.type, (trainer.place.world_size,))
+        for shard in [*shards_of(self._model), self._model]:
+            fully_shard(shard, mesh=mesh)
+        self._optimizer = trainer.workload.optimizer(self._model.parameters())
+        self._strategy = trainer.strategy
+
+    def enter(self, *, on: bool) -> None:
+        """Train the sharded copy, or the plain model."""
+        self.trainer.other_step = self._step if on else None
+        self.trainer.strategy = "fsdp" if on else self._strategy
+
+    def leave(self) -> None:
+        """Train the plain model."""
+        self.enter(on=False)
+
+    def _step(self, batch: Batch) -> None:
+        inputs, target = self.trainer.on_device(batch)
+        self.trainer.backward(self._model, inputs, target)
+        self.trainer.update(self._optimizer)
+
+
+def _containers(model: nn.Module) -> Iterator[nn.Sequential]:
+    """Yield the outermost `nn.Sequential`s whose children all have children: the containers of blocks."""
+    for child in model.children():
+        if isinstance(child, nn.Sequential) and all(next(block.children(), None) is not None for block in child):
+            yield child
+        else:
+            yield from _containers(child)

@@ -1,0 +1,186 @@
+"""The CIFAR-10 networks: ResNets, DenseNets, an AlexNet and the CNN of Keras's example.
+
+- `resnetN-cifar`: K. He et al., "Deep Residual Learning for Image Recognition", section 4.2, with option A shortcuts
+  (every other pixel, new channels zero) and a bias in the last layer. Parameters: 269,722 with 20 layers, 464,154 with
+  32, 658,586 with 44, 853,018 with 56 and 1,727,962 with 110. tf_cnn_benchmarks logs 271,164 (466,492; 661,820;
+  857,148; 1,736,124) for the same networks: it also counts running means and variances, an eleventh class and its step
+  counter.
+- `densenetN-cifar`: DenseNets of growth rate 12 without bottlenecks (G. Huang et al., 2017), 1,019,722 and 6,979,642
+  parameters. tf_cnn_benchmarks counts 364,772 and 2,259,652: its transitions narrow their input to 24 channels, the
+  paper's keep all.
+- `cnn-cifar`, 1,250,858 parameters: the convolutional network of Keras's CIFAR-10 example.
+- `alexnet-cifar`, 1,756,426 parameters: tf_cnn_benchmarks' AlexNet, from TensorFlow's CIFAR-10 tutorial.
+  tf_cnn_benchmarks logs 1,756,620: it also counts an eleventh class and its step counter.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+from torch.optim import Optimizer
+
+from gpudiag.training.models.pytorch.workload import CifarWorkload, initialise_convolutions
+
+RESNET_WIDTHS = (16, 32, 64)
+GROWTH = 12
+DENSENET_FIRST = 16
+DENSENET_STAGES = 3
+
+
+class ResNetCifarBlock(nn.Module):
+    """Two 3x3 convolutions and a shortcut without parameters."""
+
+    def __init__(self, inputs: int, outputs: int, stride: int) -> None:
+        super().__init__()
+        self.conv1 = nn.Conv2d(inputs, outputs, 3, stride=stride, padding=1, bias=False)
+        self.norm1 = nn.BatchNorm2d(outputs)
+        self.conv2 = nn.Conv2d(outputs, outputs, 3, padding=1, bias=False)
+        self.norm2 = nn.BatchNorm2d(outputs)
+        self.stride = stride
+        self.widening = outputs - inputs
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Map float[n, inputs, h, w] to float[n, outputs, h / stride, w / stride]."""
+        y = functional.relu(self.norm1(self.conv1(x)))
+        y = self.norm2(self.conv2(y))
+        if self.widening:
+            half = self.widening // 2
+            x = functional.pad(x[:, :, :: self.stride, :: self.stride], (0, 0, 0, 0, half, half))
+        return functional.relu(y + x)
+
+
+class ResNetCifar(nn.Module):
+    """6n + 2 layers: a convolution, three stages of n blocks each, and a fully connected layer."""
+
+    def __init__(self, blocks: int) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(3, RESNET_WIDTHS[0], 3, padding=1, bias=False)
+        self.norm = nn.BatchNorm2d(RESNET_WIDTHS[0])
+        stages: list[nn.Module] = []
+        inputs = RESNET_WIDTHS[0]
+        for stage, width in enumerate(RESNET_WIDTHS):
+            for index in range(blocks):
+                stages.append(ResNetCifarBlock(inputs, width, stride=2 if stage > 0 and index == 0 else 1))
+                inputs = width
+        self.stages = nn.Sequential(*stages)
+        self.classifier = nn.Linear(RESNET_WIDTHS[-1], CifarWorkload.classes)
+        initialise_convolutions(self)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Map float[n, 3, 32, 32] to float[n, 10]."""
+        x = self.stages(functional.relu(self.norm(self.conv(x))))
+        logits: Tensor = self.classifier(x.mean((2, 3)))
+        return logits
+
+
+class ResNetCifarTraining(CifarWorkload):
+    """ResNet with `depth` = 6n + 2 layers: small kernels and little data, so that host launches dominate."""
+
+    def model(self) -> nn.Module:
+        """Build the network of this depth."""
+        return ResNetCifar((self.depth - 2) // 6)
+
+
+class DenseLayer(nn.Module):
+    """Append GROWTH channels, computed from all channels before them in the stage."""
+
+    def __init__(self, inputs: int) -> None:
+        super().__init__()
+        self.norm = nn.BatchNorm2d(inputs)
+        self.conv = nn.Conv2d(inputs, GROWTH, 3, padding=1, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Map float[n, inputs, h, w] to float[n, inputs + GROWTH, h, w]."""
+        return torch.cat((x, self.conv(functional.relu(self.norm(x)))), dim=1)
+
+
+class DenseNetCifar(nn.Module):
+    """A convolution, three stages of dense layers with transitions between them, and a fully connected layer."""
+
+    def __init__(self, layers: int) -> None:
+        super().__init__()
+        features: list[nn.Module] = [nn.Conv2d(3, DENSENET_FIRST, 3, padding=1, bias=False)]
+        width = DENSENET_FIRST
+        for stage in range(DENSENET_STAGES):
+            for _ in range(layers):
+                features.append(DenseLayer(width))
+                width += GROWTH
+            features += [nn.BatchNorm2d(width), nn.ReLU(inplace=True)]
+            if stage < DENSENET_STAGES - 1:
+                features += [nn.Conv2d(width, width, 1, bias=False), nn.AvgPool2d(2)]
+        self.features = nn.Sequential(*features)
+        self.classifier = nn.Linear(width, CifarWorkload.classes)
+        for module in self.modules():
+            if isinstance(module, nn.Conv2d):
+                nn.init.kaiming_normal_(module.weight, nonlinearity="relu")
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Map float[n, 3, 32, 32] to float[n, 10]."""
+        logits: Tensor = self.classifier(self.features(x).mean((2, 3)))
+        return logits
+
+
+class DenseNetCifarTraining(CifarWorkload):
+    """DenseNet with `depth` = 3n + 4 layers: memory-bound, as each layer reads all channels of its stage."""
+
+    def model(self) -> nn.Module:
+        """Build the network of this depth."""
+        return DenseNetCifar((self.depth - 4) // 3)
+
+
+class CnnCifar(CifarWorkload):
+    """Four convolutions: so little compute that a step is mostly launches and input."""
+
+    def model(self) -> nn.Module:
+        """Build two pairs of convolutions, the second of each without padding, and two fully connected layers."""
+        return nn.Sequential(
+            nn.Conv2d(3, 32, 3, padding=1),
+            nn.ReLU(inplace=True),
+            nn.Conv2d(32, 32, 3),
+            nn.ReLU(inplace=True),
+            nn.MaxPool2d(2),
+            nn.Dropout(0.25),
+            nn.Conv2d(32, 64, 3, padding=1),
+            nn.ReLU(inplace=True),
+            nn.Conv2d(64, 64, 3),
+            nn.ReLU(inplace=True),
+            nn.MaxPool2d(2),
+            nn.Dropout(0.25),
+            nn.Flatten(),
+            nn.Linear(64 * 6 * 6, 512),
+            nn.ReLU(inplace=True),
+            nn.Dropout(),
+            nn.Linear(512, CifarWorkload.classes),
+        )
+
+    def optimizer(self, parameters: Iterable[nn.Parameter]) -> Optimizer:
+        """Return RMSprop, as in Keras's example."""
+        return torch.optim.RMSprop(parameters, lr=1e-4)
+
+
+class AlexNetCifar(CifarWorkload):
+    """AlexNet for CIFAR-10: few kernels and 7 MB of gradients; tf_cnn_benchmarks' network that scaled worst."""
+
+    def model(self) -> nn.Module:
+        """Build 5 layers with weights; images shrink from 32 x 32 to 8 x 8 before the fully connected ones."""
+        # Over nine channels; PyTorch divides `alpha` by their number, TensorFlow does not.
+        norm1, norm2 = (nn.LocalResponseNorm(9, alpha=0.001, beta=0.75, k=1.0) for _ in range(2))
+        return nn.Sequential(
+            nn.Conv2d(3, 64, 5, padding=2),
+            nn.ReLU(inplace=True),
+            nn.MaxPool2d(3, stride=2, padding=1),
+            norm1,
+            nn.Conv2d(64, 64, 5, padding=2),
+            nn.ReLU(inplace=True),
+            norm2,
+            nn.MaxPool2d(3, stride=2, padding=1),
+            nn.Flatten(),
+            nn.Linear(64 * 8 * 8, 384),
+            nn.ReLU(inplace=True),
+            nn.Linear(384, 192),
+            nn.ReLU(inplace=True),
+            nn.Linear(192, CifarWorkload.classes),
+        )

@@ -1,0 +1,106 @@
+"""The ImageNet networks in Keras: `alexnet`, `vgg16`, `resnet50` and `inception3`.
+
+They have the parameters of the PyTorch workloads, but for `inception3`: Keras counts 23,851,784 of its own
+and trains 23,817,352 of them (the others are running means and variances); the PyTorch one trains 17,216 scales more.
+`keras.applications.ResNet50` is v1 with biases in its convolutions (25,583,592 trained parameters), so v1.5 is
+built here.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import keras
+from keras import layers
+
+from gpudiag.training.models.tensorflow.workload import KerasImageWorkload, channel_axis
+
+HIDDEN = 4096
+#: Blocks of each ResNet stage, and channels of their 3x3 convolution; the block returns EXPANSION times as many.
+RESNET_STAGES = ((3, 64), (4, 128), (6, 256), (3, 512))
+EXPANSION = 4
+
+
+class KerasAlexNet(KerasImageWorkload):
+    """AlexNet: the least compute per byte of gradients (244 MB in fp32) of the classical networks."""
+
+    def model(self) -> Any:
+        """Build the network, 8 layers with weights."""
+        return keras.Sequential(
+            [
+                layers.Input(self.image_shape()),
+                layers.ZeroPadding2D(2),
+                layers.Conv2D(64, 11, strides=4, activation="relu"),
+                layers.MaxPooling2D(3, strides=2),
+                layers.Conv2D(192, 5, padding="same", activation="relu"),
+                layers.MaxPooling2D(3, strides=2),
+                layers.Conv2D(384, 3, padding="same", activation="relu"),
+                layers.Conv2D(256, 3, padding="same", activation="relu"),
+                layers.Conv2D(256, 3, padding="same", activation="relu"),
+                layers.MaxPooling2D(3, strides=2),
+                layers.Flatten(),
+                layers.Dropout(0.5),
+                layers.Dense(HIDDEN, activation="relu"),
+                layers.Dropout(0.5),
+                layers.Dense(HIDDEN, activation="relu"),
+                layers.Dense(self.classes),
+            ]
+        )
+
+
+class KerasVgg16(KerasImageWorkload):
+    """VGG-16: bandwidth-heavy, many bytes of gradients for its step time."""
+
+    #: On CPUs the same layers see smaller images; the last feature map is enlarged to the same 7x7.
+    cpu_side = 64
+
+    def model(self) -> Any:
+        """Build the network, 16 layers with weights."""
+        if self.on_gpu:
+            return keras.applications.VGG16(weights=None, classifier_activation=None, input_shape=self.image_shape())
+        inputs = layers.Input(self.image_shape())
+        features = keras.applications.VGG16(weights=None, include_top=False, input_shape=self.image_shape())(inputs)
+        x = layers.Flatten()(layers.Resizing(7, 7)(features))
+        x = layers.Dense(HIDDEN, activation="relu")(x)
+        x = layers.Dense(HIDDEN, activation="relu")(x)
+        return keras.Model(inputs, layers.Dense(self.classes)(x))
+
+
+def normalised_convolution(x: Any, width: int, side: int, *, stride: int = 1) -> Any:
+    """Apply a convolution without bias and its normalisation."""
+    x = layers.Conv2D(width, side, strides=stride, padding="same", use_bias=False, kernel_initializer="he_normal")(x)
+    return layers.BatchNormalization(axis=channel_axis(), momentum=0.9, epsilon=1e-5)(x)
+
+
+def bottleneck(x: Any, width: int, *, stride: int, projected: bool) -> Any:
+    """Apply 1x1, 3x3 and 1x1 convolutions, and a projection on the shortcut if the shape changes."""
+    y = layers.ReLU()(normalised_convolution(x, width, 1))
+    y = layers.ReLU()(normalised_convolution(y, width, 3, stride=stride))
+    y = normalised_convolution(y, width * EXPANSION, 1)
+    shortcut = normalised_convolution(x, width * EXPANSION, 1, stride=stride) if projected else x
+    return layers.ReLU()(layers.Add()([y, shortcut]))
+
+
+class KerasResNet50(KerasImageWorkload):
+    """ResNet-50 v1.5: enough compute per byte of gradients that a healthy machine hides communication."""
+
+    def model(self) -> Any:
+        """Build the stem, four stages of bottlenecks, and the classifier."""
+        inputs = layers.Input(self.image_shape())
+        x = layers.ReLU()(normalised_convolution(inputs, 64, 7, stride=2))
+        x = layers.MaxPooling2D(3, strides=2, padding="same")(x)
+        for stage, (count, width) in enumerate(RESNET_STAGES):
+            for index in range(count):
+                x = bottleneck(x, width, stride=2 if stage > 0 and index == 0 else 1, projected=index == 0)
+        outputs = layers.Dense(self.classes)(layers.GlobalAveragePooling2D()(x))
+        return keras.Model(inputs, outputs)
+
+
+class KerasInception3(KerasImageWorkload):
+    """Inception-v3: many kernels of all shapes, and much compute per byte of gradients."""
+
+    side = 299
+
+    def model(self) -> Any:
+        """Build the network, 48 layers deep."""
+        return keras.applications.InceptionV3(weights=None, classifier_activation=None, input_shape=self.image_shape())

@@ -1,0 +1,218 @@
+"""One process per device: `nccl` and `gloo`, which are DistributedDataParallel, and `independent`."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import gpudiag
+from gpudiag.model.facts import nccl_transport
+from gpudiag.model.job import INDEPENDENT
+from gpudiag.prediction.cost import NCCL_HOLDS, Cost, bucketed
+from gpudiag.prediction.curves import Curve
+from gpudiag.training.strategies.pytorch_strategy import PytorchStrategy
+
+if TYPE_CHECKING:
+    from contextlib import AbstractContextManager
+
+    import torch
+    from torch import distributed as dist
+    from torch import nn
+    from torch.distributed import GradBucket  # type: ignore[attr-defined]  # not in its `__all__`
+    from torch.nn.parallel import DistributedDataParallel
+
+    from gpudiag.model.benchmarks.prediction import Candidate
+    from gpudiag.model.job import CommunicationOptions
+    from gpudiag.prediction.situation import Situation
+
+#: Set by tools such as Nsight Systems in the programs that they watch.
+_NVTX_LISTENER = "NVTX_INJECTION64_PATH"
+#: Passes over host memory per byte and rank of gloo's all-reduce over sockets: into the kernel, out of it, added.
+_GLOO_PASSES = 6
+
+
+def distributed_data_parallel(candidate: Candidate, *arguments: str) -> str:
+    """Return the line that wraps a user's model, with further arguments as they are written."""
+    if candidate.bucket_mb is not None:
+        arguments = (*arguments, f"bucket_cap_mb={candidate.bucket_mb:g}")
+    return f"model = torch.nn.parallel.DistributedDataParallel({', '.join(('model', *arguments))})"
+
+
+class BucketedStrategy(PytorchStrategy):
+    """DistributedDataParallel: gradients are all-reduced in buckets while backward still runs.
+
+    A bucket's communication can only be named from a communication hook, which costs a Python call and a division
+    kernel per bucket. So the hook is only registered to compress, or once a profiler records or a tool listens to NVTX.
+    It is PyTorch's `allreduce_hook`, the documented equivalent of DDP without a hook.
+    """
+
+    takes: ClassVar[tuple[str, ...]] = ("bucket_mb", "compress", "accumulate")
+
+    def __init__(self, device: torch.device, options: CommunicationOptions | None = None, devices: int = 1) -> None:
+        super().__init__(device, options, devices)
+        self._wrapped: DistributedDataParallel | None = None
+        self._hooked = False
+
+    def wrap(self, model: nn.Module) -> nn.Module:
+        """Wrap in DistributedDataParallel, which broadcasts the parameters of rank 0."""
+        from torch.nn.parallel import DistributedDataParallel
+
+        self.check_model(model)
+        devices: Any = [self.device] if self.device.type == "cuda" else None
+        size: Any = self.options.bucket_mb
+        self._wrapped = DistributedDataParallel(model, device_ids=devices, bucket_cap_mb=size)
+        if self.needs_hook() or _NVTX_LISTENER in os.environ:
+            self._attach()
+        return self._wrapped
+
+    def accumulating(self) -> AbstractContextManager[object]:
+        """Return DDP's `no_sync`."""
+        assert self._wrapped is not None  # noqa: S101  # asked after wrap
+        return self._wrapped.no_sync()
+
+    def exchange(self, model: nn.Module) -> None:
+        """Register the hook in the first recorded step; the buckets were reduced during backward."""
+        import torch
+
+        self.check_gradients(model)
+        if not self._hooked and torch.autograd._profiler_enabled():  # type: ignore[attr-defined]  # noqa: SLF001  # no public way to ask
+            self._attach()
+
+    def needs_hook(self) -> bool:
+        """Return whether communication itself needs a hook."""
+        return self.options.compress is not None
+
+    def reduce_bucket(self, group: dist.ProcessGroup, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
+        """Average one bucket."""
+        from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
+
+        compress = self.options.compress
+        hook: Any = getattr(default_hooks, f"{compress}_compress_hook" if compress else "allreduce_hook")
+        averaged: torch.futures.Future[torch.Tensor] = hook(group, bucket)
+        return averaged
+
+    def release(self) -> None:
+        """Release the model, which the hook would keep alive."""
+        self._wrapped = None
+
+    def _attach(self) -> None:
+        assert self._wrapped is not None  # noqa: S101  # asked after wrap
+        self._hooked = True
+        # DDP compares a hook's annotations with its own types, which are not imported here; a lambda has none.
+        self._wrapped.register_comm_hook(None, lambda group, bucket: self._communicate_bucket(group, bucket))  # noqa: PLW0108
+
+    def _communicate_bucket(self, group: dist.ProcessGroup, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
+        if bucket.index() == 0:
+            self.exchanged_bytes.clear()
+        buffer = bucket.buffer()
+        self.exchanged_bytes.append(buffer.numel() * buffer.element_size())
+        with gpudiag.range("exchange"):
+            return self.reduce_bucket(group, bucket)
+
+    @classmethod
+    def code(cls, candidate: Candidate) -> tuple[str, ...]:
+        """Return PyTorch's own lines, with its hook if gradients are compressed."""
+        compression = (
+            "from torch.distributed.algorithms.ddp_comm_hooks import default_hooks",
+            f"model.register_comm_hook(None, default_hooks.{candidate.compress}_compress_hook)",
+        )
+        return (
+            f'torch.distributed.init_process_group("{cls.backend}")',
+            distributed_data_parallel(candidate, *(["device_ids=[local_rank]"] if cls.needs_gpu else [])),
+            *(compression if candidate.lossy else ()),
+        )
+
+
+class Nccl(BucketedStrategy):
+    """All-reduce over the GPUs' own links, if there are any."""
+
+    name = "nccl"
+    summary = "DistributedDataParallel over NCCL: each gradient bucket is all-reduced between the GPUs."
+    list_order, preference_rank = 10, 10
+    default_on = "cuda"
+    needs_gpu = True
+    rounding_pays = True
+    launched_ahead = True
+    takes = (*BucketedStrategy.takes, "nccl_algo")
+    backend = "nccl"
+
+    @classmethod
+    def transport(cls, candidate: Candidate, *, on_gpu: bool, p2p: bool) -> str:
+        """Name NCCL with or without peer access; compressed gradients are only shorter messages."""
+        return nccl_transport(p2p=p2p)
+
+    @classmethod
+    def cost(cls, now: Situation, candidate: Candidate) -> Cost:
+        """Return the cost of all-reduces over the links between the GPUs."""
+        curve = now.nccl_curve
+        if curve is not None:
+            reason = f"{curve.busbw(25e6):.3g} GB/s of bus bandwidth at 25 MB"
+        else:
+            curve = now.ring_curve()
+            links = " of NVLink" if now.paths.ring_is_nvlink else ""
+            reason = f"{now.ring_rate():.3g} GB/s around the slowest link of the ring{links}"
+        if not now.peer_access:
+            reason = f"there is no peer access, and {reason}, through the host"
+        return bucketed(now, candidate, curve, candidate.wire, reason, holds=NCCL_HOLDS)
+
+
+class Gloo(BucketedStrategy):
+    """Works everywhere; from GPUs, gloo copies each bucket to the host, reduces it there and copies it back."""
+
+    name = "gloo"
+    summary = "DistributedDataParallel over gloo: each gradient bucket is all-reduced between the hosts' CPUs."
+    list_order, preference_rank = 20, 20
+    default_on = "cpu"
+    through_host = True
+    backend = "gloo"
+
+    @classmethod
+    def transport(cls, candidate: Candidate, *, on_gpu: bool, p2p: bool) -> str:
+        """Name gloo from GPU memory or from host memory."""
+        return "gloo-device" if on_gpu else "gloo"
+
+    @classmethod
+    def cost(cls, now: Situation, candidate: Candidate) -> Cost:
+        """Return the cost of all-reduces over sockets, with copies from and to GPUs."""
+        curve = now.curve("gloo-device" if now.on_gpu else "gloo") or (now.curve("host-staged") if now.on_gpu else None)
+        if curve is None:
+            on_host = now.curve("gloo")
+            staging = 0.0
+            if now.on_gpu:
+                to_host, to_device = now.paths.all_rate("device_to_host"), now.paths.all_rate("host_to_device")
+                staging = 1 / (to_host * 1e6) + 1 / (to_device * 1e6)
+            per_byte = staging + _GLOO_PASSES * now.devices / (now.paths.host_memory() * 1e6)
+            points = {
+                size: on_host.time_ms(size, now.devices) + staging * size if on_host else 0.3 + per_byte * size
+                for size in (1 << 10, 1 << 28)
+            }
+            curve = Curve(points, now.devices)
+        reason = f"gloo carries {curve.busbw(25e6):.2g} GB/s of bus bandwidth over the host's sockets"
+        return bucketed(now, candidate, curve, candidate.wire, reason, holds=0.0)
+
+
+class Independent(PytorchStrategy):
+    """Each process trains alone; what another strategy's step takes longer is the cost of its communication.
+
+    The processes still share a process group, over which nothing is sent, so that they enter each phase together and
+    their traces say which rank they are.
+    """
+
+    name = INDEPENDENT
+    summary = "No exchange: each process trains its own model. Its step time is the floor for the others."
+    list_order, preference_rank = 80, 80
+    communicates = False
+
+    @classmethod
+    def cost(cls, now: Situation, candidate: Candidate) -> Cost:
+        """Return no cost."""
+        return Cost(
+            exposed_ms=0.0,
+            exchange_ms=0.0,
+            reason="no exchange: the ceiling of every other strategy, and no training of one model",
+        )
+
+    @classmethod
+    def code(cls, candidate: Candidate) -> tuple[str, ...]:
+        """Return a comment: nothing needs to be written."""
+        return ("# nothing is exchanged: the processes train different models",)

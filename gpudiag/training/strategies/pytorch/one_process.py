@@ -1,0 +1,178 @@
+"""One process drives all devices: `data-parallel` (`torch.nn.DataParallel`) and `copies` (replicas without NCCL)."""
+
+from __future__ import annotations
+
+from functools import wraps
+from typing import TYPE_CHECKING, Any
+
+import gpudiag
+from gpudiag.prediction.cost import ONE_DEVICE, Cost
+from gpudiag.training.strategies.pytorch_strategy import PytorchStrategy
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    import torch
+    from torch import nn
+
+    from gpudiag.model.benchmarks.prediction import Candidate, Compress
+    from gpudiag.prediction.situation import Situation
+
+#: µs of host work per tensor of a module: once a step (backward is launched by a thread per device, the update once),
+#: and per device, to which the module is copied and whose forward one interpreter launches in turn. A step takes this
+#: long if its devices are not slower. From ResNet-50 on 2 and on 4 H200s (75.8 and 110.7 ms; two hosts, PyTorch 2.11);
+#: `gpt` on 4 and `mlp` on 2 and 4 are predicted within 10 %.
+_ONCE_US, _PER_DEVICE_US = 236.0, 115.0
+
+
+class DataParallel(PytorchStrategy):
+    """Each step the first GPU scatters the batch, copies its parameters to the others, and sums their gradients.
+
+    One Python process launches the kernels of all GPUs, and parameters are copied before every forward, so nothing
+    overlaps with compute. It is here because much code still uses it, and as the baseline of old figures.
+    """
+
+    name = "data-parallel"
+    summary = "torch.nn.DataParallel: one process drives all GPUs and copies the model to them in each step."
+    list_order, preference_rank = 60, 70
+    needs_gpu = True
+    one_process = True
+
+    def wrap(self, model: nn.Module) -> nn.Module:
+        """Wrap in DataParallel over the first `devices` GPUs; its copies of inputs and parameters are ranges."""
+        from torch import nn
+
+        self.check_model(model)
+        wrapped: Any = nn.DataParallel(model, device_ids=list(range(self.devices)))
+        wrapped.scatter = _in_range(wrapped.scatter)
+        wrapped.replicate = _in_range(wrapped.replicate)  # backward through it sums the gradients
+        wrapped.parallel_apply = _without_autotuning(wrapped.parallel_apply)
+        data_parallel: nn.Module = wrapped
+        return data_parallel
+
+    def exchange(self, model: nn.Module) -> None:
+        """Check the gradients, which backward has summed."""
+        self.check_gradients(model)
+
+    @classmethod
+    def cost(cls, now: Situation, candidate: Candidate) -> Cost:
+        """Return the cost of copying the model to every device and summing gradients on the first."""
+        count = now.devices
+        if count < 2:
+            return ONE_DEVICE
+        total, tensors = now.model.total_bytes, len(now.model.sizes)
+        # torch.nn.parallel broadcasts and reduces with NCCL, from and to the first GPU, through buffers in one queue.
+        copies = now.rooted_ms(total, spread=False)
+        inputs = (count - 1) * now.model.input_bytes / (now.paths.rate(0, 1) * 1e6)
+        bucket_copy = 4 * now.on_device_ms(total)
+        host = tensors * (_ONCE_US + count * _PER_DEVICE_US) / 1e3
+        return Cost(
+            exposed_ms=max(copies + inputs + bucket_copy, host - now.compute.step_ms),
+            exchange_ms=copies + inputs,
+            reason=f"one process serves {count} devices: {copies:.1f} ms to copy parameters out and gradients back, "
+            f"nothing hidden; the host takes {host:.1f} ms to launch a step",
+        )
+
+    @classmethod
+    def code(cls, candidate: Candidate) -> tuple[str, ...]:
+        """Return PyTorch's own line."""
+        return ("model = torch.nn.DataParallel(model)",)
+
+
+class Copies(PytorchStrategy):
+    """Each device has a replica; gradients are copied to the first device, summed there, and copied back to all.
+
+    TensorFlow 1's benchmarks called this replicated variables without NCCL: every replica updates itself, and the
+    driver stages the framework's copies through host memory if devices have no peer access. Unlike in `data-parallel`,
+    parameters are not copied. Nothing overlaps, and the first device's link carries everything: it is here for the
+    figures that were published with it.
+    """
+
+    name = "copies"
+    summary = "Replicas in one process, without NCCL: gradients are copied to the first device, added, and copied back."
+    list_order, preference_rank = 65, 75
+    one_process = True
+    least_devices = 2
+
+    def wrap(self, model: nn.Module) -> nn.Module:
+        """Make a replica on each device; they take equal shares of a batch, and the first has all outputs."""
+        import torch
+
+        self.check_model(model)
+        kind = self.device.type
+        others = [torch.device(kind, number) if kind != "cpu" else self.device for number in range(1, self.devices)]
+        return _replicated(model, (self.device, *others))
+
+    def exchange(self, model: nn.Module) -> None:
+        """Sum the gradients, each of its share of the mean, on the first device; copy the sums back."""
+        import torch
+
+        self.check_gradients(model)
+        replicas: Any = model.get_submodule("replicas")
+        same_parameters = zip(*(replica.parameters() for replica in replicas), strict=True)
+        gradients = [[parameter.grad for parameter in same] for same in same_parameters if same[0].requires_grad]
+        with gpudiag.range("exchange"), torch.no_grad():
+            for first, *others in gradients:
+                for gradient in others:
+                    first.add_(gradient.to(first.device, non_blocking=True))
+            for first, *others in gradients:
+                for gradient in others:
+                    gradient.copy_(first, non_blocking=True)
+        self.exchanged_bytes = [first.numel() * first.element_size() for first, *_ in gradients]
+
+    @classmethod
+    def candidates(cls, compress: Compress | None) -> tuple[Candidate, ...]:
+        """Return none: it is never the fastest, and its cost on GPUs is unknown."""
+        return ()
+
+
+def _in_range(function: Callable[..., Any]) -> Callable[..., Any]:
+    @wraps(function)
+    def in_range(*args: Any) -> Any:
+        with gpudiag.range("exchange"):
+            return function(*args)
+
+    return in_range
+
+
+def _without_autotuning(forward: Callable[..., Any]) -> Callable[..., Any]:
+    """Run forward on every device without `cudnn.benchmark`.
+
+    Each step has new threads, and PyTorch keeps the algorithms that cuDNN's trials chose per thread, so every step
+    would repeat the trials (VGG-16 on 4 x H200: 844 ms a step).
+    """
+
+    @wraps(forward)
+    def apply(*args: Any) -> Any:
+        import torch
+
+        before = torch.backends.cudnn.benchmark
+        torch.backends.cudnn.benchmark = False
+        try:
+            return forward(*args)
+        finally:
+            torch.backends.cudnn.benchmark = before
+
+    return apply
+
+
+def _replicated(model: nn.Module, devices: Sequence[torch.device]) -> nn.Module:
+    import copy
+
+    import torch
+    from torch import nn
+
+    class Replicas(nn.Module):
+        """The model and its copies on the other devices."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.replicas = nn.ModuleList([model, *(copy.deepcopy(model).to(device) for device in devices[1:])])
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            # One thread launches for all devices, because autocast is per thread; the devices run concurrently.
+            shares = zip(self.replicas, x.chunk(len(devices)), devices, strict=True)
+            outputs = [replica(share.to(device, non_blocking=True)) for replica, share, device in shares]
+            return torch.cat([output.to(devices[0], non_blocking=True) for output in outputs])
+
+    return Replicas()

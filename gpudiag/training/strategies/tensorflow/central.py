@@ -1,0 +1,82 @@
+"""`tf.distribute` with variables on the CPU: `central-storage` and `parameter-server`."""
+
+from __future__ import annotations
+
+import socket
+from typing import Any
+
+from gpudiag.training.strategies.tensorflow_strategy import TensorflowStrategy
+
+#: Servers live as long as the process.
+_servers: list[Any] = []
+
+
+class CentralStorage(TensorflowStrategy):
+    """One copy of each variable, on the CPU; gradients are summed there.
+
+    TensorFlow keeps it experimental. Keras 3 assigns variables of some layers (moving averages of BatchNormalization)
+    in a way that these variables refuse; building such a model's step raises ValueError.
+    """
+
+    name = "central-storage"
+    summary = "CentralStorageStrategy: variables lie on the CPU, every device reads them there."
+    list_order = 50
+    through_host = True
+
+    @classmethod
+    def make(cls, devices: tuple[str, ...]) -> Any:
+        """Make the `CentralStorageStrategy` for this process's devices."""
+        import tensorflow as tf
+
+        return tf.distribute.experimental.CentralStorageStrategy(
+            compute_devices=list(devices), parameter_device="/device:CPU:0"
+        )
+
+
+class ParameterServer(TensorflowStrategy):
+    """A server on the CPU holds the variables; each worker fetches them and sends its gradients.
+
+    GPUs of one process belong to one worker, which sums their gradients before it sends them, because TensorFlow cannot
+    divide a process's GPUs between servers in it. CPU devices are one worker each, and do not wait for each other
+    within a step.
+
+    TensorFlow's servers would listen on every interface without authentication: gpudiag's launches keep them on the
+    loopback address (`frameworks/tensorflow/loopback.py`). They end with the process.
+    """
+
+    name = "parameter-server"
+    summary = "ParameterServerStrategy: a server on the CPU holds the variables, workers fetch and update them."
+    list_order = 60
+    through_host = True
+    feeds_itself = True
+
+    @classmethod
+    def make(cls, devices: tuple[str, ...]) -> Any:
+        """Start the servers in threads of this process, and make the `ParameterServerStrategy`."""
+        import tensorflow as tf
+
+        counts = {"worker": cls.workers(devices), "ps": 1}
+        cluster = tf.train.ClusterSpec(
+            {job: [f"127.0.0.1:{_free_port()}" for _ in range(count)] for job, count in counts.items()}
+        )
+        # A worker waits for the server within its ops, so more ops than devices must be able to run.
+        threads = len(devices) + 2
+        for job, count in counts.items():
+            gpus = {"device_count": {"GPU": 0}} if job == "ps" else {}
+            config = tf.compat.v1.ConfigProto(inter_op_parallelism_threads=threads, **gpus)
+            _servers.extend(
+                tf.distribute.Server(cluster, job_name=job, task_index=task, config=config) for task in range(count)
+            )
+        resolver = tf.distribute.cluster_resolver.SimpleClusterResolver(cluster, rpc_layer="grpc")
+        return tf.distribute.ParameterServerStrategy(resolver)
+
+    @classmethod
+    def workers(cls, devices: tuple[str, ...]) -> int:
+        """Return one worker for all GPUs, or one for each CPU device."""
+        return 1 if devices[0].startswith("GPU:") else len(devices)
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])

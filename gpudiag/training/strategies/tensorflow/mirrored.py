@@ -1,0 +1,143 @@
+"""`tf.distribute` with mirrored variables: five reductions in one process, and `multi-worker`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from gpudiag.model.job import INDEPENDENT
+from gpudiag.training.strategies.tensorflow_strategy import TensorflowStrategy
+
+
+class Mirrored(TensorflowStrategy):
+    """A `MirroredStrategy` in one process; subclasses choose how gradients are reduced across devices."""
+
+    @classmethod
+    def make(cls, devices: tuple[str, ...]) -> Any:
+        """Make the `MirroredStrategy` for this process's devices."""
+        import tensorflow as tf
+
+        return tf.distribute.MirroredStrategy(list(devices), cross_device_ops=cls.cross_device_ops(devices))
+
+    @classmethod
+    def cross_device_ops(cls, devices: tuple[str, ...]) -> Any:
+        """Make the `tf.distribute.CrossDeviceOps` that reduces gradients."""
+        raise NotImplementedError
+
+
+class NcclMirrored(Mirrored):
+    """Gradients are packed into one buffer and all-reduced by NCCL."""
+
+    name = "nccl"
+    summary = "MirroredStrategy, one process; all gradients in one NCCL all-reduce."
+    list_order = 10
+    default_on = "cuda"
+    needs_gpu = True
+
+    @classmethod
+    def cross_device_ops(cls, devices: tuple[str, ...]) -> Any:
+        """Make the NCCL all-reduce."""
+        import tensorflow as tf
+
+        return tf.distribute.NcclAllReduce()
+
+
+class HierarchicalCopy(Mirrored):
+    """Gradients are copied to neighbours and summed level by level, then back: designed for the DGX-1's links."""
+
+    name = "hierarchical-copy"
+    summary = "MirroredStrategy, one process; gradients are copied and summed in a tree of devices."
+    list_order = 20
+
+    @classmethod
+    def cross_device_ops(cls, devices: tuple[str, ...]) -> Any:
+        """Make the hierarchical copies."""
+        import tensorflow as tf
+
+        return tf.distribute.HierarchicalCopyAllReduce()
+
+
+class CpuReduceMirrored(Mirrored):
+    """Each gradient is copied to host memory, summed there, and copied back to every device."""
+
+    name = "cpu-reduce"
+    summary = "MirroredStrategy, one process; gradients are summed on the CPU and copied back."
+    list_order = 30
+    default_on = "cpu"
+    through_host = True
+
+    @classmethod
+    def cross_device_ops(cls, devices: tuple[str, ...]) -> Any:
+        """Make the reduction on the CPU."""
+        import tensorflow as tf
+
+        return tf.distribute.ReductionToOneDevice(reduce_to_device="/cpu:0")
+
+
+class OneDevice(Mirrored):
+    """Each gradient is copied to the first device, summed there, and copied back to the others."""
+
+    name = "one-device"
+    summary = "MirroredStrategy, one process; gradients are summed on the first device and copied back."
+    list_order = 40
+
+    @classmethod
+    def cross_device_ops(cls, devices: tuple[str, ...]) -> Any:
+        """Make the reduction on the first device."""
+        import tensorflow as tf
+
+        return tf.distribute.ReductionToOneDevice(reduce_to_device=devices[0])
+
+
+class IndependentMirrored(Mirrored):
+    """MirroredStrategy without communication; all else is as in the strategies that it is compared with."""
+
+    name = INDEPENDENT
+    summary = "No exchange: each device trains its own model, in one process; the floor for the others."
+    list_order = 80
+    communicates = False
+
+    @classmethod
+    def cross_device_ops(cls, devices: tuple[str, ...]) -> Any:
+        """Make operations that reduce nothing."""
+        import tensorflow as tf
+
+        class NoCommunication(tf.distribute.CrossDeviceOps):  # type: ignore[misc]  # TensorFlow is untyped
+            """Each device keeps its own gradients, reduced losses and metrics, so variables diverge."""
+
+            def reduce_implementation(self, _operation: Any, per_replica_value: Any, *_: Any) -> Any:
+                """Return every device's own value."""
+                return per_replica_value
+
+            def batch_reduce_implementation(self, _operation: Any, value_destination_pairs: Any, *_: Any) -> list[Any]:
+                """Return every device's own values."""
+                return [value for value, _ in value_destination_pairs]
+
+            def broadcast_implementation(self, tensor: Any, destinations: Any) -> Any:
+                """Broadcast initial values of variables, as every strategy does."""
+                return tf.distribute.ReductionToOneDevice().broadcast_implementation(tensor, destinations)
+
+        return NoCommunication()
+
+
+class MultiWorker(TensorflowStrategy):
+    """MultiWorkerMirroredStrategy: processes find each other through `TF_CONFIG`, which the launcher sets.
+
+    It must be made before anything else of TensorFlow runs in the process.
+    """
+
+    name = "multi-worker"
+    summary = "MultiWorkerMirroredStrategy, one process per device; NCCL between GPUs, gRPC between CPUs."
+    list_order = 70
+    one_process = False
+
+    @classmethod
+    def make(cls, devices: tuple[str, ...]) -> Any:
+        """Make the strategy, with NCCL on GPUs and gRPC rings on CPUs."""
+        import tensorflow as tf
+
+        implementation = tf.distribute.experimental.CommunicationImplementation
+        on_gpu = devices[0].startswith("GPU:")
+        options = tf.distribute.experimental.CommunicationOptions(
+            implementation=implementation.NCCL if on_gpu else implementation.RING
+        )
+        return tf.distribute.MultiWorkerMirroredStrategy(communication_options=options)
