@@ -1,4 +1,4 @@
-"""gpudiag's tracks above a device's streams: its steps, what each instant counts for, and whom it waited for."""
+"""gpudiag's tracks above a device's streams: steps, buckets, and waits for other ranks."""
 
 from __future__ import annotations
 
@@ -8,29 +8,27 @@ from numpy.typing import NDArray
 from gpudiag.intervals import intersect, subtract
 from gpudiag.model.attribution import Attribution, TrackAttribution
 from gpudiag.model.timeline import UNKNOWN, DeviceTrack, Timeline
-from gpudiag.report.export.model import Track, TrackKind
-
-Times = NDArray[np.int64]
+from gpudiag.report.export.model import ExportTrack, TrackKind
 
 STEPS, PARTS, WAITS = "gpudiag steps", "gpudiag buckets", "gpudiag waits"
-#: What is known of some of the bucket `idle`, told apart on its track.
+#: Two parts of the bucket `idle` that have their own name on the track.
 UNMARKED_INPUT, QUEUED = "idle: input without marks", "idle: the next op is queued"
 
 
-def gpudiag_tracks(timeline: Timeline, attribution: Attribution, index: int) -> tuple[Track, ...]:
-    """The tracks of the lane with this index, on the timeline's clock; one without events is left out."""
+def gpudiag_tracks(timeline: Timeline, attribution: Attribution, index: int) -> tuple[ExportTrack, ...]:
+    """Return the tracks of a device track, on the timeline's clock; empty tracks are omitted."""
     device_track = timeline.tracks[index]
     tracks = (
         _steps(device_track),
-        _parts(attribution.tracks[index]),
+        _buckets(attribution.tracks[index]),
         _waits(device_track, timeline.whole_collectives(device_track)),
     )
     return tuple(track for track in tracks if len(track))
 
 
-def _steps(device_track: DeviceTrack) -> Track:
+def _steps(device_track: DeviceTrack) -> ExportTrack:
     numbers = device_track.window_steps
-    return Track(
+    return ExportTrack(
         kind=TrackKind.GPUDIAG,
         title=STEPS,
         ident=0,
@@ -42,27 +40,27 @@ def _steps(device_track: DeviceTrack) -> Track:
     )
 
 
-def _parts(cut: TrackAttribution) -> Track:
-    unmarked = intersect(cut.parts["idle"], cut.unmarked_input)
-    rest = subtract(cut.parts["idle"], unmarked)
-    queued = intersect(rest, cut.queued)
-    parts = {**cut.parts, "idle": subtract(rest, queued), UNMARKED_INPUT: unmarked, QUEUED: queued}
-    start = np.concatenate([part.start for part in parts.values()])
+def _buckets(attributed: TrackAttribution) -> ExportTrack:
+    unmarked = intersect(attributed.parts["idle"], attributed.unmarked_input)
+    rest = subtract(attributed.parts["idle"], unmarked)
+    queued = intersect(rest, attributed.queued)
+    parts = {**attributed.parts, "idle": subtract(rest, queued), UNMARKED_INPUT: unmarked, QUEUED: queued}
+    start = np.concatenate([intervals.start for intervals in parts.values()])
     order = np.argsort(start, kind="stable")
-    name = np.repeat(np.arange(len(parts), dtype=np.int32), [len(part) for part in parts.values()])
-    return Track(
+    name = np.repeat(np.arange(len(parts), dtype=np.int32), [len(intervals) for intervals in parts.values()])
+    return ExportTrack(
         kind=TrackKind.GPUDIAG,
         title=PARTS,
         ident=1,
         start=start[order],
-        end=np.concatenate([part.end for part in parts.values()])[order],
+        end=np.concatenate([intervals.end for intervals in parts.values()])[order],
         name=name[order],
         names=tuple(parts),
     )
 
 
-def _waits(device_track: DeviceTrack, whole: NDArray[np.bool_]) -> Track:
-    """From each arrival at a collective to that of the last rank; where two overlap, the later begins later."""
+def _waits(device_track: DeviceTrack, whole: NDArray[np.bool_]) -> ExportTrack:
+    """Return waits from each arrival at a collective until the last rank's; overlaps are cut from the later wait."""
     table = device_track.collectives
     waits = (
         (table.last_arrival > table.start)
@@ -73,7 +71,7 @@ def _waits(device_track: DeviceTrack, whole: NDArray[np.bool_]) -> Track:
     begin = np.maximum(start, np.concatenate([start[:1], np.maximum.accumulate(end)[:-1]]))
     kept = end > begin
     ranks = np.unique(rank[kept])
-    return Track(
+    return ExportTrack(
         kind=TrackKind.GPUDIAG,
         title=WAITS,
         ident=2,

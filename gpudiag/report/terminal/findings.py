@@ -1,4 +1,4 @@
-"""The verdict, the findings behind it, and how far to trust them."""
+"""The verdict, the findings, and the warnings in a terminal report."""
 
 from __future__ import annotations
 
@@ -9,21 +9,20 @@ from rich.text import Text
 from gpudiag.model.analysis import Analysis, Finding
 from gpudiag.model.sanitize import one_line
 from gpudiag.report import verdict as words
-from gpudiag.report.layout import and_more, plain_grid
+from gpudiag.report.console import and_more, plain_grid
 from gpudiag.report.palette import SEVERITY_STYLE
-from gpudiag.report.verdict import Verdict
+from gpudiag.report.verdict import ReportVerdict
 
-#: Lines of advice, and of findings beside the verdict, that a short report has.
+#: Pieces of advice, and findings besides the verdict, in a short report.
 _FEW_STEPS = 3
 _FEW_FINDINGS = 4
 _INDENT = 2
+#: Far more findings than an analysis has; rendering 20,000 of a hostile file would take a minute.
+_MOST_FINDINGS = 200
 
-#: Far more than an analysis has; drawing 20,000 of a file would take a minute.
-_MOST = 200
 
-
-def verdict_section(verdict: Verdict, *, full: bool) -> RenderableType:
-    """Return the verdict: how bad, what, what fixing it gains, where it is, what to try."""
+def verdict_section(verdict: ReportVerdict, *, full: bool) -> RenderableType:
+    """Return severity, title, gain, location and advice."""
     headline = Text()
     if verdict.severity is not None:
         headline.append(verdict.severity.upper(), style=SEVERITY_STYLE[verdict.severity]).append("  ")
@@ -31,17 +30,17 @@ def verdict_section(verdict: Verdict, *, full: bool) -> RenderableType:
     confidence = f"confidence: {verdict.confidence}" if verdict.confidence else ""
     if confidence and not verdict.gain:
         headline.append(f" ({confidence})")
-    steps = _numbered(verdict.steps if full else verdict.steps[:_FEW_STEPS])
     rows = plain_grid({"no_wrap": True}, {}, gap=2)
     if verdict.gain:
         rows.add_row(Text("Gain"), Text(f"{verdict.gain}; {confidence}"))
         if verdict.parts and full:
-            rows.add_row(Text(), Text(f"of which {verdict.parts}"))
+            rows.add_row(Text(), Text(f"saved time: {verdict.parts}"))
     if verdict.where:
         rows.add_row(Text("Where"), Text(verdict.where))
     if verdict.instead:
         rows.add_row(Text(), Text(verdict.instead))
-    rows.add_row(Text("Try" if verdict.advised else "Next"), steps)
+    steps = verdict.steps if full else verdict.steps[:_FEW_STEPS]
+    rows.add_row(Text("Try" if verdict.advised else "Next"), _numbered(steps))
     if verdict.path and full:
         rows.add_row(Text(), Group(Text(words.PATH_HEADING), _numbered(verdict.path)))
     return Group(headline, Padding(rows, (0, 0, 0, _INDENT), expand=False))
@@ -56,30 +55,28 @@ def _numbered(lines: tuple[str, ...]) -> RenderableType:
     return table
 
 
-def other_findings_section(analysis: Analysis, verdict: Verdict) -> RenderableType | None:
-    """Return the findings beside the verdict, each with its title and a line on what it is and saves."""
+def other_findings_section(analysis: Analysis, verdict: ReportVerdict) -> RenderableType | None:
+    """Return the findings besides the verdict, each with its title and a line on its savings."""
     others = words.other_findings(analysis, verdict)
     table = plain_grid({"no_wrap": True}, {}, gap=1)
     for finding in others[:_FEW_FINDINGS]:
         saves = words.saves(finding, analysis)
-        said = (words.about(finding), saves[:1].lower() + saves[1:], f"confidence: {finding.confidence}")
-        about = Text(" · ".join(part for part in said if part), style="dim")
+        facts = (words.about(finding), saves[:1].lower() + saves[1:], f"confidence: {finding.confidence}")
+        about = Text(" · ".join(filter(None, facts)), style="dim")
         table.add_row(Text("-"), Group(Text(words.title_of(finding)), about))
-    more = and_more([], len(others) - _FEW_FINDINGS)
-    return Group(table, *more) if others else None
+    return Group(table, *and_more([], len(others) - _FEW_FINDINGS)) if others else None
 
 
 def findings_section(analysis: Analysis) -> RenderableType:
-    """Return every finding with its evidence, and advice as steps where the verdict has not given it."""
+    """Return every finding with its evidence, and with advice that the verdict has not given."""
     headline = words.verdict_of(analysis).headline
-    said = () if headline is None else headline.advice
+    given = () if headline is None else headline.advice
     table = plain_grid({"no_wrap": True, "justify": "right"}, {}, gap=1)
-    for number, finding in enumerate(analysis.findings[:_MOST], start=1):
+    for number, finding in enumerate(analysis.findings[:_MOST_FINDINGS], start=1):
         title = Text(words.title_of(finding), style="bold")
-        advice = tuple(step for step in finding.advice if step not in said)
+        advice = tuple(step for step in finding.advice if step not in given)
         table.add_row(Text(f"{number}."), Group(title, _details(finding, advice, analysis)))
-    more = and_more([], len(analysis.findings) - _MOST)
-    return Group(table, *more) if more else table
+    return Group(table, *and_more([], len(analysis.findings) - _MOST_FINDINGS))
 
 
 def _details(finding: Finding, advice: tuple[str, ...], analysis: Analysis) -> RenderableType:
@@ -88,12 +85,11 @@ def _details(finding: Finding, advice: tuple[str, ...], analysis: Analysis) -> R
     steps = plain_grid({"no_wrap": True}, {}, gap=1)
     for step in advice:
         steps.add_row(Text("→"), Text(one_line(step)[: words.LONGEST_TEXT]))
-    return Group(facts, *(Text(line) for line in words.finding_lines(finding, analysis)), steps)
+    return Group(facts, *map(Text, words.finding_lines(finding, analysis)), steps)
 
 
 def trust_section(analysis: Analysis, *, full: bool = True) -> RenderableType | None:
-    """Return why to trust the figures less, and if `full` which are missing; None when there is nothing to say."""
-    said = words.doubts(analysis, missing=full)
-    return (
-        Group(*(Text(f"{code}: ", style="yellow").append(why, style="default") for code, why in said)) if said else None
-    )
+    """Return the reasons to trust the figures less, and if `full` the missing figures; None without any."""
+    doubts = words.doubts(analysis, missing=full)
+    lines = [Text(f"{code}: ", style="yellow").append(why, style="default") for code, why in doubts]
+    return Group(*lines) if lines else None

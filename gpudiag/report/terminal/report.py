@@ -1,4 +1,4 @@
-"""The report in a terminal: what ran, the verdict, where the time went, other findings, how far to trust it."""
+"""The terminal report of a run: header, verdict, step time by bucket, other findings, warnings."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from rich.console import Console, Group, RenderableType
 from rich.text import Text
 
 from gpudiag.model.analysis import Analysis
+from gpudiag.report.console import print_trimmed, under_headings
 from gpudiag.report.header import (
     header_lines,
     on_processors,
@@ -15,50 +16,40 @@ from gpudiag.report.header import (
     unit_of,
     what_ran,
 )
-from gpudiag.report.layout import print_trimmed, under_headings
 from gpudiag.report.palette import fills
-from gpudiag.report.rank_rows import rows_of
-from gpudiag.report.terminal.bars import legend, stacked_bars
+from gpudiag.report.rank_rows import buckets_seen, overlapped_note, rows_of
 from gpudiag.report.terminal.findings import findings_section, other_findings_section, trust_section, verdict_section
-from gpudiag.report.terminal.ranks import OVERLAPPED, OVERLAPPED_WORDS, buckets_seen, overlaps, rank_table
+from gpudiag.report.terminal.ranks import legend, rank_table, stacked_bars
 from gpudiag.report.terminal.traffic import collectives_table, kernels_table, modules_section, wait_lines
 from gpudiag.report.verdict import explained_lines, verdict_of
 
-#: Lines on waits that a short report has.
+#: Lines on waits in a short report.
 _FEW_WAITS = 2
 _MORE = "More: `gpudiag analyze --full` (evidence, kernels, modules), `gpudiag report --html FILE` (timeline)"
 
 
 def render_analysis(analysis: Analysis, console: Console, *, all_ranks: bool = False, full: bool = False) -> None:
-    """Print the report on `console`, without the spaces with which tables fill their lines.
+    """Print the report.
 
     Args:
         analysis: what to show.
         console: where, and how wide.
-        all_ranks: draw every rank, however many there are.
-        full: also show the evidence of each finding, all advice, collectives, kernels and modules.
+        all_ranks: show every rank, however many there are.
+        full: also show evidence, all advice, collectives, kernels and modules.
     """
-    report = analysis_report(analysis, console, all_ranks=all_ranks, full=full)
-    print_trimmed(console, report)
-
-
-def analysis_report(analysis: Analysis, console: Console, *, all_ranks: bool = False, full: bool = False) -> Group:
-    """Return the report as one renderable, laid out for this console's width, colours and encoding."""
     verdict = verdict_of(analysis)
-    sections: list[tuple[str, RenderableType]] = []
-    time = _time_section(analysis, console, all_ranks=all_ranks, full=full)
-    if time is not None:
-        sections.append((time_heading(analysis), time))
+    sections: list[tuple[str, RenderableType | None]] = [
+        (time_heading(analysis), _time_section(analysis, console, all_ranks=all_ranks, full=full))
+    ]
     if full:
         sections += _details(analysis, console)
     else:
-        others = other_findings_section(analysis, verdict)
-        sections += [("Other findings", others)] if others is not None else []
-    doubts = trust_section(analysis, full=full)
-    if doubts is not None:
-        sections.append(("How far to trust this", doubts))
-    parts = [*_header(analysis, full=full), Text(), verdict_section(verdict, full=full), *under_headings(sections)]
-    return Group(*parts) if full else Group(*parts, Text(), Text(_MORE, style="dim"))
+        sections.append(("Other findings", other_findings_section(analysis, verdict)))
+    sections.append(("How far to trust this", trust_section(analysis, full=full)))
+    present = [(heading, section) for heading, section in sections if section is not None]
+    more = [] if full else [Text(), Text(_MORE, style="dim")]
+    header = _header(analysis, full=full)
+    print_trimmed(console, Group(*header, Text(), verdict_section(verdict, full=full), *under_headings(present), *more))
 
 
 def time_heading(analysis: Analysis) -> str:
@@ -78,35 +69,32 @@ def _header(analysis: Analysis, *, full: bool) -> list[Text]:
 
 
 def _time_section(analysis: Analysis, console: Console, *, all_ranks: bool, full: bool) -> Group | None:
-    """Return bars, table, what explains them and who waited for whom; None without a device."""
+    """Return bars, table, explanations and waits; None without a device."""
     rows, note = rows_of(analysis.devices, all_ranks=all_ranks)
     if not rows:
         return None
     fill = fills(console)
-    bars = stacked_bars(rows, fill, console.width)
-    parts: list[RenderableType] = [bars, legend(buckets_seen(rows), fill, console.width), Text()]
-    parts.append(rank_table(rows, console))
-    recorded = recorded_steps_note(analysis)
-    overlapped = f"{OVERLAPPED}: {OVERLAPPED_WORDS}" if overlaps(rows) else ""
-    parts += [Text(line, style="dim") for line in (recorded, overlapped, note) if line]
-    waits = wait_lines(analysis.waits, analysis.steps.mean_ms)
+    notes = (recorded_steps_note(analysis), overlapped_note(rows), note)
     below = [Text(line) for line in explained_lines(analysis, unexplained_only=not full)]
-    below += [] if full else waits[:_FEW_WAITS]
-    return Group(*parts, *([Text(), *below] if below else []))
+    below += [] if full else wait_lines(analysis.waits, analysis.steps.mean_ms)[:_FEW_WAITS]
+    return Group(
+        stacked_bars(rows, fill, console.width),
+        legend(buckets_seen(rows), fill, console.width),
+        Text(),
+        rank_table(rows, console),
+        *(Text(line, style="dim") for line in notes if line),
+        *([Text(), *below] if below else []),
+    )
 
 
-def _details(analysis: Analysis, console: Console) -> list[tuple[str, RenderableType]]:
-    sections: list[tuple[str, RenderableType]] = []
+def _details(analysis: Analysis, console: Console) -> list[tuple[str, RenderableType | None]]:
     waits = wait_lines(analysis.waits, analysis.steps.mean_ms)
-    if waits:
-        sections.append(("Waits", Group(*waits)))
-    if analysis.findings:
-        sections.append(("Findings", findings_section(analysis)))
-    if analysis.collectives:
-        sections.append(("Collectives", collectives_table(analysis.collectives, console.width)))
-    if analysis.kernels:
-        heading = "Operators" if on_processors(analysis) else "Kernels"
-        sections.append((heading, kernels_table(analysis.kernels, heading, console.width)))
-    if analysis.modules is not None:
-        sections.append(("Modules", modules_section(analysis.modules, console.width)))
-    return sections
+    kernels = "Operators" if on_processors(analysis) else "Kernels"
+    width = console.width
+    return [
+        ("Waits", Group(*waits) if waits else None),
+        ("Findings", findings_section(analysis) if analysis.findings else None),
+        ("Collectives", collectives_table(analysis.collectives, width) if analysis.collectives else None),
+        (kernels, kernels_table(analysis.kernels, kernels, width) if analysis.kernels else None),
+        ("Modules", modules_section(analysis.modules, width) if analysis.modules is not None else None),
+    ]
