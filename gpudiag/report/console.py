@@ -91,6 +91,14 @@ def plain_grid(*columns: dict[str, Any], gap: int = GAP) -> Table:
     return table
 
 
+def drop_columns(columns: dict[str, list[str]], dispensable: Iterable[str], width: int) -> None:
+    """Remove dispensable columns, in this order, until headings and cells fit."""
+    for name in dispensable:
+        if sum(GAP + max(map(len, (heading, *cells))) for heading, cells in columns.items()) <= width:
+            return
+        columns.pop(name, None)
+
+
 def indented(words: str) -> Padding:
     """Return text indented by two columns."""
     return Padding(Text(words), (0, 0, 0, 2), expand=False)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
+from itertools import groupby
 
 UNKNOWN = "—"
 #: No real time, size or count reaches this.
@@ -138,24 +139,12 @@ def ranks(numbers: Iterable[int], *, capital: bool = False) -> str:
     word = "Rank" if capital else "rank"
     if not distinct:
         return f"no {word.lower()}"
-    if len(distinct) == 1:
-        return f"{word} {distinct[0]}"
-    return f"{word}s {_joined(list(_spans(distinct)))}"
+    *others, last = _spans(distinct)
+    return f"{word}{'s' * (len(distinct) > 1)} {', '.join(others)}{' and ' * bool(others)}{last}"
 
 
 def _spans(distinct: list[int]) -> Iterable[str]:
-    start = previous = distinct[0]
-    for number in [*distinct[1:], None]:
-        if number is not None and number == previous + 1:
-            previous = number
-            continue
-        if previous - start >= 2:
-            yield f"{start}{EN_DASH}{previous}"
-        else:
-            yield from map(str, range(start, previous + 1))
-        if number is not None:
-            start = previous = number
-
-
-def _joined(words: list[str]) -> str:
-    return words[0] if len(words) == 1 else f"{', '.join(words[:-1])} and {words[-1]}"
+    """Yield numbers, with three or more consecutive ones as a range."""
+    for _, group in groupby(enumerate(distinct), key=lambda item: item[1] - item[0]):
+        run = [number for _, number in group]
+        yield from [f"{run[0]}{EN_DASH}{run[-1]}"] if len(run) > 2 else map(str, run)

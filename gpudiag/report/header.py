@@ -154,16 +154,23 @@ def host_lines(analysis: Analysis) -> list[str]:
     known = [f"{words} {span} ms" for words, span in times.items() if span]
     if len(known) <= on_cpu:  # on CPUs "everything else" alone is the step time
         return []
-    sentences = [f"Without profiling: {', '.join(known)}"]
     workers = _range([rank.loader_ms for rank in ranks])
-    if workers:
-        sentences.append(f"DataLoader workers need {workers} ms for one step's batch")
-    queued = "" if on_cpu else _range([rank.lead_ms for rank in ranks])
-    if queued:
-        least = min(rank.lead_ms for rank in ranks if rank.lead_ms is not None)
-        only = "only " if least < _SHORT_QUEUE_SHARE * ranks[0].step_ms else ""
-        sentences.append(f"The CPU keeps {only}{queued} ms of work queued for the {device_word(analysis)}")
-    return [". ".join(sentences)]
+    sentences = (
+        f"Without profiling: {', '.join(known)}",
+        f"DataLoader workers need {workers} ms for one step's batch" if workers else "",
+        "" if on_cpu else _queued_work(analysis),
+    )
+    return [". ".join(filter(None, sentences))]
+
+
+def _queued_work(analysis: Analysis) -> str:
+    leads = [rank.lead_ms for rank in analysis.timed]
+    queued = _range(leads)
+    if not queued:
+        return ""
+    least = min(lead for lead in leads if lead is not None)
+    only = "only " if least < _SHORT_QUEUE_SHARE * analysis.timed[0].step_ms else ""
+    return f"The CPU keeps {only}{queued} ms of work queued for the {device_word(analysis)}"
 
 
 def _range(values: list[float | None]) -> str:

@@ -91,20 +91,23 @@ def module_rows(modules: Modules, most: int) -> tuple[list[ModuleRow], float]:
     total = sum(group.total.ms for group in groups)
     least = _SEEN_SHARE * total
     shown: list[ModuleRow] = []
-    while groups := [group for group in groups if group.total.ms > 0 and group.total.ms >= least]:
+    while groups := [group for group in groups if group.total.ms >= least and group.total.ms > 0]:
         largest = max(groups, key=lambda group: group.total.ms)
         groups.remove(largest)
         children = [child for child in largest.children.values() if child.total.ms > 0]
         rows = [*shown, largest.self_time, *(group.total for group in (*groups, *children))]
-        fits = sum(row.ms >= least for row in rows) <= most
+        fits = len(_visible(rows, least)) <= most
         if children and (fits or largest.total.ms > _ALWAYS_SPLIT_SHARE * total):
             shown.append(largest.self_time)
             groups += children
         else:
             shown.append(largest.total)
-    visible = [row for row in shown if row.ms > 0 and row.ms >= least]
-    kept = sorted(visible, key=lambda row: -row.ms)[:most]
+    kept = sorted(_visible(shown, least), key=lambda row: -row.ms)[:most]
     return kept, max(0.0, total - sum(row.ms for row in kept))
+
+
+def _visible(rows: Sequence[ModuleRow], least: float) -> list[ModuleRow]:
+    return [row for row in rows if row.ms >= least and row.ms > 0]
 
 
 def module_cells(row: ModuleRow) -> tuple[str, ...]:

@@ -87,7 +87,8 @@ def _cell(record: Bandwidth, best: float | None = None) -> Cell:
     )
 
 
-_HOST_COLUMNS = {
+_HostColumn = tuple[str, str, str]
+_HOST_COLUMNS: dict[_HostColumn, str] = {
     ("pinned", "host_to_device", "one_way"): "pinned →",
     ("pinned", "device_to_host", "one_way"): "pinned ←",
     ("pinned", "host_to_device", "both_ways"): "pinned ↔",
@@ -100,40 +101,38 @@ _HOST_COLUMNS = {
 
 def host_matrix(facts: Facts) -> Matrix | None:
     """Return copies between host and GPUs: a row per GPU and one for all at once, a column per memory and direction."""
-    records: dict[tuple[str, str, str], dict[str, Bandwidth]] = {column: {} for column in _HOST_COLUMNS}
-    for record in facts.bandwidth:
-        column = (record.memory, record.path, record.direction)
-        if column in records:
-            records[column][record.dst if record.path == "host_to_device" else record.src] = record
-    columns = [column for column, by_endpoint in records.items() if by_endpoint]
-    if not columns:
+    records = _host_records(facts)
+    if not records:
         return None
-    endpoints = {endpoint for column in columns for endpoint in records[column]}
-    numbers = sorted({number for endpoint in endpoints if (number := gpu_number(endpoint)) is not None})
-    best = {
-        column: max(
-            (record.gb_per_s for endpoint, record in records[column].items() if endpoint != "all"), default=None
-        )
-        for column in columns
-    }
-    rows = [(f"GPU {number}", _host_row(records, f"gpu:{number}", best)) for number in numbers]
-    rows += [(AT_ONCE, _host_row(records, "all", dict.fromkeys(columns)))] if "all" in endpoints else []
+    endpoints = {endpoint for by_endpoint in records.values() for endpoint in by_endpoint}
+    numbers = sorted({number for number in map(gpu_number, endpoints) if number is not None})
+    labels = {f"gpu:{number}": f"GPU {number}" for number in numbers} | ({"all": AT_ONCE} if "all" in endpoints else {})
     return Matrix(
         title="Between host and GPU, GB/s",
-        columns=tuple(_HOST_COLUMNS[column] for column in columns),
-        rows=tuple(rows),
+        columns=tuple(_HOST_COLUMNS[column] for column in records),
+        rows=tuple(
+            (label, tuple(_host_cell(by_endpoint, endpoint) for by_endpoint in records.values()))
+            for endpoint, label in labels.items()
+        ),
         note="→ to the GPU, ← to the host, ↔ both ways at once (sum); within: a copy inside the GPU, counted once",
         by_column=True,
     )
 
 
-def _host_row(
-    records: dict[tuple[str, str, str], dict[str, Bandwidth]],
-    endpoint: str,
-    best: dict[tuple[str, str, str], float | None],
-) -> tuple[Cell | None, ...]:
-    found = ((records[column].get(endpoint), most) for column, most in best.items())
-    return tuple(None if record is None else _cell(record, most) for record, most in found)
+def _host_records(facts: Facts) -> dict[_HostColumn, dict[str, Bandwidth]]:
+    """Return the records of each column by the device's endpoint, without empty columns."""
+    records: dict[_HostColumn, dict[str, Bandwidth]] = {column: {} for column in _HOST_COLUMNS}
+    for record in facts.bandwidth:
+        by_endpoint = records.get((record.memory, record.path, record.direction), {})
+        by_endpoint[record.dst if record.path == "host_to_device" else record.src] = record
+    return {column: by_endpoint for column, by_endpoint in records.items() if by_endpoint}
+
+
+def _host_cell(by_endpoint: dict[str, Bandwidth], endpoint: str) -> Cell | None:
+    if endpoint not in by_endpoint:
+        return None
+    single = (record.gb_per_s for name, record in by_endpoint.items() if name != "all")
+    return _cell(by_endpoint[endpoint], None if endpoint == "all" else max(single))
 
 
 def copy_matrices(facts: Facts) -> list[Matrix]:

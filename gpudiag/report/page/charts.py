@@ -44,7 +44,8 @@ def curves(
         percent: y is a share, shown in percent.
     """
     xs = sorted({x for curve in series for x, *_ in curve.points})
-    highest = max([top for curve in series for *_, top in curve.points] + ([*map(ideal, xs)] if ideal else []))
+    ideals = [] if ideal is None else [ideal(x) for x in xs]
+    highest = _highest(series, ideals)
     marks = ticks(1.0 if percent and highest <= 1.05 else highest)
     drawing = Drawing(_WIDTH, _HEIGHT, title)
     room, rise = _WIDTH - _LEFT - _RIGHT, _HEIGHT - _TOP - _BOTTOM
@@ -60,16 +61,24 @@ def curves(
         drawing.text((column, _HEIGHT - _BOTTOM + 17), f"{x:g}", "tick", anchor="middle")
     drawing.text((_LEFT + room / 2, _HEIGHT - 4), "devices", "axis", anchor="middle")
     drawing.text((6, 12), y_label, "axis")
-    if ideal is not None:
-        drawing.path([(columns[x], y(ideal(x))) for x in xs], "ideal")
+    if ideals:
+        drawing.path([(columns[x], y(value)) for x, value in zip(xs, ideals, strict=True)], "ideal")
     for curve in series:
         color = f"s{curve.color % SERIES_COLORS}"
         drawing.path([(columns[x], y(value)) for x, value, _, _ in curve.points], "curve", color=color)
         for x, value, low, top in curve.points:
             drawing.line((columns[x], y(low)), (columns[x], y(top)), "whisker")
-            words = f"{100 * value:.1f} %" if percent else figures.throughput(value)
-            drawing.dot((columns[x], y(value)), 4, color, f"{curve.name}, {x:g} devices: {words}")
+            tip = f"{curve.name}, {x:g} devices: {_figure(value, percent=percent)}"
+            drawing.dot((columns[x], y(value)), 4, color, tip)
     return drawing.markup()
+
+
+def _highest(series: Sequence[Curve], ideals: Sequence[float]) -> float:
+    return max([*(top for curve in series for *_, top in curve.points), *ideals])
+
+
+def _figure(value: float, *, percent: bool) -> str:
+    return f"{100 * value:.1f} %" if percent else figures.throughput(value)
 
 
 def _tick(mark: float, highest: float, *, percent: bool) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from gpudiag.model.facts import Facts
+from gpudiag.model.facts import Facts, Link
 from gpudiag.model.sanitize import one_line
 from gpudiag.report.facts import tables, words
 from gpudiag.report.page.run import finding_part
@@ -50,6 +50,14 @@ def _link_color(kind: str) -> str:
     return _COLORS.get("NV" if kind.startswith("NV") else kind, "faint")
 
 
+def _link(link: Link, gb_per_s: float | None) -> tuple[str, str]:
+    """Return style and tooltip of a link."""
+    rate = "" if gb_per_s is None else f", {gb_per_s:.0f} GB/s one way"
+    broken = link.peer_access is False
+    tip = f"GPU {link.a} to GPU {link.b}: {one_line(link.kind)}{rate}{', no peer access' * broken}"
+    return f"link {_link_color(link.kind)}{' broken' * broken}", tip
+
+
 def _topology(facts: Facts) -> str:
     """Return a drawing of GPUs on a circle with a line per link; "" for fewer than two GPUs."""
     gpus = list(facts.gpus)
@@ -67,14 +75,9 @@ def _topology(facts: Facts) -> str:
         if copy.path == "peer" and copy.direction == "one_way" and copy.peer_access is not False
     }
     for link in facts.links:
-        if link.a not in positions or link.b not in positions:
-            continue
-        tip = f"GPU {link.a} to GPU {link.b}: {one_line(link.kind)}"
-        rate = rates.get((f"gpu:{link.a}", f"gpu:{link.b}"))
-        tip += "" if rate is None else f", {rate:.0f} GB/s one way"
-        tip += ", no peer access" if link.peer_access is False else ""
-        style = f"link {_link_color(link.kind)}" + (" broken" if link.peer_access is False else "")
-        drawing.line(positions[link.a], positions[link.b], style, tip)
+        if link.a in positions and link.b in positions:
+            style, tip = _link(link, rates.get((f"gpu:{link.a}", f"gpu:{link.b}")))
+            drawing.line(positions[link.a], positions[link.b], style, tip)
     for gpu in gpus:
         x, y = positions[gpu.index]
         drawing.dot((x, y), 24, "node", one_line(gpu.name))

@@ -9,7 +9,7 @@ from rich.text import Text
 from gpudiag.model.benchmarks.scaling import PointRecord, Scaling, Waterfall
 from gpudiag.model.sanitize import one_line
 from gpudiag.report import figures
-from gpudiag.report.console import heading, print_trimmed
+from gpudiag.report.console import drop_columns, heading, print_trimmed
 from gpudiag.report.scaling import words
 
 #: Columns that narrow consoles lose, in this order.
@@ -52,10 +52,7 @@ def _print_heading(title: str, console: Console) -> None:
 def _table(points: list[PointRecord], width: int) -> Table:
     rows = [words.cells(point) for point in points if point.status == "measured"]
     columns = {name: [row[i] for row in rows] for i, name in enumerate(words.HEADINGS)}
-    for name in _DISPENSABLE:
-        if sum(2 + max(map(len, (title, *cells))) for title, cells in columns.items()) <= width:
-            break
-        del columns[name]
+    drop_columns(columns, _DISPENSABLE, width)
     table = Table(box=None, padding=(0, 2, 0, 0), show_header=True)
     for name, cells in columns.items():
         widest = max(map(len, cells), default=0)  # headings may be cut, figures not

@@ -10,9 +10,10 @@ from gpudiag.model.benchmarks.recommendation import Ranked, Recommendation
 from gpudiag.model.job import INDEPENDENT
 from gpudiag.model.sanitize import one_line, printable
 from gpudiag.report import figures
-from gpudiag.report.console import indented, print_trimmed
+from gpudiag.report.console import drop_columns, indented, print_trimmed
 
 _GOOD, _DIM = "bold green", "dim"
+_RANKING = ("strategy", "predicted ms", "exposed ms", "measured ms", "slower by", "samples/s")
 #: Columns that narrow terminals lose, in this order.
 _DISPENSABLE = ("exposed ms", "samples/s", "predicted ms", "slower by")
 #: Width from which expected scaling has all its columns.
@@ -83,26 +84,28 @@ def _reasons(result: Recommendation) -> list[str]:
 def _ranking(result: Recommendation, width: int) -> Table:
     """Return the ranking; narrow terminals lose whole columns, so that no figure is cut."""
     rows = [ranked for ranked in result.ranking if ranked.cannot is None]
-    columns = {
-        "strategy": [one_line(ranked.strategy) for ranked in rows],
-        "predicted ms": [_ms(ranked.predicted_step_ms) for ranked in rows],
-        "exposed ms": [_ms(ranked.exposed_ms) for ranked in rows],
-        "measured ms": [ranked.step_words() for ranked in rows],
-        "slower by": [_slower(ranked) for ranked in rows],
-        "samples/s": [figures.throughput(ranked.samples_per_s) for ranked in rows],
-    }
+    cells = map(_ranked_cells, rows)
+    columns = {heading: column for heading, *column in zip(_RANKING, *cells, strict=True)}
     if result.basis != "measured":
         del columns["measured ms"], columns["slower by"]
-    for name in _DISPENSABLE:
-        if sum(2 + max(map(len, (heading, *cells))) for heading, cells in columns.items()) <= width:
-            break
-        columns.pop(name, None)
+    drop_columns(columns, _DISPENSABLE, width)
     table = Table(box=None, padding=(0, 2, 0, 0), header_style="bold")
     for heading in columns:
         table.add_column(heading, justify="left" if heading == "strategy" else "right", no_wrap=heading != "strategy")
-    for ranked, *cells in zip(rows, *columns.values(), strict=True):
-        table.add_row(*map(Text, cells), style=_row_style(ranked, result))
+    for ranked, *words in zip(rows, *columns.values(), strict=True):
+        table.add_row(*map(Text, words), style=_row_style(ranked, result))
     return table
+
+
+def _ranked_cells(ranked: Ranked) -> tuple[str, ...]:
+    return (
+        one_line(ranked.strategy),
+        _ms(ranked.predicted_step_ms),
+        _ms(ranked.exposed_ms),
+        ranked.step_words(),
+        _slower(ranked),
+        figures.throughput(ranked.samples_per_s),
+    )
 
 
 def _row_style(ranked: Ranked, result: Recommendation) -> str:
