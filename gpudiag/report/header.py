@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import math
 from collections import Counter
+from collections.abc import Sequence
 
 from rich.text import Text
 
 from gpudiag.model.analysis import Analysis
 from gpudiag.model.sanitize import one_line
+from gpudiag.model.unprofiled.steps import UnprofiledRank
 from gpudiag.report import figures
 
 _FRAMEWORKS = {"pytorch": "PyTorch", "tensorflow": "TensorFlow", "jax": "JAX"}
@@ -158,19 +160,19 @@ def host_lines(analysis: Analysis) -> list[str]:
     sentences = (
         f"Without profiling: {', '.join(known)}",
         f"DataLoader workers need {workers} ms for one step's batch" if workers else "",
-        "" if on_cpu else _queued_work(analysis),
+        "" if on_cpu else _queued_work(ranks, device_word(analysis)),
     )
     return [". ".join(filter(None, sentences))]
 
 
-def _queued_work(analysis: Analysis) -> str:
-    leads = [rank.lead_ms for rank in analysis.timed]
+def _queued_work(ranks: Sequence[UnprofiledRank], device: str) -> str:
+    leads = [rank.lead_ms for rank in ranks]
     queued = _range(leads)
     if not queued:
         return ""
     least = min(lead for lead in leads if lead is not None)
-    only = "only " if least < _SHORT_QUEUE_SHARE * analysis.timed[0].step_ms else ""
-    return f"The CPU keeps {only}{queued} ms of work queued for the {device_word(analysis)}"
+    only = "only " if least < _SHORT_QUEUE_SHARE * ranks[0].step_ms else ""
+    return f"The CPU keeps {only}{queued} ms of work queued for the {device}"
 
 
 def _range(values: list[float | None]) -> str:
