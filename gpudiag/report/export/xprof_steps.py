@@ -23,7 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gpudiag.model.event import NO_CORRELATION
-from gpudiag.report.export.gpudiag_tracks import PARTS, QUEUED, STEPS, UNMARKED_INPUT
+from gpudiag.report.export.assemble import PARTS, QUEUED, STEPS, UNMARKED_INPUT
 from gpudiag.report.export.model import ExportModel, ExportTrack, TrackGroup, TrackKind
 
 STEPS_LINE, PARTS_LINE = "gpudiag: steps", "gpudiag: parts"

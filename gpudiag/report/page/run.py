@@ -8,34 +8,12 @@ from typing import Any
 from gpudiag.model.analysis import Analysis, CollectiveSummary, Finding, Modules
 from gpudiag.model.sanitize import one_line
 from gpudiag.model.step_view import UNMARKED_INPUT, StepView
-from gpudiag.report import figures
+from gpudiag.report import figures, header, rank_rows
 from gpudiag.report import verdict as words
-from gpudiag.report.header import (
-    estimate_matters,
-    header_lines,
-    on_processors,
-    real_step_ms,
-    recorded_steps_note,
-    software_line,
-    step_line,
-    unit_of,
-    what_ran,
-)
 from gpudiag.report.kernel_names import kernel_label
 from gpudiag.report.module_rows import MODULE_COLUMNS, module_cells, module_rows, rest_of_modules
 from gpudiag.report.page.steps import ASSUMED_INPUT, steps_part
 from gpudiag.report.palette import LABELS
-from gpudiag.report.rank_rows import (
-    RankRow,
-    buckets_seen,
-    cells,
-    duration,
-    headings,
-    largest_collectives,
-    largest_kernels,
-    overlapped_note,
-    rows_of,
-)
 from gpudiag.report.terminal.report import time_heading
 from gpudiag.report.terminal.traffic import wait_lines
 
@@ -58,15 +36,15 @@ def run_part(analysis: Analysis, step: StepView | None, heading: str = "") -> di
         step: one step to draw; None omits the timeline.
         heading: names the run if there are several.
     """
-    rows, note = rows_of(analysis.devices)
-    buckets = buckets_seen(rows) if rows else []
+    rows, note = rank_rows.rows_of(analysis.devices)
+    buckets = rank_rows.buckets_seen(rows) if rows else []
     bars = _bars(analysis, rows)
     verdict = words.verdict_of(analysis)
     assumed = any(color == "unmarked" for _, segments, _ in bars for color, *_ in segments)
     return {
         "heading": heading,
-        "title": what_ran(analysis),
-        "subtitle": [step_line(analysis).plain, *header_lines(analysis), software_line(analysis)],
+        "title": header.what_ran(analysis),
+        "subtitle": [header.step_line(analysis).plain, *header.header_lines(analysis), header.software_line(analysis)],
         "verdict": _verdict(analysis, verdict),
         "steps": verdict.steps,
         "path_heading": words.PATH_HEADING,
@@ -79,17 +57,17 @@ def run_part(analysis: Analysis, step: StepView | None, heading: str = "") -> di
             *((LABELS[bucket], bucket) for bucket in buckets),
             *([(ASSUMED_INPUT, "unmarked")] if assumed else []),
         ],
-        "rank_headings": headings(buckets),
-        "rank_rows": [cells(row, buckets) for row in rows],
-        "rank_notes": list(filter(None, (recorded_steps_note(analysis), overlapped_note(rows), note))),
+        "rank_headings": rank_rows.headings(buckets),
+        "rank_rows": [rank_rows.cells(row, buckets) for row in rows],
+        "rank_notes": list(filter(None, (header.recorded_steps_note(analysis), rank_rows.overlapped_note(rows), note))),
         "timeline": None if step is None else steps_part(step),
         "findings": [finding_part(finding, analysis) for finding in analysis.findings],
         "waits": [line.plain for line in wait_lines(analysis.waits, analysis.steps.mean_ms)],
         "kernels": _kernels(analysis),
-        "kernels_heading": "Top operators" if on_processors(analysis) else "Top kernels",
+        "kernels_heading": "Top operators" if header.on_processors(analysis) else "Top kernels",
         **_modules(analysis.modules),
         "collective_headings": _COLLECTIVE_HEADINGS,
-        "collectives": [_collective(call) for call in largest_collectives(analysis.collectives, _MOST_LINES)],
+        "collectives": [_collective(call) for call in rank_rows.largest_collectives(analysis.collectives, _MOST_LINES)],
         "doubts": words.doubts(analysis),
     }
 
@@ -121,12 +99,12 @@ def _verdict(analysis: Analysis, verdict: words.ReportVerdict) -> dict[str, Any]
 
 def _cards(analysis: Analysis) -> list[tuple[str, str]]:
     steps = analysis.steps
-    unit = unit_of(analysis)
+    unit = header.unit_of(analysis)
     per = f"per {unit}" if unit != "recording" else "recorded"
     estimated = "" if steps.unprofiled_mean_ms is not None else ", estimated"
     cards = [(f"{per}, while profiling", f"{figures.milliseconds(steps.mean_ms)} ms")]
-    if steps.unprofiled_mean_ms is not None or estimate_matters(analysis):
-        cards.insert(0, (f"{per}{estimated}", f"{figures.milliseconds(real_step_ms(analysis))} ms"))
+    if steps.unprofiled_mean_ms is not None or header.estimate_matters(analysis):
+        cards.insert(0, (f"{per}{estimated}", f"{figures.milliseconds(header.real_step_ms(analysis))} ms"))
     if analysis.source.samples_per_s is not None:
         cards.append(("samples/s", figures.throughput(analysis.source.samples_per_s)))
         if steps.unprofiled_mean_ms:
@@ -139,7 +117,7 @@ def _cards(analysis: Analysis) -> list[tuple[str, str]]:
     return [*cards, *((name, f"{count} {figures.TIMES}") for name, count in names.most_common(2))]
 
 
-def _bars(analysis: Analysis, rows: list[RankRow]) -> list[Bar]:
+def _bars(analysis: Analysis, rows: list[rank_rows.RankRow]) -> list[Bar]:
     """Return a bar per row, with assumed data loading split from idle time."""
     longest = max((sum(row.buckets_ms.values()) for row in rows), default=0.0) or 1.0
     assumed = _assumed_input_ms(analysis)
@@ -166,18 +144,18 @@ def _assumed_input_ms(analysis: Analysis) -> list[float]:
         if (portion.bucket, portion.name) == ("idle", UNMARKED_INPUT) and len(portion.device_ms) == len(
             analysis.devices
         ):
-            return [duration(ms) for ms in portion.device_ms]
+            return [rank_rows.duration(ms) for ms in portion.device_ms]
     return []
 
 
 def _kernels(analysis: Analysis) -> list[Bar]:
-    kernels = largest_kernels(analysis.kernels, _MOST_KERNELS)
-    longest = max((duration(kernel.ms_per_step) for kernel in kernels), default=0.0) or 1.0
-    color = "launch" if on_processors(analysis) else "compute"
+    kernels = rank_rows.largest_kernels(analysis.kernels, _MOST_KERNELS)
+    longest = max((rank_rows.duration(kernel.ms_per_step) for kernel in kernels), default=0.0) or 1.0
+    color = "launch" if header.on_processors(analysis) else "compute"
     bars = []
     for kernel in kernels:
-        ms, name = duration(kernel.ms_per_step), kernel_label(kernel.name, 60)
-        calls = duration(kernel.per_step)
+        ms, name = rank_rows.duration(kernel.ms_per_step), kernel_label(kernel.name, 60)
+        calls = rank_rows.duration(kernel.per_step)
         text = f"{figures.milliseconds(ms)} ms, {calls:.4g} call{'s' if calls != 1 else ''}"
         bars.append((name, [(color, 100 * ms / longest, f"{name}: {text}")], text))
     return bars
@@ -198,9 +176,9 @@ def _collective(call: CollectiveSummary) -> list[str]:
         call.operation,
         f"{call.group or 'default'} ({call.ranks} ranks)",
         figures.size(call.size_bytes),
-        f"{duration(call.per_step):.3g}",
-        figures.thousands(duration(call.transfer_us)),
-        figures.thousands(duration(call.wait_us)),
+        f"{rank_rows.duration(call.per_step):.3g}",
+        figures.thousands(rank_rows.duration(call.transfer_us)),
+        figures.thousands(rank_rows.duration(call.wait_us)),
         figures.rate(call.busbw_gb_per_s),
         figures.rate(call.probe_busbw_gb_per_s),
     ]

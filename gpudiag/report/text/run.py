@@ -5,13 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from gpudiag.model.analysis import BUCKETS, Analysis, Modules
-from gpudiag.report import figures
+from gpudiag.report import figures, header, rank_rows
 from gpudiag.report import verdict as words
-from gpudiag.report.header import header_lines, recorded_steps_note, step_line, what_ran
 from gpudiag.report.kernel_names import kernel_label
 from gpudiag.report.markup import csv_text, escaped, markdown_table
 from gpudiag.report.module_rows import MODULE_COLUMNS, module_cells, module_rows, rest_of_modules
-from gpudiag.report.rank_rows import cells, duration, headings, largest_kernels, overlapped_note, rows_of
 from gpudiag.report.terminal.report import time_heading
 from gpudiag.report.terminal.traffic import wait_lines
 
@@ -24,15 +22,15 @@ def to_csv(analysis: Analysis) -> str:
     buckets = [f"{bucket}_ms" for bucket in BUCKETS]
     devices = analysis.frames().devices
     chosen = devices.reindex(columns=["rank", "device", "step_ms", *buckets, "hidden_communication_ms"])
-    return csv_text(chosen.assign(**{name: [duration(ms) for ms in chosen[name]] for name in buckets}))
+    return csv_text(chosen.assign(**{name: [rank_rows.duration(ms) for ms in chosen[name]] for name in buckets}))
 
 
 def to_markdown(analysis: Analysis) -> str:
     """Return the full report, for tickets and documentation."""
     waits = [line.plain for line in wait_lines(analysis.waits, analysis.steps.mean_ms)]
     doubts = [f"{code}: {message}" for code, message in words.doubts(analysis)]
-    lines = [f"# {escaped(what_ran(analysis))}", ""]
-    lines += _paragraphs(f"{line}." for line in (step_line(analysis).plain, *header_lines(analysis)))
+    lines = [f"# {escaped(header.what_ran(analysis))}", ""]
+    lines += _paragraphs(f"{line}." for line in (header.step_line(analysis).plain, *header.header_lines(analysis)))
     lines += _verdict(words.verdict_of(analysis))
     lines += _time(analysis)
     lines += _listed("Waits", waits)
@@ -63,16 +61,16 @@ def _verdict(verdict: words.ReportVerdict) -> list[str]:
 
 
 def _time(analysis: Analysis) -> list[str]:
-    rows, note = rows_of(analysis.devices)
+    rows, note = rank_rows.rows_of(analysis.devices)
     if not rows:
         return []
     seen = [bucket for bucket in BUCKETS if any(row.buckets_ms[bucket] > 0 for row in rows)]
-    table = markdown_table(headings(seen), [cells(row, seen) for row in rows], left=1)
-    overlapped = overlapped_note(rows)
+    table = markdown_table(rank_rows.headings(seen), [rank_rows.cells(row, seen) for row in rows], left=1)
+    overlapped = rank_rows.overlapped_note(rows)
     explained = [f"- {escaped(line)}" for line in words.explained_lines(analysis)]
     return [
         *(f"## {time_heading(analysis)}", "", *table, ""),
-        *_paragraphs((recorded_steps_note(analysis), overlapped and f"{overlapped}.", note)),
+        *_paragraphs((header.recorded_steps_note(analysis), overlapped and f"{overlapped}.", note)),
         *([*explained, ""] if explained else []),
     ]
 
@@ -88,8 +86,8 @@ def _findings(analysis: Analysis) -> list[str]:
 
 def _kernels(analysis: Analysis) -> list[str]:
     rows = [
-        (kernel_label(k.name, 80), figures.milliseconds(duration(k.ms_per_step)), f"{k.per_step:.4g}")
-        for k in largest_kernels(analysis.kernels, _MOST_KERNELS)
+        (kernel_label(k.name, 80), figures.milliseconds(rank_rows.duration(k.ms_per_step)), f"{k.per_step:.4g}")
+        for k in rank_rows.largest_kernels(analysis.kernels, _MOST_KERNELS)
     ]
     return ["## Top kernels", "", *markdown_table(("kernel", "ms per step", "calls"), rows, left=1), ""] if rows else []
 
